@@ -1,8 +1,8 @@
-/* mbarrier objects (PTX ISA 9.7.13.15): one in eight bytes of shared memory, in a form of our own, which
- * programs treat as opaque.
+/* mbarrier objects (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier"). Programs treat the
+ * eight bytes as opaque, so the emulator packs the whole state into them:
  *
- *     bits 0-19 pending arrivals, 20-39 arrivals of a phase, 40-60 transactions outstanding (biased by 2^20),
- *     61 the current phase's parity, 62-63 both set: this is a barrier
+ *       bits 0-19 pending arrivals, 20-39 arrivals of a phase, 40-60 outstanding transaction bytes (biased by 2^20),
+ *       61 parity of the current phase, 62-63 both set: these bytes are an mbarrier
  */
 #ifndef DW_EMULATOR_BARRIER_H
 #define DW_EMULATOR_BARRIER_H
@@ -11,13 +11,14 @@
 
 #define DW__MBARRIER_MOST ((1u << 20) - 1)
 
-/* Arrivals and transactions of work that a unit beside the warps has done: `address` is shared::cluster, `pc` of the
- * instruction that asked for it. False: a finding has been reported. */
+/* Arrive on an mbarrier, or complete transaction bytes, on behalf of asynchronous work that has finished. `address`
+ * is a shared::cluster address; `pc` is that of the instruction that issued the work. Return false after reporting a
+ * finding. */
 bool dw__emu_mbarrier_arrive(const dw__emu_async *work, dw__emu_side side, uint32_t address,
                              uint32_t count);
 bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                uint32_t address, uint32_t bytes);
-/* One arrival more is to come in the current phase. */
+/* Adds one pending arrival to the current phase. */
 bool dw__emu_mbarrier_expect_arrival(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                      uint32_t address);
 /* "pending 1 of 2 arrivals, 4096 bytes outstanding, parity 0", for messages. */

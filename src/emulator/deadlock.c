@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_TOLD 32 /* states; a finding's text holds no more */
+#define MOST_STATES 32 /* a finding's text holds no more */
 
-/* Warps of a block, one after another, whose lanes wait for the same at the same operation. */
+/* Consecutive warps of a block whose lanes wait for the same object at the same operation. */
 typedef struct alike {
     const dw__emu_cta *cta;
     uint32_t first, last, mask, object, pc;
@@ -16,8 +16,8 @@ typedef struct alike {
 enum { ENDED = DW__WAIT_TENSOR + 1 };
 
 static const char *const states[] = {
-    [DW__WAIT_NONE] = "in a loop that does not end",
-    [DW__WAIT_LANES] = "waiting for lanes that are elsewhere",
+    [DW__WAIT_NONE] = "in an endless loop",
+    [DW__WAIT_LANES] = "waiting for other lanes of the warp",
     [DW__WAIT_BARRIER] = "waiting at barrier",
     [DW__WAIT_MBARRIER] = "waiting for",
     [DW__WAIT_CLUSTER] = "waiting for the cluster's barrier",
@@ -26,7 +26,7 @@ static const char *const states[] = {
     [ENDED] = "ended",
 };
 
-/* The variable at a block's shared address; without one of a name, where it is in the launch's memory. */
+/* Names the variable at a block's shared address, or the offset in dynamic shared memory. */
 static void name_shared(const dw__emu_cta *cta, uint32_t offset, char *text, size_t bytes) {
     const dw__emu_kernel *kernel = cta->cluster->grid->kernel;
     for (uint32_t i = 0; i < kernel->shared_variable_count; i++) {
@@ -46,7 +46,7 @@ static void describe_object(const alike *a, char *text, size_t bytes) {
     text[0] = '\0';
     if (a->state == DW__WAIT_BARRIER) {
         const dw__emu_barrier *b = &a->cta->barriers[a->object];
-        snprintf(text, bytes, " %u (%u of %u threads came)", a->object, b->arrived,
+        snprintf(text, bytes, " %u (%u of %u threads arrived)", a->object, b->arrived,
                  b->expected ? b->expected : a->cta->threads);
     } else if (a->state == DW__WAIT_MBARRIER) {
         char name[128], state[160];
@@ -79,25 +79,25 @@ static bool same(const alike *a, const alike *b) {
            a->object == b->object && a->pc == b->pc && b->first == a->last + 1;
 }
 
-/* False: there is no place for more. */
-static bool add(alike *told, int *count, const alike *one) {
+/* Returns false if there is no room for another state. */
+static bool add(alike *list, int *count, const alike *one) {
     for (int i = 0; i < *count; i++) {
-        if (!same(&told[i], one)) continue;
-        told[i].last = one->last;
+        if (!same(&list[i], one)) continue;
+        list[i].last = one->last;
         return true;
     }
-    if (*count == MOST_TOLD) return false;
-    told[(*count)++] = *one;
+    if (*count == MOST_STATES) return false;
+    list[(*count)++] = *one;
     return true;
 }
 
-static bool add_group(alike *told, int *count, const dw__emu_warp *w, const dw__emu_group *g) {
-    return add(told, count,
+static bool add_group(alike *list, int *count, const dw__emu_warp *w, const dw__emu_group *g) {
+    return add(list, count,
                &(alike){w->cta, w->index, w->index, g->mask, g->object, g->pc, (int)g->wait});
 }
 
 void dw__emu_report_deadlock(dw__emu_cluster *cluster, const char *why) {
-    alike told[MOST_TOLD];
+    alike states_seen[MOST_STATES];
     int count = 0, more = 0;
     dw__text text = {0};
     dw__emu_warp *first = NULL;
@@ -105,16 +105,16 @@ void dw__emu_report_deadlock(dw__emu_cluster *cluster, const char *why) {
         for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++) {
             dw__emu_warp *w = &cluster->ctas[i].warps[k];
             if (!w->live) {
-                more += !add(told, &count, &(alike){w->cta, k, k, UINT32_MAX, 0, 0, ENDED});
+                more += !add(states_seen, &count, &(alike){w->cta, k, k, UINT32_MAX, 0, 0, ENDED});
                 continue;
             }
             if (!first) first = w;
-            if (w->now.mask) more += !add_group(told, &count, w, &w->now);
+            if (w->now.mask) more += !add_group(states_seen, &count, w, &w->now);
             for (int g = 0; g < w->other_count; g++)
-                more += !add_group(told, &count, w, &w->others[g]);
+                more += !add_group(states_seen, &count, w, &w->others[g]);
         }
     }
-    for (int i = 0; i < count; i++) describe(&told[i], &text);
+    for (int i = 0; i < count; i++) describe(&states_seen[i], &text);
     if (more) dw__text_printf(&text, "; and %d more", more);
     if (first)
         dw__emu_found(first, -1, DW__FOUND_DEADLOCK, "%s%s", why, text.text ? text.text : "");

@@ -19,7 +19,7 @@ struct dw_emulator {
     struct {
         char **items;
         size_t count, capacity;
-    } refused; /* why: of kernels that were asked for and are not supported */
+    } refused; /* reasons why kernels that were looked up are not supported */
     pthread_mutex_t lock;
 };
 struct dw_emulator_module {
@@ -31,7 +31,7 @@ struct dw_emulator_module {
 static const struct {
     const char *name;
     int number, sm_count;
-    uint32_t shared_bytes; /* that a block may have, the system's KiB included */
+    uint32_t shared_bytes; /* largest shared memory of a block, with the system's KiB */
 } architectures[] = {
     {"sm_90a", 90, 132, 228 << 10},
     {"sm_100a", 100, 148, 228 << 10},
@@ -43,7 +43,7 @@ static void emulator_destroy(dw_emulator *emulator);
 static void emulator_unload(dw_emulator_module *module);
 
 #define MOST_MULTIPROCESSORS 1024
-/* Some seconds of one core. */
+/* Takes a few seconds on one core. */
 #define ENDLESS ((uint64_t)1 << 27)
 
 static int index_of(int architecture) {
@@ -52,7 +52,7 @@ static int index_of(int architecture) {
     return 0;
 }
 
-/* A caller's structure may be that of an earlier version, without the last members. */
+/* Copies the caller's options, which may be those of an earlier version without the last members. */
 static dw_status read_options(const dw_emulator_options *given, dw_emulator_options *wanted) {
     const size_t first = offsetof(dw_emulator_options, threads);
     if (given->size != sizeof *given && given->size != first)
@@ -63,11 +63,12 @@ static dw_status read_options(const dw_emulator_options *given, dw_emulator_opti
     memcpy(wanted, given, given->size);
     if (wanted->threads < 0)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "emulator options: %d threads: 1 or more, or 0 for all", wanted->threads);
+                        "emulator options: %d threads: must be 1 or more, or 0 for all",
+                        wanted->threads);
     if (wanted->multiprocessors < 0 || wanted->multiprocessors > MOST_MULTIPROCESSORS)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "emulator options: %d multiprocessors: 1 to %d may be, or 0 for as many as "
-                        "the architecture has",
+                        "emulator options: %d multiprocessors: must be 1 to %d, or 0 for "
+                        "the architecture's number",
                         wanted->multiprocessors, MOST_MULTIPROCESSORS);
     return DW_OK;
 }
@@ -79,9 +80,10 @@ static dw_status emulator_create(const char *architecture, const dw_emulator_opt
     for (size_t i = 0; i < DW_COUNT(architectures); i++)
         if (strcmp(architectures[i].name, architecture) == 0) number = architectures[i].number;
     if (!number)
-        return dw__fail(DW_NOT_FOUND,
-                        "there is no emulator of \"%s\": use sm_90a, sm_100a, sm_103a or sm_120a",
-                        architecture);
+        return dw__fail(
+            DW_NOT_FOUND,
+            "the emulator does not support \"%s\": use sm_90a, sm_100a, sm_103a or sm_120a",
+            architecture);
     dw_emulator_options wanted = DW_EMULATOR_OPTIONS_DEFAULT;
     if (options) DW_RETURN_IF_FAILED(read_options(options, &wanted));
     dw_emulator *emulator = dw__calloc(1, sizeof *emulator);
@@ -175,7 +177,8 @@ static bool emulator_holds(const dw_emulator *emulator, const void *memory, size
 
 /* ---- modules ------------------------------------------------------------------------------- */
 
-/* "sm_90a" runs on an emulator of sm_90a alone, "sm_90" on it and what came later, "sm_100f" within its family. */
+/* Checks that the module's target runs on this architecture: "sm_90a" only on sm_90a, "sm_90" on sm_90 and later,
+ * "sm_100f" within its family. */
 static dw_status check_target(const dw_emulator *emulator, const dw__ptx_module *module) {
     char *rest = NULL;
     long number =
@@ -186,7 +189,7 @@ static dw_status check_target(const dw_emulator *emulator, const dw__ptx_module 
                        (strcmp(rest, "f") == 0 && number / 10 == emulator->architecture / 10 &&
                         number <= emulator->architecture));
     if (fits) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "%s is PTX for %s, which an emulator of %s does not run",
+    return dw__fail(DW_UNSUPPORTED, "%s is PTX for %s, which an emulated %s cannot run",
                     module->name, module->target,
                     architectures[index_of(emulator->architecture)].name);
 }
@@ -228,7 +231,7 @@ static void emulator_unload(dw_emulator_module *module) {
     dw__free(module);
 }
 
-/* Of one block. */
+/* Returns the most threads that a block of this function can have. */
 static uint64_t most_threads(const dw__ptx_function *function) {
     const uint64_t bound =
         (uint64_t)function->max_threads[0] * function->max_threads[1] * function->max_threads[2];
@@ -265,8 +268,8 @@ static dw_status emulator_has_kernel(const dw_emulator_module *module, const cha
     for (uint32_t i = 0; i < module->program->kernel_count; i++)
         dw__text_printf(&list, "%s%s", i ? ", " : "", module->program->kernels[i].name);
     dw_status status =
-        dw__fail(DW_NOT_FOUND, "%s has no kernel \"%s\"; it has %s", module->program->module->name,
-                 name, list.text ? list.text : "none");
+        dw__fail(DW_NOT_FOUND, "%s has no kernel \"%s\"; its kernels: %s",
+                 module->program->module->name, name, list.text ? list.text : "none");
     dw__text_free(&list);
     return status;
 }
@@ -295,7 +298,7 @@ static dw_status emulator_kernel_parameter(const dw_emulator_module *module, con
     DW_RETURN_IF_FAILED(emulator_has_kernel(module, name));
     const dw__emu_kernel *kernel = find_kernel(module, name);
     if (index >= kernel->parameter_count)
-        return dw__fail(DW_NOT_FOUND, "kernel %s has %u parameters, and none of index %u", name,
+        return dw__fail(DW_NOT_FOUND, "kernel %s has %u parameters; index %u is out of range", name,
                         kernel->parameter_count, index);
     *offset = kernel->parameter_places[index];
     *bytes = kernel->parameter_sizes[index];
@@ -322,35 +325,37 @@ static dw_status check_shape(const dw__emu_kernel *kernel, const dw__emu_grid *g
     for (int axis = 0; axis < 3; axis++) {
         if (grid->grid[axis] == 0 || grid->grid[axis] > most_grid[axis])
             return dw__fail(DW_INVALID_ARGUMENT,
-                            "kernel %s: a grid of %u blocks along axis %d: 1 to %u may be",
+                            "kernel %s: grid of %u blocks along axis %d: must be 1 to %u",
                             kernel->name, grid->grid[axis], axis, most_grid[axis]);
         if (grid->block[axis] == 0 || grid->block[axis] > most_block[axis])
             return dw__fail(DW_INVALID_ARGUMENT,
-                            "kernel %s: a block of %u threads along axis %d: 1 to %u may be",
+                            "kernel %s: block of %u threads along axis %d: must be 1 to %u",
                             kernel->name, grid->block[axis], axis, most_block[axis]);
         if (grid->cluster[axis] == 0 || grid->grid[axis] % grid->cluster[axis])
-            return dw__fail(DW_INVALID_ARGUMENT,
-                            "kernel %s: %u blocks along axis %d are no clusters of %u",
-                            kernel->name, grid->grid[axis], axis, grid->cluster[axis]);
+            return dw__fail(
+                DW_INVALID_ARGUMENT,
+                "kernel %s: %u blocks along axis %d: must be a multiple of the cluster's %u",
+                kernel->name, grid->grid[axis], axis, grid->cluster[axis]);
         if (function->required_threads[axis] &&
             function->required_threads[axis] != grid->block[axis])
-            return dw__fail(
-                DW_INVALID_ARGUMENT, "kernel %s: %u threads along axis %d, where it requires %u",
-                kernel->name, grid->block[axis], axis, function->required_threads[axis]);
+            return dw__fail(DW_INVALID_ARGUMENT,
+                            "kernel %s: %u threads along axis %d: it requires %u", kernel->name,
+                            grid->block[axis], axis, function->required_threads[axis]);
     }
     const uint64_t threads = (uint64_t)grid->block[0] * grid->block[1] * grid->block[2];
     if (threads > most_threads(function))
-        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: blocks of %llu threads: it takes %llu",
-                        kernel->name, (unsigned long long)threads,
-                        (unsigned long long)most_threads(function));
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "kernel %s: blocks of %llu threads: must be at most %llu", kernel->name,
+                        (unsigned long long)threads, (unsigned long long)most_threads(function));
     if ((uint64_t)grid->cluster[0] * grid->cluster[1] * grid->cluster[2] > 16)
-        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: clusters of more than 16 blocks",
+        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: clusters must have at most 16 blocks",
                         kernel->name);
     const uint32_t most_shared = architectures[index_of(architecture)].shared_bytes;
     if ((uint64_t)kernel->dynamic_first + grid->dynamic_shared > most_shared)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "kernel %s: %u bytes of dynamic shared memory beside %u: there are %u",
-                        kernel->name, grid->dynamic_shared, kernel->dynamic_first, most_shared);
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "kernel %s: %u bytes of dynamic shared memory and %u static ones: a block has %u",
+            kernel->name, grid->dynamic_shared, kernel->dynamic_first, most_shared);
     return DW_OK;
 }
 
@@ -380,7 +385,7 @@ static dw_status emulator_launch(dw_emulator_module *module, const char *name,
     DW_RETURN_IF_FAILED(check_shape(kernel, &grid, emulator->architecture));
     unsigned char *parameters = dw__malloc_aligned(kernel->parameter_bytes + 64);
     if (!parameters) return dw__fail_memory("parameters of a kernel", kernel->parameter_bytes);
-    /* Callers of the shorter structure do not know of it. */
+    /* The shorter structure of earlier versions has no such member. */
     grid.cooperative =
         options->size > offsetof(dw_emulator_launch_options, cooperative) && options->cooperative;
     if (grid.cooperative) {
@@ -418,14 +423,14 @@ static dw_status emulator_tensor_map(const dw_emulator_tensor_shape *shape, void
                              .address = (uint64_t)(uintptr_t)shape->address,
                              .interleave = (uint8_t)shape->interleave};
     if (shape->size_of != sizeof *shape)
-        return dw__fail(
-            DW_INVALID_ARGUMENT,
-            "a tensor's shape of %zu bytes: set size_of to sizeof(dw_emulator_tensor_shape)",
-            shape->size_of);
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "dw_emulator_tensor_shape of %zu bytes: set size_of to "
+                        "sizeof(dw_emulator_tensor_shape)",
+                        shape->size_of);
     for (int axis = 0; axis < shape->rank && axis < DW__TENSOR_AXES; axis++) {
         if (shape->size[axis] < 1 || shape->size[axis] > (uint64_t)1 << 32)
             return dw__fail(DW_INVALID_ARGUMENT,
-                            "a tensor map of %llu elements along axis %d: 1 to 2^32 may be",
+                            "tensor map of %llu elements along axis %d: must be 1 to 2^32",
                             (unsigned long long)shape->size[axis], axis);
         made.last[axis] = (uint32_t)(shape->size[axis] - 1);
         made.box[axis] = (uint16_t)(shape->box[axis] > 256 ? 257 : shape->box[axis]);
@@ -442,7 +447,7 @@ static size_t emulator_finding_count(const dw_emulator *emulator) {
 }
 static dw_status emulator_finding(const dw_emulator *emulator, size_t index, dw_finding *finding) {
     if (dw__emu_findings_at(emulator->findings, index, finding)) return DW_OK;
-    return dw__fail(DW_NOT_FOUND, "finding %zu: there are %zu", index,
+    return dw__fail(DW_NOT_FOUND, "finding %zu is out of range: there are %zu", index,
                     dw__emu_findings_count(emulator->findings));
 }
 static void emulator_clear_findings(dw_emulator *emulator) {

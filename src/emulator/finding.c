@@ -11,7 +11,7 @@ struct dw__emu_findings {
         dw_finding *items;
         size_t count, capacity;
     } list;
-    uint64_t lost; /* beyond MOST_KEPT, or for want of memory */
+    uint64_t lost; /* findings dropped because of MOST_KEPT or because memory was out */
 };
 
 dw_status dw__emu_findings_create(dw__emu_findings **out) {
@@ -129,7 +129,7 @@ static void report(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__e
     vsnprintf(made.what, sizeof made.what, format, arguments);
     dw__make_plain(made.source);
     dw__make_plain(made.inlined_at);
-    dw__make_plain(made.what); /* names and texts of the program are in it */
+    dw__make_plain(made.what); /* the text contains names and strings of the program */
     keep(grid->findings, &made);
 }
 
@@ -141,7 +141,7 @@ void dw__emu_found(dw__emu_warp *w, int lane, dw__emu_finding kind, const char *
 }
 
 dw__emu_next dw__emu_no_memory(dw__emu_warp *w, int lane) {
-    dw__emu_found(w, lane, DW__FOUND_INVALID, "the host has no memory left for the emulator");
+    dw__emu_found(w, lane, DW__FOUND_INVALID, "the host is out of memory");
     return DW__FAULT;
 }
 

@@ -1,5 +1,8 @@
-/* Grids: clusters come to life one after another on the host's threads, run, and are gone. A cluster that only waits
- * is put aside for others, as many as would be on the machine at once. */
+/* Runs grids. Clusters start one after another on the host's threads, run, and are freed when they end. A cluster
+ * that can only wait is set aside for others, up to the number of clusters that would be resident on the GPU at once.
+ * The bargain: only resident clusters take memory, and a grid that would deadlock on the GPU for lack of residency
+ * also deadlocks here.
+ */
 #include "base/pool.h"
 #include "emulator/barrier.h"
 #include "emulator/deadlock.h"
@@ -12,19 +15,19 @@
 #include <string.h>
 #include <time.h>
 
-/* Operations of warps that a cluster may run without anything happening before others get its thread. */
+/* Operations that a cluster's warps may run without progress before another cluster gets its thread. */
 #define PATIENCE 12500
-/* How often a cluster has run so before it is looked whether its warps go round: kernels compute for long without
- * anything that others could see. */
+/* Runs without progress before the warps are checked for spinning. Kernels may compute for long without an effect
+ * that other warps could see. */
 #define FIRST_LOOK 8
-/* Each warp that runs must have had this part of the operations after which loops are taken to be endless. */
+/* A grid's loops count as endless only if each running warp has had at least this share of the limit. */
 #define ENDLESS_SHARE 64
-/* A warp that has executed this many times as many operations is in an endless loop too, whatever happens in it. */
+/* A warp that has executed this many times the limit of operations is in an endless loop even if it makes progress. */
 #define BUSY_SHARE 8
-/* How often each cluster may be found waiting before it is taken to wait for ever: often enough for a try_wait
- * that has said no, as it may, to be followed by something else. */
+/* Number of times each cluster may be found waiting before the grid is deadlocked. It is large because a try_wait
+ * that fails, as it may, can be followed by other work. */
 #define HOPELESS 64
-/* A turn of a warp: 1 to this many operations, as chance has it. */
+/* A warp's turn has a random length of 1 to this many operations. */
 #define LONGEST_TURN 256
 
 /* ---- a cluster's life ---------------------------------------------------------------------- */
@@ -63,7 +66,7 @@ static void end_cluster(dw__emu_cluster *cluster) {
     dw__free(cluster);
 }
 
-/* One block of memory for everything that a cluster is. */
+/* Allocates one block of memory for everything that a cluster contains. */
 static dw_status begin_cluster(dw__emu_grid *grid, uint64_t index, dw__emu_cluster **made) {
     const dw__emu_kernel *kernel = grid->kernel;
     const uint32_t ctas = grid->cluster[0] * grid->cluster[1] * grid->cluster[2];
@@ -143,7 +146,7 @@ bool dw__emu_later(dw__emu_cluster *cluster, dw__emu_async *work) {
     return true;
 }
 
-/* Whether an earlier work of the queue is still to be done. */
+/* Returns whether an earlier work of the queue is pending. */
 static bool is_behind(const dw__emu_cluster *cluster, const dw__emu_async *work) {
     if (work->queue == 0) return false;
     for (const dw__emu_async *other = cluster->work; other != work; other = other->next)
@@ -151,7 +154,7 @@ static bool is_behind(const dw__emu_cluster *cluster, const dw__emu_async *work)
     return false;
 }
 
-/* Does what is due; with `any`, what comes first. False: a fault. */
+/* Performs the work that is due or, with `any`, the first in the list. Returns false after a fault. */
 static bool do_work(dw__emu_cluster *cluster, bool any) {
     for (dw__emu_async **link = &cluster->work; *link;) {
         dw__emu_async *work = *link;
@@ -174,8 +177,8 @@ static bool do_work(dw__emu_cluster *cluster, bool any) {
 
 typedef enum outcome { FINISHED, WAITING, LOOPING, FAULTED } outcome;
 
-/* Warps have run for long, and nothing has happened. Looked into ever more rarely where that is not for ever. */
-static outcome run_in_vain(dw__emu_cluster *cluster) {
+/* Called when warps have run for long without progress. Checks for spinning, at growing intervals if the loops end. */
+static outcome run_without_progress(dw__emu_cluster *cluster) {
     if (++cluster->loops < cluster->next_look) return LOOPING;
     const dw__emu_spinning how = dw__emu_spins(cluster);
     if (how == DW__SPINS_FAULT) return FAULTED;
@@ -185,22 +188,21 @@ static outcome run_in_vain(dw__emu_cluster *cluster) {
     return LOOPING;
 }
 
-/* A loop with a barrier, an atomic addition or a store that changes something looks like progress each time. */
+/* Loops with a barrier, an atomic addition or a store that changes a value look like progress. */
 static bool is_busy_for_ever(const dw__emu_warp *w) {
     return w->operations / BUSY_SHARE > w->cta->cluster->grid->endless;
 }
 
 static void report_busy(dw__emu_warp *w) {
     char why[256];
-    snprintf(
-        why, sizeof why,
-        "warp %u of block %u has executed %llu operations: in a loop that does not end, or the "
-        "kernel needs a larger --endless",
-        w->index, w->cta->rank, (unsigned long long)w->operations);
+    snprintf(why, sizeof why,
+             "warp %u of block %u has executed %llu operations: it is in an endless loop, or "
+             "the kernel needs a larger --endless",
+             w->index, w->cta->rank, (unsigned long long)w->operations);
     dw__emu_report_deadlock(w->cta->cluster, why);
 }
 
-/* Runs until every warp has ended, or nothing has happened for long. */
+/* Runs until every warp has ended, or there has been no progress for long. */
 static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
     uint64_t progress = cluster->progress, idle = 0;
     const uint32_t total = cluster->cta_count * cluster->ctas[0].warp_count;
@@ -221,7 +223,8 @@ static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
             }
             const bool runs = w->now.mask && w->now.wait == DW__WAIT_NONE;
             ran = ran || runs;
-            idle += runs && !w->gave_way ? turns : 1; /* who waits has tried one operation */
+            /* A waiting warp has tried one operation. */
+            idle += runs && !w->gave_way ? turns : 1;
             cluster->turn++;
             if (cluster->work && !do_work(cluster, false)) return FAULTED;
         }
@@ -244,7 +247,8 @@ static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
             continue;
         }
         if (!ran) return WAITING;
-        if (idle > (cluster->spins ? PATIENCE / 16 : PATIENCE)) return run_in_vain(cluster);
+        if (idle > (cluster->spins ? PATIENCE / 16 : PATIENCE))
+            return run_without_progress(cluster);
     }
     return FAULTED;
 }
@@ -255,10 +259,10 @@ typedef struct running {
     struct {
         dw__emu_cluster **items;
         size_t count, capacity;
-    } aside;                           /* clusters that only waited when they were last run */
-    uint64_t alive, most_alive, stuck; /* `stuck`: put aside since anything happened in any */
-    uint64_t
-        looped; /* operations of clusters that were put aside while they ran, since anything happened */
+    } aside; /* clusters that could only wait in their last run */
+    /* `stuck`: clusters set aside since the last progress of any cluster. */
+    uint64_t alive, most_alive, stuck;
+    uint64_t looped; /* operations of clusters set aside while running, since the last progress */
     uint64_t executed;
     bool stop;
     dw_status status;
@@ -273,7 +277,7 @@ static void fail(running *r, dw_status status) {
     __atomic_store_n(&r->stop, true, __ATOMIC_RELAXED);
 }
 
-/* Warps ask as well: cluster launch control. */
+/* Atomic, because warps take clusters as well (cluster launch control). */
 static uint64_t begun(const dw__emu_grid *grid) {
     return __atomic_load_n(&grid->next_cluster, __ATOMIC_RELAXED);
 }
@@ -286,7 +290,7 @@ bool dw__emu_take_cluster(dw__emu_grid *grid, uint64_t *index) {
     return false;
 }
 
-/* The next cluster to run: one that nobody has begun, as long as there is room; else the one put aside longest. */
+/* Returns the next cluster to run: a new one while there is room, else the one that was set aside first. */
 static dw__emu_cluster *next_cluster(running *r) {
     dw__emu_cluster *cluster = NULL;
     pthread_mutex_lock(&r->lock);
@@ -317,7 +321,7 @@ static uint64_t executed_by(const dw__emu_cluster *cluster) {
     return executed;
 }
 
-/* Warps of the cluster that do not wait. */
+/* Returns the number of warps that are not waiting. */
 static uint64_t running_warps(const dw__emu_cluster *cluster) {
     uint64_t count = 0;
     for (uint32_t i = 0; i < cluster->cta_count; i++)
@@ -328,7 +332,7 @@ static uint64_t running_warps(const dw__emu_cluster *cluster) {
     return count;
 }
 
-/* What ran in vain, all in all, is more than may be. */
+/* Returns whether the operations executed without progress exceed the limit. */
 static bool is_endless(const running *r, const dw__emu_cluster *cluster) {
     const uint64_t most = r->grid->endless, warps = r->alive * running_warps(cluster);
     return r->looped > most && r->looped / (warps ? warps : 1) > most / ENDLESS_SHARE;
@@ -349,15 +353,15 @@ static void work(void *context, int64_t index, int worker) {
             else
                 r->stuck++;
             const bool alone =
-                r->alive == r->aside.count + 1; /* nobody runs who might set it free */
+                r->alive == r->aside.count + 1; /* no other cluster runs that could release it */
             const bool no_more =
                 begun(r->grid) == r->grid->cluster_total || r->alive == r->most_alive;
             const bool endless = is_endless(r, cluster);
             bool hopeless = alone && no_more && (r->stuck > HOPELESS * r->alive || endless);
             rest = !alone && (r->stuck > r->alive || endless);
             if (hopeless && !r->stop) {
-                dw__emu_report_deadlock(cluster, "nothing can go on");
-                fail(r, dw__fail(DW_INTERNAL, "kernel %s stands still", r->grid->kernel->name));
+                dw__emu_report_deadlock(cluster, "no warp can continue");
+                fail(r, dw__fail(DW_INTERNAL, "kernel %s deadlocked", r->grid->kernel->name));
             } else if (DW_PUSH(&r->aside, cluster) == DW_OK) {
                 cluster = NULL;
             } else {

@@ -1,16 +1,16 @@
-/* A called function has registers and variables once in a kernel, however often it is called: without recursion no
- * lane is in it twice. Its parameters and results are the caller's own .param variables. "ret" becomes a branch to
- * what follows the call.
+/* Inlines device functions. The registers and variables of a function exist once per kernel, however often it is
+ * called: without recursion, no lane is in it twice. Its parameters and results are the .param variables of the
+ * caller, and "ret" becomes a branch to the instruction after the call.
  */
 #include "emulator/inline.h"
 #include "emulator/ptx_parse.h"
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_INSTRUCTIONS ((size_t)1 << 20) /* of a kernel with all it calls */
-#define MOST_CALLS 64                       /* one within another */
+#define MOST_INSTRUCTIONS ((size_t)1 << 20) /* of a kernel with all functions that it calls */
+#define MOST_CALLS 64                       /* depth of nested calls */
 
-/* A function that is called, and where its registers begin among the kernel's. */
+/* A called function and the index of its first register in the kernel. */
 typedef struct part {
     const dw__ptx_function *function;
     uint32_t first_register;
@@ -24,15 +24,15 @@ typedef struct inliner {
         part *items;
         size_t count, capacity;
     } parts;
-    const dw__ptx_function *stack[MOST_CALLS]; /* whose bodies are being put in */
+    const dw__ptx_function *stack[MOST_CALLS]; /* functions whose bodies are being inlined */
     int depth;
 } inliner;
 
-/* One call: what stands for the function's parameters and results. */
+/* One call: the variables that replace the function's parameters and results. */
 typedef struct frame {
     const dw__ptx_function *function;
     uint32_t first_register;
-    const dw__ptx_operand *arguments, *results; /* NULL: of the kernel itself */
+    const dw__ptx_operand *arguments, *results; /* NULL for the kernel itself */
 } frame;
 
 static bool is_call(const dw__ptx_instruction *in) { return strcmp(in->opcode, "call") == 0; }
@@ -45,7 +45,7 @@ static dw_status fail_at(const inliner *p, const dw__ptx_instruction *in, dw_sta
                     in->line, in->spelling, what);
 }
 
-/* The definition, where there is one. */
+/* Returns the definition if the module has one, else a declaration. */
 static const dw__ptx_function *find_function(const dw__ptx_module *module, const char *name) {
     const dw__ptx_function *found = NULL;
     for (size_t i = 0; i < module->functions.count; i++) {
@@ -57,7 +57,7 @@ static const dw__ptx_function *find_function(const dw__ptx_module *module, const
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-/* call (results), function, (arguments): any of the lists may be missing. */
+/* Reads "call (results), function, (arguments)"; each list is optional. */
 static const dw__ptx_operand no_operands = {.kind = DW__PTX_VECTOR};
 static dw_status read_call(const inliner *p, const dw__ptx_instruction *in,
                            const dw__ptx_operand **results, const dw__ptx_operand **callee,
@@ -66,33 +66,34 @@ static dw_status read_call(const inliner *p, const dw__ptx_instruction *in,
     *results = *arguments = &no_operands;
     if (at < in->operand_count && in->operands[at].kind == DW__PTX_VECTOR)
         *results = &in->operands[at++];
-    if (at >= in->operand_count) return fail_at(p, in, DW_PARSE, "a call of nothing%s", "");
+    if (at >= in->operand_count)
+        return fail_at(p, in, DW_PARSE, "the call names no function%s", "");
     *callee = &in->operands[at++];
     if (at < in->operand_count && in->operands[at].kind == DW__PTX_VECTOR)
         *arguments = &in->operands[at++];
     if ((*callee)->kind != DW__PTX_FUNCTION || at < in->operand_count)
         return fail_at(p, in, DW_UNSUPPORTED,
-                       "a call through an address is not supported by the emulator%s", "");
+                       "the emulator does not support calls through an address%s", "");
     return DW_OK;
 }
 
-/* As many as the function has, each a .param variable of its size. */
+/* Checks that a call passes as many values as the function has, each a .param variable of sufficient size. */
 static dw_status check_list(const inliner *p, const dw__ptx_instruction *in,
                             const dw__ptx_operand *list, dw__ptx_variable *const *wanted,
                             size_t count, const char *name) {
     if ((size_t)list->count != count)
         return fail_at(p, in, DW_PARSE,
-                       "function \"%.300s\" takes or gives another number of values", name);
+                       "wrong number of arguments or results for function \"%.300s\"", name);
     for (size_t i = 0; i < count; i++) {
         const dw__ptx_operand *given = &list->items[i];
         if (given->kind != DW__PTX_VARIABLE || given->variable->space != DW__PTX_PARAM ||
             given->integer != 0)
             return fail_at(p, in, DW_UNSUPPORTED,
-                           "function \"%.300s\" is given what is no .param variable: not supported "
-                           "by the emulator",
+                           "an argument of function \"%.300s\" is no .param variable: not "
+                           "supported by the emulator",
                            name);
         if (given->variable->bytes < wanted[i]->bytes)
-            return fail_at(p, in, DW_PARSE, "function \"%.300s\" is given too narrow a value",
+            return fail_at(p, in, DW_PARSE, "an argument of function \"%.300s\" is too narrow",
                            name);
     }
     return DW_OK;
@@ -100,7 +101,7 @@ static dw_status check_list(const inliner *p, const dw__ptx_instruction *in,
 
 /* ---- operands ------------------------------------------------------------------------------ */
 
-static const dw__ptx_variable *stands_for(const frame *f, const dw__ptx_variable *variable) {
+static const dw__ptx_variable *replacement_of(const frame *f, const dw__ptx_variable *variable) {
     if (!f->arguments) return variable;
     for (size_t i = 0; i < f->function->parameters.count; i++)
         if (f->function->parameters.items[i] == variable) return f->arguments->items[i].variable;
@@ -113,7 +114,7 @@ static dw_status copy_operand(inliner *p, const frame *f, const dw__ptx_operand 
                               dw__ptx_operand *to) {
     *to = *from;
     if (from->kind == DW__PTX_REGISTER) to->number += f->first_register;
-    if (from->kind == DW__PTX_VARIABLE) to->variable = stands_for(f, from->variable);
+    if (from->kind == DW__PTX_VARIABLE) to->variable = replacement_of(f, from->variable);
     if (from->count > 0) {
         dw__ptx_operand *items =
             dw__arena_alloc(p->module->arena, (size_t)from->count * sizeof *items);
@@ -131,7 +132,7 @@ static dw_status copy_operand(inliner *p, const frame *f, const dw__ptx_operand 
     return DW_OK;
 }
 
-/* Where a label of a function's own leads is known when its instructions have their new places. */
+/* Resolves a function's own labels, after its instructions have their new positions. */
 static void aim(dw__ptx_operand *operand, const uint32_t *places) {
     if (operand->kind == DW__PTX_LABEL) operand->number = places[operand->number];
     for (int i = 0; i < operand->count; i++) aim(&operand->items[i], places);
@@ -153,7 +154,7 @@ static dw_status push_branch(inliner *p, const dw__ptx_instruction *as, uint32_t
 
 /* ---- bodies -------------------------------------------------------------------------------- */
 
-/* The registers and variables of a function that is called for the first time. */
+/* Adds the registers and variables of a function at its first call. */
 static dw_status add_part(inliner *p, const dw__ptx_function *function, uint32_t *first_register) {
     for (size_t i = 0; i < p->parts.count; i++) {
         if (p->parts.items[i].function != function) continue;
@@ -181,8 +182,8 @@ static dw_status put_call(inliner *p, const frame *f, const dw__ptx_instruction 
     inner.function = find_function(p->module, callee->name);
     if (!inner.function || inner.function->declared_only || inner.function->entry)
         return fail_at(p, in, DW_UNSUPPORTED,
-                       "function \"%.300s\" is not defined in this module, and none that the "
-                       "emulator has",
+                       "function \"%.300s\" is not defined in this module, and the "
+                       "emulator does not provide it",
                        callee->name);
     for (int i = 0; i < p->depth; i++)
         if (p->stack[i] == inner.function)
@@ -210,8 +211,8 @@ static dw_status put_call(inliner *p, const frame *f, const dw__ptx_instruction 
     return DW_OK;
 }
 
-/* Calls that the system answers keep their place among the instructions. */
-static bool is_the_systems(const inliner *p, const dw__ptx_instruction *in) {
+/* Calls of system functions remain instructions. */
+static bool is_system_call(const inliner *p, const dw__ptx_instruction *in) {
     static const char *const names[] = {"vprintf", "__assertfail", "malloc", "free"};
     for (int i = 0; i < in->operand_count && is_call(in); i++) {
         if (in->operands[i].kind != DW__PTX_FUNCTION) continue;
@@ -228,7 +229,7 @@ static bool is_kernels(const inliner *p, const dw__ptx_variable *variable) {
     return false;
 }
 
-/* Operations on parameters by an address would meet the kernel's own parameters. */
+/* Rejects accesses to parameters by address: they would reach the kernel's own parameters. */
 static dw_status check_parameters(const inliner *p, const frame *f, const dw__ptx_instruction *in) {
     bool param = false;
     for (int i = 0; i < in->modifier_count; i++)
@@ -254,22 +255,22 @@ static dw_status put_body(inliner *p, const frame *f) {
         uint32_t **items;
         size_t count, capacity;
     } ends = {0};
-    uint32_t *places =
-        dw__malloc((count + 1) * sizeof *places); /* of the function's instructions */
+    /* New positions of the function's instructions. */
+    uint32_t *places = dw__malloc((count + 1) * sizeof *places);
     struct {
         uint32_t *items;
         size_t count, capacity;
-    } own = {0}; /* instructions whose labels are the function's */
+    } own = {0}; /* instructions whose labels belong to the function */
     if (!places) DW_TRY(dw__fail_memory("a call", count * sizeof *places));
     for (size_t i = 0; i < count; i++) {
         const dw__ptx_instruction *in = &f->function->code.items[i];
         places[i] = (uint32_t)p->made->code.count;
         if (p->made->code.count > MOST_INSTRUCTIONS)
             DW_TRY(fail_at(p, in, DW_UNSUPPORTED,
-                           "too much code where all calls are put in: more than a million "
+                           "too much code after inlining all calls: more than a million "
                            "instructions%s",
                            ""));
-        if (is_call(in) && !is_the_systems(p, in)) {
+        if (is_call(in) && !is_system_call(p, in)) {
             DW_TRY(put_call(p, f, in));
             continue;
         }
@@ -309,7 +310,7 @@ cleanup:
 
 static bool calls_functions(const inliner *p) {
     for (size_t i = 0; i < p->kernel->code.count; i++)
-        if (is_call(&p->kernel->code.items[i]) && !is_the_systems(p, &p->kernel->code.items[i]))
+        if (is_call(&p->kernel->code.items[i]) && !is_system_call(p, &p->kernel->code.items[i]))
             return true;
     return false;
 }

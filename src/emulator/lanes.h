@@ -9,8 +9,8 @@
 #else
 #define DW__LANES_APART _Pragma("GCC ivdep")
 #endif
-/* `statement` for each lane `i` of the mask; whole warps without asking for each. Lanes do not depend on one
- * another: a result may lie where an operand did. */
+/* Executes `statement` for each lane `i` of the mask, without a test per lane if the mask is full. Lanes are
+ * independent of one another, so a result may overwrite its operand. */
 #define DW__LANEWISE(mask, statement)                                                              \
     do {                                                                                           \
         if ((mask) == DW__ALL_LANES) {                                                             \
@@ -23,7 +23,7 @@
         }                                                                                          \
     } while (0)
 
-/* Values of 8 and 16 bits lie in words, zero-extended. RESULT is an expression of x, y, z, whose type is T. */
+/* Values of 8 and 16 bits are zero-extended to words. RESULT is an expression of x, y and z, which have type T. */
 #define DW__UNARY(name, T, SLOT, RESULT)                                                           \
     static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {               \
         const SLOT *a = DW__REGISTER(w, const SLOT, op->a);                                        \
@@ -50,13 +50,12 @@
         return DW__NEXT;                                                                           \
     }
 
-/* The instruction's operands as d, a, b, c of one type (`count` sources). */
+/* Emits an operation whose operands d, a, b, c all have one type; `count` is the number of sources. */
 static inline dw_status dw__emu_emit_same(dw__emu_translator *t, dw__emu_type type, int count,
                                           dw__emu_next (*run)(dw__emu_warp *, const dw__emu_op *,
                                                               uint32_t)) {
     uint32_t places[4] = {0};
-    if (t->in->operand_count != count + 1)
-        return dw__emu_malformed(t, "it takes another number of operands");
+    if (t->in->operand_count != count + 1) return dw__emu_malformed(t, "wrong number of operands");
     for (int i = 1; i <= count; i++)
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[i], type, &places[i]));
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], type, &places[0]));

@@ -1,7 +1,7 @@
 #include "emulator/load_uses.h"
 #include <string.h>
 
-/* The most that is done with each register's value. */
+/* The use of each register's value with the highest rank. */
 typedef struct uses {
     uint8_t *of;
     bool changed;
@@ -41,7 +41,7 @@ static bool has_modifier(const dw__ptx_instruction *in, const char *const *words
 static void look_at(uses *u, const dw__ptx_instruction *in) {
     static const char *const outside[] = {"global", "shared", "shared::cta", "shared::cluster",
                                           "async",  "bulk",   NULL};
-    /* With these, compilers put bytes together and take them apart. */
+    /* Compilers use these to assemble bytes and take them apart. */
     static const char *const moves[] = {"mov", "or",  "and",  "shl", "shr",
                                         "bfi", "bfe", "prmt", "cvt", NULL};
     if (in->guard != DW__PTX_NO_GUARD) raise_register(u, in->guard, DW__USE_COMPUTED);
@@ -65,7 +65,8 @@ uint8_t *dw__emu_load_uses(const dw__ptx_function *function, dw__arena *arena) {
     uint8_t *of_instructions = dw__arena_alloc(arena, count + 1);
     uses u = {.of = dw__calloc(registers + 1, 1), .changed = true};
     if (of_instructions && u.of) {
-        while (u.changed) { /* at most twice for each register, and seldom more than twice in all */
+        /* At most twice for each register, and rarely more than twice in all. */
+        while (u.changed) {
             u.changed = false;
             for (size_t i = count; i-- > 0;) look_at(&u, &function->code.items[i]);
         }

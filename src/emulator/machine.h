@@ -1,10 +1,10 @@
-/* The emulated machine while it runs: a grid's clusters, their blocks (CTAs), their warps, and the memory they
- * share.
+/* The emulated machine while it runs: a grid's clusters, their blocks (CTAs), their warps, and the memory they share.
  *
- * A warp executes one operation for all lanes of its current group at once. Lanes that branch apart become
- * groups, each with its program counter; the group furthest behind runs, so that they meet again where their
- * paths do, and any group may wait without holding up the others (independent thread scheduling, as since
- * Volta). A cluster belongs to one host thread, which takes its warps in turns of random length.
+ * A warp executes one operation for all lanes of its current group at once. Lanes that diverge form groups, each with
+ * its own program counter. The group with the least program counter runs, so that groups meet again where their paths
+ * do, and any group may wait without blocking the others (independent thread scheduling, as since Volta). One host
+ * thread runs a cluster and gives its warps turns of random length. The bargain: a cluster is serial, which makes it
+ * deterministic for a seed and free of locks; parallelism comes from running several clusters.
  */
 #ifndef DW_EMULATOR_MACHINE_H
 #define DW_EMULATOR_MACHINE_H
@@ -20,12 +20,12 @@ typedef struct dw__emu_grid dw__emu_grid;
 typedef struct dw__emu_cluster dw__emu_cluster;
 typedef struct dw__emu_cta dw__emu_cta;
 
-/* Generic addresses: what lies in no window is global, and is the host's own address. */
+/* Generic addresses: an address outside of these windows is global and equals the host's address. */
 #define DW__SHARED_WINDOW ((uint64_t)1 << 56) /* | rank << 24 | offset */
 #define DW__LOCAL_WINDOW ((uint64_t)2 << 56)
 #define DW__PARAM_WINDOW ((uint64_t)3 << 56)
 #define DW__WINDOW_MASK ((uint64_t)0xFF << 56)
-/* The first KiB of a block's shared memory is the system's. */
+/* The first KiB of a block's shared memory is reserved for the system. */
 #define DW__SHARED_FIRST 1024u
 #define DW__RANK_SHIFT 24
 #define DW__OFFSET_MASK (((uint32_t)1 << DW__RANK_SHIFT) - 1)
@@ -34,17 +34,16 @@ typedef struct dw__emu_cta dw__emu_cta;
 
 typedef enum dw__emu_wait {
     DW__WAIT_NONE,
-    DW__WAIT_LANES, /* for the other lanes of the warp, at an operation that wants them together */
+    DW__WAIT_LANES,    /* at an operation that needs all lanes of the warp */
     DW__WAIT_BARRIER,  /* bar.sync */
     DW__WAIT_MBARRIER, /* mbarrier.try_wait */
     DW__WAIT_CLUSTER,  /* barrier.cluster.wait */
-    DW__WAIT_ASYNC,    /* groups of asynchronous work: wait_group, tcgen05.wait */
-    DW__WAIT_TENSOR,   /* tcgen05.alloc: for columns that others free */
+    DW__WAIT_ASYNC,    /* wait_group, tcgen05.wait */
+    DW__WAIT_TENSOR,   /* tcgen05.alloc, until other warps free columns */
 } dw__emu_wait;
 
-/* Lanes that are at the same operation. An operation that gives DW__AGAIN has said in `wait` what for, and is
- * run once more in the warp's next turn; `inside` tells it then that it has begun. It clears `inside` when it
- * is done. */
+/* Lanes at the same operation. An operation that returns DW__AGAIN has set `wait` and runs again in the warp's next
+ * turn; `inside` then says that it has already begun. The operation clears `inside` when it completes. */
 typedef struct dw__emu_group {
     uint32_t pc, mask;
     dw__emu_wait wait;
@@ -56,46 +55,47 @@ typedef struct dw__emu_group {
 
 struct dw__emu_warp {
     unsigned char *registers;
-    dw__emu_group now;               /* the lanes that run */
-    dw__emu_group others[DW__LANES]; /* the lanes that do not */
+    dw__emu_group now;               /* the running lanes */
+    dw__emu_group others[DW__LANES]; /* groups of lanes that are not running */
     int other_count;
-    uint32_t soonest; /* least pc of the others that could run; UINT32_MAX: none */
-    uint32_t live;    /* lanes that have not exited */
-    uint32_t index;   /* within the block */
+    /* Least pc of the other groups that could run; UINT32_MAX if there are none. */
+    uint32_t soonest;
+    uint32_t live;  /* lanes that have not exited */
+    uint32_t index; /* within the block */
     dw__emu_cta *cta;
     unsigned char *local;   /* DW__LANES times the kernel's local bytes */
-    uint8_t *local_defined; /* a bit for each of them that has been written */
+    uint8_t *local_defined; /* one bit for each byte of `local`: it was written */
     uint64_t executed;      /* lane instructions */
-    uint64_t operations;    /* instructions, also such as had to wait */
+    uint64_t operations;    /* instructions, including those that had to wait */
     struct {
         uintptr_t first, last;
         uint8_t *defined;
-    } recent; /* the allocation of global memory that it touched last */
-    const void *
-        storing; /* the value that is about to be written where it asks to reach; NULL: not known */
-    bool gave_way;        /* the last turn ended at its own wish */
-    bool cluster_arrived; /* at the cluster's barrier, and has not waited yet */
+    } recent;            /* the global allocation that the warp accessed last */
+    const void *storing; /* the value that the current store writes; NULL: not known */
+    bool gave_way;       /* the warp yielded at the end of its last turn */
+    /* The warp has arrived at the cluster's barrier and has not waited yet. */
+    bool cluster_arrived;
     uint32_t cluster_phase;
-    struct dw__emu_wgmma *wgmma; /* products that have been issued; NULL: none ever */
-    struct dw__emu_bulk *bulk;   /* bulk-group copies of its lanes; NULL: none ever */
-    struct dw__emu_spin *spin;   /* where it was when it seemed to do nothing; NULL: never */
-    struct dw__emu_clock
-        *clock; /* what it has seen of the others: see race.h; NULL without the checker */
+    struct dw__emu_wgmma *wgmma;     /* issued MMAs; NULL: none ever */
+    struct dw__emu_bulk *bulk;       /* bulk-group copies of its lanes; NULL: none ever */
+    struct dw__emu_spin *spin;       /* the state in which the warp seemed to spin; NULL: none */
+    struct dw__emu_clock *clock;     /* vector clock, see race.h; NULL without the checker */
     struct dw__emu_pending *pending; /* NULL: none ever */
 };
 
-/* Registers whose value is still on its way: of each place (of 64 bytes) what must be waited for, 0: nothing. */
+/* Registers that asynchronous work has yet to write: for each place of 64 bytes, the group to wait for; 0: none. */
 typedef struct dw__emu_pending {
-    uint32_t live;       /* places that something is to be waited for */
-    uint32_t first, end; /* they lie between these */
-    bool told;           /* that the warp reads early: it waits for loads of tensor memory */
-    uint32_t until[];    /* kind << 24 | group */
+    uint32_t live;       /* number of places with a group to wait for */
+    uint32_t first, end; /* all of them lie in this range */
+    /* An early read was reported, and the warp waits for the value. */
+    bool reported;
+    uint32_t until[]; /* kind << 24 | group */
 } dw__emu_pending;
 enum { DW__PENDING_WGMMA = 1, DW__PENDING_TENSOR_LOAD = 2 };
-/* False: no memory. */
+/* Returns false if memory is out. */
 bool dw__emu_set_pending(dw__emu_warp *w, uint32_t place, uint32_t bytes, uint32_t kind,
                          uint32_t group);
-/* What of `kind` belongs to groups up to this one has arrived. */
+/* Clears what waits for work of `kind` in groups up to this one. */
 void dw__emu_clear_pending(dw__emu_warp *w, uint32_t kind, uint32_t group);
 
 #define DW__REGISTER(w, T, offset) ((T *)(void *)((w)->registers + (offset)))
@@ -106,7 +106,7 @@ void dw__emu_clear_pending(dw__emu_warp *w, uint32_t kind, uint32_t group);
 typedef struct dw__emu_barrier {
     uint32_t arrived, expected, phase;
     uint32_t gathered_and, gathered_or,
-        gathered_count; /* of bar.red; results of the last phase below */
+        gathered_count; /* of bar.red; results of the last phase are in result_* */
     uint32_t result_and, result_or, result_count;
 } dw__emu_barrier;
 
@@ -114,33 +114,36 @@ struct dw__emu_cta {
     dw__emu_cluster *cluster;
     uint32_t rank;         /* within the cluster */
     uint32_t id[3];        /* %ctaid */
-    unsigned char *shared; /* from offset 0, the system's KiB included */
+    unsigned char *shared; /* starts at offset 0 and includes the system's KiB */
     uint32_t shared_bytes;
-    uint8_t *defined; /* a bit for each byte of shared memory that has been written */
+    uint8_t *defined; /* one bit for each byte of shared memory: it was written */
     dw__emu_barrier barriers[DW__BARRIERS];
     dw__emu_warp *warps;
     uint32_t warp_count, threads;
-    struct dw__emu_race *race;     /* who touched shared memory when; NULL without the checker */
-    struct dw__emu_tensor *tensor; /* tensor memory; NULL before it is first used */
+    /* Access history of shared memory; NULL without the checker. */
+    struct dw__emu_race *race;
+    struct dw__emu_tensor *tensor; /* tensor memory; NULL before its first use */
 };
 
 /* ---- clusters ------------------------------------------------------------------------------ */
 
-/* Work that a unit beside the warps does later: copies, products. It is done, not when it is issued, but some turns
- * later, in an order of its own where the architecture promises none. */
+/* Asynchronous work of a unit beside the warps: copies, MMAs. The emulator performs it some turns after its issue, in
+ * a random order where the architecture does not define one. */
 typedef struct dw__emu_async dw__emu_async;
 struct dw__emu_async {
     dw__emu_async *next;
-    uint64_t due;   /* turn of the cluster from which on it may be done */
-    uint32_t queue; /* works of the same queue (not 0) are done in order */
+    uint64_t due;   /* first turn of the cluster in which it may be performed */
+    uint32_t queue; /* work of the same nonzero queue is performed in order */
     bool (*done)(dw__emu_cluster *cluster,
-                 dw__emu_async *work);    /* false: a fault has been reported */
+                 dw__emu_async *work);    /* performs the work; false: a fault was reported */
     void (*release)(dw__emu_async *work); /* NULL: dw__free */
     dw__emu_cta *cta;                     /* of the warp that issued it */
     uint32_t warp, lane, pc;              /* for messages */
-    struct dw__emu_clock *clock;          /* of its issuer, see race.h; freed with it */
-    uint32_t time;                        /* its own */
-    bool told;                            /* of a race; one is enough */
+    /* Copy of the issuer's clock, see race.h; freed with the work. */
+    struct dw__emu_clock *clock;
+    uint32_t time; /* its own */
+    /* A race of this work was reported; one report is enough. */
+    bool reported;
 };
 
 struct dw__emu_cluster {
@@ -149,16 +152,17 @@ struct dw__emu_cluster {
     dw__emu_cta *ctas;
     uint32_t cta_count;
     uint64_t turn;
-    uint64_t progress; /* grows whenever anything happens that a waiting warp may wait for */
+    uint64_t progress; /* grows with every event that a waiting warp may be waiting for */
     uint32_t loops,
-        next_look; /* times that it ran without progress; at which of them loops are looked into */
-    bool spins;    /* its warps went round in loops when that was last looked into */
+        /* Number of runs without progress, and the run at which the cluster is next checked for spinning. */
+        next_look;
+    bool spins; /* result of the last check: its warps spin */
     uint64_t random;
     dw__emu_async *work, **work_end;
     struct {
         uint32_t arrived, phase;
     } barrier;
-    unsigned char *block; /* memory of all of the above */
+    unsigned char *block; /* the memory of all of the above */
 };
 
 /* ---- grids --------------------------------------------------------------------------------- */
@@ -172,19 +176,20 @@ struct dw__emu_grid {
     uint32_t dynamic_shared;
     uint64_t seed;
     bool check;       /* races, undefined reads */
-    bool cooperative; /* all blocks live at once */
-    void *
-        workspace; /* of a cooperative grid, as cooperative_groups wants it: bytes, arrivals; else NULL */
-    int sm_count, threads; /* threads 0: the pool's */
-    uint64_t endless;      /* operations without anything happening after which loops are */
+    bool cooperative; /* all blocks are resident at once */
+    /* For cooperative_groups: bytes, arrivals; NULL if the grid is not cooperative. */
+    void *workspace;
+    int sm_count, threads; /* threads 0: all threads of the pool */
+    /* A warp that executes this many operations without progress is in an endless loop. */
+    uint64_t endless;
     uint64_t id;
-    void (*print)(void *context, const char *text, size_t bytes); /* NULL: nobody listens */
+    void (*print)(void *context, const char *text, size_t bytes); /* NULL: output is discarded */
     void *print_context;
-    /* Cluster launch control: the next cluster that nobody has begun. */
+    /* The next cluster that has not begun; cluster launch control takes clusters from here as well. */
     uint64_t next_cluster, cluster_total;
 };
 
-/* The number of a cluster that nobody has begun, which is then the caller's; false: there is none left. */
+/* Takes the next cluster that has not begun. Returns false if there is none left. */
 bool dw__emu_take_cluster(dw__emu_grid *grid, uint64_t *index);
 
 static inline uint32_t dw__emu_random(dw__emu_cluster *cluster) { /* xorshift64*: Vigna 2016 */
@@ -194,50 +199,52 @@ static inline uint32_t dw__emu_random(dw__emu_cluster *cluster) { /* xorshift64*
     return (uint32_t)((x * 0x2545F4914F6CDD1Du) >> 32);
 }
 
-/* Runs every cluster of the grid. DW_INTERNAL... see emulator.h for what a fault becomes. */
+/* Runs every cluster of the grid. See emulator.h for the status that a fault causes. */
 dw_status dw__emu_run_grid(dw__emu_grid *grid, uint64_t *executed);
-/* Runs a warp for `turns` operations at most, until it ends, waits, or gives way. False: a fault has been
- * reported. */
+/* Runs a warp for at most `turns` operations, until it ends, waits or yields. Returns false if a fault was reported. */
 bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns);
-/* A warp has ended: what waited for its threads need not any more. */
+/* Call when a warp has ended; completes barriers that waited only for its threads. */
 void dw__emu_barriers_after_exit(dw__emu_cta *cta);
 void dw__emu_cluster_after_exit(dw__emu_cluster *cluster);
-/* Where a warp begins. */
+/* Sets the initial state of a warp. */
 void dw__emu_start_warp(dw__emu_warp *w, uint32_t live);
 
-/* These lanes of the running group stay at its operation and wait there for others of the warp. */
+/* Splits these lanes off the running group; they wait at its operation for other lanes of the warp. */
 void dw__emu_leave_behind(dw__emu_warp *w, uint32_t lanes);
-/* Groups of these lanes, which wait for others of the warp, go on behind the operations that they wait at. */
+/* Advances groups of these lanes past the operation at which they wait for other lanes of the warp. */
 void dw__emu_let_pass(dw__emu_warp *w, uint32_t lanes);
 
 void dw__emu_free_wgmma(dw__emu_warp *w);
-/* Whether products of a group of the warp's are still to be done. */
+/* Returns whether MMAs of a wgmma group of the warp are pending. */
 bool dw__emu_wgmma_in_flight(const dw__emu_warp *w, uint32_t group);
 
-/* Adds work, to be done in some turns. NULL is a failure to allocate, which is reported here: the result is false. */
+/* Enqueues work, to be performed some turns later. Accepts NULL, a failed allocation: reports it and returns false. */
 bool dw__emu_later(dw__emu_cluster *cluster, dw__emu_async *work);
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* Strong: relaxed, volatile, acquire, release; the last three order what comes before and after. */
+/* DW__STRONG: relaxed, volatile, acquire and release. DW__ORDERS: all of them but relaxed; they order other
+ * accesses. */
 typedef enum dw__emu_access {
     DW__READ = 1,
     DW__WRITE = 2,
     DW__STRONG = 4,
     DW__ATOMIC = 7,
     DW__ORDERS = 8,
-    DW__SAME = 16, /* a write that leaves what is there */
+    DW__SAME = 16, /* a write that does not change the value */
 } dw__emu_access;
 
-/* The host's address of `bytes` at `address` (generic, or of the space: 32-bit shared addresses count as such), for a
- * lane; NULL after a finding was reported: outside of every allocation, not aligned to `align`. `space` is
- * DW__PTX_REG for generic addresses. Reads of what was never written are reported, and go on. */
+/* Returns the host's address of `bytes` at `address` for a lane. The address is generic (`space` is DW__PTX_REG) or
+ * relative to the space; 32-bit shared addresses are relative. Returns NULL after reporting a finding if the range is
+ * outside of every allocation or not aligned to `align`. Reads of bytes that were never written are reported and
+ * continue. */
 void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t address,
                     uint32_t bytes, uint32_t align, dw__emu_access access);
-/* The block whose shared memory has all of `bytes` at a shared::cluster address, and where in it; NULL: none has. */
+/* Returns the block whose shared memory contains all of `bytes` at a shared::cluster address, and the offset in it;
+ * NULL if there is none. */
 dw__emu_cta *dw__emu_block_at(const dw__emu_cluster *cluster, uint32_t address, uint64_t bytes,
                               uint32_t *offset);
-/* The same for a warp; NULL after a finding. */
+/* Like dw__emu_block_at for a warp's access; returns NULL after reporting a finding. */
 unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes,
                               dw__emu_cta **owner);
 
@@ -245,26 +252,26 @@ unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint3
 dw_status dw__emu_memory_create(dw__emu_memory **memory);
 void dw__emu_memory_destroy(dw__emu_memory *memory);
 dw_status dw__emu_memory_allocate(dw__emu_memory *memory, size_t bytes, void **address);
-/* DW_INVALID_ARGUMENT: nothing was allocated there. */
+/* Returns DW_INVALID_ARGUMENT if nothing was allocated there. */
 dw_status dw__emu_memory_release(dw__emu_memory *memory, void *address);
-/* The same by a kernel, whose warps may still have it in mind: the host's memory is freed by `collect`, when the
- * launch has ended. */
+/* Like release, for a kernel's free(). Warps may still cache the allocation, so dw__emu_memory_collect frees the
+ * host's memory after the launch. */
 dw_status dw__emu_memory_retire(dw__emu_memory *memory, void *address);
 void dw__emu_memory_collect(dw__emu_memory *memory);
-/* Memory of the host's that kernels may use: all of it counts as written. */
+/* Registers host memory that kernels may use. All of it counts as written. */
 dw_status dw__emu_memory_register(dw__emu_memory *memory, void *address, size_t bytes);
-/* Marks as written by the host, or as undefined again. */
+/* Marks a range as written by the host, or as undefined again. */
 void dw__emu_memory_mark(dw__emu_memory *memory, const void *address, size_t bytes, bool defined);
-/* As far written as the other range. */
+/* Copies the written marks of `from` to `to`. */
 void dw__emu_memory_copy_marks(dw__emu_memory *memory, const void *to, const void *from,
                                size_t bytes);
-/* Whether the range lies within one allocation. */
+/* Returns whether the range lies within one allocation. */
 bool dw__emu_memory_holds(const dw__emu_memory *memory, const void *address, size_t bytes);
-/* Global memory for the emulator's own units (copies): true where the range may be touched; *undefined counts its
- * bytes that nobody wrote. */
+/* Global memory access of the emulator's own units (copies). Returns true if the range may be accessed; *undefined is
+ * the number of its bytes that were never written. */
 bool dw__emu_memory_touch(dw__emu_memory *memory, uint64_t address, uint32_t bytes, bool write,
                           uint32_t *undefined);
-/* "12 bytes past the end of the allocation of 4096 bytes at 0x...", for messages. */
+/* Writes a text such as "12 bytes past the end of the allocation of 4096 bytes at 0x...", for messages. */
 void dw__emu_memory_describe(const dw__emu_memory *memory, uint64_t address, char *text,
                              size_t bytes);
 
@@ -283,13 +290,14 @@ typedef enum dw__emu_finding {
     DW__FOUND_DEADLOCK,
     DW__FOUND_TRAP,
     DW__FOUND_ASSERT,
-    DW__FOUND_INVALID, /* an operand that the instruction does not take */
+    DW__FOUND_INVALID, /* an operand that the instruction does not support */
 } dw__emu_finding;
 
-/* `lane` -1: the warp. Only the first finding of a kind at a line is kept; all are counted. */
+/* Reports a finding; `lane` -1: of the whole warp. Only the first finding of a kind at a line is kept; all are
+ * counted. */
 void dw__emu_found(dw__emu_warp *w, int lane, dw__emu_finding kind, const char *format, ...)
     DW_PRINTF(4, 5);
-/* The host has no memory left: a finding, and DW__FAULT. */
+/* Reports that the host is out of memory; returns DW__FAULT. */
 dw__emu_next dw__emu_no_memory(dw__emu_warp *w, int lane);
 void dw__emu_found_at(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__emu_finding kind,
                       const char *format, ...) DW_PRINTF(6, 7);

@@ -1,4 +1,4 @@
-/* Elements of matrices as numbers. */
+/* Converts matrix elements to numbers. */
 #ifndef DW_EMULATOR_MATRIX_ELEMENT_H
 #define DW_EMULATOR_MATRIX_ELEMENT_H
 
@@ -6,7 +6,7 @@
 #include "number/format.h"
 #include "number/half.h"
 
-/* A code, as it lies in shared memory and in registers; of narrower types the rest of the word is 0. */
+/* Converts a code as it lies in shared memory or a register. The unused upper bits of narrower types must be 0. */
 static inline double dw__matrix_element(dw__emu_type type, uint32_t code) {
     switch (type) {
     case DW__T_F16: return (double)dw__f16_to_f32((uint16_t)code);

@@ -1,6 +1,7 @@
-/* Matrices in shared memory as tensor cores read them: canonical layouts of 8 x 16-byte core matrices, plain or
- * swizzled, K-major or MN-major. PTX ISA 9.7.15.5.1 (wgmma) and 9.7.16.4, 9.7.16.5 (tcgen05), which differ in
- * where the descriptor keeps the mode.
+/* Matrix operands in shared memory as tensor cores read them: canonical layouts of 8 x 16-byte core matrices, with or
+ * without swizzle, K-major or MN-major (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout" for
+ * wgmma, "Shared memory descriptor" and "Canonical layouts" for tcgen05). The two families differ only in where the
+ * descriptor keeps the swizzle mode.
  */
 #ifndef DW_EMULATOR_MATRIX_OPERAND_H
 #define DW_EMULATOR_MATRIX_OPERAND_H
@@ -17,7 +18,8 @@ typedef struct dw__matrix_operand {
     int bits; /* of an element */
 } dw__matrix_operand;
 
-/* The byte, from the start of the block's shared memory, that holds element (mn, k); `bits` below 8 share one. */
+/* Returns the offset, from the start of the block's shared memory, of the byte that holds element (mn, k). Elements
+ * narrower than 8 bits share a byte. */
 static inline uint32_t dw__matrix_address(const dw__matrix_operand *o, uint32_t mn, uint32_t k) {
     const uint32_t span = dw__swizzle_span(o->swizzle);
     uint32_t at;
@@ -27,7 +29,7 @@ static inline uint32_t dw__matrix_address(const dw__matrix_operand *o, uint32_t 
              (o->swizzle == DW__SWIZZLE_NONE ? byte / 16 * o->leading + byte % 16 : byte);
     } else {
         const uint32_t byte = mn * (uint32_t)o->bits / 8, block = byte / span, within = byte % span;
-        /* Atoms of 32 bytes repeat after four rows, those of 16 after eight. */
+        /* Atoms of 32 bytes repeat after four rows, those of 16 bytes after eight. */
         const uint32_t rows = o->swizzle == DW__SWIZZLE_128_ATOM_32 ? 4 : 8;
         at = k % rows * span + within +
              (o->swizzle == DW__SWIZZLE_NONE ? block * o->stride + k / rows * o->leading
@@ -36,14 +38,14 @@ static inline uint32_t dw__matrix_address(const dw__matrix_operand *o, uint32_t 
     return dw__swizzled(o->start + at, o->swizzle);
 }
 
-/* The bytes that a product reads of a block's shared memory, for the checker: those that lie together at once. */
+/* Collects the shared-memory bytes that an MMA reads and reports contiguous ranges to the checker in one call. */
 typedef struct dw__operand_reads {
     dw__emu_async *work;
-    uint32_t warp; /* as dw__emu_race_work has them */
+    uint32_t warp; /* has the meaning of `warp` in dw__emu_race_work */
     dw__emu_side side;
     dw__emu_cta *cta;
     uint32_t first, end;
-    bool undefined; /* nobody wrote some of them */
+    bool undefined; /* some of the bytes were never written */
 } dw__operand_reads;
 
 static inline void dw__operand_reads_end(dw__operand_reads *r) {

@@ -1,5 +1,6 @@
-/* Global memory: allocations of the host's memory, each with a bit for every byte that says whether it was
- * written. And where an address of any space leads to.
+/* Global memory, and the resolution of addresses in every space. Global memory consists of allocations of host
+ * memory, so that a global address is the host's address; each allocation has one bit per byte that says whether the
+ * byte was written.
  */
 #include "emulator/load_uses.h"
 #include "emulator/race.h"
@@ -10,20 +11,19 @@
 #include <string.h>
 
 typedef struct allocation {
-    uintptr_t first, last; /* last: one past */
-    uint8_t *defined;      /* NULL: all of it */
-    void *block;           /* to be given back; NULL: not ours */
+    uintptr_t first, last; /* `last` is one past the end */
+    uint8_t *defined;      /* NULL: all bytes count as written */
+    void *block;           /* block to free; NULL: not owned */
 } allocation;
 
 struct dw__emu_memory {
     pthread_rwlock_t lock;
     struct {
-        allocation *items; /* by address */
+        allocation *items; /* sorted by address */
         size_t count, capacity;
     } allocations;
     struct {
-        allocation *
-            items; /* given back by kernels: the host may not have them before the launch has ended */
+        allocation *items; /* freed by kernels; kept until the launch has ended */
         size_t count, capacity;
     } retired;
 };
@@ -53,7 +53,7 @@ void dw__emu_memory_destroy(dw__emu_memory *memory) {
     dw__free(memory);
 }
 
-/* The first allocation that ends beyond the address. */
+/* Returns the index of the first allocation that ends after the address. */
 static size_t position_of(const dw__emu_memory *memory, uintptr_t address) {
     size_t low = 0, high = memory->allocations.count;
     while (low < high) {
@@ -66,7 +66,7 @@ static size_t position_of(const dw__emu_memory *memory, uintptr_t address) {
     return low;
 }
 
-/* Registered memory whose owner has given it back to the host, without a word here, may be anyone's now. */
+/* Removes registered ranges that overlap a new allocation: their owner has freed them without unregistering them. */
 static void forget_registered(dw__emu_memory *memory, const allocation *made) {
     allocation *items = memory->allocations.items;
     size_t kept = position_of(memory, made->first), at = kept;
@@ -90,7 +90,7 @@ static dw_status add(dw__emu_memory *memory, const allocation *made) {
     return status;
 }
 
-/* Beginnings are multiples of 256 bytes, as the driver's are, with as much that belongs to nobody around. */
+/* Allocations start at multiples of 256 bytes, like the driver's, with at least 256 unused bytes on either side. */
 #define GUARD 256
 dw_status dw__emu_memory_allocate(dw__emu_memory *memory, size_t bytes, void **address) {
     if (bytes > SIZE_MAX / 2) return dw__fail_memory("emulated memory", bytes);
@@ -117,7 +117,7 @@ dw_status dw__emu_memory_register(dw__emu_memory *memory, void *address, size_t 
     return add(memory, &made);
 }
 
-/* Removes it from the list; with `later` it is kept among the retired. */
+/* Removes an allocation from the list; with `later`, moves it to the retired ones. */
 static dw_status take_out(dw__emu_memory *memory, void *address, allocation *found, bool later) {
     dw_status status = DW_OK;
     pthread_rwlock_wrlock(&memory->lock);
@@ -132,7 +132,7 @@ static dw_status take_out(dw__emu_memory *memory, void *address, allocation *fou
     pthread_rwlock_unlock(&memory->lock);
     return here ? status
                 : dw__fail(DW_INVALID_ARGUMENT,
-                           "%p was not allocated on the emulated device, or has been given back",
+                           "%p was not allocated on the emulated device, or was already freed",
                            address);
 }
 
@@ -155,7 +155,7 @@ void dw__emu_memory_collect(dw__emu_memory *memory) {
     pthread_rwlock_unlock(&memory->lock);
 }
 
-/* The allocation that holds the address. */
+/* Finds the allocation that contains the address. */
 static bool find(const dw__emu_memory *memory, uintptr_t address, allocation *found) {
     dw__emu_memory *locked = (dw__emu_memory *)memory;
     pthread_rwlock_rdlock(&locked->lock);
@@ -289,19 +289,19 @@ unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint3
     uint32_t offset;
     *owner = dw__emu_block_at(cluster, address, bytes, &offset);
     if (!*owner) {
-        dw__emu_found(w, lane, DW__FOUND_BOUNDS,
-                      "%u bytes of shared memory at 0x%x: block %u of the cluster has 0x%x to "
-                      "0x%x, and the cluster %u blocks",
-                      bytes, address, rank, DW__SHARED_FIRST,
-                      rank < cluster->cta_count ? cluster->ctas[rank].shared_bytes : 0,
-                      cluster->cta_count);
+        dw__emu_found(
+            w, lane, DW__FOUND_BOUNDS,
+            "%u bytes of shared memory at 0x%x: block %u of the cluster has addresses 0x%x to "
+            "0x%x, and the cluster has %u blocks",
+            bytes, address, rank, DW__SHARED_FIRST,
+            rank < cluster->cta_count ? cluster->ctas[rank].shared_bytes : 0, cluster->cta_count);
         return NULL;
     }
     return (*owner)->shared + offset;
 }
 
-/* Whether bytes of local memory that nobody wrote may be the program's mistake: padding of structures may be copied.
- * Where others see the copy, it is taken for padding if it is part of a word, or less than one. */
+/* Returns whether reading unwritten bytes of local memory counts as an error. Padding of structures may be copied. If
+ * other threads see the copy, unwritten bytes count as padding if they are part of a word, or less than one. */
 static bool matters(const dw__emu_warp *w, uint32_t bytes, uint32_t undefined) {
     const dw__emu_kernel *kernel = w->cta->cluster->grid->kernel;
     const dw__emu_use use = (dw__emu_use)kernel->load_uses[kernel->from[w->now.pc]];
@@ -345,8 +345,8 @@ void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t add
     const dw__emu_kernel *kernel = w->cta->cluster->grid->kernel;
     if (address % align) {
         dw__emu_found(w, lane, DW__FOUND_ALIGNMENT,
-                      "%s %u bytes at 0x%llx, which is no multiple of %u", name_of(access), bytes,
-                      (unsigned long long)address, align);
+                      "%s %u bytes at 0x%llx, which is not a multiple of %u", name_of(access),
+                      bytes, (unsigned long long)address, align);
         return NULL;
     }
     const uint64_t window = address & DW__WINDOW_MASK;

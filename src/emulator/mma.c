@@ -1,6 +1,7 @@
-/* Products of a warp's fragments: mma.sync. PTX ISA 9.7.14.5, block scales 9.7.14.3. Products are exact and the sum of
- * one instruction is rounded once, to nearest (for F64 after every term, in the order of K): hardware's order and
- * truncation are not documented.
+/* mma.sync (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions"; block scales: "Block Scaling for
+ * mma.sync"). Products are exact and the sum of one instruction is rounded once, to nearest (for F64 after every
+ * term, in the order of K). The bargain: the hardware's order and truncation are not documented, so results may
+ * differ from a GPU's in the last bits.
  */
 #include "emulator/lanes.h"
 #include "number/format.h"
@@ -12,7 +13,7 @@
 #define MOST_N 8
 #define MOST_K 256
 
-/* How elements lie in registers. */
+/* Element types, by their layout in registers. */
 typedef enum element {
     NO_ELEMENT,
     F16,
@@ -36,9 +37,9 @@ typedef struct mma_op {
     int m, k, a_count, b_count, d_count;
     element a, b;
     dw__emu_type d, c;        /* F16, F32, F64, S32 */
-    bool saturate, exclusive; /* of B1: xor, not and */
+    bool saturate, exclusive; /* `exclusive`, for B1: xor instead of and */
     uint32_t a_places[8], b_places[4], c_places[4], d_places[4];
-    int scales; /* of a row: 0, 1, 2 or 4 */
+    int scales; /* scale factors in each row: 0, 1, 2 or 4 */
     dw_format scale_format;
     uint32_t scale_a, scale_b, byte_a, byte_b, thread_a, thread_b;
 } mma_op;
@@ -74,7 +75,7 @@ static double real_value(element type, uint32_t bits) {
     }
 }
 
-/* Element `index` of a lane's registers of one operand, each of which holds `per` of them. */
+/* Returns element `index` of a lane's registers of one operand. */
 static double lane_element(const dw__emu_warp *w, element type, const uint32_t *places, int index,
                            uint32_t lane) {
     if (type == F64) return DW__REGISTER(w, double, places[index])[lane];
@@ -84,8 +85,8 @@ static double lane_element(const dw__emu_warp *w, element type, const uint32_t *
     return real_value(type, word >> index % per * bits & ((1u << bits) - 1));
 }
 
-/* values[row * MOST_K + k]: a group of four lanes has a row (of B: a column), its registers alternate between the
- * row and the one eight below where there are sixteen. */
+/* Gathers an operand into values[row * MOST_K + k]. A group of four lanes holds a row (for B, a column). If there are
+ * sixteen rows, its registers alternate between the row and the one eight below. */
 static void gather(const dw__emu_warp *w, element type, const uint32_t *places, int rows,
                    int k_count, double *values) {
     const int per = type == F64 ? 1 : 32 / element_bits(type), halves = rows / 8;
@@ -100,7 +101,7 @@ static void gather(const dw__emu_warp *w, element type, const uint32_t *places, 
     }
 }
 
-/* Multiplies what was gathered by the scales of its chunks. A product of two elements and two scales is exact in
+/* Multiplies the gathered values by the scales of their chunks. A product of two elements and two scales is exact in
  * double. */
 static void apply_scales(const dw__emu_warp *w, const mma_op *op, bool of_a, double *values) {
     const int rows = of_a ? op->m : MOST_N, chunk = op->k / op->scales;
@@ -117,7 +118,8 @@ static void apply_scales(const dw__emu_warp *w, const mma_op *op, bool of_a, dou
     }
 }
 
-/* Scales of a row lie side by side: two begin at byte 0 or 2, four at 0. */
+/* Returns whether the scale selectors are valid. The scales of a row are adjacent: two start at byte 0 or 2, four at
+ * byte 0. */
 static bool selects(const dw__emu_warp *w, const mma_op *op) {
     const uint32_t step = (uint32_t)op->scales;
     const uint32_t a = *DW__REGISTER(w, uint32_t, op->byte_a),
@@ -129,7 +131,7 @@ static bool selects(const dw__emu_warp *w, const mma_op *op) {
 
 /* ---- results ------------------------------------------------------------------------------- */
 
-/* Where element (row, column) of C and D is. */
+/* Returns the lane that holds element (row, column) of C and D. */
 static uint32_t result_lane(int row, int column) { return (uint32_t)(row % 8 * 4 + column / 2); }
 static double load_c(const dw__emu_warp *w, const mma_op *op, int row, int column) {
     const uint32_t lane = result_lane(row, column);
@@ -177,7 +179,8 @@ static double dot(const mma_op *op, const double *a, const double *b, double sum
             sum += op->exclusive ? a[k] != b[k] : a[k] != 0 && b[k] != 0;
         return sum;
     }
-    /* Without the accumulator first: what is small survives beside it as far as a double reaches. */
+    /* Adds the products before the accumulator, so that small products beside a large accumulator survive as far as
+     * double allows. */
     double products = 0;
     for (int k = 0; k < op->k; k++) products += a[k] * b[k];
     return sum + products;
@@ -188,9 +191,8 @@ static dw__emu_next mma_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask
     double a[MOST_M * MOST_K], b[MOST_N * MOST_K], d[MOST_M][MOST_N];
     if (k->scales && !selects(w, k)) {
         dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_INVALID,
-                      "selects scales by bytes %u and %u of threads %u and %u: of A threads 0 and "
-                      "1, of B 0 to 3, "
-                      "and the bytes of %d scales",
+                      "selects scales by bytes %u and %u of threads %u and %u: must be thread "
+                      "0 or 1 for A, 0 to 3 for B, and the first byte of %d scales",
                       *DW__REGISTER(w, uint32_t, k->byte_a), *DW__REGISTER(w, uint32_t, k->byte_b),
                       *DW__REGISTER(w, uint32_t, k->thread_a),
                       *DW__REGISTER(w, uint32_t, k->thread_b), k->scales);
@@ -237,7 +239,8 @@ static bool take_element(dw__emu_translator *t, kind which, element *type) {
     return true;
 }
 
-/* The combinations of the tables of PTX ISA 9.7.14.5 (dense), but for m8n8k4 of halves, which is Volta's. */
+/* Returns whether the tables of the PTX ISA have this combination (dense), except for m8n8k4 of halves, which is
+ * Volta's. */
 static bool is_known(const mma_op *k, kind which) {
     const bool wide = k->m == 16, same = k->a == k->b;
     if (which == PLAIN && k->scales) return false;
@@ -290,19 +293,19 @@ static dw_status take_list(dw__emu_translator *t, int index, dw__emu_type type, 
     const dw__ptx_operand *list = &t->in->operands[index],
                           *items = list->kind == DW__PTX_VECTOR ? list->items : list;
     if ((list->kind == DW__PTX_VECTOR ? list->count : 1) != count)
-        return dw__emu_malformed(t, "a fragment of another number of registers");
+        return dw__emu_malformed(t, "a fragment has the wrong number of registers");
     for (int i = 0; i < count; i++)
         DW_RETURN_IF_FAILED(result ? dw__emu_take_result(t, &items[i], type, &places[i])
                                    : dw__emu_take_source(t, &items[i], type, &places[i]));
     return DW_OK;
 }
 
-/* scale or {scale}, {byte, thread} */
+/* Takes "scale or {scale}, {byte, thread}". */
 static dw_status take_scale(dw__emu_translator *t, int index, uint32_t *scale, uint32_t *byte,
                             uint32_t *thread) {
     const dw__ptx_operand *pair = &t->in->operands[index + 1];
     if (pair->kind != DW__PTX_VECTOR || pair->count != 2)
-        return dw__emu_malformed(t, "which scales are meant, as {0, 0}, is missing");
+        return dw__emu_malformed(t, "the scale selector, such as {0, 0}, is missing");
     DW_RETURN_IF_FAILED(take_list(t, index, DW__T_B32, 1, false, scale));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &pair->items[0], DW__T_B16, byte));
     return dw__emu_take_source(t, &pair->items[1], DW__T_B16, thread);

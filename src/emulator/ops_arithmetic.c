@@ -1,10 +1,12 @@
-/* Integers, bits, predicates, moves and comparisons: PTX ISA 9.7.1, 9.7.2, 9.7.6 to 9.7.9. */
+/* Integers, bits, predicates, moves and comparisons: PTX ISA, "Integer Arithmetic Instructions", "Comparison and
+ * Selection Instructions", "Logic and Shift Instructions", "mov".
+ */
 #include "emulator/lanes.h"
 #include "number/half.h"
 #include <math.h>
 #include <string.h>
 
-/* Six forms of an operation: unsigned and signed, of 16, 32 and 64 bits. */
+/* The six variants of an operation: unsigned and signed, of 16, 32 and 64 bits. */
 enum { U16, S16, U32, S32, U64, S64, FORMS };
 
 static int form_of(dw__emu_type type) {
@@ -31,7 +33,7 @@ static int form_of(dw__emu_type type) {
     M(name##_s64, int64_t, uint64_t, RESULT)                                                       \
     static const dw__emu_run name[FORMS] = {name##_u16, name##_s16, name##_u32,                    \
                                             name##_s32, name##_u64, name##_s64};
-/* What is the same for signed numbers, without their overflow. */
+/* Operations whose result does not depend on the sign. */
 #define THREE(M, name, RESULT)                                                                     \
     M(name##_16, uint32_t, uint32_t, (uint16_t)(RESULT))                                           \
     M(name##_32, uint32_t, uint32_t, RESULT)                                                       \
@@ -53,8 +55,8 @@ THREE(DW__BINARY, either, x | y)
 THREE(DW__BINARY, differ, x ^ y)
 SIX(DW__BINARY, least, x < y ? x : y)
 SIX(DW__BINARY, greatest, x > y ? x : y)
-/* Division by zero and of the least by -1 is not defined: what NVIDIA's compilers make of it, all ones and the
- * number. */
+/* Division by zero and of the least number by -1 is undefined. These results are those of NVIDIA's compilers: all
+ * ones, and the number itself. */
 #define OVERFLOWS(x, y) (NEGATIVE(x) && (y) == (__typeof__(x))-1)
 SIX(DW__BINARY, quotient,
     y == 0            ? ~(uint64_t)0
@@ -78,7 +80,7 @@ DW__TERNARY(mad_high_s64, int64_t, uint64_t, (uint64_t)((__int128)x *y >> 64) + 
 static const dw__emu_run mad_high[FORMS] = {NULL,         NULL,         mad_high_u32,
                                             mad_high_s32, mad_high_u64, mad_high_s64};
 
-/* Twice as wide a result. */
+/* Multiplication with a result twice as wide. */
 #define EXTEND_S16(v) (int32_t)(int16_t)(v)
 static dw__emu_next mul_wide_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const uint32_t *a = DW__REGISTER(w, const uint32_t, op->a),
@@ -110,8 +112,8 @@ static dw__emu_next mul_wide_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t
 
 /* ---- translators of arithmetic ------------------------------------------------------------- */
 
-/* Integer forms of opcodes that floating point shares: a type that is none leaves the instruction to the other
- * table. */
+/* Integer variants of opcodes that floating point shares. A type that is no integer leaves the instruction to the
+ * other table. */
 static dw_status integer_type(dw__emu_translator *t, int *form, dw__emu_type *type) {
     if (dw__emu_take_type(t, type) && (*form = form_of(*type)) >= 0) return DW_OK;
     t->cursor = 0;
@@ -211,7 +213,7 @@ static dw_status translate_not(dw__emu_translator *t) {
     return translate_bits(t, 1, not_predicate, complement);
 }
 
-/* Shifts: the distance has 32 bits, and from the width on everything is shifted out. */
+/* Shifts: the distance has 32 bits; distances of at least the width shift out everything. */
 #define SHIFT(name, T, SLOT, RESULT)                                                               \
     static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {               \
         const SLOT *a = DW__REGISTER(w, const SLOT, op->a);                                        \
@@ -234,12 +236,11 @@ static const dw__emu_run shift_left[FORMS] = {left_16, left_16, left_32, left_32
 static const dw__emu_run shift_right[FORMS] = {right_u16, right_s16, right_u32,
                                                right_s32, right_u64, right_s64};
 
-/* d, a of one type and further sources that are 32 bits wide. */
+/* Emits an operation with d and a of one type and `narrow` further sources of 32 bits. */
 static dw_status emit_narrow(dw__emu_translator *t, dw__emu_type result, dw__emu_type type,
                              int narrow, dw__emu_run run) {
     uint32_t places[4] = {0};
-    if (t->in->operand_count != narrow + 2)
-        return dw__emu_malformed(t, "it takes another number of operands");
+    if (t->in->operand_count != narrow + 2) return dw__emu_malformed(t, "wrong number of operands");
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], type, &places[1]));
     for (int i = 0; i < narrow; i++)
         DW_RETURN_IF_FAILED(
@@ -354,10 +355,10 @@ static dw_status translate_brev(dw__emu_translator *t) {
     return dw__emu_emit_same(t, type, 1, dw__emu_type_bytes(type) == 8 ? reverse_64 : reverse_32);
 }
 
-/* The highest bit that is set; -1: none. */
+/* Returns the index of the highest set bit; -1 if there is none. */
 static int find_top(uint64_t x) { return x ? 63 - __builtin_clzll(x) : -1; }
 
-/* Counts: 32 bits whatever is counted in. */
+/* Counts have 32 bits, whatever the type of their operand. */
 #define COUNT(name, SLOT, RESULT)                                                                  \
     static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {               \
         const SLOT *a = DW__REGISTER(w, const SLOT, op->a);                                        \
@@ -373,7 +374,7 @@ COUNT(find_u32, uint32_t, find_top(x))
 COUNT(find_u64, uint64_t, find_top(x))
 COUNT(find_s32, uint32_t, find_top((int32_t)x < 0 ? ~x : x))
 COUNT(find_s64, uint64_t, find_top((int64_t)x < 0 ? ~x : x))
-/* .shiftamt: how far left it must go to be the top bit. */
+/* .shiftamt: the left shift that moves the bit to the top. */
 #define SHIFT_AMOUNT(found, width) (found) < 0 ? -1 : (width)-1 - (found)
 COUNT(shift_u32, uint32_t, SHIFT_AMOUNT(find_top(x), 32))
 COUNT(shift_u64, uint64_t, SHIFT_AMOUNT(find_top(x), 64))
@@ -404,7 +405,7 @@ static dw_status translate_bfind(dw__emu_translator *t) {
                                          : find_u32));
 }
 
-/* Any function of three bits, by its truth table. */
+/* Any function of three bits, given by its truth table. */
 static dw__emu_next lop3_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const uint32_t *a = DW__REGISTER(w, uint32_t, op->a), *b = DW__REGISTER(w, uint32_t, op->b);
     const uint32_t *c = DW__REGISTER(w, uint32_t, op->c), table = (uint32_t)op->immediate;
@@ -429,7 +430,7 @@ static dw_status translate_lop3(dw__emu_translator *t) {
     return DW_OK;
 }
 
-/* Bytes of two words by four selectors; with the top bit of a selector its sign eight times. */
+/* Selects four bytes of two words. The top bit of a selector replicates the byte's sign eight times. */
 static uint32_t permuted(uint32_t x, uint32_t y, uint32_t selectors) {
     const uint64_t both_words = (uint64_t)y << 32 | x;
     uint32_t r = 0;
@@ -472,7 +473,7 @@ static dw_status translate_shf(dw__emu_translator *t) {
 DW__UNARY(mov_32, uint32_t, uint32_t, x)
 DW__UNARY(mov_64, uint64_t, uint64_t, x)
 
-/* Between one wide register and its parts, low ones first. */
+/* Packs a wide register from its parts, or unpacks it; low parts come first. */
 typedef struct parts {
     int count, bytes;
     uint32_t places[8];
@@ -515,13 +516,13 @@ static dw_status translate_mov_parts(dw__emu_translator *t, dw__emu_type type, b
     if (!p) return dw__fail_memory("an operation", sizeof *p);
     int bytes = dw__emu_type_bytes(type);
     if ((list->count != 2 && list->count != 4 && list->count != 8) || bytes < list->count)
-        return dw__emu_malformed(t, "parts that do not make up the whole");
+        return dw__emu_malformed(t, "the parts do not add up to the whole register");
     p->count = list->count;
     p->bytes = bytes / list->count;
     for (int k = 0; k < p->count; k++) {
         const int has = dw__emu_operand_bytes(t, &list->items[k]);
         if (has > 0 && has != p->bytes)
-            return dw__emu_malformed(t, "parts that do not make up the whole");
+            return dw__emu_malformed(t, "the parts do not add up to the whole register");
         DW_RETURN_IF_FAILED(
             pack ? dw__emu_take_source(t, &list->items[k], part_types[p->bytes], &p->places[k])
                  : dw__emu_take_result(t, &list->items[k], part_types[p->bytes], &p->places[k]));
@@ -570,7 +571,7 @@ static dw_status translate_selp(dw__emu_translator *t) {
 
 /* ---- comparisons --------------------------------------------------------------------------- */
 
-/* p = compared OP c, q = !compared OP c; without c both stand alone. */
+/* p = compared OP c, q = !compared OP c; without c, both are the comparison itself. */
 typedef struct comparison {
     enum { ALONE, WITH_AND, WITH_OR, WITH_XOR } with;
     uint32_t other, inverse;
@@ -619,7 +620,7 @@ static inline double as_double(uint64_t bits) {
     COMPARE(name##_le, SLOT, LOAD, x <= y)                                                         \
     COMPARE(name##_gt, SLOT, LOAD, x > y)                                                          \
     COMPARE(name##_ge, SLOT, LOAD, x >= y)
-/* A comparison of floats is false where either is a NaN, an unordered one is true there. */
+/* Ordered comparisons of floats are false if either is a NaN, unordered ones are true. */
 #define FLOAT_COMPARES(name, SLOT, LOAD)                                                           \
     COMPARE(name##_eq, SLOT, LOAD, x == y)                                                         \
     COMPARE(name##_ne, SLOT, LOAD, x<y || x> y)                                                    \
@@ -660,7 +661,7 @@ FLOAT_COMPARES(compare_f32, uint32_t, as_float)
 FLOAT_COMPARES(compare_f64, uint64_t, as_double)
 FLOAT_COMPARES(compare_f16, uint32_t, TO_F16)
 FLOAT_COMPARES(compare_bf16, uint32_t, TO_BF16)
-/* .ftz: subnormal numbers are zeros. */
+/* .ftz: subnormal numbers count as zeros. */
 static inline float flushed_single(uint32_t bits) {
     return as_float(bits & 0x7F800000 ? bits : bits & 0x80000000);
 }
@@ -683,7 +684,7 @@ static const dw__emu_run *compares_of(dw__emu_type type, bool flush, bool *is_fl
     }
 }
 
-/* What setp and set have in common: .CmpOp.BoolOp.ftz, and for set the type of the result. */
+/* The common modifiers of setp and set: .CmpOp.BoolOp.ftz, and for set the type of the result. */
 typedef struct comparison_form {
     int name, with;
     bool flush;
@@ -701,13 +702,13 @@ static bool take_comparison(dw__emu_translator *t, bool set, comparison_form *f)
            dw__emu_take_type(t, &f->type) && t->in->operand_count == 3 + (f->with >= 0);
 }
 
-/* Into predicate `d`, with its inverse where `k` has one. */
+/* Emits the comparison into predicate `d`, and its inverse if `k` has one. */
 static dw_status emit_comparison(dw__emu_translator *t, comparison_form *f, comparison *k,
                                  uint32_t d) {
     bool is_float;
     uint32_t a, b;
     const dw__emu_run *runs = compares_of(f->type, f->flush, &is_float);
-    if (f->name >= 14) { /* lo, ls, hi, hs: of unsigned numbers */
+    if (f->name >= 14) { /* lo, ls, hi, hs: only for unsigned numbers */
         if (!runs || is_float || dw__emu_type_signed(f->type)) return dw__emu_unsupported(t);
         f->name -= 12;
     }
@@ -738,7 +739,7 @@ static dw_status translate_setp(dw__emu_translator *t) {
     return emit_comparison(t, &f, k, d);
 }
 
-/* A number for true, all bits or 1.0, and 0 for false. */
+/* The result is all ones or 1.0 for true, and 0 for false. */
 static dw_status translate_set(dw__emu_translator *t) {
     comparison_form f;
     comparison *k = dw__emu_detail(t, sizeof *k);

@@ -1,5 +1,6 @@
-/* Barriers: of a block (bar, barrier), of a cluster (barrier.cluster), and in memory (mbarrier). PTX ISA 9.7.13.1 to
- * 9.7.13.3, 9.7.13.15. And mapa and getctarank (9.7.9.24, 9.7.9.25), which say where another block's are.
+/* Barriers of a block (bar, barrier), of a cluster (barrier.cluster) and in memory (mbarrier), and mapa and
+ * getctarank, which translate addresses between the blocks of a cluster: PTX ISA, "Parallel Synchronization and
+ * Communication Instructions".
  */
 #include "emulator/barrier.h"
 #include "emulator/lanes.h"
@@ -32,7 +33,7 @@ static uint32_t live_threads(const dw__emu_cta *cta) {
     return live;
 }
 
-/* Threads that have exited are not waited for. */
+/* Barriers do not wait for threads that have exited. */
 void dw__emu_barriers_after_exit(dw__emu_cta *cta) {
     for (int i = 0; i < DW__BARRIERS; i++) {
         dw__emu_barrier *b = &cta->barriers[i];
@@ -72,7 +73,8 @@ static dw__emu_next barrier_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     const uint32_t count = k->counted ? DW__REGISTER(w, uint32_t, k->count)[first] : 0;
     if (index >= DW__BARRIERS || count % DW__LANES || (k->counted && count == 0)) {
         dw__emu_found(w, first, DW__FOUND_INVALID,
-                      "barrier %u with %u threads: there are %d, for multiples of 32 threads",
+                      "barrier %u with %u threads: there are %d barriers, and the count must be a "
+                      "multiple of 32",
                       index, count, DW__BARRIERS);
         return DW__FAULT;
     }
@@ -82,7 +84,7 @@ static dw__emu_next barrier_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     const uint32_t all = cta->warp_count * DW__LANES;
     if ((b->expected ? b->expected : all) != (count ? count : all)) {
         dw__emu_found(w, first, DW__FOUND_INVALID,
-                      "barrier %u with %u threads, where others came for %u", index,
+                      "barrier %u with %u threads, but other threads expect %u", index,
                       count ? count : all, b->expected ? b->expected : all);
         return DW__FAULT;
     }
@@ -132,7 +134,7 @@ static dw_status translate_block(dw__emu_translator *t) {
     if (reduces && !dw__emu_take(t, k->kind == RED_POPC ? "u32" : "pred"))
         return dw__emu_unsupported(t);
     int given = t->in->operand_count, rest = given - 2 * reduces;
-    if (rest < 1 || rest > 2) return dw__emu_malformed(t, "it takes another number of operands");
+    if (rest < 1 || rest > 2) return dw__emu_malformed(t, "wrong number of operands");
     if (reduces)
         DW_RETURN_IF_FAILED(
             dw__emu_take_result(t, &o[at++], k->kind == RED_POPC ? DW__T_B32 : DW__T_PRED, &d));
@@ -143,8 +145,8 @@ static dw_status translate_block(dw__emu_translator *t) {
     DW_RETURN_IF_FAILED(dw__emu_emit(t, barrier_run));
     t->op->d = d;
     t->op->detail = k;
-    /* Barriers that are not .aligned may be reached by parts of a warp; they are counted by warps all the same,
-     * and so are taken together here. */
+    /* Parts of a warp may reach barriers that are not .aligned. Barriers count warps all the same, so the lanes are
+     * gathered here. */
     t->op->aligned = true;
     return DW_OK;
 }
@@ -234,26 +236,29 @@ static uint64_t encode(const mbarrier *b) {
            b->pending;
 }
 
-/* Who asks, for messages. */
-typedef struct asker {
+/* The agent that accesses an mbarrier, for messages. */
+typedef struct accessor {
     dw__emu_cta *cta;
     uint32_t warp, pc;
     int lane;
-    const dw__emu_async *work; /* that arrives; NULL: the warp itself does, or a copy does not */
-    dw__emu_side side;         /* of `work` */
+    /* Asynchronous work that arrives; NULL: the warp itself arrives, or a copy completes bytes. */
+    const dw__emu_async *work;
+    dw__emu_side side; /* of `work` */
     bool copy;
-} asker;
-static asker asker_of(const dw__emu_warp *w, int lane) {
-    return (asker){w->cta, w->index, w->now.pc, lane, NULL, DW__SIDE_GENERIC, false};
+} accessor;
+static accessor asker_of(const dw__emu_warp *w, int lane) {
+    return (accessor){w->cta, w->index, w->now.pc, lane, NULL, DW__SIDE_GENERIC, false};
 }
 
-/* The barrier at a shared::cluster address. */
-static unsigned char *mbarrier_at(const asker *who, uint32_t address, mbarrier *b, bool initial) {
+/* Returns the mbarrier at a shared::cluster address. */
+static unsigned char *mbarrier_at(const accessor *who, uint32_t address, mbarrier *b,
+                                  bool initial) {
     uint32_t offset;
     dw__emu_cta *owner = dw__emu_block_at(who->cta->cluster, address, 8, &offset);
     if (!owner || offset % 8) {
         dw__emu_found_at(who->cta, who->warp, who->lane, who->pc, DW__FOUND_BOUNDS,
-                         "mbarrier at 0x%x, which is not 8 bytes of shared memory", address);
+                         "mbarrier at 0x%x, which is not an aligned address in shared memory",
+                         address);
         return NULL;
     }
     unsigned char *at = owner->shared + offset;
@@ -262,10 +267,9 @@ static unsigned char *mbarrier_at(const asker *who, uint32_t address, mbarrier *
     *b = decode(bits);
     const bool known = dw__count_unwritten(owner->defined, offset, 8) == 0;
     if (!initial && (!b->valid || !known)) {
-        dw__emu_found_at(
-            who->cta, who->warp, who->lane, who->pc, DW__FOUND_MBARRIER,
-            "mbarrier at 0x%x, where there is none: it was not initialised, or written over",
-            address);
+        dw__emu_found_at(who->cta, who->warp, who->lane, who->pc, DW__FOUND_MBARRIER,
+                         "no mbarrier at 0x%x: it was not initialised, or was overwritten",
+                         address);
         return NULL;
     }
     return at;
@@ -281,7 +285,7 @@ static void settle(dw__emu_cluster *cluster, uint32_t address, unsigned char *at
     cluster->progress++;
 }
 
-static bool add_arrivals(const asker *who, uint32_t address, uint32_t count, bool drop,
+static bool add_arrivals(const accessor *who, uint32_t address, uint32_t count, bool drop,
                          int32_t transactions, uint64_t *before) {
     mbarrier b;
     unsigned char *at = mbarrier_at(who, address, &b, false);
@@ -290,14 +294,14 @@ static bool add_arrivals(const asker *who, uint32_t address, uint32_t count, boo
     if (count > b.pending) {
         dw__emu_found_at(
             who->cta, who->warp, who->lane, who->pc, DW__FOUND_MBARRIER,
-            "%u arrivals at the mbarrier at 0x%x, which waits for %u more in this phase (of %u)",
+            "%u arrivals at the mbarrier at 0x%x, which expects %u more in this phase (of %u)",
             count, address, b.pending, b.expected);
         return false;
     }
     if (b.outstanding + transactions >= (1 << 20) || b.outstanding + transactions <= -(1 << 20)) {
         dw__emu_found_at(who->cta, who->warp, who->lane, who->pc, DW__FOUND_MBARRIER,
-                         "%d bytes more at the mbarrier at 0x%x, which has %d outstanding: it "
-                         "counts to 2^20 - 1",
+                         "%d more bytes at the mbarrier at 0x%x, which has %d outstanding: the "
+                         "limit is 2^20 - 1",
                          transactions, address, b.outstanding);
         return false;
     }
@@ -305,7 +309,7 @@ static bool add_arrivals(const asker *who, uint32_t address, uint32_t count, boo
     b.pending -= count;
     if (drop) b.expected -= count;
     if (who->work)
-        dw__emu_race_mbarrier_told(who->work, who->side, address);
+        dw__emu_race_mbarrier_signal(who->work, who->side, address);
     else if (!who->copy)
         dw__emu_race_mbarrier_arrive(&who->cta->warps[who->warp], who->lane, address);
     settle(who->cta->cluster, address, at, &b);
@@ -314,26 +318,27 @@ static bool add_arrivals(const asker *who, uint32_t address, uint32_t count, boo
 
 bool dw__emu_mbarrier_arrive(const dw__emu_async *work, dw__emu_side side, uint32_t address,
                              uint32_t count) {
-    asker who = {work->cta, work->warp, work->pc, (int)work->lane, work, side, false};
+    accessor who = {work->cta, work->warp, work->pc, (int)work->lane, work, side, false};
     uint64_t before;
     return add_arrivals(&who, address, count, false, 0, &before);
 }
 bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                uint32_t address, uint32_t bytes) {
-    asker who = {by, warp, pc, lane, NULL, DW__SIDE_GENERIC, true};
+    accessor who = {by, warp, pc, lane, NULL, DW__SIDE_GENERIC, true};
     uint64_t before;
     return add_arrivals(&who, address, 0, false, -(int32_t)bytes, &before);
 }
 bool dw__emu_mbarrier_expect_arrival(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                      uint32_t address) {
-    asker who = {by, warp, pc, lane, NULL, DW__SIDE_GENERIC, true};
+    accessor who = {by, warp, pc, lane, NULL, DW__SIDE_GENERIC, true};
     mbarrier b;
     unsigned char *at = mbarrier_at(&who, address, &b, false);
     if (!at) return false;
     if (b.pending == DW__MBARRIER_MOST) {
-        dw__emu_found_at(by, warp, lane, pc, DW__FOUND_MBARRIER,
-                         "one arrival more to come at the mbarrier at 0x%x, which counts to %u",
-                         address, DW__MBARRIER_MOST);
+        dw__emu_found_at(
+            by, warp, lane, pc, DW__FOUND_MBARRIER,
+            "one more pending arrival at the mbarrier at 0x%x, whose count is limited to %u",
+            address, DW__MBARRIER_MOST);
         return false;
     }
     b.pending++;
@@ -349,7 +354,7 @@ void dw__emu_mbarrier_describe(const dw__emu_cluster *cluster, uint32_t address,
     if (owner) memcpy(&bits, owner->shared + offset, sizeof bits);
     mbarrier b = decode(bits);
     snprintf(text, bytes,
-             "mbarrier 0x%x: %u of %u arrivals to come, %d bytes outstanding, phase of parity %u",
+             "mbarrier 0x%x: %u of %u arrivals pending, %d bytes outstanding, phase of parity %u",
              address, b.pending, b.expected, b.outstanding, b.parity);
 }
 
@@ -357,11 +362,11 @@ typedef struct mbarrier_op {
     dw__emu_address address;
     bool generic, has_count, drop, has_result, blocks, by_parity, init;
     uint32_t count, result, state;
-    enum { COUNT_ARRIVALS, COUNT_BYTES, COUNT_BOTH } what; /* what `count` is of */
+    enum { COUNT_ARRIVALS, COUNT_BYTES, COUNT_BOTH } what; /* the unit of `count` */
     bool completes;
 } mbarrier_op;
 
-/* shared::cluster address of a lane: generic ones must lie in the shared window. */
+/* Computes a lane's shared::cluster address. Generic addresses must lie in the shared window. */
 static bool shared_address(dw__emu_warp *w, const mbarrier_op *k, int lane, uint32_t *address) {
     uint64_t full = dw__emu_lane_address(w, &k->address, lane);
     if ((full & DW__WINDOW_MASK) == DW__SHARED_WINDOW)
@@ -381,13 +386,13 @@ static dw__emu_next init_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     DW__EACH_LANE(lane, mask) {
         uint32_t address, count = k->init ? DW__REGISTER(w, uint32_t, k->count)[lane] : 0;
         mbarrier b;
-        asker who = asker_of(w, (int)lane);
+        accessor who = asker_of(w, (int)lane);
         if (!shared_address(w, k, (int)lane, &address)) return DW__FAULT;
         unsigned char *at = mbarrier_at(&who, address, &b, k->init);
         if (!at) return DW__FAULT;
         if (k->init && (count == 0 || count > DW__MBARRIER_MOST)) {
             dw__emu_found(w, (int)lane, DW__FOUND_MBARRIER,
-                          "an mbarrier of %u arrivals: 1 to %u may be", count, DW__MBARRIER_MOST);
+                          "an mbarrier of %u arrivals: must be 1 to %u", count, DW__MBARRIER_MOST);
             return DW__FAULT;
         }
         dw__emu_race_mbarrier_init(w, (int)lane, address, k->init);
@@ -408,7 +413,7 @@ static dw__emu_next arrive_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
         const uint32_t count = k->has_count ? DW__REGISTER(w, uint32_t, k->count)[lane] : 1;
         uint32_t address;
         uint64_t before;
-        asker who = asker_of(w, (int)lane);
+        accessor who = asker_of(w, (int)lane);
         if (!shared_address(w, k, (int)lane, &address)) return DW__FAULT;
         const uint32_t arrivals = k->what == COUNT_ARRIVALS ? count : k->what == COUNT_BOTH ? 1 : 0;
         const int32_t bytes = k->what == COUNT_ARRIVALS ? 0
@@ -420,7 +425,8 @@ static dw__emu_next arrive_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     return DW__NEXT;
 }
 
-/* How often a wait that may block is tried before it says no, as hardware does after a time. */
+/* Number of times that a potentially blocking wait is tried before it returns false, as hardware does after a time
+ * limit. */
 #define TRIES 8
 
 static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
@@ -428,7 +434,7 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     uint32_t done = 0, address = 0, *d = DW__REGISTER(w, uint32_t, op->d);
     DW__EACH_LANE(lane, mask) {
         mbarrier b;
-        asker who = asker_of(w, (int)lane);
+        accessor who = asker_of(w, (int)lane);
         if (!shared_address(w, k, (int)lane, &address) || !mbarrier_at(&who, address, &b, false))
             return DW__FAULT;
         uint32_t wanted = k->by_parity
@@ -442,10 +448,10 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         const uint32_t phase = dw__emu_race_mbarrier_phase(w->cta->cluster, address);
         const bool again = w->now.tries > 0 && w->now.object == address;
         if (again && w->now.phase && phase > w->now.phase + 1)
-            dw__emu_found(
-                w, __builtin_ctz(mask & ~done), DW__FOUND_MBARRIER,
-                "%u phases of the mbarrier at 0x%x ended while one of them was waited for",
-                phase - w->now.phase, address);
+            dw__emu_found(w, __builtin_ctz(mask & ~done), DW__FOUND_MBARRIER,
+                          "%u phases of the mbarrier at 0x%x completed while a wait for one of "
+                          "them was pending",
+                          phase - w->now.phase, address);
         if (!again) w->now.phase = phase;
         w->now.wait = DW__WAIT_MBARRIER;
         w->now.object = address;
@@ -491,14 +497,14 @@ static dw_status translate_mbarrier_arrive(dw__emu_translator *t, mbarrier_op *k
     const int given = t->in->operand_count;
     const bool result = given > 0 && t->in->operands[0].kind != DW__PTX_ADDRESS;
     if (given < 1 + result || given > 2 + result)
-        return dw__emu_malformed(t, "it takes another number of operands");
+        return dw__emu_malformed(t, "wrong number of operands");
     k->has_result = result && t->in->operands[0].kind != DW__PTX_SINK;
     if (k->has_result)
         DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], DW__T_B64, &k->result));
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[result], &k->address));
     k->has_count = given == 2 + result;
     if (k->what == COUNT_BOTH && !k->has_count)
-        return dw__emu_malformed(t, "a number of bytes is missing");
+        return dw__emu_malformed(t, "the number of bytes is missing");
     if (k->has_count)
         DW_RETURN_IF_FAILED(
             dw__emu_take_source(t, &t->in->operands[1 + result], DW__T_B32, &k->count));

@@ -1,6 +1,6 @@
-/* Calls that the system answers: printf, assert, malloc and free of device code (CUDA C++ Programming Guide,
- * "Formatted Output", "Assertion", "Dynamic Global Memory Allocation"). What other functions do has been put where
- * they are called: see inline.h.
+/* Calls that the system handles: printf, assert, malloc and free of device code (CUDA C++ Programming Guide,
+ * "Formatted Output", "Assertion", "Dynamic Global Memory Allocation"). All other functions have been inlined: see
+ * inline.h.
  */
 #include "emulator/translate.h"
 #include <ctype.h>
@@ -9,10 +9,10 @@
 #include <string.h>
 
 #define MOST_ARGUMENTS 5
-#define LONGEST_TEXT 65536 /* of a format, or of a text within one */
+#define LONGEST_TEXT 65536 /* of a format, or of a string argument */
 
 typedef struct call {
-    uint32_t arguments[MOST_ARGUMENTS]; /* places of their local addresses */
+    uint32_t arguments[MOST_ARGUMENTS]; /* places of the arguments' local addresses */
     uint32_t result;
     bool has_result;
 } call;
@@ -36,7 +36,7 @@ static bool answer(dw__emu_warp *w, const call *k, uint32_t lane, uint32_t bytes
     return at != NULL;
 }
 
-/* A text at a generic address, appended. False: a finding, or no memory. */
+/* Appends the string at a generic address. Returns false after a finding, or if memory is out. */
 static bool read_text(dw__emu_warp *w, uint32_t lane, uint64_t address, dw__text *text) {
     for (size_t i = 0; i < LONGEST_TEXT; i++) {
         const char *at = dw__emu_reach(w, DW__PTX_REG, (int)lane, address + i, 1, 1, DW__READ);
@@ -44,18 +44,19 @@ static bool read_text(dw__emu_warp *w, uint32_t lane, uint64_t address, dw__text
         if (*at == '\0') return dw__text_append(text, "", 0) == DW_OK;
         if (dw__text_append(text, at, 1) != DW_OK) return false;
     }
-    dw__emu_found(w, (int)lane, DW__FOUND_INVALID, "a text of more than %d characters",
+    dw__emu_found(w, (int)lane, DW__FOUND_INVALID, "a string of more than %d characters",
                   LONGEST_TEXT);
     return false;
 }
 
 /* ---- printf -------------------------------------------------------------------------------- */
 
-/* One call by one lane. */
+/* One printf by one lane. */
 typedef struct printing {
     dw__emu_warp *w;
     uint32_t lane;
-    uint64_t next; /* address of the next value: 4 or 8 bytes, at a multiple of as many */
+    /* Address of the next value; a value has 4 or 8 bytes and is aligned to its size. */
+    uint64_t next;
     int values;
     dw__text out;
 } printing;
@@ -72,7 +73,7 @@ static bool next_value(printing *p, uint32_t bytes, uint64_t *value) {
     return true;
 }
 
-/* A specification of the format: "%-8.3lf" becomes a format of the host's for a value of known type. */
+/* A conversion specification: "%-8.3lf" becomes a host format for a value of known type. */
 typedef struct specification {
     char flags[8];
     int width, precision; /* -1: none */
@@ -100,7 +101,7 @@ static bool take_specification(printing *p, const char **at, specification *s) {
         if (n + 1 < sizeof s->flags && !strchr(s->flags, **at)) s->flags[n++] = **at;
     if ((isdigit((unsigned char)**at) || **at == '*') && !take_number(p, at, &s->width))
         return false;
-    if (s->width < -1) { /* of "*": the value to the left */
+    if (s->width < -1) { /* a negative "*" width aligns to the left */
         s->width = -(s->width + 1) < 10000 ? -s->width : 10000;
         if (!strchr(s->flags, '-')) s->flags[strlen(s->flags)] = '-';
     }
@@ -171,8 +172,8 @@ static bool print_specification(printing *p, const specification *s) {
     case '%': return dw__text_append(&p->out, "%", 1) == DW_OK;
     default:
         dw__emu_found(p->w, (int)p->lane, DW__FOUND_INVALID,
-                      "a format of printf with the conversion \"%%%c\", which device code does not "
-                      "have",
+                      "printf with the conversion \"%%%c\", which device code does not "
+                      "support",
                       isprint((unsigned char)s->conversion) ? s->conversion : '?');
         return false;
     }
@@ -231,7 +232,7 @@ static dw__emu_next assert_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
                (address == 0 ? dw__text_printf(&texts[i], "?") == DW_OK
                              : read_text(w, lane, address, &texts[i]));
     if (good)
-        dw__emu_found(w, (int)lane, DW__FOUND_ASSERT, "%s:%u: %s: \"%s\" does not hold",
+        dw__emu_found(w, (int)lane, DW__FOUND_ASSERT, "%s:%u: %s: assertion \"%s\" failed",
                       texts[1].text, (unsigned)line, texts[2].text, texts[0].text);
     for (int i = 0; i < 3; i++) dw__text_free(&texts[i]);
     return DW__FAULT;
@@ -239,7 +240,7 @@ static dw__emu_next assert_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* No memory is NULL to the kernel, as on a GPU. */
+/* Returns NULL to the kernel if memory is out, as on a GPU. */
 static dw__emu_next malloc_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const call *k = op->detail;
     DW__EACH_LANE(lane, mask) {
@@ -289,12 +290,12 @@ static const struct {
 static dw_status take_local(dw__emu_translator *t, const dw__ptx_operand *operand, int bytes,
                             uint32_t *place) {
     if (operand->kind != DW__PTX_VARIABLE || operand->variable->space != DW__PTX_PARAM)
-        return dw__emu_malformed(t, "a value that is passed without a .param variable");
+        return dw__emu_malformed(t, "an argument is no .param variable");
     if (operand->variable->bytes != (uint64_t)bytes)
-        return dw__emu_malformed(t, "a value of another size is passed");
+        return dw__emu_malformed(t, "an argument has the wrong size");
     for (size_t i = 0; i < t->function->parameters.count; i++)
         if (t->function->parameters.items[i] == operand->variable)
-            return dw__emu_malformed(t, "a parameter of the kernel is passed without a copy");
+            return dw__emu_malformed(t, "a kernel parameter is passed without a copy");
     return dw__emu_take_source(t, operand, DW__T_B64, place);
 }
 
@@ -317,7 +318,7 @@ static dw_status translate_call(dw__emu_translator *t) {
         if (strcmp(system_functions[i].name, name) != 0) continue;
         if (arguments->count != system_functions[i].arguments ||
             results->count > system_functions[i].results)
-            return dw__emu_malformed(t, "it passes another number of values");
+            return dw__emu_malformed(t, "wrong number of arguments or results");
         for (int n = 0; n < arguments->count; n++)
             DW_RETURN_IF_FAILED(take_local(t, &arguments->items[n], system_functions[i].sizes[n],
                                            &k->arguments[n]));

@@ -1,5 +1,5 @@
-/* Stores between the blocks of a cluster whose barrier hears of them (st.async, red.async: PTX ISA 9.7.9.12,
- * 9.7.13.7), and cluster launch control (9.7.13.16).
+/* Stores to other blocks of a cluster that complete on an mbarrier (PTX ISA, "st.async", "red.async"), and cluster
+ * launch control ("clusterlaunchcontrol.try_cancel", "clusterlaunchcontrol.query_cancel").
  */
 #include "emulator/barrier.h"
 #include "emulator/lanes.h"
@@ -7,7 +7,7 @@
 #include "emulator/written.h"
 #include <string.h>
 
-/* Shared memory for work that is done later; NULL after a finding. */
+/* Returns shared memory for asynchronous work; NULL after a finding. */
 static unsigned char *reach_shared(dw__emu_cluster *cluster, dw__emu_async *work, uint32_t address,
                                    uint32_t bytes, uint32_t barrier) {
     uint32_t offset;
@@ -79,7 +79,7 @@ static dw__emu_next remote_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     return DW__NEXT;
 }
 
-/* Without .async the instruction is another table's. */
+/* Without .async, another table translates the instruction. */
 static dw_status translate_remote(dw__emu_translator *t, bool reduces) {
     static const char *const vectors[] = {"v2", "v4", NULL};
     remote_op *k = dw__emu_detail(t, sizeof *k);
@@ -105,7 +105,7 @@ static dw_status translate_remote(dw__emu_translator *t, bool reduces) {
     const dw__ptx_operand *list = &t->in->operands[1],
                           *items = list->kind == DW__PTX_VECTOR ? list->items : list;
     if ((list->kind == DW__PTX_VECTOR ? list->count : 1) != k->count)
-        return dw__emu_malformed(t, "a vector of another length");
+        return dw__emu_malformed(t, "the vector has the wrong length");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));
     for (int i = 0; i < k->count; i++)
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, &items[i], k->type, &k->places[i]));
@@ -119,7 +119,7 @@ static dw_status translate_red(dw__emu_translator *t) { return translate_remote(
 
 /* ---- cluster launch control ---------------------------------------------------------------- */
 
-/* What a request is answered with, in a form of our own: the first block of a cluster that will not be begun. */
+/* The response to a request, in a layout of our own: the first block of the canceled cluster. */
 typedef struct answer {
     uint32_t block[3], canceled;
 } answer;
@@ -176,7 +176,7 @@ static dw__emu_next cancel_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
             dw__free(c);
             return dw__emu_no_memory(w, (int)lane);
         }
-        dw__emu_race_generic(&c->work); /* its fences are of another form */
+        dw__emu_race_generic(&c->work); /* its fences have another form */
         dw__emu_later(w->cta->cluster, &c->work);
     }
     return DW__NEXT;
@@ -204,7 +204,7 @@ static dw__emu_next canceled_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t
     *d = (*d & ~((uint32_t)1 << lane)) | (uint32_t)(a[lane].canceled & 1) << lane;
     return DW__NEXT;
 }
-/* Of an answer that nothing was canceled the block is not defined; here it is 0. */
+/* If nothing was canceled the block is undefined; here it is 0. */
 static dw__emu_next first_block_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const answer *a = DW__REGISTER(w, const answer, op->a);
     const uint32_t *places = op->detail;
@@ -235,7 +235,8 @@ static dw_status translate_query(dw__emu_translator *t) {
         return DW_OK;
     }
     if (axis == 3 && (result->kind != DW__PTX_VECTOR || result->count != 4))
-        return dw__emu_malformed(t, "four registers, as {%r1, %r2, %r3, _}, are wanted");
+        return dw__emu_malformed(t,
+                                 "the result must be four registers, such as {%r1, %r2, %r3, _}");
     for (int i = 0; i < 3; i++) {
         places[i] = UINT32_MAX;
         if (axis == 3 || axis == i)

@@ -1,4 +1,6 @@
-/* Branches, ends, fences and calls: PTX ISA 9.7.12, 9.7.13.4, 9.7.19. */
+/* Branches, exits, fences and scheduling hints: PTX ISA, "Control Flow Instructions", "membar/fence", "Miscellaneous
+ * Instructions".
+ */
 #include "emulator/lanes.h"
 #include "emulator/race.h"
 #include <stdio.h>
@@ -6,7 +8,7 @@
 
 /* ---- branches ------------------------------------------------------------------------------ */
 
-/* Lanes whose guard holds go to the target, the others on; dw__emu_run_warp takes them apart. */
+/* Lanes whose guard is true go to the target, the others continue; dw__emu_run_warp splits the group. */
 static dw__emu_next bra_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     uint32_t stay = w->now.mask & ~mask;
     if (stay) {
@@ -23,9 +25,9 @@ static dw_status translate_bra(dw__emu_translator *t) {
     const dw__ptx_operand *target;
     (void)dw__emu_take(t, "uni");
     DW_RETURN_IF_FAILED(dw__emu_take_operand(t, 0, &target));
-    if (target->kind != DW__PTX_LABEL) return dw__emu_malformed(t, "a branch to what is no label");
+    if (target->kind != DW__PTX_LABEL) return dw__emu_malformed(t, "the branch target is no label");
     DW_RETURN_IF_FAILED(dw__emu_emit(t, bra_run));
-    t->op->c = UINT32_MAX; /* set when all operations have their numbers */
+    t->op->c = UINT32_MAX; /* resolved when all operations are numbered */
     t->op->immediate = target->number;
     return DW_OK;
 }
@@ -64,7 +66,7 @@ static dw_status translate_nanosleep(dw__emu_translator *t) {
     return dw__emu_take(t, "u32") ? dw__emu_emit(t, give_way_run) : dw__emu_unsupported(t);
 }
 
-/* Registers are the emulator's own affair; launches wait for the grid before them to its end. */
+/* The emulator needs no register allocation, and a launch starts after the previous one has ended. */
 static dw_status translate_setmaxnreg(dw__emu_translator *t) {
     if (!(dw__emu_take(t, "inc") || dw__emu_take(t, "dec")) || !dw__emu_take(t, "sync") ||
         !dw__emu_take(t, "aligned") || !dw__emu_take(t, "u32"))
@@ -85,8 +87,7 @@ static dw_status translate_griddepcontrol(dw__emu_translator *t) {
 
 /* ---- fences -------------------------------------------------------------------------------- */
 
-/* fence.proxy.async: what the warp has seen written through the generic proxy, asynchronous work sees from here
- * on. */
+/* fence.proxy.async: makes the generic writes that the warp has seen visible to asynchronous work. */
 static dw__emu_next proxy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     (void)op, (void)mask;
     dw__emu_race_fence_proxy(w);

@@ -1,4 +1,4 @@
-/* cvt, cvta, isspacep: PTX ISA 9.7.9.21 to 9.7.9.23. */
+/* Conversions of values and of address spaces: PTX ISA, "cvt", "cvt.pack", "cvta", "isspacep". */
 #include "emulator/lanes.h"
 #include "number/format.h"
 #include "number/half.h"
@@ -10,9 +10,10 @@
 typedef struct conversion {
     dw__emu_type to, from;
     int from_bytes, to_bytes; /* of a lane's place */
-    int register_bytes;       /* of the result as declared: a signed result is extended to it */
+    /* Size of the declared result; a signed result is extended to it. */
+    int register_bytes;
     enum { NO_ROUNDING, NEAREST, ZERO, DOWN, UP, AWAY, BY_CHANCE } rounding;
-    bool to_whole; /* rni and the like: a whole number, also between floats */
+    bool to_whole; /* rni and the like: rounds to a whole number, also between floats */
     bool flush, saturate, relu, finite;
 } conversion;
 
@@ -52,7 +53,8 @@ static double rounded(double x, int rounding) {
     }
 }
 
-/* To an integer type: out of range is the end of the range, a NaN is 0 (for 64 bits the top bit). */
+/* Converts to an integer type. Values out of range become the end of the range, a NaN becomes 0 (for 64 bits, the top
+ * bit). */
 static uint64_t to_whole(double x, dw__emu_type type) {
     const int bits = 8 * dw__emu_type_bytes(type);
     if (isnan(x)) return bits == 64 ? (uint64_t)1 << 63 : 0;
@@ -67,7 +69,7 @@ static uint64_t to_whole(double x, dw__emu_type type) {
                                : (uint64_t)x;
 }
 
-/* An integer within the range of another type. */
+/* Clamps an integer to the range of another type. */
 static uint64_t clamped(int64_t x, bool x_signed, dw__emu_type type) {
     const int bits = 8 * dw__emu_type_bytes(type);
     if (dw__emu_type_signed(type)) {
@@ -83,8 +85,8 @@ static uint64_t clamped(int64_t x, bool x_signed, dw__emu_type type) {
 static const int host_roundings[] = {FE_TONEAREST, FE_TONEAREST, FE_TOWARDZERO,
                                      FE_DOWNWARD,  FE_UPWARD,    FE_TONEAREST};
 
-/* An integer as a double. TO_ODD keeps in the last bit that some were cut off, so that what is rounded to fewer bits
- * afterwards is rounded once (Boldo and Melquiond 2008). */
+/* Converts an integer to double. TO_ODD sets the last bit if bits were truncated, so that a later rounding to fewer
+ * bits rounds only once (Boldo and Melquiond 2008). */
 #define TO_ODD (-1)
 static double whole_as_double(int64_t x, bool is_signed, int rounding) {
     const bool negative = is_signed && x < 0;
@@ -104,7 +106,7 @@ static double whole_as_double(int64_t x, bool is_signed, int rounding) {
     return r;
 }
 
-/* A double as a float in the rounding that is wanted: AWAY is of ties (tf32's rna). */
+/* Rounds a double to float. AWAY concerns ties (tf32's rna). */
 static float to_single(double x, int rounding) {
     if (host_roundings[rounding] == FE_TONEAREST) return (float)x;
     fesetround(host_roundings[rounding]);
@@ -114,11 +116,11 @@ static float to_single(double x, int rounding) {
     return r;
 }
 
-/* Half types with bits below theirs cut off, for the roundings other than to nearest. */
+/* Rounds to a half type in directions other than to nearest, by truncation of its lower bits. */
 static uint16_t to_half(double x, dw__emu_type type, int rounding) {
     const bool brain = type == DW__T_BF16;
     if (isnan(x)) return 0x7FFF;
-    /* To odd at 24 bits, so that the second rounding sees what the first cut off. */
+    /* Rounds to odd at 24 bits, so that the second rounding sees what the first truncated. */
     float f = (float)x;
     if ((double)f != x) {
         f = to_single(x, ZERO);
@@ -126,7 +128,7 @@ static uint16_t to_half(double x, dw__emu_type type, int rounding) {
     }
     if (rounding == NEAREST || rounding == NO_ROUNDING)
         return brain ? dw__f32_to_bf16(f) : dw__f32_to_f16(f);
-    /* Toward zero: the nearest, and one less if that is further out. */
+    /* Toward zero: the nearest value, or its predecessor if that value is further from zero. */
     uint16_t half = brain ? dw__f32_to_bf16(f) : dw__f32_to_f16(f);
     float back = brain ? dw__bf16_to_f32(half) : dw__f16_to_f32(half);
     if (fabsf(back) > fabsf(f)) half--;
@@ -138,7 +140,7 @@ static uint16_t to_half(double x, dw__emu_type type, int rounding) {
 
 static uint32_t to_tf32(uint32_t bits, int rounding) {
     if ((bits & 0x7F800000) == 0x7F800000)
-        return bits & ~(uint32_t)0x1FFF; /* NaNs as well (tests/probes) */
+        return bits & ~(uint32_t)0x1FFF; /* NaNs included (tests/probes) */
     if (rounding == AWAY)
         bits += 0x1000;
     else if (rounding == NEAREST)
@@ -163,8 +165,8 @@ static uint64_t convert_one(const conversion *k, const unsigned char *from) {
         if (k->saturate) return clamped(x, dw__emu_type_signed(k->from), k->to);
         return (uint64_t)x;
     }
-    if (k->to == DW__T_TF32 &&
-        k->from == DW__T_F32) { /* of the bits: as a number a NaN would change */
+    /* Works on the bits, because a conversion to a number would change NaNs. */
+    if (k->to == DW__T_TF32 && k->from == DW__T_F32) {
         uint32_t word;
         memcpy(&word, from, sizeof word);
         if (k->relu && word >> 31 && (word & 0x7FFFFFFF) <= 0x7F800000) word = 0;
@@ -224,13 +226,13 @@ static dw__emu_next convert_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
 
 /* ---- packed conversions -------------------------------------------------------------------- */
 
-/* Two floats (a above b) to two values of a narrow type, and back to pairs of halves. */
+/* Converts two floats (a above b) to two values of a narrow type, or back to pairs of halves. */
 typedef struct packed {
     dw__emu_type to, from;
     bool relu, finite, flush;
     int rounding;
     dw_format format;    /* of the narrow type */
-    uint32_t sources[4]; /* of a conversion BY_CHANCE, `count` of them */
+    uint32_t sources[4]; /* of a conversion BY_CHANCE; there are `count` of them */
     int count;
 } packed;
 
@@ -246,7 +248,7 @@ static bool format_of(dw__emu_type type, dw_format *format) {
     }
 }
 
-/* What .rs converts to; how many numbers. 0: another type. */
+/* Sets *format to the format that .rs converts to. Returns how many numbers it converts; 0 for other types. */
 static int chance_format_of(dw__emu_type type, dw_format *format) {
     switch (type) {
     case DW__T_F16X2: *format = DW_FORMAT_F16; return 2;
@@ -260,8 +262,7 @@ static int chance_format_of(dw__emu_type type, dw_format *format) {
     }
 }
 
-/* E8M0 rounds a float toward zero, or to the power of two above (PTX ISA 9.7.9.21: .rz, .rp), within 2^-127 to
- * 2^127. */
+/* E8M0 rounds a float toward zero or up to the next power of two (PTX ISA, "cvt": .rz, .rp), within 2^-127 to 2^127. */
 static uint32_t to_e8m0(float x, int rounding, bool finite) {
     if (isnan(x)) return 0xFF;
     uint32_t bits = dw__f32_bits(fabsf(x)), exponent = bits >> 23;
@@ -278,17 +279,16 @@ static uint32_t to_code(const packed *k, float x) {
     if (k->format == DW_FORMAT_E8M0) return to_e8m0(x, k->rounding, k->finite);
     if (k->relu && (x < 0 || (x == 0 && signbit(x)))) x = 0;
     if (isnan(x) && k->format != DW_FORMAT_E4M3 &&
-        k->format != DW_FORMAT_E5M2) /* no NaN: the greatest number */
+        k->format != DW_FORMAT_E5M2) /* the format has no NaN: the greatest number */
         return k->format == DW_FORMAT_E2M1 ? 0x7 : 0x1F;
     return dw__encode_one(k->format, isnan(x) ? fabsf(x) : x, DW_OVERFLOW_SATURATE,
                           DW_ROUND_NEAREST, 0);
 }
 
-/* .rs (PTX ISA 9.7.9.22): the random bits are added to those that are cut off, and what is carried rounds up.
- * Both begin at the upper end. Of each pair of numbers both take the same sixteen bits (F16: 13 of them), the
- * first pair the upper half of the word; for E2M1 the upper bytes of both halves are the first pair's. The
- * ISA's text does not say more, and its figures were not at hand: which number meets which of its bits is known
- * of F16 and BF16 alone. */
+/* Stochastic rounding, .rs (PTX ISA, "cvt"): the random bits are added to the truncated bits, and a carry rounds up.
+ * Both are aligned at their upper ends. The two numbers of a pair use the same sixteen bits (13 for F16); the first
+ * pair uses the upper half of the word. For E2M1 the first pair uses the upper bytes of both halves. The ISA's text
+ * says no more and its figures were not available, so the assignment of bits is certain for F16 and BF16 only. */
 static uint32_t chance_of(dw_format format, uint32_t random, int index) {
     switch (format) {
     case DW_FORMAT_F16: return (index ? random : random >> 16) << 19;
@@ -334,7 +334,7 @@ static dw_status emit_chance(dw__emu_translator *t, packed k) {
     if (t->in->operand_count != (count == 2 ? 4 : 3) ||
         (count == 4 && (o[1].kind != DW__PTX_VECTOR || o[1].count != 4)))
         return dw__emu_malformed(
-            t, "two numbers, or four as {a, b, e, f}, and random bits are wanted");
+            t, "the sources must be two numbers, or four as {a, b, e, f}, and random bits");
     if (count == 4) sources = o[1].items;
     for (int i = 0; i < count; i++)
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, &sources[i], DW__T_F32, &k.sources[i]));
@@ -388,7 +388,7 @@ static dw__emu_next halves_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     return DW__NEXT;
 }
 
-/* The commonest, without asking. */
+/* The most common conversions, without tests of the options. */
 static uint32_t brain_of(float x) { return isnan(x) ? 0x7FFF : dw__f32_to_bf16(x); }
 static uint32_t half_of(float x) { return isnan(x) ? 0x7FFF : dw__f32_to_f16(x); }
 #define PLAIN_PAIR(name, HALF)                                                                     \
@@ -455,8 +455,7 @@ static dw_status emit_packed(dw__emu_translator *t, packed k) {
 
 /* ---- cvt.pack ------------------------------------------------------------------------------ */
 
-/* Two integers within the range of a narrow type, side by side, the first above; a third word moves up to make
- * room for them. */
+/* Clamps two integers to a narrow type and packs them, the first above. A third word moves up to make room for them. */
 static dw__emu_next pack_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const uint32_t *a = DW__REGISTER(w, uint32_t, op->a), *b = DW__REGISTER(w, uint32_t, op->b);
     const uint32_t *c = DW__REGISTER(w, uint32_t, op->c);
@@ -508,7 +507,7 @@ static dw_status translate_cvt(dw__emu_translator *t) {
     conversion *k = dw__emu_detail(t, sizeof *k);
     if (!k) return dw__fail_memory("an operation", sizeof *k);
     if (dw__emu_take(t, "pack")) return translate_pack(t);
-    for (bool more = true; more;) { /* their order differs from form to form */
+    for (bool more = true; more;) { /* the order of the modifiers differs between forms */
         more = false;
         int rounding = dw__emu_take_one_of(t, roundings);
         if (rounding >= 0)
@@ -530,7 +529,7 @@ static dw_status translate_cvt(dw__emu_translator *t) {
                       .rounding = k->rounding};
     if (k->rounding == BY_CHANCE) return emit_chance(t, p);
     if (is_packed(k->to) || is_packed(k->from)) return emit_packed(t, p);
-    if (t->in->operand_count != 2) return dw__emu_malformed(t, "it takes two operands");
+    if (t->in->operand_count != 2) return dw__emu_malformed(t, "it has two operands");
     /* Registers may be wider than the types. */
     const dw__ptx_operand *to = &t->in->operands[0], *from = &t->in->operands[1];
     static const dw__emu_type by_bytes[] = {
@@ -538,7 +537,7 @@ static dw_status translate_cvt(dw__emu_translator *t) {
     int to_bytes = dw__emu_operand_bytes(t, to), from_bytes = dw__emu_operand_bytes(t, from);
     if (to_bytes < dw__emu_type_bytes(k->to) || to_bytes > 8 ||
         (from_bytes >= 0 && (from_bytes < dw__emu_type_bytes(k->from) || from_bytes > 8)))
-        return dw__emu_malformed(t, "a register that is narrower than its type");
+        return dw__emu_malformed(t, "a register is narrower than its type");
     assert(to_bytes > 0);
     uint32_t a = 0, d = 0;
     DW_RETURN_IF_FAILED(from_bytes > 0 ? dw__emu_take_source(t, from, by_bytes[from_bytes], &a)

@@ -1,5 +1,6 @@
-/* Copies that go on beside the warps: cp.async, cp.async.bulk, cp.async.bulk.tensor and their reductions. PTX
- * ISA 9.7.9.26 and 9.7.9.27. A copy is read and written some turns after it was issued, not before.
+/* Asynchronous copies: cp.async, cp.async.bulk, cp.async.bulk.tensor and their reductions (PTX ISA, "Data Movement
+ * and Conversion Instructions: Asynchronous copy"). The source is read and the destination written some turns after
+ * the issue, so that a kernel that does not wait sees stale data, as it may on a GPU.
  */
 #include "emulator/barrier.h"
 #include "emulator/lanes.h"
@@ -11,13 +12,13 @@
 
 /* ---- groups -------------------------------------------------------------------------------- */
 
-/* Each lane's groups of copies, in the order of their commits. A group is done when none of its copies is left;
- * `reading` counts those that have yet to read their source. */
+/* The groups of copies of each lane, in the order of their commits. A group is complete when none of its copies is
+ * pending. `reading` counts the copies that have not read their source yet. */
 #define GROUPS 64
 typedef struct lane_groups {
-    uint32_t open; /* number of the group that copies are added to */
+    uint32_t open; /* number of the group to which new copies belong */
     uint16_t reading[GROUPS], writing[GROUPS];
-    uint32_t time[GROUPS]; /* of the youngest copy so far, for the checker */
+    uint32_t time[GROUPS]; /* time of the group's youngest copy, for the checker */
 } lane_groups;
 struct dw__emu_bulk {
     lane_groups bulk[DW__LANES], small[DW__LANES]; /* cp.async.bulk, cp.async */
@@ -39,8 +40,9 @@ typedef struct copy {
     uint32_t shared;       /* shared::cluster address */
     uint32_t other_shared; /* destination of SHARED_TO_SHARED */
     uint64_t global;
-    uint32_t bytes, zero_bytes; /* of cp.async: the rest is zeros */
-    uint32_t targets;           /* blocks that a multicast goes to; 0: the one of the address */
+    uint32_t bytes, zero_bytes; /* of cp.async: `bytes` are copied, the rest is zero-filled */
+    /* Blocks that a multicast writes to; 0: the block of the address. */
+    uint32_t targets;
     bool has_barrier;
     uint32_t barrier;
     bool pair; /* .cta_group::2 */
@@ -48,13 +50,13 @@ typedef struct copy {
     dw__emu_type type;
     lane_groups *groups;
     uint32_t group;
-    dw__emu_side side; /* of its issuer, without a barrier */
-    uint32_t phase;    /* of the barrier when it was issued; 0: of several barriers */
+    dw__emu_side side; /* of the issuer, for copies without a barrier */
+    uint32_t phase;    /* phase of the barrier at the issue; 0 if there are several barriers */
     bool tensor;
     dw__tensor_shape map;
     int64_t at[DW__TENSOR_AXES];
-    bool gathers;        /* rows of their own, four of them: at[1] to at[4] */
-    unsigned char *data; /* between reading and writing */
+    bool gathers;        /* four independent rows, at[1] to at[4] */
+    unsigned char *data; /* the bytes between reading and writing */
 } copy;
 
 static void release_copy(dw__emu_async *work) {
@@ -69,14 +71,15 @@ static bool blame(const copy *c, dw__emu_finding kind, const char *what, uint64_
     return false;
 }
 
-/* The block's shared memory that a copy reads or writes: under a swizzle whole spans, whose pieces it exchanges. */
+/* Returns the block's shared memory that a copy accesses. A swizzle exchanges pieces within a span, so whole spans
+ * must lie within the block. */
 static unsigned char *shared_bytes(dw__emu_cluster *cluster, const copy *c, uint32_t address,
                                    uint64_t bytes, dw__emu_cta **owner) {
     const uint32_t span = c->tensor ? dw__swizzle_span(c->map.swizzle) : 1;
     uint32_t offset;
     *owner = dw__emu_block_at(cluster, address, (bytes + span - 1) / span * span, &offset);
     if (!*owner) {
-        blame(c, DW__FOUND_BOUNDS, "a copy's shared memory reaches beyond the block's, at",
+        blame(c, DW__FOUND_BOUNDS, "a copy's shared memory extends beyond the block's, at",
               address);
         return NULL;
     }
@@ -89,7 +92,7 @@ static uint32_t box_count(const dw__tensor_shape *m, int axis) {
     return (m->box[axis] + m->step[axis] - 1u) / m->step[axis];
 }
 
-/* Bytes of a box's row in shared memory, and of what of it comes from memory. */
+/* Bytes of a box's row in shared memory (stored_row) and in global memory (memory_row). */
 static uint32_t stored_row(const dw__tensor_shape *m) {
     return m->element >= DW__TENSOR_U4_ALIGN16
                ? box_count(m, 0)
@@ -104,7 +107,7 @@ static uint32_t memory_row(const dw__tensor_shape *m) {
     return box_count(m, 0) * (uint32_t)dw__tensor_element_bits(m->element) / 8;
 }
 
-/* Row `row` of the box: its address in memory; false where it lies outside of the tensor. */
+/* Sets *address to the address of row `row` of the box; returns false if the row lies outside of the tensor. */
 static bool row_address(const copy *c, uint32_t row, uint64_t *address) {
     const dw__tensor_shape *m = &c->map;
     *address = m->address;
@@ -122,7 +125,7 @@ static bool row_address(const copy *c, uint32_t row, uint64_t *address) {
     return true;
 }
 
-/* Elements of a row that lie within the tensor: from `first` on, `count` of them (step 1). */
+/* Sets the range of a row's elements that lie within the tensor: `count` elements from `first` on (step 1). */
 static void row_extent(const copy *c, int64_t *first, int64_t *count) {
     int64_t begin = c->at[0] < 0 ? 0 : c->at[0], end = c->at[0] + c->map.box[0],
             size = (int64_t)c->map.last[0] + 1;
@@ -152,7 +155,7 @@ static bool touch(const copy *c, uint64_t address, uint32_t bytes, bool write) {
     return true;
 }
 
-/* A box from memory into `data`, rows one after another, in the form that they have in shared memory. */
+/* Reads a box from global memory into `data`: rows one after another, in their shared-memory format. */
 static bool read_box(copy *c) {
     const dw__tensor_shape *m = &c->map;
     const uint32_t rows = (uint32_t)box_rows(m), row_bytes = stored_row(m),
@@ -178,7 +181,7 @@ static bool read_box(copy *c) {
                         memcpy(to + (uint64_t)((first + i) / m->step[0]) * bits / 8,
                                from + (uint64_t)i * bits / 8, bits / 8);
             }
-        } else { /* sixteen elements to every sixteen bytes */
+        } else { /* sixteen elements to each sixteen bytes */
             const uint32_t packed = 16 * bits / 8;
             for (uint32_t at = 0; at < bytes; at += packed)
                 memcpy(to + (uint64_t)first + (uint64_t)at / packed * 16, from + at,
@@ -244,13 +247,13 @@ static void note_access(copy *c, dw__emu_cta *owner, uint32_t offset, uint32_t b
 
 static bool read_source(dw__emu_cluster *cluster, copy *c) {
     dw__emu_cta *owner;
-    /* Before there is memory for it: so many bytes a block must have first. */
+    /* Checks the block's shared memory before allocating as many bytes. */
     const unsigned char *from = shared_bytes(cluster, c, c->shared, copy_bytes(c), &owner);
     if (!from) return false;
     const uint32_t bytes = (uint32_t)copy_bytes(c);
     c->data = dw__malloc(bytes ? bytes : 1);
     if (!c->data)
-        return blame(c, DW__FOUND_INVALID, "the host has no memory left for a copy at", c->global);
+        return blame(c, DW__FOUND_INVALID, "the host is out of memory for a copy at", c->global);
     if (c->direction == TO_SHARED) {
         if (c->tensor) return read_box(c);
         const uint32_t given = bytes - c->zero_bytes;
@@ -277,7 +280,7 @@ static bool read_source(dw__emu_cluster *cluster, copy *c) {
     return true;
 }
 
-/* Into the shared memory of a block, and then its barrier is told. */
+/* Writes into a block's shared memory, then completes the bytes on its barrier. */
 static bool deliver(dw__emu_cluster *cluster, copy *c, uint32_t address, uint32_t barrier) {
     dw__emu_cta *owner;
     unsigned char *to = shared_bytes(cluster, c, address, copy_bytes(c), &owner);
@@ -298,7 +301,7 @@ static bool deliver(dw__emu_cluster *cluster, copy *c, uint32_t address, uint32_
     }
     if (!c->has_barrier) return true;
     dw__emu_race_mbarrier_bytes(&c->work, barrier, c->phase);
-    /* What is unpacked on the way counts as it lay in memory. */
+    /* Unpacked elements count with their size in global memory. */
     const uint32_t counted = c->tensor ? (uint32_t)box_rows(&c->map) * memory_row(&c->map) : bytes;
     return dw__emu_mbarrier_complete(c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc,
                                      barrier, counted);
@@ -316,10 +319,10 @@ static bool write_target(dw__emu_cluster *cluster, copy *c) {
     const uint32_t parity = c->barrier >> DW__RANK_SHIFT & 1;
     for (uint32_t rank = 0; rank < 16; rank++) {
         if (!(c->targets >> rank & 1)) continue;
-        /* Of a pair, the block whose parity the barrier's address has is told. */
-        const uint32_t told = c->pair ? (rank & ~1u) | parity : rank;
+        /* In a pair, the barrier of the block with the parity of the barrier's address is signalled. */
+        const uint32_t signalled = c->pair ? (rank & ~1u) | parity : rank;
         if (!deliver(cluster, c, (c->shared & DW__OFFSET_MASK) | rank << DW__RANK_SHIFT,
-                     (c->barrier & DW__OFFSET_MASK) | told << DW__RANK_SHIFT))
+                     (c->barrier & DW__OFFSET_MASK) | signalled << DW__RANK_SHIFT))
             return false;
     }
     return true;
@@ -358,9 +361,10 @@ static bool fill_tensor(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *
         dw__emu_reach(w, DW__PTX_REG, (int)lane, address, DW__TENSOR_MAP_BYTES, 64, DW__READ);
     if (!bytes) return false;
     if (!dw__tensor_map_decode(bytes, &c->map) || c->map.rank != k->rank) {
-        dw__emu_found(w, (int)lane, DW__FOUND_INVALID,
-                      "a copy of %d axes by the tensor map at 0x%llx, which has %d (or is none)",
-                      k->rank, (unsigned long long)address, c->map.rank);
+        dw__emu_found(
+            w, (int)lane, DW__FOUND_INVALID,
+            "a copy of %d axes by the tensor map at 0x%llx, which has %d (or is no tensor map)",
+            k->rank, (unsigned long long)address, c->map.rank);
         return false;
     }
     c->gathers = k->gathers;
@@ -369,7 +373,7 @@ static bool fill_tensor(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *
     if (k->gathers) {
         if (c->map.box[1] != 1) {
             dw__emu_found(w, (int)lane, DW__FOUND_INVALID,
-                          "a copy of four rows by a tensor map whose box has %d rows: 1 is wanted",
+                          "a copy of four rows by a tensor map whose box has %d rows: must be 1",
                           c->map.box[1]);
             return false;
         }
@@ -392,7 +396,7 @@ static bool fill_tensor(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *
     const uint32_t shared_align = c->map.swizzle == DW__SWIZZLE_NONE ? 16 : 128;
     if ((c->shared & (shared_align - 1)) != 0) {
         dw__emu_found(w, (int)lane, DW__FOUND_ALIGNMENT,
-                      "a copy's shared memory at 0x%x: a multiple of %u is wanted", c->shared,
+                      "a copy's shared memory at 0x%x: must be a multiple of %u", c->shared,
                       shared_align);
         return false;
     }
@@ -425,7 +429,7 @@ static bool fill_copy(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *c)
     } else if (!k->tensor && (c->bytes % 16 || c->shared % 16 ||
                               (k->direction != SHARED_TO_SHARED && c->global % 16))) {
         dw__emu_found(w, (int)lane, DW__FOUND_ALIGNMENT,
-                      "a copy of %u bytes between 0x%x and 0x%llx: multiples of 16 are wanted",
+                      "a copy of %u bytes between 0x%x and 0x%llx: all must be multiples of 16",
                       c->bytes, c->shared, (unsigned long long)c->global);
         return false;
     }
@@ -469,7 +473,7 @@ static dw__emu_next commit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     DW__EACH_LANE(lane, mask) {
         lane_groups *g = groups_of(w, lane, op->immediate);
         if (!g) return dw__emu_no_memory(w, (int)lane);
-        if (g->writing[(g->open + 1) % GROUPS]) { /* as many in flight as are counted */
+        if (g->writing[(g->open + 1) % GROUPS]) { /* as many groups in flight as are counted */
             w->now.wait = DW__WAIT_ASYNC;
             return DW__AGAIN;
         }
@@ -482,7 +486,7 @@ static dw__emu_next commit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     return DW__NEXT;
 }
 
-/* Waits until at most the youngest `a` groups have something left to do. */
+/* Waits until at most the `a` youngest groups are pending. */
 static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const bool small = op->immediate & 1, reads = op->immediate & 2, with_open = op->immediate & 4;
     if (!w->bulk) return DW__NEXT;
@@ -527,8 +531,8 @@ static dw_status emit_commit(dw__emu_translator *t, bool small) {
 static dw_status take_coordinates(dw__emu_translator *t, const dw__ptx_operand *o, copy_op *k) {
     if (o->kind != DW__PTX_ADDRESS || o->count != 2 || o->items[1].kind != DW__PTX_VECTOR ||
         o->items[1].count != coordinates_of(k))
-        return dw__emu_malformed(t,
-                                 "a tensor map with coordinates, as [%rd1, {%r1, %r2}], is wanted");
+        return dw__emu_malformed(
+            t, "an operand must be a tensor map with coordinates, such as [%rd1, {%r1, %r2}]");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, o, &k->map));
     for (int axis = 0; axis < coordinates_of(k); axis++)
         DW_RETURN_IF_FAILED(
@@ -541,7 +545,7 @@ static bool take_pair(dw__emu_translator *t, copy_op *k) {
     return k->pair = dw__emu_take(t, "cta_group::2");
 }
 
-/* After "cp.async.bulk" or "cp.reduce.async.bulk", and ".tensor.Nd" where it is there. */
+/* Translates the instruction after "cp.async.bulk" or "cp.reduce.async.bulk". */
 static dw_status translate_bulk(dw__emu_translator *t, copy_op *k, bool reduces) {
     static const char *const ranks[] = {"1d", "2d", "3d", "4d", "5d", NULL};
     if (dw__emu_take(t, "commit_group")) return emit_commit(t, false);
@@ -581,8 +585,7 @@ static dw_status translate_bulk(dw__emu_translator *t, copy_op *k, bool reduces)
     }
     const dw__ptx_operand *o = t->in->operands;
     const int wanted = 2 + !k->tensor + k->barrier + k->multicast + hint;
-    if (t->in->operand_count != wanted)
-        return dw__emu_malformed(t, "it takes another number of operands");
+    if (t->in->operand_count != wanted) return dw__emu_malformed(t, "wrong number of operands");
     int at = 2;
     if (k->tensor && k->direction == FROM_SHARED) {
         DW_RETURN_IF_FAILED(take_coordinates(t, &o[0], k));
@@ -606,32 +609,32 @@ static dw_status translate_bulk(dw__emu_translator *t, copy_op *k, bool reduces)
     return DW_OK;
 }
 
-/* cp.async.mbarrier.arrive: the barrier hears of the lane's copies so far when they are done. Later ones of the lane
- * may hold it up; hardware promises no time. */
-typedef struct notice {
+/* cp.async.mbarrier.arrive: arrives on the barrier when the lane's copies so far are complete. Later copies of the
+ * lane may delay the arrival; hardware promises no time either. */
+typedef struct copies_arrival {
     dw__emu_async work;
     dw__emu_warp *warp;
     uint32_t barrier;
-} notice;
+} copies_arrival;
 
-static bool notice_done(dw__emu_cluster *cluster, dw__emu_async *work) {
-    notice *n = (notice *)(void *)work;
+static bool copies_arrival_done(dw__emu_cluster *cluster, dw__emu_async *work) {
+    copies_arrival *n = (copies_arrival *)(void *)work;
     const lane_groups *g = n->warp->bulk ? &n->warp->bulk->small[work->lane] : NULL;
     uint32_t outstanding = 0;
     for (int i = 0; g && i < GROUPS; i++) outstanding += g->writing[i];
     if (outstanding == 0) return dw__emu_mbarrier_arrive(work, DW__SIDE_COPY, n->barrier, 1);
-    notice *again = dw__malloc(sizeof *again);
+    copies_arrival *again = dw__malloc(sizeof *again);
     if (!again) {
         dw__emu_found_at(work->cta, work->warp, (int)work->lane, work->pc, DW__FOUND_INVALID,
-                         "the host has no memory left for the emulator");
+                         "the host is out of memory");
         return false;
     }
     *again = *n;
-    work->clock = NULL; /* goes on with it */
+    work->clock = NULL; /* the clock belongs to the new work */
     return dw__emu_later(cluster, &again->work);
 }
 
-static dw__emu_next notice_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+static dw__emu_next copies_arrival_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const copy_op *k = op->detail;
     DW__EACH_LANE(lane, mask) {
         const uint32_t address =
@@ -639,15 +642,15 @@ static dw__emu_next notice_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
         if (op->immediate &&
             !dw__emu_mbarrier_expect_arrival(w->cta, w->index, (int)lane, w->now.pc, address))
             return DW__FAULT;
-        notice *n = dw__malloc(sizeof *n);
+        copies_arrival *n = dw__malloc(sizeof *n);
         if (!n) return dw__emu_no_memory(w, (int)lane);
-        *n = (notice){.work = {.done = notice_done,
-                               .cta = w->cta,
-                               .warp = w->index,
-                               .lane = lane,
-                               .pc = w->now.pc},
-                      .warp = w,
-                      .barrier = address};
+        *n = (copies_arrival){.work = {.done = copies_arrival_done,
+                                       .cta = w->cta,
+                                       .warp = w->index,
+                                       .lane = lane,
+                                       .pc = w->now.pc},
+                              .warp = w,
+                              .barrier = address};
         if (!dw__emu_race_issue(w, &n->work)) {
             dw__free(n);
             return dw__emu_no_memory(w, (int)lane);
@@ -657,14 +660,14 @@ static dw__emu_next notice_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     }
     return DW__NEXT;
 }
-static dw_status translate_notice(dw__emu_translator *t, copy_op *k) {
+static dw_status translate_copies_arrival(dw__emu_translator *t, copy_op *k) {
     const dw__ptx_operand *address;
     const bool counted = !dw__emu_take(t, "noinc");
     (void)(dw__emu_take(t, "shared") || dw__emu_take(t, "shared::cta"));
     if (!dw__emu_take(t, "b64")) return dw__emu_unsupported(t);
     DW_RETURN_IF_FAILED(dw__emu_take_operand(t, 0, &address));
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, address, &k->mbarrier));
-    DW_RETURN_IF_FAILED(dw__emu_emit(t, notice_run));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, copies_arrival_run));
     t->op->detail = k;
     t->op->immediate = counted;
     return DW_OK;
@@ -676,7 +679,7 @@ static dw_status translate_small(dw__emu_translator *t, copy_op *k) {
     if (dw__emu_take(t, "wait_all")) return emit_wait(t, true, true);
     if (dw__emu_take(t, "mbarrier")) {
         if (!dw__emu_take(t, "arrive")) return dw__emu_unsupported(t);
-        return translate_notice(t, k);
+        return translate_copies_arrival(t, k);
     }
     if (!dw__emu_take(t, "ca") && !dw__emu_take(t, "cg")) return dw__emu_unsupported(t);
     if (!dw__emu_take(t, "shared") && !dw__emu_take(t, "shared::cta"))
@@ -688,7 +691,7 @@ static dw_status translate_small(dw__emu_translator *t, copy_op *k) {
     const dw__ptx_operand *o = t->in->operands;
     if (t->in->operand_count < 3 || o[2].kind != DW__PTX_INTEGER ||
         (o[2].integer != 4 && o[2].integer != 8 && o[2].integer != 16))
-        return dw__emu_malformed(t, "it copies 4, 8 or 16 bytes");
+        return dw__emu_malformed(t, "the size must be 4, 8 or 16 bytes");
     k->small = true;
     k->direction = TO_SHARED;
     k->bytes = (uint32_t)o[2].integer;

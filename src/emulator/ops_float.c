@@ -1,5 +1,7 @@
-/* Floating point: PTX ISA 9.7.3 to 9.7.5. Results are what IEEE 754 says, with NVIDIA's one NaN (all ones but
- * the sign); approximate functions are computed in double and rounded, which is as near as any hardware's.
+/* Floating point (PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions", "Mixed
+ * Precision Floating Point Instructions"). Results are those of IEEE 754 with NVIDIA's canonical NaN (all ones except
+ * for the sign). The bargain: approximate functions are computed in double and rounded, so they are more accurate
+ * than hardware and not bit-identical to it.
  */
 #include "emulator/lanes.h"
 #include "number/half.h"
@@ -12,7 +14,7 @@ struct real_op {
     dw__emu_type type;
     int rounding; /* of fesetround */
     bool flush, saturate, relu, keep_nan;
-    int count; /* sources */
+    int count; /* number of sources */
     float (*narrow)(const real_op *, float, float, float);
     double (*wide)(const real_op *, double, double, double);
     uint32_t places[4];
@@ -55,7 +57,7 @@ BOTH(lg2, LG2)
 BOTH(sin, SIN)
 BOTH(cos, COS)
 BOTH(tanh, TANH)
-/* -0 is less than +0; of a NaN and a number the number, unless NaNs are kept. */
+/* -0 is less than +0. Of a NaN and a number the result is the number, unless NaNs are kept. */
 #define SMALLER(T, s)                                                                              \
     isnan(x)   ? (op->keep_nan ? x : y)                                                            \
     : isnan(y) ? (op->keep_nan ? y : x)                                                            \
@@ -77,8 +79,8 @@ static float greatest_of_three(const real_op *op, float x, float y, float z) {
     return greatest_narrow(op, greatest_narrow(op, x, y, 0), z, 0);
 }
 
-/* x * y + z of half types, rounded to odd, so that rounding it to 11 or 8 bits afterwards rounds once (Boldo and
- * Melquiond 2008). The product is exact in double. */
+/* Computes x * y + z of half types, rounded to odd, so that a later rounding to 11 or 8 bits rounds only once (Boldo
+ * and Melquiond 2008). The product is exact in double. */
 static float fma_to_odd(float x, float y, float z) {
     double p = (double)x * (double)y, s = p + (double)z, t = s - p;
     double error = (p - (s - t)) + ((double)z - t);
@@ -103,7 +105,7 @@ static float applied(const real_op *op, float x, float y, float z) {
     if (op->flush) x = flushed(x), y = flushed(y), z = flushed(z);
     return finished(op, op->narrow(op, x, y, z));
 }
-/* Of F16 subnormal numbers are below 2^-14; a result is flushed for what it would be without .ftz. */
+/* Subnormal numbers of F16 are below 2^-14. A result is flushed according to its value without .ftz. */
 static float flushed_half(float x) { return fabsf(x) < 0x1p-14f ? copysignf(0, x) : x; }
 static float rounded_up_to_normal(float r) {
     return flushed_half(dw__f16_to_f32(dw__f32_to_f16(r)));
@@ -114,7 +116,7 @@ static uint16_t applied_half(const real_op *op, uint16_t x, uint16_t y, uint16_t
           b = brain ? dw__bf16_to_f32(y) : dw__f16_to_f32(y);
     float c = brain ? dw__bf16_to_f32(z) : dw__f16_to_f32(z);
     if (op->flush && !brain) a = flushed_half(a), b = flushed_half(b), c = flushed_half(c);
-    /* A product of BF16 may be subnormal in F32 already. */
+    /* A product of BF16 may be subnormal in F32. */
     float r = op->narrow == fma_narrow   ? finished(op, fma_to_odd(a, b, c))
               : op->narrow == mul_narrow ? finished(op, fma_to_odd(a, b, -0.0f))
                                          : applied(op, a, b, c);
@@ -177,7 +179,7 @@ static dw__emu_next real_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     return DW__NEXT;
 }
 
-/* What makes up most of any kernel, without asking. */
+/* The most common operations, without tests of the options. */
 static inline uint32_t settled(float r) { return isnan(r) ? 0x7FFFFFFF : dw__f32_bits(r); }
 #define PLAIN(name, RESULT)                                                                        \
     static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {               \
@@ -193,7 +195,7 @@ PLAIN(plain_add, x + y)
 PLAIN(plain_sub, x - y)
 PLAIN(plain_mul, x *y)
 PLAIN(plain_fma, fmaf(x, y, c[i]))
-/* As SMALLER and LARGER have it: of equal numbers, which may be -0 and +0, the signs say. */
+/* Like SMALLER and LARGER: of two equal numbers, which may be -0 and +0, the sign decides. */
 static inline float smaller(float x, float y) {
     const float equal = dw__f32_from_bits(dw__f32_bits(x) | dw__f32_bits(y));
     return isnan(x) ? y : isnan(y) ? x : x == y ? equal : x < y ? x : y;
@@ -217,14 +219,14 @@ static dw_status emit_real(dw__emu_translator *t, real_op r, dw__emu_run plain) 
     if (!kept) return dw__fail_memory("an operation", sizeof *kept);
     *kept = r;
     DW_RETURN_IF_FAILED(dw__emu_emit_same(t, r.type, r.count, exact && plain ? plain : real_run));
-    /* What is not given is not looked at, but is read. */
+    /* Missing operands are read but not used. */
     if (r.count < 2) t->op->b = t->op->a;
     if (r.count < 3) t->op->c = t->op->a;
     t->op->detail = kept;
     return DW_OK;
 }
 
-/* .rnd .ftz .sat .relu .type of what this table has; anything else is left for others. */
+/* Takes .rnd .ftz .sat .relu .type if this table supports them; leaves the instruction to other tables otherwise. */
 static dw_status take_real(dw__emu_translator *t, real_op *r) {
     int rounding = dw__emu_take_one_of(t, roundings);
     r->rounding = rounding < 0 ? FE_TONEAREST : host_roundings[rounding];
@@ -242,7 +244,7 @@ static dw_status take_real(dw__emu_translator *t, real_op *r) {
     return dw__emu_unsupported(t);
 }
 
-/* add.f32.bf16 and the like: all sources but the last are of a half type. */
+/* add.f32.bf16 and the like: all sources except for the last have a half type. */
 static dw__emu_next widen_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const uint32_t *a = DW__REGISTER(w, uint32_t, op->a);
     uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
@@ -311,7 +313,7 @@ static dw_status translate_max(dw__emu_translator *t) {
         greatest_of_three);
 }
 
-/* Division and functions of one number: exact ones name their rounding, others say approx or full. */
+/* Division and functions of one number: exact ones name their rounding, the others .approx or .full. */
 static dw_status translate_function(dw__emu_translator *t, real_op r) {
     if (!dw__emu_take(t, "approx")) (void)dw__emu_take(t, "full");
     DW_RETURN_IF_FAILED(take_real(t, &r));
@@ -332,7 +334,7 @@ TRANSLATE_FUNCTION(sin, 1)
 TRANSLATE_FUNCTION(cos, 1)
 TRANSLATE_FUNCTION(tanh, 1)
 
-/* Signs are bits: NaNs keep theirs and what they carry. */
+/* neg and abs change the sign bit only, so NaNs keep their payload. */
 DW__UNARY(negate_16, uint32_t, uint32_t, (x ^ 0x8000) & 0xFFFF)
 DW__UNARY(negate_16x2, uint32_t, uint32_t, x ^ 0x80008000)
 DW__UNARY(negate_32, uint32_t, uint32_t, x ^ 0x80000000)

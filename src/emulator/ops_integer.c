@@ -1,5 +1,5 @@
-/* Integers beyond the common operations: extended precision (PTX ISA 9.7.2), dot products, 24-bit products, masks and
- * saturation (9.7.1), pairs of 16 bits.
+/* Integer operations beyond the common ones: PTX ISA, "Extended-Precision Integer Arithmetic Instructions"; dp4a,
+ * dp2a, mul24, mad24, bmsk, szext and saturation of "Integer Arithmetic Instructions"; pairs of 16 bits.
  */
 #include "emulator/lanes.h"
 #include <string.h>
@@ -19,7 +19,7 @@ static unsigned __int128 product(uint64_t x, uint64_t y, const carry_op *k) {
     return (unsigned __int128)((__int128)sx * sy);
 }
 
-/* x + y + carry in; x - y - borrow: the condition code holds the borrow. */
+/* Computes x + y + carry, or x - y - borrow; the condition code holds the borrow. */
 static uint64_t carried(const carry_op *k, uint64_t x, uint64_t y, uint64_t z, bool *carry) {
     const int bits = k->wide ? 64 : 32;
     const uint64_t most = k->wide ? UINT64_MAX : UINT32_MAX;
@@ -60,7 +60,7 @@ static dw__emu_next carry_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     return DW__NEXT;
 }
 
-/* Of "add.cc", "addc", "addc.cc" and the like: what the modifiers before it were is in `wanted`. */
+/* Emits "add.cc", "addc", "addc.cc" and the like; `wanted` holds the modifiers taken so far. */
 static dw_status emit_carry(dw__emu_translator *t, carry_op wanted) {
     dw__emu_type type;
     carry_op *k = dw__emu_detail(t, sizeof *k);
@@ -165,7 +165,7 @@ static int64_t part(uint32_t word, int at, int bits, bool is_signed) {
     const uint32_t value = word >> at & ((1u << bits) - 1);
     return is_signed && value >> (bits - 1) ? (int64_t)value - (1 << bits) : (int64_t)value;
 }
-/* immediate: kind, + 4 where a is signed, + 8 where b is. */
+/* immediate: the kind, + 4 if a is signed, + 8 if b is signed. */
 static dw__emu_next dot_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const uint32_t *a = DW__REGISTER(w, uint32_t, op->a), *b = DW__REGISTER(w, uint32_t, op->b);
     const uint32_t *c = DW__REGISTER(w, uint32_t, op->c);
@@ -245,14 +245,14 @@ static dw_status translate_sad(dw__emu_translator *t) {
     return dw__emu_unsupported(t);
 }
 
-/* The low b bits of a, extended; from 32 on all of them (.clamp), or b modulo 32 (.wrap). */
+/* Extends the low b bits of a. b of 32 and more means all bits (.clamp), or b modulo 32 (.wrap). */
 static uint32_t low_bits(uint32_t a, uint32_t b, bool clamp, bool is_signed) {
     if (clamp && b >= 32) return a;
     b &= 31;
     const uint32_t kept = ((uint32_t)1 << b) - 1;
     return b && is_signed && a >> (b - 1) & 1 ? a | ~kept : a & kept;
 }
-/* b bits from position a on. */
+/* A mask of b bits from position a on. */
 static uint32_t bit_mask(uint32_t a, uint32_t b, bool clamp) {
     if (clamp ? a >= 32 : false) return 0;
     a &= 31;
@@ -281,7 +281,7 @@ static dw_status translate_bmsk(dw__emu_translator *t) {
     return dw__emu_emit_same(t, DW__T_B32, 2, clamp ? mask_clamp : mask_wrap);
 }
 
-/* a where c is not negative, else b; a subnormal c counts as zero with .ftz. */
+/* Returns whether the result is a (c is not negative), else b. With .ftz a subnormal c counts as zero. */
 static bool keeps_first(uint32_t c, bool is_real, bool flush) {
     if (!is_real) return (int32_t)c >= 0;
     const uint32_t magnitude = c & 0x7FFFFFFF;

@@ -1,23 +1,23 @@
-/* Fragments of matrices between shared memory and registers: ldmatrix, stmatrix, movmatrix. PTX ISA 9.7.14.5.15
- * to 9.7.14.5.17. */
+/* Matrix fragments between shared memory and registers: PTX ISA, "ldmatrix", "stmatrix", "movmatrix". */
 #include "emulator/lanes.h"
 #include <string.h>
 
-/* `count` matrices, each of rows of 16 bytes: 8 x 8 halves, 8 x 16 bytes, or 16 x 16 bytes that are transposed on
- * the way. Their rows are at the addresses of consecutive lanes. What the lanes hold of 16 x 16 bytes and of
- * transposed bytes that are stored: CUTLASS's include/cute/atom/copy_traits_sm100.hpp. */
+/* `count` matrices with rows of 16 bytes: 8 x 8 halves, 8 x 16 bytes, or 16 x 16 bytes that are transposed on the
+ * way. Consecutive lanes hold the addresses of the rows. The lane layouts of 16 x 16 bytes, and of transposed bytes
+ * that are stored, are those of CUTLASS's include/cute/atom/copy_traits_sm100.hpp. */
 typedef enum fragment_shape { HALVES_8X8, BYTES_8X16, BYTES_16X16, BYTES_16X8 } fragment_shape;
 typedef struct fragment {
     dw__emu_address address;
     dw__ptx_space space;
     fragment_shape shape;
     int count, registers;
-    bool transposed; /* of HALVES_8X8 */
-    int packed_bits; /* 4 or 6: sixteen elements of as many bits become bytes, as in low bits; 0: they are bytes */
+    bool transposed; /* only for HALVES_8X8 */
+    /* 4 or 6: sixteen elements of this width are expanded to the low bits of bytes; 0: the elements are bytes. */
+    int packed_bits;
     uint32_t places[4];
 } fragment;
 
-/* Sixteen elements of `bits` from the low end of 16 bytes, the rest of which is not looked at. */
+/* Expands sixteen elements of `bits` from the low end of 16 bytes; the rest of the bytes is ignored. */
 static void unpack_row(unsigned char *row, int bits) {
     unsigned char from[16];
     memcpy(from, row, sizeof from);
@@ -93,7 +93,7 @@ static dw__emu_next store_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     return DW__NEXT;
 }
 
-/* Shape, count and .trans come in any order. */
+/* Takes shape, count and .trans in any order. */
 static bool take_shape(dw__emu_translator *t, fragment *k, bool load) {
     static const char *const shapes[] = {"m8n8", "m8n16", "m16n16", "m16n8", NULL};
     static const char *const counts[] = {"x1", "x2", "x4", NULL};
@@ -112,7 +112,7 @@ static bool take_shape(dw__emu_translator *t, fragment *k, bool load) {
     k->registers = k->shape == BYTES_16X16 ? 2 * k->count : k->count;
     if (k->registers > 4) return false;
     if (k->shape == HALVES_8X8) return dw__emu_take(t, "b16");
-    /* Bytes of 16 rows are always transposed, those of 8 never. */
+    /* Matrices of 16 rows of bytes are always transposed, those of 8 rows never. */
     if (k->transposed != (k->shape != BYTES_8X16)) return false;
     if (k->shape == BYTES_16X8) return !load && dw__emu_take(t, "b8");
     if (!load) return false;
@@ -131,7 +131,7 @@ static dw_status translate_fragment(dw__emu_translator *t, bool load) {
     const dw__ptx_operand *list = &t->in->operands[load ? 0 : 1],
                           *items = list->kind == DW__PTX_VECTOR ? list->items : list;
     if ((list->kind == DW__PTX_VECTOR ? list->count : 1) != k->registers)
-        return dw__emu_malformed(t, "another number of registers");
+        return dw__emu_malformed(t, "wrong number of registers");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[load ? 1 : 0], &k->address));
     for (int i = 0; i < k->registers; i++)
         DW_RETURN_IF_FAILED(load ? dw__emu_take_result(t, &items[i], DW__T_B32, &k->places[i])

@@ -1,4 +1,4 @@
-/* Loads, stores and atomic operations: PTX ISA 9.7.9.8 to 9.7.9.15, 9.7.13. */
+/* Loads, stores and atomic operations: PTX ISA, "ld", "ld.global.nc", "ldu", "st", "st.bulk", "atom", "red". */
 #include "emulator/lanes.h"
 #include "emulator/race.h"
 #include "emulator/reduction.h"
@@ -8,17 +8,17 @@ typedef struct access {
     dw__emu_address address;
     dw__ptx_space space; /* DW__PTX_REG: generic */
     dw__emu_type type;
-    int bytes, count; /* of an element; elements */
+    int bytes, count; /* bytes of an element; number of elements */
     bool extend;      /* signed, into wider registers */
     int strong;       /* DW__STRONG, DW__ORDERS */
     int place_bytes[8], register_bytes[8];
     uint32_t places[8];
-    dw__emu_reduction kind; /* of an atomic operation */
+    dw__emu_reduction kind; /* only for atomic operations */
 } access;
 
 /* ---- qualifiers ---------------------------------------------------------------------------- */
 
-/* What orders, places in caches or hints: the emulator's memory is one, and in order. */
+/* Takes a qualifier of order, cache or prefetch. The emulator's memory is sequentially consistent and has no caches. */
 static bool take_qualifier(dw__emu_translator *t, access *k) {
     static const char *const orders[] = {"relaxed", "acquire",  "release", "acq_rel",
                                          "sc",      "volatile", "mmio",    NULL};
@@ -80,7 +80,7 @@ static void take_all(dw__emu_translator *t, access *k) {
     }
 }
 
-/* The address; constants lie in global memory, what a call passes in local memory. */
+/* Takes the address. Constants lie in global memory, arguments of calls in local memory. */
 static dw_status take_address(dw__emu_translator *t, const dw__ptx_operand *operand, access *k) {
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, operand, &k->address));
     if (k->space == DW__PTX_CONST) k->space = DW__PTX_GLOBAL;
@@ -99,11 +99,11 @@ static dw_status take_values(dw__emu_translator *t, const dw__ptx_operand *opera
         [1] = DW__T_B8, [2] = DW__T_B16, [4] = DW__T_B32, [8] = DW__T_B64, [16] = DW__T_B128};
     const dw__ptx_operand *items = operand->kind == DW__PTX_VECTOR ? operand->items : operand;
     const int given = operand->kind == DW__PTX_VECTOR ? operand->count : 1;
-    if (given != k->count) return dw__emu_malformed(t, "a vector of another length");
+    if (given != k->count) return dw__emu_malformed(t, "the vector has the wrong length");
     for (int i = 0; i < k->count; i++) {
         int has = dw__emu_operand_bytes(t, &items[i]);
         if (has == 0 || (has > 0 && has < k->bytes))
-            return dw__emu_malformed(t, "a register that is narrower than what is moved");
+            return dw__emu_malformed(t, "a register is narrower than the element");
         k->register_bytes[i] = has > 0 ? has : k->bytes;
         k->place_bytes[i] = dw__emu_place_bytes(k->register_bytes[i]);
         dw__emu_type type = has > 0 ? by_bytes[has] : k->type;
@@ -115,7 +115,7 @@ static dw_status take_values(dw__emu_translator *t, const dw__ptx_operand *opera
 
 /* ---- loads and stores ---------------------------------------------------------------------- */
 
-/* Other clusters run on other threads of the host: elements move whole. */
+/* Elements are read atomically, because other clusters run on other threads of the host. */
 static void read_element(void *to, const void *from, int bytes) {
     switch (bytes) {
     case 1: *(uint8_t *)to = __atomic_load_n((const uint8_t *)from, __ATOMIC_ACQUIRE); break;
@@ -207,7 +207,7 @@ static dw_status translate_access(dw__emu_translator *t, bool load) {
 }
 static dw_status translate_ld(dw__emu_translator *t) { return translate_access(t, true); }
 
-/* st.bulk: zeros. */
+/* st.bulk stores zeros. */
 static dw__emu_next bulk_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const access *k = op->detail;
     DW__EACH_LANE(lane, mask) {
@@ -215,7 +215,7 @@ static dw__emu_next bulk_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         if (bytes == 0) continue;
         if (bytes % 8 || bytes > UINT32_MAX) {
             dw__emu_found(w, (int)lane, DW__FOUND_ALIGNMENT,
-                          "stores %llu zeros: a multiple of 8 below 2^32 is wanted",
+                          "stores %llu zeros: must be a multiple of 8 below 2^32",
                           (unsigned long long)bytes);
             return DW__FAULT;
         }
@@ -245,7 +245,7 @@ static dw_status translate_bulk(dw__emu_translator *t) {
     return DW_OK;
 }
 
-/* st.async is another table's. */
+/* Another table translates st.async. */
 static dw_status translate_st(dw__emu_translator *t) {
     if (dw__emu_take(t, "async")) return t->cursor = 0, dw__emu_unsupported(t);
     return dw__emu_take(t, "bulk") ? translate_bulk(t) : translate_access(t, false);
@@ -307,7 +307,7 @@ static dw_status translate_atomic(dw__emu_translator *t, bool returns) {
     access *k = &m->access;
     if (dw__emu_take(t, "async")) return t->cursor = 0, dw__emu_unsupported(t);
     take_all(t, k);
-    /* The type and vectors come after the operation, or before it: the ISA has both. */
+    /* The ISA has forms with the type and vector before the operation and after it. */
     const bool typed = dw__emu_take_type(t, &k->type);
     if (!dw__emu_take_reduction(t, returns, &k->kind)) return dw__emu_unsupported(t);
     access again = *k;
@@ -322,7 +322,7 @@ static dw_status translate_atomic(dw__emu_translator *t, bool returns) {
     DW_RETURN_IF_FAILED(dw__emu_take_operand(t, first + 1, &value));
     DW_RETURN_IF_FAILED(take_address(t, address, k));
     if (k->space == DW__PTX_PARAM || k->space == DW__PTX_LOCAL)
-        return dw__emu_malformed(t, "an atomic operation in this space");
+        return dw__emu_malformed(t, "atomic operations do not support this space");
     DW_RETURN_IF_FAILED(take_values(t, value, k, false));
     if (k->kind == DW__REDUCE_COMPARE) {
         DW_RETURN_IF_FAILED(dw__emu_take_operand(t, first + 2, &third));
@@ -333,7 +333,7 @@ static dw_status translate_atomic(dw__emu_translator *t, bool returns) {
         DW_RETURN_IF_FAILED(dw__emu_take_operand(t, 0, &result));
         const dw__ptx_operand *items = result->kind == DW__PTX_VECTOR ? result->items : result;
         if ((result->kind == DW__PTX_VECTOR ? result->count : 1) != k->count)
-            return dw__emu_malformed(t, "a vector of another length");
+            return dw__emu_malformed(t, "the vector has the wrong length");
         for (int i = 0; i < k->count; i++)
             DW_RETURN_IF_FAILED(dw__emu_take_result(t, &items[i], k->type, &m->results[i]));
     }
@@ -344,14 +344,14 @@ static dw_status translate_atomic(dw__emu_translator *t, bool returns) {
 static dw_status translate_atom(dw__emu_translator *t) { return translate_atomic(t, true); }
 static dw_status translate_red(dw__emu_translator *t) { return translate_atomic(t, false); }
 
-/* ---- what only concerns caches ------------------------------------------------------------- */
+/* ---- cache operations ---------------------------------------------------------------------- */
 
 static dw_status translate_nothing(dw__emu_translator *t) {
     t->cursor = t->in->modifier_count;
     return dw__emu_emit(t, dw__emu_nothing);
 }
 
-/* createpolicy: a policy is a number that nobody looks at. */
+/* createpolicy: the policy has no effect. */
 static dw_status translate_createpolicy(dw__emu_translator *t) {
     uint32_t d;
     if (t->in->operand_count < 1) return dw__emu_malformed(t, "an operand is missing");

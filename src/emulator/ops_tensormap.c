@@ -1,4 +1,4 @@
-/* Tensor maps that kernels change: tensormap.replace and tensormap.cp_fenceproxy. PTX ISA 9.7.9.28, 9.7.13.6. */
+/* Kernels that modify tensor maps: PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy". */
 #include "emulator/lanes.h"
 #include "emulator/tensor_map.h"
 #include <string.h>
@@ -22,10 +22,10 @@ typedef struct replace_op {
     dw__ptx_space space;
     field what;
     uint32_t axis, value;
-    bool in_sixteens; /* strides, before ISA 8.5 */
+    bool in_sixteens; /* strides in units of 16 bytes, before ISA 8.5 */
 } replace_op;
 
-/* Element types are numbered otherwise than CUtensorMapDataType: F32.FTZ comes before F64. */
+/* Element types have other numbers than in CUtensorMapDataType: F32.FTZ comes before F64. */
 static const uint8_t elements[] = {
     DW__TENSOR_U8,       DW__TENSOR_U16,       DW__TENSOR_U32,        DW__TENSOR_S32,
     DW__TENSOR_U64,      DW__TENSOR_S64,       DW__TENSOR_F16,        DW__TENSOR_F32,
@@ -36,7 +36,7 @@ static uint8_t with_atomicity(uint8_t swizzle, uint64_t value) {
     return swizzle < DW__SWIZZLE_128 ? swizzle : value ? DW__SWIZZLE_128_ATOM_32 : DW__SWIZZLE_128;
 }
 
-/* False: no such value. */
+/* Returns false if the field cannot have this value. */
 static bool replace(dw__tensor_shape *m, const replace_op *k, uint64_t value) {
     const uint32_t axis = k->axis;
     switch (k->what) {
@@ -55,7 +55,7 @@ static bool replace(dw__tensor_shape *m, const replace_op *k, uint64_t value) {
     case INTERLEAVE: return value == 0;
     case SWIZZLE: m->swizzle = (uint8_t)value; return value <= DW__SWIZZLE_128;
     case ATOMICITY:
-        if (value > 1) return false; /* not known here: tensor_map.h */
+        if (value > 1) return false; /* not supported: see tensor_map.h */
         m->swizzle = with_atomicity(m->swizzle, value);
         return true;
     default: m->fill_nan = (uint8_t)value; return value <= 1;
@@ -73,15 +73,16 @@ static dw__emu_next replace_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
         dw__tensor_shape map;
         if (!at) return DW__FAULT;
         if (!dw__tensor_map_decode(at, &map)) {
-            dw__emu_found(w, (int)lane, DW__FOUND_INVALID,
-                          "replaces a field of the tensor map at 0x%llx, where there is none",
-                          (unsigned long long)address);
+            dw__emu_found(
+                w, (int)lane, DW__FOUND_INVALID,
+                "replaces a field of the tensor map at 0x%llx, but there is no tensor map",
+                (unsigned long long)address);
             return DW__FAULT;
         }
         if (!replace(&map, k, value)) {
             dw__emu_found(w, (int)lane, DW__FOUND_INVALID,
-                          "replaces a field of a tensor map by 0x%llx, which it cannot be (or not "
-                          "in the emulator)",
+                          "replaces a field of a tensor map by 0x%llx, which is invalid or not "
+                          "supported by the emulator",
                           (unsigned long long)value);
             return DW__FAULT;
         }
@@ -111,12 +112,12 @@ static dw_status translate_replace(dw__emu_translator *t) {
         return dw__emu_unsupported(t);
     const bool has_axis = which == BOX || which == SIZE || which == STRIDE || which == STEP;
     if (t->in->operand_count != 2 + has_axis)
-        return dw__emu_malformed(t, "it takes another number of operands");
+        return dw__emu_malformed(t, "wrong number of operands");
     if (has_axis) {
         const dw__ptx_operand *axis = &t->in->operands[1];
         if (axis->kind != DW__PTX_INTEGER || axis->integer < 0 ||
             axis->integer >= DW__TENSOR_AXES - (which == STRIDE))
-            return dw__emu_malformed(t, "an axis that tensor maps do not have");
+            return dw__emu_malformed(t, "the axis is out of range");
         k->axis = (uint32_t)axis->integer;
     }
     k->in_sixteens = t->program->module->version < 85;
@@ -129,7 +130,7 @@ static dw_status translate_replace(dw__emu_translator *t) {
     return DW_OK;
 }
 
-/* 128 bytes from shared to global memory, by the warp together; what is fenced is not kept apart here. */
+/* Copies 128 bytes from shared to global memory; the whole warp executes it. The emulator needs no fence here. */
 typedef struct publish_op {
     dw__emu_address to, from;
 } publish_op;

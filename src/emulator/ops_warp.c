@@ -1,11 +1,12 @@
-/* Between the lanes of a warp: PTX ISA 9.7.9.6 (shfl), 9.7.13.2 (bar.warp), 9.7.13.8 to 9.7.13.13 (vote, match,
- * redux, elect, activemask).
+/* Communication between the lanes of a warp: PTX ISA, "shfl.sync", "bar.warp.sync", "vote.sync", "match.sync",
+ * "redux.sync", "elect.sync", "activemask".
  */
 #include "emulator/lanes.h"
 #include <math.h>
 #include <string.h>
 
-/* Lanes that the member mask names and that are not here yet. A lane outside of the mask must not be here. */
+/* Waits for lanes of the member mask that have not arrived. A lane outside of the mask must not execute the
+ * operation. */
 static dw__emu_next gathered(dw__emu_warp *w, uint32_t mask, uint32_t members) {
     uint32_t strangers = mask & ~members;
     if (strangers) {
@@ -17,7 +18,7 @@ static dw__emu_next gathered(dw__emu_warp *w, uint32_t mask, uint32_t members) {
     return (members & w->live & ~mask) ? DW__APART : DW__NEXT;
 }
 
-/* Lanes of `mask` whose member mask is that of its first. */
+/* Returns the lanes of `mask` with the same member mask as the first one. */
 static uint32_t alike(const uint32_t *members, uint32_t mask) {
     const uint32_t first = members[__builtin_ctz(mask)];
     uint32_t same = 0;
@@ -25,8 +26,8 @@ static uint32_t alike(const uint32_t *members, uint32_t mask) {
     return same;
 }
 
-/* Parts of the warp are here together, each with a mask of its own, as halves that add up separately: `run` for each
- * whose lanes are all here; the others stay. */
+/* Runs an operation for parts of the warp, each with its own member mask, such as halves that add up separately:
+ * `run` for each part whose lanes have all arrived; the other lanes wait. */
 static dw__emu_next run_parts(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask,
                               const uint32_t *members, dw__emu_run run) {
     uint32_t done = 0, waiting = 0;
@@ -43,7 +44,7 @@ static dw__emu_next run_parts(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     dw__emu_leave_behind(w, waiting);
     return DW__NEXT;
 }
-/* At the beginning of what `run` does: its lanes, whose member masks lie at `place`, are together. */
+/* Called first in `run`: its lanes, whose member masks lie at `place`, have all arrived. */
 #define GATHER(w, op, mask, place, run)                                                            \
     do {                                                                                           \
         const uint32_t *members_ = DW__REGISTER(w, uint32_t, place);                               \
@@ -139,7 +140,7 @@ static dw__emu_next vote_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
 static dw_status translate_vote(dw__emu_translator *t) {
     static const char *const kinds[] = {"all", "any", "uni", "ballot", NULL};
     uint32_t a, b, d;
-    /* The ISA's text has .sync first; ptxas takes it behind as well, and CUB writes it so. */
+    /* The ISA's text has .sync first. ptxas also accepts it after the mode, and CUB uses that form. */
     bool sync = dw__emu_take(t, "sync");
     int kind = dw__emu_take_one_of(t, kinds);
     if (!sync && !dw__emu_take(t, "sync")) return dw__emu_unsupported(t);
@@ -254,7 +255,7 @@ static dw_status translate_redux(dw__emu_translator *t) {
     return DW_OK;
 }
 
-/* ---- who is here --------------------------------------------------------------------------- */
+/* ---- active lanes -------------------------------------------------------------------------- */
 
 static dw__emu_next elect_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     GATHER(w, op, mask, op->b, elect_run);
@@ -294,7 +295,8 @@ static dw_status translate_activemask(dw__emu_translator *t) {
     return DW_OK;
 }
 
-/* Lanes may meet at different ones: what counts is that all of the mask are at one, with the same mask. */
+/* Lanes may arrive at different instructions; it is sufficient that all lanes of the mask are at one, with the same
+ * mask. */
 static dw__emu_next bar_warp_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const uint32_t *members = DW__REGISTER(w, uint32_t, op->a);
     const uint32_t first = members[__builtin_ctz(mask)];

@@ -1,6 +1,7 @@
-/* Kernels as the emulator runs them: one operation for each PTX instruction, its operands places in a warp's register
- * file. Constants, special registers that never change and addresses of variables are registers too, filled in when a
- * warp begins, so that an operation never asks what kind of operand it has.
+/* Kernels in the form that the emulator runs: one operation for each PTX instruction, whose operands are places in a
+ * warp's register file. The bargain: constants, special registers that never change and addresses of variables are
+ * registers too, filled in when a warp starts. They take memory in each warp, and no operation has to distinguish
+ * kinds of operands.
  */
 #ifndef DW_EMULATOR_PROGRAM_H
 #define DW_EMULATOR_PROGRAM_H
@@ -11,28 +12,29 @@ typedef struct dw__emu_warp dw__emu_warp;
 typedef struct dw__emu_op dw__emu_op;
 
 typedef enum dw__emu_next {
-    DW__NEXT,     /* the operation after this one */
-    DW__JUMPED,   /* pc has been set */
-    DW__GAVE_WAY, /* next operation, in another turn */
-    DW__AGAIN,    /* not done: once more, in another turn */
-    DW__APART,    /* wants lanes that are elsewhere: once more when they have come */
+    DW__NEXT,     /* the next operation */
+    DW__JUMPED,   /* the operation has set pc */
+    DW__GAVE_WAY, /* the next operation, in another turn */
+    DW__AGAIN,    /* not complete: run it again in another turn */
+    DW__APART,    /* needs lanes that are elsewhere: run it again when they have arrived */
     DW__ENDED,    /* no lane of the group is left */
-    DW__FAULT,    /* a finding has been reported: the grid ends */
+    DW__FAULT,    /* a finding was reported; the grid ends */
 } dw__emu_next;
 
 struct dw__emu_op {
-    /* `mask`: the lanes of the group whose guard holds; never 0. */
+    /* `mask`: the lanes of the group whose guard is true; never 0. */
     dw__emu_next (*run)(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask);
-    uint32_t d, a, b, c; /* bytes into the register file */
-    uint32_t guard;      /* the same, of a predicate; DW__PTX_NO_GUARD */
+    uint32_t d, a, b, c; /* byte offsets into the register file */
+    uint32_t guard;      /* byte offset of a predicate, or DW__PTX_NO_GUARD */
     bool guard_negated;
-    bool aligned;       /* every lane of the warp must be here */
-    bool reads_pending; /* may read registers that asynchronous work fills: they are not checked */
+    bool aligned; /* every lane of the warp must arrive */
+    /* May read registers that asynchronous work fills, so they are not checked. */
+    bool reads_pending;
     int64_t immediate;
-    const void *detail; /* what else this operation needs; of the kernel's arena */
+    const void *detail; /* further operands, in the kernel's arena */
 };
 
-/* What a place holds when a warp begins. */
+/* The initial value of a place when a warp starts. */
 typedef enum dw__emu_source {
     DW__SOURCE_BITS,    /* `bits` in every lane */
     DW__SOURCE_SHARED,  /* address `bits` in this block's shared memory */
@@ -63,7 +65,8 @@ typedef enum dw__emu_special {
     DW__SPECIAL_LANEMASK_GT,
     DW__SPECIAL_DYNAMIC_SMEM_SIZE,
     DW__SPECIAL_TOTAL_SMEM_SIZE,
-    DW__SPECIAL_WORKSPACE, /* of a cooperative grid: axis 0 the address' upper half, 1 its lower */
+    /* Of a cooperative grid: axis 0 is the upper half of the address, 1 the lower half. */
+    DW__SPECIAL_WORKSPACE,
     DW__SPECIAL_COUNT,
 } dw__emu_special;
 typedef struct dw__emu_preset {
@@ -76,26 +79,29 @@ typedef struct dw__emu_preset {
 
 typedef struct dw__emu_kernel {
     const char *name;
-    const char *unsupported; /* why it cannot be launched; NULL: it can */
+    const char *unsupported; /* the reason why it cannot be launched; NULL: it can */
     dw__emu_op *code;
     uint32_t code_count;
     const dw__ptx_function *function; /* lines, register names */
     const dw__ptx_module *module;
-    const uint32_t *from; /* the instruction of the function that each operation comes from */
+    /* For each operation, the instruction of the function that it comes from. */
+    const uint32_t *from;
     const uint32_t *first_read,
-        *reads; /* of each instruction the places of registers that it reads: reads[first_read[i]] to
-                                         * first_read[i + 1]; predicates are not among them */
-    const uint8_t *load_uses; /* dw__emu_use of each instruction; NULL: there is no local memory */
+        /* The register places that instruction i reads: reads[first_read[i]] to reads[first_read[i + 1]], without
+         * predicates. */
+        *reads;
+    /* The dw__emu_use of each instruction; NULL: there is no local memory. */
+    const uint8_t *load_uses;
     dw__emu_preset *presets;
     uint32_t preset_count;
-    bool tensor_fences; /* it has a tcgen05.fence */
+    bool tensor_fences; /* the kernel contains a tcgen05.fence */
     uint32_t register_bytes, local_bytes;
-    uint32_t shared_bytes;  /* of static variables, with the system's KiB */
-    uint32_t dynamic_first; /* where the launch's dynamic shared memory begins */
+    uint32_t shared_bytes;  /* static variables and the system's KiB */
+    uint32_t dynamic_first; /* offset of the launch's dynamic shared memory */
     const struct dw__emu_shared_variable {
         const char *name;
         uint32_t first, bytes;
-    } * shared_variables; /* static ones */
+    } * shared_variables; /* static variables */
     uint32_t shared_variable_count;
     uint32_t parameter_bytes;
     const uint32_t *parameter_places, *parameter_sizes; /* of each parameter */
@@ -115,12 +121,12 @@ typedef struct dw__emu_program {
     uint32_t symbol_count;
 } dw__emu_program;
 
-/* Places memory of global and constant variables by `allocate` and makes operations of every kernel.
- * DW_UNSUPPORTED: "kernel NAME, PTX line 12: ... is not supported: the line". */
+/* Allocates global and constant variables in `memory` and translates every kernel. An unsupported kernel does not
+ * fail the call: its `unsupported` says "kernel NAME, PTX line 12: ... is not supported: the line". */
 typedef struct dw__emu_memory dw__emu_memory;
 dw_status dw__emu_translate(dw__ptx_module *module, int architecture, dw__emu_memory *memory,
                             dw__emu_program **program);
-/* The module goes with it. */
+/* Destroys the program and its module. */
 void dw__emu_program_destroy(dw__emu_program *program, dw__emu_memory *memory);
 
 #endif

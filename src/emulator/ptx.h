@@ -1,5 +1,6 @@
-/* PTX text as a tree: what the parser makes and the translator reads. Grammar: PTX ISA 9.0, chapters 4, 5 and 11.
- * Everything lies in the module's arena; names point into it and live as long.
+/* The syntax tree of PTX text, which the parser makes and the translator reads (grammar: PTX ISA, "Syntax", "State
+ * Spaces, Types, and Variables" and "Directives"). The tree lies in the module's arena; names point into the arena
+ * and live as long as the module.
  */
 #ifndef DW_PTX_H
 #define DW_PTX_H
@@ -15,7 +16,7 @@ typedef enum dw__ptx_space {
     DW__PTX_CONST,
 } dw__ptx_space;
 
-/* A fundamental type by what a register or variable of it is: the name is kept for messages. */
+/* A fundamental type, reduced to its size. The name is kept for messages. */
 typedef struct dw__ptx_type {
     const char *name; /* "b32" */
     int bytes;        /* of one element; a predicate has 0 */
@@ -25,16 +26,17 @@ typedef struct dw__ptx_variable {
     const char *name;
     dw__ptx_space space;
     dw__ptx_type type;
-    uint64_t bytes; /* of the whole array; 0 for `name[]`, whose size the launch gives */
+    /* Size of the whole array; 0 for `name[]`, whose size the launch determines. */
+    uint64_t bytes;
     uint32_t align;
-    bool external; /* defined elsewhere */
+    bool external; /* defined in another module */
     const unsigned char *initial;
-    uint64_t initial_bytes; /* the rest is zeros */
+    uint64_t initial_bytes; /* the rest is zero */
     struct dw__ptx_reference *references;
     int line;
 } dw__ptx_variable;
 
-/* An address within an initialiser: 8 bytes at `offset` become the address of `name`, plus `addend`. */
+/* A relocation in an initialiser: the 8 bytes at `offset` become the address of `name`, plus `addend`. */
 typedef struct dw__ptx_reference {
     uint64_t offset;
     const char *name;
@@ -61,8 +63,8 @@ typedef struct dw__ptx_operand dw__ptx_operand;
 struct dw__ptx_operand {
     dw__ptx_kind kind;
     bool negated;     /* !%p */
-    uint32_t number;  /* of the register, or the instruction that a label stands before */
-    int64_t integer;  /* value; offset of an address */
+    uint32_t number;  /* number of the register, or of the instruction after a label */
+    int64_t integer;  /* value of an integer, or offset of an address */
     uint64_t bits;    /* of a floating-point constant */
     const char *name; /* of a register, special register, symbol */
     char component;   /* of a special register: x, y, z, w or 0 */
@@ -72,10 +74,10 @@ struct dw__ptx_operand {
     const dw__ptx_operand *also; /* the b of a|b */
 };
 
-/* A line of the source (.loc), and the one where its function was put instead of a call. */
+/* A line of the source (.loc) and, for an inlined function, the location of its call. */
 typedef struct dw__ptx_location {
     int file, line, column;
-    uint32_t caller; /* another location's index; 0: none */
+    uint32_t caller; /* index of another location; 0: none */
 } dw__ptx_location;
 
 #define DW__PTX_NO_GUARD UINT32_MAX
@@ -89,7 +91,7 @@ typedef struct dw__ptx_instruction {
     dw__ptx_operand *operands;
     int operand_count;
     int line;          /* of the PTX */
-    uint32_t location; /* among the module's; 0: unknown */
+    uint32_t location; /* index into the module's locations; 0: unknown */
 } dw__ptx_instruction;
 
 typedef struct dw__ptx_register {
@@ -103,7 +105,8 @@ typedef struct dw__ptx_function {
     struct {
         dw__ptx_variable **items;
         size_t count, capacity;
-    } parameters, results, variables; /* variables: .shared, .local, .param of the body */
+        /* `variables` holds the .shared, .local and .param variables of the body. */
+    } parameters, results, variables;
     struct {
         dw__ptx_register *items;
         size_t count, capacity;
@@ -130,17 +133,17 @@ typedef struct dw__ptx_module {
         size_t count, capacity;
     } functions;
     struct {
-        const char **items; /* by the number of .file; NULL: not given */
+        const char **items; /* indexed by the number of .file; NULL: not given */
         size_t count, capacity;
     } files;
     struct {
-        dw__ptx_location *items; /* items[0] is nowhere */
+        dw__ptx_location *items; /* items[0] is the unknown location */
         size_t count, capacity;
     } locations;
 } dw__ptx_module;
 
-/* `name` is for messages ("kernel.ptx"). DW_PARSE: "NAME, PTX line 12: what is wrong: the line".
- * DW_UNSUPPORTED: a part of the language that is not emulated. DW_OUT_OF_MEMORY. */
+/* Parses a module. `name` is for messages ("kernel.ptx"). Returns DW_PARSE ("NAME, PTX line 12: the error: the
+ * line"), DW_UNSUPPORTED for a part of the language that is not emulated, or DW_OUT_OF_MEMORY. */
 dw_status dw__ptx_parse(const char *text, size_t bytes, const char *name, dw__ptx_module **module);
 void dw__ptx_destroy(dw__ptx_module *module);
 

@@ -1,4 +1,4 @@
-/* What a function does: blocks, labels, instructions and their operands. */
+/* The second half of the parser: function bodies, that is blocks, labels, instructions and their operands. */
 #include "emulator/ptx_parse.h"
 #include <string.h>
 
@@ -36,7 +36,7 @@ cleanup:
     return status;
 }
 
-/* %tid.x, %clock64: a name that no register has. */
+/* Reads %tid.x or %clock64: a name that is no register's. */
 static dw_status read_special(dw__ptx_parser *p, dw__ptx_operand *operand) {
     operand->kind = DW__PTX_SPECIAL;
     if (!dw__ptx_is_mark(&p->lex, '.')) return DW_OK;
@@ -47,7 +47,7 @@ static dw_status read_special(dw__ptx_parser *p, dw__ptx_operand *operand) {
     return dw__ptx_next(&p->lex);
 }
 
-/* The letter behind a "." that names a component of `count`; -1: none is named so. */
+/* Returns the component, of `count`, that the letter after a "." names; -1 if there is none. */
 static int component_named(const dw__ptx_parser *p, int count) {
     static const char *const letters[] = {"xyzw", "rgba"};
     if (p->lex.token != DW__PTX_WORD || p->lex.length != 1) return -1;
@@ -58,7 +58,7 @@ static int component_named(const dw__ptx_parser *p, int count) {
     return -1;
 }
 
-/* v.y is a register, v all of its components. */
+/* v.y is a register, v the vector of all components. */
 static dw_status read_register(dw__ptx_parser *p, const dw__ptx_symbol *symbol,
                                dw__ptx_operand *operand) {
     const uint32_t first = symbol->number;
@@ -109,7 +109,7 @@ static dw_status read_name(dw__ptx_parser *p, dw__ptx_operand *operand) {
     DW_RETURN_IF_FAILED(status);
     if (!symbol) {
         if (operand->name[0] == '%') return read_special(p, operand);
-        operand->kind = DW__PTX_LABEL; /* not met yet */
+        operand->kind = DW__PTX_LABEL; /* not declared yet */
         operand->number = UINT32_MAX;
         return DW_OK;
     }
@@ -126,7 +126,7 @@ static dw_status read_name(dw__ptx_parser *p, dw__ptx_operand *operand) {
     case DW__SYMBOL_FUNCTION: operand->kind = DW__PTX_FUNCTION; return DW_OK;
     case DW__SYMBOL_RANGE: break;
     }
-    return dw__ptx_fail(&p->lex, "\"%s\" is no operand", operand->name);
+    return dw__ptx_fail(&p->lex, "\"%s\" cannot be an operand", operand->name);
 }
 
 static dw_status read_number(dw__ptx_parser *p, dw__ptx_operand *operand) {
@@ -219,13 +219,13 @@ static dw_status read_guard(dw__ptx_parser *p, dw__ptx_instruction *made) {
     DW_RETURN_IF_FAILED(read_operand(p, &guard));
     if (guard.kind != DW__PTX_REGISTER ||
         p->function->registers.items[guard.number].type.bytes != 0)
-        return dw__ptx_fail(&p->lex, "a guard that is no predicate");
+        return dw__ptx_fail(&p->lex, "the guard must be a predicate");
     made->guard = guard.number;
     made->guard_negated = guard.negated;
     return DW_OK;
 }
 
-/* The opcode's first word is the token; modifiers follow it without blanks. */
+/* The current token is the opcode's first word; modifiers follow without blanks. */
 static dw_status read_opcode(dw__ptx_parser *p, dw__ptx_instruction *made) {
     const char *modifiers[MAX_MODIFIERS], *text, *first = p->lex.text;
     size_t length, opcode_length = p->lex.length;
@@ -269,7 +269,8 @@ static dw_status read_instruction(dw__ptx_parser *p) {
 
 /* ---- blocks -------------------------------------------------------------------------------- */
 
-/* Of a location that is named again by the `inlined_at` of another: the newest of these, as the ISA has it. */
+/* Returns the number of a location that an `inlined_at` names. If it was named several times, the newest one counts,
+ * as in the ISA. */
 #define MOST_SEARCHED 10000
 static uint32_t location_named(const dw__ptx_module *module, const dw__ptx_location *named) {
     const size_t count = module->locations.count;
@@ -290,7 +291,7 @@ static dw_status add_location(dw__ptx_module *module, const dw__ptx_location *lo
     return DW_PUSH(&module->locations, *location);
 }
 
-/* FILE LINE COLUMN; the token after them is next. */
+/* Reads FILE LINE COLUMN and moves past them. */
 static dw_status read_position(dw__ptx_parser *p, dw__ptx_location *position) {
     int *const numbers[3] = {&position->file, &position->line, &position->column};
     for (int i = 0; i < 3; i++) {
@@ -333,7 +334,7 @@ static dw_status read_directive(dw__ptx_parser *p) {
     dw__ptx_space space;
     DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
     if (dw__ptx_is_word(&p->lex, "loc")) return read_loc(p);
-    /* The latter belong to calls and branches through addresses, which are refused where they stand. */
+    /* The latter two belong to indirect calls and branches, which are rejected at the call or branch. */
     if (dw__ptx_is_word(&p->lex, "pragma") || dw__ptx_is_word(&p->lex, "callprototype") ||
         dw__ptx_is_word(&p->lex, "calltargets"))
         return skip_statement(p);
@@ -342,7 +343,7 @@ static dw_status read_directive(dw__ptx_parser *p) {
                            "directive \".%.*s\" is not supported", (int)p->lex.length, p->lex.text);
 }
 
-/* What was named before it stood: labels of this block; the rest is left to the block around. */
+/* Resolves the pending labels of this block; leaves the others to the enclosing block. */
 static dw_status close_scope(dw__ptx_parser *p, dw__ptx_scope *scope) {
     size_t kept = scope->first_pending;
     for (size_t i = kept; i < p->pending.count; i++) {
@@ -376,7 +377,7 @@ static dw_status read_statement(dw__ptx_parser *p) {
         DW_RETURN_IF_FAILED(dw__ptx_take_word(&p->lex, p->arena, "a label", &name));
         uint32_t index;
         if (p->scope->names && dw__map_get(p->scope->names, name, &index))
-            return dw__ptx_fail(&p->lex, "\"%s\" stands here twice", name);
+            return dw__ptx_fail(&p->lex, "label \"%s\" is declared twice", name);
         DW_RETURN_IF_FAILED(
             dw__ptx_declare(p, name,
                             &(dw__ptx_symbol){.kind = DW__SYMBOL_LABEL,
@@ -395,7 +396,7 @@ static dw_status read_block(dw__ptx_parser *p) {
     DW_TRY(dw__ptx_expect(&p->lex, '{'));
     while (!dw__ptx_is_mark(&p->lex, '}')) {
         if (p->lex.token == DW__PTX_END)
-            DW_TRY(dw__ptx_fail_at(&p->lex, DW_PARSE, first, "a block that does not end"));
+            DW_TRY(dw__ptx_fail_at(&p->lex, DW_PARSE, first, "a block without \"}\""));
         DW_TRY(read_statement(p));
     }
     DW_TRY(dw__ptx_next(&p->lex));
@@ -411,9 +412,9 @@ dw_status dw__ptx_body(dw__ptx_parser *p) {
     p->pending.count = 0;
     DW_RETURN_IF_FAILED(read_block(p));
     if (p->pending.count > 0)
-        return dw__fail(DW_PARSE, "%s, function %s: nothing is called \"%s\"", p->lex.name,
+        return dw__fail(DW_PARSE, "%s, function %s: \"%s\" is not declared", p->lex.name,
                         p->function->name, p->pending.items[0]->name);
-    /* Labels at the very end need something to stand before. */
+    /* A label at the very end needs an instruction to point at. */
     dw__ptx_instruction ret = {
         .opcode = "ret", .spelling = "ret", .guard = DW__PTX_NO_GUARD, .line = p->lex.line};
     return DW_PUSH(&p->function->code, ret);

@@ -44,7 +44,7 @@ static dw_status skip_blanks(dw__ptx_lexer *lex) {
             int first = lex->line;
             for (lex->at += 2;; lex->at++) {
                 if (lex->at + 1 >= lex->end)
-                    return dw__ptx_fail_at(lex, DW_PARSE, first, "a comment that does not end");
+                    return dw__ptx_fail_at(lex, DW_PARSE, first, "unterminated comment");
                 if (*lex->at == '\n') lex->line++;
                 if (lex->at[0] == '*' && lex->at[1] == '/') break;
             }
@@ -56,7 +56,7 @@ static dw_status skip_blanks(dw__ptx_lexer *lex) {
     return DW_OK;
 }
 
-/* Digits of `base` from `at`, as long as they last. */
+/* Reads digits of `base` from `at` on; *rest points past the last one. */
 static dw_status read_digits(dw__ptx_lexer *lex, const char *at, unsigned base, uint64_t *value,
                              const char **rest) {
     const char *first = at;
@@ -68,7 +68,7 @@ static dw_status read_digits(dw__ptx_lexer *lex, const char *at, unsigned base, 
                                                 : 99;
         if (digit >= base) break;
         if (*value > (UINT64_MAX - digit) / base)
-            return dw__ptx_fail(lex, "a number that does not fit 64 bits");
+            return dw__ptx_fail(lex, "number exceeds 64 bits");
         *value = *value * base + digit;
     }
     if (at == first) return dw__ptx_fail(lex, "a number without digits");
@@ -102,7 +102,7 @@ static dw_status read_number(dw__ptx_lexer *lex) {
     if (*first == '0' && (second == 'f' || second == 'd')) {
         DW_RETURN_IF_FAILED(read_digits(lex, first + 2, 16, &lex->bits, &rest));
         if (rest - first != (second == 'f' ? 10 : 18))
-            return dw__ptx_fail(lex, "0%c takes %d hexadecimal digits", second,
+            return dw__ptx_fail(lex, "0%c must have %d hexadecimal digits", second,
                                 second == 'f' ? 8 : 16);
         lex->token = second == 'f' ? DW__PTX_REAL32 : DW__PTX_REAL64;
         lex->at = rest;
@@ -143,8 +143,7 @@ dw_status dw__ptx_next(dw__ptx_lexer *lex) {
         lex->token = DW__PTX_STRING;
         lex->text = ++lex->at;
         while (lex->at < lex->end && *lex->at != '"' && *lex->at != '\n') lex->at++;
-        if (lex->at >= lex->end || *lex->at != '"')
-            return dw__ptx_fail(lex, "a string that does not end");
+        if (lex->at >= lex->end || *lex->at != '"') return dw__ptx_fail(lex, "unterminated string");
         lex->length = (size_t)(lex->at++ - lex->text);
         return DW_OK;
     } else {
@@ -171,7 +170,7 @@ dw_status dw__ptx_modifier(dw__ptx_lexer *lex, const char **text, size_t *length
     }
     *text = first;
     *length = (size_t)(lex->at - first);
-    return *length > 0 ? DW_OK : dw__ptx_fail(lex, "an opcode that ends in a point");
+    return *length > 0 ? DW_OK : dw__ptx_fail(lex, "an opcode must not end in \".\"");
 }
 
 bool dw__ptx_is_word(const dw__ptx_lexer *lex, const char *word) {

@@ -1,4 +1,4 @@
-/* Words, numbers and punctuation of PTX text, each with its line. */
+/* Tokens of PTX text: words, numbers and punctuation, each with its line. */
 #ifndef DW_PTX_LEX_H
 #define DW_PTX_LEX_H
 
@@ -26,10 +26,10 @@ typedef struct dw__ptx_lexer {
 } dw__ptx_lexer;
 
 dw_status dw__ptx_next(dw__ptx_lexer *lex);
-/* What follows the token that has just been read, if it begins with `mark` at once: .modifier of an opcode.
- * Moves past both; *text is the modifier, with the "::" parts that belong to it, *length 0 where there is none. */
+/* Reads a modifier of an opcode (".modifier") if `mark` follows the current token immediately, and moves past it.
+ * *text is the modifier with its "::" parts; *length is 0 if there is none. */
 dw_status dw__ptx_modifier(dw__ptx_lexer *lex, const char **text, size_t *length);
-/* DW_PARSE (or `status`) with the line that the token is on. */
+/* Fails with DW_PARSE (or `status`) and a message that names the line of the token. */
 dw_status dw__ptx_fail_at(const dw__ptx_lexer *lex, dw_status status, int line, const char *format,
                           ...) DW_PRINTF(4, 5);
 #define dw__ptx_fail_at(...) dw__not_ok((dw__ptx_fail_at)(__VA_ARGS__))
@@ -39,9 +39,9 @@ static inline bool dw__ptx_is_mark(const dw__ptx_lexer *lex, char mark) {
     return lex->token == DW__PTX_MARK && lex->mark == mark;
 }
 bool dw__ptx_is_word(const dw__ptx_lexer *lex, const char *word);
-/* The mark must be here; moves past it. */
+/* Fails unless the token is this mark; moves past it. */
 dw_status dw__ptx_expect(dw__ptx_lexer *lex, char mark);
-/* A word, copied into the arena; moves past it. */
+/* Copies a word into the arena and moves past it. */
 dw_status dw__ptx_take_word(dw__ptx_lexer *lex, dw__arena *arena, const char *what,
                             const char **word);
 

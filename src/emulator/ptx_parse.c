@@ -1,4 +1,4 @@
-/* Modules: directives, variables, functions' heads. */
+/* The first half of the parser: modules, directives, variables and the heads of functions. */
 #include "emulator/ptx_parse.h"
 #include <assert.h>
 #include <ctype.h>
@@ -22,7 +22,7 @@ dw_status dw__ptx_declare(dw__ptx_parser *p, const char *name, const dw__ptx_sym
     return DW_PUSH(&p->symbols, *symbol);
 }
 
-/* The components of a vector are registers of their own. */
+/* The components of a vector are separate registers. */
 static dw_status new_register(dw__ptx_parser *p, dw__ptx_scope *scope, const char *name,
                               dw__ptx_type type, int vector) {
     dw__ptx_symbol symbol = {DW__SYMBOL_REGISTER, type, (uint32_t)p->function->registers.count,
@@ -41,7 +41,7 @@ static dw_status new_register(dw__ptx_parser *p, dw__ptx_scope *scope, const cha
     return status;
 }
 
-/* "%r12" of a range "%r" with more than 12 registers: the range's name is kept as "%r<". */
+/* Looks up "%r12" in a range "%r" with more than 12 registers. The scope holds the range under the name "%r<". */
 static bool of_range(const dw__ptx_parser *p, const dw__ptx_scope *scope, const char *name,
                      dw__ptx_type *type, int *vector) {
     char prefix[128];
@@ -110,7 +110,7 @@ typedef struct declarator {
     int vector;
 } declarator;
 
-/* ".align 16 .v4 .b32 .ptr .global .align 1": what stands between the space and the name. */
+/* Reads ".align 16 .v4 .b32 .ptr .global .align 1", the text between the space and the name. */
 static dw_status read_declarator(dw__ptx_parser *p, declarator *d) {
     *d = (declarator){.vector = 1};
     while (dw__ptx_is_mark(&p->lex, '.')) {
@@ -124,9 +124,9 @@ static dw_status read_declarator(dw__ptx_parser *p, declarator *d) {
             DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
             DW_RETURN_IF_FAILED(read_whole(p, 1 << 20, "an alignment", &align));
             if (align == 0 || (align & (align - 1)))
-                return dw__ptx_fail(&p->lex, "an alignment that is no power of two");
-            if (!d->type.name)
-                d->align = (uint32_t)align; /* after the type: of what a .ptr points at */
+                return dw__ptx_fail(&p->lex, "an alignment must be a power of two");
+            /* An alignment after the type is that of the memory that a .ptr points to. */
+            if (!d->type.name) d->align = (uint32_t)align;
             continue;
         }
         if (dw__ptx_is_word(&p->lex, "attribute")) {
@@ -150,8 +150,8 @@ static dw_status read_registers(dw__ptx_parser *p, const declarator *d) {
     if (!p->function || p->function->declared_only)
         return dw__ptx_fail(&p->lex, "a register outside a function");
     if (d->vector != 1 && (d->type.bytes == 0 || d->type.bytes * d->vector > 16))
-        return dw__ptx_fail(&p->lex, "a vector of %d registers of %s: 16 bytes may be", d->vector,
-                            d->type.name);
+        return dw__ptx_fail(&p->lex, "a vector of %d registers of %s: must have at most 16 bytes",
+                            d->vector, d->type.name);
     for (;;) {
         const char *name;
         DW_RETURN_IF_FAILED(dw__ptx_take_word(&p->lex, p->arena, "the name of a register", &name));
@@ -178,13 +178,13 @@ typedef struct initial {
     dw__ptx_reference *references;
 } initial;
 
-/* NAME, generic(NAME), NAME+4 */
+/* Reads NAME, generic(NAME) or NAME+4. */
 static dw_status read_reference(dw__ptx_parser *p, const dw__ptx_type *type, initial *value) {
     dw__ptx_reference *reference = dw__arena_alloc(p->arena, sizeof *reference);
     if (!reference) return dw__fail_memory("an address in a PTX module", sizeof *reference);
     if (type->bytes != 8)
         return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
-                               "an address of other than 8 bytes is not supported");
+                               "an address must have 8 bytes; other sizes are not supported");
     reference->offset = value->bytes.length;
     bool generic = dw__ptx_is_word(&p->lex, "generic");
     DW_RETURN_IF_FAILED(dw__ptx_take_word(&p->lex, p->arena, "a value", &reference->name));
@@ -267,7 +267,7 @@ static dw_status read_variable(dw__ptx_parser *p, const declarator *d, dw__ptx_s
     dw_status status = DW_OK;
     if (!variable) return dw__fail_memory("a variable of a PTX module", sizeof *variable);
     *variable = (dw__ptx_variable){.space = space, .type = d->type, .line = p->lex.token_line};
-    if (d->type.bytes == 0) return dw__ptx_fail(&p->lex, "a predicate that is no register");
+    if (d->type.bytes == 0) return dw__ptx_fail(&p->lex, "a predicate must be a register");
     DW_RETURN_IF_FAILED(
         dw__ptx_take_word(&p->lex, p->arena, "the name of a variable", &variable->name));
     DW_RETURN_IF_FAILED(read_extent(p, d, variable));
@@ -277,7 +277,8 @@ static dw_status read_variable(dw__ptx_parser *p, const declarator *d, dw__ptx_s
         DW_TRY(read_values(p, &d->type, &value));
         if (variable->bytes == 0) variable->bytes = value.bytes.length;
         if (value.bytes.length > variable->bytes)
-            DW_TRY(dw__ptx_fail(&p->lex, "more values than the array \"%s\" has", variable->name));
+            DW_TRY(dw__ptx_fail(&p->lex, "more values than the array \"%s\" has elements",
+                                variable->name));
         variable->initial = dw__ptx_copy(p->arena, value.bytes.text, value.bytes.length);
         if (!variable->initial)
             DW_TRY(dw__fail_memory("values of a PTX module", value.bytes.length));
@@ -352,7 +353,7 @@ static dw_status read_triple(dw__ptx_parser *p, uint32_t triple[3]) {
     return DW_OK;
 }
 
-/* .maxntid 384, 1, 1 and the like: between a function's head and its body. */
+/* Reads .maxntid 384, 1, 1 and the like, between a function's head and its body. */
 static dw_status read_bounds(dw__ptx_parser *p) {
     while (dw__ptx_is_mark(&p->lex, '.')) {
         uint32_t ignored[3], *triple = ignored;
@@ -440,12 +441,12 @@ static dw_status read_file_name(dw__ptx_parser *p) {
     return DW_OK;
 }
 
-/* Debug sections: to the brace that closes. */
+/* Skips a debug section up to the closing brace. */
 static dw_status skip_section(dw__ptx_parser *p) {
     int first = p->lex.token_line, depth = 0;
     for (;;) {
         if (p->lex.token == DW__PTX_END)
-            return dw__ptx_fail_at(&p->lex, DW_PARSE, first, "a section that does not end");
+            return dw__ptx_fail_at(&p->lex, DW_PARSE, first, "a section without \"}\"");
         if (dw__ptx_is_mark(&p->lex, '{')) depth++;
         if (dw__ptx_is_mark(&p->lex, '}') && --depth == 0) return dw__ptx_next(&p->lex);
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
@@ -467,7 +468,7 @@ static dw_status read_version(dw__ptx_parser *p) {
     char text[16] = "";
     if (p->lex.length < sizeof text) memcpy(text, p->lex.text, p->lex.length);
     if (sscanf(text, "%2d.%2d", &major, &minor) != 2)
-        return dw__ptx_fail(&p->lex, "expected a version, as 9.0");
+        return dw__ptx_fail(&p->lex, "expected a version such as 9.0");
     p->module->version = 10 * major + minor;
     return dw__ptx_next(&p->lex);
 }
@@ -522,7 +523,7 @@ dw_status dw__ptx_parse(const char *text, size_t bytes, const char *name, dw__pt
     if (!module->name) DW_TRY(dw__fail_memory("a PTX module", 0));
 
     DW_TRY(dw__ptx_next(&p.lex));
-    if (p.lex.token == DW__PTX_END) DW_TRY(dw__fail(DW_PARSE, "%s: there is no PTX in it", name));
+    if (p.lex.token == DW__PTX_END) DW_TRY(dw__fail(DW_PARSE, "%s contains no PTX", name));
     while (p.lex.token != DW__PTX_END) DW_TRY(read_top(&p));
     if (!module->version || !module->target)
         DW_TRY(dw__fail(DW_PARSE, "%s: PTX without %s", name,

@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* One access: bits 63-51 agent, 50-25 time, 24-6 operation, 5-1 lane (of an mbarrier's agent: the issuer's warp), 0
- * strong. 0: none. */
+/* One access: bits 63-51 agent, 50-25 time, 24-6 operation, 5-1 lane (for an mbarrier's agent, the issuer's warp), 0
+ * strong. The value 0 is no access. */
 typedef uint64_t epoch;
 #define TIME_BITS 26
 #define PC_BITS 19
-#define MOST_AGENTS 8192 /* sixteen blocks of 32 warps have fewer */
+#define MOST_AGENTS 8192 /* sixteen blocks of 32 warps have fewer agents */
 #define LAST_TIME ((1u << TIME_BITS) - 1)
 static epoch made(uint32_t agent, uint32_t time, uint32_t pc, uint32_t lane, bool strong) {
     const uint32_t most = (1u << PC_BITS) - 1;
@@ -38,57 +38,59 @@ typedef struct mbarrier {
     dw__emu_clock *gathered, *completed;
 } mbarrier;
 
-/* Tensor memory lies behind shared memory: a word for each column of a quarter of the lanes, of which the halves have
- * two bytes each. */
+/* The words of tensor memory follow those of shared memory: one for each column of a quarter of the lanes. Each half
+ * of the quarter's lanes has two of the word's bytes. */
 #define TENSOR_WORDS (DW__TENSOR_LANES / 32 * DW__TENSOR_COLUMNS)
 
-#define MBARRIERS 64 /* agents of a block for them; more barriers than that share */
-#define STRONG 64    /* orders of strong accesses, by address */
+/* Agents per block for mbarriers; a block with more mbarriers shares agents among them. */
+#define MBARRIERS 64
+#define STRONG 64 /* clocks of strong accesses, indexed by address */
 
 typedef struct meeting {
     dw__emu_clock *gathered, *completed;
 } meeting;
 
-/* What the blocks of a cluster have in common. */
+/* State shared by the blocks of a cluster. */
 typedef struct common {
     uint32_t agents, vectors, warps_per_block, first_mbarrier;
-    uint32_t *times;        /* of the agents that are not warps: the last that was given */
-    dw__emu_clock **fenced; /* of each warp: what it had seen at its last fence */
+    uint32_t *times;        /* last time of each agent that is no warp */
+    dw__emu_clock **fenced; /* for each warp, its clock at its last fence */
     meeting cluster;
-    dw__emu_clock *global; /* order of strong accesses to global memory */
-    bool off;              /* no memory, or times have run out */
+    dw__emu_clock *global; /* clock of strong accesses to global memory */
+    bool off;              /* memory or times have run out */
 } common;
 
-/* What an access makes of a history. */
+/* The transition of a history by an access. */
 typedef struct step {
     uint32_t generation; /* of the access; 0: none */
     uint32_t before, after, how;
-    int slot; /* where it is kept, or -1 */
+    int slot; /* the slot that keeps the access, or -1 */
 } step;
-#define STEPS 32 /* that are kept */
+#define STEPS 32 /* number of cached transitions */
 
-/* The last that a warp of another block did with a block's shared memory. */
+/* The last access of a warp of another block to a block's shared memory. */
 typedef struct visit {
-    uint32_t time, pc; /* time 0: nothing */
+    uint32_t time, pc; /* time 0: none */
     uint32_t lane;
-    bool told; /* that it came too late, or may have; once is enough */
+    bool reported; /* a late access was, or may have been, reported; one report is enough */
 } visit;
 
 struct dw__emu_race {
     common *common;
-    visit *visits; /* of each warp of the cluster; NULL where there is one block */
+    visit *visits; /* indexed by the warps of the cluster; NULL if there is only one block */
     dw__histories histories;
-    uint32_t *places; /* of every four bytes the number of its history */
-    uint16_t *lanes;  /* which lane was in each slot, five bits for each; of generic accesses */
+    uint32_t *places; /* the history number of each four bytes */
+    uint16_t *lanes;  /* for generic accesses, the lane of each slot, five bits each */
     uint32_t place_count;
-    /* Whose accesses the steps are, by what was known; copies that tell one mbarrier are one agent. */
+    /* The access to which the cached steps belong, and its clock. Copies that complete on one mbarrier are one
+     * agent. */
     epoch last;
     const uint32_t *last_seen;
     uint32_t generation;
     step steps[STEPS];
     meeting barriers[DW__BARRIERS];
     dw__emu_clock *strong[STRONG];
-    uint16_t *mbarrier_at; /* of every eight bytes: 1 + index below */
+    uint16_t *mbarrier_at; /* for each eight bytes: 1 + index into `mbarriers` */
     struct {
         mbarrier *items;
         size_t count, capacity;
@@ -102,7 +104,7 @@ static dw__emu_clock *new_clock(uint32_t agents, uint32_t vectors) {
     if (c) c->agents = agents, c->vectors = vectors;
     return c;
 }
-/* What goes from one to another: all but `ordered`. */
+/* The part of a clock that is passed on: all vectors except for `ordered`. */
 static uint32_t given(const dw__emu_clock *c) {
     return (c->vectors == 4 ? 3 : c->vectors) * c->agents;
 }
@@ -128,14 +130,14 @@ static bool is_on(const dw__emu_cluster *cluster) {
 static void stop(dw__emu_cta *cta, uint32_t warp, uint32_t pc, const char *why) {
     common_of(cta->cluster)->off = true;
     dw__emu_found_at(cta, warp, -1, pc, DW__FOUND_INVALID,
-                     "%s: from here on races of this cluster are not looked for", why);
+                     "%s: races of this cluster are no longer checked", why);
 }
 
-/* A clock that is made when it is first wanted; NULL: no memory, and the checker stops. */
+/* Returns a clock, created on first use. Returns NULL and stops the checker if memory is out. */
 static dw__emu_clock *wanted(dw__emu_cta *cta, uint32_t warp, uint32_t pc, dw__emu_clock **clock) {
     const common *all = common_of(cta->cluster);
     if (!*clock) *clock = new_clock(all->agents, all->vectors);
-    if (!*clock) stop(cta, warp, pc, "the host has no memory left for the checker");
+    if (!*clock) stop(cta, warp, pc, "the host is out of memory for the checker");
     return *clock;
 }
 
@@ -147,10 +149,10 @@ static uint32_t own_agent(const dw__emu_warp *w) {
     return agent_at(w->cta->race->common, w->cta, w->index, DW__SIDE_GENERIC);
 }
 
-/* After the warp's clock has been given to others: what it does from here on is later. */
+/* Advances the warp's time after its clock was passed on: later accesses are not covered. */
 static void tick(dw__emu_warp *w) {
     if (++dw__emu_seen(w->clock)[own_agent(w)] == LAST_TIME)
-        stop(w->cta, w->index, w->now.pc, "too many synchronisations");
+        stop(w->cta, w->index, w->now.pc, "too many synchronisations for the checker");
 }
 static void give(dw__emu_warp *w, dw__emu_clock **to) {
     dw__emu_clock *clock = wanted(w->cta, w->index, w->now.pc, to);
@@ -158,7 +160,7 @@ static void give(dw__emu_warp *w, dw__emu_clock **to) {
     join(clock, w->clock);
     tick(w);
 }
-/* What does not release by itself gives what a fence has released before. */
+/* An operation that does not release passes on what an earlier fence released. */
 static void give_ordered(dw__emu_warp *w, dw__emu_clock **to, bool releases) {
     const common *all = w->cta->race->common;
     const dw__emu_clock *fenced = all->fenced[w->cta->rank * all->warps_per_block + w->index];
@@ -263,19 +265,19 @@ void dw__emu_race_end(dw__emu_cluster *cluster) {
 
 /* ---- accesses ------------------------------------------------------------------------------ */
 
-/* Who accesses what. */
+/* An access and its agent. */
 typedef struct toucher {
-    dw__emu_cta *cta; /* of the warp that acts or has issued the work */
+    dw__emu_cta *cta; /* block of the warp that acts or that issued the work */
     uint32_t warp, pc;
     int lane;
     const uint32_t *seen;
-    const uint32_t *shown;              /* NULL: through the generic proxy */
-    const uint32_t *released, *ordered; /* of tensor memory; NULL: fences are not looked for */
+    const uint32_t *shown;              /* NULL: generic proxy */
+    const uint32_t *released, *ordered; /* for tensor memory; NULL: fences are not checked */
     epoch self;
-    bool write, told;
-    bool in_order;  /* the agent does one after the other */
-    bool transfers; /* between registers and tensor memory */
-    bool same;      /* a write that leaves what is there */
+    bool write, reported;
+    bool in_order;  /* the agent performs its accesses in order */
+    bool transfers; /* a transfer between registers and tensor memory */
+    bool same;      /* a write that does not change the value */
 } toucher;
 
 static bool through_generic(const common *all, epoch e) {
@@ -293,7 +295,7 @@ static void describe(const dw__emu_cluster *cluster, epoch e, uint32_t lane, cha
                                                  [DW__SIDE_COPY] = "a copy of ",
                                                  [DW__SIDE_BULK] = "a copy of ",
                                                  [DW__SIDE_WGMMA] =
-                                                     "a product of the four warps from ",
+                                                     "a wgmma of the four warps from ",
                                                  [DW__SIDE_TENSOR] = "tcgen05 work of ",
                                                  [DW__SIDE_TENSOR_LOAD] = "a load of ",
                                                  [DW__SIDE_TENSOR_STORE] = "a store of "};
@@ -304,7 +306,7 @@ static void describe(const dw__emu_cluster *cluster, epoch e, uint32_t lane, cha
         &kernel->function->code.items[kernel->from[pc < kernel->code_count ? pc : 0]];
     char who[96];
     if (agent >= all->first_mbarrier) {
-        snprintf(who, sizeof who, "a copy of warp %u, told to an mbarrier", lane);
+        snprintf(who, sizeof who, "a copy of warp %u that completes on an mbarrier", lane);
     } else {
         const uint32_t warp = agent / DW__SIDES;
         const uint32_t *id = cluster->ctas[warp / all->warps_per_block].id;
@@ -325,7 +327,7 @@ static void name_place(const dw__emu_cta *owner, uint32_t at, char *text, size_t
                  column % DW__TENSOR_COLUMNS);
 }
 
-/* `other`: what is in a slot of a place. */
+/* `other` is the access in a slot of a place. */
 static void report(toucher *t, const dw__emu_cta *owner, uint32_t index, int slot, epoch other,
                    bool wrote, dw__emu_finding kind) {
     const dw__emu_race *race = owner->race;
@@ -333,14 +335,14 @@ static void report(toucher *t, const dw__emu_cta *owner, uint32_t index, int slo
                                               ? race->lanes[index] >> 5 * slot & 31
                                               : lane_of(other);
     char whom[200], place[96];
-    if (t->told) return;
-    t->told = true;
+    if (t->reported) return;
+    t->reported = true;
     describe(t->cta->cluster, other, lane, whom, sizeof whom);
     name_place(owner, at, place, sizeof place);
     if (kind == DW__FOUND_PROXY)
         dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, kind,
                          "%s %s through the asynchronous proxy, which %s wrote "
-                         "through the generic one: no fence.proxy.async is between them",
+                         "through the generic proxy: a fence.proxy.async between them is missing",
                          t->write ? "writes" : "reads", place, whom);
     else
         dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, kind,
@@ -348,7 +350,7 @@ static void report(toucher *t, const dw__emu_cta *owner, uint32_t index, int slo
                          t->write ? "writes" : "reads", place, whom, wrote ? "wrote" : "read");
 }
 
-/* Tensor work of another warp, which is known to have been waited for, but by no tcgen05.fence. */
+/* Returns whether the access is tensor work of another warp that was waited for without a tcgen05.fence. */
 static bool lacks_fence(const toucher *t, epoch e) {
     const uint32_t agent = agent_of(e);
     return t->ordered && agent / DW__SIDES != agent_of(t->self) / DW__SIDES &&
@@ -357,29 +359,29 @@ static bool lacks_fence(const toucher *t, epoch e) {
 static void report_fence(toucher *t, const dw__emu_cta *owner, uint32_t index, epoch other,
                          bool wrote) {
     char whom[200], place[96];
-    if (t->told) return;
-    t->told = true;
+    if (t->reported) return;
+    t->reported = true;
     describe(t->cta->cluster, other, lane_of(other), whom, sizeof whom);
     name_place(owner, 4 * index, place, sizeof place);
-    dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, DW__FOUND_PROXY,
-                     "%s %s, which %s %s: no tcgen05.fence::%s", t->write ? "writes" : "reads",
-                     place, whom, wrote ? "wrote" : "read",
-                     t->released[agent_of(other)] >= time_of(other)
-                         ? "after_thread_sync is between the wait for that and this"
-                         : "before_thread_sync came after it in its warp");
+    dw__emu_found_at(
+        t->cta, t->warp, t->lane, t->pc, DW__FOUND_PROXY, "%s %s, which %s %s: tcgen05.fence::%s",
+        t->write ? "writes" : "reads", place, whom, wrote ? "wrote" : "read",
+        t->released[agent_of(other)] >= time_of(other)
+            ? "after_thread_sync is missing between the wait for that access and this one"
+            : "before_thread_sync is missing after that access in its warp");
 }
 
 static bool is_transfer(uint32_t agent) {
     return agent % DW__SIDES == DW__SIDE_TENSOR_LOAD || agent % DW__SIDES == DW__SIDE_TENSOR_STORE;
 }
-/* Loads and stores of tensor memory: those of a quarter of the lanes are in order from their issue on. */
+/* Loads and stores of tensor memory by a quarter of the lanes are ordered by their issue. */
 static bool is_issued_before(const toucher *t, epoch e) {
     const uint32_t warp = agent_of(e) / DW__SIDES;
     return warp == agent_of(t->self) / DW__SIDES ||
            t->seen[warp * DW__SIDES + DW__SIDE_GENERIC] > time_of(e);
 }
 
-/* The same agent, or nothing between them that matters. */
+/* Returns whether the access needs no further order: the same agent, or ordered before this one. */
 static inline bool is_known(const toucher *t, epoch e) {
     const uint32_t agent = agent_of(e);
     return t->seen[agent] >= time_of(e) ||
@@ -403,8 +405,8 @@ static bool same_work(epoch a, epoch b) {
     return agent_of(a) == agent_of(b) && time_of(a) == time_of(b);
 }
 
-/* Where an access is kept: with others of the same, where nothing is, instead of a read that is known to come before
- * it; else instead of a read, and of a write where there are only those. */
+/* Chooses the slot for an access: one with the same agent, an empty one, that of a read that happened before, that of
+ * any read, and only then that of a write. */
 static int slot_for(const toucher *t, const history *x, uint32_t parts) {
     int best = (int)(time_of(t->self) % SLOTS), rank = 0;
     for (int i = 0; i < SLOTS; i++) {
@@ -420,7 +422,7 @@ static int slot_for(const toucher *t, const history *x, uint32_t parts) {
     return best;
 }
 
-/* Whether another write of the same is known: then it does not matter that slot `i`'s is not. */
+/* Returns whether another write of the same value is known, so that slot `i` does not matter. */
 static bool is_known_otherwise(const toucher *t, const history *x, uint32_t parts, int i,
                                uint32_t part) {
     if (!is_same(parts, i)) return false;
@@ -432,22 +434,22 @@ static bool is_known_otherwise(const toucher *t, const history *x, uint32_t part
     return false;
 }
 
-/* What becomes of a history. The slot where this is kept; -1: it is known already. */
+/* Adds an access to a history. Returns the slot that keeps it; -1 if the history already covers it. */
 static int add_access(toucher *t, const dw__emu_cta *owner, uint32_t index, uint32_t part,
                       history *x) {
     const uint32_t before = x->parts;
     uint32_t parts = before;
-    bool beside = false; /* others have written the same */
+    bool beside = false; /* another agent has written the same value */
     for (int i = 0; i < SLOTS; i++) {
         const epoch e = x->slots[i];
         const uint32_t common_part = part_of(before, i) & part;
         if (!common_part) continue;
         const bool wrote = is_write(before, i);
-        /* Nor does an atomic operation hide what the warp has just written otherwise. */
+        /* An atomic operation does not hide a preceding plain write of the warp. */
         const bool kept = e == t->self || (same_work(e, t->self) && !is_strong(e));
         if (kept && wrote && t->write && common_part == part) return -1;
         if (e == t->self && !wrote && !t->write && common_part == part) return -1;
-        /* What was written before is still there, and who knows that need not know of this. */
+        /* The old value remains, so agents that know the earlier write need not know this one. */
         if (t->same && wrote && agent_of(e) != agent_of(t->self)) {
             parts |= 1u << (5 * SLOTS + i);
             beside = true;
@@ -462,16 +464,16 @@ static int add_access(toucher *t, const dw__emu_cta *owner, uint32_t index, uint
             report_fence(t, owner, index, e, false);
         if (t->write) parts &= ~(common_part << 4 * i);
     }
-    if (t->write && parts & LIVE_MBARRIER && !t->told) {
-        t->told = true;
+    if (t->write && parts & LIVE_MBARRIER && !t->reported) {
+        t->reported = true;
         dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, DW__FOUND_MBARRIER,
-                         "writes over the mbarrier at 0x%x, which is in use",
+                         "overwrites the mbarrier at 0x%x, which is in use",
                          owner->rank << DW__RANK_SHIFT | (4 * index & ~7u));
     }
     const int slot = slot_for(t, x, parts);
     const uint32_t write = 1u << (4 * SLOTS + slot), same = 1u << (5 * SLOTS + slot);
     x->parts = parts;
-    /* Of writes of the same none is given up for a read: the next reader may know that one alone. */
+    /* A read never replaces one of several writes of the same value: the next reader may know only that one. */
     if (!t->write && part_of(parts, slot) && is_same(parts, slot)) return -1;
     if (part_of(parts, slot) && same_work(x->slots[slot], t->self) &&
         is_write(parts, slot) == t->write)
@@ -482,21 +484,21 @@ static int add_access(toucher *t, const dw__emu_cta *owner, uint32_t index, uint
     return slot;
 }
 
-/* The number of a history, for a place of which it is to be. DW__NO_HISTORY: no memory, and the checker stops. */
+/* Returns the number of a history. Returns DW__NO_HISTORY and stops the checker if memory is out. */
 static uint32_t number_of(const toucher *t, dw__emu_race *race, const history *x) {
     uint32_t number = dw__history_number(&race->histories, x);
     if (number != DW__NO_HISTORY) return number;
-    race->generation++; /* numbers of histories that no place has are given to others */
+    race->generation++; /* numbers of unused histories are assigned anew */
     if (dw__histories_make_room(&race->histories, race->places, race->place_count))
         number = dw__history_number(&race->histories, x);
     if (number == DW__NO_HISTORY)
-        stop(t->cta, t->warp, t->pc, "the host has no memory left for the checker");
+        stop(t->cta, t->warp, t->pc, "the host is out of memory for the checker");
     return number;
 }
 
-/* What an access makes of a place: known where it has made it of another with the same history. (What its clock knows
- * by then can only be more: nothing is found that was not before.) `spare` is for what is not kept. NULL: the checker
- * has stopped. */
+/* Returns the transition that an access makes at a place, from the cache if the access made it at another place with
+ * the same history. (Its clock can only have grown since then, so no finding is missed.) `spare` holds a transition
+ * that is not cached. Returns NULL if the checker has stopped. */
 static const step *step_of(toucher *t, const dw__emu_cta *owner, uint32_t index, uint32_t part,
                            step *spare) {
     dw__emu_race *race = owner->race;
@@ -511,7 +513,7 @@ static const step *step_of(toucher *t, const dw__emu_cta *owner, uint32_t index,
     const int slot = add_access(t, owner, index, part, &x);
     const uint32_t after = number_of(t, race, &x);
     if (after == DW__NO_HISTORY) return NULL;
-    if (t->told) kept = spare; /* the next is told as well */
+    if (t->reported) kept = spare; /* the next place reports as well */
     *kept = (step){race->generation, before, after, how, slot};
     return kept;
 }
@@ -552,23 +554,13 @@ static void touch(toucher *t, const dw__emu_cta *owner, uint32_t offset, uint32_
 
 static toucher toucher_of(dw__emu_warp *w, int lane, bool write, bool strong) {
     const uint32_t agent = own_agent(w), *seen = dw__emu_seen(w->clock);
-    return (toucher){w->cta,
-                     w->index,
-                     w->now.pc,
-                     lane,
-                     seen,
-                     NULL,
-                     NULL,
-                     NULL,
-                     made(agent, seen[agent], w->now.pc, 0, strong), /* the lane lies beside it */
-                     write,
-                     false,
-                     false,
-                     false,
+    return (toucher){w->cta, w->index, w->now.pc, lane, seen, NULL, NULL, NULL,
+                     /* The lane is stored beside it. */
+                     made(agent, seen[agent], w->now.pc, 0, strong), write, false, false, false,
                      false};
 }
 
-/* ---- the end of a block: its shared memory is there for others until then ------------------- */
+/* ---- the end of a block: its shared memory must be live while others access it --------------- */
 
 static uint32_t place_of(const dw__emu_warp *w) {
     return w->cta->rank * w->cta->race->common->warps_per_block + w->index;
@@ -582,9 +574,9 @@ static bool has_ended(const dw__emu_cta *cta) {
 static void note_visit(dw__emu_warp *w, int lane, const dw__emu_cta *owner, uint32_t offset) {
     const uint32_t now = dw__emu_seen(w->clock)[own_agent(w)];
     visit *last = &owner->race->visits[place_of(w)];
-    if (last->told) return;
-    last->told = has_ended(owner);
-    if (last->told)
+    if (last->reported) return;
+    last->reported = has_ended(owner);
+    if (last->reported)
         dw__emu_found(w, lane, DW__FOUND_RACE,
                       "accesses shared memory at 0x%x of block (%u, %u, %u), which has ended",
                       owner->rank << DW__RANK_SHIFT | offset, owner->id[0], owner->id[1],
@@ -606,11 +598,11 @@ void dw__emu_race_ended(dw__emu_warp *w) {
             known =
                 dw__emu_seen(cta->warps[k].clock)[agent_at(all, from, warp, DW__SIDE_GENERIC)] >=
                 v->time;
-        v->told = !known;
+        v->reported = !known;
         if (!known)
             dw__emu_found_at(from, warp, (int)v->lane, v->pc, DW__FOUND_RACE,
-                             "accesses shared memory of block (%u, %u, %u), which ends without "
-                             "waiting for that: a barrier of the cluster is missing at its end",
+                             "accesses shared memory of block (%u, %u, %u), which exits without "
+                             "waiting for the access: a cluster barrier is missing before its exit",
                              cta->id[0], cta->id[1], cta->id[2]);
     }
 }
@@ -691,7 +683,7 @@ void dw__emu_race_leave(dw__emu_warp *w, uint32_t barrier) {
 void dw__emu_race_cluster_arrive(dw__emu_warp *w, bool relaxed) {
     if (!active(w)) return;
     common *all = w->cta->race->common;
-    /* What has been read has been read, also before an arrival that gives nothing else. */
+    /* Reads are complete before any arrival, including one that releases nothing else. */
     for (uint32_t rank = 0; rank < w->cta->cluster->cta_count && w->cta->race->visits; rank++)
         w->cta->cluster->ctas[rank].race->visits[place_of(w)].time = 0;
     give_ordered(w, &all->cluster.gathered, !relaxed);
@@ -720,7 +712,7 @@ static uint32_t next_time(common *all, uint32_t agent) {
     return all->times[agent] < LAST_TIME ? ++all->times[agent] : LAST_TIME;
 }
 
-/* Data must not be written over it, or may again. */
+/* Marks the bytes as a live mbarrier, which data must not overwrite, or as free. */
 static void mark_mbarrier(dw__emu_warp *w, dw__emu_race *race, uint32_t offset, bool live) {
     const toucher t = toucher_of(w, 0, true, false);
     for (uint32_t place = offset / 4; place < offset / 4 + 2; place++) {
@@ -743,7 +735,7 @@ void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, boo
         mbarrier fresh = {.agent = all->first_mbarrier + owner->rank * MBARRIERS +
                                    (uint32_t)(race->mbarriers.count % MBARRIERS)};
         if (race->mbarriers.count == UINT16_MAX || DW_PUSH(&race->mbarriers, fresh) != DW_OK) {
-            stop(w->cta, w->index, w->now.pc, "the host has no memory left for the checker");
+            stop(w->cta, w->index, w->now.pc, "the host is out of memory for the checker");
             return;
         }
         *index = (uint16_t)race->mbarriers.count;
@@ -753,12 +745,12 @@ void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, boo
         char whom[200];
         describe(w->cta->cluster, b->init, lane_of(b->init), whom, sizeof whom);
         dw__emu_found(w, lane, DW__FOUND_MBARRIER,
-                      "initialises the mbarrier at 0x%x, which %s did before: mbarrier.inval "
-                      "comes between",
+                      "initialises the mbarrier at 0x%x, which %s initialised: an mbarrier.inval "
+                      "between them is missing",
                       address, whom);
     }
     mark_mbarrier(w, race, offset, false);
-    /* A write like any other to what was there before, but one that a fence of its own shows. */
+    /* An ordinary write with respect to earlier accesses, except that fence.mbarrier_init also makes it visible. */
     toucher t = toucher_of(w, lane, true, false);
     const uint32_t agent = own_agent(w) + DW__SIDE_INIT;
     const uint32_t time = dw__emu_seen(w->clock)[agent] = next_time(all, agent);
@@ -790,7 +782,7 @@ void dw__emu_race_mbarrier_arrive(dw__emu_warp *w, int lane, uint32_t address) {
     give(w, &b->gathered);
 }
 
-void dw__emu_race_mbarrier_told(const dw__emu_async *work, dw__emu_side side, uint32_t address) {
+void dw__emu_race_mbarrier_signal(const dw__emu_async *work, dw__emu_side side, uint32_t address) {
     mbarrier *b = work->clock ? mbarrier_at(work->cta->cluster, address) : NULL;
     dw__emu_clock *gathered = b ? wanted(work->cta, work->warp, work->pc, &b->gathered) : NULL;
     if (!gathered) return;
@@ -838,17 +830,18 @@ void dw__emu_race_mbarrier_bytes(const dw__emu_async *work, uint32_t address, ui
         describe(work->cta->cluster, b->init, lane_of(b->init), whom, sizeof whom);
         dw__emu_found_at(work->cta, work->warp, (int)work->lane, work->pc,
                          ordered ? DW__FOUND_PROXY : DW__FOUND_RACE,
-                         "a copy tells the mbarrier at 0x%x, which %s initialised: %s", address,
-                         whom,
-                         ordered ? "neither fence.mbarrier_init nor fence.proxy.async is between "
-                                   "them"
+                         "a copy completes on the mbarrier at 0x%x, which %s initialised: %s",
+                         address, whom,
+                         ordered ? "a fence.mbarrier_init or fence.proxy.async between them is "
+                                   "missing"
                                  : "nothing orders the two");
     }
     if (phase && b->phases != phase)
-        dw__emu_found_at(work->cta, work->warp, (int)work->lane, work->pc, DW__FOUND_MBARRIER,
-                         "the phase of the mbarrier at 0x%x in which this copy was asked for ended "
-                         "without its bytes: expect_tx was missing, late, or of too few bytes",
-                         address);
+        dw__emu_found_at(
+            work->cta, work->warp, (int)work->lane, work->pc, DW__FOUND_MBARRIER,
+            "the phase of the mbarrier at 0x%x in which this copy was issued completed "
+            "without its bytes: expect_tx was missing, late, or of too few bytes",
+            address);
 }
 
 /* ---- work beside the warps ------------------------------------------------------------------ */
@@ -901,12 +894,12 @@ static void touch_for(dw__emu_async *work, epoch self, bool generic, dw__emu_cta
                  NULL,
                  self,
                  write,
-                 work->told,
+                 work->reported,
                  false,
                  false,
                  false};
     touch(&t, owner, offset, bytes);
-    work->told = t.told;
+    work->reported = t.reported;
 }
 
 void dw__emu_race_work(dw__emu_async *work, uint32_t warp, dw__emu_side side, dw__emu_cta *owner,
@@ -917,7 +910,7 @@ void dw__emu_race_work(dw__emu_async *work, uint32_t warp, dw__emu_side side, dw
               owner, offset, bytes, write);
 }
 
-/* `part`: bits of the bytes, two for each half of a quarter's lanes. */
+/* `part`: bits of the word's bytes, two for each half of a quarter's lanes. */
 static void touch_tensor(toucher *t, dw__emu_cta *owner, uint32_t lane, uint32_t lanes,
                          uint32_t column, uint32_t columns) {
     for (uint32_t quarter = 0; quarter < DW__TENSOR_LANES / 32; quarter++) {
@@ -945,12 +938,12 @@ void dw__emu_race_tensor(dw__emu_async *work, dw__emu_side side, dw__emu_cta *ow
                  fences ? dw__emu_ordered(work->clock) : NULL,
                  made(agent, work->time, work->pc, work->lane, false),
                  write,
-                 work->told,
+                 work->reported,
                  side == DW__SIDE_TENSOR,
                  side != DW__SIDE_TENSOR,
                  false};
     touch_tensor(&t, owner, lane, lanes, column, columns);
-    work->told = t.told;
+    work->reported = t.reported;
 }
 
 void dw__emu_race_tensor_allocated(dw__emu_cta *owner, uint32_t column, uint32_t columns) {

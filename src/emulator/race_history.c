@@ -2,9 +2,9 @@
 #include "base/base.h"
 #include <string.h>
 
-#define FIRST_CAPACITY 512u /* a power of two, as are all */
-#define WRITE_BITS 0x9000u  /* of the first slot: a write, the same */
-#define MARK 0x40000000u    /* in `parts`: a place has it */
+#define FIRST_CAPACITY 512u /* all capacities are powers of two */
+#define WRITE_BITS 0x9000u  /* the write bit and the same-value bit of the first slot */
+#define MARK 0x40000000u    /* in `parts`: a place has this history */
 #define SAME(a, b)                                                                                 \
     ((a)->slots[0] == (b)->slots[0] && (a)->slots[1] == (b)->slots[1] &&                           \
      (a)->slots[2] == (b)->slots[2] && (a)->parts == (b)->parts)

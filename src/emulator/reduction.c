@@ -51,7 +51,7 @@ static uint64_t double_sum(uint64_t x, uint64_t y) {
     return x;
 }
 
-/* A sum of two halves in F32 is rounded to the half as the exact sum is: 24 bits are twice 11 and two. */
+/* An F32 sum of two halves rounds to the half like the exact sum: 24 bits are at least twice 11 plus two. */
 static uint16_t half_result(dw__emu_reduction kind, bool brain, uint16_t x, uint16_t y) {
     const float a = brain ? dw__bf16_to_f32(x) : dw__f16_to_f32(x),
                 b = brain ? dw__bf16_to_f32(y) : dw__f16_to_f32(y);
@@ -103,7 +103,7 @@ static uint64_t result_of(dw__emu_reduction kind, dw__emu_type type, bool in_glo
     }
 }
 
-/* The host's compare-and-swap: other clusters run on other threads. */
+/* Uses the host's compare-and-swap, because other clusters run on other threads. */
 #define SWAP(T)                                                                                    \
     do {                                                                                           \
         T x = __atomic_load_n((T *)at, __ATOMIC_ACQUIRE);                                          \

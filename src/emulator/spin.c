@@ -1,13 +1,13 @@
 #include "emulator/spin.h"
 #include <string.h>
 
-/* Operations of a loop, and tries to find one. */
+/* Longest loop that is recognised, in operations. */
 #define LONGEST_LOOP 512
 
 struct dw__emu_spin {
     dw__emu_group now, others[DW__LANES];
     int other_count;
-    uint32_t differs; /* where registers were different when they were last compared */
+    uint32_t differs; /* where registers differed in the last comparison */
     unsigned char registers[];
 };
 
@@ -57,7 +57,7 @@ static bool is_as_before(dw__emu_warp *w) {
     return same_registers(w);
 }
 
-/* DW__SPINS_NOT leaves the warp's state of now to be compared with the next time. */
+/* On DW__SPINS_NOT, the warp's current state is kept for the next comparison. */
 static dw__emu_spinning spins(dw__emu_warp *w) {
     const bool known = w->spin != NULL;
     if (known && is_as_before(w)) return DW__SPINS;

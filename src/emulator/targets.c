@@ -5,8 +5,8 @@
 enum { ON_90 = 1, ON_100 = 2, ON_103 = 4, ON_120 = 8 };
 enum { DATACENTRE = ON_100 | ON_103, BLACKWELL = ON_100 | ON_103 | ON_120 };
 
-/* What is not on every architecture, by the "Target ISA Notes" of the PTX ISA 9.0, each row held to ptxas 13.0. An
- * instruction with the opcode and the modifiers is of these GPUs alone. */
+/* Instructions that are missing on some architectures, from the "Target ISA Notes" of the PTX ISA 9.0. Each row was
+ * checked with ptxas 13.0. Only the GPUs in `on` have an instruction with the opcode and modifiers. */
 static const struct {
     const char *opcode, *modifier, *also; /* NULL: any */
     int on;

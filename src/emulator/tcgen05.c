@@ -1,4 +1,6 @@
-/* tcgen05: what its files share, fences, and commit, which tells an mbarrier that the tensor pipe has got so far. */
+/* tcgen05 (PTX ISA, "TensorCore 5th Generation Family Instructions"): shared functions, fences, and commit, which
+ * arrives on an mbarrier when the tensor pipe has completed the preceding work.
+ */
 #include "emulator/tcgen05.h"
 #include "emulator/barrier.h"
 
@@ -13,7 +15,7 @@ bool dw__emu_tensor_pair(dw__emu_cta *cta, int cta_group, const dw__tensor_user 
     if (tensor->cta_group == 0) tensor->cta_group = cta_group;
     if (tensor->cta_group != cta_group) {
         dw__emu_found_at(user->cta, user->warp, user->lane, user->pc, DW__FOUND_INVALID,
-                         ".cta_group::%d in a kernel that has .cta_group::%d elsewhere", cta_group,
+                         ".cta_group::%d in a kernel that uses .cta_group::%d elsewhere", cta_group,
                          tensor->cta_group);
         return false;
     }
@@ -41,8 +43,8 @@ bool dw__emu_tensor_operand(const dw__tensor_user *user, uint64_t descriptor, bo
                    base = (uint32_t)(descriptor >> 49) & 7;
     const bool absolute = descriptor >> 52 & 1;
     const char *why =
-        version != 1  ? "its bits 46 to 48 are not 1"
-        : swizzle < 0 ? "its swizzling mode is none"
+        version != 1  ? "bits 46 to 48 must be 1"
+        : swizzle < 0 ? "its swizzling mode is not defined"
         : base        ? "a base offset is not supported by the emulator"
         : absolute    ? "absolute leading addresses are not supported by the emulator"
         : swizzle == DW__SWIZZLE_128_ATOM_32 && !mn_major
@@ -75,7 +77,7 @@ typedef struct commit_op {
 
 typedef struct commit {
     dw__emu_async work;
-    uint32_t address, targets; /* targets 0: the block of the address */
+    uint32_t address, targets; /* blocks of the multicast; 0: the block of the address */
 } commit;
 
 static bool commit_done(dw__emu_cluster *cluster, dw__emu_async *work) {
@@ -140,7 +142,7 @@ dw_status dw__emu_translate_tensor_commit(dw__emu_translator *t) {
     k->multicast = dw__emu_take(t, "multicast::cluster");
     if (!dw__emu_take(t, "b64")) return dw__emu_unsupported(t);
     if (t->in->operand_count != 1 + k->multicast)
-        return dw__emu_malformed(t, "it takes another number of operands");
+        return dw__emu_malformed(t, "wrong number of operands");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));
     if (k->multicast)
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_B16, &k->mask));

@@ -1,4 +1,4 @@
-/* tcgen05.alloc, dealloc and relinquish_alloc_permit: PTX ISA 9.7.16.7. */
+/* Allocation of tensor memory: PTX ISA, "tcgen05.alloc", "tcgen05.dealloc", "tcgen05.relinquish_alloc_permit". */
 #include "emulator/tcgen05.h"
 #include <string.h>
 
@@ -24,13 +24,13 @@ static dw__emu_next alloc_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     if (!tensor || !dw__emu_tensor_pair(w->cta, k->cta_group, &user, pair)) return DW__FAULT;
     if (!is_size(columns)) {
         dw__emu_found(w, lane, DW__FOUND_INVALID,
-                      "%u columns of tensor memory: a power of two from 32 to 512 is wanted",
+                      "%u columns of tensor memory: must be a power of two from 32 to 512",
                       columns);
         return DW__FAULT;
     }
     if (tensor->relinquished) {
         dw__emu_found(w, -1, DW__FOUND_TENSOR_MEMORY,
-                      "tensor memory is allocated after the block gave up the permit to do so");
+                      "allocates tensor memory after the block relinquished its permit");
         return DW__FAULT;
     }
     const uint32_t first = dw__emu_tensor_allocate(tensor, columns, w->index, w->now.pc);
@@ -60,8 +60,7 @@ static dw__emu_next dealloc_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     const char *why = dw__emu_tensor_free(tensor, address, columns);
     if (why) {
         dw__emu_found(w, -1, DW__FOUND_TENSOR_MEMORY,
-                      "%u columns of tensor memory at 0x%08x are freed, but %s", columns, address,
-                      why);
+                      "frees %u columns of tensor memory at 0x%08x, but %s", columns, address, why);
         return DW__FAULT;
     }
     w->cta->cluster->progress++;
@@ -77,7 +76,7 @@ static dw__emu_next relinquish_run(dw__emu_warp *w, const dw__emu_op *op, uint32
     return DW__NEXT;
 }
 
-/* .cta_group.sync.aligned, which all three have. */
+/* Takes .cta_group.sync.aligned, which all three instructions have. */
 static dw_status begin(dw__emu_translator *t, alloc_op **made) {
     alloc_op *k = dw__emu_detail(t, sizeof *k);
     if (!k) return dw__fail_memory("an operation", sizeof *k);
@@ -99,8 +98,7 @@ dw_status dw__emu_translate_tensor_alloc(dw__emu_translator *t) {
     DW_RETURN_IF_FAILED(begin(t, &k));
     k->generic = !dw__emu_take(t, "shared::cta") && !dw__emu_take(t, "shared");
     if (!dw__emu_take(t, "b32")) return dw__emu_unsupported(t);
-    if (t->in->operand_count != 2)
-        return dw__emu_malformed(t, "it takes another number of operands");
+    if (t->in->operand_count != 2) return dw__emu_malformed(t, "wrong number of operands");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_B32, &k->columns));
     return emit(t, k, alloc_run);
@@ -110,8 +108,7 @@ dw_status dw__emu_translate_tensor_dealloc(dw__emu_translator *t) {
     alloc_op *k = NULL;
     DW_RETURN_IF_FAILED(begin(t, &k));
     if (!dw__emu_take(t, "b32")) return dw__emu_unsupported(t);
-    if (t->in->operand_count != 2)
-        return dw__emu_malformed(t, "it takes another number of operands");
+    if (t->in->operand_count != 2) return dw__emu_malformed(t, "wrong number of operands");
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[0], DW__T_B32, &k->tensor));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_B32, &k->columns));
     return emit(t, k, dealloc_run);
@@ -120,6 +117,6 @@ dw_status dw__emu_translate_tensor_dealloc(dw__emu_translator *t) {
 dw_status dw__emu_translate_tensor_relinquish(dw__emu_translator *t) {
     alloc_op *k = NULL;
     DW_RETURN_IF_FAILED(begin(t, &k));
-    if (t->in->operand_count != 0) return dw__emu_malformed(t, "it takes no operands");
+    if (t->in->operand_count != 0) return dw__emu_malformed(t, "it has no operands");
     return emit(t, k, relinquish_run);
 }

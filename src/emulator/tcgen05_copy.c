@@ -1,6 +1,6 @@
-/* tcgen05.cp: from shared memory to tensor memory, in the tensor pipe. PTX ISA 9.7.16.9. The source is a matrix
- * of rows of 16 or 32 bytes, contiguous along the row, in the layout of its descriptor. Elements of 4 and 6
- * bits, which lie there by sixteen in sixteen bytes, may be given a byte each.
+/* tcgen05.cp copies from shared memory to tensor memory, in the tensor pipe (PTX ISA, "tcgen05.cp"). The source is a
+ * matrix of rows of 16 or 32 contiguous bytes in the layout of its descriptor. Elements of 4 and 6 bits, which lie in
+ * groups of sixteen in sixteen bytes, may be expanded to bytes.
  */
 #include "emulator/tcgen05.h"
 #include "emulator/tcgen05_descriptor.h"
@@ -10,7 +10,8 @@
 typedef struct copy_shape {
     const char *name, *multicast; /* multicast NULL: none */
     uint32_t rows, columns;
-    /* Row r is written to lane r / 32 * block + r % 32, and to the lanes `repeat` further, `copies` times in all. */
+    /* Row r is written to lane r / 32 * block + r % 32 and to further lanes at a distance of `repeat`, `copies` lanes
+     * in all. */
     uint32_t block, copies, repeat;
 } copy_shape;
 
@@ -22,7 +23,7 @@ static const copy_shape shapes[] = {
 
 typedef struct copy_op {
     const copy_shape *shape;
-    int cta_group, bits; /* bits: of elements that are given bytes; 8: none are */
+    int cta_group, bits; /* bits: width of elements that are expanded to bytes; 8: none are */
     dw__emu_address address;
     uint32_t descriptor;
 } copy_op;
@@ -35,7 +36,7 @@ typedef struct copy {
     uint32_t address;
 } copy;
 
-/* Sixteen elements of `bits` bits, packed, in sixteen bytes of their own. */
+/* Expands sixteen packed elements of `bits` bits to sixteen bytes. */
 static void space_out(unsigned char *bytes, int bits) {
     unsigned char packed[16];
     memcpy(packed, bytes, sizeof packed);
@@ -63,11 +64,11 @@ static bool copy_block(copy *c, dw__emu_cta *cta) {
         for (uint32_t i = 0; i < s->columns; i += 4) {
             const uint32_t at = dw__matrix_address(&c->from, row, 4 * i);
             const uint32_t here =
-                2 * (uint32_t)c->op->bits; /* the rest of sixteen bytes is not read */
+                2 * (uint32_t)c->op->bits; /* the rest of the sixteen bytes is not read */
             uint32_t words[4];
             if (at < DW__SHARED_FIRST || at + 16 > cta->shared_bytes) {
                 dw__emu_found_at(user.cta, user.warp, user.lane, user.pc, DW__FOUND_BOUNDS,
-                                 "a matrix reaches beyond the block's shared memory, to 0x%x", at);
+                                 "a matrix extends beyond the block's shared memory, to 0x%x", at);
                 return false;
             }
             dw__emu_race_work(&c->work, c->work.warp, DW__SIDE_TENSOR, cta, at, here, false);
@@ -82,7 +83,7 @@ static bool copy_block(copy *c, dw__emu_cta *cta) {
     }
     if (undefined && cta->cluster->grid->check)
         dw__emu_found_at(user.cta, user.warp, user.lane, user.pc, DW__FOUND_UNDEFINED,
-                         "a copy reads shared memory that was never written, of the matrix at 0x%x",
+                         "a copy reads shared memory that was never written, in the matrix at 0x%x",
                          c->from.start);
     return true;
 }
@@ -132,7 +133,7 @@ dw_status dw__emu_translate_tensor_copy(dw__emu_translator *t) {
     if (!k->cta_group) return dw__emu_unsupported(t);
     const int before = t->cursor;
     for (size_t i = 0; i < DW_COUNT(shapes) && !k->shape; i++) {
-        /* The multicast stands behind the shape; compilers also write it before. */
+        /* The multicast follows the shape; compilers also write it before the shape. */
         t->cursor = before;
         const bool early = shapes[i].multicast && dw__emu_take(t, shapes[i].multicast);
         if (!dw__emu_take(t, shapes[i].name)) continue;
@@ -143,8 +144,7 @@ dw_status dw__emu_translate_tensor_copy(dw__emu_translator *t) {
     if (k->shape && dw__emu_take(t, "b8x16"))
         k->bits = dw__emu_take(t, "b4x16_p64") ? 4 : dw__emu_take(t, "b6x16_p32") ? 6 : 0;
     if (!k->shape || !k->bits || !dw__emu_all_taken(t)) return dw__emu_unsupported(t);
-    if (t->in->operand_count != 2)
-        return dw__emu_malformed(t, "it takes another number of operands");
+    if (t->in->operand_count != 2) return dw__emu_malformed(t, "wrong number of operands");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_B64, &k->descriptor));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, copy_run));

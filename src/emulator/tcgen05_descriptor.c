@@ -1,4 +1,6 @@
-/* Instruction descriptors of tcgen05.mma, and the numbers that its operands hold. */
+/* Decodes the instruction descriptors of tcgen05.mma (PTX ISA, "Instruction descriptor") and the elements of its
+ * operands.
+ */
 #include "emulator/tcgen05_descriptor.h"
 #include "number/format.h"
 #include "number/half.h"
@@ -42,7 +44,7 @@ static int depth_of(dw__tensor_kind kind) {
     }
 }
 
-static const char *why_no_shape(const dw__tensor_form *form, int m, int n) {
+static const char *shape_error(const dw__tensor_form *form, int m, int n) {
     if (form->stationary) {
         if (m != 32 && m != 64 && m != 128) return "M must be 32, 64 or 128";
         return n == 64 || n == 128 || n == 256 ? NULL : "N must be 64, 128 or 256";
@@ -61,7 +63,7 @@ static const char *why_no_shape(const dw__tensor_form *form, int m, int n) {
     return NULL;
 }
 
-static const char *why_no_scales(const dw__tensor_form *form, const dw__tensor_instruction *i) {
+static const char *scales_error(const dw__tensor_form *form, const dw__tensor_instruction *i) {
     if (i->ue4m3 && form->kind != DW__KIND_MXF4NVF4) return "its scale factors must be UE8M0";
     const int step = form->scales == 4 ? 4 : form->scales;
     if (i->a_scale_id % step || i->b_scale_id % step)
@@ -87,8 +89,8 @@ const char *dw__tensor_instruction_decode(const dw__tensor_form *form, uint32_t 
     *out = i;
     if (field(descriptor, 2, 1)) return "sparse matrices are not supported by the emulator";
     if (i.a == DW__FORMAT_NONE || i.b == DW__FORMAT_NONE)
-        return "this kind has no such type of A or B";
-    const char *why = why_no_shape(form, i.m, i.n);
+        return "this kind does not support the type of A or B";
+    const char *why = shape_error(form, i.m, i.n);
     if (why) return why;
     if ((i.a_mn_major && dw__tensor_format_bits(i.a) < 8) ||
         (i.b_mn_major && dw__tensor_format_bits(i.b) < 8))
@@ -96,29 +98,29 @@ const char *dw__tensor_instruction_decode(const dw__tensor_form *form, uint32_t 
     if (form->a_in_tensor) {
         if (i.a_mn_major) return "A in tensor memory cannot be transposed";
         if (form->a_shifted && i.m != 128 * form->cta_group)
-            return "A is shifted for 128 rows of a block alone";
+            return "A can be shifted only with 128 rows in each block";
         if (form->stationary && i.m != 128)
-            return ".ws with A in tensor memory is supported by the emulator for M of 128 alone";
+            return "the emulator supports .ws with A in tensor memory only for M of 128";
     }
     if (is_scaled(form->kind)) {
         i.ue4m3 = !field(descriptor, 23, 1);
         i.a_scale_id = (int)field(descriptor, 29, 2), i.b_scale_id = (int)field(descriptor, 4, 2);
         *out = i;
         if (field(descriptor, 31, 1)) return "K of 96 is not supported by the emulator";
-        return why_no_scales(form, &i);
+        return scales_error(form, &i);
     }
     const uint32_t sum = field(descriptor, 4, 2);
-    if (sum > 2) return "D has no such type";
+    if (sum > 2) return "the type of D is not defined";
     i.d = sum == 0 ? DW__SUM_F16 : sum == 1 ? DW__SUM_F32 : DW__SUM_S32;
     i.saturate = field(descriptor, 3, 1);
     *out = i;
     if ((i.d == DW__SUM_S32) != (form->kind == DW__KIND_I8))
-        return "D of .kind::i8 must be S32, of others F16 or F32";
+        return "D of .kind::i8 must be S32, D of other kinds F16 or F32";
     if (i.d == DW__SUM_F16 &&
         (form->kind == DW__KIND_TF32 || i.a == DW__FORMAT_BF16 || i.b == DW__FORMAT_BF16))
         return "D of TF32 and BF16 must be F32";
     if (form->kind == DW__KIND_I8 ? i.a_negated || i.b_negated : i.saturate)
-        return "integers cannot be negated, nor real numbers saturated";
+        return "integers cannot be negated, and real numbers cannot be saturated";
     if (field(descriptor, 30, 2)) return "shifts of B are not supported by the emulator";
     return NULL;
 }
@@ -144,7 +146,7 @@ void dw__tensor_fill_table(dw__tensor_format format, double table[256]) {
                           : (double)dw__decode_one(narrow_format(format), code);
 }
 
-/* Elements of 4 and 6 bits. */
+/* Decodes elements of 4 and 6 bits. */
 static void decode_narrow(int bits, const double *table, int k, bool spaced,
                           const unsigned char *bytes, double *values) {
     const unsigned mask = (1u << bits) - 1;
@@ -153,7 +155,7 @@ static void decode_narrow(int bits, const double *table, int k, bool spaced,
             values[i] = table[bytes[i] >> dw__tensor_spaced_shift(bits) & mask];
             continue;
         }
-        /* Of 32 elements each sixteen have sixteen bytes; 64 are packed. */
+        /* 32 elements lie in two groups of sixteen bytes with sixteen elements each; 64 elements are packed. */
         const int first = k == 64 ? 0 : i / 16 * 16, at = (k == 64 ? i : i % 16) * bits;
         unsigned word = bytes[first + at / 8];
         if (at % 8 + bits > 8) word |= (unsigned)bytes[first + at / 8 + 1] << 8;
@@ -178,7 +180,7 @@ void dw__tensor_decode_row(dw__tensor_format format, const double *table, int k,
             values[i] = (double)dw__bf16_to_f32(half);
         }
         break;
-    case DW__FORMAT_TF32: /* the 13 bits that TF32 lacks are not looked at */
+    case DW__FORMAT_TF32: /* the 13 bits that TF32 lacks are ignored */
         for (int i = 0; i < k; i++) {
             memcpy(&word, bytes + 4 * i, 4);
             values[i] = (double)dw__f32_from_bits(word & ~(uint32_t)0x1FFF);

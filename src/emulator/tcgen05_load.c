@@ -1,6 +1,7 @@
-/* tcgen05.ld, tcgen05.st and tcgen05.wait: between tensor memory and registers. PTX ISA 9.7.16.8; the fragments are
- * those of 9.7.16.2.3.1. What is loaded is in the registers, and what is stored in tensor memory, some turns later:
- * until the wait nothing should rely on it. A warp reaches a quarter of the lanes: 32 * (its index modulo 4) and up.
+/* Transfers between tensor memory and registers: PTX ISA, "tcgen05.ld", "tcgen05.st", "tcgen05.wait"; the fragments
+ * are those of "Data Movement Shape". Loads reach the registers and stores reach tensor memory some turns after their
+ * issue, so that code that relies on them before the wait fails. A warp accesses a quarter of the lanes: 32 * (its
+ * index modulo 4) and up.
  */
 #include "emulator/tcgen05.h"
 #include <stdio.h>
@@ -12,9 +13,9 @@ static const char *const shapes[] = {"32x32b", "16x64b", "16x128b", "16x256b", "
 #define MOST_REGISTERS 128
 typedef struct transfer_op {
     shape shape;
-    bool packed, store; /* packed: two columns of 16 bits to a register */
+    bool packed, store; /* packed: two columns of 16 bits in one register */
     dw__emu_address address;
-    uint32_t split; /* columns from the first half to the second, of 16x32bx2 */
+    uint32_t split; /* only for 16x32bx2: columns from the first half to the second */
     uint32_t count, lanes, columns;
     uint32_t places[MOST_REGISTERS];
 } transfer_op;
@@ -23,10 +24,11 @@ typedef struct transfer {
     dw__emu_async work;
     const transfer_op *op;
     uint32_t lane, column; /* of the address */
-    uint32_t values[];     /* of a store: count * DW__LANES */
+    uint32_t values[];     /* for a store: count * DW__LANES values */
 } transfer;
 
-/* Which cell register i of a thread stands for, from the address on; of packed ones, counted in pairs of columns. */
+/* Computes the cell, relative to the address, of register i of a thread. For packed transfers the column counts pairs
+ * of columns. */
 static void place_of(const transfer_op *k, uint32_t thread, uint32_t i, uint32_t *lane,
                      uint32_t *column) {
     switch (k->shape) {
@@ -105,17 +107,17 @@ static dw__emu_next transfer_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t
     DW__EACH_LANE(lane, mask) {
         if ((uint32_t)dw__emu_lane_address(w, &k->address, (int)lane) == address) continue;
         dw__emu_found(w, (int)lane, DW__FOUND_DIVERGENCE,
-                      "the lanes of a warp give different addresses of tensor memory");
+                      "the lanes of a warp have different tensor-memory addresses");
         return DW__FAULT;
     }
-    /* A warp reaches its own quarter of the lanes; an address of the first quarter means it as well (kernels of
-     * others for B200 count on that). */
+    /* A warp accesses its own quarter of the lanes. An address in the first quarter also means the warp's quarter:
+     * published kernels for B200 rely on that. */
     const uint32_t quarter = w->index % 4 * DW__LANES, lane = address >> 16,
                    within = lane % DW__LANES;
     if ((lane != within && lane != quarter + within) ||
         (within != 0 && !(k->lanes == 16 && within == 16))) {
         dw__emu_found(w, -1, DW__FOUND_TENSOR_MEMORY,
-                      "tensor memory at 0x%08x, lanes %u to %u: warp %u reaches lanes %u to %u",
+                      "tensor memory at 0x%08x, lanes %u to %u: warp %u can access lanes %u to %u",
                       address, lane, lane + k->lanes - 1, w->index, quarter, quarter + 31);
         return DW__FAULT;
     }
@@ -185,7 +187,8 @@ static bool take_count(dw__emu_translator *t, uint32_t *count) {
 }
 
 dw_status dw__emu_translate_tensor_load(dw__emu_translator *t, bool store) {
-    static const uint32_t registers[] = {1, 1, 2, 4, 1}; /* of .x1, by shape */
+    /* Number of registers of .x1, by shape. */
+    static const uint32_t registers[] = {1, 1, 2, 4, 1};
     static const uint32_t columns[] = {1, 2, 4, 8, 1};
     transfer_op *k = dw__emu_detail(t, sizeof *k);
     uint32_t times;
@@ -203,21 +206,19 @@ dw_status dw__emu_translate_tensor_load(dw__emu_translator *t, bool store) {
 
     const dw__ptx_operand *o = t->in->operands;
     const bool split = k->shape == OF_16X32BX2;
-    if (t->in->operand_count != 2 + split)
-        return dw__emu_malformed(t, "it takes another number of operands");
+    if (t->in->operand_count != 2 + split) return dw__emu_malformed(t, "wrong number of operands");
     const dw__ptx_operand *vector = store ? &o[1 + split] : &o[0];
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, store ? &o[0] : &o[1], &k->address));
     if (split) {
         const dw__ptx_operand *offset = store ? &o[1] : &o[2];
         if (offset->kind != DW__PTX_INTEGER || offset->integer < 0 ||
             offset->integer >= DW__TENSOR_COLUMNS)
-            return dw__emu_malformed(t,
-                                     "the columns to the second half, as a constant, are wanted");
+            return dw__emu_malformed(t, "the distance to the second half must be a constant");
         k->split = (uint32_t)offset->integer;
     }
     const bool single = vector->kind != DW__PTX_VECTOR;
     if ((single ? 1 : vector->count) != (int)k->count)
-        return dw__emu_malformed(t, "another number of registers is wanted");
+        return dw__emu_malformed(t, "wrong number of registers");
     for (uint32_t i = 0; i < k->count; i++) {
         const dw__ptx_operand *item = single ? vector : &vector->items[i];
         DW_RETURN_IF_FAILED(store ? dw__emu_take_source(t, item, DW__T_B32, &k->places[i])
@@ -231,7 +232,7 @@ dw_status dw__emu_translate_tensor_load(dw__emu_translator *t, bool store) {
 
 dw_status dw__emu_translate_tensor_wait(dw__emu_translator *t, bool store) {
     if (!dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned")) return dw__emu_unsupported(t);
-    if (t->in->operand_count != 0) return dw__emu_malformed(t, "it takes no operands");
+    if (t->in->operand_count != 0) return dw__emu_malformed(t, "it has no operands");
     DW_RETURN_IF_FAILED(dw__emu_emit(t, wait_run));
     t->op->aligned = true;
     t->op->immediate = store;

@@ -1,10 +1,11 @@
-/* tcgen05.mma: PTX ISA 9.7.16.10. A product of matrices in shared memory (A also in tensor memory) is added to one in
- * tensor memory. Products of numbers are exact, the sums of one instruction are rounded once, to nearest;
- * hardware's order and truncation are not documented.
+/* tcgen05.mma (PTX ISA, "tcgen05.mma"): multiplies matrices in shared memory (A also in tensor memory) and
+ * accumulates into tensor memory. Products of numbers are exact and the accumulator of one instruction is rounded
+ * once, to nearest. The bargain: the hardware's order and truncation are not documented, so results may differ from a
+ * GPU's in the last bits.
  *
- * Where D lies (9.7.16.10.5): a block's rows are its lanes. M of 64 in one block is 16 rows in every 32 lanes.
- * Where a block has 64 rows of a pair's product or of a weight-stationary one, the second half of the columns lies
- * in lanes 64 to 127; where it has 32, the quarters lie in 32 lanes each.
+ * The layout of D (PTX ISA, "Data path layout organization"): the rows of a block are its lanes. M of 64 in one block
+ * uses 16 rows in each 32 lanes. If a block has 64 rows of a pair's or of a weight-stationary MMA, lanes 64 to 127
+ * hold the second half of the columns. If it has 32 rows, each 32 lanes hold a quarter of the columns.
  */
 #include "base/isa.h"
 #include "emulator/tcgen05.h"
@@ -19,7 +20,8 @@
 
 #define MOST_N 256
 #define MOST_K 64
-#define TOGETHER 8                         /* rows of D: there are multiples of that */
+/* Rows of D processed together; their number is a multiple of this. */
+#define TOGETHER 8
 #define K_COLUMNS (DW__TENSOR_K_BYTES / 4) /* of A in tensor memory */
 
 DW_ISA_TABLE(dw__tensor_loops)
@@ -28,7 +30,7 @@ typedef struct product_op {
     dw__tensor_form form;
     dw__emu_address d, a, a_scales, b_scales;
     uint32_t a_descriptor, b_descriptor, instruction, predicate;
-    int disable_count, shift; /* D counts 2^-shift times */
+    int disable_count, shift; /* the MMA scales D by 2^-shift */
     uint32_t disable[8];
 } product_op;
 
@@ -53,11 +55,11 @@ static bool blame(const product *p, dw__emu_finding kind, const char *what, uint
 
 /* ---- operands ------------------------------------------------------------------------------ */
 
-/* Rows of a matrix in a block's shared memory, DW__TENSOR_K_BYTES bytes each. */
+/* Reads rows of a matrix in a block's shared memory, DW__TENSOR_K_BYTES bytes each. */
 static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *o,
                         dw__tensor_format format, uint32_t rows, unsigned char *to) {
     const uint32_t size = o->mn_major ? (uint32_t)dw__tensor_format_bits(format) / 8 : 1;
-    /* Sixteen bytes stay together: of one row, or, of a matrix that is contiguous along its rows, of one K. */
+    /* Sixteen contiguous bytes belong to one row or, in a matrix that is contiguous along its rows, to one K. */
     const uint32_t along = o->mn_major ? rows * size : DW__TENSOR_K_BYTES,
                    across = o->mn_major ? DW__TENSOR_K_BYTES / size : rows;
     const bool gaps = p->i.k < 64 && dw__tensor_format_bits(format) < 8;
@@ -71,7 +73,7 @@ static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *
                            used = gaps ? 2 * (uint32_t)dw__tensor_format_bits(format) : here;
             if (at < DW__SHARED_FIRST || at + here > cta->shared_bytes)
                 return blame(p, DW__FOUND_BOUNDS,
-                             "a matrix reaches beyond the block's shared memory, to", at);
+                             "a matrix extends beyond the block's shared memory, to", at);
             dw__operand_reads_add(&reads, at, used);
             if (!o->mn_major) {
                 memcpy(to + i * DW__TENSOR_K_BYTES + byte, cta->shared + at, here);
@@ -85,24 +87,24 @@ static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *
     dw__operand_reads_end(&reads);
     if (reads.undefined && cta->cluster->grid->check)
         blame(p, DW__FOUND_UNDEFINED,
-              "a product reads shared memory that was never written, of the matrix at", o->start);
+              "an MMA reads shared memory that was never written, in the matrix at", o->start);
     return true;
 }
 
-/* Rows in every 32 lanes: M of 64 that one block has alone. */
+/* Returns whether the rows lie in each 32 lanes: M of 64 in a single block. */
 static bool is_spread(const product *p) {
     return p->i.m == 64 && p->op->form.cta_group == 1 && !p->op->form.stationary;
 }
 static uint32_t lane_of(const product *p, uint32_t row) {
     return is_spread(p) ? row / 16 * 32 + row % 16 : row;
 }
-/* How many ranges of lanes the columns of D are cut into. */
+/* Returns the number of lane ranges over which the columns of D are distributed. */
 static uint32_t folds_of(const product *p, uint32_t rows) {
     assert(rows > 0);
     return is_spread(p) ? 1 : DW__TENSOR_LANES / rows;
 }
 
-/* Rows of a matrix in tensor memory, from lane `first` on, for the checker. */
+/* Reports rows of a matrix in tensor memory, from lane `first` on, to the checker. */
 static void touch_rows(product *p, dw__emu_cta *cta, uint32_t first, uint32_t column,
                        uint32_t columns, bool write) {
     if (is_spread(p))
@@ -113,7 +115,7 @@ static void touch_rows(product *p, dw__emu_cta *cta, uint32_t first, uint32_t co
                             write);
 }
 
-/* Rows of A in a block's tensor memory. Where D is folded, every range of lanes has all of them. */
+/* Reads rows of A in a block's tensor memory. If D is folded, each range of lanes holds all rows. */
 static bool read_tensor(product *p, dw__emu_cta *cta, uint32_t rows, unsigned char *to) {
     const uint32_t first = p->a_address >> 16, column = p->a_address & 0xFFFF,
                    lanes = is_spread(p) ? 112 : DW__TENSOR_LANES;
@@ -130,15 +132,15 @@ static bool read_tensor(product *p, dw__emu_cta *cta, uint32_t rows, unsigned ch
             if (memcmp(&cta->tensor->cells[lane + fold * rows][column],
                        &cta->tensor->cells[lane][column], DW__TENSOR_K_BYTES) != 0)
                 return blame(p, DW__FOUND_TENSOR_MEMORY,
-                             "A is not the same in both halves of the lanes, at", p->a_address);
+                             "A differs between the two halves of the lanes, at", p->a_address);
     }
-    dw__emu_tensor_undefined(&user, "a product reads A in", p->a_address, undefined);
+    dw__emu_tensor_undefined(&user, "an MMA reads A in", p->a_address, undefined);
     return true;
 }
 
-/* Scale factors of `rows` rows (9.7.16.10.7): row r is a cell of lane r modulo 32, 32 rows to a column, its
- * factors bytes from `id` on; all ranges of 32 lanes have the same. Of a pair's B for M of 128 the second half of
- * the rows is in the upper lanes. */
+/* Reads the scale factors of `rows` rows (PTX ISA, "Block scaling for tcgen05.mma"): row r is a cell of lane r modulo
+ * 32, 32 rows to a column, its factors are bytes from `id` on, and all ranges of 32 lanes hold the same. For a pair's
+ * B with M of 128, the upper lanes hold the second half of the rows. */
 static bool read_scales(product *p, dw__emu_cta *cta, const char *name, uint32_t address, int id,
                         uint32_t rows, bool folded, double (*scales)[4]) {
     const uint32_t per_half = folded ? rows / 2 : rows, copies = folded ? 2 : 4,
@@ -162,17 +164,16 @@ static bool read_scales(product *p, dw__emu_cta *cta, const char *name, uint32_t
             undefined += !dw__emu_tensor_defined(cta->tensor, other, at);
             if (((cta->tensor->cells[other][at] ^ word) & used) != 0)
                 return blame(p, DW__FOUND_TENSOR_MEMORY,
-                             "scale factors are not the same in all ranges of 32 lanes, at",
-                             address);
+                             "scale factors differ between the ranges of 32 lanes, at", address);
         }
         for (int i = 0; i < p->op->form.scales; i++)
             scales[row][i] = (double)dw__decode_one(format, word >> 8 * (id + i) & 0xFF);
     }
-    dw__emu_tensor_undefined(&user, "a product reads scale factors in", address, undefined);
+    dw__emu_tensor_undefined(&user, "an MMA reads scale factors in", address, undefined);
     return true;
 }
 
-/* ---- sums ---------------------------------------------------------------------------------- */
+/* ---- accumulators -------------------------------------------------------------------------- */
 
 static double sum_value(const product *p, uint32_t cell) {
     switch (p->i.d) {
@@ -183,7 +184,7 @@ static double sum_value(const product *p, uint32_t cell) {
 static uint32_t sum_bits(const product *p, uint32_t cell, double value) {
     switch (p->i.d) {
     case DW__SUM_F16:
-        /* Rounded once: the nearest F32 that is odd where it is not exact rounds as the sum does. */
+        /* Round to odd first, so that rounding twice gives the same result as rounding the sum once. */
         {
             float narrow = (float)value;
             if ((double)narrow != value && value == value && !isinf(value)) {
@@ -203,7 +204,7 @@ static uint32_t sum_bits(const product *p, uint32_t cell, double value) {
     }
 }
 
-/* Sums of F16 and S32 of `count` rows, or of folds of them. */
+/* Accumulates F16 and S32 for `count` rows, or folds of them. */
 static void add_plainly(const product *p, const double *a, uint32_t count, const double *b,
                         uint32_t columns, uint32_t *const *cells) {
     const double scale = p->accumulate ? ldexp(1, -p->op->shift) : 0;
@@ -217,7 +218,7 @@ static void add_plainly(const product *p, const double *a, uint32_t count, const
             cells[row][i] = sum_bits(p, cells[row][i], sums[row][i]);
 }
 
-/* D of one block: a[row][k] times b[k][column], scaled already. */
+/* Computes D of one block from a[row][k] and b[k][column], whose scales are applied. */
 static bool add_to_d(product *p, dw__emu_cta *cta, int block, uint32_t rows, const double *a,
                      double (*b)[MOST_N]) {
     const uint32_t n = (uint32_t)p->i.n, k_count = (uint32_t)p->i.k, folds = folds_of(p, rows),
@@ -250,11 +251,11 @@ static bool add_to_d(product *p, dw__emu_cta *cta, int block, uint32_t rows, con
                 add_plainly(p, some, count, columns, per_fold, cells);
         }
     }
-    dw__emu_tensor_undefined(&user, "a product adds to D in", p->d_address, undefined);
+    dw__emu_tensor_undefined(&user, "an MMA adds to D in", p->d_address, undefined);
     return true;
 }
 
-/* ---- one product --------------------------------------------------------------------------- */
+/* ---- one MMA ------------------------------------------------------------------------------- */
 
 typedef struct buffers {
     unsigned char bytes[MOST_N * DW__TENSOR_K_BYTES];
@@ -264,7 +265,7 @@ typedef struct buffers {
     double table[256];
 } buffers;
 
-/* B as [k][n]: each block of a pair has half of the columns. */
+/* Reads B as [k][n]; each block of a pair holds half of the columns. */
 static bool read_b(product *p, buffers *s) {
     const uint32_t blocks = (uint32_t)blocks_of(p), n = (uint32_t)p->i.n, share = n / blocks;
     for (uint32_t block = 0; block < blocks; block++)
@@ -322,7 +323,7 @@ static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
     buffers *s = dw__malloc(sizeof *s);
     (void)cluster;
     if (!s)
-        return blame(p, DW__FOUND_INVALID, "the host has no memory left for a product, of D at",
+        return blame(p, DW__FOUND_INVALID, "the host is out of memory for an MMA with D at",
                      p->d_address);
     bool good = read_b(p, s);
     for (int block = 0; good && block < blocks_of(p); block++) good = multiply_block(p, s, block);
@@ -332,7 +333,7 @@ static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
 
 /* ---- issuing ------------------------------------------------------------------------------- */
 
-/* The upper two bits of scale factors' addresses say which byte, as the descriptor's IDs do. */
+/* The upper two bits of a scale factor's address select a byte, as the descriptor's IDs do. */
 #define SCALE_ADDRESS 0x3FFFFFFFu
 
 static bool fill(dw__emu_warp *w, const product_op *k, int lane, product *p) {
@@ -399,7 +400,7 @@ static const char *const kinds[] = {
     "kind::mxf8f6f4", "kind::mxf4", "kind::mxf4nvf4", NULL,
 };
 
-/* Scale factors for the K of one instruction, by the modifier or by what the kind has without one. */
+/* Takes the number of scale factors along the K of one instruction, from the modifier or the kind's default. */
 static bool take_scales(dw__emu_translator *t, dw__tensor_form *form) {
     static const char *const sizes[] = {"scale_vec::1X", "scale_vec::2X", "scale_vec::4X",
                                         "block32",       "block16",       NULL};
@@ -411,7 +412,7 @@ static bool take_scales(dw__emu_translator *t, dw__tensor_form *form) {
     return form->scales == by_32;
 }
 
-/* Buffers that keep A or B between instructions: nothing depends on them. */
+/* Takes a modifier of the collector buffers, which keep A or B between instructions and do not affect results. */
 static void take_collector(dw__emu_translator *t) {
     static const char *const uses[] = {
         "collector::a::fill",     "collector::a::use",      "collector::a::lastuse",
@@ -426,7 +427,7 @@ static void take_collector(dw__emu_translator *t) {
 
 static dw_status take_disabled(dw__emu_translator *t, product_op *k, const dw__ptx_operand *o) {
     if (o->count != 4 * k->form.cta_group || k->form.scales || k->form.stationary)
-        return dw__emu_malformed(t, "another number of lanes' masks, or one too many operands");
+        return dw__emu_malformed(t, "wrong number of lane masks, or one operand too many");
     k->disable_count = o->count;
     for (int i = 0; i < o->count; i++)
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o->items[i], DW__T_B32, &k->disable[i]));
@@ -456,7 +457,7 @@ dw_status dw__emu_translate_tensor_product(dw__emu_translator *t) {
     if (k->form.a_in_tensor)
         DW_RETURN_IF_FAILED(dw__emu_take_address(t, &o[at++], &k->a));
     else if (k->form.a_shifted)
-        return dw__emu_malformed(t, "A is shifted in tensor memory alone");
+        return dw__emu_malformed(t, "A can be shifted only in tensor memory");
     else
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_B64, &k->a_descriptor));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_B64, &k->b_descriptor));
@@ -470,12 +471,12 @@ dw_status dw__emu_translate_tensor_product(dw__emu_translator *t) {
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_PRED, &k->predicate));
     if (at < given && kind <= DW__KIND_TF32 && !k->form.stationary) {
         if (o[at].kind != DW__PTX_INTEGER || o[at].integer < 0 || o[at].integer > 15)
-            return dw__emu_malformed(t, "a power of two by which D is divided, 0 to 15, is wanted");
+            return dw__emu_malformed(t, "the scale of D must be a power of two from 0 to 15");
         k->shift = (int)o[at++].integer;
     }
-    /* What is left is the mask of columns that a weight-stationary product takes as zeros. */
+    /* The remaining operand would be the mask of columns that a weight-stationary MMA treats as zeros. */
     if (at < given && k->form.stationary) return dw__emu_unsupported(t);
-    if (at != given) return dw__emu_malformed(t, "it takes another number of operands");
+    if (at != given) return dw__emu_malformed(t, "wrong number of operands");
     DW_RETURN_IF_FAILED(dw__emu_emit(t, product_run));
     t->op->detail = k;
     return DW_OK;

@@ -1,6 +1,6 @@
-/* tcgen05.shift: rows of eight columns move by one, in the tensor pipe. PTX ISA 9.7.16.9.3; the shape is one
- * warp's, .31x256b (9.7.16.2.3): 31 rows take what the next one has, as A's do for .ashift, and the last keeps
- * its own.
+/* tcgen05.shift moves rows of eight columns by one, in the tensor pipe (PTX ISA, "tcgen05.shift"). The shape is that
+ * of one warp, .31x256b: each of 31 rows takes the value of the next row, as A does for .ashift, and the last row
+ * keeps its value.
  */
 #include "emulator/tcgen05.h"
 #include <string.h>
@@ -43,9 +43,10 @@ static dw__emu_next shift_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
         dw__tensor_user user = dw__tensor_user_of(w, (int)lane);
         const uint32_t address = (uint32_t)dw__emu_lane_address(w, &k->address, (int)lane);
         if ((address >> 16) % DW__LANES) {
-            dw__emu_found(w, (int)lane, DW__FOUND_ALIGNMENT,
-                          "shifts rows of tensor memory at 0x%08x: its lane is no multiple of 32",
-                          address);
+            dw__emu_found(
+                w, (int)lane, DW__FOUND_ALIGNMENT,
+                "shifts rows of tensor memory at 0x%08x: its lane must be a multiple of 32",
+                address);
             return DW__FAULT;
         }
         shift *s = dw__calloc(1, sizeof *s);
@@ -77,8 +78,7 @@ dw_status dw__emu_translate_tensor_shift(dw__emu_translator *t) {
     if (!k) return dw__fail_memory("an operation", sizeof *k);
     k->cta_group = dw__emu_take_cta_group(t);
     if (!k->cta_group || !dw__emu_take(t, "down")) return dw__emu_unsupported(t);
-    if (t->in->operand_count != 1)
-        return dw__emu_malformed(t, "it takes another number of operands");
+    if (t->in->operand_count != 1) return dw__emu_malformed(t, "wrong number of operands");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, shift_run));
     t->op->detail = k;

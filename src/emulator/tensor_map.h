@@ -1,5 +1,5 @@
-/* Tensor maps (PTX ISA 5.5.8; cuTensorMapEncodeTiled): what a tensor in global memory looks like and which box
- * of it a copy moves. Programs only pass the 128 bytes on; their form here is our own.
+/* Tensor maps (PTX ISA, "Tensors"; cuTensorMapEncodeTiled): the layout of a tensor in global memory and the box of it
+ * that one copy moves. Programs treat the 128 bytes as opaque, so the emulator uses a layout of its own.
  */
 #ifndef DW_EMULATOR_TENSOR_MAP_H
 #define DW_EMULATOR_TENSOR_MAP_H
@@ -8,7 +8,7 @@
 
 #define DW__TENSOR_AXES 5
 
-/* Numbered as CUtensorMapDataType is. */
+/* Same numbers as CUtensorMapDataType. */
 typedef enum dw__tensor_element {
     DW__TENSOR_U8,
     DW__TENSOR_U16,
@@ -29,7 +29,7 @@ typedef enum dw__tensor_element {
     DW__TENSOR_ELEMENTS,
 } dw__tensor_element;
 
-/* Numbered as CUtensorMapSwizzle is. */
+/* Same numbers as CUtensorMapSwizzle. */
 typedef enum dw__swizzle {
     DW__SWIZZLE_NONE,
     DW__SWIZZLE_32,
@@ -42,7 +42,7 @@ typedef enum dw__swizzle {
 } dw__swizzle;
 
 typedef struct dw__tensor_shape {
-    uint32_t mark; /* says that these bytes are a map */
+    uint32_t mark; /* DW__TENSOR_MARK: these bytes are a tensor map */
     uint8_t element, rank, swizzle, fill_nan;
     uint64_t address;
     uint64_t stride[DW__TENSOR_AXES - 1]; /* bytes, of axes 1 and up */
@@ -54,21 +54,22 @@ typedef struct dw__tensor_shape {
 #define DW__TENSOR_MAP_BYTES 128
 #define DW__TENSOR_MARK 0x50414D44u
 
-/* DW_INVALID_ARGUMENT where the driver refuses the map; the message says which rule of cuTensorMapEncodeTiled. */
+/* Fails with DW_INVALID_ARGUMENT if the driver would reject the map; the message names the rule of
+ * cuTensorMapEncodeTiled. */
 dw_status dw__tensor_map_encode(const dw__tensor_shape *shape, void *map);
-/* False: these are not the bytes of a map. */
+/* Returns false if the bytes are no tensor map. */
 bool dw__tensor_map_decode(const void *map, dw__tensor_shape *shape);
-/* Bits of an element in global memory. */
+/* Returns the bits of an element in global memory. */
 int dw__tensor_element_bits(int element);
 
-/* Bytes within which a swizzle exchanges pieces of 16. */
+/* Returns the span in bytes within which a swizzle permutes pieces of 16 bytes. */
 static inline uint32_t dw__swizzle_span(int swizzle) {
     static const uint32_t spans[DW__SWIZZLES] = {16, 32, 64, 128, 128, 128, 128};
     return spans[swizzle];
 }
-/* Where a byte at an absolute address of shared memory lies under a swizzle: exclusive or of address bits. Of atoms of
- * 32 bytes the pattern is that of NVIDIA's programs for B200, which repeats after 512 bytes; of the swizzles that flip,
- * and of atoms of 64 bytes, none is known here. */
+/* Returns the swizzled position of a byte at an absolute shared-memory address: an exclusive or of address bits. The
+ * pattern of 32-byte atoms is that of NVIDIA's programs for B200, which repeats after 512 bytes. The patterns of
+ * swizzles that flip and of 64-byte atoms are not known, so those are left unswizzled. */
 static inline uint32_t dw__swizzled(uint32_t address, int swizzle) {
     static const struct {
         uint8_t shift, mask;

@@ -1,4 +1,4 @@
-/* Allocation of tensor memory, and what the checker has to say of it. */
+/* Allocation of tensor memory, and the checker's findings about it. */
 #include "emulator/tensor_memory.h"
 #include <string.h>
 
@@ -7,7 +7,7 @@ struct dw__emu_tensor *dw__emu_tensor_of(dw__emu_cta *cta, const dw__tensor_user
         cta->tensor = dw__calloc(1, sizeof *cta->tensor);
         if (!cta->tensor)
             dw__emu_found_at(user->cta, user->warp, user->lane, user->pc, DW__FOUND_INVALID,
-                             "the host has no memory left for the emulator");
+                             "the host is out of memory");
     }
     return cta->tensor;
 }
@@ -40,8 +40,8 @@ void dw__emu_tensor_unsettled(const struct dw__emu_tensor *tensor, const dw__ten
         if (column >= first + count || column >= DW__TENSOR_COLUMNS) continue;
         dw__emu_found_at(
             user->cta, user->warp, user->lane, user->pc, DW__FOUND_EARLY,
-            "column %u of tensor memory: warp %u stored there at PTX line %d, and no "
-            "tcgen05.wait::st came in between",
+            "column %u of tensor memory: warp %u stored there at PTX line %d, and a "
+            "tcgen05.wait::st is missing in between",
             column, warp,
             kernel->function->code.items[kernel->from[tensor->unsettled[warp].pc]].line);
         return;
@@ -56,12 +56,12 @@ void dw__emu_tensor_after_exit(dw__emu_cta *cta) {
             dw__emu_found_at(cta, cta->tensor->allocations[unit].warp, -1,
                              cta->tensor->allocations[unit].pc, DW__FOUND_TENSOR_MEMORY,
                              "%u columns of tensor memory at column %u, allocated here, were "
-                             "not freed when the block ended",
+                             "not freed when the block exited",
                              columns, unit * DW__TENSOR_UNIT);
     }
 }
 
-/* The bits of `taken` for columns that begin at a unit. */
+/* Returns the bits of `taken` for columns from a unit on. */
 static uint32_t unit_bits(uint32_t unit, uint32_t columns) {
     return (((uint32_t)1 << columns / DW__TENSOR_UNIT) - 1) << unit;
 }
@@ -87,13 +87,13 @@ uint32_t dw__emu_tensor_allocate(struct dw__emu_tensor *tensor, uint32_t columns
 }
 
 const char *dw__emu_tensor_free(struct dw__emu_tensor *tensor, uint32_t first, uint32_t columns) {
-    if (first >= DW__TENSOR_COLUMNS || first % DW__TENSOR_UNIT) return "no allocation begins there";
+    if (first >= DW__TENSOR_COLUMNS || first % DW__TENSOR_UNIT) return "no allocation starts there";
     const uint32_t unit = first / DW__TENSOR_UNIT;
     if (tensor->allocations[unit].columns == 0)
-        return tensor->taken >> unit & 1 ? "an allocation begins before it"
-                                         : "they are not allocated, or were freed before";
+        return tensor->taken >> unit & 1 ? "the allocation starts before it"
+                                         : "they are not allocated, or were already freed";
     if (tensor->allocations[unit].columns != columns)
-        return "another number of columns was allocated there";
+        return "a different number of columns was allocated there";
     tensor->allocations[unit].columns = 0;
     tensor->taken &= ~unit_bits(unit, columns);
     return NULL;

@@ -1,5 +1,7 @@
-/* From PTX to operations: places for registers, constants and variables, then each instruction by its opcode's
- * translator. */
+/* Translates PTX to operations: assigns places to registers, constants and variables, then passes each instruction to
+ * its opcode's translator. The bargain: an unsupported instruction makes its kernel unsupported but not the module,
+ * so that other kernels of the module run.
+ */
 #include "emulator/translate.h"
 #include "emulator/inline.h"
 #include "emulator/load_uses.h"
@@ -74,7 +76,7 @@ static dw_status fail_here(dw__emu_translator *t, dw_status status, const char *
 }
 dw_status(dw__emu_unsupported)(dw__emu_translator *t) {
     return fail_here(t, DW_UNSUPPORTED,
-                     "this instruction, or this form of it, is not supported by the emulator");
+                     "the emulator does not support this instruction or this form of it");
 }
 dw_status(dw__emu_malformed)(dw__emu_translator *t, const char *why) {
     return fail_here(t, DW_PARSE, why);
@@ -82,12 +84,14 @@ dw_status(dw__emu_malformed)(dw__emu_translator *t, const char *why) {
 
 /* ---- places -------------------------------------------------------------------------------- */
 
-/* A line of the cache holds sixteen lanes: places begin with one, but for predicates, which are one word. */
+/* Returns a new place. A cache line holds sixteen lanes, so places are aligned to cache lines, except for predicates,
+ * which are one word. */
 dw_status dw__emu_take_scratch(dw__emu_translator *t, int bytes, uint32_t *place) {
     uint32_t size = bytes == 0 ? 4 : (uint32_t)dw__emu_place_bytes(bytes) * DW__LANES;
     uint32_t first =
         bytes == 0 ? t->kernel->register_bytes : (t->kernel->register_bytes + 63) / 64 * 64;
-    if (first > (1u << 28)) return dw__emu_malformed(t, "more registers than the emulator holds");
+    if (first > (1u << 28))
+        return dw__emu_malformed(t, "more registers than the emulator supports");
     *place = first;
     t->kernel->register_bytes = first + size;
     return DW_OK;
@@ -148,12 +152,12 @@ static const struct {
     {"%lanemask_gt", DW__SPECIAL_LANEMASK_GT, false, 4},
     {"%dynamic_smem_size", DW__SPECIAL_DYNAMIC_SMEM_SIZE, false, 4},
     {"%total_smem_size", DW__SPECIAL_TOTAL_SMEM_SIZE, false, 4},
-    /* What drivers put there for cooperative_groups::this_grid(). */
+    /* Drivers put the workspace of cooperative_groups::this_grid() there. */
     {"%envreg1", DW__SPECIAL_WORKSPACE, false, 4},
     {"%envreg2", DW__SPECIAL_WORKSPACE, false, 4},
 };
 
-/* Time is counted in operations; it goes on whether a warp runs or waits. */
+/* Clocks count operations and advance whether the warp runs or waits. */
 static dw__emu_next run_clock(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const uint64_t now = (w->cta->cluster->turn << 10) + w->executed;
     (void)mask;
@@ -195,7 +199,7 @@ static dw_status special_place(dw__emu_translator *t, const dw__ptx_operand *ope
     for (size_t i = 0; i < DW_COUNT(specials); i++) {
         if (strcmp(specials[i].name, operand->name) != 0) continue;
         if (specials[i].vector != (operand->component != 0))
-            return dw__emu_malformed(t, "a component is missing, or one too many");
+            return dw__emu_malformed(t, "a component is missing or not allowed");
         int axis = operand->component == 0     ? 0
                    : operand->component == 'w' ? 3
                                                : operand->component - 'x';
@@ -208,12 +212,12 @@ static dw_status special_place(dw__emu_translator *t, const dw__ptx_operand *ope
                                         .axis = axis},
                       place);
     }
-    return dw__fail(
-        DW_UNSUPPORTED, "%s, kernel %s, PTX line %d: %s: %s, %s", t->program->module->name,
-        t->function->name, t->in->line, t->in->spelling, operand->name,
-        operand->name[0] == '%'
-            ? "a register that is not declared, or a special register that is not supported"
-            : "an operand that nothing declares");
+    return dw__fail(DW_UNSUPPORTED, "%s, kernel %s, PTX line %d: %s: %s, %s",
+                    t->program->module->name, t->function->name, t->in->line, t->in->spelling,
+                    operand->name,
+                    operand->name[0] == '%'
+                        ? "this register is not declared, or is an unsupported special register"
+                        : "this operand is not declared");
 }
 
 static dw_status laid_place(dw__emu_translator *t, const dw__ptx_variable *variable,
@@ -228,10 +232,10 @@ static dw_status laid_place(dw__emu_translator *t, const dw__ptx_variable *varia
         *address = (uint64_t)(uintptr_t)t->program->symbols[i].address;
         return DW_OK;
     }
-    return dw__emu_malformed(t, "a variable that is defined elsewhere");
+    return dw__emu_malformed(t, "the variable is defined in another module");
 }
 
-/* The address of a variable within its space, as `bytes` bytes. */
+/* Returns the address of a variable within its space, as `bytes` bytes. */
 static dw_status variable_place(dw__emu_translator *t, const dw__ptx_operand *operand, int bytes,
                                 uint32_t *place) {
     uint64_t address;
@@ -280,9 +284,8 @@ static dw_status register_place(dw__emu_translator *t, const dw__ptx_operand *op
                     : has != 0 && dw__emu_place_bytes(has) == dw__emu_place_bytes(wants);
     if (!fits) {
         char what[200];
-        snprintf(what, sizeof what, "register %.60s (%s) where a value of type %s is wanted",
-                 operand->name, t->function->registers.items[operand->number].type.name,
-                 types[type].name);
+        snprintf(what, sizeof what, "register %.60s (%s) must have type %s", operand->name,
+                 t->function->registers.items[operand->number].type.name, types[type].name);
         return dw__emu_malformed(t, what);
     }
     uint32_t *own = &t->places[operand->number];
@@ -294,14 +297,13 @@ static dw_status register_place(dw__emu_translator *t, const dw__ptx_operand *op
 dw_status dw__emu_take_source(dw__emu_translator *t, const dw__ptx_operand *operand,
                               dw__emu_type type, uint32_t *place) {
     int bytes = types[type].bytes;
-    if (operand->also)
-        return dw__emu_malformed(t, "a pair of registers where one operand is wanted");
+    if (operand->also) return dw__emu_malformed(t, "an operand must not be a pair of registers");
     switch (operand->kind) {
     case DW__PTX_REGISTER: {
         DW_RETURN_IF_FAILED(register_place(t, operand, type, place));
         if (type != DW__T_PRED) DW_RETURN_IF_FAILED(DW_PUSH(&t->reads, *place));
         if (!operand->negated) return DW_OK;
-        if (type != DW__T_PRED) return dw__emu_malformed(t, "\"!\" before what is no predicate");
+        if (type != DW__T_PRED) return dw__emu_malformed(t, "\"!\" must precede a predicate");
         uint32_t from = *place;
         DW_RETURN_IF_FAILED(dw__emu_take_scratch(t, 0, place));
         dw__emu_op op = {
@@ -314,7 +316,7 @@ dw_status dw__emu_take_source(dw__emu_translator *t, const dw__ptx_operand *oper
         if (type == DW__T_PRED)
             return dw__emu_take_constant(t, operand->integer ? UINT32_MAX : 0, 0, place);
         if (type == DW__T_F32 || type == DW__T_F64)
-            return dw__emu_malformed(t, "an integer where a real number is wanted");
+            return dw__emu_malformed(t, "an operand must be a real number, not an integer");
         if (bytes < 8) bits &= ((uint64_t)1 << 8 * bytes) - 1;
         return dw__emu_take_constant(t, bits, bytes, place);
     }
@@ -323,7 +325,7 @@ dw_status dw__emu_take_source(dw__emu_translator *t, const dw__ptx_operand *oper
     case DW__PTX_SPECIAL: return special_place(t, operand, place);
     case DW__PTX_VARIABLE: return variable_place(t, operand, bytes, place);
     case DW__PTX_SINK: return dw__emu_take_constant(t, 0, bytes, place);
-    default: return dw__emu_malformed(t, "an operand of another kind is wanted");
+    default: return dw__emu_malformed(t, "an operand has the wrong kind");
     }
 }
 
@@ -331,7 +333,7 @@ dw_status dw__emu_take_result(dw__emu_translator *t, const dw__ptx_operand *oper
                               dw__emu_type type, uint32_t *place) {
     if (operand->kind == DW__PTX_SINK) return dw__emu_take_scratch(t, types[type].bytes, place);
     if (operand->kind != DW__PTX_REGISTER || operand->negated)
-        return dw__emu_malformed(t, "a result that is no register");
+        return dw__emu_malformed(t, "a result must be a register");
     return register_place(t, operand, type, place);
 }
 
@@ -344,7 +346,7 @@ dw_status dw__emu_take_operand(dw__emu_translator *t, int index, const dw__ptx_o
 dw_status dw__emu_take_address(dw__emu_translator *t, const dw__ptx_operand *operand,
                                dw__emu_address *address) {
     if (operand->kind != DW__PTX_ADDRESS)
-        return dw__emu_malformed(t, "an address, as [%rd1+8], is wanted");
+        return dw__emu_malformed(t, "an operand must be an address such as [%rd1+8]");
     const dw__ptx_operand *base = &operand->items[0];
     address->offset = operand->integer;
     switch (base->kind) {
@@ -354,7 +356,7 @@ dw_status dw__emu_take_address(dw__emu_translator *t, const dw__ptx_operand *ope
             base->variable->space != DW__PTX_SHARED && base->variable->space != DW__PTX_LOCAL;
         break;
     case DW__PTX_INTEGER: address->wide = true; break;
-    default: return dw__emu_malformed(t, "an address that is neither a register nor a variable");
+    default: return dw__emu_malformed(t, "an address must be a register or a variable");
     }
     return dw__emu_take_source(t, base, address->wide ? DW__T_B64 : DW__T_B32, &address->place);
 }
@@ -398,7 +400,7 @@ static dw_status translate_instruction(dw__emu_translator *t) {
     const char *only = dw__emu_only_on(t->in, t->program->architecture);
     if (only)
         return dw__fail(DW_UNSUPPORTED,
-                        "%s, kernel %s, PTX line %d: %s is an instruction of %s: sm_%d has it not",
+                        "%s, kernel %s, PTX line %d: %s is an instruction of %s, not of sm_%d",
                         t->program->module->name, t->function->name, t->in->line, t->in->spelling,
                         only, t->program->architecture);
     for (size_t i = 0; i < DW_COUNT(tables); i++) {
@@ -408,7 +410,7 @@ static dw_status translate_instruction(dw__emu_translator *t) {
             size_t before = t->code.count;
             dw_status status = opcode->translate(t);
             if (status == DW_UNSUPPORTED && before == t->code.count && t->cursor == 0)
-                continue; /* another table's form */
+                continue; /* the form may belong to another table */
             DW_RETURN_IF_FAILED(status);
             return dw__emu_all_taken(t) ? DW_OK : dw__emu_unsupported(t);
         }
@@ -430,8 +432,8 @@ static dw_status lay(dw__emu_translator *t, const dw__ptx_variable *variable, ui
     return DW_OK;
 }
 
-/* Shared variables after the system's KiB, then what the launch adds, from a multiple of 1,024 bytes: swizzles are of
- * absolute addresses, and compiled programs count on such a beginning. */
+/* Lays out shared variables after the system's KiB; the launch's dynamic memory follows at a multiple of 1,024 bytes.
+ * Swizzles apply to absolute addresses, and compiled programs rely on this alignment. */
 static dw_status lay_variables(dw__emu_translator *t) {
     uint64_t shared = DW__SHARED_FIRST, local = 0, parameters = 0;
     const dw__ptx_module *module = t->program->module;
@@ -464,9 +466,10 @@ static dw_status lay_variables(dw__emu_translator *t) {
         }
     }
     if (shared > (1 << 20) || local > (1 << 20))
-        return dw__fail(DW_UNSUPPORTED,
-                        "%s, kernel %s: more than 1 MiB of shared or local variables", module->name,
-                        t->function->name);
+        return dw__fail(
+            DW_UNSUPPORTED,
+            "%s, kernel %s: more than 1 MiB of shared or local variables is not supported",
+            module->name, t->function->name);
     t->kernel->local_bytes = (uint32_t)local;
 
     size_t count = t->function->parameters.count;
@@ -479,7 +482,8 @@ static dw_status lay_variables(dw__emu_translator *t) {
         places[i] = (uint32_t)(parameters - parameter->bytes);
         sizes[i] = (uint32_t)parameter->bytes;
         if (parameters > (1 << 16))
-            return dw__fail(DW_UNSUPPORTED, "%s, kernel %s: more than 64 KiB of parameters",
+            return dw__fail(DW_UNSUPPORTED,
+                            "%s, kernel %s: more than 64 KiB of parameters is not supported",
                             module->name, t->function->name);
     }
     t->kernel->parameter_places = places;
@@ -489,9 +493,9 @@ static dw_status lay_variables(dw__emu_translator *t) {
     return DW_OK;
 }
 
-/* 0: there is neither a variable nor a function of this name. Tables of virtual functions lie in every module with such a
- * class, whether a kernel calls one or not. So a function has an address, one of no memory; a call through it is refused
- * where it stands. */
+/* Returns the address of a variable or function; 0 if the name is neither. Each module with a virtual function
+ * contains its table, even if no kernel calls one. So functions have addresses, outside of all memory; a call through
+ * one is rejected at the call. */
 static uint64_t address_of(const dw__emu_program *program, const char *name) {
     static const uint64_t first_function = (uint64_t)0xFFF0 << 48;
     const dw__ptx_module *module = program->module;
@@ -545,7 +549,7 @@ static dw_status place_symbols(dw__emu_program *program, dw__emu_memory *memory)
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* Branches were given instructions to go to; what they need are operations. */
+/* Changes the targets of branches from instructions to operations. */
 static void aim_branches(dw__emu_translator *t, const uint32_t *first_op) {
     for (size_t i = 0; i < t->code.count; i++) {
         dw__emu_op *op = &t->code.items[i];
@@ -589,8 +593,8 @@ static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memo
         first_op[t.at] = (uint32_t)t.code.count;
         t.first_read[t.at] = (uint32_t)t.reads.count;
         status = translate_instruction(&t);
-        if (status ==
-            DW_UNSUPPORTED) { /* said when the kernel is launched: others of the module run */
+        /* Reported when the kernel is launched; other kernels of the module run. */
+        if (status == DW_UNSUPPORTED) {
             kernel->unsupported = dw__arena_strdup(t.arena, dw_last_error());
             status = kernel->unsupported ? DW_OK : dw__fail_memory("a message", 0);
             goto cleanup;

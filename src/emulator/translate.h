@@ -1,6 +1,6 @@
-/* What the files of operations (ops_*.c) are given to turn one PTX instruction into one of the emulator's. A
- * translator takes the modifiers from left to right, in the order that the PTX ISA's syntax lines have them;
- * whatever it leaves makes the instruction unsupported.
+/* The interface with which the files of operations (ops_*.c and others) translate one PTX instruction into one
+ * operation. A translator takes the modifiers from left to right, in the order of the PTX ISA's syntax lines. An
+ * instruction with modifiers left over is unsupported, so that no modifier is silently ignored.
  */
 #ifndef DW_EMULATOR_TRANSLATE_H
 #define DW_EMULATOR_TRANSLATE_H
@@ -62,11 +62,11 @@ typedef struct dw__emu_translator {
     dw__arena *arena;
     const dw__ptx_instruction *in;
     int cursor;         /* the next modifier */
-    dw__emu_op *op;     /* being filled in; see dw__emu_emit */
-    uint32_t *places;   /* of the function's registers; UINT32_MAX: none yet */
-    dw__map *constants; /* preset by bits and size */
-    uint32_t at;        /* instruction of the function */
-    uint32_t carry;     /* place of the condition code; UINT32_MAX: none yet */
+    dw__emu_op *op;     /* the operation being filled in; see dw__emu_emit */
+    uint32_t *places;   /* places of the function's registers; UINT32_MAX: not assigned yet */
+    dw__map *constants; /* presets by value and size */
+    uint32_t at;        /* index of the current instruction in the function */
+    uint32_t carry;     /* place of the condition code; UINT32_MAX: not assigned yet */
     struct {
         dw__emu_op *items;
         size_t count, capacity;
@@ -82,7 +82,7 @@ typedef struct dw__emu_translator {
     struct {
         uint32_t *items;
         size_t count, capacity;
-    } reads;              /* places that instructions read, one after another */
+    } reads;              /* the places that each instruction reads, concatenated */
     uint32_t *first_read; /* of each instruction */
     struct {
         const dw__ptx_variable **items;
@@ -99,7 +99,7 @@ typedef struct dw__emu_opcode {
     const char *name;
     dw__emu_opcode_translate translate;
 } dw__emu_opcode;
-/* Each ends with a name that is NULL. */
+/* Each list ends with a NULL name. */
 extern const dw__emu_opcode dw__emu_opcodes_arithmetic[], dw__emu_opcodes_float[],
     dw__emu_opcodes_convert[], dw__emu_opcodes_memory[], dw__emu_opcodes_control[],
     dw__emu_opcodes_warp[], dw__emu_opcodes_barrier[], dw__emu_opcodes_copy[],
@@ -110,13 +110,13 @@ extern const dw__emu_opcode dw__emu_opcodes_arithmetic[], dw__emu_opcodes_float[
 /* ---- modifiers ----------------------------------------------------------------------------- */
 
 bool dw__emu_take(dw__emu_translator *t, const char *modifier);
-/* The next modifier, if it is a type. */
+/* Takes the next modifier if it is a type. */
 bool dw__emu_take_type(dw__emu_translator *t, dw__emu_type *type);
-/* The index of the next modifier in a list that ends with NULL, -1 if it is none of them. */
+/* Takes the next modifier if it is in the list, which ends with NULL, and returns its index there; else -1. */
 int dw__emu_take_one_of(dw__emu_translator *t, const char *const *list);
-/* DW_UNSUPPORTED: names the whole spelling. For what no translator understands. */
+/* Returns DW_UNSUPPORTED with the whole spelling, for instructions that no translator supports. */
 dw_status dw__emu_unsupported(dw__emu_translator *t);
-/* DW_PARSE: the instruction is not as the ISA has it. */
+/* Returns DW_PARSE, for instructions that violate the ISA. */
 dw_status dw__emu_malformed(dw__emu_translator *t, const char *why);
 #define dw__emu_unsupported(t) dw__not_ok((dw__emu_unsupported)(t))
 #define dw__emu_malformed(t, why) dw__not_ok((dw__emu_malformed)(t, why))
@@ -130,27 +130,27 @@ bool dw__emu_type_float(dw__emu_type type); /* of 16, 32 or 64 bits */
 
 /* ---- operands ------------------------------------------------------------------------------ */
 
-/* Bytes of a lane's place in the register file for a value of so many bytes: 4, 8 or 16; 0 for predicates. */
+/* Returns the size of a lane's place in the register file for a value of `bytes`: 4, 8 or 16; 0 for predicates. */
 static inline int dw__emu_place_bytes(int bytes) {
     return bytes <= 4 ? (bytes == 0 ? 0 : 4) : bytes <= 8 ? 8 : 16;
 }
 
-/* Where operand `index` is, as a value of `type`: registers, constants, special registers, addresses of variables. */
+/* Sets *place to the operand as a value of `type`: a register, constant, special register or address of a variable. */
 dw_status dw__emu_take_source(dw__emu_translator *t, const dw__ptx_operand *operand,
                               dw__emu_type type, uint32_t *place);
-/* Where a result goes; "_" gets a place that nobody reads. */
+/* Sets *place to the destination of a result; "_" gets a place that is never read. */
 dw_status dw__emu_take_result(dw__emu_translator *t, const dw__ptx_operand *operand,
                               dw__emu_type type, uint32_t *place);
-/* A constant, in every lane. */
+/* A place that holds a constant in every lane. */
 dw_status dw__emu_take_constant(dw__emu_translator *t, uint64_t bits, int bytes, uint32_t *place);
-/* A place of its own. */
+/* A new place for intermediate values. */
 dw_status dw__emu_take_scratch(dw__emu_translator *t, int bytes, uint32_t *place);
-/* The operand `index` of the instruction, or a failure that says how many there must be. */
+/* Sets *operand to operand `index` of the instruction; fails if there are fewer operands. */
 dw_status dw__emu_take_operand(dw__emu_translator *t, int index, const dw__ptx_operand **operand);
 static inline int dw__emu_operand_bytes(const dw__emu_translator *t, const dw__ptx_operand *o) {
     return o->kind == DW__PTX_REGISTER ? t->function->registers.items[o->number].type.bytes : -1;
 }
-/* [base + offset]: base as 8 bytes for each lane, or 4 (*wide is then false). */
+/* [base + offset]; `wide`: the base has 8 bytes in each lane, else 4. */
 typedef struct dw__emu_address {
     uint32_t place;
     bool wide;
@@ -161,15 +161,15 @@ dw_status dw__emu_take_address(dw__emu_translator *t, const dw__ptx_operand *ope
 
 /* ---- operations ---------------------------------------------------------------------------- */
 
-/* Adds an operation with the instruction's guard and makes it t->op. */
+/* Appends an operation with the instruction's guard and makes it t->op. */
 dw_status dw__emu_emit(dw__emu_translator *t,
                        dw__emu_next (*run)(dw__emu_warp *, const dw__emu_op *, uint32_t mask));
-/* For what the emulator has nothing to do for. */
+/* Does nothing; for instructions without an effect in the emulator. */
 dw__emu_next dw__emu_nothing(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask);
-/* Memory for an operation's `detail`, zeroed. */
+/* Allocates an operation's `detail`, zeroed. */
 void *dw__emu_detail(dw__emu_translator *t, size_t bytes);
 
-/* The address of a lane. */
+/* Returns the address of a lane. */
 static inline uint64_t dw__emu_lane_address(const dw__emu_warp *w, const dw__emu_address *a,
                                             int lane) {
     uint64_t base = a->wide ? DW__REGISTER(w, uint64_t, a->place)[lane]

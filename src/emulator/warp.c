@@ -1,4 +1,6 @@
-/* One warp: its groups of lanes, and the loop that runs operations. */
+/* One warp: its groups of lanes, and the loop that runs operations. Divergent lanes run in groups, the one with the
+ * least program counter first, so that they reconverge without an analysis of the control flow.
+ */
 #include "emulator/race.h"
 #include "emulator/tensor_memory.h"
 #include "emulator/translate.h"
@@ -76,7 +78,7 @@ void dw__emu_start_warp(dw__emu_warp *w, uint32_t live) {
 
 static bool can_run(const dw__emu_group *g) { return g->wait == DW__WAIT_NONE; }
 
-/* Groups that have met become one; what wanted the others' company may then have it. */
+/* Merges groups at the same PC, then retries warp-wide operations. */
 static void merge(dw__emu_warp *w) {
     for (int i = 0; i < w->other_count; i++) {
         for (int k = i + 1; k < w->other_count;) {
@@ -100,8 +102,8 @@ static void note_soonest(dw__emu_warp *w) {
             w->soonest = w->others[i].pc;
 }
 
-/* Puts the running group among the others and takes the one that is furthest behind, or by chance another.
- * False: none can run. */
+/* Puts the running group among the others and picks the one with the least PC or, by chance, another one. Returns
+ * false if none can run. */
 static bool regroup(dw__emu_warp *w, bool by_chance) {
     if (w->now.mask) w->others[w->other_count++] = w->now;
     w->now.mask = 0;
@@ -140,14 +142,14 @@ void dw__emu_let_pass(dw__emu_warp *w, uint32_t lanes) {
     note_soonest(w);
 }
 
-/* Lanes have ended: nobody waits for them any more. */
+/* Lanes have ended: retries operations that waited for them. */
 static void wake_waiting(dw__emu_warp *w) {
     for (int i = 0; i < w->other_count; i++)
         if (w->others[i].wait == DW__WAIT_LANES) w->others[i].wait = DW__WAIT_NONE;
 }
 
-/* Lanes stand apart at operations that want them together, and none is left that could still come. */
-static bool stand_apart(const dw__emu_warp *w) {
+/* Returns whether all groups wait at warp-wide operations for lanes that can no longer arrive. */
+static bool are_all_waiting_apart(const dw__emu_warp *w) {
     for (int i = 0; i < w->other_count; i++)
         if (w->others[i].wait != DW__WAIT_LANES) return false;
     return w->other_count > 0;
@@ -159,8 +161,8 @@ static bool report_apart(dw__emu_warp *w) {
     int other_line = kernel->function->code.items[kernel->from[second->pc]].line;
     w->now = *first;
     dw__emu_found(w, __builtin_ctz(first->mask), DW__FOUND_DIVERGENCE,
-                  "lanes 0x%08x wait here for others of the warp (0x%08x live); lanes 0x%08x are "
-                  "at PTX line %d and wait too",
+                  "lanes 0x%08x wait here for other lanes of the warp (0x%08x live); lanes 0x%08x "
+                  "wait at PTX line %d",
                   first->mask, w->live, second->mask, other_line);
     return false;
 }
@@ -194,7 +196,8 @@ void dw__emu_clear_pending(dw__emu_warp *w, uint32_t kind, uint32_t group) {
     }
 }
 
-/* Reads a register that something beside the warp is still to write; *product: a product that is not done. */
+/* Returns whether the instruction reads a register that asynchronous work has yet to write; *product: an MMA that is
+ * pending. */
 static bool reads_early(dw__emu_warp *w, const dw__emu_kernel *kernel, bool *product) {
     const uint32_t in = kernel->from[w->now.pc];
     bool early = false;
@@ -209,18 +212,18 @@ static bool reads_early(dw__emu_warp *w, const dw__emu_kernel *kernel, bool *pro
     return early;
 }
 
-/* True where the instruction may go on. One that reads early is a finding; what a load of tensor memory or a product
- * still brings is waited for all the same, as a GPU's registers do (kernels of others for B200 count on that), and
- * since ptxas leaves out the copies of sums that compilers place before the wait (others' for H100 count on that). */
+/* Returns whether the instruction may proceed. An early read is a finding. The warp then waits for the load of tensor
+ * memory or the MMA, as a GPU's registers do: published kernels for B200 rely on that. For H100, ptxas removes the
+ * accumulator copies that compilers place before the wait, and published kernels rely on that. */
 static bool may_read(dw__emu_warp *w, const dw__emu_kernel *kernel, uint32_t mask) {
     const struct dw__emu_tensor *tensor = w->cta->tensor;
     bool product;
     if (!reads_early(w, kernel, &product)) return true;
-    if (!w->pending->told)
+    if (!w->pending->reported)
         dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_EARLY,
                       "reads a register before the wait that makes its value valid");
-    w->pending->told = product || (tensor && tensor->loading[w->index] > 0);
-    if (w->pending->told) return false;
+    w->pending->reported = product || (tensor && tensor->loading[w->index] > 0);
+    if (w->pending->reported) return false;
     dw__emu_clear_pending(w, DW__PENDING_TENSOR_LOAD, 1);
     dw__emu_race_waited_all(w, DW__SIDE_TENSOR_LOAD);
     return true;
@@ -234,10 +237,10 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
     for (int i = 0; i < w->other_count; i++)
         if (w->others[i].wait != DW__WAIT_LANES) w->others[i].wait = DW__WAIT_NONE;
     if (w->now.wait != DW__WAIT_LANES) w->now.wait = DW__WAIT_NONE;
-    /* Lanes that are behind may loop until those ahead have done something: every group has its turns. */
+    /* Lanes behind may loop until lanes ahead make progress, so every group gets turns. */
     bool ahead = w->other_count > 0 && dw__emu_random(w->cta->cluster) % 8 == 0;
     if (w->other_count > 0 && !regroup(w, ahead)) {
-        if (stand_apart(w)) return report_apart(w);
+        if (are_all_waiting_apart(w)) return report_apart(w);
         return true;
     }
     w->gave_way = false;
@@ -276,7 +279,7 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
         case DW__AGAIN:
             ahead = false;
             if (!regroup(w, false)) {
-                if (stand_apart(w)) return report_apart(w);
+                if (are_all_waiting_apart(w)) return report_apart(w);
                 return true;
             }
             break;
@@ -290,7 +293,7 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
             ahead = false;
             wake_waiting(w);
             if (!regroup(w, false)) {
-                if (stand_apart(w)) return report_apart(w);
+                if (are_all_waiting_apart(w)) return report_apart(w);
                 return true;
             }
             break;

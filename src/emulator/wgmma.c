@@ -1,6 +1,6 @@
-/* Hopper's tensor cores: wgmma. PTX ISA 9.7.15. A product is the four warps' together: it is begun when the
- * last of them has asked for it, and is done for all of them at once, some turns later. Sums into F32 are the
- * hardware's to the bit (wgmma_sum.h), those into F16 are rounded once.
+/* Hopper's tensor cores: wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). An MMA belongs to four
+ * warps: it is issued when the last of them has executed the instruction, and is performed for all of them at once,
+ * some turns later. F32 accumulators have the hardware's bits (wgmma_sum.h); F16 accumulators are rounded once.
  */
 #include "base/isa.h"
 #include "emulator/lanes.h"
@@ -15,10 +15,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ROWS 16 /* of 64: one warp's */
+#define ROWS 16 /* one warp's share of 64 rows */
 #define MOST_N 256
-#define LINES 8        /* rows, columns and the depth are multiples of that */
-#define MOST_TURNED 64 /* rows of A along which it is contiguous; B's depth is less */
+#define LINES 8        /* rows, columns and the depth are multiples of this */
+#define MOST_TURNED 64 /* rows of A if it is contiguous along its rows; the depth of B is less */
 
 DW_ISA_TABLE(dw__wgmma_loops)
 
@@ -27,7 +27,7 @@ typedef struct product_op {
     dw__emu_type d, a, b;
     bool a_in_registers;
     int scale_a, scale_b, transposed_a, transposed_b;
-    uint32_t predicate; /* whether D counts */
+    uint32_t predicate; /* whether D is accumulated or overwritten */
     uint32_t descriptor_a, descriptor_b;
     uint32_t a_places[4];
     int d_count;
@@ -39,23 +39,24 @@ typedef struct product product;
 struct product {
     dw__emu_async work;
     const product_op *op;
-    uint64_t ordinal;       /* among the products of its four warps */
-    int came;               /* warps that have asked for it */
-    dw__emu_warp *warps;    /* the first of the four */
-    uint32_t groups[WARPS]; /* which group of each warp it belongs to */
+    uint64_t ordinal;       /* number among the MMAs of its four warps */
+    int came;               /* number of warps that have executed the instruction */
+    dw__emu_warp *warps;    /* the first of the four warps */
+    uint32_t groups[WARPS]; /* the group of each warp to which it belongs */
     bool accumulate;
     uint64_t descriptor_a, descriptor_b;
     dw__matrix_operand a, b;
     uint32_t a_values[WARPS][4][DW__LANES];
-    product *next; /* the one that was begun before it */
+    product *next; /* the previous MMA that some warps have yet to execute */
 };
 
 struct dw__emu_wgmma {
-    uint32_t open;          /* number of the group that products are added to; the first is 1 */
-    uint32_t in_flight[64]; /* products of each group, by its number modulo 64 */
-    uint32_t times[64];     /* of each group's youngest product, for the checker */
-    uint64_t asked;         /* products */
-    product *begun; /* of the first of four warps: those that some of the four have not asked for */
+    uint32_t open;          /* number of the group to which new MMAs belong; the first is 1 */
+    uint32_t in_flight[64]; /* pending MMAs of each group, indexed by its number modulo 64 */
+    uint32_t times[64];     /* time of each group's youngest MMA, for the checker */
+    uint64_t asked;         /* number of MMAs executed */
+    /* Kept by the first of four warps: MMAs that some of the four have yet to execute. */
+    product *begun;
 };
 
 /* ---- elements ------------------------------------------------------------------------------ */
@@ -65,7 +66,7 @@ static bool blame(const product *p, dw__emu_finding kind, const char *what, uint
     return false;
 }
 
-/* Where the codes of a matrix go: element (i, k) to codes[i * along + k * deep]. */
+/* Destination of a matrix's codes: element (i, k) goes to codes[i * along + k * deep]. */
 typedef struct placing {
     uint32_t *codes;
     size_t along, deep;
@@ -85,8 +86,8 @@ static void spread(const unsigned char *from, uint32_t bytes, uint32_t *to) {
     }
 }
 
-/* Codes of an operand in shared memory, of `count` rows or columns. Sixteen bytes lie together, at a multiple of
- * that. */
+/* Reads the codes of an operand in shared memory, with `count` rows or columns. Sixteen aligned bytes are
+ * contiguous. */
 static bool read_operand(product *p, const dw__matrix_operand *o, uint32_t count, uint32_t k_count,
                          placing to) {
     const dw__emu_cta *cta = p->work.cta;
@@ -104,7 +105,7 @@ static bool read_operand(product *p, const dw__matrix_operand *o, uint32_t count
                                                 : dw__matrix_address(o, i + line, j);
                 if (at < DW__SHARED_FIRST || at + 16 > cta->shared_bytes)
                     return blame(p, DW__FOUND_BOUNDS,
-                                 "a matrix reaches beyond the block's shared memory, to", at);
+                                 "a matrix extends beyond the block's shared memory, to", at);
                 dw__operand_reads_add(&reads, at, 16);
                 spread(cta->shared + at, bytes, along + j);
             }
@@ -116,11 +117,11 @@ static bool read_operand(product *p, const dw__matrix_operand *o, uint32_t count
     dw__operand_reads_end(&reads);
     if (reads.undefined && cta->cluster->grid->check)
         blame(p, DW__FOUND_UNDEFINED,
-              "a product reads shared memory that was never written, of the matrix at", o->start);
+              "an MMA reads shared memory that was never written, in the matrix at", o->start);
     return true;
 }
 
-/* A from registers: words of 2 halves, 4 bytes or one tf32; see the fragments of PTX ISA 9.7.15.5.2. */
+/* Unpacks A from registers: words of two halves, four bytes or one tf32 (PTX ISA, "Register Fragments"). */
 static void unpack_a(const product *p, uint32_t warp, placing to) {
     const int bytes = dw__emu_type_bytes(p->op->a), per_word = 4 / bytes;
     const uint32_t mask = bytes == 4 ? UINT32_MAX : ((uint32_t)1 << 8 * bytes) - 1;
@@ -135,9 +136,9 @@ static void unpack_a(const product *p, uint32_t warp, placing to) {
     }
 }
 
-/* ---- one product --------------------------------------------------------------------------- */
+/* ---- one MMA ------------------------------------------------------------------------------- */
 
-/* The codes of A (rows, k) and of B (k, columns, as many as there may be), and what they are as factors. */
+/* The codes of A (rows, k) and B (k, columns, up to the maximum), and their values and exponents as factors. */
 enum { A_ROWS = WARPS * ROWS, A_CODES = A_ROWS * DW__SUM_MOST, B_CODES = MOST_N * DW__SUM_MOST };
 typedef struct operands {
     uint32_t a[A_CODES], b[B_CODES];
@@ -156,11 +157,11 @@ static bool read_codes(product *p, operands *o) {
     return true;
 }
 
-/* Where a row's columns 2 i and 2 i + 1 of D lie, from eight to eight: registers of 4 lanes each. */
+/* Location of a row's columns 2 i and 2 i + 1 of D, in steps of eight columns: registers of 4 lanes each. */
 typedef struct d_row {
     dw__emu_warp *warp;
-    const uint32_t *
-        places; /* of the first eight; every eight columns take four more, half of them this row's */
+    /* Places of the first eight columns; each further eight columns have four more, half of them this row's. */
+    const uint32_t *places;
     uint32_t lane;
 } d_row;
 static d_row row_of(const product *p, uint32_t row) {
@@ -185,7 +186,7 @@ static int least_exponent(dw__emu_type type) {
     return 2 - (1 << (format_of(type).exponent_bits - 1));
 }
 
-/* One sum for which the loops are not made. */
+/* Computes one accumulator that the loops do not handle. */
 static float sum_alone(const product *p, const uint32_t *a, const uint32_t *b, float d) {
     const product_op *op = p->op;
     const int narrow = dw__emu_type_bytes(op->a) == 1;
@@ -199,8 +200,8 @@ static float sum_alone(const product *p, const uint32_t *a, const uint32_t *b, f
     return dw__wgmma_sum(&row, &column, op->k, (double)(op->scale_a * op->scale_b), d, narrow);
 }
 
-/* Of D some rows beside each other and columns from `first` on: two registers for every eight, one of the even
- * columns and one of the odd. */
+/* Reads some adjacent rows of D and columns from `first` on. Each eight columns have two registers, one for the even
+ * columns and one for the odd ones. */
 typedef float quad __attribute__((vector_size(16)));
 static void read_tile(const d_row *row, uint32_t first, uint32_t end,
                       float (*d)[DW__WGMMA_COLUMNS]) {
@@ -233,7 +234,7 @@ static void write_tile(const d_row *row, uint32_t first, uint32_t end,
     }
 }
 
-/* False: some are infinite or no numbers. */
+/* Returns false if some values are infinite or NaN. */
 static bool decode(const product *p, operands *o, uint32_t columns) {
     const product_op *op = p->op;
     const dw__wgmma_loops *loops = dw__wgmma_loops_now();
@@ -245,7 +246,7 @@ static bool decode(const product *p, operands *o, uint32_t columns) {
         if (op->scale_a * op->scale_b < 0) o->a_values[i] = -o->a_values[i];
     }
     for (uint32_t at = 0; at < k_count * MOST_N; at += MOST_N) {
-        memset(o->b + at + n, 0, (columns - n) * sizeof *o->b); /* behind the last: zeros */
+        memset(o->b + at + n, 0, (columns - n) * sizeof *o->b); /* zeros after the last column */
         finite &=
             loops->decode(o->b + at, columns, &format_b, o->b_values + at, o->b_exponents + at);
     }
@@ -369,7 +370,7 @@ static bool know(dw__emu_warp *w) {
     return w->wgmma != NULL;
 }
 
-/* The product that the warp asks for next: begun by another of the four, or new. */
+/* Returns the warp's next MMA: one that another of the four warps has started, or a new one. */
 static product *joined(dw__emu_warp *w, dw__emu_warp *first, const product_op *k) {
     const uint64_t ordinal = w->wgmma->asked++;
     for (product **link = &first->wgmma->begun; *link; link = &(*link)->next) {
@@ -401,7 +402,7 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     const uint32_t warp = w->index % WARPS;
     (void)mask;
     if (w->index / WARPS * WARPS + WARPS > w->cta->warp_count) {
-        dw__emu_found(w, -1, DW__FOUND_INVALID, "a product by a group of fewer than four warps");
+        dw__emu_found(w, -1, DW__FOUND_INVALID, "a wgmma by a group of fewer than four warps");
         return DW__FAULT;
     }
     if (!know(w) || !know(first)) return dw__emu_no_memory(w, -1);
@@ -413,7 +414,7 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     if (p->came == 1) p->accumulate = accumulate, p->descriptor_a = a, p->descriptor_b = b;
     if (p->op != k || p->accumulate != accumulate || p->descriptor_a != a || p->descriptor_b != b) {
         dw__emu_found(w, -1, DW__FOUND_DIVERGENCE,
-                      "the four warps of a group ask for different products");
+                      "the four warps of a group execute different wgmma instructions");
         return DW__FAULT;
     }
     if (k->a_in_registers)
@@ -455,7 +456,7 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     if (!w->wgmma) return DW__NEXT;
     const uint32_t open = w->wgmma->open, keep = (uint32_t)op->immediate;
     const uint32_t last =
-        open - 1 > keep ? open - 1 - keep : 0; /* the youngest group that must be done */
+        open - 1 > keep ? open - 1 - keep : 0; /* the youngest group that must be complete */
     for (uint32_t group = open > 63 ? open - 63 : 1; group <= last; group++) {
         if (!w->wgmma->in_flight[group % 64]) continue;
         w->now.wait = DW__WAIT_ASYNC;
@@ -480,7 +481,7 @@ static bool take_shape(dw__emu_translator *t, product_op *k) {
 
 static dw_status take_flag(dw__emu_translator *t, const dw__ptx_operand *o, int *value) {
     if (o->kind != DW__PTX_INTEGER || o->integer < -1 || o->integer > 1)
-        return dw__emu_malformed(t, "-1, 0 or 1 is wanted");
+        return dw__emu_malformed(t, "the operand must be -1, 0 or 1");
     *value = (int)o->integer;
     return DW_OK;
 }
@@ -502,13 +503,13 @@ static dw_status translate_product(dw__emu_translator *t) {
     if (!known || t->in->operand_count < 4 || o[0].kind != DW__PTX_VECTOR)
         return dw__emu_unsupported(t);
     k->d_count = k->n / (k->d == DW__T_F16 ? 4 : 2);
-    if (o[0].count != k->d_count) return dw__emu_malformed(t, "another number of registers for D");
+    if (o[0].count != k->d_count) return dw__emu_malformed(t, "wrong number of registers for D");
     const dw__emu_type word = k->d == DW__T_F16 ? DW__T_B32 : k->d;
     for (int i = 0; i < k->d_count; i++)
         DW_RETURN_IF_FAILED(dw__emu_take_result(t, &o[0].items[i], word, &k->d_places[i]));
     k->a_in_registers = o[1].kind == DW__PTX_VECTOR;
     if (k->a_in_registers) {
-        if (o[1].count != 4) return dw__emu_malformed(t, "A in other than four registers");
+        if (o[1].count != 4) return dw__emu_malformed(t, "A must have four registers");
         for (int i = 0; i < 4; i++)
             DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[1].items[i], DW__T_B32, &k->a_places[i]));
     } else {
@@ -530,7 +531,7 @@ static dw_status translate_product(dw__emu_translator *t) {
         if (!k->a_in_registers) DW_RETURN_IF_FAILED(take_flag(t, &o[at++], &k->transposed_a));
         DW_RETURN_IF_FAILED(take_flag(t, &o[at++], &k->transposed_b));
     }
-    if (at != given) return dw__emu_malformed(t, "it takes another number of operands");
+    if (at != given) return dw__emu_malformed(t, "wrong number of operands");
     DW_RETURN_IF_FAILED(dw__emu_emit(t, product_run));
     t->op->detail = k;
     t->op->aligned = true;
@@ -547,7 +548,7 @@ static dw_status translate_wgmma(dw__emu_translator *t) {
         return dw__emu_unsupported(t);
     if (wait && (t->in->operand_count != 1 || t->in->operands[0].kind != DW__PTX_INTEGER ||
                  t->in->operands[0].integer < 0 || t->in->operands[0].integer > 62))
-        return dw__emu_malformed(t, "a number of groups is wanted");
+        return dw__emu_malformed(t, "the operand must be a number of groups from 0 to 62");
     DW_RETURN_IF_FAILED(dw__emu_emit(t, commit ? commit_run : wait ? wait_run : dw__emu_nothing));
     t->op->aligned = true;
     if (wait) t->op->immediate = t->in->operands[0].integer;

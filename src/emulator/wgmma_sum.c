@@ -19,7 +19,7 @@ static double power_of_two(int exponent) { /* -1022 to 1023 */
     return value;
 }
 
-/* sum * 2^quantum with what is beyond `keep` bits cut off. */
+/* Returns sum * 2^quantum, truncated to `keep` bits. */
 static float cut_off(int64_t sum, int quantum, int keep) {
     const bool negative = sum < 0;
     uint64_t magnitude = negative ? 0 - (uint64_t)sum : (uint64_t)sum;
@@ -30,8 +30,8 @@ static float cut_off(int64_t sum, int quantum, int keep) {
         const int drop = least - quantum;
         magnitude = drop > 63 ? 0 : magnitude >> drop << drop;
     }
-    const double value =
-        (double)magnitude * power_of_two(quantum < -1000 ? -1000 : quantum); /* exact: below 2^53 */
+    /* Exact: below 2^53. */
+    const double value = (double)magnitude * power_of_two(quantum < -1000 ? -1000 : quantum);
     const float result = value > 0x1.fffffep127 ? INFINITY : (float)value;
     return negative ? -result : result;
 }
@@ -47,8 +47,8 @@ float dw__wgmma_sum(const dw__factors *a, const dw__factors *b, int count, doubl
         plain += sign * a->value[k] * b->value[k];
     }
     if (!isfinite(plain)) return isnan(plain) ? dw__f32_from_bits(0x7FFFFFFF) : (float)plain;
-    if (greatest < -1000) return 0; /* nothing but zeros */
-    /* A product is below 4 * 2^greatest, so that each fits 28 bits. */
+    if (greatest < -1000) return 0; /* all terms are zeros */
+    /* A product is below 4 * 2^greatest, so each fits 28 bits. */
     const double scale = sign * power_of_two(kept - greatest);
     int64_t sum = (int64_t)(int32_t)((double)d * power_of_two(kept - greatest));
     for (int k = 0; k < count; k++) sum += (int32_t)(a->value[k] * b->value[k] * scale);

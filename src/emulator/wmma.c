@@ -1,11 +1,11 @@
-/* Products of a warp's fragments whose layout the ISA leaves open: wmma.load, wmma.mma, wmma.store. PTX ISA
- * 9.7.14.4.
+/* Fragments whose layout the ISA leaves open: wmma.load, wmma.mma, wmma.store (PTX ISA, "Warp level Matrix
+ * Instructions").
  *
- * Here eight rows and four words beside each other are 32 lanes, as in the fragments of mma.sync: lane l has
- * row l / 4 and word l % 4, and its registers go down the rows first. Of A a row is a row and a word holds
- * neighbours along K, of B a row is a column, of C and D the pair of columns 2 (l % 4) has two registers, or
- * one of two halves. Halves of A and B have eight registers whatever the shape, some with the same contents.
- * Products are exact, the sum of one instruction is rounded once, to nearest, as in mma.c.
+ * The emulator uses the layout of mma.sync's fragments: eight rows of four words are 32 lanes, so lane l has row l /
+ * 4 and word l % 4, and its registers go down the rows first. A row of A is a row, and a word holds neighbours along
+ * K. For B a row is a column. For C and D, the pair of columns 2 (l % 4) has two registers, or one of two halves.
+ * Halves of A and B have eight registers for every shape, some with the same contents. Products are exact, and the
+ * sum of one instruction is rounded once, to nearest, as in mma.c.
  */
 #include "emulator/lanes.h"
 #include "emulator/matrix_element.h"
@@ -21,8 +21,8 @@ typedef enum role { OF_A, OF_B, OF_C } role;
 typedef struct fragment {
     role role;
     dw__emu_type type;
-    int rows, width;  /* of A: M and K; of B: N and K; of C: M and N */
-    int bytes, words; /* of an element; registers that differ */
+    int rows, width;  /* for A: M and K; for B: N and K; for C: M and N */
+    int bytes, words; /* bytes of an element; number of distinct registers */
     int registers;
     uint32_t places[MOST_REGISTERS];
 } fragment;
@@ -38,7 +38,7 @@ static const shape shapes[] = {{"m16n16k16", 16, 16, 16},
 
 /* ---- fragments ----------------------------------------------------------------------------- */
 
-/* False: there is no such fragment. */
+/* Returns false if there is no such fragment. */
 static bool lay_out(fragment *f, const shape *s) {
     const bool narrow = s->k == 8;
     bool known;
@@ -59,7 +59,7 @@ static bool lay_out(fragment *f, const shape *s) {
     return known;
 }
 
-/* Which element the part `i` of a lane's register `r` is. */
+/* Computes the element that part `i` of a lane's register `r` holds. */
 static void element_at(const fragment *f, uint32_t lane, int r, int i, int *row, int *column) {
     const int per = 4 / f->bytes, blocks = f->rows / 8;
     if (f->role == OF_C && per == 1) { /* two registers for a pair of columns */
@@ -91,7 +91,8 @@ static void set_element(dw__emu_warp *w, const fragment *f, uint32_t lane, int r
 
 typedef struct transfer_op {
     fragment f;
-    bool store, along_rows; /* in memory, elements of a row (of B: of a column) are neighbours */
+    /* along_rows: elements of a row (for B, of a column) are neighbours in memory. */
+    bool store, along_rows;
     dw__emu_address address;
     dw__ptx_space space;
     uint32_t stride;
@@ -134,14 +135,14 @@ static dw_status take_fragment(dw__emu_translator *t, const dw__ptx_operand *lis
                                bool result) {
     const dw__ptx_operand *items = list->kind == DW__PTX_VECTOR ? list->items : list;
     if ((list->kind == DW__PTX_VECTOR ? list->count : 1) != f->registers)
-        return dw__emu_malformed(t, "a fragment of another number of registers");
+        return dw__emu_malformed(t, "a fragment has the wrong number of registers");
     for (int i = 0; i < f->registers; i++)
         DW_RETURN_IF_FAILED(result ? dw__emu_take_result(t, &items[i], DW__T_B32, &f->places[i])
                                    : dw__emu_take_source(t, &items[i], DW__T_B32, &f->places[i]));
     return DW_OK;
 }
 
-/* Layout, shape, space and type come in one order or another. */
+/* Takes layout, shape, space and type, whose order varies. */
 static dw_status translate_transfer(dw__emu_translator *t, bool store) {
     static const char *const roles[] = {"a", "b", "c", NULL},
                              *const layouts[] = {"row", "col", NULL},
@@ -168,8 +169,7 @@ static dw_status translate_transfer(dw__emu_translator *t, bool store) {
     if (layout < 0 || !s || !dw__emu_take_type(t, &k->f.type) || !lay_out(&k->f, s))
         return dw__emu_unsupported(t);
     const int given = t->in->operand_count;
-    if (given != 2 && given != 3)
-        return dw__emu_malformed(t, "it takes another number of operands");
+    if (given != 2 && given != 3) return dw__emu_malformed(t, "wrong number of operands");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[store ? 0 : 1], &k->address));
     DW_RETURN_IF_FAILED(take_fragment(t, &t->in->operands[store ? 1 : 0], &k->f, !store));
     k->has_stride = given == 3;
@@ -228,7 +228,7 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     return DW__NEXT;
 }
 
-/* Halves are named by their sums alone: .f32.f16 are D and C. */
+/* The modifiers of halves name only the types of D and C, such as .f32.f16. */
 static dw_status translate_product(dw__emu_translator *t) {
     product_op *k = dw__emu_detail(t, sizeof *k);
     const shape *s = NULL;

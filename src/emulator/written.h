@@ -1,5 +1,5 @@
-/* What has been written: a bit for each byte of global, shared or local memory, for each cell of tensor memory.
- * Clusters on other threads set bits of the same byte of global memory's.
+/* Bitmaps of written memory: one bit for each byte of global, shared or local memory and for each cell of tensor
+ * memory. Bits are set atomically, because clusters on different threads set bits of the same byte for global memory.
  */
 #ifndef DW_EMULATOR_WRITTEN_H
 #define DW_EMULATOR_WRITTEN_H
@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Where it can be, 64 bits at a time. */
+/* Uses 64-bit words where alignment allows. */
 typedef uint64_t dw__written_word __attribute__((may_alias));
 static inline bool dw__is_whole(const uint8_t *at, size_t within, size_t count) {
     return within == 0 && count >= 64 && (uintptr_t)at % sizeof(dw__written_word) == 0;

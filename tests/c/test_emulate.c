@@ -131,7 +131,7 @@ static void assertions_are_findings(void **state) {
     assert_int_equal(dw_emulator_finding(emulator, 0, &finding), DW_OK);
     assert_string_equal(finding.kind, "assertion");
     assert_int_equal(finding.lane, 9);
-    assert_string_equal(finding.what, "a.cu:77: g: \"x>0\" does not hold");
+    assert_string_equal(finding.what, "a.cu:77: g: assertion \"x>0\" failed");
     dw_emulator_destroy(emulator);
 }
 

@@ -195,7 +195,8 @@ static void mistakes_are_found(void **state) {
                    32, "undefined", "4 bytes of local memory at 0x4");
     expect_finding(emulator, "mov.u32 %r2, dynamic; st.shared.u32 [%r2+1024], %r1;", 32,
                    "out of bounds", "shared memory");
-    expect_finding(emulator, "st.global.u32 [%rd1+2], %r1;", 32, "not aligned", "no multiple of 4");
+    expect_finding(emulator, "st.global.u32 [%rd1+2], %r1;", 32, "not aligned",
+                   "not a multiple of 4");
     expect_finding(emulator, "st.global.u32 [%rd1+128], %r1;", 32, "out of bounds",
                    "0 bytes past the end");
     expect_finding(emulator, "setp.lt.u32 %p1, %r1, 32; @%p1 bar.sync 1, 64;", 64, "deadlock",
@@ -205,13 +206,13 @@ static void mistakes_are_found(void **state) {
                    "mov.u32 %r2, dynamic; mov.u32 %r3, 0xFFFFFFF0; "
                    "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], %r3; "
                    "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
-                   1, "out of bounds", "reaches beyond");
+                   1, "out of bounds", "extends beyond");
     expect_finding(emulator,
                    "mov.u32 %r2, dynamic; mov.u32 %r3, fixed; mov.u32 %r4, 0xFFFFFFF0; "
                    "mbarrier.init.shared.b64 [%r3], 1; fence.mbarrier_init.release.cluster; "
                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], "
                    "[%rd1], %r4, [%r3];",
-                   1, "out of bounds", "reaches beyond");
+                   1, "out of bounds", "extends beyond");
     expect_finding(emulator, "trap;", 32, "trap", "lane 0");
     expect_finding(emulator,
                    "setp.lt.u32 %p1, %r1, 5; @%p1 shfl.sync.bfly.b32 %r2, %r1, 1, 31, 0xff; @!%p1 "
@@ -222,7 +223,7 @@ static void mistakes_are_found(void **state) {
                    "mbarrier.arrive.shared.b64 %rd3, [%r2], 2;",
                    1, "mbarrier", "2 arrivals");
     expect_finding(emulator, "mov.u32 %r2, fixed; mbarrier.arrive.shared.b64 %rd3, [%r2];", 1,
-                   "mbarrier", "there is none");
+                   "mbarrier", "no mbarrier at");
     expect_finding(emulator,
                    "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; $w: "
                    "mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra $w;",
@@ -234,7 +235,7 @@ static void mistakes_are_found(void **state) {
         "@%p3 bra $end; mbarrier.arrive.shared.b64 %rd3, [%r2]; $w: "
         "mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra $w; $end:";
     static const char *const words[] = {"block 0, warps 0 to 3: waiting for mbarrier",
-                                        "1 of 129 arrivals to come", "(fixed + 8)",
+                                        "1 of 129 arrivals pending", "(fixed + 8)",
                                         "block 0, warp 4: ended"};
     for (size_t i = 0; i < DW_COUNT(words); i++)
         expect_finding(emulator, four_of_five_wait, 160, "deadlock", words[i]);
@@ -369,15 +370,15 @@ static void bad_text_is_refused(void **state) {
     expect_refusal(HEAD ".visible .entry f() { bra $nowhere; }", DW_PARSE, "$nowhere");
     expect_refusal(HEAD ".visible .entry f() { frobnicate.b32; }", DW_UNSUPPORTED,
                    "frobnicate.b32");
-    expect_refusal(HEAD ".visible .entry f() {", DW_PARSE, "does not end");
+    expect_refusal(HEAD ".visible .entry f() {", DW_PARSE, "a block without");
     expect_refusal(HEAD ".visible .entry f() { .reg .v2 .b32 v; mov.u32 v.z, 1; }", DW_PARSE,
                    "a component of v, a vector of 2");
     expect_refusal(HEAD ".visible .entry f() { .reg .v2 .b32 v; mov.u32 v, 1; }", DW_PARSE,
-                   "do not make up the whole");
+                   "do not add up to the whole");
     expect_refusal(HEAD ".visible .entry f() { .reg .v2 .pred v; }", DW_PARSE, "a vector of 2");
     expect_refusal(HEAD ".visible .entry f() { .reg .v4 .f64 v; }", DW_PARSE, "16 bytes");
     expect_refusal(HEAD ".visible .entry f() { .reg .v2 .b32 v; @v ret; }", DW_PARSE,
-                   "no predicate");
+                   "must be a predicate");
     expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<99999999999999999999>; }", DW_PARSE,
                    "64 bits");
     expect_refusal(".version 8.7\n.target sm_100a\n.visible .entry f() { ret; }", DW_UNSUPPORTED,

@@ -66,24 +66,24 @@ static void mistakes_are_found(void **state) {
         {"tcgen05.dealloc", "tensor memory", "were not freed"},
         {"tcgen05.alloc", "undefined", "never written"},
         {"tcgen05.mma", "undefined", "never written"},
-        {"tcgen05.commit", "deadlock", "1 of 1 arrivals to come"},
-        {"mbarrier.arrive.expect_tx", "deadlock", "1 of 1 arrivals to come"},
-        {"mbarrier.arrive.shared", "deadlock", "arrivals to come"},
+        {"tcgen05.commit", "deadlock", "1 of 1 arrivals pending"},
+        {"mbarrier.arrive.expect_tx", "deadlock", "1 of 1 arrivals pending"},
+        {"mbarrier.arrive.shared", "deadlock", "arrivals pending"},
         {"mbarrier.init", "mbarrier", "not initialised"},
-        {"fence.proxy.async", "missing fence", "no fence.proxy.async is between"},
-        {"fence.mbarrier_init", "missing fence", "a copy tells the mbarrier"},
+        {"fence.proxy.async", "missing fence", "a fence.proxy.async between"},
+        {"fence.mbarrier_init", "missing fence", "a copy completes on the mbarrier"},
         {"tcgen05.fence::after_thread_sync", "missing fence",
-         "tcgen05.fence::after_thread_sync is"},
+         "tcgen05.fence::after_thread_sync is missing"},
         {"tcgen05.fence::before_thread_sync", "missing fence",
-         "tcgen05.fence::before_thread_sync came"},
+         "tcgen05.fence::before_thread_sync is missing"},
         {"cp.async.bulk.wait_group.read", "race", "nothing orders the two"},
         {"<tcgen05.mma", "race", "which a copy of warp 4"},
         {"<<tcgen05.mma", "race", "tensor memory of block"},
         {"<tcgen05.ld", "undefined", "never written"},
     };
     static const mistake with_launch_control[] = {
-        {"clusterlaunchcontrol.try_cancel", "deadlock", "to come"},
-        {"mbarrier.arrive.expect_tx.release.cluster", "deadlock", "arrivals to come"},
+        {"clusterlaunchcontrol.try_cancel", "deadlock", "pending"},
+        {"mbarrier.arrive.expect_tx.release.cluster", "deadlock", "arrivals pending"},
     };
     (void)state;
     expect_mistakes(&kernel, &variants[0], mistakes, DW_COUNT(mistakes));

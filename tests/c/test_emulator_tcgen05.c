@@ -1055,10 +1055,10 @@ static void mistakes_are_found(void **state) {
     expect_framed(8, "",
                   "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r13], {%r2};\n" LOAD WAIT_LOAD
                   "tcgen05.wait::st.sync.aligned;\n",
-                  "too early", "no tcgen05.wait::st came in between");
+                  "too early", "a tcgen05.wait::st is missing in between");
     expect_framed(0, "", LOAD WAIT_LOAD, "undefined", "32 cells were never written");
     expect_framed(8, "", "xor.b32 %r13, %r13, 0x600000;\n" LOAD WAIT_LOAD, "tensor memory",
-                  "reaches lanes"); /* another warp's */
+                  "can access lanes"); /* another warp's */
     expect_framed(8, "", "add.u32 %r13, %r13, 512;\n" LOAD WAIT_LOAD, "tensor memory",
                   "do not exist");
     expect_framed(8, "",
@@ -1068,11 +1068,11 @@ static void mistakes_are_found(void **state) {
     expect_framed(8, "",
                   "setp.ge.u32 %p5, %r2, 32; @%p5 bra $no; tcgen05.dealloc.cta_group::1.sync."
                   "aligned.b32 %r14, 512; $no: bar.sync 0;\n",
-                  "tensor memory", "were freed before");
+                  "tensor memory", "were already freed");
     expect_framed(8, "",
                   "setp.ge.u32 %p5, %r2, 32; @%p5 bra $no; tcgen05.dealloc.cta_group::1.sync."
                   "aligned.b32 %r14, 256; $no: bar.sync 0;\n",
-                  "tensor memory", "another number of columns");
+                  "tensor memory", "a different number of columns");
     expect_alone(
         "setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n" ALLOC("0", "64") "$end:", "tensor memory",
         "64 columns of tensor memory at column 0, allocated here, were not freed");
@@ -1081,7 +1081,7 @@ static void mistakes_are_found(void **state) {
     expect_alone(
         "setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n"
         "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n" ALLOC("0", "32") "$end:",
-        "tensor memory", "gave up the permit");
+        "tensor memory", "relinquished its permit");
     expect_alone("setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n" ALLOC("0", "512")
                      ALLOC("4", "32") "$end:",
                  "deadlock", "waiting for 32 columns of tensor memory");
@@ -1089,7 +1089,7 @@ static void mistakes_are_found(void **state) {
                  "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r2], 32; $end:",
                  "invalid", "no peer");
     expect_framed(8, "tcgen05.cp.cta_group::2.32x128b.warpx4 [%r14], 0x4000000000000000;", NULL,
-                  "invalid", ".cta_group::2 in a kernel that has .cta_group::1");
+                  "invalid", ".cta_group::2 in a kernel that uses .cta_group::1");
 }
 
 /* A correct matmul, and the findings when one part of it is changed. */
@@ -1109,12 +1109,12 @@ static void mistakes_in_products_are_found(void **state) {
                                    .modifiers = ".block_scale"};
     enum { RIGHT, NO_D, NO_VERSION, BAD_N, TOO_FAR, SPARSE, NOT_COPIED, CASES };
     static const char *const found[CASES][2] = {
-        [NO_D] = {"undefined", "a product adds to D"},
+        [NO_D] = {"undefined", "an MMA adds to D"},
         [NO_VERSION] = {"invalid", "bits 46 to 48"},
         [BAD_N] = {"invalid", "N must be a multiple of 16"},
         [TOO_FAR] = {"out of bounds", "beyond the block's shared memory"},
         [SPARSE] = {"invalid", "sparse matrices are not supported"},
-        [NOT_COPIED] = {"tensor memory", "not the same in all ranges"},
+        [NOT_COPIED] = {"tensor memory", "differ between the ranges"},
     };
     (void)state;
     srand(9);

@@ -122,7 +122,7 @@ def test_an_assertion_is_a_finding_with_its_text(build):
     run = _emulate("--", build("beyond"), "assert")
     assert run.returncode == 1
     assert run.stdout == "cudaErrorAssert\n"
-    assert '"i < n && in[i] == 0" does not hold' in run.stderr
+    assert 'assertion "i < n && in[i] == 0" failed' in run.stderr
 
 
 @pytest.mark.parametrize(

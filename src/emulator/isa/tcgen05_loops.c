@@ -21,7 +21,7 @@ static inline vd fused(double a, vd b, vd sum) {
 #endif
 }
 
-/* GCC takes conversions of wide vectors apart. */
+/* GCC splits conversions of wide vectors, so they are written as intrinsics. */
 static inline vd doubles(vf_half x) {
 #if DW_VECTOR_AVX512
     return (vd)_mm512_cvtps_pd((__m256)x);
@@ -43,7 +43,7 @@ static inline vf_half singles(vd x) {
 
 static inline vd widened(const uint32_t *cells, double scale) {
     vf_half x;
-    if (scale == 0) return (vd){0}; /* whatever is there, infinities too */
+    if (scale == 0) return (vd){0}; /* the old value is ignored, even if it is infinite */
     memcpy(&x, cells, sizeof x);
     return scale * doubles(x);
 }
@@ -54,7 +54,7 @@ static inline void narrowed(uint32_t *cells, vd sum) {
     memcpy(cells, &bits, sizeof bits);
 }
 
-/* A tile of sums in registers: `rows` times `across` vectors. */
+/* A tile of accumulators in registers: `rows` times `across` vectors. */
 #define INLINE static inline __attribute__((always_inline))
 enum { MOST_ROWS = 4, MOST_ACROSS = DW_LANES == 16 ? 4 : 2 };
 

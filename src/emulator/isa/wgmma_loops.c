@@ -1,5 +1,6 @@
-/* Sums of wgmma by columns side by side. All of it is exact, or cut off as integers are, so that every instruction
- * set gives the same bits. */
+/* Accumulation of wgmma, vectorised over columns. All of it is exact or truncated as integers are, so every
+ * instruction set gives the same bits.
+ */
 #include "emulator/wgmma_loops.h"
 #include "base/isa.h"
 #include "base/vector.h"
@@ -34,7 +35,7 @@ INLINE vi widened(const int16_t *at) {
 }
 /* 2^exponent, -126 to 127. */
 INLINE vf power_of_two(vi exponent) { return (vf)((vu)(exponent + 127) << 23); }
-/* A bit for each lane that is -1. */
+/* Returns one bit for each lane that is -1. */
 INLINE uint32_t bits_of(vi where) {
 #if DW_VECTOR_AVX512
     return _mm512_movepi32_mask((__m512i)where);
@@ -63,7 +64,8 @@ static bool decode(const uint32_t *codes, size_t count, const dw__wgmma_format *
         const vs_half kept = __builtin_convertvector(
             chosen(magnitude == 0, v_set_int(DW__WGMMA_NONE), exponent), vs_half);
         memcpy(exponents + i, &kept, sizeof kept);
-        vu bits = (vu)code << (23 - fraction_bits); /* where the exponents are F32's */
+        /* Shifted so that the exponents are at F32's position. */
+        vu bits = (vu)code << (23 - fraction_bits);
         if (format->exponent_bits < 8)
             bits = (vu)(__builtin_convertvector(magnitude, vf) *
                         power_of_two(exponent - fraction_bits)) |
@@ -73,7 +75,7 @@ static bool decode(const uint32_t *codes, size_t count, const dw__wgmma_format *
     return bits_of(special != 0) == 0;
 }
 
-/* The greatest exponent among the products of each sum. */
+/* Computes the greatest exponent among the products of each sum. */
 INLINE void find_tops(int depth, const uint32_t *rows, const int16_t *columns, size_t stride,
                       int16_t tops[ROWS][COLUMNS]) {
     for (int at = 0; at < COLUMNS; at += 2 * DW_LANES) {
@@ -88,14 +90,14 @@ INLINE void find_tops(int depth, const uint32_t *rows, const int16_t *columns, s
     }
 }
 
-/* What D begins with: its exponent as that of products. */
+/* Returns the exponent of D's old value, as that of a product. */
 INLINE vi exponent_of(vi bits) {
     const vi field = bits >> 23 & 255, zero = (bits & INT32_MAX) == 0;
     return chosen(zero, v_set_int(2 * DW__WGMMA_NONE), greater(field, v_set_int(1)) - 127);
 }
 
-/* The sum in units of 2^quantum, cut off to the bits that are kept, and added up from two halves; `large` where there
- * are too many of them. */
+/* Adds two halves in units of 2^quantum and truncates the sum to the bits that are kept; sets `large` if there are
+ * too many bits. */
 INLINE vf cut_off(vu first, vu second, vi quantum, bool narrow, vi *large) {
     const vu sum = first + second;
     const vi sign = (vi)sum >> 31, magnitude = (vi)((sum ^ (vu)sign) - (vu)sign);
@@ -103,9 +105,10 @@ INLINE vf cut_off(vu first, vu second, vi quantum, bool narrow, vi *large) {
     *large =
         ((vi)((sum ^ first) & (sum ^ second)) < 0) | (magnitude < 0) | (magnitude > 0x7F000000);
     if (narrow)
-        bits &= ~0x3FF; /* of 24 bits 14 */
+        bits &= ~0x3FF; /* 14 of 24 bits */
     else
-        bits += __builtin_convertvector((vf)bits, vi) > magnitude; /* it was rounded up */
+        /* The conversion rounded up. */
+        bits += __builtin_convertvector((vf)bits, vi) > magnitude;
     return (vf)((vi)((vf)bits * power_of_two(quantum)) | (sign & INT32_MIN));
 }
 
@@ -124,7 +127,7 @@ INLINE void sums_of(int depth, const float *rows, const uint32_t *row_exponents,
             const vf begin = v_load(&d[r][at]);
             const vi all = greater(widened(&tops[r][at]), exponent_of((vi)begin));
             top[r] = greater(all, v_set_int(DW__WGMMA_LEAST));
-            /* Below the least: nothing but zeros, or left. */
+            /* Below the least exponent all terms are zeros, or the column is left to dw__wgmma_sum. */
             left[r] = (((vi)begin >> 23 & 255) == 255) | (all > DW__WGMMA_GREATEST) |
                       ((all < DW__WGMMA_LEAST) & (all > DW__WGMMA_NONE / 2));
             scale[r] = power_of_two(kept - top[r]);
@@ -133,7 +136,7 @@ INLINE void sums_of(int depth, const float *rows, const uint32_t *row_exponents,
         }
         for (int k = 0; k < depth; k++) {
             const vf column = v_load(columns + (size_t)k * stride + at);
-            if (k == 8 && depth == 16) /* more than 8 of 27 bits may not fit */
+            if (k == 8 && depth == 16) /* more than 8 terms of 27 bits may overflow */
                 for (int r = 0; r < ROWS; r++) half[r] = sum[r], sum[r] = v_set_uint(0);
             for (int r = 0; r < ROWS; r++)
                 sum[r] += (vu) __builtin_convertvector(rows[r * depth + k] * column * scale[r], vi);
@@ -148,7 +151,7 @@ INLINE void sums_of(int depth, const float *rows, const uint32_t *row_exponents,
     }
 }
 
-/* The depths that there are, so that their loops are unrolled. */
+/* Dispatches on the depth, so that the loops are unrolled. */
 static void sums(int depth, const float *rows, const uint32_t *row_exponents, const float *columns,
                  const int16_t *exponents, size_t stride, size_t count, bool narrow,
                  float (*d)[COLUMNS], uint32_t *others) {
