@@ -1,14 +1,14 @@
-/* libcuda.so.1 as an emulated GPU has it: the driver API over deepwell/emulator.h. A program that finds this
- * library before NVIDIA's runs its kernels on the CPU. Work is done when it is asked for, so that streams and events
- * have nothing to wait for.
+/* libcuda.so.1 of an emulated GPU: the driver API over deepwell/emulator.h. A program that finds this library before
+ * NVIDIA's runs its kernels on the CPU. The bargain: work runs when it is issued, so streams and events never wait,
+ * and nothing overlaps.
  *
- *     DEEPWELL_EMULATE_ARCH    sm_90a (the default), sm_100a, sm_103a, sm_120a
- *     DEEPWELL_EMULATE_SEED    of the order of warps and asynchronous work
- *     DEEPWELL_EMULATE_CHECK   0: no search for undefined reads and races
- *     DEEPWELL_EMULATE_REPORT  file for the findings, as JSON
- *     DEEPWELL_EMULATE_THREADS           of the host, at most
- *     DEEPWELL_EMULATE_MULTIPROCESSORS   of the GPU
- *     DEEPWELL_EMULATE_ENDLESS           operations without anything happening after which a loop is endless
+ *       DEEPWELL_EMULATE_ARCH    sm_90a (the default), sm_100a, sm_103a, sm_120a
+ *       DEEPWELL_EMULATE_SEED    seed of the order of warps and asynchronous work
+ *       DEEPWELL_EMULATE_CHECK   0 disables the search for undefined reads and races
+ *       DEEPWELL_EMULATE_REPORT  file for the findings, as JSON
+ *       DEEPWELL_EMULATE_THREADS           most host threads
+ *       DEEPWELL_EMULATE_MULTIPROCESSORS   SMs of the GPU
+ *       DEEPWELL_EMULATE_ENDLESS           operations without progress after which a loop is endless
  */
 #include "driver.h"
 #include <errno.h>
@@ -24,8 +24,8 @@
 emulated_gpu gpu;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static size_t told;     /* findings that have been printed */
-static int the_context; /* its address is the handle */
+static size_t printed;  /* findings that have been printed */
+static int the_context; /* its address is the context's handle */
 static _Thread_local void *current;
 
 void write_report(void) {
@@ -34,19 +34,19 @@ void write_report(void) {
         fprintf(stderr, "deepwell emulate: %s\n", dw_last_error());
 }
 
-/* As they come: the program may not live to the end. */
-void tell(void) {
+/* Prints findings at once, because the program may not exit normally. */
+void print_findings(void) {
     pthread_mutex_lock(&lock);
-    const size_t before = told;
-    for (size_t count = dw_emulator_finding_count(gpu.emulator); told < count; told++) {
+    const size_t before = printed;
+    for (size_t count = dw_emulator_finding_count(gpu.emulator); printed < count; printed++) {
         dw_finding finding;
         char text[2000];
-        if (dw_emulator_finding(gpu.emulator, told, &finding) != DW_OK) break;
+        if (dw_emulator_finding(gpu.emulator, printed, &finding) != DW_OK) break;
         dw_finding_text(&finding, text, sizeof text);
         fflush(stdout);
         fprintf(stderr, "deepwell emulate: %s\n", text);
     }
-    if (told > before) write_report();
+    if (printed > before) write_report();
     pthread_mutex_unlock(&lock);
 }
 
@@ -55,7 +55,8 @@ static void print(void *context, const char *text, size_t bytes) {
     fwrite(text, 1, bytes, stdout);
 }
 
-/* A variable of the environment; unset or empty: nothing is changed. False: it has said what is wrong. */
+/* Reads an environment variable; an unset or empty one changes nothing. Returns false after reporting an invalid
+ * value. */
 static bool read_number(const char *name, uint64_t most, uint64_t *number) {
     const char *text = getenv(name);
     char *end = NULL;
@@ -64,7 +65,7 @@ static bool read_number(const char *name, uint64_t most, uint64_t *number) {
     const uint64_t read = strtoull(text, &end, 10);
     if (*text >= '0' && *text <= '9' && !*end && !errno && read <= most)
         return *number = read, true;
-    fprintf(stderr, "deepwell emulate: %s is \"%s\": a whole number is wanted\n", name, text);
+    fprintf(stderr, "deepwell emulate: %s is \"%s\": must be a whole number\n", name, text);
     return false;
 }
 
@@ -116,17 +117,18 @@ static const struct {
     {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
-    {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "the emulator takes PTX text"},
+    {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "the emulator supports only PTX text"},
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
-     "the emulator takes PTX text, not machine code"},
-    {INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "PTX that the emulator does not take; it has said why"},
+     "the emulator supports PTX text, not machine code"},
+    {INVALID_PTX, "CUDA_ERROR_INVALID_PTX",
+     "PTX that the emulator does not support; see its message"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {ASSERT, "CUDA_ERROR_ASSERT", "device-side assert triggered"},
     {MISALIGNED_ADDRESS, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
-    {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "the emulator stopped the kernel; it has said why"},
+    {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "the emulator stopped the kernel; see its message"},
     {COOPERATIVE_TOO_LARGE, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
      "too many blocks in cooperative launch"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "not supported by the emulator"},
@@ -148,15 +150,15 @@ API int cuGetErrorString(int result, const char **text) {
     return index < 0 ? INVALID_VALUE : SUCCESS;
 }
 
-/* Tables of functions that no header has: none. NVRTC 13, once it has found a driver, calls this without a look whether
- * there is such a function. */
+/* Reports that there are no undocumented function tables. NVRTC 13, once it has found a driver, calls this function
+ * without checking that it exists. */
 API int cuGetExportTable(const void **table, const void *id) {
     (void)id;
     *table = NULL;
     return NOT_FOUND;
 }
 
-/* What the last finding is called: it has stopped the kernel. */
+/* Returns the code for the last finding, which stopped the kernel. */
 static int result_of_stop(void) {
     static const struct {
         const char *kind;
@@ -210,7 +212,7 @@ API int cuDeviceTotalMem_v2(size_t *bytes, int device) {
 }
 API int cuDeviceGetAttribute(int *value, int attribute, int device) {
     static const int values[][2] = {
-        /* CUdevice_attribute: value */
+        /* CUdevice_attribute: value. */
         {1, 1024},  {2, 1024},  {3, 1024},    {4, 64},         {5, 2147483647},  {6, 65535},
         {7, 65535}, {8, 49152}, {9, 65536},   {10, 32},        {12, 65536},      {13, 1980000},
         {20, 0},    {33, 0},    {34, 0},      {36, 2619000},   {37, 5120},       {38, 50 << 20},
@@ -220,7 +222,7 @@ API int cuDeviceGetAttribute(int *value, int attribute, int device) {
         {78, 1},    {79, 1},    {80, 1},      {83, 1},         {88, 0},          {90, 1},
         {95, 1},    {99, 1},    {106, 32},    {108, 32 << 20}, {109, 128 << 20},
     };
-    /* Of sm_120: shared memory and threads of a multiprocessor, and shared memory of a block. */
+    /* sm_120: shared memory and threads of an SM, and shared memory of a block. */
     static const int geforce[][2] = {{39, 1536}, {81, 102400}, {97, 101376}, {106, 24}};
     if (device != 0) return INVALID_DEVICE;
     *value = 0;
@@ -261,7 +263,7 @@ API int cuCtxCreate_v2(void **context, unsigned flags, int device) {
     *context = current = &the_context;
     return device == 0 ? cuInit(0) : INVALID_DEVICE;
 }
-/* As CUDA 13 has it, with parameters that change nothing here. */
+/* CUDA 13's form; its additional parameters have no effect here. */
 API int cuCtxCreate_v4(void **context, const void *parameters, unsigned flags, int device) {
     (void)parameters;
     return cuCtxCreate_v2(context, flags, device);
@@ -369,7 +371,7 @@ API int cuMemcpyDtoH_v2(void *to, address from, size_t bytes) {
     GO();
     return result_of(dw_emulator_copy_out(gpu.emulator, to, (const void *)(uintptr_t)from, bytes));
 }
-/* Where both sides are found out by their addresses. */
+/* The addresses determine the direction. */
 API int cuMemcpy(address to, address from, size_t bytes) {
     GO();
     const bool to_gpu = dw_emulator_holds(gpu.emulator, (void *)(uintptr_t)to, 1),
@@ -397,7 +399,7 @@ API int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream)
     return cuMemcpyDtoH_v2(to, from, bytes);
 }
 
-/* Elements of 1, 2 or 4 bytes. */
+/* Sets elements of 1, 2 or 4 bytes. */
 static int set_elements(address to, const void *value, size_t bytes, size_t count) {
     GO();
     if (count > SIZE_MAX / bytes) return INVALID_VALUE;

@@ -1,4 +1,4 @@
-/* The driver API's modules, kernels and their launches. */
+/* Modules, kernels and launches of the driver API. */
 #include "driver.h"
 #include "fatbin.h"
 #include <dlfcn.h>
@@ -11,11 +11,11 @@
 
 typedef struct function {
     dw_emulator_module *module;
-    int dynamic_shared; /* what was asked for; 0: nothing, and 48 KiB in all may be */
-    int large_clusters; /* of more than 8 blocks */
+    int dynamic_shared; /* the opt-in limit; 0: none was set, so 48 KiB in all are allowed */
+    int large_clusters; /* clusters of more than 8 blocks are allowed */
     struct module *owner;
     struct function *next;
-    char name[]; /* of a template, thousands of characters */
+    char name[]; /* the name of a template can have thousands of characters */
 } function;
 typedef struct module {
     dw_emulator_module *module;
@@ -35,7 +35,7 @@ static int refuse(int result, const char *format, ...) {
     return result;
 }
 
-/* PTX text, or the fat binary that nvcc makes. */
+/* Loads PTX text, or a fat binary of nvcc's. */
 static int load(module *m, const char *text, size_t bytes, const char *name) {
     const dw_status status = dw_emulator_load(gpu.emulator, text, bytes, name, &m->module);
     if (status == DW_PARSE) return refuse(INVALID_PTX, "%s", dw_last_error());
@@ -61,20 +61,20 @@ static int load_fatbin(module *m, const void *image) {
                       to, to);
     case FATBIN_OTHER:
         return refuse(NO_BINARY_FOR_GPU,
-                      "the program has PTX for %s, and none that sm_%d runs: build it with nvcc "
+                      "the program has PTX for %s, none of which sm_%d can run: build it with nvcc "
                       "-gencode arch=compute_%da,code=compute_%da, or emulate another GPU "
                       "(deepwell emulate --arch)",
                       others, to, to, to);
     default:
         return refuse(INVALID_IMAGE,
-                      "the program's device code is no fat binary that can be read: is the file "
-                      "whole?");
+                      "the program's device code is not a readable fat binary: the file may be "
+                      "damaged");
     }
 }
 
 API int cuModuleLoadData(void **made, const void *image) {
     GO();
-    /* Machine code: libraries try it first and have PTX as well; the error's text says what is wanted. */
+    /* Machine code: libraries try it first and also contain PTX. The error's text names what the emulator supports. */
     if (memcmp(image, "\177ELF", 4) == 0) return NO_BINARY_FOR_GPU;
     int result = handle(made, sizeof(module));
     if (result != SUCCESS) return result;
@@ -136,11 +136,11 @@ API int cuModuleGetFunction(void **made, void *in, const char *name) {
     return SUCCESS;
 }
 API int cuModuleGetLoadingMode(int *mode) {
-    *mode = 1; /* at once */
+    *mode = 1; /* eager loading */
     return SUCCESS;
 }
 
-/* Libraries are modules of another name, and their kernels functions. */
+/* Libraries are modules under another name, and their kernels are functions. */
 API int cuLibraryLoadData(void **made, const void *image, int *jit, void **jit_values,
                           unsigned jit_count, int *options, void **values, unsigned count) {
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
@@ -221,7 +221,7 @@ API int cuKernelGetParamInfo(void *of, size_t index, size_t *offset, size_t *byt
     return cuFuncGetParamInfo(of, index, offset, bytes);
 }
 
-/* By threads and shared memory; registers are not known here. */
+/* Considers threads and shared memory; registers are not known here. */
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *of, int threads,
                                                     size_t dynamic) {
     int most_shared = 0, own = 0, most_threads = 0, most_blocks = 0;
@@ -266,7 +266,7 @@ API int cuOccupancyMaxPotentialClusterSize(int *size, void *of, const launch_con
 
 /* ---- launches ------------------------------------------------------------------------------ */
 
-/* Arguments in one block of memory, laid out as the kernel's parameters are: where each lies. */
+/* Computes the address of each argument in one block of memory that is laid out like the kernel's parameters. */
 enum { EXTRA_END = 0, EXTRA_POINTER = 1, EXTRA_SIZE = 2, MOST_PARAMETERS = 4096 };
 static int unpack(const function *f, void **extra, void ***arguments) {
     char *block = NULL;
@@ -289,14 +289,15 @@ static int unpack(const function *f, void **extra, void ***arguments) {
     return SUCCESS;
 }
 
-/* Blocks that wait for one another must all be there. */
+/* Returns whether all blocks of a cooperative launch can be resident at once, as blocks that wait for one another
+ * must be. */
 static bool fits_at_once(const launch_config *config, void *of) {
     int multiprocessors = 0, each = 0;
     cuDeviceGetAttribute(&multiprocessors, 16, 0);
     const int result = cuOccupancyMaxActiveBlocksPerMultiprocessor(
         &each, of, (int)(config->block[0] * config->block[1] * config->block[2]),
         config->shared_bytes);
-    if (result != SUCCESS) return true; /* the launch says what is wrong */
+    if (result != SUCCESS) return true; /* the launch reports the error */
     const uint64_t blocks = (uint64_t)config->grid[0] * config->grid[1] * config->grid[2],
                    most = (uint64_t)multiprocessors * (uint64_t)each;
     if (blocks <= most) return true;
@@ -307,7 +308,7 @@ static bool fits_at_once(const launch_config *config, void *of) {
     return false;
 }
 
-/* What a GPU refuses unless it was asked for by an attribute of the kernel. */
+/* Rejects what a GPU rejects without an opt-in by an attribute of the kernel. */
 enum { CLUSTER_UNASKED = 8 };
 static int check_asked(void *of, const launch_config *config, const uint32_t cluster[3]) {
     const function *f = of;
@@ -315,11 +316,11 @@ static int check_asked(void *of, const launch_config *config, const uint32_t clu
     if (cuFuncGetAttribute(&own, 1, of) == SUCCESS &&
         config->shared_bytes > (unsigned)f->dynamic_shared &&
         (uint64_t)own + config->shared_bytes > SHARED_UNASKED) {
-        fprintf(
-            stderr,
-            "deepwell emulate: kernel %s: %u bytes of dynamic shared memory beside %d: without "
-            "cudaFuncAttributeMaxDynamicSharedMemorySize of at least that a GPU gives %d in all\n",
-            f->name, config->shared_bytes, own, SHARED_UNASKED);
+        fprintf(stderr,
+                "deepwell emulate: kernel %s: %u bytes of dynamic shared memory and %d static "
+                "ones: without "
+                "setting cudaFuncAttributeMaxDynamicSharedMemorySize a GPU allows %d in all\n",
+                f->name, config->shared_bytes, own, SHARED_UNASKED);
         return INVALID_VALUE;
     }
     const uint64_t blocks = (uint64_t)cluster[0] * cluster[1] * cluster[2];
@@ -333,8 +334,9 @@ static int check_asked(void *of, const launch_config *config, const uint32_t clu
     return SUCCESS;
 }
 
-/* A GPU groups blocks as is preferred where it has room for that, and as the launch says else: here all of a
- * launch the one way or the other, in turns. False: clusters that cannot stand for one another. */
+/* Chooses between the preferred cluster size and the regular one. A GPU uses the preferred size where it has room;
+ * here launches alternate, and all clusters of a launch have the same size. Returns false if the two sizes are not
+ * compatible. */
 static bool prefer(dw_emulator_launch_options *options, const unsigned preferred[3]) {
     static _Atomic uint64_t launches;
     uint64_t blocks = 1;
@@ -368,7 +370,7 @@ API int cuLaunchKernelEx(const launch_config *config, void *of, void **arguments
     for (int axis = 0; axis < 3; axis++)
         options.grid[axis] = config->grid[axis], options.block[axis] = config->block[axis];
     options.shared_bytes = config->shared_bytes;
-    /* Other attributes change nothing that a kernel computes: grids run one after another. */
+    /* Other attributes do not change results, because grids run one after another. */
     for (unsigned i = 0; i < config->attribute_count; i++) {
         const launch_attribute *a = &config->attributes[i];
         if (a->id == ATTRIBUTE_CLUSTER)
@@ -385,9 +387,9 @@ API int cuLaunchKernelEx(const launch_config *config, void *of, void **arguments
     dw_status status = dw_emulator_launch(f->module, f->name, &options, arguments, NULL);
     free(unpacked);
     result = result_of(status);
-    tell();
+    print_findings();
     if (status == DW_INTERNAL)
-        gpu.failed = result; /* as on a GPU, nothing goes on in this context */
+        gpu.failed = result; /* as on a GPU, the context is unusable from here on */
     return result;
 }
 API int cuLaunchCooperativeKernel(void *of, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
@@ -426,7 +428,7 @@ API int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *memory,
 
 /* ---- entry points -------------------------------------------------------------------------- */
 
-/* Names stand for their newest form that is here: "cuMemAlloc" is cuMemAlloc_v2. */
+/* A name means its newest form in this library: "cuMemAlloc" is cuMemAlloc_v2. */
 API int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
                             int *status) {
     static const char *const forms[] = {"_v2", ""};
@@ -441,7 +443,7 @@ API int cuGetProcAddress_v2(const char *name, void **function, int version, uint
         snprintf(full, sizeof full, "%s%s", name, forms[i]);
         *function = dlsym(library, full);
         if (*function && (!dladdr(*function, &found) || found.dli_fbase != own.dli_fbase))
-            *function = NULL; /* of a library behind this one */
+            *function = NULL; /* it belongs to a library behind this one */
     }
     if (library) dlclose(library);
     if (status) *status = *function ? 0 : 1;

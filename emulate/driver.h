@@ -1,5 +1,5 @@
-/* What the files of libcuda.so.1 share, and what libcudart calls of it. Prototypes and numbers are the driver API's
- * (CUDA 13), written down here.
+/* The interface shared by the files of libcuda.so.1, and the part of it that libcudart calls. Prototypes and numbers
+ * are the driver API's (CUDA 13), written down here so that no CUDA header is needed.
  */
 #ifndef DW_EMULATE_DRIVER_H
 #define DW_EMULATE_DRIVER_H
@@ -9,7 +9,7 @@
 #define API __attribute__((visibility("default")))
 typedef uint64_t address;
 
-enum { /* CUresult; the runtime's numbers are the same but for those that say so */
+enum { /* CUresult. The runtime's numbers are the same except for those in runtime.h. */
        SUCCESS = 0,
        INVALID_VALUE = 1,
        OUT_OF_MEMORY = 2,
@@ -40,7 +40,8 @@ typedef struct launch_attribute {
     } value;
 } launch_attribute;
 enum { ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_CLUSTER = 4, ATTRIBUTE_PREFERRED_CLUSTER = 11 };
-enum { SHARED_UNASKED = 48 << 10 }; /* bytes of a block that need not be asked for */
+/* Shared memory that a block gets without an opt-in, in bytes. */
+enum { SHARED_UNASKED = 48 << 10 };
 typedef struct launch_config {
     unsigned grid[3], block[3], shared_bytes;
     void *stream;
@@ -53,18 +54,18 @@ typedef struct launch_config {
 typedef struct emulated_gpu {
     dw_emulator *emulator;
     int capability; /* 90 */
-    int failed;     /* what every call gives after a kernel was stopped */
+    int failed;     /* returned by every call after a kernel was stopped */
     uint64_t seed;
 } emulated_gpu;
 extern emulated_gpu gpu;
 
-/* What a failure of ours is to the caller; the reason is printed, since the driver's codes cannot hold it. */
+/* Converts a status to a driver code and prints the message, because driver codes cannot carry it. */
 int result_of(dw_status status);
-/* Prints the findings that have not been printed, writes them to the report. */
-void tell(void);
-/* The file of findings, as it stands: the program may not live to the end. */
+/* Prints the findings that have not been printed and writes them to the report. */
+void print_findings(void);
+/* Writes the file of findings at once, because the program may not exit normally. */
 void write_report(void);
-/* Zeroed memory of the host's, as a handle. */
+/* Allocates zeroed host memory as a handle. */
 int handle(void **made, size_t bytes);
 
 #define GO()                                                                                       \
@@ -73,7 +74,7 @@ int handle(void **made, size_t bytes);
         if (gpu.failed) return gpu.failed;                                                         \
     } while (0)
 
-/* ---- what libcudart calls ------------------------------------------------------------------ */
+/* ---- called by libcudart ------------------------------------------------------------------- */
 
 API int cuInit(unsigned flags);
 API int cuGetErrorName(int result, const char **name);

@@ -9,12 +9,12 @@
 #define CONTAINER_MARK 0xBA55ED50u
 #define WRAPPER_MARK 0x466243B1u
 #define PTX_KIND 1
-#define COMPRESSED 0xA000u /* flags: by LZ4, by Zstandard */
+#define COMPRESSED 0xA000u /* flags: compressed by LZ4, by Zstandard */
 
 typedef struct container {
     uint32_t mark;
     uint16_t version, header_bytes;
-    uint64_t bytes; /* of what follows */
+    uint64_t bytes; /* bytes after the header */
 } container;
 typedef struct wrapper {
     uint32_t mark, version;
@@ -24,9 +24,9 @@ typedef struct wrapper {
 typedef struct entry {
     uint16_t kind, version;
     uint32_t header_bytes;
-    uint64_t bytes; /* of the image, with its padding */
+    uint64_t bytes; /* bytes of the image, with its padding */
     uint32_t packed_bytes, options;
-    uint16_t minor, major; /* of the PTX ISA */
+    uint16_t minor, major; /* version of the PTX ISA */
     uint32_t architecture;
     uint32_t name, name_bytes;
     uint64_t flags;
@@ -48,7 +48,7 @@ int fatbin_rank(const char *target, int capability) {
     return number <= capability ? (int)number : 0;
 }
 
-/* The word behind .target. */
+/* Copies the word after .target. */
 static void target_of(const char *text, size_t bytes, char *target, size_t room) {
     static const char mark[] = ".target";
     *target = '\0';
@@ -66,8 +66,8 @@ static void target_of(const char *text, size_t bytes, char *target, size_t room)
     }
 }
 
-/* Bytes from here to the end of what the program or a library has loaded here; SIZE_MAX: it is memory of
- * another kind. */
+/* Returns the bytes from here to the end of the segment that the program or a library has loaded here; SIZE_MAX for
+ * other memory. */
 typedef struct loaded {
     uintptr_t at;
     size_t left;
@@ -106,7 +106,7 @@ fatbin_result fatbin_find(const void *image, int capability, const char **text, 
     }
     memcpy(&head, image, sizeof head);
     if (head.mark != CONTAINER_MARK || head.header_bytes < sizeof head) return FATBIN_BROKEN;
-    /* A file that is damaged may say anything. */
+    /* A damaged file may contain any values. */
     const size_t room = loaded_from(image);
     if (head.header_bytes > room || head.bytes > room - head.header_bytes) return FATBIN_BROKEN;
     const unsigned char *at = (const unsigned char *)image + head.header_bytes;

@@ -1,4 +1,4 @@
-/* libcudart as an emulated GPU has it: its one device, errors, streams, events, entry points. */
+/* The device part of an emulated GPU's libcudart: the one device, errors, streams, events, entry points. */
 #include "runtime.h"
 #include <stddef.h>
 #include <stdio.h>
@@ -38,7 +38,7 @@ static const struct {
     {INVALID_IMAGE, "cudaErrorInvalidKernelImage", "device kernel image is invalid"},
     {NO_BINARY_FOR_GPU, "cudaErrorNoKernelImageForDevice",
      "no kernel image is available for execution on the device"},
-    {INVALID_PTX, "cudaErrorInvalidPtx", "PTX that the emulator does not take; it has said why"},
+    {INVALID_PTX, "cudaErrorInvalidPtx", "PTX that the emulator does not support; see its message"},
     {INVALID_HANDLE, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {NOT_FOUND, "cudaErrorSymbolNotFound", "named symbol not found"},
     {ILLEGAL_ADDRESS, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
@@ -116,7 +116,7 @@ API int cudaDeviceGetPCIBusId(char *text, int bytes, int device) {
     snprintf(text, (size_t)bytes, "0000:00:00.0");
     return SUCCESS;
 }
-/* Nothing is limited: stacks, the heap and printf's buffer grow as they are used. */
+/* Limits have no effect: stacks, the heap and printf's buffer grow on demand. */
 static size_t limits[8] = {1024, 1 << 20, 8 << 20};
 API int cudaDeviceSetLimit(int limit, size_t value) {
     if (limit < 0 || limit >= 8) return keep(INVALID_VALUE);
@@ -148,7 +148,7 @@ API int cudaCtxResetPersistingL2Cache(void) { return SUCCESS; }
 API int cudaProfilerStart(void) { return SUCCESS; }
 API int cudaProfilerStop(void) { return SUCCESS; }
 
-/* cudaDeviceProp. Members that the emulated GPU has are set, the others are 0. */
+/* cudaDeviceProp. Members that the emulated GPU does not have are 0. */
 typedef struct properties {
     char name[256], uuid[16], luid[8];
     unsigned luid_mask;
@@ -250,7 +250,7 @@ API int cudaGetDeviceProperties(properties *p, int device) {
 #if CUDART_MAJOR == 12
 ALSO(cudaGetDeviceProperties, _v2, properties *, int);
 #endif
-/* As the toolkits' headers have it. */
+/* Sizes from the toolkits' headers. */
 #if CUDART_MAJOR == 12
 _Static_assert(sizeof(properties) == 1032 && offsetof(properties, clusters) == 772,
                "cudaDeviceProp of CUDA 12");
@@ -365,7 +365,7 @@ API int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long
 }
 ALSO(cudaGetDriverEntryPoint, _ptsz, const char *, void **, unsigned long long, int *);
 
-/* What a texture's or an array's element is: the answer, which needs neither, is given in memory of the caller's. */
+/* The element format of textures and arrays, which are not emulated; only this description works. */
 typedef struct channels {
     int bits[4], kind;
 } channels;

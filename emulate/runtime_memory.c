@@ -1,4 +1,4 @@
-/* The runtime's memory: what cudaMalloc and its kin give, copies, symbols. */
+/* The runtime's memory: allocation, copies, symbols. */
 #include "runtime.h"
 #include <string.h>
 
@@ -17,7 +17,7 @@ API int cudaMallocAsync(void **memory, size_t bytes, void *stream) {
     return cudaMalloc(memory, bytes);
 }
 ALSO(cudaMallocAsync, _ptsz, void **, size_t, void *);
-/* Rows begin at multiples of 512 bytes. */
+/* Rows start at multiples of 512 bytes. */
 API int cudaMallocPitch(void **memory, size_t *pitch, size_t width, size_t height) {
     *pitch = (width + 511) / 512 * 512;
     if (height > 0 && *pitch > SIZE_MAX / height) return keep(OUT_OF_MEMORY);
@@ -54,7 +54,7 @@ API int cudaMemGetInfo(size_t *available, size_t *total) {
     return keep(cuMemGetInfo_v2(available, total));
 }
 
-/* One memory serves both sides. */
+/* Host and device share one memory. */
 API int cudaMemPrefetchAsync(const void *memory) {
     (void)memory;
     return SUCCESS;

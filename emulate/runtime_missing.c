@@ -1,4 +1,6 @@
-/* Calls of the runtime that are not emulated: a program that uses one starts, and is told when it calls it. */
+/* Functions of the runtime that are not emulated. They exist so that programs that refer to them start; a call fails
+ * with a message.
+ */
 #include "runtime.h"
 #include <stdio.h>
 

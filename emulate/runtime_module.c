@@ -1,4 +1,4 @@
-/* What nvcc's host code registers, and launches. */
+/* Device code that nvcc's host code registers, and launches of it. */
 #include "runtime.h"
 #include <pthread.h>
 #include <stdio.h>
@@ -7,19 +7,19 @@
 
 /* ---- registration -------------------------------------------------------------------------- */
 
-/* A host function or variable that stands for one of the device. */
+/* A host function or variable that represents one of the device. */
 typedef struct named {
     const void *host;
     const char *name;
-    void **managed; /* of a __managed__ variable: gets its address */
-    void *kernel;   /* once found */
+    void **managed; /* for a __managed__ variable: receives its address */
+    void *kernel;   /* set once found */
     bool variable;
     struct named *next;
 } named;
 typedef struct binary {
     const void *image;
-    void *module; /* once loaded */
-    int failure;  /* of loading it: said once */
+    void *module; /* set once loaded */
+    int failure;  /* result of loading it; reported once */
     named *all;
     struct binary *next;
 } binary;
@@ -30,8 +30,8 @@ static binary *binaries;
 API void **__cudaRegisterFatBinary(void *image) {
     binary *made = calloc(1, sizeof *made);
     if (!made) {
-        fprintf(stderr, "deepwell emulate: no memory for the program's device code\n");
-        abort(); /* the caller cannot be told */
+        fprintf(stderr, "deepwell emulate: out of memory for the program's device code\n");
+        abort(); /* the caller has no way to receive an error */
     }
     made->image = image;
     pthread_mutex_lock(&lock);
@@ -64,7 +64,7 @@ static void add(void **of, const void *host, const char *name, void **managed, b
     binary *b = (binary *)of;
     named *made = calloc(1, sizeof *made);
     if (!made) {
-        fprintf(stderr, "deepwell emulate: no memory for the program's device code\n");
+        fprintf(stderr, "deepwell emulate: out of memory for the program's device code\n");
         abort();
     }
     *made = (named){.host = host, .name = name, .managed = managed, .variable = variable};
@@ -93,7 +93,7 @@ API void __cudaRegisterHostVar(void **of, const char *name, void *host, size_t b
     (void)of, (void)name, (void)host, (void)bytes;
 }
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static int load(binary *b) {
     if (b->module || b->failure) return b->failure;
     b->failure = cuModuleLoadData(&b->module, b->image);
@@ -104,7 +104,7 @@ static int load(binary *b) {
     }
     return b->failure;
 }
-/* Before a __managed__ variable is used by the host. */
+/* Called before the host uses a __managed__ variable. */
 API char __cudaInitModule(void **of) {
     pthread_mutex_lock(&lock);
     int result = load((binary *)of);
@@ -158,7 +158,8 @@ enum { DEEPEST = 64 };
 static _Thread_local configuration pushed[DEEPEST];
 static _Thread_local int depth;
 
-/* name<<<grid, block, shared, stream>>>: pushed before the arguments are worked out, taken by the stub. */
+/* name<<<grid, block, shared, stream>>>: the compiler's code pushes the configuration before it evaluates the
+ * arguments; the stub pops it. */
 API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes, void *stream) {
     if (depth == DEEPEST) return (unsigned)keep(INVALID_CONFIGURATION);
     pushed[depth++] = (configuration){grid, block, shared_bytes, stream};
@@ -172,7 +173,7 @@ API int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared_bytes
     return SUCCESS;
 }
 
-/* Shapes that no GPU takes have a number of their own; what is wrong with the right ones is a value. */
+/* Launch shapes that no GPU supports have their own error; other invalid values are INVALID_VALUE. */
 static int launch(const void *host, const launch_config *config, void **arguments) {
     void *kernel;
     int result = find_kernel(host, &kernel), own = 0;
