@@ -1,15 +1,16 @@
-/* Tiles and memory of the attention backward on sm_90a: plain C, read by the host launcher and by device code. */
+/* Tiles and memory of the attention backward kernels on sm_90a. Plain C, read by the host launcher and by device
+ * code.
+ */
 #ifndef DW_ATTENTION_BACKWARD_LAYOUT_H
 #define DW_ATTENTION_BACKWARD_LAYOUT_H
 
-/* X(head_dim, windowed, tile_m, tile_n, stages_q, stages_do, consumers, serial_rows): windowed 1 where a mask
- * limits what rows see. A block of threads keeps tile_n keys and goes through the queries tile_m at a time,
- * with stages_q and stages_do of those tiles under way. Registers bound the tiles: up to head dimension 128 a
- * thread holds head_dim sums of dK and dV, tile_m scores and as many derivatives of them (halves of both);
- * beyond, tile_n * head_dim / (64 * consumers) sums.
+/* X(head_dim, windowed, tile_m, tile_n, stages_q, stages_do, consumers, serial_rows). windowed is 1 if a mask limits
+ * the keys that a query sees. A thread block keeps tile_n keys and iterates over the queries tile_m at a time, with
+ * stages_q and stages_do of those tiles in flight. Registers bound the tiles: up to head dimension 128 a thread holds
+ * head_dim accumulators of dK and dV, tile_m scores and as many of their derivatives (halves of both); above 128 it
+ * holds tile_n * head_dim / (64 * consumers) accumulators.
  *
- * Up to serial_rows queries for each head of keys, SERIAL was the faster on an H200 where there are heads
- * enough. */
+ * For up to serial_rows queries per key-value head, SERIAL was faster on an H200 if there are enough heads. */
 #define DW_SM90_BACKWARD_TILES(X)                                                                  \
     X(64, 0, 128, 128, 2, 2, 2, 512)                                                               \
     X(64, 1, 128, 128, 2, 2, 2, 1024)                                                              \
@@ -22,15 +23,15 @@
     X(256, 0, 64, 80, 2, 1, 2, 0)                                                                  \
     X(256, 1, 64, 80, 2, 1, 2, 0)
 
-/* Columns of a tile in shared memory and in the sums of dQ. */
+/* Columns of a tile in shared memory and in the dQ accumulators. */
 #define DW_BACKWARD_COLUMNS(head_dim) (((head_dim) + 63) / 64 * 64)
 
-/* What is kept of P and dS, twice: up to head dimension 128 dS alone, beyond both. */
+/* Bytes for two buffers of scores: dS up to head dimension 128, P and dS above. */
 #define DW_BACKWARD_SCORES(head_dim, tile_m, tile_n)                                               \
     (2 * ((head_dim) <= 128 ? (tile_m) * (tile_n)*2 : 2 * (tile_n)*128))
 
-/* What is kept of a tile's queries, in numbers of FP32: of each the scaled LSE, of each delta, whether one of
- * the LSEs is large (and nothing, to a multiple of 16 bytes). */
+/* F32 numbers that are kept for the queries of a tile: the scaled LSE of each, the delta of each, and a flag for
+ * large LSEs (padded to a multiple of 16 bytes). */
 #define DW_BACKWARD_STATISTICS(tile_m) (2 * (tile_m) + 4)
 
 /* Dynamic shared memory of the main kernel in bytes: alignment, tiles of K and V, Q, dO, scores, statistics of the

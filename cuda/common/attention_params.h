@@ -1,8 +1,8 @@
-/* What attention kernels are launched with: plain C, read by the host launcher and by device code alike. */
+/* Launch parameters of the attention kernels. Plain C, read by the host launcher and by device code. */
 #ifndef DW_ATTENTION_PARAMS_H
 #define DW_ATTENTION_PARAMS_H
 
-/* An element's place: row * row_stride + head * head_stride + batch * batch_stride, in elements. */
+/* The offset of an element is row * row_stride + head * head_stride + batch * batch_stride, in elements. */
 typedef struct dw_strided {
     void *data;
     long long batch, head, row;
@@ -11,27 +11,28 @@ typedef struct dw_strided {
 typedef struct dw_attention_params {
     int batch, heads_q, heads_kv, group; /* group = heads_q / heads_kv */
     int rows_q, rows_k;                  /* packed: of the longest sequence */
-    int head_dim;                     /* as stored; HEAD_DIM is what the kernel was compiled for */
-    const int *offsets_q, *offsets_k; /* NULL: not packed */
+    int head_dim;                        /* as stored; HEAD_DIM is the variant's */
+    const int *offsets_q, *offsets_k;    /* NULL: not packed */
     long long total_q;
 
     float scale;      /* of the scores */
     float scale_log2; /* scale * log2(e); with a soft cap: softcap * log2(e) */
-    float cap_scale;  /* scale / softcap, what goes into tanh; 0 without a soft cap */
+    float cap_scale;  /* scale / softcap, the factor before tanh; 0 without a soft cap */
     int window_left,
-        window_right; /* clamped to what the rows can need: never negative, at most 2^30 */
+        /* Clamped to the range that the rows can need: never negative, at most 2^30. */
+        window_right;
     int bottom_right;
 
     float dropout, keep_scale; /* keep_scale = 1 / (1 - dropout) */
-    unsigned keep_threshold;   /* kept where (word >> 8) >= keep_threshold */
+    unsigned keep_threshold;   /* an element is kept if (word >> 8) >= keep_threshold */
     long long seed, seed_offset;
     const long long *seed_memory;
 
     dw_strided q, k, v, o, d_o, dq, dk, dv;
     float *lse;    /* [batch, heads_q, rows_q] or [heads_q, total_q] */
     float *delta;  /* backward: row sums of dO * O; see attention_backward.cu */
-    float *dq_sum; /* backward: F32 sums of dQ */
-    int *turn;     /* backward, deterministic: whose turn it is to add to dq_sum */
+    float *dq_sum; /* backward: F32 accumulators of dQ */
+    int *turn;     /* backward, deterministic: the turn to add to dq_sum */
     int tiles;     /* work items of the grid */
 } dw_attention_params;
 

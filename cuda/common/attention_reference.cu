@@ -1,13 +1,14 @@
-// Attention as its definition reads, in F32, one warp per row: what the fast kernels are held against on a GPU that
-// is new to them. Runs on any GPU, with any number of blocks and any multiple of 32 threads; no workspace, no
-// atomics, every argument of dw_attention_params honoured. Head dimensions up to 256. ELEMENT: 0 BF16, 1 F16.
+// Attention by its definition, in F32, one warp per row. The first-use check compares the fast kernels with it. It
+// runs on any GPU with any number of thread blocks and any multiple of 32 threads, needs no workspace and no atomics,
+// and supports every field of dw_attention_params. Head dimensions up to 256. ELEMENT: 0 BF16, 1 F16.
 //
-// Scores are computed for each use anew: backward takes the dot products of a pair of rows up to three times.
+// The bargain: nothing is stored, so each score is recomputed for each use, and backward computes the dot products of
+// a pair of rows up to three times.
 #include "attention_params.h"
-#include "sm90.cuh" // its types and conversions, nothing of that architecture's own
+#include "sm90.cuh" // for its types and conversions; nothing specific to that architecture
 #include "philox.cuh"
 
-#define PER_LANE 8 // columns of a row that a lane has: lane, lane + 32, ...
+#define PER_LANE 8 // Columns of a row that a lane holds: lane, lane + 32, ...
 
 static __device__ float load_element(const dw_strided &t, long long at) {
     return element_low(((const uint16 *)t.data)[at]);
@@ -17,9 +18,9 @@ static __device__ void store_element(const dw_strided &t, long long at, float va
     ((uint16 *)t.data)[at] = (uint16)pack_elements(value, 0.f);
 }
 
-// A sequence of the batch: where its rows begin and how many there are.
+// A sequence of the batch: its first rows and its lengths.
 struct sequence {
-    long long batch; // what the batch's stride is multiplied with: packed rows have none
+    long long batch; // factor of the batch stride: 0 for packed rows
     long long first_q, first_k;
     int rows_q, rows_k;
 };
@@ -89,7 +90,7 @@ static __device__ float score(const dw_attention_params &p, float qk, float *slo
     return softcap * t;
 }
 
-// 1 / (1 - dropout) where the probability stays, 0 where it is dropped.
+// Returns 1 / (1 - dropout) if the probability is kept, 0 if it is dropped.
 static __device__ float kept(const dw_attention_params &p, int batch, int head, int i, int j) {
     if (p.dropout == 0.f) return 1.f;
     uint64 index = (((uint64)batch * p.heads_q + head) * p.rows_q + i) * p.rows_k + j;
@@ -129,7 +130,7 @@ extern "C" __global__ void reference_attention_forward(const __grid_constant__ d
     }
 }
 
-// P and dS of one pair of rows, given what backward knows of query row i.
+// Computes P and dS of a pair of rows from the statistics of query row i.
 static __device__ void pair(const dw_attention_params &p, float qk, float dp, float lse, float delta, float keep,
                             float *probability, float *ds) {
     float slope, e = expf(score(p, qk, &slope) - lse);
@@ -137,7 +138,7 @@ static __device__ void pair(const dw_attention_params &p, float qk, float dp, fl
     *ds = e * (dp * keep - delta) * slope;
 }
 
-// Items: first the rows of dQ, then those of dK and dV. Reads o and lse as forward left them.
+// Work items: first the rows of dQ, then those of dK and dV. Reads O and LSE as forward stored them.
 extern "C" __global__ void reference_attention_backward(const __grid_constant__ dw_attention_params p) {
     long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     long long warps = (long long)gridDim.x * blockDim.x / 32;

@@ -1,5 +1,5 @@
-// Which tiles of attention forward a block of threads takes, and which keys they see. Defines: TILE_M, TILE_N, WINDOW,
-// PACKED.
+// Assigns tiles of attention forward to thread blocks and computes the keys that a tile sees. Defines: TILE_M,
+// TILE_N, WINDOW, PACKED.
 #ifndef DW_ATTENTION_SCHEDULE_CUH
 #define DW_ATTENTION_SCHEDULE_CUH
 
@@ -7,11 +7,11 @@
 #include "sm90.cuh"
 
 typedef struct tile {
-    int batch, head, first_row;  // in its sequence
-    int rows_q, rows_k;          // of the sequence
-    int start_q, start_k;        // packed: where it begins
-    int diagonal;                // row i sees the keys around i + diagonal
-    int begin, end;              // blocks of TILE_N keys that some row of the tile sees
+    int batch, head, first_row;  // first row in the sequence
+    int rows_q, rows_k;          // rows of the sequence
+    int start_q, start_k;        // packed: first row of the sequence
+    int diagonal;                // row i sees keys around i + diagonal
+    int begin, end;              // blocks of TILE_N keys that at least one row of the tile sees
 } tile;
 
 // Blocks of TILE_N keys: begin <= n < end.
@@ -19,7 +19,7 @@ typedef struct key_blocks {
     int begin, end;
 } key_blocks;
 
-// Those of which some row from first_row to last_row sees some key.
+// Returns the blocks of which at least one row from first_row to last_row sees a key.
 DEVICE key_blocks visible_blocks(const dw_attention_params &p, const tile &t, int first_row, int last_row) {
     int last_key = t.rows_k - 1, first_key = 0;
 #if WINDOW
@@ -30,13 +30,13 @@ DEVICE key_blocks visible_blocks(const dw_attention_params &p, const tile &t, in
     return {begin, last_key < first_key ? begin : last_key / TILE_N + 1};
 }
 
-// The work of this block of threads: `round` counts up, and `next_tile` says what the tile is (false: nothing) until
-// `is_over`. Tiles of one head lie side by side, so that its keys are read from the cache.
+// The work of this thread block. `round` counts up; next_tile computes the tile of a round (false: there is none)
+// until is_over. Tiles of one head are adjacent, so that its keys are read from the cache.
 //
-// With a window tiles differ: the last rows of a causal head see all keys, the first ones few. Where there is more
-// than one tile for each block of threads, a block takes them in pairs, j from the end of a head with j from the
-// beginning of the next head: pairs are alike, and so are the shares of all blocks. An odd head out is paired with
-// itself.
+// With a window, tiles differ in work: the last rows of a causal head see all keys, the first ones few. If there is
+// more than one tile per thread block, a block takes tiles in pairs: tile j from the end of a head and tile j from
+// the start of the next head. All pairs have the same work, so all blocks have equal shares. An odd last head is
+// paired with itself.
 DEVICE int tile_blocks(const dw_attention_params &p) { return (p.rows_q + TILE_M - 1) / TILE_M; }
 
 DEVICE bool is_paired(const dw_attention_params &p) { return WINDOW && p.tiles > (int)gridDim.x; }
@@ -57,7 +57,8 @@ DEVICE bool next_tile(const dw_attention_params &p, int round, tile &t) {
         m = pair - head * blocks;
         head *= 2;
         bool alone = head == p.batch * p.heads_q - 1;
-        if (second && alone && 2 * m == blocks - 1) return false; // in the middle: a pair of one
+        // The middle tile of an odd head forms a pair alone.
+        if (second && alone && 2 * m == blocks - 1) return false;
         if (!second) m = blocks - 1 - m;
         else if (!alone) head++;
     } else {

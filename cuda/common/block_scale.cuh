@@ -1,5 +1,5 @@
-// Scales and codes of the block formats, to the bit those of dw_block_quantize (deepwell/number.h), whose rules these
-// are. A scheme is a number of quantize_params.h.
+// Scales and codes of the block formats, bit-identical to dw_block_quantize (deepwell/number.h), which defines the
+// rules. A scheme is a number of quantize_params.h.
 #ifndef DW_BLOCK_SCALE_CUH
 #define DW_BLOCK_SCALE_CUH
 
@@ -13,20 +13,20 @@ DEVICE constexpr bool is_nvfp4(int scheme) { return scheme == DW_QUANTIZE_NVFP4;
 DEVICE constexpr bool is_fp4(int scheme) { return scheme == DW_QUANTIZE_NVFP4 || scheme == DW_QUANTIZE_MXFP4; }
 DEVICE constexpr int block_of(int scheme) { return is_nvfp4(scheme) ? 16 : 32; }
 
-// The largest number of the elements' format, as F32: 6, 448, 57344.
+// Returns the largest number of the elements' format, as the bits of an F32: 6, 448 or 57344.
 DEVICE constexpr uint32 largest_bits(int scheme) {
     return is_fp4(scheme) ? 0x40c00000u : scheme == DW_QUANTIZE_MXFP8_E4M3 ? 0x43e00000u : 0x47600000u;
 }
 
 // ---- scales -----------------------------------------------------------------------------------------------
 
-// A block's scale, and what its elements are multiplied by: NaN where all its codes are to be those of a NaN.
+// A block's scale and the factor of its elements; the factor is NaN if all codes must be NaN.
 typedef struct block_scale {
     uint32 code;
     float factor;
 } block_scale;
 
-// E8M0, of the bits of the block's largest magnitude; any NaN is greater than infinity.
+// E8M0 scale from the bits of the block's largest magnitude. Any NaN is greater than infinity.
 template <int S, int R> DEVICE block_scale e8m0_scale(uint32 most) {
     constexpr uint32 fraction = 0x7fffffu, largest = largest_bits(S);
     constexpr int exponent = (int)(largest >> 23) - 127;
@@ -43,14 +43,14 @@ template <int S, int R> DEVICE block_scale e8m0_scale(uint32 most) {
     return {(uint32)code, factor};
 }
 
-// The codes of two numbers, `low` in the lower byte; E4M3.
+// Returns the E4M3 codes of two numbers, `low` in the lower byte.
 DEVICE uint32 e4m3_pair(float low, float high) {
     uint16 pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
-// A code of E4M3 as a number.
+// Converts an E4M3 code to a number.
 DEVICE float e4m3_value(uint32 code) {
     uint32 halves;
     float value;
@@ -59,7 +59,7 @@ DEVICE float e4m3_value(uint32 code) {
     return value;
 }
 
-// E4M3, with the tensor's scale and its inverse.
+// E4M3 scale from the block's largest magnitude, the tensor's scale and its inverse.
 DEVICE block_scale nvfp4_scale(uint32 most, float tensor_scale, float inverse) {
     uint32 code = e4m3_pair(__uint_as_float(most) / 6.f / tensor_scale, 0.f) & 0xff;
     float factor = fminf(inverse / e4m3_value(code), 3.402823466e38f);
@@ -68,7 +68,7 @@ DEVICE block_scale nvfp4_scale(uint32 most, float tensor_scale, float inverse) {
     return {code, factor};
 }
 
-// dw_nvfp4_tensor_scale
+// Computes dw_nvfp4_tensor_scale.
 DEVICE float nvfp4_tensor_scale(float amax) {
     if (!(amax > 0.f) || amax >= INFINITY_F) return 1.f;
     return fmaxf(amax / (448.f * 6.f), 1.175494351e-38f);
@@ -76,20 +76,20 @@ DEVICE float nvfp4_tensor_scale(float amax) {
 
 // ---- codes ------------------------------------------------------------------------------------------------
 
-// Words that the codes of eight elements take.
+// Returns the number of words that the codes of eight elements take.
 DEVICE constexpr int code_words(int scheme) { return is_fp4(scheme) ? 1 : 2; }
 
-// Hopper has no conversion to E2M1. To a magnitude is added the power of two whose unit in the last place is what
-// neighbours are apart, so that it is rounded and its low bits count them.
+// Converts to E2M1, for which Hopper has no instruction. Adds the power of two whose unit in the last place is the
+// distance of neighbouring codes, so that the sum is rounded to a code and its low bits hold the code's number.
 DEVICE uint32 e2m1_code(float x) {
     uint32 bits = __float_as_uint(x), magnitude = min(bits & 0x7fffffffu, 0x40c00000u);
-    uint32 binade = max(magnitude & INFINITE_BITS, 0x3f800000u); // below 1 they are as far apart as above
+    uint32 binade = max(magnitude & INFINITE_BITS, 0x3f800000u); // below 1 the codes are as far apart as above
     uint32 sum = __float_as_uint(__uint_as_float(magnitude) + __uint_as_float(binade + (22u << 23)));
     uint32 code = (sum + ((binade - 0x3f800000u) >> 22)) & 7;
     return x == x ? code | (bits >> 28 & 8) : 7;
 }
 
-// Eight numbers, each to the nearest code, at most the largest; the first in the lowest bits.
+// Converts eight numbers to their nearest codes, saturated; the first is in the lowest bits.
 template <int S> DEVICE void encode_eight(const float *x, uint32 *words) {
     if constexpr (S == DW_QUANTIZE_MXFP8_E4M3) {
         words[0] = e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16;

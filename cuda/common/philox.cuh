@@ -1,5 +1,5 @@
-// Philox4x32-10 as src/number/philox.h defines it, stream 0: the dropout mask is a function of (seed, offset, element),
-// so that the backward makes again what the forward dropped.
+// Philox4x32-10 as in src/number/philox.h, stream 0. The dropout mask is a function of (seed, offset, element), so
+// backward recomputes the mask of forward.
 #ifndef DW_PHILOX_CUH
 #define DW_PHILOX_CUH
 
@@ -15,7 +15,7 @@ DEVICE philox_key philox_key_of(const dw_attention_params &p) {
     return {(uint32)seed, (uint32)(seed >> 32), (uint32)offset, (uint32)(offset >> 32)};
 }
 
-// Four words: of the elements 4 * block .. 4 * block + 3.
+// Returns the four words of elements 4 * block .. 4 * block + 3.
 DEVICE uint4 philox(philox_key key, uint64 block) {
     uint4 x = make_uint4((uint32)block, (uint32)(block >> 32) << 20, key.offset0, key.offset1);
     uint32 key0 = key.key0, key1 = key.key1;
@@ -35,7 +35,7 @@ DEVICE uint32 philox_word(uint4 words, int index) {
     return index & 2 ? high : low;
 }
 
-// Bit 0: `element` is kept; bit 1: the one after.
+// Bit 0: `element` is kept; bit 1: the next element is kept.
 DEVICE uint32 philox_keeps_pair(philox_key key, uint64 element, uint32 threshold) {
     uint4 words = philox(key, element >> 2);
     int index = (int)(element & 3);

@@ -1,13 +1,13 @@
-// Matrix product and epilogue as their definition reads, one thread for each element of D, sums in F64: what runs where
-// a fast kernel has been found to differ. Any GPU, any number of blocks, every argument of dw_product_params honoured.
-// ELEMENT: 0 BF16, 1 F16. OUTPUT: 0 as the elements, 1 F32.
+// GEMM and epilogue by their definition, one thread for each element of D, accumulators in F64. It runs if the
+// first-use check has found a fast kernel to differ. Any GPU, any number of thread blocks, every field of
+// dw_product_params. ELEMENT: 0 BF16, 1 F16. OUTPUT: 0 as ELEMENT, 1 F32.
 #include "product_params.h"
 #include "sm100/gemm_params.h"
-#include "sm90.cuh" // its types and conversions, nothing of that architecture's own
+#include "sm90.cuh" // for its types and conversions; nothing specific to that architecture
 
 static __device__ float element_at(const void *from, long long at) { return element_low(((const uint16 *)from)[at]); }
 
-// alpha A B^T + bias, of row `of_b` of B.
+// Returns alpha A B^T + bias for row `of_b` of B.
 static __device__ float scaled_sum(const dw_product_params &p, long long row, long long of_b) {
     double sum = 0.0;
     for (long long i = 0; i < p.k; i++)

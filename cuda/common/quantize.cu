@@ -1,14 +1,15 @@
-// A matrix of BF16, F16 or F32 to codes and block scales, along its rows, along its columns, or both with one pass
-// over it; to the bit what dw_block_quantize and dw_scales_swizzle make of it.
+// Quantizes a matrix of BF16, F16 or F32 to codes and block scales, along its rows, along its columns, or along both
+// in one pass. The result is bit-identical to dw_block_quantize and dw_scales_swizzle.
 //
-// A block of threads has a tile of 128 x 128, a warp 32 x 64 of it, a lane 8 rows of 8 columns: magnitudes are compared
-// within the lane, then with lanes beside it (along rows) or below it (along columns). Codes and scales meet in shared
-// memory, so that whole lines leave from there. A tile's scales are whole tiles of 128 x 4 of their own.
+// A thread block processes a tile of 128 x 128, a warp 32 x 64 of it, a lane 8 rows of 8 columns. Magnitudes are
+// compared within the lane, then with adjacent lanes (along rows) or with lanes below (along columns). Codes and
+// scales are gathered in shared memory, so that whole cache lines are stored. The scales of a tile are whole scale
+// tiles of 128 x 4.
 //
-// Defines: INPUT, SCHEME, RULE (quantize_params.h; RULE is not read with NVFP4), ROWS, COLUMNS: the directions, SQUARE:
-// a scale belongs to as many rows as columns.
+// Defines: INPUT, SCHEME, RULE (quantize_params.h; unused with NVFP4), ROWS, COLUMNS (the directions), SQUARE (a
+// scale covers as many rows as columns).
 //
-// Bytes of an element, both directions of MXFP8 from BF16: 2 read, 2 + 2/32 written.
+// Traffic per element for both directions of MXFP8 from BF16: 2 bytes read, 2 + 2/32 written.
 
 #define ELEMENT (INPUT == DW_QUANTIZE_F16)
 #include "block_scale.cuh"
@@ -18,20 +19,20 @@
 
 #define TILE DW_QUANTIZE_TILE
 #define PIECE 8                                 // rows and columns of a lane
-#define WORDS (INPUT == DW_QUANTIZE_F32 ? 8 : 4) // of eight elements
+#define WORDS (INPUT == DW_QUANTIZE_F32 ? 8 : 4) // words of eight elements
 #define BLOCK (block_of(SCHEME))
 #define NEIGHBOURS (BLOCK / PIECE) // lanes that share a block
-#define SHARE (PIECE / NEIGHBOURS) // lines of a lane's eight whose scales it finds
+#define SHARE (PIECE / NEIGHBOURS) // lines, of a lane's eight, whose scales the lane computes
 #define LINE (is_fp4(SCHEME) ? TILE / 2 : TILE) // bytes of a tile's row of codes
 #define SCALE_BYTES (TILE * TILE / BLOCK)
 
 typedef struct piece {
-    uint32 words[PIECE][WORDS]; // a row each
+    uint32 words[PIECE][WORDS]; // one row each
 } piece;
 
 // ---- loads --------------------------------------------------------------------------------------------------
 
-// Eight elements of a row, 16-byte aligned.
+// Loads eight elements of a row, 16-byte aligned.
 DEVICE void load_eight(const uint8 *from, uint32 *words) {
 #pragma unroll
     for (int i = 0; i < WORDS; i += 4) {
@@ -40,7 +41,7 @@ DEVICE void load_eight(const uint8 *from, uint32 *words) {
     }
 }
 
-// As many of them as there are, then zeros.
+// Loads `count` elements and fills up with zeros.
 DEVICE void load_some(const uint8 *from, int count, uint32 *words) {
 #pragma unroll
     for (int i = 0; i < WORDS; i++) {
@@ -51,7 +52,7 @@ DEVICE void load_some(const uint8 *from, int count, uint32 *words) {
     }
 }
 
-// Zeros where the matrix has ended.
+// Loads a piece, with zeros beyond the end of the matrix.
 DEVICE void load_piece(const dw_quantize_params &p, int row, int column, piece &x) {
     const int bytes = INPUT == DW_QUANTIZE_F32 ? 4 : 2;
     const long long pitch = p.row_stride * bytes;
@@ -66,8 +67,8 @@ DEVICE void load_piece(const dw_quantize_params &p, int row, int column, piece &
     }
 }
 
-// AGAIN: by other instructions, or the compiler keeps all numbers of the first direction, unpacked, for the second, and
-// has too few registers.
+// AGAIN uses other instructions. Without them the compiler keeps the unpacked numbers of the first direction for the
+// second and runs out of registers.
 template <bool AGAIN> DEVICE float element(const piece &x, int row, int column) {
     if constexpr (INPUT == DW_QUANTIZE_F32) return __uint_as_float(x.words[row][column]);
     uint32 pair = x.words[row][column / 2];
@@ -77,7 +78,8 @@ template <bool AGAIN> DEVICE float element(const piece &x, int row, int column) 
 }
 
 // ---- magnitudes ---------------------------------------------------------------------------------------------
-// As bits, which are in the order of magnitudes, NaN above infinity; halves in pairs. Eight of them take WORDS words.
+// Magnitudes as bits, which have the order of the magnitudes, NaN above infinity; halves in pairs. Eight of them take
+// WORDS words.
 
 DEVICE uint32 magnitudes(uint32 word) { return word & (INPUT == DW_QUANTIZE_F32 ? 0x7fffffffu : 0x7fff7fffu); }
 
@@ -88,7 +90,7 @@ DEVICE uint32 greater(uint32 a, uint32 b) {
     return r;
 }
 
-// Of each row: the pair of rows 2 i, 2 i + 1 in word i.
+// Computes the largest magnitude of each row: rows 2 i and 2 i + 1 in word i.
 DEVICE void most_of_rows(const piece &x, uint32 *most) {
     uint32 own[PIECE];
 #pragma unroll
@@ -113,8 +115,9 @@ DEVICE void most_of_columns(const piece &x, uint32 *most) {
     }
 }
 
-// The lanes that share blocks lie `distance` apart: 1, those beside each other, or 8, those below. This one, the
-// `turn`-th of them, gets what is the greatest of all of them for its share of the eight, in the first words.
+// Computes the maxima of blocks that several lanes share. These lanes are `distance` apart: 1 for adjacent lanes, 8
+// for lanes below. This lane, number `turn` of them, receives the maxima of its share of the eight lines in the first
+// words.
 DEVICE void share_most(uint32 *most, int turn, int distance) {
     int count = WORDS;
 #pragma unroll
@@ -129,7 +132,7 @@ DEVICE void share_most(uint32 *most, int turn, int distance) {
     }
 }
 
-// SQUARE: the greatest of all of the block's, in all places.
+// SQUARE: computes the maximum of the whole block, in all words.
 DEVICE void most_of_square(uint32 *most) {
 #pragma unroll
     for (int i = 1; i < WORDS; i++) most[0] = greater(most[0], most[i]);
@@ -143,7 +146,7 @@ DEVICE void most_of_square(uint32 *most) {
     for (int i = 1; i < WORDS; i++) most[i] = most[0];
 }
 
-// The bits of an F32.
+// Returns the bits of an F32.
 DEVICE uint32 magnitude(const uint32 *most, int index) {
     if (INPUT == DW_QUANTIZE_F32) return most[index % WORDS];
     return __float_as_uint(index & 1 ? element_high(most[index / 2]) : element_low(most[index / 2]));
@@ -151,8 +154,8 @@ DEVICE uint32 magnitude(const uint32 *most, int index) {
 
 // ---- scales -------------------------------------------------------------------------------------------------
 
-// Of the lane's share: the codes to their places in shared memory. `outer`, `inner`: the piece's place in the tile;
-// `outers`: lines of the matrix from there on.
+// Computes the scales of the lane's share and stores their codes in shared memory. `outer`, `inner`: position of the
+// piece in the tile; `outers`: lines of the matrix from there on.
 DEVICE void find_scales(const uint32 *most, uint8 *codes, int outer, int inner, int outers, int turn,
                         float tensor_scale, float *factors) {
     float inverse = 1.f / tensor_scale;
@@ -162,13 +165,13 @@ DEVICE void find_scales(const uint32 *most, uint8 *codes, int outer, int inner, 
         if constexpr (is_nvfp4(SCHEME)) scale = nvfp4_scale(magnitude(most, i), tensor_scale, inverse);
         else scale = e8m0_scale<SCHEME, RULE>(magnitude(most, i));
         int own = turn * SHARE + i;
-        if (SQUARE && own >= outers) scale.code = 0; // as of every line that is not there
+        if (SQUARE && own >= outers) scale.code = 0; // as for every line beyond the end
         codes[DW_SCALE_OFFSET(outer + own, inner / BLOCK, 2)] = (uint8)scale.code;
         factors[i] = scale.factor;
     }
 }
 
-// All eight factors, of the lanes that have them; those of E8M0 are BF16 numbers.
+// Distributes all eight factors among the lanes that share blocks. Factors of E8M0 are BF16 numbers.
 DEVICE void share_factors(const float *own, int turn, int distance, float *factors) {
     int first = lane_index() - turn * distance;
     if constexpr (is_nvfp4(SCHEME)) {
@@ -188,15 +191,15 @@ DEVICE void share_factors(const float *own, int turn, int distance, float *facto
 
 // ---- codes --------------------------------------------------------------------------------------------------
 
-// A tile's codes in shared memory, in groups of eight lines of LINE bytes. Chunks of 16 bytes are put where lanes that
-// store together meet in no bank.
+// Returns the position in shared memory of a tile's code, in groups of eight lines of LINE bytes. Chunks of 16 bytes
+// are permuted so that lanes that store together have no bank conflicts.
 DEVICE int code_place(int group, int line, int byte) {
-    const int lines = 128 / LINE; // in which chunks change places
+    const int lines = 128 / LINE; // lines among which chunks are permuted
     int turned = (group & 1) << 2 | (group & 2) | (group >> 2 & 1);
     return group * 8 * LINE + line / lines * 128 + ((line % lines * LINE + byte) ^ turned << 4);
 }
 
-// The piece along one direction into the tile.
+// Stores the codes of the piece along one direction into the tile.
 template <bool TRANSPOSED>
 DEVICE void encode_piece(const piece &x, const float *factors, uint8 *codes, int outer, int inner) {
 #pragma unroll
@@ -213,7 +216,7 @@ DEVICE void encode_piece(const piece &x, const float *factors, uint8 *codes, int
     }
 }
 
-// The first `bits` of a chunk, then zeros.
+// Keeps the first `bits` of a chunk and zeros the rest.
 DEVICE uint4 cut_chunk(uint4 chunk, int bits) {
     uint32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
@@ -224,13 +227,14 @@ DEVICE uint4 cut_chunk(uint4 chunk, int bits) {
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// The tile from shared memory to its lines from `first` on, elements from `start` on, of `outer` lines of `inner`.
+// Copies the tile from shared memory to its lines from `first` on, elements from `start` on, of `outer` lines of
+// `inner`.
 DEVICE void store_tile(const dw_quantized &to, const uint8 *codes, const uint8 *scales, int first, int start, int outer,
                        int inner) {
     const int chunks = LINE / 16, step = DW_QUANTIZE_THREADS / chunks, bits = is_fp4(SCHEME) ? 4 : 8;
     int blocks = (inner + BLOCK - 1) / BLOCK, line = threadIdx.x / chunks, byte = threadIdx.x % chunks * 16;
     long long at = (long long)start * bits / 8 + byte;
-    int room = (int)min(min((long long)blocks * BLOCK * bits / 8, to.stride) - at, 16ll); // 16, 8 or less than 1
+    int room = (int)min(min((long long)blocks * BLOCK * bits / 8, to.stride) - at, 16ll); // 16, 8, or less than 1
     int used = (int)min((long long)inner * bits - at * 8, 128ll);
     uint8 *place = (uint8 *)to.codes + (first + line) * to.stride + at;
 #pragma unroll
@@ -239,7 +243,7 @@ DEVICE void store_tile(const dw_quantized &to, const uint8 *codes, const uint8 *
         uint4 chunk = *(const uint4 *)(codes + code_place((line + i) / PIECE, line % PIECE, byte));
         if (used < 128) chunk = cut_chunk(chunk, used);
         if (room == 16) *(uint4 *)(place + i * to.stride) = chunk;
-        else *(uint2 *)(place + i * to.stride) = make_uint2(chunk.x, chunk.y); // NVFP4: its last block
+        else *(uint2 *)(place + i * to.stride) = make_uint2(chunk.x, chunk.y); // the last block of NVFP4
     }
     if (threadIdx.x < SCALE_BYTES / 16) {
         int wide = DW_SCALE_TILES_WIDE(blocks), tile = start / BLOCK / 4 + threadIdx.x / 32;
@@ -253,7 +257,7 @@ DEVICE void store_tile(const dw_quantized &to, const uint8 *codes, const uint8 *
 
 typedef struct place {
     int row, column;         // of the tile
-    int own_row, own_column; // of the lane's piece in it
+    int own_row, own_column; // of the lane's piece in the tile
 } place;
 
 DEVICE place find_place(const dw_quantize_params &p) {
@@ -262,7 +266,7 @@ DEVICE place find_place(const dw_quantize_params &p) {
             warp % 2 * 64 + lane % 8 * PIECE};
 }
 
-// All blocks see the same; the first says it to whoever multiplies.
+// Returns the tensor scale, which is the same in all thread blocks; the first one stores it for the GEMM.
 DEVICE float find_tensor_scale(const dw_quantize_params &p) {
     if constexpr (!is_nvfp4(SCHEME)) return 1.f;
     if (!p.amax) return *p.tensor_scale;
@@ -271,7 +275,7 @@ DEVICE float find_tensor_scale(const dw_quantize_params &p) {
     return scale;
 }
 
-// Blocks for which a multiprocessor's registers suffice: each has 32 KiB or more of loads under way.
+// Thread blocks for which an SM's registers suffice; each has 32 KiB or more of loads in flight.
 #define RESIDENT                                                                                                       \
     (INPUT == DW_QUANTIZE_BF16 && !is_nvfp4(SCHEME) ? 3 : INPUT == DW_QUANTIZE_F32 && is_nvfp4(SCHEME) ? 1 : 2)
 
@@ -311,8 +315,8 @@ extern "C" __global__ void __launch_bounds__(DW_QUANTIZE_THREADS, RESIDENT)
     if constexpr (COLUMNS) store_tile(p.along_columns, codes[ROWS], scales[ROWS], at.column, at.row, p.columns, p.rows);
 }
 
-// The largest finite magnitude (dw_amax), as an F32 that was 0, to *amax of the parameters. Infinity and NaN become
-// negative by the addition, and lose.
+// Computes the largest finite magnitude (dw_amax) into *amax of the parameters, an F32 that must be 0 before. The
+// addition makes infinity and NaN negative, so they never win.
 extern "C" __global__ void __launch_bounds__(DW_QUANTIZE_THREADS)
     quantize_amax(const __grid_constant__ dw_quantize_params p) {
     __shared__ uint32 of_warps[DW_QUANTIZE_THREADS / 32];

@@ -1,7 +1,8 @@
-/* Scales of blocks in the order in which tensor cores read them: tiles of 128 rows x 4 scales, 512 bytes each, those
- * of the same 128 rows one behind the other. In a tile 32 lines of 16 bytes: line r holds the four scales of the rows
- * r, r + 32, r + 64 and r + 96. Rows and scales that complete a tile are zeros. PTX ISA, "Scale Factor layout"; cuBLAS,
- * "1D Block Scaling Factors Layout". Plain C, read by the host and by device code alike. */
+/* The order in which tensor cores read block scales: tiles of 128 rows x 4 scales, 512 bytes each; the tiles of the
+ * same 128 rows are adjacent. A tile has 32 lines of 16 bytes: line r holds the four scales of rows r, r + 32, r + 64
+ * and r + 96. Rows and scales that pad a tile are zeros. PTX ISA, "Scale Factor layout"; cuBLAS, "1D Block Scaling
+ * Factors Layout". Plain C, read by the host and by device code.
+ */
 #ifndef DW_SCALE_LAYOUT_H
 #define DW_SCALE_LAYOUT_H
 
@@ -9,13 +10,13 @@
 #define DW_SCALE_TILE_COLUMNS 4
 #define DW_SCALE_TILE_BYTES 512
 
-/* Tiles beside each other for so many scales of a row; one below the other for so many rows. */
+/* Tiles along the scales of a row; tiles along the rows. */
 #define DW_SCALE_TILES_WIDE(columns) (((columns) + 3) / 4)
 #define DW_SCALE_TILES_HIGH(rows) (((rows) + 127) / 128)
 
-/* Of the scale `column` of `row`, within its tile. */
+/* Offset of scale `column` of `row` within its tile. */
 #define DW_SCALE_OFFSET_IN_TILE(row, column) ((row) % 32 * 16 + (row) % 128 / 32 * 4 + (column) % 4)
-/* The same in all, `wide` from DW_SCALE_TILES_WIDE. */
+/* Offset within all tiles; `wide` is DW_SCALE_TILES_WIDE. */
 #define DW_SCALE_OFFSET(row, column, wide)                                                         \
     (((row) / 128 * (wide) + (column) / 4) * 512 + DW_SCALE_OFFSET_IN_TILE(row, column))
 

@@ -1,6 +1,6 @@
-// Blackwell's own instructions (sm_100f: sm_100, sm_103), one function each: tensor memory, the products whose
-// accumulators lie in it (tcgen05), pairs of blocks, arithmetic on pairs. Barriers, the copy engine and ordering are
-// Hopper's. Sections named are the PTX ISA's.
+// Blackwell's instructions (sm_100f: sm_100, sm_103), one function each: tensor memory, the MMAs whose accumulators
+// lie in it (tcgen05), pairs of thread blocks, arithmetic on pairs. sm90.cuh has barriers, TMA and ordering, which
+// are Hopper's.
 #ifndef DW_SM100_CUH
 #define DW_SM100_CUH
 
@@ -14,12 +14,12 @@ DEVICE uint32 cluster_rank() {
     return rank;
 }
 
-// All threads of all blocks of the cluster; orders what they wrote to shared memory.
+// Synchronizes all threads of all blocks of the cluster and orders their writes to shared memory.
 DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// The address in block `rank` of what lies at `address` in this one.
+// Returns the address in block `rank` that corresponds to `address` in this block.
 DEVICE uint32 cluster_address(uint32 address, uint32 rank) {
     uint32 mapped;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
@@ -31,13 +31,13 @@ DEVICE void barrier_arrive_cluster(uint32 barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// As barrier_expect, at a barrier of any block of the cluster.
+// Like barrier_expect, at a barrier of any block of the cluster.
 DEVICE void barrier_expect_cluster(uint32 barrier, uint32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
 
-// As barrier_wait, for what other blocks did before they arrived.
+// Like barrier_wait, but also acquires what other blocks wrote before they arrived.
 DEVICE void barrier_wait_cluster(uint32 barrier, uint32 parity) {
     uint32 passed;
     do {
@@ -49,11 +49,11 @@ DEVICE void barrier_wait_cluster(uint32 barrier, uint32 parity) {
     } while (!passed);
 }
 
-// ---- launch control (9.7.13.17) ---------------------------------------------------------------------------
-// A block, or a pair, takes over the work of one that has not been launched.
+// ---- cluster launch control (PTX ISA, "clusterlaunchcontrol.try_cancel") ------------------------------------ A
+// thread block, or a pair, takes over the work of one that has not been launched.
 
-// By one thread: the answer, 16 bytes, goes to `answer`, and counts at `barrier`; with GROUP 2 in both blocks, at their
-// like addresses.
+// Requests the cancellation of a launch; called by one thread. The response, 16 bytes, is written to `answer` and
+// completes on `barrier`; with GROUP 2 in both blocks, at the same addresses.
 template <int GROUP> DEVICE void launch_control_ask(uint32 answer, uint32 barrier) {
     if constexpr (GROUP == 1)
         asm volatile("clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%0], [%1];" ::"r"(
@@ -67,7 +67,7 @@ template <int GROUP> DEVICE void launch_control_ask(uint32 answer, uint32 barrie
                      : "memory");
 }
 
-// Whether a launch was canceled, and the number (x) of its first block.
+// Reads a response: whether a launch was canceled, and the index (x) of its first block.
 DEVICE void launch_control_read(uint32 answer, uint32 &canceled, uint32 &block) {
     asm volatile("{\n\t.reg .pred p;\n\t.reg .b128 answer;\n\tld.shared.b128 answer, [%2];\n\tmov.u32 %1, 0;\n\t"
                  "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 p, answer;\n\tselp.u32 %0, 1, 0, p;\n\t"
@@ -77,10 +77,10 @@ DEVICE void launch_control_read(uint32 answer, uint32 &canceled, uint32 &block) 
                  : "memory");
 }
 
-// ---- the copy engine (9.7.9.27) ---------------------------------------------------------------------------
+// ---- TMA (PTX ISA, "cp.async.bulk.tensor") ------------------------------------------------------------------
 
-// A box of a matrix into shared memory; what lies outside of it arrives as zeros, and counts as bytes. GROUP 2:
-// `barrier` may be the other block's of the pair.
+// Loads a box of a matrix into shared memory. Elements outside of the matrix arrive as zeros and count as bytes. With
+// GROUP 2, `barrier` may be that of the other block of the pair.
 template <int GROUP> DEVICE void tma_load_matrix(uint32 to, const tensor_map *map, uint32 barrier, int column, int row) {
     if constexpr (GROUP == 1)
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
@@ -94,25 +94,26 @@ template <int GROUP> DEVICE void tma_load_matrix(uint32 to, const tensor_map *ma
                      : "memory");
 }
 
-// A box of shared memory into a matrix; what lies outside of it is left out.
+// Stores a box of shared memory into a matrix; elements outside of the matrix are skipped.
 DEVICE void tma_store_matrix(const tensor_map *map, uint32 from, int column, int row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64)map), "r"(from),
                  "r"(column), "r"(row)
                  : "memory");
 }
 
-// As tma_load of sm90.cuh, the other way.
+// Like tma_load of sm90.cuh, in the other direction.
 DEVICE void tma_store(const tensor_map *map, uint32 from, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"((uint64)map),
                  "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 }
 
-// ---- tensor memory (9.7.16.7, 9.7.16.8) -------------------------------------------------------------------
-// 128 lanes of 512 columns of 32 bits; an address is lane << 16 | column. GROUP is the same throughout a kernel.
+// ---- tensor memory (PTX ISA, "Tensor Memory") --------------------------------------------------------------- 128
+// lanes of 512 columns of 32 bits; an address is lane << 16 | column. GROUP must be the same throughout a kernel.
 
-// By a whole warp (with 2, one warp of each block of the pair): COLUMNS, a power of 2 from 32, whose address goes to
-// shared memory at `to`; it waits until they are free. Nobody of this block allocates afterwards.
+// Allocates COLUMNS columns, a power of 2 from 32, and writes their address to shared memory at `to`; waits until
+// they are free. Called by a whole warp (with GROUP 2, by one warp of each block of the pair). The block cannot
+// allocate afterwards.
 template <int GROUP, int COLUMNS> DEVICE void tensor_memory_allocate(uint32 to) {
     if constexpr (GROUP == 1) {
         asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(to), "n"(COLUMNS) : "memory");
@@ -123,7 +124,7 @@ template <int GROUP, int COLUMNS> DEVICE void tensor_memory_allocate(uint32 to) 
     }
 }
 
-// By the warp that allocated.
+// Called by the warp that allocated.
 template <int GROUP, int COLUMNS> DEVICE void tensor_memory_free(uint32 address) {
     if constexpr (GROUP == 1)
         asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "n"(COLUMNS));
@@ -131,12 +132,13 @@ template <int GROUP, int COLUMNS> DEVICE void tensor_memory_free(uint32 address)
         asm volatile("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %0, %1;" ::"r"(address), "n"(COLUMNS));
 }
 
-// Around whatever synchronises threads of which one uses tensor memory after the other.
+// Must surround a synchronization between threads of which one uses tensor memory after the other.
 DEVICE void tensor_fence_before() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
 DEVICE void tensor_fence_after() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 
-// COUNT (16, 32) columns of 32 lanes: lane i of the warp gets columns address .. address + COUNT - 1 of its own. Warp w
-// of four may read lanes 32 w .. 32 w + 31. Not there before tensor_memory_wait_load and keep.
+// Loads COUNT (16, 32) columns of 32 lanes: lane i of the warp gets columns address .. address + COUNT - 1 of its own
+// lane. Warp w of four can read lanes 32 w .. 32 w + 31. The values are valid only after tensor_memory_wait_load and
+// keep.
 template <int COUNT = 32> DEVICE void tensor_memory_load(float *to, uint32 address) {
     static_assert(COUNT == 16 || COUNT == 32, "no load of so many columns");
     if constexpr (COUNT == 16)
@@ -159,8 +161,7 @@ template <int COUNT = 32> DEVICE void tensor_memory_load(float *to, uint32 addre
 
 DEVICE void tensor_memory_wait_load() { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
 
-// The other way, 16 columns: column i of the warp's lanes gets word i of each. Not there before
-// tensor_memory_wait_store.
+// Stores 16 columns: column i of the warp's lanes gets word i of each. Complete only after tensor_memory_wait_store.
 DEVICE void tensor_memory_store(uint32 address, const uint32 *from) {
     asm volatile("tcgen05.st.sync.aligned.32x32b.x16.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
                  "%15, %16};" ::"r"(address),
@@ -172,8 +173,8 @@ DEVICE void tensor_memory_store(uint32 address, const uint32 *from) {
 
 DEVICE void tensor_memory_wait_store() { asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory"); }
 
-// ---- pairs of F32 (9.7.3) -----------------------------------------------------------------------------------
-// One instruction for two numbers.
+// ---- pairs of F32 (PTX ISA, "Floating Point Instructions") --------------------------------------------------- One
+// instruction operates on two numbers.
 
 DEVICE uint64 pair_of(float low, float high) {
     uint64 pair;
@@ -198,15 +199,16 @@ DEVICE uint64 pair_subtract(uint64 a, uint64 b) {
     asm("sub.rn.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
     return d;
 }
-// Rounded down.
+// Rounds down.
 DEVICE uint64 pair_add_down(uint64 a, uint64 b) {
     uint64 d;
     asm("add.rm.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
     return d;
 }
 
-// 2^x of both, x up to 126, without the units that ex2 has: a relative error of 2^-18, powers of 2 exact, 0 from -127
-// down. x = n + f: n is added to the exponent of a polynomial in f of degree 4, the least error in [0, 1] with 1 at 0.
+// Computes 2^x of both numbers, x up to 126, without ex2's units: the relative error is 2^-18, powers of 2 are exact,
+// and the result is 0 from -127 down. With x = n + f, n is added to the exponent of a polynomial of degree 4 in f,
+// which has the least error in [0, 1] with value 1 at 0.
 DEVICE uint64 pair_exp2(uint64 x) {
     const uint64 magic = pair_of(0x1.8p23f, 0x1.8p23f);
     float low, high, low_n, high_n;
@@ -214,7 +216,7 @@ DEVICE uint64 pair_exp2(uint64 x) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(low) : "f"(low), "f"(-127.f));
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(high) : "f"(high), "f"(-127.f));
     x = pair_of(low, high);
-    uint64 n = pair_add_down(x, magic); // in the lower bits of each
+    uint64 n = pair_add_down(x, magic); // n lies in the lower bits of each number
     uint64 f = pair_subtract(x, pair_subtract(n, magic));
     uint64 p = pair_fma(f, pair_of(0x1.b7f734p-7f, 0x1.b7f734p-7f), pair_of(0x1.abf868p-5f, 0x1.abf868p-5f));
     p = pair_fma(f, p, pair_of(0x1.ee2452p-3f, 0x1.ee2452p-3f));
@@ -226,30 +228,31 @@ DEVICE uint64 pair_exp2(uint64 x) {
                    __uint_as_float(__float_as_uint(high) + (__float_as_uint(high_n) << 23)));
 }
 
-// ---- products (9.7.16.10) ---------------------------------------------------------------------------------
+// ---- MMA (PTX ISA, "tcgen05.mma") ---------------------------------------------------------------------------
 
-// Shared-memory descriptor (9.7.16.4.1) of a tile as the copy engine writes it with 128-byte swizzling, rows of 128
-// bytes, contraction along them: groups of 8 rows lie 1024 bytes apart. 32 bytes further along the rows is `+ 2`.
+// Shared-memory descriptor (PTX ISA, "Shared memory descriptor") of a tile in TMA's 128-byte swizzle: rows of 128
+// bytes, contraction along the rows, groups of 8 rows 1024 bytes apart. `+ 2` advances 32 bytes along the rows.
 DEVICE uint64 operand_descriptor(uint32 address) {
     return (uint64)((address & 0x3ffff) >> 4) | (uint64)1 << 16 | (uint64)(1024 >> 4) << 32 | (uint64)1 << 46 | (uint64)2 << 61;
 }
 
-// The same of a tile of which the contraction goes along the columns of rows as above (tile_chunk of sm90.cuh): 16 rows
-// further is `+ 128`, `block_bytes` leads to the next 64 of a row's elements.
+// The same for a tile whose contraction goes across such rows (tile_chunk of sm90.cuh): `+ 128` advances 16 rows,
+// `block_bytes` leads to the next 64 elements of a row.
 DEVICE uint64 operand_descriptor_transposed(uint32 address, uint32 block_bytes) {
     return (uint64)((address & 0x3ffff) >> 4) | (uint64)(block_bytes >> 4) << 16 | (uint64)(1024 >> 4) << 32 |
            (uint64)1 << 46 | (uint64)2 << 61;
 }
 
-// Instruction descriptor (9.7.16.4.2): F32 sums of products of elements, neither operand transposed; with B transposed
-// it has TRANSPOSED_B as well.
+// Instruction descriptor (PTX ISA, "Instruction descriptor"): F32 accumulators, neither operand transposed. Add
+// TRANSPOSED_B if B is transposed.
 #define TRANSPOSED_B (1u << 16)
 DEVICE constexpr uint32 product_descriptor(int m, int n) {
     return 1u << 4 | (ELEMENT == 0 ? 1u << 7 | 1u << 10 : 0u) | (uint32)(n >> 3) << 17 | (uint32)(m >> 4) << 24;
 }
 
-// By one thread, of the pair's first block with GROUP 2: D = or += A (M x 16) B^T (N x 16), by `shape` from
-// product_descriptor. With 2, each block holds M/2 rows of A and of D, and N/2 rows of B, all at its like addresses.
+// D = or += A (M x 16) B^T (N x 16), with `shape` from product_descriptor. Called by one thread; with GROUP 2, by one
+// of the pair's first block. With GROUP 2, each block holds M/2 rows of A and of D and N/2 rows of B, all at the same
+// addresses.
 template <int GROUP> DEVICE void multiply(uint32 d, uint64 a, uint64 b, uint32 shape, bool accumulate) {
     if constexpr (GROUP == 1)
         asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %4, 0;\n\t"
@@ -263,7 +266,8 @@ template <int GROUP> DEVICE void multiply(uint32 d, uint64 a, uint64 b, uint32 s
                      : "memory");
 }
 
-// The same of one block, A in tensor memory: of lane i its row i, two elements in a column, from column `a` on.
+// The same for one block, with A in tensor memory: lane i holds its row i, two elements per column, from column `a`
+// on.
 DEVICE void multiply_tensor(uint32 d, uint32 a, uint64 b, uint32 shape, bool accumulate) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %4, 0;\n\t"
                  "tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, p;\n\t}" ::"r"(d),
@@ -271,15 +275,15 @@ DEVICE void multiply_tensor(uint32 d, uint32 a, uint64 b, uint32 shape, bool acc
                  : "memory");
 }
 
-// ---- products of scaled blocks (9.7.16.10.7 to 9.7.16.10.9) ---------------------------------------------------
+// ---- MMA of block-scaled operands (PTX ISA, "Block scaling for tcgen05.mma") -------------------------------------
 
-// A tile of scales (scale_layout.h) in shared memory: 32 lines of 16 bytes.
+// Descriptor of a tile of scales (scale_layout.h) in shared memory: 32 lines of 16 bytes.
 DEVICE uint64 scales_descriptor(uint32 address) {
     return (uint64)((address & 0x3ffff) >> 4) | (uint64)1 << 16 | (uint64)(128 >> 4) << 32 | (uint64)1 << 46;
 }
 
-// By one thread, with GROUP 2 in both blocks: a tile of scales, from shared memory to 4 columns of tensor memory, of which
-// each range of 32 lanes gets the same. It is in order with this thread's products.
+// Copies a tile of scales from shared memory to 4 columns of tensor memory, the same into each range of 32 lanes.
+// Called by one thread; with GROUP 2 it copies in both blocks. The copy is ordered with this thread's MMAs.
 template <int GROUP> DEVICE void tensor_memory_copy_scales(uint32 to, uint64 from) {
     if constexpr (GROUP == 1)
         asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
@@ -287,18 +291,18 @@ template <int GROUP> DEVICE void tensor_memory_copy_scales(uint32 to, uint64 fro
         asm volatile("tcgen05.cp.cta_group::2.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
 }
 
-// Which elements, and how many of them share a scale of which type.
+// The elements, the number of them that share a scale, and the scale's type.
 #define DW_SCALED_F8_E8M0_32 0
 #define DW_SCALED_F4_E4M3_16 1
 #define DW_SCALED_F4_E8M0_32 2
 
-// Instruction descriptor (9.7.16.4.2) but for which of a column's four scales are taken. Types of elements: of 8 bits 0
-// E4M3, 1 E5M2; of 4 bits 1.
+// Instruction descriptor (PTX ISA, "Instruction descriptor") without the selection among a column's four scales.
+// Types of 8-bit elements: 0 E4M3, 1 E5M2; of 4-bit elements: 1.
 template <int KIND> DEVICE constexpr uint32 scaled_product_descriptor(int m, int n, int type_a, int type_b) {
     return (uint32)type_a << 7 | (uint32)type_b << 10 | (uint32)(n >> 3) << 17 |
            (KIND == DW_SCALED_F4_E4M3_16 ? 0u : 1u << 23) | (uint32)(m >> 4) << 24;
 }
-// The first scale that is taken.
+// Selects the first scale to use.
 DEVICE constexpr uint32 scaled_product_at(uint32 scale) { return scale << 4 | scale << 29; }
 
 #define DW_MULTIPLY_SCALED(GROUP, KIND)                                                                                \
@@ -307,8 +311,8 @@ DEVICE constexpr uint32 scaled_product_at(uint32 scale) { return scale << 4 | sc
                  "l"(a), "l"(b), "r"(shape), "r"(scales_a), "r"(scales_b), "r"((uint32)accumulate)                      \
                  : "memory")
 
-// As multiply, of 32 bytes of each row, by `shape` from scaled_product_descriptor and _at; the scales are in tensor
-// memory, with GROUP 2 in each block those of its rows of A and of all rows of B.
+// Like multiply, for 32 bytes of each row, with `shape` from scaled_product_descriptor and _at. The scales are in
+// tensor memory; with GROUP 2, each block holds those of its rows of A and of all rows of B.
 template <int GROUP, int KIND>
 DEVICE void multiply_scaled(uint32 d, uint64 a, uint64 b, uint32 shape, uint32 scales_a, uint32 scales_b, bool accumulate) {
     if constexpr (GROUP == 1) {
@@ -322,7 +326,8 @@ DEVICE void multiply_scaled(uint32 d, uint64 a, uint64 b, uint32 shape, uint32 s
     }
 }
 
-// Arrives at `barrier`, with GROUP 2 of both blocks, when all that this thread has multiplied so far is done.
+// Arrives at `barrier` when all MMAs that this thread has issued are complete; with GROUP 2, at the barriers of both
+// blocks.
 template <int GROUP> DEVICE void multiply_commit(uint32 barrier) {
     if constexpr (GROUP == 1)
         asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(barrier) : "memory");

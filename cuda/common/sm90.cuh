@@ -1,7 +1,7 @@
-// Hopper's own instructions (sm_90a), one function each: barriers in shared memory, the tensor copy engine (TMA),
-// warpgroup matrix products (wgmma), register reallocation. Sections named are the PTX ISA's.
+// Hopper's instructions (sm_90a), one function each: barriers in shared memory, TMA, warpgroup matrix multiplication
+// (wgmma), register reallocation.
 //
-// No toolkit header is included: run-time compilation has none. ELEMENT says what tiles are made of: 0 BF16, 1 F16.
+// No toolkit header is included, because run-time compilation has none. ELEMENT is the type of tiles: 0 BF16, 1 F16.
 #ifndef DW_SM90_CUH
 #define DW_SM90_CUH
 
@@ -17,7 +17,7 @@ typedef unsigned long long uint64;
 #define DEVICE static __device__ __forceinline__
 #define INFINITY_F __int_as_float(0x7f800000)
 
-// A CUtensorMap, opaque. Passed as a __grid_constant__ parameter: the engine reads it from there.
+// A CUtensorMap, opaque. Must be a __grid_constant__ parameter, because TMA reads it from parameter memory.
 struct __align__(64) tensor_map {
     uint64 opaque[16];
 };
@@ -26,27 +26,27 @@ DEVICE uint32 shared_address(const void *pointer) { return (uint32)__cvta_generi
 
 DEVICE uint32 lane_index() { return threadIdx.x & 31; }
 
-// True in one lane of a converged warp.
+// Returns true in one lane of a converged warp.
 DEVICE bool elect_one() {
     uint32 elected;
     asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(elected));
     return elected != 0;
 }
 
-// ---- mbarrier (9.7.13.15) ---------------------------------------------------------------------------------
+// ---- mbarrier (PTX ISA, "mbarrier") --------------------------------------------------------------------------
 
 DEVICE void barrier_init(uint32 barrier, uint32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// After barrier_init, before anything asynchronous uses them (then __syncthreads).
+// Required after barrier_init and before asynchronous use of the barriers (then __syncthreads).
 DEVICE void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 DEVICE void barrier_arrive(uint32 barrier) {
     asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.shared::cta.b64 state, [%0];\n\t}" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and makes the phase wait for `bytes` of the copy engine.
+// Arrives, and makes the phase wait for `bytes` of TMA.
 DEVICE void barrier_expect(uint32 barrier, uint32 bytes) {
     asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n\t}" ::"r"(barrier),
                  "r"(bytes)
@@ -62,13 +62,13 @@ DEVICE bool barrier_passed(uint32 barrier, uint32 parity) {
     return passed != 0;
 }
 
-// Waits until the phase of that parity is complete: 0 first, then 1, 0, ...
+// Waits until the phase of this parity is complete; parities are 0, 1, 0, ...
 DEVICE void barrier_wait(uint32 barrier, uint32 parity) {
     while (!barrier_passed(barrier, parity)) {
     }
 }
 
-// A ring of stages: which one, and the parity of its phase.
+// A ring of stages: the current stage and the parity of its phase.
 typedef struct ring {
     int stage;
     uint32 phase;
@@ -81,7 +81,8 @@ DEVICE void advance(ring &r, int stages) {
     }
 }
 
-// ---- named barriers (9.7.13.1): 0 is __syncthreads; `threads` counts those that sync and those that arrive -----
+// ---- named barriers (PTX ISA, "bar"): 0 is __syncthreads; `threads` counts those that sync and those that arrive
+// ----
 
 DEVICE void named_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -93,25 +94,25 @@ DEVICE void named_arrive(int barrier, int threads) {
 
 // ---- ordering ---------------------------------------------------------------------------------------------
 
-// Ordinary accesses of this thread to shared memory before, those of the tensor cores and the copy engine after.
+// Orders this thread's ordinary accesses to shared memory before those of the tensor cores and TMA.
 DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The same for every memory: before a bulk reduction reads shared or writes global memory.
+// The same for all memory: required before a bulk reduction reads shared memory or writes global memory.
 DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// ---- the copy engine (9.7.9.27) ---------------------------------------------------------------------------
+// ---- TMA (PTX ISA, "cp.async.bulk.tensor") ------------------------------------------------------------------
 
 DEVICE void prefetch_map(const tensor_map *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64)map) : "memory");
 }
 
-// A box of the tensor into shared memory; what lies outside of the tensor arrives as zeros, and counts as bytes.
+// Loads a box of the tensor into shared memory. Elements outside of the tensor arrive as zeros and count as bytes.
 DEVICE void tma_load(uint32 to, const tensor_map *map, uint32 barrier, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
                  "l"((uint64)map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 }
 
-// Shared memory (16-byte aligned, `bytes` a multiple of 16) to consecutive global memory, contiguous.
+// Loads contiguous global memory into shared memory (16-byte aligned, `bytes` a multiple of 16).
 DEVICE void bulk_load(uint32 to, const void *from, uint32 bytes, uint32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"((uint64)__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
@@ -126,11 +127,12 @@ DEVICE void bulk_add_f32(void *to, uint32 from, uint32 bytes) {
 }
 
 DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until at most PENDING of this thread's groups have yet to read their shared memory.
+// Waits until at most PENDING of this thread's groups have not read their shared memory yet.
 template <int PENDING> DEVICE void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
-// Waits until at most PENDING of this thread's groups have yet to be complete, their writes visible to it.
+// Waits until at most PENDING of this thread's groups are incomplete; the writes of complete ones are visible to the
+// thread.
 template <int PENDING> DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 // ---- registers ----------------------------------------------------------------------------------------------
@@ -153,15 +155,15 @@ DEVICE float log2_approx(float x) {
     return y;
 }
 
-// tanh by way of 2^x: an absolute error of about 2^-22 (tanh.approx has a relative one of 2^-11, which a soft cap
-// of 50 would turn into an error of 0.02 in the exponent).
+// tanh by way of 2^x, with an absolute error of about 2^-22. tanh.approx has a relative error of 2^-11, which a soft
+// cap of 50 would turn into an error of 0.02 in the exponent.
 DEVICE float tanh_exact(float x) {
     float e = exp2_approx(x * 2.885390081777927f), r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(e + 1.f));
     return fmaf(-2.f, r, 1.f);
 }
 
-// Two numbers as elements, `low` in the lower half.
+// Packs two numbers as elements, `low` in the lower half.
 DEVICE uint32 pack_elements(float low, float high) {
     uint32 packed;
 #if ELEMENT == 0
@@ -190,7 +192,7 @@ DEVICE float element_high(uint32 packed) {
 #endif
 }
 
-// Four words of each thread of a quad, transposed: thread i's word j becomes thread j's word i.
+// Transposes four words of each thread of a quad: thread i's word j becomes thread j's word i.
 DEVICE void transpose_quad(uint32 *words) {
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2) {
@@ -207,7 +209,7 @@ DEVICE void transpose_quad(uint32 *words) {
 
 // ---- shared memory in 16-byte chunks ----------------------------------------------------------------------
 
-// Four 8x8 matrices of elements, as products leave them in registers, to rows of 16 bytes: lane 8 i + r gives the
+// Stores four 8x8 matrices of elements in wgmma's register layout to rows of 16 bytes: lane 8 i + r provides the
 // address of row r of matrix i.
 DEVICE void store_matrices(uint32 address, uint32 m0, uint32 m1, uint32 m2, uint32 m3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m0), "r"(m1), "r"(m2),
@@ -222,7 +224,7 @@ DEVICE void store_matrices_transposed(uint32 address, uint32 m0, uint32 m1, uint
                  : "memory");
 }
 
-// Two matrices: lanes 0 to 15 give the addresses.
+// Stores two matrices; lanes 0 to 15 provide the addresses.
 DEVICE void store_two_matrices_transposed(uint32 address, uint32 m0, uint32 m1) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(m0), "r"(m1)
                  : "memory");
@@ -268,14 +270,14 @@ DEVICE float2 shared_load_f32_pair(uint32 address) {
 
 // ---- global memory ----------------------------------------------------------------------------------------
 
-// Adds to four F32 numbers, 16-byte aligned; nobody waits for it.
+// Adds to four F32 numbers, 16-byte aligned, without waiting for the result.
 DEVICE void global_add_f32x4(float *to, const float *values) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"((uint64)__cvta_generic_to_global(to)),
                  "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
                  : "memory");
 }
 
-// From the level-2 cache.
+// Loads from the level-2 cache.
 DEVICE float4 global_load_f32x4(const float *from) {
     float4 v;
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -295,21 +297,21 @@ DEVICE void global_store_release(int *to, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"((uint64)__cvta_generic_to_global(to)), "r"(value) : "memory");
 }
 
-// Tiles are kept as the copy engine writes them with 128-byte swizzling: blocks of 64 columns, of which each row is
-// 128 bytes, 8 chunks of 16, chunk c of row r in place c ^ (r % 8). A block of ROWS rows takes ROWS * 128 bytes and
-// begins at a multiple of 1024. Address of chunk `chunk` (8 elements) of `row` in a tile of `rows` rows:
+// Tiles are stored in TMA's 128-byte swizzle: blocks of 64 columns, in which each row has 128 bytes, 8 chunks of 16;
+// chunk c of row r is at position c ^ (r % 8). A block of ROWS rows takes ROWS * 128 bytes and starts at a multiple
+// of 1024. Returns the address of chunk `chunk` (8 elements) of `row` in a tile of `rows` rows.
 DEVICE uint32 tile_chunk(uint32 tile, int rows, int row, int chunk) {
     return tile + (chunk >> 3) * rows * 128 + row * 128 + (((chunk & 7) ^ (row & 7)) << 4);
 }
 
-// ---- warpgroup products (9.7.14) ----------------------------------------------------------------------------
+// ---- wgmma (PTX ISA, "wgmma.mma_async") -----------------------------------------------------------------------
 
-// Matrix descriptors (9.7.14.5.1) of tiles as above, swizzled by 128 bytes. Groups of 8 rows lie 1024 bytes apart.
+// Matrix descriptors (PTX ISA, "Matrix Descriptor Format") of such tiles. Groups of 8 rows are 1024 bytes apart.
 //
-// Contraction along the columns ("K-major", transposition 0): 16 columns further is 32 bytes further within a
-// block, and the next block of 64 columns starts rows * 128 bytes after. Contraction along the rows ("MN-major",
-// transposition 1): 16 rows further is 2048 bytes further, and `block_bytes` (rows * 128) leads to the next 64
-// columns. A tile of 64 columns has only one block: any block_bytes does.
+// Contraction along the columns ("K-major", transposition 0): 16 columns are 32 bytes within a block, and the next
+// block of 64 columns starts rows * 128 bytes later. Contraction along the rows ("MN-major", transposition 1): 16
+// rows are 2048 bytes, and `block_bytes` (rows * 128) leads to the next 64 columns. A tile of 64 columns has one
+// block, so block_bytes does not matter.
 DEVICE uint64 tile_descriptor(uint32 address, uint32 block_bytes) {
     return (uint64)((address & 0x3ffff) >> 4) | (uint64)(block_bytes >> 4) << 16 | (uint64)(1024 >> 4) << 32 | (uint64)1 << 62;
 }
@@ -332,9 +334,9 @@ template <int COUNT> DEVICE void keep(float *values) {
 #define DW_ELEMENT_TYPE "f16"
 #endif
 
-// %0, %1, ... of an accumulator of 64 x N: N / 2 registers of each thread. Thread t of the warpgroup holds of row
-// 16 (t / 32) + (t % 32) / 4 the columns 8 i + 2 (t % 4) and the one after in d[4 i] and d[4 i + 1], and of the row
-// 8 below in d[4 i + 2] and d[4 i + 3].
+// Operands %0, %1, ... of an accumulator of 64 x N: N / 2 registers of each thread. In thread t of the warpgroup, d[4
+// i] and d[4 i + 1] are columns 8 i + 2 (t % 4) and the next one of row 16 (t / 32) + (t % 32) / 4; d[4 i + 2] and
+// d[4 i + 3] are the same columns of the row 8 below.
 #define DW_ACCS_8(d, b)                                                                                                \
     "+f"((d)[b]), "+f"((d)[b + 1]), "+f"((d)[b + 2]), "+f"((d)[b + 3]), "+f"((d)[b + 4]), "+f"((d)[b + 5]),              \
         "+f"((d)[b + 6]), "+f"((d)[b + 7])
@@ -403,9 +405,9 @@ template <int COUNT> DEVICE void keep(float *values) {
     DW_ACCS_8(d, 48), DW_ACCS_8(d, 56), DW_ACCS_8(d, 64), DW_ACCS_8(d, 72), DW_ACCS_8(d, 80), DW_ACCS_8(d, 88), \
     DW_ACCS_8(d, 96), DW_ACCS_8(d, 104), DW_ACCS_8(d, 112), DW_ACCS_8(d, 120)
 
-// wgmma_ss_N<transpose A, transpose B>(d, a, b, accumulate): d (64 x N) = or += A (64 x 16) B (16 x N), both in shared
-// memory. wgmma_rs_N<transpose B>(d, a, b, accumulate): A in registers, as elements packed from an accumulator's
-// d[8 s .. 8 s + 7] in order for the columns 16 s .. 16 s + 15.
+// wgmma_ss_N<transpose A, transpose B>(d, a, b, accumulate): d (64 x N) = or += A (64 x 16) B (16 x N), both in
+// shared memory. wgmma_rs_N<transpose B>(d, a, b, accumulate): A in registers, as elements packed from an
+// accumulator's d[8 s .. 8 s + 7] in order for the columns 16 s .. 16 s + 15.
 #define DW_DEFINE_WGMMA(N, P0, P1, P2, P3, P4, P5, P6, P7)                                                              \
     template <int TRANSPOSE_A, int TRANSPOSE_B>                                                                        \
     DEVICE void wgmma_ss_##N(float *d, uint64 a, uint64 b, int accumulate) {                                           \
@@ -436,7 +438,7 @@ DW_DEFINE_WGMMA(176, "%88", "%89", "%90", "%91", "%92", "%93", "%94", "%95")
 DW_DEFINE_WGMMA(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
 DW_DEFINE_WGMMA(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
 
-// The same by N.
+// Dispatches on N.
 template <int N, int TRANSPOSE_A, int TRANSPOSE_B> DEVICE void wgmma_ss(float *d, uint64 a, uint64 b, int accumulate) {
     if constexpr (N == 32) wgmma_ss_32<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 40) wgmma_ss_40<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);

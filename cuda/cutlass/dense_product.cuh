@@ -1,4 +1,4 @@
-/* What BF16 products share, on whichever GPU: D = alpha A B^T + beta C, rows contiguous. */
+/* The common part of the BF16 GEMMs for all architectures: D = alpha A B^T + beta C, rows contiguous. */
 #pragma once
 
 #include "launch.cuh"

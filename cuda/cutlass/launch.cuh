@@ -1,4 +1,4 @@
-/* What the kernels of the provider share: errors, and the steps from arguments to a launch. */
+/* The common part of the provider's kernels: errors, and the steps from arguments to a launch. */
 #pragma once
 
 #include "provider.h"
@@ -10,11 +10,11 @@
 
 namespace deepwell {
 
-/* Keeps the words for deepwell_cutlass_error(). */
+/* Stores the message for deepwell_cutlass_error(). */
 dw_cutlass_result refuse(dw_cutlass_result result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Lists of kernels, one for each source; a kernel without a name ends it. */
+/* The kernels of each source; an entry without a name ends the list. */
 extern const dw_cutlass_kernel sm90_products[], sm100_products[], sm100_scaled[], sm100_grouped[],
     sm100_attention[];
 
@@ -31,7 +31,7 @@ inline dw_cutlass_result check_product(const dw_cutlass_product &call) {
     return DW_CUTLASS_OK;
 }
 
-/* `processors`: that are used at most, or 0. */
+/* `processors`: the most SMs to use, or 0. */
 inline dw_cutlass_result hardware(cutlass::KernelHardwareInfo *info, int32_t processors = 0) {
     cudaError_t error = cudaGetDevice(&info->device_id);
     if (error == cudaSuccess)
@@ -42,10 +42,10 @@ inline dw_cutlass_result hardware(cutlass::KernelHardwareInfo *info, int32_t pro
     return DW_CUTLASS_OK;
 }
 
-/* What a user is told of every kernel for Blackwell. */
+/* The status of every kernel for Blackwell, as users see it. */
 #define ON_EMULATOR_ONLY "proven on the emulator, not run on hardware"
 
-/* The preferred cluster, and a pair of blocks where it does not fit. */
+/* Sets the preferred cluster, and a pair of blocks as the fallback. */
 inline dw_cutlass_result check_cluster(const dw_cutlass_product &call,
                                        cutlass::KernelHardwareInfo *info) {
     const int along_m = call.cluster[0] ? call.cluster[0] : 4,
@@ -67,7 +67,7 @@ dw_cutlass_result accepts(const typename Operation::Arguments &arguments) {
                   "the contiguous axes of A, B and D are such multiples long");
 }
 
-/* Operation: a GemmUniversalAdapter or what looks like one. */
+/* Operation: a GemmUniversalAdapter or a class with its interface. */
 template <class Operation>
 dw_cutlass_result launch(const typename Operation::Arguments &arguments, void *workspace,
                          void *stream) {
@@ -84,7 +84,7 @@ dw_cutlass_result launch(const typename Operation::Arguments &arguments, void *w
                   cudaGetErrorString(error));
 }
 
-/* What the list has of a product: its Operation, and arguments of a call by prepare(call, &arguments). */
+/* List entries of a GEMM: its Operation, and arguments of a call from prepare(call, &arguments). */
 template <class Product> dw_cutlass_result workspace_of(const void *call, size_t *bytes) {
     typename Product::Operation::Arguments arguments;
     const dw_cutlass_result result = Product::prepare(call, &arguments);

@@ -1,4 +1,6 @@
-/* Attention forward on Blackwell, of CUTLASS's example 77, whose headers NVIDIA's package has beside CUTLASS's own. */
+/* Attention forward on Blackwell from CUTLASS's example 77, whose headers NVIDIA's package contains beside CUTLASS's
+ * own.
+ */
 #include "launch.cuh"
 
 #include "collective/fmha_fusion.hpp"

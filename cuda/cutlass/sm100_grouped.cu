@@ -1,4 +1,4 @@
-/* Products of many groups with rows of their own, one launch: BF16 on Blackwell, for mixtures of experts. */
+/* Grouped GEMM for mixtures of experts: groups with different numbers of rows in one launch, BF16 on Blackwell. */
 #include "launch.cuh"
 
 #include "cutlass/epilogue/collective/collective_builder.hpp"
@@ -37,7 +37,7 @@ using StrideA = Kernel::InternalStrideA;
 using StrideB = Kernel::InternalStrideB;
 using StrideD = Kernel::InternalStrideD;
 
-/* What the kernel reads of each group, on the GPU at the workspace's beginning: one array behind the other. */
+/* Arrays that the kernel reads for each group, at the start of the workspace on the GPU, one after the other. */
 struct layout {
     size_t shapes, a, b, d, a_stride, b_stride, d_stride, end;
     explicit layout(size_t groups) {
@@ -73,7 +73,7 @@ dw_cutlass_result check(const dw_cutlass_grouped &call) {
     return DW_CUTLASS_OK;
 }
 
-/* `base`: the workspace on the GPU, or NULL to ask for sizes. */
+/* `base`: the workspace on the GPU, or NULL to compute sizes. */
 dw_cutlass_result prepare(const dw_cutlass_grouped &call, unsigned char *base,
                           Operation::Arguments *made) {
     const layout at(static_cast<size_t>(call.groups));
@@ -134,7 +134,7 @@ dw_cutlass_result run(const void *given, void *workspace, void *stream) {
         reinterpret_cast<StrideB *>(host.get() + at.b_stride)[g] = StrideB{call.b_stride, _1{}, _0{}};
         reinterpret_cast<StrideD *>(host.get() + at.d_stride)[g] = StrideD{call.d_stride, _1{}, _0{}};
     }
-    /* Of memory that is not pinned the copy has been made, or staged, when the call returns. */
+    /* For pageable memory, the copy is complete or staged when the call returns. */
     error = cudaMemcpyAsync(base, host.get(), at.end, cudaMemcpyHostToDevice,
                             static_cast<cudaStream_t>(stream));
     if (error != cudaSuccess) return refuse(DW_CUTLASS_FAILED, "%s", cudaGetErrorString(error));

@@ -1,5 +1,6 @@
-/* BF16 products on Blackwell: tcgen05 by pairs of blocks. Clusters are chosen at launch, a preferred shape and one that
- * fits where that does not. */
+/* BF16 GEMMs on Blackwell: tcgen05 by pairs of blocks. Clusters are chosen at launch: a preferred shape, and a
+ * fallback where that does not fit.
+ */
 #include "dense_product.cuh"
 
 namespace deepwell {
@@ -18,7 +19,7 @@ using In = cutlass::gemm::collective::CollectiveBuilder<
     cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(Out::SharedStorage))>,
     cutlass::gemm::KernelTmaWarpSpecialized2SmSm100>::CollectiveOp;
 
-/* Scheduler: void is cluster launch control. */
+/* Scheduler: void means cluster launch control. */
 template <class Scheduler> struct product {
     using Kernel =
         cutlass::gemm::kernel::GemmUniversal<Shape<int, int, int, int>, In, Out, Scheduler>;

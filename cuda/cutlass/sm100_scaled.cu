@@ -1,4 +1,4 @@
-/* Block-scaled products on Blackwell, MXFP8 and NVFP4, into BF16. */
+/* Block-scaled GEMMs on Blackwell, MXFP8 and NVFP4, with BF16 output. */
 #include "launch.cuh"
 
 #include "cutlass/epilogue/collective/collective_builder.hpp"
@@ -16,7 +16,7 @@ using Column = cutlass::layout::ColumnMajor;
 constexpr int ALIGNED = 8; /* elements of C and D: 16 bytes */
 using Cluster = Shape<int, int, _1>;
 
-/* The workspace begins with alpha as it is multiplied, where its factors are on the GPU. */
+/* The workspace starts with the product of alpha and its factors, if these are on the GPU. */
 constexpr size_t ALPHA_BYTES = 256;
 
 __global__ void multiply_alpha(float *made, float alpha, const float *a, const float *b) {

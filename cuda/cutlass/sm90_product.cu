@@ -1,4 +1,4 @@
-/* BF16 products on Hopper: wgmma fed by TMA, warps specialised, blocks that stay for tile after tile. */
+/* BF16 GEMMs on Hopper: wgmma fed by TMA, specialized warps, persistent blocks. */
 #include "dense_product.cuh"
 
 namespace deepwell {

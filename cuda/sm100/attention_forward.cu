@@ -1,34 +1,35 @@
-// Exact attention, forward: one pass over the keys with an online softmax, the matrix of scores never stored. Proven on
-// the emulator, not run on hardware.
+// Exact attention, forward: one pass over the keys with an online softmax; the matrix of scores is never stored.
+// Proven on the emulator, not run on hardware.
 //
-// A block of threads stays and takes tile after tile: TILE_M rows of one head, a half of 128 rows for each of two
-// consumers. Warps have parts, and wait for each other through barriers alone:
+// A thread block is persistent and processes tile after tile: TILE_M rows of one head, 128 rows for each of two
+// consumers. Warps are specialized and synchronize only through barriers:
 //
-//   load      one thread brings Q, and tiles of K and V into a ring, by the copy engine
-//   multiply  one thread: S = Q K^T into tensor memory, then O += P V, P also there, in the place of S
-//   consume   a warpgroup for each half, a row for each thread: maxima, exponentials P, sums, LSE; no shuffles
-//   correct   a warpgroup: O in tensor memory times what a new maximum shrinks it by; at the end O / sum, and out
+//   load      one thread loads Q, and tiles of K and V into a ring, with TMA
+//   multiply  one thread: S = Q K^T into tensor memory, then O += P V with P in the place of S
+//   consume   one warpgroup per half, one thread per row: maxima, exponentials P, sums, LSE; no shuffles
+//   correct   one warpgroup: rescales O in tensor memory when a maximum grows; at the end stores O / sum
 //
-// While one half's exponentials are taken the other's products are multiplied. A maximum that has grown by less than
-// 2^GROWTH is not taken over: probabilities may exceed 1, sums and outputs are relative to the same old maximum, so
-// that the quotient and the LSE are as exact, and O is seldom rescaled. After Zadouri, Hoehnerbach, Shah, Liu, Thakkar,
-// Dao: "FlashAttention-4" (2025).
+// While the exponentials of one half are computed, the MMAs of the other half run. A maximum that has grown by less
+// than 2^GROWTH is not adopted: probabilities may exceed 1, but sums and outputs are relative to the same old
+// maximum, so the quotient and the LSE are as exact, and O is rarely rescaled. After Zadouri, Hoehnerbach, Shah, Liu,
+// Thakkar, Dao: "FlashAttention-4" (2025).
 //
-// Barriers (of each half, if not said otherwise):
-//   full, empty        of each stage: a tile of K or V has arrived; its products are done
-//   q_full, q_empty    the same of Q
-//   scores             S is complete, and so is every product that was asked for before
-//   ready              P is written and S read by four warps; O may be added to: it is rescaled, or was brought out
-//   sums               the last product of the tile is done
-//   told, heard        of each warp of a consumer: factors for the rows of O are in shared memory; they have been read
+// Barriers (one per half unless stated otherwise):
+//   full, empty        per stage: a tile of K or V has arrived; its MMAs are complete
+//   q_full, q_empty    the same for Q
+//   scores             S is complete, and so are all MMAs issued before
+//   ready              four warps have written P and read S; O may be accumulated: it is rescaled, or was stored
+//   sums               the last MMA of the tile is complete
+//   told, heard        per warp of a consumer: factors for the rows of O are in shared memory; they have been read
 //
-// Why blocks stay, and take tiles of unequal length in pairs (attention_schedule.cuh), where one block for each tile,
-// the longest first, would do: a multiprocessor holds one block, for its tensor memory, and so only a block that stays
-// loads and multiplies for the next tile while it brings this one out.
+// An SM holds one block, because of its tensor memory. Only a persistent block can therefore load and multiply for
+// the next tile while it stores this one, which is why blocks are persistent and take tiles of unequal length in
+// pairs (attention_schedule.cuh), instead of one block per tile, longest first.
 //
 // Defines: HEAD_DIM (64, 96, 128), TILE_M, TILE_N, STAGES, CONSUMERS (attention_forward_tiles.h), ELEMENT, WINDOW (1:
-// some row may not see some key), POLYNOMIAL (of each 16 pairs of exponentials those that are a polynomial's, else as
-// attention_forward_tiles.h has it). SOFTCAP, DROPOUT, PACKED: 0, there is no such kernel.
+// some row may not see some key), POLYNOMIAL (the number, of each 16 pairs of exponentials, that a polynomial
+// computes; the default is in attention_forward_tiles.h). SOFTCAP, DROPOUT, PACKED must be 0: there is no such
+// variant.
 
 #include "attention_forward_tiles.h"
 #include "attention_params.h"
@@ -63,8 +64,9 @@ static_assert(DW_SM100_FORWARD_SHARED_BYTES(HEAD_DIM, TILE_M, TILE_N, STAGES) <=
 // ---- shared and tensor memory -------------------------------------------------------------------------------
 
 typedef struct shared_layout {
-    uint32 q, kv, out, factors; // halves; stages; two boxes of each warp; a float of each row
-    uint32 q_full, q_empty, full, empty, scores, ready, sums, told, heard; // 8 bytes apart, told and heard by warp
+    uint32 q, kv, out, factors; // halves; stages; two boxes per warp; a float per row
+    // 8 bytes apart; told and heard per warp.
+    uint32 q_full, q_empty, full, empty, scores, ready, sums, told, heard;
     uint32 tensor_memory;
 } shared_layout;
 
@@ -87,7 +89,7 @@ DEVICE shared_layout layout_shared(uint32 base) {
     return s;
 }
 
-// Columns of a half's scores, of which its probabilities take the first TILE_N / 2, and of its output.
+// Columns of a half's scores, whose first TILE_N / 2 hold the probabilities later, and of its output.
 DEVICE uint32 scores_at(uint32 tensor_memory, int half) { return tensor_memory + half * TILE_N; }
 DEVICE uint32 output_at(uint32 tensor_memory, int half) { return tensor_memory + 2 * TILE_N + half * HEAD_DIM; }
 
@@ -95,8 +97,8 @@ DEVICE uint32 output_at(uint32 tensor_memory, int half) { return tensor_memory +
 
 typedef struct work {
     tile t;
-    key_blocks half[2]; // that each half sees
-    int begin, end;     // that either sees: an interval, since windows of neighbouring rows overlap
+    key_blocks half[2]; // blocks that each half sees
+    int begin, end;     // blocks that either half sees: an interval, because windows of neighbouring rows overlap
 } work;
 
 DEVICE bool next_work(const dw_attention_params &p, int round, work &w) {
@@ -124,11 +126,11 @@ DEVICE void load_tile(uint32 to, int rows, const tensor_map *map, uint32 barrier
         tma_load(to + block * rows * 128, map, barrier, block * 64, row, head, batch);
 }
 
-// K and V of a block of keys, in the order in which they are multiplied: the next keys before these values.
+// Loads K and V of each key block in the order of the MMAs: the next keys precede these values.
 DEVICE void load(const dw_attention_params &p, const shared_layout &s, const tensor_map *map_q, const tensor_map *map_k,
                  const tensor_map *map_v) {
     ring kv = {0, 0};
-    uint32 q_phases = 0; // a bit for each half
+    uint32 q_phases = 0; // one bit per half
     for (int round = 0; !is_over(p, round); round++) {
         work w;
         if (!next_work(p, round, w)) continue;
@@ -151,7 +153,8 @@ DEVICE void load(const dw_attention_params &p, const shared_layout &s, const ten
             }
         }
     }
-    // The block stays until every product has said that it is done: that would arrive in nobody's memory.
+    // The block must not exit before every MMA has arrived on its barrier: a later arrival would hit memory of
+    // another block.
     for (int i = 0; i < STAGES; i++) {
         barrier_wait(s.empty + 8 * kv.stage, kv.phase ^ 1);
         advance(kv, STAGES);
@@ -160,10 +163,11 @@ DEVICE void load(const dw_attention_params &p, const shared_layout &s, const ten
 
 // ---- products -----------------------------------------------------------------------------------------------
 
-// S = Q K^T of a half's rows.
+// S = Q K^T for the rows of a half.
 DEVICE void multiply_scores(uint32 scores, uint32 q, uint32 k) {
     constexpr uint32 shape = product_descriptor(ROWS, TILE_N);
-    asm volatile("" : "+r"(q), "+r"(k)); // descriptors are made here: kept from before the loop they would be spilled
+    // Computes descriptors here; kept from before the loop they would be spilled.
+    asm volatile("" : "+r"(q), "+r"(k));
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / PRODUCT_STEP; step++) {
         uint32 block = step / 4, column = step % 4 * 32;
@@ -182,8 +186,8 @@ DEVICE void multiply_values(uint32 output, uint32 probabilities, uint32 v, bool 
                         accumulate || step > 0);
 }
 
-// Each time round, for one half after the other: outputs of block n + 1, scores of block n. The tensor cores do all
-// in this order, so that scores do not overwrite probabilities that are still to be multiplied.
+// Each iteration issues, for one half after the other, outputs of block n + 1 and scores of block n. The tensor cores
+// execute them in this order, so scores do not overwrite probabilities that are still in use.
 DEVICE void multiply_tiles(const dw_attention_params &p, const shared_layout &s, uint32 tensor_memory) {
     ring kv = {0, 0};
     uint32 q_phases = 0, ready_phases = 0;
@@ -197,7 +201,7 @@ DEVICE void multiply_tiles(const dw_attention_params &p, const shared_layout &s,
             if (has_values) advance(kv, STAGES);
             ring keys = kv;
             if (has_keys) advance(kv, STAGES);
-            // In the ring keys come first, and then take turns: the keys of n - 1 lie behind the values of n.
+            // In the ring keys come first and then alternate with values: the keys of n - 1 follow the values of n.
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (sees(w, half, n + 1)) {
@@ -230,18 +234,18 @@ DEVICE void multiply_tiles(const dw_attention_params &p, const shared_layout &s,
 
 // ---- softmax ------------------------------------------------------------------------------------------------
 
-// By a whole warp that has finished with tensor or shared memory: one arrival.
+// Arrives once for a whole warp that has finished with tensor or shared memory.
 DEVICE void arrive_warp(uint32 barrier) {
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(barrier);
 }
 
-// The row of a thread: what it has seen so far. The maximum is of unscaled scores.
+// State of the online softmax for the row of a thread. The maximum is of unscaled scores.
 typedef struct softmax {
     float maximum, sum;
 } softmax;
 
-// The keys first <= key < last that a row sees.
+// A row sees keys first <= key < last.
 typedef struct limits {
     int first, last;
 } limits;
@@ -279,11 +283,10 @@ DEVICE float largest(const float *scores) {
     return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
 }
 
-// Takes these scores' maximum over if it is much larger, or the first; what came before is to be multiplied by the
-// result.
+// Adopts the maximum of these scores if it is much larger or the first. Returns the factor for all earlier results.
 DEVICE float raise_maximum(const float *scores, softmax &state, float scale) {
     float maximum = largest(scores), shrink = 1.f;
-    // False where neither has seen a key: the difference is no number.
+    // False if neither has seen a key: the difference is NaN.
     if ((maximum - state.maximum) * scale > GROWTH) {
         shrink = exp2_approx((state.maximum - maximum) * scale);
         state.maximum = maximum;
@@ -292,11 +295,11 @@ DEVICE float raise_maximum(const float *scores, softmax &state, float scale) {
     return shrink;
 }
 
-// Scores to probabilities relative to the maximum, in tensor memory, and their sum.
+// Converts scores to probabilities relative to the maximum, stores them in tensor memory, and adds up their sum.
 DEVICE void take_exponentials(float *scores, softmax &state, float scale, uint32 probabilities) {
-    // A row that has seen no key yet: its scores are all -infinity, and so must stay their differences.
+    // A row that has seen no key yet has scores of -infinity, and their differences must stay -infinity.
     float finite = state.maximum == -INFINITY_F ? 0.f : state.maximum, scaled = finite * scale;
-    // From 2^24 on, what `scaled` is rounded by would be an exponent that overflows: exact differences instead.
+    // From 2^24 on the rounding of `scaled` could make exponents overflow: uses exact differences instead.
     if (fabsf(scaled) >= 0x1p24f) {
 #pragma unroll
         for (int i = 0; i < TILE_N; i++) scores[i] -= finite;
@@ -327,7 +330,7 @@ DEVICE void take_exponentials(float *scores, softmax &state, float scale, uint32
     state.sum += low + high;
 }
 
-// A factor for each row of this warp, to the warp of the corrections that has the same rows.
+// Passes a factor for each row of this warp to the correction warp of the same rows.
 DEVICE void tell(const shared_layout &s, int warp, float factor, uint32 &phase) {
     barrier_wait(s.heard + 8 * warp, phase ^ 1);
     phase ^= 1;
@@ -341,7 +344,7 @@ DEVICE void write_lse(const dw_attention_params &p, const tile &t, int row, floa
 }
 
 DEVICE void consume(const dw_attention_params &p, const shared_layout &s, uint32 tensor_memory) {
-    int warp = threadIdx.x / 32, half = warp / 4; // four warps for each half
+    int warp = threadIdx.x / 32, half = warp / 4; // four warps per half
     uint32 place = scores_at(tensor_memory, half) + ((warp & 3) * 32 << 16);
     float scale = p.scale_log2;
     uint32 scores_phase = 0, told_phase = 0;
@@ -351,7 +354,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s, uint32
         if (!next_work(p, round, w)) continue;
         key_blocks seen = half ? w.half[1] : w.half[0];
         int first_row = w.t.first_row + warp * 32, row = first_row + lane_index();
-        // Blocks that every row of this warp sees whole need no mask: keys all_first <= key < all_last.
+        // Key blocks that every row of this warp sees completely need no mask: keys all_first <= key < all_last.
         int all_first = 0, all_last = w.t.rows_k;
 #if WINDOW
         int top = first_row + w.t.diagonal;
@@ -386,7 +389,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s, uint32
 
 // ---- corrections --------------------------------------------------------------------------------------------
 
-// The factor of this thread's row of a half.
+// Receives the factor of this thread's row of a half.
 DEVICE float hear(const shared_layout &s, int half, uint32 &phases) {
     int warp = half * 4 + (threadIdx.x / 32 & 3);
     barrier_wait(s.told + 8 * warp, phases >> half & 1);
@@ -396,7 +399,7 @@ DEVICE float hear(const shared_layout &s, int half, uint32 &phases) {
     return factor;
 }
 
-// O times the factor of each row, unless every row of the warp keeps its maximum.
+// Multiplies O by the factor of each row, unless every row of the warp keeps its maximum.
 DEVICE void rescale(uint32 output, float factor) {
     if (!__any_sync(0xffffffff, factor != 1.f)) return;
 #pragma unroll
@@ -413,7 +416,7 @@ DEVICE void rescale(uint32 output, float factor) {
     tensor_memory_wait_store();
 }
 
-// 16 columns of O, which are nowhere where no row sees a key, to the box: a lane has a row.
+// Stores 16 columns of O to the box, one row per lane; zeros if no row sees a key, because O then has no value.
 DEVICE void finish_columns(uint32 output, uint32 box, int chunk, float factor, bool none) {
     float o[16];
     if (none) {
@@ -435,8 +438,8 @@ DEVICE void finish_columns(uint32 output, uint32 box, int chunk, float factor, b
     }
 }
 
-// Boxes of this warp's 32 rows of a half, in turn from its two places in shared memory. Lane 0 drives the copy engine,
-// which leaves out what lies beyond O.
+// Stores boxes of this warp's 32 rows of a half, alternating between its two places in shared memory. Lane 0 issues
+// TMA, which skips what lies outside of O.
 DEVICE void bring_out(const shared_layout &s, const tensor_map *map_o, const tile &t, int half, uint32 output,
                       float factor, bool none, int &turn) {
     int warp = threadIdx.x / 32 & 3, row = t.first_row + half * ROWS + warp * 32;
@@ -445,10 +448,11 @@ DEVICE void bring_out(const shared_layout &s, const tensor_map *map_o, const til
     for (int block = 0; block < BLOCKS; block++) {
         uint32 box = s.out + (2 * warp + turn) * BOX_BYTES;
         turn ^= 1;
-        if (lane_index() == 0) bulk_wait_read<1>(); // what was in this box has been read
+        if (lane_index() == 0) bulk_wait_read<1>(); // the previous contents of this box have been read
         __syncwarp();
 #pragma unroll
-        for (int column = block * 64; column < block * 64 + 64; column += 16) // a whole box, zeros beyond HEAD_DIM
+        // A whole box, with zeros beyond HEAD_DIM.
+        for (int column = block * 64; column < block * 64 + 64; column += 16)
             finish_columns(output + column, box, column % 64 / 8, factor, none || column >= HEAD_DIM);
         fence_async_shared();
         __syncwarp();
@@ -471,9 +475,9 @@ DEVICE void correct(const dw_attention_params &p, const shared_layout &s, uint32
         for (int n = w.end - 1; n >= w.begin; n--) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                if (!sees(w, half, n) || n + 1 == w.half[half].end) continue; // the first overwrites O
+                if (!sees(w, half, n) || n + 1 == w.half[half].end) continue; // the first MMA overwrites O
                 float factor = hear(s, half, told_phases);
-                // These scores were complete before, and with them the product that O comes from.
+                // These scores are complete, and with them the MMA that produced O.
                 tensor_fence_after();
                 rescale(output_at(tensor_memory, half) + lanes, factor);
                 tensor_fence_before();
@@ -518,7 +522,7 @@ extern "C" __global__ void __launch_bounds__(DW_SM100_FORWARD_THREADS, 1)
             barrier_init(s.q_full + 8 * half, 1);
             barrier_init(s.q_empty + 8 * half, 1);
             barrier_init(s.scores + 8 * half, 1);
-            barrier_init(s.ready + 8 * half, 8); // four warps of softmax, four of corrections
+            barrier_init(s.ready + 8 * half, 8); // four warps of softmax, four of correction
             barrier_init(s.sums + 8 * half, 1);
         }
         for (int i = 0; i < 8; i++) {
@@ -538,7 +542,7 @@ extern "C" __global__ void __launch_bounds__(DW_SM100_FORWARD_THREADS, 1)
     tensor_fence_after();
     uint32 tensor_memory = shared_load_u32(s.tensor_memory);
 
-    // 512 registers for a thread of each of the four warpgroups together.
+    // The four warpgroups have 512 registers in total per thread position.
     if (warp < 8) {
         registers_up<192>();
         consume(p, s, tensor_memory);

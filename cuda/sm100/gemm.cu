@@ -1,16 +1,17 @@
-// Matrix product D = f(alpha A B^T), A (m x k) and B (n x k) of BF16 or F16, rows contiguous, sums in F32. Proven on
+// GEMM D = f(alpha A B^T), A (m x k) and B (n x k) of BF16 or F16, rows contiguous, accumulators in F32. Proven on
 // the emulator, not run on hardware.
 //
-// A block, or a pair of blocks that share their halves of B (CTAS 2), stays and takes tile after tile of D, 128 rows
-// for each block. One thread loads stages of 64 columns of A and B, one multiplies them into tensor memory, four warps
-// bring the sums out, 32 rows each. There are two accumulators: while one is brought out the other is filled.
+// A thread block, or a pair of blocks that share their halves of B (CTAS 2), is persistent and processes tile after
+// tile of D, 128 rows per block. One thread loads stages of 64 columns of A and B, one issues MMAs into tensor
+// memory, four warps store the accumulators, 32 rows each. There are two accumulators: while one is stored, the other
+// is filled.
 //
-// Each of these waits for the others through barriers alone:
-//   full, empty         a stage has arrived; its products are done
+// The roles synchronize only through barriers:
+//   full, empty         a stage has arrived; its MMAs are complete
 //   sums, sums_taken    an accumulator is complete; it has been read
 //
 // Defines: CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT, OUTPUT, ACTIVATION, BIAS, RESIDUAL (gemm_epilogue.cuh),
-// SCHEDULE (gemm_schedule.cuh). SwiGLU: B has the rows of the gate, then those of the other factor, and a tile takes
+// SCHEDULE (gemm_schedule.cuh). SwiGLU: B has the rows of the gate, then those of the other factor, and a tile has
 // half of its columns from each.
 
 #include "gemm_params.h"

@@ -1,6 +1,5 @@
-// What a block of a matrix product of sm_100 has around its work: shared memory, barriers, tensor memory. Defines:
-// CTAS, STAGES, STAGE_BYTES (what one load stage holds, a multiple of 16), TENSOR_COLUMNS (of tensor memory),
-// SCHEDULE.
+// Resources of a thread block of a GEMM on sm_100: shared memory, barriers, tensor memory. Defines: CTAS, STAGES,
+// STAGE_BYTES (bytes of a load stage, a multiple of 16), TENSOR_COLUMNS (of tensor memory), SCHEDULE.
 #ifndef DW_SM100_GEMM_BLOCK_CUH
 #define DW_SM100_GEMM_BLOCK_CUH
 
@@ -19,7 +18,7 @@ typedef struct shared_layout {
 
 DEVICE shared_layout layout_shared(uint32 base) {
     shared_layout s;
-    s.out = base; // what is swizzled begins at multiples of 1024
+    s.out = base; // swizzled memory must start at multiples of 1024
     s.stages = s.out + DW_GEMM_OUT_BYTES;
     s.bias = s.stages + STAGES * STAGE_BYTES;
     s.answers = s.bias + DW_GEMM_BIAS_BYTES;
@@ -45,7 +44,7 @@ DEVICE void sync_blocks() {
 #define CLUSTER
 #endif
 
-// All threads: barriers are ready, and tensor memory is allocated, whose address it gives.
+// Initializes barriers and allocates tensor memory, whose address it returns. Called by all threads.
 DEVICE uint32 begin_block(const shared_layout &s) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -59,7 +58,8 @@ DEVICE uint32 begin_block(const shared_layout &s) {
         if constexpr (SCHEDULE == DW_GEMM_LAUNCH_CONTROL) {
             for (int i = 0; i < DW_GEMM_ANSWERS; i++) {
                 barrier_init(s.answered + 8 * i, 1);
-                barrier_init(s.answers_taken + 8 * i, 5 * CTAS + 1); // warps that bring out, who loads, who multiplies
+                // The epilogue warps, the loader and the multiplier.
+                barrier_init(s.answers_taken + 8 * i, 5 * CTAS + 1);
             }
         }
         for (int i = 0; i < 8; i++) barrier_init(s.residual + 8 * i, 1);

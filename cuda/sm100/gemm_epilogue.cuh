@@ -1,9 +1,9 @@
-// From sums in tensor memory to D: D = activation(alpha sums + bias) + residual, of four warps, 32 rows each, in
-// boxes of 128 bytes a row. Shared by the matrix products of sm_100.
+// The epilogue of the GEMMs on sm_100, from accumulators in tensor memory to D: D = activation(alpha sums + bias) +
+// residual. Four warps process 32 rows each, in boxes of 128 bytes per row.
 //
-// Defines: ELEMENT, OUTPUT (0: as ELEMENT, 1: F32, 2: MXFP8, codes of E4M3 and scales as the next product reads them),
-// ACTIVATION (gemm_params.h), BIAS, RESIDUAL (D += R, of D's type, after the activation; not with MXFP8). SwiGLU: the
-// first half of a tile's columns is the gate's, the second the other factor's.
+// Defines: ELEMENT, OUTPUT (0: as ELEMENT, 1: F32, 2: MXFP8, codes of E4M3 and scales in the layout that the next
+// GEMM reads), ACTIVATION (gemm_params.h), BIAS, RESIDUAL (D += R, of D's type, after the activation; not with
+// MXFP8). SwiGLU: the first half of a tile's columns is the gate's, the second the other factor's.
 #ifndef DW_SM100_GEMM_EPILOGUE_CUH
 #define DW_SM100_GEMM_EPILOGUE_CUH
 
@@ -13,8 +13,9 @@
 #include "scale_layout.h"
 
 #define MXFP8 (OUTPUT == DW_GEMM_OUTPUT_MXFP8)
-#define BOX_COLUMNS (MXFP8 ? 128 : OUTPUT == DW_GEMM_OUTPUT_F32 ? 32 : 64) // of D: 128 bytes
-#define BIAS_COLUMNS (BOX_COLUMNS < 64 ? BOX_COLUMNS : 64)                  // that are at hand at once
+#define BOX_COLUMNS (MXFP8 ? 128 : OUTPUT == DW_GEMM_OUTPUT_F32 ? 32 : 64) // columns of D: 128 bytes
+// Columns whose bias is loaded at once.
+#define BIAS_COLUMNS (BOX_COLUMNS < 64 ? BOX_COLUMNS : 64)
 
 // Columns that the two accumulators of a tile share.
 #ifndef OVERLAP
@@ -37,9 +38,10 @@ DEVICE float activate(float x) {
     return x;
 }
 
-// The warp's bias from `column` on, as F32 in shared memory: of the gate, 64 floats, then of the other factor.
+// Loads the warp's bias from `column` on, as F32, into shared memory: 64 floats for the gate, then those for the
+// other factor.
 DEVICE void load_bias(const dw_gemm_params &p, uint32 to, int column) {
-    __syncwarp(); // what was there before is done with
+    __syncwarp(); // the previous contents are no longer needed
 #pragma unroll
     for (int i = lane_index(); i < BIAS_COLUMNS * (SWIGLU ? 2 : 1); i += 32) {
         int part = i / BIAS_COLUMNS, at = column + i % BIAS_COLUMNS;
@@ -49,7 +51,7 @@ DEVICE void load_bias(const dw_gemm_params &p, uint32 to, int column) {
     __syncwarp();
 }
 
-// What multiplies the sums.
+// Returns the factor of the accumulators.
 DEVICE float factor_of(const dw_gemm_params &p) {
     float alpha = p.alpha;
     if (p.factor_a) alpha *= *p.factor_a;
@@ -57,7 +59,7 @@ DEVICE float factor_of(const dw_gemm_params &p) {
     return alpha;
 }
 
-// alpha x + bias of 32 columns; `bias`: the first's.
+// Computes alpha x + bias for 32 columns; `bias` is the address of the first column's.
 DEVICE void scale(float alpha, float *x, uint32 bias) {
 #pragma unroll
     for (int i = 0; i < 32; i += 4) {
@@ -70,7 +72,7 @@ DEVICE void scale(float alpha, float *x, uint32 bias) {
     }
 }
 
-// A chunk of 16 bytes of D, of its `x`, into the box in place of the residual.
+// Stores a chunk of 16 bytes of D, computed from `x`, into the box in place of the residual.
 DEVICE void store_chunk(uint32 to, const float *x) {
     uint4 r = make_uint4(0, 0, 0, 0);
     if constexpr (RESIDUAL) r = shared_load16(to);
@@ -92,7 +94,7 @@ DEVICE void store_chunk(uint32 to, const float *x) {
     }
 }
 
-// 32 sums of the lane's row; `any`: whether anything was summed.
+// Loads 32 accumulators of the lane's row; `any`: whether K is greater than 0.
 DEVICE void load_sums(float *x, uint32 sums, bool any) {
     if (any) tensor_memory_load(x, sums);
     else {
@@ -101,7 +103,8 @@ DEVICE void load_sums(float *x, uint32 sums, bool any) {
     }
 }
 
-// 32 columns of the lane's row, from `sums` on, but for what is added to the activation; `bias`: the first's.
+// Computes 32 columns of the lane's row, from `sums` on, without the residual; `bias` is the address of the first
+// column's.
 DEVICE void finish_sums(float alpha, bool any, uint32 sums, uint32 bias, float *x) {
     float factor[32];
     load_sums(x, sums, any);
@@ -117,7 +120,8 @@ DEVICE void finish_sums(float alpha, bool any, uint32 sums, uint32 bias, float *
     for (int i = 0; i < 32; i++) x[i] = SWIGLU ? silu(x[i]) * factor[i] : activate(x[i]);
 }
 
-// The accumulator's columns of one box, from `sums` on, to the box at `box`; a lane has a row.
+// Computes the accumulator's columns of one box, from `sums` on, and stores them to the box at `box`; one row per
+// lane.
 DEVICE void finish_box(float alpha, bool any, uint32 sums, uint32 box, uint32 bias) {
 #pragma unroll
     for (int half = 0; half < BOX_COLUMNS / 32; half++) {
@@ -130,14 +134,14 @@ DEVICE void finish_box(float alpha, bool any, uint32 sums, uint32 box, uint32 bi
     }
 }
 
-// A block of 32 numbers, of which `count` are D's: its codes to the box as its chunks `chunk` and the one behind; gives
-// the scale's code.
+// Stores the codes of a block of 32 numbers, of which `count` belong to D, to chunks `chunk` and `chunk` + 1 of the box.
+// Returns the code of the scale.
 DEVICE uint32 store_block(uint32 box, int chunk, float *x, int count) {
     uint32 most = 0, codes[8];
     if (count < 32) {
 #pragma unroll
         for (int i = 0; i < 32; i++)
-            if (i >= count) x[i] = 0.f; // sums of zeros, but NaN where A is infinite
+            if (i >= count) x[i] = 0.f; // accumulators of zeros, but NaN if A is infinite
     }
 #pragma unroll
     for (int i = 0; i < 32; i++) most = max(most, __float_as_uint(x[i]) & 0x7fffffffu);
@@ -151,7 +155,7 @@ DEVICE uint32 store_block(uint32 box, int chunk, float *x, int count) {
     return scale.code;
 }
 
-// As finish_box, of MXFP8; gives the scales of the lane's four blocks.
+// Like finish_box, for MXFP8; returns the scales of the lane's four blocks.
 DEVICE uint32 finish_quantized_box(const dw_gemm_params &p, float alpha, uint32 sums, uint32 box, uint32 bias,
                                    int column) {
     uint32 scales = 0;
@@ -166,14 +170,14 @@ DEVICE uint32 finish_quantized_box(const dw_gemm_params &p, float alpha, uint32 
     return scales;
 }
 
-// Four scales of the lane's row (`row`: the warp's first), zeros of one that is not D's.
+// Stores four scales of the lane's row (`row` is the warp's first), zeros for rows outside of D.
 DEVICE void store_scales(const dw_gemm_params &p, int row, int column, uint32 scales) {
     row += lane_index();
     long long wide = DW_SCALE_TILES_WIDE((p.n + 31) / 32);
     *(uint32 *)((uint8 *)p.scales_d + DW_SCALE_OFFSET(row, column / 32, wide)) = row < p.m ? scales : 0;
 }
 
-// Lets the next product have the accumulator `stage`.
+// Releases the accumulator `stage` to the next MMA.
 DEVICE void give_sums_back(uint32 taken, int stage) {
     tensor_fence_before();
     __syncwarp();
@@ -183,8 +187,8 @@ DEVICE void give_sums_back(uint32 taken, int stage) {
     }
 }
 
-// Boxes of a tile's 32 rows, in turn from the warp's two places in shared memory. Lane 0 drives the copy engine. Where
-// accumulators overlap, the columns that they share come out first, and are given back then.
+// Stores boxes of a tile's 32 rows, alternating between the warp's two places in shared memory. Lane 0 issues TMA. If
+// accumulators overlap, their shared columns are stored first and released immediately.
 DEVICE void bring_out(const dw_gemm_params &p, const shared_layout &s, uint32 tensor_memory, const tensor_map *map_d,
                       const tensor_map *map_r) {
     constexpr int box_count = TILE_COLUMNS / BOX_COLUMNS;
@@ -205,7 +209,7 @@ DEVICE void bring_out(const dw_gemm_params &p, const shared_layout &s, uint32 te
             if (row < p.m && column < p.n) {
                 uint32 box = boxes + out.stage * DW_GEMM_BOX_BYTES, arrived = s.residual + warp * 16 + 8 * out.stage;
                 if (lane_index() == 0) {
-                    bulk_wait_read<1>(); // what was in this box has been read
+                    bulk_wait_read<1>(); // the previous contents of this box have been read
                     if constexpr (RESIDUAL) {
                         barrier_expect(arrived, DW_GEMM_BOX_BYTES);
                         tma_load_matrix<1>(box, map_r, arrived, column, row);
@@ -227,7 +231,7 @@ DEVICE void bring_out(const dw_gemm_params &p, const shared_layout &s, uint32 te
                 }
                 advance(out, 2);
             } else if (MXFP8 && t.row < p.m && column < p.n) {
-                store_scales(p, row, column, 0); // which complete a tile of scales
+                store_scales(p, row, column, 0); // zeros that complete a tile of scales
             }
             if (i == back_after - 1) give_sums_back(taken, sums.stage);
         }

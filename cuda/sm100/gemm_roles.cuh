@@ -1,5 +1,5 @@
-// Who does what in a block of a matrix product of sm_100, and of that what does not depend on what the operands are.
-// Defines: those of gemm_epilogue.cuh, and STEP: elements of a row that a stage holds.
+// The roles of warps in a GEMM's thread block on sm_100, as far as they do not depend on the operands' format.
+// Defines: those of gemm_epilogue.cuh, and STEP: elements of a row in a stage.
 #ifndef DW_SM100_GEMM_ROLES_CUH
 #define DW_SM100_GEMM_ROLES_CUH
 
@@ -7,8 +7,8 @@
 
 DEVICE int steps_of(const dw_gemm_params &p) { return (p.k + STEP - 1) / STEP; }
 
-// This block's rows of B, from `column` on, in elements of the map: with SwiGLU half of the tile's are the gate's, which
-// the pair's first block holds.
+// Loads this block's rows of B, from `column` on, in elements of the map. With SwiGLU half of the tile's rows are the
+// gate's, which the pair's first block holds.
 DEVICE void load_b(const dw_gemm_params &p, const tensor_map *map, uint32 to, uint32 full, int column, const tile &t) {
     if constexpr (CTAS == 2) {
         int rank = cluster_rank();
@@ -19,9 +19,9 @@ DEVICE void load_b(const dw_gemm_params &p, const tensor_map *map, uint32 to, ui
     }
 }
 
-// By one thread: load(stage, its full barrier, step, tile) brings in the rows of A and B of each step, once the stage's
-// products of before are done. What both blocks of a pair load is counted by the barriers of the first, where the
-// products are issued.
+// Called by one thread. load(stage, its full barrier, step, tile) loads the rows of A and B of each step once the
+// stage's previous MMAs are complete. The loads of both blocks of a pair complete on the barriers of the first block,
+// which issues the MMAs.
 template <class LOAD> DEVICE void load_stages(const dw_gemm_params &p, const shared_layout &s, LOAD load) {
     bool first = CTAS == 1 || cluster_rank() == 0;
     uint32 full = CTAS == 1 ? s.full : cluster_address(s.full, 0);
@@ -36,14 +36,15 @@ template <class LOAD> DEVICE void load_stages(const dw_gemm_params &p, const sha
             advance(r, STAGES);
         }
     }
-    // The block stays until every product has said that it is done: that would arrive in nobody's memory.
+    // The block must not exit before every MMA has arrived on its barrier: a later arrival would hit memory of
+    // another block.
     for (int i = 0; i < STAGES; i++) {
         barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
         advance(r, STAGES);
     }
 }
 
-// Four warps bring out; one thread each loads, multiplies and, where tiles are asked for, asks.
+// Four warps run the epilogue; one thread each loads, multiplies and, with cluster launch control, requests tiles.
 template <class LOAD, class MULTIPLY>
 DEVICE void share_out(const dw_gemm_params &p, const shared_layout &s, uint32 tensor_memory, const tensor_map *map_d,
                       const tensor_map *map_r, LOAD load, MULTIPLY multiply_stages) {

@@ -1,16 +1,15 @@
-// Matrix product D = f(alpha A B^T) of operands whose blocks along a row share a scale: A (m x k) and B (n x k) of
-// E4M3 or E5M2 with an E8M0 for 32 elements (MXFP8), or of E2M1, two to a byte, with an E4M3 for 16 (NVFP4) or an
-// E8M0 for 32 (MXFP4); sums in F32. Proven on the emulator, not run on hardware.
+// GEMM D = f(alpha A B^T) of block-scaled operands: A (m x k) and B (n x k) of E4M3 or E5M2 with an E8M0 scale for 32
+// elements (MXFP8), or of E2M1, two to a byte, with an E4M3 for 16 (NVFP4) or an E8M0 for 32 (MXFP4); accumulators in
+// F32. Proven on the emulator, not run on hardware.
 //
-// As gemm.cu, whose schedule, barriers and epilogue it has. A stage is 128 bytes of each row and their scales, which
-// come as tiles (scale_layout.h) and are copied from shared memory to tensor memory in front of their products: one
-// thread issues both, and they are done in that order. Scales take columns: two accumulators of 256 overlap by what
-// is missing, and the columns they share are brought out first, after which the next tile's products may begin.
+// Schedule, barriers and epilogue are those of gemm.cu. A stage is 128 bytes of each row and their scales, which
+// arrive as tiles (scale_layout.h) and are copied from shared to tensor memory before their MMAs: one thread issues
+// both, and they execute in that order. The scales need columns of tensor memory, so two accumulators of 256 columns
+// overlap by that many. The shared columns are stored first, after which the next tile's MMAs may start.
 //
 // Defines: SCHEME, FORMAT_A, FORMAT_B (gemm_scaled_params.h), CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT (of D,
-// bias and residual), OUTPUT, ACTIVATION, BIAS, RESIDUAL, SCHEDULE as in gemm.cu. SwiGLU: TILE_N is 256, B has the
-// rows of the gate, then those of the other factor, and so have its scales, each part filled up to 128 rows by
-// itself.
+// bias and residual), OUTPUT, ACTIVATION, BIAS, RESIDUAL, SCHEDULE as in gemm.cu. SwiGLU: TILE_N is 256; B has the
+// rows of the gate, then those of the other factor, and so do its scales, each part padded to 128 rows separately.
 
 #include "gemm_scaled_params.h"
 
@@ -31,10 +30,10 @@
 #define RANGES DW_SCALED_RANGES(TILE_N)
 #define OPERAND_BYTES DW_SCALED_OPERAND_BYTES(CTAS, TILE_N)
 #define SCALE_BYTES DW_SCALED_SCALE_BYTES(SCHEME, TILE_N)
-#define PRODUCTS 4                                                       // of a step, 32 bytes of each row
-#define PRODUCT_SCALES (STEP / PRODUCTS / DW_SCALED_BLOCK(SCHEME))       // of a row
+#define PRODUCTS 4                                                       // MMAs per step, 32 bytes of each row
+#define PRODUCT_SCALES (STEP / PRODUCTS / DW_SCALED_BLOCK(SCHEME))       // scales of a row per MMA
 #define SCALE_COLUMN (DW_SCALED_COLUMNS - DW_SCALED_SCALE_COLUMNS)       // A's, then B's
-#define SCALE_WORDS (DW_SCALE_TILE_BYTES / 8)                            // the copy engine's elements
+#define SCALE_WORDS (DW_SCALE_TILE_BYTES / 8)                            // TMA's elements
 
 static_assert(SCHEME == DW_GEMM_MXFP8 || SCHEME == DW_GEMM_NVFP4 || SCHEME == DW_GEMM_MXFP4, "a scheme");
 static_assert(SCHEME == DW_GEMM_MXFP8 || (FORMAT_A == DW_GEMM_E4M3 && FORMAT_B == DW_GEMM_E4M3), "E2M1 alone");
@@ -42,7 +41,7 @@ static_assert(!SWIGLU || TILE_N == 256, "each half has whole tiles of scales");
 static_assert(DW_SCALED_SCALE_COLUMNS_USED(SCHEME, TILE_N) <= DW_SCALED_SCALE_COLUMNS, "too many scales");
 static_assert(DW_SCALED_SHARED_BYTES(SCHEME, CTAS, TILE_N, STAGES) <= DW_GEMM_MOST_SHARED, "too many stages");
 
-// Operands of all stages are first, then their scales: A's, then B's, range by range.
+// The operands of all stages come first, then their scales: A's, then B's, by ranges of rows.
 DEVICE uint32 operands_of(const shared_layout &s, int stage) { return s.stages + stage * OPERAND_BYTES; }
 DEVICE uint32 scales_of(const shared_layout &s, int stage) {
     return s.stages + STAGES * OPERAND_BYTES + stage * SCALE_BYTES;
@@ -50,7 +49,7 @@ DEVICE uint32 scales_of(const shared_layout &s, int stage) {
 
 // ---- loads --------------------------------------------------------------------------------------------------
 
-// Tiles of scales that do not exist arrive as zeros.
+// Loads scales; tiles of scales that do not exist arrive as zeros.
 DEVICE void load_scales(const dw_gemm_params &p, const tensor_map *map_a, const tensor_map *map_b, uint32 to,
                         uint32 full, int step, const tile &t) {
     int word = step * STEP_TILES * SCALE_WORDS;
@@ -63,8 +62,8 @@ DEVICE void load_scales(const dw_gemm_params &p, const tensor_map *map_a, const 
 
 // ---- products -----------------------------------------------------------------------------------------------
 
-// Scales of a step, into tensor memory: four columns for 128 rows of A; then for each four scales of a row 4 RANGES
-// columns, those of one product beside each other.
+// Copies the scales of a step into tensor memory: four columns for 128 rows of A; then 4 RANGES columns for each four
+// scales of a row, those of one MMA adjacent.
 DEVICE void copy_scales(uint32 columns, uint32 scales) {
 #pragma unroll
     for (int i = 0; i < STEP_TILES; i++) {
@@ -77,7 +76,7 @@ DEVICE void copy_scales(uint32 columns, uint32 scales) {
     }
 }
 
-// Waits until the accumulator has been read; where it shares columns with the one before, until those have been.
+// Waits until the accumulator has been read; if it shares columns with the previous one, until those have been.
 DEVICE void wait_for_sums(const shared_layout &s, const ring &sums, const ring &before, bool is_first) {
     uint32 barrier = s.sums_taken + 8 * (OVERLAP ? before.stage : sums.stage);
     uint32 phase = OVERLAP ? before.phase : sums.phase ^ 1;

@@ -1,32 +1,32 @@
-/* The block-scaled matrix products of sm_100: formats, and what a variant takes of a multiprocessor beside what
- * all products do (gemm_params.h, whose dw_gemm_params they are launched with). Plain C, read by the host and
- * by device code alike. */
+/* The block-scaled GEMMs of sm_100: formats, and the resources of a variant beyond those of all GEMMs (gemm_params.h,
+ * whose dw_gemm_params are the launch parameters). Plain C, read by the host and by device code.
+ */
 #ifndef DW_SM100_GEMM_SCALED_PARAMS_H
 #define DW_SM100_GEMM_SCALED_PARAMS_H
 
 #include "common/scale_layout.h"
 #include "gemm_params.h"
 
-/* SCHEME: elements of A and B, their blocks, and the blocks' scales. */
+/* SCHEME: elements of A and B, elements per block, and type of the scales. */
 #define DW_GEMM_MXFP8 0 /* E4M3 or E5M2, 32, E8M0 */
 #define DW_GEMM_NVFP4 1 /* E2M1, 16, E4M3 */
 #define DW_GEMM_MXFP4 2 /* E2M1, 32, E8M0 */
-/* FORMAT_A, FORMAT_B of MXFP8. */
+/* FORMAT_A and FORMAT_B of MXFP8. */
 #define DW_GEMM_E4M3 0
 #define DW_GEMM_E5M2 1
 
 #define DW_SCALED_STEP(scheme)                                                                     \
-    ((scheme) == DW_GEMM_MXFP8 ? 128 : 256) /* of the contraction: 128 bytes */
+    ((scheme) == DW_GEMM_MXFP8 ? 128 : 256) /* elements of the contraction: 128 bytes */
 #define DW_SCALED_BLOCK(scheme)                                                                    \
     ((scheme) == DW_GEMM_NVFP4 ? 16 : 32) /* elements that share a scale */
-/* Tiles of scales (common/scale_layout.h) that a step has of 128 rows. */
+/* Tiles of scales (common/scale_layout.h) of a step for 128 rows. */
 #define DW_SCALED_STEP_TILES(scheme)                                                               \
     (DW_SCALED_STEP(scheme) / DW_SCALED_BLOCK(scheme) / DW_SCALE_TILE_COLUMNS)
-/* Ranges of 128 rows of B that a tile of D may lie in. */
+/* Ranges of 128 rows of B that a tile of D may overlap. */
 #define DW_SCALED_RANGES(tile_n) (((tile_n) + 127) / 128)
 
 #define DW_SCALED_OPERAND_BYTES(ctas, tile_n) DW_GEMM_STAGE_BYTES(ctas, tile_n)
-/* Each block has the scales of its rows of A, and those of all of the tile's rows of B. */
+/* Each block has the scales of its rows of A and of all of the tile's rows of B. */
 #define DW_SCALED_SCALE_BYTES(scheme, tile_n)                                                      \
     (DW_SCALED_STEP_TILES(scheme) * DW_SCALE_TILE_BYTES * (1 + DW_SCALED_RANGES(tile_n)))
 #define DW_SCALED_STAGE_BYTES(scheme, ctas, tile_n)                                                \
@@ -34,8 +34,8 @@
 #define DW_SCALED_SHARED_BYTES(scheme, ctas, tile_n, stages)                                       \
     ((stages)*DW_SCALED_STAGE_BYTES(scheme, ctas, tile_n) + DW_GEMM_REST_BYTES(stages))
 
-/* Tensor memory: two accumulators, and at its end the scales of a step, 128 rows x 4 scales in 4 columns. Two of 256
- * columns share those in the middle. */
+/* Tensor memory: two accumulators, then the scales of a step, 128 rows x 4 scales in 4 columns. Two accumulators of
+ * 256 columns share those in the middle. */
 #define DW_SCALED_COLUMNS 512
 #define DW_SCALED_SCALE_COLUMNS 64
 #define DW_SCALED_SCALE_COLUMNS_USED(scheme, tile_n)                                               \

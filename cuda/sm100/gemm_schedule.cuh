@@ -1,7 +1,6 @@
-// Which tile of D comes next: shared by the matrix products of sm_100. Defines: CTAS, TILE_N, ACTIVATION, SCHEDULE
-// (gemm_params.h): static, in which a block's tiles follow from its number, or by launch control, in which it asks for
-// those of blocks that are not launched yet. The latter's one warp that asks puts answers into a ring; everyone reads
-// them there.
+// The tile schedule of the GEMMs on sm_100. Defines: CTAS, TILE_N, ACTIVATION, SCHEDULE (gemm_params.h). In a static
+// schedule, a block's tiles follow from its index. With cluster launch control, one warp requests the tiles of blocks
+// that are not launched yet and puts the responses into a ring, which all roles read.
 #ifndef DW_SM100_GEMM_SCHEDULE_CUH
 #define DW_SM100_GEMM_SCHEDULE_CUH
 
@@ -11,8 +10,8 @@
 
 #define SWIGLU (ACTIVATION == DW_GEMM_SWIGLU)
 #define TILE_M (CTAS * DW_GEMM_ROWS)
-#define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // of D
-#define BAND 8 // tiles one below the other that are worked on together, for what they share of B in the level-2 cache
+#define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // columns of D
+#define BAND 8 // adjacent tiles along m that are processed together, because they share B in the level-2 cache
 
 static_assert(TILE_N % 64 == 0 && TILE_N <= 256, "what one product takes");
 
@@ -20,13 +19,13 @@ typedef struct tile {
     int row, column; // of D: the block's first row, the tile's first column
 } tile;
 
-// How far a thread is in its block's sequence of tiles: at first all zeros.
+// A thread's position in its block's sequence of tiles; must start zeroed.
 typedef struct walk {
     int round, index;
     ring answers;
 } walk;
 
-// The number of the tile that the answer at `answer` gives to this block; -1: none.
+// Returns the number of the tile in the response at `answer`; -1: none.
 DEVICE int answered_tile(uint32 answer) {
     uint32 canceled, block;
     launch_control_read(answer, canceled, block);
@@ -46,7 +45,7 @@ template <bool WARP> DEVICE int take_answer(const shared_layout &s, ring &r) {
     return index;
 }
 
-// The block's next tile: false where there are no more. By a whole warp, or by one thread of it.
+// Computes the block's next tile; returns false if there is none. Called by a whole warp, or by one thread of it.
 template <bool WARP> DEVICE bool next_tile(const dw_gemm_params &p, const shared_layout &s, walk &w, tile &t) {
     if (w.round++ == 0) w.index = blockIdx.x / CTAS;
     else if constexpr (SCHEDULE == DW_GEMM_LAUNCH_CONTROL) w.index = take_answer<WARP>(s, w.answers);
@@ -59,7 +58,7 @@ template <bool WARP> DEVICE bool next_tile(const dw_gemm_params &p, const shared
     return true;
 }
 
-// By one thread, of the pair's first block: asks until there is nothing left.
+// Requests tiles until there are none left. Called by one thread of the pair's first block.
 DEVICE void ask_for_tiles(const shared_layout &s) {
     ring r = {0, 0};
     for (;;) {
@@ -75,7 +74,7 @@ DEVICE void ask_for_tiles(const shared_layout &s) {
         barrier_wait_cluster(answered, r.phase);
         int index = answered_tile(answer);
         fence_async_shared();
-        if (index < 0) return; // nobody may ask again
+        if (index < 0) return; // no further request is allowed
         advance(r, DW_GEMM_ANSWERS);
     }
 }

@@ -1,7 +1,7 @@
-/* Tiles of the matrix products on sm_100, read by the host, which passes them on as defines, and by the tests. Stages
- * fill the shared memory that is left; two accumulators of 256 columns fill tensor memory, so that beside scale factors
- * they overlap. Not measured: no GPU of
- * this family was at hand. */
+/* Tiles of the GEMMs on sm_100, read by the host, which passes them as defines, and by the tests. The stages fill the
+ * remaining shared memory. Two accumulators of 256 columns fill tensor memory, so they overlap if there are scale
+ * factors. Not measured: no GPU of this family was available.
+ */
 #ifndef DW_SM100_GEMM_TILES_H
 #define DW_SM100_GEMM_TILES_H
 
@@ -13,7 +13,7 @@
     X(2, 128, 8)                                                                                   \
     X(2, 256, 6)
 
-/* Block-scaled: X(scheme, ctas, tile_n, stages), schemes of gemm_scaled_params.h. SwiGLU has tiles of 256. */
+/* Block-scaled: X(scheme, ctas, tile_n, stages), schemes of gemm_scaled_params.h. SwiGLU uses tiles of 256. */
 #define DW_SM100_SCALED_TILES(X)                                                                   \
     X(0, 1, 128, 5)                                                                                \
     X(0, 1, 192, 4)                                                                                \

@@ -1,33 +1,32 @@
-// Exact attention, backward, in three kernels. With P = exp(S - LSE) made again from Q and K, and delta the row sums
-// of dO * O:
+// Exact attention, backward, in three kernels. P = exp(S - LSE) is recomputed from Q and K; delta is the row sums of
+// dO * O:
 //
-//     dV = P^T dO     dP = dO V^T     dS = P * (dP - delta)     dK = scale dS^T Q     dQ = scale dS K
+//       dV = P^T dO     dP = dO V^T     dS = P * (dP - delta)     dK = scale dS^T Q     dQ = scale dS K
 //
-// prepare   delta, and LSE in powers of two; zeros the sums of dQ.
-// main      A block of threads owns TILE_N keys of one head: it goes through the queries that see them, TILE_M at a
-//           time, and through all query heads that share the keys. dK and dV stay in registers; dQ is added to sums
-//           in memory (F32), where blocks of threads meet. One warp drives the copy engine, CONSUMERS warpgroups
-//           compute.
-// finish    sums of dQ to elements.
+//   prepare   Computes delta and LSE in powers of two; zeros the dQ accumulators.
+//   main      A thread block owns TILE_N keys of one head. It iterates over the queries that see them, TILE_M at a
+//             time, and over all query heads that share the keys. dK and dV stay in registers; dQ is added to
+//             F32 accumulators in memory that thread blocks share. One warp issues TMA, CONSUMERS warpgroups compute.
+//   finish    Converts the dQ accumulators to elements.
 //
-// Up to HEAD_DIM 128 a consumer has 64 keys: it takes S and dP transposed (keys are rows), so that P^T and dS^T go
-// from the accumulators straight into the products for dV and dK; only dS passes through shared memory, for dQ.
-// Beyond, the sums of 64 keys would not fit a thread: consumers share the columns of the head instead (dK and dV
-// transposed: columns are rows), and P and dS both pass through shared memory.
-// After Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao: "FlashAttention-3" (2024).
+// Up to HEAD_DIM 128 a consumer has 64 keys. It computes S and dP transposed (keys are rows), so that P^T and dS^T go
+// directly from the accumulators into the GEMMs for dV and dK; only dS passes through shared memory, for dQ. Above
+// 128 the accumulators of 64 keys do not fit in a thread's registers. Consumers then share the columns of the head
+// (dK and dV transposed: columns are rows), and P and dS both pass through shared memory. After Shah, Bikshandi,
+// Zhang, Thakkar, Ramani, Dao: "FlashAttention-3" (2024).
 //
-// P and dS are rounded to elements where they enter a product. In F16 a dS beyond 65504 becomes infinite, and with it
-// the gradients: what scales losses sees it.
+// P and dS are rounded to elements before a GEMM. In F16 a dS beyond 65504 becomes infinite, and the gradients with
+// it, so that loss scaling detects it.
 //
-// SERIAL 1: a block of threads takes all blocks of keys of a head, one after the other. Nobody else then adds to that
-// head's dQ: each thread keeps its sums in memory of its own (dq_sum has a place for each block of threads), begins
-// them without zeros, and writes dQ itself where the last keys are added. There is no finish, and every run gives the
-// same bits. For many heads of few rows, whose sums stay in the cache; else the sums' way to memory and back and the
-// other kernels would take a third of the time.
+// SERIAL 1: a thread block processes all key blocks of a head in order, so it is the only one that adds to the head's
+// dQ. Each thread keeps its accumulators in its own memory (dq_sum has a slot per thread block), starts them without
+// zeroing, and writes dQ itself with the last keys. There is no finish kernel, and every run gives the same bits.
+// This suits many heads with few rows, whose accumulators stay in the cache; otherwise the traffic of the
+// accumulators and the other kernels would take a third of the time.
 //
 // Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES_Q, STAGES_DO, CONSUMERS
-// (attention_backward_layout.h, with what dynamic shared memory they take), ELEMENT, WINDOW (1: some row may not see
-// some key), SOFTCAP, DROPOUT, PACKED, DETERMINISTIC, SERIAL.
+// (attention_backward_layout.h, with the dynamic shared memory that they take), ELEMENT, WINDOW (1: some row may not
+// see some key), SOFTCAP, DROPOUT, PACKED, DETERMINISTIC, SERIAL.
 
 #include "attention_backward_layout.h"
 #include "attention_params.h"
@@ -37,14 +36,14 @@
 #ifndef SERIAL
 #define SERIAL 0
 #endif
-// So many tiles of queries further begins each block of keys; 0: all begin at the first.
+// Each key block starts this many query tiles after the previous one; 0: all start at the first tile.
 #ifndef ROTATED
 #define ROTATED 0
 #endif
 static_assert(!ROTATED || !DETERMINISTIC, "blocks of keys take turns from the first tile on");
 
 #define KEYS_AS_ROWS (HEAD_DIM <= 128)
-#define BLOCKS ((HEAD_DIM + 63) / 64) // of 64 columns: what is stored of a row in shared memory
+#define BLOCKS ((HEAD_DIM + 63) / 64) // blocks of 64 columns: the width of a row in shared memory
 #define COLUMNS (64 * BLOCKS)
 #define Q_BYTES (TILE_M * BLOCKS * 128)
 #define KV_BYTES (TILE_N * BLOCKS * 128)
@@ -52,7 +51,7 @@ static_assert(!ROTATED || !DETERMINISTIC, "blocks of keys take turns from the fi
 #define CONSUMER_THREADS (128 * CONSUMERS)
 #define THREADS (128 + CONSUMER_THREADS)
 
-// A consumer's share: scores of KEYS keys and all queries; SUMS of dK, and as many of dV, in each thread.
+// A consumer's share: scores of KEYS keys and all queries; each thread has SUMS accumulators of dK and as many of dV.
 #if KEYS_AS_ROWS
 #define KEYS 64
 #define SCORES (TILE_M / 2)
@@ -67,38 +66,38 @@ static_assert(TILE_N == 64 * CONSUMERS, "a consumer has 64 keys");
 #define SCORE_BYTES (TILE_N * 128) // P, dS: keys are rows
 static_assert(TILE_M == 64 && BLOCKS % CONSUMERS == 0 && KEYS % 8 == 0 && TILE_N % 16 == 0, "shares are whole");
 #endif
-// Where P is final before dS is, and registers suffice, its product for dV is under way while dS is computed.
+// If P is final before dS and registers suffice, the GEMM for dV runs while dS is computed.
 #define EARLY_DV (KEYS_AS_ROWS && TILE_M == 64 && !DROPOUT && !SOFTCAP)
 
-// The product for dK before that for dQ: while the sums of dQ so far are read. Otherwise after it: while those of dQ
-// are added.
+// 1: the GEMM for dK precedes that for dQ and runs while the dQ accumulators are read. 0: it follows and runs while
+// those of dQ are added.
 #define DK_FIRST SERIAL
 
 #define SCORE_TILES (KEYS_AS_ROWS ? 1 : 2)
 
-// dQ: each consumer has DQ_SLICES products of 64 queries and 64 columns, one after the other. The sums of a tile are
-// kept in memory in the order of accumulators: by consumer, slice, four registers, thread.
+// dQ: each consumer computes DQ_SLICES GEMMs of 64 queries and 64 columns in turn. The accumulators of a tile lie in
+// memory in register order: by consumer, slice, four registers, thread.
 #define DQ_SUMS 32
 #define DQ_SLICES (TILE_M * COLUMNS / CONSUMERS / 128 / DQ_SUMS)
 static_assert(DQ_SLICES * DQ_SUMS * CONSUMERS * 128 == TILE_M * COLUMNS, "shares are whole");
 static_assert(TILE_M == 64 || (TILE_M == 64 * CONSUMERS && BLOCKS == 1), "rows or columns are shared");
 
-// ---- where things are ---------------------------------------------------------------------------------------
+// ---- layout of the data ------------------------------------------------------------------------------------
 
 typedef struct sequence {
     int batch;
     int rows_q, rows_k; // of this sequence
-    int start_q, start_k; // packed: where it begins
-    int tile;           // of the first query head's first: in delta and dq_sum
-    int tile_stride;    // from one query head's tiles to the next's
+    int start_q, start_k; // packed: first row of the sequence
+    int tile;           // first tile of the first query head in delta and dq_sum
+    int tile_stride;    // from one query head's tiles to the next
 } sequence;
 
-// What the batch's stride is multiplied by.
+// Factor of the batch stride.
 #define STRIDED_BATCH(s) (PACKED ? 0 : (s).batch)
 
 DEVICE int queries_to_tiles(int rows) { return (rows + TILE_M - 1) / TILE_M; }
 
-// Packed sequences begin at a tile of their own: sequence b, whose rows begin at s, at tile s / TILE_M + b.
+// Packed sequences start at a tile boundary: sequence b with first row s starts at tile s / TILE_M + b.
 DEVICE sequence find_sequence(const dw_attention_params &p, int batch) {
     sequence s = {batch, p.rows_q, p.rows_k, 0, 0, 0, queries_to_tiles(p.rows_q)};
     s.tile = batch * p.heads_q * s.tile_stride;
@@ -113,7 +112,7 @@ DEVICE sequence find_sequence(const dw_attention_params &p, int batch) {
     return s;
 }
 
-// Keys that some query of tile m sees: first to last; none where first > last.
+// The keys that at least one query of tile m sees: first to last; none if first > last.
 DEVICE int first_key_of(const dw_attention_params &p, const sequence &s, int m) {
     int diagonal = p.bottom_right ? s.rows_k - s.rows_q : 0;
     return WINDOW ? max(0, m * TILE_M + diagonal - p.window_left) : 0;
@@ -124,7 +123,7 @@ DEVICE int last_key_of(const dw_attention_params &p, const sequence &s, int m) {
     return WINDOW ? min(s.rows_k - 1, last_row + diagonal + p.window_right) : s.rows_k - 1;
 }
 
-// ---- prepare and finish: a block of threads for each tile of queries --------------------------------------------
+// ---- prepare and finish: one thread block per tile of queries ---------------------------------------------------
 
 #define SIDE_THREADS 256
 
@@ -134,7 +133,7 @@ typedef struct query_tile {
     long long tile;
 } query_tile;
 
-// False: nothing there.
+// Returns false if there is no tile.
 DEVICE bool find_query_tile(const dw_attention_params &p, query_tile &t) {
     int tiles = queries_to_tiles(p.rows_q), index = blockIdx.x;
     t.m = index % tiles;
@@ -154,7 +153,7 @@ DEVICE float multiply_pair(uint32 a, uint32 b, float sum) {
     return fmaf(element_low(a), element_low(b), fmaf(element_high(a), element_high(b), sum));
 }
 
-// Whether an LSE leaves open, by its rounding and the scores', what would be an exponent that overflows. The exponents
+// Returns whether the rounding of the LSE and of the scores is so large that exponents could overflow. The exponents
 // of such a query come from flatten_scores, and its LSE is 0 in the statistics.
 DEVICE bool is_large(float lse) { return !SOFTCAP && fabsf(lse) >= 0x1p24f && lse != INFINITY_F; }
 
@@ -170,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     if (!find_query_tile(p, t)) return;
     float *lse_out = p.delta + t.tile * DW_BACKWARD_STATISTICS(TILE_M), *delta_out = lse_out + TILE_M;
 #if SERIAL
-    // Queries that see no key: nobody else will write their dQ.
+    // Queries that see no key: no thread block of main writes their dQ.
     if (first_key_of(p, t.s, t.m) > last_key_of(p, t.s, t.m))
         for (int i = threadIdx.x; i < TILE_M * p.head_dim / 8; i += SIDE_THREADS) {
             int row = t.first_row + i / (p.head_dim / 8), column = i % (p.head_dim / 8) * 8;
@@ -184,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
 #if DETERMINISTIC && !SERIAL
     if (threadIdx.x < CONSUMERS) p.turn[t.tile * CONSUMERS + threadIdx.x] = 0;
 #endif
-    // So many lanes, of 8 columns each, have a row.
+    // Lanes that share a row, with 8 columns each.
     const int lanes = COLUMNS == 64 ? 8 : COLUMNS == 128 ? 16 : 32;
     int column = threadIdx.x % lanes * 8;
     static_assert(TILE_M % (SIDE_THREADS / 8) == 0 || TILE_M % 16 == 0, "warps stay whole");
@@ -202,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
 #pragma unroll
         for (int step = lanes / 2; step; step >>= 1) delta += __shfl_xor_sync(0xffffffff, delta, step);
         if (column == 0) {
-            // Rows behind the end, and those that see no key: exp2(s - infinity) is 0, and so are P and dS.
+            // Rows past the end and rows that see no key: exp2(s - infinity) is 0, and so are P and dS.
             float lse = INFINITY_F;
             if (i < t.s.rows_q) {
                 lse = scaled_lse(p, t.s, t.head, i);
@@ -217,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     if (threadIdx.x == 0) lse_out[2 * TILE_M] = large ? 1.f : 0.f;
 }
 
-// Two rows' chunks of 8 columns: sums to elements.
+// Converts chunks of 8 columns of two rows to elements.
 DEVICE void write_dq(const dw_attention_params &p, const query_tile &t, int row, int column, const float *values) {
     int i = t.first_row + row;
     if (i >= t.s.rows_q || column >= p.head_dim) return;
@@ -234,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     query_tile t;
     if (!find_query_tile(p, t)) return;
     const float4 *sums = (const float4 *)(p.dq_sum + t.tile * TILE_M * COLUMNS);
-    // A thread here takes what four had: 16 numbers, of two rows 8 apart.
+    // A thread here processes what four threads accumulated: 16 numbers of two rows that are 8 apart.
     for (int i = threadIdx.x; i < TILE_M * COLUMNS / 16; i += SIDE_THREADS) {
         int group = i % 8, quad = i / 8 % 32, portion = i / 256; // 8 lanes write 128 bytes of a row
         int row = quad / 8 * 16 + quad % 8, column = 8 * group;
@@ -254,17 +253,17 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     }
 }
 
-// ---- main: what there is to do ----------------------------------------------------------------------------------
+// ---- main: work items --------------------------------------------------------------------------------------------
 
 typedef struct work {
     sequence s;
     int head_kv, first_key;
-    int diagonal;   // query i sees the keys around i + diagonal
-    int begin, end; // tiles of queries of which some sees one of the keys
+    int diagonal;   // query i sees keys around i + diagonal
+    int begin, end; // tiles of queries of which at least one sees one of the keys
 } work;
 
-// Work items: blocks of keys of one head lie side by side and share its queries in the cache; those that most queries
-// see come first. False: nothing there.
+// Work items: the key blocks of one head are adjacent and share its queries in the cache; those that most queries see
+// come first. Returns false if there is no item.
 DEVICE bool find_work(const dw_attention_params &p, int index, work &w) {
     int blocks = (p.rows_k + TILE_N - 1) / TILE_N, head = index / blocks;
     w.first_key = (index - head * blocks) * TILE_N;
@@ -284,8 +283,9 @@ DEVICE bool find_work(const dw_attention_params &p, int index, work &w) {
     return true;
 }
 
-// Where a block of threads begins on its tiles of queries, of which it goes round. Blocks that run at the same time
-// would add to the same sums at the same time if all began at the first (with a window they begin apart anyway).
+// Returns the tile of queries at which a thread block starts; it wraps around. If all blocks started at the first
+// tile, blocks that run at the same time would add to the same accumulators at the same time. With a window they
+// start apart anyway.
 DEVICE int first_tile(const work &w) {
     if (!ROTATED) return w.begin;
     return w.begin + w.first_key / TILE_N * ROTATED % (w.end - w.begin);
@@ -293,7 +293,7 @@ DEVICE int first_tile(const work &w) {
 
 DEVICE int next_tile(const work &w, int m) { return m + 1 < w.end ? m + 1 : w.begin; }
 
-// The work items of a block of threads: runs of WORK_RUN that follow one another.
+// The work items of a thread block: runs of WORK_RUN consecutive items.
 #define WORK_RUN(p) (SERIAL ? ((p).rows_k + TILE_N - 1) / TILE_N : 1)
 
 DEVICE int next_work(const dw_attention_params &p, int index) {
@@ -302,7 +302,7 @@ DEVICE int next_work(const dw_attention_params &p, int index) {
 }
 
 typedef struct shared_layout {
-    uint32 k, v, q, d_o, scores, stats; // tiles; q, d_o, scores and stats several, one after the other
+    uint32 k, v, q, d_o, scores, stats; // tiles; there are several of q, d_o, scores and stats, adjacent
     uint32 k_full, k_empty, v_full, v_empty, q_full, q_empty, do_full, do_empty; // barriers, 8 bytes apart
 } shared_layout;
 
@@ -376,14 +376,15 @@ DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const 
     }
 }
 
-// ---- main: consumer, products; issued, not awaited ------------------------------------------------------------------
+// ---- main: consumer, GEMMs: these functions issue and do not wait
+// ----------------------------------------------------
 
 typedef struct place {
-    int consumer, warp, lane; // warp: in its warpgroup
+    int consumer, warp, lane; // warp: within its warpgroup
 } place;
 
-// Lower half of the descriptor of a tile, and the descriptor of what begins `bytes` further: one addition each. The
-// base is hidden from the compiler, which would make all descriptors before the loop and spill them.
+// The lower half of a tile's descriptor, and the descriptor of an address `bytes` further: one addition each. The
+// base is hidden from the compiler, which would compute all descriptors before the loop and spill them.
 DEVICE uint32 descriptor_base(uint32 address, uint32 block_bytes) {
     uint32 base = address >> 4 | block_bytes >> 4 << 16;
     asm volatile("" : "+r"(base));
@@ -395,7 +396,7 @@ DEVICE uint64 descriptor(uint32 base, uint32 bytes) {
     return (uint64)upper << 32 | (base + (bytes >> 4));
 }
 
-// Q K^T or dO V^T, of this consumer's keys.
+// Q K^T or dO V^T for this consumer's keys.
 DEVICE void multiply_scores(float *scores, uint32 keys, uint32 queries, int consumer) {
     wgmma_fence();
     uint32 base_k = descriptor_base(keys + consumer * KEYS * 128, 0), base_q = descriptor_base(queries, 0);
@@ -412,7 +413,7 @@ DEVICE void multiply_scores(float *scores, uint32 keys, uint32 queries, int cons
     wgmma_commit();
 }
 
-// dV += P^T dO or dK += dS^T Q. The left side is `packed` in registers, or `tile` in shared memory.
+// dV += P^T dO or dK += dS^T Q. The left operand is `packed` in registers, or `tile` in shared memory.
 DEVICE void multiply_sums(float *sums, const uint32 *packed, uint32 tile, uint32 queries, int consumer) {
     wgmma_fence();
 #if KEYS_AS_ROWS
@@ -434,7 +435,7 @@ DEVICE void multiply_sums(float *sums, const uint32 *packed, uint32 tile, uint32
     wgmma_commit();
 }
 
-// This consumer's slice of dS K, or SERIAL: added to what is there.
+// This consumer's slice of dS K; with SERIAL, added to the accumulators.
 DEVICE void multiply_dq(float *dq, uint32 ds, uint32 k, int consumer, int slice) {
     wgmma_fence();
     uint32 base_k = descriptor_base(k + (BLOCKS == 1 ? 0 : consumer * DQ_SLICES + slice) * (TILE_N * 128), 0);
@@ -454,8 +455,8 @@ DEVICE void multiply_dq(float *dq, uint32 ds, uint32 k, int consumer, int slice)
 
 // ---- main: consumer, scores -----------------------------------------------------------------------------------------
 //
-// Score 4 c + 2 h + b of a thread is of row line + 8 h and column 8 c + 2 (lane % 4) + b of the consumer's product,
-// where rows are its keys and columns the tile's queries, or the other way round.
+// Score 4 c + 2 h + b of a thread is in row line + 8 h and column 8 c + 2 (lane % 4) + b of the consumer's GEMM, whose
+// rows are its keys and whose columns are the tile's queries, or the other way round.
 
 #if KEYS_AS_ROWS
 #define QUERY(c, h, b) (8 * (c) + 2 * (at.lane & 3) + (b))
@@ -465,7 +466,7 @@ DEVICE void multiply_dq(float *dq, uint32 ds, uint32 k, int consumer, int slice)
 #define KEY(c, h, b) (at.consumer * KEYS + 8 * (c) + 2 * (at.lane & 3) + (b))
 #endif
 
-// The statistics of score (c, h, b), `stats` of tile_m numbers.
+// The statistics of score (c, h, b); `stats` has tile_m numbers.
 typedef struct statistics {
     float2 value;
 } statistics;
@@ -487,11 +488,11 @@ DEVICE void next_statistics(statistics &s, uint32 stats, const place &at, int c)
 
 DEVICE float statistic(const statistics &s, int h, int b) { return (KEYS_AS_ROWS ? b : h) ? s.value.y : s.value.x; }
 
-// Scores of pairs that don't see one another become -infinity.
+// Sets scores of pairs that do not see each other to -infinity.
 DEVICE void mask_scores(const dw_attention_params &p, const work &w, const place &at, int first_query, float *scores) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        // Seen are low <= 8 c + b < high.
+        // Keys with low <= 8 c + b < high are visible.
         [[maybe_unused]] int query = first_query + QUERY(0, h, 0);
         int key = w.first_key + KEY(0, h, 0), low = 0, high = 1 << 30;
 #if KEYS_AS_ROWS
@@ -507,7 +508,7 @@ DEVICE void mask_scores(const dw_attention_params &p, const work &w, const place
         high = min(high, query + w.diagonal + p.window_right + 1 - key);
 #endif
 #endif
-        asm volatile("" : "+r"(high)); // a branch around all this shall stay one
+        asm volatile("" : "+r"(high)); // keeps a single branch around all of this
 #pragma unroll
         for (int c = 0; c < SCORES / 4; c++)
 #pragma unroll
@@ -517,7 +518,7 @@ DEVICE void mask_scores(const dw_attention_params &p, const work &w, const place
     }
 }
 
-// Does every pair of this consumer's keys and the tile's queries see one another?
+// Returns whether all pairs of this consumer's keys and the tile's queries see each other.
 DEVICE bool all_seen(const dw_attention_params &p, const work &w, const place &at, int first_query) {
     int first_key = w.first_key + at.consumer * KEYS, last_key = first_key + KEYS - 1;
     bool seen = last_key < w.s.rows_k;
@@ -528,11 +529,11 @@ DEVICE bool all_seen(const dw_attention_params &p, const work &w, const place &a
     return seen;
 }
 
-// Of a query with large scores: so that exponents from here on are 0 for the largest scores and far below for others.
-// All that is known of them is which are the largest.
+// For a query with large scores: sets the scores so that exponents are 0 for the largest scores and far below for the
+// others. Which scores are the largest is all that is known about them.
 DEVICE void flatten_scores(const dw_attention_params &p, const work &w, const place &at, int head, int first_query,
                            float *scores) {
-    asm volatile("" : "+r"(first_query)); // nothing of this is worked out beforehand
+    asm volatile("" : "+r"(first_query)); // keeps the compiler from hoisting this code
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
         int row = first_query + QUERY(i / 4, i / 2 % 2, i % 2);
@@ -542,7 +543,7 @@ DEVICE void flatten_scores(const dw_attention_params &p, const work &w, const pl
     }
 }
 
-// Scores to probabilities.
+// Converts scores to probabilities.
 DEVICE void take_exponentials(float *scores, uint32 stats, const place &at, float scale) {
     statistics lse = rows_statistics(stats, at);
 #pragma unroll
@@ -558,8 +559,8 @@ DEVICE void take_exponentials(float *scores, uint32 stats, const place &at, floa
     }
 }
 
-// dP to dS (less the scale), in place. With dropout, probabilities that were dropped become 0, as dV needs them; with
-// a soft cap, `scores` come as scores.
+// Converts dP to dS (without the scale), in place. With dropout, dropped probabilities become 0, as dV needs them;
+// with a soft cap, `scores` are passed as scores.
 DEVICE void take_derivatives(const dw_attention_params &p, const work &w, const place &at, int head, int first_query,
                              uint32 stats, float *scores, float *dp) {
     statistics delta = rows_statistics(stats + TILE_M * 4, at);
@@ -606,7 +607,7 @@ DEVICE void pack_scores(uint32 *packed, const float *scores) {
     for (int i = 0; i < SCORES / 2; i++) packed[i] = pack_elements(scores[2 * i], scores[2 * i + 1]);
 }
 
-// To shared memory, transposed: columns of the product become rows of the tile.
+// Stores scores to shared memory, transposed: columns of the GEMM become rows of the tile.
 DEVICE void store_scores(uint32 tile, const uint32 *packed, const place &at) {
     int row = at.lane / 16 * 8 + at.lane % 8, chunk = at.warp * 2 + at.lane / 8 % 2;
 #if KEYS_AS_ROWS
@@ -629,7 +630,7 @@ DEVICE void store_scores(uint32 tile, const uint32 *packed, const place &at) {
 
 [[maybe_unused]] DEVICE void sync_consumer(int consumer) { named_sync(2 + consumer, 128); }
 
-// Deterministic: blocks of keys add to a tile's sums in ascending order.
+// Deterministic: key blocks add to a tile's accumulators in ascending order.
 DEVICE void await_turn(const dw_attention_params &p, const work &w, int consumer, long long tile, int m) {
 #if DETERMINISTIC && !SERIAL
     int turn = w.first_key / TILE_N - first_key_of(p, w.s, m) / TILE_N;
@@ -657,7 +658,7 @@ DEVICE void add_dq(const dw_attention_params &p, const float *dq, long long tile
     for (int i = 0; i < DQ_SUMS / 4; i++) global_add_f32x4(to + i * 512, dq + 4 * i);
 }
 
-// SERIAL: where this thread's sums so far are kept.
+// SERIAL: returns the address of this thread's accumulators.
 DEVICE float *own_sums(const dw_attention_params &p, const work &w, int head, int m, int consumer, int slice) {
     int tile = (blockIdx.x * p.group + head - w.head_kv * p.group) * queries_to_tiles(p.rows_q) + m;
     return p.dq_sum + (long long)tile * (TILE_M * COLUMNS) + (consumer * DQ_SLICES + slice) * (128 * DQ_SUMS) +
@@ -679,8 +680,9 @@ DEVICE void load_own_sums(const dw_attention_params &p, const work &w, int head,
     }
 }
 
-// A row's share of a thread in the accumulators of 64 rows, or of 64 columns of them, to elements in memory: `columns`
-// of them, from `column` on. A quad's four threads hold 8 columns together, 2 each; transposed, each holds 8.
+// Converts a thread's part of a row, in the accumulators of 64 rows or of 64 columns, to elements in memory:
+// `columns` of them, from `column` on. The four threads of a quad together hold 8 columns, 2 each; transposed, each
+// holds 8.
 DEVICE void write_row(uint16 *line, const float *sums, int columns, int column, int head_dim, bool exists,
                       float factor) {
 #pragma unroll
@@ -716,7 +718,7 @@ DEVICE void store_own_sums(const dw_attention_params &p, const work &w, const pl
 
 // ---- main: consumer, dK and dV --------------------------------------------------------------------------------------
 
-// Sums to memory; `tile` is where V was and nobody reads any more.
+// Writes accumulators to memory; `tile` is the memory of V, which is no longer read.
 DEVICE void write_sums(const dw_attention_params &p, const dw_strided &out, const work &w, const place &at, uint32 tile,
                        const float *sums, float factor) {
     uint16 *to = (uint16 *)out.data + STRIDED_BATCH(w.s) * out.batch + w.head_kv * out.head;
@@ -728,7 +730,7 @@ DEVICE void write_sums(const dw_attention_params &p, const dw_strided &out, cons
         write_row(line, sums + 2 * h, HEAD_DIM, 0, p.head_dim, key < w.s.rows_k, factor);
     }
 #else
-    // Columns are rows here: by way of shared memory, where a consumer has HEAD_BLOCKS blocks of 64 columns.
+    // Columns are rows here: goes through shared memory, where a consumer has HEAD_BLOCKS blocks of 64 columns.
     int first_chunk = at.consumer * HEAD_BLOCKS * 8;
     int row = at.lane / 16 * 8 + at.lane % 8, chunk = first_chunk + at.warp * 2 + at.lane / 8 % 2;
 #pragma unroll
@@ -753,7 +755,7 @@ DEVICE void write_sums(const dw_attention_params &p, const dw_strided &out, cons
 #endif
 }
 
-// Keys that no query sees.
+// Writes zeros for keys that no query sees.
 DEVICE void write_zeros(const dw_attention_params &p, const dw_strided &out, const work &w) {
     uint16 *to = (uint16 *)out.data + STRIDED_BATCH(w.s) * out.batch + w.head_kv * out.head;
     int chunks = p.head_dim / 8;
@@ -764,7 +766,7 @@ DEVICE void write_zeros(const dw_attention_params &p, const dw_strided &out, con
     }
 }
 
-// Rows of a packed batch behind this sequence's end are another's: whatever is there, infinities too, must not be
+// In a packed batch, rows past the end belong to another sequence and may contain infinities, which must not be
 // multiplied by our zeros. Every consumer writes the same zeros.
 DEVICE void clear_rows(uint32 tile, int rows, int from, int consumer) {
 #if PACKED
@@ -781,7 +783,8 @@ DEVICE void release(uint32 barrier) {
 }
 
 DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
-    // Shuffled, so that the compiler knows it to be the same in all lanes: descriptors are made of it.
+    // The shuffle tells the compiler that the value is uniform across lanes, because descriptors are computed from
+    // it.
     int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
     place at = {warp / 4 - 1, warp % 4, (int)lane_index()};
     ring q = {0, 0}, d = {0, 0};
@@ -839,8 +842,8 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             if (!EARLY_DV) pack_scores(packed_p, scores);
             pack_scores(packed_ds, dp);
 
-            // The buffer was last read two steps ago: each consumer has since come past the barrier of the last step,
-            // which none reaches before its products of the step before it are complete.
+            // The buffer was last read two steps ago. Each consumer has since passed the barrier of the last step,
+            // which none reaches before its GEMMs of the step before it are complete.
             if (!KEYS_AS_ROWS) store_scores(p_tile, packed_p, at);
             store_scores(ds_tile, packed_ds, at);
             fence_async_shared();
@@ -896,7 +899,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         write_sums(p, p.dv, w, at, s.v, dv, DROPOUT ? p.keep_scale : 1.f);
         write_sums(p, p.dk, w, at, s.v, dk, p.scale);
         if (KEYS_AS_ROWS) continue;
-        fence_async_shared(); // of what was written where the next V will arrive
+        fence_async_shared(); // for writes to the memory in which the next V arrives
         __syncwarp();
         release(s.v_empty);
     }

@@ -1,21 +1,21 @@
-// Exact attention, forward: one pass over the keys with an online softmax, the matrix of scores never stored.
+// Exact attention, forward: one pass over the keys with an online softmax; the matrix of scores is never stored.
 //
-// A block of threads is one producer warpgroup, of which one thread drives the copy engine, and CONSUMERS warpgroups
-// of 64 query rows each. Blocks stay and take tile after tile (TILE_M rows of one head): while one tile ends, the
-// producer already fetches keys of the next. Within a consumer the scores of the next keys are multiplied while the
-// exponentials of these are taken (its tensor cores and its other units work at once), and consumers take turns to
-// issue products, so that one's exponentials fall beside another's products. After Shah, Bikshandi, Zhang, Thakkar,
-// Ramani, Dao: "FlashAttention-3" (2024).
+// A thread block has one producer warpgroup, of which one thread issues TMA, and CONSUMERS warpgroups of 64 query
+// rows each. Blocks are persistent and process tile after tile (TILE_M rows of one head): while one tile ends, the
+// producer already loads keys of the next. Within a consumer, the GEMM for the next scores overlaps the exponentials
+// of the current ones, so tensor cores and other units work at the same time. Consumers take turns to issue GEMMs, so
+// that the exponentials of one overlap the GEMMs of another. After Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao:
+// "FlashAttention-3" (2024).
 //
-// Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES, CONSUMERS (attention_tiles.h), ELEMENT,
-// WINDOW (1: some row may not see some key), SOFTCAP, DROPOUT, PACKED.
+// Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES, CONSUMERS (attention_tiles.h), ELEMENT, WINDOW
+// (1: some row may not see some key), SOFTCAP, DROPOUT, PACKED.
 
 #include "attention_params.h"
 #include "attention_schedule.cuh"
 #include "sm90.cuh"
 #include "philox.cuh"
 
-#define BLOCKS ((HEAD_DIM + 63) / 64) // of 64 columns: what is stored of a row in shared memory
+#define BLOCKS ((HEAD_DIM + 63) / 64) // blocks of 64 columns: the width of a row in shared memory
 #define CHUNKS (HEAD_DIM / 8)         // 16 bytes each
 #define Q_BYTES (TILE_M * BLOCKS * 128)
 #define KV_BYTES (TILE_N * BLOCKS * 128)
@@ -27,8 +27,9 @@ static_assert(TILE_N % 16 == 0, "probabilities are multiplied 16 keys at a time"
 // ---- shared memory ------------------------------------------------------------------------------------------
 
 typedef struct shared_layout {
-    uint32 q, k, v;                                         // tiles; k and v STAGES each
-    uint32 q_full, q_empty, k_full, k_empty, v_full, v_empty; // barriers; those of k and v STAGES each, 8 bytes apart
+    uint32 q, k, v;                                         // tiles; STAGES of k and of v
+    // Barriers, 8 bytes apart; STAGES for each of k and v.
+    uint32 q_full, q_empty, k_full, k_empty, v_full, v_empty;
 } shared_layout;
 
 DEVICE shared_layout layout_shared(uint32 base) {
@@ -67,7 +68,7 @@ DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const 
         barrier_wait(s.q_empty, q_phase ^ 1);
         load_tile(s.q, TILE_M, map_q, s.q_full, t.start_q + t.first_row, t.head, batch);
         q_phase ^= 1;
-        // In the order in which consumers need them: the next keys before these values.
+        // In the order in which consumers need them: the next keys precede these values.
         for (int n = t.end - 1; n >= t.begin - 1; n--) {
             if (n >= t.begin) {
                 barrier_wait(s.k_empty + 8 * k.stage, k.phase ^ 1);
@@ -87,7 +88,7 @@ DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const 
 
 // ---- consumer -----------------------------------------------------------------------------------------------
 
-// S = Q K^T of this warpgroup's 64 rows; issued, not awaited.
+// Issues S = Q K^T for this warpgroup's 64 rows; does not wait.
 DEVICE void multiply_scores(float *scores, uint32 q, uint32 k) {
     wgmma_fence();
 #pragma unroll
@@ -99,7 +100,7 @@ DEVICE void multiply_scores(float *scores, uint32 q, uint32 k) {
     wgmma_commit();
 }
 
-// O += P V; issued, not awaited.
+// Issues O += P V; does not wait.
 DEVICE void multiply_values(float *output, const uint32 *probabilities, uint32 v, int accumulate) {
     wgmma_fence();
 #pragma unroll
@@ -109,12 +110,12 @@ DEVICE void multiply_values(float *output, const uint32 *probabilities, uint32 v
     wgmma_commit();
 }
 
-// The two rows of a thread: what each has seen so far. Maxima are of unscaled scores.
+// State of the online softmax for the two rows of a thread. Maxima are of unscaled scores.
 typedef struct softmax {
     float maximum[2], sum[2];
 } softmax;
 
-// Where masks cut the two rows of this thread: it sees the keys first[i] <= key < last[i].
+// Mask limits of the two rows of this thread: row i sees keys first[i] <= key < last[i].
 typedef struct limits {
     int first[2], last[2];
 } limits;
@@ -147,7 +148,7 @@ DEVICE void mask_scores(float *scores, const limits &limit, int first_key) {
     }
 }
 
-// Scores to probabilities relative to the new maximum; `shrink` is what everything before is to be multiplied by.
+// Converts scores to probabilities relative to the new maximum; `shrink` is the factor for all earlier results.
 DEVICE void take_exponentials(float *scores, softmax &state, float *shrink, float scale) {
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -157,13 +158,13 @@ DEVICE void take_exponentials(float *scores, softmax &state, float *shrink, floa
             maximum = fmaxf(maximum, fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 1));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 2));
-        // A row that has seen no key yet: its scores are all -infinity, and so must stay their differences.
+        // A row that has seen no key yet has scores of -infinity, and their differences must stay -infinity.
         float finite = maximum == -INFINITY_F ? 0.f : maximum;
         shrink[row] = exp2_approx((state.maximum[row] - finite) * scale);
         state.maximum[row] = maximum;
         float scaled = finite * scale, sum = 0.f;
 #if !SOFTCAP
-        // From 2^24 on, what `scaled` is rounded by would be an exponent that overflows: exact differences instead.
+        // From 2^24 on the rounding of `scaled` could make exponents overflow: uses exact differences instead.
         if (fabsf(scaled) >= 0x1p24f) {
 #pragma unroll
             for (int i = 0; i < TILE_N / 8; i++)
@@ -205,7 +206,7 @@ DEVICE void pack_probabilities(uint32 *packed, const float *scores) {
     for (int i = 0; i < TILE_N / 4; i++) packed[i] = pack_elements(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Rows of a packed batch behind this sequence's end are another's: whatever is there, infinities too, must not be
+// In a packed batch, rows past the end belong to another sequence and may contain infinities, which must not be
 // multiplied by our zero probabilities. Every consumer writes the same zeros.
 DEVICE void clear_rows(uint32 v, int from) {
 #if PACKED
@@ -218,8 +219,9 @@ DEVICE void clear_rows(uint32 v, int from) {
 #endif
 }
 
-// The two rows of each thread, from registers: a quad's four threads hold 8 columns together, 2 each; transposed, each
-// holds 8 columns, and 4 threads write 64 bytes side by side. Shared memory is left to the next tile's Q.
+// Writes the two rows of each thread from registers. The four threads of a quad together hold 8 columns, 2 each;
+// transposed, each holds 8 columns, and 4 threads write 64 contiguous bytes. Shared memory stays free for the next
+// tile's Q.
 DEVICE void write_output(const dw_attention_params &p, const tile &t, int row, const float *output,
                          const float *factor) {
     uint16 *to = (uint16 *)p.o.data + (PACKED ? 0 : t.batch * p.o.batch) + t.head * p.o.head;
@@ -249,7 +251,7 @@ DEVICE void write_lse(const dw_attention_params &p, const tile &t, int row, floa
     p.lse[place] = value;
 }
 
-// A tile of which no row sees a key.
+// Writes a tile of which no row sees a key.
 DEVICE void write_nothing(const dw_attention_params &p, const tile &t) {
     uint16 *to = (uint16 *)p.o.data + (PACKED ? 0 : t.batch * p.o.batch) + t.head * p.o.head;
     int chunks = p.head_dim / 8;
@@ -266,7 +268,7 @@ DEVICE void write_nothing(const dw_attention_params &p, const tile &t) {
     }
 }
 
-// Consumers take turns, in a ring, to issue their products: barrier 1 + i is consumer i's turn.
+// Consumers take turns in a ring to issue their GEMMs: barrier 1 + i signals consumer i's turn.
 DEVICE void take_turn(int consumer) {
     if (CONSUMERS > 1) named_sync(1 + consumer, 256);
 }
@@ -286,7 +288,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
     float scale = p.scale_log2;
     ring k = {0, 0}, v = {0, 0};
     uint32 q_phase = 0;
-    if (consumer == CONSUMERS - 1) pass_turn(consumer); // the first turn is consumer 0's
+    if (consumer == CONSUMERS - 1) pass_turn(consumer); // consumer 0 has the first turn
 
     for (int round = 0; !is_over(p, round); round++) {
         tile t;
@@ -307,7 +309,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             limit.last[i] = min(t.rows_k, center + p.window_right + 1);
 #endif
         }
-        // Blocks that every row of this warpgroup sees whole need no mask: keys all_first <= key < all_last.
+        // Key blocks that every row of this warpgroup sees completely need no mask: keys all_first <= key < all_last.
         int all_first = 0, all_last = t.rows_k;
 #if WINDOW
         int top = t.first_row + consumer * 64 + t.diagonal;
@@ -339,7 +341,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         pack_probabilities(probabilities, scores);
         int accumulate = 0;
 
-        // Each time round: scores of block n, output of block n + 1.
+        // Each iteration computes scores of block n and output of block n + 1.
         for (n--; n >= t.begin; n--) {
             barrier_wait(s.k_full + 8 * k.stage, k.phase);
             take_turn(consumer);
@@ -390,7 +392,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         advance(v, STAGES);
         write_output(p, t, row, output, factor);
     }
-    if (consumer == 0) take_turn(consumer); // what was passed on last
+    if (consumer == 0) take_turn(consumer); // consumes the last signal
 }
 
 // ---- kernel -------------------------------------------------------------------------------------------------

@@ -1,14 +1,15 @@
-/* Tiles of the attention kernels on sm_90a, by head dimension: read by the host launcher, which passes them on as
- * defines, and by the tests. Registers bound them: per thread and consumer warpgroup the forward holds
- * tile_n / 2 scores, tile_n / 4 packed probabilities and head_dim / 2 sums of the output, in 240 registers
- * (two consumers) or 160 (three); shared memory holds Q and `stages` tiles each of K and V. */
+/* Tiles of attention forward on sm_90a, by head dimension: read by the host launcher, which passes them as defines,
+ * and by the tests. Registers bound them: a thread of each consumer warpgroup holds tile_n / 2 scores, tile_n / 4
+ * packed probabilities and head_dim / 2 output accumulators in 240 registers (two consumers) or 160 (three). Shared
+ * memory holds Q and `stages` tiles each of K and V.
+ */
 #ifndef DW_SM90_ATTENTION_TILES_H
 #define DW_SM90_ATTENTION_TILES_H
 
 /* X(head_dim, windowed, keys, tile_m, tile_n, stages, consumers): for rows_k >= keys; the first row that fits is
- * taken. windowed: 1 where a mask limits what rows see. tile_m = 64 * consumers. Measured on an H200 over sequences
- * of 512 to 16384: wide tiles of keys win where there are many, and lose what the last one has too much where there
- * are few; under a causal mask wide tiles of queries waste on the diagonal. */
+ * used. windowed is 1 if a mask limits the keys that a query sees. tile_m = 64 * consumers. Measured on an H200 over
+ * sequences of 512 to 16384: wide tiles of keys are faster for many keys, and slower for few, because of the unused
+ * part of the last tile; under a causal mask, wide tiles of queries waste work on the diagonal. */
 #define DW_SM90_FORWARD_TILES(X)                                                                   \
     X(64, 0, 0, 192, 128, 2, 3)                                                                    \
     X(64, 1, 1536, 192, 128, 2, 3)                                                                 \
