@@ -35,9 +35,9 @@ typedef struct dw__operation_call {
 } dw__operation_call;
 
 typedef enum dw__gpu_proof {
+    DW__PROOF_OF_PROVIDER, /* a library or PyTorch vouches for it */
     DW__MEASURED_ON_HARDWARE,
-    DW__PROVEN_ON_EMULATOR, /* tested there; no hardware has run it */
-    DW__PROOF_OF_PROVIDER   /* a library or PyTorch vouches for it */
+    DW__PROVEN_ON_EMULATOR /* tested there; no hardware has run it */
 } dw__gpu_proof;
 
 struct json_t;
@@ -153,8 +153,9 @@ struct dw__gpu_kernel {
     bool
         competes; /* measured where it supports a call; the others are for calls that no fast kernel supports */
     bool asked_for; /* runs only where it is asked for */
-    /* A row of the support table (`deepwell explain kernels`). `shown`: where it has been shown to be right. */
-    const char *operation, *source, *architectures, *elements, *needs, *shown, *use;
+    /* A row of the support table (`deepwell explain kernels`). `shown`: where the kernel has been shown to be right; NULL:
+     * what `proof` says. */
+    const char *operation, *source, *architectures, *elements, *needs, *shown;
 
     /* DW_OK, or why not: DW_TYPE if the kernel is for other operands or another GPU, DW_UNSUPPORTED and others for this
      * call. Looks at types, shapes, strides and alignment, never at data. `gpu` need not be there; NULL: any. */
@@ -175,9 +176,10 @@ struct dw__gpu_kernel {
                          const dw__variant **variant);
     /* Launches on the call's stream. Allocates nothing and waits for nothing. */
     dw_status (*enqueue)(const void *call, const dw__context *context, const dw__variant *variant);
-    /* The entry points of a variant; the first names it. May be NULL: a library loads its own. */
-    dw_status (*entry_points)(int capability, uint64_t params,
-                              dw__entry_point points[DW__ENTRY_POINTS], unsigned *count);
+    /* Sets the entry points of a variant, which begin as zeros; the first names it. May be NULL: a library loads its
+     * own. */
+    dw_status (*entry_points)(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+                              dw__entry_point points[DW__ENTRY_POINTS]);
     const dw__first_use *first_use; /* NULL: a reference, which nothing checks */
     const char *tolerance;          /* of results, in words; docs/cuda.md */
     /* DW__GPU_OPERATION: a small call of trial `index` that the variant computes: operation, attributes, types, shapes and
@@ -186,6 +188,14 @@ struct dw__gpu_kernel {
     double tolerance_factor; /* DW__GPU_OPERATION: as in dw__kernel */
     const void *provided;    /* the library's own description of its kernel, or NULL */
 };
+
+/* DW_OK if the kernel would run a supported call: its variant is there, and the first-use check did not refuse it. */
+static inline dw_status dw__gpu_kernel_runs(const dw__gpu_kernel *kernel, const void *call,
+                                            const dw__context *context) {
+    const dw__variant *variant;
+    DW_RETURN_IF_FAILED(kernel->prepare(kernel, call, context, &variant));
+    return dw__variant_status(variant);
+}
 
 /* ---- measurement (gpu_measure.c) ------------------------------------------------------------------- */
 

@@ -421,41 +421,25 @@ static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const d
     return dw__variant_of(context, kernel, dw__attention_pack(shape), variant);
 }
 
-static dw_status list_points(uint64_t params, dw__attention_pass pass, const char *const *names,
-                             unsigned count, dw__entry_point *points) {
+static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+                              dw__entry_point points[DW__ENTRY_POINTS]) {
+    static const char *const more[] = {[DW__ATTENTION_PREPARE] = "sm90_attention_backward_prepare",
+                                       [DW__ATTENTION_FINISH] = "sm90_attention_backward_finish"};
     const dw__attention_shape shape = dw__attention_unpack(params);
+    const dw__attention_pass pass = pass_of(kernel);
     const dw__attention_tile *tile = dw__attention_tile_of(&shape, pass);
+    const char *arch = dw__attention_arch(shape.blackwell);
+    (void)capability;
     if (!tile)
         return dw__fail(DW_UNSUPPORTED,
                         "there is no kernel for head_dim %d; use another implementation",
                         (int)shape.head_dim);
-    for (unsigned i = 0; i < count; i++)
-        points[i].code =
-            dw__attention_variant(&shape, pass, names[i], dw__attention_arch(shape.blackwell));
+    points[DW__ATTENTION_MAIN].code = dw__attention_variant(&shape, pass, kernel->name, arch);
     points[DW__ATTENTION_MAIN].shared_bytes = tile->shared_bytes;
+    for (int i = DW__ATTENTION_PREPARE; i <= DW__ATTENTION_FINISH; i++)
+        if (pass == DW__ATTENTION_BACKWARD)
+            points[i].code = dw__attention_variant(&shape, pass, more[i], arch);
     return DW_OK;
-}
-
-static dw_status forward_points(int capability, uint64_t params,
-                                dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
-    const dw__gpu_kernel *kernel = dw__attention_unpack(params).blackwell
-                                       ? &dw__sm100_attention_forward
-                                       : &dw__sm90_attention_forward;
-    (void)capability;
-    *count = 1;
-    return list_points(params, DW__ATTENTION_FORWARD, &kernel->name, *count, points);
-}
-
-static dw_status backward_points(int capability, uint64_t params,
-                                 dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
-    static const char *const names[] = {
-        [DW__ATTENTION_MAIN] = "sm90_attention_backward",
-        [DW__ATTENTION_PREPARE] = "sm90_attention_backward_prepare",
-        [DW__ATTENTION_FINISH] = "sm90_attention_backward_finish",
-    };
-    (void)capability;
-    *count = DW_COUNT(names);
-    return list_points(params, DW__ATTENTION_BACKWARD, names, *count, points);
 }
 
 /* Without a GPU (NULL) the size is enough for any number of SMs. */
@@ -473,106 +457,61 @@ static dw_status backward_bytes(const dw__gpu_kernel *kernel, const void *given,
     return DW_OK;
 }
 
-#define FUSED_TOLERANCE "twice the error of rounding P, dS and results to the type, against FP64"
+#define ATTENTION                                                                                  \
+    .backend = "deepwell", .label = "Deepwell", .described = "ours, CUDA C for sm_90a",            \
+    .competes = true, .elements = "BF16, F16", .supports = supports,                               \
+    .seconds = dw__attention_seconds, .prepare = prepare, .entry_points = entry_points,            \
+    .first_use = &dw__attention_first_use, .tolerance = DW__ATTENTION_TOLERANCE
+#define SM90_ATTENTION                                                                             \
+    ATTENTION, .proof = DW__MEASURED_ON_HARDWARE, .architectures = "sm_90a (H100, H200)",          \
+               .needs = "head dimension up to 256, a multiple of 8; 16-byte rows"
 
 const dw__gpu_kernel dw__sm90_attention_forward = {
+    SM90_ATTENTION,
     .name = "sm90_attention_forward",
-    .backend = "deepwell",
-    .label = "Deepwell",
     .op = DW__GPU_ATTENTION_FORWARD,
-    .proof = DW__MEASURED_ON_HARDWARE,
-    .competes = true,
     .operation = "attention forward",
     .source = "cuda/sm90/attention_forward.cu",
-    .architectures = "sm_90a (H100, H200)",
-    .elements = "BF16, F16",
-    .needs = "head dimension up to 256, a multiple of 8; 16-byte rows",
-    .shown = "tested and measured on an H200",
-    .use = "taken where it takes the call and has not been measured slower",
-    .described = "ours, CUDA C for sm_90a",
-    .supports = supports,
-    .seconds = dw__attention_seconds,
-    .prepare = prepare,
     .enqueue = enqueue_forward,
-    .entry_points = forward_points,
-    .first_use = &dw__attention_first_use,
-    .tolerance = FUSED_TOLERANCE,
 };
 const dw__gpu_kernel dw__sm90_attention_backward = {
+    SM90_ATTENTION,
     .name = "sm90_attention_backward",
-    .backend = "deepwell",
-    .label = "Deepwell",
     .op = DW__GPU_ATTENTION_BACKWARD,
-    .proof = DW__MEASURED_ON_HARDWARE,
-    .competes = true,
     .operation = "attention backward",
     .source = "cuda/sm90/attention_backward.cu",
-    .architectures = "sm_90a (H100, H200)",
-    .elements = "BF16, F16",
-    .needs = "head dimension up to 256, a multiple of 8; 16-byte rows",
-    .shown = "tested and measured on an H200",
-    .use = "taken where it takes the call and has not been measured slower",
-    .described = "ours, CUDA C for sm_90a",
-    .supports = supports,
-    .seconds = dw__attention_seconds,
     .workspace_bytes = backward_bytes,
-    .prepare = prepare,
     .enqueue = enqueue_backward,
-    .entry_points = backward_points,
-    .first_use = &dw__attention_first_use,
-    .tolerance = FUSED_TOLERANCE,
 };
 const dw__gpu_kernel dw__sm100_attention_forward = {
+    ATTENTION,
     .name = "sm100_attention_forward",
-    .backend = "deepwell",
-    .label = "Deepwell",
     .op = DW__GPU_ATTENTION_FORWARD,
     .proof = DW__PROVEN_ON_EMULATOR,
-    .competes = true,
     .asked_for = true,
     .operation = "attention forward",
     .source = "cuda/sm100/attention_forward.cu",
     .architectures = "sm_100f (B200, B300)",
-    .elements = "BF16, F16",
     .needs = "head dimension up to 128, a multiple of 8; no soft cap, dropout or packed sequences",
-    .shown = "proven on the emulator, not run on hardware",
-    .use = "taken only where it is asked for, and compared at first use",
-    .described = "ours, CUDA C for sm_90a",
-    .supports = supports,
-    .seconds = dw__attention_seconds,
-    .prepare = prepare,
     .enqueue = enqueue_forward,
-    .entry_points = forward_points,
-    .first_use = &dw__attention_first_use,
-    .tolerance = FUSED_TOLERANCE,
 };
 
 /* ---- by definition --------------------------------------------------------------------------------- */
 
-static dw_status reference_forward_points(int capability, uint64_t params,
-                                          dw__entry_point points[DW__ENTRY_POINTS],
-                                          unsigned *count) {
-    points[0].code = dw__attention_reference_variant(params != 0, DW__ATTENTION_FORWARD,
+static dw_status reference_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+                                  dw__entry_point points[DW__ENTRY_POINTS]) {
+    points[0].code = dw__attention_reference_variant(params != 0, pass_of(kernel),
                                                      dw__attention_arch(capability >= 100));
-    *count = 1;
-    return DW_OK;
-}
-static dw_status reference_backward_points(int capability, uint64_t params,
-                                           dw__entry_point points[DW__ENTRY_POINTS],
-                                           unsigned *count) {
-    points[0].code = dw__attention_reference_variant(params != 0, DW__ATTENTION_BACKWARD,
-                                                     dw__attention_arch(capability >= 100));
-    *count = 1;
     return DW_OK;
 }
 
 static const dw__gpu_kernel references[] = {
     [DW__ATTENTION_FORWARD] = {.name = "reference_attention_forward",
                                .op = DW__GPU_ATTENTION_FORWARD,
-                               .entry_points = reference_forward_points},
+                               .entry_points = reference_points},
     [DW__ATTENTION_BACKWARD] = {.name = "reference_attention_backward",
                                 .op = DW__GPU_ATTENTION_BACKWARD,
-                                .entry_points = reference_backward_points},
+                                .entry_points = reference_points},
 };
 
 /* Outputs of a call that multiplies nothing are zeros (and -infinity); the reference writes those, too. */
@@ -714,12 +653,6 @@ dw_status dw_attention_backward(const dw_attention *given) {
     return name_call(run(&j, DW__ATTENTION_BACKWARD), &j.call);
 }
 
-static dw_status check_kernel(const dw__gpu_kernel *kernel, const job *j) {
-    const dw__variant *variant;
-    DW_RETURN_IF_FAILED(kernel->prepare(kernel, &j->call, j->context, &variant));
-    return dw__variant_status(variant);
-}
-
 dw_status dw_attention_supported(const dw_attention *given, bool backward) {
     job j;
     DW_RETURN_IF_FAILED(
@@ -727,7 +660,8 @@ dw_status dw_attention_supported(const dw_attention *given, bool backward) {
     if (dw__attention_has_no_queries(&j.call) || dw__attention_has_no_keys(&j.call)) return DW_OK;
     dw_status status = DW_OK;
     if (backward)
-        status = check_kernel(kernel_on(DW__ATTENTION_FORWARD, j.context->capability), &j);
-    if (status == DW_OK) status = check_kernel(j.kernel, &j);
+        status = dw__gpu_kernel_runs(kernel_on(DW__ATTENTION_FORWARD, j.context->capability),
+                                     &j.call, j.context);
+    if (status == DW_OK) status = dw__gpu_kernel_runs(j.kernel, &j.call, j.context);
     return name_call(status, &j.call);
 }

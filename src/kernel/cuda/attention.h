@@ -113,6 +113,10 @@ enum { DW__ATTENTION_MAIN, DW__ATTENTION_PREPARE, DW__ATTENTION_FINISH };
 dw_status dw__attention_run_reference(const dw_attention *call, const dw__context *context,
                                       dw__attention_pass pass);
 
+/* Of fused kernels. */
+#define DW__ATTENTION_TOLERANCE                                                                    \
+    "twice the error of rounding P, dS and results to the type, against FP64"
+
 /* attention_cutlass.c: every one of CUTLASS's kernels is an entry like this, with its own name and description. */
 extern const dw__gpu_kernel dw__cutlass_attention;
 /* attention_cost.c: the operators behind PyTorch's scaled_dot_product_attention; DW__TORCH_ATTENTION of them for each

@@ -192,22 +192,21 @@ static dw_status math_supports(const dw__gpu_kernel *kernel, const void *call,
 
 /* ---- PyTorch's operators: entries ----------------------------------------------------------------------- */
 
-#define FUSED_TOLERANCE "twice the error of rounding P, dS and results to the type, against FP64"
 #define TORCH_OPERATOR(which, called, known_as, from, races, limits, model, exactness)             \
     {                                                                                              \
         .name = "torch." called, .backend = called, .label = known_as, .op = which,                \
-        .proof = DW__PROOF_OF_PROVIDER, .competes = races, .described = "PyTorch: " from,          \
-        .supports = limits, .seconds = model, .tolerance = exactness                               \
+        .competes = races, .described = "PyTorch: " from, .supports = limits, .seconds = model,    \
+        .tolerance = exactness                                                                     \
     }
 #define TORCH_OPERATORS(which)                                                                     \
     {                                                                                              \
         TORCH_OPERATOR(which, "cudnn", "cuDNN", "cuDNN attention", true, cudnn_supports,           \
-                       cudnn_seconds, FUSED_TOLERANCE),                                            \
+                       cudnn_seconds, DW__ATTENTION_TOLERANCE),                                    \
             TORCH_OPERATOR(which, "flash", "FlashAttention-2", "FlashAttention-2", true,           \
-                           flash_supports, flash_seconds, FUSED_TOLERANCE),                        \
+                           flash_supports, flash_seconds, DW__ATTENTION_TOLERANCE),                \
             TORCH_OPERATOR(which, "efficient", "memory-efficient attention",                       \
                            "memory-efficient attention", false, efficient_supports,                \
-                           unknown_seconds, FUSED_TOLERANCE),                                      \
+                           unknown_seconds, DW__ATTENTION_TOLERANCE),                              \
             TORCH_OPERATOR(which, "math", "unfused attention", "unfused, scores in memory", false, \
                            math_supports, math_seconds, "rounds the scores, too"),                 \
     }

@@ -25,11 +25,10 @@ size_t dw__trial_place(dw__trial *t, size_t bytes) {
 static dw_status name_variant(const dw__trial *t, dw__text *name) {
     const dw__gpu_kernel *kernel = t->variant->kernel;
     dw__entry_point points[DW__ENTRY_POINTS] = {0};
-    unsigned count = 0;
     if (kernel->entry_points)
         DW_RETURN_IF_FAILED(
-            kernel->entry_points(t->context.capability, t->variant->params, points, &count));
-    if (count == 0)
+            kernel->entry_points(kernel, t->context.capability, t->variant->params, points));
+    if (!points[0].code.entry)
         DW_RETURN_IF_FAILED(dw__text_printf(name, "%s", kernel->name));
     else
         DW_RETURN_IF_FAILED(dw__jit_variant_name(&points[0].code, name));

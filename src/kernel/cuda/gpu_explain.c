@@ -111,7 +111,8 @@ static json_t *number_or_null(double value) { return value > 0.0 ? json_real(val
 static json_t *describe(const dw__gpu_query *q, const dw__gpu_kernel *k, const judgement *j) {
     const dw__gpu_seconds *e = &j->expected;
     const char *kind = !(e->seconds > 0.0) ? NULL : e->measured ? "measured" : "estimated";
-    json_t *proof = !k->asked_for ? NULL : k->shown ? json_string(k->shown) : json_null();
+    const char *shown = dw__gpu_kernel_proof(k);
+    json_t *proof = !k->asked_for ? NULL : shown ? json_string(shown) : json_null();
     json_t *row = json_pack("{s:s, s:s, s:b, s:s?, s:s, s:o*, s:o, s:s?, s:s?, s:o}", "name",
                             k->backend, "source", k->described, "runs", (int)j->runs, "reason",
                             j->runs ? NULL : j->reason, "tolerance", k->tolerance, "proof", proof,

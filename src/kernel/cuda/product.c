@@ -318,13 +318,12 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     return dw__fail(DW_UNSUPPORTED, "%s multiplies %s", kernel->name, kernel->elements);
 }
 
-static dw_status entry_points(int capability, uint64_t params,
-                              dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
+static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+                              dw__entry_point points[DW__ENTRY_POINTS]) {
     const dw__product_shape shape = dw__product_unpack(params);
-    (void)capability;
+    (void)kernel, (void)capability;
     points[0].code = dw__product_variant(&shape);
     points[0].shared_bytes = dw__product_tiles[shape.tile].shared_bytes;
-    *count = 1;
     return DW_OK;
 }
 
@@ -335,16 +334,12 @@ static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const d
 }
 
 #define SM100_GEMM                                                                                 \
-    .backend = "deepwell", .label = "Deepwell", .op = DW__GPU_GEMM, .asked_for = true,             \
-    .proof = DW__PROVEN_ON_EMULATOR, .described = "ours, CUDA C for sm_100f",                      \
-    .seconds = dw__product_seconds, .describe_tile = dw__product_describe_tile,                    \
-    .architectures = "sm_100f (B200, B300)",                                                       \
-    .shown = "proven on the emulator, not run on hardware",                                        \
-    .use = "taken only where it is asked for, and compared at first use", .supports = supports,    \
-    .prepare = prepare, .enqueue = enqueue, .entry_points = entry_points,                          \
-    .first_use = &dw__product_first_use,                                                           \
+    .backend = "deepwell", .label = "Deepwell", .described = "ours, CUDA C for sm_100f",           \
+    .op = DW__GPU_GEMM, .proof = DW__PROVEN_ON_EMULATOR, .asked_for = true,                        \
+    .architectures = "sm_100f (B200, B300)", .supports = supports, .seconds = dw__product_seconds, \
+    .describe_tile = dw__product_describe_tile, .prepare = prepare, .enqueue = enqueue,            \
+    .entry_points = entry_points, .first_use = &dw__product_first_use,                             \
     .tolerance = "sums in F32, then D's rounding, against FP64"
-
 const dw__gpu_kernel dw__sm100_gemm = {
     SM100_GEMM,
     .name = "sm100_gemm",
@@ -394,11 +389,11 @@ dw__product_case dw__product_case_of(const dw__variant *variant) {
 
 enum { REFERENCE_F16 = 1, REFERENCE_F32_OUTPUT = 2 };
 
-static dw_status reference_points(int capability, uint64_t params,
-                                  dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
+static dw_status reference_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+                                  dw__entry_point points[DW__ENTRY_POINTS]) {
+    (void)kernel;
     points[0].code = dw__product_reference_variant(capability, params & REFERENCE_F16,
                                                    params & REFERENCE_F32_OUTPUT);
-    *count = 1;
     return DW_OK;
 }
 
@@ -507,15 +502,13 @@ dw_status dw_product_run(const dw_product *given) {
 }
 
 dw_status dw_product_supported(const dw_product *given) {
-    const dw__variant *variant;
     size_t bytes;
     job j;
     DW_RETURN_IF_FAILED(make_job(given, false, &j));
     if (dw__product_is_empty(&j.call)) return DW_OK;
-    DW_RETURN_IF_FAILED(name_call(workspace_of(&j, &bytes), &j.call));
-    DW_RETURN_IF_FAILED(
-        name_call(j.kernel->prepare(j.kernel, &j.call, j.context, &variant), &j.call));
-    return dw__variant_status(variant);
+    dw_status status = workspace_of(&j, &bytes);
+    if (status == DW_OK) status = dw__gpu_kernel_runs(j.kernel, &j.call, j.context);
+    return name_call(status, &j.call);
 }
 
 dw_status dw_product_workspace(const dw_product *given, size_t *bytes) {

@@ -83,7 +83,6 @@ const dw__gpu_kernel dw__torch_gemm = {
     .backend = "cublas",
     .label = "cuBLAS",
     .op = DW__GPU_GEMM,
-    .proof = DW__PROOF_OF_PROVIDER,
     .described = "PyTorch: cuBLAS, the epilogue apart",
     .supports = cublas_supports,
     .seconds = cublas_seconds,
@@ -108,8 +107,8 @@ dw_status dw_product_explain(const dw_product *given, const char *target, char *
     const bool runs = own->supports(own, &call, &at.target) == DW_OK, dense = is_dense(&call);
     if (runs)
         snprintf(because, sizeof because,
-                 "Deepwell's is %s: it is taken only where it is asked for (%s)", own->shown,
-                 dense ? asking : "dw_product_run");
+                 "Deepwell's is %s: it is taken only where it is asked for (%s)",
+                 dw__gpu_kernel_proof(own), dense ? asking : "dw_product_run");
     const work w = work_of(&call);
     return dw__gpu_explain(
         &(dw__gpu_query){.call = &call, .passes = 1, .op = {DW__GPU_GEMM}, .target = &at.target},

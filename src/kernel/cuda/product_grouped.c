@@ -134,12 +134,10 @@ static dw_status ask_own(const job *j, const dw_product *one) {
 }
 
 static dw_status ask(const job *j) {
-    const dw__variant *variant;
     size_t bytes;
     if (!j->kernel->provided) return for_each(j, ask_own);
     DW_RETURN_IF_FAILED(j->kernel->workspace_bytes(j->kernel, &j->call, j->context, &bytes));
-    DW_RETURN_IF_FAILED(j->kernel->prepare(j->kernel, &j->call, j->context, &variant));
-    return dw__variant_status(variant);
+    return dw__gpu_kernel_runs(j->kernel, &j->call, j->context);
 }
 
 dw_status dw_grouped_product_supported(const dw_grouped_product *given) {

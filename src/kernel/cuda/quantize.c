@@ -175,13 +175,13 @@ dw__jit_variant dw__quantize_variant(const dw__quantize_shape *s, const char *en
 
 enum { BLOCKS, AMAX }; /* entry points; the second with NVFP4 alone */
 
-static dw_status entry_points(int capability, uint64_t params,
-                              dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
+static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+                              dw__entry_point points[DW__ENTRY_POINTS]) {
     const dw__quantize_shape shape = dw__quantize_unpack(params);
     const char *arch = capability == 90 ? "sm_90a" : "sm_100f";
-    points[BLOCKS].code = dw__quantize_variant(&shape, "quantize_blocks", arch);
-    points[AMAX].code = dw__quantize_variant(&shape, "quantize_amax", arch);
-    *count = shape.scheme == DW_SCHEME_NVFP4 ? 2 : 1;
+    points[BLOCKS].code = dw__quantize_variant(&shape, kernel->name, arch);
+    if (shape.scheme == DW_SCHEME_NVFP4)
+        points[AMAX].code = dw__quantize_variant(&shape, "quantize_amax", arch);
     return DW_OK;
 }
 
@@ -222,7 +222,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
         DW_RETURN_IF_FAILED(context->device->fill_on(c->amax, 0, sizeof *c->amax, c->stream));
         DW_RETURN_IF_FAILED(context->device->launch(&launch));
     }
-    launch.name = "quantize_blocks";
+    launch.name = variant->kernel->name;
     launch.function = variant->functions[BLOCKS];
     return context->device->launch(&launch);
 }
@@ -246,6 +246,7 @@ const dw__gpu_kernel dw__quantize_blocks = {
     .backend = "deepwell",
     .op = DW__GPU_QUANTIZE,
     .proof = DW__MEASURED_ON_HARDWARE,
+    .asked_for = true,
     .operation = "quantization to MXFP8, MXFP4, NVFP4",
     .source = "cuda/common/quantize.cu",
     .architectures = "sm_90a (H100, H200), sm_100f (B200, B300)",
@@ -253,7 +254,6 @@ const dw__gpu_kernel dw__quantize_blocks = {
     .needs = "any size; rows of codes from multiples of 16 bytes",
     .shown = "on sm_90a tested, every byte the definition's, and measured on an H200; on sm_100f "
              "proven on the emulator, not run on hardware",
-    .use = "taken only where it is asked for, and compared at first use",
     .supports = supports,
     .prepare = prepare,
     .enqueue = enqueue,

@@ -35,15 +35,14 @@ static const dw__variant *find(dw__variant *_Atomic *bucket, int context,
 
 static dw_status load_functions(const dw__context *context, dw__variant *v) {
     dw__entry_point points[DW__ENTRY_POINTS] = {0};
-    unsigned count = 0;
     if (!v->kernel->entry_points) return DW_OK;
-    DW_RETURN_IF_FAILED(v->kernel->entry_points(context->capability, v->params, points, &count));
-    for (unsigned i = 0; i < count; i++)
+    DW_RETURN_IF_FAILED(v->kernel->entry_points(v->kernel, context->capability, v->params, points));
+    for (int i = 0; i < DW__ENTRY_POINTS; i++)
         if ((int)points[i].shared_bytes > context->shared_bytes)
             return dw__fail(
                 DW_UNSUPPORTED, "the kernel needs %u bytes of shared memory, GPU %d (%s) gives %d",
                 points[i].shared_bytes, context->ordinal, context->name, context->shared_bytes);
-    for (unsigned i = 0; i < count; i++)
+    for (int i = 0; i < DW__ENTRY_POINTS && points[i].code.entry; i++)
         DW_RETURN_IF_FAILED(
             dw__jit_load(context, &points[i].code, points[i].shared_bytes, &v->functions[i]));
     return DW_OK;
