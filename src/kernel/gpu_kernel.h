@@ -126,6 +126,11 @@ struct dw__first_use {
 
 /* Reserves device memory, a multiple of 256 bytes from the beginning. */
 size_t dw__trial_place(dw__trial *t, size_t bytes);
+/* Element `at` of numbers in memory: DW_F32, DW_F16 or DW_BF16. */
+float dw__trial_get(const void *numbers, dw_dtype type, size_t at);
+void dw__trial_set(void *numbers, dw_dtype type, size_t at, float value);
+/* Nearly normal, of variance 1: the sum of four uniform numbers. */
+float dw__trial_normal(uint64_t seed, uint32_t stream, size_t at);
 
 /* Runs the trials of the variant's kernel. Sets `disabled` and `reason` if the kernel is wrong. A failure means that
  * nothing was learnt. Runs on a stream and in memory of its own, so that it is legal while the caller captures a graph.

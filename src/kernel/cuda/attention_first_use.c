@@ -2,8 +2,6 @@
  * runs on the same GPU.
  */
 #include "kernel/cuda/attention.h"
-#include "number/half.h"
-#include "number/philox.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -179,18 +177,12 @@ static dw_status place(dw__trial *t) {
     return DW_OK;
 }
 
-/* Sums of four uniform numbers, nearly normal, of variance 1. */
 static dw_status fill(dw__trial *t) {
     const state *s = t->state;
-    for (buffer which = Q; which <= D_O; which++) {
-        uint16_t *to = (uint16_t *)(t->host + s->begin[which]);
-        for (size_t i = 0; i < s->count[which] / 2; i++) {
-            float u[4];
-            dw__philox_uniform4(2024, which, 0, i, u);
-            float x = (u[0] + u[1] + u[2] + u[3] - 2.0f) * 1.7320508f;
-            to[i] = s->shape.f16 ? dw__f32_to_f16(x) : dw__f32_to_bf16(x);
-        }
-    }
+    for (buffer which = Q; which <= D_O; which++)
+        for (size_t i = 0; i < s->count[which] / 2; i++)
+            dw__trial_set(t->host + s->begin[which], s->call.dtype, i,
+                          dw__trial_normal(2024, which, i));
     memcpy(t->host + s->begin[OFFSETS_Q], offsets[0], sizeof offsets[0]);
     memcpy(t->host + s->begin[OFFSETS_K], offsets[1], sizeof offsets[1]);
     return DW_OK;
@@ -227,12 +219,10 @@ static dw_status run_reference(dw__trial *t) {
 
 /* ---- comparison --------------------------------------------------------------------------------------- */
 
-static float value_at(const dw__trial *t, buffer which, size_t i) {
+static double value_at(const dw__trial *t, buffer which, size_t i) {
     const state *s = t->state;
-    const char *at = t->host + s->begin[which];
-    if (which == LSE || which == REF_LSE) return ((const float *)at)[i];
-    uint16_t half = ((const uint16_t *)at)[i];
-    return s->shape.f16 ? dw__f16_to_f32(half) : dw__bf16_to_f32(half);
+    const bool lse = which == LSE || which == REF_LSE;
+    return (double)dw__trial_get(t->host + s->begin[which], lse ? DW_F32 : s->call.dtype, i);
 }
 
 /* Tolerances. With u the unit roundoff of the type (2^-8, 2^-11), P, dS and results are rounded to it. O is a
@@ -255,11 +245,11 @@ static bool is_close(const dw__trial *t, buffer tested, buffer reference, const 
     buffer scale_of = tested == O ? V : reference;
     double largest = 0.0, most = 0.0;
     for (size_t i = 0; i < s->count[scale_of] / (scale_of == REF_LSE ? sizeof(float) : 2); i++) {
-        double x = fabs((double)value_at(t, scale_of, i));
+        double x = fabs(value_at(t, scale_of, i));
         if (isfinite(x) && x > largest) largest = x;
     }
     for (size_t i = 0; i < count; i++) {
-        double x = (double)value_at(t, tested, i), y = (double)value_at(t, reference, i);
+        double x = value_at(t, tested, i), y = value_at(t, reference, i);
         double off = x == y ? 0.0 : fabs(x - y); /* -infinity is equal to itself */
         if (!(off <= most)) {                    /* a NaN counts as more than anything */
             most = isnan(off) ? INFINITY : off;
@@ -269,7 +259,7 @@ static bool is_close(const dw__trial *t, buffer tested, buffer reference, const 
     const double tolerance = tolerance_of(s, tested, largest);
     if (most <= tolerance) return true;
     snprintf(text, bytes, "element %zu of %s is %g, expected %g within %.2g", worst, name,
-             (double)value_at(t, tested, worst), (double)value_at(t, reference, worst), tolerance);
+             value_at(t, tested, worst), value_at(t, reference, worst), tolerance);
     return false;
 }
 

@@ -6,6 +6,8 @@
  * generator: no state of the caller is touched.
  */
 #include "kernel/gpu_kernel.h"
+#include "number/half.h"
+#include "number/philox.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +21,25 @@ size_t dw__trial_place(dw__trial *t, size_t bytes) {
     const size_t begin = t->bytes;
     t->bytes += (bytes + 255) / 256 * 256;
     return begin;
+}
+
+float dw__trial_get(const void *numbers, dw_dtype type, size_t at) {
+    if (type == DW_F32) return ((const float *)numbers)[at];
+    const uint16_t half = ((const uint16_t *)numbers)[at];
+    return type == DW_F16 ? dw__f16_to_f32(half) : dw__bf16_to_f32(half);
+}
+
+void dw__trial_set(void *numbers, dw_dtype type, size_t at, float value) {
+    if (type == DW_F32)
+        ((float *)numbers)[at] = value;
+    else
+        ((uint16_t *)numbers)[at] = type == DW_F16 ? dw__f32_to_f16(value) : dw__f32_to_bf16(value);
+}
+
+float dw__trial_normal(uint64_t seed, uint32_t stream, size_t at) {
+    float u[4];
+    dw__philox_uniform4(seed, stream, 0, at, u);
+    return (u[0] + u[1] + u[2] + u[3] - 2.0f) * 1.7320508f;
 }
 
 /* The compiled variant's name, or the entry's where a library compiles it. */

@@ -1,7 +1,5 @@
 /* How long a call takes on this GPU, with operands of our own. */
 #include "kernel/gpu_kernel.h"
-#include "number/half.h"
-#include "number/philox.h"
 #include <stdlib.h>
 
 enum { WARMUPS = 3, RUNS = 10, PATTERN_BYTES = 1 << 20 };
@@ -11,12 +9,8 @@ static dw_status fill(const dw__timing *t, char *memory, void *stream) {
     uint16_t *pattern = dw__malloc(PATTERN_BYTES);
     dw_status status = DW_OK;
     if (!pattern) return dw__fail_memory("random numbers", PATTERN_BYTES);
-    for (size_t i = 0; i < PATTERN_BYTES / 2; i++) {
-        float u[4];
-        dw__philox_uniform4(7, 0, 0, i, u);
-        const float x = (u[0] + u[1] + u[2] + u[3] - 2.0f) * 1.7320508f;
-        pattern[i] = t->dtype == DW_F16 ? dw__f32_to_f16(x) : dw__f32_to_bf16(x);
-    }
+    for (size_t i = 0; i < PATTERN_BYTES / 2; i++)
+        dw__trial_set(pattern, t->dtype, i, dw__trial_normal(7, 0, i));
     for (size_t at = 0; at < t->input_bytes && status == DW_OK; at += PATTERN_BYTES) {
         const size_t left = t->input_bytes - at;
         status = t->device->copy_in(memory + at, pattern,

@@ -4,12 +4,12 @@
  */
 #include "kernel/cuda/product.h"
 #include "number/format.h"
-#include "number/half.h"
 #include "number/philox.h"
 #include <math.h>
 #include <stdio.h>
 
 enum { PAD = 8, SEED = 2026, MOST_GROUPS = 4 };
+#define CODES DW_BOOL /* codes are bytes, for which dw_dtype has no name yet */
 
 typedef enum part {
     A,
@@ -25,14 +25,11 @@ typedef enum part {
     VALUES = SCALES_A /* parts before have numbers of their own in `values` */
 } part;
 
-/* Codes are bytes; those of D are E4M3. */
-typedef enum element { BF16, F16, F32, U8 } element;
-
 typedef struct region {
     int rows, columns;
     int pitch; /* elements, or bytes of codes, from row to row; those behind a row are NaNs, bytes of 0xFF */
-    element type;
-    size_t begin; /* bytes, in device memory and in `host` */
+    dw_dtype type; /* CODES: bytes, those of D E4M3 */
+    size_t begin;  /* bytes, in device memory and in `host` */
 } region;
 
 typedef struct state {
@@ -48,18 +45,12 @@ typedef struct state {
 
 /* ---- layout ------------------------------------------------------------------------------------- */
 
-static size_t width_of(element type) {
-    static const size_t widths[] = {2, 2, 4, 1};
-    return widths[type];
-}
-static element type_of(dw_dtype type) { return type == DW_F32 ? F32 : type == DW_F16 ? F16 : BF16; }
-
 /* `units`: of a row, elements, or bytes of codes. */
-static void place_part(dw__trial *t, part which, int rows, int columns, int units, element type) {
+static void place_part(dw__trial *t, part which, int rows, int columns, int units, dw_dtype type) {
     state *s = t->state;
-    const int chunk = (int)(16 / width_of(type));
+    const int chunk = 16 / (int)dw_dtype_bytes(type);
     const int pitch = (units + PAD + chunk - 1) / chunk * chunk;
-    const size_t begin = dw__trial_place(t, (size_t)rows * (size_t)pitch * width_of(type));
+    const size_t begin = dw__trial_place(t, (size_t)rows * (size_t)pitch * dw_dtype_bytes(type));
     s->parts[which] = (region){rows, columns, pitch, type, begin};
 }
 
@@ -71,8 +62,8 @@ static int scale_bytes(bool quantized, int rows, int columns, int block) {
 static void place_parts(dw__trial *t) {
     const state *s = t->state;
     const dw_product *c = &s->call;
-    const element type = type_of(c->dtype), operand = c->quantized ? U8 : type,
-                  output = c->quantized_d ? U8 : type_of(c->output);
+    const dw_dtype type = c->dtype, operand = c->quantized ? CODES : type,
+                   output = c->quantized_d ? CODES : c->output;
     const dw__product_kind kind = dw__product_kind_of(c);
     const int m = (int)c->m, n = (int)c->n, k = (int)c->k, units = (int)dw__product_row_units(c),
               rows_b = (int)dw__product_rows_b(c),
@@ -84,35 +75,35 @@ static void place_parts(dw__trial *t) {
     place_part(t, B, s->given.groups * rows_b, k, units, operand);
     place_part(t, BIAS, 1, rows_b, rows_b, type);
     place_part(t, RESIDUAL, m, n, n, output);
-    place_part(t, FACTORS, 1, 2, 2, F32);
-    place_part(t, SCALES_A, 1, of_a, of_a, U8);
-    place_part(t, SCALES_B, 1, of_b, of_b, U8);
+    place_part(t, FACTORS, 1, 2, 2, DW_F32);
+    place_part(t, SCALES_A, 1, of_a, of_a, CODES);
+    place_part(t, SCALES_B, 1, of_b, of_b, CODES);
     place_part(t, D, m, n, n, output);
-    place_part(t, SCALES_D, 1, of_d, of_d, U8);
+    place_part(t, SCALES_D, 1, of_d, of_d, CODES);
 }
 
+/* Pointers only once there is memory: the size of the workspace needs none. */
 static void set_groups(state *s) {
     const dw_product *c = &s->call;
+    int64_t before = 0;
     s->groups = (dw_grouped_product){.alpha = c->alpha,
                                      .groups = s->given.groups,
                                      .n = c->n,
                                      .k = c->k,
                                      .m = s->given.rows,
-                                     .a = s->group_a,
-                                     .b = s->group_b,
-                                     .d = s->group_d,
                                      .stride_a = c->a.stride,
                                      .stride_b = c->b.stride,
                                      .stride_d = c->d.stride,
                                      .workspace = c->workspace,
                                      .workspace_bytes = c->workspace_bytes,
                                      .stream = c->stream};
-    int64_t before = 0;
+    if (!c->a.data) return;
     for (int g = 0; g < s->given.groups; before += s->given.rows[g++]) {
         s->group_a[g] = (uint16_t *)c->a.data + before * c->a.stride;
         s->group_b[g] = (uint16_t *)c->b.data + g * c->n * c->b.stride;
         s->group_d[g] = (uint16_t *)c->d.data + before * c->d.stride;
     }
+    s->groups.a = s->group_a, s->groups.b = s->group_b, s->groups.d = s->group_d;
 }
 
 /* What the kernel under test gets. */
@@ -148,22 +139,10 @@ static dw_status place(dw__trial *t) {
 static char *host_of(const state *s, part which) { return s->host + s->parts[which].begin; }
 
 static float get(const state *s, part which, size_t at) {
+    const region *p = &s->parts[which];
     const void *base = host_of(s, which);
-    switch (s->parts[which].type) {
-    case F32: return ((const float *)base)[at];
-    case F16: return dw__f16_to_f32(((const uint16_t *)base)[at]);
-    case BF16: return dw__bf16_to_f32(((const uint16_t *)base)[at]);
-    default: return dw__decode_one(DW_FORMAT_E4M3, ((const unsigned char *)base)[at]);
-    }
-}
-
-static void set(state *s, part which, size_t at, float value) {
-    void *base = host_of(s, which);
-    switch (s->parts[which].type) {
-    case F32: ((float *)base)[at] = value; break;
-    case F16: ((uint16_t *)base)[at] = dw__f32_to_f16(value); break;
-    default: ((uint16_t *)base)[at] = dw__f32_to_bf16(value);
-    }
+    return p->type == CODES ? dw__decode_one(DW_FORMAT_E4M3, ((const unsigned char *)base)[at])
+                            : dw__trial_get(base, p->type, at);
 }
 
 /* From -1 to 1. */
@@ -179,7 +158,8 @@ static void fill_numbers(state *s, part which) {
                    to = (size_t)i * (size_t)p->columns + (size_t)j;
             const float number = random_number(which, at);
             /* Factors of a size at which the activation bends. */
-            set(s, which, at, which == FACTORS ? 1.0f + 0.5f * number : number);
+            dw__trial_set(host_of(s, which), p->type, at,
+                          which == FACTORS ? 1.0f + 0.5f * number : number);
             s->values[which][to] = (double)get(s, which, at);
         }
 }
@@ -340,12 +320,12 @@ static expected activated(const state *s, int row, int column) {
 /* With the sum with the residual rounded, and D. */
 static expected expected_at(const state *s, int row, int column) {
     const region *d = &s->parts[D];
-    const double rounding = d->type == F32 ? 0x1p-24 : d->type == F16 ? 0x1p-11 : 0x1p-8;
+    const double rounding = d->type == DW_F32 ? 0x1p-24 : d->type == DW_F16 ? 0x1p-11 : 0x1p-8;
     expected x = activated(s, row, column);
     if (s->given.residual)
         x.value += s->values[RESIDUAL][(size_t)row * (size_t)d->columns + (size_t)column];
     x.error += (0x1p-23 + rounding) * (fabs(x.value) + x.error);
-    if (d->type == F16) x.error += 0x1p-25; /* subnormal */
+    if (d->type == DW_F16) x.error += 0x1p-25; /* subnormal */
     return x;
 }
 

@@ -76,13 +76,11 @@ static uint64_t random_word(int stream, size_t at) {
 
 /* Writes a number given as the bits of an F32; `any`: the low bits as they are, whatever the type makes of them. */
 static float set_number(void *source, dw_dtype type, size_t at, uint32_t bits, bool any) {
-    const float value = dw__f32_from_bits(bits);
-    uint16_t *half = (uint16_t *)source + at;
-    switch (type) {
-    case DW_F32: ((float *)source)[at] = value; return value;
-    case DW_F16: *half = any ? (uint16_t)bits : dw__f32_to_f16(value); return dw__f16_to_f32(*half);
-    default: *half = any ? (uint16_t)bits : dw__f32_to_bf16(value); return dw__bf16_to_f32(*half);
-    }
+    if (any && type != DW_F32)
+        ((uint16_t *)source)[at] = (uint16_t)bits;
+    else
+        dw__trial_set(source, type, at, dw__f32_from_bits(bits));
+    return dw__trial_get(source, type, at);
 }
 
 static void fill_source(dw__trial *t, state *s) {
