@@ -1,9 +1,9 @@
 /* The contract of a GPU kernel, and what all of them share.
  *
- * Every kernel, of every origin (ours, CUTLASS's, those behind PyTorch's operators), is one entry of the registry: which
- * calls it supports and why not others, how long a call takes, how much workspace it needs, how it is prepared and
- * enqueued, and where it has been shown to be right. Explanations, the support table and the public calls read the same
- * entry.
+ * Every kernel of every origin (ours, CUTLASS's, those behind PyTorch's operators) is one entry of the registry. The
+ * entry says which calls the kernel supports and why not others, how long a call takes, how much workspace it needs,
+ * how it is prepared and enqueued, and where it has been shown to be right. Explanations, the support table and the
+ * public calls read the same entry.
  *
  * A family of kernels (attention, GEMM, quantization) has its variants, supports(), workspace_bytes() and enqueue() in
  * one host file. Here is what exists once: the cache of loaded variants, the first-use check, measurement, explanation.
@@ -66,10 +66,9 @@ typedef struct dw__entry_point {
 typedef struct dw__variant {
     struct dw__variant *next; /* in its bucket of the cache */
     const dw__gpu_kernel *kernel;
-    uint64_t
-        params;    /* the family's compile-time parameters, packed; equal numbers mean equal code */
-    int context;   /* dw__context.index */
-    bool disabled; /* the first-use check refused it on this GPU; `reason` says why */
+    uint64_t params; /* the compile-time parameters, packed; equal numbers mean equal code */
+    int context;     /* dw__context.index */
+    bool disabled;   /* the first-use check refused it on this GPU; `reason` says why */
     void *functions[DW__ENTRY_POINTS];
     char reason[1024];
 } dw__variant;
@@ -95,8 +94,7 @@ typedef struct dw__trial {
     const char *consequence;    /* ", its calls are refused": for the message of a refusal */
     char detail[64];            /* follows the kernel's name in messages, if it is needed */
     size_t bytes;               /* of device memory */
-    size_t
-        host_bytes; /* the leading part, which `host` mirrors; the rest is workspace, filled with 0xFF */
+    size_t host_bytes;          /* the leading part, copied to `host`; workspace follows */
     char *device, *host;
     void *stream;
     void *state;      /* the family's, state_bytes of zeros before place() */
@@ -107,9 +105,9 @@ typedef struct dw__trial {
 struct dw__first_use {
     const char *against; /* what results are compared with: "the reference" */
     int count;           /* trials; the first refusal ends them */
-    bool
-        failure_refuses; /* true: a launch that fails refuses the kernel; false: the check fails, the next call
-                             repeats it. Out of memory never refuses. */
+    /* true: a launch that fails refuses the kernel. false: the check fails, and the next call repeats it. Out of memory
+     * never refuses. */
+    bool failure_refuses;
     size_t state_bytes;
     /* Lays out device memory with dw__trial_place and sets host_bytes. */
     dw_status (*place)(dw__trial *t);
@@ -155,11 +153,11 @@ struct dw__gpu_kernel {
     const char *described; /* the source in explanations: "PyTorch: FlashAttention-2" */
     dw__gpu_op op;
     dw__gpu_proof proof;
-    bool
-        competes; /* measured where it supports a call; the others are for calls that no fast kernel supports */
+    /* Measured where it supports a call; the others are for calls that no fast kernel supports. */
+    bool competes;
     bool asked_for; /* runs only where it is asked for */
-    /* A row of the support table (`deepwell explain kernels`). `shown`: where the kernel has been shown to be right; NULL:
-     * what `proof` says. */
+    /* A row of the support table (`deepwell explain kernels`). `shown`: where the kernel has been shown to be right;
+     * NULL: what `proof` says. */
     const char *operation, *source, *architectures, *elements, *needs, *shown;
 
     /* DW_OK, or why not: DW_TYPE if the kernel is for other operands or another GPU, DW_UNSUPPORTED and others for this

@@ -1,5 +1,5 @@
-/* The first-use check of attention: a kernel against attention by definition (cuda/common/attention_reference.cu), which
- * runs on the same GPU.
+/* The first-use check of attention: a kernel against attention by definition (cuda/common/attention_reference.cu), on
+ * the same GPU.
  */
 #include "kernel/cuda/attention.h"
 #include <math.h>
@@ -70,9 +70,9 @@ static dw_attention_tensor tensor_of(const state *s, buffer which) {
     return t;
 }
 
-/* Whole heads; then heads that end before the kernel's width does, on so few SMs that blocks of threads take one piece of
- * work after another. CUTLASS's kernels get whole heads side by side, as many queries as keys where they are causal, and
- * more rows than a tile has. */
+/* The first trial has whole heads. The second has heads that end before the kernel's width does, on so few SMs that
+ * blocks of threads take one piece of work after another. CUTLASS's kernels get whole heads side by side, as many
+ * queries as keys if they are causal, and more rows than a tile has. */
 static dw_attention make_call(dw__trial *t) {
     state *s = t->state;
     const dw__attention_shape *shape = &s->shape;

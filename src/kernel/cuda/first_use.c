@@ -1,6 +1,6 @@
-/* The first-use check: before a kernel's first result is used on a GPU, the kernel runs on small random operands and its
- * results are compared with a reference. A compiler, driver or GPU that makes something else of a kernel than was meant
- * shows here, and nobody trains with it.
+/* The first-use check: before a kernel's first result is used on a GPU, the kernel runs on small random operands and
+ * its results are compared with a reference. A compiler, driver or GPU that makes something else of a kernel than was
+ * meant shows here, and nobody trains with it.
  *
  * Each family gives its trials (dw__first_use); the frame around them is here. Operands come from a counter-based
  * generator: no state of the caller is touched.

@@ -54,8 +54,8 @@ int dw__product_step(dw__product_kind kind) {
     return kind ? DW_SCALED_STEP(dw__product_scheme(kind)) : DW_GEMM_STEP;
 }
 
-/* Per SM and clock: the data sheet's 2250 TFLOP/s (twice that for MXFP8, four times for FP4) on 148 SMs at 1.85 GHz, and
- * what shared memory gives on Hopper, assumed to be the same here. */
+/* Per SM and clock: the data sheet's 2250 TFLOP/s (twice that for MXFP8, four times for FP4) on 148 SMs at 1.85 GHz,
+ * and what shared memory gives on Hopper, assumed to be the same here. */
 enum { FLOPS_PER_CLOCK = 8192, SHARED_BYTES_PER_CLOCK = 128 };
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -157,8 +157,8 @@ static dw_status prepare_groups(const dw__gpu_kernel *kernel, const void *call,
     return dw__variant_of(context, kernel, 0, variant);
 }
 
-/* Tiles are of up to 256 x 256. Rows, columns and the contraction end within one, and SMs are few enough to take several
- * tiles each. */
+/* Tiles are of up to 256 x 256. Rows, columns and the contraction end within one, and SMs are few enough to take
+ * several tiles each. */
 dw__product_case dw__product_cutlass_case_of(const dw__variant *variant) {
     enum { ROWS = 2 * 256 + 45, MISSING = 32, STEPS = 3, FEW = 4 };
     static const int64_t group_rows[] = {200, 0, 3, 141};

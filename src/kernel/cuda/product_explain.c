@@ -1,5 +1,5 @@
-/* What a GEMM costs, and which kernel computes it. Ours has been run on the emulator alone: no call gets it that does not
- * ask for it, and its time is counted, not measured.
+/* What a GEMM costs, and which kernel computes it. Ours has been run on the emulator alone: only a call that asks for
+ * it gets it, and its time is counted, not measured.
  */
 #include "base/json.h"
 #include "deepwell/explain.h"

@@ -38,9 +38,9 @@ typedef struct state {
     dw_grouped_product groups;
     void *group_a[MOST_GROUPS], *group_b[MOST_GROUPS], *group_d[MOST_GROUPS];
     region parts[PARTS];
-    double *values
-        [VALUES]; /* what is read, row by row, without what lies behind; one block of memory */
-    char *host;   /* the trial's */
+    /* What is read, row by row, without what lies behind; one block of memory. */
+    double *values[VALUES];
+    char *host; /* the trial's */
 } state;
 
 /* ---- layout ------------------------------------------------------------------------------------- */

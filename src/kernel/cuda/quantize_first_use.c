@@ -24,9 +24,9 @@ typedef struct result {
 typedef struct state {
     dw__quantize_shape shape;
     dw_quantize call;
-    bool
-        ordinary; /* ordinary numbers, and the kernel finds the tensor's scale; otherwise numbers of every kind, and
-                      the scale is given */
+    /* Ordinary numbers, and the kernel finds the tensor's scale; otherwise numbers of every kind, and the scale is
+     * given. */
+    bool ordinary;
     result results[2]; /* by axis; scale_bytes 0: not wanted */
     size_t amax, tensor_scale;
     char *expected;
