@@ -111,11 +111,35 @@ static void test_memory_is_counted(void **state) {
     assert_int_equal(most, before);
 }
 
+/* Also where the same line of a kernel was reported before. */
+static void every_wrong_launch_of_an_emulated_device_fails(void **state) {
+    (void)state;
+    static const char wrong[] = ".version 8.7\n.target sm_90a\n.address_size 64\n"
+                                ".visible .entry f()\n{ .reg .b64 %rd<2>; .reg .b32 %r<2>;\n"
+                                "mov.u64 %rd1, 64;\nmov.u32 %r1, 1;\n"
+                                "st.global.u32 [%rd1], %r1;\nret; }\n";
+    const dw_device *device = &dw__device_emulator_sm_90a;
+    void *module, *function;
+    assert_int_equal(device->open(), DW_OK);
+    assert_int_equal(device->module_load(wrong, "wrong.ptx", &module), DW_OK);
+    assert_int_equal(device->module_function(module, "f", &function), DW_OK);
+    const dw__launch launch = {
+        .name = "f", .function = function, .grid = {1, 1, 1}, .block = {32, 1, 1}};
+    for (int time = 0; time < 2; time++) {
+        assert_int_equal(device->launch(&launch), DW_INTERNAL);
+        assert_non_null(strstr(dw_last_error(), "out of bounds"));
+    }
+    device->module_unload(module);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found_by_name),     cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_emulated_gpu),      cmocka_unit_test(test_too_much),
+        cmocka_unit_test(test_found_by_name),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_emulated_gpu),
+        cmocka_unit_test(test_too_much),
         cmocka_unit_test(test_memory_is_counted),
+        cmocka_unit_test(every_wrong_launch_of_an_emulated_device_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
