@@ -29,7 +29,7 @@ def resident(stamp: str) -> int:
 def capture(stamp: str) -> int:
     """Capture of models with hundreds of billions of parameters, without their weights."""
     target = HERE / "results" / f"capture-cpu-{stamp}.json"
-    return subprocess.call([sys.executable, str(HERE / "capture.py"), "--json", str(target)])
+    return subprocess.call([sys.executable, str(HERE / "capture_models.py"), "--json", str(target)])
 
 
 def operations(stamp: str) -> int:

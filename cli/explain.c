@@ -2,6 +2,7 @@
 #include "explain.h"
 #include "cli.h"
 #include "deepwell/deepwell.h"
+#include "explain_command.h"
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* `deepwell explain product` and `deepwell explain kernels`. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
-#include "explain.h"
+#include "explain_command.h"
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>

@@ -18,6 +18,18 @@ narrow_enough() { ! awk 'function longest(i, most) {
                     END {exit !found}' "$@"; }
 check narrow_enough "${c_files[@]}"
 
+# A file's name says which file it is, in a message and in a search. Files whose names tools fix, and those of a corpus,
+# are excepted. The pairs below are left to rename; no name may be added to them.
+left='attention.c attention.h attention_forward.cu device.h jit.h product.h quantize.h'
+unique_names() {
+    local repeated
+    repeated=$(git ls-files --cached --others --exclude-standard | grep -v '^tests/fuzz/corpus/' | sed 's|.*/||' |
+        sort | uniq -d | grep -vxE 'CMakeLists\.txt|Makefile|__init__\.py|conftest\.py' |
+        grep -vxF "$(tr ' ' '\n' <<<"$left")")
+    [ -z "$repeated" ] || { echo "names of more than one file:" $repeated >&2 && return 1; }
+}
+check unique_names
+
 if command -v clang-format >/dev/null; then
     check clang-format --dry-run -Werror "${c_files[@]}"
 else

@@ -6,7 +6,7 @@
  * release, an optional is NULL or a word allocated by operator new, a double is its bits. An error leaves as a C++
  * exception that PyTorch itself throws (aoti_torch_check), after everything has been released.
  */
-#include "attention.h"
+#include "attention_module.h"
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* The public calls: an emulator is its memory, its findings and its modules. */
 #include "emulator/emulator_interface.h"
 #include "emulator/finding.h"
-#include "emulator/machine.h"
+#include "emulator/running_grid.h"
 #include "emulator/tensor_map.h"
 #include <pthread.h>
 #include <stddef.h>

@@ -3,7 +3,7 @@
 #define DW_EMULATOR_FINDING_H
 
 #include "deepwell/emulator.h"
-#include "emulator/machine.h"
+#include "emulator/running_grid.h"
 
 dw_status dw__emu_findings_create(dw__emu_findings **findings);
 void dw__emu_findings_destroy(dw__emu_findings *findings);

@@ -21,7 +21,7 @@
 #ifndef DW_EMULATOR_RACE_H
 #define DW_EMULATOR_RACE_H
 
-#include "emulator/machine.h"
+#include "emulator/running_grid.h"
 
 typedef struct dw__emu_clock {
     uint32_t agents, vectors; /* 2 or 4 of the vectors below, each with an entry per agent */

@@ -5,7 +5,7 @@
 #ifndef DW_EMULATOR_SPIN_H
 #define DW_EMULATOR_SPIN_H
 
-#include "emulator/machine.h"
+#include "emulator/running_grid.h"
 
 typedef enum dw__emu_spinning {
     DW__SPINS_NOT,   /* no warp was found spinning, or the answer is not known */

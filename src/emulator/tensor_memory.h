@@ -5,7 +5,7 @@
 #ifndef DW_EMULATOR_TENSOR_MEMORY_H
 #define DW_EMULATOR_TENSOR_MEMORY_H
 
-#include "emulator/machine.h"
+#include "emulator/running_grid.h"
 #include "emulator/written.h"
 
 #define DW__TENSOR_LANES 128u

@@ -5,7 +5,7 @@
 #ifndef DW_EMULATOR_TRANSLATE_H
 #define DW_EMULATOR_TRANSLATE_H
 
-#include "emulator/machine.h"
+#include "emulator/running_grid.h"
 
 typedef enum dw__emu_type {
     DW__T_NONE,

@@ -4,7 +4,7 @@
  * from the named profile. An unknown field is refused, since it is probably misspelt. "machine" holds the probe's
  * description of single devices and links for people; plans do not read it. */
 #include "base/json.h"
-#include "hardware/hardware.h"
+#include "hardware/hardware_internal.h"
 #include <math.h>
 #include <string.h>
 

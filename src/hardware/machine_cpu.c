@@ -1,5 +1,5 @@
 /* The CPU, its memory and its NUMA nodes. */
-#include "hardware/machine.h"
+#include "hardware/machine_internal.h"
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>

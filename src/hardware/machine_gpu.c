@@ -1,6 +1,6 @@
 /* GPUs: those that CUDA shows to this process, with NVML's information on each. */
 #include "device/cuda_driver.h"
-#include "hardware/machine.h"
+#include "hardware/machine_internal.h"
 #include "hardware/nvml.h"
 #include <stdio.h>
 #include <string.h>

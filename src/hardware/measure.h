@@ -3,7 +3,7 @@
 #define DW_MEASURE_H
 
 #include "device/cuda_driver.h"
-#include "hardware/machine.h"
+#include "hardware/machine_internal.h"
 
 /* One GPU while something is timed on it. Its primary context is current. */
 typedef struct dw__bench {

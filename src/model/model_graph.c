@@ -1,7 +1,7 @@
 /* dw_model_config -> graph: the forward pass of transformers' class, built from composites where the table
  * has them. Regions, layers and module paths equal those of a capture of that class. */
 #include "graph/emit.h"
-#include "model/model.h"
+#include "model/model_internal.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

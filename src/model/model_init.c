@@ -1,6 +1,6 @@
 /* Random weights, as transformers initialises them. */
 #include "base/pool.h"
-#include "model/model.h"
+#include "model/model_internal.h"
 #include "number/philox.h"
 #include <math.h>
 #include <string.h>

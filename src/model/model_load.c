@@ -1,6 +1,6 @@
 /* Loads weights from a folder's safetensors. All of them are checked against the configuration before any is read. */
 #include "deepwell/safetensors.h"
-#include "model/model.h"
+#include "model/model_internal.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Writes a folder that transformers can load: config.json, weights, and the files that came with the model. */
 #include "deepwell/safetensors.h"
-#include "model/model.h"
+#include "model/model_internal.h"
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>

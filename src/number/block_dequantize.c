@@ -1,6 +1,6 @@
 /* Decodes codes and scales into a matrix, with the same tasks as quantization. */
 #include "number/block.h"
-#include "number/run.h"
+#include "number/number_run.h"
 
 DW_ISA_TABLE(dw__number_loops)
 

@@ -1,7 +1,7 @@
 /* Quantizes a matrix into codes and scales. Every task works on rows that contain whole blocks: rows of the
  * source (axis 1), or rows of a transposed copy on the stack (axis 0). */
 #include "number/block.h"
-#include "number/run.h"
+#include "number/number_run.h"
 
 DW_ISA_TABLE(dw__number_loops)
 

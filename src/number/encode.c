@@ -1,7 +1,7 @@
 /* Encodes, decodes and packs arrays of single numbers. */
 #include "base/base.h"
 #include "number/number_loops.h"
-#include "number/run.h"
+#include "number/number_run.h"
 
 DW_ISA_TABLE(dw__number_loops)
 

@@ -1,7 +1,7 @@
 /* Random Hadamard transform of runs along either axis. */
 #include "base/base.h"
 #include "number/number_loops.h"
-#include "number/run.h"
+#include "number/number_run.h"
 
 DW_ISA_TABLE(dw__number_loops)
 

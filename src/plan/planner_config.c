@@ -4,7 +4,7 @@
  * The parameter total includes every bias, as the transformers class with a language-model head has it. The
  * predictions compute with the widths. */
 #include "plan/planner_config.h"
-#include "model/model.h"
+#include "model/model_internal.h"
 #include "plan/planner_internal.h"
 #include <limits.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* One training step: forward and backward of the micro-batches, the gradient norm, AdamW. */
 #include "train/gradient_norm.h"
+#include "train/learning_rate.h"
 #include "train/permutation.h"
-#include "train/schedule.h"
 #include "train/trainer_internal.h"
 #include <inttypes.h>
 #include <math.h>

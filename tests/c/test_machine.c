@@ -3,7 +3,7 @@
 #include "deepwell/machine.h"
 #include "fake/fake_gpu.h"
 #include "fake/fake_nvml.h"
-#include "hardware/machine.h"
+#include "hardware/machine_internal.h"
 #include <math.h>
 #include <sys/stat.h>
 

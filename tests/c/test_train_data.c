@@ -3,8 +3,8 @@
 #include "train/checkpoints.h"
 #include "train/dataset.h"
 #include "train/gradient_norm.h"
+#include "train/learning_rate.h"
 #include "train/permutation.h"
-#include "train/schedule.h"
 #include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>

@@ -16,7 +16,7 @@
  *
  * The bounds below are sums of these to first order, of the worst in every term: what is seen is far smaller.
  */
-#include "attention.h"
+#include "machine_attention.h"
 #include "number/half.h"
 #include "number/philox.h"
 #include <math.h>

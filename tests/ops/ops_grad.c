@@ -10,8 +10,8 @@
  * outputs. */
 #include "kernel/reference/interpret.h"
 #include "kernel/reference/scalar.h"
-#include "ops.h"
-#include "ops_call.h"
+#include "ops_driver.h"
+#include "ops_run_case.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

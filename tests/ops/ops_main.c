@@ -1,5 +1,5 @@
 /* deepwell-ops: one program for the correctness, gradient, speed and support of every operation. */
-#include "ops.h"
+#include "ops_driver.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Modes `perf` and `support`: how fast each kernel is, and what each one takes. */
 #include "kernel/reference/scalar.h"
-#include "ops.h"
-#include "ops_call.h"
+#include "ops_driver.h"
+#include "ops_run_case.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

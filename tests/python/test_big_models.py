@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "capture.py"
+SCRIPT = Path(__file__).parents[2] / "bench" / "capture_models.py"
 BATCH, LENGTH = 2, 4096
 
 

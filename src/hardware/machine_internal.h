@@ -3,7 +3,7 @@
 #define DW_MACHINE_INTERNAL_H
 
 #include "deepwell/machine.h"
-#include "hardware/hardware.h"
+#include "hardware/hardware_internal.h"
 
 /* Limits of the probe. A test gives a folder instead of "" as the root of /sys and /proc, and small sizes. */
 typedef struct dw__machine_options {

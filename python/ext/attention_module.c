@@ -1,4 +1,4 @@
-#include "attention.h"
+#include "attention_module.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

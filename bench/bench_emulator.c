@@ -7,8 +7,8 @@
  * Lane-instructions are what the launches executed, of seconds of the processor's time the least of three runs:
  * the machine may have other work.
  */
-#include "deepwell/emulator.h"
 #include "common/attention_backward_layout.h"
+#include "deepwell/emulator.h"
 #include "deepwell/threads.h"
 #include "jit/jit.h"
 #include "kernel/cuda/attention.h"

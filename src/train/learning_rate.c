@@ -1,4 +1,4 @@
-#include "train/schedule.h"
+#include "train/learning_rate.h"
 #include <math.h>
 
 double dw__learning_rate(const dw_trainer_options *options, int64_t step) {

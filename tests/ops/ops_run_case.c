@@ -1,5 +1,5 @@
-/* Running one kernel on one case (see ops_call.h). */
-#include "ops_call.h"
+/* Running one kernel on one case (see ops_run_case.h). */
+#include "ops_run_case.h"
 #include "graph/internal.h"
 #include "kernel/reference/interpret.h"
 #include <string.h>

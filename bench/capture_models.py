@@ -1,6 +1,6 @@
 """Measures the capture of models that are too large for this machine: time and memory, each in its own process.
 
-    python bench/capture.py [llama-405b] [deepseek-671b] [--whole] [--json FILE]
+    python bench/capture_models.py [llama-405b] [deepseek-671b] [--whole] [--json FILE]
 
 The model is built on the meta device from its configuration alone and captured. Memory is the peak of the process, and
 the part of it that importing PyTorch and transformers takes. --whole traces every layer.

@@ -1,6 +1,6 @@
 /* Attention's kernels: the fast ones in every variant that changes their code, and attention by definition. Backward
  * gets O and LSE from the definition in FP64, so that each kernel is compared by itself. */
-#include "attention.h"
+#include "machine_attention.h"
 #include "number/half.h"
 #include <math.h>
 #include <pthread.h>
