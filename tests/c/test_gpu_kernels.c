@@ -1,7 +1,10 @@
 /* What all GPU kernels share: the registry's rules, the cache of variants, and the first-use check, with a small kernel
  * of the test's own whose source is a text, on a fake GPU.
  */
+#include "deepwell/attention.h"
 #include "deepwell/log.h"
+#include "deepwell/product.h"
+#include "deepwell/quantize.h"
 #include "fake/fake_gpu.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <pthread.h>
@@ -42,6 +45,79 @@ static void test_registry(void **state) {
             assert_false(same && k->op == dw__gpu_kernels[j]->op);
         }
     }
+}
+
+/* A small call of each operation, and on which target which of our kernels supports it. */
+static void test_supports(void **state) {
+    (void)state;
+    const dw_attention_tensor tensor = {.batch = 64 * 64, .head = 64 * 64, .row = 64};
+    dw_attention attention = {.size = sizeof attention,
+                              .dtype = DW_BF16,
+                              .batch = 1,
+                              .heads_q = 1,
+                              .heads_kv = 1,
+                              .rows_q = 64,
+                              .rows_k = 64,
+                              .head_dim = 64,
+                              .scale = 0.125f,
+                              .window_left = -1,
+                              .window_right = -1,
+                              .q = tensor,
+                              .k = tensor,
+                              .v = tensor,
+                              .o = tensor};
+    attention.d_o = attention.dq = attention.dk = attention.dv = tensor;
+    dw_product dense = {.size = sizeof dense,
+                        .dtype = DW_BF16,
+                        .output = DW_BF16,
+                        .m = 64,
+                        .n = 64,
+                        .k = 64,
+                        .alpha = 1,
+                        .a = {NULL, 64},
+                        .b = {NULL, 64},
+                        .d = {NULL, 64}},
+               codes = dense;
+    codes.quantized = 1;
+    codes.scheme_a = codes.scheme_b = DW_SCHEME_MXFP8_E4M3;
+    dw_quantize quantize = {.size = sizeof quantize,
+                            .dtype = DW_BF16,
+                            .scheme = DW_SCHEME_MXFP8_E4M3,
+                            .rows = 64,
+                            .cols = 64,
+                            .row_stride = 64,
+                            .along_rows = {.wanted = 1, .stride = 64}};
+    const struct {
+        const char *kernel;
+        const void *call;
+        const char *targets; /* that have it */
+    } cases[] = {
+        {"sm90_attention_forward", &attention, "sm_90a"},
+        {"sm90_attention_backward", &attention, "sm_90a"},
+        {"sm100_attention_forward", &attention, "sm_100a sm_103a"},
+        {"sm100_gemm", &dense, "sm_100a sm_103a"},
+        {"sm100_gemm", &codes, ""},
+        {"sm100_gemm_scaled", &codes, "sm_100a sm_103a"},
+        {"sm100_gemm_scaled", &dense, ""},
+        {"quantize_blocks", &quantize, "sm_90a sm_100a sm_103a"},
+    };
+    static const char *const targets[] = {"sm_90a", "sm_100a", "sm_103a"};
+    setenv("DEEPWELL_BLACKWELL", "try", 1);
+    for (size_t i = 0; i < DW_COUNT(cases); i++)
+        for (size_t t = 0; t < DW_COUNT(targets); t++) {
+            const dw__gpu_kernel *kernel = NULL;
+            dw__gpu_target target;
+            assert_int_equal(dw__gpu_target_named(targets[t], &target), DW_OK);
+            for (unsigned k = 0; k < dw__gpu_kernel_count; k++)
+                if (strcmp(dw__gpu_kernels[k]->name, cases[i].kernel) == 0)
+                    kernel = dw__gpu_kernels[k];
+            assert_non_null(kernel);
+            const dw_status status = kernel->supports(kernel, cases[i].call, &target);
+            const bool expected = strstr(cases[i].targets, targets[t]) != NULL;
+            if ((status == DW_OK) != expected)
+                fail_msg("%s on %s: %s", kernel->name, targets[t], dw_last_error());
+        }
+    unsetenv("DEEPWELL_BLACKWELL");
 }
 
 /* ---- a family ------------------------------------------------------------------------------------ */
@@ -260,6 +336,7 @@ static void in_child(void **state) { expect_child(start_child(*(check *)*state, 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_registry),
+        cmocka_unit_test(test_supports),
         CHECK(finds_variants),
         CHECK(threads_find),
         CHECK(refuses),

@@ -411,7 +411,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     const dw_status status = dw__attention_check_capability(call, pass, gpu->capability);
     if (status != DW_OK && blackwell) return status;
     if (status == DW_OK && kernel_on(pass, gpu->capability) == kernel) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "its kernels are for %s, not for %s",
+    return dw__fail(DW_TYPE, "its kernels are for %s, not for %s",
                     dw__sm90_attention_forward.architectures, gpu->name);
 }
 

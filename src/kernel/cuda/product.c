@@ -312,10 +312,9 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
                           const dw__gpu_target *gpu) {
     DW_RETURN_IF_FAILED(dw__product_check(call, false));
     if (!runs_on(gpu->capability))
-        return dw__fail(DW_UNSUPPORTED, "its kernels are for sm_100f (B200, B300), not for %s",
-                        gpu->name);
+        return dw__fail(DW_TYPE, "its kernels are for sm_100f (B200, B300), not for %s", gpu->name);
     if (kernel_for(call) == kernel) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "%s multiplies %s", kernel->name, kernel->elements);
+    return dw__fail(DW_TYPE, "%s multiplies %s", kernel->name, kernel->elements);
 }
 
 static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,

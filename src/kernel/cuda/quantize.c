@@ -237,7 +237,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
                           const dw__gpu_target *gpu) {
     DW_RETURN_IF_FAILED(dw__quantize_check(call, false));
     if (runs_on(gpu->capability)) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "%s is for %s, not for %s", kernel->name, kernel->architectures,
+    return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
                     gpu->name);
 }
 
