@@ -649,7 +649,7 @@ static void test_norms_of_huge_rows(void **state) {
     }
 }
 
-/* Without the outputs that nobody reads. */
+/* The outputs that nobody reads are absent. */
 static void test_norm_backward_in_part(void **state) {
     (void)state;
     for (int wanted = 0; wanted < 3; wanted++) {

@@ -109,7 +109,7 @@ typedef struct run {
     uint64_t instructions;
 } run;
 
-/* Of exponents of 2: exact where scores are to be integers. */
+/* Scale of scores as exponents of 2; 1 if scores are integers, so that they are exact. */
 static float scale_log2(const problem *p) {
     return p->content == INTEGERS ? 1.0f : (float)((double)p->scale * 1.4426950408889634);
 }

@@ -85,7 +85,7 @@ static void a_signal_finds_a_stack(void **state) {
 extern void *__libc_memalign(size_t alignment, size_t bytes);
 static size_t allocated;
 
-/* What oneDNN calls. */
+/* The allocation function that oneDNN calls. */
 __attribute__((visibility("default"))) int posix_memalign(void **pointer, size_t alignment,
                                                           size_t bytes) {
     *pointer = __libc_memalign(alignment, bytes);

@@ -1,11 +1,11 @@
-/* What tests of attention up to the fake driver share. */
+/* Helpers for tests of attention up to the fake driver. */
 #ifndef FAKE_ATTENTION_H
 #define FAKE_ATTENTION_H
 
 #include "fake_gpu.h"
 #include "kernel/cuda/attention.h"
 
-/* Tensor maps among a kernel's parameters. */
+/* Number of tensor maps among a kernel's parameters. */
 static inline int maps_of_attention(const char *name) {
     if (strcmp(name, "sm90_attention_forward") == 0) return 3;
     if (strcmp(name, "sm100_attention_forward") == 0) return 4;
@@ -19,7 +19,7 @@ static inline int begin_attention(void **state) {
     return 0;
 }
 
-/* BSHD tensors of [3, 4 or 2, 1000 or 900, 128], at addresses that say which is which. */
+/* BSHD tensors of [3, 4 or 2, 1000 or 900, 128], at addresses that identify each tensor. */
 static inline dw_attention_tensor tensor(int number, int heads, int rows, int head_dim) {
     return (dw_attention_tensor){(void *)((uintptr_t)number << 32),
                                  (int64_t)heads * rows * head_dim, head_dim,

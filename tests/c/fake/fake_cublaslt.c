@@ -1,6 +1,6 @@
-/* cuBLASLt that multiplies nothing, but refuses what the real one would: it stands for libcublasLt.so. What it knows a
- * product to be comes from the documentation: FP8 takes the first factor transposed, a workspace as large as was said,
- * the algorithm that it chose itself. */
+/* Replaces libcublasLt.so: cuBLASLt that multiplies nothing but rejects what the real one would reject. Its rules
+ * come from the documentation: for FP8 the first factor is transposed, the workspace has the stated size, and the
+ * algorithm is one that it returned itself. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -120,7 +120,7 @@ API int cublasLtMatmul(void *handle, product *p, const float *alpha, const void 
     if (!handle || !stream || !a || !b || !d || c != d || c_matrix != d_matrix) return INVALID;
     if (*alpha != 1.0f || *beta != 0.0f || !workspace || workspace_bytes == 0) return INVALID;
     if (chosen[0] != 0xA160 + (uint64_t)a_matrix->type) return INVALID;
-    /* The whole of each matrix is there, and of the result too. */
+    /* Checks that each operand matrix is complete in memory, and the result too. */
     size_t bits = a_matrix->type == F32    ? 32
                   : a_matrix->type == BF16 ? 16
                   : a_matrix->type == E4M3 ? 8

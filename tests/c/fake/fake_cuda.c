@@ -1,4 +1,4 @@
-/* See fake_cuda.h. Signatures are the driver's; a real one is never linked. */
+/* See fake_cuda.h. The signatures are the driver's; a real driver is never linked. */
 #include "fake_cuda.h"
 #include <pthread.h>
 #include <stdbool.h>
@@ -17,7 +17,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 API fake_cuda *fake_cuda_state(void);
 API fake_cuda *fake_cuda_state(void) { return &state; }
 
-/* 0 when the call may go on. */
+/* Returns 0 if the call may continue. */
 static int asked(const char *name) {
     pthread_mutex_lock(&lock);
     state.calls++;
@@ -145,7 +145,7 @@ API int cuThreadExchangeStreamCaptureMode(int *mode) {
     return 0;
 }
 
-/* Device memory is the host's, so that a test can look. */
+/* Device memory is host memory, so that a test can read it. */
 API int cuMemAlloc_v2(address *memory, size_t bytes) {
     ASKED();
     size_t *block = bytes < (size_t)1 << 40 ? malloc(bytes + 256) : NULL;
@@ -250,7 +250,8 @@ API int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
     return 0;
 }
 
-/* Modules live until the process ends, as the library keeps them; reachable, so that no leak is seen. */
+/* Modules live until the process ends, because the library keeps them. They stay reachable, so that no leak is
+ * reported. */
 static void *kept[4096];
 static int kept_count;
 
@@ -354,7 +355,7 @@ API int cuLaunchKernelEx(const launch_config *config, void *of, void **arguments
     return 0;
 }
 
-/* Refuses what the driver's documentation refuses. */
+/* Rejects what the driver's documentation says is rejected. */
 API int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *memory,
                                const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
                                const uint32_t *steps, int interleave, int swizzle, int promotion,

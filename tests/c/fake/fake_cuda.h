@@ -1,5 +1,5 @@
-/* A driver without a GPU: it stands for libcuda.so.1, does as it is told, and writes down what it was asked. Tests load
- * it by its path first, so that the library's dlopen("libcuda.so.1") finds it already there. */
+/* Replaces libcuda.so.1: a driver without a GPU that follows the test's instructions and records its calls. Tests
+ * load it by its path first, so that the library's dlopen("libcuda.so.1") finds it loaded. */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
 
@@ -26,17 +26,17 @@ typedef struct fake_launch {
 } fake_launch;
 
 typedef struct fake_cuda {
-    /* What it is: set before the library first asks. */
+    /* Properties of the fake; set them before the library's first call. */
     int version, devices, capability, sm_count, shared_bytes;
-    /* Of every GPU; NULL: numbered. Their PCI addresses are 0000:10:00.0, 0000:11:00.0, ... */
+    /* Names of the GPUs; NULL: numbered. Their PCI addresses are 0000:10:00.0, 0000:11:00.0, ... */
     const char *name;
-    /* The call of this name gives this result (and does nothing). */
+    /* The call with this name returns this result and does nothing. */
     const char *failing;
     int result;
     int refuse_real; /* modules that the fake compiler has not made */
     int refuse_ptx;
-    /* Parameters of launched kernels, which a driver reads off the module: as many tensor maps as maps_of() says for
-     * the kernel's name, then one block of params_bytes. */
+    /* Parameters of launched kernels, which a real driver reads from the module: as many tensor maps as maps_of()
+     * returns for the kernel's name, then one block of params_bytes. */
     int (*maps_of)(const char *name);
     int params_bytes;
     /* Contexts: 0 is none; `current` is per process here. */
@@ -48,7 +48,7 @@ typedef struct fake_cuda {
     int calls, loads, functions, map_count, launch_count, retains, relaxed;
     fake_map maps[FAKE_MAPS];            /* in the order in which they were encoded */
     fake_launch launches[FAKE_LAUNCHES]; /* likewise */
-    /* Runs in place of a kernel; may be NULL. */
+    /* Runs instead of a kernel; may be NULL. */
     void (*kernel)(const fake_launch *launch);
 } fake_cuda;
 

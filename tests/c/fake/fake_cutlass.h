@@ -1,5 +1,5 @@
-/* libdeepwell_cutlass.so without CUTLASS: its kernels do as they are told, and what they were told is written down. The
- * environment says of which version it is (FAKE_CUTLASS_VERSION). */
+/* libdeepwell_cutlass.so without CUTLASS: its kernels follow the test's instructions and record their calls. The
+ * environment sets its version (FAKE_CUTLASS_VERSION). */
 #ifndef FAKE_CUTLASS_H
 #define FAKE_CUTLASS_H
 
@@ -10,7 +10,7 @@ typedef struct fake_cutlass {
     size_t workspace_bytes;   /* what every call wants */
     dw_cutlass_result result; /* of launches */
     const char *error;
-    /* In place of a kernel, `call` of the structure that its kind names; may be NULL. */
+    /* Runs instead of a kernel, with `call` of the structure of its kind; may be NULL. */
     void (*kernel)(const dw_cutlass_kernel *kernel, const void *call);
 
     int launches;

@@ -1,5 +1,5 @@
-/* What tests of the GPU's host side begin with: the fake driver and the fake compiler in place of real ones, a cache
- * of their own, and children, since a process loads a driver once. */
+/* Set-up for tests of the GPU's host side: the fake driver and the fake compiler instead of real ones, a separate
+ * cache, and child processes, because a process loads a driver only once. */
 #ifndef FAKE_GPU_H
 #define FAKE_GPU_H
 
@@ -28,7 +28,7 @@ static inline void load_fake_driver(void) {
     fake = state();
 }
 
-/* A fresh folder, also the cache. */
+/* A new folder, which is also the cache. */
 static inline void use_fake_compiler(char *made, size_t bytes) {
     snprintf(made, bytes, "%s/deepwell_test_XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
     assert_non_null(mkdtemp(made));
@@ -40,7 +40,7 @@ static inline void use_fake_compiler(char *made, size_t bytes) {
 
 static inline void remove_folder(const char *path) { (void)dw__folder_remove(path); }
 
-/* How groups of tests of kernels begin and end: on a fake GPU, first uses not compared. */
+/* Set-up and tear-down for groups of kernel tests: on a fake GPU, with first uses not checked. */
 static char folder[256];
 static inline int begin_on_fake_gpu(void **state) {
     (void)state;

@@ -1,5 +1,6 @@
-/* hwloc of a machine with two packages of 56 cores, two threads each, and a last cache of 105 MiB in each package:
- * stands for libhwloc.so.15. The part of its structures that is read is that of every version 2. */
+/* Replaces libhwloc.so.15: hwloc of a machine with two packages of 56 cores, two threads per core, and a
+ * last-level cache of 105 MiB per package. The parts of its structures that are read are the same in every version
+ * 2. */
 #include <stddef.h>
 #include <stdint.h>
 

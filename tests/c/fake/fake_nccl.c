@@ -1,4 +1,4 @@
-/* NCCL over GPUs whose memory is the host's: an all-reduce that sums. Stands for libnccl.so.2. */
+/* Replaces libnccl.so.2: NCCL over GPUs with host memory, with an all-reduce that sums. */
 #include <stddef.h>
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* A management library without GPUs: it stands for libnvidia-ml.so.1. Its GPUs are the fake driver's, at 0000:10:00.0,
+/* Replaces libnvidia-ml.so.1: a management library without GPUs. Its GPUs are the fake driver's, at 0000:10:00.0,
  * 0000:11:00.0, ... */
 #ifndef FAKE_NVML_H
 #define FAKE_NVML_H

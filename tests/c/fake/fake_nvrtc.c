@@ -1,5 +1,6 @@
-/* A compiler that compiles nothing: its "cubin" is ELF's first bytes, then the options, one a line. The environment
- * says how long it takes (FAKE_NVRTC_MS) and whether it fails (FAKE_NVRTC_FAIL=1: with a log, 2: an empty cubin). */
+/* A compiler that compiles nothing: its "cubin" is ELF's first bytes, then the options, one per line. The
+ * environment sets its duration (FAKE_NVRTC_MS) and its failure (FAKE_NVRTC_FAIL=1: with a log, 2: an empty
+ * cubin). */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
