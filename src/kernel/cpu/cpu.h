@@ -10,7 +10,7 @@
 #include "base/isa.h"
 #include "kernel/kernel.h"
 
-/* ---- elementwise bodies on tiles: also the epilogue of a matrix product ------------------------- */
+/* ---- elementwise bodies on tiles: also the epilogue of a GEMM ----------------------------------- */
 
 /* Runs a prepared fused call on rows [row, row+rows) and columns [column, column+columns) of its iteration
  * shape as a matrix: the last axis is the column, all other axes together are the row. Input `replaced` (or

@@ -657,7 +657,7 @@ static bool fits(const dw__call *call) {
     return call->input_count > 0 && call->output_count > 0;
 }
 
-/* ---- tiles of a matrix product --------------------------------------------------------------- */
+/* ---- tiles of a GEMM ------------------------------------------------------------------------- */
 
 bool dw__fused_fits_tile(const dw__call *fused, int replaced) {
     const dw__tensor *out = &fused->outputs[0];

@@ -1,7 +1,7 @@
-/* Inner loops of matrix products: a register tile of ROWS x (VECTORS * DW_LANES) accumulators, to
- * which each step of k adds a column of A times a row of B. The tile is chosen so that
- * accumulators, one row of B and one broadcast element of A fill the register file, and loads (ROWS
- * + VECTORS per step) stay below the two per cycle that feed the two multiply-adds per cycle. */
+/* Inner loops of GEMMs: a register tile of ROWS x (VECTORS * DW_LANES) accumulators, to which each step of k adds
+ * a column of A times a row of B. The tile's size makes accumulators, one row of B and one broadcast element of A
+ * fill the register file, and keeps loads (ROWS + VECTORS per step) below the two per cycle that feed the two
+ * multiply-adds per cycle. */
 #include "base/transpose.h"
 #include "kernel/cpu/gemm.h"
 #include "kernel/cpu/isa/vector_math.h"
@@ -100,7 +100,7 @@ DW_INLINE void accumulate_tile(int rows, int vectors, int64_t k, const float *a,
     }
 }
 
-/* ---- packed product ------------------------------------------------------------------------ */
+/* ---- packed GEMM --------------------------------------------------------------------------- */
 
 DW_INLINE void store_row(int vectors, float *c, const vf *sum, bool accumulate, const float *bias) {
 #pragma GCC unroll 4
@@ -187,7 +187,7 @@ static void multiply(int64_t m, int64_t n, int64_t k, const float *a_panels, con
     }
 }
 
-/* ---- small product: operands where they lie -------------------------------------------------- */
+/* ---- small GEMM: operands in place ----------------------------------------------------------- */
 
 enum { SMALL_DEPTH = 128 }; /* of the buffer for a copy of a transposed or ragged B */
 
