@@ -1,17 +1,11 @@
-/* Compares predictions with measurements: tables of published runs.
+/* Predictions beside what was measured: tables of published runs.
  *
- *     dw_runs *runs;
- *     char *json;
- *     dw_runs_load("runs.csv", &runs);      // one run per row
- *     dw_evaluate(runs, NULL, &json);       // predicts every row; reports errors, choice of layouts, fits or not
- *     dw_text_free(json);
- *     dw_calibrate(runs, NULL, &json);      // fits the constants again; judged by leaving each source out
- *     dw_text_free(json);
- *     dw_runs_destroy(runs);
+ *     lab_runs_load     a CSV file of runs, one a row
+ *     lab_evaluate      predicts every row; errors by source, GPU, precision; choice among layouts; fits or not
+ *     lab_calibrate     fits the constants of the predictions again, judged by leaving each source out
  *
- * Columns are found by name and may be in any order. docs/planner.md lists the columns and explains how descriptions of
- * layouts are read. Result columns (tokens_per_s_per_gpu, step_time_s, peak_mem_gb, ...) are only compared with; no
- * prediction uses them.
+ * Columns are found by name, in any order; docs/planner.md lists those that are read, and how texts of layouts are
+ * understood. Results (tokens_per_s_per_gpu, step_time_s, peak_mem_gb, ...) are compared with and never predicted from.
  */
 #ifndef LAB_EVALUATE_H
 #define LAB_EVALUATE_H
@@ -24,13 +18,14 @@ extern "C" {
 
 typedef struct lab_runs lab_runs;
 
-/* DW_IO. DW_PARSE names the line and the mistake: no header, a header without the required columns, a row with more
- * fields than the header, an unterminated quote, a file larger than 256 MiB. A row whose values cannot be understood is
- * not an error; dw_run_at gives the reason why it is not predicted. */
-DW_API dw_status dw_runs_load(const char *path, dw_runs **runs);
-DW_API dw_status dw_runs_parse(const char *text, size_t bytes, dw_runs **runs);
-DW_API void dw_runs_destroy(dw_runs *runs); /* may be NULL */
-DW_API size_t dw_runs_count(const dw_runs *runs);
+/* DW_IO; DW_PARSE names the line and what is wrong with it: no header, one
+ * without the columns that every run needs, a row that has more fields than the header, quotes that do not end, a file
+ * beyond 256 MiB. A row whose values cannot be understood is no error: lab_run_at says
+ * why it is not predicted. */
+dw_status lab_runs_load(const char *path, lab_runs **runs);
+dw_status lab_runs_parse(const char *text, size_t bytes, lab_runs **runs);
+void lab_runs_destroy(lab_runs *runs); /* NULL allowed */
+size_t lab_runs_count(const lab_runs *runs);
 
 /* What a source means by the memory of a run. */
 typedef enum lab_memory_meaning {
@@ -41,54 +36,46 @@ typedef enum lab_memory_meaning {
     LAB_MEMORY_USED /* as nvidia-smi shows it */
 } lab_memory_meaning;
 
-/* One run. Its strings belong to the dw_runs. */
-typedef struct dw_run {
+/* Texts belong to the runs. */
+typedef struct lab_run {
     const char *id, *group, *gpu, *model_name, *precision;
-    /* Why it cannot be predicted; NULL: it can, and the members below are set. */
-    const char *reason;
+    const char *reason; /* why it cannot be predicted; NULL: it can, and the rest is set */
     dw_planner_model model;
     const dw_hardware *hardware;
     dw_layout layout;
-    double tokens_per_second; /* per GPU, measured; 0: not stated */
-    double memory;            /* bytes, measured; 0: not stated */
-    dw_memory_meaning memory_meaning;
-    double bubble; /* fraction of the pipeline's time, measured; negative: not stated */
-    /* 1: throughput or step time is printed in the source, the layout is known, and the run is neither superseded nor a
-     * stand-in for a larger model. */
-    int scored;
-    int mixture;      /* 1: a mixture of experts */
-    int layout_known; /* 1: the source states how the run was sharded */
-} dw_run;
-DW_API void dw_run_at(const dw_runs *runs, size_t index, dw_run *run);
+    double tokens_per_second; /* of one GPU, measured; 0: not said */
+    double memory;            /* bytes, measured; 0: not said */
+    lab_memory_meaning memory_meaning;
+    double bubble; /* part of the pipeline's time, measured; below 0: not said */
+    int scored; /* throughput or step time printed, not superseded, no stand-in for a larger model, layout known */
+    int mixture;
+    int layout_known; /* the source says how it was sharded */
+} lab_run;
+void lab_run_at(const lab_runs *runs, size_t index, lab_run *run);
 
-typedef struct dw_evaluate_options {
-    size_t struct_size; /* sizeof(dw_evaluate_options) */
-    /* Path of a file with dw_calibrate's constants; NULL: the built-in ones. */
-    const char *constants;
-    const dw_runs *failures; /* runs that ran out of memory; may be NULL */
-} dw_evaluate_options;
-#define DW_EVALUATE_OPTIONS_DEFAULT                                                                \
-    { sizeof(dw_evaluate_options), NULL, NULL }
+typedef struct lab_evaluate_options {
+    size_t struct_size;       /* sizeof(lab_evaluate_options) */
+    const char *constants;    /* a file that lab_calibrate wrote; NULL: those that are built in */
+    const lab_runs *failures; /* runs that failed for want of memory; NULL: none */
+} lab_evaluate_options;
+#define LAB_EVALUATE_OPTIONS_DEFAULT                                                               \
+    { sizeof(lab_evaluate_options), NULL, NULL }
 
 /* *json: {"rows": [{"id", "tokens_per_s_per_gpu", "predicted", "error", "parts", ...}], "not_predicted": [{"id",
  * "reason"}], "errors": {"all", "group": {...}, "gpu", "precision", "kind"}, "memory", "bubble", "choice", "fits"}. An
- * error is |predicted / measured - 1| of tokens/s. Free *json with dw_text_free. `options` NULL: the defaults. */
-DW_API dw_status dw_evaluate(const dw_runs *runs, const dw_evaluate_options *options, char **json);
+ * error is |predicted / measured - 1| of tokens/s. Released with lab_free. options NULL: defaults. */
+dw_status lab_evaluate(const lab_runs *runs, const lab_evaluate_options *options, char **json);
 
-typedef struct dw_calibrate_options {
-    size_t struct_size;    /* sizeof(dw_calibrate_options) */
-    const char *constants; /* path of the file where the search starts; NULL: the built-in ones */
-} dw_calibrate_options;
+typedef struct lab_calibrate_options {
+    size_t struct_size;
+    const char *constants; /* where the search begins; NULL: those that are built in */
+} lab_calibrate_options;
 
-/* Fits the constants by least squares of the logarithm of time. The fit is robust against single rows, holds each
- * constant near its prior, and gives every source the same weight, however many rows it has. *json:
- *     "constants"   {...}: what the option `constants` reads
- *     "left_out"    errors as dw_evaluate gives them; each row is predicted with constants fitted without its source
- *     "fitted"      the same with constants fitted to all rows
- *     "baseline"    the median FLOP/s of the other sources on such a GPU
- * Free *json with dw_text_free. `options` NULL: the defaults. */
-DW_API dw_status dw_calibrate(const dw_runs *runs, const dw_calibrate_options *options,
-                              char **json);
+/* Least squares of the logarithm of time, robust against single rows, each constant held near its prior; every source
+ * weighs alike however many rows it has. *json: {"constants": {...}, "left_out": errors as lab_evaluate gives them, each
+ * row predicted with constants that were fitted without its source, "fitted": the same with all rows, "baseline":
+ * the median FLOP/s of the other sources on such a GPU}. Its "constants" is what `constants` takes. */
+dw_status lab_calibrate(const lab_runs *runs, const lab_calibrate_options *options, char **json);
 
 #ifdef __cplusplus
 }

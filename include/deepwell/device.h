@@ -26,7 +26,8 @@ typedef struct dw_device dw_device;
  *     "cuda"              the GPU whose context is current on the calling thread; without one, the first GPU
  *     "emulator:sm_90a"   an emulated GPU; also sm_100a, sm_103a and sm_120a (docs/emulator.md)
  * DW_NOT_FOUND: the name is unknown; the message lists the devices. DW_UNSUPPORTED: "cuda" without a GPU, without a
- * driver, or with a driver that is too old. The driver is loaded on the first lookup of "cuda". */
+ * driver, or with a driver that is too old; an emulated GPU without libdeepwell_emulator.so. Neither the driver nor the
+ * emulator is loaded before such a device is looked up. */
 DW_API dw_status dw_device_find(const char *name, const dw_device **device);
 DW_API const char *dw_device_name(const dw_device *device);
 

@@ -54,7 +54,8 @@ typedef struct dw_emulator_options {
     { sizeof(dw_emulator_options), true, 1, NULL, NULL, 0, 0, 0 }
 
 /* `architecture`: "sm_90a", "sm_100a", "sm_103a" or "sm_120a". DW_NOT_FOUND: another one; the message lists these.
- * DW_INVALID_ARGUMENT: an option is out of range. `options` NULL: the defaults. */
+ * DW_INVALID_ARGUMENT: an option is out of range. DW_UNSUPPORTED: libdeepwell_emulator.so, which the first call loads
+ * from beside libdeepwell, is missing or of another version. `options` NULL: the defaults. */
 DW_API dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options,
                                     dw_emulator **emulator);
 /* Also releases its memory and modules. */

@@ -78,8 +78,6 @@ DW_API dw_status dw_tune_publish(const char *shape_class, const char *with,
                                  const dw_tune_time *times, size_t count);
 /* Stores one time and replaces an earlier one. Safe between processes. */
 DW_API dw_status dw_tune_record(const char *shape_class, const char *name, double seconds);
-/* DW_NOT_FOUND: no time is stored. */
-DW_API dw_status dw_tune_lookup(const char *shape_class, const char *name, double *seconds);
 
 /* Times Deepwell's kernels on the calling thread's GPU and stores the time: median of at least 10 runs. Uses its own
  * stream and its own random tensors of the call's shape, contiguous as [batch, heads, seq_len, head_dim]. */

@@ -217,7 +217,6 @@ DW_API dw_status dw_graph_set_origin(dw_graph *graph, dw_region region, int laye
                                      const char *module);
 /* Nodes that are appended from now on belong to the backward pass (nonzero) or to the forward pass (0). */
 DW_API void dw_graph_set_backward(dw_graph *graph, int backward);
-DW_API dw_status dw_graph_set_value_name(dw_graph *graph, dw_value value, const char *name);
 /* Appends `value` to the graph's outputs. The same value may be an output more than once. */
 DW_API dw_status dw_graph_add_output(dw_graph *graph, dw_value value);
 

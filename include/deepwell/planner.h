@@ -56,7 +56,6 @@ typedef struct dw_planner_model {
 
 /* DW_INVALID_ARGUMENT: a width is missing or impossible. */
 DW_API dw_status dw_planner_model_check(const dw_planner_model *model);
-DW_API void dw_planner_model_of(const dw_model_config *config, dw_planner_model *model);
 
 /* A model of the catalogue: "llama3-70b", "deepseek-v3", ... (docs/planner-models.md). Case, separators and publisher
  * are ignored: "Llama-3-70B", "meta-llama/Meta-Llama-3-70B". DW_NOT_FOUND lists the nearest names. */
@@ -240,6 +239,32 @@ DW_API dw_status dw_predict(const dw_planner_model *model, const dw_hardware *ha
 /* The same without checks, for a search whose layouts are valid by construction. */
 DW_API void dw_predict_unchecked(const dw_planner_model *model, const dw_hardware *hardware,
                                  const dw_layout *layout, dw_prediction *prediction);
+
+/* ---- the constants ---------------------------------------------------------------------------------------------- */
+
+/* A property of hardware, kernels or frameworks that cannot be computed. docs/planner.md gives the sources of the values. */
+typedef struct dw_planner_constant {
+    const char *name;
+    double value;  /* in use */
+    double prior;  /* by a measurement or a data sheet */
+    double spread; /* standard deviation of its logarithm: how far a fit may go from the prior */
+    const char *origin;
+} dw_planner_constant;
+/* Returns how many there are; *table lists them. */
+DW_API int dw_planner_constants(const dw_planner_constant **table);
+/* Predictions with other values, in the order of the table; NULL: those in use. The sizes must be right
+ * (dw_planner_model_check, dw_layout_check). The first is dw_predict's, the second has the memory of one stage, 0 to
+ * pp - 1, and the third returns the idle part of the pipeline's time with stages that are alike. */
+DW_API void dw_predict_with(const double *constants, const dw_planner_model *model,
+                            const dw_hardware *hardware, const dw_layout *layout,
+                            dw_prediction *prediction);
+DW_API void dw_predict_memory_with(const double *constants, const dw_planner_model *model,
+                                   const dw_hardware *hardware, const dw_layout *layout, int stage,
+                                   dw_memory_parts *memory);
+DW_API double dw_predict_bubble_with(const double *constants, const dw_planner_model *model,
+                                     const dw_hardware *hardware, const dw_layout *layout);
+
+/* ---- stages and kernels ------------------------------------------------------------------------------------------ */
 
 /* Communication within a stage's forward or backward. Total seconds on the wire, and the exposed seconds among them
  * that delay computation. */

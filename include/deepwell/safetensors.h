@@ -78,8 +78,6 @@ DW_API uint32_t dw_safetensors_count(const dw_safetensors *file);
 DW_API const dw_stored_tensor *dw_safetensors_at(const dw_safetensors *file, uint32_t index);
 /* Finds a tensor by name. DW_NOT_FOUND. */
 DW_API dw_status dw_safetensors_find(const dw_safetensors *file, const char *name, uint32_t *index);
-/* Returns a value of "__metadata__" from the first shard that has it, or NULL. The string belongs to the file. */
-DW_API const char *dw_safetensors_metadata(const dw_safetensors *file, const char *key);
 
 /* Reads `bytes` of the tensor's data as stored (little-endian, row-major), starting at byte `from` of the tensor. Any
  * number of threads may read one file. */

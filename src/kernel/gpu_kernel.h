@@ -137,10 +137,11 @@ dw_status dw__first_use_check(const dw__context *context, dw__variant *variant);
 /* DEEPWELL_GUARD=off turns first-use checks off, for tools that watch one kernel. */
 bool dw__first_use_is_on(void);
 
-/* The check of every kernel with op DW__GPU_OPERATION: random operands for the kernel's own example(), and the operation's
- * definition, evaluated in FP64 by the interpreter, as the reference. Operands and results are floating-point. Each result
- * may differ by (u + tolerance_factor sqrt(n) 2^-24) times the largest magnitude of the expected result, where u is the
- * unit roundoff of the result's type if it has 16 bits, and n is the length of the last axis. */
+/* The check of every kernel with op DW__GPU_OPERATION: random operands for the kernel's own example(), and the
+ * operation's definition, evaluated in FP64 by the interpreter, as the reference. Operands and results are
+ * floating-point. Each result may differ by (u + tolerance_factor sqrt(n) 2^-24) times the largest magnitude of the
+ * expected result, where u is the unit roundoff of the result's type if it has 16 bits, and n is the length of the last
+ * axis. */
 extern const dw__first_use dw__operation_first_use;
 
 /* ---- entries ---------------------------------------------------------------------------------------- */
@@ -185,8 +186,8 @@ struct dw__gpu_kernel {
                               dw__entry_point points[DW__ENTRY_POINTS]);
     const dw__first_use *first_use; /* NULL: a reference, which nothing checks */
     const char *tolerance;          /* of results, in words; docs/cuda.md */
-    /* DW__GPU_OPERATION: a small call of trial `index` that the variant computes: operation, attributes, types, shapes and
-     * strides, without data. */
+    /* DW__GPU_OPERATION: a small call of trial `index` that the variant computes: operation, attributes, types, shapes
+     * and strides, without data. */
     void (*example)(uint64_t params, int index, dw__call *call);
     double tolerance_factor; /* DW__GPU_OPERATION: as in dw__kernel */
     const void *provided;    /* the library's own description of its kernel, or NULL */

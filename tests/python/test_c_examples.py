@@ -98,5 +98,6 @@ def test_a_cluster_is_planned(built):
     result = run(built, built / "plan_cluster", "llama3-8b", "h100:16")
     assert result.returncode == 0, result.stderr
     assert "16 x h100" in result.stdout and "simulated: " in result.stdout
+    assert re.search(r"FSDP alone: [\d.]+ s a step, fits", result.stdout)
     missing = run(built, built / "plan_cluster", "llama3-8b", "abacus:16")
     assert missing.returncode == 1 and "abacus" in missing.stderr

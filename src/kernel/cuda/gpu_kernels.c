@@ -20,8 +20,23 @@ const char *dw__gpu_kernel_proof(const dw__gpu_kernel *k) {
 
 /* Ours first, for each operation in the order in which they are taken. */
 const dw__gpu_kernel *const dw__gpu_kernels[] = {
-    &sm90_forward,          &sm90_backward,       &dw__sm100_gemm, &sm100_forward,
-    &dw__sm100_gemm_scaled, &dw__quantize_blocks, &dw__softmax,
+    &dw__sm90_attention_forward,
+    &dw__sm90_attention_backward,
+    &dw__sm100_gemm,
+    &dw__sm100_attention_forward,
+    &dw__sm100_gemm_scaled,
+    &dw__quantize_blocks,
+    &dw__softmax,
+    /* PyTorch's, which explanations know */
+    &dw__torch_attention[DW__ATTENTION_FORWARD][0],
+    &dw__torch_attention[DW__ATTENTION_FORWARD][1],
+    &dw__torch_attention[DW__ATTENTION_FORWARD][2],
+    &dw__torch_attention[DW__ATTENTION_FORWARD][3],
+    &dw__torch_attention[DW__ATTENTION_BACKWARD][0],
+    &dw__torch_attention[DW__ATTENTION_BACKWARD][1],
+    &dw__torch_attention[DW__ATTENTION_BACKWARD][2],
+    &dw__torch_attention[DW__ATTENTION_BACKWARD][3],
+    &dw__torch_gemm,
 };
 const unsigned dw__gpu_kernel_count = DW_COUNT(dw__gpu_kernels);
 
@@ -35,6 +50,25 @@ dw_status dw__gpu_kernel_for(const dw__operation_call *call, const dw__gpu_targe
     }
     return dw__fail(DW_UNSUPPORTED, "no kernel for %s supports this call of %s; run it on the CPU",
                     gpu->name, dw_op_name(call->call.op));
+}
+
+void dw__gpu_candidates_of(dw__gpu_op op, const void *call, const dw__gpu_target *target,
+                           dw__gpu_candidates *candidates) {
+    const dw__gpu_kernel *own = NULL;
+    bool supported = false;
+    candidates->count = 0;
+    for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels); i++) {
+        const dw__gpu_kernel *k = dw__gpu_kernels[i];
+        if (k->op != op) continue;
+        if (k->enqueue && supported) continue;
+        if (k->enqueue) { /* ours: the one that supports the call, or the first */
+            supported = k->supports(k, call, target) == DW_OK;
+            if (!own) candidates->count++;
+            if (!own || supported) candidates->kernels[0] = own = k;
+            continue;
+        }
+        candidates->kernels[candidates->count++] = k;
+    }
 }
 
 /* ---- kernels of the optional library ----------------------------------------------------------------- */

@@ -6,6 +6,11 @@
 
 extern const dw__gpu_kernel *const dw__gpu_kernels[];
 extern const unsigned dw__gpu_kernel_count;
+extern const dw__gpu_kernel dw__softmax; /* softmax.c */
+
+/* The kernels that may compute a call on a target: of ours the one that supports it, or the first; then PyTorch's. */
+void dw__gpu_candidates_of(dw__gpu_op op, const void *call, const dw__gpu_target *target,
+                           dw__gpu_candidates *candidates);
 
 /* The first kernel of the registry that supports a call of one of the graph's operations on `gpu`. DW_UNSUPPORTED: none
  * does. */
@@ -19,8 +24,8 @@ dw_status dw__gpu_kernels_provided(const dw__gpu_kernel **kernels, size_t *count
 dw_status dw__gpu_kernel_provided(dw__gpu_op op, const char *name, const char *own,
                                   const dw__gpu_kernel **kernel);
 
-extern const dw__gpu_kernel dw__softmax; /* softmax.c */
-
+/* Where the kernel has been shown to be right; NULL: a library's that does not say. */
+const char *dw__gpu_kernel_proof(const dw__gpu_kernel *kernel);
 /* Of kernels whose hardware was never at hand. */
 extern const char dw__gpu_proof_emulator[];
 

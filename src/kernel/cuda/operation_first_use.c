@@ -3,8 +3,6 @@
  */
 #include "kernel/gpu_kernel.h"
 #include "kernel/reference/interpret.h"
-#include "number/half.h"
-#include "number/philox.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -30,21 +28,6 @@ static int64_t offset_of(const dw__tensor *t, int64_t index) {
     return offset;
 }
 
-static float get(const void *data, dw_dtype dtype, int64_t at) {
-    if (dtype == DW_F32) return ((const float *)data)[at];
-    const uint16_t half = ((const uint16_t *)data)[at];
-    return dtype == DW_F16 ? dw__f16_to_f32(half) : dw__bf16_to_f32(half);
-}
-
-/* Stores a number rounded to the type; returns what is stored. */
-static float put(void *data, dw_dtype dtype, int64_t at, float value) {
-    if (dtype == DW_F32)
-        ((float *)data)[at] = value;
-    else
-        ((uint16_t *)data)[at] = dtype == DW_F16 ? dw__f32_to_f16(value) : dw__f32_to_bf16(value);
-    return get(data, dtype, at);
-}
-
 static dw_status place(dw__trial *t) {
     state *s = t->state;
     dw__call *c = &s->call.call;
@@ -59,14 +42,13 @@ static dw_status place(dw__trial *t) {
 
 /* ---- operands and expected results ------------------------------------------------------------------------------- */
 
-/* Nearly normal numbers of variance 1: sums of four uniform ones. `wide` receives them as F64, contiguous. */
+/* `wide` receives the numbers as F64, contiguous. */
 static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, double *wide) {
     const int64_t count = dw__tensor_count(t);
     for (int64_t i = 0; i < count; i++) {
-        float u[4];
-        dw__philox_uniform4(2024, stream, 0, (uint64_t)i, u);
-        wide[i] = (double)put(data, t->dtype, offset_of(t, i),
-                              (u[0] + u[1] + u[2] + u[3] - 2.0f) * 1.7320508f);
+        const size_t at = (size_t)offset_of(t, i);
+        dw__trial_set(data, t->dtype, at, dw__trial_normal(2024, stream, (size_t)i));
+        wide[i] = (double)dw__trial_get(data, t->dtype, at);
     }
 }
 
@@ -138,7 +120,8 @@ static bool output_agrees(const dw__trial *t, const state *s, uint32_t output, c
     const double bound =
         (u + t->variant->kernel->tolerance_factor * sqrt((double)n) * 0x1p-24) * largest;
     for (int64_t i = 0; i < count; i++) {
-        const double x = (double)get(t->host + s->outputs[output], made->dtype, offset_of(made, i));
+        const double x = (double)dw__trial_get(t->host + s->outputs[output], made->dtype,
+                                               (size_t)offset_of(made, i));
         if (fabs(x - expected[i]) <= bound) continue; /* a NaN is beyond every bound */
         snprintf(text, bytes, "element %lld of result %u of %s is %g, expected %g within %.2g",
                  (long long)i, output, dw_op_name(s->call.call.op), x, expected[i], bound);

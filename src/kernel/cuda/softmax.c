@@ -1,6 +1,7 @@
 /* Softmax and log-softmax along the last axis, and their gradients (cuda/common/softmax.cu). */
 #include "common/softmax_params.h"
 #include "kernel/cuda/gpu_kernels.h"
+#include <stdio.h>
 
 /* ---- variants ------------------------------------------------------------------------------------- */
 
@@ -42,10 +43,10 @@ static bool is_logarithm(dw_op op) {
     return op == DW_OP_LOG_SOFTMAX || op == DW_OP_LOG_SOFTMAX_BACKWARD;
 }
 
-static dw_status entry_points(int capability, uint64_t params, dw__entry_point *points,
-                              unsigned *count) {
+static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+                              dw__entry_point *points) {
     const rows_variant v = unpack(params);
-    *count = 1;
+    (void)kernel;
     points->code = (dw__jit_variant){.source = "common/softmax.cu",
                                      .entry = v.backward ? "softmax_backward" : "softmax_forward",
                                      .arch = capability == 90 ? "sm_90a" : "sm_100f"};
@@ -67,12 +68,12 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     const dw_dtype dtype = c->inputs[0].dtype;
     int64_t stride;
     if (!is_backward(c->op) && !is_logarithm(c->op) && c->op != DW_OP_SOFTMAX)
-        return dw__fail(DW_UNSUPPORTED, "%s does not compute %s", kernel->name, dw_op_name(c->op));
-    if (gpu->capability != 90 && gpu->capability != 100 && gpu->capability != 103)
-        return dw__fail(DW_UNSUPPORTED, "%s is for %s, not for %s", kernel->name,
-                        kernel->architectures, gpu->name);
+        return dw__fail(DW_TYPE, "%s does not compute %s", kernel->name, dw_op_name(c->op));
+    if (gpu && gpu->capability != 90 && gpu->capability != 100 && gpu->capability != 103)
+        return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
+                        gpu->name);
     if (dtype != DW_BF16 && dtype != DW_F16 && dtype != DW_F32)
-        return dw__fail(DW_UNSUPPORTED, "%s: the element type is %s; expected bf16, f16 or f32",
+        return dw__fail(DW_TYPE, "%s: the element type is %s; expected bf16, f16 or f32",
                         kernel->name, dw_dtype_name(dtype));
     if (dw__call_int(c, DW_ATTR_KEY_AXIS, -1) != c->inputs[0].rank - 1 ||
         columns_of(c) > INT32_MAX / 2)
@@ -139,14 +140,14 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 }
 
 /* The bytes of all tensors at the memory's rate, and a launch. */
-static double seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                      const char **from) {
+static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__gpu_seconds *result) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    const double passes = c->input_count + 1.0;
+    const double bytes = (c->input_count + 1.0) * (double)dw__tensor_count(&c->inputs[0]) *
+                         (double)dw_dtype_bytes(c->inputs[0].dtype);
     (void)kernel;
-    *from = "estimate, not measured: bytes at the data sheet's rate";
-    return 4e-6 + passes * (double)dw__tensor_count(&c->inputs[0]) *
-                      (double)dw_dtype_bytes(c->inputs[0].dtype) / gpu->bytes;
+    result->seconds = 4e-6 + bytes / gpu->bytes;
+    snprintf(result->from, sizeof result->from, "estimate: bytes at the data sheet's rate");
 }
 
 /* ---- the first-use check's calls ------------------------------------------------------------------ */
@@ -185,8 +186,6 @@ const dw__gpu_kernel dw__softmax = {
     .architectures = "sm_90a (H100, H200), sm_100f (B200, B300)",
     .elements = "BF16, F16, F32",
     .needs = "the last axis; rows of any length at one distance",
-    .shown = "proven on the emulator, not run on hardware",
-    .use = "by plans for a GPU",
     .supports = supports,
     .seconds = seconds,
     .prepare = prepare,
