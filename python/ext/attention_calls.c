@@ -1,5 +1,5 @@
 /* Attention called directly from Python. */
-#include "attention.h"
+#include "attention_module.h"
 #include <math.h>
 
 /* ---- a forward without PyTorch's dispatcher ------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* Decides which backend runs a call of attention, described by its sizes: what libdeepwell supports, what was measured,
  * and a table of the classes of calls that are decided. */
-#include "attention.h"
+#include "attention_module.h"
 #include "deepwell/explain.h"
 #include <string.h>
 

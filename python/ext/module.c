@@ -1,7 +1,7 @@
 /* _deepwell: the binding of libdeepwell for Python. It only translates: addresses are passed as integers, and failures
  * raise exceptions. It uses the limited API, so that one binary serves CPython 3.10 and later. The GIL is released
  * while an engine runs. The caller keeps the tensors behind the addresses alive. */
-#include "attention.h"
+#include "attention_module.h"
 #include "ext.h"
 #include <stdbool.h>
 #include <stdlib.h>

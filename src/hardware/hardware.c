@@ -1,5 +1,5 @@
 /* Hardware descriptions as objects: copies, their texts, names of figures. */
-#include "hardware/hardware.h"
+#include "hardware/hardware_internal.h"
 
 typedef struct owned {
     dw_hardware public; /* first, so a pointer to it is a pointer to the whole */

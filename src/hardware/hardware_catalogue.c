@@ -5,7 +5,7 @@
  * direction. `memory` is the total that nvidia-smi reports and programs see, which is above or below the round figure
  * of the name. A clock is the one at which the SMs reach the printed GEMM rate. Where the vendor prints none, it
  * follows from that rate, the number of SMs and the operations of an SM per clock. */
-#include "hardware/hardware.h"
+#include "hardware/hardware_internal.h"
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>

@@ -2,7 +2,7 @@
  *
  * The bounds are a decade or more beyond existing hardware. They catch the commonest mistake in a file, a wrong unit:
  * 989 (TFLOP/s) instead of 9.89e14, 80 (GB) instead of 8e10. */
-#include "hardware/hardware.h"
+#include "hardware/hardware_internal.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

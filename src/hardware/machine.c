@@ -1,5 +1,5 @@
 /* The probe: the order in which its sources are read, and the summary for plans. */
-#include "hardware/machine.h"
+#include "hardware/machine_internal.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Writes the machine to a file: the fields that plans need, and everything else under "machine". */
-#include "hardware/machine.h"
+#include "hardware/machine_internal.h"
 #include <stdio.h>
 
 static dw_status put_text(json_t *object, const char *key, const char *text) {

@@ -3,7 +3,7 @@
  * The path of a device's folder gives its position in the tree:
  *     /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1b:00.0
  *                  host bridge  root port    switch: up   and down     the device */
-#include "hardware/machine.h"
+#include "hardware/machine_internal.h"
 #include <dirent.h>
 #include <limits.h>
 #include <stdio.h>

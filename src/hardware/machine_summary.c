@@ -1,5 +1,5 @@
 /* The summary of a machine for plans: one kind of GPU with its figures. */
-#include "hardware/machine.h"
+#include "hardware/machine_internal.h"
 #include <string.h>
 
 #define NOTHING ((dw_figure){.source = ""})

@@ -1,6 +1,6 @@
 /* Configurations by name, as in their publishers' config.json, without fields that do not change the
  * function. Sources: the model repositories of the same names on huggingface.co. */
-#include "model/model.h"
+#include "model/model_internal.h"
 #include <string.h>
 
 #define GPT2(layers, width, heads)                                                                 \

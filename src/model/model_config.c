@@ -3,7 +3,7 @@
  * The function that a model computes depends on the fields that transformers' class of that model_type reads.
  * Each of these fields is read here with the class's default, or rejected with its value if Deepwell does not
  * build that case. Fields that the class does not read (token ids for generation, versions, ...) are ignored. */
-#include "model/model.h"
+#include "model/model_internal.h"
 #include <errno.h>
 #include <limits.h>
 #include <math.h>

@@ -1,5 +1,5 @@
 /* The parameters of each family: names, shapes and initialisation, in the order of transformers' modules. */
-#include "model/model.h"
+#include "model/model_internal.h"
 #include <string.h>
 
 const dw__family_row dw__families[DW__FAMILY_COUNT] = {

@@ -1,5 +1,5 @@
 /* Runs tasks in the default floating-point mode. */
-#include "number/run.h"
+#include "number/number_run.h"
 #include <fenv.h>
 
 typedef struct wrapped {

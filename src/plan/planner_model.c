@@ -1,5 +1,5 @@
 /* Counts of a model's parameters and operations. */
-#include "model/model.h"
+#include "model/model_internal.h"
 #include "plan/planner_internal.h"
 
 static double value_dim(const dw_planner_model *model) {

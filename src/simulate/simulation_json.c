@@ -1,5 +1,5 @@
 /* Writes the figures as JSON, for programs and for the report page. */
-#include "hardware/hardware.h"
+#include "hardware/hardware_internal.h"
 #include "simulate/simulate_internal.h"
 #include <stdio.h>
 #include <string.h>

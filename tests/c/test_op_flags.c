@@ -4,7 +4,7 @@
 #include "engine/views.h"
 #include "graph/body.h"
 #include "graph/internal.h"
-#include "ops/ops_call.h"
+#include "ops/ops_run_case.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
