@@ -36,6 +36,24 @@ static double forward_seconds(const dw_simulation *simulation) {
     return seconds;
 }
 
+/* A layout of one's own is a plan, too: all GPUs share the parameters (FSDP), without a pipeline. */
+static dw_status print_fsdp(const dw_autoplan *best) {
+    dw_layout layout;
+    dw_autoplan *own = NULL;
+    dw_layout_default(&layout);
+    layout.gpus = layout.dp = best->hardware->gpus;
+    layout.zero_stage = 3;
+    layout.seq_len = best->layout.seq_len;
+    layout.global_batch = best->layout.global_batch;
+    dw_status status =
+        dw_autoplan_of(best->model_name, &best->model, best->hardware, &layout, &own);
+    if (status == DW_OK)
+        printf("FSDP alone: %.2f s a step, %s\n", own->prediction.seconds,
+               own->prediction.fits ? "fits" : "does not fit");
+    dw_autoplan_destroy(own);
+    return status;
+}
+
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "llama3-70b";
     dw_planner_model model;
@@ -58,6 +76,7 @@ int main(int argc, char **argv) {
     }
     if (status == DW_OK) status = dw_autoplan_text(plan, 0, &text);
     if (status == DW_OK) printf("%s\n", text);
+    if (status == DW_OK) status = print_fsdp(plan);
     if (status == DW_OK)
         status = dw_simulate(&plan->model, plan->hardware, &plan->layout, &simulation);
     if (status == DW_OK) {

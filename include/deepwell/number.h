@@ -53,7 +53,6 @@ typedef enum dw_format {
         DW_FORMAT_COUNT
 } dw_format;
 DW_API const char *dw_format_name(dw_format format); /* "bf16" ...; "unknown" */
-DW_API int dw_format_bits(dw_format format);         /* of one code: 16, 8, 6, 4 */
 DW_API float dw_format_max(dw_format format);        /* largest finite number */
 /* Bytes of an array of codes. A code of a 16-bit format has two bytes, in the machine's order. E2M1 has two codes per
  * byte, the first in the low nibble; a zero nibble follows an odd last code. Any other code has one byte: the code in

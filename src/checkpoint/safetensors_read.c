@@ -28,10 +28,6 @@ typedef struct entry {
     uint32_t shard;
 } entry;
 
-typedef struct pair {
-    const char *key, *value;
-} pair;
-
 struct dw_safetensors {
     dw__arena *arena; /* memory of names, shapes and paths */
     struct {
@@ -42,10 +38,6 @@ struct dw_safetensors {
         entry *items;
         size_t count, capacity;
     } entries;
-    struct {
-        pair *items;
-        size_t count, capacity;
-    } metadata;
     const entry **by_name;
 };
 
@@ -131,17 +123,14 @@ static dw_status read_entry(dw_safetensors *file, const shard *from, const json_
 
 /* ---- one header ---------------------------------------------------------------------------- */
 
-static dw_status read_metadata(dw_safetensors *file, json_t *json) {
+/* Nothing here reads the texts of "__metadata__", but other readers expect them to be texts. */
+static dw_status check_metadata(json_t *json) {
     const char *key;
     json_t *value;
     if (!json_is_object(json)) return dw__json_wrong_kind("__metadata__", json, "an object");
     json_object_foreach(json, key, value) {
-        pair made;
         if (!json_is_string(value))
             return dw__json_wrong_kind("a value of __metadata__", value, "a string");
-        DW_RETURN_IF_FAILED(copy_text(file, key, &made.key));
-        DW_RETURN_IF_FAILED(copy_text(file, json_string_value(value), &made.value));
-        DW_RETURN_IF_FAILED(DW_PUSH(&file->metadata, made));
     }
     return DW_OK;
 }
@@ -184,7 +173,7 @@ static dw_status read_tensors(dw_safetensors *file, uint32_t index, json_t *root
         entry made = {.shard = index};
         size_t length = strlen(name);
         if (strcmp(name, "__metadata__") == 0) {
-            DW_RETURN_IF_FAILED(read_metadata(file, json));
+            DW_RETURN_IF_FAILED(check_metadata(json));
             continue;
         }
         if (length == 0 || length > DW__TENSOR_NAME_MOST || !dw__json_is_plain(name))
@@ -466,7 +455,6 @@ void dw_safetensors_close(dw_safetensors *file) {
         if (file->shards.items[i].file >= 0) close(file->shards.items[i].file);
     dw__free(file->shards.items);
     dw__free(file->entries.items);
-    dw__free(file->metadata.items);
     dw__free(file->by_name);
     dw__arena_destroy(file->arena);
     dw__free(file);
@@ -489,12 +477,6 @@ dw_status dw_safetensors_find(const dw_safetensors *file, const char *name, uint
                         file->entries.count);
     *index = (uint32_t)(found - file->entries.items);
     return DW_OK;
-}
-
-const char *dw_safetensors_metadata(const dw_safetensors *file, const char *key) {
-    for (size_t i = 0; i < file->metadata.count; i++)
-        if (strcmp(file->metadata.items[i].key, key) == 0) return file->metadata.items[i].value;
-    return NULL;
 }
 
 /* ---- data ---------------------------------------------------------------------------------- */

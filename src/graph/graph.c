@@ -95,19 +95,6 @@ dw_value dw_graph_find(const dw_graph *graph, const char *name) {
     return name ? find_name(graph, name) : DW_NONE;
 }
 
-dw_status dw_graph_set_value_name(dw_graph *graph, dw_value value, const char *name) {
-    if (value >= graph->values.count)
-        return dw__fail(DW_INVALID_ARGUMENT, "value %u does not exist; the graph has %zu", value,
-                        graph->values.count);
-    if (name && strcmp(graph->values.items[value].name, name) == 0) return DW_OK;
-    DW_RETURN_IF_FAILED(check_new_name(graph, name));
-    const char *copy = dw__arena_strdup(graph->arena, name);
-    if (!copy) return dw__fail_memory("the name of a value", strlen(name) + 1);
-    DW_RETURN_IF_FAILED(dw__map_set(graph->names, name, value));
-    graph->values.items[value].name = copy;
-    return DW_OK;
-}
-
 /* ---- leaves -------------------------------------------------------------------------------- */
 
 static dw_status check_leaf_shape(const dw_graph *graph, const char *name, int rank,

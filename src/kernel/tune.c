@@ -186,14 +186,3 @@ dw_status dw_tune_record(const char *shape_class, const char *name, double secon
     DW_RETURN_IF_FAILED(dw__device_cuda.context(&context));
     return dw__tune_write(context->name, shape_class, NULL, &time, 1);
 }
-
-dw_status dw_tune_lookup(const char *shape_class, const char *name, double *seconds) {
-    const dw__context *context;
-    dw__tuned found;
-    DW_RETURN_IF_FAILED(dw__device_cuda.context(&context));
-    DW_RETURN_IF_FAILED(dw__tune_read(context->name, shape_class, name, &found));
-    if (found.failure[0])
-        return dw__fail(DW_NOT_FOUND, "%s failed when it was measured: %s", name, found.failure);
-    *seconds = found.seconds;
-    return DW_OK;
-}

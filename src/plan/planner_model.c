@@ -170,28 +170,3 @@ dw_status dw_planner_model_check(const dw_planner_model *model) {
                         model->dense_layers, model->layers);
     return DW_OK;
 }
-
-void dw_planner_model_of(const dw_model_config *config, dw_planner_model *model) {
-    dw_model_info info;
-    dw_model_describe(config, &info);
-    int gpt = info.positions_are_limit;
-    int windows = 0;
-    for (int64_t layer = 0; layer < config->layers; layer++) windows += config->sliding[layer];
-    *model = (dw_planner_model){
-        .layers = (int)info.layers,
-        .hidden = (int)info.width,
-        .heads = (int)info.heads,
-        .kv_heads = (int)info.key_value_heads,
-        .head_dim = (int)info.head_width,
-        .ffn = (int)info.mlp_width,
-        .gated = !gpt,
-        .vocabulary = (int)info.vocabulary,
-        .tied = info.tied,
-        .positions = gpt ? (int)info.positions : 0,
-        .parameters = (double)info.parameter_elements,
-    };
-    if (!windows) return;
-    model->window = config->window < 1 << 28 ? (int)config->window : 1 << 28;
-    model->window_every = 1;
-    model->window_layers = windows;
-}

@@ -330,7 +330,7 @@ static void wrong_arguments_are_refused(void **state) {
     assert_true(dw_scales_swizzled_bytes(-1, 5) == -1);
     assert_string_equal(dw_scheme_name((dw_scheme)-1), "unknown");
     assert_string_equal(dw_format_name((dw_format)-1), "unknown");
-    assert_true(dw_format_max(DW_FORMAT_E4M3) == 448.0f && dw_format_bits(DW_FORMAT_E3M2) == 6);
+    assert_true(dw_format_max(DW_FORMAT_E4M3) == 448.0f);
     assert_true(dw_format_bytes(DW_FORMAT_E2M1, 5) == 3 && dw_format_bytes(DW_FORMAT_F16, 5) == 10);
 }
 
