@@ -72,8 +72,8 @@ typedef struct lab_calibrate_options {
 } lab_calibrate_options;
 
 /* Least squares of the logarithm of time, robust against single rows, each constant held near its prior; every source
- * weighs alike however many rows it has. *json: {"constants": {...}, "left_out": errors as lab_evaluate gives them, each
- * row predicted with constants that were fitted without its source, "fitted": the same with all rows, "baseline":
+ * weighs alike however many rows it has. *json: {"constants": {...}, "left_out": errors as lab_evaluate gives them,
+ * each row predicted with constants that were fitted without its source, "fitted": the same with all rows, "baseline":
  * the median FLOP/s of the other sources on such a GPU}. Its "constants" is what `constants` takes. */
 dw_status lab_calibrate(const lab_runs *runs, const lab_calibrate_options *options, char **json);
 

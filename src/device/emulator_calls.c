@@ -1,7 +1,6 @@
-/* The public calls of deepwell/emulator.h. Each goes to the emulator's library; dw_emulator_create opens it, so whoever
- * has an emulator or a module has the library. */
+/* The public calls of deepwell/emulator.h. Each forwards to the emulator's library. dw_emulator_create opens it, so it
+ * is open wherever there is an emulator or a module. */
 #include "device/emulator_library.h"
-#include <stdio.h>
 
 /* After dw_emulator_create has succeeded. */
 static const dw__emulator_interface *library(void) {

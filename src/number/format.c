@@ -15,7 +15,6 @@ const char *dw_format_name(dw_format format) {
     return is_format(format) ? dw__formats[format].name : "unknown";
 }
 
-
 float dw_format_max(dw_format format) {
     return is_format(format) ? dw__decode_one(format, dw__formats[format].largest) : 0.0f;
 }
