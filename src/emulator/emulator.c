@@ -1,4 +1,4 @@
-/* The public calls: an emulator is its memory, its findings and its modules. */
+/* The public functions (deepwell/emulator.h). An emulator is its memory, its findings and its modules. */
 #include "emulator/emulator_interface.h"
 #include "emulator/finding.h"
 #include "emulator/running_grid.h"
@@ -245,7 +245,7 @@ static const dw__emu_kernel *find_kernel(const dw_emulator_module *module, const
     return NULL;
 }
 
-/* What there is no memory for is left out. */
+/* Leaves out the reason if memory is out. */
 static void emulator_report_unsupported(dw_emulator *emulator, const char *why) {
     pthread_mutex_lock(&emulator->lock);
     size_t at = 0;

@@ -200,8 +200,8 @@ static void mistakes_are_found(void **state) {
     expect_finding(emulator, "st.global.u32 [%rd1+128], %r1;", 32, "out of bounds",
                    "0 bytes past the end");
     expect_finding(emulator, "setp.lt.u32 %p1, %r1, 32; @%p1 bar.sync 1, 64;", 64, "deadlock",
-                   "block 0, warp 0: waiting at barrier 1 (32 of 64 threads came)");
-    /* So many bytes that a 32-bit address wraps. */
+                   "block 0, warp 0: waiting at barrier 1 (32 of 64 threads arrived)");
+    /* So many bytes that an address of 32 bits comes round. */
     expect_finding(emulator,
                    "mov.u32 %r2, dynamic; mov.u32 %r3, 0xFFFFFFF0; "
                    "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], %r3; "
@@ -227,8 +227,8 @@ static void mistakes_are_found(void **state) {
     expect_finding(emulator,
                    "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; $w: "
                    "mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra $w;",
-                   1, "deadlock", "1 of 1 arrivals to come");
-    /* Warps that wait in the same way are reported together with those that have ended. */
+                   1, "deadlock", "1 of 1 arrivals pending");
+    /* Warps that wait alike are told of together, and those that have ended. */
     static const char four_of_five_wait[] =
         "mov.u32 %r2, fixed; add.u32 %r2, %r2, 8; setp.eq.u32 %p2, %r1, 0; "
         "@%p2 mbarrier.init.shared.b64 [%r2], 129; bar.sync 0; setp.ge.u32 %p3, %r1, 128; "

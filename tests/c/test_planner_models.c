@@ -3,7 +3,7 @@
 #include "base/base.h"
 #include "deepwell/log.h"
 #include "deepwell/planner.h"
-#include "model/model.h"
+#include "model/model_internal.h"
 #include "plan/planner_internal.h"
 #include <math.h>
 #include <setjmp.h>

@@ -181,6 +181,7 @@ const dw__gpu_kernel dw__softmax = {
     .backend = "deepwell",
     .op = DW__GPU_OPERATION,
     .proof = DW__PROVEN_ON_EMULATOR,
+    .asked_for = true,
     .operation = "softmax and log-softmax, forward and backward",
     .source = "cuda/common/softmax.cu",
     .architectures = "sm_90a (H100, H200), sm_100f (B200, B300)",
