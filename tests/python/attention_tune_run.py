@@ -255,8 +255,8 @@ def test_where_nothing_can_be_measured():
         trained(tensors())
         trained(tensors(256))
         assert world.clock.ticks == ticks and not world.tuner.on
-        assert "nothing more is measured" in world.tuner.notes[0]
-    # A recorded decision applies there.
+        assert "measuring stopped" in world.tuner.notes[0]
+    # A recorded decision holds there.
     with World(CUDNN_FASTER) as world:
         trained(tensors())
     with World(CUDNN_FASTER, capturing=lambda: True, cache=world.cache) as world:
