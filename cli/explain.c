@@ -1,5 +1,4 @@
 /* `deepwell explain` shows which backend computes an operation on a GPU, why others do not, and how long each takes. */
-#include "explain_command.h"
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include "explain_command.h"

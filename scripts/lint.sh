@@ -24,7 +24,7 @@ left='attention.c attention.h attention_forward.cu device.h jit.h product.h quan
 unique_names() {
     local repeated
     repeated=$(git ls-files --cached --others --exclude-standard | grep -v '^tests/fuzz/corpus/' | sed 's|.*/||' |
-        sort | uniq -d | grep -vxE 'CMakeLists\.txt|Makefile|__init__\.py|conftest\.py' |
+        sort | uniq -d | grep -vxE 'CMakeLists\.txt|README\.md|Makefile|__init__\.py|conftest\.py' |
         grep -vxF "$(tr ' ' '\n' <<<"$left")")
     [ -z "$repeated" ] || { echo "names of more than one file:" $repeated >&2 && return 1; }
 }

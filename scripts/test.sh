@@ -48,7 +48,7 @@ slowest_c_tests() {
 doctor() { "$release/bin/deepwell" doctor | sed -n "s/^$1 *//p"; }
 
 say_instruction_sets() {
-    echo "== instruction sets: Deepwell $(doctor Instructions), matrix products $(doctor "Matrix products")"
+    echo "== instruction sets: Deepwell $(doctor Instructions), GEMM $(doctor GEMM)"
 }
 
 # Those that this machine has, each as "DEEPWELL_ISA ONEDNN_MAX_CPU_ISA".
@@ -57,7 +57,7 @@ instruction_sets() {
     while read -r isa onednn; do
         export DEEPWELL_ISA=$isa
         case $isa in
-        amx) [[ $(doctor "Matrix products") == AMX* ]] ;;
+        amx) [[ $(doctor GEMM) == AMX* ]] ;;
         *) [ "$(doctor Instructions)" = "$isa" ] ;;
         esac && echo "$isa $onednn"
     done <<<$'baseline SSE41\navx2 AVX2\navx512 AVX512_CORE\namx ALL' 2>/dev/null

@@ -242,7 +242,8 @@ DW_API void dw_predict_unchecked(const dw_planner_model *model, const dw_hardwar
 
 /* ---- the constants ---------------------------------------------------------------------------------------------- */
 
-/* A property of hardware, kernels or frameworks that cannot be computed. docs/planner.md gives the sources of the values. */
+/* A property of hardware, kernels or frameworks that cannot be computed. docs/planner.md gives the sources of the
+ * values. */
 typedef struct dw_planner_constant {
     const char *name;
     double value;  /* in use */

@@ -27,9 +27,7 @@ class IR:
         self.name = name
         self.captured = captured
         self._graph = _deepwell.Graph(captured.json)
-        self._recognized: Any = (
-            None  # the graph with composite operations, made on first use
-        )
+        self._recognized: Any = None  # the graph with composite operations, made on first use
         self._parsed = json.loads(captured.json)
         self.symbols: list[str] = self._parsed["symbols"]
         shapes = {leaf["name"]: tuple(leaf["shape"]) for leaf in self._parsed["leaves"]}

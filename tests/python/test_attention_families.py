@@ -9,7 +9,6 @@ from compare import assert_same_function
 from deepwell.attention import install
 from zoo_families import BY_FAMILY, VARIANTS, Variant, available
 
-
 pytestmark = pytest.mark.usefixtures("attention_on_cpu")
 
 

@@ -6,8 +6,8 @@ import deepwell
 import pytest
 import torch
 from compare import assert_same_function, gradients
-from users import engine_calls
 from torch import nn
+from users import engine_calls
 from zoo import BY_NAME, gpt2, llama, small_gpt2
 
 pytestmark = pytest.mark.usefixtures("always")

@@ -17,8 +17,8 @@ from deepwell import comparison
 from deepwell.comparison import Timing, bounds, compare, magnitude, smaller_sizes
 from deepwell.guards import ModuleState
 from deepwell.optimize import OptimizedForward
-from users import engine_calls
 from torch import nn
+from users import engine_calls
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import torch
 from deepwell.optimize import OptimizedForward
 from deepwell.runtime import fresh_seed
-from users import engine_calls
 from torch import nn
+from users import engine_calls
 from zoo import llama, mlp, small_gpt2
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from users import tally
 
-
 pytestmark = pytest.mark.usefixtures("always")
 
 

@@ -160,7 +160,9 @@ class Builder:
         node.module = self.origin.module
         for dtype, shape in results:
             if len(shape) > MAX_RANK:
-                raise LoweringError(f"a result has rank {len(shape)}; at most {MAX_RANK} is allowed")
+                raise LoweringError(
+                    f"a result has rank {len(shape)}; at most {MAX_RANK} is allowed"
+                )
             differentiable = from_differentiable and dtype in FLOATS
             value = Value(self.name(op), dtype, tuple(shape), differentiable, node, form)
             node.outputs.append(value)
