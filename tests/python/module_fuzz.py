@@ -9,8 +9,8 @@ both follow the script. After each call outputs (structure, dtype, shape, value,
 gradients), gradients of parameters and inputs, buffers, attributes and globals must agree.
 
 How far values may lie apart is measured: PyTorch follows the script again with parameters and inputs changed by one unit
-of float32's rounding, several times. What that moves by d the engine may move by a multiple of d, and by the rounding of
-as many operations as the module has.
+of float32's rounding, several times; if that does not explain a difference, the result of each operation is changed as well.
+What that moves by d the engine may move by a multiple of d, and by the rounding of as many operations as the module has.
 
 Two differences are stated in docs/optimize.md and counted apart: the engine takes a ``view`` that the strides of an
 argument do not allow, where PyTorch raises an error, and an argument that comes back unchanged may be that tensor itself.
@@ -21,6 +21,7 @@ float16 (``--no-casts`` makes no such modules) or returns views of one another (
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import linecache
 import os
@@ -36,6 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import deepwell  # noqa: E402
 import torch  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 WIDTH = 8
 EPS = 2.0**-23
@@ -457,6 +459,24 @@ def disturbed(values: torch.Tensor, noise: torch.Generator | None) -> torch.Tens
     return values * (1 + EPS * torch.sign(torch.randn(values.shape, generator=noise)))
 
 
+class Rounded(TorchDispatchMode):
+    """Moves the float32 result of each operation, forward and backward, by at most a unit of rounding."""
+
+    def __init__(self, noise: torch.Generator) -> None:
+        super().__init__()
+        self.noise = noise
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        fresh = all(r.alias_info is None for r in func._schema.returns)
+        if not fresh or func._opname in ("clone", "empty", "empty_like", "detach", "native_dropout"):
+            return out
+        return pytree.tree_map_only(torch.Tensor, self.moved, out)
+
+    def moved(self, value: torch.Tensor) -> torch.Tensor:
+        return value if value.dtype != torch.float32 else disturbed(value, self.noise)
+
+
 def uneven(values: torch.Tensor) -> torch.Tensor:
     """A loss that no norm or softmax makes constant."""
     values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
@@ -514,8 +534,10 @@ def follow(
     optimized: bool,
     noise_seed: int | None = None,
     stop: Callable[[Any], None] = lambda model: None,
+    each: bool = False,
 ) -> list[Any]:
-    """Runs the script. Returns a flat list of (what, value) for each call."""
+    """Follows the script; a flat list of (what, value) for each call. With `each` not only parameters and inputs are
+    moved by the noise, but the result of each operation."""
     name = f"<module {case.seed}>"
     linecache.cache[name] = (len(case.source), None, case.source.splitlines(True), name)
     noise = None if noise_seed is None else torch.Generator().manual_seed(noise_seed)
@@ -539,7 +561,8 @@ def follow(
             except Exception as error:
                 records.append([("error", type(error).__name__)])
             continue
-        records.append(one_call(model, made, step, noise))
+        with Rounded(noise) if each and noise is not None else contextlib.nullcontext():
+            records.append(one_call(model, made, step, noise))
     stop(model)
     made.__dict__.clear()
     return records
@@ -738,7 +761,7 @@ def check(seed: int, casts: bool, views: bool) -> tuple[int, bool, list[str], st
         noisy = [follow(case, False, noise) for noise in range(NOISES)]
         found = differences(case, ours, plain, noisy)
         if found:
-            noisy += [follow(case, False, 100 + noise) for noise in range(MORE_NOISES)]
+            noisy += [follow(case, False, 100 + noise, each=True) for noise in range(MORE_NOISES)]
             found = differences(case, ours, plain, noisy)
     return seed, bool(served and served[0]), found, known(case, found) if found else ""
 
