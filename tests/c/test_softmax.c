@@ -26,7 +26,14 @@ static dw__jit_variant variant_of(const row *r) {
 static const dw_device *device;
 static const dw__context *context;
 
+static void need_compiler(void) {
+    const dw__jit_variant v = variant_of(&rows[0]);
+    need_ptx(&v);
+}
+
 static void begin(void) {
+    need_compiler();
+    if (device) return;
     for (size_t i = 0; i < DW_COUNT(rows); i++) {
         const dw__jit_variant v = variant_of(&rows[i]);
         carry_variant(&v);
@@ -163,7 +170,7 @@ static void run(const problem *p) {
 
 static void test_awkward_shapes(void **state) {
     (void)state;
-    if (!device) begin();
+    begin();
     static const problem problems[] = {
         {DW_OP_SOFTMAX, MATRIX_BF16, 11, 1, 3, 0, 0.0f},
         {DW_OP_SOFTMAX, MATRIX_BF16, 9, 131, 131, 0, 0.0f},
@@ -187,7 +194,7 @@ static void test_awkward_shapes(void **state) {
 
 static void test_masks_and_large_logits(void **state) {
     (void)state;
-    if (!device) begin();
+    begin();
     static const problem problems[] = {
         {DW_OP_SOFTMAX, MATRIX_BF16, 9, 131, 131, 2, 0.0f},
         {DW_OP_SOFTMAX, MATRIX_F32, 3, 8195, 8195, 3, 0.0f},
@@ -272,22 +279,16 @@ static void keep_wrong(void) {
 
 static void test_first_use(void **state) {
     (void)state;
+    need_compiler();
     in_child(keep_right);
     in_child(keep_wrong);
 }
 
-static int setup(void **state) {
-    const dw__jit_variant v = variant_of(&rows[0]);
-    (void)state;
-    need_ptx(&v);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_first_use, setup), /* before kernels are loaded here */
-        cmocka_unit_test_setup(test_awkward_shapes, setup),
-        cmocka_unit_test_setup(test_masks_and_large_logits, setup),
+        cmocka_unit_test(test_first_use), /* before kernels are loaded here */
+        cmocka_unit_test(test_awkward_shapes),
+        cmocka_unit_test(test_masks_and_large_logits),
         cmocka_unit_test(test_what_is_not_supported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
