@@ -442,7 +442,7 @@ class InSubmodule(Averages):
 
 
 @pytest.mark.support(
-    "Modules", "buffers that forward assigns", "PyTorch", "the module runs in PyTorch"
+    "Modules", "buffers that forward assigns", "PyTorch", "runs in PyTorch"
 )
 @pytest.mark.parametrize(
     "build", [Assigns, PutsInTable, PutsData, CopiesData, Registers, InSubmodule]
