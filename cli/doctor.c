@@ -26,7 +26,7 @@ static json_t *examine(void) {
     json_object_set_new(report, "deepwell", json_string(dw_version()));
     json_object_set_new(report, "cpu", doctor_probe_cpu(machine, advice));
     json_object_set_new(report, "threads", json_integer(dw_get_threads()));
-    json_object_set_new(report, "matrix_products", doctor_probe_matrix_products(advice));
+    json_object_set_new(report, "gemm", doctor_probe_gemm(advice));
     json_object_set_new(report, "gpu", doctor_probe_gpu(machine, advice));
     json_object_set_new(report, "python", doctor_probe_python(advice));
     json_object_set_new(report, "advice", advice);
@@ -103,7 +103,7 @@ static void print_report(const json_t *report) {
     print_label("Threads");
     printf("%lld\n", (long long)json_integer_value(json_object_get(report, "threads")));
     print_label("GEMM");
-    printf("%s\n", text_of(report, "matrix_products", "unknown"));
+    printf("%s\n", text_of(report, "gemm", "unknown"));
     print_gpu(json_object_get(report, "gpu"));
     print_python(json_object_get(report, "python"));
 

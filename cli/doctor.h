@@ -9,7 +9,7 @@
 /* {"model", "isa", "usable", "online", "memory_bytes", "memory_available_bytes"} */
 json_t *doctor_probe_cpu(const dw_machine *machine, json_t *advice);
 /* "oneDNN 2.6.3" or "portable C" */
-json_t *doctor_probe_matrix_products(json_t *advice);
+json_t *doctor_probe_gemm(json_t *advice);
 /* {"driver", "devices": [{"name", "compute_capability", "memory_bytes"}], "compiler": NVRTC or null, "none":
  * why there is no GPU, or null} */
 json_t *doctor_probe_gpu(const dw_machine *machine, json_t *advice);

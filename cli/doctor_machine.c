@@ -51,7 +51,7 @@ json_t *doctor_probe_cpu(const dw_machine *machine, json_t *advice) {
 
 /* ---- GEMM ---------------------------------------------------------------------------------- */
 
-json_t *doctor_probe_matrix_products(json_t *advice) {
+json_t *doctor_probe_gemm(json_t *advice) {
     json_t *kernels = describe_kernels();
     const char *amx = json_is_true(json_object_get(kernels, "amx")) ? "AMX, " : "";
     const char *version = json_string_value(json_object_get(kernels, "onednn"));

@@ -16,7 +16,7 @@ typedef struct request {
 
 static void print_help(void) {
     printf("Usage: deepwell explain attention B,H,S,D[,WORD...] [OPTION...]\n"
-           "       deepwell explain product M,N,K[,WORD...] [OPTION...]    (has its own --help)\n"
+           "       deepwell explain gemm M,N,K[,WORD...] [OPTION...]    (has its own --help)\n"
            "       deepwell explain kernels [--json]    list Deepwell's kernels\n"
            "\n"
            "Shows which backend computes attention of batch B, H heads, seq_len S and head\n"
@@ -117,7 +117,7 @@ static int read_shape(char *text, dw_attention *call) {
 
 static int read_arguments(int argc, char **argv, request *r) {
     if (argc < 2 || strcmp(argv[1], "attention") != 0)
-        return cli_usage_error("explain supports attention, product and kernels%s%s",
+        return cli_usage_error("explain supports attention, gemm and kernels%s%s",
                                argc > 1 ? ", not " : "", argc > 1 ? argv[1] : "");
     for (int at = 2; at < argc; at++) {
         if (strcmp(argv[at], "--backward") == 0) {
@@ -230,7 +230,7 @@ int cli_explain(int argc, char **argv) {
         print_help();
         return CLI_DONE;
     }
-    if (argc > 1 && strcmp(argv[1], "product") == 0) return explain_product(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "gemm") == 0) return explain_gemm(argc - 1, argv + 1);
     if (argc > 1 && strcmp(argv[1], "kernels") == 0) return explain_kernels(argc - 1, argv + 1);
     request r = {0};
     int result = read_arguments(argc, argv, &r);

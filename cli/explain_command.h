@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-int explain_product(int argc, char **argv);
+int explain_gemm(int argc, char **argv);
 int explain_kernels(int argc, char **argv);
 
 /* Returns 0 if `text` is not an int32_t. */

@@ -58,7 +58,7 @@ if(DEEPWELL_ONEDNN STREQUAL "AUTO")
     deepwell_find_library(deepwell_onednn oneapi/dnnl/dnnl.h dnnl)
     if(NOT TARGET deepwell_onednn)
         message(STATUS
-            "oneDNN was not found: matrix products use the portable kernel, which is slower "
+            "oneDNN was not found: GEMMs use the portable kernel, which is slower "
             "(Debian and Ubuntu: libdnnl-dev)")
     endif()
 endif()

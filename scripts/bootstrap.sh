@@ -98,7 +98,7 @@ if [ ${#required[@]} -gt 0 ] || [ ${#optional[@]} -gt 0 ]; then
         echo "  sudo apt-get install ${required[*]} ${optional[*]}" >&2
         exit 1
     else
-        echo "For faster matrix products, fuzzing and tests of reports: sudo apt-get install ${optional[*]}"
+        echo "For faster GEMMs, fuzzing and tests of reports: sudo apt-get install ${optional[*]}"
     fi
 fi
 check_python_version

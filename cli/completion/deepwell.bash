@@ -37,7 +37,7 @@ _deepwell() {
         ;;
     explain)
         mapfile -t COMPREPLY < <(
-            compgen -W 'attention product kernels --backward --target --measure --json --help' -- "$word"
+            compgen -W 'attention gemm kernels --backward --target --measure --json --help' -- "$word"
         )
         ;;
     plan)

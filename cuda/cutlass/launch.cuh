@@ -15,16 +15,16 @@ dw_cutlass_result refuse(dw_cutlass_result result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* The kernels of each source; an entry without a name ends the list. */
-extern const dw_cutlass_kernel sm90_products[], sm100_products[], sm100_scaled[], sm100_grouped[],
+extern const dw_cutlass_kernel sm90_dense[], sm100_dense[], sm100_scaled[], sm100_grouped[],
     sm100_attention[];
 
-inline dw_cutlass_result check_product(const dw_cutlass_product &call) {
+inline dw_cutlass_result check_gemm(const dw_cutlass_gemm &call) {
     if (call.size_of != sizeof call)
-        return refuse(DW_CUTLASS_REFUSED, "a product of %zu bytes: expected %zu", call.size_of,
+        return refuse(DW_CUTLASS_REFUSED, "a GEMM of %zu bytes: expected %zu", call.size_of,
                       sizeof call);
     if (call.m < 1 || call.n < 1 || call.k < 1 || call.m > INT32_MAX || call.n > INT32_MAX ||
         call.k > INT32_MAX)
-        return refuse(DW_CUTLASS_REFUSED, "a product of %lld x %lld x %lld: 1 to 2^31 - 1 each",
+        return refuse(DW_CUTLASS_REFUSED, "a GEMM of %lld x %lld x %lld: 1 to 2^31 - 1 each",
                       (long long)call.m, (long long)call.n, (long long)call.k);
     if (call.beta != 0 && !call.c)
         return refuse(DW_CUTLASS_REFUSED, "beta is %g and there is no C", call.beta);
@@ -46,7 +46,7 @@ inline dw_cutlass_result hardware(cutlass::KernelHardwareInfo *info, int32_t pro
 #define ON_EMULATOR_ONLY "proven on the emulator, not run on hardware"
 
 /* Sets the preferred cluster, and a pair of blocks as the fallback. */
-inline dw_cutlass_result check_cluster(const dw_cutlass_product &call,
+inline dw_cutlass_result check_cluster(const dw_cutlass_gemm &call,
                                        cutlass::KernelHardwareInfo *info) {
     const int along_m = call.cluster[0] ? call.cluster[0] : 4,
               along_n = call.cluster[1] ? call.cluster[1] : 2;
@@ -85,16 +85,16 @@ dw_cutlass_result launch(const typename Operation::Arguments &arguments, void *w
 }
 
 /* List entries of a GEMM: its Operation, and arguments of a call from prepare(call, &arguments). */
-template <class Product> dw_cutlass_result workspace_of(const void *call, size_t *bytes) {
-    typename Product::Operation::Arguments arguments;
-    const dw_cutlass_result result = Product::prepare(call, &arguments);
-    if (result == DW_CUTLASS_OK) *bytes = Product::Operation::get_workspace_size(arguments);
+template <class Gemm> dw_cutlass_result workspace_of(const void *call, size_t *bytes) {
+    typename Gemm::Operation::Arguments arguments;
+    const dw_cutlass_result result = Gemm::prepare(call, &arguments);
+    if (result == DW_CUTLASS_OK) *bytes = Gemm::Operation::get_workspace_size(arguments);
     return result;
 }
-template <class Product> dw_cutlass_result run_of(const void *call, void *workspace, void *stream) {
-    using Operation = typename Product::Operation;
+template <class Gemm> dw_cutlass_result run_of(const void *call, void *workspace, void *stream) {
+    using Operation = typename Gemm::Operation;
     typename Operation::Arguments arguments;
-    const dw_cutlass_result result = Product::prepare(call, &arguments);
+    const dw_cutlass_result result = Gemm::prepare(call, &arguments);
     return result == DW_CUTLASS_OK ? launch<Operation>(arguments, workspace, stream) : result;
 }
 

@@ -17,7 +17,7 @@ struct list {
     size_t count = 0;
     list() {
         for (const dw_cutlass_kernel *from :
-             {sm90_products, sm100_products, sm100_scaled, sm100_grouped, sm100_attention})
+             {sm90_dense, sm100_dense, sm100_scaled, sm100_grouped, sm100_attention})
             for (; from->name && count < MOST; from++) rows[count++] = *from;
     }
 };

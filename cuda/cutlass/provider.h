@@ -18,7 +18,7 @@ extern "C" {
 #define DW_CUTLASS_VERSION 2
 
 typedef enum dw_cutlass_kind {
-    DW_CUTLASS_PRODUCT,   /* dw_cutlass_product */
+    DW_CUTLASS_GEMM,      /* dw_cutlass_gemm */
     DW_CUTLASS_GROUPED,   /* dw_cutlass_grouped */
     DW_CUTLASS_ATTENTION, /* dw_cutlass_attention */
 } dw_cutlass_kind;
@@ -36,7 +36,7 @@ typedef enum dw_cutlass_result {
 } dw_cutlass_result;
 
 /* D (m x n) = alpha A (m x k) B^T (B: n x k) + beta C (m x n); C and D BF16, accumulators in F32. */
-typedef struct dw_cutlass_product {
+typedef struct dw_cutlass_gemm {
     size_t size_of;
     int64_t m, n, k;
     const void *a, *b, *c; /* c may be NULL if beta is 0 */
@@ -52,7 +52,7 @@ typedef struct dw_cutlass_product {
     int32_t processors; /* the most SMs to use, for kernels with persistent blocks; 0: all */
     /* For MXFP8 and NVFP4: further factors of alpha, on the GPU; NULL: 1. NULL for other types. */
     const float *a_factor, *b_factor;
-} dw_cutlass_product;
+} dw_cutlass_gemm;
 
 /* For every group g, D_g (m_g x n) = alpha A_g (m_g x k) B_g^T (B_g: n x k), as in a mixture of experts; BF16. */
 typedef struct dw_cutlass_grouped {

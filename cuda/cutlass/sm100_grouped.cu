@@ -57,7 +57,7 @@ struct layout {
 
 dw_cutlass_result check(const dw_cutlass_grouped &call) {
     if (call.size_of != sizeof call)
-        return refuse(DW_CUTLASS_REFUSED, "grouped products of %zu bytes: expected %zu",
+        return refuse(DW_CUTLASS_REFUSED, "grouped GEMMs of %zu bytes: expected %zu",
                       call.size_of, sizeof call);
     if (call.groups < 1 || call.n < 1 || call.k < 1 || call.n > INT32_MAX || call.k > INT32_MAX)
         return refuse(DW_CUTLASS_REFUSED, "%d groups of n %lld and k %lld: 1 or more each",

@@ -24,7 +24,7 @@ __global__ void multiply_alpha(float *made, float alpha, const float *a, const f
 }
 
 /* Pair: CUTLASS's name of elements with their scales; aligned: elements in 16 bytes. */
-template <class Pair, int aligned, class Tile, class Schedule> struct product {
+template <class Pair, int aligned, class Tile, class Schedule> struct scaled_gemm {
     using Out = typename cutlass::epilogue::collective::CollectiveBuilder<
         cutlass::arch::Sm100, cutlass::arch::OpClassBlockScaledTensorOp, Tile, Cluster,
         cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, ALIGNED,
@@ -42,9 +42,9 @@ template <class Pair, int aligned, class Tile, class Schedule> struct product {
     using Scale = typename Pair::ScaleFactorType;
 
     static dw_cutlass_result prepare(const void *given, typename Operation::Arguments *made) {
-        const auto &call = *static_cast<const dw_cutlass_product *>(given);
+        const auto &call = *static_cast<const dw_cutlass_gemm *>(given);
         cutlass::KernelHardwareInfo info;
-        dw_cutlass_result result = check_product(call);
+        dw_cutlass_result result = check_gemm(call);
         if (result == DW_CUTLASS_OK) result = hardware(&info, call.processors);
         if (result == DW_CUTLASS_OK) result = check_cluster(call, &info);
         if (result != DW_CUTLASS_OK) return result;
@@ -72,18 +72,18 @@ template <class Pair, int aligned, class Tile, class Schedule> struct product {
         return DW_CUTLASS_OK;
     }
     static dw_cutlass_result workspace_bytes(const void *call, size_t *bytes) {
-        const dw_cutlass_result result = workspace_of<product>(call, bytes);
+        const dw_cutlass_result result = workspace_of<scaled_gemm>(call, bytes);
         if (result == DW_CUTLASS_OK) *bytes += ALPHA_BYTES;
         return result;
     }
     static dw_cutlass_result run(const void *given, void *workspace, void *stream) {
-        const auto &call = *static_cast<const dw_cutlass_product *>(given);
+        const auto &call = *static_cast<const dw_cutlass_gemm *>(given);
         typename Operation::Arguments arguments;
         dw_cutlass_result result = prepare(given, &arguments);
         if (result == DW_CUTLASS_OK) result = accepts<Operation>(arguments);
         if (result != DW_CUTLASS_OK) return result;
         if (!call.a_scales || !call.b_scales)
-            return refuse(DW_CUTLASS_REFUSED, "a block-scaled product without scales");
+            return refuse(DW_CUTLASS_REFUSED, "a block-scaled GEMM without scales");
         if (call.a_factor || call.b_factor) {
             auto *alpha = static_cast<float *>(workspace);
             multiply_alpha<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(
@@ -97,18 +97,18 @@ template <class Pair, int aligned, class Tile, class Schedule> struct product {
     }
 };
 
-using mxfp8 = product<cutlass::mx_float8_t<cutlass::float_e4m3_t>, 16, Shape<_256, _128, _128>,
+using mxfp8 = scaled_gemm<cutlass::mx_float8_t<cutlass::float_e4m3_t>, 16, Shape<_256, _128, _128>,
                       cutlass::gemm::KernelTmaWarpSpecialized2SmMxf8f6f4Sm100>;
-using nvfp4 = product<cutlass::nv_float4_t<cutlass::float_e2m1_t>, 32, Shape<_256, _128, _256>,
+using nvfp4 = scaled_gemm<cutlass::nv_float4_t<cutlass::float_e2m1_t>, 32, Shape<_256, _128, _256>,
                       cutlass::gemm::KernelTmaWarpSpecialized2SmNvf4Sm100>;
 
 } // namespace
 
 const dw_cutlass_kernel sm100_scaled[] = {
-    {"cutlass.sm100.mxfp8", DW_CUTLASS_PRODUCT, DW_CUTLASS_MXFP8, 100,
+    {"cutlass.sm100.mxfp8", DW_CUTLASS_GEMM, DW_CUTLASS_MXFP8, 100,
      "tiles of 256 x 128 by pairs of blocks; a preferred cluster; cluster launch control",
      ON_EMULATOR_ONLY, mxfp8::workspace_bytes, mxfp8::run},
-    {"cutlass.sm100.nvfp4", DW_CUTLASS_PRODUCT, DW_CUTLASS_NVFP4, 100,
+    {"cutlass.sm100.nvfp4", DW_CUTLASS_GEMM, DW_CUTLASS_NVFP4, 100,
      "tiles of 256 x 128 by pairs of blocks; a preferred cluster; cluster launch control",
      ON_EMULATOR_ONLY, nvfp4::workspace_bytes, nvfp4::run},
     {},

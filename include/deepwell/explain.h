@@ -18,7 +18,7 @@
 #define DEEPWELL_EXPLAIN_H
 
 #include "deepwell/attention.h"
-#include "deepwell/product.h"
+#include "deepwell/gemm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,7 +44,7 @@ DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, c
  * {"ctas", "tile_n", "stages", "tiles", "rounds", "steps", "step_clocks", "least_seconds"}, which are computed, not
  * measured. "chosen" is PyTorch's GEMM for floating-point operands, and "deepwell" for codes and block scales, since no
  * other candidate supports those. Free *json with dw_text_free. */
-DW_API dw_status dw_product_explain(const dw_product *call, const char *target, char **json);
+DW_API dw_status dw_gemm_explain(const dw_gemm *call, const char *target, char **json);
 
 /* Lists Deepwell's GPU kernels as JSON: [{"name", "operation", "source", "architectures", "elements", "needs", "proof",
  * "use"}]. Free *json with dw_text_free. */

@@ -1,6 +1,6 @@
 /* Block quantization on a GPU: converts a matrix to codes and block scales along its rows, along its columns, or along
  * both in one pass. The result has the same bits as dw_block_quantize with rounding to nearest and dw_scales_swizzle
- * (deepwell/number.h). dw_product_run (deepwell/product.h) reads it.
+ * (deepwell/number.h). dw_gemm_run (deepwell/gemm.h) reads it.
  *
  *     dw_quantize call = {.size = sizeof(call), .dtype = DW_BF16, .scheme = DW_SCHEME_MXFP8_E4M3,
  *                         .rows = 4096, .cols = 4096, .source = x, .row_stride = 4096,
@@ -54,7 +54,7 @@ typedef struct dw_quantize {
     int64_t row_stride; /* elements from one row to the next; not read for one row */
     dw_quantized_matrix along_rows, along_cols;
     /* NVFP4 only, device memory. `amax` NULL: *tensor_scale is read. Otherwise the matrix's dw_amax is written to *amax
-     * and its dw_nvfp4_tensor_scale to *tensor_scale. dw_product's factors may point to *tensor_scale. */
+     * and its dw_nvfp4_tensor_scale to *tensor_scale. dw_gemm's factors may point to *tensor_scale. */
     float *tensor_scale, *amax;
     void *stream; /* CUstream; NULL is the legacy default stream */
 } dw_quantize;

@@ -43,7 +43,7 @@ def why_not(module: torch.nn.Linear, device: str) -> str | None:
     return None
 
 
-def product(
+def gemm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, device: str
 ) -> torch.Tensor | str:
     """Returns x weight^T + bias of matrices, computed by the kernel, or the reason why it cannot."""
@@ -59,7 +59,7 @@ def product(
     out = torch.empty(rows.shape[0], n, dtype=x.dtype, device=x.device)
 
     def run(stream: int) -> str | None:
-        return _deepwell.product(
+        return _deepwell.gemm(
             device,
             x.dtype == torch.float16,
             False,
@@ -90,7 +90,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx, x, weight, bias, device):
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
-        made = product(x, weight, bias, device) if x.numel() else None
+        made = gemm(x, weight, bias, device) if x.numel() else None
         if isinstance(made, str):
             _fall_back(made)
             made = None

@@ -19,7 +19,7 @@ extern PyMethodDef hardware_functions[]; /* hardware.c */
 extern PyMethodDef model_functions[];    /* model.c */
 extern PyMethodDef number_functions[];   /* number.c */
 extern PyMethodDef planner_functions[];  /* planner.c */
-extern PyMethodDef product_functions[];  /* product.c */
+extern PyMethodDef gemm_functions[];     /* gemm.c */
 extern PyMethodDef simulate_functions[]; /* simulate.c */
 
 #endif

@@ -1024,7 +1024,7 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (PyModule_AddFunctions(module, model_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, number_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, planner_functions) != 0) goto failed;
-    if (PyModule_AddFunctions(module, product_functions) != 0) goto failed;
+    if (PyModule_AddFunctions(module, gemm_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, simulate_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, attention_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, attention_decision_functions) != 0) goto failed;

@@ -21,9 +21,9 @@ dw__recognizer dw__recognize_gelu, dw__recognize_silu, dw__recognize_swiglu;
 dw__recognizer dw__recognize_layer_norm, dw__recognize_rms_norm, dw__recognize_norm_weight,
     dw__recognize_norm_bias, dw__recognize_softmax;
 dw__recognizer dw__recognize_rope, dw__recognize_partial_rope;
-dw__recognizer dw__recognize_product, dw__recognize_bias, dw__recognize_flat_linear;
+dw__recognizer dw__recognize_matmul, dw__recognize_bias, dw__recognize_flat_linear;
 dw__recognizer dw__recognize_written_attention;
-dw__recognizer dw__recognize_grouped_product, dw__recognize_grouped_bias;
+dw__recognizer dw__recognize_grouped_matmul, dw__recognize_grouped_bias;
 dw__recognizer dw__recognize_concat;
 /* Returns true if it emitted the node `replacement`, which replaces the root. */
 bool dw__recognize_attention(dw__matcher *m, dw_node *replacement);

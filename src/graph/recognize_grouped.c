@@ -12,7 +12,7 @@ static dw_node taken_matrices(const dw__matcher *m, dw_value value, int rank) {
 }
 
 /* Matches matmul(take(w, i), x as columns) or matmul(x as rows, take(w, i)): [T, N, 1] or [T, 1, N]. */
-dw_value dw__recognize_grouped_product(dw__matcher *m) {
+dw_value dw__recognize_grouped_matmul(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     dw_value a = dw__operand(m, m->root, 0), b = dw__operand(m, m->root, 1);
     bool transpose_a = dw_node_int(graph, m->root, DW_ATTR_KEY_TRANSPOSE_A, 0) != 0;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* Matches a matmul of two matrices of one dtype, the first one not transposed, with a result of that dtype. */
-dw_value dw__recognize_product(dw__matcher *m) {
+dw_value dw__recognize_matmul(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     dw_value a = dw__operand(m, m->root, 0), b = dw__operand(m, m->root, 1);
     if (dw_value_rank(graph, a) != 2 || dw_node_attr(graph, m->root, DW_ATTR_KEY_DTYPE) ||

@@ -180,8 +180,7 @@ static dw_status measure_gpu(dw__machine *m, const dw__cuda *cuda, int index) {
     snprintf(what, sizeof what, "copies of GPU %d", index);
     status = unless_done(m, dw__measure_copies(&bench, m->options, gpu), what);
     snprintf(what, sizeof what, "GEMMs of GPU %d", index);
-    if (status == DW_OK)
-        status = unless_done(m, dw__measure_products(&bench, m->options, gpu), what);
+    if (status == DW_OK) status = unless_done(m, dw__measure_gemms(&bench, m->options, gpu), what);
     dw__bench_end(&bench);
     return status;
 }

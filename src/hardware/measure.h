@@ -36,8 +36,8 @@ void *dw__nvidia_library(const char *variable, const char *const *names);
 /* Each sets the figures that it measures. The message of a failure names the failed step. */
 dw_status dw__measure_copies(const dw__bench *bench, const dw__machine_options *options,
                              dw_machine_gpu *gpu);
-dw_status dw__measure_products(const dw__bench *bench, const dw__machine_options *options,
-                               dw_machine_gpu *gpu);
+dw_status dw__measure_gemms(const dw__bench *bench, const dw__machine_options *options,
+                            dw_machine_gpu *gpu);
 dw_status dw__measure_all_reduce(const dw__cuda *cuda, const dw__machine_options *options, int gpus,
                                  dw_figure *bandwidth);
 

@@ -22,8 +22,8 @@
 typedef enum dw__gpu_op {
     DW__GPU_ATTENTION_FORWARD,  /* dw_attention */
     DW__GPU_ATTENTION_BACKWARD, /* dw_attention */
-    DW__GPU_GEMM,               /* dw_product */
-    DW__GPU_GROUPED_GEMM,       /* dw_grouped_product */
+    DW__GPU_GEMM,               /* dw_gemm */
+    DW__GPU_GROUPED_GEMM,       /* dw_grouped_gemm */
     DW__GPU_QUANTIZE,           /* dw_quantize */
     DW__GPU_OPERATION           /* dw__operation_call: operations of the graph's table */
 } dw__gpu_op;

@@ -3,8 +3,8 @@
 #ifndef DW_EMULATED_CALL_H
 #define DW_EMULATED_CALL_H
 
+#include "deepwell/gemm.h"
 #include "deepwell/log.h"
-#include "deepwell/product.h"
 #include "device/device.h"
 #include "emulated_kernel.h"
 #include <sys/wait.h>

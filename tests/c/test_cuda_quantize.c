@@ -1,5 +1,5 @@
 /* Block quantization up to the driver, which is a fake: the grid and parameters of each launch, and first
- * uses that fail. test_quantized_product checks results. */
+ * uses that fail. test_quantized_gemm checks results. */
 #include "common/quantize_params.h"
 #include "fake/fake_gpu.h"
 #include "kernel/cuda/quantize.h"

@@ -1,7 +1,7 @@
 /* sm_100's GEMM (cuda/sm100/gemm.cu) on the emulator, against sums in double: its PTX as compiled, with the
  * checker on. */
 #include "emulated_gemm.h"
-#include "emulated_product_run.h"
+#include "emulated_gemm_run.h"
 #include "sm100/gemm_tiles.h"
 #include <time.h>
 

@@ -1,8 +1,8 @@
 /* sm_100's block-scaled GEMMs (cuda/sm100/gemm_scaled.cu) on the emulator, against sums in double of the
  * operands' values: their PTX as compiled, with the checker on. */
 #include "deepwell/number.h"
+#include "emulated_gemm_run.h"
 #include "emulated_gemm_scaled.h"
-#include "emulated_product_run.h"
 #include "sm100/gemm_scaled_params.h"
 #include "sm100/gemm_tiles.h"
 

@@ -2,8 +2,8 @@
  * of the test's own whose source is a text, on a fake GPU.
  */
 #include "deepwell/attention.h"
+#include "deepwell/gemm.h"
 #include "deepwell/log.h"
-#include "deepwell/product.h"
 #include "deepwell/quantize.h"
 #include "fake/fake_gpu.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -67,17 +67,17 @@ static void test_supports(void **state) {
                               .v = tensor,
                               .o = tensor};
     attention.d_o = attention.dq = attention.dk = attention.dv = tensor;
-    dw_product dense = {.size = sizeof dense,
-                        .dtype = DW_BF16,
-                        .output = DW_BF16,
-                        .m = 64,
-                        .n = 64,
-                        .k = 64,
-                        .alpha = 1,
-                        .a = {NULL, 64},
-                        .b = {NULL, 64},
-                        .d = {NULL, 64}},
-               codes = dense;
+    dw_gemm dense = {.size = sizeof dense,
+                     .dtype = DW_BF16,
+                     .output = DW_BF16,
+                     .m = 64,
+                     .n = 64,
+                     .k = 64,
+                     .alpha = 1,
+                     .a = {NULL, 64},
+                     .b = {NULL, 64},
+                     .d = {NULL, 64}},
+            codes = dense;
     codes.quantized = 1;
     codes.scheme_a = codes.scheme_b = DW_SCHEME_MXFP8_E4M3;
     dw_quantize quantize = {.size = sizeof quantize,

@@ -2,7 +2,7 @@
  * same bits on any number of threads; nothing written outside. */
 #include "base/pool.h"
 #include "guarded_floats.h"
-#include "kernel/cpu/product.h"
+#include "kernel/cpu/cpu_matmul.h"
 #include "random_numbers.h"
 #include <float.h>
 #include <math.h>
@@ -158,15 +158,15 @@ static void test_wide(void **state) {
 static void test_choice(void **state) {
     (void)state;
     bool avx2 = dw__cpu_isa() == DW_ISA_AVX2;
-    dw__product large = {.m = 2048, .n = 1024, .k = 384, .batches = 1, .a_row = 384, .a_k = 1};
+    dw__matmul large = {.m = 2048, .n = 1024, .k = 384, .batches = 1, .a_row = 384, .a_k = 1};
     large.b_k = 1024, large.b_column = 1;
-    dw__product small = large;
+    dw__matmul small = large;
     small.m = 64;
-    assert_int_equal(dw__product_packed_preferred(&large), avx2);
-    assert_false(dw__product_packed_preferred(&small));
+    assert_int_equal(dw__matmul_packed_preferred(&large), avx2);
+    assert_false(dw__matmul_packed_preferred(&small));
     if (avx2) {
-        assert_false(dw__product_onednn_fits(&large));
-        assert_int_equal(dw__product_library(&large, false), 0);
+        assert_false(dw__matmul_onednn_fits(&large));
+        assert_int_equal(dw__matmul_library(&large, false), 0);
     }
 }
 

@@ -1,6 +1,6 @@
 /* `deepwell-kernels`: compiles the GPU kernels' variants without a GPU and compares what the compiler says of each
  * (registers, bytes spilled, shared memory, warnings) with the committed table, so that a change that makes a kernel
- * spill, or its matrix products wait for each other, is seen where it is made.
+ * spill, or its GEMMs wait for each other, is seen where it is made.
  *
  *   deepwell-kernels [--quick] [--renew] [--list] [-p TEXT] [--threads N]
  *   deepwell-kernels --ptx DIR [--quick] [-p TEXT] [--threads N]     their PTX, a file each
@@ -14,7 +14,7 @@
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include "kernel/cuda/attention.h"
-#include "kernel/cuda/product.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include "launch_cost.h"
 #include "sm100/attention_forward_tiles.h"
 #include "sm100/gemm_params.h"
@@ -114,7 +114,7 @@ static void list_attention(dw__attention_pass pass) {
                 }
 }
 
-/* Each tile of Blackwell's matrix product as it is, also by launch control, and with each activation beside all that an
+/* Each tile of Blackwell's GEMM as it is, also by launch control, and with each activation beside all that an
  * epilogue has; SwiGLU takes half of the tile's columns, at least one box of D's. */
 static void list_gemm(void) {
 #define TILE(...) {__VA_ARGS__},
@@ -254,8 +254,8 @@ static void list_quantize(const char *arch) {
 static void list_jobs(void) {
     for (int f16 = 0; f16 < 2; f16++)
         add_job(dw__attention_reference_variant(f16, DW__ATTENTION_FORWARD, "sm_90a"), !f16);
-    for (int i = 0; i < 4; i++) add_job(dw__product_reference_variant(100, i & 1, i & 2), i == 0);
-    add_job(dw__product_reference_variant(90, false, false), true);
+    for (int i = 0; i < 4; i++) add_job(dw__gemm_reference_variant(100, i & 1, i & 2), i == 0);
+    add_job(dw__gemm_reference_variant(90, false, false), true);
     list_attention(DW__ATTENTION_FORWARD);
     list_attention(DW__ATTENTION_BACKWARD);
     list_attention_sm100();

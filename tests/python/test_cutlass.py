@@ -35,7 +35,7 @@ def _explain(*words: str, library: str) -> list[dict] | dict:
 )
 def test_without_the_library_it_is_said(library, words):
     assert not [k for k in _explain("kernels", library=library) if "cutlass" in k["name"]]
-    for call in (["product", "512,512,512"], ["attention", "2,8,512,64"]):
+    for call in (["gemm", "512,512,512"], ["attention", "2,8,512,64"]):
         plan = _explain(*call, "--target", "sm_100a", library=library)
         (row,) = (c for c in plan["candidates"] if c["name"] == "cutlass")
         assert not row["runs"] and words in row["reason"]
@@ -93,11 +93,11 @@ def test_kernels_are_listed_as_what_they_are():
         if k["name"].startswith("cutlass.sm100")
     ]
     assert rows and all(k["proof"] == "proven on the emulator, not run on hardware" for k in rows)
-    plan = _explain("product", "512,512,512", "--target", "sm_100a", library=str(_PROVIDER))
+    plan = _explain("gemm", "512,512,512", "--target", "sm_100a", library=str(_PROVIDER))
     (row,) = (c for c in plan["candidates"] if c["name"] == "cutlass")
     assert row["runs"] and row["source"] == "cutlass.sm100.bf16.control"
     assert row["source"] in row["expected_from"]  # how it is asked for
-    odd = _explain("product", "512,500,512", "--target", "sm_100a", library=str(_PROVIDER))
+    odd = _explain("gemm", "512,500,512", "--target", "sm_100a", library=str(_PROVIDER))
     assert not odd["candidates"][2]["runs"] and "n is 500" in odd["candidates"][2]["reason"]
 
 
@@ -165,8 +165,8 @@ _OURS = "--lib", str(_LIB / "libdeepwell.so")
 @needs_provider
 @pytest.mark.parametrize(("architecture", "cases"), [("sm_90a", 12), ("sm_100a", 26)])
 def test_products_by_name_are_right_on_the_emulator(architecture, cases, tmp_path):
-    """dw_product_run and dw_grouped_product_run, every kernel compared at its first use."""
-    said = _smoke("product_smoke.py", architecture, *_OURS, report=tmp_path / "findings")
+    """dw_gemm_run and dw_grouped_gemm_run, every kernel compared at its first use."""
+    said = _smoke("gemm_smoke.py", architecture, *_OURS, report=tmp_path / "findings")
     assert len(said.splitlines()) == cases, said
 
 
@@ -183,7 +183,7 @@ def test_wrong_products_are_refused_on_the_emulator(architecture, kernels, tmp_p
         code = code.replace(right, instead)
     wrong.write_bytes(code)
     said = _smoke(
-        "product_smoke.py",
+        "gemm_smoke.py",
         architecture,
         *_OURS,
         "--quick",

@@ -90,7 +90,7 @@ def test_another_gpus_figures_are_not_measurements(tmp_path):
 @pytest.mark.parametrize(
     "arguments, status, part",
     [
-        ((), 2, "explain supports attention, product and kernels"),
+        ((), 2, "explain supports attention, gemm and kernels"),
         (("matmul", "1,2,3,4"), 2, "not matmul"),
         (("attention",), 2, "needs a shape"),
         (("attention", "1,2,3"), 2, "at least B,H,S,D"),
@@ -103,11 +103,11 @@ def test_another_gpus_figures_are_not_measurements(tmp_path):
         (("attention", "1,2,-3,64"), 1, "rows_q is -3"),
         (("attention", "1,2,3,64,kv=3"), 1, "heads_q is 2 and heads_kv is 3"),
         (("attention", "1,2,3,64", "--target", "sm_42"), 1, 'target "sm_42" is not known'),
-        (("product",), 2, "needs a shape, M,N,K"),
-        (("product", "1,2"), 2, "at least M,N,K"),
-        (("product", "1,2,3,relu"), 2, "'relu' is not what explain expects as word 4"),
-        (("product", "1,2,3", "--measure"), 2, "unknown argument '--measure'"),
-        (("product", "1,-2,3"), 1, "n is -2"),
+        (("gemm",), 2, "needs a shape, M,N,K"),
+        (("gemm", "1,2"), 2, "at least M,N,K"),
+        (("gemm", "1,2,3,relu"), 2, "'relu' is not what explain expects as word 4"),
+        (("gemm", "1,2,3", "--measure"), 2, "unknown argument '--measure'"),
+        (("gemm", "1,-2,3"), 1, "n is -2"),
         (("kernels", "x"), 2, "unknown argument 'x'"),
     ],
 )
@@ -123,7 +123,7 @@ UNPROVEN = "proven on the emulator, not run on hardware"
 def test_product_names_its_proof(tmp_path):
     """Blackwell's kernels are described by their proof, and none is used by default."""
     run = explain(
-        "product", "8192,8192,8192,bias,gelu", "--target", "sm_100a", "--json", cache=tmp_path
+        "gemm", "8192,8192,8192,bias,gelu", "--target", "sm_100a", "--json", cache=tmp_path
     )
     assert run.returncode == 0, run.stderr
     plan = json.loads(run.stdout)
@@ -140,7 +140,7 @@ def test_product_names_its_proof(tmp_path):
     least = rounds * 128 * 512 / (2250e12 / 148 / 8192)
     assert ours["expected_seconds"] == pytest.approx(least, rel=1e-12)
     scaled = explain(
-        "product", "8192,8192,8192,nvfp4,to-mxfp8", "--target", "sm_100a", "--json", cache=tmp_path
+        "gemm", "8192,8192,8192,nvfp4,to-mxfp8", "--target", "sm_100a", "--json", cache=tmp_path
     )
     plan = json.loads(scaled.stdout)
     ours, theirs, cutlass = plan["candidates"]
@@ -150,10 +150,10 @@ def test_product_names_its_proof(tmp_path):
     assert ours["tile"]["steps"] == 32 and ours["tile"]["step_clocks"] == 512
     assert plan["bytes"] == 2 * 8192 * (4096 + 512) + 8192 * (8192 + 256)
     gated = explain(
-        "product", "64,64,64,f16,f32,swiglu,residual", "--target", "sm_103a", cache=tmp_path
+        "gemm", "64,64,64,f16,f32,swiglu,residual", "--target", "sm_103a", cache=tmp_path
     )
     assert "f16 to f32, swiglu, residual" in gated.stdout and UNPROVEN in gated.stdout
-    hopper = explain("product", "64,64,64", "--target", "sm_90a", cache=tmp_path)
+    hopper = explain("gemm", "64,64,64", "--target", "sm_90a", cache=tmp_path)
     assert "for sm_100f (B200, B300), not for sm_90a" in hopper.stdout
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def _has_kernels() -> bool:
     """The library carries PTX for the emulator, or a compiler is here."""
     x = torch.ones(8, 8, dtype=torch.bfloat16)
-    return isinstance(linear.product(x, x, None, TARGET), torch.Tensor)
+    return isinstance(linear.gemm(x, x, None, TARGET), torch.Tensor)
 
 
 needs_kernels = pytest.mark.skipif(not _has_kernels(), reason="no compiler made PTX of sm_100f")
@@ -53,7 +53,7 @@ def test_products_are_right():
         x = torch.randn(rows, k, generator=generator).bfloat16()
         weight = torch.randn(n, k, generator=generator).bfloat16()
         bias = torch.randn(n, generator=generator).bfloat16() if with_bias else None
-        made = linear.product(x, weight, bias, TARGET)
+        made = linear.gemm(x, weight, bias, TARGET)
         assert bound(x, weight, bias, made).max() <= 0
 
 
@@ -174,7 +174,7 @@ def test_kernel_that_cannot_be_had(tmp_path):
         env={"PATH": "", "HOME": str(tmp_path), "DEEPWELL_NVRTC": str(tmp_path / "none.so")},
     )
     assert run.returncode == 0, run.stderr
-    assert "a linear layer runs in PyTorch: product (m 4, n 64, k 64, f16, bias)" in run.stdout
+    assert "a linear layer runs in PyTorch: GEMM (m 4, n 64, k 64, f16, bias)" in run.stdout
 
 
 def test_documents_mark_them():

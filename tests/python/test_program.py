@@ -108,9 +108,9 @@ def test_doctor_names_the_instruction_sets_in_use():
     """Deepwell's and oneDNN's, each with its own limit."""
     report = json.loads(run("doctor", "--json", DEEPWELL_ISA="baseline").stdout)
     assert report["cpu"]["isa"] == "baseline"
-    if "oneDNN" in report["matrix_products"] and platform.machine() == "x86_64":
+    if "oneDNN" in report["gemm"] and platform.machine() == "x86_64":
         report = json.loads(run("doctor", "--json", ONEDNN_MAX_CPU_ISA="SSE41").stdout)
-        assert report["matrix_products"].endswith("(sse41)")
+        assert report["gemm"].endswith("(sse41)")
 
 
 def test_doctor_without_python_says_so(tmp_path):

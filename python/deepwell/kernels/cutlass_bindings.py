@@ -1,6 +1,6 @@
 """Microscaling under the names that CUTLASS users know, and whether CUTLASS's own kernels run here.
 
-CUTLASS's kernels belong to an optional library, which C calls by the names in ``deepwell/product.h`` (docs/cutlass.md).
+CUTLASS's kernels belong to an optional library, which C calls by the names in ``deepwell/gemm.h`` (docs/cutlass.md).
 This module has no classes for them yet.
 """
 

@@ -1,4 +1,4 @@
-/* F32 and BF16 GEMMs on AMX: the inner loops (isa/amx_loops.c) for the strategy in product_amx.c.
+/* F32 and BF16 GEMMs on AMX: the inner loops (isa/amx_loops.c) for the strategy in matmul_amx.c.
  *
  * AMX multiplies BF16 and accumulates F32. An F32 number equals, except for its last bit or two, the sum of
  * three BF16 numbers x = x0 + x1 + x2, where each rounds the rest that the previous ones leave; so

@@ -3,9 +3,9 @@
  * cache. Chunks depend only on the shape and run one after the other, so results do not depend on threads.
  * Used with AVX-512 and if w is [K, V]; otherwise linear_cross_entropy_blocks.c is faster. */
 #include "base/pool.h"
+#include "kernel/cpu/cpu_matmul.h"
 #include "kernel/cpu/head.h"
 #include "kernel/cpu/logit_gradient.h"
-#include "kernel/cpu/product.h"
 #include <string.h>
 
 DW_ISA_TABLE(dw__logit_gradient_loops)
@@ -27,10 +27,9 @@ static int64_t chunk_rows(const dw__head *g) {
 /* ---- the GEMMs of one chunk ---------------------------------------------------------------------- */
 
 /* dx[first..] = dlogits * w */
-static dw__product dx_product(const dw__head *g, const float *dlogits, int64_t first,
-                              int64_t rows) {
+static dw__matmul dx_product(const dw__head *g, const float *dlogits, int64_t first, int64_t rows) {
     const dw__tensor *w = g->w;
-    return (dw__product){
+    return (dw__matmul){
         .m = rows,
         .n = g->size,
         .k = g->vocabulary,
@@ -46,11 +45,10 @@ static dw__product dx_product(const dw__head *g, const float *dlogits, int64_t f
 }
 
 /* dw (+)= dlogits^T * x [V, K], or its transpose */
-static dw__product dw_product(const dw__head *g, const float *dlogits, int64_t first,
-                              int64_t rows) {
+static dw__matmul dw_gemm(const dw__head *g, const float *dlogits, int64_t first, int64_t rows) {
     const dw__tensor *x = g->x;
     const float *rows_of_x = x->data ? (const float *)x->data + first * x->stride[0] : NULL;
-    dw__product p = {.k = rows, .batches = 1, .c = g->dw, .accumulate = first > 0};
+    dw__matmul p = {.k = rows, .batches = 1, .c = g->dw, .accumulate = first > 0};
     if (g->transpose_w) {
         p.m = g->vocabulary, p.a = dlogits, p.a_row = 1, p.a_k = g->vocabulary;
         p.n = g->size, p.b = rows_of_x, p.b_k = x->stride[0], p.b_column = x->stride[1];
@@ -101,11 +99,11 @@ static size_t dlogits_floats(const dw__head *g) {
 
 /* The last chunk has fewer rows, and its GEMMs may be divided differently. `of` returns their scratch or what
  * a library allocates. */
-static size_t product_bytes(const dw__head *g, size_t (*of)(const dw__product *p, bool passing)) {
+static size_t product_bytes(const dw__head *g, size_t (*of)(const dw__matmul *p, bool passing)) {
     int64_t chunk = chunk_rows(g), sizes[] = {chunk, chunk > 0 ? g->tokens % chunk : 0};
     size_t most = 0;
     for (size_t i = 0; i < DW_COUNT(sizes); i++) {
-        dw__product dx = dx_product(g, NULL, 0, sizes[i]), dw = dw_product(g, NULL, 0, sizes[i]);
+        dw__matmul dx = dx_product(g, NULL, 0, sizes[i]), dw = dw_gemm(g, NULL, 0, sizes[i]);
         size_t bytes = of(&dx, false);
         if (bytes > most) most = bytes;
         bytes = of(&dw, false);
@@ -117,24 +115,24 @@ static size_t product_bytes(const dw__head *g, size_t (*of)(const dw__product *p
 static size_t scratch_bytes(const dw__call *call) {
     dw__head g;
     if (!dw__head_read(call, &g)) return 0;
-    return dlogits_floats(&g) * sizeof(float) + product_bytes(&g, dw__product_scratch);
+    return dlogits_floats(&g) * sizeof(float) + product_bytes(&g, dw__matmul_scratch);
 }
 
 static size_t library_bytes(const dw__call *call) {
     dw__head g;
-    return dw__head_read(call, &g) ? product_bytes(&g, dw__product_library) : 0;
+    return dw__head_read(call, &g) ? product_bytes(&g, dw__matmul_library) : 0;
 }
 
 static dw_status run_chunk(chunk_job *j, void *product_scratch) {
     const dw__head *g = j->g;
     dw__pool_run(j->rows, dlogits_task, j);
     if (g->dx) {
-        dw__product p = dx_product(g, j->dlogits, j->first, j->rows);
-        DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, product_scratch));
+        dw__matmul p = dx_product(g, j->dlogits, j->first, j->rows);
+        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, product_scratch));
     }
     if (g->dw) {
-        dw__product p = dw_product(g, j->dlogits, j->first, j->rows);
-        DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, product_scratch));
+        dw__matmul p = dw_gemm(g, j->dlogits, j->first, j->rows);
+        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, product_scratch));
     }
     if (g->db) dw__pool_run(dw__divide_up(g->vocabulary, SUM_COLUMNS), db_task, j);
     return DW_OK;

@@ -10,9 +10,9 @@
  * packed once, every logit is read once, and results do not depend on threads. */
 #include "base/pool.h"
 #include "kernel/cpu/amx.h"
+#include "kernel/cpu/cpu_matmul.h"
 #include "kernel/cpu/head.h"
 #include "kernel/cpu/logit_gradient.h"
-#include "kernel/cpu/product.h"
 #include <string.h>
 
 #if DW_HAVE_AMX

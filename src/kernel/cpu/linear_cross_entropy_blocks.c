@@ -11,10 +11,10 @@
  *
  * Blocks depend only on the shape and run one after the other, so results do not depend on threads. */
 #include "base/pool.h"
+#include "kernel/cpu/cpu_matmul.h"
 #include "kernel/cpu/head.h"
 #include "kernel/cpu/logit_gradient.h"
 #include "kernel/cpu/loss.h"
-#include "kernel/cpu/product.h"
 #include <math.h>
 #include <string.h>
 
@@ -43,10 +43,10 @@ typedef struct cuts {
     size_t library; /* most that a library allocates during the call */
 } cuts;
 
-static dw__product logits_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
-                                  int64_t width, float *block) {
+static dw__matmul logits_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
+                                 int64_t width, float *block) {
     const dw__tensor *x = h->x, *w = h->w;
-    return (dw__product){
+    return (dw__matmul){
         .m = rows,
         .n = width,
         .k = h->size,
@@ -63,10 +63,10 @@ static dw__product logits_product(const dw__head *h, int64_t first, int64_t rows
 }
 
 /* dx[first..] (+)= dlogits * w */
-static dw__product dx_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
-                              int64_t width, const float *block) {
+static dw__matmul dx_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
+                             int64_t width, const float *block) {
     const dw__tensor *w = h->w;
-    return (dw__product){
+    return (dw__matmul){
         .m = rows,
         .n = h->size,
         .k = width,
@@ -83,10 +83,10 @@ static dw__product dx_product(const dw__head *h, int64_t first, int64_t rows, in
 }
 
 /* dw[column..] (+)= dlogits^T * x */
-static dw__product dw_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
-                              int64_t width, const float *block) {
+static dw__matmul dw_gemm(const dw__head *h, int64_t first, int64_t rows, int64_t column,
+                          int64_t width, const float *block) {
     const dw__tensor *x = h->x;
-    return (dw__product){
+    return (dw__matmul){
         .m = width,
         .n = h->size,
         .k = rows,
@@ -107,12 +107,12 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 /* Memory of all GEMMs of a block; `of` returns their scratch or what a library allocates. GEMMs that add to C
  * may be divided differently from those that replace it. */
 static size_t product_bytes(const dw__head *h, int64_t rows, int64_t width, bool backward,
-                            size_t (*of)(const dw__product *p, bool passing)) {
+                            size_t (*of)(const dw__matmul *p, bool passing)) {
     size_t most = 0;
     for (int accumulate = 0; accumulate < 2; accumulate++) {
-        dw__product products[] = {logits_product(h, 0, rows, 0, width, NULL),
-                                  dx_product(h, 0, rows, 0, width, NULL),
-                                  dw_product(h, 0, rows, 0, width, NULL)};
+        dw__matmul products[] = {logits_product(h, 0, rows, 0, width, NULL),
+                                 dx_product(h, 0, rows, 0, width, NULL),
+                                 dw_gemm(h, 0, rows, 0, width, NULL)};
         for (size_t i = 0; i < (backward ? DW_COUNT(products) : 1); i++) {
             products[i].accumulate = i > 0 && accumulate;
             most = larger(most, of(&products[i], false));
@@ -134,9 +134,9 @@ static cuts cut(const dw__head *h, bool backward) {
         for (int j = 0; j < 2; j++)
             if (rows[i] > 0 && widths[j] > 0) {
                 out.product = larger(out.product, product_bytes(h, rows[i], widths[j], backward,
-                                                                dw__product_scratch));
+                                                                dw__matmul_scratch));
                 out.library = larger(out.library, product_bytes(h, rows[i], widths[j], backward,
-                                                                dw__product_library));
+                                                                dw__matmul_library));
             }
     return out;
 }
@@ -195,8 +195,8 @@ static dw_status each_block(block_job *j, const cuts *c, use_block *use) {
         for (j->column = 0; j->column < h->vocabulary; j->column += c->width) {
             j->width = dw__min64(c->width, h->vocabulary - j->column);
             if (!h->logits) {
-                dw__product p = logits_product(h, j->first, j->rows, j->column, j->width, j->block);
-                DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, j->product));
+                dw__matmul p = logits_product(h, j->first, j->rows, j->column, j->width, j->block);
+                DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, j->product));
             }
             DW_RETURN_IF_FAILED(use(j));
         }
@@ -292,12 +292,12 @@ static dw_status add_gradients(block_job *j) {
     const dw__head *h = j->head;
     dw__pool_run(j->rows, gradient_task, j);
     if (h->dx) {
-        dw__product p = dx_product(h, j->first, j->rows, j->column, j->width, j->block);
-        DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, j->product));
+        dw__matmul p = dx_product(h, j->first, j->rows, j->column, j->width, j->block);
+        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, j->product));
     }
     if (h->dw) {
-        dw__product p = dw_product(h, j->first, j->rows, j->column, j->width, j->block);
-        DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, j->product));
+        dw__matmul p = dw_gemm(h, j->first, j->rows, j->column, j->width, j->block);
+        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, j->product));
     }
     if (h->db) dw__pool_run(dw__divide_up(j->width, SUM_COLUMNS), db_task, j);
     return DW_OK;

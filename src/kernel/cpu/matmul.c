@@ -1,7 +1,7 @@
 /* matmul and linear in F32, and matmul of BF16 with F32 results: describes the call as one GEMM, and
  * registers the kernels. */
+#include "kernel/cpu/cpu_matmul.h"
 #include "kernel/cpu/head.h"
-#include "kernel/cpu/product.h"
 #include "kernel/library/onednn.h"
 #include <stdio.h>
 
@@ -25,10 +25,10 @@ static bool collapse_rows(const dw__tensor *tensor, int64_t *rows, int64_t *stri
     return true;
 }
 
-static bool linear_product(const dw__call *call, dw__product *out) {
+static bool linear_product(const dw__call *call, dw__matmul *out) {
     const dw__tensor *x = &call->inputs[0], *w = &call->inputs[1], *bias = &call->inputs[2];
     bool transposed = dw__call_int(call, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
-    *out = (dw__product){.batches = 1, .a = x->data, .b = w->data, .c = call->outputs[0].data};
+    *out = (dw__matmul){.batches = 1, .a = x->data, .b = w->data, .c = call->outputs[0].data};
     if (!collapse_rows(x, &out->m, &out->a_row)) return false;
     out->k = x->shape[x->rank - 1];
     out->a_k = x->stride[x->rank - 1];
@@ -42,12 +42,12 @@ static bool linear_product(const dw__call *call, dw__product *out) {
     return true;
 }
 
-static bool matmul_product(const dw__call *call, dw__product *out) {
+static bool matmul_product(const dw__call *call, dw__matmul *out) {
     const dw__tensor *a = &call->inputs[0], *b = &call->inputs[1];
     int a_row = a->rank - 2, a_k = a->rank - 1, b_k = b->rank - 2, b_column = b->rank - 1;
     if (dw__call_int(call, DW_ATTR_KEY_TRANSPOSE_A, 0)) a_row = a->rank - 1, a_k = a->rank - 2;
     if (dw__call_int(call, DW_ATTR_KEY_TRANSPOSE_B, 0)) b_k = b->rank - 1, b_column = b->rank - 2;
-    *out = (dw__product){
+    *out = (dw__matmul){
         .m = a->shape[a_row],
         .n = b->shape[b_column],
         .k = a->shape[a_k],
@@ -73,7 +73,7 @@ static bool matmul_product(const dw__call *call, dw__product *out) {
     return true;
 }
 
-static bool describe(const dw__call *call, dw__product *out) {
+static bool describe(const dw__call *call, dw__matmul *out) {
     dw_dtype dtype = call->inputs[0].dtype;
     bool narrow = call->op == DW_OP_MATMUL && dtype == DW_BF16;
     if (dtype != call->inputs[1].dtype || (dtype != DW_F32 && !narrow)) return false;
@@ -83,7 +83,7 @@ static bool describe(const dw__call *call, dw__product *out) {
 
 /* ---- the best implementation ----------------------------------------------------------------- */
 
-int64_t dw__product_batch_offset(const dw__product *p, const int64_t *strides, int64_t batch) {
+int64_t dw__matmul_batch_offset(const dw__matmul *p, const int64_t *strides, int64_t batch) {
     int64_t offset = 0;
     for (int axis = p->batch_rank - 1; axis >= 0; axis--) {
         offset += batch % p->batch_shape[axis] * strides[axis];
@@ -111,30 +111,30 @@ dw_status dw__epilogue_status(const dw__epilogue *then) {
     return atomic_load(&then->failed) ? dw__fail(then->status, "%s", then->message) : DW_OK;
 }
 
-size_t dw__product_scratch(const dw__product *p, bool passing) {
-    if (dw__product_amx_fits(p, passing)) return dw__product_amx_scratch(p, passing);
-    if (p->bf16) return dw__product_widened_scratch(p, passing);
-    return dw__product_onednn_fits(p) ? dw__product_onednn_scratch(p, passing)
-                                      : dw__product_packed_scratch(p, passing);
+size_t dw__matmul_scratch(const dw__matmul *p, bool passing) {
+    if (dw__matmul_amx_fits(p, passing)) return dw__matmul_amx_scratch(p, passing);
+    if (p->bf16) return dw__matmul_widened_scratch(p, passing);
+    return dw__matmul_onednn_fits(p) ? dw__matmul_onednn_scratch(p, passing)
+                                     : dw__matmul_packed_scratch(p, passing);
 }
 
-size_t dw__product_library(const dw__product *p, bool passing) {
-    if (dw__product_amx_fits(p, passing)) return 0;
-    if (p->bf16) return dw__product_widened_library(p, passing);
-    return dw__product_onednn_fits(p) ? dw__product_onednn_library(p, passing) : 0;
+size_t dw__matmul_library(const dw__matmul *p, bool passing) {
+    if (dw__matmul_amx_fits(p, passing)) return 0;
+    if (p->bf16) return dw__matmul_widened_library(p, passing);
+    return dw__matmul_onednn_fits(p) ? dw__matmul_onednn_library(p, passing) : 0;
 }
 
-dw_status dw__product_run(const dw__product *p, dw__epilogue *then, void *scratch) {
+dw_status dw__matmul_run(const dw__matmul *p, dw__epilogue *then, void *scratch) {
     dw__epilogue none = {0};
     if (!then) then = &none;
-    if (dw__product_amx_fits(p, !p->c)) {
-        dw__product_amx_run(p, then, scratch);
+    if (dw__matmul_amx_fits(p, !p->c)) {
+        dw__matmul_amx_run(p, then, scratch);
     } else if (p->bf16) {
-        return dw__product_widened_run(p, then, scratch);
-    } else if (dw__product_onednn_fits(p)) {
-        dw__product_onednn_run(p, then, scratch);
+        return dw__matmul_widened_run(p, then, scratch);
+    } else if (dw__matmul_onednn_fits(p)) {
+        dw__matmul_onednn_run(p, then, scratch);
     } else {
-        dw__product_packed_run(p, then, scratch);
+        dw__matmul_packed_run(p, then, scratch);
     }
     return dw__epilogue_status(then);
 }
@@ -147,88 +147,88 @@ static dw_status misfit(const dw__call *call) {
 }
 
 static bool packed_fits(const dw__call *call) {
-    dw__product p;
+    dw__matmul p;
     return describe(call, &p) && !p.bf16;
 }
 
 static size_t packed_scratch(const dw__call *call) {
-    dw__product p;
-    return describe(call, &p) ? dw__product_packed_scratch(&p, false) : 0;
+    dw__matmul p;
+    return describe(call, &p) ? dw__matmul_packed_scratch(&p, false) : 0;
 }
 
 static dw_status packed_run(const dw__call *call, void *scratch) {
-    dw__product p;
+    dw__matmul p;
     dw__epilogue none = {0};
     if (!describe(call, &p)) return misfit(call);
-    dw__product_packed_run(&p, &none, scratch);
+    dw__matmul_packed_run(&p, &none, scratch);
     return dw__epilogue_status(&none);
 }
 
 static bool widened_fits(const dw__call *call) {
-    dw__product p;
+    dw__matmul p;
     return describe(call, &p) && p.bf16;
 }
 
 static size_t widened_scratch(const dw__call *call) {
-    dw__product p;
-    return describe(call, &p) ? dw__product_widened_scratch(&p, false) : 0;
+    dw__matmul p;
+    return describe(call, &p) ? dw__matmul_widened_scratch(&p, false) : 0;
 }
 
 static size_t widened_library(const dw__call *call) {
-    dw__product p;
-    return describe(call, &p) ? dw__product_widened_library(&p, false) : 0;
+    dw__matmul p;
+    return describe(call, &p) ? dw__matmul_widened_library(&p, false) : 0;
 }
 
 static dw_status widened_run(const dw__call *call, void *scratch) {
-    dw__product p;
+    dw__matmul p;
     dw__epilogue none = {0};
     if (!describe(call, &p)) return misfit(call);
-    return dw__product_widened_run(&p, &none, scratch);
+    return dw__matmul_widened_run(&p, &none, scratch);
 }
 
 static bool amx_fits(const dw__call *call) {
-    dw__product p;
-    return describe(call, &p) && !p.bf16 && dw__product_amx_fits(&p, false);
+    dw__matmul p;
+    return describe(call, &p) && !p.bf16 && dw__matmul_amx_fits(&p, false);
 }
 
 static bool amx_bf16_fits(const dw__call *call) {
-    dw__product p;
-    return describe(call, &p) && p.bf16 && dw__product_amx_fits(&p, false);
+    dw__matmul p;
+    return describe(call, &p) && p.bf16 && dw__matmul_amx_fits(&p, false);
 }
 
 static size_t amx_scratch(const dw__call *call) {
-    dw__product p;
-    return describe(call, &p) ? dw__product_amx_scratch(&p, false) : 0;
+    dw__matmul p;
+    return describe(call, &p) ? dw__matmul_amx_scratch(&p, false) : 0;
 }
 
 static dw_status amx_run(const dw__call *call, void *scratch) {
-    dw__product p;
+    dw__matmul p;
     dw__epilogue none = {0};
     if (!describe(call, &p)) return misfit(call);
-    dw__product_amx_run(&p, &none, scratch);
+    dw__matmul_amx_run(&p, &none, scratch);
     return dw__epilogue_status(&none);
 }
 
 static bool onednn_fits(const dw__call *call) {
-    dw__product p;
-    return describe(call, &p) && !p.bf16 && dw__product_onednn_fits(&p);
+    dw__matmul p;
+    return describe(call, &p) && !p.bf16 && dw__matmul_onednn_fits(&p);
 }
 
 static size_t onednn_library(const dw__call *call) {
-    dw__product p;
-    return describe(call, &p) ? dw__product_onednn_library(&p, false) : 0;
+    dw__matmul p;
+    return describe(call, &p) ? dw__matmul_onednn_library(&p, false) : 0;
 }
 
 static dw_status onednn_run(const dw__call *call, void *scratch) {
-    dw__product p;
+    dw__matmul p;
     dw__epilogue none = {0};
     if (!describe(call, &p)) return misfit(call);
-    dw__product_onednn_run(&p, &none, scratch);
+    dw__matmul_onednn_run(&p, &none, scratch);
     return dw__epilogue_status(&none);
 }
 
 static bool epilogue_fits(const dw__call *call, const dw__call *then, int replaced) {
-    dw__product p;
+    dw__matmul p;
     if (!describe(call, &p) || then->output_count == 0) return false;
     /* A tile is the same rows and columns of both tensors, however their rows are split into axes. */
     const dw__tensor *y = &call->outputs[0], *shape = &then->outputs[0];
@@ -241,30 +241,30 @@ static bool epilogue_fits(const dw__call *call, const dw__call *then, int replac
 /* Whether the product is kept is known only when data is placed: room for either. */
 static size_t epilogue_scratch(const dw__call *call, const dw__call *then, int replaced) {
     (void)then, (void)replaced;
-    dw__product p;
+    dw__matmul p;
     if (!describe(call, &p)) return 0;
-    size_t kept = dw__product_scratch(&p, false), passing = dw__product_scratch(&p, true);
+    size_t kept = dw__matmul_scratch(&p, false), passing = dw__matmul_scratch(&p, true);
     return kept > passing ? kept : passing;
 }
 
 static size_t epilogue_library(const dw__call *call) {
-    dw__product p;
+    dw__matmul p;
     if (!describe(call, &p)) return 0;
-    size_t kept = dw__product_library(&p, false), passing = dw__product_library(&p, true);
+    size_t kept = dw__matmul_library(&p, false), passing = dw__matmul_library(&p, true);
     return kept > passing ? kept : passing;
 }
 
 static dw_status epilogue_run(const dw__call *call, const dw__call *then, int replaced,
                               void *scratch) {
-    dw__product p;
+    dw__matmul p;
     dw__epilogue epilogue = {.call = then, .replaced = replaced};
     if (!describe(call, &p)) return misfit(call);
-    return dw__product_run(&p, &epilogue, scratch);
+    return dw__matmul_run(&p, &epilogue, scratch);
 }
 
 /* The error of an F32 sum of n products grows about as the root of n for random data. Blocks of K and lanes
  * only shorten the chains. */
-#define DW_PRODUCT_TOLERANCE 4.0
+#define DW_GEMM_TOLERANCE 4.0
 
 static const dw__kernel matmul_amx = {
     .name = "cpu.matmul.amx",
@@ -273,7 +273,7 @@ static const dw__kernel matmul_amx = {
     .fits = amx_fits,
     .scratch_bytes = amx_scratch,
     .run = amx_run,
-    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+    .tolerance_factor = DW_GEMM_TOLERANCE,
 };
 static const dw__kernel matmul_amx_bf16 = {
     .name = "cpu.matmul.amx_bf16",
@@ -282,7 +282,7 @@ static const dw__kernel matmul_amx_bf16 = {
     .fits = amx_bf16_fits,
     .scratch_bytes = amx_scratch,
     .run = amx_run,
-    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+    .tolerance_factor = DW_GEMM_TOLERANCE,
 };
 static const dw__kernel matmul_widened = {
     .name = "cpu.matmul.widened",
@@ -292,7 +292,7 @@ static const dw__kernel matmul_widened = {
     .scratch_bytes = widened_scratch,
     .library_bytes = widened_library,
     .run = widened_run,
-    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+    .tolerance_factor = DW_GEMM_TOLERANCE,
 };
 static const dw__kernel linear_amx = {
     .name = "cpu.linear.amx",
@@ -301,7 +301,7 @@ static const dw__kernel linear_amx = {
     .fits = amx_fits,
     .scratch_bytes = amx_scratch,
     .run = amx_run,
-    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+    .tolerance_factor = DW_GEMM_TOLERANCE,
 };
 static const dw__kernel matmul_onednn = {
     .name = "cpu.matmul.onednn",
@@ -310,7 +310,7 @@ static const dw__kernel matmul_onednn = {
     .fits = onednn_fits,
     .library_bytes = onednn_library,
     .run = onednn_run,
-    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+    .tolerance_factor = DW_GEMM_TOLERANCE,
 };
 static const dw__kernel linear_onednn = {
     .name = "cpu.linear.onednn",
@@ -319,7 +319,7 @@ static const dw__kernel linear_onednn = {
     .fits = onednn_fits,
     .library_bytes = onednn_library,
     .run = onednn_run,
-    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+    .tolerance_factor = DW_GEMM_TOLERANCE,
 };
 static const dw__kernel matmul_packed = {
     .name = "cpu.matmul.packed",
@@ -328,7 +328,7 @@ static const dw__kernel matmul_packed = {
     .fits = packed_fits,
     .scratch_bytes = packed_scratch,
     .run = packed_run,
-    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+    .tolerance_factor = DW_GEMM_TOLERANCE,
 };
 static const dw__kernel linear_packed = {
     .name = "cpu.linear.packed",
@@ -337,7 +337,7 @@ static const dw__kernel linear_packed = {
     .fits = packed_fits,
     .scratch_bytes = packed_scratch,
     .run = packed_run,
-    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+    .tolerance_factor = DW_GEMM_TOLERANCE,
 };
 
 static const dw__epilogue_kernel matmul_epilogue = {

@@ -2,7 +2,7 @@
 #include "base/json.h"
 #include "deepwell/explain.h"
 #include "kernel/cuda/attention.h"
-#include "kernel/cuda/product.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/quantize.h"
 #include <pthread.h>
 #include <stdio.h>
@@ -80,7 +80,7 @@ static pthread_once_t provided_once = PTHREAD_ONCE_INIT;
 /* Entries of what the library brings, by the family's own. */
 static void make_provided(void) {
     static const dw__gpu_kernel *const families[] = {
-        [DW_CUTLASS_PRODUCT] = &dw__cutlass_gemm,
+        [DW_CUTLASS_GEMM] = &dw__cutlass_gemm,
         [DW_CUTLASS_GROUPED] = &dw__cutlass_grouped_gemm,
         [DW_CUTLASS_ATTENTION] = &dw__cutlass_attention,
     };

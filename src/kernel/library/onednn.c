@@ -183,29 +183,29 @@ dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int6
         call_sgemm(a_transposed, b_transposed, m, n, k, a, lda, b, ldb, beta, c, ldc);
     if (result == dnnl_success) return DW_OK;
     return dw__fail(result == dnnl_out_of_memory ? DW_OUT_OF_MEMORY : DW_INTERNAL,
-                    "oneDNN %s refused a product of %lld x %lld x %lld: status %d", version,
+                    "oneDNN %s refused a GEMM of %lld x %lld x %lld: status %d", version,
                     (long long)m, (long long)n, (long long)k, (int)result);
 }
 
 /* ---- its own memory ---------------------------------------------------------------------------------------------- */
 
 /* oneDNN stores matrices by columns: its M is our n, its A our B. */
-typedef struct columns_product {
+typedef struct columns_matmul {
     bool a_transposed, b_transposed;
     int64_t m, n, k, lda, ldb, ldc;
-} columns_product;
+} columns_matmul;
 
 /* Copying blocks costs more than it saves. */
-static bool too_small_to_pack(const columns_product *p, double threshold) {
+static bool too_small_to_pack(const columns_matmul *p, double threshold) {
     return 1.0 / (double)p->m + 1.0 / (double)p->n >= threshold;
 }
 
 enum { LONG = 378 };
-static bool long_enough_to_pack(const columns_product *p) {
+static bool long_enough_to_pack(const columns_matmul *p) {
     return p->k >= LONG && ((p->m <= LONG && p->n <= LONG) || p->m >= LONG);
 }
 
-static bool packs_avx512(const columns_product *p) {
+static bool packs_avx512(const columns_matmul *p) {
     bool nn = !p->a_transposed && !p->b_transposed, nt = !p->a_transposed && p->b_transposed;
     bool tn = p->a_transposed && !p->b_transposed;
     /* Leading dimensions whose rows fall on the same cache sets. */
@@ -225,7 +225,7 @@ static bool packs_avx512(const columns_product *p) {
 }
 
 /* AVX has the same rules as AVX2. */
-static bool packs_avx2(const columns_product *p) {
+static bool packs_avx2(const columns_matmul *p) {
     if (too_small_to_pack(p, 0.0038)) return false;
     if (long_enough_to_pack(p)) return true;
     if (p->m <= 128 && p->n <= 128) return false;
@@ -234,13 +234,13 @@ static bool packs_avx2(const columns_product *p) {
 }
 
 /* Whether it copies blocks of both operands, on one thread. */
-static bool packs(const columns_product *p) {
+static bool packs(const columns_matmul *p) {
     if (isa == ISA_SSE41) return true;
     return isa == ISA_AVX512 ? packs_avx512(p) : packs_avx2(p);
 }
 
 /* The workspace of loops that do not pack. Those for AVX and AVX2 have it on the stack where it fits there. */
-static size_t unpacked_bytes(const columns_product *p) {
+static size_t unpacked_bytes(const columns_matmul *p) {
     enum { AVX512_FLOATS = 384 * 48 + 64, AVX2_FLOATS = 256 * 16 + 64 };
     if (isa == ISA_AVX512) return AVX512_FLOATS * sizeof(float);
     return isa == ISA_AVX2 && !p->b_transposed ? AVX2_FLOATS * sizeof(float) : 0;
@@ -269,7 +269,7 @@ size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, i
         LEAST_K = 128,
         PAGE = 4096
     };
-    columns_product p = {b_transposed, a_transposed, n, m, k, ldb, lda, ldc};
+    columns_matmul p = {b_transposed, a_transposed, n, m, k, ldb, lda, ldc};
     if (!dw__onednn_memory_known()) return 0;
     if (p.m <= 1 || p.n <= 1 || few_rows(a_transposed, b_transposed, m, n)) return 0;
     if (!packs(&p)) return unpacked_bytes(&p);

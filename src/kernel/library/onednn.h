@@ -1,4 +1,4 @@
-/* oneDNN, where the build found it: single-threaded F32 matrix products, called from inside the
+/* oneDNN, where the build found it: single-threaded F32 GEMMs, called from inside the
  * tasks of our own pool. */
 #ifndef DW_ONEDNN_H
 #define DW_ONEDNN_H

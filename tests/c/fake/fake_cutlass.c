@@ -29,11 +29,11 @@ static dw_cutlass_result launch(const dw_cutlass_kernel *kernel, size_t bytes, c
 
 /* name, kind, structure, type, capability */
 #define KERNELS(X)                                                                                 \
-    X(0, "cutlass.sm90.bf16", PRODUCT, product, BF16, 90)                                          \
-    X(1, "cutlass.sm90.bf16.other", PRODUCT, product, BF16, 90)                                    \
-    X(2, "cutlass.sm100.bf16", PRODUCT, product, BF16, 100)                                        \
-    X(3, "cutlass.sm100.mxfp8", PRODUCT, product, MXFP8, 100)                                      \
-    X(4, "cutlass.sm100.nvfp4", PRODUCT, product, NVFP4, 100)                                      \
+    X(0, "cutlass.sm90.bf16", GEMM, gemm, BF16, 90)                                                \
+    X(1, "cutlass.sm90.bf16.other", GEMM, gemm, BF16, 90)                                          \
+    X(2, "cutlass.sm100.bf16", GEMM, gemm, BF16, 100)                                              \
+    X(3, "cutlass.sm100.mxfp8", GEMM, gemm, MXFP8, 100)                                            \
+    X(4, "cutlass.sm100.nvfp4", GEMM, gemm, NVFP4, 100)                                            \
     X(5, "cutlass.sm100.grouped", GROUPED, grouped, BF16, 100)                                     \
     X(6, "cutlass.sm100.attention", ATTENTION, attention, BF16, 100)
 

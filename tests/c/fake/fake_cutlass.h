@@ -16,7 +16,7 @@ typedef struct fake_cutlass {
     int launches;
     const dw_cutlass_kernel *last; /* what was launched, how, and where */
     union {
-        dw_cutlass_product product;
+        dw_cutlass_gemm gemm;
         dw_cutlass_grouped grouped;
         dw_cutlass_attention attention;
     } call;

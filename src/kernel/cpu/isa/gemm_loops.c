@@ -2,8 +2,8 @@
  * a column of A times a row of B. The tile's size makes accumulators, one row of B and one broadcast element of A
  * fill the register file, and keeps loads (ROWS + VECTORS per step) below the two per cycle that feed the two
  * multiply-adds per cycle. */
+#include "kernel/cpu/gemm_loops.h"
 #include "base/transpose.h"
-#include "kernel/cpu/gemm.h"
 #include "kernel/cpu/isa/vector_math.h"
 
 #if defined(__AVX512F__)
@@ -11,7 +11,7 @@ enum { ROWS = 8, VECTORS = 3, DEPTH = 384 }; /* 24 accumulators of 32 registers 
 #else
 enum { ROWS = 6, VECTORS = 2, DEPTH = 256 }; /* 12 accumulators of 16 registers */
 #endif
-/* Large tasks and prefetches: measured with AVX2, where large GEMMs use these loops (product_packed.c). */
+/* Large tasks and prefetches: measured with AVX2, where large GEMMs use these loops (matmul_packed.c). */
 #if DW_VECTOR_AVX2 && !DW_VECTOR_AVX512
 enum { TASK_ROWS = 192, TASK_COLUMNS = 3072, PREFETCHES = 1 };
 #else

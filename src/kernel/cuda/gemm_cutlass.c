@@ -1,19 +1,19 @@
 /* GEMM and grouped GEMM by CUTLASS's kernels (docs/cutlass.md). */
-#include "kernel/cuda/product.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include <stdio.h>
 
 /* ---- supported calls -------------------------------------------------------------------------------- */
 
 /* What a type of kernel multiplies. */
 static const struct needs {
-    dw__product_kind kind;
+    dw__gemm_kind kind;
     dw_scheme scheme;
     const char *operands;
     int k; /* a multiple of it: rows of 16 bytes */
 } needs[] = {
-    [DW_CUTLASS_BF16] = {.kind = DW__PRODUCT_DENSE, .operands = "BF16", .k = 8},
-    [DW_CUTLASS_MXFP8] = {DW__PRODUCT_MXFP8, DW_SCHEME_MXFP8_E4M3, "MXFP8 (E4M3)", 16},
-    [DW_CUTLASS_NVFP4] = {DW__PRODUCT_NVFP4, DW_SCHEME_NVFP4, "NVFP4", 32},
+    [DW_CUTLASS_BF16] = {.kind = DW__GEMM_DENSE, .operands = "BF16", .k = 8},
+    [DW_CUTLASS_MXFP8] = {DW__GEMM_MXFP8, DW_SCHEME_MXFP8_E4M3, "MXFP8 (E4M3)", 16},
+    [DW_CUTLASS_NVFP4] = {DW__GEMM_NVFP4, DW_SCHEME_NVFP4, "NVFP4", 32},
 };
 enum { COLUMNS = 8 }; /* n is a multiple of it */
 
@@ -24,10 +24,10 @@ static dw_status check_size(const dw_cutlass_kernel *kernel, const char *name, i
                     (long long)size, kernel->name, multiple);
 }
 
-dw_status dw__product_cutlass_supports(const dw_product *c, const dw_cutlass_kernel *kernel) {
+dw_status dw__gemm_cutlass_supports(const dw_gemm *c, const dw_cutlass_kernel *kernel) {
     const struct needs *need = &needs[kernel->type];
     const bool operands =
-        dw__product_kind_of(c) == need->kind &&
+        dw__gemm_kind_of(c) == need->kind &&
         (!c->quantized ? c->dtype == DW_BF16
                        : c->scheme_a == need->scheme && c->scheme_b == need->scheme);
     if (!operands || c->output != DW_BF16 || c->quantized_d)
@@ -44,14 +44,14 @@ static dw_status supports_gemm(const dw__gpu_kernel *entry, const void *call,
                                const dw__gpu_target *gpu) {
     const dw_cutlass_kernel *kernel = entry->provided;
     DW_RETURN_IF_FAILED(dw__cutlass_is_for(kernel, gpu));
-    const dw_status status = dw__product_cutlass_supports(call, kernel);
-    return needs[kernel->type].kind == dw__product_kind_of(call) ? status : DW_TYPE;
+    const dw_status status = dw__gemm_cutlass_supports(call, kernel);
+    return needs[kernel->type].kind == dw__gemm_kind_of(call) ? status : DW_TYPE;
 }
 
 static dw_status supports_groups(const dw__gpu_kernel *entry, const void *call,
                                  const dw__gpu_target *gpu) {
     const dw_cutlass_kernel *kernel = entry->provided;
-    const dw_grouped_product *c = call;
+    const dw_grouped_gemm *c = call;
     DW_RETURN_IF_FAILED(dw__cutlass_is_for(kernel, gpu));
     if (c->dtype != DW_BF16) return dw__fail(DW_UNSUPPORTED, "%s makes BF16 of BF16", kernel->name);
     DW_RETURN_IF_FAILED(check_size(kernel, "n", c->n, COLUMNS));
@@ -65,13 +65,12 @@ static int64_t stride_of(const dw_matrix *x, int64_t rows, int64_t columns) {
     return rows > 1 ? x->stride : columns;
 }
 
-static dw_cutlass_product translate(const dw_product *c, const dw_cutlass_kernel *kernel,
-                                    int sm_count) {
+static dw_cutlass_gemm translate(const dw_gemm *c, const dw_cutlass_kernel *kernel, int sm_count) {
     const int64_t each =
                       kernel->type == DW_CUTLASS_NVFP4 ? 2 : 1, /* elements in a unit of stride */
-        units = dw__product_row_units(c);
-    return (dw_cutlass_product){
-        .size_of = sizeof(dw_cutlass_product),
+        units = dw__gemm_row_units(c);
+    return (dw_cutlass_gemm){
+        .size_of = sizeof(dw_cutlass_gemm),
         .m = c->m,
         .n = c->n,
         .k = c->k,
@@ -93,7 +92,7 @@ static dw_cutlass_product translate(const dw_product *c, const dw_cutlass_kernel
     };
 }
 
-static dw_cutlass_grouped translate_groups(const dw_grouped_product *c, int sm_count) {
+static dw_cutlass_grouped translate_groups(const dw_grouped_gemm *c, int sm_count) {
     return (dw_cutlass_grouped){
         .size_of = sizeof(dw_cutlass_grouped),
         .groups = c->groups,
@@ -119,7 +118,7 @@ static dw_status ask_bytes(const dw_cutlass_kernel *kernel, const void *call, si
 
 static dw_status gemm_bytes(const dw__gpu_kernel *kernel, const void *call,
                             const dw__context *context, size_t *bytes) {
-    const dw_cutlass_product made = translate(call, kernel->provided, context->sm_count);
+    const dw_cutlass_gemm made = translate(call, kernel->provided, context->sm_count);
     return ask_bytes(kernel->provided, &made, bytes);
 }
 static dw_status groups_bytes(const dw__gpu_kernel *kernel, const void *call,
@@ -130,14 +129,14 @@ static dw_status groups_bytes(const dw__gpu_kernel *kernel, const void *call,
 
 static dw_status enqueue_gemm(const void *call, const dw__context *context,
                               const dw__variant *variant) {
-    const dw_product *c = call;
+    const dw_gemm *c = call;
     const dw_cutlass_kernel *kernel = variant->kernel->provided;
-    const dw_cutlass_product made = translate(c, kernel, context->sm_count);
+    const dw_cutlass_gemm made = translate(c, kernel, context->sm_count);
     return dw__cutlass_status(kernel, kernel->launch(&made, c->workspace, c->stream));
 }
 static dw_status enqueue_groups(const void *call, const dw__context *context,
                                 const dw__variant *variant) {
-    const dw_grouped_product *c = call;
+    const dw_grouped_gemm *c = call;
     const dw_cutlass_kernel *kernel = variant->kernel->provided;
     const dw_cutlass_grouped made = translate_groups(c, context->sm_count);
     return dw__cutlass_status(kernel, kernel->launch(&made, c->workspace, c->stream));
@@ -148,7 +147,7 @@ static dw_status enqueue_groups(const void *call, const dw__context *context,
 /* The library loads its kernels; a variant is what was compared at first use: with and without a residual. */
 static dw_status prepare_gemm(const dw__gpu_kernel *kernel, const void *call,
                               const dw__context *context, const dw__variant **variant) {
-    const dw_product *c = call;
+    const dw_gemm *c = call;
     return dw__variant_of(context, kernel, c->residual.data != NULL, variant);
 }
 static dw_status prepare_groups(const dw__gpu_kernel *kernel, const void *call,
@@ -159,19 +158,19 @@ static dw_status prepare_groups(const dw__gpu_kernel *kernel, const void *call,
 
 /* Tiles are of up to 256 x 256. Rows, columns and the contraction end within one, and SMs are few enough to take
  * several tiles each. */
-dw__product_case dw__product_cutlass_case_of(const dw__variant *variant) {
+dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant) {
     enum { ROWS = 2 * 256 + 45, MISSING = 32, STEPS = 3, FEW = 4 };
     static const int64_t group_rows[] = {200, 0, 3, 141};
     const dw_cutlass_kernel *kernel = variant->kernel->provided;
     const struct needs *need = &needs[kernel->type];
-    dw__product_case made = {
+    dw__gemm_case made = {
         .call = {.dtype = DW_BF16,
                  .output = DW_BF16,
                  .m = ROWS,
                  .n = 256 + 5 * COLUMNS,
-                 .k = STEPS * dw__product_step(need->kind) - MISSING,
+                 .k = STEPS * dw__gemm_step(need->kind) - MISSING,
                  .alpha = 0.75f,
-                 .quantized = need->kind != DW__PRODUCT_DENSE,
+                 .quantized = need->kind != DW__GEMM_DENSE,
                  .scheme_a = need->scheme,
                  .scheme_b = need->scheme},
         .residual = variant->params != 0,
@@ -190,7 +189,7 @@ static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gp
                     dw__gpu_seconds *result) {
     const char *how = "taken only where a call names it";
     if (kernel->provided && supports_gemm(kernel, call, gpu) == DW_OK)
-        snprintf(result->from, sizeof result->from, "%s: dw_product.kernel = \"%s\"", how,
+        snprintf(result->from, sizeof result->from, "%s: dw_gemm.kernel = \"%s\"", how,
                  kernel->name);
     else
         snprintf(result->from, sizeof result->from, "%s", how);
@@ -202,25 +201,25 @@ const dw__gpu_kernel dw__cutlass_gemm = {
     .described = "CUTLASS, an optional library",
     .seconds = seconds,
     .op = DW__GPU_GEMM,
-    .operation = "product",
+    .operation = "gemm",
     .needs = "16-byte rows",
     .supports = supports_gemm,
     .workspace_bytes = gemm_bytes,
     .prepare = prepare_gemm,
     .enqueue = enqueue_gemm,
-    .first_use = &dw__product_first_use,
+    .first_use = &dw__gemm_first_use,
     .tolerance = "sums in F32, then D's rounding, against FP64",
 };
 const dw__gpu_kernel dw__cutlass_grouped_gemm = {
     .backend = "cutlass",
     .asked_for = true,
     .op = DW__GPU_GROUPED_GEMM,
-    .operation = "products of groups",
+    .operation = "grouped GEMM",
     .needs = "16-byte rows",
     .supports = supports_groups,
     .workspace_bytes = groups_bytes,
     .prepare = prepare_groups,
     .enqueue = enqueue_groups,
-    .first_use = &dw__product_first_use,
+    .first_use = &dw__gemm_first_use,
     .tolerance = "sums in F32, then D's rounding, against FP64",
 };

@@ -17,7 +17,7 @@ using Column = cutlass::layout::ColumnMajor;
 constexpr int ALIGNED = 8; /* elements: 16 bytes */
 
 template <class Operation>
-typename Operation::Arguments dense_arguments(const dw_cutlass_product &call,
+typename Operation::Arguments dense_arguments(const dw_cutlass_gemm &call,
                                               const cutlass::KernelHardwareInfo &info) {
     const auto *c = static_cast<const Element *>(call.c ? call.c : call.d);
     const int64_t c_stride = call.c ? call.c_stride : call.d_stride;

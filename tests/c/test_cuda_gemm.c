@@ -1,21 +1,21 @@
 /* GEMMs up to the driver, which is a fake: the grid, cluster, tensor maps and parameters of each launch, and
  * the first-use check's verdict on a kernel that is right, wrong, or fails. */
-#include "common/product_params.h"
+#include "common/gemm_reference_params.h"
 #include "fake/fake_gpu.h"
-#include "kernel/cuda/product.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include "number/half.h"
 
 /* Queried before the parameters are read. */
 static int maps_of(const char *name) {
     const bool scaled = strcmp(name, "sm100_gemm_scaled") == 0,
                fast = scaled || strcmp(name, "sm100_gemm") == 0;
-    fake->params_bytes = fast ? sizeof(dw_gemm_params) : sizeof(dw_product_params);
+    fake->params_bytes = fast ? sizeof(dw_gemm_params) : sizeof(dw_gemm_reference_params);
     return scaled ? 6 : fast ? 4 : 0;
 }
 
-static dw_product plain_call(void) {
-    return (dw_product){
-        .size = sizeof(dw_product),
+static dw_gemm plain_call(void) {
+    return (dw_gemm){
+        .size = sizeof(dw_gemm),
         .dtype = DW_BF16,
         .output = DW_F32,
         .m = 9000,
@@ -48,9 +48,9 @@ static void expect_map(int number, uint64_t data, int type, uint64_t columns, ui
 
 static void test_launch(void **state) {
     (void)state;
-    dw_product call = plain_call();
+    dw_gemm call = plain_call();
     fake->launch_count = 0;
-    assert_int_equal(dw_product_run(&call), DW_OK);
+    assert_int_equal(dw_gemm_run(&call), DW_OK);
     assert_int_equal(fake->launch_count, 1);
     const fake_launch *launch = &fake->launches[0];
     dw_gemm_params p;
@@ -79,7 +79,7 @@ static void test_launch(void **state) {
     /* With one row the stride does not matter. Without a residual its map is D's, and no kernel reads it. */
     call.m = 1, call.a.stride = -3, call.d.stride = 0, call.residual.data = NULL;
     call.activation = DW_ACTIVATION_SWIGLU;
-    assert_int_equal(dw_product_run(&call), DW_OK);
+    assert_int_equal(dw_gemm_run(&call), DW_OK);
     launch = &fake->launches[1];
     assert_int_equal(launch->attribute_count, 0); /* no cluster */
     memcpy(&p, launch->params, sizeof p);
@@ -106,7 +106,7 @@ static void expect_scale_map(int number, uint64_t data, uint64_t tiles_wide, uin
 /* NVFP4 with SwiGLU to MXFP8: codes are bytes, B has two parts of scales. */
 static void test_scaled_launch(void **state) {
     (void)state;
-    dw_product call = plain_call();
+    dw_gemm call = plain_call();
     fake->launch_count = 0;
     call.quantized = call.quantized_d = 1;
     call.scheme_a = call.scheme_b = DW_SCHEME_NVFP4;
@@ -115,7 +115,7 @@ static void test_scaled_launch(void **state) {
     call.scales_a = (void *)((uintptr_t)6 << 32), call.scales_b = (void *)((uintptr_t)7 << 32);
     call.scales_d = (void *)((uintptr_t)8 << 32);
     call.factor_a = (void *)((uintptr_t)9 << 32), call.factor_b = (void *)((uintptr_t)10 << 32);
-    assert_int_equal(dw_product_run(&call), DW_OK);
+    assert_int_equal(dw_gemm_run(&call), DW_OK);
     assert_int_equal(fake->launch_count, 1);
     const fake_launch *launch = &fake->launches[0];
     dw_gemm_params p;
@@ -136,9 +136,9 @@ static void test_scaled_launch(void **state) {
 }
 
 static void use_other_gpu(void *capability) {
-    dw_product call = plain_call();
+    dw_gemm call = plain_call();
     fake->capability = *(int *)capability;
-    CHILD_REQUIRE(dw_product_run(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "these kernels are for 10.0 and 10.3 (B200, B300)"));
     CHILD_REQUIRE(fake->launch_count == 0 && fake->loads == 0);
 }
@@ -160,23 +160,23 @@ static float read_element(const void *base, int64_t at) {
     return dw__bf16_to_f32(((const uint16_t *)base)[at]);
 }
 static void run_kernel(const fake_launch *launch) {
-    dw_product_params p = {0};
+    dw_gemm_reference_params p = {0};
     bool fast = launch->maps[0] > 0;
     if (fast) {
         dw_gemm_params g;
         memcpy(&g, launch->params, sizeof g);
         const fake_map *a = &fake->maps[launch->maps[0] - 1], *b = &fake->maps[launch->maps[1] - 1],
                        *d = &fake->maps[launch->maps[2] - 1];
-        p = (dw_product_params){.m = g.m,
-                                .n = g.n,
-                                .k = g.k,
-                                .stride_a = (long long)a->strides[0] / 2,
-                                .stride_b = (long long)b->strides[0] / 2,
-                                .stride_d = (long long)d->strides[0] / 4,
-                                .a = a->address,
-                                .b = b->address,
-                                .d = d->address,
-                                .alpha = g.alpha};
+        p = (dw_gemm_reference_params){.m = g.m,
+                                       .n = g.n,
+                                       .k = g.k,
+                                       .stride_a = (long long)a->strides[0] / 2,
+                                       .stride_b = (long long)b->strides[0] / 2,
+                                       .stride_d = (long long)d->strides[0] / 4,
+                                       .a = a->address,
+                                       .b = b->address,
+                                       .d = d->address,
+                                       .alpha = g.alpha};
     } else {
         memcpy(&p, launch->params, sizeof p);
     }
@@ -194,20 +194,20 @@ static void run_kernel(const fake_launch *launch) {
 /* D of 3 x 2 in memory that the test owns. */
 static uint16_t a[3 * 8] __attribute__((aligned(16))), b[2 * 8] __attribute__((aligned(16)));
 static float d[3 * 4] __attribute__((aligned(16)));
-static dw_product tiny_call(void) {
+static dw_gemm tiny_call(void) {
     for (int i = 0; i < 24; i++) a[i] = dw__f32_to_bf16((float)(i % 7) - 3);
     for (int i = 0; i < 16; i++) b[i] = dw__f32_to_bf16((float)(i % 5) - 2);
     memset(d, 0xff, sizeof d);
-    return (dw_product){.size = sizeof(dw_product),
-                        .dtype = DW_BF16,
-                        .output = DW_F32,
-                        .m = 3,
-                        .n = 2,
-                        .k = 5,
-                        .alpha = 2,
-                        .a = {a, 8},
-                        .b = {b, 8},
-                        .d = {d, 4}};
+    return (dw_gemm){.size = sizeof(dw_gemm),
+                     .dtype = DW_BF16,
+                     .output = DW_F32,
+                     .m = 3,
+                     .n = 2,
+                     .k = 5,
+                     .alpha = 2,
+                     .a = {a, 8},
+                     .b = {b, 8},
+                     .d = {d, 4}};
 }
 static void require_right(void) {
     for (int i = 0; i < 3; i++)
@@ -226,41 +226,41 @@ static void use_guard(void) {
 static void guard_passes(void *unused) {
     (void)unused;
     use_guard();
-    dw_product call = tiny_call();
+    dw_gemm call = tiny_call();
     wrong_by = 1e-5f; /* within what rounding explains: of D's magnitude the eighth digit */
-    CHILD_REQUIRE(dw_product_supported(&call) == DW_OK);
+    CHILD_REQUIRE(dw_gemm_supported(&call) == DW_OK);
     CHILD_REQUIRE(fake->memory == 0 && fake->relaxed > 0 && fake->launch_count == 1);
     CHILD_REQUIRE(fake->launches[0].grid[0] == 2); /* few blocks, tile after tile */
     wrong_by = 0;
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK && fake->launch_count == 2);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && fake->launch_count == 2);
     require_right();
 }
 
 static void guard_refuses(void *unused) {
     (void)unused;
     use_guard();
-    dw_product call = tiny_call();
+    dw_gemm call = tiny_call();
     wrong_by = 1e-2f;
-    CHILD_REQUIRE(dw_product_supported(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_gemm_supported(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "disagrees with the reference on Fake GPU 0: D[0][0]"));
     CHILD_REQUIRE(strstr(dw_last_error(), "TILE_N=64") && strstr(dw_last_error(), "by definition"));
     wrong_by = 0;
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK); /* once and for all */
-    CHILD_REQUIRE(strcmp(fake->launches[fake->launch_count - 1].name, "reference_product") == 0);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK); /* once and for all */
+    CHILD_REQUIRE(strcmp(fake->launches[fake->launch_count - 1].name, "reference_gemm") == 0);
     require_right();
-    CHILD_REQUIRE(dw_product_supported(&call) == DW_UNSUPPORTED && fake->memory == 0);
+    CHILD_REQUIRE(dw_gemm_supported(&call) == DW_UNSUPPORTED && fake->memory == 0);
 }
 
 static void kernel_fails(void *unused) {
     (void)unused;
     use_guard();
-    dw_product call = tiny_call();
+    dw_gemm call = tiny_call();
     fake->failing = "cuLaunchKernelEx";
     fake->result = 700; /* CUDA_ERROR_ILLEGAL_ADDRESS */
-    CHILD_REQUIRE(dw_product_supported(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_gemm_supported(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "failed on Fake GPU 0"));
     fake->failing = NULL;
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK);
     require_right();
 }
 
@@ -273,16 +273,16 @@ static void guard_fails(void *unused) {
         "cuLaunchKernelEx",     "cuThreadExchangeStreamCaptureMode"};
     (void)unused;
     use_guard();
-    dw_product call = tiny_call();
+    dw_gemm call = tiny_call();
     for (size_t i = 0; i < DW_COUNT(calls); i++) {
         fake->failing = calls[i];
         fake->result = 2;
-        CHILD_REQUIRE(dw_product_run(&call) == DW_OUT_OF_MEMORY);
+        CHILD_REQUIRE(dw_gemm_run(&call) == DW_OUT_OF_MEMORY);
         CHILD_REQUIRE(strstr(dw_last_error(), "m 3, n 2, k 5, bf16 to f32"));
         fake->failing = NULL;
         CHILD_REQUIRE(fake->memory == 0);
     }
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK);
     require_right();
 }
 
@@ -291,11 +291,11 @@ static void guard_fails(void *unused) {
 static void memory_fails(void *unused) {
     (void)unused;
     use_guard();
-    dw_product call = tiny_call();
+    dw_gemm call = tiny_call();
     int refused = 0;
     for (int64_t after = 0;; after++) {
         dw__memory_fail_once(after);
-        dw_status status = dw_product_supported(&call);
+        dw_status status = dw_gemm_supported(&call);
         int64_t failures = dw__memory_failures();
         dw__memory_fail_after(-1);
         CHILD_REQUIRE(fake->memory == 0);
@@ -304,7 +304,7 @@ static void memory_fails(void *unused) {
         if (failures == 0) break;
     }
     CHILD_REQUIRE(refused > 3);
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK);
     require_right();
 }
 

@@ -2,7 +2,7 @@
  * within what rounding explains. These kernels have been run on the emulator alone: what the emulator took for
  * documented and hardware does not, shows here.
  */
-#include "kernel/cuda/product.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include "number/format.h"
 #include "number/philox.h"
 #include <math.h>
@@ -33,9 +33,9 @@ typedef struct region {
 } region;
 
 typedef struct state {
-    dw__product_case given;
-    dw_product call;
-    dw_grouped_product groups;
+    dw__gemm_case given;
+    dw_gemm call;
+    dw_grouped_gemm groups;
     void *group_a[MOST_GROUPS], *group_b[MOST_GROUPS], *group_d[MOST_GROUPS];
     region parts[PARTS];
     /* What is read, row by row, without what lies behind; one block of memory. */
@@ -61,13 +61,13 @@ static int scale_bytes(bool quantized, int rows, int columns, int block) {
 
 static void place_parts(dw__trial *t) {
     const state *s = t->state;
-    const dw_product *c = &s->call;
+    const dw_gemm *c = &s->call;
     const dw_dtype type = c->dtype, operand = c->quantized ? CODES : type,
                    output = c->quantized_d ? CODES : c->output;
-    const dw__product_kind kind = dw__product_kind_of(c);
-    const int m = (int)c->m, n = (int)c->n, k = (int)c->k, units = (int)dw__product_row_units(c),
-              rows_b = (int)dw__product_rows_b(c),
-              block = kind ? DW_SCALED_BLOCK(dw__product_scheme(kind)) : 1,
+    const dw__gemm_kind kind = dw__gemm_kind_of(c);
+    const int m = (int)c->m, n = (int)c->n, k = (int)c->k, units = (int)dw__gemm_row_units(c),
+              rows_b = (int)dw__gemm_rows_b(c),
+              block = kind ? DW_SCALED_BLOCK(dw__gemm_scheme(kind)) : 1,
               of_a = scale_bytes(c->quantized, m, k, block),
               of_b = rows_b / n * scale_bytes(c->quantized, n, k, block),
               of_d = scale_bytes(c->quantized_d, m, n, 32);
@@ -84,19 +84,19 @@ static void place_parts(dw__trial *t) {
 
 /* Pointers only once there is memory: the size of the workspace needs none. */
 static void set_groups(state *s) {
-    const dw_product *c = &s->call;
+    const dw_gemm *c = &s->call;
     int64_t before = 0;
-    s->groups = (dw_grouped_product){.alpha = c->alpha,
-                                     .groups = s->given.groups,
-                                     .n = c->n,
-                                     .k = c->k,
-                                     .m = s->given.rows,
-                                     .stride_a = c->a.stride,
-                                     .stride_b = c->b.stride,
-                                     .stride_d = c->d.stride,
-                                     .workspace = c->workspace,
-                                     .workspace_bytes = c->workspace_bytes,
-                                     .stream = c->stream};
+    s->groups = (dw_grouped_gemm){.alpha = c->alpha,
+                                  .groups = s->given.groups,
+                                  .n = c->n,
+                                  .k = c->k,
+                                  .m = s->given.rows,
+                                  .stride_a = c->a.stride,
+                                  .stride_b = c->b.stride,
+                                  .stride_d = c->d.stride,
+                                  .workspace = c->workspace,
+                                  .workspace_bytes = c->workspace_bytes,
+                                  .stream = c->stream};
     if (!c->a.data) return;
     for (int g = 0; g < s->given.groups; before += s->given.rows[g++]) {
         s->group_a[g] = (uint16_t *)c->a.data + before * c->a.stride;
@@ -117,14 +117,14 @@ static dw_status place(dw__trial *t) {
     const dw__gpu_kernel *kernel = t->variant->kernel;
     state *s = t->state;
     size_t workspace = 0;
-    s->given = kernel->provided ? dw__product_cutlass_case_of(t->variant)
-                                : dw__product_case_of(t->variant);
+    s->given =
+        kernel->provided ? dw__gemm_cutlass_case_of(t->variant) : dw__gemm_case_of(t->variant);
     s->call = s->given.call;
     s->call.size = sizeof s->call;
     s->call.device = t->context.device;
     t->context.sm_count = s->given.sm_count;
-    t->consequence = s->given.has_reference ? ", its products are computed by definition"
-                                            : ", its products are refused";
+    t->consequence = s->given.has_reference ? ", its GEMMs are computed by definition"
+                                            : ", its GEMMs are refused";
     place_parts(t);
     t->host_bytes = t->bytes;
     if (kernel->workspace_bytes)
@@ -224,7 +224,7 @@ static dw_status allocate_values(state *s) {
 
 static dw_status fill(dw__trial *t) {
     state *s = t->state;
-    const dw_product *c = &s->call;
+    const dw_gemm *c = &s->call;
     s->host = t->host;
     DW_RETURN_IF_FAILED(allocate_values(s));
     fill_numbers(s, BIAS);
@@ -232,7 +232,7 @@ static dw_status fill(dw__trial *t) {
     if (!c->quantized_d) fill_numbers(s, RESIDUAL);
     if (c->quantized) {
         DW_RETURN_IF_FAILED(fill_codes(s, A, c->scheme_a, SCALES_A, 1));
-        return fill_codes(s, B, c->scheme_b, SCALES_B, (int)(dw__product_rows_b(c) / c->n));
+        return fill_codes(s, B, c->scheme_b, SCALES_B, (int)(dw__gemm_rows_b(c) / c->n));
     }
     fill_numbers(s, A);
     fill_numbers(s, B);
@@ -241,7 +241,7 @@ static dw_status fill(dw__trial *t) {
 
 static void bind(dw__trial *t) {
     state *s = t->state;
-    dw_product *c = &s->call;
+    dw_gemm *c = &s->call;
     void *at[PARTS];
     for (part which = A; which < PARTS; which++) at[which] = t->device + s->parts[which].begin;
     c->a = (dw_matrix){at[A], s->parts[A].pitch};
@@ -291,7 +291,7 @@ static int first_row_b(const state *s, int row) {
     int64_t end = s->given.rows[0];
     int group = 0;
     while (group + 1 < s->given.groups && row >= end) end += s->given.rows[++group];
-    return group * (int)dw__product_rows_b(&s->call);
+    return group * (int)dw__gemm_rows_b(&s->call);
 }
 
 /* Slopes are at most 1.13 (GELU, both) and 1.1 (SiLU); erff, the exponential and the reciprocal err by some 2^-21,
@@ -449,7 +449,7 @@ static bool agrees(const dw__trial *t, char *text, size_t bytes) {
 
 static void release(dw__trial *t) { dw__free(((state *)t->state)->values[A]); }
 
-const dw__first_use dw__product_first_use = {
+const dw__first_use dw__gemm_first_use = {
     .against = "the reference",
     .count = 1,
     .failure_refuses = true,

@@ -3,8 +3,8 @@
  */
 #include "base/json.h"
 #include "deepwell/explain.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
-#include "kernel/cuda/product.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -12,12 +12,12 @@ typedef struct work {
     double flops, bytes;
 } work;
 
-static work work_of(const dw_product *c) {
-    const dw__product_kind kind = dw__product_kind_of(c);
+static work work_of(const dw_gemm *c) {
+    const dw__gemm_kind kind = dw__gemm_kind_of(c);
     const double m = (double)c->m, n = (double)c->n, k = (double)c->k,
-                 rows_b = (double)dw__product_rows_b(c), width = (double)dw_dtype_bytes(c->dtype);
-    const double row = kind ? (double)dw__product_row_units(c) +
-                                  ceil(k / DW_SCALED_BLOCK(dw__product_scheme(kind)))
+                 rows_b = (double)dw__gemm_rows_b(c), width = (double)dw_dtype_bytes(c->dtype);
+    const double row = kind ? (double)dw__gemm_row_units(c) +
+                                  ceil(k / DW_SCALED_BLOCK(dw__gemm_scheme(kind)))
                             : width * k,
                  of_d = m * (c->quantized_d ? n + ceil(n / 32.0)
                                             : n * (double)dw_dtype_bytes(c->output));
@@ -26,35 +26,35 @@ static work work_of(const dw_product *c) {
 }
 
 /* The least time by the static cost model or by memory. */
-static double least_seconds(const dw_product *call, const dw__gpu_target *gpu,
-                            const dw__product_account *a) {
+static double least_seconds(const dw_gemm *call, const dw__gpu_target *gpu,
+                            const dw__gemm_account *a) {
     const double clock = gpu->flops / (8192.0 * gpu->sm_count);
     return fmax(a->clocks / clock, work_of(call).bytes / gpu->bytes);
 }
 
-static dw__product_account account_of(const dw_product *call, const dw__gpu_target *gpu,
-                                      dw__product_shape *shape) {
-    *shape = dw__product_shape_of(call, gpu->sm_count);
-    return dw__product_account_of(call, shape, gpu->sm_count);
+static dw__gemm_account account_of(const dw_gemm *call, const dw__gpu_target *gpu,
+                                   dw__gemm_shape *shape) {
+    *shape = dw__gemm_shape_of(call, gpu->sm_count);
+    return dw__gemm_account_of(call, shape, gpu->sm_count);
 }
 
-void dw__product_seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                         dw__gpu_seconds *result) {
-    dw__product_shape shape;
+void dw__gemm_kernel_seconds(const dw__gpu_kernel *kernel, const void *call,
+                             const dw__gpu_target *gpu, dw__gpu_seconds *result) {
+    dw__gemm_shape shape;
     (void)kernel;
     snprintf(result->from, sizeof result->from, "the least by counted work, nothing measured");
-    if (dw__product_is_empty(call)) return;
-    const dw__product_account a = account_of(call, gpu, &shape);
+    if (dw__gemm_is_empty(call)) return;
+    const dw__gemm_account a = account_of(call, gpu, &shape);
     result->seconds = least_seconds(call, gpu, &a);
 }
 
-json_t *dw__product_describe_tile(const dw__gpu_kernel *kernel, const void *call,
-                                  const dw__gpu_target *gpu) {
-    dw__product_shape shape;
+json_t *dw__gemm_describe_tile(const dw__gpu_kernel *kernel, const void *call,
+                               const dw__gpu_target *gpu) {
+    dw__gemm_shape shape;
     (void)kernel;
-    if (dw__product_is_empty(call)) return json_null();
-    const dw__product_account a = account_of(call, gpu, &shape);
-    const dw__product_tile *t = &dw__product_tiles[shape.tile];
+    if (dw__gemm_is_empty(call)) return json_null();
+    const dw__gemm_account a = account_of(call, gpu, &shape);
+    const dw__gemm_tile *t = &dw__gemm_tiles[shape.tile];
     return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f}", "ctas", t->ctas, "tile_n", t->n,
                      "stages", t->stages, "tiles", (json_int_t)a.tiles, "rounds",
                      (json_int_t)a.rounds, "steps", (json_int_t)a.steps, "step_clocks",
@@ -63,7 +63,7 @@ json_t *dw__product_describe_tile(const dw__gpu_kernel *kernel, const void *call
 
 /* ---- PyTorch's --------------------------------------------------------------------------------------- */
 
-static bool is_dense(const dw_product *c) { return !c->quantized && !c->quantized_d; }
+static bool is_dense(const dw_gemm *c) { return !c->quantized && !c->quantized_d; }
 
 static dw_status cublas_supports(const dw__gpu_kernel *kernel, const void *call,
                                  const dw__gpu_target *gpu) {
@@ -91,15 +91,15 @@ const dw__gpu_kernel dw__torch_gemm = {
 
 /* ---- explanation --------------------------------------------------------------------------------------- */
 
-dw_status dw_product_explain(const dw_product *given, const char *target, char **json) {
+dw_status dw_gemm_explain(const dw_gemm *given, const char *target, char **json) {
     static const char asking[] =
-        "dw_product_run, or optimize(model, target=\"sm_100a\") on such a GPU";
+        "dw_gemm_run, or optimize(model, target=\"sm_100a\") on such a GPU";
     char shape[256], because[512] = "Deepwell does not take it";
     dw__gpu_candidates candidates;
     dw__gpu_subject at;
-    dw_product call;
-    DW_RETURN_IF_FAILED(dw__product_read(given, &call));
-    const dw_status status = dw__product_check(&call, false);
+    dw_gemm call;
+    DW_RETURN_IF_FAILED(dw__gemm_read(given, &call));
+    const dw_status status = dw__gemm_check(&call, false);
     if (status != DW_OK && status != DW_UNSUPPORTED) return status;
     DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, "sm_100a", &at));
     dw__gpu_candidates_of(DW__GPU_GEMM, &call, &at.target, &candidates);
@@ -108,12 +108,12 @@ dw_status dw_product_explain(const dw_product *given, const char *target, char *
     if (runs)
         snprintf(because, sizeof because,
                  "Deepwell's is %s: it is taken only where it is asked for (%s)",
-                 dw__gpu_kernel_proof(own), dense ? asking : "dw_product_run");
+                 dw__gpu_kernel_proof(own), dense ? asking : "dw_gemm_run");
     const work w = work_of(&call);
     return dw__gpu_explain(
         &(dw__gpu_query){.call = &call, .passes = 1, .op = {DW__GPU_GEMM}, .target = &at.target},
-        &(dw__gpu_explanation){.operation = "product",
-                               .shape = dw__product_describe(&call, shape, sizeof shape),
+        &(dw__gpu_explanation){.operation = "gemm",
+                               .shape = dw__gemm_describe(&call, shape, sizeof shape),
                                .flops = w.flops,
                                .bytes = w.bytes,
                                .because = because,

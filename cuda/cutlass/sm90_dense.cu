@@ -1,10 +1,10 @@
 /* BF16 GEMMs on Hopper: wgmma fed by TMA, specialized warps, persistent blocks. */
-#include "dense_product.cuh"
+#include "dense_gemm.cuh"
 
 namespace deepwell {
 namespace {
 
-template <class Tile, class Mainloop, class Epilogue> struct product {
+template <class Tile, class Mainloop, class Epilogue> struct dense_gemm {
     using Cluster = Shape<_2, _1, _1>;
     using Out = typename cutlass::epilogue::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
@@ -21,35 +21,35 @@ template <class Tile, class Mainloop, class Epilogue> struct product {
     using Operation = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
     static dw_cutlass_result prepare(const void *given, typename Operation::Arguments *made) {
-        const auto &call = *static_cast<const dw_cutlass_product *>(given);
+        const auto &call = *static_cast<const dw_cutlass_gemm *>(given);
         cutlass::KernelHardwareInfo info;
-        dw_cutlass_result result = check_product(call);
+        dw_cutlass_result result = check_gemm(call);
         if (result == DW_CUTLASS_OK) result = hardware(&info, call.processors);
         if (result != DW_CUTLASS_OK) return result;
         *made = dense_arguments<Operation>(call, info);
         return DW_CUTLASS_OK;
     }
     static dw_cutlass_result workspace_bytes(const void *call, size_t *bytes) {
-        return workspace_of<product>(call, bytes);
+        return workspace_of<dense_gemm>(call, bytes);
     }
     static dw_cutlass_result run(const void *call, void *workspace, void *stream) {
-        return run_of<product>(call, workspace, stream);
+        return run_of<dense_gemm>(call, workspace, stream);
     }
 };
 
 using cooperative =
-    product<Shape<_128, _256, _64>, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+    dense_gemm<Shape<_128, _256, _64>, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
             cutlass::epilogue::TmaWarpSpecializedCooperative>;
-using pingpong = product<Shape<_64, _256, _64>, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+using pingpong = dense_gemm<Shape<_64, _256, _64>, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                          cutlass::epilogue::TmaWarpSpecialized>;
 
 } // namespace
 
-const dw_cutlass_kernel sm90_products[] = {
-    {"cutlass.sm90.bf16.cooperative", DW_CUTLASS_PRODUCT, DW_CUTLASS_BF16, 90,
+const dw_cutlass_kernel sm90_dense[] = {
+    {"cutlass.sm90.bf16.cooperative", DW_CUTLASS_GEMM, DW_CUTLASS_BF16, 90,
      "tiles of 128 x 256, two groups of warps on one; clusters of 2 x 1",
      "tested and measured on an H200", cooperative::workspace_bytes, cooperative::run},
-    {"cutlass.sm90.bf16.pingpong", DW_CUTLASS_PRODUCT, DW_CUTLASS_BF16, 90,
+    {"cutlass.sm90.bf16.pingpong", DW_CUTLASS_GEMM, DW_CUTLASS_BF16, 90,
      "tiles of 64 x 256, one for each of two groups of warps; clusters of 2 x 1",
      "tested and measured on an H200", pingpong::workspace_bytes, pingpong::run},
     {},

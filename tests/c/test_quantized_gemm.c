@@ -3,11 +3,11 @@
  * uses. */
 #include "deepwell/quantize.h"
 #include "emulated_call.h"
+#include "emulated_gemm_call.h"
 #include "emulated_gemm_scaled.h"
-#include "emulated_product.h"
 #include "emulated_quantize.h"
-#include "emulated_quantized_product.h"
-#include "kernel/cuda/product.h"
+#include "emulated_quantized_gemm.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/quantize.h"
 #include <math.h>
 
@@ -24,17 +24,17 @@ typedef struct quantize_row {
 static const scaled_row products[] = {EMULATED_QUANTIZED_PRODUCT(ROW) EMULATED_GEMM_SCALED(ROW)};
 static const quantize_row quantizations[] = {EMULATED_QUANTIZE(ROW)};
 
-static dw__product_shape shape_of(const scaled_row *r) {
-    dw__product_shape s = {.kind = (dw__product_kind)(r->scheme + 1),
-                           .output = r->output,
-                           .f16 = r->element,
-                           .bias = r->bias,
-                           .residual = r->residual,
-                           .e5m2_a = r->format_a,
-                           .e5m2_b = r->format_b,
-                           .activation = (dw_activation)r->activation};
-    for (s.tile = 0; s.tile < DW__PRODUCT_TILES; s.tile++) {
-        const dw__product_tile *t = &dw__product_tiles[s.tile];
+static dw__gemm_shape shape_of(const scaled_row *r) {
+    dw__gemm_shape s = {.kind = (dw__gemm_kind)(r->scheme + 1),
+                        .output = r->output,
+                        .f16 = r->element,
+                        .bias = r->bias,
+                        .residual = r->residual,
+                        .e5m2_a = r->format_a,
+                        .e5m2_b = r->format_b,
+                        .activation = (dw_activation)r->activation};
+    for (s.tile = 0; s.tile < DW__GEMM_TILES; s.tile++) {
+        const dw__gemm_tile *t = &dw__gemm_tiles[s.tile];
         if (t->kind == s.kind && t->ctas == r->ctas && t->n == r->tile_n && t->stages == r->stages)
             return s;
     }
@@ -42,8 +42,8 @@ static dw__product_shape shape_of(const scaled_row *r) {
     return s;
 }
 static dw__jit_variant product_variant(const scaled_row *r) {
-    const dw__product_shape shape = shape_of(r);
-    return dw__product_variant(&shape);
+    const dw__gemm_shape shape = shape_of(r);
+    return dw__gemm_variant(&shape);
 }
 
 static const dw_dtype inputs[] = {DW_BF16, DW_F16, DW_F32};
@@ -68,14 +68,14 @@ static void need_kernels(void) {
 }
 
 /* D as MXFP8, from a GEMM of plain numbers. */
-static const dw__product_shape dense_shape = {
+static const dw__gemm_shape dense_shape = {
     .tile = 1, .output = DW_GEMM_OUTPUT_MXFP8, .bias = true, .activation = DW_ACTIVATION_GELU};
 
 static void carry_all(void) {
     static bool done;
     if (done) return;
     done = true;
-    const dw__jit_variant dense = dw__product_variant(&dense_shape);
+    const dw__jit_variant dense = dw__gemm_variant(&dense_shape);
     carry_variant(&dense);
     for (size_t i = 0; i < DW_COUNT(products); i++) {
         const dw__jit_variant variant = product_variant(&products[i]);
@@ -330,7 +330,7 @@ typedef struct run {
     operand a, b;
     matrix bias, residual;
     codes d;
-    dw_product call;
+    dw_gemm call;
 } run;
 
 static const recipe to_mxfp8 = {.scheme = DW_SCHEME_MXFP8_E4M3};
@@ -352,7 +352,7 @@ static void open_run(const problem *p, run *r, uint64_t seed) {
         send(&r->d.matrix, device);
     }
     const bool nvfp4 = p->a.scheme == DW_SCHEME_NVFP4;
-    r->call = (dw_product){
+    r->call = (dw_gemm){
         .size = sizeof r->call,
         .device = device,
         .dtype = DW_BF16,
@@ -413,7 +413,7 @@ static void check(run *r) {
                                       .name = dw_scheme_name(p->a.scheme)};
     fetch_codes(&r->d, r->device);
     if (!p->quantized_d)
-        check_product(&product, &r->d.matrix);
+        check_gemm(&product, &r->d.matrix);
     else
         check_quantized(&product, &r->d.matrix,
                         &(scales_of_d){r->d.scale_bytes, r->d.scales, r->d.device_scales});
@@ -422,8 +422,8 @@ static void check(run *r) {
 static void expect_right(const problem *p, uint64_t seed) {
     run r;
     open_run(p, &r, seed);
-    if (dw_product_supported(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
-    if (dw_product_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    if (dw_gemm_supported(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
     check(&r);
     close_run(&r);
 }
@@ -474,8 +474,8 @@ static void quantized_output_is_the_next_input(void **state) {
     open_run(&second, &two, 4);
     two.call.a = one.call.d;
     two.call.scales_a = one.call.scales_d;
-    assert_int_equal(dw_product_run(&one.call), DW_OK);
-    if (dw_product_run(&two.call) != DW_OK) fail_msg("%s", dw_last_error());
+    assert_int_equal(dw_gemm_run(&one.call), DW_OK);
+    if (dw_gemm_run(&two.call) != DW_OK) fail_msg("%s", dw_last_error());
     check(&one);
     find_values(&one.d, DW_SCHEME_MXFP8_E4M3, 1, two.a.values);
     check(&two);
@@ -498,7 +498,7 @@ static void numbers_to_codes(void **state) {
         for (int j = 0; j < p.k; j++) r.a.values[i * p.k + j] = (double)get(&r.a.source, i, j);
     for (int i = 0; i < p.n; i++)
         for (int j = 0; j < p.k; j++) r.b.values[i * p.k + j] = (double)get(&r.b.source, i, j);
-    if (dw_product_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
     check(&r);
     close_run(&r);
 }
@@ -524,8 +524,8 @@ static void keep_correct(void) {
     run r;
     carry_all();
     open_run(&tiny, &r, 1); /* quantizes */
-    REQUIRE(dw_product_supported(&r.call) == DW_OK);
-    REQUIRE(dw_product_run(&r.call) == DW_OK && lines == 0);
+    REQUIRE(dw_gemm_supported(&r.call) == DW_OK);
+    REQUIRE(dw_gemm_run(&r.call) == DW_OK && lines == 0);
     check(&r);
 }
 
@@ -545,14 +545,14 @@ static void keep_all(void) {
             REQUIRE(!quantize->disabled);
         }
     }
-    REQUIRE(dw__variant_of(context, &dw__sm100_gemm, dw__product_pack(dense_shape), &product) ==
+    REQUIRE(dw__variant_of(context, &dw__sm100_gemm, dw__gemm_pack(dense_shape), &product) ==
             DW_OK);
     REQUIRE(!product->disabled);
     for (size_t i = 0; i < DW_COUNT(products); i++) {
-        const dw__product_shape shape = shape_of(&products[i]);
+        const dw__gemm_shape shape = shape_of(&products[i]);
         if (products[i].schedule) continue; /* launch control: not the launcher's */
-        REQUIRE(dw__variant_of(context, &dw__sm100_gemm_scaled, dw__product_pack(shape),
-                               &product) == DW_OK);
+        REQUIRE(dw__variant_of(context, &dw__sm100_gemm_scaled, dw__gemm_pack(shape), &product) ==
+                DW_OK);
         REQUIRE(!product->disabled);
     }
     REQUIRE(lines == 0);
@@ -571,10 +571,10 @@ static void refuse_product(char *text, const char *words) {
     carry(name_of(&variant), text);
     carry_all(); /* behind it */
     open_run(&tiny, &r, 1);
-    REQUIRE(dw_product_supported(&r.call) == DW_UNSUPPORTED);
-    REQUIRE(strstr(dw_last_error(), words) && strstr(dw_last_error(), "products are refused"));
+    REQUIRE(dw_gemm_supported(&r.call) == DW_UNSUPPORTED);
+    REQUIRE(strstr(dw_last_error(), words) && strstr(dw_last_error(), "GEMMs are refused"));
     for (int i = 0; i < 2; i++)
-        REQUIRE(dw_product_run(&r.call) == DW_UNSUPPORTED && strstr(dw_last_error(), words));
+        REQUIRE(dw_gemm_run(&r.call) == DW_UNSUPPORTED && strstr(dw_last_error(), words));
     REQUIRE(lines == 1 && strstr(logged, words));
 }
 
@@ -598,7 +598,7 @@ static void keep_wrong_quantized_d(void) { /* codes of E5M2 */
     carry(name_of(&variant), text);
     carry_all();
     open_run(&p, &r, 1);
-    REQUIRE(dw_product_run(&r.call) == DW_UNSUPPORTED && lines == 1);
+    REQUIRE(dw_gemm_run(&r.call) == DW_UNSUPPORTED && lines == 1);
     REQUIRE(strstr(dw_last_error(), "disagrees with the reference"));
     REQUIRE(strstr(dw_last_error(), "not the code of"));
 }
@@ -710,26 +710,26 @@ static void wrong_quantizations_make_one_error(void **state) {
 }
 
 static void wrong_products_make_one_error(void **state) {
-    dw_product good = {.size = sizeof good,
-                       .device = device_named("emulator:sm_100a"),
-                       .dtype = DW_BF16,
-                       .output = DW_BF16,
-                       .m = 3,
-                       .n = 4,
-                       .k = 5,
-                       .alpha = 1,
-                       .a = {memory, 16},
-                       .b = {memory, 16},
-                       .d = {memory, 16},
-                       .quantized = 1,
-                       .scheme_a = DW_SCHEME_NVFP4,
-                       .scheme_b = DW_SCHEME_NVFP4,
-                       .scales_a = memory,
-                       .scales_b = memory},
-               c = good;
+    dw_gemm good = {.size = sizeof good,
+                    .device = device_named("emulator:sm_100a"),
+                    .dtype = DW_BF16,
+                    .output = DW_BF16,
+                    .m = 3,
+                    .n = 4,
+                    .k = 5,
+                    .alpha = 1,
+                    .a = {memory, 16},
+                    .b = {memory, 16},
+                    .d = {memory, 16},
+                    .quantized = 1,
+                    .scheme_a = DW_SCHEME_NVFP4,
+                    .scheme_b = DW_SCHEME_NVFP4,
+                    .scales_a = memory,
+                    .scales_b = memory},
+            c = good;
     (void)state;
-    assert_int_equal(dw__product_check(&good, true), DW_OK);
-#define BAD(...) REFUSED(dw_product_run, __VA_ARGS__)
+    assert_int_equal(dw__gemm_check(&good, true), DW_OK);
+#define BAD(...) REFUSED(dw_gemm_run, __VA_ARGS__)
     BAD(DW_UNSUPPORTED, "A is nvfp4 and B is mxfp4; expected", c.scheme_b = DW_SCHEME_MXFP4);
     BAD(DW_UNSUPPORTED, "A is mxfp6_e2m3 and B is mxfp6_e2m3",
         c.scheme_a = c.scheme_b = DW_SCHEME_MXFP6_E2M3);
@@ -748,12 +748,12 @@ static void wrong_products_make_one_error(void **state) {
 #undef BAD
     c = good; /* of k = 0 nobody reads scales */
     c.k = 0, c.scales_a = c.scales_b = NULL;
-    assert_int_equal(dw__product_check(&c, true), DW_OK);
+    assert_int_equal(dw__gemm_check(&c, true), DW_OK);
     /* The older structure describes a GEMM of plain numbers. */
     c = good;
-    c.size = offsetof(dw_product, quantized);
-    dw_product read;
-    assert_int_equal(dw__product_read(&c, &read), DW_OK);
+    c.size = offsetof(dw_gemm, quantized);
+    dw_gemm read;
+    assert_int_equal(dw__gemm_read(&c, &read), DW_OK);
     assert_true(!read.quantized && !read.quantized_d && !read.scales_a);
 }
 
@@ -776,35 +776,34 @@ static void cheapest_tile_is_chosen(void **state) {
     };
     (void)state;
     for (size_t i = 0; i < DW_COUNT(cases); i++) {
-        const dw_product call = {.dtype = DW_BF16,
-                                 .output = DW_BF16,
-                                 .m = cases[i].m,
-                                 .n = cases[i].n,
-                                 .k = cases[i].k,
-                                 .activation = cases[i].activation,
-                                 .quantized = 1,
-                                 .quantized_d = cases[i].quantized_d,
-                                 .scheme_a = cases[i].scheme,
-                                 .scheme_b = cases[i].scheme};
-        dw__product_shape shape = dw__product_shape_of(&call, 148), other = shape;
-        const dw__product_tile *t = &dw__product_tiles[shape.tile];
+        const dw_gemm call = {.dtype = DW_BF16,
+                              .output = DW_BF16,
+                              .m = cases[i].m,
+                              .n = cases[i].n,
+                              .k = cases[i].k,
+                              .activation = cases[i].activation,
+                              .quantized = 1,
+                              .quantized_d = cases[i].quantized_d,
+                              .scheme_a = cases[i].scheme,
+                              .scheme_b = cases[i].scheme};
+        dw__gemm_shape shape = dw__gemm_shape_of(&call, 148), other = shape;
+        const dw__gemm_tile *t = &dw__gemm_tiles[shape.tile];
         if (t->ctas != cases[i].ctas || t->n != cases[i].tile_n)
             fail_msg("case %zu has CTAS %d, TILE_N %d", i, t->ctas, t->n);
-        const double chosen = dw__product_account_of(&call, &shape, 148).clocks;
-        for (other.tile = 0; other.tile < DW__PRODUCT_TILES; other.tile++)
-            if (dw__product_exists(&other))
-                assert_true(chosen <= dw__product_account_of(&call, &other, 148).clocks);
+        const double chosen = dw__gemm_account_of(&call, &shape, 148).clocks;
+        for (other.tile = 0; other.tile < DW__GEMM_TILES; other.tile++)
+            if (dw__gemm_exists(&other))
+                assert_true(chosen <= dw__gemm_account_of(&call, &other, 148).clocks);
     }
     /* Every kind has a kernel for every call that is checked. */
-    for (int kind = DW__PRODUCT_DENSE; kind <= DW__PRODUCT_MXFP4; kind++)
-        for (int output = 0; output < DW__PRODUCT_OUTPUTS; output++)
+    for (int kind = DW__GEMM_DENSE; kind <= DW__GEMM_MXFP4; kind++)
+        for (int output = 0; output < DW__GEMM_OUTPUTS; output++)
             for (int activation = 0; activation < DW_ACTIVATION_COUNT; activation++) {
-                dw__product_shape s = {.kind = (dw__product_kind)kind,
-                                       .output = output,
-                                       .activation = (dw_activation)activation};
+                dw__gemm_shape s = {.kind = (dw__gemm_kind)kind,
+                                    .output = output,
+                                    .activation = (dw_activation)activation};
                 int count = 0;
-                for (s.tile = 0; s.tile < DW__PRODUCT_TILES; s.tile++)
-                    count += dw__product_exists(&s);
+                for (s.tile = 0; s.tile < DW__GEMM_TILES; s.tile++) count += dw__gemm_exists(&s);
                 assert_true(count > 0);
             }
 }

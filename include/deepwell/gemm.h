@@ -1,10 +1,10 @@
 /* GEMMs with an epilogue on NVIDIA GPUs: D = f(alpha A B^T + bias) + residual. A and B are BF16 or F16, or codes with
  * block scales (MXFP8, NVFP4, MXFP4) as deepwell/quantize.h makes them. D may be codes with block scales too.
  *
- *     dw_product call = {.size = sizeof(call), .dtype = DW_BF16, .output = DW_BF16,
+ *     dw_gemm call = {.size = sizeof(call), .dtype = DW_BF16, .output = DW_BF16,
  *                        .m = 4096, .n = 4096, .k = 4096, .alpha = 1,
  *                        .a = {a, 4096}, .b = {b, 4096}, .d = {d, 4096}, .stream = stream};
- *     if (dw_product_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
+ *     if (dw_gemm_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
  * Deepwell's own kernels need compute capability 10.0 or 10.3 (B200, B300), or the devices "emulator:sm_100a" and
  * "emulator:sm_103a". They are proven on the emulator and have not run on hardware, so nothing chooses them by itself.
@@ -18,8 +18,8 @@
  * the first device's primary context. They allocate no device memory, do not synchronise except at a kernel's first
  * use, and may be captured in a CUDA graph.
  */
-#ifndef DEEPWELL_PRODUCT_H
-#define DEEPWELL_PRODUCT_H
+#ifndef DEEPWELL_GEMM_H
+#define DEEPWELL_GEMM_H
 
 #include "deepwell/device.h"
 #include "deepwell/graph.h"
@@ -49,8 +49,8 @@ typedef struct dw_matrix {
 } dw_matrix;
 
 /* One call. Fill it with zeros first: zero means "none" or "off" unless the member's comment says otherwise. */
-typedef struct dw_product {
-    uint32_t size;           /* sizeof(dw_product) */
+typedef struct dw_gemm {
+    uint32_t size;           /* sizeof(dw_gemm) */
     const dw_device *device; /* NULL: "cuda" */
     dw_dtype dtype;          /* of A, B and the bias: DW_BF16 or DW_F16; quantized: of the bias */
     dw_dtype output;         /* of D and the residual: `dtype` or DW_F32; quantized_d: not read */
@@ -78,11 +78,11 @@ typedef struct dw_product {
     /* The kernel: a name from `deepwell explain kernels`, such as "cutlass.sm90.bf16.pingpong". NULL: Deepwell's own.
      * `size` may end before this member, which means NULL. */
     const char *kernel;
-    /* dw_product_workspace() bytes of device memory, aligned to 256 bytes. The call uses it until its work is done. It
+    /* dw_gemm_workspace() bytes of device memory, aligned to 256 bytes. The call uses it until its work is done. It
      * needs no initial contents. */
     void *workspace;
     size_t workspace_bytes;
-} dw_product;
+} dw_gemm;
 
 /* Runs the GEMM. With m = 0 or n = 0 it does nothing; with k = 0 the sums are 0. DW_INVALID_ARGUMENT, DW_SHAPE,
  * DW_TYPE: the call is inconsistent. DW_UNSUPPORTED: the call is not supported, on this GPU or at all. A kernel that
@@ -90,29 +90,29 @@ typedef struct dw_product {
  * DW_UNSUPPORTED if A, B or D are quantized. CUTLASS's kernels support BF16 results of BF16, MXFP8 (E4M3) or NVFP4
  * operands, with n a multiple of 8 and k a multiple of 8 (MXFP8: 16, NVFP4: 32), an optional residual and no other
  * epilogue. */
-DW_API dw_status dw_product_run(const dw_product *call);
+DW_API dw_status dw_gemm_run(const dw_gemm *call);
 
 /* Returns DW_OK if a kernel supports the call, else the reason, also if the kernel failed its first-use check
  * (DW_UNSUPPORTED). Pointers may be NULL; a NULL bias or residual means that there is none. Compiles and checks the
  * kernel if necessary. */
-DW_API dw_status dw_product_supported(const dw_product *call);
+DW_API dw_status dw_gemm_supported(const dw_gemm *call);
 
 /* Bytes of workspace that the call needs; 0 for Deepwell's own kernels. Depends on the sizes, the kernel and the GPU.
  * Pointers as above. */
-DW_API dw_status dw_product_workspace(const dw_product *call, size_t *bytes);
+DW_API dw_status dw_gemm_workspace(const dw_gemm *call, size_t *bytes);
 
 /* ---- grouped GEMM ---------------------------------------------------------------------------------------- */
 
 /* GEMMs of groups that differ in their rows, as in a mixture of experts. For each group g: D_g (m_g x n) =
  * alpha A_g (m_g x k) B_g^T, with B_g n x k, all of one dtype. Fill it with zeros first. */
-typedef struct dw_grouped_product {
-    uint32_t size;           /* sizeof(dw_grouped_product) */
+typedef struct dw_grouped_gemm {
+    uint32_t size;           /* sizeof(dw_grouped_gemm) */
     const dw_device *device; /* NULL: "cuda" */
     dw_dtype dtype;          /* DW_BF16; Deepwell's own kernels also DW_F16 */
     float alpha;             /* no default: pass 1 for no scaling */
     int32_t groups;
     int64_t n, k;
-    /* Host arrays of `groups` entries, not read after the call. The matrices are in device memory, as in dw_product.
+    /* Host arrays of `groups` entries, not read after the call. The matrices are in device memory, as in dw_gemm.
      * The matrices of a group without rows are not read. */
     const int64_t *m;
     void *const *a, *const *b, *const *d;
@@ -122,15 +122,15 @@ typedef struct dw_grouped_product {
      * "cutlass.sm100.grouped.bf16": one launch for all groups, after a copy of sizes and pointers from the host; it
      * cannot be captured in a CUDA graph. */
     const char *kernel;
-    void *workspace; /* as in dw_product */
+    void *workspace; /* as in dw_gemm */
     size_t workspace_bytes;
-} dw_grouped_product;
+} dw_grouped_gemm;
 
-/* These functions work like those of dw_product. Groups without rows are skipped. Mistakes are found before the first
+/* These functions work like those of dw_gemm. Groups without rows are skipped. Mistakes are found before the first
  * launch. */
-DW_API dw_status dw_grouped_product_run(const dw_grouped_product *call);
-DW_API dw_status dw_grouped_product_supported(const dw_grouped_product *call);
-DW_API dw_status dw_grouped_product_workspace(const dw_grouped_product *call, size_t *bytes);
+DW_API dw_status dw_grouped_gemm_run(const dw_grouped_gemm *call);
+DW_API dw_status dw_grouped_gemm_supported(const dw_grouped_gemm *call);
+DW_API dw_status dw_grouped_gemm_workspace(const dw_grouped_gemm *call, size_t *bytes);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
-/* Whether a call of a matrix product makes sense: every member, before anything is launched. */
-#include "kernel/cuda/product.h"
+/* Whether a call of a GEMM makes sense: every member, before anything is launched. */
+#include "kernel/cuda/gpu_gemm.h"
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 static const int64_t most_size = (int64_t)1 << 30;
 static const int64_t most_stride_bytes = ((int64_t)1 << 40) - 16;
 
-const char *dw__product_describe(const dw_product *c, char *text, size_t bytes) {
+const char *dw__gemm_describe(const dw_gemm *c, char *text, size_t bytes) {
     static const char *const activations[] = {"", ", gelu", ", gelu by tanh", ", swiglu"};
     const char *to = c->quantized_d ? "mxfp8_e4m3" : dw_dtype_name(c->output);
     char operands[96];
@@ -32,33 +32,33 @@ static bool is_mxfp8(dw_scheme scheme) {
     return scheme == DW_SCHEME_MXFP8_E4M3 || scheme == DW_SCHEME_MXFP8_E5M2;
 }
 
-dw__product_kind dw__product_kind_of(const dw_product *c) {
-    if (!c->quantized) return DW__PRODUCT_DENSE;
-    if (is_mxfp8(c->scheme_a)) return DW__PRODUCT_MXFP8;
-    return c->scheme_a == DW_SCHEME_NVFP4 ? DW__PRODUCT_NVFP4 : DW__PRODUCT_MXFP4;
+dw__gemm_kind dw__gemm_kind_of(const dw_gemm *c) {
+    if (!c->quantized) return DW__GEMM_DENSE;
+    if (is_mxfp8(c->scheme_a)) return DW__GEMM_MXFP8;
+    return c->scheme_a == DW_SCHEME_NVFP4 ? DW__GEMM_NVFP4 : DW__GEMM_MXFP4;
 }
 
-int64_t dw__product_row_units(const dw_product *c) {
-    return dw__product_kind_of(c) > DW__PRODUCT_MXFP8 ? (c->k + 1) / 2 : c->k;
+int64_t dw__gemm_row_units(const dw_gemm *c) {
+    return dw__gemm_kind_of(c) > DW__GEMM_MXFP8 ? (c->k + 1) / 2 : c->k;
 }
 
-dw_status dw__product_read(const dw_product *given, dw_product *call) {
-    const size_t first = offsetof(dw_product, quantized), /* what 0.1 began with */
-        second = offsetof(dw_product, kernel);
-    if (!given) return dw__fail(DW_INVALID_ARGUMENT, "product: the call is NULL");
+dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call) {
+    const size_t first = offsetof(dw_gemm, quantized), /* what 0.1 began with */
+        second = offsetof(dw_gemm, kernel);
+    if (!given) return dw__fail(DW_INVALID_ARGUMENT, "GEMM: the call is NULL");
     if (given->size != sizeof *call && given->size != first && given->size != second)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "product: size is %u; expected %zu: set it to sizeof(dw_product), and "
+                        "GEMM: size is %u; expected %zu: set it to sizeof(dw_gemm), and "
                         "build against the header of this version",
                         (unsigned)given->size, sizeof *call);
-    *call = (dw_product){0};
+    *call = (dw_gemm){0};
     memcpy(call, given, given->size);
     return DW_OK;
 }
 
 /* ---- checks ---------------------------------------------------------------------------------------- */
 
-static dw_status check_sizes(const dw_product *c) {
+static dw_status check_sizes(const dw_gemm *c) {
     const bool swiglu = c->activation == DW_ACTIVATION_SWIGLU;
     const struct {
         const char *name;
@@ -68,37 +68,37 @@ static dw_status check_sizes(const dw_product *c) {
                  {"k", c->k, most_size}};
     for (size_t i = 0; i < DW_COUNT(sizes); i++)
         if (sizes[i].value < 0 || sizes[i].value > sizes[i].most)
-            return dw__fail(DW_SHAPE, "product: %s is %lld; expected 0 to %lld", sizes[i].name,
+            return dw__fail(DW_SHAPE, "GEMM: %s is %lld; expected 0 to %lld", sizes[i].name,
                             (long long)sizes[i].value, (long long)sizes[i].most);
-    int64_t tiles = ((c->m + 127) / 128) * ((dw__product_rows_b(c) + 63) / 64);
+    int64_t tiles = ((c->m + 127) / 128) * ((dw__gemm_rows_b(c) + 63) / 64);
     if (tiles > most_size)
         return dw__fail(DW_UNSUPPORTED,
-                        "product: m is %lld and n is %lld: %lld tiles of 128 x 64, more than %lld; "
+                        "GEMM: m is %lld and n is %lld: %lld tiles of 128 x 64, more than %lld; "
                         "split the rows of A",
                         (long long)c->m, (long long)c->n, (long long)tiles, (long long)most_size);
     return DW_OK;
 }
 
-static dw_status check_types(const dw_product *c) {
+static dw_status check_types(const dw_gemm *c) {
     if (c->dtype != DW_BF16 && c->dtype != DW_F16)
-        return dw__fail(DW_TYPE, "product: the element type is %s; expected bf16 or f16",
+        return dw__fail(DW_TYPE, "GEMM: the element type is %s; expected bf16 or f16",
                         dw_dtype_name(c->dtype));
     if (!c->quantized_d && c->output != c->dtype && c->output != DW_F32)
-        return dw__fail(DW_TYPE, "product: D's element type is %s; expected %s or f32",
+        return dw__fail(DW_TYPE, "GEMM: D's element type is %s; expected %s or f32",
                         dw_dtype_name(c->output), dw_dtype_name(c->dtype));
     if ((int)c->activation < 0 || c->activation >= DW_ACTIVATION_COUNT)
-        return dw__fail(DW_INVALID_ARGUMENT, "product: the activation is %d; expected 0 to %d",
+        return dw__fail(DW_INVALID_ARGUMENT, "GEMM: the activation is %d; expected 0 to %d",
                         (int)c->activation, DW_ACTIVATION_COUNT - 1);
     if (!isfinite(c->alpha))
-        return dw__fail(DW_INVALID_ARGUMENT, "product: alpha is %g; expected a finite number",
+        return dw__fail(DW_INVALID_ARGUMENT, "GEMM: alpha is %g; expected a finite number",
                         (double)c->alpha);
     return DW_OK;
 }
 
-static dw_status check_schemes(const dw_product *c) {
+static dw_status check_schemes(const dw_gemm *c) {
     if (c->quantized_d && c->residual.data)
         return dw__fail(DW_UNSUPPORTED,
-                        "product: D is quantized, and there is a residual, which no kernel adds "
+                        "GEMM: D is quantized, and there is a residual, which no kernel adds "
                         "then; expected none");
     if (!c->quantized) return DW_OK;
     if (is_mxfp8(c->scheme_a) && is_mxfp8(c->scheme_b)) return DW_OK;
@@ -106,7 +106,7 @@ static dw_status check_schemes(const dw_product *c) {
         (c->scheme_a == DW_SCHEME_NVFP4 || c->scheme_a == DW_SCHEME_MXFP4))
         return DW_OK;
     return dw__fail(DW_UNSUPPORTED,
-                    "product: A is %s and B is %s; expected mxfp8_e4m3 or mxfp8_e5m2 for each, or "
+                    "GEMM: A is %s and B is %s; expected mxfp8_e4m3 or mxfp8_e5m2 for each, or "
                     "nvfp4 or mxfp4 for both",
                     dw_scheme_name(c->scheme_a), dw_scheme_name(c->scheme_b));
 }
@@ -114,14 +114,14 @@ static dw_status check_schemes(const dw_product *c) {
 /* `what` in device memory, at a multiple of `alignment` bytes. */
 static dw_status check_pointer(const void *at, const char *what, size_t alignment, bool needed) {
     if (needed && !at)
-        return dw__fail(DW_INVALID_ARGUMENT, "product: %s NULL; expected device memory", what);
+        return dw__fail(DW_INVALID_ARGUMENT, "GEMM: %s NULL; expected device memory", what);
     if ((uintptr_t)at % alignment == 0) return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT, "product: %s at %p; expected a multiple of %zu bytes",
-                    what, at, alignment);
+    return dw__fail(DW_INVALID_ARGUMENT, "GEMM: %s at %p; expected a multiple of %zu bytes", what,
+                    at, alignment);
 }
 
 /* Where something is multiplied and written. */
-static dw_status check_scales(const dw_product *c, bool launching) {
+static dw_status check_scales(const dw_gemm *c, bool launching) {
     const bool read = launching && c->k > 0;
     if (c->quantized_d)
         DW_RETURN_IF_FAILED(check_pointer(c->scales_d, "D's scales are", 16, launching));
@@ -139,36 +139,36 @@ static dw_status check_matrix(const dw_matrix *x, const char *name, int64_t rows
     const char *unit = width == 1 ? "bytes" : "elements";
     if (rows == 0 || columns == 0) return DW_OK; /* no elements, no address */
     if (launching && !x->data)
-        return dw__fail(DW_INVALID_ARGUMENT, "product: %s is NULL; expected device memory", name);
+        return dw__fail(DW_INVALID_ARGUMENT, "GEMM: %s is NULL; expected device memory", name);
     if ((uintptr_t)x->data % 16 != 0)
         return dw__fail(DW_UNSUPPORTED,
-                        "product: %s lies at %p; expected a multiple of 16 bytes; copy it to "
+                        "GEMM: %s lies at %p; expected a multiple of 16 bytes; copy it to "
                         "memory of its own",
                         name, x->data);
     if (rows == 1) return DW_OK;
     if (x->stride < columns)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "product: the rows of %s are %lld %s apart and %lld long; expected "
+                        "GEMM: the rows of %s are %lld %s apart and %lld long; expected "
                         "contiguous rows that do not overlap (make %s contiguous)",
                         name, (long long)x->stride, unit, (long long)columns, name);
     if (x->stride * width % 16 != 0 || x->stride > most)
         return dw__fail(DW_UNSUPPORTED,
-                        "product: the rows of %s are %lld %s apart; expected a multiple of "
+                        "GEMM: the rows of %s are %lld %s apart; expected a multiple of "
                         "%lld (16 bytes) up to %lld; pad its rows",
                         name, (long long)x->stride, unit, (long long)(16 / width), (long long)most);
     return DW_OK;
 }
 
-dw_status dw__product_check(const dw_product *c, bool launching) {
+dw_status dw__gemm_check(const dw_gemm *c, bool launching) {
     DW_RETURN_IF_FAILED(check_types(c));
     DW_RETURN_IF_FAILED(check_schemes(c));
     DW_RETURN_IF_FAILED(check_sizes(c));
-    if (dw__product_is_empty(c)) return DW_OK;
-    const int64_t units = dw__product_row_units(c);
+    if (dw__gemm_is_empty(c)) return DW_OK;
+    const int64_t units = dw__gemm_row_units(c);
     const size_t width = c->quantized ? 1 : dw_dtype_bytes(c->dtype),
                  width_d = c->quantized_d ? 1 : dw_dtype_bytes(c->output);
     DW_RETURN_IF_FAILED(check_matrix(&c->a, "A", c->m, units, width, launching));
-    DW_RETURN_IF_FAILED(check_matrix(&c->b, "B", dw__product_rows_b(c), units, width, launching));
+    DW_RETURN_IF_FAILED(check_matrix(&c->b, "B", dw__gemm_rows_b(c), units, width, launching));
     DW_RETURN_IF_FAILED(check_matrix(&c->d, "D", c->m, c->n, width_d, launching));
     if (c->residual.data)
         DW_RETURN_IF_FAILED(

@@ -6,8 +6,8 @@
  * blocks of K depend on shapes alone, and the inner loops give each element the same bits at any position
  * (gemm.h), so results do not depend on threads, although the size of tiles does. */
 #include "base/pool.h"
-#include "kernel/cpu/gemm.h"
-#include "kernel/cpu/product.h"
+#include "kernel/cpu/cpu_matmul.h"
+#include "kernel/cpu/gemm_loops.h"
 
 DW_ISA_TABLE(dw__gemm_blocks)
 
@@ -30,7 +30,7 @@ typedef struct cuts {
     size_t packed_b, packed_a, tile, workers; /* floats: shared; per worker; per worker */
 } cuts;
 
-static int64_t widest_tile(const dw__product *p, const dw__gemm_blocks *blocks, bool epilogue) {
+static int64_t widest_tile(const dw__matmul *p, const dw__gemm_blocks *blocks, bool epilogue) {
     int64_t most = epilogue ? NARROW_COLUMNS : blocks->task_columns;
     return dw__min64(dw__round_up(p->n, blocks->columns), most / blocks->columns * blocks->columns);
 }
@@ -42,7 +42,7 @@ static int64_t even_rows(int64_t m, int64_t tile_m, int64_t grain) {
     return dw__min64(tile_m, dw__round_up(dw__divide_up(m, tiles), grain));
 }
 
-static void choose_tiles(const dw__product *p, const dw__gemm_blocks *blocks, bool epilogue,
+static void choose_tiles(const dw__matmul *p, const dw__gemm_blocks *blocks, bool epilogue,
                          cuts *out) {
     out->tile_m = blocks->task_rows;
     out->tile_n = widest_tile(p, blocks, epilogue);
@@ -64,7 +64,7 @@ static void choose_tiles(const dw__product *p, const dw__gemm_blocks *blocks, bo
 
 /* `passing`: tiles do not outlive their task, so K cannot be processed in rounds. `epilogue`: true if there
  * is one, which changes the tiles. It changes scratch only with `passing`, which always has one. */
-static cuts cut(const dw__product *p, bool passing, bool epilogue) {
+static cuts cut(const dw__matmul *p, bool passing, bool epilogue) {
     const dw__gemm_blocks *blocks = dw__gemm_blocks_now();
     cuts out = {0};
     if (p->n == 0) return out;
@@ -113,7 +113,7 @@ static size_t scratch_of(const cuts *c) {
 /* ---- running --------------------------------------------------------------------------------- */
 
 typedef struct job {
-    dw__product p;
+    dw__matmul p;
     cuts cut;
     dw__epilogue *then;
     const dw__gemm_blocks *blocks;
@@ -131,7 +131,7 @@ enum { PACK_PANELS = 2 }; /* panels of B per task */
 static void pack_task(void *context, int64_t index, int worker) {
     (void)worker;
     job *j = context;
-    const dw__product *p = &j->p;
+    const dw__matmul *p = &j->p;
     int64_t width = PACK_PANELS * j->blocks->columns;
     int64_t chunks = dw__divide_up(j->column_count, width);
     int64_t k_blocks = dw__divide_up(j->k_count, j->cut.depth);
@@ -140,7 +140,7 @@ static void pack_task(void *context, int64_t index, int worker) {
     int64_t batch = index / chunks / k_blocks;
     int64_t count = dw__min64(width, j->column_count - column);
     int64_t depth = dw__min64(j->cut.depth, j->k_count - k);
-    const float *b = p->b + dw__product_batch_offset(p, p->b_batch, j->batch + batch) +
+    const float *b = p->b + dw__matmul_batch_offset(p, p->b_batch, j->batch + batch) +
                      (j->column + column) * p->b_column + (j->k + k) * p->b_k;
     float *panels = packed_b_of(j, batch) + k * dw__round_up(j->column_count, j->blocks->columns) +
                     column * depth;
@@ -149,7 +149,7 @@ static void pack_task(void *context, int64_t index, int worker) {
 
 static void multiply_task(void *context, int64_t index, int worker) {
     job *j = context;
-    const dw__product *p = &j->p;
+    const dw__matmul *p = &j->p;
     const cuts *cut = &j->cut;
     int64_t row_tiles = dw__divide_up(p->m, cut->tile_m);
     int64_t column_tiles = dw__divide_up(j->column_count, cut->tile_n);
@@ -168,7 +168,7 @@ static void multiply_task(void *context, int64_t index, int worker) {
         tile_stride = p->n;
     }
     const float *a =
-        p->a + dw__product_batch_offset(p, p->a_batch, j->batch + batch) + row * p->a_row;
+        p->a + dw__matmul_batch_offset(p, p->a_batch, j->batch + batch) + row * p->a_row;
     int64_t padded = dw__round_up(j->column_count, j->blocks->columns);
     int64_t start = 0;
     do { /* once if K is 0: only the bias */
@@ -200,19 +200,19 @@ static bool crowds_sets(int64_t stride) { return stride > 0 && stride % 1024 == 
 /* With AVX2, oneDNN 2.6 multiplies tiles of our size in place, at 0.9 of the rate of copied ones, and at half
  * of it if rows are a multiple of 4 KB apart (bench/NOTES.md). Packing must pay off: packing B needs enough
  * rows, and weight gradients of 384 rows gain nothing. */
-bool dw__product_packed_preferred(const dw__product *p) {
+bool dw__matmul_packed_preferred(const dw__matmul *p) {
     bool crowded = crowds_sets(p->a_row) || crowds_sets(p->a_k) || crowds_sets(p->b_k) ||
                    crowds_sets(p->b_column) || crowds_sets(p->n);
     return dw__cpu_isa() == DW_ISA_AVX2 && p->n >= 128 && p->k >= 64 &&
            p->m >= (crowded ? 128 : 512);
 }
 
-size_t dw__product_packed_scratch(const dw__product *p, bool passing) {
+size_t dw__matmul_packed_scratch(const dw__matmul *p, bool passing) {
     cuts c = cut(p, passing, passing);
     return scratch_of(&c);
 }
 
-void dw__product_packed_run(const dw__product *p, dw__epilogue *then, void *scratch) {
+void dw__matmul_packed_run(const dw__matmul *p, dw__epilogue *then, void *scratch) {
     if (p->m == 0 || p->n == 0 || p->batches == 0) return;
     job j = {.p = *p, .then = then, .blocks = dw__gemm_blocks_now()};
     j.cut = cut(p, !p->c, then->call != NULL);

@@ -1,4 +1,4 @@
-/* `deepwell explain product` and `deepwell explain kernels`. */
+/* `deepwell explain gemm` and `deepwell explain kernels`. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include "explain_command.h"
@@ -19,7 +19,7 @@ static const char *text_of(const json_t *object, const char *key) {
 
 static void print_help(void) {
     printf(
-        "Usage: deepwell explain product M,N,K[,WORD...] [OPTION...]\n"
+        "Usage: deepwell explain gemm M,N,K[,WORD...] [OPTION...]\n"
         "\n"
         "Shows which backend computes the GEMM D (M x N) = f(A (M x K) B^T), with B N x K, on a\n"
         "Blackwell GPU, and with which tiles. Deepwell's kernel is proven on the emulator, not\n"
@@ -40,7 +40,7 @@ static void print_help(void) {
 }
 
 /* Reads one word after the three numbers. Returns 0 if it is unknown. */
-static int read_word(const char *word, dw_product *call, int *f32) {
+static int read_word(const char *word, dw_gemm *call, int *f32) {
     static const char *const activations[] = {"", "gelu", "gelu-tanh", "swiglu"};
     static const struct {
         const char *word;
@@ -68,10 +68,10 @@ static int64_t padded(int64_t columns, int64_t chunk) {
     return (columns + chunk - 1) / chunk * chunk;
 }
 
-static int read_shape(char *text, dw_product *call) {
+static int read_shape(char *text, dw_gemm *call) {
     int32_t numbers[3];
     int count = 0, f32 = 0;
-    *call = (dw_product){.size = sizeof *call, .dtype = DW_BF16, .alpha = 1.0f};
+    *call = (dw_gemm){.size = sizeof *call, .dtype = DW_BF16, .alpha = 1.0f};
     for (char *word = text, *next; word; word = next, count++) {
         next = strchr(word, ',');
         if (next) *next++ = '\0';
@@ -88,8 +88,8 @@ static int read_shape(char *text, dw_product *call) {
     return CLI_DONE;
 }
 
-int explain_product(int argc, char **argv) {
-    dw_product call;
+int explain_gemm(int argc, char **argv) {
+    dw_gemm call;
     const char *target = NULL;
     int as_json = 0, has_shape = 0;
     for (int at = 1; at < argc; at++) {
@@ -102,18 +102,18 @@ int explain_product(int argc, char **argv) {
             if (++at == argc) return cli_usage_error("--target needs a value");
             target = argv[at];
         } else if (argv[at][0] == '-' || has_shape) {
-            return cli_usage_error("explain product: unknown argument '%s'", argv[at]);
+            return cli_usage_error("explain gemm: unknown argument '%s'", argv[at]);
         } else {
             int result = read_shape(argv[at], &call);
             if (result != CLI_DONE) return result;
             has_shape = 1;
         }
     }
-    if (!has_shape) return cli_usage_error("explain product needs a shape, M,N,K");
+    if (!has_shape) return cli_usage_error("explain gemm needs a shape, M,N,K");
     const dw_device *gpu;
     if (!target && dw_device_find("cuda", &gpu) != DW_OK) target = "sm_100a";
     char *json = NULL;
-    if (dw_product_explain(&call, target, &json) != DW_OK) return cli_fail();
+    if (dw_gemm_explain(&call, target, &json) != DW_OK) return cli_fail();
     explain_show(json, as_json);
     return CLI_DONE;
 }

@@ -1,5 +1,5 @@
 /* Packed, blocked GEMM (Goto and van de Geijn 2008; Van Zee and van de Geijn 2015): the inner loops, compiled
- * once per instruction set (isa/gemm_loops.c), for the strategy in product_packed.c.
+ * once per instruction set (isa/gemm_loops.c), for the strategy in matmul_packed.c.
  *
  * Both operands are copied into panels, so that the innermost loop reads memory in one direction only:
  *
@@ -8,8 +8,8 @@
  *
  * The last panel is padded with zeros. Every element of C sums over k in ascending order, in blocks of
  * `depth`, at any position in a tile: dividing C differently gives the same bits. */
-#ifndef DW_GEMM_H
-#define DW_GEMM_H
+#ifndef DW_GEMM_LOOPS_H
+#define DW_GEMM_LOOPS_H
 
 #include "kernel/cpu/cpu.h"
 

@@ -1,6 +1,6 @@
 /* Helpers for tests of GEMMs on the emulator: D = activation(alpha A B^T + bias) + residual, in double. */
-#ifndef DW_EMULATED_PRODUCT_H
-#define DW_EMULATED_PRODUCT_H
+#ifndef DW_EMULATED_GEMM_CALL_H
+#define DW_EMULATED_GEMM_CALL_H
 
 #include "deepwell/number.h"
 #include "emulated_kernel.h"
@@ -55,7 +55,7 @@ static inline expected activated(const expected_product *p, int row, int column)
 }
 
 /* Checks every element of D, and the bytes after its rows. */
-static inline void check_product(const expected_product *p, const matrix *d) {
+static inline void check_gemm(const expected_product *p, const matrix *d) {
     /* Half a unit in the last place, of the number itself: BF16, F16, F32. */
     static const double rounding[] = {0x1p-8, 0x1p-11, 0x1p-24};
     for (int i = 0; i < p->m; i++) {

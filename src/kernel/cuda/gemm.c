@@ -2,8 +2,8 @@
  *
  * Between a call and its launch there is arithmetic only: no allocation, no lock, no synchronisation.
  */
-#include "kernel/cuda/product.h"
-#include "common/product_params.h"
+#include "common/gemm_reference_params.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "sm100/gemm_tiles.h"
 #include <math.h>
@@ -12,14 +12,14 @@
 
 #define FAMILY "sm_100f"
 
-const dw__product_tile dw__product_tiles[] = {
+const dw__gemm_tile dw__gemm_tiles[] = {
 #define DENSE(blocks, columns, depth)                                                              \
     {.ctas = blocks,                                                                               \
      .n = columns,                                                                                 \
      .stages = depth,                                                                              \
      .shared_bytes = DW_GEMM_SHARED_BYTES(blocks, columns, depth)},
 #define SCALED(scheme, blocks, columns, depth)                                                     \
-    {.kind = (dw__product_kind)((scheme) + 1),                                                     \
+    {.kind = (dw__gemm_kind)((scheme) + 1),                                                        \
      .ctas = blocks,                                                                               \
      .n = columns,                                                                                 \
      .stages = depth,                                                                              \
@@ -28,30 +28,30 @@ const dw__product_tile dw__product_tiles[] = {
 #undef DENSE
 #undef SCALED
 };
-_Static_assert(DW__PRODUCT_MXFP8 == DW_GEMM_MXFP8 + 1 && DW__PRODUCT_NVFP4 == DW_GEMM_NVFP4 + 1 &&
-                   DW__PRODUCT_MXFP4 == DW_GEMM_MXFP4 + 1,
-               "dw__product_scheme");
-_Static_assert(DW_COUNT(dw__product_tiles) == DW__PRODUCT_TILES, "the header's number");
+_Static_assert(DW__GEMM_MXFP8 == DW_GEMM_MXFP8 + 1 && DW__GEMM_NVFP4 == DW_GEMM_NVFP4 + 1 &&
+                   DW__GEMM_MXFP4 == DW_GEMM_MXFP4 + 1,
+               "dw__gemm_scheme");
+_Static_assert(DW_COUNT(dw__gemm_tiles) == DW__GEMM_TILES, "the header's number");
 
-int dw__product_tile_rows(const dw__product_shape *s) {
-    return dw__product_tiles[s->tile].ctas * DW_GEMM_ROWS;
+int dw__gemm_tile_rows(const dw__gemm_shape *s) {
+    return dw__gemm_tiles[s->tile].ctas * DW_GEMM_ROWS;
 }
-int dw__product_tile_columns(const dw__product_shape *s) {
-    int n = dw__product_tiles[s->tile].n;
+int dw__gemm_tile_columns(const dw__gemm_shape *s) {
+    int n = dw__gemm_tiles[s->tile].n;
     return s->activation == DW_ACTIVATION_SWIGLU ? n / 2 : n;
 }
 
-bool dw__product_exists(const dw__product_shape *s) {
+bool dw__gemm_exists(const dw__gemm_shape *s) {
     static const int box_columns[] = {64, 32, 128}; /* 128 bytes of D */
-    const dw__product_tile *t = &dw__product_tiles[s->tile];
+    const dw__gemm_tile *t = &dw__gemm_tiles[s->tile];
     if (t->kind != s->kind) return false;
     /* Each half has whole tiles of scales. */
     if (t->kind && s->activation == DW_ACTIVATION_SWIGLU && t->n != 256) return false;
-    return dw__product_tile_columns(s) % box_columns[s->output] == 0;
+    return dw__gemm_tile_columns(s) % box_columns[s->output] == 0;
 }
 
-int dw__product_step(dw__product_kind kind) {
-    return kind ? DW_SCALED_STEP(dw__product_scheme(kind)) : DW_GEMM_STEP;
+int dw__gemm_step(dw__gemm_kind kind) {
+    return kind ? DW_SCALED_STEP(dw__gemm_scheme(kind)) : DW_GEMM_STEP;
 }
 
 /* Per SM and clock: the data sheet's 2250 TFLOP/s (twice that for MXFP8, four times for FP4) on 148 SMs at 1.85 GHz,
@@ -60,19 +60,19 @@ enum { FLOPS_PER_CLOCK = 8192, SHARED_BYTES_PER_CLOCK = 128 };
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-dw__product_account dw__product_account_of(const dw_product *call, const dw__product_shape *shape,
-                                           int sm_count) {
-    const dw__product_tile *t = &dw__product_tiles[shape->tile];
+dw__gemm_account dw__gemm_account_of(const dw_gemm *call, const dw__gemm_shape *shape,
+                                     int sm_count) {
+    const dw__gemm_tile *t = &dw__gemm_tiles[shape->tile];
     int clusters = sm_count / t->ctas > 0 ? sm_count / t->ctas : 1;
-    const int scheme = dw__product_scheme(t->kind), step = dw__product_step(t->kind);
+    const int scheme = dw__gemm_scheme(t->kind), step = dw__gemm_step(t->kind);
     int stage =
         t->kind ? DW_SCALED_STAGE_BYTES(scheme, t->ctas, t->n) : DW_GEMM_STAGE_BYTES(t->ctas, t->n);
     int tensor =
             2 * DW_GEMM_ROWS * t->n * DW_GEMM_STEP / FLOPS_PER_CLOCK, /* the same of 128 bytes */
         shared = stage / SHARED_BYTES_PER_CLOCK;
-    dw__product_account made = {
-        .tiles = ceil_divide(call->m, dw__product_tile_rows(shape)) *
-                 ceil_divide(call->n, dw__product_tile_columns(shape)),
+    dw__gemm_account made = {
+        .tiles = ceil_divide(call->m, dw__gemm_tile_rows(shape)) *
+                 ceil_divide(call->n, dw__gemm_tile_columns(shape)),
         .steps = ceil_divide(call->k, step),
         .step_clocks = tensor > shared ? tensor : shared,
     };
@@ -82,9 +82,9 @@ dw__product_account dw__product_account_of(const dw_product *call, const dw__pro
     return made;
 }
 
-dw__product_shape dw__product_shape_of(const dw_product *call, int sm_count) {
-    dw__product_shape shape = {
-        .kind = dw__product_kind_of(call),
+dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count) {
+    dw__gemm_shape shape = {
+        .kind = dw__gemm_kind_of(call),
         .output = call->quantized_d        ? DW_GEMM_OUTPUT_MXFP8
                   : call->output == DW_F32 ? DW_GEMM_OUTPUT_F32
                                            : DW_GEMM_OUTPUT_ELEMENT,
@@ -95,11 +95,11 @@ dw__product_shape dw__product_shape_of(const dw_product *call, int sm_count) {
         .residual = call->residual.data != NULL,
         .activation = call->activation,
     };
-    dw__product_account least = {.clocks = -1};
+    dw__gemm_account least = {.clocks = -1};
     int best = 0;
-    for (shape.tile = 0; shape.tile < DW__PRODUCT_TILES; shape.tile++) {
-        if (!dw__product_exists(&shape)) continue;
-        dw__product_account account = dw__product_account_of(call, &shape, sm_count);
+    for (shape.tile = 0; shape.tile < DW__GEMM_TILES; shape.tile++) {
+        if (!dw__gemm_exists(&shape)) continue;
+        dw__gemm_account account = dw__gemm_account_of(call, &shape, sm_count);
         if (least.clocks >= 0 && (account.clocks > least.clocks ||
                                   (account.clocks == least.clocks && account.bytes >= least.bytes)))
             continue;
@@ -118,13 +118,13 @@ _Static_assert((int)DW_ACTIVATION_NONE == DW_GEMM_LINEAR &&
 
 /* ---- variants ---------------------------------------------------------------------------------------- */
 
-dw__jit_variant dw__product_variant(const dw__product_shape *s) {
-    const dw__product_tile *t = &dw__product_tiles[s->tile];
+dw__jit_variant dw__gemm_variant(const dw__gemm_shape *s) {
+    const dw__gemm_tile *t = &dw__gemm_tiles[s->tile];
     dw__jit_variant v = {.source = s->kind ? "sm100/gemm_scaled.cu" : "sm100/gemm.cu",
                          .entry = s->kind ? "sm100_gemm_scaled" : "sm100_gemm",
                          .arch = FAMILY};
     if (s->kind) {
-        dw__jit_add_define(&v, "SCHEME", dw__product_scheme(s->kind));
+        dw__jit_add_define(&v, "SCHEME", dw__gemm_scheme(s->kind));
         dw__jit_add_define(&v, "FORMAT_A", s->e5m2_a);
         dw__jit_add_define(&v, "FORMAT_B", s->e5m2_b);
         dw__jit_add_define(&v, "SCHEDULE", DW_GEMM_STATIC);
@@ -140,9 +140,9 @@ dw__jit_variant dw__product_variant(const dw__product_shape *s) {
     return v;
 }
 
-dw__jit_variant dw__product_reference_variant(int capability, bool f16, bool f32_output) {
-    dw__jit_variant v = {.source = "common/product_reference.cu",
-                         .entry = "reference_product",
+dw__jit_variant dw__gemm_reference_variant(int capability, bool f16, bool f32_output) {
+    dw__jit_variant v = {.source = "common/gemm_reference.cu",
+                         .entry = "reference_gemm",
                          .arch = capability == 90 ? "sm_90a" : FAMILY};
     dw__jit_add_define(&v, "ELEMENT", f16);
     dw__jit_add_define(&v, "OUTPUT", f32_output);
@@ -203,17 +203,17 @@ static dw_status make_scale_map(const dw__context *context, const void *scales, 
 }
 
 /* Maps of what is multiplied: A, B, then where they are codes their scales'. */
-static dw_status make_operand_maps(const dw_product *c, const dw__context *context,
-                                   const dw__product_shape *shape, dw__tensor_map *maps) {
-    const dw__product_tile *tile = &dw__product_tiles[shape->tile];
-    const int scheme = dw__product_scheme(shape->kind),
+static dw_status make_operand_maps(const dw_gemm *c, const dw__context *context,
+                                   const dw__gemm_shape *shape, dw__tensor_map *maps) {
+    const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
+    const int scheme = dw__gemm_scheme(shape->kind),
               parts = c->activation == DW_ACTIVATION_SWIGLU ? 2 : 1;
     const bool halves = tile->ctas == 2 || parts == 2;
-    const int64_t units = dw__product_row_units(c);
+    const int64_t units = dw__gemm_row_units(c);
     const dw__map_element element = element_of(c->dtype, c->quantized);
     DW_RETURN_IF_FAILED(
         make_map(context, &c->a, "A", c->m, units, element, DW_GEMM_ROWS, &maps[0]));
-    DW_RETURN_IF_FAILED(make_map(context, &c->b, "B", dw__product_rows_b(c), units, element,
+    DW_RETURN_IF_FAILED(make_map(context, &c->b, "B", dw__gemm_rows_b(c), units, element,
                                  halves ? tile->n / 2 : tile->n, &maps[1]));
     if (!c->quantized) return DW_OK;
     DW_RETURN_IF_FAILED(
@@ -223,13 +223,12 @@ static dw_status make_operand_maps(const dw_product *c, const dw__context *conte
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     enum { BOX_ROWS = 32 }; /* of D, a warp's */
-    const dw_product *c = call;
-    const dw__product_shape unpacked = dw__product_unpack(variant->params), *shape = &unpacked;
-    const dw__product_tile *tile = &dw__product_tiles[shape->tile];
+    const dw_gemm *c = call;
+    const dw__gemm_shape unpacked = dw__gemm_unpack(variant->params), *shape = &unpacked;
+    const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
     const int operands = shape->kind ? 4 : 2; /* maps of them; then D's and the residual's */
     const dw__map_element element_d = element_of(c->output, c->quantized_d);
-    const int tile_rows = dw__product_tile_rows(shape),
-              tile_columns = dw__product_tile_columns(shape);
+    const int tile_rows = dw__gemm_tile_rows(shape), tile_columns = dw__gemm_tile_columns(shape);
     dw__tensor_map maps[6], *d = &maps[operands], *residual = d + 1;
     dw_gemm_params params = {
         .m = (int)c->m,
@@ -272,8 +271,8 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 static dw_status enqueue_reference(const void *call, const dw__context *context,
                                    const dw__variant *variant) {
     enum { REFERENCE_THREADS = 256, MOST_BLOCKS = 4096 };
-    const dw_product *c = call;
-    dw_product_params params = {
+    const dw_gemm *c = call;
+    dw_gemm_reference_params params = {
         .m = c->m,
         .n = c->n,
         .k = c->k,
@@ -292,7 +291,7 @@ static dw_status enqueue_reference(const void *call, const dw__context *context,
     int64_t blocks = (c->m * c->n + REFERENCE_THREADS - 1) / REFERENCE_THREADS;
     void *arguments[] = {&params};
     return context->device->launch(&(dw__launch){
-        .name = "reference_product",
+        .name = "reference_gemm",
         .function = variant->functions[0],
         .grid = {(unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), 1, 1},
         .block = {REFERENCE_THREADS, 1, 1},
@@ -303,14 +302,14 @@ static dw_status enqueue_reference(const void *call, const dw__context *context,
 
 /* ---- kernels --------------------------------------------------------------------------------------- */
 
-static const dw__gpu_kernel *kernel_for(const dw_product *call) {
+static const dw__gpu_kernel *kernel_for(const dw_gemm *call) {
     return call->quantized ? &dw__sm100_gemm_scaled : &dw__sm100_gemm;
 }
 static bool runs_on(int capability) { return capability == 100 || capability == 103; }
 
 static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
                           const dw__gpu_target *gpu) {
-    DW_RETURN_IF_FAILED(dw__product_check(call, false));
+    DW_RETURN_IF_FAILED(dw__gemm_check(call, false));
     if (!runs_on(gpu->capability))
         return dw__fail(DW_TYPE, "its kernels are for sm_100f (B200, B300), not for %s", gpu->name);
     if (kernel_for(call) == kernel) return DW_OK;
@@ -319,30 +318,30 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
 
 static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {
-    const dw__product_shape shape = dw__product_unpack(params);
+    const dw__gemm_shape shape = dw__gemm_unpack(params);
     (void)kernel, (void)capability;
-    points[0].code = dw__product_variant(&shape);
-    points[0].shared_bytes = dw__product_tiles[shape.tile].shared_bytes;
+    points[0].code = dw__gemm_variant(&shape);
+    points[0].shared_bytes = dw__gemm_tiles[shape.tile].shared_bytes;
     return DW_OK;
 }
 
 static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
-    const dw__product_shape shape = dw__product_shape_of(call, context->sm_count);
-    return dw__variant_of(context, kernel, dw__product_pack(shape), variant);
+    const dw__gemm_shape shape = dw__gemm_shape_of(call, context->sm_count);
+    return dw__variant_of(context, kernel, dw__gemm_pack(shape), variant);
 }
 
 #define SM100_GEMM                                                                                 \
     .backend = "deepwell", .label = "Deepwell", .described = "ours, CUDA C for sm_100f",           \
     .op = DW__GPU_GEMM, .proof = DW__PROVEN_ON_EMULATOR, .asked_for = true,                        \
-    .architectures = "sm_100f (B200, B300)", .supports = supports, .seconds = dw__product_seconds, \
-    .describe_tile = dw__product_describe_tile, .prepare = prepare, .enqueue = enqueue,            \
-    .entry_points = entry_points, .first_use = &dw__product_first_use,                             \
-    .tolerance = "sums in F32, then D's rounding, against FP64"
+    .architectures = "sm_100f (B200, B300)", .supports = supports,                                 \
+    .seconds = dw__gemm_kernel_seconds, .describe_tile = dw__gemm_describe_tile,                   \
+    .prepare = prepare, .enqueue = enqueue, .entry_points = entry_points,                          \
+    .first_use = &dw__gemm_first_use, .tolerance = "sums in F32, then D's rounding, against FP64"
 const dw__gpu_kernel dw__sm100_gemm = {
     SM100_GEMM,
     .name = "sm100_gemm",
-    .operation = "product with bias, GELU, SwiGLU, residual",
+    .operation = "GEMM with bias, GELU, SwiGLU, residual",
     .source = "cuda/sm100/gemm.cu",
     .elements = "BF16, F16; D also F32, MXFP8",
     .needs = "16-byte rows",
@@ -350,7 +349,7 @@ const dw__gpu_kernel dw__sm100_gemm = {
 const dw__gpu_kernel dw__sm100_gemm_scaled = {
     SM100_GEMM,
     .name = "sm100_gemm_scaled",
-    .operation = "product of MXFP8, NVFP4 or MXFP4 operands, with the same epilogue",
+    .operation = "GEMM of MXFP8, NVFP4 or MXFP4 operands, with the same epilogue",
     .source = "cuda/sm100/gemm_scaled.cu",
     .elements = "E4M3, E5M2, E2M1; D BF16, F16, F32, MXFP8",
     .needs = "rows of codes from multiples of 16 bytes; scales in tiles of 128 x 4",
@@ -358,28 +357,28 @@ const dw__gpu_kernel dw__sm100_gemm_scaled = {
 
 /* Three tiles of rows and two of columns, the last of each not full, on two blocks (or pairs): each takes three, of
  * three steps each, so that both accumulators and every stage of the ring come round again. */
-dw__product_case dw__product_case_of(const dw__variant *variant) {
+dw__gemm_case dw__gemm_case_of(const dw__variant *variant) {
     enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 33, STEPS = 3, MISSING = 27, CLUSTERS = 2 };
     static const dw_scheme schemes[] = {DW_SCHEME_MXFP8_E4M3, DW_SCHEME_MXFP8_E4M3, DW_SCHEME_NVFP4,
                                         DW_SCHEME_MXFP4};
-    const dw__product_shape s = dw__product_unpack(variant->params);
+    const dw__gemm_shape s = dw__gemm_unpack(variant->params);
     const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
-    return (dw__product_case){
+    return (dw__gemm_case){
         .call = {.dtype = type,
                  .output = s.output == DW_GEMM_OUTPUT_F32 ? DW_F32 : type,
-                 .m = 2 * dw__product_tile_rows(&s) + EXTRA_ROWS,
-                 .n = dw__product_tile_columns(&s) + EXTRA_COLUMNS,
-                 .k = STEPS * dw__product_step(s.kind) - MISSING,
+                 .m = 2 * dw__gemm_tile_rows(&s) + EXTRA_ROWS,
+                 .n = dw__gemm_tile_columns(&s) + EXTRA_COLUMNS,
+                 .k = STEPS * dw__gemm_step(s.kind) - MISSING,
                  .alpha = 0.75f,
                  .activation = s.activation,
-                 .quantized = s.kind != DW__PRODUCT_DENSE,
+                 .quantized = s.kind != DW__GEMM_DENSE,
                  .quantized_d = s.output == DW_GEMM_OUTPUT_MXFP8,
                  .scheme_a = s.e5m2_a ? DW_SCHEME_MXFP8_E5M2 : schemes[s.kind],
                  .scheme_b = s.e5m2_b ? DW_SCHEME_MXFP8_E5M2 : schemes[s.kind]},
         .bias = s.bias,
         .residual = s.residual,
-        .has_reference = s.kind == DW__PRODUCT_DENSE && s.output != DW_GEMM_OUTPUT_MXFP8,
-        .sm_count = CLUSTERS * dw__product_tiles[s.tile].ctas,
+        .has_reference = s.kind == DW__GEMM_DENSE && s.output != DW_GEMM_OUTPUT_MXFP8,
+        .sm_count = CLUSTERS * dw__gemm_tiles[s.tile].ctas,
         .groups = 1,
     };
 }
@@ -391,14 +390,14 @@ enum { REFERENCE_F16 = 1, REFERENCE_F32_OUTPUT = 2 };
 static dw_status reference_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
                                   dw__entry_point points[DW__ENTRY_POINTS]) {
     (void)kernel;
-    points[0].code = dw__product_reference_variant(capability, params & REFERENCE_F16,
-                                                   params & REFERENCE_F32_OUTPUT);
+    points[0].code = dw__gemm_reference_variant(capability, params & REFERENCE_F16,
+                                                params & REFERENCE_F32_OUTPUT);
     return DW_OK;
 }
 
 static dw_status prepare_reference(const dw__gpu_kernel *kernel, const void *call,
                                    const dw__context *context, const dw__variant **variant) {
-    const dw_product *c = call;
+    const dw_gemm *c = call;
     return dw__variant_of(context, kernel,
                           (c->dtype == DW_F16 ? REFERENCE_F16 : 0u) |
                               (c->output == DW_F32 ? REFERENCE_F32_OUTPUT : 0u),
@@ -406,17 +405,17 @@ static dw_status prepare_reference(const dw__gpu_kernel *kernel, const void *cal
 }
 
 const dw__gpu_kernel dw__reference_gemm = {
-    .name = "reference_product",
+    .name = "reference_gemm",
     .backend = "deepwell",
     .op = DW__GPU_GEMM,
     .proof = DW__MEASURED_ON_HARDWARE,
-    .source = "cuda/common/product_reference.cu",
+    .source = "cuda/common/gemm_reference.cu",
     .prepare = prepare_reference,
     .enqueue = enqueue_reference,
     .entry_points = reference_points,
 };
 
-dw_status dw__product_run_reference(const dw_product *call, const dw__context *context) {
+dw_status dw__gemm_run_reference(const dw_gemm *call, const dw__context *context) {
     const dw__variant *variant;
     DW_RETURN_IF_FAILED(prepare_reference(&dw__reference_gemm, call, context, &variant));
     return enqueue_reference(call, context, variant);
@@ -426,17 +425,17 @@ dw_status dw__product_run_reference(const dw_product *call, const dw__context *c
 
 /* A checked call, the kernel that computes it, and where. */
 typedef struct job {
-    dw_product call;
+    dw_gemm call;
     const dw__gpu_kernel *kernel;
     const dw__context *context;
 } job;
 
-dw_status dw__product_context(const dw_device *device, const dw__gpu_kernel *kernel,
-                              const dw__context **context) {
+dw_status dw__gemm_context(const dw_device *device, const dw__gpu_kernel *kernel,
+                           const dw__context **context) {
     if (!device) device = &dw__device_cuda;
     if (!device->context)
         return dw__fail(DW_UNSUPPORTED,
-                        "product: device \"%s\" runs no kernels; expected \"cuda\", "
+                        "GEMM: device \"%s\" runs no kernels; expected \"cuda\", "
                         "\"emulator:sm_100a\" or \"emulator:sm_103a\"",
                         dw_device_name(device));
     DW_RETURN_IF_FAILED(device->context(context));
@@ -444,17 +443,17 @@ dw_status dw__product_context(const dw_device *device, const dw__gpu_kernel *ker
     if (runs_on((*context)->capability)) return DW_OK;
     return dw__fail(
         DW_UNSUPPORTED,
-        "product: GPU %d is a %s (compute capability %d.%d); these kernels are for 10.0 and "
-        "10.3 (B200, B300); use PyTorch's own products on this GPU",
+        "GEMM: GPU %d is a %s (compute capability %d.%d); these kernels are for 10.0 and "
+        "10.3 (B200, B300); use PyTorch's own GEMM on this GPU",
         (*context)->ordinal, (*context)->name, (*context)->capability / 10,
         (*context)->capability % 10);
 }
 
 /* Puts the call in front of what went wrong. */
-static dw_status name_call(dw_status status, const dw_product *call) {
+static dw_status name_call(dw_status status, const dw_gemm *call) {
     char text[256];
     if (status == DW_OK) return DW_OK;
-    return dw__fail_prefix(status, "product (%s)", dw__product_describe(call, text, sizeof text));
+    return dw__fail_prefix(status, "GEMM (%s)", dw__gemm_describe(call, text, sizeof text));
 }
 
 static dw_status find_kernel(job *j) {
@@ -462,16 +461,15 @@ static dw_status find_kernel(job *j) {
     j->kernel = kernel_for(&j->call);
     if (!name || strcmp(name, j->kernel->name) == 0) return DW_OK;
     DW_RETURN_IF_FAILED(dw__gpu_kernel_provided(DW__GPU_GEMM, name, j->kernel->name, &j->kernel));
-    return dw__product_is_empty(&j->call)
-               ? DW_OK
-               : dw__product_cutlass_supports(&j->call, j->kernel->provided);
+    return dw__gemm_is_empty(&j->call) ? DW_OK
+                                       : dw__gemm_cutlass_supports(&j->call, j->kernel->provided);
 }
 
-static dw_status make_job(const dw_product *given, bool launching, job *j) {
-    DW_RETURN_IF_FAILED(dw__product_read(given, &j->call));
-    DW_RETURN_IF_FAILED(dw__product_check(&j->call, launching));
+static dw_status make_job(const dw_gemm *given, bool launching, job *j) {
+    DW_RETURN_IF_FAILED(dw__gemm_read(given, &j->call));
+    DW_RETURN_IF_FAILED(dw__gemm_check(&j->call, launching));
     DW_RETURN_IF_FAILED(name_call(find_kernel(j), &j->call));
-    return dw__product_context(j->call.device, j->kernel, &j->context);
+    return dw__gemm_context(j->call.device, j->kernel, &j->context);
 }
 
 static dw_status workspace_of(const job *j, size_t *bytes) {
@@ -481,7 +479,7 @@ static dw_status workspace_of(const job *j, size_t *bytes) {
 }
 
 static dw_status run(const job *j) {
-    const dw_product *call = &j->call;
+    const dw_gemm *call = &j->call;
     const dw__variant *variant;
     size_t needed;
     DW_RETURN_IF_FAILED(workspace_of(j, &needed));
@@ -491,29 +489,29 @@ static dw_status run(const job *j) {
     DW_RETURN_IF_FAILED(j->kernel->prepare(j->kernel, call, j->context, &variant));
     if (!variant->disabled) return j->kernel->enqueue(call, j->context, variant);
     if (call->quantized || call->quantized_d) return dw__variant_status(variant);
-    return dw__product_run_reference(call, j->context);
+    return dw__gemm_run_reference(call, j->context);
 }
 
-dw_status dw_product_run(const dw_product *given) {
+dw_status dw_gemm_run(const dw_gemm *given) {
     job j;
     DW_RETURN_IF_FAILED(make_job(given, true, &j));
-    return dw__product_is_empty(&j.call) ? DW_OK : name_call(run(&j), &j.call);
+    return dw__gemm_is_empty(&j.call) ? DW_OK : name_call(run(&j), &j.call);
 }
 
-dw_status dw_product_supported(const dw_product *given) {
+dw_status dw_gemm_supported(const dw_gemm *given) {
     size_t bytes;
     job j;
     DW_RETURN_IF_FAILED(make_job(given, false, &j));
-    if (dw__product_is_empty(&j.call)) return DW_OK;
+    if (dw__gemm_is_empty(&j.call)) return DW_OK;
     dw_status status = workspace_of(&j, &bytes);
     if (status == DW_OK) status = dw__gpu_kernel_runs(j.kernel, &j.call, j.context);
     return name_call(status, &j.call);
 }
 
-dw_status dw_product_workspace(const dw_product *given, size_t *bytes) {
+dw_status dw_gemm_workspace(const dw_gemm *given, size_t *bytes) {
     job j;
-    if (!bytes) return dw__fail(DW_INVALID_ARGUMENT, "product: bytes is NULL");
+    if (!bytes) return dw__fail(DW_INVALID_ARGUMENT, "GEMM: bytes is NULL");
     *bytes = 0;
     DW_RETURN_IF_FAILED(make_job(given, false, &j));
-    return dw__product_is_empty(&j.call) ? DW_OK : name_call(workspace_of(&j, bytes), &j.call);
+    return dw__gemm_is_empty(&j.call) ? DW_OK : name_call(workspace_of(&j, bytes), &j.call);
 }

@@ -1,7 +1,7 @@
 /* Variants of sm_100's block-scaled GEMMs that the library selects for small calls, in addition to those of
  * emulated_gemm_scaled.h. CMake compiles one per row. */
-#ifndef DW_EMULATED_QUANTIZED_PRODUCT_H
-#define DW_EMULATED_QUANTIZED_PRODUCT_H
+#ifndef DW_EMULATED_QUANTIZED_GEMM_H
+#define DW_EMULATED_QUANTIZED_GEMM_H
 
 /* X(scheme, format_a, format_b, ctas, tile_n, stages, element, output, activation, bias, residual, schedule) */
 #define EMULATED_QUANTIZED_PRODUCT(X)                                                              \

@@ -2,7 +2,7 @@
  * first-use check and the reference that replaces a rejected kernel, against sums in double. */
 #include "emulated_call.h"
 #include "emulated_gemm.h"
-#include "kernel/cuda/product.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include <math.h>
 
 enum { SMS = 148 };
@@ -19,7 +19,7 @@ typedef struct problem {
 typedef struct run {
     const dw_device *device;
     matrix a, b, bias, residual, d;
-    dw_product call;
+    dw_gemm call;
 } run;
 
 static void open_run(const problem *p, const dw_device *device, run *r) {
@@ -34,20 +34,20 @@ static void open_run(const problem *p, const dw_device *device, run *r) {
     place_random(&r->residual, device, p->m, p->n, type_d, &state, p->integers);
     place(&r->d, device, p->m, p->n, type_d);
     send(&r->d, device);
-    r->call = (dw_product){.size = sizeof r->call,
-                           .device = device,
-                           .dtype = p->f16 ? DW_F16 : DW_BF16,
-                           .output = p->f32_output ? DW_F32
-                                     : p->f16      ? DW_F16
-                                                   : DW_BF16,
-                           .m = p->m,
-                           .n = p->n,
-                           .k = p->k,
-                           .alpha = p->integers ? 0.5f : 0.37f,
-                           .activation = p->activation,
-                           .a = matrix_of(&r->a),
-                           .b = matrix_of(&r->b),
-                           .d = matrix_of(&r->d)};
+    r->call = (dw_gemm){.size = sizeof r->call,
+                        .device = device,
+                        .dtype = p->f16 ? DW_F16 : DW_BF16,
+                        .output = p->f32_output ? DW_F32
+                                  : p->f16      ? DW_F16
+                                                : DW_BF16,
+                        .m = p->m,
+                        .n = p->n,
+                        .k = p->k,
+                        .alpha = p->integers ? 0.5f : 0.37f,
+                        .activation = p->activation,
+                        .a = matrix_of(&r->a),
+                        .b = matrix_of(&r->b),
+                        .d = matrix_of(&r->d)};
     if (p->bias) r->call.bias = r->bias.device;
     if (p->residual) r->call.residual = matrix_of(&r->residual);
 }
@@ -118,7 +118,7 @@ static void check(const problem *p, run *r) {
 static void expect_right(const problem *p, const char *device) {
     run r;
     open_run(p, device_named(device), &r);
-    if (dw_product_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
     check(p, &r);
     close_run(&r);
 }
@@ -126,22 +126,22 @@ static void expect_right(const problem *p, const char *device) {
 /* ---- kernels ---------------------------------------------------------------------------------------- */
 
 /* Selects tiles among the tests' variants by their numbers. */
-static dw__product_shape shape_of(int ctas, int tile_n, int stages, int element, int output,
-                                  int activation, int bias, int residual) {
-    dw__product_shape shape = {.f16 = element,
-                               .output = output,
-                               .bias = bias,
-                               .residual = residual,
-                               .activation = (dw_activation)activation};
-    for (shape.tile = 0; shape.tile < DW__PRODUCT_TILES; shape.tile++) {
-        const dw__product_tile *t = &dw__product_tiles[shape.tile];
+static dw__gemm_shape shape_of(int ctas, int tile_n, int stages, int element, int output,
+                               int activation, int bias, int residual) {
+    dw__gemm_shape shape = {.f16 = element,
+                            .output = output,
+                            .bias = bias,
+                            .residual = residual,
+                            .activation = (dw_activation)activation};
+    for (shape.tile = 0; shape.tile < DW__GEMM_TILES; shape.tile++) {
+        const dw__gemm_tile *t = &dw__gemm_tiles[shape.tile];
         if (t->ctas == ctas && t->n == tile_n && t->stages == stages) return shape;
     }
     fail();
     return shape;
 }
 typedef struct row {
-    dw__product_shape shape;
+    dw__gemm_shape shape;
     bool others; /* launch control, quantized output: not the launcher's */
 } row;
 #define ROW(ctas, tile_n, stages, element, output, activation, bias, residual, schedule)           \
@@ -150,8 +150,8 @@ typedef struct row {
 
 /* Compiled with the library. Under the sanitizers, DEEPWELL_TEST_PTX may name another build's. */
 static void need_kernels(void) {
-    const dw__product_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
-    const dw__jit_variant variant = dw__product_variant(&shape);
+    const dw__gemm_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
+    const dw__jit_variant variant = dw__gemm_variant(&shape);
     need_ptx(&variant);
 }
 
@@ -159,18 +159,18 @@ static void carry_all(void) {
     if (carried_count > 0) return;
     const row all[] = {EMULATED_GEMM(ROW)};
     for (size_t i = 0; i < DW_COUNT(all); i++) {
-        const dw__jit_variant variant = dw__product_variant(&all[i].shape);
+        const dw__jit_variant variant = dw__gemm_variant(&all[i].shape);
         if (!all[i].others) carry_variant(&variant);
     }
     for (int bias = 0; bias < 2; bias++) { /* as the library does */
-        const dw__product_shape small = shape_of(1, 64, 8, 0, 0, 0, bias, 0),
-                                large = shape_of(2, 256, 6, 0, 0, 0, bias, 0);
-        const dw__jit_variant of_small = dw__product_variant(&small),
-                              of_large = dw__product_variant(&large);
+        const dw__gemm_shape small = shape_of(1, 64, 8, 0, 0, 0, bias, 0),
+                             large = shape_of(2, 256, 6, 0, 0, 0, bias, 0);
+        const dw__jit_variant of_small = dw__gemm_variant(&small),
+                              of_large = dw__gemm_variant(&large);
         carry_variant(&of_small);
         carry_variant(&of_large);
     }
-    const dw__jit_variant reference = dw__product_reference_variant(100, false, false);
+    const dw__jit_variant reference = dw__gemm_reference_variant(100, false, false);
     carry_variant(&reference);
 }
 
@@ -183,14 +183,14 @@ static const problem small_one = {.m = 67, .n = 41, .k = 129, .bias = true, .see
 static void expect_refused(const char *words) {
     run r;
     open_run(&small_one, device_named("emulator:sm_100a"), &r);
-    REQUIRE(dw_product_supported(&r.call) == DW_UNSUPPORTED);
+    REQUIRE(dw_gemm_supported(&r.call) == DW_UNSUPPORTED);
     REQUIRE(strstr(dw_last_error(), words) && strstr(dw_last_error(), "is not used"));
     REQUIRE(lines == 1 && strstr(logged, words));
     for (int i = 0; i < 2; i++) {
-        REQUIRE(dw_product_run(&r.call) == DW_OK);
+        REQUIRE(dw_gemm_run(&r.call) == DW_OK);
         check(&small_one, &r);
     }
-    REQUIRE(dw_product_supported(&r.call) == DW_UNSUPPORTED && strstr(dw_last_error(), words));
+    REQUIRE(dw_gemm_supported(&r.call) == DW_UNSUPPORTED && strstr(dw_last_error(), words));
     REQUIRE(lines == 1);
     close_run(&r);
 }
@@ -199,8 +199,8 @@ static void keep_correct(void) {
     run r;
     if (!dw__jit_ptx[0].name) carry_all(); /* else what the library carries */
     open_run(&small_one, device_named("emulator:sm_100a"), &r);
-    REQUIRE(dw_product_supported(&r.call) == DW_OK);
-    REQUIRE(dw_product_run(&r.call) == DW_OK && lines == 0);
+    REQUIRE(dw_gemm_supported(&r.call) == DW_OK);
+    REQUIRE(dw_gemm_run(&r.call) == DW_OK && lines == 0);
     check(&small_one, &r);
     close_run(&r);
 }
@@ -212,15 +212,15 @@ static void correct_kernel_passes(void **state) {
 
 /* The PTX that replaces the kernel of `small_one`. */
 static void carry_in_place(char *text) {
-    const dw__product_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
-    const dw__jit_variant variant = dw__product_variant(&shape),
-                          reference = dw__product_reference_variant(100, false, false);
+    const dw__gemm_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
+    const dw__jit_variant variant = dw__gemm_variant(&shape),
+                          reference = dw__gemm_reference_variant(100, false, false);
     carry(name_of(&variant), text);
     carry_variant(&reference);
 }
 static void read_tile(int ctas, int tile_n, int stages, char **text) {
-    const dw__product_shape shape = shape_of(ctas, tile_n, stages, 0, 0, 0, 1, 0);
-    const dw__jit_variant variant = dw__product_variant(&shape);
+    const dw__gemm_shape shape = shape_of(ctas, tile_n, stages, 0, 0, 0, 1, 0);
+    const dw__jit_variant variant = dw__gemm_variant(&shape);
     size_t bytes;
     assert_true(read_ptx(&variant, text, &bytes));
 }
@@ -297,9 +297,9 @@ static void large_call_is_right(void **state) {
     need_kernels();
     carry_all();
     open_run(&p, device_named("emulator:sm_100a"), &r);
-    const dw__product_shape shape = dw__product_shape_of(&r.call, SMS);
-    assert_int_equal(dw__product_tiles[shape.tile].ctas, 2);
-    if (dw_product_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    const dw__gemm_shape shape = dw__gemm_shape_of(&r.call, SMS);
+    assert_int_equal(dw__gemm_tiles[shape.tile].ctas, 2);
+    if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
     check(&p, &r);
     close_run(&r);
 }
@@ -320,7 +320,7 @@ static void residual_may_be_d(void **state) {
     open_run(&p, device_named("emulator:sm_100a"), &r);
     assert_int_equal(r.device->copy(r.d.device, r.residual.device, r.d.bytes), DW_OK);
     r.call.residual = r.call.d;
-    if (dw_product_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
     check(&p, &r);
     close_run(&r);
 }
@@ -337,11 +337,11 @@ static void each_tile_is_right(void **state) {
     dw__context few = *context;
     few.sm_count = 3;
     for (size_t i = 0; i < DW_COUNT(all); i++) {
-        const dw__product_shape *s = &all[i].shape;
+        const dw__gemm_shape *s = &all[i].shape;
         const dw__variant *variant;
         if (all[i].others) continue;
-        problem p = {.m = 259 + dw__product_tile_rows(s),
-                     .n = dw__product_tile_columns(s) + 29,
+        problem p = {.m = 259 + dw__gemm_tile_rows(s),
+                     .n = dw__gemm_tile_columns(s) + 29,
                      .k = 131,
                      .f16 = s->f16,
                      .f32_output = s->output == DW_GEMM_OUTPUT_F32,
@@ -351,7 +351,7 @@ static void each_tile_is_right(void **state) {
                      .seed = 40 + i};
         run r;
         open_run(&p, device, &r);
-        if (dw__variant_of(context, &dw__sm100_gemm, dw__product_pack(*s), &variant) != DW_OK)
+        if (dw__variant_of(context, &dw__sm100_gemm, dw__gemm_pack(*s), &variant) != DW_OK)
             fail_msg("%s", dw_last_error());
         if (dw__sm100_gemm.enqueue(&r.call, &few, variant) != DW_OK)
             fail_msg("%s", dw_last_error());
@@ -378,7 +378,7 @@ static void definition_is_right(void **state) {
                      .seed = 70 + (uint64_t)i};
         run r;
         open_run(&p, device, &r);
-        if (dw__product_run_reference(&r.call, context) != DW_OK) fail_msg("%s", dw_last_error());
+        if (dw__gemm_run_reference(&r.call, context) != DW_OK) fail_msg("%s", dw_last_error());
         check(&p, &r);
         close_run(&r);
     }
@@ -388,25 +388,25 @@ static void definition_is_right(void **state) {
 
 static void wrong_arguments_are_refused(void **state) {
     static char memory[4096] __attribute__((aligned(16)));
-    dw_product good = {.size = sizeof good,
-                       .device = device_named("emulator:sm_100a"),
-                       .dtype = DW_BF16,
-                       .output = DW_BF16,
-                       .m = 3,
-                       .n = 4,
-                       .k = 5,
-                       .alpha = 1,
-                       .a = {memory, 8},
-                       .b = {memory, 8},
-                       .d = {memory, 8}};
+    dw_gemm good = {.size = sizeof good,
+                    .device = device_named("emulator:sm_100a"),
+                    .dtype = DW_BF16,
+                    .output = DW_BF16,
+                    .m = 3,
+                    .n = 4,
+                    .k = 5,
+                    .alpha = 1,
+                    .a = {memory, 8},
+                    .b = {memory, 8},
+                    .d = {memory, 8}};
     (void)state;
-    assert_int_equal(dw__product_check(&good, true), DW_OK);
-    assert_int_equal(dw_product_run(NULL), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw__gemm_check(&good, true), DW_OK);
+    assert_int_equal(dw_gemm_run(NULL), DW_INVALID_ARGUMENT);
 #define REFUSED(status, words, change)                                                             \
     do {                                                                                           \
-        dw_product c = good;                                                                       \
+        dw_gemm c = good;                                                                          \
         change;                                                                                    \
-        assert_int_equal(dw_product_run(&c), status);                                              \
+        assert_int_equal(dw_gemm_run(&c), status);                                                 \
         if (!strstr(dw_last_error(), words)) fail_msg("%s: %s", #change, dw_last_error());         \
     } while (0)
     REFUSED(DW_INVALID_ARGUMENT, "size is 8", c.size = 8);
@@ -435,7 +435,7 @@ static void wrong_arguments_are_refused(void **state) {
     REFUSED(DW_UNSUPPORTED, "compute capability 12.0", c.device = device_named("emulator:sm_120a"));
     good.a.data = good.b.data = good.d.data = NULL;
     good.a.stride = 4;
-    assert_int_equal(dw_product_supported(&good), DW_INVALID_ARGUMENT); /* strides count */
+    assert_int_equal(dw_gemm_supported(&good), DW_INVALID_ARGUMENT); /* strides count */
 }
 
 /* ---- what is chosen ----------------------------------------------------------------------------------------- */
@@ -453,26 +453,26 @@ static void cheapest_tile_is_chosen(void **state) {
     };
     (void)state;
     for (size_t i = 0; i < DW_COUNT(cases); i++) {
-        dw_product call = {.dtype = DW_BF16,
-                           .output = DW_BF16,
-                           .m = cases[i].m,
-                           .n = cases[i].n,
-                           .k = cases[i].k,
-                           .activation = cases[i].activation};
-        dw__product_shape shape = dw__product_shape_of(&call, SMS), other = shape;
-        const dw__product_tile *t = &dw__product_tiles[shape.tile];
+        dw_gemm call = {.dtype = DW_BF16,
+                        .output = DW_BF16,
+                        .m = cases[i].m,
+                        .n = cases[i].n,
+                        .k = cases[i].k,
+                        .activation = cases[i].activation};
+        dw__gemm_shape shape = dw__gemm_shape_of(&call, SMS), other = shape;
+        const dw__gemm_tile *t = &dw__gemm_tiles[shape.tile];
         if (t->ctas != cases[i].ctas || t->n != cases[i].tile_n)
             fail_msg("case %zu has CTAS %d, TILE_N %d", i, t->ctas, t->n);
-        assert_true(dw__product_exists(&shape));
-        double chosen = dw__product_account_of(&call, &shape, SMS).clocks;
-        for (other.tile = 0; other.tile < DW__PRODUCT_TILES; other.tile++)
-            if (dw__product_exists(&other))
-                assert_true(chosen <= dw__product_account_of(&call, &other, SMS).clocks);
+        assert_true(dw__gemm_exists(&shape));
+        double chosen = dw__gemm_account_of(&call, &shape, SMS).clocks;
+        for (other.tile = 0; other.tile < DW__GEMM_TILES; other.tile++)
+            if (dw__gemm_exists(&other))
+                assert_true(chosen <= dw__gemm_account_of(&call, &other, SMS).clocks);
     }
     /* 8192^3 with pairs: 1024 tiles on 74 pairs are 14 rounds of 128 steps of 512 clocks. */
-    dw_product call = {.m = 8192, .n = 8192, .k = 8192};
-    dw__product_shape shape = shape_of(2, 256, 6, 0, 0, 0, 0, 0);
-    dw__product_account account = dw__product_account_of(&call, &shape, SMS);
+    dw_gemm call = {.m = 8192, .n = 8192, .k = 8192};
+    dw__gemm_shape shape = shape_of(2, 256, 6, 0, 0, 0, 0, 0);
+    dw__gemm_account account = dw__gemm_account_of(&call, &shape, SMS);
     assert_int_equal(account.tiles, 1024);
     assert_int_equal(account.rounds, 14);
     assert_true(account.clocks == 14.0 * 128 * 512);
@@ -480,21 +480,21 @@ static void cheapest_tile_is_chosen(void **state) {
 
 /* No two variants have the same parameters, and a variant is what its parameters say. */
 static void parameters_are_unique(void **state) {
-    enum { COUNT = DW__PRODUCT_TILES * DW_ACTIVATION_COUNT * DW__PRODUCT_OUTPUTS << 5 };
+    enum { COUNT = DW__GEMM_TILES * DW_ACTIVATION_COUNT * DW__GEMM_OUTPUTS << 5 };
     static uint64_t packed[COUNT];
     (void)state;
     for (int i = 0; i < COUNT; i++) {
-        const int at_output = i >> 5, at_activation = at_output / DW__PRODUCT_OUTPUTS;
-        dw__product_shape s = {.tile = at_activation / DW_ACTIVATION_COUNT,
-                               .activation = (dw_activation)(at_activation % DW_ACTIVATION_COUNT),
-                               .output = at_output % DW__PRODUCT_OUTPUTS,
-                               .f16 = i & 1,
-                               .bias = i & 2,
-                               .residual = i & 4,
-                               .e5m2_a = i & 8,
-                               .e5m2_b = i & 16};
-        packed[i] = dw__product_pack(s);
-        const dw__product_shape again = dw__product_unpack(packed[i]);
+        const int at_output = i >> 5, at_activation = at_output / DW__GEMM_OUTPUTS;
+        dw__gemm_shape s = {.tile = at_activation / DW_ACTIVATION_COUNT,
+                            .activation = (dw_activation)(at_activation % DW_ACTIVATION_COUNT),
+                            .output = at_output % DW__GEMM_OUTPUTS,
+                            .f16 = i & 1,
+                            .bias = i & 2,
+                            .residual = i & 4,
+                            .e5m2_a = i & 8,
+                            .e5m2_b = i & 16};
+        packed[i] = dw__gemm_pack(s);
+        const dw__gemm_shape again = dw__gemm_unpack(packed[i]);
         assert_int_equal(again.tile, s.tile);
         assert_int_equal(again.activation, s.activation);
         assert_int_equal(again.output, s.output);

@@ -11,7 +11,7 @@
  * no splitting. */
 #include "base/pool.h"
 #include "kernel/cpu/amx.h"
-#include "kernel/cpu/product.h"
+#include "kernel/cpu/cpu_matmul.h"
 #include <assert.h>
 #include <string.h>
 
@@ -57,12 +57,12 @@ static int64_t choose_chunk(int64_t extent) {
     return best;
 }
 
-static size_t panel_bytes_of(const dw__product *p, int64_t k) {
+static size_t panel_bytes_of(const dw__matmul *p, int64_t k) {
     return p->bf16 ? dw__amx_panel_bytes_bf16(k) : dw__amx_panel_bytes(k);
 }
 
 /* `passing`: tiles do not outlive their task, so K cannot be processed in rounds. shared_bytes 0: not supported. */
-static amx_cuts cut(const dw__product *p, bool passing) {
+static amx_cuts cut(const dw__matmul *p, bool passing) {
     amx_cuts out = {.share_a = p->m <= p->n};
     out.shared = out.share_a ? p->m : p->n;
     out.chunked = out.share_a ? p->n : p->m;
@@ -85,7 +85,7 @@ static amx_cuts cut(const dw__product *p, bool passing) {
     return out;
 }
 
-bool dw__product_amx_fits(const dw__product *p, bool passing) {
+bool dw__matmul_amx_fits(const dw__matmul *p, bool passing) {
     if (!dw__amx_available()) return false;
     if (p->m < OUTER_MIN || p->n < OUTER_MIN || p->k < K_MIN) return false;
     if (p->m * p->n < (p->bf16 ? BF16_WORK_MIN : WORK_MIN) / p->k) return false;
@@ -97,7 +97,7 @@ static size_t verdict_bytes(const amx_cuts *cuts) {
     return (size_t)dw__round_up(cuts->round_blocks * (int64_t)sizeof(_Atomic int), 64);
 }
 
-size_t dw__product_amx_scratch(const dw__product *p, bool passing) {
+size_t dw__matmul_amx_scratch(const dw__matmul *p, bool passing) {
     amx_cuts cuts = cut(p, passing);
     return cuts.shared_bytes + verdict_bytes(&cuts) +
            cuts.worker_bytes * (size_t)dw__pool_threads();
@@ -112,7 +112,7 @@ typedef struct operand {
 } operand;
 
 typedef struct amx_job {
-    const dw__product *p;
+    const dw__matmul *p;
     dw__epilogue *then;
     amx_cuts cut;
     operand shared, chunked;
@@ -188,7 +188,7 @@ void dw__amx_put(const float *tile, int64_t rows, int64_t columns, float *c, int
 static void multiply_plain(const amx_job *j, int64_t row, int64_t rows, int64_t column,
                            int64_t columns, int64_t k_start, int64_t k, float *c, int64_t c_stride,
                            bool add, const float *bias) {
-    const dw__product *p = j->p;
+    const dw__matmul *p = j->p;
     const float *a = (j->cut.share_a ? &j->shared : &j->chunked)->data;
     const float *b = (j->cut.share_a ? &j->chunked : &j->shared)->data;
     a += row * p->a_row + k_start * p->a_k;
@@ -204,7 +204,7 @@ static void multiply_plain(const amx_job *j, int64_t row, int64_t rows, int64_t 
 
 static void multiply_task(void *context, int64_t index, int worker) {
     amx_job *j = context;
-    const dw__product *p = j->p;
+    const dw__matmul *p = j->p;
     const amx_cuts *cut = &j->cut;
     int64_t first = index * cut->chunk, count = dw__min64(cut->chunk, cut->chunked - first);
     char *chunk_panels = j->worker_scratch + (size_t)worker * cut->worker_bytes;
@@ -266,7 +266,7 @@ static void multiply_task(void *context, int64_t index, int worker) {
     dw__amx_end();
 }
 
-void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch) {
+void dw__matmul_amx_run(const dw__matmul *p, dw__epilogue *then, void *scratch) {
     amx_job j = {.p = p, .then = then, .cut = cut(p, !p->c), .shared_panels = scratch};
     j.unsplit = (_Atomic int *)(j.shared_panels + j.cut.shared_bytes);
     j.worker_scratch = (char *)j.unsplit + verdict_bytes(&j.cut);
@@ -274,8 +274,8 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
     j.blocks = dw__divide_up(p->k, j.cut.block_k);
     j.panel_bytes = panel_bytes_of(p, j.cut.block_k);
     for (j.batch = 0; j.batch < p->batches; j.batch++) {
-        int64_t a_first = dw__product_batch_offset(p, p->a_batch, j.batch);
-        int64_t b_first = dw__product_batch_offset(p, p->b_batch, j.batch);
+        int64_t a_first = dw__matmul_batch_offset(p, p->a_batch, j.batch);
+        int64_t b_first = dw__matmul_batch_offset(p, p->b_batch, j.batch);
         operand a = {NULL, p->m, p->a_row, p->a_k}, b = {NULL, p->n, p->b_column, p->b_k};
         if (p->bf16)
             a.data = p->a_bf16 + a_first, b.data = p->b_bf16 + b_first;
@@ -297,15 +297,15 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
 
 bool dw__amx_available(void) { return false; }
 
-bool dw__product_amx_fits(const dw__product *p, bool passing) {
+bool dw__matmul_amx_fits(const dw__matmul *p, bool passing) {
     (void)p, (void)passing;
     return false;
 }
-size_t dw__product_amx_scratch(const dw__product *p, bool passing) {
+size_t dw__matmul_amx_scratch(const dw__matmul *p, bool passing) {
     (void)p, (void)passing;
     return 0;
 }
-void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch) {
+void dw__matmul_amx_run(const dw__matmul *p, dw__epilogue *then, void *scratch) {
     (void)p, (void)then, (void)scratch;
 }
 

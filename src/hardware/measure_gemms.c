@@ -211,8 +211,8 @@ cleanup:
     return status;
 }
 
-dw_status dw__measure_products(const dw__bench *bench, const dw__machine_options *options,
-                               dw_machine_gpu *gpu) {
+dw_status dw__measure_gemms(const dw__bench *bench, const dw__machine_options *options,
+                            dw_machine_gpu *gpu) {
     void *handle = NULL;
     dw_status status = DW_OK;
     pthread_once(&once, load_once);

@@ -1,7 +1,7 @@
-"""Are CUTLASS's product kernels right by the library's own calls? dw_product_run and dw_grouped_product_run with a
+"""Are CUTLASS's product kernels right by the library's own calls? dw_gemm_run and dw_grouped_gemm_run with a
 kernel's name, on this GPU or an emulated one; ctypes and NumPy, a line per case.
 
-    python3 tests/gpu/product_smoke.py --lib build/release/lib/libdeepwell.so
+    python3 tests/gpu/gemm_smoke.py --lib build/release/lib/libdeepwell.so
         [--kernel SUBSTRING]   only kernels whose name contains it
         [--quick]              the first two cases of each
         [--time]               instead: what a call costs, beside the same by the provider's own function (on a GPU)
@@ -50,7 +50,7 @@ class DwMatrix(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("stride", c_int64)]
 
 
-class DwProduct(ctypes.Structure):
+class DwGemm(ctypes.Structure):
     _fields_ = [
         ("size", c_uint32),
         ("device", c_void_p),
@@ -111,14 +111,14 @@ class Deepwell:
         return [
             SimpleNamespace(
                 name=row["name"],
-                grouped=row["operation"] != "product",
+                grouped=row["operation"] != "gemm",
                 type=[row["elements"].startswith(x) for x in ("BF16", "MXFP8", "NVFP4")].index(
                     True
                 ),
             )
             for row in json.loads(text.value.decode())
             if row["name"].startswith(f"cutlass.sm{capability}.")
-            and row["operation"].startswith("product")
+            and row["operation"].startswith("gemm")
         ]
 
 
@@ -163,8 +163,8 @@ def run_product(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
     factors = np.array([1.75, 0.40625], np.float32)
     at = runtime.put(factors) if scaled else 0
     unit = 2 if kernel.type == smoke._NVFP4 else 1  # strides of codes are in bytes
-    call = DwProduct(
-        size=ctypes.sizeof(DwProduct),
+    call = DwGemm(
+        size=ctypes.sizeof(DwGemm),
         dtype=_DW_BF16,
         output=_DW_BF16,
         m=m,
@@ -185,9 +185,9 @@ def run_product(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
         call.scales_a, call.scales_b = a_scales, b_scales
         call.factor_a, call.factor_b = at, at + 4
         alpha *= float(factors[0]) * float(factors[1])
-    give_workspace(deepwell, runtime, deepwell.library.dw_product_workspace, call)
+    give_workspace(deepwell, runtime, deepwell.library.dw_gemm_workspace, call)
     stream.run(
-        lambda: deepwell.check(deepwell.library.dw_product_run(ctypes.byref(call))), captured=True
+        lambda: deepwell.check(deepwell.library.dw_gemm_run(ctypes.byref(call))), captured=True
     )
     values = smoke.from_bf16(c_codes) if residual else np.zeros((m, n))
     right = alpha * (a_values @ b_values.T) + values
@@ -252,9 +252,9 @@ def run_grouped(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
         stream=stream.handle,
         kernel=kernel.name.encode() if kernel else None,
     )
-    give_workspace(deepwell, runtime, deepwell.library.dw_grouped_product_workspace, call)
+    give_workspace(deepwell, runtime, deepwell.library.dw_grouped_gemm_workspace, call)
     stream.run(
-        lambda: deepwell.check(deepwell.library.dw_grouped_product_run(ctypes.byref(call))),
+        lambda: deepwell.check(deepwell.library.dw_grouped_gemm_run(ctypes.byref(call))),
         captured=kernel is None,  # CUTLASS's copies from the host
     )
     got, worst = smoke.from_bf16(d.read()), 0.0
@@ -283,11 +283,11 @@ def is_refused(deepwell: Deepwell, kernel: SimpleNamespace, words: str) -> bool:
                 stride_d=64,
                 kernel=kernel.name.encode(),
             )
-            status = deepwell.library.dw_grouped_product_supported(ctypes.byref(call))
+            status = deepwell.library.dw_grouped_gemm_supported(ctypes.byref(call))
         else:
             scheme = _NVFP4 if kernel.type == smoke._NVFP4 else _MXFP8_E4M3
-            call = DwProduct(
-                size=ctypes.sizeof(DwProduct),
+            call = DwGemm(
+                size=ctypes.sizeof(DwGemm),
                 dtype=_DW_BF16,
                 output=_DW_BF16,
                 m=64,
@@ -302,7 +302,7 @@ def is_refused(deepwell: Deepwell, kernel: SimpleNamespace, words: str) -> bool:
                 scheme_b=scheme,
                 kernel=kernel.name.encode(),
             )
-            status = deepwell.library.dw_product_supported(ctypes.byref(call))
+            status = deepwell.library.dw_gemm_supported(ctypes.byref(call))
         if status == _DW_UNSUPPORTED and words in deepwell.error():
             found += 1
         else:
@@ -356,8 +356,8 @@ def cost(deepwell: Deepwell, runtime: smoke.Runtime, kernels: list) -> None:
     for kernel in (kernel for kernel in kernels if kernel.type == smoke._BF16):
         if kernel.grouped:
             continue
-        named = DwProduct(
-            size=ctypes.sizeof(DwProduct),
+        named = DwGemm(
+            size=ctypes.sizeof(DwGemm),
             dtype=_DW_BF16,
             output=_DW_BF16,
             m=m,
@@ -386,9 +386,9 @@ def cost(deepwell: Deepwell, runtime: smoke.Runtime, kernels: list) -> None:
         )
         their = theirs[kernel.name]
         provider.check(their.workspace_bytes(ctypes.byref(plain), ctypes.byref(size)))
-        ours_us = microseconds(lambda: deepwell.library.dw_product_run(ctypes.byref(named)))
+        ours_us = microseconds(lambda: deepwell.library.dw_gemm_run(ctypes.byref(named)))
         their_us = microseconds(lambda: their.launch(ctypes.byref(plain), space, None))
-        print(f"{kernel.name:32} dw_product_run {ours_us:.2f} us, the provider {their_us:.2f} us")
+        print(f"{kernel.name:32} dw_gemm_run {ours_us:.2f} us, the provider {their_us:.2f} us")
 
 
 def main() -> int:

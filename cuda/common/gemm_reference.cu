@@ -1,21 +1,21 @@
 // GEMM and epilogue by their definition, one thread for each element of D, accumulators in F64. It runs if the
 // first-use check has found a fast kernel to differ. Any GPU, any number of thread blocks, every field of
-// dw_product_params. ELEMENT: 0 BF16, 1 F16. OUTPUT: 0 as ELEMENT, 1 F32.
-#include "product_params.h"
+// dw_gemm_reference_params. ELEMENT: 0 BF16, 1 F16. OUTPUT: 0 as ELEMENT, 1 F32.
+#include "gemm_reference_params.h"
 #include "sm100/gemm_params.h"
 #include "sm90.cuh" // for its types and conversions; nothing specific to that architecture
 
 static __device__ float element_at(const void *from, long long at) { return element_low(((const uint16 *)from)[at]); }
 
 // Returns alpha A B^T + bias for row `of_b` of B.
-static __device__ float scaled_sum(const dw_product_params &p, long long row, long long of_b) {
+static __device__ float scaled_sum(const dw_gemm_reference_params &p, long long row, long long of_b) {
     double sum = 0.0;
     for (long long i = 0; i < p.k; i++)
         sum += (double)element_at(p.a, row * p.stride_a + i) * (double)element_at(p.b, of_b * p.stride_b + i);
     return (float)((double)p.alpha * sum + (p.bias ? (double)element_at(p.bias, of_b) : 0.0));
 }
 
-static __device__ float activate(const dw_product_params &p, float x, long long row, long long column) {
+static __device__ float activate(const dw_gemm_reference_params &p, float x, long long row, long long column) {
     switch (p.activation) {
     case DW_GEMM_GELU: return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
     case DW_GEMM_GELU_TANH: return 0.5f * x * (1.f + tanh_exact(0.7978845608028654f * fmaf(0.044715f * x * x, x, x)));
@@ -24,7 +24,7 @@ static __device__ float activate(const dw_product_params &p, float x, long long 
     }
 }
 
-extern "C" __global__ void reference_product(const __grid_constant__ dw_product_params p) {
+extern "C" __global__ void reference_gemm(const __grid_constant__ dw_gemm_reference_params p) {
     long long count = p.m * p.n, step = (long long)gridDim.x * blockDim.x;
     for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
         long long row = at / p.n, column = at % p.n, to = row * p.stride_d + column;

@@ -1,10 +1,10 @@
 /* Grouped GEMM, as in a mixture of experts: the public calls. Deepwell's own kernel runs one GEMM for each group,
  * CUTLASS's takes all groups at once. */
+#include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
-#include "kernel/cuda/product.h"
 
 typedef struct job {
-    dw_grouped_product call;
+    dw_grouped_gemm call;
     bool empty;
     const dw__gpu_kernel *kernel; /* dw__sm100_gemm, or one of CUTLASS's for groups */
     const dw__context *context;
@@ -13,9 +13,9 @@ typedef struct job {
 static void *pointer_of(void *const *all, int32_t group) { return all ? all[group] : NULL; }
 
 /* One group as a product by Deepwell's own. */
-static dw_product product_of(const dw_grouped_product *c, int32_t group) {
-    return (dw_product){
-        .size = sizeof(dw_product),
+static dw_gemm gemm_of(const dw_grouped_gemm *c, int32_t group) {
+    return (dw_gemm){
+        .size = sizeof(dw_gemm),
         .device = c->device,
         .dtype = c->dtype,
         .output = c->dtype,
@@ -33,34 +33,32 @@ static dw_product product_of(const dw_grouped_product *c, int32_t group) {
 static dw_status name_group(dw_status status, int32_t group) {
     return status == DW_OK ? DW_OK : dw__fail_prefix(status, "group %d", (int)group);
 }
-static dw_status name_call(dw_status status, const dw_grouped_product *c) {
+static dw_status name_call(dw_status status, const dw_grouped_gemm *c) {
     if (status == DW_OK) return DW_OK;
-    return dw__fail_prefix(status, "grouped product (groups %d, n %lld, k %lld, %s)",
-                           (int)c->groups, (long long)c->n, (long long)c->k,
-                           dw_dtype_name(c->dtype));
+    return dw__fail_prefix(status, "grouped GEMM (groups %d, n %lld, k %lld, %s)", (int)c->groups,
+                           (long long)c->n, (long long)c->k, dw_dtype_name(c->dtype));
 }
 
 /* ---- checks ---------------------------------------------------------------------------------------- */
 
 static dw_status check(job *j, bool launching) {
-    const dw_grouped_product *c = &j->call;
+    const dw_grouped_gemm *c = &j->call;
     j->empty = true;
     if (c->groups < 0)
-        return dw__fail(DW_SHAPE, "grouped product: groups is %d; expected 0 or more",
-                        (int)c->groups);
+        return dw__fail(DW_SHAPE, "grouped GEMM: groups is %d; expected 0 or more", (int)c->groups);
     if (c->groups == 0) return DW_OK;
     if (!c->m || (launching && (!c->a || !c->b || !c->d)))
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "grouped product: %s is NULL; expected an array of %d in the host's memory",
+                        "grouped GEMM: %s is NULL; expected an array of %d in the host's memory",
                         !c->m   ? "m"
                         : !c->a ? "a"
                         : !c->b ? "b"
                                 : "d",
                         (int)c->groups);
     for (int32_t g = 0; g < c->groups; g++) {
-        const dw_product one = product_of(c, g);
-        DW_RETURN_IF_FAILED(name_group(dw__product_check(&one, launching), g));
-        if (!dw__product_is_empty(&one)) j->empty = false;
+        const dw_gemm one = gemm_of(c, g);
+        DW_RETURN_IF_FAILED(name_group(dw__gemm_check(&one, launching), g));
+        if (!dw__gemm_is_empty(&one)) j->empty = false;
     }
     return DW_OK;
 }
@@ -74,40 +72,40 @@ static dw_status find_kernel(job *j) {
     return j->empty ? DW_OK : j->kernel->supports(j->kernel, &j->call, NULL);
 }
 
-static dw_status make_job(const dw_grouped_product *given, bool launching, job *j) {
+static dw_status make_job(const dw_grouped_gemm *given, bool launching, job *j) {
     *j = (job){0};
-    if (!given) return dw__fail(DW_INVALID_ARGUMENT, "grouped product: the call is NULL");
+    if (!given) return dw__fail(DW_INVALID_ARGUMENT, "grouped GEMM: the call is NULL");
     if (given->size != sizeof *given)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "grouped product: size is %u; expected %zu: set it to "
-                        "sizeof(dw_grouped_product), and build against the header of this version",
+                        "grouped GEMM: size is %u; expected %zu: set it to "
+                        "sizeof(dw_grouped_gemm), and build against the header of this version",
                         (unsigned)given->size, sizeof *given);
     j->call = *given;
     DW_RETURN_IF_FAILED(name_call(check(j, launching), given));
     DW_RETURN_IF_FAILED(name_call(find_kernel(j), given));
-    return dw__product_context(given->device, j->kernel, &j->context);
+    return dw__gemm_context(given->device, j->kernel, &j->context);
 }
 
 /* ---- running ---------------------------------------------------------------------------------------- */
 
 /* `each` for groups that have rows. */
-static dw_status for_each(const job *j, dw_status (*each)(const job *j, const dw_product *one)) {
+static dw_status for_each(const job *j, dw_status (*each)(const job *j, const dw_gemm *one)) {
     for (int32_t g = 0; g < j->call.groups; g++) {
-        const dw_product one = product_of(&j->call, g);
-        if (!dw__product_is_empty(&one)) DW_RETURN_IF_FAILED(name_group(each(j, &one), g));
+        const dw_gemm one = gemm_of(&j->call, g);
+        if (!dw__gemm_is_empty(&one)) DW_RETURN_IF_FAILED(name_group(each(j, &one), g));
     }
     return DW_OK;
 }
-static dw_status run_own(const job *j, const dw_product *one) {
+static dw_status run_own(const job *j, const dw_gemm *one) {
     (void)j;
-    return dw_product_run(one);
+    return dw_gemm_run(one);
 }
-static dw_status run_reference(const job *j, const dw_product *one) {
-    return dw__product_run_reference(one, j->context);
+static dw_status run_reference(const job *j, const dw_gemm *one) {
+    return dw__gemm_run_reference(one, j->context);
 }
 
 static dw_status run(const job *j) {
-    const dw_grouped_product *c = &j->call;
+    const dw_grouped_gemm *c = &j->call;
     const dw__gpu_kernel *kernel = j->kernel;
     const dw__variant *variant;
     size_t needed;
@@ -120,7 +118,7 @@ static dw_status run(const job *j) {
     return kernel->enqueue(c, j->context, variant);
 }
 
-dw_status dw_grouped_product_run(const dw_grouped_product *given) {
+dw_status dw_grouped_gemm_run(const dw_grouped_gemm *given) {
     job j;
     DW_RETURN_IF_FAILED(make_job(given, true, &j));
     return j.empty ? DW_OK : name_call(run(&j), given);
@@ -128,9 +126,9 @@ dw_status dw_grouped_product_run(const dw_grouped_product *given) {
 
 /* ---- queries ---------------------------------------------------------------------------------------- */
 
-static dw_status ask_own(const job *j, const dw_product *one) {
+static dw_status ask_own(const job *j, const dw_gemm *one) {
     (void)j;
-    return dw_product_supported(one);
+    return dw_gemm_supported(one);
 }
 
 static dw_status ask(const job *j) {
@@ -140,15 +138,15 @@ static dw_status ask(const job *j) {
     return dw__gpu_kernel_runs(j->kernel, &j->call, j->context);
 }
 
-dw_status dw_grouped_product_supported(const dw_grouped_product *given) {
+dw_status dw_grouped_gemm_supported(const dw_grouped_gemm *given) {
     job j;
     DW_RETURN_IF_FAILED(make_job(given, false, &j));
     return j.empty ? DW_OK : name_call(ask(&j), given);
 }
 
-dw_status dw_grouped_product_workspace(const dw_grouped_product *given, size_t *bytes) {
+dw_status dw_grouped_gemm_workspace(const dw_grouped_gemm *given, size_t *bytes) {
     job j;
-    if (!bytes) return dw__fail(DW_INVALID_ARGUMENT, "grouped product: bytes is NULL");
+    if (!bytes) return dw__fail(DW_INVALID_ARGUMENT, "grouped GEMM: bytes is NULL");
     *bytes = 0;
     DW_RETURN_IF_FAILED(make_job(given, false, &j));
     if (j.empty || !j.kernel->workspace_bytes) return DW_OK;

@@ -1,11 +1,11 @@
 /* GEMMs by CUTLASS's kernels up to the provider, which is a fake like the driver: the calls that reach each
  * kernel and their form, those that are rejected, and the first-use check's verdict on kernels that are
  * right, wrong, or fail. */
-#include "common/product_params.h"
+#include "common/gemm_reference_params.h"
 #include "common/scale_layout.h"
 #include "fake/fake_cutlass.h"
 #include "fake/fake_gpu.h"
-#include "kernel/cuda/product.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include "number/format.h"
 #include "number/half.h"
 #include <math.h>
@@ -29,7 +29,7 @@ static float b_at(int j, int k) { return (float)((PITCH * j + k) % 5) - 2; }
 static float c_at(int i, int j) { return (float)(8 * i + j); }
 
 /* Small whole numbers, so that D is exact. */
-static dw_product tiny_call(const char *kernel) {
+static dw_gemm tiny_call(const char *kernel) {
     memset(d, 0xff, sizeof d);
     for (int k = 0; k < K; k++) {
         for (int i = 0; i < M; i++) a[PITCH * i + k] = dw__f32_to_bf16(a_at(i, k));
@@ -37,20 +37,20 @@ static dw_product tiny_call(const char *kernel) {
     }
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++) c[PITCH * i + j] = dw__f32_to_bf16(c_at(i, j));
-    return (dw_product){.size = sizeof(dw_product),
-                        .dtype = DW_BF16,
-                        .output = DW_BF16,
-                        .m = M,
-                        .n = N,
-                        .k = K,
-                        .alpha = 2,
-                        .a = {a, PITCH},
-                        .b = {b, PITCH},
-                        .d = {d, PITCH},
-                        .stream = folder,
-                        .kernel = kernel,
-                        .workspace = workspace,
-                        .workspace_bytes = sizeof workspace};
+    return (dw_gemm){.size = sizeof(dw_gemm),
+                     .dtype = DW_BF16,
+                     .output = DW_BF16,
+                     .m = M,
+                     .n = N,
+                     .k = K,
+                     .alpha = 2,
+                     .a = {a, PITCH},
+                     .b = {b, PITCH},
+                     .d = {d, PITCH},
+                     .stream = folder,
+                     .kernel = kernel,
+                     .workspace = workspace,
+                     .workspace_bytes = sizeof workspace};
 }
 static void require_right(bool residual) {
     for (int i = 0; i < M; i++)
@@ -63,44 +63,44 @@ static void require_right(bool residual) {
 }
 
 /* NVFP4 with addresses that nobody reads. */
-static dw_product codes_call(void) {
-    dw_product call = {.size = sizeof(dw_product),
-                       .dtype = DW_BF16,
-                       .output = DW_BF16,
-                       .m = 9000,
-                       .n = 3000,
-                       .k = 704,
-                       .alpha = 0.5f,
-                       .a = {(void *)((uintptr_t)1 << 32), 352},
-                       .b = {(void *)((uintptr_t)2 << 32), 368},
-                       .d = {(void *)((uintptr_t)3 << 32), 3008},
-                       .residual = {(void *)((uintptr_t)4 << 32), 3016},
-                       .stream = folder,
-                       .quantized = 1,
-                       .scheme_a = DW_SCHEME_NVFP4,
-                       .scheme_b = DW_SCHEME_NVFP4,
-                       .scales_a = (void *)((uintptr_t)5 << 32),
-                       .scales_b = (void *)((uintptr_t)6 << 32),
-                       .factor_a = (void *)((uintptr_t)7 << 32),
-                       .factor_b = (void *)((uintptr_t)8 << 32),
-                       .kernel = "cutlass.sm100.nvfp4",
-                       .workspace = workspace,
-                       .workspace_bytes = sizeof workspace};
+static dw_gemm codes_call(void) {
+    dw_gemm call = {.size = sizeof(dw_gemm),
+                    .dtype = DW_BF16,
+                    .output = DW_BF16,
+                    .m = 9000,
+                    .n = 3000,
+                    .k = 704,
+                    .alpha = 0.5f,
+                    .a = {(void *)((uintptr_t)1 << 32), 352},
+                    .b = {(void *)((uintptr_t)2 << 32), 368},
+                    .d = {(void *)((uintptr_t)3 << 32), 3008},
+                    .residual = {(void *)((uintptr_t)4 << 32), 3016},
+                    .stream = folder,
+                    .quantized = 1,
+                    .scheme_a = DW_SCHEME_NVFP4,
+                    .scheme_b = DW_SCHEME_NVFP4,
+                    .scales_a = (void *)((uintptr_t)5 << 32),
+                    .scales_b = (void *)((uintptr_t)6 << 32),
+                    .factor_a = (void *)((uintptr_t)7 << 32),
+                    .factor_b = (void *)((uintptr_t)8 << 32),
+                    .kernel = "cutlass.sm100.nvfp4",
+                    .workspace = workspace,
+                    .workspace_bytes = sizeof workspace};
     return call;
 }
 
 static void told(void *unused) {
     (void)unused;
     size_t bytes = 1;
-    dw_product call = codes_call();
+    dw_gemm call = codes_call();
     fake->capability = 100;
     provider->workspace_bytes = 300;
-    CHILD_REQUIRE(dw_product_workspace(&call, &bytes) == DW_OK && bytes == 300);
-    CHILD_REQUIRE(dw_product_supported(&call) == DW_OK && provider->launches == 0);
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK && provider->launches == 1);
+    CHILD_REQUIRE(dw_gemm_workspace(&call, &bytes) == DW_OK && bytes == 300);
+    CHILD_REQUIRE(dw_gemm_supported(&call) == DW_OK && provider->launches == 0);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && provider->launches == 1);
     CHILD_REQUIRE(strcmp(provider->last->name, "cutlass.sm100.nvfp4") == 0);
     CHILD_REQUIRE(provider->workspace == workspace && provider->stream == folder);
-    dw_cutlass_product p = provider->call.product;
+    dw_cutlass_gemm p = provider->call.gemm;
     CHILD_REQUIRE(p.size_of == sizeof p && p.m == 9000 && p.n == 3000 && p.k == 704);
     CHILD_REQUIRE(p.a == call.a.data && p.b == call.b.data && p.d == call.d.data);
     CHILD_REQUIRE(p.a_stride == 704 && p.b_stride == 736 && p.d_stride == 3008);
@@ -116,14 +116,14 @@ static void told(void *unused) {
     call.kernel = "cutlass.sm100.bf16";
     call.quantized = 0, call.m = 1, call.a.stride = -5, call.b.stride = 720, call.d.stride = -6;
     call.residual.data = NULL;
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK);
-    p = provider->call.product;
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK);
+    p = provider->call.gemm;
     CHILD_REQUIRE(p.a_stride == 704 && p.b_stride == 720 && p.d_stride == 3000);
     CHILD_REQUIRE(p.c == NULL && p.beta == 0 && !p.a_scales && !p.b_scales && !p.a_factor);
 
     call.m = 0, bytes = 1; /* nothing to do */
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK && provider->launches == 2);
-    CHILD_REQUIRE(dw_product_workspace(&call, &bytes) == DW_OK && bytes == 0);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && provider->launches == 2);
+    CHILD_REQUIRE(dw_gemm_workspace(&call, &bytes) == DW_OK && bytes == 0);
     CHILD_REQUIRE(fake->launch_count == 0);
 }
 
@@ -135,30 +135,30 @@ static void own(void *unused) {
     fake->sm_count = 148;
     for (int i = 0; i < 2; i++) {
         size_t bytes = 1;
-        dw_product call = tiny_call(names[i]);
-        CHILD_REQUIRE(dw_product_workspace(&call, &bytes) == DW_OK && bytes == 0);
-        CHILD_REQUIRE(dw_product_run(&call) == DW_OK && fake->launch_count == i + 1);
+        dw_gemm call = tiny_call(names[i]);
+        CHILD_REQUIRE(dw_gemm_workspace(&call, &bytes) == DW_OK && bytes == 0);
+        CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && fake->launch_count == i + 1);
     }
-    dw_product before = tiny_call("cutlass.sm100.bf16");
-    before.size = offsetof(dw_product, kernel);
-    CHILD_REQUIRE(dw_product_run(&before) == DW_OK && fake->launch_count == 3);
+    dw_gemm before = tiny_call("cutlass.sm100.bf16");
+    before.size = offsetof(dw_gemm, kernel);
+    CHILD_REQUIRE(dw_gemm_run(&before) == DW_OK && fake->launch_count == 3);
     CHILD_REQUIRE(provider->launches == 0);
 }
 
 /* ---- what is refused ------------------------------------------------------------------------------- */
 
-static void require_refused(const dw_product *call, dw_status status, const char *words) {
+static void require_refused(const dw_gemm *call, dw_status status, const char *words) {
     const int before = provider ? provider->launches : 0;
-    CHILD_REQUIRE(dw_product_run(call) == status && strstr(dw_last_error(), words));
+    CHILD_REQUIRE(dw_gemm_run(call) == status && strstr(dw_last_error(), words));
     CHILD_REQUIRE(!provider || provider->launches == before);
 }
 
 static void refusals(void *unused) {
     (void)unused;
     static const char kernel[] = "cutlass.sm90.bf16";
-    dw_product call = tiny_call("cutlass.sm90.bf17");
+    dw_gemm call = tiny_call("cutlass.sm90.bf17");
     require_refused(&call, DW_INVALID_ARGUMENT,
-                    "product (m 3, n 8, k 16, bf16): kernel \"cutlass.sm90.bf17\" is not known for "
+                    "GEMM (m 3, n 8, k 16, bf16): kernel \"cutlass.sm90.bf17\" is not known for "
                     "this; expected one of sm100_gemm, cutlass.sm90.bf16, cutlass.sm90.bf16.other, "
                     "cutlass.sm100.bf16, cutlass.sm100.mxfp8, cutlass.sm100.nvfp4");
     call = tiny_call("cutlass.sm100.grouped");
@@ -193,8 +193,8 @@ static void refusals(void *unused) {
     require_refused(&call, DW_UNSUPPORTED,
                     "is launched by the CUDA runtime, which has no device \"emulator:sm_90a\"; "
                     "expected \"cuda\"");
-    CHILD_REQUIRE(dw_product_workspace(&call, &call.workspace_bytes) == DW_UNSUPPORTED);
-    CHILD_REQUIRE(dw_product_workspace(&call, NULL) == DW_INVALID_ARGUMENT);
+    CHILD_REQUIRE(dw_gemm_workspace(&call, &call.workspace_bytes) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_gemm_workspace(&call, NULL) == DW_INVALID_ARGUMENT);
 
     provider->workspace_bytes = 300;
     call = tiny_call(kernel), call.workspace_bytes = 299;
@@ -205,25 +205,25 @@ static void refusals(void *unused) {
     call = tiny_call(kernel), call.workspace = workspace + 16;
     require_refused(&call, DW_INVALID_ARGUMENT, "expects a multiple of 256 bytes");
     call = tiny_call(kernel), call.size = sizeof call - 1;
-    require_refused(&call, DW_INVALID_ARGUMENT, "set it to sizeof(dw_product)");
+    require_refused(&call, DW_INVALID_ARGUMENT, "set it to sizeof(dw_gemm)");
 
     /* Calls that the kernel itself rejects, before and at the launch. */
     call = tiny_call(kernel);
     provider->refused = "too odd";
     require_refused(&call, DW_UNSUPPORTED, "k 16, bf16): cutlass.sm90.bf16: too odd");
-    CHILD_REQUIRE(dw_product_supported(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_gemm_supported(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "too odd"));
     provider->refused = NULL;
     provider->result = DW_CUTLASS_REFUSED;
-    CHILD_REQUIRE(dw_product_run(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "k 16, bf16): cutlass.sm90.bf16: as told"));
     provider->result = DW_CUTLASS_FAILED;
-    CHILD_REQUIRE(dw_product_run(&call) == DW_STATE);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_STATE);
 }
 
 static void without_library(void *unused) {
     (void)unused;
-    dw_product call = tiny_call("cutlass.sm90.bf16");
+    dw_gemm call = tiny_call("cutlass.sm90.bf16");
     provider = NULL;
     setenv("DEEPWELL_CUTLASS", "/nowhere/libnone.so", 1);
     require_refused(&call, DW_UNSUPPORTED, "there is sm100_gemm; CUTLASS's kernels are not there");
@@ -234,7 +234,7 @@ static void without_library(void *unused) {
 
 static void other_version(void *unused) {
     (void)unused;
-    dw_product call = tiny_call("cutlass.sm90.bf16");
+    dw_gemm call = tiny_call("cutlass.sm90.bf16");
     setenv("FAKE_CUTLASS_VERSION", "1", 1);
     require_refused(&call, DW_UNSUPPORTED, "is of another version than this library");
 }
@@ -273,7 +273,7 @@ static double *read_operand(dw_cutlass_type type, const void *data, const unsign
     return values;
 }
 
-static void multiply(dw_cutlass_type type, const dw_cutlass_product *p) {
+static void multiply(dw_cutlass_type type, const dw_cutlass_gemm *p) {
     double *x = read_operand(type, p->a, p->a_scales, p->m, p->k, p->a_stride),
            *y = read_operand(type, p->b, p->b_scales, p->n, p->k, p->b_stride);
     const double alpha = (double)p->alpha * (p->a_factor && wrong_factor != 1 ? *p->a_factor : 1) *
@@ -296,42 +296,42 @@ static void multiply(dw_cutlass_type type, const dw_cutlass_product *p) {
 static bool wrong_group; /* every group is multiplied with the first one's B */
 
 static void run_provided(const dw_cutlass_kernel *kernel, const void *call) {
-    if (kernel->kind == DW_CUTLASS_PRODUCT) {
+    if (kernel->kind == DW_CUTLASS_GEMM) {
         multiply(kernel->type, call);
         return;
     }
     const dw_cutlass_grouped *g = call;
     for (int i = 0; i < g->groups; i++)
         if (g->m[i] > 0)
-            multiply(DW_CUTLASS_BF16, &(dw_cutlass_product){.m = g->m[i],
-                                                            .n = g->n,
-                                                            .k = g->k,
-                                                            .a = g->a[i],
-                                                            .b = g->b[wrong_group ? 0 : i],
-                                                            .d = g->d[i],
-                                                            .a_stride = g->a_stride,
-                                                            .b_stride = g->b_stride,
-                                                            .d_stride = g->d_stride,
-                                                            .alpha = g->alpha});
+            multiply(DW_CUTLASS_BF16, &(dw_cutlass_gemm){.m = g->m[i],
+                                                         .n = g->n,
+                                                         .k = g->k,
+                                                         .a = g->a[i],
+                                                         .b = g->b[wrong_group ? 0 : i],
+                                                         .d = g->d[i],
+                                                         .a_stride = g->a_stride,
+                                                         .b_stride = g->b_stride,
+                                                         .d_stride = g->d_stride,
+                                                         .alpha = g->alpha});
 }
 
-/* cuda/common/product_reference.cu for BF16 without activation. */
+/* cuda/common/gemm_reference.cu for BF16 without activation. */
 static void run_reference(const fake_launch *launch) {
-    dw_product_params p;
+    dw_gemm_reference_params p;
     memcpy(&p, launch->params, sizeof p);
-    multiply(DW_CUTLASS_BF16, &(dw_cutlass_product){.m = p.m,
-                                                    .n = p.n,
-                                                    .k = p.k,
-                                                    .a = p.a,
-                                                    .b = p.b,
-                                                    .c = p.residual,
-                                                    .d = p.d,
-                                                    .a_stride = p.stride_a,
-                                                    .b_stride = p.stride_b,
-                                                    .c_stride = p.stride_residual,
-                                                    .d_stride = p.stride_d,
-                                                    .alpha = p.alpha,
-                                                    .beta = 1});
+    multiply(DW_CUTLASS_BF16, &(dw_cutlass_gemm){.m = p.m,
+                                                 .n = p.n,
+                                                 .k = p.k,
+                                                 .a = p.a,
+                                                 .b = p.b,
+                                                 .c = p.residual,
+                                                 .d = p.d,
+                                                 .a_stride = p.stride_a,
+                                                 .b_stride = p.stride_b,
+                                                 .c_stride = p.stride_residual,
+                                                 .d_stride = p.stride_d,
+                                                 .alpha = p.alpha,
+                                                 .beta = 1});
 }
 
 static void use_guard(int capability) {
@@ -348,20 +348,20 @@ static void use_guard(int capability) {
 static void guard_passes(void *unused) {
     (void)unused;
     use_guard(90);
-    dw_product call = tiny_call("cutlass.sm90.bf16");
+    dw_gemm call = tiny_call("cutlass.sm90.bf16");
     wrong_by = 1e-6f; /* far below BF16's rounding */
-    CHILD_REQUIRE(dw_product_supported(&call) == DW_OK && provider->launches == 1);
-    const dw_cutlass_product *tried = &provider->call.product;
+    CHILD_REQUIRE(dw_gemm_supported(&call) == DW_OK && provider->launches == 1);
+    const dw_cutlass_gemm *tried = &provider->call.gemm;
     CHILD_REQUIRE(tried->processors > 0 && tried->m > 512 && tried->m % 128 && tried->n % 128);
     CHILD_REQUIRE(!tried->c && provider->workspace && provider->workspace != workspace);
     CHILD_REQUIRE(fake->memory == 0 && fake->relaxed > 0);
     wrong_by = 0;
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK && provider->launches == 2);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && provider->launches == 2);
     require_right(false);
     call.residual = (dw_matrix){c, PITCH};
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK && provider->launches == 4);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && provider->launches == 4);
     require_right(true);
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK && provider->launches == 5);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && provider->launches == 5);
     CHILD_REQUIRE(fake->launch_count == 0 && fake->memory == 0);
 }
 
@@ -371,11 +371,11 @@ static void guard_refuses(void *unused) {
     (void)unused;
     use_guard(90);
     forget_c = true;
-    dw_product call = tiny_call("cutlass.sm90.bf16");
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK && provider->launches == 2);
+    dw_gemm call = tiny_call("cutlass.sm90.bf16");
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && provider->launches == 2);
     require_right(false);
     call.residual = (dw_matrix){c, PITCH};
-    CHILD_REQUIRE(dw_product_supported(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_gemm_supported(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(
         strstr(dw_last_error(),
                "kernel cutlass.sm90.bf16 disagrees with the reference on Fake GPU 0: D[0][0] "
@@ -383,36 +383,36 @@ static void guard_refuses(void *unused) {
     CHILD_REQUIRE(strstr(dw_last_error(), "computed by definition"));
     forget_c = false;
     const int before = provider->launches;
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK); /* once and for all */
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK); /* once and for all */
     CHILD_REQUIRE(provider->launches == before && fake->launch_count == 1);
-    CHILD_REQUIRE(strcmp(fake->launches[0].name, "reference_product") == 0);
+    CHILD_REQUIRE(strcmp(fake->launches[0].name, "reference_gemm") == 0);
     CHILD_REQUIRE(fake->launches[0].stream == folder);
     require_right(true);
     call.kernel = "cutlass.sm90.bf16.other";
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK && provider->launches == before + 2);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && provider->launches == before + 2);
     require_right(true);
 }
 
 static void kernel_fails(void *unused) {
     (void)unused;
     use_guard(90);
-    dw_product call = tiny_call("cutlass.sm90.bf16");
+    dw_gemm call = tiny_call("cutlass.sm90.bf16");
     provider->result = DW_CUTLASS_FAILED;
-    CHILD_REQUIRE(dw_product_supported(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_gemm_supported(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "failed on Fake GPU 0: cutlass.sm90.bf16: as told"));
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK);
     require_right(false);
 }
 
 static void codes(const char *kernel, dw_scheme scheme) {
-    dw_product call = codes_call();
+    dw_gemm call = codes_call();
     call.kernel = kernel;
     call.scheme_a = call.scheme_b = scheme;
     call.a.stride = call.b.stride = 704;
-    if (dw_product_supported(&call) == DW_OK) return;
-    CHILD_REQUIRE(strstr(dw_last_error(), "its products are refused"));
+    if (dw_gemm_supported(&call) == DW_OK) return;
+    CHILD_REQUIRE(strstr(dw_last_error(), "its GEMMs are refused"));
     provider->kernel = NULL;
-    CHILD_REQUIRE(dw_product_run(&call) == DW_UNSUPPORTED && strstr(dw_last_error(), "disagrees"));
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_UNSUPPORTED && strstr(dw_last_error(), "disagrees"));
     _exit(3);
 }
 static void codes_of_fp8(void *unused) {
@@ -440,18 +440,18 @@ static void guard_fails(void *unused) {
                                         "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"};
     (void)unused;
     use_guard(90);
-    dw_product call = tiny_call("cutlass.sm90.bf16");
+    dw_gemm call = tiny_call("cutlass.sm90.bf16");
     for (size_t i = 0; i < DW_COUNT(calls); i++) {
         fake->failing = calls[i];
         fake->result = 2;
-        CHILD_REQUIRE(dw_product_run(&call) == DW_OUT_OF_MEMORY);
+        CHILD_REQUIRE(dw_gemm_run(&call) == DW_OUT_OF_MEMORY);
         fake->failing = NULL;
         CHILD_REQUIRE(fake->memory == 0);
     }
     int refused = 0;
     for (int64_t after = 0;; after++) {
         dw__memory_fail_once(after);
-        dw_status status = dw_product_supported(&call);
+        dw_status status = dw_gemm_supported(&call);
         int64_t failures = dw__memory_failures();
         dw__memory_fail_after(-1);
         CHILD_REQUIRE(fake->memory == 0);
@@ -460,7 +460,7 @@ static void guard_fails(void *unused) {
         if (failures == 0) break;
     }
     CHILD_REQUIRE(refused >= 3);
-    CHILD_REQUIRE(dw_product_run(&call) == DW_OK);
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK);
     require_right(false);
 }
 
@@ -472,36 +472,36 @@ static void *group_a[GROUPS] = {a, NULL, a + 2 * PITCH}, *group_b[GROUPS] = {b, 
             *group_d[GROUPS] = {d, NULL, d + 2 * PITCH};
 
 /* The tiny call's rows as groups: the same D. */
-static dw_grouped_product tiny_groups(const char *kernel) {
+static dw_grouped_gemm tiny_groups(const char *kernel) {
     (void)tiny_call(NULL);
-    return (dw_grouped_product){.size = sizeof(dw_grouped_product),
-                                .dtype = DW_BF16,
-                                .alpha = 2,
-                                .groups = GROUPS,
-                                .n = N,
-                                .k = K,
-                                .m = group_rows,
-                                .a = group_a,
-                                .b = group_b,
-                                .d = group_d,
-                                .stride_a = PITCH,
-                                .stride_b = PITCH,
-                                .stride_d = PITCH,
-                                .stream = folder,
-                                .kernel = kernel,
-                                .workspace = workspace,
-                                .workspace_bytes = sizeof workspace};
+    return (dw_grouped_gemm){.size = sizeof(dw_grouped_gemm),
+                             .dtype = DW_BF16,
+                             .alpha = 2,
+                             .groups = GROUPS,
+                             .n = N,
+                             .k = K,
+                             .m = group_rows,
+                             .a = group_a,
+                             .b = group_b,
+                             .d = group_d,
+                             .stride_a = PITCH,
+                             .stride_b = PITCH,
+                             .stride_d = PITCH,
+                             .stream = folder,
+                             .kernel = kernel,
+                             .workspace = workspace,
+                             .workspace_bytes = sizeof workspace};
 }
 
 static void groups_pass(void *unused) {
     (void)unused;
     size_t bytes = 0;
     use_guard(100);
-    dw_grouped_product call = tiny_groups("cutlass.sm100.grouped");
-    CHILD_REQUIRE(dw_grouped_product_workspace(&call, &bytes) == DW_OK && bytes == 512);
-    CHILD_REQUIRE(dw_grouped_product_supported(&call) == DW_OK && provider->launches == 1);
+    dw_grouped_gemm call = tiny_groups("cutlass.sm100.grouped");
+    CHILD_REQUIRE(dw_grouped_gemm_workspace(&call, &bytes) == DW_OK && bytes == 512);
+    CHILD_REQUIRE(dw_grouped_gemm_supported(&call) == DW_OK && provider->launches == 1);
     CHILD_REQUIRE(provider->call.grouped.groups == 4 && provider->call.grouped.processors > 0);
-    CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_OK && provider->launches == 2);
+    CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_OK && provider->launches == 2);
     const dw_cutlass_grouped *g = &provider->call.grouped;
     CHILD_REQUIRE(g->groups == GROUPS && g->n == N && g->k == K && g->alpha == 2);
     CHILD_REQUIRE(provider->workspace == workspace && provider->stream == folder);
@@ -511,12 +511,12 @@ static void groups_pass(void *unused) {
 static void groups_refuse(void *unused) {
     (void)unused;
     use_guard(100);
-    dw_grouped_product call = tiny_groups("cutlass.sm100.grouped");
+    dw_grouped_gemm call = tiny_groups("cutlass.sm100.grouped");
     wrong_group = true;
-    CHILD_REQUIRE(dw_grouped_product_supported(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_grouped_gemm_supported(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(
         strstr(dw_last_error(), "disagrees with the reference on Fake GPU 0: D[200][0] of"));
-    CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_OK && provider->launches == 1);
+    CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_OK && provider->launches == 1);
     CHILD_REQUIRE(fake->launch_count == 2); /* of groups that have rows */
     require_right(false);
 }
@@ -526,15 +526,15 @@ static void groups_own(void *unused) {
     size_t bytes = 1;
     fake->capability = 100;
     fake->sm_count = 148;
-    dw_grouped_product call = tiny_groups(NULL);
-    CHILD_REQUIRE(dw_grouped_product_workspace(&call, &bytes) == DW_OK && bytes == 0);
-    CHILD_REQUIRE(dw_grouped_product_supported(&call) == DW_OK && fake->launch_count == 0);
-    CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_OK && fake->launch_count == 2);
+    dw_grouped_gemm call = tiny_groups(NULL);
+    CHILD_REQUIRE(dw_grouped_gemm_workspace(&call, &bytes) == DW_OK && bytes == 0);
+    CHILD_REQUIRE(dw_grouped_gemm_supported(&call) == DW_OK && fake->launch_count == 0);
+    CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_OK && fake->launch_count == 2);
     for (int i = 0; i < 2; i++) CHILD_REQUIRE(strcmp(fake->launches[i].name, "sm100_gemm") == 0);
     call.kernel = "sm100_gemm";
-    CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_OK && fake->launch_count == 4);
+    CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_OK && fake->launch_count == 4);
     call.groups = 0, call.m = NULL;
-    CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_OK && fake->launch_count == 4);
+    CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_OK && fake->launch_count == 4);
 
     /* A mistake in the last group: nothing is launched. */
     static const struct {
@@ -543,8 +543,8 @@ static void groups_own(void *unused) {
         int groups;
         const char *words;
     } wrong[] = {
-        {-1, N, DW_BF16, GROUPS, "bf16): group 2: product: m is -1"},
-        {1, -1, DW_BF16, GROUPS, "group 0: product: n is -1"},
+        {-1, N, DW_BF16, GROUPS, "bf16): group 2: GEMM: m is -1"},
+        {1, -1, DW_BF16, GROUPS, "group 0: GEMM: n is -1"},
         {1, N, DW_F32, GROUPS, "the element type is f32"},
         {1, N, DW_BF16, -1, "groups is -1"},
     };
@@ -553,23 +553,23 @@ static void groups_own(void *unused) {
         call = tiny_groups(NULL);
         call.m = rows, call.n = wrong[i].n, call.dtype = wrong[i].dtype;
         call.groups = wrong[i].groups;
-        CHILD_REQUIRE(dw_grouped_product_run(&call) != DW_OK);
+        CHILD_REQUIRE(dw_grouped_gemm_run(&call) != DW_OK);
         CHILD_REQUIRE(strstr(dw_last_error(), wrong[i].words));
     }
     call = tiny_groups(NULL), call.d = NULL;
-    CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_INVALID_ARGUMENT);
+    CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_INVALID_ARGUMENT);
     CHILD_REQUIRE(strstr(dw_last_error(), "d is NULL; expected an array of 3"));
     call = tiny_groups("cutlass.sm100.bf16");
-    CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_INVALID_ARGUMENT);
+    CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_INVALID_ARGUMENT);
     CHILD_REQUIRE(strstr(dw_last_error(), "expected one of sm100_gemm, cutlass.sm100.grouped"));
     call = tiny_groups("cutlass.sm100.grouped"), call.dtype = DW_F16;
-    CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_UNSUPPORTED);
     call = tiny_groups("cutlass.sm100.grouped"), call.n = 4;
-    CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "n is 4; cutlass.sm100.grouped expects a multiple of 8"));
     call = tiny_groups("cutlass.sm100.grouped"), call.size--;
-    CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_INVALID_ARGUMENT);
-    CHILD_REQUIRE(dw_grouped_product_run(NULL) == DW_INVALID_ARGUMENT);
+    CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_INVALID_ARGUMENT);
+    CHILD_REQUIRE(dw_grouped_gemm_run(NULL) == DW_INVALID_ARGUMENT);
     CHILD_REQUIRE(fake->launch_count == 4 && provider->launches == 0);
 }
 
@@ -611,7 +611,7 @@ static void test_groups(void **state) {
 
 static int maps_of(const char *name) {
     const bool ours = strcmp(name, "sm100_gemm") == 0;
-    fake->params_bytes = ours ? sizeof(dw_gemm_params) : sizeof(dw_product_params);
+    fake->params_bytes = ours ? sizeof(dw_gemm_params) : sizeof(dw_gemm_reference_params);
     return ours ? 4 : 0;
 }
 

@@ -1,11 +1,11 @@
 /* Runs a GEMM kernel on the emulator, for any kind of operands: problems, a run of one, and tests that each
  * such kernel must pass. A product_kernel, the initial state of these tests, holds what differs between
  * kernels. */
-#ifndef DW_EMULATED_PRODUCT_RUN_H
-#define DW_EMULATED_PRODUCT_RUN_H
+#ifndef DW_EMULATED_GEMM_RUN_H
+#define DW_EMULATED_GEMM_RUN_H
 
 #include "deepwell/hardware.h"
-#include "emulated_product.h"
+#include "emulated_gemm_call.h"
 
 /* Defines; the first three are those of block-scaled operands. */
 typedef struct variant {
@@ -200,7 +200,7 @@ static inline void check(const problem *p, const run *r) {
     if (p->v.output == DW_GEMM_OUTPUT_MXFP8)
         check_quantized(&product, &r->d, &r->scales);
     else
-        check_product(&product, &r->d);
+        check_gemm(&product, &r->d);
 }
 
 static inline void expect_right(const product_kernel *kernel, const problem *p) {

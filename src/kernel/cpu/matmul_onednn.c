@@ -1,7 +1,7 @@
 /* GEMM with oneDNN: one single-threaded oneDNN call per task. The division into tiles depends on the shape
  * alone, because the tile decides which of its loops oneDNN uses, and thereby the order of its sums. */
 #include "base/pool.h"
-#include "kernel/cpu/product.h"
+#include "kernel/cpu/cpu_matmul.h"
 #include "kernel/library/onednn.h"
 #include <string.h>
 
@@ -26,7 +26,7 @@ static int64_t even_tile(int64_t extent, int64_t most) {
     return dw__min64(tile, extent);
 }
 
-static tiling cut(const dw__product *p, bool epilogue) {
+static tiling cut(const dw__matmul *p, bool epilogue) {
     int64_t most_m = epilogue ? PASSING_ROWS : TILE_ROWS, most_n = TILE_COLUMNS;
     for (;;) {
         tiling t = {even_tile(p->m, most_m), even_tile(p->n, most_n)};
@@ -62,17 +62,17 @@ static bool find_layout(int64_t rows, int64_t columns, int64_t row_stride, int64
     return false;
 }
 
-bool dw__product_onednn_fits(const dw__product *p) {
+bool dw__matmul_onednn_fits(const dw__matmul *p) {
     layout a, b;
     if (!dw__onednn_version() || p->m == 0 || p->n == 0 || p->k == 0 || p->batches == 0)
         return false;
-    if (dw__product_packed_preferred(p)) return false;
+    if (dw__matmul_packed_preferred(p)) return false;
     return find_layout(p->m, p->k, p->a_row, p->a_k, &a) &&
            find_layout(p->k, p->n, p->b_k, p->b_column, &b);
 }
 
 typedef struct job {
-    const dw__product *p;
+    const dw__matmul *p;
     dw__epilogue *then;
     tiling tile;
     layout a, b;
@@ -88,7 +88,7 @@ static void preset_bias(const float *bias, int64_t rows, int64_t columns, float 
 
 static void multiply_task(void *context, int64_t index, int worker) {
     const job *j = context;
-    const dw__product *p = j->p;
+    const dw__matmul *p = j->p;
     int64_t row_tiles = dw__divide_up(p->m, j->tile.m),
             column_tiles = dw__divide_up(p->n, j->tile.n);
     int64_t row = index % row_tiles * j->tile.m;
@@ -101,8 +101,8 @@ static void multiply_task(void *context, int64_t index, int worker) {
     float *tile =
         p->c ? p->c + first_row * p->n + column : j->worker_tiles + worker * j->tile.m * j->tile.n;
     int64_t stride = p->c ? p->n : j->tile.n;
-    const float *a = p->a + dw__product_batch_offset(p, p->a_batch, batch) + row * p->a_row;
-    const float *b = p->b + dw__product_batch_offset(p, p->b_batch, batch) + column * p->b_column;
+    const float *a = p->a + dw__matmul_batch_offset(p, p->a_batch, batch) + row * p->a_row;
+    const float *b = p->b + dw__matmul_batch_offset(p, p->b_batch, batch) + column * p->b_column;
     if (p->bias && !p->accumulate) preset_bias(p->bias + column, rows, columns, tile, stride);
     float beta = p->accumulate || p->bias ? 1.0f : 0.0f;
     dw_status status = dw__onednn_sgemm(j->a.transposed, j->b.transposed, rows, columns, p->k, a,
@@ -114,7 +114,7 @@ static void multiply_task(void *context, int64_t index, int worker) {
     dw__epilogue_run(j->then, first_row, rows, column, columns, tile, stride);
 }
 
-size_t dw__product_onednn_scratch(const dw__product *p, bool passing) {
+size_t dw__matmul_onednn_scratch(const dw__matmul *p, bool passing) {
     if (!passing) return 0;
     tiling tile = cut(p, true);
     return (size_t)(dw__pool_threads() * tile.m * tile.n) * sizeof(float);
@@ -122,7 +122,7 @@ size_t dw__product_onednn_scratch(const dw__product *p, bool passing) {
 
 /* Each thread runs one task at a time. Tasks of the last row and column are smaller and may use other oneDNN
  * loops. */
-size_t dw__product_onednn_library(const dw__product *p, bool passing) {
+size_t dw__matmul_onednn_library(const dw__matmul *p, bool passing) {
     tiling t = cut(p, passing);
     layout a, b;
     if (!find_layout(p->m, p->k, p->a_row, p->a_k, &a) ||
@@ -141,7 +141,7 @@ size_t dw__product_onednn_library(const dw__product *p, bool passing) {
     return (size_t)dw__min64(tasks, dw__pool_threads()) * largest;
 }
 
-void dw__product_onednn_run(const dw__product *p, dw__epilogue *then, void *scratch) {
+void dw__matmul_onednn_run(const dw__matmul *p, dw__epilogue *then, void *scratch) {
     job j = {.p = p, .then = then, .tile = cut(p, then->call != NULL), .worker_tiles = scratch};
     if (!find_layout(p->m, p->k, p->a_row, p->a_k, &j.a) ||
         !find_layout(p->k, p->n, p->b_k, p->b_column, &j.b)) {
