@@ -12,8 +12,8 @@
  * An element's value does not depend on the division into chunks and tasks, and neither do the bits. */
 #include "kernel/cpu/fused.h"
 #include "base/pool.h"
-#include "graph/body.h"
 #include "kernel/cpu/cpu.h"
+#include "kernel/elementwise_body.h"
 #include "kernel/reference/scalar.h"
 #include <assert.h>
 #include <stdalign.h>
@@ -74,14 +74,8 @@ static dw__lane_kind kind_of(dw_dtype dtype) {
 
 static bool is_half(dw_dtype dtype) { return dtype == DW_BF16 || dtype == DW_F16; }
 
-/* dtype of operand `i` of an instruction. */
-static dw_dtype operand_dtype(const dw__body_code *code, int i) {
-    if (code->op == DW_OP_SELECT) return i == 0 ? DW_BOOL : code->dtype;
-    return code->operand_dtype;
-}
-
 static dw__lane_kind operand_kind(const dw__body_code *code, int i) {
-    return kind_of(operand_dtype(code, i));
+    return kind_of(dw__body_operand_dtype(code, i));
 }
 
 static void splat(uint8_t *bytes, const void *value, size_t size) {
@@ -154,7 +148,7 @@ static void make_step(program *p, int at) {
     step->rounding = find_rounding(code);
     step->output = -1;
     for (int i = 0; i < step->operand_count; i++)
-        step->operands[i] = make_operand(p, &code->operands[i], operand_dtype(code, i));
+        step->operands[i] = make_operand(p, &code->operands[i], dw__body_operand_dtype(code, i));
 }
 
 /* Selects the outputs that a step can write directly: the dtype in memory equals that of the chunk. */
@@ -201,43 +195,6 @@ static uint8_t widest_element(const dw__body *body, const dw__call *call) {
     return (uint8_t)widest;
 }
 
-/* Makes a body with one instruction, the call's own operation. */
-static void body_of_operation(const dw__call *call, dw__body *body) {
-    dw__body_code *code = &body->code[0];
-    body->input_count = (uint16_t)call->input_count;
-    body->code_count = body->output_count = 1;
-    code->op = call->op;
-    code->dtype = call->outputs[0].dtype;
-    code->operand_dtype = call->inputs[0].dtype;
-    code->operand_count = (uint8_t)call->input_count;
-    const dw_attr *approximate = dw__call_attr(call, DW_ATTR_KEY_APPROXIMATE);
-    code->tanh_approximation = approximate && strcmp(approximate->string, "tanh") == 0;
-    for (uint32_t i = 0; i < call->input_count; i++)
-        code->operands[i] = (dw__body_operand){DW_BODY_INPUT, (uint16_t)i, 0.0};
-    if (call->op == DW_OP_DROPOUT) {
-        double p = dw__call_float(call, DW_ATTR_KEY_P, 0.0);
-        double stream = (double)dw__call_int(call, DW_ATTR_KEY_STREAM, 0);
-        code->operand_count = 4;
-        code->operands[2] = (dw__body_operand){DW_BODY_CONSTANT, 0, p};
-        code->operands[3] = (dw__body_operand){DW_BODY_CONSTANT, 0, stream};
-    }
-    body->outputs[0] = (dw__body_operand){DW_BODY_RESULT, 0, 0.0};
-}
-
-static dw_status read_body(const dw__call *call, dw__body *body) {
-    if (call->op != DW_OP_FUSED) {
-        body_of_operation(call, body);
-        return DW_OK;
-    }
-    const dw_attr *text = dw__call_attr(call, DW_ATTR_KEY_BODY);
-    if (!text)
-        return dw__fail(DW_INVALID_ARGUMENT, "fused: the node has no attribute `body`; give its "
-                                             "program, for example \"t0=exp(i0);out(t0)\"");
-    dw_dtype dtypes[DW_MAX_INPUTS];
-    for (uint32_t i = 0; i < call->input_count; i++) dtypes[i] = call->inputs[i].dtype;
-    return dw__body_parse(text->string, call->input_count, dtypes, body);
-}
-
 static size_t constants_in(const dw__body *body) {
     size_t count = 0;
     for (int i = 0; i < body->code_count; i++)
@@ -253,7 +210,7 @@ static dw_status prepare(const dw__call *call, void **prepared) {
     program *p = NULL;
     dw__body *body = dw__calloc(1, sizeof *body);
     if (!body) return dw__fail_memory("the body of an elementwise program", sizeof *body);
-    DW_TRY(read_body(call, body));
+    DW_TRY(dw__elementwise_body(call, body));
     size_t bytes = sizeof *p + constants_in(body) * DW_LANE_SPLAT_BYTES;
     p = dw__calloc(1, bytes);
     if (!p) {
@@ -287,15 +244,6 @@ typedef struct iteration {
     _Atomic int failed;
 } iteration;
 
-/* Strides of an input over the iteration shape: right-aligned, 0 on broadcast axes. */
-static void broadcast_strides(const dw__tensor *in, const dw__tensor *shape, int64_t *stride) {
-    for (int axis = 0; axis < shape->rank; axis++) {
-        int own = axis - (shape->rank - in->rank);
-        bool repeats = own < 0 || (in->shape[own] == 1 && shape->shape[axis] != 1);
-        stride[axis] = repeats ? 0 : in->stride[own];
-    }
-}
-
 /* True if axis `inner` continues axis `outer` in every input. */
 static bool axes_merge(const iteration *it, int outer, int64_t inner_size,
                        int64_t strides[][DW_MAX_RANK], int inner) {
@@ -313,7 +261,7 @@ static void merge_axes(iteration *it, bool keep_last) {
     int64_t strides[DW_MAX_INPUTS][DW_MAX_RANK];
     for (uint32_t i = 0; i < inputs; i++)
         if (it->program->used[i] && (int)i != it->replaced)
-            broadcast_strides(&it->call->inputs[i], shape, strides[i]);
+            dw__broadcast_strides(&it->call->inputs[i], shape, strides[i]);
         else
             memset(strides[i], 0, sizeof strides[i]);
     it->rank = 0;
