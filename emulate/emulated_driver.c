@@ -462,6 +462,35 @@ API int cuStreamDestroy_v2(void *stream) {
     free(stream);
     return SUCCESS;
 }
+/* CUDA graphs are not emulated: programs that ask for them are told so. */
+API int cuStreamBeginCapture_v2(void *stream, int mode) {
+    (void)stream, (void)mode;
+    return NOT_SUPPORTED;
+}
+API int cuStreamEndCapture(void *stream, void **graph) {
+    (void)stream, (void)graph;
+    return NOT_SUPPORTED;
+}
+API int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
+    (void)executable, (void)graph, (void)flags;
+    return NOT_SUPPORTED;
+}
+API int cuGraphExecUpdate_v2(void *executable, void *graph, void *result) {
+    (void)executable, (void)graph, (void)result;
+    return NOT_SUPPORTED;
+}
+API int cuGraphLaunch(void *executable, void *stream) {
+    (void)executable, (void)stream;
+    return NOT_SUPPORTED;
+}
+API int cuGraphDestroy(void *graph) {
+    (void)graph;
+    return NOT_SUPPORTED;
+}
+API int cuGraphExecDestroy(void *executable) {
+    (void)executable;
+    return NOT_SUPPORTED;
+}
 API int cuStreamSynchronize(void *stream) {
     (void)stream;
     return gpu.failed;

@@ -32,7 +32,8 @@ extern "C" {
     X(NOT_FOUND, 8, "a named thing does not exist")                                                \
     X(STATE, 9, "the call is not valid in the object's present state")                             \
     X(INTERNAL, 10, "a defect in Deepwell: please report it with the message")                     \
-    X(INDEX, 11, "an index lies outside of what it selects from")
+    X(INDEX, 11, "an index lies outside of what it selects from")                                  \
+    X(DEVICE, 12, "a device failed while it worked; its context is lost, so start a new process")
 
 typedef enum dw_status {
 #define DW_STATUS_ENUM(name, value, text) DW_##name = value,

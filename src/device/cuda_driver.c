@@ -72,8 +72,15 @@ dw_status dw__cuda_driver(const dw__cuda **driver) {
     return DW_OK;
 }
 
+/* A kernel that ran before has failed. Every later call in the context returns the same. */
+static bool is_lost(int result) {
+    return result >= DW_CU_ILLEGAL_ADDRESS && result <= DW_CU_LAUNCH_FAILED &&
+           result != DW_CU_LAUNCH_OUT_OF_RESOURCES;
+}
+
 static dw_status status_of(int result) {
     if (result == DW_CU_OUT_OF_MEMORY) return DW_OUT_OF_MEMORY;
+    if (is_lost(result)) return DW_DEVICE;
     switch (result) {
     case DW_CU_STUB_LIBRARY:
     case DW_CU_NO_DEVICE:
@@ -92,8 +99,7 @@ static const char *next_step(int result) {
         return "; the stream is in a CUDA graph capture that this call does not fit: capture on "
                "one "
                "stream, after a first run outside of the capture";
-    if (result >= DW_CU_ILLEGAL_ADDRESS && result <= DW_CU_LAUNCH_FAILED &&
-        result != DW_CU_LAUNCH_OUT_OF_RESOURCES)
+    if (is_lost(result))
         return "; a kernel that ran before has failed, ours or another's, and the context is lost: "
                "run under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1, to see which";
     switch (result) {

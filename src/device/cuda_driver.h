@@ -116,6 +116,14 @@ enum { /* CUresult: the ones that we distinguish */
     X(function_set_attribute, cuFuncSetAttribute, (void *function, int attribute, int value))      \
     X(launch, cuLaunchKernelEx,                                                                    \
       (const dw__cu_launch_config *config, void *function, void **arguments, void **extra))        \
+    X(capture_begin, cuStreamBeginCapture_v2, (void *stream, int mode))                            \
+    X(capture_end, cuStreamEndCapture, (void *stream, void **graph))                               \
+    X(graph_instantiate, cuGraphInstantiateWithFlags,                                              \
+      (void **executable, void *graph, unsigned long long flags))                                  \
+    X(graph_update, cuGraphExecUpdate_v2, (void *executable, void *graph, void *result))           \
+    X(graph_launch, cuGraphLaunch, (void *executable, void *stream))                               \
+    X(graph_destroy, cuGraphDestroy, (void *graph))                                                \
+    X(graph_release, cuGraphExecDestroy, (void *executable))                                       \
     X(tensor_map_tiled, cuTensorMapEncodeTiled,                                                    \
       (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,                   \
        const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,        \

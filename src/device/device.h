@@ -6,7 +6,7 @@
 #include "base/base.h"
 #include "deepwell/device.h"
 
-#define DW_DEVICE_VERSION 2
+#define DW_DEVICE_VERSION 3
 
 /* Constant properties of a context. There is one entry for each context that was current during one of our
  * calls. It is found without a lock and is valid until the process ends. `index` is below DW__CONTEXTS:
@@ -98,6 +98,15 @@ struct dw_device {
     /* Between these two calls the thread may allocate and load while a stream is being captured. */
     dw_status (*capture_relax)(int *before);
     void (*capture_restore)(int before);
+
+    /* Since version 3, on devices that run kernels: graphs of recorded work. Between graph_begin and graph_end, work that
+     * the thread enqueues on the stream is recorded instead of run. The stream is not the legacy default stream. */
+    dw_status (*graph_begin)(void *stream);
+    /* `graph` is NULL or a graph of an earlier recording, which takes on the new one: its kernels' arguments alone if
+     * these are all that differ. After a failure it is unchanged. */
+    dw_status (*graph_end)(void *stream, void **graph);
+    dw_status (*graph_launch)(void *graph, void *stream);
+    void (*graph_destroy)(void *graph);
 };
 
 extern const dw_device dw__device_cpu, dw__device_cuda, dw__device_emulator_sm_90a,

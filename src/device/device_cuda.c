@@ -375,6 +375,50 @@ static void cuda_capture_restore(int before) {
     if (dw__cuda_driver(&cuda) == DW_OK) cuda->capture_mode(&before);
 }
 
+/* ---- graphs --------------------------------------------------------------------------------------- */
+
+static dw_status cuda_graph_begin(void *stream) {
+    enum { RELAXED = 2 };
+    const dw__cuda *cuda;
+    DW_RETURN_IF_FAILED(enter(&cuda));
+    int result = cuda->capture_begin(stream, RELAXED);
+    return result == 0 ? DW_OK : dw__cuda_fail(result, "cuStreamBeginCapture");
+}
+
+static dw_status cuda_graph_end(void *stream, void **graph) {
+    const dw__cuda *cuda;
+    void *recorded = NULL, *made = NULL;
+    struct {
+        int result;
+        void *from, *to;
+    } outcome; /* CUgraphExecUpdateResultInfo */
+    DW_RETURN_IF_FAILED(enter(&cuda));
+    int result = cuda->capture_end(stream, &recorded);
+    if (result != 0) return dw__cuda_fail(result, "cuStreamEndCapture");
+    if (*graph && cuda->graph_update(*graph, recorded, &outcome) == 0) {
+        cuda->graph_destroy(recorded);
+        return DW_OK;
+    }
+    result = cuda->graph_instantiate(&made, recorded, 0);
+    cuda->graph_destroy(recorded);
+    if (result != 0) return dw__cuda_fail(result, "cuGraphInstantiate");
+    if (*graph) cuda->graph_release(*graph);
+    *graph = made;
+    return DW_OK;
+}
+
+static dw_status cuda_graph_launch(void *graph, void *stream) {
+    const dw__cuda *cuda;
+    DW_RETURN_IF_FAILED(enter(&cuda));
+    int result = cuda->graph_launch(graph, stream);
+    return result == 0 ? DW_OK : dw__cuda_fail(result, "cuGraphLaunch");
+}
+
+static void cuda_graph_destroy(void *graph) {
+    const dw__cuda *cuda;
+    if (graph && enter(&cuda) == DW_OK) cuda->graph_release(graph);
+}
+
 const dw_device dw__device_cuda = {
     .version = DW_DEVICE_VERSION,
     .name = "cuda",
@@ -403,4 +447,8 @@ const dw_device dw__device_cuda = {
     .tensor_map = cuda_tensor_map,
     .capture_relax = cuda_capture_relax,
     .capture_restore = cuda_capture_restore,
+    .graph_begin = cuda_graph_begin,
+    .graph_end = cuda_graph_end,
+    .graph_launch = cuda_graph_launch,
+    .graph_destroy = cuda_graph_destroy,
 };

@@ -47,13 +47,20 @@ static dw_status ready(const emulated *e) {
 
 /* ---- memory, streams, events: the same for every architecture ---------------------------------------- */
 
-static dw_status handle(void **made) {
-    *made = dw__malloc(sizeof(struct timespec));
+struct recording;
+
+/* A stream or an event. */
+typedef struct handle {
+    struct timespec time;        /* of an event */
+    struct recording *recording; /* of a stream that records its work */
+} handle;
+
+static dw_status handle_create(void **made) {
+    *made = dw__calloc(1, sizeof(handle));
     return *made ? DW_OK
-                 : dw__fail_memory("a stream or event of an emulated device",
-                                   sizeof(struct timespec));
+                 : dw__fail_memory("a stream or event of an emulated device", sizeof(handle));
 }
-static void drop(void *of) { dw__free(of); }
+static void handle_destroy(void *of) { dw__free(of); }
 static dw_status done(void *of) {
     (void)of;
     return DW_OK;
@@ -64,11 +71,11 @@ static dw_status wait_for(void *stream, void *event) {
 }
 static dw_status record(void *event, void *stream) {
     (void)stream;
-    clock_gettime(CLOCK_MONOTONIC, event);
+    clock_gettime(CLOCK_MONOTONIC, &((handle *)event)->time);
     return DW_OK;
 }
 static dw_status seconds_between(void *from, void *to, double *seconds) {
-    const struct timespec *a = from, *b = to;
+    const struct timespec *a = &((handle *)from)->time, *b = &((handle *)to)->time;
     *seconds = (double)(b->tv_sec - a->tv_sec) + (double)(b->tv_nsec - a->tv_nsec) * 1e-9;
     return DW_OK;
 }
@@ -136,7 +143,7 @@ static dw_status set_shared(void *of, const char *name, unsigned bytes) {
 }
 
 /* Findings belong to the launch that made them: a mistake that a second launch repeats is one again. */
-static dw_status launch(const dw__launch *l) {
+static dw_status run_launch(const dw__launch *l) {
     static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     const function *f = l->function;
     dw_emulator *emulator = f->of->emulator;
@@ -156,7 +163,89 @@ static dw_status launch(const dw__launch *l) {
     if (!found) return status;
     char text[1200];
     dw_finding_text(&finding, text, sizeof text);
-    return dw__fail(DW_INTERNAL, "%s", text);
+    return dw__fail(DW_DEVICE, "%s", text);
+}
+
+/* ---- graphs: launches with copies of their arguments ------------------------------------------------- */
+
+typedef struct recording {
+    struct {
+        dw__launch *items;
+        size_t count, capacity;
+    } launches;
+    dw__arena *memory; /* the arguments */
+} recording;
+
+static void graph_destroy(void *of) {
+    recording *r = of;
+    if (!r) return;
+    dw__free(r->launches.items);
+    dw__arena_destroy(r->memory);
+    dw__free(r);
+}
+
+static dw_status graph_begin(void *stream) {
+    handle *h = stream;
+    if (!h || h->recording)
+        return dw__fail(DW_STATE, h ? "the stream records already: end that graph first"
+                                    : "the legacy default stream records no graph: create one");
+    recording *r = dw__calloc(1, sizeof *r);
+    if (r) r->memory = dw__arena_create();
+    if (!r || !r->memory) {
+        graph_destroy(r);
+        return dw__fail_memory("a graph of an emulated device", sizeof *r);
+    }
+    h->recording = r;
+    return DW_OK;
+}
+
+static dw_status graph_end(void *stream, void **graph) {
+    handle *h = stream;
+    if (!h || !h->recording) return dw__fail(DW_STATE, "the stream records no graph: begin one");
+    graph_destroy(*graph);
+    *graph = h->recording;
+    h->recording = NULL;
+    return DW_OK;
+}
+
+static dw_status graph_launch(void *graph, void *stream) {
+    const recording *r = graph;
+    for (size_t i = 0; i < r->launches.count; i++) {
+        dw__launch each = r->launches.items[i];
+        each.stream = stream;
+        DW_RETURN_IF_FAILED(run_launch(&each));
+    }
+    return DW_OK;
+}
+
+static dw_status record_launch(recording *r, const dw__launch *l) {
+    const function *f = l->function;
+    uint32_t offset, bytes, count = 0;
+    dw__launch copy = *l;
+    while (dw_emulator_kernel_parameter(f->module, f->name, count, &offset, &bytes) == DW_OK)
+        count++;
+    copy.arguments = dw__arena_alloc(r->memory, (count + 1) * sizeof *copy.arguments);
+    if (!copy.arguments) return dw__fail_memory("arguments of a recorded launch", count);
+    for (uint32_t i = 0; i < count; i++) {
+        DW_RETURN_IF_FAILED(dw_emulator_kernel_parameter(f->module, f->name, i, &offset, &bytes));
+        copy.arguments[i] = dw__arena_alloc(r->memory, bytes);
+        if (!copy.arguments[i]) return dw__fail_memory("an argument of a recorded launch", bytes);
+        memcpy(copy.arguments[i], l->arguments[i], bytes);
+    }
+    return DW_PUSH(&r->launches, copy);
+}
+
+/* Copies and fills are not recorded. */
+static dw_status may_run(const void *stream) {
+    const handle *h = stream;
+    if (!h || !h->recording) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "a graph of an emulated device holds kernels alone: copy or "
+                                    "fill before the graph");
+}
+
+static dw_status launch(const dw__launch *l) {
+    const handle *stream = l->stream;
+    return stream && stream->recording ? record_launch(stream->recording, l) : run_launch(l);
 }
 
 static dw_status tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *map) {
@@ -209,15 +298,15 @@ static dw_status tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *m
         return dw_emulator_fill(gpu.emulator, memory, byte, bytes);                                \
     }                                                                                              \
     static dw_status gpu##_copy_in(void *to, const void *host, size_t bytes, void *stream) {       \
-        (void)stream;                                                                              \
+        DW_RETURN_IF_FAILED(may_run(stream));                                                      \
         return dw_emulator_copy_in(gpu.emulator, to, host, bytes);                                 \
     }                                                                                              \
     static dw_status gpu##_copy_out(void *host, const void *from, size_t bytes, void *stream) {    \
-        (void)stream;                                                                              \
+        DW_RETURN_IF_FAILED(may_run(stream));                                                      \
         return dw_emulator_copy_out(gpu.emulator, host, from, bytes);                              \
     }                                                                                              \
     static dw_status gpu##_fill_on(void *memory, int byte, size_t bytes, void *stream) {           \
-        (void)stream;                                                                              \
+        DW_RETURN_IF_FAILED(may_run(stream));                                                      \
         return dw_emulator_fill(gpu.emulator, memory, byte, bytes);                                \
     }                                                                                              \
     static dw_status gpu##_load(const void *image, const char *file, void **made) {                \
@@ -239,12 +328,12 @@ static dw_status tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *m
         .copy_in = gpu##_copy_in,                                                                  \
         .copy_out = gpu##_copy_out,                                                                \
         .fill_on = gpu##_fill_on,                                                                  \
-        .stream_create = handle,                                                                   \
-        .stream_destroy = drop,                                                                    \
+        .stream_create = handle_create,                                                            \
+        .stream_destroy = handle_destroy,                                                          \
         .stream_synchronize = done,                                                                \
         .stream_wait = wait_for,                                                                   \
-        .event_create = handle,                                                                    \
-        .event_destroy = drop,                                                                     \
+        .event_create = handle_create,                                                             \
+        .event_destroy = handle_destroy,                                                           \
         .event_record = record,                                                                    \
         .event_seconds = seconds_between,                                                          \
         .module_load = gpu##_load,                                                                 \
@@ -255,6 +344,10 @@ static dw_status tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *m
         .tensor_map = tensor_map,                                                                  \
         .capture_relax = relax,                                                                    \
         .capture_restore = restore,                                                                \
+        .graph_begin = graph_begin,                                                                \
+        .graph_end = graph_end,                                                                    \
+        .graph_launch = graph_launch,                                                              \
+        .graph_destroy = graph_destroy,                                                            \
     };
 EMULATED(emulator_sm_90a, "sm_90a", 0, 132)
 EMULATED(emulator_sm_100a, "sm_100a", 1, 148)

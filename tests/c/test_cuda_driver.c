@@ -142,7 +142,7 @@ static void each_failing(void *unused) {
     fake->result = 700;
     fake->current = 1000;
     CHILD_REQUIRE(dw__device_cuda.launch(&(dw__launch){
-                      .name = "a_kernel", .grid = {7, 1, 1}, .block = {32, 1, 1}}) == DW_STATE);
+                      .name = "a_kernel", .grid = {7, 1, 1}, .block = {32, 1, 1}}) == DW_DEVICE);
     CHILD_REQUIRE(strstr(dw_last_error(), "launching a_kernel, grid (7, 1, 1), 32 threads") &&
                   strstr(dw_last_error(), "compute-sanitizer"));
     fake->result = 901;

@@ -592,7 +592,7 @@ static void test_measure(void **state) {
     }
     fake->failing = "cuEventElapsedTime";
     fake->result = 700;
-    assert_int_equal(dw_attention_measure(&call, false, &seconds), DW_STATE);
+    assert_int_equal(dw_attention_measure(&call, false, &seconds), DW_DEVICE);
     fake->failing = "cuMemAlloc_v2";
     fake->result = 2;
     assert_int_equal(dw_attention_measure(&call, true, &seconds), DW_OUT_OF_MEMORY);

@@ -74,7 +74,7 @@ static void test_emulated_gpu(void **state) {
     assert_int_equal(device->copy_out(out, memory, sizeof out, stream), DW_OK);
     for (uint32_t i = 0; i < 96; i++) assert_int_equal(out[i], 7 * i);
     call.block[0] = 97;
-    assert_int_equal(device->launch(&call), DW_INTERNAL);
+    assert_int_equal(device->launch(&call), DW_DEVICE);
     assert_non_null(strstr(dw_last_error(), "out of bounds: kernel f, PTX line 13"));
     device->module_unload(module);
     device->stream_destroy(stream);
@@ -126,7 +126,7 @@ static void every_wrong_launch_of_an_emulated_device_fails(void **state) {
     const dw__launch launch = {
         .name = "f", .function = function, .grid = {1, 1, 1}, .block = {32, 1, 1}};
     for (int time = 0; time < 2; time++) {
-        assert_int_equal(device->launch(&launch), DW_INTERNAL);
+        assert_int_equal(device->launch(&launch), DW_DEVICE);
         assert_non_null(strstr(dw_last_error(), "out of bounds"));
     }
     device->module_unload(module);

@@ -41,7 +41,8 @@ typedef struct fake_cuda {
     int params_bytes;
     /* Contexts: 0 is none; `current` is per process here. */
     uint64_t current;
-    int64_t memory; /* bytes allocated and not released */
+    int64_t memory;             /* bytes allocated and not released */
+    int graphs, graph_launches; /* executable graphs that exist, and launches of them */
 
     /* What was asked. */
     char loaded[64]; /* the first bytes of the last module's image */
