@@ -12,6 +12,7 @@
 #define DW_GPU_KERNEL_H
 
 #include "base/base.h"
+#include "common/data_error.h"
 #include "deepwell/graph.h"
 #include "device/device.h"
 #include "jit/jit.h"
@@ -28,10 +29,12 @@ typedef enum dw__gpu_op {
     DW__GPU_OPERATION           /* dw__operation_call: operations of the graph's table */
 } dw__gpu_op;
 
-/* A call of one of the graph's operations: tensors in device memory, and the stream. */
+/* A call of one of the graph's operations, with its tensors in device memory. */
 typedef struct dw__operation_call {
     dw__call call;
     void *stream;
+    void *workspace;     /* as much as the entry's workspace_bytes asks for */
+    dw_data_error error; /* word NULL: errors that only data can show are not reported */
 } dw__operation_call;
 
 typedef enum dw__gpu_proof {
@@ -138,10 +141,10 @@ dw_status dw__first_use_check(const dw__context *context, dw__variant *variant);
 bool dw__first_use_is_on(void);
 
 /* The check of every kernel with op DW__GPU_OPERATION: random operands for the kernel's own example(), and the
- * operation's definition, evaluated in FP64 by the interpreter, as the reference. Operands and results are
- * floating-point. Each result may differ by (u + tolerance_factor sqrt(n) 2^-24) times the largest magnitude of the
- * expected result, where u is the unit roundoff of the result's type if it has 16 bits, and n is the length of the last
- * axis. */
+ * operation's definition, evaluated in FP64 by the interpreter, as the reference. Integer operands are from 0 to 2.
+ * Each result may differ by (u + tolerance_factor sqrt(n) 2^-24) times the largest magnitude of the expected result,
+ * where u is the unit roundoff of the result's type if it has 16 bits, and n is the number of terms that make a result:
+ * the length of the last axis, or the operands' elements for each result if that is more. */
 extern const dw__first_use dw__operation_first_use;
 
 /* ---- entries ---------------------------------------------------------------------------------------- */
@@ -192,6 +195,11 @@ struct dw__gpu_kernel {
     double tolerance_factor; /* DW__GPU_OPERATION: as in dw__kernel */
     const void *provided;    /* the library's own description of its kernel, or NULL */
 };
+
+/* The first kernel of the registry that supports a call of one of the graph's operations on `gpu`. DW_UNSUPPORTED: none
+ * does. */
+dw_status dw__gpu_kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
+                             const dw__gpu_kernel **kernel);
 
 /* DW_OK if the kernel would run a supported call: its variant is there, and the first-use check did not refuse it. */
 static inline dw_status dw__gpu_kernel_runs(const dw__gpu_kernel *kernel, const void *call,

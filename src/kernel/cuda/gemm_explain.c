@@ -107,7 +107,7 @@ dw_status dw_gemm_explain(const dw_gemm *given, const char *target, char **json)
     const bool runs = own->supports(own, &call, &at.target) == DW_OK, dense = is_dense(&call);
     if (runs)
         snprintf(because, sizeof because,
-                 "Deepwell's is %s: it is taken only where it is asked for (%s)",
+                 "Deepwell's is %s: it is used only if it is asked for (%s)",
                  dw__gpu_kernel_proof(own), dense ? asking : "dw_gemm_run");
     const work w = work_of(&call);
     return dw__gpu_explain(

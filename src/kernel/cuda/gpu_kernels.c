@@ -27,6 +27,11 @@ const dw__gpu_kernel *const dw__gpu_kernels[] = {
     &dw__sm100_gemm_scaled,
     &dw__quantize_blocks,
     &dw__softmax,
+    &dw__gpu_elementwise,
+    &dw__gpu_move,
+    &dw__gpu_reduce,
+    &dw__gpu_gather,
+    &dw__gpu_matmul,
     /* PyTorch's, which explanations know */
     &dw__torch_attention[DW__ATTENTION_FORWARD][0],
     &dw__torch_attention[DW__ATTENTION_FORWARD][1],
@@ -147,9 +152,9 @@ dw_status dw__gpu_kernel_provided(dw__gpu_op op, const char *name, const char *o
 /* ---- the support table ----------------------------------------------------------------------------------- */
 
 static json_t *row_of(const dw__gpu_kernel *k) {
-    const char *use = k->asked_for ? "taken only where it is asked for, and compared at first use"
-                                   : "taken where it takes the call and has not been measured "
-                                     "slower";
+    const char *use = k->op == DW__GPU_OPERATION ? "used by the engine on a GPU"
+                      : k->asked_for ? "used only if it is asked for, and checked at its first use"
+                                     : "used by default unless measured slower";
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "name", k->name, "operation",
                      k->operation, "source", k->source, "architectures", k->architectures,
                      "elements", k->elements, "needs", k->needs, "proof", dw__gpu_kernel_proof(k),

@@ -6,16 +6,33 @@
 
 extern const dw__gpu_kernel *const dw__gpu_kernels[];
 extern const unsigned dw__gpu_kernel_count;
-extern const dw__gpu_kernel dw__softmax; /* softmax.c */
+
+/* Kernels of the graph's operations. */
+extern const dw__gpu_kernel dw__softmax;         /* softmax.c */
+extern const dw__gpu_kernel dw__gpu_elementwise; /* elementwise.c */
+extern const dw__gpu_kernel dw__gpu_move;        /* move.c */
+extern const dw__gpu_kernel dw__gpu_reduce;      /* reduce.c */
+extern const dw__gpu_kernel dw__gpu_gather;      /* gather.c */
+extern const dw__gpu_kernel dw__gpu_matmul;      /* gpu_matmul.c */
+
+/* ---- operation.c: what these kernels share ------------------------------------------------------------- */
+
+#define DW__GPU_ARCHITECTURES "sm_90a (H100, H200), sm_100f (B200, B300)"
+/* The architecture to compile for. */
+const char *dw__gpu_arch(int capability);
+/* DW_TYPE unless the kernel is for `gpu` (NULL: any) of DW__GPU_ARCHITECTURES. */
+dw_status dw__gpu_kernel_has(const dw__gpu_kernel *kernel, const dw__gpu_target *gpu);
+/* DW_TYPE: the kernel does not compute the call's operation. */
+dw_status dw__gpu_wrong_operation(const dw__gpu_kernel *kernel, const dw__call *call);
+/* The cost model of kernels that memory bounds: the bytes of all tensors at the memory's rate, and a launch. */
+void dw__gpu_seconds_of_bytes(const dw__gpu_kernel *kernel, const void *call,
+                              const dw__gpu_target *gpu, dw__gpu_seconds *result);
+/* The number of an element type in defines and parameters (cuda/common/element_types.h). */
+int dw__gpu_element(dw_dtype dtype);
 
 /* The kernels that may compute a call on a target: of ours the one that supports it, or the first; then PyTorch's. */
 void dw__gpu_candidates_of(dw__gpu_op op, const void *call, const dw__gpu_target *target,
                            dw__gpu_candidates *candidates);
-
-/* The first kernel of the registry that supports a call of one of the graph's operations on `gpu`. DW_UNSUPPORTED: none
- * does. */
-dw_status dw__gpu_kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
-                             const dw__gpu_kernel **kernel);
 
 /* The kernels of the optional library, looked for once. DW_UNSUPPORTED: it is not there, and why. */
 dw_status dw__gpu_kernels_provided(const dw__gpu_kernel **kernels, size_t *count);

@@ -3,6 +3,7 @@
  */
 #include "kernel/gpu_kernel.h"
 #include "kernel/reference/interpret.h"
+#include "kernel/reference/scalar.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -42,13 +43,20 @@ static dw_status place(dw__trial *t) {
 
 /* ---- operands and expected results ------------------------------------------------------------------------------- */
 
-/* `wide` receives the numbers as F64, contiguous. */
-static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, double *wide) {
+/* Random floating-point numbers, integers from 0 to 2, and both booleans. `wide` receives them contiguous: F64 for
+ * floating point, else their own type. */
+static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, void *wide) {
     const int64_t count = dw__tensor_count(t);
+    const bool is_float = dw__dtype_is_float(t->dtype);
     for (int64_t i = 0; i < count; i++) {
-        const size_t at = (size_t)offset_of(t, i);
-        dw__trial_set(data, t->dtype, at, dw__trial_normal(2024, stream, (size_t)i));
-        wide[i] = (double)dw__trial_get(data, t->dtype, at);
+        const double number = (double)dw__trial_normal(2024, stream, (size_t)i);
+        const dw__scalar value =
+            is_float ? (dw__scalar){.number = number}
+                     : dw__scalar_of(fmod(floor(fabs(1e3 * number)), t->dtype == DW_BOOL ? 2 : 3),
+                                     t->dtype);
+        dw__scalar_store(data, t->dtype, offset_of(t, i), value);
+        dw__scalar_store(wide, is_float ? DW_F64 : t->dtype, i,
+                         dw__scalar_load(data, t->dtype, offset_of(t, i)));
     }
 }
 
@@ -82,7 +90,7 @@ static dw_status fill(dw__trial *t) {
     for (uint32_t i = 0; i < c->input_count; i++) {
         const size_t bytes = (size_t)dw__tensor_count(&c->inputs[i]) * sizeof(double);
         leaves[i] = c->inputs[i];
-        leaves[i].dtype = DW_F64;
+        if (dw__dtype_is_float(leaves[i].dtype)) leaves[i].dtype = DW_F64;
         dw__tensor_set_contiguous(&leaves[i]);
         leaves[i].data = dw__malloc(bytes);
         if (!leaves[i].data) DW_TRY(dw__fail_memory("the first-use check of a kernel", bytes));
@@ -108,23 +116,42 @@ static void bind(dw__trial *t) {
 
 /* ---- comparison --------------------------------------------------------------------------------------------------- */
 
+static double unit_roundoff(dw_dtype dtype) {
+    return dtype == DW_BF16 ? 0x1p-8 : dtype == DW_F16 ? 0x1p-11 : 0.0;
+}
+
+static double number_at(const void *data, dw_dtype dtype, int64_t offset) {
+    const dw__scalar value = dw__scalar_load(data, dtype, offset);
+    return dw__dtype_is_float(dtype) ? value.number : (double)value.integer;
+}
+
+/* The number of terms that make one result, as far as shapes tell it: the length of the result's last axis, or how many
+ * operands there are for each result if that is more. */
+static double terms_of(const dw__call *c, const dw__tensor *made) {
+    const double row = made->rank > 0 ? (double)made->shape[made->rank - 1] : 1.0;
+    double operands = 0.0;
+    for (uint32_t i = 0; i < c->input_count; i++)
+        operands += (double)dw__tensor_count(&c->inputs[i]);
+    return fmax(row, operands / (double)dw__tensor_count(made));
+}
+
 static bool output_agrees(const dw__trial *t, const state *s, uint32_t output, char *text,
                           size_t bytes) {
-    const dw__tensor *made = &s->call.call.outputs[output];
-    const double *expected = s->expected[output].data;
-    const double u = made->dtype == DW_F32 ? 0.0 : made->dtype == DW_F16 ? 0x1p-11 : 0x1p-8;
-    const int64_t count = dw__tensor_count(made),
-                  n = made->rank > 0 ? made->shape[made->rank - 1] : 1;
+    const dw__tensor *made = &s->call.call.outputs[output], *right = &s->expected[output];
+    const int64_t count = dw__tensor_count(made);
     double largest = 0.0;
-    for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(expected[i]));
+    for (int64_t i = 0; i < count; i++)
+        largest = fmax(largest, fabs(number_at(right->data, right->dtype, i)));
     const double bound =
-        (u + t->variant->kernel->tolerance_factor * sqrt((double)n) * 0x1p-24) * largest;
+        (unit_roundoff(made->dtype) +
+         t->variant->kernel->tolerance_factor * sqrt(terms_of(&s->call.call, made)) * 0x1p-24) *
+        largest;
     for (int64_t i = 0; i < count; i++) {
-        const double x = (double)dw__trial_get(t->host + s->outputs[output], made->dtype,
-                                               (size_t)offset_of(made, i));
-        if (fabs(x - expected[i]) <= bound) continue; /* a NaN is beyond every bound */
+        const double x = number_at(t->host + s->outputs[output], made->dtype, offset_of(made, i)),
+                     expected = number_at(right->data, right->dtype, i);
+        if (fabs(x - expected) <= bound) continue; /* a NaN is beyond every bound */
         snprintf(text, bytes, "element %lld of result %u of %s is %g, expected %g within %.2g",
-                 (long long)i, output, dw_op_name(s->call.call.op), x, expected[i], bound);
+                 (long long)i, output, dw_op_name(s->call.call.op), x, expected, bound);
         return false;
     }
     return true;

@@ -1,7 +1,6 @@
 /* Softmax and log-softmax along the last axis, and their gradients (cuda/common/softmax.cu). */
 #include "common/softmax_params.h"
 #include "kernel/cuda/gpu_kernels.h"
-#include <stdio.h>
 
 /* ---- variants ------------------------------------------------------------------------------------- */
 
@@ -49,7 +48,7 @@ static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint
     (void)kernel;
     points->code = (dw__jit_variant){.source = "common/softmax.cu",
                                      .entry = v.backward ? "softmax_backward" : "softmax_forward",
-                                     .arch = capability == 90 ? "sm_90a" : "sm_100f"};
+                                     .arch = dw__gpu_arch(capability)};
     dw__jit_add_define(&points->code, "TYPE", v.type);
     dw__jit_add_define(&points->code, "LOGARITHM", v.logarithm);
     dw__jit_add_define(&points->code, "LANES", v.lanes);
@@ -68,10 +67,8 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     const dw_dtype dtype = c->inputs[0].dtype;
     int64_t stride;
     if (!is_backward(c->op) && !is_logarithm(c->op) && c->op != DW_OP_SOFTMAX)
-        return dw__fail(DW_TYPE, "%s does not compute %s", kernel->name, dw_op_name(c->op));
-    if (gpu && gpu->capability != 90 && gpu->capability != 100 && gpu->capability != 103)
-        return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
-                        gpu->name);
+        return dw__gpu_wrong_operation(kernel, c);
+    DW_RETURN_IF_FAILED(dw__gpu_kernel_has(kernel, gpu));
     if (dtype != DW_BF16 && dtype != DW_F16 && dtype != DW_F32)
         return dw__fail(DW_TYPE, "%s: the element type is %s; expected bf16, f16 or f32",
                         kernel->name, dw_dtype_name(dtype));
@@ -139,17 +136,6 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     });
 }
 
-/* The bytes of all tensors at the memory's rate, and a launch. */
-static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                    dw__gpu_seconds *result) {
-    const dw__call *c = &((const dw__operation_call *)call)->call;
-    const double bytes = (c->input_count + 1.0) * (double)dw__tensor_count(&c->inputs[0]) *
-                         (double)dw_dtype_bytes(c->inputs[0].dtype);
-    (void)kernel;
-    result->seconds = 4e-6 + bytes / gpu->bytes;
-    snprintf(result->from, sizeof result->from, "estimate: bytes at the data sheet's rate");
-}
-
 /* ---- the first-use check's calls ------------------------------------------------------------------ */
 
 /* Rows that end within the last vectors that the variant holds; the second trial has room between the rows. */
@@ -181,14 +167,13 @@ const dw__gpu_kernel dw__softmax = {
     .backend = "deepwell",
     .op = DW__GPU_OPERATION,
     .proof = DW__PROVEN_ON_EMULATOR,
-    .asked_for = true,
     .operation = "softmax and log-softmax, forward and backward",
     .source = "cuda/common/softmax.cu",
-    .architectures = "sm_90a (H100, H200), sm_100f (B200, B300)",
+    .architectures = DW__GPU_ARCHITECTURES,
     .elements = "BF16, F16, F32",
     .needs = "the last axis; rows of any length at one distance",
     .supports = supports,
-    .seconds = seconds,
+    .seconds = dw__gpu_seconds_of_bytes,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = entry_points,

@@ -1,0 +1,65 @@
+// Gathers and scatters along one axis by a tensor of indexes.
+//
+// gather: each thread reads an index and copies one element. scatter: each thread has one element of the result, walks
+// all indexes that may select it and adds in their order; no atomic addition, so that results have the same bits in
+// every run. BF16 and F16 accumulate in F32 and round once. An index outside of its axis is reported (data_error.h): a
+// gather then gives zero, a scatter leaves the addend out.
+//
+// Defines: TYPE (element_types.h), WIDE: indexes are i64, else i32.
+
+#include "gather_params.h"
+#include "tensor_types.cuh"
+
+typedef element_of<TYPE> element;
+typedef element::value value;
+
+DEVICE long long index_at(const void *index, long long at) {
+    return WIDE ? ((const long long *)index)[at] : (long long)((const int *)index)[at];
+}
+
+struct place {
+    long long x, index, result, coordinate; // offsets, and the coordinate on the selected axis
+    bool inside;
+};
+
+DEVICE place place_of(const dw_gather_params &p, long long element) {
+    place at = {0, 0, 0, 0, true};
+    for (int axis = p.rank - 1; axis >= 0; axis--) {
+        const long long c = axis > 0 ? element % p.shape[axis] : element;
+        element /= p.shape[axis];
+        at.x += c * p.x_stride[axis];
+        at.index += c * p.index_stride[axis];
+        at.result += c * p.result_stride[axis];
+        if (axis == p.axis)
+            at.coordinate = c;
+        else
+            at.inside &= c < p.index_shape[axis];
+    }
+    return at;
+}
+
+#define EACH_ELEMENT(e)                                                                                              \
+    for (long long e = blockIdx.x * (long long)blockDim.x + threadIdx.x; e < p.count; e += gridDim.x * (long long)blockDim.x)
+
+extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ dw_gather_params p) {
+    EACH_ELEMENT(e) {
+        const place at = place_of(p, e);
+        const long long index = index_at(p.index, at.index);
+        const bool valid = index >= 0 && index < p.axis_size;
+        if (!valid) report(p.error, DW_DATA_INDEX);
+        element::store(p.result, at.result, valid ? element::load(p.x, at.x + index * p.x_step) : (value)0);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) scatter(const __grid_constant__ dw_gather_params p) {
+    EACH_ELEMENT(e) {
+        const place at = place_of(p, e);
+        value sum = (value)0;
+        for (long long i = 0; at.inside && i < p.indexes; i++) {
+            const long long index = index_at(p.index, at.index + i * p.index_step);
+            if (index < 0 || index >= p.axis_size) report(p.error, DW_DATA_INDEX);
+            if (index == at.coordinate) sum = (value)(sum + element::load(p.x, at.x + i * p.x_step));
+        }
+        element::store(p.result, at.result, sum);
+    }
+}

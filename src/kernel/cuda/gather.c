@@ -1,0 +1,188 @@
+/* Gathers and scatters along an axis, by cuda/common/gather.cu: take, take_along and their transposes scatter_add and
+ * put_along_add. A variant is compiled for the type of the elements and of the indexes. */
+#include "common/gather_params.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include "kernel/cuda/iteration.h"
+#include <string.h>
+
+enum { GATHER, SCATTER };
+static const char *const entries[] = {"gather", "scatter"};
+
+static bool scatters(dw_op op) { return op == DW_OP_SCATTER_ADD || op == DW_OP_PUT_ALONG_ADD; }
+
+static const dw__tensor *index_of(const dw__call *c) { return &c->inputs[scatters(c->op) ? 0 : 1]; }
+static const dw__tensor *elements_of(const dw__call *c) {
+    return &c->inputs[scatters(c->op) ? 1 : 0];
+}
+
+/* ---- operations ---------------------------------------------------------------------------------------- */
+
+/* take: the result has x's axes, the indexes' axes in the place of the selected one. */
+static void layout_take(const dw__call *c, int axis, dw_gather_params *p) {
+    const dw__tensor *x = &c->inputs[0], *index = &c->inputs[1];
+    for (int i = 0; i < p->rank; i++) {
+        const int own = i < axis ? i : i - index->rank + 1;
+        const bool is_index = i >= axis && i < axis + index->rank;
+        p->x_stride[i] = is_index ? 0 : x->stride[own];
+        p->index_stride[i] = is_index ? index->stride[i - axis] : 0;
+    }
+    p->axis_size = x->shape[axis];
+    p->x_step = x->stride[axis];
+}
+
+static void layout_take_along(const dw__call *c, int axis, dw_gather_params *p) {
+    const dw__tensor *x = &c->inputs[0], *index = &c->inputs[1];
+    for (int i = 0; i < p->rank; i++) {
+        p->x_stride[i] = i == axis ? 0 : x->stride[i];
+        p->index_stride[i] = index->stride[i];
+    }
+    p->axis_size = x->shape[axis];
+    p->x_step = x->stride[axis];
+}
+
+/* scatter_add: the addends have the indexes' axes in the place of the selected one. Both are contiguous, so that one step
+ * leads from each index to the next. */
+static void layout_scatter_add(const dw__call *c, int axis, dw_gather_params *p) {
+    const dw__tensor *index = &c->inputs[0], *u = &c->inputs[1];
+    for (int i = 0; i < p->rank; i++) {
+        const int own = i < axis ? i : i + index->rank - 1;
+        p->x_stride[i] = i == axis ? 0 : u->stride[own];
+        p->index_stride[i] = 0;
+        p->index_shape[i] = p->shape[i];
+    }
+    p->indexes = dw__tensor_count(index);
+    p->index_step = 1;
+    p->x_step = 1;
+    for (int i = axis + index->rank; i < u->rank; i++) p->x_step *= u->shape[i];
+}
+
+static void layout_put_along_add(const dw__call *c, int axis, dw_gather_params *p) {
+    const dw__tensor *index = &c->inputs[0], *u = &c->inputs[1];
+    for (int i = 0; i < p->rank; i++) {
+        p->x_stride[i] = i == axis ? 0 : u->stride[i];
+        p->index_stride[i] = i == axis ? 0 : index->stride[i];
+        p->index_shape[i] = index->shape[i];
+    }
+    p->indexes = index->shape[axis];
+    p->index_step = index->stride[axis];
+    p->x_step = u->stride[axis];
+}
+
+static dw_gather_params params_of(const dw__operation_call *call) {
+    const dw__call *c = &call->call;
+    const dw__tensor *y = &c->outputs[0];
+    const int axis = (int)dw__call_int(c, DW_ATTR_KEY_AXIS, 0);
+    dw_gather_params p = {.x = elements_of(c)->data,
+                          .index = index_of(c)->data,
+                          .result = y->data,
+                          .count = dw__tensor_count(y),
+                          .rank = y->rank,
+                          .axis = axis,
+                          .axis_size = y->rank ? y->shape[axis] : 1,
+                          .error = call->error};
+    memcpy(p.shape, y->shape, sizeof y->shape);
+    memcpy(p.result_stride, y->stride, sizeof y->stride);
+    if (c->op == DW_OP_TAKE) layout_take(c, axis, &p);
+    if (c->op == DW_OP_TAKE_ALONG) layout_take_along(c, axis, &p);
+    if (c->op == DW_OP_SCATTER_ADD) layout_scatter_add(c, axis, &p);
+    if (c->op == DW_OP_PUT_ALONG_ADD) layout_put_along_add(c, axis, &p);
+    return p;
+}
+
+/* ---- the entry ----------------------------------------------------------------------------------------- */
+
+static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
+                          const dw__gpu_target *gpu) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    if (c->op != DW_OP_TAKE && c->op != DW_OP_TAKE_ALONG && !scatters(c->op))
+        return dw__gpu_wrong_operation(kernel, c);
+    if (c->op == DW_OP_SCATTER_ADD &&
+        !(dw__tensor_is_contiguous(&c->inputs[0]) && dw__tensor_is_contiguous(&c->inputs[1])))
+        return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous indexes and addends",
+                        kernel->name);
+    return dw__gpu_kernel_has(kernel, gpu);
+}
+
+static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    const uint64_t type = (uint64_t)dw__gpu_element(elements_of(c)->dtype),
+                   wide = index_of(c)->dtype == DW_I64, is_scatter = scatters(c->op);
+    return dw__variant_of(context, kernel, type | wide << 4 | is_scatter << 5, variant);
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    const dw__operation_call *c = call;
+    dw_gather_params params = params_of(c);
+    void *arguments[] = {&params};
+    if (params.count == 0) return DW_OK;
+    return context->device->launch(&(dw__launch){
+        .name = entries[scatters(c->call.op)],
+        .function = variant->functions[0],
+        .grid = {dw__iteration_blocks(params.count, context->sm_count), 1, 1},
+        .block = {DW__ITERATION_THREADS, 1, 1},
+        .stream = c->stream,
+        .arguments = arguments,
+    });
+}
+
+static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+                              dw__entry_point *points) {
+    (void)kernel;
+    points->code = (dw__jit_variant){.source = "common/gather.cu",
+                                     .entry = entries[params >> 5],
+                                     .arch = dw__gpu_arch(capability)};
+    dw__jit_add_define(&points->code, "TYPE", (int)(params & 15));
+    dw__jit_add_define(&points->code, "WIDE", (int)(params >> 4 & 1));
+    return DW_OK;
+}
+
+/* Indexes are from 0 to 2 (first_use.c), so every axis that they select from has three places or more. */
+static void example(uint64_t params, int index, dw__call *c) {
+    static const int64_t size[] = {4, 7, 5};
+    static const dw_attr along[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
+                                    {.key = DW_ATTR_KEY_SIZE, .count = 3, .list = size}},
+                         one[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
+                                  {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &size[1]}};
+    const bool is_scatter = params >> 5 != 0;
+    const dw_dtype dtype = (dw_dtype)(params & 15), index_dtype = params >> 4 & 1 ? DW_I64 : DW_I32;
+    dw__tensor whole = {.dtype = dtype, .rank = 3, .shape = {4, 7, 5}},
+               indexes = {.dtype = index_dtype, .rank = 3, .shape = {3, 6, 5}},
+               part = {.dtype = dtype, .rank = 3, .shape = {3, 6, 5}};
+    if (!index) { /* by a matrix of indexes for all */
+        indexes = (dw__tensor){.dtype = index_dtype, .rank = 2, .shape = {2, 3}};
+        part = (dw__tensor){.dtype = dtype, .rank = 4, .shape = {4, 2, 3, 5}};
+    }
+    dw__tensor_set_contiguous(&whole);
+    dw__tensor_set_contiguous(&indexes);
+    dw__tensor_set_contiguous(&part);
+    *c = (dw__call){.op = is_scatter ? (index ? DW_OP_PUT_ALONG_ADD : DW_OP_SCATTER_ADD)
+                                     : (index ? DW_OP_TAKE_ALONG : DW_OP_TAKE),
+                    .attr_count = is_scatter ? 2 : 1,
+                    .attrs = index ? along : one,
+                    .input_count = 2,
+                    .output_count = 1,
+                    .inputs = {is_scatter ? indexes : whole, is_scatter ? part : indexes},
+                    .outputs = {is_scatter ? whole : part}};
+}
+
+const dw__gpu_kernel dw__gpu_gather = {
+    .name = "gather",
+    .backend = "deepwell",
+    .op = DW__GPU_OPERATION,
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .operation = "take, take_along, scatter_add, put_along_add",
+    .source = "cuda/common/gather.cu",
+    .architectures = DW__GPU_ARCHITECTURES,
+    .elements = "every element type; indexes I32 or I64",
+    .needs = "any strides; scatter_add contiguous operands",
+    .supports = supports,
+    .seconds = dw__gpu_seconds_of_bytes,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    .entry_points = entry_points,
+    .first_use = &dw__operation_first_use,
+    .tolerance = "gathers exactly; scatters accumulate in F32 and round once",
+    .example = example,
+    .tolerance_factor = 8.0,
+};

@@ -1,0 +1,39 @@
+/* What kernels of the graph's operations share. */
+#include "common/element_types.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include <stdio.h>
+
+const char *dw__gpu_arch(int capability) { return capability == 90 ? "sm_90a" : "sm_100f"; }
+
+dw_status dw__gpu_kernel_has(const dw__gpu_kernel *kernel, const dw__gpu_target *gpu) {
+    if (!gpu || gpu->capability == 90 || gpu->capability == 100 || gpu->capability == 103)
+        return DW_OK;
+    return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
+                    gpu->name);
+}
+
+dw_status dw__gpu_wrong_operation(const dw__gpu_kernel *kernel, const dw__call *call) {
+    return dw__fail(DW_TYPE, "%s does not compute %s", kernel->name, dw_op_name(call->op));
+}
+
+static double bytes_of(const dw__tensor *t) {
+    return t->rank < 0 ? 0.0 : (double)dw__tensor_count(t) * (double)dw_dtype_bytes(t->dtype);
+}
+
+void dw__gpu_seconds_of_bytes(const dw__gpu_kernel *kernel, const void *call,
+                              const dw__gpu_target *gpu, dw__gpu_seconds *result) {
+    const double launch = 4e-6;
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    double bytes = 0.0;
+    (void)kernel;
+    for (uint32_t i = 0; i < c->input_count; i++) bytes += bytes_of(&c->inputs[i]);
+    for (uint32_t o = 0; o < c->output_count; o++) bytes += bytes_of(&c->outputs[o]);
+    result->seconds = launch + bytes / gpu->bytes;
+    snprintf(result->from, sizeof result->from, "estimate: bytes at the data sheet's rate");
+}
+
+_Static_assert(DW_ELEMENT_BOOL == DW_BOOL && DW_ELEMENT_I32 == DW_I32 && DW_ELEMENT_I64 == DW_I64 &&
+                   DW_ELEMENT_BF16 == DW_BF16 && DW_ELEMENT_F16 == DW_F16 &&
+                   DW_ELEMENT_F32 == DW_F32 && DW_ELEMENT_F64 == DW_F64,
+               "device code knows the element types by the same numbers");
+int dw__gpu_element(dw_dtype dtype) { return (int)dtype; }
