@@ -5,8 +5,8 @@
  *     dw_engine_create(graph, 1, (uint32_t[]){0}, 1, &weight, NULL, &engine); // once per graph and set of gradients
  *     dw_engine_plan(engine, (int64_t[]){batch, seq_len}, &plan);             // milliseconds; cached
  *     void *arena = aligned_alloc(64, dw_plan_arena_bytes(plan));             // owned by the caller
- *     dw_plan_forward(plan, arena, leaves, outputs);
- *     dw_plan_backward(plan, arena, leaves, outputs, output_grads, grads);    // once: overwrites what forward saved
+ *     dw_plan_forward(plan, arena, leaves, outputs, NULL);
+ *     dw_plan_backward(plan, arena, leaves, outputs, output_grads, grads, NULL); // once: overwrites what forward saved
  *     dw_plan_release(plan);
  *     dw_engine_destroy(engine);
  *
@@ -17,6 +17,7 @@
 #ifndef DEEPWELL_ENGINE_H
 #define DEEPWELL_ENGINE_H
 
+#include "deepwell/device.h"
 #include "deepwell/precision.h"
 
 #ifdef __cplusplus
@@ -32,9 +33,14 @@ typedef struct dw_engine_options {
     int fuse;           /* 1: elementwise chains are fused */
     /* Which linear layers multiply quantized operands; NULL: none. Read by dw_engine_create only. */
     const dw_precision_policy *precision;
+    /* Where plans run; NULL: the CPU. On "cuda", the GPU of the context that is current when dw_engine_plan is called. */
+    const dw_device *device;
+    /* 1: on a GPU, runs are recorded and replayed as CUDA graphs. A run that binds other addresses than the run before is
+     * recorded again, so bind the same ones. */
+    int cuda_graphs;
 } dw_engine_options;
 #define DW_ENGINE_OPTIONS_DEFAULT                                                                  \
-    { sizeof(dw_engine_options), 1, 1, NULL }
+    { sizeof(dw_engine_options), 1, 1, NULL, NULL, 0 }
 
 /* `graph` holds the forward pass only and is not changed; the engine keeps a copy. `grad_outputs`: indices of the
  * outputs that receive gradients. `wrt`: leaves whose gradients are wanted. Both may be empty (inference). `options`
@@ -78,14 +84,18 @@ typedef struct dw_binding {
 } dw_binding;
 
 /* leaves: one per leaf of the graph given to dw_engine_create, in its order. outputs: one per output of that graph; two
- * outputs with the same value still have two buffers. `arena`: dw_plan_arena_bytes, 64-byte aligned. */
+ * outputs with the same value still have two buffers. `arena`: dw_plan_arena_bytes, 64-byte aligned.
+ *
+ * On a GPU all memory is the device's: the arena aligned to 256 bytes, tensors of more than one element to 16. The work is
+ * enqueued on `stream` (CUstream; NULL: the legacy default stream), and the call returns before it is done. Elsewhere
+ * `stream` is not read. */
 DW_API dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
-                                 const dw_binding *outputs);
+                                 const dw_binding *outputs, void *stream);
 /* output_grads: one per grad_outputs entry; data NULL means zero. outputs: as forward wrote them, unchanged, because
  * backward may read them. grads: one per wrt; data is NULL if not wanted or if dw_engine_has_grad is 0. */
 DW_API dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *leaves,
                                   const dw_binding *outputs, const dw_binding *output_grads,
-                                  const dw_binding *grads);
+                                  const dw_binding *grads, void *stream);
 
 /* Backward in parts, to be run in order from part 0. Each part completes some gradients, which the caller may use at
  * once (for example, reduce over GPUs). dw_plan_backward runs all parts. */
@@ -101,7 +111,12 @@ DW_API uint32_t dw_plan_leaf_part(const dw_plan *plan, uint32_t index);
 /* The other arguments are those of dw_plan_backward, the same for every part of one backward. */
 DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena,
                                        const dw_binding *leaves, const dw_binding *outputs,
-                                       const dw_binding *output_grads, const dw_binding *grads);
+                                       const dw_binding *output_grads, const dw_binding *grads,
+                                       void *stream);
+/* Waits for all work on the stream of a GPU. Returns an error that only data can show, of any run of the plan since the
+ * last call: DW_INDEX if an index lay outside of its axis, DW_INVALID_ARGUMENT for integers divided by zero. DW_DEVICE: a
+ * kernel failed. On the CPU runs report such errors themselves, and this call returns DW_OK at once. */
+DW_API dw_status dw_plan_synchronize(dw_plan *plan, void *stream);
 
 /* One AdamW update (Loshchilov and Hutter 2019) of many F32 tensors at once, in place. */
 typedef struct dw_adamw_tensor {

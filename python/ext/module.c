@@ -263,7 +263,7 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
     dw_status status = DW_OK;
     if (outputs != NULL) {
         Py_BEGIN_ALLOW_THREADS;
-        status = dw_plan_forward(slot->plan, arena, leaves, outputs);
+        status = dw_plan_forward(slot->plan, arena, leaves, outputs, NULL);
         Py_END_ALLOW_THREADS;
     }
     bool read = outputs != NULL;
@@ -300,9 +300,9 @@ static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t
     if (read) {
         Py_BEGIN_ALLOW_THREADS;
         status = part < 0
-                     ? dw_plan_backward(slot->plan, arena, bound[0], bound[1], bound[2], bound[3])
+                     ? dw_plan_backward(slot->plan, arena, bound[0], bound[1], bound[2], bound[3], NULL)
                      : dw_plan_backward_part(slot->plan, (uint32_t)part, arena, bound[0], bound[1],
-                                             bound[2], bound[3]);
+                                             bound[2], bound[3], NULL);
         Py_END_ALLOW_THREADS;
     }
     for (int i = 0; i < 4; i++) PyMem_Free(bound[i]);

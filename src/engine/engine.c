@@ -28,9 +28,11 @@ static dw_status check_request(const dw_graph *graph, uint32_t grad_output_count
 
 static dw_status read_options(const dw_engine_options *given, dw_engine_options *options) {
     if (!given) return DW_OK;
-    /* Programs that were built for the first version have a shorter structure. */
+    /* Programs that were built for earlier versions have a shorter structure. */
     size_t first_version = offsetof(dw_engine_options, precision);
-    if (given->struct_size != sizeof *options && given->struct_size != first_version) {
+    size_t second_version = offsetof(dw_engine_options, device);
+    if (given->struct_size != sizeof *options && given->struct_size != first_version &&
+        given->struct_size != second_version) {
         return dw__fail(DW_INVALID_ARGUMENT,
                         "dw_engine_options.struct_size is %zu, this library knows %zu: begin with "
                         "DW_ENGINE_OPTIONS_DEFAULT and rebuild",
@@ -61,6 +63,8 @@ dw_status dw_engine_create(const dw_graph *graph, uint32_t grad_output_count,
     engine->grad_output_count = grad_output_count;
     engine->wrt_count = wrt_count;
     engine->profile_clock = profile_clock();
+    engine->device = options.device;
+    engine->cuda_graphs = options.cuda_graphs != 0;
     engine->grad_slot = dw__calloc((size_t)wrt_count + 1, sizeof *engine->grad_slot);
     engine->wrt_of = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_of);
     engine->wrt_leaf = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_leaf);

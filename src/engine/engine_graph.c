@@ -85,7 +85,9 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
     static const dw_pass shared[] = {DW_PASS_FOLD, DW_PASS_COMMON, DW_PASS_DEAD_CODE};
     static const dw_pass fuse[] = {DW_PASS_FUSE, DW_PASS_DEAD_CODE};
     dw_status status = DW_OK;
+    dw__target target;
     bool expanded = false;
+    DW_TRY(dw__target_of(options->device, false, &target));
     DW_TRY(leaf_positions(graph, engine->wrt_count, wrt, engine->wrt_leaf));
     DW_TRY(dw_graph_clone(graph, &engine->graph));
     DW_TRY(run_passes(&engine->graph, DW_COUNT(before), before));
@@ -101,6 +103,10 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
     /* Tensors that several layers, or forward and backward, quantize alike are then quantized once. */
     DW_TRY(dw__expand_quantized(&engine->graph, &expanded));
     if (expanded) DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
+    if (target.context) {
+        DW_TRY(dw__expand_for_target(&engine->graph, &target));
+        DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
+    }
     if (options->fuse) DW_TRY(run_passes(&engine->graph, DW_COUNT(fuse), fuse));
     DW_TRY(dw__schedule(&engine->graph, engine->output_count, options->recompute != 0));
 cleanup:

@@ -2,6 +2,7 @@
  *
  *     engine.c            engines: made, destroyed, asked
  *     engine_graph.c      passes, gradient, fusion
+ *     target_composites.c composites that a GPU has no kernel for
  *     training_schedule.c, saved_values.c, backward_order.c, min_cut.c
  *                         what is saved and what is computed again; the order of backward
  *     graph_readers.c     who reads each value; which are computed in the caller's buffers
@@ -14,6 +15,8 @@
  *     plan_listing.c      a plan as text
  *     run.c, bindings.c   a run's checks, and the addresses of storages
  *     executor_cpu.c      instructions on the CPU (executor.h)
+ *     executor_stream.c   instructions on a stream of a GPU
+ *     executor_graph.c    the same, recorded and replayed
  *     step_memory.c       what a training step holds around the arena
  *     step_fit.c          how much of a batch fits
  *
@@ -45,6 +48,8 @@ struct dw_engine {
     uint32_t *wrt_leaf;       /* by wrt: its position among the leaves */
     uint32_t first_backward;  /* node */
     uint32_t quantized_count; /* linear layers with a recipe */
+    const dw_device *device;  /* of its plans; NULL: the CPU */
+    bool cuda_graphs;
 
     /* Readers of each value: nodes use_nodes[use_start[v] .. use_start[v + 1]). */
     uint32_t *use_start;
@@ -93,8 +98,10 @@ typedef struct dw__operand {
 
 /* A kernel's call without pointers. */
 typedef struct dw__step {
-    const dw__kernel *kernel; /* NULL where the instruction has an epilogue */
-    dw_node node;             /* for messages */
+    const dw__kernel *kernel;         /* on a CPU; NULL where the instruction has an epilogue */
+    const dw__gpu_kernel *gpu_kernel; /* on a GPU */
+    const dw__variant *variant;       /* of gpu_kernel */
+    dw_node node;                     /* for messages */
     dw_op op;
     uint32_t attr_count, input_count, output_count;
     const dw_attr *attrs;
@@ -153,6 +160,11 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
                                  const uint32_t *grad_outputs, const dw_value *wrt,
                                  const dw_engine_options *options);
 
+/* ---- target_composites.c --------------------------------------------------------------------- */
+
+/* Expands the composites that no kernel of a GPU computes. */
+dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target);
+
 /* ---- graph_readers.c ------------------------------------------------------------------------- */
 
 /* Fills first_backward, the readers of values, `direct` and the reads of leaves and outputs. */
@@ -186,6 +198,8 @@ void dw__plan_destroy(dw_plan *plan);
 
 /* The step as a call, with every data NULL: what fits() and scratch_bytes() see. */
 void dw__step_shape(const dw__step *step, dw__call *call);
+/* What computes the step, for listings and messages. */
+const char *dw__step_kernel_name(const dw__step *step);
 
 /* ---- plan_listing.c -------------------------------------------------------------------------- */
 

@@ -20,6 +20,7 @@ typedef struct dw__bindings {
     const dw_binding *outputs;
     const dw_binding *grads; /* NULL in forward */
     void *zeros;             /* stands for output gradients that are NULL */
+    void *stream;            /* of a GPU */
 } dw__bindings;
 
 typedef struct dw__run {
@@ -30,15 +31,49 @@ typedef struct dw__run {
 
 typedef struct dw__executor {
     const char *name;
+    dw_status (*open)(dw_plan *plan); /* once per plan, when it is made; may be NULL */
+    /* Zeros of `bytes`, which the plan keeps. NULL: made for each run. */
+    dw_status (*zeros)(dw_plan *plan, size_t bytes, void **zeros);
     dw_status (*begin)(dw__run *run);
     /* The message of a failure names the node. Later instructions of the range are not run. */
     dw_status (*run_range)(dw__run *run, uint32_t from, uint32_t to);
     /* Safe if begin failed. Returns the failure of work that run_range did not wait for. */
     dw_status (*end)(dw__run *run);
     void (*forget)(dw_plan *plan);
+    /* Waits for all work on a stream. Returns an error that only data can show (an index outside of its axis) in a run
+     * since the last call. NULL: runs wait and return such errors by themselves. */
+    dw_status (*synchronize)(dw_plan *plan, void *stream);
 } dw__executor;
 
-extern const dw__executor dw__executor_cpu;
+extern const dw__executor dw__executor_cpu; /* executor_cpu.c */
+extern const dw__executor
+    dw__executor_stream; /* executor_stream.c: enqueues each instruction on a stream */
+extern const dw__executor dw__executor_graph; /* executor_graph.c: replays recorded CUDA graphs */
+
+/* ---- executor_stream.c -------------------------------------------------------------------------- */
+
+/* What a plan keeps on a GPU: memory for the word of data errors (common/data_error.h), and calls that no run uses. */
+typedef struct dw__gpu_kept {
+    void *word;
+    void *zeros; /* for output gradients that a run leaves out; NULL: no run has */
+    size_t zeros_bytes;
+    struct dw__gpu_call *idle;
+    struct dw__gpu_record *records; /* executor_graph.c */
+} dw__gpu_kept;
+
+typedef struct dw__gpu_call {
+    struct dw__gpu_call *next;
+    dw__operation_call call;
+} dw__gpu_call;
+
+dw_status dw__gpu_open(dw_plan *plan);
+dw_status dw__gpu_zeros(dw_plan *plan, size_t bytes, void **zeros);
+dw_status dw__gpu_begin(dw__run *run);
+dw_status dw__gpu_end(dw__run *run);
+void dw__gpu_forget(dw_plan *plan);
+dw_status dw__gpu_synchronize(dw_plan *plan, void *stream);
+/* Enqueues instructions [from, to) on a stream. */
+dw_status dw__gpu_enqueue_range(dw__run *run, uint32_t from, uint32_t to, void *stream);
 
 /* ---- bindings.c ------------------------------------------------------------------------------ */
 

@@ -17,7 +17,7 @@ dw_status dw__lower_add_copy(dw__lowering *l, dw_node node, const dw__operand *f
     step.attrs = attr;
     step.inputs[0] = *from;
     step.outputs[0] = *to;
-    step.kernel = dw__lower_select(l, &step);
+    dw__lower_select(l, &step);
     return dw__lower_add_step(l, &step);
 }
 
@@ -41,30 +41,30 @@ static uint64_t operands_to_copy(dw__lowering *l, dw__step *step) {
         }
     }
     if (!strided) return 0;
-    dw__step_shape(step, &l->call);
+    dw__lower_call(l, step, &l->first.call);
     for (uint32_t i = 0; i < step->input_count; i++) {
         if (!(strided >> i & 1)) continue;
-        dw__tensor as_it_is = l->call.inputs[i];
-        dw__tensor_set_contiguous(&l->call.inputs[i]);
-        if (!dw__kernel_is_reference(dw__kernel_select(&l->call))) return (uint64_t)1 << i;
-        l->call.inputs[i] = as_it_is;
+        dw__tensor as_it_is = l->first.call.inputs[i];
+        dw__tensor_set_contiguous(&l->first.call.inputs[i]);
+        if (dw__lower_has_kernel(l)) return (uint64_t)1 << i;
+        l->first.call.inputs[i] = as_it_is;
     }
     for (uint32_t i = 0; i < step->input_count; i++) {
-        if (strided >> i & 1) dw__tensor_set_contiguous(&l->call.inputs[i]);
+        if (strided >> i & 1) dw__tensor_set_contiguous(&l->first.call.inputs[i]);
     }
-    return dw__kernel_is_reference(dw__kernel_select(&l->call)) ? 0 : strided;
+    return dw__lower_has_kernel(l) ? strided : 0;
 }
 
 dw_status dw__lower_choose_kernel(dw__lowering *l, dw__step *step) {
-    step->kernel = dw__lower_select(l, step);
-    if (!dw__kernel_is_reference(step->kernel)) return DW_OK;
+    dw__lower_select(l, step);
+    if (dw__step_is_fast(step)) return DW_OK;
     uint64_t copies = operands_to_copy(l, step);
-    if (!copies) return DW_OK;
+    if (!copies) return DW_OK; /* on a GPU, dw__lower_add_step says what is not supported */
     for (uint32_t i = 0; i < step->input_count; i++) {
         if (!(copies >> i & 1)) continue;
         dw__operand from = step->inputs[i];
         DW_RETURN_IF_FAILED(copy_to_arena(l, step->node, &from, &step->inputs[i]));
     }
-    step->kernel = dw__lower_select(l, step);
+    dw__lower_select(l, step);
     return DW_OK;
 }

@@ -35,7 +35,8 @@ static bool is_near(const dw__lowering *l, dw_node node, dw_node reader) {
 
 bool dw__lower_may_wait(const dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
-    if (!dw__kernel_with_epilogue(record->op) && !dw__kernel_accumulating(record->op)) return false;
+    if (!dw__lower_with_epilogue(l, record->op) && !dw__lower_accumulating(l, record->op))
+        return false;
     if (value_of(l, record->outputs[0])->dtype != DW_F32) return false;
     dw_node reader = first_reader(l, record->outputs[0], 0);
     return reader != DW_NONE && row_of(l, reader)->program &&
@@ -102,15 +103,15 @@ static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, b
     if (!reads_as_it_writes(l, program, i)) return DW_OK;
     dw__step step;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
-    program->kernel = dw__lower_select(l, program);
-    if (dw__kernel_is_reference(program->kernel)) return DW_OK;
+    dw__lower_select(l, program);
+    if (!dw__step_is_fast(program)) return DW_OK;
     DW_RETURN_IF_FAILED(dw__lower_prepare(l, program));
-    dw__step_shape(&step, &l->call);
+    dw__step_shape(&step, &l->first.call);
     dw__step_shape(program, &l->second);
-    const dw__epilogue_kernel *kernel = dw__kernel_with_epilogue(step.op);
-    if (!kernel || !kernel->fits(&l->call, &l->second, (int)i)) return DW_OK;
-    size_t scratch = kernel->scratch_bytes(&l->call, &l->second, (int)i);
-    size_t library = kernel->library_bytes(&l->call);
+    const dw__epilogue_kernel *kernel = dw__lower_with_epilogue(l, step.op);
+    if (!kernel || !kernel->fits(&l->first.call, &l->second, (int)i)) return DW_OK;
+    size_t scratch = kernel->scratch_bytes(&l->first.call, &l->second, (int)i);
+    size_t library = kernel->library_bytes(&l->first.call);
     dw__storage *place = storage_of(l, storage);
     if (place->reads_left > 1 || place->home != DW_HOME_ARENA) {
         step.outputs[0] = l->values[record_of(l, node)->outputs[0]];
@@ -143,12 +144,12 @@ static dw_status accumulate(dw__lowering *l, dw__step *program, uint32_t i, bool
     if (!is_sum(l, program)) return DW_OK;
     uint32_t storage = program->inputs[i].storage;
     dw_node node = storage_of(l, storage)->deferred;
-    const dw__kernel *kernel = dw__kernel_accumulating(record_of(l, node)->op);
+    const dw__kernel *kernel = dw__lower_accumulating(l, record_of(l, node)->op);
     dw__step step;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
-    dw__step_shape(&step, &l->call);
+    dw__step_shape(&step, &l->first.call);
     if (storage_of(l, storage)->reads_left != 1 || !dw__lower_is_whole(l, &program->inputs[i]) ||
-        !kernel->fits(&l->call) || !dw__lower_take_over(l, program, &step, 1 - i, 0)) {
+        !kernel->fits(&l->first.call) || !dw__lower_take_over(l, program, &step, 1 - i, 0)) {
         return DW_OK;
     }
     storage_of(l, storage)->deferred = DW_NONE;
@@ -170,7 +171,7 @@ dw_status dw__lower_program(dw__lowering *l, dw_node node) {
         DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, program.inputs[i].storage));
         bool done = false;
         dw_node waiting = storage_of(l, program.inputs[i].storage)->deferred;
-        if (dw__kernel_accumulating(record_of(l, waiting)->op)) {
+        if (dw__lower_accumulating(l, record_of(l, waiting)->op)) {
             DW_RETURN_IF_FAILED(accumulate(l, &program, i, &done));
         } else {
             DW_RETURN_IF_FAILED(fuse_epilogue(l, &program, i, &done));

@@ -36,7 +36,7 @@ static dw_value layout_source(const dw__lowering *l, dw_value value) {
     for (;;) {
         dw_node node = value_of(l, value)->node;
         if (node == DW_NONE || l->engine->direct[value] != DW_NONE) return DW_NONE;
-        if (dw__kernel_lays_out_results(record_of(l, node)->op)) return value;
+        if (dw__lower_lays_out(l, record_of(l, node)->op)) return value;
         if (!rearranges(l, node)) return DW_NONE;
         value = record_of(l, node)->inputs[0];
     }
@@ -124,7 +124,7 @@ static dw_status find_request(dw__lowering *l, dw_value source, dw_value value, 
 
 dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step) {
     const dw__node_record *record = record_of(l, step->node);
-    if (!dw__kernel_lays_out_results(record->op)) return DW_OK;
+    if (!dw__lower_lays_out(l, record->op)) return DW_OK;
     bool any = false;
     for (uint32_t o = 0; o < record->output_count; o++) {
         dw_value value = record->outputs[o];
@@ -134,7 +134,9 @@ dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step) {
         step->outputs[o] = l->requests[value];
         any = true;
     }
-    if (!any || !dw__kernel_is_reference(dw__lower_select(l, step))) return DW_OK;
+    if (!any) return DW_OK;
+    dw__lower_select(l, step);
+    if (dw__step_is_fast(step)) return DW_OK;
     for (uint32_t o = 0; o < record->output_count; o++) {
         step->outputs[o].storage = DW_NONE;
         step->outputs[o].offset = 0;

@@ -23,11 +23,6 @@ void dw__step_shape(const dw__step *step, dw__call *call) {
     }
 }
 
-const dw__kernel *dw__lower_select(dw__lowering *l, const dw__step *step) {
-    dw__step_shape(step, &l->call);
-    return dw__kernel_select(&l->call);
-}
-
 dw_status dw__lower_make_step(dw__lowering *l, dw_node node, dw__step *step) {
     const dw__node_record *record = record_of(l, node);
     memset(step, 0, sizeof *step);
@@ -103,8 +98,8 @@ static dw_status prepare_new(dw__lowering *l, const dw__step *step, const char *
                              uint32_t *index) {
     dw_engine *engine = l->plan->engine;
     void *prepared = NULL;
-    dw__step_shape(step, &l->call);
-    DW_RETURN_IF_FAILED(step->kernel->prepare(&l->call, &prepared));
+    dw__step_shape(step, &l->first.call);
+    DW_RETURN_IF_FAILED(step->kernel->prepare(&l->first.call, &prepared));
     *index = (uint32_t)engine->prepared.count;
     dw_status status = DW_PUSH(&engine->prepared, prepared);
     if (status != DW_OK) {
@@ -114,7 +109,16 @@ static dw_status prepare_new(dw__lowering *l, const dw__step *step, const char *
     return dw__map_set(engine->prepared_index, key, *index);
 }
 
+/* The variant that the kernel's launches use; compiled, loaded and checked if it is the first of its kind. */
+static dw_status prepare_variant(dw__lowering *l, dw__step *step) {
+    dw__lower_call(l, step, &l->first.call);
+    DW_RETURN_IF_FAILED(step->gpu_kernel->prepare(step->gpu_kernel, &l->first,
+                                                  l->plan->target.context, &step->variant));
+    return dw__variant_status(step->variant);
+}
+
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step) {
+    if (step->gpu_kernel) return prepare_variant(l, step);
     if (!step->kernel->prepare) return DW_OK;
     dw_status status = DW_OK;
     dw__text key = {0};
@@ -146,15 +150,30 @@ dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step, const
     return DW_PUSH(&l->plan->code, fresh);
 }
 
+static dw_status add_gpu_step(dw__lowering *l, const dw__step *step) {
+    const dw__gpu_kernel *kernel = step->gpu_kernel;
+    size_t workspace = 0;
+    dw__lower_call(l, step, &l->first.call);
+    if (kernel->workspace_bytes)
+        DW_RETURN_IF_FAILED(
+            kernel->workspace_bytes(kernel, &l->first, l->plan->target.context, &workspace));
+    return dw__lower_add_instruction(l, step, NULL, -1, workspace, 0);
+}
+
 dw_status dw__lower_add_step(dw__lowering *l, dw__step *step) {
     bool empty = true;
     for (uint32_t o = 0; o < step->output_count; o++) {
         empty &= dw__tensor_count(&step->outputs[o].view) == 0;
     }
     if (empty) return DW_OK; /* no element to compute */
+    if (!step->kernel && !step->gpu_kernel) {
+        dw__lower_call(l, step, &l->first.call);
+        return dw__gpu_kernel_for(&l->first, &l->plan->target.gpu, &step->gpu_kernel);
+    }
     DW_RETURN_IF_FAILED(dw__lower_prepare(l, step));
-    dw__step_shape(step, &l->call);
-    size_t scratch = step->kernel->scratch_bytes ? step->kernel->scratch_bytes(&l->call) : 0;
-    size_t library = step->kernel->library_bytes ? step->kernel->library_bytes(&l->call) : 0;
+    if (step->gpu_kernel) return add_gpu_step(l, step);
+    dw__step_shape(step, &l->first.call);
+    size_t scratch = step->kernel->scratch_bytes ? step->kernel->scratch_bytes(&l->first.call) : 0;
+    size_t library = step->kernel->library_bytes ? step->kernel->library_bytes(&l->first.call) : 0;
     return dw__lower_add_instruction(l, step, NULL, -1, scratch, library);
 }

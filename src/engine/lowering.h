@@ -4,6 +4,7 @@
  *     lower_types.c       symbolic shapes and attributes at the plan's sizes
  *     lower_storages.c    storages, and where values lie in them
  *     lower_steps.c       a node becomes a step, a step with its kernel an instruction
+ *     lower_kernels.c     which kernels the target has for a step
  *     lower_views.c       views without an instruction
  *     lower_copies.c      operands that are copied for a faster kernel
  *     lower_layouts.c     results in the layout that later nodes read
@@ -31,7 +32,8 @@ typedef struct dw__lowering {
     uint32_t *next_slot;      /* by output: the next output that is the same value */
     bool *claimed;            /* by output: its buffer holds a value already */
     dw__body *body;           /* scratch */
-    dw__call call, second;    /* scratch */
+    dw__operation_call first; /* scratch */
+    dw__call second;          /* scratch */
 } dw__lowering;
 
 static inline const dw__node_record *record_of(const dw__lowering *l, dw_node node) {
@@ -92,7 +94,19 @@ bool dw__lower_is_whole(const dw__lowering *l, const dw__operand *operand);
 
 /* The step of a node: operands where they lie, results contiguous and without a storage. */
 dw_status dw__lower_make_step(dw__lowering *l, dw_node node, dw__step *step);
-const dw__kernel *dw__lower_select(dw__lowering *l, const dw__step *step);
+/* Sets the step's kernel: on a CPU the first that supports it, on a GPU the same or none. */
+void dw__lower_select(dw__lowering *l, dw__step *step);
+/* True if a kernel other than the CPU's reference supports the scratch call l->first. */
+bool dw__lower_has_kernel(const dw__lowering *l);
+/* True if the step has a kernel other than the CPU's reference. */
+bool dw__step_is_fast(const dw__step *step);
+/* The step as a call with the addresses that are known: on a GPU, kernels look at alignment. */
+void dw__lower_call(const dw__lowering *l, const dw__step *step, dw__call *call);
+/* Kernels that do more than one operation. None on a GPU. */
+const dw__epilogue_kernel *dw__lower_with_epilogue(const dw__lowering *l, dw_op op);
+const dw__kernel *dw__lower_accumulating(const dw__lowering *l, dw_op op);
+/* True if some kernel of the target writes this operation's results with any strides. */
+bool dw__lower_lays_out(const dw__lowering *l, dw_op op);
 /* Makes a storage for each result that has a reader and no storage yet. */
 dw_status dw__lower_place_outputs(dw__lowering *l, dw__step *step);
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step);

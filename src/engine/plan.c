@@ -87,7 +87,7 @@ dw_status dw__plan_create(dw_engine *engine, const dw__target *target, const int
     dw_plan *plan = dw__calloc(1, sizeof *plan);
     if (!plan) return dw__fail_memory("a plan", sizeof *plan);
     plan->engine = engine;
-    plan->target = *target;
+    dw__target_copy(&plan->target, target);
     int limit = dw__pool_limit(target->threads); /* kernels measure their scratch for as many */
     plan->memory = dw__arena_create();
     if (!plan->memory) DW_TRY(dw__fail_memory("a plan's memory", 1));
@@ -104,6 +104,7 @@ dw_status dw__plan_create(dw_engine *engine, const dw__target *target, const int
     find_lifetimes(plan);
     DW_TRY(dw__plan_cut_backward(plan));
     DW_TRY(place_storages(plan));
+    if (target->executor->open) DW_TRY(target->executor->open(plan));
     *out = plan;
     plan = NULL;
 cleanup:

@@ -46,9 +46,10 @@ dw_status dw_engine_plan(dw_engine *engine, const int64_t *sizes, dw_plan **out)
                             dw_graph_symbol_name(engine->graph, i), (long long)sizes[i]);
         }
     }
+    dw__target target;
     dw_status status = DW_OK;
+    DW_RETURN_IF_FAILED(dw__target_of(engine->device, engine->cuda_graphs, &target));
     pthread_mutex_lock(&engine->lock);
-    dw__target target = dw__target_cpu();
     dw_plan *plan = find_plan(engine, &target, sizes);
     if (plan) {
         unlink_plan(engine, plan);

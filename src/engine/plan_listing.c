@@ -61,7 +61,7 @@ static dw_status list_instruction(const dw_plan *plan, uint32_t index, uint64_t 
     }
     DW_RETURN_IF_FAILED(dw__text_printf(out, " %s:", label));
     const dw__step *step = &instruction->step, *epilogue = instruction->epilogue;
-    const char *kernel = epilogue ? instruction->with_epilogue->name : step->kernel->name;
+    const char *kernel = epilogue ? instruction->with_epilogue->name : dw__step_kernel_name(step);
     DW_RETURN_IF_FAILED(list_step(plan, step, kernel, out));
     if (epilogue) {
         DW_RETURN_IF_FAILED(dw__text_printf(out, " | epilogue"));

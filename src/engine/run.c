@@ -15,10 +15,18 @@ static dw_status check_arena(const dw_plan *plan, const void *arena) {
     return DW_OK;
 }
 
-static dw_status check_tensor(const char *what, const char *name, const dw__tensor *shape,
-                              const dw_binding *binding) {
+static dw_status check_tensor(const dw_plan *plan, const char *what, const char *name,
+                              const dw__tensor *shape, const dw_binding *binding) {
     if (!binding->data && dw__tensor_count(shape) > 0) {
         return dw__fail(DW_INVALID_ARGUMENT, "%s %s is NULL: bind its data", what, name);
+    }
+    const size_t alignment = plan->target.binding_alignment;
+    if ((uintptr_t)binding->data % alignment != 0 && dw__tensor_count(shape) > 1) {
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "%s %s lies at %p; expected a multiple of %zu bytes on this device: copy it "
+            "to memory of its own",
+            what, name, binding->data, alignment);
     }
     if (!binding->strides) return DW_OK;
     dw__tensor bound = *shape;
@@ -41,7 +49,7 @@ static dw_status check_leaves(const dw_plan *plan, const dw_binding *leaves, uin
     for (uint32_t i = 0; i < engine->leaf_count; i++) {
         if (!(engine->leaf_reads[i] & when)) continue;
         const char *name = dw_value_name(engine->graph, dw_graph_leaf_at(engine->graph, i));
-        DW_RETURN_IF_FAILED(check_tensor("leaf", name, &plan->leaves[i], &leaves[i]));
+        DW_RETURN_IF_FAILED(check_tensor(plan, "leaf", name, &plan->leaves[i], &leaves[i]));
     }
     return DW_OK;
 }
@@ -53,7 +61,7 @@ static dw_status check_outputs(const dw_plan *plan, const dw_binding *outputs, u
     for (uint32_t i = 0; i < engine->output_count; i++) {
         if (!(engine->output_reads[i] & when) || plan->output_last[i] < part) continue;
         const char *name = dw_value_name(engine->graph, dw_graph_output(engine->graph, i));
-        DW_RETURN_IF_FAILED(check_tensor("output", name, &plan->outputs[i], &outputs[i]));
+        DW_RETURN_IF_FAILED(check_tensor(plan, "output", name, &plan->outputs[i], &outputs[i]));
     }
     return DW_OK;
 }
@@ -70,11 +78,11 @@ static dw_status execute(dw_plan *plan, const dw__bindings *b, uint32_t from, ui
 }
 
 dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
-                          const dw_binding *outputs) {
+                          const dw_binding *outputs, void *stream) {
     DW_RETURN_IF_FAILED(check_arena(plan, arena));
     DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_FORWARD));
     DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_FORWARD, 0));
-    dw__bindings b = {.arena = arena, .leaves = leaves, .outputs = outputs};
+    dw__bindings b = {.arena = arena, .leaves = leaves, .outputs = outputs, .stream = stream};
     DW_RETURN_IF_FAILED(execute(plan, &b, 0, plan->first_backward));
     atomic_fetch_add(&plan->runs, 1);
     return DW_OK;
@@ -92,8 +100,10 @@ static size_t zeros_needed(const dw_plan *plan, const dw_binding *output_grads) 
     return bytes;
 }
 
-static dw_status make_zeros(const dw_device *device, size_t bytes, void **zeros) {
+static dw_status make_zeros(dw_plan *plan, size_t bytes, void **zeros) {
+    const dw_device *device = plan->target.device;
     if (bytes == 0) return DW_OK;
+    if (plan->target.executor->zeros) return plan->target.executor->zeros(plan, bytes, zeros);
     dw_status status = device->allocate(bytes, zeros);
     if (status == DW_OK) status = device->fill(*zeros, 0, bytes);
     return status == DW_OK ? status
@@ -103,7 +113,8 @@ static dw_status make_zeros(const dw_device *device, size_t bytes, void **zeros)
 /* Runs instructions [from, to) of backward. `part` is the first part that they belong to. */
 static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint32_t to, void *arena,
                               const dw_binding *leaves, const dw_binding *outputs,
-                              const dw_binding *output_grads, const dw_binding *grads) {
+                              const dw_binding *output_grads, const dw_binding *grads,
+                              void *stream) {
     const dw_engine *engine = plan->engine;
     if (engine->wrt_count == 0) {
         return dw__fail(DW_STATE, "the engine was made without gradients: name the leaves whose "
@@ -115,34 +126,35 @@ static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint3
     for (uint32_t i = 0; i < engine->grad_output_count; i++) {
         if (!output_grads[i].data) continue;
         dw_value leaf = dw_graph_leaf_at(engine->graph, engine->leaf_count + i);
-        DW_RETURN_IF_FAILED(check_tensor("output gradient", dw_value_name(engine->graph, leaf),
+        DW_RETURN_IF_FAILED(check_tensor(plan, "output gradient",
+                                         dw_value_name(engine->graph, leaf),
                                          &plan->leaves[engine->leaf_count + i], &output_grads[i]));
     }
     dw_status status = DW_OK;
-    const dw_device *device = plan->target.device;
     size_t zeros = zeros_needed(plan, output_grads);
     dw__bindings b = {.arena = arena,
                       .leaves = leaves,
                       .output_grads = output_grads,
                       .outputs = outputs,
-                      .grads = grads};
-    DW_TRY(make_zeros(device, zeros, &b.zeros));
+                      .grads = grads,
+                      .stream = stream};
+    DW_TRY(make_zeros(plan, zeros, &b.zeros));
     status = execute(plan, &b, from, to);
 cleanup:
-    if (b.zeros) device->release(b.zeros, zeros);
+    if (b.zeros && !plan->target.executor->zeros) plan->target.device->release(b.zeros, zeros);
     return status;
 }
 
 dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *leaves,
                            const dw_binding *outputs, const dw_binding *output_grads,
-                           const dw_binding *grads) {
+                           const dw_binding *grads, void *stream) {
     return run_backward(plan, 0, plan->first_backward, (uint32_t)plan->code.count, arena, leaves,
-                        outputs, output_grads, grads);
+                        outputs, output_grads, grads, stream);
 }
 
 dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena, const dw_binding *leaves,
                                 const dw_binding *outputs, const dw_binding *output_grads,
-                                const dw_binding *grads) {
+                                const dw_binding *grads, void *stream) {
     if (part >= plan->part_count) {
         return dw__fail(DW_INVALID_ARGUMENT,
                         "there is no part %u of backward: the plan has %u parts", part,
@@ -150,5 +162,10 @@ dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena, const
     }
     uint32_t from = part == 0 ? plan->first_backward : plan->part_ends[part - 1];
     return run_backward(plan, part, from, plan->part_ends[part], arena, leaves, outputs,
-                        output_grads, grads);
+                        output_grads, grads, stream);
+}
+
+dw_status dw_plan_synchronize(dw_plan *plan, void *stream) {
+    const dw__executor *executor = plan->target.executor;
+    return executor->synchronize ? executor->synchronize(plan, stream) : DW_OK;
 }

@@ -198,6 +198,9 @@ dw_status dw__import_attrs(dw_graph *to, const dw_graph *from, dw_node node, con
 
 /* Replaces every node of one composite operation by its expansion. DW_OP_COUNT means all composites. */
 dw_status dw__expand_op(dw_graph **graph, dw_op op);
+/* Replaces each composite node that `wanted` names by its expansion, and those of its expansion likewise. */
+typedef bool (*dw__expand_rule)(const dw_graph *graph, dw_node node, void *context);
+dw_status dw__expand_where(dw_graph **graph, dw__expand_rule wanted, void *context);
 /* Expands the layers that dw_graph_apply_precision has quantized; `changed` says whether there are any.
  * Call it after the gradient, for which these layers have rules of their own. */
 dw_status dw__expand_quantized(dw_graph **graph, bool *changed);

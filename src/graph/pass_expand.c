@@ -1,11 +1,13 @@
-/* Replaces composites, all or those of one operation, by their expansions. */
+/* Replaces composites by their expansions: all, those of one operation, or those that a rule names. */
 #include "graph/passes.h"
 
-static dw_status expand_node(dw__rewriter *rewriter, dw_node n, dw_op only) {
+static bool is_composite(const dw_graph *graph, dw_node n) {
+    return dw__op_table[graph->nodes.items[n].op].expand != NULL;
+}
+
+static dw_status expand_node(dw__rewriter *rewriter, dw_node n) {
     const dw__node_record *node = &rewriter->from->nodes.items[n];
     const dw__op_row *row = &dw__op_table[node->op];
-    if (!row->expand || (only != DW_OP_COUNT && node->op != only))
-        return dw__rewriter_copy(rewriter, n);
     dw_value inputs[DW_MAX_INPUTS], outputs[DW_MAX_OUTPUTS];
     for (uint32_t i = 0; i < node->input_count; i++)
         inputs[i] = node->inputs[i] == DW_NONE ? DW_NONE : rewriter->map[node->inputs[i]];
@@ -16,16 +18,39 @@ static dw_status expand_node(dw__rewriter *rewriter, dw_node n, dw_op only) {
     return DW_OK;
 }
 
-dw_status dw__expand_op(dw_graph **graph, dw_op op) {
+/* One round. `changed` says whether a node was expanded. */
+static dw_status expand_round(dw_graph **graph, dw__expand_rule wanted, void *context,
+                              bool *changed) {
     dw_status status = DW_OK;
     const dw_graph *from = *graph;
     dw__rewriter rewriter;
+    *changed = false;
     DW_RETURN_IF_FAILED(dw__rewriter_begin(&rewriter, from));
-    for (dw_node n = 0; n < dw_graph_node_count(from); n++) DW_TRY(expand_node(&rewriter, n, op));
+    for (dw_node n = 0; n < dw_graph_node_count(from); n++) {
+        const bool expands = is_composite(from, n) && wanted(from, n, context);
+        DW_TRY(expands ? expand_node(&rewriter, n) : dw__rewriter_copy(&rewriter, n));
+        *changed |= expands;
+    }
     DW_TRY(dw__rewriter_end(&rewriter, graph));
 cleanup:
     dw__rewriter_abort(&rewriter);
     return status;
+}
+
+static bool is_operation(const dw_graph *graph, dw_node node, void *context) {
+    const dw_op only = *(const dw_op *)context;
+    return only == DW_OP_COUNT || graph->nodes.items[node].op == only;
+}
+
+dw_status dw__expand_op(dw_graph **graph, dw_op op) {
+    bool changed;
+    return expand_round(graph, is_operation, &op, &changed);
+}
+
+dw_status dw__expand_where(dw_graph **graph, dw__expand_rule wanted, void *context) {
+    bool changed = true;
+    while (changed) DW_RETURN_IF_FAILED(expand_round(graph, wanted, context, &changed));
+    return DW_OK;
 }
 
 dw_status dw__pass_expand(dw_graph **graph) { return dw__expand_op(graph, DW_OP_COUNT); }

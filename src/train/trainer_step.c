@@ -38,7 +38,7 @@ static dw_status read_micro_batch(dw_trainer *t, int64_t micro) {
 
 static dw_status backward_first(dw_trainer *t, const dw_binding *loss, const dw_binding *grad) {
     return dw_plan_backward(t->train.plan, t->arena.data, t->train.leaves, loss, grad,
-                            t->gradients_bound);
+                            t->gradients_bound, NULL);
 }
 
 /* Runs backward part by part. A gradient that a part completes is added to the sum, and its memory is free again. */
@@ -51,7 +51,7 @@ static dw_status backward_more(dw_trainer *t, const dw_binding *loss, const dw_b
             t->part_bound[i].data = alive ? (char *)t->accumulation.data + life->offset : NULL;
         }
         DW_RETURN_IF_FAILED(dw_plan_backward_part(t->train.plan, part, t->arena.data,
-                                                  t->train.leaves, loss, grad, t->part_bound));
+                                                  t->train.leaves, loss, grad, t->part_bound, NULL));
         for (uint32_t i = 0; i < t->count; i++)
             if (t->part_bound[i].data && t->lives[i].last == part)
                 dw__accumulate(t->gradients_bound[i].data, t->part_bound[i].data,
@@ -71,7 +71,7 @@ static dw_status run_batch(dw_trainer *t, double *loss) {
         t->random_seed[0] = (int64_t)t->options.seed;
         t->random_seed[1] = t->step * micro_batches + micro;
         DW_RETURN_IF_FAILED(
-            dw_plan_forward(t->train.plan, t->arena.data, t->train.leaves, &loss_bound));
+            dw_plan_forward(t->train.plan, t->arena.data, t->train.leaves, &loss_bound, NULL));
         DW_RETURN_IF_FAILED(micro == 0 ? backward_first(t, &loss_bound, &grad_bound)
                                        : backward_more(t, &loss_bound, &grad_bound));
         *loss += (double)micro_loss / (double)micro_batches;
@@ -173,7 +173,7 @@ dw_status dw_trainer_validate(dw_trainer *t, double *loss) {
         for (int64_t row = 0; row < rows; row++)
             DW_RETURN_IF_FAILED(read_row(t, t->validation, i * rows + row, row));
         DW_RETURN_IF_FAILED(
-            dw_plan_forward(t->validate.plan, t->arena.data, t->validate.leaves, &bound));
+            dw_plan_forward(t->validate.plan, t->arena.data, t->validate.leaves, &bound, NULL));
         sum += batch_loss;
     }
     *loss = sum / (double)batches;

@@ -230,7 +230,7 @@ static dw_status run(const char *text, void *first, void *second, float *result)
     void *arena = aligned_alloc(64, (dw_plan_arena_bytes(plan) + 127) / 64 * 64);
     dw_binding leaves[] = {{.data = first}, {.data = second}},
                outputs[] = {{.data = result}, {.data = more}};
-    dw_status status = dw_plan_forward(plan, arena, leaves, outputs);
+    dw_status status = dw_plan_forward(plan, arena, leaves, outputs, NULL);
     free(arena);
     dw_plan_release(plan);
     dw_engine_destroy(engine);

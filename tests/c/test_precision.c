@@ -237,8 +237,8 @@ static void run_engine(const problem *p, const dw_engine_options *options, const
     }
     void *arena = dw__malloc_aligned(dw_plan_arena_bytes(plan) + 64);
     dw_binding output_grads = {seeds->data, NULL};
-    OK(dw_plan_forward(plan, arena, leaves, outputs));
-    OK(dw_plan_backward(plan, arena, leaves, outputs, &output_grads, grads));
+    OK(dw_plan_forward(plan, arena, leaves, outputs, NULL));
+    OK(dw_plan_backward(plan, arena, leaves, outputs, &output_grads, grads, NULL));
     for (uint32_t i = 0; i < p->wrt_count; i++)
         if (!dw_engine_has_grad(engine, i))
             dw__free_aligned(results[OUTPUTS + i].data), results[OUTPUTS + i].data = NULL;

@@ -1,0 +1,178 @@
+/* The executor of GPUs: enqueues each instruction on the caller's stream and waits for nothing.
+ *
+ * Errors that only data can show go to one word of device memory per plan, with the number of the instruction. It is
+ * read when the caller waits for the stream.
+ */
+#include "engine/executor.h"
+#include <string.h>
+
+/* Done when the plan is made, because a caller may capture the first run in a CUDA graph of its own. */
+dw_status dw__gpu_open(dw_plan *plan) {
+    dw_status status = DW_OK;
+    const dw_device *device = plan->target.device;
+    dw__gpu_kept *kept = dw__calloc(1, sizeof *kept);
+    if (!kept) return dw__fail_memory("what a plan keeps on a GPU", sizeof *kept);
+    DW_TRY(device->allocate(sizeof(unsigned), &kept->word));
+    DW_TRY(device->fill(kept->word, 0, sizeof(unsigned)));
+    DW_TRY(device->stream_synchronize(NULL));
+    plan->kept = kept;
+    kept = NULL;
+cleanup:
+    if (kept) device->release(kept->word, sizeof(unsigned));
+    dw__free(kept);
+    return status;
+}
+
+/* Room for the largest output gradient, so that one block serves every run. */
+static size_t most_zeros(const dw_plan *plan) {
+    size_t most = 0;
+    for (uint32_t i = 0; i < plan->engine->grad_output_count; i++) {
+        const dw__tensor *shape = &plan->leaves[plan->engine->leaf_count + i];
+        const size_t bytes = (size_t)dw__tensor_count(shape) * dw_dtype_bytes(shape->dtype);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+dw_status dw__gpu_zeros(dw_plan *plan, size_t bytes, void **zeros) {
+    dw_status status = DW_OK;
+    const dw_device *device = plan->target.device;
+    if (bytes == 0) return DW_OK;
+    pthread_mutex_lock(&plan->lock);
+    dw__gpu_kept *kept = plan->kept;
+    if (!kept->zeros) {
+        void *made = NULL;
+        const size_t most = most_zeros(plan);
+        DW_TRY(device->allocate(most, &made));
+        status = device->fill(made, 0, most);
+        if (status == DW_OK) status = device->stream_synchronize(NULL);
+        if (status != DW_OK) {
+            device->release(made, most);
+            goto cleanup;
+        }
+        kept->zeros = made;
+        kept->zeros_bytes = most;
+    }
+    *zeros = kept->zeros;
+cleanup:
+    pthread_mutex_unlock(&plan->lock);
+    return status;
+}
+
+dw_status dw__gpu_begin(dw__run *run) {
+    dw_plan *plan = run->plan;
+    pthread_mutex_lock(&plan->lock);
+    dw__gpu_kept *kept = plan->kept;
+    dw__gpu_call *call = kept->idle;
+    if (call) kept->idle = call->next;
+    pthread_mutex_unlock(&plan->lock);
+    if (!call) call = dw__calloc(1, sizeof *call);
+    if (!call) return dw__fail_memory("the state of a run", sizeof *call);
+    run->state = call;
+    return DW_OK;
+}
+
+dw_status dw__gpu_end(dw__run *run) {
+    dw__gpu_call *call = run->state;
+    if (!call) return DW_OK;
+    pthread_mutex_lock(&run->plan->lock);
+    dw__gpu_kept *kept = run->plan->kept;
+    call->next = kept->idle;
+    kept->idle = call;
+    pthread_mutex_unlock(&run->plan->lock);
+    run->state = NULL;
+    return DW_OK;
+}
+
+void dw__gpu_forget(dw_plan *plan) {
+    dw__gpu_kept *kept = plan->kept;
+    if (!kept) return;
+    while (kept->idle) {
+        dw__gpu_call *next = kept->idle->next;
+        dw__free(kept->idle);
+        kept->idle = next;
+    }
+    plan->target.device->release(kept->word, sizeof(unsigned));
+    if (kept->zeros) plan->target.device->release(kept->zeros, kept->zeros_bytes);
+    dw__free(kept);
+    plan->kept = NULL;
+}
+
+static bool wants_result(const dw__call *call) {
+    for (uint32_t o = 0; o < call->output_count; o++)
+        if (call->outputs[o].data) return true;
+    return false;
+}
+
+dw_status dw__gpu_enqueue_range(dw__run *run, uint32_t from, uint32_t to, void *stream) {
+    const dw_plan *plan = run->plan;
+    const dw__gpu_kept *kept = plan->kept;
+    dw__operation_call *call = &((dw__gpu_call *)run->state)->call;
+    for (uint32_t i = from; i < to; i++) {
+        const dw__instruction *instruction = &plan->code.items[i];
+        const dw__step *step = &instruction->step;
+        dw__bind_step(plan, run->bindings, step, &call->call);
+        if (instruction->optional && !wants_result(&call->call)) continue;
+        call->stream = stream;
+        call->workspace = instruction->scratch == DW_NONE
+                              ? NULL
+                              : dw__storage_address(plan, run->bindings, instruction->scratch);
+        call->error = (dw_data_error){kept->word, i};
+        dw_status status = step->gpu_kernel->enqueue(call, plan->target.context, step->variant);
+        if (status != DW_OK) {
+            char label[160];
+            dw__node_label(plan->engine->graph, step->node, label, sizeof label);
+            return dw__fail_prefix(status, "%s, %s", label, step->gpu_kernel->name);
+        }
+    }
+    return DW_OK;
+}
+
+static dw_status run_range(dw__run *run, uint32_t from, uint32_t to) {
+    return dw__gpu_enqueue_range(run, from, to, run->bindings->stream);
+}
+
+static dw_status fail_data(const dw_plan *plan, unsigned word) {
+    const uint32_t instruction = word >> 8;
+    char label[160] = "an instruction";
+    if (instruction < plan->code.count)
+        dw__node_label(plan->engine->graph, plan->code.items[instruction].step.node, label,
+                       sizeof label);
+    switch (word & 0xFF) {
+    case DW_DATA_INDEX:
+        return dw__fail(DW_INDEX, "%s: an index lies outside of its axis; check the indexes",
+                        label);
+    case DW_DATA_DIVISION:
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: integer division by zero; guard the divisor with select, or divide as "
+                        "floating point",
+                        label);
+    default:
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: an integer to a negative power; cast to a floating-point type first",
+                        label);
+    }
+}
+
+dw_status dw__gpu_synchronize(dw_plan *plan, void *stream) {
+    const dw_device *device = plan->target.device;
+    unsigned word = 0;
+    DW_RETURN_IF_FAILED(device->stream_synchronize(stream));
+    const dw__gpu_kept *kept = plan->kept;
+    DW_RETURN_IF_FAILED(device->copy_out(&word, kept->word, sizeof word, stream));
+    DW_RETURN_IF_FAILED(device->stream_synchronize(stream));
+    if (word == 0) return DW_OK;
+    DW_RETURN_IF_FAILED(device->fill_on(kept->word, 0, sizeof word, stream));
+    return fail_data(plan, word);
+}
+
+const dw__executor dw__executor_stream = {
+    .name = "stream",
+    .open = dw__gpu_open,
+    .zeros = dw__gpu_zeros,
+    .begin = dw__gpu_begin,
+    .run_range = run_range,
+    .end = dw__gpu_end,
+    .forget = dw__gpu_forget,
+    .synchronize = dw__gpu_synchronize,
+};

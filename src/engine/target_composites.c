@@ -1,0 +1,64 @@
+/* Composites that no kernel of a GPU computes become primitives before the graph is scheduled.
+ *
+ * A plan's sizes are not known yet, so kernels are asked about a call at typical sizes: they answer by element types,
+ * ranks and the sizes that models fix, such as head dimensions.
+ */
+#include "engine/engine_internal.h"
+#include "kernel/reference/interpret.h"
+
+enum { TYPICAL_SIZE = 128 };
+
+typedef struct question {
+    const dw__target *target;
+    const int64_t *sizes;
+    dw__arena *memory;
+    dw__operation_call call;
+} question;
+
+static dw_status describe(const dw_graph *graph, dw_node node, question *q) {
+    const dw__node_record *record = &graph->nodes.items[node];
+    dw__call *call = &q->call.call;
+    call->op = record->op;
+    call->attr_count = record->attr_count;
+    call->input_count = record->input_count;
+    call->output_count = record->output_count;
+    DW_RETURN_IF_FAILED(dw__node_attrs_at(q->memory, graph, node, q->sizes, &call->attrs));
+    for (uint32_t i = 0; i < record->input_count; i++) {
+        if (record->inputs[i] == DW_NONE)
+            call->inputs[i] = (dw__tensor){.rank = -1};
+        else
+            DW_RETURN_IF_FAILED(
+                dw__value_tensor_at(graph, record->inputs[i], q->sizes, &call->inputs[i]));
+    }
+    for (uint32_t o = 0; o < record->output_count; o++)
+        DW_RETURN_IF_FAILED(
+            dw__value_tensor_at(graph, record->outputs[o], q->sizes, &call->outputs[o]));
+    return DW_OK;
+}
+
+/* A node that cannot be described at these sizes stays as it is. */
+static bool lacks_kernel(const dw_graph *graph, dw_node node, void *context) {
+    question *q = context;
+    const dw__gpu_kernel *kernel;
+    if (describe(graph, node, q) != DW_OK) return false;
+    return dw__gpu_kernel_for(&q->call, &q->target->gpu, &kernel) != DW_OK;
+}
+
+dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target) {
+    dw_status status = DW_OK;
+    const uint32_t symbols = dw_graph_symbol_count(*graph);
+    int64_t *sizes = dw__malloc((symbols + 1) * sizeof *sizes);
+    question *q = dw__calloc(1, sizeof *q);
+    if (!sizes || !q) DW_TRY(dw__fail_memory("the operations of a GPU", sizeof *q));
+    for (uint32_t i = 0; i < symbols; i++) sizes[i] = TYPICAL_SIZE;
+    q->target = target;
+    q->sizes = sizes;
+    q->memory = dw__arena_create();
+    if (!q->memory) DW_TRY(dw__fail_memory("the operations of a GPU", 1));
+    DW_TRY(dw__expand_where(graph, lacks_kernel, q));
+cleanup:
+    if (q) dw__arena_destroy(q->memory);
+    dw__free(q);
+    dw__free(sizes);
+    return status;
+}

@@ -1,0 +1,150 @@
+/* The engine on an emulated Hopper GPU, its checker on: whole models, forward and backward, against the interpreter in
+ * FP64 (engine_problem.h); by single launches and by recorded graphs. DEEPWELL_TEST_DEVICE=cuda runs the same on a GPU.
+ * The tests are skipped where there is no NVRTC, which compiles elementwise programs. */
+#include "deepwell/jit.h"
+#include "engine/executor.h"
+#include "engine_problem.h"
+
+static const dw_device *device;
+
+/* ---- memory of the device ---------------------------------------------------------------------------- */
+
+typedef struct on_device {
+    uint32_t count;
+    size_t bytes[MOST_LEAVES];
+    dw_binding bindings[MOST_LEAVES];
+} on_device;
+
+/* Copies of tensors; a tensor without data has none there. */
+static void send_all(uint32_t count, const dw__tensor *tensors, on_device *d) {
+    d->count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        d->bytes[i] = bytes_of(&tensors[i]);
+        d->bindings[i] = (dw_binding){.data = NULL};
+        if (!tensors[i].data) continue;
+        OK(dw_device_allocate(device, d->bytes[i], &d->bindings[i].data));
+        OK(dw_device_copy_in(device, d->bindings[i].data, tensors[i].data, d->bytes[i]));
+    }
+}
+
+static void fetch_all(const on_device *d, const dw__tensor *tensors) {
+    for (uint32_t i = 0; i < d->count; i++)
+        if (tensors[i].data)
+            OK(dw_device_copy_out(device, tensors[i].data, d->bindings[i].data, d->bytes[i]));
+}
+
+static void release_all(on_device *d) {
+    for (uint32_t i = 0; i < d->count; i++)
+        dw_device_release(device, d->bindings[i].data, d->bytes[i]);
+}
+
+/* ---- one problem ---------------------------------------------------------------------------------------- */
+
+static dw_engine *make_gpu_engine(const problem *p, int fuse, int graphs) {
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    options.fuse = fuse;
+    options.device = device;
+    options.cuda_graphs = graphs;
+    dw_engine *engine = NULL;
+    OK(dw_engine_create(p->graph, p->grad_output_count, p->grad_outputs, p->wrt_count, p->wrt,
+                        &options, &engine));
+    return engine;
+}
+
+/* Forward and backward `times` times, on a stream. */
+static void run_on_device(dw_engine *engine, const problem *p, int times, results *r) {
+    on_device leaves, outputs, output_grads, grads;
+    dw_plan *plan = NULL;
+    void *arena = NULL, *stream = NULL;
+    results_begin(p, engine, r);
+    OK(dw_engine_plan(engine, p->sizes, &plan));
+    const size_t arena_bytes = dw_plan_arena_bytes(plan);
+    OK(dw_device_allocate(device, arena_bytes, &arena));
+    OK(dw_device_fill(device, arena, 0xFF,
+                      arena_bytes)); /* NaNs, if read before they are written */
+    OK(device->stream_create(&stream));
+    send_all(p->leaf_count, p->leaves, &leaves);
+    send_all(p->output_count, p->output_grads, &output_grads);
+    send_all(r->output_count, r->outputs, &outputs);
+    send_all(r->grad_count, r->grads, &grads);
+    for (int i = 0; i < times; i++) {
+        OK(dw_plan_forward(plan, arena, leaves.bindings, outputs.bindings, stream));
+        OK(dw_plan_backward(plan, arena, leaves.bindings, outputs.bindings, output_grads.bindings,
+                            grads.bindings, stream));
+    }
+    OK(dw_plan_synchronize(plan, stream));
+    fetch_all(&outputs, r->outputs);
+    fetch_all(&grads, r->grads);
+    release_all(&leaves);
+    release_all(&output_grads);
+    release_all(&outputs);
+    release_all(&grads);
+    device->stream_destroy(stream);
+    dw_device_release(device, arena, arena_bytes);
+    dw_plan_release(plan);
+}
+
+static void agrees(model_builder builder, double dropout, int64_t batch, int64_t sequence) {
+    dw_graph *graph = build(builder, dropout);
+    problem p;
+    results f32, f64, replayed, got;
+    problem_begin(&p, graph, batch, sequence);
+    interpret(&p, false, &f32);
+    interpret(&p, true, &f64);
+    dw_engine *engine = make_gpu_engine(&p, 1, 0), *graphs = make_gpu_engine(&p, 1, 1);
+    run_on_device(engine, &p, 1, &got);
+    expect_results(&p, &got, &f32, &f64);
+    run_on_device(graphs, &p, 2, &replayed);
+    expect_same_bits(&p, &got, &replayed);
+    results_end(&replayed);
+    results_end(&got);
+    results_end(&f32);
+    results_end(&f64);
+    dw_engine_destroy(graphs);
+    dw_engine_destroy(engine);
+    problem_end(&p);
+    dw_graph_destroy(graph);
+}
+
+static void need_compiler(void) {
+    const char *compiler;
+    if (dw_jit_compiler(&compiler) == DW_OK) return;
+    print_message("%s\n", dw_last_error());
+    skip();
+}
+
+static void gpt_agrees(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(model_gpt, 0.0, 2, 7);
+}
+static void gpt_with_dropout_agrees(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(model_gpt, 0.25, 1, 9);
+}
+static void llama_agrees(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(model_llama, 0.0, 2, 17);
+}
+
+static int find_device(void **state) {
+    (void)state;
+    const char *name = getenv("DEEPWELL_TEST_DEVICE");
+    if (dw_device_find(name ? name : "emulator:sm_90a", &device) != DW_OK)
+        fail_msg("%s", dw_last_error());
+#ifdef TEST_NVRTC
+    setenv("DEEPWELL_NVRTC", TEST_NVRTC, 0);
+#endif
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gpt_agrees),
+        cmocka_unit_test(gpt_with_dropout_agrees),
+        cmocka_unit_test(llama_agrees),
+    };
+    return cmocka_run_group_tests(tests, find_device, NULL);
+}
