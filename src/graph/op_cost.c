@@ -8,6 +8,7 @@
  * bytes: the minimum traffic between memory and processor: each distinct operand and each result once. Views
  * move nothing. A gather reads only the rows that it selects. grouped_linear reads at most one matrix per
  * row, and at most all of them. */
+#include "graph/attention_work.h"
 #include "graph/body.h"
 #include "graph/op_rules.h"
 #include <math.h>
@@ -255,46 +256,33 @@ dw_status dw__cost_rope(const dw_graph *graph, dw_node node, const int64_t *size
 
 /* ---- attention ----------------------------------------------------------------------------- */
 
-/* Sum over queries i of (i + shift) clamped to [0, keys]. */
-static double clamped_sum(double queries, double shift, double keys) {
-    double first = fmin(fmax(-shift, 0), queries);          /* earlier terms are 0 */
-    double last = fmin(fmax(keys - shift, first), queries); /* terms from here on equal `keys` */
-    double count = last - first;
-    return count * (first + shift) + count * (count - 1) / 2 + (queries - last) * keys;
-}
-
 /* (query, key) pairs of one head that causality and window allow (deepwell/ops.h). */
 static double visible_pairs(measure *m) {
     double queries = dim_of(m, input(m, 0), 2), keys = dim_of(m, input(m, 1), 2);
     int64_t causal = int_of(m, DW_ATTR_KEY_CAUSAL, 0);
-    double window = (double)int_of(m, DW_ATTR_KEY_WINDOW, -1);
+    int64_t window = int_of(m, DW_ATTR_KEY_WINDOW, -1);
     double shift = causal == 2 ? keys - queries : 0;
-    double pairs = causal ? clamped_sum(queries, shift + 1, keys) : queries * keys;
-    if (window >= 0) pairs -= clamped_sum(queries, shift + 1 - window, keys);
-    return pairs;
+    double left = window < 0 ? INFINITY : (double)window - 1, right = causal ? 0 : INFINITY;
+    return dw__attention_pairs(queries, keys, shift, left, right);
 }
 
-/* `by_head_size` and `by_value_size` count the dot products of length D and Dv for each pair. */
-static dw_status attention_cost(measure *m, double by_head_size, double by_value_size,
-                                dw_cost *cost) {
+static dw_status attention_cost(measure *m, bool backward, dw_cost *cost) {
     double heads = dim_of(m, input(m, 0), 0) * dim_of(m, input(m, 0), 1);
-    double multiply_adds =
-        by_head_size * dim_of(m, input(m, 0), 3) + by_value_size * dim_of(m, input(m, 2), 3);
-    return give(m, 2 * heads * visible_pairs(m) * multiply_adds, bytes_once(m), cost);
+    double flops = dw__attention_flops(heads * visible_pairs(m), dim_of(m, input(m, 0), 3),
+                                       dim_of(m, input(m, 2), 3), backward);
+    return give(m, flops, bytes_once(m), cost);
 }
 
-/* Forward computes q k^T and p v. */
 dw_status dw__cost_attention(const dw_graph *graph, dw_node node, const int64_t *sizes,
                              dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
-    return attention_cost(&m, 1, 1, cost);
+    return attention_cost(&m, false, cost);
 }
 
-/* Backward recomputes q k^T and computes dq and dk (length D), dp and dv (length Dv). */
 dw_status dw__cost_attention_backward(const dw_graph *graph, dw_node node, const int64_t *sizes,
                                       dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
-    return attention_cost(&m, 3, 2, cost);
+    return attention_cost(&m, true, cost);
 }
 
 /* ---- loss and optimizer -------------------------------------------------------------------- */

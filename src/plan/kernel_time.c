@@ -1,4 +1,5 @@
 /* Seconds of single kernels: GEMMs, attention, and traffic through the GPU's memory. */
+#include "graph/attention_work.h"
 #include "plan/planner_internal.h"
 #include <math.h>
 
@@ -47,20 +48,20 @@ double dw__attention_forward_seconds(const dw__planned *planned, int windowed) {
     const dw_planner_model *model = planned->model;
     const dw_layout *layout = planned->layout;
     double heads = (double)model->heads / layout->tp;
-    double width =
-        model->head_dim + model->rope_dim + (model->value_dim ? model->value_dim : model->head_dim);
+    double key = model->head_dim + model->rope_dim, value = dw__value_dim(model);
     double span = layout->seq_len;
     if (layout->unfused_attention) {
         double scores = planned->tokens * span * heads;
         double products =
-            2 * scores * width /
+            dw__attention_flops(scores, key, value, false) /
             (dw__reached(&planned->hardware->rate[DW_RATE_BF16], planned->gemm_part) * 0.5);
         return products + dw__traffic_seconds(planned, scores * c->attention_scores);
     }
-    double seen = dw__seen_tokens(model, span, windowed);
+    double pairs = planned->tokens * dw__seen_tokens(model, span, windowed) * heads;
     double part = planned->attention_part * span / (span + c->attention_length);
     /* Kernels with narrow heads are bound by the exponentials: at head size 64, half of the work takes as long. */
-    double narrow = width < 256 ? sqrt(width / 256) : 1;
-    return 2 * planned->tokens * seen * heads * width / (planned->attention_rate * part * narrow) +
+    double narrow = key + value < 256 ? sqrt((key + value) / 256) : 1;
+    return dw__attention_flops(pairs, key, value, false) /
+               (planned->attention_rate * part * narrow) +
            c->gemm_gap;
 }

@@ -1,4 +1,5 @@
 /* One layer and one micro-batch, forward and backward: kernels, host overhead, and communication inside the layer. */
+#include "graph/attention_work.h"
 #include "plan/planner_internal.h"
 #include <math.h>
 
@@ -80,28 +81,31 @@ static void elementwise(const dw__planned *planned, const char *name, double byt
     time->backward.elementwise += seconds * planned->constants->elementwise_backward;
 }
 
-/* Attention's backward relative to its forward. Fused attention recomputes the scores. */
-static double attention_backward(const dw_layout *layout) {
-    return layout->unfused_attention ? 2 : 2.5;
+/* FLOPs of attention's backward relative to its forward. Fused attention recomputes the scores, unfused attention has
+ * kept them. */
+static double attention_backward(const dw__planned *planned) {
+    const dw_planner_model *model = planned->model;
+    double key = model->head_dim + model->rope_dim, value = dw__value_dim(model);
+    if (planned->layout->unfused_attention) return 2;
+    return dw__attention_flops(1, key, value, true) / dw__attention_flops(1, key, value, false);
 }
 
-/* Records the average over layers with and without a window. */
+/* Records the average over all layers: with and without a window, and without attention. */
 static void note_attention(const dw__planned *planned, double seconds) {
     if (!planned->operations) return;
     const dw_planner_model *model = planned->model;
-    double heads = (double)model->heads / planned->layout->tp,
-           d = model->head_dim + model->rope_dim;
-    double v = model->value_dim ? model->value_dim : model->head_dim;
+    double heads = (double)model->heads / planned->layout->tp;
+    double kv_heads = fmax(model->kv_heads / (double)planned->layout->tp, 1);
+    double key = model->head_dim + model->rope_dim, value = dw__value_dim(model);
     double windowed = dw__window_layers(model) / model->layers, span = planned->layout->seq_len;
-    double seen = span / 2,
-           narrow = model->window > 0 && model->window < span ? model->window : seen;
-    double operations =
-        2 * planned->tokens * (seen * (1 - windowed) + narrow * windowed) * heads * (d + v);
-    double kv_heads = model->kv_heads / (double)planned->layout->tp;
-    double bytes = 2 * planned->tokens * (heads + fmax(kv_heads, 1)) * (d + v);
+    double part = dw__attention_part_of_layers(model), tokens = planned->tokens * part;
+    double seen = (1 - windowed) * dw__seen_tokens(model, span, 0) +
+                  windowed * dw__seen_tokens(model, span, 1);
+    double operations = dw__attention_flops(tokens * seen * heads, key, value, false);
+    double bytes = 2 * dw__attention_traffic(tokens * heads, tokens * kv_heads, key, value, false);
     if (planned->layout->unfused_attention)
-        bytes += planned->constants->attention_scores * planned->tokens * span * heads;
-    double more = attention_backward(planned->layout);
+        bytes += planned->constants->attention_scores * tokens * span * heads;
+    double more = attention_backward(planned);
     note(planned, "attention", "forward", operations, bytes, seconds, 0);
     note(planned, "attention", "backward", more * operations, 2 * bytes, more * seconds, 0);
 }
@@ -110,8 +114,7 @@ static void attention(const dw__planned *planned, dw__layer_time *time) {
     const dw_planner_model *model = planned->model;
     const dw_layout *layout = planned->layout;
     double t = planned->tokens * planned->attended, h = model->hidden, tp = planned->atp;
-    double heads = model->heads / tp, d = model->head_dim,
-           v = model->value_dim ? model->value_dim : d;
+    double heads = model->heads / tp, d = model->head_dim, v = dw__value_dim(model);
     double kv_heads = model->kv_heads / tp < 1 ? 1 : model->kv_heads / tp;
     if (model->kv_rank) {
         double query = heads * (d + model->rope_dim);
@@ -132,10 +135,10 @@ static void attention(const dw__planned *planned, dw__layer_time *time) {
     double windowed = dw__window_layers(model) / model->layers;
     double seconds = (1 - windowed) * dw__attention_forward_seconds(planned, 0) +
                      (windowed > 0 ? windowed * dw__attention_forward_seconds(planned, 1) : 0);
-    if (model->attention_layers) seconds *= (double)model->attention_layers / model->layers;
+    seconds *= dw__attention_part_of_layers(model);
     note_attention(planned, seconds);
     time->forward.attention += seconds;
-    time->backward.attention += seconds * attention_backward(layout);
+    time->backward.attention += seconds * attention_backward(planned);
 
     if (layout->cp > 1) {
         double bytes = t * layout->cp * kv_heads * (d + v) * 2;

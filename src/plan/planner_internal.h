@@ -52,6 +52,9 @@ double dw__shared_parameters(const dw_planner_model *model);
 double dw__router_parameters(const dw_planner_model *model);
 double dw__embedding_parameters(const dw_planner_model *model); /* of one table */
 int dw__moe_layers(const dw_planner_model *model);
+double dw__value_dim(const dw_planner_model *model); /* width of a head's values */
+/* share of the layers that have attention: below 1 in hybrids */
+double dw__attention_part_of_layers(const dw_planner_model *model);
 double dw__window_layers(const dw_planner_model *model); /* layers with sliding-window attention */
 /* Returns how many tokens a token attends to on average under a causal mask, in layers with the window or without. */
 double dw__seen_tokens(const dw_planner_model *model, double span, int windowed);

@@ -59,7 +59,7 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
     const dw_layout *layout = planned->layout;
     double h = model->hidden, tp = layout->tp, cut = layout->sequence_parallel ? tp : 1;
     double heads = model->heads / tp, d = model->head_dim + model->rope_dim;
-    double v = model->value_dim ? model->value_dim : model->head_dim;
+    double v = dw__value_dim(model);
     double kv = (model->kv_heads / planned->atp < 1 ? 1 : model->kv_heads / planned->atp) *
                 planned->attended;
     double operand = planned->low ? 1 : 2,

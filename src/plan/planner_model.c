@@ -1,13 +1,13 @@
 /* Counts of a model's parameters and operations. */
-#include "model/model_internal.h"
+#include "graph/attention_work.h"
 #include "plan/planner_internal.h"
 
-static double value_dim(const dw_planner_model *model) {
+double dw__value_dim(const dw_planner_model *model) {
     return model->value_dim ? model->value_dim : model->head_dim;
 }
 
 double dw__attention_parameters(const dw_planner_model *model) {
-    double h = model->hidden, heads = model->heads, d = model->head_dim, v = value_dim(model);
+    double h = model->hidden, heads = model->heads, d = model->head_dim, v = dw__value_dim(model);
     if (!model->kv_rank)
         return h * d * (heads + model->kv_heads) + h * v * (heads + model->kv_heads);
     double query = heads * (d + model->rope_dim);
@@ -71,31 +71,30 @@ double dw__trained_part(const dw_planner_model *model) {
     return model->layers * model->lora_rank * (4 * h + 2 * wide) / dw_planner_parameters(model);
 }
 
+double dw__attention_part_of_layers(const dw_planner_model *model) {
+    return model->attention_layers ? (double)model->attention_layers / model->layers : 1;
+}
+
 double dw__window_layers(const dw_planner_model *model) {
     if (!model->window) return 0;
     if (model->window_layers) return model->window_layers;
     return (double)model->layers / (model->window_every > 1 ? model->window_every : 1);
 }
 
-/* Average number of tokens that a token attends to, with itself counted as half. Without a window this is half of the
- * sequence. With one it is the window minus the triangle at the start, where fewer tokens precede. */
 double dw__seen_tokens(const dw_planner_model *model, double span, int windowed) {
-    double window = model->window;
-    if (!windowed || !model->window || window >= span) return span / 2;
-    return window - window * window / (2 * span);
+    return dw__attention_keys_seen(span, windowed ? model->window : 0);
 }
 
 /* Sum over all heads and layers. */
 static double seen_in_all(const dw_planner_model *model, double span) {
     double windowed = dw__window_layers(model), full = model->layers - windowed;
-    double part = model->attention_layers ? (double)model->attention_layers / model->layers : 1;
-    return part * model->heads *
+    return dw__attention_part_of_layers(model) * model->heads *
            (full * dw__seen_tokens(model, span, 0) + windowed * dw__seen_tokens(model, span, 1));
 }
 
 double dw_planner_token_flops(const dw_planner_model *model, int seq_len) {
     double linear = dw_planner_active_parameters(model);
-    double width = model->head_dim + model->rope_dim + value_dim(model);
+    double width = model->head_dim + model->rope_dim + dw__value_dim(model);
     return (model->lora_rank ? 4 : 6) * linear + 6 * width * seen_in_all(model, seq_len);
 }
 
@@ -104,12 +103,12 @@ void dw_planner_model_work(const dw_planner_model *model, double sequences, doub
     double tokens = sequences * seq_len, key = model->head_dim + model->rope_dim;
     double norms = 2.0 * model->layers * model->hidden;
     double products = 2 * tokens * (dw_planner_active_parameters(model) - norms);
-    double seen = 2 * tokens * seen_in_all(model, seq_len);
+    double pairs = tokens * seen_in_all(model, seq_len);
     *work = (dw_planner_work){
         .products = products,
-        .attention = seen * (key + value_dim(model)),
+        .attention = dw__attention_flops(pairs, key, dw__value_dim(model), false),
         .backward_products = (model->lora_rank ? 1 : 2) * products,
-        .backward_attention = seen * (3 * key + 2 * value_dim(model)),
+        .backward_attention = dw__attention_flops(pairs, key, dw__value_dim(model), true),
     };
 }
 

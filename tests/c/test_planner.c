@@ -679,6 +679,35 @@ static void kernels_add_up(void **state) {
     dw_hardware_destroy(hardware);
 }
 
+/* Attention's kernels have the operations of dw_planner_model_work: with latent attention, whose backward is more than
+ * 2.5 times forward, with a window, and where only some layers attend. */
+static void attention_s_kernels_have_its_work(void **state) {
+    (void)state;
+    static const char *const names[] = {"llama3-8b", "deepseek-v3", "mistral-7b", "gpt-oss-20b",
+                                        "nemotron-h-8b"};
+    dw_hardware *hardware = hardware_of("h100:8");
+    for (size_t at = 0; at < DW_COUNT(names); at++) {
+        dw_planner_model model;
+        dw_planner_work work;
+        dw_operation_cost kernels[DW_OPERATIONS_MOST];
+        dw_layout layout = layout_of(8, 1, 1, 1, 8, 16384);
+        double forward = 0, backward = 0, seconds[2] = {0, 0};
+        assert_int_equal(dw_planner_model_named(names[at], &model), DW_OK);
+        dw_planner_model_work(&model, 1, layout.seq_len, &work);
+        int count = dw_predict_operations(&model, hardware, &layout, kernels);
+        for (int k = 0; k < count; k++) {
+            if (strcmp(kernels[k].name, "attention") != 0) continue;
+            bool back = strcmp(kernels[k].pass, "backward") == 0;
+            *(back ? &backward : &forward) += kernels[k].operations * kernels[k].times;
+            seconds[back] += kernels[k].seconds * kernels[k].times;
+        }
+        assert_near(forward, work.attention, 1e-9);
+        assert_near(backward, work.backward_attention, 1e-9);
+        assert_near(seconds[1] / seconds[0], work.backward_attention / work.attention, 1e-9);
+    }
+    dw_hardware_destroy(hardware);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters_are_the_published_ones),
@@ -704,6 +733,7 @@ int main(void) {
         cmocka_unit_test(the_host_s_optimizer_is_bound_by_its_memory),
         cmocka_unit_test(stages_add_up),
         cmocka_unit_test(kernels_add_up),
+        cmocka_unit_test(attention_s_kernels_have_its_work),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

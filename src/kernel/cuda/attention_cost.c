@@ -2,44 +2,32 @@
  * are those that PyTorch 2.9 to 2.13 checks before it calls them
  * (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
  */
+#include "graph/attention_work.h"
 #include "kernel/cuda/attention.h"
 #include <math.h>
 #include <stdio.h>
 
 /* ---- work -------------------------------------------------------------------------------------------- */
 
-/* Pairs of query and key in one head of one sequence. Long sequences: every step-th row stands for its neighbours. */
-static double count_pairs(const dw_attention *c) {
-    int64_t shift = c->bottom_right ? (int64_t)c->rows_k - c->rows_q : 0,
-            step = c->rows_q / (1 << 16) + 1;
-    double pairs = 0.0, rows = 0.0;
-    for (int64_t i = step / 2; i < c->rows_q; i += step) {
-        int64_t first = c->window_left < 0 ? 0 : i + shift - c->window_left;
-        int64_t last = c->window_right < 0 ? c->rows_k : i + shift + c->window_right + 1;
-        if (first < 0) first = 0;
-        if (last > c->rows_k) last = c->rows_k;
-        if (last > first) pairs += (double)(last - first);
-        rows += 1.0;
-    }
-    return rows > 0.0 ? pairs * (double)c->rows_q / rows : 0.0;
-}
-
 dw__attention_work dw__attention_work_of(const dw_attention *c, bool backward) {
-    double heads = (double)c->batch * c->heads_q, heads_kv = (double)c->batch * c->heads_kv;
-    double of_q = heads * c->rows_q * c->head_dim * 2.0,
-           of_k = heads_kv * c->rows_k * c->head_dim * 2.0;
+    double shift = c->bottom_right ? (double)c->rows_k - c->rows_q : 0.0;
+    double rows_q = (double)c->batch * c->heads_q * c->rows_q,
+           rows_k = (double)c->batch * c->heads_kv * c->rows_k;
+    double left = c->window_left < 0 ? INFINITY : c->window_left;
+    double right = c->window_right < 0 ? INFINITY : c->window_right;
+    double pairs = (double)c->batch * c->heads_q *
+                   dw__attention_pairs(c->rows_q, c->rows_k, shift, left, right);
+    double scores = rows_q * c->rows_k;
     if (c->offsets_q) { /* the longest sequence says little: as many full ones as there are rows */
         double filled_q = (double)c->total_q / fmax(1.0, (double)c->batch * c->rows_q);
         double filled_k = (double)c->total_k / fmax(1.0, (double)c->batch * c->rows_k);
-        of_q *= filled_q, of_k *= filled_k;
-        heads *= filled_q;
+        rows_q *= filled_q, pairs *= filled_q, scores *= filled_q;
+        rows_k *= filled_k;
     }
-    double forward = 4.0 * heads * c->head_dim * count_pairs(c);
-    /* Forward reads q, k, v and writes o; backward reads those and dO and writes three gradients. */
     return (dw__attention_work){
-        .flops = backward ? 2.5 * forward : forward,
-        .bytes = backward ? 4.0 * of_q + 4.0 * of_k : 2.0 * of_q + 2.0 * of_k,
-        .score_bytes = 2.0 * heads * c->rows_q * c->rows_k,
+        .flops = dw__attention_flops(pairs, c->head_dim, c->head_dim, backward),
+        .bytes = 2.0 * dw__attention_traffic(rows_q, rows_k, c->head_dim, c->head_dim, backward),
+        .score_bytes = 2.0 * scores,
     };
 }
 
