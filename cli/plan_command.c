@@ -181,7 +181,7 @@ static int plan_on_host(const request *r, const dw_autoplan_request *asked,
 int cli_plan(int argc, char **argv) {
     request r = {0};
     dw_autoplan_request asked;
-    dw_planner_model model;
+    dw_model_sizes model;
     dw_hardware *hardware = NULL;
     dw_autoplan *plan = NULL;
     char name[256];
@@ -206,7 +206,7 @@ int cli_plan(int argc, char **argv) {
         dw_hardware_destroy(hardware);
         return result;
     }
-    if (dw_planner_model_find(r.model, &model) != DW_OK) {
+    if (dw_model_sizes_find(r.model, &model) != DW_OK) {
         dw_hardware_destroy(hardware);
         return cli_fail();
     }

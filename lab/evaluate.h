@@ -40,7 +40,7 @@ typedef enum lab_memory_meaning {
 typedef struct lab_run {
     const char *id, *group, *gpu, *model_name, *precision;
     const char *reason; /* why it cannot be predicted; NULL: it can, and the rest is set */
-    dw_planner_model model;
+    dw_model_sizes model;
     const dw_hardware *hardware;
     dw_layout layout;
     double tokens_per_second; /* of one GPU, measured; 0: not said */

@@ -10,7 +10,7 @@ static int whole(const lab_csv *table, size_t row, const char *name) {
     return value >= 1 && value <= 1 << 26 ? (int)(value + 0.5) : 0;
 }
 
-static void latent_attention(const char *name, const char *notes, dw_planner_model *model) {
+static void latent_attention(const char *name, const char *notes, dw_model_sizes *model) {
     double number;
     bool deepseek = lab_says(name, "DeepSeek-V2") || lab_says(name, "DeepSeek-V3") ||
                     lab_says(name, "DeepSeek-R1") || lab_says(name, "Kimi-K2");
@@ -24,7 +24,7 @@ static void latent_attention(const char *name, const char *notes, dw_planner_mod
 }
 
 /* Decides between MLPs of three matrices and of two: by the stated parameters, else by the family's rule. */
-static void gates(const char *name, const char *notes, dw_planner_model *model) {
+static void gates(const char *name, const char *notes, dw_model_sizes *model) {
     static const char *const plain[] = {"GPT",    "MPT",      "BLOOM",  "bigscience",
                                         "OPT",    "Nemotron", "MT-NLG", "Pythia",
                                         "Falcon", "Turing",   "PaLM"};
@@ -44,30 +44,30 @@ static void gates(const char *name, const char *notes, dw_planner_model *model) 
     if (model->parameters <= 0 || model->experts) return;
     double off[2];
     for (int gated = 0; gated < 2; gated++) {
-        dw_planner_model trial = *model;
+        dw_model_sizes trial = *model;
         trial.gated = gated;
         trial.parameters = 0;
-        double most = dw_planner_parameters(&trial);
+        double most = dw_model_sizes_parameters(&trial);
         trial.tied = 1;
-        double least = dw_planner_parameters(&trial);
+        double least = dw_model_sizes_parameters(&trial);
         off[gated] =
             fmin(fabs(log(most / model->parameters)), fabs(log(least / model->parameters)));
     }
     if (fabs(off[0] - off[1]) > 0.02) model->gated = off[1] < off[0];
 }
 
-static double embedding_parameters(const dw_planner_model *model) {
+static double embedding_parameters(const dw_model_sizes *model) {
     return (double)model->hidden * model->vocabulary;
 }
-static double expert_parameters(const dw_planner_model *model) { /* of one */
+static double expert_parameters(const dw_model_sizes *model) { /* of one */
     return (model->gated ? 3.0 : 2.0) * model->hidden * model->expert_ffn;
 }
-static int moe_layers(const dw_planner_model *model) {
+static int moe_layers(const dw_model_sizes *model) {
     const int rest = model->layers - model->dense_layers;
     return model->moe_every > 1 ? rest / model->moe_every : rest;
 }
 
-static void experts(const char *name, const char *notes, double stated, dw_planner_model *model) {
+static void experts(const char *name, const char *notes, double stated, dw_model_sizes *model) {
     double number;
     model->expert_ffn = model->ffn;
     model->moe_every = 1;
@@ -85,9 +85,9 @@ static void experts(const char *name, const char *notes, double stated, dw_plann
     if (lab_number_after(notes, "dense(", &number)) model->ffn = (int)number;
     if (!said && stated > 0) {
         /* If the stated total contradicts the printed width, that width is the dense layers'. */
-        dw_planner_model trial = *model;
+        dw_model_sizes trial = *model;
         trial.parameters = 0;
-        double all = dw_planner_parameters(&trial), each = expert_parameters(&trial);
+        double all = dw_model_sizes_parameters(&trial), each = expert_parameters(&trial);
         double many = (double)moe_layers(&trial) * trial.experts;
         if (fabs(log(all / stated)) > 0.15 && many * each > 0) {
             double width = (stated - (all - many * each)) / many / (each / trial.expert_ffn);
@@ -108,7 +108,7 @@ static void experts(const char *name, const char *notes, double stated, dw_plann
 
 /* Reads "hybrid-layer-pattern=MEM*EM...": a letter per layer for Mamba, experts, attention and MLP. The part after a
  * slash describes multi-token prediction. */
-static void layer_pattern(const char *notes, dw_planner_model *model) {
+static void layer_pattern(const char *notes, dw_model_sizes *model) {
     static const char key[] = "hybrid-layer-pattern=";
     const char *at = strstr(notes, key);
     if (!at) return;
@@ -127,15 +127,15 @@ static void layer_pattern(const char *notes, dw_planner_model *model) {
 
 /* If the row states no vocabulary, chooses GPT-2's or Llama's: the one that comes nearer to the stated parameters,
  * with a tied head or without. */
-static void vocabulary(double stated, dw_planner_model *model) {
+static void vocabulary(double stated, dw_model_sizes *model) {
     static const int sizes[] = {51200, 32000};
     double nearest = HUGE_VAL;
-    dw_planner_model trial = *model;
+    dw_model_sizes trial = *model;
     trial.parameters = 0;
     trial.tied = 1;
     for (size_t at = 0; at < LAB_COUNT(sizes); at++) {
         trial.vocabulary = sizes[at];
-        double one = dw_planner_parameters(&trial), two = one + embedding_parameters(&trial);
+        double one = dw_model_sizes_parameters(&trial), two = one + embedding_parameters(&trial);
         double off = fmin(fabs(one - stated), fabs(two - stated));
         if (off >= nearest) continue;
         nearest = off;
@@ -143,12 +143,12 @@ static void vocabulary(double stated, dw_planner_model *model) {
     }
 }
 
-const char *lab_run_model(const lab_csv *table, size_t row, dw_planner_model *model) {
+const char *lab_run_model(const lab_csv *table, size_t row, dw_model_sizes *model) {
     const char *name = lab_csv_cell(table, row, "model"),
                *notes = lab_csv_cell(table, row, "notes");
     double stated = strtod(lab_csv_cell(table, row, "params_total_b"), NULL) * 1e9;
     double active = strtod(lab_csv_cell(table, row, "params_active_b"), NULL) * 1e9;
-    *model = (dw_planner_model){
+    *model = (dw_model_sizes){
         .layers = whole(table, row, "layers"),
         .hidden = whole(table, row, "hidden"),
         .heads = whole(table, row, "heads"),
@@ -204,13 +204,14 @@ const char *lab_run_model(const lab_csv *table, size_t row, dw_planner_model *mo
         model->lora_rank = 16;
     if (silent && !model->experts && stated > 0) vocabulary(stated, model);
     if (stated > 0) { /* the head is tied if the stated total has room for only one table */
-        dw_planner_model trial = *model;
+        dw_model_sizes trial = *model;
         trial.parameters = 0;
-        double two = dw_planner_parameters(&trial), table_elements = embedding_parameters(model);
+        double two = dw_model_sizes_parameters(&trial),
+               table_elements = embedding_parameters(model);
         model->tied = fabs(two - table_elements - stated) < fabs(two - stated);
     } else {
         model->tied =
             (lab_says(name, "GPT") || lab_says(name, "bigscience")) && !lab_says(notes, "untie");
     }
-    return dw_planner_model_check(model) == DW_OK ? NULL : dw_last_error();
+    return dw_model_sizes_check(model) == DW_OK ? NULL : dw_last_error();
 }

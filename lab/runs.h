@@ -38,6 +38,6 @@ dw_status lab_run_machine(lab_runs *runs, size_t row, const char **reason,
                           const dw_hardware **found);
 
 /* In run_model.c. NULL, or why the row names no model. */
-const char *lab_run_model(const lab_csv *table, size_t row, dw_planner_model *model);
+const char *lab_run_model(const lab_csv *table, size_t row, dw_model_sizes *model);
 
 #endif

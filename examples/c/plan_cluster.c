@@ -56,7 +56,7 @@ static dw_status print_fsdp(const dw_autoplan *best) {
 
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "llama3-70b";
-    dw_planner_model model;
+    dw_model_sizes model;
     dw_hardware *hardware = NULL;
     dw_autoplan *plan = NULL;
     dw_simulation *simulation = NULL;
@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
 
     dw_autoplan_request request;
     dw_autoplan_request_default(&request);
-    dw_status status = dw_planner_model_find(name, &model);
+    dw_status status = dw_model_sizes_find(name, &model);
     if (status == DW_OK) status = dw_hardware_open(argc > 2 ? argv[2] : "h100:64", &hardware);
     if (status == DW_OK) {
         request.model_name = name;

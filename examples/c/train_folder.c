@@ -18,9 +18,14 @@ static void print_line(void *context, int level, const char *line) {
 
 static int usage(void) {
     fprintf(stderr,
-            "usage: train_folder MODEL TOKENS OUTPUT [STEPS]\nMODEL is a folder, or one of");
-    for (uint32_t at = 0; at < dw_model_catalogue_count(); at++)
-        fprintf(stderr, " %s", dw_model_catalogue_name(at));
+            "usage: train_folder MODEL TOKENS OUTPUT [STEPS]\nMODEL is a folder, or a name of a "
+            "model that Deepwell builds, one of");
+    for (uint32_t at = 0; at < dw_model_catalogue_count(); at++) {
+        const char *name = dw_model_catalogue_name(at);
+        dw_model_config *config = NULL;
+        if (dw_model_config_named(name, &config) == DW_OK) fprintf(stderr, " %s", name);
+        dw_model_config_destroy(config);
+    }
     fprintf(stderr, "\n");
     return 2;
 }

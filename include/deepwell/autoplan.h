@@ -59,7 +59,7 @@ typedef struct dw_autoplan_statistics {
 
 typedef struct dw_autoplan {
     const char *model_name; /* "llama3-405b"; "": the model has no name */
-    dw_planner_model model;
+    dw_model_sizes model;
     const dw_hardware *hardware;
     dw_layout layout; /* `recompute` is resolved: never DW_RECOMPUTE_AUTO */
     dw_prediction prediction;
@@ -89,7 +89,7 @@ typedef struct dw_autoplan {
 typedef struct dw_autoplan_request {
     size_t size;            /* sizeof(dw_autoplan_request) */
     const char *model_name; /* may be NULL */
-    const dw_planner_model *model;
+    const dw_model_sizes *model;
     const dw_hardware *hardware; /* the plan uses all of its GPUs */
     int64_t seq_len, global_batch;
     /* DW_TRAIN_PRECISIONS: the fastest of BF16, FP8, MXFP8 and NVFP4 that the hardware has. */
@@ -116,7 +116,7 @@ DW_API void dw_autoplan_request_default(dw_autoplan_request *request);
 DW_API dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autoplan **plan);
 
 /* Makes a plan of your own layout: `layout` as it is, with its prediction. Fails as dw_layout_check does. */
-DW_API dw_status dw_autoplan_of(const char *model_name, const dw_planner_model *model,
+DW_API dw_status dw_autoplan_of(const char *model_name, const dw_model_sizes *model,
                                 const dw_hardware *hardware, const dw_layout *layout,
                                 dw_autoplan **plan);
 

@@ -1,4 +1,5 @@
-/* Models from Hugging Face folders: config.json to graph, safetensors to weights, and back.
+/* Models by name and from Hugging Face folders: their sizes, and for the families that Deepwell builds config.json to
+ * graph, safetensors to weights, and back.
  *
  *     dw_model_config *config;
  *     dw_graph *graph;
@@ -8,7 +9,8 @@
  *     dw_model_save(config, "trained", NULL, weights);   // a folder that transformers loads
  *     dw_model_config_destroy(config);
  *
- * Families: gpt2, llama, qwen3, mistral. The graph computes the same function as transformers. Every field of
+ * dw_model_sizes describes a model of any family; predictions use it (planner.h). dw_model_config is a model that
+ * Deepwell builds: gpt2, llama, qwen3, mistral. The graph computes the same function as transformers. Every field of
  * config.json that changes this function is implemented, or refused by name and value. docs/models-in-c.md lists the
  * fields.
  *
@@ -27,6 +29,65 @@
 extern "C" {
 #endif
 
+/* ---- catalogue ------------------------------------------------------------------------------ */
+
+/* Published models by name: "gpt2", "llama3-70b", "deepseek-v3", ... (docs/planner-models.md). Case, separators and
+ * publisher are ignored: "Llama-3-70B", "meta-llama/Meta-Llama-3-70B". Wherever a name is not found, DW_NOT_FOUND lists
+ * similar ones. */
+DW_API uint32_t dw_model_catalogue_count(void);
+DW_API const char *dw_model_catalogue_name(uint32_t index);   /* NULL after the last */
+DW_API const char *dw_model_catalogue_source(uint32_t index); /* where its sizes are published */
+
+/* ---- sizes ---------------------------------------------------------------------------------- */
+
+/* Sizes of a model of any family. A plain structure: predictions read it, and it may be filled by hand. */
+typedef struct dw_model_sizes {
+    int layers, hidden, heads, kv_heads, head_dim;
+    int ffn;        /* width of a dense block's MLP */
+    int gated;      /* 1: gate, up and down matrices (SwiGLU); 0: up and down */
+    int vocabulary; /* rows of the embedding */
+    int tied;       /* 1: the head shares the embedding's weight */
+    int positions;  /* rows of a learned table of positions; 0: none */
+    int experts;    /* 0: dense */
+    int top_k;
+    int expert_ffn;   /* width of one expert */
+    int shared_ffn;   /* total width of the experts that every token uses */
+    int dense_layers; /* number of leading dense layers in a mixture */
+    int moe_every;    /* every n-th of the other layers is a mixture; 1: all of them */
+    /* Latent attention (MLA). kv_rank 0: ordinary attention. q_rank 0: no query compression. */
+    int q_rank, kv_rank;
+    int rope_dim;         /* MLA: shared rotary part of the keys; head_dim is the rest */
+    int value_dim;        /* 0: head_dim */
+    int window;           /* sliding window of attention, tokens; 0: none */
+    int window_every;     /* 2: every other layer has the window; 1: all */
+    int window_layers;    /* number of layers with the window; 0: given by window_every */
+    int attention_layers; /* in a hybrid with state-space blocks; 0: all layers */
+    int lora_rank;        /* above 0: the weights are frozen, and adapters of this rank train */
+    double parameters;    /* total, as published; 0: computed from the widths */
+    double active;        /* parameters used per token, as published; 0: computed */
+} dw_model_sizes;
+
+/* DW_INVALID_ARGUMENT: a width is missing or impossible. */
+DW_API dw_status dw_model_sizes_check(const dw_model_sizes *model);
+
+/* Sizes of a model of the catalogue. */
+DW_API dw_status dw_model_sizes_named(const char *name, dw_model_sizes *model);
+/* Reads a Hugging Face config.json of any family with the usual fields. `path`: the file or its folder. Assumptions
+ * about absent fields are logged at level 2. DW_IO. DW_PARSE: not JSON, or a field is missing or wrong. DW_UNSUPPORTED:
+ * layers other than attention, MLPs, experts and Mamba's, or an encoder with a decoder. */
+DW_API dw_status dw_model_sizes_load(const char *path, dw_model_sizes *model);
+DW_API dw_status dw_model_sizes_parse(const char *json, size_t bytes, dw_model_sizes *model);
+/* `path_or_name`: an existing file or folder, else a name of the catalogue. */
+DW_API dw_status dw_model_sizes_find(const char *path_or_name, dw_model_sizes *model);
+/* Derives a model from a forward graph, captured or made by dw_model_graph: widths from its tables, GEMMs and
+ * attention, parameters from its leaves. DW_UNSUPPORTED says what was not recognized. */
+DW_API dw_status dw_model_sizes_of_graph(const dw_graph *graph, dw_model_sizes *model);
+
+/* Elements of all parameters, and of those that one token uses: top_k of the experts; not the embedding table, unless
+ * it is also the head, since a table lookup is no computation. */
+DW_API double dw_model_sizes_parameters(const dw_model_sizes *model);
+DW_API double dw_model_sizes_active(const dw_model_sizes *model);
+
 /* ---- configuration ------------------------------------------------------------------------- */
 
 typedef struct dw_model_config dw_model_config;
@@ -36,12 +97,9 @@ typedef struct dw_model_config dw_model_config;
 DW_API dw_status dw_model_config_load(const char *path, dw_model_config **config);
 /* Reads the text of a config.json. */
 DW_API dw_status dw_model_config_parse(const char *json, size_t bytes, dw_model_config **config);
-/* A configuration of the catalogue: "gpt2", "llama3-8b", ... DW_NOT_FOUND lists them. */
+/* A configuration of the catalogue. DW_UNSUPPORTED: Deepwell does not build its family. */
 DW_API dw_status dw_model_config_named(const char *name, dw_model_config **config);
 DW_API void dw_model_config_destroy(dw_model_config *config); /* may be NULL */
-
-DW_API uint32_t dw_model_catalogue_count(void);
-DW_API const char *dw_model_catalogue_name(uint32_t index);
 
 typedef struct dw_model_info {
     const char *family; /* model_type; belongs to the config */

@@ -1,9 +1,9 @@
 /* Predicts the cost of a training step: seconds and bytes of a model, on hardware, in a layout.
  *
- *     dw_planner_model model;
+ *     dw_model_sizes model;
  *     dw_layout layout;
  *     dw_prediction prediction;
- *     dw_planner_model_named("llama3-70b", &model);
+ *     dw_model_sizes_named("llama3-70b", &model);
  *     dw_layout_default(&layout);
  *     layout.gpus = 64, layout.tp = 8, layout.dp = 8, layout.seq_len = 8192, layout.global_batch = 128;
  *     if (dw_predict(&model, hardware, &layout, &prediction) == DW_OK) printf("%g s\n", prediction.seconds);
@@ -26,62 +26,12 @@
 extern "C" {
 #endif
 
-/* ---- the model ------------------------------------------------------------------------------------------------- */
+/* ---- work ------------------------------------------------------------------------------------------------------- */
 
-typedef struct dw_planner_model {
-    int layers, hidden, heads, kv_heads, head_dim;
-    int ffn;        /* width of a dense block's MLP */
-    int gated;      /* 1: gate, up and down matrices (SwiGLU); 0: up and down */
-    int vocabulary; /* rows of the embedding */
-    int tied;       /* 1: the head shares the embedding's weight */
-    int positions;  /* rows of a learned table of positions; 0: none */
-    int experts;    /* 0: dense */
-    int top_k;
-    int expert_ffn;   /* width of one expert */
-    int shared_ffn;   /* total width of the experts that every token uses */
-    int dense_layers; /* number of leading dense layers in a mixture */
-    int moe_every;    /* every n-th of the other layers is a mixture; 1: all of them */
-    /* Latent attention (MLA). kv_rank 0: ordinary attention. q_rank 0: no query compression. */
-    int q_rank, kv_rank;
-    int rope_dim;         /* MLA: shared rotary part of the keys; head_dim is the rest */
-    int value_dim;        /* 0: head_dim */
-    int window;           /* sliding window of attention, tokens; 0: none */
-    int window_every;     /* 2: every other layer has the window; 1: all */
-    int window_layers;    /* number of layers with the window; 0: given by window_every */
-    int attention_layers; /* in a hybrid with state-space blocks; 0: all layers */
-    int lora_rank;        /* above 0: the weights are frozen, and adapters of this rank train */
-    double parameters;    /* total, as published; 0: computed from the widths */
-    double active;        /* parameters used per token, as published; 0: computed */
-} dw_planner_model;
-
-/* DW_INVALID_ARGUMENT: a width is missing or impossible. */
-DW_API dw_status dw_planner_model_check(const dw_planner_model *model);
-
-/* A model of the catalogue: "llama3-70b", "deepseek-v3", ... (docs/planner-models.md). Case, separators and publisher
- * are ignored: "Llama-3-70B", "meta-llama/Meta-Llama-3-70B". DW_NOT_FOUND lists the nearest names. */
-DW_API dw_status dw_planner_model_named(const char *name, dw_planner_model *model);
-DW_API uint32_t dw_planner_catalogue_count(void);
-DW_API const char *dw_planner_catalogue_name(uint32_t index);   /* NULL after the last */
-DW_API const char *dw_planner_catalogue_source(uint32_t index); /* where its sizes are published */
-/* Reads a Hugging Face config.json of any family with the usual fields. `path`: the file or its folder. Assumptions
- * about absent fields are logged at level 2. DW_IO. DW_PARSE: not JSON, or a field is missing or wrong. DW_UNSUPPORTED:
- * layers other than attention, MLPs, experts and Mamba's, or an encoder with a decoder. */
-DW_API dw_status dw_planner_model_load(const char *path, dw_planner_model *model);
-DW_API dw_status dw_planner_model_parse(const char *json, size_t bytes, dw_planner_model *model);
-/* `path_or_name`: an existing file or folder, else a name of the catalogue. */
-DW_API dw_status dw_planner_model_find(const char *path_or_name, dw_planner_model *model);
-/* Derives a model from a forward graph, captured or made by dw_model_graph: widths from its tables, GEMMs and
- * attention, parameters from its leaves. DW_UNSUPPORTED says what was not recognized. */
-DW_API dw_status dw_planner_model_of_graph(const dw_graph *graph, dw_planner_model *model);
-
-/* Elements of all parameters, and of those that one token uses: top_k of the experts; not the embedding table, unless
- * it is also the head, since a table lookup is no computation. */
-DW_API double dw_planner_parameters(const dw_planner_model *model);
-DW_API double dw_planner_active_parameters(const dw_planner_model *model);
 /* FLOPs of forward and backward per token, without recomputation; MFU is defined by them. 6 * active + 6 * layers *
  * heads * head_dim * seq_len, with causal attention counted as half and a window by the pairs that it leaves. With
  * adapters the factors are 4 and 4. */
-DW_API double dw_planner_token_flops(const dw_planner_model *model, int seq_len);
+DW_API double dw_planner_token_flops(const dw_model_sizes *model, int seq_len);
 
 /* Operations of forward and backward. Backward of attention recomputes the scores: five matmuls for forward's two. */
 typedef struct dw_planner_work {
@@ -92,7 +42,7 @@ typedef struct dw_planner_work {
     double other;
     double bytes; /* least bytes that forward must move; graphs only */
 } dw_planner_work;
-DW_API void dw_planner_model_work(const dw_planner_model *model, double sequences, double seq_len,
+DW_API void dw_planner_model_work(const dw_model_sizes *model, double sequences, double seq_len,
                                   dw_planner_work *work);
 /* Sums the operations over the nodes of a forward graph, each by its own cost; with `backward` also over the nodes of
  * its gradient. Counts attention by the pairs that a mask leaves, s (s + 1) / 2, where the planner counts half of the
@@ -190,7 +140,7 @@ typedef struct dw_layout {
 /* Sizes 1, other members 0 or off; precision BF16, framework OWN, sequence parallel and overlap on. */
 DW_API void dw_layout_default(dw_layout *layout);
 /* DW_INVALID_ARGUMENT: a size is out of range or does not divide what it must. The message names both. */
-DW_API dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hardware,
+DW_API dw_status dw_layout_check(const dw_model_sizes *model, const dw_hardware *hardware,
                                  const dw_layout *layout);
 
 /* ---- the prediction -------------------------------------------------------------------------------------------- */
@@ -233,11 +183,11 @@ typedef struct dw_prediction {
     int heaviest_stage; /* by memory */
 } dw_prediction;
 
-/* Fails with DW_INVALID_ARGUMENT as dw_layout_check and dw_planner_model_check do. */
-DW_API dw_status dw_predict(const dw_planner_model *model, const dw_hardware *hardware,
+/* Fails with DW_INVALID_ARGUMENT as dw_layout_check and dw_model_sizes_check do. */
+DW_API dw_status dw_predict(const dw_model_sizes *model, const dw_hardware *hardware,
                             const dw_layout *layout, dw_prediction *prediction);
 /* The same without checks, for a search whose layouts are valid by construction. */
-DW_API void dw_predict_unchecked(const dw_planner_model *model, const dw_hardware *hardware,
+DW_API void dw_predict_unchecked(const dw_model_sizes *model, const dw_hardware *hardware,
                                  const dw_layout *layout, dw_prediction *prediction);
 
 /* ---- the constants ---------------------------------------------------------------------------------------------- */
@@ -254,15 +204,15 @@ typedef struct dw_planner_constant {
 /* Returns how many there are; *table lists them. */
 DW_API int dw_planner_constants(const dw_planner_constant **table);
 /* Predictions with other values, in the order of the table; NULL: those in use. The sizes must be right
- * (dw_planner_model_check, dw_layout_check). The first is dw_predict's, the second has the memory of one stage, 0 to
+ * (dw_model_sizes_check, dw_layout_check). The first is dw_predict's, the second has the memory of one stage, 0 to
  * pp - 1, and the third returns the idle part of the pipeline's time with stages that are alike. */
-DW_API void dw_predict_with(const double *constants, const dw_planner_model *model,
+DW_API void dw_predict_with(const double *constants, const dw_model_sizes *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw_prediction *prediction);
-DW_API void dw_predict_memory_with(const double *constants, const dw_planner_model *model,
+DW_API void dw_predict_memory_with(const double *constants, const dw_model_sizes *model,
                                    const dw_hardware *hardware, const dw_layout *layout, int stage,
                                    dw_memory_parts *memory);
-DW_API double dw_predict_bubble_with(const double *constants, const dw_planner_model *model,
+DW_API double dw_predict_bubble_with(const double *constants, const dw_model_sizes *model,
                                      const dw_hardware *hardware, const dw_layout *layout);
 
 /* ---- stages and kernels ------------------------------------------------------------------------------------------ */
@@ -290,7 +240,7 @@ typedef struct dw_stage_cost {
     double transient_bytes; /* only while it runs: logits, recomputed layers */
 } dw_stage_cost;
 /* stage from 0 to pp - 1, chunk from 0 to virtual_stages - 1. */
-DW_API void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware,
+DW_API void dw_predict_stage(const dw_model_sizes *model, const dw_hardware *hardware,
                              const dw_layout *layout, int stage, int chunk, dw_stage_cost *cost);
 
 /* One kernel of a layer, for one micro-batch on one GPU: a point below the roofline. */
@@ -307,7 +257,7 @@ typedef struct dw_operation_cost {
 } dw_operation_cost;
 #define DW_OPERATIONS_MOST 64
 /* Writes at most DW_OPERATIONS_MOST entries and returns their number. The layout must pass dw_layout_check. */
-DW_API int dw_predict_operations(const dw_planner_model *model, const dw_hardware *hardware,
+DW_API int dw_predict_operations(const dw_model_sizes *model, const dw_hardware *hardware,
                                  const dw_layout *layout, dw_operation_cost *operations);
 
 /* Closed form of the bubble: idle fraction of the pipeline's time with `micro_batches`, for equal stages, backward

@@ -125,7 +125,7 @@ typedef struct dw_simulation dw_simulation;
 /* Fails with DW_INVALID_ARGUMENT as dw_predict does, or if the schedule does not support the layout (DualPipe needs
  * pairs of stages). DW_UNSUPPORTED: more than DW_SIMULATE_MOST_EVENTS events. */
 #define DW_SIMULATE_MOST_EVENTS 20000000
-DW_API dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware,
+DW_API dw_status dw_simulate(const dw_model_sizes *model, const dw_hardware *hardware,
                              const dw_layout *layout, dw_simulation **simulation);
 DW_API void dw_simulation_destroy(dw_simulation *simulation); /* may be NULL */
 

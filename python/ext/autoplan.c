@@ -35,7 +35,7 @@ static PyObject *autoplan_search(PyObject *self, PyObject *args) {
     Py_ssize_t hardware_bytes = 0;
     long long seq_len = 0, global_batch = 0;
     int precision = -1, what_ifs = 0, bold = 0;
-    dw_planner_model model;
+    dw_model_sizes model;
     dw_hardware *hardware = NULL;
     dw_autoplan *plan = NULL;
     dw_autoplan_request request;

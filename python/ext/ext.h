@@ -12,7 +12,7 @@ PyObject *extension_fail(dw_status status);
 
 /* Reads a model from the dict of its fields, as made by planner_model. Returns 0, or -1 with an exception
  * (planner.c). */
-int planner_model_from_dict(PyObject *dict, dw_planner_model *model);
+int planner_model_from_dict(PyObject *dict, dw_model_sizes *model);
 
 extern PyMethodDef autoplan_functions[]; /* autoplan.c */
 extern PyMethodDef hardware_functions[]; /* hardware.c */

@@ -4,7 +4,7 @@
 #include <stddef.h>
 
 #define FIELD(name)                                                                                \
-    { #name, offsetof(dw_planner_model, name) }
+    { #name, offsetof(dw_model_sizes, name) }
 static const struct {
     const char *name;
     size_t offset;
@@ -24,7 +24,7 @@ static int put(PyObject *dict, const char *name, PyObject *value) {
     return failed;
 }
 
-static PyObject *dict_of(dw_status status, const dw_planner_model *model) {
+static PyObject *dict_of(dw_status status, const dw_model_sizes *model) {
     if (status != DW_OK) return extension_fail(status);
     PyObject *dict = PyDict_New();
     int failed = dict == NULL;
@@ -32,11 +32,12 @@ static PyObject *dict_of(dw_status status, const dw_planner_model *model) {
         int value = *(const int *)((const char *)model + sizes[at].offset);
         failed = put(dict, sizes[at].name, PyLong_FromLong(value));
     }
-    if (!failed) failed = put(dict, "parameters", PyFloat_FromDouble(dw_planner_parameters(model)));
     if (!failed)
-        failed = put(dict, "active",
-                     PyFloat_FromDouble(model->active > 0 ? model->active
-                                                          : dw_planner_active_parameters(model)));
+        failed = put(dict, "parameters", PyFloat_FromDouble(dw_model_sizes_parameters(model)));
+    if (!failed)
+        failed = put(
+            dict, "active",
+            PyFloat_FromDouble(model->active > 0 ? model->active : dw_model_sizes_active(model)));
     if (failed) Py_CLEAR(dict);
     return dict;
 }
@@ -48,8 +49,8 @@ static int get(PyObject *dict, const char *name, double *value) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-int planner_model_from_dict(PyObject *dict, dw_planner_model *model) {
-    *model = (dw_planner_model){0};
+int planner_model_from_dict(PyObject *dict, dw_model_sizes *model) {
+    *model = (dw_model_sizes){0};
     for (size_t at = 0; at < sizeof sizes / sizeof *sizes; at++) {
         double value;
         if (get(dict, sizes[at].name, &value) != 0) return -1;
@@ -69,20 +70,20 @@ int planner_model_from_dict(PyObject *dict, dw_planner_model *model) {
 /* planner_model("llama3-70b" or a path) -> dict */
 static PyObject *planner_model(PyObject *self, PyObject *args) {
     const char *name = NULL;
-    dw_planner_model model;
+    dw_model_sizes model;
     (void)self;
     if (!PyArg_ParseTuple(args, "s:planner_model", &name)) return NULL;
-    return dict_of(dw_planner_model_find(name, &model), &model);
+    return dict_of(dw_model_sizes_find(name, &model), &model);
 }
 
 /* planner_model_parse(text of config.json) -> dict */
 static PyObject *planner_model_parse(PyObject *self, PyObject *args) {
     const char *json = NULL;
     Py_ssize_t bytes = 0;
-    dw_planner_model model;
+    dw_model_sizes model;
     (void)self;
     if (!PyArg_ParseTuple(args, "s#:planner_model_parse", &json, &bytes)) return NULL;
-    return dict_of(dw_planner_model_parse(json, (size_t)bytes, &model), &model);
+    return dict_of(dw_model_sizes_parse(json, (size_t)bytes, &model), &model);
 }
 
 /* planner_model_of_graph(a graph's JSON) -> dict */
@@ -90,11 +91,11 @@ static PyObject *planner_model_of_graph(PyObject *self, PyObject *args) {
     const char *json = NULL;
     Py_ssize_t bytes = 0;
     dw_graph *graph = NULL;
-    dw_planner_model model;
+    dw_model_sizes model;
     (void)self;
     if (!PyArg_ParseTuple(args, "s#:planner_model_of_graph", &json, &bytes)) return NULL;
     dw_status status = dw_graph_from_json(json, (size_t)bytes, &graph);
-    if (status == DW_OK) status = dw_planner_model_of_graph(graph, &model);
+    if (status == DW_OK) status = dw_model_sizes_of_graph(graph, &model);
     dw_graph_destroy(graph);
     return dict_of(status, &model);
 }
@@ -110,14 +111,14 @@ static PyObject *dict_of_work(const dw_planner_work *work) {
 static PyObject *planner_model_work(PyObject *self, PyObject *args) {
     PyObject *fields = NULL;
     double sequences, length;
-    dw_planner_model model;
+    dw_model_sizes model;
     dw_planner_work work;
     (void)self;
     if (!PyArg_ParseTuple(args, "O!dd:planner_model_work", &PyDict_Type, &fields, &sequences,
                           &length))
         return NULL;
     if (planner_model_from_dict(fields, &model) != 0) return NULL;
-    dw_status status = dw_planner_model_check(&model);
+    dw_status status = dw_model_sizes_check(&model);
     if (status != DW_OK) return extension_fail(status);
     dw_planner_model_work(&model, sequences, length, &work);
     return dict_of_work(&work);
@@ -156,12 +157,12 @@ static PyObject *planner_graph_work(PyObject *self, PyObject *args) {
 
 /* planner_model_names() -> ((name, source), ...) */
 static PyObject *planner_model_names(PyObject *self, PyObject *unused) {
-    uint32_t count = dw_planner_catalogue_count();
+    uint32_t count = dw_model_catalogue_count();
     PyObject *names = PyTuple_New((Py_ssize_t)count);
     (void)self, (void)unused;
     for (uint32_t i = 0; names != NULL && i < count; i++) {
         PyObject *row =
-            Py_BuildValue("(ss)", dw_planner_catalogue_name(i), dw_planner_catalogue_source(i));
+            Py_BuildValue("(ss)", dw_model_catalogue_name(i), dw_model_catalogue_source(i));
         if (row == NULL)
             Py_CLEAR(names);
         else

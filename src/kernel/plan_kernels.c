@@ -33,7 +33,7 @@ static const char *constant_of(const char *kind, int capability, char *name, siz
 /* The attention call of one rank. If context parallelism cuts the sequence, it consists of squares of a
  * piece's length. */
 static dw_attention call_of(const dw_autoplan *plan) {
-    const dw_planner_model *model = &plan->model;
+    const dw_model_sizes *model = &plan->model;
     const dw_layout *layout = &plan->layout;
     int tp = layout->attention_tp ? layout->attention_tp : layout->tp;
     int heads = model->heads / tp, groups = model->heads / model->kv_heads;

@@ -45,7 +45,7 @@ double dw__traffic_seconds(const dw__planned *planned, double bytes) {
 /* Forward of one layer's attention on one rank. */
 double dw__attention_forward_seconds(const dw__planned *planned, int windowed) {
     const dw__constants *c = planned->constants;
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     const dw_layout *layout = planned->layout;
     double heads = (double)model->heads / layout->tp;
     double key = model->head_dim + model->rope_dim, value = dw__value_dim(model);

@@ -84,7 +84,7 @@ static void elementwise(const dw__planned *planned, const char *name, double byt
 /* FLOPs of attention's backward relative to its forward. Fused attention recomputes the scores, unfused attention has
  * kept them. */
 static double attention_backward(const dw__planned *planned) {
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     double key = model->head_dim + model->rope_dim, value = dw__value_dim(model);
     if (planned->layout->unfused_attention) return 2;
     return dw__attention_flops(1, key, value, true) / dw__attention_flops(1, key, value, false);
@@ -93,7 +93,7 @@ static double attention_backward(const dw__planned *planned) {
 /* Records the average over all layers: with and without a window, and without attention. */
 static void note_attention(const dw__planned *planned, double seconds) {
     if (!planned->operations) return;
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     double heads = (double)model->heads / planned->layout->tp;
     double kv_heads = fmax(model->kv_heads / (double)planned->layout->tp, 1);
     double key = model->head_dim + model->rope_dim, value = dw__value_dim(model);
@@ -111,7 +111,7 @@ static void note_attention(const dw__planned *planned, double seconds) {
 }
 
 static void attention(const dw__planned *planned, dw__layer_time *time) {
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     const dw_layout *layout = planned->layout;
     double t = planned->tokens * planned->attended, h = model->hidden, tp = planned->atp;
     double heads = model->heads / tp, d = model->head_dim, v = dw__value_dim(model);
@@ -158,7 +158,7 @@ static void dense_mlp(const dw__planned *planned, double width, double tp, dw__l
 }
 
 static void mixture(const dw__planned *planned, dw__layer_time *time) {
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     const dw_layout *layout = planned->layout;
     const dw__constants *c = planned->constants;
     double h = model->hidden, up = model->gated ? 2 : 1, width = model->expert_ffn / planned->etp;
@@ -241,7 +241,7 @@ void dw__attention_part(const dw__planned *planned, dw__layer_time *time) {
 }
 
 void dw__head_seconds(const dw__planned *planned, dw__layer_time *time) {
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     const dw_layout *layout = planned->layout;
     double t = planned->tokens, h = model->hidden;
     *time = (dw__layer_time){0};
@@ -257,7 +257,7 @@ void dw__head_seconds(const dw__planned *planned, dw__layer_time *time) {
 
 void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind,
                        const dw__layer_time *attention_part, dw__layer_time *time) {
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     const dw_layout *layout = planned->layout;
     *time = *attention_part;
     if (kind == DW__LAYER_MOE) {

@@ -58,7 +58,7 @@ dw_rate dw__rate_of(dw_train_precision precision) {
     return rates[precision];
 }
 
-dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hardware,
+dw_status dw_layout_check(const dw_model_sizes *model, const dw_hardware *hardware,
                           const dw_layout *layout) {
     const struct {
         const char *name;

@@ -59,7 +59,7 @@ double dw__stage_attention(const dw__planned *planned, int stage, double *excess
 
 /* Elements on one rank without the experts, which are distributed over other ranks. */
 double dw__stage_parameters(const dw__planned *planned, int stage, double *experts) {
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     const dw_layout *layout = planned->layout;
     double layers = dw__stage_layers(planned, stage);
     double mixtures = layers * dw__moe_layers(model) / model->layers;

@@ -10,7 +10,7 @@ _Static_assert(sizeof(dw_pipeline_schedule) == sizeof(int) && sizeof(dw_recomput
     { #member, offsetof(structure, member), DW__FIELD_##kind }
 #define LIST(name, table) const dw__field_list name = {table, DW_COUNT(table)}
 
-#define INT(member) FIELD(dw_planner_model, member, INTEGER)
+#define INT(member) FIELD(dw_model_sizes, member, INTEGER)
 static const dw__field model[] = {
     INT(layers),
     INT(hidden),
@@ -18,9 +18,9 @@ static const dw__field model[] = {
     INT(kv_heads),
     INT(head_dim),
     INT(ffn),
-    FIELD(dw_planner_model, gated, FLAG),
+    FIELD(dw_model_sizes, gated, FLAG),
     INT(vocabulary),
-    FIELD(dw_planner_model, tied, FLAG),
+    FIELD(dw_model_sizes, tied, FLAG),
     INT(positions),
     INT(experts),
     INT(top_k),
@@ -37,12 +37,12 @@ static const dw__field model[] = {
     INT(window_layers),
     INT(attention_layers),
     INT(lora_rank),
-    FIELD(dw_planner_model, parameters, REAL),
-    FIELD(dw_planner_model, active, REAL),
+    FIELD(dw_model_sizes, parameters, REAL),
+    FIELD(dw_model_sizes, active, REAL),
 };
 LIST(dw__model_fields, model);
 /* If you add a member to a structure, add it to its list. */
-_Static_assert(sizeof(dw_planner_model) ==
+_Static_assert(sizeof(dw_model_sizes) ==
                    (DW_COUNT(model) - 2 + 1) / 2 * 2 * sizeof(int) + 2 * sizeof(double),
                "the model has a member that its fields lack");
 #undef INT

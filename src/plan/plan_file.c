@@ -45,7 +45,7 @@ dw_status dw__autoplan_kernels(dw__autoplan *plan, size_t count, dw_autoplan_ker
     return DW_OK;
 }
 
-dw_status dw__autoplan_create(const char *model_name, const dw_planner_model *model,
+dw_status dw__autoplan_create(const char *model_name, const dw_model_sizes *model,
                               const dw_hardware *hardware, dw__autoplan **plan) {
     dw_status status = DW_OK;
     dw__autoplan *made = dw__calloc(1, sizeof *made);
@@ -84,7 +84,7 @@ dw_status dw__prediction_check(const dw_prediction *prediction) {
     return check_finite(&prediction->memory, dw__memory_fields);
 }
 
-dw_status dw_autoplan_of(const char *model_name, const dw_planner_model *model,
+dw_status dw_autoplan_of(const char *model_name, const dw_model_sizes *model,
                          const dw_hardware *hardware, const dw_layout *layout, dw_autoplan **plan) {
     dw_status status = DW_OK;
     dw__autoplan *made = NULL;
@@ -338,7 +338,7 @@ static dw_status read_plan(const json_t *root, dw__autoplan **own) {
     static const char *const besides[] = {"name", NULL};
     dw_status status = DW_OK;
     dw_hardware *hardware = NULL;
-    dw_planner_model model = {0};
+    dw_model_sizes model = {0};
     const json_t *json = dw__json_member(root, "model");
     const char *name = NULL;
     if (!json_is_object(root)) return dw__json_wrong_kind("it", root, "an object");
@@ -346,7 +346,7 @@ static dw_status read_plan(const json_t *root, dw__autoplan **own) {
     DW_RETURN_IF_FAILED(read_version(root));
     DW_READ_MEMBER(root, "model", read_fields(json, dw__model_fields, 0, besides, &model));
     DW_READ_MEMBER(root, "model", dw__json_text(json, "name", &name));
-    DW_RETURN_IF_FAILED(dw_planner_model_check(&model));
+    DW_RETURN_IF_FAILED(dw_model_sizes_check(&model));
     DW_READ_MEMBER(root, "hardware", read_hardware(dw__json_member(root, "hardware"), &hardware));
     DW_TRY(dw__autoplan_create(name, &model, hardware, own));
     DW_TRY(read_rest(root, *own));

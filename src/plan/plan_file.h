@@ -13,7 +13,7 @@ typedef struct dw__autoplan {
 } dw__autoplan;
 
 /* Creates an empty plan with a copy of the hardware. Must be freed with dw_autoplan_destroy. */
-dw_status dw__autoplan_create(const char *model_name, const dw_planner_model *model,
+dw_status dw__autoplan_create(const char *model_name, const dw_model_sizes *model,
                               const dw_hardware *hardware, dw__autoplan **plan);
 /* Copies a text into the plan's arena. */
 dw_status dw__autoplan_text(dw__autoplan *plan, const char *text, const char **copy);

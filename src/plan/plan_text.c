@@ -336,7 +336,7 @@ static dw_status put_head(const dw_autoplan *plan, dw__text *text) {
     DW_RETURN_IF_FAILED(put_label("Model", text));
     DW_RETURN_IF_FAILED(
         dw__text_printf(text, "%s, ", *plan->model_name ? plan->model_name : "unnamed"));
-    DW_RETURN_IF_FAILED(put_count(dw_planner_parameters(&plan->model), text));
+    DW_RETURN_IF_FAILED(put_count(dw_model_sizes_parameters(&plan->model), text));
     DW_RETURN_IF_FAILED(dw__text_printf(text, " parameters; a step is "));
     DW_RETURN_IF_FAILED(put_integer(l->global_batch, text));
     DW_RETURN_IF_FAILED(dw__text_printf(text, " sequences of "));

@@ -5,6 +5,7 @@
 
 #include "base/base.h"
 #include "deepwell/planner.h"
+#include "model/model_sizes.h"
 #include "plan/planner_constants.h"
 
 typedef struct dw__operation_costs {
@@ -15,7 +16,7 @@ typedef struct dw__operation_costs {
 /* Inputs that every formula reads and no formula changes. dw__planned_begin derives them from the arguments. */
 typedef struct dw__planned {
     const dw__constants *constants;
-    const dw_planner_model *model;
+    const dw_model_sizes *model;
     const dw_hardware *hardware;
     const dw_layout *layout;
     /* tokens of one micro-batch on one rank: its sequences, divided by context parallelism */
@@ -41,36 +42,20 @@ typedef struct dw__planned {
     double linear_scale;
 } dw__planned;
 void dw__planned_begin(dw__planned *planned, const dw__constants *constants,
-                       const dw_planner_model *model, const dw_hardware *hardware,
+                       const dw_model_sizes *model, const dw_hardware *hardware,
                        const dw_layout *layout);
 
-/* ---- the model: counts of elements ---- */
-double dw__attention_parameters(const dw_planner_model *model);
-double dw__dense_mlp_parameters(const dw_planner_model *model);
-double dw__expert_parameters(const dw_planner_model *model); /* of one expert */
-double dw__shared_parameters(const dw_planner_model *model);
-double dw__router_parameters(const dw_planner_model *model);
-double dw__embedding_parameters(const dw_planner_model *model); /* of one table */
-int dw__moe_layers(const dw_planner_model *model);
-double dw__value_dim(const dw_planner_model *model); /* width of a head's values */
+/* ---- the model ---- */
 /* share of the layers that have attention: below 1 in hybrids */
-double dw__attention_part_of_layers(const dw_planner_model *model);
-double dw__window_layers(const dw_planner_model *model); /* layers with sliding-window attention */
+double dw__attention_part_of_layers(const dw_model_sizes *model);
+double dw__window_layers(const dw_model_sizes *model); /* layers with sliding-window attention */
 /* Returns how many tokens a token attends to on average under a causal mask, in layers with the window or without. */
-double dw__seen_tokens(const dw_planner_model *model, double span, int windowed);
-/* counted from the widths; ignores a stated number */
-double dw__counted_active(const dw_planner_model *model);
+double dw__seen_tokens(const dw_model_sizes *model, double span, int windowed);
 /* trained share of the parameters: 1, or the adapters' share */
-double dw__trained_part(const dw_planner_model *model);
+double dw__trained_part(const dw_model_sizes *model);
 
 /* Returns 1 if the framework's attention is FlashAttention-2. */
 int dw__attends_as_ampere(const dw_layout *layout);
-
-/* ---- graphs ---- */
-/* Makes a copy of the graph in which composites are recognized. */
-dw_status dw__planner_graph_recognized(const dw_graph *graph, dw_graph **recognized);
-/* Returns the parameter that `value` is, or is a view or a cast of. Returns DW_NONE if `value` is computed. */
-dw_value dw__parameter_behind(const dw_graph *graph, dw_value value);
 
 /* Returns the usable value of a figure: a measured figure as it is, a peak times `part`. */
 double dw__reached(const dw_figure *figure, double part);
@@ -224,23 +209,23 @@ dw__element_bytes dw__element_bytes_of(const dw_layout *layout);
 double dw__optimizer_elements(const dw__planned *planned, int stage);
 double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe);
 
-void dw__predict(const dw__constants *constants, const dw_planner_model *model,
+void dw__predict(const dw__constants *constants, const dw_model_sizes *model,
                  const dw_hardware *hardware, const dw_layout *layout, dw_prediction *prediction);
 /* The same, reusing `memo`, which must belong to the layout's sizes. */
-void dw__predict_again(const dw__constants *constants, const dw_planner_model *model,
+void dw__predict_again(const dw__constants *constants, const dw_model_sizes *model,
                        const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
                        dw_prediction *prediction);
 /* ---- lower bounds for all layouts of given sizes ---- */
 /* Returns the seconds of one micro-batch in all layers and the head: a bound for any stages, replicas, sharding,
  * schedule and recomputation. */
-double dw__least_layers(const dw__constants *constants, const dw_planner_model *model,
+double dw__least_layers(const dw__constants *constants, const dw_model_sizes *model,
                         const dw_hardware *hardware, const dw_layout *layout);
 /* A factor, seconds per step and seconds per micro-batch. They turn the seconds of computation and traffic into a
  * step. */
 typedef struct dw__step_rest {
     double slow, step, micro_batch;
 } dw__step_rest;
-dw__step_rest dw__step_rest_of(const dw__constants *constants, const dw_planner_model *model,
+dw__step_rest dw__step_rest_of(const dw__constants *constants, const dw_model_sizes *model,
                                const dw_hardware *hardware, const dw_layout *layout);
 double dw__step_least(const dw__step_rest *rest, double micro_batches, double seconds);
 /* Stage times of one choice of sizes with one recomputation and nothing offloaded. */
@@ -255,15 +240,14 @@ typedef struct dw__stage_memo { /* initialize with zeros */
     } sums[2][2];
 } dw__stage_memo;
 /* Returns the seconds of a step under the layout's schedule, without sharding. */
-double dw__turns_seconds(const dw__constants *constants, const dw_planner_model *model,
+double dw__turns_seconds(const dw__constants *constants, const dw_model_sizes *model,
                          const dw_hardware *hardware, const dw_layout *layout,
                          dw__stage_memo *memo);
 /* Returns the number of layers that take as long as the head. Call dw__turns_seconds for this layout first. */
-double dw__head_layers(const dw_planner_model *model, const dw_layout *layout,
-                       dw__stage_memo *memo);
+double dw__head_layers(const dw_model_sizes *model, const dw_layout *layout, dw__stage_memo *memo);
 /* Returns the seconds of a step that the layout's sharding adds: exposed traffic and the optimizer. `computing`
  * receives the mean stage's computation. */
-double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
+double dw__sharding_seconds(const dw__constants *constants, const dw_model_sizes *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw__stage_memo *memo, double *computing);
 /* The GPU's rate that a recipe's products run at. */

@@ -55,7 +55,7 @@ dw__element_bytes dw__element_bytes_of(const dw_layout *layout) {
 
 /* Bytes that one token keeps in one layer. */
 double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe) {
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     const dw_layout *layout = planned->layout;
     double h = model->hidden, tp = layout->tp, cut = layout->sequence_parallel ? tp : 1;
     double heads = model->heads / tp, d = model->head_dim + model->rope_dim;
@@ -180,7 +180,7 @@ static double gathered_inputs(const dw__planned *planned) {
 
 void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
                              int recompute_layers, int stage, dw__activation_bytes *bytes) {
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     const dw_layout *layout = planned->layout;
     double layers = dw__stage_layers(planned, stage);
     double part = (double)dw__moe_layers(model) / model->layers, t = planned->tokens;
@@ -234,7 +234,7 @@ void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
 
 void dw__memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers, int stage,
                 dw_memory_parts *memory) {
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     const dw_layout *layout = planned->layout;
     const double gib = 1024.0 * 1024.0 * 1024.0;
     dw__element_bytes bytes = dw__element_bytes_of(layout);

@@ -111,7 +111,7 @@ dw_status dw_planner_graph_work(const dw_graph *graph, const int64_t *sizes, int
     sums forward, both;
     dw_cost cost;
     if (!graph || !work) return dw__fail(DW_INVALID_ARGUMENT, "the graph or the result is NULL");
-    DW_TRY(dw__planner_graph_recognized(graph, &copy));
+    DW_TRY(dw__graph_recognized(graph, &copy));
     DW_TRY(dw_graph_cost(copy, sizes, &cost));
     DW_TRY(add_all(copy, sizes, &forward));
     both = forward;

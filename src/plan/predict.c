@@ -29,7 +29,7 @@ static void reached_parts(dw__planned *planned) {
         planned->gemm_part = c->gemm_sm90, planned->attention_part = c->attention_sm90;
     if (capability >= 100 && capability < 120)
         planned->gemm_part = c->gemm_sm100, planned->attention_part = c->attention_sm100;
-    const dw_planner_model *model = planned->model;
+    const dw_model_sizes *model = planned->model;
     if (capability == 90 && planned->layout->framework == DW_FRAMEWORK_OWN &&
         model->head_dim + model->rope_dim <= 256)
         planned->attention_part *= c->attention_own;
@@ -55,7 +55,7 @@ static void reached_parts(dw__planned *planned) {
     }
 }
 
-void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_planner_model *model,
+void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_model_sizes *model,
                        const dw_hardware *hardware, const dw_layout *layout) {
     *planned = (dw__planned){
         .constants = c,
@@ -419,7 +419,7 @@ static const dw__layer_times *remembered(const dw__planned *planned, dw__layer_m
     return &memo->times[overlapped];
 }
 
-void dw__predict(const dw__constants *constants, const dw_planner_model *model,
+void dw__predict(const dw__constants *constants, const dw_model_sizes *model,
                  const dw_hardware *hardware, const dw_layout *layout, dw_prediction *prediction) {
     dw__layer_memo memo = {0};
     dw__predict_again(constants, model, hardware, layout, &memo, prediction);
@@ -427,7 +427,7 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
 
 /* Quantized weights are reused by the step's other micro-batches. Their number is at most the number of sequences,
  * which makes this a lower bound. */
-double dw__least_layers(const dw__constants *constants, const dw_planner_model *model,
+double dw__least_layers(const dw__constants *constants, const dw_model_sizes *model,
                         const dw_hardware *hardware, const dw_layout *layout) {
     dw__planned planned;
     dw__layer_times times;
@@ -442,7 +442,7 @@ double dw__least_layers(const dw__constants *constants, const dw_planner_model *
     return sum;
 }
 
-dw__step_rest dw__step_rest_of(const dw__constants *constants, const dw_planner_model *model,
+dw__step_rest dw__step_rest_of(const dw__constants *constants, const dw_model_sizes *model,
                                const dw_hardware *hardware, const dw_layout *layout) {
     dw__planned planned;
     dw__planned_begin(&planned, constants, model, hardware, layout);
@@ -504,7 +504,7 @@ static const struct dw__stage_sums *stage_sums(const dw__planned *planned, dw__s
     return sums;
 }
 
-double dw__turns_seconds(const dw__constants *constants, const dw_planner_model *model,
+double dw__turns_seconds(const dw__constants *constants, const dw_model_sizes *model,
                          const dw_hardware *hardware, const dw_layout *layout,
                          dw__stage_memo *memo) {
     int *known;
@@ -521,8 +521,7 @@ double dw__turns_seconds(const dw__constants *constants, const dw_planner_model 
     return dw__pipeline_seconds(&pipeline) * (1 + dw__pipeline_sync(constants, layout));
 }
 
-double dw__head_layers(const dw_planner_model *model, const dw_layout *layout,
-                       dw__stage_memo *memo) {
+double dw__head_layers(const dw_model_sizes *model, const dw_layout *layout, dw__stage_memo *memo) {
     int *known;
     const dw__pipeline *p = &sums_place(layout, memo, &known)->pipeline;
     double first = p->first.forward + p->first.input + p->first.weight,
@@ -531,7 +530,7 @@ double dw__head_layers(const dw_planner_model *model, const dw_layout *layout,
     return (last - first) / first * layers;
 }
 
-double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
+double dw__sharding_seconds(const dw__constants *constants, const dw_model_sizes *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw__stage_memo *memo, double *computing) {
     dw__planned planned;
@@ -547,7 +546,7 @@ double dw__sharding_seconds(const dw__constants *constants, const dw_planner_mod
 static void predict_time(const dw__planned *given, dw__layer_memo *memo,
                          dw_prediction *prediction) {
     const dw__planned planned = *given;
-    const dw_planner_model *model = planned.model;
+    const dw_model_sizes *model = planned.model;
     const dw_hardware *hardware = planned.hardware;
     const dw_layout *layout = planned.layout;
     stage_times times;
@@ -584,7 +583,7 @@ static void predict_time(const dw__planned *given, dw__layer_memo *memo,
         (double)layout->global_batch * layout->seq_len / seconds / layout->gpus;
     /* Hybrids: counts the linear work that is done, not the widths' work. */
     double other = (planned.linear_scale - 1) *
-                   (dw_planner_active_parameters(model) - dw__embedding_parameters(model));
+                   (dw_model_sizes_active(model) - dw__embedding_parameters(model));
     prediction->model_flops =
         prediction->tokens_per_second *
         (dw_planner_token_flops(model, layout->seq_len) + (model->lora_rank ? 4 : 6) * other);
@@ -594,7 +593,7 @@ static void predict_time(const dw__planned *given, dw__layer_memo *memo,
     prediction->overhead_fraction = prediction->recompute == DW_RECOMPUTE_FULL ? forward_part : 0;
 }
 
-void dw__predict_again(const dw__constants *constants, const dw_planner_model *model,
+void dw__predict_again(const dw__constants *constants, const dw_model_sizes *model,
                        const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
                        dw_prediction *prediction) {
     dw__planned planned;
@@ -608,13 +607,13 @@ static const dw__constants *constants_of(const double *values) {
     return values ? (const dw__constants *)values : &dw__constants_default;
 }
 
-void dw_predict_with(const double *constants, const dw_planner_model *model,
+void dw_predict_with(const double *constants, const dw_model_sizes *model,
                      const dw_hardware *hardware, const dw_layout *layout,
                      dw_prediction *prediction) {
     dw__predict(constants_of(constants), model, hardware, layout, prediction);
 }
 
-void dw_predict_memory_with(const double *constants, const dw_planner_model *model,
+void dw_predict_memory_with(const double *constants, const dw_model_sizes *model,
                             const dw_hardware *hardware, const dw_layout *layout, int stage,
                             dw_memory_parts *memory) {
     dw__planned planned;
@@ -624,7 +623,7 @@ void dw_predict_memory_with(const double *constants, const dw_planner_model *mod
     dw__memory(&planned, prediction.recompute, prediction.recompute_layers, stage, memory);
 }
 
-double dw_predict_bubble_with(const double *constants, const dw_planner_model *model,
+double dw_predict_bubble_with(const double *constants, const dw_model_sizes *model,
                               const dw_hardware *hardware, const dw_layout *layout) {
     dw__planned planned;
     dw__planned_begin(&planned, constants_of(constants), model, hardware, layout);
@@ -640,20 +639,20 @@ double dw_predict_bubble_with(const double *constants, const dw_planner_model *m
            pipeline.micro_batches * dw__pipeline_mean(&pipeline) / dw__pipeline_seconds(&pipeline);
 }
 
-void dw_predict_unchecked(const dw_planner_model *model, const dw_hardware *hardware,
+void dw_predict_unchecked(const dw_model_sizes *model, const dw_hardware *hardware,
                           const dw_layout *layout, dw_prediction *prediction) {
     dw__predict(&dw__constants_default, model, hardware, layout, prediction);
 }
 
-dw_status dw_predict(const dw_planner_model *model, const dw_hardware *hardware,
+dw_status dw_predict(const dw_model_sizes *model, const dw_hardware *hardware,
                      const dw_layout *layout, dw_prediction *prediction) {
-    DW_RETURN_IF_FAILED(dw_planner_model_check(model));
+    DW_RETURN_IF_FAILED(dw_model_sizes_check(model));
     DW_RETURN_IF_FAILED(dw_layout_check(model, hardware, layout));
     dw_predict_unchecked(model, hardware, layout, prediction);
     return DW_OK;
 }
 
-int dw_predict_operations(const dw_planner_model *model, const dw_hardware *hardware,
+int dw_predict_operations(const dw_model_sizes *model, const dw_hardware *hardware,
                           const dw_layout *layout, dw_operation_cost *operations) {
     static const char *const kinds[] = {"layer", "mixture", "head"};
     dw__operation_costs list = {.items = operations};
@@ -698,7 +697,7 @@ static dw_stage_traffic chunk_traffic(const dw__planned *planned, const dw_time_
     };
 }
 
-void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware,
+void dw_predict_stage(const dw_model_sizes *model, const dw_hardware *hardware,
                       const dw_layout *layout, int stage, int chunk, dw_stage_cost *cost) {
     dw__planned planned;
     dw__planned_begin(&planned, &dw__constants_default, model, hardware, layout);

@@ -244,7 +244,7 @@ static dw_status check_request(const dw_autoplan_request *request) {
         if (sizes[at].value < 1 || sizes[at].value > 1 << 28)
             return dw__fail(DW_INVALID_ARGUMENT, "%s is %lld; expected 1 to %d", sizes[at].name,
                             (long long)sizes[at].value, 1 << 28);
-    DW_RETURN_IF_FAILED(dw_planner_model_check(request->model));
+    DW_RETURN_IF_FAILED(dw_model_sizes_check(request->model));
     if (request->hardware->gpus < 1 || request->hardware->gpus > DW_HARDWARE_MOST_GPUS)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "the hardware \"%s\" has %d GPUs; a plan needs 1 to %d: give their number, "

@@ -33,7 +33,7 @@ void dw__limits_finish(dw__limits *limits);
 
 /* The inputs of a search. The hardware's memory excludes the reserve. */
 typedef struct dw__problem {
-    const dw_planner_model *model;
+    const dw_model_sizes *model;
     const dw_hardware *hardware;
     dw__limits limits;
     int seq_len, global_batch;

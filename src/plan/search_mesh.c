@@ -342,7 +342,7 @@ static void order_turns(dw__turns *turns, double *least, int count) {
  * overlaps[0]: some schedule exposes the expert exchange; overlaps[1]: some schedule hides it. Returns HUGE_VAL if no
  * schedule is fast enough. */
 static double sharding_seconds(const trial *t, dw_layout *layout, const int *overlaps) {
-    const dw_planner_model *model = t->problem->model;
+    const dw_model_sizes *model = t->problem->model;
     double computing;
     set_least_recomputation(t, layout);
     layout->overlap_expert = overlaps[1];

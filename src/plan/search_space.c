@@ -157,7 +157,7 @@ static dw_status push_precisions(const dw__problem *problem, dw__mesh mesh, divi
     return DW_OK;
 }
 
-static int attention_divides(const dw_planner_model *model, int tp) {
+static int attention_divides(const dw_model_sizes *model, int tp) {
     return model->heads % tp == 0 && (model->kv_heads % tp == 0 || tp % model->kv_heads == 0);
 }
 
@@ -198,7 +198,7 @@ static dw_status push_batches(const dw__problem *problem, dw__mesh mesh, int les
 
 static dw_status push_experts(const dw__problem *problem, dw__mesh mesh, int less, division *d,
                               dw__meshes *meshes) {
-    const dw_planner_model *model = problem->model;
+    const dw_model_sizes *model = problem->model;
     if (!model->experts) {
         mesh.ep = 1;
         if (problem->limits.set.ep && !DW__ALLOWS(&problem->limits, ep, 1)) return DW_OK;
@@ -220,7 +220,7 @@ static dw_status push_experts(const dw__problem *problem, dw__mesh mesh, int les
 }
 
 static int tensor_divides(const dw__problem *problem, int gpus, int tp) {
-    const dw_planner_model *model = problem->model;
+    const dw_model_sizes *model = problem->model;
     return model->ffn % tp == 0 && model->shared_ffn % tp == 0 &&
            (attention_divides(model, tp) || may_split(problem, gpus, tp));
 }

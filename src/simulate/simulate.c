@@ -183,7 +183,7 @@ static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, 
 static const char *const no_answer = "";
 
 /* Returns the predicted seconds of `layout`, or 0 with the reason why there are none. */
-static double seconds_of(const dw_planner_model *model, const dw_hardware *hardware,
+static double seconds_of(const dw_model_sizes *model, const dw_hardware *hardware,
                          const dw_layout *layout, const char **reason) {
     dw_prediction prediction;
     if (dw_predict(model, hardware, layout, &prediction) != DW_OK) {
@@ -202,7 +202,7 @@ static double seconds_of(const dw_planner_model *model, const dw_hardware *hardw
 /* ---- the baseline: what a team runs that tries the usual layouts one by one ---- */
 
 typedef struct baseline {
-    const dw_planner_model *model;
+    const dw_model_sizes *model;
     const dw_hardware *hardware;
     int divides; /* some layout has whole numbers, even if it does not fit */
     double seconds;
@@ -270,7 +270,7 @@ static void try_sizes(baseline *b, dw_layout layout) {
     }
 }
 
-static dw_status compare_usual(const dw_planner_model *model, const dw_hardware *hardware,
+static dw_status compare_usual(const dw_model_sizes *model, const dw_hardware *hardware,
                                dw_simulation_figures *f, const dw_layout *layout) {
     baseline b = {.model = model, .hardware = hardware};
     dw_layout other = *layout;
@@ -298,7 +298,7 @@ static dw_status compare_usual(const dw_planner_model *model, const dw_hardware 
     return status;
 }
 
-static dw_status compare(const dw_planner_model *model, const dw_hardware *hardware,
+static dw_status compare(const dw_model_sizes *model, const dw_hardware *hardware,
                          dw_simulation_figures *f, const dw_layout *layout) {
     dw_layout other = *layout;
     other.precision = DW_TRAIN_BF16;
@@ -315,7 +315,7 @@ static dw_status compare(const dw_planner_model *model, const dw_hardware *hardw
     return compare_usual(model, hardware, f, layout);
 }
 
-dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware,
+dw_status dw_simulate(const dw_model_sizes *model, const dw_hardware *hardware,
                       const dw_layout *given, dw_simulation **simulation) {
     double began = dw__seconds();
     dw_prediction prediction;

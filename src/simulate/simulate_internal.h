@@ -70,7 +70,7 @@ struct dw_simulation {
     dw_simulated_rank *ranks;
     dw_simulation_figures figures;
     /* Kept for reports. */
-    dw_planner_model model;
+    dw_model_sizes model;
     dw_layout layout;
     dw_hardware *hardware; /* a copy */
     dw_operation_cost operations[DW_OPERATIONS_MOST];

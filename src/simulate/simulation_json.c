@@ -182,7 +182,7 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
         "\"offload_optimizer\": %s},\n"
         "  \"micro_batches\": %d,\n  \"chunks\": %d,\n  \"events\": %zu,\n  \"stages\": [",
         simulation->model.layers, simulation->model.hidden, simulation->model.experts,
-        dw_planner_parameters(&simulation->model), l->gpus, l->tp, l->cp, l->pp, l->dp, l->ep,
+        dw_model_sizes_parameters(&simulation->model), l->gpus, l->tp, l->cp, l->pp, l->dp, l->ep,
         l->virtual_stages, l->zero_stage, l->micro_batch, l->global_batch, l->seq_len,
         dw_pipeline_schedule_name(l->schedule), dw_recompute_name(l->recompute),
         l->recompute_layers, dw_train_precision_name(l->precision), dw_framework_name(l->framework),

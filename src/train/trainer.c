@@ -38,9 +38,10 @@ static size_t resident_bytes(void) {
 static dw_status read_config(dw_trainer *t) {
     struct stat info;
     const char *model = t->options.model;
-    if (t->options.init && stat(model, &info) != 0 &&
-        dw_model_config_named(model, &t->config) == DW_OK)
-        return DW_OK;
+    if (t->options.init && stat(model, &info) != 0) {
+        dw_status status = dw_model_config_named(model, &t->config);
+        if (status != DW_NOT_FOUND) return status;
+    }
     return dw_model_config_load(model, &t->config);
 }
 

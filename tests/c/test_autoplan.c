@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-static dw_autoplan_request request_of(const dw_planner_model *model, const dw_hardware *hardware,
+static dw_autoplan_request request_of(const dw_model_sizes *model, const dw_hardware *hardware,
                                       int seq_len, int global_batch) {
     dw_autoplan_request request;
     dw_autoplan_request_default(&request);
@@ -38,7 +38,7 @@ static dw_autoplan *plan_of(const dw_autoplan_request *request) {
 /* ---- every layout, one by one ---------------------------------------------------------------- */
 
 typedef struct every {
-    const dw_planner_model *model;
+    const dw_model_sizes *model;
     const dw_hardware *hardware;
     int fits;
     double seconds; /* of the fastest that fits */
@@ -185,18 +185,18 @@ static void the_search_misses_nothing(void **unused) {
     int fitting = 0, recomputed = 0, pipelined = 0, layers = 0, optimizers = 0, attentions = 0;
     for (int round = 0; round < ROUNDS; round++) {
         int heads = 1 << drawn(1, 3), mixture = round % 3 == 0;
-        dw_planner_model model = {.layers = drawn(2, 7),
-                                  .hidden = 64 * drawn(8, 64),
-                                  .heads = heads,
-                                  .kv_heads = heads / (drawn(0, 1) ? 2 : 1),
-                                  .head_dim = 64,
-                                  .ffn = 96 * drawn(4, 60),
-                                  .gated = drawn(0, 1),
-                                  .vocabulary = drawn(1000, 60000),
-                                  .experts = mixture ? 4 : 0,
-                                  .top_k = mixture ? 2 : 0,
-                                  .expert_ffn = mixture ? 64 * drawn(2, 9) : 0,
-                                  .moe_every = mixture ? 1 : 0};
+        dw_model_sizes model = {.layers = drawn(2, 7),
+                                .hidden = 64 * drawn(8, 64),
+                                .heads = heads,
+                                .kv_heads = heads / (drawn(0, 1) ? 2 : 1),
+                                .head_dim = 64,
+                                .ffn = 96 * drawn(4, 60),
+                                .gated = drawn(0, 1),
+                                .vocabulary = drawn(1000, 60000),
+                                .experts = mixture ? 4 : 0,
+                                .top_k = mixture ? 2 : 0,
+                                .expert_ffn = mixture ? 64 * drawn(2, 9) : 0,
+                                .moe_every = mixture ? 1 : 0};
         static const char *const clusters[] = {"h100:1", "h100:2", "h100:6", "h100:8",
                                                "a100-80:16"};
         dw_hardware *hardware = hardware_of(clusters[drawn(0, mixture ? 3 : 4)]);
@@ -248,13 +248,13 @@ static void the_search_misses_nothing(void **unused) {
  * recomputes some layers and offloads others. */
 static void recomputation_and_offload_share_the_layers(void **unused) {
     (void)unused;
-    static const dw_planner_model model = {.layers = 12,
-                                           .hidden = 2048,
-                                           .heads = 16,
-                                           .kv_heads = 16,
-                                           .head_dim = 128,
-                                           .ffn = 8192,
-                                           .vocabulary = 32000};
+    static const dw_model_sizes model = {.layers = 12,
+                                         .hidden = 2048,
+                                         .heads = 16,
+                                         .kv_heads = 16,
+                                         .head_dim = 128,
+                                         .ffn = 8192,
+                                         .vocabulary = 32000};
     int mixed = 0, fitting = 0;
     dw_hardware *hardware = hardware_of("h100:1");
     dw_autoplan_request request = request_of(&model, hardware, 4096, 8);
@@ -304,7 +304,7 @@ static void recomputation_and_offload_share_the_layers(void **unused) {
 static void measured_parts_come_first(void **unused) {
     (void)unused;
     static const struct {
-        const dw_planner_model *model;
+        const dw_model_sizes *model;
         const char *hardware;
         int batch, unmeasured; /* the fastest of all has parts without a measurement */
     } cases[] = {{&llama3_70b, "h100:64", 256, 1}, {&llama3_8b, "gb200:8", 64, 0}};
@@ -569,18 +569,18 @@ static void every_name_can_be_fixed(void **unused) {
         "gradient_bytes=4",
         "optimizer_bytes=12",
     };
-    static const dw_planner_model mixture = {.layers = 16,
-                                             .hidden = 2048,
-                                             .heads = 16,
-                                             .kv_heads = 8,
-                                             .head_dim = 128,
-                                             .ffn = 8192,
-                                             .gated = 1,
-                                             .vocabulary = 32000,
-                                             .experts = 16,
-                                             .top_k = 2,
-                                             .expert_ffn = 4096,
-                                             .moe_every = 1};
+    static const dw_model_sizes mixture = {.layers = 16,
+                                           .hidden = 2048,
+                                           .heads = 16,
+                                           .kv_heads = 8,
+                                           .head_dim = 128,
+                                           .ffn = 8192,
+                                           .gated = 1,
+                                           .vocabulary = 32000,
+                                           .experts = 16,
+                                           .top_k = 2,
+                                           .expert_ffn = 4096,
+                                           .moe_every = 1};
     dw_hardware *hardware = hardware_of("h100:64");
     dw_autoplan_request request = request_of(&mixture, hardware, 4096, 256);
     size_t fields = 0;
@@ -906,13 +906,13 @@ static void ranks_lie_on_the_fabric(void **unused) {
         layout.global_batch = 36;
         layout.seq_len = 128;
         layout.precision = DW_TRAIN_BF16;
-        static const dw_planner_model small = {.layers = 4,
-                                               .hidden = 2048,
-                                               .heads = 16,
-                                               .kv_heads = 16,
-                                               .head_dim = 128,
-                                               .ffn = 8192,
-                                               .vocabulary = 32000};
+        static const dw_model_sizes small = {.layers = 4,
+                                             .hidden = 2048,
+                                             .heads = 16,
+                                             .kv_heads = 16,
+                                             .head_dim = 128,
+                                             .ffn = 8192,
+                                             .vocabulary = 32000};
         if (dw_autoplan_of("small", &small, hardware, &layout, &plan) != DW_OK)
             fail_msg("%s", dw_last_error());
         assert_int_equal(dw_autoplan_text(plan, 0, &text), DW_OK);
@@ -975,13 +975,13 @@ static void bad_files_are_named(void **unused) {
 static void every_allocation_can_fail(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("h100:8");
-    static const dw_planner_model small = {.layers = 4,
-                                           .hidden = 512,
-                                           .heads = 8,
-                                           .kv_heads = 8,
-                                           .head_dim = 64,
-                                           .ffn = 2048,
-                                           .vocabulary = 5000};
+    static const dw_model_sizes small = {.layers = 4,
+                                         .hidden = 512,
+                                         .heads = 8,
+                                         .kv_heads = 8,
+                                         .head_dim = 64,
+                                         .ffn = 2048,
+                                         .vocabulary = 5000};
     dw_autoplan_request request = request_of(&small, hardware, 512, 16);
     request.what_ifs = 1;
     int failures = 0;

@@ -358,12 +358,16 @@ static void options_are_checked(void **state) {
 
 static void parameters_are_the_graphs_first_leaves(void **state) {
     (void)state;
-    for (uint32_t i = 0; i < dw_model_catalogue_count(); i++) {
+    static const char *const names[] = {
+        "gpt2",       "gpt2-medium", "gpt2-large",  "gpt2-xl",   "llama3-8b",      "llama3-70b",
+        "qwen3-0.6b", "qwen3-1.7b",  "llama3-405b", "qwen3-4b",  "qwen3-8b",       "mistral-7b",
+        "gpt3-175b",  "llama2-70b",  "llama3.2-1b", "qwen3-32b", "mistral-7b-v0.3"};
+    for (size_t i = 0; i < DW_COUNT(names); i++) {
         dw_model_config *config = NULL;
         dw_graph *graph = NULL;
         dw_model_graph_options options = DW_MODEL_GRAPH_OPTIONS_DEFAULT;
         options.output = DW_MODEL_LOSS;
-        assert_ok(dw_model_config_named(dw_model_catalogue_name(i), &config));
+        assert_ok(dw_model_config_named(names[i], &config));
         assert_ok(dw_model_graph(config, &options, &graph));
         assert_ok(dw_graph_verify(graph));
         uint32_t count = dw_model_parameter_count(config);
@@ -379,7 +383,24 @@ static void parameters_are_the_graphs_first_leaves(void **state) {
         dw_graph_destroy(graph);
         dw_model_config_destroy(config);
     }
+}
+
+/* Names in any spelling; a name that is not built says so, and an unknown one lists similar names. */
+static void names_of_the_catalogue(void **state) {
+    (void)state;
+    dw_model_config *config = NULL;
+    assert_ok(dw_model_config_named("meta-llama/Llama-3.1-8B", &config));
+    dw_model_config_destroy(config);
+    config = NULL;
+    assert_int_equal(dw_model_config_named("Mixtral-8x7B", &config), DW_UNSUPPORTED);
+    assert_non_null(
+        strstr(dw_last_error(), "\"mixtral-8x7b\": config.json: model_type is \"mixtral\""));
+    assert_int_equal(dw_model_config_named("qwen3-9b", &config), DW_NOT_FOUND);
+    assert_non_null(strstr(dw_last_error(), "similar names: qwen3-"));
+    assert_int_equal(dw_model_config_named(NULL, &config), DW_INVALID_ARGUMENT);
+    assert_null(config);
     assert_null(dw_model_catalogue_name(dw_model_catalogue_count()));
+    assert_null(dw_model_catalogue_source(UINT32_MAX));
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -460,6 +481,7 @@ int main(void) {
         cmocka_unit_test(cut_at_any_byte),
         cmocka_unit_test(options_are_checked),
         cmocka_unit_test(parameters_are_the_graphs_first_leaves),
+        cmocka_unit_test(names_of_the_catalogue),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -477,10 +477,10 @@ static dw_status start_threads(void) {
 
 /* The planner's model of a graph, and its operations, forward and backward. */
 static dw_status planned_graph(void) {
-    dw_planner_model model;
+    dw_model_sizes model;
     dw_planner_work work;
     int64_t sizes[8] = {2, 3, 4, 5, 6, 7, 8, 9};
-    DW_RETURN_IF_FAILED(dw_planner_model_of_graph(given.planned, &model));
+    DW_RETURN_IF_FAILED(dw_model_sizes_of_graph(given.planned, &model));
     return dw_planner_graph_work(given.planned, sizes, 1, &work);
 }
 

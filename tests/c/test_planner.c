@@ -11,15 +11,15 @@
 
 #include <cmocka.h>
 
-static const dw_planner_model gpt3 = {.layers = 96,
-                                      .hidden = 12288,
-                                      .heads = 96,
-                                      .kv_heads = 96,
-                                      .head_dim = 128,
-                                      .ffn = 49152,
-                                      .vocabulary = 51200,
-                                      .tied = 1,
-                                      .positions = 2048};
+static const dw_model_sizes gpt3 = {.layers = 96,
+                                    .hidden = 12288,
+                                    .heads = 96,
+                                    .kv_heads = 96,
+                                    .head_dim = 128,
+                                    .ffn = 49152,
+                                    .vocabulary = 51200,
+                                    .tied = 1,
+                                    .positions = 2048};
 
 static void assert_near(double value, double expected, double part) {
     if (fabs(value / expected - 1) <= part) return;
@@ -29,14 +29,14 @@ static void assert_near(double value, double expected, double part) {
 /* As printed in the models' papers and cards. */
 static void parameters_are_the_published_ones(void **state) {
     (void)state;
-    assert_near(dw_planner_parameters(&gpt3), 174.6e9, 0.002);
-    assert_near(dw_planner_parameters(&llama3_8b), 8.03e9, 0.001);
-    assert_near(dw_planner_parameters(&llama3_70b), 70.55e9, 0.001);
-    assert_near(dw_planner_parameters(&deepseek_v3), 671e9, 0.002);
+    assert_near(dw_model_sizes_parameters(&gpt3), 174.6e9, 0.002);
+    assert_near(dw_model_sizes_parameters(&llama3_8b), 8.03e9, 0.001);
+    assert_near(dw_model_sizes_parameters(&llama3_70b), 70.55e9, 0.001);
+    assert_near(dw_model_sizes_parameters(&deepseek_v3), 671e9, 0.002);
     /* 37 billion active parameters including the embedding table, which is only looked up: 0.93 less. */
-    assert_near(dw_planner_active_parameters(&deepseek_v3), 37.5e9 - 0.93e9, 0.02);
+    assert_near(dw_model_sizes_active(&deepseek_v3), 37.5e9 - 0.93e9, 0.02);
     /* 6 N + 6 L h s for the attention under a causal mask. */
-    double active = dw_planner_active_parameters(&llama3_8b);
+    double active = dw_model_sizes_active(&llama3_8b);
     assert_near(dw_planner_token_flops(&llama3_8b, 8192), 6 * active + 6.0 * 32 * 4096 * 8192,
                 1e-12);
 }
@@ -78,7 +78,7 @@ static void bubbles_are_the_closed_forms(void **state) {
     assert_true(dw_pipeline_bubble(DW_SCHEDULE_1F1B, 1, 1, 8) == 0);
 }
 
-static void begin(dw__planned *planned, const dw_planner_model *model, const dw_hardware *hardware,
+static void begin(dw__planned *planned, const dw_model_sizes *model, const dw_hardware *hardware,
                   const dw_layout *layout) {
     dw__planned_begin(planned, &dw__constants_default, model, hardware, layout);
 }
@@ -110,14 +110,14 @@ static void activations_are_korthikanti(void **state) {
 static void states_are_zero_s(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("v100:64");
-    dw_planner_model model = {.layers = 36,
-                              .hidden = 4096,
-                              .heads = 32,
-                              .kv_heads = 32,
-                              .head_dim = 128,
-                              .ffn = 16384,
-                              .vocabulary = 51200,
-                              .tied = 1};
+    dw_model_sizes model = {.layers = 36,
+                            .hidden = 4096,
+                            .heads = 32,
+                            .kv_heads = 32,
+                            .head_dim = 128,
+                            .ffn = 16384,
+                            .vocabulary = 51200,
+                            .tied = 1};
     dw_layout layout = layout_of(64, 1, 1, 1, 64, 1024);
     layout.framework = DW_FRAMEWORK_DEEPSPEED;
     const double expected[] = {120, 31.4, 16.6, 1.9}; /* GB */
@@ -128,12 +128,12 @@ static void states_are_zero_s(void **state) {
         dw_memory_parts memory;
         dw__memory(&planned, DW_RECOMPUTE_FULL, 0, 0, &memory);
         double sum = memory.parameters + memory.gradients + memory.optimizer;
-        assert_near(sum / dw_planner_parameters(&model) * 7.5, expected[stage], 0.015);
+        assert_near(sum / dw_model_sizes_parameters(&model) * 7.5, expected[stage], 0.015);
     }
     dw_hardware_destroy(hardware);
 }
 
-static double seconds_of(const dw_planner_model *model, const dw_hardware *hardware,
+static double seconds_of(const dw_model_sizes *model, const dw_hardware *hardware,
                          const dw_layout *layout) {
     dw_prediction prediction;
     assert_int_equal(dw_predict(model, hardware, layout, &prediction), DW_OK);
@@ -176,7 +176,7 @@ static void more_work_takes_longer(void **state) {
     more = layout;
     more.seq_len *= 2;
     assert_true(seconds_of(&llama3_70b, hardware, &more) > 2 * before * 0.95);
-    dw_planner_model deeper = llama3_70b;
+    dw_model_sizes deeper = llama3_70b;
     deeper.layers *= 2;
     assert_true(seconds_of(&deeper, hardware, &layout) > before * 1.7);
     more = layout;
@@ -187,7 +187,7 @@ static void more_work_takes_longer(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-static double allocated(const dw_planner_model *model, const dw_hardware *hardware,
+static double allocated(const dw_model_sizes *model, const dw_hardware *hardware,
                         const dw_layout *layout) {
     dw_prediction prediction;
     assert_int_equal(dw_predict(model, hardware, layout, &prediction), DW_OK);
@@ -221,7 +221,7 @@ static void torchtitan_reserves_what_it_says(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:512");
     static const struct {
-        const dw_planner_model *model;
+        const dw_model_sizes *model;
         int gpus, tp, micro_batch, seq_len, compiled;
         dw_recompute recompute;
         double gib;
@@ -309,7 +309,7 @@ static void tokens_travel_once(void **state) {
     dw_hardware *hardware = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 1, 8, 1, 64, 4096);
     layout.ep = 8;
-    dw_planner_model model = deepseek_v3;
+    dw_model_sizes model = deepseek_v3;
     dw__planned planned;
     begin(&planned, &model, hardware, &layout);
     double each = dw__exchange_seconds(&planned, 1e9, 8, 1, 8);
@@ -428,14 +428,14 @@ static void a_known_run_is_near(void **state) {
  * (Grattafiori et al. 2024, table 4). */
 static void runs_never_fitted_are_near(void **state) {
     (void)state;
-    const dw_planner_model llama3_405b = {.layers = 126,
-                                          .hidden = 16384,
-                                          .heads = 128,
-                                          .kv_heads = 8,
-                                          .head_dim = 128,
-                                          .ffn = 53248,
-                                          .gated = 1,
-                                          .vocabulary = 128256};
+    const dw_model_sizes llama3_405b = {.layers = 126,
+                                        .hidden = 16384,
+                                        .heads = 128,
+                                        .kv_heads = 8,
+                                        .head_dim = 128,
+                                        .ffn = 53248,
+                                        .gated = 1,
+                                        .vocabulary = 128256};
     for (int gpus = 8192; gpus <= 16384; gpus *= 2) {
         dw_hardware *hardware = hardware_of(gpus == 8192 ? "h100:8192" : "h100:16384");
         dw_layout layout = layout_of(gpus, 8, 16, 1, 2048, 8192);
@@ -448,7 +448,7 @@ static void runs_never_fitted_are_near(void **state) {
     }
 }
 
-static void refused(const dw_planner_model *model, const dw_hardware *hardware,
+static void refused(const dw_model_sizes *model, const dw_hardware *hardware,
                     const dw_layout *layout, const char *word) {
     dw_prediction prediction;
     assert_int_not_equal(dw_predict(model, hardware, layout, &prediction), DW_OK);
@@ -478,7 +478,7 @@ static void bad_layouts_are_refused_by_name(void **state) {
     bad = good;
     bad.precision = DW_TRAIN_NVFP4;
     refused(&llama3_8b, hardware, &bad, "nvfp4");
-    dw_planner_model model = llama3_8b;
+    dw_model_sizes model = llama3_8b;
     model.kv_heads = 5;
     refused(&model, hardware, &good, "key-value heads");
     model = llama3_8b;
@@ -603,7 +603,7 @@ static void the_host_s_optimizer_is_bound_by_its_memory(void **state) {
     dw_layout layout = layout_of(1, 1, 1, 1, 8, 2048);
     dw_prediction p;
     layout.framework = DW_FRAMEWORK_MEGATRON;
-    double elements = dw_planner_parameters(&llama3_8b);
+    double elements = dw_model_sizes_parameters(&llama3_8b);
     layout.offload_optimizer = 1;
     assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &p), DW_OK);
     assert_near(p.host_optimizer, 12 * elements, 0.001);
@@ -687,12 +687,12 @@ static void attention_s_kernels_have_its_work(void **state) {
                                         "nemotron-h-8b"};
     dw_hardware *hardware = hardware_of("h100:8");
     for (size_t at = 0; at < DW_COUNT(names); at++) {
-        dw_planner_model model;
+        dw_model_sizes model;
         dw_planner_work work;
         dw_operation_cost kernels[DW_OPERATIONS_MOST];
         dw_layout layout = layout_of(8, 1, 1, 1, 8, 16384);
         double forward = 0, backward = 0, seconds[2] = {0, 0};
-        assert_int_equal(dw_planner_model_named(names[at], &model), DW_OK);
+        assert_int_equal(dw_model_sizes_named(names[at], &model), DW_OK);
         dw_planner_model_work(&model, 1, layout.seq_len, &work);
         int count = dw_predict_operations(&model, hardware, &layout, kernels);
         for (int k = 0; k < count; k++) {

@@ -319,9 +319,9 @@ static void rows_become_models_and_layouts(void **state) {
     assert_int_equal(run.model.dense_layers, 3);
     assert_int_equal(run.model.shared_ffn, 2048);
     assert_int_equal(run.model.kv_rank, 512);
-    dw_planner_model counted = run.model;
+    dw_model_sizes counted = run.model;
     counted.parameters = 0;
-    assert_close(dw_planner_parameters(&counted), 671e9, 0.002);
+    assert_close(dw_model_sizes_parameters(&counted), 671e9, 0.002);
     lab_run_at(runs, 2, &run);
     assert_non_null(strstr(run.reason, "TPU-v5"));
     lab_run_at(runs, 3, &run);

@@ -372,7 +372,7 @@ static double may_differ(const dw_layout *layout) {
 }
 
 /* Layout number `number` on 64 GPUs, with 32 micro-batches. Returns 0 if it does not exist. */
-static int layout_by_number(const dw_planner_model *model, int number, dw_layout *layout) {
+static int layout_by_number(const dw_model_sizes *model, int number, dw_layout *layout) {
     static const int tps[] = {1, 8}, cps[] = {1, 2}, zeros[] = {0, 1, 3};
     int schedule = number % DW_SCHEDULES, rest = number / DW_SCHEDULES;
     int pp = 1 << rest % 4, tp = tps[rest / 4 % 2], cp = cps[rest / 8 % 2];
@@ -401,8 +401,8 @@ static void many_layouts_agree(void **state) {
     for (size_t at = 0; at < DW_COUNT(models) * DW_COUNT(gpus); at++) {
         const char *name = models[at / DW_COUNT(gpus)];
         dw_hardware *hardware = hardware_of(gpus[at % DW_COUNT(gpus)]);
-        dw_planner_model model;
-        assert_int_equal(dw_planner_model_named(name, &model), DW_OK);
+        dw_model_sizes model;
+        assert_int_equal(dw_model_sizes_named(name, &model), DW_OK);
         for (int number = 0; number < 48 * DW_SCHEDULES; number++) {
             dw_layout layout;
             if (!layout_by_number(&model, number, &layout)) continue;
@@ -662,7 +662,7 @@ static void memory_that_is_not_there(void **state) {
 static void large_pipelines_are_quick(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:4096");
-    dw_planner_model model = llama3_70b;
+    dw_model_sizes model = llama3_70b;
     model.layers = 128;
     dw_layout layout = layout_of(4096, 8, 64, 1024);
     dw_simulation *simulation = NULL;

@@ -5,10 +5,10 @@
 #include <math.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    dw_planner_model model;
+    dw_model_sizes model;
     int64_t live = dw__memory_live();
-    if (dw_planner_model_parse((const char *)data, bytes, &model) == DW_OK) {
-        fuzz_require(dw_planner_model_check(&model) == DW_OK, "a model that can be planned");
+    if (dw_model_sizes_parse((const char *)data, bytes, &model) == DW_OK) {
+        fuzz_require(dw_model_sizes_check(&model) == DW_OK, "a model that can be planned");
         fuzz_require(isfinite(model.parameters) && model.parameters > 0, "its parameters");
         fuzz_require(model.active > 0 && model.active <= model.parameters, "what is active");
         double flops = dw_planner_token_flops(&model, 4096);

@@ -6,12 +6,12 @@
 #include <math.h>
 
 static void check_model(const dw_graph *graph) {
-    dw_planner_model model;
-    if (dw_planner_model_of_graph(graph, &model) != DW_OK) {
+    dw_model_sizes model;
+    if (dw_model_sizes_of_graph(graph, &model) != DW_OK) {
         fuzz_require(dw_last_error()[0] != '\0', "message");
         return;
     }
-    fuzz_require(dw_planner_model_check(&model) == DW_OK, "a model that can be planned");
+    fuzz_require(dw_model_sizes_check(&model) == DW_OK, "a model that can be planned");
     fuzz_require(isfinite(model.parameters) && model.parameters > 0, "its parameters");
     fuzz_require(isfinite(model.active) && model.active > 0, "what is active");
     double flops = dw_planner_token_flops(&model, 4096);

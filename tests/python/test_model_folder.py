@@ -515,8 +515,10 @@ def test_the_catalogue_builds(tmp_path):
         count = sum(elements for _, elements in _deepwell.model_parameters(f"name:{name}"))
         assert count == pytest.approx(size * 1e9, rel=0.01), name
         _deepwell.Graph(_deepwell.model_graph(f"name:{name}", loss=True))
-    with pytest.raises(_deepwell.Error, match="llama3-8b"):
+    with pytest.raises(_deepwell.Error, match="similar names: .*llama2-7b"):
         _deepwell.model_parameters("name:llama4")
+    with pytest.raises(_deepwell.Error, match='"deepseek-v3".*gpt2, llama, qwen3 and mistral are built'):
+        _deepwell.model_parameters("name:DeepSeek-V3")
 
 
 def test_configurations_of_transformers_4_mean_the_same(tmp_path):

@@ -1,6 +1,6 @@
 /* Counts the parameters of a model from its config.json, including every bias. */
-#include "plan/planner_config.h"
-#include "plan/planner_internal.h"
+#include "model/model_reader.h"
+#include "model/model_sizes.h"
 #include <string.h>
 
 static double norm_elements(const dw__reading *r) {
@@ -9,7 +9,7 @@ static double norm_elements(const dw__reading *r) {
 }
 
 dw_status dw__attention_elements(const dw__reading *r, double *elements) {
-    const dw_planner_model *m = r->model;
+    const dw_model_sizes *m = r->model;
     double d = m->head_dim, h = m->hidden;
     double queries = m->heads * d, both = (m->heads + m->kv_heads) * d;
     double norms = 0;
@@ -50,7 +50,7 @@ static double mlp_biases(const dw__reading *r, double width) {
 
 /* Counts embeddings, the head, and everything else outside of the layers. */
 dw_status dw__count_ends(dw__reading *r) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     double table = dw__embedding_parameters(m), h = m->hidden, rest = 0;
     r->total += table * (m->tied ? 1 : 2) + (double)m->positions * h;
     r->active += table;
@@ -69,7 +69,7 @@ dw_status dw__count_ends(dw__reading *r) {
 }
 
 dw_status dw__count_layers(dw__reading *r, int mixtures) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     double attention, mixer = 0, h = m->hidden;
     int others = 0, norms = r->norms;
     bool post = false, parallel = false;

@@ -3,8 +3,8 @@
  * Their GEMMs are part of the stated totals `parameters` and `active`. A prediction scales the work of linear layers
  * to these totals, and counts attention in `attention_layers` only. The scans, which are linear in the sequence
  * length, are not counted. */
-#include "plan/planner_config.h"
-#include "plan/planner_internal.h"
+#include "model/model_reader.h"
+#include "model/model_sizes.h"
 #include <string.h>
 
 /* ---- elements of one -------------------------------------------------------------------------------------------- */
@@ -166,7 +166,7 @@ static int count_numbers(const dw__reading *r, const json_t *list, bool flags) {
 }
 
 static dw_status read_attentions(const dw__reading *r, int *attentions) {
-    const dw_planner_model *m = r->model;
+    const dw_model_sizes *m = r->model;
     static const struct {
         const char *name;
         bool repeated;
@@ -204,7 +204,7 @@ static dw_status read_attentions(const dw__reading *r, int *attentions) {
 }
 
 dw_status dw__read_mixers(dw__reading *r, int *others, double *elements) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     int attentions = m->layers;
     *others = m->layers;
     DW_RETURN_IF_FAILED(mixer_elements(r, elements));
@@ -281,7 +281,7 @@ static dw_status read_pattern(const dw__reading *r, blocks *count) {
 }
 
 dw_status dw__read_blocks(dw__reading *r) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     blocks count;
     int latent = 0, unused;
     double mamba = 0, attention;

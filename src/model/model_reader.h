@@ -1,11 +1,11 @@
 /* Declarations shared by the readers of Hugging Face's config.json. A model family adds to the sizes in the file what
- * its class in transformers builds. planner_config.c reads the widths, planner_mixers.c the layers without attention;
- * planner_elements.c counts parameters. */
-#ifndef DW_PLANNER_CONFIG_H
-#define DW_PLANNER_CONFIG_H
+ * its class in transformers builds. model_reader.c reads the widths, model_mixers.c the layers without attention;
+ * model_elements.c counts parameters. */
+#ifndef DW_MODEL_READER_H
+#define DW_MODEL_READER_H
 
 #include "base/json.h"
-#include "deepwell/planner.h"
+#include "deepwell/model.h"
 #include <assert.h>
 
 typedef enum dw__family_has {
@@ -59,7 +59,7 @@ typedef enum dw__mixer {
 } dw__mixer;
 
 /* Rules for biases: NULL never; "+" always; "field" if that flag is true; "+field" unless that flag is false. */
-typedef struct dw__planner_family {
+typedef struct dw__model_family {
     const char *names; /* model_type; several names are separated by spaces */
     int norms;         /* norms of the hidden width in one layer */
     /* every n-th layer has full attention and the others the window; 0: all have the window */
@@ -68,13 +68,13 @@ typedef struct dw__planner_family {
     const char *query_bias, *output_bias, *mlp_bias;
     unsigned has; /* flags of dw__family_has */
     dw__mixer mixer;
-} dw__planner_family;
+} dw__model_family;
 
 /* Returns NULL if the table has no such family. */
-const dw__planner_family *dw__planner_family_named(const char *model_type);
-extern const dw__planner_family dw__planner_family_unknown;
+const dw__model_family *dw__model_family_named(const char *model_type);
+extern const dw__model_family dw__model_family_unknown;
 /* Returns the reason why models of this type cannot be planned, or NULL. */
-const char *dw__planner_family_refused(const char *model_type);
+const char *dw__model_family_refused(const char *model_type);
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
 
@@ -87,8 +87,8 @@ enum {
 
 typedef struct dw__reading {
     const json_t *json;
-    const dw__planner_family *family;
-    dw_planner_model *model;
+    const dw__model_family *family;
+    dw_model_sizes *model;
     int norms; /* norms of the hidden width in one layer */
     bool query_bias, output_bias, mlp_bias;
     double total, active; /* elements counted so far */

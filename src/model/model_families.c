@@ -1,6 +1,6 @@
 /* Table of model families: what the transformers class of each model_type builds that config.json does not say. */
 #include "base/base.h"
-#include "plan/planner_config.h"
+#include "model/model_reader.h"
 #include <string.h>
 
 #define GATE DW__HAS_GATE
@@ -16,7 +16,7 @@
     ALL_BIASES, BIASED | TIED | DW__HAS_POSITIONS | DW__HAS_EMBEDDING_NORM | DW__IS_ENCODER
 
 /* clang-format off */
-static const dw__planner_family families[] = {
+static const dw__model_family families[] = {
     /* GPT-2 and families without a gate */
     {"gpt2 gpt-sw3 openai-gpt", 2, 0, ALL_BIASES, BIASED | TIED | WIDE | DW__HAS_POSITIONS, 0},
     {"gpt_bigcode", 2, 0, ALL_BIASES, BIASED | TIED | WIDE | DW__HAS_POSITIONS | DW__HAS_MULTI_QUERY, 0},
@@ -126,8 +126,8 @@ static const dw__planner_family families[] = {
 };
 /* clang-format on */
 
-const dw__planner_family dw__planner_family_unknown = {
-    "", 2, 0, ATTENTION, "mlp_bias", GATE | WINDOW, 0};
+const dw__model_family dw__model_family_unknown = {"", 2, 0, ATTENTION, "mlp_bias", GATE | WINDOW,
+                                                   0};
 
 #define PAIR                                                                                       \
     "models with an encoder and a decoder are not supported; models with one stack of layers are"
@@ -170,13 +170,13 @@ static bool is_one_of(const char *names, const char *name) {
     return false;
 }
 
-const dw__planner_family *dw__planner_family_named(const char *model_type) {
+const dw__model_family *dw__model_family_named(const char *model_type) {
     for (size_t at = 0; at < DW_COUNT(families); at++)
         if (is_one_of(families[at].names, model_type)) return &families[at];
     return NULL;
 }
 
-const char *dw__planner_family_refused(const char *model_type) {
+const char *dw__model_family_refused(const char *model_type) {
     for (size_t at = 0; at < DW_COUNT(refused); at++)
         if (is_one_of(refused[at].names, model_type)) return refused[at].why;
     return NULL;

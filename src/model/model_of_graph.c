@@ -1,10 +1,10 @@
-/* Reads a forward graph into a dw_planner_model: the widths follow from the shapes of its tables, GEMMs and
+/* Reads a forward graph into a dw_model_sizes: the widths follow from the shapes of its tables, GEMMs and
  * attention.
  *
  * Layers are the layer numbers of the nodes. Where these number the parts of an nn.Sequential, layers are the members
  * of a module list inside it. A layer has one attention and one MLP or mixture of experts. Layers of one kind must be
  * alike, because a plan has one width for each. */
-#include "plan/planner_internal.h"
+#include "model/model_sizes.h"
 #include <math.h>
 #include <string.h>
 
@@ -55,7 +55,6 @@ static int64_t size_at(const walk *w, dw_value value, int axis) {
     return size;
 }
 
-/* Documented in planner_internal.h. */
 dw_value dw__parameter_behind(const dw_graph *graph, dw_value value) {
     for (dw_node node; value != DW_NONE; value = dw_node_input(graph, node, 0)) {
         node = dw_value_node(graph, value);
@@ -317,7 +316,7 @@ static dw_status check_alike(const walk *w) {
 }
 
 /* Reads ordinary attention, or latent attention (MLA), whose keys and values come from two GEMMs in sequence. */
-static dw_status read_attention(const layer *from, dw_planner_model *model) {
+static dw_status read_attention(const layer *from, dw_model_sizes *model) {
     model->heads = (int)from->heads, model->kv_heads = (int)from->kv_heads;
     model->head_dim = (int)from->head_dim;
     if (from->value_dim != from->head_dim) model->value_dim = (int)from->value_dim;
@@ -350,8 +349,7 @@ static dw_status read_gate(double matrices, const char *what, int *gated) {
 }
 
 /* Reads the GEMMs of an MLP. A GEMM of one column is the gate of a shared expert. */
-static dw_status read_mlp(const layer *from, const char *what, dw_planner_model *model,
-                          int *width) {
+static dw_status read_mlp(const layer *from, const char *what, dw_model_sizes *model, int *width) {
     double whole = 0;
     for (int at = 0; at < from->mlps; at++) {
         if (from->mlp[at].out == 1) continue;
@@ -363,7 +361,7 @@ static dw_status read_mlp(const layer *from, const char *what, dw_planner_model 
     return read_gate(whole / ((double)model->hidden * *width), what, &model->gated);
 }
 
-static dw_status read_layers(const walk *w, dw_planner_model *model) {
+static dw_status read_layers(const walk *w, dw_model_sizes *model) {
     const layer *dense = NULL, *mixture = NULL;
     int mixtures = 0, leading = 0, windows = 0;
     model->layers = (int)w->layers.count;
@@ -399,7 +397,7 @@ static dw_status read_layers(const walk *w, dw_planner_model *model) {
     return DW_OK;
 }
 
-static dw_status read_ends(const walk *w, dw_planner_model *model) {
+static dw_status read_ends(const walk *w, dw_model_sizes *model) {
     double parameters = 0;
     for (uint32_t at = 0; at < dw_graph_leaf_count(w->graph); at++) {
         dw_value leaf = dw_graph_leaf_at(w->graph, at);
@@ -435,7 +433,7 @@ static dw_status walk_layers(walk *w, bool listed) {
     return check_alike(w);
 }
 
-static dw_status walk_graph(walk *w, dw_planner_model *model) {
+static dw_status walk_graph(walk *w, dw_model_sizes *model) {
     dw_status status = walk_layers(w, false);
     if (status == DW_UNSUPPORTED && walk_layers(w, true) != DW_OK)
         /* runs again for its message, which names the layers of the capture */
@@ -450,10 +448,10 @@ static dw_status walk_graph(walk *w, dw_planner_model *model) {
     if (w->spelled_out)
         dw__log(DW_LOG_WARNING, "attention written as GEMMs and a softmax (sinks, alibi) is "
                                 "planned without windows; plan by config.json for these");
-    return dw_planner_model_check(model);
+    return dw_model_sizes_check(model);
 }
 
-dw_status dw__planner_graph_recognized(const dw_graph *graph, dw_graph **recognized) {
+dw_status dw__graph_recognized(const dw_graph *graph, dw_graph **recognized) {
     static const dw_pass passes[] = {DW_PASS_COMMON, DW_PASS_FOLD, DW_PASS_RECOGNIZE};
     dw_status status = DW_OK;
     dw_graph *copy = NULL;
@@ -467,13 +465,13 @@ cleanup:
     return status;
 }
 
-dw_status dw_planner_model_of_graph(const dw_graph *graph, dw_planner_model *model) {
+dw_status dw_model_sizes_of_graph(const dw_graph *graph, dw_model_sizes *model) {
     dw_status status = DW_OK;
     dw_graph *copy = NULL;
-    dw_planner_model made = {0};
+    dw_model_sizes made = {0};
     walk w = {.table = DW_NONE, .head = DW_NONE};
     if (!graph || !model) return dw__fail(DW_INVALID_ARGUMENT, "the graph or the model is NULL");
-    DW_TRY(dw__planner_graph_recognized(graph, &copy));
+    DW_TRY(dw__graph_recognized(graph, &copy));
     uint32_t symbols = dw_graph_symbol_count(copy);
     w.graph = copy;
     w.ones = dw__malloc((symbols + 1) * sizeof *w.ones);

@@ -1,11 +1,11 @@
-/* Reads config.json into a dw_planner_model, for any family with the usual fields. docs/planner-models.md has the
+/* Reads config.json into a dw_model_sizes, for any family with the usual fields. docs/planner-models.md has the
  * rules.
  *
  * The parameter total includes every bias, as the transformers class with a language-model head has it. The
  * predictions compute with the widths. */
-#include "plan/planner_config.h"
+#include "model/model_reader.h"
 #include "model/model_internal.h"
-#include "plan/planner_internal.h"
+#include "model/model_sizes.h"
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -83,7 +83,7 @@ dw_status dw__read_list(const dw__reading *r, const char *name, const json_t **l
     return DW_OK;
 }
 
-/* Applies a bias rule of dw__planner_family. */
+/* Applies a bias rule of dw__model_family. */
 static dw_status read_bias(const dw__reading *r, const char *rule, bool *value) {
     *value = rule && rule[0] == '+';
     if (!rule || strcmp(rule, "+") == 0) return DW_OK;
@@ -93,12 +93,12 @@ static dw_status read_bias(const dw__reading *r, const char *rule, bool *value) 
 static dw_status read_family(dw__reading *r) {
     const char *type = NULL, *why;
     DW_RETURN_IF_FAILED(dw__json_text(r->json, "model_type", &type));
-    if (type && (why = dw__planner_family_refused(type)))
+    if (type && (why = dw__model_family_refused(type)))
         return dw__fail(DW_UNSUPPORTED,
                         "model_type is \"%.64s\": %s; give the widths of a similar model as a dict "
-                        "of the planner's fields, or with dw_planner_model",
+                        "of the planner's fields, or with dw_model_sizes",
                         type, why);
-    r->family = type ? dw__planner_family_named(type) : NULL;
+    r->family = type ? dw__model_family_named(type) : NULL;
     if (r->family) return DW_OK;
     static const char *const others[] = {"ssm_state_size",
                                          "mamba_d_state",
@@ -112,9 +112,9 @@ static dw_status read_family(dw__reading *r) {
         if (dw__json_member(r->json, others[at]))
             return dw__fail(DW_UNSUPPORTED,
                             "model_type is \"%.64s\", with %s: its state-space or linear-attention "
-                            "layers are not supported; give the widths with dw_planner_model",
+                            "layers are not supported; give the widths with dw_model_sizes",
                             type ? type : "", others[at]);
-    r->family = &dw__planner_family_unknown;
+    r->family = &dw__model_family_unknown;
     dw__log(DW_LOG_WARNING,
             "model_type \"%.64s\" is unknown and counted as Llama's: three matrices in an MLP, two "
             "norms in a layer, biases if attention_bias and mlp_bias say so",
@@ -125,7 +125,7 @@ static dw_status read_family(dw__reading *r) {
 /* ---- widths ---------------------------------------------------------------------------------------------------- */
 
 static dw_status read_key_value_heads(dw__reading *r) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     bool one = false, all_kinds = true;
     if (dw__reading_has(r, DW__HAS_MULTI_QUERY | DW__IS_FALCON))
         DW_RETURN_IF_FAILED(dw__read_flag(r, "multi_query", true, &one));
@@ -147,7 +147,7 @@ static dw_status read_key_value_heads(dw__reading *r) {
 }
 
 dw_status dw__read_heads(dw__reading *r) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     DW_RETURN_IF_FAILED(dw__read_size(
         r, DW__NAMES("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 1,
         DW__SIZE_MOST, -1, &m->heads));
@@ -222,7 +222,7 @@ static dw_status read_layer_types(const dw__reading *r, layer_kinds *kinds) {
 /* Decides which layers have windowed attention: by layer_types, else by the family's rule. Attention to the best
  * `index_topk` tokens is planned as a window of that length, which costs the same. */
 static dw_status read_window(dw__reading *r) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     layer_kinds kinds;
     bool used = dw__reading_has(r, DW__HAS_WINDOW);
     int first = 0, every = r->family->full_every;
@@ -272,7 +272,7 @@ static dw_status read_window(dw__reading *r) {
 /* A list with one entry per layer; "sparse", "moe" or a positive integer marks a mixture. */
 static dw_status read_kinds(const dw__reading *r, const char *name, const json_t *kinds,
                             int *mixtures) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     if (!json_is_array(kinds)) return dw__json_wrong_kind(name, kinds, "an array");
     *mixtures = 0;
     for (size_t at = 0; at < json_array_size(kinds) && at < (size_t)m->layers; at++) {
@@ -287,7 +287,7 @@ static dw_status read_kinds(const dw__reading *r, const char *name, const json_t
 
 /* Counts the mixture layers, and the dense layers before them. */
 static dw_status read_mixtures(const dw__reading *r, int *mixtures) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     const json_t *kinds = dw__json_member(r->json, "mlp_layer_types"),
                  *often = dw__json_member(r->json, "moe_layer_freq"),
                  *dense = dw__json_member(r->json, "mlp_only_layers");
@@ -328,7 +328,7 @@ static dw_status read_mixtures(const dw__reading *r, int *mixtures) {
 }
 
 dw_status dw__read_experts(dw__reading *r, int *mixtures) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     int shared = 0;
     *mixtures = 0;
     DW_RETURN_IF_FAILED(dw__read_size(
@@ -363,7 +363,7 @@ dw_status dw__read_experts(dw__reading *r, int *mixtures) {
 }
 
 static dw_status read_mlp(dw__reading *r) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     int64_t absent = dw__reading_has(r, DW__HAS_WIDE_MLP) ? INT64_C(4) * m->hidden : -1;
     if (m->experts && m->dense_layers == 0 && m->moe_every == 1) absent = m->expert_ffn;
     if (dw__reading_has(r, DW__HAS_SHARED_MLP) && !m->experts)
@@ -402,7 +402,7 @@ static dw_status read_mlp(dw__reading *r) {
 /* ---- the whole ------------------------------------------------------------------------------------------------- */
 
 static dw_status read_ordinary(dw__reading *r) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     int mixtures = 0;
     DW_RETURN_IF_FAILED(
         dw__read_size(r, DW__NAMES("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1,
@@ -415,7 +415,7 @@ static dw_status read_ordinary(dw__reading *r) {
 }
 
 static dw_status read_config(dw__reading *r) {
-    dw_planner_model *m = r->model;
+    dw_model_sizes *m = r->model;
     bool encoder_decoder, bidirectional;
     if (!json_is_object(r->json)) return dw__json_wrong_kind("it", r->json, "an object");
     const json_t *text = dw__json_member(r->json, "text_config");
@@ -433,7 +433,7 @@ static dw_status read_config(dw__reading *r) {
     if (bidirectional)
         dw__log(DW_LOG_WARNING,
                 "attention is counted as causal; an encoder's attention does twice the work");
-    *m = (dw_planner_model){.gated = dw__reading_has(r, DW__HAS_GATE)};
+    *m = (dw_model_sizes){.gated = dw__reading_has(r, DW__HAS_GATE)};
     r->norms = r->family->norms;
     bool tied = dw__reading_has(r, DW__HAS_TIED_HEAD);
     DW_RETURN_IF_FAILED(dw__read_flag(r, "tie_word_embeddings", tied, &tied));
@@ -464,13 +464,13 @@ static dw_status read_config(dw__reading *r) {
     DW_RETURN_IF_FAILED(dw__count_ends(r));
     m->parameters = r->total;
     m->active = r->active;
-    dw_status status = dw_planner_model_check(m);
+    dw_status status = dw_model_sizes_check(m);
     return status == DW_OK ? DW_OK : DW_PARSE; /* the message names the field */
 }
 
-dw_status dw_planner_model_parse(const char *json, size_t bytes, dw_planner_model *model) {
+dw_status dw_model_sizes_parse(const char *json, size_t bytes, dw_model_sizes *model) {
     json_t *root = NULL;
-    dw_planner_model made;
+    dw_model_sizes made;
     if (!json || !model)
         return dw__fail(DW_INVALID_ARGUMENT, "the configuration or the model is NULL");
     DW_RETURN_IF_FAILED(dw__json_parse("config.json", json, bytes, config_limits, &root));
@@ -482,21 +482,21 @@ dw_status dw_planner_model_parse(const char *json, size_t bytes, dw_planner_mode
                                                          : dw__fail_prefix(status, "config.json");
 }
 
-dw_status dw_planner_model_load(const char *path, dw_planner_model *model) {
+dw_status dw_model_sizes_load(const char *path, dw_model_sizes *model) {
     char file[PATH_MAX], *text = NULL;
     size_t bytes = 0;
     if (!path || !model) return dw__fail(DW_INVALID_ARGUMENT, "the path or the model is NULL");
     DW_RETURN_IF_FAILED(dw__model_config_read(path, file, &text, &bytes));
-    dw_status status = dw_planner_model_parse(text, bytes, model);
+    dw_status status = dw_model_sizes_parse(text, bytes, model);
     dw__free(text);
     return status == DW_OK || status == DW_OUT_OF_MEMORY ? status
                                                          : dw__fail_prefix(status, "\"%s\"", file);
 }
 
-dw_status dw_planner_model_find(const char *path_or_name, dw_planner_model *model) {
+dw_status dw_model_sizes_find(const char *path_or_name, dw_model_sizes *model) {
     struct stat info;
     if (!path_or_name || !model)
         return dw__fail(DW_INVALID_ARGUMENT, "the model's name or the model is NULL");
-    if (stat(path_or_name, &info) == 0) return dw_planner_model_load(path_or_name, model);
-    return dw_planner_model_named(path_or_name, model);
+    if (stat(path_or_name, &info) == 0) return dw_model_sizes_load(path_or_name, model);
+    return dw_model_sizes_named(path_or_name, model);
 }
