@@ -103,13 +103,11 @@ DW_API void dw_model_config_destroy(dw_model_config *config); /* may be NULL */
 
 typedef struct dw_model_info {
     const char *family; /* model_type; belongs to the config */
-    int64_t vocabulary, width, layers, heads, key_value_heads, head_width, mlp_width;
+    dw_model_sizes sizes;
     /* Longest sequence. GPT-2's table of positions ends there. With rotary positions longer sequences work too. */
     int64_t positions;
     int positions_are_limit; /* 1: running a longer sequence fails */
-    int tied;                /* 1: the head shares the embedding's weight */
     int dropout;             /* 1: the configuration has a dropout probability above 0 */
-    int64_t parameter_elements;
 } dw_model_info;
 DW_API void dw_model_describe(const dw_model_config *config, dw_model_info *info);
 

@@ -1,9 +1,11 @@
 /* config.json -> dw_model_config.
  *
- * The function that a model computes depends on the fields that transformers' class of that model_type reads.
- * Each of these fields is read here with the class's default, or rejected with its value if Deepwell does not
- * build that case. Fields that the class does not read (token ids for generation, versions, ...) are ignored. */
+ * The function that a model computes depends on the fields that transformers' class of that model_type reads. The
+ * reader of sizes reads some of them (model_reader.h); each of the others is read here with the class's default, or
+ * rejected with its value if Deepwell does not build that case. Fields that the class does not read (token ids for
+ * generation, versions, ...) are ignored. */
 #include "model/model_internal.h"
+#include "model/model_reader.h"
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -11,29 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum {
-    CONFIG_MOST = 1 << 24, /* bytes of a config.json */
-    LAYERS_MOST = 1 << 13,
-    SIZE_MOST = 1 << 24, /* of a width or a number of heads */
-    VOCABULARY_MOST = 1 << 28,
-};
-static const dw__json_limits config_limits = {32, 1 << 20};
-
-/* ---- reading fields ------------------------------------------------------------------------ */
-
-/* GPT-2's fields have two names each. Both are read and must agree. */
-static dw_status read_size_either(const json_t *json, const char *name, const char *other,
-                                  int64_t high, int64_t absent, int64_t *value) {
-    int64_t second;
-    if (!dw__json_member(json, name)) return dw__json_integer(json, other, 1, high, absent, value);
-    DW_RETURN_IF_FAILED(dw__json_integer(json, name, 1, high, absent, value));
-    DW_RETURN_IF_FAILED(dw__json_integer(json, other, 1, high, *value, &second));
-    if (second == *value) return DW_OK;
-    return dw__fail(DW_PARSE,
-                    "%s is %lld and %s is %lld; expected them to be equal: they are one "
-                    "thing",
-                    name, (long long)*value, other, (long long)second);
-}
+enum { CONFIG_MOST = 1 << 24 }; /* bytes of a config.json */
 
 static dw_status read_dropout(const json_t *json, const char *name, double absent, double *value) {
     return dw__json_number(json, name, 0.0, 0.999999, absent, value);
@@ -49,7 +29,6 @@ static dw_status refuse_other_models(const json_t *json) {
         const char *meaning;
     } flags[] = {
         {"add_cross_attention", false, "cross-attention"},
-        {"is_encoder_decoder", false, "an encoder"},
         {"is_causal", true, "attention in both directions"},
         {"use_bidirectional_attention", false, "attention in both directions"},
     };
@@ -80,13 +59,13 @@ static dw_status refuse_other_models(const json_t *json) {
     return DW_OK;
 }
 
-static dw_status read_family(const json_t *json, dw__family *family) {
+static dw_status read_family(const json_t *json, dw__built_kind *family) {
     const char *type;
     DW_RETURN_IF_FAILED(dw__json_text(json, "model_type", &type));
     if (!type) return dw__json_wrong_kind("model_type", NULL, "gpt2, llama, qwen3 or mistral");
-    for (int i = 0; i < DW__FAMILY_COUNT; i++)
-        if (strcmp(dw__families[i].name, type) == 0) {
-            *family = (dw__family)i;
+    for (int i = 0; i < DW__BUILT_COUNT; i++)
+        if (strcmp(dw__built_families[i].name, type) == 0) {
+            *family = (dw__built_kind)i;
             return DW_OK;
         }
     return dw__fail(DW_UNSUPPORTED,
@@ -96,8 +75,8 @@ static dw_status read_family(const json_t *json, dw__family *family) {
 }
 
 /* A sequence classifier has the same model_type but another head. */
-static dw_status check_architecture(const json_t *json, dw__family family) {
-    const dw__family_row *row = &dw__families[family];
+static dw_status check_architecture(const json_t *json, dw__built_kind family) {
+    const dw__built_family *row = &dw__built_families[family];
     const json_t *list = dw__json_member(json, "architectures");
     if (!list) return DW_OK;
     if (!json_is_array(list)) return dw__json_wrong_kind("architectures", list, "an array");
@@ -209,188 +188,74 @@ static dw_status read_rope(const json_t *json, dw_model_config *config) {
                            &rope->original_positions);
 }
 
-/* Reads which layers see only a window of keys. By default these are the layers from `by_default` on. */
-static dw_status read_windows(const json_t *json, dw_model_config *config, int64_t by_default) {
-    const json_t *types = dw__json_member(json, "layer_types");
-    config->sliding = dw__arena_alloc(config->arena, (size_t)config->layers * sizeof(bool));
-    if (!config->sliding) return dw__fail_memory("layers", (size_t)config->layers);
-    for (int64_t i = 0; i < config->layers; i++)
-        config->sliding[i] = config->window > 0 && i >= by_default;
-    if (!types) return DW_OK;
-    if (!json_is_array(types)) return dw__json_wrong_kind("layer_types", types, "an array");
-    if ((int64_t)json_array_size(types) != config->layers)
-        return dw__fail(DW_PARSE,
-                        "layer_types has %zu entries; expected one for each of the %lld "
-                        "layers",
-                        json_array_size(types), (long long)config->layers);
-    for (int64_t i = 0; i < config->layers; i++) {
-        const char *type = json_string_value(json_array_get(types, (size_t)i));
-        if (!type)
-            return dw__json_wrong_kind("an entry of layer_types", json_array_get(types, (size_t)i),
-                                       "a string");
-        bool sliding = strcmp(type, "sliding_attention") == 0;
-        if (!sliding && strcmp(type, "full_attention") != 0)
-            return dw__fail(DW_UNSUPPORTED,
-                            "layer_types has \"%.64s\"; Deepwell builds "
-                            "full_attention and sliding_attention",
-                            dw__json_is_plain(type) ? type : "?");
-        if (sliding && config->window == 0)
-            return dw__fail(DW_PARSE,
-                            "layer_types has sliding_attention for layer %lld, and there "
-                            "is no sliding_window",
-                            (long long)i);
-        if (config->family != DW__FAMILY_QWEN3 && sliding != config->sliding[i])
-            return dw__fail(DW_UNSUPPORTED,
-                            "layer_types has \"%s\" for layer %lld, which "
-                            "transformers' %s does not support; leave the field out, or use the "
-                            "model_type that does",
-                            type, (long long)i, dw__families[config->family].architecture);
-        config->sliding[i] = sliding;
-    }
-    return DW_OK;
-}
-
 static dw_status read_padding(const json_t *json, dw_model_config *config) {
     const json_t *found = dw__json_member(json, "pad_token_id");
     config->padding_index = -1;
     if (!found) return DW_OK;
     if (!json_is_integer(found)) return dw__json_wrong_kind("pad_token_id", found, "an integer");
+    const int64_t vocabulary = config->sizes.vocabulary;
     int64_t index = json_integer_value(found), given = index;
-    if (index < 0 && index >= -config->vocabulary) index += config->vocabulary; /* as torch does */
-    if (index < 0 || index >= config->vocabulary)
+    if (index < 0 && index >= -vocabulary) index += vocabulary; /* as torch does */
+    if (index < 0 || index >= vocabulary)
         return dw__fail(DW_PARSE,
                         "pad_token_id is %lld; expected a row of the %lld of the "
                         "embedding",
-                        (long long)given, (long long)config->vocabulary);
+                        (long long)given, (long long)vocabulary);
     config->padding_index = index;
     return DW_OK;
 }
 
 /* ---- families ------------------------------------------------------------------------------ */
 
-static dw_status check_heads(const dw_model_config *config) {
-    if (config->heads % config->key_value_heads != 0)
-        return dw__fail(DW_PARSE,
-                        "num_attention_heads is %lld and num_key_value_heads is %lld; "
-                        "expected a multiple",
-                        (long long)config->heads, (long long)config->key_value_heads);
-    if (config->family != DW__FAMILY_GPT2 && config->head_width % 2 != 0)
-        return dw__fail(DW_PARSE, "head_dim is %lld; rotary positions need an even number",
-                        (long long)config->head_width);
-    return DW_OK;
-}
-
 static dw_status read_gpt2(const json_t *json, dw_model_config *c) {
-    DW_RETURN_IF_FAILED(read_size_either(json, "n_embd", "hidden_size", SIZE_MOST, 768, &c->width));
-    DW_RETURN_IF_FAILED(
-        read_size_either(json, "n_layer", "num_hidden_layers", LAYERS_MOST, 12, &c->layers));
-    DW_RETURN_IF_FAILED(
-        read_size_either(json, "n_head", "num_attention_heads", SIZE_MOST, 12, &c->heads));
-    DW_RETURN_IF_FAILED(read_size_either(json, "n_positions", "max_position_embeddings",
-                                         VOCABULARY_MOST, 1024, &c->positions));
-    DW_RETURN_IF_FAILED(
-        dw__json_integer(json, "vocab_size", 1, VOCABULARY_MOST, 50257, &c->vocabulary));
-    DW_RETURN_IF_FAILED(
-        dw__json_integer(json, "n_inner", 1, SIZE_MOST, 4 * c->width, &c->mlp_width));
-    if (c->width % c->heads != 0)
-        return dw__fail(DW_PARSE, "n_embd is %lld and n_head is %lld; expected a multiple",
-                        (long long)c->width, (long long)c->heads);
-    c->key_value_heads = c->heads;
-    c->head_width = c->width / c->heads;
     c->padding_index = -1;
-    c->attention_bias = c->mlp_bias = true;
     DW_RETURN_IF_FAILED(read_activation(json, "activation_function", "gelu_new", &c->activation));
     DW_RETURN_IF_FAILED(dw__json_number(json, "layer_norm_epsilon", 0.0, 1.0, 1e-5, &c->eps));
     DW_RETURN_IF_FAILED(read_dropout(json, "embd_pdrop", 0.1, &c->embedding_dropout));
     DW_RETURN_IF_FAILED(read_dropout(json, "resid_pdrop", 0.1, &c->residual_dropout));
     DW_RETURN_IF_FAILED(read_dropout(json, "attn_pdrop", 0.1, &c->attention_dropout));
     DW_RETURN_IF_FAILED(dw__json_flag(json, "scale_attn_weights", true, &c->scale_by_width));
-    DW_RETURN_IF_FAILED(
-        dw__json_flag(json, "scale_attn_by_inverse_layer_idx", false, &c->scale_by_layer));
-    DW_RETURN_IF_FAILED(dw__json_flag(json, "tie_word_embeddings", true, &c->tied));
-    return read_windows(json, c, 0);
-}
-
-static dw_status read_llama_heads(const json_t *json, dw_model_config *c) {
-    bool qwen3 = c->family == DW__FAMILY_QWEN3;
-    bool heads_given = json_object_get(json, "num_key_value_heads") != NULL;
-    bool width_given = json_object_get(json, "head_dim") != NULL;
-    DW_RETURN_IF_FAILED(dw__json_integer(json, "num_attention_heads", 1, SIZE_MOST, 32, &c->heads));
-    /* The classes' defaults apply to absent fields only; null has another meaning. */
-    int64_t absent_heads = c->heads, absent_width = 0;
-    if (!heads_given && qwen3) absent_heads = 32;
-    if (!heads_given && c->family == DW__FAMILY_MISTRAL) absent_heads = 8;
-    DW_RETURN_IF_FAILED(dw__json_integer(json, "num_key_value_heads", 1, SIZE_MOST, absent_heads,
-                                         &c->key_value_heads));
-    if (qwen3) absent_width = width_given ? -1 : 128; /* null is rejected, as in transformers */
-    DW_RETURN_IF_FAILED(
-        dw__json_integer(json, "head_dim", 1, SIZE_MOST, absent_width, &c->head_width));
-    if (c->head_width == 0) {
-        if (c->width % c->heads != 0)
-            return dw__fail(DW_PARSE,
-                            "hidden_size is %lld and num_attention_heads is %lld; "
-                            "expected a multiple, or head_dim",
-                            (long long)c->width, (long long)c->heads);
-        c->head_width = c->width / c->heads;
-    }
-    return DW_OK;
+    return dw__json_flag(json, "scale_attn_by_inverse_layer_idx", false, &c->scale_by_layer);
 }
 
 static dw_status read_llama(const json_t *json, dw_model_config *c) {
-    static const int64_t mlp_widths[] = {0, 11008, 22016, 14336};
-    static const int64_t vocabularies[] = {0, 32000, 151936, 32000};
-    static const int64_t positions[] = {0, 2048, 32768, 131072};
-    int64_t first_window = 0;
-    bool windows = c->family == DW__FAMILY_MISTRAL;
-    DW_RETURN_IF_FAILED(dw__json_integer(json, "vocab_size", 1, VOCABULARY_MOST,
-                                         vocabularies[c->family], &c->vocabulary));
-    DW_RETURN_IF_FAILED(dw__json_integer(json, "hidden_size", 1, SIZE_MOST, 4096, &c->width));
-    DW_RETURN_IF_FAILED(
-        dw__json_integer(json, "num_hidden_layers", 1, LAYERS_MOST, 32, &c->layers));
-    DW_RETURN_IF_FAILED(dw__json_integer(json, "intermediate_size", 1, SIZE_MOST,
-                                         mlp_widths[c->family], &c->mlp_width));
-    DW_RETURN_IF_FAILED(dw__json_integer(json, "max_position_embeddings", 1, INT64_C(1) << 40,
-                                         positions[c->family], &c->positions));
-    DW_RETURN_IF_FAILED(read_llama_heads(json, c));
     DW_RETURN_IF_FAILED(read_activation(json, "hidden_act", "silu", &c->activation));
     DW_RETURN_IF_FAILED(dw__json_number(json, "rms_norm_eps", 0.0, 1.0, 1e-6, &c->eps));
     DW_RETURN_IF_FAILED(read_dropout(json, "attention_dropout", 0.0, &c->attention_dropout));
-    DW_RETURN_IF_FAILED(dw__json_flag(json, "tie_word_embeddings", false, &c->tied));
     c->scale_by_width = true;
-    if (c->family != DW__FAMILY_MISTRAL)
-        DW_RETURN_IF_FAILED(dw__json_flag(json, "attention_bias", false, &c->attention_bias));
-    if (c->family == DW__FAMILY_LLAMA)
-        DW_RETURN_IF_FAILED(dw__json_flag(json, "mlp_bias", false, &c->mlp_bias));
-    if (c->family == DW__FAMILY_QWEN3) {
-        DW_RETURN_IF_FAILED(dw__json_flag(json, "use_sliding_window", false, &windows));
-        DW_RETURN_IF_FAILED(
-            dw__json_integer(json, "max_window_layers", 0, SIZE_MOST, 28, &first_window));
-    }
-    if (windows) {
-        bool given = json_object_get(json, "sliding_window") != NULL;
-        DW_RETURN_IF_FAILED(dw__json_integer(json, "sliding_window", 1, INT64_C(1) << 40,
-                                             given ? 0 : 4096, &c->window));
-    }
     DW_RETURN_IF_FAILED(read_padding(json, c));
-    DW_RETURN_IF_FAILED(read_rope(json, c));
-    return read_windows(json, c, first_window);
+    return read_rope(json, c);
+}
+
+/* Takes over what the reader of sizes has read. */
+static dw_status read_sizes(dw_model_config *c) {
+    dw__reading r = {.json = c->json, .model = &c->sizes};
+    DW_RETURN_IF_FAILED(dw__read_sizes(&r));
+    c->positions = r.positions;
+    c->window = r.window;
+    c->attention_bias = r.query_bias;
+    c->mlp_bias = r.mlp_bias;
+    c->sliding = dw__arena_alloc(c->arena, (size_t)c->sizes.layers * sizeof(bool));
+    if (!c->sliding) return dw__fail_memory("layers", (size_t)c->sizes.layers);
+    for (int layer = 0; layer < c->sizes.layers; layer++)
+        DW_RETURN_IF_FAILED(dw__layer_slides(&r, layer, &c->sliding[layer]));
+    return DW_OK;
 }
 
 /* ---- lifecycle ----------------------------------------------------------------------------- */
 
 static dw_status read_config(dw_model_config *config) {
     const json_t *json = config->json;
-    if (!json_is_object(json)) return dw__json_wrong_kind("it", json, "an object");
     DW_RETURN_IF_FAILED(read_family(json, &config->family));
     DW_RETURN_IF_FAILED(check_architecture(json, config->family));
     DW_RETURN_IF_FAILED(refuse_other_models(json));
+    DW_RETURN_IF_FAILED(read_sizes(config));
     DW_RETURN_IF_FAILED(
         dw__json_number(json, "initializer_range", 0.0, 1.0, 0.02, &config->initializer_range));
-    if (config->family == DW__FAMILY_GPT2)
+    if (config->family == DW__BUILT_GPT2)
         DW_RETURN_IF_FAILED(read_gpt2(json, config));
     else
         DW_RETURN_IF_FAILED(read_llama(json, config));
-    DW_RETURN_IF_FAILED(check_heads(config));
     return dw__model_list_parameters(config);
 }
 
@@ -401,7 +266,7 @@ dw_status dw_model_config_parse(const char *json, size_t bytes, dw_model_config 
     if (!made) return dw__fail_memory("a configuration", sizeof *made);
     made->arena = dw__arena_create();
     if (!made->arena) DW_TRY(dw__fail_memory("a configuration", sizeof *made));
-    DW_TRY(dw__json_parse("config.json", json, bytes, config_limits, &made->json));
+    DW_TRY(dw__config_parse(json, bytes, &made->json));
     status = read_config(made);
     if (status != DW_OK && status != DW_OUT_OF_MEMORY)
         status = dw__fail_prefix(status, "config.json");
@@ -445,22 +310,10 @@ void dw_model_describe(const dw_model_config *config, dw_model_info *info) {
     double most =
         fmax(config->attention_dropout, fmax(config->embedding_dropout, config->residual_dropout));
     *info = (dw_model_info){
-        .family = dw__families[config->family].name,
-        .vocabulary = config->vocabulary,
-        .width = config->width,
-        .layers = config->layers,
-        .heads = config->heads,
-        .key_value_heads = config->key_value_heads,
-        .head_width = config->head_width,
-        .mlp_width = config->mlp_width,
+        .family = dw__built_families[config->family].name,
+        .sizes = config->sizes,
         .positions = config->positions,
-        .positions_are_limit = config->family == DW__FAMILY_GPT2,
-        .tied = config->tied,
+        .positions_are_limit = config->sizes.positions > 0,
         .dropout = most > 0.0,
     };
-    for (uint32_t i = 0; i < dw_model_parameter_count(config); i++) {
-        dw_model_parameter parameter;
-        dw_model_parameter_at(config, i, &parameter);
-        info->parameter_elements += parameter.count;
-    }
 }

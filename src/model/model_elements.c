@@ -24,7 +24,8 @@ dw_status dw__attention_elements(const dw__reading *r, double *elements) {
     if (r->output_bias) *elements += h;
     if (dw__reading_has(r, DW__HAS_CHOICE_OF_NORMS))
         DW_RETURN_IF_FAILED(dw__read_flag(r, "use_qk_norm", false, &normed));
-    DW_RETURN_IF_FAILED(dw__read_flag(r, "qk_layernorm", true, &layer_normed));
+    if (!r->family->built)
+        DW_RETURN_IF_FAILED(dw__read_flag(r, "qk_layernorm", true, &layer_normed));
     if (dw__reading_has(r, DW__HAS_HEAD_NORMS)) norms += 2 * d;
     if (dw__reading_has(r, DW__HAS_WIDE_NORMS)) norms += both;
     if (dw__reading_has(r, DW__HAS_NORM_BIAS)) norms *= 2;
@@ -77,9 +78,10 @@ dw_status dw__count_layers(dw__reading *r, int mixtures) {
     if (r->family->mixer) DW_RETURN_IF_FAILED(dw__read_mixers(r, &others, &mixer));
     if (dw__reading_has(r, DW__HAS_POST_NORMS))
         DW_RETURN_IF_FAILED(dw__read_flag(r, "use_post_norm", true, &post));
-    DW_RETURN_IF_FAILED(dw__read_flag(r, "use_parallel_residual", false, &parallel));
+    if (strcmp(r->family->names, "stablelm") == 0)
+        DW_RETURN_IF_FAILED(dw__read_flag(r, "use_parallel_residual", false, &parallel));
     if (post) norms += 2;
-    if (parallel && strcmp(r->family->names, "stablelm") == 0) norms = 1;
+    if (parallel) norms = 1;
     int attentions = m->attention_layers ? m->attention_layers : m->layers;
     double dense = dw__dense_mlp_parameters(m) + (r->mlp_bias ? mlp_biases(r, m->ffn) : 0);
     if (dw__reading_has(r, DW__HAS_SUB_NORMS)) dense += m->ffn;

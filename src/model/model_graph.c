@@ -24,7 +24,7 @@ typedef struct builder {
 /* Sets the origin. `module` is relative to the layer, or the whole path outside of the layers. */
 static void at(builder *b, dw_region region, const char *module) {
     char path[160];
-    bool gpt2 = b->config->family == DW__FAMILY_GPT2;
+    bool gpt2 = b->config->family == DW__BUILT_GPT2;
     if (b->e.status != DW_OK) return;
     if (b->layer < 0)
         snprintf(path, sizeof path, "%s", module);
@@ -37,7 +37,7 @@ static void at(builder *b, dw_region region, const char *module) {
 /* Finds a parameter by its name in the layer, or by its whole name outside of the layers. */
 static dw_value parameter(builder *b, const char *name) {
     char path[160];
-    const char *folder = b->config->family == DW__FAMILY_GPT2 ? "transformer.h" : "model.layers";
+    const char *folder = b->config->family == DW__BUILT_GPT2 ? "transformer.h" : "model.layers";
     if (b->e.status != DW_OK) return DW_NONE;
     if (b->layer < 0)
         snprintf(path, sizeof path, "%s", name);
@@ -112,7 +112,7 @@ static dw_value activation(builder *b, dw_value x) {
 /* [B,S,heads*D] -> [B,S,heads,D] */
 static dw_value split_heads(builder *b, dw_value x, int64_t heads) {
     return dw__emit_reshape(&b->e, x, 4,
-                            (dw_dim[]){b->batch, b->length, heads, b->config->head_width});
+                            (dw_dim[]){b->batch, b->length, heads, b->config->sizes.head_dim});
 }
 
 /* [B,S,heads,D] <-> [B,heads,S,D] */
@@ -124,7 +124,7 @@ static dw_value swap_heads(builder *b, dw_value x) {
 static dw_value attention(builder *b, dw_value q, dw_value k, dw_value v) {
     const dw_model_config *c = b->config;
     bool drops = b->options->dropout && c->attention_dropout > 0.0;
-    double scale = c->scale_by_width ? 1.0 / sqrt((double)c->head_width) : 1.0;
+    double scale = c->scale_by_width ? 1.0 / sqrt((double)c->sizes.head_dim) : 1.0;
     if (c->scale_by_layer) scale /= b->layer + 1;
     dw_attr attrs[5] = {dw_attr_float(DW_ATTR_KEY_SCALE, scale),
                         dw_attr_int(DW_ATTR_KEY_CAUSAL, 1)};
@@ -136,16 +136,17 @@ static dw_value attention(builder *b, dw_value q, dw_value k, dw_value v) {
     }
     dw_value inputs[] = {q, k, v, DW_NONE, drops ? b->seed : DW_NONE};
     dw_value o = dw__emit(&b->e, DW_OP_ATTENTION, 5, inputs, count, attrs);
-    return dw__emit_reshape(&b->e, swap_heads(b, o), 3,
-                            (dw_dim[]){b->batch, b->length, c->heads * c->head_width});
+    return dw__emit_reshape(
+        &b->e, swap_heads(b, o), 3,
+        (dw_dim[]){b->batch, b->length, (dw_dim)c->sizes.heads * c->sizes.head_dim});
 }
 
 /* ---- GPT-2 --------------------------------------------------------------------------------- */
 
 static dw_value gpt2_head(builder *b, dw_value qkv, int which) {
-    dw_dim width = b->config->width;
+    dw_dim width = b->config->sizes.hidden;
     dw_value part = dw__emit_slice(&b->e, qkv, 2, which * width, (which + 1) * width);
-    return swap_heads(b, split_heads(b, part, b->config->heads));
+    return swap_heads(b, split_heads(b, part, b->config->sizes.heads));
 }
 
 static dw_value gpt2_layer(builder *b, dw_value x) {
@@ -178,7 +179,7 @@ static dw_value gpt2_hidden(builder *b) {
     places = dw__emit_broadcast_like(&b->e, places, x);
     x = dw__emit_binary(&b->e, DW_OP_ADD, x, places);
     x = dropout(b, x, c->embedding_dropout, DW_REGION_NONE, "transformer.drop");
-    for (b->layer = 0; b->layer < c->layers; b->layer++) x = gpt2_layer(b, x);
+    for (b->layer = 0; b->layer < c->sizes.layers; b->layer++) x = gpt2_layer(b, x);
     b->layer = -1;
     return layer_norm(b, "transformer.ln_f", x);
 }
@@ -220,10 +221,10 @@ static dw_value llama3_frequencies(builder *b, dw_value inverse) {
 static dw_value frequencies(builder *b) {
     const dw_model_config *c = b->config;
     dw__emitter *e = &b->e;
-    dw_dim half = c->head_width / 2;
+    dw_dim half = c->sizes.head_dim / 2;
     dw_value index = dw__emit_iota(e, DW_F32, 1, &half, 0);
     dw_value exponent =
-        divide(b, dw__emit_with_number(e, DW_OP_MUL, index, 2.0), (double)c->head_width);
+        divide(b, dw__emit_with_number(e, DW_OP_MUL, index, 2.0), (double)c->sizes.head_dim);
     exponent = dw__emit_cast(e, exponent, DW_F64);
     dw_value power =
         dw__emit_binary(e, DW_OP_POW, dw__emit_like(e, exponent, c->rope.theta), exponent);
@@ -237,7 +238,7 @@ static dw_value frequencies(builder *b) {
 /* cos and sin of position * frequency. Both halves of a head use the same values. F32 for every model dtype. */
 static void rotations(builder *b) {
     dw__emitter *e = &b->e;
-    dw_dim half = b->config->head_width / 2;
+    dw_dim half = b->config->sizes.head_dim / 2;
     at(b, DW_REGION_EMBED, "model.rotary_emb");
     dw_value inverse = frequencies(b);
     dw_dim table[] = {b->length, half}, shape[] = {1, 1, b->length, 2 * half};
@@ -256,7 +257,7 @@ static dw_value llama_head(builder *b, dw_value x, const char *projection, const
     x = linear(b, projection, DW_REGION_ATTN, x, c->attention_bias, true);
     at(b, DW_REGION_ATTN, "self_attn");
     x = split_heads(b, x, heads);
-    if (norm && c->family == DW__FAMILY_QWEN3) x = rms_norm(b, norm, x);
+    if (norm && c->family == DW__BUILT_QWEN3) x = rms_norm(b, norm, x);
     at(b, DW_REGION_ATTN, "self_attn");
     x = swap_heads(b, x);
     if (!norm) return x;
@@ -277,9 +278,9 @@ static dw_value llama_mlp(builder *b, dw_value x) {
 static dw_value llama_layer(builder *b, dw_value x) {
     const dw_model_config *c = b->config;
     dw_value y = rms_norm(b, "input_layernorm", x);
-    dw_value q = llama_head(b, y, "self_attn.q_proj", "self_attn.q_norm", c->heads);
-    dw_value k = llama_head(b, y, "self_attn.k_proj", "self_attn.k_norm", c->key_value_heads);
-    dw_value v = llama_head(b, y, "self_attn.v_proj", NULL, c->key_value_heads);
+    dw_value q = llama_head(b, y, "self_attn.q_proj", "self_attn.q_norm", c->sizes.heads);
+    dw_value k = llama_head(b, y, "self_attn.k_proj", "self_attn.k_norm", c->sizes.kv_heads);
+    dw_value v = llama_head(b, y, "self_attn.v_proj", NULL, c->sizes.kv_heads);
     y = attention(b, q, k, v);
     y = linear(b, "self_attn.o_proj", DW_REGION_ATTN, y, c->attention_bias, true);
     at(b, DW_REGION_NONE, "");
@@ -292,7 +293,7 @@ static dw_value llama_layer(builder *b, dw_value x) {
 static dw_value llama_hidden(builder *b) {
     dw_value x = embedding(b, "model.embed_tokens", b->ids, b->config->padding_index);
     rotations(b);
-    for (b->layer = 0; b->layer < b->config->layers; b->layer++) x = llama_layer(b, x);
+    for (b->layer = 0; b->layer < b->config->sizes.layers; b->layer++) x = llama_layer(b, x);
     b->layer = -1;
     return rms_norm(b, "model.norm", x);
 }
@@ -317,15 +318,15 @@ static dw_value targets(builder *b) {
 static dw_value head(builder *b, dw_value hidden) {
     const dw_model_config *c = b->config;
     const char *embedded =
-        c->family == DW__FAMILY_GPT2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
-    dw_value weight = parameter(b, c->tied ? embedded : "lm_head.weight");
+        c->family == DW__BUILT_GPT2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+    dw_value weight = parameter(b, c->sizes.tied ? embedded : "lm_head.weight");
     dw__emitter *e = &b->e;
     at(b, DW_REGION_HEAD, "lm_head");
     if (b->options->output == DW_MODEL_LOGITS) {
         dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, 1);
         return dw__emit(e, DW_OP_LINEAR, 3, (dw_value[]){hidden, weight, DW_NONE}, 1, &attr);
     }
-    dw_dim rows[] = {dw__emit_dim_mul(e, b->batch, b->length), c->width};
+    dw_dim rows[] = {dw__emit_dim_mul(e, b->batch, b->length), c->sizes.hidden};
     hidden = dw__emit_reshape(e, hidden, 2, rows);
     at(b, DW_REGION_LOSS, "");
     dw_value inputs[] = {hidden, weight, DW_NONE, targets(b)};
@@ -394,7 +395,7 @@ dw_status dw_model_graph(const dw_model_config *config, const dw_model_graph_opt
     DW_TRY(dw_graph_symbol(b.e.graph, "B", &b.batch));
     DW_TRY(dw_graph_symbol(b.e.graph, "S", &b.length));
     DW_TRY(add_leaves(&b));
-    dw_value hidden = config->family == DW__FAMILY_GPT2 ? gpt2_hidden(&b) : llama_hidden(&b);
+    dw_value hidden = config->family == DW__BUILT_GPT2 ? gpt2_hidden(&b) : llama_hidden(&b);
     dw_value output = head(&b, hidden);
     DW_TRY(b.e.status);
     DW_TRY(dw_graph_add_output(b.e.graph, output));

@@ -47,7 +47,8 @@ dw_status dw_model_init(const dw_model_config *config, uint64_t seed, float *con
         dw__initial initial = config->parameters.items[i].initial;
         dw_model_parameter_at(config, i, &parameter);
         filling f = {weights[i], parameter.count, seed, i, deviation};
-        if (initial == DW__INITIAL_RESIDUAL) f.deviation /= sqrt(2.0 * (double)config->layers);
+        if (initial == DW__INITIAL_RESIDUAL)
+            f.deviation /= sqrt(2.0 * (double)config->sizes.layers);
         if (initial == DW__INITIAL_ONES || initial == DW__INITIAL_ZEROS)
             for (int64_t at = 0; at < f.count; at++)
                 f.elements[at] = initial == DW__INITIAL_ONES ? 1.0f : 0.0f;
@@ -56,7 +57,7 @@ dw_status dw_model_init(const dw_model_config *config, uint64_t seed, float *con
     }
     /* The embedding is the first parameter. Its row without gradient starts as zeros. */
     if (config->padding_index >= 0)
-        memset(weights[0] + config->padding_index * config->width, 0,
-               (size_t)config->width * sizeof(float));
+        memset(weights[0] + config->padding_index * config->sizes.hidden, 0,
+               (size_t)config->sizes.hidden * sizeof(float));
     return DW_OK;
 }

@@ -1,4 +1,4 @@
-/* A model's configuration inside this layer: every field that the model's function depends on, checked. */
+/* A configuration of a model that Deepwell builds: its sizes, and every other field that its function depends on. */
 #ifndef DW_MODEL_H
 #define DW_MODEL_H
 
@@ -7,13 +7,13 @@
 #include "deepwell/model.h"
 #include <limits.h>
 
-typedef enum dw__family {
-    DW__FAMILY_GPT2,
-    DW__FAMILY_LLAMA,
-    DW__FAMILY_QWEN3,
-    DW__FAMILY_MISTRAL,
-    DW__FAMILY_COUNT
-} dw__family;
+typedef enum dw__built_kind {
+    DW__BUILT_GPT2,
+    DW__BUILT_LLAMA,
+    DW__BUILT_QWEN3,
+    DW__BUILT_MISTRAL,
+    DW__BUILT_COUNT
+} dw__built_kind;
 
 typedef enum dw__activation {
     DW__ACTIVATION_GELU,
@@ -50,15 +50,16 @@ typedef struct dw__parameter {
 struct dw_model_config {
     dw__arena *arena; /* memory of parameter names */
     json_t *json;     /* the file as it was read */
-    dw__family family;
-    int64_t vocabulary, width, layers, heads, key_value_heads, head_width, mlp_width, positions;
+    dw__built_kind family;
+    dw_model_sizes sizes;
+    int64_t positions;     /* longest sequence */
     int64_t padding_index; /* row of the embedding without gradient; -1: none */
     int64_t window;        /* window of sliding layers; 0: none */
     bool *sliding;         /* one entry per layer */
     double eps, initializer_range;
     double embedding_dropout, residual_dropout, attention_dropout;
-    bool tied, attention_bias, mlp_bias;
-    bool scale_by_width, scale_by_layer; /* attention scales: 1/sqrt(head_width), 1/(layer + 1) */
+    bool attention_bias, mlp_bias;
+    bool scale_by_width, scale_by_layer; /* attention scales: 1/sqrt(head_dim), 1/(layer + 1) */
     dw__activation activation;
     dw__rope rope;
     struct {
@@ -67,14 +68,14 @@ struct dw_model_config {
     } parameters;
 };
 
-typedef struct dw__family_row {
+typedef struct dw__built_family {
     const char *name,
         *architecture;             /* model_type; transformers' class with a language-model head */
     const char *base_architecture; /* transformers' class without a head */
     const char *prefix;            /* prefix of the base model's parameters */
     const char *ignored[2];        /* buffers in old files: names that end so are ignored */
-} dw__family_row;
-extern const dw__family_row dw__families[DW__FAMILY_COUNT];
+} dw__built_family;
+extern const dw__built_family dw__built_families[DW__BUILT_COUNT];
 
 /* In model_parameters.c: fills config->parameters from the other fields. */
 dw_status dw__model_list_parameters(dw_model_config *config);

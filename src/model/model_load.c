@@ -16,7 +16,9 @@ typedef struct loader {
 
 /* ---- contents of the file ------------------------------------------------------------------ */
 
-static const char *prefix_of(const loader *l) { return dw__families[l->config->family].prefix; }
+static const char *prefix_of(const loader *l) {
+    return dw__built_families[l->config->family].prefix;
+}
 
 /* Finds a name, or the name without the base model's prefix, which the base model's own class writes. */
 static bool find(loader *l, const char *name, uint32_t *index) {
@@ -32,7 +34,7 @@ static bool ends_with(const char *text, const char *end) {
 }
 
 static bool is_ignored(const loader *l, const char *name) {
-    const char *const *ends = dw__families[l->config->family].ignored;
+    const char *const *ends = dw__built_families[l->config->family].ignored;
     for (size_t i = 0; i < 2 && ends[i]; i++)
         if (ends_with(name, ends[i])) return true;
     return false;
@@ -85,7 +87,7 @@ static dw_status check_tied_head(loader *l) {
     enum { STEP = 4096 };
     uint8_t head_bytes[STEP], bytes[STEP];
     uint32_t head;
-    if (!l->config->tied || dw_safetensors_find(l->file, "lm_head.weight", &head) != DW_OK)
+    if (!l->config->sizes.tied || dw_safetensors_find(l->file, "lm_head.weight", &head) != DW_OK)
         return DW_OK;
     const dw_stored_tensor *other = dw_safetensors_at(l->file, head);
     const dw_stored_tensor *embedding = dw_safetensors_at(l->file, l->indices[0]);
@@ -113,7 +115,7 @@ static dw_status check_names(loader *l) {
     for (uint32_t i = 0; i < tensors; i++) {
         const char *name = dw_safetensors_at(l->file, i)->name;
         if (l->used[i] || is_ignored(l, name)) continue;
-        if (l->config->tied && strcmp(name, "lm_head.weight") == 0) continue;
+        if (l->config->sizes.tied && strcmp(name, "lm_head.weight") == 0) continue;
         DW_TRY(add_problem(l, name, "is not a parameter of this model"));
     }
     if (l->problem_count == 0) return DW_OK;

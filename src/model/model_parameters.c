@@ -2,17 +2,17 @@
 #include "model/model_internal.h"
 #include <string.h>
 
-const dw__family_row dw__families[DW__FAMILY_COUNT] = {
-    [DW__FAMILY_GPT2] = {"gpt2",
-                         "GPT2LMHeadModel",
-                         "GPT2Model",
-                         "transformer.",
-                         {".attn.bias", ".attn.masked_bias"}},
-    [DW__FAMILY_LLAMA] =
+const dw__built_family dw__built_families[DW__BUILT_COUNT] = {
+    [DW__BUILT_GPT2] = {"gpt2",
+                        "GPT2LMHeadModel",
+                        "GPT2Model",
+                        "transformer.",
+                        {".attn.bias", ".attn.masked_bias"}},
+    [DW__BUILT_LLAMA] =
         {"llama", "LlamaForCausalLM", "LlamaModel", "model.", {".rotary_emb.inv_freq", NULL}},
-    [DW__FAMILY_QWEN3] =
+    [DW__BUILT_QWEN3] =
         {"qwen3", "Qwen3ForCausalLM", "Qwen3Model", "model.", {".rotary_emb.inv_freq", NULL}},
-    [DW__FAMILY_MISTRAL] =
+    [DW__BUILT_MISTRAL] =
         {"mistral", "MistralForCausalLM", "MistralModel", "model.", {".rotary_emb.inv_freq", NULL}},
 };
 
@@ -38,32 +38,32 @@ static void add(lister *l, const char *name, int64_t rows, int64_t columns, dw__
                      ELEMENTS_MOST_BITS);
         return;
     }
-    const char *prefix = dw__families[config->family].prefix;
+    const char *prefix = dw__built_families[config->family].prefix;
     dw__parameter made = {.rank = columns ? 2 : 1, .shape = {rows, columns}, .initial = initial};
     if (l->layer < 0)
         made.name = dw__arena_printf(config->arena, "%s", name);
     else
         made.name = dw__arena_printf(config->arena, "%s%s.%lld.%s", prefix,
-                                     config->family == DW__FAMILY_GPT2 ? "h" : "layers",
+                                     config->family == DW__BUILT_GPT2 ? "h" : "layers",
                                      (long long)l->layer, name);
     l->status = made.name ? DW_PUSH(&config->parameters, made)
                           : dw__fail_memory("the name of a parameter", strlen(name) + 1);
 }
 
 static void list_gpt2_layer(lister *l) {
-    const dw_model_config *c = l->config;
-    add(l, "ln_1.weight", c->width, 0, DW__INITIAL_ONES);
-    add(l, "ln_1.bias", c->width, 0, DW__INITIAL_ZEROS);
-    add(l, "attn.c_attn.weight", c->width, 3 * c->width, DW__INITIAL_NORMAL);
-    add(l, "attn.c_attn.bias", 3 * c->width, 0, DW__INITIAL_ZEROS);
-    add(l, "attn.c_proj.weight", c->width, c->width, DW__INITIAL_RESIDUAL);
-    add(l, "attn.c_proj.bias", c->width, 0, DW__INITIAL_ZEROS);
-    add(l, "ln_2.weight", c->width, 0, DW__INITIAL_ONES);
-    add(l, "ln_2.bias", c->width, 0, DW__INITIAL_ZEROS);
-    add(l, "mlp.c_fc.weight", c->width, c->mlp_width, DW__INITIAL_NORMAL);
-    add(l, "mlp.c_fc.bias", c->mlp_width, 0, DW__INITIAL_ZEROS);
-    add(l, "mlp.c_proj.weight", c->mlp_width, c->width, DW__INITIAL_RESIDUAL);
-    add(l, "mlp.c_proj.bias", c->width, 0, DW__INITIAL_ZEROS);
+    const int64_t h = l->config->sizes.hidden, ffn = l->config->sizes.ffn;
+    add(l, "ln_1.weight", h, 0, DW__INITIAL_ONES);
+    add(l, "ln_1.bias", h, 0, DW__INITIAL_ZEROS);
+    add(l, "attn.c_attn.weight", h, 3 * h, DW__INITIAL_NORMAL);
+    add(l, "attn.c_attn.bias", 3 * h, 0, DW__INITIAL_ZEROS);
+    add(l, "attn.c_proj.weight", h, h, DW__INITIAL_RESIDUAL);
+    add(l, "attn.c_proj.bias", h, 0, DW__INITIAL_ZEROS);
+    add(l, "ln_2.weight", h, 0, DW__INITIAL_ONES);
+    add(l, "ln_2.bias", h, 0, DW__INITIAL_ZEROS);
+    add(l, "mlp.c_fc.weight", h, ffn, DW__INITIAL_NORMAL);
+    add(l, "mlp.c_fc.bias", ffn, 0, DW__INITIAL_ZEROS);
+    add(l, "mlp.c_proj.weight", ffn, h, DW__INITIAL_RESIDUAL);
+    add(l, "mlp.c_proj.bias", h, 0, DW__INITIAL_ZEROS);
 }
 
 static void add_linear(lister *l, const char *weight, const char *bias, int64_t out, int64_t in,
@@ -74,41 +74,40 @@ static void add_linear(lister *l, const char *weight, const char *bias, int64_t 
 
 static void list_llama_layer(lister *l) {
     const dw_model_config *c = l->config;
-    int64_t queries = c->heads * c->head_width, keys = c->key_value_heads * c->head_width;
+    const int64_t h = c->sizes.hidden, ffn = c->sizes.ffn, d = c->sizes.head_dim;
+    const int64_t queries = c->sizes.heads * d, keys = c->sizes.kv_heads * d;
     bool attention = c->attention_bias, mlp = c->mlp_bias;
-    add_linear(l, "self_attn.q_proj.weight", "self_attn.q_proj.bias", queries, c->width, attention);
-    add_linear(l, "self_attn.k_proj.weight", "self_attn.k_proj.bias", keys, c->width, attention);
-    add_linear(l, "self_attn.v_proj.weight", "self_attn.v_proj.bias", keys, c->width, attention);
-    add_linear(l, "self_attn.o_proj.weight", "self_attn.o_proj.bias", c->width, queries, attention);
-    if (c->family == DW__FAMILY_QWEN3) {
-        add(l, "self_attn.q_norm.weight", c->head_width, 0, DW__INITIAL_ONES);
-        add(l, "self_attn.k_norm.weight", c->head_width, 0, DW__INITIAL_ONES);
+    add_linear(l, "self_attn.q_proj.weight", "self_attn.q_proj.bias", queries, h, attention);
+    add_linear(l, "self_attn.k_proj.weight", "self_attn.k_proj.bias", keys, h, attention);
+    add_linear(l, "self_attn.v_proj.weight", "self_attn.v_proj.bias", keys, h, attention);
+    add_linear(l, "self_attn.o_proj.weight", "self_attn.o_proj.bias", h, queries, attention);
+    if (c->family == DW__BUILT_QWEN3) {
+        add(l, "self_attn.q_norm.weight", d, 0, DW__INITIAL_ONES);
+        add(l, "self_attn.k_norm.weight", d, 0, DW__INITIAL_ONES);
     }
-    add_linear(l, "mlp.gate_proj.weight", "mlp.gate_proj.bias", c->mlp_width, c->width, mlp);
-    add_linear(l, "mlp.up_proj.weight", "mlp.up_proj.bias", c->mlp_width, c->width, mlp);
-    add_linear(l, "mlp.down_proj.weight", "mlp.down_proj.bias", c->width, c->mlp_width, mlp);
-    add(l, "input_layernorm.weight", c->width, 0, DW__INITIAL_ONES);
-    add(l, "post_attention_layernorm.weight", c->width, 0, DW__INITIAL_ONES);
+    add_linear(l, "mlp.gate_proj.weight", "mlp.gate_proj.bias", ffn, h, mlp);
+    add_linear(l, "mlp.up_proj.weight", "mlp.up_proj.bias", ffn, h, mlp);
+    add_linear(l, "mlp.down_proj.weight", "mlp.down_proj.bias", h, ffn, mlp);
+    add(l, "input_layernorm.weight", h, 0, DW__INITIAL_ONES);
+    add(l, "post_attention_layernorm.weight", h, 0, DW__INITIAL_ONES);
 }
 
 dw_status dw__model_list_parameters(dw_model_config *config) {
     lister l = {config, DW_OK, -1, 0};
-    bool gpt2 = config->family == DW__FAMILY_GPT2;
-    add(&l, gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", config->vocabulary,
-        config->width, DW__INITIAL_NORMAL);
-    if (gpt2)
-        add(&l, "transformer.wpe.weight", config->positions, config->width, DW__INITIAL_NORMAL);
-    for (l.layer = 0; l.layer < config->layers; l.layer++)
+    const dw_model_sizes *m = &config->sizes;
+    bool gpt2 = config->family == DW__BUILT_GPT2;
+    add(&l, gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", m->vocabulary, m->hidden,
+        DW__INITIAL_NORMAL);
+    if (gpt2) add(&l, "transformer.wpe.weight", m->positions, m->hidden, DW__INITIAL_NORMAL);
+    for (l.layer = 0; l.layer < m->layers; l.layer++)
         if (gpt2)
             list_gpt2_layer(&l);
         else
             list_llama_layer(&l);
     l.layer = -1;
-    add(&l, gpt2 ? "transformer.ln_f.weight" : "model.norm.weight", config->width, 0,
-        DW__INITIAL_ONES);
-    if (gpt2) add(&l, "transformer.ln_f.bias", config->width, 0, DW__INITIAL_ZEROS);
-    if (!config->tied)
-        add(&l, "lm_head.weight", config->vocabulary, config->width, DW__INITIAL_NORMAL);
+    add(&l, gpt2 ? "transformer.ln_f.weight" : "model.norm.weight", m->hidden, 0, DW__INITIAL_ONES);
+    if (gpt2) add(&l, "transformer.ln_f.bias", m->hidden, 0, DW__INITIAL_ZEROS);
+    if (!m->tied) add(&l, "lm_head.weight", m->vocabulary, m->hidden, DW__INITIAL_NORMAL);
     return l.status;
 }
 

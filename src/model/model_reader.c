@@ -1,5 +1,4 @@
-/* Reads config.json into a dw_model_sizes, for any family with the usual fields. docs/planner-models.md has the
- * rules.
+/* Reads config.json into dw_model_sizes: any family with the usual fields.
  *
  * The parameter total includes every bias, as the transformers class with a language-model head has it. The
  * predictions compute with the widths. */
@@ -11,8 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-
-static const dw__json_limits config_limits = {32, 1 << 20};
 
 /* ---- fields ---------------------------------------------------------------------------------------------------- */
 
@@ -146,17 +143,20 @@ static dw_status read_key_value_heads(dw__reading *r) {
         1, DW__SIZE_MOST, m->heads, &m->kv_heads);
 }
 
+dw_status dw__check_heads(const dw_model_sizes *model) {
+    if (model->heads % model->kv_heads == 0) return DW_OK;
+    return dw__fail(DW_PARSE,
+                    "num_attention_heads is %d and num_key_value_heads is %d; expected a multiple",
+                    model->heads, model->kv_heads);
+}
+
 dw_status dw__read_heads(dw__reading *r) {
     dw_model_sizes *m = r->model;
     DW_RETURN_IF_FAILED(dw__read_size(
         r, DW__NAMES("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 1,
         DW__SIZE_MOST, -1, &m->heads));
     DW_RETURN_IF_FAILED(read_key_value_heads(r));
-    if (m->heads % m->kv_heads)
-        return dw__fail(DW_PARSE,
-                        "num_attention_heads is %d and num_key_value_heads is %d; expected a "
-                        "multiple",
-                        m->heads, m->kv_heads);
+    DW_RETURN_IF_FAILED(dw__check_heads(m));
     if (dw__json_member(r->json, "kv_lora_rank")) {
         m->kv_heads = m->heads;
         DW_RETURN_IF_FAILED(
@@ -219,6 +219,12 @@ static dw_status read_layer_types(const dw__reading *r, layer_kinds *kinds) {
     return DW_OK;
 }
 
+void dw__set_window(dw_model_sizes *model, int64_t window) {
+    enum { WINDOW_MOST = 1 << 28 };
+    model->window = window > WINDOW_MOST ? WINDOW_MOST : (int)window;
+    model->window_every = 1;
+}
+
 /* Decides which layers have windowed attention: by layer_types, else by the family's rule. Attention to the best
  * `index_topk` tokens is planned as a window of that length, which costs the same. */
 static dw_status read_window(dw__reading *r) {
@@ -259,11 +265,12 @@ static dw_status read_window(dw__reading *r) {
             m->window_layers = m->layers - (every ? m->layers / every : 0) - first;
         }
     }
-    if (m->window > 1 << 28) m->window = 1 << 28; /* beyond any sequence length */
-    if (m->window_layers < 1) m->window = 0;
-    if (!m->window || m->window_layers < 1) m->window_layers = 0;
+    if (!m->window || m->window_layers < 1) {
+        m->window = m->window_layers = 0;
+        return DW_OK;
+    }
     if (m->window_layers > m->layers) m->window_layers = m->layers;
-    m->window_every = m->window ? 1 : 0;
+    dw__set_window(m, m->window);
     return DW_OK;
 }
 
@@ -368,18 +375,17 @@ static dw_status read_mlp(dw__reading *r) {
     if (m->experts && m->dense_layers == 0 && m->moe_every == 1) absent = m->expert_ffn;
     if (dw__reading_has(r, DW__HAS_SHARED_MLP) && !m->experts)
         return dw__read_size(r, DW__NAMES("shared_intermediate_size", "intermediate_size"), 1,
-                             DW__VOCABULARY_MOST, -1, &m->ffn);
+                             DW__SIZE_MOST, -1, &m->ffn);
     if (dw__reading_has(r, DW__IS_FALCON))
-        return dw__read_size(r, DW__NAMES("ffn_hidden_size"), 1, DW__VOCABULARY_MOST, absent,
-                             &m->ffn);
+        return dw__read_size(r, DW__NAMES("ffn_hidden_size"), 1, DW__SIZE_MOST, absent, &m->ffn);
     static const char *const beside[] = {"intermediate_size_mlp", "dense_intermediate_size"};
     /* width of dense MLPs where intermediate_size is the experts' */
     for (size_t at = 0; at < DW_COUNT(beside); at++)
         if (dw__json_member(r->json, beside[at]))
-            return dw__read_size(r, DW__NAMES(beside[at]), 1, DW__VOCABULARY_MOST, -1, &m->ffn);
+            return dw__read_size(r, DW__NAMES(beside[at]), 1, DW__SIZE_MOST, -1, &m->ffn);
     DW_RETURN_IF_FAILED(dw__read_size(
         r, DW__NAMES("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "dff", "dim_ff"),
-        1, DW__VOCABULARY_MOST, absent, &m->ffn));
+        1, DW__SIZE_MOST, absent, &m->ffn));
     if (dw__reading_has(r, DW__HAS_HALF_MLP)) m->ffn = (m->ffn + 1) / 2;
     bool adjusted = dw__reading_has(r, DW__HAS_ADJUSTED_MLP);
     DW_RETURN_IF_FAILED(dw__read_flag(r, "block_auto_adjust_ff_dim", adjusted, &adjusted));
@@ -392,52 +398,18 @@ static dw_status read_mlp(dw__reading *r) {
         dw__read_size(r, DW__NAMES("block_multiple_of"), 1, DW__SIZE_MOST, 256, &multiple));
     double width = floor(multiplier * floor(2.0 * m->ffn / 3));
     width = ceil(width / multiple) * multiple;
-    if (!(width >= 1 && width <= DW__VOCABULARY_MOST))
+    if (!(width >= 1 && width <= DW__SIZE_MOST))
         return dw__fail(DW_PARSE, "intermediate_size becomes %.0f; expected 1 to %d", width,
-                        DW__VOCABULARY_MOST);
+                        DW__SIZE_MOST);
     m->ffn = (int)width;
     return DW_OK;
 }
 
 /* ---- the whole ------------------------------------------------------------------------------------------------- */
 
-static dw_status read_ordinary(dw__reading *r) {
+/* The widths that every family has, by their usual names. */
+static dw_status read_usual(dw__reading *r) {
     dw_model_sizes *m = r->model;
-    int mixtures = 0;
-    DW_RETURN_IF_FAILED(
-        dw__read_size(r, DW__NAMES("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1,
-                      DW__LAYERS_MOST, -1, &m->layers));
-    DW_RETURN_IF_FAILED(dw__read_heads(r));
-    DW_RETURN_IF_FAILED(read_window(r));
-    DW_RETURN_IF_FAILED(dw__read_experts(r, &mixtures));
-    DW_RETURN_IF_FAILED(read_mlp(r));
-    return dw__count_layers(r, mixtures);
-}
-
-static dw_status read_config(dw__reading *r) {
-    dw_model_sizes *m = r->model;
-    bool encoder_decoder, bidirectional;
-    if (!json_is_object(r->json)) return dw__json_wrong_kind("it", r->json, "an object");
-    const json_t *text = dw__json_member(r->json, "text_config");
-    if (json_is_object(text)) {
-        r->json = text;
-        dw__log(DW_LOG_WARNING, "only text_config is planned, not the other parts of the model");
-    }
-    DW_RETURN_IF_FAILED(dw__read_flag(r, "is_encoder_decoder", false, &encoder_decoder));
-    if (encoder_decoder)
-        return dw__fail(DW_UNSUPPORTED,
-                        "is_encoder_decoder is true: models with an encoder and a decoder are not "
-                        "supported; models with one stack of layers are");
-    DW_RETURN_IF_FAILED(read_family(r));
-    bidirectional = dw__reading_has(r, DW__IS_ENCODER);
-    if (bidirectional)
-        dw__log(DW_LOG_WARNING,
-                "attention is counted as causal; an encoder's attention does twice the work");
-    *m = (dw_model_sizes){.gated = dw__reading_has(r, DW__HAS_GATE)};
-    r->norms = r->family->norms;
-    bool tied = dw__reading_has(r, DW__HAS_TIED_HEAD);
-    DW_RETURN_IF_FAILED(dw__read_flag(r, "tie_word_embeddings", tied, &tied));
-    m->tied = tied;
     DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("padded_vocab_size", "vocab_size"), 1,
                                       DW__VOCABULARY_MOST, -1, &m->vocabulary));
     DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("hidden_size", "n_embd", "d_model", "n_embed"),
@@ -452,15 +424,63 @@ static dw_status read_config(dw__reading *r) {
                             "another width than the layers is not supported",
                             width, m->hidden);
     }
-    if (dw__reading_has(r, DW__HAS_POSITIONS)) {
-        DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("max_position_embeddings", "n_positions"), 1,
-                                          DW__SIZE_MOST, -1, &m->positions));
-        if (dw__reading_has(r, DW__IS_OPT)) m->positions += 2; /* two rows that no position uses */
-    }
+    if (!dw__reading_has(r, DW__HAS_POSITIONS)) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("max_position_embeddings", "n_positions"), 1,
+                                      DW__VOCABULARY_MOST - 2, -1, &m->positions));
+    if (dw__reading_has(r, DW__IS_OPT)) m->positions += 2; /* two rows that no position uses */
+    return DW_OK;
+}
+
+static dw_status read_layers(dw__reading *r, int *mixtures) {
+    dw_model_sizes *m = r->model;
+    DW_RETURN_IF_FAILED(
+        dw__read_size(r, DW__NAMES("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1,
+                      DW__LAYERS_MOST, -1, &m->layers));
+    DW_RETURN_IF_FAILED(dw__read_heads(r));
+    DW_RETURN_IF_FAILED(read_window(r));
+    DW_RETURN_IF_FAILED(dw__read_experts(r, mixtures));
+    return read_mlp(r);
+}
+
+/* Uses the language model's part of a model with others, unless the class of the whole is known not to have one. */
+static void enter_text(dw__reading *r) {
+    const json_t *text = dw__json_member(r->json, "text_config");
+    const char *type = json_string_value(dw__json_member(r->json, "model_type"));
+    const dw__model_family *family = type ? dw__model_family_named(type) : NULL;
+    if (!json_is_object(text) || (family && family->built)) return;
+    r->json = text;
+    dw__log(DW_LOG_WARNING, "only text_config is planned, not the other parts of the model");
+}
+
+dw_status dw__read_sizes(dw__reading *r) {
+    dw_model_sizes *m = r->model;
+    bool encoder_decoder;
+    int mixtures = 0;
+    enter_text(r);
+    DW_RETURN_IF_FAILED(dw__read_flag(r, "is_encoder_decoder", false, &encoder_decoder));
+    if (encoder_decoder)
+        return dw__fail(DW_UNSUPPORTED,
+                        "is_encoder_decoder is true: models with an encoder and a decoder are not "
+                        "supported; models with one stack of layers are");
+    DW_RETURN_IF_FAILED(read_family(r));
+    if (dw__reading_has(r, DW__IS_ENCODER))
+        dw__log(DW_LOG_WARNING,
+                "attention is counted as causal; an encoder's attention does twice the work");
+    *m = (dw_model_sizes){.gated = dw__reading_has(r, DW__HAS_GATE)};
+    r->norms = r->family->norms;
+    bool tied = dw__reading_has(r, DW__HAS_TIED_HEAD);
+    DW_RETURN_IF_FAILED(dw__read_flag(r, "tie_word_embeddings", tied, &tied));
+    m->tied = tied;
+    DW_RETURN_IF_FAILED(r->family->built ? dw__read_class(r) : read_usual(r));
     DW_RETURN_IF_FAILED(read_bias(r, r->family->query_bias, &r->query_bias));
     DW_RETURN_IF_FAILED(read_bias(r, r->family->output_bias, &r->output_bias));
     DW_RETURN_IF_FAILED(read_bias(r, r->family->mlp_bias, &r->mlp_bias));
-    DW_RETURN_IF_FAILED(dw__reading_has(r, DW__IS_BLOCKS) ? dw__read_blocks(r) : read_ordinary(r));
+    if (dw__reading_has(r, DW__IS_BLOCKS)) {
+        DW_RETURN_IF_FAILED(dw__read_blocks(r));
+    } else {
+        if (!r->family->built) DW_RETURN_IF_FAILED(read_layers(r, &mixtures));
+        DW_RETURN_IF_FAILED(dw__count_layers(r, mixtures));
+    }
     DW_RETURN_IF_FAILED(dw__count_ends(r));
     m->parameters = r->total;
     m->active = r->active;
@@ -468,14 +488,26 @@ static dw_status read_config(dw__reading *r) {
     return status == DW_OK ? DW_OK : DW_PARSE; /* the message names the field */
 }
 
+/* ---- files ------------------------------------------------------------------------------------------------------ */
+
+dw_status dw__config_parse(const char *text, size_t bytes, json_t **root) {
+    static const dw__json_limits limits = {32, 1 << 20};
+    DW_RETURN_IF_FAILED(dw__json_parse("config.json", text, bytes, limits, root));
+    if (json_is_object(*root)) return DW_OK;
+    dw_status status = dw__json_wrong_kind("it", *root, "an object");
+    json_decref(*root);
+    *root = NULL;
+    return dw__fail_prefix(status, "config.json");
+}
+
 dw_status dw_model_sizes_parse(const char *json, size_t bytes, dw_model_sizes *model) {
     json_t *root = NULL;
     dw_model_sizes made;
     if (!json || !model)
         return dw__fail(DW_INVALID_ARGUMENT, "the configuration or the model is NULL");
-    DW_RETURN_IF_FAILED(dw__json_parse("config.json", json, bytes, config_limits, &root));
+    DW_RETURN_IF_FAILED(dw__config_parse(json, bytes, &root));
     dw__reading r = {.json = root, .model = &made};
-    dw_status status = read_config(&r);
+    dw_status status = dw__read_sizes(&r);
     json_decref(root);
     if (status == DW_OK) *model = made;
     return status == DW_OK || status == DW_OUT_OF_MEMORY ? status

@@ -1,6 +1,9 @@
-/* Declarations shared by the readers of Hugging Face's config.json. A model family adds to the sizes in the file what
- * its class in transformers builds. model_reader.c reads the widths, model_mixers.c the layers without attention;
- * model_elements.c counts parameters. */
+/* Declarations shared by the files that read the sizes of a model from config.json; docs/planner-models.md has the
+ * rules.
+ *
+ * A family whose class Deepwell builds is read as that class reads it (model_classes.c). Any other family is read by
+ * the usual names of fields (model_reader.c; model_mixers.c: layers without attention), and its row in model_families.c
+ * adds what its class in transformers builds. model_elements.c counts the parameters of both. */
 #ifndef DW_MODEL_READER_H
 #define DW_MODEL_READER_H
 
@@ -68,6 +71,7 @@ typedef struct dw__model_family {
     const char *query_bias, *output_bias, *mlp_bias;
     unsigned has; /* flags of dw__family_has */
     dw__mixer mixer;
+    const struct dw__built_family *built; /* NULL: Deepwell does not build the family */
 } dw__model_family;
 
 /* Returns NULL if the table has no such family. */
@@ -79,8 +83,8 @@ const char *dw__model_family_refused(const char *model_type);
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    DW__LAYERS_MOST = 1 << 16,
-    DW__SIZE_MOST = 1 << 24,
+    DW__LAYERS_MOST = 1 << 13,
+    DW__SIZE_MOST = 1 << 24, /* of a width or a number of heads */
     DW__VOCABULARY_MOST = 1 << 28,
     DW__NAMES_MOST = 8, /* names of one size */
 };
@@ -92,7 +96,15 @@ typedef struct dw__reading {
     int norms; /* norms of the hidden width in one layer */
     bool query_bias, output_bias, mlp_bias;
     double total, active; /* elements counted so far */
+    /* Only of families that are built. */
+    int64_t positions;            /* longest sequence that the class states */
+    int64_t window, first_window; /* as in the file: model->window is bounded */
 } dw__reading;
+
+/* Parses the text of a config.json, which must be an object. */
+dw_status dw__config_parse(const char *text, size_t bytes, json_t **root);
+/* Reads the sizes of r->json into r->model. Fails as dw_model_sizes_parse does. */
+dw_status dw__read_sizes(dw__reading *r);
 
 static inline bool dw__reading_has(const dw__reading *r, unsigned what) {
     assert(r->family);
@@ -107,6 +119,15 @@ dw_status dw__read_size(const dw__reading *r, const char *const *names, int64_t 
 dw_status dw__read_flag(const dw__reading *r, const char *name, bool absent, bool *value);
 /* Returns an array of strings with one entry per layer, or NULL if the field is absent. */
 dw_status dw__read_list(const dw__reading *r, const char *name, const json_t **list);
+
+/* Sets a window beyond any sequence length to the largest that sizes have. */
+void dw__set_window(dw_model_sizes *model, int64_t window);
+dw_status dw__check_heads(const dw_model_sizes *model);
+
+/* Reads a family that is built. */
+dw_status dw__read_class(dw__reading *r);
+/* Whether a layer of a family that is built has the window; after dw__read_sizes it does not fail. */
+dw_status dw__layer_slides(const dw__reading *r, int layer, bool *sliding);
 
 dw_status dw__read_heads(dw__reading *r);
 dw_status dw__read_experts(dw__reading *r, int *mixtures);

@@ -46,7 +46,7 @@ static dw_status write_config(const dw_model_config *config, dw_dtype dtype, con
     if (!json) return dw__fail_memory("config.json", sizeof *json);
     json_t *list = json_array();
     if (!list ||
-        json_array_append_new(list, json_string(dw__families[config->family].architecture))) {
+        json_array_append_new(list, json_string(dw__built_families[config->family].architecture))) {
         json_decref(list);
         DW_TRY(dw__fail_memory("config.json", sizeof *json));
     }

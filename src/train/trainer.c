@@ -157,7 +157,8 @@ static dw_status check_sequence(const dw_trainer *t) {
 
 static dw_status open_data(dw_trainer *t) {
     const dw_trainer_options *o = &t->options;
-    dw__token_store raw = t->model.vocabulary <= 65536 ? DW_TOKEN_STORE_U16 : DW_TOKEN_STORE_U32;
+    dw__token_store raw =
+        t->model.sizes.vocabulary <= 65536 ? DW_TOKEN_STORE_U16 : DW_TOKEN_STORE_U32;
     if (o->token_type == DW_TOKEN_U16) raw = DW_TOKEN_STORE_U16;
     if (o->token_type == DW_TOKEN_U32) raw = DW_TOKEN_STORE_U32;
     DW_RETURN_IF_FAILED(dw__dataset_open(o->data_count, o->data, raw, o->sequence, &t->data));
@@ -232,7 +233,7 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
     size_t flat = (size_t)t->elements * sizeof(float);
     *info = (dw_trainer_info){
         .family = t->model.family,
-        .parameters = t->model.parameter_elements,
+        .parameters = (int64_t)t->model.sizes.parameters,
         .tokens_per_step = o->batch * o->sequence,
         .data_tokens = dw__dataset_tokens(t->data),
         .data_sequences = dw__dataset_sequences(t->data),
@@ -341,8 +342,9 @@ dw_status dw_trainer_begin(dw_trainer *t, int resume) {
     /* A checkpoint copies the companion files of the model. */
     if (t->options.checkpoint) DW_RETURN_IF_FAILED(dw_trainer_check_save(t, NULL));
     DW_RETURN_IF_FAILED(open_checkpoints(t, resume));
-    DW_RETURN_IF_FAILED(dw__dataset_check(t->data, t->model.vocabulary));
-    if (t->validation) DW_RETURN_IF_FAILED(dw__dataset_check(t->validation, t->model.vocabulary));
+    DW_RETURN_IF_FAILED(dw__dataset_check(t->data, t->model.sizes.vocabulary));
+    if (t->validation)
+        DW_RETURN_IF_FAILED(dw__dataset_check(t->validation, t->model.sizes.vocabulary));
     DW_RETURN_IF_FAILED(allocate_all(t));
     DW_RETURN_IF_FAILED(bind_all(t));
     DW_RETURN_IF_FAILED(load_weights(t, resume));

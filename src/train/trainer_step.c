@@ -13,7 +13,7 @@
 /* Reads row `row` of the micro-batch: sequence `index` of `data`, and the same shifted by one token as labels. */
 static dw_status read_row(dw_trainer *t, const dw__dataset *data, int64_t index, int64_t row) {
     int64_t length = t->options.sequence;
-    DW_RETURN_IF_FAILED(dw__dataset_read(data, index, t->model.vocabulary, t->sequence));
+    DW_RETURN_IF_FAILED(dw__dataset_read(data, index, t->model.sizes.vocabulary, t->sequence));
     memcpy(t->input + row * length, t->sequence, (size_t)length * sizeof(int64_t));
     memcpy(t->labels + row * length, t->sequence + 1, (size_t)length * sizeof(int64_t));
     return DW_OK;

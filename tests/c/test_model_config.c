@@ -248,7 +248,16 @@ static void every_field_of_every_kind(void **state) {
         if (status == DW_OK) {
             dw_model_info info;
             dw_model_describe(config, &info);
-            assert_true(info.parameter_elements > 0 && info.head_width > 0);
+            double elements = 0;
+            for (uint32_t p = 0; p < dw_model_parameter_count(config); p++) {
+                dw_model_parameter parameter;
+                dw_model_parameter_at(config, p, &parameter);
+                elements += (double)parameter.count;
+            }
+            assert_true(elements == info.sizes.parameters && info.sizes.head_dim > 0);
+            dw_model_sizes sizes;
+            assert_ok(dw_model_sizes_parse(text, (size_t)length, &sizes));
+            assert_memory_equal(&sizes, &info.sizes, sizeof sizes);
             accepted++;
         } else {
             assert_true(status == DW_PARSE || status == DW_UNSUPPORTED);

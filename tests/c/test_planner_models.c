@@ -218,19 +218,18 @@ static void names_that_are_built_have_their_sizes(void **state) {
         }
         built++;
         dw_model_describe(config, &info);
-        assert_true(model.parameters == (double)info.parameter_elements);
-        assert_int_equal(model.layers, info.layers);
-        assert_int_equal(model.hidden, info.width);
-        assert_int_equal(model.heads, info.heads);
-        assert_int_equal(model.kv_heads, info.key_value_heads);
-        assert_int_equal(model.head_dim, info.head_width);
-        assert_int_equal(model.ffn, info.mlp_width);
-        assert_int_equal(model.vocabulary, info.vocabulary);
-        assert_int_equal(model.tied, info.tied);
+        assert_memory_equal(&model, &info.sizes, sizeof model);
+        int64_t elements = 0;
+        for (uint32_t p = 0; p < dw_model_parameter_count(config); p++) {
+            dw_model_parameter parameter;
+            dw_model_parameter_at(config, p, &parameter);
+            elements += parameter.count;
+        }
+        assert_true(model.parameters == (double)elements);
         assert_int_equal(model.gated, !info.positions_are_limit); /* all but GPT-2's */
         assert_int_equal(model.positions, info.positions_are_limit ? info.positions : 0);
         int64_t sliding = 0;
-        for (int64_t layer = 0; layer < config->layers; layer++) sliding += config->sliding[layer];
+        for (int64_t layer = 0; layer < model.layers; layer++) sliding += config->sliding[layer];
         assert_int_equal(model.window, sliding ? config->window : 0);
         dw_model_config_destroy(config);
     }
@@ -302,8 +301,11 @@ static void an_unknown_name_has_neighbours(void **state) {
 
 #define SIZES "\"vocab_size\": 100, \"hidden_size\": 64, \"num_hidden_layers\": 4, "
 #define LLAMA "{\"model_type\": \"llama\", " SIZES "\"num_attention_heads\": 4"
+/* A family with the usual fields, whose class is not built. */
+#define YI "{\"model_type\": \"yi\", " SIZES "\"num_attention_heads\": 4"
+#define GROUPED "\"num_attention_heads\": 4, \"num_key_value_heads\": 2"
 #define FFN ", \"intermediate_size\": 96"
-#define MOE LLAMA FFN ", \"num_experts\": 8, \"num_experts_per_tok\": 2"
+#define MOE YI FFN ", \"num_experts\": 8, \"num_experts_per_tok\": 2"
 #define MIXED(type) "{\"model_type\": \"" type "\", " SIZES "\"num_attention_heads\": 4" FFN
 #define MAMBA                                                                                      \
     ", \"mamba_n_heads\": 4, \"mamba_d_head\": 16, \"mamba_d_state\": 8, \"mamba_n_groups\": 1"
@@ -323,35 +325,34 @@ static void configurations_of_every_wrong_kind(void **state) {
         {"[]", DW_PARSE, "it is an array; expected an object"},
         {"{}", DW_PARSE, "vocab_size is missing"},
         {"{\"model_type\": 3}", DW_PARSE, "model_type is an integer"},
-        {"{\"model_type\": \"llama\", \"vocab_size\": 9}", DW_PARSE, "hidden_size is missing"},
-        {"{\"model_type\": \"llama\", \"vocab_size\": 9, \"hidden_size\": 8}", DW_PARSE,
+        {"{\"model_type\": \"yi\", \"vocab_size\": 9}", DW_PARSE, "hidden_size is missing"},
+        {"{\"model_type\": \"yi\", \"vocab_size\": 9, \"hidden_size\": 8}", DW_PARSE,
          "num_hidden_layers is missing"},
-        {"{\"model_type\": \"llama\", " SIZES "\"x\": 1}", DW_PARSE,
-         "num_attention_heads is missing"},
-        {LLAMA "}", DW_PARSE, "intermediate_size is missing"},
-        {LLAMA ", \"intermediate_size\": 0}", DW_PARSE, "intermediate_size is 0"},
-        {LLAMA ", \"intermediate_size\": \"96\"}", DW_PARSE, "intermediate_size is a string"},
-        {LLAMA ", \"intermediate_size\": 96.5}", DW_PARSE, "intermediate_size is a real number"},
-        {LLAMA ", \"intermediate_size\": 99999999999999999999}", DW_PARSE, "too big integer"},
-        {LLAMA FFN ", \"num_key_value_heads\": 3}", DW_PARSE, "expected a multiple"},
-        {LLAMA FFN ", \"head_dim\": -1}", DW_PARSE, "head_dim is -1"},
-        {LLAMA FFN ", \"tie_word_embeddings\": 1}", DW_PARSE, "tie_word_embeddings is an integer"},
-        {LLAMA FFN ", \"attention_bias\": \"yes\"}", DW_PARSE, "attention_bias is a string"},
-        {LLAMA FFN ", \"layer_types\": 3}", DW_PARSE, "layer_types is an integer"},
-        {LLAMA FFN ", \"layer_types\": [3]}", DW_PARSE, "entry of layer_types is an integer"},
-        {LLAMA FFN ", \"layer_types\": [\"linear_attention\"]}", DW_UNSUPPORTED,
+        {"{\"model_type\": \"yi\", " SIZES "\"x\": 1}", DW_PARSE, "num_attention_heads is missing"},
+        {YI "}", DW_PARSE, "intermediate_size is missing"},
+        {YI ", \"intermediate_size\": 0}", DW_PARSE, "intermediate_size is 0"},
+        {YI ", \"intermediate_size\": \"96\"}", DW_PARSE, "intermediate_size is a string"},
+        {YI ", \"intermediate_size\": 96.5}", DW_PARSE, "intermediate_size is a real number"},
+        {YI ", \"intermediate_size\": 99999999999999999999}", DW_PARSE, "too big integer"},
+        {YI FFN ", \"num_key_value_heads\": 3}", DW_PARSE, "expected a multiple"},
+        {YI FFN ", \"head_dim\": -1}", DW_PARSE, "head_dim is -1"},
+        {YI FFN ", \"tie_word_embeddings\": 1}", DW_PARSE, "tie_word_embeddings is an integer"},
+        {YI FFN ", \"attention_bias\": \"yes\"}", DW_PARSE, "attention_bias is a string"},
+        {YI FFN ", \"layer_types\": 3}", DW_PARSE, "layer_types is an integer"},
+        {YI FFN ", \"layer_types\": [3]}", DW_PARSE, "entry of layer_types is an integer"},
+        {YI FFN ", \"layer_types\": [\"linear_attention\"]}", DW_UNSUPPORTED,
          "layer_types has \"linear_attention\""},
-        {LLAMA FFN ", \"layer_types\": [\"chunked_attention\"]}", DW_PARSE,
+        {YI FFN ", \"layer_types\": [\"chunked_attention\"]}", DW_PARSE,
          "attention_chunk_size is missing"},
-        {LLAMA FFN ", \"is_encoder_decoder\": true}", DW_UNSUPPORTED, "is_encoder_decoder is true"},
-        {LLAMA FFN ", \"num_experts\": 8}", DW_PARSE, "num_experts_per_tok is missing"},
-        {LLAMA FFN ", \"num_experts\": 8, \"num_experts_per_tok\": 9}", DW_PARSE,
+        {YI FFN ", \"is_encoder_decoder\": true}", DW_UNSUPPORTED, "is_encoder_decoder is true"},
+        {YI FFN ", \"num_experts\": 8}", DW_PARSE, "num_experts_per_tok is missing"},
+        {YI FFN ", \"num_experts\": 8, \"num_experts_per_tok\": 9}", DW_PARSE,
          "num_experts_per_tok is 9; expected 1 to 8"},
         {MOE ", \"moe_intermediate_size\": 16000000, \"n_shared_experts\": 1000}", DW_PARSE,
          "n_shared_experts is 1000"},
         {MOE ", \"mlp_only_layers\": 3}", DW_PARSE, "mlp_only_layers is an integer"},
         {MOE ", \"decoder_sparse_step\": 0}", DW_PARSE, "decoder_sparse_step is 0"},
-        {LLAMA FFN ", \"kv_lora_rank\": 16}", DW_PARSE, "qk_nope_head_dim is missing"},
+        {YI FFN ", \"kv_lora_rank\": 16}", DW_PARSE, "qk_nope_head_dim is missing"},
         {"{\"model_type\": \"t5\", \"is_encoder_decoder\": true}", DW_UNSUPPORTED,
          "is_encoder_decoder"},
         {"{\"model_type\": \"mamba\", \"state_size\": 16}", DW_UNSUPPORTED,
@@ -360,10 +361,10 @@ static void configurations_of_every_wrong_kind(void **state) {
         {"{\"model_type\": \"whisper\"}", DW_UNSUPPORTED, "an encoder and a decoder"},
         {"{\"model_type\": \"gemma3n_text\"}", DW_UNSUPPORTED,
          "each layer has an embedding of its own"},
-        {LLAMA ", \"intermediate_size\": [96, 96, 48, 96]}", DW_PARSE,
+        {YI ", \"intermediate_size\": [96, 96, 48, 96]}", DW_PARSE,
          "intermediate_size is an array; expected an integer, or a list of equal ones"},
-        {LLAMA ", \"intermediate_size\": []}", DW_PARSE, "intermediate_size is an array"},
-        {LLAMA ", \"intermediate_size\": [0, 0, 0, 0]}", DW_PARSE, "intermediate_size has 0"},
+        {YI ", \"intermediate_size\": []}", DW_PARSE, "intermediate_size is an array"},
+        {YI ", \"intermediate_size\": [0, 0, 0, 0]}", DW_PARSE, "intermediate_size has 0"},
         {MIXED("qwen3_next") "}", DW_PARSE, "linear_num_key_heads is missing"},
         {MIXED("bamba") MAMBA "}", DW_UNSUPPORTED, "none of the 4 layers has attention"},
         {MIXED("bamba") MAMBA ", \"attn_layer_indices\": {}}", DW_PARSE,
@@ -388,7 +389,26 @@ static void configurations_of_every_wrong_kind(void **state) {
         {HYBRID ", \"hybrid_override_pattern\": \"ME\"}", DW_PARSE, "n_routed_experts is missing"},
         {HYBRID ", \"layers_block_type\": {}}", DW_PARSE, "layers_block_type is an object"},
         {HYBRID ", \"layers_block_type\": [1]}", DW_PARSE, "entry of layers_block_type"},
-        {"{\"text_config\": {\"model_type\": \"llama\"}}", DW_PARSE, "vocab_size is missing"},
+        {"{\"text_config\": {\"model_type\": \"yi\"}}", DW_PARSE, "vocab_size is missing"},
+        /* a class that is built reads its own fields */
+        {LLAMA ", \"intermediate_size\": 0}", DW_PARSE, "intermediate_size is 0"},
+        {LLAMA ", \"intermediate_size\": [96, 96, 96, 96]}", DW_PARSE,
+         "intermediate_size is an array"},
+        {LLAMA ", \"num_key_value_heads\": 3}", DW_PARSE, "expected a multiple"},
+        {LLAMA ", \"head_dim\": 7}", DW_PARSE, "head_dim is 7; rotary positions"},
+        {"{\"model_type\": \"llama\", \"num_hidden_layers\": 8193}", DW_PARSE,
+         "num_hidden_layers is 8193; expected 1 to 8192"},
+        {"{\"model_type\": \"yi\", \"vocab_size\": 9, \"hidden_size\": 8, "
+         "\"num_hidden_layers\": 8193}",
+         DW_PARSE, "num_hidden_layers is 8193; expected 1 to 8192"},
+        {LLAMA ", \"layer_types\": [\"chunked_attention\"]}", DW_PARSE,
+         "layer_types has 1 entries; expected one for each of the 4 layers"},
+        {"{\"model_type\": \"mistral\"" FFN ", \"num_hidden_layers\": 1, "
+         "\"layer_types\": [\"full_attention\"]}",
+         DW_UNSUPPORTED, "transformers' MistralForCausalLM does not support"},
+        {"{\"model_type\": \"qwen3\", \"head_dim\": null}", DW_PARSE, "head_dim is missing"},
+        {"{\"model_type\": \"gpt2\", \"n_layer\": 12, \"num_hidden_layers\": 13}", DW_PARSE,
+         "n_layer is 12 and num_hidden_layers is 13"},
     };
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
         dw_model_sizes model, before;
@@ -404,6 +424,39 @@ static void configurations_of_every_wrong_kind(void **state) {
         assert_int_equal(dw__memory_live(), live);
     }
     assert_int_equal(dw_model_sizes_parse(NULL, 0, NULL), DW_INVALID_ARGUMENT);
+}
+
+/* Absent fields have the class's defaults, which are its first model's, and fields that it does not read change
+ * nothing. */
+static void classes_that_are_built_are_read_as_they_read(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *name;
+    } cases[] = {
+        {"{\"model_type\": \"gpt2\"}", "gpt2"},
+        {"{\"model_type\": \"llama\"}", "llama2-7b"},
+        {"{\"model_type\": \"mistral\"}", "mistral-7b"},
+        {"{\"model_type\": \"mistral\", \"sliding_window\": null}", "mistral-7b-v0.2"},
+        {"{\"model_type\": \"llama\", \"num_experts\": 8, \"num_experts_per_tok\": 2, "
+         "\"kv_lora_rank\": 16, \"v_head_dim\": 64, \"sliding_window\": 7, \"n_embd\": 9, "
+         "\"padded_vocab_size\": 32064, \"qk_layernorm\": false, \"text_config\": {}}",
+         "llama2-7b"},
+        {"{\"model_type\": \"gpt2\", \"head_dim\": 3, \"num_key_value_heads\": 1}", "gpt2"},
+        {"{\"model_type\": \"llava\", \"text_config\": {\"model_type\": \"llama\"}}", "llama2-7b"},
+    };
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_model_sizes read, named;
+        assert_ok(dw_model_sizes_parse(cases[at].text, strlen(cases[at].text), &read));
+        assert_ok(dw_model_sizes_named(cases[at].name, &named));
+        assert_memory_equal(&read, &named, sizeof named);
+    }
+    static const char qwen3[] = "{\"model_type\": \"qwen3\", \"use_sliding_window\": true}";
+    dw_model_sizes model;
+    assert_ok(dw_model_sizes_parse(qwen3, strlen(qwen3), &model));
+    assert_int_equal(model.kv_heads, 32);
+    assert_int_equal(model.head_dim, 128);
+    assert_int_equal(model.window, 4096);
+    assert_int_equal(model.window_layers, 4); /* all but the first 28 */
 }
 
 static void keep_line(void *context, int level, const char *line) {
@@ -438,12 +491,8 @@ static void windows_by_rule(void **state) {
         int window, layers;
     } cases[] = {
         {LLAMA FFN ", \"sliding_window\": 8}", 0, 0}, /* the class does not read it */
-        {"{\"model_type\": \"mistral\", " SIZES "\"num_attention_heads\": 4" FFN
-         ", \"sliding_window\": 8}",
-         8, 4},
-        {"{\"model_type\": \"mistral\", " SIZES "\"num_attention_heads\": 4" FFN
-         ", \"sliding_window\": null}",
-         0, 0},
+        {"{\"model_type\": \"mistral\", " SIZES GROUPED FFN ", \"sliding_window\": 8}", 8, 4},
+        {"{\"model_type\": \"mistral\", " SIZES GROUPED FFN ", \"sliding_window\": null}", 0, 0},
         {"{\"model_type\": \"gemma2\", " SIZES "\"num_attention_heads\": 4" FFN
          ", \"sliding_window\": 8}",
          8, 2},
@@ -521,8 +570,8 @@ static void layers_without_attention(void **state) {
 /* As a sequence grows past its window, nothing jumps, and the pairs are a sum over tokens. */
 static void a_window_leaves_the_pairs_that_it_leaves(void **state) {
     (void)state;
-    static const char text[] = "{\"model_type\": \"mistral\", " SIZES
-                               "\"num_attention_heads\": 4" FFN ", \"sliding_window\": 64}";
+    static const char text[] =
+        "{\"model_type\": \"mistral\", " SIZES GROUPED FFN ", \"sliding_window\": 64}";
     dw_model_sizes model;
     assert_ok(dw_model_sizes_parse(text, strlen(text), &model));
     for (int length = 1; length < 300; length += 7) {
@@ -557,7 +606,7 @@ static void paths_come_before_names(void **state) {
     assert_ok(dw_model_sizes_find(file, &model));
     assert_int_equal(model.ffn, 96);
     out = fopen(file, "w");
-    fputs("{\"model_type\": \"llama\"}", out);
+    fputs("{\"model_type\": \"yi\"}", out);
     fclose(out);
     assert_int_equal(dw_model_sizes_load(file, &model), DW_PARSE);
     assert_non_null(strstr(dw_last_error(), file));
@@ -595,6 +644,7 @@ int main(void) {
         cmocka_unit_test(names_however_they_are_written),
         cmocka_unit_test(an_unknown_name_has_neighbours),
         cmocka_unit_test(configurations_of_every_wrong_kind),
+        cmocka_unit_test(classes_that_are_built_are_read_as_they_read),
         cmocka_unit_test(what_is_taken_for_granted_is_logged),
         cmocka_unit_test(windows_by_rule),
         cmocka_unit_test(layers_without_attention),
