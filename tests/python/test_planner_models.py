@@ -310,6 +310,16 @@ def test_what_publishers_wrote_reads_alike(family: str, tmp_path: Any) -> None:
         assert bare == saved
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "mistral"])
+def test_absent_fields_have_the_defaults_of_the_class(family: str) -> None:
+    config = transformers.AutoConfig.for_model(family)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    bare = _deepwell.planner_model_parse(json.dumps({"model_type": family}))
+    assert bare == _deepwell.planner_model_parse(config.to_json_string(use_diff=False))
+    assert (bare["parameters"], bare["active"]) == counted(model)
+
+
 # transformers lists these classes; each is planned to within one hundredth, or rejected with its reason.
 CAUSAL = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 BEYOND_TEXT = {"gemma3", "got_ocr2", "moss_transcribe_diarize"}  # towers for images and sound
