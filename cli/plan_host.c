@@ -6,15 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static const double GIB = 1024.0 * 1024.0 * 1024.0, RESERVE = 0.05;
-
-static dw_status open_config(const char *model, dw_model_config **config) {
-    struct stat what;
-    return stat(model, &what) == 0 ? dw_model_config_load(model, config)
-                                   : dw_model_config_named(model, config);
-}
 
 static dw_status make_engine(const dw_graph *graph, const char *precision, dw_engine **engine) {
     const uint32_t loss = 0, leaves = dw_graph_leaf_count(graph);
@@ -97,7 +90,7 @@ int plan_host(const plan_host_request *r) {
     const double memory = r->hardware->host_memory.value;
     const double capacity = memory - (r->reserve < 0 ? RESERVE * memory : r->reserve);
     options.output = DW_MODEL_LOSS;
-    dw_status status = open_config(r->model, &config);
+    dw_status status = dw_model_config_find(r->model, &config);
     if (status == DW_OK) status = dw_model_graph(config, &options, &graph);
     if (status == DW_OK) status = make_engine(graph, r->precision, &engine);
     if (status == DW_OK) status = fit(r, engine, graph, capacity, &found);

@@ -99,6 +99,8 @@ DW_API dw_status dw_model_config_load(const char *path, dw_model_config **config
 DW_API dw_status dw_model_config_parse(const char *json, size_t bytes, dw_model_config **config);
 /* A configuration of the catalogue. DW_UNSUPPORTED: Deepwell does not build its family. */
 DW_API dw_status dw_model_config_named(const char *name, dw_model_config **config);
+/* `path_or_name`: an existing file or folder, else a name of the catalogue. */
+DW_API dw_status dw_model_config_find(const char *path_or_name, dw_model_config **config);
 DW_API void dw_model_config_destroy(dw_model_config *config); /* may be NULL */
 
 typedef struct dw_model_info {

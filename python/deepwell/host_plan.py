@@ -110,8 +110,7 @@ class _Graphs:
         model = self.model
         if isinstance(model, (str, os.PathLike)):
             path = os.fspath(model)
-            source = path if os.path.exists(path) else f"name:{path}"
-            program = Program(_deepwell.model_graph(source, loss=True), ArenaPool(), self.precision)
+            program = Program(_deepwell.model_graph(path, loss=True), ArenaPool(), self.precision)
             return os.path.basename(os.path.normpath(path)), StepGraph(program), 1
         if isinstance(model, IR):
             if batch == 1:

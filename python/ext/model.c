@@ -2,11 +2,10 @@
 #include "ext.h"
 #include <string.h>
 
-/* "name:gpt2" is a model of the catalogue, anything else a path. */
-static dw_model_config *open_config(const char *path) {
+/* `model`: a folder, or a name of the catalogue. */
+static dw_model_config *open_config(const char *model) {
     dw_model_config *config = NULL;
-    dw_status status = strncmp(path, "name:", 5) == 0 ? dw_model_config_named(path + 5, &config)
-                                                      : dw_model_config_load(path, &config);
+    dw_status status = dw_model_config_find(model, &config);
     if (status != DW_OK) extension_fail(status);
     return config;
 }

@@ -298,6 +298,13 @@ dw_status dw_model_config_load(const char *path, dw_model_config **config) {
     return status;
 }
 
+dw_status dw_model_config_find(const char *path_or_name, dw_model_config **config) {
+    struct stat info;
+    if (!path_or_name) return dw__fail(DW_INVALID_ARGUMENT, "the name of a model is NULL");
+    if (stat(path_or_name, &info) == 0) return dw_model_config_load(path_or_name, config);
+    return dw_model_config_named(path_or_name, config);
+}
+
 void dw_model_config_destroy(dw_model_config *config) {
     if (!config) return;
     json_decref(config->json);

@@ -7,7 +7,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -36,13 +35,9 @@ static size_t resident_bytes(void) {
 /* ---- the model ------------------------------------------------------------------------------- */
 
 static dw_status read_config(dw_trainer *t) {
-    struct stat info;
     const char *model = t->options.model;
-    if (t->options.init && stat(model, &info) != 0) {
-        dw_status status = dw_model_config_named(model, &t->config);
-        if (status != DW_NOT_FOUND) return status;
-    }
-    return dw_model_config_load(model, &t->config);
+    return t->options.init ? dw_model_config_find(model, &t->config)
+                           : dw_model_config_load(model, &t->config);
 }
 
 /* Computes the offset of each parameter in the flat blocks. */

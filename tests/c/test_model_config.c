@@ -407,6 +407,13 @@ static void names_of_the_catalogue(void **state) {
     assert_int_equal(dw_model_config_named("qwen3-9b", &config), DW_NOT_FOUND);
     assert_non_null(strstr(dw_last_error(), "similar names: qwen3-"));
     assert_int_equal(dw_model_config_named(NULL, &config), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_model_config_find("/nowhere", &config), DW_NOT_FOUND);
+    assert_int_equal(dw_model_config_find("/", &config), DW_IO); /* a folder without config.json */
+    assert_int_equal(dw_model_config_find(NULL, &config), DW_INVALID_ARGUMENT);
+    assert_null(config);
+    assert_ok(dw_model_config_find("gpt2", &config));
+    dw_model_config_destroy(config);
+    config = NULL;
     assert_null(config);
     assert_null(dw_model_catalogue_name(dw_model_catalogue_count()));
     assert_null(dw_model_catalogue_source(UINT32_MAX));

@@ -512,13 +512,13 @@ def test_the_catalogue_builds(tmp_path):
     names += ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b"]
     billions = [0.124, 0.355, 0.774, 1.558, 8.03, 70.55, 405.85, 7.24, 0.596, 1.72, 4.02, 8.19]
     for name, size in zip(names, billions):
-        count = sum(elements for _, elements in _deepwell.model_parameters(f"name:{name}"))
+        count = sum(elements for _, elements in _deepwell.model_parameters(name))
         assert count == pytest.approx(size * 1e9, rel=0.01), name
-        _deepwell.Graph(_deepwell.model_graph(f"name:{name}", loss=True))
+        _deepwell.Graph(_deepwell.model_graph(name, loss=True))
     with pytest.raises(_deepwell.Error, match="similar names: .*llama2-7b"):
-        _deepwell.model_parameters("name:llama4")
+        _deepwell.model_parameters("llama4")
     with pytest.raises(_deepwell.Error, match='"deepseek-v3".*gpt2, llama, qwen3 and mistral are built'):
-        _deepwell.model_parameters("name:DeepSeek-V3")
+        _deepwell.model_parameters("DeepSeek-V3")
 
 
 def test_configurations_of_transformers_4_mean_the_same(tmp_path):
