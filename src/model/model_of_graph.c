@@ -4,11 +4,12 @@
  * Layers are the layer numbers of the nodes. Where these number the parts of an nn.Sequential, layers are the members
  * of a module list inside it. A layer has one attention and one MLP or mixture of experts. Layers of one kind must be
  * alike, because a plan has one width for each. */
+#include "model/model_reader.h"
 #include "model/model_sizes.h"
 #include <math.h>
 #include <string.h>
 
-enum { LAYERS_MOST = 1 << 16, GEMMS_MOST = 8 };
+enum { GEMMS_MOST = 8 };
 
 typedef struct gemm {
     int64_t in, out;
@@ -103,8 +104,8 @@ static dw_status listed_layer_of(walk *w, dw_node node, layer **found) {
         *found = now;
         return DW_OK;
     }
-    if (w->layers.count == LAYERS_MOST)
-        return dw__fail(DW_UNSUPPORTED, "the graph has more than %d layers", LAYERS_MOST);
+    if (w->layers.count == DW__LAYERS_MOST)
+        return dw__fail(DW_UNSUPPORTED, "the graph has more than %d layers", DW__LAYERS_MOST);
     const layer made = {
         .path = path, .path_length = length, .number = (int)w->layers.count, .head = DW_NONE};
     DW_RETURN_IF_FAILED(DW_PUSH(&w->layers, made));
@@ -117,9 +118,9 @@ static dw_status layer_of(walk *w, dw_node node, layer **found) {
     int index = dw_node_layer(w->graph, node);
     *found = NULL;
     if (index < 0) return DW_OK;
-    if (index >= LAYERS_MOST)
+    if (index >= DW__LAYERS_MOST)
         return dw__fail(DW_UNSUPPORTED, "the graph has layer %d; expected fewer than %d", index,
-                        LAYERS_MOST);
+                        DW__LAYERS_MOST);
     while (w->layers.count <= (size_t)index) {
         const layer made = {.number = (int)w->layers.count, .head = DW_NONE};
         DW_RETURN_IF_FAILED(DW_PUSH(&w->layers, made));
