@@ -96,7 +96,7 @@ static void launch(dw_emulator_module *module, const char *kernel, unsigned bloc
 static void map_of(void *address, int rank, const uint64_t *size, const uint64_t *stride,
                    const uint32_t *box, void *map) {
     dw_emulator_tensor_shape shape = {
-        .size_of = sizeof shape, .element = 9, .rank = rank, .address = address, .swizzle = 3};
+        .struct_size = sizeof shape, .element = 9, .rank = rank, .address = address, .swizzle = 3};
     for (int axis = 0; axis < rank; axis++) {
         shape.size[axis] = size[axis], shape.box[axis] = box[axis], shape.step[axis] = 1;
         if (axis) shape.stride[axis - 1] = stride[axis - 1];
@@ -150,13 +150,13 @@ static dw_attention_tensor tensor(bool filled) {
 static void prepare(int of_rows) {
     if (rows) return;
     rows = given_size ? given_size : of_rows;
-    call = (dw_attention){.size = sizeof call,
+    call = (dw_attention){.struct_size = sizeof call,
                           .dtype = DW_BF16,
                           .batch = 1,
                           .heads_q = HEADS,
                           .heads_kv = HEADS,
-                          .rows_q = rows,
-                          .rows_k = rows,
+                          .seq_len_q = rows,
+                          .seq_len_kv = rows,
                           .head_dim = HEAD_DIM,
                           .scale = 0.0883883461f,
                           .window_left = -1};

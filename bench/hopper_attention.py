@@ -47,9 +47,10 @@ PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTIO
 
 def call_for(tensors: dict[str, torch.Tensor], causal: bool) -> native.Call:
     q = tensors["q"]
-    call = native.Call(size=ctypes.sizeof(native.Call), dtype=3 if q.dtype == torch.bfloat16 else 4)
-    call.batch, call.heads_q, call.rows_q, call.head_dim = q.shape
-    call.heads_kv, call.rows_k = tensors["k"].shape[1:3]
+    dtype = 3 if q.dtype == torch.bfloat16 else 4
+    call = native.Call(struct_size=ctypes.sizeof(native.Call), dtype=dtype)
+    call.batch, call.heads_q, call.seq_len_q, call.head_dim = q.shape
+    call.heads_kv, call.seq_len_kv = tensors["k"].shape[1:3]
     call.scale = q.shape[-1] ** -0.5
     call.window_left, call.window_right = -1, 0 if causal else -1
     for name in ("q", "k", "v", "o", "d_o", "dq", "dk", "dv"):

@@ -73,7 +73,7 @@ static int read_word(const char *word, dw_attention *call) {
     if (strcmp(word, "f16") == 0) return call->dtype = DW_F16, 1;
     if (strcmp(word, "deterministic") == 0) return call->deterministic = true, 1;
     if (strncmp(word, "kv=", 3) == 0) return explain_read_integer(word + 3, &call->heads_kv);
-    if (strncmp(word, "k=", 2) == 0) return explain_read_integer(word + 2, &call->rows_k);
+    if (strncmp(word, "k=", 2) == 0) return explain_read_integer(word + 2, &call->seq_len_kv);
     if (strncmp(word, "window=", 7) == 0) return read_window(word + 7, call);
     if (strncmp(word, "softcap=", 8) == 0) return read_number(word + 8, &call->softcap);
     if (strncmp(word, "dropout=", 8) == 0) return read_number(word + 8, &call->dropout);
@@ -87,12 +87,12 @@ static dw_attention_tensor contiguous(int64_t heads, int64_t rows, int64_t head_
 }
 
 static int read_shape(char *text, dw_attention *call) {
-    int32_t *const numbers[] = {&call->batch, &call->heads_q, &call->rows_q, &call->head_dim};
+    int32_t *const numbers[] = {&call->batch, &call->heads_q, &call->seq_len_q, &call->head_dim};
     int count = 0;
-    *call = (dw_attention){.size = sizeof *call,
+    *call = (dw_attention){.struct_size = sizeof *call,
                            .dtype = DW_BF16,
                            .heads_kv = -1,
-                           .rows_k = -1,
+                           .seq_len_kv = -1,
                            .window_left = -1,
                            .window_right = -1,
                            .bottom_right = true};
@@ -106,12 +106,12 @@ static int read_shape(char *text, dw_attention *call) {
     }
     if (count < 4) return cli_usage_error("a shape needs at least B,H,S,D");
     if (call->heads_kv < 0) call->heads_kv = call->heads_q;
-    if (call->rows_k < 0) call->rows_k = call->rows_q;
+    if (call->seq_len_kv < 0) call->seq_len_kv = call->seq_len_q;
     call->scale = call->head_dim > 0 ? (float)(1.0 / sqrt((double)call->head_dim)) : 0.0f;
     call->q = call->o = call->d_o = call->dq =
-        contiguous(call->heads_q, call->rows_q, call->head_dim);
+        contiguous(call->heads_q, call->seq_len_q, call->head_dim);
     call->k = call->v = call->dk = call->dv =
-        contiguous(call->heads_kv, call->rows_k, call->head_dim);
+        contiguous(call->heads_kv, call->seq_len_kv, call->head_dim);
     return CLI_DONE;
 }
 

@@ -71,7 +71,7 @@ static int64_t padded(int64_t columns, int64_t chunk) {
 static int read_shape(char *text, dw_gemm *call) {
     int32_t numbers[3];
     int count = 0, f32 = 0;
-    *call = (dw_gemm){.size = sizeof *call, .dtype = DW_BF16, .alpha = 1.0f};
+    *call = (dw_gemm){.struct_size = sizeof *call, .dtype = DW_BF16, .alpha = 1.0f};
     for (char *word = text, *next; word; word = next, count++) {
         next = strchr(word, ',');
         if (next) *next++ = '\0';

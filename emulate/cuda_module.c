@@ -410,7 +410,7 @@ API int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *memory,
                                const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
                                const uint32_t *steps, int interleave, int swizzle, int promotion,
                                int fill) {
-    dw_emulator_tensor_shape shape = {.size_of = sizeof shape,
+    dw_emulator_tensor_shape shape = {.struct_size = sizeof shape,
                                       .element = type,
                                       .rank = (int)rank,
                                       .address = memory,

@@ -59,13 +59,13 @@ int main(void) {
         v[i] = (float)rand() / (float)RAND_MAX - 0.5f;
         ones[i] = 1;
     }
-    dw_attention call = {.size = sizeof call,
+    dw_attention call = {.struct_size = sizeof call,
                          .dtype = DW_BF16,
                          .batch = 1,
                          .heads_q = HEADS,
                          .heads_kv = HEADS,
-                         .rows_q = ROWS,
-                         .rows_k = ROWS,
+                         .seq_len_q = ROWS,
+                         .seq_len_kv = ROWS,
                          .head_dim = HEAD_DIM,
                          .scale = 0.125f, /* 1 / sqrt(HEAD_DIM) */
                          .window_left = -1,

@@ -1,14 +1,18 @@
 /* Exact attention on GPUs over raw device pointers: O = softmax(scale * Q K^T + mask) V, and its gradients.
  *
- *     dw_attention call = {.size = sizeof(call), .dtype = DW_BF16, .batch = 2, .heads_q = 16, .heads_kv = 16,
- *                          .rows_q = 1024, .rows_k = 1024, .head_dim = 64, .scale = 0.125f,
- *                          .window_left = -1, .window_right = 0}; // causal
+ *     dw_attention call = {.struct_size = sizeof(call), .dtype = DW_BF16, .batch = 2, .heads_q = 16, .heads_kv = 16,
+ *                          .seq_len_q = 1024, .seq_len_kv = 1024, .head_dim = 64, .scale = 0.125f,
+ *                          .window_left = -1, .window_right = 0, .stream = stream}; // causal
  *     call.q = (dw_attention_tensor){q, 16 * 1024 * 64, 1024 * 64, 64}; // BHSD; likewise k, v and o
  *     if (dw_attention_forward(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
- * Calls are asynchronous on the caller's stream. They run in the calling thread's current context; if there is none,
- * in the first device's primary context. They allocate no device memory, do not synchronise, and may be captured in
- * a CUDA graph. The exception is the first call of a kind, which compiles and checks its kernels
+ * Forward needs compute capability 9.0 (H100, H200), 10.0 or 10.3 (B200, B300), backward 9.0; or such an emulated GPU:
+ * "emulator:sm_90a", "emulator:sm_100a" or "emulator:sm_103a". The Blackwell kernel is proven on the emulator and has
+ * not run on hardware. It runs only if a call names it, or with DEEPWELL_BLACKWELL=try in the environment.
+ *
+ * Calls are asynchronous on the caller's stream. On the device "cuda" they run in the calling thread's current context;
+ * if there is none, in the first GPU's primary context. They allocate no device memory, do not synchronise, and may be
+ * captured in a CUDA graph. The exception is the first call of a kind, which compiles and checks its kernels
  * (dw_attention_supported does this beforehand).
  *
  * Tensors have the shape [batch, heads, seq_len, head_dim] and any strides, so BSHD and BHSD layouts both work without
@@ -18,6 +22,7 @@
 #ifndef DEEPWELL_ATTENTION_H
 #define DEEPWELL_ATTENTION_H
 
+#include "deepwell/device.h"
 #include "deepwell/graph.h"
 #include "deepwell/status.h"
 #include <stdbool.h>
@@ -28,7 +33,9 @@
 extern "C" {
 #endif
 
-/* A tensor in device memory. Strides are in elements. */
+/* ---- types ---------------------------------------------------------------------------------- */
+
+/* A tensor in device memory, owned by the caller. Strides are in elements. */
 typedef struct dw_attention_tensor {
     void *data;
     int64_t batch, head, row; /* strides of the first three axes */
@@ -36,12 +43,13 @@ typedef struct dw_attention_tensor {
 
 /* One call. Fill it with zeros first: zero means "none" or "off" unless the member's comment says otherwise. */
 typedef struct dw_attention {
-    uint32_t size;  /* sizeof(dw_attention); a structure that ends with `stream` is accepted too */
-    dw_dtype dtype; /* of q, k, v, o and their gradients: DW_BF16 or DW_F16 */
+    size_t struct_size;      /* sizeof(dw_attention) */
+    const dw_device *device; /* NULL: "cuda" */
+    dw_dtype dtype;          /* of q, k, v, o and their gradients: DW_BF16 or DW_F16 */
     /* Query head h reads key head h / (heads_q / heads_kv). heads_q must be a multiple of heads_kv. */
     int32_t batch, heads_q, heads_kv;
-    int32_t rows_q, rows_k; /* seq_len of queries and of keys; packed: of the longest sequence */
-    int32_t head_dim;       /* of q, k, v and o: a multiple of 8, at most 256 */
+    int32_t seq_len_q, seq_len_kv; /* packed: of the longest sequence */
+    int32_t head_dim;              /* of q, k, v and o: a multiple of 8, at most 256 */
 
     /* Packed sequences: batch + 1 ascending offsets in device memory, starting at 0. Set both or neither. */
     const int32_t *offsets_q, *offsets_k;
@@ -50,22 +58,22 @@ typedef struct dw_attention {
     float scale;   /* no default: usually 1 / sqrt(head_dim); 0 multiplies the scores by 0 */
     float softcap; /* above 0: scores become softcap * tanh(scale * q k / softcap) */
 
-    /* Query row i sees key j if  i + d - window_left <= j <= i + d + window_right.  d is rows_k - rows_q with
+    /* Query row i sees key j if  i + d - window_left <= j <= i + d + window_right.  d is seq_len_kv - seq_len_q with
      * bottom_right (the last query sees the last key), else 0. A negative window has no limit on its side: -1, -1 is
      * no mask and -1, 0 is causal. A row that sees no key gets O = 0, LSE = -infinity and no gradient. */
     int32_t window_left, window_right;
     bool bottom_right;
 
-    /* Dropout of the probabilities. Element (b, h, i, j) of [batch, heads_q, rows_q, rows_k] is kept and divided by
-     * 1 - dropout if its uniform random number is at least `dropout`. The number is Philox of the element's row-major
-     * index, with key `seed`, offset `seed_offset` and stream 0 (deepwell/number.h). */
+    /* Dropout of the probabilities. Element (b, h, i, j) of [batch, heads_q, seq_len_q, seq_len_kv] is kept and divided
+     * by 1 - dropout if its uniform random number is at least `dropout`. The number is Philox of the element's
+     * row-major index, with key `seed`, offset `seed_offset` and stream 0 (deepwell/number.h). */
     float dropout; /* in [0, 1) */
     int64_t seed, seed_offset;
     /* Device memory {seed, offset}, read in place of the two members above; for replayed CUDA graphs. May be NULL. */
     const int64_t *seed_memory;
 
     dw_attention_tensor q, k, v, o;
-    /* Natural logarithm of each row's sum of exponentials, contiguous: [batch, heads_q, rows_q], packed
+    /* Natural logarithm of each row's sum of exponentials, contiguous: [batch, heads_q, seq_len_q], packed
      * [heads_q, total_q]. Forward writes it unless it is NULL; backward reads it. */
     float *lse;
 
@@ -79,29 +87,38 @@ typedef struct dw_attention {
 
     /* The kernel that must compute forward, by a name from `deepwell explain kernels`; the call fails if it cannot.
      * NULL: Deepwell chooses its own kernel for the GPU. "cutlass.sm100.attention.bf16" belongs to an optional library
-     * (docs/cutlass.md). It supports BF16, head_dim 64 or 128, no mask or a causal mask with rows_q == rows_k; no
-     * packed sequences, soft cap or dropout. Its heads must be adjacent (head stride = head_dim), and k and v must have
-     * the same row and batch strides. */
+     * (docs/cutlass.md). It supports BF16, head_dim 64 or 128, no mask or a causal mask with seq_len_q equal to
+     * seq_len_kv; no packed sequences, soft cap or dropout. Its heads must be adjacent (head stride = head_dim), and k
+     * and v must have the same row and batch strides. `struct_size` may end before this member, which means NULL. */
     const char *kernel;
 } dw_attention;
 
-/* All errors are found before anything is launched: DW_UNSUPPORTED if no kernel on this machine supports the call, or
- * the named kernel does not; DW_SHAPE; DW_TYPE; DW_INVALID_ARGUMENT, also for an unknown kernel name (the message lists
- * the known ones). */
+/* ---- calls ---------------------------------------------------------------------------------- */
+
+/* All errors are found before anything is launched. DW_INVALID_ARGUMENT: a pointer is missing or misaligned, a number is
+ * out of range, or the kernel's name is unknown (the message lists the known ones). DW_SHAPE. DW_TYPE. DW_UNSUPPORTED:
+ * the device runs no kernels, no kernel there supports the call, the named one does not, or the kernel failed its
+ * first-use check. */
 DW_API dw_status dw_attention_forward(const dw_attention *call);
-/* Bytes of workspace that dw_attention_backward needs for this call. Reads no pointer. */
-DW_API dw_status dw_attention_backward_workspace(const dw_attention *call, size_t *bytes);
+/* As forward, and needs `workspace`. If its kernel failed the first-use check, the gradients are computed by definition,
+ * correctly but slowly, because the forward pass has run by then. */
 DW_API dw_status dw_attention_backward(const dw_attention *call);
-/* Returns DW_OK if forward (and, with `backward`, backward) would run, else the reason. It reads none of the call's
- * memory, and tensors' addresses may be NULL. The first query for a kind of call compiles and loads the kernels, which
- * takes seconds, and compares their results with attention by definition. A kernel that disagrees on this GPU is not
- * used. DEEPWELL_GUARD=off skips the comparison. */
-DW_API dw_status dw_attention_supported(const dw_attention *call, bool backward);
 
 /* Contiguous BHSD tensors in BF16: q and o [B,H,Q,D], k and v [B,H,K,D]. Runs in the current context on the calling
  * thread's default stream. `causal` aligns the last query with the last key. Returns 0 or a dw_status. */
 DW_API int dw_fmha_bf16_forward(void *q, void *k, void *v, void *o, int B, int H, int Q, int K,
                                 int D, int causal);
+
+/* ---- queries -------------------------------------------------------------------------------- */
+
+/* Bytes of workspace that dw_attention_backward needs for this call. Reads no pointer. Without a GPU it returns enough
+ * for any. Fails as dw_attention_backward does for sizes, types and strides. */
+DW_API dw_status dw_attention_backward_workspace(const dw_attention *call, size_t *bytes);
+/* Returns DW_OK if forward (and, with `backward`, backward) would run, else the reason. It reads none of the call's
+ * memory, and tensors' addresses may be NULL. The first query for a kind of call compiles and loads the kernels, which
+ * takes seconds, and compares their results with attention by definition. A kernel that disagrees on this GPU is not
+ * used. DEEPWELL_GUARD=off skips the comparison. */
+DW_API dw_status dw_attention_supported(const dw_attention *call, bool backward);
 
 #ifdef __cplusplus
 }

@@ -87,7 +87,7 @@ typedef struct dw_autoplan {
 } dw_autoplan;
 
 typedef struct dw_autoplan_request {
-    size_t size;            /* sizeof(dw_autoplan_request) */
+    size_t struct_size;     /* sizeof(dw_autoplan_request) */
     const char *model_name; /* may be NULL */
     const dw_model_sizes *model;
     const dw_hardware *hardware; /* the plan uses all of its GPUs */

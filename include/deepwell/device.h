@@ -41,7 +41,8 @@ DW_API void dw_device_release(const dw_device *device, void *memory, size_t byte
  * NULL. */
 DW_API void dw_device_memory(const dw_device *device, size_t *now, size_t *most);
 DW_API void dw_device_memory_restart(const dw_device *device);
-/* Copies within the device's memory. The ranges must not overlap. */
+/* Copies within the device's memory. The ranges must not overlap. This function and the next three fail with
+ * DW_INVALID_ARGUMENT if an emulated GPU does not hold the range, and as the driver does on "cuda". */
 DW_API dw_status dw_device_copy(const dw_device *device, void *to, const void *from, size_t bytes);
 /* Copies between the host's memory and the device's. The copy is complete on return. */
 DW_API dw_status dw_device_copy_in(const dw_device *device, void *to, const void *host,

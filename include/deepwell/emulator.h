@@ -33,7 +33,7 @@ typedef struct dw_emulator dw_emulator;
 typedef struct dw_emulator_module dw_emulator_module;
 
 typedef struct dw_emulator_options {
-    size_t size; /* sizeof(dw_emulator_options) */
+    size_t struct_size; /* sizeof(dw_emulator_options) */
     /* Look for undefined reads and races, besides the mistakes that always stop a kernel. */
     bool check;
     uint64_t seed; /* fixes the order in which warps and asynchronous operations run */
@@ -106,11 +106,13 @@ DW_API dw_status dw_emulator_variable(const dw_emulator_module *module, const ch
                                       void **address, size_t *bytes);
 
 typedef struct dw_emulator_launch_options {
-    size_t size; /* sizeof(dw_emulator_launch_options) */
+    size_t struct_size; /* sizeof(dw_emulator_launch_options) */
     /* cluster 0 0 0: one block, or the size that the kernel requires. */
     uint32_t grid[3], block[3], cluster[3];
     uint32_t shared_bytes; /* dynamic shared memory */
-    bool cooperative;      /* all blocks are resident at once and may wait for one another */
+    /* All blocks are resident at once and may wait for one another. `struct_size` may end before this member, which
+     * means false. */
+    bool cooperative;
 } dw_emulator_launch_options;
 #define DW_EMULATOR_LAUNCH_DEFAULT                                                                 \
     { sizeof(dw_emulator_launch_options), {1, 1, 1}, {1, 1, 1}, {0, 0, 0}, 0, false }
@@ -125,8 +127,8 @@ DW_API dw_status dw_emulator_launch(dw_emulator_module *module, const char *kern
 /* A tensor map (cuTensorMapEncodeTiled) for a kernel's 128-byte parameter. `element` has the driver's values of
  * CUtensorMapDataType, `swizzle` those of CUtensorMapSwizzle. The format of the 128 bytes is the emulator's own. */
 typedef struct dw_emulator_tensor_shape {
-    size_t size_of;    /* sizeof(dw_emulator_tensor_shape) */
-    int element, rank; /* 1 to 5 axes, axis 0 contiguous */
+    size_t struct_size; /* sizeof(dw_emulator_tensor_shape) */
+    int element, rank;  /* 1 to 5 axes, axis 0 contiguous */
     void *address;
     uint64_t size[5];   /* elements */
     uint64_t stride[4]; /* bytes, of axes 1 and up */

@@ -31,7 +31,8 @@ typedef struct dw_engine_options {
     size_t struct_size; /* sizeof(dw_engine_options) */
     int recompute;      /* 1: elementwise results and norms are recomputed in backward, not saved */
     int fuse;           /* 1: elementwise chains are fused */
-    /* Which linear layers multiply quantized operands; NULL: none. Read by dw_engine_create only. */
+    /* Which linear layers multiply quantized operands; NULL: none. Read by dw_engine_create only. `struct_size` may end
+     * before this member, which means NULL. */
     const dw_precision_policy *precision;
     /* Where plans run; NULL: the CPU. On "cuda", the GPU of the context that is current when dw_engine_plan is called. */
     const dw_device *device;

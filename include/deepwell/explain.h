@@ -32,7 +32,7 @@ extern "C" {
  *                    names, at the nearest shape), "estimated" or null, "expected_from",
  *                    "measured_seconds": number or null}]}
  * "cutlass" also has "proof": where its kernel has been shown to be right, or null.
- * `target` NULL: the calling thread's GPU. "sm_90a", "sm_100a", "sm_103a": that architecture; it need not be present.
+ * `target` NULL: the call's device. "sm_90a", "sm_100a", "sm_103a": that architecture; it need not be present.
  * Expected times come from an H200. For other architectures they are scaled by the data sheets' rates and "estimated".
  * The call's strides matter, its addresses do not. Reads no tensor and compiles nothing. Free *json with
  * dw_text_free. */
@@ -57,10 +57,10 @@ DW_API dw_status dw_attention_class(const dw_attention *call, bool backward, cha
 /* The class as a number, different for different classes. 0: the call has no class. */
 DW_API uint64_t dw_attention_class_number(const dw_attention *call, bool backward);
 
-/* Chooses the candidate for a call on the calling thread's GPU and gives the reason. `gradients`: backward follows.
+/* Chooses the candidate for a call on its device and gives the reason. `gradients`: backward follows.
  * Uses measurements that were published with the same `with` (see dw_tune_publish); NULL: all of them. *name is valid
  * as long as the library is loaded; `because` is truncated to `bytes`. DW_NOT_FOUND: a candidate that could be chosen
- * has not been measured. DW_UNSUPPORTED: no candidate supports the call, or there is no GPU. */
+ * has not been measured. DW_UNSUPPORTED: no candidate supports the call, or there is no such device. */
 DW_API dw_status dw_attention_choose(const dw_attention *call, bool gradients, const char *with,
                                      const char **name, char *because, size_t bytes);
 
@@ -80,7 +80,8 @@ DW_API dw_status dw_tune_publish(const char *shape_class, const char *with,
 DW_API dw_status dw_tune_record(const char *shape_class, const char *name, double seconds);
 
 /* Times Deepwell's kernels on the calling thread's GPU and stores the time: median of at least 10 runs. Uses its own
- * stream and its own random tensors of the call's shape, contiguous as [batch, heads, seq_len, head_dim]. */
+ * stream and its own random tensors of the call's shape, contiguous as [batch, heads, seq_len, head_dim].
+ * DW_UNSUPPORTED: the call's device is not "cuda", or the kernels do not support the call. */
 DW_API dw_status dw_attention_measure(const dw_attention *call, bool backward, double *seconds);
 
 #ifdef __cplusplus

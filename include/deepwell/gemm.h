@@ -1,9 +1,9 @@
 /* GEMMs with an epilogue on NVIDIA GPUs: D = f(alpha A B^T + bias) + residual. A and B are BF16 or F16, or codes with
  * block scales (MXFP8, NVFP4, MXFP4) as deepwell/quantize.h makes them. D may be codes with block scales too.
  *
- *     dw_gemm call = {.size = sizeof(call), .dtype = DW_BF16, .output = DW_BF16,
- *                        .m = 4096, .n = 4096, .k = 4096, .alpha = 1,
- *                        .a = {a, 4096}, .b = {b, 4096}, .d = {d, 4096}, .stream = stream};
+ *     dw_gemm call = {.struct_size = sizeof(call), .dtype = DW_BF16, .output = DW_BF16,
+ *                     .m = 4096, .n = 4096, .k = 4096, .alpha = 1,
+ *                     .a = {a, 4096}, .b = {b, 4096}, .d = {d, 4096}, .stream = stream};
  *     if (dw_gemm_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
  * Deepwell's own kernels need compute capability 10.0 or 10.3 (B200, B300), or the devices "emulator:sm_100a" and
@@ -32,6 +32,8 @@
 extern "C" {
 #endif
 
+/* ---- types ---------------------------------------------------------------------------------- */
+
 typedef enum dw_activation {
     DW_ACTIVATION_NONE,
     DW_ACTIVATION_GELU,      /* with erf */
@@ -50,7 +52,7 @@ typedef struct dw_matrix {
 
 /* One call. Fill it with zeros first: zero means "none" or "off" unless the member's comment says otherwise. */
 typedef struct dw_gemm {
-    uint32_t size;           /* sizeof(dw_gemm) */
+    size_t struct_size;      /* sizeof(dw_gemm) */
     const dw_device *device; /* NULL: "cuda" */
     dw_dtype dtype;          /* of A, B and the bias: DW_BF16 or DW_F16; quantized: of the bias */
     dw_dtype output;         /* of D and the residual: `dtype` or DW_F32; quantized_d: not read */
@@ -62,7 +64,7 @@ typedef struct dw_gemm {
     dw_matrix residual; /* data NULL: none. May be D itself */
     void *stream;       /* CUstream; NULL is the legacy default stream */
 
-    /* Quantized operands. `size` may end before this member; the operands are then not quantized. */
+    /* Quantized operands. `struct_size` may end before this member; the operands are then not quantized. */
     int quantized; /* 1: A and B are codes of the schemes below, with their scales */
     /* 1: D is E4M3 codes with scales: the MXFP8 that dw_block_quantize gives for each row with DW_SCALE_RCEIL. The call
      * must have no residual. */
@@ -76,13 +78,15 @@ typedef struct dw_gemm {
     const float *factor_a, *factor_b;
 
     /* The kernel: a name from `deepwell explain kernels`, such as "cutlass.sm90.bf16.pingpong". NULL: Deepwell's own.
-     * `size` may end before this member, which means NULL. */
+     * `struct_size` may end before this member, which means NULL. */
     const char *kernel;
     /* dw_gemm_workspace() bytes of device memory, aligned to 256 bytes. The call uses it until its work is done. It
      * needs no initial contents. */
     void *workspace;
     size_t workspace_bytes;
 } dw_gemm;
+
+/* ---- calls ---------------------------------------------------------------------------------- */
 
 /* Runs the GEMM. With m = 0 or n = 0 it does nothing; with k = 0 the sums are 0. DW_INVALID_ARGUMENT, DW_SHAPE,
  * DW_TYPE: the call is inconsistent. DW_UNSUPPORTED: the call is not supported, on this GPU or at all. A kernel that
@@ -91,6 +95,8 @@ typedef struct dw_gemm {
  * operands, with n a multiple of 8 and k a multiple of 8 (MXFP8: 16, NVFP4: 32), an optional residual and no other
  * epilogue. */
 DW_API dw_status dw_gemm_run(const dw_gemm *call);
+
+/* ---- queries -------------------------------------------------------------------------------- */
 
 /* Returns DW_OK if a kernel supports the call, else the reason, also if the kernel failed its first-use check
  * (DW_UNSUPPORTED). Pointers may be NULL; a NULL bias or residual means that there is none. Compiles and checks the
@@ -106,7 +112,7 @@ DW_API dw_status dw_gemm_workspace(const dw_gemm *call, size_t *bytes);
 /* GEMMs of groups that differ in their rows, as in a mixture of experts. For each group g: D_g (m_g x n) =
  * alpha A_g (m_g x k) B_g^T, with B_g n x k, all of one dtype. Fill it with zeros first. */
 typedef struct dw_grouped_gemm {
-    uint32_t size;           /* sizeof(dw_grouped_gemm) */
+    size_t struct_size;      /* sizeof(dw_grouped_gemm) */
     const dw_device *device; /* NULL: "cuda" */
     dw_dtype dtype;          /* DW_BF16; Deepwell's own kernels also DW_F16 */
     float alpha;             /* no default: pass 1 for no scaling */

@@ -1,4 +1,4 @@
-/* Just-in-time compilation of device code: where the compiler is found, and what compiling has cost.
+/* Just-in-time compilation of device code: where the compiler is found.
  *
  *     const char *compiler;
  *     dw_jit_search("/opt/venv/lib/python3.12/site-packages");
@@ -13,7 +13,6 @@
 #define DEEPWELL_JIT_H
 
 #include "deepwell/status.h"
-#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,21 +21,6 @@ extern "C" {
 /* Adds a folder to the search for NVRTC: one that holds libnvrtc.so.*, or a Python's site-packages. It is read at the
  * first compilation. DW_UNSUPPORTED: there are 32 already. DW_INVALID_ARGUMENT: the path is too long. */
 DW_API dw_status dw_jit_search(const char *folder);
-
-/* Counts since the process began. */
-typedef struct dw_jit_counts {
-    uint32_t size;     /* sizeof(dw_jit_counts), set by the caller */
-    uint32_t embedded; /* modules that came with the library as machine code */
-    uint32_t cached;   /* modules read from the disk cache */
-    uint32_t compiled; /* modules compiled by NVRTC */
-    uint32_t corrupt;  /* damaged cache entries, removed and compiled again */
-    /* Compiled modules that could not be cached: the next process compiles them again. */
-    uint32_t unwritten;
-    double compile_seconds;
-    /* Modules that came with the library as PTX and were compiled by the driver. */
-    uint32_t translated;
-} dw_jit_counts;
-DW_API void dw_jit_count(dw_jit_counts *counts);
 
 /* Loads NVRTC and describes it: "NVRTC 13.0 (/path/libnvrtc.so.13)". The string is valid until the process ends.
  * DW_UNSUPPORTED: NVRTC was not found; the message says where it was looked for. */

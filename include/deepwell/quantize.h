@@ -2,7 +2,7 @@
  * both in one pass. The result has the same bits as dw_block_quantize with rounding to nearest and dw_scales_swizzle
  * (deepwell/number.h). dw_gemm_run (deepwell/gemm.h) reads it.
  *
- *     dw_quantize call = {.size = sizeof(call), .dtype = DW_BF16, .scheme = DW_SCHEME_MXFP8_E4M3,
+ *     dw_quantize call = {.struct_size = sizeof(call), .dtype = DW_BF16, .scheme = DW_SCHEME_MXFP8_E4M3,
  *                         .rows = 4096, .cols = 4096, .source = x, .row_stride = 4096,
  *                         .along_rows = {1, codes, 4096, scales}, .stream = stream};
  *     if (dw_quantize_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
@@ -29,6 +29,8 @@
 extern "C" {
 #endif
 
+/* ---- types ---------------------------------------------------------------------------------- */
+
 /* The result along one axis, [outer, inner] as in dw_block_options: [rows, cols] along the rows, [cols, rows] along the
  * columns. Device memory, 16-byte aligned. */
 typedef struct dw_quantized_matrix {
@@ -43,7 +45,7 @@ typedef struct dw_quantized_matrix {
 
 /* One call. Fill it with zeros first. */
 typedef struct dw_quantize {
-    uint32_t size;            /* sizeof(dw_quantize) */
+    size_t struct_size;       /* sizeof(dw_quantize) */
     const dw_device *device;  /* NULL: "cuda" */
     dw_dtype dtype;           /* of the matrix: DW_BF16, DW_F16 or DW_F32 */
     dw_scheme scheme;         /* MXFP8_E4M3, MXFP8_E5M2, MXFP4 or NVFP4 */
@@ -59,9 +61,13 @@ typedef struct dw_quantize {
     void *stream; /* CUstream; NULL is the legacy default stream */
 } dw_quantize;
 
-/* A matrix without rows or columns does nothing. DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call is inconsistent.
+/* ---- calls ---------------------------------------------------------------------------------- */
+
+/* Quantizes the matrix. A matrix without rows or columns does nothing. DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call is inconsistent.
  * DW_UNSUPPORTED: the call is not supported, on this GPU or at all, or the kernel failed its first-use check. */
 DW_API dw_status dw_quantize_run(const dw_quantize *call);
+
+/* ---- queries -------------------------------------------------------------------------------- */
 
 /* Returns DW_OK if a kernel supports the call, else the reason. Pointers may be NULL; `amax` NULL means that the tensor
  * scale is given. Compiles and checks the kernel if necessary. */

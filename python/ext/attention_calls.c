@@ -288,7 +288,7 @@ static bool backward_takes(const attention_tensors *inputs, const attention_opti
     int64_t elements = tensors.q.sizes[0] * tensors.q.sizes[1] * tensors.q.sizes[2], one = 1;
     tensors.lse = (tensor_view){tensors.q.data, 1, &elements, &one, DW_F32, tensors.q.device};
     return elements > 0 && attention_describe(&tensors, options, true, &call) == DW_OK &&
-           call.rows_k > 0 && attention_is_settled(&call, true, inputs->q.device) &&
+           call.seq_len_kv > 0 && attention_is_settled(&call, true, inputs->q.device) &&
            dw_attention_supported(&call, true) == DW_OK;
 }
 

@@ -4,36 +4,37 @@
 #include "deepwell/explain.h"
 #include <string.h>
 
-/* Reads the last arguments of a function: dtype, batch, heads_q, heads_kv, rows_q, rows_k, head_dim, packed, softcap,
- * window_left, window_right, bottom_right, dropout, backward, deterministic. Returns false with an exception set. */
+/* Reads the last arguments of a function: dtype, batch, heads_q, heads_kv, seq_len_q, seq_len_kv, head_dim, packed,
+ * softcap, window_left, window_right, bottom_right, dropout, backward, deterministic. Returns false with an exception
+ * set. */
 static bool read_sizes(PyObject *args, Py_ssize_t first, dw_attention *call, bool *backward) {
     const char *dtype = NULL;
-    int batch, heads_q, heads_kv, rows_q, rows_k, dim, packed, left, right, bottom_right, backwards,
-        deterministic;
+    int batch, heads_q, heads_kv, seq_len_q, seq_len_kv, dim, packed, left, right, bottom_right,
+        backwards, deterministic;
     double softcap, dropout;
     PyObject *sizes = PyTuple_GetSlice(args, first, PyTuple_Size(args));
     if (sizes == NULL) return false;
     int parsed = PyArg_ParseTuple(sizes, "siiiiiipdiipdpp", &dtype, &batch, &heads_q, &heads_kv,
-                                  &rows_q, &rows_k, &dim, &packed, &softcap, &left, &right,
+                                  &seq_len_q, &seq_len_kv, &dim, &packed, &softcap, &left, &right,
                                   &bottom_right, &dropout, &backwards, &deterministic);
     bool f16 = parsed && dtype[0] == 'f';
     Py_DECREF(sizes);
     if (!parsed) return false;
-    *call = (dw_attention){.size = sizeof *call, .dtype = f16 ? DW_F16 : DW_BF16};
+    *call = (dw_attention){.struct_size = sizeof *call, .dtype = f16 ? DW_F16 : DW_BF16};
     call->batch = batch, call->heads_q = heads_q, call->heads_kv = heads_kv;
-    call->rows_q = rows_q, call->rows_k = rows_k, call->head_dim = dim;
+    call->seq_len_q = seq_len_q, call->seq_len_kv = seq_len_kv, call->head_dim = dim;
     call->scale = 1.0f, call->softcap = (float)softcap, call->dropout = (float)dropout;
     call->window_left = left, call->window_right = right, call->bottom_right = bottom_right;
     call->deterministic = deterministic;
     /* No memory is read, so any aligned address other than NULL stands for a tensor. */
     void *address = (void *)(uintptr_t)256;
-    dw_attention_tensor query = {address, (int64_t)heads_q * rows_q * dim, (int64_t)rows_q * dim,
-                                 dim};
-    dw_attention_tensor key = {address, (int64_t)heads_kv * rows_k * dim, (int64_t)rows_k * dim,
-                               dim};
+    dw_attention_tensor query = {address, (int64_t)heads_q * seq_len_q * dim,
+                                 (int64_t)seq_len_q * dim, dim};
+    dw_attention_tensor key = {address, (int64_t)heads_kv * seq_len_kv * dim,
+                               (int64_t)seq_len_kv * dim, dim};
     if (packed) {
         call->offsets_q = call->offsets_k = address;
-        call->total_q = (int64_t)batch * rows_q, call->total_k = (int64_t)batch * rows_k;
+        call->total_q = (int64_t)batch * seq_len_q, call->total_k = (int64_t)batch * seq_len_kv;
         query.head = key.head = dim;
         query.row = (int64_t)heads_q * dim, key.row = (int64_t)heads_kv * dim;
     }
@@ -138,7 +139,7 @@ static size_t slot_of(uint64_t key) {
 static bool has_no_rival(const dw_attention *call) {
     return call->offsets_q != NULL || call->softcap > 0.0f || call->dropout > 0.0f ||
            call->deterministic || call->window_left >= 0 || call->window_right > 0 ||
-           (call->window_right == 0 && call->bottom_right && call->rows_q != call->rows_k);
+           (call->window_right == 0 && call->bottom_right && call->seq_len_q != call->seq_len_kv);
 }
 
 bool attention_is_settled(const dw_attention *call, bool gradients, int32_t device) {

@@ -164,16 +164,16 @@ dw_status attention_describe(const attention_tensors *t, const attention_options
     if (heads_kv == 0 || heads_q % heads_kv != 0)
         return refuse(DW_SHAPE, "attention: %lld query heads over %lld key heads is no whole ratio",
                       (long long)heads_q, (long long)heads_kv);
-    int64_t batch = q->sizes[0], rows_q = q->sizes[rows], rows_k = k->sizes[rows];
-    *call = (dw_attention){.size = sizeof *call, .dtype = (dw_dtype)q->dtype};
+    int64_t batch = q->sizes[0], seq_len_q = q->sizes[rows], seq_len_kv = k->sizes[rows];
+    *call = (dw_attention){.struct_size = sizeof *call, .dtype = (dw_dtype)q->dtype};
     if (packed) {
         batch = t->offsets_q.sizes[0] - 1;
         status = counted("offsets of q", &t->offsets_q, DW_I32, batch + 1, q);
         if (status == DW_OK) status = counted("offsets of k", &t->offsets_k, DW_I32, batch + 1, q);
         if (status != DW_OK) return status;
         call->offsets_q = t->offsets_q.data, call->offsets_k = t->offsets_k.data;
-        call->total_q = rows_q, call->total_k = rows_k;
-        rows_q = options->longest_q, rows_k = options->longest_k;
+        call->total_q = seq_len_q, call->total_k = seq_len_kv;
+        seq_len_q = options->longest_q, seq_len_kv = options->longest_k;
     }
     if (t->seed.sizes != NULL) {
         status = counted("the seed", &t->seed, DW_I64, 2, q);
@@ -182,20 +182,21 @@ dw_status attention_describe(const attention_tensors *t, const attention_options
     } else if (options->dropout > 0) {
         return refuse(DW_INVALID_ARGUMENT, "attention: dropout without a seed");
     }
-    int64_t of_lse = heads_q * (packed ? call->total_q : batch * rows_q);
+    int64_t of_lse = heads_q * (packed ? call->total_q : batch * seq_len_q);
     status = DW_OK;
     if (backward || t->lse.sizes != NULL) /* forward: wanted */
         status = counted("lse", &t->lse, DW_F32, of_lse, q);
     if (status == DW_OK) status = fits_i32("the batch", batch);
     if (status == DW_OK) status = fits_i32("the number of heads", heads_q);
-    if (status == DW_OK) status = fits_i32("the number of query rows", rows_q);
-    if (status == DW_OK) status = fits_i32("the number of key rows", rows_k);
+    if (status == DW_OK) status = fits_i32("the number of query rows", seq_len_q);
+    if (status == DW_OK) status = fits_i32("the number of key rows", seq_len_kv);
     if (status == DW_OK) status = fits_i32("head_dim", dim);
     if (status != DW_OK) return status;
 
     call->batch = (int32_t)batch, call->heads_q = (int32_t)heads_q,
     call->heads_kv = (int32_t)heads_kv;
-    call->rows_q = (int32_t)rows_q, call->rows_k = (int32_t)rows_k, call->head_dim = (int32_t)dim;
+    call->seq_len_q = (int32_t)seq_len_q, call->seq_len_kv = (int32_t)seq_len_kv,
+    call->head_dim = (int32_t)dim;
     call->scale = (float)options->scale, call->softcap = (float)options->softcap;
     /* A window wider than any sequence has no effect. */
     int64_t left = options->window_left, right = options->window_right;

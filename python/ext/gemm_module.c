@@ -61,7 +61,7 @@ static PyObject *gemm(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "spp(LLL)iKLKLKKLK:gemm", &device, &f16, &f32_output, &m, &n, &k,
                           &activation, &a, &stride_a, &b, &stride_b, &bias, &d, &stride_d, &stream))
         return NULL;
-    dw_gemm call = {.size = sizeof call,
+    dw_gemm call = {.struct_size = sizeof call,
                     .dtype = f16 ? DW_F16 : DW_BF16,
                     .m = m,
                     .n = n,

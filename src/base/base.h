@@ -47,6 +47,19 @@ static inline dw_status dw__not_ok(dw_status status) {
         if (status_ != DW_OK) return status_;                                                      \
     } while (0)
 
+/* ---- structures of callers ------------------------------------------------------------------- */
+
+/* A public structure of options or of a call. Its first member is `size_t struct_size`. */
+typedef struct dw__struct {
+    const char *name; /* "dw_gemm" */
+    size_t bytes;
+    /* Sizes that it had in earlier versions and that are still accepted; 0: none. Members are only ever appended. */
+    size_t older[2];
+} dw__struct;
+/* Copies the caller's structure to `copy`, with zeros for members that an older one lacks. `copy` may be NULL if there
+ * are no older sizes. DW_INVALID_ARGUMENT: `given` is NULL, or its struct_size is none of these. */
+dw_status dw__struct_read(const dw__struct *known, const void *given, void *copy);
+
 /* ---- memory -------------------------------------------------------------------------------- */
 
 /* All host memory of the library comes from these three functions, so that tests can make each allocation

@@ -254,7 +254,7 @@ static dw_status tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *m
                                 [DW__MAP_F32] = 7,
                                 [DW__MAP_U8] = 0,
                                 [DW__MAP_U64] = 4};
-    dw_emulator_tensor_shape made = {.size_of = sizeof made,
+    dw_emulator_tensor_shape made = {.struct_size = sizeof made,
                                      .element = types[shape->element],
                                      .rank = shape->rank,
                                      .address = shape->address,

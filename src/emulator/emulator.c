@@ -54,13 +54,9 @@ static int index_of(int architecture) {
 
 /* Copies the caller's options, which may be those of an earlier version without the last members. */
 static dw_status read_options(const dw_emulator_options *given, dw_emulator_options *wanted) {
-    const size_t first = offsetof(dw_emulator_options, threads);
-    if (given->size != sizeof *given && given->size != first)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "emulator options of %zu bytes: set size to sizeof(dw_emulator_options)",
-                        given->size);
-    *wanted = (dw_emulator_options){0};
-    memcpy(wanted, given, given->size);
+    static const dw__struct known = {
+        "dw_emulator_options", sizeof *wanted, {offsetof(dw_emulator_options, threads)}};
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, given, wanted));
     if (wanted->threads < 0)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "emulator options: %d threads: must be 1 or more, or 0 for all",
@@ -360,9 +356,14 @@ static dw_status check_shape(const dw__emu_kernel *kernel, const dw__emu_grid *g
 }
 
 static dw_status emulator_launch(dw_emulator_module *module, const char *name,
-                                 const dw_emulator_launch_options *options, void *const *arguments,
+                                 const dw_emulator_launch_options *given, void *const *arguments,
                                  uint64_t *instructions) {
+    static const dw__struct known = {"dw_emulator_launch_options",
+                                     sizeof *given,
+                                     {offsetof(dw_emulator_launch_options, cooperative)}};
     dw_emulator *emulator = module->emulator;
+    dw_emulator_launch_options wanted, *options = &wanted;
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, given, options));
     DW_RETURN_IF_FAILED(emulator_has_kernel(module, name));
     const dw__emu_kernel *kernel = find_kernel(module, name);
     dw__emu_grid grid = {.kernel = kernel,
@@ -385,9 +386,7 @@ static dw_status emulator_launch(dw_emulator_module *module, const char *name,
     DW_RETURN_IF_FAILED(check_shape(kernel, &grid, emulator->architecture));
     unsigned char *parameters = dw__malloc_aligned(kernel->parameter_bytes + 64);
     if (!parameters) return dw__fail_memory("parameters of a kernel", kernel->parameter_bytes);
-    /* The shorter structure of earlier versions has no such member. */
-    grid.cooperative =
-        options->size > offsetof(dw_emulator_launch_options, cooperative) && options->cooperative;
+    grid.cooperative = options->cooperative;
     if (grid.cooperative) {
         const uint32_t first[2] = {sizeof first, 0};
         dw_status made = emulator_allocate(emulator, sizeof first, &grid.workspace);
@@ -416,17 +415,14 @@ static dw_status emulator_launch(dw_emulator_module *module, const char *name,
 }
 
 static dw_status emulator_tensor_map(const dw_emulator_tensor_shape *shape, void *map) {
+    static const dw__struct known = {"dw_emulator_tensor_shape", sizeof *shape, {0}};
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, shape, NULL));
     dw__tensor_shape made = {.element = (uint8_t)shape->element,
                              .rank = (uint8_t)shape->rank,
                              .swizzle = (uint8_t)shape->swizzle,
                              .fill_nan = (uint8_t)shape->fill_nan,
                              .address = (uint64_t)(uintptr_t)shape->address,
                              .interleave = (uint8_t)shape->interleave};
-    if (shape->size_of != sizeof *shape)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "dw_emulator_tensor_shape of %zu bytes: set size_of to "
-                        "sizeof(dw_emulator_tensor_shape)",
-                        shape->size_of);
     for (int axis = 0; axis < shape->rank && axis < DW__TENSOR_AXES; axis++) {
         if (shape->size[axis] < 1 || shape->size[axis] > (uint64_t)1 << 32)
             return dw__fail(DW_INVALID_ARGUMENT,

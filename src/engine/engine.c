@@ -27,19 +27,11 @@ static dw_status check_request(const dw_graph *graph, uint32_t grad_output_count
 }
 
 static dw_status read_options(const dw_engine_options *given, dw_engine_options *options) {
-    if (!given) return DW_OK;
-    /* Programs that were built for earlier versions have a shorter structure. */
-    size_t first_version = offsetof(dw_engine_options, precision);
-    size_t second_version = offsetof(dw_engine_options, device);
-    if (given->struct_size != sizeof *options && given->struct_size != first_version &&
-        given->struct_size != second_version) {
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "dw_engine_options.struct_size is %zu, this library knows %zu: begin with "
-                        "DW_ENGINE_OPTIONS_DEFAULT and rebuild",
-                        given->struct_size, sizeof *options);
-    }
-    memcpy(options, given, given->struct_size);
-    return DW_OK;
+    static const dw__struct known = {
+        "dw_engine_options",
+        sizeof *options,
+        {offsetof(dw_engine_options, precision), offsetof(dw_engine_options, device)}};
+    return given ? dw__struct_read(&known, given, options) : DW_OK;
 }
 
 /* DEEPWELL_PROFILE=cpu counts the CPU time of the process, which other programs on the machine do not change. */

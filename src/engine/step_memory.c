@@ -118,11 +118,8 @@ uint32_t dw_plan_step_moments(const dw_plan *plan) {
 }
 
 static dw_status check_options(const dw_step_options *options) {
-    if (options->struct_size != sizeof *options)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "dw_step_options.struct_size is %zu, this library knows %zu: begin with "
-                        "DW_STEP_OPTIONS_DEFAULT and rebuild",
-                        options->struct_size, sizeof *options);
+    static const dw__struct known = {"dw_step_options", sizeof *options, {0}};
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, options, NULL));
     if ((unsigned)options->optimizer >= DW_STEP_OPTIMIZERS)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "the optimizer is number %d; expected one of dw_step_optimizer",

@@ -45,11 +45,8 @@ static dw_status check_recipe(dw_recipe recipe, const char *what) {
 }
 
 static dw_status check_policy(const dw_precision_policy *policy, bool *needs_seed) {
-    if (policy->struct_size != sizeof *policy)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "dw_precision_policy.struct_size is %zu, this library knows %zu: begin "
-                        "with dw_precision_policy_init and rebuild",
-                        policy->struct_size, sizeof *policy);
+    static const dw__struct known = {"dw_precision_policy", sizeof *policy, {0}};
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, policy, NULL));
     DW_RETURN_IF_FAILED(check_recipe(policy->recipe, "recipe"));
     if (!(policy->bf16_share >= 0.0 && policy->bf16_share <= 1.0))
         return dw__fail(DW_INVALID_ARGUMENT,

@@ -8,23 +8,6 @@
 
 dw__jit_statistics dw__jit_statistics_now;
 
-void dw_jit_count(dw_jit_counts *counts) {
-    dw__jit_statistics *now = &dw__jit_statistics_now;
-    dw_jit_counts made = {
-        .size = sizeof made,
-        .embedded = atomic_load(&now->embedded),
-        .cached = atomic_load(&now->cached),
-        .compiled = atomic_load(&now->compiled),
-        .corrupt = atomic_load(&now->corrupt),
-        .unwritten = atomic_load(&now->unwritten),
-        .compile_seconds = 1e-9 * (double)atomic_load(&now->compile_nanoseconds),
-        .translated = atomic_load(&now->translated),
-    };
-    size_t bytes = counts->size < sizeof made ? counts->size : sizeof made;
-    made.size = (uint32_t)bytes;
-    memcpy(counts, &made, bytes);
-}
-
 /* ---- images -------------------------------------------------------------------------------------- */
 
 /* The version alone does not tell one patch release from another: the library's size does. */

@@ -37,23 +37,24 @@ static dw_attention call_of(const dw_autoplan *plan) {
     const dw_layout *layout = &plan->layout;
     int tp = layout->attention_tp ? layout->attention_tp : layout->tp;
     int heads = model->heads / tp, groups = model->heads / model->kv_heads;
-    dw_attention call = {.size = sizeof call,
+    dw_attention call = {.struct_size = sizeof call,
                          .dtype = DW_BF16,
                          .batch = layout->micro_batch * tp / layout->tp,
                          .heads_q = heads,
                          .heads_kv = heads % groups ? heads : heads / groups,
-                         .rows_q = layout->seq_len / layout->cp,
-                         .rows_k = layout->seq_len / layout->cp,
+                         .seq_len_q = layout->seq_len / layout->cp,
+                         .seq_len_kv = layout->seq_len / layout->cp,
                          .head_dim = model->head_dim + model->rope_dim,
                          .window_left = -1,
                          .bottom_right = true};
     if (heads % groups && groups % heads == 0) call.heads_kv = 1;
     call.scale = (float)(1 / sqrt(call.head_dim));
-    const dw_attention_tensor q = {.batch = (int64_t)call.heads_q * call.rows_q * call.head_dim,
-                                   .head = (int64_t)call.rows_q * call.head_dim,
+    const dw_attention_tensor q = {.batch = (int64_t)call.heads_q * call.seq_len_q * call.head_dim,
+                                   .head = (int64_t)call.seq_len_q * call.head_dim,
                                    .row = call.head_dim};
-    const dw_attention_tensor k = {.batch = (int64_t)call.heads_kv * call.rows_k * call.head_dim,
-                                   .head = (int64_t)call.rows_k * call.head_dim,
+    const dw_attention_tensor k = {.batch =
+                                       (int64_t)call.heads_kv * call.seq_len_kv * call.head_dim,
+                                   .head = (int64_t)call.seq_len_kv * call.head_dim,
                                    .row = call.head_dim};
     call.q = call.o = call.d_o = call.dq = q;
     call.k = call.v = call.dk = call.dv = k;

@@ -365,12 +365,9 @@ static dw_status add_leaves(builder *b) {
 
 static dw_status check_options(const dw_model_config *config,
                                const dw_model_graph_options *options) {
+    static const dw__struct known = {"dw_model_graph_options", sizeof *options, {0}};
     if (!config) return dw__fail(DW_INVALID_ARGUMENT, "the configuration of a model is NULL");
-    if (options->struct_size != sizeof *options)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "struct_size is %zu; expected %zu: use "
-                        "DW_MODEL_GRAPH_OPTIONS_DEFAULT",
-                        options->struct_size, sizeof *options);
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, options, NULL));
     if (options->output != DW_MODEL_LOGITS && options->output != DW_MODEL_LOSS)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "output is %d; expected DW_MODEL_LOGITS or "

@@ -158,12 +158,16 @@ static dw_status read_all(loader *l, bool allow_not_finite, float *const *weight
 dw_status dw_model_load(const dw_model_config *config, const char *folder,
                         const dw_model_load_options *options, float *const *weights) {
     static const dw_model_load_options defaults = DW_MODEL_LOAD_OPTIONS_DEFAULT;
+    static const dw__struct known = {"dw_model_load_options", sizeof *options, {0}};
     dw_status status = DW_OK;
     loader l = {.config = config};
     if (!options) options = &defaults;
-    if (!config || !folder || !weights || options->struct_size != sizeof *options)
-        return dw__fail(DW_INVALID_ARGUMENT, "dw_model_load was given NULL, or options without "
-                                             "DW_MODEL_LOAD_OPTIONS_DEFAULT");
+    if (!config || !folder || !weights)
+        return dw__fail(DW_INVALID_ARGUMENT, "dw_model_load: %s is NULL",
+                        !config   ? "config"
+                        : !folder ? "folder"
+                                  : "weights");
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, options, NULL));
     DW_RETURN_IF_FAILED(dw_safetensors_open(folder, &l.file));
     size_t parameters = dw_model_parameter_count(config), tensors = dw_safetensors_count(l.file);
     l.indices = dw__calloc(parameters + 1, sizeof *l.indices);

@@ -264,9 +264,13 @@ static dw_status copy_companions(const char *source, const char *folder) {
 
 static dw_status check_options(const dw_model_config *config, const char *folder,
                                const dw_model_save_options *options, const float *const *weights) {
-    if (!config || !folder || !weights || options->struct_size != sizeof *options)
-        return dw__fail(DW_INVALID_ARGUMENT, "a model that is to be saved was given NULL, or "
-                                             "options without DW_MODEL_SAVE_OPTIONS_DEFAULT");
+    static const dw__struct known = {"dw_model_save_options", sizeof *options, {0}};
+    if (!config || !folder || !weights)
+        return dw__fail(DW_INVALID_ARGUMENT, "saving a model: %s is NULL",
+                        !config   ? "config"
+                        : !folder ? "folder"
+                                  : "weights");
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, options, NULL));
     if (options->dtype != DW_F32 && options->dtype != DW_BF16 && options->dtype != DW_F16)
         return dw__fail(DW_UNSUPPORTED, "dtype is %s; models are saved in f32, bf16 or f16",
                         (unsigned)options->dtype < DW_DTYPE_COUNT ? dw_dtype_name(options->dtype)

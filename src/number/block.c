@@ -46,11 +46,9 @@ static dw_scale_rule rule_of(const dw_block_options *options) {
 }
 
 static dw_status check_options(const char *function, const dw_block_options *options) {
-    if (options == NULL || options->struct_size != sizeof *options)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "%s: options are missing, or dw_block_options.struct_size is not the %zu "
-                        "that this library knows: begin with DW_BLOCK_OPTIONS_DEFAULT",
-                        function, sizeof *options);
+    static const dw__struct known = {"dw_block_options", sizeof *options, {0}};
+    const dw_status read = dw__struct_read(&known, options, NULL);
+    if (read != DW_OK) return dw__fail_prefix(read, "%s", function);
     if ((unsigned)options->scheme >= DW_SCHEME_COUNT)
         return dw__fail(DW_INVALID_ARGUMENT, "%s: scheme is %d, which is not a dw_scheme", function,
                         (int)options->scheme);

@@ -101,13 +101,10 @@ static dw_status check_format(const char *function, dw_format format, int64_t co
 
 dw_status dw_encode(dw_format format, int64_t count, const float *values,
                     const dw_encode_options *options, void *codes) {
+    static const dw__struct known = {"dw_encode_options", sizeof *options, {0}};
     const dw_encode_options defaults = DW_ENCODE_OPTIONS_DEFAULT;
     if (options == NULL) options = &defaults;
-    if (options->struct_size != sizeof *options)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "dw_encode_options.struct_size is %zu, this library knows %zu: begin with "
-                        "DW_ENCODE_OPTIONS_DEFAULT",
-                        options->struct_size, sizeof *options);
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, options, NULL));
     DW_RETURN_IF_FAILED(check_format("dw_encode", format, count));
     if ((unsigned)options->overflow > DW_OVERFLOW_NONFINITE)
         return dw__fail(DW_INVALID_ARGUMENT, "dw_encode: overflow is %d: expected %d or %d",

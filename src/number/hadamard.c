@@ -57,11 +57,8 @@ static void choose_signs(const dw_hadamard_options *options, hadamard_call *call
 
 static dw_status check(const dw_hadamard_options *options, int64_t rows, int64_t cols,
                        int64_t row_stride, int64_t result_stride) {
-    if (options->struct_size != sizeof *options)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "dw_hadamard_options.struct_size is %zu, this library knows %zu: begin "
-                        "with DW_HADAMARD_OPTIONS_DEFAULT",
-                        options->struct_size, sizeof *options);
+    static const dw__struct known = {"dw_hadamard_options", sizeof *options, {0}};
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, options, NULL));
     if (options->size < 2 || options->size > MOST || (options->size & (options->size - 1)) != 0)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "dw_hadamard: size is %d: expected 2, 4, 8, 16, 32, 64 or 128",

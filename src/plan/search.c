@@ -230,7 +230,7 @@ static dw_status simplify(const dw__problem *problem, dw__meshes *meshes, const 
 
 void dw_autoplan_request_default(dw_autoplan_request *request) {
     *request = (dw_autoplan_request){
-        .size = sizeof *request, .precision = DW_TRAIN_BF16, .reserve = -1, .runners_up = 5};
+        .struct_size = sizeof *request, .precision = DW_TRAIN_BF16, .reserve = -1, .runners_up = 5};
 }
 
 static dw_status check_request(const dw_autoplan_request *request) {
@@ -641,10 +641,9 @@ dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autoplan **p
     dw_status status = DW_OK;
     dw__autoplan *own = NULL;
     double began = dw__seconds();
-    if (!request || !plan || request->size != sizeof *request)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "the request is NULL or of another version; begin with "
-                        "dw_autoplan_request_default");
+    static const dw__struct known = {"dw_autoplan_request", sizeof *request, {0}};
+    if (!plan) return dw__fail(DW_INVALID_ARGUMENT, "dw_autoplan_search: plan is NULL");
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, request, NULL));
     *plan = NULL;
     DW_RETURN_IF_FAILED(check_request(request));
     dw_hardware hardware = *request->hardware;

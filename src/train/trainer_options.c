@@ -99,12 +99,9 @@ dw_status dw__trainer_check_schedule(const dw_trainer_options *o) {
 }
 
 dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *options) {
-    if (!options || options->struct_size < sizeof *options)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "dw_trainer_create: options are missing or of an older layout; begin with "
-                        "DW_TRAINER_OPTIONS_DEFAULT");
+    static const dw__struct known = {"dw_trainer_options", sizeof *options, {0}};
     dw_trainer_options *o = &t->options;
-    *o = *options;
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, options, o));
     o->init = o->init != 0;
     o->shuffle = o->shuffle != 0;
     if (!o->model) return dw__fail(DW_INVALID_ARGUMENT, "no model is named; give its folder");

@@ -223,7 +223,7 @@ static inline void expect_untouched(const matrix *x, int row) {
 static inline void make_map(const matrix *x, uint32_t box_columns, uint32_t box_rows, void *map) {
     static const int elements[] = {9, 6, 7, 0, 0, 0}; /* as the driver numbers them */
     dw_emulator_tensor_shape shape = {
-        .size_of = sizeof shape,
+        .struct_size = sizeof shape,
         .element = elements[x->type],
         .rank = 2,
         .address = x->device,

@@ -766,8 +766,8 @@ static void bad_requests_are_named(void **unused) {
     none.gpus = 10000000;
     refused(request, NULL, DW_INVALID_ARGUMENT, "has 10000000 GPUs");
     request = good;
-    request.size = 3;
-    refused(request, NULL, DW_INVALID_ARGUMENT, "dw_autoplan_request_default");
+    request.struct_size = 3;
+    refused(request, NULL, DW_INVALID_ARGUMENT, "dw_autoplan_request.struct_size is 3");
     dw_hardware_destroy(hardware);
 }
 

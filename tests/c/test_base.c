@@ -75,6 +75,50 @@ static void messages_are_per_thread(void **state) {
     assert_string_equal(dw_last_error(), "here");
 }
 
+/* ---- structures of callers ------------------------------------------------------------------- */
+
+typedef struct options {
+    size_t struct_size;
+    int first, second, third;
+} options;
+
+static void struct_of_each_version_is_read(void **state) {
+    static const dw__struct known = {"options", sizeof(options), {offsetof(options, third)}};
+    options given = {sizeof given, 1, 2, 3}, copy;
+    (void)state;
+    assert_int_equal(dw__struct_read(&known, &given, &copy), DW_OK);
+    assert_memory_equal(&given, &copy, sizeof given);
+    given.struct_size = offsetof(options, third); /* an older caller's ends there */
+    memset(&copy, 0xff, sizeof copy);
+    assert_int_equal(dw__struct_read(&known, &given, &copy), DW_OK);
+    assert_int_equal(copy.struct_size, offsetof(options, third));
+    assert_int_equal(copy.second, 2);
+    assert_int_equal(copy.third, 0);
+}
+
+static void struct_of_no_version_is_refused(void **state) {
+    static const dw__struct known = {"options", sizeof(options), {offsetof(options, third)}};
+    static const size_t sizes[] = {0,
+                                   1,
+                                   offsetof(options, second),
+                                   offsetof(options, third) - 1,
+                                   sizeof(options) - 1,
+                                   sizeof(options) + 1,
+                                   SIZE_MAX};
+    options given = {0, 1, 2, 3}, copy = {0};
+    (void)state;
+    for (size_t i = 0; i < DW_COUNT(sizes); i++) {
+        given.struct_size = sizes[i];
+        assert_int_equal(dw__struct_read(&known, &given, &copy), DW_INVALID_ARGUMENT);
+        assert_non_null(strstr(dw_last_error(), "options.struct_size is "));
+        assert_non_null(strstr(dw_last_error(), "expected 24: set it to sizeof(options)"));
+        assert_int_equal(copy.first, 0);
+    }
+    assert_int_equal(dw__struct_read(&known, NULL, &copy), DW_INVALID_ARGUMENT);
+    assert_string_equal(dw_last_error(),
+                        "options is NULL; expected a structure with struct_size = sizeof(options)");
+}
+
 /* ---- memory -------------------------------------------------------------------------------- */
 
 static void memory_counts_live_blocks(void **state) {
@@ -626,6 +670,8 @@ int main(void) {
         cmocka_unit_test(fail_records_message_and_prefix),
         cmocka_unit_test(fail_truncates_long_messages),
         cmocka_unit_test(messages_are_per_thread),
+        cmocka_unit_test(struct_of_each_version_is_read),
+        cmocka_unit_test(struct_of_no_version_is_refused),
         cmocka_unit_test(memory_counts_live_blocks),
         cmocka_unit_test(memory_fails_on_request),
         cmocka_unit_test(grow_doubles_and_refuses_overflow),

@@ -126,7 +126,7 @@ static void test_windows(void **state) {
             for (size_t l = 0; l < DW_COUNT(reach); l++)
                 for (size_t r = 0; r < DW_COUNT(reach); r++)
                     for (int corner = 0; corner < 2; corner++) {
-                        call.rows_q = rows[q], call.rows_k = rows[k];
+                        call.seq_len_q = rows[q], call.seq_len_kv = rows[k];
                         call.window_left = reach[l], call.window_right = reach[r];
                         call.bottom_right = corner;
                         bool hidden = false;
@@ -172,7 +172,7 @@ static void test_packed(void **state) {
 static void test_lengths_of_one(void **state) {
     (void)state;
     dw_attention call = plain_call();
-    call.batch = call.heads_q = call.heads_kv = call.rows_q = 1;
+    call.batch = call.heads_q = call.heads_kv = call.seq_len_q = 1;
     call.q.batch = 3, call.q.head = -1, call.q.row = 0;
     call.k.batch = 7, call.k.head = 1;
     call.head_dim = 40;
@@ -255,7 +255,7 @@ static void test_serial(void **state) {
     dw_attention call = plain_call();
     size_t bytes = 0;
     call.batch = 64; /* 128 heads of keys on 132 processors */
-    call.rows_q = call.rows_k = 200;
+    call.seq_len_q = call.seq_len_kv = 200;
     call.window_right = 0;
     call.deterministic = true;
     dw__attention_shape shape = dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 132);
@@ -280,9 +280,9 @@ static void test_serial(void **state) {
     call.batch = 67; /* 134 heads: two rounds */
     assert_false(dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 132).serial);
     call.batch = 64;
-    call.rows_q = 4096;
+    call.seq_len_q = 4096;
     assert_false(dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 132).serial);
-    call.rows_q = 200;
+    call.seq_len_q = 200;
     assert_false(dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 0).serial);
     assert_false(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD, 132).serial);
 }
@@ -291,7 +291,7 @@ static void test_empty(void **state) {
     (void)state;
     size_t bytes = 1;
     dw_attention call = plain_call();
-    call.rows_q = 0;
+    call.seq_len_q = 0;
     call.q.data = call.o.data = NULL;
     forget();
     int maps = fake->map_count;
@@ -305,7 +305,7 @@ static void test_empty(void **state) {
     assert_int_equal(dw_attention_backward_workspace(&call, &bytes), DW_OK);
     assert_int_equal(bytes, 0);
     call = plain_call();
-    call.rows_k = 0;
+    call.seq_len_kv = 0;
     call.k.data = call.v.data = NULL;
     assert_int_equal(dw_attention_forward(&call), DW_OK);
     assert_string_equal(fake->launches[1].name, "reference_attention_forward");
@@ -337,14 +337,14 @@ static void test_refusals(void **state) {
         change;                                                                                    \
         refuse(&call, status, part);                                                               \
     } while (0)
-    REFUSE(call.size = 8, DW_INVALID_ARGUMENT, "size is 8");
+    REFUSE(call.struct_size = 8, DW_INVALID_ARGUMENT, "struct_size is 8");
     REFUSE(call.dtype = (dw_dtype)99, DW_TYPE, "expected bf16 or f16");
     REFUSE(call.dtype = DW_F32, DW_TYPE, "the element type is f32; expected bf16 or f16");
     REFUSE(call.batch = -1, DW_SHAPE, "batch is -1");
     REFUSE(call.heads_q = 0, DW_SHAPE, "heads_q is 0");
     REFUSE(call.heads_kv = 3, DW_SHAPE, "heads_q is 4 and heads_kv is 3");
-    REFUSE(call.rows_k = -5, DW_SHAPE, "rows_k is -5");
-    REFUSE(call.rows_q = INT32_MAX, DW_SHAPE, "rows_q is 2147483647");
+    REFUSE(call.seq_len_kv = -5, DW_SHAPE, "seq_len_kv is -5");
+    REFUSE(call.seq_len_q = INT32_MAX, DW_SHAPE, "seq_len_q is 2147483647");
     REFUSE(call.head_dim = 0, DW_SHAPE, "head_dim is 0");
     REFUSE(call.head_dim = 100, DW_UNSUPPORTED,
            "head_dim is 100; expected a multiple of 8 up to 256");
@@ -355,7 +355,7 @@ static void test_refusals(void **state) {
            "offsets_k is given and offsets_q is NULL");
     REFUSE(
         (call.offsets_q = call.offsets_k = (int32_t *)16, call.total_q = 900, call.total_k = 900),
-        DW_SHAPE, "total_q is 900 and rows_q is 1000");
+        DW_SHAPE, "total_q is 900 and seq_len_q is 1000");
     REFUSE(
         (call.offsets_q = call.offsets_k = (int32_t *)16, call.total_q = 3001, call.total_k = 900),
         DW_SHAPE, "total_q is 3001");
@@ -479,14 +479,12 @@ static void test_embedded(void **state) {
 static void old_driver(void *unused) {
     (void)unused;
     dw_attention call = plain_call();
-    dw_jit_counts before = {.size = sizeof before}, after = before;
     call.head_dim = 64;
     call.window_right = 0;
     fake->refuse_real = fake->refuse_ptx = 1;
-    dw_jit_count(&before);
+    const uint32_t before = dw__jit_statistics_now.compiled;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
-    dw_jit_count(&after);
-    CHILD_REQUIRE(after.compiled - before.compiled == 1);
+    CHILD_REQUIRE(dw__jit_statistics_now.compiled - before == 1);
     CHILD_REQUIRE(memcmp(fake->launches[fake->launch_count - 1].image, "\177ELF\n", 5) == 0);
 }
 
@@ -596,16 +594,17 @@ static void run_kernel(const fake_launch *launch) {
     uint16_t value = wrong_kernel && strcmp(launch->name, wrong_kernel) == 0 ? 0x3c00 : 0;
     if ((uintptr_t)p.q.data % ((uintptr_t)1 << 32) == 0)
         return; /* a test's own call: no memory there */
-    int rows_q = p.offsets_q ? p.offsets_q[p.batch] : p.rows_q,
-        rows_k = p.offsets_q ? p.offsets_k[p.batch] : p.rows_k;
+    int seq_len_q = p.offsets_q ? p.offsets_q[p.batch] : p.rows_q,
+        seq_len_kv = p.offsets_q ? p.offsets_k[p.batch] : p.rows_k;
     compared++;
     if (strstr(launch->name, "forward")) {
-        write_tensor(&p.o, &p, p.heads_q, rows_q, value);
-        for (int i = 0; i < (p.offsets_q ? 1 : p.batch) * p.heads_q * rows_q; i++) p.lse[i] = 1.0f;
+        write_tensor(&p.o, &p, p.heads_q, seq_len_q, value);
+        for (int i = 0; i < (p.offsets_q ? 1 : p.batch) * p.heads_q * seq_len_q; i++)
+            p.lse[i] = 1.0f;
     } else {
-        write_tensor(&p.dq, &p, p.heads_q, rows_q, value);
-        write_tensor(&p.dk, &p, p.heads_kv, rows_k, value);
-        write_tensor(&p.dv, &p, p.heads_kv, rows_k, value);
+        write_tensor(&p.dq, &p, p.heads_q, seq_len_q, value);
+        write_tensor(&p.dk, &p, p.heads_kv, seq_len_kv, value);
+        write_tensor(&p.dv, &p, p.heads_kv, seq_len_kv, value);
     }
 }
 

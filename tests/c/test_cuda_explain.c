@@ -15,13 +15,13 @@ static dw_attention_tensor tensor(int64_t heads, int64_t rows, int64_t head_dim)
 }
 
 static dw_attention plain_call(void) {
-    dw_attention call = {.size = sizeof call,
+    dw_attention call = {.struct_size = sizeof call,
                          .dtype = DW_BF16,
                          .batch = 8,
                          .heads_q = 16,
                          .heads_kv = 4,
-                         .rows_q = 2048,
-                         .rows_k = 2048,
+                         .seq_len_q = 2048,
+                         .seq_len_kv = 2048,
                          .head_dim = 128,
                          .scale = 0.1f,
                          .window_left = -1,
@@ -114,7 +114,7 @@ static void test_who_takes_what(void **state) {
     dw_attention calls[12];
     for (size_t i = 0; i < DW_COUNT(calls); i++) calls[i] = plain_call();
     calls[1].window_right = 0;
-    calls[2].window_right = 0, calls[2].rows_q = 100; /* the last query with the last key */
+    calls[2].window_right = 0, calls[2].seq_len_q = 100; /* the last query with the last key */
     calls[3] = calls[2], calls[3].bottom_right = false;
     calls[4].window_left = 100;
     calls[5].softcap = 30.0f;
@@ -150,7 +150,7 @@ static void test_work(void **state) {
     for (size_t l = 0; l < DW_COUNT(windows); l++)
         for (size_t r = 0; r < DW_COUNT(windows); r++)
             for (int corner = 0; corner < 2; corner++) {
-                call.rows_q = 77, call.rows_k = 130;
+                call.seq_len_q = 77, call.seq_len_kv = 130;
                 call.window_left = windows[l], call.window_right = windows[r],
                 call.bottom_right = corner;
                 double pairs = 0.0;
@@ -167,7 +167,7 @@ static void test_work(void **state) {
             }
     call = plain_call();
     call.window_right = 0;
-    call.rows_q = call.rows_k = 1 << 20; /* counted by samples */
+    call.seq_len_q = call.seq_len_kv = 1 << 20; /* counted by samples */
     double causal = dw__attention_work_of(&call, false).flops,
            expected = 2.0 * 8 * 16 * 128 * 0x1p40;
     assert_true(fabs(causal - expected) < 1e-4 * expected);
@@ -179,7 +179,7 @@ static void test_expected(void **state) {
     for (size_t i = 0; i < dw__attention_rate_count; i++) {
         const dw__attention_rate *rate = &dw__attention_rates[i];
         dw_attention call = plain_call();
-        call.rows_q = call.rows_k = rate->rows, call.head_dim = rate->head_dim;
+        call.seq_len_q = call.seq_len_kv = rate->rows, call.head_dim = rate->head_dim;
         call.batch = 16384 / rate->rows;
         call.q = call.o = tensor(16, rate->rows, rate->head_dim),
         call.k = call.v = tensor(4, rate->rows, rate->head_dim);
@@ -425,7 +425,7 @@ static void test_choice(void **state) {
                      DW_NOT_FOUND);
     assert_int_equal(dw_attention_choose(&call, true, NULL, &name, because, sizeof because), DW_OK);
     /* All shapes of a class share its measurement; other classes are unaffected. */
-    call.rows_q = call.rows_k = 2100;
+    call.seq_len_q = call.seq_len_kv = 2100;
     assert_string_equal(chosen(&call, true), "cudnn");
     call.deterministic = true;
     root = explained(&call, true, NULL);
@@ -479,15 +479,16 @@ static void test_class_numbers(void **state) {
             draw[j] = (int)(random >> 33);
         }
         dw_attention call = plain_call();
-        call.rows_q = 1 + draw[0] % 90, call.rows_k = draw[1] % 3 ? call.rows_q : 1 + draw[1] % 90;
+        call.seq_len_q = 1 + draw[0] % 90,
+        call.seq_len_kv = draw[1] % 3 ? call.seq_len_q : 1 + draw[1] % 90;
         call.batch = 1 + draw[2] % 5, call.heads_kv = 1 + draw[3] % 2;
         call.heads_q = call.heads_kv * (1 + draw[4] % 2);
         call.head_dim = draw[5] % 2 ? 64 : 128, call.dtype = draw[6] % 2 ? DW_F16 : DW_BF16;
         call.window_right = draw[7] % 3 - 1, call.window_left = draw[7] % 7 ? -1 : 5;
         call.bottom_right = draw[8] % 2, call.deterministic = draw[9] % 5 == 0;
         call.softcap = draw[10] % 7 ? 0.0f : 1.0f, call.dropout = draw[11] % 7 ? 0.0f : 0.5f;
-        call.q = call.o = call.d_o = call.dq = tensor(call.heads_q, call.rows_q, call.head_dim);
-        call.k = call.v = call.dk = call.dv = tensor(call.heads_kv, call.rows_k, call.head_dim);
+        call.q = call.o = call.d_o = call.dq = tensor(call.heads_q, call.seq_len_q, call.head_dim);
+        call.k = call.v = call.dk = call.dv = tensor(call.heads_kv, call.seq_len_kv, call.head_dim);
         bool backward = draw[3] % 4 < 2;
         assert_int_equal(dw_attention_class(&call, backward, made[i].text, sizeof made[i].text),
                          DW_OK);
@@ -513,7 +514,7 @@ static void test_classes(void **state) {
     dw_attention call = plain_call();
     char text[256];
     call.dtype = DW_F16, call.window_right = 0, call.softcap = 1.0f, call.dropout = 0.5f,
-    call.rows_q = 700;
+    call.seq_len_q = 700;
     call.deterministic = true; /* which is backward's */
     assert_int_equal(dw_attention_class(&call, false, text, sizeof text), DW_OK);
     assert_string_equal(
@@ -522,15 +523,15 @@ static void test_classes(void **state) {
     assert_int_equal(dw_attention_class(&call, true, text, sizeof text), DW_OK);
     assert_string_equal(text, "attention backward f16 d128 group4 q512 k2048 heads128 "
                               "causal-top-left softcap dropout deterministic");
-    call.rows_q = call.rows_k; /* the corners are one */
+    call.seq_len_q = call.seq_len_kv; /* the corners are one */
     assert_int_equal(dw_attention_class(&call, false, text, sizeof text), DW_OK);
     assert_non_null(strstr(text, "heads128 causal softcap"));
     /* Rounded by ratio: 1448 is nearer to 1024, 1449 to 2048. */
-    call.rows_q = 1448, call.rows_k = 1449;
+    call.seq_len_q = 1448, call.seq_len_kv = 1449;
     assert_int_equal(dw_attention_class(&call, false, text, sizeof text), DW_OK);
     assert_non_null(strstr(text, "q1024 k2048"));
     call.window_left = 9;
-    call.rows_k = 0;
+    call.seq_len_kv = 0;
     assert_int_equal(dw_attention_class(&call, true, text, sizeof text), DW_OK);
     assert_non_null(strstr(text, "k0 heads128 window softcap"));
 }
@@ -578,7 +579,7 @@ static void test_measure(void **state) {
     dw_attention call = plain_call();
     double seconds = 0.0, again = 0.0;
     char shape_class[256];
-    call.batch = 1, call.rows_q = call.rows_k = 300;
+    call.batch = 1, call.seq_len_q = call.seq_len_kv = 300;
     for (int backward = 0; backward < 2; backward++) {
         int launches = fake->launch_count;
         assert_int_equal(dw_attention_measure(&call, backward, &seconds), DW_OK);
@@ -598,7 +599,7 @@ static void test_measure(void **state) {
     assert_int_equal(dw_attention_measure(&call, true, &seconds), DW_OUT_OF_MEMORY);
     fake->failing = NULL;
     assert_int_equal(fake->memory, 0);
-    call.rows_k = 0;
+    call.seq_len_kv = 0;
     assert_int_equal(dw_attention_measure(&call, true, &seconds), DW_INVALID_ARGUMENT);
     call.offsets_q = call.offsets_k = (int32_t *)64;
     assert_int_equal(dw_attention_measure(&call, true, &seconds), DW_UNSUPPORTED);

@@ -15,7 +15,7 @@ static int maps_of(const char *name) {
 
 static dw_gemm plain_call(void) {
     return (dw_gemm){
-        .size = sizeof(dw_gemm),
+        .struct_size = sizeof(dw_gemm),
         .dtype = DW_BF16,
         .output = DW_F32,
         .m = 9000,
@@ -198,7 +198,7 @@ static dw_gemm tiny_call(void) {
     for (int i = 0; i < 24; i++) a[i] = dw__f32_to_bf16((float)(i % 7) - 3);
     for (int i = 0; i < 16; i++) b[i] = dw__f32_to_bf16((float)(i % 5) - 2);
     memset(d, 0xff, sizeof d);
-    return (dw_gemm){.size = sizeof(dw_gemm),
+    return (dw_gemm){.struct_size = sizeof(dw_gemm),
                      .dtype = DW_BF16,
                      .output = DW_F32,
                      .m = 3,

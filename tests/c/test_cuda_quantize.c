@@ -14,7 +14,7 @@ static int maps_of(const char *name) {
 static void *address(uint64_t number) { return (void *)(uintptr_t)(number << 32); }
 
 static dw_quantize plain_call(void) {
-    return (dw_quantize){.size = sizeof(dw_quantize),
+    return (dw_quantize){.struct_size = sizeof(dw_quantize),
                          .dtype = DW_F16,
                          .scheme = DW_SCHEME_MXFP4,
                          .rows = 300,

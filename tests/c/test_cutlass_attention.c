@@ -52,7 +52,7 @@ static void launches(void *unused) {
     call.window_left = 5000, call.window_right = 2000, call.lse = NULL;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && !got->causal && !got->lse);
     call = named_call();
-    call.rows_q = call.rows_k, call.window_right = 0;
+    call.seq_len_q = call.seq_len_kv, call.window_right = 0;
     for (int corner = 0; corner < 2; corner++) {
         call.bottom_right = corner;
         CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && got->causal);
@@ -60,7 +60,7 @@ static void launches(void *unused) {
 
     /* PyTorch gives axes of length 1 any stride; the launcher sends other strides. */
     call = named_call();
-    call.batch = call.heads_q = call.heads_kv = call.rows_q = call.rows_k = 1;
+    call.batch = call.heads_q = call.heads_kv = call.seq_len_q = call.seq_len_kv = 1;
     dw_attention_tensor *const all[] = {&call.q, &call.k, &call.v, &call.o};
     for (size_t i = 0; i < DW_COUNT(all); i++)
         all[i]->batch = 3 + (int64_t)i, all[i]->head = -1, all[i]->row = 0;
@@ -72,10 +72,10 @@ static void launches(void *unused) {
     /* Nothing to multiply: the same as without a kernel's name. */
     const int before = provider->launches;
     call = named_call();
-    call.rows_q = 0;
+    call.seq_len_q = 0;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && fake->launch_count == 0);
     call = named_call();
-    call.rows_k = 0;
+    call.seq_len_kv = 0;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && fake->launch_count == 1);
     CHILD_REQUIRE(strcmp(fake->launches[0].name, "reference_attention_forward") == 0);
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
@@ -104,7 +104,7 @@ static void shorter_structure(void *unused) {
     dw_attention call = named_call();
     size_t bytes;
     char text[256];
-    call.size = offsetof(dw_attention, kernel);
+    call.struct_size = offsetof(dw_attention, kernel);
     call.kernel = "not read";
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED && SAID("DEEPWELL_BLACKWELL=try"));
     fake->current = 1000;
@@ -114,8 +114,8 @@ static void shorter_structure(void *unused) {
     CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_OK);
     CHILD_REQUIRE(dw_attention_backward_workspace(&call, &bytes) == DW_OK && bytes > 0);
     CHILD_REQUIRE(dw_attention_class(&call, true, text, sizeof text) == DW_OK);
-    call.size--;
-    CHILD_REQUIRE(dw_attention_forward(&call) == DW_INVALID_ARGUMENT && SAID("size is"));
+    call.struct_size--;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_INVALID_ARGUMENT && SAID("struct_size is"));
     CHILD_REQUIRE(dw_attention_class(&call, true, text, sizeof text) == DW_INVALID_ARGUMENT);
 }
 
@@ -273,7 +273,7 @@ static void guarded(void *unused) {
     /* Other heads, and a mask, each need their own kernel. */
     for (int kernel = 1; kernel < 4; kernel++) {
         call = named_call();
-        if (kernel & 1) call.rows_q = call.rows_k, call.window_right = 0;
+        if (kernel & 1) call.seq_len_q = call.seq_len_kv, call.window_right = 0;
         if (kernel & 2) {
             call.head_dim = 64;
             call.q.head = call.k.head = call.v.head = call.o.head = 64;
@@ -296,7 +296,7 @@ static void guard_refuses(void *unused) {
     CHILD_REQUIRE(fake->memory == 0);
     wrong = false; /* once and for all */
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_UNSUPPORTED && SAID("disagrees"));
-    call.rows_q = call.rows_k, call.window_right = 0; /* another kernel */
+    call.seq_len_q = call.seq_len_kv, call.window_right = 0; /* another kernel */
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
 }
 

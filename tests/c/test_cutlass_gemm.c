@@ -37,7 +37,7 @@ static dw_gemm tiny_call(const char *kernel) {
     }
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++) c[PITCH * i + j] = dw__f32_to_bf16(c_at(i, j));
-    return (dw_gemm){.size = sizeof(dw_gemm),
+    return (dw_gemm){.struct_size = sizeof(dw_gemm),
                      .dtype = DW_BF16,
                      .output = DW_BF16,
                      .m = M,
@@ -64,7 +64,7 @@ static void require_right(bool residual) {
 
 /* NVFP4 with addresses that nobody reads. */
 static dw_gemm codes_call(void) {
-    dw_gemm call = {.size = sizeof(dw_gemm),
+    dw_gemm call = {.struct_size = sizeof(dw_gemm),
                     .dtype = DW_BF16,
                     .output = DW_BF16,
                     .m = 9000,
@@ -140,7 +140,7 @@ static void own(void *unused) {
         CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && fake->launch_count == i + 1);
     }
     dw_gemm before = tiny_call("cutlass.sm100.bf16");
-    before.size = offsetof(dw_gemm, kernel);
+    before.struct_size = offsetof(dw_gemm, kernel);
     CHILD_REQUIRE(dw_gemm_run(&before) == DW_OK && fake->launch_count == 3);
     CHILD_REQUIRE(provider->launches == 0);
 }
@@ -204,7 +204,7 @@ static void refusals(void *unused) {
     require_refused(&call, DW_INVALID_ARGUMENT, "the workspace has 0 bytes");
     call = tiny_call(kernel), call.workspace = workspace + 16;
     require_refused(&call, DW_INVALID_ARGUMENT, "expects a multiple of 256 bytes");
-    call = tiny_call(kernel), call.size = sizeof call - 1;
+    call = tiny_call(kernel), call.struct_size = sizeof call - 1;
     require_refused(&call, DW_INVALID_ARGUMENT, "set it to sizeof(dw_gemm)");
 
     /* Calls that the kernel itself rejects, before and at the launch. */
@@ -474,7 +474,7 @@ static void *group_a[GROUPS] = {a, NULL, a + 2 * PITCH}, *group_b[GROUPS] = {b, 
 /* The tiny call's rows as groups: the same D. */
 static dw_grouped_gemm tiny_groups(const char *kernel) {
     (void)tiny_call(NULL);
-    return (dw_grouped_gemm){.size = sizeof(dw_grouped_gemm),
+    return (dw_grouped_gemm){.struct_size = sizeof(dw_grouped_gemm),
                              .dtype = DW_BF16,
                              .alpha = 2,
                              .groups = GROUPS,
@@ -567,7 +567,7 @@ static void groups_own(void *unused) {
     call = tiny_groups("cutlass.sm100.grouped"), call.n = 4;
     CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "n is 4; cutlass.sm100.grouped expects a multiple of 8"));
-    call = tiny_groups("cutlass.sm100.grouped"), call.size--;
+    call = tiny_groups("cutlass.sm100.grouped"), call.struct_size--;
     CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_INVALID_ARGUMENT);
     CHILD_REQUIRE(dw_grouped_gemm_run(NULL) == DW_INVALID_ARGUMENT);
     CHILD_REQUIRE(fake->launch_count == 4 && provider->launches == 0);

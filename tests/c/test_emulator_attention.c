@@ -71,7 +71,7 @@ static dw_strided strided(const tensor *t) {
 static void make_tensor_map(const tensor *t, uint32_t box_rows, void *map) {
     const dw_strided s = strided(t);
     dw_emulator_tensor_shape shape = {
-        .size_of = sizeof shape,
+        .struct_size = sizeof shape,
         .element = t->m.type == MATRIX_F16 ? 6 : 9,
         .rank = 4,
         .address = t->m.device,

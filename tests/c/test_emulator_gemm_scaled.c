@@ -64,7 +64,7 @@ static void make_operand(operand *o, dw_emulator *emulator, const problem *p, in
 static void make_scale_map(const operand *o, int step_tiles, void *map) {
     enum { WORDS = DW_SCALE_TILE_BYTES / 8, U64 = 4 };
     dw_emulator_tensor_shape shape = {
-        .size_of = sizeof shape,
+        .struct_size = sizeof shape,
         .element = U64,
         .rank = 2,
         .address = o->scales,

@@ -1362,7 +1362,7 @@ static void tensor_maps_change(void **state) {
     assert_int_equal(dw_emulator_allocate(emulator, 128, &place), DW_OK);
     assert_int_equal(dw_emulator_allocate(emulator, sizeof out, &result), DW_OK);
     assert_int_equal(dw_emulator_copy_in(emulator, memory, data, sizeof data), DW_OK);
-    dw_emulator_tensor_shape shape = {.size_of = sizeof shape,
+    dw_emulator_tensor_shape shape = {.struct_size = sizeof shape,
                                       .element = 7,
                                       .rank = 2,
                                       .address = place,
@@ -1420,7 +1420,7 @@ static void boxes_are_swizzled(void **state) {
     for (int swizzle = 0; swizzle <= 4; swizzle++) {
         _Alignas(64) unsigned char map[128];
         const int width = span[swizzle] / 4, rows = 256 / width;
-        dw_emulator_tensor_shape shape = {.size_of = sizeof shape,
+        dw_emulator_tensor_shape shape = {.struct_size = sizeof shape,
                                           .element = 7,
                                           .rank = 2,
                                           .address = memory,
@@ -1446,7 +1446,7 @@ static void boxes_are_swizzled(void **state) {
                 fail_msg("swizzle %d: word %d is %g, expected %d", swizzle, i, out[i], from);
         }
     }
-    dw_emulator_tensor_shape unknown = {.size_of = sizeof unknown,
+    dw_emulator_tensor_shape unknown = {.struct_size = sizeof unknown,
                                         .element = 7,
                                         .rank = 2,
                                         .address = memory,

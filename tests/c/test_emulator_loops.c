@@ -110,14 +110,14 @@ static void options_are_checked(void **state) {
     dw_emulator *emulator = NULL;
     (void)state;
     dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
-    options.size = offsetof(dw_emulator_options, threads); /* as it was at first */
+    options.struct_size = offsetof(dw_emulator_options, threads); /* as it was at first */
     options.threads = -7;
     assert_int_equal(dw_emulator_create("sm_100a", &options, &emulator), DW_OK);
     assert_int_equal(dw_emulator_multiprocessors(emulator), 148);
     dw_emulator_destroy(emulator);
-    options.size--;
+    options.struct_size--;
     assert_int_equal(dw_emulator_create("sm_100a", &options, &emulator), DW_INVALID_ARGUMENT);
-    options.size = sizeof options;
+    options.struct_size = sizeof options;
     assert_int_equal(dw_emulator_create("sm_100a", &options, &emulator), DW_INVALID_ARGUMENT);
     assert_non_null(strstr(dw_last_error(), "-7 threads"));
     options.threads = 0;

@@ -298,7 +298,8 @@ static void wrong_arguments_are_refused(void **state) {
     REFUSED(dw_fp6_unpack(INT64_MAX, codes, scales), "count");
 
     dw_block_options block = DW_BLOCK_OPTIONS_DEFAULT;
-    REFUSED(dw_block_quantize(NULL, 1, 1, x, 1, codes, 0, scales), "options are missing");
+    REFUSED(dw_block_quantize(NULL, 1, 1, x, 1, codes, 0, scales),
+            "dw_block_quantize: dw_block_options is NULL");
     REFUSED(dw_block_quantize(&block, 2, 32, x, 31, codes, 0, scales), "row_stride is 31");
     REFUSED(dw_block_quantize(&block, 2, 32, x, 32, codes, 31, scales), "code_stride is 31");
     REFUSED(dw_block_quantize(&block, -1, 32, x, 32, codes, 0, scales), "[-1, 32]");

@@ -34,7 +34,7 @@ static void open_run(const problem *p, const dw_device *device, run *r) {
     place_random(&r->residual, device, p->m, p->n, type_d, &state, p->integers);
     place(&r->d, device, p->m, p->n, type_d);
     send(&r->d, device);
-    r->call = (dw_gemm){.size = sizeof r->call,
+    r->call = (dw_gemm){.struct_size = sizeof r->call,
                         .device = device,
                         .dtype = p->f16 ? DW_F16 : DW_BF16,
                         .output = p->f32_output ? DW_F32
@@ -388,7 +388,7 @@ static void definition_is_right(void **state) {
 
 static void wrong_arguments_are_refused(void **state) {
     static char memory[4096] __attribute__((aligned(16)));
-    dw_gemm good = {.size = sizeof good,
+    dw_gemm good = {.struct_size = sizeof good,
                     .device = device_named("emulator:sm_100a"),
                     .dtype = DW_BF16,
                     .output = DW_BF16,
@@ -409,7 +409,7 @@ static void wrong_arguments_are_refused(void **state) {
         assert_int_equal(dw_gemm_run(&c), status);                                                 \
         if (!strstr(dw_last_error(), words)) fail_msg("%s: %s", #change, dw_last_error());         \
     } while (0)
-    REFUSED(DW_INVALID_ARGUMENT, "size is 8", c.size = 8);
+    REFUSED(DW_INVALID_ARGUMENT, "struct_size is 8", c.struct_size = 8);
     REFUSED(DW_TYPE, "the element type is f32; expected bf16 or f16", c.dtype = DW_F32);
     REFUSED(DW_TYPE, "D's element type is f16; expected bf16 or f32", c.output = DW_F16);
     REFUSED(DW_INVALID_ARGUMENT, "the activation is 7", c.activation = (dw_activation)7);

@@ -53,13 +53,13 @@ static void test_registry(void **state) {
 static void test_supports(void **state) {
     (void)state;
     const dw_attention_tensor tensor = {.batch = 64 * 64, .head = 64 * 64, .row = 64};
-    dw_attention attention = {.size = sizeof attention,
+    dw_attention attention = {.struct_size = sizeof attention,
                               .dtype = DW_BF16,
                               .batch = 1,
                               .heads_q = 1,
                               .heads_kv = 1,
-                              .rows_q = 64,
-                              .rows_k = 64,
+                              .seq_len_q = 64,
+                              .seq_len_kv = 64,
                               .head_dim = 64,
                               .scale = 0.125f,
                               .window_left = -1,
@@ -69,7 +69,7 @@ static void test_supports(void **state) {
                               .v = tensor,
                               .o = tensor};
     attention.d_o = attention.dq = attention.dk = attention.dv = tensor;
-    dw_gemm dense = {.size = sizeof dense,
+    dw_gemm dense = {.struct_size = sizeof dense,
                      .dtype = DW_BF16,
                      .output = DW_BF16,
                      .m = 64,
@@ -82,7 +82,7 @@ static void test_supports(void **state) {
             codes = dense;
     codes.quantized = 1;
     codes.scheme_a = codes.scheme_b = DW_SCHEME_MXFP8_E4M3;
-    dw_quantize quantize = {.size = sizeof quantize,
+    dw_quantize quantize = {.struct_size = sizeof quantize,
                             .dtype = DW_BF16,
                             .scheme = DW_SCHEME_MXFP8_E4M3,
                             .rows = 64,

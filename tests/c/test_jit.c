@@ -156,12 +156,6 @@ static void test_text_names_and_keys(void **state) {
 
 /* ---- the cache -------------------------------------------------------------------------------------- */
 
-static dw_jit_counts counts_now(void) {
-    dw_jit_counts counts = {.size = sizeof counts};
-    dw_jit_count(&counts);
-    return counts;
-}
-
 static char *image_of(const dw__jit_variant *variant, size_t *bytes) {
     void *image = NULL;
     assert_int_equal(dw__jit_image(variant, DW__JIT_CUBIN, &image, bytes), DW_OK);
@@ -172,7 +166,7 @@ static char *image_of(const dw__jit_variant *variant, size_t *bytes) {
 static void test_cache(void **state) {
     (void)state;
     dw__jit_variant variant = variant_of(10);
-    dw_jit_counts before = counts_now();
+    dw__jit_statistics before = dw__jit_statistics_now;
     size_t bytes = 0, again_bytes = 0;
     char *image = image_of(&variant, &bytes);
     assert_non_null(strstr(image, "--gpu-architecture=sm_90a\n"));
@@ -180,10 +174,10 @@ static void test_cache(void **state) {
     char *again = image_of(&variant, &again_bytes);
     assert_int_equal(bytes, again_bytes);
     assert_memory_equal(image, again, bytes);
-    dw_jit_counts after = counts_now();
+    dw__jit_statistics after = dw__jit_statistics_now;
     assert_int_equal(after.compiled - before.compiled, 1);
     assert_int_equal(after.cached - before.cached, 1);
-    assert_true(after.compile_seconds >= before.compile_seconds);
+    assert_true(after.compile_nanoseconds >= before.compile_nanoseconds);
     dw__free(image);
     dw__free(again);
 }
@@ -193,12 +187,12 @@ static void test_text_cache(void **state) {
     (void)state;
     const dw__jit_variant one = text_variant("int cached;"), other = text_variant("int cached2;");
     const dw__jit_variant *const order[] = {&one, &one, &other, &one, &other};
-    dw_jit_counts before = counts_now();
+    dw__jit_statistics before = dw__jit_statistics_now;
     for (size_t i = 0; i < DW_COUNT(order); i++) {
         size_t bytes = 0;
         dw__free(image_of(order[i], &bytes));
     }
-    dw_jit_counts after = counts_now();
+    dw__jit_statistics after = dw__jit_statistics_now;
     assert_int_equal(after.compiled - before.compiled, 2);
     assert_int_equal(after.cached - before.cached, 3);
 }
@@ -240,10 +234,10 @@ static void test_damage(void **state) {
         if (at == whole_bytes + 3) fputc(0, file); /* one byte too many */
         fclose(file);
         if (at < whole_bytes) whole[at] = (char)(whole[at] ^ flip);
-        dw_jit_counts before = counts_now();
+        dw__jit_statistics before = dw__jit_statistics_now;
         size_t again_bytes = 0;
         char *again = image_of(&variant, &again_bytes);
-        dw_jit_counts after = counts_now();
+        dw__jit_statistics after = dw__jit_statistics_now;
         assert_int_equal(after.corrupt - before.corrupt, 1);
         assert_int_equal(after.compiled - before.compiled, 1);
         assert_int_equal(again_bytes, bytes);
@@ -258,9 +252,9 @@ static void test_damage(void **state) {
     snprintf(other_path, sizeof other_path, "%s/kernels/01000000000000000000000000000000.cubin",
              own);
     assert_int_equal(rename(other_path, path), 0);
-    dw_jit_counts before = counts_now();
+    dw__jit_statistics before = dw__jit_statistics_now;
     char *again = image_of(&variant, &bytes);
-    assert_int_equal(counts_now().corrupt - before.corrupt, 1);
+    assert_int_equal(dw__jit_statistics_now.corrupt - before.corrupt, 1);
     assert_int_equal(dw__jit_cache_read(&other, &none, &bytes), DW_NOT_FOUND);
     dw__free(again);
     dw__free(image);
@@ -278,10 +272,10 @@ static void test_unwritable(void **state) {
     const char *const homes[] = {file, "/dev/null/no", "/proc/no/such"};
     for (size_t i = 0; i < DW_COUNT(homes); i++) {
         setenv("DEEPWELL_CACHE", homes[i], 1);
-        dw_jit_counts before = counts_now();
+        dw__jit_statistics before = dw__jit_statistics_now;
         size_t bytes = 0;
         char *image = image_of(&variant, &bytes);
-        dw_jit_counts after = counts_now();
+        dw__jit_statistics after = dw__jit_statistics_now;
         assert_int_equal(after.compiled - before.compiled, 1);
         assert_int_equal(after.unwritten - before.unwritten, 1);
         assert_true(bytes > 0);
@@ -300,10 +294,10 @@ static void keep_warning(void *context, int level, const char *text) {
 /* Compiles or reads the variant, and checks how often each happened. */
 static void expect_image(const dw__jit_variant *variant, unsigned compiled, unsigned cached,
                          unsigned corrupt, unsigned unwritten) {
-    dw_jit_counts before = counts_now();
+    dw__jit_statistics before = dw__jit_statistics_now;
     size_t bytes = 0;
     dw__free(image_of(variant, &bytes));
-    dw_jit_counts after = counts_now();
+    dw__jit_statistics after = dw__jit_statistics_now;
     assert_int_equal(after.compiled - before.compiled, compiled);
     assert_int_equal(after.cached - before.cached, cached);
     assert_int_equal(after.corrupt - before.corrupt, corrupt);
@@ -496,13 +490,13 @@ static void compile_slowly(void *unused) {
     (void)unused;
     setenv("FAKE_NVRTC_MS", "200", 1);
     dw__jit_variant variant = variant_of(50);
-    dw_jit_counts before = counts_now(); /* the parent's */
+    dw__jit_statistics before = dw__jit_statistics_now; /* the parent's */
     void *image = NULL;
     size_t bytes = 0;
     CHILD_REQUIRE(dw__jit_image(&variant, DW__JIT_CUBIN, &image, &bytes) == DW_OK);
     CHILD_REQUIRE(memcmp(image, "\177ELF", 4) == 0 && strstr(image, "-DANT=50\n"));
-    CHILD_REQUIRE(counts_now().corrupt == before.corrupt &&
-                  counts_now().unwritten == before.unwritten);
+    CHILD_REQUIRE(dw__jit_statistics_now.corrupt == before.corrupt &&
+                  dw__jit_statistics_now.unwritten == before.unwritten);
 }
 
 /* Processes that find no entry all compile, and one valid entry remains. */
@@ -515,11 +509,11 @@ static void test_processes(void **state) {
     for (size_t i = 0; i < DW_COUNT(children); i++) children[i] = start_child(compile_slowly, NULL);
     for (size_t i = 0; i < DW_COUNT(children); i++) expect_child(children[i]);
     entry_path(path, sizeof path); /* and no temporary file beside it */
-    dw_jit_counts before = counts_now();
+    dw__jit_statistics before = dw__jit_statistics_now;
     dw__jit_variant variant = variant_of(50);
     size_t bytes = 0;
     char *image = image_of(&variant, &bytes);
-    assert_int_equal(counts_now().cached - before.cached, 1);
+    assert_int_equal(dw__jit_statistics_now.cached - before.cached, 1);
     dw__free(image);
     setenv("DEEPWELL_CACHE", folder, 1);
 }
@@ -597,11 +591,11 @@ static void loading_order(void *unused) {
         dw__jit_carried_now = (dw__jit_carried){modules, ptx};
         fake->refuse_real = cases[i].refuse_cubin, fake->refuse_ptx = cases[i].refuse_ptx;
         fake->current = 1000 + i; /* where nothing is loaded */
-        dw_jit_counts before = counts_now();
+        dw__jit_statistics before = dw__jit_statistics_now;
         void *function = NULL;
         CHILD_REQUIRE(dw__device_cuda.context(&context) == DW_OK);
         CHILD_REQUIRE(dw__jit_load(context, &variant, 0, &function) == DW_OK);
-        dw_jit_counts after = counts_now();
+        dw__jit_statistics after = dw__jit_statistics_now;
         CHILD_REQUIRE(after.embedded - before.embedded == cases[i].embedded);
         CHILD_REQUIRE(after.translated - before.translated == cases[i].translated);
         CHILD_REQUIRE(after.compiled - before.compiled == cases[i].compiled);

@@ -159,7 +159,7 @@ static dw_quantize call_of(const operand *o, const dw_device *device, int part) 
     const size_t width = (size_t)bits_of(o->source.type) / 8;
     const bool nvfp4 = o->how.scheme == DW_SCHEME_NVFP4;
     dw_quantize call = {
-        .size = sizeof call,
+        .struct_size = sizeof call,
         .device = device,
         .dtype = o->how.dtype,
         .scheme = o->how.scheme,
@@ -353,7 +353,7 @@ static void open_run(const problem *p, run *r, uint64_t seed) {
     }
     const bool nvfp4 = p->a.scheme == DW_SCHEME_NVFP4;
     r->call = (dw_gemm){
-        .size = sizeof r->call,
+        .struct_size = sizeof r->call,
         .device = device,
         .dtype = DW_BF16,
         .output = DW_BF16,
@@ -615,7 +615,7 @@ static void refuse_quantization(char *text, const char *words) {
     const dw__jit_variant variant = quantize_variant(&quantizations[0], "sm_100f");
     static char memory[16] __attribute__((aligned(16)));
     const dw_quantized_matrix to = {1, memory, 16, memory};
-    const dw_quantize call = {.size = sizeof call,
+    const dw_quantize call = {.struct_size = sizeof call,
                               .device = device_named("emulator:sm_100a"),
                               .dtype = DW_BF16,
                               .rows = 1,
@@ -667,7 +667,7 @@ static char memory[4096] __attribute__((aligned(16)));
 
 static void wrong_quantizations_make_one_error(void **state) {
     const dw_quantized_matrix to = {1, memory, 16, memory};
-    dw_quantize good = {.size = sizeof good,
+    dw_quantize good = {.struct_size = sizeof good,
                         .device = device_named("emulator:sm_100a"),
                         .dtype = DW_BF16,
                         .scheme = DW_SCHEME_NVFP4,
@@ -682,7 +682,7 @@ static void wrong_quantizations_make_one_error(void **state) {
     assert_int_equal(dw__quantize_check(&good, true), DW_OK);
     assert_int_equal(dw_quantize_run(NULL), DW_INVALID_ARGUMENT);
 #define BAD(...) REFUSED(dw_quantize_run, __VA_ARGS__)
-    BAD(DW_INVALID_ARGUMENT, "size is 8", c.size = 8);
+    BAD(DW_INVALID_ARGUMENT, "struct_size is 8", c.struct_size = 8);
     BAD(DW_TYPE, "the element type is", c.dtype = DW_I64);
     BAD(DW_UNSUPPORTED, "the scheme is fp8_block; expected mxfp8_e4m3",
         c.scheme = DW_SCHEME_FP8_BLOCK);
@@ -710,7 +710,7 @@ static void wrong_quantizations_make_one_error(void **state) {
 }
 
 static void wrong_products_make_one_error(void **state) {
-    dw_gemm good = {.size = sizeof good,
+    dw_gemm good = {.struct_size = sizeof good,
                     .device = device_named("emulator:sm_100a"),
                     .dtype = DW_BF16,
                     .output = DW_BF16,
@@ -751,7 +751,7 @@ static void wrong_products_make_one_error(void **state) {
     assert_int_equal(dw__gemm_check(&c, true), DW_OK);
     /* The older structure describes a GEMM of plain numbers. */
     c = good;
-    c.size = offsetof(dw_gemm, quantized);
+    c.struct_size = offsetof(dw_gemm, quantized);
     dw_gemm read;
     assert_int_equal(dw__gemm_read(&c, &read), DW_OK);
     assert_true(!read.quantized && !read.quantized_d && !read.scales_a);

@@ -268,12 +268,12 @@ class Run:
 
     def _describe(self, device, packed: bool) -> native.Call:
         case, ref = self.case, self.reference
-        call = native.Call(size=native.ctypes.sizeof(native.Call))
+        call = native.Call(struct_size=native.ctypes.sizeof(native.Call))
         call.dtype = self.library.dtype(case.dtype)
         call.batch = len(case.lengths_q) if packed else case.batch
         call.heads_q, call.heads_kv = case.heads_q, case.heads_kv
-        call.rows_q = max(case.lengths_q) if packed else case.rows_q
-        call.rows_k = max(case.lengths_k) if packed else case.rows_k
+        call.seq_len_q = max(case.lengths_q) if packed else case.rows_q
+        call.seq_len_kv = max(case.lengths_k) if packed else case.rows_k
         call.head_dim = case.head_dim
         if packed:
             for name, lengths in (("q", case.lengths_q), ("k", case.lengths_k)):

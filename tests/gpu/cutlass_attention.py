@@ -36,13 +36,13 @@ class Calls(smoke.Provider):
         kv_strides = call.kv_batch_stride, call.head_dim, call.kv_stride
         o_strides = call.o_batch_stride, call.head_dim, call.o_stride
         named = native.Call(
-            size=ctypes.sizeof(native.Call),
+            struct_size=ctypes.sizeof(native.Call),
             dtype=_BF16,
             batch=call.batch,
             heads_q=call.heads,
             heads_kv=call.heads_kv,
-            rows_q=call.queries,
-            rows_k=call.keys,
+            seq_len_q=call.queries,
+            seq_len_kv=call.keys,
             head_dim=call.head_dim,
             scale=call.scale,
             window_left=-1,
@@ -72,11 +72,11 @@ class Calls(smoke.Provider):
     def check_refusals(self, kernel: smoke.Kernel) -> bool:
         """What the kernel does not take is refused, in its own words, and the same without launching."""
         tensor, wide = native.Tensor(1 << 40, 0, 64, 64), native.Tensor(1 << 40, 0, 96, 96)
-        fine = dict(batch=1, heads_q=1, heads_kv=1, rows_q=9, rows_k=9, head_dim=64, scale=0.5)
-        fine |= dict(window_left=-1, window_right=0, q=tensor, k=tensor, v=tensor, o=tensor)
+        fine = dict(batch=1, heads_q=1, heads_kv=1, seq_len_q=9, seq_len_kv=9, head_dim=64)
+        fine |= dict(scale=0.5, window_left=-1, window_right=0, q=tensor, k=tensor, v=tensor, o=tensor)
         wrong = [
             (dict(zip("qkvo", 4 * [wide])) | {"head_dim": 96}, "head dimension 96: 64 or 128"),
-            ({"rows_k": 10}, "causal attention of 9 queries to 10 keys"),
+            ({"seq_len_kv": 10}, "causal attention of 9 queries to 10 keys"),
             ({"scale": 0.0}, "scale 0"),
             ({"window_left": 3}, "does not take a window"),
             ({"kernel": b"cutlass.none"}, "expected one of sm90_attention_forward, "),
@@ -84,7 +84,7 @@ class Calls(smoke.Provider):
         told = 0
         for change, words in wrong:
             members = {"dtype": _BF16, "kernel": kernel.name, **fine, **change}
-            call = native.Call(size=ctypes.sizeof(native.Call), **members)
+            call = native.Call(struct_size=ctypes.sizeof(native.Call), **members)
             forward, supported = self.deepwell.forward(call), self.deepwell.supported(call, False)
             told += words in forward and forward == supported
             if words not in forward or forward != supported:

@@ -52,7 +52,7 @@ class DwMatrix(ctypes.Structure):
 
 class DwGemm(ctypes.Structure):
     _fields_ = [
-        ("size", c_uint32),
+        ("struct_size", c_size_t),
         ("device", c_void_p),
         ("dtype", c_int),
         ("output", c_int),
@@ -74,7 +74,7 @@ class DwGemm(ctypes.Structure):
 
 class DwGrouped(ctypes.Structure):
     _fields_ = [
-        ("size", c_uint32),
+        ("struct_size", c_size_t),
         ("device", c_void_p),
         ("dtype", c_int),
         ("alpha", c_float),
@@ -164,7 +164,7 @@ def run_product(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
     at = runtime.put(factors) if scaled else 0
     unit = 2 if kernel.type == smoke._NVFP4 else 1  # strides of codes are in bytes
     call = DwGemm(
-        size=ctypes.sizeof(DwGemm),
+        struct_size=ctypes.sizeof(DwGemm),
         dtype=_DW_BF16,
         output=_DW_BF16,
         m=m,
@@ -236,7 +236,7 @@ def run_grouped(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
         )
 
     call = DwGrouped(
-        size=ctypes.sizeof(DwGrouped),
+        struct_size=ctypes.sizeof(DwGrouped),
         dtype=_DW_BF16,
         alpha=1.0,
         groups=groups,
@@ -272,7 +272,7 @@ def is_refused(deepwell: Deepwell, kernel: SimpleNamespace, words: str) -> bool:
     for residual in (None, 16) if not kernel.grouped else (None,):
         if kernel.grouped:
             call = DwGrouped(
-                size=ctypes.sizeof(DwGrouped),
+                struct_size=ctypes.sizeof(DwGrouped),
                 dtype=_DW_BF16,
                 groups=1,
                 n=64,
@@ -287,7 +287,7 @@ def is_refused(deepwell: Deepwell, kernel: SimpleNamespace, words: str) -> bool:
         else:
             scheme = _NVFP4 if kernel.type == smoke._NVFP4 else _MXFP8_E4M3
             call = DwGemm(
-                size=ctypes.sizeof(DwGemm),
+                struct_size=ctypes.sizeof(DwGemm),
                 dtype=_DW_BF16,
                 output=_DW_BF16,
                 m=64,
@@ -357,7 +357,7 @@ def cost(deepwell: Deepwell, runtime: smoke.Runtime, kernels: list) -> None:
         if kernel.grouped:
             continue
         named = DwGemm(
-            size=ctypes.sizeof(DwGemm),
+            struct_size=ctypes.sizeof(DwGemm),
             dtype=_DW_BF16,
             output=_DW_BF16,
             m=m,

@@ -24,13 +24,14 @@ class Call(ctypes.Structure):
     """struct dw_attention of deepwell/attention.h."""
 
     _fields_ = [
-        ("size", ctypes.c_uint32),
+        ("struct_size", ctypes.c_size_t),
+        ("device", ctypes.c_void_p),
         ("dtype", ctypes.c_int),
         ("batch", ctypes.c_int32),
         ("heads_q", ctypes.c_int32),
         ("heads_kv", ctypes.c_int32),
-        ("rows_q", ctypes.c_int32),
-        ("rows_k", ctypes.c_int32),
+        ("seq_len_q", ctypes.c_int32),
+        ("seq_len_kv", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
         ("offsets_q", ctypes.c_void_p),
         ("offsets_k", ctypes.c_void_p),

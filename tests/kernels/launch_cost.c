@@ -80,13 +80,13 @@ static dw_attention_tensor tensor(void *data) {
 
 static dw_status prepare(bench *b) {
     dw_attention *c = &b->call;
-    *c = (dw_attention){.size = sizeof *c,
+    *c = (dw_attention){.struct_size = sizeof *c,
                         .dtype = DW_BF16,
                         .batch = 1,
                         .heads_q = 1,
                         .heads_kv = 1,
-                        .rows_q = 8,
-                        .rows_k = 8,
+                        .seq_len_q = 8,
+                        .seq_len_kv = 8,
                         .head_dim = 64,
                         .scale = 0.125f,
                         .window_left = -1,

@@ -27,7 +27,7 @@ typedef struct sequence {
     const attention_case *c;
     const attention_tensors *t;
     attention_results *r;
-    int64_t batch, first_q, first_k, rows_q, rows_k;
+    int64_t batch, first_q, first_k, seq_len_q, seq_len_kv;
     double *p, *ds, *ds_bound; /* of one query and the keys; p with dropout's factor */
 } sequence;
 
@@ -45,7 +45,7 @@ static int64_t place(const sequence *s, const dw_attention_tensor *t, int64_t fi
 static int64_t place_lse(const sequence *s, int64_t head, int64_t row) {
     const dw_attention *c = &s->c->call;
     return s->c->ends_q ? head * c->total_q + s->first_q + row
-                        : (s->batch * c->heads_q + head) * c->rows_q + row;
+                        : (s->batch * c->heads_q + head) * c->seq_len_q + row;
 }
 
 #define Q(h, i, d) number(s, s->t->q, &s->c->call.q, s->first_q, h, i, d)
@@ -57,7 +57,7 @@ static int64_t place_lse(const sequence *s, int64_t head, int64_t row) {
 static double kept(const sequence *s, int64_t head, int64_t i, int64_t j) {
     const dw_attention *c = &s->c->call;
     if (c->dropout == 0.0f) return 1;
-    const int64_t index = ((s->batch * c->heads_q + head) * c->rows_q + i) * c->rows_k + j;
+    const int64_t index = ((s->batch * c->heads_q + head) * c->seq_len_q + i) * c->seq_len_kv + j;
     return dw__philox_uniform(c->seed, c->seed_offset, 0, (uint64_t)index) >= c->dropout
                ? 1 / (1 - (double)c->dropout)
                : 0;
@@ -66,7 +66,7 @@ static double kept(const sequence *s, int64_t head, int64_t i, int64_t j) {
 /* Of the score of query i and key j; -infinity where it is masked. *slope: its derivative by scale q k. */
 static double score(const sequence *s, int64_t head, int64_t i, int64_t j, double *slope) {
     const dw_attention *c = &s->c->call;
-    const int64_t at = i + (c->bottom_right ? s->rows_k - s->rows_q : 0),
+    const int64_t at = i + (c->bottom_right ? s->seq_len_kv - s->seq_len_q : 0),
                   kv = head / (c->heads_q / c->heads_kv);
     double sum = 0, cap = (double)c->softcap;
     *slope = 1;
@@ -106,13 +106,13 @@ static void forward_row(const sequence *s, int64_t head, int64_t i) {
     const dw_attention *c = &s->c->call;
     const int64_t kv = head / (c->heads_q / c->heads_kv), at = place(s, &c->o, s->first_q, head, i);
     const int64_t row = place_lse(s, head, i);
-    const double tiles = (double)s->rows_k / 64 + 3; /* as often at most is a sum rescaled */
+    const double tiles = (double)s->seq_len_kv / 64 + 3; /* as often at most is a sum rescaled */
     double top = -INFINITY, sum = 0, slope;
-    for (int64_t j = 0; j < s->rows_k; j++) {
+    for (int64_t j = 0; j < s->seq_len_kv; j++) {
         s->p[j] = score(s, head, i, j, &slope);
         top = fmax(top, s->p[j]);
     }
-    for (int64_t j = 0; j < s->rows_k; j++) {
+    for (int64_t j = 0; j < s->seq_len_kv; j++) {
         s->p[j] = snapped(s, s->p[j] == -INFINITY ? 0 : exp(s->p[j] - top), 1);
         sum += s->p[j];
     }
@@ -121,10 +121,10 @@ static void forward_row(const sequence *s, int64_t head, int64_t i) {
         sum > 0 ? apart(s) * tiles + 0x1p-21 * fmax(1, log(sum)) +
                       4 * compare_ulp(COMPARE_F32, fmax(fabs(top), fabs(s->r->lse[row])))
                 : 0;
-    for (int64_t j = 0; j < s->rows_k; j++) s->p[j] *= kept(s, head, i, j);
+    for (int64_t j = 0; j < s->seq_len_kv; j++) s->p[j] *= kept(s, head, i, j);
     for (int64_t d = 0; d < c->head_dim; d++) {
         double o = 0, size = 0, values = 0;
-        for (int64_t j = 0; j < s->rows_k; j++) {
+        for (int64_t j = 0; j < s->seq_len_kv; j++) {
             const double v = V(kv, j, d);
             o += s->p[j] * v, size += s->p[j] * fabs(v), values += fabs(v);
         }
@@ -142,15 +142,15 @@ static void backward_row(const sequence *s, int64_t head, int64_t i) {
     const int64_t kv = head / (c->heads_q / c->heads_kv),
                   at = place(s, &c->dq, s->first_q, head, i);
     const double lse = (double)s->t->lse[place_lse(s, head, i)], scale = (double)c->scale;
-    const double tiles = (double)s->rows_k / 64 + 1;
+    const double tiles = (double)s->seq_len_kv / 64 + 1;
     double delta = 0, delta_size = 0, slope;
     for (int64_t d = 0; d < c->head_dim; d++) {
         const double product = D_O(head, i, d) * O(head, i, d);
         delta += product, delta_size += fabs(product);
     }
-    for (int64_t j = 0; j < s->rows_k; j++) {
+    for (int64_t j = 0; j < s->seq_len_kv; j++) {
         const double x = score(s, head, i, j, &slope), keep = kept(s, head, i, j);
-        const double p = snapped(s, x == -INFINITY ? 0 : exp(x - lse), (double)s->rows_k);
+        const double p = snapped(s, x == -INFINITY ? 0 : exp(x - lse), (double)s->seq_len_kv);
         double dp = 0, size = delta_size;
         for (int64_t d = 0; d < c->head_dim; d++) {
             const double product = D_O(head, i, d) * V(kv, j, d);
@@ -164,7 +164,7 @@ static void backward_row(const sequence *s, int64_t head, int64_t i) {
     }
     for (int64_t d = 0; d < c->head_dim; d++) {
         double dq = 0, bound = 0;
-        for (int64_t j = 0; j < s->rows_k; j++) {
+        for (int64_t j = 0; j < s->seq_len_kv; j++) {
             const int64_t to_k = place(s, &c->dk, s->first_k, kv, j) + d,
                           to_v = place(s, &c->dv, s->first_k, kv, j) + d;
             const double k = K(kv, j, d), q = Q(head, i, d), d_o = D_O(head, i, d);
@@ -185,7 +185,7 @@ static void backward_row(const sequence *s, int64_t head, int64_t i) {
 static void finish_keys(const sequence *s) {
     const dw_attention *c = &s->c->call;
     for (int64_t h = 0; h < c->heads_kv; h++)
-        for (int64_t j = 0; j < s->rows_k; j++)
+        for (int64_t j = 0; j < s->seq_len_kv; j++)
             for (int64_t d = 0; d < c->head_dim; d++) {
                 const int64_t to_k = place(s, &c->dk, s->first_k, h, j) + d,
                               to_v = place(s, &c->dv, s->first_k, h, j) + d;
@@ -201,19 +201,19 @@ dw_status attention_define(const attention_case *c, const attention_tensors *ten
     dw_status status = DW_OK;
     compare_memory memory = {0};
     sequence s = {.c = c, .t = tensors, .r = results};
-    const size_t keys = (size_t)c->call.rows_k * sizeof(double);
+    const size_t keys = (size_t)c->call.seq_len_kv * sizeof(double);
     DW_TRY(compare_host(&memory, keys, (void **)&s.p));
     DW_TRY(compare_host(&memory, keys, (void **)&s.ds));
     DW_TRY(compare_host(&memory, keys, (void **)&s.ds_bound));
     for (s.batch = 0; s.batch < c->call.batch; s.batch++) {
-        s.rows_q = c->call.rows_q, s.rows_k = c->call.rows_k;
+        s.seq_len_q = c->call.seq_len_q, s.seq_len_kv = c->call.seq_len_kv;
         if (c->ends_q) {
             s.first_q = c->ends_q[s.batch], s.first_k = c->ends_k[s.batch];
-            s.rows_q = c->ends_q[s.batch + 1] - s.first_q,
-            s.rows_k = c->ends_k[s.batch + 1] - s.first_k;
+            s.seq_len_q = c->ends_q[s.batch + 1] - s.first_q,
+            s.seq_len_kv = c->ends_k[s.batch + 1] - s.first_k;
         }
         for (int64_t head = 0; head < c->call.heads_q; head++)
-            for (int64_t i = 0; i < s.rows_q; i++)
+            for (int64_t i = 0; i < s.seq_len_q; i++)
                 c->backward ? backward_row(&s, head, i) : forward_row(&s, head, i);
         if (c->backward) finish_keys(&s);
     }

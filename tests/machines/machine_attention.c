@@ -16,7 +16,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void add(attention_case c, bool backward) {
     dw_attention *call = &c.call;
-    call->size = sizeof *call;
+    call->struct_size = sizeof *call;
     if (call->batch == 0) call->batch = 1;
     if (call->heads_kv == 0) call->heads_kv = 1;
     if (call->heads_q == 0) call->heads_q = call->heads_kv;
@@ -30,8 +30,8 @@ static void add(attention_case c, bool backward) {
         call->total_q = c.ends_q[call->batch], call->total_k = c.ends_k[call->batch];
         for (int b = 0; b < call->batch; b++) {
             const int q = c.ends_q[b + 1] - c.ends_q[b], k = c.ends_k[b + 1] - c.ends_k[b];
-            if (q > call->rows_q) call->rows_q = q;
-            if (k > call->rows_k) call->rows_k = k;
+            if (q > call->seq_len_q) call->seq_len_q = q;
+            if (k > call->seq_len_kv) call->seq_len_kv = k;
         }
     }
     c.backward = backward;
@@ -47,18 +47,19 @@ static void list_cases(void) {
         const int d = dims[i];
         const bool quick = d == 64;
         add_both((attention_case){
-            .call = {.head_dim = d, .rows_q = 150, .rows_k = 200, .heads_q = 2}, .quick = quick});
-        add_both(
-            (attention_case){.call = {.head_dim = d, .rows_q = 200, .rows_k = 200, .heads_q = 2},
-                             .mask = ATTENTION_CAUSAL});
+            .call = {.head_dim = d, .seq_len_q = 150, .seq_len_kv = 200, .heads_q = 2},
+            .quick = quick});
+        add_both((attention_case){
+            .call = {.head_dim = d, .seq_len_q = 200, .seq_len_kv = 200, .heads_q = 2},
+            .mask = ATTENTION_CAUSAL});
         add_both((attention_case){.call = {.head_dim = d,
-                                           .rows_q = 130,
-                                           .rows_k = 190,
+                                           .seq_len_q = 130,
+                                           .seq_len_kv = 190,
                                            .bottom_right = true,
                                            .dtype = DW_F16},
                                   .mask = ATTENTION_CAUSAL});
         for (int data = ATTENTION_UNIFORM; data <= ATTENTION_CHOSEN; data++) {
-            attention_case c = {.call = {.head_dim = d, .rows_q = 128, .rows_k = 128},
+            attention_case c = {.call = {.head_dim = d, .seq_len_q = 128, .seq_len_kv = 128},
                                 .data = (attention_data)data,
                                 .quick = quick};
             const bool of_backward = data == ATTENTION_PAIRED_Q || data == ATTENTION_PAIRED_K;
@@ -71,7 +72,7 @@ static void list_cases(void) {
         }
     }
     for (int d = 64; d <= 256; d *= 2) {
-        const attention_case plain = {.call = {.head_dim = d, .rows_q = 150, .rows_k = 170}};
+        const attention_case plain = {.call = {.head_dim = d, .seq_len_q = 150, .seq_len_kv = 170}};
         attention_case c = plain;
         c.mask = ATTENTION_WINDOW, c.call.heads_q = 2;
         add_both(c);
@@ -90,7 +91,7 @@ static void list_cases(void) {
         c.call.softcap = 20.0f, c.call.dropout = 0.25f, c.call.deterministic = true;
         add_both(c);
         /* Wide tiles of keys, which kernels take for long sequences. */
-        c = plain, c.call.rows_q = 64, c.call.rows_k = d == 256 ? 3072 : 1536,
+        c = plain, c.call.seq_len_q = 64, c.call.seq_len_kv = d == 256 ? 3072 : 1536,
         c.mask = ATTENTION_CAUSAL;
         if (d == 128) c.mask = ATTENTION_ALL;
         c.call.bottom_right = true;
@@ -98,8 +99,8 @@ static void list_cases(void) {
     }
     for (int f16 = 0; f16 < 2; f16++) {
         attention_case c = {.call = {.head_dim = 40,
-                                     .rows_q = 50,
-                                     .rows_k = 70,
+                                     .seq_len_q = 50,
+                                     .seq_len_kv = 70,
                                      .heads_q = 2,
                                      .bottom_right = true,
                                      .dtype = f16 ? DW_F16 : DW_BF16},
@@ -109,10 +110,12 @@ static void list_cases(void) {
         add_both(c);
         c.call.softcap = 20.0f, c.call.dropout = 0.25f, c.quick = false;
         add_both(c);
-        attention_case exact = {
-            .call = {.head_dim = 64, .rows_q = 64, .rows_k = 64, .dtype = f16 ? DW_F16 : DW_BF16},
-            .by_definition = true,
-            .data = ATTENTION_CHOSEN};
+        attention_case exact = {.call = {.head_dim = 64,
+                                         .seq_len_q = 64,
+                                         .seq_len_kv = 64,
+                                         .dtype = f16 ? DW_F16 : DW_BF16},
+                                .by_definition = true,
+                                .data = ATTENTION_CHOSEN};
         add_both(exact);
     }
 }
@@ -132,7 +135,7 @@ static void describe(size_t index, char *name, size_t bytes, bool *quick) {
          a->by_definition ? "-by-definition" : "", c->dtype == DW_F16 ? "f16" : "bf16",
          c->head_dim);
     if (c->heads_q > c->heads_kv) PART("-h%d/%d", c->heads_q, c->heads_kv);
-    a->ends_q ? PART("-packed") : PART("-s%dx%d", c->rows_q, c->rows_k);
+    a->ends_q ? PART("-packed") : PART("-s%dx%d", c->seq_len_q, c->seq_len_kv);
     if (a->mask != ATTENTION_ALL) PART(a->mask == ATTENTION_WINDOW ? "-window" : "-causal");
     if (c->bottom_right) PART("-bottom-right");
     if (c->softcap > 0.0f) PART("-softcap%g", (double)c->softcap);
@@ -188,7 +191,7 @@ static void fill_exact(attention_run *r) {
     for (size_t i = 0; i < r->count_k; i++)
         r->host.k[i] = bits_of(r, compare_bits(&r->random) >> 31 ? 8 : -8);
     for (size_t i = 0; i < r->count_q; i++)
-        r->host.q[i] = r->host.k[(5 * (i / d) + 3) % (size_t)c->call.rows_k * d + i % d];
+        r->host.q[i] = r->host.k[(5 * (i / d) + 3) % (size_t)c->call.seq_len_kv * d + i % d];
 }
 
 static dw_attention_tensor laid_out(const attention_run *r, int64_t heads, int64_t rows) {
@@ -202,12 +205,12 @@ static dw_status prepare(attention_run *r) {
     compare_memory *m = &r->memory;
     attention_results *e = &r->exact;
     r->rows =
-        (size_t)c->heads_q * (size_t)(r->c.ends_q ? c->total_q : (int64_t)c->batch * c->rows_q);
+        (size_t)c->heads_q * (size_t)(r->c.ends_q ? c->total_q : (int64_t)c->batch * c->seq_len_q);
     r->count_q = r->rows * (size_t)c->head_dim;
     r->count_k = (size_t)c->head_dim * (size_t)c->heads_kv *
-                 (size_t)(r->c.ends_q ? c->total_k : (int64_t)c->batch * c->rows_k);
-    c->q = c->o = c->d_o = c->dq = laid_out(r, c->heads_q, c->rows_q);
-    c->k = c->v = c->dk = c->dv = laid_out(r, c->heads_kv, c->rows_k);
+                 (size_t)(r->c.ends_q ? c->total_k : (int64_t)c->batch * c->seq_len_kv);
+    c->q = c->o = c->d_o = c->dq = laid_out(r, c->heads_q, c->seq_len_q);
+    c->k = c->v = c->dk = c->dv = laid_out(r, c->heads_kv, c->seq_len_kv);
     uint16_t **const halves[] = {&r->host.q, &r->host.o, &r->host.d_o, &r->host.k, &r->host.v};
     for (size_t i = 0; i < DW_COUNT(halves); i++)
         DW_RETURN_IF_FAILED(

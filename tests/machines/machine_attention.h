@@ -8,7 +8,7 @@
 /* Inputs. The last four make results that are exact in any order of sums. */
 typedef enum attention_data {
     ATTENTION_ANY,     /* bell-shaped */
-    ATTENTION_UNIFORM, /* q = 0: every probability is 1 / rows_k, a power of two; integers */
+    ATTENTION_UNIFORM, /* q = 0: every probability is 1 / seq_len_kv, a power of two; integers */
     ATTENTION_PAIRED_Q, /* q = 0, and values whose pairs cancel, so that O = 0; integers: dQ is exact */
     ATTENTION_PAIRED_K, /* k = 0 likewise: dK is exact */
     ATTENTION_CHOSEN, /* each query picks one key, whose probability is 1, all others' 0; integers */

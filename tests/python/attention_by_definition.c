@@ -73,7 +73,7 @@ static dw_attention_tensor from_row(dw_attention_tensor t, int64_t row) {
     return t;
 }
 
-static void sequence(const dw_attention *c, int64_t b, int64_t rows_q, int64_t rows_k,
+static void sequence(const dw_attention *c, int64_t b, int64_t seq_len_q, int64_t seq_len_kv,
                      int64_t first_q, int64_t first_k, int backward) {
     dw_attention_tensor q = c->q, k = c->k, v = c->v, o = c->o, d_o = c->d_o, dq = c->dq,
                         dk = c->dk, dv = c->dv;
@@ -89,16 +89,16 @@ static void sequence(const dw_attention *c, int64_t b, int64_t rows_q, int64_t r
     int64_t dim = c->head_dim, group = c->heads_q / c->heads_kv;
     int64_t seed = c->seed_memory ? c->seed_memory[0] : c->seed;
     int64_t offset = c->seed_memory ? c->seed_memory[1] : c->seed_offset;
-    int64_t diagonal = c->bottom_right ? rows_k - rows_q : 0;
-    double *p = calloc((size_t)(rows_k + 1), 8), *keep = calloc((size_t)(rows_k + 1), 8);
-    double *slope = calloc((size_t)(rows_k + 1), 8),
-           *gk = calloc((size_t)(c->heads_kv * rows_k * dim + 1), 8);
-    double *gv = calloc((size_t)(c->heads_kv * rows_k * dim + 1), 8);
+    int64_t diagonal = c->bottom_right ? seq_len_kv - seq_len_q : 0;
+    double *p = calloc((size_t)(seq_len_kv + 1), 8), *keep = calloc((size_t)(seq_len_kv + 1), 8);
+    double *slope = calloc((size_t)(seq_len_kv + 1), 8),
+           *gk = calloc((size_t)(c->heads_kv * seq_len_kv * dim + 1), 8);
+    double *gv = calloc((size_t)(c->heads_kv * seq_len_kv * dim + 1), 8);
     for (int64_t h = 0; h < c->heads_q; h++) {
         int64_t kv = h / group;
-        for (int64_t i = 0; i < rows_q; i++) {
+        for (int64_t i = 0; i < seq_len_q; i++) {
             double top = -INFINITY, sum = 0;
-            for (int64_t j = 0; j < rows_k; j++) {
+            for (int64_t j = 0; j < seq_len_kv; j++) {
                 double s = 0;
                 for (int64_t d = 0; d < dim; d++)
                     s += load(c, &q, batch, h, i, d) * load(c, &k, batch, kv, j, d);
@@ -112,23 +112,23 @@ static void sequence(const dw_attention *c, int64_t b, int64_t rows_q, int64_t r
                 keep[j] = 1;
                 if (c->dropout > 0) {
                     uint64_t index =
-                        (uint64_t)(((b * c->heads_q + h) * c->rows_q + i) * c->rows_k + j);
+                        (uint64_t)(((b * c->heads_q + h) * c->seq_len_q + i) * c->seq_len_kv + j);
                     keep[j] = uniform(seed, offset, index) >= c->dropout
                                   ? 1 / (1 - (double)c->dropout)
                                   : 0;
                 }
                 p[j] = s, top = fmax(top, s);
             }
-            for (int64_t j = 0; j < rows_k; j++)
+            for (int64_t j = 0; j < seq_len_kv; j++)
                 sum += p[j] = p[j] == -INFINITY ? 0 : exp(p[j] - top);
-            for (int64_t j = 0; j < rows_k; j++) p[j] = sum > 0 ? p[j] / sum : 0;
+            for (int64_t j = 0; j < seq_len_kv; j++) p[j] = sum > 0 ? p[j] / sum : 0;
             if (!backward) {
                 float *lse = c->lse + (packed ? h * c->total_q + first_q + i
-                                              : (b * c->heads_q + h) * c->rows_q + i);
+                                              : (b * c->heads_q + h) * c->seq_len_q + i);
                 *lse = sum > 0 ? (float)(top + log(sum)) : -INFINITY;
                 for (int64_t d = 0; d < dim; d++) {
                     double x = 0;
-                    for (int64_t j = 0; j < rows_k; j++)
+                    for (int64_t j = 0; j < seq_len_kv; j++)
                         x += p[j] * keep[j] * load(c, &v, batch, kv, j, d);
                     store(c, &o, batch, h, i, d, x);
                 }
@@ -137,29 +137,30 @@ static void sequence(const dw_attention *c, int64_t b, int64_t rows_q, int64_t r
             double delta = 0;
             for (int64_t d = 0; d < dim; d++)
                 delta += load(c, &d_o, batch, h, i, d) * load(c, &o, batch, h, i, d);
-            for (int64_t j = 0; j < rows_k; j++) {
+            for (int64_t j = 0; j < seq_len_kv; j++) {
                 double x = 0;
                 for (int64_t d = 0; d < dim; d++)
                     x += load(c, &d_o, batch, h, i, d) * load(c, &v, batch, kv, j, d);
                 for (int64_t d = 0; d < dim; d++)
-                    gv[(kv * rows_k + j) * dim + d] +=
+                    gv[(kv * seq_len_kv + j) * dim + d] +=
                         p[j] * keep[j] * load(c, &d_o, batch, h, i, d);
                 slope[j] *= p[j] * (x * keep[j] - delta) * c->scale; /* now dS */
                 for (int64_t d = 0; d < dim; d++)
-                    gk[(kv * rows_k + j) * dim + d] += slope[j] * load(c, &q, batch, h, i, d);
+                    gk[(kv * seq_len_kv + j) * dim + d] += slope[j] * load(c, &q, batch, h, i, d);
             }
             for (int64_t d = 0; d < dim; d++) {
                 double x = 0;
-                for (int64_t j = 0; j < rows_k; j++) x += slope[j] * load(c, &k, batch, kv, j, d);
+                for (int64_t j = 0; j < seq_len_kv; j++)
+                    x += slope[j] * load(c, &k, batch, kv, j, d);
                 store(c, &dq, batch, h, i, d, x);
             }
         }
     }
     for (int64_t kv = 0; backward && kv < c->heads_kv; kv++) {
-        for (int64_t j = 0; j < rows_k; j++) {
+        for (int64_t j = 0; j < seq_len_kv; j++) {
             for (int64_t d = 0; d < dim; d++) {
-                store(c, &dk, batch, kv, j, d, gk[(kv * rows_k + j) * dim + d]);
-                store(c, &dv, batch, kv, j, d, gv[(kv * rows_k + j) * dim + d]);
+                store(c, &dk, batch, kv, j, d, gk[(kv * seq_len_kv + j) * dim + d]);
+                store(c, &dv, batch, kv, j, d, gv[(kv * seq_len_kv + j) * dim + d]);
             }
         }
     }
@@ -169,7 +170,7 @@ static void sequence(const dw_attention *c, int64_t b, int64_t rows_q, int64_t r
 static void run(const dw_attention *c, int backward) {
     for (int64_t b = 0; b < c->batch; b++) {
         if (c->offsets_q == NULL) {
-            sequence(c, b, c->rows_q, c->rows_k, 0, 0, backward);
+            sequence(c, b, c->seq_len_q, c->seq_len_kv, 0, 0, backward);
         } else {
             int64_t q = c->offsets_q[b], k = c->offsets_k[b];
             sequence(c, b, c->offsets_q[b + 1] - q, c->offsets_k[b + 1] - k, q, k, backward);
@@ -188,12 +189,12 @@ DW_API dw_status dw_attention_forward(const dw_attention *call) {
 }
 
 DW_API dw_status dw_attention_backward_workspace(const dw_attention *call, size_t *bytes) {
-    *bytes = 64 + (size_t)call->rows_q;
+    *bytes = 64 + (size_t)call->seq_len_q;
     return DW_OK;
 }
 
 DW_API dw_status dw_attention_backward(const dw_attention *call) {
-    if (call->workspace == NULL || call->workspace_bytes < 64 + (size_t)call->rows_q)
+    if (call->workspace == NULL || call->workspace_bytes < 64 + (size_t)call->seq_len_q)
         return DW_INVALID_ARGUMENT;
     memset(call->workspace, 0xA5, call->workspace_bytes);
     run(call, 1);

@@ -100,7 +100,7 @@ def test_another_gpus_figures_are_not_measurements(tmp_path):
         (("attention", "1,2,3,64", "--target"), 2, "--target needs a value"),
         (("attention", "1,2,3,64", "--targte", "x"), 2, "unknown argument '--targte'"),
         (("attention", "1,2,3,64", "5,6,7,8"), 2, "unknown argument '5,6,7,8'"),
-        (("attention", "1,2,-3,64"), 1, "rows_q is -3"),
+        (("attention", "1,2,-3,64"), 1, "seq_len_q is -3"),
         (("attention", "1,2,3,64,kv=3"), 1, "heads_q is 2 and heads_kv is 3"),
         (("attention", "1,2,3,64", "--target", "sm_42"), 1, 'target "sm_42" is not known'),
         (("gemm",), 2, "needs a shape, M,N,K"),

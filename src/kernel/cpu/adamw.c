@@ -69,10 +69,8 @@ static void update_task(void *context, int64_t task, int worker) {
 }
 
 static dw_status check_options(const dw_adamw_options *o) {
-    if (!o || o->struct_size < sizeof *o)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "dw_adamw_step: options are missing or of an older layout; set struct_size "
-                        "to sizeof(dw_adamw_options)");
+    static const dw__struct known = {"dw_adamw_options", sizeof *o, {0}};
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, o, NULL));
     if (o->step < 1)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "dw_adamw_step: step is %" PRId64 "; the first update is step 1", o->step);

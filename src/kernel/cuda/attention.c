@@ -18,14 +18,14 @@ static const double log2_e = 1.4426950408889634;
 /* Whether some row may not see some key on that side. Of packed sequences only the longest is known here. */
 static bool limits_right(const dw_attention *c) {
     if (c->window_right < 0) return false;
-    int64_t shift = c->bottom_right ? (int64_t)c->rows_k - c->rows_q : 0;
-    return c->offsets_q || shift + c->window_right < c->rows_k - 1;
+    int64_t shift = c->bottom_right ? (int64_t)c->seq_len_kv - c->seq_len_q : 0;
+    return c->offsets_q || shift + c->window_right < c->seq_len_kv - 1;
 }
 
 static bool limits_left(const dw_attention *c) {
     if (c->window_left < 0) return false;
-    int64_t shift = c->bottom_right ? (int64_t)c->rows_k - c->rows_q : 0;
-    return c->offsets_q || c->rows_q - 1 + shift - c->window_left > 0;
+    int64_t shift = c->bottom_right ? (int64_t)c->seq_len_kv - c->seq_len_q : 0;
+    return c->offsets_q || c->seq_len_q - 1 + shift - c->window_left > 0;
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------- */
@@ -93,7 +93,7 @@ static bool is_serial(const dw_attention *c, const dw__attention_shape *shape, i
     int64_t rounds = (heads + sm_count - 1) / sm_count;
     const dw__attention_tile *tile = dw__attention_tile_of(shape, DW__ATTENTION_BACKWARD);
     return tile && (double)heads >= least_filled * (double)(rounds * sm_count) &&
-           (int64_t)c->rows_q * (c->heads_q / c->heads_kv) <= tile->serial_rows;
+           (int64_t)c->seq_len_q * (c->heads_q / c->heads_kv) <= tile->serial_rows;
 }
 
 dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass,
@@ -112,7 +112,7 @@ dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attenti
     for (size_t i = 0; i < DW_COUNT(forward_tiles) && pass == DW__ATTENTION_FORWARD; i++)
         if (forward_tiles[i].head_dim == shape.head_dim && forward_tiles[i].keys > 0 &&
             forward_tiles[i].window == shape.window)
-            shape.many_keys = call->rows_k >= forward_tiles[i].keys;
+            shape.many_keys = call->seq_len_kv >= forward_tiles[i].keys;
     if (pass == DW__ATTENTION_BACKWARD && is_serial(call, &shape, sm_count)) {
         shape.serial = true;
         shape.deterministic = false; /* it is, by itself */
@@ -196,8 +196,8 @@ void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
         .heads_q = c->heads_q,
         .heads_kv = c->heads_kv,
         .group = c->heads_q / c->heads_kv,
-        .rows_q = c->rows_q,
-        .rows_k = c->rows_k,
+        .rows_q = c->seq_len_q,
+        .rows_k = c->seq_len_kv,
         .head_dim = c->head_dim,
         .offsets_q = c->offsets_q,
         .offsets_k = c->offsets_k,
@@ -232,7 +232,7 @@ dw_status dw__attention_map(const dw__context *context, const dw_attention *call
                             const dw_attention_tensor *tensor, const char *name, bool of_keys,
                             int box_rows, dw__tensor_map *map) {
     bool packed = call->offsets_q != NULL;
-    int64_t rows = of_keys ? call->rows_k : call->rows_q;
+    int64_t rows = of_keys ? call->seq_len_kv : call->seq_len_q;
     if (packed) rows = of_keys ? call->total_k : call->total_q;
     const int64_t lengths[] = {rows, of_keys ? call->heads_kv : call->heads_q,
                                packed ? 1 : call->batch};
@@ -262,7 +262,7 @@ dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attenti
                                      int sm_count, dw__attention_workspace *w) {
     const dw__attention_tile *tile = dw__attention_tile_of(shape, DW__ATTENTION_BACKWARD);
     int64_t heads = call->heads_q, heads_kv = (int64_t)call->heads_kv * call->batch, m = tile->m;
-    int64_t of_head = (call->rows_q + m - 1) / m;
+    int64_t of_head = (call->seq_len_q + m - 1) / m;
     int64_t tiles =
         call->offsets_q ? heads * (call->total_q / m + call->batch) : heads * call->batch * of_head;
     if (tiles > INT32_MAX)
@@ -304,7 +304,7 @@ static dw_status enqueue_forward(const void *given, const dw__context *context,
     dw__tensor_map q, k, v, o;
     dw__attention_set_params(call, &params);
     DW_RETURN_IF_FAILED(
-        count_tiles(call->rows_q, tile->m, (int64_t)call->heads_q * call->batch, &params.tiles));
+        count_tiles(call->seq_len_q, tile->m, (int64_t)call->heads_q * call->batch, &params.tiles));
     DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->q, "q", false, rows, &q));
     DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->k, "k", true, tile->n, &k));
     DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->v, "v", true, tile->n, &v));
@@ -358,9 +358,9 @@ static dw_status enqueue_backward(const void *given, const dw__context *context,
     params.delta = (float *)(workspace + places.delta);
     params.turn = shape->deterministic ? (int *)(workspace + places.turn) : NULL;
     DW_RETURN_IF_FAILED(
-        count_tiles(call->rows_q, tile->m, (int64_t)call->heads_q * call->batch, &row_tiles));
-    DW_RETURN_IF_FAILED(
-        count_tiles(call->rows_k, tile->n, (int64_t)call->heads_kv * call->batch, &params.tiles));
+        count_tiles(call->seq_len_q, tile->m, (int64_t)call->heads_q * call->batch, &row_tiles));
+    DW_RETURN_IF_FAILED(count_tiles(call->seq_len_kv, tile->n,
+                                    (int64_t)call->heads_kv * call->batch, &params.tiles));
     DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->q, "q", false, tile->m, &q));
     DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->k, "k", true, tile->n, &k));
     DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->v, "v", true, tile->n, &v));
@@ -594,7 +594,7 @@ static dw_status make_job(const dw_attention *given, dw__attention_pass pass, bo
     DW_RETURN_IF_FAILED(dw__attention_read(given, &j->call));
     DW_RETURN_IF_FAILED(dw__attention_check(&j->call, pass, launching));
     DW_RETURN_IF_FAILED(find_provided(j));
-    DW_RETURN_IF_FAILED(dw__device_cuda.context(&j->context));
+    DW_RETURN_IF_FAILED(dw__gpu_context(j->call.device, "attention", &j->context));
     if (j->kernel) return name_call(check_provided(j, launching), &j->call);
     j->kernel = kernel_on(pass, j->context->capability);
     return check_own(j, pass);
@@ -624,7 +624,10 @@ dw_status dw_attention_backward_workspace(const dw_attention *given, size_t *byt
     dw_attention call;
     DW_RETURN_IF_FAILED(dw__attention_read(given, &call));
     DW_RETURN_IF_FAILED(dw__attention_check(&call, DW__ATTENTION_BACKWARD, false));
-    if (dw__device_cuda.context(&context) != DW_OK) context = NULL;
+    if (call.device)
+        DW_RETURN_IF_FAILED(dw__gpu_context(call.device, "attention", &context));
+    else if (dw__device_cuda.context(&context) != DW_OK)
+        context = NULL;
     return backward_bytes(&dw__sm90_attention_backward, &call, context, bytes);
 }
 

@@ -29,10 +29,10 @@ dw_status dw__attention_check_capability(const dw_attention *call, dw__attention
 
 /* No query at all, or no key at all: nothing to multiply. */
 static inline bool dw__attention_has_no_queries(const dw_attention *call) {
-    return call->batch == 0 || call->rows_q == 0 || (call->offsets_q && call->total_q == 0);
+    return call->batch == 0 || call->seq_len_q == 0 || (call->offsets_q && call->total_q == 0);
 }
 static inline bool dw__attention_has_no_keys(const dw_attention *call) {
-    return call->batch == 0 || call->rows_k == 0 || (call->offsets_q && call->total_k == 0);
+    return call->batch == 0 || call->seq_len_kv == 0 || (call->offsets_q && call->total_k == 0);
 }
 
 /* "batch 2, 16 query heads on 4, rows 512 x 512, head_dim 128, bf16, causal": for messages. */
@@ -70,7 +70,7 @@ const char *dw__attention_arch(bool blackwell);
 typedef struct dw__attention_tile {
     int head_dim;
     bool window;
-    int keys; /* rows_k from which on */
+    int keys; /* seq_len_kv from which on */
     int m, n, stages, stages_do, consumers;
     int serial_rows;       /* backward: serial up to so many queries for each head of keys */
     unsigned shared_bytes; /* dynamic */

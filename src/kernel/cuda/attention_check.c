@@ -14,8 +14,8 @@ static const int64_t most_stride =
 
 const char *dw__attention_describe(const dw_attention *call, char *text, size_t bytes) {
     snprintf(text, bytes, "batch %d, %d query heads on %d, rows %d x %d, head_dim %d, %s%s%s%s%s",
-             (int)call->batch, (int)call->heads_q, (int)call->heads_kv, (int)call->rows_q,
-             (int)call->rows_k, (int)call->head_dim, call->dtype == DW_F16 ? "f16" : "bf16",
+             (int)call->batch, (int)call->heads_q, (int)call->heads_kv, (int)call->seq_len_q,
+             (int)call->seq_len_kv, (int)call->head_dim, call->dtype == DW_F16 ? "f16" : "bf16",
              call->offsets_q ? ", packed" : "",
              call->window_right == 0 && call->window_left < 0    ? ", causal"
              : call->window_right >= 0 || call->window_left >= 0 ? ", window"
@@ -29,9 +29,11 @@ static dw_status check_sizes(const dw_attention *c) {
         const char *name;
         int value, least, most;
     } sizes[] = {
-        {"batch", c->batch, 0, 1 << 24},       {"heads_q", c->heads_q, 1, 1 << 16},
-        {"heads_kv", c->heads_kv, 1, 1 << 16}, {"rows_q", c->rows_q, 0, MOST_ROWS},
-        {"rows_k", c->rows_k, 0, MOST_ROWS},
+        {"batch", c->batch, 0, 1 << 24},
+        {"heads_q", c->heads_q, 1, 1 << 16},
+        {"heads_kv", c->heads_kv, 1, 1 << 16},
+        {"seq_len_q", c->seq_len_q, 0, MOST_ROWS},
+        {"seq_len_kv", c->seq_len_kv, 0, MOST_ROWS},
     };
     for (size_t i = 0; i < DW_COUNT(sizes); i++)
         if (sizes[i].value < sizes[i].least || sizes[i].value > sizes[i].most)
@@ -61,8 +63,8 @@ static dw_status check_packed(const dw_attention *c) {
         int64_t total;
         int rows;
         const void *offsets;
-    } sides[] = {{"total_q", "rows_q", c->total_q, c->rows_q, c->offsets_q},
-                 {"total_k", "rows_k", c->total_k, c->rows_k, c->offsets_k}};
+    } sides[] = {{"total_q", "seq_len_q", c->total_q, c->seq_len_q, c->offsets_q},
+                 {"total_k", "seq_len_kv", c->total_k, c->seq_len_kv, c->offsets_k}};
     for (size_t i = 0; i < DW_COUNT(sides); i++) {
         int64_t total = sides[i].total, rows = sides[i].rows;
         if (total < 0 || total > MOST_ROWS)
@@ -133,7 +135,9 @@ static dw_status check_tensor(const dw_attention *c, const dw_attention_tensor *
                               bool of_keys, bool written, bool launching) {
     bool packed = c->offsets_q != NULL;
     int heads = of_keys ? c->heads_kv : c->heads_q;
-    int64_t rows = packed ? (of_keys ? c->total_k : c->total_q) : of_keys ? c->rows_k : c->rows_q;
+    int64_t rows = packed    ? (of_keys ? c->total_k : c->total_q)
+                   : of_keys ? c->seq_len_kv
+                             : c->seq_len_q;
     int64_t batch = packed ? 1 : c->batch;
     if (batch == 0 || rows == 0) return DW_OK; /* no elements, no address */
     if (launching && !t->data)
@@ -174,16 +178,9 @@ static dw_status check_tensors(const dw_attention *c, dw__attention_pass pass, b
 }
 
 dw_status dw__attention_read(const dw_attention *given, dw_attention *call) {
-    const size_t first = offsetof(dw_attention, kernel); /* what 0.1 began with */
-    if (!given) return dw__fail(DW_INVALID_ARGUMENT, "attention: the call is NULL");
-    if (given->size != sizeof *call && given->size != first)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "attention: size is %u; expected %zu: set it to sizeof(dw_attention), and "
-                        "build against the header of this version",
-                        (unsigned)given->size, sizeof *call);
-    *call = (dw_attention){0};
-    memcpy(call, given, given->size);
-    return DW_OK;
+    static const dw__struct known = {
+        "dw_attention", sizeof *call, {offsetof(dw_attention, kernel)}};
+    return dw__struct_read(&known, given, call);
 }
 
 dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass, bool launching) {

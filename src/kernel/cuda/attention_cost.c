@@ -10,17 +10,17 @@
 /* ---- work -------------------------------------------------------------------------------------------- */
 
 dw__attention_work dw__attention_work_of(const dw_attention *c, bool backward) {
-    double shift = c->bottom_right ? (double)c->rows_k - c->rows_q : 0.0;
-    double rows_q = (double)c->batch * c->heads_q * c->rows_q,
-           rows_k = (double)c->batch * c->heads_kv * c->rows_k;
+    double shift = c->bottom_right ? (double)c->seq_len_kv - c->seq_len_q : 0.0;
+    double rows_q = (double)c->batch * c->heads_q * c->seq_len_q,
+           rows_k = (double)c->batch * c->heads_kv * c->seq_len_kv;
     double left = c->window_left < 0 ? INFINITY : c->window_left;
     double right = c->window_right < 0 ? INFINITY : c->window_right;
     double pairs = (double)c->batch * c->heads_q *
-                   dw__attention_pairs(c->rows_q, c->rows_k, shift, left, right);
-    double scores = rows_q * c->rows_k;
+                   dw__attention_pairs(c->seq_len_q, c->seq_len_kv, shift, left, right);
+    double scores = rows_q * c->seq_len_kv;
     if (c->offsets_q) { /* the longest sequence says little: as many full ones as there are rows */
-        double filled_q = (double)c->total_q / fmax(1.0, (double)c->batch * c->rows_q);
-        double filled_k = (double)c->total_k / fmax(1.0, (double)c->batch * c->rows_k);
+        double filled_q = (double)c->total_q / fmax(1.0, (double)c->batch * c->seq_len_q);
+        double filled_k = (double)c->total_k / fmax(1.0, (double)c->batch * c->seq_len_kv);
         rows_q *= filled_q, pairs *= filled_q, scores *= filled_q;
         rows_k *= filled_k;
     }
@@ -48,7 +48,7 @@ static const dw__attention_rate *nearest_rate(const dw_attention *c) {
     for (size_t i = 0; i < dw__attention_rate_count; i++) {
         const dw__attention_rate *r = &dw__attention_rates[i];
         double off = 100.0 * fabs(log2((double)r->head_dim / c->head_dim)) +
-                     fabs(log2((double)r->rows / fmax(1.0, (double)c->rows_k))) +
+                     fabs(log2((double)r->rows / fmax(1.0, (double)c->seq_len_kv))) +
                      (r->causal != causal ? 1e4 : 0.0);
         if (off < least) least = off, best = r;
     }
@@ -126,7 +126,7 @@ static dw_status sdpa_supports(const dw_attention *c) {
     if (c->softcap > 0.0f) return refuse("scaled_dot_product_attention has no soft cap");
     if (c->window_left >= 0 || c->window_right > 0)
         return refuse("a window is an arbitrary mask to scaled_dot_product_attention");
-    if (causal && c->bottom_right && c->rows_q != c->rows_k)
+    if (causal && c->bottom_right && c->seq_len_q != c->seq_len_kv)
         return refuse(
             "is_causal aligns the first query with the first key, not the last with the last");
     if (c->dropout > 0.0f && (c->seed != 0 || c->seed_offset != 0 || c->seed_memory))
@@ -158,7 +158,7 @@ static dw_status flash_supports(const dw__gpu_kernel *kernel, const void *call,
     const dw_attention *c = call;
     (void)kernel;
     DW_RETURN_IF_FAILED(fused_supports(c, 256, 80, gpu));
-    if (c->window_right == 0 && c->rows_q != c->rows_k)
+    if (c->window_right == 0 && c->seq_len_q != c->seq_len_kv)
         return refuse("is_causal needs as many queries as keys there");
     return DW_OK;
 }

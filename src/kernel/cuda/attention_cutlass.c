@@ -40,7 +40,7 @@ static dw_status check_strides(const dw_attention *c, const dw_cutlass_kernel *k
         const char *axis;
         bool many;
         int64_t k, v;
-    } same[] = {{"row", c->rows_k > 1, c->k.row, c->v.row},
+    } same[] = {{"row", c->seq_len_kv > 1, c->k.row, c->v.row},
                 {"batch", c->batch > 1, c->k.batch, c->v.batch}};
     for (size_t i = 0; i < DW_COUNT(same); i++)
         if (same[i].many && same[i].k != same[i].v)
@@ -59,8 +59,8 @@ static dw_cutlass_attention translate(const dw_attention *c, int sm_count) {
         .batch = c->batch,
         .heads = c->heads_q,
         .heads_kv = c->heads_kv,
-        .queries = c->rows_q,
-        .keys = c->rows_k,
+        .queries = c->seq_len_q,
+        .keys = c->seq_len_kv,
         .head_dim = c->head_dim,
         .causal = is_causal(c),
         .q = c->q.data,
@@ -68,9 +68,9 @@ static dw_cutlass_attention translate(const dw_attention *c, int sm_count) {
         .v = c->v.data,
         .o = c->o.data,
         .lse = c->lse,
-        .q_stride = c->rows_q > 1 ? c->q.row : (int64_t)c->heads_q * c->head_dim,
-        .kv_stride = c->rows_k > 1 ? c->k.row : (int64_t)c->heads_kv * c->head_dim,
-        .o_stride = c->rows_q > 1 ? c->o.row : (int64_t)c->heads_q * c->head_dim,
+        .q_stride = c->seq_len_q > 1 ? c->q.row : (int64_t)c->heads_q * c->head_dim,
+        .kv_stride = c->seq_len_kv > 1 ? c->k.row : (int64_t)c->heads_kv * c->head_dim,
+        .o_stride = c->seq_len_q > 1 ? c->o.row : (int64_t)c->heads_q * c->head_dim,
         .scale = c->scale,
         .processors = sm_count,
     };

@@ -22,11 +22,11 @@ enum { MASK_NONE, MASK_CAUSAL, MASK_CAUSAL_TOP_LEFT, MASK_WINDOW };
 static unsigned mask_of(const dw_attention *c) {
     if (c->window_left >= 0 || c->window_right > 0) return MASK_WINDOW;
     if (c->window_right < 0) return MASK_NONE;
-    return c->bottom_right || c->rows_q == c->rows_k ? MASK_CAUSAL : MASK_CAUSAL_TOP_LEFT;
+    return c->bottom_right || c->seq_len_q == c->seq_len_kv ? MASK_CAUSAL : MASK_CAUSAL_TOP_LEFT;
 }
 
 uint64_t dw_attention_class_number(const dw_attention *c, bool backward) {
-    if (c->batch < 0 || c->heads_q < 1 || c->heads_kv < 1 || c->rows_q < 0 || c->rows_k < 0)
+    if (c->batch < 0 || c->heads_q < 1 || c->heads_kv < 1 || c->seq_len_q < 0 || c->seq_len_kv < 0)
         return 0;
     uint64_t group = (uint64_t)(c->heads_q / c->heads_kv);
     if (c->head_dim < 1 || c->head_dim > 4095 || group < 1 || group > 4095) return 0;
@@ -36,8 +36,8 @@ uint64_t dw_attention_class_number(const dw_attention *c, bool backward) {
     } parts[] = {
         {(uint64_t)c->head_dim, 12},
         {group, 12},
-        {rounded_log2((uint64_t)c->rows_q), 6},
-        {rounded_log2((uint64_t)c->rows_k), 6},
+        {rounded_log2((uint64_t)c->seq_len_q), 6},
+        {rounded_log2((uint64_t)c->seq_len_kv), 6},
         {rounded_log2((uint64_t)c->batch * (uint64_t)c->heads_q), 7},
         {mask_of(c), 2},
         {c->dtype == DW_F16, 1},
@@ -66,7 +66,7 @@ static void name_class(const dw_attention *call, bool backward, char *text, size
     snprintf(text, bytes, "attention %s %s d%d group%d q%lld k%lld heads%lld%s%s%s%s%s",
              backward ? "backward" : "forward", call->dtype == DW_F16 ? "f16" : "bf16",
              (int)call->head_dim, (int)(call->heads_q / call->heads_kv),
-             power_of_2((uint64_t)call->rows_q), power_of_2((uint64_t)call->rows_k),
+             power_of_2((uint64_t)call->seq_len_q), power_of_2((uint64_t)call->seq_len_kv),
              power_of_2((uint64_t)call->batch * (uint64_t)call->heads_q), masks[mask_of(call)],
              call->offsets_q ? " packed" : "", call->softcap > 0.0f ? " softcap" : "",
              call->dropout > 0.0f ? " dropout" : "",
@@ -110,7 +110,7 @@ dw_status dw_attention_choose(const dw_attention *given, bool gradients, const c
     dw__gpu_choice made;
     classes names;
     DW_RETURN_IF_FAILED(read_call(given, gradients, &call));
-    DW_RETURN_IF_FAILED(dw__device_cuda.context(&context));
+    DW_RETURN_IF_FAILED(dw__gpu_context(call.device, "attention", &context));
     const dw__gpu_target target = dw__gpu_target_of(context, target_name);
     dw__gpu_query q = query_of(&call, gradients, &target, context->name, &names);
     q.with = with;
@@ -131,7 +131,7 @@ dw_status dw_attention_explain(const dw_attention *given, bool backward, const c
     dw_attention call;
     classes names;
     DW_RETURN_IF_FAILED(read_call(given, backward, &call));
-    DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, "sm_90a", &at));
+    DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, call.device, "sm_90a", &at));
     const dw__gpu_query q = query_of(&call, backward, &at.target, at.gpu, &names);
     const dw__attention_work work = dw__attention_work_of(&call, backward);
     return dw__gpu_explain(
@@ -163,7 +163,7 @@ static size_t reserve(measured *m, size_t bytes) {
 
 static void lay_out(measured *m, dw_attention_tensor *t, bool of_keys) {
     const int64_t heads = of_keys ? m->call.heads_kv : m->call.heads_q,
-                  rows = of_keys ? m->call.rows_k : m->call.rows_q;
+                  rows = of_keys ? m->call.seq_len_kv : m->call.seq_len_q;
     t->row = m->call.head_dim;
     t->head = rows * t->row;
     t->batch = heads * t->head;
@@ -186,7 +186,7 @@ static dw_status lay_out_call(measured *m, size_t *input_bytes) {
     *input_bytes = m->bytes;
     lay_out(m, &c->o, false);
     c->lse = (float *)reserve(m, sizeof(float) * (size_t)c->batch * (size_t)c->heads_q *
-                                     (size_t)c->rows_q);
+                                     (size_t)c->seq_len_q);
     if (!m->backward) return DW_OK;
     lay_out(m, &c->dq, false);
     lay_out(m, &c->dk, true);
@@ -222,6 +222,11 @@ dw_status dw_attention_measure(const dw_attention *given, bool backward, double 
                          .before = backward ? forward : NULL,
                          .run = backward ? backward_pass : forward};
     DW_RETURN_IF_FAILED(dw__attention_read(given, c));
+    if (c->device && c->device != &dw__device_cuda)
+        return dw__fail(DW_UNSUPPORTED,
+                        "attention: the call's device is \"%s\", whose times say nothing about a "
+                        "GPU; expected \"cuda\"",
+                        dw_device_name(c->device));
     c->kernel = NULL;
     c->seed_memory = NULL;
     c->q = c->k = c->v = c->o = c->d_o = c->dq = c->dk = c->dv = none;

@@ -61,7 +61,7 @@ static bool of_keys(buffer which) {
 static dw_attention_tensor tensor_of(const state *s, buffer which) {
     const int layout = s->layout;
     int64_t d = s->call.head_dim, heads = of_keys(which) ? HEADS_KV : HEADS_Q;
-    int64_t rows = of_keys(which) ? s->call.rows_k : s->call.rows_q;
+    int64_t rows = of_keys(which) ? s->call.seq_len_kv : s->call.seq_len_q;
     if (s->shape.packed) rows = of_keys(which) ? TOTAL_K : TOTAL_Q;
     dw_attention_tensor t = {.data = s->device ? s->device + s->begin[which] : NULL,
                              .batch = heads * rows * d};
@@ -77,23 +77,23 @@ static dw_attention make_call(dw__trial *t) {
     state *s = t->state;
     const dw__attention_shape *shape = &s->shape;
     const bool provided = t->variant->kernel->provided != NULL, second = t->index == 1;
-    int rows_q = ROWS_Q, rows_k = ROWS_K, head_dim = shape->head_dim;
+    int seq_len_q = ROWS_Q, seq_len_kv = ROWS_K, head_dim = shape->head_dim;
     if (provided) {
-        rows_q = second ? MANY_ROWS : ROWS_Q;
-        rows_k = shape->window ? rows_q : second ? ROWS_Q : ROWS_K;
+        seq_len_q = second ? MANY_ROWS : ROWS_Q;
+        seq_len_kv = shape->window ? seq_len_q : second ? ROWS_Q : ROWS_K;
     } else if (second) {
         head_dim -= 8;
     }
     if (second) t->context.sm_count = FEW;
     s->layout = provided || second;
     return (dw_attention){
-        .size = sizeof(dw_attention),
+        .struct_size = sizeof(dw_attention),
         .dtype = shape->f16 ? DW_F16 : DW_BF16,
         .batch = BATCH,
         .heads_q = HEADS_Q,
         .heads_kv = HEADS_KV,
-        .rows_q = rows_q,
-        .rows_k = rows_k,
+        .seq_len_q = seq_len_q,
+        .seq_len_kv = seq_len_kv,
         .head_dim = head_dim,
         .total_q = shape->packed ? TOTAL_Q : 0,
         .total_k = shape->packed ? TOTAL_K : 0,
@@ -124,10 +124,10 @@ static void set_tensors(state *s) {
 static void place_buffers(dw__trial *t) {
     state *s = t->state;
     size_t d = (size_t)s->call.head_dim, batch = s->shape.packed ? 1 : BATCH;
-    size_t rows_q = s->shape.packed ? TOTAL_Q : (size_t)s->call.rows_q,
-           rows_k = s->shape.packed ? TOTAL_K : (size_t)s->call.rows_k;
-    size_t q = 2 * batch * HEADS_Q * rows_q * d, k = 2 * batch * HEADS_KV * rows_k * d;
-    size_t lse = sizeof(float) * batch * HEADS_Q * rows_q;
+    size_t seq_len_q = s->shape.packed ? TOTAL_Q : (size_t)s->call.seq_len_q,
+           seq_len_kv = s->shape.packed ? TOTAL_K : (size_t)s->call.seq_len_kv;
+    size_t q = 2 * batch * HEADS_Q * seq_len_q * d, k = 2 * batch * HEADS_KV * seq_len_kv * d;
+    size_t lse = sizeof(float) * batch * HEADS_Q * seq_len_q;
     const size_t sizes[] = {[Q] = q,
                             [K] = k,
                             [V] = k,

@@ -16,13 +16,13 @@ static dw_attention_tensor contiguous(void *data, int heads, int rows, int head_
 int dw_fmha_bf16_forward(void *q, void *k, void *v, void *o, int B, int H, int Q, int K, int D,
                          int causal) {
     dw_attention call = {
-        .size = sizeof call,
+        .struct_size = sizeof call,
         .dtype = DW_BF16,
         .batch = B,
         .heads_q = H,
         .heads_kv = H,
-        .rows_q = Q,
-        .rows_k = K,
+        .seq_len_q = Q,
+        .seq_len_kv = K,
         .head_dim = D,
         .scale = D > 0 ? (float)(1.0 / sqrt((double)D)) : 0.0f,
         .window_left = -1,

@@ -432,13 +432,7 @@ typedef struct job {
 
 dw_status dw__gemm_context(const dw_device *device, const dw__gpu_kernel *kernel,
                            const dw__context **context) {
-    if (!device) device = &dw__device_cuda;
-    if (!device->context)
-        return dw__fail(DW_UNSUPPORTED,
-                        "GEMM: device \"%s\" runs no kernels; expected \"cuda\", "
-                        "\"emulator:sm_100a\" or \"emulator:sm_103a\"",
-                        dw_device_name(device));
-    DW_RETURN_IF_FAILED(device->context(context));
+    DW_RETURN_IF_FAILED(dw__gpu_context(device, "GEMM", context));
     if (kernel->provided) return dw__cutlass_runs_in(kernel->provided, *context);
     if (runs_on((*context)->capability)) return DW_OK;
     return dw__fail(

@@ -43,17 +43,9 @@ int64_t dw__gemm_row_units(const dw_gemm *c) {
 }
 
 dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call) {
-    const size_t first = offsetof(dw_gemm, quantized), /* what 0.1 began with */
-        second = offsetof(dw_gemm, kernel);
-    if (!given) return dw__fail(DW_INVALID_ARGUMENT, "GEMM: the call is NULL");
-    if (given->size != sizeof *call && given->size != first && given->size != second)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "GEMM: size is %u; expected %zu: set it to sizeof(dw_gemm), and "
-                        "build against the header of this version",
-                        (unsigned)given->size, sizeof *call);
-    *call = (dw_gemm){0};
-    memcpy(call, given, given->size);
-    return DW_OK;
+    static const dw__struct known = {
+        "dw_gemm", sizeof *call, {offsetof(dw_gemm, quantized), offsetof(dw_gemm, kernel)}};
+    return dw__struct_read(&known, given, call);
 }
 
 /* ---- checks ---------------------------------------------------------------------------------------- */

@@ -101,7 +101,7 @@ dw_status dw_gemm_explain(const dw_gemm *given, const char *target, char **json)
     DW_RETURN_IF_FAILED(dw__gemm_read(given, &call));
     const dw_status status = dw__gemm_check(&call, false);
     if (status != DW_OK && status != DW_UNSUPPORTED) return status;
-    DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, "sm_100a", &at));
+    DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, call.device, "sm_100a", &at));
     dw__gpu_candidates_of(DW__GPU_GEMM, &call, &at.target, &candidates);
     const dw__gpu_kernel *own = candidates.kernels[0];
     const bool runs = own->supports(own, &call, &at.target) == DW_OK, dense = is_dense(&call);

@@ -120,7 +120,7 @@ static dw_status place(dw__trial *t) {
     s->given =
         kernel->provided ? dw__gemm_cutlass_case_of(t->variant) : dw__gemm_case_of(t->variant);
     s->call = s->given.call;
-    s->call.size = sizeof s->call;
+    s->call.struct_size = sizeof s->call;
     s->call.device = t->context.device;
     t->context.sm_count = s->given.sm_count;
     t->consequence = s->given.has_reference ? ", its GEMMs are computed by definition"

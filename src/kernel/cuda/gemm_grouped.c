@@ -15,7 +15,7 @@ static void *pointer_of(void *const *all, int32_t group) { return all ? all[grou
 /* One group as a product by Deepwell's own. */
 static dw_gemm gemm_of(const dw_grouped_gemm *c, int32_t group) {
     return (dw_gemm){
-        .size = sizeof(dw_gemm),
+        .struct_size = sizeof(dw_gemm),
         .device = c->device,
         .dtype = c->dtype,
         .output = c->dtype,
@@ -73,14 +73,9 @@ static dw_status find_kernel(job *j) {
 }
 
 static dw_status make_job(const dw_grouped_gemm *given, bool launching, job *j) {
+    static const dw__struct known = {"dw_grouped_gemm", sizeof *given, {0}};
     *j = (job){0};
-    if (!given) return dw__fail(DW_INVALID_ARGUMENT, "grouped GEMM: the call is NULL");
-    if (given->size != sizeof *given)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "grouped GEMM: size is %u; expected %zu: set it to "
-                        "sizeof(dw_grouped_gemm), and build against the header of this version",
-                        (unsigned)given->size, sizeof *given);
-    j->call = *given;
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, given, &j->call));
     DW_RETURN_IF_FAILED(name_call(check(j, launching), given));
     DW_RETURN_IF_FAILED(name_call(find_kernel(j), given));
     return dw__gemm_context(given->device, j->kernel, &j->context);

@@ -36,9 +36,20 @@ dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGE
     };
 }
 
-dw_status dw__gpu_subject_find(const char *named, const char *example, dw__gpu_subject *subject) {
+dw_status dw__gpu_context(const dw_device *device, const char *operation,
+                          const dw__context **context) {
+    if (!device) device = &dw__device_cuda;
+    if (device->context) return device->context(context);
+    return dw__fail(DW_UNSUPPORTED,
+                    "%s: device \"%s\" runs no kernels; expected \"cuda\", or an emulated GPU such "
+                    "as \"emulator:sm_90a\" or \"emulator:sm_100a\"",
+                    operation, dw_device_name(device));
+}
+
+dw_status dw__gpu_subject_find(const char *named, const dw_device *device, const char *example,
+                               dw__gpu_subject *subject) {
     const dw__context *context = NULL;
-    const dw_status found = dw__device_cuda.context(&context);
+    const dw_status found = dw__gpu_context(device, "explain", &context);
     *subject = (dw__gpu_subject){0};
     if (found != DW_OK) {
         snprintf(subject->error, sizeof subject->error, "%s", dw_last_error());

@@ -27,7 +27,13 @@ typedef struct dw__gpu_subject {
     const char *missing; /* why there is no GPU; NULL: there is one */
     char name[DW__TARGET_NAME], error[1024];
 } dw__gpu_subject;
-/* A failure where nothing is named and there is no GPU: it proposes `example`. */
-dw_status dw__gpu_subject_find(const char *named, const char *example, dw__gpu_subject *subject);
+/* `device`: the call's. A failure where nothing is named and there is no GPU: it proposes `example`. */
+dw_status dw__gpu_subject_find(const char *named, const dw_device *device, const char *example,
+                               dw__gpu_subject *subject);
+
+/* The context of a call's device (NULL: "cuda"). DW_UNSUPPORTED: it runs no kernels; the message starts with
+ * `operation`. */
+dw_status dw__gpu_context(const dw_device *device, const char *operation,
+                          const dw__context **context);
 
 #endif

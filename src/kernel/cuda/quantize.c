@@ -116,12 +116,8 @@ static dw_status check_result(const dw_quantize *c, int axis, bool launching) {
 }
 
 dw_status dw__quantize_check(const dw_quantize *c, bool launching) {
-    if (!c) return dw__fail(DW_INVALID_ARGUMENT, "quantize: the call is NULL");
-    if (c->size != sizeof *c)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "quantize: size is %u; expected %zu: set it to sizeof(dw_quantize), and "
-                        "build against the header of this version",
-                        (unsigned)c->size, sizeof *c);
+    static const dw__struct known = {"dw_quantize", sizeof *c, {0}};
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, c, NULL));
     DW_RETURN_IF_FAILED(check_types(c));
     DW_RETURN_IF_FAILED(check_sizes(c));
     if (is_empty(c)) return DW_OK;
@@ -265,16 +261,10 @@ const dw__gpu_kernel dw__quantize_blocks = {
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
 static dw_status run(const dw_quantize *call, bool launching) {
-    const dw_device *device = call->device ? call->device : &dw__device_cuda;
     const dw__gpu_kernel *kernel = &dw__quantize_blocks;
     const dw__context *context;
     const dw__variant *variant;
-    if (!device->context)
-        return dw__fail(DW_UNSUPPORTED,
-                        "device \"%s\" runs no kernels; expected \"cuda\", \"emulator:sm_90a\", "
-                        "\"emulator:sm_100a\" or \"emulator:sm_103a\"; on a CPU: dw_block_quantize",
-                        dw_device_name(device));
-    DW_RETURN_IF_FAILED(device->context(&context));
+    DW_RETURN_IF_FAILED(dw__gpu_context(call->device, "quantize", &context));
     if (!runs_on(context->capability))
         return dw__fail(
             DW_UNSUPPORTED,

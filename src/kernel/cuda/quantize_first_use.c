@@ -40,7 +40,7 @@ static dw_status place(dw__trial *t) {
     state *s = t->state;
     s->shape = dw__quantize_unpack(t->variant->params);
     s->ordinary = t->index == 0;
-    s->call = (dw_quantize){.size = sizeof s->call,
+    s->call = (dw_quantize){.struct_size = sizeof s->call,
                             .device = t->context.device,
                             .dtype = s->shape.dtype,
                             .scheme = s->shape.scheme,

@@ -28,13 +28,13 @@ static inline dw_attention_tensor tensor(int number, int heads, int rows, int he
 
 static inline dw_attention plain_call(void) {
     return (dw_attention){
-        .size = sizeof(dw_attention),
+        .struct_size = sizeof(dw_attention),
         .dtype = DW_BF16,
         .batch = 3,
         .heads_q = 4,
         .heads_kv = 2,
-        .rows_q = 1000,
-        .rows_k = 900,
+        .seq_len_q = 1000,
+        .seq_len_kv = 900,
         .head_dim = 128,
         .scale = 0.125f,
         .window_left = -1,
