@@ -47,7 +47,7 @@ DW_API const char *dw_status_name(dw_status status);
 DW_API const char *dw_status_text(dw_status status);
 /* Message of the last failure on this thread, "" if there was none. Valid until the next failing call. */
 DW_API const char *dw_last_error(void);
-/* The library's version: "0.1.0". */
+/* The library's version: DW_VERSION of the headers that it was built with (deepwell/version.h). */
 DW_API const char *dw_version(void);
 
 #ifdef __cplusplus

@@ -2,6 +2,6 @@
 #ifndef DEEPWELL_VERSION_H
 #define DEEPWELL_VERSION_H
 
-#define DW_VERSION "0.1.0"
+#define DW_VERSION "0.2.0"
 
 #endif

@@ -1,7 +1,7 @@
 /* manifest.json: the run that made a checkpoint, and the files of the checkpoint. A run resumes only if it
  * continues bit for bit.
  *
- *     {"format": "deepwell checkpoint", "version": 1, "deepwell": "0.1.0",
+ *     {"format": "deepwell checkpoint", "version": 1, "deepwell": DW_VERSION,
  *      "step": 20, "updates": 20, "schedule_steps": 1000,
  *      "random": {"generator": "philox4x32-10", "seed": 1},
  *      "options": {"sequence": 256, "batch": 8, ...},

@@ -1,6 +1,7 @@
 /* The base layer: failure messages, memory, arenas, text, maps, files, log. */
 #include "base/base.h"
 #include "deepwell/log.h"
+#include "deepwell/version.h"
 #include "test_folder.h"
 
 #include <setjmp.h>
@@ -28,7 +29,7 @@ static void status_names_and_texts(void **state) {
     assert_string_equal(dw_status_name(DW_INTERNAL), "INTERNAL");
     assert_string_equal(dw_status_text(DW_SHAPE), "shapes disagree");
     assert_string_equal(dw_status_name((dw_status)99), "UNKNOWN");
-    assert_string_equal(dw_version(), "0.1.0");
+    assert_string_equal(dw_version(), DW_VERSION);
 }
 
 static void fail_records_message_and_prefix(void **state) {

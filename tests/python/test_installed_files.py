@@ -1,6 +1,7 @@
 """Programs and libraries as they are built and installed: where the loader looks for what they need."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -135,6 +136,9 @@ def test_an_installation_without_the_emulator_works_and_says_what_is_missing(tmp
     folder = library.parent
     command = ["cc", program, "-o", tmp_path / "say", "-I", tmp_path / "include"]
     subprocess.run([*command, f"-Wl,-rpath,{folder}", library], check=True, timeout=60)
+    header = (ROOT / "include/deepwell/version.h").read_text()
+    version = re.search(r'DW_VERSION "(\d+\.\d+)\.\d+"', header)[1]
+    assert f"libdeepwell.so.{version}" in dynamic(tmp_path / "say").needed
     result = subprocess.run([tmp_path / "say"], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stdout
     assert "libdeepwell_emulator.so, which could not be loaded" in result.stdout
