@@ -33,7 +33,7 @@ static dw_attention_tensor tensor(const float *host) {
     static unsigned short codes[COUNT];
     dw_attention_tensor t = {device_memory(BYTES), COUNT, ROWS * HEAD_DIM, HEAD_DIM};
     if (host) {
-        must(dw_encode(DW_FORMAT_BF16, COUNT, host, NULL, codes));
+        must(dw_encode(DW_BF16, COUNT, host, NULL, codes));
         must(dw_device_copy_in(gpu, t.data, codes, BYTES));
     }
     return t;
@@ -42,7 +42,7 @@ static dw_attention_tensor tensor(const float *host) {
 static const float *read_back(dw_attention_tensor t, float *host) {
     static unsigned short codes[COUNT];
     must(dw_device_copy_out(gpu, codes, t.data, BYTES));
-    must(dw_decode(DW_FORMAT_BF16, COUNT, codes, host));
+    must(dw_decode(DW_BF16, COUNT, codes, host));
     return host;
 }
 

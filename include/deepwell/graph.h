@@ -25,6 +25,7 @@
 #ifndef DEEPWELL_GRAPH_H
 #define DEEPWELL_GRAPH_H
 
+#include "deepwell/dtype.h"
 #include "deepwell/ops.h"
 #include "deepwell/status.h"
 #include <stddef.h>
@@ -42,19 +43,6 @@ typedef int64_t dw_dim;
 #define DW_MAX_RANK 8
 #define DW_MAX_INPUTS 64 /* of one node: concat and fused have the most */
 #define DW_MAX_OUTPUTS 64
-
-typedef enum dw_dtype {
-    DW_BOOL, /* one byte, 0 or 1 */
-    DW_I32,
-    DW_I64,
-    DW_BF16,
-    DW_F16,
-    DW_F32,
-    DW_F64,
-    DW_DTYPE_COUNT
-} dw_dtype;
-DW_API const char *dw_dtype_name(dw_dtype dtype); /* "bool" "i32" "i64" "bf16" "f16" "f32" "f64" */
-DW_API size_t dw_dtype_bytes(dw_dtype dtype);
 
 typedef enum dw_role {
     DW_ROLE_INPUT,      /* bound at each call */

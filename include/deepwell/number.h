@@ -22,6 +22,7 @@
 #ifndef DEEPWELL_NUMBER_H
 #define DEEPWELL_NUMBER_H
 
+#include "deepwell/dtype.h"
 #include "deepwell/status.h"
 #include <stddef.h>
 #include <stdint.h>
@@ -31,33 +32,6 @@ extern "C" {
 #endif
 
 /* ---- single numbers ------------------------------------------------------------------------------ */
-
-/* key, name, bits of a code, exponent bits, fraction bits, exponent bias, largest finite code.
- * A code is sign, exponent, fraction from the highest bit down; exponent field 0 is subnormal. */
-#define DW_FORMAT_MAP(X)                                                                           \
-    X(BF16, "bf16", 16, 8, 7, 127, 0x7F7F)                                                         \
-    X(F16, "f16", 16, 5, 10, 15, 0x7BFF)                                                           \
-    X(E4M3, "e4m3", 8, 4, 3, 7, 0x7E)  /* OFP8: no infinity; 0x7F is NaN ("fn"). 448 */            \
-    X(E5M2, "e5m2", 8, 5, 2, 15, 0x7B) /* OFP8: as IEEE. 57344 */                                  \
-    X(E3M2, "e3m2", 6, 3, 2, 3, 0x1F)  /* OCP MX: no infinity, no NaN. 28 */                       \
-    X(E2M3, "e2m3", 6, 2, 3, 1, 0x1F)  /* OCP MX: no infinity, no NaN. 7.5 */                      \
-    X(E2M1, "e2m1", 4, 2, 1, 1, 0x7)   /* OCP MX: no infinity, no NaN. 6 */                        \
-    X(E8M0, "e8m0", 8, 8, 0, 127,                                                                  \
-      0xFE) /* OCP MX 5.4.1: 2^(code-127); no sign, no zero; 0xFF NaN */                           \
-    X(UE4M3, "ue4m3", 8, 4, 3, 7, 0x7E) /* PTX: E4M3 with its sign bit always 0 */
-
-typedef enum dw_format {
-#define DW_FORMAT_ENUM(key, name, bits, exponent, fraction, bias, largest) DW_FORMAT_##key,
-    DW_FORMAT_MAP(DW_FORMAT_ENUM)
-#undef DW_FORMAT_ENUM
-        DW_FORMAT_COUNT
-} dw_format;
-DW_API const char *dw_format_name(dw_format format); /* "bf16" ...; "unknown" */
-DW_API float dw_format_max(dw_format format);        /* largest finite number */
-/* Bytes of an array of codes. A code of a 16-bit format has two bytes, in the machine's order. E2M1 has two codes per
- * byte, the first in the low nibble; a zero nibble follows an odd last code. Any other code has one byte: the code in
- * the low bits, zeros above. Returns -1 for an unknown format or a negative count. */
-DW_API int64_t dw_format_bytes(dw_format format, int64_t count);
 
 /* The result for infinity and for numbers that round to more than the largest finite one:
  *   SATURATE   the largest finite number, sign kept (PTX .satfinite; torch's cast to E4M3)
@@ -94,13 +68,13 @@ typedef struct dw_encode_options {
         sizeof(dw_encode_options), DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, { 0, 0, 0 }             \
     }
 
-/* Rounds `count` values to codes. `codes`: dw_format_bytes(format, count) bytes. `options` NULL: the defaults.
+/* `dtype` is a floating-point type of 16 bits or fewer. Rounds `count` values to codes. `codes`: dw_tensor_bytes(dtype, 1, &count) bytes. `options` NULL: the defaults.
  * DW_INVALID_ARGUMENT. */
-DW_API dw_status dw_encode(dw_format format, int64_t count, const float *values,
+DW_API dw_status dw_encode(dw_dtype dtype, int64_t count, const float *values,
                            const dw_encode_options *options, void *codes);
 /* Converts codes to F32 exactly. Bits above the code are ignored, in UE4M3 also its highest bit. A NaN becomes
  * 0x7FC00000 with the code's sign (BF16 and F16: also with its payload). */
-DW_API dw_status dw_decode(dw_format format, int64_t count, const void *codes, float *values);
+DW_API dw_status dw_decode(dw_dtype dtype, int64_t count, const void *codes, float *values);
 
 /* Packs four 6-bit codes into three bytes: code i has bits 6i..6i+5 of the stream, lowest bit first. `packed` has
  * (6 * count + 7) / 8 bytes; unused bits are 0. */
@@ -163,7 +137,7 @@ typedef enum dw_scale_rule {
  *
  *     axis 1   outer = rows, inner = cols
  *     axis 0   outer = cols, inner = rows: codes and scales are those of the transposed matrix
- *     codes    [outer, inner], rows of dw_format_bytes(element, inner) bytes, or code_stride bytes apart
+ *     codes    [outer, inner], rows of dw_tensor_bytes(element, 1, &inner) bytes, or code_stride bytes apart
  *     scales   [outer, ceil(inner / block)]; square: [ceil(outer / block), ceil(inner / block)]
  *
  * If inner is not a multiple of the block, the last block is shorter, as if zeros followed. If code_stride leaves room,
@@ -191,15 +165,15 @@ typedef struct dw_block_layout {
     int64_t row_bytes; /* of one row of codes, contiguous */
     int64_t scale_rows, scale_cols;
     size_t code_bytes, scale_bytes; /* of the whole arrays, contiguous */
-    dw_format element;
-    dw_format scale; /* DW_FORMAT_COUNT: F32 */
+    dw_dtype element;
+    dw_dtype scale; /* E8M0, UE4M3 or F32 */
 } dw_block_layout;
 /* Computes the sizes of the result. DW_INVALID_ARGUMENT: an option or a size is invalid. */
 DW_API dw_status dw_block_layout_of(const dw_block_options *options, int64_t rows, int64_t cols,
                                     dw_block_layout *layout);
 
 /* `source`: F32 with row_stride elements from row to row (>= cols). `code_stride`: bytes from one row of codes to the
- * next; 0: contiguous. `scales`: contiguous bytes, or float if layout.scale is DW_FORMAT_COUNT. rows or cols may be 0.
+ * next; 0: contiguous. `scales`: contiguous bytes, or float if layout.scale is DW_F32. rows or cols may be 0.
  * DW_INVALID_ARGUMENT, DW_OUT_OF_MEMORY. */
 DW_API dw_status dw_block_quantize(const dw_block_options *options, int64_t rows, int64_t cols,
                                    const float *source, int64_t row_stride, void *codes,

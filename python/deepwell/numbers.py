@@ -16,13 +16,15 @@ import torch
 from deepwell import _deepwell
 from deepwell.errors import DeepwellError, UnsupportedError
 
-FORMATS, SCHEMES = _deepwell.number_names()
+_NUMBERS, SCHEMES = _deepwell.number_names()
+FORMATS = tuple(_NUMBERS)
 SCALE_RULES = ("default", "rceil", "floor", "ceil", "amax")
 OVERFLOWS = ("saturate", "nonfinite")
 ROUNDINGS = ("nearest", "stochastic")
 
-# torch's dtypes of the formats. Formats that torch lacks are uint8, one code each.
+# torch's dtypes of codes and scales. Formats that torch lacks are uint8, one code each.
 _TYPES = {
+    "f32": torch.float32,
     "bf16": torch.bfloat16,
     "f16": torch.float16,
     "e4m3": torch.float8_e4m3fn,
@@ -33,10 +35,19 @@ _TYPES = {
 }
 
 
-def _choose(what: str, name: str, names: tuple) -> int:
+def _check(what: str, name: str, names) -> None:
     if name not in names:
         raise ValueError(f"{what} is {name!r}: expected one of {', '.join(names)}")
+
+
+def _choose(what: str, name: str, names: tuple) -> int:
+    _check(what, name, names)
     return names.index(name)
+
+
+def _format(name: str) -> int:
+    _check("format", name, _NUMBERS)
+    return _NUMBERS[name]
 
 
 def _call(function, *arguments):
@@ -81,7 +92,7 @@ def encode(
 
     e2m1 packs two codes into a byte along the last axis, which must be even.
     """
-    number = _choose("format", format, FORMATS)
+    number = _format(format)
     values = _f32(x, "x").contiguous()
     shape = list(values.shape)
     if format == "e2m1":
@@ -106,7 +117,7 @@ def encode(
 
 def decode(codes: torch.Tensor, format: str) -> torch.Tensor:
     """Returns the exact float32 values of codes from `encode`."""
-    number = _choose("format", format, FORMATS)
+    number = _format(format)
     raw = _bytes(codes, "codes")
     shape = list(codes.shape)
     if format == "e2m1":
@@ -240,8 +251,8 @@ def quantize(
     layout = _call(_deepwell.block_layout, options, rows, cols)
     outer, _, row_bytes, scale_rows, scale_cols, element, scale = layout
     leading = tuple(values.shape[:-1]) if matrix_axis else (outer,)
-    codes = torch.empty((*leading, row_bytes), dtype=_TYPES.get(FORMATS[element], torch.uint8))
-    scale_type = _TYPES[FORMATS[scale]] if scale < len(FORMATS) else torch.float32
+    codes = torch.empty((*leading, row_bytes), dtype=_TYPES.get(element, torch.uint8))
+    scale_type = _TYPES[scale]
     scale_leading = (scale_rows,) if square else leading
     scales = torch.empty((*scale_leading, scale_cols), dtype=scale_type)
     _call(
@@ -273,11 +284,11 @@ def dequantize(q: Quantized) -> torch.Tensor:
             f"codes has {codes.numel()} bytes: a {q.scheme} tensor of shape {tuple(q.shape)} has "
             f"{outer * row_bytes}"
         )
-    f32 = scale >= len(FORMATS)
+    f32 = scale == "f32"
     if (q.scales.dtype == torch.float32) != f32 or q.scales.numel() != scale_rows * scale_cols:
         raise ValueError(
             f"scales is {q.scales.dtype} of shape {tuple(q.scales.shape)}: expected "
-            f"{scale_rows} x {scale_cols} of {torch.float32 if f32 else _TYPES[FORMATS[scale]]}"
+            f"{scale_rows} x {scale_cols} of {_TYPES[scale]}"
         )
     scales = q.scales.detach().contiguous() if f32 else _bytes(q.scales, "scales")
     result = torch.empty(q.shape, dtype=torch.float32)

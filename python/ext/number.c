@@ -14,15 +14,18 @@ static int to_address(PyObject *object, void *address) {
     return 1;
 }
 
-/* number_names() -> (formats, schemes), indexed by enumerator. */
+/* number_names() -> ({name: enumerator} of the types that encode takes, names of schemes by enumerator) */
 static PyObject *number_names(PyObject *self, PyObject *unused) {
     (void)self;
     (void)unused;
-    PyObject *formats = PyTuple_New(DW_FORMAT_COUNT), *schemes = PyTuple_New(DW_SCHEME_COUNT);
+    PyObject *formats = PyDict_New(), *schemes = PyTuple_New(DW_SCHEME_COUNT);
     if (formats == NULL || schemes == NULL) goto failed;
-    for (int i = 0; i < DW_FORMAT_COUNT; i++) {
-        PyObject *name = PyUnicode_FromString(dw_format_name((dw_format)i));
-        if (name == NULL || PyTuple_SetItem(formats, i, name) != 0) goto failed;
+    for (int i = 0; i < DW_DTYPE_COUNT; i++) {
+        if (dw_dtype_max((dw_dtype)i) == 0.0f) continue;
+        PyObject *number = PyLong_FromLong(i);
+        int set = number ? PyDict_SetItemString(formats, dw_dtype_name((dw_dtype)i), number) : -1;
+        Py_XDECREF(number);
+        if (set != 0) goto failed;
     }
     for (int i = 0; i < DW_SCHEME_COUNT; i++) {
         PyObject *name = PyUnicode_FromString(dw_scheme_name((dw_scheme)i));
@@ -35,14 +38,14 @@ failed:
     return NULL;
 }
 
-/* encode(format, count, values, overflow, rounding, seed, offset, stream, codes) */
+/* encode(dtype, count, values, overflow, rounding, seed, offset, stream, codes) */
 static PyObject *number_encode(PyObject *self, PyObject *args) {
     (void)self;
-    int format = 0, overflow = 0, rounding = 0;
+    int dtype = 0, overflow = 0, rounding = 0;
     long long count = 0, seed = 0, offset = 0, stream = 0;
     const float *values = NULL;
     void *codes = NULL;
-    if (!PyArg_ParseTuple(args, "iLO&iiLLLO&:encode", &format, &count, to_address, &values,
+    if (!PyArg_ParseTuple(args, "iLO&iiLLLO&:encode", &dtype, &count, to_address, &values,
                           &overflow, &rounding, &seed, &offset, &stream, to_address, &codes))
         return NULL;
     dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
@@ -51,24 +54,24 @@ static PyObject *number_encode(PyObject *self, PyObject *args) {
     options.random = (dw_random){seed, offset, stream};
     dw_status status;
     Py_BEGIN_ALLOW_THREADS;
-    status = dw_encode((dw_format)format, count, values, &options, codes);
+    status = dw_encode((dw_dtype)dtype, count, values, &options, codes);
     Py_END_ALLOW_THREADS;
     return finish(status);
 }
 
-/* decode(format, count, codes, values) */
+/* decode(dtype, count, codes, values) */
 static PyObject *number_decode(PyObject *self, PyObject *args) {
     (void)self;
-    int format = 0;
+    int dtype = 0;
     long long count = 0;
     const void *codes = NULL;
     float *values = NULL;
-    if (!PyArg_ParseTuple(args, "iLO&O&:decode", &format, &count, to_address, &codes, to_address,
+    if (!PyArg_ParseTuple(args, "iLO&O&:decode", &dtype, &count, to_address, &codes, to_address,
                           &values))
         return NULL;
     dw_status status;
     Py_BEGIN_ALLOW_THREADS;
-    status = dw_decode((dw_format)format, count, codes, values);
+    status = dw_decode((dw_dtype)dtype, count, codes, values);
     Py_END_ALLOW_THREADS;
     return finish(status);
 }
@@ -110,7 +113,8 @@ static int to_options(PyObject *object, void *address) {
     return 1;
 }
 
-/* block_layout(options, rows, cols) -> (outer, inner, row_bytes, scale_rows, scale_cols, element, scale) */
+/* block_layout(options, rows, cols) -> (outer, inner, row_bytes, scale_rows, scale_cols, name of element, name of
+ * scale) */
 static PyObject *number_block_layout(PyObject *self, PyObject *args) {
     (void)self;
     dw_block_options options;
@@ -120,9 +124,10 @@ static PyObject *number_block_layout(PyObject *self, PyObject *args) {
     dw_block_layout layout;
     dw_status status = dw_block_layout_of(&options, rows, cols, &layout);
     if (status != DW_OK) return extension_fail(status);
-    return Py_BuildValue("(LLLLLii)", (long long)layout.outer, (long long)layout.inner,
+    return Py_BuildValue("(LLLLLss)", (long long)layout.outer, (long long)layout.inner,
                          (long long)layout.row_bytes, (long long)layout.scale_rows,
-                         (long long)layout.scale_cols, (int)layout.element, (int)layout.scale);
+                         (long long)layout.scale_cols, dw_dtype_name(layout.element),
+                         dw_dtype_name(layout.scale));
 }
 
 /* block_quantize(options, rows, cols, source, row_stride, codes, code_stride, scales) */
@@ -230,7 +235,7 @@ static PyObject *number_unswizzle(PyObject *self, PyObject *args) {
 }
 
 PyMethodDef number_functions[] = {
-    {"number_names", number_names, METH_NOARGS, "names of formats and schemes"},
+    {"number_names", number_names, METH_NOARGS, "numbers of formats, names of schemes"},
     {"encode", number_encode, METH_VARARGS, "F32 to codes"},
     {"decode", number_decode, METH_VARARGS, "codes to F32"},
     {"fp6_pack", number_fp6_pack, METH_VARARGS, "fp6_pack(count, codes, packed)"},

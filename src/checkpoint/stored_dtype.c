@@ -64,8 +64,8 @@ bool dw__stored_to_f32(dw_stored_dtype dtype, size_t count, const void *from, fl
     case DW_STORED_F16:
         for (size_t i = 0; i < count; i++) to[i] = dw__f16_to_f32(halves[i]);
         return true;
-    case DW_STORED_F8_E4M3: return dw_decode(DW_FORMAT_E4M3, (int64_t)count, from, to) == DW_OK;
-    case DW_STORED_F8_E5M2: return dw_decode(DW_FORMAT_E5M2, (int64_t)count, from, to) == DW_OK;
+    case DW_STORED_F8_E4M3: return dw_decode(DW_E4M3, (int64_t)count, from, to) == DW_OK;
+    case DW_STORED_F8_E5M2: return dw_decode(DW_E5M2, (int64_t)count, from, to) == DW_OK;
     default: return false;
     }
 }

@@ -14,8 +14,8 @@ static inline double dw__matrix_element(dw__emu_type type, uint32_t code) {
     case DW__T_TF32:
         return (double)dw__f32_from_bits(code & ~(uint32_t)0x1FFF); /* the rest does not count */
     case DW__T_F32: return (double)dw__f32_from_bits(code);
-    case DW__T_E4M3: return (double)dw__decode_one(DW_FORMAT_E4M3, (uint8_t)code);
-    case DW__T_E5M2: return (double)dw__decode_one(DW_FORMAT_E5M2, (uint8_t)code);
+    case DW__T_E4M3: return (double)dw__decode_one(DW_E4M3, (uint8_t)code);
+    case DW__T_E5M2: return (double)dw__decode_one(DW_E5M2, (uint8_t)code);
     case DW__T_S8: return (int8_t)code;
     case DW__T_S32: return (int32_t)code;
     default: return (uint8_t)code;

@@ -40,7 +40,7 @@ typedef struct mma_op {
     bool saturate, exclusive; /* `exclusive`, for B1: xor instead of and */
     uint32_t a_places[8], b_places[4], c_places[4], d_places[4];
     int scales; /* scale factors in each row: 0, 1, 2 or 4 */
-    dw_format scale_format;
+    dw_dtype scale_format;
     uint32_t scale_a, scale_b, byte_a, byte_b, thread_a, thread_b;
 } mma_op;
 
@@ -63,12 +63,12 @@ static double real_value(element type, uint32_t bits) {
     case F16: return (double)dw__f16_to_f32((uint16_t)bits);
     case BF16: return (double)dw__bf16_to_f32((uint16_t)bits);
     case TF32: return (double)dw__f32_from_bits(bits & ~(uint32_t)0x1FFF);
-    case E4M3: return (double)dw__decode_one(DW_FORMAT_E4M3, bits);
-    case E5M2: return (double)dw__decode_one(DW_FORMAT_E5M2, bits);
-    case E3M2: return (double)dw__decode_one(DW_FORMAT_E3M2, bits & 0x3F);
-    case E2M3: return (double)dw__decode_one(DW_FORMAT_E2M3, bits & 0x3F);
-    case E2M1: return (double)dw__decode_one(DW_FORMAT_E2M1, bits >> 2 & 0xF);
-    case E2M1_PACKED: return (double)dw__decode_one(DW_FORMAT_E2M1, bits);
+    case E4M3: return (double)dw__decode_one(DW_E4M3, bits);
+    case E5M2: return (double)dw__decode_one(DW_E5M2, bits);
+    case E3M2: return (double)dw__decode_one(DW_E3M2, bits & 0x3F);
+    case E2M3: return (double)dw__decode_one(DW_E2M3, bits & 0x3F);
+    case E2M1: return (double)dw__decode_one(DW_E2M1, bits >> 2 & 0xF);
+    case E2M1_PACKED: return (double)dw__decode_one(DW_E2M1, bits);
     case S8: return (int8_t)bits;
     case S4: return (int)(bits ^ 8) - 8;
     default: return bits;
@@ -252,13 +252,13 @@ static bool is_known(const mma_op *k, kind which) {
     case MXF8F6F4:
         return wide && k->k == 32 && k->a >= E4M3 && k->a <= E2M1 && k->b >= E4M3 && k->b <= E2M1 &&
                (k->d == DW__T_F32 || (which == F8F6F4 && k->d == DW__T_F16)) &&
-               (which == F8F6F4 || (k->scales == 1 && k->scale_format == DW_FORMAT_E8M0));
+               (which == F8F6F4 || (k->scales == 1 && k->scale_format == DW_E8M0));
     case MXF4:
         return wide && k->k == 64 && k->a == E2M1_PACKED && same && k->d == DW__T_F32 &&
-               k->scales == 2 && k->scale_format == DW_FORMAT_E8M0;
+               k->scales == 2 && k->scale_format == DW_E8M0;
     case MXF4NVF4:
         return wide && k->k == 64 && k->a == E2M1_PACKED && same && k->d == DW__T_F32 &&
-               (k->scales == 4 || (k->scales == 2 && k->scale_format == DW_FORMAT_E8M0));
+               (k->scales == 4 || (k->scales == 2 && k->scale_format == DW_E8M0));
     default: break;
     }
     switch (k->a) {
@@ -338,9 +338,8 @@ static dw_status translate_mma(dw__emu_translator *t) {
             return dw__emu_unsupported(t);
     }
     if (k->scales) {
-        k->scale_format = dw__emu_take(t, "ue4m3") ? DW_FORMAT_UE4M3 : DW_FORMAT_E8M0;
-        if (k->scale_format == DW_FORMAT_E8M0 && !dw__emu_take(t, "ue8m0"))
-            return dw__emu_unsupported(t);
+        k->scale_format = dw__emu_take(t, "ue4m3") ? DW_UE4M3 : DW_E8M0;
+        if (k->scale_format == DW_E8M0 && !dw__emu_take(t, "ue8m0")) return dw__emu_unsupported(t);
     }
     if (!is_known(k, which) || t->in->operand_count != (k->scales ? 8 : 4))
         return dw__emu_unsupported(t);

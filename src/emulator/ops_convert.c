@@ -231,33 +231,33 @@ typedef struct packed {
     dw__emu_type to, from;
     bool relu, finite, flush;
     int rounding;
-    dw_format format;    /* of the narrow type */
+    dw_dtype format;     /* of the narrow type */
     uint32_t sources[4]; /* of a conversion BY_CHANCE; there are `count` of them */
     int count;
 } packed;
 
-static bool format_of(dw__emu_type type, dw_format *format) {
+static bool format_of(dw__emu_type type, dw_dtype *format) {
     switch (type) {
-    case DW__T_E4M3X2: *format = DW_FORMAT_E4M3; return true;
-    case DW__T_E5M2X2: *format = DW_FORMAT_E5M2; return true;
-    case DW__T_E2M3X2: *format = DW_FORMAT_E2M3; return true;
-    case DW__T_E3M2X2: *format = DW_FORMAT_E3M2; return true;
-    case DW__T_E2M1X2: *format = DW_FORMAT_E2M1; return true;
-    case DW__T_UE8M0X2: *format = DW_FORMAT_E8M0; return true;
+    case DW__T_E4M3X2: *format = DW_E4M3; return true;
+    case DW__T_E5M2X2: *format = DW_E5M2; return true;
+    case DW__T_E2M3X2: *format = DW_E2M3; return true;
+    case DW__T_E3M2X2: *format = DW_E3M2; return true;
+    case DW__T_E2M1X2: *format = DW_E2M1; return true;
+    case DW__T_UE8M0X2: *format = DW_E8M0; return true;
     default: return false;
     }
 }
 
 /* Sets *format to the format that .rs converts to. Returns how many numbers it converts; 0 for other types. */
-static int chance_format_of(dw__emu_type type, dw_format *format) {
+static int chance_format_of(dw__emu_type type, dw_dtype *format) {
     switch (type) {
-    case DW__T_F16X2: *format = DW_FORMAT_F16; return 2;
-    case DW__T_BF16X2: *format = DW_FORMAT_BF16; return 2;
-    case DW__T_E4M3X4: *format = DW_FORMAT_E4M3; return 4;
-    case DW__T_E5M2X4: *format = DW_FORMAT_E5M2; return 4;
-    case DW__T_E2M3X4: *format = DW_FORMAT_E2M3; return 4;
-    case DW__T_E3M2X4: *format = DW_FORMAT_E3M2; return 4;
-    case DW__T_E2M1X4: *format = DW_FORMAT_E2M1; return 4;
+    case DW__T_F16X2: *format = DW_F16; return 2;
+    case DW__T_BF16X2: *format = DW_BF16; return 2;
+    case DW__T_E4M3X4: *format = DW_E4M3; return 4;
+    case DW__T_E5M2X4: *format = DW_E5M2; return 4;
+    case DW__T_E2M3X4: *format = DW_E2M3; return 4;
+    case DW__T_E3M2X4: *format = DW_E3M2; return 4;
+    case DW__T_E2M1X4: *format = DW_E2M1; return 4;
     default: return 0;
     }
 }
@@ -276,11 +276,11 @@ static uint32_t to_e8m0(float x, int rounding, bool finite) {
 }
 
 static uint32_t to_code(const packed *k, float x) {
-    if (k->format == DW_FORMAT_E8M0) return to_e8m0(x, k->rounding, k->finite);
+    if (k->format == DW_E8M0) return to_e8m0(x, k->rounding, k->finite);
     if (k->relu && (x < 0 || (x == 0 && signbit(x)))) x = 0;
-    if (isnan(x) && k->format != DW_FORMAT_E4M3 &&
-        k->format != DW_FORMAT_E5M2) /* the format has no NaN: the greatest number */
-        return k->format == DW_FORMAT_E2M1 ? 0x7 : 0x1F;
+    if (isnan(x) && k->format != DW_E4M3 &&
+        k->format != DW_E5M2) /* the format has no NaN: the greatest number */
+        return k->format == DW_E2M1 ? 0x7 : 0x1F;
     return dw__encode_one(k->format, isnan(x) ? fabsf(x) : x, DW_OVERFLOW_SATURATE,
                           DW_ROUND_NEAREST, 0);
 }
@@ -289,18 +289,18 @@ static uint32_t to_code(const packed *k, float x) {
  * Both are aligned at their upper ends. The two numbers of a pair use the same sixteen bits (13 for F16); the first
  * pair uses the upper half of the word. For E2M1 the first pair uses the upper bytes of both halves. The ISA's text
  * says no more and its figures were not available, so the assignment of bits is certain for F16 and BF16 only. */
-static uint32_t chance_of(dw_format format, uint32_t random, int index) {
+static uint32_t chance_of(dw_dtype format, uint32_t random, int index) {
     switch (format) {
-    case DW_FORMAT_F16: return (index ? random : random >> 16) << 19;
-    case DW_FORMAT_BF16: return (index ? random : random >> 16) << 16;
-    case DW_FORMAT_E2M1:
+    case DW_F16: return (index ? random : random >> 16) << 19;
+    case DW_BF16: return (index ? random : random >> 16) << 16;
+    case DW_E2M1:
         if (index >= 2) random <<= 8;
         return (random & 0xFF000000) | (random & 0xFF00) << 8;
     default: return index < 2 ? random & 0xFFFF0000 : random << 16;
     }
 }
 static uint32_t by_chance(const packed *k, float x, uint32_t word) {
-    const bool half = k->format == DW_FORMAT_F16 || k->format == DW_FORMAT_BF16;
+    const bool half = k->format == DW_F16 || k->format == DW_BF16;
     if (k->relu && (x < 0 || (x == 0 && signbit(x)))) x = 0;
     if (isnan(x)) return half ? 0x7FFF : dw__format_nan(k->format);
     return dw__encode_one(k->format, x,
@@ -311,7 +311,7 @@ static dw__emu_next chance_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     const packed *k = op->detail;
     const uint32_t *random = DW__REGISTER(w, uint32_t, op->c);
     uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
-    const int count = k->count, bits = k->format == DW_FORMAT_E2M1 ? 4 : 32 / count;
+    const int count = k->count, bits = k->format == DW_E2M1 ? 4 : 32 / count;
     assert(bits < 32);
     DW__EACH_LANE(lane, mask) {
         uint32_t r = 0;
@@ -352,7 +352,7 @@ static dw__emu_next narrow_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     const packed *k = op->detail;
     const uint32_t *a = DW__REGISTER(w, uint32_t, op->a), *b = DW__REGISTER(w, uint32_t, op->b);
     uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
-    const int bits = k->format == DW_FORMAT_E2M1 ? 4 : 8;
+    const int bits = k->format == DW_E2M1 ? 4 : 8;
     DW__EACH_LANE(lane, mask) {
         float high, low;
         if (k->from == DW__T_F32)
@@ -407,7 +407,7 @@ static dw__emu_next widen_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     const packed *k = op->detail;
     const uint32_t *a = DW__REGISTER(w, uint32_t, op->a);
     uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
-    const int bits = k->format == DW_FORMAT_E2M1 ? 4 : 8;
+    const int bits = k->format == DW_E2M1 ? 4 : 8;
     DW__EACH_LANE(lane, mask) {
         uint32_t r = 0;
         for (int i = 0; i < 2; i++) {
@@ -436,7 +436,7 @@ static dw_status emit_packed(dw__emu_translator *t, packed k) {
         else if (format_of(k.from, &k.format))
             run = widen_run;
     } else if (format_of(k.to, &k.format)) {
-        const bool power = k.format == DW_FORMAT_E8M0;
+        const bool power = k.format == DW_E8M0;
         if (power ? k.rounding == ZERO || k.rounding == UP : k.rounding == NEAREST && k.finite)
             run = narrow_run;
     }

@@ -127,13 +127,13 @@ const char *dw__tensor_instruction_decode(const dw__tensor_form *form, uint32_t 
 
 /* ---- numbers ------------------------------------------------------------------------------- */
 
-static dw_format narrow_format(dw__tensor_format format) {
+static dw_dtype narrow_format(dw__tensor_format format) {
     switch (format) {
-    case DW__FORMAT_E4M3: return DW_FORMAT_E4M3;
-    case DW__FORMAT_E5M2: return DW_FORMAT_E5M2;
-    case DW__FORMAT_E2M3: return DW_FORMAT_E2M3;
-    case DW__FORMAT_E3M2: return DW_FORMAT_E3M2;
-    default: return DW_FORMAT_E2M1;
+    case DW__FORMAT_E4M3: return DW_E4M3;
+    case DW__FORMAT_E5M2: return DW_E5M2;
+    case DW__FORMAT_E2M3: return DW_E2M3;
+    case DW__FORMAT_E3M2: return DW_E3M2;
+    default: return DW_E2M1;
     }
 }
 

@@ -145,7 +145,7 @@ static bool read_scales(product *p, dw__emu_cta *cta, const char *name, uint32_t
                         uint32_t rows, bool folded, double (*scales)[4]) {
     const uint32_t per_half = folded ? rows / 2 : rows, copies = folded ? 2 : 4,
                    column = address & 0xFFFF;
-    const dw_format format = p->i.ue4m3 ? DW_FORMAT_UE4M3 : DW_FORMAT_E8M0;
+    const dw_dtype format = p->i.ue4m3 ? DW_UE4M3 : DW_E8M0;
     dw__tensor_user user = dw__tensor_user_of_work(&p->work);
     uint32_t undefined = 0;
     if (!dw__emu_tensor_holds(cta, &user, name, address >> 16, DW__TENSOR_LANES, column,

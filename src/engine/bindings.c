@@ -18,7 +18,7 @@ void *dw__storage_address(const dw_plan *plan, const dw__bindings *b, uint32_t i
 static void *address(const dw_plan *plan, const dw__bindings *b, const dw__operand *operand) {
     if (operand->storage == DW_NONE) return NULL;
     char *base = dw__storage_address(plan, b, operand->storage);
-    return base ? base + operand->offset * (int64_t)dw_dtype_bytes(operand->view.dtype) : NULL;
+    return base ? base + operand->offset * dw_dtype_bits(operand->view.dtype) / 8 : NULL;
 }
 
 void dw__bind_step(const dw_plan *plan, const dw__bindings *b, const dw__step *step,

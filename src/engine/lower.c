@@ -52,8 +52,8 @@ static dw_status lower_leaves(dw__lowering *l) {
         dw__operand operand = {.offset = 0};
         DW_RETURN_IF_FAILED(dw__lower_type(l, graph->leaves.items[i], &operand.view));
         l->plan->leaves[i] = operand.view;
-        DW_RETURN_IF_FAILED(dw__lower_add_storage(l, DW_HOME_LEAF, i, tensor_bytes(&operand.view),
-                                                  &operand.storage));
+        DW_RETURN_IF_FAILED(dw__lower_add_storage(
+            l, DW_HOME_LEAF, i, dw__tensor_bytes(&operand.view), &operand.storage));
         dw__lower_define(l, graph->leaves.items[i], &operand);
     }
     return DW_OK;

@@ -5,6 +5,13 @@
  */
 #include "engine/lowering.h"
 
+/* Codes have no views, so that they lie in one piece. A copy moves their bytes: elements may share one. */
+static void view_bytes(dw__operand *operand) {
+    const int64_t bytes = (int64_t)dw__tensor_bytes(&operand->view);
+    if (!dw__dtype_is_code(operand->view.dtype)) return;
+    operand->view = (dw__tensor){.dtype = DW_E4M3, .rank = 1, .shape = {bytes}, .stride = {1}};
+}
+
 dw_status dw__lower_add_copy(dw__lowering *l, dw_node node, const dw__operand *from,
                              const dw__operand *to) {
     dw__step step = {.node = node, .attr_count = 1};
@@ -13,10 +20,12 @@ dw_status dw__lower_add_copy(dw__lowering *l, dw_node node, const dw__operand *f
     step.inputs = allocate(l, 2 * sizeof *step.inputs);
     if (!attr || !step.inputs) return dw__fail_memory("a copy", sizeof *attr);
     step.outputs = step.inputs + 1;
-    step.op = dw__kernel_copy_op(from->view.rank, attr);
     step.attrs = attr;
     step.inputs[0] = *from;
     step.outputs[0] = *to;
+    view_bytes(&step.inputs[0]);
+    view_bytes(&step.outputs[0]);
+    step.op = dw__kernel_copy_op(step.inputs[0].view.rank, attr);
     dw__lower_select(l, &step);
     return dw__lower_add_step(l, &step);
 }
@@ -27,7 +36,7 @@ static dw_status copy_to_arena(dw__lowering *l, dw_node node, const dw__operand 
     to->offset = 0;
     dw__tensor_set_contiguous(&to->view);
     DW_RETURN_IF_FAILED(
-        dw__lower_add_storage(l, DW_HOME_ARENA, 0, tensor_bytes(&to->view), &to->storage));
+        dw__lower_add_storage(l, DW_HOME_ARENA, 0, dw__tensor_bytes(&to->view), &to->storage));
     return dw__lower_add_copy(l, node, from, to);
 }
 

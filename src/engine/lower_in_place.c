@@ -29,7 +29,7 @@ static bool may_overwrite(const dw__lowering *l, const dw__step *step, const dw_
                           uint32_t i, uint32_t o) {
     const dw__operand *input = &step->inputs[i], *output = &step->outputs[o];
     if (!dw__lower_is_whole(l, input) || !dw__view_same(&input->view, &output->view)) return false;
-    if (dw_dtype_bytes(input->view.dtype) != dw_dtype_bytes(output->view.dtype)) return false;
+    if (dw_dtype_bits(input->view.dtype) != dw_dtype_bits(output->view.dtype)) return false;
     const dw__storage *storage = storage_of(l, input->storage);
     if (storage->home != DW_HOME_ARENA || storage->deferred != DW_NONE) return false;
     if (storage->reads_left != dw__lower_reads_in(step, input->storage))

@@ -76,7 +76,7 @@ static dw_status request_concat(dw__lowering *l, dw_node node) {
     DW_RETURN_IF_FAILED(dw__lower_type(l, result, &type));
     dw__operand part;
     DW_RETURN_IF_FAILED(
-        dw__lower_add_storage(l, DW_HOME_ARENA, 0, tensor_bytes(&type), &part.storage));
+        dw__lower_add_storage(l, DW_HOME_ARENA, 0, dw__tensor_bytes(&type), &part.storage));
     l->concat_storage[node] = part.storage;
     int axis = (int)dw_node_int(l->graph, node, DW_ATTR_KEY_AXIS, 0);
     int64_t start = 0;
@@ -114,8 +114,8 @@ static dw_status find_request(dw__lowering *l, dw_value source, dw_value value, 
         dw__operand permuted;
         DW_RETURN_IF_FAILED(dw__lower_type(l, record_of(l, reader)->outputs[0], &permuted.view));
         permuted.offset = 0;
-        DW_RETURN_IF_FAILED(dw__lower_add_storage(l, DW_HOME_ARENA, 0, tensor_bytes(&permuted.view),
-                                                  &permuted.storage));
+        DW_RETURN_IF_FAILED(dw__lower_add_storage(
+            l, DW_HOME_ARENA, 0, dw__tensor_bytes(&permuted.view), &permuted.storage));
         operand_layout(l, reader, &permuted, &l->requests[source]);
         return DW_OK;
     }

@@ -14,7 +14,8 @@ static dw_status deliver(dw__lowering *l, uint32_t slot, dw_value value) {
     dw__operand to;
     DW_RETURN_IF_FAILED(dw__lower_type(l, value, &to.view));
     to.offset = 0;
-    DW_RETURN_IF_FAILED(dw__lower_add_storage(l, home, index, tensor_bytes(&to.view), &to.storage));
+    DW_RETURN_IF_FAILED(
+        dw__lower_add_storage(l, home, index, dw__tensor_bytes(&to.view), &to.storage));
     DW_RETURN_IF_FAILED(dw__lower_add_copy(l, value_of(l, value)->node, &from, &to));
     dw__lower_read_once(l, value);
     return DW_OK;

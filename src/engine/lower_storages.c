@@ -38,11 +38,11 @@ dw_status dw__lower_place_value(dw__lowering *l, dw_value value, const dw__tenso
     }
     operand->view = *type;
     operand->offset = 0;
-    return dw__lower_add_storage(l, home, index, tensor_bytes(type), &operand->storage);
+    return dw__lower_add_storage(l, home, index, dw__tensor_bytes(type), &operand->storage);
 }
 
 bool dw__lower_is_whole(const dw__lowering *l, const dw__operand *operand) {
     return operand->storage != DW_NONE && operand->offset == 0 &&
            dw__tensor_is_contiguous(&operand->view) &&
-           tensor_bytes(&operand->view) == storage_of(l, operand->storage)->bytes;
+           dw__tensor_bytes(&operand->view) == storage_of(l, operand->storage)->bytes;
 }

@@ -7,7 +7,7 @@ dw_status dw__lower_type(const dw__lowering *l, dw_value value, dw__tensor *tens
     memset(tensor, 0, sizeof *tensor);
     tensor->dtype = record->dtype;
     tensor->rank = record->rank;
-    int64_t bytes = (int64_t)dw_dtype_bytes(record->dtype);
+    int64_t bytes = (dw_dtype_bits(record->dtype) + 7) / 8; /* of an element, at most */
     for (int axis = 0; axis < record->rank; axis++) {
         dw_status status =
             dw_dim_eval(l->graph, record->shape[axis], l->plan->sizes, &tensor->shape[axis]);

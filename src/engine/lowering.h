@@ -56,9 +56,6 @@ static inline uint32_t output_position(const dw__lowering *l, uint32_t slot) {
     uint32_t outputs = l->engine->output_count;
     return slot < outputs ? slot : l->engine->wrt_of[slot - outputs];
 }
-static inline size_t tensor_bytes(const dw__tensor *tensor) {
-    return (size_t)dw__tensor_count(tensor) * dw_dtype_bytes(tensor->dtype);
-}
 /* Memory that lives as long as the plan. */
 static inline void *allocate(dw__lowering *l, size_t bytes) {
     return dw__arena_alloc(l->plan->memory, bytes);

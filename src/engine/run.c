@@ -94,7 +94,7 @@ static size_t zeros_needed(const dw_plan *plan, const dw_binding *output_grads) 
     size_t bytes = 0;
     for (uint32_t i = 0; i < engine->grad_output_count; i++) {
         const dw__tensor *shape = &plan->leaves[engine->leaf_count + i];
-        size_t each = (size_t)dw__tensor_count(shape) * dw_dtype_bytes(shape->dtype);
+        size_t each = dw__tensor_bytes(shape);
         if (!output_grads[i].data && each > bytes) bytes = each;
     }
     return bytes;

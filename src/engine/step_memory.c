@@ -20,14 +20,10 @@ const char *dw_step_phase_name(dw_step_phase phase) {
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-static size_t bytes_of(const dw__tensor *tensor) {
-    return (size_t)dw__tensor_count(tensor) * dw_dtype_bytes(tensor->dtype);
-}
-
 static void count_leaves(const dw_plan *plan, dw_step_moment *held) {
     const dw_graph *graph = plan->engine->graph;
     for (uint32_t i = 0; i < plan->engine->leaf_count; i++) {
-        size_t bytes = bytes_of(&plan->leaves[i]);
+        size_t bytes = dw__tensor_bytes(&plan->leaves[i]);
         switch (dw_value_role(graph, dw_graph_leaf_at(graph, i))) {
         case DW_ROLE_PARAMETER: held->parameters += bytes; break;
         case DW_ROLE_CONSTANT: held->constants += bytes; break;
@@ -43,7 +39,7 @@ static size_t outputs_alive(const dw_plan *plan, const uint8_t *kept, int64_t pa
     for (uint32_t i = 0; i < engine->output_count; i++) {
         bool read = (engine->output_reads[i] & DW_READ_BACKWARD) != 0;
         if (part < 0 || (kept && kept[i]) || (read && plan->output_last[i] >= part))
-            bytes += bytes_of(&plan->outputs[i]);
+            bytes += dw__tensor_bytes(&plan->outputs[i]);
     }
     return bytes;
 }
@@ -52,13 +48,13 @@ static size_t output_gradients(const dw_plan *plan) {
     const dw_engine *engine = plan->engine;
     size_t bytes = 0;
     for (uint32_t i = 0; i < engine->grad_output_count; i++)
-        bytes += bytes_of(&plan->leaves[engine->leaf_count + i]);
+        bytes += dw__tensor_bytes(&plan->leaves[engine->leaf_count + i]);
     return bytes;
 }
 
 static size_t gradient_bytes(const dw_plan *plan, uint32_t wrt) {
     return dw_engine_has_grad(plan->engine, wrt)
-               ? bytes_of(&plan->leaves[plan->engine->wrt_leaf[wrt]])
+               ? dw__tensor_bytes(&plan->leaves[plan->engine->wrt_leaf[wrt]])
                : 0;
 }
 

@@ -57,7 +57,7 @@ static void release(dw__scheduling *s) {
 /* Returns the bytes at nominal sizes. A dim that has no value there ("S - 1000") counts as one element. */
 static int64_t nominal_bytes(const dw__scheduling *s, dw_value value) {
     const dw__value_record *record = &s->graph->values.items[value];
-    double count = (double)dw_dtype_bytes(record->dtype);
+    double count = dw_dtype_bits(record->dtype) / 8.0;
     for (int axis = 0; axis < record->rank; axis++) {
         int64_t dim = 1;
         if (dw_dim_eval(s->graph, record->shape[axis], s->sizes, &dim) != DW_OK) dim = 1;

@@ -4,17 +4,6 @@
 
 /* ---- names --------------------------------------------------------------------------------- */
 
-static const struct {
-    const char *name;
-    uint8_t bytes;
-    bool is_float, is_integer;
-} dtypes[DW_DTYPE_COUNT] = {
-    [DW_BOOL] = {"bool", 1, false, false}, [DW_I32] = {"i32", 4, false, true},
-    [DW_I64] = {"i64", 8, false, true},    [DW_BF16] = {"bf16", 2, true, false},
-    [DW_F16] = {"f16", 2, true, false},    [DW_F32] = {"f32", 4, true, false},
-    [DW_F64] = {"f64", 8, true, false},
-};
-
 static const char *const role_names[DW_ROLE_COUNT] = {
     [DW_ROLE_INPUT] = "input",       [DW_ROLE_PARAMETER] = "parameter",
     [DW_ROLE_CONSTANT] = "constant", [DW_ROLE_SEED] = "seed",
@@ -36,22 +25,6 @@ static const struct {
 #undef ROW
 };
 
-const char *dw_dtype_name(dw_dtype dtype) {
-    return (unsigned)dtype < DW_DTYPE_COUNT ? dtypes[dtype].name : "?";
-}
-
-size_t dw_dtype_bytes(dw_dtype dtype) {
-    return (unsigned)dtype < DW_DTYPE_COUNT ? dtypes[dtype].bytes : 0;
-}
-
-bool dw__is_float(dw_dtype dtype) {
-    return (unsigned)dtype < DW_DTYPE_COUNT && dtypes[dtype].is_float;
-}
-
-bool dw__is_integer(dw_dtype dtype) {
-    return (unsigned)dtype < DW_DTYPE_COUNT && dtypes[dtype].is_integer;
-}
-
 const char *dw_role_name(dw_role role) {
     return (unsigned)role < DW_ROLE_COUNT ? role_names[role] : "?";
 }
@@ -66,12 +39,6 @@ const char *dw_attr_name(dw_attr_key key) {
 
 dw_attr_kind dw_attr_kind_of(dw_attr_key key) {
     return (unsigned)key < DW_ATTR_KEY_COUNT ? keys[key].kind : DW_ATTR_INT;
-}
-
-int dw__dtype_find(const char *name) {
-    for (int i = 0; i < DW_DTYPE_COUNT; i++)
-        if (strcmp(name, dtypes[i].name) == 0) return i;
-    return -1;
 }
 
 int dw__role_find(const char *name) {

@@ -86,8 +86,9 @@ static dw_status find_operation(const char *name, dw__body_code *code) {
     if (strcmp(name, "gelu_tanh") == 0) return code->op = DW_OP_GELU, DW_OK;
     if (strcmp(name, "gelu_tanh_backward") == 0) return code->op = DW_OP_GELU_BACKWARD, DW_OK;
     code->tanh_approximation = false;
-    if (strncmp(name, "cast_", 5) == 0 && dw__dtype_find(name + 5) >= 0) {
-        code->dtype = (dw_dtype)dw__dtype_find(name + 5);
+    int cast = strncmp(name, "cast_", 5) == 0 ? dw__dtype_find(name + 5) : -1;
+    if (cast >= 0 && !dw__dtype_is_code((dw_dtype)cast)) {
+        code->dtype = (dw_dtype)cast;
         return code->op = DW_OP_CAST, DW_OK;
     }
     DW_RETURN_IF_FAILED(dw_op_find(name, &code->op));

@@ -52,7 +52,7 @@ static void tape_reach(tape *t, dw_node first, dw_node limit) {
             reached = node->inputs[i] != DW_NONE && t->reached[node->inputs[i]];
         for (uint32_t i = 0; i < node->output_count && reached; i++) {
             dw_value value = node->outputs[i];
-            if (dw__is_float(graph->values.items[value].dtype)) t->reached[value] = true;
+            if (dw__dtype_is_float(graph->values.items[value].dtype)) t->reached[value] = true;
         }
     }
 }
@@ -136,7 +136,7 @@ static dw_status check_arguments(const dw_graph *graph, uint32_t output_count,
                             "which has %zu",
                             i, outputs[i], output_grads[i], count);
         dw__type y = dw__type_of(graph, outputs[i]), dy = dw__type_of(graph, output_grads[i]);
-        if (!dw__is_float(y.dtype))
+        if (!dw__dtype_is_float(y.dtype))
             return dw__fail(DW_TYPE,
                             "output %u (%s) is %s: only floating-point values have a "
                             "gradient; leave it out",
@@ -180,7 +180,7 @@ dw_status dw_graph_gradient(dw_graph *graph, uint32_t output_count, const dw_val
         check_arguments(graph, output_count, outputs, output_grads, wrt_count, wrt));
     DW_TRY(tape_open(&t, graph));
     for (uint32_t i = 0; i < wrt_count; i++)
-        if (dw__is_float(dw_value_dtype(graph, wrt[i]))) t.reached[wrt[i]] = true;
+        if (dw__dtype_is_float(dw_value_dtype(graph, wrt[i]))) t.reached[wrt[i]] = true;
     tape_reach(&t, 0, limit);
     dw_graph_set_backward(graph, 1);
     for (uint32_t i = 0; i < output_count; i++)

@@ -200,11 +200,34 @@ static dw_status check_attr_keys(const dw__draft *draft, const dw__op_row *row) 
     return DW_OK;
 }
 
+/* Operations compute in types that hold numbers; codes mean nothing without their scales. */
+static dw_status check_dtypes(const dw__draft *draft, const dw__op_row *row) {
+    for (uint32_t i = 0; i < draft->input_count; i++) {
+        if (draft->inputs[i] == DW_NONE) continue;
+        dw_dtype dtype = draft->graph->values.items[draft->inputs[i]].dtype;
+        if (dw__dtype_is_code(dtype))
+            return dw__fail(DW_TYPE,
+                            "%s: %s is %s, which it does not support; expected bool, an integer or "
+                            "a floating-point type of 16 bits or more",
+                            row->name, dw__operand_name(draft->op, i), dw_dtype_name(dtype));
+    }
+    for (uint32_t i = 0; i < draft->attr_count; i++)
+        if (dw_attr_kind_of(draft->attrs[i].key) == DW_ATTR_DTYPE &&
+            dw__dtype_is_code((dw_dtype)draft->attrs[i].integer))
+            return dw__fail(DW_TYPE,
+                            "%s: %s is %s, which it does not give; expected bool, an integer or a "
+                            "floating-point type of 16 bits or more",
+                            row->name, dw_attr_name(draft->attrs[i].key),
+                            dw_dtype_name((dw_dtype)draft->attrs[i].integer));
+    return DW_OK;
+}
+
 dw_status dw__draft_infer(const dw__draft *draft, dw__inferred *out) {
     const dw__op_row *row = &dw__op_table[draft->op];
     out->count = 0;
     DW_RETURN_IF_FAILED(check_operands(draft, row));
     DW_RETURN_IF_FAILED(check_attr_keys(draft, row));
+    DW_RETURN_IF_FAILED(check_dtypes(draft, row));
     DW_RETURN_IF_FAILED(row->infer(draft, out));
     for (uint32_t i = 0; i < out->count; i++)
         for (int axis = 0; axis < out->outputs[i].rank; axis++)

@@ -4,6 +4,7 @@
 
 #include "base/base.h"
 #include "deepwell/graph.h"
+#include "number/dtype.h"
 
 typedef struct dw__value_record {
     const char *name; /* never NULL; "%7" style for unnamed activations */
@@ -233,8 +234,6 @@ dw_status dw__elementwise_dtype(dw_op op, uint32_t input_count, const dw_dtype *
 /* Copies the attributes to `sorted` by key and checks their kinds. `sorted` has room for DW_ATTR_KEY_COUNT. */
 dw_status dw__sort_attrs(const dw_graph *graph, dw_op op, uint32_t attr_count, const dw_attr *attrs,
                          dw_attr *sorted);
-bool dw__is_float(dw_dtype dtype);
-bool dw__is_integer(dw_dtype dtype);
 
 /* ---- reading and writing forms -------------------------------------------------------------- */
 
@@ -271,7 +270,6 @@ dw_status dw__parse_known_dim(dw_graph *graph, const char *text, dw_dim *dim);
 /* Converts the status of a failure on a malformed form: misuse of our own functions becomes DW_PARSE. */
 dw_status dw__form_status(dw_status status);
 /* Find an enumeration value by name. Return -1 if there is none. */
-int dw__dtype_find(const char *name);
 int dw__role_find(const char *name);
 int dw__region_find(const char *name);
 int dw__attr_find(const char *name);

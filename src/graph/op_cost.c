@@ -41,7 +41,7 @@ static double elements(measure *m, dw_value value) {
 }
 
 static double bytes_of(measure *m, dw_value value) {
-    return elements(m, value) * (double)dw_dtype_bytes(m->graph->values.items[value].dtype);
+    return elements(m, value) * dw_dtype_bits(m->graph->values.items[value].dtype) / 8.0;
 }
 
 static dw_value input(const measure *m, uint32_t index) { return m->node->inputs[index]; }

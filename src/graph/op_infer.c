@@ -87,13 +87,13 @@ static dw_status named(const dw__draft *draft, dw_status status) {
 /* ---- checks -------------------------------------------------------------------------------- */
 
 static dw_status want_float(const dw__draft *draft, uint32_t index) {
-    if (dw__is_float(dtype_of(draft, index))) return DW_OK;
+    if (dw__dtype_is_float(dtype_of(draft, index))) return DW_OK;
     return refuse(draft, DW_TYPE, "%s is %s; expected a floating-point type: cast it first",
                   operand_name(draft, index), dw_dtype_name(dtype_of(draft, index)));
 }
 
 static dw_status want_integer(const dw__draft *draft, uint32_t index) {
-    if (dw__is_integer(dtype_of(draft, index))) return DW_OK;
+    if (dw__dtype_is_integer(dtype_of(draft, index))) return DW_OK;
     return refuse(draft, DW_TYPE, "%s is %s; expected i32 or i64", operand_name(draft, index),
                   dw_dtype_name(dtype_of(draft, index)));
 }
@@ -260,7 +260,7 @@ static bool accepts(dw__typing typing, dw_dtype dtype) {
     switch (typing) {
     case DW__FLOAT_TO_SAME:
     case DW__FLOAT_TO_BOOL:
-    case DW__WITH_SEED: return dw__is_float(dtype);
+    case DW__WITH_SEED: return dw__dtype_is_float(dtype);
     case DW__NUMBER_TO_SAME:
     case DW__NUMBER_TO_BOOL: return dtype != DW_BOOL;
     case DW__BOOL_TO_SAME: return dtype == DW_BOOL;
@@ -337,7 +337,7 @@ dw_status dw__infer_dropout(const dw__draft *draft, dw__inferred *out) {
 
 static bool holds(dw_dtype dtype, double value) {
     const double i32_limit = 2147483648.0, i64_limit = 9223372036854775808.0;
-    if (dw__is_float(dtype)) return true;
+    if (dw__dtype_is_float(dtype)) return true;
     if (dtype == DW_BOOL) return value == 0 || value == 1;
     double limit = dtype == DW_I32 ? i32_limit : i64_limit;
     return value >= -limit && value < limit && value == floor(value);

@@ -107,7 +107,8 @@ static dw_value fold_iota(fold *f) {
 static dw_value fold_add(fold *f) {
     for (int i = 0; i < 2; i++) {
         dw_value x = f->inputs[i], c = f->inputs[1 - i];
-        if (is_number(f, c, -0.0) || (!dw__is_float(f->out.dtype) && is_any_zero(f, c))) return x;
+        if (is_number(f, c, -0.0) || (!dw__dtype_is_float(f->out.dtype) && is_any_zero(f, c)))
+            return x;
     }
     return DW_NONE;
 }
@@ -133,7 +134,7 @@ static dw_value fold_div(fold *f) {
     int exponent;
     if (!known(f, f->inputs[1], &c)) return DW_NONE;
     if (c == 1.0) return f->inputs[0];
-    if (!dw__is_float(f->out.dtype) || !isfinite(c) || c == 0.0) return DW_NONE;
+    if (!dw__dtype_is_float(f->out.dtype) || !isfinite(c) || c == 0.0) return DW_NONE;
     if (fabs(frexp(c, &exponent)) != 0.5 || abs(exponent - 1) > exponent_bound(f->out.dtype))
         return DW_NONE;
     return dw__emit_with_number(&f->e, DW_OP_MUL, f->inputs[0], 1.0 / c);
@@ -145,7 +146,7 @@ static dw_value fold_pow(fold *f) {
     /* In BF16 and F16 the gradient of x*x would round differently from that of pow. */
     bool half = f->out.dtype == DW_BF16 || f->out.dtype == DW_F16;
     if (!half && is_number(f, exponent, 2.0)) return dw__emit_binary(&f->e, DW_OP_MUL, x, x);
-    if (is_number(f, exponent, 0.5) && dw__is_float(f->out.dtype))
+    if (is_number(f, exponent, 0.5) && dw__dtype_is_float(f->out.dtype))
         return dw__emit_unary(&f->e, DW_OP_SQRT, x);
     return DW_NONE;
 }
@@ -171,7 +172,7 @@ static dw_value fold_logic(fold *f) {
 static dw_value fold_compare(fold *f) {
     bool reflexive = f->op == DW_OP_EQ || f->op == DW_OP_LE || f->op == DW_OP_GE;
     double have;
-    if (f->inputs[0] == f->inputs[1] && !dw__is_float(f->in.dtype))
+    if (f->inputs[0] == f->inputs[1] && !dw__dtype_is_float(f->in.dtype))
         return emit_output_constant(f, reflexive);
     if (f->in.dtype != DW_BOOL || (f->op != DW_OP_EQ && f->op != DW_OP_NE)) return DW_NONE;
     for (int i = 0; i < 2; i++) {

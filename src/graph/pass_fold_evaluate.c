@@ -64,7 +64,7 @@ static bool evaluate_cast(dw_dtype to, double a, double *result) {
         *result = a != 0.0;
         return true;
     }
-    if (dw__is_float(to)) {
+    if (dw__dtype_is_float(to)) {
         *result = dw__round_to(to, a);
         return true;
     }
@@ -76,11 +76,12 @@ bool dw__fold_evaluate(dw_op op, dw_dtype dtype, dw_dtype operand_dtype, uint32_
                        const double *operands, double *result) {
     double a = operands[0], b = count > 1 ? operands[1] : 0.0;
     for (uint32_t i = 0; i < count; i++)
-        if (isnan(operands[i]) || (!dw__is_float(operand_dtype) && !fits(DW_I64, operands[i])))
+        if (isnan(operands[i]) ||
+            (!dw__dtype_is_float(operand_dtype) && !fits(DW_I64, operands[i])))
             return false;
     if (op == DW_OP_CAST) return evaluate_cast(dtype, a, result);
     if (dtype == DW_BOOL) return evaluate_truth(op, a, b, result);
-    if (!dw__is_float(dtype)) {
+    if (!dw__dtype_is_float(dtype)) {
         if (!evaluate_integer(op, a, b, result) || !fits(dtype, *result)) return false;
         *result += 0.0;
         return true;

@@ -161,8 +161,8 @@ bool dw__is_splat(const dw_graph *graph, dw_value value, double *number) {
             while (cast_count > 0) *number = dw__round_to(casts[--cast_count], *number);
             return true;
         case DW_OP_CAST:
-            if (!dw__is_float(record->dtype) ||
-                !dw__is_float(graph->values.items[node->inputs[0]].dtype))
+            if (!dw__dtype_is_float(record->dtype) ||
+                !dw__dtype_is_float(graph->values.items[node->inputs[0]].dtype))
                 return false;
             casts[cast_count++] = record->dtype;
             break;

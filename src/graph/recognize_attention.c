@@ -169,7 +169,7 @@ static bool is_position(const dw__matcher *m, dw_value value, int depth, positio
     if (n == DW_NONE || depth == DW__LOOK_THROUGH) return false;
     switch (dw_node_op(graph, n)) {
     case DW_OP_IOTA:
-        if (!dw__is_integer(dw_value_dtype(graph, value))) return false;
+        if (!dw__dtype_is_integer(dw_value_dtype(graph, value))) return false;
         *at = (position){
             dw_value_rank(graph, value) - 1 - (int)dw_node_int(graph, n, DW_ATTR_KEY_AXIS, 0), 0.0};
         return true;

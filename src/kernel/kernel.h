@@ -13,6 +13,7 @@
 
 #include "base/base.h"
 #include "deepwell/graph.h"
+#include "number/dtype.h"
 
 /* A strided view. Strides in elements; 0 on a broadcast axis. */
 typedef struct dw__tensor {
@@ -90,8 +91,10 @@ const dw_attr *dw__call_attr(const dw__call *call, dw_attr_key key);
 int64_t dw__call_int(const dw__call *call, dw_attr_key key, int64_t absent);
 double dw__call_float(const dw__call *call, dw_attr_key key, double absent);
 int64_t dw__tensor_count(const dw__tensor *tensor);
+/* Bytes of a contiguous tensor of this type and shape, which lowering has found to have fewer than 2^61. */
+size_t dw__tensor_bytes(const dw__tensor *tensor);
 bool dw__tensor_is_contiguous(const dw__tensor *tensor);
-/* Contiguous row-major strides from shape. */
+/* Contiguous row-major strides from shape. Rows are whole bytes: a row of E2M1 has an even number of places. */
 void dw__tensor_set_contiguous(dw__tensor *tensor);
 /* Whether the last axis is contiguous and one stride leads from each row to the next. The rank is at least 1. */
 bool dw__tensor_row_stride(const dw__tensor *tensor, int64_t *stride);

@@ -96,13 +96,23 @@ int64_t dw__tensor_count(const dw__tensor *tensor) {
     return count;
 }
 
+size_t dw__tensor_bytes(const dw__tensor *tensor) {
+    return (size_t)dw_tensor_bytes(tensor->dtype, tensor->rank, tensor->shape);
+}
+
+/* The elements from one index of `axis` to the next, where the axes behind it take `stride`. */
+static int64_t next_stride(const dw__tensor *tensor, int axis, int64_t stride) {
+    stride *= tensor->shape[axis];
+    return axis == tensor->rank - 1 ? dw__dtype_row(tensor->dtype, stride) : stride;
+}
+
 /* An axis of one element may have any stride. In a tensor without elements all axes may. */
 bool dw__tensor_is_contiguous(const dw__tensor *tensor) {
     int64_t expected = 1;
     if (dw__tensor_count(tensor) == 0) return true;
     for (int axis = tensor->rank - 1; axis >= 0; axis--) {
         if (tensor->shape[axis] != 1 && tensor->stride[axis] != expected) return false;
-        expected *= tensor->shape[axis];
+        expected = next_stride(tensor, axis, expected);
     }
     return true;
 }
@@ -111,7 +121,7 @@ void dw__tensor_set_contiguous(dw__tensor *tensor) {
     int64_t stride = 1;
     for (int axis = tensor->rank - 1; axis >= 0; axis--) {
         tensor->stride[axis] = stride;
-        stride *= tensor->shape[axis];
+        stride = next_stride(tensor, axis, stride);
     }
 }
 

@@ -5,13 +5,13 @@
 
 typedef struct scheme_info {
     const char *name;
-    dw_format element, scale;
+    dw_dtype element, scale;
     int block;
 } scheme_info;
 
 static const scheme_info schemes[DW_SCHEME_COUNT] = {
 #define ROW(key, name, element, block, scale)                                                      \
-    [DW_SCHEME_##key] = {name, DW_FORMAT_##element, DW_FORMAT_##scale, block},
+    [DW_SCHEME_##key] = {name, DW_##element, DW_##scale, block},
     DW_SCHEME_MAP(ROW)
 #undef ROW
 };
@@ -98,11 +98,11 @@ static dw_status find_layout(const char *function, const dw_block_options *optio
         .outer = outer,
         .inner = inner,
         .block = scheme->block,
-        .row_bytes = dw_format_bytes(scheme->element, inner),
+        .row_bytes = dw_tensor_bytes(scheme->element, 1, &inner),
         .scale_rows = options->square ? blocks(outer, scheme->block) : outer,
         .scale_cols = blocks(inner, scheme->block),
         .element = scheme->element,
-        .scale = f32 ? DW_FORMAT_COUNT : scheme->scale,
+        .scale = f32 ? DW_F32 : scheme->scale,
     };
     layout->code_bytes = (size_t)(outer * layout->row_bytes);
     layout->scale_bytes =
@@ -117,9 +117,9 @@ dw_status dw_block_layout_of(const dw_block_options *options, int64_t rows, int6
 
 /* ---- tasks --------------------------------------------------------------------------------- */
 
-static dw__mx_rule find_mx_rule(dw_scale_rule rule, dw_format element) {
+static dw__mx_rule find_mx_rule(dw_scale_rule rule, dw_dtype element) {
     enum { FRACTION = 0x7FFFFF };
-    uint32_t largest = dw__f32_bits(dw_format_max(element));
+    uint32_t largest = dw__f32_bits(dw_dtype_max(element));
     int exponent = (int)(largest >> 23) - 127;
     switch (rule) {
     case DW_SCALE_FLOOR: return (dw__mx_rule){0, exponent, (uint32_t)(255 - exponent)};

@@ -44,7 +44,7 @@ static inline int64_t dw__block_tasks(const dw__block_call *call) {
 
 /* Bytes of `count` codes of the call's elements. `count` is not negative. */
 static inline int64_t dw__block_bytes(const dw__block_call *call, int64_t count) {
-    return call->layout.element == DW_FORMAT_E2M1 ? (count + 1) / 2 : count;
+    return call->layout.element == DW_E2M1 ? (count + 1) / 2 : count;
 }
 static inline int64_t dw__block_scale_index(const dw__block_call *call, int64_t outer,
                                             int64_t inner) {

@@ -13,7 +13,7 @@ static void decode_pass(const dw__block_call *call, int64_t outer, int64_t inner
     const int64_t index = dw__block_scale_index(call, outer, inner);
     float beyond = call->options.scheme == DW_SCHEME_NVFP4 ? call->options.tensor_scale : 1.0f;
     float scales[MOST_BLOCKS];
-    if (call->layout.scale == DW_FORMAT_COUNT)
+    if (call->layout.scale == DW_F32)
         memcpy(scales, (const float *)call->scales + index, (size_t)blocks * sizeof *scales);
     else
         call->loops->scale_values[call->layout.scale]((const uint8_t *)call->scales + index, blocks,
@@ -28,7 +28,7 @@ static void decode_pass(const dw__block_call *call, int64_t outer, int64_t inner
 
 static void decode_row(const dw__block_call *call, int64_t outer, int64_t inner, int64_t count,
                        float *x) {
-    bool pairs = call->layout.element == DW_FORMAT_E2M1;
+    bool pairs = call->layout.element == DW_E2M1;
     const uint8_t *row = call->codes + outer * call->code_stride + dw__block_bytes(call, inner);
     for (int64_t start = 0; start < count; start += DW_BLOCK_PASS) {
         int64_t length = count - start < DW_BLOCK_PASS ? count - start : DW_BLOCK_PASS;

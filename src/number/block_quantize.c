@@ -13,8 +13,8 @@ static void find_scales(const dw__block_call *call, const uint32_t *amax, int64_
                         int64_t index, float *factors) {
     uint8_t *codes = (uint8_t *)call->scales + index;
     switch (call->layout.scale) {
-    case DW_FORMAT_E8M0: call->loops->mx_scales(&call->mx, amax, blocks, codes, factors); break;
-    case DW_FORMAT_UE4M3:
+    case DW_E8M0: call->loops->mx_scales(&call->mx, amax, blocks, codes, factors); break;
+    case DW_UE4M3:
         call->loops->nvfp4_scales(call->options.tensor_scale, amax, blocks, codes, factors);
         break;
     default: call->loops->f32_scales(amax, blocks, (float *)call->scales + index, factors);
@@ -24,13 +24,13 @@ static void find_scales(const dw__block_call *call, const uint32_t *amax, int64_
 /* Codes take one byte each. */
 static void encode_blocks(const dw__block_call *call, const uint32_t *amax, const float *factors,
                           const float *x, int64_t count, const uint32_t *words, uint8_t *codes) {
-    const dw_format element = call->layout.element;
+    const dw_dtype element = call->layout.element;
     const int64_t block = call->layout.block;
-    if (call->layout.scale == DW_FORMAT_COUNT)
+    if (call->layout.scale == DW_F32)
         call->loops->divide(x, count, block, factors, words, codes);
     else
         call->loops->scale[element](x, count, block, factors, words, codes);
-    uint32_t nan = call->layout.scale == DW_FORMAT_UE4M3 ? infinite_bits : infinite_bits + 1;
+    uint32_t nan = call->layout.scale == DW_UE4M3 ? infinite_bits : infinite_bits + 1;
     for (int64_t start = 0; start < count; start += block, amax++) {
         int64_t length = count - start < block ? count - start : block;
         if (*amax >= nan) memset(codes + start, (int)dw__format_nan(element), (size_t)length);
@@ -61,7 +61,7 @@ static void encode_pass(const dw__block_call *call, const given_blocks *given, i
 
 static void encode_row(const dw__block_call *call, const given_blocks *given, int64_t outer,
                        int64_t inner, const float *x, int64_t count) {
-    bool pairs = call->layout.element == DW_FORMAT_E2M1;
+    bool pairs = call->layout.element == DW_E2M1;
     uint8_t *row = call->codes + outer * call->code_stride + dw__block_bytes(call, inner);
     for (int64_t start = 0; start < count; start += DW_BLOCK_PASS) {
         int64_t length = count - start < DW_BLOCK_PASS ? count - start : DW_BLOCK_PASS;

@@ -10,7 +10,7 @@ enum { TASK = 1 << 15, PASS = 1024 };
 
 typedef struct array_call {
     const dw__number_loops *loops;
-    dw_format format;
+    dw_dtype dtype;
     int64_t count;
     float *values;
     uint8_t *codes;
@@ -26,7 +26,7 @@ static int64_t task_count(int64_t count) { return count / TASK + (count % TASK !
 /* ---- encoding ------------------------------------------------------------------------------ */
 
 static void encode_nearest_wide(const array_call *call, int64_t start, int64_t count) {
-    const bool bf16 = call->format == DW_FORMAT_BF16;
+    const bool bf16 = call->dtype == DW_BF16;
     const uint16_t infinity = bf16 ? 0x7F80 : 0x7C00;
     const bool saturate = call->options.overflow == DW_OVERFLOW_SATURATE;
     for (int64_t i = start; i < start + count; i++) {
@@ -44,7 +44,7 @@ static void encode_wide(const array_call *call, int64_t start, int64_t count,
     }
     for (int64_t i = 0; i < count; i++) {
         uint16_t code =
-            (uint16_t)dw__encode_one(call->format, call->values[start + i], call->options.overflow,
+            (uint16_t)dw__encode_one(call->dtype, call->values[start + i], call->options.overflow,
                                      DW_ROUND_STOCHASTIC, words[i]);
         memcpy(call->codes + 2 * (start + i), &code, sizeof code);
     }
@@ -52,21 +52,21 @@ static void encode_wide(const array_call *call, int64_t start, int64_t count,
 
 static void encode_bytes(const array_call *call, int64_t start, int64_t count,
                          const uint32_t *words) {
-    if (call->loops->encode[call->format] == NULL) {
+    if (call->loops->encode[call->dtype] == NULL) {
         for (int64_t i = 0; i < count; i++)
             call->codes[start + i] = (uint8_t)dw__encode_one(
-                call->format, call->values[start + i], call->options.overflow,
+                call->dtype, call->values[start + i], call->options.overflow,
                 call->options.rounding, words ? words[i] : 0);
         return;
     }
-    if (call->format != DW_FORMAT_E2M1) {
-        call->loops->encode[call->format](call->values + start, count, call->options.overflow,
-                                          words, call->codes + start);
+    if (call->dtype != DW_E2M1) {
+        call->loops->encode[call->dtype](call->values + start, count, call->options.overflow, words,
+                                         call->codes + start);
         return;
     }
     uint8_t unpacked[PASS + 1] = {0}; /* a zero follows a last odd code */
-    call->loops->encode[call->format](call->values + start, count, call->options.overflow, words,
-                                      unpacked);
+    call->loops->encode[call->dtype](call->values + start, count, call->options.overflow, words,
+                                     unpacked);
     call->loops->pack_pairs(unpacked, (count + 1) / 2, call->codes + start / 2);
 }
 
@@ -82,42 +82,43 @@ static void encode_task(void *context, int64_t index, int worker) {
             call->loops->words(&call->options.random, (uint64_t)start, count, buffer);
             words = buffer;
         }
-        if (dw__format_is_byte(call->format))
+        if (dw__format_is_byte(call->dtype))
             encode_bytes(call, start, count, words);
         else
             encode_wide(call, start, count, words);
     }
 }
 
-static dw_status check_format(const char *function, dw_format format, int64_t count) {
-    if ((unsigned)format >= DW_FORMAT_COUNT)
-        return dw__fail(DW_INVALID_ARGUMENT, "%s: format is %d, which is not a dw_format", function,
-                        (int)format);
-    if (dw_format_bytes(format, count) < 0)
-        return dw__fail(DW_INVALID_ARGUMENT, "%s: count is %lld: expected 0 to 2^62", function,
+static dw_status check_dtype(const char *function, dw_dtype dtype, int64_t count) {
+    if (!dw__dtype_is_format(dtype))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: dtype is %d (%s): expected a floating-point type of 16 bits or fewer",
+                        function, (int)dtype, dw_dtype_name(dtype));
+    if (dw_tensor_bytes(dtype, 1, &count) < 0)
+        return dw__fail(DW_INVALID_ARGUMENT, "%s: count is %lld: expected 0 to 2^60", function,
                         (long long)count);
     return DW_OK;
 }
 
-dw_status dw_encode(dw_format format, int64_t count, const float *values,
+dw_status dw_encode(dw_dtype dtype, int64_t count, const float *values,
                     const dw_encode_options *options, void *codes) {
     static const dw__struct known = {"dw_encode_options", sizeof *options, {0}};
     const dw_encode_options defaults = DW_ENCODE_OPTIONS_DEFAULT;
     if (options == NULL) options = &defaults;
     DW_RETURN_IF_FAILED(dw__struct_read(&known, options, NULL));
-    DW_RETURN_IF_FAILED(check_format("dw_encode", format, count));
+    DW_RETURN_IF_FAILED(check_dtype("dw_encode", dtype, count));
     if ((unsigned)options->overflow > DW_OVERFLOW_NONFINITE)
         return dw__fail(DW_INVALID_ARGUMENT, "dw_encode: overflow is %d: expected %d or %d",
                         (int)options->overflow, DW_OVERFLOW_SATURATE, DW_OVERFLOW_NONFINITE);
     if ((unsigned)options->rounding > DW_ROUND_STOCHASTIC)
         return dw__fail(DW_INVALID_ARGUMENT, "dw_encode: rounding is %d: expected %d or %d",
                         (int)options->rounding, DW_ROUND_NEAREST, DW_ROUND_STOCHASTIC);
-    if (format == DW_FORMAT_E8M0 && options->rounding == DW_ROUND_STOCHASTIC)
+    if (dtype == DW_E8M0 && options->rounding == DW_ROUND_STOCHASTIC)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "dw_encode: e8m0 has no stochastic rounding: its scales "
                         "are rounded to nearest, or by a scale rule");
     array_call call = {.loops = dw__number_loops_now(),
-                       .format = format,
+                       .dtype = dtype,
                        .count = count,
                        .values = (float *)values,
                        .codes = codes,
@@ -132,17 +133,17 @@ static void decode_bytes(const array_call *call, int64_t start, int64_t count) {
     const uint8_t *codes = call->codes + start;
     float *values = call->values + start;
     const float one = 1.0f;
-    if (call->loops->decode[call->format] == NULL) {
-        for (int64_t i = 0; i < count; i++) values[i] = dw__decode_one(call->format, codes[i]);
+    if (call->loops->decode[call->dtype] == NULL) {
+        for (int64_t i = 0; i < count; i++) values[i] = dw__decode_one(call->dtype, codes[i]);
         return;
     }
-    if (call->format != DW_FORMAT_E2M1) {
-        call->loops->decode[call->format](codes, count, PASS, &one, 1.0f, values);
+    if (call->dtype != DW_E2M1) {
+        call->loops->decode[call->dtype](codes, count, PASS, &one, 1.0f, values);
         return;
     }
     uint8_t unpacked[PASS + 1];
     call->loops->unpack_pairs(call->codes + start / 2, (count + 1) / 2, unpacked);
-    call->loops->decode[call->format](unpacked, count, PASS, &one, 1.0f, values);
+    call->loops->decode[call->dtype](unpacked, count, PASS, &one, 1.0f, values);
 }
 
 static void decode_task(void *context, int64_t index, int worker) {
@@ -151,22 +152,22 @@ static void decode_task(void *context, int64_t index, int worker) {
     int64_t end = (index + 1) * TASK < call->count ? (index + 1) * TASK : call->count;
     for (int64_t start = index * TASK; start < end; start = pass_end(start, end)) {
         int64_t count = pass_end(start, end) - start;
-        if (dw__format_is_byte(call->format)) {
+        if (dw__format_is_byte(call->dtype)) {
             decode_bytes(call, start, count);
             continue;
         }
         for (int64_t i = start; i < start + count; i++) {
             uint16_t code;
             memcpy(&code, call->codes + 2 * i, sizeof code);
-            call->values[i] = dw__decode_one(call->format, code);
+            call->values[i] = dw__decode_one(call->dtype, code);
         }
     }
 }
 
-dw_status dw_decode(dw_format format, int64_t count, const void *codes, float *values) {
-    DW_RETURN_IF_FAILED(check_format("dw_decode", format, count));
+dw_status dw_decode(dw_dtype dtype, int64_t count, const void *codes, float *values) {
+    DW_RETURN_IF_FAILED(check_dtype("dw_decode", dtype, count));
     array_call call = {.loops = dw__number_loops_now(),
-                       .format = format,
+                       .dtype = dtype,
                        .count = count,
                        .values = values,
                        .codes = (uint8_t *)codes};

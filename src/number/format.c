@@ -2,27 +2,15 @@
 #include "number/format.h"
 #include "base/base.h"
 
-const dw__format_info dw__formats[DW_FORMAT_COUNT] = {
-#define ROW(key, name, bits, exponent, fraction, bias, largest)                                    \
-    [DW_FORMAT_##key] = {name, bits, exponent, fraction, bias, largest},
+const dw__format_info dw__formats[DW_DTYPE_COUNT] = {
+#define ROW(key, bits, exponent, fraction, bias, largest)                                          \
+    [DW_##key] = {bits, exponent, fraction, bias, largest},
     DW_FORMAT_MAP(ROW)
 #undef ROW
 };
 
-static bool is_format(dw_format format) { return (unsigned)format < DW_FORMAT_COUNT; }
-
-const char *dw_format_name(dw_format format) {
-    return is_format(format) ? dw__formats[format].name : "unknown";
-}
-
-float dw_format_max(dw_format format) {
-    return is_format(format) ? dw__decode_one(format, dw__formats[format].largest) : 0.0f;
-}
-
-int64_t dw_format_bytes(dw_format format, int64_t count) {
-    if (!is_format(format) || count < 0 || count > INT64_MAX / 2) return -1;
-    if (!dw__format_is_byte(format)) return 2 * count;
-    return format == DW_FORMAT_E2M1 ? (count + 1) / 2 : count;
+float dw_dtype_max(dw_dtype dtype) {
+    return dw__dtype_is_format(dtype) ? dw__decode_one(dtype, dw__formats[dtype].largest) : 0.0f;
 }
 
 /* ---- encoding ------------------------------------------------------------------------------ */
@@ -68,57 +56,57 @@ static uint32_t encode_e8m0(float value, dw_overflow overflow) {
     return code < 0xFF ? code : saturate ? 0xFE : 0xFF;
 }
 
-uint32_t dw__encode_one(dw_format format, float value, dw_overflow overflow, dw_rounding rounding,
+uint32_t dw__encode_one(dw_dtype dtype, float value, dw_overflow overflow, dw_rounding rounding,
                         uint32_t word) {
-    if (format == DW_FORMAT_E8M0) return encode_e8m0(value, overflow);
-    const dw__format_info *info = &dw__formats[format];
+    if (dtype == DW_E8M0) return encode_e8m0(value, overflow);
+    const dw__format_info *info = &dw__formats[dtype];
     uint32_t bits = dw__f32_bits(value);
     uint32_t magnitude = bits & 0x7FFFFFFFu;
     uint32_t sign = bits >> 31 << (info->bits - 1);
     bool saturate = overflow == DW_OVERFLOW_SATURATE;
     if (magnitude > 0x7F800000u) {
-        if (format == DW_FORMAT_BF16) return dw__f32_to_bf16(value);
-        if (format == DW_FORMAT_F16) return dw__f32_to_f16(value);
-        bool has_signed_nan = format == DW_FORMAT_E4M3 || format == DW_FORMAT_E5M2;
-        return dw__format_nan(format) | (has_signed_nan ? sign : 0);
+        if (dtype == DW_BF16) return dw__f32_to_bf16(value);
+        if (dtype == DW_F16) return dw__f32_to_f16(value);
+        bool has_signed_nan = dtype == DW_E4M3 || dtype == DW_E5M2;
+        return dw__format_nan(dtype) | (has_signed_nan ? sign : 0);
     }
-    if (format == DW_FORMAT_UE4M3) {
-        if (sign && magnitude) return saturate ? 0 : dw__format_nan(format);
+    if (dtype == DW_UE4M3) {
+        if (sign && magnitude) return saturate ? 0 : dw__format_nan(dtype);
         sign = 0;
     }
     uint64_t code =
         magnitude == 0x7F800000u ? UINT64_MAX : round_magnitude(info, magnitude, rounding, word);
     if (code <= info->largest) return sign | (uint32_t)code;
     if (saturate) return sign | info->largest;
-    switch (format) {
-    case DW_FORMAT_BF16: return sign | 0x7F80;
-    case DW_FORMAT_F16: return sign | 0x7C00;
-    case DW_FORMAT_E5M2: return sign | 0x7C;
-    case DW_FORMAT_E4M3: return sign | 0x7F;
-    case DW_FORMAT_UE4M3: return 0x7F;
+    switch (dtype) {
+    case DW_BF16: return sign | 0x7F80;
+    case DW_F16: return sign | 0x7C00;
+    case DW_E5M2: return sign | 0x7C;
+    case DW_E4M3: return sign | 0x7F;
+    case DW_UE4M3: return 0x7F;
     default: return sign | info->largest;
     }
 }
 
 /* ---- decoding ------------------------------------------------------------------------------ */
 
-float dw__decode_one(dw_format format, uint32_t code) {
-    if (format == DW_FORMAT_BF16) {
+float dw__decode_one(dw_dtype dtype, uint32_t code) {
+    if (dtype == DW_BF16) {
         uint32_t bits = (code & 0xFFFFu) << 16;
         bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
         return dw__f32_from_bits(bits | (nan ? 0x00400000u : 0));
     }
-    if (format == DW_FORMAT_F16) return dw__f16_to_f32((uint16_t)code);
-    if (format == DW_FORMAT_E8M0) {
+    if (dtype == DW_F16) return dw__f16_to_f32((uint16_t)code);
+    if (dtype == DW_E8M0) {
         code &= 0xFFu;
         if (code == 0xFF) return dw__f32_from_bits(0x7FC00000u);
         return dw__f32_from_bits(code ? code << F32_FRACTION : 0x00400000u);
     }
-    const dw__format_info *info = &dw__formats[format];
+    const dw__format_info *info = &dw__formats[dtype];
     uint32_t magnitude = code & ((1u << (info->bits - 1)) - 1);
-    uint32_t sign = format == DW_FORMAT_UE4M3 ? 0 : code >> (info->bits - 1) << 31;
+    uint32_t sign = dtype == DW_UE4M3 ? 0 : code >> (info->bits - 1) << 31;
     if (magnitude > info->largest) {
-        bool infinite = format == DW_FORMAT_E5M2 && magnitude == 0x7C;
+        bool infinite = dtype == DW_E5M2 && magnitude == 0x7C;
         return dw__f32_from_bits(sign | (infinite ? 0x7F800000u : 0x7FC00000u));
     }
     uint32_t field = magnitude >> info->fraction_bits;

@@ -33,20 +33,20 @@ typedef struct dw__number_loops {
                          float *factors);
     void (*f32_scales)(const uint32_t *amax, int64_t blocks, float *scales, float *divisors);
     /* Values of scale codes, for E8M0 and UE4M3. */
-    void (*scale_values[DW_FORMAT_COUNT])(const uint8_t *codes, int64_t blocks, float *values);
+    void (*scale_values[DW_DTYPE_COUNT])(const uint8_t *codes, int64_t blocks, float *values);
 
     /* dw_encode for byte formats except E8M0. For UE4M3 x must not be negative. `words` NULL means round to
      * nearest. */
-    void (*encode[DW_FORMAT_COUNT])(const float *x, int64_t count, dw_overflow overflow,
-                                    const uint32_t *words, uint8_t *codes);
+    void (*encode[DW_DTYPE_COUNT])(const float *x, int64_t count, dw_overflow overflow,
+                                   const uint32_t *words, uint8_t *codes);
     /* Codes of x * factor, or of x / divisor (E4M3), saturating. The code of a NaN is undefined. */
-    void (*scale[DW_FORMAT_COUNT])(const float *x, int64_t count, int64_t block,
-                                   const float *factors, const uint32_t *words, uint8_t *codes);
+    void (*scale[DW_DTYPE_COUNT])(const float *x, int64_t count, int64_t block,
+                                  const float *factors, const uint32_t *words, uint8_t *codes);
     void (*divide)(const float *x, int64_t count, int64_t block, const float *divisors,
                    const uint32_t *words, uint8_t *codes);
     /* Computes (number * factor) * outer. */
-    void (*decode[DW_FORMAT_COUNT])(const uint8_t *codes, int64_t count, int64_t block,
-                                    const float *factors, float outer, float *x);
+    void (*decode[DW_DTYPE_COUNT])(const uint8_t *codes, int64_t count, int64_t block,
+                                   const float *factors, float outer, float *x);
 
     void (*pack_pairs)(const uint8_t *codes, int64_t pairs, uint8_t *packed);
     void (*unpack_pairs)(const uint8_t *packed, int64_t pairs, uint8_t *codes);

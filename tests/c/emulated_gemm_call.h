@@ -107,7 +107,7 @@ static inline int scale_for(double amax) {
     return scale;
 }
 static inline uint32_t code_for(double x, int scale) {
-    return dw__encode_one(DW_FORMAT_E4M3, (float)ldexp(x, 127 - scale), DW_OVERFLOW_SATURATE,
+    return dw__encode_one(DW_E4M3, (float)ldexp(x, 127 - scale), DW_OVERFLOW_SATURATE,
                           DW_ROUND_NEAREST, 0);
 }
 
@@ -135,8 +135,8 @@ static inline int check_block(const expected_product *p, const matrix *d, int i,
         const uint32_t low = code_for(x[j].value - x[j].error, scale),
                        high = code_for(x[j].value + x[j].error, scale);
         const double value = get(d, i, column);
-        if (!(value >= (double)dw__decode_one(DW_FORMAT_E4M3, low) &&
-              value <= (double)dw__decode_one(DW_FORMAT_E4M3, high)))
+        if (!(value >= (double)dw__decode_one(DW_E4M3, low) &&
+              value <= (double)dw__decode_one(DW_E4M3, high)))
             fail_msg("D[%d][%d] of %d x %d is %g by a scale of %d, not the code of %.9g within "
                      "%.3g (%s)",
                      i, column, p->m, p->n, value, scale, x[j].value, x[j].error, p->name);

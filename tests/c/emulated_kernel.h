@@ -137,10 +137,8 @@ static inline int bits_of(matrix_type type) {
 static inline size_t row_bytes(const matrix *x) {
     return ((size_t)x->columns * (size_t)bits_of(x->type) + 7) / 8;
 }
-static inline dw_format narrow_format(matrix_type type) {
-    return type == MATRIX_E4M3   ? DW_FORMAT_E4M3
-           : type == MATRIX_E5M2 ? DW_FORMAT_E5M2
-                                 : DW_FORMAT_E2M1;
+static inline dw_dtype narrow_format(matrix_type type) {
+    return type == MATRIX_E4M3 ? DW_E4M3 : type == MATRIX_E5M2 ? DW_E5M2 : DW_E2M1;
 }
 
 static inline float get(const matrix *x, int row, int column) {
@@ -151,7 +149,7 @@ static inline float get(const matrix *x, int row, int column) {
     case MATRIX_F32: memcpy(&value, at + 4 * column, 4); return value;
     case MATRIX_BF16: memcpy(&half, at + 2 * column, 2); return dw__bf16_to_f32(half);
     case MATRIX_F16: memcpy(&half, at + 2 * column, 2); return dw__f16_to_f32(half);
-    case MATRIX_E2M1: return dw__decode_one(DW_FORMAT_E2M1, at[column / 2] >> column % 2 * 4 & 15);
+    case MATRIX_E2M1: return dw__decode_one(DW_E2M1, at[column / 2] >> column % 2 * 4 & 15);
     default: return dw__decode_one(narrow_format(x->type), at[column]);
     }
 }

@@ -40,9 +40,7 @@ typedef struct problem {
     dw_binding leaf_bindings[MOST_LEAVES], output_grad_bindings[MOST_OUTPUTS];
 } problem;
 
-static inline size_t bytes_of(const dw__tensor *tensor) {
-    return (size_t)dw__tensor_count(tensor) * dw_dtype_bytes(tensor->dtype);
-}
+static inline size_t bytes_of(const dw__tensor *tensor) { return dw__tensor_bytes(tensor); }
 
 /* Differentiates every output with respect to every parameter. */
 static inline void problem_begin(problem *p, dw_graph *graph, int64_t batch, int64_t sequence) {

@@ -264,10 +264,10 @@ static double *read_operand(dw_cutlass_type type, const void *data, const unsign
             if (type == DW_CUTLASS_BF16)
                 value = (double)dw__bf16_to_f32(((const uint16_t *)data)[at]);
             else if (type == DW_CUTLASS_MXFP8)
-                value = ldexp((double)dw__decode_one(DW_FORMAT_E4M3, codes[at]), scale - 127);
+                value = ldexp((double)dw__decode_one(DW_E4M3, codes[at]), scale - 127);
             else
-                value = (double)dw__decode_one(DW_FORMAT_E2M1, codes[at / 2] >> at % 2 * 4 & 15) *
-                        (double)dw__decode_one(DW_FORMAT_E4M3, (unsigned)scale);
+                value = (double)dw__decode_one(DW_E2M1, codes[at / 2] >> at % 2 * 4 & 15) *
+                        (double)dw__decode_one(DW_E4M3, (unsigned)scale);
             values[i * k + j] = value;
         }
     return values;

@@ -18,7 +18,7 @@ static uint8_t random_scale(const problem *p, uint64_t *state) {
     if (p->v.scheme != DW_GEMM_NVFP4)
         return (uint8_t)(p->integers ? 127 + word % 3 : 117 + word % (half ? 14 : 40));
     if (!p->integers) return (uint8_t)(word % (half ? 0x40 : 0x7F)); /* 0, 2^-9 to 448 */
-    return (uint8_t)dw__encode_one(DW_FORMAT_UE4M3, (float)(word % 4), DW_OVERFLOW_SATURATE,
+    return (uint8_t)dw__encode_one(DW_UE4M3, (float)(word % 4), DW_OVERFLOW_SATURATE,
                                    DW_ROUND_NEAREST, 0);
 }
 
@@ -26,7 +26,7 @@ static uint8_t random_scale(const problem *p, uint64_t *state) {
 static void make_operand(operand *o, dw_emulator *emulator, const problem *p, int rows, int parts,
                          matrix_type type, uint64_t *state) {
     const int block = DW_SCALED_BLOCK(p->v.scheme), wide = ceil_divide(p->k, block);
-    const dw_format format = p->v.scheme == DW_GEMM_NVFP4 ? DW_FORMAT_UE4M3 : DW_FORMAT_E8M0;
+    const dw_dtype format = p->v.scheme == DW_GEMM_NVFP4 ? DW_UE4M3 : DW_E8M0;
     const size_t part_bytes = (size_t)dw_scales_swizzled_bytes(rows, wide);
     make_random(&o->codes, emulator, parts * rows, p->k, type, state, p->integers);
     if (type == MATRIX_E2M1 && p->k % 2) { /* the last byte's other half */
@@ -199,7 +199,7 @@ static void quantized_output_is_the_next_input(void **state) {
         for (int j = 0; j < first.n; j++)
             a->values[i * first.n + j] =
                 (double)get(&a->codes, i, j) *
-                (double)dw__decode_one(DW_FORMAT_E8M0, scales[i * blocks + j / BLOCK_OF_D]);
+                (double)dw__decode_one(DW_E8M0, scales[i * blocks + j / BLOCK_OF_D]);
     assert_int_equal(launch(&kernel, &second, &two), DW_OK);
     expect_no_finding(two.emulator);
     check(&second, &two);

@@ -31,9 +31,9 @@ static float random_float(void) {
 
 /* ---- the definition -------------------------------------------------------------------------- */
 
-static uint32_t code_at(dw_format format, const uint8_t *codes, int64_t i) {
+static uint32_t code_at(dw_dtype format, const uint8_t *codes, int64_t i) {
     if (!dw__format_is_byte(format)) return codes[2 * i] | (uint32_t)codes[2 * i + 1] << 8;
-    if (format == DW_FORMAT_E2M1) return i % 2 ? codes[i / 2] >> 4 : codes[i / 2] & 0xFu;
+    if (format == DW_E2M1) return i % 2 ? codes[i / 2] >> 4 : codes[i / 2] & 0xFu;
     return codes[i];
 }
 
@@ -47,23 +47,24 @@ static void arrays_are_the_definition(void **state) {
     uint8_t *codes = malloc(2 * MOST + 1);
     assert_true(x && back && codes);
     for (int i = 0; i < MOST; i++) x[i] = random_float();
-    for (int format = 0; format < DW_FORMAT_COUNT; format++) {
+    for (int format = 0; format < DW_DTYPE_COUNT; format++) {
+        if (!dw__dtype_is_format((dw_dtype)format)) continue;
         for (size_t c = 0; c < DW_COUNT(counts); c++) {
-            int64_t count = counts[c], bytes = dw_format_bytes((dw_format)format, count);
+            int64_t count = counts[c], bytes = dw_tensor_bytes((dw_dtype)format, 1, &count);
             dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
             options.overflow = c % 2 ? DW_OVERFLOW_NONFINITE : DW_OVERFLOW_SATURATE;
             codes[bytes] = 0xA5;
             back[count] = 42.0f;
-            assert_int_equal(dw_encode((dw_format)format, count, x, &options, codes), DW_OK);
-            assert_int_equal(dw_decode((dw_format)format, count, codes, back), DW_OK);
+            assert_int_equal(dw_encode((dw_dtype)format, count, x, &options, codes), DW_OK);
+            assert_int_equal(dw_decode((dw_dtype)format, count, codes, back), DW_OK);
             assert_int_equal(codes[bytes], 0xA5);
             assert_true(back[count] == 42.0f);
             for (int64_t i = 0; i < count; i++) {
                 uint32_t code =
-                    dw__encode_one((dw_format)format, x[i], options.overflow, DW_ROUND_NEAREST, 0);
-                assert_int_equal(code_at((dw_format)format, codes, i), code);
+                    dw__encode_one((dw_dtype)format, x[i], options.overflow, DW_ROUND_NEAREST, 0);
+                assert_int_equal(code_at((dw_dtype)format, codes, i), code);
                 assert_int_equal(dw__f32_bits(back[i]),
-                                 dw__f32_bits(dw__decode_one((dw_format)format, code)));
+                                 dw__f32_bits(dw__decode_one((dw_dtype)format, code)));
             }
         }
     }
@@ -83,12 +84,12 @@ static void patterns_across_the_range(void **state) {
         int count = 0;
         for (; count < AT_ONCE && pattern < UINT64_C(1) << 32; pattern += STEP)
             x[count++] = dw__f32_from_bits((uint32_t)pattern);
-        for (int format = DW_FORMAT_E4M3; format <= DW_FORMAT_E2M3; format++) {
-            assert_int_equal(dw_encode((dw_format)format, count, x, NULL, codes), DW_OK);
+        for (int format = DW_E4M3; format <= DW_E2M3; format++) {
+            assert_int_equal(dw_encode((dw_dtype)format, count, x, NULL, codes), DW_OK);
             for (int i = 0; i < count; i++)
-                if (codes[i] != dw__encode_one((dw_format)format, x[i], DW_OVERFLOW_SATURATE,
+                if (codes[i] != dw__encode_one((dw_dtype)format, x[i], DW_OVERFLOW_SATURATE,
                                                DW_ROUND_NEAREST, 0))
-                    fail_msg("%s of %a is 0x%X", dw_format_name((dw_format)format), (double)x[i],
+                    fail_msg("%s of %a is 0x%X", dw_dtype_name((dw_dtype)format), (double)x[i],
                              codes[i]);
         }
     }
@@ -133,16 +134,17 @@ static uint64_t hash_blocks(uint64_t hash, const float *matrix) {
 static uint64_t hash_arrays(uint64_t hash, const float *x, int64_t count) {
     static uint8_t codes[2 * ROWS * COLS];
     static float back[ROWS * COLS];
-    for (int which = 0; which < DW_FORMAT_COUNT * 4; which++) {
-        dw_format format = (dw_format)(which / 4);
+    for (int which = 0; which < DW_DTYPE_COUNT * 4; which++) {
+        dw_dtype format = (dw_dtype)(which / 4);
+        if (!dw__dtype_is_format(format)) continue;
         dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
         options.overflow = which & 1 ? DW_OVERFLOW_NONFINITE : DW_OVERFLOW_SATURATE;
         options.rounding = which & 2 ? DW_ROUND_STOCHASTIC : DW_ROUND_NEAREST;
         options.random = (dw_random){-1, 1, 1};
-        if (format == DW_FORMAT_E8M0) options.rounding = DW_ROUND_NEAREST;
+        if (format == DW_E8M0) options.rounding = DW_ROUND_NEAREST;
         assert_int_equal(dw_encode(format, count, x, &options, codes), DW_OK);
         assert_int_equal(dw_decode(format, count, codes, back), DW_OK);
-        hash = hash_bytes(hash, codes, (size_t)dw_format_bytes(format, count));
+        hash = hash_bytes(hash, codes, (size_t)dw_tensor_bytes(format, 1, &count));
         hash = hash_bytes(hash, back, (size_t)count * sizeof *back);
     }
     return hash;
@@ -226,7 +228,8 @@ static void a_row_is_completed_and_no_more(void **state) {
             dw_block_quantize(&options, 3, INNER, x, INNER, codes, CODE_STRIDE, scales), DW_OK);
         assert_int_equal(dw_block_quantize(&options, 3, INNER, x, INNER, tight, 0, same), DW_OK);
         assert_memory_equal(scales, same, layout.scale_bytes);
-        int64_t whole = dw_format_bytes(layout.element, layout.scale_cols * layout.block);
+        int64_t padded = layout.scale_cols * layout.block;
+        int64_t whole = dw_tensor_bytes(layout.element, 1, &padded);
         if (whole > CODE_STRIDE) whole = CODE_STRIDE;
         for (int row = 0; row < 3; row++) {
             assert_memory_equal(codes + row * CODE_STRIDE, tight + row * layout.row_bytes,
@@ -282,18 +285,19 @@ static void wrong_arguments_are_refused(void **state) {
     (void)state;
     float x[64] = {0};
     uint8_t codes[64], scales[64];
-    REFUSED(dw_encode((dw_format)99, 1, x, NULL, codes), "format is 99");
-    REFUSED(dw_encode(DW_FORMAT_E4M3, -1, x, NULL, codes), "count is -1");
-    REFUSED(dw_decode(DW_FORMAT_COUNT, 1, codes, x), "format");
-    REFUSED(dw_decode(DW_FORMAT_E4M3, INT64_MAX, codes, x), "count");
+    REFUSED(dw_encode((dw_dtype)99, 1, x, NULL, codes), "dtype is 99");
+    REFUSED(dw_encode(DW_F32, 1, x, NULL, codes), "(f32): expected a floating-point type of 16");
+    REFUSED(dw_encode(DW_E4M3, -1, x, NULL, codes), "count is -1");
+    REFUSED(dw_decode(DW_DTYPE_COUNT, 1, codes, x), "dtype");
+    REFUSED(dw_decode(DW_E4M3, INT64_MAX, codes, x), "count");
     dw_encode_options encode = {0};
-    REFUSED(dw_encode(DW_FORMAT_E4M3, 1, x, &encode, codes), "struct_size");
+    REFUSED(dw_encode(DW_E4M3, 1, x, &encode, codes), "struct_size");
     encode = (dw_encode_options)DW_ENCODE_OPTIONS_DEFAULT;
     encode.overflow = (dw_overflow)2;
-    REFUSED(dw_encode(DW_FORMAT_E4M3, 1, x, &encode, codes), "overflow is 2");
+    REFUSED(dw_encode(DW_E4M3, 1, x, &encode, codes), "overflow is 2");
     encode = (dw_encode_options)DW_ENCODE_OPTIONS_DEFAULT;
     encode.rounding = (dw_rounding)7;
-    REFUSED(dw_encode(DW_FORMAT_E4M3, 1, x, &encode, codes), "rounding is 7");
+    REFUSED(dw_encode(DW_E4M3, 1, x, &encode, codes), "rounding is 7");
     REFUSED(dw_fp6_pack(-1, codes, scales), "count is -1");
     REFUSED(dw_fp6_unpack(INT64_MAX, codes, scales), "count");
 
@@ -330,9 +334,7 @@ static void wrong_arguments_are_refused(void **state) {
     assert_true(dw_scales_swizzled_bytes(129, 5) == 2 * 2 * 512);
     assert_true(dw_scales_swizzled_bytes(-1, 5) == -1);
     assert_string_equal(dw_scheme_name((dw_scheme)-1), "unknown");
-    assert_string_equal(dw_format_name((dw_format)-1), "unknown");
-    assert_true(dw_format_max(DW_FORMAT_E4M3) == 448.0f);
-    assert_true(dw_format_bytes(DW_FORMAT_E2M1, 5) == 3 && dw_format_bytes(DW_FORMAT_F16, 5) == 10);
+    assert_true(dw_dtype_max(DW_E4M3) == 448.0f && dw_dtype_max(DW_F32) == 0.0f);
 }
 
 int main(void) {

@@ -336,7 +336,7 @@ static dw_status allocate(step *s, const dw_graph *graph, dw_value value, dw_bin
                           size_t *bytes) {
     dw__tensor tensor;
     DW_RETURN_IF_FAILED(dw__value_tensor_at(graph, value, (int64_t[]){2, 5}, &tensor));
-    *bytes = (size_t)dw__tensor_count(&tensor) * dw_dtype_bytes(tensor.dtype);
+    *bytes = dw__tensor_bytes(&tensor);
     return dw_device_allocate(s->device, *bytes, &binding->data);
 }
 

@@ -105,7 +105,7 @@ static double uniform(uint64_t *s) { /* [0,1): SplitMix64 (Steele, Lea, Flood 20
 
 /* Floating-point leaves are in F64 whatever their type, because the interpreter runs in high precision. */
 static void fill(dw__tensor *t, uint64_t seed) {
-    if (dw__is_float(t->dtype)) t->dtype = DW_F64;
+    if (dw__dtype_is_float(t->dtype)) t->dtype = DW_F64;
     int64_t count = dw__tensor_count(t);
     t->data = dw__malloc_aligned((size_t)count * 8 + 8);
     for (int64_t i = 0; i < count; i++) {

@@ -227,7 +227,7 @@ static void expect_exact(const operand *o, const codes *c, int axis, const float
 static void find_values(const codes *c, dw_scheme scheme, int parts, double *values) {
     const int rows = c->matrix.rows / parts, k = c->matrix.columns, block = block_of(scheme),
               wide = ceil_divide(k, block);
-    const dw_format format = scheme == DW_SCHEME_NVFP4 ? DW_FORMAT_UE4M3 : DW_FORMAT_E8M0;
+    const dw_dtype format = scheme == DW_SCHEME_NVFP4 ? DW_UE4M3 : DW_E8M0;
     uint8_t *scales = malloc((size_t)rows * (size_t)wide + 1);
     assert_non_null(scales);
     for (int part = 0; part < parts; part++) {

@@ -56,7 +56,7 @@ static void end(step *s) {
 static size_t bytes_of(const step *s, dw_value value) {
     dw__tensor tensor;
     OK(dw__value_tensor_at(s->graph, value, SIZES, &tensor));
-    return (size_t)dw__tensor_count(&tensor) * dw_dtype_bytes(tensor.dtype);
+    return dw__tensor_bytes(&tensor);
 }
 
 static size_t leaf_bytes(const step *s, dw_role role) {

@@ -31,7 +31,7 @@ dw_status ops_call_create(const dw_graph *graph, const ops_operands *operands, o
     for (uint32_t i = 0; i < call->output_count; i++) {
         dw__tensor *tensor = &call->outputs[i];
         DW_TRY(dw__value_tensor_at(graph, dw_node_output(graph, node, i), NULL, tensor));
-        size_t bytes = (size_t)dw__tensor_count(tensor) * dw_dtype_bytes(tensor->dtype);
+        size_t bytes = dw__tensor_bytes(tensor);
         DW_TRY(ops_block_create(bytes, &c->outputs[i]));
         tensor->data = c->outputs[i].data;
     }

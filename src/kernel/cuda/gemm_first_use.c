@@ -141,7 +141,7 @@ static char *host_of(const state *s, part which) { return s->host + s->parts[whi
 static float get(const state *s, part which, size_t at) {
     const region *p = &s->parts[which];
     const void *base = host_of(s, which);
-    return p->type == CODES ? dw__decode_one(DW_FORMAT_E4M3, ((const unsigned char *)base)[at])
+    return p->type == CODES ? dw__decode_one(DW_E4M3, ((const unsigned char *)base)[at])
                             : dw__trial_get(base, p->type, at);
 }
 
@@ -371,9 +371,8 @@ static int scale_for(double most) {
 }
 
 static float number_for(double x, int scale) {
-    return dw__decode_one(DW_FORMAT_E4M3,
-                          dw__encode_one(DW_FORMAT_E4M3, (float)ldexp(x, 127 - scale),
-                                         DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, 0));
+    return dw__decode_one(DW_E4M3, dw__encode_one(DW_E4M3, (float)ldexp(x, 127 - scale),
+                                                  DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, 0));
 }
 
 /* What the kernel quantizes lies within `error` of the exact value, and scales and codes grow with what they are of:

@@ -22,7 +22,7 @@ static inline int64_t dw__index_offset(int rank, const int64_t *stride, const in
 
 /* Address of element `offset`. */
 static inline void *dw__element(const dw__tensor *tensor, int64_t offset) {
-    return (char *)tensor->data + offset * (int64_t)dw_dtype_bytes(tensor->dtype);
+    return (char *)tensor->data + offset * dw_dtype_bits(tensor->dtype) / 8;
 }
 
 /* Views `tensor` as broadcast to `shape` (ranks aligned at the right): new and stretched axes get stride 0.

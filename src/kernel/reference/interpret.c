@@ -52,7 +52,7 @@ dw_status dw__node_attrs_at(dw__arena *arena, const dw_graph *graph, dw_node nod
 }
 
 static dw_status allocate(dw__tensor *tensor) {
-    size_t bytes = (size_t)dw__tensor_count(tensor) * dw_dtype_bytes(tensor->dtype);
+    size_t bytes = dw__tensor_bytes(tensor);
     tensor->data = dw__malloc_aligned(bytes);
     return tensor->data ? DW_OK : dw__fail_memory("a value of the interpreted graph", bytes);
 }

@@ -14,7 +14,7 @@ dw__scalar dw__scalar_load(const void *data, dw_dtype dtype, int64_t offset) {
     case DW_F16: value.number = dw__f16_to_f32(((const uint16_t *)data)[offset]); break;
     case DW_F32: value.number = ((const float *)data)[offset]; break;
     case DW_F64: value.number = ((const double *)data)[offset]; break;
-    case DW_DTYPE_COUNT: break;
+    default: break; /* codes: no operation loads or stores them by the element */
     }
     return value;
 }
@@ -36,7 +36,7 @@ void dw__scalar_store(void *data, dw_dtype dtype, int64_t offset, dw__scalar val
     case DW_F16: ((uint16_t *)data)[offset] = dw__f32_to_f16(to_f32(value.number)); break;
     case DW_F32: ((float *)data)[offset] = to_f32(value.number); break;
     case DW_F64: ((double *)data)[offset] = value.number; break;
-    case DW_DTYPE_COUNT: break;
+    default: break; /* codes: no operation loads or stores them by the element */
     }
 }
 

@@ -13,8 +13,6 @@ typedef union dw__scalar {
     int64_t integer; /* bool (0 or 1), i32, i64 */
 } dw__scalar;
 
-static inline bool dw__dtype_is_float(dw_dtype dtype) { return dtype >= DW_BF16; }
-
 /* `offset` counts elements from `data`. */
 dw__scalar dw__scalar_load(const void *data, dw_dtype dtype, int64_t offset);
 /* Rounds to `dtype` (BF16 and F16 via F32). Integers wrap. */

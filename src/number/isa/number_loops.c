@@ -542,16 +542,16 @@ static void hadamard(const float *x, const float *before, const float *after, in
         transform(x + run * size, before, after, size, scale, result + run * size);
 }
 
-#define ENCODE(format) [DW_FORMAT_##format] = encode_##format,
-#define DECODE(format) [DW_FORMAT_##format] = decode_##format,
-#define SCALE(format) [DW_FORMAT_##format] = scale_##format,
+#define ENCODE(format) [DW_##format] = encode_##format,
+#define DECODE(format) [DW_##format] = decode_##format,
+#define SCALE(format) [DW_##format] = scale_##format,
 const dw__number_loops DW_ISA_NAME(dw__number_loops) = {
     .amax = amax,
     .finite_amax = finite_amax,
     .mx_scales = mx_scales,
     .nvfp4_scales = nvfp4_scales,
     .f32_scales = f32_scales,
-    .scale_values = {[DW_FORMAT_E8M0] = e8m0_values, [DW_FORMAT_UE4M3] = ue4m3_values},
+    .scale_values = {[DW_E8M0] = e8m0_values, [DW_UE4M3] = ue4m3_values},
     .encode = {BYTE_FORMATS(ENCODE)},
     .scale = {BYTE_FORMATS(SCALE)},
     .divide = divide,
