@@ -26,8 +26,8 @@ from deepwell import _deepwell, numbers
 COLS = 4096
 WAYS = (
     [(scheme, 1, "nearest") for scheme in numbers.SCHEMES]
-    + [(scheme, 0, "nearest") for scheme in ("mxfp8_e4m3", "nvfp4")]
-    + [(scheme, 1, "stochastic") for scheme in ("mxfp8_e4m3", "nvfp4")]
+    + [(scheme, 0, "nearest") for scheme in ("mxfp8", "nvfp4")]
+    + [(scheme, 1, "stochastic") for scheme in ("mxfp8", "nvfp4")]
 )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-SCHEMES = {0: ("MXFP8 E4M3", 1.0, 32), 4: ("MXFP4", 0.5, 32), 5: ("NVFP4", 0.5, 16)}
+SCHEMES = {6: ("MXFP8 E4M3", 1.0, 32), 10: ("MXFP4", 0.5, 32), 11: ("NVFP4", 0.5, 16)}
 SHAPES = [(8192, 8192), (4096, 11008), (16384, 2048)]
 INPUTS, ROUNDS = 4, 50
 

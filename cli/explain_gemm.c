@@ -46,7 +46,7 @@ static int read_word(const char *word, dw_gemm *call, int *f32) {
         const char *word;
         dw_scheme scheme;
     } schemes[] = {
-        {"mxfp8", DW_SCHEME_MXFP8_E4M3}, {"nvfp4", DW_SCHEME_NVFP4}, {"mxfp4", DW_SCHEME_MXFP4}};
+        {"mxfp8", DW_SCHEME_MXFP8}, {"nvfp4", DW_SCHEME_NVFP4}, {"mxfp4", DW_SCHEME_MXFP4}};
     static char place[16] __attribute__((aligned(16))); /* a non-NULL address; never read */
     for (int i = 1; i < DW_ACTIVATION_COUNT; i++)
         if (strcmp(word, activations[i]) == 0) return call->activation = (dw_activation)i, 1;

@@ -9,13 +9,13 @@
 #define INFINITE_BITS 0x7f800000u
 #define NAN_F __int_as_float(0x7fc00000)
 
-DEVICE constexpr bool is_nvfp4(int scheme) { return scheme == DW_QUANTIZE_NVFP4; }
-DEVICE constexpr bool is_fp4(int scheme) { return scheme == DW_QUANTIZE_NVFP4 || scheme == DW_QUANTIZE_MXFP4; }
+DEVICE constexpr bool is_nvfp4(int scheme) { return scheme == DW_CODES_NVFP4; }
+DEVICE constexpr bool is_fp4(int scheme) { return scheme == DW_CODES_NVFP4 || scheme == DW_CODES_MXFP4; }
 DEVICE constexpr int block_of(int scheme) { return is_nvfp4(scheme) ? 16 : 32; }
 
 // Returns the largest number of the elements' format, as the bits of an F32: 6, 448 or 57344.
 DEVICE constexpr uint32 largest_bits(int scheme) {
-    return is_fp4(scheme) ? 0x40c00000u : scheme == DW_QUANTIZE_MXFP8_E4M3 ? 0x43e00000u : 0x47600000u;
+    return is_fp4(scheme) ? 0x40c00000u : scheme == DW_CODES_MXFP8 ? 0x43e00000u : 0x47600000u;
 }
 
 // ---- scales -----------------------------------------------------------------------------------------------
@@ -31,13 +31,13 @@ template <int S, int R> DEVICE block_scale e8m0_scale(uint32 most) {
     constexpr uint32 fraction = 0x7fffffu, largest = largest_bits(S);
     constexpr int exponent = (int)(largest >> 23) - 127;
     constexpr uint32 carry =
-        R == DW_QUANTIZE_FLOOR ? 0 : R == DW_QUANTIZE_CEIL ? fraction : fraction - (largest & fraction);
+        R == DW_RULE_FLOOR ? 0 : R == DW_RULE_CEIL ? fraction : fraction - (largest & fraction);
     int code = max((int)((most + carry) >> 23) - exponent, 0);
     float factor = __uint_as_float((uint32)(254 - code) << 23);
     if (most >= INFINITE_BITS) {
-        code = most > INFINITE_BITS ? 0xff : R == DW_QUANTIZE_RCEIL ? 254 : 255 - exponent;
+        code = most > INFINITE_BITS ? 0xff : R == DW_RULE_RCEIL ? 254 : 255 - exponent;
         factor = most > INFINITE_BITS           ? NAN_F
-                 : R == DW_QUANTIZE_RCEIL ? __uint_as_float(0x00400000u) // 2^-127
+                 : R == DW_RULE_RCEIL ? __uint_as_float(0x00400000u) // 2^-127
                                              : __uint_as_float((uint32)(exponent - 1) << 23);
     }
     return {(uint32)code, factor};
@@ -91,10 +91,10 @@ DEVICE uint32 e2m1_code(float x) {
 
 // Converts eight numbers to their nearest codes, saturated; the first is in the lowest bits.
 template <int S> DEVICE void encode_eight(const float *x, uint32 *words) {
-    if constexpr (S == DW_QUANTIZE_MXFP8_E4M3) {
+    if constexpr (S == DW_CODES_MXFP8) {
         words[0] = e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16;
         words[1] = e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16;
-    } else if constexpr (S == DW_QUANTIZE_MXFP8_E5M2) {
+    } else if constexpr (S == DW_CODES_MXFP8_E5M2) {
 #pragma unroll
         for (int i = 0; i < 2; i++)
             asm("{\n\t.reg .b16 low, high;\n\tcvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n\t"

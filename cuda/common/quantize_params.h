@@ -2,14 +2,7 @@
 #ifndef DW_QUANTIZE_PARAMS_H
 #define DW_QUANTIZE_PARAMS_H
 
-/* Same numbers as dw_scheme and dw_scale_rule (deepwell/number.h). */
-#define DW_QUANTIZE_MXFP8_E4M3 0
-#define DW_QUANTIZE_MXFP8_E5M2 1
-#define DW_QUANTIZE_MXFP4 4
-#define DW_QUANTIZE_NVFP4 5
-#define DW_QUANTIZE_RCEIL 1
-#define DW_QUANTIZE_FLOOR 2
-#define DW_QUANTIZE_CEIL 3
+#include "scheme_params.h" /* SCHEME and RULE */
 
 /* Type of the source. */
 #define DW_QUANTIZE_BF16 0

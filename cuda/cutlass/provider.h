@@ -8,6 +8,7 @@
 #ifndef DW_CUTLASS_PROVIDER_H
 #define DW_CUTLASS_PROVIDER_H
 
+#include "deepwell/scheme.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,19 +16,13 @@
 extern "C" {
 #endif
 
-#define DW_CUTLASS_VERSION 2
+#define DW_CUTLASS_VERSION 3
 
 typedef enum dw_cutlass_kind {
     DW_CUTLASS_GEMM,      /* dw_cutlass_gemm */
     DW_CUTLASS_GROUPED,   /* dw_cutlass_grouped */
     DW_CUTLASS_ATTENTION, /* dw_cutlass_attention */
 } dw_cutlass_kind;
-
-typedef enum dw_cutlass_type {
-    DW_CUTLASS_BF16,
-    DW_CUTLASS_MXFP8, /* E4M3; an E8M0 scale for 32 elements along k */
-    DW_CUTLASS_NVFP4, /* E2M1, two in a byte, the first in the lower half; an E4M3 scale for 16 elements along k */
-} dw_cutlass_type;
 
 typedef enum dw_cutlass_result {
     DW_CUTLASS_OK,
@@ -85,7 +80,7 @@ typedef struct dw_cutlass_attention {
 typedef struct dw_cutlass_kernel {
     const char *name; /* "cutlass.sm90.bf16.pingpong" */
     dw_cutlass_kind kind;
-    dw_cutlass_type type;
+    dw_scheme scheme;  /* of A and B, or of Q, K and V: BF16, MXFP8 or NVFP4 */
     int capability;    /* 90: compute capability 9.0; 100: 10.0 */
     const char *what;  /* tile, cluster and scheduler as text */
     const char *shown; /* evidence: "proven on the emulator, not run on hardware" */

@@ -115,7 +115,7 @@ dw_cutlass_result run(const void *given, void *workspace, void *stream) {
 } // namespace
 
 const dw_cutlass_kernel sm100_attention[] = {
-    {"cutlass.sm100.attention.bf16", DW_CUTLASS_ATTENTION, DW_CUTLASS_BF16, 100,
+    {"cutlass.sm100.attention.bf16", DW_CUTLASS_ATTENTION, DW_SCHEME_BF16, 100,
      "two tiles of 128 queries, 128 keys a step; head dimensions 64 and 128; causal or not",
      ON_EMULATOR_ONLY, workspace_bytes, run},
     {},

@@ -49,10 +49,10 @@ using stream_k = dense_gemm<cutlass::gemm::StreamKScheduler>;
 } // namespace
 
 const dw_cutlass_kernel sm100_dense[] = {
-    {"cutlass.sm100.bf16.control", DW_CUTLASS_GEMM, DW_CUTLASS_BF16, 100,
+    {"cutlass.sm100.bf16.control", DW_CUTLASS_GEMM, DW_SCHEME_BF16, 100,
      "tiles of 256 x 128 by pairs of blocks; a preferred cluster; cluster launch control",
      ON_EMULATOR_ONLY, control::workspace_bytes, control::run},
-    {"cutlass.sm100.bf16.stream_k", DW_CUTLASS_GEMM, DW_CUTLASS_BF16, 100,
+    {"cutlass.sm100.bf16.stream_k", DW_CUTLASS_GEMM, DW_SCHEME_BF16, 100,
      "tiles of 256 x 128 by pairs of blocks; a preferred cluster; stream-K", ON_EMULATOR_ONLY,
      stream_k::workspace_bytes, stream_k::run},
     {},

@@ -145,7 +145,7 @@ dw_cutlass_result run(const void *given, void *workspace, void *stream) {
 } // namespace
 
 const dw_cutlass_kernel sm100_grouped[] = {
-    {"cutlass.sm100.grouped.bf16", DW_CUTLASS_GROUPED, DW_CUTLASS_BF16, 100,
+    {"cutlass.sm100.grouped.bf16", DW_CUTLASS_GROUPED, DW_SCHEME_BF16, 100,
      "tiles of 128 x 128; groups of any rows", ON_EMULATOR_ONLY, workspace_bytes, run},
     {},
 };

@@ -105,10 +105,10 @@ using nvfp4 = scaled_gemm<cutlass::nv_float4_t<cutlass::float_e2m1_t>, 32, Shape
 } // namespace
 
 const dw_cutlass_kernel sm100_scaled[] = {
-    {"cutlass.sm100.mxfp8", DW_CUTLASS_GEMM, DW_CUTLASS_MXFP8, 100,
+    {"cutlass.sm100.mxfp8", DW_CUTLASS_GEMM, DW_SCHEME_MXFP8, 100,
      "tiles of 256 x 128 by pairs of blocks; a preferred cluster; cluster launch control",
      ON_EMULATOR_ONLY, mxfp8::workspace_bytes, mxfp8::run},
-    {"cutlass.sm100.nvfp4", DW_CUTLASS_GEMM, DW_CUTLASS_NVFP4, 100,
+    {"cutlass.sm100.nvfp4", DW_CUTLASS_GEMM, DW_SCHEME_NVFP4, 100,
      "tiles of 256 x 128 by pairs of blocks; a preferred cluster; cluster launch control",
      ON_EMULATOR_ONLY, nvfp4::workspace_bytes, nvfp4::run},
     {},

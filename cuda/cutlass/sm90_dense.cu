@@ -46,10 +46,10 @@ using pingpong = dense_gemm<Shape<_64, _256, _64>, cutlass::gemm::KernelTmaWarpS
 } // namespace
 
 const dw_cutlass_kernel sm90_dense[] = {
-    {"cutlass.sm90.bf16.cooperative", DW_CUTLASS_GEMM, DW_CUTLASS_BF16, 90,
+    {"cutlass.sm90.bf16.cooperative", DW_CUTLASS_GEMM, DW_SCHEME_BF16, 90,
      "tiles of 128 x 256, two groups of warps on one; clusters of 2 x 1",
      "tested and measured on an H200", cooperative::workspace_bytes, cooperative::run},
-    {"cutlass.sm90.bf16.pingpong", DW_CUTLASS_GEMM, DW_CUTLASS_BF16, 90,
+    {"cutlass.sm90.bf16.pingpong", DW_CUTLASS_GEMM, DW_SCHEME_BF16, 90,
      "tiles of 64 x 256, one for each of two groups of warps; clusters of 2 x 1",
      "tested and measured on an H200", pingpong::workspace_bytes, pingpong::run},
     {},

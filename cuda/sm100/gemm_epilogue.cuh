@@ -145,11 +145,11 @@ DEVICE uint32 store_block(uint32 box, int chunk, float *x, int count) {
     }
 #pragma unroll
     for (int i = 0; i < 32; i++) most = max(most, __float_as_uint(x[i]) & 0x7fffffffu);
-    block_scale scale = e8m0_scale<DW_QUANTIZE_MXFP8_E4M3, DW_QUANTIZE_RCEIL>(most);
+    block_scale scale = e8m0_scale<DW_CODES_MXFP8, DW_RULE_RCEIL>(most);
 #pragma unroll
     for (int i = 0; i < 32; i++) x[i] *= scale.factor;
 #pragma unroll
-    for (int i = 0; i < 4; i++) encode_eight<DW_QUANTIZE_MXFP8_E4M3>(x + 8 * i, codes + 2 * i);
+    for (int i = 0; i < 4; i++) encode_eight<DW_CODES_MXFP8>(x + 8 * i, codes + 2 * i);
     shared_store16(tile_chunk(box, 32, lane_index(), chunk), make_uint4(codes[0], codes[1], codes[2], codes[3]));
     shared_store16(tile_chunk(box, 32, lane_index(), chunk + 1), make_uint4(codes[4], codes[5], codes[6], codes[7]));
     return scale.code;

@@ -7,39 +7,33 @@
 // both, and they execute in that order. The scales need columns of tensor memory, so two accumulators of 256 columns
 // overlap by that many. The shared columns are stored first, after which the next tile's MMAs may start.
 //
-// Defines: SCHEME, FORMAT_A, FORMAT_B (gemm_scaled_params.h), CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT (of D,
+// Defines: SCHEME_A, SCHEME_B (common/scheme_params.h), CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT (of D,
 // bias and residual), OUTPUT, ACTIVATION, BIAS, RESIDUAL, SCHEDULE as in gemm.cu. SwiGLU: TILE_N is 256; B has the
 // rows of the gate, then those of the other factor, and so do its scales, each part padded to 128 rows separately.
 
 #include "gemm_scaled_params.h"
 
-#define STEP DW_SCALED_STEP(SCHEME)
-#define STAGE_BYTES DW_SCALED_STAGE_BYTES(SCHEME, CTAS, TILE_N)
+#define STEP DW_SCALED_STEP(SCHEME_A)
+#define STAGE_BYTES DW_SCALED_STAGE_BYTES(SCHEME_A, CTAS, TILE_N)
 #define TENSOR_COLUMNS DW_SCALED_COLUMNS
 #define OVERLAP DW_SCALED_OVERLAP(TILE_N)
-#ifndef FORMAT_A
-#define FORMAT_A DW_GEMM_E4M3
-#endif
-#ifndef FORMAT_B
-#define FORMAT_B DW_GEMM_E4M3
-#endif
 
 #include "gemm_roles.cuh"
 
-#define STEP_TILES DW_SCALED_STEP_TILES(SCHEME)
+#define STEP_TILES DW_SCALED_STEP_TILES(SCHEME_A)
 #define RANGES DW_SCALED_RANGES(TILE_N)
 #define OPERAND_BYTES DW_SCALED_OPERAND_BYTES(CTAS, TILE_N)
-#define SCALE_BYTES DW_SCALED_SCALE_BYTES(SCHEME, TILE_N)
+#define SCALE_BYTES DW_SCALED_SCALE_BYTES(SCHEME_A, TILE_N)
 #define PRODUCTS 4                                                       // MMAs per step, 32 bytes of each row
-#define PRODUCT_SCALES (STEP / PRODUCTS / DW_SCALED_BLOCK(SCHEME))       // scales of a row per MMA
+#define PRODUCT_SCALES (STEP / PRODUCTS / DW_SCALED_BLOCK(SCHEME_A))       // scales of a row per MMA
 #define SCALE_COLUMN (DW_SCALED_COLUMNS - DW_SCALED_SCALE_COLUMNS)       // A's, then B's
 #define SCALE_WORDS (DW_SCALE_TILE_BYTES / 8)                            // TMA's elements
 
-static_assert(SCHEME == DW_GEMM_MXFP8 || SCHEME == DW_GEMM_NVFP4 || SCHEME == DW_GEMM_MXFP4, "a scheme");
-static_assert(SCHEME == DW_GEMM_MXFP8 || (FORMAT_A == DW_GEMM_E4M3 && FORMAT_B == DW_GEMM_E4M3), "E2M1 alone");
+static_assert(DW_CODES_ARE_MXFP8(SCHEME_A) || SCHEME_A == DW_CODES_NVFP4 || SCHEME_A == DW_CODES_MXFP4, "a scheme");
+static_assert(DW_CODES_ARE_MXFP8(SCHEME_A) ? DW_CODES_ARE_MXFP8(SCHEME_B) : SCHEME_A == SCHEME_B, "one kind of MMA");
 static_assert(!SWIGLU || TILE_N == 256, "each half has whole tiles of scales");
-static_assert(DW_SCALED_SCALE_COLUMNS_USED(SCHEME, TILE_N) <= DW_SCALED_SCALE_COLUMNS, "too many scales");
-static_assert(DW_SCALED_SHARED_BYTES(SCHEME, CTAS, TILE_N, STAGES) <= DW_GEMM_MOST_SHARED, "too many stages");
+static_assert(DW_SCALED_SCALE_COLUMNS_USED(SCHEME_A, TILE_N) <= DW_SCALED_SCALE_COLUMNS, "too many scales");
+static_assert(DW_SCALED_SHARED_BYTES(SCHEME_A, CTAS, TILE_N, STAGES) <= DW_GEMM_MOST_SHARED, "too many stages");
 
 // The operands of all stages come first, then their scales: A's, then B's, by ranges of rows.
 DEVICE uint32 operands_of(const shared_layout &s, int stage) { return s.stages + stage * OPERAND_BYTES; }
@@ -86,12 +80,13 @@ DEVICE void wait_for_sums(const shared_layout &s, const ring &sums, const ring &
 }
 
 DEVICE void multiply_stages(const dw_gemm_params &p, const shared_layout &s, uint32 tensor_memory) {
-    constexpr int kind = SCHEME == DW_GEMM_MXFP8   ? DW_SCALED_F8_E8M0_32
-                         : SCHEME == DW_GEMM_NVFP4 ? DW_SCALED_F4_E4M3_16
-                                                   : DW_SCALED_F4_E8M0_32;
-    constexpr bool narrow = SCHEME != DW_GEMM_MXFP8;
+    constexpr bool narrow = !DW_CODES_ARE_MXFP8(SCHEME_A);
+    constexpr int kind = !narrow                      ? DW_SCALED_F8_E8M0_32
+                         : SCHEME_A == DW_CODES_NVFP4 ? DW_SCALED_F4_E4M3_16
+                                                      : DW_SCALED_F4_E8M0_32;
     constexpr uint32 shape =
-        scaled_product_descriptor<kind>(TILE_M, TILE_N, narrow ? 1 : FORMAT_A, narrow ? 1 : FORMAT_B);
+        scaled_product_descriptor<kind>(TILE_M, TILE_N, narrow || SCHEME_A == DW_CODES_MXFP8_E5M2,
+                                           narrow || SCHEME_B == DW_CODES_MXFP8_E5M2);
     ring r = {0, 0}, sums = {0, 0}, before = {0, 0};
     walk w = {};
     tile t;

@@ -1,24 +1,17 @@
-/* The block-scaled GEMMs of sm_100: formats, and the resources of a variant beyond those of all GEMMs (gemm_params.h,
+/* The block-scaled GEMMs of sm_100: the resources of a variant beyond those of all GEMMs (gemm_params.h,
  * whose dw_gemm_params are the launch parameters). Plain C, read by the host and by device code.
  */
 #ifndef DW_SM100_GEMM_SCALED_PARAMS_H
 #define DW_SM100_GEMM_SCALED_PARAMS_H
 
 #include "common/scale_layout.h"
+#include "common/scheme_params.h"
 #include "gemm_params.h"
 
-/* SCHEME: elements of A and B, elements per block, and type of the scales. */
-#define DW_GEMM_MXFP8 0 /* E4M3 or E5M2, 32, E8M0 */
-#define DW_GEMM_NVFP4 1 /* E2M1, 16, E4M3 */
-#define DW_GEMM_MXFP4 2 /* E2M1, 32, E8M0 */
-/* FORMAT_A and FORMAT_B of MXFP8. */
-#define DW_GEMM_E4M3 0
-#define DW_GEMM_E5M2 1
-
 #define DW_SCALED_STEP(scheme)                                                                     \
-    ((scheme) == DW_GEMM_MXFP8 ? 128 : 256) /* elements of the contraction: 128 bytes */
+    (DW_CODES_ARE_MXFP8(scheme) ? 128 : 256) /* elements of the contraction: 128 bytes */
 #define DW_SCALED_BLOCK(scheme)                                                                    \
-    ((scheme) == DW_GEMM_NVFP4 ? 16 : 32) /* elements that share a scale */
+    ((scheme) == DW_CODES_NVFP4 ? 16 : 32) /* elements that share a scale */
 /* Tiles of scales (common/scale_layout.h) of a step for 128 rows. */
 #define DW_SCALED_STEP_TILES(scheme)                                                               \
     (DW_SCALED_STEP(scheme) / DW_SCALED_BLOCK(scheme) / DW_SCALE_TILE_COLUMNS)

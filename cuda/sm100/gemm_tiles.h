@@ -13,20 +13,20 @@
     X(2, 128, 8)                                                                                   \
     X(2, 256, 6)
 
-/* Block-scaled: X(scheme, ctas, tile_n, stages), schemes of gemm_scaled_params.h. SwiGLU uses tiles of 256. */
+/* Block-scaled: X(scheme, ctas, tile_n, stages), schemes of common/scheme_params.h; for both kinds of MXFP8. SwiGLU uses tiles of 256. */
 #define DW_SM100_SCALED_TILES(X)                                                                   \
-    X(0, 1, 128, 5)                                                                                \
-    X(0, 1, 192, 4)                                                                                \
-    X(0, 1, 256, 3)                                                                                \
-    X(0, 2, 128, 7)                                                                                \
-    X(0, 2, 192, 6)                                                                                \
-    X(0, 2, 256, 5)                                                                                \
-    X(1, 1, 128, 5)                                                                                \
-    X(1, 1, 192, 4)                                                                                \
-    X(1, 1, 256, 3)                                                                                \
-    X(1, 2, 192, 5)                                                                                \
-    X(1, 2, 256, 5)                                                                                \
-    X(2, 1, 256, 3)                                                                                \
-    X(2, 2, 256, 5)
+    X(DW_CODES_MXFP8, 1, 128, 5)                                                                   \
+    X(DW_CODES_MXFP8, 1, 192, 4)                                                                   \
+    X(DW_CODES_MXFP8, 1, 256, 3)                                                                   \
+    X(DW_CODES_MXFP8, 2, 128, 7)                                                                   \
+    X(DW_CODES_MXFP8, 2, 192, 6)                                                                   \
+    X(DW_CODES_MXFP8, 2, 256, 5)                                                                   \
+    X(DW_CODES_NVFP4, 1, 128, 5)                                                                   \
+    X(DW_CODES_NVFP4, 1, 192, 4)                                                                   \
+    X(DW_CODES_NVFP4, 1, 256, 3)                                                                   \
+    X(DW_CODES_NVFP4, 2, 192, 5)                                                                   \
+    X(DW_CODES_NVFP4, 2, 256, 5)                                                                   \
+    X(DW_CODES_MXFP4, 1, 256, 3)                                                                   \
+    X(DW_CODES_MXFP4, 2, 256, 5)
 
 #endif

@@ -23,6 +23,7 @@
 #define DEEPWELL_NUMBER_H
 
 #include "deepwell/dtype.h"
+#include "deepwell/scheme.h"
 #include "deepwell/status.h"
 #include <stddef.h>
 #include <stdint.h>
@@ -83,45 +84,27 @@ DW_API dw_status dw_fp6_unpack(int64_t count, const uint8_t *packed, uint8_t *co
 
 /* ---- blocks ---------------------------------------------------------------------------------------- */
 
-/* key, name, element format, block length, scale format (F32 for FP8_BLOCK with AMAX) */
-#define DW_SCHEME_MAP(X)                                                                           \
-    X(MXFP8_E4M3, "mxfp8_e4m3", E4M3, 32, E8M0)                                                    \
-    X(MXFP8_E5M2, "mxfp8_e5m2", E5M2, 32, E8M0)                                                    \
-    X(MXFP6_E3M2, "mxfp6_e3m2", E3M2, 32, E8M0)                                                    \
-    X(MXFP6_E2M3, "mxfp6_e2m3", E2M3, 32, E8M0)                                                    \
-    X(MXFP4, "mxfp4", E2M1, 32, E8M0)                                                              \
-    X(NVFP4, "nvfp4", E2M1, 16, UE4M3)                                                             \
-    X(FP8_BLOCK, "fp8_block", E4M3, 128, E8M0)
-
-typedef enum dw_scheme {
-#define DW_SCHEME_ENUM(key, name, element, block, scale) DW_SCHEME_##key,
-    DW_SCHEME_MAP(DW_SCHEME_ENUM)
-#undef DW_SCHEME_ENUM
-        DW_SCHEME_COUNT
-} dw_scheme;
-DW_API const char *dw_scheme_name(dw_scheme scheme); /* "mxfp8_e4m3" ...; "unknown" */
-
 /* The rule that gives a block's scale from amax, its largest magnitude. M is the element format's largest number, and
  * 2^m <= M < 2^(m+1).
  *   RCEIL  2^e, e the smallest with amax <= M * 2^e: nothing saturates (MXFP8 recipe; PTX cvt.rp of amax / M)
  *   FLOOR  2^e, e = floor(log2(amax)) - m: amax up to 2^(m+1-e) saturates (OCP MX 6.3)
  *   CEIL   2^e, e = ceil(log2(amax)) - m: up to one binary digit less than RCEIL (torchao's "ceil")
- *   AMAX   amax / M rounded to the scale's own format: F32 in FP8_BLOCK (DeepSeek); in NVFP4
+ *   AMAX   amax / M rounded to the scale's own format: F32 in fp8-block (DeepSeek); in NVFP4
  *          (amax / 6) / tensor_scale, each quotient rounded to F32, then to UE4M3, nearest, saturating (NVFP4)
- *   DEFAULT  RCEIL for MX, AMAX for NVFP4 and FP8_BLOCK
- * MX supports RCEIL, FLOOR and CEIL, NVFP4 only AMAX, FP8_BLOCK all four. The scale of the first three is E8M0 with e
+ *   DEFAULT  RCEIL for MX, AMAX for NVFP4 and fp8-block
+ * MX supports RCEIL, FLOOR and CEIL, NVFP4 only AMAX, fp8-block all four. The scale of the first three is E8M0 with e
  * clamped to [-127, 127]; a zero block has e = -127.
  *
  * Elements always saturate. For an element x and the scale's value s they are
  *   E8M0 scales      x * 2^-e, which is exact wherever it matters
- *   FP8_BLOCK, AMAX  x / s rounded to F32, then to the format; s = 0 gives zeros
+ *   fp8-block, AMAX  x / s rounded to F32, then to the format; s = 0 gives zeros
  *   NVFP4            x * r rounded to F32, then to the format; r = min((1 / tensor_scale) / s, FLT_MAX),
  *                    each quotient rounded to F32; s = 0 gives zeros
  * Zeros keep the sign of x.
  *
  * NaN and infinity. A NaN makes its block's scale NaN (E8M0 0xFF, UE4M3 0x7F, F32 0x7FC00000) and all its codes
  * positive NaNs (E4M3 and E5M2 0x7F, else the largest code). In a block with an infinity and no NaN the scale is e =
- * 127 with RCEIL, the rule's result for amax = 2^128 with FLOOR and CEIL, and 2^120 with AMAX of FP8_BLOCK.
+ * 127 with RCEIL, the rule's result for amax = 2^128 with FLOOR and CEIL, and 2^120 with AMAX of fp8-block.
  * Dequantizing then gives infinities back, and finite elements stay finite. NVFP4 has no scale large enough: its block
  * becomes NaN. */
 typedef enum dw_scale_rule {
@@ -145,9 +128,9 @@ typedef enum dw_scale_rule {
  * again along the other axis; only square blocks can be transposed as they are. */
 typedef struct dw_block_options {
     size_t struct_size; /* sizeof(dw_block_options) */
-    dw_scheme scheme;
+    dw_scheme scheme;   /* fp8-block, an mxfp or nvfp4: DW_UNSUPPORTED for the others */
     dw_scale_rule scale_rule;
-    int square; /* 1: one scale for block x block elements (FP8_BLOCK 128x128 and NVFP4 16x16, for weights) */
+    int square; /* 1: one scale for block x block elements (fp8-block 128x128 and NVFP4 16x16, for weights) */
     int axis; /* 1 or 0 */
     dw_rounding rounding;
     dw_random random;   /* STOCHASTIC: element (i, k) of [outer, inner] uses word i * inner + k */
@@ -155,7 +138,7 @@ typedef struct dw_block_options {
 } dw_block_options;
 #define DW_BLOCK_OPTIONS_DEFAULT                                                                   \
     {                                                                                              \
-        sizeof(dw_block_options), DW_SCHEME_MXFP8_E4M3, DW_SCALE_DEFAULT, 0, 1, DW_ROUND_NEAREST,  \
+        sizeof(dw_block_options), DW_SCHEME_MXFP8, DW_SCALE_DEFAULT, 0, 1, DW_ROUND_NEAREST,       \
             {0, 0, 0}, 1.0f                                                                        \
     }
 

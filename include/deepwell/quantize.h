@@ -2,7 +2,7 @@
  * both in one pass. The result has the same bits as dw_block_quantize with rounding to nearest and dw_scales_swizzle
  * (deepwell/number.h). dw_gemm_run (deepwell/gemm.h) reads it.
  *
- *     dw_quantize call = {.struct_size = sizeof(call), .dtype = DW_BF16, .scheme = DW_SCHEME_MXFP8_E4M3,
+ *     dw_quantize call = {.struct_size = sizeof(call), .dtype = DW_BF16, .scheme = DW_SCHEME_MXFP8,
  *                         .rows = 4096, .cols = 4096, .source = x, .row_stride = 4096,
  *                         .along_rows = {1, codes, 4096, scales}, .stream = stream};
  *     if (dw_quantize_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());

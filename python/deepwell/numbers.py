@@ -1,6 +1,6 @@
 """Number formats of 16 bits and fewer, and quantization in blocks that share a scale.
 
-    q = numbers.quantize(x, "mxfp8_e4m3")        # q.codes, q.scales
+    q = numbers.quantize(x, "mxfp8")        # q.codes, q.scales
     y = numbers.dequantize(q)
 
 Tensors must be on the CPU. docs/numbers.md has the rules, layouts and their sources.
@@ -16,8 +16,8 @@ import torch
 from deepwell import _deepwell
 from deepwell.errors import DeepwellError, UnsupportedError
 
-_NUMBERS, SCHEMES = _deepwell.number_names()
-FORMATS = tuple(_NUMBERS)
+_FORMATS, _SCHEMES = _deepwell.number_names()
+FORMATS, SCHEMES = tuple(_FORMATS), tuple(_SCHEMES)
 SCALE_RULES = ("default", "rceil", "floor", "ceil", "amax")
 OVERFLOWS = ("saturate", "nonfinite")
 ROUNDINGS = ("nearest", "stochastic")
@@ -45,9 +45,9 @@ def _choose(what: str, name: str, names: tuple) -> int:
     return names.index(name)
 
 
-def _format(name: str) -> int:
-    _check("format", name, _NUMBERS)
-    return _NUMBERS[name]
+def _number(what: str, name: str, numbers: dict) -> int:
+    _check(what, name, numbers)
+    return numbers[name]
 
 
 def _call(function, *arguments):
@@ -92,7 +92,7 @@ def encode(
 
     e2m1 packs two codes into a byte along the last axis, which must be even.
     """
-    number = _format(format)
+    number = _number("format", format, _FORMATS)
     values = _f32(x, "x").contiguous()
     shape = list(values.shape)
     if format == "e2m1":
@@ -117,7 +117,7 @@ def encode(
 
 def decode(codes: torch.Tensor, format: str) -> torch.Tensor:
     """Returns the exact float32 values of codes from `encode`."""
-    number = _format(format)
+    number = _number("format", format, _FORMATS)
     raw = _bytes(codes, "codes")
     shape = list(codes.shape)
     if format == "e2m1":
@@ -161,7 +161,7 @@ class Quantized:
     """A tensor quantized in blocks.
 
     ``codes``: the codes with the reduction axis last (axis 0: transposed); e2m1 codes are packed in pairs along it.
-    ``scales``: one per block, float8_e8m0fnu, float8_e4m3fn (nvfp4) or float32 (fp8_block, "amax").
+    ``scales``: one per block, float8_e8m0fnu, float8_e4m3fn (nvfp4) or float32 (fp8-block, "amax").
     ``shape``: the shape of the original tensor.
     """
 
@@ -177,7 +177,7 @@ class Quantized:
 
 def _options(scheme, scale_rule, square, axis, rounding, seed, offset, stream, tensor_scale):
     return (
-        _choose("scheme", scheme, SCHEMES),
+        _number("scheme", scheme, _SCHEMES),
         _choose("scale_rule", scale_rule, SCALE_RULES),
         int(bool(square)),
         axis,
@@ -226,7 +226,7 @@ def nvfp4_tensor_scale(x: torch.Tensor) -> float:
 
 def quantize(
     x: torch.Tensor,
-    scheme: str = "mxfp8_e4m3",
+    scheme: str = "mxfp8",
     *,
     axis: int = -1,
     scale_rule: str = "default",
@@ -238,7 +238,7 @@ def quantize(
     tensor_scale: float | None = None,
 ) -> Quantized:
     """Quantizes x in blocks along `axis`. tensor_scale None: computed from x's amax for nvfp4, else not used."""
-    _choose("scheme", scheme, SCHEMES)
+    _check("scheme", scheme, SCHEMES)
     values = _f32(x, "x")
     matrix_axis = _matrix_axis(values.shape, axis)
     if tensor_scale is None:

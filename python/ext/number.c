@@ -14,23 +14,28 @@ static int to_address(PyObject *object, void *address) {
     return 1;
 }
 
-/* number_names() -> ({name: enumerator} of the types that encode takes, names of schemes by enumerator) */
+/* Sets names[name] = number. Returns 0 with an exception if it fails. */
+static int add_name(PyObject *names, const char *name, int number) {
+    PyObject *value = PyLong_FromLong(number);
+    int set = value ? PyDict_SetItemString(names, name, value) : -1;
+    Py_XDECREF(value);
+    return set == 0;
+}
+
+/* number_names() -> ({name: enumerator} of the types that encode takes, {name: enumerator} of the schemes that block_quantize
+ * supports) */
 static PyObject *number_names(PyObject *self, PyObject *unused) {
     (void)self;
     (void)unused;
-    PyObject *formats = PyDict_New(), *schemes = PyTuple_New(DW_SCHEME_COUNT);
+    PyObject *formats = PyDict_New(), *schemes = PyDict_New();
     if (formats == NULL || schemes == NULL) goto failed;
-    for (int i = 0; i < DW_DTYPE_COUNT; i++) {
-        if (dw_dtype_max((dw_dtype)i) == 0.0f) continue;
-        PyObject *number = PyLong_FromLong(i);
-        int set = number ? PyDict_SetItemString(formats, dw_dtype_name((dw_dtype)i), number) : -1;
-        Py_XDECREF(number);
-        if (set != 0) goto failed;
-    }
-    for (int i = 0; i < DW_SCHEME_COUNT; i++) {
-        PyObject *name = PyUnicode_FromString(dw_scheme_name((dw_scheme)i));
-        if (name == NULL || PyTuple_SetItem(schemes, i, name) != 0) goto failed;
-    }
+    for (int i = 0; i < DW_DTYPE_COUNT; i++)
+        if (dw_dtype_max((dw_dtype)i) != 0.0f && !add_name(formats, dw_dtype_name((dw_dtype)i), i))
+            goto failed;
+    for (int i = 0; i < DW_SCHEME_COUNT; i++)
+        if (dw_scheme_describe((dw_scheme)i)->block > 0 &&
+            !add_name(schemes, dw_scheme_name((dw_scheme)i), i))
+            goto failed;
     return Py_BuildValue("(NN)", formats, schemes);
 failed:
     Py_XDECREF(formats);
@@ -235,7 +240,7 @@ static PyObject *number_unswizzle(PyObject *self, PyObject *args) {
 }
 
 PyMethodDef number_functions[] = {
-    {"number_names", number_names, METH_NOARGS, "numbers of formats, names of schemes"},
+    {"number_names", number_names, METH_NOARGS, "numbers of formats and of schemes"},
     {"encode", number_encode, METH_VARARGS, "F32 to codes"},
     {"decode", number_decode, METH_VARARGS, "codes to F32"},
     {"fp6_pack", number_fp6_pack, METH_VARARGS, "fp6_pack(count, codes, packed)"},

@@ -13,7 +13,7 @@ dw_status dw__quantization_of(const dw__call *call, dw__quantization *q) {
     if (q->bf16) return DW_OK;
     q->tensor_scale = strcmp(format, "nvfp4") == 0;
     q->hadamard = dw__call_int(call, DW_ATTR_KEY_HADAMARD, 0) != 0;
-    q->options.scheme = q->tensor_scale ? DW_SCHEME_NVFP4 : DW_SCHEME_MXFP8_E4M3;
+    q->options.scheme = q->tensor_scale ? DW_SCHEME_NVFP4 : DW_SCHEME_MXFP8;
     q->options.square = dw__call_int(call, DW_ATTR_KEY_SQUARE, 0) != 0;
     q->options.axis = (int)dw__call_int(call, DW_ATTR_KEY_AXIS, 1);
     if (dw__call_int(call, DW_ATTR_KEY_STOCHASTIC, 0)) {

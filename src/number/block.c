@@ -1,24 +1,8 @@
 /* Quantization in blocks: schemes, options, layouts. */
 #include "number/block.h"
+#include "number/scheme.h"
 #include <fenv.h>
 #include <float.h>
-
-typedef struct scheme_info {
-    const char *name;
-    dw_dtype element, scale;
-    int block;
-} scheme_info;
-
-static const scheme_info schemes[DW_SCHEME_COUNT] = {
-#define ROW(key, name, element, block, scale)                                                      \
-    [DW_SCHEME_##key] = {name, DW_##element, DW_##scale, block},
-    DW_SCHEME_MAP(ROW)
-#undef ROW
-};
-
-const char *dw_scheme_name(dw_scheme scheme) {
-    return (unsigned)scheme < DW_SCHEME_COUNT ? schemes[scheme].name : "unknown";
-}
 
 float dw_nvfp4_tensor_scale(float amax) {
     if (!(amax > 0.0f) || amax > FLT_MAX) return 1.0f;
@@ -49,10 +33,8 @@ static dw_status check_options(const char *function, const dw_block_options *opt
     static const dw__struct known = {"dw_block_options", sizeof *options, {0}};
     const dw_status read = dw__struct_read(&known, options, NULL);
     if (read != DW_OK) return dw__fail_prefix(read, "%s", function);
-    if ((unsigned)options->scheme >= DW_SCHEME_COUNT)
-        return dw__fail(DW_INVALID_ARGUMENT, "%s: scheme is %d, which is not a dw_scheme", function,
-                        (int)options->scheme);
-    const char *name = schemes[options->scheme].name;
+    DW_RETURN_IF_FAILED(dw__scheme_check(function, options->scheme, dw__block_schemes));
+    const char *name = dw_scheme_name(options->scheme);
     if ((unsigned)options->scale_rule > DW_SCALE_AMAX ||
         !takes_rule(options->scheme, rule_of(options)))
         return dw__fail(
@@ -91,8 +73,10 @@ static dw_status find_layout(const char *function, const dw_block_options *optio
                         "%s: the matrix is [%lld, %lld]: expected sizes of 0 or more whose F32 "
                         "elements fit into memory",
                         function, (long long)rows, (long long)cols);
-    const scheme_info *scheme = &schemes[options->scheme];
-    bool f32 = options->scheme == DW_SCHEME_FP8_BLOCK && rule_of(options) == DW_SCALE_AMAX;
+    const dw_scheme_info *scheme = dw_scheme_describe(options->scheme);
+    /* fp8-block has F32 scales by AMAX, and powers of two by the other rules. */
+    dw_dtype scale =
+        scheme->scale == DW_F32 && rule_of(options) != DW_SCALE_AMAX ? DW_E8M0 : scheme->scale;
     int64_t outer = options->axis ? rows : cols, inner = options->axis ? cols : rows;
     *layout = (dw_block_layout){
         .outer = outer,
@@ -102,11 +86,10 @@ static dw_status find_layout(const char *function, const dw_block_options *optio
         .scale_rows = options->square ? blocks(outer, scheme->block) : outer,
         .scale_cols = blocks(inner, scheme->block),
         .element = scheme->element,
-        .scale = f32 ? DW_F32 : scheme->scale,
+        .scale = scale,
     };
     layout->code_bytes = (size_t)(outer * layout->row_bytes);
-    layout->scale_bytes =
-        (size_t)(layout->scale_rows * layout->scale_cols) * (f32 ? sizeof(float) : 1);
+    layout->scale_bytes = (size_t)(layout->scale_rows * layout->scale_cols) * dw_dtype_bytes(scale);
     return DW_OK;
 }
 

@@ -4,13 +4,14 @@
 #ifndef DW_EMULATED_GEMM_RUN_H
 #define DW_EMULATED_GEMM_RUN_H
 
+#include "common/scheme_params.h"
 #include "deepwell/hardware.h"
 #include "emulated_gemm_call.h"
 
-/* Defines; the first three are those of block-scaled operands. */
+/* Defines; the first two are those of block-scaled operands. */
 typedef struct variant {
-    int scheme, format_a, format_b, ctas, tile_n, stages, element, output, activation, bias,
-        residual, schedule;
+    int scheme_a, scheme_b, ctas, tile_n, stages, element, output, activation, bias, residual,
+        schedule;
 } variant;
 
 typedef struct problem {
@@ -195,8 +196,8 @@ static inline void check(const problem *p, const run *r) {
                                       .sum = sum_of,
                                       .context = &context,
                                       .name = name};
-    snprintf(name, sizeof name, "k %d, SCHEME %d, CTAS %d, TILE_N %d", p->k, p->v.scheme, p->v.ctas,
-             p->v.tile_n);
+    snprintf(name, sizeof name, "k %d, SCHEME_A %d, CTAS %d, TILE_N %d", p->k, p->v.scheme_a,
+             p->v.ctas, p->v.tile_n);
     if (p->v.output == DW_GEMM_OUTPUT_MXFP8)
         check_quantized(&product, &r->d, &r->scales);
     else
@@ -300,9 +301,11 @@ static inline void expect_listed(const product_kernel *kernel, const account *ac
     for (size_t i = 0; i < kernel->variant_count; i++) {
         const variant *v = &kernel->variants[i];
         bool listed = false;
-        for (size_t j = 0; j < count; j++)
-            listed |= accounts[j].scheme == v->scheme && accounts[j].ctas == v->ctas &&
-                      accounts[j].tile_n == v->tile_n && accounts[j].stages == v->stages;
+        for (size_t j = 0; j < count; j++) /* The tiles of MXFP8 are for both of its elements. */
+            listed |= accounts[j].scheme ==
+                          (DW_CODES_ARE_MXFP8(v->scheme_a) ? DW_CODES_MXFP8 : v->scheme_a) &&
+                      accounts[j].ctas == v->ctas && accounts[j].tile_n == v->tile_n &&
+                      accounts[j].stages == v->stages;
         assert_true(listed);
     }
 }

@@ -3,11 +3,11 @@
 #ifndef DW_EMULATED_QUANTIZED_GEMM_H
 #define DW_EMULATED_QUANTIZED_GEMM_H
 
-/* X(scheme, format_a, format_b, ctas, tile_n, stages, element, output, activation, bias, residual, schedule) */
+/* X(scheme_a, scheme_b, ctas, tile_n, stages, element, output, activation, bias, residual, schedule) */
 #define EMULATED_QUANTIZED_PRODUCT(X)                                                              \
-    X(0, 0, 0, 2, 128, 7, 0, 0, 0, 0, 0, 0)                                                        \
-    X(0, 0, 1, 2, 128, 7, 0, 0, 0, 0, 0, 0)                                                        \
-    X(0, 0, 0, 2, 128, 7, 0, 2, 1, 1, 0, 0)                                                        \
-    X(1, 0, 0, 1, 128, 5, 0, 0, 0, 0, 0, 0)
+    X(6, 6, 2, 128, 7, 0, 0, 0, 0, 0, 0)                                                           \
+    X(6, 7, 2, 128, 7, 0, 0, 0, 0, 0, 0)                                                           \
+    X(6, 6, 2, 128, 7, 0, 2, 1, 1, 0, 0)                                                           \
+    X(11, 11, 1, 128, 5, 0, 0, 0, 0, 0, 0)
 
 #endif

@@ -122,7 +122,7 @@ static void test_scaled_launch(void **state) {
     memcpy(&p, launch->params, sizeof p);
     assert_string_equal(launch->name, "sm100_gemm_scaled");
     assert_int_equal(launch->cluster[0], 2);
-    assert_int_equal(launch->shared_bytes, DW_SCALED_SHARED_BYTES(DW_GEMM_NVFP4, 2, 256, 5));
+    assert_int_equal(launch->shared_bytes, DW_SCALED_SHARED_BYTES(DW_CODES_NVFP4, 2, 256, 5));
     assert_int_equal(p.tiles_m, 36);
     assert_int_equal(p.tiles_n, 24); /* 128 columns of D each */
     assert_ptr_equal(p.scales_d, call.scales_d);

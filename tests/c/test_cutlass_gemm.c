@@ -169,16 +169,16 @@ static void refusals(void *unused) {
     require_refused(&call, DW_UNSUPPORTED,
                     "is for compute capability 10.0; GPU 0 is a Fake GPU 0 (9.0)");
     call = tiny_call("cutlass.sm100.nvfp4");
-    require_refused(&call, DW_UNSUPPORTED, "makes BF16 of NVFP4");
+    require_refused(&call, DW_UNSUPPORTED, "makes bf16 of nvfp4");
     call = codes_call(), call.kernel = "cutlass.sm100.mxfp8";
-    require_refused(&call, DW_UNSUPPORTED, "makes BF16 of MXFP8 (E4M3)");
+    require_refused(&call, DW_UNSUPPORTED, "makes bf16 of mxfp8");
     call = codes_call(), call.k = 672 + 16;
     require_refused(&call, DW_UNSUPPORTED,
                     "k is 688; cutlass.sm100.nvfp4 expects a multiple of 32");
     call = tiny_call(kernel), call.dtype = call.output = DW_F16;
-    require_refused(&call, DW_UNSUPPORTED, "makes BF16 of BF16");
+    require_refused(&call, DW_UNSUPPORTED, "makes bf16 of bf16");
     call = tiny_call(kernel), call.output = DW_F32;
-    require_refused(&call, DW_UNSUPPORTED, "makes BF16 of BF16");
+    require_refused(&call, DW_UNSUPPORTED, "makes bf16 of bf16");
     call = tiny_call(kernel), call.bias = a;
     require_refused(&call, DW_UNSUPPORTED, "no bias and no activation");
     call = tiny_call(kernel), call.activation = DW_ACTIVATION_GELU;
@@ -247,9 +247,9 @@ static int wrong_factor; /* 1: leaves out A's, 2: B's */
 static bool swap_scales; /* reads scales as if rows were not swizzled */
 
 /* The values that A or B represents, row by row. */
-static double *read_operand(dw_cutlass_type type, const void *data, const unsigned char *scales,
+static double *read_operand(dw_scheme scheme, const void *data, const unsigned char *scales,
                             int64_t rows, int64_t k, int64_t stride) {
-    const int block = type == DW_CUTLASS_NVFP4 ? 16 : 32;
+    const int block = scheme == DW_SCHEME_NVFP4 ? 16 : 32;
     const int wide = DW_SCALE_TILES_WIDE((k + block - 1) / block);
     double *values = malloc((size_t)(rows * k) * sizeof *values);
     for (int64_t i = 0; i < rows; i++)
@@ -258,12 +258,12 @@ static double *read_operand(dw_cutlass_type type, const void *data, const unsign
             const unsigned char *codes = data;
             double value = 0;
             int scale = 0;
-            if (type != DW_CUTLASS_BF16)
+            if (scheme != DW_SCHEME_BF16)
                 scale = scales[swap_scales ? i * (k / block) + j / block
                                            : DW_SCALE_OFFSET((int)i, (int)j / block, wide)];
-            if (type == DW_CUTLASS_BF16)
+            if (scheme == DW_SCHEME_BF16)
                 value = (double)dw__bf16_to_f32(((const uint16_t *)data)[at]);
-            else if (type == DW_CUTLASS_MXFP8)
+            else if (scheme == DW_SCHEME_MXFP8)
                 value = ldexp((double)dw__decode_one(DW_E4M3, codes[at]), scale - 127);
             else
                 value = (double)dw__decode_one(DW_E2M1, codes[at / 2] >> at % 2 * 4 & 15) *
@@ -273,9 +273,9 @@ static double *read_operand(dw_cutlass_type type, const void *data, const unsign
     return values;
 }
 
-static void multiply(dw_cutlass_type type, const dw_cutlass_gemm *p) {
-    double *x = read_operand(type, p->a, p->a_scales, p->m, p->k, p->a_stride),
-           *y = read_operand(type, p->b, p->b_scales, p->n, p->k, p->b_stride);
+static void multiply(dw_scheme scheme, const dw_cutlass_gemm *p) {
+    double *x = read_operand(scheme, p->a, p->a_scales, p->m, p->k, p->a_stride),
+           *y = read_operand(scheme, p->b, p->b_scales, p->n, p->k, p->b_stride);
     const double alpha = (double)p->alpha * (p->a_factor && wrong_factor != 1 ? *p->a_factor : 1) *
                          (p->b_factor && wrong_factor != 2 ? *p->b_factor : 1);
     for (int64_t i = 0; i < p->m; i++)
@@ -297,41 +297,41 @@ static bool wrong_group; /* every group is multiplied with the first one's B */
 
 static void run_provided(const dw_cutlass_kernel *kernel, const void *call) {
     if (kernel->kind == DW_CUTLASS_GEMM) {
-        multiply(kernel->type, call);
+        multiply(kernel->scheme, call);
         return;
     }
     const dw_cutlass_grouped *g = call;
     for (int i = 0; i < g->groups; i++)
         if (g->m[i] > 0)
-            multiply(DW_CUTLASS_BF16, &(dw_cutlass_gemm){.m = g->m[i],
-                                                         .n = g->n,
-                                                         .k = g->k,
-                                                         .a = g->a[i],
-                                                         .b = g->b[wrong_group ? 0 : i],
-                                                         .d = g->d[i],
-                                                         .a_stride = g->a_stride,
-                                                         .b_stride = g->b_stride,
-                                                         .d_stride = g->d_stride,
-                                                         .alpha = g->alpha});
+            multiply(DW_SCHEME_BF16, &(dw_cutlass_gemm){.m = g->m[i],
+                                                        .n = g->n,
+                                                        .k = g->k,
+                                                        .a = g->a[i],
+                                                        .b = g->b[wrong_group ? 0 : i],
+                                                        .d = g->d[i],
+                                                        .a_stride = g->a_stride,
+                                                        .b_stride = g->b_stride,
+                                                        .d_stride = g->d_stride,
+                                                        .alpha = g->alpha});
 }
 
 /* cuda/common/gemm_reference.cu for BF16 without activation. */
 static void run_reference(const fake_launch *launch) {
     dw_gemm_reference_params p;
     memcpy(&p, launch->params, sizeof p);
-    multiply(DW_CUTLASS_BF16, &(dw_cutlass_gemm){.m = p.m,
-                                                 .n = p.n,
-                                                 .k = p.k,
-                                                 .a = p.a,
-                                                 .b = p.b,
-                                                 .c = p.residual,
-                                                 .d = p.d,
-                                                 .a_stride = p.stride_a,
-                                                 .b_stride = p.stride_b,
-                                                 .c_stride = p.stride_residual,
-                                                 .d_stride = p.stride_d,
-                                                 .alpha = p.alpha,
-                                                 .beta = 1});
+    multiply(DW_SCHEME_BF16, &(dw_cutlass_gemm){.m = p.m,
+                                                .n = p.n,
+                                                .k = p.k,
+                                                .a = p.a,
+                                                .b = p.b,
+                                                .c = p.residual,
+                                                .d = p.d,
+                                                .a_stride = p.stride_a,
+                                                .b_stride = p.stride_b,
+                                                .c_stride = p.stride_residual,
+                                                .d_stride = p.stride_d,
+                                                .alpha = p.alpha,
+                                                .beta = 1});
 }
 
 static void use_guard(int capability) {
@@ -418,7 +418,7 @@ static void codes(const char *kernel, dw_scheme scheme) {
 static void codes_of_fp8(void *unused) {
     (void)unused;
     use_guard(100);
-    codes("cutlass.sm100.mxfp8", DW_SCHEME_MXFP8_E4M3);
+    codes("cutlass.sm100.mxfp8", DW_SCHEME_MXFP8);
 }
 static void codes_of_fp4(void *unused) {
     (void)unused;

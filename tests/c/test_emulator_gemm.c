@@ -5,7 +5,7 @@
 #include "sm100/gemm_tiles.h"
 #include <time.h>
 
-#define ROW(...) {0, 0, 0, __VA_ARGS__},
+#define ROW(...) {0, 0, __VA_ARGS__},
 static const variant variants[] = {EMULATED_GEMM(ROW)};
 
 /* ---- the kernel ---------------------------------------------------------------------------------- */
@@ -109,7 +109,7 @@ static void fences_are_looked_for_where_there_are_some(void **state) {
 static void time_is_bounded(void **state) {
     (void)state;
     need_kernels(&kernel);
-    problem p = {.v = {0, 0, 0, 2, 256, 6, 0, 0, 0, 0, 0, 0},
+    problem p = {.v = {0, 0, 2, 256, 6, 0, 0, 0, 0, 0, 0},
                  .m = 512,
                  .n = 512,
                  .k = 512,

@@ -15,7 +15,7 @@ static const variant variants[] = {EMULATED_GEMM_SCALED(ROW)};
 static uint8_t random_scale(const problem *p, uint64_t *state) {
     const uint64_t word = random_word(state);
     const bool half = p->v.element && !p->v.output;
-    if (p->v.scheme != DW_GEMM_NVFP4)
+    if (p->v.scheme_a != DW_CODES_NVFP4)
         return (uint8_t)(p->integers ? 127 + word % 3 : 117 + word % (half ? 14 : 40));
     if (!p->integers) return (uint8_t)(word % (half ? 0x40 : 0x7F)); /* 0, 2^-9 to 448 */
     return (uint8_t)dw__encode_one(DW_UE4M3, (float)(word % 4), DW_OVERFLOW_SATURATE,
@@ -25,8 +25,8 @@ static uint8_t random_scale(const problem *p, uint64_t *state) {
 /* `parts` matrices of `rows` rows one after the other, each with its own scales. */
 static void make_operand(operand *o, dw_emulator *emulator, const problem *p, int rows, int parts,
                          matrix_type type, uint64_t *state) {
-    const int block = DW_SCALED_BLOCK(p->v.scheme), wide = ceil_divide(p->k, block);
-    const dw_dtype format = p->v.scheme == DW_GEMM_NVFP4 ? DW_UE4M3 : DW_E8M0;
+    const int block = DW_SCALED_BLOCK(p->v.scheme_a), wide = ceil_divide(p->k, block);
+    const dw_dtype format = p->v.scheme_a == DW_CODES_NVFP4 ? DW_UE4M3 : DW_E8M0;
     const size_t part_bytes = (size_t)dw_scales_swizzled_bytes(rows, wide);
     make_random(&o->codes, emulator, parts * rows, p->k, type, state, p->integers);
     if (type == MATRIX_E2M1 && p->k % 2) { /* the last byte's other half */
@@ -79,25 +79,25 @@ static void make_scale_map(const operand *o, int step_tiles, void *map) {
 /* ---- the kernel ---------------------------------------------------------------------------------- */
 
 static void add_defines(dw__jit_variant *jit, const variant *v) {
-    dw__jit_add_define(jit, "SCHEME", v->scheme);
-    dw__jit_add_define(jit, "FORMAT_A", v->format_a);
-    dw__jit_add_define(jit, "FORMAT_B", v->format_b);
+    dw__jit_add_define(jit, "SCHEME_A", v->scheme_a);
+    dw__jit_add_define(jit, "SCHEME_B", v->scheme_b);
     dw__jit_add_define(jit, "SCHEDULE", v->schedule);
 }
 
-static matrix_type element_of(const variant *v, int format) {
-    return v->scheme != DW_GEMM_MXFP8 ? MATRIX_E2M1 : format ? MATRIX_E5M2 : MATRIX_E4M3;
+static matrix_type element_of(int scheme) {
+    return scheme == DW_CODES_MXFP8        ? MATRIX_E4M3
+           : scheme == DW_CODES_MXFP8_E5M2 ? MATRIX_E5M2
+                                           : MATRIX_E2M1;
 }
 static void make_operands(run *r, const problem *p, uint64_t *state) {
     const variant *v = &p->v;
-    make_operand(&r->a, r->emulator, p, p->m, 1, element_of(v, v->format_a), state);
-    make_operand(&r->b, r->emulator, p, p->n, is_swiglu(p) ? 2 : 1, element_of(v, v->format_b),
-                 state);
+    make_operand(&r->a, r->emulator, p, p->m, 1, element_of(v->scheme_a), state);
+    make_operand(&r->b, r->emulator, p, p->n, is_swiglu(p) ? 2 : 1, element_of(v->scheme_b), state);
 }
 
 static void make_operand_maps(const run *r, const problem *p, unsigned char (*maps)[MAP_BYTES]) {
-    const uint32_t step = (uint32_t)DW_SCALED_STEP(p->v.scheme);
-    const int step_tiles = DW_SCALED_STEP_TILES(p->v.scheme);
+    const uint32_t step = (uint32_t)DW_SCALED_STEP(p->v.scheme_a);
+    const int step_tiles = DW_SCALED_STEP_TILES(p->v.scheme_a);
     make_map(&r->a.codes, step, DW_GEMM_ROWS, maps[0]);
     make_map(&r->b.codes, step, rows_of_b(p), maps[1]);
     make_scale_map(&r->a, step_tiles, maps[2]);
@@ -105,7 +105,7 @@ static void make_operand_maps(const run *r, const problem *p, unsigned char (*ma
 }
 
 static uint32_t shared_bytes(const variant *v) {
-    return (uint32_t)DW_SCALED_SHARED_BYTES(v->scheme, v->ctas, v->tile_n, v->stages);
+    return (uint32_t)DW_SCALED_SHARED_BYTES(v->scheme_a, v->ctas, v->tile_n, v->stages);
 }
 
 /* One element, prime sizes, one past a tile, K of 0, of no multiple of a block and of no multiple of a step,
@@ -163,13 +163,14 @@ static void mistakes_are_found(void **state) {
 
 /* The D of one GEMM as MXFP8, codes and scales unchanged, is the A of another. */
 static void quantized_output_is_the_next_input(void **state) {
-    const problem first = {.v = {0, 0, 0, 1, 256, 3, 0, DW_GEMM_OUTPUT_MXFP8, 0, 0, 0, 0},
-                           .m = 150,
-                           .n = 300,
-                           .k = 96,
-                           .clusters = 148,
-                           .alpha = 0.2f,
-                           .seed = 3};
+    const problem first = {
+        .v = {DW_CODES_MXFP8, DW_CODES_MXFP8, 1, 256, 3, 0, DW_GEMM_OUTPUT_MXFP8, 0, 0, 0, 0},
+        .m = 150,
+        .n = 300,
+        .k = 96,
+        .clusters = 148,
+        .alpha = 0.2f,
+        .seed = 3};
     const problem second = {.v = variants[0],
                             .m = first.m,
                             .n = 70,
@@ -219,7 +220,6 @@ static const account accounts[] = {DW_SM100_SCALED_TILES(ACCOUNT)};
 static void tiles_fit(void **state) {
     (void)state;
     const double size = ACCOUNT_SIZE;
-    static const char *const names[] = {"MXFP8", "NVFP4", "MXFP4"};
     dw_hardware *b200;
     assert_int_equal(dw_hardware_named("b200", &b200), DW_OK);
     double sms = b200->sm_count.value, clock = b200->clock.value;
@@ -237,7 +237,7 @@ static void tiles_fit(void **state) {
         assert_true(shared <= DW_GEMM_MOST_SHARED && DW_GEMM_MOST_SHARED < shared + stage);
         assert_int_equal(DW_GEMM_B_BYTES(t->ctas, t->tile_n) % 1024, 0); /* the swizzle's pattern */
         const double rate =
-            b200->rate[t->scheme == DW_GEMM_MXFP8 ? DW_RATE_MXFP8 : DW_RATE_FP4].value;
+            b200->rate[t->scheme == DW_CODES_MXFP8 ? DW_RATE_MXFP8 : DW_RATE_FP4].value;
         double flops = 2.0 * DW_GEMM_ROWS * t->tile_n * step; /* of a block, a step */
         double tensor = flops / (rate / sms), shared_time = stage / (128 * clock);
         double step_time = tensor > shared_time ? tensor : shared_time;
@@ -245,9 +245,9 @@ static void tiles_fit(void **state) {
         double bound = least_seconds(b200, t, step, step_time, (2 * element + 2) * size * size);
         print_message(
             "%s %5d %6d %6d  %7d (%6d, %6d)  %12d  %10d  %10.2f  %18.2f  %.0f us, %.0f TFLOP/s\n",
-            names[t->scheme], t->ctas, t->tile_n, t->stages, 2 * t->tile_n - overlap + scales,
-            overlap, scales, shared, stage, flops / 1e6, shared_time / tensor, bound * 1e6,
-            2.0 * size * size * size / bound / 1e12);
+            dw_scheme_name((dw_scheme)t->scheme), t->ctas, t->tile_n, t->stages,
+            2 * t->tile_n - overlap + scales, overlap, scales, shared, stage, flops / 1e6,
+            shared_time / tensor, bound * 1e6, 2.0 * size * size * size / bound / 1e12);
     }
     dw_hardware_destroy(b200);
     expect_listed(&kernel, accounts, DW_COUNT(accounts));

@@ -8,14 +8,12 @@
 #include "emulated_quantize.h"
 #include "kernel/cuda/quantize_numbers.h"
 
-_Static_assert(DW_QUANTIZE_MXFP8_E4M3 == (int)DW_SCHEME_MXFP8_E4M3 &&
-                   DW_QUANTIZE_MXFP8_E5M2 == (int)DW_SCHEME_MXFP8_E5M2 &&
-                   DW_QUANTIZE_MXFP4 == (int)DW_SCHEME_MXFP4 &&
-                   DW_QUANTIZE_NVFP4 == (int)DW_SCHEME_NVFP4,
+_Static_assert(DW_CODES_MXFP8 == (int)DW_SCHEME_MXFP8 &&
+                   DW_CODES_MXFP8_E5M2 == (int)DW_SCHEME_MXFP8_E5M2 &&
+                   DW_CODES_MXFP4 == (int)DW_SCHEME_MXFP4 && DW_CODES_NVFP4 == (int)DW_SCHEME_NVFP4,
                "schemes are numbered alike");
-_Static_assert(DW_QUANTIZE_RCEIL == (int)DW_SCALE_RCEIL &&
-                   DW_QUANTIZE_FLOOR == (int)DW_SCALE_FLOOR &&
-                   DW_QUANTIZE_CEIL == (int)DW_SCALE_CEIL,
+_Static_assert(DW_RULE_RCEIL == (int)DW_SCALE_RCEIL && DW_RULE_FLOOR == (int)DW_SCALE_FLOOR &&
+                   DW_RULE_CEIL == (int)DW_SCALE_CEIL,
                "rules are numbered alike");
 
 typedef struct variant {
@@ -80,7 +78,7 @@ typedef struct result {
 static dw_block_options options_of(const variant *v, int axis, float tensor_scale) {
     dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
     options.scheme = (dw_scheme)v->scheme;
-    options.scale_rule = v->scheme == DW_QUANTIZE_NVFP4 ? DW_SCALE_AMAX : (dw_scale_rule)v->rule;
+    options.scale_rule = v->scheme == DW_CODES_NVFP4 ? DW_SCALE_AMAX : (dw_scale_rule)v->rule;
     options.square = v->square;
     options.axis = axis;
     options.tensor_scale = tensor_scale;
@@ -197,7 +195,7 @@ static void launch(const problem *p, run *r) {
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     options.grid[0] = (uint32_t)(DW_QUANTIZE_TILES(p->rows) * DW_QUANTIZE_TILES(p->columns));
     options.block[0] = DW_QUANTIZE_THREADS;
-    if (!p->given && p->v.scheme == DW_QUANTIZE_NVFP4) {
+    if (!p->given && p->v.scheme == DW_CODES_NVFP4) {
         r->status =
             dw_emulator_launch(module, "quantize_amax", &options, (void *[]){&params}, NULL);
         expect_no_finding(r->emulator);
@@ -227,7 +225,7 @@ static void expect_exact(const problem *p) {
             numbers[(size_t)i * (size_t)p->columns + (size_t)j] = get(&r.source, i, j);
     float tensor_scale;
     assert_int_equal(dw_emulator_copy_out(r.emulator, &tensor_scale, r.tensor_scale, 4), DW_OK);
-    if (p->v.scheme == DW_QUANTIZE_NVFP4 && !p->given) {
+    if (p->v.scheme == DW_CODES_NVFP4 && !p->given) {
         float amax, found;
         assert_int_equal(dw_amax(p->rows, p->columns, numbers, p->columns, &amax), DW_OK);
         assert_int_equal(dw_emulator_copy_out(r.emulator, &found, r.amax, 4), DW_OK);
@@ -277,7 +275,8 @@ static void nothing_to_scale(void **state) {
     (void)state;
     need_variants();
     run r;
-    problem p = {.v = {0, 5, 1, 1, 1, 0}, .arch = architectures[1], .rows = 40, .columns = 40};
+    problem p = {
+        .v = {0, DW_CODES_NVFP4, 1, 1, 1, 0}, .arch = architectures[1], .rows = 40, .columns = 40};
     for (int nan = 0; nan < 2; nan++) {
         float found;
         open_run(&p, &r);
@@ -338,8 +337,8 @@ static void bytes_are_counted(void **state) {
     for (size_t i = 0; i < DW_COUNT(variants); i++) {
         const variant *v = &variants[i];
         const double width = v->input == DW_QUANTIZE_F32 ? 4 : 2,
-                     code = v->scheme >= DW_QUANTIZE_MXFP4 ? 0.5 : 1,
-                     scale = v->scheme == DW_QUANTIZE_NVFP4 ? 1.0 / 16 : 1.0 / 32;
+                     code = v->scheme >= DW_CODES_MXFP4 ? 0.5 : 1,
+                     scale = v->scheme == DW_CODES_NVFP4 ? 1.0 / 16 : 1.0 / 32;
         double bytes = width * SIZE * SIZE;
         for (int axis = 0; axis < 2; axis++) {
             dw_block_options options = options_of(v, axis, 1);

@@ -5,6 +5,7 @@
 #include "base/isa.h"
 #include "deepwell/deepwell.h"
 #include "number/format.h"
+#include "number/scheme.h"
 #include <fenv.h>
 #include <float.h>
 #include <math.h>
@@ -111,6 +112,7 @@ static uint64_t hash_blocks(uint64_t hash, const float *matrix) {
     for (int which = 0; which < DW_SCHEME_COUNT * 16; which++) {
         dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
         options.scheme = (dw_scheme)(which / 16);
+        if (!dw__scheme_in(options.scheme, dw__block_schemes)) continue;
         options.axis = which & 1;
         options.square = which >> 1 & 1;
         options.rounding = which >> 2 & 1 ? DW_ROUND_STOCHASTIC : DW_ROUND_NEAREST;
@@ -221,6 +223,7 @@ static void a_row_is_completed_and_no_more(void **state) {
         for (int i = 0; i < 3 * INNER; i++) x[i] = (float)(int32_t)random_word() * 0x1p-31f;
         dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
         options.scheme = (dw_scheme)scheme;
+        if (!dw__scheme_in(options.scheme, dw__block_schemes)) continue;
         dw_block_layout layout;
         assert_int_equal(dw_block_layout_of(&options, 3, INNER, &layout), DW_OK);
         memset(codes, 0xEE, sizeof codes);
@@ -316,7 +319,7 @@ static void wrong_arguments_are_refused(void **state) {
     REFUSED(dw_block_layout_of(&block, 1, 1, &(dw_block_layout){0}), "scheme is");
     block = (dw_block_options)DW_BLOCK_OPTIONS_DEFAULT;
     block.scale_rule = DW_SCALE_AMAX;
-    REFUSED(dw_block_layout_of(&block, 1, 1, &(dw_block_layout){0}), "mxfp8_e4m3 does not have");
+    REFUSED(dw_block_layout_of(&block, 1, 1, &(dw_block_layout){0}), "mxfp8 does not have");
     block = (dw_block_options)DW_BLOCK_OPTIONS_DEFAULT;
     block.scheme = DW_SCHEME_NVFP4;
     block.tensor_scale = FLT_MIN / 2;
@@ -337,8 +340,56 @@ static void wrong_arguments_are_refused(void **state) {
     assert_true(dw_dtype_max(DW_E4M3) == 448.0f && dw_dtype_max(DW_F32) == 0.0f);
 }
 
+/* The names are those of files, graphs and options. */
+static void schemes_by_name(void **state) {
+    static const struct {
+        const char *name;
+        dw_dtype element;
+        int block;
+        dw_dtype scale;
+        dw_scale_layout layout;
+        int tensor_scale;
+    } rows[] = {{"bf16", DW_BF16, DW_BLOCK_NONE, DW_F32, DW_SCALES_ROWS, 0},
+                {"fp32", DW_F32, DW_BLOCK_NONE, DW_F32, DW_SCALES_ROWS, 0},
+                {"fp16", DW_F16, DW_BLOCK_NONE, DW_F32, DW_SCALES_ROWS, 0},
+                {"fp8-tensor", DW_E4M3, DW_BLOCK_TENSOR, DW_F32, DW_SCALES_ROWS, 0},
+                {"fp8-row", DW_E4M3, DW_BLOCK_ROW, DW_F32, DW_SCALES_ROWS, 0},
+                {"fp8-block", DW_E4M3, 128, DW_F32, DW_SCALES_ROWS, 0},
+                {"mxfp8", DW_E4M3, 32, DW_E8M0, DW_SCALES_TILES, 0},
+                {"mxfp8-e5m2", DW_E5M2, 32, DW_E8M0, DW_SCALES_TILES, 0},
+                {"mxfp6", DW_E3M2, 32, DW_E8M0, DW_SCALES_TILES, 0},
+                {"mxfp6-e2m3", DW_E2M3, 32, DW_E8M0, DW_SCALES_TILES, 0},
+                {"mxfp4", DW_E2M1, 32, DW_E8M0, DW_SCALES_TILES, 0},
+                {"nvfp4", DW_E2M1, 16, DW_UE4M3, DW_SCALES_TILES, 1}};
+    (void)state;
+    dw_scheme scheme;
+    assert_int_equal(DW_COUNT(rows), DW_SCHEME_COUNT);
+    for (size_t i = 0; i < DW_COUNT(rows); i++) {
+        assert_int_equal(dw_scheme_find(rows[i].name, &scheme), DW_OK);
+        assert_int_equal(scheme, i);
+        const dw_scheme_info *info = dw_scheme_describe(scheme);
+        assert_string_equal(dw_scheme_name(scheme), rows[i].name);
+        assert_int_equal(info->element, rows[i].element);
+        assert_int_equal(info->block, rows[i].block);
+        assert_int_equal(info->scale, rows[i].scale);
+        assert_int_equal(info->scale_layout, rows[i].layout);
+        assert_int_equal(info->tensor_scale, rows[i].tensor_scale);
+        assert_int_equal(info->block > 0, dw__scheme_in(scheme, dw__block_schemes));
+    }
+    assert_null(dw_scheme_describe(DW_SCHEME_COUNT));
+    REFUSED(dw_scheme_find("fp8", &scheme), "expected bf16, fp32, fp16, fp8-tensor");
+    REFUSED(dw_scheme_find(NULL, &scheme), "mxfp4 or nvfp4");
+    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+    options.scheme = DW_SCHEME_FP8_ROW;
+    assert_int_equal(dw_block_layout_of(&options, 1, 1, &(dw_block_layout){0}), DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "the scheme fp8-row is not supported: expected "
+                                            "fp8-block, mxfp8, mxfp8-e5m2, mxfp6, mxfp6-e2m3, "
+                                            "mxfp4 or nvfp4"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(schemes_by_name),
         cmocka_unit_test(instruction_sets_and_threads_agree),
         cmocka_unit_test(arrays_are_the_definition),
         cmocka_unit_test(patterns_across_the_range),

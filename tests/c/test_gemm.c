@@ -491,15 +491,15 @@ static void parameters_are_unique(void **state) {
                             .f16 = i & 1,
                             .bias = i & 2,
                             .residual = i & 4,
-                            .e5m2_a = i & 8,
-                            .e5m2_b = i & 16};
+                            .scheme_a = i & 8,
+                            .scheme_b = i & 16};
         packed[i] = dw__gemm_pack(s);
         const dw__gemm_shape again = dw__gemm_unpack(packed[i]);
         assert_int_equal(again.tile, s.tile);
         assert_int_equal(again.activation, s.activation);
         assert_int_equal(again.output, s.output);
-        assert_int_equal(again.f16 | again.bias << 1 | again.residual << 2 | again.e5m2_a << 3 |
-                             again.e5m2_b << 4,
+        assert_int_equal(again.f16 | again.bias << 1 | again.residual << 2 | again.scheme_a |
+                             again.scheme_b,
                          i & 31);
     }
     for (int i = 0; i < COUNT; i++)

@@ -81,10 +81,10 @@ static void test_supports(void **state) {
                      .d = {NULL, 64}},
             codes = dense;
     codes.quantized = 1;
-    codes.scheme_a = codes.scheme_b = DW_SCHEME_MXFP8_E4M3;
+    codes.scheme_a = codes.scheme_b = DW_SCHEME_MXFP8;
     dw_quantize quantize = {.struct_size = sizeof quantize,
                             .dtype = DW_BF16,
-                            .scheme = DW_SCHEME_MXFP8_E4M3,
+                            .scheme = DW_SCHEME_MXFP8,
                             .rows = 64,
                             .cols = 64,
                             .row_stride = 64,

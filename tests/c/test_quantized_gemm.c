@@ -14,8 +14,8 @@
 /* ---- kernels --------------------------------------------------------------------------------------- */
 
 typedef struct scaled_row {
-    int scheme, format_a, format_b, ctas, tile_n, stages, element, output, activation, bias,
-        residual, schedule;
+    int scheme_a, scheme_b, ctas, tile_n, stages, element, output, activation, bias, residual,
+        schedule;
 } scaled_row;
 typedef struct quantize_row {
     int input, scheme, rule, rows, columns, square;
@@ -25,17 +25,17 @@ static const scaled_row products[] = {EMULATED_QUANTIZED_PRODUCT(ROW) EMULATED_G
 static const quantize_row quantizations[] = {EMULATED_QUANTIZE(ROW)};
 
 static dw__gemm_shape shape_of(const scaled_row *r) {
-    dw__gemm_shape s = {.kind = (dw__gemm_kind)(r->scheme + 1),
+    dw__gemm_shape s = {.scheme_a = (uint64_t)r->scheme_a,
+                        .scheme_b = (uint64_t)r->scheme_b,
                         .output = r->output,
                         .f16 = r->element,
                         .bias = r->bias,
                         .residual = r->residual,
-                        .e5m2_a = r->format_a,
-                        .e5m2_b = r->format_b,
                         .activation = (dw_activation)r->activation};
     for (s.tile = 0; s.tile < DW__GEMM_TILES; s.tile++) {
         const dw__gemm_tile *t = &dw__gemm_tiles[s.tile];
-        if (t->kind == s.kind && t->ctas == r->ctas && t->n == r->tile_n && t->stages == r->stages)
+        if (dw__gemm_exists(&s) && t->ctas == r->ctas && t->n == r->tile_n &&
+            t->stages == r->stages)
             return s;
     }
     fail();
@@ -113,7 +113,7 @@ static matrix_type source_type(dw_dtype type) {
     return type == DW_F32 ? MATRIX_F32 : type == DW_F16 ? MATRIX_F16 : MATRIX_BF16;
 }
 static matrix_type code_type(dw_scheme scheme) {
-    return scheme == DW_SCHEME_MXFP8_E4M3   ? MATRIX_E4M3
+    return scheme == DW_SCHEME_MXFP8        ? MATRIX_E4M3
            : scheme == DW_SCHEME_MXFP8_E5M2 ? MATRIX_E5M2
                                             : MATRIX_E2M1;
 }
@@ -333,7 +333,7 @@ typedef struct run {
     dw_gemm call;
 } run;
 
-static const recipe to_mxfp8 = {.scheme = DW_SCHEME_MXFP8_E4M3};
+static const recipe to_mxfp8 = {.scheme = DW_SCHEME_MXFP8};
 
 /* Operands of dense and quantized GEMMs: the sums use `values` of both. */
 static void open_run(const problem *p, run *r, uint64_t seed) {
@@ -429,7 +429,7 @@ static void expect_right(const problem *p, uint64_t seed) {
 }
 
 #define MXFP8                                                                                      \
-    { DW_SCHEME_MXFP8_E4M3, DW_BF16, DW_SCALE_RCEIL, false, false }
+    { DW_SCHEME_MXFP8, DW_BF16, DW_SCALE_RCEIL, false, false }
 #define MXFP8_E5M2                                                                                 \
     { DW_SCHEME_MXFP8_E5M2, DW_F16, DW_SCALE_FLOOR, false, false }
 #define NVFP4                                                                                      \
@@ -477,7 +477,7 @@ static void quantized_output_is_the_next_input(void **state) {
     assert_int_equal(dw_gemm_run(&one.call), DW_OK);
     if (dw_gemm_run(&two.call) != DW_OK) fail_msg("%s", dw_last_error());
     check(&one);
-    find_values(&one.d, DW_SCHEME_MXFP8_E4M3, 1, two.a.values);
+    find_values(&one.d, DW_SCHEME_MXFP8, 1, two.a.values);
     check(&two);
     close_run(&one);
     close_run(&two);
@@ -618,6 +618,7 @@ static void refuse_quantization(char *text, const char *words) {
     const dw_quantize call = {.struct_size = sizeof call,
                               .device = device_named("emulator:sm_100a"),
                               .dtype = DW_BF16,
+                              .scheme = DW_SCHEME_MXFP8,
                               .rows = 1,
                               .cols = 1,
                               .source = memory,
@@ -684,7 +685,7 @@ static void wrong_quantizations_make_one_error(void **state) {
 #define BAD(...) REFUSED(dw_quantize_run, __VA_ARGS__)
     BAD(DW_INVALID_ARGUMENT, "struct_size is 8", c.struct_size = 8);
     BAD(DW_TYPE, "the element type is", c.dtype = DW_I64);
-    BAD(DW_UNSUPPORTED, "the scheme is fp8_block; expected mxfp8_e4m3",
+    BAD(DW_UNSUPPORTED, "the scheme fp8-block is not supported: expected mxfp8",
         c.scheme = DW_SCHEME_FP8_BLOCK);
     BAD(DW_INVALID_ARGUMENT, "nvfp4 takes DW_SCALE_DEFAULT, _AMAX", c.scale_rule = DW_SCALE_FLOOR);
     BAD(DW_INVALID_ARGUMENT, "mxfp4 takes DW_SCALE_DEFAULT, _RCEIL",
@@ -731,7 +732,7 @@ static void wrong_products_make_one_error(void **state) {
     assert_int_equal(dw__gemm_check(&good, true), DW_OK);
 #define BAD(...) REFUSED(dw_gemm_run, __VA_ARGS__)
     BAD(DW_UNSUPPORTED, "A is nvfp4 and B is mxfp4; expected", c.scheme_b = DW_SCHEME_MXFP4);
-    BAD(DW_UNSUPPORTED, "A is mxfp6_e2m3 and B is mxfp6_e2m3",
+    BAD(DW_UNSUPPORTED, "A is mxfp6-e2m3 and B is mxfp6-e2m3",
         c.scheme_a = c.scheme_b = DW_SCHEME_MXFP6_E2M3);
     BAD(DW_INVALID_ARGUMENT, "A's scales are NULL", c.scales_a = NULL);
     BAD(DW_INVALID_ARGUMENT, "B's scales are at", c.scales_b = memory + 8);
@@ -767,9 +768,9 @@ static void cheapest_tile_is_chosen(void **state) {
         bool quantized_d;
         int ctas, tile_n;
     } cases[] = {
-        {DW_SCHEME_MXFP8_E4M3, 128, 128, 128, 0, false, 2, 128}, /* 1 waits for shared memory */
-        {DW_SCHEME_MXFP8_E4M3, 8192, 8192, 8192, 0, false, 2, 256},
-        {DW_SCHEME_MXFP8_E4M3, 128, 128, 128, DW_ACTIVATION_SWIGLU, true, 1, 256},
+        {DW_SCHEME_MXFP8, 128, 128, 128, 0, false, 2, 128}, /* 1 waits for shared memory */
+        {DW_SCHEME_MXFP8, 8192, 8192, 8192, 0, false, 2, 256},
+        {DW_SCHEME_MXFP8, 128, 128, 128, DW_ACTIVATION_SWIGLU, true, 1, 256},
         {DW_SCHEME_NVFP4, 128, 128, 128, 0, false, 1, 128},
         {DW_SCHEME_NVFP4, 201, 100, 81, DW_ACTIVATION_SWIGLU, false, 2, 256},
         {DW_SCHEME_MXFP4, 67, 300, 131, 0, false, 1, 256},
@@ -795,11 +796,14 @@ static void cheapest_tile_is_chosen(void **state) {
             if (dw__gemm_exists(&other))
                 assert_true(chosen <= dw__gemm_account_of(&call, &other, 148).clocks);
     }
-    /* Every kind has a kernel for every call that is checked. */
-    for (int kind = DW__GEMM_DENSE; kind <= DW__GEMM_MXFP4; kind++)
+    static const dw_scheme schemes[] = {DW_SCHEME_BF16, DW_SCHEME_MXFP8, DW_SCHEME_MXFP8_E5M2,
+                                        DW_SCHEME_NVFP4, DW_SCHEME_MXFP4};
+    /* Every scheme has a kernel for every call that is checked. */
+    for (size_t k = 0; k < DW_COUNT(schemes); k++)
         for (int output = 0; output < DW__GEMM_OUTPUTS; output++)
             for (int activation = 0; activation < DW_ACTIVATION_COUNT; activation++) {
-                dw__gemm_shape s = {.kind = (dw__gemm_kind)kind,
+                dw__gemm_shape s = {.scheme_a = schemes[k],
+                                    .scheme_b = schemes[k],
                                     .output = output,
                                     .activation = (dw_activation)activation};
                 int count = 0;

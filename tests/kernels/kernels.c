@@ -186,9 +186,8 @@ static void list_gemm_scaled(void) {
             if (forms[f].output == DW_GEMM_OUTPUT_MXFP8 && tiles[t].tile_n % 128 != 0) continue;
             dw__jit_variant v = {
                 .source = "sm100/gemm_scaled.cu", .entry = "", .arch = family_arch};
-            dw__jit_add_define(&v, "SCHEME", tiles[t].scheme);
-            dw__jit_add_define(&v, "FORMAT_A", DW_GEMM_E4M3);
-            dw__jit_add_define(&v, "FORMAT_B", DW_GEMM_E4M3);
+            dw__jit_add_define(&v, "SCHEME_A", tiles[t].scheme);
+            dw__jit_add_define(&v, "SCHEME_B", tiles[t].scheme);
             dw__jit_add_define(&v, "CTAS", tiles[t].ctas);
             dw__jit_add_define(&v, "TILE_N", tiles[t].tile_n);
             dw__jit_add_define(&v, "STAGES", tiles[t].stages);
@@ -233,20 +232,19 @@ static void list_attention_sm100(void) {
 /* Quantization of each type to each format, along both directions and along one; squares. What a rule is makes no
  * difference. */
 static void list_quantize(const char *arch) {
-    static const int schemes[] = {DW_QUANTIZE_MXFP8_E4M3, DW_QUANTIZE_MXFP8_E5M2, DW_QUANTIZE_MXFP4,
-                                  DW_QUANTIZE_NVFP4};
+    static const int schemes[] = {DW_CODES_MXFP8, DW_CODES_MXFP8_E5M2, DW_CODES_MXFP4,
+                                  DW_CODES_NVFP4};
     for (int input = DW_QUANTIZE_BF16; input <= DW_QUANTIZE_F32; input++)
         for (size_t s = 0; s < DW_COUNT(schemes); s++)
             for (int form = 0; form < 4; form++) {
                 dw__jit_variant v = {.source = "common/quantize.cu", .entry = "", .arch = arch};
                 dw__jit_add_define(&v, "INPUT", input);
                 dw__jit_add_define(&v, "SCHEME", schemes[s]);
-                dw__jit_add_define(&v, "RULE", DW_QUANTIZE_RCEIL);
+                dw__jit_add_define(&v, "RULE", DW_RULE_RCEIL);
                 dw__jit_add_define(&v, "ROWS", form != 2);
                 dw__jit_add_define(&v, "COLUMNS", form != 1);
                 dw__jit_add_define(&v, "SQUARE", form == 3);
-                const bool common =
-                    schemes[s] == DW_QUANTIZE_MXFP8_E4M3 || schemes[s] == DW_QUANTIZE_NVFP4;
+                const bool common = schemes[s] == DW_CODES_MXFP8 || schemes[s] == DW_CODES_NVFP4;
                 add_job(v, form == 0 && input == DW_QUANTIZE_BF16 && common);
             }
 }

@@ -14,23 +14,22 @@ typedef struct quantize_case {
 } quantize_case;
 
 enum { ROWS = 201, COLUMNS = 333 }; /* one past a scale's and no multiple of a block */
-static const int schemes[] = {DW_QUANTIZE_MXFP8_E4M3, DW_QUANTIZE_MXFP8_E5M2, DW_QUANTIZE_MXFP4,
-                              DW_QUANTIZE_NVFP4};
+static const int schemes[] = {DW_CODES_MXFP8, DW_CODES_MXFP8_E5M2, DW_CODES_MXFP4, DW_CODES_NVFP4};
 
 /* Inputs, schemes, squares or not, numbers; the rules of MX take turns. */
 static quantize_case case_at(size_t index) {
     quantize_case c = {.ordinary = index % 2, .square = index / 2 % 2};
     c.scheme = schemes[index / 4 % 4];
     c.input = (int)(index / 16);
-    c.rule = c.scheme == DW_QUANTIZE_NVFP4 ? DW_QUANTIZE_RCEIL
-                                           : DW_QUANTIZE_RCEIL + (int)(index / 2 + index / 16) % 3;
+    c.rule = c.scheme == DW_CODES_NVFP4 ? DW_RULE_RCEIL
+                                        : DW_RULE_RCEIL + (int)(index / 2 + index / 16) % 3;
     return c;
 }
 static size_t count(void) { return 3 * 4 * 2 * 2; }
 
 static const char *rule_name(const quantize_case *c) {
     static const char *const names[] = {"", "-rceil", "-floor", "-ceil"};
-    return c->scheme == DW_QUANTIZE_NVFP4 ? "" : names[c->rule];
+    return c->scheme == DW_CODES_NVFP4 ? "" : names[c->rule];
 }
 static void describe(size_t index, char *name, size_t bytes, bool *quick) {
     static const char *const inputs[] = {"bf16", "f16", "f32"};
@@ -112,7 +111,7 @@ static dw_status place_direction(quantize_run *r, int axis, float tensor_scale) 
     d->options = (dw_block_options)DW_BLOCK_OPTIONS_DEFAULT;
     d->options.scheme = (dw_scheme)r->c.scheme;
     d->options.scale_rule =
-        r->c.scheme == DW_QUANTIZE_NVFP4 ? DW_SCALE_AMAX : (dw_scale_rule)r->c.rule;
+        r->c.scheme == DW_CODES_NVFP4 ? DW_SCALE_AMAX : (dw_scale_rule)r->c.rule;
     d->options.square = r->c.square;
     d->options.axis = axis;
     d->options.tensor_scale = tensor_scale;
@@ -186,10 +185,10 @@ static dw_status run(size_t index, const dw__context *context, compare_sink *sin
     for (int axis = 0; axis < 2; axis++) DW_TRY(place_direction(&r, axis, tensor_scale));
     DW_TRY(compare_place(&r.memory, &zero, 4, (void **)&r.params.amax));
     DW_TRY(compare_empty(&r.memory, 4, (void **)&r.params.tensor_scale));
-    if (r.c.scheme == DW_QUANTIZE_NVFP4) DW_TRY(launch(index, "quantize_amax", context, &r.params));
+    if (r.c.scheme == DW_CODES_NVFP4) DW_TRY(launch(index, "quantize_amax", context, &r.params));
     DW_TRY(launch(index, "quantize_blocks", context, &r.params));
     for (int axis = 1; axis >= 0; axis--) DW_TRY(give_direction(&r, sink, axis));
-    if (r.c.scheme == DW_QUANTIZE_NVFP4)
+    if (r.c.scheme == DW_CODES_NVFP4)
         DW_TRY(give_bytes(&r, sink, "tensor-scale", r.params.tensor_scale,
                           (const uint8_t *)&tensor_scale, 4));
 

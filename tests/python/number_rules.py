@@ -100,15 +100,15 @@ def e8m0_cast(x, overflow="saturate"):
 # ---- blocks ----------------------------------------------------------------------------------------
 
 ELEMENT = {
-    "mxfp8_e4m3": "e4m3",
-    "mxfp8_e5m2": "e5m2",
-    "mxfp6_e3m2": "e3m2",
-    "mxfp6_e2m3": "e2m3",
+    "mxfp8": "e4m3",
+    "mxfp8-e5m2": "e5m2",
+    "mxfp6": "e3m2",
+    "mxfp6-e2m3": "e2m3",
     "mxfp4": "e2m1",
     "nvfp4": "e2m1",
-    "fp8_block": "e4m3",
+    "fp8-block": "e4m3",
 }
-BLOCK = {"nvfp4": 16, "fp8_block": 128}
+BLOCK = {"nvfp4": 16, "fp8-block": 128}
 
 
 def nan_code(name):

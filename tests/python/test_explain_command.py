@@ -145,7 +145,7 @@ def test_product_names_its_proof(tmp_path):
     plan = json.loads(scaled.stdout)
     ours, theirs, cutlass = plan["candidates"]
     assert plan["chosen"] == "deepwell" and not theirs["runs"] and theirs["reason"]
-    assert "nvfp4 x nvfp4 to mxfp8_e4m3" in plan["shape"]
+    assert "nvfp4 x nvfp4 to mxfp8" in plan["shape"]
     # 256 of K per step, four times the operations of BF16.
     assert ours["tile"]["steps"] == 32 and ours["tile"]["step_clocks"] == 512
     assert plan["bytes"] == 2 * 8192 * (4096 + 512) + 8192 * (8192 + 256)

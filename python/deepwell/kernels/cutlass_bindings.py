@@ -58,7 +58,7 @@ class MicroscaleManager:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (elements float8_e4m3fn, scales float8_e8m0fnu)."""
         _check_block(block_size, 32, "MXFP8")
-        q = numbers.quantize(x, "mxfp8_e4m3", scale_rule=scale_rule)
+        q = numbers.quantize(x, "mxfp8", scale_rule=scale_rule)
         return q.codes, q.scales
 
     @staticmethod
@@ -68,7 +68,7 @@ class MicroscaleManager:
         _check_block(block_size, 32, "MXFP8")
         shape = tuple(elements.shape)
         return numbers.dequantize(
-            numbers.Quantized(elements, scales, 1.0, "mxfp8_e4m3", "default", False, 1, shape)
+            numbers.Quantized(elements, scales, 1.0, "mxfp8", "default", False, 1, shape)
         )
 
     @staticmethod

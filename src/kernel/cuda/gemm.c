@@ -18,19 +18,16 @@ const dw__gemm_tile dw__gemm_tiles[] = {
      .n = columns,                                                                                 \
      .stages = depth,                                                                              \
      .shared_bytes = DW_GEMM_SHARED_BYTES(blocks, columns, depth)},
-#define SCALED(scheme, blocks, columns, depth)                                                     \
-    {.kind = (dw__gemm_kind)((scheme) + 1),                                                        \
+#define SCALED(codes, blocks, columns, depth)                                                      \
+    {.scheme = (dw_scheme)(codes),                                                                 \
      .ctas = blocks,                                                                               \
      .n = columns,                                                                                 \
      .stages = depth,                                                                              \
-     .shared_bytes = DW_SCALED_SHARED_BYTES(scheme, blocks, columns, depth)},
+     .shared_bytes = DW_SCALED_SHARED_BYTES(codes, blocks, columns, depth)},
     DW_SM100_GEMM_TILES(DENSE) DW_SM100_SCALED_TILES(SCALED)
 #undef DENSE
 #undef SCALED
 };
-_Static_assert(DW__GEMM_MXFP8 == DW_GEMM_MXFP8 + 1 && DW__GEMM_NVFP4 == DW_GEMM_NVFP4 + 1 &&
-                   DW__GEMM_MXFP4 == DW_GEMM_MXFP4 + 1,
-               "dw__gemm_scheme");
 _Static_assert(DW_COUNT(dw__gemm_tiles) == DW__GEMM_TILES, "the header's number");
 
 int dw__gemm_tile_rows(const dw__gemm_shape *s) {
@@ -41,17 +38,21 @@ int dw__gemm_tile_columns(const dw__gemm_shape *s) {
     return s->activation == DW_ACTIVATION_SWIGLU ? n / 2 : n;
 }
 
+static bool is_scaled(dw_scheme scheme) { return scheme != DW_SCHEME_BF16; }
+
 bool dw__gemm_exists(const dw__gemm_shape *s) {
     static const int box_columns[] = {64, 32, 128}; /* 128 bytes of D */
     const dw__gemm_tile *t = &dw__gemm_tiles[s->tile];
-    if (t->kind != s->kind) return false;
+    if (t->scheme != s->scheme_a &&
+        !(t->scheme == DW_SCHEME_MXFP8 && s->scheme_a == DW_SCHEME_MXFP8_E5M2))
+        return false;
     /* Each half has whole tiles of scales. */
-    if (t->kind && s->activation == DW_ACTIVATION_SWIGLU && t->n != 256) return false;
+    if (is_scaled(t->scheme) && s->activation == DW_ACTIVATION_SWIGLU && t->n != 256) return false;
     return dw__gemm_tile_columns(s) % box_columns[s->output] == 0;
 }
 
-int dw__gemm_step(dw__gemm_kind kind) {
-    return kind ? DW_SCALED_STEP(dw__gemm_scheme(kind)) : DW_GEMM_STEP;
+int dw__gemm_step(dw_scheme scheme) {
+    return is_scaled(scheme) ? DW_SCALED_STEP((int)scheme) : DW_GEMM_STEP;
 }
 
 /* Per SM and clock: the data sheet's 2250 TFLOP/s (twice that for MXFP8, four times for FP4) on 148 SMs at 1.85 GHz,
@@ -64,9 +65,9 @@ dw__gemm_account dw__gemm_account_of(const dw_gemm *call, const dw__gemm_shape *
                                      int sm_count) {
     const dw__gemm_tile *t = &dw__gemm_tiles[shape->tile];
     int clusters = sm_count / t->ctas > 0 ? sm_count / t->ctas : 1;
-    const int scheme = dw__gemm_scheme(t->kind), step = dw__gemm_step(t->kind);
-    int stage =
-        t->kind ? DW_SCALED_STAGE_BYTES(scheme, t->ctas, t->n) : DW_GEMM_STAGE_BYTES(t->ctas, t->n);
+    const int scheme = (int)t->scheme, step = dw__gemm_step(t->scheme);
+    int stage = is_scaled(t->scheme) ? DW_SCALED_STAGE_BYTES(scheme, t->ctas, t->n)
+                                     : DW_GEMM_STAGE_BYTES(t->ctas, t->n);
     int tensor =
             2 * DW_GEMM_ROWS * t->n * DW_GEMM_STEP / FLOPS_PER_CLOCK, /* the same of 128 bytes */
         shared = stage / SHARED_BYTES_PER_CLOCK;
@@ -84,13 +85,12 @@ dw__gemm_account dw__gemm_account_of(const dw_gemm *call, const dw__gemm_shape *
 
 dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count) {
     dw__gemm_shape shape = {
-        .kind = dw__gemm_kind_of(call),
+        .scheme_a = dw__gemm_scheme_a(call),
+        .scheme_b = dw__gemm_scheme_b(call),
         .output = call->quantized_d        ? DW_GEMM_OUTPUT_MXFP8
                   : call->output == DW_F32 ? DW_GEMM_OUTPUT_F32
                                            : DW_GEMM_OUTPUT_ELEMENT,
         .f16 = call->dtype == DW_F16,
-        .e5m2_a = call->quantized && call->scheme_a == DW_SCHEME_MXFP8_E5M2,
-        .e5m2_b = call->quantized && call->scheme_b == DW_SCHEME_MXFP8_E5M2,
         .bias = call->bias != NULL,
         .residual = call->residual.data != NULL,
         .activation = call->activation,
@@ -120,13 +120,13 @@ _Static_assert((int)DW_ACTIVATION_NONE == DW_GEMM_LINEAR &&
 
 dw__jit_variant dw__gemm_variant(const dw__gemm_shape *s) {
     const dw__gemm_tile *t = &dw__gemm_tiles[s->tile];
-    dw__jit_variant v = {.source = s->kind ? "sm100/gemm_scaled.cu" : "sm100/gemm.cu",
-                         .entry = s->kind ? "sm100_gemm_scaled" : "sm100_gemm",
+    const bool scaled = is_scaled((dw_scheme)s->scheme_a);
+    dw__jit_variant v = {.source = scaled ? "sm100/gemm_scaled.cu" : "sm100/gemm.cu",
+                         .entry = scaled ? "sm100_gemm_scaled" : "sm100_gemm",
                          .arch = FAMILY};
-    if (s->kind) {
-        dw__jit_add_define(&v, "SCHEME", dw__gemm_scheme(s->kind));
-        dw__jit_add_define(&v, "FORMAT_A", s->e5m2_a);
-        dw__jit_add_define(&v, "FORMAT_B", s->e5m2_b);
+    if (scaled) {
+        dw__jit_add_define(&v, "SCHEME_A", (int)s->scheme_a);
+        dw__jit_add_define(&v, "SCHEME_B", (int)s->scheme_b);
         dw__jit_add_define(&v, "SCHEDULE", DW_GEMM_STATIC);
     }
     dw__jit_add_define(&v, "CTAS", t->ctas);
@@ -206,8 +206,7 @@ static dw_status make_scale_map(const dw__context *context, const void *scales, 
 static dw_status make_operand_maps(const dw_gemm *c, const dw__context *context,
                                    const dw__gemm_shape *shape, dw__tensor_map *maps) {
     const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
-    const int scheme = dw__gemm_scheme(shape->kind),
-              parts = c->activation == DW_ACTIVATION_SWIGLU ? 2 : 1;
+    const int scheme = (int)shape->scheme_a, parts = c->activation == DW_ACTIVATION_SWIGLU ? 2 : 1;
     const bool halves = tile->ctas == 2 || parts == 2;
     const int64_t units = dw__gemm_row_units(c);
     const dw__map_element element = element_of(c->dtype, c->quantized);
@@ -226,7 +225,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     const dw_gemm *c = call;
     const dw__gemm_shape unpacked = dw__gemm_unpack(variant->params), *shape = &unpacked;
     const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
-    const int operands = shape->kind ? 4 : 2; /* maps of them; then D's and the residual's */
+    const int operands = c->quantized ? 4 : 2; /* maps of them; then D's and the residual's */
     const dw__map_element element_d = element_of(c->output, c->quantized_d);
     const int tile_rows = dw__gemm_tile_rows(shape), tile_columns = dw__gemm_tile_columns(shape);
     dw__tensor_map maps[6], *d = &maps[operands], *residual = d + 1;
@@ -359,25 +358,24 @@ const dw__gpu_kernel dw__sm100_gemm_scaled = {
  * three steps each, so that both accumulators and every stage of the ring come round again. */
 dw__gemm_case dw__gemm_case_of(const dw__variant *variant) {
     enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 33, STEPS = 3, MISSING = 27, CLUSTERS = 2 };
-    static const dw_scheme schemes[] = {DW_SCHEME_MXFP8_E4M3, DW_SCHEME_MXFP8_E4M3, DW_SCHEME_NVFP4,
-                                        DW_SCHEME_MXFP4};
     const dw__gemm_shape s = dw__gemm_unpack(variant->params);
+    const bool scaled = is_scaled((dw_scheme)s.scheme_a);
     const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
     return (dw__gemm_case){
         .call = {.dtype = type,
                  .output = s.output == DW_GEMM_OUTPUT_F32 ? DW_F32 : type,
                  .m = 2 * dw__gemm_tile_rows(&s) + EXTRA_ROWS,
                  .n = dw__gemm_tile_columns(&s) + EXTRA_COLUMNS,
-                 .k = STEPS * dw__gemm_step(s.kind) - MISSING,
+                 .k = STEPS * dw__gemm_step((dw_scheme)s.scheme_a) - MISSING,
                  .alpha = 0.75f,
                  .activation = s.activation,
-                 .quantized = s.kind != DW__GEMM_DENSE,
+                 .quantized = scaled,
                  .quantized_d = s.output == DW_GEMM_OUTPUT_MXFP8,
-                 .scheme_a = s.e5m2_a ? DW_SCHEME_MXFP8_E5M2 : schemes[s.kind],
-                 .scheme_b = s.e5m2_b ? DW_SCHEME_MXFP8_E5M2 : schemes[s.kind]},
+                 .scheme_a = (dw_scheme)s.scheme_a,
+                 .scheme_b = (dw_scheme)s.scheme_b},
         .bias = s.bias,
         .residual = s.residual,
-        .has_reference = s.kind == DW__GEMM_DENSE && s.output != DW_GEMM_OUTPUT_MXFP8,
+        .has_reference = !scaled && s.output != DW_GEMM_OUTPUT_MXFP8,
         .sm_count = CLUSTERS * dw__gemm_tiles[s.tile].ctas,
         .groups = 1,
     };

@@ -11,7 +11,7 @@ static const int64_t most_stride_bytes = ((int64_t)1 << 40) - 16;
 
 const char *dw__gemm_describe(const dw_gemm *c, char *text, size_t bytes) {
     static const char *const activations[] = {"", ", gelu", ", gelu by tanh", ", swiglu"};
-    const char *to = c->quantized_d ? "mxfp8_e4m3" : dw_dtype_name(c->output);
+    const char *to = c->quantized_d ? dw_scheme_name(DW_SCHEME_MXFP8) : dw_dtype_name(c->output);
     char operands[96];
     if (c->quantized)
         snprintf(operands, sizeof operands, "%s x %s to %s", dw_scheme_name(c->scheme_a),
@@ -26,20 +26,9 @@ const char *dw__gemm_describe(const dw_gemm *c, char *text, size_t bytes) {
     return text;
 }
 
-/* ---- kinds ----------------------------------------------------------------------------------------- */
-
-static bool is_mxfp8(dw_scheme scheme) {
-    return scheme == DW_SCHEME_MXFP8_E4M3 || scheme == DW_SCHEME_MXFP8_E5M2;
-}
-
-dw__gemm_kind dw__gemm_kind_of(const dw_gemm *c) {
-    if (!c->quantized) return DW__GEMM_DENSE;
-    if (is_mxfp8(c->scheme_a)) return DW__GEMM_MXFP8;
-    return c->scheme_a == DW_SCHEME_NVFP4 ? DW__GEMM_NVFP4 : DW__GEMM_MXFP4;
-}
-
 int64_t dw__gemm_row_units(const dw_gemm *c) {
-    return dw__gemm_kind_of(c) > DW__GEMM_MXFP8 ? (c->k + 1) / 2 : c->k;
+    return c->quantized ? dw_tensor_bytes(dw_scheme_describe(c->scheme_a)->element, 1, &c->k)
+                        : c->k;
 }
 
 dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call) {
@@ -87,6 +76,10 @@ static dw_status check_types(const dw_gemm *c) {
     return DW_OK;
 }
 
+static bool is_mxfp8(dw_scheme scheme) {
+    return scheme == DW_SCHEME_MXFP8 || scheme == DW_SCHEME_MXFP8_E5M2;
+}
+
 static dw_status check_schemes(const dw_gemm *c) {
     if (c->quantized_d && c->residual.data)
         return dw__fail(DW_UNSUPPORTED,
@@ -98,7 +91,7 @@ static dw_status check_schemes(const dw_gemm *c) {
         (c->scheme_a == DW_SCHEME_NVFP4 || c->scheme_a == DW_SCHEME_MXFP4))
         return DW_OK;
     return dw__fail(DW_UNSUPPORTED,
-                    "GEMM: A is %s and B is %s; expected mxfp8_e4m3 or mxfp8_e5m2 for each, or "
+                    "GEMM: A is %s and B is %s; expected mxfp8 or mxfp8-e5m2 for each, or "
                     "nvfp4 or mxfp4 for both",
                     dw_scheme_name(c->scheme_a), dw_scheme_name(c->scheme_b));
 }

@@ -4,17 +4,10 @@
 
 /* ---- supported calls -------------------------------------------------------------------------------- */
 
-/* What a type of kernel multiplies. */
-static const struct needs {
-    dw__gemm_kind kind;
-    dw_scheme scheme;
-    const char *operands;
-    int k; /* a multiple of it: rows of 16 bytes */
-} needs[] = {
-    [DW_CUTLASS_BF16] = {.kind = DW__GEMM_DENSE, .operands = "BF16", .k = 8},
-    [DW_CUTLASS_MXFP8] = {DW__GEMM_MXFP8, DW_SCHEME_MXFP8_E4M3, "MXFP8 (E4M3)", 16},
-    [DW_CUTLASS_NVFP4] = {DW__GEMM_NVFP4, DW_SCHEME_NVFP4, "NVFP4", 32},
-};
+/* k is a multiple of it: rows of 16 bytes. */
+static int multiple_of_k(dw_scheme scheme) {
+    return 16 * 8 / dw_dtype_bits(dw_scheme_describe(scheme)->element);
+}
 enum { COLUMNS = 8 }; /* n is a multiple of it */
 
 static dw_status check_size(const dw_cutlass_kernel *kernel, const char *name, int64_t size,
@@ -25,19 +18,18 @@ static dw_status check_size(const dw_cutlass_kernel *kernel, const char *name, i
 }
 
 dw_status dw__gemm_cutlass_supports(const dw_gemm *c, const dw_cutlass_kernel *kernel) {
-    const struct needs *need = &needs[kernel->type];
-    const bool operands =
-        dw__gemm_kind_of(c) == need->kind &&
-        (!c->quantized ? c->dtype == DW_BF16
-                       : c->scheme_a == need->scheme && c->scheme_b == need->scheme);
+    const bool operands = dw__gemm_scheme_a(c) == kernel->scheme &&
+                          dw__gemm_scheme_b(c) == kernel->scheme &&
+                          (c->quantized || c->dtype == DW_BF16);
     if (!operands || c->output != DW_BF16 || c->quantized_d)
-        return dw__fail(DW_UNSUPPORTED, "%s makes BF16 of %s", kernel->name, need->operands);
+        return dw__fail(DW_UNSUPPORTED, "%s makes bf16 of %s", kernel->name,
+                        dw_scheme_name(kernel->scheme));
     if (c->bias || c->activation != DW_ACTIVATION_NONE)
         return dw__fail(DW_UNSUPPORTED,
                         "%s adds a residual, and has no bias and no activation; Deepwell's own has",
                         kernel->name);
     DW_RETURN_IF_FAILED(check_size(kernel, "n", c->n, COLUMNS));
-    return check_size(kernel, "k", c->k, need->k);
+    return check_size(kernel, "k", c->k, multiple_of_k(kernel->scheme));
 }
 
 static dw_status supports_gemm(const dw__gpu_kernel *entry, const void *call,
@@ -45,7 +37,7 @@ static dw_status supports_gemm(const dw__gpu_kernel *entry, const void *call,
     const dw_cutlass_kernel *kernel = entry->provided;
     DW_RETURN_IF_FAILED(dw__cutlass_is_for(kernel, gpu));
     const dw_status status = dw__gemm_cutlass_supports(call, kernel);
-    return needs[kernel->type].kind == dw__gemm_kind_of(call) ? status : DW_TYPE;
+    return dw__gemm_scheme_a(call) == kernel->scheme ? status : DW_TYPE;
 }
 
 static dw_status supports_groups(const dw__gpu_kernel *entry, const void *call,
@@ -53,9 +45,9 @@ static dw_status supports_groups(const dw__gpu_kernel *entry, const void *call,
     const dw_cutlass_kernel *kernel = entry->provided;
     const dw_grouped_gemm *c = call;
     DW_RETURN_IF_FAILED(dw__cutlass_is_for(kernel, gpu));
-    if (c->dtype != DW_BF16) return dw__fail(DW_UNSUPPORTED, "%s makes BF16 of BF16", kernel->name);
+    if (c->dtype != DW_BF16) return dw__fail(DW_UNSUPPORTED, "%s makes bf16 of bf16", kernel->name);
     DW_RETURN_IF_FAILED(check_size(kernel, "n", c->n, COLUMNS));
-    return check_size(kernel, "k", c->k, needs[DW_CUTLASS_BF16].k);
+    return check_size(kernel, "k", c->k, multiple_of_k(kernel->scheme));
 }
 
 /* ---- calls in the library's terms ------------------------------------------------------------------ */
@@ -67,7 +59,7 @@ static int64_t stride_of(const dw_matrix *x, int64_t rows, int64_t columns) {
 
 static dw_cutlass_gemm translate(const dw_gemm *c, const dw_cutlass_kernel *kernel, int sm_count) {
     const int64_t each =
-                      kernel->type == DW_CUTLASS_NVFP4 ? 2 : 1, /* elements in a unit of stride */
+                      kernel->scheme == DW_SCHEME_NVFP4 ? 2 : 1, /* elements in a unit of stride */
         units = dw__gemm_row_units(c);
     return (dw_cutlass_gemm){
         .size_of = sizeof(dw_cutlass_gemm),
@@ -162,19 +154,18 @@ dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant) {
     enum { ROWS = 2 * 256 + 45, MISSING = 32, STEPS = 3, FEW = 4 };
     static const int64_t group_rows[] = {200, 0, 3, 141};
     const dw_cutlass_kernel *kernel = variant->kernel->provided;
-    const struct needs *need = &needs[kernel->type];
     dw__gemm_case made = {
         .call = {.dtype = DW_BF16,
                  .output = DW_BF16,
                  .m = ROWS,
                  .n = 256 + 5 * COLUMNS,
-                 .k = STEPS * dw__gemm_step(need->kind) - MISSING,
+                 .k = STEPS * dw__gemm_step(kernel->scheme) - MISSING,
                  .alpha = 0.75f,
-                 .quantized = need->kind != DW__GEMM_DENSE,
-                 .scheme_a = need->scheme,
-                 .scheme_b = need->scheme},
+                 .quantized = kernel->scheme != DW_SCHEME_BF16,
+                 .scheme_a = kernel->scheme,
+                 .scheme_b = kernel->scheme},
         .residual = variant->params != 0,
-        .has_reference = kernel->type == DW_CUTLASS_BF16,
+        .has_reference = kernel->scheme == DW_SCHEME_BF16,
         .sm_count = FEW,
         .groups = 1,
     };

@@ -13,12 +13,11 @@ typedef struct work {
 } work;
 
 static work work_of(const dw_gemm *c) {
-    const dw__gemm_kind kind = dw__gemm_kind_of(c);
     const double m = (double)c->m, n = (double)c->n, k = (double)c->k,
                  rows_b = (double)dw__gemm_rows_b(c), width = (double)dw_dtype_bytes(c->dtype);
-    const double row = kind ? (double)dw__gemm_row_units(c) +
-                                  ceil(k / DW_SCALED_BLOCK(dw__gemm_scheme(kind)))
-                            : width * k,
+    const double row = c->quantized ? (double)dw__gemm_row_units(c) +
+                                          ceil(k / dw_scheme_describe(c->scheme_a)->block)
+                                    : width * k,
                  of_d = m * (c->quantized_d ? n + ceil(n / 32.0)
                                             : n * (double)dw_dtype_bytes(c->output));
     return (work){2.0 * m * rows_b * k, row * (m + rows_b) + (c->bias ? width * rows_b : 0.0) +

@@ -64,10 +64,9 @@ static void place_parts(dw__trial *t) {
     const dw_gemm *c = &s->call;
     const dw_dtype type = c->dtype, operand = c->quantized ? CODES : type,
                    output = c->quantized_d ? CODES : c->output;
-    const dw__gemm_kind kind = dw__gemm_kind_of(c);
     const int m = (int)c->m, n = (int)c->n, k = (int)c->k, units = (int)dw__gemm_row_units(c),
               rows_b = (int)dw__gemm_rows_b(c),
-              block = kind ? DW_SCALED_BLOCK(dw__gemm_scheme(kind)) : 1,
+              block = c->quantized ? dw_scheme_describe(c->scheme_a)->block : 1,
               of_a = scale_bytes(c->quantized, m, k, block),
               of_b = rows_b / n * scale_bytes(c->quantized, n, k, block),
               of_d = scale_bytes(c->quantized_d, m, n, 32);

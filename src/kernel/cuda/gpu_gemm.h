@@ -22,16 +22,13 @@ static inline int64_t dw__gemm_rows_b(const dw_gemm *call) {
     return call->activation == DW_ACTIVATION_SWIGLU ? 2 * call->n : call->n;
 }
 
-/* A and B are numbers, or codes of these schemes. */
-typedef enum dw__gemm_kind {
-    DW__GEMM_DENSE,
-    DW__GEMM_MXFP8,
-    DW__GEMM_NVFP4,
-    DW__GEMM_MXFP4
-} dw__gemm_kind;
-dw__gemm_kind dw__gemm_kind_of(const dw_gemm *call); /* of a checked call */
-/* SCHEME of gemm_scaled_params.h. */
-static inline int dw__gemm_scheme(dw__gemm_kind kind) { return (int)kind - 1; }
+/* Schemes of A and B of a checked call; DW_SCHEME_BF16 stands for all operands that are no codes. */
+static inline dw_scheme dw__gemm_scheme_a(const dw_gemm *call) {
+    return call->quantized ? call->scheme_a : DW_SCHEME_BF16;
+}
+static inline dw_scheme dw__gemm_scheme_b(const dw_gemm *call) {
+    return call->quantized ? call->scheme_b : DW_SCHEME_BF16;
+}
 
 /* Length of a row of A and B in the unit of dw_matrix.stride: elements, or bytes of codes. */
 int64_t dw__gemm_row_units(const dw_gemm *call);
@@ -43,7 +40,7 @@ const char *dw__gemm_describe(const dw_gemm *call, char *text, size_t bytes);
 
 /* One of cuda/sm100/gemm_tiles.h. */
 typedef struct dw__gemm_tile {
-    dw__gemm_kind kind;
+    dw_scheme scheme; /* MXFP8 is for MXFP8_E5M2 too */
     int ctas, n, stages;
     unsigned shared_bytes; /* dynamic */
 } dw__gemm_tile;
@@ -52,13 +49,13 @@ extern const dw__gemm_tile dw__gemm_tiles[DW__GEMM_TILES];
 
 /* What a variant is compiled for. */
 typedef struct dw__gemm_shape {
-    uint64_t tile : 8;       /* of dw__gemm_tiles, one of `kind` */
-    uint64_t kind : 8;       /* dw__gemm_kind */
+    uint64_t tile : 8;     /* of dw__gemm_tiles, one for the schemes */
+    uint64_t scheme_a : 8; /* dw_scheme */
+    uint64_t scheme_b : 8;
     uint64_t output : 8;     /* OUTPUT of gemm_params.h */
     uint64_t activation : 8; /* dw_activation */
     bool f16 : 1, bias : 1, residual : 1;
-    bool e5m2_a : 1, e5m2_b : 1; /* MXFP8 */
-    uint64_t unused : 27;
+    uint64_t unused : 21;
 } dw__gemm_shape;
 
 _Static_assert(sizeof(dw__gemm_shape) == sizeof(uint64_t), "packed, and no bit is padding");
@@ -73,12 +70,12 @@ static inline dw__gemm_shape dw__gemm_unpack(uint64_t params) {
     return shape;
 }
 
-/* Whether there is such a variant: a tile is for one kind of operands and takes whole boxes of D's columns. */
+/* Whether there is such a variant: a tile is for one scheme of operands and takes whole boxes of D's columns. */
 bool dw__gemm_exists(const dw__gemm_shape *shape);
 int dw__gemm_tile_rows(const dw__gemm_shape *shape);
 int dw__gemm_tile_columns(const dw__gemm_shape *shape); /* of D */
 /* Of the contraction. */
-int dw__gemm_step(dw__gemm_kind kind);
+int dw__gemm_step(dw_scheme scheme);
 
 /* A tile by the static cost model, none of it measured: clocks = rounds of tiles over all SMs, each as many steps as
  * the contraction has, each step the longer of the tensor cores' time and that of reading A and B from shared memory;

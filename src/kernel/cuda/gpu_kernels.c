@@ -89,8 +89,10 @@ static void make_provided(void) {
         [DW_CUTLASS_GROUPED] = &dw__cutlass_grouped_gemm,
         [DW_CUTLASS_ATTENTION] = &dw__cutlass_attention,
     };
-    static const char *const elements[] = {"BF16", "MXFP8 (E4M3, E8M0 for 32); D BF16",
-                                           "NVFP4 (E2M1, E4M3 for 16); D BF16"};
+    static const char *const elements[DW_SCHEME_COUNT] = {
+        [DW_SCHEME_BF16] = "BF16",
+        [DW_SCHEME_MXFP8] = "MXFP8 (E4M3, E8M0 for 32); D BF16",
+        [DW_SCHEME_NVFP4] = "NVFP4 (E2M1, E4M3 for 16); D BF16"};
     const dw__cutlass *library;
     if (dw__cutlass_load(&library) != DW_OK) return;
     for (size_t i = 0; i < library->count; i++) {
@@ -102,7 +104,7 @@ static void make_provided(void) {
         provided[i].described = k->name;
         provided[i].source = provided_sources[i];
         provided[i].architectures = k->capability == 100 ? "sm_100a (B200)" : "sm_90a (H100, H200)";
-        provided[i].elements = elements[k->type];
+        provided[i].elements = elements[k->scheme];
         provided[i].shown = k->shown;
         provided[i].provided = k;
     }

@@ -4,13 +4,14 @@
  */
 #include "kernel/cuda/quantize.h"
 #include "common/quantize_params.h"
+#include "number/scheme.h"
 #include <stdio.h>
 
 /* ---- checks of a call ------------------------------------------------------------------------------ */
 
 static const int64_t most_size = (int64_t)1 << 30, most_stride_bytes = (int64_t)1 << 40;
 
-/* "8192 x 4096, bf16 to mxfp8_e4m3 along rows and columns" */
+/* "8192 x 4096, bf16 to mxfp8 along rows and columns" */
 static const char *describe(const dw_quantize *c, char *text, size_t bytes) {
     snprintf(text, bytes, "%lld x %lld, %s to %s%s along %s%s%s", (long long)c->rows,
              (long long)c->cols, dw_dtype_name(c->dtype), dw_scheme_name(c->scheme),
@@ -31,17 +32,16 @@ dw_block_options dw__quantize_options(const dw_quantize *c, int axis) {
 
 static bool is_empty(const dw_quantize *c) { return c->rows == 0 || c->cols == 0; }
 
+/* dw_block_quantize has more, on a CPU. */
+static const dw__scheme_set supported =
+    DW__SCHEME(MXFP8) | DW__SCHEME(MXFP8_E5M2) | DW__SCHEME(MXFP4) | DW__SCHEME(NVFP4);
+
 static dw_status check_types(const dw_quantize *c) {
     const bool nvfp4 = c->scheme == DW_SCHEME_NVFP4;
     if (c->dtype != DW_BF16 && c->dtype != DW_F16 && c->dtype != DW_F32)
         return dw__fail(DW_TYPE, "quantize: the element type is %s; expected bf16, f16 or f32",
                         dw_dtype_name(c->dtype));
-    if (c->scheme != DW_SCHEME_MXFP8_E4M3 && c->scheme != DW_SCHEME_MXFP8_E5M2 &&
-        c->scheme != DW_SCHEME_MXFP4 && !nvfp4)
-        return dw__fail(DW_UNSUPPORTED,
-                        "quantize: the scheme is %s; expected mxfp8_e4m3, mxfp8_e5m2, mxfp4 or "
-                        "nvfp4 (others on a CPU: dw_block_quantize)",
-                        dw_scheme_name(c->scheme));
+    DW_RETURN_IF_FAILED(dw__scheme_check("quantize on a GPU", c->scheme, supported));
     if (c->scale_rule != DW_SCALE_DEFAULT &&
         (nvfp4 ? c->scale_rule != DW_SCALE_AMAX
                : c->scale_rule != DW_SCALE_RCEIL && c->scale_rule != DW_SCALE_FLOOR &&
@@ -130,13 +130,11 @@ dw_status dw__quantize_check(const dw_quantize *c, bool launching) {
 
 /* ---- variants -------------------------------------------------------------------------------------- */
 
-_Static_assert(DW_QUANTIZE_MXFP8_E4M3 == (int)DW_SCHEME_MXFP8_E4M3 &&
-                   DW_QUANTIZE_MXFP8_E5M2 == (int)DW_SCHEME_MXFP8_E5M2 &&
-                   DW_QUANTIZE_MXFP4 == (int)DW_SCHEME_MXFP4 &&
-                   DW_QUANTIZE_NVFP4 == (int)DW_SCHEME_NVFP4 &&
-                   DW_QUANTIZE_RCEIL == (int)DW_SCALE_RCEIL &&
-                   DW_QUANTIZE_FLOOR == (int)DW_SCALE_FLOOR &&
-                   DW_QUANTIZE_CEIL == (int)DW_SCALE_CEIL,
+_Static_assert(DW_CODES_MXFP8 == (int)DW_SCHEME_MXFP8 &&
+                   DW_CODES_MXFP8_E5M2 == (int)DW_SCHEME_MXFP8_E5M2 &&
+                   DW_CODES_MXFP4 == (int)DW_SCHEME_MXFP4 &&
+                   DW_CODES_NVFP4 == (int)DW_SCHEME_NVFP4 && DW_RULE_RCEIL == (int)DW_SCALE_RCEIL &&
+                   DW_RULE_FLOOR == (int)DW_SCALE_FLOOR && DW_RULE_CEIL == (int)DW_SCALE_CEIL,
                "the device's numbers are the header's");
 
 static dw__quantize_shape shape_of(const dw_quantize *c) {
@@ -162,7 +160,7 @@ dw__jit_variant dw__quantize_variant(const dw__quantize_shape *s, const char *en
     dw__jit_add_define(&v, "INPUT", input);
     dw__jit_add_define(&v, "SCHEME", s->scheme);
     /* The kernel does not read NVFP4's rule. */
-    dw__jit_add_define(&v, "RULE", s->rule == DW_SCALE_AMAX ? DW_QUANTIZE_RCEIL : (int)s->rule);
+    dw__jit_add_define(&v, "RULE", s->rule == DW_SCALE_AMAX ? DW_RULE_RCEIL : (int)s->rule);
     dw__jit_add_define(&v, "ROWS", s->along_rows);
     dw__jit_add_define(&v, "COLUMNS", s->along_cols);
     dw__jit_add_define(&v, "SQUARE", s->square);

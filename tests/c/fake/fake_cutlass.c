@@ -27,7 +27,7 @@ static dw_cutlass_result launch(const dw_cutlass_kernel *kernel, size_t bytes, c
     return state.result;
 }
 
-/* name, kind, structure, type, capability */
+/* name, kind, structure, scheme, capability */
 #define KERNELS(X)                                                                                 \
     X(0, "cutlass.sm90.bf16", GEMM, gemm, BF16, 90)                                                \
     X(1, "cutlass.sm90.bf16.other", GEMM, gemm, BF16, 90)                                          \
@@ -38,13 +38,13 @@ static dw_cutlass_result launch(const dw_cutlass_kernel *kernel, size_t bytes, c
     X(6, "cutlass.sm100.attention", ATTENTION, attention, BF16, 100)
 
 static const dw_cutlass_kernel kernels[7];
-#define LAUNCH(index, name, kind, structure, type, capability)                                     \
+#define LAUNCH(index, name, kind, structure, scheme, capability)                                   \
     static dw_cutlass_result launch_##index(const void *call, void *workspace, void *stream) {     \
         return launch(&kernels[index], sizeof(dw_cutlass_##structure), call, workspace, stream);   \
     }
-#define ROW(index, name, kind, structure, type, capability)                                        \
-    {name,     DW_CUTLASS_##kind, DW_CUTLASS_##type, capability,                                   \
-     "a fake", "nowhere",         workspace_bytes,   launch_##index},
+#define ROW(index, name, kind, structure, scheme, capability)                                      \
+    {name,     DW_CUTLASS_##kind, DW_SCHEME_##scheme, capability,                                  \
+     "a fake", "nowhere",         workspace_bytes,    launch_##index},
 KERNELS(LAUNCH)
 static const dw_cutlass_kernel kernels[7] = {KERNELS(ROW)};
 

@@ -1,0 +1,31 @@
+/* Sets of schemes, for code that supports some of them. */
+#ifndef DW_NUMBER_SCHEME_H
+#define DW_NUMBER_SCHEME_H
+
+#include "deepwell/scheme.h"
+#include <stdbool.h>
+
+/* Bit 1 << scheme for each scheme of a set. */
+typedef uint32_t dw__scheme_set;
+#define DW__SCHEME(key) ((dw__scheme_set)1 << DW_SCHEME_##key)
+
+static inline bool dw__scheme_in(dw_scheme scheme, dw__scheme_set set) {
+    return (unsigned)scheme < DW_SCHEME_COUNT && (set >> scheme & 1);
+}
+/* Schemes whose blocks have a length. */
+extern const dw__scheme_set dw__block_schemes;
+
+/* Schemes of blocks whose values, without the scale of the tensor, BF16 holds exactly, but for numbers below 2^-126. */
+extern const dw__scheme_set dw__exact_in_bf16;
+
+/* "fp8-block, mxfp8 or nvfp4" */
+typedef struct dw__scheme_words {
+    char text[192];
+} dw__scheme_words;
+dw__scheme_words dw__scheme_list(dw__scheme_set set);
+
+/* DW_OK if the set has the scheme. Otherwise the message begins with `what` and lists the set. DW_INVALID_ARGUMENT: no
+ * such scheme; DW_UNSUPPORTED: not in the set. */
+dw_status dw__scheme_check(const char *what, dw_scheme scheme, dw__scheme_set set);
+
+#endif
