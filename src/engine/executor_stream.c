@@ -28,7 +28,7 @@ static size_t most_zeros(const dw_plan *plan) {
     size_t most = 0;
     for (uint32_t i = 0; i < plan->engine->grad_output_count; i++) {
         const dw__tensor *shape = &plan->leaves[plan->engine->leaf_count + i];
-        const size_t bytes = (size_t)dw__tensor_count(shape) * dw_dtype_bytes(shape->dtype);
+        const size_t bytes = dw__tensor_bytes(shape);
         if (bytes > most) most = bytes;
     }
     return most;

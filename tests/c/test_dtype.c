@@ -153,7 +153,7 @@ static void codes_are_copied_whole(void **state) {
     for (int i = 0; i < 9; i++) from[i] = (uint8_t)(17 * i + 3);
     memset(to, 0xA5, sizeof to);
     dw_binding leaf = {.data = from}, outputs[2] = {{.data = to[0]}, {.data = to[1]}};
-    OK(dw_plan_forward(plan, NULL, &leaf, outputs));
+    OK(dw_plan_forward(plan, NULL, &leaf, outputs, NULL));
     for (int i = 0; i < 2; i++) {
         assert_memory_equal(to[i], from, sizeof from);
         assert_int_equal(to[i][9], 0xA5);

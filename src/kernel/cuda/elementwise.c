@@ -113,7 +113,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
                           const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     if (!is_supported_op(c->op)) return dw__gpu_wrong_operation(kernel, c);
-    DW_RETURN_IF_FAILED(dw__gpu_kernel_has(kernel, gpu));
+    DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     for (uint32_t o = 1; o < c->output_count; o++)
         if (c->outputs[o].rank != c->outputs[0].rank)
             return dw__fail(DW_UNSUPPORTED, "%s: results of one shape", kernel->name);

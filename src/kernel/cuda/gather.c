@@ -100,7 +100,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
         !(dw__tensor_is_contiguous(&c->inputs[0]) && dw__tensor_is_contiguous(&c->inputs[1])))
         return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous indexes and addends",
                         kernel->name);
-    return dw__gpu_kernel_has(kernel, gpu);
+    return dw__gpu_kernel_computes(kernel, c, gpu);
 }
 
 static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,

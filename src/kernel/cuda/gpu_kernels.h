@@ -22,6 +22,9 @@ extern const dw__gpu_kernel dw__gpu_matmul;      /* gpu_matmul.c */
 const char *dw__gpu_arch(int capability);
 /* DW_TYPE unless the kernel is for `gpu` (NULL: any) of DW__GPU_ARCHITECTURES. */
 dw_status dw__gpu_kernel_has(const dw__gpu_kernel *kernel, const dw__gpu_target *gpu);
+/* The same, and DW_TYPE if an operand or a result holds codes. */
+dw_status dw__gpu_kernel_computes(const dw__gpu_kernel *kernel, const dw__call *call,
+                                  const dw__gpu_target *gpu);
 /* DW_TYPE: the kernel does not compute the call's operation. */
 dw_status dw__gpu_wrong_operation(const dw__gpu_kernel *kernel, const dw__call *call);
 /* The cost model of kernels that memory bounds: the bytes of all tensors at the memory's rate, and a launch. */

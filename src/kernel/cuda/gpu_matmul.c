@@ -48,7 +48,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
                           const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     if (c->op != DW_OP_MATMUL) return dw__gpu_wrong_operation(kernel, c);
-    DW_RETURN_IF_FAILED(dw__gpu_kernel_has(kernel, gpu));
+    DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     if (!dw__dtype_is_float(c->inputs[0].dtype))
         return dw__fail(DW_TYPE, "%s: the element type is %s; expected bf16, f16, f32 or f64",
                         kernel->name, dw_dtype_name(c->inputs[0].dtype));

@@ -12,12 +12,28 @@ dw_status dw__gpu_kernel_has(const dw__gpu_kernel *kernel, const dw__gpu_target 
                     gpu->name);
 }
 
+static bool is_code(const dw__tensor *t) { return t->rank >= 0 && dw__dtype_is_code(t->dtype); }
+
+dw_status dw__gpu_kernel_computes(const dw__gpu_kernel *kernel, const dw__call *call,
+                                  const dw__gpu_target *gpu) {
+    for (uint32_t i = 0; i < call->input_count + call->output_count; i++) {
+        const dw__tensor *t =
+            i < call->input_count ? &call->inputs[i] : &call->outputs[i - call->input_count];
+        if (is_code(t))
+            return dw__fail(DW_TYPE,
+                            "%s: the element type is %s; expected a type that operations "
+                            "compute in",
+                            kernel->name, dw_dtype_name(t->dtype));
+    }
+    return dw__gpu_kernel_has(kernel, gpu);
+}
+
 dw_status dw__gpu_wrong_operation(const dw__gpu_kernel *kernel, const dw__call *call) {
     return dw__fail(DW_TYPE, "%s does not compute %s", kernel->name, dw_op_name(call->op));
 }
 
 static double bytes_of(const dw__tensor *t) {
-    return t->rank < 0 ? 0.0 : (double)dw__tensor_count(t) * (double)dw_dtype_bytes(t->dtype);
+    return t->rank < 0 ? 0.0 : (double)dw__tensor_bytes(t);
 }
 
 void dw__gpu_seconds_of_bytes(const dw__gpu_kernel *kernel, const void *call,

@@ -64,7 +64,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
                           const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     if (reduction_of(c->op) < 0) return dw__gpu_wrong_operation(kernel, c);
-    return dw__gpu_kernel_has(kernel, gpu);
+    return dw__gpu_kernel_computes(kernel, c, gpu);
 }
 
 static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,

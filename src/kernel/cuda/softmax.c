@@ -68,7 +68,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     int64_t stride;
     if (!is_backward(c->op) && !is_logarithm(c->op) && c->op != DW_OP_SOFTMAX)
         return dw__gpu_wrong_operation(kernel, c);
-    DW_RETURN_IF_FAILED(dw__gpu_kernel_has(kernel, gpu));
+    DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     if (dtype != DW_BF16 && dtype != DW_F16 && dtype != DW_F32)
         return dw__fail(DW_TYPE, "%s: the element type is %s; expected bf16, f16 or f32",
                         kernel->name, dw_dtype_name(dtype));
