@@ -1,7 +1,6 @@
 /* A plan while it is being made: types and functions that the files of lowering share.
  *
  *     lower.c             the walk over the schedule
- *     lower_types.c       symbolic shapes and attributes at the plan's sizes
  *     lower_storages.c    storages, and where values lie in them
  *     lower_steps.c       a node becomes a step, a step with its kernel an instruction
  *     lower_kernels.c     which kernels the target has for a step
@@ -60,18 +59,18 @@ static inline uint32_t output_position(const dw__lowering *l, uint32_t slot) {
 static inline void *allocate(dw__lowering *l, size_t bytes) {
     return dw__arena_alloc(l->plan->memory, bytes);
 }
+/* Returns dtype and shape of a value at the plan's sizes, with contiguous strides. */
+static inline dw_status dw__lower_type(const dw__lowering *l, dw_value value, dw__tensor *tensor) {
+    return dw__value_tensor_at(l->graph, value, l->plan->sizes, tensor);
+}
+static inline dw_status dw__lower_attrs(dw__lowering *l, dw_node node, const dw_attr **attrs) {
+    return dw__node_attrs_at(l->plan->memory, l->graph, node, l->plan->sizes, attrs);
+}
 
 /* ---- lower.c --------------------------------------------------------------------------------- */
 
 /* Lowers a node to an instruction of its own. */
 dw_status dw__lower_plain(dw__lowering *l, dw_node node);
-
-/* ---- lower_types.c --------------------------------------------------------------------------- */
-
-/* Returns dtype and shape of a value, with contiguous strides. DW_SHAPE: it has too many bytes. */
-dw_status dw__lower_type(const dw__lowering *l, dw_value value, dw__tensor *tensor);
-/* Returns the node's attributes with dims made numbers; the graph's own if there are none. */
-dw_status dw__lower_attrs(dw__lowering *l, dw_node node, const dw_attr **attrs);
 
 /* ---- lower_storages.c ------------------------------------------------------------------------ */
 

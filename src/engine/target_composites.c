@@ -4,7 +4,6 @@
  * ranks and the sizes that models fix, such as head dimensions.
  */
 #include "engine/engine_internal.h"
-#include "kernel/reference/interpret.h"
 
 enum { TYPICAL_SIZE = 128 };
 

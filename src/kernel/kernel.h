@@ -99,6 +99,19 @@ void dw__tensor_set_contiguous(dw__tensor *tensor);
 /* Whether the last axis is contiguous and one stride leads from each row to the next. The rank is at least 1. */
 bool dw__tensor_row_stride(const dw__tensor *tensor, int64_t *stride);
 
+/* ---- shapes and attributes of a graph with numbers in place of dims (sized_graph.c) ------------- */
+
+/* `sizes` has one entry per symbol of the graph, in both functions. */
+
+/* Returns a contiguous tensor with a value's type and its shape at `sizes`, without data. DW_SHAPE: it has
+ * too many bytes. */
+dw_status dw__value_tensor_at(const dw_graph *graph, dw_value value, const int64_t *sizes,
+                              dw__tensor *tensor);
+/* Returns a node's attributes with dims as numbers, in the form of dw__call: a copy in `arena`, or the graph's
+ * own attributes if none of them has dims. */
+dw_status dw__node_attrs_at(dw__arena *arena, const dw_graph *graph, dw_node node,
+                            const int64_t *sizes, const dw_attr **attrs);
+
 /* ---- groups of kernels, each listed in the registry -------------------------------------------- */
 /* Each file under kernel/ exports one NULL-terminated list, in order of preference. */
 extern const dw__kernel

@@ -19,38 +19,6 @@ typedef struct interpreter {
     dw__arena *arena;   /* memory of attributes */
 } interpreter;
 
-/* ---- tensors and attributes at given sizes --------------------------------------------------- */
-
-dw_status dw__value_tensor_at(const dw_graph *graph, dw_value value, const int64_t *sizes,
-                              dw__tensor *tensor) {
-    memset(tensor, 0, sizeof *tensor);
-    tensor->dtype = dw_value_dtype(graph, value);
-    tensor->rank = dw_value_rank(graph, value);
-    const dw_dim *shape = dw_value_shape(graph, value);
-    for (int axis = 0; axis < tensor->rank; axis++)
-        DW_RETURN_IF_FAILED(dw_dim_eval(graph, shape[axis], sizes, &tensor->shape[axis]));
-    dw__tensor_set_contiguous(tensor);
-    return DW_OK;
-}
-
-dw_status dw__node_attrs_at(dw__arena *arena, const dw_graph *graph, dw_node node,
-                            const int64_t *sizes, const dw_attr **attrs) {
-    const dw__node_record *record = &graph->nodes.items[node];
-    dw_attr *copy = dw__arena_alloc(arena, (record->attr_count + 1) * sizeof *copy);
-    if (!copy) return dw__fail_memory("attributes", record->attr_count * sizeof *copy);
-    for (uint32_t i = 0; i < record->attr_count; i++) {
-        copy[i] = record->attrs[i];
-        if (dw_attr_kind_of(copy[i].key) != DW_ATTR_DIMS) continue;
-        int64_t *numbers = dw__arena_alloc(arena, (copy[i].count + 1) * sizeof *numbers);
-        if (!numbers) return dw__fail_memory("attributes", copy[i].count * sizeof *numbers);
-        for (uint32_t j = 0; j < copy[i].count; j++)
-            DW_RETURN_IF_FAILED(dw_dim_eval(graph, copy[i].list[j], sizes, &numbers[j]));
-        copy[i].list = numbers;
-    }
-    *attrs = copy;
-    return DW_OK;
-}
-
 static dw_status allocate(dw__tensor *tensor) {
     size_t bytes = dw__tensor_bytes(tensor);
     tensor->data = dw__malloc_aligned(bytes);

@@ -21,11 +21,4 @@ typedef struct dw__interpret_options {
 dw_status dw__interpret(const dw_graph *graph, const int64_t *sizes, const dw__tensor *leaves,
                         dw__tensor *outputs, const dw__interpret_options *options);
 
-/* Copies a node's attributes to `arena` with dims as numbers, in the form of dw__call. */
-dw_status dw__node_attrs_at(dw__arena *arena, const dw_graph *graph, dw_node node,
-                            const int64_t *sizes, const dw_attr **attrs);
-/* Returns a contiguous tensor with a value's type and its shape at `sizes`, without data. */
-dw_status dw__value_tensor_at(const dw_graph *graph, dw_value value, const int64_t *sizes,
-                              dw__tensor *tensor);
-
 #endif
