@@ -170,10 +170,11 @@ API int cuFuncGetAttribute(int *value, int attribute, void *of) {
     dw_status status = dw_emulator_kernel_memory(f->module, f->name, &shared, &local);
     if (status == DW_OK) status = dw_emulator_kernel_bounds(f->module, f->name, &threads, cluster);
     if (status != DW_OK) return result_of(status);
-    *value = attribute == 0                      ? (int)threads
-             : attribute == 1                    ? (int)shared - 1024
-             : attribute == 3                    ? (int)local
-             : attribute == 4                    ? 64 /* registers: not known here */
+    *value = attribute == 0   ? (int)threads
+             : attribute == 1 ? (int)shared - 1024
+             : attribute == 3 ? (int)local
+             /* attribute: registers, which are not known here */
+             : attribute == 4                    ? 64
              : attribute == 5 || attribute == 6  ? gpu.capability
              : attribute == 8                    ? f->dynamic_shared
              : attribute == 10                   ? cluster[0] != 0

@@ -9,7 +9,7 @@
 #define API __attribute__((visibility("default")))
 typedef uint64_t address;
 
-enum { /* CUresult. The runtime's numbers are the same except for those in runtime.h. */
+enum { /* CUresult. The runtime uses the same numbers, except for those in runtime.h. */
        SUCCESS = 0,
        INVALID_VALUE = 1,
        OUT_OF_MEMORY = 2,

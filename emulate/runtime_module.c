@@ -238,7 +238,7 @@ API int cudaLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
 }
 ALSO(cudaLaunchHostFunc, _ptsz, void *, void (*)(void *), void *);
 
-/* ---- what kernels are ---------------------------------------------------------------------- */
+/* ---- attributes of kernels ----------------------------------------------------------------- */
 
 API int cudaGetKernel(void **kernel, const void *host) { return keep(find_kernel(host, kernel)); }
 API int __cudaGetKernel(void **kernel, const void *host) {

@@ -2,7 +2,7 @@
  * eight bytes as opaque, so the emulator packs the whole state into them:
  *
  *       bits 0-19 pending arrivals, 20-39 arrivals of a phase, 40-60 outstanding transaction bytes (biased by 2^20),
- *       61 parity of the current phase, 62-63 both set: these bytes are an mbarrier
+ *       61 parity of the current phase, 62-63 both set to mark the bytes as an mbarrier
  */
 #ifndef DW_EMULATOR_BARRIER_H
 #define DW_EMULATOR_BARRIER_H

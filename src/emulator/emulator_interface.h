@@ -1,4 +1,4 @@
-/* What libdeepwell and libdeepwell_emulator know of each other: two tables of functions.
+/* The interface between libdeepwell and libdeepwell_emulator: two tables of functions.
  *
  * libdeepwell opens the emulator's library, hands it its services and gets its calls. The services are everything of
  * libdeepwell that has a state and must therefore exist once in a process: memory, the last error, the thread pool,
@@ -18,7 +18,7 @@
 
 typedef struct dw__emulator_services {
     uint32_t version;
-    /* As the functions of these names in base.h, pool.h, isa.h and status.h. */
+    /* The functions of the same names in base.h, pool.h, isa.h and status.h. */
     void *(*malloc)(size_t bytes);
     void *(*calloc)(size_t count, size_t bytes);
     void *(*realloc)(void *pointer, size_t bytes);
@@ -34,7 +34,7 @@ typedef struct dw__emulator_services {
     int (*cpu_isa)(void);
 } dw__emulator_services;
 
-/* What a report says beside the findings; valid until the next call. */
+/* The report's entries besides the findings. Valid until the next call. */
 typedef struct dw__emulator_summary {
     const char *architecture;
     uint64_t seed, launches, instructions;
@@ -42,7 +42,7 @@ typedef struct dw__emulator_summary {
     size_t refused_count;
 } dw__emulator_summary;
 
-/* As the functions of these names in deepwell/emulator.h. */
+/* The functions of the same names in deepwell/emulator.h. */
 typedef struct dw__emulator_interface {
     uint32_t version;
     dw_status (*create)(const char *architecture, const dw_emulator_options *options,
@@ -86,7 +86,8 @@ typedef struct dw__emulator_interface {
 
 extern const dw__emulator_interface dw__emulator_functions;
 
-/* DW__EMULATOR_ENTRY. NULL: the libraries are of different versions. The services must outlive the library. */
+/* The type of DW__EMULATOR_ENTRY. It returns NULL if the two libraries have different versions. The services must
+ * outlive the library. */
 typedef const dw__emulator_interface *(*dw__emulator_entry)(const dw__emulator_services *services);
 
 #endif

@@ -1,4 +1,4 @@
-/* The checker's findings, collected over all launches of a device. */
+/* The checker's findings, collected over all launches on a device. */
 #ifndef DW_EMULATOR_FINDING_H
 #define DW_EMULATOR_FINDING_H
 

@@ -145,7 +145,7 @@ static dw_status translate_block(dw__emu_translator *t) {
     DW_RETURN_IF_FAILED(dw__emu_emit(t, barrier_run));
     t->op->d = d;
     t->op->detail = k;
-    /* Parts of a warp may reach barriers that are not .aligned. Barriers count warps all the same, so the lanes are
+    /* Subgroups of a warp may reach barriers that are not .aligned. Barriers count whole warps, so the lanes are
      * gathered here. */
     t->op->aligned = true;
     return DW_OK;

@@ -57,7 +57,7 @@ BOTH(lg2, LG2)
 BOTH(sin, SIN)
 BOTH(cos, COS)
 BOTH(tanh, TANH)
-/* -0 is less than +0. Of a NaN and a number the result is the number, unless NaNs are kept. */
+/* -0 is less than +0. The smaller or larger of a NaN and a number is the number, unless NaNs are kept. */
 #define SMALLER(T, s)                                                                              \
     isnan(x)   ? (op->keep_nan ? x : y)                                                            \
     : isnan(y) ? (op->keep_nan ? y : x)                                                            \

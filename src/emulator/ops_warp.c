@@ -26,8 +26,8 @@ static uint32_t alike(const uint32_t *members, uint32_t mask) {
     return same;
 }
 
-/* Runs an operation for parts of the warp, each with its own member mask, such as halves that add up separately:
- * `run` for each part whose lanes have all arrived; the other lanes wait. */
+/* Runs an operation for subgroups of the warp, such as halves that reduce separately. Each subgroup has its own member
+ * mask. `run` is called for each subgroup whose lanes have all arrived; the other lanes wait. */
 static dw__emu_next run_parts(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask,
                               const uint32_t *members, dw__emu_run run) {
     uint32_t done = 0, waiting = 0;
@@ -44,7 +44,7 @@ static dw__emu_next run_parts(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     dw__emu_leave_behind(w, waiting);
     return DW__NEXT;
 }
-/* Called first in `run`: its lanes, whose member masks lie at `place`, have all arrived. */
+/* Operations call this first in `run`: all lanes of the subgroup, whose member masks lie at `place`, have arrived. */
 #define GATHER(w, op, mask, place, run)                                                            \
     do {                                                                                           \
         const uint32_t *members_ = DW__REGISTER(w, uint32_t, place);                               \

@@ -65,7 +65,7 @@ typedef enum dw__emu_special {
     DW__SPECIAL_LANEMASK_GT,
     DW__SPECIAL_DYNAMIC_SMEM_SIZE,
     DW__SPECIAL_TOTAL_SMEM_SIZE,
-    /* Of a cooperative grid: axis 0 is the upper half of the address, 1 the lower half. */
+    /* The address of a cooperative grid's workspace: axis 0 is its upper half, axis 1 its lower half. */
     DW__SPECIAL_WORKSPACE,
     DW__SPECIAL_COUNT,
 } dw__emu_special;

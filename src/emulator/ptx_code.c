@@ -36,7 +36,7 @@ cleanup:
     return status;
 }
 
-/* Reads %tid.x or %clock64: a name that is no register's. */
+/* Reads %tid.x or %clock64: a special register, or a register that is not declared yet. */
 static dw_status read_special(dw__ptx_parser *p, dw__ptx_operand *operand) {
     operand->kind = DW__PTX_SPECIAL;
     if (!dw__ptx_is_mark(&p->lex, '.')) return DW_OK;

@@ -4,7 +4,7 @@
 
 #include "emulator/ptx_lex.h"
 
-/* A name has the meaning that the innermost enclosing block declares. A label may be used before its declaration. */
+/* A name refers to the declaration in the innermost enclosing block. A label may be used before its declaration. */
 typedef struct dw__ptx_symbol {
     enum {
         DW__SYMBOL_RANGE,

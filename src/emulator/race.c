@@ -750,7 +750,8 @@ void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, boo
                       address, whom);
     }
     mark_mbarrier(w, race, offset, false);
-    /* An ordinary write with respect to earlier accesses, except that fence.mbarrier_init also makes it visible. */
+    /* This counts as an ordinary write with respect to earlier accesses, except that fence.mbarrier_init also makes it
+     * visible. */
     toucher t = toucher_of(w, lane, true, false);
     const uint32_t agent = own_agent(w) + DW__SIDE_INIT;
     const uint32_t time = dw__emu_seen(w->clock)[agent] = next_time(all, agent);

@@ -1,5 +1,5 @@
-/* The entry of libdeepwell_emulator, and what it has from libdeepwell: the functions of base/ that have a state, each
- * by the name under which the emulator calls it. This file is in the shared library alone. */
+/* The entry of libdeepwell_emulator, and the functions of base/ that have a state: each forwards to libdeepwell's,
+ * under the name by which the emulator calls it. Only the shared library contains this file. */
 #include "base/isa.h"
 #include "emulator/emulator_interface.h"
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Tells which GPUs have an instruction. */
+/* Looks up which GPUs have an instruction. */
 #ifndef DW_EMULATOR_TARGETS_H
 #define DW_EMULATOR_TARGETS_H
 

@@ -474,7 +474,8 @@ dw_status dw__emu_translate_tensor_product(dw__emu_translator *t) {
             return dw__emu_malformed(t, "the scale of D must be a power of two from 0 to 15");
         k->shift = (int)o[at++].integer;
     }
-    /* The remaining operand would be the mask of columns that a weight-stationary MMA treats as zeros. */
+    /* The remaining operand would be the mask of columns that a weight-stationary MMA treats as zeros. The emulator
+     * does not support it. */
     if (at < given && k->form.stationary) return dw__emu_unsupported(t);
     if (at != given) return dw__emu_malformed(t, "wrong number of operands");
     DW_RETURN_IF_FAILED(dw__emu_emit(t, product_run));
