@@ -146,7 +146,7 @@ DEVICE void most_of_square(uint32 *most) {
     for (int i = 1; i < WORDS; i++) most[i] = most[0];
 }
 
-// Returns the bits of an F32.
+// Returns element `index` as the bits of an F32.
 DEVICE uint32 magnitude(const uint32 *most, int index) {
     if (INPUT == DW_QUANTIZE_F32) return most[index % WORDS];
     return __float_as_uint(index & 1 ? element_high(most[index / 2]) : element_low(most[index / 2]));
@@ -165,7 +165,8 @@ DEVICE void find_scales(const uint32 *most, uint8 *codes, int outer, int inner, 
         if constexpr (is_nvfp4(SCHEME)) scale = nvfp4_scale(magnitude(most, i), tensor_scale, inverse);
         else scale = e8m0_scale<SCHEME, RULE>(magnitude(most, i));
         int own = turn * SHARE + i;
-        if (SQUARE && own >= outers) scale.code = 0; // as for every line beyond the end
+        // The factor is also computed for lines beyond the end.
+        if (SQUARE && own >= outers) scale.code = 0;
         codes[DW_SCALE_OFFSET(outer + own, inner / BLOCK, 2)] = (uint8)scale.code;
         factors[i] = scale.factor;
     }

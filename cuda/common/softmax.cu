@@ -2,11 +2,11 @@
 //
 // Both are bound by memory. A row of up to LANES * VECTORS vectors is read once, stays in registers while its maximum
 // and its sum are computed, and is written once. LANES threads share a row: a warp has a short row (a block then has
-// several), a block has a long one. VECTORS is 0 for rows that no variant holds: they are read again, from L2, for each
-// of the two passes that follow.
-// Sums are F32 in an order that depends on the variant alone, so that results have the same bits in every run.
+// several), a block has a long one. VECTORS is 0 for rows that no variant can hold in registers. These rows are read
+// again, from L2, in each of the two later passes. Sums are F32 in an order that depends on the variant alone, so that
+// results have the same bits in every run.
 //
-// A row of nothing but -infinity gives zeros from softmax, as the operation's definition has it.
+// The softmax of a row of -infinity alone is zeros, as the operation's definition says.
 //
 // Defines: TYPE (softmax_params.h), LOGARITHM, LANES (32, 256 or 1024), VECTORS: 16-byte vectors of a row that one
 // thread holds, ALIGNED: every row of every tensor begins at a multiple of 16 bytes and is whole vectors.
@@ -69,7 +69,7 @@ DEVICE const uint8 *row_of(const void *base, long long stride, long long row) {
 // The column at which this thread's vector `i` begins: neighbouring threads hold neighbouring vectors.
 DEVICE int column_of(int i) { return (i * LANES + (int)threadIdx.x % LANES) * PER_VECTOR; }
 
-// One vector of a row; `beyond` stands in the columns that the row does not have.
+// One vector of a row; columns past the end of the row get the value `beyond`.
 DEVICE void load_vector(const uint8 *row, int column, int columns, float beyond, float *values) {
     if (ALIGNED && column < columns) {
         unpack(__ldg((const uint4 *)(row + (long long)column * ELEMENT_BYTES)), values);
@@ -146,7 +146,7 @@ DEVICE void forward_row(const uint8 *from, uint8 *to, int columns) {
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++) {
             const float e = exponential(v[j] - largest);
-            // A column that the row does not have adds nothing, also where the maximum is -infinity or NaN.
+            // Columns past the end of the row add nothing, even if the maximum is -infinity or NaN.
             if (column + j < columns) sum += e;
             if (VECTORS > 0) v[j] = LOGARITHM ? v[j] - largest : e;
         }
@@ -185,7 +185,7 @@ DEVICE void backward_row(const uint8 *y_row, const uint8 *dy_row, uint8 *to, int
     });
 }
 
-// ---- kernels: any grid is right, a group of threads takes row after row ----------------------------------
+// ---- kernels: a group of threads processes row after row, so any grid size is valid ---------------------
 
 #define FIRST_ROW ((long long)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / LANES)
 #define NEXT_ROW ((long long)gridDim.x * ROWS_PER_BLOCK)

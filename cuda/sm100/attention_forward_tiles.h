@@ -30,9 +30,9 @@
 #define DW_SM100_FORWARD_COLUMNS_USED(head_dim, tile_n) (2 * (tile_n) + 2 * (head_dim))
 #define DW_SM100_FORWARD_COLUMNS 512
 
-/* Of each 16 pairs of exponentials, the number that a polynomial computes instead of the units of ex2. At most 3:
- * more need registers that are not available. Results are as accurate after rounding; a NaN score gives an infinity
- * in the polynomial. The best value depends on speed, which has not been measured. */
+/* The number of exponentials, out of 16 pairs, that a polynomial computes instead of the units of ex2. At most 3: more
+ * need registers that are not available. Results are as accurate after rounding; a NaN score gives an infinity in the
+ * polynomial. The best value depends on speed, which has not been measured. */
 #define DW_SM100_FORWARD_POLYNOMIAL 0
 
 /* X(head_dim, windowed, keys, tile_m, tile_n, stages, consumers) as in DW_SM90_FORWARD_TILES; a stage is a tile of
