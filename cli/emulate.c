@@ -100,8 +100,8 @@ static int read_request(int argc, char **argv, request *r) {
     return result;
 }
 
-/* The emulator knows which architectures there are. The program of a wheel has libdeepwell inside and not beside it, so
- * it names the emulator's library in the package for this call; what runs later finds its own. */
+/* Asks the emulator which architectures exist. A wheel's program contains libdeepwell, so the emulator's library is not
+ * beside it: this call names the one in the package. The emulated program finds its own. */
 static int check_architecture(const char *name, const char *libraries) {
     dw_emulator *emulator = NULL;
     char path[4200], *file = NULL;

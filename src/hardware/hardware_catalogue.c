@@ -130,7 +130,7 @@
 /* `gpus` is the number that the name without a count means: a node, or an NVLink rack. */
 static const dw_hardware catalogue[] = {
     {
-        .name = "v100", /* 32 GB, in a DGX-2; its only half precision is FP16 */
+        .name = "v100", /* 32 GB, in a DGX-2; FP16 is its only half precision */
         .architecture = "sm_70",
         .capability = 70,
         .gpus = 16,

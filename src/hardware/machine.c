@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* ---- what its files share -------------------------------------------------------------------- */
+/* ---- shared by the probe's files -------------------------------------------------------------- */
 
 dw_status dw__machine_text(dw__machine *m, const char *text, const char **copy) {
     size_t bytes = strlen(text);
@@ -73,7 +73,7 @@ int64_t dw__machine_read_number(const dw__machine *m, int64_t absent, const char
     return end == line || errno ? absent : value;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the probe ------------------------------------------------------------------------------- */
 
 /* Points the public structure at the lists. */
 static void publish(dw__machine *m) {

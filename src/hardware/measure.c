@@ -162,7 +162,7 @@ cleanup:
     return status;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- all measurements ------------------------------------------------------------------------ */
 
 /* Turns a failed measurement into a remark with its message. Callers keep `what` short. */
 static dw_status unless_done(dw__machine *m, dw_status status, const char *what) {

@@ -1,4 +1,4 @@
-/* Measures GEMM rates with cuBLASLt: what a tuned kernel reaches on this GPU at its clocks and power.
+/* Measures GEMM rates with cuBLASLt: the rates that tuned kernels reach on this GPU at its clocks and power.
  *
  * The prototypes are those of cuBLASLt in CUDA 12 and 13. Matrices are square and the first is transposed, which is
  * the only layout that supports FP8 on Hopper. */

@@ -262,7 +262,7 @@ static const dw__kernel attention_tiled = {
     .scratch_bytes = forward_scratch,
     .run = forward_run,
     .strided_results = true,
-    .tolerance_factor = 8.0, /* two products, an exponential, a correction per tile */
+    .tolerance_factor = 8.0, /* two matmuls, an exponential and a correction per tile */
 };
 static const dw__kernel attention_backward_tiled = {
     .name = "cpu.attention_backward.tiled",
@@ -272,7 +272,7 @@ static const dw__kernel attention_backward_tiled = {
     .scratch_bytes = backward_scratch,
     .run = backward_run,
     .strided_results = true,
-    .tolerance_factor = 16.0, /* and three more products of what those gave */
+    .tolerance_factor = 16.0, /* and three more matmuls of their results */
 };
 
 const dw__kernel *const dw__kernels_cpu_attention[] = {&attention_tiled, &attention_backward_tiled,

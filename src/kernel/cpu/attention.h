@@ -10,7 +10,8 @@
 #include "kernel/cpu/cpu.h"
 
 enum {
-    DW_ATTENTION_QUERIES = 64, /* of a tile, and its keys too: S^T, K and V tiles are 16 KB each */
+    /* queries of a tile, and keys of a tile: S^T, K and V tiles are 16 KB each */
+    DW_ATTENTION_QUERIES = 64,
     DW_ATTENTION_KEYS = 64,
     DW_ATTENTION_HEAD_MAX = 256,
 };

@@ -22,7 +22,7 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
  * linear in the matrix view. */
 bool dw__fused_fits_tile(const dw__call *fused, int replaced);
 
-/* ---- small matrix products inside a task: attention's tiles ------------------------------------ */
+/* ---- small matmuls inside a task: attention's tiles -------------------------------------------- */
 
 /* C[m,n] (+)= alpha * A[m,k] * B[k,n] with row strides lda, ldb, ldc; flags select A stored as [k,m] or B
  * stored as [n,k]. Single-threaded, for operands in L1/L2. Part of the table dw__gemm_loops

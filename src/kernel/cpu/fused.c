@@ -53,7 +53,7 @@ typedef struct program {
     program_step steps[DW_BODY_MAX_CODE];
     program_operand outputs[DW_MAX_OUTPUTS];
     bool in_place[DW_MAX_OUTPUTS];
-    bool used[DW_MAX_INPUTS]; /* read element by element, so neither unused nor a seed */
+    bool used[DW_MAX_INPUTS]; /* Read element by element, so neither unused nor a seed. */
     uint16_t slot_count;
     uint16_t constant_count;
     uint8_t element_bytes; /* widest element of all buffers: 4 or 8 */

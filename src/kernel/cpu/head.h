@@ -1,5 +1,5 @@
-/* A linear layer followed by cross-entropy: declarations shared by the kernels of linear_cross_entropy and of
- * its backward. */
+/* Declarations shared by the kernels of linear_cross_entropy (a linear layer followed by cross-entropy) and of its
+ * backward. */
 #ifndef DW_HEAD_H
 #define DW_HEAD_H
 

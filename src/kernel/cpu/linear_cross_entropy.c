@@ -11,9 +11,10 @@
 DW_ISA_TABLE(dw__logit_gradient_loops)
 
 enum {
-    CHUNK_GRAIN = 48,    /* rows that suit the GEMMs */
-    CHUNK_ROWS_MIN = 96, /* with fewer rows, w and dw are read for too little work */
-    SUM_COLUMNS = 1024,  /* columns of db per task */
+    CHUNK_GRAIN = 48, /* rows that suit the GEMMs */
+    /* with fewer rows, the GEMMs do too little work for each read of w and dw */
+    CHUNK_ROWS_MIN = 96,
+    SUM_COLUMNS = 1024, /* columns of db per task */
 };
 static const int64_t CHUNK_FLOATS = 12 << 20; /* 48 MB of dlogits */
 

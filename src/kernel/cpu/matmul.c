@@ -238,7 +238,7 @@ static bool epilogue_fits(const dw__call *call, const dw__call *then, int replac
     return dw__fused_fits_tile(then, replaced);
 }
 
-/* Whether the product is kept is known only when data is placed: room for either. */
+/* Whether the GEMM's result is stored is known only when data is placed, so this reserves scratch for either case. */
 static size_t epilogue_scratch(const dw__call *call, const dw__call *then, int replaced) {
     (void)then, (void)replaced;
     dw__matmul p;
@@ -262,8 +262,8 @@ static dw_status epilogue_run(const dw__call *call, const dw__call *then, int re
     return dw__matmul_run(&p, &epilogue, scratch);
 }
 
-/* The error of an F32 sum of n products grows about as the root of n for random data. Blocks of K and lanes
- * only shorten the chains. */
+/* The error of an F32 sum of n products grows about with the root of n for random data. Blocks of K and lanes only
+ * shorten the chains. */
 #define DW_GEMM_TOLERANCE 4.0
 
 static const dw__kernel matmul_amx = {

@@ -1,4 +1,4 @@
-/* GEMM on AMX: how it is divided, and which task packs which operand (amx.h says why it may be F32).
+/* GEMM on AMX: how it is divided, and which task packs which operand (amx.h explains how AMX computes F32 GEMMs).
  *
  * The operand with the smaller outer extent is packed once and shared. Each task packs its chunk of the other
  * operand, some panels and one block of K at a time, so that the chunk stays in L2 while the shared panels
@@ -27,8 +27,9 @@ enum {
     K_MIN = 32,          /* below this K the corrections cost more than they gain */
     OUTER_MIN = 16,      /* rows and columns: below, a panel is mostly zeros */
 };
-static const int64_t WORK_MIN = 1 << 20;           /* multiply-adds */
-static const int64_t BF16_WORK_MIN = 1 << 15;      /* lower: else copies in F32 are made */
+static const int64_t WORK_MIN = 1 << 20; /* multiply-adds */
+/* with fewer, the operands are copied to F32 instead */
+static const int64_t BF16_WORK_MIN = 1 << 15;
 static const size_t SHARED_MAX = (size_t)48 << 20; /* packed bytes of one round */
 
 /* ---- division into tasks --------------------------------------------------------------------------- */

@@ -11,7 +11,7 @@ enum {
     TILE_COLUMNS = 768,
     TILE_COLUMNS_MIN = 192,
     GRAIN = 48,       /* of tile sizes: oneDNN's register tiles are 48 x 8 or 16 x 12 */
-    TASKS_WANTED = 8, /* more and smaller tasks pack more often, fewer balance worse */
+    TASKS_WANTED = 8, /* more and smaller tasks pack more often; fewer tasks balance worse */
 };
 static const int64_t TASK_WORK_MIN = 1 << 17; /* multiply-adds: some microseconds */
 /* Larger tiles of a result that is not stored would leave the cache before the epilogue runs. */

@@ -4,7 +4,7 @@
  * it. Each task packs its rows of A, multiplies block by block of K, and runs the epilogue on its tile while
  * that is in cache. If packed B would grow too large, the GEMM runs in rounds over batches, columns or K. The
  * blocks of K depend on shapes alone, and the inner loops give each element the same bits at any position
- * (gemm.h), so results do not depend on threads, although the size of tiles does. */
+ * (gemm_loops.h), so results do not depend on threads, although the size of tiles does. */
 #include "base/pool.h"
 #include "kernel/cpu/cpu_matmul.h"
 #include "kernel/cpu/gemm_loops.h"
@@ -18,7 +18,8 @@ enum {
     TASKS_PER_THREAD = 5, /* at least, so that threads finish at the same time */
     CACHE_LINE = 64,
 };
-static const int64_t TASK_WORK_MIN = 1 << 20; /* multiply-adds; below, handing out costs too much */
+/* multiply-adds; below this, the pool costs more than it gains */
+static const int64_t TASK_WORK_MIN = 1 << 20;
 static const int64_t PACKED_FLOATS_MAX = 4 << 20; /* of B at a time: 16 MB */
 
 /* ---- division into tasks --------------------------------------------------------------------- */

@@ -132,9 +132,9 @@ static size_t backward_scratch(const dw__call *call) {
     return (size_t)(2 * parts * part_stride(rows.length)) * sizeof(float);
 }
 
-/* This part's sums of dw (which 0) or db (which 1); NULL if the operation has no db. The sums are computed
- * even if nobody reads them: without them in the loop a compiler may contract other multiplications and
- * additions, and dx would depend on the set of wanted gradients. */
+/* Returns this part's sums of dw (`which` 0) or db (`which` 1); NULL if the operation has no db. The sums are computed
+ * even if nothing reads them: without them in the loop a compiler may contract other multiplications and additions, and
+ * dx would depend on the set of wanted gradients. */
 static float *part_sums(const row_run *run, int which, int64_t part) {
     if ((uint32_t)which + 1 >= run->call->output_count) return NULL;
     return run->scratch + (which * run->parts + part) * run->part_stride;

@@ -182,7 +182,7 @@ static inline vf v_log(vf x) {
     vm tiny = v_lt(x, v_set(0x1p-126f));
     vf scaled = v_select(tiny, x * 0x1p23f, x);
     vf bias = v_select(tiny, v_set(-23.0f), v_set(0.0f));
-    /* Subtracting the bits of sqrt(1/2) makes the exponent field change exactly there. */
+    /* Subtracting the bits of sqrt(1/2) makes the exponent field change exactly at sqrt(1/2). */
     vi bits = (vi)((vu)scaled - 0x3f3504f3u); /* may wrap for x < 0 */
     vf k = __builtin_convertvector(bits >> 23, vf) + bias;
     vf f = (vf)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
@@ -218,7 +218,7 @@ static inline vf v_log1p(vf x) {
     return v_select(edge_high, v_set(INFINITY), y);
 }
 
-/* ---- sine, cosine, powers: in double inside, for they need the bits -------------------------- */
+/* ---- sine, cosine and powers: computed in double for precision ------------------------------- */
 
 #if DW_VECTOR_AVX512
 #define DW_V_ROUND_DOUBLE(x)                                                                       \
@@ -393,7 +393,8 @@ static inline vf v_gelu_tanh_slope(vf x) {
     vf z = x * x, slope;
     vf s = v_sigmoid_and_slope(x * (z * 0.07135481282f + 1.595769122f), &slope);
     vf inner =
-        x * (z * 0.2140644385f + 1.595769122f); /* x du2/dx, kept from infinity: slope is 0 */
+        /* x * du2/dx; it must not be infinite if the slope is 0 */
+        x * (z * 0.2140644385f + 1.595769122f);
     return s + v_min(v_set(1e30f), v_max(v_set(-1e30f), inner)) * slope;
 }
 /* x Phi(x), Phi the normal distribution's. */
