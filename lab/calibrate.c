@@ -1,5 +1,5 @@
-/* The constants, fitted: robust least squares (Levenberg and Marquardt's) of the logarithm of time, in the logarithms
- * of the constants, each held to its prior. */
+/* Fits the planner's constants: robust least squares of the logarithm of time (Levenberg-Marquardt) over the logarithms
+ * of the constants. A prior keeps each constant near its published value. */
 #include "calibrate.h"
 #include <math.h>
 #include <string.h>

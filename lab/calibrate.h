@@ -10,7 +10,7 @@ typedef struct lab_constants {
 void lab_constants_built_in(lab_constants *constants);
 int lab_constant_index(const char *name); /* -1: there is none */
 
-/* From *constants on, over `count` rows of the runs, each with its weight. */
+/* Fits the constants, starting from *constants, to `count` rows of the runs, each with a weight. */
 dw_status lab_fit_constants(const lab_runs *runs, const uint32_t *rows, const double *weights,
                             size_t count, lab_constants *constants);
 #endif

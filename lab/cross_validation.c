@@ -1,9 +1,9 @@
-/* Constants fitted without a source predict it: each in turn. */
+/* Predicts each source with constants that were fitted to the other sources. */
 #include "evaluation.h"
 #include <math.h>
 #include <string.h>
 
-typedef struct pool { /* the rows that count, and the source of each */
+typedef struct pool { /* the rows that are fitted, and the source of each */
     uint32_t *rows, *groups, *train;
     double *weights;
     size_t count;
@@ -49,7 +49,8 @@ cleanup:
     return status;
 }
 
-/* Rows of one source are alike: it weighs by the root of their number. `without` >= group_count: all. */
+/* Fits the constants to all sources except for `without` (to all, if `without` >= group_count). Rows of one source
+ * resemble each other, so a source has the weight of the root of its number of rows. */
 static dw_status fit_without(const lab_runs *runs, const pool *p, uint32_t without,
                              lab_constants *constants) {
     size_t count = 0;
@@ -75,7 +76,8 @@ static void predict_group(const lab_runs *runs, const pool *p, uint32_t group,
     }
 }
 
-/* The median rate of the other sources on such a GPU, or on any, as a part of its BF16 rate, for want of one. */
+/* The baseline: predicts each row from the median share of the BF16 rate that the other sources reach on the same GPU,
+ * or on any GPU if no other source uses it. */
 static void predict_by_median(const lab_runs *runs, const pool *p, double *scratch,
                               double *predicted) {
     for (size_t at = 0; at < p->count; at++) {
@@ -123,7 +125,7 @@ dw_status lab_calibrate(const lab_runs *runs, const lab_calibrate_options *optio
     LAB_TRY(lab_text_printf(&out, ",\n  \"fitted\": "));
     LAB_TRY(lab_write_errors(runs, predicted, &out));
     for (uint32_t group = 0; group < p.group_count; group++) {
-        /* From the priors, so that nothing of the source is in where the search begins. */
+        /* Starts from the priors, so that the starting point contains nothing of the left-out source. */
         lab_constants without;
         const dw_planner_constant *table;
         const int known = dw_planner_constants(&table);

@@ -7,7 +7,7 @@ typedef struct reader {
     lab_csv *csv;
 } reader;
 
-/* Reads one field into the arena. *last: the field ends its line. */
+/* Reads one field into the arena. *last: the field is the line's last. */
 static dw_status read_field(reader *r, const char **field, bool *last) {
     const char *begin = r->at;
     size_t length = 0, opened = r->line;

@@ -1,4 +1,5 @@
-/* Tables as RFC 4180 has them: commas, quotes around what holds commas or line breaks, a quote doubled inside. */
+/* CSV tables (RFC 4180): fields are separated by commas; a field with commas or line breaks is quoted, and a quote
+ * inside it is doubled. */
 #ifndef LAB_CSV_H
 #define LAB_CSV_H
 
@@ -11,13 +12,13 @@ typedef struct lab_csv {
     struct {
         const char **items;
         size_t count, capacity;
-    } cells; /* row by row; a row that ends early has empty cells */
+    } cells; /* row by row; missing fields at the end of a row are empty */
 } lab_csv;
 
-/* A byte-order mark is skipped, lines end in LF or CRLF, empty lines are none. DW_PARSE names the line. */
+/* Skips a byte-order mark and empty lines; lines end in LF or CRLF. DW_PARSE names the line. */
 dw_status lab_csv_parse(const char *text, size_t bytes, lab_csv *csv);
 void lab_csv_free(lab_csv *csv);
-/* "" where there is no such column. */
+/* Returns "" if there is no such column. */
 const char *lab_csv_cell(const lab_csv *csv, size_t row, const char *name);
 
 #endif

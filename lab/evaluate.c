@@ -1,4 +1,4 @@
-/* Predictions of every row beside what was measured. */
+/* Predicts every row and compares the prediction with the measurement. */
 #include "evaluation.h"
 #include <math.h>
 #include <stdlib.h>
@@ -113,8 +113,8 @@ static dw_status write_memory(const lab_runs *runs, const double *memory, double
     return lab_text_printf(out, "}");
 }
 
-/* Points between the pipeline's idle part and what was measured, which is computed of profiled times: of equal
- * stages. */
+/* The difference, in points, between the predicted and the measured idle share of the pipeline. The measured share is
+ * computed from profiled times of stages, as if all stages were equal. */
 static dw_status write_bubbles(const lab_runs *runs, const lab_constants *constants, double *errors,
                                lab_text *out) {
     size_t count = 0, within = 0;
@@ -133,7 +133,7 @@ static dw_status write_bubbles(const lab_runs *runs, const lab_constants *consta
         within, median, high);
 }
 
-/* ---- choice: the planner's favourite among layouts that were measured ---- */
+/* ---- choice: the planner's favourite among measured layouts ---- */
 
 static int same_task(const lab_run *a, const lab_run *b) {
     return a->layout.gpus == b->layout.gpus && a->layout.seq_len == b->layout.seq_len &&
@@ -147,7 +147,8 @@ static bool competes(const lab_run *run, int apart) {
            (strcmp(run->group, "ultrascale") == 0) == apart;
 }
 
-/* Regret of each task with several layouts; layouts that are predicted alike are one, with their mean. */
+/* Writes the regret of each task with several layouts. Layouts with equal predictions count as one, with the mean of
+ * their measurements. */
 static size_t regrets(const lab_runs *runs, const double *predicted, int apart, char *done,
                       double *found) {
     size_t tasks = 0, rows = runs->table.rows;

@@ -134,7 +134,7 @@ static const char *precision_of(const lab_run *run) {
 }
 static const char *any_of(const lab_run *run) { return run ? "all" : ""; }
 
-/* A row before this one counts and has the same key. */
+/* Returns whether an earlier row counts and has the same key. */
 static bool key_before(const lab_runs *runs, size_t row, const char *(*key)(const lab_run *)) {
     for (size_t at = 0; at < row; at++)
         if (lab_counts(&runs->rows[at]) && strcmp(key(&runs->rows[at]), key(&runs->rows[row])) == 0)
@@ -177,7 +177,7 @@ dw_status lab_write_errors(const lab_runs *runs, const double *predicted, lab_te
     if (!errors) return lab_fail_memory("errors", sizeof(double) * runs->table.rows);
     LAB_TRY(lab_text_printf(out, "{"));
     LAB_TRY(write_split(runs, predicted, "", any_of, errors, out));
-    /* A file without a row that counts has no errors at all. */
+    /* A file with no row that counts has no errors. */
     if (out->text[out->length - 1] == '{') LAB_TRY(lab_text_printf(out, "\"all\": {\"rows\": 0}"));
     LAB_TRY(write_split(runs, predicted, "group", group_of, errors, out));
     LAB_TRY(write_split(runs, predicted, "gpu", gpu_of, errors, out));

@@ -1,23 +1,24 @@
-/* What evaluation and calibration share. */
+/* Declarations shared by evaluation and calibration. */
 #ifndef LAB_EVALUATION_H
 #define LAB_EVALUATION_H
 
 #include "calibrate.h"
 
-/* Constants by name from a file of lab_calibrate's; what it does not name keeps its built-in value. */
+/* Loads constants by name from a file of lab_calibrate's. Constants that the file does not name keep their built-in
+ * values. */
 dw_status lab_constants_load(const char *path, lab_constants *constants);
 dw_status lab_constants_json(const lab_constants *constants, lab_text *out);
 
 /* A JSON string with its quotes. */
 dw_status lab_json_quote(lab_text *out, const char *text);
 
-/* Whether a row counts for the errors of time: scored, predicted, and of no group that stands apart (sweeps of
- * deliberately bad layouts). */
+/* Returns whether a row counts for the errors of time: it is scored, it is predicted, and its group is not excluded
+ * (sweeps of deliberately bad layouts are). */
 bool lab_counts(const lab_run *run);
-/* Sorts `values`; 0 of none. */
+/* Returns a quantile; sorts `values`. Returns 0 if there are none. */
 double lab_quantile(double *values, size_t count, double part);
-/* {"all": {"rows", "median", "p90"}, "group": {...}, "gpu": {...}, "precision": {...}, "kind": {...}} of the rows that
- * count; predicted[row] is tokens a second of one GPU. */
+/* {"all": {"rows", "median", "p90"}, "group": {...}, "gpu": {...}, "precision": {...}, "kind": {...}} over the rows
+ * that count; predicted[row] is in tokens per second and GPU. */
 dw_status lab_write_errors(const lab_runs *runs, const double *predicted, lab_text *out);
 
 #endif

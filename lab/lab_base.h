@@ -1,5 +1,5 @@
-/* What the lab's files share: failures, memory, texts. The lab uses Deepwell's public headers alone, so it has small
- * counterparts of the library's own. */
+/* Failures, memory and texts for the lab's files. The lab uses only Deepwell's public headers, so it has small
+ * counterparts of the library's internal helpers. */
 #ifndef LAB_BASE_H
 #define LAB_BASE_H
 
@@ -16,11 +16,11 @@ dw_status lab_fail(dw_status status, const char *format, ...) LAB_PRINTF(2, 3);
 /* Puts "prefix: " before the message. */
 dw_status lab_fail_prefix(dw_status status, const char *format, ...) LAB_PRINTF(2, 3);
 dw_status lab_fail_memory(const char *what, size_t bytes);
-/* Takes over the message of a call of the library. */
+/* Takes over the message of a library call that failed. */
 dw_status lab_fail_library(dw_status status);
 const char *lab_error(void);
 
-/* In a function with `dw_status status = DW_OK;` and a label `cleanup:`. */
+/* Use inside a function that has `dw_status status = DW_OK;` and a label `cleanup:`. */
 #define LAB_TRY(call)                                                                              \
     do {                                                                                           \
         status = (call);                                                                           \
@@ -32,12 +32,12 @@ const char *lab_error(void);
         if (status_ != DW_OK) return status_;                                                      \
     } while (0)
 
-/* NULL when memory is out, or when a test makes the allocation fail. */
+/* These return NULL if memory is exhausted, or if a test makes the allocation fail. */
 void *lab_malloc(size_t bytes);
 void *lab_calloc(size_t count, size_t bytes);
 void *lab_realloc(void *pointer, size_t bytes);
 void lab_free(void *pointer);
-/* Tests only: `count` more allocations succeed, later ones fail; negative: no limit. */
+/* Tests only: the next `count` allocations succeed, and every later one fails. A negative count lifts the limit. */
 void lab_memory_fail_after(int64_t count);
 /* Number of allocations that have not been freed. */
 int64_t lab_memory_live(void);
@@ -50,7 +50,7 @@ dw_status lab_grow(void **items, size_t *capacity, size_t needed, size_t item_by
          ? ((list)->items[(list)->count++] = (item), DW_OK)                                        \
          : DW_OUT_OF_MEMORY)
 
-/* Blocks that are freed together. NULL when memory is out. */
+/* Blocks that are freed together. Functions return NULL if memory is exhausted. */
 typedef struct lab_arena lab_arena;
 lab_arena *lab_arena_create(void);
 void lab_arena_destroy(lab_arena *arena); /* NULL allowed */
@@ -67,8 +67,8 @@ dw_status lab_text_append(lab_text *out, const char *bytes, size_t count);
 dw_status lab_text_printf(lab_text *out, const char *format, ...) LAB_PRINTF(2, 3);
 void lab_text_free(lab_text *out);
 
-/* The bytes of a file of at most `most` bytes, with a NUL behind them; freed with lab_free. DW_IO; DW_PARSE: the file
- * is longer. */
+/* Reads a file of at most `most` bytes and appends a NUL; release with lab_free. DW_IO names the reason. DW_PARSE: the
+ * file is longer. */
 dw_status lab_file_read(const char *path, size_t most, char **bytes, size_t *count);
 
 #endif

@@ -1,5 +1,5 @@
-/* `deepwell-lab evaluate` and `deepwell-lab calibrate`: the planner's predictions beside published runs, and its
- * constants fitted again. */
+/* `deepwell-lab evaluate` compares the planner's predictions with published runs. `deepwell-lab calibrate` fits its
+ * constants. */
 #include "evaluate.h"
 #include "lab_base.h"
 #include <jansson.h>

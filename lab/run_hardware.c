@@ -1,5 +1,5 @@
-/* The machine of a row: a profile of the catalogue by what a table calls the GPU, other GPUs by their data
- * sheets' figures in the place of a profile's, and what the row says of memory and network. */
+/* Finds the machine of a row: the catalogue's profile for the GPU's name in the table, or a similar profile with the
+ * figures of the GPU's data sheet, adjusted by the row's statements on memory and network. */
 #include "runs.h"
 #include <ctype.h>
 #include <math.h>
@@ -123,7 +123,8 @@ static void apply(const variant *v, dw_hardware *h) {
         if (figures[at].value > 0)
             *figures[at].figure = (dw_figure){figures[at].value, DW_FIGURE_ESTIMATED, sheet};
     if (v->capability) h->capability = v->capability;
-    if (strcmp(v->gpu, "h20") == 0) h->power.value = 0; /* power limits its rate, not its clock */
+    /* the card limits its rate by power, not by clock */
+    if (strcmp(v->gpu, "h20") == 0) h->power.value = 0;
     if (strstr(v->gpu, "pcie")) h->gpus_per_domain = 1;
     if (strstr(v->gpu, "nvl")) h->gpus_per_domain = 2;
 }

@@ -1,5 +1,5 @@
-/* The model of a row: widths as printed, and what tables leave out (gates, shared experts, latent attention) from the
- * notes, from the name, or from the parameters that the row states. */
+/* Builds the model of a row: printed widths, and details that tables omit (gates, shared experts, latent attention)
+ * from the notes, the name, or the stated number of parameters. */
 #include "runs.h"
 #include <math.h>
 #include <stdlib.h>
@@ -23,7 +23,8 @@ static void latent_attention(const char *name, const char *notes, dw_model_sizes
     if (lab_number_after(notes, "kv_lora", &number)) model->kv_rank = (int)number;
 }
 
-/* Decides between MLPs of three matrices and of two: by the stated parameters, else by the family's rule. */
+/* Chooses between MLPs of three matrices and of two: by the stated number of parameters, else by the family's usual
+ * form. */
 static void gates(const char *name, const char *notes, dw_model_sizes *model) {
     static const char *const plain[] = {"GPT",    "MPT",      "BLOOM",  "bigscience",
                                         "OPT",    "Nemotron", "MT-NLG", "Pythia",
@@ -181,7 +182,7 @@ const char *lab_run_model(const lab_csv *table, size_t row, dw_model_sizes *mode
     if (!model->vocabulary && lab_number_after(notes, "vocab-size=", &rows))
         model->vocabulary = (int)rows;
     int silent = !model->vocabulary;
-    /* GPT-2's, padded: most papers that omit it used this one */
+    /* GPT-2's vocabulary, padded: most papers that state none used this one. */
     if (silent) model->vocabulary = 51200;
     if (!model->ffn) model->ffn = 4 * model->hidden;
     if (model->experts == 1) model->experts = 0;

@@ -1,5 +1,5 @@
-/* Texts of published tables: who ran it, how it was sharded, in which format, over which network. Each rule is a word
- * that decides; docs/planner.md lists them. */
+/* Interprets the texts of published tables: framework, sharding, precision and network. Each rule looks for a word that
+ * decides; docs/planner.md lists the rules. */
 #include "runs.h"
 #include <ctype.h>
 #include <stdlib.h>
@@ -45,9 +45,9 @@ bool lab_number_before(const char *text, const char *word, double *value) {
     return false;
 }
 
-/* "8x200 Gb/s", "4x Omni-Path 100 Gb/s per node", "400 Gb/s per GPU", "1600 Gbps/node". A rate of adapters is the
- * node's; without a count of adapters it is the node's too, unless it says "per GPU". Of several networks the fastest
- * carries the collectives; storage and management have networks of their own. */
+/* "8x200 Gb/s", "4x Omni-Path 100 Gb/s per node", "400 Gb/s per GPU", "1600 Gbps/node". A rate is the node's, with or
+ * without a count of adapters, unless the text says "per GPU". If there are several networks, the fastest carries the
+ * collectives; the others are for storage and management. */
 double lab_network_rate(const char *text, int gpus_per_node) {
     double most = 0;
     for (const char *at = strpbrk(text, "GT"); at; at = strpbrk(at + 1, "GT")) {
@@ -129,7 +129,8 @@ dw_framework lab_framework_of(const char *source, const char *notes, const char 
     if (found == DW_FRAMEWORK_TORCHTITAN && lab_says(notes, "kernels TE") &&
         !lab_says(notes, "LoRA"))
         found = DW_FRAMEWORK_MEGATRON;
-    /* Megatron-LM had no fused attention of its own until 2024; NVIDIA's recipes had Transformer Engine from 2023. */
+    /* Megatron-LM had no fused attention of its own until 2024; NVIDIA's recipes used Transformer Engine's from 2023
+     * on. */
     bool recipe = lab_says(source, "NeMo") || lab_says(notes, "NeMo") ||
                   lab_says(source, "MLPerf") || lab_says(notes, "MLPerf");
     if (found == DW_FRAMEWORK_MEGATRON && year > 0 && year < (recipe ? 2023 : 2024))
@@ -229,7 +230,7 @@ void lab_recompute_of(const char *text, double layers, dw_layout *layout) {
     layout->recompute = DW_RECOMPUTE_AUTO;
     layout->recompute_layers = 0;
     if (is_one(text, unsaid) || lab_says(text, "not stated") || lab_says(text, "not said")) return;
-    if (lab_says(text, "selective layer")) { /* of every second one */
+    if (lab_says(text, "selective layer")) { /* every second one */
         layout->recompute = DW_RECOMPUTE_FULL;
         layout->recompute_layers = (int)(each / 2 + 0.5);
     } else if (is_one(text, off) || (says_one(text, none) && !lab_says(text, "selective"))) {
@@ -288,7 +289,7 @@ void lab_sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
                                         "shard groups",
                                         NULL};
     double number;
-    switch (layout->framework) { /* the framework's default if the text states nothing */
+    switch (layout->framework) { /* texts that state nothing mean the framework's default */
     case DW_FRAMEWORK_MEGATRON:
     case DW_FRAMEWORK_NANOTRON:
     case DW_FRAMEWORK_PYTORCH: layout->zero_stage = 1; break;

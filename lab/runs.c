@@ -5,7 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { MOST_SIZE = 1 << 26 }; /* of any number in a row */
+enum { MOST_SIZE = 1 << 26 }; /* bound of any number in a row */
 
 static double number(const lab_csv *table, size_t row, const char *name) {
     double value = strtod(lab_csv_cell(table, row, name), NULL);
@@ -17,7 +17,7 @@ static int whole(const lab_csv *table, size_t row, const char *name, int missing
     return value >= 1 && value <= MOST_SIZE ? (int)(value + 0.5) : missing;
 }
 
-/* What a recipe leaves unsaid. */
+/* Fills in the options that a recipe leaves unstated. */
 static void habits(const lab_csv *table, size_t row, lab_run *run) {
     const char *notes = lab_csv_cell(table, row, "notes"),
                *source = lab_csv_cell(table, row, "source");
@@ -40,18 +40,18 @@ static void habits(const lab_csv *table, size_t row, lab_run *run) {
     layout->overlap_data = !old && layout->framework != DW_FRAMEWORK_NANOTRON;
     layout->compiled = (lab_says(source, "torchtitan") && !lab_says(notes, "eager")) ||
                        lab_says(notes, "torch.compile") || lab_says(notes, "compile=True");
-    /* Graphs of a mixture's router alone leave most launches to the host. */
+    /* CUDA graphs of a mixture's router alone leave most launches to the host. */
     bool graphs = lab_says(notes, "cuda_graph_scope=full") ||
                   (lab_says(notes, "cuda_graph_scope") && lab_says(notes, "'attn'"));
     layout->cuda_graphs =
         (graphs && !lab_says(notes, "cuda_graph_impl=none")) || lab_says(notes, "cuda graphs");
-    /* Recipes of NeMo and Megatron-Bridge reduce gradients in BF16 and keep them so. */
+    /* Recipes of NeMo and Megatron-Bridge reduce gradients in BF16 and store them in BF16. */
     if (layout->framework == DW_FRAMEWORK_MEGATRON &&
         (lab_says(notes, "NeMo") || lab_says(source, "NeMo")))
         layout->gradient_bytes = 2;
     if (lab_says(notes, "BF16 moments") || lab_says(notes, "exp-avg-dtype=bf16"))
         layout->optimizer_bytes = 8;   /* with the FP32 copy of the parameters */
-    if (lab_says(source, "AutoModel")) /* all of it in BF16 */
+    if (lab_says(source, "AutoModel")) /* all gradients in BF16 */
         layout->parameter_bytes = layout->gradient_bytes = 2, layout->optimizer_bytes = 4;
     /* Llama recipes with FSDP checkpoint as many blocks as the memory requires, and call this selective. */
     if (layout->framework == DW_FRAMEWORK_FSDP && layout->recompute == DW_RECOMPUTE_SELECTIVE)
@@ -66,23 +66,23 @@ static void habits(const lab_csv *table, size_t row, lab_run *run) {
                              lab_says(notes, "DualPipe") ||
                              layout->schedule == DW_SCHEDULE_DUALPIPE;
     if (lab_says(lab_csv_cell(table, row, "precision"), "BF16 optimizer")) {
-        layout->gradient_bytes = 6; /* BF16 of a micro-batch, and the sum in FP32 */
+        layout->gradient_bytes = 6; /* a micro-batch's gradients in BF16, and their sum in FP32 */
     } else if (layout->zero_stage > 0 &&
                (lab_says(notes, "Megatron-DeepSpeed") || lab_says(source, "Megatron-DeepSpeed"))) {
-        /* DeepSpeed's ZeRO: gradients in half precision, and a rank's part of them flat, also in FP32, for the
-         * step. */
+        /* DeepSpeed's ZeRO has gradients in half precision, and for the step also the rank's shard of them, flat, in
+         * FP32. */
         layout->gradient_bytes = 2;
         layout->optimizer_bytes = 18;
     }
-    /* torchtitan compiles the loss like its layers from April 2025 on. Liger's loss and chunked losses need no copies
-     * either. */
+    /* torchtitan compiles the loss like its layers from April 2025 on. Liger's loss and chunked losses store no copies
+     * of the logits either. */
     layout->fused_loss =
         (layout->framework == DW_FRAMEWORK_TORCHTITAN && layout->compiled && year >= 2025) ||
         lab_says(notes, "Liger") || lab_says(notes, "fused cross") ||
         lab_says(notes, "cut cross-entropy") || lab_says(notes, "chunked");
     layout->dispatch_once =
         lab_says(notes, "DeepEP") || lab_says(notes, "hybridep") || lab_says(notes, "hybrid-ep");
-    /* Megatron-LM's own default is 0.1, as long as its arguments are given and none says otherwise. */
+    /* Megatron-LM's own default is 0.1, if its arguments are given and none of them says otherwise. */
     layout->dropout = layout->framework == DW_FRAMEWORK_MEGATRON && lab_says(notes, "args:") &&
                       !lab_says(notes, "hidden-dropout") && !run->model.gated;
     if (lab_number_after(notes, "capacity factor", &count) ||
@@ -91,12 +91,13 @@ static void habits(const lab_csv *table, size_t row, lab_run *run) {
         layout->expert_load = count > 0 && count <= 64 ? (int)(100 * count + 0.5) : 0;
 }
 
-/* The largest micro-batch that fits, of at most 16,384 tokens; one sequence in a pipeline, where small ones pay. */
+/* Chooses the largest micro-batch that fits, of at most 16,384 tokens; in a pipeline, one sequence, because small
+ * micro-batches pay there. */
 static int guess_micro_batch(const lab_run *run, int year) {
     dw_layout layout = run->layout;
     int each = layout.global_batch / layout.dp, best = 1;
     if (layout.pp > 1) {
-        /* torchtitan used as many micro-batches as stages until it got a setting for it in April 2025. */
+        /* torchtitan used as many micro-batches as stages until April 2025, when it got a setting for their number. */
         bool stages = layout.framework == DW_FRAMEWORK_TORCHTITAN && year > 0 && year < 2025;
         return stages && each % layout.pp == 0 ? each / layout.pp : 1;
     }
@@ -111,7 +112,7 @@ static int guess_micro_batch(const lab_run *run, int year) {
     return best;
 }
 
-/* NVIDIA's own, which its teams tune. */
+/* NVIDIA's own recipes, which its teams tune. */
 static bool is_recipe(const lab_csv *table, size_t row) {
     static const char *const words[] = {"NeMo", "Megatron-Bridge", "MLPerf", "NVIDIA"};
     for (size_t at = 0; at < LAB_COUNT(words); at++)
@@ -121,7 +122,7 @@ static bool is_recipe(const lab_csv *table, size_t row) {
     return false;
 }
 
-/* Recipes of Megatron interleave, with chunks of two layers or of one, where they do not say. */
+/* Recipes of Megatron that do not state it interleave, with chunks of two layers or of one. */
 static int guess_chunks(const lab_run *run, bool recipe) {
     int layers = run->model.layers, stages = run->layout.pp;
     if (run->layout.framework != DW_FRAMEWORK_MEGATRON || !recipe || layers % stages) return 1;
@@ -156,7 +157,8 @@ static dw_status layout_of(lab_runs *runs, size_t row, lab_run *run) {
                          ? (int)(layout->gpus / ranks)
                          : 1;
     }
-    /* If the parts contradict the number of GPUs, the number decides: some tables print the ranks that share a copy. */
+    /* If the parallel sizes contradict the number of GPUs, the number of GPUs counts: some tables print the ranks that
+     * share a copy. */
     double model_ranks = (double)layout->tp * layout->pp * layout->cp;
     if (layout->gpus >= model_ranks) layout->dp = (int)(layout->gpus / model_ranks);
     if (!layout->dp) layout->dp = 1;
@@ -173,7 +175,7 @@ static dw_status layout_of(lab_runs *runs, size_t row, lab_run *run) {
                                          lab_csv_cell(table, row, "zero_or_fsdp"),
                                          whole(table, row, "year", 0), layout->tp, layout->pp);
     layout->precision = lab_precision_of(lab_csv_cell(table, row, "precision"));
-    /* A GPU without such products runs the recipe with those that it has. */
+    /* If a GPU does not support GEMMs of this precision, it runs the recipe with the precision that it supports. */
     if (layout->precision == DW_TRAIN_MXFP8 && run->hardware->rate[DW_RATE_MXFP8].value <= 0)
         layout->precision = DW_TRAIN_FP8;
     layout->virtual_stages =
@@ -199,7 +201,7 @@ static dw_status layout_of(lab_runs *runs, size_t row, lab_run *run) {
         layout->ep = common_divisor(run->model.experts, layout->dp * layout->cp);
     if (run->model.experts && run->model.experts % layout->ep) layout->ep = 1;
     if (!run->model.experts) layout->ep = 1;
-    /* More expert ranks than a stage has: a misprint, or stages of two sizes. */
+    /* If there are more expert ranks than a stage has ranks, the text is a misprint or describes stages of two sizes. */
     int ranks = layout->gpus / layout->pp / (layout->etp > 1 ? layout->etp : 1);
     while (layout->ep > 1 && ranks % layout->ep) layout->ep /= 2;
     /* Megatron splits experts like other layers unless told otherwise, as Megatron-Bridge's recipes do. Models whose
@@ -301,7 +303,7 @@ static bool has_column(const lab_csv *table, const char *name) {
     return false;
 }
 
-/* Without these no row can be predicted, so the file is no table of runs. */
+/* No row can be predicted without these columns, so a file without them is not a table of runs. */
 static dw_status check_columns(const lab_csv *table) {
     static const char *const needed[] = {"layers", "hidden", "gpu_type", "seq_len", "gpus"};
     for (size_t at = 0; at < LAB_COUNT(needed); at++) {

@@ -1,4 +1,4 @@
-/* Rows of a table of runs, understood as models, hardware and layouts. */
+/* The rows of a table of runs, converted to models, hardware and layouts. */
 #ifndef LAB_RUNS_H
 #define LAB_RUNS_H
 
@@ -15,17 +15,17 @@ struct lab_runs {
     lab_arena *arena;
     lab_run *rows;
     struct {
-        lab_machine *items; /* one for each GPU and network that the rows name */
+        lab_machine *items; /* one for each pair of GPU and network in the rows */
         size_t count, capacity;
     } machines;
 };
 
-/* In run_texts.c: what the free texts of a row say. */
-bool lab_says(const char *text, const char *word);                        /* whatever the case */
+/* In run_texts.c: interprets a row's free texts. */
+bool lab_says(const char *text, const char *word);                        /* ignores case */
 bool lab_number_after(const char *text, const char *word, double *value); /* "gbs=12": 12 */
 bool lab_number_before(const char *text, const char *word, double *value);
 double lab_network_rate(const char *text,
-                        int gpus_per_node); /* bytes a second for each GPU; 0: not said */
+                        int gpus_per_node); /* bytes per second and GPU; 0: not stated */
 dw_framework lab_framework_of(const char *source, const char *notes, const char *sharding, int year,
                               int tp, int pp);
 dw_train_precision lab_precision_of(const char *text);
@@ -33,11 +33,11 @@ void lab_recompute_of(const char *text, double layers, dw_layout *layout);
 void lab_sharding_of(const char *text, int gpus_per_node, dw_layout *layout);
 dw_pipeline_schedule lab_schedule_of(const char *text, int virtual_stages);
 
-/* In run_hardware.c. *reason: why there is no such machine; *found is owned by `runs`. */
+/* In run_hardware.c. *reason says why there is no such machine; `runs` owns *found. */
 dw_status lab_run_machine(lab_runs *runs, size_t row, const char **reason,
                           const dw_hardware **found);
 
-/* In run_model.c. NULL, or why the row names no model. */
+/* In run_model.c. Returns NULL, or why the row describes no model. */
 const char *lab_run_model(const lab_csv *table, size_t row, dw_model_sizes *model);
 
 #endif
