@@ -1,7 +1,5 @@
-/* Attention on a GPU: variants, launch, kernels and the public calls.
- *
- * Between a call and its launches there is arithmetic only: no allocation, no lock, no synchronisation.
- */
+/* Attention on a GPU: variants, launch, kernels and the public calls. A call does only arithmetic before its launches:
+ * it allocates nothing, takes no lock and does not synchronize. */
 #include "kernel/cuda/attention.h"
 #include "common/attention_backward_layout.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -15,7 +13,8 @@
 enum { NO_LIMIT = 1 << 30 };
 static const double log2_e = 1.4426950408889634;
 
-/* Whether some row may not see some key on that side. Of packed sequences only the longest is known here. */
+/* Returns whether some row may be unable to see some key on that side. For packed sequences only the longest length is
+ * known here. */
 static bool limits_right(const dw_attention *c) {
     if (c->window_right < 0) return false;
     int64_t shift = c->bottom_right ? (int64_t)c->seq_len_kv - c->seq_len_q : 0;
@@ -69,10 +68,11 @@ static const dw__attention_tile backward_tiles[] = {
 #undef ROW
 };
 
-/* With scale 0 every score is 0, capped or not. */
+/* If the scale is 0, every score is 0, with or without a soft cap. */
 static bool caps(const dw_attention *c) { return c->softcap > 0.0f && c->scale > 0.0f; }
 
-/* DEEPWELL_SERIAL=0 or 1: never or always, to measure which is faster. -1: not set. */
+/* DEEPWELL_SERIAL=0 disables the serial kernel and 1 always uses it, to measure which is faster. Returns -1 if it is
+ * not set. */
 static _Atomic int serial_setting = -2;
 static int forced_serial(void) {
     int setting = atomic_load_explicit(&serial_setting, memory_order_relaxed);
@@ -83,8 +83,9 @@ static int forced_serial(void) {
     return setting;
 }
 
-/* A block of threads that takes all keys of a head keeps the sums of dQ to itself: nothing is zeroed, added atomically
- * or copied at the end. That pays where heads fill the GPU and have few rows, so that its cache holds the sums. */
+/* A thread block that processes all keys of a head keeps its dQ accumulators to itself, so nothing is zeroed, added
+ * atomically or copied at the end. This pays if heads fill the GPU and have few rows, so that the accumulators stay in
+ * the cache. */
 static bool is_serial(const dw_attention *c, const dw__attention_shape *shape, int sm_count) {
     const double least_filled = 0.8;
     int64_t heads = (int64_t)c->batch * c->heads_kv;
@@ -115,7 +116,7 @@ dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attenti
             shape.many_keys = call->seq_len_kv >= forward_tiles[i].keys;
     if (pass == DW__ATTENTION_BACKWARD && is_serial(call, &shape, sm_count)) {
         shape.serial = true;
-        shape.deterministic = false; /* it is, by itself */
+        shape.deterministic = false; /* the kernel itself is deterministic */
     }
     return shape;
 }
@@ -127,7 +128,7 @@ const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape
     bool backward = pass == DW__ATTENTION_BACKWARD;
     const dw__attention_tile *tiles = backward ? backward_tiles : forward_tiles;
     size_t count = backward ? DW_COUNT(backward_tiles) : DW_COUNT(forward_tiles);
-    if (shape->blackwell) { /* no backward there */
+    if (shape->blackwell) { /* the GPU has no backward kernel */
         if (backward) return NULL;
         tiles = blackwell_tiles, count = DW_COUNT(blackwell_tiles);
     }
@@ -189,7 +190,8 @@ static int reach(int32_t window, bool limited) {
 }
 
 void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
-    /* Of the exponents: where the scale is 0 a masked score, -infinity, must stay it when multiplied. */
+    /* Factors of the exponents: if the scale is 0, a masked score of -infinity must still be -infinity after the
+     * multiplication. */
     double scale = c->scale > 0.0f ? (double)c->scale : (double)FLT_MIN;
     *p = (dw_attention_params){
         .batch = c->batch,
@@ -247,8 +249,7 @@ dw_status dw__attention_map(const dw__context *context, const dw_attention *call
     };
     for (int axis = 0; axis < 3; axis++) {
         shape.size[axis + 1] = (uint64_t)lengths[axis];
-        /* An axis of length 1 is only ever read at 0: its stride may be anything in the caller's tensor, but not in
-         * the map. */
+        /* An axis of length 1 is only read at 0. The caller's tensor may have any stride there, but the map may not. */
         shape.stride[axis] =
             2 * (uint64_t)(lengths[axis] > 1 ? strides[axis] : WIDE(call->head_dim));
     }
@@ -282,10 +283,11 @@ dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attenti
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
 
-enum { ROW_THREADS = 256 }; /* of backward's first and last kernel */
+enum { ROW_THREADS = 256 }; /* thread block of backward's first and last kernel */
 
 static dw_status count_tiles(int64_t rows, int tile_rows, int64_t heads, int *tiles) {
-    int64_t count = (rows + tile_rows - 1) / tile_rows * heads; /* below 2^29 * 2^40 / 64 */
+    /* the result is below 2^29 * 2^40 / 64 */
+    int64_t count = (rows + tile_rows - 1) / tile_rows * heads;
     if (count > INT32_MAX)
         return dw__fail(DW_UNSUPPORTED, "%lld tiles of work, more than %d; split the batch",
                         (long long)count, INT32_MAX);
@@ -308,7 +310,7 @@ static dw_status enqueue_forward(const void *given, const dw__context *context,
     DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->q, "q", false, rows, &q));
     DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->k, "k", true, tile->n, &k));
     DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->v, "v", true, tile->n, &v));
-    /* Blocks stay and take tile after tile. */
+    /* Blocks are persistent and process tile after tile. */
     int blocks = params.tiles < context->sm_count ? params.tiles : context->sm_count;
     void *arguments[] = {&q, &k, &v, &params, NULL};
     if (blackwell) { /* TMA stores O */
@@ -328,7 +330,7 @@ static dw_status enqueue_forward(const void *given, const dw__context *context,
     });
 }
 
-/* Backward's first or last kernel: one block for each tile of queries. */
+/* Launches backward's first or last kernel, with one block for each tile of queries. */
 static dw_status launch_rows(const dw_attention *call, const dw__context *context, const char *name,
                              void *function, int tiles, dw_attention_params *params) {
     void *arguments[] = {params};
@@ -377,7 +379,7 @@ static dw_status enqueue_backward(const void *given, const dw__context *context,
         .stream = call->stream,
         .arguments = arguments,
     }));
-    if (shape->serial) return DW_OK; /* dQ is written by then */
+    if (shape->serial) return DW_OK; /* dQ is already written */
     return launch_rows(call, context, "sm90_attention_backward_finish",
                        variant->functions[DW__ATTENTION_FINISH], row_tiles, &params);
 }
@@ -442,7 +444,7 @@ static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint
     return DW_OK;
 }
 
-/* Without a GPU (NULL) the size is enough for any number of SMs. */
+/* Without a GPU (NULL), the size suffices for any number of SMs. */
 static dw_status backward_bytes(const dw__gpu_kernel *kernel, const void *given,
                                 const dw__context *context, size_t *bytes) {
     const dw_attention *call = given;
@@ -496,7 +498,7 @@ const dw__gpu_kernel dw__sm100_attention_forward = {
     .enqueue = enqueue_forward,
 };
 
-/* ---- by definition --------------------------------------------------------------------------------- */
+/* ---- attention by its definition --------------------------------------------------------------- */
 
 static dw_status reference_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
                                   dw__entry_point points[DW__ENTRY_POINTS]) {
@@ -514,7 +516,7 @@ static const dw__gpu_kernel references[] = {
                                 .entry_points = reference_points},
 };
 
-/* Outputs of a call that multiplies nothing are zeros (and -infinity); the reference writes those, too. */
+/* The outputs of a call without queries or keys are zeros (and -infinity). The reference writes them. */
 dw_status dw__attention_run_reference(const dw_attention *call, const dw__context *context,
                                       dw__attention_pass pass) {
     const dw__variant *variant;
@@ -526,7 +528,7 @@ dw_status dw__attention_run_reference(const dw_attention *call, const dw__contex
     return context->device->launch(&(dw__launch){
         .name = references[pass].name,
         .function = variant->functions[0],
-        .grid = {1024, 1, 1}, /* any number is right: a warp takes row after row */
+        .grid = {1024, 1, 1}, /* any number of blocks is valid: each warp processes row after row */
         .block = {128, 1, 1},
         .stream = call->stream,
         .arguments = arguments,
@@ -535,14 +537,14 @@ dw_status dw__attention_run_reference(const dw_attention *call, const dw__contex
 
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
-/* A checked call, the kernel that computes it, and where. */
+/* A checked call, its kernel, and the context in which the kernel runs. */
 typedef struct job {
     dw_attention call;
     const dw__gpu_kernel *kernel;
     const dw__context *context;
 } job;
 
-/* Puts the call in front of what went wrong. */
+/* Puts a description of the call in front of the message. */
 static dw_status name_call(dw_status status, const dw_attention *call) {
     char text[256];
     if (status == DW_OK) return DW_OK;
@@ -550,7 +552,7 @@ static dw_status name_call(dw_status status, const dw_attention *call) {
                            dw__attention_describe(call, text, sizeof text));
 }
 
-/* Sets `kernel` if the call names one of CUTLASS's; leaves NULL if it names none, or one of ours. */
+/* Sets `kernel` if the call names one of CUTLASS's kernels; otherwise leaves it NULL. */
 static dw_status find_provided(job *j) {
     const char *name = j->call.kernel;
     j->kernel = NULL;
@@ -607,7 +609,7 @@ static dw_status run(const job *j, dw__attention_pass pass) {
         return dw__attention_run_reference(call, j->context, pass);
     DW_RETURN_IF_FAILED(j->kernel->prepare(j->kernel, call, j->context, &variant));
     if (!variant->disabled) return j->kernel->enqueue(call, j->context, variant);
-    /* A backward's forward has run by now and wants its gradients: slowly rather than not at all. */
+    /* Forward has already run and its caller needs gradients, so the slow reference computes them. */
     if (pass == DW__ATTENTION_FORWARD) return dw__variant_status(variant);
     return dw__attention_run_reference(call, j->context, pass);
 }

@@ -1,4 +1,4 @@
-/* Attention on a GPU: what the family's files and their tests share. */
+/* Attention on a GPU: declarations shared by the family's files and their tests. */
 #ifndef DW_CUDA_ATTENTION_H
 #define DW_CUDA_ATTENTION_H
 
@@ -15,19 +15,19 @@ typedef enum dw__attention_pass {
 
 /* ---- attention_check.c ---------------------------------------------------------------------- */
 
-/* A call of this or of the first, shorter structure; one of another size, or NULL, is refused. */
+/* Reads a call of this version or of the first one, whose structure is shorter. Fails for other sizes and for NULL. */
 dw_status dw__attention_read(const dw_attention *given, dw_attention *call);
 
-/* Whether the call's members make sense together, GPU or not. `launching`: pointers are needed, too; otherwise NULL
- * passes and what is given must only be aligned. */
+/* Checks whether the call's members are consistent, with or without a GPU. If `launching`, pointers must be set;
+ * otherwise NULL passes, and given pointers only have to be aligned. */
 dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass, bool launching);
 
-/* Whether a checked call's pass has a kernel for GPUs of that compute capability (100 for 10.0): DW_UNSUPPORTED
- * says why not. */
+/* Checks whether GPUs of this compute capability (100 for 10.0) have a kernel for this pass of a checked call.
+ * DW_UNSUPPORTED gives the reason. */
 dw_status dw__attention_check_capability(const dw_attention *call, dw__attention_pass pass,
                                          int capability);
 
-/* No query at all, or no key at all: nothing to multiply. */
+/* True if there are no queries or no keys, so that there is nothing to multiply. */
 static inline bool dw__attention_has_no_queries(const dw_attention *call) {
     return call->batch == 0 || call->seq_len_q == 0 || (call->offsets_q && call->total_q == 0);
 }
@@ -40,13 +40,14 @@ const char *dw__attention_describe(const dw_attention *call, char *text, size_t 
 
 /* ---- attention.c: variants --------------------------------------------------------------------- */
 
-/* What a variant is compiled for. */
+/* The compile-time parameters of a variant. */
 typedef struct dw__attention_shape {
-    uint64_t head_dim : 16; /* rounded up to one of those that there are kernels for */
+    uint64_t head_dim : 16; /* rounded up to a head dimension that has kernels */
     bool f16 : 1, softcap : 1, dropout : 1, packed : 1, window : 1, deterministic : 1;
-    bool many_keys : 1; /* enough for the wide tiles, where there are such */
-    bool serial : 1;    /* backward: one block of threads for all keys of a head */
-    bool blackwell : 1; /* sm_100f: forward alone, nothing packed, no soft cap, no dropout */
+    /* there are enough keys for the wide tiles, if the head dimension has any */
+    bool many_keys : 1;
+    bool serial : 1;    /* backward: one thread block processes all keys of a head */
+    bool blackwell : 1; /* sm_100f: forward only, without packing, soft cap or dropout */
     uint64_t unused : 39;
 } dw__attention_shape;
 
@@ -66,20 +67,20 @@ dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attenti
                                            int sm_count);
 const char *dw__attention_arch(bool blackwell);
 
-/* Tiles of one kernel, from cuda/; `stages` of K and V forward, of Q backward. */
+/* Tiles of one kernel, from cuda/. `stages` counts stages of K and V in forward, and of Q in backward. */
 typedef struct dw__attention_tile {
     int head_dim;
     bool window;
-    int keys; /* seq_len_kv from which on */
+    int keys; /* least seq_len_kv */
     int m, n, stages, stages_do, consumers;
-    int serial_rows;       /* backward: serial up to so many queries for each head of keys */
-    unsigned shared_bytes; /* dynamic */
+    int serial_rows;       /* backward: serial for at most this many queries per key-value head */
+    unsigned shared_bytes; /* dynamic shared memory */
 } dw__attention_tile;
-/* NULL: there is no kernel for the shape. */
+/* Returns NULL if there is no kernel for the shape. */
 const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape,
                                                 dw__attention_pass pass);
 
-/* The code of `shape`, with entry point `entry`. */
+/* The variant that compiles `shape`, with entry point `entry`. */
 dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__attention_pass pass,
                                       const char *entry, const char *arch);
 dw__jit_variant dw__attention_reference_variant(bool f16, dw__attention_pass pass,
@@ -87,18 +88,18 @@ dw__jit_variant dw__attention_reference_variant(bool f16, dw__attention_pass pas
 
 /* ---- attention.c: launch ----------------------------------------------------------------------- */
 
-/* The kernels' parameters but those of the workspace, and `tiles`. */
+/* Sets the kernels' parameters, except for those of the workspace and `tiles`. */
 void dw__attention_set_params(const dw_attention *call, dw_attention_params *params);
 
-/* Tensor map of `tensor` in boxes of 64 columns and `box_rows` rows; `name` for messages. */
+/* Makes the tensor map of `tensor`, with boxes of 64 columns and `box_rows` rows. `name` is for messages. */
 dw_status dw__attention_map(const dw__context *context, const dw_attention *call,
                             const dw_attention_tensor *tensor, const char *name, bool of_keys,
                             int box_rows, dw__tensor_map *map);
 
-/* Places in the workspace of backward, in bytes from its begin; cuda/common/attention_backward_layout.h. */
+/* Offsets in the workspace of backward, in bytes; see cuda/common/attention_backward_layout.h. */
 typedef struct dw__attention_workspace {
     size_t dq_sum, delta, turn, bytes;
-    int blocks; /* of threads, serial: each has sums of dQ of its own; 0: one set for all */
+    int blocks; /* serial: thread blocks, each with its own dQ accumulators; 0: all share one set */
 } dw__attention_workspace;
 dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_shape *shape,
                                      int sm_count, dw__attention_workspace *workspace);
@@ -109,17 +110,17 @@ extern const dw__gpu_kernel dw__sm90_attention_forward, dw__sm90_attention_backw
     dw__sm100_attention_forward;
 /* Entry points of backward's variants. */
 enum { DW__ATTENTION_MAIN, DW__ATTENTION_PREPARE, DW__ATTENTION_FINISH };
-/* By definition, on any GPU; not an entry of the registry. */
+/* Runs the reference, attention by its definition, which supports any GPU. It is not in the registry. */
 dw_status dw__attention_run_reference(const dw_attention *call, const dw__context *context,
                                       dw__attention_pass pass);
 
-/* Of fused kernels. */
+/* Tolerance of fused kernels. */
 #define DW__ATTENTION_TOLERANCE                                                                    \
     "twice the error of rounding P, dS and results to the type, against FP64"
 
-/* attention_cutlass.c: every one of CUTLASS's kernels is an entry like this, with its own name and description. */
+/* attention_cutlass.c: each of CUTLASS's kernels has an entry like this one, with its own name and description. */
 extern const dw__gpu_kernel dw__cutlass_attention;
-/* attention_cost.c: the operators behind PyTorch's scaled_dot_product_attention; DW__TORCH_ATTENTION of them for each
+/* attention_cost.c: the operators behind PyTorch's scaled_dot_product_attention. There are DW__TORCH_ATTENTION for each
  * pass. */
 enum { DW__TORCH_ATTENTION = 4 };
 extern const dw__gpu_kernel dw__torch_attention[2][DW__TORCH_ATTENTION];
@@ -128,17 +129,17 @@ extern const dw__first_use dw__attention_first_use; /* attention_first_use.c */
 
 /* ---- attention_cost.c --------------------------------------------------------------------------- */
 
-/* Work of a call: every pair of query and key that a mask leaves counts 4 * head_dim operations forward. */
+/* Work of a call. In forward, each pair of a query and a visible key counts 4 * head_dim operations. */
 typedef struct dw__attention_work {
     double flops, bytes;
-    double score_bytes; /* of the matrix of scores, where one is stored */
+    double score_bytes; /* of the matrix of scores, for kernels that store it */
 } dw__attention_work;
 dw__attention_work dw__attention_work_of(const dw_attention *call, bool backward);
 /* The cost model of our kernels. */
 void dw__attention_seconds(const dw__gpu_kernel *kernel, const void *call,
                            const dw__gpu_target *gpu, dw__gpu_seconds *result);
 
-/* One line of measurements: TFLOP/s of deepwell, cudnn, flash; each [0] forward, [1] backward. */
+/* One row of measurements: TFLOP/s of deepwell, cudnn and flash; index 0 is forward, 1 is backward. */
 enum { DW__RATE_DEEPWELL, DW__RATE_CUDNN, DW__RATE_FLASH, DW__RATES };
 typedef struct dw__attention_rate {
     int head_dim, rows;

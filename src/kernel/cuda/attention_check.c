@@ -1,4 +1,4 @@
-/* Whether a call of attention makes sense: every member, before anything is launched. */
+/* Checks the members of an attention call before anything is launched. */
 #include "kernel/cuda/attention.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <math.h>
@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows are counted in 32 bits on the device, with a window's reach of up to 2^30 added to them. */
+/* Device code counts rows in 32 bits and adds a window's reach of up to 2^30 to them. */
 enum { MOST_ROWS = 1 << 29 };
 static const int64_t most_stride =
-    ((int64_t)1 << 40) / 2 - 8; /* elements: the hardware's bytes are below 2^40 */
+    ((int64_t)1 << 40) / 2 - 8; /* in elements: the hardware's limit in bytes is 2^40 */
 
 const char *dw__attention_describe(const dw_attention *call, char *text, size_t bytes) {
     snprintf(text, bytes, "batch %d, %d query heads on %d, rows %d x %d, head_dim %d, %s%s%s%s%s",
@@ -139,7 +139,7 @@ static dw_status check_tensor(const dw_attention *c, const dw_attention_tensor *
                    : of_keys ? c->seq_len_kv
                              : c->seq_len_q;
     int64_t batch = packed ? 1 : c->batch;
-    if (batch == 0 || rows == 0) return DW_OK; /* no elements, no address */
+    if (batch == 0 || rows == 0) return DW_OK; /* a tensor without elements needs no address */
     if (launching && !t->data)
         return dw__fail(DW_INVALID_ARGUMENT, "attention: %s is NULL; expected device memory", name);
     if ((uintptr_t)t->data % 16 != 0)

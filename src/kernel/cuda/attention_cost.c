@@ -33,14 +33,14 @@ dw__attention_work dw__attention_work_of(const dw_attention *c, bool backward) {
 
 /* ---- costs -------------------------------------------------------------------------------------------- */
 
-static const double least_seconds = 4e-6; /* a launch and an empty grid */
+static const double least_seconds = 4e-6; /* a launch with an empty grid */
 
 static double at_least(double seconds, const dw__attention_work *work,
                        const dw__gpu_target *target) {
     return fmax(least_seconds, fmax(seconds, work->bytes / target->bytes));
 }
 
-/* The nearest measured line: head dimension first, then rows, by ratio. */
+/* Finds the row of measurements with the nearest head dimension, then the nearest number of rows, by ratio. */
 static const dw__attention_rate *nearest_rate(const dw_attention *c) {
     const dw__attention_rate *best = NULL;
     bool causal = c->window_right == 0;
@@ -55,7 +55,7 @@ static const dw__attention_rate *nearest_rate(const dw_attention *c) {
     return best;
 }
 
-/* A measured rate, carried over to the target by its peak. */
+/* Scales a measured rate to the target by the ratio of their peak rates. */
 static double seconds_at_rate(const dw_attention *c, bool backward, const dw__gpu_target *target,
                               double tflops) {
     const double peak_measured = 989.4e12; /* H200 */
@@ -67,7 +67,7 @@ static bool is_backward(const dw__gpu_kernel *kernel) {
     return kernel->op == DW__GPU_ATTENTION_BACKWARD;
 }
 
-/* Another GPU's figure is an estimate, and called one. */
+/* A figure for another GPU than the measured one is an estimate and is marked as one. */
 static void measured_seconds(const dw__gpu_kernel *kernel, const dw_attention *call,
                              const dw__gpu_target *gpu, int which, dw__gpu_seconds *result) {
     const bool backward = is_backward(kernel);
@@ -84,7 +84,7 @@ void dw__attention_seconds(const dw__gpu_kernel *kernel, const void *call,
                            const dw__gpu_target *gpu, dw__gpu_seconds *result) {
     if (gpu->capability < 100)
         measured_seconds(kernel, call, gpu, DW__RATE_DEEPWELL, result);
-    else /* another kernel than the one that was measured */
+    else /* the measurement is of another kernel */
         snprintf(result->from, sizeof result->from,
                  "takes it, as asked; proven on the emulator, not run on hardware");
 }
@@ -105,7 +105,8 @@ static void unknown_seconds(const dw__gpu_kernel *kernel, const void *call,
     snprintf(result->from, sizeof result->from, "takes it; not measured yet");
 }
 
-/* Scores and probabilities written and read: softmax in F32 four times, the products in two bytes. */
+/* Bytes of scores and probabilities that are written and read: softmax accesses them four times in F32, and the matmuls
+ * in two bytes. */
 static void math_seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
                          dw__gpu_seconds *result) {
     const bool backward = is_backward(kernel);
@@ -118,7 +119,7 @@ static void math_seconds(const dw__gpu_kernel *kernel, const void *call, const d
 
 static dw_status refuse(const char *why) { return dw__fail(DW_UNSUPPORTED, "%s", why); }
 
-/* What scaled_dot_product_attention cannot express, whichever operator is behind it. */
+/* Checks for features that scaled_dot_product_attention does not have, whichever operator computes it. */
 static dw_status sdpa_supports(const dw_attention *c) {
     const bool causal = c->window_left < 0 && c->window_right == 0;
     if (c->offsets_q)
@@ -174,7 +175,7 @@ static dw_status math_supports(const dw__gpu_kernel *kernel, const void *call,
     dw_attention c = *(const dw_attention *)call;
     (void)kernel, (void)gpu;
     if (c.window_left >= 0 || c.window_right > 0 || (c.window_right == 0 && c.bottom_right))
-        c.window_left = c.window_right = -1; /* it takes the mask as a tensor */
+        c.window_left = c.window_right = -1; /* the operator expects the mask as a tensor */
     return sdpa_supports(&c);
 }
 

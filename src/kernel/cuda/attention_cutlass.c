@@ -1,8 +1,8 @@
-/* Attention by CUTLASS's kernels (docs/cutlass.md). */
+/* Attention with CUTLASS's kernels (docs/cutlass.md). */
 #include "kernel/cuda/attention.h"
 #include <stdio.h>
 
-/* Whether some row may not see some key: a mask, which must then be the causal one. */
+/* Returns whether some row may be unable to see some key. These kernels then require a causal mask. */
 static bool is_causal(const dw_attention *c) {
     return dw__attention_shape_of(c, DW__ATTENTION_FORWARD, 0).window;
 }
@@ -51,7 +51,8 @@ static dw_status check_strides(const dw_attention *c, const dw_cutlass_kernel *k
     return DW_OK;
 }
 
-/* The stride of an axis of length 1, which may be anything in the caller's tensor, is one that the kernel takes. */
+/* Returns the stride of an axis. The caller's tensor may have any stride on an axis of length 1, so this returns one
+ * that the kernel supports. */
 static dw_cutlass_attention translate(const dw_attention *c, int sm_count) {
     const bool many = c->batch > 1;
     dw_cutlass_attention to = {
@@ -80,7 +81,7 @@ static dw_cutlass_attention translate(const dw_attention *c, int sm_count) {
     return to;
 }
 
-/* Looks at no address. */
+/* Does not access memory. */
 static dw_status workspace_bytes(const dw__gpu_kernel *entry, const void *call,
                                  const dw__context *context, size_t *bytes) {
     const dw_cutlass_kernel *kernel = entry->provided;
@@ -99,8 +100,8 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     return workspace_bytes(kernel, call, NULL, &bytes);
 }
 
-/* The library loads its kernels; a variant is what was compared at first use: a head dimension, with a mask or without.
- */
+/* CUTLASS's library loads its own kernels. A variant here only stands for a first-use check: of a head dimension, with
+ * or without a mask. */
 static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw_attention *c = call;

@@ -1,4 +1,4 @@
-/* Classes of attention calls, which kernel computes one, and how long ours takes. */
+/* Groups attention calls into classes, chooses and explains the kernel for a call, and measures Deepwell's kernels. */
 #include "deepwell/explain.h"
 #include "kernel/cuda/attention.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -7,12 +7,12 @@
 
 /* ---- classes -------------------------------------------------------------------------------------------- */
 
-/* Exponent of the nearest power of 2 by ratio, and 1 more; 0 for 0. */
+/* Returns 1 plus the exponent of the power of 2 that is nearest by ratio; 0 for 0. */
 static unsigned rounded_log2(uint64_t x) {
     if (x == 0) return 0;
     unsigned floor = 63 - (unsigned)__builtin_clzll(x);
     uint64_t mantissa = floor > 31 ? x >> (floor - 31) : x << (31 - floor);
-    return 1 + floor + (mantissa * mantissa >> 63 != 0); /* beyond sqrt(2) times the lower one */
+    return 1 + floor + (mantissa * mantissa >> 63 != 0); /* nearer to the next power */
 }
 
 static long long power_of_2(uint64_t x) { return x == 0 ? 0 : 1ll << (rounded_log2(x) - 1); }
@@ -52,7 +52,7 @@ uint64_t dw_attention_class_number(const dw_attention *c, bool backward) {
     return number;
 }
 
-/* What our kernels do not support another backend may. The kernel that a call names does not matter here. */
+/* Another backend may support calls that our kernels do not. The kernel that a call names does not matter here. */
 static dw_status read_call(const dw_attention *given, bool backward, dw_attention *call) {
     DW_RETURN_IF_FAILED(dw__attention_read(given, call));
     call->kernel = NULL;
@@ -148,7 +148,7 @@ dw_status dw_attention_explain(const dw_attention *given, bool backward, const c
 
 /* ---- measurement ------------------------------------------------------------------------------------------- */
 
-/* A call whose tensors are offsets until there is memory. */
+/* A call whose tensors are offsets, until memory is allocated. */
 typedef struct measured {
     dw_attention call;
     bool backward;

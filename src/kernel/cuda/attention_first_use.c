@@ -1,12 +1,11 @@
-/* The first-use check of attention: a kernel against attention by definition (cuda/common/attention_reference.cu), on
- * the same GPU.
- */
+/* The first-use check of attention: compares a kernel with the reference (cuda/common/attention_reference.cu) on the
+ * same GPU. */
 #include "kernel/cuda/attention.h"
 #include <math.h>
 #include <stdio.h>
 
-/* Neither a multiple of any tile; packed: sequences of 61 and 150 queries on 201 and 89 keys, so that some rows
- * of the second see no key under a causal mask. */
+/* These sizes are multiples of no tile. Packed: sequences of 61 and 150 queries with 201 and 89 keys, so that some rows
+ * of the second sequence see no key under a causal mask. */
 enum {
     BATCH = 2,
     HEADS_Q = 4,
@@ -15,7 +14,7 @@ enum {
     ROWS_K = 201,
     TOTAL_Q = 211,
     TOTAL_K = 290,
-    MANY_ROWS = 270, /* CUTLASS's tiles have 256 */
+    MANY_ROWS = 270, /* CUTLASS's tiles have 256 rows */
     FEW = 3,         /* SMs */
     TRIALS = 2
 };
@@ -45,10 +44,10 @@ typedef struct state {
     dw__attention_shape shape;
     dw__attention_pass pass;
     int layout;        /* 0: [batch, heads, rows, head_dim]; 1: [batch, rows, heads, head_dim] */
-    dw_attention call; /* of the kernel under test */
-    size_t begin[BUFFERS]; /* in device memory and in `host` */
+    dw_attention call; /* the call of the kernel under test */
+    size_t begin[BUFFERS]; /* offsets in device memory and in `host` */
     size_t count[BUFFERS]; /* bytes */
-    char *device;          /* the trial's */
+    char *device;          /* device memory of the trial */
 } state;
 
 /* ---- the call ------------------------------------------------------------------------------------- */
@@ -70,9 +69,9 @@ static dw_attention_tensor tensor_of(const state *s, buffer which) {
     return t;
 }
 
-/* The first trial has whole heads. The second has heads that end before the kernel's width does, on so few SMs that
- * blocks of threads take one piece of work after another. CUTLASS's kernels get whole heads side by side, as many
- * queries as keys if they are causal, and more rows than a tile has. */
+/* The first trial has heads as wide as the kernel. The second has narrower heads and pretends to have so few SMs that
+ * thread blocks process several tiles each. CUTLASS's kernels get full-width heads next to each other, as many queries
+ * as keys if they are causal, and more rows than a tile has. */
 static dw_attention make_call(dw__trial *t) {
     state *s = t->state;
     const dw__attention_shape *shape = &s->shape;
@@ -160,9 +159,9 @@ static dw_status place(dw__trial *t) {
         kernel->op == DW__GPU_ATTENTION_BACKWARD ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD;
     s->call = make_call(t);
     place_buffers(t);
-    if (s->shape.packed) s->call.offsets_q = offsets[0]; /* only that it is set */
+    if (s->shape.packed) s->call.offsets_q = offsets[0]; /* a non-NULL address; never read */
     set_tensors(s);
-    /* What the variant needs, which need not be the one that such a call would get. */
+    /* Sets up the variant's own shape, which may differ from the shape that this call would select. */
     if (s->pass == DW__ATTENTION_BACKWARD)
         DW_RETURN_IF_FAILED(
             dw__attention_workspace_of(&s->call, &s->shape, t->context.sm_count, &workspace));
@@ -188,7 +187,7 @@ static dw_status fill(dw__trial *t) {
     return DW_OK;
 }
 
-/* Backward reads what the reference's forward wrote, so that it is judged alone. */
+/* Backward reads O and LSE of the reference's forward, so that only backward is tested. */
 static void bind(dw__trial *t) {
     state *s = t->state;
     dw_attention *c = &s->call;
@@ -225,13 +224,13 @@ static double value_at(const dw__trial *t, buffer which, size_t i) {
     return (double)dw__trial_get(t->host + s->begin[which], lse ? DW_F32 : s->call.dtype, i);
 }
 
-/* Tolerances. With u the unit roundoff of the type (2^-8, 2^-11), P, dS and results are rounded to it. O is a
- * weighted mean of values: P's rounding moves it by u times the largest value at most, its own by as much
- * again, doubled for the reference's rounding and dropout's factor. A gradient is a sum of at most 201 products
- * of random sign: rounding each moves it by u times the root of the sum of their squares, which is of the order
- * of the gradients themselves; eight times the largest one leaves room for the unluckiest of 10^5 elements. A
- * wrong tile, mask or scale is off by the order of the values. LSE is not rounded: F32 with an approximate
- * exponential. */
+/* Tolerances. With u the unit roundoff of the type (2^-8, 2^-11), P, dS and results are rounded to it. O is a weighted
+ * mean of values: rounding P changes it by at most u times the largest value, and rounding O changes it by as much
+ * again. The bound is doubled for the reference's rounding and dropout's factor. A gradient is a sum of at most 201
+ * products of random sign. Rounding each product changes the sum by about u times the root of the sum of their squares,
+ * which is of the order of the gradients themselves. Eight times the largest gradient leaves room for the worst of 10^5
+ * elements. A wrong tile, mask or scale causes errors as large as the values. LSE is not rounded: it
+ * is F32, computed with an approximate exponential. */
 static double tolerance_of(const state *s, buffer which, double largest) {
     double u = s->shape.f16 ? 0x1p-11 : 0x1p-8;
     if (which == LSE) return 0x1p-10;
@@ -250,8 +249,8 @@ static bool is_close(const dw__trial *t, buffer tested, buffer reference, const 
     }
     for (size_t i = 0; i < count; i++) {
         double x = value_at(t, tested, i), y = value_at(t, reference, i);
-        double off = x == y ? 0.0 : fabs(x - y); /* -infinity is equal to itself */
-        if (!(off <= most)) {                    /* a NaN counts as more than anything */
+        double off = x == y ? 0.0 : fabs(x - y); /* equal infinities do not differ */
+        if (!(off <= most)) {                    /* a NaN counts as the largest difference */
             most = isnan(off) ? INFINITY : off;
             worst = i;
         }

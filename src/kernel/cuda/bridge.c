@@ -1,5 +1,5 @@
-/* Attention behind one C function with raw pointers. libdw_fmha_bridge_min.so is this file alone, for programs that
- * load it by that name. */
+/* Attention behind one C function with raw pointers. libdw_fmha_bridge_min.so contains only this file, for programs
+ * that load it by that name. */
 #include "deepwell/attention.h"
 #include <math.h>
 #include <stddef.h>

@@ -1,9 +1,9 @@
 /* The first-use check: before a kernel's first result is used on a GPU, the kernel runs on small random operands and
- * its results are compared with a reference. A compiler, driver or GPU that makes something else of a kernel than was
- * meant shows here, and nobody trains with it.
+ * its results are compared with a reference. This detects compilers, drivers and GPUs that break a kernel before anyone
+ * trains with it.
  *
- * Each family gives its trials (dw__first_use); the frame around them is here. Operands come from a counter-based
- * generator: no state of the caller is touched.
+ * Each family defines its trials (dw__first_use), and this file runs them. Operands come from a counter-based
+ * generator, so that no state of the caller changes.
  */
 #include "kernel/gpu_kernel.h"
 #include "number/half.h"
@@ -42,7 +42,7 @@ float dw__trial_normal(uint64_t seed, uint32_t stream, size_t at) {
     return (u[0] + u[1] + u[2] + u[3] - 2.0f) * 1.7320508f;
 }
 
-/* The compiled variant's name, or the entry's where a library compiles it. */
+/* The name of the compiled variant, or of the entry if a library compiles the kernel. */
 static dw_status name_variant(const dw__trial *t, dw__text *name) {
     const dw__gpu_kernel *kernel = t->variant->kernel;
     dw__entry_point points[DW__ENTRY_POINTS] = {0};
@@ -85,7 +85,7 @@ static dw_status judge(dw__trial *t, dw_status ran, dw__variant *variant) {
     return refuse(t, how, text, variant);
 }
 
-/* The kernel, and its results on the host. On the emulator whatever the checker finds is a failure here. */
+/* Runs the kernel and copies its results to the host. On the emulator, any finding of the checker is a failure here. */
 static dw_status run_kernel(dw__trial *t) {
     const dw_device *device = t->context.device;
     DW_RETURN_IF_FAILED(t->variant->kernel->enqueue(t->call, &t->context, t->variant));

@@ -1,7 +1,5 @@
-/* GEMM on a GPU: variants, cost model, launch, kernels and the public calls.
- *
- * Between a call and its launch there is arithmetic only: no allocation, no lock, no synchronisation.
- */
+/* GEMM on a GPU: variants, cost model, launch, kernels and the public calls. A call does only arithmetic before its
+ * launch: it allocates nothing, takes no lock and does not synchronize. */
 #include "common/gemm_reference_params.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -55,8 +53,8 @@ int dw__gemm_step(dw_scheme scheme) {
     return is_scaled(scheme) ? DW_SCALED_STEP((int)scheme) : DW_GEMM_STEP;
 }
 
-/* Per SM and clock: the data sheet's 2250 TFLOP/s (twice that for MXFP8, four times for FP4) on 148 SMs at 1.85 GHz,
- * and what shared memory gives on Hopper, assumed to be the same here. */
+/* Rates per SM and clock: those of the data sheet, 2250 TFLOP/s (twice that for MXFP8, four times for FP4) on 148 SMs
+ * at 1.85 GHz. The rate of shared memory is Hopper's, assumed to be unchanged. */
 enum { FLOPS_PER_CLOCK = 8192, SHARED_BYTES_PER_CLOCK = 128 };
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -69,7 +67,7 @@ dw__gemm_account dw__gemm_account_of(const dw_gemm *call, const dw__gemm_shape *
     int stage = is_scaled(t->scheme) ? DW_SCALED_STAGE_BYTES(scheme, t->ctas, t->n)
                                      : DW_GEMM_STAGE_BYTES(t->ctas, t->n);
     int tensor =
-            2 * DW_GEMM_ROWS * t->n * DW_GEMM_STEP / FLOPS_PER_CLOCK, /* the same of 128 bytes */
+            2 * DW_GEMM_ROWS * t->n * DW_GEMM_STEP / FLOPS_PER_CLOCK, /* of rows of 128 bytes */
         shared = stage / SHARED_BYTES_PER_CLOCK;
     dw__gemm_account made = {
         .tiles = ceil_divide(call->m, dw__gemm_tile_rows(shape)) *
@@ -162,14 +160,14 @@ static dw_status encode(const dw__context *context, const dw__tensor_map_shape *
     return status == DW_OK ? DW_OK : dw__fail_prefix(status, "the tensor map of %s", name);
 }
 
-/* A map of `rows` x `columns` in boxes of 128 bytes x `box_rows`. */
+/* Makes a map of `rows` x `columns` with boxes of 128 bytes x `box_rows`. */
 static dw_status make_map(const dw__context *context, const dw_matrix *x, const char *name,
                           int64_t rows, int64_t columns, dw__map_element element, int box_rows,
                           dw__tensor_map *map) {
     static const int64_t widths[] = {
         [DW__MAP_F16] = 2, [DW__MAP_BF16] = 2, [DW__MAP_F32] = 4, [DW__MAP_U8] = 1};
     const int64_t width = widths[element], row = columns * width;
-    /* The stride of a single row may be anything in the caller's matrix, but not in the map. */
+    /* The caller's matrix may have any stride if it has a single row, but the map may not. */
     const int64_t stride = rows > 1 ? x->stride * width : (row + 15) / 16 * 16;
     const dw__tensor_map_shape shape = {
         .element = element,
@@ -183,8 +181,8 @@ static dw_status make_map(const dw__context *context, const dw_matrix *x, const 
     return encode(context, &shape, name, map);
 }
 
-/* A map of the scales of `parts` times `rows` rows: their tiles beside each other as words of 64 bits, in boxes of a
- * step's. */
+/* Makes a map of the scales of `parts` times `rows` rows: their tiles side by side, as words of 64 bits, in boxes for
+ * one step. */
 static dw_status make_scale_map(const dw__context *context, const void *scales, const char *name,
                                 int64_t rows, int parts, int64_t k, int scheme,
                                 dw__tensor_map *map) {
@@ -202,7 +200,7 @@ static dw_status make_scale_map(const dw__context *context, const void *scales, 
     return encode(context, &shape, name, map);
 }
 
-/* Maps of what is multiplied: A, B, then where they are codes their scales'. */
+/* Makes the maps of the operands: A, B, then their scales if they are codes. */
 static dw_status make_operand_maps(const dw_gemm *c, const dw__context *context,
                                    const dw__gemm_shape *shape, dw__tensor_map *maps) {
     const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
@@ -221,7 +219,7 @@ static dw_status make_operand_maps(const dw_gemm *c, const dw__context *context,
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
-    enum { BOX_ROWS = 32 }; /* of D, a warp's */
+    enum { BOX_ROWS = 32 }; /* rows of D that one warp stores */
     const dw_gemm *c = call;
     const dw__gemm_shape unpacked = dw__gemm_unpack(variant->params), *shape = &unpacked;
     const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
@@ -242,13 +240,13 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
         .scales_d = c->quantized_d ? c->scales_d : NULL,
     };
     DW_RETURN_IF_FAILED(make_map(context, &c->d, "D", c->m, c->n, element_d, BOX_ROWS, d));
-    *residual = *d; /* where they are not read */
+    *residual = *d; /* the kernel does not read these maps */
     for (int i = 0; i < operands; i++) maps[i] = *d;
     if (c->k > 0) DW_RETURN_IF_FAILED(make_operand_maps(c, context, shape, maps));
     if (c->residual.data)
         DW_RETURN_IF_FAILED(make_map(context, &c->residual, "the residual", c->m, c->n, element_d,
                                      BOX_ROWS, residual));
-    /* Blocks, or pairs, stay and take tile after tile. */
+    /* Blocks, or pairs of blocks, are persistent and process tile after tile. */
     int64_t clusters = context->sm_count / tile->ctas > 0 ? context->sm_count / tile->ctas : 1,
             tiles = (int64_t)params.tiles_m * params.tiles_n;
     if (clusters > tiles) clusters = tiles;
@@ -354,8 +352,8 @@ const dw__gpu_kernel dw__sm100_gemm_scaled = {
     .needs = "rows of codes from multiples of 16 bytes; scales in tiles of 128 x 4",
 };
 
-/* Three tiles of rows and two of columns, the last of each not full, on two blocks (or pairs): each takes three, of
- * three steps each, so that both accumulators and every stage of the ring come round again. */
+/* Three tiles of rows and two of columns, the last of each incomplete, for two blocks (or pairs). Each block processes
+ * three tiles of three steps each, so that both accumulators and every stage of the ring are reused. */
 dw__gemm_case dw__gemm_case_of(const dw__variant *variant) {
     enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 33, STEPS = 3, MISSING = 27, CLUSTERS = 2 };
     const dw__gemm_shape s = dw__gemm_unpack(variant->params);
@@ -381,7 +379,7 @@ dw__gemm_case dw__gemm_case_of(const dw__variant *variant) {
     };
 }
 
-/* ---- by definition --------------------------------------------------------------------------------- */
+/* ---- GEMM by its definition -------------------------------------------------------------------- */
 
 enum { REFERENCE_F16 = 1, REFERENCE_F32_OUTPUT = 2 };
 
@@ -421,7 +419,7 @@ dw_status dw__gemm_run_reference(const dw_gemm *call, const dw__context *context
 
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
-/* A checked call, the kernel that computes it, and where. */
+/* A checked call, its kernel, and the context in which the kernel runs. */
 typedef struct job {
     dw_gemm call;
     const dw__gpu_kernel *kernel;
@@ -441,7 +439,7 @@ dw_status dw__gemm_context(const dw_device *device, const dw__gpu_kernel *kernel
         (*context)->capability % 10);
 }
 
-/* Puts the call in front of what went wrong. */
+/* Puts a description of the call in front of the message. */
 static dw_status name_call(dw_status status, const dw_gemm *call) {
     char text[256];
     if (status == DW_OK) return DW_OK;

@@ -1,11 +1,11 @@
-/* Whether a call of a GEMM makes sense: every member, before anything is launched. */
+/* Checks the members of a GEMM call before anything is launched. */
 #include "kernel/cuda/gpu_gemm.h"
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-/* The copy engine counts rows and columns in 31 bits, and tiles end beyond the last. */
+/* TMA counts rows and columns in 31 bits, and tiles may extend beyond the last row. */
 static const int64_t most_size = (int64_t)1 << 30;
 static const int64_t most_stride_bytes = ((int64_t)1 << 40) - 16;
 
@@ -96,7 +96,7 @@ static dw_status check_schemes(const dw_gemm *c) {
                     dw_scheme_name(c->scheme_a), dw_scheme_name(c->scheme_b));
 }
 
-/* `what` in device memory, at a multiple of `alignment` bytes. */
+/* Checks that `what` is in device memory at a multiple of `alignment` bytes. */
 static dw_status check_pointer(const void *at, const char *what, size_t alignment, bool needed) {
     if (needed && !at)
         return dw__fail(DW_INVALID_ARGUMENT, "GEMM: %s NULL; expected device memory", what);
@@ -105,7 +105,7 @@ static dw_status check_pointer(const void *at, const char *what, size_t alignmen
                     at, alignment);
 }
 
-/* Where something is multiplied and written. */
+/* Checks the operands and the result of a call that multiplies. */
 static dw_status check_scales(const dw_gemm *c, bool launching) {
     const bool read = launching && c->k > 0;
     if (c->quantized_d)
@@ -117,12 +117,12 @@ static dw_status check_scales(const dw_gemm *c, bool launching) {
     return check_pointer(c->factor_b, "B's factor is", sizeof(float), false);
 }
 
-/* `width`: bytes of what its stride counts and a row has `columns` of. */
+/* `width`: bytes of the unit of the stride; a row has `columns` of these units. */
 static dw_status check_matrix(const dw_matrix *x, const char *name, int64_t rows, int64_t columns,
                               size_t element, bool launching) {
     const int64_t width = (int64_t)element, most = most_stride_bytes / width;
     const char *unit = width == 1 ? "bytes" : "elements";
-    if (rows == 0 || columns == 0) return DW_OK; /* no elements, no address */
+    if (rows == 0 || columns == 0) return DW_OK; /* a matrix without elements needs no address */
     if (launching && !x->data)
         return dw__fail(DW_INVALID_ARGUMENT, "GEMM: %s is NULL; expected device memory", name);
     if ((uintptr_t)x->data % 16 != 0)

@@ -1,4 +1,4 @@
-/* GEMM and grouped GEMM by CUTLASS's kernels (docs/cutlass.md). */
+/* GEMM and grouped GEMM with CUTLASS's kernels (docs/cutlass.md). */
 #include "kernel/cuda/gpu_gemm.h"
 #include <stdio.h>
 
@@ -50,9 +50,9 @@ static dw_status supports_groups(const dw__gpu_kernel *entry, const void *call,
     return check_size(kernel, "k", c->k, multiple_of_k(kernel->scheme));
 }
 
-/* ---- calls in the library's terms ------------------------------------------------------------------ */
+/* ---- calls in the library's form -------------------------------------------------------------------- */
 
-/* The caller's is not read where there is one row. */
+/* Returns the stride to pass. With a single row the caller's stride is not used. */
 static int64_t stride_of(const dw_matrix *x, int64_t rows, int64_t columns) {
     return rows > 1 ? x->stride : columns;
 }
@@ -136,7 +136,8 @@ static dw_status enqueue_groups(const void *call, const dw__context *context,
 
 /* ---- kernels ------------------------------------------------------------------------------------------ */
 
-/* The library loads its kernels; a variant is what was compared at first use: with and without a residual. */
+/* CUTLASS's library loads its own kernels. A variant here only stands for a first-use check, with or without a
+ * residual. */
 static dw_status prepare_gemm(const dw__gpu_kernel *kernel, const void *call,
                               const dw__context *context, const dw__variant **variant) {
     const dw_gemm *c = call;
@@ -148,8 +149,8 @@ static dw_status prepare_groups(const dw__gpu_kernel *kernel, const void *call,
     return dw__variant_of(context, kernel, 0, variant);
 }
 
-/* Tiles are of up to 256 x 256. Rows, columns and the contraction end within one, and SMs are few enough to take
- * several tiles each. */
+/* Tiles have up to 256 x 256 elements. Rows, columns and the contraction all end within a tile, and there are so few
+ * SMs that each processes several tiles. */
 dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant) {
     enum { ROWS = 2 * 256 + 45, MISSING = 32, STEPS = 3, FEW = 4 };
     static const int64_t group_rows[] = {200, 0, 3, 141};

@@ -1,6 +1,5 @@
-/* What a GEMM costs, and which kernel computes it. Ours has been run on the emulator alone: only a call that asks for
- * it gets it, and its time is counted, not measured.
- */
+/* The cost of a GEMM, and the choice of its kernel. Deepwell's kernel has run on the emulator only, so a call uses it
+ * only on request, and its time is an estimate, not a measurement. */
 #include "base/json.h"
 #include "deepwell/explain.h"
 #include "kernel/cuda/gpu_gemm.h"
@@ -24,7 +23,7 @@ static work work_of(const dw_gemm *c) {
                                             of_d * (c->residual.data ? 2.0 : 1.0)};
 }
 
-/* The least time by the static cost model or by memory. */
+/* The larger of the times that the static cost model and memory traffic allow. */
 static double least_seconds(const dw_gemm *call, const dw__gpu_target *gpu,
                             const dw__gemm_account *a) {
     const double clock = gpu->flops / (8192.0 * gpu->sm_count);
@@ -60,7 +59,7 @@ json_t *dw__gemm_describe_tile(const dw__gpu_kernel *kernel, const void *call,
                      a.step_clocks, "least_seconds", least_seconds(call, gpu, &a));
 }
 
-/* ---- PyTorch's --------------------------------------------------------------------------------------- */
+/* ---- PyTorch's kernel -------------------------------------------------------------------------------- */
 
 static bool is_dense(const dw_gemm *c) { return !c->quantized && !c->quantized_d; }
 

@@ -1,7 +1,6 @@
-/* The first-use check of GEMM: D of small random operands against sums in double, made by the CPU, and the epilogue,
- * within what rounding explains. These kernels have been run on the emulator alone: what the emulator took for
- * documented and hardware does not, shows here.
- */
+/* The first-use check of GEMM: compares D of small random operands, with its epilogue, with sums in double that the CPU
+ * computes. The tolerance is what rounding explains. These kernels have run on the emulator only, so this check detects
+ * where hardware differs from the documentation that the emulator follows. */
 #include "kernel/cuda/gpu_gemm.h"
 #include "number/format.h"
 #include "number/philox.h"
@@ -9,27 +8,28 @@
 #include <stdio.h>
 
 enum { PAD = 8, SEED = 2026, MOST_GROUPS = 4 };
-#define CODES DW_BOOL /* codes are bytes, for which dw_dtype has no name yet */
+#define CODES DW_BOOL /* codes are bytes; dw_dtype has no name for them yet */
 
 typedef enum part {
     A,
     B,
     BIAS,
     RESIDUAL,
-    FACTORS, /* A's, B's */
+    FACTORS, /* factors of A and of B */
     SCALES_A,
     SCALES_B,
     D,
     SCALES_D,
     PARTS,
-    VALUES = SCALES_A /* parts before have numbers of their own in `values` */
+    VALUES = SCALES_A /* the parts before it have numbers in `values` */
 } part;
 
 typedef struct region {
     int rows, columns;
-    int pitch; /* elements, or bytes of codes, from row to row; those behind a row are NaNs, bytes of 0xFF */
-    dw_dtype type; /* CODES: bytes, those of D E4M3 */
-    size_t begin;  /* bytes, in device memory and in `host` */
+    /* from row to row, in elements or bytes of codes; the padding of a row is NaNs, bytes of 0xFF */
+    int pitch;
+    dw_dtype type; /* CODES: bytes; codes of D are E4M3 */
+    size_t begin;  /* offset in bytes, in device memory and in `host` */
 } region;
 
 typedef struct state {
@@ -38,14 +38,14 @@ typedef struct state {
     dw_grouped_gemm groups;
     void *group_a[MOST_GROUPS], *group_b[MOST_GROUPS], *group_d[MOST_GROUPS];
     region parts[PARTS];
-    /* What is read, row by row, without what lies behind; one block of memory. */
+    /* Operands as numbers, row by row without padding, in one block of memory. */
     double *values[VALUES];
-    char *host; /* the trial's */
+    char *host; /* host memory of the trial */
 } state;
 
 /* ---- layout ------------------------------------------------------------------------------------- */
 
-/* `units`: of a row, elements, or bytes of codes. */
+/* `units`: the length of a row in elements or bytes of codes. */
 static void place_part(dw__trial *t, part which, int rows, int columns, int units, dw_dtype type) {
     state *s = t->state;
     const int chunk = 16 / (int)dw_dtype_bytes(type);
@@ -54,7 +54,7 @@ static void place_part(dw__trial *t, part which, int rows, int columns, int unit
     s->parts[which] = (region){rows, columns, pitch, type, begin};
 }
 
-/* Bytes of the scales of `rows` rows of so many elements, 0 where there are none. */
+/* Returns the bytes of the scales for `rows` rows of `columns` elements; 0 if the operand has no scales. */
 static int scale_bytes(bool quantized, int rows, int columns, int block) {
     return quantized ? (int)dw_scales_swizzled_bytes(rows, (columns + block - 1) / block) : 0;
 }
@@ -81,7 +81,7 @@ static void place_parts(dw__trial *t) {
     place_part(t, SCALES_D, 1, of_d, of_d, CODES);
 }
 
-/* Pointers only once there is memory: the size of the workspace needs none. */
+/* Pointers are set only once memory exists; the size of the workspace does not depend on them. */
 static void set_groups(state *s) {
     const dw_gemm *c = &s->call;
     int64_t before = 0;
@@ -105,7 +105,7 @@ static void set_groups(state *s) {
     s->groups.a = s->group_a, s->groups.b = s->group_b, s->groups.d = s->group_d;
 }
 
-/* What the kernel under test gets. */
+/* Sets up the call of the kernel under test. */
 static const void *call_of(state *s) {
     if (s->given.groups == 1) return &s->call;
     set_groups(s);
@@ -144,7 +144,7 @@ static float get(const state *s, part which, size_t at) {
                             : dw__trial_get(base, p->type, at);
 }
 
-/* From -1 to 1. */
+/* Returns a random number from -1 to 1. */
 static float random_number(part which, size_t at) {
     return 2.0f * dw__philox_uniform(SEED, which, 0, at) - 1.0f;
 }
@@ -156,15 +156,15 @@ static void fill_numbers(state *s, part which) {
             size_t at = (size_t)i * (size_t)p->pitch + (size_t)j,
                    to = (size_t)i * (size_t)p->columns + (size_t)j;
             const float number = random_number(which, at);
-            /* Factors of a size at which the activation bends. */
+            /* Returns factors for which the activation is not linear. */
             dw__trial_set(host_of(s, which), p->type, at,
                           which == FACTORS ? 1.0f + 0.5f * number : number);
             s->values[which][to] = (double)get(s, which, at);
         }
 }
 
-/* Codes and scales of numbers from -1 to 1, each block of a size of its own, or scales in a wrong place would do no
- * harm. `parts`: of the rows, each with whole tiles of scales. */
+/* Makes codes and scales of numbers from -1 to 1. Each block has its own magnitude, so that a scale at a wrong place
+ * changes the result. The rows have `parts` parts, each with whole tiles of scales. */
 static dw_status fill_codes(state *s, part which, dw_scheme scheme, part scales_of, int parts) {
     enum { SIZES = 4 };
     const region *p = &s->parts[which];
@@ -264,9 +264,9 @@ typedef struct expected {
     double value, error;
 } expected;
 
-/* alpha sum + bias. Products of two elements, with their scales, are exact in F32; each of the k additions, and
- * those of alpha, its factors and the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum
- * truncated. */
+/* Returns alpha sum + bias and its error bound. A product of two elements and their scales is exact in F32. Each of the
+ * k additions, and those of alpha, its factors and the bias, has an error of at most 2^-23 of the sum of magnitudes,
+ * even if the accumulator is truncated. */
 static expected scaled_sum(const state *s, int row, int row_b) {
     const int k = (int)s->call.k;
     const double *a = s->values[A] + (size_t)row * (size_t)k,
@@ -285,7 +285,7 @@ static expected scaled_sum(const state *s, int row, int row_b) {
                       operations * 0x1p-23 * (fabs(scale) * magnitude + fabs(bias))};
 }
 
-/* The first row of the B that a row of A is multiplied with. */
+/* Returns the first row of the B that a row of A is multiplied with. */
 static int first_row_b(const state *s, int row) {
     int64_t end = s->given.rows[0];
     int group = 0;
@@ -293,8 +293,8 @@ static int first_row_b(const state *s, int row) {
     return group * (int)dw__gemm_rows_b(&s->call);
 }
 
-/* Slopes are at most 1.13 (GELU, both) and 1.1 (SiLU); erff, the exponential and the reciprocal err by some 2^-21,
- * which the operations around them leave below 2^-19 of |x|. */
+/* Bounds the activation's error. Slopes are at most 1.13 (GELU, both forms) and 1.1 (SiLU). erff, the exponential and
+ * the reciprocal have errors of about 2^-21, which the surrounding operations keep below 2^-19 of |x|. */
 static expected activated(const state *s, int row, int column) {
     const int row_b = first_row_b(s, row) + column;
     expected x = scaled_sum(s, row, row_b);
@@ -316,7 +316,7 @@ static expected activated(const state *s, int row, int column) {
     }
 }
 
-/* With the sum with the residual rounded, and D. */
+/* Adds the roundings of the sum with the residual, and of D. */
 static expected expected_at(const state *s, int row, int column) {
     const region *d = &s->parts[D];
     const double rounding = d->type == DW_F32 ? 0x1p-24 : d->type == DW_F16 ? 0x1p-11 : 0x1p-8;
@@ -347,7 +347,7 @@ static bool row_is_right(const state *s, int row, char *text, size_t bytes) {
         const size_t at = (size_t)row * (size_t)d->pitch + (size_t)j;
         const double value = (double)get(s, D, at);
         const expected x = expected_at(s, row, j);
-        if (fabs(value - x.value) <= x.error) continue; /* a NaN is no less than anything */
+        if (fabs(value - x.value) <= x.error) continue; /* a NaN is not smaller than any bound */
         snprintf(text, bytes, "D[%d][%d] of %lld x %lld x %lld is %g, expected %g within %.2g", row,
                  j, (long long)s->call.m, (long long)s->call.n, (long long)s->call.k, value,
                  x.value, x.error);
@@ -360,12 +360,12 @@ static bool row_is_right(const state *s, int row, char *text, size_t bytes) {
 
 enum { BLOCK = 32 };
 
-/* By RCEIL, the code of the scale where the largest magnitude is `most`. */
+/* Returns the code of the scale by the rule RCEIL for a block whose largest magnitude is `most`. */
 static int scale_for(double most) {
     const dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
     const float value = (float)most;
     unsigned char code, scale = 0;
-    (void)dw_block_quantize(&options, 1, 1, &value, 1, &code, 0, &scale); /* allocates nothing */
+    (void)dw_block_quantize(&options, 1, 1, &value, 1, &code, 0, &scale); /* does not allocate */
     return scale;
 }
 
@@ -374,8 +374,9 @@ static float number_for(double x, int scale) {
                                                   DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, 0));
 }
 
-/* What the kernel quantizes lies within `error` of the exact value, and scales and codes grow with what they are of:
- * they lie between those of the two ends, for each element by the scale that is there. */
+/* Checks D's codes. The kernel quantizes numbers that lie within `error` of the exact values. Scales and codes grow
+ * with the numbers, so they must lie between those of the two ends of each interval. An element is compared with the
+ * scale that the kernel stored. */
 static bool block_is_right(const state *s, int row, int block, int scale, char *text,
                            size_t bytes) {
     const region *d = &s->parts[D];
@@ -385,7 +386,8 @@ static bool block_is_right(const state *s, int row, int block, int scale, char *
     double least = 0.0, most = 0.0;
     for (int j = 0; j < count; j++) {
         x[j] = activated(s, row, first + j);
-        x[j].error += 0x1p-22 * (fabs(x[j].value) + x[j].error); /* ends are rounded to F32, too */
+        /* the ends are rounded to F32, too */
+        x[j].error += 0x1p-22 * (fabs(x[j].value) + x[j].error);
         least = fmax(least, fabs(x[j].value) - x[j].error);
         most = fmax(most, fabs(x[j].value) + x[j].error);
     }

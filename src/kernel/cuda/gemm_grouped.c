@@ -1,18 +1,18 @@
-/* Grouped GEMM, as in a mixture of experts: the public calls. Deepwell's own kernel runs one GEMM for each group,
- * CUTLASS's takes all groups at once. */
+/* Grouped GEMM, as in a mixture of experts: the public calls. Deepwell's kernel runs one GEMM per group; CUTLASS's
+ * kernel runs all groups in one launch. */
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
 
 typedef struct job {
     dw_grouped_gemm call;
     bool empty;
-    const dw__gpu_kernel *kernel; /* dw__sm100_gemm, or one of CUTLASS's for groups */
+    const dw__gpu_kernel *kernel; /* dw__sm100_gemm, or one of CUTLASS's kernels for groups */
     const dw__context *context;
 } job;
 
 static void *pointer_of(void *const *all, int32_t group) { return all ? all[group] : NULL; }
 
-/* One group as a product by Deepwell's own. */
+/* Describes one group as a GEMM for Deepwell's kernel. */
 static dw_gemm gemm_of(const dw_grouped_gemm *c, int32_t group) {
     return (dw_gemm){
         .struct_size = sizeof(dw_gemm),
@@ -83,7 +83,7 @@ static dw_status make_job(const dw_grouped_gemm *given, bool launching, job *j) 
 
 /* ---- running ---------------------------------------------------------------------------------------- */
 
-/* `each` for groups that have rows. */
+/* Calls `each` for every group that has rows. */
 static dw_status for_each(const job *j, dw_status (*each)(const job *j, const dw_gemm *one)) {
     for (int32_t g = 0; g < j->call.groups; g++) {
         const dw_gemm one = gemm_of(&j->call, g);

@@ -1,6 +1,5 @@
-/* Which kernel computes a call, why, and how long each would take: the choice and its explanation as JSON, from the
- * entries of the registry and the times measured on this GPU.
- */
+/* Chooses the kernel for a call, and explains the choice as JSON: why each kernel is selected or not, and how long it
+ * would take. Uses the entries of the registry and the times measured on this GPU. */
 #include "base/json.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/tune.h"
@@ -10,10 +9,10 @@
 
 typedef struct judgement {
     bool runs;
-    bool fits; /* what was measured was measured with what the query asks for */
+    bool fits; /* the measurement was made with the versions that the query requires */
     char reason[1024];
     dw__gpu_seconds expected;
-    double measured, error; /* seconds; measured 0: not */
+    double measured, error; /* seconds; measured 0: not measured */
 } judgement;
 
 static void judge(const dw__gpu_query *q, int pass, const dw__gpu_kernel *kernel, judgement *j) {
@@ -35,7 +34,7 @@ static void judge(const dw__gpu_query *q, int pass, const dw__gpu_kernel *kernel
     snprintf(j->reason, sizeof j->reason, "it failed when it was measured: %s", found.failure);
 }
 
-/* A backend must run every pass; the times of all count together. */
+/* A backend must support every pass; the times of all passes are added. */
 static void judge_passes(const dw__gpu_query *q, const dw__gpu_candidates *passes, size_t which,
                          judgement *j) {
     judgement other;
@@ -55,8 +54,8 @@ static void judge_passes(const dw__gpu_query *q, const dw__gpu_candidates *passe
 
 /* ---- choice -------------------------------------------------------------------------------------------- */
 
-/* By more than times differ between a measurement and a training step, whose clock and caches are others, and by more
- * than the measurement itself errs. */
+/* An alternative must be faster by more than the difference between a measurement and a training step, whose clock and
+ * caches differ, and by more than the measurement's own error. */
 static bool is_faster(const judgement *one, const judgement *first) {
     const double error = sqrt(one->error * one->error + first->error * first->error);
     return first->measured - one->measured > fmax(0.03 * first->measured, 3.0 * error);
@@ -77,7 +76,7 @@ static void choose_from(const dw__gpu_query *q, const dw__gpu_candidates *all,
             fastest = (int)i;
     }
     made->kernel = first < 0 ? NULL : all->kernels[first];
-    if (runners < 2) made->measured = true; /* nothing to compare */
+    if (runners < 2) made->measured = true; /* there is no measurement to compare with */
     const char *because =
         first < 0          ? "no candidate takes the call"
         : runners == 0     ? "the first of those that take the call; no fast one does"
@@ -107,7 +106,7 @@ void dw__gpu_choose(const dw__gpu_query *q, dw__gpu_choice *made) {
 
 static json_t *number_or_null(double value) { return value > 0.0 ? json_real(value) : json_null(); }
 
-/* "proof" is there for kernels that run only where they are asked for; "tile" for those that choose one. */
+/* Adds "proof" for kernels that run only on request, and "tile" for kernels that choose one. */
 static json_t *describe(const dw__gpu_query *q, const dw__gpu_kernel *k, const judgement *j) {
     const dw__gpu_seconds *e = &j->expected;
     const char *kind = !(e->seconds > 0.0) ? NULL : e->measured ? "measured" : "estimated";
@@ -128,7 +127,8 @@ static json_t *describe(const dw__gpu_query *q, const dw__gpu_kernel *k, const j
     return NULL;
 }
 
-/* The first of the library's kernels that is for such calls and the target, whether it supports this call or not. */
+/* Returns the first of the optional library's kernels for calls of this kind and this target, whether it supports this
+ * call or not. */
 static json_t *describe_provided(const dw__gpu_query *q, const dw__gpu_explanation *e) {
     const dw__gpu_kernel *all, *found = NULL;
     judgement j = {0};
@@ -137,7 +137,7 @@ static json_t *describe_provided(const dw__gpu_query *q, const dw__gpu_explanati
     for (size_t i = 0; status == DW_OK && i < count && !found; i++) {
         if (all[i].op != e->provided->op) continue;
         const dw_status one = all[i].supports(&all[i], q->call, q->target);
-        if (one == DW_TYPE) continue; /* for other operands, or another GPU */
+        if (one == DW_TYPE) continue; /* it is for other operands or another GPU */
         found = &all[i];
         status = one;
     }

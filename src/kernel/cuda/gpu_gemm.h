@@ -1,4 +1,4 @@
-/* GEMM on a GPU: what the family's files and their tests share. */
+/* GEMM on a GPU: declarations shared by the family's files and their tests. */
 #ifndef DW_GPU_GEMM_H
 #define DW_GPU_GEMM_H
 
@@ -10,14 +10,14 @@
 
 /* ---- gemm_check.c ------------------------------------------------------------------------ */
 
-/* The caller's structure, which may be a shorter one of before, as one of today. */
+/* Converts the caller's structure, which may have the shorter form of an earlier version, to today's form. */
 dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call);
 
-/* Whether the call's members make sense together, GPU or not. `launching`: pointers are needed, too. */
+/* Checks whether the call's members are consistent, with or without a GPU. If `launching`, pointers must be set. */
 dw_status dw__gemm_check(const dw_gemm *call, bool launching);
 
 static inline bool dw__gemm_is_empty(const dw_gemm *call) { return call->m == 0 || call->n == 0; }
-/* Rows of B, and numbers in the bias. */
+/* Returns the number of rows of B, which is also the number of elements of the bias. */
 static inline int64_t dw__gemm_rows_b(const dw_gemm *call) {
     return call->activation == DW_ACTIVATION_SWIGLU ? 2 * call->n : call->n;
 }
@@ -30,7 +30,7 @@ static inline dw_scheme dw__gemm_scheme_b(const dw_gemm *call) {
     return call->quantized ? call->scheme_b : DW_SCHEME_BF16;
 }
 
-/* Length of a row of A and B in the unit of dw_matrix.stride: elements, or bytes of codes. */
+/* Returns the length of a row of A and B in the unit of dw_matrix.stride: elements, or bytes of codes. */
 int64_t dw__gemm_row_units(const dw_gemm *call);
 
 /* "m 300, n 256, k 64, bf16 to f32, bias, gelu, residual": for messages. */
@@ -38,16 +38,16 @@ const char *dw__gemm_describe(const dw_gemm *call, char *text, size_t bytes);
 
 /* ---- gemm.c: variants ------------------------------------------------------------------------ */
 
-/* One of cuda/sm100/gemm_tiles.h. */
+/* One row of cuda/sm100/gemm_tiles.h. */
 typedef struct dw__gemm_tile {
     dw_scheme scheme; /* MXFP8 is for MXFP8_E5M2 too */
     int ctas, n, stages;
-    unsigned shared_bytes; /* dynamic */
+    unsigned shared_bytes; /* dynamic shared memory */
 } dw__gemm_tile;
 enum { DW__GEMM_TILES = 18, DW__GEMM_OUTPUTS = 3 };
 extern const dw__gemm_tile dw__gemm_tiles[DW__GEMM_TILES];
 
-/* What a variant is compiled for. */
+/* The compile-time parameters of a variant. */
 typedef struct dw__gemm_shape {
     uint64_t tile : 8;     /* of dw__gemm_tiles, one for the schemes */
     uint64_t scheme_a : 8; /* dw_scheme */
@@ -70,16 +70,16 @@ static inline dw__gemm_shape dw__gemm_unpack(uint64_t params) {
     return shape;
 }
 
-/* Whether there is such a variant: a tile is for one scheme of operands and takes whole boxes of D's columns. */
+/* Returns whether this variant exists: a tile is for one kind of operands and needs whole boxes of D's columns. */
 bool dw__gemm_exists(const dw__gemm_shape *shape);
 int dw__gemm_tile_rows(const dw__gemm_shape *shape);
 int dw__gemm_tile_columns(const dw__gemm_shape *shape); /* of D */
 /* Of the contraction. */
 int dw__gemm_step(dw_scheme scheme);
 
-/* A tile by the static cost model, none of it measured: clocks = rounds of tiles over all SMs, each as many steps as
- * the contraction has, each step the longer of the tensor cores' time and that of reading A and B from shared memory;
- * and the bytes that all tiles load. */
+/* The static cost model of a tile; none of it is measured. The clocks are the rounds of tiles over all SMs, times the
+ * steps of the contraction, times the clocks of a step: the longer of the tensor cores' time and the time to read A and
+ * B from shared memory. The bytes are those that all tiles load. */
 typedef struct dw__gemm_account {
     double clocks, bytes;
     int64_t tiles, rounds, steps;
@@ -88,49 +88,51 @@ typedef struct dw__gemm_account {
 dw__gemm_account dw__gemm_account_of(const dw_gemm *call, const dw__gemm_shape *shape,
                                      int sm_count);
 
-/* The variant for a checked call: of the tiles the one with the fewest clocks, then with the fewest bytes. */
+/* Chooses the variant for a checked call: the tile with the fewest clocks, and among those the one with the fewest
+ * bytes. */
 dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count);
 
 dw__jit_variant dw__gemm_variant(const dw__gemm_shape *shape);
-/* By definition: operands and D as they are, not quantized. */
+/* The variant of the reference, for dense operands and D, which it does not quantize. */
 dw__jit_variant dw__gemm_reference_variant(int capability, bool f16, bool f32_output);
 
 /* ---- gemm.c: kernels --------------------------------------------------------------------------- */
 
 extern const dw__gpu_kernel dw__sm100_gemm, dw__sm100_gemm_scaled;
-/* By definition, for dense operands on any GPU; nothing chooses it but a refused kernel. */
+/* The reference: GEMM by its definition, for dense operands on any GPU. It runs only if the first-use check refused the
+ * fast kernel. */
 extern const dw__gpu_kernel dw__reference_gemm;
 
-/* gemm_explain.c: PyTorch's, and what the registry says of ours beside what they support. */
+/* gemm_explain.c: PyTorch's kernel, and the members of our entries that only explanations use. */
 extern const dw__gpu_kernel dw__torch_gemm;
 void dw__gemm_kernel_seconds(const dw__gpu_kernel *kernel, const void *call,
                              const dw__gpu_target *gpu, dw__gpu_seconds *result);
 struct json_t *dw__gemm_describe_tile(const dw__gpu_kernel *kernel, const void *call,
                                       const dw__gpu_target *gpu);
 
-/* The device's context (NULL: "cuda"), in which the kernel runs. */
+/* Finds the device's context, in which the kernel runs. NULL means "cuda". */
 dw_status dw__gemm_context(const dw_device *device, const dw__gpu_kernel *kernel,
                            const dw__context **context);
-/* Runs a checked, non-empty call by definition. */
+/* Runs a checked, non-empty call with the reference. */
 dw_status dw__gemm_run_reference(const dw_gemm *call, const dw__context *context);
 
 /* ---- gemm_cutlass.c -------------------------------------------------------------------------- */
 
-/* Every one of CUTLASS's kernels is an entry like these, with its own name and description. */
+/* Each of CUTLASS's kernels has an entry like one of these, with its own name and description. */
 extern const dw__gpu_kernel dw__cutlass_gemm, dw__cutlass_grouped_gemm;
-/* Whether the kernel supports the call, anywhere. */
+/* Checks whether the kernel supports the call on the GPU that it is for. */
 dw_status dw__gemm_cutlass_supports(const dw_gemm *call, const dw_cutlass_kernel *kernel);
 
 /* ---- gemm_first_use.c -------------------------------------------------------------------------- */
 
-/* The call that a variant is tried with: sizes, types, alpha, activation, schemes. */
+/* The call with which a variant is checked: sizes, types, alpha, activation, schemes. */
 typedef struct dw__gemm_case {
     dw_gemm call;
     bool bias, residual;
-    bool has_reference; /* refused calls are computed by definition */
-    int sm_count;       /* so few SMs that blocks take one tile after another */
-    /* 1 and no rows: a GEMM. Otherwise groups of A's rows, m together, each with a B of its own; the Bs follow one
-     * another. */
+    bool has_reference; /* the reference computes refused calls */
+    int sm_count;       /* so few SMs that each block processes several tiles */
+    /* groups 1 without `rows`: a GEMM. Otherwise the number of groups, which have m rows of A together; each group has
+     * its own B, and the Bs follow one another. */
     int groups;
     int64_t rows[4];
 } dw__gemm_case;

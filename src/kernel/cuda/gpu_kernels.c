@@ -18,7 +18,7 @@ const char *dw__gpu_kernel_proof(const dw__gpu_kernel *k) {
 
 /* ---- the registry ------------------------------------------------------------------------------------ */
 
-/* Ours first, for each operation in the order in which they are taken. */
+/* Deepwell's kernels come first. For each operation they are listed in order of preference. */
 const dw__gpu_kernel *const dw__gpu_kernels[] = {
     &dw__sm90_attention_forward,
     &dw__sm90_attention_backward,
@@ -66,7 +66,8 @@ void dw__gpu_candidates_of(dw__gpu_op op, const void *call, const dw__gpu_target
         const dw__gpu_kernel *k = dw__gpu_kernels[i];
         if (k->op != op) continue;
         if (k->enqueue && supported) continue;
-        if (k->enqueue) { /* ours: the one that supports the call, or the first */
+        /* Deepwell's kernel: the first that supports the call, or the first of all */
+        if (k->enqueue) {
             supported = k->supports(k, call, target) == DW_OK;
             if (!own) candidates->count++;
             if (!own || supported) candidates->kernels[0] = own = k;
@@ -82,7 +83,7 @@ static dw__gpu_kernel provided[DW__CUTLASS_KERNELS];
 static char provided_sources[DW__CUTLASS_KERNELS][256];
 static pthread_once_t provided_once = PTHREAD_ONCE_INIT;
 
-/* Entries of what the library brings, by the family's own. */
+/* Entries of the optional library's kernels: copies of the family's entry with the library's names. */
 static void make_provided(void) {
     static const dw__gpu_kernel *const families[] = {
         [DW_CUTLASS_GEMM] = &dw__cutlass_gemm,

@@ -1,4 +1,4 @@
-/* The registry of GPU kernels, which explanations, the command line and the documentation's tests read. */
+/* The registry of GPU kernels. Explanations, the command line and the tests of the documentation read it. */
 #ifndef DW_GPU_KERNELS_H
 #define DW_GPU_KERNELS_H
 
@@ -33,20 +33,21 @@ void dw__gpu_seconds_of_bytes(const dw__gpu_kernel *kernel, const void *call,
 /* The number of an element type in defines and parameters (cuda/common/element_types.h). */
 int dw__gpu_element(dw_dtype dtype);
 
-/* The kernels that may compute a call on a target: of ours the one that supports it, or the first; then PyTorch's. */
+/* Lists the kernels that may compute a call on a target: Deepwell's kernel (the first that supports the call, or the
+ * first of all), then PyTorch's. */
 void dw__gpu_candidates_of(dw__gpu_op op, const void *call, const dw__gpu_target *target,
                            dw__gpu_candidates *candidates);
 
 /* The kernels of the optional library, looked for once. DW_UNSUPPORTED: it is not there, and why. */
 dw_status dw__gpu_kernels_provided(const dw__gpu_kernel **kernels, size_t *count);
-/* The library's kernel that a call names. A name that is not known fails with a list of those that are: `own`,
- * Deepwell's, and the library's; or with the reason why the library is not there. */
+/* Finds the library's kernel that a call names. Fails for an unknown name and lists the known ones: `own` (Deepwell's)
+ * and the library's, or the reason why there is no library. */
 dw_status dw__gpu_kernel_provided(dw__gpu_op op, const char *name, const char *own,
                                   const dw__gpu_kernel **kernel);
 
-/* Where the kernel has been shown to be right; NULL: a library's that does not say. */
+/* Returns where the kernel has been shown to be right; NULL for a library's kernel that does not say. */
 const char *dw__gpu_kernel_proof(const dw__gpu_kernel *kernel);
-/* Of kernels whose hardware was never at hand. */
+/* Proof of kernels whose hardware was never available. */
 extern const char dw__gpu_proof_emulator[];
 
 #endif

@@ -1,10 +1,10 @@
-/* How long a call takes on this GPU, with operands of our own. */
+/* Measures how long a call takes on this GPU, with operands of its own. */
 #include "kernel/gpu_kernel.h"
 #include <stdlib.h>
 
 enum { WARMUPS = 3, RUNS = 10, PATTERN_BYTES = 1 << 20 };
 
-/* Nearly normal numbers: zeros would draw less power and run at another clock. */
+/* Fills memory with nearly normal numbers. Zeros would draw less power and run at another clock. */
 static dw_status fill(const dw__timing *t, char *memory, void *stream) {
     uint16_t *pattern = dw__malloc(PATTERN_BYTES);
     dw_status status = DW_OK;

@@ -18,8 +18,8 @@ dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target) {
                     "target \"%s\" is not known; expected sm_90a, sm_100a or sm_103a", name);
 }
 
-/* Dense products of 16-bit elements, per processor and clock: 8192 operations on Blackwell's data-centre GPUs, 4096 on
- * Hopper, 1024 halves of that before. */
+/* Operations of dense 16-bit GEMMs per SM and clock: 8192 on Blackwell's data-centre GPUs, 4096 on Hopper; on earlier
+ * GPUs 1024 for F16. */
 dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGET_NAME]) {
     const bool family = context->capability == 100 || context->capability == 103;
     double per_clock = family ? 8192.0 : context->capability >= 90 ? 4096.0 : 2048.0;

@@ -1,4 +1,4 @@
-/* An architecture, or a GPU of one: what times are expected from. */
+/* The GPU, or GPU architecture, for which times are estimated. */
 #ifndef DW_GPU_TARGET_H
 #define DW_GPU_TARGET_H
 
@@ -9,21 +9,23 @@ enum { DW__TARGET_NAME = 32 };
 typedef struct dw__gpu_target {
     const char *name; /* "sm_90a" */
     int capability, sm_count;
-    double flops; /* per second: dense products of BF16 or F16 */
-    double bytes; /* of memory, per second */
+    double flops; /* of dense BF16 or F16 GEMMs, in FLOP/s */
+    double bytes; /* of memory, in bytes/s */
     const char *source;
 } dw__gpu_target;
 
-/* Whether there is a GPU or not: what its vendor says of one. DW_INVALID_ARGUMENT lists those that are known. */
+/* Looks up an architecture by name, whether there is such a GPU or not, with its vendor's figures. DW_INVALID_ARGUMENT
+ * lists the known names. */
 dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target);
-/* The context's GPU; `name` is where its name goes. */
+/* Describes the context's GPU; `name` receives its name. */
 dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGET_NAME]);
 
-/* What an explanation is for: a target by its name, or, with NULL, the GPU that is there. Its members point into each
- * other: it is not copied. */
+/* The target of an explanation: a named architecture, or the present GPU if no name is given. Members point into each
+ * other, so the structure must not be copied. */
 typedef struct dw__gpu_subject {
     dw__gpu_target target;
-    const char *gpu;     /* the name of the GPU that is there, where it is such a one; else NULL */
+    /* the present GPU's name if it is of the target's architecture; else NULL */
+    const char *gpu;
     const char *missing; /* why there is no GPU; NULL: there is one */
     char name[DW__TARGET_NAME], error[1024];
 } dw__gpu_subject;

@@ -1,6 +1,5 @@
-/* The first-use check of kernels that compute an operation of the graph: the kernel beside the operation's definition,
- * which the interpreter evaluates in FP64 on the same operands. A family gives its example calls and nothing else.
- */
+/* The first-use check of kernels that compute an operation of the graph: compares the kernel with the operation's
+ * definition, which the interpreter evaluates in FP64 on the same operands. A family only provides its example calls. */
 #include "kernel/gpu_kernel.h"
 #include "kernel/reference/interpret.h"
 #include "kernel/reference/scalar.h"
@@ -9,7 +8,7 @@
 
 typedef struct state {
     dw__operation_call call;
-    size_t inputs[DW_MAX_INPUTS], outputs[DW_MAX_OUTPUTS]; /* where they begin */
+    size_t inputs[DW_MAX_INPUTS], outputs[DW_MAX_OUTPUTS]; /* offsets */
     dw__tensor expected[DW_MAX_OUTPUTS];                   /* F64, contiguous */
 } state;
 
@@ -19,7 +18,7 @@ static size_t span_of(const dw__tensor *t) {
     return (size_t)(last + 1) * dw_dtype_bytes(t->dtype);
 }
 
-/* The place of element `index`, in row-major order, in elements from the tensor's first. */
+/* Returns the offset, in elements, of element `index` in row-major order. */
 static int64_t offset_of(const dw__tensor *t, int64_t index) {
     int64_t offset = 0;
     for (int axis = t->rank - 1; axis >= 0; axis--) {
@@ -60,7 +59,7 @@ static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, void *
     }
 }
 
-/* A graph of the one operation. */
+/* Makes a graph with only this operation. */
 static dw_status make_graph(const dw__call *c, dw_graph **graph) {
     dw_value inputs[DW_MAX_INPUTS];
     dw_node node;

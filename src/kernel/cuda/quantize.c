@@ -1,7 +1,5 @@
-/* Quantization in blocks on a GPU: the public calls, the variants and their launch.
- *
- * Between a call and its launch there is arithmetic only: no allocation, no lock, no synchronisation.
- */
+/* Block quantization on a GPU: the public calls, the variants and their launch. A call does only arithmetic before its
+ * launch: it allocates nothing, takes no lock and does not synchronize. */
 #include "kernel/cuda/quantize.h"
 #include "common/quantize_params.h"
 #include "number/scheme.h"
@@ -76,7 +74,7 @@ static dw_status check_sizes(const dw_quantize *c) {
     return DW_OK;
 }
 
-/* `what` in device memory, at a multiple of `alignment` bytes. */
+/* Checks that `what` is in device memory at a multiple of `alignment` bytes. */
 static dw_status check_pointer(const void *at, const char *of, const char *what, size_t alignment,
                                bool needed) {
     if (needed && !at)
@@ -159,7 +157,7 @@ dw__jit_variant dw__quantize_variant(const dw__quantize_shape *s, const char *en
     dw__jit_variant v = {.source = "common/quantize.cu", .entry = entry, .arch = arch};
     dw__jit_add_define(&v, "INPUT", input);
     dw__jit_add_define(&v, "SCHEME", s->scheme);
-    /* The kernel does not read NVFP4's rule. */
+    /* NVFP4 has only one rule, so the kernel does not read it. */
     dw__jit_add_define(&v, "RULE", s->rule == DW_SCALE_AMAX ? DW_RULE_RCEIL : (int)s->rule);
     dw__jit_add_define(&v, "ROWS", s->along_rows);
     dw__jit_add_define(&v, "COLUMNS", s->along_cols);
@@ -167,7 +165,7 @@ dw__jit_variant dw__quantize_variant(const dw__quantize_shape *s, const char *en
     return v;
 }
 
-enum { BLOCKS, AMAX }; /* entry points; the second with NVFP4 alone */
+enum { BLOCKS, AMAX }; /* entry points; only NVFP4 has the second */
 
 static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {

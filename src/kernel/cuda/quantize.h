@@ -1,4 +1,4 @@
-/* Quantization in blocks on a GPU: what the family's files and their tests share. */
+/* Block quantization on a GPU: declarations shared by the family's files and their tests. */
 #ifndef DW_CUDA_QUANTIZE_H
 #define DW_CUDA_QUANTIZE_H
 
@@ -6,13 +6,13 @@
 #include "kernel/gpu_kernel.h"
 #include <string.h>
 
-/* Whether the call's members make sense together, GPU or not. `launching`: pointers are needed, too. */
+/* Checks whether the call's members are consistent, with or without a GPU. If `launching`, pointers must be set. */
 dw_status dw__quantize_check(const dw_quantize *call, bool launching);
 
-/* The result of a checked call along `axis` as dw_block_quantize is told, with a tensor scale of 1. */
+/* Returns the options of dw_block_quantize for the result of a checked call along `axis`, with a tensor scale of 1. */
 dw_block_options dw__quantize_options(const dw_quantize *call, int axis);
 
-/* What a variant is compiled for. */
+/* The compile-time parameters of a variant. */
 typedef struct dw__quantize_shape {
     uint64_t dtype : 8, scheme : 8;
     uint64_t rule : 8; /* dw_scale_rule, not DEFAULT */

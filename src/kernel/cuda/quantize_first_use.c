@@ -1,16 +1,13 @@
-/* The first-use check of quantization in blocks: what a kernel makes of small matrices is compared byte for byte with
- * what src/number makes of them.
- *
- * Source, codes, scales and the tensor's scale lie in one piece of memory, filled with 0xFF where nothing is, and the
- * expected value of every byte of it is known.
- */
+/* The first-use check of block quantization: compares a kernel's results for small matrices byte for byte with those of
+ * src/number. Source, codes, scales and tensor scale lie in one block of memory whose padding is 0xFF, and the expected
+ * value of every byte is known. */
 #include "kernel/cuda/quantize.h"
 #include "kernel/cuda/quantize_numbers.h"
 #include "number/philox.h"
 #include <stdio.h>
 
-/* Two tiles of rows and three of columns, none of the last full; ends of no block. Rows of the source and of
- * codes begin at multiples of 16 bytes, with room behind. */
+/* Two tiles of rows and three of columns, the last of each incomplete and ending within a block. Rows of the source and
+ * of codes start at multiples of 16 bytes and have padding. */
 enum { ROWS = 161, COLS = 291, PITCH = 304, SEED = 2026 };
 static const float given_scale = 0.0123f;
 
@@ -18,22 +15,22 @@ typedef struct result {
     dw_block_options options;
     dw_block_layout layout;
     int64_t stride;
-    size_t codes, scales, scale_bytes; /* where they begin */
+    size_t codes, scales, scale_bytes; /* offsets */
 } result;
 
 typedef struct state {
     dw__quantize_shape shape;
     dw_quantize call;
-    /* Ordinary numbers, and the kernel finds the tensor's scale; otherwise numbers of every kind, and the scale is
-     * given. */
+    /* True: ordinary numbers, and the kernel computes the tensor scale. False: numbers of every kind, and the tensor
+     * scale is given. */
     bool ordinary;
-    result results[2]; /* by axis; scale_bytes 0: not wanted */
+    result results[2]; /* by axis; scale_bytes 0: the variant does not compute this axis */
     size_t amax, tensor_scale;
     char *expected;
-    float *numbers; /* ROWS x COLS, as they are in the source's type */
+    float *numbers; /* ROWS x COLS numbers, rounded to the source's type */
 } state;
 
-/* With a byte behind at least. */
+/* Reserves memory that is followed by at least one byte of padding. */
 static size_t reserve(dw__trial *t, size_t bytes) { return dw__trial_place(t, bytes + 1); }
 
 static dw_status place(dw__trial *t) {
@@ -50,7 +47,8 @@ static dw_status place(dw__trial *t) {
                             .cols = COLS,
                             .row_stride = PITCH};
     t->consequence = ", its calls are refused";
-    (void)reserve(t, (size_t)ROWS * PITCH * dw_dtype_bytes(s->shape.dtype)); /* the source, at 0 */
+    /* the source, at offset 0 */
+    (void)reserve(t, (size_t)ROWS * PITCH * dw_dtype_bytes(s->shape.dtype));
     for (int axis = 0; axis < 2; axis++) {
         result *r = &s->results[axis];
         if (!(axis ? s->shape.along_rows : s->shape.along_cols)) continue;
@@ -74,7 +72,8 @@ static uint64_t random_word(int stream, size_t at) {
     return w.word[0] | (uint64_t)w.word[1] << 32;
 }
 
-/* Writes a number given as the bits of an F32; `any`: the low bits as they are, whatever the type makes of them. */
+/* Writes a number given as the bits of an F32. With `any`, keeps the low bits as they are, whatever number the type
+ * makes of them. */
 static float set_number(void *source, dw_dtype type, size_t at, uint32_t bits, bool any) {
     if (any && type != DW_F32)
         ((uint16_t *)source)[at] = (uint16_t)bits;
@@ -110,7 +109,7 @@ static dw_status expect_result(state *s, result *r, float tensor_scale) {
     return status;
 }
 
-/* Every byte that is in memory afterwards. */
+/* Computes every byte of memory as it must be after the kernel. */
 static dw_status make_expected(const dw__trial *t, state *s) {
     float tensor_scale = given_scale;
     memcpy(s->expected, t->host, t->bytes);
@@ -156,7 +155,7 @@ static void bind(dw__trial *t) {
 
 /* ---- comparison ------------------------------------------------------------------------------------------ */
 
-/* Where byte `at` lies. */
+/* Describes the byte at offset `at`. */
 static void describe_byte(const state *s, size_t at, char *text, size_t bytes) {
     for (int axis = 0; axis < 2; axis++) {
         const result *r = &s->results[axis];

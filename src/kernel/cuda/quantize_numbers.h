@@ -1,4 +1,4 @@
-/* Numbers on which quantization in blocks is tried, at a kernel's first use and in tests, as bits of an F32. */
+/* Test numbers for block quantization, as bits of an F32; used by the first-use check and by tests. */
 #ifndef DW_QUANTIZE_NUMBERS_H
 #define DW_QUANTIZE_NUMBERS_H
 
@@ -9,9 +9,9 @@
 
 enum { QUANTIZE_KINDS = 8, QUANTIZE_ORDINARY = 4, QUANTIZE_ANY_BITS = 3 };
 
-/* One of a kind, of a random word. */
+/* Returns a number of the given kind, from a random word. */
 static inline uint32_t quantize_number(uint64_t word, int kind) {
-    /* Ends of formats and of rules with what lies beside them; the last six are infinite or no numbers. */
+    /* The limits of formats and rules, and their neighbours; the last six are infinities and NaNs. */
     static const uint32_t chosen[] = {
         0,          0x80000000, 1,          0x80000001, 0x007FFFFF, 0x00800000, 0x3F800000,
         0xBF7FFFFF, 0x43800000, 0x437FFFFF, 0x43800001, 0x43E00000, 0xC3E00001, 0x47600000,
@@ -23,7 +23,7 @@ static inline uint32_t quantize_number(uint64_t word, int kind) {
     case 0: return dw__f32_bits(uniform);
     case 1: return 0;
     case 2: return (uint32_t)word & 0x807FFFFF;    /* subnormal */
-    case QUANTIZE_ANY_BITS: return (uint32_t)word; /* one in 128 is infinite or no number */
+    case QUANTIZE_ANY_BITS: return (uint32_t)word; /* one in 128 is infinite or NaN */
     case QUANTIZE_ORDINARY: return dw__f32_bits(ldexpf(uniform, (int)(word % 11) - 5));
     case 5: return word % 29 ? dw__f32_bits(uniform * 448) : chosen[(word >> 8) % CHOSEN];
     case 6: return chosen[word % (CHOSEN - 6)];
@@ -31,7 +31,8 @@ static inline uint32_t quantize_number(uint64_t word, int kind) {
     }
 }
 
-/* The kind of a square of 32 x 32 numbers: any, or where `ordinary` mostly uniform ones of different sizes. */
+/* Returns the kind of a square of 32 x 32 numbers: any kind, or with `ordinary` mostly uniform numbers of different
+ * magnitudes. */
 static inline int quantize_kind(uint64_t word, bool ordinary) {
     const int kind = (int)(word % QUANTIZE_KINDS);
     if (!ordinary) return kind;

@@ -4,7 +4,7 @@
 
 /* ---- variants ------------------------------------------------------------------------------------- */
 
-/* What a kernel is compiled for: the defines of softmax.cu, and which of its entry points is meant. */
+/* The compile-time parameters of a variant: the defines of softmax.cu, and its entry point. */
 typedef struct rows_variant {
     int type, lanes, vectors;
     bool logarithm, aligned, backward;
@@ -21,11 +21,11 @@ static rows_variant unpack(uint64_t params) {
                           p >> 17 & 1, p >> 18 & 1,    p >> 19 & 1};
 }
 
-static const dw_dtype dtypes[] = {DW_BF16, DW_F16, DW_F32}; /* by TYPE */
+static const dw_dtype dtypes[] = {DW_BF16, DW_F16, DW_F32}; /* bytes of an element, by TYPE */
 static int per_vector(int type) { return 16 / (int)dw_dtype_bytes(dtypes[type]); }
 
-/* A warp for a short row, a block of 256 or 1024 threads for a longer one; a thread of 1024 has registers for two
- * vectors, one of fewer threads for four. Longer rows stay in memory. */
+/* A warp processes a short row, a block of 256 or 1024 threads a longer one. Each of 1024 threads has registers for two
+ * vectors, each of fewer threads for four. Longer rows stay in memory. */
 static void choose_threads(int64_t columns, rows_variant *v) {
     static const int sizes[][2] = {{32, 4}, {256, 4}, {1024, 2}};
     const int64_t vectors = (columns + per_vector(v->type) - 1) / per_vector(v->type);
@@ -138,7 +138,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 
 /* ---- the first-use check's calls ------------------------------------------------------------------ */
 
-/* Rows that end within the last vectors that the variant holds; the second trial has room between the rows. */
+/* The rows end within the last vectors that the variant holds. In the second trial there is padding between rows. */
 static void example(uint64_t params, int index, dw__call *c) {
     static const dw_attr axis = {.key = DW_ATTR_KEY_AXIS, .integer = 1};
     const rows_variant v = unpack(params);
