@@ -1,13 +1,11 @@
-/* The contract of a GPU kernel, and what all of them share.
- *
- * Every kernel of every origin (ours, CUTLASS's, those behind PyTorch's operators) is one entry of the registry. The
- * entry says which calls the kernel supports and why not others, how long a call takes, how much workspace it needs,
- * how it is prepared and enqueued, and where it has been shown to be right. Explanations, the support table and the
- * public calls read the same entry.
+/* The contract of GPU kernels, and the machinery that they share. Every kernel of every origin (Deepwell's, CUTLASS's,
+ * the ones behind PyTorch's operators) is one entry of the registry. The entry says which calls the kernel supports and
+ * why not others, how long a call takes, how much workspace it needs, how it is prepared and enqueued, and where it has
+ * been shown to be right. Explanations, the support table and the public calls read the same entry.
  *
  * A family of kernels (attention, GEMM, quantization) has its variants, supports(), workspace_bytes() and enqueue() in
- * one host file. Here is what exists once: the cache of loaded variants, the first-use check, measurement, explanation.
- */
+ * one host file. This header declares the parts that exist once: the cache of loaded variants, the first-use check,
+ * measurement, explanation. */
 #ifndef DW_GPU_KERNEL_H
 #define DW_GPU_KERNEL_H
 
@@ -19,7 +17,7 @@
 #include "kernel/cuda/gpu_target.h"
 #include "kernel/kernel.h"
 
-/* The operation, and with it the type of a call. */
+/* The operation. It determines the type of a call. */
 typedef enum dw__gpu_op {
     DW__GPU_ATTENTION_FORWARD,  /* dw_attention */
     DW__GPU_ATTENTION_BACKWARD, /* dw_attention */
@@ -29,7 +27,7 @@ typedef enum dw__gpu_op {
     DW__GPU_OPERATION           /* dw__operation_call: operations of the graph's table */
 } dw__gpu_op;
 
-/* A call of one of the graph's operations, with its tensors in device memory. */
+/* A call of one of the graph's operations, with tensors in device memory and a stream. */
 typedef struct dw__operation_call {
     dw__call call;
     void *stream;
@@ -38,20 +36,21 @@ typedef struct dw__operation_call {
 } dw__operation_call;
 
 typedef enum dw__gpu_proof {
-    DW__PROOF_OF_PROVIDER, /* a library or PyTorch vouches for it */
+    DW__PROOF_OF_PROVIDER, /* the library or PyTorch vouches for it */
     DW__MEASURED_ON_HARDWARE,
-    DW__PROVEN_ON_EMULATOR /* tested there; no hardware has run it */
+    DW__PROVEN_ON_EMULATOR /* tested on the emulator; no hardware has run it */
 } dw__gpu_proof;
 
 struct json_t;
 typedef struct dw__gpu_kernel dw__gpu_kernel;
 typedef struct dw__first_use dw__first_use;
 
-/* What the cost model says of a call. */
+/* The cost model's result for a call. */
 typedef struct dw__gpu_seconds {
     double seconds; /* 0: not known */
-    bool measured;  /* on the GPU that `from` names, at the nearest shape; otherwise estimated */
-    char from[192]; /* where the figure comes from, or why there is none */
+    /* measured on the GPU that `from` names, at the nearest shape; otherwise estimated */
+    bool measured;
+    char from[192]; /* the origin of the figure, or the reason why there is none */
 } dw__gpu_seconds;
 
 /* ---- variants (variants.c) --------------------------------------------------------------------- */
@@ -76,9 +75,9 @@ typedef struct dw__variant {
     char reason[1024];
 } dw__variant;
 
-/* Returns the kernel's variant in a context. The first call compiles it if need be, loads it and runs its first-use
- * check, under a lock. Later calls find it without a lock and without allocating. A failure is not kept: the next call
- * tries again. */
+/* Returns the kernel's variant in a context. The first call compiles it if necessary, loads it and runs its first-use
+ * check, under a lock. Later calls find it without a lock and without allocating. A failure is not recorded, so the
+ * next call tries again. */
 dw_status dw__variant_of(const dw__context *context, const dw__gpu_kernel *kernel, uint64_t params,
                          const dw__variant **variant);
 /* DW_UNSUPPORTED with the reason if the first-use check refused the variant. */
@@ -88,54 +87,54 @@ static inline dw_status dw__variant_status(const dw__variant *variant) {
 
 /* ---- the first-use check (first_use.c) ----------------------------------------------------------- */
 
-/* One small call with random operands. The shared frame has a stream, device memory and a copy of it on the host; the
- * family lays out the call and judges the results. */
+/* One small call with random operands. The common code provides a stream, device memory and its copy on the host. The
+ * family lays out the call and checks the results. */
 typedef struct dw__trial {
-    dw__context context;        /* a copy: a family may pretend to have fewer SMs */
+    dw__context context;        /* a copy, so that a family can pretend to have fewer SMs */
     const dw__variant *variant; /* the one under test */
     int index;                  /* 0 to dw__first_use.count - 1 */
-    const char *consequence;    /* ", its calls are refused": for the message of a refusal */
+    const char *consequence;    /* ", its calls are refused": completes the message of a refusal */
     char detail[64];            /* follows the kernel's name in messages, if it is needed */
-    size_t bytes;               /* of device memory */
-    size_t host_bytes;          /* the leading part, copied to `host`; workspace follows */
+    size_t bytes;               /* bytes of device memory */
+    /* the leading bytes, which are copied to `host`; workspace follows */
+    size_t host_bytes;
     char *device, *host;
     void *stream;
-    void *state;      /* the family's, state_bytes of zeros before place() */
-    const void *call; /* what enqueue() gets, on `stream`; set by bind() */
+    void *state;      /* the family's data: state_bytes of zeros before place() */
+    const void *call; /* the argument of enqueue(), on `stream`; set by bind() */
 } dw__trial;
 
-/* A family's part of the check. Functions that may be NULL are marked. */
+/* A family's part of the check. */
 struct dw__first_use {
-    const char *against; /* what results are compared with: "the reference" */
-    int count;           /* trials; the first refusal ends them */
-    /* true: a launch that fails refuses the kernel. false: the check fails, and the next call repeats it. Out of memory
-     * never refuses. */
+    const char *against; /* names the expected results in messages: "the reference" */
+    int count;           /* number of trials; the first refusal ends them */
+    /* True: a failed launch refuses the kernel. False: the check itself fails, and the next call repeats it. Lack of
+     * memory never refuses a kernel. */
     bool failure_refuses;
     size_t state_bytes;
-    /* Lays out device memory with dw__trial_place and sets host_bytes. */
+    /* Reserves device memory with dw__trial_place and sets host_bytes. */
     dw_status (*place)(dw__trial *t);
-    /* Writes the operands into `host`, which begins as bytes of 0xFF: what no kernel writes stays a NaN. */
+    /* Writes the operands into `host`, which is filled with 0xFF, so that elements that no kernel writes are NaNs. */
     dw_status (*fill)(dw__trial *t);
-    /* Sets `call`; `device` and `stream` exist. */
+    /* Sets `call`; `device` and `stream` exist already. */
     void (*bind)(dw__trial *t);
-    /* Enqueues the reference, ahead of the kernel; may be NULL. */
+    /* Enqueues the reference before the kernel; may be NULL. */
     dw_status (*reference)(dw__trial *t);
-    /* Whether `host` holds the right results; otherwise `text` says what differs. */
+    /* Returns whether `host` holds the right results; otherwise `text` receives the difference. */
     bool (*agrees)(const dw__trial *t, char *text, size_t bytes);
-    void (*release)(dw__trial *t); /* frees what `state` owns; may be NULL */
+    void (*release)(dw__trial *t); /* frees memory that `state` owns; may be NULL */
 };
 
-/* Reserves device memory, a multiple of 256 bytes from the beginning. */
+/* Reserves device memory. Returns the offset, a multiple of 256 bytes. */
 size_t dw__trial_place(dw__trial *t, size_t bytes);
-/* Element `at` of numbers in memory: DW_F32, DW_F16 or DW_BF16. */
+/* Reads element `at` of numbers in memory: DW_F32, DW_F16 or DW_BF16. */
 float dw__trial_get(const void *numbers, dw_dtype type, size_t at);
 void dw__trial_set(void *numbers, dw_dtype type, size_t at, float value);
-/* Nearly normal, of variance 1: the sum of four uniform numbers. */
+/* Returns nearly normal numbers of variance 1: the sum of four uniform numbers. */
 float dw__trial_normal(uint64_t seed, uint32_t stream, size_t at);
 
 /* Runs the trials of the variant's kernel. Sets `disabled` and `reason` if the kernel is wrong. A failure means that
- * nothing was learnt. Runs on a stream and in memory of its own, so that it is legal while the caller captures a graph.
- */
+ * the check could not run. It uses its own stream and memory, so it may run while the caller captures a graph. */
 dw_status dw__first_use_check(const dw__context *context, dw__variant *variant);
 /* DEEPWELL_GUARD=off turns first-use checks off, for tools that watch one kernel. */
 bool dw__first_use_is_on(void);
@@ -153,44 +152,45 @@ struct dw__gpu_kernel {
     const char *name; /* "sm90_attention_forward"; unique */
     /* Names the kernel in explanations and measurements: "deepwell", "cutlass", "cudnn". */
     const char *backend;
-    const char *label;     /* the backend as users know it: "FlashAttention-2" */
+    const char *label;     /* the backend's name for users: "FlashAttention-2" */
     const char *described; /* the source in explanations: "PyTorch: FlashAttention-2" */
     dw__gpu_op op;
     dw__gpu_proof proof;
-    /* Measured where it supports a call; the others are for calls that no fast kernel supports. */
+    /* the backend is measured for calls that it supports; the others are for calls that no fast kernel supports */
     bool competes;
-    bool asked_for; /* runs only where it is asked for */
-    /* A row of the support table (`deepwell explain kernels`). `shown`: where the kernel has been shown to be right;
-     * NULL: what `proof` says. */
+    bool asked_for; /* runs only on request */
+    /* A row of the support table (`deepwell explain kernels`). `shown` says where the kernel has been shown to be
+     * right; NULL: the text for `proof`. */
     const char *operation, *source, *architectures, *elements, *needs, *shown;
 
-    /* DW_OK, or why not: DW_TYPE if the kernel is for other operands or another GPU, DW_UNSUPPORTED and others for this
-     * call. Looks at types, shapes, strides and alignment, never at data. `gpu` need not be there; NULL: any. */
+    /* Returns DW_OK, or the reason why not: DW_TYPE if the kernel is for other operands or another GPU; DW_UNSUPPORTED
+     * and others for this call. Looks at types, shapes, strides and alignment, never at data. The GPU need not exist;
+     * NULL means any. */
     dw_status (*supports)(const dw__gpu_kernel *kernel, const void *call,
                           const dw__gpu_target *gpu);
-    /* The cost model. `result` begins as zeros. May be NULL: not known. */
+    /* The cost model. `result` starts zeroed. NULL: times are not known. */
     void (*seconds)(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
                     dw__gpu_seconds *result);
-    /* The tile that a supported call gets, for explanations. May be NULL. */
+    /* Describes the tile that a supported call gets, for explanations. May be NULL. */
     struct json_t *(*describe_tile)(const dw__gpu_kernel *kernel, const void *call,
                                     const dw__gpu_target *gpu);
-    /* Device memory that a call needs. May be NULL for none. */
+    /* Returns the bytes of device memory that a call needs. NULL: none. */
     dw_status (*workspace_bytes)(const dw__gpu_kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes);
-    /* Finds, or compiles, loads and checks, the variant for a supported call; it may be disabled. NULL: PyTorch runs
+    /* Finds the variant for a supported call, or compiles, loads and checks it; it may be disabled. NULL: PyTorch runs
      * the kernel. */
     dw_status (*prepare)(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant);
     /* Launches on the call's stream. Allocates nothing and waits for nothing. */
     dw_status (*enqueue)(const void *call, const dw__context *context, const dw__variant *variant);
-    /* Sets the entry points of a variant, which begin as zeros; the first names it. May be NULL: a library loads its
-     * own. */
+    /* Sets the entry points of a variant, which start zeroed; the first one names it. NULL: a library loads its own
+     * kernels. */
     dw_status (*entry_points)(const dw__gpu_kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]);
-    const dw__first_use *first_use; /* NULL: a reference, which nothing checks */
-    const char *tolerance;          /* of results, in words; docs/cuda.md */
-    /* DW__GPU_OPERATION: a small call of trial `index` that the variant computes: operation, attributes, types, shapes
-     * and strides, without data. */
+    const dw__first_use *first_use; /* NULL for a reference, which is not checked */
+    const char *tolerance;          /* of results, in words; for docs/cuda.md */
+    /* DW__GPU_OPERATION: makes a small call for trial `index` that the variant computes: operation, attributes, types,
+     * shapes and strides, without data. */
     void (*example)(uint64_t params, int index, dw__call *call);
     double tolerance_factor; /* DW__GPU_OPERATION: as in dw__kernel */
     const void *provided;    /* the library's own description of its kernel, or NULL */
@@ -211,27 +211,26 @@ static inline dw_status dw__gpu_kernel_runs(const dw__gpu_kernel *kernel, const 
 
 /* ---- measurement (gpu_measure.c) ------------------------------------------------------------------- */
 
-/* A call to time, with operands of its own. */
+/* A call to measure, with its own operands. */
 typedef struct dw__timing {
     const dw_device *device;
-    size_t bytes;       /* of device memory */
-    size_t input_bytes; /* the leading part, filled with random numbers of `dtype` */
+    size_t bytes;       /* bytes of device memory */
+    size_t input_bytes; /* the leading bytes, filled with random numbers of `dtype` */
     dw_dtype dtype;     /* DW_BF16 or DW_F16 */
     void *state;
     void (*bind)(void *state, char *memory, void *stream);
-    dw_status (*before)(void *state); /* enqueued once, ahead; may be NULL */
+    dw_status (*before)(void *state); /* enqueued once before the measurement; may be NULL */
     dw_status (*run)(void *state);
 } dw__timing;
 
-/* Median seconds of several runs, on a stream and in memory of its own. */
+/* Returns the median seconds of several runs, on its own stream and memory. */
 dw_status dw__gpu_measure(const dw__timing *timing, double *seconds);
 
 /* ---- choice and explanation (gpu_explain.c) ---------------------------------------------------------- */
 
 enum { DW__GPU_PASSES = 2, DW__GPU_CANDIDATES = 8 };
 
-/* The kernels for an operation, one of each backend, in the order in which they are taken where nothing has been
- * measured. */
+/* The kernels for an operation, one of each backend, in order of preference for calls that were not measured. */
 typedef struct dw__gpu_candidates {
     const dw__gpu_kernel *kernels[DW__GPU_CANDIDATES];
     size_t count;
@@ -239,9 +238,10 @@ typedef struct dw__gpu_candidates {
 
 typedef struct dw__gpu_query {
     const void *call;
-    int passes; /* 2: with gradients; backends are compared by the times of both passes together */
-    dw__gpu_op op[DW__GPU_PASSES];           /* the one asked about, then the other pass */
-    const char *shape_class[DW__GPU_PASSES]; /* of measurements; NULL: none are kept */
+    int passes; /* 2: with gradients; backends are compared by the sum of both passes */
+    dw__gpu_op op[DW__GPU_PASSES]; /* the pass in question, then the other pass */
+    /* shape classes of measurements; NULL: no measurements are kept */
+    const char *shape_class[DW__GPU_PASSES];
     const dw__gpu_target *target;
     const char *gpu;  /* the GPU model whose measurements count; NULL: none */
     const char *with; /* versions that measurements must have been made with; NULL: any */
@@ -249,20 +249,22 @@ typedef struct dw__gpu_query {
 
 typedef struct dw__gpu_choice {
     const dw__gpu_kernel *kernel; /* NULL: none supports the call */
-    bool measured;                /* all that compete have been measured */
+    bool measured;                /* all competing kernels have been measured */
     char because[512];
 } dw__gpu_choice;
-/* The first that supports the call, unless all that compete have been measured and another is faster. */
+/* Chooses the first kernel that supports the call, unless all competing kernels have been measured and another is
+ * faster. */
 void dw__gpu_choose(const dw__gpu_query *query, dw__gpu_choice *choice);
 
 typedef struct dw__gpu_explanation {
     const char *operation, *shape;
     double flops, bytes;
-    const char *because; /* NULL: what dw__gpu_choose finds; otherwise `chosen` and why */
+    const char *because; /* NULL: the choice of dw__gpu_choose; otherwise `chosen`, and why */
     const dw__gpu_kernel *chosen;
     const dw__gpu_kernel
-        *provided; /* the optional library's family, which has a row of its own; NULL: none */
-    const char *operands; /* "attention": what none of the library's kernels is for */
+        /* the entry of the optional library's family, which gets its own row; NULL: none */
+        *provided;
+    const char *operands; /* "attention": calls for which the library has no kernel */
 } dw__gpu_explanation;
 /* deepwell/explain.h describes the JSON. */
 dw_status dw__gpu_explain(const dw__gpu_query *query, const dw__gpu_explanation *explanation,

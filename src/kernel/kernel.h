@@ -1,12 +1,12 @@
-/* Kernels: what can compute one node on one device, and the registry that lists them.
+/* CPU kernels, and the registry that lists them.
  *
- * A kernel is given concrete tensors (strided views of memory that somebody else owns), the node's
- * attributes with dims made numbers, and scratch memory whose size it asked for beforehand. It
- * allocates nothing on its hot path and holds no state; of a library that does, it says how much.
+ * A kernel computes one node. It receives concrete tensors (strided views of memory that the caller owns), the node's
+ * attributes with numbers in place of dims, and scratch memory of the size that it asked for. It holds no state and
+ * does not allocate while it runs; if a library behind it allocates, library_bytes says how much.
  *
- * For each operation the registry lists implementations best first; the reference (expansion into
- * primitives, evaluated one by one) is last and takes everything. Selection: the first whose fits()
- * accepts the call. fits() looks at dtypes, shapes and strides, never at data.
+ * For each operation the registry lists implementations best first; the reference (expansion into primitives, evaluated
+ * one by one) is last and supports every call. The first kernel whose fits() accepts the call is selected. fits() looks
+ * at dtypes, shapes and strides, never at data.
  */
 #ifndef DW_KERNEL_H
 #define DW_KERNEL_H
@@ -31,30 +31,31 @@ typedef struct dw__call {
     uint32_t input_count, output_count;
     dw__tensor inputs[DW_MAX_INPUTS]; /* rank -1: absent */
     dw__tensor
-        outputs[DW_MAX_OUTPUTS]; /* contiguous unless the kernel says otherwise; an output that
-                                           nobody reads has data NULL and need not be computed */
-    const void *prepared;        /* what prepare() made, or NULL */
+        /* Contiguous, unless the kernel has strided_results. An output that nobody reads has data NULL and need not be
+         * computed. */
+        outputs[DW_MAX_OUTPUTS];
+    const void *prepared; /* the result of prepare(), or NULL */
 } dw__call;
 
 typedef struct dw__kernel {
     const char *name; /* "cpu.attention.tiled" */
     dw_op op;
-    const char *source; /* what it is: "ours, portable C", "oneDNN 2.6 sgemm", ... */
+    const char *source; /* "ours, portable C", "oneDNN 2.6 sgemm", ... */
     bool (*fits)(const dw__call *call);
-    /* Scratch the call needs; may be NULL for none. The same arithmetic that run() uses. */
+    /* Returns the scratch that the call needs, by the arithmetic that run() uses; may be NULL for none. */
     size_t (*scratch_bytes)(const dw__call *call);
-    /* The most that libraries allocate by themselves while the call runs, on all threads together; may be NULL for
-     * nothing. Not part of the scratch: it is for predictions. */
+    /* Returns the most bytes that libraries allocate by themselves during the call, on all threads together; may be
+     * NULL for none. They are not part of the scratch; predictions of memory use them. */
     size_t (*library_bytes)(const dw__call *call);
-    /* Optional: parse attributes once (a fused body); freed with dw__free. It may depend on the
-     * attributes and element types alone: calls that agree in those share it. */
+    /* Optional: parses the attributes once (a fused body); the result is released with dw__free. It may depend on
+     * attributes and element types only, because calls that agree in those share it. */
     dw_status (*prepare)(const dw__call *call, void **prepared);
     dw_status (*run)(const dw__call *call, void *scratch);
     /* Tolerance against the reference in FP64, relative to the largest magnitude of the result, at
      * reduction length n: bound = factor * sqrt(n) * 2^-24 for F32. */
     double tolerance_factor;
-    /* Results may have any strides, so that a plan can ask for the layout that later operations
-     * read. Kernels without it write contiguous results. */
+    /* Results may have any strides, so that a plan can choose the layout that later operations read. Kernels without
+     * this flag write contiguous results. */
     bool strided_results;
 } dw__kernel;
 
@@ -70,19 +71,19 @@ typedef struct dw__epilogue_kernel {
     dw_status (*run)(const dw__call *call, const dw__call *program, int replaced, void *scratch);
 } dw__epilogue_kernel;
 
-/* Candidates for `op` on the CPU, best first, reference last; NULL-terminated. */
+/* Returns the candidates for `op` on the CPU, best first, reference last, NULL-terminated. */
 const dw__kernel *const *dw__kernel_candidates(dw_op op);
-/* First candidate that fits. Never NULL for a valid call. */
+/* Returns the first candidate that fits. Never NULL for a valid call. */
 const dw__kernel *dw__kernel_select(const dw__call *call);
 bool dw__kernel_is_reference(const dw__kernel *kernel);
-/* True when some candidate for `op` has strided_results. */
+/* Returns whether some candidate for `op` has strided_results. */
 bool dw__kernel_lays_out_results(dw_op op);
-/* The kernel that computes `op` and a program behind it, or NULL. */
+/* Returns the kernel that computes `op` and a program behind it, or NULL. */
 const dw__epilogue_kernel *dw__kernel_with_epilogue(dw_op op);
-/* The kernel that adds the result of `op` to what its output holds, or NULL. It is no candidate:
- * only a plan knows that the output holds something. */
+/* Returns the kernel that adds the result of `op` to the contents of its output, or NULL. It is not a candidate,
+ * because only a plan knows that the output has contents. */
 const dw__kernel *dw__kernel_accumulating(dw_op op);
-/* The operation that copies a tensor of `rank` axes between any two layouts, and its attribute. */
+/* Returns the operation that copies a tensor of `rank` axes between any two layouts, and its attribute. */
 dw_op dw__kernel_copy_op(int rank, dw_attr *attr);
 
 /* ---- helpers for kernels ----------------------------------------------------------------------- */
@@ -94,9 +95,10 @@ int64_t dw__tensor_count(const dw__tensor *tensor);
 /* Bytes of a contiguous tensor of this type and shape, which lowering has found to have fewer than 2^61. */
 size_t dw__tensor_bytes(const dw__tensor *tensor);
 bool dw__tensor_is_contiguous(const dw__tensor *tensor);
-/* Contiguous row-major strides from shape. Rows are whole bytes: a row of E2M1 has an even number of places. */
+/* Sets the strides of a contiguous row-major tensor. */
 void dw__tensor_set_contiguous(dw__tensor *tensor);
-/* Whether the last axis is contiguous and one stride leads from each row to the next. The rank is at least 1. */
+/* Returns whether the last axis is contiguous and one stride leads from each row to the next. The rank is at least
+ * 1. */
 bool dw__tensor_row_stride(const dw__tensor *tensor, int64_t *stride);
 
 /* ---- shapes and attributes of a graph with numbers in place of dims (sized_graph.c) ------------- */
@@ -127,7 +129,7 @@ extern const dw__kernel *const dw__kernels_cpu_data
 extern const dw__kernel *const dw__kernels_cpu_loss[];     /* cross_entropy and backward, adamw */
 extern const dw__kernel *const dw__kernels_cpu_quantize[]; /* quantize */
 extern const dw__kernel *const dw__kernels_reference[];    /* one for every operation */
-/* Looked up by operation, not selected. */
+/* These are looked up by operation, not selected. */
 extern const dw__epilogue_kernel *const dw__kernels_cpu_epilogue[]; /* matmul, linear */
 extern const dw__kernel *const dw__kernels_cpu_accumulating[];      /* embedding_backward */
 

@@ -28,7 +28,7 @@ dw_status dw__quantization_of(const dw__call *call, dw__quantization *q) {
     return dw_block_layout_of(&q->options, q->rows, q->cols, &q->layout);
 }
 
-/* ---- scratch: codes, scales, and the rotated matrix where there is one ------------------------- */
+/* ---- scratch: codes, scales, and with rotation the rotated matrix ------------------------------ */
 
 static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 

@@ -39,7 +39,7 @@ static dw_status load(void) {
                         "CUTLASS's kernels are not there (%s): `make cutlass` builds them",
                         reason ? reason : NAME);
     }
-    /* Never closed: the runtime that it uses does not survive that. */
+    /* The library is never closed, because the CUDA runtime that it uses does not survive that. */
     *(void **)&kernels = dlsym(library, "deepwell_cutlass_kernels");
     *(void **)&version = dlsym(library, "deepwell_cutlass_version");
     *(void **)&loaded.error = dlsym(library, "deepwell_cutlass_error");

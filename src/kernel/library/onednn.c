@@ -1,12 +1,14 @@
 /* oneDNN threads itself through OpenMP. Called from a task of our pool it must stay on that thread,
- * so the calling thread's OpenMP team size is 1 for the time of the call and restored afterwards:
- * the thread may be the user's own, with OpenMP code of its own.
+ * so the calling thread's OpenMP team size is 1 during the call. It is restored afterwards, because the thread may be
+ * the user's own and run other OpenMP code.
  *
- * Its generated kernels (seen in 2.6.3, for AVX-512) move the stack pointer into a workspace on the heap. A signal
- * that arrives then has its frame written there, over what lies below: such kernels run with signals held back.
+ * Its generated kernels (seen in 2.6.3, for AVX-512) move the stack pointer into a workspace on the heap. The frame of
+ * a signal that arrives then would be written there, over other data on the heap, so these kernels run with signals
+ * blocked.
  *
- * Its first GEMM generates code into mapped memory. Where that memory cannot be mapped oneDNN writes to a null pointer,
- * or throws through C: the first GEMM of each kind is a tiny one, made after the memory was seen to be there. */
+ * Its first GEMM generates code into mapped memory. If that memory cannot be mapped, oneDNN writes to a null pointer,
+ * or throws an exception through C. So the first GEMM of each kind is a tiny one, run after a check that the memory can
+ * be mapped. */
 #include "kernel/library/onednn.h"
 
 #ifdef DW_HAVE_ONEDNN
@@ -25,7 +27,7 @@ static struct {
     void (*set_num_threads)(int);
 } openmp; /* NULL members: this oneDNN has another threading runtime, or none */
 
-/* The OpenMP runtime that oneDNN is bound to is loaded already; look it up, never load another. */
+/* oneDNN's OpenMP runtime is already loaded: look it up, and never load another one. */
 static void find_openmp(void) {
     static const char *const runtimes[] = {"libgomp.so.1", "libiomp5.so", "libomp.so.5"};
     for (size_t i = 0; i < DW_COUNT(runtimes); i++) {
@@ -43,8 +45,8 @@ static char version[32];
 static enum { ISA_OTHER, ISA_SSE41, ISA_AVX, ISA_AVX2, ISA_AVX512, ISA_COUNT } isa;
 static bool memory_known;
 
-/* Sets `isa` to the set whose GEMM oneDNN runs. ONEDNN_MAX_CPU_ISA may lower it; it is 0 where oneDNN has no code for
- * x86-64. */
+/* Sets `isa` to the instruction set of oneDNN's GEMM. ONEDNN_MAX_CPU_ISA may lower it. `isa` is 0 if oneDNN has no
+ * x86-64 code here. */
 static void find_isa(void) {
     static const int least_of[ISA_COUNT] = {[ISA_SSE41] = dnnl_cpu_isa_sse41,
                                             [ISA_AVX] = dnnl_cpu_isa_avx,
@@ -81,7 +83,7 @@ bool dw__onednn_memory_known(void) {
     return memory_known;
 }
 
-/* All but those that a fault raises in the thread itself. */
+/* Blocks all signals except for those that a fault raises in the thread itself. */
 static void hold_signals(sigset_t *before) {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
     sigset_t held;
@@ -92,7 +94,7 @@ static void hold_signals(sigset_t *before) {
 
 /* ---- GEMM -------------------------------------------------------------------------------------------------------- */
 
-/* One GEMM on this thread, with signals held back. */
+/* Runs one GEMM on this thread, with signals blocked. */
 static dnnl_status_t call_sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n,
                                 int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb,
                                 float beta, float *c, int64_t ldc) {
@@ -107,17 +109,17 @@ static dnnl_status_t call_sgemm(bool a_transposed, bool b_transposed, int64_t m,
     return result;
 }
 
-/* The kinds of GEMM whose code is generated apart from the others'. */
+/* The kinds of GEMM for which oneDNN generates separate code. */
 enum { CODE_COMMON, CODE_FEW_ROWS, CODE_KINDS };
 enum { FEW_ROWS = 15 };
 
-/* On AVX-512, B transposed and so few rows of A have kernels of their own. */
+/* On AVX-512, a transposed B with so few rows of A has its own kernels. */
 static bool few_rows(bool a_transposed, bool b_transposed, int64_t m, int64_t n) {
     return isa == ISA_AVX512 && !a_transposed && b_transposed && m > 1 && m <= FEW_ROWS && n > 1;
 }
 
-/* Generates a kind's code. The mappings are counted in the sources of 2.6.3 and, below AVX-512, on a machine (5.8 MiB):
- * 16 copies of a kernel of 320 KiB and 8 of 256 KiB, and 36 of 256 KiB; half as much again for what grows. */
+/* Generates a kind's code. The sizes of the mappings were counted in the sources of 2.6.3 and, below AVX-512, observed
+ * (5.8 MiB): 16 copies of a kernel of 320 KiB and 8 of 256 KiB, or 36 of 256 KiB; plus half as much for growth. */
 static dw_status generate_code(int kind) {
     static const size_t needed[CODE_KINDS] = {(size_t)12 << 20, (size_t)16 << 20};
     static const float ones[4] = {1.0f, 1.0f, 1.0f, 1.0f};
@@ -159,13 +161,15 @@ dw_status dw__onednn_prepare(void) {
     return have_code(CODE_COMMON);
 }
 
-/* oneDNN takes its blocks from posix_memalign. glibc's cuts the ends off a larger block and puts them into the thread's
- * cache of small blocks, where they do not join their neighbours again: when the block is freed the next one does not
- * fit there, and a thread's heap grows by megabytes with each GEMM until that cache is full. So this fills it first. */
+/* oneDNN allocates its blocks with posix_memalign. glibc's version trims the ends of a larger block and puts them into
+ * the thread's cache of small blocks, where they are not merged with their neighbours. When the block is freed, the
+ * next one does not fit there, and a thread's heap grows by megabytes with each GEMM until that cache is full. So this
+ * function fills the cache first. */
 static void fill_cache_of_small_blocks(void) {
-    enum { STEP = 16, SIZES = 16, OF_EACH = 7 }; /* the ends are shorter than 256 bytes */
+    enum { STEP = 16, SIZES = 16, OF_EACH = 7 }; /* the trimmed ends are shorter than 256 bytes */
     static _Thread_local bool filled;
-    void *volatile blocks[SIZES * OF_EACH]; /* volatile: else the compiler leaves out both calls */
+    /* volatile, because the compiler would remove both calls */
+    void *volatile blocks[SIZES * OF_EACH];
     if (filled) return;
     filled = true;
     for (int i = 0; i < SIZES * OF_EACH; i++) blocks[i] = malloc((size_t)(i / OF_EACH + 1) * STEP);
@@ -187,7 +191,7 @@ dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int6
                     (long long)m, (long long)n, (long long)k, (int)result);
 }
 
-/* ---- its own memory ---------------------------------------------------------------------------------------------- */
+/* ---- memory that oneDNN allocates -------------------------------------------------------------------------------- */
 
 /* oneDNN stores matrices by columns: its M is our n, its A our B. */
 typedef struct columns_matmul {
@@ -195,7 +199,7 @@ typedef struct columns_matmul {
     int64_t m, n, k, lda, ldb, ldc;
 } columns_matmul;
 
-/* Copying blocks costs more than it saves. */
+/* Below these sizes, copying blocks costs more than it saves. */
 static bool too_small_to_pack(const columns_matmul *p, double threshold) {
     return 1.0 / (double)p->m + 1.0 / (double)p->n >= threshold;
 }
@@ -208,7 +212,7 @@ static bool long_enough_to_pack(const columns_matmul *p) {
 static bool packs_avx512(const columns_matmul *p) {
     bool nn = !p->a_transposed && !p->b_transposed, nt = !p->a_transposed && p->b_transposed;
     bool tn = p->a_transposed && !p->b_transposed;
-    /* Leading dimensions whose rows fall on the same cache sets. */
+    /* Returns whether rows of this leading dimension map to the same cache sets. */
     bool a_bad = p->lda % 256 == 0, b_bad = p->ldb % 256 == 0, c_bad = p->ldc % 256 == 0;
     bool a_worst = p->lda % 1024 == 0;
     if (tn && p->m > 100 && ((p->m < 1200 && p->n < 200 && p->k < 1200) || (a_bad && b_bad)))
@@ -224,7 +228,7 @@ static bool packs_avx512(const columns_matmul *p) {
     return !narrow && p->n > 28 && p->k > 1;
 }
 
-/* AVX has the same rules as AVX2. */
+/* AVX follows the same rules as AVX2. */
 static bool packs_avx2(const columns_matmul *p) {
     if (too_small_to_pack(p, 0.0038)) return false;
     if (long_enough_to_pack(p)) return true;
@@ -233,13 +237,13 @@ static bool packs_avx2(const columns_matmul *p) {
     return p->n > 16 && p->k > 2 && p->m > 64;
 }
 
-/* Whether it copies blocks of both operands, on one thread. */
+/* Returns whether oneDNN copies blocks of both operands, on one thread. */
 static bool packs(const columns_matmul *p) {
     if (isa == ISA_SSE41) return true;
     return isa == ISA_AVX512 ? packs_avx512(p) : packs_avx2(p);
 }
 
-/* The workspace of loops that do not pack. Those for AVX and AVX2 have it on the stack where it fits there. */
+/* Returns the workspace of loops that do not pack. The loops for AVX and AVX2 keep it on the stack if it fits there. */
 static size_t unpacked_bytes(const columns_matmul *p) {
     enum { AVX512_FLOATS = 384 * 48 + 64, AVX2_FLOATS = 256 * 16 + 64 };
     if (isa == ISA_AVX512) return AVX512_FLOATS * sizeof(float);
@@ -250,7 +254,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
-/* Register tiles, the largest blocks, and the K up to which it is not cut. */
+/* Register tiles, largest blocks, and the K up to which K is not divided. */
 typedef struct blocking {
     int64_t tile_m, tile_n, block_m, block_n, block_k, whole_k;
 } blocking;
@@ -264,7 +268,7 @@ static const blocking blockings[ISA_COUNT] = {
 size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                               int64_t lda, int64_t ldb, int64_t ldc) {
     enum {
-        SHORT_K = 48, /* below it, blocks of N are SHORT_N */
+        SHORT_K = 48, /* for fewer rows, blocks of N have SHORT_N columns */
         SHORT_N = 24,
         LEAST_K = 128,
         PAGE = 4096
@@ -280,7 +284,7 @@ size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, i
     int64_t rows = round_up(least(most(p.m, by->tile_m), by->block_m), by->tile_m);
     int64_t columns =
         round_up(least(most(p.n, by->tile_n), p.k < SHORT_K ? SHORT_N : by->block_n), by->tile_n);
-    /* Both blocks, and sums of a row of tiles and of the columns; each on a page of its own. */
+    /* Returns the bytes of both blocks and of the sums of a row of tiles and of the columns, each on its own pages. */
     return (size_t)(depth * (rows + columns) + by->tile_m + columns) * sizeof(float) + 4 * PAGE;
 }
 
@@ -288,7 +292,7 @@ size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, i
 
 const char *dw__onednn_version(void) { return NULL; }
 const char *dw__onednn_isa(void) { return NULL; }
-bool dw__onednn_memory_known(void) { return true; } /* it takes none */
+bool dw__onednn_memory_known(void) { return true; } /* this case allocates nothing */
 dw_status dw__onednn_prepare(void) { return DW_OK; }
 
 size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,

@@ -1,20 +1,18 @@
-/* oneDNN, where the build found it: single-threaded F32 GEMMs, called from inside the
- * tasks of our own pool. */
+/* oneDNN, if the build found it: single-threaded F32 GEMMs, called from the tasks of our own pool. */
 #ifndef DW_ONEDNN_H
 #define DW_ONEDNN_H
 
 #include "base/base.h"
 
-/* "2.6.3", or NULL when built without. */
+/* Returns "2.6.3", or NULL if Deepwell was built without oneDNN. */
 const char *dw__onednn_version(void);
-/* The instruction set of its GEMMs: "avx512", "avx2", "avx", "sse41", or "portable" on other machines than x86-64; NULL
- * when built without. It is oneDNN's own choice, which ONEDNN_MAX_CPU_ISA lowers. */
+/* Returns the instruction set of oneDNN's GEMMs: "avx512", "avx2", "avx", "sse41", or "portable" on machines other than
+ * x86-64; NULL without oneDNN. oneDNN chooses it, and ONEDNN_MAX_CPU_ISA lowers it. */
 const char *dw__onednn_isa(void);
-/* Generates the code that the first GEMM would generate (some MiB). DW_OUT_OF_MEMORY where it cannot be mapped. */
+/* Generates the code (some MiB) that the first GEMM would generate. DW_OUT_OF_MEMORY: it cannot be mapped. */
 dw_status dw__onednn_prepare(void);
-/* C[m,n] = A * B + beta * C, row-major, leading dimensions in elements; A is stored [m,k] or, when
- * transposed, [k,m]; B [k,n] or [n,k]. Runs on the calling thread alone. DW_UNSUPPORTED without
- * oneDNN. */
+/* C[m,n] = A * B + beta * C, row-major, leading dimensions in elements. A is stored as [m,k], or as [k,m] if
+ * transposed; B as [k,n] or [n,k]. Runs on the calling thread alone. DW_UNSUPPORTED without oneDNN. */
 dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                            const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
                            float *c, int64_t ldc);
@@ -24,8 +22,8 @@ dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int6
  * differ by less than 1 KB. Returns 0 without oneDNN, and where dw__onednn_memory_known() is false. */
 size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                               int64_t lda, int64_t ldb, int64_t ldc);
-/* False for another machine than x86-64 or another version: predictions of memory then lack oneDNN's part and say
- * so. */
+/* Returns false on machines other than x86-64 and for other versions. Predictions of memory then lack oneDNN's share
+ * and say so. */
 bool dw__onednn_memory_known(void);
 
 #endif
