@@ -1,8 +1,8 @@
 /* Scheduling: the order of backward.
  *
- * Greedy: of the nodes that are ready, the one after which the fewest bytes are alive comes next; ties keep the given
- * order. Views, nodes without operands and repeated forward nodes are emitted just before their first reader, so that
- * their results live briefly. All others are called real nodes here.
+ * The order is greedy: the next node is the ready one that leaves the fewest bytes alive; ties keep the given order.
+ * Views, nodes without operands and repeated forward nodes are emitted just before their first reader, so that their
+ * results live briefly. All others are called real nodes here.
  */
 #include "engine/training_schedule.h"
 #include <string.h>

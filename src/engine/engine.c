@@ -1,4 +1,4 @@
-/* Engines: made once from a graph; what they know without sizes. */
+/* Engines: made once from a graph; queries that need no sizes. */
 #include "engine/engine_internal.h"
 #include <stddef.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 /* Types and functions that the engine's files share.
  *
- *     engine.c            engines: made, destroyed, asked
+ *     engine.c            creates, destroys and describes engines
  *     engine_graph.c      passes, gradient, fusion
  *     target_composites.c composites that a GPU has no kernel for
  *     training_schedule.c, saved_values.c, backward_order.c, min_cut.c
  *                         what is saved and what is computed again; the order of backward
- *     graph_readers.c     who reads each value; which are computed in the caller's buffers
+ *     graph_readers.c     readers of each value; values computed in the caller's buffers
  *     plan_cache.c        the plans of an engine
  *     target.c            where a plan runs
  *     lower*.c            nodes at concrete sizes become storages and instructions (lowering.h)
@@ -13,7 +13,7 @@
  *     plan.c, placement.c lifetimes and places of storages in the arena
  *     parts.c             backward in parts
  *     plan_listing.c      a plan as text
- *     run.c, bindings.c   a run's checks, and the addresses of storages
+ *     run.c, bindings.c   checks of a run, and the addresses of storages
  *     executor_cpu.c      instructions on the CPU (executor.h)
  *     executor_stream.c   instructions on a stream of a GPU
  *     executor_graph.c    the same, recorded and replayed

@@ -45,7 +45,7 @@ static bool find_distances(dw__cut *c) {
     while (head < tail) {
         uint32_t at = c->queue[head++];
         for (uint32_t e = c->first[at]; e != DW_NONE; e = c->edges.items[e].next) {
-            uint32_t from = c->edges.items[e].to; /* the edge e ^ 1 leads from there to `at` */
+            uint32_t from = c->edges.items[e].to; /* edge e ^ 1 leads from that vertex to `at` */
             if (c->distance[from] != DW_NONE || c->edges.items[e ^ 1].room == 0) continue;
             c->distance[from] = c->distance[at] + 1;
             c->queue[tail++] = from;
@@ -80,8 +80,8 @@ static uint32_t push_path(dw__cut *c, const uint32_t *path, uint32_t length) {
     return full;
 }
 
-/* Pushes a blocking flow: along shortest paths, until each has a full edge. There are few different lengths, so there
- * are few rounds. A new search for every path would take time quadratic in the number of layers. */
+/* Pushes a blocking flow along shortest paths until each has a full edge. There are few different path lengths, so
+ * there are few rounds. A new search for every path would take time quadratic in the number of layers. */
 static void push_flow(dw__cut *c) {
     uint32_t *path = c->queue, length = 0, at = c->source;
     memcpy(c->next, c->first, c->vertex_count * sizeof *c->next);

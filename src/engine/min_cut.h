@@ -1,6 +1,6 @@
 /* Minimum cut of a directed graph with capacities (Dinitz 1970).
  *
- * Vertices are numbers below vertex_count. Of equal cuts the one nearest to the sink is found.
+ * Vertices are numbers below vertex_count. Among equal cuts, finds the one nearest to the sink.
  */
 #ifndef DW_MIN_CUT_H
 #define DW_MIN_CUT_H

@@ -2,7 +2,8 @@
  * caller can use gradients, and free their memory, before backward is done. */
 #include "engine/engine_internal.h"
 
-enum { PARTS = 16 }; /* about; each completes at least a sixteenth of the gradients' bytes */
+/* approximate number; each part completes at least a sixteenth of the gradients' bytes */
+enum { PARTS = 16 };
 static const size_t PART_BYTES_MIN = (size_t)8 << 20;
 
 /* Adds to completed[i] the bytes of the gradients that instruction i uses last. Returns their sum in backward. */
@@ -61,7 +62,7 @@ static dw_status find_ends(dw_plan *plan) {
     return DW_OK;
 }
 
-/* Notes the last part that reads a leaf or an output of the caller. */
+/* Records the last part that reads a leaf or an output of the caller. */
 static void note_reader(dw_plan *plan, const dw__storage *storage) {
     if (storage->last < plan->first_backward) return;
     uint32_t *reader = NULL, last = part_of(plan, storage->last);

@@ -74,7 +74,7 @@ dw_status dw__place(uint32_t count, dw__interval *items, size_t alignment, size_
         dw__interval *item = order[i];
         item->offset = item->pinned ? align_up(*pinned_bytes, alignment)
                                     : find_offset(item, alignment, placed_count, placed);
-        /* Offsets are at most DW_PLACEMENT_MOST and so is each size: no sum has wrapped so far. */
+        /* Offsets and sizes are at most DW_PLACEMENT_MOST each, so their sum has not wrapped. */
         size_t end = item->offset + item->bytes;
         if (item->bytes > DW_PLACEMENT_MOST || end > DW_PLACEMENT_MOST) {
             dw__free(order);

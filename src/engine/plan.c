@@ -1,4 +1,4 @@
-/* Plans: lifetimes and placement of what lowering made; queries. */
+/* Plans: lifetimes and placement of the storages that lowering made; queries. */
 #include "base/pool.h"
 #include "engine/executor.h"
 #include "engine/placement.h"

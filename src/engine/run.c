@@ -1,7 +1,7 @@
-/* Running a plan: checks the caller's buffers and lets the target's executor run a range of instructions. */
+/* Runs a plan: checks the caller's buffers and lets the target's executor run a range of instructions. */
 #include "engine/executor.h"
 
-/* ---- checks of what the caller bound --------------------------------------------------------- */
+/* ---- checks of the caller's buffers ---------------------------------------------------------- */
 
 static dw_status check_arena(const dw_plan *plan, const void *arena) {
     if (plan->arena_bytes == 0) return DW_OK;

@@ -8,8 +8,8 @@
  *     node -> its results; each result is an edge whose capacity is its size; result -> nodes that read it
  *     values that backward reads -> sink
  *
- * Of equal cuts the one nearest to backward is taken, because it repeats the fewest nodes. Leaves and outputs belong
- * to the caller and cost nothing. A view costs what its base costs.
+ * Among equal cuts, the one nearest to backward is chosen, because it repeats the fewest nodes. Leaves and outputs
+ * belong to the caller and cost nothing. A view costs what its base costs.
  */
 #include "engine/min_cut.h"
 #include "engine/training_schedule.h"
@@ -26,7 +26,7 @@ static uint32_t before(const dw__scheduling *s, dw_value v) { return s->node_cou
 static uint32_t behind(const dw__scheduling *s, dw_value v) { return s->node_count + 2 * v + 1; }
 
 static int64_t capacity(const dw__scheduling *s, dw_value value) {
-    if (s->root[value] != value) return DW__CUT_INFINITE; /* the base is what would be saved */
+    if (s->root[value] != value) return DW__CUT_INFINITE; /* saving a view saves its base */
     if (s->free_root[value]) return 0;
     return s->bytes[value] > 0 ? s->bytes[value] : 1;
 }

@@ -91,7 +91,7 @@ static void count_optimizer(const dw_plan *plan, dw_step_optimizer optimizer, si
         *states += 2 * bytes + COUNT_BYTES;
         if (bytes > largest) largest = bytes;
     }
-    /* The square root of the second average, and its quotient by the bias correction. */
+    /* Temporary tensors: the square root of the second average, and its quotient by the bias correction. */
     if (optimizer == DW_STEP_ADAMW_TORCH) *temporaries = 2 * largest;
 }
 

@@ -1,4 +1,4 @@
-/* The target of a plan: where it runs, as far as planning has to know.
+/* The target of a plan: the properties of the device that planning needs.
  *
  * A plan is made for one target and runs on no other: this process's CPU, or a GPU (NVIDIA's, or an emulated one).
  */

@@ -1,4 +1,4 @@
-/* Views: a tensor's elements under another shape or in another order, without moving them.
+/* Views: a tensor's elements with another shape or in another order, without moving them.
  *
  * Each function fills `to` from `from` (to may not be from). Strides are in elements. An axis of
  * size 1 gets the stride that a contiguous tensor would have there, so that equal layouts compare
