@@ -201,7 +201,7 @@ static dw_status layout_of(lab_runs *runs, size_t row, lab_run *run) {
         layout->ep = common_divisor(run->model.experts, layout->dp * layout->cp);
     if (run->model.experts && run->model.experts % layout->ep) layout->ep = 1;
     if (!run->model.experts) layout->ep = 1;
-    /* If there are more expert ranks than a stage has ranks, the text is a misprint or describes stages of two sizes. */
+    /* More expert ranks than ranks of a stage are a misprint, or the stages have different sizes. */
     int ranks = layout->gpus / layout->pp / (layout->etp > 1 ? layout->etp : 1);
     while (layout->ep > 1 && ranks % layout->ep) layout->ep /= 2;
     /* Megatron splits experts like other layers unless told otherwise, as Megatron-Bridge's recipes do. Models whose

@@ -1,5 +1,6 @@
 /* The first-use check of kernels that compute an operation of the graph: compares the kernel with the operation's
- * definition, which the interpreter evaluates in FP64 on the same operands. A family only provides its example calls. */
+ * definition, which the interpreter evaluates in FP64 on the same operands. A family provides
+ * only its example calls. */
 #include "kernel/gpu_kernel.h"
 #include "kernel/reference/interpret.h"
 #include "kernel/reference/scalar.h"
