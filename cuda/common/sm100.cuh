@@ -246,11 +246,11 @@ DEVICE uint64 operand_descriptor_transposed(uint32 address, uint32 block_bytes) 
 // Instruction descriptor (PTX ISA, "Instruction descriptor"): F32 accumulators, neither operand transposed. Add
 // TRANSPOSED_B if B is transposed.
 #define TRANSPOSED_B (1u << 16)
-DEVICE constexpr uint32 product_descriptor(int m, int n) {
+DEVICE constexpr uint32 mma_descriptor(int m, int n) {
     return 1u << 4 | (ELEMENT == 0 ? 1u << 7 | 1u << 10 : 0u) | (uint32)(n >> 3) << 17 | (uint32)(m >> 4) << 24;
 }
 
-// D = or += A (M x 16) B^T (N x 16), with `shape` from product_descriptor. Called by one thread; with GROUP 2, by one
+// D = or += A (M x 16) B^T (N x 16), with `shape` from mma_descriptor. Called by one thread; with GROUP 2, by one
 // of the pair's first block. With GROUP 2, each block holds M/2 rows of A and of D and N/2 rows of B, all at the same
 // addresses.
 template <int GROUP> DEVICE void multiply(uint32 d, uint64 a, uint64 b, uint32 shape, bool accumulate) {
@@ -298,12 +298,12 @@ template <int GROUP> DEVICE void tensor_memory_copy_scales(uint32 to, uint64 fro
 
 // Instruction descriptor (PTX ISA, "Instruction descriptor") without the selection among a column's four scales.
 // Types of 8-bit elements: 0 E4M3, 1 E5M2; of 4-bit elements: 1.
-template <int KIND> DEVICE constexpr uint32 scaled_product_descriptor(int m, int n, int type_a, int type_b) {
+template <int KIND> DEVICE constexpr uint32 scaled_mma_descriptor(int m, int n, int type_a, int type_b) {
     return (uint32)type_a << 7 | (uint32)type_b << 10 | (uint32)(n >> 3) << 17 |
            (KIND == DW_SCALED_F4_E4M3_16 ? 0u : 1u << 23) | (uint32)(m >> 4) << 24;
 }
 // Selects the first scale to use.
-DEVICE constexpr uint32 scaled_product_at(uint32 scale) { return scale << 4 | scale << 29; }
+DEVICE constexpr uint32 scaled_mma_scale(uint32 scale) { return scale << 4 | scale << 29; }
 
 #define DW_MULTIPLY_SCALED(GROUP, KIND)                                                                                \
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %6, 0;\n\t"                                                      \
@@ -311,8 +311,8 @@ DEVICE constexpr uint32 scaled_product_at(uint32 scale) { return scale << 4 | sc
                  "l"(a), "l"(b), "r"(shape), "r"(scales_a), "r"(scales_b), "r"((uint32)accumulate)                      \
                  : "memory")
 
-// Like multiply, for 32 bytes of each row, with `shape` from scaled_product_descriptor and _at. The scales are in
-// tensor memory; with GROUP 2, each block holds those of its rows of A and of all rows of B.
+// Like multiply, for 32 bytes of each row, with `shape` from scaled_mma_descriptor and scaled_mma_scale. The scales
+// are in tensor memory; with GROUP 2, each block holds those of its rows of A and of all rows of B.
 template <int GROUP, int KIND>
 DEVICE void multiply_scaled(uint32 d, uint64 a, uint64 b, uint32 shape, uint32 scales_a, uint32 scales_b, bool accumulate) {
     if constexpr (GROUP == 1) {

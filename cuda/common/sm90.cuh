@@ -451,7 +451,7 @@ template <int N, int TRANSPOSE_A, int TRANSPOSE_B> DEVICE void wgmma_ss(float *d
     else if constexpr (N == 176) wgmma_ss_176<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 192) wgmma_ss_192<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 256) wgmma_ss_256<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
-    else static_assert(N < 0, "no product of this width");
+    else static_assert(N < 0, "no wgmma of this width");
 }
 
 template <int N, int TRANSPOSE_B> DEVICE void wgmma_rs(float *d, const uint32 *a, uint64 b, int accumulate) {
@@ -466,7 +466,7 @@ template <int N, int TRANSPOSE_B> DEVICE void wgmma_rs(float *d, const uint32 *a
     else if constexpr (N == 176) wgmma_rs_176<TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 192) wgmma_rs_192<TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 256) wgmma_rs_256<TRANSPOSE_B>(d, a, b, accumulate);
-    else static_assert(N < 0, "no product of this width");
+    else static_assert(N < 0, "no wgmma of this width");
 }
 
 #endif

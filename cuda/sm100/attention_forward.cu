@@ -15,12 +15,13 @@
 // Thakkar, Dao: "FlashAttention-4" (2025).
 //
 // Barriers (one per half unless stated otherwise):
-//   full, empty        per stage: a tile of K or V has arrived; its MMAs are complete
-//   q_full, q_empty    the same for Q
-//   scores             S is complete, and so are all MMAs issued before
-//   ready              four warps have written P and read S; O may be accumulated: it is rescaled, or was stored
-//   sums               the last MMA of the tile is complete
-//   told, heard        per warp of a consumer: factors for the rows of O are in shared memory; they have been read
+//   full, empty                    per stage: a tile of K or V has arrived; its MMAs are complete
+//   q_full, q_empty                the same for Q
+//   scores                         S is complete, and so are all MMAs issued before
+//   ready                          four warps have written P and read S, and O has been rescaled or stored
+//   sums                           the last MMA of the tile is complete
+//   factors_full, factors_empty    per warp of a consumer: factors for the rows of O are in shared memory; they have
+//                                  been read
 //
 // An SM holds one block, because of its tensor memory. Only a persistent block can therefore load and multiply for
 // the next tile while it stores this one, which is why blocks are persistent and take tiles of unequal length in
@@ -41,8 +42,8 @@
 #define HALF_BYTES DW_SM100_FORWARD_Q_BYTES(HEAD_DIM, ROWS)
 #define KV_BYTES DW_SM100_FORWARD_KV_BYTES(HEAD_DIM, TILE_N)
 #define BOX_BYTES DW_SM100_FORWARD_BOX_BYTES
-#define GROWTH 8.f // P up to 2^8, in F16 as well
-#define PRODUCT_STEP 16
+#define GROWTH 8.f // P is at most 2^8, which F16 can represent
+#define MMA_STEP 16
 
 #ifndef POLYNOMIAL
 #define POLYNOMIAL DW_SM100_FORWARD_POLYNOMIAL
@@ -64,9 +65,9 @@ static_assert(DW_SM100_FORWARD_SHARED_BYTES(HEAD_DIM, TILE_M, TILE_N, STAGES) <=
 // ---- shared and tensor memory -------------------------------------------------------------------------------
 
 typedef struct shared_layout {
-    uint32 q, kv, out, factors; // halves; stages; two boxes per warp; a float per row
-    // 8 bytes apart; told and heard per warp.
-    uint32 q_full, q_empty, full, empty, scores, ready, sums, told, heard;
+    uint32 q, kv, out, factors; // two halves of Q; stages; two boxes per warp; a float per row
+    // Barriers, 8 bytes apart; factors_full and factors_empty have one per warp.
+    uint32 q_full, q_empty, full, empty, scores, ready, sums, factors_full, factors_empty;
     uint32 tensor_memory;
 } shared_layout;
 
@@ -81,9 +82,9 @@ DEVICE shared_layout layout_shared(uint32 base) {
     s.scores = s.q_empty + 16;
     s.ready = s.scores + 16;
     s.sums = s.ready + 16;
-    s.told = s.sums + 16;
-    s.heard = s.told + 64;
-    s.full = s.heard + 64;
+    s.factors_full = s.sums + 16;
+    s.factors_empty = s.factors_full + 64;
+    s.full = s.factors_empty + 64;
     s.empty = s.full + 8 * STAGES;
     s.tensor_memory = s.empty + 8 * STAGES;
     return s;
@@ -97,8 +98,8 @@ DEVICE uint32 output_at(uint32 tensor_memory, int half) { return tensor_memory +
 
 typedef struct work {
     tile t;
-    key_blocks half[2]; // blocks that each half sees
-    int begin, end;     // blocks that either half sees: an interval, because windows of neighbouring rows overlap
+    key_blocks half[2]; // key blocks that each half sees
+    int begin, end;     // key blocks that either half sees: an interval, because windows of neighbouring rows overlap
 } work;
 
 DEVICE bool next_work(const dw_attention_params &p, int round, work &w) {
@@ -161,15 +162,15 @@ DEVICE void load(const dw_attention_params &p, const shared_layout &s, const ten
     }
 }
 
-// ---- products -----------------------------------------------------------------------------------------------
+// ---- MMAs ---------------------------------------------------------------------------------------------------
 
 // S = Q K^T for the rows of a half.
 DEVICE void multiply_scores(uint32 scores, uint32 q, uint32 k) {
-    constexpr uint32 shape = product_descriptor(ROWS, TILE_N);
-    // Computes descriptors here; kept from before the loop they would be spilled.
+    constexpr uint32 shape = mma_descriptor(ROWS, TILE_N);
+    // Computes the descriptors here, because descriptors computed before the loop would be spilled.
     asm volatile("" : "+r"(q), "+r"(k));
 #pragma unroll
-    for (int step = 0; step < HEAD_DIM / PRODUCT_STEP; step++) {
+    for (int step = 0; step < HEAD_DIM / MMA_STEP; step++) {
         uint32 block = step / 4, column = step % 4 * 32;
         multiply<1>(scores, operand_descriptor(q + block * ROWS * 128 + column),
                     operand_descriptor(k + block * TILE_N * 128 + column), shape, step > 0);
@@ -178,11 +179,11 @@ DEVICE void multiply_scores(uint32 scores, uint32 q, uint32 k) {
 
 // O = or += P V.
 DEVICE void multiply_values(uint32 output, uint32 probabilities, uint32 v, bool accumulate) {
-    constexpr uint32 shape = product_descriptor(ROWS, HEAD_DIM) | TRANSPOSED_B;
+    constexpr uint32 shape = mma_descriptor(ROWS, HEAD_DIM) | TRANSPOSED_B;
     uint64 values = operand_descriptor_transposed(v, TILE_N * 128);
 #pragma unroll
-    for (int step = 0; step < TILE_N / PRODUCT_STEP; step++)
-        multiply_tensor(output, probabilities + step * (PRODUCT_STEP / 2), values + 128 * step, shape,
+    for (int step = 0; step < TILE_N / MMA_STEP; step++)
+        multiply_tensor(output, probabilities + step * (MMA_STEP / 2), values + 128 * step, shape,
                         accumulate || step > 0);
 }
 
@@ -331,11 +332,11 @@ DEVICE void take_exponentials(float *scores, softmax &state, float scale, uint32
 }
 
 // Passes a factor for each row of this warp to the correction warp of the same rows.
-DEVICE void tell(const shared_layout &s, int warp, float factor, uint32 &phase) {
-    barrier_wait(s.heard + 8 * warp, phase ^ 1);
+DEVICE void send_factor(const shared_layout &s, int warp, float factor, uint32 &phase) {
+    barrier_wait(s.factors_empty + 8 * warp, phase ^ 1);
     phase ^= 1;
     shared_store_f32(s.factors + 4 * (warp * 32 + lane_index()), factor);
-    arrive_warp(s.told + 8 * warp);
+    arrive_warp(s.factors_full + 8 * warp);
 }
 
 DEVICE void write_lse(const dw_attention_params &p, const tile &t, int row, float value) {
@@ -347,7 +348,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s, uint32
     int warp = threadIdx.x / 32, half = warp / 4; // four warps per half
     uint32 place = scores_at(tensor_memory, half) + ((warp & 3) * 32 << 16);
     float scale = p.scale_log2;
-    uint32 scores_phase = 0, told_phase = 0;
+    uint32 scores_phase = 0, factor_phase = 0;
 
     for (int round = 0; !is_over(p, round); round++) {
         work w;
@@ -374,14 +375,14 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s, uint32
             if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last)
                 mask_scores(scores, limits_of(p, w.t, row), n * TILE_N);
             float shrink = raise_maximum(scores, state, scale);
-            if (n + 1 < seen.end) tell(s, warp, shrink, told_phase);
+            if (n + 1 < seen.end) send_factor(s, warp, shrink, factor_phase);
             take_exponentials(scores, state, scale, place);
             tensor_memory_wait_store();
             tensor_fence_before();
             arrive_warp(s.ready + 8 * half);
         }
         bool none = state.maximum == -INFINITY_F;
-        if (seen.begin < seen.end) tell(s, warp, none ? 0.f : p.keep_scale / state.sum, told_phase);
+        if (seen.begin < seen.end) send_factor(s, warp, none ? 0.f : p.keep_scale / state.sum, factor_phase);
         float lse = fmaf(state.maximum, scale, log2_approx(state.sum)) * 0.6931471805599453f;
         write_lse(p, w.t, row, none ? -INFINITY_F : lse);
     }
@@ -390,12 +391,12 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s, uint32
 // ---- corrections --------------------------------------------------------------------------------------------
 
 // Receives the factor of this thread's row of a half.
-DEVICE float hear(const shared_layout &s, int half, uint32 &phases) {
+DEVICE float receive_factor(const shared_layout &s, int half, uint32 &phases) {
     int warp = half * 4 + (threadIdx.x / 32 & 3);
-    barrier_wait(s.told + 8 * warp, phases >> half & 1);
+    barrier_wait(s.factors_full + 8 * warp, phases >> half & 1);
     phases ^= 1 << half;
     float factor = shared_load_f32(s.factors + 4 * (warp * 32 + lane_index()));
-    arrive_warp(s.heard + 8 * warp);
+    arrive_warp(s.factors_empty + 8 * warp);
     return factor;
 }
 
@@ -465,7 +466,7 @@ DEVICE void bring_out(const shared_layout &s, const tensor_map *map_o, const til
 
 DEVICE void correct(const dw_attention_params &p, const shared_layout &s, uint32 tensor_memory,
                     const tensor_map *map_o) {
-    uint32 lanes = (threadIdx.x / 32 & 3) * 32 << 16, told_phases = 0, sums_phases = 0;
+    uint32 lanes = (threadIdx.x / 32 & 3) * 32 << 16, factor_phases = 0, sums_phases = 0;
     int turn = 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) arrive_warp(s.ready + 8 * half); // nothing is in O yet
@@ -476,7 +477,7 @@ DEVICE void correct(const dw_attention_params &p, const shared_layout &s, uint32
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (!sees(w, half, n) || n + 1 == w.half[half].end) continue; // the first MMA overwrites O
-                float factor = hear(s, half, told_phases);
+                float factor = receive_factor(s, half, factor_phases);
                 // These scores are complete, and with them the MMA that produced O.
                 tensor_fence_after();
                 rescale(output_at(tensor_memory, half) + lanes, factor);
@@ -489,7 +490,7 @@ DEVICE void correct(const dw_attention_params &p, const shared_layout &s, uint32
             bool none = w.half[half].begin >= w.half[half].end;
             float factor = 0.f;
             if (!none) {
-                factor = hear(s, half, told_phases);
+                factor = receive_factor(s, half, factor_phases);
                 barrier_wait(s.sums + 8 * half, sums_phases >> half & 1);
                 sums_phases ^= 1 << half;
                 tensor_fence_after();
@@ -526,8 +527,8 @@ extern "C" __global__ void __launch_bounds__(DW_SM100_FORWARD_THREADS, 1)
             barrier_init(s.sums + 8 * half, 1);
         }
         for (int i = 0; i < 8; i++) {
-            barrier_init(s.told + 8 * i, 1);
-            barrier_init(s.heard + 8 * i, 1);
+            barrier_init(s.factors_full + 8 * i, 1);
+            barrier_init(s.factors_empty + 8 * i, 1);
         }
         for (int i = 0; i < STAGES; i++) {
             barrier_init(s.full + 8 * i, 1);

@@ -19,16 +19,16 @@
 #define STEP DW_GEMM_STEP
 #define STAGE_BYTES DW_GEMM_STAGE_BYTES(CTAS, TILE_N)
 #define TENSOR_COLUMNS DW_GEMM_COLUMNS(TILE_N)
-#define PRODUCT_STEP 16
+#define MMA_STEP 16
 
 #include "gemm_roles.cuh"
 
 static_assert(DW_GEMM_SHARED_BYTES(CTAS, TILE_N, STAGES) <= DW_GEMM_MOST_SHARED, "too many stages");
 
-// ---- products -----------------------------------------------------------------------------------------------
+// ---- MMAs ---------------------------------------------------------------------------------------------------
 
 DEVICE void multiply_stages(const dw_gemm_params &p, const shared_layout &s, uint32 tensor_memory) {
-    constexpr uint32 shape = product_descriptor(TILE_M, TILE_N);
+    constexpr uint32 shape = mma_descriptor(TILE_M, TILE_N);
     ring r = {0, 0}, sums = {0, 0};
     walk w = {};
     tile t;
@@ -42,7 +42,7 @@ DEVICE void multiply_stages(const dw_gemm_params &p, const shared_layout &s, uin
             barrier_wait(s.full + 8 * r.stage, r.phase);
             tensor_fence_after();
 #pragma unroll
-            for (int i = 0; i < STEP / PRODUCT_STEP; i++)
+            for (int i = 0; i < STEP / MMA_STEP; i++)
                 multiply<CTAS>(tensor_memory + sums.stage * TILE_N, descriptor_a + 2 * i, descriptor_b + 2 * i, shape,
                                step > 0 || i > 0);
             multiply_commit<CTAS>(s.empty + 8 * r.stage);

@@ -24,8 +24,8 @@
 #define RANGES DW_SCALED_RANGES(TILE_N)
 #define OPERAND_BYTES DW_SCALED_OPERAND_BYTES(CTAS, TILE_N)
 #define SCALE_BYTES DW_SCALED_SCALE_BYTES(SCHEME_A, TILE_N)
-#define PRODUCTS 4                                                       // MMAs per step, 32 bytes of each row
-#define PRODUCT_SCALES (STEP / PRODUCTS / DW_SCALED_BLOCK(SCHEME_A))       // scales of a row per MMA
+#define MMAS 4                                                           // MMAs per step, 32 bytes of each row
+#define MMA_SCALES (STEP / MMAS / DW_SCALED_BLOCK(SCHEME_A))             // scales of a row per MMA
 #define SCALE_COLUMN (DW_SCALED_COLUMNS - DW_SCALED_SCALE_COLUMNS)       // A's, then B's
 #define SCALE_WORDS (DW_SCALE_TILE_BYTES / 8)                            // TMA's elements
 
@@ -54,7 +54,7 @@ DEVICE void load_scales(const dw_gemm_params &p, const tensor_map *map_a, const 
                               t.column / DW_SCALE_TILE_ROWS + i * (SWIGLU ? DW_SCALE_TILES_HIGH(p.n) : 1));
 }
 
-// ---- products -----------------------------------------------------------------------------------------------
+// ---- MMAs ---------------------------------------------------------------------------------------------------
 
 // Copies the scales of a step into tensor memory: four columns for 128 rows of A; then 4 RANGES columns for each four
 // scales of a row, those of one MMA adjacent.
@@ -85,8 +85,8 @@ DEVICE void multiply_stages(const dw_gemm_params &p, const shared_layout &s, uin
                          : SCHEME_A == DW_CODES_NVFP4 ? DW_SCALED_F4_E4M3_16
                                                       : DW_SCALED_F4_E8M0_32;
     constexpr uint32 shape =
-        scaled_product_descriptor<kind>(TILE_M, TILE_N, narrow || SCHEME_A == DW_CODES_MXFP8_E5M2,
-                                           narrow || SCHEME_B == DW_CODES_MXFP8_E5M2);
+        scaled_mma_descriptor<kind>(TILE_M, TILE_N, narrow || SCHEME_A == DW_CODES_MXFP8_E5M2,
+                                    narrow || SCHEME_B == DW_CODES_MXFP8_E5M2);
     ring r = {0, 0}, sums = {0, 0}, before = {0, 0};
     walk w = {};
     tile t;
@@ -103,10 +103,10 @@ DEVICE void multiply_stages(const dw_gemm_params &p, const shared_layout &s, uin
             tensor_fence_after();
             copy_scales(columns, scales_of(s, r.stage));
 #pragma unroll
-            for (int i = 0; i < PRODUCTS; i++) {
-                int first = i * PRODUCT_SCALES, group = first / DW_SCALE_TILE_COLUMNS;
+            for (int i = 0; i < MMAS; i++) {
+                int first = i * MMA_SCALES, group = first / DW_SCALE_TILE_COLUMNS;
                 multiply_scaled<CTAS, kind>(d, descriptor_a + 2 * i, descriptor_b + 2 * i,
-                                            shape | scaled_product_at(first % DW_SCALE_TILE_COLUMNS), columns + 4 * group,
+                                            shape | scaled_mma_scale(first % DW_SCALE_TILE_COLUMNS), columns + 4 * group,
                                             columns_b + 4 * RANGES * group, step > 0 || i > 0);
             }
             multiply_commit<CTAS>(s.empty + 8 * r.stage);

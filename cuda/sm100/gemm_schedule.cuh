@@ -13,7 +13,7 @@
 #define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // columns of D
 #define BAND 8 // adjacent tiles along m that are processed together, because they share B in the level-2 cache
 
-static_assert(TILE_N % 64 == 0 && TILE_N <= 256, "what one product takes");
+static_assert(TILE_N % 64 == 0 && TILE_N <= 256, "the width of one MMA");
 
 typedef struct tile {
     int row, column; // of D: the block's first row, the tile's first column
