@@ -1,6 +1,6 @@
-/* Runs a GEMM kernel on the emulator, for any kind of operands: problems, a run of one, and tests that each
- * such kernel must pass. A product_kernel, the initial state of these tests, holds what differs between
- * kernels. */
+/* Runs a GEMM kernel on the emulator for any kind of operands: problems, a run of one problem, and the tests that every
+ * GEMM kernel must pass. A gemm_kernel, the initial state of these tests, describes the properties in which kernels
+ * differ. */
 #ifndef DW_EMULATED_GEMM_RUN_H
 #define DW_EMULATED_GEMM_RUN_H
 
@@ -8,7 +8,7 @@
 #include "deepwell/hardware.h"
 #include "emulated_gemm_call.h"
 
-/* Defines; the first two are those of block-scaled operands. */
+/* Compile-time parameters; only block-scaled kernels have the first three. */
 typedef struct variant {
     int scheme_a, scheme_b, ctas, tile_n, stages, element, output, activation, bias, residual,
         schedule;
@@ -16,17 +16,17 @@ typedef struct variant {
 
 typedef struct problem {
     variant v;
-    int m, n, k, clusters; /* at most so many of the grid */
+    int m, n, k, clusters; /* largest number of clusters in the grid */
     float alpha;
-    bool integers; /* small ones: every sum is exact in F32, and so is D before its rounding */
-    bool factors;  /* alpha has two more on the device */
+    bool integers; /* small integers: every sum is exact in F32, and so is D before it is rounded */
+    bool factors;  /* alpha has two further factors in device memory */
     uint64_t seed;
-    const char *without; /* what is taken out, so that the kernel is wrong; NULL */
+    const char *without; /* instruction that is removed, which makes the kernel wrong; or NULL */
 } problem;
 
 typedef struct operand {
     matrix codes;
-    double *values; /* what they stand for, with their scales: rows x k */
+    double *values; /* values of the codes with their scales: rows x k */
     /* Block-scaled operands on the device, in the tensor cores' tile order. */
     size_t scale_bytes;
     void *scales;
@@ -47,20 +47,22 @@ typedef struct sizes {
     int m, n, k;
 } sizes;
 
-typedef struct product_kernel {
+typedef struct gemm_kernel {
     const char *source, *entry;
     const variant *variants;
     size_t variant_count;
-    void (*add_defines)(dw__jit_variant *jit, const variant *v); /* beside those of all */
+    /* In addition to those of all kernels. */
+    void (*add_defines)(dw__jit_variant *jit, const variant *v);
     void (*make_operands)(run *r, const problem *p, uint64_t *state);
-    int operand_maps; /* arguments in front of D's map */
+    int operand_maps; /* number of tensor maps in front of D's */
     void (*make_operand_maps)(const run *r, const problem *p, unsigned char (*maps)[MAP_BYTES]);
     uint32_t (*shared_bytes)(const variant *v);
     const sizes *shapes;
     size_t shape_count;
-    sizes staying, mistaken; /* several tiles for each block; contractions longer than the ring */
+    /* Each block processes several tiles; the contraction is longer than the ring. */
+    sizes staying, mistaken;
     float staying_alpha;
-} product_kernel;
+} gemm_kernel;
 
 /* ---- a run ----------------------------------------------------------------------------------------- */
 
@@ -71,7 +73,7 @@ static inline uint32_t rows_of_b(const problem *p) {
     return (uint32_t)(p->v.ctas == 2 || is_swiglu(p) ? p->v.tile_n / 2 : p->v.tile_n);
 }
 
-static inline dw__jit_variant jit_of(const product_kernel *kernel, const variant *v) {
+static inline dw__jit_variant jit_of(const gemm_kernel *kernel, const variant *v) {
     dw__jit_variant jit = {.source = kernel->source, .arch = "sm_100f"};
     dw__jit_add_define(&jit, "CTAS", v->ctas);
     dw__jit_add_define(&jit, "TILE_N", v->tile_n);
@@ -85,12 +87,12 @@ static inline dw__jit_variant jit_of(const product_kernel *kernel, const variant
     return jit;
 }
 
-static inline void need_kernels(const product_kernel *kernel) {
+static inline void need_kernels(const gemm_kernel *kernel) {
     const dw__jit_variant jit = jit_of(kernel, &kernel->variants[0]);
     need_ptx(&jit);
 }
 
-static inline void open_run(const product_kernel *kernel, const problem *p, run *r) {
+static inline void open_run(const gemm_kernel *kernel, const problem *p, run *r) {
     const variant *v = &p->v;
     uint64_t state = p->seed;
     const matrix_type element = v->element ? MATRIX_F16 : MATRIX_BF16,
@@ -119,16 +121,17 @@ static inline void close_run(run *r) {
     free(r->scales.host);
 }
 
-static inline dw_status launch(const product_kernel *kernel, const problem *p, run *r) {
+static inline dw_status launch(const gemm_kernel *kernel, const problem *p, run *r) {
     const variant *v = &p->v;
     const dw__jit_variant jit = jit_of(kernel, v);
     dw_emulator_module *module = load_variant(r->emulator, &jit, p->without);
-    _Alignas(64) unsigned char maps[MOST_OPERAND_MAPS + 2][MAP_BYTES]; /* then D, the residual */
+    /* Followed by D's and the residual's. */
+    _Alignas(64) unsigned char maps[MOST_OPERAND_MAPS + 2][MAP_BYTES];
     const uint32_t box = 1024u / (uint32_t)bits_of(r->d.type);
     const int count = kernel->operand_maps;
     if (p->k) {
         kernel->make_operand_maps(r, p, maps);
-    } else { /* nothing is loaded, and there is no map of no columns */
+    } else { /* nothing is loaded, and a matrix without columns has no map */
         for (int i = 0; i < count; i++) make_map(&r->d, box, 32, maps[i]);
     }
     make_map(&r->d, box, 32, maps[count]);
@@ -161,11 +164,11 @@ static inline dw_status launch(const product_kernel *kernel, const problem *p, r
     return status;
 }
 
-/* ---- what it should be ---------------------------------------------------------------------------- */
+/* ---- expected results ----------------------------------------------------------------------------- */
 
-/* Products of two elements and their scales have at most 24 bits and are exact in F32. Each of the k
- * additions, and those of alpha, its factors and the bias, errs by at most 2^-23 of the sum of magnitudes,
- * even with a truncating accumulator. */
+/* A product of two elements and their scales has at most 24 bits and is exact in F32. Each of the k additions, and
+ * those of alpha, its factors and the bias, has an error of at most 2^-23 of the sum of magnitudes, even if the
+ * accumulator is truncated. */
 typedef struct summed {
     const problem *problem;
     const run *run;
@@ -204,7 +207,7 @@ static inline void check(const problem *p, const run *r) {
         check_gemm(&product, &r->d);
 }
 
-static inline void expect_right(const product_kernel *kernel, const problem *p) {
+static inline void expect_right(const gemm_kernel *kernel, const problem *p) {
     run r;
     open_run(kernel, p, &r);
     dw_status status = launch(kernel, p, &r);
@@ -214,9 +217,9 @@ static inline void expect_right(const product_kernel *kernel, const problem *p) 
     close_run(&r);
 }
 
-/* ---- tests of each kernel -------------------------------------------------------------------------- */
+/* ---- tests of every kernel ------------------------------------------------------------------------- */
 
-static inline void each_variant_is_right(const product_kernel *kernel, bool integers) {
+static inline void each_variant_is_right(const gemm_kernel *kernel, bool integers) {
     need_kernels(kernel);
     for (size_t i = 0; i < kernel->variant_count; i++) {
         if (integers && kernel->variants[i].activation != DW_GEMM_LINEAR) continue;
@@ -237,10 +240,10 @@ static inline void each_variant_is_right(const product_kernel *kernel, bool inte
 static inline void random_numbers_are_right(void **state) { each_variant_is_right(*state, false); }
 static inline void integers_are_exact(void **state) { each_variant_is_right(*state, true); }
 
-/* Blocks that compute several tiles each: both accumulators, what they share, and rings that continue across
- * tiles. */
+/* Each block computes several tiles: this tests both accumulators, the columns that they share, and rings that continue
+ * across tiles. */
 static inline void blocks_stay(void **state) {
-    const product_kernel *kernel = *state;
+    const gemm_kernel *kernel = *state;
     need_kernels(kernel);
     for (size_t i = 0; i < kernel->variant_count; i++) {
         problem p = {.v = kernel->variants[i],
@@ -254,9 +257,9 @@ static inline void blocks_stay(void **state) {
     }
 }
 
-/* Without a required instruction the kernel is wrong, and the checker reports it; with one cluster it is
- * always the same finding. */
-static inline void expect_mistakes(const product_kernel *kernel, const variant *v,
+/* Removing a required instruction makes the kernel wrong, and the checker reports it. With a single cluster the finding
+ * is always the same. */
+static inline void expect_mistakes(const gemm_kernel *kernel, const variant *v,
                                    const mistake *mistakes, size_t count) {
     need_kernels(kernel);
     for (size_t i = 0; i < count; i++) {
@@ -276,36 +279,35 @@ static inline void expect_mistakes(const product_kernel *kernel, const variant *
     }
 }
 
-/* ---- accounting ------------------------------------------------------------------------------------ */
+/* ---- cost model ------------------------------------------------------------------------------------ */
 
-enum { ACCOUNT_SIZE = 8192 }; /* m, n and k of the product that is accounted for */
+enum { GEMM_SIZE = 8192 }; /* m, n and k of the GEMM that is modelled */
 
-typedef struct account {
+typedef struct tile_cost {
     int scheme, ctas, tile_n, stages;
-} account;
+} tile_cost;
 
-/* Lower bound in seconds for the GEMM on a GPU where a block's step of `step` columns of A and B takes
- * `step_seconds`: the larger of all rounds of the SMs and the time to move `bytes` once. */
-static inline double least_seconds(const dw_hardware *gpu, const account *t, int step,
+/* Returns a lower bound in seconds for the GEMM on a GPU where a block's step of `step` columns of A and B takes
+ * `step_seconds`: the larger of all rounds over the SMs and the time to move `bytes` once. */
+static inline double least_seconds(const dw_hardware *gpu, const tile_cost *t, int step,
                                    double step_seconds, double bytes) {
-    const double size = ACCOUNT_SIZE;
+    const double size = GEMM_SIZE;
     double tiles = ceil(size / (t->ctas * DW_GEMM_ROWS)) * ceil(size / t->tile_n),
            rounds = ceil(tiles / floor(gpu->sm_count.value / t->ctas)),
            compute = rounds * (size / step) * step_seconds;
     return fmax(compute, bytes / gpu->memory_bandwidth.value);
 }
 
-/* Checks that `accounts` lists every tested variant. */
-static inline void expect_listed(const product_kernel *kernel, const account *accounts,
-                                 size_t count) {
+/* Checks that `costs` lists every tested variant. */
+static inline void expect_listed(const gemm_kernel *kernel, const tile_cost *costs, size_t count) {
     for (size_t i = 0; i < kernel->variant_count; i++) {
         const variant *v = &kernel->variants[i];
         bool listed = false;
-        for (size_t j = 0; j < count; j++) /* The tiles of MXFP8 are for both of its elements. */
-            listed |= accounts[j].scheme ==
+        for (size_t j = 0; j < count; j++) /* MXFP8 tiles serve both element types. */
+            listed |= costs[j].scheme ==
                           (DW_CODES_ARE_MXFP8(v->scheme_a) ? DW_CODES_MXFP8 : v->scheme_a) &&
-                      accounts[j].ctas == v->ctas && accounts[j].tile_n == v->tile_n &&
-                      accounts[j].stages == v->stages;
+                      costs[j].ctas == v->ctas && costs[j].tile_n == v->tile_n &&
+                      costs[j].stages == v->stages;
         assert_true(listed);
     }
 }

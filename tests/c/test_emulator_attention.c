@@ -1,5 +1,5 @@
-/* Attention forward of sm_100 (cuda/sm100/attention_forward.cu) on the emulator, against FP64: its PTX as the compiler
- * makes it, the checker on. */
+/* Attention forward of sm_100 (cuda/sm100/attention_forward.cu) on the emulator, compared with FP64. Runs the
+ * compiler's PTX with the checker on. */
 #include "common/attention_params.h"
 #include "deepwell/hardware.h"
 #include "emulated_attention.h"
@@ -16,10 +16,12 @@ static const variant variants[] = {EMULATED_ATTENTION_FORWARD(ROW)};
 /* Distribution of the scores. */
 typedef enum content {
     RANDOM,
-    GROWS, /* the maximum grows much with every block of keys, which are taken from the last to the first */
-    CREEPS,   /* it grows, and only over several blocks by more than the kernel lets pass */
-    SHRINKS,  /* the first block that is taken has the largest */
-    INTEGERS, /* powers of 2 as probabilities, small integers as values: every sum is exact in F32 */
+    /* The maximum grows much with every block of keys, in the order from the last block to the first. */
+    GROWS,
+    CREEPS,  /* the maximum grows, but exceeds the kernel's threshold only over several blocks */
+    SHRINKS, /* the first block processed has the maximum */
+    /* Probabilities are powers of 2 and values small integers: every sum is exact in F32. */
+    INTEGERS,
 } content;
 
 enum { NO_LIMIT = 1 << 30 };
@@ -27,13 +29,14 @@ enum { NO_LIMIT = 1 << 30 };
 typedef struct problem {
     variant v;
     content content;
-    int batch, heads_q, heads_kv, rows_q, rows_k, head_dim; /* as stored */
+    int batch, heads_q, heads_kv, rows_q, rows_k, head_dim; /* number of columns in memory */
     int left, right;                                        /* -1: no limit */
-    bool bottom_right, interleaved; /* heads between rows, or rows of a head together */
-    int blocks;                     /* at most so many of the grid */
+    /* Heads lie between rows; otherwise a head's rows are contiguous. */
+    bool bottom_right, interleaved;
+    int blocks; /* largest number of blocks in the grid */
     float scale;
     uint64_t seed;
-    const char *without; /* an opcode that is taken out, so that the kernel is wrong; NULL */
+    const char *without; /* opcode that is removed, which makes the kernel wrong; or NULL */
 } problem;
 
 static int least(int a, int b) { return a < b ? a : b; }
@@ -41,7 +44,7 @@ static int most(int a, int b) { return a > b ? a : b; }
 
 /* ---- tensors ------------------------------------------------------------------------------------- */
 
-/* [batch, heads, rows, head_dim], or with heads and rows swapped; `m` has a row for each row of a head. */
+/* [batch, heads, rows, head_dim], or with heads and rows exchanged. `m` has one row for each row of a head. */
 typedef struct tensor {
     matrix m;
     int batch, heads, rows;
@@ -67,7 +70,7 @@ static dw_strided strided(const tensor *t) {
                         .row = t->interleaved ? line * t->heads : line};
 }
 
-/* The same parameters as src/kernel/cuda/attention_setup.c. */
+/* Sets the same parameters as src/kernel/cuda/attention.c. */
 static void make_tensor_map(const tensor *t, uint32_t box_rows, void *map) {
     const dw_strided s = strided(t);
     dw_emulator_tensor_shape shape = {
@@ -109,7 +112,7 @@ typedef struct run {
     uint64_t instructions;
 } run;
 
-/* Scale of scores as exponents of 2; 1 if scores are integers, so that they are exact. */
+/* Scale of scores as exponents of 2; it is 1 if scores are integers, so that they are exact. */
 static float scale_log2(const problem *p) {
     return p->content == INTEGERS ? 1.0f : (float)((double)p->scale * 1.4426950408889634);
 }
@@ -158,9 +161,9 @@ static dw_status launch(const problem *p, run *r) {
     return status;
 }
 
-/* ---- contents ------------------------------------------------------------------------------------ */
+/* ---- data ----------------------------------------------------------------------------------------- */
 
-/* Amount that a key adds to its scores, in log2: column 0 is 1 for queries and this amount for keys. */
+/* Returns the amount that a key adds to its scores, in log2: column 0 is 1 for queries and this amount for keys. */
 static float offset_of(const problem *p, int key, uint64_t *state) {
     const int block = key / p->v.tile_n, last = (p->rows_k - 1) / p->v.tile_n;
     switch (p->content) {
@@ -217,10 +220,10 @@ static void close_run(run *r) {
     for (size_t i = 0; i < DW_COUNT(all); i++) free(all[i]->host);
 }
 
-/* ---- what it should be ---------------------------------------------------------------------------- */
+/* ---- expected results ----------------------------------------------------------------------------- */
 
-/* One row of queries: its keys first .. last - 1, their probabilities, and how far these may be off, as a part of
- * themselves, by what a kernel does in F32:
+/* One row of queries: its keys first .. last - 1, their probabilities, and bounds of the probabilities' relative errors
+ * from a kernel's F32 arithmetic:
  * - a score is a sum of head_dim products, off by at most head_dim 2^-23 of the sum of their magnitudes (each
  *   addition truncated);
  * - its exponent, in base 2, is a fused multiply-add whose addend is rounded as well, and a factor log2(e) that was
@@ -230,8 +233,9 @@ static void close_run(run *r) {
 typedef struct row {
     int first, last;
     double *probability, *off;
-    double lse, largest; /* largest: of the scores' magnitudes, scaled */
-    double off_sum; /* of the sum of probabilities: theirs, and the roundings of its additions */
+    double lse, largest; /* the largest magnitude of the scores, scaled */
+    /* Relative error of the sum of probabilities: that of its terms, and the roundings of its additions. */
+    double off_sum;
 } row;
 
 static void find_row(const problem *p, const run *r, int b, int h, int i, row *x) {
@@ -270,12 +274,12 @@ static void find_row(const problem *p, const run *r, int b, int h, int i, row *x
     }
 }
 
-/* Half a unit in the last place, of the number itself; of F16's smallest numbers, 2^-25. */
+/* Returns half a unit in the last place of the number; 2^-25 for F16's smallest numbers. */
 static const double half_unit[] = {0x1p-8, 0x1p-11};
 
-/* Probabilities are rounded to elements, each by up to half a unit, in effect at random. The error of their
- * sum with the values is bounded by six standard deviations; a number uniform in an interval has a standard
- * deviation of 1/sqrt(3) of its half. The sum has as many additions as keys; it is divided and rounded. */
+/* Probabilities are rounded to elements; each error is up to half a unit and is random in effect. The error of their
+ * sum with the values is bounded by six standard deviations; a number uniform in an interval has a standard deviation
+ * of 1/sqrt(3) of half its length. The sum has as many additions as keys, and is then divided and rounded. */
 static void check_row(const problem *p, const run *r, int b, int h, int i, const row *x) {
     const int head_kv = h / (p->heads_q / p->heads_kv), element = p->v.element;
     const int line = line_of(&r->o, b, h, i);
@@ -297,7 +301,7 @@ static void check_row(const problem *p, const run *r, int b, int h, int i, const
         allowed += half_unit[element] * (fabs(exact) + allowed);
         if (element)
             allowed +=
-                0x1p-25 * (1 + values); /* of O, and of probabilities relative to at least 1 */
+                0x1p-25 * (1 + values); /* bound for O; probabilities are relative to at least 1 */
         if (none) allowed = 0;
         if (!(fabs(got - exact) <= allowed))
             fail_msg("O[%d][%d][%d][%d] is %.9g, not %.9g within %.3g (head_dim %d, window %d, %d "
@@ -313,8 +317,8 @@ static void check_row(const problem *p, const run *r, int b, int h, int i, const
     expect_untouched(&r->o.m, line);
 }
 
-/* Sums of powers of 2, and of their products with integers, are exact for every reference maximum. Roundings:
- * the quotient of 1 and the sum, its product, and O. */
+/* Sums of powers of 2, and of their products with integers, are exact for every reference maximum. Only the reciprocal
+ * of the sum, its product, and O are rounded. */
 static void check_integers(const problem *p, const run *r, int b, int h, int i, const row *x) {
     const int head_kv = h / (p->heads_q / p->heads_kv);
     const int line = line_of(&r->q, b, h, i);
@@ -386,8 +390,8 @@ static problem basic(size_t variant_index) {
                      .seed = 1 + variant_index};
 }
 
-/* One row, one before and one past a half and a tile; one key, primes, a block and one past it; fewer keys than
- * queries, so that rows see none. */
+/* Shapes: one row; one before and one past a half and a tile; one key, primes, a block and one past it; fewer keys than
+ * queries, so that some rows see none. */
 static void shapes_are_right(void **state) {
     static const int shapes[][2] = {{1, 1},     {127, 61},  {129, 128}, {255, 131},
                                     {257, 257}, {257, 100}, {300, 389}};
@@ -402,8 +406,8 @@ static void shapes_are_right(void **state) {
         }
 }
 
-/* Batches, groups of heads, rows of head_dim fewer than the kernel's, heads between rows, windows on either side,
- * and the diagonal at the first key. */
+/* Shapes: batches, groups of heads, narrower heads than the kernel's, heads between rows, windows on either side, and a
+ * diagonal at the first key. */
 static void calls_are_right(void **state) {
     static const struct {
         int variant, batch, heads_q, heads_kv, rows_q, rows_k, head_dim, left, right;
@@ -432,8 +436,8 @@ static void calls_are_right(void **state) {
     }
 }
 
-/* Blocks that compute several tiles each, in pairs if there is a mask, with an odd number of heads; rings
- * that continue. */
+/* Each block computes several tiles, in pairs if there is a mask, with an odd number of heads; rings continue across
+ * tiles. */
 static void blocks_stay(void **state) {
     (void)state;
     need_kernels();
@@ -447,7 +451,7 @@ static void blocks_stay(void **state) {
     }
 }
 
-/* Maxima that grow with every block, by little, or never: O is rescaled, or stays relative to an old maximum. */
+/* Maxima grow with every block, grow little, or never grow: O is rescaled, or stays relative to an old maximum. */
 static void maxima_may_grow(void **state) {
     static const content contents[] = {GROWS, CREEPS, SHRINKS};
     (void)state;
@@ -475,7 +479,7 @@ static void integers_are_exact(void **state) {
     }
 }
 
-/* Without a required instruction the kernel is wrong, and the checker reports it. */
+/* Removing a required instruction makes the kernel wrong, and the checker reports it. */
 static void mistakes_are_found(void **state) {
     static const mistake mistakes[] = {
         {"tcgen05.wait::ld", "too early", "before the wait that makes its value valid"},
@@ -513,17 +517,16 @@ static void mistakes_are_found(void **state) {
     }
 }
 
-/* ---- accounting ----------------------------------------------------------------------------------- */
+/* ---- cost model ----------------------------------------------------------------------------------- */
 
-typedef struct account {
+typedef struct tile_cost {
     int head_dim, windowed, keys, tile_m, tile_n, stages, consumers;
-} account;
-static const account accounts[] = {DW_SM100_FORWARD_TILES(ROW)};
+} tile_cost;
+static const tile_cost costs[] = {DW_SM100_FORWARD_TILES(ROW)};
 
-/* Cost of a tile on an SM: for each block of keys the time of the tensor cores, of the exponentials (16 per
- * clock) and of reading operands from shared memory (Q and K for the scores, V for each half; P is in tensor
- * memory). 128 bytes per clock are Hopper's rate and are assumed here. The largest of them bounds the time of
- * a long sequence. */
+/* The cost of a tile on an SM: for each block of keys the time of the tensor cores, of the exponentials (16 per clock)
+ * and of reading operands from shared memory (Q and K for the scores, V for each half; P is in tensor memory). 128
+ * bytes per clock are Hopper's rate and are assumed here. The largest of them bounds the time of a long sequence. */
 static void tiles_fit(void **state) {
     (void)state;
     dw_hardware *b200;
@@ -533,8 +536,8 @@ static void tiles_fit(void **state) {
     print_message(
         "head_dim window STAGES  columns  shared bytes  bytes/block  MFLOP/block  clocks: "
         "tensor, exponentials, shared   bound on B200\n");
-    for (size_t i = 0; i < DW_COUNT(accounts); i++) {
-        const account *t = &accounts[i];
+    for (size_t i = 0; i < DW_COUNT(costs); i++) {
+        const tile_cost *t = &costs[i];
         const int columns = DW_SM100_FORWARD_COLUMNS_USED(t->head_dim, t->tile_n);
         const int shared =
             DW_SM100_FORWARD_SHARED_BYTES(t->head_dim, t->tile_m, t->tile_n, t->stages);
@@ -543,7 +546,7 @@ static void tiles_fit(void **state) {
         assert_true(columns <= DW_SM100_FORWARD_COLUMNS);
         assert_true(shared <= DW_SM100_FORWARD_MOST_SHARED);
         assert_int_equal(t->tile_m, t->consumers * DW_SM100_FORWARD_ROWS);
-        assert_int_equal(kv_bytes % 1024, 0); /* the swizzle's pattern */
+        assert_int_equal(kv_bytes % 1024, 0); /* the pattern of the swizzle */
         const double flops = 4.0 * t->tile_m * t->tile_n * t->head_dim, tensor = flops / rate,
                      exponentials = t->tile_m * t->tile_n / 16.0,
                      reads = (q_bytes + t->consumers * 2.0 * kv_bytes) / 128;
@@ -554,13 +557,13 @@ static void tiles_fit(void **state) {
                       flops / longest * clock * b200->sm_count.value / 1e12);
     }
     dw_hardware_destroy(b200);
-    for (size_t i = 0; i < DW_COUNT(variants); i++) { /* what is tested is what is listed */
+    for (size_t i = 0; i < DW_COUNT(variants); i++) { /* every listed variant is tested */
         const variant *v = &variants[i];
         bool listed = false;
-        for (size_t j = 0; j < DW_COUNT(accounts); j++)
-            listed |= accounts[j].head_dim == v->head_dim && accounts[j].windowed == v->window &&
-                      accounts[j].tile_m == v->tile_m && accounts[j].tile_n == v->tile_n &&
-                      accounts[j].stages == v->stages && accounts[j].consumers == v->consumers;
+        for (size_t j = 0; j < DW_COUNT(costs); j++)
+            listed |= costs[j].head_dim == v->head_dim && costs[j].windowed == v->window &&
+                      costs[j].tile_m == v->tile_m && costs[j].tile_n == v->tile_n &&
+                      costs[j].stages == v->stages && costs[j].consumers == v->consumers;
         assert_true(listed);
     }
 }

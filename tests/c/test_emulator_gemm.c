@@ -43,20 +43,20 @@ static uint32_t shared_bytes(const variant *v) {
 static const sizes shapes[] = {{1, 1, 1},  {128, 64, 64},  {129, 129, 65},
                                {3, 70, 0}, {67, 257, 131}, {257, 61, 709}};
 
-static const product_kernel kernel = {.source = "sm100/gemm.cu",
-                                      .entry = "sm100_gemm",
-                                      .variants = variants,
-                                      .variant_count = DW_COUNT(variants),
-                                      .add_defines = add_defines,
-                                      .make_operands = make_operands,
-                                      .operand_maps = 2,
-                                      .make_operand_maps = make_operand_maps,
-                                      .shared_bytes = shared_bytes,
-                                      .shapes = shapes,
-                                      .shape_count = DW_COUNT(shapes),
-                                      .staying = {517, 331, 200},
-                                      .staying_alpha = 1,
-                                      .mistaken = {300, 300, 300}};
+static const gemm_kernel kernel = {.source = "sm100/gemm.cu",
+                                   .entry = "sm100_gemm",
+                                   .variants = variants,
+                                   .variant_count = DW_COUNT(variants),
+                                   .add_defines = add_defines,
+                                   .make_operands = make_operands,
+                                   .operand_maps = 2,
+                                   .make_operand_maps = make_operand_maps,
+                                   .shared_bytes = shared_bytes,
+                                   .shapes = shapes,
+                                   .shape_count = DW_COUNT(shapes),
+                                   .staying = {517, 331, 200},
+                                   .staying_alpha = 1,
+                                   .mistaken = {300, 300, 300}};
 
 /* ---- tests ---------------------------------------------------------------------------------------- */
 
@@ -128,17 +128,17 @@ static void time_is_bounded(void **state) {
     close_run(&r);
 }
 
-/* ---- accounting ----------------------------------------------------------------------------------- */
+/* ---- cost model ----------------------------------------------------------------------------------- */
 
-#define ACCOUNT(...) {0, __VA_ARGS__},
-static const account accounts[] = {DW_SM100_GEMM_TILES(ACCOUNT)};
+#define COST(...) {0, __VA_ARGS__},
+static const tile_cost costs[] = {DW_SM100_GEMM_TILES(COST)};
 
 /* Cost of a tile on an SM, and a lower bound for the GEMM on a B200: over all rounds of the SMs the time of
  * the tensor cores, or of reading A and B from shared memory (128 bytes per clock, as on Hopper), or the time
  * to move A, B and D once. */
 static void tiles_fit(void **state) {
     (void)state;
-    const double size = ACCOUNT_SIZE;
+    const double size = GEMM_SIZE;
     dw_hardware *b200;
     assert_int_equal(dw_hardware_named("b200", &b200), DW_OK);
     double sms = b200->sm_count.value, rate = b200->rate[DW_RATE_BF16].value,
@@ -146,8 +146,8 @@ static void tiles_fit(void **state) {
     print_message(
         "CTAS TILE_N STAGES  columns  shared bytes  bytes/step  MFLOP/step  shared/tensor time  "
         "8192^3 on B200\n");
-    for (size_t i = 0; i < DW_COUNT(accounts); i++) {
-        const account *t = &accounts[i];
+    for (size_t i = 0; i < DW_COUNT(costs); i++) {
+        const tile_cost *t = &costs[i];
         int columns = DW_GEMM_COLUMNS(t->tile_n),
             shared = DW_GEMM_SHARED_BYTES(t->ctas, t->tile_n, t->stages),
             stage = DW_GEMM_STAGE_BYTES(t->ctas, t->tile_n);
@@ -165,7 +165,7 @@ static void tiles_fit(void **state) {
                       shared_time / tensor, bound * 1e6, 2.0 * size * size * size / bound / 1e12);
     }
     dw_hardware_destroy(b200);
-    expect_listed(&kernel, accounts, DW_COUNT(accounts));
+    expect_listed(&kernel, costs, DW_COUNT(costs));
 }
 
 int main(void) {

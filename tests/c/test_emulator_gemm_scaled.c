@@ -113,20 +113,20 @@ static uint32_t shared_bytes(const variant *v) {
 static const sizes shapes[] = {{1, 1, 1},  {128, 128, 256}, {129, 257, 65},
                                {3, 70, 0}, {67, 131, 367},  {257, 193, 1021}};
 
-static const product_kernel kernel = {.source = "sm100/gemm_scaled.cu",
-                                      .entry = "sm100_gemm_scaled",
-                                      .variants = variants,
-                                      .variant_count = DW_COUNT(variants),
-                                      .add_defines = add_defines,
-                                      .make_operands = make_operands,
-                                      .operand_maps = 4,
-                                      .make_operand_maps = make_operand_maps,
-                                      .shared_bytes = shared_bytes,
-                                      .shapes = shapes,
-                                      .shape_count = DW_COUNT(shapes),
-                                      .staying = {517, 651, 400},
-                                      .staying_alpha = 0.01f,
-                                      .mistaken = {300, 300, 600}};
+static const gemm_kernel kernel = {.source = "sm100/gemm_scaled.cu",
+                                   .entry = "sm100_gemm_scaled",
+                                   .variants = variants,
+                                   .variant_count = DW_COUNT(variants),
+                                   .add_defines = add_defines,
+                                   .make_operands = make_operands,
+                                   .operand_maps = 4,
+                                   .make_operand_maps = make_operand_maps,
+                                   .shared_bytes = shared_bytes,
+                                   .shapes = shapes,
+                                   .shape_count = DW_COUNT(shapes),
+                                   .staying = {517, 651, 400},
+                                   .staying_alpha = 0.01f,
+                                   .mistaken = {300, 300, 600}};
 
 /* ---- tests ---------------------------------------------------------------------------------------- */
 
@@ -209,24 +209,24 @@ static void quantized_output_is_the_next_input(void **state) {
     close_run(&two);
 }
 
-/* ---- accounting ----------------------------------------------------------------------------------- */
+/* ---- cost model ----------------------------------------------------------------------------------- */
 
-#define ACCOUNT(...) {__VA_ARGS__},
-static const account accounts[] = {DW_SM100_SCALED_TILES(ACCOUNT)};
+#define COST(...) {__VA_ARGS__},
+static const tile_cost costs[] = {DW_SM100_SCALED_TILES(COST)};
 
 /* Cost of a tile on an SM, and a lower bound for the GEMM on a B200: over all rounds of the SMs the time of
  * the tensor cores, or of reading A, B and scales from shared memory (128 bytes per clock, as on Hopper), or
  * the time to move A, B, their scales and D (BF16) once. */
 static void tiles_fit(void **state) {
     (void)state;
-    const double size = ACCOUNT_SIZE;
+    const double size = GEMM_SIZE;
     dw_hardware *b200;
     assert_int_equal(dw_hardware_named("b200", &b200), DW_OK);
     double sms = b200->sm_count.value, clock = b200->clock.value;
     print_message("scheme CTAS TILE_N STAGES  columns (shared, scales)  shared bytes  bytes/step  "
                   "MFLOP/step  shared/tensor time  8192^3 on B200\n");
-    for (size_t i = 0; i < DW_COUNT(accounts); i++) {
-        const account *t = &accounts[i];
+    for (size_t i = 0; i < DW_COUNT(costs); i++) {
+        const tile_cost *t = &costs[i];
         const int overlap = DW_SCALED_OVERLAP(t->tile_n),
                   scales = DW_SCALED_SCALE_COLUMNS_USED(t->scheme, t->tile_n),
                   shared = DW_SCALED_SHARED_BYTES(t->scheme, t->ctas, t->tile_n, t->stages),
@@ -250,7 +250,7 @@ static void tiles_fit(void **state) {
             shared_time / tensor, bound * 1e6, 2.0 * size * size * size / bound / 1e12);
     }
     dw_hardware_destroy(b200);
-    expect_listed(&kernel, accounts, DW_COUNT(accounts));
+    expect_listed(&kernel, costs, DW_COUNT(costs));
 }
 
 int main(void) {

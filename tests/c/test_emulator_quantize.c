@@ -317,7 +317,7 @@ static void mistakes_are_found(void **state) {
     }
 }
 
-/* ---- accounting ------------------------------------------------------------------------------------ */
+/* ---- cost model ------------------------------------------------------------------------------------ */
 
 static double least_microseconds(const char *gpu, double bytes) {
     dw_hardware *hardware;

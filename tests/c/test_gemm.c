@@ -464,18 +464,18 @@ static void cheapest_tile_is_chosen(void **state) {
         if (t->ctas != cases[i].ctas || t->n != cases[i].tile_n)
             fail_msg("case %zu has CTAS %d, TILE_N %d", i, t->ctas, t->n);
         assert_true(dw__gemm_exists(&shape));
-        double chosen = dw__gemm_account_of(&call, &shape, SMS).clocks;
+        double chosen = dw__gemm_cost_of(&call, &shape, SMS).clocks;
         for (other.tile = 0; other.tile < DW__GEMM_TILES; other.tile++)
             if (dw__gemm_exists(&other))
-                assert_true(chosen <= dw__gemm_account_of(&call, &other, SMS).clocks);
+                assert_true(chosen <= dw__gemm_cost_of(&call, &other, SMS).clocks);
     }
     /* 8192^3 with pairs: 1024 tiles on 74 pairs are 14 rounds of 128 steps of 512 clocks. */
     dw_gemm call = {.m = 8192, .n = 8192, .k = 8192};
     dw__gemm_shape shape = shape_of(2, 256, 6, 0, 0, 0, 0, 0);
-    dw__gemm_account account = dw__gemm_account_of(&call, &shape, SMS);
-    assert_int_equal(account.tiles, 1024);
-    assert_int_equal(account.rounds, 14);
-    assert_true(account.clocks == 14.0 * 128 * 512);
+    dw__gemm_cost cost = dw__gemm_cost_of(&call, &shape, SMS);
+    assert_int_equal(cost.tiles, 1024);
+    assert_int_equal(cost.rounds, 14);
+    assert_true(cost.clocks == 14.0 * 128 * 512);
 }
 
 /* No two variants have the same parameters, and a variant is what its parameters say. */

@@ -791,10 +791,10 @@ static void cheapest_tile_is_chosen(void **state) {
         const dw__gemm_tile *t = &dw__gemm_tiles[shape.tile];
         if (t->ctas != cases[i].ctas || t->n != cases[i].tile_n)
             fail_msg("case %zu has CTAS %d, TILE_N %d", i, t->ctas, t->n);
-        const double chosen = dw__gemm_account_of(&call, &shape, 148).clocks;
+        const double chosen = dw__gemm_cost_of(&call, &shape, 148).clocks;
         for (other.tile = 0; other.tile < DW__GEMM_TILES; other.tile++)
             if (dw__gemm_exists(&other))
-                assert_true(chosen <= dw__gemm_account_of(&call, &other, 148).clocks);
+                assert_true(chosen <= dw__gemm_cost_of(&call, &other, 148).clocks);
     }
     static const dw_scheme schemes[] = {DW_SCHEME_BF16, DW_SCHEME_MXFP8, DW_SCHEME_MXFP8_E5M2,
                                         DW_SCHEME_NVFP4, DW_SCHEME_MXFP4};

@@ -333,7 +333,7 @@ static double all_exposed(const dw_simulated_rank *rank) {
     return sum;
 }
 
-static void check_accounts(const dw_simulation *simulation) {
+static void check_totals(const dw_simulation *simulation) {
     for (int rank = 0; rank < simulation->schedule.stages; rank++) {
         const dw_simulated_rank *r = dw_simulation_rank(simulation, rank);
         double parts = r->compute + r->optimizer + r->wait + all_exposed(r),
@@ -410,7 +410,7 @@ static void many_layouts_agree(void **state) {
             dw_simulation_figures f;
             assert_int_equal(dw_simulate(&model, hardware, &layout, &simulation), DW_OK);
             dw_simulation_figures_of(simulation, &f);
-            check_accounts(simulation);
+            check_totals(simulation);
             if (fabs(f.seconds / f.prediction.seconds - 1) > may_differ(&layout))
                 fail_msg("%s on %s, %s, pp %d, tp %d, cp %d, ZeRO %d, ep %d: %.6f s played, %.6f "
                          "predicted",

@@ -59,8 +59,7 @@ enum { FLOPS_PER_CLOCK = 8192, SHARED_BYTES_PER_CLOCK = 128 };
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-dw__gemm_account dw__gemm_account_of(const dw_gemm *call, const dw__gemm_shape *shape,
-                                     int sm_count) {
+dw__gemm_cost dw__gemm_cost_of(const dw_gemm *call, const dw__gemm_shape *shape, int sm_count) {
     const dw__gemm_tile *t = &dw__gemm_tiles[shape->tile];
     int clusters = sm_count / t->ctas > 0 ? sm_count / t->ctas : 1;
     const int scheme = (int)t->scheme, step = dw__gemm_step(t->scheme);
@@ -69,7 +68,7 @@ dw__gemm_account dw__gemm_account_of(const dw_gemm *call, const dw__gemm_shape *
     int tensor =
             2 * DW_GEMM_ROWS * t->n * DW_GEMM_STEP / FLOPS_PER_CLOCK, /* of rows of 128 bytes */
         shared = stage / SHARED_BYTES_PER_CLOCK;
-    dw__gemm_account made = {
+    dw__gemm_cost made = {
         .tiles = ceil_divide(call->m, dw__gemm_tile_rows(shape)) *
                  ceil_divide(call->n, dw__gemm_tile_columns(shape)),
         .steps = ceil_divide(call->k, step),
@@ -93,15 +92,15 @@ dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count) {
         .residual = call->residual.data != NULL,
         .activation = call->activation,
     };
-    dw__gemm_account least = {.clocks = -1};
+    dw__gemm_cost least = {.clocks = -1};
     int best = 0;
     for (shape.tile = 0; shape.tile < DW__GEMM_TILES; shape.tile++) {
         if (!dw__gemm_exists(&shape)) continue;
-        dw__gemm_account account = dw__gemm_account_of(call, &shape, sm_count);
-        if (least.clocks >= 0 && (account.clocks > least.clocks ||
-                                  (account.clocks == least.clocks && account.bytes >= least.bytes)))
+        dw__gemm_cost cost = dw__gemm_cost_of(call, &shape, sm_count);
+        if (least.clocks >= 0 && (cost.clocks > least.clocks ||
+                                  (cost.clocks == least.clocks && cost.bytes >= least.bytes)))
             continue;
-        least = account;
+        least = cost;
         best = shape.tile;
     }
     shape.tile = best;

@@ -25,15 +25,15 @@ static work work_of(const dw_gemm *c) {
 
 /* The larger of the times that the static cost model and memory traffic allow. */
 static double least_seconds(const dw_gemm *call, const dw__gpu_target *gpu,
-                            const dw__gemm_account *a) {
+                            const dw__gemm_cost *a) {
     const double clock = gpu->flops / (8192.0 * gpu->sm_count);
     return fmax(a->clocks / clock, work_of(call).bytes / gpu->bytes);
 }
 
-static dw__gemm_account account_of(const dw_gemm *call, const dw__gpu_target *gpu,
-                                   dw__gemm_shape *shape) {
+static dw__gemm_cost cost_of(const dw_gemm *call, const dw__gpu_target *gpu,
+                             dw__gemm_shape *shape) {
     *shape = dw__gemm_shape_of(call, gpu->sm_count);
-    return dw__gemm_account_of(call, shape, gpu->sm_count);
+    return dw__gemm_cost_of(call, shape, gpu->sm_count);
 }
 
 void dw__gemm_kernel_seconds(const dw__gpu_kernel *kernel, const void *call,
@@ -42,7 +42,7 @@ void dw__gemm_kernel_seconds(const dw__gpu_kernel *kernel, const void *call,
     (void)kernel;
     snprintf(result->from, sizeof result->from, "the least by counted work, nothing measured");
     if (dw__gemm_is_empty(call)) return;
-    const dw__gemm_account a = account_of(call, gpu, &shape);
+    const dw__gemm_cost a = cost_of(call, gpu, &shape);
     result->seconds = least_seconds(call, gpu, &a);
 }
 
@@ -51,7 +51,7 @@ json_t *dw__gemm_describe_tile(const dw__gpu_kernel *kernel, const void *call,
     dw__gemm_shape shape;
     (void)kernel;
     if (dw__gemm_is_empty(call)) return json_null();
-    const dw__gemm_account a = account_of(call, gpu, &shape);
+    const dw__gemm_cost a = cost_of(call, gpu, &shape);
     const dw__gemm_tile *t = &dw__gemm_tiles[shape.tile];
     return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f}", "ctas", t->ctas, "tile_n", t->n,
                      "stages", t->stages, "tiles", (json_int_t)a.tiles, "rounds",

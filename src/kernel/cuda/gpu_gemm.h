@@ -80,13 +80,12 @@ int dw__gemm_step(dw_scheme scheme);
 /* The static cost model of a tile; none of it is measured. The clocks are the rounds of tiles over all SMs, times the
  * steps of the contraction, times the clocks of a step: the longer of the tensor cores' time and the time to read A and
  * B from shared memory. The bytes are those that all tiles load. */
-typedef struct dw__gemm_account {
+typedef struct dw__gemm_cost {
     double clocks, bytes;
     int64_t tiles, rounds, steps;
     int step_clocks;
-} dw__gemm_account;
-dw__gemm_account dw__gemm_account_of(const dw_gemm *call, const dw__gemm_shape *shape,
-                                     int sm_count);
+} dw__gemm_cost;
+dw__gemm_cost dw__gemm_cost_of(const dw_gemm *call, const dw__gemm_shape *shape, int sm_count);
 
 /* Chooses the variant for a checked call: the tile with the fewest clocks, and among those the one with the fewest
  * bytes. */
