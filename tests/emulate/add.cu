@@ -1,4 +1,4 @@
-/* Sums of two vectors; one thread prints. A device function that is called, a constant, a variable of the device. */
+/* Adds two vectors; one thread prints. Uses a device function, a constant and a device variable. */
 #include <cstdio>
 #include <cstdlib>
 
@@ -68,7 +68,7 @@ int main() {
         if (host[2][i] != (b < 0 ? a - 5 * b : a + 3 * b)) return 5;
     }
     if (blocks != 4 || milliseconds < 0) return 6;
-    add<<<1, 2048>>>(x, y, z, n); /* more threads than a block may have */
+    add<<<1, 2048>>>(x, y, z, n); /* more threads than a block can have */
     if (cudaGetLastError() != cudaErrorInvalidConfiguration) return 7;
     CHECK(cudaGetLastError());
     CHECK(cudaFreeAsync(z, stream));

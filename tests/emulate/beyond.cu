@@ -1,11 +1,11 @@
-/* A kernel that writes past the end of its output, and one whose assertion does not hold. */
+/* A kernel that writes past the end of its output, and one with an assertion that fails. */
 #include <cassert>
 #include <cstdio>
 #include <cstring>
 
 static __global__ void fill(int *out, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i <= n)     /* one too many */
+    if (i <= n)     /* one element too many */
         out[i] = i; // the mistake
 }
 

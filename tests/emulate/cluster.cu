@@ -1,5 +1,5 @@
 /* Clusters of two blocks: each loads its part of a matrix by TMA, with a swizzle, reads its neighbour's shared memory
- * and stores the sum by TMA. The entry point of the tensor maps is asked of the runtime, as programs do.
+ * and stores the sum by TMA. The program gets the entry point for tensor maps from the runtime, as most programs do.
  */
 #include <cooperative_groups.h>
 #include <cstdint>
@@ -41,7 +41,8 @@ static __global__ __cluster_dims__(2, 1,
     const float *other = cluster.map_shared_rank(tile, cluster.block_rank() ^ 1);
     for (int i = threadIdx.x; i < ROWS * COLUMNS; i += blockDim.x) {
         const int r = i / COLUMNS, c = i % COLUMNS;
-        const int swizzled = r * COLUMNS + ((c / 4) ^ r) * 4 + c % 4; /* 16-byte units by the row */
+        /* Swizzle of 16-byte units by row. */
+        const int swizzled = r * COLUMNS + ((c / 4) ^ r) * 4 + c % 4;
         sum[i] = tile[swizzled] + 2 * other[swizzled];
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,4 +1,4 @@
-/* Cooperative groups: tiles of a warp, lanes that happen to be together, and a grid that waits for all of its blocks. */
+/* Cooperative groups: tiles of a warp, coalesced lanes, and a grid-wide barrier. */
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #include <cstdio>
@@ -18,7 +18,7 @@ static __global__ void tiles(const int *in, int *out) {
     }
 }
 
-/* Each round reads what the whole grid wrote in the one before. */
+/* Each round reads the values that the whole grid wrote in the previous one. */
 static __global__ void rounds(int *values, int n) {
     const cg::grid_group grid = cg::this_grid();
     for (int r = 0; r < ROUNDS; r++) {
@@ -66,7 +66,7 @@ int main() {
         cudaErrorCooperativeLaunchTooLarge)
         return 5;
 
-    much_shared<<<1, THREADS, SHARED>>>(to); /* not asked for */
+    much_shared<<<1, THREADS, SHARED>>>(to); /* cooperative launch was not requested */
     if (cudaGetLastError() != cudaErrorInvalidValue) return 6;
     cudaFuncSetAttribute(much_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
     much_shared<<<1, THREADS, SHARED>>>(to);

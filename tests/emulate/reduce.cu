@@ -1,4 +1,4 @@
-/* The sum of each block's numbers, in shared memory. */
+/* Sums the numbers of each block in shared memory. */
 #include <cstdio>
 #include <cstdlib>
 

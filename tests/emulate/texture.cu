@@ -1,4 +1,4 @@
-/* What is not emulated: a texture. The program asks for no error. */
+/* A texture, which the emulator does not support. The program does not check for errors. */
 #include <cuda_runtime.h>
 
 static __global__ void fetch(cudaTextureObject_t texture, float *out) {

@@ -11,7 +11,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
-/* Ends the program when what must hold of every input does not: that is how a fuzzer learns of it. */
+/* Ends the program if a condition that must hold for every input does not. A fuzzer detects this as a crash. */
 static inline void fuzz_require(int holds, const char *what) {
     if (holds) return;
     fprintf(stderr, "broken: %s (last message: %s)\n", what, dw_last_error());

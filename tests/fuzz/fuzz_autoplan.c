@@ -1,4 +1,4 @@
-/* Any bytes are refused with a message, or are a plan, which comes back the same from its own text. */
+/* Any bytes are rejected with a message, or are a plan that is the same after writing and reading it. */
 #include "base/base.h"
 #include "deepwell/autoplan.h"
 #include "deepwell/graph.h"

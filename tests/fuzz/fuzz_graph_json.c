@@ -1,5 +1,5 @@
-/* Any JSON is refused with a message or read; a graph that was read is whole, has a cost or a message
- * why not, and its JSON form reads back to the same JSON. */
+/* Any JSON is rejected with a message, or gives a valid graph. The graph has a cost or a message why not, and writing
+ * and reading it gives the same JSON. */
 #include "deepwell/graph.h"
 #include "fuzz.h"
 #include <stdlib.h>

@@ -1,5 +1,4 @@
-/* Any text is refused with a message or read; a graph that was read is whole, and its text form reads
- * back to the same text. */
+/* Any text is rejected with a message, or gives a valid graph. Writing and reading the graph gives the same text. */
 #include "deepwell/graph.h"
 #include "fuzz.h"
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Any bytes are refused with a message, or are a description, which comes back the same from its own text. */
+/* Any bytes are rejected with a message, or are a description that is the same after writing and reading it. */
 #include "base/base.h"
 #include "deepwell/graph.h"
 #include "deepwell/hardware.h"

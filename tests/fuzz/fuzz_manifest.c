@@ -1,5 +1,5 @@
-/* Any manifest beside a checkpoint's files is refused with a message, or is that of a run that goes on: its step
- * and updates lie within the run, and files and data are what it says. */
+/* Any manifest beside a checkpoint's files is rejected with a message, or belongs to a run that can continue: its step
+ * and updates lie within the run, and files and data agree with it. */
 #include "scratch_folder.h"
 #include "train/manifest.h"
 
@@ -17,7 +17,7 @@ static dw__dataset *open_data(void) {
     return data;
 }
 
-/* A manifest that is accepted is among the corpus; this one shows that the program can still write such. */
+/* The corpus has a valid manifest. This check shows that the program still writes manifests like it. */
 static void make_checkpoint(void) {
     char path[256];
     uint16_t tokens[TOKENS];

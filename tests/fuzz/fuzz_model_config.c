@@ -1,5 +1,5 @@
-/* Any bytes are refused with a message, or are sizes that a prediction can use. A configuration that is built has the
- * same sizes, parameters that add up to their total and, unless it has too many layers, a whole graph. */
+/* Any bytes are rejected with a message, or are a configuration. Its parameters have sizes and, unless it has too many
+ * layers, its graph is valid. */
 #include "base/base.h"
 #include "deepwell/planner.h"
 #include "fuzz.h"

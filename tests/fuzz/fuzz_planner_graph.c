@@ -1,5 +1,5 @@
-/* A graph of any JSON is refused with a message, or is a model whose sizes a prediction can use; its operations are
- * counted, or a message says why not. */
+/* A graph from any JSON is rejected with a message, or is a model with sizes that a prediction can use. Its operations
+ * are counted, or a message says why not. */
 #include "base/base.h"
 #include "deepwell/planner.h"
 #include "fuzz.h"

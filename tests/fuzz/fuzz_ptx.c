@@ -1,4 +1,5 @@
-/* Any text is refused with a message or is a module whose kernels are understood or refused by name. None is run. */
+/* Any text is rejected with a message, or is a module. Each of its kernels is translated, or rejected by name. No
+ * kernel is run. */
 #include "base/base.h"
 #include "deepwell/emulator.h"
 #include "fuzz.h"

@@ -1,4 +1,4 @@
-/* Any bytes are refused with a message, or are a table of runs, each of which has a finite prediction or a reason. */
+/* Any bytes are rejected with a message, or are a table of runs. Each run has a finite prediction or a reason. */
 #include "base/base.h"
 #include "deepwell/graph.h"
 #include "fuzz.h"

@@ -1,5 +1,5 @@
-/* Any bytes are refused with a message or are a file of tensors, in which every tensor lies whole, and which
- * reads back the same when it is written again. */
+/* Any bytes are rejected with a message, or are a tensor file. Every tensor lies within the file, and writing and
+ * reading the file gives the same tensors. */
 #include "base/base.h"
 #include "deepwell/safetensors.h"
 #include "fuzz.h"
@@ -9,7 +9,7 @@
 
 enum { MOST_READ = 1 << 16 };
 
-/* All of a tensor that is not too large, as bytes and as numbers. */
+/* Reads a whole tensor, unless it is too large, as bytes and as numbers. */
 static void read_tensor(const dw_safetensors *file, uint32_t index) {
     static uint64_t bytes[MOST_READ / sizeof(uint64_t)];
     static float numbers[MOST_READ];

@@ -1,4 +1,4 @@
-/* Any index beside two shards is refused with a message, or names exactly what they hold. */
+/* Any index beside two shards is rejected with a message, or names exactly the tensors of the shards. */
 #include "deepwell/safetensors.h"
 #include "scratch_folder.h"
 

@@ -1,7 +1,7 @@
-/* Any file of tokens is refused with a message, or its layout lies within it.
+/* Any token file is rejected with a message, or its layout lies within the file.
  *
- * Input: one byte that chooses name, element type and how much longer the file is than what is given of it; then
- * the file's first bytes. */
+ * The input is one byte that selects the name, the element type and the number of bytes that follow the given ones, and
+ * then the file's first bytes. */
 #include "fuzz.h"
 #include "train/token_file.h"
 

@@ -1,12 +1,12 @@
 /* Drives a fuzz target without a fuzzer: one file, or all files of a corpus folder and then random
- * mutations of them, with the tokens of a dictionary (libFuzzer's format) among what is put in.
+ * mutations of them, which also insert tokens of a dictionary (libFuzzer's format).
  *
  *     fuzz_graph_text FILE
  *     fuzz_graph_text CORPUS [MUTATIONS [SEED [DICTIONARY]]]
  *
- * The same seed gives the same inputs. With FUZZ_KEEP set in the environment each mutation is written
- * to crash.bin in the working folder before it is run, so that the one that crashes remains. A target
- * that does not give back all memory of the library has failed.
+ * The same seed gives the same inputs. If FUZZ_KEEP is set in the environment, each mutation is written to crash.bin in
+ * the working folder before it is run, so that the one that crashes remains. A target fails if it does not free all
+ * memory of the library.
  */
 #include "base/base.h"
 #include "fuzz.h"
@@ -58,7 +58,7 @@ static int by_name(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* A file, or the files of a folder in the order of names, so that a seed means the same everywhere. */
+/* Lists a file, or the files of a folder in the order of their names, so that a seed means the same everywhere. */
 static int read_corpus(const char *folder) {
     static char paths[MAX_FILES][1024];
     static char *sorted[MAX_FILES];
@@ -125,7 +125,7 @@ static void insert(sample *s, size_t at, const uint8_t *bytes, size_t count) {
     s->count += count;
 }
 
-/* A piece of some file of the corpus: what grammars are made of. */
+/* Inserts a piece of some file of the corpus, which may be a unit of its grammar. */
 static void splice(sample *s) {
     const sample *from = &corpus[below(corpus_count)];
     size_t start = below(from->count), most = from->count - start;
@@ -138,7 +138,7 @@ static void insert_token(sample *s) {
     insert(s, below(s->count + 1), token->bytes, token->count);
 }
 
-/* A 64-bit number at an edge, over what is there: what sizes and offsets in binary headers are. */
+/* Overwrites eight bytes with a 64-bit number near a limit, such as binary headers have for sizes and offsets. */
 static void overwrite_number(sample *s) {
     static const uint64_t numbers[] = {0,          1,         8,          INT32_MAX,
                                        UINT32_MAX, INT64_MAX, UINT64_MAX, UINT64_C(1) << 40};
@@ -170,7 +170,7 @@ static void mutate_once(sample *s) {
 
 static void run(const sample *s) {
     int64_t live = dw__memory_live();
-    /* In a block of its own size, so that a read past the end is one that AddressSanitizer sees. */
+    /* Copies the input to a block of its exact size, so that AddressSanitizer detects a read past the end. */
     uint8_t *bytes = malloc(s->count ? s->count : 1);
     if (!bytes) return;
     memcpy(bytes, s->bytes, s->count);

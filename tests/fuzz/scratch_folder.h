@@ -1,5 +1,5 @@
-/* A folder of its own for targets whose parser opens files by name: in memory where there is such a place, and
- * removed when the program ends. */
+/* A temporary folder for targets whose parser opens files by name. It is in memory if possible, and removed when the
+ * program ends. */
 #ifndef DW_SCRATCH_FOLDER_H
 #define DW_SCRATCH_FOLDER_H
 
@@ -19,7 +19,7 @@ static inline void scratch_make(void) {
     atexit(scratch_remove);
 }
 
-/* Writes a file of the folder; `path` of 256 bytes receives its path. */
+/* Writes a file of the folder. `path`, of 256 bytes, receives its path. */
 static inline void scratch_write(const char *name, const void *bytes, size_t count, char *path) {
     snprintf(path, 256, "%s/%s", scratch_folder, name);
     FILE *file = fopen(path, "wb");

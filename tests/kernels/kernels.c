@@ -1,13 +1,13 @@
-/* `deepwell-kernels`: compiles the GPU kernels' variants without a GPU and compares what the compiler says of each
- * (registers, bytes spilled, shared memory, warnings) with the committed table, so that a change that makes a kernel
- * spill, or its GEMMs wait for each other, is seen where it is made.
+/* `deepwell-kernels`: compiles the GPU kernels' variants without a GPU and compares the compiler's figures for each
+ * (registers, spilled bytes, shared memory, warnings) with the committed table. This detects changes that make a kernel
+ * spill, or that serialize its GEMMs.
  *
  *   deepwell-kernels [--quick] [--renew] [--list] [-p TEXT] [--threads N]
  *   deepwell-kernels --ptx DIR [--quick] [-p TEXT] [--threads N]     their PTX, a file each
  *   deepwell-kernels --launch     on a GPU: what a call of attention costs the host
  *
- * --renew writes what was compiled into the table, and leaves the rest of it.
- * Exit status: 0 as the table says, 1 not, 2 wrong usage, 3 no compiler.
+ * --renew writes the compiled variants' figures into the table and leaves its other rows. Exit status: 0 if the figures
+ * agree with the table, 1 if not, 2 for wrong usage, 3 without a compiler.
  */
 #include "base/json.h"
 #include "common/quantize_params.h"
@@ -38,26 +38,26 @@ typedef struct job {
     char name[512];
     bool quick;
     dw_status status;
-    char message[1024]; /* why it did not compile */
+    char message[1024]; /* why compilation failed */
     resources entries[MOST_ENTRIES];
     int entry_count;
-    char warning[512]; /* the first */
+    char warning[512]; /* the first warning */
     double seconds;
 } job;
 
 static job jobs[MOST_VARIANTS];
 static size_t job_count;
 
-/* Blackwell's data-centre GPUs; compilers know it since 12.9. */
+/* Blackwell's data-centre GPUs; compilers support it from 12.9 on. */
 static const char family_arch[] = "sm_100f";
 
-/* ---- which variants ------------------------------------------------------------------------------ */
+/* ---- variants -------------------------------------------------------------------------------------- */
 
 static void add_job(dw__jit_variant variant, bool quick) {
     dw__text name = {0};
     if (dw__jit_variant_name(&variant, &name) != DW_OK) abort();
     for (size_t i = 0; i < job_count; i++)
-        if (strcmp(jobs[i].name, name.text) == 0) goto cleanup; /* two shapes, the same tiles */
+        if (strcmp(jobs[i].name, name.text) == 0) goto cleanup; /* two shapes have the same tiles */
     if (job_count == MOST_VARIANTS) abort();
     job *made = &jobs[job_count++];
     made->variant = variant;
@@ -68,8 +68,8 @@ cleanup:
     dw__text_free(&name);
 }
 
-/* Each head dimension, type and tile; each feature alone, masked and not where that makes another kernel, and all of
- * them together. */
+/* Each head dimension, type and tile; each feature alone, with a mask and without if the mask changes the kernel, and
+ * all of them together. */
 static void list_attention(dw__attention_pass pass) {
     static const int head_dims[] = {64, 96, 128, 192, 256};
     static const struct {
@@ -114,8 +114,8 @@ static void list_attention(dw__attention_pass pass) {
                 }
 }
 
-/* Each tile of Blackwell's GEMM as it is, also by launch control, and with each activation beside all that an
- * epilogue has; SwiGLU takes half of the tile's columns, at least one box of D's. */
+/* Each tile of Blackwell's GEMM by itself, with cluster launch control, and with each activation and a complete
+ * epilogue. SwiGLU uses half of the tile's columns, which are at least one box of D's. */
 static void list_gemm(void) {
 #define TILE(...) {__VA_ARGS__},
     static const struct { int ctas, tile_n, stages; } tiles[] = {DW_SM100_GEMM_TILES(TILE)};
@@ -141,7 +141,8 @@ static void list_gemm(void) {
             }
 }
 
-/* With D as MXFP8, which takes tiles of 128 columns of D at least: as it is, and with each activation and a bias. */
+/* With D as MXFP8, which requires tiles of at least 128 columns of D: without an epilogue, and with each activation and
+ * a bias. */
 static void list_quantized_gemm(void) {
 #define TILE(...) {__VA_ARGS__},
     static const struct { int ctas, tile_n, stages; } tiles[] = {DW_SM100_GEMM_TILES(TILE)};
@@ -162,7 +163,7 @@ static void list_quantized_gemm(void) {
         }
 }
 
-/* Each tile of the block-scaled products as it is, by launch control, and with all that an epilogue has. */
+/* Each tile of the block-scaled GEMMs by itself, with cluster launch control, and with a complete epilogue. */
 static void list_gemm_scaled(void) {
 #define TILE(...) {__VA_ARGS__},
     static const struct {
@@ -201,7 +202,7 @@ static void list_gemm_scaled(void) {
         }
 }
 
-/* Blackwell's attention: each tile, in both types, and with as many polynomials as there are registers for. */
+/* Blackwell's attention: each tile, in both types, with as many polynomials as registers allow. */
 static void list_attention_sm100(void) {
 #define TILE(...) {__VA_ARGS__},
     static const struct {
@@ -229,8 +230,8 @@ static void list_attention_sm100(void) {
         }
 }
 
-/* Quantization of each type to each format, along both directions and along one; squares. What a rule is makes no
- * difference. */
+/* Quantization of each type to each format, along both directions and along one; squares. The rule does not change the
+ * figures. */
 static void list_quantize(const char *arch) {
     static const int schemes[] = {DW_CODES_MXFP8, DW_CODES_MXFP8_E5M2, DW_CODES_MXFP4,
                                   DW_CODES_NVFP4};
@@ -264,9 +265,9 @@ static void list_jobs(void) {
     list_quantize(family_arch);
 }
 
-/* ---- what the compiler says ------------------------------------------------------------------------- */
+/* ---- the compiler's output -------------------------------------------------------------------------- */
 
-/* The number in front of `word` in `line`; `absent` where the word is not there. */
+/* Returns the number in front of `word` in `line`; `absent` if the line does not contain the word. */
 static int number_before(const char *line, const char *word, int absent) {
     const char *at = strstr(line, word);
     if (!at) return absent;
@@ -292,7 +293,7 @@ static void read_line(job *j, const char *line) {
         entry->registers = number_before(line, "registers", entry->registers);
         entry->shared = number_before(line, "bytes smem", entry->shared);
     }
-    /* Among them C7510: products that wait for each other. */
+    /* These include C7510: the compiler serializes wgmma. */
     bool is_warning = strstr(line, "warning") || strstr(line, "Potential Performance Loss") ||
                       strstr(line, "serialized");
     if (is_warning && j->warning[0] == '\0') snprintf(j->warning, sizeof j->warning, "%s", line);
@@ -340,8 +341,8 @@ static void compile(job *j) {
 
 typedef struct selection {
     bool quick;
-    const char *part, *ptx; /* ptx: the folder for it; NULL: it is not asked for */
-    bool old;               /* the compiler does not know family_arch */
+    const char *part, *ptx; /* folder for the PTX; NULL: none is written */
+    bool old;               /* the compiler does not support family_arch */
 } selection;
 
 static bool selected(const selection *s, const job *j) {
@@ -402,8 +403,8 @@ static json_t *describe(const job *j) {
     return entries;
 }
 
-/* Numbers that may only fall. Registers are the compiler's choice within what the kernel allows, so that another
- * version's are not compared. */
+/* Figures that may only fall. Registers are not compared, because each compiler version chooses them within the
+ * kernel's limit. */
 static int compare_entry(const job *j, const resources *r, const json_t *numbers,
                          bool same_compiler) {
     int worse = 0;
@@ -437,13 +438,13 @@ static int compare(const job *j, const json_t *table, bool same_compiler) {
     return worse;
 }
 
-/* What is known of a variant: as compiled now, or else as the table has it. A new reference. */
+/* Returns the figures of a variant, as compiled now or from the table. The caller owns a new reference. */
 static json_t *known(const selection *s, const job *j, const json_t *table) {
     if (selected(s, j)) return describe(j);
     return json_incref(json_object_get(json_object_get(table, "kernels"), j->name));
 }
 
-/* One variant a line, so that a change of a few reads as a change of a few. */
+/* Writes one variant per line, so that a change of a few variants is a small diff. */
 static int write_table(const selection *s, const char *compiler) {
     json_t *table = json_load_file(DW_RESOURCES, 0, NULL);
     dw__text text = {0};
@@ -490,7 +491,7 @@ static int check_all(const selection *s, const char *compiler) {
     return failed > 0 || passed == 0 ? 1 : 0;
 }
 
-/* What became of --ptx. */
+/* Prints the result of --ptx. */
 static int say_ptx(const selection *s) {
     int written = 0, failed = 0;
     for (size_t i = 0; i < job_count; i++) {

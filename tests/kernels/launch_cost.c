@@ -22,12 +22,12 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* ---- what is timed ---------------------------------------------------------------------------- */
+/* ---- timing ------------------------------------------------------------------------------------ */
 
 static dw_status forward(bench *b) { return dw_attention_forward(&b->call); }
 static dw_status backward(bench *b) { return dw_attention_backward(&b->call); }
 
-/* Addresses that this thread has not seen for a while: maps are made again. */
+/* Returns addresses that this thread has not used recently, so that tensor maps are encoded again. */
 static dw_status forward_elsewhere(bench *b) {
     dw_attention call = b->call;
     b->round = (b->round + 1) % 1024;
@@ -43,7 +43,7 @@ static dw_status check_alone(bench *b) {
 
 static dw_status context_alone(bench *b) { return dw__device_cuda.context(&b->context); }
 
-/* The driver's part, with parameters that are ready: no kernel can cost the host less. */
+/* The driver's part with prepared parameters: the lower bound of any kernel's cost on the host. */
 static dw_status launch_alone(bench *b) {
     void *arguments[] = {&b->maps[0], &b->maps[1], &b->maps[2], &b->params};
     return dw__device_cuda.launch(&(dw__launch){
@@ -57,7 +57,7 @@ static dw_status launch_alone(bench *b) {
     });
 }
 
-/* Median over rounds of the mean over calls that are only enqueued. */
+/* Returns the median over rounds of the mean time of calls that are only enqueued. */
 static dw_status time_it(bench *b, const char *name, dw_status (*run)(bench *)) {
     double rounds[ROUNDS];
     for (int r = 0; r < ROUNDS; r++) {
@@ -126,7 +126,7 @@ static dw_status time_all(bench *b) {
         time_it(b, "dw_attention_forward, tensors at new addresses", forward_elsewhere));
     DW_RETURN_IF_FAILED(time_it(b, "dw_attention_backward (three kernels)", backward));
     DW_RETURN_IF_FAILED(time_it(b, "of these: the launch alone (cuLaunchKernelEx)", launch_alone));
-    b->params.tiles = 0; /* the kernel ends at once */
+    b->params.tiles = 0; /* the kernel ends immediately */
     DW_RETURN_IF_FAILED(time_it(b, "the same of a kernel without work", launch_alone));
     DW_RETURN_IF_FAILED(time_it(b, "of these: the check of the call", check_alone));
     return time_it(b, "of these: the context", context_alone);

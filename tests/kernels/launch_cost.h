@@ -1,4 +1,4 @@
-/* What a call of attention costs the host, on a GPU: printed, not judged. */
+/* Measures the host's cost of an attention call on a GPU. The figures are printed, not checked. */
 #ifndef LAUNCH_COST_H
 #define LAUNCH_COST_H
 

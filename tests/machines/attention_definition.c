@@ -1,20 +1,23 @@
-/* Attention by definition in FP64, and how far two machines may be apart that run the same kernel on the same
- * inputs.
+/* Attention by its definition in FP64, and bounds of the difference between two machines that run the same kernel on
+ * the same inputs.
  *
- * Two machines agree to the bit in products of matrices (src/emulator/wgmma_sum.h), in arithmetic and in
- * conversions. What they may make differently, and what becomes of it:
+ * Two machines agree to the bit in MMAs (src/emulator/wgmma_sum.h), in arithmetic and in conversions. They may differ
+ * in the following:
  *
- * - ex2.approx and rcp.approx: a relative error of 2^-22 and less each (PTX ISA 9.7.3), so that two machines
- * are apart by 2^-21 (APPROXIMATE). A soft cap's tanh is 1 - 2 / (2^x + 1): apart by 2^-20, and with it the
- * exponent, times the cap. - P and dS are rounded to the element type before they are multiplied: numbers next
- * to the middle of two neighbours are rounded apart, by at most UNIT of themselves, or one step of F16's
- * subnormal numbers. One kernel of the library, attention by definition, multiplies in F32 and has none of
- * this. - lg2.approx: 2^-22 of the larger of 1 and the result. - dQ is summed by atomic additions in F32, in no
- * order: each of the sums of a row's tiles has an error of 2^-24 of what is in it. - Sums in F32 (of dO O, of
- * dP): 2^-22 of the sizes of what is summed, where the compiler of one machine joins a product and a sum and
- * that of the other does not. - Outputs are rounded: one step of the type more.
+ * - ex2.approx and rcp.approx have relative errors of up to 2^-22 each (PTX ISA 9.7.3), so two machines differ by up
+ *   to 2^-21 (APPROXIMATE). A soft cap's tanh is 1 - 2 / (2^x + 1) and differs by up to 2^-20; the exponent differs by
+ *   that times the cap.
+ * - P and dS are rounded to the element type before the matmuls. Numbers near the middle of two neighbours may be
+ *   rounded differently, by at most UNIT of themselves, or one step of F16's subnormal numbers. The reference kernel
+ *   multiplies in F32 and has none of these roundings.
+ * - lg2.approx has an error of 2^-22 of the larger of 1 and the result.
+ * - dQ is summed by atomic additions in F32, in any order: the sum of each of a row's tiles has an error of 2^-24 of
+ *   its terms.
+ * - F32 sums (of dO O, of dP) differ by 2^-22 of their terms, if one machine's compiler fuses a product with a sum and
+ *   the other's does not.
+ * - Outputs are rounded, which adds one step of the type.
  *
- * The bounds below are sums of these to first order, of the worst in every term: what is seen is far smaller.
+ * The bounds below are first-order sums of the worst case of each term. Differences in practice are far smaller.
  */
 #include "machine_attention.h"
 #include "number/half.h"
@@ -28,7 +31,7 @@ typedef struct sequence {
     const attention_tensors *t;
     attention_results *r;
     int64_t batch, first_q, first_k, seq_len_q, seq_len_kv;
-    double *p, *ds, *ds_bound; /* of one query and the keys; p with dropout's factor */
+    double *p, *ds, *ds_bound; /* one query's values for all keys; p includes dropout's factor */
 } sequence;
 
 static double number(const sequence *s, const uint16_t *data, const dw_attention_tensor *t,
@@ -63,7 +66,7 @@ static double kept(const sequence *s, int64_t head, int64_t i, int64_t j) {
                : 0;
 }
 
-/* Of the score of query i and key j; -infinity where it is masked. *slope: its derivative by scale q k. */
+/* Returns the score of query i and key j; -infinity if it is masked. *slope receives its derivative by scale q k. */
 static double score(const sequence *s, int64_t head, int64_t i, int64_t j, double *slope) {
     const dw_attention *c = &s->c->call;
     const int64_t at = i + (c->bottom_right ? s->seq_len_kv - s->seq_len_q : 0),
@@ -81,7 +84,7 @@ static double score(const sequence *s, int64_t head, int64_t i, int64_t j, doubl
     return cap * t;
 }
 
-/* How far apart probabilities are, relatively, and rounded ones; the step of the smallest. */
+/* Relative difference of probabilities and of rounded probabilities, and the step of the smallest one. */
 static double apart(const sequence *s) {
     return APPROXIMATE + (double)s->c->call.softcap * 0x1p-20;
 }
@@ -96,17 +99,18 @@ static compare_type type_of(const sequence *s) {
     return s->c->call.dtype == DW_F16 ? COMPARE_F16 : COMPARE_BF16;
 }
 
-/* Where sums are exact, probabilities are multiples of 1 / `parts`, which FP64's exp only comes close to. */
+/* If sums are exact, probabilities are multiples of 1 / `parts`, which FP64's exp only approximates. */
 static double snapped(const sequence *s, double p, double parts) {
     return s->c->data == ATTENTION_ANY ? p : nearbyint(p * parts) / parts;
 }
 
-/* One query's rows of O and LSE. */
+/* Computes one query's rows of O and LSE. */
 static void forward_row(const sequence *s, int64_t head, int64_t i) {
     const dw_attention *c = &s->c->call;
     const int64_t kv = head / (c->heads_q / c->heads_kv), at = place(s, &c->o, s->first_q, head, i);
     const int64_t row = place_lse(s, head, i);
-    const double tiles = (double)s->seq_len_kv / 64 + 3; /* as often at most is a sum rescaled */
+    /* The largest number of times that a sum is rescaled. */
+    const double tiles = (double)s->seq_len_kv / 64 + 3;
     double top = -INFINITY, sum = 0, slope;
     for (int64_t j = 0; j < s->seq_len_kv; j++) {
         s->p[j] = score(s, head, i, j, &slope);
@@ -136,7 +140,7 @@ static void forward_row(const sequence *s, int64_t head, int64_t i) {
     }
 }
 
-/* One query's row of dQ, and what it adds to dK and dV. */
+/* Computes one query's row of dQ, and adds its terms to dK and dV. */
 static void backward_row(const sequence *s, int64_t head, int64_t i) {
     const dw_attention *c = &s->c->call;
     const int64_t kv = head / (c->heads_q / c->heads_kv),
@@ -181,7 +185,7 @@ static void backward_row(const sequence *s, int64_t head, int64_t i) {
     }
 }
 
-/* dK and dV are rounded once they are whole. */
+/* Rounds dK and dV, which are complete now. */
 static void finish_keys(const sequence *s) {
     const dw_attention *c = &s->c->call;
     for (int64_t h = 0; h < c->heads_kv; h++)

@@ -1,17 +1,17 @@
-/* `compare_machines`: what the project's GPU kernels give on this machine, beside what they gave on another.
+/* `compare_machines` compares the results of the project's GPU kernels on this machine with those of another machine.
  *
  *     compare_machines list
  *     compare_machines ptx DIR [--quick] [-k TEXT]
  *     compare_machines record FILE [--raw FILE] [--kernels DIR] [--quick] [-k TEXT]
  *     compare_machines check FILE [--raw FILE] [--kernels DIR] [--quick] [-k TEXT]
  *
- * The machine is the first GPU of the driver that the loader finds: to run on the emulator,
- * DEEPWELL_EMULATE_ARCH=sm_90a LD_LIBRARY_PATH=lib/emulate. FILE is text: a hash and some of the words of each
- * output. The raw file has all words. `ptx` compiles what the cases run; --kernels: a folder of that, and of
- * machine code made of it, so that no compiler is needed (ptxas -arch=sm_90a NAME.ptx -o NAME.cubin). --quick:
- * the cases whose kernels the library has. -k: cases with this in their name.
+ * The machine is the first GPU of the driver that the loader finds. To run on the emulator, set
+ * DEEPWELL_EMULATE_ARCH=sm_90a LD_LIBRARY_PATH=lib/emulate. FILE is text: a hash and some of the words of each output.
+ * The raw file has all words. `ptx` compiles the kernels of the cases. --kernels: a folder with these, and with machine
+ * code made from them, so that no compiler is needed (ptxas -arch=sm_90a NAME.ptx -o NAME.cubin). --quick: only cases
+ * whose kernels the library carries. -k: only cases whose name contains this text.
  *
- * Exit status: 0 nothing is further apart than it may be, 1 something is, 2 it could not be found out.
+ * Exit status: 0 if all differences are within their bounds, 1 if not, 2 if the comparison failed.
  */
 #include "base/base.h"
 #include "compare.h"
@@ -26,7 +26,7 @@
 
 static const compare_family *const families[] = {&compare_attention, &compare_quantize};
 
-/* ---- what another machine gave --------------------------------------------------------------- */
+/* ---- results of another machine -------------------------------------------------------------- */
 
 enum { SAMPLES = 64, MOST_ANSWERS = 2048 };
 static const char *const type_names[] = {"bf16", "f16", "f32", "bits", "bytes"};
@@ -43,7 +43,7 @@ struct compare_sink {
     const char *case_name;
     FILE *text, *raw;
     bool recording;
-    answer *answers; /* of the other machine */
+    answer *answers; /* words of the other machine */
     size_t answer_count;
     int outputs, equal, apart, wrong;
 };
@@ -63,7 +63,7 @@ static uint32_t word_of(const compare_output *o, const void *words, size_t index
     }
 }
 
-/* Which words are written down: spread over all, at places of no pattern. */
+/* Chooses the words that are recorded: they are spread over the output, at irregular places. */
 static uint32_t samples_of(const compare_output *o) {
     return o->count < SAMPLES ? (uint32_t)o->count : SAMPLES;
 }
@@ -118,8 +118,9 @@ static dw_status read_answers(compare_sink *s, const char *path) {
 /* ---- comparing ------------------------------------------------------------------------------- */
 
 typedef struct difference {
-    size_t seen, words;     /* how many words were compared, and are not equal */
-    double most, most_ulps; /* of the bound; of the steps of the type */
+    size_t seen, words; /* number of words compared, and of words that differ */
+    /* Largest difference, as a share of the bound and in steps of the type. */
+    double most, most_ulps;
     size_t where;
 } difference;
 
@@ -132,7 +133,7 @@ static void add_word(const compare_output *o, size_t index, uint32_t other, diff
     const double x = compare_value(o->type, o->words, index), y = compare_value(o->type, bytes, 0);
     const double off = x == y ? 0 : fabs(x - y), bound = o->bound ? o->bound[index] : 0;
     double share = off == 0 && o->bound ? 0 : off / bound;
-    if (isnan(share)) share = INFINITY; /* and where the bound is 0 */
+    if (isnan(share)) share = INFINITY; /* the bound may be 0 */
     d->words++;
     d->most_ulps = fmax(d->most_ulps, off / compare_ulp(o->type, fmax(fabs(x), fabs(y))));
     if (share > d->most || d->words == 1) d->most = fmax(share, d->most), d->where = index;
@@ -184,7 +185,7 @@ static dw_status compare(compare_sink *s, const compare_output *o) {
     return DW_OK;
 }
 
-/* Whether the word is the number by definition, rounded, or near enough to it. */
+/* Returns whether the word is the definition's number, rounded, or is within the bound of it. */
 static bool is_right(const compare_output *o, size_t index) {
     const double x = compare_value(o->type, o->words, index), exact = o->exact[index];
     if (o->bound) return x == exact || fabs(x - exact) <= 2 * o->bound[index];
@@ -192,7 +193,7 @@ static bool is_right(const compare_output *o, size_t index) {
     return x == nearbyint(exact / step) * step;
 }
 
-/* This machine by itself: two that are wrong alike would agree. */
+/* Compares this machine with the definition, because two machines with the same mistake would agree. */
 static void check_right(compare_sink *s, const compare_output *o) {
     size_t wrong = 0, first = 0;
     for (size_t i = 0; i < o->count; i++)
@@ -213,7 +214,7 @@ dw_status compare_emit(compare_sink *s, const compare_output *o) {
 /* ---- kernels from a folder ------------------------------------------------------------------- */
 
 enum { MOST_FILES = 1024 };
-static dw__jit_file carried[2][MOST_FILES + 1]; /* machine code, PTX */
+static dw__jit_file carried[2][MOST_FILES + 1]; /* machine code; PTX */
 
 static dw_status carry(const char *folder) {
     DIR *list = opendir(folder);
@@ -230,7 +231,8 @@ static dw_status carry(const char *folder) {
         DW_TRY(dw__file_read_at_most(path, 1 << 26, &bytes, &count));
         char *name = strndup(entry->d_name, length - (ptx ? 4 : 6));
         if (!name) DW_TRY(dw__fail_memory("a name", length));
-        carried[ptx][counts[ptx]++] = /* for the life of the process; a NUL is behind the bytes */
+        /* Kept for the life of the process; the bytes are followed by a NUL. */
+        carried[ptx][counts[ptx]++] =
             (dw__jit_file){name, (unsigned char *)bytes, (unsigned char *)bytes + count};
     }
     dw__jit_carried_now = (dw__jit_carried){carried[0], carried[1]};
@@ -249,7 +251,7 @@ static dw_status write_ptx(const compare_family *family, size_t index, const cha
     DW_TRY(dw__text_printf(&path, "%s/", folder));
     DW_TRY(dw__jit_variant_name(&variant, &path));
     DW_TRY(dw__text_printf(&path, ".ptx"));
-    if (access(path.text, F_OK) == 0) goto cleanup; /* of another case */
+    if (access(path.text, F_OK) == 0) goto cleanup; /* the word belongs to another case */
     DW_TRY(dw__folder_make_above(path.text));
     DW_TRY(dw__jit_expand(variant.source, &source));
     DW_TRY(dw__jit_compile(&variant, &source, DW__JIT_PTX, NULL, &image, &bytes, NULL));
@@ -348,7 +350,7 @@ int main(int count, char **arguments) {
     int ran = 0;
     if (!parse(count, arguments, &o)) return usage();
     setenv("DEEPWELL_GUARD", "off",
-           1); /* which would compare each kernel with its definition first */
+           1); /* the first-use check would compare each kernel with its reference first */
     dw_status status = o.kernels ? carry(o.kernels) : DW_OK;
     const bool comparing = strcmp(o.command, "list") != 0 && strcmp(o.command, "ptx") != 0;
     if (status == DW_OK && comparing) status = open_files(&o, &sink);

@@ -1,5 +1,5 @@
-/* Attention's kernels: the fast ones in every variant that changes their code, and attention by definition. Backward
- * gets O and LSE from the definition in FP64, so that each kernel is compared by itself. */
+/* The attention kernels: the fast ones in every variant that changes their code, and the reference. Backward receives O
+ * and LSE of the definition in FP64, so that each kernel is compared separately. */
 #include "machine_attention.h"
 #include "number/half.h"
 #include <math.h>
@@ -21,7 +21,7 @@ static void add(attention_case c, bool backward) {
     if (call->heads_kv == 0) call->heads_kv = 1;
     if (call->heads_q == 0) call->heads_q = call->heads_kv;
     if (call->dtype == 0) call->dtype = DW_BF16;
-    /* Powers of two, where sums are to be exact. */
+    /* Powers of two, for cases with exact sums. */
     call->scale = c.data == ATTENTION_ANY ? 1.0f / sqrtf((float)call->head_dim) : 0.125f;
     call->window_left = c.mask == ATTENTION_WINDOW ? 30 : -1;
     call->window_right = c.mask == ATTENTION_WINDOW ? 10 : c.mask == ATTENTION_CAUSAL ? 0 : -1;
@@ -90,7 +90,7 @@ static void list_cases(void) {
         c.mask = ATTENTION_CAUSAL;
         c.call.softcap = 20.0f, c.call.dropout = 0.25f, c.call.deterministic = true;
         add_both(c);
-        /* Wide tiles of keys, which kernels take for long sequences. */
+        /* Cases with wide tiles of keys, which kernels use for long sequences. */
         c = plain, c.call.seq_len_q = 64, c.call.seq_len_kv = d == 256 ? 3072 : 1536,
         c.mask = ATTENTION_CAUSAL;
         if (d == 128) c.mask = ATTENTION_ALL;
@@ -153,7 +153,7 @@ typedef struct attention_run {
     attention_case c;
     compare_memory memory;
     compare_random random;
-    size_t count_q, count_k, rows; /* elements of q and of k, numbers of lse */
+    size_t count_q, count_k, rows; /* elements of q and of k; numbers in lse */
     attention_tensors host;
     attention_results exact;
 } attention_run;
@@ -170,7 +170,7 @@ static void fill_integers(attention_run *r, uint16_t *to, size_t n, int most) {
         to[i] = bits_of(r, (int)(compare_bits(&r->random) % (unsigned)(2 * most + 1)) - most);
 }
 
-/* The cases with exact sums are one head whose rows lie behind each other. */
+/* The cases with exact sums have one head, whose rows are contiguous. */
 static void fill_exact(attention_run *r) {
     const attention_case *c = &r->c;
     const size_t d = (size_t)c->call.head_dim;
@@ -187,7 +187,7 @@ static void fill_exact(attention_run *r) {
         if (i / d % 2 == 1)
             r->host.v[i] = r->host.v[i - d] & 0x7FFF ? r->host.v[i - d] ^ 0x8000 : 0;
     if (c->data != ATTENTION_CHOSEN) return;
-    /* Query i is key 5 i + 3: their product is far above any other's. */
+    /* Query i is equal to key 5 i + 3: their product is far larger than any other. */
     for (size_t i = 0; i < r->count_k; i++)
         r->host.k[i] = bits_of(r, compare_bits(&r->random) >> 31 ? 8 : -8);
     for (size_t i = 0; i < r->count_q; i++)
@@ -233,7 +233,7 @@ static dw_status prepare(attention_run *r) {
     return DW_OK;
 }
 
-/* What the definition gives; backward on what its forward gives, rounded. */
+/* Computes the definition's results; backward uses the results of its forward, rounded. */
 static dw_status define(attention_run *r) {
     attention_case forward = r->c;
     forward.backward = false;
@@ -271,7 +271,7 @@ static dw_status place_inputs(attention_run *r) {
 
 static dw__attention_shape shape_of(const attention_case *c, dw__attention_pass pass) {
     const int sm_count =
-        132; /* of an H200: how many blocks there are decides on `serial` where a case does not */
+        132; /* SM count of an H200: it decides on `serial` in cases that do not set it */
     dw__attention_shape shape = dw__attention_shape_of(&c->call, pass, sm_count);
     if (c->serial) shape.serial = true;
     return shape;
@@ -283,7 +283,7 @@ static dw__jit_variant variant(size_t index) {
     if (c->by_definition)
         return dw__attention_reference_variant(c->call.dtype == DW_F16, pass, "sm_90a");
     dw_attention call = c->call;
-    call.offsets_q = c->ends_q, call.offsets_k = c->ends_k; /* whether it is packed */
+    call.offsets_q = c->ends_q, call.offsets_k = c->ends_k; /* true if it is packed */
     const dw__attention_shape shape =
         shape_of(&(attention_case){.call = call, .serial = c->serial}, pass);
     return dw__attention_variant(&shape, pass, "", "sm_90a");
@@ -307,7 +307,7 @@ static dw_status launch(attention_run *r, const dw__context *context) {
     return kernel->enqueue(c, context, loaded);
 }
 
-/* Which outputs are exact in any order of sums; of these none may be apart. */
+/* Returns which outputs are exact in any order of sums; machines must agree on them. */
 static bool is_exact(const attention_case *c, const char *name) {
     if (c->data == ATTENTION_ANY) return false;
     if (strcmp(name, "lse") == 0) return false;

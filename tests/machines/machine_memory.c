@@ -1,4 +1,4 @@
-/* What the families share: memory, random numbers, the numbers that words are. */
+/* Helpers shared by the families: memory, random numbers, conversion of words to numbers. */
 #include "compare.h"
 #include "number/half.h"
 #include <math.h>
@@ -27,7 +27,7 @@ dw_status compare_empty(compare_memory *memory, size_t bytes, void **device) {
     DW_RETURN_IF_FAILED(d->allocate(bytes, device));
     dw_status status = keep(memory, *device, bytes, true);
     if (status != DW_OK) d->release(*device, bytes);
-    /* NaNs, of every type: what a kernel leaves out is seen. */
+    /* A NaN in every type, so that elements that the kernel does not write are detected. */
     return status == DW_OK ? d->fill(*device, 0xFF, bytes) : status;
 }
 

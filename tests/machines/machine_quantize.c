@@ -1,4 +1,4 @@
-/* Quantization in blocks: codes and scales are the codecs' of src/number to the bit, on every machine. */
+/* Block quantization: every machine must give the codes and scales of src/number's codecs, bit for bit. */
 #include "common/quantize_params.h"
 #include "compare.h"
 #include "deepwell/number.h"
@@ -13,10 +13,11 @@ typedef struct quantize_case {
     bool square, ordinary;
 } quantize_case;
 
-enum { ROWS = 201, COLUMNS = 333 }; /* one past a scale's and no multiple of a block */
-static const int schemes[] = {DW_CODES_MXFP8, DW_CODES_MXFP8_E5M2, DW_CODES_MXFP4, DW_CODES_NVFP4};
+enum { ROWS = 201, COLUMNS = 333 }; /* one past a scale's block, and not a multiple of a block */
+static const int schemes[] = {DW_CODES_MXFP8, DW_CODES_MXFP8_E5M2, DW_CODES_MXFP4,
+                              DW_CODES_NVFP4};
 
-/* Inputs, schemes, squares or not, numbers; the rules of MX take turns. */
+/* Types of input, schemes, squares or not, kinds of numbers. The rules of MX take turns. */
 static quantize_case case_at(size_t index) {
     quantize_case c = {.ordinary = index % 2, .square = index / 2 % 2};
     c.scheme = schemes[index / 4 % 4];
@@ -55,7 +56,7 @@ static dw__jit_variant variant(size_t index) { return variant_of(index, "quantiz
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-/* A direction, of the device and as it should be. */
+/* One direction on the device, and its expected result. */
 typedef struct direction {
     dw_block_options options;
     dw_block_layout layout;
@@ -66,9 +67,9 @@ typedef struct direction {
 
 typedef struct quantize_run {
     quantize_case c;
-    int64_t pitch; /* elements of a row: loads of 16 bytes where the numbers are ordinary */
+    int64_t pitch; /* row stride in elements; ordinary numbers get rows for 16-byte loads */
     compare_memory memory;
-    float *numbers; /* as they are in the input's type */
+    float *numbers; /* rounded to the input's type */
     void *source;
     dw_quantize_params params;
     direction directions[2]; /* by axis */
@@ -82,7 +83,7 @@ static dw_status prepare(quantize_run *r, const char *name) {
     unsigned char *input;
     DW_RETURN_IF_FAILED(compare_host(&r->memory, elements * sizeof(float), (void **)&r->numbers));
     DW_RETURN_IF_FAILED(compare_host(&r->memory, ROWS * pitch * width, (void **)&input));
-    memset(input, 0xFF, ROWS * pitch * width); /* no numbers behind rows */
+    memset(input, 0xFF, ROWS * pitch * width); /* NaNs after the rows */
     for (int i = 0; i <= ROWS / 32; i++)
         for (int j = 0; j <= COLUMNS / 32; j++) kinds[i][j] = compare_bits(&random);
     for (size_t i = 0; i < elements; i++) {
@@ -157,7 +158,7 @@ static dw_status give_direction(quantize_run *r, compare_sink *sink, int axis) {
     DW_RETURN_IF_FAILED(compare_host(&r->memory, d->code_bytes, (void **)&codes));
     DW_RETURN_IF_FAILED(compare_host(&r->memory, d->layout.scale_bytes, (void **)&scales));
     DW_RETURN_IF_FAILED(compare_host(&r->memory, d->scale_bytes, (void **)&ordered));
-    memset(codes, 0xFF, d->code_bytes); /* as memory was */
+    memset(codes, 0xFF, d->code_bytes); /* the bytes that memory held before */
     DW_RETURN_IF_FAILED(dw_block_quantize(&d->options, ROWS, COLUMNS, r->numbers, COLUMNS, codes,
                                           d->stride, scales));
     DW_RETURN_IF_FAILED(dw_scales_swizzle(d->layout.outer, d->layout.scale_cols,

@@ -1,4 +1,4 @@
-/* Reading a case from its text, and making its graph. */
+/* Parses a case from its text, and makes its graph. */
 #include "ops_case.h"
 #include <ctype.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static bool dtype_by_name(const char *name, size_t length, dw_dtype *dtype) {
     return false;
 }
 
-/* "[2,3]" at *text; *text moves past it. */
+/* Parses "[2,3]" at *text and moves *text past it. */
 static dw_status parse_list(const char **text, int64_t list[DW_MAX_RANK], uint32_t *count) {
     const char *at = *text;
     *count = 0;
@@ -191,10 +191,12 @@ double ops_case_length(const ops_case *c) {
     case DW_OP_LOG_SOFTMAX_BACKWARD:
     case DW_OP_CUMSUM: length = x->shape[case_int(c, DW_ATTR_KEY_AXIS, 0)]; break;
     case DW_OP_ATTENTION:
-    case DW_OP_ATTENTION_BACKWARD: /* scores over D, sums over keys, or over a group's queries */
+    /* Terms of a score, which sums over D, and of sums over keys, or over the queries of a group. */
+    case DW_OP_ATTENTION_BACKWARD:
         length = last + c->inputs[1].shape[2] + x->shape[2] * (x->shape[1] / c->inputs[1].shape[1]);
         break;
-    case DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT: length = x->shape[0]; break; /* all of one index */
+    /* The case in which all indices are equal. */
+    case DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT: length = x->shape[0]; break;
     case DW_OP_MEAN:
     case DW_OP_REDUCE_SUM:
     case DW_OP_REDUCE_PROD:
@@ -208,7 +210,8 @@ double ops_case_length(const ops_case *c) {
         break;
     case DW_OP_EMBEDDING_BACKWARD:
     case DW_OP_SCATTER_ADD:
-    case DW_OP_PUT_ALONG_ADD: length = operand_count(x); break; /* all indices may be one */
+    /* The case in which all indices are equal. */
+    case DW_OP_PUT_ALONG_ADD: length = operand_count(x); break;
     default: break;
     }
     return length > 1 ? (double)length : 1.0;

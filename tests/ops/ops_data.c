@@ -1,4 +1,4 @@
-/* Random operands, layouts, guards (see ops_data.h). */
+/* Random operands, layouts and guards (see ops_data.h). */
 #include "ops_data.h"
 #include "graph/internal.h"
 #include "kernel/reference/index.h"
@@ -86,7 +86,7 @@ static void swap(int64_t *a, int64_t *b) {
     *b = t;
 }
 
-/* Sets strides; returns how many elements of storage they span. */
+/* Sets the strides. Returns the number of elements of storage that they span. */
 static int64_t lay_out(dw__tensor *tensor, ops_layout layout) {
     enum { GAP = 3, VECTOR_STRIDE = 2 };
     int rank = tensor->rank, last = rank - 1;
@@ -176,12 +176,12 @@ double ops_element(const dw__tensor *tensor, int64_t index) {
     return dw__dtype_is_float(tensor->dtype) ? value.number : (double)value.integer;
 }
 
-/* ---- operands that follow from others -------------------------------------------------------- */
+/* ---- operands that depend on others ----------------------------------------------------------- */
 
 enum { MAP_END = -1 };
 
-/* Operands of a backward that its forward computes: which forward, from which of the backward's
- * operands (MAP_END ends), and into which each result goes (MAP_END: nowhere). */
+/* Operands of a backward that its forward computes: the forward, the backward's operands that are its inputs (up to
+ * MAP_END), and the backward's operand for each result of the forward (MAP_END: none). */
 static const struct derivation {
     dw_op backward, forward;
     int from[6], to[3];
@@ -199,7 +199,7 @@ static const struct derivation {
      {MAP_END, 5}},
 };
 
-/* The forward node as a case: the operands' types, and the attributes that it may carry. */
+/* Makes the forward node as a case: the types of its operands, and the attributes that it accepts. */
 static void derived_case(const struct derivation *d, const ops_case *c, ops_case *forward) {
     uint64_t allowed = dw__op_table[d->forward].allowed_attrs;
     uint64_t required = dw__op_table[d->forward].required_attrs;
@@ -251,8 +251,8 @@ cleanup:
     return status;
 }
 
-/* Which operands are results of a forward: those lie contiguous, so that each element is its own.
- */
+/* Returns which operands are results of a forward. They are contiguous, because each of their elements must be
+ * distinct. */
 static bool is_derived(dw_op op, uint32_t operand) {
     for (size_t i = 0; i < DW_COUNT(derivations); i++)
         for (int j = 0; j < 3 && derivations[i].backward == op; j++)

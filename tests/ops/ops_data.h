@@ -1,16 +1,15 @@
-/* Operands for cases: random data in chosen memory layouts, and guarded blocks that show overruns.
- */
+/* Operands for cases: random data in chosen memory layouts, and guarded blocks that detect overruns. */
 #ifndef DW_OPS_DATA_H
 #define DW_OPS_DATA_H
 
 #include "ops_case.h"
 
-/* ---- random numbers (not Philox: the driver must not share code with what it tests) ---------- */
+/* ---- random numbers (not Philox: the driver must not share code with the library under test) -- */
 
 typedef struct ops_random {
     uint64_t state;
 } ops_random;
-/* A stream of its own for each seed and text. */
+/* Returns a separate random stream for each pair of seed and text. */
 ops_random ops_random_start(uint64_t seed, const char *text);
 uint64_t ops_random_bits(ops_random *random);
 double ops_random_uniform(ops_random *random); /* [0, 1) */
@@ -18,8 +17,8 @@ double ops_random_normal(ops_random *random);
 
 /* ---- guarded blocks -------------------------------------------------------------------------- */
 
-/* `bytes` bytes between two zones of a known pattern, themselves filled with a pattern that reads
- * as NaN in every floating-point type. */
+/* A block of `bytes` bytes between two guard zones of a known pattern. The block is filled with a pattern that is NaN
+ * in every floating-point type. */
 typedef struct ops_block {
     unsigned char *base;
     void *data;
@@ -27,7 +26,7 @@ typedef struct ops_block {
 } ops_block;
 dw_status ops_block_create(size_t bytes, ops_block *block);
 void ops_block_destroy(ops_block *block);
-/* NULL, or what was overwritten: "before" or "after". */
+/* Returns NULL, or which guard zone was overwritten: "before" or "after". */
 const char *ops_block_damage(const ops_block *block);
 
 /* ---- operands -------------------------------------------------------------------------------- */
@@ -50,26 +49,25 @@ typedef enum ops_data {
 } ops_data;
 const char *ops_data_name(ops_data data);
 
-/* The operands of one case: tensors[i].rank is -1 for an absent one. */
+/* The operands of one case. tensors[i].rank is -1 if operand i is absent. */
 typedef struct ops_operands {
     uint32_t count;
     dw__tensor tensors[OPS_MAX_INPUTS];
     ops_block blocks[OPS_MAX_INPUTS];
 } ops_operands;
 
-/* Makes and fills them. Operands that must agree with others (the lse of a backward, say) are
- * computed from those with the interpreter. On failure nothing is left allocated. */
+/* Allocates and fills the operands. Operands that depend on others (the lse of a backward, for example) are computed
+ * from them with the interpreter. On failure nothing stays allocated. */
 dw_status ops_operands_create(const ops_case *c, ops_layout layout, ops_data data, uint64_t seed,
                               ops_operands *out);
 void ops_operands_destroy(ops_operands *operands);
-/* Contiguous copies with every float as F64, times 1 + `relative` * (a random number in [-1, 1]).
- */
+/* Makes contiguous copies. Floats become F64 and are multiplied by 1 + `relative` * (a random number in [-1, 1]). */
 dw_status ops_operands_perturbed(const ops_operands *from, double relative, uint64_t seed,
                                  ops_operands *out);
-/* The tensors that are there, in order: the leaves of the case's graph. */
+/* Returns the operands that are present, in order: the leaves of the case's graph. */
 uint32_t ops_operands_leaves(const ops_operands *operands, dw__tensor *leaves);
 
-/* Element at row-major position `index`, a bool or integer as a number. */
+/* Returns the element at row-major position `index`; a bool or integer becomes a number. */
 double ops_element(const dw__tensor *tensor, int64_t index);
 
 #endif

@@ -1,4 +1,4 @@
-/* The driver's modes and what they share. */
+/* The driver's modes, and the declarations that they share. */
 #ifndef DW_OPS_H
 #define DW_OPS_H
 
@@ -6,11 +6,11 @@
 #include <regex.h>
 
 typedef struct ops_options {
-    const char *op;      /* exact name, NULL: all */
-    const char *backend; /* part of a kernel's name, NULL: all */
-    const char *text;    /* one case given on the command line, NULL: the table */
+    const char *op;      /* exact name; NULL: all */
+    const char *backend; /* part of a kernel's name; NULL: all */
+    const char *text;    /* one case from the command line; NULL: the table */
     bool has_pattern;
-    regex_t pattern; /* on the printed name */
+    regex_t pattern; /* matches the printed name */
     uint64_t seed;
     bool list, quick;
 } ops_options;
@@ -22,12 +22,12 @@ typedef struct ops_tally {
 bool ops_wants_op(const ops_options *options, const ops_case *c);
 bool ops_wants_name(const ops_options *options, const char *name);
 bool ops_wants_kernel(const ops_options *options, const dw__kernel *kernel);
-/* Prints a failure under the case's name, with the line that runs it again. kernel: NULL when the
- * failure is not a kernel's. */
+/* Prints a failure under the case's name, with the command line that repeats it. `kernel` is NULL if no kernel caused
+ * the failure. */
 void ops_report_failure(const ops_options *options, const char *mode, const char *name,
                         const char *kernel, const char *reason);
 
-/* Each runs the cases that the options leave, prints as it goes and adds to the tally. */
+/* Each mode runs the cases that the options select, prints results and adds to the tally. */
 dw_status ops_mode_test(const ops_options *options, ops_tally *tally);
 dw_status ops_mode_grad(const ops_options *options, ops_tally *tally);
 dw_status ops_mode_perf(const ops_options *options, ops_tally *tally);

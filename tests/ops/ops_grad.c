@@ -4,7 +4,7 @@
  * 1. With L = sum over outputs of <w, y> for random weights w, the gradient's component along a
  *    random direction d of one operand is compared with the central difference of fourth order
  *        (8 (L(h) - L(-h)) - (L(2h) - L(-2h))) / 12h,   L(t) = L at x + t d.
- *    It may be off by 1e-6 of sum |g d|: rounding gives about 1e-16 / h = 1e-10 of L.
+ *    It may differ by 1e-6 of sum |g d|: rounding gives about 1e-16 / h = 1e-10 of L.
  * 2. A composite's own rule is compared, element by element, with the gradient of its expansion.
  * Both are done with the gradient of output 0 alone, as models use it, and with those of all
  * outputs. */
@@ -28,15 +28,17 @@ typedef struct grad_run {
     bool started;
 } grad_run;
 
-/* A case with all that its checks need. */
+/* A case, and the data of its checks. */
 typedef struct grad_case {
     const ops_case *c;
-    dw_graph *forward; /* the node alone */
+    dw_graph *forward; /* only the node */
     ops_operands operands;
     uint32_t leaf_count;
-    dw__tensor leaves[MAX_LEAVES]; /* operands; then the weights of the outputs in `weighted` */
+    /* The operands, followed by the weights of the outputs in `weighted`. */
+    dw__tensor leaves[MAX_LEAVES];
     bool weighted[OPS_MAX_OUTPUTS];
-    dw__tensor weights[OPS_MAX_OUTPUTS]; /* F64, contiguous; data NULL where not weighted */
+    /* F64, contiguous; data is NULL for outputs without a weight. */
+    dw__tensor weights[OPS_MAX_OUTPUTS];
     uint32_t output_count;
 } grad_case;
 
@@ -51,7 +53,7 @@ static void free_tensors(dw__tensor *tensors, uint32_t count) {
 
 /* ---- L --------------------------------------------------------------------------------------- */
 
-/* Sum of <weight, output>, without the elements that are not finite. */
+/* Returns the sum of <weight, output> over the finite elements. */
 static dw_status weighted_sum(const grad_case *g, const dw__tensor *leaves, double *sum) {
     dw__tensor results[OPS_MAX_OUTPUTS] = {{0}};
     DW_RETURN_IF_FAILED(dw__interpret(g->forward, NULL, leaves, results, &high_precision));
@@ -66,7 +68,7 @@ static dw_status weighted_sum(const grad_case *g, const dw__tensor *leaves, doub
     return DW_OK;
 }
 
-/* Random weights for the outputs that are weighted; 0 where the output is not finite. */
+/* Draws random weights for the outputs; the weight is 0 where the output is not finite. */
 static dw_status make_weights(grad_case *g, bool all, uint64_t seed) {
     ops_random random = ops_random_start(seed, "weights");
     dw__tensor results[OPS_MAX_OUTPUTS] = {{0}};
@@ -88,8 +90,8 @@ cleanup:
 
 /* ---- gradients by the library ---------------------------------------------------------------- */
 
-/* Adds the gradients of all float leaves of `graph` as outputs; has_grad[leaf] tells which exist.
- * DW_UNSUPPORTED when the operation has none. */
+/* Adds the gradients of all float leaves of `graph` as outputs. has_grad[leaf] tells which gradients exist.
+ * DW_UNSUPPORTED: the operation has no gradient. */
 static dw_status differentiate(dw_graph *graph, const grad_case *g, bool *has_grad) {
     dw_value outputs[OPS_MAX_OUTPUTS], output_grads[OPS_MAX_OUTPUTS];
     dw_value wrt[OPS_MAX_INPUTS], grads[OPS_MAX_INPUTS];
@@ -120,7 +122,7 @@ static dw_status differentiate(dw_graph *graph, const grad_case *g, bool *has_gr
     return dw_graph_verify(graph);
 }
 
-/* gradients[leaf]: F64 and contiguous, data NULL where there is none. */
+/* gradients[leaf]: F64 and contiguous; data is NULL if there is no gradient. */
 static dw_status evaluate_gradients(const dw_graph *graph, const grad_case *g, const bool *has_grad,
                                     dw__tensor *gradients) {
     dw__tensor results[OPS_MAX_OUTPUTS + OPS_MAX_INPUTS] = {{0}};
@@ -151,16 +153,16 @@ cleanup:
     return status;
 }
 
-/* By definition the gradient is not the derivative: those of stop_gradient, and of a padding row.
- */
+/* Returns whether the gradient differs from the derivative by definition: that of stop_gradient, and of a padding
+ * row. */
 static bool differs_by_definition(const ops_case *c) {
     for (uint32_t i = 0; i < c->attr_count; i++)
         if (c->attrs[i].key == DW_ATTR_KEY_PADDING_INDEX && c->attrs[i].integer >= 0) return true;
     return c->op == DW_OP_STOP_GRADIENT;
 }
 
-/* Takes operands of elementwise operations off their kinks (max, relu, abs): no two operands, nor
- * an operand and zero, come closer than 1/256. */
+/* Moves operands of elementwise operations away from kinks (max, relu, abs): two operands, or an operand and zero,
+ * differ by at least 1/256. */
 static void avoid_kinks(grad_case *g) {
     if (!dw_op_is_elementwise(g->c->op)) return;
     for (uint32_t i = 0; i < g->leaf_count; i++) {
@@ -199,7 +201,7 @@ cleanup:
     return status;
 }
 
-/* One random direction of one leaf. *reason is filled, and *good false, when they disagree. */
+/* Checks one random direction of one leaf. Sets *good to false and fills *reason if the two disagree. */
 static dw_status check_direction(const grad_case *g, uint32_t leaf, const dw__tensor *gradient,
                                  ops_random *random, char *reason, size_t bytes, bool *good) {
     int64_t count = dw__tensor_count(&g->leaves[leaf]);
@@ -249,7 +251,7 @@ static bool same_gradients(const grad_case *g, const bool *has_a, const dw__tens
     return true;
 }
 
-/* Every check for the weights at hand. *supported is false when the operation has no gradient. */
+/* Runs every check for the current weights. *supported is false if the operation has no gradient. */
 static dw_status check_case(const grad_case *g, int directions, uint64_t seed, char *reason,
                             size_t bytes, bool *supported, bool *good) {
     bool has_grad[OPS_MAX_INPUTS], has_expanded[OPS_MAX_INPUTS];

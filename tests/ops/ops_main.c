@@ -1,4 +1,4 @@
-/* deepwell-ops: one program for the correctness, gradient, speed and support of every operation. */
+/* deepwell-ops: one program that tests the correctness, gradient, speed and support of every operation. */
 #include "ops_driver.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,7 +88,7 @@ static bool read_options(int count, char **arguments, ops_options *options) {
     return true;
 }
 
-/* An unknown operation would run nothing and pass. */
+/* An unknown operation is an error; otherwise the program would run nothing and pass. */
 static bool operation_exists(const ops_options *options) {
     dw_op op;
     if (!options->op || dw_op_find(options->op, &op) == DW_OK) return true;

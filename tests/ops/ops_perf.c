@@ -1,4 +1,4 @@
-/* Modes `perf` and `support`: how fast each kernel is, and what each one takes. */
+/* Modes `perf` (how fast each kernel is) and `support` (which calls each kernel supports). */
 #include "kernel/reference/scalar.h"
 #include "ops_driver.h"
 #include "ops_run_case.h"
@@ -21,7 +21,7 @@ static int ascending(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-/* Median of the times of single runs, after one that is not counted. */
+/* Returns the median time of single runs, after one run that is not counted. */
 static dw_status median_time(const dw__kernel *kernel, ops_call *c, double *median, int *runs) {
     double times[MOST_RUNS], total = 0.0;
     int count = 0;
@@ -49,7 +49,7 @@ static dw_status time_kernels(perf_run *run, const ops_case *c, const dw_graph *
     for (const dw__kernel *const *kernel = dw__kernel_candidates(c->op); *kernel; kernel++) {
         double median;
         int runs;
-        /* The reference is no contender: it is timed when asked for. */
+        /* The reference is timed only on request. */
         bool reference = strncmp((*kernel)->name, "reference", 9) == 0;
         if (reference && !run->options->backend) continue;
         if (!ops_wants_kernel(run->options, *kernel) || !(*kernel)->fits(&call->call)) continue;
@@ -102,7 +102,8 @@ typedef struct support_run {
     dw_op op;
     bool started;
     int fitting[MAX_KERNELS]
-               [DW_DTYPE_COUNT]; /* cases that the op's kernel takes, by element type */
+               /* Number of cases that a kernel of the operation supports, by element type. */
+               [DW_DTYPE_COUNT];
     int cases[DW_DTYPE_COUNT];
 } support_run;
 
@@ -122,7 +123,7 @@ static void print_op(support_run *run) {
     memset(run->cases, 0, sizeof run->cases);
 }
 
-/* The type that a case is about: that of its first float operand, else of its result. */
+/* Returns the type of the case's first float operand, or of its result if there is none. */
 static dw_dtype case_dtype(const dw__call *call) {
     for (uint32_t i = 0; i < call->input_count; i++)
         if (call->inputs[i].rank >= 0 && dw__dtype_is_float(call->inputs[i].dtype))
@@ -135,7 +136,7 @@ static dw_status count_support(support_run *run, const ops_case *c) {
     ops_operands operands = {0};
     ops_call *call = NULL;
     dw_status status = ops_case_graph(c, &graph);
-    if (status == DW_TYPE) return DW_OK; /* the operation does not have this type */
+    if (status == DW_TYPE) return DW_OK; /* the operation does not support this type */
     if (status != DW_OK) return status;
     DW_TRY(ops_operands_create(c, OPS_CONTIGUOUS, OPS_NORMAL, run->options->seed, &operands));
     DW_TRY(ops_call_create(graph, &operands, &call));

@@ -1,4 +1,4 @@
-/* Running one kernel on one case (see ops_run_case.h). */
+/* Runs one kernel on one case (see ops_run_case.h). */
 #include "ops_run_case.h"
 #include "graph/internal.h"
 #include "kernel/reference/interpret.h"

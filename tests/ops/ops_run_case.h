@@ -1,4 +1,4 @@
-/* Running one kernel on one case, inside guards. */
+/* Runs one kernel on one case, with guard zones around all memory. */
 #ifndef DW_OPS_CALL_H
 #define DW_OPS_CALL_H
 
@@ -14,16 +14,15 @@ typedef struct ops_call {
     void *prepared;
 } ops_call;
 
-/* The call that computes the only node of `graph` from `operands`, outputs in fresh guarded blocks.
- * Operands' data may be NULL (for fits). */
+/* Makes the call that computes the only node of `graph` from `operands`, with outputs in new guarded blocks. The
+ * operands' data may be NULL, for calls of fits(). */
 dw_status ops_call_create(const dw_graph *graph, const ops_operands *operands, ops_call **out);
 void ops_call_destroy(ops_call *c);
-/* Scratch (guarded) and preparation as the kernel asks for them; after this run() may be called
- * any number of times. */
+/* Allocates guarded scratch and calls the kernel's prepare(). After this run() may be called any number of times. */
 dw_status ops_call_bind(ops_call *c, const dw__kernel *kernel);
-/* Makes every output read as NaN again. */
+/* Fills every output with NaNs again. */
 void ops_call_clear(ops_call *c);
-/* NULL, or which block was overrun, in words. */
+/* Returns NULL, or a description of the block that was overrun. */
 const char *ops_call_damage(const ops_call *c);
 
 #endif

@@ -1,5 +1,5 @@
-/* The cases: for every operation awkward shapes (1, primes, one past a tile), every value of every
- * attribute, operands present and absent. Placeholders are explained in ops_case.h. */
+/* The cases of every operation: awkward shapes (1, primes, one past a tile), every value of every attribute, optional
+ * operands present and absent. ops_case.h explains the placeholders. */
 #include "ops_case.h"
 #include <stdio.h>
 #include <string.h>
@@ -79,7 +79,7 @@ static const char *const rows[] = {
     "cast bool$ dtype=f32",
     "cast bool$ dtype=i64",
     "stop_gradient F$",
-    /* made from nothing */
+    /* creation */
     "constant dtype=F shape=[3,5] value=-1.5",
     "constant dtype=i64 shape=[] value=7",
     "constant dtype=bool shape=[17] value=1",
@@ -89,7 +89,7 @@ static const char *const rows[] = {
     "iota dtype=F shape=[65,2] axis=0",
     "random_uniform i64[2]:seed shape=[257] stream=3",
     "random_uniform i64[2]:seed shape=[3,5,7] stream=0",
-    /* moving */
+    /* data movement */
     "reshape F[3,5,2] shape=[2,15]",
     "reshape F[1] shape=[]",
     "reshape I[17,3] shape=[51]",
@@ -143,7 +143,7 @@ static const char *const rows[] = {
     "put_along_add i64[3,5]:index7 F[3,5] axis=0 size=[7,5]",
     "put_along_add i64[3,4]:index2 F[3,4] axis=1 size=[3,2]",
     "!put_along_add i64[3,5]:outside7 F[3,5] axis=0 size=[7,5]",
-    /* reducing */
+    /* reductions */
     "reduce_sum F[3,5,7] axes=[1]",
     "reduce_sum F[3,5,7] axes=[0,2] keep=1",
     "reduce_sum F[257] axes=[0]",
@@ -179,7 +179,7 @@ static const char *const rows[] = {
     "top_k F[3,33] axis=1 size=[5]",
     "top_k F[17,2] axis=0 size=[17]",
     "top_k I[31] axis=0 size=[1]",
-    /* products */
+    /* matmuls */
     "matmul F[1,1] F[1,1]",
     "matmul F[2,3] F[3,5]",
     "matmul F[1,17] F[17,1]",
@@ -318,13 +318,15 @@ static const char *const rows[] = {
     "grouped_linear F[7,5] F[3,5,4] i64[7]:index3 F[3,4] transpose_w=0",
     "grouped_linear F[17,33] F[5,31,33] i32[17]:index5",
     "grouped_linear F[17,33] F[31,33,17] i64[17]:index31 transpose_w=0", /* matrices without rows */
-    "grouped_linear F[65,17] F[4,16,17] i64[65]:index1",                 /* all rows by one */
+    /* All rows select one matrix. */
+    "grouped_linear F[65,17] F[4,16,17] i64[65]:index1",
     "grouped_linear F[1,3] F[2,1,3] i64[1]:index2",
     "grouped_linear F[0,3] F[2,5,3] i64[0]:index2 F[2,5]",
     "grouped_linear F[3,0] F[2,5,0] i64[3]:index2 F[2,5]",
     "grouped_linear F[3,5] F[2,0,5] i64[3]:index2",
     "grouped_linear F[1,1] F[1,1,1] i64[1]:index1",
-    "grouped_linear f32[1543,65] f32[3,33,65] i64[1543]:index3 f32[3,33]", /* rows in parts */
+    /* So many rows that the kernel divides them. */
+    "grouped_linear f32[1543,65] f32[3,33,65] i64[1543]:index3 f32[3,33]",
     "!grouped_linear F[7,5] F[3,4,5] i64[7]:outside3",
     "grouped_linear_backward_weight F[7,5] F[7,4] i64[7]:index3 size=[3]",
     "grouped_linear_backward_weight F[17,31] F[17,33] i32[17]:index5 size=[5]",
@@ -463,7 +465,7 @@ static const char *const rows[] = {
     "weight_decay=0",
 };
 
-/* F32, of sizes at which a kernel shows its speed. */
+/* F32 cases that are large enough to time. */
 static const char *const perf_rows[] = {
     "matmul f32[512,512] f32[512,512]",
     "matmul bf16[2048,384] bf16[1536,384] transpose_b=1 dtype=f32",

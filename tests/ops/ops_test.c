@@ -1,16 +1,15 @@
 /* Mode `test`: every kernel of every case against the FP64 interpretation of the node's
  * definition.
  *
- * How far a result may be off follows from the arithmetic (docs/testing.md):
+ * The tolerance of a result follows from the arithmetic (docs/testing.md):
  *
  *     bound = factor * u * (sqrt(n) * scale + 4 * A) + half * scale + tiny
  *
- * factor: the kernel's tolerance_factor; u: unit roundoff of the type computed in (F32 for BF16
- * and F16, but in bodies of `fused`, where each step rounds); n: terms per element; scale: largest
- * magnitude of the result; A: how much the result moves, per relative change of the operands, when
- * they are perturbed at random (the problem's conditioning, which no kernel can beat); half: unit
- * roundoff of a BF16 or F16 result; tiny: its smallest normal number, n times. Elementwise
- * operations are held to the same with scale and A of the single element (and 1 * A). Bools and
+ * factor: the kernel's tolerance_factor; u: unit roundoff of the type of the computation (F32 for BF16 and F16, except
+ * in bodies of `fused`, where each step rounds); n: terms per element; scale: largest magnitude of the result; A:
+ * change of the result per relative change of the operands, measured by random perturbation (the problem's condition,
+ * which no kernel can improve); half: unit roundoff of a BF16 or F16 result; tiny: its smallest normal number, n times.
+ * For elementwise operations the same bound applies with scale and A of the single element (and 1 * A). Bools and
  * integers must be equal. */
 #include "base/pool.h"
 #include "kernel/reference/interpret.h"
@@ -21,19 +20,20 @@
 #include <stdio.h>
 #include <string.h>
 
-typedef struct expectation {
+    typedef struct expectation {
     uint32_t count;
     dw__tensor values[OPS_MAX_OUTPUTS];    /* F64 for every float */
     double scale[OPS_MAX_OUTPUTS];         /* largest finite magnitude */
-    double amplification[OPS_MAX_OUTPUTS]; /* A above, the largest of */
-    double *changes[OPS_MAX_OUTPUTS];      /* A of every element; NULL where not a float */
+    double amplification[OPS_MAX_OUTPUTS]; /* the largest A of any element */
+    /* A of every element; NULL if the output is not a float. */
+    double *changes[OPS_MAX_OUTPUTS];
 } expectation;
 
 typedef struct test_run {
     const ops_options *options;
     ops_tally *tally;
-    ops_tally of_op; /* since the op changed */
-    double worst;    /* of_op's largest error, as a part of its bound */
+    ops_tally of_op; /* of the current operation */
+    double worst;    /* the operation's largest error, as a fraction of its bound */
     dw_op op;
     bool started;
 } test_run;
@@ -47,19 +47,19 @@ typedef struct variant {
     const char *name;
 } variant;
 
-/* ---- what is expected ------------------------------------------------------------------------ */
+/* ---- expected results ------------------------------------------------------------------------- */
 
 static void forget(dw__tensor *tensors, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) dw__free_aligned(tensors[i].data);
 }
 
-/* Operations whose result jumps: how much it moves under a perturbation says nothing. */
+/* Operations whose result is discontinuous: its change under a perturbation does not show its condition. */
 static bool is_discontinuous(dw_op op) {
     return op == DW_OP_FLOOR || op == DW_OP_CEIL || op == DW_OP_SIGN || op == DW_OP_REM ||
            op == DW_OP_QUANTIZE;
 }
 
-/* Operations whose result is a choice among numbers of a format: right or wrong. */
+/* Operations whose result is one of a format's numbers: either right or wrong. */
 static bool is_exact(dw_op op) { return op == DW_OP_QUANTIZE; }
 
 static dw_status interpret(const dw_graph *graph, const ops_operands *operands,
@@ -92,9 +92,9 @@ cleanup:
     return status;
 }
 
-/* Operations whose definition subtracts what may be nearly equal (gelu: 1 and a number near -1; the
- * slope of silu has a root; rem): the error is that of the operands' magnitude, however small the
- * result. A fused body may contain any of them. */
+/* Operations whose definition subtracts numbers that may be nearly equal (gelu: 1 and a number near -1; the slope of
+ * silu has a root; rem). The error has the order of the operands' magnitude, however small the result. A fused body may
+ * contain any of them. */
 static bool cancels(dw_op op) {
     return op == DW_OP_GELU || op == DW_OP_GELU_BACKWARD || op == DW_OP_SILU_BACKWARD ||
            op == DW_OP_REM || op == DW_OP_FUSED;
@@ -144,8 +144,8 @@ static const struct {
     [DW_F64] = {0x1p-53, 0x1p-1022, 0x1.fffffffffffffp1023},
 };
 
-/* The bound for an element that is `wanted`. Elementwise operations are held to it by the element;
- * others mix elements, so that theirs is by the largest. */
+/* Returns the bound for an element with the expected value `wanted`. Elementwise operations have a bound per element.
+ * Other operations mix elements, so their bound follows from the largest element. */
 static double error_bound(const variant *v, const dw__kernel *kernel, uint32_t output,
                           int64_t element, double wanted, dw_dtype dtype) {
     if (is_exact(v->c->op)) return 0.0;
@@ -153,7 +153,7 @@ static double error_bound(const variant *v, const dw__kernel *kernel, uint32_t o
     double unit = dtype == DW_F64 ? float_traits[DW_F64].unit : float_traits[DW_F32].unit;
     double half = dtype == DW_BF16 || dtype == DW_F16 ? float_traits[dtype].unit : 0.0;
     double change = 4.0 * v->expected->amplification[output];
-    /* Each step of a fused body rounds to its type; composites compute in F32. */
+    /* Each step of a fused body rounds to its type. Composites compute in F32. */
     if (v->c->op == DW_OP_FUSED && half > 0.0) unit = half;
     if (dw_op_is_elementwise(v->c->op)) {
         change = v->expected->changes[output][element];
@@ -165,14 +165,15 @@ static double error_bound(const variant *v, const dw__kernel *kernel, uint32_t o
 
 static bool agrees(double got, double wanted, double bound, dw_dtype dtype) {
     double largest = float_traits[dtype].largest;
-    if (bound >= largest) return true; /* so ill-conditioned that the operands determine no digit */
+    /* The problem is so ill-conditioned that no digit is determined. */
+    if (bound >= largest) return true;
     if (isnan(wanted)) return isnan(got);
     if (isinf(got) && fabs(wanted) + bound >= largest) return (got > 0) == (wanted > 0);
     if (isinf(wanted)) return got == wanted;
     return fabs(got - wanted) <= bound;
 }
 
-/* Writes into `reason` and returns false when output `i` is off. */
+/* Returns false, and writes the reason into `reason`, if output `i` exceeds its bound. */
 static bool check_output(const variant *v, const dw__kernel *kernel, const dw__tensor *got,
                          uint32_t i, char *reason, size_t bytes) {
     const dw__tensor *wanted = &v->expected->values[i];
@@ -225,8 +226,8 @@ static bool same_bytes(const ops_call *a, const ops_call *b) {
     return true;
 }
 
-/* The same call once more into other memory, on one thread: the bits must not change. Scratch is
- * asked for at the number of threads that it is used with. */
+/* Repeats the call with other memory on one thread; the bits must not change. The scratch is sized for the number of
+ * threads that uses it. */
 static bool check_repeats(const variant *v, const dw__kernel *kernel, const ops_call *first,
                           char *reason, size_t bytes) {
     ops_call *again = NULL;
@@ -249,14 +250,14 @@ static bool check_repeats(const variant *v, const dw__kernel *kernel, const ops_
     return good;
 }
 
-/* Runs with output `skipped` not wanted: the others must still be right. */
+/* Runs the call without output `skipped`; the other outputs must still be right. */
 static bool check_without(const variant *v, const dw__kernel *kernel, ops_call *c, uint32_t skipped,
                           char *reason, size_t bytes) {
     void *data = c->call.outputs[skipped].data;
     c->call.outputs[skipped].data = NULL;
     bool good = false;
     if (!kernel->fits(&c->call))
-        good = true; /* may turn that down: selection goes on */
+        good = true; /* the kernel may not support that; then another one is selected */
     else {
         ops_call_clear(c);
         dw_status status = ops_call_bind(c, kernel);
@@ -355,8 +356,8 @@ cleanup:
     return DW_OK;
 }
 
-/* A backward whose lse was rounded to a half type, or is that of other logits than those it makes again: with
- * scores in the thousands that alone puts exp(score - lse) beyond any range, and nothing is left to compare. */
+/* Skips a backward whose lse was rounded to a half type, or belongs to other logits than the recomputed ones. With
+ * scores in the thousands, exp(score - lse) then exceeds any range, and there is nothing to compare. */
 static bool lse_is_rounded(const ops_case *c, dw_dtype dtype) {
     enum { LOGITS = 3 };
     if (c->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD && c->inputs[LOGITS].absent) return true;
@@ -406,7 +407,7 @@ static dw_status visit(void *context, const char *text, dw_dtype dtype) {
     run->op = c->op;
     run->started = true;
     status = ops_case_graph(c, &graph);
-    if (status == DW_TYPE && dtype != DW_F32) { /* the operation does not have this type */
+    if (status == DW_TYPE && dtype != DW_F32) { /* the operation does not support this type */
         run->of_op.skipped++;
         status = DW_OK;
     } else if (status != DW_OK) {

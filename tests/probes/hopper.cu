@@ -1,7 +1,7 @@
-// What documents leave open about Hopper, asked of the machine: each probe fills words that hopper_h200.txt has from an H200, and that the
-// emulator must give as well. Times are not among them.
+// Probes behaviour of Hopper that documents leave open. Each probe writes words; hopper_h200.txt has those of an H200,
+// and the emulator must write the same ones. Times are not probed.
 //
-//     nvcc -arch=sm_90a -ptx -o hopper.ptx hopper.cu         (hopper.ptx lies beside this file)
+//     nvcc -arch=sm_90a -ptx -o hopper.ptx hopper.cu         (hopper.ptx is committed beside this file)
 //     ./run_probes hopper.ptx > hopper_h200.txt              (on the GPU)
 
 typedef unsigned int u32;
@@ -55,8 +55,9 @@ static __device__ u32 barrier_try(u32 barrier, u32 parity) {
     return done;
 }
 
-// Shared addresses in a cluster of four: 16 words of each block. Own dynamic memory, the same mapped to each block, its
-// generic address' low word less another block's, ranks, and what a store to a mapped address does.
+// Shared addresses in a cluster of four: 16 words of each block. The words are the block's own dynamic memory, the same
+// address mapped to each block, the difference between the low words of its generic address and another block's, ranks,
+// and the effect of a store to a mapped address.
 extern "C" __global__ void __cluster_dims__(4, 1, 1) probe_addresses(u32 *out) {
     __shared__ u32 cell[4];
     u32 *to = out + 16 * blockIdx.x, own = shared_address(dynamic);
@@ -69,7 +70,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) probe_addresses(u32 *out) {
     for (u32 other = 0; other < 4; other++) to[7 + other] = (mapped(own, other) ^ own) & 0xFFFFFF;
     u32 cells = shared_address(cell);
     to[11] = cells % 1024 == 0;
-    // An address whose rank is masked off, as code for pairs of blocks does with the pair's first.
+    // Masks off the rank of an address, as code for pairs of blocks does to get the address in the first block.
     asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"((cells & 0xFEFFFFFF) + 4 * (rank() & 1)), "r"(100 + rank()) : "memory");
     cluster_sync();
     to[12] = cell[0], to[13] = cell[1];
@@ -79,8 +80,8 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) probe_addresses(u32 *out) {
     cluster_sync();
 }
 
-// A box of 8 rows of 128 bytes, swizzled, at shared memory 128 * shift bytes into a multiple of 1,024: where each 16 bytes went.
-// Word 64 * i + k: which 16 bytes of the box lie in place k for the i-th shift.
+// A box of 8 rows of 128 bytes, swizzled, in shared memory 128 * shift bytes after a multiple of 1,024: the destination
+// of each 16 bytes. Word 64 * i + k tells which 16 bytes of the box are at place k for the i-th shift.
 extern "C" __global__ void probe_swizzle(u32 *out, const __grid_constant__ tensor_map map) {
     __shared__ __align__(8) u64 barrier;
     u32 parity = 0, bar = shared_address(&barrier);
@@ -107,7 +108,7 @@ extern "C" __global__ void probe_swizzle(u32 *out, const __grid_constant__ tenso
     }
 }
 
-// Barriers' phases: what test_wait and try_wait say of each parity, before, within and after phases.
+// Phases of mbarriers: the results of test_wait and try_wait for each parity, before, within and after phases.
 extern "C" __global__ void probe_barrier(u32 *out) {
     __shared__ __align__(8) u64 barrier;
     u32 bar = shared_address(&barrier), at = 0;
@@ -118,11 +119,11 @@ extern "C" __global__ void probe_barrier(u32 *out) {
     out[at++] = barrier_test(bar, 0), out[at++] = barrier_try(bar, 0), out[at++] = barrier_test(bar, 1);
     barrier_arrive(bar);
     out[at++] = barrier_test(bar, 0), out[at++] = barrier_test(bar, 1), out[at++] = barrier_try(bar, 0);
-    // Bytes that come before they are expected.
+    // The bytes arrive before they are expected.
     asm volatile("mbarrier.complete_tx.relaxed.cluster.shared::cta.b64 [%0], 64;" ::"r"(bar) : "memory");
     out[at++] = barrier_test(bar, 1);
     barrier_arrive(bar), barrier_arrive(bar);
-    out[at++] = barrier_test(bar, 1); // all have arrived, 64 bytes too many
+    out[at++] = barrier_test(bar, 1); // all have arrived, with 64 bytes too many
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], 64;" ::"r"(bar) : "memory");
     out[at++] = barrier_test(bar, 1);
     u64 state = barrier_arrive(bar);
@@ -133,11 +134,11 @@ extern "C" __global__ void probe_barrier(u32 *out) {
     asm volatile("{ .reg .b64 s;\n\tmbarrier.arrive_drop.shared::cta.b64 s, [%1];\n\tmbarrier.pending_count.b64 %0, s; }" : "=r"(dropped) : "r"(bar));
     out[at++] = dropped;
     out[at++] = barrier_test(bar, 0);
-    barrier_arrive(bar); // one is left
+    barrier_arrive(bar); // one arrival is pending
     out[at++] = barrier_test(bar, 1);
 }
 
-// Threads that have ended count no more; a barrier for which nobody is left to come.
+// Threads that have exited do not count; a barrier on which no thread remains to arrive.
 extern "C" __global__ void probe_exit(u32 *out) {
     __shared__ u32 sum;
     if (threadIdx.x == 0) sum = 0;
@@ -150,7 +151,7 @@ extern "C" __global__ void probe_exit(u32 *out) {
     if (threadIdx.x == 0) out[1] = votes;
 }
 
-// Approximate functions, conversions and minima of awkward numbers: exact ones must agree to the bit.
+// Approximate functions, conversions and minima of awkward numbers. Exact functions must agree to the bit.
 extern "C" __global__ void probe_numbers(u32 *out, const u32 *in, u32 count) {
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
         const float x = __uint_as_float(in[2 * i]), y = __uint_as_float(in[2 * i + 1]);
@@ -186,7 +187,7 @@ extern "C" __global__ void probe_numbers(u32 *out, const u32 *in, u32 count) {
     }
 }
 
-// Functions that are approximate: compared with a bound, not to the bit.
+// Approximate functions are compared with a bound.
 extern "C" __global__ void probe_functions(u32 *out, const u32 *in, u32 count) {
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
         const float x = __uint_as_float(in[2 * i]);
@@ -204,7 +205,8 @@ extern "C" __global__ void probe_functions(u32 *out, const u32 *in, u32 count) {
 }
 
 // One wgmma of 64 x 8 and 32 bytes of K, both operands from plain shared memory (no swizzle), K-major. `in`: 64 rows of A, 8 of B, 32 bytes
-// each, then D as each thread holds it. Sums of small integers are exact; others show how sums are aligned and cut off.
+// each, then D as each thread holds it. Sums of small integers are exact; other sums show how terms are aligned and
+// truncated.
 template <class Multiply> static __device__ void product(u32 *out, const u32 *in, Multiply multiply) {
     const u32 t = threadIdx.x;
     // Core matrices of 8 rows of 16 bytes, one after another: along K, then along M.

@@ -1,10 +1,9 @@
-/* Runs the probes of a PTX file through whatever libcuda.so.1 is found first, and prints the words that they
- * give: on a GPU to make hopper_h200.txt, on the emulator to compare with it. Plain C, without a toolkit's
- * headers.
+/* Runs the probes of a PTX file with the first libcuda.so.1 that the loader finds, and prints the words that they
+ * write: on a GPU to make hopper_h200.txt, on the emulator to compare with it. Plain C, without a toolkit's headers.
  *
  *     cc -o run_probes run_probes.c -ldl && ./run_probes hopper.ptx [rounding]
  *
- * `rounding`: products whose sums are not exact.
+ * `rounding`: MMAs whose sums are not exact.
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -124,8 +123,8 @@ static void numbers(uint32_t *in, int ordinary) {
 static void probe_swizzles(void) {
     static const char *const names[] = {"swizzle none", "swizzle 32", "swizzle 64", "swizzle 128"};
     for (int swizzle = 0; swizzle < 4; swizzle++) {
-        /* 8 rows of 128 bytes for the widest; narrower boxes have as many more rows. Word 4 k + i of the tensor
-         * is k. */
+        /* 8 rows of 128 bytes for the widest swizzle; narrower boxes have correspondingly more rows. Word 4 k + i of
+         * the tensor is k. */
         static uint32_t tensor[256];
         const uint32_t row = swizzle == 0 ? 128 : 16u << swizzle;
         unsigned char map[192], *aligned = (unsigned char *)(((uintptr_t)map + 63) / 64 * 64);
