@@ -54,7 +54,8 @@ static inline dw_matrix matrix_of(const matrix *x) {
 
 /* ---- PTX ----------------------------------------------------------------------------------------- */
 
-/* Replaces PTX of the library for the rest of the process. For each name the first replacement counts. */
+/* Replaces PTX of the library for the rest of the process. If a name is replaced twice, the first replacement
+ * counts. */
 static dw__jit_file carried[64];
 static size_t carried_count;
 static inline void carry(const char *name, const char *text) {
@@ -98,7 +99,7 @@ static inline void keep_line(void *context, int level, const char *line) {
         }                                                                                          \
     } while (0)
 
-/* With the first-use check, which tests with their own comparison skip, and with the log recorded. */
+/* Enables the first-use check, which tests with their own comparison disable, and records the log. */
 static inline void in_child(void (*check_it)(void)) {
     int status = 0;
     fflush(NULL);

@@ -1,4 +1,5 @@
-/* Helpers for tests of GEMMs on the emulator: D = activation(alpha A B^T + bias) + residual, in double. */
+/* Helpers for tests of GEMMs on the emulator, which compare D = activation(alpha A B^T + bias) + residual with sums in
+ * double. */
 #ifndef DW_EMULATED_GEMM_CALL_H
 #define DW_EMULATED_GEMM_CALL_H
 
@@ -13,9 +14,9 @@ typedef struct expected {
 
 typedef struct expected_product {
     int m, n, activation;
-    bool integers;                 /* every sum is exact in F32, and so is D before its rounding */
+    bool integers;                 /* every sum is exact in F32, and so is D before it is rounded */
     const matrix *bias, *residual; /* NULL: none */
-    /* alpha times a sum. For `column` of n or more: the other factor of SwiGLU. */
+    /* Returns alpha times a sum. If `column` is n or more, the sum is the other factor of SwiGLU. */
     expected (*sum)(const void *context, int row, int column);
     const void *context;
     const char *name;
@@ -56,7 +57,7 @@ static inline expected activated(const expected_product *p, int row, int column)
 
 /* Checks every element of D, and the bytes after its rows. */
 static inline void check_gemm(const expected_product *p, const matrix *d) {
-    /* Half a unit in the last place, of the number itself: BF16, F16, F32. */
+    /* Returns half a unit in the last place of the number: BF16, F16, F32. */
     static const double rounding[] = {0x1p-8, 0x1p-11, 0x1p-24};
     for (int i = 0; i < p->m; i++) {
         for (int j = 0; j < p->n; j++) {
@@ -98,7 +99,7 @@ static inline void make_scales(scales_of_d *s, dw_emulator *emulator, int m, int
     assert_int_equal(dw_emulator_fill(emulator, s->device, 0xFF, s->bytes), DW_OK);
 }
 
-/* Code of the scale for the largest magnitude `amax`. */
+/* Returns the code of the scale for the largest magnitude `amax`. */
 static inline int scale_for(double amax) {
     dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
     const float value = (float)amax;
@@ -122,7 +123,7 @@ static inline int check_block(const expected_product *p, const matrix *d, int i,
     if (count > BLOCK_OF_D) count = BLOCK_OF_D;
     for (int j = 0; j < count; j++) {
         x[j] = activated(p, i, block * BLOCK_OF_D + j);
-        /* 2^-23: bounds are rounded to F32 as well. */
+        /* 2^-23, because bounds are rounded to F32 as well. */
         x[j].error = p->integers ? 0 : x[j].error + 0x1p-22 * (fabs(x[j].value) + x[j].error);
         least = fmax(least, fabs(x[j].value) - x[j].error);
         most = fmax(most, fabs(x[j].value) + x[j].error);
@@ -153,14 +154,13 @@ static inline void check_quantized(const expected_product *p, const matrix *d,
     assert_true(scales && again);
     assert_int_equal(dw_scales_unswizzle(p->m, blocks, 1, s->host, scales), DW_OK);
     assert_int_equal(dw_scales_swizzle(p->m, blocks, 1, scales, again), DW_OK);
-    assert_memory_equal(s->host, again, s->bytes); /* zeros in what completes tiles */
+    assert_memory_equal(s->host, again, s->bytes); /* zeros that complete a tile */
     for (int i = 0; i < p->m; i++) {
         for (int block = 0; block < blocks; block++)
             between += check_block(p, d, i, block, scales[i * blocks + block]);
         expect_untouched(d, i);
     }
-    /* Otherwise the test would show nothing: an activation brings many numbers into the range where bounds
-     * are wide. */
+    /* Otherwise the check would be too weak: an activation maps many numbers into the range where bounds are wide. */
     assert_true(p->activation != DW_GEMM_LINEAR || p->m * p->n < 100 || between < p->m * p->n / 4);
     free(scales);
     free(again);

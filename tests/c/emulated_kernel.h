@@ -18,7 +18,7 @@
 
 /* ---- PTX ----------------------------------------------------------------------------------------- */
 
-/* The PTX of a variant, from the build or from the folder DEEPWELL_TEST_PTX (deepwell-kernels --ptx). Returns
+/* Reads the PTX of a variant from the build, or from the folder DEEPWELL_TEST_PTX (deepwell-kernels --ptx). Returns
  * false if the build had no compiler. The caller frees `text`. */
 static inline bool read_ptx(const dw__jit_variant *variant, char **text, size_t *bytes) {
     const char *folder = getenv("DEEPWELL_TEST_PTX");
@@ -68,7 +68,7 @@ static inline void take_out(char *text, const char *opcode) {
     memcpy(at, passed, sizeof passed - 1);
 }
 
-/* The variant's module without the instructions of `without` (take_out; NULL: unchanged). */
+/* Loads the variant's module without the instructions `without` (see take_out); NULL: unchanged. */
 static inline dw_emulator_module *
 load_variant(dw_emulator *emulator, const dw__jit_variant *variant, const char *without) {
     dw_emulator_module *module;
@@ -111,7 +111,7 @@ static inline void expect_found(const dw_emulator *emulator, const mistake *m) {
 
 /* ---- matrices ------------------------------------------------------------------------------------ */
 
-enum { PAD_BYTES = 16 }; /* behind each row at least, which nobody may read or write */
+enum { PAD_BYTES = 16 }; /* smallest padding of a row in bytes; nothing may read or write it */
 
 typedef enum matrix_type {
     MATRIX_BF16,
@@ -124,7 +124,7 @@ typedef enum matrix_type {
 
 typedef struct matrix {
     int rows, columns;
-    size_t pitch; /* bytes from row to row, a multiple of 16 */
+    size_t pitch; /* bytes from row to row; a multiple of 16 */
     matrix_type type;
     size_t bytes;
     void *host, *device;
@@ -179,14 +179,14 @@ static inline uint64_t random_word(uint64_t *state) { /* splitmix64 */
     z = (z ^ z >> 27) * 0x94D049BB133111EBu;
     return z ^ z >> 31;
 }
-/* From -1 to 1, or an integer from -4 to 4. */
+/* Returns a number from -1 to 1, or an integer from -4 to 4. */
 static inline float random_value(uint64_t *state, bool integers) {
     uint64_t word = random_word(state);
     if (integers) return (float)(word % 9) - 4;
     return (float)(word >> 40) * 0x1p-23f - 1;
 }
 
-/* Rows of 0xFF, which is not a number in any type but E2M1, followed by as many bytes of 0xFF. */
+/* Makes rows of 0xFF, which is a NaN in every type except E2M1, each followed by as many bytes of padding of 0xFF. */
 static inline void make_matrix(matrix *x, dw_emulator *emulator, int rows, int columns,
                                matrix_type type) {
     *x = (matrix){.rows = rows, .columns = columns, .type = type};
@@ -217,9 +217,10 @@ static inline void expect_untouched(const matrix *x, int row) {
     for (size_t i = row_bytes(x); i < x->pitch; i++) assert_int_equal(at[i], 0xFF);
 }
 
-/* Boxes of the given rows and columns, with 128-byte swizzle. Types narrower than 16 bits are handled as bytes. */
+/* Makes a map with boxes of the given rows and columns and 128-byte swizzle. Types narrower than 16 bits are treated as
+ * bytes. */
 static inline void make_map(const matrix *x, uint32_t box_columns, uint32_t box_rows, void *map) {
-    static const int elements[] = {9, 6, 7, 0, 0, 0}; /* as the driver numbers them */
+    static const int elements[] = {9, 6, 7, 0, 0, 0}; /* the driver's numbers */
     dw_emulator_tensor_shape shape = {
         .struct_size = sizeof shape,
         .element = elements[x->type],

@@ -1,4 +1,4 @@
-/* Variants of softmax that are run on the emulator of Hopper; CMake compiles them, a row each. */
+/* Variants of softmax that the tests run on an emulated Hopper GPU. CMake compiles one per row. */
 #ifndef DW_EMULATED_SOFTMAX_H
 #define DW_EMULATED_SOFTMAX_H
 

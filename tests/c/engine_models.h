@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Odd on purpose: heads, widths and vocabulary are not multiples of a vector. */
+/* The sizes are odd on purpose: heads, widths and vocabulary are not multiples of a vector. */
 enum {
     MODEL_LAYERS = 2,
     MODEL_HEADS = 3,
@@ -24,7 +24,7 @@ typedef struct model {
     dw_graph *graph;
     dw__emitter e;
     dw_dim batch, sequence;
-    double dropout; /* probability; 0: no such nodes */
+    double dropout; /* dropout probability; 0: no dropout nodes */
     dw_value seed;
     int64_t streams;
 } model;
@@ -153,7 +153,7 @@ static inline dw_value model_llama_layer(model *m, dw_value x, dw_value mask, dw
     return dw__emit_binary(e, DW_OP_ADD, x, h);
 }
 
-/* Loss over [B*S] targets; outputs: logits [B, S, V], loss. */
+/* Adds the loss over [B*S] targets. The outputs are the logits [B, S, V] and the loss. */
 static inline void model_head(model *m, dw_value logits) {
     dw__emitter *e = &m->e;
     dw_dim tokens = dw__emit_dim_mul(e, m->batch, m->sequence);
@@ -186,7 +186,7 @@ static inline void model_begin(model *m) {
     m->seed = m->dropout > 0.0 ? model_leaf(m, DW_ROLE_SEED, "seed", DW_I64, 1, &two) : DW_NONE;
 }
 
-/* Tied embeddings, learned positions, biases, GELU. */
+/* A model with tied embeddings, learned positions, biases and GELU. */
 static inline dw_status model_gpt(model *m) {
     model_begin(m);
     dw__emitter *e = &m->e;
@@ -203,7 +203,7 @@ static inline dw_status model_gpt(model *m) {
     return e->status;
 }
 
-/* Grouped heads, rotary positions, RMS norms, SwiGLU, a padding mask. */
+/* A model with grouped heads, rotary positions, RMS norms, SwiGLU and a padding mask. */
 static inline dw_status model_llama(model *m) {
     model_begin(m);
     dw__emitter *e = &m->e;

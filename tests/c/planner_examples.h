@@ -1,4 +1,4 @@
-/* Models that several tests plan for, as their publishers have them, and the hardware of that name. */
+/* Models that several tests plan for, as published, and hardware by name. */
 #ifndef PLANNER_EXAMPLES_H
 #define PLANNER_EXAMPLES_H
 

@@ -1,4 +1,4 @@
-/* The kernels of tests/ptx, as text, and changed copies of them. */
+/* Reads kernels of tests/ptx as text, and makes changed copies of them. */
 #ifndef DW_PTX_FILE_H
 #define DW_PTX_FILE_H
 

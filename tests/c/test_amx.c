@@ -393,8 +393,8 @@ static void test_head_gradient_of_numbers_that_cannot_be_split(void **state) {
     for (int transpose_w = 0; transpose_w < 2; transpose_w++) {
         head h = {100, 70, 4100, .transpose_w = transpose_w};
         make_head(&h, "mean", 0.0f);
-        h.x[5] = 3e38f;  /* of token 0: dw's column 5 */
-        h.w[17] = 2e38f; /* too large to split, small enough to multiply */
+        h.x[5] = 3e38f;  /* row of token 0 in dlogits, column 5 of dw */
+        h.w[17] = 2e38f; /* too large to split, but small enough to multiply */
         run_head(&h, &dw__linear_cross_entropy_backward_amx);
         check_head(&h, "mean", 0.0);
         free_head(&h);

@@ -25,7 +25,8 @@ typedef enum mask_kind {
     BOOL_PADDING,
     FLOAT_FULL,
     FLOAT_HEADS,
-    FLOAT_LOW /* F32's least number: one key in four, and all keys of one query in three */
+    /* Contains F32's least number: for one key in four, and for all keys of one query in three. */
+    FLOAT_LOW
 } mask_kind;
 
 typedef struct problem {
@@ -421,12 +422,12 @@ static void test_positions(void **state) {
     static const problem problems[] = {
         {2, 2, 1, 130, 130, 16, 16, 1, -1, NO_MASK, 0, true, 1, 0},
         {1, 2, 2, 70, 150, 8, 8, 2, -1, NO_MASK, 0, false, 1, 0},
-        {1, 2, 2, 150, 70, 8, 8, 2, -1, NO_MASK, 0, false, 1, 0}, /* some see nothing */
+        {1, 2, 2, 150, 70, 8, 8, 2, -1, NO_MASK, 0, false, 1, 0}, /* some queries see nothing */
         {1, 2, 2, 70, 150, 8, 8, 1, -1, NO_MASK, 0, false, 1, 0},
         {1, 1, 1, 200, 200, 8, 8, 1, 3, NO_MASK, 0, false, 1, 0},
         {1, 1, 1, 200, 200, 8, 8, 1, 65, NO_MASK, 0, false, 1, 0},
         {1, 1, 1, 100, 200, 8, 8, 2, 17, NO_MASK, 0, false, 1, 0},
-        {1, 1, 1, 200, 50, 8, 8, 0, 20, NO_MASK, 0, false, 1, 0}, /* looks past keys */
+        {1, 1, 1, 200, 50, 8, 8, 0, 20, NO_MASK, 0, false, 1, 0}, /* queries see past the keys */
         {1, 1, 1, 20, 20, 8, 8, 1, 0, NO_MASK, 0, false, 1, 0},
     };
     check_all(problems, DW_COUNT(problems));
@@ -440,7 +441,7 @@ static void test_masks(void **state) {
         p.causal = 1;
         check(&p);
         p = (problem){2, 2,     2, 9, 3, 4, 4, 0, -1, (mask_kind)mask,
-                      0, false, 1, 0}; /* some rows empty */
+                      0, false, 1, 0}; /* some rows are empty */
         check(&p);
     }
 }
@@ -450,7 +451,8 @@ static void test_dropout(void **state) {
     static const problem problems[] = {
         {2, 4, 2, 67, 71, 12, 20, 0, -1, NO_MASK, 0.1, false, 1, 0},
         {1, 2, 1, 130, 130, 16, 16, 1, -1, BOOL_PADDING, 0.5, true, 1, 0},
-        {2, 2, 2, 75, 132, 8, 8, 0, -1, NO_MASK, 0.3, false, 1, 0}, /* rows of whole Philox calls */
+        /* Rows whose length is a multiple of a Philox call. */
+        {2, 2, 2, 75, 132, 8, 8, 0, -1, NO_MASK, 0.3, false, 1, 0},
         {1, 2, 2, 130, 128, 8, 8, 1, -1, NO_MASK, 0.9, false, 1, 0},
     };
     check_all(problems, DW_COUNT(problems));
@@ -462,7 +464,7 @@ static void test_soft_cap(void **state) {
         {2, 4, 2, 67, 71, 12, 20, 0, -1, NO_MASK, 0, false, 4, 2.0},
         {1, 2, 1, 130, 130, 16, 16, 1, 40, NO_MASK, 0.2, true, 4, 0.5},
         {2, 2, 2, 70, 66, 16, 16, 0, -1, FLOAT_FULL, 0, false, 4, 50.0},
-        {2, 2, 1, 9, 3, 4, 4, 0, -1, BOOL_FULL, 0, false, 4, 1.0}, /* some rows empty */
+        {2, 2, 1, 9, 3, 4, 4, 0, -1, BOOL_FULL, 0, false, 4, 1.0}, /* some rows are empty */
     };
     check_all(problems, DW_COUNT(problems));
 }

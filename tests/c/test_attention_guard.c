@@ -24,7 +24,7 @@ static const dw__variant *first_use(bool wrong) {
     carried_count = 0;
     carry(name_of(&fast), text);
     carry_variant(&reference);
-    if (wrong) { /* the factors of Q K^T taken for F16: one constant, nothing that a checker sees */
+    if (wrong) { /* reads Q and K as F16: one wrong constant, which the checker cannot see */
         const unsigned f16 = 1u << 4 | 128u >> 3 << 17 | 128u >> 4 << 24, bf16 = 1u << 7 | 1u << 10;
         snprintf(was, sizeof was, " %u;", f16 | bf16);
         snprintf(now, sizeof now, " %u;", f16);
@@ -48,7 +48,7 @@ static void wrong(void) {
     REQUIRE(
         strstr(variant->reason, "attention_forward.sm_100f.") &&
         strstr(variant->reason, "disagrees with the reference on Deepwell emulator of sm_100a"));
-    REQUIRE(first_use(false)->disabled); /* once and for all */
+    REQUIRE(first_use(false)->disabled); /* the result is kept */
 }
 
 /* Runs in a child, because a process keeps the result of a first use. */

@@ -25,7 +25,7 @@ static dw_autoplan_request request_of(const dw_model_sizes *model, const dw_hard
     request.hardware = hardware;
     request.seq_len = seq_len;
     request.global_batch = global_batch;
-    request.bold = 1; /* all layouts; measured_parts_come_first is about the default */
+    request.bold = 1; /* all layouts; only measured_parts_come_first tests the default */
     return request;
 }
 
@@ -41,7 +41,7 @@ typedef struct every {
     const dw_model_sizes *model;
     const dw_hardware *hardware;
     int fits;
-    double seconds; /* of the fastest that fits */
+    double seconds; /* the fastest layout that fits */
     dw_layout layout;
 } every;
 
@@ -203,14 +203,13 @@ static void the_search_misses_nothing(void **unused) {
         static const int batches[] = {12, 18, 24, 48};
         int batch = batches[drawn(0, 3)], length = 256 * drawn(1, 24);
         every e = {.model = &model, .hardware = hardware};
-        /* Memory so small that something must be given up. */
+        /* Memory is so small that recomputation or offloading is necessary. */
         hardware->memory.value = (1 << 26) * (double)drawn(22, 60);
         static const double ways[] = {0, 1e9, 63e9, 63e9, 450e9};
         hardware->host_bandwidth.value = ways[drawn(0, 4)];
         hardware->host_memory_bandwidth.value *= drawn(0, 2);
-        hardware->host_memory.value =
-            (1 << 26) * (double)drawn(0, 60);                /* 0: as much as one likes */
-        if (round % 2) hardware->link_bandwidth.value /= 32; /* else there are no pipelines */
+        hardware->host_memory.value = (1 << 26) * (double)drawn(0, 60); /* 0: no limit */
+        if (round % 2) hardware->link_bandwidth.value /= 32; /* without it there are no pipelines */
         dw_layout layout;
         dw_layout_default(&layout);
         layout.gpus = hardware->gpus;
@@ -350,7 +349,7 @@ static void measured_parts_come_first(void **unused) {
     dw_hardware_destroy(hardware);
 }
 
-/* ---- the answer ------------------------------------------------------------------------------ */
+/* ---- the result ------------------------------------------------------------------------------ */
 
 static void published_configurations_are_planned(void **unused) {
     (void)unused;
@@ -816,7 +815,7 @@ static const dw_autoplan_kernel *kernel_of(const dw_autoplan *plan, const char *
     return NULL;
 }
 
-/* Our kernels where there are some, with tiles and measurements; else the library, without an invented
+/* Deepwell's kernels are listed if they exist, with tiles and measurements; otherwise the library's, without a
  * measurement. */
 static void kernels_are_named(void **unused) {
     (void)unused;

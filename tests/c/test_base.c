@@ -403,7 +403,7 @@ static void file_failures_name_path_and_reason(void **state) {
     expect_io(dw__file_write(in_folder("absent/file"), "x", 1), "/absent/file", "No such file");
     expect_io(dw__file_write("/dev/full", "x", 1), "/dev/full", "No space left");
     assert_null(bytes);
-    if (geteuid() != 0) { /* root reads everything */
+    if (geteuid() != 0) { /* root can read everything */
         const char *path = in_folder("secret");
         assert_int_equal(dw__file_write(path, "x", 1), DW_OK);
         assert_int_equal(chmod(path, 0), 0);
@@ -442,7 +442,7 @@ static void file_write_failure_keeps_the_old_file(void **state) {
 
 static void file_reads_pipes_and_survives_failed_allocations(void **state) {
     (void)state;
-    enum { BYTES = 60000 }; /* fits a pipe */
+    enum { BYTES = 60000 }; /* fits into a pipe's buffer */
     char *data = calloc(1, BYTES), *back = NULL;
     size_t count = 0;
     int ends[2];

@@ -232,7 +232,7 @@ static const double EPS = 0x1p-24; /* unit roundoff of F32 */
 
 /* ---- elementwise ----------------------------------------------------------------------------- */
 
-/* A body with a constant, a reused result, two outputs, in one pass; every kind of broadcast. */
+/* Runs a body with a constant, a reused result and two outputs in one pass, with every kind of broadcast. */
 static void check_fused(int rank, const int64_t *shape, dw__tensor a, dw__tensor b, dw__tensor c) {
     dw_attr body = dw_attr_string(DW_ATTR_KEY_BODY,
                                   "t0=mul(i0,i1);t1=add(t0,i2);t2=tanh(t1);t3=mul(t2,c0.5);"
@@ -385,7 +385,7 @@ static void test_casts(void **state) {
     release_blocks();
 }
 
-/* One instruction alone: from memory to memory. */
+/* Runs one instruction alone, from memory to memory. */
 static dw__tensor run_instruction(const char *instruction, dw_dtype dtype, int operands,
                                   const dw__tensor *inputs) {
     char text[80];
@@ -679,8 +679,8 @@ static void test_norm_backward_in_part(void **state) {
 static void check_softmax(bool logarithm, int64_t rows, int64_t n, double spread) {
     dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 2);
     dw__tensor x = transposed(random_tensor(DW_F32, -spread, spread, SHAPE(2, rows, n)), 0, 1);
-    for (int64_t i = 0; i < n; i++) put(&x, i, -INFINITY); /* a row of it */
-    if (n > 2 && rows > 1) put(&x, 2 * n - 1, -INFINITY);  /* one of it */
+    for (int64_t i = 0; i < n; i++) put(&x, i, -INFINITY); /* a row of logits */
+    if (n > 2 && rows > 1) put(&x, 2 * n - 1, -INFINITY);  /* one number per row */
     dw__call call = make_call(logarithm ? DW_OP_LOG_SOFTMAX : DW_OP_SOFTMAX, 1, &axis);
     add_input(&call, x);
     add_output(&call, make_tensor(DW_F32, SHAPE(rows, 2, n)));
@@ -1315,7 +1315,7 @@ static void test_adamw_errors(void **state) {
     assert_int_equal(dw_adamw_step(&good, 1, &options), DW_INVALID_ARGUMENT);
 }
 
-/* ---- all ------------------------------------------------------------------------------------- */
+/* ---- the tests ------------------------------------------------------------------------------- */
 
 static int run_all(void) {
     const struct CMUnitTest tests[] = {

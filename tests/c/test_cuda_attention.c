@@ -65,7 +65,7 @@ static void test_forward(void **state) {
     assert_int_equal(p.o.row, 512);
     assert_int_equal(p.o.head, 128);
 
-    /* Maps of the same tensors are reused; others are made. */
+    /* Maps of the same tensors are reused; maps of other tensors are new. */
     int maps = fake->map_count;
     assert_int_equal(dw_attention_forward(&call), DW_OK);
     assert_int_equal(fake->map_count, maps);
@@ -76,7 +76,7 @@ static void test_forward(void **state) {
     assert_int_equal(fake->maps[fake->launches[2].maps[1] - 1].strides[0], 2 * 264);
     call.k.row -= 8;
 
-    /* More work than the GPU has SMs: blocks are persistent. The kernel is not loaded again. */
+    /* The GPU has fewer SMs than there are tiles, so blocks are persistent. The kernel is not loaded again. */
     int loads = fake->loads, functions = fake->functions;
     call.batch = 300;
     assert_int_equal(dw_attention_forward(&call), DW_OK);
@@ -90,7 +90,7 @@ static void test_parameters(void **state) {
     dw_attention call = plain_call();
     dw_attention_params p;
     call.scale = 0.0f;
-    call.softcap = 30.0f; /* every score is 0, capped or not */
+    call.softcap = 30.0f; /* every score is 0, with or without a cap */
     dw__attention_set_params(&call, &p);
     assert_true(p.scale_log2 > 0.0f && p.scale == 0.0f && p.cap_scale == 0.0f);
     assert_false(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD, 132).softcap);
@@ -144,7 +144,7 @@ static void test_windows(void **state) {
                         bool window =
                             dw__attention_shape_of(&call, DW__ATTENTION_FORWARD, 132).window;
                         if (hidden) assert_true(window);
-                        /* One side alone determines the result. */
+                        /* Only one side is limited, and it alone determines the result. */
                         if (reach[l] < 0 || reach[r] < 0) assert_int_equal(window, hidden);
                     }
 }
@@ -159,7 +159,7 @@ static void test_packed(void **state) {
     const fake_launch *launch = &fake->launches[0];
     int m = fake->maps[launch->maps[0] - 1].box[1], n = (int)fake->maps[launch->maps[1] - 1].box[1];
     expect_map(launch->maps[0], 1, 2500, 4, 1, 128, m, 512, 128,
-               128); /* any legal stride: one batch */
+               128); /* any valid stride: there is only one batch */
     expect_map(launch->maps[1], 2, 1700, 2, 1, 128, n, 256, 128, 128);
     dw_attention_params p = params_of(launch);
     assert_int_equal(p.total_q, 2500);
@@ -186,7 +186,7 @@ static void test_lengths_of_one(void **state) {
     assert_int_equal(fake->maps[launch->maps[0] - 1].type, 6); /* F16 */
 }
 
-/* Bytes that are kept for the given number of query tiles. */
+/* Checks the bytes that the workspace needs for the given number of query tiles. */
 static size_t statistics(size_t tiles, const dw__attention_tile *tile) {
     return (tiles * DW_BACKWARD_STATISTICS((size_t)tile->m) * sizeof(float) + 127) / 128 * 128;
 }
@@ -249,12 +249,12 @@ static void test_backward(void **state) {
     assert_int_equal(bytes, most * (size_t)tile->m * 128 * 4 + statistics(most, tile));
 }
 
-/* If heads fill the GPU and have few rows, a thread block processes all keys of a head. */
+/* If heads fill the GPU and have few rows, one thread block processes all keys of a head. */
 static void test_serial(void **state) {
     (void)state;
     dw_attention call = plain_call();
     size_t bytes = 0;
-    call.batch = 64; /* 128 heads of keys on 132 processors */
+    call.batch = 64; /* 128 key-value heads on 132 SMs */
     call.seq_len_q = call.seq_len_kv = 200;
     call.window_right = 0;
     call.deterministic = true;
@@ -276,7 +276,7 @@ static void test_serial(void **state) {
     assert_null(p.turn);
     assert_ptr_equal(p.delta, (char *)call.workspace + sums);
     assert_non_null(strstr(fake->launches[1].image, "ELF"));
-    /* Not for heads that leave a fifth of the GPU idle, for many rows, or without a GPU. */
+    /* The serial kernel is not used for heads that leave a fifth of the GPU idle, for many rows, or without a GPU. */
     call.batch = 67; /* 134 heads: two rounds */
     assert_false(dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 132).serial);
     call.batch = 64;
@@ -299,7 +299,7 @@ static void test_empty(void **state) {
     assert_int_equal(fake->launch_count, 0);
     call.d_o.data = call.dq.data = NULL;
     call.lse = NULL;
-    assert_int_equal(dw_attention_backward(&call), DW_OK); /* zeros into dk and dv */
+    assert_int_equal(dw_attention_backward(&call), DW_OK); /* writes zeros into dk and dv */
     assert_int_equal(fake->launch_count, 1);
     assert_string_equal(fake->launches[0].name, "reference_attention_backward");
     assert_int_equal(dw_attention_backward_workspace(&call, &bytes), DW_OK);
@@ -315,7 +315,7 @@ static void test_empty(void **state) {
     assert_int_equal(fake->launch_count, 2);
 }
 
-/* ---- what is refused --------------------------------------------------------------------------- */
+/* ---- rejected calls ---------------------------------------------------------------------------- */
 
 static void refuse(const dw_attention *call, dw_status status, const char *part) {
     size_t bytes;
@@ -439,7 +439,7 @@ static void test_driver_failures(void **state) {
         assert_non_null(strstr(dw_last_error(), loading[i]));
         fake->failing = NULL;
     }
-    assert_int_equal(dw_attention_forward(&call), DW_OK); /* nothing of that stays */
+    assert_int_equal(dw_attention_forward(&call), DW_OK); /* no state of the failure remains */
 }
 
 /* Modules compiled at build time have the names that the launcher looks up; each serves one specialization. */
@@ -450,7 +450,7 @@ static void test_embedded(void **state) {
         assert_memory_equal(module->begin, "\177ELF", 4);
         assert_string_equal(dw__jit_ptx[count].name, module->name);
         const char *ptx = (const char *)dw__jit_ptx[count].begin;
-        const bool blackwell = strstr(module->name, ".sm_100f.") != NULL; /* not of attention */
+        const bool blackwell = strstr(module->name, ".sm_100f.") != NULL; /* not attention */
         assert_non_null(strstr(ptx, blackwell ? ".target sm_100f" : ".target sm_90a"));
         assert_int_equal(strlen(ptx), dw__jit_ptx[count].end - dw__jit_ptx[count].begin);
         count++;
@@ -525,7 +525,7 @@ static void blackwell(void *unused) {
     const struct {
         uint64_t data;
         uint32_t rows;
-    } maps[] = {{1, 128}, {2, 128}, {3, 128}, {4, 32}}; /* Q, K, V, O */
+    } maps[] = {{1, 128}, {2, 128}, {3, 128}, {4, 32}}; /* maps of Q, K, V, O */
     for (size_t i = 0; i < DW_COUNT(maps); i++) {
         const fake_map *map = &fake->maps[launch->maps[i] - 1];
         CHILD_REQUIRE((uintptr_t)map->address == maps[i].data << 32);
@@ -573,9 +573,9 @@ static void test_bridge(void **state) {
     assert_int_equal(dw_fmha_bf16_forward(q, q, q, q, 2, 3, 100, 200, 0, 1), DW_SHAPE);
 }
 
-/* ---- the guard ----------------------------------------------------------------------------------- */
+/* ---- the first-use check ------------------------------------------------------------------------- */
 
-/* Replaces kernels: outputs are zeros and LSE 1, but with `wrong_kernel` it writes ones into o, dq, dk and dv. */
+/* Replaces kernels: outputs are zeros and LSE is 1, but with `wrong_kernel` it writes ones into o, dq, dk and dv. */
 static const char *wrong_kernel;
 static _Atomic int compared;
 
@@ -640,7 +640,8 @@ static void threads_call(void *unused) {
         void *failed = NULL;
         CHILD_REQUIRE(pthread_join(threads[i], &failed) == 0 && !failed);
     }
-    /* Four specializations, one function forward and three backward each, and at most the reference's two. */
+    /* There are four specializations, with one function in forward and three in backward each, and at most two of the
+     * reference. */
     CHILD_REQUIRE(fake->functions - functions >= 16 && fake->functions - functions <= 18);
 }
 
@@ -661,8 +662,8 @@ static void guarded(void *unused) {
         call.total_q = call.total_k = variant & 4 ? 1000 : 0;
         compared = 0;
         CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_OK);
-        /* Two cases per pass: reference and ours. Backward also runs the reference's forward, and has three
-         * kernels. */
+        /* There are two trials per pass, each with the reference and our kernel. Backward also runs the reference's
+         * forward and has three kernels. */
         CHILD_REQUIRE(compared == 2 * 2 + 2 * (2 + 3));
         CHILD_REQUIRE(fake->memory == 0);
         forget();
@@ -676,7 +677,7 @@ static void guard_refuses(void *unused) {
     (void)unused;
     use_guard();
     dw_attention call = plain_call();
-    call.dtype = DW_F16; /* kernels that no test before has loaded */
+    call.dtype = DW_F16; /* kernels that no earlier test has loaded */
     wrong_kernel = "sm90_attention_forward";
     call.window_right = 0;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED);
@@ -685,7 +686,7 @@ static void guard_refuses(void *unused) {
     CHILD_REQUIRE(strstr(dw_last_error(), "HEAD_DIM=128"));
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_UNSUPPORTED);
     wrong_kernel = NULL;
-    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED); /* once and for all */
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED); /* the result is kept */
     call.dropout = 0.5f;                                          /* another kernel */
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
 

@@ -1,4 +1,5 @@
-/* The driver: loaded on first use, each way in which loading can fail, and the device's use of its answers. */
+/* The driver is loaded on first use. Tests each way in which loading can fail, and the device's use of the driver's
+ * answers. */
 #include "deepwell/device.h"
 #include "deepwell/emulator.h"
 #include "device/cuda_driver.h"
@@ -11,14 +12,14 @@ static void expect_failure(const char *part) {
     CHILD_REQUIRE(dw_device_find("cuda", &device) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), part));
     CHILD_REQUIRE(device == NULL);
-    /* The same answer again. */
+    /* The second call returns the same result. */
     CHILD_REQUIRE(dw_device_find("cuda", &device) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), part));
 }
 
 static void no_driver(void *context) {
     (void)context;
-    if (dlopen("libcuda.so.1", RTLD_NOW)) _exit(0); /* this machine has one */
+    if (dlopen("libcuda.so.1", RTLD_NOW)) _exit(0); /* this machine has a driver */
     expect_failure("there is no NVIDIA driver");
 }
 

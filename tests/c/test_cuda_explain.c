@@ -1,4 +1,4 @@
-/* explain: which backend computes attention, and the measurements that decide, on a fake GPU and without one. */
+/* explain: which backend computes attention, and how measurements decide, on a fake GPU and without one. */
 #include "base/json.h"
 #include "deepwell/explain.h"
 #include "fake/fake_gpu.h"
@@ -60,7 +60,8 @@ static const json_t *candidate(const json_t *root, const char *name) {
 static bool runs(const json_t *root, const char *name) {
     const json_t *c = candidate(root, name);
     bool yes = json_is_true(json_object_get(c, "runs"));
-    assert_int_equal(yes, json_is_null(json_object_get(c, "reason"))); /* who does not says why */
+    /* A backend that does not support the call says why. */
+    assert_int_equal(yes, json_is_null(json_object_get(c, "reason")));
     assert_true(strlen(text_of(c, "source")) > 0 && strlen(text_of(c, "tolerance")) > 0);
     return yes;
 }
@@ -71,7 +72,7 @@ static void test_without_gpu(void **state) {
     (void)state;
     dw_attention call = plain_call();
     char *text = NULL;
-    if (dlopen("libcuda.so.1", RTLD_NOW)) skip(); /* this machine has one */
+    if (dlopen("libcuda.so.1", RTLD_NOW)) skip(); /* this machine has a GPU */
     assert_int_equal(dw_attention_explain(&call, false, NULL, &text), DW_UNSUPPORTED);
     assert_non_null(strstr(dw_last_error(), "name a target"));
     assert_int_equal(dw_attention_explain(&call, false, "sm_42", &text), DW_INVALID_ARGUMENT);
@@ -114,7 +115,7 @@ static void test_who_takes_what(void **state) {
     dw_attention calls[12];
     for (size_t i = 0; i < DW_COUNT(calls); i++) calls[i] = plain_call();
     calls[1].window_right = 0;
-    calls[2].window_right = 0, calls[2].seq_len_q = 100; /* the last query with the last key */
+    calls[2].window_right = 0, calls[2].seq_len_q = 100; /* the last query sees up to the last key */
     calls[3] = calls[2], calls[3].bottom_right = false;
     calls[4].window_left = 100;
     calls[5].softcap = 30.0f;
@@ -124,7 +125,7 @@ static void test_who_takes_what(void **state) {
     calls[8].head_dim = 264;
     calls[9].dropout = 0.1f;
     calls[10].dropout = 0.1f, calls[10].seed = 3;
-    calls[11].k.head = 0; /* an expanded head: ours wants it contiguous */
+    calls[11].k.head = 0; /* an expanded head: Deepwell's kernel requires it to be contiguous */
     static const char *const taken[] = {"+++++", "+++++", "+---+", "++-++", "+---+", "+----",
                                         "+----", "----+", "---++", "+++++", "+----", "-++++"};
     for (size_t i = 0; i < DW_COUNT(calls); i++) {
@@ -138,7 +139,7 @@ static void test_who_takes_what(void **state) {
     }
     dw_attention call = plain_call();
     char *text = NULL;
-    call.head_dim = 0; /* nonsense stays an error */
+    call.head_dim = 0; /* an invalid call is still an error */
     assert_int_equal(dw_attention_explain(&call, false, "sm_90a", &text), DW_SHAPE);
 }
 
@@ -167,7 +168,7 @@ static void test_work(void **state) {
             }
     call = plain_call();
     call.window_right = 0;
-    call.seq_len_q = call.seq_len_kv = 1 << 20; /* counted by samples */
+    call.seq_len_q = call.seq_len_kv = 1 << 20; /* the count is sampled */
     double causal = dw__attention_work_of(&call, false).flops,
            expected = 2.0 * 8 * 16 * 128 * 0x1p40;
     assert_true(fabs(causal - expected) < 1e-4 * expected);
@@ -197,7 +198,7 @@ static void test_expected(void **state) {
 
 /* ---- measurements ------------------------------------------------------------------------------------- */
 
-/* What dw_tune_record has kept for the calling thread's GPU. */
+/* Reads the record that dw_tune_record has stored for the calling thread's GPU. */
 static dw_status lookup(const char *shape_class, const char *name, double *seconds) {
     dw__tuned found;
     DW_RETURN_IF_FAILED(dw__tune_read("Fake GPU 0", shape_class, name, &found));
@@ -331,7 +332,7 @@ static void test_publish(void **state) {
     assert_true(found.seconds == 0.0);
     assert_string_equal(found.failure, "\xc3\xa9"
                                        "chec");
-    /* One more candidate and another version: everything is measured again. */
+    /* With one more candidate, or another version, everything is measured again. */
     dw_tune_time more[] = {second[0], second[1], {"flash", 4e-3, 0.0, NULL}};
     assert_int_equal(dw__tune_write(gpu, of, with, more, 3), DW_OK);
     assert_int_equal(dw__tune_read(gpu, of, "deepwell", &found), DW_OK);
@@ -367,7 +368,7 @@ static void test_publish(void **state) {
 
 static const char with_this[] = "torch 2";
 
-/* Writes the times of "deepwell", "cudnn" and "flash"; 0 means that it failed. */
+/* Writes the times of "deepwell", "cudnn" and "flash"; 0 means that the candidate failed. */
 static void publish(const dw_attention *call, bool backward, const double *times, double error) {
     static const char *const names[] = {"deepwell", "cudnn", "flash"};
     char shape_class[256];
@@ -375,7 +376,8 @@ static void publish(const dw_attention *call, bool backward, const double *times
     for (int i = 0; i < 3; i++)
         made[i] = (dw_tune_time){names[i], times[i], error, times[i] > 0.0 ? NULL : "it would not"};
     assert_int_equal(dw_attention_class(call, backward, shape_class, sizeof shape_class), DW_OK);
-    assert_int_equal(dw_tune_publish(shape_class, "nothing", made, 0), DW_OK); /* forgets */
+    /* Clears the stored measurements. */
+    assert_int_equal(dw_tune_publish(shape_class, "nothing", made, 0), DW_OK);
     assert_int_equal(dw_tune_publish(shape_class, with_this, made, 3), DW_OK);
 }
 
@@ -384,7 +386,7 @@ static const char *chosen(const dw_attention *call, bool gradients) {
     const char *name = NULL;
     assert_int_equal(
         dw_attention_choose(call, gradients, with_this, &name, because, sizeof because), DW_OK);
-    /* Explained alike. */
+    /* Both calls have the same explanation. */
     json_t *root = explained(call, gradients, NULL);
     assert_string_equal(text_of(root, "chosen"), name);
     assert_string_equal(text_of(root, "because"), because);
@@ -413,14 +415,14 @@ static void test_choice(void **state) {
             DW_NOT_FOUND);
         publish(&call, passes == 0, passes == 0 ? backward : forward, 0.0);
     }
-    assert_string_equal(chosen(&call, true), "cudnn"); /* 3.5 ms against 4 */
+    assert_string_equal(chosen(&call, true), "cudnn"); /* 3.5 ms compared with 4 ms */
     json_t *root = explained(&call, true, NULL);
     assert_string_equal(text_of(root, "because"),
                         "cuDNN is faster here: 3.5 ms against 4, forward and backward");
     assert_true(json_number_value(json_object_get(candidate(root, "flash"), "measured_seconds")) ==
                 5e-3);
     json_decref(root);
-    assert_string_equal(chosen(&call, false), "deepwell"); /* 1 ms against 2 */
+    assert_string_equal(chosen(&call, false), "deepwell"); /* 1 ms compared with 2 ms */
     assert_int_equal(dw_attention_choose(&call, true, "torch 3", &name, because, sizeof because),
                      DW_NOT_FOUND);
     assert_int_equal(dw_attention_choose(&call, true, NULL, &name, because, sizeof because), DW_OK);
@@ -515,7 +517,7 @@ static void test_classes(void **state) {
     char text[256];
     call.dtype = DW_F16, call.window_right = 0, call.softcap = 1.0f, call.dropout = 0.5f,
     call.seq_len_q = 700;
-    call.deterministic = true; /* which is backward's */
+    call.deterministic = true; /* the exception is backward's */
     assert_int_equal(dw_attention_class(&call, false, text, sizeof text), DW_OK);
     assert_string_equal(
         text, "attention forward f16 d128 group4 q512 k2048 heads128 causal softcap dropout");
@@ -523,7 +525,7 @@ static void test_classes(void **state) {
     assert_int_equal(dw_attention_class(&call, true, text, sizeof text), DW_OK);
     assert_string_equal(text, "attention backward f16 d128 group4 q512 k2048 heads128 "
                               "causal-top-left softcap dropout deterministic");
-    call.seq_len_q = call.seq_len_kv; /* the corners are one */
+    call.seq_len_q = call.seq_len_kv; /* the texts of the corners are equal */
     assert_int_equal(dw_attention_class(&call, false, text, sizeof text), DW_OK);
     assert_non_null(strstr(text, "heads128 causal softcap"));
     /* Rounded by ratio: 1448 is nearer to 1024, 1449 to 2048. */
@@ -583,7 +585,8 @@ static void test_measure(void **state) {
     for (int backward = 0; backward < 2; backward++) {
         int launches = fake->launch_count;
         assert_int_equal(dw_attention_measure(&call, backward, &seconds), DW_OK);
-        assert_true(fabs(seconds - 1.5e-3) < 1e-9); /* what the fake's events say */
+        /* The time that the fake driver's events report. */
+        assert_true(fabs(seconds - 1.5e-3) < 1e-9);
         assert_int_equal(fake->launch_count - launches, backward ? 1 + 3 * 13 : 13);
         assert_int_equal(fake->memory, 0);
         assert_int_equal(dw_attention_class(&call, backward, shape_class, sizeof shape_class),
@@ -636,7 +639,8 @@ static void test_in_a_process_without_gpu(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_in_a_process_without_gpu),
-        cmocka_unit_test_setup(test_who_takes_what, load_driver), /* for all that follow, too */
+        /* For all tests that follow, too. */
+        cmocka_unit_test_setup(test_who_takes_what, load_driver),
 
         cmocka_unit_test(test_work),
         cmocka_unit_test(test_expected),

@@ -1,11 +1,11 @@
-/* GEMMs up to the driver, which is a fake: the grid, cluster, tensor maps and parameters of each launch, and
- * the first-use check's verdict on a kernel that is right, wrong, or fails. */
+/* GEMMs up to the driver, which is a fake: the grid, cluster, tensor maps and parameters of each launch, and the
+ * first-use check's result for kernels that are right, wrong, or fail. */
 #include "common/gemm_reference_params.h"
 #include "fake/fake_gpu.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "number/half.h"
 
-/* Queried before the parameters are read. */
+/* The launch queries this before the parameters are read. */
 static int maps_of(const char *name) {
     const bool scaled = strcmp(name, "sm100_gemm_scaled") == 0,
                fast = scaled || strcmp(name, "sm100_gemm") == 0;
@@ -57,7 +57,7 @@ static void test_launch(void **state) {
     memcpy(&p, launch->params, sizeof p);
     assert_string_equal(launch->name, "sm100_gemm");
     assert_ptr_equal(launch->stream, folder);
-    /* 36 x 12 tiles of 256 x 256 on 74 pairs. */
+    /* There are 36 x 12 tiles of 256 x 256 on 74 pairs. */
     assert_int_equal(launch->grid[0], 148);
     assert_int_equal(launch->block[0], DW_GEMM_THREADS);
     assert_int_equal(launch->attribute_count, 1);
@@ -76,7 +76,7 @@ static void test_launch(void **state) {
     expect_map(launch->maps[2], 3, 7, 3000, 9000, 12016, 32, 32);
     expect_map(launch->maps[3], 5, 7, 3000, 9000, 12032, 32, 32);
 
-    /* With one row the stride does not matter. Without a residual its map is D's, and no kernel reads it. */
+    /* With one row the stride does not matter. Without a residual its map is D's map, and no kernel reads it. */
     call.m = 1, call.a.stride = -3, call.d.stride = 0, call.residual.data = NULL;
     call.activation = DW_ACTIVATION_SWIGLU;
     assert_int_equal(dw_gemm_run(&call), DW_OK);
@@ -124,7 +124,7 @@ static void test_scaled_launch(void **state) {
     assert_int_equal(launch->cluster[0], 2);
     assert_int_equal(launch->shared_bytes, DW_SCALED_SHARED_BYTES(DW_CODES_NVFP4, 2, 256, 5));
     assert_int_equal(p.tiles_m, 36);
-    assert_int_equal(p.tiles_n, 24); /* 128 columns of D each */
+    assert_int_equal(p.tiles_n, 24); /* 128 columns of D per tile */
     assert_ptr_equal(p.scales_d, call.scales_d);
     assert_ptr_equal(p.factor_a, call.factor_a);
     assert_ptr_equal(p.factor_b, call.factor_b);
@@ -143,7 +143,7 @@ static void use_other_gpu(void *capability) {
     CHILD_REQUIRE(fake->launch_count == 0 && fake->loads == 0);
 }
 
-/* Each is rejected with its reason before anything is compiled. */
+/* Each call is rejected with its reason before anything is compiled. */
 static void test_other_gpus(void **state) {
     int capabilities[] = {90, 110, 120};
     (void)state;
@@ -151,11 +151,11 @@ static void test_other_gpus(void **state) {
         expect_child(start_child(use_other_gpu, &capabilities[i]));
 }
 
-/* ---- the guard ----------------------------------------------------------------------------------- */
+/* ---- the first-use check ------------------------------------------------------------------------- */
 
-static float wrong_by; /* what a wrong kernel adds to D[0][0] */
+static float wrong_by; /* the amount that a wrong kernel adds to D[0][0] */
 
-/* Replaces both kernels, without an epilogue; alpha is a power of 2 or small, sums are in double. */
+/* Replaces both kernels, without an epilogue. alpha is a power of 2 or small; sums are in double. */
 static float read_element(const void *base, int64_t at) {
     return dw__bf16_to_f32(((const uint16_t *)base)[at]);
 }
@@ -191,7 +191,7 @@ static void run_kernel(const fake_launch *launch) {
     if (fast) ((float *)p.d)[0] += wrong_by;
 }
 
-/* D of 3 x 2 in memory that the test owns. */
+/* D has 3 x 2 elements, in memory that the test owns. */
 static uint16_t a[3 * 8] __attribute__((aligned(16))), b[2 * 8] __attribute__((aligned(16)));
 static float d[3 * 4] __attribute__((aligned(16)));
 static dw_gemm tiny_call(void) {
@@ -227,10 +227,10 @@ static void guard_passes(void *unused) {
     (void)unused;
     use_guard();
     dw_gemm call = tiny_call();
-    wrong_by = 1e-5f; /* within what rounding explains: of D's magnitude the eighth digit */
+    wrong_by = 1e-5f; /* within the tolerance: it changes the eighth digit of D */
     CHILD_REQUIRE(dw_gemm_supported(&call) == DW_OK);
     CHILD_REQUIRE(fake->memory == 0 && fake->relaxed > 0 && fake->launch_count == 1);
-    CHILD_REQUIRE(fake->launches[0].grid[0] == 2); /* few blocks, tile after tile */
+    CHILD_REQUIRE(fake->launches[0].grid[0] == 2); /* few blocks, which process tile after tile */
     wrong_by = 0;
     CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && fake->launch_count == 2);
     require_right();
@@ -245,7 +245,7 @@ static void guard_refuses(void *unused) {
     CHILD_REQUIRE(strstr(dw_last_error(), "disagrees with the reference on Fake GPU 0: D[0][0]"));
     CHILD_REQUIRE(strstr(dw_last_error(), "TILE_N=64") && strstr(dw_last_error(), "by definition"));
     wrong_by = 0;
-    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK); /* once and for all */
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK); /* the result is kept */
     CHILD_REQUIRE(strcmp(fake->launches[fake->launch_count - 1].name, "reference_gemm") == 0);
     require_right();
     CHILD_REQUIRE(dw_gemm_supported(&call) == DW_UNSUPPORTED && fake->memory == 0);

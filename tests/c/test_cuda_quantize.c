@@ -10,7 +10,7 @@ static int maps_of(const char *name) {
     return 0;
 }
 
-/* Memory that only the kernel reads. */
+/* Only the kernel reads this memory. */
 static void *address(uint64_t number) { return (void *)(uintptr_t)(number << 32); }
 
 static dw_quantize plain_call(void) {
@@ -80,14 +80,14 @@ static void use_guard(void) {
     fake->launch_count = fake->relaxed = 0;
 }
 
-/* For another kernel than those that the parent has loaded. */
+/* Uses another kernel than those that the parent has loaded. */
 static dw_quantize other_call(void) {
     dw_quantize call = plain_call();
     call.square = 1;
     return call;
 }
 
-/* A kernel that writes nothing is rejected, and every call with it. */
+/* A kernel that writes nothing is rejected, and so is every call with it. */
 static void guard_refuses(void *unused) {
     (void)unused;
     use_guard();

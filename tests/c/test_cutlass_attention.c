@@ -1,5 +1,5 @@
 /* CUTLASS's attention kernel behind dw_attention, up to the library: the calls that reach it and their form,
- * those that are rejected and their messages, and the verdict of its first use. Driver and library are fakes;
+ * those that are rejected and their messages, and the result of its first-use check. Driver and library are fakes;
  * tests/python/test_cutlass.py has the real library. */
 #include "base/json.h"
 #include "deepwell/explain.h"
@@ -17,7 +17,7 @@ static dw_attention named_call(void) {
     return call;
 }
 
-/* Start of the checks in a child: on a Blackwell GPU, first uses not checked. */
+/* Starts the tests of a child process: a Blackwell GPU, without first-use checks. */
 static void on_blackwell(void) {
     fake->current = 1001;
     fake->capability = 100;
@@ -26,7 +26,7 @@ static void on_blackwell(void) {
 
 #define SAID(words) (strstr(dw_last_error(), words) != NULL)
 
-/* ---- calls that it takes --------------------------------------------------------------------------------- */
+/* ---- supported calls ---------------------------------------------------------------------------------------- */
 
 static void launches(void *unused) {
     (void)unused;
@@ -48,7 +48,7 @@ static void launches(void *unused) {
     CHILD_REQUIRE(got->q_batch_stride == 512000 && got->kv_batch_stride == 230400);
     CHILD_REQUIRE(got->o_batch_stride == 512000 && got->processors == fake->sm_count);
 
-    /* A mask that hides nothing counts as none; lse may be absent. */
+    /* A mask that hides nothing counts as no mask; lse may be absent. */
     call.window_left = 5000, call.window_right = 2000, call.lse = NULL;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && !got->causal && !got->lse);
     call = named_call();
@@ -58,7 +58,7 @@ static void launches(void *unused) {
         CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && got->causal);
     }
 
-    /* PyTorch gives axes of length 1 any stride; the launcher sends other strides. */
+    /* PyTorch gives axes of length 1 any stride; the launcher passes other strides. */
     call = named_call();
     call.batch = call.heads_q = call.heads_kv = call.seq_len_q = call.seq_len_kv = 1;
     dw_attention_tensor *const all[] = {&call.q, &call.k, &call.v, &call.o};
@@ -69,7 +69,7 @@ static void launches(void *unused) {
                                got->q_batch_stride, got->kv_batch_stride, got->o_batch_stride};
     for (size_t i = 0; i < DW_COUNT(strides); i++) CHILD_REQUIRE(strides[i] == 128);
 
-    /* Nothing to multiply: the same as without a kernel's name. */
+    /* A call without queries or keys has the same result as without a kernel's name. */
     const int before = provider->launches;
     call = named_call();
     call.seq_len_q = 0;
@@ -82,7 +82,7 @@ static void launches(void *unused) {
     CHILD_REQUIRE(provider->launches == before);
 }
 
-/* No kernel needs any yet; a future library may. */
+/* No kernel needs workspace yet, but one of a future library may. */
 static void workspace(void *unused) {
     (void)unused;
     on_blackwell();
@@ -97,7 +97,7 @@ static void workspace(void *unused) {
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && provider->workspace == call.workspace);
 }
 
-/* Callers compiled before calls had this member still work. */
+/* Programs compiled before calls had this member still work. */
 static void shorter_structure(void *unused) {
     (void)unused;
     on_blackwell();
@@ -119,7 +119,7 @@ static void shorter_structure(void *unused) {
     CHILD_REQUIRE(dw_attention_class(&call, true, text, sizeof text) == DW_INVALID_ARGUMENT);
 }
 
-/* ---- calls that are refused ---------------------------------------------------------------------------------- */
+/* ---- rejected calls ----------------------------------------------------------------------------------------- */
 
 static void refused(const dw_attention *call, dw_status status, const char *words) {
     CHILD_REQUIRE(dw_attention_forward(call) == status);
@@ -151,17 +151,17 @@ static void refusals(void *unused) {
     REFUSE(call.v.row = 512, "the row stride of k is 256 elements and that of v 512");
     REFUSE(call.k.batch += 8, "the batch stride of k is 230408 elements and that of v 230400");
 #undef REFUSE
-    /* Calls that the library itself rejects. */
+    /* The library itself rejects these calls. */
     dw_attention call = named_call();
     provider->refused = "head dimension 128: another one";
     refused(&call, DW_UNSUPPORTED,
             "attention (batch 3, 4 query heads on 2, rows 1000 x 900, head_dim 128, bf16): "
             "cutlass.sm100.attention: head dimension 128: another one");
     provider->refused = NULL;
-    /* Calls that are invalid for every backend. */
+    /* These calls are invalid for every backend. */
     call.scale = NAN;
     refused(&call, DW_INVALID_ARGUMENT, "scale is nan");
-    /* Forward alone. */
+    /* The kernel has no backward. */
     call = named_call();
     size_t bytes;
     CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_UNSUPPORTED);
@@ -180,7 +180,7 @@ static void names(void *unused) {
             "sm90_attention_forward, sm100_attention_forward, cutlass.sm100.attention");
     call.kernel = "";
     refused(&call, DW_INVALID_ARGUMENT, "kernel \"\" is not known");
-    /* Our kernel: on its own GPU, and on Blackwell on request. */
+    /* Deepwell's kernel runs on its own GPU, and on Blackwell on request. */
     call.kernel = "sm90_attention_forward";
     refused(
         &call, DW_UNSUPPORTED,
@@ -190,7 +190,7 @@ static void names(void *unused) {
     CHILD_REQUIRE(strcmp(fake->launches[0].name, "sm100_attention_forward") == 0);
     call.kernel = NULL;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED && SAID("or by its name"));
-    /* A GPU that the kernel does not support. */
+    /* The kernel does not support this GPU. */
     fake->launch_count = fake->loads = 0;
     fake->current = 1000;
     fake->capability = 90;
@@ -210,7 +210,7 @@ static void not_built(void *unused) {
     refused(&call, DW_INVALID_ARGUMENT, "there is sm90_attention_forward, sm100_attention_forward");
 }
 
-/* ---- the first use --------------------------------------------------------------------------------------------- */
+/* ---- the first-use check ------------------------------------------------------------------------------------ */
 
 /* Replaces both kernels: every element holds its position in the tensor. */
 static bool wrong;
@@ -222,7 +222,7 @@ static uint16_t element(int batch, int head, int row) {
 
 static void compute_by_definition(const fake_launch *launch) {
     const dw_attention_params p = params_of(launch);
-    if ((uintptr_t)p.q.data % ((uintptr_t)1 << 32) == 0) return; /* a test's own call */
+    if ((uintptr_t)p.q.data % ((uintptr_t)1 << 32) == 0) return; /* a call of the test itself */
     computed++;
     for (int b = 0; b < p.batch; b++)
         for (int h = 0; h < p.heads_q; h++)
@@ -262,15 +262,15 @@ static void guarded(void *unused) {
     (void)unused;
     use_guard();
     dw_attention call = named_call();
-    provider->workspace_bytes = 512; /* the guard has what it needs */
+    provider->workspace_bytes = 512; /* the first-use check allocates the workspace */
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
-    CHILD_REQUIRE(computed == 4); /* two comparisons of two */
+    CHILD_REQUIRE(computed == 4); /* two trials, each with two kernels */
     CHILD_REQUIRE(provider->call.attention.processors == 3);
     CHILD_REQUIRE(provider->call.attention.queries > 256 && !provider->call.attention.causal);
     CHILD_REQUIRE(fake->memory == 0 && fake->relaxed > 0);
     provider->workspace_bytes = 0;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && computed == 4);
-    /* Other heads, and a mask, each need their own kernel. */
+    /* Another head dimension, and a mask, each need another kernel. */
     for (int kernel = 1; kernel < 4; kernel++) {
         call = named_call();
         if (kernel & 1) call.seq_len_q = call.seq_len_kv, call.window_right = 0;
@@ -294,7 +294,7 @@ static void guard_refuses(void *unused) {
     CHILD_REQUIRE(SAID("kernel cutlass.sm100.attention, head_dim 128 disagrees with the "
                        "reference on Fake GPU 1: element "));
     CHILD_REQUIRE(fake->memory == 0);
-    wrong = false; /* once and for all */
+    wrong = false; /* the result is kept */
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_UNSUPPORTED && SAID("disagrees"));
     call.seq_len_q = call.seq_len_kv, call.window_right = 0; /* another kernel */
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
@@ -320,20 +320,20 @@ static void guard_fails(void *unused) {
     }
     CHILD_REQUIRE(after > 3);
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
-    /* The launch itself. */
+    /* The launch fails. */
     provider->result = DW_CUTLASS_FAILED, provider->error = "gone";
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_STATE && SAID("batch 3") &&
                   SAID("attention: gone"));
 }
 
-/* ---- explaining ---------------------------------------------------------------------------------------------- */
+/* ---- explanations -------------------------------------------------------------------------------------------- */
 
 static const char *member(const json_t *row, const char *key) {
     const char *text = json_string_value(json_object_get(row, key));
     return text ? text : "";
 }
 
-/* CUTLASS's row, or NULL. The caller releases *root. */
+/* Returns CUTLASS's row, or NULL. The caller releases *root. */
 static json_t *row_of(const dw_attention *call, bool backward, const char *target, json_t **root) {
     char *text = NULL;
     json_t *row;
@@ -372,7 +372,7 @@ static void explained(void *unused) {
     json_decref(root);
 }
 
-/* Each runs in its own process, because a process keeps what it has loaded. */
+/* Each test runs in its own process, because a process keeps what it has loaded. */
 typedef void (*check)(void *);
 static void in_child(void **state) { expect_child(start_child(*(check *)*state, NULL)); }
 

@@ -1,6 +1,6 @@
 /* GEMMs by CUTLASS's kernels up to the provider, which is a fake like the driver: the calls that reach each
- * kernel and their form, those that are rejected, and the first-use check's verdict on kernels that are
- * right, wrong, or fail. */
+ * kernel and their form, those that are rejected, and the first-use check's result for kernels that are right, wrong,
+ * or fail. */
 #include "common/gemm_reference_params.h"
 #include "common/scale_layout.h"
 #include "fake/fake_cutlass.h"
@@ -28,7 +28,7 @@ static float a_at(int i, int k) { return (float)((PITCH * i + k) % 7) - 3; }
 static float b_at(int j, int k) { return (float)((PITCH * j + k) % 5) - 2; }
 static float c_at(int i, int j) { return (float)(8 * i + j); }
 
-/* Small whole numbers, so that D is exact. */
+/* Operands are small whole numbers, so that D is exact. */
 static dw_gemm tiny_call(const char *kernel) {
     memset(d, 0xff, sizeof d);
     for (int k = 0; k < K; k++) {
@@ -62,7 +62,7 @@ static void require_right(bool residual) {
         }
 }
 
-/* NVFP4 with addresses that nobody reads. */
+/* An NVFP4 call with addresses that are never read. */
 static dw_gemm codes_call(void) {
     dw_gemm call = {.struct_size = sizeof(dw_gemm),
                     .dtype = DW_BF16,
@@ -111,8 +111,8 @@ static void told(void *unused) {
     CHILD_REQUIRE(p.a_factor == call.factor_a && p.b_factor == call.factor_b);
     CHILD_REQUIRE(p.cluster[0] == 0 && p.cluster[1] == 0);
 
-    /* With one row the strides do not matter. Without a residual there is no C. Plain numbers have no scales,
-     * whatever the members hold. */
+    /* With one row the strides do not matter. Without a residual there is no C. Unquantized operands have no scales,
+     * whatever the members contain. */
     call.kernel = "cutlass.sm100.bf16";
     call.quantized = 0, call.m = 1, call.a.stride = -5, call.b.stride = 720, call.d.stride = -6;
     call.residual.data = NULL;
@@ -121,13 +121,13 @@ static void told(void *unused) {
     CHILD_REQUIRE(p.a_stride == 704 && p.b_stride == 720 && p.d_stride == 3000);
     CHILD_REQUIRE(p.c == NULL && p.beta == 0 && !p.a_scales && !p.b_scales && !p.a_factor);
 
-    call.m = 0, bytes = 1; /* nothing to do */
+    call.m = 0, bytes = 1; /* nothing to compute */
     CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && provider->launches == 2);
     CHILD_REQUIRE(dw_gemm_workspace(&call, &bytes) == DW_OK && bytes == 0);
     CHILD_REQUIRE(fake->launch_count == 0);
 }
 
-/* Deepwell's own kernel, by its name or by default, and callers with the older structure. */
+/* Deepwell's own kernel runs if the call names it or no kernel; callers with the older structure get it too. */
 static void own(void *unused) {
     (void)unused;
     const char *const names[] = {NULL, "sm100_gemm"};
@@ -145,7 +145,7 @@ static void own(void *unused) {
     CHILD_REQUIRE(provider->launches == 0);
 }
 
-/* ---- what is refused ------------------------------------------------------------------------------- */
+/* ---- rejected calls -------------------------------------------------------------------------------- */
 
 static void require_refused(const dw_gemm *call, dw_status status, const char *words) {
     const int before = provider ? provider->launches : 0;
@@ -187,7 +187,7 @@ static void refusals(void *unused) {
     require_refused(&call, DW_UNSUPPORTED, "n is 7; cutlass.sm90.bf16 expects a multiple of 8");
     call = tiny_call(kernel), call.k = 0;
     require_refused(&call, DW_UNSUPPORTED, "k is 0; cutlass.sm90.bf16 expects a multiple of 8");
-    call = tiny_call(kernel), call.a.data = (char *)a + 8; /* as of Deepwell's own */
+    call = tiny_call(kernel), call.a.data = (char *)a + 8; /* as for Deepwell's own kernel */
     require_refused(&call, DW_UNSUPPORTED, "expected a multiple of 16 bytes");
     call = tiny_call(kernel), call.device = device_named("emulator:sm_90a");
     require_refused(&call, DW_UNSUPPORTED,
@@ -207,7 +207,7 @@ static void refusals(void *unused) {
     call = tiny_call(kernel), call.struct_size = sizeof call - 1;
     require_refused(&call, DW_INVALID_ARGUMENT, "set it to sizeof(dw_gemm)");
 
-    /* Calls that the kernel itself rejects, before and at the launch. */
+    /* The kernel itself rejects these calls, before the launch and at the launch. */
     call = tiny_call(kernel);
     provider->refused = "too odd";
     require_refused(&call, DW_UNSUPPORTED, "k 16, bf16): cutlass.sm90.bf16: too odd");
@@ -239,12 +239,12 @@ static void other_version(void *unused) {
     require_refused(&call, DW_UNSUPPORTED, "is of another version than this library");
 }
 
-/* ---- kernels by definition -------------------------------------------------------------------------- */
+/* ---- kernels that compute the definition ------------------------------------------------------------ */
 
-static float wrong_by;   /* what a kernel adds to D[0][0] */
-static bool forget_c;    /* a kernel that adds no C */
-static int wrong_factor; /* 1: leaves out A's, 2: B's */
-static bool swap_scales; /* reads scales as if rows were not swizzled */
+static float wrong_by;   /* the amount that a kernel adds to D[0][0] */
+static bool forget_c;    /* the kernel does not add C */
+static int wrong_factor; /* 1: the kernel ignores A's factor, 2: B's */
+static bool swap_scales; /* the kernel reads scales as if rows were not swizzled */
 
 /* The values that A or B represents, row by row. */
 static double *read_operand(dw_scheme scheme, const void *data, const unsigned char *scales,
@@ -293,7 +293,7 @@ static void multiply(dw_scheme scheme, const dw_cutlass_gemm *p) {
     free(y);
 }
 
-static bool wrong_group; /* every group is multiplied with the first one's B */
+static bool wrong_group; /* the kernel multiplies every group with the first group's B */
 
 static void run_provided(const dw_cutlass_kernel *kernel, const void *call) {
     if (kernel->kind == DW_CUTLASS_GEMM) {
@@ -315,7 +315,7 @@ static void run_provided(const dw_cutlass_kernel *kernel, const void *call) {
                                                         .alpha = g->alpha});
 }
 
-/* cuda/common/gemm_reference.cu for BF16 without activation. */
+/* Replaces cuda/common/gemm_reference.cu for BF16 without activation. */
 static void run_reference(const fake_launch *launch) {
     dw_gemm_reference_params p;
     memcpy(&p, launch->params, sizeof p);
@@ -342,14 +342,14 @@ static void use_guard(int capability) {
     provider->workspace_bytes = 512;
 }
 
-/* ---- the guard ------------------------------------------------------------------------------------- */
+/* ---- the first-use check --------------------------------------------------------------------------- */
 
 /* Each specialization is checked once, with and without a residual. */
 static void guard_passes(void *unused) {
     (void)unused;
     use_guard(90);
     dw_gemm call = tiny_call("cutlass.sm90.bf16");
-    wrong_by = 1e-6f; /* far below BF16's rounding */
+    wrong_by = 1e-6f; /* far smaller than BF16's rounding */
     CHILD_REQUIRE(dw_gemm_supported(&call) == DW_OK && provider->launches == 1);
     const dw_cutlass_gemm *tried = &provider->call.gemm;
     CHILD_REQUIRE(tried->processors > 0 && tried->m > 512 && tried->m % 128 && tried->n % 128);
@@ -365,7 +365,7 @@ static void guard_passes(void *unused) {
     CHILD_REQUIRE(fake->launch_count == 0 && fake->memory == 0);
 }
 
-/* It is not used, and the reference computes the call. Other kernels, and this kernel's other epilogue, are
+/* The kernel is not used, and the reference computes the call. Other kernels, and this kernel's other epilogue, are
  * unaffected. */
 static void guard_refuses(void *unused) {
     (void)unused;
@@ -383,7 +383,7 @@ static void guard_refuses(void *unused) {
     CHILD_REQUIRE(strstr(dw_last_error(), "computed by definition"));
     forget_c = false;
     const int before = provider->launches;
-    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK); /* once and for all */
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK); /* the result is kept */
     CHILD_REQUIRE(provider->launches == before && fake->launch_count == 1);
     CHILD_REQUIRE(strcmp(fake->launches[0].name, "reference_gemm") == 0);
     CHILD_REQUIRE(fake->launches[0].stream == folder);
@@ -471,7 +471,7 @@ static const int64_t group_rows[GROUPS] = {2, 0, 1};
 static void *group_a[GROUPS] = {a, NULL, a + 2 * PITCH}, *group_b[GROUPS] = {b, NULL, b},
             *group_d[GROUPS] = {d, NULL, d + 2 * PITCH};
 
-/* The tiny call's rows as groups: the same D. */
+/* The tiny call's rows as groups, which give the same D. */
 static dw_grouped_gemm tiny_groups(const char *kernel) {
     (void)tiny_call(NULL);
     return (dw_grouped_gemm){.struct_size = sizeof(dw_grouped_gemm),
@@ -517,7 +517,7 @@ static void groups_refuse(void *unused) {
     CHILD_REQUIRE(
         strstr(dw_last_error(), "disagrees with the reference on Fake GPU 0: D[200][0] of"));
     CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_OK && provider->launches == 1);
-    CHILD_REQUIRE(fake->launch_count == 2); /* of groups that have rows */
+    CHILD_REQUIRE(fake->launch_count == 2); /* groups that have rows */
     require_right(false);
 }
 
@@ -536,7 +536,7 @@ static void groups_own(void *unused) {
     call.groups = 0, call.m = NULL;
     CHILD_REQUIRE(dw_grouped_gemm_run(&call) == DW_OK && fake->launch_count == 4);
 
-    /* A mistake in the last group: nothing is launched. */
+    /* The last group is invalid, so nothing is launched. */
     static const struct {
         int64_t m, n;
         dw_dtype dtype;
@@ -573,7 +573,7 @@ static void groups_own(void *unused) {
     CHILD_REQUIRE(fake->launch_count == 4 && provider->launches == 0);
 }
 
-/* ---- tests ----------------------------------------------------------------------------------------- */
+/* ---- list of tests --------------------------------------------------------------------------------- */
 
 static void test_calls(void **state) {
     (void)state;

@@ -46,7 +46,8 @@ static void test_memory(void **state) {
     dw_device_release(cpu(), NULL, 5);
 }
 
-/* A kernel through a GPU's table: the values that it writes, and its failure if the checker has a finding. */
+/* Runs a kernel through a GPU's table: checks the values that it writes, and that it fails if the checker has a
+ * finding. */
 static void test_emulated_gpu(void **state) {
     char *ptx = read_ptx("multiply_thread_index.ptx");
     const dw_device *device = NULL;
@@ -104,14 +105,15 @@ static void test_memory_is_counted(void **state) {
     dw_device_memory(cpu(), &now, &most);
     assert_int_equal(now - before, 5 << 20);
     assert_int_equal(most - before, (5 << 20) + 1000);
-    assert_int_equal(dw_device_allocate(cpu(), SIZE_MAX, &none), DW_OUT_OF_MEMORY); /* is not */
+    /* Not a name of a device. */
+    assert_int_equal(dw_device_allocate(cpu(), SIZE_MAX, &none), DW_OUT_OF_MEMORY);
     dw_device_release(cpu(), large, (size_t)5 << 20);
     dw_device_memory_restart(cpu());
     dw_device_memory(cpu(), NULL, &most);
     assert_int_equal(most, before);
 }
 
-/* Also where the same line of a kernel was reported before. */
+/* This also holds if the same line of a kernel was reported before. */
 static void every_wrong_launch_of_an_emulated_device_fails(void **state) {
     (void)state;
     static const char wrong[] = ".version 8.7\n.target sm_90a\n.address_size 64\n"

@@ -1,5 +1,5 @@
-/* Programs on the emulator: calls in PTX, and the entry points of libcudart and libcuda that nvcc's host code
- * uses, with a hand-made fat binary. */
+/* Programs on the emulator: calls in PTX, and the functions of libcudart and libcuda that nvcc's host code uses, with a
+ * hand-made fat binary. */
 #include "deepwell/emulator.h"
 #include "ptx_file.h"
 #include <dlfcn.h>
@@ -66,7 +66,7 @@ static void functions_are_called(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* A table of functions, as of a class with virtual ones. Kernels that call none of them run. */
+/* A table of functions, as of a class with virtual functions. Kernels that call none of them run. */
 static void functions_have_addresses(void **state) {
     uint32_t out[32];
     (void)state;
@@ -161,7 +161,7 @@ typedef struct extent {
     unsigned x, y, z;
 } extent;
 
-/* A container with one image of PTX for each target; flags are the entry's. */
+/* Makes a container with one PTX image for each target. `flags` are those of the entries. */
 static size_t add_image(unsigned char *at, int kind, uint64_t flags, const char *text) {
     const size_t bytes = (strlen(text) + 8) / 8 * 8;
     const uint16_t numbers[2] = {(uint16_t)kind, 0x101};
@@ -189,7 +189,7 @@ typedef struct wrapper {
 /* Names of templates run to thousands of characters. */
 #define TEN(X) X X X X X X X X X X
 #define LONG_NAME "g" TEN(TEN(TEN("abc")))
-/* A module for `target` whose kernel LONG_NAME stores 1000, `number` and the thread's index, added up. */
+/* A module for `target`. Its kernel LONG_NAME stores the sum of 1000, `number` and the thread's index. */
 static size_t add_kernel(unsigned char *at, const char *target, const char *number) {
     char addition[64];
     snprintf(addition, sizeof addition, "add.u32 %%r3, %%r3, %s;", number);
@@ -217,7 +217,7 @@ static int open_runtime(void **state) {
     return library ? 0 : -1;
 }
 
-static char a_function, a_variable, another; /* their addresses stand for the host's functions */
+static char a_function, a_variable, another; /* their addresses represent the host's functions */
 
 static void a_program_runs(void **state) {
     static unsigned char container[1 << 15];
@@ -283,7 +283,7 @@ static void a_program_runs(void **state) {
     assert_int_equal(cudaLaunchKernel(&a_function, grid, block, arguments, shared_bytes, stream),
                      0);
     assert_int_equal(cudaMemcpy(out, memory, sizeof out, 4), 0);
-    /* The PTX of the family, not of an earlier architecture. */
+    /* Selects the PTX of the family, not of an earlier architecture. */
     for (uint32_t i = 0; i < N + 2; i++) assert_int_equal(out[i], i < N ? 3003 + i : 0);
 
     (void)cudaGetLastError();
@@ -310,7 +310,7 @@ static void a_program_runs(void **state) {
                      0);
     assert_int_equal(status, 1);
     assert_null(function);
-    /* The functions that NVRTC calls in a driver without checking that they exist. */
+    /* NVRTC calls these functions of a driver without checking that they exist. */
     assert_int_equal(
         cudaGetDriverEntryPointByVersion("cuGetExportTable", &function, 12000, 0, &status), 0);
     int (*export_table)(const void **, const void *);
@@ -322,7 +322,7 @@ static void a_program_runs(void **state) {
     __cudaUnregisterFatBinary(binary);
 }
 
-/* Blocks are grouped as the kernel prefers or as the launch requests, one launch of each. */
+/* Blocks are grouped as the kernel prefers or as the launch requests, in one launch of each kind. */
 static void clusters_are_preferred(void **state) {
     static unsigned char container[1 << 13];
     typedef struct attribute {
@@ -378,8 +378,8 @@ static void programs_without_ptx(void **state) {
     static const struct {
         int kind;
         uint64_t flags;
-        const char *text; /* sm_...: a kernel for it */
-        size_t cut;       /* bytes that the container says too many */
+        const char *text; /* sm_...: the target of the kernel */
+        size_t cut;       /* number of bytes by which the container overstates its size */
         int result;
     } cases[] = {
         {2, 0x11, "\177ELF", 0, 209},    {1, 0x8011, "packed", 0, 209},

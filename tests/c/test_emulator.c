@@ -47,7 +47,7 @@ static void kernels_run(void **state) {
     assert_int_equal(dw_emulator_copy_out(emulator, out, y, sizeof out), DW_OK);
     for (int i = 0; i < N; i++) assert_true(out[i] == fmaf(host[0][i], s, host[1][i]));
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
-    /* One past the end. */
+    /* One byte past the end. */
     n = N + 1;
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     options.grid[0] = 8, options.block[0] = 128;
@@ -60,7 +60,7 @@ static void kernels_run(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* Runs a kernel of `ptx` in one block; its parameter is memory for a word of every thread, which goes to `out`. */
+/* Runs a kernel of `ptx` in one block. Its parameter is memory with one word per thread, which is copied to `out`. */
 static dw_status run_text(dw_emulator *emulator, const char *ptx, const char *kernel,
                           uint32_t threads, uint32_t shared, uint32_t *out) {
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
@@ -78,7 +78,7 @@ static dw_status run_text(dw_emulator *emulator, const char *ptx, const char *ke
     return status;
 }
 
-/* A kernel of tests/ptx/warps.ptx. */
+/* Runs a kernel of tests/ptx/warps.ptx. */
 static dw_status run_kernel(dw_emulator *emulator, const char *kernel, uint32_t threads,
                             uint32_t shared, uint32_t *out) {
     char *ptx = read_ptx("warps.ptx");
@@ -87,7 +87,8 @@ static dw_status run_kernel(dw_emulator *emulator, const char *kernel, uint32_t 
     return status;
 }
 
-/* Instructions in a frame: registers p, h, r, f, rd; %rd1 is the address of the thread's word, %r1 the thread. */
+/* Runs instructions within a frame that declares registers p, h, r, f, rd; %rd1 is the address of the thread's word,
+ * %r1 the thread. */
 static dw_status run_body(dw_emulator *emulator, const char *body, uint32_t threads,
                           uint32_t shared, uint32_t *out) {
     static const char head[] =
@@ -129,8 +130,8 @@ static void lanes_wait_for_each_other(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* Operations of subgroups of a warp: each lane's mask is its subgroup. A complete subgroup continues even if
- * lanes of the other wait for it. A warp's barrier is one barrier wherever its lanes arrive. */
+/* Operations of subgroups of a warp: each lane's mask is its subgroup. A complete subgroup continues even if lanes of
+ * the other subgroup are missing. A warp's barrier is one barrier, whichever instruction its lanes arrive at. */
 static void parts_of_a_warp_are_apart(void **state) {
     uint32_t out[32];
     (void)state;
@@ -141,7 +142,8 @@ static void parts_of_a_warp_are_apart(void **state) {
         assert_int_equal(dw_emulator_create("sm_90a", &options, &emulator), DW_OK);
         assert_int_equal(run_kernel(emulator, "parts_of_a_warp_are_apart", 32, 0, out), DW_OK);
         assert_int_equal(dw_emulator_finding_count(emulator), 0);
-        for (uint32_t lane = 0; lane < 32; lane++) /* 120 and 376: sums of the halves' lanes */
+        /* 120 and 376 are the sums of the two halves' lanes. */
+        for (uint32_t lane = 0; lane < 32; lane++)
             assert_int_equal(out[lane], 100000 * (lane < 16 ? 376 : 120) + 16000 + (lane ^ 3));
         dw_emulator_destroy(emulator);
     }
@@ -154,7 +156,7 @@ static void barriers_hold(void **state) {
     assert_int_equal(run_kernel(emulator, "barriers_hold", 256, 1024, out), DW_OK);
     for (uint32_t i = 0; i < 256; i++) assert_int_equal(out[i], 19000 + (i ^ 0xE0));
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
-    /* All threads, said by some and counted by others. */
+    /* All threads vote, and each counts the votes. */
     assert_int_equal(run_kernel(emulator, "a_count_and_none", 256, 1024, out), DW_OK);
     for (uint32_t i = 0; i < 256; i++) assert_int_equal(out[i], i);
     dw_emulator_destroy(emulator);
@@ -180,7 +182,7 @@ static void mistakes_are_found(void **state) {
     expect_finding(emulator,
                    "mov.u32 %r2, dynamic; ld.shared.u32 %r3, [%r2+64]; st.global.u32 [%rd1], %r3;",
                    32, "undefined", "4 were never written");
-    /* Each thread has written other bytes; thread 3 wrote all that it reads except the last. */
+    /* Each thread has written other bytes; thread 3 wrote all that it reads except for the last one. */
     expect_finding(emulator,
                    ".local .align 8 .b8 own[16]; mov.u64 %rd3, own; cvta.local.u64 %rd4, %rd3; "
                    "mov.u32 %r3, 0; st.local.u32 [%rd3+8], %r1; setp.ne.u32 %p1, %r1, 3; "
@@ -201,7 +203,7 @@ static void mistakes_are_found(void **state) {
                    "0 bytes past the end");
     expect_finding(emulator, "setp.lt.u32 %p1, %r1, 32; @%p1 bar.sync 1, 64;", 64, "deadlock",
                    "block 0, warp 0: waiting at barrier 1 (32 of 64 threads arrived)");
-    /* So many bytes that an address of 32 bits comes round. */
+    /* The size is so large that a 32-bit address wraps around. */
     expect_finding(emulator,
                    "mov.u32 %r2, dynamic; mov.u32 %r3, 0xFFFFFFF0; "
                    "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], %r3; "
@@ -228,7 +230,7 @@ static void mistakes_are_found(void **state) {
                    "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; $w: "
                    "mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra $w;",
                    1, "deadlock", "1 of 1 arrivals pending");
-    /* Warps that wait alike are told of together, and those that have ended. */
+    /* The finding lists warps in the same state together, and also the warps that have ended. */
     static const char four_of_five_wait[] =
         "mov.u32 %r2, fixed; add.u32 %r2, %r2, 8; setp.eq.u32 %p2, %r1, 0; "
         "@%p2 mbarrier.init.shared.b64 [%r2], 129; bar.sync 0; setp.ge.u32 %p3, %r1, 128; "
@@ -275,7 +277,7 @@ static void padding_may_be_copied(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* Compares values with C's own arithmetic. */
+/* Compares results with C's own arithmetic. */
 static void instructions_compute(void **state) {
     uint32_t out[32];
     float real;
@@ -326,7 +328,7 @@ static void instructions_compute(void **state) {
         {"setp.ne.u32 %p1, %r1, 3; @%p1 bra $end; setmaxnreg.dec.sync.aligned.u32 40;\n"
          "bar.warp.sync 8; mov.u32 %r2, 77; st.global.u32 [%rd1], %r2; $end: ret;",
          77},
-        /* Registers that are vectors. */
+        /* Vectors of registers. */
         {".reg .v4 .b32 v; .reg .v2 .u32 w<3>; .local .align 16 .b8 at[16]; mov.u32 v.x, 0x1000;\n"
          "mov.u32 v.y, 0x200; mov.u32 v.b, 0x30; mov.u32 v.a, %r1; st.local.v4.u32 [at], v;\n"
          "ld.local.v2.u32 w0, [at]; ld.local.v2.u32 w2, [at+8]; add.u32 w0.x, w0.x, w0.g;\n"
@@ -385,7 +387,7 @@ static void bad_text_is_refused(void **state) {
                    "sm_100a");
 }
 
-/* The emulator supports every instruction of every kernel that the library contains. */
+/* The emulator supports every instruction of every kernel that the library carries. */
 static void own_kernels_are_understood(void **state) {
     size_t kernels = 0;
     (void)state;

@@ -26,7 +26,7 @@ typedef struct algorithm {
     int reserved[4];
 } algorithm;
 
-static int live, multiplied[64]; /* objects; products by the type of their factors */
+static int live, multiplied[64]; /* objects, and GEMMs by the type of their operands */
 API int fake_cublaslt_live(void);
 API int fake_cublaslt_live(void) { return live; }
 API int fake_cublaslt_multiplied(int type);
@@ -91,7 +91,7 @@ static int takes(const product *p, const matrix *a, const matrix *b, const matri
     int mode = p->mode[0];
     if (p->mode[1] != mode || (mode != 0) != (p->scales[0] && p->scales[1])) return INVALID;
     if ((a->type == E2M1) != (mode == 1) || (mode == 2 && a->type != E4M3)) return NOT_SUPPORTED;
-    if (mode != 0) { /* tiles of 128 rows and 4 scales: the last of them is there */
+    if (mode != 0) { /* checks that the last tile of 128 rows and 4 scales exists */
         uint64_t in_row = a->rows / (mode == 1 ? 16 : 32);
         volatile const unsigned char *last = p->scales[0];
         (void)last[(a->columns + 127) / 128 * 128 * ((in_row + 3) / 4 * 4) - 1];

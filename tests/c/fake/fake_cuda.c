@@ -269,8 +269,8 @@ API int cuModuleLoadData(void **made, const void *image) {
     if (!ptx && memcmp(image, "\177ELF", 4) != 0) return 200;
     if (!ptx && state.refuse_real && ((const char *)image)[4] != '\n') return 200;
     module *m = keep(calloc(1, sizeof *m));
-    if (ptx)
-        snprintf(m->image, sizeof m->image, "%s", (const char *)image); /* it ends with a NUL */
+    if (ptx) /* The image ends with a NUL. */
+        snprintf(m->image, sizeof m->image, "%s", (const char *)image);
     else
         memcpy(m->image, image, sizeof m->image);
     pthread_mutex_lock(&lock);
@@ -430,7 +430,7 @@ API int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *memory,
     memcpy(to->steps, steps, rank * sizeof steps[0]);
     memset(map, 0, 128);
     memcpy(map, &state.map_count,
-           sizeof state.map_count); /* its number, for the launch that gets it */
+           sizeof state.map_count); /* number of the map, for the launch that receives it */
     pthread_mutex_unlock(&lock);
     return 0;
 }

@@ -19,7 +19,7 @@ typedef struct fake_launch {
     unsigned grid[3], block[3], shared_bytes;
     void *stream;
     int attribute_count, cluster[3], dependent;
-    unsigned largest_shared; /* what the function was allowed when it was launched */
+    unsigned largest_shared; /* dynamic shared memory that the function was allowed at its launch */
     int maps
         [8]; /* numbers of the tensor maps among its parameters, from 1: fake_cuda.maps[number - 1] */
     unsigned char params[FAKE_PARAMS_BYTES];
@@ -44,7 +44,7 @@ typedef struct fake_cuda {
     int64_t memory;             /* bytes allocated and not released */
     int graphs, graph_launches; /* executable graphs that exist, and launches of them */
 
-    /* What was asked. */
+    /* Records of the calls. */
     char loaded[64]; /* the first bytes of the last module's image */
     int calls, loads, functions, map_count, launch_count, retains, relaxed;
     fake_map maps[FAKE_MAPS];            /* in the order in which they were encoded */

@@ -6,15 +6,15 @@
 #include "cutlass/provider.h"
 
 typedef struct fake_cutlass {
-    const char *refused;      /* not NULL: no call is taken, in these words */
-    size_t workspace_bytes;   /* what every call wants */
-    dw_cutlass_result result; /* of launches */
+    const char *refused;      /* if not NULL, every call is rejected with this message */
+    size_t workspace_bytes;   /* workspace that every call needs */
+    dw_cutlass_result result; /* number of launches */
     const char *error;
     /* Runs instead of a kernel, with `call` of the structure of its kind; may be NULL. */
     void (*kernel)(const dw_cutlass_kernel *kernel, const void *call);
 
     int launches;
-    const dw_cutlass_kernel *last; /* what was launched, how, and where */
+    const dw_cutlass_kernel *last; /* the kernel of the last launch, its call, and its stream */
     union {
         dw_cutlass_gemm gemm;
         dw_cutlass_grouped grouped;
@@ -25,7 +25,7 @@ typedef struct fake_cutlass {
 
 /* fake_cutlass *fake_cutlass_state(void): exported by the library. */
 
-#ifdef FAKE_CUTLASS /* the file's path, in tests: it is the one that Deepwell loads */
+#ifdef FAKE_CUTLASS /* path of the file, which Deepwell loads too */
 #include "fake_gpu.h"
 
 static fake_cutlass *provider;

@@ -1,5 +1,5 @@
-/* Set-up for tests of the GPU's host side: the fake driver and the fake compiler instead of real ones, a separate
- * cache, and child processes, because a process loads a driver only once. */
+/* Set-up for tests of the GPU's host side: the fake driver and the fake compiler, a separate cache, and child
+ * processes, because a process loads a driver only once. */
 #ifndef FAKE_GPU_H
 #define FAKE_GPU_H
 
@@ -28,7 +28,7 @@ static inline void load_fake_driver(void) {
     fake = state();
 }
 
-/* A new folder, which is also the cache. */
+/* Makes a new folder, which is also the cache. */
 static inline void use_fake_compiler(char *made, size_t bytes) {
     snprintf(made, bytes, "%s/deepwell_test_XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
     assert_non_null(mkdtemp(made));
