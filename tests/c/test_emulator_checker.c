@@ -1,14 +1,14 @@
-/* The checker of shared memory: small correct kernels, over many orders of execution, and the same kernels
- * with one planted mistake each, which the checker must find and name in every order. */
+/* The checker of shared memory: small correct kernels in many orders of execution, and the same kernels with one
+ * planted mistake each, which the checker must find and name in every order. */
 #include "deepwell/emulator.h"
 #include "ptx_file.h"
 
-#define SEEDS 50       /* orders of execution of a kernel that is right */
-#define FEWER_SEEDS 10 /* of one with a mistake */
-#define WORDS 1024     /* of input and output each */
+#define SEEDS 50       /* orders of execution of a correct kernel */
+#define FEWER_SEEDS 10 /* orders of execution of a kernel with a mistake */
+#define WORDS 1024     /* bytes of input, and of output */
 
-/* The kernel f(in, out) of a file in tests/ptx; `words` of its output are compared. Every instruction has a line of its
- * own. */
+/* The kernel f(in, out) of a file in tests/ptx; `words` of its output are compared. Every instruction is on a separate
+ * line. */
 typedef struct kernel {
     const char *file;
     uint32_t threads, cluster, words;
@@ -16,8 +16,8 @@ typedef struct kernel {
     const char *architecture; /* NULL: sm_90a */
 } kernel;
 
-/* Replaces `from` by `to`. Every finding must then be of `kind` (or one of two), or of `also`; one of `kind`
- * names the lines that contain `line` and `other` (NULL: only the first). */
+/* A mistake: replaces `from` by `to`. Every finding must then be of `kind` (or one of two), or of `also`. A finding of
+ * `kind` must name the lines that contain `line` and `other` (NULL: only the first). */
 typedef struct mistake {
     const char *what, *from, *to, *kind, *also, *line, *other;
 } mistake;
@@ -266,9 +266,9 @@ static void parts_of_words_differ(void **state) {
     run_all(&parts, mistakes, COUNT(mistakes));
 }
 
-/* ---- products ------------------------------------------------------------------------------ */
+/* ---- MMAs ---------------------------------------------------------------------------------- */
 
-/* A of 64 x 16, row i of 1 + i % 4, by B of 16 x 8 twos; then A again, doubled. */
+/* Multiplies A of 64 x 16, whose row i is 1 + i % 4, by B of 16 x 8 twos; then A again, doubled. */
 #define WAIT "wgmma.wait_group.sync.aligned 0;\n"
 
 static uint32_t word_of(float x) {
@@ -296,7 +296,7 @@ static void products_are_waited_for(void **state) {
     run_all(&product, mistakes, COUNT(mistakes));
 }
 
-/* Reading a sum before the wait is a finding; the sum itself is right. */
+/* Reading an accumulator before the wait is a finding, although the value is right. */
 static void sums_read_early_are_right(void **state) {
     (void)state;
     static const mistake early = {"the wait comes later",
@@ -367,7 +367,7 @@ static void tensor_products_are_waited_for(void **state) {
     run_all(&tensor_product, mistakes, COUNT(mistakes));
 }
 
-/* Four warps store to tensor memory, four others load the values, and the first store again. */
+/* Four warps store to tensor memory; four others load the values; then the first ones store again. */
 static uint32_t same_word(const uint32_t *in, uint32_t i) { return in[i]; }
 
 #define STORED "tcgen05.wait::st.sync.aligned;\n"
@@ -390,7 +390,7 @@ static void tensor_memory_is_waited_for(void **state) {
     run_all(&tensor_memory, mistakes, COUNT(mistakes));
 }
 
-/* Sums in tensor memory: 7 is stored, a product added, what that makes loaded, and a product put in its place. */
+/* Accumulators in tensor memory: stores 7, accumulates an MMA, loads the result, and overwrites it with an MMA. */
 #define DONE_FIRST                                                                                 \
     "$first:\nmbarrier.try_wait.parity.shared.b64 %p3, [%r4], 0;\n@!%p3 bra $first;\n"             \
     "tcgen05.fence::after_thread_sync;\n"
@@ -452,7 +452,7 @@ static uint32_t told(const uint32_t *in, uint32_t i) { return in[i]; }
 
 static const kernel telling = {"checker_telling.ptx", 32, 2, 32, told, NULL};
 
-/* Each block reads the words of the other where they are. */
+/* Each block reads the other block's words in place. */
 static const kernel reader = {"checker_reader.ptx", 64, 2, 64, copied, NULL};
 
 static void blocks_outlive_their_readers(void **state) {
@@ -483,7 +483,7 @@ static void mbarriers_reach_the_cluster(void **state) {
     run_all(&telling, mistakes, COUNT(mistakes));
 }
 
-/* The same by stores that the barrier hears of. */
+/* The same with stores that complete on an mbarrier. */
 static const kernel remote = {"checker_remote.ptx", 32, 2, 32, told, NULL};
 
 static void remote_stores_are_waited_for(void **state) {
@@ -581,7 +581,7 @@ static void atomic_operations_are_no_races(void **state) {
     run_all(&summing, mistakes, COUNT(mistakes));
 }
 
-/* ---- writes of the same --------------------------------------------------------------------- */
+/* ---- writes of the same value --------------------------------------------------------------- */
 
 /* Three warps each clear the same words and read words that other lanes of their warp have cleared. */
 static uint32_t unchanged(const uint32_t *in, uint32_t i) { return in[i]; }

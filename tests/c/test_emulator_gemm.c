@@ -1,4 +1,4 @@
-/* sm_100's GEMM (cuda/sm100/gemm.cu) on the emulator, against sums in double: its PTX as compiled, with the
+/* sm_100's GEMM (cuda/sm100/gemm.cu) on the emulator, compared with sums in double. Runs the compiler's PTX with the
  * checker on. */
 #include "emulated_gemm.h"
 #include "emulated_gemm_run.h"
@@ -39,7 +39,7 @@ static uint32_t shared_bytes(const variant *v) {
     return (uint32_t)DW_GEMM_SHARED_BYTES(v->ctas, v->tile_n, v->stages);
 }
 
-/* One element, prime sizes, one past a tile, K of 0 and of no multiple of a step, rings that wrap. */
+/* Shapes: one element, prime sizes, one past a tile, K of 0 and of no multiple of a step, rings that wrap. */
 static const sizes shapes[] = {{1, 1, 1},  {128, 64, 64},  {129, 129, 65},
                                {3, 70, 0}, {67, 257, 131}, {257, 61, 709}};
 
@@ -118,7 +118,7 @@ static void time_is_bounded(void **state) {
                  .seed = 3};
     run r;
     open_run(&kernel, &p, &r);
-    clock_t begun = clock(); /* of all threads: other programs do not count */
+    clock_t begun = clock(); /* of all threads, so that other programs do not count */
     assert_int_equal(launch(&kernel, &p, &r), DW_OK);
     double seconds = (double)(clock() - begun) / CLOCKS_PER_SEC;
     expect_no_finding(r.emulator);
@@ -133,9 +133,9 @@ static void time_is_bounded(void **state) {
 #define COST(...) {0, __VA_ARGS__},
 static const tile_cost costs[] = {DW_SM100_GEMM_TILES(COST)};
 
-/* Cost of a tile on an SM, and a lower bound for the GEMM on a B200: over all rounds of the SMs the time of
- * the tensor cores, or of reading A and B from shared memory (128 bytes per clock, as on Hopper), or the time
- * to move A, B and D once. */
+/* The cost of a tile on an SM, and a lower bound for the GEMM on a B200: over all rounds of the SMs the time of the
+ * tensor cores, or of reading A and B from shared memory (128 bytes per clock, as on Hopper), or the time to move A, B
+ * and D once. */
 static void tiles_fit(void **state) {
     (void)state;
     const double size = GEMM_SIZE;
@@ -155,8 +155,10 @@ static void tiles_fit(void **state) {
         assert_true(shared <= DW_GEMM_MOST_SHARED);
         assert_true(DW_GEMM_SHARED_BYTES(t->ctas, t->tile_n, t->stages + 1) > DW_GEMM_MOST_SHARED ||
                     t->stages >= 8);
-        assert_int_equal(DW_GEMM_B_BYTES(t->ctas, t->tile_n) % 1024, 0); /* the swizzle's pattern */
-        double flops = 2.0 * DW_GEMM_ROWS * t->tile_n * DW_GEMM_STEP;    /* of a block, a step */
+        /* The pattern of the swizzle. */
+        assert_int_equal(DW_GEMM_B_BYTES(t->ctas, t->tile_n) % 1024, 0);
+        /* Bytes of a block's step. */
+        double flops = 2.0 * DW_GEMM_ROWS * t->tile_n * DW_GEMM_STEP;
         double tensor = flops / (rate / sms), shared_time = stage / (128 * clock);
         double step = tensor > shared_time ? tensor : shared_time;
         double bound = least_seconds(b200, t, DW_GEMM_STEP, step, 3.0 * size * size * 2);

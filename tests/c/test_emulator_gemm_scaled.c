@@ -1,5 +1,5 @@
-/* sm_100's block-scaled GEMMs (cuda/sm100/gemm_scaled.cu) on the emulator, against sums in double of the
- * operands' values: their PTX as compiled, with the checker on. */
+/* sm_100's block-scaled GEMMs (cuda/sm100/gemm_scaled.cu) on the emulator, compared with sums in double of the
+ * operands' values. Runs the compiler's PTX with the checker on. */
 #include "deepwell/number.h"
 #include "emulated_gemm_run.h"
 #include "emulated_gemm_scaled.h"
@@ -11,25 +11,25 @@ static const variant variants[] = {EMULATED_GEMM_SCALED(ROW)};
 
 /* ---- operands ------------------------------------------------------------------------------------ */
 
-/* If D is F16, no sum exceeds its range. */
+/* This keeps every sum within F16's range if D is F16. */
 static uint8_t random_scale(const problem *p, uint64_t *state) {
     const uint64_t word = random_word(state);
     const bool half = p->v.element && !p->v.output;
     if (p->v.scheme_a != DW_CODES_NVFP4)
         return (uint8_t)(p->integers ? 127 + word % 3 : 117 + word % (half ? 14 : 40));
-    if (!p->integers) return (uint8_t)(word % (half ? 0x40 : 0x7F)); /* 0, 2^-9 to 448 */
+    if (!p->integers) return (uint8_t)(word % (half ? 0x40 : 0x7F)); /* from 2^-9 to 448, and 0 */
     return (uint8_t)dw__encode_one(DW_UE4M3, (float)(word % 4), DW_OVERFLOW_SATURATE,
                                    DW_ROUND_NEAREST, 0);
 }
 
-/* `parts` matrices of `rows` rows one after the other, each with its own scales. */
+/* Makes `parts` matrices of `rows` rows, one after the other, each with its own scales. */
 static void make_operand(operand *o, dw_emulator *emulator, const problem *p, int rows, int parts,
                          matrix_type type, uint64_t *state) {
     const int block = DW_SCALED_BLOCK(p->v.scheme_a), wide = ceil_divide(p->k, block);
     const dw_dtype format = p->v.scheme_a == DW_CODES_NVFP4 ? DW_UE4M3 : DW_E8M0;
     const size_t part_bytes = (size_t)dw_scales_swizzled_bytes(rows, wide);
     make_random(&o->codes, emulator, parts * rows, p->k, type, state, p->integers);
-    if (type == MATRIX_E2M1 && p->k % 2) { /* the last byte's other half */
+    if (type == MATRIX_E2M1 && p->k % 2) { /* the unused half of the last byte */
         for (int i = 0; i < parts * rows; i++) set(&o->codes, i, p->k, 0);
         copy_in(&o->codes, emulator);
     }
@@ -60,7 +60,7 @@ static void make_operand(operand *o, dw_emulator *emulator, const problem *p, in
     free(swizzled);
 }
 
-/* Adjacent tiles of 128 rows, as many as a step reads, in 64-bit words. */
+/* Makes a map of the scales: adjacent tiles of 128 rows, as many as a step reads, in 64-bit words. */
 static void make_scale_map(const operand *o, int step_tiles, void *map) {
     enum { WORDS = DW_SCALE_TILE_BYTES / 8, U64 = 4 };
     dw_emulator_tensor_shape shape = {
@@ -108,7 +108,7 @@ static uint32_t shared_bytes(const variant *v) {
     return (uint32_t)DW_SCALED_SHARED_BYTES(v->scheme_a, v->ctas, v->tile_n, v->stages);
 }
 
-/* One element, prime sizes, one past a tile, K of 0, of no multiple of a block and of no multiple of a step,
+/* Shapes: one element, prime sizes, one past a tile, K of 0, of no multiple of a block and of no multiple of a step,
  * rings that wrap. */
 static const sizes shapes[] = {{1, 1, 1},  {128, 128, 256}, {129, 257, 65},
                                {3, 70, 0}, {67, 131, 367},  {257, 193, 1021}};
@@ -161,7 +161,7 @@ static void mistakes_are_found(void **state) {
     expect_mistakes(&kernel, &variants[4], of_a_pair, DW_COUNT(of_a_pair));
 }
 
-/* The D of one GEMM as MXFP8, codes and scales unchanged, is the A of another. */
+/* D of one GEMM as MXFP8, with its codes and scales unchanged, is A of the next GEMM. */
 static void quantized_output_is_the_next_input(void **state) {
     const problem first = {
         .v = {DW_CODES_MXFP8, DW_CODES_MXFP8, 1, 256, 3, 0, DW_GEMM_OUTPUT_MXFP8, 0, 0, 0, 0},
@@ -214,9 +214,9 @@ static void quantized_output_is_the_next_input(void **state) {
 #define COST(...) {__VA_ARGS__},
 static const tile_cost costs[] = {DW_SM100_SCALED_TILES(COST)};
 
-/* Cost of a tile on an SM, and a lower bound for the GEMM on a B200: over all rounds of the SMs the time of
- * the tensor cores, or of reading A, B and scales from shared memory (128 bytes per clock, as on Hopper), or
- * the time to move A, B, their scales and D (BF16) once. */
+/* The cost of a tile on an SM, and a lower bound for the GEMM on a B200: over all rounds of the SMs the time of the
+ * tensor cores, or of reading A, B and scales from shared memory (128 bytes per clock, as on Hopper), or the time to
+ * move A, B, their scales and D (BF16) once. */
 static void tiles_fit(void **state) {
     (void)state;
     const double size = GEMM_SIZE;
@@ -235,10 +235,11 @@ static void tiles_fit(void **state) {
         assert_true(2 * t->tile_n - overlap + scales <= DW_SCALED_COLUMNS);
         assert_true(scales <= DW_SCALED_SCALE_COLUMNS && overlap <= t->tile_n / 4);
         assert_true(shared <= DW_GEMM_MOST_SHARED && DW_GEMM_MOST_SHARED < shared + stage);
-        assert_int_equal(DW_GEMM_B_BYTES(t->ctas, t->tile_n) % 1024, 0); /* the swizzle's pattern */
+        /* The pattern of the swizzle. */
+        assert_int_equal(DW_GEMM_B_BYTES(t->ctas, t->tile_n) % 1024, 0);
         const double rate =
             b200->rate[t->scheme == DW_CODES_MXFP8 ? DW_RATE_MXFP8 : DW_RATE_FP4].value;
-        double flops = 2.0 * DW_GEMM_ROWS * t->tile_n * step; /* of a block, a step */
+        double flops = 2.0 * DW_GEMM_ROWS * t->tile_n * step; /* bytes of a block's step */
         double tensor = flops / (rate / sms), shared_time = stage / (128 * clock);
         double step_time = tensor > shared_time ? tensor : shared_time;
         double element = DW_GEMM_ROW_BYTES / (double)step + 1.0 / DW_SCALED_BLOCK(t->scheme);

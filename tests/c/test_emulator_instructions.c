@@ -1,4 +1,4 @@
-/* The emulator's instructions one by one, against separate arithmetic, on random and awkward words. */
+/* Tests the emulator's instructions one by one against separate arithmetic, on random and awkward words. */
 #include "deepwell/emulator.h"
 #include <math.h>
 #include <setjmp.h>
@@ -44,7 +44,7 @@ static void no_findings(const char *body) {
     fail_msg("%s\n%s", body, text);
 }
 
-static const char *target = "sm_100a"; /* of `emulator` */
+static const char *target = "sm_100a"; /* index in `emulator` */
 
 /* Runs `body` on `count` threads in blocks of `block`. Each thread reads `words` words of `in` (%rd1 is their
  * address) and stores `results` words at %rd2. %r1 is the thread. */
@@ -98,7 +98,7 @@ static void run_threads(const char *body, uint32_t count, uint32_t block, const 
     "mov.b32 %f10, %r10; mov.b32 %f11, %r11; mov.b32 %f12, %r12;\n"
 #define OUT "\nst.global.u64 [%rd2], %rd20;"
 #define OUT32 "\ncvt.u64.u32 %rd20, %r20;" OUT
-/* Within formats. */
+/* These opcodes have the same form with other types. */
 #define OUT_FORMAT "\nst.global.u64 [%%rd2], %%rd20;"
 #define OUT32_FORMAT "\ncvt.u64.u32 %%rd20, %%r20;" OUT_FORMAT
 typedef unsigned __int128 u128;
@@ -202,7 +202,7 @@ static void integers_compute(void **state) {
         {"add.cc.u64 %rd19, %rd10, %rd11; addc.u64 %rd20, %rd12, %rd10;" OUT, sum_high},
         {"sub.cc.u64 %rd19, %rd10, %rd11; subc.u64 %rd20, %rd12, %rd10;" OUT, difference_high},
         {"add.cc.s32 %r19, %r10, %r11; addc.cc.u32 %r20, %r12, %r10;" OUT32, sum_high_32},
-        /* 64 by 64 bits of words, as compilers chain it. */
+        /* Multiplies 64 by 64 bits word by word, as compilers do. */
         {"mov.b64 {%r30, %r31}, %rd10; mov.b64 {%r32, %r33}, %rd11; mul.lo.u32 %r34, %r30, %r32;"
          "mul.hi.u32 %r35, %r30, %r32; mad.lo.cc.u32 %r35, %r30, %r33, %r35; madc.hi.u32 %r36, "
          "%r30, %r33, 0;"
@@ -275,7 +275,7 @@ static void integers_compute(void **state) {
 typedef struct format {
     const char *name;
     int exponent_bits, fraction_bits, bias;
-    uint32_t most; /* code of the greatest number */
+    uint32_t most; /* code of the largest number */
     bool infinite;
 } format;
 static const format f16 = {"f16", 5, 10, 15, 0x7BFF, true},
@@ -285,14 +285,15 @@ static const format f16 = {"f16", 5, 10, 15, 0x7BFF, true},
                     e2m3 = {"e2m3", 2, 3, 1, 0x1F, false}, e3m2 = {"e3m2", 3, 2, 3, 0x1F, false},
                     e2m1 = {"e2m1", 2, 1, 1, 0x7, false};
 
-/* The definition: (-1)^s 2^(e - bias) 1.f, or 2^(1 - bias) 0.f. The code after the largest continues the sequence. */
+/* Returns the value by definition: (-1)^s 2^(e - bias) 1.f, or 2^(1 - bias) 0.f. The code after the largest continues
+ * the sequence. */
 static double magnitude_of(const format *f, uint32_t code) {
     const uint32_t fraction = code & ((1u << f->fraction_bits) - 1),
                    exponent = code >> f->fraction_bits;
     return exponent ? ldexp(1 + ldexp(fraction, -f->fraction_bits), (int)exponent - f->bias)
                     : ldexp(fraction, 1 - f->bias - f->fraction_bits);
 }
-/* Of two neighbours, the one that the rounding selects, found by search and not by arithmetic on bits. */
+/* Returns the neighbour that the rounding selects, found by search and not by arithmetic on bits. */
 static uint32_t nearest_code(const format *f, double x, char mode, bool finite) {
     const double m = fabs(x);
     const uint32_t sign = signbit(x) ? 1u << (f->exponent_bits + f->fraction_bits) : 0;
@@ -319,7 +320,7 @@ static uint32_t nearest_code(const format *f, double x, char mode, bool finite) 
 
 static const char *const rounding_names[] = {"rn", "rz", "rm", "rp"};
 
-/* Words around the format's values: its numbers, the midpoints between them, and their neighbours. */
+/* Chooses words near the format's values: its numbers, the midpoints between them, and their neighbours. */
 static float value_near(const format *f) {
     const uint64_t word = random_word();
     if (word % 3 == 0) return as_float(random_word());
@@ -404,14 +405,15 @@ static void floats_to_narrow(void **state) {
     }
 }
 
-/* Every code is converted to a pair of F16, and those to integers in every rounding. */
+/* Converts every code to a pair of F16, and those to integers with every rounding. */
 static uint32_t bits_of(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return isnan(x) ? 0x7FFFFFFF : bits;
 }
 
-/* Stochastic rounding: the code toward zero, or the next one if the random bits plus the dropped part carry. */
+/* Stochastic rounding selects the code toward zero, or the next one if the random bits plus the truncated part
+ * carry. */
 static uint32_t chance_code(const format *f, double x, uint32_t random, int random_bits,
                             bool finite) {
     const double m = fabs(x);
@@ -589,7 +591,7 @@ static void integers_to_floats(void **state) {
                 const format *f = formats[which];
                 char body[300];
                 for (int i = 0; i < COUNT; i++) {
-                    /* Numbers near midpoints, at every magnitude. */
+                    /* Tests numbers near midpoints, at every magnitude. */
                     const int shift = (int)(random_word() % 64);
                     in[i] = random_word() >> shift;
                     if (i % 2) in[i] = (in[i] | 1) << (random_word() % 48);
@@ -614,7 +616,7 @@ static void integers_to_floats(void **state) {
     }
 }
 
-/* Sums and products of halves, rounded once: every pair of exponents, subnormal results too. */
+/* Sums and products of halves are rounded once: tests every pair of exponents, and subnormal results. */
 static void halves_compute(void **state) {
     enum { COUNT = 64 * BLOCK };
     static uint64_t in[3 * COUNT], out[COUNT];
@@ -662,7 +664,8 @@ static void halves_compute(void **state) {
 
 /* ---- reductions in memory ------------------------------------------------------------------ */
 
-static float sum_of(uint64_t a, uint64_t b) { /* rounded once: 53 bits are twice 24 and two */
+/* The sum in double is rounded once: 53 bits are at least twice 24 plus two. */
+static float sum_of(uint64_t a, uint64_t b) {
     return (float)((double)as_float(a) + (double)as_float(b));
 }
 REFERENCE(sum_kept, bits_of(sum_of(a, b)))
@@ -690,7 +693,7 @@ static uint16_t half_reduced(const format *f, char kind, uint16_t a, uint16_t b)
         return (uint16_t)nearest_code(f, (a >> 15 ? -x : x) + (b >> 15 ? -y : y), 'n', false);
     }
     if (a_nan || b_nan) return a_nan ? b_nan ? 0x7FFF : b : a;
-    /* Codes in the order of their numbers; -0 is below 0. */
+    /* Orders codes by their numbers; -0 is below 0. */
     const int p = a >> 15 ? -1 - (a & 0x7FFF) : a, q = b >> 15 ? -1 - (b & 0x7FFF) : b;
     return (p < q) == (kind == '<') ? a : b;
 }
@@ -699,8 +702,8 @@ REFERENCE(brain_sum, half_reduced(&bf16, '+', (uint16_t)a, (uint16_t)b))
 REFERENCE(half_least, half_reduced(&f16, '<', (uint16_t)a, (uint16_t)b))
 REFERENCE(brain_greatest, half_reduced(&bf16, '>', (uint16_t)a, (uint16_t)b))
 
-/* a is in memory, the operation combines it with b (and c); then the memory's 8 bytes and the old value are
- * stored. */
+/* a is in memory, and the operation combines it with b (and c). The test then stores the 8 bytes of memory and the old
+ * value. */
 #define PLACE                                                                                      \
     "mov.u32 %r5, buffer; shl.b32 %r6, %r2, 4; add.u32 %r5, %r5, %r6; mov.u64 %rd20, 0;"           \
     "mov.u32 %r20, 0; st.shared.v2.u64 [%r5], {%rd10, %rd10}; st.global.v2.u64 [%rd2], {%rd10, "   \
@@ -820,9 +823,9 @@ static void reductions_refused(void **state) {
     }
 }
 
-/* ---- products of a warp -------------------------------------------------------------------- */
+/* ---- MMAs of a warp ------------------------------------------------------------------------ */
 
-/* Position of element i of a lane's A, B and C, as PTX ISA 9.7.14.5 defines it for elements of 16, 8, 4 and
+/* Returns the position of element i of a lane's A, B and C, as PTX ISA 9.7.14.5 defines it for elements of 16, 8, 4 and
  * 32 bits. */
 typedef struct layout {
     const char *name;
@@ -1162,7 +1165,8 @@ static void fragments_of_bytes(void **state) {
                 "ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8 {%r10, %r11, %r12, %r13}, [%r5];"
                 "st.global.v4.u32 [%rd2], {%r10, %r11, %r12, %r13};",
                 32, 32, in, 2, out, 2);
-    /* The B operand of a byte matmul from a matrix with rows of K: the lane's column, four rows per word. */
+    /* The B operand of a byte MMA from a matrix whose rows run along K: a lane has a column, with four rows per
+     * word. */
     for (int lane = 0; lane < 32; lane++)
         for (int byte = 0; byte < 16; byte++) {
             const int matrix = byte / 8, column = lane / 4 + byte / 4 % 2 * 8,
@@ -1205,7 +1209,7 @@ static void fragments_of_bytes(void **state) {
         }
 }
 
-/* ---- barriers that hear of things ---------------------------------------------------------- */
+/* ---- operations that complete on mbarriers ------------------------------------------------- */
 
 static void asynchronous_stores(void **state) {
     uint64_t in[64] = {0}, out[64];
@@ -1389,8 +1393,8 @@ static void tensor_maps_change(void **state) {
     dw_emulator_unload(module);
 }
 
-/* Reads back a box of 8 rows of 128 bytes from shared memory: the swizzles follow NVIDIA's figures, and for
- * atoms of 32 bytes the reads of its programs for B200. */
+/* Reads back a box of 8 rows of 128 bytes from shared memory. The swizzles follow NVIDIA's figures; for atoms of 32
+ * bytes they follow the addresses that NVIDIA's programs for B200 read. */
 static void boxes_are_swizzled(void **state) {
     static const char text[] =
         ".version 9.0\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 "
@@ -1467,7 +1471,7 @@ static void boxes_are_swizzled(void **state) {
 static void instructions_belong_to_architectures(void **state) {
     static const char *const names[] = {"sm_90a", "sm_100a", "sm_103a", "sm_120a"};
     static const struct {
-        const char *on, *text; /* Y: has it */
+        const char *on, *text; /* Y: the GPU has the instruction */
     } cases[] = {
         {"Y---", "wgmma.fence.sync.aligned;"},
         {"-YY-", "tcgen05.wait::ld.sync.aligned;"},

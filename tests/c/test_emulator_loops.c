@@ -1,4 +1,4 @@
-/* The emulator tells endless loops from long ones, soon, for any number of blocks. */
+/* The emulator distinguishes endless loops from long ones, quickly, for any number of blocks. */
 #include "deepwell/threads.h"
 #include "emulator_findings.h"
 #include "ptx_file.h"
@@ -6,12 +6,12 @@
 enum { WORDS = 64 };
 
 typedef struct program {
-    const char *name; /* the kernel in tests/ptx/loops.ptx */
+    const char *name; /* name of the kernel in tests/ptx/loops.ptx */
     uint32_t blocks, threads;
     uint64_t endless; /* 0: the default */
 } program;
 
-/* Memory starts as zeros. Returns the launch's status; `finding` receives the first finding. */
+/* Runs a program with zeroed memory. Returns the launch's status; `finding` receives the first finding. */
 static dw_status run(const program *p, int threads, uint32_t *out, dw_finding *finding,
                      uint64_t *executed) {
     dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
@@ -42,7 +42,7 @@ static dw_status run(const program *p, int threads, uint32_t *out, dw_finding *f
     return status;
 }
 
-#define FEW 4000000 /* operations of a warp that is stopped soon, of all its lanes */
+#define FEW 4000000 /* most operations, over all lanes, of a warp that is stopped early */
 
 static void endless_loops_are_stopped(void **state) {
     (void)state;
@@ -58,7 +58,7 @@ static void endless_loops_are_stopped(void **state) {
         {"it_counts", 1, 32, 60000},
         {"it_counts_in_its_own_memory", 1, 1, 60000},
         {"blocks_that_count", 5, 32, 60000},
-        /* Something happens in each round. */
+        /* Each round of these loops has an effect. */
         {"a_barrier_each_time", 1, 128, 10000},
         {"an_atomic_addition", 1, 64, 10000},
         {"a_store_that_changes", 3, 32, 10000},
@@ -110,7 +110,7 @@ static void options_are_checked(void **state) {
     dw_emulator *emulator = NULL;
     (void)state;
     dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
-    options.struct_size = offsetof(dw_emulator_options, threads); /* as it was at first */
+    options.struct_size = offsetof(dw_emulator_options, threads); /* as the variable was at first */
     options.threads = -7;
     assert_int_equal(dw_emulator_create("sm_100a", &options, &emulator), DW_OK);
     assert_int_equal(dw_emulator_multiprocessors(emulator), 148);
@@ -132,6 +132,6 @@ int main(void) {
         cmocka_unit_test(long_loops_are_not),
         cmocka_unit_test(options_are_checked),
     };
-    dw_set_threads(3); /* whatever the machine has */
+    dw_set_threads(3); /* on any machine */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

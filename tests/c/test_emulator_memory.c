@@ -1,5 +1,5 @@
-/* The emulator's peak memory: as many blocks as a GPU has SMs, each with all of its shared and tensor memory,
- * waiting for each other with the checker on, which keeps a separate record for every 128 words. */
+/* The emulator's peak memory: as many blocks as a GPU has SMs, each with all of its shared and tensor memory, wait for
+ * one another. The checker is on and keeps a separate record for every 128 words. */
 #include "deepwell/emulator.h"
 #include "ptx_file.h"
 #include <sys/resource.h>
@@ -43,7 +43,7 @@ static void blocks_that_wait_take_little(void **state) {
     const double taken = peak_mib() - before,
                  memories = (double)BLOCKS * (SHARED_BYTES + TENSOR_BYTES) / 1048576;
     print_message("%.0f MiB, %.0f of them shared and tensor memory\n", taken, memories);
-    assert_true(taken > memories); /* they were there together */
+    assert_true(taken > memories); /* all blocks were resident together */
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     assert_true(taken < 200);
 #endif

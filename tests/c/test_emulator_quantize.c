@@ -1,5 +1,5 @@
-/* Block quantization (cuda/common/quantize.cu) of Hopper and Blackwell on the emulator: bit for bit the
- * result of dw_block_quantize and dw_scales_swizzle, with the checker on. */
+/* Block quantization (cuda/common/quantize.cu) for Hopper and Blackwell on the emulator, with the checker on. Results
+ * must equal those of dw_block_quantize and dw_scales_swizzle bit for bit. */
 #include "common/quantize_params.h"
 #include "deepwell/emulator.h"
 #include "deepwell/hardware.h"
@@ -47,7 +47,7 @@ static void fill(const matrix *x, uint64_t seed, bool ordinary) {
             uint64_t region = seed + (uint64_t)(i / 32 * 1000 + j / 32);
             const int kind = quantize_kind(random_word(&region), ordinary);
             uint32_t bits = quantize_number(random_word(&state), kind);
-            const bool any = kind == QUANTIZE_ANY_BITS; /* of a half too */
+            const bool any = kind == QUANTIZE_ANY_BITS; /* numbers of which BF16 and F16 have all */
             if (x->type == MATRIX_BF16 && any) bits <<= 16;
             set(x, i, j, dw__f32_from_bits(bits));
             if (x->type == MATRIX_F16 && any)
@@ -61,7 +61,7 @@ typedef struct problem {
     variant v;
     architecture arch;
     int rows, columns;
-    int odd; /* elements by which rows are too long for loads of 16 bytes */
+    int odd; /* elements by which rows miss multiples of 16 bytes */
     bool ordinary, given;
     uint64_t seed;
     const char *without;
@@ -71,7 +71,7 @@ typedef struct problem {
 typedef struct result {
     dw_block_layout layout;
     size_t stride, code_bytes, scale_bytes;
-    uint8_t *codes, *scales; /* of the host */
+    uint8_t *codes, *scales; /* memory of the host */
     void *device_codes, *device_scales;
 } result;
 
@@ -163,7 +163,7 @@ static void open_run(const problem *p, run *r) {
     x->bytes = (size_t)x->rows * x->pitch;
     x->host = malloc(x->bytes);
     assert_non_null(x->host);
-    memset(x->host, 0xFF, x->bytes); /* no numbers behind rows */
+    memset(x->host, 0xFF, x->bytes); /* NaNs after the rows */
     fill(x, p->seed, p->ordinary);
     /* The last row ends at the end of the memory. */
     x->bytes -= x->pitch - row_bytes(x);
@@ -246,8 +246,8 @@ static void need_variants(void) {
     need_ptx(&jit);
 }
 
-/* One element, primes, one past a tile, no multiples of a block, lines shorter than a chunk of codes; rows that do not
- * begin at multiples of 16 bytes. */
+/* Shapes: one element, primes, one past a tile, no multiples of a block, lines shorter than a chunk of codes; rows that
+ * do not start at multiples of 16 bytes. */
 static void codes_and_scales_are_exact(void **state) {
     static const struct {
         int rows, columns, odd;
@@ -270,7 +270,7 @@ static void codes_and_scales_are_exact(void **state) {
                 }
 }
 
-/* The tensor scale of zeros only, or of no numbers, is 1. */
+/* If there are only zeros, or only NaNs, the tensor scale is 1. */
 static void nothing_to_scale(void **state) {
     (void)state;
     need_variants();
@@ -305,7 +305,7 @@ static void mistakes_are_found(void **state) {
     for (size_t i = 0; i < DW_COUNT(mistakes); i++) {
         problem p = {.v = variants[0],
                      .arch = architectures[1],
-                     .rows = 100, /* one block: the same first finding each time */
+                     .rows = 100, /* a single block has the same first finding each time */
                      .columns = 120,
                      .seed = 5,
                      .without = mistakes[i].opcode};
@@ -327,7 +327,7 @@ static double least_microseconds(const char *gpu, double bytes) {
     return seconds * 1e6;
 }
 
-/* Bytes that 8192 x 8192 elements must move: read once, codes and scales written once. */
+/* Bytes that must be moved for 8192 x 8192 elements: they are read once, and codes and scales are written once. */
 static void bytes_are_counted(void **state) {
     enum { SIZE = 8192 };
     static const char *const inputs[] = {"BF16", "F16", "F32"};

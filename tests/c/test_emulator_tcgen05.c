@@ -13,9 +13,10 @@
 
 typedef struct frame {
     dw_emulator *emulator;
-    int blocks;             /* 1, or 2: a pair */
-    int filled;             /* columns of tensor memory that are filled before the instructions */
-    uint32_t shared_bytes;  /* of a block's image, a multiple of 4 */
+    int blocks; /* 1, or 2 for a pair */
+    /* Columns of tensor memory that are filled before the instructions run. */
+    int filled;
+    uint32_t shared_bytes;  /* bytes of a block's image, a multiple of 4 */
     unsigned char *shared;  /* [blocks][shared_bytes] */
     uint32_t *tensor, *out; /* [blocks][LANES][COLUMNS] */
 } frame;
@@ -39,7 +40,7 @@ static uint32_t *cell(uint32_t *image, int block, int lane, int column) {
     return &image[((size_t)block * LANES + (size_t)lane) * COLUMNS + (size_t)column];
 }
 
-/* %r1: base of shared memory, %r2: thread. %rd7 and up, %r30 and up, %p5 and up are for the body. One thread
+/* %r1 is the base of shared memory, %r2 the thread. The body may use %rd7 and up, %r30 and up, %p5 and up. One thread
  * of the first block runs it. */
 static const char frame_text[] = HEAD
     ".extern .shared .align 1024 .b8 image[];\n.shared .align 8 .b64 arrived;\n.shared .b32 slot;\n"
@@ -85,7 +86,7 @@ static const char frame_text[] = HEAD
     "bar.sync 0; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; setp.ge.u32 %%p1, "
     "%%r2, 32; @%%p1 bra $end; tcgen05.dealloc.cta_group::%d.sync.aligned.b32 %%r14, 512;\n"
     "$end: ret; }\n";
-/* Reads back every column that an image has, eight at a time. */
+/* Reads back every column of the image, eight at a time. */
 static const char read_back[] =
     "$read: setp.ge.u32 %p1, %r16, %r5; @%p1 bra $done; tcgen05.ld.sync.aligned.32x32b.x8.b32 "
     "{%r20,%r21,%r22,%r23,%r24,%r25,%r26,%r27}, [%r15]; tcgen05.wait::ld.sync.aligned;\n"
@@ -93,7 +94,8 @@ static const char read_back[] =
     "{%r24,%r25,%r26,%r27}; add.s64 %rd3, %rd3, 32; add.u32 %r15, %r15, 8; add.u32 %r16, %r16, 8; "
     "bra.uni $read;\n$done:\n";
 
-/* `body` has the instructions; every warp then runs `after` (NULL: reads everything back, to f->out). */
+/* Runs a frame. One thread executes `body`; every warp then executes `after` (NULL: reads everything back to
+ * f->out). */
 static dw_status run_frame(frame *f, const char *body, const char *after) {
     const int group = f->blocks;
     char *text = malloc(sizeof frame_text + strlen(body) + (after ? strlen(after) : 0) + 4000);
@@ -108,7 +110,7 @@ static dw_status run_frame(frame *f, const char *body, const char *after) {
                        : "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 "
                          "[%r19];",
             after ? after : read_back, group);
-    const char *folder = getenv("DW_TEST_KEEP_PTX"); /* for an assembler to look at */
+    const char *folder = getenv("DW_TEST_KEEP_PTX"); /* the PTX, for an assembler to check */
     if (folder) {
         static int number;
         char name[300];
@@ -155,7 +157,7 @@ static void run_well(frame *f, const char *body, const char *after) {
 
 typedef enum format { F16, BF16, TF32, U8, S8, E4M3, E5M2, E2M3, E3M2, E2M1, UE8M0, UE4M3 } format;
 static const struct {
-    int bits, exponent, fraction, bias, code; /* code: in an instruction descriptor */
+    int bits, exponent, fraction, bias, code; /* its code in an instruction descriptor */
 } formats[] = {
     [F16] = {16, 5, 10, 15, 0}, [BF16] = {16, 8, 7, 127, 1}, [TF32] = {32, 8, 10, 127, 2},
     [U8] = {8, 0, 0, 0, 0},     [S8] = {8, 0, 0, 0, 1},      [E4M3] = {8, 4, 3, 7, 0},
@@ -177,7 +179,7 @@ static double value_of(format f, uint32_t code) {
     return f != UE4M3 && code >> sign & 1 ? -size : size;
 }
 
-/* A code of a finite number, near 1 for types with a wide range. */
+/* Returns a code of a finite number, near 1 for types with a wide range. */
 static uint32_t random_code(format f) {
     const uint32_t word = (uint32_t)rand() << 8 ^ (uint32_t)rand();
     switch (f) {
@@ -197,18 +199,18 @@ static uint32_t random_code(format f) {
 enum { PLAIN, SWIZZLE_32, SWIZZLE_64, SWIZZLE_128, SWIZZLE_128_BY_32 };
 typedef struct matrix {
     format f;
-    int rows, k; /* of a block's share */
-    bool packed; /* 4 bits without gaps */
+    int rows, k; /* rows or columns of one block's share */
+    bool packed; /* elements of 4 bits are packed */
     bool mn_major;
     int swizzle;
-    uint32_t first;    /* byte of the image, a multiple of 1,024 */
+    uint32_t first;    /* offset in the image, a multiple of 1,024 */
     uint32_t lbo, sbo; /* bytes */
 } matrix;
 
 static const uint32_t spans[] = {16, 32, 64, 128, 128};
 
-/* Byte in the image of (row, byte along K), or of (row, k) if rows are contiguous. The canonical layouts of
- * PTX ISA 9.7.16.5. */
+/* Returns the offset in the image of (row, byte along K), or of (row, k) if rows are contiguous: the canonical layouts
+ * of PTX ISA 9.7.16.5. */
 static uint32_t place_of(const matrix *m, uint32_t row, uint32_t k) {
     const uint32_t span = spans[m->swizzle];
     uint32_t at;
@@ -241,12 +243,12 @@ static void put(const matrix *m, unsigned char *image, int row, int k, uint32_t 
     else if (bits >= 8 || m->packed)
         put_bits(image, place_of(m, (uint32_t)row, (uint32_t)(k * bits / 8)), k * bits % 8, bits,
                  code);
-    else /* sixteen to sixteen bytes, from the first on */
+    else /* sixteen elements in each sixteen bytes, packed from the first byte on */
         put_bits(image, place_of(m, (uint32_t)row, (uint32_t)(k / 16 * 16)), k % 16 * bits, bits,
                  code);
 }
 
-/* Bytes between the K ranges of consecutive instructions, for `k` elements. */
+/* Returns the bytes between the K ranges of consecutive instructions, each of `k` elements. */
 static uint32_t step_of(const matrix *m, int k) {
     if (m->mn_major)
         return (uint32_t)k / (m->swizzle == SWIZZLE_128_BY_32 ? 4 : 8) *
@@ -254,7 +256,7 @@ static uint32_t step_of(const matrix *m, int k) {
     return m->swizzle == PLAIN ? 2 * m->lbo : 32;
 }
 
-/* Text that sets %rd<number> to the descriptor of the matrix, with its start `bytes` further. */
+/* Writes text that sets %rd<number> to the descriptor of the matrix, with its start moved by `bytes`. */
 static int make_descriptor(char *text, int number, const matrix *m, uint32_t bytes) {
     static const uint64_t modes[] = {0, 6, 4, 2, 1};
     const uint64_t rest = modes[m->swizzle] << 61 | (uint64_t)1 << 46 |
@@ -265,14 +267,14 @@ static int make_descriptor(char *text, int number, const matrix *m, uint32_t byt
                    m->first + bytes, number, (unsigned long long)rest);
 }
 
-/* Offsets without gaps, for `rows` of 32 * steps bytes. */
+/* Sets the offsets of a compact layout with rows of 32 * steps bytes. */
 static matrix make_matrix(format f, int rows, int k, bool packed, bool mn_major, int swizzle,
                           uint32_t first) {
     matrix m = {f, rows, k, packed, mn_major, swizzle, first, 0, 0};
     const uint32_t span = spans[swizzle], bits = (uint32_t)formats[f].bits;
     if (!mn_major) {
         if (swizzle == PLAIN)
-            m.lbo = 128 + 16, m.sbo = 2048; /* neither contiguous */
+            m.lbo = 128 + 16, m.sbo = 2048; /* the ranges are not contiguous */
         else
             m.sbo = 8 * span;
     } else {
@@ -286,7 +288,7 @@ static matrix make_matrix(format f, int rows, int k, bool packed, bool mn_major,
     return m;
 }
 
-/* ---- products ------------------------------------------------------------------------------ */
+/* ---- MMAs ---------------------------------------------------------------------------------- */
 
 typedef enum kind { KIND_F16, KIND_TF32, KIND_F8F6F4, KIND_I8, MXF8F6F4, MXF4, NVF4 } kind;
 static const struct {
@@ -305,11 +307,11 @@ typedef struct product {
     bool a_mn_major, b_mn_major;
     bool a_in_tensor, overwrite, a_negated, b_negated, stationary, saturate, a_shifted;
     int shift;        /* scale-input-d */
-    uint32_t disable; /* of every 32 lanes */
+    uint32_t disable; /* row of each 32 lanes */
     int scales;       /* factors for the K of one instruction */
     format scale;
     const char *modifiers;
-    int lane; /* of D and A */
+    int lane; /* types of D and A */
 } product;
 
 #define D_COLUMN 0
@@ -321,7 +323,7 @@ typedef struct product {
 #define SHARED_BYTES (2u * 65536u)
 #define MOST_K 256
 
-/* Position of D(row, column) of a matmul: block, lane, column. */
+/* Returns the position of D(row, column) of an MMA: block, lane, column. */
 static void place_of_d(const product *p, int row, int column, int *block, int *lane, int *at) {
     const int rows = p->m / p->group;
     *block = row / rows;
@@ -392,7 +394,7 @@ static void fill_operands(frame *f, const product *p, matrix *a, matrix *b, numb
                 put(a, f->shared + (size_t)block * f->shared_bytes, within, i, code);
                 continue;
             }
-            /* The rows have the positions of D's rows; if D is folded they are stored twice. */
+            /* A's rows have the positions of D's rows. If D is folded, they are stored twice. */
             product whole = *p;
             for (int fold = 0; fold < (rows == 64 && p->group == 2 ? 2 : 1); fold++) {
                 int to, lane, column;
@@ -414,8 +416,8 @@ static void fill_operands(frame *f, const product *p, matrix *a, matrix *b, numb
 }
 
 /* Scale factors of 32 rows are a column of bytes in 32 lanes, repeated in all four ranges of lanes. The
- * factors of one instruction are adjacent bytes. With fewer than four of them the next instruction's follow,
- * selected by IDs. `at` is the column of the first instruction. */
+ * factors of one instruction are adjacent bytes. If there are fewer than four, the next instruction's factors follow,
+ * and IDs select among them. `at` is the column of the first instruction. */
 static void fill_scales(frame *f, const product *p, numbers *x) {
     const int k = kinds[p->kind].k, chunk = k / p->scales, rows = p->m / p->group;
     for (int which = 0; which < 2; which++) {
@@ -480,7 +482,8 @@ static double sum_value(int sum, uint32_t bits) {
                             : single(bits);
 }
 
-/* Every sum is within the roundings to its type, one per instruction; cells outside of D are unchanged. */
+/* Checks that every sum is within the roundings to its type, one per instruction, and that cells outside of D are
+ * unchanged. */
 static void check_product(const product *p) {
     frame f = open_frame(p->group, SHARED_BYTES);
     numbers *x = malloc(sizeof *x);
@@ -517,7 +520,8 @@ static void check_product(const product *p) {
                 if (p->saturate && wanted > INT32_MAX) wanted = INT32_MAX;
                 most = 0;
             } else {
-                /* One rounding per instruction's sum, none larger than `size`; the sums are in double too. */
+                /* Bounds the error: each instruction rounds its sum once, and no sum is larger than `size`. The
+                 * expected sums in double round too. */
                 most = p->steps * (unit * (p->steps == 1 ? fabs(wanted) : size) +
                                    (p->sum == SUM_F16 ? 0x1p-25 : 0)) +
                        0x1p-44 * size;
@@ -678,15 +682,15 @@ static void products_of_pairs(void **state) {
 
 static const struct {
     const char *name;
-    int registers, columns, lanes; /* of .x1 */
+    int registers, columns, lanes; /* registers of .x1 */
 } shapes[] = {{"32x32b", 1, 1, 32},
               {"16x64b", 1, 2, 16},
               {"16x128b", 2, 4, 16},
               {"16x256b", 4, 8, 16},
               {"16x32bx2", 1, 1, 16}};
 
-/* Register and thread of a cell, as in the figures of 9.7.16.2.3.1. `column` counts pairs of columns if they
- * are packed; `half` is the second of .16x32bx2. */
+/* Returns register and thread of a cell, as in the figures of 9.7.16.2.3.1. `column` counts pairs of columns if they
+ * are packed; `half` is the second half of .16x32bx2. */
 static void holder_of(int shape, int lane, int column, int half, int *thread, int *at) {
     const int upper = lane / 8, row = lane % 8;
     switch (shape) {
@@ -705,7 +709,7 @@ typedef struct transfer {
     bool packed;
 } transfer;
 
-/* The instruction for registers %r100 and up, at column 8 of the warp's lanes. */
+/* Writes the instruction for registers %r100 and up, at column 8 of the warp's lanes. */
 static int write_transfer(char *text, const transfer *t, bool store) {
     const int count = t->times * shapes[t->shape].registers;
     char vector[1600], *at = vector, split[16] = "";
@@ -869,7 +873,7 @@ static void copies_of_every_shape(void **state) {
     }
 }
 
-/* Two shifts of columns 8 to 15: in one warp's lanes, all but the last receive the next lane's value. */
+/* Shifts columns 8 to 15 twice: in one warp's lanes, all but the last receive the next lane's value. */
 static void rows_are_shifted(void **state) {
     (void)state;
     srand(11);
@@ -931,7 +935,7 @@ static void copies_give_elements_bytes(void **state) {
 
 /* ---- allocation ---------------------------------------------------------------------------- */
 
-/* Runs a body on a block of `threads` threads, in its own kernel; %r1: thread, %rd1: the thread's word of the
+/* Runs a body in a separate kernel, on one block of `threads` threads. %r1 is the thread, %rd1 the thread's word of the
  * output. */
 static dw_status run_alone(dw_emulator *emulator, const char *body, uint32_t threads,
                            uint32_t *out) {
@@ -966,7 +970,7 @@ static dw_status run_alone(dw_emulator *emulator, const char *body, uint32_t thr
     "ld.shared.u32 %r9, [%r2+" where                                                               \
     "]; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r9, " columns ";\n"
 
-/* Eight warps request 128 columns each: four at a time get them, and no two the same. */
+/* Eight warps request 128 columns each: four at a time get them, and no two get the same ones. */
 static void columns_are_shared_out(void **state) {
     uint32_t out[256], seen[4] = {0};
     dw_emulator *emulator;
@@ -1022,7 +1026,7 @@ static void expect_framed(int filled, const char *body, const char *after, const
 #define LOAD "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r90}, [%r13];\n"
 #define WAIT_LOAD "tcgen05.wait::ld.sync.aligned;\n"
 
-/* ... and the reader waits until the value is there, in every order. */
+/* The reader waits until the value is there, in every order of execution. */
 static void who_reads_early_gets_the_value(void **state) {
     (void)state;
     srand(9);
@@ -1058,7 +1062,7 @@ static void mistakes_are_found(void **state) {
                   "too early", "a tcgen05.wait::st is missing in between");
     expect_framed(0, "", LOAD WAIT_LOAD, "undefined", "32 cells were never written");
     expect_framed(8, "", "xor.b32 %r13, %r13, 0x600000;\n" LOAD WAIT_LOAD, "tensor memory",
-                  "can access lanes"); /* another warp's */
+                  "can access lanes"); /* lanes of another warp */
     expect_framed(8, "", "add.u32 %r13, %r13, 512;\n" LOAD WAIT_LOAD, "tensor memory",
                   "do not exist");
     expect_framed(8, "",
@@ -1092,7 +1096,7 @@ static void mistakes_are_found(void **state) {
                   "invalid", ".cta_group::2 in a kernel that uses .cta_group::1");
 }
 
-/* A correct matmul, and the findings when one part of it is changed. */
+/* Runs a correct MMA, and checks the findings when one part of it is changed. */
 static void mistakes_in_products_are_found(void **state) {
     static const product halves = {KIND_F16, F16, F16, SUM_F32, 128, 64, 1, 1, BOTH(SWIZZLE_128)};
     static const product scaled = {MXF8F6F4,

@@ -1,4 +1,8 @@
-/* The engine on the CPU against the interpreter in FP64, on whole models (engine_problem.h). */
+/* Compares the engine with the interpreter in FP64, on whole models.
+ *
+ * Tolerance: the interpreter also runs the same graph in FP32. Its distance from FP64 is the cost of rounding
+ * alone on these data. The engine adds in another order; its distance may be SLACK times as
+ * large, plus a few units in the last place of the tensor's norm. */
 #include "base/pool.h"
 #include "deepwell/step_memory.h"
 #include "engine/executor.h"
@@ -230,7 +234,7 @@ static void leaves_that_backward_does_not_read_may_be_gone(void **state) {
         f.p.leaf_bindings[i].data = NULL;
         gone++;
     }
-    assert_true(gone > 0); /* biases, at least */
+    assert_true(gone > 0); /* at least the biases */
     OK(backward(f.plan, arena, &f.p, &less));
     expect_same_bits(&f.p, &all, &less);
     dw__free_aligned(arena);
@@ -332,7 +336,7 @@ static void plans_are_cached_and_kept_while_in_use(void **state) {
         dw_plan_release(other);
         if (s == 40) live = dw__memory_live();
     }
-    /* From the 32nd on every new plan evicts an old one; the plan in use stays. */
+    /* From the 32nd plan on, every new plan evicts an old one; the plan in use stays. */
     assert_in_range(dw__memory_live(), live - live / 4, live + live / 4);
     OK(dw_engine_plan(f.engine, f.p.sizes, &again));
     assert_ptr_equal(again, f.plan);
@@ -401,7 +405,7 @@ static void the_machine_describes_itself(void **state) {
     assert_int_equal(json_integer_value(json_object_get(machine, "threads")), dw_get_threads());
     const json_t *kernels = json_object_get(machine, "kernels");
     assert_int_equal(json_object_size(kernels), DW_OP_COUNT);
-    /* The reference is the last candidate of every operation. */
+    /* The last candidate of every operation is the reference. */
     const char *op;
     json_t *list;
     json_object_foreach((json_t *)kernels, op, list) {

@@ -1,4 +1,4 @@
-/* A folder of its own for a group of tests. */
+/* A temporary folder for a group of tests. */
 #ifndef DW_TEST_FOLDER_H
 #define DW_TEST_FOLDER_H
 

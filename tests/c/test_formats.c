@@ -1,6 +1,5 @@
-/* Number formats in C: every instruction set and number of threads gives the definition's bits, no row is
- * written past its end, and invalid arguments are rejected. The rules themselves are tested in Python against
- * other implementations. */
+/* Number formats in C: every instruction set and number of threads gives the definition's bits, nothing is written past
+ * the end of a row, and invalid arguments are rejected. Python tests compare the rules with other implementations. */
 #include "base/base.h"
 #include "base/isa.h"
 #include "deepwell/deepwell.h"
@@ -74,7 +73,7 @@ static void arrays_are_the_definition(void **state) {
     free(codes);
 }
 
-/* 2^32 / STEP patterns of F32 in each format: the loops against the definition. */
+/* Compares the loops with the definition for 2^32 / STEP patterns of F32 in each format. */
 static void patterns_across_the_range(void **state) {
     enum { STEP = 4099, AT_ONCE = 1 << 14 };
     (void)state;
@@ -96,7 +95,7 @@ static void patterns_across_the_range(void **state) {
     }
 }
 
-/* ---- the same bits everywhere ------------------------------------------------------------------ */
+/* ---- equal bits everywhere -------------------------------------------------------------------- */
 
 static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count) {
     const uint8_t *b = bytes; /* FNV-1a */

@@ -1,5 +1,5 @@
-/* GEMMs through the library on emulated Blackwell GPUs, with the checker on: selection, launch, rejection,
- * first-use check and the reference that replaces a rejected kernel, against sums in double. */
+/* GEMMs through the library on emulated Blackwell GPUs, with the checker on, compared with sums in double: selection,
+ * launch, rejection, the first-use check and the reference that replaces a rejected kernel. */
 #include "emulated_call.h"
 #include "emulated_gemm.h"
 #include "kernel/cuda/gpu_gemm.h"
@@ -56,14 +56,14 @@ static void close_run(run *r) {
     for (size_t i = 0; i < DW_COUNT(all); i++) take_away(all[i], r->device);
 }
 
-/* ---- what it should be ---------------------------------------------------------------------------- */
+/* ---- expected results ------------------------------------------------------------------------------- */
 
 typedef struct expected {
     double value, error;
 } expected;
 
-/* alpha sum + bias, and the bound of its F32 error: 2^-23 of the magnitudes for each of k + 2 operations,
- * even with a truncating accumulator. */
+/* Returns alpha sum + bias and the bound of its F32 error: 2^-23 of the magnitudes for each of k + 2 operations, even
+ * if the accumulator is truncated. */
 static expected linear(const run *r, int row, int row_b) {
     double sum = 0, size = 0, bias = r->call.bias ? get(&r->bias, 0, row_b) : 0;
     for (int k = 0; k < r->a.columns; k++) {
@@ -74,7 +74,7 @@ static expected linear(const run *r, int row, int row_b) {
                       (r->a.columns + 2) * 0x1p-23 * (r->call.alpha * size + fabs(bias))};
 }
 
-/* Slopes are at most 1.13 and 1.1; the approximations of the functions stay below 2^-19 of |x|. */
+/* Slopes are at most 1.13 and 1.1; the approximations of the functions have errors below 2^-19 of |x|. */
 static expected activated(const run *r, int row, int column) {
     expected x = linear(r, row, column);
     double v = x.value, error = 1.13 * x.error + 0x1p-19 * fabs(v);
@@ -125,7 +125,7 @@ static void expect_right(const problem *p, const char *device) {
 
 /* ---- kernels ---------------------------------------------------------------------------------------- */
 
-/* Selects tiles among the tests' variants by their numbers. */
+/* Finds the tests' compiled variant with these tiles. */
 static dw__gemm_shape shape_of(int ctas, int tile_n, int stages, int element, int output,
                                int activation, int bias, int residual) {
     dw__gemm_shape shape = {.f16 = element,
@@ -142,13 +142,15 @@ static dw__gemm_shape shape_of(int ctas, int tile_n, int stages, int element, in
 }
 typedef struct row {
     dw__gemm_shape shape;
-    bool others; /* launch control, quantized output: not the launcher's */
+    /* The launcher never selects variants with cluster launch control or quantized output here. */
+    bool others;
 } row;
 #define ROW(ctas, tile_n, stages, element, output, activation, bias, residual, schedule)           \
     {shape_of(ctas, tile_n, stages, element, output, activation, bias, residual),                  \
      schedule || output > 1},
 
-/* Compiled with the library. Under the sanitizers, DEEPWELL_TEST_PTX may name another build's. */
+/* The variants that were compiled with the library. Under the sanitizers, DEEPWELL_TEST_PTX may name another build's
+ * folder. */
 static void need_kernels(void) {
     const dw__gemm_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
     const dw__jit_variant variant = dw__gemm_variant(&shape);
@@ -162,7 +164,7 @@ static void carry_all(void) {
         const dw__jit_variant variant = dw__gemm_variant(&all[i].shape);
         if (!all[i].others) carry_variant(&variant);
     }
-    for (int bias = 0; bias < 2; bias++) { /* as the library does */
+    for (int bias = 0; bias < 2; bias++) { /* as the library names it */
         const dw__gemm_shape small = shape_of(1, 64, 8, 0, 0, 0, bias, 0),
                              large = shape_of(2, 256, 6, 0, 0, 0, bias, 0);
         const dw__jit_variant of_small = dw__gemm_variant(&small),
@@ -174,12 +176,12 @@ static void carry_all(void) {
     carry_variant(&reference);
 }
 
-/* ---- the guard ---------------------------------------------------------------------------------------- */
+/* ---- the first-use check ----------------------------------------------------------------------------- */
 
 static const problem small_one = {.m = 67, .n = 41, .k = 129, .bias = true, .seed = 4};
 
-/* A call whose kernel is rejected with `words`: the reference computes it, the log reports it once, and the
- * verdict stays. */
+/* Runs a call whose kernel is rejected with `words`: the reference computes it, the log reports it once, and the kernel
+ * stays rejected. */
 static void expect_refused(const char *words) {
     run r;
     open_run(&small_one, device_named("emulator:sm_100a"), &r);
@@ -197,7 +199,7 @@ static void expect_refused(const char *words) {
 
 static void keep_correct(void) {
     run r;
-    if (!dw__jit_ptx[0].name) carry_all(); /* else what the library carries */
+    if (!dw__jit_ptx[0].name) carry_all(); /* otherwise the library's own PTX is used */
     open_run(&small_one, device_named("emulator:sm_100a"), &r);
     REQUIRE(dw_gemm_supported(&r.call) == DW_OK);
     REQUIRE(dw_gemm_run(&r.call) == DW_OK && lines == 0);
@@ -210,7 +212,7 @@ static void correct_kernel_passes(void **state) {
     in_child(keep_correct);
 }
 
-/* The PTX that replaces the kernel of `small_one`. */
+/* Reads the PTX that replaces the kernel of `small_one`. */
 static void carry_in_place(char *text) {
     const dw__gemm_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
     const dw__jit_variant variant = dw__gemm_variant(&shape),
@@ -272,7 +274,7 @@ static void missing_wait_is_refused(void **state) {
 
 /* ---- calls -------------------------------------------------------------------------------------------- */
 
-/* One element, primes, one past a tile, K of no multiple of a step, K of 0, empty results. */
+/* Shapes: one element, primes, one past a tile, K of no multiple of a step, K of 0, empty results. */
 static void small_calls_are_right(void **state) {
     static const int shapes[][3] = {{1, 1, 1},      {128, 64, 64}, {129, 65, 65},
                                     {67, 131, 257}, {3, 300, 129}, {257, 7, 13},
@@ -289,7 +291,7 @@ static void small_calls_are_right(void **state) {
     }
 }
 
-/* So many tiles that pairs of blocks compute them. */
+/* There are so many tiles that pairs of blocks compute them. */
 static void large_call_is_right(void **state) {
     problem p = {.m = 1537, .n = 1665, .k = 16, .integers = true, .seed = 5};
     run r;
@@ -325,7 +327,7 @@ static void residual_may_be_d(void **state) {
     close_run(&r);
 }
 
-/* Every tile that the tests compile, through the launcher, with few SMs that compute tile after tile. */
+/* Every compiled tile, through the launcher, with so few SMs that blocks compute several tiles. */
 static void each_tile_is_right(void **state) {
     const row all[] = {EMULATED_GEMM(ROW)};
     const dw_device *device = device_named("emulator:sm_100a");
@@ -360,7 +362,7 @@ static void each_tile_is_right(void **state) {
     }
 }
 
-/* The reference: every activation, type and output. */
+/* Tests the reference kernel: every activation, type and output. */
 static void definition_is_right(void **state) {
     const dw_device *device = device_named("emulator:sm_100a");
     const dw__context *context;
@@ -384,7 +386,7 @@ static void definition_is_right(void **state) {
     }
 }
 
-/* ---- refusals -------------------------------------------------------------------------------------------- */
+/* ---- rejected calls -------------------------------------------------------------------------------------- */
 
 static void wrong_arguments_are_refused(void **state) {
     static char memory[4096] __attribute__((aligned(16)));
@@ -438,7 +440,7 @@ static void wrong_arguments_are_refused(void **state) {
     assert_int_equal(dw_gemm_supported(&good), DW_INVALID_ARGUMENT); /* strides count */
 }
 
-/* ---- what is chosen ----------------------------------------------------------------------------------------- */
+/* ---- selection ------------------------------------------------------------------------------------------- */
 
 static void cheapest_tile_is_chosen(void **state) {
     static const struct {
@@ -446,10 +448,12 @@ static void cheapest_tile_is_chosen(void **state) {
         dw_activation activation;
         int ctas, tile_n;
     } cases[] = {
-        {8192, 8192, 8192, DW_ACTIVATION_NONE, 2, 256}, /* as fast as others, fewest bytes */
-        {1, 4096, 4096, DW_ACTIVATION_NONE, 1, 64},     /* one round: small tiles end first */
+        /* As fast as others, with the fewest bytes. */
+        {8192, 8192, 8192, DW_ACTIVATION_NONE, 2, 256},
+        /* A single round: small tiles finish first. */
+        {1, 4096, 4096, DW_ACTIVATION_NONE, 1, 64},
         {128, 128, 128, DW_ACTIVATION_NONE, 1, 64},
-        {128, 64, 64, DW_ACTIVATION_SWIGLU, 1, 128}, /* 64 would be half a box of D */
+        {128, 64, 64, DW_ACTIVATION_SWIGLU, 1, 128}, /* 64 columns would be half a box of D */
     };
     (void)state;
     for (size_t i = 0; i < DW_COUNT(cases); i++) {
@@ -469,7 +473,7 @@ static void cheapest_tile_is_chosen(void **state) {
             if (dw__gemm_exists(&other))
                 assert_true(chosen <= dw__gemm_cost_of(&call, &other, SMS).clocks);
     }
-    /* 8192^3 with pairs: 1024 tiles on 74 pairs are 14 rounds of 128 steps of 512 clocks. */
+    /* For 8192^3, pairs have 1024 tiles on 74 pairs: 14 rounds of 128 steps of 512 clocks. */
     dw_gemm call = {.m = 8192, .n = 8192, .k = 8192};
     dw__gemm_shape shape = shape_of(2, 256, 6, 0, 0, 0, 0, 0);
     dw__gemm_cost cost = dw__gemm_cost_of(&call, &shape, SMS);
@@ -478,7 +482,7 @@ static void cheapest_tile_is_chosen(void **state) {
     assert_true(cost.clocks == 14.0 * 128 * 512);
 }
 
-/* No two variants have the same parameters, and a variant is what its parameters say. */
+/* Different variants have different parameters, and unpacking the parameters gives the variant. */
 static void parameters_are_unique(void **state) {
     enum { COUNT = DW__GEMM_TILES * DW_ACTIVATION_COUNT * DW__GEMM_OUTPUTS << 5 };
     static uint64_t packed[COUNT];
@@ -515,6 +519,7 @@ int main(void) {
         cmocka_unit_test(definition_is_right),     cmocka_unit_test(wrong_arguments_are_refused),
         cmocka_unit_test(cheapest_tile_is_chosen), cmocka_unit_test(parameters_are_unique),
     };
-    setenv("DEEPWELL_GUARD", "off", 1); /* but in the children: the kernels are compared here */
+    /* Except in the children, because the tests compare results themselves. */
+    setenv("DEEPWELL_GUARD", "off", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

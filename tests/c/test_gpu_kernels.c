@@ -1,6 +1,5 @@
-/* What all GPU kernels share: the registry's rules, the cache of variants, and the first-use check, with a small kernel
- * of the test's own whose source is a text, on a fake GPU.
- */
+/* The parts that all GPU kernels share: the registry's rules, the cache of variants, and the first-use check. A small
+ * kernel of the test itself, whose source is a text, runs on a fake GPU. */
 #include "deepwell/attention.h"
 #include "deepwell/gemm.h"
 #include "deepwell/log.h"
@@ -16,13 +15,12 @@ static void check_entry(const dw__gpu_kernel *k) {
     assert_non_null(k->backend);
     assert_non_null(k->supports);
     assert_non_null(k->tolerance);
-    /* A kernel that no hardware has run is never chosen by default. Kernels of graphs run where a program asks for the
-     * engine on a GPU. */
+    /* A kernel that no hardware has run is used only on request. */
     if (k->proof == DW__PROVEN_ON_EMULATOR) {
         assert_true(k->asked_for || k->op == DW__GPU_OPERATION);
         assert_string_equal(dw__gpu_kernel_proof(k), dw__gpu_proof_emulator);
     }
-    if (!k->enqueue) return; /* PyTorch's */
+    if (!k->enqueue) return; /* PyTorch's kernels end here */
     assert_non_null(k->prepare);
     assert_non_null(k->entry_points);
     assert_non_null(k->operation);
@@ -49,7 +47,7 @@ static void test_registry(void **state) {
     }
 }
 
-/* A small call of each operation, and on which target which of our kernels supports it. */
+/* Makes a small call of each operation, and checks on which targets which of our kernels supports it. */
 static void test_supports(void **state) {
     (void)state;
     const dw_attention_tensor tensor = {.batch = 64 * 64, .head = 64 * 64, .row = 64};
@@ -92,7 +90,7 @@ static void test_supports(void **state) {
     const struct {
         const char *kernel;
         const void *call;
-        const char *targets; /* that have it */
+        const char *targets; /* the targets that support it */
     } cases[] = {
         {"sm90_attention_forward", &attention, "sm_90a"},
         {"sm90_attention_backward", &attention, "sm_90a"},
@@ -122,7 +120,7 @@ static void test_supports(void **state) {
     unsetenv("DEEPWELL_BLACKWELL");
 }
 
-/* ---- a family ------------------------------------------------------------------------------------ */
+/* ---- a family of kernels ----------------------------------------------------------------------------- */
 
 /* Stores `params` into a word. */
 typedef struct call {
@@ -130,7 +128,7 @@ typedef struct call {
     void *stream;
 } call;
 
-static int wrong_by; /* what the fake kernel adds */
+static int wrong_by; /* the amount that the fake kernel adds */
 static void run_kernel(const fake_launch *launch) {
     call c;
     memcpy(&c, launch->params, sizeof c);
@@ -176,7 +174,7 @@ static dw_status place(dw__trial *t) {
     (void)dw__trial_place(t, sizeof(uint32_t));
     t->host_bytes = t->bytes;
     t->consequence = ", its calls are refused";
-    assert_int_equal(((call *)t->state)->stream == NULL, 1); /* zeros */
+    assert_int_equal(((call *)t->state)->stream == NULL, 1); /* writes zeros */
     return DW_OK;
 }
 static dw_status fill(dw__trial *t) {
@@ -230,9 +228,9 @@ static void begin(void) {
 
 /* ---- the cache ----------------------------------------------------------------------------------- */
 
-/* Kernel, parameters and context tell variants apart; each is loaded and compared once. */
+/* Variants differ by kernel, parameters and context. Each is loaded and compared once. */
 static void finds_variants(void *unused) {
-    enum { COUNT = 250 }; /* some share a bucket */
+    enum { COUNT = 250 }; /* enough that some share a bucket */
     static const dw__variant *found[2][COUNT];
     const dw__gpu_kernel *const kernels[] = {&unchecked, &store};
     const dw__context *context = current();
@@ -286,7 +284,7 @@ static void refuses(void *unused) {
     (void)unused;
     begin();
     wrong_by = 1;
-    for (int i = 0; i < 2; i++) { /* once and for all */
+    for (int i = 0; i < 2; i++) { /* the result is kept */
         CHILD_REQUIRE(dw__variant_of(current(), &store, 7, &variant) == DW_OK);
         CHILD_REQUIRE(variant->disabled && trials == 1 && released == 1 && fake->memory == 0);
         CHILD_REQUIRE(dw__variant_status(variant) == DW_UNSUPPORTED);
@@ -300,7 +298,7 @@ static void refuses(void *unused) {
     CHILD_REQUIRE(dw__variant_status(variant) == DW_OK);
 }
 
-/* A kernel that fails is refused; where nothing was learnt the next call checks again. */
+/* A kernel that fails is rejected. If the check itself could not run, the next call repeats it. */
 static void fails(void *unused) {
     const dw__variant *variant;
     (void)unused;

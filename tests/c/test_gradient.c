@@ -1,5 +1,5 @@
-/* Gradients against central differences in F64, with the reference interpreter: every rule, with the gradient
- * of each output alone and of all together; first dims are symbolic. Passes over the same graphs must then
+/* Compares gradients with central differences in F64, computed by the reference interpreter: every rule, with the
+ * gradient of each output alone and of all together; first dims are symbolic. Passes over the same graphs must then
  * give the same numbers. */
 #include "graph/emit.h"
 #include "kernel/reference/interpret.h"
@@ -46,7 +46,7 @@ typedef struct op_case {
     dw_op op;
     leaf leaves[8];
     dw_attr attrs[6];
-    uint32_t no_gradient; /* bit i: leaf i isn't differentiated by */
+    uint32_t no_gradient; /* bit i: leaf i is not differentiated by */
 } op_case;
 
 /* number = 1 distinguishes an integer attribute from the unused end of the list */
@@ -497,7 +497,7 @@ static dw__tensor *leaf_tensor(problem *p, dw_value value) {
     return NULL;
 }
 
-/* The forward half of a problem: the same leaves and only the outputs. */
+/* Makes the forward half of a problem: the same leaves and only the outputs. */
 static dw_graph *forward_graph(const problem *p) {
     dw_graph *forward;
     OK(dw_graph_clone(p->graph, &forward));
@@ -506,7 +506,7 @@ static dw_graph *forward_graph(const problem *p) {
     return forward;
 }
 
-/* Sum over outputs of y * dy; y counts 0 where it is not finite (lse of an empty row). */
+/* Returns the sum over outputs of y * dy; y counts as 0 where it is not finite (lse of an empty row). */
 static double loss(problem *p, const dw_graph *forward) {
     dw__tensor outputs[4] = {0};
     double sum = 0;
@@ -665,7 +665,7 @@ static void passes_keep_the_numbers(void **state) {
     }
 }
 
-/* ---- the walk ------------------------------------------------------------------------------- */
+/* ---- the order of the gradient pass ---------------------------------------------------------- */
 
 static dw_graph *walk_graph(dw_value *x, dw_value *dy) {
     dw_graph *g;

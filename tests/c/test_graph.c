@@ -849,7 +849,7 @@ static void names_are_unique_and_found(void **state) {
     dw_value x, y, z;
     assert_ok(dw_graph_leaf(graph, DW_ROLE_INPUT, "%1", DW_F32, 0, NULL, &x));
     assert_ok(dw_graph_apply(graph, DW_OP_NEG, 1, &x, 0, NULL, &y));
-    assert_string_equal(dw_value_name(graph, y), "%2"); /* "%1" is taken */
+    assert_string_equal(dw_value_name(graph, y), "%2"); /* "%1" is already used */
     assert_ok(dw_graph_apply(graph, DW_OP_NEG, 1, &y, 0, NULL, &z));
     assert_string_equal(dw_value_name(graph, z), "%3");
     assert_int_equal(dw_graph_find(graph, "%2"), y);
@@ -1367,7 +1367,7 @@ static void costs_follow_the_sizes(void **state) {
                 56 * (4 + 4 + 8));
 }
 
-/* Compares visible pairs with the definition, one by one. */
+/* Compares the number of visible pairs with the definition, pair by pair. */
 static void attention_costs_count_visible_pairs(void **state) {
     (void)state;
     static const int64_t windows[] = {-1, 0, 1, 3, 100};
@@ -1430,7 +1430,7 @@ cleanup:
     if (status != DW_OK) assert_int_equal(status, DW_OUT_OF_MEMORY);
     if (status != DW_OK) assert_true(strlen(dw_last_error()) > 0);
     dw__memory_fail_after(-1);
-    if (copy) assert_ok(dw_graph_verify(copy)); /* whatever failed left it whole */
+    if (copy) assert_ok(dw_graph_verify(copy)); /* the failed call left it unchanged */
     dw_text_free(text);
     dw_text_free(json);
     dw_graph_destroy(graph);

@@ -1,4 +1,4 @@
-/* Graphs that no model has: as deep, as wide and as large as a file can describe. Each is rejected with one
+/* Graphs that no real model has: as deep, as wide and as large as a file can describe. Each is rejected with one
  * message or processed, in time proportional to its length, on the small stack of a thread. */
 #include "base/base.h"
 #include "deepwell/deepwell.h"
@@ -119,7 +119,7 @@ static void *run_chain(void *argument) {
 
 static void long_chains_fit_on_a_small_stack(void **state) {
     (void)state;
-    enum { STACK = 384 << 10 }; /* of which a frame of a pass takes a few KB */
+    enum { STACK = 384 << 10 }; /* a frame of a pass takes a few KB of it */
     for (size_t i = 0; i < DW_COUNT(chains); i++) {
         pthread_attr_t attributes;
         pthread_t thread;
@@ -136,7 +136,7 @@ static void long_chains_fit_on_a_small_stack(void **state) {
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
-/* Returns the message of the failure to plan `text` at B = size, or NULL if it can be planned. */
+/* Tries to plan `text` at B = size. Returns the message of the failure, or NULL. */
 static const char *refusal(const char *text, int64_t size) {
     static char message[2048];
     dw_graph *graph = NULL;
@@ -164,7 +164,7 @@ static void sizes_beyond_all_memory_are_refused(void **state) {
     (void)state;
     const char *cube = B_TEXT "input %x: f32[B, B, B]\n%y = neg(%x)\nreturn %y\n";
     assert_null(
-        refusal(cube, 100000)); /* 4 PB: a plan is arithmetic, its arena does not exist yet */
+        refusal(cube, 100000)); /* 4 PB: making a plan only computes, and allocates no arena */
     expect_refusal(cube, 3000000, "more than 2^61 bytes");
     expect_refusal(cube, INT64_MAX, "expected 0 to 2^62");
     expect_refusal(cube, -1, "negative");
@@ -189,7 +189,8 @@ static void sums_of_sizes_do_not_wrap(void **state) {
                                      "%%m0 = matmul(%%x, %%w)\n"));
     for (int i = 1; i < PRODUCTS; i++)
         OK(dw__text_printf(&text, "%%m%d = matmul(%%m%d, %%w)\n", i, i - 1));
-    for (int i = 1; i < PRODUCTS; i++) /* from the last to the first: all are alive at once */
+    /* Read from the last to the first, so all are alive at once. */
+    for (int i = 1; i < PRODUCTS; i++)
         OK(dw__text_printf(&text, "%%c%d = matmul(%%m%d, %%m%d) {transpose_a=1}\n", i, PRODUCTS - i,
                            PRODUCTS - 1 - i));
     OK(dw__text_printf(&text, "return %%c1"));

@@ -1,5 +1,5 @@
-/* Run-time compilation up to the compiler, which is a fake: assembly of sources, keys, the disk cache and its
- * failures, several threads and processes at once. */
+/* Run-time compilation up to the compiler, which is a fake: assembly of sources, keys, the disk cache and its failures,
+ * several threads and processes at once. */
 #include "deepwell/log.h"
 #include "fake/fake_gpu.h"
 #include "jit/jit.h"
@@ -89,7 +89,7 @@ static void test_names_and_keys(void **state) {
     assert_int_equal(dw__jit_key_of(&a, &source, "one", &key), DW_OK);
     assert_int_equal(dw__jit_key_of(&b, &source, "one", &same), DW_OK);
     assert_memory_equal(&key, &same, sizeof key);
-    /* Source, compiler, defines and architecture each make another key. */
+    /* A different source, compiler, define or architecture gives a different key. */
     assert_int_equal(dw__jit_key_of(&a, &other, "one", &different), DW_OK);
     assert_memory_not_equal(&key, &different, sizeof key);
     assert_int_equal(dw__jit_key_of(&a, &source, "two", &different), DW_OK);
@@ -114,7 +114,7 @@ static dw__jit_variant text_variant(const char *text) {
     return variant;
 }
 
-/* A text is a source like a file: its includes are put in place, messages name it. */
+/* A text is a source like a file: its includes are expanded, and messages name it. */
 static void test_text_expansion(void **state) {
     (void)state;
     dw__text expanded = {0};
@@ -130,7 +130,7 @@ static void test_text_expansion(void **state) {
     dw__text_free(&expanded);
 }
 
-/* Texts of one name are told apart by what they hold, and equal ones are one. */
+/* Texts of one name are distinguished by their contents; equal texts are one variant. */
 static void test_text_names_and_keys(void **state) {
     (void)state;
     static const char one[] = "int x;", copy[] = "int x;", other[] = "int y;";
@@ -197,7 +197,7 @@ static void test_text_cache(void **state) {
     assert_int_equal(after.cached - before.cached, 3);
 }
 
-/* The one entry of the cache. */
+/* Returns the path of the cache's only entry. */
 static void entry_path(char *path, size_t bytes) {
     char pattern[PATH_MAX];
     glob_t found;
@@ -244,7 +244,7 @@ static void test_damage(void **state) {
         assert_memory_equal(again, image, bytes);
         dw__free(again);
     }
-    /* An entry of another key under this name. */
+    /* The file holds an entry for another key. */
     dw__jit_key other = {{1}};
     void *none = NULL;
     assert_int_equal(dw__jit_cache_write(&other, image, bytes), DW_OK);
@@ -363,7 +363,7 @@ static void test_entry_of_others(void **state) {
         assert_int_equal(chown(path, 12345, 12345), 0);
         expect_image(&variant, 1, 0, 1, 0);
     }
-    /* A valid entry elsewhere, and a file of the user's. */
+    /* a valid entry elsewhere, and a file of the user's */
     const char *const texts[] = {NULL, "of the user"};
     for (size_t i = 0; i < DW_COUNT(texts); i++) {
         snprintf(victim, sizeof victim, "%s/victim%d", own, (int)i);
@@ -394,7 +394,8 @@ static void test_folder(void **state) {
     setenv("HOME", "/h", 1);
     assert_int_equal(dw__jit_cache_folder(&path), DW_OK);
     assert_string_equal(path.text, "/x/deepwell");
-    setenv("XDG_CACHE_HOME", "relative", 1); /* which the specification has ignored */
+    /* Relative paths, which the specification tells programs to ignore. */
+    setenv("XDG_CACHE_HOME", "relative", 1);
     path.length = 0;
     assert_int_equal(dw__jit_cache_folder(&path), DW_OK);
     assert_string_equal(path.text, "/h/.cache/deepwell");
@@ -428,7 +429,7 @@ static void test_compiler_failures(void **state) {
     assert_int_equal(dw__jit_image(&variant, DW__JIT_CUBIN, &image, &bytes), DW_UNSUPPORTED);
     assert_non_null(strstr(dw_last_error(), "no machine code for sm_90a"));
     unsetenv("FAKE_NVRTC_FAIL");
-    char *made = image_of(&variant, &bytes); /* nothing of that was kept */
+    char *made = image_of(&variant, &bytes); /* nothing of the failed compilation was kept */
     dw__free(made);
 }
 
@@ -446,7 +447,7 @@ static void no_compiler(void *unused) {
     CHILD_REQUIRE(dw_jit_compiler(&description) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "has no function nvrtcVersion"));
     CHILD_REQUIRE(dw_jit_search("") == DW_INVALID_ARGUMENT);
-    /* Found in the given folder, also with the layout of a site-packages. */
+    /* NVRTC is found in the given folder, also in the layout of a site-packages. */
     unsetenv("DEEPWELL_NVRTC");
     char path[PATH_MAX], *slash;
     snprintf(path, sizeof path, "%s", FAKE_NVRTC);
@@ -484,7 +485,7 @@ static void test_finding(void **state) {
     expect_child(start_child(in_site_packages, NULL));
 }
 
-/* ---- at once -------------------------------------------------------------------------------------------- */
+/* ---- several threads and processes ----------------------------------------------------------------------- */
 
 static void compile_slowly(void *unused) {
     (void)unused;
@@ -549,10 +550,10 @@ static void test_threads(void **state) {
     expect_child(start_child(threads_load, NULL));
 }
 
-/* ---- what the library carries ------------------------------------------------------------------------------- */
+/* ---- modules that the library carries ----------------------------------------------------------------------- */
 
 static const char cubin_text[64] =
-    "\177ELF and more", /* as one of another compiler than the fake one */
+    "\177ELF and more", /* as if another compiler than the fake one had made it */
     ptx_text[64] = ".version 9.0\n.target sm_90a";
 
 static dw__jit_file carried(const char *name, const char *text) {
@@ -565,14 +566,14 @@ static void loading_order(void *unused) {
     (void)unused;
     static const struct {
         bool cubin, ptx, refuse_cubin, refuse_ptx;
-        const char *image; /* how what is loaded begins */
+        const char *image; /* first bytes of the loaded image */
         unsigned embedded, translated, compiled, cached;
     } cases[] = {
         {true, true, false, false, "\177ELF and", 1, 0, 0, 0},
         {true, true, true, false, ".version", 0, 1, 0, 0},
         {false, true, false, false, ".version", 0, 1, 0, 0},
         {true, true, true, true, "\177ELF\n", 0, 0, 1, 0},
-        {true, true, true, true, "\177ELF\n", 0, 0, 0, 1}, /* compiled by the one before */
+        {true, true, true, true, "\177ELF\n", 0, 0, 0, 1}, /* compiled by the previous case */
         {false, false, false, false, "\177ELF\n", 0, 0, 0, 1},
         {true, false, true, false, "\177ELF\n", 0, 0, 0, 1},
         {false, true, false, true, "\177ELF\n", 0, 0, 0, 1},
@@ -667,7 +668,8 @@ static int setup(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_finding), /* first: children start without a compiler loaded */
+        /* First, because children start without a loaded compiler. */
+        cmocka_unit_test(test_finding),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_loading_order),
         cmocka_unit_test(test_expansion),

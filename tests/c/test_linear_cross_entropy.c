@@ -1,6 +1,6 @@
-/* Gradients of cross-entropy through the output projection against double loops: reductions, smoothing,
- * ignored targets, both layouts of the weight, one chunk and several; the same bits on any number of
- * threads; targets out of range are refused. */
+/* Compares gradients of cross-entropy through the output projection with double loops: reductions, smoothing, ignored
+ * targets, both layouts of the weight, one chunk and several. The bits are the same on any number of threads, and
+ * targets out of range are rejected. */
 #include "base/pool.h"
 #include "guarded_floats.h"
 #include "kernel/kernel.h"
@@ -229,7 +229,8 @@ static void test_reductions(void **state) {
 static void test_chunks(void **state) {
     (void)state;
     check(&(problem){101, 3, 131101, "mean", 0.0, true});
-#if !defined(__SANITIZE_THREAD__) /* half a minute, of threads that share rows as above */
+/* Takes half a minute; its threads share rows as in the other tests. */
+#if !defined(__SANITIZE_THREAD__)
     check(&(problem){197, 2, 131101, "sum", 0.05, false});
 #endif
 }

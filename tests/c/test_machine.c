@@ -20,7 +20,7 @@ static void load_fake_nvml(void) {
 
 #define NEAR(value, expected) (fabs((value) - (expected)) <= 1e-9 * fabs(expected))
 
-/* ---- a /sys ----------------------------------------------------------------------------------- */
+/* ---- a simulated /sys ------------------------------------------------------------------------- */
 
 static char root[64];
 
@@ -94,7 +94,7 @@ static void four_gpus_in_sys(void) {
     pci_device("pci0000:0f/0000:0f:03.0/0000:12:00.0", "0");
     pci_device("pci0000:80/0000:80:01.0/0000:13:00.0", "1");
     pci_device("pci0000:80/0000:80:02.0/0000:81:00.0", "1");
-    /* A storage device by itself, and one that is down. */
+    /* A storage device, and a port that is down. */
     infiniband("mlx5_1", "pci0000:80/0000:80:02.0/0000:81:00.0", "200 Gb/sec (4X HDR)\n",
                "4: ACTIVE\n", "Ethernet\n");
     infiniband("mlx5_2", "pci0000:80/0000:80:02.0/0000:81:00.1", "400 Gb/sec (4X NDR)\n",
@@ -120,7 +120,7 @@ static bool has_remark(const dw_machine *m, const char *part) {
     return false;
 }
 
-/* Its report is a file, and the plan's part of it reads back. */
+/* Writes the report to a file, and reads back the part for plans. */
 static void check_file(const dw_machine *m) {
     char *text = NULL, *one = NULL, *other = NULL;
     dw_hardware *direct = NULL, *read = NULL;
@@ -146,7 +146,7 @@ static void finish(const dw_machine *m) {
 
 static void no_gpu(void *unused) {
     (void)unused;
-    if (dlopen("libcuda.so.1", RTLD_NOW)) _exit(0); /* this machine has one */
+    if (dlopen("libcuda.so.1", RTLD_NOW)) _exit(0); /* this machine has hwloc */
     cpus_and_memory();
     in_root("/sys/class/net/eth0/type", "1\n");
     in_root("/sys/class/net/eth0/speed", "25000\n");
@@ -172,7 +172,7 @@ static void no_gpu(void *unused) {
     finish(m);
 }
 
-/* This machine as it is. */
+/* Describes this machine. */
 static void here(void *unused) {
     (void)unused;
     dw_machine *m = NULL;
@@ -261,7 +261,7 @@ static void paths(void *unused) {
     nvml->gpus = 4;
     four_gpus_in_sys();
     const dw_machine *m = probe();
-    CHILD_REQUIRE(m->path_count == 6 + 8); /* the port that is down is in no tree */
+    CHILD_REQUIRE(m->path_count == 6 + 8); /* only ports that are up have a place in the tree */
     for (size_t i = 0; i < DW_COUNT(expected); i++) {
         const dw_machine_path *path =
             path_between(m, expected[i].gpu, expected[i].peer, expected[i].nic);
@@ -291,7 +291,7 @@ static void tray_of_nvl72(void *unused) {
     CHILD_REQUIRE(strcmp(m->gpus[0].architecture, "sm_100a") == 0);
     CHILD_REQUIRE(strcmp(m->fabric, "completed") == 0 && has_remark(m, "clique 7"));
     CHILD_REQUIRE(m->gpus[0].link_version == 5 && NEAR(m->gpus[0].link_bandwidth.value, 900e9));
-    CHILD_REQUIRE(m->gpus[0].host_bandwidth.value == 225e9); /* by NVLink-C2C */
+    CHILD_REQUIRE(m->gpus[0].host_bandwidth.value == 225e9); /* joined by NVLink-C2C */
     dw_hardware *h = NULL;
     CHILD_REQUIRE(dw_machine_hardware(m, &h) == DW_OK);
     CHILD_REQUIRE(h->gpus == 4 && h->gpus_per_node == 4 && h->gpus_per_domain == 72);
@@ -323,7 +323,7 @@ static void two_by_pcie(void *unused) {
     finish(m);
 }
 
-/* Pairs with a bridge: domains of two. */
+/* A bridge joins pairs of GPUs: the domains have two. */
 static void bridged_pairs(void *unused) {
     (void)unused;
     load_fake_driver();
@@ -347,7 +347,7 @@ static void bridged_pairs(void *unused) {
     finish(m);
 }
 
-/* Without a catalogue entry the rates come from SMs and clock, and are marked so. */
+/* For a GPU that is not in the catalogue, the rates follow from SMs and clock, and are marked as estimates. */
 static void unknown_gpu(void *unused) {
     (void)unused;
     load_fake_driver();
@@ -469,7 +469,7 @@ static void each_allocation_fails(void *unused) {
 /* ---- measuring -------------------------------------------------------------------------------- */
 
 enum { COPY_BYTES = 1 << 20, MATRIX = 96 };
-/* Times that the fake driver's events report for every series. */
+/* Sets the times that the fake driver's events report for every series. */
 #define SERIES_SECONDS 1.5e-3
 
 static int asked_of(const char *path, const char *name, int argument) {
@@ -525,7 +525,7 @@ static void measured(void *unused) {
         CHILD_REQUIRE(gpu->rate[DW_RATE_MXFP8].kind == DW_FIGURE_UNKNOWN);
     }
     CHILD_REQUIRE(m->bus_bandwidth.kind == DW_FIGURE_MEASURED && m->bus_bandwidth.value > 0);
-    /* Nothing is left behind, and the caller's context is unchanged. */
+    /* All memory is freed, and the caller's context is unchanged. */
     CHILD_REQUIRE(fake->memory == 0 && fake->current == 77);
     CHILD_REQUIRE(asked_of(FAKE_CUBLASLT, "fake_cublaslt_live", 0) == 0);
     CHILD_REQUIRE(asked_of(FAKE_CUBLASLT, "fake_cublaslt_multiplied", 14) == 3 * 6 * 16);
@@ -571,7 +571,7 @@ static void some_not_measured(void *unused) {
         CHILD_REQUIRE(has_remark(m, "not measured: ") && has_remark(m, "out of memory"));
         CHILD_REQUIRE(m->gpus[0].copy_bandwidth.kind == DW_FIGURE_UNKNOWN);
         CHILD_REQUIRE(m->gpus[0].rate[DW_RATE_FP4].kind == DW_FIGURE_UNKNOWN);
-        /* Host memory alone does not support matmuls. */
+        /* The CPU has no tensor cores, so only memory is measured. */
         bool products = strcmp(failing[i], "cuMemAllocHost_v2") == 0;
         CHILD_REQUIRE((m->gpus[0].rate[DW_RATE_BF16].kind == DW_FIGURE_MEASURED) == products);
         CHILD_REQUIRE(m->gpus[0].rate[DW_RATE_BF16].value > 0);

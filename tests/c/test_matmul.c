@@ -1,5 +1,5 @@
-/* CPU GEMMs against double loops: every kernel on awkward shapes, strides, transpositions and batches; the
- * same bits on any number of threads; nothing written outside. */
+/* Compares CPU GEMMs with double loops: every kernel on awkward shapes, strides, transpositions and batches. The bits
+ * are the same on any number of threads, and nothing is written outside of the result. */
 #include "base/pool.h"
 #include "guarded_floats.h"
 #include "kernel/cpu/cpu_matmul.h"
@@ -23,8 +23,7 @@ static float *guarded_random(int64_t count) {
     return data;
 }
 
-/* ---- calls --------------------------------------------------------------------------------------
- */
+/* ---- calls -------------------------------------------------------------------------------------- */
 
 typedef struct problem {
     int64_t batch, m, n, k;
@@ -193,7 +192,8 @@ static void check_linear(const dw__kernel *kernel, int64_t batch, int64_t m, int
     int64_t a_count = batch * m * (k + 2);
     float *a = guarded_random(a_count), *b = guarded_random(n * k), *bias = guarded_random(n);
     float *y = guarded(batch * m * n);
-    dw__call flat = matmul_call(&p, a, b, y, attrs); /* the same product, for the check */
+    /* The same matmul by another kernel, for comparison. */
+    dw__call flat = matmul_call(&p, a, b, y, attrs);
     dw__call call = {.op = DW_OP_LINEAR,
                      .attr_count = 1,
                      .attrs = &transpose,

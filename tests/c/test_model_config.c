@@ -32,7 +32,7 @@ static void expect_refused(const char *text, size_t bytes, dw_status expected, c
     assert_int_equal(dw__memory_live(), live);
 }
 
-/* ---- what is refused ----------------------------------------------------------------------- */
+/* ---- rejected configurations --------------------------------------------------------------- */
 
 #define GPT2 "{\"model_type\": \"gpt2\", "
 #define LLAMA "{\"model_type\": \"llama\", "
@@ -284,7 +284,7 @@ static void nesting_without_end_is_refused(void **state) {
     free(text);
 }
 
-/* ---- what a path may be -------------------------------------------------------------------- */
+/* ---- paths --------------------------------------------------------------------------------- */
 
 static void paths_that_are_no_configurations(void **state) {
     (void)state;
@@ -311,7 +311,7 @@ static void paths_that_are_no_configurations(void **state) {
     assert_ok(dw__file_write(path, "", 0));
     assert_int_equal(dw_model_config_load(folder, &config), DW_PARSE);
     assert_non_null(strstr(dw_last_error(), path));
-    assert_int_equal(truncate(path, 1 << 25), 0); /* a hole: nothing that a model's file would be */
+    assert_int_equal(truncate(path, 1 << 25), 0); /* a sparse file, which is not a configuration */
     assert_int_equal(dw_model_config_load(folder, &config), DW_PARSE);
     assert_non_null(strstr(dw_last_error(), "more than 16777216 bytes"));
     if (geteuid() != 0) {
@@ -343,7 +343,7 @@ static void cut_at_any_byte(void **state) {
     dw_model_config_destroy(config);
 }
 
-/* ---- what is built ------------------------------------------------------------------------- */
+/* ---- accepted configurations --------------------------------------------------------------- */
 
 static void options_are_checked(void **state) {
     (void)state;
@@ -427,7 +427,7 @@ static void remove_model(const char *folder) {
     assert_ok(dw__folder_remove(path));
 }
 
-/* Everything in this layer, in a folder. */
+/* Calls every function of this layer, in a folder. */
 static bool run_everything(const char *folder) {
     dw_model_config *config = NULL, *again = NULL, *named = NULL;
     dw_graph *graph = NULL;
@@ -485,7 +485,7 @@ static void every_allocation_may_fail(void **state) {
         remove_model(folder);
     }
     assert_true(count > 200);
-    assert_int_equal(rmdir(folder), 0); /* no temporary was left */
+    assert_int_equal(rmdir(folder), 0); /* no temporary folder remains */
 }
 
 int main(void) {

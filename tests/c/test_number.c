@@ -1,4 +1,4 @@
-/* Philox against published vectors; BF16 and F16 against rounding in double. */
+/* Compares Philox with published vectors, and BF16 and F16 with rounding in double. */
 #include "number/half.h"
 #include "number/philox.h"
 #include <math.h>
@@ -33,7 +33,8 @@ static void philox_gives_the_published_words(void **state) {
     }
 }
 
-/* The layout that philox.h documents, from the published words: all of key and counter in place. */
+/* Checks the layout that philox.h documents against the published words: the parts of key and counter have their
+ * places. */
 static void uniform_uses_the_documented_counter(void **state) {
     const int64_t seed0 = 0x299f31d0a4093822, seed1 = 0x0370734413198a2e;
     const uint64_t block = 0x243f6a88;
@@ -57,7 +58,7 @@ static void fill_agrees_with_single_elements(void **state) {
     }
 }
 
-/* Mean 1/2, variance 1/12, of a million numbers: six standard deviations of the estimates. */
+/* Checks mean 1/2 and variance 1/12 of a million numbers, within six standard deviations of the estimates. */
 static void uniform_is_uniform(void **state) {
     enum { COUNT = 1 << 20 };
     double sum = 0.0, squares = 0.0;
@@ -111,7 +112,7 @@ static void check(const half_type *type, float x) {
     assert_int_equal(signbit(back) != 0, signbit(x) != 0);
 }
 
-/* Every pattern's value, from its fields. */
+/* Checks every pattern's value against its fields. */
 static void every_half_has_its_value(void **state) {
     (void)state;
     for (size_t t = 0; t < 2; t++) {
@@ -138,7 +139,7 @@ static void every_half_has_its_value(void **state) {
     }
 }
 
-/* Every number and every midpoint between neighbours, and one F32 ulp beside them. */
+/* Tests every number and every midpoint between neighbours, and the F32 numbers beside them. */
 static void rounding_is_right_at_every_boundary(void **state) {
     (void)state;
     for (size_t t = 0; t < 2; t++) {
@@ -182,7 +183,7 @@ static void special_values_survive(void **state) {
         assert_int_equal(type->from_f32(0.0f), 0);
         assert_int_equal(type->from_f32(-0.0f), type->sign);
         assert_int_equal(type->from_f32(3.4e38f), type->infinity);
-        /* NaNs with no payload bit that fits must not become infinity. */
+        /* A NaN whose payload does not fit must not become infinity. */
         check(type, dw__f32_from_bits(0x7F800001u));
         check(type, dw__f32_from_bits(0xFF800001u));
         check(type, dw__f32_from_bits(0x7FFFFFFFu));

@@ -79,7 +79,7 @@ static void a_signal_finds_a_stack(void **state) {
     free(a), free(b), free(c), free(own.ss_sp);
 }
 
-/* ---- its own memory ---------------------------------------------------------------------------------------------- */
+/* ---- memory that oneDNN allocates -------------------------------------------------------------------------------- */
 
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 extern void *__libc_memalign(size_t alignment, size_t bytes);
@@ -114,8 +114,8 @@ static void in_children(int (*check)(void)) {
     }
 }
 
-/* Random extents and leading dimensions, many of them round, because its choice of loops depends on that.
- * Tests 2.6; later versions have workspaces that are 64 bytes larger. */
+/* Tests random extents and leading dimensions. Many are round numbers, because oneDNN's choice of loops depends on
+ * them. Tests 2.6; later versions have workspaces that are 64 bytes larger. */
 static int compare_memory(void) {
     enum { ROUNDS = 400, MOST_M = 512, MOST_N = 768, MOST_K = 1100, LEADING = 2048 };
     static const int grains[] = {1, 1, 8, 64, 128, 256};
@@ -152,7 +152,7 @@ static int compare_memory(void) {
         packed += known > 100000;
     }
     free(a), free(b), free(c);
-    bool always = strcmp(dw__onednn_isa(), "sse41") == 0; /* its loops all pack */
+    bool always = strcmp(dw__onednn_isa(), "sse41") == 0; /* all of its loops pack */
     if (always || (packed >= ROUNDS / 40 && packed <= ROUNDS * 3 / 4)) return 0;
     fprintf(stderr, "%s: %d of %d GEMMs pack\n", dw__onednn_isa(), packed, ROUNDS);
     return 1;
@@ -171,8 +171,8 @@ static size_t mapped_bytes(void) {
     return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The first GEMMs under address-space limits that leave more and more room: each gives an error or a result,
- * the last one a result. */
+/* The first GEMMs run under address-space limits that leave more and more room. Each fails with an error or gives a
+ * result, and the last one gives a result. */
 static int multiply_in_little_memory(void) {
     enum { STEP = 1 << 18, STEPS = 128, K = 3, N = 2 };
     const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 2, 3, 4, 5, 6}, by_hand[] = {22, 28, 49, 64};
@@ -185,7 +185,7 @@ static int multiply_in_little_memory(void) {
         struct rlimit limit = {before + (size_t)i * STEP, none.rlim_max};
         if (setrlimit(RLIMIT_AS, &limit) != 0) return 2;
         dw_status status = dw__onednn_sgemm(false, false, 2, N, K, a, K, b, N, 0.0f, c, N);
-        if (status == DW_OK) /* and the transposed B that has code of its own on AVX-512 */
+        if (status == DW_OK) /* and with transposed B, which has separate code on AVX-512 */
             status = dw__onednn_sgemm(false, true, 2, 2, K, a, K, a, K, 0.0f, c, 2);
         if (setrlimit(RLIMIT_AS, &none) != 0) return 2;
         if (status == DW_OUT_OF_MEMORY) {

@@ -1,6 +1,6 @@
-/* What the engine plans by, on every case of the driver's table: the flags of the operation table
- * against what the reference kernels compute, and the entries of kernels that lay out their results or
- * add to them. */
+/* The facts from which the engine plans, on every case of the driver's table: compares the flags of the operation table
+ * with results of the reference kernels, and tests the kernels that choose the layout of their results or add to
+ * them. */
 #include "engine/views.h"
 #include "graph/body.h"
 #include "graph/internal.h"
@@ -19,7 +19,7 @@
         if (ok_status != DW_OK) fail_msg("%s: %s", #call, dw_last_error());                        \
     } while (0)
 
-/* One case, computed. */
+/* One case and its results. */
 typedef struct computed {
     ops_case c;
     dw_graph *graph;
@@ -179,7 +179,8 @@ static dw_status check_pointwise(void *context, const char *text, dw_dtype place
     for (uint32_t i = 0; i < call->input_count; i++) {
         int64_t count = dw__tensor_count(&call->inputs[i]);
         if (it.c.inputs[i].fill == OPS_FILL_SEED || count < 2) continue;
-        if (!same_shape(&call->inputs[i], &call->outputs[0])) continue; /* broadcast by a program */
+        /* A program broadcasts it. */
+        if (!same_shape(&call->inputs[i], &call->outputs[0])) continue;
         for (uint32_t o = 0; o < call->output_count; o++)
             assert_true(same_shape(&call->outputs[o], &call->outputs[0]));
         change_one(&it, text, i, 0);
@@ -235,8 +236,7 @@ static void a_cheap_operation_takes_about_one_pass(void **state) {
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-/* The result lies as if the axes before the last were exchanged in memory, as a permute behind it
- * asks for. */
+/* The result lies in memory as if its axes before the last were exchanged, as a following permute requests it. */
 static void exchange_axes(dw__tensor *result) {
     int a = result->rank - 3, b = result->rank - 2;
     result->stride[b] = result->shape[a] * result->shape[a + 2];
@@ -370,12 +370,12 @@ static void a_body_says_what_its_results_may_overwrite(void **state) {
     static dw__body body;
     parse("t0=mul(i0,i1);t1=add(t0,i1);out(t0,t1)", &body);
     assert_true(dw__body_may_overwrite(&body, 0, 0));
-    assert_false(dw__body_may_overwrite(&body, 1, 0)); /* t1 reads it */
+    assert_false(dw__body_may_overwrite(&body, 1, 0)); /* t1 reads it later */
     assert_true(dw__body_may_overwrite(&body, 0, 1) && dw__body_may_overwrite(&body, 1, 1));
     parse("t0=neg(i0);out(t0,i1)", &body);
     assert_true(dw__body_may_overwrite(&body, 0, 0));
     assert_false(dw__body_may_overwrite(&body, 1, 0)); /* it is a result */
-    assert_false(dw__body_may_overwrite(&body, 0, 1)); /* a copy is not computed */
+    assert_false(dw__body_may_overwrite(&body, 0, 1)); /* a copied operand is not computed */
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */

@@ -31,7 +31,7 @@
 
 enum { MOST_LEAVES = 64, MOST_OUTPUTS = 8, MOST_ALLOCATIONS = 1000000 };
 
-/* ---- what scenarios are given ---------------------------------------------------------------- */
+/* ---- inputs of the scenarios ----------------------------------------------------------------- */
 
 /* Made once; no scenario changes it. */
 static struct {
@@ -39,7 +39,7 @@ static struct {
     char *gpt_text, *gpt_json;
     const ops_case *op_case;
     char long_key[3001];
-    const char *path; /* of a file that holds gpt_text */
+    const char *path; /* path of a file that contains gpt_text */
 } given;
 
 static dw_graph *build(dw_status (*make)(model *m), double dropout) {
@@ -82,7 +82,7 @@ static dw_status make_small(model *m) {
 typedef struct scenario {
     const char *name;
     dw_status (*run)(void);
-    bool graceful; /* may do without some memory: then its result is right all the same */
+    bool graceful; /* may succeed without some of its memory; its result is then right */
 } scenario;
 
 static int64_t next_position(int64_t position, int64_t density) {
@@ -308,7 +308,7 @@ cleanup:
     return status;
 }
 
-/* None fits, so that every divisor of the batch is tried. */
+/* No divisor fits, so all divisors of the batch are tried. */
 static dw_status fit_a_step(void) {
     dw_status status = DW_OK;
     dw_engine *engine = NULL;
@@ -397,7 +397,7 @@ cleanup:
     return status;
 }
 
-/* ---- the rest -------------------------------------------------------------------------------- */
+/* ---- other scenarios ------------------------------------------------------------------------- */
 
 static dw_status interpret(void) {
     float x[6] = {1, 2, 3, -1, 0, 1}, w[6] = {1, 0, 2, 0, 1, 1};
@@ -527,7 +527,7 @@ static void every_scenario_survives(void **state) {
 
 /* ---- every operation ------------------------------------------------------------------------- */
 
-/* The first case of the table with the most operands and attributes, in F32 if possible. */
+/* Finds the first case of the table with the most operands and attributes, in F32 if possible. */
 typedef struct op_choice {
     char text[DW_OP_COUNT][OPS_TEXT_BYTES];
     uint32_t score[DW_OP_COUNT];
@@ -594,7 +594,7 @@ static void every_operation_survives(void **state) {
     }
 }
 
-/* ---- before and after ------------------------------------------------------------------------ */
+/* ---- set-up and checks ----------------------------------------------------------------------- */
 
 static char file_name[] = "/tmp/deepwell_out_of_memory_XXXXXX";
 

@@ -259,7 +259,7 @@ static void silu_and_swiglu_are_recognised(void **state) {
 
 /* ---- recognise: norms ----------------------------------------------------------------------- */
 
-/* Hugging Face's LlamaRMSNorm; axis: of the mean. */
+/* Builds Hugging Face's LlamaRMSNorm; `axis` is that of the mean. */
 static dw_value llama_norm(dw_value x, dw_value w, int axis, bool weight_first, bool by_pow) {
     dw_dtype dtype = dw_value_dtype(e.graph, x);
     dw_value wide = dw__emit_cast(&e, x, DW_F32);
@@ -430,9 +430,9 @@ static void another_rotation_is_no_rope(void **state) {
     dw_value c = like(leaf("cos", DW_F32, 2, S, D(6)), x);
     dw_value s = like(leaf("sin", DW_F32, 2, S, D(6)), x);
     dw_value low = dw__emit_slice(&e, x, 3, 0, 3), high = dw__emit_slice(&e, x, 3, 3, 6);
-    dw_value turned = dw__emit_concat(&e, high, op1(DW_OP_NEG, low), 3); /* the other sense */
+    dw_value turned = dw__emit_concat(&e, high, op1(DW_OP_NEG, low), 3); /* the opposite rotation */
     output(add(mul(x, c), mul(turned, s)));
-    output(add(mul(x, c), mul(rotate_half(x, 6, 2), s))); /* not at the middle */
+    output(add(mul(x, c), mul(rotate_half(x, 6, 2), s))); /* not split in the middle */
     RECOGNIZE();
     assert_int_equal(count_op(DW_OP_ROPE), 0);
 }
@@ -699,7 +699,7 @@ static void weights_that_are_read_stay(void **state) {
         dw_value scores = product_of_heads(), weights = softmax_last(scores);
         if (form == 0) output(weights);
         if (form == 1) output(scores);
-        if (form == 2) weights = softmax_last(op1(DW_OP_ABS, scores)); /* no product */
+        if (form == 2) weights = softmax_last(op1(DW_OP_ABS, scores)); /* not a matmul */
         output(times_values(weights));
         RECOGNIZE();
         assert_int_equal(count_op(DW_OP_ATTENTION), 0);
@@ -778,7 +778,7 @@ static void dlogits_that_others_read_stay(void **state) {
     assert_int_equal(count_op(DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD), 0);
 }
 
-/* Gradients of slices that cut up one matmul's result: disjoint pads, added in any order. */
+/* Gradients of slices that divide one matmul's result: disjoint pads, added in any order. */
 static dw_value pad_at(dw_value x, dw_dim low, dw_dim high) {
     dw_dim lows[2] = {0, low}, highs[2] = {0, high};
     dw_attr attrs[] = {dw_attr_list(DW_ATTR_KEY_LOW, 2, lows),
@@ -799,8 +799,8 @@ static void pads_side_by_side_are_concat(void **state) {
 static void pads_with_gaps_or_overlap_are_added(void **state) {
     (void)state;
     dw_value a = leaf("a", DW_F32, 2, B, D(2)), b = leaf("b", DW_F32, 2, B, D(3));
-    output(add(pad_at(a, 0, 4), pad_at(b, 3, 0))); /* 2 is nobody's */
-    output(add(pad_at(a, 0, 2), pad_at(b, 1, 0))); /* 1 is both's */
+    output(add(pad_at(a, 0, 4), pad_at(b, 3, 0))); /* no slice covers index 2 */
+    output(add(pad_at(a, 0, 2), pad_at(b, 1, 0))); /* both slices cover index 1 */
     output(add(pad_at(a, 0, 3), number(DW_OP_ADD, pad_at(b, 2, 0), 1.0)));
     RECOGNIZE();
     assert_int_equal(count_op(DW_OP_CONCAT), 0);
@@ -814,7 +814,7 @@ static dw_value folded(void) { return dw_graph_output(e.graph, 0); }
 typedef struct fold_case {
     const char *name;
     dw_value (*build)(dw_value x, dw_value n, dw_value c);
-    const char *becomes; /* a leaf's name, or the operation that is left */
+    const char *becomes; /* the name of a leaf, or the operation that remains */
 } fold_case;
 
 static dw_value cast(dw_value x, dw_dtype dtype) { return dw__emit_cast(&e, x, dtype); }
@@ -877,7 +877,7 @@ static dw_value pad(dw_value x, dw_dim high, double value) {
     X(pad_something, pad(x, 1, 0.0), "pad")                                                        \
     X(concat_empty,                                                                                \
       dw__emit_concat(&e, x, dw__emit_constant(&e, DW_F32, 2, (dw_dim[]){B, 0}, 1), 1), "x")       \
-    X(constant_exp, op1(DW_OP_EXP, spread(x, 1.0)), "exp") /* libraries differ */                  \
+    X(constant_exp, op1(DW_OP_EXP, spread(x, 1.0)), "exp") /* libraries round differently */       \
     X(constant_moves, permute(spread(x, 2.0)), "constant")                                         \
     X(constant_compares, op2(DW_OP_LT, spread(n, 1.0), spread(n, 2.0)), "constant")                \
     X(constant_pad, pad(spread(x, 2.0), 2, 2.0), "constant")                                       \

@@ -1,5 +1,5 @@
-/* The formula of a pipeline's time against the simulation of its schedule, over grids of unequal times; and
- * the simulated bubbles against those that Qi et al. 2024 print for their own profiles. */
+/* Compares the formula of a pipeline's time with the simulation of its schedule, over grids of unequal times, and the
+ * simulated bubbles with those that Qi et al. 2024 print for their own profiles. */
 #include "deepwell/graph.h"
 #include "plan/planner_internal.h"
 #include "simulate/simulate_internal.h"
@@ -50,7 +50,7 @@ static double play(const shape *s, double *bubble) {
     assert_int_equal(dw__simulate_events(simulation), DW_OK);
     double seconds = simulation->figures.seconds, limit = 0;
     if (bubble) *bubble = simulation->figures.bubble_fraction;
-    /* In any order, a rank holds no more than the schedule's own rule allows. */
+    /* A rank never holds more activations than the schedule's own rule allows, whatever the order. */
     if (s->schedule == DW_SCHEDULE_ZB_H1 || s->schedule == DW_SCHEDULE_ZB_V) limit = s->stages;
     if (s->schedule == DW_SCHEDULE_ZB_H2) limit = 2 * s->stages - 1;
     for (int rank = 0; rank < s->stages && limit > 0; rank++)
@@ -127,7 +127,7 @@ static void formula_is_the_play(void **state) {
 #undef NEXT
             int split = s.schedule >= DW_SCHEDULE_ZB_H1 && s.schedule <= DW_SCHEDULE_ZB_V;
             if (!is_possible(&s) || (s.frees > 0 && !split)) continue;
-            if (split && at % 11) continue; /* enough of them: these take longer */
+            if (split && at % 11) continue; /* only some cases, because these take longer */
             if (s.schedule == DW_SCHEDULE_INTERLEAVED) s.chunks = 2 + (int)(at % 3);
             double played = play(&s, NULL);
             errors[count++] = fabs(formula(&s) / played - 1);

@@ -95,7 +95,7 @@ static void pinned_buffers_are_a_prefix(void **state) {
     assert_int_equal(dw__place(3, items, alignment, &pinned, &peak), DW_OK);
     check(3, items, pinned, peak);
     assert_int_equal(pinned, 164);
-    /* The other buffer has ended before the second pinned one is written, and overlaps it. */
+    /* The other buffer ends before the second pinned one is written, and may overlap it. */
     assert_int_equal(items[1].offset, 64);
 }
 

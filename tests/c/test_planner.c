@@ -1,5 +1,5 @@
-/* Predictions against papers and data sheets, and against physics: more of anything costs no less, and faster
- * hardware is no slower. */
+/* Compares predictions with papers and data sheets, and with plain properties: more work never costs less, and faster
+ * hardware is never slower. */
 #include "deepwell/planner.h"
 #include "plan/planner_internal.h"
 #include "planner_examples.h"
@@ -26,7 +26,7 @@ static void assert_near(double value, double expected, double part) {
     fail_msg("%g is not within %g%% of %g", value, 100 * part, expected);
 }
 
-/* As printed in the models' papers and cards. */
+/* The numbers printed in the models' papers and cards. */
 static void parameters_are_the_published_ones(void **state) {
     (void)state;
     assert_near(dw_model_sizes_parameters(&gpt3), 174.6e9, 0.002);
@@ -249,7 +249,7 @@ static void torchtitan_reserves_what_it_says(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* By hand, in BF16 bytes of 8 matmuls: input, attention's output and its log-sum-exp, and the 1st, 3rd, 5th
+/* Counted by hand, in BF16 bytes of 8 matmuls: input, attention's output and its log-sum-exp, and the 1st, 3rd, 5th
  * and, unless a compiler drops it, 7th result. */
 static void every_second_product_is_kept(void **state) {
     (void)state;
@@ -297,7 +297,7 @@ static void sharded_gradients_travel_each_time(void **state) {
     layout.reshard = 0;
     assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &kept), DW_OK);
     assert_true(kept.allocated == prediction.allocated && kept.seconds == prediction.seconds);
-    /* Whole gradients in FP32 and parameters in BF16 of an eighth of the model. */
+    /* Whole gradients in FP32, and parameters in BF16, of an eighth of the model. */
     assert_true(kept.memory.workspace > 6.0 * 4 * 218e6);
     dw_hardware_destroy(hardware);
 }
@@ -379,7 +379,7 @@ static void deepseek_s_own_run_fits_and_is_near(void **state) {
     assert_int_equal(dw_predict(&deepseek_v3, hardware, &layout, &prediction), DW_OK);
     assert_true(prediction.fits);
     assert_near(prediction.tokens_per_second, 1543, 0.15);
-    /* Both copies of a stage share one set of states. */
+    /* Both copies of a stage share one set of optimizer states. */
     other = layout;
     other.schedule = DW_SCHEDULE_1F1B;
     assert_int_equal(dw_predict(&deepseek_v3, hardware, &other, &plain), DW_OK);
@@ -568,7 +568,8 @@ static void the_host_s_memory_costs_its_way(void **state) {
     dw__planned planned;
     begin(&planned, &llama3_70b, hardware, &layout);
     double own = 2 * m * dw__traffic_seconds(&planned, each);
-    assert_near(moved.time.offload, own, 0.05); /* of the mean stage, not the one with the head */
+    /* Those of the mean stage, not of the stage with the head. */
+    assert_near(moved.time.offload, own, 0.05);
     /* A link that is a hundred times slower hides as much as before; the rest is exposed. */
     hardware->host_bandwidth.value /= 100;
     assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &p), DW_OK);

@@ -1,5 +1,5 @@
-/* The planner's models: the catalogue against published totals, names in any spelling, and config.json with
- * every kind of mistake. tests/python/test_planner_models.py compares counts with transformers' classes. */
+/* Tests the planner's models: the catalogue against published totals, names in any spelling, and config.json with every
+ * kind of mistake. tests/python/test_planner_models.py compares counts with transformers' classes. */
 #include "base/base.h"
 #include "deepwell/log.h"
 #include "deepwell/planner.h"
@@ -47,7 +47,7 @@ static const struct {
     {"gpt2-large", 774.030080, 0, 0, 0, 0, 0, 0, 0},
     {"gpt2-xl", 1557.611200, 0, 0, 0, 0, 0, 0, 0},
     {"gpt3-125m", 125, 0.5, 0, 0, 0, 0, 0, 0},
-    {"gpt3-350m", 350, 5, 0, 0, 0, 1, 0, 0}, /* two digits */
+    {"gpt3-350m", 350, 5, 0, 0, 0, 1, 0, 0}, /* the paper prints two digits */
     {"gpt3-760m", 760, 5, 0, 0, 0, 0, 0, 0},
     {"gpt3-1.3b", 1300, 50, 0, 0, 0, 0, 0, 0},
     {"gpt3-2.7b", 2700, 50, 0, 0, 0, 0, 0, 0},
@@ -81,7 +81,8 @@ static const struct {
     {"llama3.2-1b", 1235.814400, 0, 0, 0, 0, 0, 0, 0},
     {"llama3.2-3b", 3212.749824, 0, 0, 0, 0, 0, 0, 0},
     {"llama4-scout", 109000, 500, 17000, 500, 2, 0, 0, VISION},
-    {"llama4-maverick", 400000, 5000, 17000, 500, 2, 0, 0, VISION}, /* two digits */
+    /* The paper prints two digits. */
+    {"llama4-maverick", 400000, 5000, 17000, 500, 2, 0, 0, VISION},
     {"qwen2.5-0.5b", 494.032768, 0, 0, 0, 0, 0, 0, 0},
     {"qwen2.5-1.5b", 1543.714304, 0, 0, 0, 0, 0, 0, 0},
     {"qwen2.5-3b", 3085.938688, 0, 0, 0, 0, 0, 0, 0},
@@ -167,7 +168,7 @@ static void every_model_has_its_published_size(void **state) {
         if (published[at].tables == 0) active -= table;
         if (published[at].tables == 2 && !model.tied) active += table;
         double counted = total + published[at].besides - published[at].without * table;
-        if (published[at].cut) counted -= published[at].half; /* down, not to the nearest */
+        if (published[at].cut) counted -= published[at].half; /* rounded down, not to the nearest */
         if (fabs(counted - published[at].total) >
             published[at].half + 1e-7 * total * !published[at].half / 1e3)
             fail_msg("%s has %.6f M, published %.6f", published[at].name, total,
@@ -189,7 +190,7 @@ static void widths_make_the_total(void **state) {
         assert_ok(dw_model_sizes_named(dw_model_catalogue_name(at), &model));
         double total = model.parameters, active = model.active;
         model.parameters = 0;
-        if (model.attention_layers) continue; /* Mamba's products are in no width */
+        if (model.attention_layers) continue; /* Mamba's matrices are not part of any width */
         double off = fabs(dw_model_sizes_parameters(&model) / total - 1);
         double active_off = fabs(dw_model_sizes_active(&model) / active - 1);
         if (off > 1e-3 || active_off > 1e-3)
@@ -528,7 +529,8 @@ static void layers_without_attention(void **state) {
         const char *text;
         int attentions, window, window_layers;
     } cases[] = {
-        {MIXED("qwen3_next") DELTA "}", 1, 0, 0}, /* every fourth, where nothing is said */
+        /* Every fourth layer, unless the configuration states it. */
+        {MIXED("qwen3_next") DELTA "}", 1, 0, 0},
         {MIXED("qwen3_next") DELTA ", \"full_attention_interval\": 2}", 2, 0, 0},
         {MIXED("qwen3_next") DELTA ", \"layer_types\": [\"full_attention\", \"full_attention\", "
                                    "\"linear_attention\", \"full_attention\"]}",
@@ -537,12 +539,12 @@ static void layers_without_attention(void **state) {
         {MIXED("jamba") ", \"attn_layer_period\": 8, \"attn_layer_offset\": 3}", 1, 0, 0},
         {MIXED("bamba") MAMBA ", \"attn_layer_indices\": [2]}", 1, 0, 0},
         {MIXED("lfm2") ", \"full_attn_idxs\": [0, 1, 2]}", 3, 0, 0},
-        {MIXED("lfm2") ", \"full_attn_idxs\": [0, 1, 2, 3]}", 0, 0, 0}, /* all of them */
+        {MIXED("lfm2") ", \"full_attn_idxs\": [0, 1, 2, 3]}", 0, 0, 0}, /* all layers */
         {MIXED("minimax_text_01") ", \"attn_type_list\": [0, 0, 0, 1]}", 1, 0, 0},
         {MIXED("kimi_linear") ", \"linear_attn_config\": {\"full_attn_layers\": [4], "
                               "\"num_heads\": 4, \"head_dim\": 16}}",
          1, 0, 0},
-        {MIXED("falcon_h1") MAMBA "}", 0, 0, 0}, /* beside attention, in every layer */
+        {MIXED("falcon_h1") MAMBA "}", 0, 0, 0}, /* in every layer, besides attention */
         {MIXED(
              "recurrent_gemma") ", \"block_types\": [\"recurrent\", \"recurrent\", \"attention\"], "
                                 "\"attention_window_size\": 32}",
@@ -580,7 +582,7 @@ static void a_window_leaves_the_pairs_that_it_leaves(void **state) {
         for (int token = 0; token < length; token++) pairs += token + 1 < 64 ? token + 1 : 64;
         dw_planner_model_work(&model, 1, length, &work);
         double each = 2.0 * model.layers * model.heads * 2 * model.head_dim;
-        /* a token counts itself by half */
+        /* a token's pair with itself counts half */
         double off = pairs - work.attention / each;
         assert_float_equal(off, (length < 64 ? length : 64) / 2.0, 1e-6 * pairs);
     }

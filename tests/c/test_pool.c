@@ -61,7 +61,7 @@ static void note_worker(void *context, int64_t index, int worker) {
     (void)index;
     int seen = atomic_load(&l->highest);
     while (worker > seen && !atomic_compare_exchange_weak(&l->highest, &seen, worker)) continue;
-    usleep(50); /* so that others get their turn */
+    usleep(50); /* gives the other callers a turn */
 }
 
 /* Scratch for two threads still suffices after another caller requests five. */
@@ -168,7 +168,7 @@ static void exclusive_task(void *context, int64_t index, int worker) {
 }
 
 static void *call_repeatedly(void *argument) {
-    int64_t count = 1 + (int64_t)(intptr_t)argument * 5; /* 1 too: the serial path */
+    int64_t count = 1 + (int64_t)(intptr_t)argument * 5; /* 1 thread as well: the serial path */
     for (int round = 0; round < ROUNDS; round++) {
         tally to = {0};
         dw__pool_run(count, exclusive_task, &to);
@@ -187,7 +187,8 @@ static void concurrent_callers_take_turns(void **state) {
     for (intptr_t at = 0; at < CALLERS; at++) {
         assert_int_equal(pthread_create(&callers[at], NULL, call_repeatedly, (void *)at), 0);
     }
-    for (int threads = 1; threads < 6; threads++) { /* and the size may change between turns */
+    /* And the number of threads may change between turns. */
+    for (int threads = 1; threads < 6; threads++) {
         assert_int_equal(dw__pool_set_threads(1 + threads % 3), DW_OK);
         usleep(1000);
     }
@@ -236,7 +237,7 @@ static void forked_children_start_fresh_workers(void **state) {
     dw__pool_run(MANY, count_run, &to);
     for (int child = 0; child < 5; child++) expect_child_works();
     memset(&to, 0, sizeof to);
-    dw__pool_run(MANY, count_run, &to); /* and the parent's are unharmed */
+    dw__pool_run(MANY, count_run, &to); /* and the parent's workers are unaffected */
     expect_each_once(&to, MANY);
 }
 

@@ -49,7 +49,7 @@ static dw_graph *make_graph(void) {
     return graph;
 }
 
-/* Recipe of the linear layer that makes `name`. */
+/* Returns the recipe of the linear layer that makes `name`. */
 static const char *recipe_at(const dw_graph *graph, const char *name) {
     dw_value value = dw_graph_find(graph, name);
     assert_int_not_equal(value, DW_NONE);
@@ -88,7 +88,7 @@ static void shares_and_exceptions(void **state) {
     dw_graph *graph = make_graph(); /* 0.15 of 3 layers is none */
     OK(dw_graph_apply_precision(&graph, &policy, NULL));
     assert_string_equal(recipe_at(graph, "h2"), "nvfp4");
-    /* Two streams each, behind dropout's. */
+    /* Each node has two streams, after dropout's. */
     dw_node h0 = dw_value_node(graph, dw_graph_find(graph, "h0"));
     dw_node h1 = dw_value_node(graph, dw_graph_find(graph, "h1"));
     assert_int_equal(dw_node_int(graph, h0, DW_ATTR_KEY_STREAM, -1), 5);
@@ -215,7 +215,7 @@ static void problem_end(problem *p) {
 
 enum { OUTPUTS = 3 };
 
-/* Outputs, then the gradients of output 0 for its gradient `seeds`. */
+/* Runs the engine: outputs, then the gradients of output 0 for its gradient `seeds`. */
 static void run_engine(const problem *p, const dw_engine_options *options, const dw__tensor *seeds,
                        dw__tensor *results) {
     dw_engine *engine;

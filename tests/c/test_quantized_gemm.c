@@ -1,6 +1,6 @@
-/* Block quantization and GEMMs of its results, through the library's own calls on emulated GPUs with the
- * checker on: bit for bit the result of src/number, then sums in double; rejected calls; verdicts of first
- * uses. */
+/* Block quantization, and GEMMs of its results, through the library's own calls on emulated GPUs with the checker on.
+ * Codes must equal src/number's bit for bit, and GEMMs are compared with sums in double. Also rejected calls and
+ * results of first-use checks. */
 #include "deepwell/quantize.h"
 #include "emulated_call.h"
 #include "emulated_gemm_call.h"
@@ -67,7 +67,7 @@ static void need_kernels(void) {
     need_ptx(&variant);
 }
 
-/* D as MXFP8, from a GEMM of plain numbers. */
+/* D as MXFP8, from a GEMM of unquantized operands. */
 static const dw__gemm_shape dense_shape = {
     .tile = 1, .output = DW_GEMM_OUTPUT_MXFP8, .bias = true, .activation = DW_ACTIVATION_GELU};
 
@@ -93,7 +93,7 @@ static void carry_all(void) {
 
 static int ceil_divide(int a, int b) { return (a + b - 1) / b; }
 
-/* Options of a matrix's quantization. */
+/* Returns the options of a matrix's quantization. */
 typedef struct recipe {
     dw_scheme scheme;
     dw_dtype dtype;
@@ -101,7 +101,7 @@ typedef struct recipe {
     bool square, rows_alone;
 } recipe;
 
-/* [outer, inner] of a matrix. It has `parts` parts, one after the other, each with its own scales. */
+/* Quantizes a matrix to [outer, inner]. It has `parts` parts, one after the other, each with its own scales. */
 typedef struct codes {
     matrix matrix;
     size_t scale_bytes;
@@ -149,9 +149,9 @@ typedef struct operand {
     int parts;
     matrix source;
     codes along[2]; /* by axis */
-    float *factors; /* on the device: of each part the tensor's scale, then its amax */
+    float *factors; /* on the device: for each part the tensor scale, then its amax */
     float tensor_scale;
-    double *values; /* what the codes along rows stand for, but for the tensor's scale */
+    double *values; /* values of the codes along rows, without the tensor scale */
 } operand;
 
 static dw_quantize call_of(const operand *o, const dw_device *device, int part) {
@@ -187,7 +187,8 @@ static dw_quantize call_of(const operand *o, const dw_device *device, int part) 
     return call;
 }
 
-/* Every byte of codes and scales along an axis equals src/number's; along columns only the last part is checked. */
+/* Checks that every byte of codes and scales along an axis equals src/number's; along columns only the last part is
+ * checked. */
 static void expect_exact(const operand *o, const codes *c, int axis, const float *numbers) {
     const int parts = axis ? o->parts : 1, rows = o->source.rows / o->parts;
     dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
@@ -223,7 +224,7 @@ static void expect_exact(const operand *o, const codes *c, int axis, const float
     free(ordered);
 }
 
-/* Values of a part's codes in host memory. */
+/* Computes the values of a part's codes in host memory. */
 static void find_values(const codes *c, dw_scheme scheme, int parts, double *values) {
     const int rows = c->matrix.rows / parts, k = c->matrix.columns, block = block_of(scheme),
               wide = ceil_divide(k, block);
@@ -244,7 +245,7 @@ static void find_values(const codes *c, dw_scheme scheme, int parts, double *val
     free(scales);
 }
 
-/* A random matrix, each 32 x 32 block with its own magnitude, and its codes from the library's call. */
+/* Makes a random matrix, each 32 x 32 block with its own magnitude, and its codes from the library's call. */
 static void open_operand(operand *o, const dw_device *device, const recipe *how, int rows,
                          int columns, int parts, uint64_t *state) {
     const size_t count = (size_t)(parts * rows) * (size_t)columns;
@@ -290,7 +291,8 @@ static void close_operand(operand *o, const dw_device *device) {
     free(o->values);
 }
 
-/* The reference, for every compiled scheme and architecture: 1, primes, one past a tile; rows at any address. */
+/* Compares the kernel with src/number for every compiled scheme and architecture: 1, primes, one past a tile; rows at
+ * any address. */
 static void codes_and_scales_are_exact(void **state) {
     static const char *const devices[] = {"emulator:sm_90a", "emulator:sm_100a",
                                           "emulator:sm_103a"};
@@ -315,7 +317,7 @@ static void codes_and_scales_are_exact(void **state) {
     }
 }
 
-/* ---- products -------------------------------------------------------------------------------------- */
+/* ---- GEMMs ----------------------------------------------------------------------------------------- */
 
 typedef struct problem {
     recipe a, b;
@@ -387,8 +389,8 @@ static void close_run(run *r) {
 }
 
 /* Products of two elements and their scales are exact in F32. Each of the k additions, and those of alpha,
- * its factors and the bias, errs by at most 2^-23 of the sum of magnitudes, even with a truncating
- * accumulator. */
+ * its factors and the bias, has an error of at most 2^-23 of the sum of magnitudes, even if the accumulator is
+ * truncated. */
 static expected sum_of(const void *context, int row, int column) {
     const run *r = context;
     const int k = r->problem->k;
@@ -441,7 +443,7 @@ static void expect_right(const problem *p, uint64_t seed) {
 #define MXFP4                                                                                      \
     { DW_SCHEME_MXFP4, DW_BF16, DW_SCALE_DEFAULT, false, false }
 
-/* Quantize, then multiply: each scheme, one element, primes, one past a tile, no multiples of a block, K of 0. */
+/* Quantizes and then multiplies: each scheme, one element, primes, one past a tile, no multiples of a block, K of 0. */
 static void chains_are_right(void **state) {
     static const problem problems[] = {
         {MXFP8, MXFP8, 1, 1, 1, 0, false, false, false},
@@ -461,7 +463,7 @@ static void chains_are_right(void **state) {
     for (size_t i = 0; i < DW_COUNT(problems); i++) expect_right(&problems[i], 10 + i);
 }
 
-/* The D of one GEMM, codes and scales unchanged, is the A of the next. */
+/* D of one GEMM, with its codes and scales unchanged, is A of the next GEMM. */
 static void quantized_output_is_the_next_input(void **state) {
     static const problem first = {MXFP8, MXFP8, 67,  131, 130, DW_ACTIVATION_GELU,
                                   true,  false, true},
@@ -483,7 +485,7 @@ static void quantized_output_is_the_next_input(void **state) {
     close_run(&two);
 }
 
-/* A GEMM of plain numbers with codes and scales as its result. */
+/* A GEMM of unquantized operands, with codes and scales as its result. */
 static void numbers_to_codes(void **state) {
     static const problem p = {MXFP8, MXFP8, 67, 131, 45, DW_ACTIVATION_GELU, true, false, true};
     run r;
@@ -550,7 +552,8 @@ static void keep_all(void) {
     REQUIRE(!product->disabled);
     for (size_t i = 0; i < DW_COUNT(products); i++) {
         const dw__gemm_shape shape = shape_of(&products[i]);
-        if (products[i].schedule) continue; /* launch control: not the launcher's */
+        /* The launcher never selects variants with cluster launch control. */
+        if (products[i].schedule) continue;
         REQUIRE(dw__variant_of(context, &dw__sm100_gemm_scaled, dw__gemm_pack(shape), &product) ==
                 DW_OK);
         REQUIRE(!product->disabled);
@@ -564,12 +567,13 @@ static void correct_kernels_pass(void **state) {
     in_child(keep_all);
 }
 
-/* A GEMM whose kernel `text` is rejected with `words`: reported once, the verdict stays, and nothing is computed. */
+/* A GEMM whose kernel `text` is rejected with `words`: the log reports it once, the kernel stays rejected, and nothing
+ * is computed. */
 static void refuse_product(char *text, const char *words) {
     const dw__jit_variant variant = product_variant(&products[0]);
     run r;
     carry(name_of(&variant), text);
-    carry_all(); /* behind it */
+    carry_all(); /* the second call */
     open_run(&tiny, &r, 1);
     REQUIRE(dw_gemm_supported(&r.call) == DW_UNSUPPORTED);
     REQUIRE(strstr(dw_last_error(), words) && strstr(dw_last_error(), "GEMMs are refused"));
@@ -578,7 +582,7 @@ static void refuse_product(char *text, const char *words) {
     REQUIRE(lines == 1 && strstr(logged, words));
 }
 
-static void keep_other_format(void) { /* B taken for E5M2: nothing that a checker sees */
+static void keep_other_format(void) { /* reads B as E5M2, which the checker cannot see */
     const dw__jit_variant other = product_variant(&products[1]);
     refuse_product(text_of(&other),
                    "disagrees with the reference on Deepwell emulator of sm_100a: D[0][0]");
@@ -654,7 +658,7 @@ static void wrong_quantizations_are_refused(void **state) {
     in_child(keep_without_barrier);
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------------- */
+/* ---- rejected calls ------------------------------------------------------------------------------------ */
 
 #define REFUSED(run, status, words, change)                                                        \
     do {                                                                                           \
@@ -747,10 +751,10 @@ static void wrong_products_make_one_error(void **state) {
     BAD(DW_UNSUPPORTED, "these kernels are for 10.0 and 10.3",
         c.device = device_named("emulator:sm_90a"));
 #undef BAD
-    c = good; /* of k = 0 nobody reads scales */
+    c = good; /* if k is 0, scales are not read */
     c.k = 0, c.scales_a = c.scales_b = NULL;
     assert_int_equal(dw__gemm_check(&c, true), DW_OK);
-    /* The older structure describes a GEMM of plain numbers. */
+    /* The older structure describes a GEMM of unquantized operands. */
     c = good;
     c.struct_size = offsetof(dw_gemm, quantized);
     dw_gemm read;
@@ -758,7 +762,7 @@ static void wrong_products_make_one_error(void **state) {
     assert_true(!read.quantized && !read.quantized_d && !read.scales_a);
 }
 
-/* ---- what is chosen ---------------------------------------------------------------------------------- */
+/* ---- selection ----------------------------------------------------------------------------------------- */
 
 static void cheapest_tile_is_chosen(void **state) {
     static const struct {
@@ -768,7 +772,8 @@ static void cheapest_tile_is_chosen(void **state) {
         bool quantized_d;
         int ctas, tile_n;
     } cases[] = {
-        {DW_SCHEME_MXFP8, 128, 128, 128, 0, false, 2, 128}, /* 1 waits for shared memory */
+        /* A single block waits for shared memory. */
+        {DW_SCHEME_MXFP8, 128, 128, 128, 0, false, 2, 128},
         {DW_SCHEME_MXFP8, 8192, 8192, 8192, 0, false, 2, 256},
         {DW_SCHEME_MXFP8, 128, 128, 128, DW_ACTIVATION_SWIGLU, true, 1, 256},
         {DW_SCHEME_NVFP4, 128, 128, 128, 0, false, 1, 128},
@@ -825,6 +830,7 @@ int main(void) {
         cmocka_unit_test(wrong_products_make_one_error),
         cmocka_unit_test(cheapest_tile_is_chosen),
     };
-    setenv("DEEPWELL_GUARD", "off", 1); /* but in the children: the kernels are compared here */
+    /* Except in the children, because the tests compare results themselves. */
+    setenv("DEEPWELL_GUARD", "off", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* The checker's histories: each gets one number, stays while a place uses it, and is freed when no place does. */
+/* Tests the checker's histories: each has one number, is kept while a place uses it, and is freed when no place
+ * does. */
 #include "base/base.h"
 #include "emulator/race_history.h"
 #include "random_numbers.h"
@@ -33,7 +34,7 @@ enum { PLACES = 3000 };
 static uint32_t places[PLACES];
 static dw__history wanted[PLACES];
 
-/* Gives a place a history, as the checker does. */
+/* Gives a place a history, like the checker. */
 static bool put(dw__histories *h, uint32_t place, const dw__history *x) {
     uint32_t number = dw__history_number(h, x);
     if (number == DW__NO_HISTORY) {
@@ -41,7 +42,7 @@ static bool put(dw__histories *h, uint32_t place, const dw__history *x) {
         number = dw__history_number(h, x);
     }
     assert_true(number != DW__NO_HISTORY);
-    assert_int_equal(dw__history_number(h, x), number); /* once */
+    assert_int_equal(dw__history_number(h, x), number); /* stored only once */
     places[place] = number, wanted[place] = *x;
     return true;
 }
@@ -57,7 +58,7 @@ static void places_keep_their_histories(void **unused) {
         if (i % 1000 == 0)
             for (uint32_t k = 0; k < PLACES; k++) expect_same(&wanted[k], &h.items[places[k]]);
     }
-    assert_true(h.capacity <= 8 * PLACES); /* what no place had was forgotten */
+    assert_true(h.capacity <= 8 * PLACES); /* histories that no place has were dropped */
     for (uint32_t k = 0; k < PLACES; k++) expect_same(&wanted[k], &h.items[places[k]]);
     dw__histories_free(&h);
 }
@@ -72,7 +73,7 @@ static void slots_of_no_bytes_do_not_count(void **unused) {
     y.slots[1] = 8;
     assert_int_not_equal(dw__history_number(&h, &x), dw__history_number(&h, &y));
     x.parts = 7u << 12;
-    assert_int_equal(dw__history_number(&h, &x), 0); /* nothing happened there */
+    assert_int_equal(dw__history_number(&h, &x), 0); /* the place was never accessed */
     dw__histories_free(&h);
 }
 
@@ -94,7 +95,7 @@ static void missing_memory_is_told(void **unused) {
         dw__histories_free(&h);
         assert_int_equal(good, !failed);
         assert_true(dw__memory_live() == live);
-        if (!failed) assert_true(after > 4); /* it grew */
+        if (!failed) assert_true(after > 4); /* the table has grown */
     }
 }
 

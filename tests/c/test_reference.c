@@ -335,7 +335,7 @@ static void reductions_follow_their_axes(void **state) {
     succeed();
     assert_memory_equal(any, ((uint8_t[]){1, 0}), 2);
 
-    begin(DW_OP_REDUCE_MAX); /* of nothing */
+    begin(DW_OP_REDUCE_MAX); /* the mean of nothing */
     in(DW_F32, x, 2, 0, 3);
     out(DW_F32, y, 1, 3);
     attr_list(DW_ATTR_KEY_AXES, 1, 0);
@@ -381,7 +381,7 @@ static void order_is_stable_and_nan_is_last(void **state) {
     assert_int_equal(best, 1); /* the NaN */
     x[1] = 0;
     succeed();
-    assert_int_equal(best, 0); /* the first of two */
+    assert_int_equal(best, 0); /* the first of two equal elements */
 }
 
 static void cumsum_runs_both_ways(void **state) {

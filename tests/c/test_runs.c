@@ -1,4 +1,4 @@
-/* Tables of runs: what CSV means, what the texts of published tables say, and predictions of rows beside figures. */
+/* Tables of runs: CSV, the texts of published tables, and predictions of rows compared with figures. */
 #include "base/base.h"
 #include "lab/evaluation.h"
 #include <math.h>
@@ -54,7 +54,7 @@ static void networks_are_read_as_they_are_written(void **state) {
     (void)state;
     const struct {
         const char *text;
-        double gigabits; /* for each GPU of a node of eight */
+        double gigabits; /* for each GPU of a node with eight */
     } cases[] = {{"NVLink3 x8; 4x Omni-Path 100 Gb/s per node", 50},
                  {"NVLink x8; 1600 Gbps/node RoCE", 200},
                  {"NVLink3 x8; 800 Gb/s IB per node", 100},
@@ -97,7 +97,7 @@ static void precisions_and_sharding_are_words(void **state) {
     layout.shard = 0;
     lab_sharding_of("FSDP(shard=64)", 8, &layout);
     assert_int_equal(layout.zero_stage, 3);
-    assert_int_equal(layout.shard, 0); /* all of them */
+    assert_int_equal(layout.shard, 0); /* all layers */
     lab_recompute_of("full:5 layers/stage", 80, &layout);
     assert_int_equal(layout.recompute, DW_RECOMPUTE_FULL);
     assert_int_equal(layout.recompute_layers, 5);
@@ -110,7 +110,7 @@ static void precisions_and_sharding_are_words(void **state) {
     assert_int_equal(lab_framework_of("a blog", "", "FSDP2", 2025, 1, 1), DW_FRAMEWORK_TORCHTITAN);
 }
 
-/* As written in papers, blogs, configuration files and command lines. */
+/* Texts as in papers, blogs, configuration files and command lines. */
 static void sharding_has_many_spellings(void **state) {
     (void)state;
     static const struct {
@@ -170,7 +170,7 @@ static void recomputation_has_many_spellings(void **state) {
     static const struct {
         const char *text;
         dw_recompute recompute;
-        int layers; /* of a stage of 20 */
+        int layers; /* of a stage's 20 layers */
     } cases[] = {{"", DW_RECOMPUTE_AUTO, 0},
                  {"-", DW_RECOMPUTE_AUTO, 0},
                  {"N/A", DW_RECOMPUTE_AUTO, 0},
@@ -340,7 +340,7 @@ static void rows_become_models_and_layouts(void **state) {
     lab_runs_destroy(runs);
 }
 
-/* Makers' names, marketing names, sockets, memory in the name, PCI Express cards, export versions. */
+/* Vendors' names, marketing names, sockets, memory in the name, PCI Express cards, export versions. */
 static void gpus_have_many_names(void **state) {
     (void)state;
     static const struct {
@@ -450,7 +450,7 @@ static void results_are_no_inputs(void **state) {
     assert_true(predicted[0] == predicted[1]);
 }
 
-/* Runs made with known constants: the fit finds these constants from another start. */
+/* The runs were made with known constants, and the fit finds these constants from another start. */
 static void a_fit_recovers_what_made_the_runs(void **state) {
     (void)state;
     lab_text text = {0};

@@ -1,4 +1,4 @@
-/* Tensor files: written files read back, and malformed ones give one message. */
+/* Tensor files: a written file reads back, and a malformed one gives one message. */
 #include "base/base.h"
 #include "deepwell/safetensors.h"
 #include "number/half.h"
@@ -63,7 +63,7 @@ static const int64_t shape_a[] = {2, 3}, shape_b[] = {4}, shape_none[] = {3, 0, 
 static const float values[] = {1.0f, -2.5f, 3.25f, 1e-3f, 65504.0f, -0.0f};
 
 static void put(dw_safetensors_writer *writer, const void *bytes, size_t count) {
-    const char *at = bytes; /* in uneven pieces */
+    const char *at = bytes; /* written in uneven pieces */
     for (size_t piece = 1; count > 0; piece = 3 * piece % 7 + 1) {
         size_t here = piece < count ? piece : count;
         assert_ok(dw_safetensors_writer_put(writer, at, here));
@@ -115,7 +115,7 @@ static void what_is_written_reads_back(void **state) {
     assert_ok(dw__file_read(path, &bytes, &count));
     const char *written = "{\"__metadata__\":{\"format\":\"pt\",\"step\":\"12\","
                           "\"what \\\"is\\\"\":\"a\\\\b\"}";
-    assert_memory_equal(bytes + 8, written, strlen(written)); /* behind the header's length */
+    assert_memory_equal(bytes + 8, written, strlen(written)); /* after the header's length */
     dw__free(bytes);
 
     uint32_t index;
@@ -268,7 +268,7 @@ static void malformed_headers_are_refused(void **state) {
     for (size_t i = 0; i < DW_COUNT(cases); i++) {
         write_with_header(path, cases[i].header, cases[i].data);
         expect_refused(path, cases[i].status, cases[i].part);
-        assert_non_null(strstr(dw_last_error(), path)); /* and the file is named */
+        assert_non_null(strstr(dw_last_error(), path)); /* and the message names the file */
     }
     unlink(path);
 }
@@ -341,7 +341,7 @@ static void costly_headers_are_refused(void **state) {
     unlink(path);
 }
 
-/* ---- what a path may be -------------------------------------------------------------------- */
+/* ---- paths --------------------------------------------------------------------------------- */
 
 static void paths_that_are_no_tensors_are_refused(void **state) {
     (void)state;
@@ -366,7 +366,7 @@ static void paths_that_are_no_tensors_are_refused(void **state) {
         expect_refused(path, DW_IO, "Permission denied");
         unlink(path);
     }
-    /* In a folder: model.safetensors that is a folder, and a link to itself. */
+    /* In a folder: model.safetensors is a folder, or a link to itself. */
     const char *model = in_folder("model.safetensors");
     assert_int_equal(mkdir(model, 0700), 0);
     expect_refused(folder, DW_IO, "directory");
@@ -393,7 +393,7 @@ static void cut_at_any_byte_it_is_refused(void **state) {
     unlink(path);
 }
 
-/* Truncated while it is open: a message; a mapped file would raise a signal. */
+/* The file is truncated while it is open: reading gives a message, where a mapped file would raise a signal. */
 static void cut_while_open_it_is_a_message(void **state) {
     (void)state;
     const char *path = in_folder("shrinks");
@@ -555,7 +555,8 @@ static void a_full_disk_leaves_the_old_file(void **state) {
     struct rlimit before, tight;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, SIG_IGN);
-    for (rlim_t limit = 16; limit < 40000; limit = limit * 3 + 5) { /* in the header, in the data */
+    /* In the header, or in the data. */
+    for (rlim_t limit = 16; limit < 40000; limit = limit * 3 + 5) {
         tight = before;
         tight.rlim_cur = limit;
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);

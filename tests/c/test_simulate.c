@@ -1,5 +1,5 @@
-/* The schedules against their own rules and closed forms, and simulated steps against properties that hold
- * for all. */
+/* Tests the schedules against their own rules and closed forms, and simulated steps against properties that hold for
+ * all of them. */
 #include "deepwell/graph.h"
 #include "plan/planner_internal.h"
 #include "planner_examples.h"
@@ -65,7 +65,7 @@ static void every_operation_once(void **state) {
                         assert_in_range(o->micro_batch, 0, count - 1);
                         assert_in_range(o->chunk, 0, schedule.chunks - 1);
                         int *mine = seen + 4 * (o->micro_batch * schedule.chunks + o->chunk);
-                        /* Forward, then backward: whole, or of inputs and then of weights. */
+                        /* Forward comes before backward, and backward of inputs before backward of weights. */
                         if (o->kind != DW_EVENT_FORWARD) assert_int_equal(mine[0], 1);
                         if (o->kind == DW_EVENT_BACKWARD_WEIGHT) assert_int_equal(mine[2], 1);
                         mine[o->kind]++;
@@ -204,7 +204,7 @@ static void bubbles_are_the_closed_forms(void **state) {
     }
 }
 
-/* Most chunks of micro-batches held, in units of a whole rank's: tables of the schedules' papers. */
+/* The most chunks of micro-batches that a rank holds, in units of a whole rank's: tables of the schedules' papers. */
 static double published_in_flight(dw_pipeline_schedule schedule, int stages, int chunks, int rank,
                                   int count) {
     double held;
@@ -345,7 +345,7 @@ static void check_totals(const dw_simulation *simulation) {
             assert_true(r->hidden[stream] >= 0 && r->exposed[stream] >= 0);
             assert_true(r->hidden[stream] <= r->busy[stream] * (1 + 1e-9));
         }
-        /* Tensor, context and expert traffic: what is not exposed overlaps with computation. */
+        /* Tensor, context and expert traffic that is not exposed overlaps with computation. */
         for (int stream = DW_STREAM_TENSOR; stream <= DW_STREAM_EXPERT; stream++) {
             double exposed = r->busy[stream] - r->hidden[stream];
             if (fabs(exposed - r->exposed[stream]) > 1e-9 * whole)
@@ -371,7 +371,7 @@ static double may_differ(const dw_layout *layout) {
     return layout->pp > 1 ? pipelines[layout->schedule] + reduced : reduced;
 }
 
-/* Layout number `number` on 64 GPUs, with 32 micro-batches. Returns 0 if it does not exist. */
+/* Makes layout number `number` on 64 GPUs, with 32 micro-batches. Returns 0 if it does not exist. */
 static int layout_by_number(const dw_model_sizes *model, int number, dw_layout *layout) {
     static const int tps[] = {1, 8}, cps[] = {1, 2}, zeros[] = {0, 1, 3};
     int schedule = number % DW_SCHEDULES, rest = number / DW_SCHEDULES;
@@ -419,7 +419,7 @@ static void many_layouts_agree(void **state) {
                          f.prediction.seconds);
             const dw_simulated_rank *r = dw_simulation_rank(simulation, 0);
             for (int stream = 0; stream < DW_STREAMS; stream++) used[stream] += r->busy[stream] > 0;
-            if (layout.pp == 1) { /* each part is the formula's, slowed like all of the step */
+            if (layout.pp == 1) { /* each part is the formula's, scaled like the whole step */
                 dw__planned planned;
                 dw__planned_begin(&planned, &dw__constants_default, &model, hardware, &layout);
                 const dw_time_parts *t = &f.prediction.time;
@@ -463,7 +463,7 @@ static void zero_3_gathers_layer_by_layer(void **state) {
     assert_true(count >= (size_t)(4 * layers));
     while (points[at].time <= 0 && points[at + 1].time <= 0) at++;
     double step = cost->kept_bytes / layers;
-    for (int layer = 1; layer < layers - 1; layer++) { /* the last has the loss beside it */
+    for (int layer = 1; layer < layers - 1; layer++) { /* the last stage also has the loss */
         double grown = points[at + (size_t)layer].bytes - points[at + (size_t)layer - 1].bytes;
         assert_true(fabs(grown - step) < 1e-6 * step);
     }
@@ -497,7 +497,8 @@ static void speedups_are_ratios_of_predictions(void **state) {
     assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
     assert_true(fabs(f.speedup_bf16 - prediction.seconds / f.prediction.seconds) < 1e-12);
     assert_true(f.speedup_bf16 > 1);
-    /* The baseline is a valid layout that fits and takes as long as the ratio says; no plain layout is faster. */
+    /* The baseline is a valid layout that fits, and its time agrees with the reported ratio; no simpler layout is
+     * faster. */
     assert_int_equal(dw_predict(&llama3_70b, h100, &f.baseline_layout, &prediction), DW_OK);
     assert_true(prediction.fits && f.baseline_layout.precision == DW_TRAIN_FP8);
     assert_true(fabs(f.speedup - prediction.seconds / f.prediction.seconds) < 1e-12);
@@ -516,13 +517,13 @@ static void speedups_are_ratios_of_predictions(void **state) {
     assert_true(compared > 0);
     dw_simulation_destroy(simulation);
 
-    layout.global_batch = 96; /* no whole number for each of 64, but for 32 pairs */
+    layout.global_batch = 96; /* the batch does not divide among 64 ranks, but among 32 pairs */
     assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
     dw_simulation_figures_of(simulation, &f);
     assert_true(f.speedup > 0 && f.baseline_layout.dp < 64);
     dw_simulation_destroy(simulation);
 
-    layout.global_batch = 8; /* a model that no number of stages makes small enough for its GPUs */
+    layout.global_batch = 8; /* no number of stages makes the model small enough for its GPUs */
     layout.gpus = layout.tp = 8;
     layout.pp = layout.dp = 1;
     dw_hardware *one = hardware_of("h100:8");
@@ -658,7 +659,7 @@ static void memory_that_is_not_there(void **state) {
     dw_hardware_destroy(h100);
 }
 
-/* 128 micro-batches on 64 stages, promised within a second. */
+/* 128 micro-batches on 64 stages; the design promises one second. */
 static void large_pipelines_are_quick(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:4096");
@@ -673,7 +674,7 @@ static void large_pipelines_are_quick(void **state) {
     dw_simulation_figures_of(simulation, &f);
     assert_int_equal(f.micro_batches, 128);
     printf("  %zu events in %.0f ms\n", f.events, 1e3 * seconds);
-    assert_true(seconds < 10); /* of a machine that has other work, and under sanitizers */
+    assert_true(seconds < 10); /* the machine may have other work, and sanitizers are slow */
     dw_simulation_destroy(simulation);
     dw_hardware_destroy(h100);
 }

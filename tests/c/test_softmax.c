@@ -1,6 +1,6 @@
-/* The softmax kernels on the emulator of Hopper, its checker on, found through the registry of GPU kernels: beside the
- * operation's definition in FP64 on awkward shapes, rows that are masked in part or as a whole, infinities and NaN, and
- * a kernel that is wrong at its first use. */
+/* Tests the softmax kernels, found through the registry of GPU kernels, on an emulated Hopper GPU with the checker on.
+ * Results are compared with the operation's definition in FP64: awkward shapes, rows that are partly or wholly masked,
+ * infinities and NaN. A wrong kernel must be rejected at its first use. */
 #include "emulated_call.h"
 #include "emulated_softmax.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -44,12 +44,13 @@ static void begin(void) {
 
 /* ---- one call ------------------------------------------------------------------------------------- */
 
-/* Tensors of [rows][columns] with `pitch` elements from row to row; what lies behind a row is 0xFF. */
+/* Tensors of [rows][columns] with `pitch` elements from row to row; the padding after a row is 0xFF. */
 typedef struct problem {
     dw_op op;
     matrix_type type;
     int rows, columns, pitch;
-    int masked;  /* of 4 elements so many are -infinity; the first row is masked as a whole */
+    /* The number of elements, of each 4, that are -infinity; the first row is wholly masked. */
+    int masked;
     float shift; /* added to every logit */
 } problem;
 
@@ -78,7 +79,7 @@ static bool is_backward(const problem *p) {
     return p->op == DW_OP_SOFTMAX_BACKWARD || p->op == DW_OP_LOG_SOFTMAX_BACKWARD;
 }
 
-/* By definition, of one row, in double. */
+/* Computes one row by definition, in double. */
 static void expected_row(const problem *p, const double *x, const double *dy, double *y) {
     double largest = -INFINITY, sum = 0.0;
     const bool logarithm = p->op == DW_OP_LOG_SOFTMAX || p->op == DW_OP_LOG_SOFTMAX_BACKWARD;
@@ -95,7 +96,7 @@ static void expected_row(const problem *p, const double *x, const double *dy, do
     }
 }
 
-/* A sum of n terms in F32 and one rounding to the result's type, relative to the row's largest result. */
+/* The bound: a sum of n terms in F32 and one rounding to the result's type, relative to the row's largest result. */
 static void compare_row(const problem *p, const matrix *made, int i, const double *expected) {
     const double u = p->type == MATRIX_F32 ? 0.0 : p->type == MATRIX_F16 ? 0x1p-11 : 0x1p-8;
     double largest = 0.0;
@@ -120,7 +121,7 @@ static void fill(const problem *p, matrix *m, uint64_t *state) {
     send(m, device);
 }
 
-/* Runs the call through the registry and compares every element, and the bytes behind the rows. */
+/* Runs the call through the registry and compares every element, and the bytes after the rows. */
 static void run(const problem *p) {
     uint64_t state = 17;
     matrix x, dy, result;
@@ -237,7 +238,7 @@ static void test_what_is_not_supported(void **state) {
 
 /* ---- first use ------------------------------------------------------------------------------------ */
 
-/* A call that the aligned variant of a warp computes. */
+/* Makes a call that the aligned variant for a warp computes. */
 static void prepare_first(const dw__variant **variant) {
     static const dw_attr axis = {.key = DW_ATTR_KEY_AXIS, .integer = 1};
     const dw__tensor x = {.dtype = DW_BF16, .rank = 2, .shape = {4, 256}, .stride = {256, 1}};
@@ -261,7 +262,7 @@ static void keep_right(void) {
     REQUIRE(!variant->disabled && lines == 0);
 }
 
-/* Without the exchange between lanes each thread has a sum of its own. */
+/* Without the exchange between lanes, each thread has its own sum. */
 static void keep_wrong(void) {
     const dw__variant *variant;
     const dw__jit_variant v = variant_of(&rows[1]);
@@ -286,7 +287,7 @@ static void test_first_use(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_use), /* before kernels are loaded here */
+        cmocka_unit_test(test_first_use), /* before this process loads kernels */
         cmocka_unit_test(test_awkward_shapes),
         cmocka_unit_test(test_masks_and_large_logits),
         cmocka_unit_test(test_what_is_not_supported),

@@ -1,5 +1,5 @@
-/* The memory of a step against the same computed from the graph's shapes. tests/python/test_step_memory.py
- * measures what a step really uses. */
+/* Compares the memory of a step with a sum computed from the graph's shapes. tests/python/test_step_memory.py measures
+ * the memory of real steps. */
 #include "deepwell/step_memory.h"
 #include "engine_models.h"
 #include "kernel/reference/interpret.h"
@@ -128,7 +128,8 @@ static void test_options(void **state) {
     OK(dw_plan_step_memory(s.plan, &options, s.moment, &s.peak));
     const dw_step_moment *last = &s.moment[s.moments - 1];
     assert_int_equal(s.moment[0].gradients, parameters);
-    assert_int_equal(s.moment[1].gradients, 2 * parameters); /* one part: as many again */
+    /* A single part: as many bytes again. */
+    assert_int_equal(s.moment[1].gradients, 2 * parameters);
     assert_int_equal(last->gradients, parameters);
     assert_int_equal(last->outputs, output_bytes(&s));
     assert_int_equal(last->temporaries, 2 * largest);
@@ -158,7 +159,7 @@ static void test_inference(void **state) {
     end(&s);
 }
 
-/* The largest is the bound in the plan's listing, and at most the arena, up to padding. */
+/* The largest figure is the bound in the plan's listing, and at most the arena, up to padding. */
 static void test_inside_the_arena(void **state) {
     (void)state;
     step s;
@@ -178,7 +179,7 @@ static void test_inside_the_arena(void **state) {
     end(&s);
 }
 
-/* At capacities just below and above the need of each divisor of a batch of 12. */
+/* Capacities are just below and just above the need of each divisor of a batch of 12. */
 static void test_fit(void **state) {
     (void)state;
     static const int64_t divisors[] = {12, 6, 4, 3, 2, 1};
@@ -197,7 +198,7 @@ static void test_fit(void **state) {
         dw_plan_release(plan);
         size_t needed = s.moment[s.peak].total;
         OK(dw_engine_fit_step(s.engine, whole, 0, 1, NULL, needed, &fit));
-        if (needed < before) { /* else a larger divisor needs no more */
+        if (needed < before) { /* otherwise a larger divisor would not need more */
             assert_int_equal(fit.micro_batch, divisors[i]);
             assert_int_equal(fit.peak.total, needed);
             before = needed;

@@ -1,5 +1,5 @@
-/* The sums of tcgen05.mma with every instruction set: the same bits as products added one after the other in
- * double, for every number of rows and columns of a tile, with awkward numbers. */
+/* Compares the loops of tcgen05.mma, for every instruction set, with products added one after the other in double: the
+ * bits must be the same for every number of rows and columns of a tile, with awkward numbers. */
 #include "base/isa.h"
 #include "emulator/tcgen05_loops.h"
 #include "number/half.h"
@@ -16,7 +16,7 @@
 
 enum { MOST_ROWS = 8, MOST_DEPTH = 64, WIDE = 96 };
 
-/* BF16's numbers, of which any product is exact. */
+/* Numbers of BF16: the product of any two is exact. */
 static double factor(bool awkward) {
     if (awkward && next_random() % 300 == 0) return next_random() % 2 ? INFINITY : NAN;
     const int exponent = (int)(next_random() % (awkward ? 250 : 12)) - (awkward ? 125 : 6);
@@ -56,7 +56,7 @@ static void sums_are_in_order(void **unused) {
         loops->add(a, rows, depth, b, columns, WIDE, added);
         for (size_t k = 0; k < MOST_ROWS * WIDE; k++) {
             const size_t row = k / WIDE, column = k % WIDE;
-            if (row >= rows || column >= columns) { /* beyond the tile */
+            if (row >= rows || column >= columns) { /* past the tile */
                 assert_int_equal(cells[row][column], begun[row][column]);
                 assert_memory_equal(&added[k], &sums[k], sizeof *sums);
                 continue;

@@ -1,4 +1,5 @@
-/* The parts of a trainer apart from models: token files, order, learning rate, norm, checkpoint folders. */
+/* Tests the parts of a trainer that do not need a model: token files, order, learning rate, norm, checkpoint
+ * folders. */
 #include "base/pool.h"
 #include "train/checkpoints.h"
 #include "train/dataset.h"
@@ -79,7 +80,7 @@ static void permutation_is_a_bijection(void **state) {
     }
 }
 
-/* Correlation of index and place. Sums over disjoint lags would be as large for any order that is not shuffled. */
+/* Correlates index and place. Sums over disjoint lags would be large for any order that is not shuffled. */
 static void permutation_mixes(void **state) {
     (void)state;
     enum { COUNT = 10007 };
@@ -118,7 +119,7 @@ static void schedule_has_its_points(void **state) {
     o.warmup_steps = 10;
     assert_true(fabs(dw__learning_rate(&o, 1) - 0.05) < 1e-15);
     assert_true(fabs(dw__learning_rate(&o, 10) - 0.5) < 1e-15);
-    /* halfway: the middle of 1 and 0.2 */
+    /* halfway, at the middle of 1 and 0.2 */
     assert_true(fabs(dw__learning_rate(&o, 60) - 0.5 * 0.6) < 1e-15);
     assert_true(fabs(dw__learning_rate(&o, 110) - 0.1) < 1e-15);
     for (int64_t step = 11; step <= 110; step++)
@@ -127,7 +128,7 @@ static void schedule_has_its_points(void **state) {
     assert_true(dw__learning_rate(&o, INT64_C(1) << 40) == 0.5 * 0.2);
     o.warmup_steps = 0;
     assert_true(dw__learning_rate(&o, 1) < 0.5);
-    o.warmup_steps = o.schedule_steps; /* warm-up alone divides by nothing */
+    o.warmup_steps = o.schedule_steps; /* warm-up alone must not divide by zero */
     assert_true(fabs(dw__learning_rate(&o, 110) - 0.5) < 1e-15);
     assert_true(fabs(dw__learning_rate(&o, 55) - 0.25) < 1e-15);
 }
@@ -298,7 +299,7 @@ static void sequences_overlap_by_one_token(void **state) {
     uint64_t hash = dw__dataset_file_at(d, 0)->hash;
     dw__dataset_close(d);
 
-    first[9]++; /* the hash sees one token */
+    first[9]++; /* the hash detects a change of one token */
     path = write_file("a.bin", first, sizeof first);
     OK(dw__dataset_open(1, &path, DW_TOKEN_STORE_U16, 4, &d));
     OK(dw__dataset_check(d, 300));
@@ -370,7 +371,8 @@ static void checkpoints_come_and_go(void **state) {
     assert_int_equal(dw__checkpoints_newest(c), 20);
     assert_int_equal(access(in_folder("deep/er/.writing-000000000025"), F_OK), -1);
     assert_int_equal(access(in_folder("deep/er/.removing-000000000005"), F_OK), -1);
-    assert_int_equal(access(in_folder("deep/er/step-mine"), F_OK), 0); /* not ours */
+    /* Not a checkpoint of ours. */
+    assert_int_equal(access(in_folder("deep/er/step-mine"), F_OK), 0);
     dw__checkpoints_close(c);
 }
 
@@ -409,7 +411,7 @@ static void checkpoints_with_wrong_names(void **state) {
     FAILS(dw__checkpoints_open(path, &c), DW_PARSE, "remove that folder");
     OK(dw__folder_remove(in_folder("ck/step-000000000010")));
 
-    /* During a run: its checkpoints stay, and it removes none of later steps. */
+    /* During a run, its checkpoints stay, and checkpoints of later steps are not removed. */
     OK(dw__checkpoints_open(path, &c));
     rename_in_folder("ck/step-000000000015", "ck/step-999999999999");
     add_checkpoint(c, 16, 1);

@@ -26,7 +26,7 @@ static const char config[] =
     " \"layer_norm_epsilon\": 1e-5, \"activation_function\": \"gelu_new\", \"resid_pdrop\": 0.1,"
     " \"embd_pdrop\": 0.1, \"attn_pdrop\": 0.1, \"initializer_range\": 0.02}";
 
-/* Each allocation fails in turn; under the sanitizers, which are slow, every seventh. */
+/* Each allocation fails in turn; under the sanitizers, which are slow, every seventh one. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { STRIDE = 7 };
 #else
@@ -105,13 +105,13 @@ static void check_failure(dw_status status, int64_t allowed, int64_t live) {
     assert_int_equal(dw__memory_live(), live);
 }
 
-/* Making a trainer is mostly the work of the graph and the engine, whose tests fail each allocation. Here the
- * distance between positions grows, because each try costs as much as all before it. */
+/* Making a trainer mostly makes a graph and an engine, whose own tests fail each allocation. Here the distance between
+ * positions grows, because each try costs as much as all before it. */
 static void making_may_fail(void **state) {
     (void)state;
     dw_trainer_options o = options();
     double loss;
-    OK(train(1, &loss)); /* what the process makes once */
+    OK(train(1, &loss)); /* allocations that the process makes once */
     OK(dw__folder_remove(checkpoints));
     int64_t live = dw__memory_live();
     dw_status status = DW_OUT_OF_MEMORY;
@@ -159,7 +159,7 @@ static void resumes_to_the_same_loss(void **state) {
     assert_true(whole == resumed);
 }
 
-/* Options prevent such weights; if one appears all the same, no file is written. */
+/* Checks of the options prevent such weights. If one appears nevertheless, no file is written. */
 static void weights_that_are_not_finite_are_not_written(void **state) {
     (void)state;
     dw_trainer_options o = options();

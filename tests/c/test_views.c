@@ -1,4 +1,4 @@
-/* Views against indices: each element of a view has the address that the operation's definition gives. */
+/* Tests views against indices: each element of a view has the address that the operation's definition gives. */
 #include "engine/views.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,7 @@ static dw__tensor make(int rank, const int64_t *shape) {
     return tensor;
 }
 
-/* Offset of the element at row-major position `at`. */
+/* Returns the offset of the element at row-major position `at`. */
 static int64_t offset_at(const dw__tensor *view, int64_t at) {
     int64_t offset = 0;
     for (int axis = view->rank - 1; axis >= 0; axis--) {

@@ -1,5 +1,5 @@
-/* The loops that add wgmma's products in parallel, with every instruction set, against the serial sum, which
- * hardware results confirm (tests/probes). */
+/* Compares the loops that add wgmma's products in parallel, for every instruction set, with the serial sum, which
+ * hardware confirms (tests/probes). */
 #include "base/isa.h"
 #include "emulator/wgmma_loops.h"
 #include "emulator/wgmma_sum.h"
@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-static long added; /* sums that the loops did not leave */
+static long added; /* number of sums that the loops computed themselves */
 
 static const struct {
     const char *name;
@@ -27,7 +27,7 @@ static const struct {
              {"E4M3", {4, 3, 0, true}, 32},
              {"E5M2", {5, 2, 0, false}, 32}};
 
-/* A finite number of the format, of every exponent or near 1, including subnormal numbers and zeros. */
+/* Returns a finite number of the format, of any exponent or near 1, including subnormal numbers and zeros. */
 static uint32_t random_code(const dw__wgmma_format *f, bool near) {
     const uint32_t top = (1u << f->exponent_bits) - 1, bias = top >> 1;
     uint32_t exponent = near ? bias - 3 + next_random() % 7 : next_random() % top;
@@ -65,7 +65,7 @@ static float random_d(int how) {
     }
 }
 
-/* The exponent to which all terms of a sum are aligned. */
+/* Returns the exponent to which all terms of a sum are aligned. */
 static int greatest_exponent(const dw__factors *a, const dw__factors *b, int depth, float d) {
     int greatest = d != 0 ? dw__factor_exponent((double)d, -126) : DW__NO_EXPONENT;
     for (int k = 0; k < depth; k++)
@@ -86,7 +86,7 @@ static void expect_same(const dw__wgmma_loops *loops, const char *isa, size_t ki
     dw__factors plain_row, plain_column;
     for (int i = 0; i < ROWS * depth; i++) a[i] = random_code(f, near);
     for (int i = 0; i < depth * COLUMNS; i++) b[i] = random_code(f, near);
-    if (how % 7 == 0) /* as large a sum as there is */
+    if (how % 7 == 0) /* the largest possible sum */
         for (int i = 0; i < depth; i++) a[i] = b[i * COLUMNS] = largest_of(f);
     for (int i = 0; i < ROWS * COLUMNS; i++) begun[i / COLUMNS][i % COLUMNS] = random_d(how);
     memcpy(d, begun, sizeof d);
@@ -105,7 +105,8 @@ static void expect_same(const dw__wgmma_loops *loops, const char *isa, size_t ki
             plain_column.exponent[k] = dw__factor_exponent(plain_column.value[k], least);
         }
         const float right = dw__wgmma_sum(&plain_row, &plain_column, depth, 1, before, narrow);
-        if (others[row] >> column & 1) { /* left for the plain sum, untouched, and for a reason */
+        /* The loop may leave a sum unchanged to the serial one, but only for a valid reason. */
+        if (others[row] >> column & 1) {
             const int greatest = greatest_exponent(&plain_row, &plain_column, depth, before);
             assert_memory_equal(after, &before, sizeof before);
             assert_true(!isfinite(before) || greatest < DW__WGMMA_LEAST ||
@@ -137,7 +138,8 @@ static void sums_are_the_plain_ones(void **unused) {
             for (int i = 0; i < 400; i++) {
                 const long before = added;
                 expect_same(all[isa], dw__isa_name((dw__isa)isa), kind, i % 2, i / 2);
-                if (i % 2 && i / 2 % 4 < 2) /* numbers near 1, D no more: next to all */
+                /* Numbers near 1, and D not larger: the loops compute almost all sums. */
+                if (i % 2 && i / 2 % 4 < 2)
                     assert_true(added - before >= DW__WGMMA_ROWS * DW__WGMMA_STEP - 4);
             }
 }
