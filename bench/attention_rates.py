@@ -1,5 +1,5 @@
-"""Writes src/kernel/cuda/attention_measured.c, what `deepwell explain` expects of attention, from a result of
-bench/hopper_attention.py:
+"""Writes src/kernel/cuda/attention_measured.c, the measured rates that `deepwell explain` uses for
+attention, from a result of bench/hopper_attention.py:
 
     python3 bench/attention_rates.py bench/results/FILE.json > src/kernel/cuda/attention_measured.c
 """

@@ -31,7 +31,7 @@ static void must(dw_status status) {
     exit(2);
 }
 
-/* What one process may use at most: it is measured. */
+/* The memory limit of the process, so that its peak can be measured. */
 static long resident_kib(void) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
@@ -52,7 +52,7 @@ static void *space(size_t bytes) {
     return made;
 }
 
-/* Numbers between -1 and 1, never the same. */
+/* Makes numbers between -1 and 1 that differ. */
 static void *numbers(size_t count) {
     static uint64_t state = 1;
     void *made = space(2 * count);
@@ -67,7 +67,7 @@ static void *numbers(size_t count) {
     return made;
 }
 
-/* The PTX that the library has, or else the compiler's. */
+/* Reads the PTX that the library carries; else compiles it. */
 static dw_emulator_module *module_of(const dw__jit_variant *variant) {
     dw__text name = {0};
     dw_emulator_module *module;
@@ -104,7 +104,7 @@ static void map_of(void *address, int rank, const uint64_t *size, const uint64_t
     must(dw_emulator_tensor_map(&shape, map));
 }
 
-/* ---- the matrix product ------------------------------------------------------------------------ */
+/* ---- GEMM -------------------------------------------------------------------------------------- */
 
 enum { CTAS = 2, TILE_N = 256, STAGES = 6 };
 
@@ -205,7 +205,7 @@ static void run_backward(void) {
     const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_BACKWARD);
     if (!module) {
         const uint64_t before = instructions;
-        run_forward(); /* leaves O and LSE */
+        run_forward(); /* writes O and LSE for backward */
         instructions = before;
         const dw__jit_variant v =
             dw__attention_variant(&shape, DW__ATTENTION_BACKWARD, "", "sm_90a");
@@ -214,7 +214,7 @@ static void run_backward(void) {
         map_attention(&call.v, tile->n, maps[2]), map_attention(&call.d_o, tile->m, maps[3]);
         must(dw__attention_workspace_of(&call, &shape, 132, &places));
         workspace = space(places.bytes);
-        /* The kernels leave what fills up their statistics, and copy it. */
+        /* The kernels do not write the padding of their statistics, but copy it. */
         must(dw_emulator_fill(emulator, workspace, 0xFF, places.bytes));
     }
     dw_attention_params params;

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-BATCH, LENGTH = 2, 4096  # at which the FLOPs are counted
+BATCH, LENGTH = 2, 4096  # the sequence length for which FLOPs are counted
 
 
 def llama_405b():

@@ -2,8 +2,9 @@
 
     python bench/emulator.py [--json FILE]
 
-Each line runs in its own process (bench_emulator), so that its peak memory is its own. Seconds are CPU time, the
-minimum of three runs, so other programs may run at the same time.
+Each line runs in a separate process (bench_emulator), so that its peak memory is measured
+separately. Seconds are CPU time, the minimum of three runs, so other programs may run at the same
+time.
 """
 
 from __future__ import annotations

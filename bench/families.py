@@ -74,7 +74,7 @@ def build(name: str, attention: str | None) -> tuple[torch.nn.Module, dict[str, 
         changes.update(sliding_window=64)
     if "layer_types" in options:
         changes.update(layer_types=["sliding_attention", "full_attention"] * 2)
-    if attention is not None and name != "gemma2":  # gemma2 supports no other
+    if attention is not None and name != "gemma2":  # gemma2 supports only this implementation
         changes.update(attn_implementation=attention)
     model = zoo_families.build(name, **changes).train()
     generator = torch.Generator().manual_seed(1)

@@ -78,7 +78,7 @@ def measure(source: torch.Tensor, result: torch.Tensor, threads: int, rounds: in
     _deepwell.set_threads(threads)
     ways = ways_of(source, result, threads)
     seconds: dict = {name: [] for name in ways}
-    for run in ways.values():  # makes the codes and touches all pages
+    for run in ways.values():  # allocates the codes and touches all pages
         run()
     for _ in range(rounds):
         for name, run in ways.items():

@@ -44,8 +44,8 @@ build() {
     fi && ln -sfn "$PWD/$lib/_deepwell.abi3.so" python/deepwell/_deepwell.abi3.so
 }
 
-# racecheck follows no mbarrier that is waited for by parity: what it reports is explained in bench/NOTES.md, and is
-# shown, not counted.
+# racecheck does not understand mbarriers that are waited for by parity. bench/NOTES.md explains its reports, which are
+# shown but not counted as failures.
 sanitize() {
     local tool cases found=0
     for tool in memcheck synccheck initcheck racecheck; do
@@ -69,7 +69,7 @@ export LD_LIBRARY_PATH=$PWD/$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PYTHONPATH
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 rm -f "$out"/*.row
 step build 180 bash -c build
-# What only has to be right runs side by side; what is timed has the machine to itself.
+# Correctness checks run in parallel; measurements have the machine to themselves.
 step sanitize 280 bash -c sanitize &
 step smoke 200 python3 tests/gpu/attention_smoke.py --lib $lib/libdeepwell.so
 step tests 240 python3 -m pytest -q -p no:cacheprovider tests/gpu

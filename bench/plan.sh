@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The planner beside published training runs: errors of time with each source left out of the fit, the baseline, and
-# with the built-in constants memory, choice, and what fits. DEEPWELL_DATA: the folder of runs.csv and oom.csv.
+# Compares the planner with published training runs: errors of time with each source left out of the fit, and the
+# baseline; and, with the built-in constants, memory, choice, and which runs fit. DEEPWELL_DATA is the folder of
+# runs.csv and oom.csv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

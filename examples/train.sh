@@ -1,5 +1,5 @@
 #!/bin/bash
-# From text to a trained model without a line of Python of one's own:
+# From text to a trained model without writing Python:
 #
 #     bash examples/train.sh [FOLDER]
 #

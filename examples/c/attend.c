@@ -78,7 +78,8 @@ int main(void) {
     call.dq = tensor(NULL), call.dk = tensor(NULL), call.dv = tensor(NULL);
     must(dw_attention_backward_workspace(&call, &call.workspace_bytes));
     call.workspace = device_memory(call.workspace_bytes);
-    /* Needed on no GPU. The kernels copy padding that nothing uses, which the emulator reports unless it is written. */
+    /* GPUs do not need this. The kernels copy padding that is never used, and the emulator reports it unless it was
+     * written. */
     must(dw_device_fill(gpu, call.workspace, 0, call.workspace_bytes));
     must(dw_attention_backward(&call));
 

@@ -1,5 +1,4 @@
-/* Plans a training run on a cluster that nobody needs to own: the fastest layout that fits, and one step of it,
- * simulated.
+/* Plans a training run on a cluster, without having it: finds the fastest layout that fits, and simulates one step.
  *
  *     cc plan_cluster.c $(pkg-config --cflags --libs deepwell) -o plan_cluster
  *     ./plan_cluster [MODEL [HARDWARE]]        default: llama3-70b h100:64
@@ -25,7 +24,7 @@ static void print_memory(const dw_simulation *simulation, const dw_simulation_fi
     }
 }
 
-/* How much of the step the first stage's forward passes take. */
+/* The share of the step that the first stage's forward passes take. */
 static double forward_seconds(const dw_simulation *simulation) {
     size_t count;
     double seconds = 0;
@@ -36,7 +35,7 @@ static double forward_seconds(const dw_simulation *simulation) {
     return seconds;
 }
 
-/* A layout of one's own is a plan, too: all GPUs share the parameters (FSDP), without a pipeline. */
+/* A plan can also be made for a given layout: here all GPUs share the parameters (FSDP), without a pipeline. */
 static dw_status print_fsdp(const dw_autoplan *best) {
     dw_layout layout;
     dw_autoplan *own = NULL;

@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "pyt
 import attention_reference as reference  # noqa: E402
 import native  # noqa: E402
 
-_GUARD = 4096  # elements
+_GUARD = 4096  # guard elements on either side
 _FILL = 0x7FC5  # a NaN in BF16 and in FP16
 
 
@@ -79,7 +79,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """The simplest first."""
+    """The simplest shapes come first."""
     half, full = torch.float16, torch.bfloat16
     made = []
     for d in (64, 128, 96, 192, 256):
@@ -159,7 +159,8 @@ def cases() -> list[Case]:
 
 
 class Placed:
-    """A tensor [batch, heads, rows, dim] (or [heads, total, dim]) in some layout, guarded on all sides."""
+    """A tensor [batch, heads, rows, dim] (or [heads, total, dim]) in some layout, with guards on
+    all sides."""
 
     def __init__(self, shape, layout: str, dtype: torch.dtype, device: torch.device) -> None:
         packed = len(shape) == 3
@@ -177,7 +178,7 @@ class Placed:
             count *= size
         self.flat = torch.full((count + 2 * _GUARD,), _FILL, dtype=torch.int16, device=device)
         native.share(self.flat)
-        # An int16 of this pattern and the float with the same bits.
+        # Returns an int16 with this pattern, and the float with the same bits.
         inside = self.flat[_GUARD : _GUARD + count].view(dtype).view(sizes)
         view = inside.permute(order)[:, :, :s, :d]
         self.view = view[0] if packed else view
@@ -188,7 +189,7 @@ class Placed:
         return self
 
     def trespassed(self) -> int:
-        """Elements outside of the tensor that were written."""
+        """Returns the elements outside of the tensor that were written."""
         now = self._bits.clone()
         self._bits.fill_(_FILL)
         wrong = int((self.flat != _FILL).sum())
@@ -206,7 +207,8 @@ def data_for(case: Case, shape, which: str, generator: torch.Generator) -> torch
     elif case.data == "large" and which in "qk":
         x *= 2.0
     elif case.data == "huge":
-        # Products of q and k stay ordinary; values and output gradients come near FP16's and far into BF16's range.
+        # Scores stay moderate; values and output gradients approach FP16's limit and go far into
+        # BF16's range.
         power = (
             {"q": 20, "k": -20, "v": 100, "d": -60} if case.dtype == torch.bfloat16 else {"v": 10}
         )
@@ -214,7 +216,7 @@ def data_for(case: Case, shape, which: str, generator: torch.Generator) -> torch
     elif case.data == "shifted" and which == "v":
         x += 100.0  # dP and delta nearly cancel
     elif case.data == "last" and which == "k":
-        # Scores grow with the key: each tile raises the maximum.
+        # Scores grow with the key, so that each tile raises the maximum.
         x += torch.linspace(0, 4, shape[-2], device=device)[:, None] * torch.ones_like(x).sign()
     elif case.data == "last" and which == "q":
         x = x.abs()
@@ -362,14 +364,14 @@ def milliseconds(function, device) -> float:
 def check(
     case: Case, library, device, forward: bool, backward: bool, timed: bool
 ) -> tuple[str, list[str]]:
-    """("ok", "FAIL" or "unsupported", the line's parts)."""
+    """Returns ("ok", "FAIL" or "unsupported", the columns of the line)."""
     run = Run(case, library, device)
     said = library.supported(run.call, backward)
     if said:
         return "unsupported", [said]
     exact = run.exact(backward)
     parts, wrong = [], []
-    if not forward:  # backward by itself, on what forward should have left
+    if not forward:  # tests backward alone, with the exact O and LSE of forward
         run.outputs["o"].fill(exact["o"].exact.to(case.dtype))
         run.lse_view.copy_(exact["lse"].exact)
     steps = [("forward", run.forward, ("o", "lse"))] * forward
@@ -433,7 +435,8 @@ def main(
     for case in chosen:
         try:
             verdict, parts = check(case, library, device, forward, backward, options.time)
-        except torch.AcceleratorError as error:  # the context is gone: nothing after this can run
+        # A CUDA error makes the context unusable, so no further case can run.
+        except torch.AcceleratorError as error:
             print(f"FAIL {case.name}: {str(error).splitlines()[0]}; the device is lost")
             return 1
         count[verdict] += 1

@@ -14,7 +14,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "python")]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["DEEPWELL_AUTOTUNE"] = "0"  # our kernels are tested, whoever is faster
+os.environ["DEEPWELL_AUTOTUNE"] = "0"  # our kernels are tested even if others are faster
 
 _ON_CPU = os.environ.get("DEEPWELL_TEST_DEVICE") == "cpu"
 
@@ -46,7 +46,7 @@ def device():
 
 @pytest.fixture
 def gpu(device):
-    """For tests of what the CPU does not have."""
+    """Skips tests of features that the CPU does not have."""
     if device.type != "cuda":
         pytest.skip("needs an NVIDIA GPU")
     return device

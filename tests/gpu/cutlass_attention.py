@@ -14,7 +14,8 @@ import sys
 import cutlass_smoke as smoke
 import native
 
-# batch, heads, heads of keys, queries, keys, head dimension, causal; beside those of cutlass_smoke.py
+# batch, heads, key-value heads, queries, keys, head dimension, causal; in addition to those of
+# cutlass_smoke.py
 _ATTENTIONS = [
     (3, 6, 1, 97, 515, 64, 0),
     (1, 3, 3, 129, 129, 64, 1),
@@ -25,7 +26,7 @@ _BF16 = 3  # dw_dtype
 
 
 class Calls(smoke.Provider):
-    """Launches by Deepwell's functions instead of the provider's."""
+    """Launches through Deepwell's functions instead of the provider's."""
 
     def __init__(self, library: str, cutlass: str) -> None:
         super().__init__(cutlass)
@@ -70,7 +71,8 @@ class Calls(smoke.Provider):
         return False
 
     def check_refusals(self, kernel: smoke.Kernel) -> bool:
-        """What the kernel does not take is refused, in its own words, and the same without launching."""
+        """Checks that unsupported calls are rejected with the kernel's own message, with the same
+        result without launching."""
         tensor, wide = native.Tensor(1 << 40, 0, 64, 64), native.Tensor(1 << 40, 0, 96, 96)
         fine = dict(batch=1, heads_q=1, heads_kv=1, seq_len_q=9, seq_len_kv=9, head_dim=64)
         fine |= dict(scale=0.5, window_left=-1, window_right=0, q=tensor, k=tensor, v=tensor, o=tensor)

@@ -21,8 +21,8 @@ import numpy as np
 
 _PRODUCT, _GROUPED, _ATTENTION = range(3)
 _BF16, _MXFP8, _NVFP4 = range(3)
-_POISON = 0x7FC5  # a NaN in BF16; of bytes, NaNs of E4M3 and E8M0 are put there instead
-_MARGIN = 64  # elements before and behind every matrix
+_POISON = 0x7FC5  # a NaN in BF16; byte matrices get NaNs of E4M3 and E8M0 instead
+_MARGIN = 64  # guard elements before and after every matrix
 
 
 class Product(ctypes.Structure):
@@ -107,13 +107,13 @@ class Provider:
 
 
 class Runtime:
-    """The CUDA runtime that the provider uses: the emulator's or NVIDIA's."""
+    """Returns the CUDA runtime that the provider uses: the emulator's or NVIDIA's."""
 
     def __init__(self) -> None:
         try:
             self.library = ctypes.CDLL("libcudart.so.13")
         except OSError:
-            import torch  # noqa: F401  (has it, where the system has none)
+            import torch  # noqa: F401 (it contains the runtime if the system has none)
 
             self.library = ctypes.CDLL("libcudart.so.13")
         self.library.cudaGetErrorString.restype = c_char_p
@@ -163,7 +163,8 @@ class Runtime:
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
-    """Codes, rounded to nearest even; of doubles that are floats already or far from a tie."""
+    """Returns codes, rounded to nearest even. The doubles must be floats already, or far from a
+    tie."""
     bits = x.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -191,7 +192,7 @@ _E2M1 = _float_table(2, 1, 1)
 
 
 class Matrix:
-    """Rows on the GPU with NaNs between them and around; `stride` is in elements."""
+    """Rows on the GPU with NaNs between and around them; `stride` is in elements."""
 
     def __init__(self, runtime: Runtime, codes: np.ndarray, poison: int, per_unit: int = 1) -> None:
         rows, columns = codes.shape  # units, of `per_unit` elements each
@@ -209,7 +210,7 @@ class Matrix:
         self.runtime = runtime
 
     def read(self) -> np.ndarray:
-        """What the rows hold now; raises where anything beside them changed."""
+        """Returns the rows' contents; raises if anything around them changed."""
         now = self.runtime.get(self.base, self.image)
         if (now != self.image)[~self.inside].any():
             raise SystemExit("written outside of the matrix")
@@ -217,7 +218,8 @@ class Matrix:
 
 
 def tensor_core_scales(codes: np.ndarray) -> np.ndarray:
-    """Codes (rows, scales) in atoms of 128 rows x 4 scales, 512 bytes each, along k and then along rows."""
+    """Puts codes (rows, scales) into atoms of 128 rows x 4 scales, 512 bytes each, along k and then
+    along rows."""
     rows, scales = codes.shape
     across = -(-scales // 4)
     made = np.zeros((-(-rows // 128), across, 512), np.uint8)
@@ -227,7 +229,7 @@ def tensor_core_scales(codes: np.ndarray) -> np.ndarray:
 
 
 def used(got: np.ndarray, exact: np.ndarray, allowed: np.ndarray) -> float:
-    """Share of the allowed error; infinite where there is a NaN."""
+    """Returns the largest share of the allowed error; infinity if there is a NaN."""
     if got.size == 0:
         return 0.0
     with np.errstate(invalid="ignore"):
@@ -399,8 +401,9 @@ def run_attention(
             weight = np.exp(score - top)
             total = weight.sum(axis=1, keepdims=True)
             right, right_lse = (weight / total) @ value, (top + np.log(total))[:, 0]
-            # Scores: F32 sums of d products. Weights: those errors, ex2.approx (2^-22), and BF16 (2^-8), which the sum
-            # of the weights does not have. O: BF16 once more.
+            # Errors: scores are F32 sums of d products. Weights have these errors, that of
+            # ex2.approx (2^-22), and BF16's (2^-8), which the sum of the weights does not have. O
+            # is rounded to BF16 once more.
             scores = (
                 (head_dim / 16 + 1) * 19 * 2.0**-24 * scale * (np.abs(query) @ np.abs(key.T)).max()
             )
@@ -412,7 +415,7 @@ def run_attention(
     return worst
 
 
-# m, n, k, beta, whole numbers, preferred cluster
+# m, n, k, beta, whether operands are whole numbers, preferred cluster
 _PRODUCTS = [
     (131, 264, 136, 0.0, True, (0, 0)),
     (257, 392, 72, 0.5, False, (0, 0)),
@@ -431,7 +434,7 @@ _GROUPS = [
     ([3], 264, 264),
     ([0, 0, 200], 8, 8),
 ]
-# batch, heads, heads of keys, queries, keys, head dimension, causal
+# batch, heads, key-value heads, queries, keys, head dimension, causal
 _ATTENTIONS = [
     (2, 4, 2, 130, 130, 64, 1),
     (1, 2, 2, 257, 261, 128, 0),
@@ -458,7 +461,7 @@ def check(provider: Provider, runtime: Runtime, kernels: list[Kernel], quick: bo
 
 
 def check_refusals(provider: Provider, runtime: Runtime, kernels: list[Kernel]) -> bool:
-    """Calls that make no sense are refused with words, and nothing is launched."""
+    """Checks that invalid calls are rejected with a message, and that nothing is launched."""
     place = runtime.put(np.zeros(65536, np.uint16))
     fine = dict(m=64, n=64, k=64, a=place, b=place, d=place, a_stride=64, b_stride=64, d_stride=64)
     wrong = [

@@ -105,7 +105,7 @@ class Deepwell:
             raise SystemExit(self.error())
 
     def kernels(self, capability: int) -> list[SimpleNamespace]:
-        """CUTLASS's products for this GPU, as `deepwell explain kernels` has them."""
+        """Returns CUTLASS's GEMM kernels for this GPU, as `deepwell explain kernels` lists them."""
         text = c_char_p()
         self.check(self.library.dw_gpu_kernels(ctypes.byref(text)))
         return [
@@ -123,7 +123,8 @@ class Deepwell:
 
 
 class Stream:
-    """Launches are captured on it, and then run as a graph; on the emulator they run at once."""
+    """A stream on which launches are captured and then run as a graph; on the emulator they run at
+    once."""
 
     def __init__(self, runtime: smoke.Runtime) -> None:
         self.runtime, self.handle = runtime, c_void_p()
@@ -196,13 +197,14 @@ def run_product(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
         same = smoke.from_bf16(codes) == smoke.from_bf16(smoke.to_bf16(right))
         return 0.0 if same.all() else math.inf
     magnitude = alpha * (np.abs(a_values) @ np.abs(b_values.T)) + np.abs(values)
-    # Of alpha and its factors two more roundings.
+    # alpha and its factors add two roundings
     allowed = smoke.product_bound(magnitude, right, k) + 2.0**-23 * magnitude
     return smoke.used(smoke.from_bf16(codes), right, allowed)
 
 
 def _products(kernel: SimpleNamespace) -> list[tuple]:
-    """m, n, k, residual or not, whole numbers, and whether the residual is D."""
+    """m, n, k, whether there is a residual, whether operands are whole numbers, and whether the
+    residual is D."""
     cases = smoke._PRODUCTS if kernel.type == smoke._BF16 else smoke._SCALED
     return [
         *((m, n, k, bool(beta), exact, False) for m, n, k, beta, exact, _ in cases),
@@ -227,7 +229,7 @@ def run_grouped(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
     starts = np.concatenate([[0], np.cumsum(rows)]).tolist()
 
     def pointers(matrix: smoke.Matrix, first_rows: list[int]) -> ctypes.Array:
-        """None of groups without rows."""
+        """Groups without rows compute nothing."""
         return (c_void_p * groups)(
             *(
                 matrix.data + 2 * matrix.stride * first if count else None
@@ -255,7 +257,7 @@ def run_grouped(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
     give_workspace(deepwell, runtime, deepwell.library.dw_grouped_gemm_workspace, call)
     stream.run(
         lambda: deepwell.check(deepwell.library.dw_grouped_gemm_run(ctypes.byref(call))),
-        captured=kernel is None,  # CUTLASS's copies from the host
+        captured=kernel is None,  # CUTLASS's kernel copies from the host
     )
     got, worst = smoke.from_bf16(d.read()), 0.0
     for g, (first, last) in enumerate(zip(starts, starts[1:])):
@@ -267,7 +269,7 @@ def run_grouped(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
 
 
 def is_refused(deepwell: Deepwell, kernel: SimpleNamespace, words: str) -> bool:
-    """At its first use, with and without a residual."""
+    """First-use checks, with and without a residual."""
     found = 0
     for residual in (None, 16) if not kernel.grouped else (None,):
         if kernel.grouped:
@@ -318,7 +320,7 @@ def check(deepwell, runtime, stream, kernels: list, options: argparse.Namespace)
             good &= refused
             print(f"{kernel.name:32} {'refused' if refused else 'NOT REFUSED'}", flush=True)
             if kernel.type != smoke._BF16:
-                continue  # nobody computes it instead
+                continue  # no other kernel computes it instead
         cases = smoke._GROUPS if kernel.grouped else _products(kernel)
         for i, case in enumerate(cases[:2] if options.quick else cases):
             began = time.perf_counter()
@@ -333,7 +335,7 @@ def check(deepwell, runtime, stream, kernels: list, options: argparse.Namespace)
 
 
 def cost(deepwell: Deepwell, runtime: smoke.Runtime, kernels: list) -> None:
-    """Of calls that follow one another, all of them small."""
+    """Calls that follow one another, all of them small."""
     provider = smoke.Provider(
         os.environ.get("DEEPWELL_CUTLASS")
         or os.path.join(os.path.dirname(deepwell.path), "libdeepwell_cutlass.so")
@@ -410,7 +412,7 @@ def main() -> int:
         return 0
     good = check(deepwell, runtime, Stream(runtime), kernels, options)
     if capability == 100 and not options.refused and not options.kernel:
-        # Deepwell's own, group by group; from what the library carries.
+        # Deepwell's kernel, group by group, with the variants that the library carries.
         share = run_grouped(deepwell, runtime, Stream(runtime), None, smoke._GROUPS[0], 200)
         good &= share <= 1
         print(f"{'sm100_gemm':32} {'groups':40} {share:.3f}")

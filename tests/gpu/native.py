@@ -1,4 +1,4 @@
-"""libdeepwell.so's attention by ctypes: no extension, nothing of the package."""
+"""Calls libdeepwell.so's attention through ctypes, without the extension or the package."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class Call(ctypes.Structure):
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory that torch took from the host, made known to an emulated driver (deepwell emulate)."""
+    """Memory that torch allocated on the host, registered with an emulated driver (deepwell
+    emulate)."""
     if tensor.device.type == "cpu" and os.environ.get("DEEPWELL_EMULATE_ARCH"):
         driver = ctypes.CDLL("libcuda.so.1")
         memory = tensor.untyped_storage()

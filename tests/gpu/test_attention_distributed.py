@@ -1,5 +1,6 @@
-"""optimize() under DDP and FSDP2 on two GPUs: gradients as near to those of the FP32 model on the whole batch as
-PyTorch's are in BF16. Every process runs every case, one after another, in one process group."""
+"""optimize() under DDP and FSDP2 on two GPUs: gradients must be as close to those of the FP32 model
+on the whole batch as PyTorch's are in BF16. Every process runs every case, one after another, in
+one process group."""
 
 import socket
 
@@ -78,7 +79,8 @@ def _apart(some, others) -> float:
 
 
 def _run(case, ids, exact, device, ours: bool):
-    """Calls of our attention in a forward, and the distance of the gradients from the exact ones."""
+    """Returns the calls of our attention in a forward, and the distance of the gradients from the
+    exact ones."""
     wrapping, order, compile_it = case
     module = _model().to(device).bfloat16()
     mine = ids[dist.get_rank() :: WORLD]

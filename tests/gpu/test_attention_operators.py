@@ -1,4 +1,5 @@
-"""Attention on the GPU through PyTorch: against FP64 on random calls, and in everything calls are wrapped in."""
+"""Attention on the GPU through PyTorch: compared with FP64 on random calls, and in every context in
+which users make calls."""
 
 import attention_reference as reference
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def lying(shape, layout, dtype, device):
-    """Random [batch, heads, rows, dim] in a layout."""
+    """Makes a random [batch, heads, rows, dim] tensor in a layout."""
     b, h, s, d = shape
     if layout == "bhsd":
         return torch.randn(b, h, s, d, device=device).to(dtype)
@@ -22,7 +23,7 @@ def lying(shape, layout, dtype, device):
         return torch.randn(b, s, h, 3 * d, device=device).to(dtype)[..., d : 2 * d].transpose(1, 2)
     if layout == "padded":
         return torch.randn(b, h, s + 5, d + 8, device=device).to(dtype)[:, :, 2:-3, :d]
-    assert layout == "awkward"  # the last axis has a stride: copied on the way
+    assert layout == "awkward"  # the last axis has a stride, so it is copied
     return torch.randn(b, h, d, s, device=device).to(dtype).mT
 
 
@@ -40,8 +41,8 @@ def judge(call, leaves, d_o, got):
         assert share <= 1, f"{name}: error {error:.3g}, {share:.2f} of what is allowed; {where}"
 
 
-# dtype, head_dim, soft cap, dropout, whether there may be no window: each is a kernel of its own, and those that the
-# library does not carry are compiled first.
+# dtype, head_dim, soft cap, dropout, whether there may be no window: each combination is a separate
+# kernel, and kernels that the library does not carry are compiled first.
 _VARIANTS = (
     (torch.bfloat16, 64, 0.0, 0.0, True),
     (torch.bfloat16, 128, 0.0, 0.0, True),
@@ -166,7 +167,7 @@ def leaves(device, rows=200, heads=4, heads_kv=2, dim=64, dtype=torch.bfloat16):
 
 
 def test_dropout_s_mask_is_the_stated_one(device):
-    """Values that are unit vectors show the probabilities themselves: which are kept, and by how much they grow."""
+    """Unit vectors as values show the probabilities: which ones are kept, and their factor."""
     rows, p = 64, 0.3
     q, k = (torch.zeros(2, 3, rows, 64, device=device, dtype=torch.bfloat16) for _ in range(2))
     v = torch.eye(rows, 64, device=device, dtype=torch.bfloat16).expand(2, 3, rows, 64)
@@ -185,8 +186,8 @@ def test_dropout_s_mask_is_the_stated_one(device):
 @pytest.mark.parametrize("largest", [2.0**6, 2.0**12, 133120.0, 2.0**30])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_large_scores_choose_the_largest(device, largest, sign):
-    """Scores so far apart that only the largest count, of which there are two: their values' mean. Below zero, the
-    largest is the one next to zero."""
+    """Scores are so far apart that only the largest count. There are two of these, so O is the mean
+    of their values. Below zero, the largest score is the one nearest to zero."""
     q = torch.full((1, 2, 70, 64), largest, device=device, dtype=torch.bfloat16)
     k = torch.full((1, 2, 300, 64), sign * largest, device=device, dtype=torch.bfloat16)
     v = torch.randn(1, 2, 300, 64, device=device, dtype=torch.bfloat16)
@@ -194,15 +195,16 @@ def test_large_scores_choose_the_largest(device, largest, sign):
     k[:, :, [i for i in range(300) if (i in chosen) == (sign < 0)]] /= 2
     o = attention(q, k, v, window=(-1, 230))
     exact = v.double()[:, :, chosen].mean(2, keepdim=True).expand(o.shape).clone()
-    exact[:, :, :47] = v.double()[:, :, 33:34]  # 277 lies behind their window
-    # P and the result are rounded to BF16 once each.
+    exact[:, :, :47] = v.double()[:, :, 33:34]  # key 277 lies outside their window
+    # P and the result are each rounded to BF16 once.
     assert (o.double() - exact).abs().max() <= 2.1 * 2.0**-9 * exact.abs().max()
 
 
 @pytest.mark.parametrize("largest", [3e4, 133120.0, 2.0**30])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_gradients_of_large_scores(device, largest, dim):
-    """One key has each query's whole weight: its value gets the gradients of all, and nothing is infinite."""
+    """Every query gives one key its whole weight: that key's value gets all gradients, and nothing
+    is infinite."""
     q = torch.full((1, 2, 70, dim), largest, device=device, dtype=torch.bfloat16).requires_grad_()
     k = torch.full((1, 2, 300, dim), largest / 2, device=device, dtype=torch.bfloat16)
     k[:, :, 277] = largest
@@ -212,7 +214,7 @@ def test_gradients_of_large_scores(device, largest, dim):
     attention(q, k, v).backward(d_o)
     exact = torch.zeros_like(v, dtype=torch.float64)
     exact[:, :, 277] = d_o.double().sum(2)
-    # The sum is FP32's, of 70 terms, and is rounded once.
+    # The sum is FP32, has 70 terms, and is rounded once.
     allowed = 2.0**-8 * exact.abs() + 70 * 2.0**-23 * d_o.double().abs().sum(2, keepdim=True)
     assert ((v.grad.double() - exact).abs() <= allowed).all()
     assert q.grad.isfinite().all() and k.grad.isfinite().all()
@@ -220,7 +222,7 @@ def test_gradients_of_large_scores(device, largest, dim):
 
 @pytest.mark.parametrize("dim", [64, 96])
 def test_queries_without_keys_in_pytorch(device, dim):
-    """Values of another width go to PyTorch, whose kernels leave such rows to chance."""
+    """Values of another width are left to PyTorch, whose kernels leave such rows undefined."""
     q = torch.randn(2, 3, 70, 64, device=device, dtype=torch.bfloat16).requires_grad_()
     k = torch.randn(2, 3, 20, 64, device=device, dtype=torch.bfloat16).requires_grad_()
     v = torch.randn(2, 3, 20, 2 * dim, device=device, dtype=torch.bfloat16).requires_grad_()
@@ -267,7 +269,7 @@ def test_compiled(device, dropout, dynamic):
     fast = torch.compile(run, fullgraph=True, dynamic=dynamic)
     d_o, got = differentiated(fast, tensors)
     assert [t.shape for t in got[1:]] == [t.shape for t in tensors]
-    if not dropout:  # Inductor draws other numbers
+    if not dropout:  # Inductor draws other random numbers
         _, want = differentiated(run, tensors, d_o)
         for a, b in zip(got, want):
             assert (a - b).float().norm() <= 0.01 * b.float().norm()

@@ -1,4 +1,4 @@
-"""optimize() on GPU models: as near to the FP32 model as the BF16 model is in PyTorch."""
+"""optimize() on GPU models: as close to the FP32 model as the BF16 model in PyTorch."""
 
 import copy
 
@@ -21,7 +21,7 @@ def optimized(model, device):
 
 
 def results(model, run):
-    """Outputs and gradients as one vector, in FP64."""
+    """Returns outputs and gradients as one vector, in FP64."""
     model.zero_grad()
     out = run(model)
     out.float().square().mean().backward()
@@ -30,7 +30,8 @@ def results(model, run):
 
 
 def as_near(model, device, run, attentions):
-    """Against FP32: the optimized BF16 model's error is at most 1.5 times that of the BF16 model in PyTorch."""
+    """Compares with FP32: the optimized BF16 model's error is at most 1.5 times that of the BF16
+    model in PyTorch."""
     wide = copy.deepcopy(model).to(device).float()
     plain = copy.deepcopy(wide).bfloat16()
     ours = optimized(copy.deepcopy(plain), device)

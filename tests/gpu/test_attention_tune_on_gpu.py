@@ -1,4 +1,5 @@
-"""Measuring who runs attention, on a GPU: what is written down, and that calls go where that says."""
+"""Measurements that decide who computes attention, on a GPU: what is stored, and that calls follow
+it."""
 
 import json
 import time
@@ -15,7 +16,7 @@ SIZES = ("bf16", 2, 8, 4, 512, 512, 64, False, 0.0, -1, 0, False, 0.0, True, Fal
 
 @pytest.fixture
 def tuner(gpu, tmp_path, monkeypatch):
-    """One with a store of its own."""
+    """A GPU with an empty store of measurements."""
     monkeypatch.setenv("DEEPWELL_CACHE", str(tmp_path))
     made = tune.Tuner()
     monkeypatch.setattr(tune, "tuner", made)

@@ -1,4 +1,4 @@
-"""The probe on a GPU: against PyTorch and nvidia-smi, and its measurements against PyTorch's own."""
+"""The probe on a GPU: compared with PyTorch and nvidia-smi, and its measurements with PyTorch's."""
 
 import functools
 import shutil
@@ -15,7 +15,7 @@ def measured():
 
 
 def smi(*fields):
-    """nvidia-smi's answers, a row for each GPU, by the bus address in lower case."""
+    """Returns nvidia-smi's output, a row for each GPU, by bus address in lower case."""
     if shutil.which("nvidia-smi") is None:
         pytest.skip("needs nvidia-smi")
     query = [
@@ -28,7 +28,8 @@ def smi(*fields):
 
 
 def seconds_of(run, calls=8):
-    """Of one call, on the GPU: the median of five series, after one that does not count."""
+    """Returns the seconds of one call on the GPU: the median of five series, after one that is not
+    counted."""
     times = []
     for _ in range(6):
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
@@ -50,7 +51,7 @@ def test_what_pytorch_sees(gpu):
         assert found.compute_capability == (properties.major, properties.minor)
         assert found.sm_count == properties.multi_processor_count
         assert found.figures["cache"].value == properties.L2_cache_size
-        # nvidia-smi's total holds what the driver keeps.
+        # nvidia-smi's total includes the memory that the driver reserves.
         assert (
             0
             <= found.figures["memory"].value - properties.total_memory
@@ -145,7 +146,7 @@ def test_all_reduce(gpu):
     bandwidth = hw.machine["bus_bandwidth"]
     assert bandwidth["kind"] == "measured", hw.remarks
     links = dw.probe().figures["link_bandwidth"].value
-    # NVLS sums in the switch: bus bandwidth may then lie above that of the links.
+    # NVLS sums in the switch, so bus bandwidth may exceed that of the links.
     assert 0.3 * links < bandwidth["value"] < 2 * links
 
 
