@@ -1,6 +1,6 @@
-/* deepwell/attention.h on the CPU, by definition and in double, for tests of what stands above it: preloaded, it takes
- * the place of libdeepwell's own functions, so that marshalling is tested without a GPU. Every element is written
- * through the strides that the call gives; a workspace is asked for and filled.
+/* Implements deepwell/attention.h on the CPU, by definition and in double. Tests of the layers above preload it in the
+ * place of libdeepwell's own functions, so that marshalling is tested without a GPU. Every element is written through
+ * the call's strides, and the workspace is requested and filled.
  */
 #include "deepwell/attention.h"
 #include <math.h>
@@ -46,7 +46,7 @@ static void store(const dw_attention *c, const dw_attention_tensor *t, int64_t b
         bits = (uint16_t)(size * 0x1p24);
     } else {
         int e;
-        double m = frexp(size, &e); /* m in [0.5, 1) */
+        double m = frexp(size, &e); /* u is in [0.5, 1) */
         bits = (uint16_t)((e + 14) << 10) + (uint16_t)((m * 2 - 1) * 1024);
     }
     *place = (uint16_t)(bits | (rounded < 0 ? 0x8000 : 0));
@@ -66,7 +66,7 @@ static double uniform(int64_t seed, int64_t offset, uint64_t index) {
     return (x[index % 4] >> 8) * 0x1p-24;
 }
 
-/* One sequence of a packed batch is a batch of one whose tensors begin further on. */
+/* Each sequence of a packed batch becomes a batch of one whose tensors begin later. */
 static dw_attention_tensor from_row(dw_attention_tensor t, int64_t row) {
     if (t.data != NULL) t.data = (uint16_t *)t.data + row * t.row;
     t.batch = 0;
@@ -144,7 +144,7 @@ static void sequence(const dw_attention *c, int64_t b, int64_t seq_len_q, int64_
                 for (int64_t d = 0; d < dim; d++)
                     gv[(kv * seq_len_kv + j) * dim + d] +=
                         p[j] * keep[j] * load(c, &d_o, batch, h, i, d);
-                slope[j] *= p[j] * (x * keep[j] - delta) * c->scale; /* now dS */
+                slope[j] *= p[j] * (x * keep[j] - delta) * c->scale; /* p holds dS from here on */
                 for (int64_t d = 0; d < dim; d++)
                     gk[(kv * seq_len_kv + j) * dim + d] += slope[j] * load(c, &q, batch, h, i, d);
             }

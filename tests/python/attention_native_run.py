@@ -1,4 +1,5 @@
-"""Run by test_attention_native.py with attention_by_definition.c preloaded: CPU tensors through the C operators."""
+"""Calls the C operators on CPU tensors; test_attention_native.py runs it with
+attention_by_definition.c preloaded."""
 
 import os
 import sys
@@ -55,7 +56,7 @@ def main() -> None:
             ), (name, copied)
             fake = operators.empty_beside(q)
             assert o.stride() == fake.stride(), (name, o.stride(), fake.stride())
-            # A gradient that is one number, expanded.
+            # an expanded gradient, which is one number in memory
             grads = torch.autograd.grad(attention(*leaves, **options).sum(), leaves)
             judged(call, [o.detach(), *grads], *[t.detach() for t in leaves], torch.ones_like(o))
 
@@ -110,7 +111,7 @@ def main() -> None:
 
 
 def _like(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Random numbers of ``dtype`` with the strides of ``base``."""
+    """Returns random numbers of ``dtype`` with the strides of ``base``."""
     size = 1 + sum((n - 1) * s for n, s in zip(base.shape, base.stride())) + base.storage_offset()
     flat = torch.randn(size + 8).to(dtype)
     return flat.as_strided(base.shape, base.stride(), base.storage_offset())

@@ -1,18 +1,19 @@
-"""What attention is, in FP64, and how far a fused kernel may be from it.
+"""Attention in FP64, and bounds of the error of a fused kernel.
 
-Written out from the definition, independent of everything that it judges. For each result three things:
+Written from the definition, independently of all code that it tests. Each result has:
 
 - exact: FP64;
-- rounded: the same with P, dS, O and the gradients rounded to the element type, where a fused kernel has to
-  (products on tensor cores take them in that type, and the backward pass reads the rounded O);
+- rounded: the same with P, dS, O and the gradients rounded to the element type, as in a fused kernel (tensor cores
+  read them in that type, and backward reads the rounded O);
 - sigma: the standard deviation of those roundings for each element, to first order. A rounding is uniform within
   half a unit in the last place, so of variance (u x)^2 / 3; roundings of different elements are independent;
 - slack: FP32 arithmetic inside of the kernel. A score q k is a sum of D products; its error is at most 2^-22 of the
   sum of their magnitudes (tensor cores drop bits of partial sums), which is the relative error of exp(score).
 
 A result is right when, for every element,  |result - exact| <= 2 max|rounded - exact| + 4 max(sigma) + slack  (the
-second term is for calls so small that the reference may be exact by luck), and when it lies within 8 sigma + slack of
-its own element: else an error in the small rows of a long causal call would hide behind the large ones.
+second term is for calls so small that the reference may be exact by luck), and when every element is within
+8 sigma + slack of its exact value. Without the second condition, the large rows of a long causal call would hide an
+error in its small rows.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _LOW = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Call:
-    """What a call computes, apart from its tensors. Windows and offsets as in deepwell/attention.h."""
+    """The arguments of a call, apart from its tensors. Windows and offsets are those of
+    deepwell/attention.h."""
 
     scale: float
     softcap: float = 0.0
@@ -59,7 +61,7 @@ class Result:
         error = (got.double() - self.exact).abs()
         error = torch.where(
             got.double() == self.exact, torch.zeros_like(error), error
-        )  # infinities
+        )  # Equal infinities do not differ.
         if error.numel() == 0:
             return 0.0, 0.0, ""
         reference = (self.rounded - self.exact).abs()
@@ -78,14 +80,15 @@ class Result:
 
 
 def uniform(seed: int, offset: int, index: torch.Tensor) -> torch.Tensor:
-    """The Philox uniforms of elements ``index`` (number.h: stream 0), F32 values as FP64."""
+    """Returns the Philox uniforms of elements ``index`` (number.h: stream 0), F32 values as
+    FP64."""
     block, word = index >> 2, index & 3
     c0, c1 = block & _LOW, ((block >> 32) << 20) & _LOW
     c2 = torch.full_like(block, offset & _LOW)
     c3 = torch.full_like(block, (offset >> 32) & _LOW)
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(10):
-        p0, p1 = c0 * _M0, c2 * _M1  # modulo 2^64: the bits are those of the unsigned product
+        p0, p1 = c0 * _M0, c2 * _M1  # modulo 2^64, which gives the bits of the unsigned product
         high0, high1 = (p0 >> 32) & _LOW, (p1 >> 32) & _LOW
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, p1 & _LOW, high0 ^ c3 ^ k1, p0 & _LOW
         k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
@@ -97,13 +100,13 @@ def kept(call: Call, batch: int, heads: int, rows_q: int, rows_k: int, device) -
     """Returns the elements that dropout keeps as booleans [batch, heads, rows_q, rows_k]."""
     total = batch * heads * rows_q * rows_k
     index = torch.arange(total, device=device, dtype=torch.int64)
-    # Compared as FP32, as a kernel does.
+    # Compares in FP32, like a kernel.
     p = torch.tensor(call.dropout, dtype=torch.float32).double().item()
     return (uniform(call.seed, call.seed_offset, index) >= p).view(batch, heads, rows_q, rows_k)
 
 
 def visible(call: Call, rows_q: int, rows_k: int, device) -> torch.Tensor:
-    """[rows_q, rows_k] of booleans."""
+    """Returns booleans [rows_q, rows_k]: whether the query sees the key."""
     i = torch.arange(rows_q, device=device)[:, None]
     j = torch.arange(rows_k, device=device)[None, :]
     i = i + (rows_k - rows_q if call.bottom_right else 0)
@@ -122,9 +125,9 @@ def _empty(like: torch.Tensor) -> Result:
 
 
 def attention(call: Call, q, k, v, d_o=None) -> dict[str, Result]:
-    """Results "o", "lse" and, with ``d_o``, "dq", "dk", "dv" of tensors [batch, heads, rows, head_dim].
-
-    Packed calls: [heads, total, head_dim], and lse is [heads, total].
+    """Returns results "o", "lse" and, with ``d_o``, "dq", "dk", "dv" for tensors [batch, heads,
+    rows, head_dim]. In packed calls tensors are [heads, total, head_dim], and lse is [heads,
+    total].
     """
     if call.lengths_q is not None:
         return _packed(call, q, k, v, d_o)
@@ -162,7 +165,7 @@ def _packed(call: Call, q, k, v, d_o) -> dict[str, Result]:
         own = None if keep is None else keep[sequence : sequence + 1, :, :n, :m]
         inputs = [q[:, rows_q][None], k[:, rows_k][None], v[:, rows_k][None]]
         inputs.append(None if d_o is None else d_o[:, rows_q][None])
-        _fill(plain, *inputs, own, inner)  # writes through the views
+        _fill(plain, *inputs, own, inner)  # this writes through the views
     return results
 
 
@@ -191,7 +194,7 @@ def _fill(call: Call, q, k, v, d_o, keep, results: dict[str, Result]) -> None:
 
 
 def _heads(call: Call, q, k, v, d_o, seen, keep) -> dict[str, tuple[torch.Tensor, ...]]:
-    """The query heads [G, rows_q, D] that share one key head [rows_k, D]."""
+    """Computes the query heads [G, rows_q, D] that share one key-value head [rows_k, D]."""
     dtype, unit, tiny = q.dtype, _UNIT[q.dtype], _TINY[q.dtype]
     third = 1 / math.sqrt(3)
 
@@ -210,10 +213,11 @@ def _heads(call: Call, q, k, v, d_o, seen, keep) -> dict[str, tuple[torch.Tensor
     if call.softcap > 0:
         t = torch.tanh(scores / call.softcap)
         scores, slope = call.softcap * t, 1 - t * t
-        # The derivative is 1 - t^2 of an FP32 t: its error is not relative.
+        # The derivative is 1 - t^2 of an FP32 t, so its error is absolute.
         slope_error = 4 * _FP32 * (1 + magnitude / call.softcap)
         magnitude = (magnitude * slope).clamp(max=call.softcap) + call.softcap
-    # As a relative error of a probability. If it nears 1, only the sum of probabilities is certain.
+    # This is a relative error of a probability. If it nears 1, only the sum of probabilities is
+    # certain.
     spread = (_FP32 * (magnitude + scores.abs())).masked_fill(~seen, 0)
     spread = (spread.amax(-1, keepdim=True) if keys else spread.sum(-1, keepdim=True)) + 4 * _FP32
     scores = scores.masked_fill(~seen, -math.inf)

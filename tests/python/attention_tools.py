@@ -1,5 +1,5 @@
-"""Helpers of the attention tests. Deepwell's operators run on CPU tensors there, with the reference in
-libdeepwell's place.
+"""Helpers of the attention tests, which run Deepwell's operators on CPU tensors, with the reference
+in libdeepwell's place.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def attention_nodes(graphs: list) -> list[str]:
 
 
 def apart(ours, theirs) -> float:
-    """The largest difference between the tensors of each pair (None matches None)."""
+    """Returns the largest difference between the tensors of each pair (None matches None)."""
     most = 0.0
     for a, b in zip(ours, theirs, strict=True):
         assert (a is None) == (b is None)
@@ -87,8 +87,9 @@ def apart(ours, theirs) -> float:
 
 
 def rounding(theirs, terms: int = 64) -> float:
-    """Bound on the difference of two F32 computations of `theirs` that each sum `terms` products in their own
-    order and round about six times besides: a random walk of 2^-24 of the largest element, or of 1.
+    """Returns a bound on the difference of two F32 computations of `theirs`. Each sums `terms`
+    products in its own order and rounds about six more times: a random walk of 2^-24 of the largest
+    element, or of 1.
     """
     largest = max((t.abs().max().item() for t in theirs if t is not None and t.numel()), default=0)
     return (terms**0.5 + 6) * 2.0**-24 * max(largest, 1.0)

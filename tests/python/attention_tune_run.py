@@ -1,4 +1,5 @@
-"""Run by test_attention_tune.py with a driver that pretends to be a GPU: `attention_tune_run.py SCENARIO`."""
+"""Scenarios of test_attention_tune.py, which runs them with a driver that pretends to be a GPU:
+`attention_tune_run.py SCENARIO`."""
 
 import os
 import sys
@@ -39,7 +40,7 @@ class Rivals:
         if self._forward_error or self.calls >= self._fails_from:
             raise self._error(self._forward_error or "it broke")
         o = sdpa(q, k, v, causal, scale) * (1 + self._wrong)
-        return (o.contiguous(),)  # which lies otherwise than q
+        return (o.contiguous(),)  # its layout differs
 
     def backward(self, d_o, q, k, v, saved, causal, scale):
         self.backwards += 1
@@ -113,7 +114,7 @@ def trained(leaves, **options):
 
 
 def check_ours(world, leaves, **options):
-    """The call uses our kernel, and no alternative is measured."""
+    """Checks that the call uses our kernel, and that no alternative is measured."""
     asked = world.cudnn.calls, world.flash.calls, world.clock.ticks
     counted = seen(lambda: trained(leaves, **options))
     assert counted.ours == 1, counted.counts
@@ -132,7 +133,7 @@ def test_ours_is_faster():
         assert world.tuner.measured == ["attention backward bf16 d16 group2 q64 k64 heads8 causal"]
         assert world.cudnn.calls > 3 and world.cudnn.backwards > 3 and world.clock.ticks > 10
         check_ours(world, leaves, is_causal=True)
-        check_ours(world, tensors(60), is_causal=True)  # of the same class
+        check_ours(world, tensors(60), is_causal=True)  # another call of the same class
         check_ours(world, leaves, is_causal=True, bottom_right=True)  # the same mask
         assert not functional.fallbacks and len(world.files()) == 1
         wide = [t.float().detach().requires_grad_() for t in leaves]
@@ -144,7 +145,7 @@ def test_ours_is_faster():
         with torch.no_grad():
             attention(*leaves, is_causal=True)
         assert world.clock.ticks == ticks
-        attention(*tensors(256, grad=False))  # another class: forward alone
+        attention(*tensors(256, grad=False))  # another class, which is forward only
         assert world.tuner.measured[1:] == ["attention forward bf16 d16 group2 q256 k256 heads8"]
 
 
@@ -152,7 +153,7 @@ def test_a_rival_is_faster():
     with World(CUDNN_FASTER) as world:
         leaves = tensors()
         ours = trained(leaves, is_causal=True, softcap=1e4)
-        assert world.clock.ticks == 0  # which only we have
+        assert world.clock.ticks == 0  # a class that only Deepwell supports
         got = trained(leaves, is_causal=True)
         calls, ticks = world.cudnn.calls, world.clock.ticks
         again = trained(leaves, is_causal=True)
@@ -161,18 +162,19 @@ def test_a_rival_is_faster():
         because = "cuDNN is faster here: 3.5 ms against 4, forward and backward"
         assert dict(functional.fallbacks) == {because: 2}
         o = attention(*leaves, is_causal=True)
-        assert o.stride() == leaves[0].stride()  # though the entry's lies otherwise
+        assert o.stride() == leaves[0].stride()  # although the entry's result has another layout
         counted = seen(lambda: trained(leaves, is_causal=True))
         assert counted.ours == 0
-        trained(tensors(62), is_causal=True)  # of the same class
+        trained(tensors(62), is_causal=True)  # another call of the same class
         assert world.clock.ticks == ticks and functional.fallbacks[because] == 5
         text = install.Installation("a GPU").text(torch.nn.Identity())
         assert f"5 x PyTorch's attention in this process because {because}" in text, text
         assert "Classes of shapes measured in this process: 1" in text
-        # Forward alone is a tie, so our kernel is used.
+        # The two are equal in forward alone, so our kernel is used.
         with torch.no_grad():
             assert seen(lambda: attention(*leaves, is_causal=True)).ours == 1
-        assert functional.why_pytorch(*leaves, (-1, 0), False) == ""  # we run it, by their kernel
+        # Our operator runs, with their kernel.
+        assert functional.why_pytorch(*leaves, (-1, 0), False) == ""
         check_ours(world, leaves, dropout_p=0.1)
         check_ours(world, leaves, window=(3, 0))
         check_ours(world, tensors(8, rows_k=9), is_causal=True, bottom_right=True)
@@ -189,7 +191,7 @@ def test_ties_and_noise():
         with World(cases((1e-3, 1e-3), (theirs, theirs))) as world:
             trained(tensors())
             assert seen(lambda: trained(tensors())).ours == (1 if ours_expected else 0)
-    # A difference of 10 % between times that vary by more.
+    # The times differ by 10 %, but vary by more.
     noisy = lambda middle: lambda backward, tick: middle * (0.5 + tick * 0.37 % 1)  # noqa: E731
     with World(cases(noisy(1e-3), noisy(0.9e-3))) as world:
         trained(tensors())
@@ -247,7 +249,7 @@ def test_where_nothing_can_be_measured():
         check(world, "little memory")
         assert "not measured, it needs 256 MiB, and 100 MiB are free" in world.tuner.notes[0]
     with World(CUDNN_FASTER) as world:
-        seen(lambda: trained(tensors()))  # under a mode that would see it
+        seen(lambda: trained(tensors()))  # under a mode that would see the calls of a measurement
         check(world, "a mode")
     with World(CUDNN_FASTER, cache="/proc/none") as world:
         trained(tensors())
@@ -256,7 +258,7 @@ def test_where_nothing_can_be_measured():
         trained(tensors(256))
         assert world.clock.ticks == ticks and not world.tuner.on
         assert "measuring stopped" in world.tuner.notes[0]
-    # A recorded decision holds there.
+    # A recorded decision also holds under such a mode.
     with World(CUDNN_FASTER) as world:
         trained(tensors())
     with World(CUDNN_FASTER, capturing=lambda: True, cache=world.cache) as world:
@@ -292,14 +294,15 @@ def test_compiled():
     with World(CUDNN_FASTER) as world:
         leaves = tensors()
         ours = compiled(run, [])(*leaves)
-        assert world.clock.ticks == 0 and world.cudnn.calls == 0  # not measured, so ours
+        assert world.clock.ticks == 0 and world.cudnn.calls == 0  # not measured, so ours runs
         trained(leaves, is_causal=True)
         ticks, calls = world.clock.ticks, world.cudnn.calls
         graphs = []
         theirs = compiled(run, graphs)(*leaves)
         assert world.clock.ticks == ticks and world.cudnn.calls > calls
         assert "deepwell" not in str(graphs[0].code) and apart([ours], [theirs]) < _CLOSE
-        torch._dynamo.config.assume_static_by_default = False  # lengths that may vary are ours
+        # Lengths that may vary use our kernel.
+        torch._dynamo.config.assume_static_by_default = False
         graphs = []
         compiled(run, graphs)(*leaves)
         assert "deepwell" in str(graphs[0].code)
@@ -319,7 +322,8 @@ def test_threads_measure_once():
 
 
 def test_table():
-    """Settled classes are found again, others are not. When the table is full, all further calls use our kernel."""
+    """Decided classes are found again, and others are not. If the table is full, all further calls
+    use our kernel."""
     sizes = lambda n: ("bf16", 1, n + 1, 1, 64, 64, 64, False, 0.0, -1, -1, False, 0.0, True, False)  # noqa: E731
     _deepwell.attention_watch(True)
     for n in range(511):
@@ -370,7 +374,7 @@ def test_entries_speak_pytorch_s_language():
 
 
 def test_middle():
-    """The standard error, against that of medians of normal numbers."""
+    """Compares the standard error with that of medians of normal numbers."""
     torch.manual_seed(1)
     rows = (10 + torch.randn(4000, 9)).tolist()
     medians, errors = zip(*[tune.middle(row) for row in rows])
@@ -386,7 +390,7 @@ def first():
 
 
 def second():
-    told = dict(CUDNN_FASTER, cudnn=(9.0, 9.0))  # were it asked
+    told = dict(CUDNN_FASTER, cudnn=(9.0, 9.0))  # the watch would be asked here
     with World(told, cache=os.environ["DEEPWELL_CACHE"]) as world:
         trained(tensors(), is_causal=True)
         assert world.clock.ticks == 0 and world.cudnn.calls == 1
@@ -401,7 +405,7 @@ def off():
 
 
 def decisions():
-    assert tune.tuner.on  # by default
+    assert tune.tuner.on  # the default
     for name, test in sorted(globals().items()):
         if name.startswith("test_"):
             torch.manual_seed(0)

@@ -1,6 +1,6 @@
-"""A browser without a window, for tests that look at pages: Chromium, or QtWebEngine where there is none.
-
-Both are driven by Chromium's DevTools protocol over a websocket, of which this is as much as tests need.
+"""A browser without a window, for tests of pages: Chromium, or QtWebEngine if there is no Chromium.
+Both are driven by Chromium's DevTools protocol over a websocket. This module implements the part
+that the tests need.
 """
 
 import base64
@@ -62,7 +62,8 @@ class Socket:
         self.socket.sendall(head + mask + masked)
 
     def receive(self):
-        """The next message's text; answers to pings are not needed on one machine."""
+        """Returns the next message's text. It does not answer pings, which is not necessary on one
+        machine."""
         message = b""
         while True:
             first, size = self.file.read(2)
@@ -254,7 +255,8 @@ application.exec()
 
 
 def find():
-    """Returns a browser that runs, or the reason why there is none. DEEPWELL_BROWSER selects one, or "qt"."""
+    """Returns a running browser, or the reason why there is none. DEEPWELL_BROWSER selects one, or
+    "qt"."""
     asked = os.environ.get("DEEPWELL_BROWSER")
     reasons = []
     for name in [asked] if asked else [*PROGRAMS, "qt"]:

@@ -45,7 +45,8 @@ def to_double(value: Any) -> Any:
 
 
 def gradients(model: torch.nn.Module, args: Any, kwargs: Any):
-    """(outputs, {name: gradient or None}) of one forward and backward from zero."""
+    """Returns (outputs, {name: gradient or None}) of one forward and backward, starting without
+    gradients."""
     model.zero_grad(set_to_none=True)
     outputs = model(*args, **kwargs)
     objective(outputs).backward()
@@ -55,18 +56,19 @@ def gradients(model: torch.nn.Module, args: Any, kwargs: Any):
 
 
 def rounding(model: torch.nn.Module) -> float:
-    """The rounding that F32 leaves where terms cancel, relative to these terms. A path through forward and backward passes a sum
-    along each extent of each parameter. In any order of summation the roundings of N terms, 2^-24 each, add up like a
-    random walk."""
+    """Returns the rounding that F32 leaves where terms cancel, relative to these terms. A path
+    through forward and backward passes a sum along each extent of each parameter. In any order of
+    summation the roundings of N terms, 2^-24 each, add up like a random walk."""
     return 2.0**-24 * sum(sum(p.shape) for p in model.parameters()) ** 0.5
 
 
 def gradient_bounds(
     model: torch.nn.Module, own: dict[str, Any], exact: dict[str, Any]
 ) -> dict[str, float]:
-    """For each gradient the largest norm of its error: 1e-4 of the gradient's norm, twice the error of PyTorch's own
-    F32 gradient, or the rounding of terms as large as the largest gradient. The last is all that F32 has where a
-    gradient is small because terms cancel (of queries, where there is one key)."""
+    """Returns the largest permitted norm of each gradient's error: 1e-4 of the gradient's norm,
+    twice the error of PyTorch's own F32 gradient, or the rounding of terms as large as the largest
+    gradient. The last is the limit of F32 for gradients that are small because terms cancel (of
+    queries, if there is one key)."""
     wanted = {name: gradient for name, gradient in exact.items() if gradient is not None}
     largest = max((gradient.norm().item() for gradient in wanted.values()), default=0.0)
     return {
@@ -80,15 +82,16 @@ def gradient_bounds(
 
 
 def assert_same_function(plain: torch.nn.Module, ours: torch.nn.Module, args: Any, kwargs: Any):
-    """``ours`` agrees with FP64 PyTorch: outputs within 1e-4 of their norm or twice the error that FP32 PyTorch itself
-    makes, gradients within gradient_bounds."""
+    """Checks that ``ours`` agrees with FP64 PyTorch: outputs within 1e-4 of their norm or twice the
+    error of FP32 PyTorch, gradients within gradient_bounds."""
     exact_model = copy.deepcopy(plain).double()
     exact_args, exact_kwargs = to_double((args, kwargs))
     exact_outputs, exact_grads = gradients(exact_model, exact_args, exact_kwargs)
     plain_outputs, plain_grads = gradients(plain, args, kwargs)
     if any(t.isnan().any() for t in exact_outputs):
-        # Eager attention of transformers takes its softmax in FP32 even in an FP64 model, whose masks
-        # (FP64's least number) are -inf there: a row that sees nothing is NaN. FP32 judges then.
+        # Eager attention of transformers computes its softmax in FP32 even in an FP64 model. That
+        # model's masks (FP64's least number) become -inf there, and a row that sees nothing becomes
+        # NaN. In this case FP32 gives the expected results.
         exact_outputs, exact_grads = plain_outputs, plain_grads
     our_outputs, our_grads = gradients(ours, args, kwargs)
 

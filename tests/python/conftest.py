@@ -9,7 +9,8 @@ import torch
 
 sys.path.insert(0, os.path.dirname(__file__))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# A shell that starts the tests in the background makes them, and their child programs, ignore SIGINT.
+# A shell that starts the tests in the background makes them, and the programs that they start,
+# ignore SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -19,20 +20,20 @@ from users import Support  # noqa: E402
 
 @pytest.fixture
 def always(monkeypatch):
-    """Engines run even where they measure slower, so that what is tested is the engine."""
+    """Engines run even if they measure slower, so that the engine is tested."""
     monkeypatch.setenv("DEEPWELL_MEASURE", "0")
 
 
 @pytest.fixture
 def attention_on_cpu():
-    """Deepwell's attention operators run on CPU tensors, by definition."""
+    """Runs Deepwell's attention operators on CPU tensors, by definition."""
     with served_on_cpu():
         yield
 
 
 @pytest.fixture
 def support(request, always):
-    """How a marked test's behaviour is served; see users.py."""
+    """Reports how a marked test's behaviour is served; see users.py."""
     mark = request.node.get_closest_marker("support")
     assert mark is not None, "mark the test: support(area, behaviour, served, because)"
     stated = Support(*mark.args, **mark.kwargs)
@@ -47,7 +48,7 @@ def _deterministic():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """The 15 slowest tests, with what their fixtures take, in a few lines."""
+    """Prints the 15 slowest tests, with the time of their fixtures, in a few lines."""
     seconds = collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:

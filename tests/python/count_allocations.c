@@ -1,5 +1,5 @@
-/* Preloaded by test_step_memory.py: counts the memory of tensors from below, whoever asks for it. PyTorch and Deepwell
- * take it with posix_memalign and aligned_alloc; Python's objects come from malloc and are not counted. */
+/* Counts the memory of tensors, whoever allocates it; test_step_memory.py preloads it. PyTorch and Deepwell allocate
+ * tensors with posix_memalign and aligned_alloc. Python's objects come from malloc and are not counted. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -12,7 +12,7 @@ extern void *__libc_realloc(void *pointer, size_t bytes);
 
 enum { SLOTS = 1 << 20, LEAST_ALIGNMENT = 64 };
 static struct {
-    uintptr_t address; /* 0: free; 1: was taken */
+    uintptr_t address; /* 0: never used; 1: used before and free now */
     size_t bytes;
 } slots[SLOTS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

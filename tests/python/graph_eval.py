@@ -1,7 +1,7 @@
-"""What a graph means, operation by operation, in PyTorch: the oracle for captures and engines.
+"""Evaluates a graph operation by operation in PyTorch: the reference for captures and engines.
 
-Written from `include/deepwell/ops.h` alone, without looking at how anything else computes it. Every
-operation is the plainest expression that PyTorch has for its definition.
+It was written from `include/deepwell/ops.h` alone, independently of all other implementations.
+Every operation is the plainest expression that PyTorch has for its definition.
 
     outputs = evaluate(json_text, {"w": tensor, "input_ids": tensor, ...}, {"B": 2, "S": 7})
 
@@ -202,7 +202,7 @@ def stop_gradient(x: Tensor) -> Tensor:
     return x.detach()
 
 
-# ---- made from nothing --------------------------------------------------------------------------
+# ---- creation -----------------------------------------------------------------------------------
 
 
 @op("constant")
@@ -260,7 +260,7 @@ def random_uniform(seed: Tensor, shape: List[int], stream: int) -> Tensor:
     return torch.from_numpy(numbers).view(shape)
 
 
-# ---- moving -------------------------------------------------------------------------------------
+# ---- data movement ------------------------------------------------------------------------------
 
 
 @op("reshape")
@@ -315,7 +315,7 @@ def put_along_add(i: Tensor, u: Tensor, axis: int, size: List[int]) -> Tensor:
     return torch.zeros(size, dtype=u.dtype).scatter_add(axis, i.long(), u)
 
 
-# ---- reducing -----------------------------------------------------------------------------------
+# ---- reductions ---------------------------------------------------------------------------------
 
 
 def _reduction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -373,7 +373,7 @@ def top_k(x: Tensor, axis: int, size: List[int]):
     return values.narrow(axis, 0, size[0]), indices.narrow(axis, 0, size[0])
 
 
-# ---- products -----------------------------------------------------------------------------------
+# ---- matmuls ------------------------------------------------------------------------------------
 
 
 @op("matmul")

@@ -8,14 +8,16 @@ shapes, parameters). The source is executed once for PyTorch and once for Deepwe
 both follow the script. After each call outputs (structure, dtype, shape, value, which are one object, which require
 gradients), gradients of parameters and inputs, buffers, attributes and globals must agree.
 
-How far values may lie apart is measured: PyTorch follows the script again with parameters and inputs changed by one unit
-of float32's rounding, several times; if that does not explain a difference, the result of each operation is changed as well.
-What that moves by d the engine may move by a multiple of d, and by the rounding of as many operations as the module has.
+The tolerance is measured: PyTorch follows the script again with parameters and inputs changed by
+one unit of float32's rounding, several times. If that does not explain a difference, the result of
+each operation is changed as well. If a value changes by d, the engine's may differ by a multiple of
+d, and by the rounding of as many operations as the module has.
 
-Two differences are stated in docs/optimize.md and counted apart: the engine takes a ``view`` that the strides of an
-argument do not allow, where PyTorch raises an error, and an argument that comes back unchanged may be that tensor itself.
-The program ends with status 1 if there is any other. Differences are marked where the module computes in bfloat16 or
-float16 (``--no-casts`` makes no such modules) or returns views of one another (``--no-views``).
+Two differences are documented in docs/optimize.md and counted separately: the engine supports a
+``view`` that the strides of an argument do not allow, where PyTorch raises an error; and an
+argument that is returned unchanged may be that tensor itself. The program ends with status 1 if
+there is any other. Differences are marked where the module computes in bfloat16 or float16
+(``--no-casts`` makes no such modules) or returns views of one another (``--no-views``).
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 WIDTH = 8
 EPS = 2.0**-23
-# Tolerance as a multiple of the effect of one unit of rounding in all inputs, because each operation rounds
-# too.
+# The tolerance, as a multiple of the effect of one unit of rounding in all inputs. Each operation
+# rounds too.
 AMPLIFICATION = 64
 NOISES = 3
-# Number of tries on a second look: steps (bfloat16, integers, comparisons) change rarely.
+# Number of repetitions for a second look: steps (bfloat16, integers, comparisons) change rarely.
 MORE_NOISES = 40
 
 HEAD = """\
@@ -361,7 +363,8 @@ class Maker:
         )  # fmt: skip
         self.add(v, f"for {items}:", f"    {v} = {body.format(v=v)}")
 
-    # ---- the whole ---------------------------------------------------------------------------------
+    # ---- the whole module
+    # --------------------------------------------------------------------------
 
     def finish(self) -> None:
         last, other = self.values[-1], self.pick()
@@ -478,13 +481,13 @@ class Rounded(TorchDispatchMode):
 
 
 def uneven(values: torch.Tensor) -> torch.Tensor:
-    """A loss that no norm or softmax makes constant."""
+    """Returns a loss that no norm or softmax makes constant."""
     values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
     return (values * torch.cos(torch.arange(values.numel())).view(values.shape)).sum()
 
 
 def described(value: Any, depth: int = 0) -> Any:
-    """State in a form that can be compared."""
+    """Returns state in a form that can be compared."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, (bool, int, float, str, type(None))):
@@ -536,8 +539,8 @@ def follow(
     stop: Callable[[Any], None] = lambda model: None,
     each: bool = False,
 ) -> list[Any]:
-    """Follows the script; a flat list of (what, value) for each call. With `each` not only parameters and inputs are
-    moved by the noise, but the result of each operation."""
+    """Follows the script. Returns a flat list of (what, value) for each call. With `each`, noise is
+    added not only to parameters and inputs but to the result of each operation."""
     name = f"<module {case.seed}>"
     linecache.cache[name] = (len(case.source), None, case.source.splitlines(True), name)
     noise = None if noise_seed is None else torch.Generator().manual_seed(noise_seed)
@@ -659,13 +662,14 @@ def magnitude(value: Any) -> float:
 
 def differences(case: Case, ours: list[Any], plain: list[Any], noisy: list[list[Any]]) -> list[str]:
     found = []
-    # The largest magnitude that each record has had: gradients accumulate, with the rounding of sums that later cancel.
+    # The largest magnitude that each record has had: gradients accumulate, and keep the rounding of
+    # sums that later cancel.
     largest: dict[str, float] = {}
     for number, (mine, theirs) in enumerate(zip(ours, plain)):
         others = [run[number] for run in noisy]
         if failed(theirs) == VIEW_ERROR and not failed(mine):
             found.append(f"call {number}: {REFUSED_VIEW}")
-            break  # gradients have gone apart
+            break  # the gradients have diverged
         if [what for what, _ in mine] != [what for what, _ in theirs]:
             found.append(
                 f"call {number}: {[w for w, _ in mine if w == 'error']}{mine[-1:]} and {theirs[-1:]}"[
@@ -684,7 +688,8 @@ def differences(case: Case, ours: list[Any], plain: list[Any], noisy: list[list[
 
 
 def differs(case: Case, a: Any, b: Any, noisy: list[Any], before: float = 0.0) -> str:
-    """Why `a` is not `b`, or "". Rounding is relative to the largest element, and to `before` if that is larger."""
+    """Returns why `a` differs from `b`, or "". Rounding is relative to the largest element, and to
+    `before` if that is larger."""
     if isinstance(b, torch.Tensor) and isinstance(a, torch.Tensor):
         if a.dtype != b.dtype or a.shape != b.shape:
             return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"
@@ -805,7 +810,7 @@ def main() -> int:
     if options.jobs > 1:
         import multiprocessing
 
-        # New processes now and then: PyTorch's tracers keep memory.
+        # Starts new processes now and then, because PyTorch's tracers keep memory.
         pool = multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=10)
         results = pool.imap_unordered(_task, chunks)
     else:

@@ -1,4 +1,4 @@
-"""The number formats' rules, stated slowly and plainly in numpy: what tests hold the library to.
+"""The number formats' rules in plain, slow numpy: the reference for tests of the library.
 
 Values are float64, in which every sum, product and midpoint below is exact. Sources: OCP Microscaling Formats (MX)
 Specification v1.0 (formats 5.3, E8M0 5.4.1, conversion 6.3); OCP 8-bit Floating Point Specification v1.0; PTX ISA,
@@ -27,7 +27,7 @@ NAN = {"bf16": 0x7FC0, "f16": 0x7E00, "e4m3": 0x7F, "e5m2": 0x7F, "ue4m3": 0x7F}
 
 @functools.cache
 def grid(name):
-    """The finite numbers that are not negative, in order: number i has code i."""
+    """Returns the finite numbers that are not negative, in order: number i has code i."""
     _, fraction, bias, largest, _ = FIELDS[name]
     code = np.arange(largest + 1)
     field, low = code >> fraction, code & ((1 << fraction) - 1)
@@ -46,7 +46,8 @@ def beyond(name):
 
 
 def cast(x, name, overflow="saturate", words=None):
-    """Codes of float64 x: nearest, ties to even; or stochastic with one 32-bit word each."""
+    """Returns the codes of float64 x: rounded to nearest, ties to even; or stochastically with one
+    32-bit word each."""
     x = np.asarray(x, dtype=np.float64)
     values = np.append(grid(name), beyond(name))
     largest = len(values) - 2
@@ -75,7 +76,7 @@ def cast(x, name, overflow="saturate", words=None):
 
 
 def value(code, name):
-    """float64 of codes."""
+    """Returns the float64 values of codes."""
     code = np.asarray(code).astype(np.int64)
     largest = len(grid(name)) - 1
     magnitude = code & ((1 << (FIELDS[name][4] - 1)) - 1)
@@ -86,7 +87,8 @@ def value(code, name):
 
 
 def e8m0_cast(x, overflow="saturate"):
-    """Nearest power of two by value; the upper one in a tie; between the lowest two, the upper one."""
+    """Returns the nearest power of two by value; the upper one in a tie; between the lowest two,
+    the upper one."""
     x = np.asarray(x, dtype=np.float64)
     powers = np.ldexp(1.0, np.arange(255) - 127)
     magnitude = np.where(np.isnan(x), 1, np.abs(x))
@@ -116,7 +118,7 @@ def nan_code(name):
 
 
 def mx_exponent(amax, name, rule):
-    """e of the scale 2^e for amax (float64 array, finite), searched by definition."""
+    """Returns e of the scale 2^e for amax (float64 array, finite), searched by definition."""
     largest = grid(name)[-1]
     most = int(np.floor(np.log2(largest)))
     candidates = np.arange(-127, 128)
@@ -132,7 +134,7 @@ def mx_exponent(amax, name, rule):
 
 
 def mx_quantize(blocks, name, rule, words=None):
-    """blocks [n, length] float32 -> (codes, E8M0 codes)."""
+    """Quantizes blocks [n, length] of float32. Returns (codes, E8M0 codes)."""
     x = blocks.astype(np.float64)
     amax = np.abs(x).max(1)
     nan, infinite = np.isnan(amax), np.isinf(amax)
@@ -151,7 +153,7 @@ def f32(x):
 
 
 def nvfp4_quantize(blocks, tensor_scale, words=None, amax=None):
-    """-> (codes, UE4M3 codes). Every quotient and product rounded to float32."""
+    """Returns (codes, UE4M3 codes). Every quotient and product is rounded to float32."""
     with np.errstate(all="ignore"):
         ts = np.float32(tensor_scale)
         amax = np.abs(blocks).max(1) if amax is None else amax
@@ -167,7 +169,7 @@ def nvfp4_quantize(blocks, tensor_scale, words=None, amax=None):
 
 
 def fp8_block_quantize(blocks, words=None, amax=None):
-    """-> (codes, float32 scales)."""
+    """Returns (codes, float32 scales)."""
     with np.errstate(all="ignore"):
         amax = np.abs(blocks).max(1) if amax is None else amax
         nan, infinite = np.isnan(amax), np.isinf(amax)
@@ -183,7 +185,7 @@ def fp8_block_quantize(blocks, words=None, amax=None):
 
 
 def philox_words(count, seed=0, offset=0, stream=0, first=0):
-    """Words of elements first .. first + count - 1."""
+    """Returns the words of elements first .. first + count - 1."""
     mask = np.uint64(0xFFFFFFFF)
     index = np.arange(first, first + count, dtype=np.uint64)
     block = index // np.uint64(4)

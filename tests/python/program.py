@@ -1,4 +1,4 @@
-"""The program of this environment, as a user starts it."""
+"""Finds the program of this environment, as a user starts it."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""Models whose steps test_step_memory.py predicts and measures: the zoo, and two that are large enough to show
-in a process.
+"""Models whose steps test_step_memory.py predicts and measures: the zoo, and two models that are
+large enough to show in a process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _sized(build, arguments, batch: int, length: int) -> Model:
 
 
 ZOO = {case.name: _sized(case.build, case.arguments, 3, 33) for case in CASES}
-# Backward in several parts, arenas that are mapped.
+# The backward has several parts, and arenas are mapped.
 PARTS = {
     "llama-parts": _sized(
         lambda: llama(

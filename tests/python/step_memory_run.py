@@ -1,5 +1,5 @@
-"""Run by test_step_memory.py with count_allocations.c preloaded: predicts the memory of a training step of a model on the
-meta device, then trains the real one and measures it. Prints both as JSON, one line for each task."""
+"""Predicts the memory of a training step of a model on the meta device, then trains the real one
+and measures it. Prints both as JSON, one line for each task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 
-os.environ["DEEPWELL_MEASURE"] = "0"  # else the first call also runs the model in PyTorch
+os.environ["DEEPWELL_MEASURE"] = "0"  # otherwise the first call also runs the model in PyTorch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import deepwell as dw
@@ -26,7 +26,7 @@ MAPPED = 2 << 20  # the CPU device maps blocks from this size by itself
 
 
 def resident(most: bool = False) -> int:
-    """Bytes of this process that are resident now, or the peak."""
+    """Returns the bytes of this process that are resident now, or the peak."""
     key = "VmHWM:" if most else "VmRSS:"
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith(key))
@@ -40,7 +40,8 @@ def restart() -> None:
 
 
 def tensor_bytes() -> int:
-    """Peak of allocated bytes since the last restart: counted allocations and mapped arenas."""
+    """Returns the peak of allocated bytes since the last restart: counted allocations and mapped
+    arenas."""
     _, arena = _deepwell.device_memory()
     return _counter.counted_most() + (arena if arena >= MAPPED else 0)
 
@@ -111,7 +112,7 @@ def main() -> None:
     """Runs each task, MODEL:OPTIMIZER[:WORD...], in its own process: a fork that has imported everything."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    # One-time costs of a process: imports, and oneDNN's generated code, which it keeps.
+    # Incurs one-time costs of a process: imports, and oneDNN's generated code, which it keeps.
     warm, (args, kwargs) = MODELS["gpt2"].build(), MODELS["gpt2"].arguments(torch.Generator())
     dw.dryrun(warm, (args, kwargs))
     dw.optimize(warm, verbose=False)(*args, **kwargs).loss.backward()

@@ -71,7 +71,8 @@ PADDINGS = {
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_evaluation(settings, mode):
     module, plain, made = encoder(**settings)
-    assert len(made.replaced) == 2  # attentions: the forwards of layers are no modules of attention
+    # Only attentions: the forward of a layer does not call an attention module.
+    assert len(made.replaced) == 2
     x = torch.randn(3, 7, 32) if settings.get("batch_first", True) else torch.randn(7, 3, 32)
     for name, padded in PADDINGS.items():
         with mode():
@@ -86,7 +87,8 @@ def test_evaluation(settings, mode):
 
 
 def test_the_reference_is_fused():
-    """Checks that PyTorch takes its fused paths where these tests assume it; otherwise they would prove nothing."""
+    """Checks that PyTorch uses its fused paths where these tests assume it; otherwise the tests
+    would show nothing."""
     _, plain, _ = encoder()
     x = torch.randn(3, 7, 32)
     for name in ("none", "right"):
@@ -115,7 +117,7 @@ def test_frozen_parameters_with_gradients_enabled():
 
 
 def test_a_trainable_part_keeps_padded_rows():
-    """With gradients PyTorch makes no nested tensor, and padded rows have values."""
+    """With gradients PyTorch makes no nested tensor, so padded rows have values."""
     module, plain, _ = encoder(norm=False)
     for m in (module, plain):
         for name, parameter in m.named_parameters():
@@ -191,7 +193,7 @@ def test_what_pytorch_runs_takes_its_fused_path():
     assert "an attn_mask is given that is not causal" in deepwell.summary(module)
     functional.devices.discard("cpu")
     functional.forget()
-    for padded in PADDINGS.values():  # nothing changes for tensors that are elsewhere
+    for padded in PADDINGS.values():  # nothing changes for tensors on other devices
         assert fused(lambda: module(x, src_key_padding_mask=padded)) == fused(
             lambda: plain(x, src_key_padding_mask=padded)
         )
@@ -261,4 +263,4 @@ def test_layers_of_the_user_s_are_left_alone():
                 assert apart([module(x)], [plain(x)]) < _CLOSE
     module = torch.nn.TransformerEncoder(Part(32, 4, 64, batch_first=True), 1).eval()
     install.install(module, "test")
-    assert seen(lambda: module(x)).ours == 1  # with gradients PyTorch runs its parts
+    assert seen(lambda: module(x)).ours == 1  # with gradients PyTorch runs the layer's parts

@@ -1,4 +1,5 @@
-"""Attention replaced in every family of docs/models.md, in every variant: the same outputs and gradients."""
+"""Attention replaced in every family of docs/models.md, in every variant: outputs and gradients are
+the same."""
 
 import copy
 
@@ -62,12 +63,13 @@ def test_same_function(variant: Variant, train: bool):
     ("variant", "_train"), [_parameter(v, True) for v in VARIANTS if v.name == "plain"]
 )
 def test_compiled(variant: Variant, _train: bool):
-    """torch.compile gives graphs of operators; a model that breaks the graph by itself does so here too."""
+    """torch.compile gives graphs of operators. A model that breaks the graph by itself does so here
+    too."""
     plain = variant.build().train()
     ours = copy.deepcopy(plain)
     made = install.install(ours, "test")
     args, kwargs = variant.arguments(*variant.sizes[0], torch.Generator().manual_seed(1))
-    kwargs.pop("labels", None)  # a loss of transformers logs, which no full graph can
+    kwargs.pop("labels", None)  # a loss of transformers logs, which breaks a full graph
     torch._dynamo.reset()
     try:
         theirs = torch.compile(plain, fullgraph=True, backend="aot_eager")(*args, **kwargs)

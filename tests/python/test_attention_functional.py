@@ -1,4 +1,5 @@
-"""attention() and its operators on the CPU: every argument against FP64, and everything that may wrap a call."""
+"""attention() and its operators on the CPU: every argument compared with FP64, in every context in
+which users make calls."""
 
 import copy
 import itertools
@@ -55,7 +56,7 @@ OPTIONS = [
     dict(softcap=2.0, is_causal=True),
     dict(scale=0.0),
 ]
-# Calls that PyTorch runs.
+# PyTorch runs these calls.
 OTHERS = [dict(scale=-1.3, softcap=1.0), dict(scale=-0.5, is_causal=True)]
 
 
@@ -63,7 +64,8 @@ OTHERS = [dict(scale=-1.3, softcap=1.0), dict(scale=-0.5, is_causal=True)]
 @pytest.mark.parametrize("sizes", [(9, 13), (13, 9), (1, 6), (6, 1), (40, 3)], ids=str)
 @pytest.mark.parametrize("wider", [0, 5])
 def test_pytorch_in_our_place(options, sizes, wider):
-    """PyTorch computes attention with values of another width: the same function, with zeros where no key is seen."""
+    """PyTorch computes attention if values have another width: the results are the same, with zeros
+    where no key is seen."""
     q, k, v = tensors(*sizes)
     d_o = torch.randn(q.shape)
     want = results(lambda *qkv: attention(*qkv, **options), (q, k, v), d_o)
@@ -178,7 +180,7 @@ def test_dropout_is_the_stated_mask():
     call = reference.Call(scale=8**-0.5, dropout=0.3, seed=seed, seed_offset=offset)
     assert apart(got, exact(call, *leaves, d_o)) < _CLOSE
     again = results(lambda q, k, v: attention(q, k, v, dropout_p=0.3), leaves, d_o)
-    assert apart(got[:1], again[:1]) > 0.01  # a mask of its own
+    assert apart(got[:1], again[:1]) > 0.01  # the call has its own mask
 
 
 def test_packed_sequences():

@@ -1,5 +1,6 @@
-"""optimize() as on a GPU, but on CPU models: Hugging Face's interface, nn.MultiheadAttention, and what users
-put around models. The tests call install() directly, because optimize() requires a CUDA model.
+"""optimize() as on a GPU, but on CPU models: Hugging Face's interface, nn.MultiheadAttention, and
+tools that users combine with models. The tests call install() directly, because optimize() requires
+a CUDA model.
 """
 
 import copy
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("attention_on_cpu")
 
 
 def pair(module):
-    """A module with our attention and an untouched copy."""
+    """Returns a module with our attention, and an untouched copy."""
     plain = copy.deepcopy(module)
     return module, install.install(module, "test"), plain
 
@@ -173,7 +174,7 @@ def test_dropout_of_multihead():
     assert torch.equal(first, module(x, x, x, need_weights=False)[0])
     assert not torch.equal(first, module(x, x, x, need_weights=False)[0])
     module.eval(), plain.eval()
-    with torch.no_grad():  # a fast path of PyTorch's own in both
+    with torch.no_grad():  # PyTorch has its own fast path for both
         assert apart(module(x, x, x)[:1], plain(x, x, x)[:1]) < _CLOSE
 
 
@@ -212,7 +213,8 @@ def test_decoder_layers():
     )
 
 
-# ---- what users do with an optimized model ---------------------------------------------------------------
+# ---- use of an optimized model
+# ---------------------------------------------------------------------------
 
 
 def test_compiled_whole():
@@ -273,7 +275,7 @@ def test_checkpointed(reentrant):
 
 @pytest.fixture
 def alone(tmp_path):
-    """A process group of one."""
+    """Makes a process group of one."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
         yield
@@ -373,7 +375,7 @@ def hugging_face(name, implementation=None):
     )
     implementation = implementation or ("eager" if name == "gemma2" else "sdpa")
     model = kind.from_config(config, attn_implementation=implementation)
-    for parameter in model.parameters():  # so that attention is no mere mean
+    for parameter in model.parameters():  # so that attention is not just a mean
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.3)
     return model

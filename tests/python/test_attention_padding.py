@@ -1,5 +1,5 @@
-"""nn.MultiheadAttention with the arguments that most models use: key padding, and requested weights. PyTorch's
-own module in FP64 gives the expected results.
+"""nn.MultiheadAttention with the arguments that most models use: key padding, and requested
+weights. The expected results are those of PyTorch's own module in FP64.
 """
 
 import copy
@@ -23,8 +23,9 @@ _CLOSE = 2e-5
 
 
 def off(ours, exact) -> float:
-    """The largest difference, relative to the largest number of its tensor (or to 1). About 700 products
-    contribute to an element, through half a dozen roundings: 6 sqrt(700) 2^-24 is 1e-5.
+    """Returns the largest difference, relative to the largest number of its tensor (or to 1). About
+    700 products contribute to an element, through half a dozen roundings: 6 sqrt(700) 2^-24 is
+    1e-5.
     """
     return apart(
         *[[t / e.abs().max().clamp_min(1) for t, e in zip(x, exact)] for x in (ours, exact)]
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("attention_on_cpu")
 
 
 def mask_of(*rows: str) -> torch.Tensor:
-    """A key_padding_mask, one letter a key: x is ignored."""
+    """Makes a key_padding_mask from one letter per key: x is ignored."""
     return torch.tensor([[letter == "x" for letter in row] for row in rows])
 
 
@@ -50,7 +51,7 @@ MASKS = {
 
 def module_and_exact(**settings):
     module = torch.nn.MultiheadAttention(32, 4, **settings)
-    torch.nn.init.normal_(module.in_proj_weight, std=0.5)  # so that attention is no mere mean
+    torch.nn.init.normal_(module.in_proj_weight, std=0.5)  # so that attention is not just a mean
     torch.nn.init.normal_(module.in_proj_bias)
     plain = copy.deepcopy(module).double()
     install.install(module, "test")
@@ -58,7 +59,7 @@ def module_and_exact(**settings):
 
 
 def run(module, given, options, use_weights, d_out, d_weights):
-    """Output, weights, and the gradients of everything."""
+    """Returns the output, the weights, and all gradients."""
     dtype = module.out_proj.weight.dtype
     leaves = [t.detach().to(dtype).requires_grad_() for t in given]
     x = leaves if len(leaves) == 3 else leaves * 3
@@ -131,7 +132,7 @@ def test_weights_have_pytorch_s_dtype_and_shape(autocast):
                 m(x, x, x, average_attn_weights=average, need_weights=True) for m in (module, plain)
             )
             assert (a.dtype, a.shape, p.dtype, p.shape) == (b.dtype, b.shape, r.dtype, r.shape)
-            # A few roundings to BF16 of numbers below one.
+            # several roundings to BF16 of numbers below one
             assert (p.float() - r.float()).abs().max() < 2**-6
     p.float().square().sum().backward(), r.float().square().sum().backward()
     for ours, theirs in zip(module.parameters(), plain.parameters(), strict=True):
@@ -235,7 +236,8 @@ def test_padding_of_causal_calls(name):
 
 @pytest.mark.parametrize("case", range(24))
 def test_random_padding(case):
-    """attend() against attention with the mask as a tensor, for calls where both must agree."""
+    """Compares attend() with attention with the mask as a tensor, for calls where both must
+    agree."""
     draw = torch.Generator().manual_seed(case)
 
     def number(low, high):
@@ -261,7 +263,7 @@ def test_random_padding(case):
     k, v = (torch.randn(batch, 2, rows, 8, generator=draw, requires_grad=True) for _ in range(2))
     seen_keys = functional.visible(rows_q, rows, window, False, "cpu") & kept[:, None, None]
     d_o = torch.randn(q.shape, generator=draw)
-    if gathered:  # padded queries get zeros there
+    if gathered:  # padded queries get zeros
         d_o = torch.where(kept[:, None, :, None], d_o, 0.0)
     results = []
     for wide in (False, True):
@@ -293,7 +295,7 @@ def test_causal_masks_without_the_hint(need_weights, as_float):
     x = torch.randn(3, 7, 32)
     assert seen(lambda: module(x, x, x, **options)).ours == 1
     assert off(*both(module, plain, [x], options, need_weights)) < _CLOSE
-    mask[3, 5] = 0  # and no longer causal
+    mask[3, 5] = 0  # the mask is no longer causal
     assert seen(lambda: module(x, x, x, **options)).ours == 0
     assert off(*both(module, plain, [x], options, need_weights)) < _CLOSE
 
@@ -350,7 +352,7 @@ def test_a_mask_is_looked_into_once(monkeypatch):
     changed = attention(x, x, x, key_padding_mask=mask)[0]
     assert len(looks) == 3
     assert apart([changed], [plain.layers[0].self_attn(x, x, x, key_padding_mask=mask)[0]]) < _CLOSE
-    with torch.inference_mode():  # writes leave no trace there
+    with torch.inference_mode():  # writes leave no trace in the caller's tensor
         own = MASKS["right"].clone()
         first = attention(x, x, x, key_padding_mask=own)[0]
         own[0, 0] = True

@@ -1,4 +1,4 @@
-"""Hugging Face's models with padded batches: the results of sdpa without its mask."""
+"""Hugging Face's models with padded batches: the same results as sdpa, without its mask."""
 
 import copy
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("attention_on_cpu")
 
 
 def mask_of(*rows: str) -> torch.Tensor:
-    """An attention_mask, one letter a token: x is padding."""
+    """Makes an attention_mask from one letter per token: x is padding."""
     return torch.tensor([[int(letter != "x") for letter in row] for row in rows])
 
 
@@ -27,13 +27,13 @@ MASKS = {
     "both sides": mask_of("xx.......xx", "x..........", "..........x"),
     "holes": mask_of("x.xx..x....", "...........", "..xxx......"),
 }
-SLIDING = {"mistral": 0, "qwen3": 1, "gemma2": 1}  # by name, how many layers have no window
+SLIDING = {"mistral": 0, "qwen3": 1, "gemma2": 1}  # by name: the number of layers without a window
 
 
 def well_defined(name, mask, where):
-    """Rows with determined results. Excluded are rows of a causal model that see no token and, where tokens
-    are gathered, padded rows. sdpa gives zeros for the former, the eager function of a soft-cap model
-    noise.
+    """Returns the rows with determined results. Rows of a causal model that see no token are
+    excluded, and padded rows where tokens are gathered. sdpa gives zeros for the former, the eager
+    function of a soft-cap model noise.
     """
     rows = mask.bool()
     if name == "bert":
@@ -41,12 +41,12 @@ def well_defined(name, mask, where):
     if where == "holes":
         return rows
     if name == "gemma2":
-        return F.pad(rows, (4, 0)).unfold(1, 5, 1).any(-1)  # in a window of 5
+        return F.pad(rows, (4, 0)).unfold(1, 5, 1).any(-1)  # within a window of 5
     return torch.ones_like(rows)
 
 
 def results(model, ids, mask, rows, **options):
-    """Logits of determined rows, and gradients of a loss over the rows without padding."""
+    """Returns logits of determined rows, and gradients of a loss over the rows without padding."""
     logits = model(input_ids=ids, attention_mask=mask, **options).logits
     loss = F.cross_entropy(logits.flatten(0, 1), ids.masked_fill(mask == 0, -100).flatten())
     grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
@@ -132,8 +132,8 @@ def test_gradient_checkpointing(name, reentrant):
 
 
 def test_a_checkpoint_of_the_mask_as_an_argument():
-    """Reentrant checkpoints recompute with another tensor in the same memory: with the same dropout, so with
-    our kernel.
+    """Reentrant checkpoints recompute with another tensor in the same memory. The dropout mask must
+    be the same, so our kernel must run again.
     """
     model, _, _ = pair(hugging_face("llama"))
     module = model.model.layers[0].self_attn
@@ -189,7 +189,7 @@ def test_encoder_and_decoder():
     for where, mask in MASKS.items():
         options = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=targets)
         options |= dict(decoder_attention_mask=mask_of("....xxx", ".......", "......x"))
-        # Two layers of encoder, two of decoder, each of those on itself and on the encoder.
+        # There are two layers of encoder and two of decoder; each decoder layer has two attentions.
         assert seen(lambda: model(**options)).ours == 6, where
         both = []
         for m in (model, plain):

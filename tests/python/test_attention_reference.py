@@ -1,4 +1,5 @@
-"""Tests the judge of attention kernels: a correct kernel passes, and one with a planted mistake fails."""
+"""Tests the reference for attention kernels: it accepts a correct kernel, and rejects one with a
+planted mistake."""
 
 import ctypes
 import math
@@ -153,7 +154,7 @@ def _quick(case):
     return case.rows_q * case.rows_k * case.batch * case.heads_q <= 2**20 and case.head_dim == 64
 
 
-# The other cases differ only in sizes.
+# the other cases differ only in sizes
 @pytest.mark.parametrize("case", [c for c in smoke.cases() if _quick(c)], ids=lambda c: c.name)
 def test_a_right_kernel_passes(case, judged):
     verdict, parts = judged(case)
@@ -195,7 +196,7 @@ def test_writes_outside_are_seen():
 
 
 def test_uniforms_are_philox():
-    """Against Random123's published vector for the counter and key of pi's digits."""
+    """Compares with Random123's published vector for the counter and key of pi's digits."""
     counter = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
     key = [0xA4093822, 0x299F31D0]
     want = [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
@@ -220,7 +221,7 @@ def _philox(c, k):
 
 
 def test_exact_agrees_with_pytorch():
-    """The FP64 part, against autograd through the definition as PyTorch has it."""
+    """Compares the FP64 results with autograd through PyTorch's form of the definition."""
     torch.manual_seed(3)
     q, k, v, d_o = (torch.randn(2, 4, 7, 16).bfloat16() for _ in range(4))
     wide = [t.double().requires_grad_() for t in (q, k, v)]

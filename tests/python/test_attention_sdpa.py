@@ -1,4 +1,4 @@
-"""activate_sdpa(): scaled_dot_product_attention itself, on CPU tensors."""
+"""activate_sdpa(): replaces scaled_dot_product_attention itself, on CPU tensors."""
 
 import deepwell
 import pytest
@@ -166,5 +166,6 @@ def test_dropout_has_the_expectation_of_none(active):
     v = v.abs() + 1
     total = sum(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5) for _ in range(400))
     exact = F.scaled_dot_product_attention(q, k, v)
-    # One element's standard deviation is at most that of nine equal weights of which half are dropped; 5 of them.
+    # The standard deviation of an element is at most that of the mean of nine equal weights of
+    # which half are dropped; five of these are allowed.
     assert ((total / 400 - exact).abs() / exact).max() < 5 * (v.max() / v.min()) / 400**0.5

@@ -1,4 +1,5 @@
-"""Autograd's rules hold for an engine: what works in PyTorch works, and what fails there fails."""
+"""An engine follows autograd's rules: calls that work in PyTorch work, and calls that fail there
+fail."""
 
 import copy
 
@@ -94,7 +95,7 @@ def test_frozen_parameters() -> None:
             parameter.requires_grad_("h.1" in name)
         loss_of(model, 1).backward()
     assert_grads_close(ours, plain)
-    for model in (plain, ours):  # and thawed again
+    for model in (plain, ours):  # and requires gradients again
         model.requires_grad_(True)
         loss_of(model, 2).backward()
     assert_grads_close(ours, plain)
@@ -107,7 +108,7 @@ def test_all_frozen_needs_no_graph() -> None:
 
 
 class _Reordered(nn.Module):
-    """Its index is a constant that tracing makes."""
+    """Tracing makes its index, which is a constant."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Llama-3 405B and DeepSeek-V3 671B without weights: counted in closed form, within a laptop's memory."""
+"""Llama-3 405B and DeepSeek-V3 671B without weights: compared with counts in closed form, within a
+laptop's memory."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ BATCH, LENGTH = 2, 4096
 
 
 def attention_flops(layers: int, heads: int, key: int, value: int) -> int:
-    """q k^T and p v, 2 FLOPs for a multiply-add, over the pairs with key <= query."""
+    """Counts q k^T and p v, 2 FLOPs for a multiply-add, over the pairs with key <= query."""
     pairs = LENGTH * (LENGTH + 1) // 2
     return BATCH * layers * heads * pairs * 2 * (key + value)
 
 
 def llama() -> tuple[int, int]:
-    """(parameters, FLOPs of all products) of a forward over BATCH x LENGTH tokens."""
+    """Returns (parameters, FLOPs of all matmuls) of a forward over BATCH x LENGTH tokens."""
     layers, width, heads, groups, hidden, words = 126, 16384, 128, 8, 53248, 128256
     head = width // heads
     matrices = 2 * width * width + 2 * width * groups * head + 3 * width * hidden
@@ -30,7 +31,7 @@ def llama() -> tuple[int, int]:
 
 
 def deepseek() -> tuple[int, int]:
-    """The same for latent attention and mixtures of experts, of which a token uses a few."""
+    """The same for latent attention and mixtures of experts, where a token uses a few experts."""
     layers, dense, width, heads, words = 61, 3, 7168, 128, 129280
     query, latent, plain, rotated, value = 1536, 512, 128, 64, 128
     experts, chosen, hidden = 256, 8, 2048
@@ -66,7 +67,7 @@ def test_capture_without_weights(name, closed_form, copied):
     found = json.loads(run.stdout.splitlines()[-1])
     parameters, products = closed_form()
     assert found["parameters"] == found["captured_parameters"] == parameters
-    # Norms, rotations, activations and routing are a thousandth of the products, or less.
+    # Norms, rotations, activations and routing are at most a thousandth of the matmuls.
     assert products < found["flops"] < products * 1.001
     # Each parameter is read once, plus the activations. Gathering a token's experts would move hundreds of
     # times as much.

@@ -1,4 +1,4 @@
-"""examples/c, built with pkg-config against an installed prefix, as a user builds them, and run."""
+"""Builds examples/c with pkg-config against an installed prefix, as a user does, and runs them."""
 
 import os
 import re
@@ -68,7 +68,7 @@ def test_attention_runs_or_says_what_to_do(built):
 
 
 def test_attention_runs_on_the_installed_emulator(built):
-    # Without the first-use check, which runs every kernel beside its definition.
+    # Skips the first-use check, which would run every kernel and its reference.
     command = [built / "bin" / "deepwell", "emulate", "--", built / "attend"]
     result = run(built, *command, DEEPWELL_GUARD="off")
     if "nvrtc" in result.stderr.lower():

@@ -1,4 +1,4 @@
-"""Captured graphs against the modules they came from, in FP64, at several sizes."""
+"""Compares captured graphs with their modules, in FP64, at several sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(
     kwargs: Dict[str, Any],
     seed: Tuple[int, int] = (1, 2),
 ) -> Any:
-    """Evaluates the captured graph with the oracle instead of calling module(*args, **kwargs)."""
+    """Evaluates the captured graph in PyTorch instead of calling module(*args, **kwargs)."""
     flat, _ = pytree.tree_flatten((tuple(args), kwargs))
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -73,7 +73,7 @@ def check(
     tolerance: float = 1e-9,
     dynamic: Optional[bool] = True,
 ) -> Captured:
-    """Captures at the first call's sizes; the one capture must be right for all calls."""
+    """Captures at the first call's sizes; the capture must be right for all calls."""
     args, kwargs = calls[0]
     before = _snapshot(module)
     captured = capture_graph(module, tuple(args), kwargs)
@@ -212,7 +212,7 @@ def test_llama(call: str, train: bool) -> None:
         assert attention["attrs"]["causal"] == 1
     if call not in ("padding", "positions"):
         assert attention["inputs"][3] is None
-    if call == "padding":  # what is left of the mask once "key <= query" is an attribute
+    if call == "padding":  # the part of the mask that remains once "key <= query" is an attribute
         mask = attention["inputs"][3]
         made = next(n for n in json.loads(captured.json)["nodes"] if mask in n["outputs"])
         assert made["op"] == "reshape" and made["attrs"]["shape"] == ["B", 1, 1, "S"]
@@ -295,7 +295,7 @@ def test_a_cache_as_argument_is_refused() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_gradients(family: str) -> None:
-    """The oracle is differentiable: the graph must have the module's gradients too."""
+    """Autograd differentiates the evaluation: the graph must have the module's gradients too."""
     if family == "gpt2":
         module = transformers.GPT2LMHeadModel(gpt2_config()).double()
     else:
@@ -562,11 +562,12 @@ def test_dropout_keeps_and_scales() -> None:
     assert torch.equal(y, run(captured, module, (x,), {}, seed=(7, 9)))
 
 
-# ---- what may be captured -----------------------------------------------------------------------
+# ---- what can be captured -----------------------------------------------------------------------
 
 
 def test_one_tensor_as_two_arguments() -> None:
-    """They are one input, for a forward may ask `x is y`; two tensors are two."""
+    """One tensor passed twice is one input, because a forward may ask `x is y`; two tensors are two
+    inputs."""
     module = transformers.GPT2LMHeadModel(gpt2_config(n_layer=1)).double()
     ids = random_ids(2, 7)
     captured = capture_graph(module, (), {"input_ids": ids, "labels": ids})
@@ -700,7 +701,7 @@ def test_gradients_stop_where_the_module_stops_them() -> None:
     torch.testing.assert_close(got, want)
 
 
-# ---- what is refused ----------------------------------------------------------------------------
+# ---- rejected modules ---------------------------------------------------------------------------
 
 
 class Inner(nn.Module):
@@ -793,8 +794,8 @@ def _views_written(x: torch.Tensor) -> Any:
     part[..., :5] = 3  # a view of a view
     first, second = z[:, :12], z[:, 12:]
     first.copy_(x[:, 0])
-    z[:, 10:15].sub_(4)  # over both
-    second += 1  # seen by z, as what z holds is by second
+    z[:, 10:15].sub_(4)  # over both halves
+    second += 1  # z sees it, because second holds z's memory
     w[:, 2:] = w[:, :-2].flip(1)
     return y, part, whole, z, first, second, w.mul_(w[..., ::2].sum())
 
@@ -890,7 +891,7 @@ OPERATIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
 def test_operation(name: str) -> None:
     function = OPERATIONS[name]
     calls = [((2 * source(b, s),), {}) for b, s in SIZES]
-    # Copies, because outputs that are views of an argument or of one another are refused.
+    # Copies, because outputs that are views of an argument or of one another are rejected.
     module = Function(lambda x: pytree.tree_map_only(torch.Tensor, torch.clone, function(x)))
     check(module, calls)
 

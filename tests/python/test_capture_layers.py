@@ -1,4 +1,5 @@
-"""Layers of one kind are traced once or twice and copied: the graph must equal that of the whole trace."""
+"""Layers of one kind are traced once or twice and copied: the graph must equal that of the complete
+trace."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ IDS = {"input_ids": torch.arange(16).reshape(2, 8)}
 
 
 def both_ways(module: nn.Module, args=(), kwargs=None) -> Captured:
-    """The capture with copies, after comparing all of it with the capture without copies."""
+    """Returns the capture with copies, after comparing it with the capture without copies."""
     before = copy.deepcopy([dict(m.__dict__) for m in module.modules() if not m._parameters])
     copied = capture_graph(module, args, kwargs, repeat=True)
     whole = capture_graph(module, args, kwargs)
@@ -67,7 +68,7 @@ def encoder() -> nn.Module:
         (lambda: zoo.gpt2(n_layer=4, resid_pdrop=0.1, attn_pdrop=0.1), 2),
         (lambda: zoo.llama(num_hidden_layers=4), 2),
         (lambda: mixtures.deepseek_v3(num_hidden_layers=6, first_k_dense_replace=3), 2),
-        pytest.param(gemma2, None, marks=pytest.mark.slow),  # two kinds by turns
+        pytest.param(gemma2, None, marks=pytest.mark.slow),  # two kinds in turn
     ],
     ids=["gpt2", "llama", "deepseek-v3", "gemma2"],
 )
@@ -92,14 +93,14 @@ def test_on_the_meta_device():
 
 
 def test_hooks_that_collect_hidden_states():
-    """Hugging Face hangs them into the layers: nothing is copied."""
+    """Hugging Face attaches them to the layers: nothing is copied."""
     module = zoo.llama(num_hidden_layers=3)
     assert both_ways(module, (), {**IDS, "output_hidden_states": True}).copied_layers == 0
 
 
 def test_without_a_cache_and_with_frozen_layers():
     module = zoo.llama(num_hidden_layers=5)
-    module.model.layers[2].requires_grad_(False)  # a kind of its own
+    module.model.layers[2].requires_grad_(False)  # a different kind
     assert both_ways(module, (), {**IDS, "use_cache": False}).copied_layers == 2
 
 
@@ -131,7 +132,8 @@ class Stack(nn.Module):
         return x
 
 
-X = (torch.randn(3, 8),)  # needs no gradient: the first layer's call is unlike the others'.
+# It needs no gradient, so the first layer's call differs from the others'.
+X = (torch.randn(3, 8),)
 
 
 def test_plain_layers_are_copied():
@@ -172,7 +174,7 @@ def test_attributes_of_other_values():
     module = Stack()
     for i, layer in enumerate(module.layers):
         layer.slope = 0.5 if i < 3 else 0.25
-    assert both_ways(module, X).copied_layers == 1  # the last of the second kind
+    assert both_ways(module, X).copied_layers == 1  # the last layer of the second kind
 
 
 def test_a_tensor_that_is_no_parameter():
@@ -205,7 +207,7 @@ def test_hooks_inside_a_layer():
     assert both_ways(module, X).copied_layers == 0
     module = Stack()
     module.layers[4].register_forward_hook(lambda m, args, y: seen.append(0) or y * 2)
-    both_ways(module, X)  # hooks of the layer itself are traced around it
+    both_ways(module, X)  # hooks of the layer itself are traced around the copy
     assert len(seen) == 2
 
 
@@ -242,7 +244,7 @@ def test_a_counter_of_calls():
     class Fresh(Stack):
         def forward(self, x):
             y = super().forward(x)
-            calls.clear()  # a forward that leaves something behind is not captured
+            calls.clear()  # a forward with a side effect is not captured
             return y
 
     assert both_ways(Fresh(Counting), X).copied_layers == 0
@@ -283,7 +285,7 @@ def test_a_layer_that_changes_its_argument():
 
 
 def test_a_layer_that_remembers_its_last_result():
-    """A side effect, which no graph has: rejected with and without copies."""
+    """A graph cannot have a side effect: such a module is rejected with and without copies."""
 
     class Keeping(Layer):
         def forward(self, x):
@@ -314,7 +316,7 @@ def test_other_arguments_for_some_layers():
 def test_tied_layers_and_layers_called_twice():
     module = Stack()
     module.layers[2].linear.weight = module.layers[0].linear.weight
-    assert both_ways(module, X).copied_layers == 2  # the tied ones are traced
+    assert both_ways(module, X).copied_layers == 2  # the tied layers are traced
 
     class Twice(Stack):
         def forward(self, x):

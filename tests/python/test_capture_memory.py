@@ -1,4 +1,4 @@
-"""A capture leaves torch's records of its trace behind when the model is gone, without the results."""
+"""After the model is gone, only torch's own records of the trace remain, without the results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def test_results_of_traces_are_dropped(monkeypatch):
         deepwell.optimize(model, verbose=False)
         model(torch.randn(6, width)).sum().backward()
 
-    one(7)  # what is made once
+    one(7)  # objects that are made once
     gc.collect()
-    others = [o for o in gc.get_objects() if type(o) is ShapeEnv]  # of captures before this test
+    others = [o for o in gc.get_objects() if type(o) is ShapeEnv]  # captures before this test
     before = len(gc.get_objects())
     for width in (8, 9, 10, 11):
         one(width)

@@ -1,4 +1,5 @@
-"""The comparison with PyTorch: what it measures, its conclusions from noisy times, and its side effects."""
+"""The comparison with PyTorch: its measurements, its conclusions from noisy times, and its side
+effects."""
 
 import copy
 import io
@@ -23,7 +24,7 @@ from users import engine_calls
 
 @pytest.fixture
 def compared(monkeypatch):
-    """Measures kinds of call as for users."""
+    """Measures calls as it does for users."""
     monkeypatch.delenv("DEEPWELL_MEASURE", raising=False)
 
 
@@ -32,7 +33,7 @@ def block(width: int = 16) -> nn.Module:
 
 
 def busy(seconds: float) -> None:
-    """Uses a core for this long, so that both clocks of a comparison count it."""
+    """Keeps a core busy for this long, so that both clocks of a comparison count it."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
@@ -42,7 +43,7 @@ def busy(seconds: float) -> None:
 
 
 def scripted(monkeypatch, original, engine, lost=lambda: False):
-    """Comparisons whose times come from these functions instead of a clock."""
+    """Makes comparisons whose times come from these functions instead of a clock."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(comparison, "_wall_time", lambda function: (function(), lost()))
@@ -51,7 +52,7 @@ def scripted(monkeypatch, original, engine, lost=lambda: False):
 
 
 def test_bounds_hold_the_median() -> None:
-    """Skewed values, as timings are: the bounds hold the true median in 95% of the trials."""
+    """Skewed values, as timings are: the bounds contain the true median in 95% of the trials."""
     draw = random.Random(5)
     trials = 1500
     for count in (9, 25, 101):
@@ -124,13 +125,14 @@ def test_the_number_of_threads_stays(monkeypatch) -> None:
 
 
 def test_one_thread_does_not_count_other_programs(monkeypatch) -> None:
-    """On one thread the clock stops while the thread waits for its core; a sleep is such a wait."""
+    """On one thread the clock stops while the thread waits for its core, as in a sleep."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     found = compare(lambda: busy(0.002), lambda: (time.sleep(0.01), busy(0.001)))
     assert found.ratio > 1 and not found.slower
 
 
-# ---- what is timed -----------------------------------------------------------------------------------
+# ---- measurements
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", ["guards", "autograd"])
@@ -187,7 +189,7 @@ def test_each_magnitude_is_compared_once(compared, monkeypatch) -> None:
     for rows in (8, 9, 15, 8, 500, 300, 9):
         model(torch.randn(rows, 16))
     assert seen == [(8, 16), (500, 16)]
-    with torch.no_grad():  # forward alone is another thing
+    with torch.no_grad():  # forward alone is a separate kind of call
         model(torch.randn(9, 16))
     assert seen[2:] == [(9, 16)]
     assert magnitude((8,)) == magnitude((15,)) != magnitude((500,))
@@ -245,14 +247,15 @@ def test_arguments_that_have_no_part(compared, monkeypatch) -> None:
             return self.inner(x).index_select(0, rows)
 
     model = deepwell.optimize(Chosen(), verbose=False)
-    x, rows = torch.randn(64, 16), torch.full((8,), 63)  # the last row, which no part of x has
+    x, rows = torch.randn(64, 16), torch.full((8,), 63)  # the last row, which exceeds x
     expected = deepwell.optimize(copy.deepcopy(model), verbose=False)
     deepwell.restore(expected)
     torch.testing.assert_close(model(x, rows), expected(x, rows))
     assert "forward" in deepwell.summary(model) and "a part of" not in deepwell.summary(model)
 
 
-# ---- what is left behind -----------------------------------------------------------------------------
+# ---- side effects
+# ------------------------------------------------------------------------------------
 
 
 def test_nothing_is_left_behind(compared) -> None:
@@ -275,9 +278,9 @@ def test_nothing_is_left_behind(compared) -> None:
     after = torch.get_rng_state()
     torch.set_rng_state(drawn)
     if engine_calls(model)[0] - count:
-        torch.empty(2, dtype=torch.int64).random_()  # the engine's one seed
+        torch.empty(2, dtype=torch.int64).random_()  # the engine draws one seed
     else:
-        deepwell.restore(model)(x)  # the one forward that PyTorch ran
+        deepwell.restore(model)(x)  # PyTorch ran one forward
     assert torch.equal(after, torch.get_rng_state())
     deepwell.restore(model)
     for tensor, grad, value, version in before:
@@ -343,7 +346,7 @@ def test_the_comparison_does_not_hold_pytorchs_activations() -> None:
     x_and_gradient = 2 * 64 * 1024 * 64 * 4
     allowed = max(found["pytorch"] / 2, found["ours"]) + x_and_gradient + (32 << 20)
     assert found["grown"] < allowed, found
-    assert allowed < 0.9 * found["pytorch"], found  # else this would show nothing
+    assert allowed < 0.9 * found["pytorch"], found  # otherwise the test would show nothing
     assert any("a part of the call" in what for what in found["compared"]), found
 
 
@@ -365,7 +368,8 @@ def test_figures_of_the_summary(compared) -> None:
         assert f"{what}: {told}" in deepwell.summary(model)
 
 
-# ---- what is printed ---------------------------------------------------------------------------------
+# ---- output
+# ------------------------------------------------------------------------------------------
 
 
 def test_header_is_printed_once(compared, capsys) -> None:

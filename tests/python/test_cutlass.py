@@ -1,4 +1,5 @@
-"""CUTLASS's kernels (`make cutlass`), if they have been built: on the emulator, against sums in double."""
+"""CUTLASS's kernels (`make cutlass`), if they have been built: runs them on the emulator and
+compares with sums in double."""
 
 import json
 import os
@@ -44,12 +45,12 @@ def test_without_the_library_it_is_said(library, words):
 @pytest.mark.parametrize(
     ("targets", "machine", "available"),
     [
-        ([], "h100:8", False),  # not built
+        ([], "h100:8", False),  # CUTLASS's library was not built
         (["sm_90a (H100, H200)"], "h100:8", True),
         (["sm_90a (H100, H200)"], "b200:8", False),
         (["sm_90a (H100, H200)", "sm_100a (B200)"], "b200:8", True),
         (["sm_100a (B200)"], "b300:8", False),
-        (["sm_90a (H100, H200)"], None, False),  # no GPU
+        (["sm_90a (H100, H200)"], None, False),  # there is no GPU
     ],
 )
 def test_available_is_built_and_fits_the_gpu(monkeypatch, targets, machine, available):
@@ -96,7 +97,7 @@ def test_kernels_are_listed_as_what_they_are():
     plan = _explain("gemm", "512,512,512", "--target", "sm_100a", library=str(_PROVIDER))
     (row,) = (c for c in plan["candidates"] if c["name"] == "cutlass")
     assert row["runs"] and row["source"] == "cutlass.sm100.bf16.control"
-    assert row["source"] in row["expected_from"]  # how it is asked for
+    assert row["source"] in row["expected_from"]  # the option that requests it
     odd = _explain("gemm", "512,500,512", "--target", "sm_100a", library=str(_PROVIDER))
     assert not odd["candidates"][2]["runs"] and "n is 500" in odd["candidates"][2]["reason"]
 
@@ -118,7 +119,8 @@ def test_attention_is_a_candidate():
 
 
 def _smoke(script: str, architecture: str, *words: str, report: Path, **settings: str) -> str:
-    """Runs it on the emulator. docs/emulator.md has the checker's findings in CUTLASS's own code."""
+    """Runs the program on the emulator. docs/emulator.md lists the checker's findings in CUTLASS's
+    own code."""
     environment = {
         **os.environ,
         "DEEPWELL_EMULATE_ARCH": architecture,
@@ -142,7 +144,7 @@ def _smoke(script: str, architecture: str, *words: str, report: Path, **settings
     for finding in findings:
         if finding["kind"] == "race" and "uses the mbarrier" in finding["text"]:
             assert "initialised" in finding["text"]
-        elif finding["kind"] == "race":  # a wait that is left out orders nothing behind it either
+        elif finding["kind"] == "race":  # without the wait, nothing after it is ordered either
             (store,) = re.findall(r"at PTX line (\d+) \(tcgen05.st\.", finding["text"])
             assert store in stores, finding["text"]
     return run.stdout
@@ -165,7 +167,7 @@ _OURS = "--lib", str(_LIB / "libdeepwell.so")
 @needs_provider
 @pytest.mark.parametrize(("architecture", "cases"), [("sm_90a", 12), ("sm_100a", 26)])
 def test_products_by_name_are_right_on_the_emulator(architecture, cases, tmp_path):
-    """dw_gemm_run and dw_grouped_gemm_run, every kernel compared at its first use."""
+    """Runs dw_gemm_run and dw_grouped_gemm_run; every kernel is compared at its first use."""
     said = _smoke("gemm_smoke.py", architecture, *_OURS, report=tmp_path / "findings")
     assert len(said.splitlines()) == cases, said
 
@@ -218,7 +220,7 @@ def _attention_calls(architecture: str, *words: str, cutlass: Path, report: Path
 @pytest.mark.slow
 @needs_provider
 def test_attention_by_name_is_right_on_the_emulator(tmp_path):
-    """dw_attention_forward, every kernel compared at its first use."""
+    """Runs dw_attention_forward; every kernel is compared at its first use."""
     said = _attention_calls("sm_100a", cutlass=_PROVIDER, report=tmp_path / "findings")
     assert said.count("cutlass.sm100.attention.bf16 ") == 8 and "refused: 5 of 5" in said
 

@@ -106,7 +106,8 @@ def test_figures_are_those_of_the_trace(schedule, tmp_path):
         mine = [e for e in events if e["ph"] == "X" and e["pid"] == rank]
         compute = [e for e in mine if e["tid"] == 0]
         for one, other in zip(compute, compute[1:], strict=False):
-            assert other["ts"] >= one["ts"] + one["dur"] - 0.002  # one thing at a time
+            # A stream runs one event at a time.
+            assert other["ts"] >= one["ts"] + one["dur"] - 0.002
         worked = [e for e in compute if "micro_batch" in e.get("args", {})]
         forwards = {e["name"] for e in worked if e["cat"] == "forward"}
         chunks = figures["chunks"] if schedule != "dualpipe" else 1
@@ -157,8 +158,9 @@ def names_of(events, what):
     ],
 )
 def test_the_trace_is_what_perfetto_reads(change, tmp_path):
-    """The JSON trace format as Perfetto documents it: every field that a phase needs, slices that do not overlap on a
-    thread, counters, and flows whose two ends lie in slices, the second not before the first."""
+    """Checks the JSON trace format as Perfetto documents it: every field that a phase needs; slices
+    that do not overlap on a thread; counters; and flows whose two ends lie in slices, the second
+    not before the first."""
     file = tmp_path / "trace.json"
     dw.dryrun(plan_with(**change), trace=file)
     events = json.loads(file.read_text())
@@ -291,7 +293,8 @@ def test_what_autoplan_finds_is_played():
 
 
 def test_units_are_what_their_names_say():
-    """*_gb is 10^9 bytes and *_gib 2^30, in a plan, its dry run, and of a GPU."""
+    """_gb means 10^9 bytes and *_gib 2^30 bytes, in a plan, its dry run, and descriptions of
+    GPUs."""
     plan = dw.autoplan("llama3-8b", hw="h100:8", seq_len=4096, global_batch=64, what_ifs=False)
     assert plan.memory_gb == pytest.approx(plan.prediction["used"] / 1e9)
     assert plan.memory_gib == pytest.approx(plan.prediction["used"] / 2**30)
@@ -307,7 +310,7 @@ def test_units_are_what_their_names_say():
 
 
 def test_the_baseline_is_one_that_is_run():
-    """671 billion parameters on 2,048 GPUs: nobody runs FSDP with only tensor parallelism there."""
+    """671 billion parameters on 2,048 GPUs: FSDP with only tensor parallelism does not fit."""
     found = dw.autoplan(
         "deepseek-v3", hw="h100:2048", seq_len=4096, global_batch=15360, what_ifs=False,
         constraints=["pp=16", "ep=64", "tp=1", "cp=1", "micro_batch=1"],

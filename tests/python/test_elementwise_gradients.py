@@ -1,5 +1,5 @@
-"""Gradients at points where a formula that is right elsewhere fails: bounds that are met, functions that overflow
-on the branch that is not taken."""
+"""Gradients at points where a formula that is right elsewhere fails: values on a bound, and
+functions that overflow on the branch that is not selected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`deepwell emulate`: CUDA programs, built with nvcc where there is one, run on the emulated GPU."""
+"""`deepwell emulate`: runs CUDA programs on the emulated GPU. nvcc builds them if it is
+installed."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
-"""The emulator against hardware: an H200's answers to the probes, and sm_90a's attention kernels with the
-check of tests/gpu.
+"""Compares the emulator with hardware: an H200's answers to the probes, and sm_90a's attention
+kernels with the check of tests/gpu.
 """
 
 import math
@@ -31,7 +31,7 @@ def _probes(*arguments: str) -> str:
 
 
 def _sections(text: str) -> dict[str, list[int]]:
-    """Returns the words of each name."""
+    """Returns the words of each probe by name."""
     made: dict[str, list[int]] = {}
     words: list[int] = []
     for line in text.splitlines():
@@ -61,8 +61,9 @@ def _float(word: int) -> float:
     return struct.unpack("<f", struct.pack("<I", word))[0]
 
 
-# Largest errors that the PTX ISA (9.7.3) states for ex2, lg2, rcp, rsqrt, tanh, sqrt, sin and division, relative but for lg2 and
-# sin; ours are within half a unit of the last place, 2^-24.
+# Largest errors that the PTX ISA (9.7.3) states for ex2, lg2, rcp, rsqrt, tanh, sqrt, sin and
+# division; they are relative, except for lg2 and sin. Ours are within half a unit of the last
+# place, 2^-24.
 _APPROXIMATE = (2**-22, 2**-22, 2**-23, 2**-22.4, 2**-10.987, 2**-22, 2**-20.9, 2**-22)
 
 
@@ -71,7 +72,7 @@ def test_approximate_functions_are_within_their_bounds_of_an_h200s():
     theirs = _sections((_PROBES / "hopper_h200.txt").read_text())["functions"]
     for at, (mine, other) in enumerate(zip(map(_float, ours), map(_float, theirs))):
         which = at % len(_APPROXIMATE)
-        if math.isnan(other) or math.isinf(other) or which == 6:  # sin is not bounded beyond pi
+        if math.isnan(other) or math.isinf(other) or which == 6:  # sin has no bound beyond pi
             assert which == 6 or str(mine) == str(other), (at, mine, other)
             continue
         scale = max(1.0, abs(other)) if which == 1 else abs(other)
@@ -80,7 +81,7 @@ def test_approximate_functions_are_within_their_bounds_of_an_h200s():
 
 
 def _beside_an_h200(*arguments: str) -> str:
-    """The library's kernels against the words that they gave on an H200 (tests/machines)."""
+    """Compares the library's kernels with the words that they gave on an H200 (tests/machines)."""
     program = _ROOT / "build" / "release" / "bin" / "compare_machines"
     answers = _ROOT / "tests" / "machines" / "h200.txt"
     run = subprocess.run(
@@ -100,12 +101,13 @@ def _beside_an_h200(*arguments: str) -> str:
 def test_kernels_words_are_an_h200s():
     said = _beside_an_h200("--quick")
     assert "10 cases; 26 outputs compared" in said
-    # Sums that are exact in any order have the same bits (the program checks that), and so have most others.
+    # Sums that are exact in any order have the same bits (the program checks that), and so do most
+    # others.
     assert said.count("\nequal") >= 20, said
 
 
 def _compile_cases(folder: Path, cases: str):
-    """Compiles to PTX the kernels of compare_machines' cases that have this in their names."""
+    """Compiles to PTX the kernels of compare_machines' cases whose names contain this text."""
     program = _ROOT / "build" / "release" / "bin" / "compare_machines"
     compilers = [
         path for part in sys.path for path in Path(part).glob("nvidia/*/lib/libnvrtc.so.1[23]")

@@ -83,7 +83,7 @@ def test_another_gpus_figures_are_not_measurements(tmp_path):
         else:
             assert f"~{time}" in line and "estimate, not measured" in line
         (line,) = (line for line in words.splitlines() if line.startswith("math"))
-        assert "~" in line  # counted, not measured, on any GPU
+        assert "~" in line  # estimated, not measured, on any GPU
     assert "Work: 1.1 GFLOP, 4.2 MB" in words  # 4 * 2 * 8 * 512^2 * 64, and four tensors of 2 bytes
 
 
@@ -134,7 +134,7 @@ def test_product_names_its_proof(tmp_path):
     assert "nothing measured" in ours["expected_from"]
     assert ours["tile"]["ctas"] == 2 and ours["tile"]["tile_n"] == 256
     assert plan["flops"] == 2 * 8192**3
-    # Whole rounds on 74 pairs at the data sheet's rate.
+    # The estimate counts whole rounds on 74 pairs at the data sheet's rate.
     rounds = -(-32 * 32 // 74)
     assert ours["tile"]["rounds"] == rounds
     least = rounds * 128 * 512 / (2250e12 / 148 / 8192)
@@ -146,7 +146,7 @@ def test_product_names_its_proof(tmp_path):
     ours, theirs, cutlass = plan["candidates"]
     assert plan["chosen"] == "deepwell" and not theirs["runs"] and theirs["reason"]
     assert "nvfp4 x nvfp4 to mxfp8" in plan["shape"]
-    # 256 of K per step, four times the operations of BF16.
+    # 256 elements of K per step, four times the operations of BF16.
     assert ours["tile"]["steps"] == 32 and ours["tile"]["step_clocks"] == 512
     assert plan["bytes"] == 2 * 8192 * (4096 + 512) + 8192 * (8192 + 256)
     gated = explain(
@@ -183,6 +183,6 @@ def test_bridge():
     function.restype = ctypes.c_int
     pointers = [ctypes.c_void_p(None)] * 4
     shape = [ctypes.c_int(n) for n in (1, 2, 16, 16, 0, 1)]
-    assert function(*pointers, *shape) == 2  # DW_SHAPE: a head of no elements
+    assert function(*pointers, *shape) == 2  # DW_SHAPE: a head has no elements
     shape[4] = ctypes.c_int(64)
     assert function(*pointers, *shape) == 1  # DW_INVALID_ARGUMENT: q is NULL

@@ -1,4 +1,5 @@
-"""Every family of docs/models.md is the same function, and its graph is made of composites."""
+"""Every family of docs/models.md computes the same function, and its graph is made of
+composites."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def recognised(model: torch.nn.Module) -> list[dict]:
 
 @pytest.mark.parametrize("variant", [_parameter(v, quick=v.name == "plain") for v in VARIANTS])
 def test_training(variant: Variant, always) -> None:
-    """Outputs and every gradient, in training mode, at several sizes; by one engine for the whole model."""
+    """Compares outputs and every gradient, in training mode, at several sizes, with one engine for
+    the whole model."""
     plain = variant.build().train()
     sizes = variant.sizes[:2] if variant.name == "plain" else variant.sizes
     ours = same_function(variant, plain, sizes)
@@ -61,7 +63,8 @@ def test_training(variant: Variant, always) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [_parameter(v, quick=False) for v in PLAIN if v.sizes[2:]])
 def test_a_batch_of_one(variant: Variant, always) -> None:
-    """Sizes of one are fixed in a capture, so that it is another. test_same_function.py has some models of it."""
+    """A capture fixes sizes of one, so they need another capture. test_same_function.py has some
+    models of it."""
     same_function(variant, variant.build().train(), variant.sizes[2:])
 
 
@@ -125,8 +128,9 @@ def test_30_steps(variant: Variant, always) -> None:
     assert engine_calls(models[1]) == (30, 0), deepwell.summary(models[1])
 
 
-# Dropout sites: embeddings, and in each of two layers attention's weights and two results. T5 has them
-# after its embeddings and final norms and inside of its feed-forward layers, in encoder and decoder.
+# Dropout sites: embeddings, and in each of two layers attention's weights and two results. T5 has
+# them after its embeddings and final norms and inside its feed-forward layers, in encoder and
+# decoder.
 _DROPOUT = {
     "bert": (dict(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3), 5, 2),
     "opt": (dict(dropout=0.2, attention_dropout=0.3), 4, 2),

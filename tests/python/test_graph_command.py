@@ -51,7 +51,7 @@ def test_plan_of_a_gradient(graph):
 def test_precision(graph):
     result = run("graph", graph, "--precision", "mxfp8", "--grad", "0", "--plan", "B=33")
     assert result.returncode == 0, result.stderr
-    # x and w for the result, x and the gradient along the batch for w's gradient
+    # x and w for the result; x and the gradient along the batch for w's gradient
     assert result.stdout.count('format="mxfp8"') == 4
     assert result.stdout.count("cpu.quantize") == 4
 
@@ -108,12 +108,12 @@ def test_what_is_no_graph_is_one_message(tmp_path):
     refused(file("deep", b'{"a":' + b"[" * 1000000), "within one another")
     unreadable = file("unreadable", GRAPH.encode())
     unreadable.chmod(0)
-    if os.geteuid() != 0:  # root reads what it likes
+    if os.geteuid() != 0:  # root may read any file
         refused(unreadable, "Permission denied")
 
 
 def test_an_endless_file_is_refused():
-    """Runs within an address space that barely holds what is read."""
+    """Runs within an address space that barely holds the file."""
     limit = 3 << 30
     result = subprocess.run(
         [find_program(), "graph", "/dev/zero"],

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("always")
 
 
 class Chains(nn.Module):
-    """Many functions of (h, v, T) in one capture. Each function has its own parameters h and v, so that
-    gradients do not mix.
+    """Captures many functions of (h, v, T) at once. Each function has its own parameters h and v,
+    so that gradients do not mix.
     """
 
     def __init__(self, functions, dtype, values):
@@ -39,7 +39,7 @@ class Chains(nn.Module):
 
 
 def numbers(shape, seed):
-    """Numbers of all magnitudes, ties and exact ones among them."""
+    """Returns numbers of all magnitudes, with ties and exact ones among them."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator) * 2.0 ** torch.randint(
         -6, 7, shape, generator=generator
@@ -49,7 +49,7 @@ def numbers(shape, seed):
 
 
 def run(functions, dtype, shape, seed=0):
-    """[(name, ours, plain, gradients of ours, of plain)] for every function."""
+    """Returns [(name, ours, plain, gradients of ours, of plain)] for every function."""
     values = numbers(shape, seed), numbers(shape, seed + 1)
     plain = Chains(functions.values(), dtype, values)
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
@@ -91,9 +91,9 @@ def assert_bits(name, ours, plain):
 
 
 def assert_ulp(name, ours, plain, dtype, ulps=1):
-    """Within ``ulps`` units in the last place of ``dtype``; what is finite in one is finite in the other.
-
-    A result of 2^-120 may be zero: PyTorch's vectorized exp has no subnormal numbers of FP32.
+    """Checks that values are within ``ulps`` units in the last place of ``dtype``, and that both
+    are finite or neither is. A result of 2^-120 may be zero: PyTorch's vectorized exp has no
+    subnormal numbers of FP32.
     """
     info = torch.finfo(dtype)
     wrong = differing(ours, plain)
@@ -108,8 +108,9 @@ def assert_ulp(name, ours, plain, dtype, ulps=1):
 
 # ---- one operation or a few -----------------------------------------------------------------------
 
-# Operations that PyTorch rounds correctly, or computes in FP32 and rounds once: forward has the same bits. The gradients of
-# those that come first have too; "~" marks the others, whose backward PyTorch composes of other steps.
+# PyTorch rounds these operations correctly, or computes them in FP32 and rounds once, so forward
+# has the same bits. So have the gradients of those that come first. "~" marks the others, whose
+# backward PyTorch composes of other steps.
 EXACT = {
     "far": lambda h, v, T: ((h.to(T) + 256) - 256).float(),
     "decide": lambda h, v, T: ((h.to(T) + 100) > 100).float() * h,
@@ -153,7 +154,7 @@ EXACT = {
     "~extreme": lambda h, v, T: (h.to(T) + 100).amax(-1).float(),
 }  # fmt: skip
 
-# Transcendental functions and sums, where an FP32 result near a tie decides the rounding.
+# Transcendental functions and sums: an FP32 result near a tie may round either way.
 NEAR = {
     "log of exp": lambda h, v, T: torch.log(torch.exp(h.to(T))).float(),
     "sigmoid": lambda h, v, T: (torch.sigmoid(h.to(T)) * 1.0).float(),
@@ -182,9 +183,10 @@ NEAR = {
     "matmul": lambda h, v, T: (h.abs().to(T) @ v.abs().to(T).T).float(),
     "linear": lambda h, v, T: F.linear(h.abs().to(T), v.abs().to(T), v[0, :16].abs().to(T)).float(),
 }  # fmt: skip
-# PyTorch's own composition of steps differs from its rounding once by more than one unit.
+# PyTorch composes these of several steps, and differs from rounding once by more than one unit.
 ULPS = {"cube": 2, "log of exp": 2, "softmax": 2}
-# PyTorch's x/2 * (1 + erf(..)) cancels where x is negative: a few of FP32's roundings of |x|, up to 8 there.
+# PyTorch's x/2 * (1 + erf(..)) cancels if x is negative: the difference is a few of FP32's
+# roundings of |x|, up to 8 there.
 CANCELLATION = {"gelu": 2**-20, "gelu tanh": 2**-20}
 
 
@@ -237,7 +239,8 @@ def test_infinite_where_pytorch_is():
 
 
 def random_chain(seed):
-    """A function of 14 steps, each of which PyTorch rounds correctly and differentiates step by step."""
+    """Makes a function of 14 steps, each of which PyTorch rounds correctly and differentiates step
+    by step."""
     rng = random.Random(seed)
     scalars = (0.1, 1 / 3, 256.0, 100, -2.5, 3e4, 1e-4)
     plans = []
@@ -287,7 +290,7 @@ def random_chain(seed):
 
 @pytest.mark.parametrize("name", HALVES)
 def test_random_chains_have_pytorchs_bits(name):
-    """Gradients too, up to the order in which those of three or more readers are added."""
+    """Gradients agree too, up to the order in which those of three or more readers are added."""
     chains = {f"chain {seed}": random_chain(seed) for seed in range(24)}
     for what, ours, plain, grads, plain_grads in run(chains, HALVES[name], (5, 67)):
         assert_bits(what, ours, plain)

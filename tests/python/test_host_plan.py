@@ -1,4 +1,5 @@
-"""deepwell.autoplan without a GPU: the largest batch that fits, by the engine's own placement."""
+"""deepwell.autoplan without a GPU: finds the largest batch that fits, by the engine's own
+placement."""
 
 import json
 
@@ -11,11 +12,11 @@ from deepwell.machine import Hardware
 from zoo import small_gpt2
 
 SIZES = dict(seq_len=32, global_batch=12)
-DIVISORS = (12, 4, 1)  # all of them: tests/c/test_step_memory.c
+DIVISORS = (12, 4, 1)  # all figures: see tests/c/test_step_memory.c
 
 
 def host(memory: float) -> Hardware:
-    """This machine without its GPUs, with the given memory."""
+    """Returns this machine without its GPUs, with the given memory."""
     described = json.loads(dw.probe().to_json())
     described.update(gpus=0, gpus_per_node=0, gpus_per_domain=0)
     described["host_memory"] = {"value": memory, "kind": "given", "source": "test"}
@@ -29,7 +30,8 @@ def empty():
 
 
 def needed(model, micro_batch: int) -> int:
-    """Memory by dryrun of autoplan's call of a language model: ids and labels."""
+    """Returns the memory that dryrun states for autoplan's call of a language model: ids and
+    labels."""
     ids = torch.zeros(micro_batch, SIZES["seq_len"], dtype=torch.long, device="meta")
     call = {"input_ids": ids, "labels": ids}
     accumulate = micro_batch < SIZES["global_batch"]
@@ -40,7 +42,7 @@ def test_the_largest_that_fits(empty) -> None:
     before = None
     for micro_batch in DIVISORS:
         enough = needed(empty, micro_batch)
-        assert before is None or enough < before  # the sizes tell the divisors apart
+        assert before is None or enough < before  # the sizes distinguish the divisors
         before = enough
         plan = dw.autoplan(empty, hw=host(enough), reserve_gb=0, **SIZES)
         assert plan.fits and plan.peak_bytes == enough and plan.layout.micro_batch == micro_batch

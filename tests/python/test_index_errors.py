@@ -40,16 +40,16 @@ def test_index_out_of_range(name, bad, monkeypatch):
     ours(good)
     with pytest.raises(
         Exception
-    ) as expected:  # gather has a RuntimeError, the others an IndexError
+    ) as expected:  # gather raises RuntimeError, the others IndexError
         plain(wrong)
     with pytest.raises(expected.type) as found:
         ours(wrong)
     assert isinstance(found.value, IndexError)
     shown = (
         bad + 5 if name == "tensor index" and bad < 0 else bad
-    )  # negative ones count from the end
+    )  # negative indices count from the end
     assert str(shown) in str(found.value) and "[0, 5)" in str(found.value)
     if name == "embedding":
         assert "(words)" in str(found.value)
-    ours(good).sum().backward()  # and the model goes on
+    ours(good).sum().backward()  # and the model still works
     assert tally(ours)[0] >= 2

@@ -1,4 +1,5 @@
-"""Programs and libraries as they are built and installed: where the loader looks for what they need."""
+"""Programs and libraries as they are built and installed: the folders in which the loader
+searches."""
 
 import os
 import re
@@ -73,7 +74,8 @@ def test_libraries_in_the_current_folder_are_not_loaded(tmp_path):
     needed = dynamic(PROGRAM).needed
     assert needed
     for name in needed:
-        (tmp_path / name).write_bytes(b"not a library")  # the loader ends a program over one
+        # The loader ends a program with such an entry.
+        (tmp_path / name).write_bytes(b"not a library")
     result = subprocess.run(
         [PROGRAM, "--version"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
@@ -81,8 +83,8 @@ def test_libraries_in_the_current_folder_are_not_loaded(tmp_path):
 
 
 def test_the_emulator_is_found_beside_the_library_alone(tmp_path):
-    """It is loaded from the prefix, and where it is missing the message says what and where; never from the folder
-    that the user is in."""
+    """The emulator is loaded from the prefix. If it is missing, the message names it and the
+    expected place. It is never loaded from the current folder."""
     prefix, elsewhere = tmp_path / "prefix", tmp_path / "elsewhere"
     install(prefix)
     elsewhere.mkdir()
@@ -114,7 +116,7 @@ def test_the_emulator_is_found_beside_the_library_alone(tmp_path):
 
 
 def test_an_installation_without_the_emulator_works_and_says_what_is_missing(tmp_path):
-    """The component that holds it may be left out of a package."""
+    """A package may leave out the component that contains it."""
     program = tmp_path / "say.c"
     program.write_text(
         """#include <deepwell/deepwell.h>

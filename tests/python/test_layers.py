@@ -1,4 +1,4 @@
-"""What the sources of a layer may not name (docs/design.md)."""
+"""Names that the sources of a layer may not contain (docs/design.md)."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,8 @@ def _found(folder: str, pattern: str) -> list[str]:
 
 
 def test_the_engine_names_no_operation_and_no_kernel() -> None:
-    """The operation table and the entries of kernels say what the engine has to know."""
+    """The operation table and the entries of kernels describe everything that the engine has to
+    know."""
     assert _found("engine", r"\bDW_OP_\w+") == []
     contracts = "kernel|gpu_kernel"
     assert _found("engine", rf'#include "kernel/(?!(?:kernel|gpu_kernel|sized_graph|reference/interpret)\.h").*') == []

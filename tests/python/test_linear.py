@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def _has_kernels() -> bool:
-    """The library carries PTX for the emulator, or a compiler is here."""
+    """Returns whether the library carries PTX for the emulator, or a compiler is installed."""
     x = torch.ones(8, 8, dtype=torch.bfloat16)
     return isinstance(linear.gemm(x, x, None, TARGET), torch.Tensor)
 
@@ -37,7 +37,7 @@ def model_of(dtype=torch.bfloat16, width=72):
 
 
 def bound(x, weight, bias, made):
-    """Of |made - x W^T - b|: F32 sums of k products, then BF16's rounding."""
+    """Returns the bound of |made - x W^T - b|: F32 sums of k products, then BF16's rounding."""
     exact = x.double() @ weight.double().t()
     size = x.double().abs() @ weight.double().abs().t()
     if bias is not None:
@@ -75,7 +75,7 @@ def test_optimize_and_restore(capsys):
     out.float().square().sum().backward()
     expected.float().square().sum().backward()
     for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-        # Outputs differ by BF16's rounding, in gradients of another size.
+        # Outputs differ by BF16's rounding, and so do gradients, which have another size.
         off = (ours.grad.float() - theirs.grad.float()).norm() / theirs.grad.float().norm()
         assert off < 4 * 2**-8, name
     assert list(model.state_dict()) == names
@@ -89,7 +89,7 @@ def test_optimize_and_restore(capsys):
 
 @needs_kernels
 def test_autocast():
-    """As in PyTorch: operands in autocast's dtype, gradients in the parameters' dtype."""
+    """As in PyTorch, operands have autocast's dtype and gradients the parameters' dtype."""
     model = deepwell.optimize(model_of(torch.float32), target=TARGET, verbose=False)
     x = torch.randn(9, 64, requires_grad=True)
     before = linear.fallbacks.total()
@@ -111,7 +111,7 @@ def test_falls_back_and_says_so():
         out = model(x)
     assert torch.equal(out, plain(x))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # once
+        warnings.simplefilter("error")  # logged once
         model(x)
     assert "PyTorch's linear layer" in deepwell.summary(model)
     empty = model_of()

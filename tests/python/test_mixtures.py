@@ -1,4 +1,5 @@
-"""Mixtures of experts: captured whole, the same function, and without a matrix per token."""
+"""Mixtures of experts: captured whole, with the same results, and without a copied matrix per
+token."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_same_function(name: str, always) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDS)
 def test_a_batch_of_one(name: str, always) -> None:
-    """Sizes of one are fixed in a capture, so that it is another."""
+    """A capture fixes sizes of one, so they need another capture."""
     same_function(name, ((1, 5),))
 
 
@@ -94,12 +95,12 @@ def test_products_by_expert_and_symbols() -> None:
     graph.run_pass("recognize")
     operations = [node["op"] for node in json.loads(graph.json())["nodes"]]
     assert operations.count("grouped_linear") == 4
-    assert "take" not in operations  # of no weight, one matrix per token
+    assert "take" not in operations  # no operand has a matrix per token
 
 
 @pytest.mark.slow
 def test_complex_rotary_embeddings_stay_with_pytorch(always) -> None:
-    """DeepSeek-V2 multiplies complex numbers, in each of its layers."""
+    """DeepSeek-V2 multiplies complex numbers in each of its layers."""
     torch.manual_seed(3)
     plain = spread(mixtures.deepseek_v2().train())
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)

@@ -1,4 +1,5 @@
-"""Models built in C from folders that transformers wrote: the same function, and folders that it reads back."""
+"""Models built in C from folders that transformers wrote: they compute the same function, and
+transformers reads the folders that they write."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ CASES = {
 
 
 def make(name):
-    """The model with every parameter random: ones, zeros and small numbers would hide mistakes."""
+    """Makes every parameter of the model random: ones, zeros and small numbers would hide
+    mistakes."""
     torch.manual_seed(len(name))
     model = CASES[name]().eval()
     with torch.no_grad():
@@ -136,14 +138,15 @@ def tokens(batch, length):
 
 
 def load(folder, config=None):
-    """{name: F32 tensor}, by dw_model_load."""
+    """Returns {name: F32 tensor}, read by dw_model_load."""
     weights = {n: torch.empty(count) for n, count in _deepwell.model_parameters(folder)}
     _deepwell.model_load(folder, [w.data_ptr() for w in weights.values()])
     return weights
 
 
 def run(graph_json, weights, ids, labels=None, weighting=None):
-    """The graph's output, and the gradients of its parameters when `weighting` is its output's gradient."""
+    """Returns the graph's output, and the gradients of its parameters if `weighting` is the
+    gradient of its output."""
     graph = _deepwell.Graph(graph_json)
     wrt = range(len(weights)) if weighting is not None else ()
     assert graph.leaves[: len(weights)] == tuple(weights)
@@ -159,7 +162,7 @@ def run(graph_json, weights, ids, labels=None, weighting=None):
     if weighting is None:
         return output, None
     gradients = {name: torch.full_like(w, math.nan) for name, w in weights.items()}
-    weighting = weighting.to(dtype).contiguous()  # kept alive while it is read
+    weighting = weighting.to(dtype).contiguous()  # kept alive while its memory is read
     plan.backward(
         -1,
         arena.address,
@@ -172,7 +175,8 @@ def run(graph_json, weights, ids, labels=None, weighting=None):
 
 
 def reference(model, ids, labels):
-    """Logits, loss, and the gradients of both: of the loss, and of the logits' product with a weighting."""
+    """Returns logits, loss, and the gradients of both: of the loss, and of the logits' product with
+    a weighting."""
     grads = []
     out = model(input_ids=ids, labels=labels)
     weighting = torch.cos(torch.arange(out.logits.numel(), dtype=torch.float64))
@@ -185,7 +189,7 @@ def reference(model, ids, labels):
 
 
 def check(name, ours, own, exact):
-    """Within 1e-4 of FP64's norm, or twice the error of FP32 PyTorch."""
+    """Checks that values are within 1e-4 of FP64's norm, or twice the error of FP32 PyTorch."""
     limit = max(1e-4 * exact.norm().item(), 2 * error_of(own, exact))
     error = error_of(ours.view(exact.shape), exact)
     assert error <= limit, f"{name}: {error:.3g} over {limit:.3g}"
@@ -213,7 +217,7 @@ def test_same_function_as_transformers(saved):
         logits, logit_grads = run(graphs[1], weights, ids, weighting=weighting)
         check("logits", logits, own_logits, exact_logits)
         check_gradients(model, logit_grads, own_grads[1], exact_grads[1])
-        if size[1] == 1:  # no label is left: the mean of nothing
+        if size[1] == 1:  # no label is left, so the loss is the mean of nothing
             assert loss.isnan() and own_loss.isnan()
             continue
         check("loss", loss, own_loss, exact_loss)
@@ -222,7 +226,8 @@ def test_same_function_as_transformers(saved):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-rope-llama3", "qwen3-windows", "mistral"])
 def test_f64_agrees_to_f64s_own_rounding(name, tmp_path):
-    """Detects errors that single precision would hide: both rotate positions by F32 angles, everything else is F64."""
+    """Detects errors that single precision would hide: both rotate positions by F32 angles, and
+    everything else is F64."""
     model = make(name)
     model.save_pretrained(tmp_path)
     ids, labels = tokens(2, 13)
@@ -340,7 +345,7 @@ def test_transformers_loads_what_is_saved(name, tmp_path):
     assert after == before
     assert list(after) == list(before)
 
-    save(str(source), target, weights)  # over itself, without the tokenizer
+    save(str(source), target, weights)  # over the source folder, without the tokenizer
     assert sorted(p.name for p in target.iterdir()) == ["config.json", "model.safetensors"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["source", "target"]
 
@@ -386,7 +391,7 @@ def test_names_without_the_prefix_and_old_buffers_load(tmp_path):
     for name, parameter in model.named_parameters():
         assert torch.equal(weights[name], parameter.detach().flatten()), name
 
-    # A head beside a tied embedding: an equal one is read, a different one is rejected.
+    # A head stored beside a tied embedding is read if it is equal, and rejected if not.
     head = bare["wte.weight"].clone()
     save_file({**bare, "lm_head.weight": head}, tmp_path / "model.safetensors")
     load(str(tmp_path))
@@ -473,7 +478,8 @@ def initialise(folder, seed):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_random_weights_have_transformers_distribution(family, tmp_path):
-    """Mean and deviation of each parameter within 5 standard errors of what transformers draws from."""
+    """Checks that mean and deviation of each parameter are within 5 standard errors of
+    transformers' distribution."""
     model = {
         "gpt2": lambda: gpt2(n_embd=96, initializer_range=0.05),
         "llama": lambda: llama(hidden_size=96, attention_bias=True, pad_token_id=5),
@@ -522,7 +528,7 @@ def test_the_catalogue_builds(tmp_path):
 
 
 def test_configurations_of_transformers_4_mean_the_same(tmp_path):
-    """rope_theta beside rope_scaling, torch_dtype: the spelling before version 5."""
+    """Reads rope_theta beside rope_scaling, and torch_dtype: the spelling before version 5."""
     make("llama-rope-llama3").save_pretrained(tmp_path)
     new = _deepwell.model_graph(str(tmp_path))
     config = json.loads((tmp_path / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Random modules, their state and its changes: Deepwell beside PyTorch (module_fuzz.py makes and compares them)."""
+"""Random modules, their state and its changes: compares Deepwell with PyTorch (module_fuzz.py)."""
 
 import module_fuzz
 import pytest
@@ -17,7 +17,8 @@ def differences(seeds: range, monkeypatch) -> list[str]:
 
 
 def test_random_modules(monkeypatch) -> None:
-    """About a second for each module, most of it captures: fewer would miss whole kinds of statements."""
+    """Each module takes about a second, mostly for captures. Fewer modules would miss whole kinds
+    of statements."""
     assert not differences(range(1000, 1016), monkeypatch)
 
 
@@ -27,14 +28,16 @@ def test_more_random_modules(monkeypatch) -> None:
 
 
 def test_a_tensor_overwritten_whole_keeps_its_zero_gradient(monkeypatch) -> None:
-    """The graph has no edge to the old value: PyTorch, which gives zeros to what computed it, runs these modules."""
+    """The graph has no edge to the old value, so PyTorch, which gives zeros to the operations that
+    computed it, runs these modules."""
     seeds = (2000550, 2000677, 2000705, 2000907)
     monkeypatch.setenv("DEEPWELL_MEASURE", "0")
     assert [module_fuzz.check(seed, True, True)[2] for seed in seeds] == [[]] * len(seeds)
 
 
 def test_a_wrong_value_is_found() -> None:
-    """The comparison itself: one unit of rounding passes, a factor of 1.001 and a missing effect do not."""
+    """Tests the comparison itself: it accepts one unit of rounding, and detects a factor of 1.001
+    and a missing effect."""
     case = module_fuzz.make(3)
     plain = module_fuzz.follow(case, False)
     noisy = [module_fuzz.follow(case, False, seed) for seed in range(3)]

@@ -1,4 +1,5 @@
-"""Number formats: bit for bit against ml_dtypes, torch and torchao, and against number_rules.py."""
+"""Number formats: compared bit for bit with ml_dtypes, torch and torchao, and with
+number_rules.py."""
 
 import ast
 import contextlib
@@ -36,7 +37,7 @@ MILLION = 1_000_000
 
 @pytest.fixture(scope="module")
 def torchao():
-    """torchao's formats. Its warnings about kernels that it cannot load are suppressed."""
+    """Returns torchao's formats. Its warnings about kernels that it cannot load are suppressed."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -53,7 +54,7 @@ def torchao():
 
 
 def raw(codes, name):
-    """Codes as integers, one each."""
+    """Returns the codes as integers, one for each element."""
     if name in ("bf16", "f16"):
         return codes.view(torch.int16).numpy().view(np.uint16)
     bytes_ = codes.view(torch.uint8).numpy()
@@ -88,7 +89,7 @@ def random_bits(count, seed):
 
 
 def neighbours(x):
-    """x, and one float32 ulp to each side; both signs."""
+    """Returns x and its float32 neighbours; both signs."""
     x = np.asarray(x, dtype=np.float32)
     up, down = np.nextafter(x, np.float32(np.inf)), np.nextafter(x, np.float32(-np.inf))
     x = np.concatenate([x, up, down])
@@ -132,11 +133,11 @@ def test_every_scale_code_has_its_value():
 
 
 def difficult(name):
-    """Every number, every midpoint, the ends of the range, special values, random bits."""
+    """Returns every number and midpoint, the ends of the range, special values, and random bits."""
     values = np.append(rules.grid(name), rules.beyond(name))
     points = np.concatenate([values, (values[:-1] + values[1:]) / 2])
     with np.errstate(over="ignore"):
-        points = points.astype(np.float32)  # exact, but past bf16's largest
+        points = points.astype(np.float32)  # exact, but larger than bf16's largest number
     special = [0.0, np.inf, np.nan, 2.0**-149, 2.0**-126, 3.4028235e38, 1.0]
     count = 1 << 20
     return np.concatenate([neighbours(points), neighbours(special), random_bits(count, 1)])
@@ -157,8 +158,9 @@ def test_encoding_is_exact(name, overflow):
         assert np.array_equal(codes[nan] >> 15, np.signbit(x[nan]))
     if name in ML_TYPES and overflow == "nonfinite":
         peer = x.astype(ML_TYPES[name]).view(np.uint16 if name in ("bf16", "f16") else np.uint8)
-        assert np.array_equal(codes[~nan], peer[~nan])  # its NaNs: e5m2 0x7E, e2m1 -0
-    if (name, overflow) in (("e4m3", "saturate"), ("e5m2", "nonfinite")):  # as torch casts
+        # NaNs that ml_dtypes does not map to 0x7F: e5m2 0x7E, e2m1 -0.
+        assert np.array_equal(codes[~nan], peer[~nan])
+    if (name, overflow) in (("e4m3", "saturate"), ("e5m2", "nonfinite")):  # as torch converts them
         kind = torch.float8_e4m3fn if name == "e4m3" else torch.float8_e5m2
         peer = torch.from_numpy(x).to(kind).view(torch.uint8).numpy()
         # torch 2.13 keeps E4M3's overflow at 448; earlier ones make it NaN.
@@ -178,7 +180,7 @@ def test_scales_encode_exactly(overflow):
     if overflow == "nonfinite":
         positive = ~(x <= 0) & ~np.isnan(
             x
-        )  # of zero and below: ml_dtypes NaN, torch the magnitude's
+        )  # log2 of zero and negative numbers: ml_dtypes gives NaN, torch that of the magnitude
         peer = x.astype(ml_dtypes.float8_e8m0fnu).view(np.uint8)
         assert np.array_equal(codes[positive], peer[positive])
         peer = torch.from_numpy(x).to(torch.float8_e8m0fnu).view(torch.uint8).numpy()
@@ -243,14 +245,15 @@ def test_six_bit_codes_pack(count):
 # ---- blocks ------------------------------------------------------------------------------------------
 
 
+
 def adversarial_blocks(count, length, seed):
-    """Random blocks of every scale, with zeros, subnormals, ties, NaN, infinity strewn in."""
+    """Returns random blocks of every scale, with some zeros, subnormals, ties, NaNs, infinities."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((count, length)).astype(np.float32)
     with np.errstate(over="ignore", under="ignore"):
         x *= np.exp2(rng.integers(-20, 20, (count, 1))).astype(np.float32)
         kind = np.arange(count) % 16
-        spread = kind == 1  # every element of its own scale
+        spread = kind == 1  # every element has its own scale
         x[spread] *= np.exp2(rng.integers(-14, 14, (spread.sum(), length))).astype(np.float32)
         x[kind == 2] *= np.float32(2.0**-120)
         x[kind == 3] *= np.float32(2.0**-140)
@@ -272,7 +275,8 @@ def adversarial_blocks(count, length, seed):
 
 
 def boundary_blocks(length, largest):
-    """Blocks whose amax lies at, and one ulp beside, every power of two and M times every power of two."""
+    """Returns blocks whose amax is equal to, or one ulp beside, every power of two and M times
+    every power of two."""
     powers = np.ldexp(1.0, np.arange(-149, 128))
     with np.errstate(over="ignore"):
         amax = np.concatenate([powers, (powers * largest)]).astype(np.float32)
@@ -284,7 +288,7 @@ def boundary_blocks(length, largest):
 
 
 def quantize(x, scheme, **options):
-    """Codes one each, scales as stored."""
+    """Returns one code for each element, and scales as stored."""
     q = numbers.quantize(torch.from_numpy(x), scheme, **options)
     scales = (
         q.scales.numpy() if q.scales.dtype == torch.float32 else q.scales.view(torch.uint8).numpy()
@@ -293,7 +297,7 @@ def quantize(x, scheme, **options):
 
 
 def check_values(codes, scales, q, tensor_scale=1.0):
-    """Dequantized: element * scale rounded once."""
+    """Dequantizes: element * scale, rounded once."""
     name = rules.ELEMENT[q.scheme]
     value = rules.value(codes, name)
     if q.scales.dtype == torch.float32:
@@ -561,7 +565,7 @@ def test_nvfp4_agrees_with_torchao_on_a_million_blocks(torchao, tensor_scale):
 
 
 def torchao_function(file, name):
-    """torchao's reference in plain torch, taken from a file whose import needs Triton."""
+    """Returns torchao's reference in plain torch, taken from a file whose import needs Triton."""
     root = importlib.util.find_spec("torchao").submodule_search_locations[0]
     tree = ast.parse((pathlib.Path(root) / file).read_text())
     wanted = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
@@ -587,7 +591,7 @@ def test_fp8_blocks_beside_torchao(count):
         relative = np.abs(scales[:, 0].astype(np.float64) / peer_scales - 1)
         usual = (
             np.abs(x).max(1) < 2.0**100
-        )  # beyond: its 448 / amax is subnormal, and rounds by more
+        )  # beyond this range its 448 / amax is subnormal and rounds by more
         assert (relative[usual] <= 2.0**-22).all()
         a = rules.value(codes[usual], "e4m3")
         b = rules.value(peer[usual], "e4m3")
@@ -643,7 +647,8 @@ def test_hadamard_without_signs_and_unlike_signs():
     assert not torch.equal(numbers.hadamard(y, seed=1), numbers.hadamard(y, seed=2))
 
 
-# ---- the caller's mode -------------------------------------------------------------------------------------
+# ---- the caller's rounding mode
+# ----------------------------------------------------------------------------
 
 
 def test_the_callers_floating_point_mode_does_not_matter():
@@ -664,7 +669,8 @@ def test_the_callers_floating_point_mode_does_not_matter():
     assert torch.equal(values.view(torch.int32), again.view(torch.int32))
 
 
-# ---- what users call -------------------------------------------------------------------------------------
+# ---- the public functions
+# ----------------------------------------------------------------------------------
 
 
 def test_shapes_dtypes_and_gradients():

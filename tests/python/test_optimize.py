@@ -1,4 +1,5 @@
-"""optimize() and restore(): the same object in every respect, fallbacks counted, reasons given."""
+"""optimize() and restore(): the object stays the same in every respect, fallbacks are counted, and
+reasons are given."""
 
 import copy
 import inspect
@@ -144,7 +145,7 @@ def test_fallbacks_are_counted(always) -> None:
 
 
 class Untraceable(nn.Module):
-    """Data-dependent control flow around modules that can be captured."""
+    """Data-dependent control flow surrounds modules that can be captured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +185,7 @@ def test_slower_is_left_alone(monkeypatch) -> None:
     run = Program.run
 
     def slow(self, *args):
-        until = time.thread_time() + 0.02  # a sleep would not count on one thread
+        until = time.thread_time() + 0.02  # on one thread, a sleep would not count
         while time.thread_time() < until:
             pass
         return run(self, *args)
@@ -206,8 +207,8 @@ def test_measuring_changes_nothing(monkeypatch) -> None:
     torch.manual_seed(11)
     model(input_ids=ids, labels=ids.clone())
     after = torch.get_rng_state()
-    assert "forward + backward" in deepwell.summary(model)  # it was measured
-    if engine_calls(model)[0]:  # a call of the engine draws one seed, and measuring drew nothing
+    assert "forward + backward" in deepwell.summary(model)  # the call was measured
+    if engine_calls(model)[0]:  # a call of the engine draws one seed, and measuring draws none
         torch.manual_seed(11)
         fresh_seed()
         assert torch.equal(after, torch.get_rng_state())

@@ -72,7 +72,7 @@ def test_every_allocation_of_python_may_fail(name):
         finally:
             testcapi.remove_mem_hooks()
         quiet = 0 if error else quiet + 1
-        # A failure that Python itself does without (a free list, a cache) raises nothing.
+        # If Python itself tolerates a failed allocation (a free list, a cache), nothing is raised.
         if quiet >= in_a_row and position >= least:
             break
     assert quiet >= in_a_row

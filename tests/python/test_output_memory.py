@@ -1,4 +1,5 @@
-"""Outputs share memory where PyTorch's do, and nowhere else: writes in place are seen in the same places."""
+"""Outputs share memory exactly where PyTorch's do, so writes in place are seen in the same
+places."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ IN_PYTORCH = {
 
 
 def outputs_that_change(model, rows):
-    """For each output (and the argument): the tensors that change when 1 is added to it."""
+    """For each output (and the argument), returns the tensors that change when 1 is added to it."""
     x = torch.linspace(-2, 2, 6 * rows).view(rows, 6)
     with torch.no_grad():
         count = len(model(x))
@@ -67,7 +68,7 @@ def outputs_that_change(model, rows):
     return seen
 
 
-# PyTorch refuses to write to a broadcast tensor.
+# PyTorch rejects writes to a broadcast tensor.
 @pytest.mark.parametrize("name", [*[name for name in SHARED if name != "broadcast"], *IN_PYTORCH])
 def test_a_write_is_seen_where_pytorch_shows_it(name):
     returns = SHARED.get(name) or IN_PYTORCH[name][0]
@@ -112,7 +113,7 @@ def test_values_and_gradients(name):
 
 
 def test_a_write_before_backward_is_differentiated():
-    """b is a view of a: an addition to b changes a, and autograd tracks it."""
+    """b is a view of a. An addition to b changes a, and autograd tracks it."""
     plain = Model(lambda m, x, h: (h, h.view(-1)))
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     grads = []

@@ -22,7 +22,7 @@ def models():
 
 
 def part_count(model) -> int:
-    """Parts of the plans that the model's training engines have."""
+    """Returns the number of parts in the plans of the model's training engines."""
     entries = [e for made in model.forward._states[0].entries.values() for e in made]
     return max(
         plan.part_count
@@ -73,7 +73,7 @@ def test_gradient_of_some_parameters(models) -> None:
         assert all(parameter.grad is None for parameter in model.parameters())
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 * b.abs().max().item())
-    for model in models:  # and the arena of a backward left half-way is not in the way
+    for model in models:  # and the arena of an interrupted backward does not interfere
         loss_of(model, 2).backward()
     assert_grads_close(models[1], models[0])
 

@@ -1,4 +1,5 @@
-"""`deepwell-lab evaluate` and `deepwell-lab calibrate`: what they print of a small table, and what they refuse."""
+"""`deepwell-lab evaluate` and `deepwell-lab calibrate`: their output for a small table, and the
+tables that they reject."""
 
 import csv
 import json
@@ -32,7 +33,8 @@ def row(
 
 @pytest.fixture
 def table(tmp_path):
-    """Three sources, a layout that cannot be expressed, and a note with a comma and quotes."""
+    """The table has three sources, a layout that cannot be expressed, and a note with a comma and
+    quotes."""
     rows = [
         row("a1", "a", "A100-80GB", 1, 1, 15000),
         row(
@@ -100,7 +102,7 @@ def test_a_table_of_something_else_is_refused(tmp_path):
     result = run("evaluate", str(empty))
     assert result.returncode == 1
     assert "0 rows predicted, 1 not" in result.stdout and "abacus" in result.stdout
-    assert "median" not in result.stdout  # of nothing there are no errors
+    assert "median" not in result.stdout  # without runs there are no errors
     result = run("evaluate", str(empty), "--json")
     assert result.returncode == 1 and json.loads(result.stdout)["rows"] == []
 

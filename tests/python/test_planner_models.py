@@ -1,4 +1,5 @@
-"""Models by config.json: the planner's count of parameters against transformers' own classes, on the meta device."""
+"""Models by config.json: compares the planner's count of parameters with transformers' own classes,
+on the meta device."""
 
 import json
 import time
@@ -299,7 +300,7 @@ def test_parameters_are_those_of_transformers_class(family: str, sizes: dict[str
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3_text", "falcon"])
 def test_what_publishers_wrote_reads_alike(family: str, tmp_path: Any) -> None:
-    """A saved folder, and the bare fields that older files have."""
+    """Tests a saved folder, and the bare fields that older files have."""
     sizes = next(case for name, case in CASES if name == family)
     model = build(family, sizes)
     model.config.save_pretrained(tmp_path)
@@ -328,7 +329,7 @@ BEYOND_TEXT = {"gemma3", "got_ocr2", "moss_transcribe_diarize"}  # towers for im
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(CAUSAL))
 def test_every_class_with_a_language_model_head(family: str) -> None:
-    """With the configuration that the class has by default, which is its first model's."""
+    """Tests the configuration that the class has by default, which is that of its first model."""
     kind = getattr(
         transformers, CAUSAL[family] if isinstance(CAUSAL[family], str) else CAUSAL[family][0]
     )
@@ -336,7 +337,7 @@ def test_every_class_with_a_language_model_head(family: str) -> None:
         config = kind.config_class()
         with torch.device("meta"):
             total = sum(parameter.numel() for parameter in kind(config).parameters())
-    except Exception as error:  # a default that its own class refuses: nothing to compare with
+    except Exception as error:  # the class rejects its own default, so there is nothing to compare
         pytest.skip(f"{type(error).__name__}: {str(error)[:80]}")
     try:
         planned = _deepwell.planner_model_parse(config.to_json_string(use_diff=False))
@@ -360,7 +361,8 @@ GRAPHS: list[Any] = QUICK + [
 
 
 def pairs(model: dict[str, Any], length: int) -> float:
-    """(query, key) pairs of one head that a causal mask and windows leave, in all layers."""
+    """Returns the (query, key) pairs of one head that a causal mask and windows leave, in all
+    layers."""
     window = model["window"]
     full = length * (length + 1) / 2
     windowed = full if not window else sum(min(at + 1, window) for at in range(length))
@@ -378,7 +380,8 @@ def check_work(
     sizes = {"B": batch, "S": length}
     graph = _deepwell.planner_graph_work(ir.json(), tuple(sizes[name] for name in ir.symbols), True)
     model = _deepwell.planner_model_work(planned, batch, length)
-    gates = 2 * batch * length * shared_gates * planned["hidden"]  # in no width of the planner
+    # No width of the planner describes it.
+    gates = 2 * batch * length * shared_gates * planned["hidden"]
     assert graph["products"] == model["products"] + gates
     assert graph["backward_products"] == model["backward_products"] + 2 * gates
     key = planned["head_dim"] + planned["rope_dim"]
@@ -386,7 +389,7 @@ def check_work(
     each = 2 * batch * planned["heads"] * pairs(planned, length)
     assert graph["attention"] == each * (key + value)
     assert graph["backward_attention"] == each * (3 * key + 2 * value)
-    # The diagonal's other half: a token for each query, for each query within the window.
+    # Adds the diagonal's other half: one token for each query, for each query within the window.
     excess = each / pairs(planned, length) * (key + value) / 2
     window = min(planned["window"] or length, length)
     diagonal = (planned["layers"] - planned["window_layers"]) * length + planned[
@@ -402,14 +405,14 @@ def test_a_captured_graph_is_the_same_model(family: str) -> None:
     ir = deepwell.capture(model)
     captured = _deepwell.planner_model_of_graph(ir.json())
     if family in ("qwen2_moe", "qwen3_moe"):
-        planned["ffn"] = captured["ffn"]  # of dense layers, which it has none of
+        planned["ffn"] = captured["ffn"]  # the number of dense layers, which are absent here
     assert captured == planned
     gates = planned["layers"] if family == "qwen2_moe" else 0
     check_work(planned, ir, 2, 40, gates)
     check_work(planned, ir, 1, 5000 if planned["window"] else 7, gates)
 
 
-# The publishers' config.json, written here separately from the catalogue.
+# Returns the publishers' config.json, written here independently of the catalogue.
 SEVEN = {
     "hidden_size": 4096,
     "num_attention_heads": 32,
@@ -435,7 +438,8 @@ REAL = {
         "mixtral",
         SEVEN | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
     ),
-    # The class of V3 at the sizes of V2-Lite: rotations of complex numbers, as V2's writes them, are not captured.
+    # Uses the class of V3 at the sizes of V2-Lite, because rotations of complex numbers, as in V2's
+    # class, are not captured.
     "deepseek-v2-lite": (
         "deepseek_v3",
         {
@@ -465,7 +469,8 @@ REAL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_models_three_ways(name: str) -> None:
-    """By name, by config.json and captured on the meta device: one model, the same operations."""
+    """A model by name, by config.json, and captured on the meta device: the operations are the
+    same."""
     family, sizes = REAL[name]
     model = build(family, sizes)
     named = _deepwell.planner_model(name)
@@ -483,22 +488,25 @@ def test_real_models_three_ways(name: str) -> None:
     "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpt", "gpt_oss"))]
 )
 def test_attention_of_other_kinds(family: str) -> None:
-    """Sinks and alibi, which are spelled out, and an encoder's: the same widths, of all pairs."""
+    """Attention with sinks or alibi, which consists of single operations, and an encoder's: the
+    same widths, with all pairs."""
     model = build(family, next(case for name, case in CASES if name == family))
     planned = _deepwell.planner_model_parse(model.config.to_json_string())
     ir = deepwell.capture(model)
     captured = _deepwell.planner_model_of_graph(ir.json())
     for field in ("window", "window_every", "window_layers"):
-        planned[field] = 0  # a mask like any other, in a graph
+        planned[field] = 0  # in a graph it is an ordinary mask
     assert captured == planned
     sizes = {"B": 2, "S": 40}
     graph = _deepwell.planner_graph_work(ir.json(), tuple(sizes[name] for name in ir.symbols), True)
     work = _deepwell.planner_model_work(planned, 2, 40)
-    transform = 2 * 2 * 40 * planned["hidden"] ** 2 if family == "bert" else 0  # before its head
+    # The layer in front of its head.
+    transform = 2 * 2 * 40 * planned["hidden"] ** 2 if family == "bert" else 0
     assert graph["products"] == work["products"] + transform
     assert graph["backward_products"] == work["backward_products"] + 2 * transform
     assert graph["attention"] == 2 * work["attention"]
-    # Written out, scores are saved and not recomputed: four matmuls, not five.
+    # Attention as single operations saves its scores and does not recompute them: four matmuls, not
+    # five.
     again = 1 if family == "bert" else 4 / 5
     assert graph["backward_attention"] == pytest.approx(2 * again * work["backward_attention"])
 
@@ -509,7 +517,8 @@ GRAPHS_OF_THE_CORPUS = sorted(
 
 
 def spoil(graph: Any, random: Random) -> None:
-    """Corrupts one part of a graph in place: a size, a layer, an attribute, an edge, or a whole node."""
+    """Corrupts one part of a graph in place: a size, a layer, an attribute, an edge, or a whole
+    node."""
     node = random.choice(graph["nodes"])
     match random.randrange(8):
         case 0:
@@ -556,7 +565,8 @@ def test_spoiled_graphs_are_refused_or_whole(path: Path) -> None:
             except _deepwell.Error as error:
                 refused += 1
                 assert 20 < len(str(error)) < 1500 and "\n" not in str(error)
-    assert refused > 150  # each truncated one at least, but for a rare whole one
+    # Each corruption truncates at least one number, except for a rare whole one.
+    assert refused > 150
 
 
 def names() -> list[str]:

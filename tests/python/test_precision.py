@@ -19,14 +19,16 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.pytorch_utils import Conv1D
 
 RECIPES = ("bf16", "mxfp8", "nvfp4")
-# rows, K, N: blocks that end early, one row, primes, one past a block, and one large enough for AMX
+# rows, K, N: blocks that are not full, one row, primes, one past a block, and one large enough for
+# AMX
 SHAPES = [(1, 1, 1), (1, 37, 5), (7, 33, 17), (16, 32, 16), (130, 161, 97)]
 
 # ---- rules ---------------------------------------------------------------------------------------
 
 
 def philox(seed, stream, count):
-    """Words of elements 0..count: Philox4x32-10 (Salmon et al. 2011), counters as number.h has them."""
+    """Returns the words of elements 0..count: Philox4x32-10 (Salmon et al. 2011), with number.h's
+    counters."""
     block = np.arange((count + 3) // 4, dtype=np.uint64)
     mask = np.uint64(0xFFFFFFFF)
     key = [np.uint64(seed[0] & 0xFFFFFFFF), np.uint64(seed[0] >> 32 & 0xFFFFFFFF)]
@@ -49,7 +51,7 @@ def philox(seed, stream, count):
 
 
 def blocked(x, size):
-    """[outer, inner] with inner filled up with zeros and cut: [outer, blocks, size]."""
+    """Pads [outer, inner] with zeros along inner and divides it: [outer, blocks, size]."""
     outer, inner = x.shape
     x = np.pad(x, ((0, 0), (0, -inner % size)))
     return x.reshape(outer, -1, size)
@@ -67,7 +69,7 @@ def mxfp8(x):
     """E4M3 in blocks of 32; scale 2^e, the smallest with amax <= 448 * 2^e (arXiv 2506.08027)."""
     parts = blocked(x, 32)
     amax = np.abs(parts).max(-1, keepdims=True).astype(np.float64)
-    mantissa, exponent = np.frexp(amax / 448.0)  # exact: 448 is 7 * 2^6, and doubles have room
+    mantissa, exponent = np.frexp(amax / 448.0)  # exact in double: 448 is 7 * 2^6
     exponent = exponent - (mantissa == 0.5)
     exponent = np.where(amax == 0, -127, np.clip(exponent, -127, 127))
     scale = np.ldexp(1.0, exponent)
@@ -78,7 +80,8 @@ GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)
 
 
 def e2m1(x, words=None):
-    """To the nearest (ties to the even code), or at random where words are given; saturating."""
+    """Rounds to nearest (ties to the even code), or stochastically if words are given;
+    saturating."""
     magnitude = np.minimum(np.abs(x.astype(np.float64)), 6.0)
     below = np.searchsorted(GRID, magnitude, side="right") - 1
     above = np.minimum(below + 1, 7)
@@ -92,7 +95,8 @@ def e2m1(x, words=None):
 
 
 def nvfp4(x, square=False, random=None):
-    """Codes times block scales, and the tensor's scale (arXiv 2509.25149, appendix on quantization)."""
+    """Returns codes times block scales, and the tensor scale (arXiv 2509.25149, appendix on
+    quantization)."""
     outer, inner = x.shape
     f32 = np.float32
     amax = np.abs(x).max(initial=0.0)
@@ -115,7 +119,8 @@ def nvfp4(x, square=False, random=None):
 
 
 def rotated(x):
-    """Rotates runs of 16 by D H / 4, D of fixed random signs; a shorter last run is unchanged. Butterflies in F32."""
+    """Rotates runs of 16 by D H / 4, where D has fixed random signs; a shorter last run is
+    unchanged. Butterflies are in F32."""
     whole = x.shape[1] // 16 * 16
     signs = np.where(
         philox((0, 0), 0, 1)[0] >> np.arange(16, dtype=np.uint64) & np.uint64(1), -1, 1
@@ -130,7 +135,8 @@ def rotated(x):
 
 
 def operand(x, recipe, kind, columns=False, random=None):
-    """The FP64 values that a matmul over the last axis reads from the matrix, and its tensor scale separately."""
+    """Returns the FP64 values that a matmul over the last axis reads from the matrix, and
+    separately its tensor scale."""
     if recipe == "bf16":
         return bf16(x), 1.0
     if recipe == "mxfp8":
@@ -141,7 +147,7 @@ def operand(x, recipe, kind, columns=False, random=None):
 
 
 def product(a, b):
-    """(a b^T, largest error of any sum in F32)."""
+    """Returns (a b^T, the largest error of any sum in F32)."""
     (a, a_scale), (b, b_scale) = a, b
     scale = float(np.float32(a_scale)) * float(np.float32(b_scale))
     y = a @ b.T * scale
@@ -150,7 +156,7 @@ def product(a, b):
 
 
 def linear(recipe, x, w, b, dy, seed):
-    """y, dx, dw, db and their bounds for w [N, K]."""
+    """Returns y, dx, dw, db and their bounds for w [N, K]."""
 
     def contiguous(t):
         return np.ascontiguousarray(t)
@@ -174,7 +180,8 @@ def linear(recipe, x, w, b, dy, seed):
     )
 
 
-# ---- products ------------------------------------------------------------------------------------
+# ---- matmuls
+# -----------------------------------------------------------------------------------------
 
 
 def values(kind, *shape):
@@ -186,7 +193,7 @@ def values(kind, *shape):
 
 
 def check_layer(plain, model, recipe, x, dy):
-    """One call of the layer, its backward, and all four results."""
+    """Calls the layer and its backward; returns all four results."""
     plain.weight.grad = plain.bias.grad = None
     torch.manual_seed(77)
     seed = [int(word) for word in torch.empty(2, dtype=torch.int64).random_()]
@@ -290,7 +297,7 @@ MODELS = {"gpt2": gpt2, "llama": llama}
 
 
 def train(make, precision, steps):
-    """Losses of `steps` steps on text that repeats itself, which is learnt quickly."""
+    """Returns the losses of `steps` steps on repetitive text, which is learned quickly."""
     torch.manual_seed(0)
     model = make().eval()  # no dropout
     if precision is not None:
@@ -312,7 +319,7 @@ def train(make, precision, steps):
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_small_models_learn_as_in_fp32(name):
-    """Loss curves beside FP32's: the tolerances are part of what docs/precision.md states."""
+    """Compares loss curves with FP32's: the tolerances are those that docs/precision.md states."""
     steps = 40
     exact, _ = train(MODELS[name], None, steps)
     assert exact[-1] < exact[0] / 2
@@ -368,7 +375,7 @@ def test_which_layers_have_the_recipe(name, count):
 
 
 def engine_text(recipe, share=-1.0):
-    """The scheduled graph of three layers, forward and backward."""
+    """Returns the scheduled graph of three layers, forward and backward."""
     from deepwell.capture import capture_graph
 
     torch.manual_seed(0)
@@ -388,7 +395,8 @@ def test_share_in_bf16():
 
     full = engine_text("nvfp4", 0.0)
     assert full.quantized_count == 3
-    # x, w of each of three; dy twice and x once more of each, but w is forward's and layer 0 needs no dx
+    # x and w of each of three layers; dy twice and x once more for each, but backward reuses
+    # forward's w, and layer 0 needs no dx
     assert count(full, 'format="nvfp4"') == 3 * 2 + 3 + 2 + 3
     tail = engine_text("nvfp4", 0.34)
     assert tail.quantized_count == 3
@@ -399,7 +407,8 @@ def test_share_in_bf16():
     assert count(bf16, "cast") == 3 + 3 + 3
 
 
-# ---- with the rest of what users do ----------------------------------------------------------------
+# ---- combinations with other features
+# --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -410,7 +419,7 @@ def test_retain_graph_and_two_forwards(recipe):
     )
     deepwell.optimize(model, precision=recipe, verbose=False)
     xs = [torch.randn(9, 33).requires_grad_() for _ in range(2)]
-    outputs = [model(x).square().sum() for x in xs]  # two forwards, each with a seed of its own
+    outputs = [model(x).square().sum() for x in xs]  # two forwards, each with its own seed
     grads = []
     for _ in range(2):
         model.zero_grad()
@@ -443,7 +452,7 @@ def test_backward_in_parts(recipe):
     # Recomputes the first layer's weight gradient from the gradient that reached it.
     for layer in model:
         assert torch.isfinite(layer.weight.grad).all() and layer.weight.grad.abs().max() > 0
-    if recipe == "bf16":  # the slow rules here take long for so many numbers
+    if recipe == "bf16":  # the slow rules would take long for so many numbers
         y_alone = alone(x.detach())
         reached = torch.randn(5, size)
         y_alone.backward(reached)

@@ -1,4 +1,4 @@
-"""`deepwell probe`, as a user meets it."""
+"""`deepwell probe`, as a user runs it."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_a_file_is_edited_and_given_back(tmp_path):
     assert back["gpus"] == 128
     assert back["network_bandwidth"] == {"value": 25e9, "kind": "given", "source": ""}
     assert back["memory"] == written["memory"]
-    assert list(tmp_path.iterdir()) == [file]  # nothing is left beside it
+    assert list(tmp_path.iterdir()) == [file]  # no other file remains
     words = probe("--hardware", file)
     assert "128; 8 in a node, 8 joined by NVLink" in words.stdout
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def find_program() -> Path:
-    """The program beside this interpreter, else the one in the build tree."""
+    """Returns the program beside this interpreter, or the one in the build tree."""
     for path in (Path(sys.executable).parent / "deepwell", ROOT / "build/release/bin/deepwell"):
         if path.exists():
             return path
@@ -114,7 +114,7 @@ def test_doctor_names_the_instruction_sets_in_use():
 
 
 def test_doctor_without_python_says_so(tmp_path):
-    # A copy elsewhere has no interpreter beside it, and the search path is empty.
+    # A copy in another folder has no interpreter beside it, and the search path is empty.
     copy = tmp_path / "deepwell"
     copy.write_bytes(find_program().read_bytes())
     copy.chmod(0o755)

@@ -1,4 +1,5 @@
-"""The dry run's report in a browser: no error in its script, charts drawn, figures those of the JSON, dark mode, hover."""
+"""The dry run's report in a browser: the script has no errors, charts are drawn, figures agree with
+the JSON, dark mode and hover work."""
 
 import json
 import os
@@ -64,7 +65,7 @@ def page():
 
 @pytest.fixture(scope="module", params=PLANS, ids=lambda make: make.__name__)
 def report(request, page, tmp_path_factory):
-    """The figures of a plan whose page is open."""
+    """Returns the figures of the plan whose page is open."""
     file = tmp_path_factory.mktemp("report") / f"{request.param.__name__}.html"
     figures = dw.dryrun(request.param(), report=file)
     page.errors.clear()
@@ -294,7 +295,7 @@ def test_light_and_dark(page, report, scheme):
     for selector in ("body", "p.soft", ".cards span", ".good, .bad", "th"):
         ink = colour(page, f"getComputedStyle(document.querySelector('{selector}')).color")
         assert contrast(ink, card) >= 4.5, selector
-    # What a person sees: no chart is blank, and each contains its background colour.
+    # Checks what a person sees: no chart is blank, and each contains its background colour.
     for selector, marks in (("#timeline", 0.15), ("#memory", 0.01), ("#roofline", 0.005)):
         pixels = page.screenshot(selector).reshape(-1, 3).astype(int)
         colours, counts = np.unique(pixels @ [65536, 256, 1], return_counts=True)

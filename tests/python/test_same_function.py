@@ -11,7 +11,7 @@ from zoo import CASES, Case
 
 
 def modes(*quick: str) -> list:
-    """Every case; those that are not named are slow."""
+    """Lists every case; cases that are not named are slow."""
     return [
         pytest.param(case, id=case.name, marks=[] if case.name in quick else pytest.mark.slow)
         for case in CASES
@@ -23,7 +23,8 @@ def test_same_function(case: Case, always) -> None:
     same_function(case, case.build(), case.sizes)
 
 
-# Evaluation with gradients differs from training in the flag alone, and from test_inference in the gradients.
+# Evaluation with gradients differs from training only in the flag, and from test_inference only in
+# the gradients.
 @pytest.mark.parametrize("case", modes("gpt2-padded", "llama", "encoder-pre-gelu", "mha-weights"))
 def test_same_function_in_evaluation(case: Case, always) -> None:
     same_function(case, case.build().eval(), case.sizes[:2])
@@ -39,8 +40,9 @@ def same_function(case: Case, plain: torch.nn.Module, sizes) -> None:
     assert calls == len(sizes) and fallbacks == 0, deepwell.summary(ours)
 
 
-# A batch of one is a capture of its own: test_same_function has it for each case. The kinds of rotary embeddings are
-# outputs of the same operations with and without gradients, so that one of them is enough here.
+# A batch of one needs its own capture; test_same_function has it for each case. All kinds of rotary
+# embeddings are outputs of the same operations with and without gradients, so one kind is enough
+# here.
 @pytest.mark.parametrize(
     "case",
     modes(*(c.name for c in CASES if "rope" not in c.name or c.name == "llama-rope-dynamic")),

@@ -1,5 +1,6 @@
-"""The predicted memory of a training step equals what the step uses: counted in a separate process for every
-model of the zoo, and for large models the growth of the process.
+"""The predicted memory of a training step equals the memory that the step uses: counted in a
+separate process for every model of the zoo, and for large models compared with the growth of the
+process.
 """
 
 import json
@@ -19,7 +20,7 @@ from step_memory_models import LARGE, MODELS, PARTS, ZOO
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 BOUND = 0.02
-# Small tensors that tracing makes and frees.
+# small tensors that tracing makes and frees
 WHILE_PREDICTING = 1 << 14
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -51,7 +52,7 @@ def measured(counter: Path, tasks: list[str], timeout: int, **more: str) -> dict
 
 
 def check(one: dict) -> None:
-    assert one["engine"], one  # all of the model's calls, by one engine
+    assert one["engine"], one  # one engine serves all of the model's calls
     assert one["arenas_predicting"] == 0 and one["while_predicting"] < WHILE_PREDICTING, one
     assert one["arena"][0] == one["arena"][1], one
     assert abs(one["predicted"] - one["measured"]) <= BOUND * one["measured"], one
@@ -59,8 +60,8 @@ def check(one: dict) -> None:
 
 @needs_compiler
 def test_counted(counter) -> None:
-    """A loss, and none; several parts of backward; both optimizers; gradients that are added up; outputs that are
-    kept."""
+    """Cases: with a loss and without; several parts of backward; both optimizers; accumulated
+    gradients; outputs that are kept."""
     tasks = ["mlp:adamw", "llama-parts:adamw_dw:accumulate:keep"]
     for one in measured(counter, tasks, timeout=300).values():
         check(one)
@@ -83,8 +84,8 @@ def test_counted_for_every_model(counter) -> None:
 @pytest.mark.parametrize("optimizer", ["adamw_dw", "adamw"])
 @pytest.mark.parametrize("name", LARGE)
 def test_process_grows_by_it(counter, name, optimizer) -> None:
-    """Two threads, and memory as the system counts it. glibc keeps up to 64 MiB of what is freed for later, unless told to
-    map larger blocks by themselves."""
+    """Measures with two threads, and memory as the system counts it. glibc keeps up to 64 MiB of
+    freed memory, unless it is told to map larger blocks separately."""
     task = f"{name}:{optimizer}:t2"
     one = measured(counter, [task], timeout=900, MALLOC_MMAP_THRESHOLD_=str(1 << 20))[task]
     check(one)

@@ -21,7 +21,8 @@ from train_runs import SEQUENCE, command, read_log, run
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """A model and data, and the arguments of a run of 60 steps in micro-batches, with dropout."""
+    """Makes a model and data, and the arguments of a run of 60 steps in micro-batches, with
+    dropout."""
     folder = tmp_path_factory.mktemp("start")
     train_runs.save_model(folder / "model", "gpt2")
     train_runs.save_tokens(folder / "tokens.bin", train_runs.random_tokens(600))
@@ -45,7 +46,7 @@ def start(tmp_path_factory):
 
 
 def whole(folder) -> dict[str, bytes]:
-    """The result of a run: the model, and AdamW's averages in its last checkpoint."""
+    """Returns the result of a run: the model, and AdamW's averages in its last checkpoint."""
     (last,) = (folder / "ck").glob("step-000000000060")
     files = [
         folder / "out" / "model.safetensors",
@@ -153,14 +154,16 @@ def test_killed_a_hundred_times(start, uninterrupted, tmp_path):
 
 
 def heed_signals() -> None:
-    """A shell lets what it runs in the background ignore SIGINT, which a child inherits."""
+    """A shell makes programs that it runs in the background ignore SIGINT, which their children
+    inherit."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def signal_after_step_3(words, number) -> tuple[int, str]:
-    """Status and stderr. Stdout has the smallest buffer that a socket may have, and nobody reads between step 3 and the
-    signal: the run waits there, and cannot have ended before the signal arrives."""
+    """Returns status and stderr. Stdout has the smallest buffer that a socket can have, and nobody
+    reads between step 3 and the signal. The run waits there, so it cannot have ended before the
+    signal arrives."""
     ours, theirs = socket.socketpair()
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     room = theirs.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
@@ -172,7 +175,8 @@ def signal_after_step_3(words, number) -> tuple[int, str]:
         preexec_fn=heed_signals,
     )
     theirs.close()
-    with ours, ours.makefile("rb", buffering=0) as lines:  # takes no byte after the line it returns
+    # Reads no byte after the line that it returns.
+    with ours, ours.makefile("rb", buffering=0) as lines:
         while json.loads(lines.readline()).get("step", 0) < 3:
             pass
         process.send_signal(number)
@@ -224,12 +228,13 @@ def test_resume_of_a_finished_run_changes_nothing(start, uninterrupted, tmp_path
     compare(tmp_path / "copy", uninterrupted)
 
 
-# ---- refused ---------------------------------------------------------------------------------------
+# ---- rejected runs
+# ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def half(start, tmp_path):
-    """A run stopped in the middle: its last checkpoint is of step 40."""
+    """Makes a run that stopped in the middle: its last checkpoint is of step 40."""
     run(*start, *places(tmp_path), "--save-every", 20)
     shutil.rmtree(tmp_path / "ck" / "step-000000000060")
     shutil.rmtree(tmp_path / "out")
@@ -277,7 +282,8 @@ def whole_tree(folder) -> dict[str, bytes]:
 
 
 def end_of(folder) -> dict[str, bytes]:
-    """As whole(), for a run of any length: without the number of the last step."""
+    """The same as whole() for a run of any length: the result without the number of the last
+    step."""
     newest = folder / "ck" / completed(folder)[-1]
     files = [folder / "out" / "model.safetensors", newest / "model.safetensors"]
     files.append(newest / "optimizer.safetensors")
@@ -298,7 +304,7 @@ def test_a_run_is_extended(start, half, tmp_path_factory):
         said = run(*start, "--steps", 90, *places(folder), "--resume").stdout
         assert "schedule ends at step 60; the steps after it, up to 90, keep 0.0001" in said
         assert end_of(folder) == wanted and log_of(folder) == log
-    # Running it once more changes nothing, and the first command is rejected again.
+    # Running it again changes nothing, and the first command is rejected again.
     run(*start, "--steps", 90, *places(half), "--resume")
     assert end_of(half) == wanted
     error = run(*start, *places(half), "--resume", status=1).stderr
@@ -328,7 +334,8 @@ def test_the_schedule_of_an_extended_run_may_be_stretched(start, half):
 
 
 def test_an_extended_run_needs_a_learning_rate(start, tmp_path):
-    """A cosine that ended at 0 would train nothing: the message states what to give, and with it the run continues."""
+    """A cosine that ended at 0 would train nothing. The message states the option to give, and with
+    it the run continues."""
     zero = [*start, "--min-lr-ratio", 0, *places(tmp_path), "--resume"]
     run(*zero, "--steps", 8)
     error = run(*zero, "--steps", 12, status=1).stderr
@@ -439,11 +446,13 @@ def test_without_the_damaged_one_the_earlier_serves(start, half, uninterrupted):
     assert whole(half)["out/model.safetensors"] == whole(uninterrupted)["out/model.safetensors"]
 
 
-# ---- disks -----------------------------------------------------------------------------------------
+# ---- full and read-only disks
+# ----------------------------------------------------------------------
 
 
 def test_files_that_may_not_grow(start, half, uninterrupted):
-    """A file-size limit below the size of the weights, so that a checkpoint fails in the middle of writing."""
+    """Sets a file-size limit below the size of the weights, so that a checkpoint fails in the
+    middle of writing."""
     limit = (half / "ck" / "step-000000000040" / "model.safetensors").stat().st_size // 2
     before = whole_tree(half / "ck")
 
@@ -453,7 +462,7 @@ def test_files_that_may_not_grow(start, half, uninterrupted):
     arguments = [*start, "--checkpoint", half / "ck", "--resume"]
     error = run(*arguments, preexec_fn=limited, status=1).stderr
     assert "step 60 was not written" in error and "File too large" in error
-    assert whole_tree(half / "ck") == before  # and no leftovers
+    assert whole_tree(half / "ck") == before  # no leftovers
     run(*arguments, "--output", half / "out")
     assert whole(half) == whole(uninterrupted)
 
@@ -491,7 +500,7 @@ def test_a_full_disk(start, uninterrupted, small_disk, tmp_path):
 
 @pytest.fixture
 def closed():
-    """A read-only folder. A test that runs as root drops its rights first."""
+    """Makes a read-only folder. A test that runs as root drops its rights first."""
     top = Path(tempfile.mkdtemp(prefix="deepwell-test-"))
     top.chmod(0o755)
     (top / "closed").mkdir(mode=0o555)

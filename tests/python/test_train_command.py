@@ -1,4 +1,5 @@
-"""`deepwell train` against PyTorch: the same start, the same batches, torch's AdamW, a schedule and clipping."""
+"""Compares `deepwell train` with PyTorch: the same start, the same batches, torch's AdamW, a
+schedule and clipping."""
 
 import json
 import math
@@ -58,7 +59,7 @@ def mean_loss(model, rows: torch.Tensor) -> torch.Tensor:
 
 
 def train_in_torch(folder, tokens, shuffle=True, decay_all=False):
-    """Losses, gradient norms and the model."""
+    """Returns losses, gradient norms and the model."""
     model = train_runs.load_model(folder)
     model.eval()  # no dropout
     parameters = list(model.parameters())
@@ -98,7 +99,7 @@ def test_trains_as_torch_does(family, models, data, tokens, tmp_path):
     wanted, norms, model = train_in_torch(models[family], tokens)
     found = losses(log)
     assert len(found) == STEPS
-    assert found[-1] < found[0] - 0.5  # it learns, so what is compared is not flat
+    assert found[-1] < found[0] - 0.5  # the model learns, so the compared curves are not flat
     assert max(norms) > CLIP > min(norms) or min(norms) > CLIP
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
     steps = [line for line in read_log(log) if "loss" in line]
@@ -107,7 +108,7 @@ def test_trains_as_torch_does(family, models, data, tokens, tmp_path):
         [s["lr"] for s in steps], [schedule(s["step"]) for s in steps], rtol=1e-12
     )
 
-    # transformers loads what was written, whole, and computes what was trained.
+    # transformers loads the written folder and computes the trained model's results.
     loaded, report = type(model).from_pretrained(
         output, dtype=torch.float32, output_loading_info=True
     )
@@ -174,21 +175,21 @@ def model_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_model_in_the_output_is_replaced_only_when_asked(models, data, tmp_path):
     output, checkpoints = tmp_path / "out", tmp_path / "ck"
-    output.mkdir()  # an empty folder is no model
+    output.mkdir()  # an empty folder is not a model
     few = ["--model", models["gpt2"], "--data", data, "--sequence", SEQUENCE, "--steps", 2,
            "--output", output]  # fmt: skip
     run(*few)
     before = model_of(output)
     error = run(*few, "--seed", 1, status=1).stderr
     assert str(output) in error and "--overwrite" in error
-    # A resumable job without a checkpoint of its own is as new as any other.
+    # A resumable job without a checkpoint of its own is treated as a new one.
     again = [*few, "--seed", 1, "--checkpoint", checkpoints, "--resume"]
     assert "--overwrite" in run(*again, status=1).stderr
     assert model_of(output) == before
     run(*again, "--overwrite")
     changed = model_of(output)
     assert changed["model.safetensors"] != before["model.safetensors"]
-    run(*again)  # it goes on, with the model that it wrote
+    run(*again)  # it continues, with the model that it wrote
     assert model_of(output) == changed
     # A file that is not part of a model would be lost: rejected before training, even with --overwrite.
     (output / "notes.txt").write_text("mine")
@@ -222,7 +223,7 @@ def data_in_every_form(folder: Path, tokens: np.ndarray) -> dict[str, list]:
     for kind in ("uint16", "int32", "int64"):
         np.save(folder / f"{kind}.npy", tokens.astype(kind))
         forms[kind + ".npy"] = ["--data", folder / f"{kind}.npy"]
-    # Cut between two sequences: the same sequences out of two files.
+    # The cut is between two sequences, so two files give the same sequences.
     cut = 20 * SEQUENCE
     (folder / "parts").mkdir()
     train_runs.save_tokens(folder / "parts" / "a.bin", tokens[: cut + 1])
@@ -335,7 +336,7 @@ def test_dry_run_says_what_it_would_take(models, data, tmp_path):
     (event,) = [json.loads(line) for line in run(*plan, "--json").stdout.splitlines()]
     assert event["event"] == "plan" and event["parameters"] == parameters
     assert event["memory"]["optimizer"] >= 8 * parameters
-    # Far too large for this machine, but it is only planned.
+    # far too large for this machine, but it is only planned
     huge = [
         "--init",
         "--model",
@@ -381,7 +382,7 @@ def test_one_updating_line_on_a_terminal(models, data, tmp_path):
         try:
             while block := os.read(master, 65536):
                 text += block
-        except OSError:  # the other end is closed
+        except OSError:  # the reading end is closed
             pass
         os.close(master)
         assert process.wait(60) == 0, text
@@ -446,8 +447,9 @@ def test_planning_takes_time_in_proportion_to_the_layers(data, tmp_path):
 
 
 def test_prediction_of_memory(tmp_path):
-    """The largest resident set lies between what is certainly touched and the prediction plus what is not
-    counted: code that the first step loads, stacks, allocators (6 MiB)."""
+    """The largest resident set is at least the memory that is certainly touched, and at most the
+    prediction plus memory that it does not count: code that the first step loads, stacks,
+    allocators (6 MiB)."""
     folder, data = tmp_path / "config", tmp_path / "tokens.bin"
     config = train_runs.config("gpt2")
     config.n_embd, config.n_layer, config.n_positions, config.vocab_size = 256, 4, 128, 8000
@@ -481,7 +483,7 @@ def test_little_address_space_is_an_error(tmp_path):
             env={**os.environ, "DEEPWELL_THREADS": "1"},
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
         )
-        if done.returncode == 127:  # the loader had no room for the libraries
+        if done.returncode == 127:  # the loader had no memory for the libraries
             continue
         assert done.returncode in (0, 1), (megabytes, done.returncode, done.stderr)
         assert done.returncode == 0 or done.stderr.startswith("deepwell: "), done.stderr
@@ -542,7 +544,8 @@ def test_text_becomes_tokens(tmp_path, monkeypatch, capsys):
     assert np.fromfile(output, "<u2").tolist() == wanted
     assert f"{len(wanted):,} tokens" in said
 
-    # In pieces: at the ends of lines between words this tokenizer splits too; elsewhere the text is the same.
+    # In pieces: this tokenizer splits at the ends of lines between words as well; elsewhere the
+    # text is the same.
     monkeypatch.setattr(deepwell.tokenize, "PIECE", 100)
     lines = "\n".join(text.split())
     for name, content in (("lines", lines), ("indented", text), ("unbroken", "ab" * 3000)):

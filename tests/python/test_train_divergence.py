@@ -1,4 +1,4 @@
-"""Diverging runs of `deepwell train`: they fail, keep the good checkpoints, and write no model."""
+"""Runs of `deepwell train` that diverge fail, keep the good checkpoints, and write no model."""
 
 import json
 
@@ -15,8 +15,9 @@ STEPS = 10
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A GPT-2 whose loss is finite only without the token RARE: that token's embedding overflows a LayerNorm. The last
-    layer is not tied to the embeddings, so all else computes as always."""
+    """Makes a GPT-2 whose loss is finite only without the token RARE: that token's embedding
+    overflows a LayerNorm. The last layer is not tied to the embeddings, so everything else computes
+    as usual."""
     folder = tmp_path_factory.mktemp("overflows") / "model"
     torch.manual_seed(0)
     config = train_runs.config("gpt2")
@@ -29,7 +30,8 @@ def model(tmp_path_factory):
 
 
 def arguments(model, folder, bad_steps, *more) -> list:
-    """A run of STEPS steps, each of one sequence in the files' order, of which `bad_steps` meet the rare token."""
+    """Runs STEPS steps, each of one sequence in the files' order; `bad_steps` of them contain the
+    rare token."""
     tokens = np.random.default_rng(1).integers(RARE + 1, VOCABULARY, STEPS * SEQUENCE + 1)
     for step in bad_steps:
         tokens[(step - 1) * SEQUENCE + SEQUENCE // 2] = RARE

@@ -14,7 +14,8 @@ TOKENIZER = b'{"version": "1.0"}\n'
 
 @pytest.fixture
 def model(tmp_path):
-    """models--x/snapshots/main, as the cache of the Hugging Face hub has it, but with files in place of links."""
+    """Makes models--x/snapshots/main, as in the cache of the Hugging Face hub, but with files in
+    place of links."""
     folder = tmp_path / "models--x" / "snapshots" / "main"
     folder.parent.mkdir(parents=True)
     return train_runs.save_model(folder, "gpt2")
@@ -33,8 +34,8 @@ def test_what_killed_runs_left_goes(arguments, tmp_path):
     for name in ("out.1-0.tmp", "out.999999999-3.tmp", "out.77-0.tmp", "out.mine.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(bytes(100))
-    # A temporary that a process is writing, maybe on another machine with the same disk: its process number
-    # is no evidence.
+    # A temporary that a process is writing, maybe on another machine with the same disk: its
+    # process number proves nothing.
     written = os.open(tmp_path / "out.77-0.tmp", os.O_RDONLY)
     fcntl.flock(written, fcntl.LOCK_EX)
     run(*arguments)
@@ -49,7 +50,8 @@ def test_what_killed_runs_left_goes(arguments, tmp_path):
 
 
 def test_a_log_is_cut_back_in_place(arguments, tmp_path):
-    """Without a second file that a killed process could leave; the remaining lines keep their bytes."""
+    """A log is truncated without a second file that a killed process could leave; the remaining
+    lines keep their bytes."""
     log = tmp_path / "log.jsonl"
     run(*arguments, "--checkpoint", tmp_path / "ck", "--steps", 4, "--save-every", 2)
     shutil.rmtree(tmp_path / "ck" / "step-000000000004")
@@ -73,7 +75,7 @@ def test_a_link_out_of_the_model_is_not_followed(place, arguments, model, tmp_pa
     error = run(*here, status=1).stderr
     assert "tokenizer.json" in error and str(secret) in error
     assert not (tmp_path / "here").exists() and not (tmp_path / "log.jsonl").exists()
-    # A folder whose name begins alike is another one.
+    # A folder whose name begins in the same way is another folder.
     other = model.parent / "main2"
     other.mkdir()
     (other / "tokenizer.json").write_bytes(TOKENIZER)
@@ -83,7 +85,8 @@ def test_a_link_out_of_the_model_is_not_followed(place, arguments, model, tmp_pa
 
 
 def test_links_of_the_hub_are_followed(arguments, model, tmp_path):
-    """Links into Hugging Face's cache and within the model's folder are followed, also if the folder is a link."""
+    """Links into Hugging Face's cache and within the model's folder are followed, even if the
+    folder is a link."""
     blobs = tmp_path / "models--x" / "blobs"
     blobs.mkdir()
     (blobs / "1234").write_bytes(TOKENIZER)

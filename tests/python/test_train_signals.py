@@ -12,7 +12,7 @@ from train_runs import SEQUENCE, command
 
 
 def handled(process: subprocess.Popen) -> int:
-    """The signals that the process handles, as a mask."""
+    """Returns the signals that the process handles, as a mask."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     return int(status.split("SigCgt:")[1].split()[0], 16)
 
@@ -40,18 +40,18 @@ def wait_until(process: subprocess.Popen, number: int, is_handled: bool) -> None
 def test_a_second_signal_ends_a_long_step(first, second, tmp_path):
     train_runs.save_model(tmp_path / "model", "gpt2")
     data = train_runs.save_tokens(tmp_path / "tokens.bin", train_runs.random_tokens(300))
-    # A step of hours.
+    # A step that takes hours.
     process = subprocess.Popen(
         command("--model", tmp_path / "model", "--data", data, "--sequence", SEQUENCE, "--steps", 2,
                 "--batch", 1 << 30, "--micro-batch", 1, "--checkpoint", tmp_path / "ck"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(first, signal.SIG_DFL),  # nohup has it ignored
+        preexec_fn=lambda: signal.signal(first, signal.SIG_DFL),  # nohup ignores SIGHUP
     )  # fmt: skip
     try:
         wait_until(process, first, True)
         process.send_signal(first)
-        # The first signal is handled, and the step continues.
+        # The handler receives the first signal, and the step continues.
         wait_until(process, second, False)
         assert process.poll() is None
         process.send_signal(second)
@@ -62,7 +62,7 @@ def test_a_second_signal_ends_a_long_step(first, second, tmp_path):
 
 
 def test_before_the_first_step_one_signal_is_enough(tmp_path):
-    """A model of many layers, whose plan takes seconds: there is nothing to keep yet."""
+    """Makes a model of many layers, whose plan takes seconds. There is nothing to save yet."""
     config = train_runs.config("gpt2")
     config.n_layer = 3000
     config.save_pretrained(tmp_path / "model")
@@ -73,7 +73,7 @@ def test_before_the_first_step_one_signal_is_enough(tmp_path):
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        while cpu_seconds(process) < 0.3:  # by then it plans
+        while cpu_seconds(process) < 0.3:  # by then it is making the plan
             assert process.poll() is None
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)

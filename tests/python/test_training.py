@@ -46,7 +46,7 @@ def test_200_steps(name: str, optimizer, always) -> None:
 
 
 def test_same_seed_same_bits(always) -> None:
-    """With dropout on, a seed repeats a training bit for bit, and another seed does not."""
+    """With dropout, equal seeds repeat a training bit for bit, and another seed does not."""
 
     def train(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(7)

@@ -207,7 +207,7 @@ def test_inputs_embeds(support) -> None:
 
 
 def hooked(register):
-    """Trains with hooks and returns what they saw, too."""
+    """Trains with hooks and also returns the values that they saw."""
 
     def use(model):
         seen = []
@@ -302,8 +302,8 @@ def test_tensor_hooks(support) -> None:
 
 @pytest.mark.support("Hooks", "an optimizer that steps inside of backward", "engine")
 def test_optimizer_in_backward(support) -> None:
-    """Large enough for a backward of several parts: a parameter is not updated before the last that
-    reads it."""
+    """The model is so large that backward has several parts: a parameter is not updated before the
+    last part that reads it."""
     wide = 2048
 
     def build():

@@ -35,7 +35,7 @@ def test_deepcopy_after(support) -> None:
             model.first.weight.mul_(2.0)
     kept, other = copy.deepcopy(plain), copy.deepcopy(ours)
     with torch.no_grad():
-        for model in (plain, ours):  # the copies do not notice
+        for model in (plain, ours):  # the copies are unaffected
             model.first.weight.zero_()
     same(kept, other, lambda m: m(rows(3)))
     same(plain, ours, lambda m: m(rows(3)))
@@ -134,7 +134,7 @@ def test_loaded_in_a_new_process(support, tmp_path) -> None:
         text=True,
     )
     assert found.returncode == 0, found.stderr
-    assert "2 calls by the engine, 0 by PyTorch" in found.stdout  # one before it was saved
+    assert "2 calls by the engine, 0 by PyTorch" in found.stdout  # one engine before it was saved
     support.check(model)
 
 
@@ -165,7 +165,8 @@ def test_load_by_assignment(support) -> None:
         model.load_state_dict({k: v.clone() for k, v in donor.items()}, assign=True)
     same(plain, ours, train_step)
     support.check(ours)
-    assert ours.forward.session.report._units[""].captures == 1  # others like them: no new capture
+    # Modules like the others: no new capture.
+    assert ours.forward.session.report._units[""].captures == 1
 
 
 @pytest.mark.support("Copies and files", "save_pretrained and from_pretrained", "engine")

@@ -1,4 +1,4 @@
-"""Everything a forward may depend on or leave behind besides its arguments and parameters."""
+"""Everything besides its arguments and parameters that a forward may depend on or change."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ FACTOR = 1.0
 
 
 class Scaled(Net):
-    """The output times a number that ``factor`` finds."""
+    """Multiplies the output by a number that ``factor`` finds."""
 
     rate = 1.0
 
@@ -330,7 +330,7 @@ def test_gradient_inside(support) -> None:
 def test_being_a_forward(support) -> None:
     class Derived(Net):
         def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-            """Scales."""
+            """A module that scales its input."""
             return super().forward(x) * scale
 
     plain, ours = pair(Derived)

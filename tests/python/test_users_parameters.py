@@ -1,4 +1,5 @@
-"""Parameters that are exchanged, converted, tied, flattened, adapted or parametrized after optimize."""
+"""Parameters that are replaced, converted, tied, flattened, adapted or parametrized after
+optimize."""
 
 import deepwell
 import pytest
@@ -166,7 +167,8 @@ def test_weight_norm(support) -> None:
         parametrizations.weight_norm(model.first)
         return model
 
-    plain, ours = build(), build()  # copy.deepcopy would share the class, which removal changes
+    # Copy.deepcopy would share the class, which removing the parametrization changes.
+    plain, ours = build(), build()
     ours.load_state_dict(plain.state_dict())
     deepwell.optimize(ours, verbose=False)
     same(plain, ours, then(lambda m: parametrizations.weight_norm(m.second)))

@@ -1,4 +1,5 @@
-"""State that a forward reads and writes beside its arguments: the engine follows it or leaves the call to PyTorch."""
+"""State that a forward reads and writes besides its arguments: the engine follows it or leaves the
+call to PyTorch."""
 
 import collections
 import functools
@@ -14,7 +15,8 @@ import torch
 import transformers
 from users import Net, close, optimized, pair, rows, same, train_step
 
-# ---- read --------------------------------------------------------------------------------------------
+# ---- reading
+# -----------------------------------------------------------------------------------------
 
 FACTORS = {"scale": [1.0, 2.0]}
 TENSOR = torch.tensor(1.0)
@@ -163,7 +165,7 @@ def put_function(model):
 
 
 def put_code(model):
-    """As IPython's autoreload does."""
+    """Replaces code as IPython's autoreload does."""
     deeper.__code__ = (lambda default=None: 3.0).__code__
 
 
@@ -216,7 +218,7 @@ def uses_model(change) -> bool:
 
 
 def test_a_package_s_forward_is_replaced() -> None:
-    """As users do with the attention of transformers."""
+    """Replaces a function as users do with the attention of transformers."""
     config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11, n_positions=8)
     plain = transformers.GPT2LMHeadModel(config).eval()
     ours = optimized(plain)
@@ -231,7 +233,8 @@ def test_a_package_s_forward_is_replaced() -> None:
     close(ours(input_ids=tokens, use_cache=False).logits, before)
 
 
-# ---- asked while it is traced ------------------------------------------------------------------------
+# ---- queried while it is traced
+# ----------------------------------------------------------------------
 
 
 class AsksGradMode(Net):
@@ -376,7 +379,7 @@ def test_other_questions(build, support, monkeypatch) -> None:
             model.first.weight.mul_(1.5)
     monkeypatch.setenv("DEEPWELL_TEST_FACTOR", "3")
     close(ours(x.requires_grad_()), plain(x))
-    twice = (x * 2).detach().add_(1)  # another version
+    twice = (x * 2).detach().add_(1)  # another version of the code
     close(ours(twice), plain(twice))
     close(ours(x * 2), plain(x * 2))
     with torch.no_grad() if build is AsksVersion else torch.inference_mode():
@@ -391,7 +394,8 @@ def test_iterators(support) -> None:
     support.check(ours)
 
 
-# ---- written -----------------------------------------------------------------------------------------
+# ---- writing
+# -----------------------------------------------------------------------------------------
 
 
 class Averages(Net):
@@ -526,10 +530,10 @@ def test_written_elsewhere(build, support, monkeypatch, capsys) -> None:
 
 
 def test_the_comparison_with_pytorch_leaves_no_trace(monkeypatch) -> None:
-    """Also if a forward does something that no capture noticed."""
+    """This also holds if a forward has an effect that no capture noticed."""
     monkeypatch.delenv("DEEPWELL_MEASURE", raising=False)
     monkeypatch.setattr("deepwell.guards.Effects.look", lambda self: None)
-    # A call that PyTorch runs moves the buffer, as it should.
+    # PyTorch runs the call and moves the buffer, as expected.
     monkeypatch.setattr("deepwell.comparison.Timing.slower", False)
     torch.manual_seed(0)
     model = deepwell.optimize(Assigns(), verbose=False)

@@ -159,7 +159,8 @@ def test_threads_with_models_of_their_own(support) -> None:
     found = {}
 
     def work(index):
-        torch.set_num_threads(1 + index % 3)  # of this thread: plans for several numbers at once
+        # Of this thread: plans for several numbers of threads exist at once.
+        torch.set_num_threads(1 + index % 3)
         found[index] = train(models[index], 6)
 
     before = torch.get_num_threads()
@@ -184,7 +185,7 @@ def test_threads_share_a_model(support) -> None:
                 close(ours(rows(10 * index + seed)), plain(rows(10 * index + seed)))
         for count in range(
             1, 6
-        ):  # each thread begins with another size, so that captures meet calls
+        ):  # each thread starts with another size, so that calls run during captures
             x = rows(index, (count + index) % 5 + 1)
             weights = torch.autograd.grad(uneven(ours(x)), list(ours.parameters()))
             expected = torch.autograd.grad(uneven(plain(x)), list(plain.parameters()))
@@ -196,7 +197,8 @@ def test_threads_share_a_model(support) -> None:
 
 
 def test_a_capture_leaves_other_threads_alone(capfd, monkeypatch) -> None:
-    """Another thread runs, reads and saves the same model while fake tensors are in place, and notices nothing."""
+    """Another thread runs, reads and saves the same model while fake tensors are in place; it is
+    unaffected."""
     plain, ours = pair(lambda: nn.Sequential(Net(), nn.Tanh(), Net()))
     ours.register_forward_hook(lambda *_: None)
     expected = plain(rows(2))
@@ -233,7 +235,7 @@ def test_a_capture_leaves_other_threads_alone(capfd, monkeypatch) -> None:
 
 
 class Finds(Net):
-    """Calls itself in ways that a stand-in does not know."""
+    """A forward that calls itself in ways that a stand-in does not support."""
 
     def __init__(self):
         super().__init__()
@@ -351,7 +353,8 @@ def resident() -> int:
     "Memory", "hundreds of steps, some without a backward, leave nothing", "engine"
 )
 def test_steps_leave_nothing(support) -> None:
-    """A step's output alone is 64 kB and its arena more: a leak of one a step would be 20 MB and more."""
+    """A step's output alone is 64 kB, and its arena more: leaking one per step would add 20 MB and
+    more."""
     ours = optimized(Net())
 
     def steps(count):
@@ -382,7 +385,7 @@ def test_dropped_models_leave_no_tensors(support) -> None:
         model = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1024))
         deepwell.optimize(model, verbose=False)
         model(torch.randn(64, 1024)).sum().backward()
-        return model  # 8 MB of parameters, as much of gradients
+        return model  # 8 MB of parameters, and as much of gradients
 
     last = one()
     one()

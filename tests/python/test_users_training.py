@@ -104,7 +104,7 @@ def test_accelerate(support) -> None:
     from accelerate.state import AcceleratorState
 
     def use(model):
-        AcceleratorState._reset_state(reset_partial_state=True)  # another test's precision
+        AcceleratorState._reset_state(reset_partial_state=True)  # left by another test of precision
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         prepared, optimizer = accelerator.prepare(
             model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
@@ -342,7 +342,7 @@ def test_output_flags(support) -> None:
 
 
 def test_optimized_reports_the_same_loss_as_measured() -> None:
-    """The measured path (no DEEPWELL_MEASURE) gives the same values, whoever runs."""
+    """The measured path (no DEEPWELL_MEASURE) gives the same values, whichever backend runs."""
     plain = Net()
     ours = optimized(plain)
     same(plain, ours, train_step)

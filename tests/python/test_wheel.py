@@ -11,7 +11,7 @@ import pytest
 from elf import check_run_paths, dynamic, is_elf
 
 ROOT = Path(__file__).parents[2]
-# Parts of the C library, which every machine has.
+# libraries of the C library, which every machine has
 SYSTEM = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
 
 TRAIN = """
@@ -41,12 +41,13 @@ print(json.dumps({"file": deepwell.__file__, "plain": plain, "ours": ours, "summ
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """A fresh virtual environment with the wheel and nothing else installed, which sees the PyTorch of this one."""
+    """Makes a fresh virtual environment with only the wheel installed, which sees the PyTorch of
+    this one."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     defines = ("DEEPWELL_STATIC_DEPS=ON", "DEEPWELL_ONEDNN=OFF", "DEEPWELL_CUBINS=OFF")
     options = ["-C", f"build-dir={folder / 'build'}"]
-    for define in defines:  # without compiled kernels for GPUs, which take minutes and link nothing
+    for define in defines:  # without compiled GPU kernels, which take minutes and link nothing
         options += ["-C", f"cmake.define.{define}"]
     command = [*pip, "wheel", ROOT, "--no-deps", "--no-index", "--no-build-isolation", *options]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -62,7 +63,7 @@ def environment(tmp_path_factory):
     made = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True, timeout=300)
     (packages,) = (made / "lib").glob("python3*/site-packages")
-    # Path files of that folder are not followed, so that the sources stay out of sight.
+    # Path files of that folder have no effect, so that the sources are not found.
     (packages / "torch.pth").write_text(sysconfig.get_path("purelib") + "\n")
     install = [*pip, "--python", made / "bin" / "python", "install", "--no-index", "--no-deps"]
     subprocess.run([*map(str, install), str(wheel)], check=True, capture_output=True, timeout=300)

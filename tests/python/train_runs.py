@@ -27,7 +27,7 @@ def config(family: str) -> transformers.PretrainedConfig:
         "num_key_value_heads": 2,
         "max_position_embeddings": 64,
     }
-    # End-of-text inside the small vocabulary: transformers checks it when it saves.
+    # an end-of-text token inside the small vocabulary: transformers checks it when it saves
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     if family == "gpt2":
         return transformers.GPT2Config(
@@ -53,7 +53,8 @@ def load_model(folder: Path) -> torch.nn.Module:
 
 
 def random_tokens(count: int, seed: int = 0) -> np.ndarray:
-    """Not uniform, so that there is something to learn: each token mostly follows from the previous one."""
+    """Returns tokens that are not uniform, so that there is something to learn: each mostly follows
+    from the previous one."""
     generator = np.random.default_rng(seed)
     tokens = generator.integers(0, VOCABULARY, count)
     for i in range(1, count):
@@ -102,7 +103,7 @@ def permute(index: int, count: int, seed: int, epoch: int) -> int:
 def batch(
     tokens: np.ndarray, step: int, size: int, seed: int, shuffle: bool = True
 ) -> torch.Tensor:
-    """[size, SEQUENCE + 1] of step 1, 2, ..."""
+    """Yields [size, SEQUENCE + 1] for step 1, 2, ..."""
     count = (len(tokens) - 1) // SEQUENCE
     rows = []
     for sample in range((step - 1) * size, step * size):

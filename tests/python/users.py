@@ -1,4 +1,5 @@
-"""What the tests of users' behaviours share: a small model beside its optimized copy, and how it was served.
+"""Helpers of the tests of users' behaviours: a small model and its optimized copy, and a record of
+how calls were served.
 
 A test marked ``support(area, behaviour, served, because)`` states how Deepwell serves that behaviour:
 "engine", "PyTorch", "engine and PyTorch" or "refused". Its ``support`` fixture reads from the report what
@@ -23,7 +24,7 @@ SERVED = ("engine", "PyTorch", "engine and PyTorch", "refused")
 
 
 class Net(nn.Module):
-    """Two linear layers and a norm: enough for most tests."""
+    """Two linear layers and a norm, which are enough for most tests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ def rows(seed: int = 1, count: int = 4) -> torch.Tensor:
 
 
 def optimized(model: nn.Module) -> nn.Module:
-    """An optimized copy of ``model``."""
+    """Returns an optimized copy of ``model``."""
     return deepwell.optimize(copy.deepcopy(model), verbose=False)
 
 
@@ -69,7 +70,8 @@ def same_grads(ours: nn.Module, plain: nn.Module) -> None:
 
 
 def same(plain: nn.Module, ours: nn.Module, use: Callable[[nn.Module], Any]) -> None:
-    """``use`` gives the same results on both models and leaves the same gradients and parameters."""
+    """Checks that ``use`` gives the same results on both models and leaves the same gradients and
+    parameters."""
     results = []
     for model in (plain, ours):
         torch.manual_seed(7)
@@ -86,7 +88,7 @@ def same(plain: nn.Module, ours: nn.Module, use: Callable[[nn.Module], Any]) -> 
 
 
 def uneven(y: torch.Tensor) -> torch.Tensor:
-    """A loss that no norm or softmax before it makes constant."""
+    """Returns a loss that no norm or softmax before it makes constant."""
     weights = torch.cos(torch.arange(y.numel(), dtype=torch.float64)).to(y.dtype)
     return (torch.sin(2 * y) * weights.view(y.shape)).sum()
 
@@ -99,7 +101,7 @@ def train_step(model: nn.Module, seed: int = 1) -> torch.Tensor:
 
 
 def engine_calls(model) -> tuple[int, int]:
-    """(calls by the engine, calls by PyTorch) over all units of an optimized model."""
+    """Returns (calls by the engine, calls by PyTorch) over all units of an optimized model."""
     for module in model.modules():
         forward = module.__dict__.get("forward")
         if isinstance(forward, OptimizedForward):
@@ -126,7 +128,7 @@ def tally(model: nn.Module) -> tuple[int, Counter[str]]:
 
 
 class Support:
-    """A marked test's statement about its behaviour, checked against what happened."""
+    """Compares a marked test's statement about its behaviour with what happened."""
 
     def __init__(self, area: str, behaviour: str, served: str, because: str = "") -> None:
         assert served in SERVED, f"{served!r} is none of {SERVED}"

@@ -72,7 +72,7 @@ def gpt2(**changes: Any) -> nn.Module:
 
 
 def small_gpt2(**changes: Any) -> nn.Module:
-    """For questions that have nothing to do with layers: a capture takes half the time."""
+    """For tests that do not depend on the number of layers: a capture takes half the time."""
     return gpt2(**{"n_layer": 1, "n_embd": 24, **changes})
 
 
@@ -111,7 +111,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """nn.MultiheadAttention as it is: queries, keys and values of their own."""
+    """nn.MultiheadAttention with separate queries, keys and values."""
 
     def __init__(self, width: int, heads: int, **options: Any) -> None:
         super().__init__()
@@ -133,8 +133,9 @@ def attention_arguments(
     heads: int = 1,
     **call: Any,
 ):
-    """Arguments of a call with S queries and S + 3 keys. Masks: "bool", "float", "bool3" (one for each
-    batch and head), "causal"; padding: "bool" or "float". No query is left without a key."""
+    """Makes the arguments of a call with S queries and S + 3 keys. Masks: "bool", "float", "bool3"
+    (one for each batch and head), "causal"; padding: "bool" or "float". Every query sees some
+    key."""
 
     def arguments(batch: int, length: int, generator: torch.Generator) -> Arguments:
         keys = length if mask == "causal" else length + 3
@@ -261,8 +262,8 @@ _ROPE = {
 
 
 def longrope_branches_on_data() -> bool:
-    """Before some version transformers chose between long and short factors by an `if` on a tensor: a
-    forward that no graph can hold (its modules are optimized one by one)."""
+    """Before some version, transformers chose between long and short factors by an `if` on a
+    tensor: no graph can express that forward, so its modules are optimized one by one."""
     import inspect
 
     from transformers import modeling_rope_utils

@@ -14,7 +14,7 @@ from torch import nn
 
 try:
     import transformers
-except ImportError:  # the families are skipped, then
+except ImportError:  # without it, tests of the families are skipped
     transformers = None
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -38,8 +38,8 @@ _STILL = dict(hidden_dropout=0.0, attention_dropout=0.0)
 
 @dataclass(frozen=True)
 class Family:
-    """How to build a family, and the expected graph of its plain variant: nodes of each composite in two
-    layers, and the attributes of each attention.
+    """Describes how to build a family, and the expected graph of its plain variant: nodes of each
+    composite in two layers, and the attributes of each attention.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Family:
     options: dict[str, Any]
     composites: dict[str, int]
     attention: tuple[dict[str, Any], ...] = ()
-    why: str = ""  # what is special
+    why: str = ""  # the arguments of the configuration that differ from the default
 
 
 FAMILIES = [
@@ -97,7 +97,7 @@ FAMILIES = [
             head_dim=24,
             sliding_window=WINDOW,
             query_pre_attn_scalar=20,
-            attn_logit_softcapping=0.4,  # low enough to bend the scores of a random model
+            attn_logit_softcapping=0.4,  # so low that it affects the scores of a random model
             final_logit_softcapping=0.3,
             attn_implementation="eager",
         ),
@@ -200,7 +200,7 @@ FAMILIES = [
             pad_token_id=0,
         ),
         dict(attention=6, rms_norm=12),  # each decoder layer has two attentions
-        # encoder: bias and padding; decoder: bias, causal; across: padding
+        # encoder: bias and padding; decoder: bias, causal; cross-attention: padding
         (
             dict(causal=0, mask=True),
             dict(causal=0, mask=True),
@@ -244,7 +244,7 @@ def build(name: str, **changes: Any) -> nn.Module:
     if implementation is not None:
         config._attn_implementation = implementation
     model = getattr(transformers, family.model)(config)
-    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide them
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
         generator = torch.Generator().manual_seed(5)
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -288,7 +288,7 @@ def text_arguments(
                 kwargs["labels"][kwargs["attention_mask"] == 0] = -100
         elif labels == "classes":
             kwargs["labels"] = torch.randint(0, 3, (batch,), generator=generator)
-        elif labels == "answers":  # of their own length, ended by padding
+        elif labels == "answers":  # of a different length, with padding at the end
             kwargs["labels"] = torch.randint(
                 1, VOCABULARY, (batch, length + 2), generator=generator
             )
@@ -347,7 +347,7 @@ _AROUND_WINDOW = ((2, WINDOW - 1), (2, WINDOW), (2, WINDOW + 1))
 
 
 def _decoder(family: str, *more: Variant) -> list[Variant]:
-    """Variants that every decoder supports."""
+    """Returns the variants that every decoder supports."""
     return [
         Variant(family, "plain"),
         Variant(family, "left padding", arguments=text_arguments(pad="left")),
@@ -467,7 +467,8 @@ VARIANTS: list[Variant] = [
 
 
 def document() -> str:
-    """The table of families and variants in docs/models.md. The tests run each variant as one engine."""
+    """Returns the table of families and variants in docs/models.md. The tests run each variant as
+    one engine."""
     lines = ["| family | class | what is special | variants | how |", "|---|---|---|---|---|"]
     for family in FAMILIES:
         names = "; ".join(v.name for v in VARIANTS if v.family == family.name)
