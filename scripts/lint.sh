@@ -18,8 +18,8 @@ narrow_enough() { ! awk 'function longest(i, most) {
                     END {exit !found}' "$@"; }
 check narrow_enough "${c_files[@]}"
 
-# A file's name says which file it is, in a message and in a search. Files whose names tools fix, and those of a corpus,
-# are excepted. The pairs below are left to rename; no name may be added to them.
+# A file's name identifies it in messages and searches. Files whose names are fixed by tools, and files of a corpus, are
+# excepted. The pairs below are yet to be renamed; no name may be added to them.
 left='attention.c attention.h attention_forward.cu device.h jit.h gemm.h quantize.h'
 unique_names() {
     local repeated
@@ -37,7 +37,7 @@ else
     failed=1
 fi
 if command -v clang-tidy >/dev/null; then
-    # The analyzer needs the assertions' facts; release builds omit assertions.
+    # The analyzer needs the facts that assertions state; release builds omit assertions.
     check clang-tidy -p build/release --extra-arg=-UNDEBUG --quiet --warnings-as-errors='*' "${c_sources[@]}"
 else
     echo "clang-tidy is missing: install it (Debian and Ubuntu: clang-tidy)" >&2

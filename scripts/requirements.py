@@ -1,6 +1,6 @@
 """Print the requirements of the named extras of pyproject.toml, one per line.
 
-So that they can be installed without building the package itself, and are written only once.
+This allows installing them without building the package, and without writing them twice.
 """
 
 import sys

@@ -44,14 +44,14 @@ slowest_c_tests() {
              END { if (line != "") print line }'
 }
 
-# doctor LABEL: what the library says of its kernels under this label.
+# doctor LABEL: prints the value that `deepwell doctor` shows under this label.
 doctor() { "$release/bin/deepwell" doctor | sed -n "s/^$1 *//p"; }
 
 say_instruction_sets() {
     echo "== instruction sets: Deepwell $(doctor Instructions), GEMM $(doctor GEMM)"
 }
 
-# Those that this machine has, each as "DEEPWELL_ISA ONEDNN_MAX_CPU_ISA".
+# The sets that this machine has, each as "DEEPWELL_ISA ONEDNN_MAX_CPU_ISA".
 instruction_sets() {
     local isa onednn
     while read -r isa onednn; do
@@ -77,14 +77,14 @@ with_instruction_set() {
     return $result
 }
 
-# build_sanitized PRESET: what ctest runs. CMake keeps a configured folder up to date by itself.
+# build_sanitized PRESET: builds the tests. CMake updates a configured folder by itself.
 build_sanitized() {
     [ -f "build/$1/build.ninja" ] ||
         cmake --preset "$1" -DPython3_EXECUTABLE="$PWD/$python" >/dev/null || return 1
     cmake --build "build/$1" --target c_tests fuzz_targets
 }
 
-# sanitized PRESET [options of ctest]
+# sanitized PRESET [options of ctest]: runs the tests
 sanitized() {
     local preset=$1
     shift
@@ -100,7 +100,7 @@ WITHOUT_THREADS+='test_emulator_(tcgen05|instructions|attention|gemm_scaled)|fuz
 # Long tests of the search for plans. fuzz_autoplan and fuzz_planner_graph run the same code under AddressSanitizer.
 SEARCHES='^(test_autoplan|test_pipeline_time)$'
 
-# What a build prints goes to a log; if one fails, the stage that needs it builds again and prints the errors.
+# A build's output goes to a log. If the build fails, the stage that needs it builds again and prints the errors.
 sanitized_builds() {
     local result=0 preset
     mkdir -p build
@@ -112,10 +112,10 @@ sanitized_builds() {
     return $result
 }
 
-# The same inputs each time, starting from what is committed.
+# The inputs are the same each time, starting from the committed corpus.
 fuzz_briefly() { FUZZ_SEED=1 scripts/fuzz.sh 3; }
 
-# Both at a time, because most of their work is in one thread.
+# Both run at the same time, because most of their work is in one thread.
 operations() {
     local gradients result=0
     "$release/bin/deepwell-ops" grad --quick >"$scratch/gradients" 2>&1 &
@@ -130,7 +130,7 @@ operations_under() {
     cmake --build "build/$1" --target deepwell-ops && "build/$1/bin/deepwell-ops" test --quick
 }
 
-# What the compiler makes of the GPU kernels; no GPU is needed. The compiler comes with the tests' packages.
+# Checks the compiler's figures for the GPU kernels; no GPU is needed. The compiler comes with the tests' packages.
 kernels() { VIRTUAL_ENV="$PWD/.venv" "$release/bin/deepwell-kernels" "$@"; }
 
 examples() {

@@ -1,4 +1,4 @@
-/* What was found: as text, and as a file for programs. */
+/* Reports an emulator's findings as text and as a file for programs. */
 #include "base/json.h"
 #include "device/emulator_library.h"
 #include <stdio.h>

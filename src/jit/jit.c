@@ -1,4 +1,4 @@
-/* Where a variant's image comes from, and the modules that are loaded. */
+/* Finds or compiles a variant's image, and keeps the loaded modules. */
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include <pthread.h>
@@ -10,7 +10,7 @@ dw__jit_statistics dw__jit_statistics_now;
 
 /* ---- images -------------------------------------------------------------------------------------- */
 
-/* The version alone does not tell one patch release from another: the library's size does. */
+/* The version alone does not distinguish patch releases, so the size of the library counts too. */
 static void identify_compiler(const dw__nvrtc *nvrtc, dw__jit_form form, char *text, size_t bytes) {
     struct stat info;
     long long size = stat(nvrtc->path, &info) == 0 ? (long long)info.st_size : 0;
@@ -26,7 +26,7 @@ static dw_status compile_and_keep(const dw__jit_variant *variant, dw__jit_form f
     DW_RETURN_IF_FAILED(dw__jit_compile(variant, expanded, form, NULL, image, bytes, NULL));
     atomic_fetch_add(&now->compiled, 1);
     atomic_fetch_add(&now->compile_nanoseconds, (uint64_t)(1e9 * (dw__seconds() - begun)));
-    /* Without an entry the next process compiles again: slower, not wrong. */
+    /* Without an entry, the next process compiles again, which is slower but correct. */
     if (dw__jit_cache_write(key, *image, *bytes) != DW_OK) {
         atomic_fetch_add(&now->unwritten, 1);
         dw__log(DW_LOG_WARNING, "a compiled kernel is not kept for later processes: %s",
@@ -59,7 +59,7 @@ cleanup:
 
 /* ---- modules -------------------------------------------------------------------------------------- */
 
-/* Loaded for the life of the context; entry points of one variant share one. */
+/* A module stays loaded for the life of its context. Entry points of one variant share a module. */
 typedef struct loaded_module {
     struct loaded_module *next;
     uint64_t context;
@@ -70,7 +70,7 @@ typedef struct loaded_module {
 static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
 static loaded_module *modules;
 
-/* The first use may lie inside of a graph's capture. */
+/* The first use may happen during a graph capture. */
 static dw_status load_image(const dw_device *device, const void *image, const dw__text *name,
                             void **module) {
     int before = 0;
@@ -82,15 +82,16 @@ static dw_status load_image(const dw_device *device, const void *image, const dw
 
 dw__jit_carried dw__jit_carried_now = {dw__jit_modules, dw__jit_ptx};
 
-/* Whether the variant is among `files` and the driver takes it. */
+/* Returns whether the variant is among `files` and the driver accepts it. */
 static bool load_carried(const dw_device *device, const dw__jit_file *files, const dw__text *name,
                          void **module) {
     while (files->name && strcmp(files->name, name->text) != 0) files++;
     return files->name && load_image(device, files->begin, name, module) == DW_OK;
 }
 
-/* A driver that is older than the compiler that was there at build time takes nothing of what that made: then the
- * compiler at hand may do. PTX comes before it because it needs none, and is refused at its first line where it is. */
+/* A driver older than the build's compiler accepts none of the modules that were built; then a compiler on this machine
+ * may help. The built PTX is tried first, because it needs no compiler. A driver that is too old for it rejects it
+ * quickly, at its first line. */
 static dw_status load_variant(const dw__jit_variant *variant, const dw__context *context,
                               const dw__text *name, void **module) {
     dw__jit_statistics *now = &dw__jit_statistics_now;

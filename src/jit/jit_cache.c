@@ -1,9 +1,10 @@
 /* Compiled kernels on disk.
  *
  * An entry is a file named by its key: a header, then the image. It appears whole (dw__private_write), so that
- * processes that compile the same kernel at once replace each other's entry with an equal one. What does not hold what
- * its header says is removed and made again, never loaded. A folder that cannot be written only costs time, and so does
- * one that others can write: its checksums would be theirs.
+ * processes that compile the same kernel at once replace each other's entry with an equal one. An entry that
+ * contradicts its header is removed and compiled again, and never loaded. If the folder cannot be written, kernels are
+ * compiled each time. A folder that others can write to is not used, because they could write entries with valid
+ * checksums.
  */
 #define XXH_INLINE_ALL
 #include "jit/jit.h"
@@ -12,10 +13,10 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* Little-endian machines only, as the GPUs' hosts are. */
+/* GPUs' hosts are little-endian, so this reads headers on little-endian machines only. */
 typedef struct entry_header {
     char magic[8];
-    unsigned char key[16], checksum[16]; /* checksum: of the image */
+    unsigned char key[16], checksum[16]; /* checksum of the image */
     uint64_t image_bytes;
 } entry_header;
 
@@ -50,13 +51,13 @@ dw__jit_digest dw__jit_digest_of(const char *text) {
     return made;
 }
 
-/* ---- where ------------------------------------------------------------------------------------- */
+/* ---- the folder ---------------------------------------------------------------------------------- */
 
 dw_status dw__jit_cache_folder(dw__text *folder) {
     const char *named = getenv("DEEPWELL_CACHE"), *xdg = getenv("XDG_CACHE_HOME");
     const char *home = getenv("HOME");
     if (named && *named) return dw__text_printf(folder, "%s", named);
-    /* The XDG specification has relative paths ignored. */
+    /* The XDG specification tells programs to ignore relative paths. */
     if (xdg && *xdg == '/') return dw__text_printf(folder, "%s/deepwell", xdg);
     if (home && *home == '/') return dw__text_printf(folder, "%s/.cache/deepwell", home);
     return dw__fail(DW_NOT_FOUND, "there is no folder for compiled kernels: set DEEPWELL_CACHE");

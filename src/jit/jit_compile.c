@@ -1,4 +1,4 @@
-/* A variant to a cubin, or to PTX. */
+/* Compiles a variant to a cubin or to PTX. */
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include <assert.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For every kernel: no host in sight, plain C functions are the device's. */
+/* Options for every kernel: without a host compiler, plain C functions are device functions. */
 static const char *const common_options[] = {"--std=c++17", "-default-device"};
 
 void dw__jit_add_define(dw__jit_variant *variant, const char *name, int value) {
@@ -49,11 +49,11 @@ static void list_options(const dw__jit_variant *variant, dw__jit_form form, cons
     dw__jit_variant v = sorted(variant);
     bool ptx = form == DW__JIT_PTX;
     list->count = 0;
-    /* "compute_90a": no machine code is made. */
+    /* "compute_90a": NVRTC makes no machine code. */
     snprintf(list->arch, sizeof list->arch, "--gpu-architecture=%s%s", ptx ? "compute_" : "",
              ptx ? v.arch + strcspn(v.arch, "0123456789") : v.arch);
     list->items[list->count++] = list->arch;
-    /* The lines of the source stay known to profilers and to compute-sanitizer, at no cost to the code. */
+    /* Keeps source lines for profilers and compute-sanitizer; the code does not change. */
     if (!ptx) list->items[list->count++] = "-lineinfo";
     for (size_t i = 0; i < DW_COUNT(common_options); i++)
         list->items[list->count++] = common_options[i];
@@ -66,7 +66,7 @@ static void list_options(const dw__jit_variant *variant, dw__jit_form form, cons
         list->items[list->count++] = *more;
 }
 
-/* Of the compiler's output: the first line with an error, else the last line that has something. */
+/* Returns a line of the compiler's output: the first one with an error, else the last one that is not empty. */
 static void first_error(const char *log, char *line, size_t bytes) {
     const char *at = strstr(log, "error");
     const char *begin = at ? at : log + strlen(log);
@@ -126,7 +126,7 @@ cleanup:
     return status;
 }
 
-/* Families of architectures ("sm_100f") are known to compilers since 12.9. */
+/* Compilers support families of architectures ("sm_100f") from 12.9 on. */
 static dw_status check_arch(const dw__nvrtc *nvrtc, const char *arch) {
     const bool knows = nvrtc->major > 12 || (nvrtc->major == 12 && nvrtc->minor >= 9);
     if (knows || arch[strlen(arch) - 1] != 'f') return DW_OK;

@@ -1,4 +1,4 @@
-/* Device sources as the compiler gets them: one text, whatever they include put in place. */
+/* Expands device sources for the compiler: one text with all included files. */
 #include "jit/jit.h"
 #include <string.h>
 
@@ -16,7 +16,7 @@ static const dw__jit_file *find_file(const char *name) {
     return NULL;
 }
 
-/* `name` (of `length` bytes) as `from` includes it. */
+/* Resolves the include `name` (of `length` bytes) of the file `from`. */
 static const dw__jit_file *find_include(const dw__jit_file *from, const char *name, size_t length) {
     const char *slash = strrchr(from->name, '/');
     const char *const folders[] = {from->name, "common/", ""};
@@ -33,7 +33,7 @@ static const dw__jit_file *find_include(const dw__jit_file *from, const char *na
     return NULL;
 }
 
-/* The name in a line `#include "name"`; NULL for any other line. */
+/* Returns the name in a line `#include "name"`; NULL for any other line. */
 static const char *included_name(const char *line, const char *end, size_t *length) {
     static const char word[] = "include";
     while (line < end && (*line == ' ' || *line == '\t')) line++;
@@ -49,8 +49,8 @@ static const char *included_name(const char *line, const char *end, size_t *leng
 }
 
 static dw_status expand_file(expansion *e, const dw__jit_file *file) {
-    for (size_t i = 0; i < e->count; i++)
-        if (e->done[i] == file) return DW_OK; /* once each, as their guards would have it */
+    for (size_t i = 0; i < e->count; i++) /* Included files, each once, as with include guards. */
+        if (e->done[i] == file) return DW_OK;
     if (e->count == MOST_INCLUDED)
         return dw__fail(DW_INTERNAL, "\"%s\" is included beyond %d files", file->name,
                         MOST_INCLUDED);

@@ -1,5 +1,5 @@
-/* Finds NVRTC: the toolkit has it, and so has every Python with a CUDA build of PyTorch, in its site-packages, where
- * no loader looks. */
+/* Finds NVRTC. The toolkit contains it, and so does every Python environment with a CUDA build of PyTorch, in its
+ * site-packages, which the loader does not search. */
 #include "jit/nvrtc.h"
 #include "deepwell/jit.h"
 #include "device/cuda_driver.h"
@@ -16,7 +16,7 @@
 
 enum { MOST_FOLDERS = 32, MOST_CANDIDATES = 64 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of the following */
 static char folders[MOST_FOLDERS][PATH_MAX];
 static size_t folder_count;
 static dw__nvrtc loaded;
@@ -46,7 +46,7 @@ cleanup:
 
 /* ---- candidates ------------------------------------------------------------------------------ */
 
-/* Paths of libraries, or names for the loader, in the order in which they are tried. */
+/* Paths of libraries, or names for the loader, in order of preference. */
 typedef struct candidates {
     char *paths[MOST_CANDIDATES];
     size_t count;
@@ -65,7 +65,7 @@ static void free_candidates(candidates *list) {
     for (size_t i = 0; i < list->count; i++) dw__free(list->paths[i]);
 }
 
-/* What `folder` followed by `pattern` matches, later versions first. */
+/* Adds the files that match `folder` followed by `pattern`, later versions first. */
 static void add_matches(candidates *list, const char *folder, const char *pattern) {
     char whole[PATH_MAX + 128];
     glob_t found;
@@ -76,14 +76,14 @@ static void add_matches(candidates *list, const char *folder, const char *patter
     globfree(&found);
 }
 
-/* lib/ below a virtual environment, a conda environment or a Python's own prefix. */
+/* Adds libraries in lib/ of a virtual environment, a conda environment or a Python's own prefix. */
 static void add_prefix(candidates *list, const char *prefix) {
     add_matches(list, prefix, "/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.1[23]");
     add_matches(list, prefix, "/lib/python3*/dist-packages/nvidia/*/lib/libnvrtc.so.1[23]");
     add_matches(list, prefix, "/lib/libnvrtc.so.1[23]");
 }
 
-/* The prefix of python3 on PATH, as it is named there (a virtual environment's) and where its links lead. */
+/* Adds the prefix of python3 on PATH, as named there (a virtual environment's) and where its links lead. */
 static void add_python(candidates *list) {
     const char *path = getenv("PATH");
     char program[PATH_MAX], resolved[PATH_MAX];
@@ -116,7 +116,8 @@ static void find_candidates(candidates *list) {
 
 /* ---- loading ----------------------------------------------------------------------------------- */
 
-/* NVRTC opens this by its bare name while it compiles; one that is loaded already serves it wherever it lies. */
+/* NVRTC opens this library by its bare name while it compiles. If it is already loaded, NVRTC finds it wherever it
+ * lies. */
 static void load_builtins(const char *library) {
     char pattern[PATH_MAX + 64], folder[PATH_MAX];
     glob_t found;
@@ -136,7 +137,7 @@ static dw_status load_from(const char *path) {
         const char *reason = dlerror();
         return dw__fail(DW_UNSUPPORTED, "%s", reason ? reason : path);
     }
-    /* Never closed: its functions stay in use. */
+    /* The library is never closed, because its functions stay in use. */
 #define LOAD(member, name, parameters)                                                             \
     *(void **)&made.member = dlsym(library, #name);                                                \
     if (!made.member) return dw__fail(DW_UNSUPPORTED, "%s has no function " #name, path);
@@ -155,7 +156,7 @@ static dw_status load_from(const char *path) {
     return DW_OK;
 }
 
-/* 13 from ".../libnvrtc.so.13". */
+/* Returns 13 for ".../libnvrtc.so.13". */
 static int major_of(const char *path) {
     const char *at = strstr(path, ".so.");
     return at ? atoi(at + 4) : 0;
@@ -164,7 +165,7 @@ static int major_of(const char *path) {
 static dw_status load_first(const candidates *list) {
     const dw__cuda *cuda;
     int served = dw__cuda_driver(&cuda) == DW_OK ? cuda->version / 1000 : INT_MAX;
-    /* What a later compiler makes an older driver may not load: such a one comes last. */
+    /* An older driver may reject the code of a later compiler, so such a compiler comes last. */
     for (int pass = 0; pass < 2; pass++)
         for (size_t i = 0; i < list->count; i++) {
             bool too_new = major_of(list->paths[i]) > served;

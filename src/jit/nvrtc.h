@@ -1,4 +1,4 @@
-/* NVIDIA's run-time compiler, loaded when something has to be compiled. */
+/* NVIDIA's run-time compiler, loaded when a kernel must be compiled. */
 #ifndef DW_NVRTC_H
 #define DW_NVRTC_H
 
@@ -24,11 +24,11 @@ typedef struct dw__nvrtc {
 #undef DW_NVRTC_MEMBER
     const char *(*error_text)(int result);
     int major, minor;
-    char path[1024];        /* of the library */
+    char path[1024];        /* path of the library */
     char description[1200]; /* "NVRTC 13.0 (path)" */
 } dw__nvrtc;
 
-/* DW_UNSUPPORTED: none was found; looked for again at the next call. */
+/* DW_UNSUPPORTED: no library was found. The next call looks again. */
 dw_status dw__nvrtc_load(const dw__nvrtc **nvrtc);
 
 #endif

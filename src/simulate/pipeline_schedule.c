@@ -26,8 +26,8 @@ static void gpipe(maker *m) {
         for (int at = count - 1; at >= 0; at--) put(m, DW_EVENT_BACKWARD, chunk, at);
 }
 
-/* Interleaved: the at-th forward or backward of a rank. Groups of as many micro-batches as stages pass through all
- * chunks (Narayanan et al. 2021). */
+/* Interleaved: returns the at-th forward or backward of a rank. Groups of as many micro-batches as stages pass through
+ * all chunks (Narayanan et al. 2021). */
 static void put_interleaved(maker *m, dw_event_kind kind, int at) {
     int stages = m->schedule->stages, chunks = m->schedule->chunks, group = stages * chunks;
     int chunk = at % group / stages;

@@ -199,7 +199,7 @@ static double seconds_of(const dw_model_sizes *model, const dw_hardware *hardwar
     return prediction.seconds;
 }
 
-/* ---- the baseline: what a team runs that tries the usual layouts one by one ---- */
+/* ---- the baseline: the fastest of the usual layouts ---- */
 
 typedef struct baseline {
     const dw_model_sizes *model;
