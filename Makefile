@@ -77,12 +77,12 @@ $(VENV)/.created: | system
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# Tools that the build needs if the system has none: cmake, ninja, and, if there is no nvcc, NVRTC. It compiles the GPU
-# kernels that the library carries and that the emulator's tests run.
+# Tools that the build needs if the system has none: cmake, ninja. NVRTC compiles the GPU kernels that the library carries
+# if there is no nvcc, and those that are made at run time, also for the emulator.
 $(VENV)/.builders: $(VENV)/.created pyproject.toml scripts/requirements.py
 	@command -v cmake >/dev/null && command -v ninja >/dev/null || \
 	    $(VENV_PYTHON) -m pip install --quiet cmake ninja
-	@command -v nvcc >/dev/null || $(VENV_PYTHON) -m pip install --quiet \
+	@$(VENV_PYTHON) -m pip install --quiet \
 	    $$($(VENV_PYTHON) scripts/requirements.py test | grep nvrtc)
 	@touch $@
 

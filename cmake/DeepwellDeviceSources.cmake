@@ -139,8 +139,8 @@ endfunction()
 if(NOT DEEPWELL_CUBINS MATCHES "^(AUTO|ON|OFF)$")
     message(FATAL_ERROR "DEEPWELL_CUBINS is \"${DEEPWELL_CUBINS}\": expected AUTO, ON or OFF")
 endif()
-# Finds NVRTC in the folders that the run time searches too.
-function(deepwell_find_nvrtc)
+# Finds NVRTC in the folders that the run time searches too. `result`: its path, empty if there is none.
+function(deepwell_find_nvrtc result)
     file(GLOB found
         $ENV{CUDA_HOME}/lib64/libnvrtc.so.1[23] /usr/local/cuda/lib64/libnvrtc.so.1[23])
     if(Python3_EXECUTABLE)
@@ -159,9 +159,7 @@ function(deepwell_find_nvrtc)
     if(found)
         list(GET found 0 first)
     endif()
-    set(DEEPWELL_NVRTC "${first}" CACHE FILEPATH
-        "NVIDIA's run-time compiler, which compiles GPU kernels at build time where there is no nvcc")
-    mark_as_advanced(DEEPWELL_NVRTC)
+    set(${result} "${first}" PARENT_SCOPE)
 endfunction()
 
 if(NOT DEEPWELL_CUBINS STREQUAL "OFF")
@@ -171,7 +169,10 @@ if(NOT DEEPWELL_CUBINS STREQUAL "OFF")
         unset(DEEPWELL_NVRTC CACHE)
     endif()
     if(NOT DEEPWELL_NVCC AND NOT DEEPWELL_NVRTC AND NOT CMAKE_CROSSCOMPILING)
-        deepwell_find_nvrtc()
+        deepwell_find_nvrtc(found_nvrtc)
+        set(DEEPWELL_NVRTC "${found_nvrtc}" CACHE FILEPATH
+            "NVIDIA's run-time compiler, which compiles GPU kernels at build time where there is no nvcc")
+        mark_as_advanced(DEEPWELL_NVRTC)
     endif()
     if(DEEPWELL_CUBINS STREQUAL "ON" AND NOT DEEPWELL_NVCC AND NOT DEEPWELL_NVRTC)
         message(FATAL_ERROR

@@ -129,6 +129,98 @@ static void llama_agrees(void **state) {
     agrees(model_llama, 0.0, 2, 17);
 }
 
+/* ---- errors -------------------------------------------------------------------------------------------- */
+
+/* y = x[i], with x [5, 3]. */
+static dw_graph *lookup_graph(void) {
+    const dw_dim table[] = {5, 3}, count[] = {4};
+    const dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0);
+    dw_value inputs[2], y;
+    dw_graph *graph = NULL;
+    OK(dw_graph_create(&graph));
+    OK(dw_graph_leaf(graph, DW_ROLE_INPUT, "x", DW_F32, 2, table, &inputs[0]));
+    OK(dw_graph_leaf(graph, DW_ROLE_INPUT, "i", DW_I64, 1, count, &inputs[1]));
+    OK(dw_graph_apply(graph, DW_OP_TAKE, 2, inputs, 1, &axis, &y));
+    OK(dw_graph_add_output(graph, y));
+    return graph;
+}
+
+static dw_status plan_on_device(const dw_graph *graph, dw_engine **engine, dw_plan **plan) {
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    options.device = device;
+    OK(dw_engine_create(graph, 0, NULL, 0, NULL, &options, engine));
+    return dw_engine_plan(*engine, NULL, plan);
+}
+
+static void an_index_outside_is_reported_when_the_caller_waits(void **state) {
+    (void)state;
+    need_compiler();
+    static const float x[15] = {1.0f, 2.0f, 3.0f};
+    static const int64_t right[4] = {0, 4, 2, 1}, wrong[4] = {0, 4, 5, 1};
+    const size_t bytes[3] = {sizeof x, sizeof right, 4 * 3 * sizeof(float)};
+    dw_graph *graph = lookup_graph();
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    dw_binding b[3] = {{0}};
+    float y[12];
+    OK(plan_on_device(graph, &engine, &plan));
+    for (int i = 0; i < 3; i++) OK(dw_device_allocate(device, bytes[i], &b[i].data));
+    OK(dw_device_copy_in(device, b[0].data, x, sizeof x));
+    OK(dw_device_copy_in(device, b[1].data, wrong, sizeof wrong));
+    OK(dw_plan_forward(plan, NULL, b, &b[2], NULL));
+    assert_int_equal(dw_plan_synchronize(plan, NULL), DW_INDEX);
+    assert_non_null(strstr(dw_last_error(), "take"));
+    assert_non_null(strstr(dw_last_error(), "an index lies outside of its axis"));
+    OK(dw_plan_synchronize(plan, NULL)); /* reported once */
+    OK(dw_device_copy_in(device, b[1].data, right, sizeof right));
+    OK(dw_plan_forward(plan, NULL, b, &b[2], NULL));
+    OK(dw_plan_synchronize(plan, NULL));
+    OK(dw_device_copy_out(device, y, b[2].data, sizeof y));
+    assert_true(y[0] == 1.0f && y[2] == 3.0f && y[3] == 0.0f);
+    for (int i = 0; i < 3; i++) dw_device_release(device, b[i].data, bytes[i]);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    dw_graph_destroy(graph);
+}
+
+static void a_tensor_that_is_not_aligned_is_refused(void **state) {
+    (void)state;
+    need_compiler();
+    dw_graph *graph = lookup_graph();
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    char *memory = NULL;
+    OK(plan_on_device(graph, &engine, &plan));
+    OK(dw_device_allocate(device, 512, (void **)&memory));
+    dw_binding leaves[2] = {{.data = memory + 4}, {.data = memory + 256}}, y = {.data = memory};
+    assert_int_equal(dw_plan_forward(plan, NULL, leaves, &y, NULL), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "leaf x"));
+    assert_non_null(strstr(dw_last_error(), "expected a multiple of 16 bytes"));
+    dw_device_release(device, memory, 512);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    dw_graph_destroy(graph);
+}
+
+static void an_operation_without_a_kernel_is_named(void **state) {
+    (void)state;
+    const dw_dim shape[] = {4, 6};
+    const dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 1);
+    dw_value x, y;
+    dw_graph *graph = NULL;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    OK(dw_graph_create(&graph));
+    OK(dw_graph_leaf(graph, DW_ROLE_INPUT, "x", DW_F32, 2, shape, &x));
+    OK(dw_graph_apply(graph, DW_OP_CUMSUM, 1, &x, 1, &axis, &y));
+    OK(dw_graph_add_output(graph, y));
+    assert_int_equal(plan_on_device(graph, &engine, &plan), DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "cumsum"));
+    assert_non_null(strstr(dw_last_error(), "run it on the CPU"));
+    dw_engine_destroy(engine);
+    dw_graph_destroy(graph);
+}
+
 static int find_device(void **state) {
     (void)state;
     const char *name = getenv("DEEPWELL_TEST_DEVICE");
@@ -145,6 +237,9 @@ int main(void) {
         cmocka_unit_test(gpt_agrees),
         cmocka_unit_test(gpt_with_dropout_agrees),
         cmocka_unit_test(llama_agrees),
+        cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
+        cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
+        cmocka_unit_test(an_operation_without_a_kernel_is_named),
     };
     return cmocka_run_group_tests(tests, find_device, NULL);
 }
