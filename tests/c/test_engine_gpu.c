@@ -129,6 +129,54 @@ static void llama_agrees(void **state) {
     agrees(model_llama, 0.0, 2, 17);
 }
 
+/* ---- attention in BF16, by the kernels of wgmma and TMA ------------------------------------------------ */
+
+enum { HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 64 };
+
+static dw_value rounded_leaf(model *m, const char *name, int heads) {
+    const dw_dim shape[4] = {m->batch, heads, m->sequence, HEAD_DIM};
+    return dw__emit_cast(&m->e, model_leaf(m, DW_ROLE_PARAMETER, name, DW_F32, 4, shape), DW_BF16);
+}
+
+/* Causal attention with grouped heads between casts; the second output is the statistics. */
+static dw_status bf16_attention(model *m) {
+    model_begin(m);
+    const dw_attr attrs[] = {dw_attr_float(DW_ATTR_KEY_SCALE, 0.125),
+                             dw_attr_int(DW_ATTR_KEY_CAUSAL, 1)};
+    dw_value operands[5] = {rounded_leaf(m, "q", HEADS), rounded_leaf(m, "k", KEY_HEADS),
+                            rounded_leaf(m, "v", KEY_HEADS), DW_NONE, DW_NONE};
+    dw_node node = DW_NONE;
+    if (m->e.status == DW_OK)
+        m->e.status =
+            dw_graph_append(m->graph, DW_OP_ATTENTION, 5, operands, DW_COUNT(attrs), attrs, &node);
+    if (m->e.status != DW_OK) return m->e.status;
+    for (uint32_t i = 0; i < 2; i++) {
+        dw_value result = dw__emit_cast(&m->e, dw_node_output(m->graph, node, i), DW_F32);
+        if (m->e.status == DW_OK) m->e.status = dw_graph_add_output(m->graph, result);
+    }
+    return m->e.status;
+}
+
+static void attention_runs_by_its_kernels(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(bf16_attention, 0.0, 2, 77);
+    dw_graph *graph = build(bf16_attention, 0.0);
+    problem p;
+    dw_plan *plan = NULL;
+    char *text = NULL;
+    problem_begin(&p, graph, 2, 77);
+    dw_engine *engine = make_gpu_engine(&p, 1, 0);
+    OK(dw_engine_plan(engine, p.sizes, &plan));
+    OK(dw_plan_describe(plan, &text));
+    if (!strstr(text, ": attention bf16[2,4,77,64]")) fail_msg("%s", text);
+    dw_text_free(text);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    problem_end(&p);
+    dw_graph_destroy(graph);
+}
+
 /* ---- errors -------------------------------------------------------------------------------------------- */
 
 /* y = x[i], with x [5, 3]. */
@@ -237,6 +285,7 @@ int main(void) {
         cmocka_unit_test(gpt_agrees),
         cmocka_unit_test(gpt_with_dropout_agrees),
         cmocka_unit_test(llama_agrees),
+        cmocka_unit_test(attention_runs_by_its_kernels),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
         cmocka_unit_test(an_operation_without_a_kernel_is_named),
