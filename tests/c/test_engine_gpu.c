@@ -157,11 +157,9 @@ static dw_status bf16_attention(model *m) {
     return m->e.status;
 }
 
-static void attention_runs_by_its_kernels(void **state) {
-    (void)state;
-    need_compiler();
-    agrees(bf16_attention, 0.0, 2, 77);
-    dw_graph *graph = build(bf16_attention, 0.0);
+/* The plan of a model lists an instruction by a kernel, with the type and shape of its first operand. */
+static void expect_kernel(model_builder builder, const char *kernel) {
+    dw_graph *graph = build(builder, 0.0);
     problem p;
     dw_plan *plan = NULL;
     char *text = NULL;
@@ -169,12 +167,50 @@ static void attention_runs_by_its_kernels(void **state) {
     dw_engine *engine = make_gpu_engine(&p, 1, 0);
     OK(dw_engine_plan(engine, p.sizes, &plan));
     OK(dw_plan_describe(plan, &text));
-    if (!strstr(text, ": attention bf16[2,4,77,64]")) fail_msg("%s", text);
+    if (!strstr(text, kernel)) fail_msg("no \"%s\" in %s", kernel, text);
     dw_text_free(text);
     dw_plan_release(plan);
     dw_engine_destroy(engine);
     problem_end(&p);
     dw_graph_destroy(graph);
+}
+
+static void attention_runs_by_its_kernels(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(bf16_attention, 0.0, 2, 77);
+    expect_kernel(bf16_attention, ": attention bf16[2,4,77,64]");
+}
+
+/* ---- a linear layer in BF16 on Blackwell, by the GEMM kernel of tcgen05 --------------------------------- */
+
+static dw_value rounded_parameter(model *m, const char *name, dw_dim rows, dw_dim columns) {
+    const int rank = columns ? 2 : 1;
+    return dw__emit_cast(&m->e, model_parameter(m, name, -1, rank, rows, columns), DW_BF16);
+}
+
+static dw_status bf16_linear(model *m) {
+    model_begin(m);
+    enum { INPUTS = 72, OUTPUTS = 136 };
+    const dw_dim shape[3] = {m->batch, m->sequence, INPUTS};
+    dw_value x = model_leaf(m, DW_ROLE_PARAMETER, "x", DW_F32, 3, shape);
+    dw_value operands[3] = {dw__emit_cast(&m->e, x, DW_BF16),
+                            rounded_parameter(m, "w", OUTPUTS, INPUTS),
+                            rounded_parameter(m, "b", OUTPUTS, 0)};
+    dw_value y = dw__emit(&m->e, DW_OP_LINEAR, 3, operands, 0, NULL);
+    y = dw__emit_cast(&m->e, y, DW_F32);
+    if (m->e.status == DW_OK) m->e.status = dw_graph_add_output(m->graph, y);
+    return m->e.status;
+}
+
+static void a_linear_layer_runs_by_its_kernel(void **state) {
+    (void)state;
+    need_compiler();
+    const dw_device *before = device;
+    OK(dw_device_find("emulator:sm_100a", &device));
+    agrees(bf16_linear, 0.0, 2, 77);
+    expect_kernel(bf16_linear, ": gemm bf16[2,77,72]");
+    device = before;
 }
 
 /* ---- errors -------------------------------------------------------------------------------------------- */
@@ -286,6 +322,7 @@ int main(void) {
         cmocka_unit_test(gpt_with_dropout_agrees),
         cmocka_unit_test(llama_agrees),
         cmocka_unit_test(attention_runs_by_its_kernels),
+        cmocka_unit_test(a_linear_layer_runs_by_its_kernel),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
         cmocka_unit_test(an_operation_without_a_kernel_is_named),

@@ -158,7 +158,7 @@ def test_product_names_its_proof(tmp_path):
 
 
 # Kernels of the graph's operations: no GPU has run them yet.
-_OF_GRAPHS = ("softmax", "attention", "elementwise", "move", "reduce", "gather", "matmul")
+_OF_GRAPHS = ("softmax", "attention", "gemm", "elementwise", "move", "reduce", "gather", "matmul")
 
 
 def test_kernels_say_where_they_were_proven(tmp_path):

@@ -1,0 +1,94 @@
+/* Linear layers and matrix multiplications of a graph, by the GEMM kernels (gemm.c): their call is made from the
+ * operation's. The kernels read both operands along k, so they compute linear(x, w [N,K], b) and matmul(a, b [N,K];
+ * transpose_b=1); other layouts are left to gpu_matmul.c.
+ */
+#include "kernel/cuda/gpu_gemm.h"
+#include "kernel/cuda/gpu_kernels.h"
+
+/* The rows of a tensor along its last axis, as a matrix. False if they do not lie at one distance. */
+static bool matrix_of(const dw__tensor *t, dw_matrix *m) {
+    m->data = t->data;
+    return t->rank > 0 && dw__tensor_row_stride(t, &m->stride);
+}
+
+static bool is_linear(const dw__call *c) { return c->op == DW_OP_LINEAR; }
+
+/* False: the operation is laid out in a way that no GEMM kernel reads. */
+static bool call_of(const dw__operation_call *given, dw_gemm *g) {
+    const dw__call *c = &given->call;
+    const dw__tensor *a = &c->inputs[0], *b = &c->inputs[1], *y = &c->outputs[0];
+    *g = (dw_gemm){.struct_size = sizeof *g,
+                   .dtype = a->dtype,
+                   .output = y->dtype,
+                   .alpha = 1.0f,
+                   .stream = given->stream};
+    const bool along_k = is_linear(c) ? dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_W, 1) == 1
+                                      : dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_A, 0) == 0 &&
+                                            dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_B, 0) == 1;
+    if (!along_k || b->rank != 2 || (!is_linear(c) && a->rank != 2)) return false;
+    if (!matrix_of(a, &g->a) || !matrix_of(b, &g->b) || !matrix_of(y, &g->d)) return false;
+    g->k = b->shape[1];
+    g->n = b->shape[0];
+    g->m = g->n ? dw__tensor_count(y) / g->n : 0;
+    const dw__tensor *bias = &c->inputs[2];
+    if (is_linear(c) && bias->rank >= 0) {
+        if (!dw__tensor_is_contiguous(bias)) return false;
+        g->bias = bias->data;
+    }
+    return g->m > 0 && g->n > 0 && g->k > 0;
+}
+
+static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
+                          const dw__gpu_target *gpu) {
+    const dw__operation_call *given = call;
+    dw_gemm g;
+    if (!is_linear(&given->call) && given->call.op != DW_OP_MATMUL)
+        return dw__gpu_wrong_operation(kernel, &given->call);
+    DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, &given->call, gpu));
+    if (!call_of(given, &g))
+        return dw__fail(
+            DW_UNSUPPORTED,
+            "%s: expected both operands with contiguous rows along k, and sizes above 0",
+            kernel->name);
+    return dw__sm100_gemm.supports(&dw__sm100_gemm, &g, gpu);
+}
+
+static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__gpu_seconds *result) {
+    dw_gemm g;
+    (void)kernel;
+    if (call_of(call, &g)) dw__sm100_gemm.seconds(&dw__sm100_gemm, &g, gpu, result);
+}
+
+static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant) {
+    dw_gemm g;
+    (void)kernel;
+    (void)call_of(call, &g);
+    /* A variant with a bias is compiled for it; the address does not matter here. */
+    return dw__sm100_gemm.prepare(&dw__sm100_gemm, &g, context, variant);
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    dw_gemm g;
+    (void)call_of(call, &g);
+    return dw__sm100_gemm.enqueue(&g, context, variant);
+}
+
+const dw__gpu_kernel dw__graph_gemm = {
+    .name = "gemm",
+    .backend = "deepwell",
+    .op = DW__GPU_OPERATION,
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .operation = "linear, and matmul with transpose_b",
+    .source = "src/kernel/cuda/graph_gemm.c",
+    .architectures = "sm_100f (B200, B300)",
+    .elements = "BF16, F16; the result also F32",
+    .needs = "contiguous rows along k, of 16-byte multiples",
+    .supports = supports,
+    .seconds = seconds,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    /* No first-use check: the kernels that it calls have theirs. */
+    .tolerance = "sums in F32, then the result's rounding, against FP64",
+};
