@@ -13,7 +13,8 @@ typedef struct request {
     const char *sizes; /* "B=8,S=256", or NULL */
     int passes, plan;
     long grad_output; /* -1: inference */
-    dw_recipe precision;
+    bool quantizes;   /* as `policy` says */
+    dw_precision_policy policy;
 } request;
 
 static void print_help(void) {
@@ -113,10 +114,8 @@ static int read_sizes(const dw_graph *graph, const char *text, int64_t *sizes) {
 
 static dw_status make_engine(const dw_graph *graph, const request *r, dw_engine **engine) {
     long grad_output = r->grad_output;
-    dw_precision_policy policy;
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
-    dw_precision_policy_init(&policy, r->precision);
-    options.precision = &policy;
+    if (r->quantizes) options.precision = &r->policy;
     if (grad_output < 0) return dw_engine_create(graph, 0, NULL, 0, NULL, &options, engine);
     uint32_t leaf_count = dw_graph_leaf_count(graph), wrt_count = 0;
     uint32_t output = (uint32_t)grad_output;
@@ -170,8 +169,7 @@ static int show(const request *r, const dw_graph *graph) {
     dw_engine *engine = NULL;
     int result = CLI_DONE;
     if (r->sizes && !read_sizes(graph, r->sizes, sizes)) result = CLI_USAGE;
-    int wants_engine =
-        r->passes || r->plan || r->grad_output >= 0 || r->precision != DW_RECIPE_NONE;
+    int wants_engine = r->passes || r->plan || r->grad_output >= 0 || r->quantizes;
     if (result == CLI_DONE && wants_engine && make_engine(graph, r, &engine) != DW_OK) {
         result = fail(r->file);
     }
@@ -196,8 +194,9 @@ static int read_value(const char *option, const char *value, request *r) {
         if (*end || end == value || r->grad_output < 0 || r->grad_output > INT32_MAX)
             return cli_usage_error("--grad needs the number of an output, not '%s'", value);
     } else if (strcmp(option, "--precision") == 0) {
-        if (dw_recipe_find(value, &r->precision) != DW_OK)
+        if (dw_precision_policy_init(&r->policy, value) != DW_OK)
             return cli_usage_error("%s", dw_last_error());
+        r->quantizes = strcmp(value, "fp32") != 0;
     } else {
         r->sizes = value;
         r->plan |= strcmp(option, "--plan") == 0;

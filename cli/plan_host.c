@@ -13,12 +13,10 @@ static dw_status make_engine(const dw_graph *graph, const char *precision, dw_en
     const uint32_t loss = 0, leaves = dw_graph_leaf_count(graph);
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
     dw_precision_policy policy;
-    dw_recipe recipe;
     uint32_t count = 0;
-    dw_status status = dw_recipe_find(precision, &recipe);
+    dw_status status = dw_precision_policy_init(&policy, precision);
     if (status != DW_OK) return status;
-    dw_precision_policy_init(&policy, recipe);
-    if (recipe != DW_RECIPE_NONE) options.precision = &policy;
+    options.precision = &policy;
     dw_value *parameters = calloc(leaves + 1, sizeof *parameters);
     if (!parameters) return DW_OUT_OF_MEMORY;
     for (uint32_t at = 0; at < leaves; at++) {

@@ -119,8 +119,13 @@ typedef enum dw_attr_kind {
     X(BETA2, "beta2", FLOAT)                                                                       \
     X(WEIGHT_DECAY, "weight_decay", FLOAT)                                                         \
     X(BODY, "body", STRING)                                                                        \
-    X(FORMAT, "format", STRING)                                                                    \
-    X(RECIPE, "recipe", STRING)                                                                    \
+    X(SCHEME, "scheme", STRING)                                                                    \
+    X(FORWARD_X, "forward_x", STRING)                                                              \
+    X(FORWARD_W, "forward_w", STRING)                                                              \
+    X(DGRAD_DY, "dgrad_dy", STRING)                                                                \
+    X(DGRAD_W, "dgrad_w", STRING)                                                                  \
+    X(WGRAD_DY, "wgrad_dy", STRING)                                                                \
+    X(WGRAD_X, "wgrad_x", STRING)                                                                  \
     X(SQUARE, "square", INT)                                                                       \
     X(HADAMARD, "hadamard", INT)                                                                   \
     X(STOCHASTIC, "stochastic", INT)

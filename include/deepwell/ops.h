@@ -46,15 +46,16 @@
  *   matmul(a, b; transpose_a=0, transpose_b=0, dtype)   a [batch.., M, K] (or [batch.., K, M]), b [batch.., K, N]
  *                                         (or [batch.., N, K]): equal batch dims; y [batch.., M, N]. dtype, of the
  *                                         result: the operands' (if absent), or f32 for bf16 and f16
- *   quantize(x [M,N], seed?; format="bf16"|"mxfp8"|"nvfp4", axis, square=0, hadamard=0, stochastic=0, stream)
+ *   quantize(x [M,N], seed?; scheme, axis, square=0, hadamard=0, stochastic=0, stream)
  *      -> y bf16 [M,N], scale f32 []      rounds x for a matmul that reduces over axis: x is about y * scale, and y
- *      holds
- *                                         the exact values of codes and block scales (deepwell/number.h). mxfp8:
- *                                         E4M3 in blocks of 32, scales by RCEIL; nvfp4: E2M1 in blocks of 16, square:
- *                                         16 x 16. The last block may be shorter. scale: nvfp4's tensor scale, else 1.
- *                                         hadamard (nvfp4): whole runs of 16 along axis are rotated first, by
- *                                         dw_hadamard with random signs of seed 0, offset 0, stream 0. stochastic
- *                                         (nvfp4): rounding by seed and stream. Gradient: straight through
+ *                                         holds the exact values of codes and block scales (deepwell/number.h). scheme
+ *                                         (deepwell/scheme.h): bf16, mxfp8, mxfp8-e5m2, mxfp6, mxfp6-e2m3, mxfp4 or
+ *                                         nvfp4; the MX schemes with scales by RCEIL. square: one scale for 32 x 32
+ *                                         (nvfp4: 16 x 16). The last block may be shorter. scale: nvfp4's tensor scale,
+ *                                         else 1. hadamard: whole runs of 16 along axis are rotated first, by
+ *                                         dw_hadamard with random signs of seed 0, offset 0, stream 0. stochastic:
+ *                                         rounding by seed and stream. bf16 has none of these three. Gradient: straight
+ *                                         through
  *  fused(x...; body) -> y...              an elementwise chain in one pass (graph/body.h). Every input
  *                                         broadcasts to the one iteration shape as `broadcast` would
  *
@@ -66,10 +67,11 @@
  *                                         softmax of a row of only -inf is zeros
  *  linear(x [..,K], w, b? [N]; transpose_w=1) -> [..,N]     w is [N,K] (torch.nn.Linear), or [K,N] with
  *                                         transpose_w=0
- *  quantized_linear(x [..,K], w, b? [N], seed?; recipe="bf16"|"mxfp8"|"nvfp4", transpose_w=1, stream) -> [..,N]
- *                                         a linear whose three matmuls, forward and gradient, have quantized operands
- *                                         and F32 results; docs/precision.md says how each operand is rounded.
- *                                         nvfp4 needs seed and stream
+ *  quantized_linear(x [..,K], w, b? [N], seed?; forward_x, forward_w, dgrad_dy, dgrad_w, wgrad_dy, wgrad_x,
+ *      transpose_w=1, stream) -> [..,N]   a linear whose three matmuls, forward and gradient, have quantized operands
+ *                                         and F32 results. The attributes say how each operand is rounded, as text of
+ *                                         dw_operand_precision (deepwell/precision.h): "nvfp4+square". Stochastic
+ *                                         rounding needs seed and stream
  *  grouped_linear(x [T,K], w [E,N,K], i [T], b? [E,N]; transpose_w=1) -> [T,N]     multiplies row t by matrix
  *                                         i[t]: y[t] = w[i[t]] x[t] + b[i[t]]; w is [E,K,N] with
  *                                         transpose_w=0. An index out of range is an error at run time

@@ -600,13 +600,11 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                                      &graph_object, &outputs_object, &wrt_object, &recompute, &fuse,
                                      &precision, &bf16_share))
         return NULL;
-    dw_recipe recipe;
     dw_precision_policy policy;
-    if (dw_recipe_find(precision, &recipe) != DW_OK) {
+    if (dw_precision_policy_init(&policy, precision) != DW_OK) {
         PyErr_SetString(PyExc_ValueError, dw_last_error());
         return NULL;
     }
-    dw_precision_policy_init(&policy, recipe);
     if (bf16_share >= 0.0) policy.bf16_share = bf16_share;
     const dw_graph *graph = ((graph_slot *)object_slot(graph_object))->graph;
     PyObject *self = NULL;
@@ -641,7 +639,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
     options.recompute = recompute;
     options.fuse = fuse;
-    if (recipe != DW_RECIPE_NONE) options.precision = &policy;
+    options.precision = &policy;
     dw_engine *engine = NULL;
     dw_status status;
     Py_BEGIN_ALLOW_THREADS;
@@ -716,7 +714,7 @@ static PyObject *engine_backward_outputs(PyObject *self, void *closure) {
 static PyGetSetDef engine_getset[] = {
     {"backward_leaves", engine_backward_leaves, NULL, "leaves that backward reads", NULL},
     {"backward_outputs", engine_backward_outputs, NULL, "outputs that backward reads", NULL},
-    {"quantized_count", engine_quantized_count, NULL, "linear layers with a recipe", NULL},
+    {"quantized_count", engine_quantized_count, NULL, "linear layers that are quantized", NULL},
     {0}};
 
 static PyObject *engine_text(PyObject *self, PyObject *unused) {

@@ -47,7 +47,7 @@ struct dw_engine {
     uint32_t *wrt_of;         /* by output of the scheduled graph less output_count: its wrt */
     uint32_t *wrt_leaf;       /* by wrt: its position among the leaves */
     uint32_t first_backward;  /* node */
-    uint32_t quantized_count; /* linear layers with a recipe */
+    uint32_t quantized_count; /* linear layers that are quantized */
     const dw_device *device;  /* of its plans; NULL: the CPU */
     bool cuda_graphs;
 

@@ -4,6 +4,7 @@
  * polynomial. A bound (a slice within its dim, an index within a table) that is broken for numbers fails
  * here. A bound with symbols is checked when the sizes of the symbols are known (dw__graph_check_sizes). */
 #include "graph/body.h"
+#include "graph/layer_precision.h"
 #include "graph/op_rules.h"
 #include <math.h>
 #include <stdio.h>
@@ -727,12 +728,6 @@ static dw_status want_quantizable(const dw__draft *draft, uint32_t index) {
                   operand_name(draft, index));
 }
 
-static const char *const quantized_formats[] = {"bf16", "mxfp8", "nvfp4"};
-
-static bool word_is(const dw__draft *draft, dw_attr_key key, const char *word) {
-    return strcmp(attr_of(draft, key)->string, word) == 0;
-}
-
 static dw_status want_seed_and_stream(const dw__draft *draft, uint32_t index, const char *why) {
     if (!has(draft, index))
         return refuse(draft, DW_INVALID_ARGUMENT, "%s is absent; expected one, for %s",
@@ -743,21 +738,23 @@ static dw_status want_seed_and_stream(const dw__draft *draft, uint32_t index, co
 }
 
 dw_status dw__infer_quantize(const dw__draft *draft, dw__inferred *out) {
-    static const dw_attr_key only_nvfp4[] = {DW_ATTR_KEY_SQUARE, DW_ATTR_KEY_HADAMARD,
-                                             DW_ATTR_KEY_STOCHASTIC};
+    static const dw_attr_key of_blocks[] = {DW_ATTR_KEY_SQUARE, DW_ATTR_KEY_HADAMARD,
+                                            DW_ATTR_KEY_STOCHASTIC};
     int axis;
+    dw_scheme scheme;
     DW_RETURN_IF_FAILED(want_quantizable(draft, 0));
     DW_RETURN_IF_FAILED(want_rank(draft, 0, 2));
     DW_RETURN_IF_FAILED(
-        want_word(draft, DW_ATTR_KEY_FORMAT, quantized_formats, DW_COUNT(quantized_formats)));
+        named(draft, dw_scheme_find(attr_of(draft, DW_ATTR_KEY_SCHEME)->string, &scheme)));
+    DW_RETURN_IF_FAILED(dw__scheme_check(op_name(draft), scheme, DW__QUANTIZED_SCHEMES));
     DW_RETURN_IF_FAILED(read_axis(draft, 2, &axis));
     DW_RETURN_IF_FAILED(want_stream(draft));
     if (has(draft, 1)) DW_RETURN_IF_FAILED(want_seed(draft, 1));
-    for (size_t i = 0; i < DW_COUNT(only_nvfp4); i++) {
-        DW_RETURN_IF_FAILED(want_flag(draft, only_nvfp4[i]));
-        if (int_of(draft, only_nvfp4[i], 0) && !word_is(draft, DW_ATTR_KEY_FORMAT, "nvfp4"))
-            return refuse(draft, DW_INVALID_ARGUMENT, "%s=1 with format=%s; only nvfp4 has it",
-                          dw_attr_name(only_nvfp4[i]), attr_of(draft, DW_ATTR_KEY_FORMAT)->string);
+    for (size_t i = 0; i < DW_COUNT(of_blocks); i++) {
+        DW_RETURN_IF_FAILED(want_flag(draft, of_blocks[i]));
+        if (int_of(draft, of_blocks[i], 0) && scheme == DW_SCHEME_BF16)
+            return refuse(draft, DW_INVALID_ARGUMENT, "%s=1 with scheme=bf16, which has no blocks",
+                          dw_attr_name(of_blocks[i]));
     }
     if (int_of(draft, DW_ATTR_KEY_SQUARE, 0) && int_of(draft, DW_ATTR_KEY_HADAMARD, 0))
         return refuse(draft, DW_INVALID_ARGUMENT,
@@ -800,11 +797,17 @@ dw_status dw__infer_linear(const dw__draft *draft, dw__inferred *out) {
 
 dw_status dw__infer_quantized_linear(const dw__draft *draft, dw__inferred *out) {
     DW_RETURN_IF_FAILED(want_quantizable(draft, 0));
-    DW_RETURN_IF_FAILED(
-        want_word(draft, DW_ATTR_KEY_RECIPE, quantized_formats, DW_COUNT(quantized_formats)));
+    dw_layer_precision layer;
+    for (int i = 0; i < DW_LINEAR_OPERANDS; i++) {
+        dw_attr_key key = dw__operand_key((dw_linear_operand)i);
+        dw_status status = dw__operand_read(attr_of(draft, key)->string, &layer.operand[i]);
+        if (status != DW_OK)
+            return dw__fail_prefix(status, "%s: %s", op_name(draft), dw_attr_name(key));
+    }
+    DW_RETURN_IF_FAILED(named(draft, dw__layer_check(&layer)));
     DW_RETURN_IF_FAILED(want_stream(draft));
     if (has(draft, 3)) DW_RETURN_IF_FAILED(want_seed(draft, 3));
-    if (word_is(draft, DW_ATTR_KEY_RECIPE, "nvfp4"))
+    if (dw__layer_is_stochastic(&layer))
         DW_RETURN_IF_FAILED(want_seed_and_stream(draft, 3, "stochastic rounding of gradients"));
     return dw__infer_linear(draft, out);
 }

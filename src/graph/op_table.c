@@ -6,6 +6,8 @@
 
 #define A(key) (UINT64_C(1) << DW_ATTR_KEY_##key)
 #define OPERAND(index) (UINT64_C(1) << (index))
+#define LAYER_PRECISION                                                                            \
+    (A(FORWARD_X) | A(FORWARD_W) | A(DGRAD_DY) | A(DGRAD_W) | A(WGRAD_DY) | A(WGRAD_X))
 
 /* clang-format off */
 const dw__op_row dw__op_table[DW_OP_COUNT] = {
@@ -316,8 +318,8 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
     [DW_OP_QUANTIZE] = { /* x as a low-precision matmul reads it */
         .name = "quantize", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
         .min_inputs = 1, .max_inputs = 2, .cheap = true, .optional_inputs = OPERAND(1),
-        .required_attrs = A(FORMAT) | A(AXIS),
-        .allowed_attrs = A(FORMAT) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM),
+        .required_attrs = A(SCHEME) | A(AXIS),
+        .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM),
         .infer = dw__infer_quantize, .gradient = dw__gradient_quantize,
         .cost = dw__cost_quantize},
     [DW_OP_FUSED] = { /* elementwise program (body.h) */
@@ -390,7 +392,8 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
     [DW_OP_QUANTIZED_LINEAR] = { /* linear with quantized operands */
         .name = "quantized_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "b", "seed"},
         .min_inputs = 2, .max_inputs = 4, .optional_inputs = OPERAND(2) | OPERAND(3),
-        .required_attrs = A(RECIPE), .allowed_attrs = A(RECIPE) | A(TRANSPOSE_W) | A(STREAM),
+        .required_attrs = LAYER_PRECISION,
+        .allowed_attrs = LAYER_PRECISION | A(TRANSPOSE_W) | A(STREAM),
         .infer = dw__infer_quantized_linear, .gradient = dw__gradient_quantized_linear,
         .expand = dw__expand_quantized_linear, .cost = dw__cost_linear},
     [DW_OP_GROUPED_LINEAR] = { /* each row times the matrix with its index */

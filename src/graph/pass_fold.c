@@ -84,7 +84,7 @@ static dw_value fold_moved_constant(fold *f) {
 
 /* BF16 has no blocks, so the rounding is a cast, which elementwise fusion can absorb. */
 static dw_value fold_quantize(fold *f) {
-    if (strcmp(attr(f, DW_ATTR_KEY_FORMAT)->string, "bf16") != 0) return DW_NONE;
+    if (strcmp(attr(f, DW_ATTR_KEY_SCHEME)->string, "bf16") != 0) return DW_NONE;
     return dw__emit_cast(&f->e, f->inputs[0], DW_BF16);
 }
 

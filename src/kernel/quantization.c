@@ -5,15 +5,15 @@ enum { RUN = 16 }; /* length of a rotation */
 
 dw_status dw__quantization_of(const dw__call *call, dw__quantization *q) {
     const dw__tensor *x = &call->inputs[0], *seed = &call->inputs[1];
-    const char *format = dw__call_attr(call, DW_ATTR_KEY_FORMAT)->string;
     *q = (dw__quantization){.rows = x->shape[0], .cols = x->shape[1]};
     dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
     q->options = options;
-    q->bf16 = strcmp(format, "bf16") == 0;
+    DW_RETURN_IF_FAILED(
+        dw_scheme_find(dw__call_attr(call, DW_ATTR_KEY_SCHEME)->string, &q->options.scheme));
+    q->bf16 = q->options.scheme == DW_SCHEME_BF16;
     if (q->bf16) return DW_OK;
-    q->tensor_scale = strcmp(format, "nvfp4") == 0;
+    q->tensor_scale = dw_scheme_describe(q->options.scheme)->tensor_scale;
     q->hadamard = dw__call_int(call, DW_ATTR_KEY_HADAMARD, 0) != 0;
-    q->options.scheme = q->tensor_scale ? DW_SCHEME_NVFP4 : DW_SCHEME_MXFP8;
     q->options.square = dw__call_int(call, DW_ATTR_KEY_SQUARE, 0) != 0;
     q->options.axis = (int)dw__call_int(call, DW_ATTR_KEY_AXIS, 1);
     if (dw__call_int(call, DW_ATTR_KEY_STOCHASTIC, 0)) {

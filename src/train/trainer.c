@@ -71,11 +71,12 @@ static void release_program(dw__program *p) {
     *p = (dw__program){0};
 }
 
-/* A recipe may round stochastically even if the model itself needs no random numbers. */
+/* A policy may round stochastically even if the model itself needs no random numbers. */
 static dw_status add_seed(const dw_trainer *t, dw_graph *graph) {
     const dw_dim two = 2;
     dw_value seed;
-    if (!dw_recipe_needs_seed(t->recipe) || dw_graph_find(graph, "seed") != DW_NONE) return DW_OK;
+    if (!dw_precision_policy_needs_seed(&t->policy) || dw_graph_find(graph, "seed") != DW_NONE)
+        return DW_OK;
     return dw_graph_leaf(graph, DW_ROLE_SEED, "seed", DW_I64, 1, &two, &seed);
 }
 
@@ -86,10 +87,8 @@ static dw_status make_program(dw_trainer *t, bool training, dw__program *p) {
     options.output = DW_MODEL_LOSS;
     options.dropout = training && t->options.dropout;
     options.labels_moved = 1;
-    dw_precision_policy policy;
     dw_engine_options engine = DW_ENGINE_OPTIONS_DEFAULT;
-    dw_precision_policy_init(&policy, t->recipe);
-    engine.precision = &policy;
+    engine.precision = &t->policy;
     const uint32_t loss = 0;
     int64_t sizes[2] = {t->options.micro_batch, t->options.sequence};
     dw_value *wrt = dw__malloc(t->count * sizeof *wrt);

@@ -5,6 +5,7 @@
 #include "deepwell/device.h"
 #include "deepwell/engine.h"
 #include "deepwell/model.h"
+#include "deepwell/precision.h"
 #include "deepwell/trainer.h"
 #include "engine/placement.h"
 #include "engine/target.h"
@@ -28,7 +29,7 @@ typedef struct dw__program {
 struct dw_trainer {
     dw_trainer_options options; /* strings in `memory`; schedule_steps is the schedule in use */
     bool schedule_is_given;     /* the caller gave it, so a checkpoint does not replace it */
-    dw_recipe recipe;           /* recipe of linear layers */
+    dw_precision_policy policy; /* of linear layers */
     dw__arena *memory;
     dw_model_config *config;
     dw_model_info model;

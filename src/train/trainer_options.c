@@ -114,7 +114,7 @@ dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *opti
     DW_RETURN_IF_FAILED(check_counts(o));
     DW_RETURN_IF_FAILED(check_numbers(o));
     DW_RETURN_IF_FAILED(dw__trainer_check_schedule(o));
-    DW_RETURN_IF_FAILED(dw_recipe_find(o->precision, &t->recipe));
+    DW_RETURN_IF_FAILED(dw_precision_policy_init(&t->policy, o->precision));
     DW_RETURN_IF_FAILED(copy_string(t, &o->model));
     DW_RETURN_IF_FAILED(copy_string(t, &o->precision));
     DW_RETURN_IF_FAILED(copy_string(t, &o->checkpoint));

@@ -16,6 +16,16 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Operands of quantized_linear. */
+#define LAYER(a, b, c, d, e, f)                                                                    \
+    "forward_x=\"" a "\", forward_w=\"" b "\", dgrad_dy=\"" c "\", dgrad_w=\"" d                   \
+    "\", wgrad_dy=\"" e "\", wgrad_x=\"" f "\""
+#define LAYER_OF(scheme) LAYER(scheme, scheme, scheme, scheme, scheme, scheme)
+#define MXFP8_LAYER LAYER_OF("mxfp8")
+#define NVFP4_LAYER                                                                                \
+    LAYER("nvfp4", "nvfp4+square", "nvfp4+stochastic", "nvfp4+square",                             \
+          "nvfp4+hadamard+stochastic", "nvfp4+hadamard")
+
 /* ---- helpers ------------------------------------------------------------------------------- */
 
 static void assert_ok(dw_status status) {
@@ -462,40 +472,60 @@ static void product_rules(void **state) {
          "dtype=bf16 for operands of f16; expected f16 or f32"},
         {"a: f32[B, 3]; b: f32[3, 5]", "%y = matmul(%a, %b) {dtype=f64}", DW_TYPE,
          "dtype=f64 for operands of f32; expected f32"},
-        {"x: f32[B, S]", "%y, %s = quantize(%x) {format=\"mxfp8\", axis=0}", DW_OK,
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"mxfp8\", axis=0}", DW_OK,
          "bf16[B, S] f32[]"},
-        {"x: bf16[B, S]", "%y, %s = quantize(%x, _) {format=\"nvfp4\", axis=1, square=1}", DW_OK,
+        {"x: bf16[B, S]", "%y, %s = quantize(%x, _) {scheme=\"nvfp4\", axis=1, square=1}", DW_OK,
          "bf16[B, S] f32[]"},
         {"x: f32[B, S]; e: i64[2]",
-         "%y, %s = quantize(%x, %e) {format=\"nvfp4\", axis=1, hadamard=1, stochastic=1, stream=4}",
+         "%y, %s = quantize(%x, %e) {scheme=\"nvfp4\", axis=1, hadamard=1, stochastic=1, stream=4}",
          DW_OK, "bf16[B, S] f32[]"},
-        {"x: f32[B, S]", "%y, %s = quantize(%x) {format=\"fp8\", axis=0}", DW_PARSE,
-         "format=\"fp8\"; expected \"bf16\", \"mxfp8\", \"nvfp4\""},
-        {"x: f32[B, S]", "%y, %s = quantize(%x) {format=\"mxfp8\", axis=2}", DW_PARSE, "axis=2"},
-        {"x: f32[B, S, 2]", "%y, %s = quantize(%x) {format=\"mxfp8\", axis=2}", DW_SHAPE,
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"fp8\", axis=0}", DW_PARSE,
+         "quantize: there is no scheme \"fp8\": expected bf16, fp32"},
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"fp8-block\", axis=0}", DW_UNSUPPORTED,
+         "quantize: the scheme fp8-block is not supported: expected bf16, mxfp8, mxfp8-e5m2, "
+         "mxfp6, "
+         "mxfp6-e2m3, mxfp4 or nvfp4"},
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"mxfp8\", axis=2}", DW_PARSE, "axis=2"},
+        {"x: f32[B, S, 2]", "%y, %s = quantize(%x) {scheme=\"mxfp8\", axis=2}", DW_SHAPE,
          "x [B, S, 2] has rank 3; expected rank 2"},
-        {"x: f64[B, S]", "%y, %s = quantize(%x) {format=\"bf16\", axis=1}", DW_TYPE,
+        {"x: f64[B, S]", "%y, %s = quantize(%x) {scheme=\"bf16\", axis=1}", DW_TYPE,
          "x is f64; expected f32, bf16 or f16"},
-        {"x: f32[B, S]", "%y, %s = quantize(%x) {format=\"mxfp8\", axis=1, square=1}", DW_PARSE,
-         "square=1 with format=mxfp8; only nvfp4 has it"},
-        {"x: f32[B, S]", "%y, %s = quantize(%x) {format=\"nvfp4\", axis=1, square=1, hadamard=1}",
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"mxfp8\", axis=1, square=1}", DW_OK,
+         "bf16[B, S] f32[]"},
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"bf16\", axis=1, square=1}", DW_PARSE,
+         "square=1 with scheme=bf16, which has no blocks"},
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"nvfp4\", axis=1, square=1, hadamard=1}",
          DW_PARSE, "hadamard=1 with square=1"},
-        {"x: f32[B, S]", "%y, %s = quantize(%x) {format=\"nvfp4\", axis=1, stochastic=1, stream=0}",
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"nvfp4\", axis=1, stochastic=1, stream=0}",
          DW_PARSE, "seed is absent; expected one, for stochastic rounding"},
         {"x: f32[B, S]; e: i64[2]",
-         "%y, %s = quantize(%x, %e) {format=\"nvfp4\", axis=1, stochastic=1}", DW_PARSE,
+         "%y, %s = quantize(%x, %e) {scheme=\"nvfp4\", axis=1, stochastic=1}", DW_PARSE,
          "stream is absent"},
         {"x: f32[B, S, 7]; w: f32[5, 7]; b: f32[5]",
-         "%y = quantized_linear(%x, %w, %b) {recipe=\"mxfp8\"}", DW_OK, "f32[B, S, 5]"},
+         "%y = quantized_linear(%x, %w, %b) {" MXFP8_LAYER "}", DW_OK, "f32[B, S, 5]"},
         {"x: bf16[B, 7]; w: bf16[7, 5]; e: i64[2]",
-         "%y = quantized_linear(%x, %w, _, %e) {recipe=\"nvfp4\", stream=1, transpose_w=0}", DW_OK,
+         "%y = quantized_linear(%x, %w, _, %e) {" NVFP4_LAYER ", stream=1, transpose_w=0}", DW_OK,
          "bf16[B, 5]"},
-        {"x: f32[B, 7]; w: f32[5, 7]", "%y = quantized_linear(%x, %w) {recipe=\"nvfp4\", stream=1}",
+        {"x: f32[B, 7]; w: f32[5, 7]", "%y = quantized_linear(%x, %w) {" NVFP4_LAYER ", stream=1}",
          DW_PARSE, "seed is absent; expected one, for stochastic rounding of gradients"},
-        {"x: f32[B, 7]; w: f32[5, 7]", "%y = quantized_linear(%x, %w) {recipe=\"fp32\"}", DW_PARSE,
-         "recipe=\"fp32\"; expected"},
-        {"x: f32[B, 7]; w: f32[5, 8]", "%y = quantized_linear(%x, %w) {recipe=\"bf16\"}", DW_SHAPE,
-         "w is [5, 8] with transpose_w=1"},
+        {"x: f32[B, 7]; w: f32[5, 7]", "%y = quantized_linear(%x, %w) {" LAYER_OF("fp32") "}",
+         DW_UNSUPPORTED, "forward_x: the scheme fp32 is not supported: expected bf16, mxfp8"},
+        {"x: f32[B, 7]; w: f32[5, 7]", "%y = quantized_linear(%x, %w) {" LAYER_OF("fp9") "}",
+         DW_PARSE, "quantized_linear: forward_x: there is no scheme \"fp9\""},
+        {"x: f32[B, 7]; w: f32[5, 7]",
+         "%y = quantized_linear(%x, %w) {" LAYER_OF("mxfp8+round") "}", DW_PARSE,
+         "\"mxfp8+round\": expected a scheme, then +square, +hadamard or +stochastic"},
+        {"x: f32[B, 7]; w: f32[5, 7]",
+         "%y = quantized_linear(%x, %w) {" LAYER_OF("mxfp8+stochastic") ", stream=1}", DW_PARSE,
+         "forward_x is rounded stochastically; only dgrad_dy and wgrad_dy can be"},
+        {"x: f32[B, 7]; w: f32[5, 7]", "%y = quantized_linear(%x, %w) {forward_x=\"bf16\"}",
+         DW_PARSE, "attribute forward_w is required"},
+        {"x: f32[B, 7]; w: f32[5, 7]",
+         "%y = quantized_linear(%x, %w) {" LAYER("mxfp4+hadamard", "mxfp4", "bf16", "bf16", "bf16",
+                                                 "bf16") "}",
+         DW_PARSE, "forward_x and the other operand of its GEMM differ in hadamard"},
+        {"x: f32[B, 7]; w: f32[5, 8]", "%y = quantized_linear(%x, %w) {" LAYER_OF("bf16") "}",
+         DW_SHAPE, "w is [5, 8] with transpose_w=1"},
         {"w: f32[9, 4]; i: i64[B, S]", "%y = embedding(%w, %i) {padding_index=8}", DW_OK,
          "f32[B, S, 4]"},
         {"w: f32[9, 4]; i: i64[B, S]", "%y = embedding(%w, %i) {padding_index=9}", DW_PARSE,
@@ -1354,9 +1384,9 @@ static void costs_follow_the_sizes(void **state) {
     assert_cost(cost_of("x: f32[B, 5]; w: f32[2, 5]; b: f32[2]", "%y = linear(%x, %w, %b)", sizes),
                 2.0 * 3 * 5 * 2 + 6, 4.0 * (15 + 10 + 2 + 6));
     assert_cost(cost_of("x: f32[B, 5]; w: f32[2, 5]",
-                        "%y = quantized_linear(%x, %w) {recipe=\"bf16\"}", sizes),
+                        "%y = quantized_linear(%x, %w) {" LAYER_OF("bf16") "}", sizes),
                 2.0 * 3 * 5 * 2, 4.0 * (15 + 10 + 6));
-    assert_cost(cost_of("x: f32[B, 5]", "%y, %s = quantize(%x) {format=\"mxfp8\", axis=0}", sizes),
+    assert_cost(cost_of("x: f32[B, 5]", "%y, %s = quantize(%x) {scheme=\"mxfp8\", axis=0}", sizes),
                 2.0 * 15, 4.0 * 15 + 2.0 * 15 + 4);
     assert_cost(cost_of("w: f32[1000, 5]; i: i64[S]", "%y = embedding(%w, %i)", sizes), 0,
                 7 * 8 + 2.0 * 35 * 4);

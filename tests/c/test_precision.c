@@ -1,8 +1,9 @@
-/* Precision policies: the recipe of each layer, rejected policies, and engines with quantized layers against
- * the reference, with and without recomputation and when memory runs out. Python tests check the recipes'
+/* Precision policies: the scheme of each layer, rejected policies, and engines with quantized layers against
+ * the reference, with and without recomputation and when memory runs out. Python tests check the policies'
  * rounding against separately written rules. */
 #include "deepwell/deepwell.h"
 #include "engine/engine_internal.h"
+#include "graph/layer_precision.h"
 #include "kernel/reference/interpret.h"
 #include <math.h>
 #include <setjmp.h>
@@ -49,14 +50,14 @@ static dw_graph *make_graph(void) {
     return graph;
 }
 
-/* Returns the recipe of the linear layer that makes `name`. */
-static const char *recipe_at(const dw_graph *graph, const char *name) {
+/* Returns the scheme of x in forward of the linear layer that makes `name`. */
+static const char *scheme_at(const dw_graph *graph, const char *name) {
     dw_value value = dw_graph_find(graph, name);
     assert_int_not_equal(value, DW_NONE);
     dw_node node = dw_value_node(graph, value);
     if (dw_node_op(graph, node) == DW_OP_LINEAR) return "fp32";
     assert_int_equal(dw_node_op(graph, node), DW_OP_QUANTIZED_LINEAR);
-    return dw_node_attr(graph, node, DW_ATTR_KEY_RECIPE)->string;
+    return dw_node_attr(graph, node, DW_ATTR_KEY_FORWARD_X)->string;
 }
 
 static void the_default_policy_leaves_heads_and_products_of_activations(void **state) {
@@ -64,15 +65,15 @@ static void the_default_policy_leaves_heads_and_products_of_activations(void **s
     dw_graph *graph = make_graph();
     dw_precision_policy policy;
     uint32_t count = 0;
-    dw_precision_policy_init(&policy, DW_RECIPE_MXFP8);
+    OK(dw_precision_policy_init(&policy, "mxfp8"));
     OK(dw_graph_apply_precision(&graph, &policy, &count));
     assert_int_equal(count, 3);
-    assert_string_equal(recipe_at(graph, "h0"), "mxfp8");
-    assert_string_equal(recipe_at(graph, "h1"), "mxfp8");
-    assert_string_equal(recipe_at(graph, "h2"), "mxfp8");
-    assert_string_equal(recipe_at(graph, "scores"), "fp32");
-    assert_string_equal(recipe_at(graph, "f1"), "fp32");
-    assert_string_equal(recipe_at(graph, "logits"), "fp32");
+    assert_string_equal(scheme_at(graph, "h0"), "mxfp8");
+    assert_string_equal(scheme_at(graph, "h1"), "mxfp8");
+    assert_string_equal(scheme_at(graph, "h2"), "mxfp8");
+    assert_string_equal(scheme_at(graph, "scores"), "fp32");
+    assert_string_equal(scheme_at(graph, "f1"), "fp32");
+    assert_string_equal(scheme_at(graph, "logits"), "fp32");
     dw_node h1 = dw_value_node(graph, dw_graph_find(graph, "h1"));
     assert_int_equal(dw_node_int(graph, h1, DW_ATTR_KEY_TRANSPOSE_W, 1), 0);
     assert_int_equal(dw_node_region(graph, h1), DW_REGION_MLP);
@@ -80,14 +81,20 @@ static void the_default_policy_leaves_heads_and_products_of_activations(void **s
     dw_graph_destroy(graph);
 }
 
+static dw_layer_precision layer_named(const char *name) {
+    dw_layer_precision layer;
+    OK(dw_layer_precision_named(name, &layer));
+    return layer;
+}
+
 static void shares_and_exceptions(void **state) {
     (void)state;
     dw_precision_policy policy;
-    dw_precision_policy_init(&policy, DW_RECIPE_NVFP4);
+    OK(dw_precision_policy_init(&policy, "nvfp4"));
     assert_true(policy.bf16_share == 0.15);
     dw_graph *graph = make_graph(); /* 0.15 of 3 layers is none */
     OK(dw_graph_apply_precision(&graph, &policy, NULL));
-    assert_string_equal(recipe_at(graph, "h2"), "nvfp4");
+    assert_string_equal(scheme_at(graph, "h2"), "nvfp4");
     /* Each node has two streams, after dropout's. */
     dw_node h0 = dw_value_node(graph, dw_graph_find(graph, "h0"));
     dw_node h1 = dw_value_node(graph, dw_graph_find(graph, "h1"));
@@ -98,61 +105,107 @@ static void shares_and_exceptions(void **state) {
     graph = make_graph();
     policy.bf16_share = 0.6; /* 1.8 layers, which is two */
     OK(dw_graph_apply_precision(&graph, &policy, NULL));
-    assert_string_equal(recipe_at(graph, "h0"), "nvfp4");
-    assert_string_equal(recipe_at(graph, "h1"), "bf16");
-    assert_string_equal(recipe_at(graph, "h2"), "bf16");
+    assert_string_equal(scheme_at(graph, "h0"), "nvfp4");
+    assert_string_equal(scheme_at(graph, "h1"), "bf16");
+    assert_string_equal(scheme_at(graph, "h2"), "bf16");
     dw_graph_destroy(graph);
 
     /* By module: "h.0" does not match "h.00". The last match decides, and regions do not count then. */
-    const dw_precision_exception exceptions[] = {
-        {"h.0", DW_RECIPE_NONE}, {"h.0.mlp.c_proj", DW_RECIPE_MXFP8}, {"lm_head", DW_RECIPE_BF16}};
+    const dw_precision_exception exceptions[] = {{"h.0", layer_named("fp32")},
+                                                 {"h.0.mlp.c_proj", layer_named("mxfp8")},
+                                                 {"lm_head", layer_named("bf16")}};
     graph = make_graph();
-    dw_precision_policy_init(&policy, DW_RECIPE_NVFP4);
+    OK(dw_precision_policy_init(&policy, "nvfp4"));
     policy.exceptions = exceptions;
     policy.exception_count = DW_COUNT(exceptions);
     OK(dw_graph_apply_precision(&graph, &policy, NULL));
-    assert_string_equal(recipe_at(graph, "h0"), "fp32");
-    assert_string_equal(recipe_at(graph, "h1"), "mxfp8");
-    assert_string_equal(recipe_at(graph, "h2"), "nvfp4");
-    assert_string_equal(recipe_at(graph, "logits"), "bf16");
+    assert_string_equal(scheme_at(graph, "h0"), "fp32");
+    assert_string_equal(scheme_at(graph, "h1"), "mxfp8");
+    assert_string_equal(scheme_at(graph, "h2"), "nvfp4");
+    assert_string_equal(scheme_at(graph, "logits"), "bf16");
     dw_graph_destroy(graph);
 }
 
-static void recipes_have_names(void **state) {
+static void policies_have_names(void **state) {
     (void)state;
-    dw_recipe recipe;
-    for (int i = 0; i < DW_RECIPE_COUNT; i++) {
-        OK(dw_recipe_find(dw_recipe_name((dw_recipe)i), &recipe));
-        assert_int_equal(recipe, i);
+    static const struct {
+        const char *name;
+        dw_scheme scheme;
+        double share;
+        int seed;
+    } rows[] = {{"fp32", DW_SCHEME_FP32, 0, 0},
+                {"bf16", DW_SCHEME_BF16, 0, 0},
+                {"mxfp8", DW_SCHEME_MXFP8, 0, 0},
+                {"nvfp4", DW_SCHEME_NVFP4, 0.15, 1}};
+    dw_precision_policy policy;
+    dw_layer_precision layer;
+    for (size_t i = 0; i < DW_COUNT(rows); i++) {
+        OK(dw_precision_policy_init(&policy, rows[i].name));
+        assert_true(policy.bf16_share == rows[i].share);
+        assert_int_equal(dw_precision_policy_needs_seed(&policy), rows[i].seed);
+        for (int j = 0; j < DW_LINEAR_OPERANDS; j++)
+            assert_int_equal(policy.layer.operand[j].scheme, rows[i].scheme);
     }
-    assert_string_equal(dw_recipe_name(DW_RECIPE_COUNT), "?");
-    assert_int_equal(dw_recipe_find("fp8", &recipe), DW_UNSUPPORTED);
+    /* NVFP4's recipe, operand by operand; policy is the last row's. */
+    static const char *const text[] = {"nvfp4",
+                                       "nvfp4+square",
+                                       "nvfp4+stochastic",
+                                       "nvfp4+square",
+                                       "nvfp4+hadamard+stochastic",
+                                       "nvfp4+hadamard"};
+    for (int j = 0; j < DW_LINEAR_OPERANDS; j++)
+        assert_string_equal(dw__operand_text(&policy.layer.operand[j]).text, text[j]);
+    assert_int_equal(dw_layer_precision_named("fp8", &layer), DW_UNSUPPORTED);
     assert_non_null(strstr(dw_last_error(), "\"fp8\" is not supported: use fp32, bf16"));
-    assert_int_equal(dw_recipe_find("int4", &recipe), DW_INVALID_ARGUMENT);
-    assert_int_equal(dw_recipe_find(NULL, &recipe), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_precision_policy_init(&policy, "fp8-block"), DW_UNSUPPORTED);
+    assert_int_equal(dw_precision_policy_init(&policy, "int4"), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_precision_policy_init(&policy, NULL), DW_INVALID_ARGUMENT);
 }
 
-static void refuse(dw_graph **graph, const dw_precision_policy *policy, const char *message) {
+static void refuse_with(dw_status status, dw_graph **graph, const dw_precision_policy *policy,
+                        const char *message) {
     dw_graph *before = *graph;
-    assert_int_equal(dw_graph_apply_precision(graph, policy, NULL), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_graph_apply_precision(graph, policy, NULL), status);
     if (!strstr(dw_last_error(), message)) fail_msg("%s lacks: %s", dw_last_error(), message);
     assert_ptr_equal(*graph, before);
+}
+static void refuse(dw_graph **graph, const dw_precision_policy *policy, const char *message) {
+    refuse_with(DW_INVALID_ARGUMENT, graph, policy, message);
 }
 
 static void wrong_policies_are_refused(void **state) {
     (void)state;
     dw_graph *graph = make_graph();
     dw_precision_policy good, policy;
-    dw_precision_policy_init(&good, DW_RECIPE_MXFP8);
+    OK(dw_precision_policy_init(&good, "mxfp8"));
     policy = good, policy.struct_size--;
     refuse(&graph, &policy, "struct_size");
-    policy = good, policy.recipe = DW_RECIPE_COUNT;
-    refuse(&graph, &policy, "recipe of the precision policy is 4");
+    dw_operand_precision *dy = &policy.layer.operand[DW_DGRAD_DY];
+    policy = good, dy->scheme = DW_SCHEME_COUNT;
+    refuse(&graph, &policy, "the precision policy: dgrad_dy: scheme is 12");
+    policy = good, dy->scheme = DW_SCHEME_FP8_BLOCK;
+    refuse_with(DW_UNSUPPORTED, &graph, &policy, "the scheme fp8-block is not supported: expected");
+    policy = good, dy->scheme = DW_SCHEME_FP32; /* one operand alone */
+    refuse_with(DW_UNSUPPORTED, &graph, &policy, "dgrad_dy: the scheme fp32 is not supported");
+    policy = good, dy->square = 2;
+    refuse(&graph, &policy, "dgrad_dy: square is 2; expected 0 or 1");
+    policy = good, dy->hadamard = 1;
+    refuse(&graph, &policy, "dgrad_dy and the other operand of its GEMM differ in hadamard");
+    policy = good, dy->square = dy->hadamard = 1;
+    refuse(&graph, &policy, "dgrad_dy has square blocks and a Hadamard transform");
+    policy = good, policy.layer.operand[DW_WGRAD_X].stochastic = 1;
+    refuse(&graph, &policy, "wgrad_x is rounded stochastically; only");
+    policy = good, dy->scheme = DW_SCHEME_BF16, dy->stochastic = 1;
+    refuse(&graph, &policy, "dgrad_dy: bf16 has no blocks and takes no stochastic");
     policy = good, policy.bf16_share = NAN;
     refuse(&graph, &policy, "bf16_share of the precision policy is nan");
     policy = good, policy.bf16_share = 1.5;
     refuse(&graph, &policy, "expected a share from 0 to 1");
-    const dw_precision_exception nameless = {NULL, DW_RECIPE_BF16};
+    dw_precision_exception wrong = {"h.0", good.layer};
+    wrong.layer.operand[DW_FORWARD_W].scheme = DW_SCHEME_FP16;
+    policy = good, policy.exceptions = &wrong, policy.exception_count = 1;
+    refuse_with(DW_UNSUPPORTED, &graph, &policy, "exception 0 of the precision policy: forward_w");
+    const dw_precision_exception nameless = {NULL, layer_named("bf16")};
     policy = good, policy.exceptions = &nameless, policy.exception_count = 1;
     refuse(&graph, &policy, "exception 0 of the precision policy names no module");
     dw_graph_destroy(graph);
@@ -160,7 +213,7 @@ static void wrong_policies_are_refused(void **state) {
     OK(dw_graph_from_text("deepwell graph 1\n\ninput %x: f32[2, 3]\nparameter %w: f32[5, 3]\n\n"
                           "%y = linear(%x, %w)\n\nreturn %y\n",
                           &graph));
-    dw_precision_policy_init(&policy, DW_RECIPE_NVFP4);
+    OK(dw_precision_policy_init(&policy, "nvfp4"));
     refuse(&graph, &policy, "the graph has no seed: add a leaf of role DW_ROLE_SEED");
     dw_graph_destroy(graph);
 }
@@ -299,15 +352,18 @@ static double apart(const dw__tensor *a, const dw__tensor *b) {
  * gradients pass through three layers. A wrong operand moves all elements by a code's step. */
 static void engines_agree_with_the_reference(void **state) {
     (void)state;
-    static const double bounds[DW_RECIPE_COUNT] = {1e-5, 1e-3, 1e-2, 4e-2};
+    static const struct {
+        const char *name;
+        double bound;
+    } rows[] = {{"fp32", 1e-5}, {"bf16", 1e-3}, {"mxfp8", 1e-2}, {"nvfp4", 4e-2}};
     problem p;
     problem_begin(&p);
     dw__tensor seeds;
     OK(dw__value_tensor_at(p.graph, dw_graph_output(p.graph, 0), sizes, &seeds));
     fill(&seeds);
-    for (int recipe = DW_RECIPE_NONE; recipe < DW_RECIPE_COUNT; recipe++) {
+    for (size_t row = 0; row < DW_COUNT(rows); row++) {
         dw_precision_policy policy;
-        dw_precision_policy_init(&policy, (dw_recipe)recipe);
+        OK(dw_precision_policy_init(&policy, rows[row].name));
         dw__tensor wanted[OUTPUTS + LEAVES], first[OUTPUTS + LEAVES], got[OUTPUTS + LEAVES];
         bool has[LEAVES];
         run_reference(&p, &policy, &seeds, wanted, has);
@@ -322,9 +378,9 @@ static void engines_agree_with_the_reference(void **state) {
                 assert_int_equal(results[i].data != NULL, wanted[i].data != NULL);
                 if (!results[i].data) continue;
                 double error = apart(&results[i], &wanted[i]);
-                if (error > bounds[recipe])
-                    fail_msg("%s, variant %d, result %u: %.3g apart",
-                             dw_recipe_name((dw_recipe)recipe), variant, i, error);
+                if (error > rows[row].bound)
+                    fail_msg("%s, variant %d, result %u: %.3g apart", rows[row].name, variant, i,
+                             error);
             }
             for (uint32_t i = 0; variant && i < OUTPUTS + p.wrt_count; i++)
                 dw__free_aligned(results[i].data);
@@ -364,7 +420,7 @@ static void every_failing_allocation_is_survived(void **state) {
     problem p;
     problem_begin(&p);
     dw_precision_policy policy;
-    dw_precision_policy_init(&policy, DW_RECIPE_NVFP4);
+    OK(dw_precision_policy_init(&policy, "nvfp4"));
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
     options.precision = &policy;
     int64_t live = dw__memory_live();
@@ -402,7 +458,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_default_policy_leaves_heads_and_products_of_activations),
         cmocka_unit_test(shares_and_exceptions),
-        cmocka_unit_test(recipes_have_names),
+        cmocka_unit_test(policies_have_names),
         cmocka_unit_test(wrong_policies_are_refused),
         cmocka_unit_test(engines_agree_with_the_reference),
         cmocka_unit_test(options_of_the_first_version_are_taken),

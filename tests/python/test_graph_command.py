@@ -52,7 +52,7 @@ def test_precision(graph):
     result = run("graph", graph, "--precision", "mxfp8", "--grad", "0", "--plan", "B=33")
     assert result.returncode == 0, result.stderr
     # x and w for the result; x and the gradient along the batch for w's gradient
-    assert result.stdout.count('format="mxfp8"') == 4
+    assert result.stdout.count('scheme="mxfp8"') == 4
     assert result.stdout.count("cpu.quantize") == 4
 
 

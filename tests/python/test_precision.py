@@ -397,11 +397,11 @@ def test_share_in_bf16():
     assert full.quantized_count == 3
     # x and w of each of three layers; dy twice and x once more for each, but backward reuses
     # forward's w, and layer 0 needs no dx
-    assert count(full, 'format="nvfp4"') == 3 * 2 + 3 + 2 + 3
+    assert count(full, 'scheme="nvfp4"') == 3 * 2 + 3 + 2 + 3
     tail = engine_text("nvfp4", 0.34)
     assert tail.quantized_count == 3
-    assert count(tail, 'format="nvfp4"') == 2 * 2 + 2 + 1 + 2
-    assert count(engine_text("mxfp8"), 'format="mxfp8"') == 3 * 2 + 3 + 2 * 2 + 3
+    assert count(tail, 'scheme="nvfp4"') == 2 * 2 + 2 + 1 + 2
+    assert count(engine_text("mxfp8"), 'scheme="mxfp8"') == 3 * 2 + 3 + 2 * 2 + 3
     bf16 = engine_text("bf16")  # casts, which are fused; each tensor is rounded once
     assert count(bf16, "quantize") == 0
     assert count(bf16, "cast") == 3 + 3 + 3

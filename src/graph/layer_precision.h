@@ -1,0 +1,31 @@
+/* Precisions of a linear layer's operands: as attributes, and what is allowed. */
+#ifndef DW_GRAPH_LAYER_PRECISION_H
+#define DW_GRAPH_LAYER_PRECISION_H
+
+#include "base/base.h"
+#include "deepwell/precision.h"
+#include "number/scheme.h"
+
+/* The attribute of an operand. */
+static inline dw_attr_key dw__operand_key(dw_linear_operand operand) {
+    return (dw_attr_key)(DW_ATTR_KEY_FORWARD_X + (int)operand);
+}
+
+/* Schemes that `quantize` computes. */
+#define DW__QUANTIZED_SCHEMES (DW__SCHEME(BF16) | dw__exact_in_bf16)
+
+/* The attribute's text. */
+typedef struct dw__operand_words {
+    char text[64];
+} dw__operand_words;
+dw__operand_words dw__operand_text(const dw_operand_precision *precision);
+/* DW_INVALID_ARGUMENT: the text is malformed. It may still break a rule. */
+dw_status dw__operand_read(const char *text, dw_operand_precision *precision);
+
+/* Checks the rules of deepwell/precision.h for a quantized layer. The message begins with an attribute's name. */
+dw_status dw__layer_check(const dw_layer_precision *layer);
+bool dw__layer_is_quantized(const dw_layer_precision *layer);
+bool dw__layer_is_stochastic(const dw_layer_precision *layer);
+bool dw__layer_equal(const dw_layer_precision *a, const dw_layer_precision *b);
+
+#endif
