@@ -63,7 +63,7 @@ static const char *time_text(double seconds, char text[32]) {
 static void print_label(const char *label) { printf("  %-10s", label); }
 
 static void print_speedups(const dw_autoplan *plan, const dw_simulation_figures *f) {
-    if (plan->layout.precision != DW_TRAIN_BF16) {
+    if (plan->layout.precision != DW_SCHEME_BF16) {
         print_label("Speed");
         if (f->speedup_bf16 > 0)
             printf("%.2f times as fast as the same layout in BF16 (predicted)\n", f->speedup_bf16);

@@ -33,8 +33,8 @@ static void print_help(void) {
         "  --global-batch N     sequences per optimizer step\n"
         "\n"
         "Options:\n"
-        "  --precision P        bf16 (the default), fp8, fp8-row, fp8-block, mxfp8, nvfp4, or\n"
-        "                       auto for the fastest that the GPUs have\n"
+        "  --precision P        bf16 (the default), fp8-tensor, fp8-row, fp8-block, mxfp8,\n"
+        "                       nvfp4, or auto for the fastest that the GPUs have\n"
         "  --set CONSTRAINT...  constrain any field of a layout: tp=8, 'pp<=4', recompute=full,\n"
         "                       schedule=1f1b, framework=megatron\n"
         "  --reserve GIB        memory to leave free on each GPU (default: 5 %%, for errors of\n"
@@ -76,16 +76,11 @@ static int read_count(const char *name, const char *text, int64_t *value) {
     return CLI_DONE;
 }
 
-static int read_precision(const char *text, dw_train_precision *precision) {
-    *precision = DW_TRAIN_PRECISIONS;
-    if (strcmp(text, "auto") == 0) return CLI_DONE;
-    for (int at = 0; at < DW_TRAIN_PRECISIONS; at++) {
-        if (strcmp(text, dw_train_precision_name((dw_train_precision)at)) != 0) continue;
-        *precision = (dw_train_precision)at;
-        return CLI_DONE;
-    }
-    return cli_usage_error("--precision is '%s'; expected bf16, fp32, fp8, fp8-row, fp8-block, "
-                           "mxfp8, nvfp4 or auto",
+static int read_precision(const char *text, dw_scheme *precision) {
+    *precision = DW_SCHEME_COUNT;
+    if (strcmp(text, "auto") == 0 || dw_scheme_find(text, precision) == DW_OK) return CLI_DONE;
+    return cli_usage_error("--precision is '%s'; expected bf16, fp32, fp8-tensor, fp8-row, "
+                           "fp8-block, mxfp8, nvfp4 or auto",
                            text);
 }
 

@@ -130,7 +130,7 @@ static const char *kind_of(const lab_run *run) { return run->mixture ? "mixture"
 static const char *group_of(const lab_run *run) { return run->group; }
 static const char *gpu_of(const lab_run *run) { return run->gpu; }
 static const char *precision_of(const lab_run *run) {
-    return dw_train_precision_name(run->layout.precision);
+    return dw_scheme_name(run->layout.precision);
 }
 static const char *any_of(const lab_run *run) { return run ? "all" : ""; }
 

@@ -138,43 +138,43 @@ dw_framework lab_framework_of(const char *source, const char *notes, const char 
     return found;
 }
 
-dw_train_precision lab_precision_of(const char *text) {
+dw_scheme lab_precision_of(const char *text) {
     static const struct {
         const char *word;
-        dw_train_precision precision;
+        dw_scheme precision;
     } words[] = {
-        {"NVFP4", DW_TRAIN_NVFP4},
-        {"FP4", DW_TRAIN_NVFP4},
-        {"MXFP8", DW_TRAIN_MXFP8},
-        {"FP8-MX", DW_TRAIN_MXFP8},
-        {"rowwise", DW_TRAIN_FP8_ROW},
-        {"row-wise", DW_TRAIN_FP8_ROW},
-        {"per-row", DW_TRAIN_FP8_ROW},
-        {"axiswise", DW_TRAIN_FP8_ROW},
-        {"FP8-SC", DW_TRAIN_FP8_BLOCK},
-        {"subchannel", DW_TRAIN_FP8_BLOCK},
-        {"sub-channel", DW_TRAIN_FP8_BLOCK},
-        {"blockwise", DW_TRAIN_FP8_BLOCK},
-        {"block-wise", DW_TRAIN_FP8_BLOCK},
-        {"block scal", DW_TRAIN_FP8_BLOCK},
-        {"128x128", DW_TRAIN_FP8_BLOCK},
-        {"1x128", DW_TRAIN_FP8_BLOCK},
-        {"FP8", DW_TRAIN_FP8},
-        {"float8", DW_TRAIN_FP8},
-        {"E4M3", DW_TRAIN_FP8},
-        {"BF16", DW_TRAIN_BF16},
-        {"FP16", DW_TRAIN_BF16},
-        {"FP32", DW_TRAIN_FP32},
-        {"TF32", DW_TRAIN_FP32},
+        {"NVFP4", DW_SCHEME_NVFP4},
+        {"FP4", DW_SCHEME_NVFP4},
+        {"MXFP8", DW_SCHEME_MXFP8},
+        {"FP8-MX", DW_SCHEME_MXFP8},
+        {"rowwise", DW_SCHEME_FP8_ROW},
+        {"row-wise", DW_SCHEME_FP8_ROW},
+        {"per-row", DW_SCHEME_FP8_ROW},
+        {"axiswise", DW_SCHEME_FP8_ROW},
+        {"FP8-SC", DW_SCHEME_FP8_BLOCK},
+        {"subchannel", DW_SCHEME_FP8_BLOCK},
+        {"sub-channel", DW_SCHEME_FP8_BLOCK},
+        {"blockwise", DW_SCHEME_FP8_BLOCK},
+        {"block-wise", DW_SCHEME_FP8_BLOCK},
+        {"block scal", DW_SCHEME_FP8_BLOCK},
+        {"128x128", DW_SCHEME_FP8_BLOCK},
+        {"1x128", DW_SCHEME_FP8_BLOCK},
+        {"FP8", DW_SCHEME_FP8_TENSOR},
+        {"float8", DW_SCHEME_FP8_TENSOR},
+        {"E4M3", DW_SCHEME_FP8_TENSOR},
+        {"BF16", DW_SCHEME_BF16},
+        {"FP16", DW_SCHEME_BF16},
+        {"FP32", DW_SCHEME_FP32},
+        {"TF32", DW_SCHEME_FP32},
     };
     /* In "BF16, FP8 for stored activations" FP8 describes storage or communication, not the GEMMs. */
     bool half = strncasecmp(text, "bf16", 4) == 0 || strncasecmp(text, "fp16", 4) == 0;
     if (half &&
         (lab_says(text, "storage") || lab_says(text, "stored") || lab_says(text, "dispatch")))
-        return DW_TRAIN_BF16;
+        return DW_SCHEME_BF16;
     for (size_t at = 0; at < LAB_COUNT(words); at++)
         if (lab_says(text, words[at].word)) return words[at].precision;
-    return DW_TRAIN_BF16;
+    return DW_SCHEME_BF16;
 }
 
 /* Returns whether the text contains one of `words`, which end with NULL. */

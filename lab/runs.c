@@ -176,8 +176,8 @@ static dw_status layout_of(lab_runs *runs, size_t row, lab_run *run) {
                                          whole(table, row, "year", 0), layout->tp, layout->pp);
     layout->precision = lab_precision_of(lab_csv_cell(table, row, "precision"));
     /* If a GPU does not support GEMMs of this precision, it runs the recipe with the precision that it supports. */
-    if (layout->precision == DW_TRAIN_MXFP8 && run->hardware->rate[DW_RATE_MXFP8].value <= 0)
-        layout->precision = DW_TRAIN_FP8;
+    if (layout->precision == DW_SCHEME_MXFP8 && run->hardware->rate[DW_RATE_MXFP8].value <= 0)
+        layout->precision = DW_SCHEME_FP8_TENSOR;
     layout->virtual_stages =
         layout->pp > 1 ? whole(table, row, "vpp", guess_chunks(run, is_recipe(table, row))) : 1;
     const char *schedule = lab_csv_cell(table, row, "schedule");

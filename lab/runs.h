@@ -28,7 +28,7 @@ double lab_network_rate(const char *text,
                         int gpus_per_node); /* bytes per second and GPU; 0: not stated */
 dw_framework lab_framework_of(const char *source, const char *notes, const char *sharding, int year,
                               int tp, int pp);
-dw_train_precision lab_precision_of(const char *text);
+dw_scheme lab_precision_of(const char *text);
 void lab_recompute_of(const char *text, double layers, dw_layout *layout);
 void lab_sharding_of(const char *text, int gpus_per_node, dw_layout *layout);
 dw_pipeline_schedule lab_schedule_of(const char *text, int virtual_stages);

@@ -18,6 +18,7 @@
 #include "deepwell/graph.h"
 #include "deepwell/hardware.h"
 #include "deepwell/model.h"
+#include "deepwell/scheme.h"
 #include "deepwell/status.h"
 #include <stddef.h>
 #include <stdint.h>
@@ -73,18 +74,6 @@ typedef enum dw_recompute {
 } dw_recompute;
 DW_API const char *dw_recompute_name(dw_recompute recompute); /* "none" */
 
-typedef enum dw_train_precision {
-    DW_TRAIN_BF16, /* and FP16 */
-    DW_TRAIN_FP32,
-    DW_TRAIN_FP8,       /* one scale per tensor */
-    DW_TRAIN_FP8_ROW,   /* one scale per row */
-    DW_TRAIN_FP8_BLOCK, /* 128 x 128 and 1 x 128 */
-    DW_TRAIN_MXFP8,
-    DW_TRAIN_NVFP4,
-    DW_TRAIN_PRECISIONS
-} dw_train_precision;
-DW_API const char *dw_train_precision_name(dw_train_precision precision); /* "bf16" */
-
 /* The framework that runs the step. It decides the number of kernels per layer, what overlaps, and what is kept. */
 typedef enum dw_framework {
     DW_FRAMEWORK_OWN,
@@ -117,7 +106,9 @@ typedef struct dw_layout {
     dw_pipeline_schedule schedule;
     dw_recompute recompute;
     int recompute_layers;
-    dw_train_precision precision;
+    /* Of the GEMMs of linear layers; the others run in BF16. Priced are BF16 (FP16 runs as fast), FP32, FP8_TENSOR,
+     * FP8_ROW, FP8_BLOCK, MXFP8 and NVFP4; DW_UNSUPPORTED for the others. */
+    dw_scheme precision;
     dw_framework framework;
     int unfused_attention; /* 1: scores are written to memory, as before FlashAttention */
     int overlap_tensor, overlap_data, overlap_expert; /* 1: communication overlaps computation */
@@ -248,7 +239,7 @@ typedef struct dw_operation_cost {
     const char *name;  /* "attention output" */
     const char *pass;  /* "forward", "backward", "of inputs", "of weights" (gradients), "both" */
     const char *layer; /* "layer", "mixture", "head" */
-    int low;           /* 1: a GEMM in the recipe's format; 0: BF16 */
+    int low;           /* 1: a GEMM in the layout's precision; 0: BF16 */
     double operations; /* without a GEMM: one per two-byte element moved */
     double bytes;      /* least bytes that memory moves */
     double seconds;    /* predicted, for the kernel alone */

@@ -216,6 +216,8 @@ def _precision_of(precision: Any) -> int:
     name = str(getattr(precision, "value", precision)).lower().replace("_", "-")
     if name == "auto":
         return -1
+    if name == "fp8":  # deepwell.Precision.FP8: one scale per tensor, unless a scheme says otherwise
+        name = "fp8-tensor"
     if name not in names:
         raise DeepwellError(
             f"precision is {precision!r}; expected auto or one of {', '.join(names)}"

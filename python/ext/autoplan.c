@@ -52,7 +52,7 @@ static PyObject *autoplan_search(PyObject *self, PyObject *args) {
     request.model = &model;
     request.seq_len = seq_len;
     request.global_batch = global_batch;
-    request.precision = precision < 0 ? DW_TRAIN_PRECISIONS : (dw_train_precision)precision;
+    request.precision = precision < 0 ? DW_SCHEME_COUNT : (dw_scheme)precision;
     request.constraints = texts;
     request.constraint_count = (size_t)PyTuple_Size(constraints);
     request.what_ifs = what_ifs;
@@ -98,12 +98,12 @@ static PyObject *autoplan_text(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* autoplan_precisions() -> ("bf16", ...), indexed by value */
+/* autoplan_precisions() -> ("bf16", ...): names of schemes, indexed by value; the search refuses those it cannot price */
 static PyObject *autoplan_precisions(PyObject *self, PyObject *unused) {
-    PyObject *names = PyTuple_New(DW_TRAIN_PRECISIONS);
+    PyObject *names = PyTuple_New(DW_SCHEME_COUNT);
     (void)self, (void)unused;
-    for (int at = 0; names != NULL && at < DW_TRAIN_PRECISIONS; at++) {
-        PyObject *name = PyUnicode_FromString(dw_train_precision_name((dw_train_precision)at));
+    for (int at = 0; names != NULL && at < DW_SCHEME_COUNT; at++) {
+        PyObject *name = PyUnicode_FromString(dw_scheme_name((dw_scheme)at));
         if (name == NULL)
             Py_CLEAR(names);
         else
@@ -116,5 +116,5 @@ PyMethodDef autoplan_functions[] = {
     {"autoplan_search", autoplan_search, METH_VARARGS, "autoplan_search(...) -> JSON"},
     {"autoplan_parse", autoplan_parse, METH_VARARGS, "autoplan_parse(json) -> JSON"},
     {"autoplan_text", autoplan_text, METH_VARARGS, "autoplan_text(json, explain) -> text"},
-    {"autoplan_precisions", autoplan_precisions, METH_NOARGS, "names of recipes"},
+    {"autoplan_precisions", autoplan_precisions, METH_NOARGS, "names of schemes"},
     {0}};

@@ -151,15 +151,14 @@ static void take_product(const dw_autoplan *plan, const dw_operation_cost *cost,
     char constant[32], recipe[32] = "bf16";
     int grouped = strncmp(cost->name, "experts", 7) == 0;
     *t = (taken){0};
-    if (cost->low)
-        snprintf(recipe, sizeof recipe, "%s", dw_train_precision_name(plan->layout.precision));
+    if (cost->low) snprintf(recipe, sizeof recipe, "%s", dw_scheme_name(plan->layout.precision));
     snprintf(t->kernel, sizeof t->kernel, "the framework's library (%s, %s); none registered%s",
              grouped ? "grouped GEMM" : "cuBLASLt", recipe,
              grouped ? "" : unproven_for(plan->hardware));
     snprintf(t->source, sizeof t->source, "%s",
              grouped ? origin_of("gemm_grouped")
              : cost->low
-                 ? origin_of(plan->layout.precision == DW_TRAIN_NVFP4 ? "gemm_fp4" : "gemm_fp8")
+                 ? origin_of(plan->layout.precision == DW_SCHEME_NVFP4 ? "gemm_fp4" : "gemm_fp8")
                  : constant_of("gemm", plan->hardware->capability, constant, sizeof constant));
 }
 

@@ -37,10 +37,10 @@ static void note(const dw__planned *planned, const char *name, const char *pass,
 /* Cost of rounding an operand, relative to one scale per tensor. */
 static double quantize_factor(const dw__planned *planned) {
     switch (planned->layout->precision) {
-    case DW_TRAIN_FP8_ROW: return planned->constants->quantize_rows;
-    case DW_TRAIN_FP8_BLOCK:
-    case DW_TRAIN_MXFP8: return planned->constants->quantize_blocks;
-    case DW_TRAIN_NVFP4: return planned->constants->quantize_fp4;
+    case DW_SCHEME_FP8_ROW: return planned->constants->quantize_rows;
+    case DW_SCHEME_FP8_BLOCK:
+    case DW_SCHEME_MXFP8: return planned->constants->quantize_blocks;
+    case DW_SCHEME_NVFP4: return planned->constants->quantize_fp4;
     default: return 1;
     }
 }
@@ -245,7 +245,7 @@ void dw__head_seconds(const dw__planned *planned, dw__layer_time *time) {
     const dw_layout *layout = planned->layout;
     double t = planned->tokens, h = model->hidden;
     *time = (dw__layer_time){0};
-    /* The head's GEMMs run in BF16 under every recipe. */
+    /* The head's GEMMs run in BF16 in every precision. */
     linear(planned, "head", t, h, (double)model->vocabulary / layout->tp, 1, 0, time);
     double bytes = planned->constants->logit_bytes * t * model->vocabulary / layout->tp;
     double seconds = dw__traffic_seconds(planned, bytes);

@@ -10,11 +10,6 @@ const char *dw_recompute_name(dw_recompute recompute) {
     static const char *const names[DW_RECOMPUTES] = {"none", "selective", "full", "auto"};
     return (unsigned)recompute < DW_RECOMPUTES ? names[recompute] : "unknown";
 }
-const char *dw_train_precision_name(dw_train_precision precision) {
-    static const char *const names[DW_TRAIN_PRECISIONS] = {"bf16",      "fp32",  "fp8",  "fp8-row",
-                                                           "fp8-block", "mxfp8", "nvfp4"};
-    return (unsigned)precision < DW_TRAIN_PRECISIONS ? names[precision] : "unknown";
-}
 const char *dw_framework_name(dw_framework framework) {
     static const char *const names[DW_FRAMEWORKS] = {"deepwell",   "megatron", "megatron-lm",
                                                      "torchtitan", "fsdp",     "deepspeed",
@@ -48,14 +43,20 @@ static dw_status divides(const char *what, int64_t value, const char *by, int64_
                     (long long)value, by, (long long)divisor);
 }
 
-dw_rate dw__rate_of(dw_train_precision precision) {
-    static const dw_rate rates[DW_TRAIN_PRECISIONS] = {
-        [DW_TRAIN_BF16] = DW_RATE_BF16,     [DW_TRAIN_FP32] = DW_RATE_TF32,
-        [DW_TRAIN_FP8] = DW_RATE_FP8,       [DW_TRAIN_FP8_ROW] = DW_RATE_FP8,
-        [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
-        [DW_TRAIN_NVFP4] = DW_RATE_FP4,
-    };
-    return rates[precision];
+const dw__scheme_set dw__planned_schemes =
+    DW__SCHEME(BF16) | DW__SCHEME(FP32) | DW__SCHEME(FP8_TENSOR) | DW__SCHEME(FP8_ROW) |
+    DW__SCHEME(FP8_BLOCK) | DW__SCHEME(MXFP8) | DW__SCHEME(NVFP4);
+
+dw_rate dw__rate_of(dw_scheme precision) {
+    switch (precision) {
+    case DW_SCHEME_FP32: return DW_RATE_TF32;
+    case DW_SCHEME_FP8_TENSOR:
+    case DW_SCHEME_FP8_ROW:
+    case DW_SCHEME_FP8_BLOCK: return DW_RATE_FP8;
+    case DW_SCHEME_MXFP8: return DW_RATE_MXFP8;
+    case DW_SCHEME_NVFP4: return DW_RATE_FP4;
+    default: return DW_RATE_BF16;
+    }
 }
 
 dw_status dw_layout_check(const dw_model_sizes *model, const dw_hardware *hardware,
@@ -86,12 +87,13 @@ dw_status dw_layout_check(const dw_model_sizes *model, const dw_hardware *hardwa
             layout->tp, layout->cp, layout->pp, layout->dp, ranks, layout->gpus);
     if ((unsigned)layout->schedule >= DW_SCHEDULES ||
         (unsigned)layout->recompute >= DW_RECOMPUTES ||
-        (unsigned)layout->precision >= DW_TRAIN_PRECISIONS ||
         (unsigned)layout->framework >= DW_FRAMEWORKS || layout->zero_stage < 0 ||
         layout->zero_stage > 3)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "the layout's schedule, recompute, precision, framework or zero_stage has "
-                        "an unknown value; see planner.h");
+                        "the layout's schedule, recompute, framework or zero_stage has an unknown "
+                        "value; see planner.h");
+    DW_RETURN_IF_FAILED(
+        dw__scheme_check("the layout's precision", layout->precision, dw__planned_schemes));
     int ranks_of_experts = layout->gpus / layout->pp, etp = layout->etp      ? layout->etp
                                                             : layout->ep > 1 ? 1
                                                                              : layout->tp;
@@ -158,8 +160,8 @@ dw_status dw_layout_check(const dw_model_sizes *model, const dw_hardware *hardwa
                         "offload_optimizer need",
                         hardware->name);
     if (hardware->rate[dw__rate_of(layout->precision)].value <= 0)
-        return dw__fail(DW_UNSUPPORTED, "%s has no %s rate, which the recipe %s needs",
+        return dw__fail(DW_UNSUPPORTED, "%s has no %s rate, which the precision %s needs",
                         hardware->name, dw_rate_name(dw__rate_of(layout->precision)),
-                        dw_train_precision_name(layout->precision));
+                        dw_scheme_name(layout->precision));
     return DW_OK;
 }

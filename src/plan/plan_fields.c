@@ -1,9 +1,10 @@
 #include "plan/plan_fields.h"
+#include "plan/planner_internal.h"
 #include <string.h>
 
 /* dw__field_get reads every enumeration as an int. */
 _Static_assert(sizeof(dw_pipeline_schedule) == sizeof(int) && sizeof(dw_recompute) == sizeof(int) &&
-                   sizeof(dw_train_precision) == sizeof(int) && sizeof(dw_framework) == sizeof(int),
+                   sizeof(dw_scheme) == sizeof(int) && sizeof(dw_framework) == sizeof(int),
                "enumerations are read and written as integers");
 
 #define FIELD(structure, member, kind)                                                             \
@@ -162,7 +163,7 @@ int dw__field_value_count(dw__field_kind kind) {
     switch (kind) {
     case DW__FIELD_SCHEDULE: return DW_SCHEDULES;
     case DW__FIELD_RECOMPUTE: return DW_RECOMPUTES;
-    case DW__FIELD_PRECISION: return DW_TRAIN_PRECISIONS;
+    case DW__FIELD_PRECISION: return DW_SCHEME_COUNT;
     case DW__FIELD_FRAMEWORK: return DW_FRAMEWORKS;
     default: return 0;
     }
@@ -173,7 +174,10 @@ const char *dw__field_value_name(dw__field_kind kind, int value) {
     switch (kind) {
     case DW__FIELD_SCHEDULE: return dw_pipeline_schedule_name((dw_pipeline_schedule)value);
     case DW__FIELD_RECOMPUTE: return dw_recompute_name((dw_recompute)value);
-    case DW__FIELD_PRECISION: return dw_train_precision_name((dw_train_precision)value);
+    case DW__FIELD_PRECISION:
+        return dw__scheme_in((dw_scheme)value, dw__planned_schemes)
+                   ? dw_scheme_name((dw_scheme)value)
+                   : NULL;
     case DW__FIELD_FRAMEWORK: return dw_framework_name((dw_framework)value);
     default: return NULL;
     }

@@ -29,7 +29,8 @@ extern const dw__field_list dw__model_fields, dw__layout_fields, dw__prediction_
     dw__time_fields, dw__memory_fields, dw__statistics_fields;
 
 const dw__field *dw__field_named(dw__field_list list, const char *name, size_t length);
-/* Returns the name of an enumeration's value, or NULL if the kind is no enumeration or `value` is out of range. */
+/* Returns the name of an enumeration's value, or NULL if the kind is no enumeration, `value` is out of range, or no
+ * plan has it. */
 const char *dw__field_value_name(dw__field_kind kind, int value);
 int dw__field_value_count(dw__field_kind kind);
 int dw__field_get(const void *structure, const dw__field *field); /* every kind but REAL */

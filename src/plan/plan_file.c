@@ -124,8 +124,9 @@ static dw_status read_name(const json_t *object, const dw__field *field, int *va
     const char *text = NULL;
     DW_RETURN_IF_FAILED(dw__json_text(object, field->name, &text));
     for (int at = 0; at < dw__field_value_count(field->kind); at++) {
+        const char *name = dw__field_value_name(field->kind, at);
         *value = at;
-        if (strcmp(dw__field_value_name(field->kind, at), text) == 0) return DW_OK;
+        if (name && strcmp(name, text) == 0) return DW_OK;
     }
     return dw__fail(DW_PARSE, "%s is \"%.64s\"; see docs/autoplan.md for its values", field->name,
                     text);

@@ -48,7 +48,7 @@ dw_status dw__layout_words(const dw_layout *l, dw__text *text) {
         DW_RETURN_IF_FAILED(
             dw__text_printf(text, ", activations of %d layers on the host", l->offload_layers));
     if (l->offload_optimizer) DW_RETURN_IF_FAILED(dw__text_printf(text, ", optimizer on the host"));
-    return dw__text_printf(text, ", %s", dw_train_precision_name(l->precision));
+    return dw__text_printf(text, ", %s", dw_scheme_name(l->precision));
 }
 
 /* Writes 124000000 as "124 million". */

@@ -6,6 +6,7 @@
 #include "base/base.h"
 #include "deepwell/planner.h"
 #include "model/model_sizes.h"
+#include "number/scheme.h"
 #include "plan/planner_constants.h"
 
 typedef struct dw__operation_costs {
@@ -31,7 +32,7 @@ typedef struct dw__planned {
     /* attention_rate: FLOP/s before efficiency; attention_part: part of it that kernels reach */
     double attention_rate, attention_part;
     double elementwise;              /* factor of the framework for elementwise traffic */
-    int low;                         /* 1: the recipe quantizes linear layers */
+    int low;                         /* 1: the precision quantizes linear layers */
     dw_rate rate;                    /* of the GEMMs of linear layers */
     int micro_batches;               /* per rank and step */
     dw__operation_costs *operations; /* receives every kernel's cost; NULL: not recorded */
@@ -250,7 +251,9 @@ double dw__head_layers(const dw_model_sizes *model, const dw_layout *layout, dw_
 double dw__sharding_seconds(const dw__constants *constants, const dw_model_sizes *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw__stage_memo *memo, double *computing);
-/* The GPU's rate that a recipe's products run at. */
-dw_rate dw__rate_of(dw_train_precision precision);
+/* The GPU's rate that the GEMMs of a precision run at. */
+dw_rate dw__rate_of(dw_scheme precision);
+/* The precisions that the planner prices. */
+extern const dw__scheme_set dw__planned_schemes;
 
 #endif

@@ -70,7 +70,7 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_mo
         .atp = layout->attention_tp ? layout->attention_tp : layout->tp,
         .attended = layout->attention_tp ? (double)layout->attention_tp / layout->tp : 1,
         .shard = layout->shard ? layout->shard : layout->dp * layout->cp,
-        .low = layout->precision > DW_TRAIN_FP32,
+        .low = dw_scheme_describe(layout->precision)->block != DW_BLOCK_NONE,
         .rate = dw__rate_of(layout->precision),
         .linear_scale = 1,
         .expert_load = layout->expert_load > 0 ? layout->expert_load / 100.0 : 1,

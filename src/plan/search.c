@@ -230,7 +230,7 @@ static dw_status simplify(const dw__problem *problem, dw__meshes *meshes, const 
 
 void dw_autoplan_request_default(dw_autoplan_request *request) {
     *request = (dw_autoplan_request){
-        .struct_size = sizeof *request, .precision = DW_TRAIN_BF16, .reserve = -1, .runners_up = 5};
+        .struct_size = sizeof *request, .precision = DW_SCHEME_BF16, .reserve = -1, .runners_up = 5};
 }
 
 static dw_status check_request(const dw_autoplan_request *request) {
@@ -250,10 +250,8 @@ static dw_status check_request(const dw_autoplan_request *request) {
                         "the hardware \"%s\" has %d GPUs; a plan needs 1 to %d: give their number, "
                         "as in h100:64",
                         request->hardware->name, request->hardware->gpus, DW_HARDWARE_MOST_GPUS);
-    if ((unsigned)request->precision > DW_TRAIN_PRECISIONS)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "precision is %d; expected a value of dw_train_precision",
-                        (int)request->precision);
+    if (request->precision != DW_SCHEME_COUNT)
+        DW_RETURN_IF_FAILED(dw__scheme_check("precision", request->precision, dw__planned_schemes));
     if (!(request->reserve < request->hardware->memory.value))
         return dw__fail(DW_INVALID_ARGUMENT, "reserve is %g bytes; expected less than the GPU's %g",
                         request->reserve, request->hardware->memory.value);
@@ -267,9 +265,9 @@ static dw_status limits_of(const dw_autoplan_request *request, int64_t without,
     for (size_t at = 0; at < request->constraint_count; at++)
         if ((int64_t)at != without)
             DW_RETURN_IF_FAILED(dw__limits_add(limits, request->constraints[at]));
-    if (request->precision < DW_TRAIN_PRECISIONS) {
+    if (request->precision < DW_SCHEME_COUNT) {
         char text[48];
-        snprintf(text, sizeof text, "precision=%s", dw_train_precision_name(request->precision));
+        snprintf(text, sizeof text, "precision=%s", dw_scheme_name(request->precision));
         DW_RETURN_IF_FAILED(dw__limits_add(limits, text));
     }
     dw__limits_finish(limits);
@@ -281,9 +279,11 @@ static dw_status check_hardware(const dw__problem *problem) {
     dw_layout layout = problem->limits.base;
     layout.gpus = layout.dp = layout.global_batch = problem->hardware->gpus;
     dw_status status = DW_OK;
-    for (int at = 0; at < DW_TRAIN_PRECISIONS; at++) {
-        if (!DW__ALLOWS(&problem->limits, precision, at)) continue;
-        layout.precision = (dw_train_precision)at;
+    for (int at = 0; at < DW_SCHEME_COUNT; at++) {
+        if (!DW__ALLOWS(&problem->limits, precision, at) ||
+            !dw__scheme_in((dw_scheme)at, dw__planned_schemes))
+            continue;
+        layout.precision = (dw_scheme)at;
         status = dw_layout_check(problem->model, problem->hardware, &layout);
         if (status != DW_UNSUPPORTED) return status;
     }

@@ -76,6 +76,7 @@ static dw_status read_value(const dw__field *field, const char *text, const char
     dw_status status = DW_OK;
     for (int at = 0; at < count; at++) {
         const char *name = dw__field_value_name(field->kind, at);
+        if (!name) continue;
         if (strcmp(name, value) == 0) {
             *read = at;
             goto cleanup;

@@ -86,10 +86,10 @@ static int complexity(const dw_layout *layout) {
         [DW_SCHEDULE_ZB_H1] = 30,   [DW_SCHEDULE_ZB_H2] = 40, [DW_SCHEDULE_ZB_V] = 40,
         [DW_SCHEDULE_DUALPIPE] = 50};
     static const int recomputes[DW_RECOMPUTES] = {0, 10, 20, 0};
-    static const int precisions[DW_TRAIN_PRECISIONS] = {
-        [DW_TRAIN_BF16] = 0,     [DW_TRAIN_FP32] = 0,       [DW_TRAIN_FP8] = 30,
-        [DW_TRAIN_FP8_ROW] = 31, [DW_TRAIN_FP8_BLOCK] = 32, [DW_TRAIN_MXFP8] = 33,
-        [DW_TRAIN_NVFP4] = 50};
+    static const int precisions[DW_SCHEME_COUNT] = {
+        [DW_SCHEME_BF16] = 0,     [DW_SCHEME_FP32] = 0,       [DW_SCHEME_FP8_TENSOR] = 30,
+        [DW_SCHEME_FP8_ROW] = 31, [DW_SCHEME_FP8_BLOCK] = 32, [DW_SCHEME_MXFP8] = 33,
+        [DW_SCHEME_NVFP4] = 50};
     int sum =
         schedules[layout->schedule] + recomputes[layout->recompute] + precisions[layout->precision];
     int sizes[4] = {layout->tp, layout->cp, layout->pp, layout->ep};

@@ -113,13 +113,14 @@ static int micro_batches(const dw__problem *problem, const dw__mesh *mesh) {
 /* ---- meshes --------------------------------------------------------------------------------- */
 
 static int precision_is_there(const dw__problem *problem, int precision) {
+    if (!dw__scheme_in((dw_scheme)precision, dw__planned_schemes)) return 0;
     /* FP32 is never faster, and all kinds of FP8 have the same rate. They are planned only on request. */
     if (!problem->limits.set.precision &&
-        (precision == DW_TRAIN_FP32 || precision == DW_TRAIN_FP8_ROW ||
-         precision == DW_TRAIN_FP8_BLOCK))
+        (precision == DW_SCHEME_FP32 || precision == DW_SCHEME_FP8_ROW ||
+         precision == DW_SCHEME_FP8_BLOCK))
         return 0;
     return DW__ALLOWS(&problem->limits, precision, precision) &&
-           problem->hardware->rate[dw__rate_of((dw_train_precision)precision)].value > 0;
+           problem->hardware->rate[dw__rate_of((dw_scheme)precision)].value > 0;
 }
 
 /* For one choice of tensor and context parallelism: the possible pipeline stages and the divisors of the batch. */
@@ -149,7 +150,7 @@ static dw_status push_stages(const dw__problem *problem, dw__mesh mesh, division
 
 static dw_status push_precisions(const dw__problem *problem, dw__mesh mesh, division *d,
                                  dw__meshes *meshes) {
-    for (int at = 0; at < DW_TRAIN_PRECISIONS; at++) {
+    for (int at = 0; at < DW_SCHEME_COUNT; at++) {
         if (!precision_is_there(problem, at)) continue;
         mesh.precision = at;
         DW_RETURN_IF_FAILED(push_stages(problem, mesh, d, meshes));
@@ -275,7 +276,7 @@ void dw__mesh_layout(const dw__problem *problem, const dw__mesh *mesh, dw_layout
     layout->etp = mesh->etp;
     layout->micro_batch = mesh->micro_batch;
     layout->attention_tp = mesh->atp < mesh->tp || problem->limits.set.attention_tp ? mesh->atp : 0;
-    layout->precision = (dw_train_precision)mesh->precision;
+    layout->precision = (dw_scheme)mesh->precision;
     layout->seq_len = problem->seq_len;
     layout->global_batch = problem->global_batch;
     if (!problem->limits.set.sequence_parallel) layout->sequence_parallel = mesh->tp > 1;

@@ -301,9 +301,9 @@ static dw_status compare_usual(const dw_model_sizes *model, const dw_hardware *h
 static dw_status compare(const dw_model_sizes *model, const dw_hardware *hardware,
                          dw_simulation_figures *f, const dw_layout *layout) {
     dw_layout other = *layout;
-    other.precision = DW_TRAIN_BF16;
+    other.precision = DW_SCHEME_BF16;
     double seconds;
-    if (layout->precision == DW_TRAIN_BF16) {
+    if (layout->precision == DW_SCHEME_BF16) {
         f->speedup_bf16 = 1;
         f->speedup_bf16_reason = no_answer;
     } else {

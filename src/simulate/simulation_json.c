@@ -1,5 +1,6 @@
 /* Writes the figures as JSON, for programs and for the report page. */
 #include "hardware/hardware_internal.h"
+#include "plan/planner_internal.h"
 #include "simulate/simulate_internal.h"
 #include <stdio.h>
 #include <string.h>
@@ -113,11 +114,6 @@ static dw_status put_hardware(dw__text *out, const dw_hardware *hardware) {
 
 /* Writes the points of the roofline chart. */
 static dw_status put_operations(dw__text *out, const dw_simulation *simulation) {
-    static const char *const rates[DW_TRAIN_PRECISIONS] = {
-        [DW_TRAIN_BF16] = "bf16",   [DW_TRAIN_FP32] = "tf32",     [DW_TRAIN_FP8] = "fp8",
-        [DW_TRAIN_FP8_ROW] = "fp8", [DW_TRAIN_FP8_BLOCK] = "fp8", [DW_TRAIN_MXFP8] = "mxfp8",
-        [DW_TRAIN_NVFP4] = "fp4",
-    };
     DW_RETURN_IF_FAILED(dw__text_printf(out, "  \"operations\": ["));
     for (int at = 0; at < simulation->operation_count; at++) {
         const dw_operation_cost *o = &simulation->operations[at];
@@ -126,8 +122,8 @@ static dw_status put_operations(dw__text *out, const dw_simulation *simulation) 
             "%s\n    {\"name\": \"%s\", \"pass\": \"%s\", \"layer\": \"%s\", \"rate\": \"%s\", "
             "\"operations\": %.6g, \"bytes\": %.6g, \"seconds\": %.6g, \"times\": %.6g}",
             at ? "," : "", o->name, o->pass, o->layer,
-            rates[o->low ? simulation->layout.precision : DW_TRAIN_BF16], o->operations, o->bytes,
-            o->seconds, o->times));
+            dw_rate_name(dw__rate_of(o->low ? simulation->layout.precision : DW_SCHEME_BF16)),
+            o->operations, o->bytes, o->seconds, o->times));
     }
     return dw__text_printf(out, "\n  ],\n");
 }
@@ -185,7 +181,7 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
         dw_model_sizes_parameters(&simulation->model), l->gpus, l->tp, l->cp, l->pp, l->dp, l->ep,
         l->virtual_stages, l->zero_stage, l->micro_batch, l->global_batch, l->seq_len,
         dw_pipeline_schedule_name(l->schedule), dw_recompute_name(l->recompute),
-        l->recompute_layers, dw_train_precision_name(l->precision), dw_framework_name(l->framework),
+        l->recompute_layers, dw_scheme_name(l->precision), dw_framework_name(l->framework),
         l->offload_layers, l->offload_optimizer ? "true" : "false", f->micro_batches, f->chunks,
         f->events));
     for (int rank = 0; rank < f->ranks; rank++) {

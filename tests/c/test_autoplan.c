@@ -752,7 +752,7 @@ static void bad_requests_are_named(void **unused) {
     request.seq_len = (int64_t)1 << 40;
     refused(request, NULL, DW_INVALID_ARGUMENT, "seq_len is 1099511627776");
     request = good;
-    request.precision = DW_TRAIN_NVFP4;
+    request.precision = DW_SCHEME_NVFP4;
     refused(request, NULL, DW_UNSUPPORTED, "nvfp4");
     request = good;
     request.reserve = 1e12;
@@ -776,7 +776,7 @@ static void files_come_back_to_the_last_bit(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("b200:64");
     dw_autoplan_request request = request_of(&deepseek_v3, hardware, 4096, 1024);
-    request.precision = DW_TRAIN_PRECISIONS;
+    request.precision = DW_SCHEME_COUNT;
     request.what_ifs = 1;
     dw_autoplan *plan = plan_of(&request), *back = NULL;
     assert_int_equal(dw_autoplan_bind(plan), DW_OK);
@@ -904,7 +904,7 @@ static void ranks_lie_on_the_fabric(void **unused) {
         layout.ep = layout.virtual_stages = layout.micro_batch = layout.sequence_parallel = 1;
         layout.global_batch = 36;
         layout.seq_len = 128;
-        layout.precision = DW_TRAIN_BF16;
+        layout.precision = DW_SCHEME_BF16;
         static const dw_model_sizes small = {.layers = 4,
                                              .hidden = 2048,
                                              .heads = 16,
@@ -923,7 +923,7 @@ static void ranks_lie_on_the_fabric(void **unused) {
     /* Experts across rails, and sizes that divide a rack. */
     dw_hardware *rack = hardware_of("gb200:288");
     dw_autoplan_request request = request_of(&deepseek_v3, rack, 4096, 2304);
-    request.precision = DW_TRAIN_MXFP8;
+    request.precision = DW_SCHEME_MXFP8;
     dw_autoplan *plan = plan_of(&request);
     assert_int_equal(plan->prediction.fits, 1);
     assert_int_equal(72 % plan->layout.tp, 0);

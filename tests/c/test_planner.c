@@ -344,12 +344,12 @@ static void recipes_cost_what_they_round(void **state) {
     layout.zero_stage = 1;
     dw_prediction tensor, rows, blocks, mx;
     const struct {
-        dw_train_precision precision;
+        dw_scheme precision;
         dw_prediction *prediction;
-    } cases[] = {{DW_TRAIN_FP8, &tensor},
-                 {DW_TRAIN_FP8_ROW, &rows},
-                 {DW_TRAIN_FP8_BLOCK, &blocks},
-                 {DW_TRAIN_MXFP8, &mx}};
+    } cases[] = {{DW_SCHEME_FP8_TENSOR, &tensor},
+                 {DW_SCHEME_FP8_ROW, &rows},
+                 {DW_SCHEME_FP8_BLOCK, &blocks},
+                 {DW_SCHEME_MXFP8, &mx}};
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
         layout.precision = cases[at].precision;
         assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, cases[at].prediction), DW_OK);
@@ -373,7 +373,7 @@ static void deepseek_s_own_run_fits_and_is_near(void **state) {
     layout.zero_stage = 1;
     layout.schedule = DW_SCHEDULE_DUALPIPE;
     layout.overlap_expert = 1;
-    layout.precision = DW_TRAIN_FP8_BLOCK;
+    layout.precision = DW_SCHEME_FP8_BLOCK;
     layout.recompute = DW_RECOMPUTE_SELECTIVE;
     dw_prediction prediction, plain;
     assert_int_equal(dw_predict(&deepseek_v3, hardware, &layout, &prediction), DW_OK);
@@ -415,7 +415,7 @@ static void a_known_run_is_near(void **state) {
     dw_hardware *hardware = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 4, 8, 1, 256, 8192);
     layout.virtual_stages = 5;
-    layout.precision = DW_TRAIN_FP8;
+    layout.precision = DW_SCHEME_FP8_TENSOR;
     dw_prediction prediction;
     assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &prediction), DW_OK);
     assert_near(prediction.tokens_per_second, 1635, 0.2);
@@ -476,8 +476,18 @@ static void bad_layouts_are_refused_by_name(void **state) {
     bad.virtual_stages = 100;
     refused(&llama3_8b, hardware, &bad, "virtual_stages 100");
     bad = good;
-    bad.precision = DW_TRAIN_NVFP4;
+    bad.precision = DW_SCHEME_NVFP4;
     refused(&llama3_8b, hardware, &bad, "nvfp4");
+    static const dw_scheme unpriced[] = {DW_SCHEME_FP16, DW_SCHEME_MXFP8_E5M2, DW_SCHEME_MXFP6,
+                                         DW_SCHEME_MXFP6_E2M3, DW_SCHEME_MXFP4};
+    for (size_t i = 0; i < sizeof unpriced / sizeof *unpriced; i++) {
+        bad.precision = unpriced[i];
+        refused(&llama3_8b, hardware, &bad,
+                "is not supported: expected bf16, fp32, fp8-tensor, fp8-row, fp8-block, mxfp8 or "
+                "nvfp4");
+    }
+    bad.precision = DW_SCHEME_COUNT;
+    refused(&llama3_8b, hardware, &bad, "not a dw_scheme");
     dw_model_sizes model = llama3_8b;
     model.kv_heads = 5;
     refused(&model, hardware, &good, "key-value heads");

@@ -79,11 +79,11 @@ static void networks_are_read_as_they_are_written(void **state) {
 
 static void precisions_and_sharding_are_words(void **state) {
     (void)state;
-    assert_int_equal(lab_precision_of("FP8 (float8 linear) + BF16"), DW_TRAIN_FP8);
-    assert_int_equal(lab_precision_of("FP8-MX"), DW_TRAIN_MXFP8);
-    assert_int_equal(lab_precision_of("FP8 rowwise (bf16 all-gather)"), DW_TRAIN_FP8_ROW);
-    assert_int_equal(lab_precision_of("NVFP4"), DW_TRAIN_NVFP4);
-    assert_int_equal(lab_precision_of("BF16/FP16"), DW_TRAIN_BF16);
+    assert_int_equal(lab_precision_of("FP8 (float8 linear) + BF16"), DW_SCHEME_FP8_TENSOR);
+    assert_int_equal(lab_precision_of("FP8-MX"), DW_SCHEME_MXFP8);
+    assert_int_equal(lab_precision_of("FP8 rowwise (bf16 all-gather)"), DW_SCHEME_FP8_ROW);
+    assert_int_equal(lab_precision_of("NVFP4"), DW_SCHEME_NVFP4);
+    assert_int_equal(lab_precision_of("BF16/FP16"), DW_SCHEME_BF16);
     dw_layout layout;
     dw_layout_default(&layout);
     layout.dp = 64;
@@ -224,26 +224,26 @@ static void precisions_have_many_spellings(void **state) {
     (void)state;
     static const struct {
         const char *text;
-        dw_train_precision precision;
-    } cases[] = {{"bf16-mixed", DW_TRAIN_BF16},
-                 {"BFloat16", DW_TRAIN_BF16},
-                 {"fp16 w/ dynamic loss scaling", DW_TRAIN_BF16},
-                 {"bf16; FP8 activation storage", DW_TRAIN_BF16},
-                 {"amp_fp8", DW_TRAIN_FP8},
-                 {"FP8 hybrid (delayed scaling)", DW_TRAIN_FP8},
-                 {"FP8 current scaling", DW_TRAIN_FP8},
-                 {"FP8-E4M3 per-tensor", DW_TRAIN_FP8},
-                 {"float8 tensorwise", DW_TRAIN_FP8},
-                 {"float8 (rowwise scaling)", DW_TRAIN_FP8_ROW},
-                 {"FP8 blockwise (128x128)", DW_TRAIN_FP8_BLOCK},
-                 {"fp8 subchannel", DW_TRAIN_FP8_BLOCK},
-                 {"FP8 mxfp8 (BF16 params)", DW_TRAIN_MXFP8},
-                 {"nvfp4", DW_TRAIN_NVFP4},
-                 {"TF32", DW_TRAIN_FP32}};
+        dw_scheme precision;
+    } cases[] = {{"bf16-mixed", DW_SCHEME_BF16},
+                 {"BFloat16", DW_SCHEME_BF16},
+                 {"fp16 w/ dynamic loss scaling", DW_SCHEME_BF16},
+                 {"bf16; FP8 activation storage", DW_SCHEME_BF16},
+                 {"amp_fp8", DW_SCHEME_FP8_TENSOR},
+                 {"FP8 hybrid (delayed scaling)", DW_SCHEME_FP8_TENSOR},
+                 {"FP8 current scaling", DW_SCHEME_FP8_TENSOR},
+                 {"FP8-E4M3 per-tensor", DW_SCHEME_FP8_TENSOR},
+                 {"float8 tensorwise", DW_SCHEME_FP8_TENSOR},
+                 {"float8 (rowwise scaling)", DW_SCHEME_FP8_ROW},
+                 {"FP8 blockwise (128x128)", DW_SCHEME_FP8_BLOCK},
+                 {"fp8 subchannel", DW_SCHEME_FP8_BLOCK},
+                 {"FP8 mxfp8 (BF16 params)", DW_SCHEME_MXFP8},
+                 {"nvfp4", DW_SCHEME_NVFP4},
+                 {"TF32", DW_SCHEME_FP32}};
     for (size_t at = 0; at < DW_COUNT(cases); at++)
         if (lab_precision_of(cases[at].text) != cases[at].precision)
             fail_msg("\"%s\" is %s", cases[at].text,
-                     dw_train_precision_name(lab_precision_of(cases[at].text)));
+                     dw_scheme_name(lab_precision_of(cases[at].text)));
 }
 
 static void frameworks_are_known_by_name(void **state) {

@@ -486,21 +486,21 @@ static void speedups_are_ratios_of_predictions(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 4, 8, 128);
-    layout.precision = DW_TRAIN_FP8;
+    layout.precision = DW_SCHEME_FP8_TENSOR;
     dw_simulation *simulation = NULL;
     dw_simulation_figures f;
     assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
     dw_simulation_figures_of(simulation, &f);
     dw_layout other = layout;
     dw_prediction prediction;
-    other.precision = DW_TRAIN_BF16;
+    other.precision = DW_SCHEME_BF16;
     assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
     assert_true(fabs(f.speedup_bf16 - prediction.seconds / f.prediction.seconds) < 1e-12);
     assert_true(f.speedup_bf16 > 1);
     /* The baseline is a valid layout that fits, and its time agrees with the reported ratio; no simpler layout is
      * faster. */
     assert_int_equal(dw_predict(&llama3_70b, h100, &f.baseline_layout, &prediction), DW_OK);
-    assert_true(prediction.fits && f.baseline_layout.precision == DW_TRAIN_FP8);
+    assert_true(prediction.fits && f.baseline_layout.precision == DW_SCHEME_FP8_TENSOR);
     assert_true(fabs(f.speedup - prediction.seconds / f.prediction.seconds) < 1e-12);
     double seconds = prediction.seconds;
     int compared = 0;

@@ -200,9 +200,9 @@ def test_the_program(tmp_path):
         assert word in done.stdout
     python = dw.autoplan("llama3-8b", hw="h100:16", seq_len=8192, global_batch=64)
     assert json.loads(path.read_text()) == json.loads(python.to_json())
-    done = run(*ASKED, "--json", "--set", "tp=2", "pp<=2", "--precision", "fp8")
+    done = run(*ASKED, "--json", "--set", "tp=2", "pp<=2", "--precision", "fp8-tensor")
     layout = json.loads(done.stdout)["layout"]
-    assert layout["tp"] == 2 and layout["pp"] <= 2 and layout["precision"] == "fp8"
+    assert layout["tp"] == 2 and layout["pp"] <= 2 and layout["precision"] == "fp8-tensor"
     assert run("--help").stdout.startswith("Usage: deepwell plan")
 
 
