@@ -56,6 +56,12 @@
  *                                         dw_hadamard with random signs of seed 0, offset 0, stream 0. stochastic:
  *                                         rounding by seed and stream. bf16 has none of these three. Gradient: straight
  *                                         through
+ *   quantize_blocks(x [M,N], seed?; as quantize, without bf16) -> codes [M,N], or [N,M] with axis=0,
+ *      scales, scale f32 []               the codes and block scales whose values are quantize's y: codes of the scheme's
+ *                                         element, scales [rows of codes, blocks of a row]; square: [blocks, blocks]. The
+ *                                         reduction axis is last. A dim with blocks is a number, or a multiple of the
+ *                                         block in symbols. No gradient
+ *   dequantize_blocks(codes, scales; scheme, axis, square=0) -> bf16 [M,N]     quantize's y from codes and scales
  *  fused(x...; body) -> y...              an elementwise chain in one pass (graph/body.h). Every input
  *                                         broadcasts to the one iteration shape as `broadcast` would
  *
@@ -145,7 +151,8 @@ extern "C" {
     X(REDUCE_SUM, "reduce_sum") X(REDUCE_MAX, "reduce_max") X(REDUCE_MIN, "reduce_min")            \
     X(REDUCE_PROD, "reduce_prod") X(ARG_MAX, "arg_max") X(ARG_MIN, "arg_min")                      \
     X(CUMSUM, "cumsum") X(SORT, "sort") X(TOP_K, "top_k")                                          \
-    X(MATMUL, "matmul") X(QUANTIZE, "quantize") X(FUSED, "fused")                                  \
+    X(MATMUL, "matmul") X(QUANTIZE, "quantize") X(QUANTIZE_BLOCKS, "quantize_blocks")               \
+    X(DEQUANTIZE_BLOCKS, "dequantize_blocks") X(FUSED, "fused")                                    \
     X(MEAN, "mean") X(RELU, "relu") X(SILU, "silu") X(GELU, "gelu") X(SWIGLU, "swiglu")            \
     X(GELU_BACKWARD, "gelu_backward") X(SILU_BACKWARD, "silu_backward")                            \
     X(SOFTMAX, "softmax") X(LOG_SOFTMAX, "log_softmax") X(SOFTMAX_BACKWARD, "softmax_backward")    \

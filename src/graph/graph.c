@@ -205,7 +205,7 @@ static dw_status check_dtypes(const dw__draft *draft, const dw__op_row *row) {
     for (uint32_t i = 0; i < draft->input_count; i++) {
         if (draft->inputs[i] == DW_NONE) continue;
         dw_dtype dtype = draft->graph->values.items[draft->inputs[i]].dtype;
-        if (dw__dtype_is_code(dtype))
+        if (dw__dtype_is_code(dtype) && !row->reads_codes)
             return dw__fail(DW_TYPE,
                             "%s: %s is %s, which it does not support; expected bool, an integer or "
                             "a floating-point type of 16 bits or more",

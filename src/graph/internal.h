@@ -149,6 +149,7 @@ typedef struct dw__op_row {
     bool concatenates; /* the result is the operands side by side along attribute axis */
     bool cheap;        /* takes about one pass over operands and results: worth repeating in
                           backward instead of saving; elementwise rows and views always are */
+    bool reads_codes;  /* operands may be codes (number/dtype.h) */
     bool commutative;
     bool stops_gradient; /* the derivative is zero or undefined, so operands get no gradient */
     uint8_t min_inputs, max_inputs; /* optional operands count too; a node of a row with optional

@@ -737,22 +737,26 @@ static dw_status want_seed_and_stream(const dw__draft *draft, uint32_t index, co
     return DW_OK;
 }
 
-dw_status dw__infer_quantize(const dw__draft *draft, dw__inferred *out) {
+static dw_status read_scheme(const dw__draft *draft, dw__scheme_set set, dw_scheme *scheme) {
+    DW_RETURN_IF_FAILED(
+        named(draft, dw_scheme_find(attr_of(draft, DW_ATTR_KEY_SCHEME)->string, scheme)));
+    return dw__scheme_check(op_name(draft), *scheme, set);
+}
+
+/* Checks what quantize and quantize_blocks have in common. `set`: the schemes that the operation has. */
+static dw_status check_quantize(const dw__draft *draft, dw__scheme_set set, dw_scheme *scheme,
+                                int *axis) {
     static const dw_attr_key of_blocks[] = {DW_ATTR_KEY_SQUARE, DW_ATTR_KEY_HADAMARD,
                                             DW_ATTR_KEY_STOCHASTIC};
-    int axis;
-    dw_scheme scheme;
     DW_RETURN_IF_FAILED(want_quantizable(draft, 0));
     DW_RETURN_IF_FAILED(want_rank(draft, 0, 2));
-    DW_RETURN_IF_FAILED(
-        named(draft, dw_scheme_find(attr_of(draft, DW_ATTR_KEY_SCHEME)->string, &scheme)));
-    DW_RETURN_IF_FAILED(dw__scheme_check(op_name(draft), scheme, DW__QUANTIZED_SCHEMES));
-    DW_RETURN_IF_FAILED(read_axis(draft, 2, &axis));
+    DW_RETURN_IF_FAILED(read_scheme(draft, set, scheme));
+    DW_RETURN_IF_FAILED(read_axis(draft, 2, axis));
     DW_RETURN_IF_FAILED(want_stream(draft));
     if (has(draft, 1)) DW_RETURN_IF_FAILED(want_seed(draft, 1));
     for (size_t i = 0; i < DW_COUNT(of_blocks); i++) {
         DW_RETURN_IF_FAILED(want_flag(draft, of_blocks[i]));
-        if (int_of(draft, of_blocks[i], 0) && scheme == DW_SCHEME_BF16)
+        if (int_of(draft, of_blocks[i], 0) && *scheme == DW_SCHEME_BF16)
             return refuse(draft, DW_INVALID_ARGUMENT, "%s=1 with scheme=bf16, which has no blocks",
                           dw_attr_name(of_blocks[i]));
     }
@@ -761,8 +765,65 @@ dw_status dw__infer_quantize(const dw__draft *draft, dw__inferred *out) {
                       "hadamard=1 with square=1; a rotation is for blocks along one axis");
     if (int_of(draft, DW_ATTR_KEY_STOCHASTIC, 0))
         DW_RETURN_IF_FAILED(want_seed_and_stream(draft, 1, "stochastic rounding"));
+    return DW_OK;
+}
+
+dw_status dw__infer_quantize(const dw__draft *draft, dw__inferred *out) {
+    int axis;
+    dw_scheme scheme;
+    DW_RETURN_IF_FAILED(check_quantize(draft, DW__QUANTIZED_SCHEMES, &scheme, &axis));
     give(out, DW_BF16, 2, shape_of(draft, 0));
     return give(out, DW_F32, 0, NULL);
+}
+
+/* Number of blocks of `size` along a dim. A symbolic dim has one if all of its terms are multiples of the block. */
+static dw_status count_blocks(const dw__draft *draft, dw_dim dim, int size, dw_dim *count) {
+    if (dim >= 0) return *count = dim / size + (dim % size != 0), DW_OK;
+    if (dw_dim_div(draft->graph, dim, size, count) == DW_OK) return DW_OK;
+    return refuse(
+        draft, DW_UNSUPPORTED,
+        "the dim %s has no fixed number of blocks of %d; expected a number, or a multiple "
+        "of %d of symbols (`quantize` takes any dim)",
+        show_dim(draft, dim).text, size, size);
+}
+
+/* Shape of the scales of codes [outer, inner]. */
+static dw_status shape_of_scales(const dw__draft *draft, const dw_scheme_info *scheme,
+                                 const dw_dim *codes, dw_dim *scales) {
+    DW_RETURN_IF_FAILED(want_flag(draft, DW_ATTR_KEY_SQUARE));
+    scales[0] = codes[0];
+    if (int_of(draft, DW_ATTR_KEY_SQUARE, 0))
+        DW_RETURN_IF_FAILED(count_blocks(draft, codes[0], scheme->block, &scales[0]));
+    return count_blocks(draft, codes[1], scheme->block, &scales[1]);
+}
+
+dw_status dw__infer_quantize_blocks(const dw__draft *draft, dw__inferred *out) {
+    int axis;
+    dw_scheme scheme;
+    dw_dim scales[2];
+    DW_RETURN_IF_FAILED(check_quantize(draft, dw__exact_in_bf16, &scheme, &axis));
+    const dw_scheme_info *info = dw_scheme_describe(scheme);
+    const dw_dim *x = shape_of(draft, 0), codes[2] = {x[1 - axis], x[axis]};
+    DW_RETURN_IF_FAILED(shape_of_scales(draft, info, codes, scales));
+    give(out, info->element, 2, codes);
+    give(out, info->scale, 2, scales);
+    return give(out, DW_F32, 0, NULL);
+}
+
+dw_status dw__infer_dequantize_blocks(const dw__draft *draft, dw__inferred *out) {
+    int axis;
+    dw_scheme scheme;
+    dw_dim scales[2];
+    DW_RETURN_IF_FAILED(read_scheme(draft, dw__exact_in_bf16, &scheme));
+    const dw_scheme_info *info = dw_scheme_describe(scheme);
+    DW_RETURN_IF_FAILED(read_axis(draft, 2, &axis));
+    DW_RETURN_IF_FAILED(want_dtype(draft, 0, info->element));
+    DW_RETURN_IF_FAILED(want_dtype(draft, 1, info->scale));
+    DW_RETURN_IF_FAILED(want_rank(draft, 0, 2));
+    DW_RETURN_IF_FAILED(shape_of_scales(draft, info, shape_of(draft, 0), scales));
+    DW_RETURN_IF_FAILED(want_shape(draft, 1, 2, scales, "a scale for each block of codes"));
+    const dw_dim *codes = shape_of(draft, 0);
+    return give(out, DW_BF16, 2, (dw_dim[]){codes[1 - axis], codes[axis]});
 }
 
 /* Checks that x's rows have length K and that weight `w` and bias `b` agree. Returns the number N of results. */

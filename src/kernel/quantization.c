@@ -4,7 +4,8 @@
 enum { RUN = 16 }; /* length of a rotation */
 
 dw_status dw__quantization_of(const dw__call *call, dw__quantization *q) {
-    const dw__tensor *x = &call->inputs[0], *seed = &call->inputs[1];
+    const bool decodes = call->op == DW_OP_DEQUANTIZE_BLOCKS;
+    const dw__tensor *x = decodes ? &call->outputs[0] : &call->inputs[0], *seed = &call->inputs[1];
     *q = (dw__quantization){.rows = x->shape[0], .cols = x->shape[1]};
     dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
     q->options = options;
@@ -32,12 +33,13 @@ dw_status dw__quantization_of(const dw__call *call, dw__quantization *q) {
 
 static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-static void *scales_of(const dw__quantization *q, const void *scratch) {
-    return (char *)scratch + round_up(q->layout.code_bytes);
+dw__coded dw__quantize_in_scratch(const dw__quantization *q, void *scratch) {
+    return (dw__coded){scratch, (char *)scratch + round_up(q->layout.code_bytes)};
 }
 
 static float *rotated_of(const dw__quantization *q, void *scratch) {
-    return (float *)((char *)scales_of(q, scratch) + round_up(q->layout.scale_bytes));
+    return (float *)((char *)scratch + round_up(q->layout.code_bytes) +
+                     round_up(q->layout.scale_bytes));
 }
 
 size_t dw__quantize_scratch(const dw__quantization *q) {
@@ -68,7 +70,7 @@ static dw_status rotate(const dw__quantization *q, const float *x, int64_t row_s
 }
 
 dw_status dw__quantize_encode(const dw__quantization *q, const float *x, int64_t row_stride,
-                              void *scratch, float *scale) {
+                              dw__coded to, void *scratch, float *scale) {
     dw_block_options options = q->options;
     *scale = 1.0f;
     if (q->hadamard) {
@@ -82,18 +84,16 @@ dw_status dw__quantize_encode(const dw__quantization *q, const float *x, int64_t
         DW_RETURN_IF_FAILED(dw_amax(q->rows, q->cols, x, row_stride, &amax));
         *scale = options.tensor_scale = dw_nvfp4_tensor_scale(amax);
     }
-    return dw_block_quantize(&options, q->rows, q->cols, x, row_stride, scratch, 0,
-                             scales_of(q, scratch));
+    return dw_block_quantize(&options, q->rows, q->cols, x, row_stride, to.codes, 0, to.scales);
 }
 
-dw_status dw__quantize_decode(const dw__quantization *q, const void *scratch, int64_t first,
+dw_status dw__quantize_decode(const dw__quantization *q, dw__coded from, int64_t first,
                               int64_t count, float *result) {
     dw_block_options options = q->options;
     options.tensor_scale = 1.0f; /* multiplies the matmul's result instead */
     int64_t scale_row = options.square ? first / q->layout.block : first;
-    const char *codes = (const char *)scratch + first * q->layout.row_bytes;
-    const uint8_t *scales =
-        (const uint8_t *)scales_of(q, scratch) + scale_row * q->layout.scale_cols;
+    const char *codes = (const char *)from.codes + first * q->layout.row_bytes;
+    const uint8_t *scales = (const uint8_t *)from.scales + scale_row * q->layout.scale_cols;
     bool rows = options.axis == 1;
     return dw_block_dequantize(&options, rows ? count : q->rows, rows ? q->cols : count, codes, 0,
                                scales, result, rows ? q->cols : count);

@@ -1,4 +1,5 @@
-/* The operation `quantize` in steps on F32 matrices. Its definition and its kernel share these steps.
+/* The operations `quantize`, `quantize_blocks` and `dequantize_blocks` in steps on F32 matrices. Definitions and kernels
+ * share these steps.
  *
  *     encode: rotate (hadamard), compute the tensor scale, round to codes and block scales
  *     decode: convert a band of codes back to numbers, without the tensor scale */
@@ -16,16 +17,24 @@ typedef struct dw__quantization {
     dw_block_layout layout;
 } dw__quantization;
 
-/* Reads the call's shape and attributes, and the seed if it has data. */
+/* Codes and block scales as dw_block_quantize lays them out, contiguous. */
+typedef struct dw__coded {
+    void *codes, *scales;
+} dw__coded;
+
+/* Reads attributes, the shape of the matrix that is not coded, and the seed if it has data. */
 dw_status dw__quantization_of(const dw__call *call, dw__quantization *q);
+/* Room for codes, scales and the rotated matrix. */
 size_t dw__quantize_scratch(const dw__quantization *q);
-/* Computes codes and block scales into `scratch` and the tensor scale into *scale. Not for bf16. */
+dw__coded dw__quantize_in_scratch(const dw__quantization *q, void *scratch);
+/* Computes codes and block scales, and the tensor scale into *scale. `scratch`: dw__quantize_scratch bytes, of which
+ * the first may be `to`. Not for bf16. */
 dw_status dw__quantize_encode(const dw__quantization *q, const float *x, int64_t row_stride,
-                              void *scratch, float *scale);
+                              dw__coded to, void *scratch, float *scale);
 /* Decodes rows [first, first + count) for axis 1, else columns, to a matrix of their own. `first` must be a
  * multiple of DW_QUANTIZE_BAND. */
 enum { DW_QUANTIZE_BAND = 32 };
-dw_status dw__quantize_decode(const dw__quantization *q, const void *scratch, int64_t first,
+dw_status dw__quantize_decode(const dw__quantization *q, dw__coded from, int64_t first,
                               int64_t count, float *result);
 
 #endif

@@ -1,10 +1,13 @@
 /* Element types: sizes in memory, and codes as leaves and outputs of a graph. */
 #include "deepwell/engine.h"
-#include "kernel/kernel.h"
+#include "kernel/reference/interpret.h"
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -163,11 +166,92 @@ static void codes_are_copied_whole(void **state) {
     dw_graph_destroy(graph);
 }
 
+/* ---- codes and scales of a graph ------------------------------------------------------------- */
+
+enum { ROWS = 37, COLS = 65, OUTPUTS = 5 };
+
+/* quantize, and quantize_blocks with dequantize_blocks: y, scale; y, scale, and the codes as an output. */
+static dw_graph *make_both(const char *scheme, int axis, const char *how) {
+    char text[1024];
+    dw_graph *graph;
+    snprintf(text, sizeof text,
+             "deepwell graph 1\n\ninput %%x: f32[%d, %d]\nseed %%seed: i64[2]\n\n"
+             "%%y, %%t = quantize(%%x, %%seed) {scheme=\"%s\", axis=%d%s}\n"
+             "%%c, %%s, %%u = quantize_blocks(%%x, %%seed) {scheme=\"%s\", axis=%d%s}\n"
+             "%%z = dequantize_blocks(%%c, %%s) {scheme=\"%s\", axis=%d%s}\n\n"
+             "return %%y, %%t, %%z, %%u, %%c\n",
+             ROWS, COLS, scheme, axis, how, scheme, axis, how, scheme, axis,
+             strstr(how, "square") ? ", square=1" : "");
+    OK(dw_graph_from_text(text, &graph));
+    return graph;
+}
+
+static void expect_equal(const dw__tensor *results, const char *scheme, int axis, const char *how) {
+    for (int i = 0; i < 2; i++)
+        if (memcmp(results[i].data, results[i + 2].data, dw__tensor_bytes(&results[i])) != 0)
+            fail_msg("%s, axis %d%s: result %d differs", scheme, axis, how, i);
+}
+
+/* The values of codes and scales are quantize's, bit for bit, by the reference and by the engine's kernels; the engine's codes are the reference's. Rows of codes of E2M1 are odd. */
+static void codes_mean_what_quantize_gives(void **state) {
+    static const char *const schemes[] = {"mxfp8",      "mxfp8-e5m2", "mxfp6",
+                                          "mxfp6-e2m3", "mxfp4",      "nvfp4"};
+    static const char *const hows[] = {"", ", square=1", ", hadamard=1",
+                                       ", stochastic=1, stream=3"};
+    static float x[ROWS * COLS];
+    int64_t seed[2] = {7, 11};
+    (void)state;
+    for (int i = 0; i < ROWS * COLS; i++)
+        x[i] = ldexpf((float)(i * 2654435761u % 1999) - 999.0f, i / 32 % 40 - 20);
+    x[3] = NAN, x[200] = INFINITY, x[500] = -0.0f, x[700] = 0x1p-140f;
+    for (size_t which = 0; which < DW_COUNT(schemes) * 2 * DW_COUNT(hows); which++) {
+        const char *scheme = schemes[which / 8], *how = hows[which % 4];
+        const int axis = (int)(which / 4 % 2);
+        dw_graph *graph = make_both(scheme, axis, how);
+        dw__tensor leaves[2] = {
+            {.data = x, .dtype = DW_F32, .rank = 2, .shape = {ROWS, COLS}, .stride = {COLS, 1}},
+            {.data = seed, .dtype = DW_I64, .rank = 1, .shape = {2}, .stride = {1}}};
+        dw__tensor reference[OUTPUTS], results[OUTPUTS];
+        dw__interpret_options plain = {false};
+        OK(dw__interpret(graph, NULL, leaves, reference, &plain));
+        expect_equal(reference, scheme, axis, how);
+
+        dw_engine *engine;
+        dw_plan *plan;
+        dw_binding bound[2] = {{.data = x}, {.data = seed}}, outputs[OUTPUTS];
+        OK(dw_engine_create(graph, 0, NULL, 0, NULL, NULL, &engine));
+        OK(dw_engine_plan(engine, NULL, &plan));
+        for (int i = 0; i < OUTPUTS; i++) {
+            results[i] = reference[i];
+            results[i].data = malloc(dw__tensor_bytes(&reference[i]) + 1);
+            assert_non_null(results[i].data);
+            ((uint8_t *)results[i].data)[dw__tensor_bytes(&reference[i])] = 0xA5;
+            outputs[i] = (dw_binding){.data = results[i].data};
+        }
+        void *arena = dw__malloc_aligned(dw_plan_arena_bytes(plan) + 1);
+        assert_non_null(arena);
+        OK(dw_plan_forward(plan, arena, bound, outputs, NULL));
+        expect_equal(results, scheme, axis, how);
+        for (int i = 0; i < OUTPUTS; i++) {
+            size_t bytes = dw__tensor_bytes(&reference[i]);
+            if (memcmp(results[i].data, reference[i].data, bytes) != 0)
+                fail_msg("%s, axis %d%s: the engine's result %d", scheme, axis, how, i);
+            assert_int_equal(((uint8_t *)results[i].data)[bytes], 0xA5);
+            free(results[i].data);
+            dw__free_aligned(reference[i].data);
+        }
+        dw__free_aligned(arena);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+        dw_graph_destroy(graph);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_and_sizes),        cmocka_unit_test(bytes_of_tensors),
         cmocka_unit_test(strides_of_codes),       cmocka_unit_test(operations_refuse_codes),
-        cmocka_unit_test(codes_are_copied_whole),
+        cmocka_unit_test(codes_are_copied_whole), cmocka_unit_test(codes_mean_what_quantize_gives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

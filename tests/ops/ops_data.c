@@ -282,10 +282,12 @@ dw_status ops_operands_create(const ops_case *c, ops_layout layout, ops_data dat
         tensor->rank = spec->rank;
         memcpy(tensor->shape, spec->shape, sizeof tensor->shape);
         bool plain = spec->fill == OPS_FILL_SEED || is_derived(c->op, i) ||
+                     dw__dtype_is_code(spec->dtype) || /* codes have no views */
                      (i == 0 && c->op == DW_OP_SOFTMAX_BACKWARD) ||
                      (i == 0 && c->op == DW_OP_LOG_SOFTMAX_BACKWARD);
         int64_t elements = lay_out(tensor, plain ? OPS_CONTIGUOUS : layout);
-        DW_TRY(ops_block_create((size_t)elements * dw_dtype_bytes(spec->dtype), &out->blocks[i]));
+        DW_TRY(ops_block_create((size_t)(elements * dw_dtype_bits(spec->dtype) + 7) / 8,
+                                &out->blocks[i]));
         tensor->data = out->blocks[i].data;
         fill(c, spec, data, &random, tensor, elements);
     }
@@ -311,7 +313,7 @@ dw_status ops_operands_perturbed(const ops_operands *from, double relative, uint
         if (is_float) copy->dtype = DW_F64;
         dw__tensor_set_contiguous(copy);
         int64_t count = dw__tensor_count(copy);
-        DW_TRY(ops_block_create((size_t)count * dw_dtype_bytes(copy->dtype), &out->blocks[i]));
+        DW_TRY(ops_block_create(dw__tensor_bytes(copy), &out->blocks[i]));
         copy->data = out->blocks[i].data;
         if (!is_float) dw__tensor_copy(copy, source);
         for (int64_t j = 0; is_float && j < count; j++) {

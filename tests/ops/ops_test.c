@@ -56,11 +56,13 @@ static void forget(dw__tensor *tensors, uint32_t count) {
 /* Operations whose result is discontinuous: its change under a perturbation does not show its condition. */
 static bool is_discontinuous(dw_op op) {
     return op == DW_OP_FLOOR || op == DW_OP_CEIL || op == DW_OP_SIGN || op == DW_OP_REM ||
-           op == DW_OP_QUANTIZE;
+           op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS;
 }
 
 /* Operations whose result is one of a format's numbers: either right or wrong. */
-static bool is_exact(dw_op op) { return op == DW_OP_QUANTIZE; }
+static bool is_exact(dw_op op) {
+    return op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS;
+}
 
 static dw_status interpret(const dw_graph *graph, const ops_operands *operands,
                            dw__tensor *results) {

@@ -1,5 +1,6 @@
-/* quantize for F32 matrices: the codecs (number/) round in the operation's scratch. The kernel then decodes
- * the codes to contiguous BF16, band by band. */
+/* quantize, quantize_blocks and dequantize_blocks. The codecs (number/) round an F32 matrix: quantize_blocks has them
+ * write its results, quantize its scratch, from which it decodes contiguous BF16, band by band, as dequantize_blocks
+ * does. */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/quantization.h"
@@ -13,7 +14,7 @@ typedef struct job {
     const float *x;
     int64_t row_stride;
     uint16_t *y;
-    void *scratch;
+    dw__coded coded;
     char *worker_bands;
     size_t band_bytes;
     _Atomic int failed;
@@ -37,7 +38,7 @@ static dw_status decode_band(const job *j, int64_t index, int worker) {
     int64_t first = index * DW_QUANTIZE_BAND, count = band_extent(q) - first;
     if (count > DW_QUANTIZE_BAND) count = DW_QUANTIZE_BAND;
     float *band = (float *)(j->worker_bands + (size_t)worker * j->band_bytes);
-    DW_RETURN_IF_FAILED(dw__quantize_decode(q, j->scratch, first, count, band));
+    DW_RETURN_IF_FAILED(dw__quantize_decode(q, j->coded, first, count, band));
     if (q->options.axis == 1) {
         round_row(band, count * q->cols, j->y + first * q->cols);
     } else {
@@ -64,10 +65,18 @@ static void round_task(void *context, int64_t index, int worker) {
         round_row(j->x + row * j->row_stride, j->q.cols, j->y + row * j->q.cols);
 }
 
-static bool fits(const dw__call *call) {
-    const dw__tensor *x = &call->inputs[0];
+static bool rows_of_f32(const dw__tensor *x) {
     return x->dtype == DW_F32 && (x->stride[1] == 1 || x->shape[1] == 1) &&
-           (x->stride[0] >= x->shape[1] || x->shape[0] == 1) && call->outputs[0].dtype == DW_BF16;
+           (x->stride[0] >= x->shape[1] || x->shape[0] == 1);
+}
+
+static bool fits(const dw__call *call) {
+    return rows_of_f32(&call->inputs[0]) && call->outputs[0].dtype == DW_BF16;
+}
+static bool fits_blocks(const dw__call *call) { return rows_of_f32(&call->inputs[0]); }
+static bool fits_codes(const dw__call *call) {
+    return dw__tensor_is_contiguous(&call->inputs[0]) &&
+           dw__tensor_is_contiguous(&call->inputs[1]) && call->outputs[0].dtype == DW_BF16;
 }
 
 static size_t shared_bytes(const dw__quantization *q) {
@@ -79,27 +88,71 @@ static size_t scratch_bytes(const dw__call *call) {
     if (dw__quantization_of(call, &q) != DW_OK || q.bf16) return 0;
     return shared_bytes(&q) + (size_t)dw__pool_threads() * band_bytes(&q);
 }
+static size_t scratch_of_blocks(const dw__call *call) {
+    dw__quantization q;
+    return dw__quantization_of(call, &q) == DW_OK ? shared_bytes(&q) : 0;
+}
+static size_t scratch_of_codes(const dw__call *call) {
+    dw__quantization q;
+    if (dw__quantization_of(call, &q) != DW_OK) return 0;
+    return (size_t)dw__pool_threads() * band_bytes(&q);
+}
+
+static int64_t row_stride_of(const dw__call *call) {
+    const dw__tensor *x = &call->inputs[0];
+    return x->shape[0] == 1 ? x->shape[1] : x->stride[0];
+}
+
+/* Decodes the job's codes, with bands at `bands`. */
+static dw_status decode(job *j, char *bands) {
+    j->worker_bands = bands;
+    j->band_bytes = band_bytes(&j->q);
+    if (j->y)
+        dw__pool_run((band_extent(&j->q) + DW_QUANTIZE_BAND - 1) / DW_QUANTIZE_BAND, decode_task,
+                     j);
+    return atomic_load(&j->failed) ? decode_band(j, 0, 0) : DW_OK; /* for this thread's message */
+}
+
+static bool is_empty(const dw__quantization *q) { return q->rows == 0 || q->cols == 0; }
 
 static dw_status run(const dw__call *call, void *scratch) {
-    job j = {.x = call->inputs[0].data, .y = call->outputs[0].data, .scratch = scratch};
+    job j = {.x = call->inputs[0].data, .y = call->outputs[0].data};
     float scale = 1.0f;
     DW_RETURN_IF_FAILED(dw__quantization_of(call, &j.q));
     const dw__quantization *q = &j.q;
-    j.row_stride = q->rows == 1 ? q->cols : call->inputs[0].stride[0];
-    bool empty = q->rows == 0 || q->cols == 0;
+    j.row_stride = row_stride_of(call);
     if (q->bf16) {
-        if (j.y && !empty)
+        if (j.y && !is_empty(q))
             dw__pool_run((q->rows + rows_per_task(q) - 1) / rows_per_task(q), round_task, &j);
-    } else if (!empty) {
-        DW_RETURN_IF_FAILED(dw__quantize_encode(q, j.x, j.row_stride, scratch, &scale));
-        j.worker_bands = (char *)scratch + shared_bytes(q);
-        j.band_bytes = band_bytes(q);
-        int64_t bands = (band_extent(q) + DW_QUANTIZE_BAND - 1) / DW_QUANTIZE_BAND;
-        if (j.y) dw__pool_run(bands, decode_task, &j);
-        if (atomic_load(&j.failed)) return decode_band(&j, 0, 0); /* for this thread's message */
+    } else if (!is_empty(q)) {
+        j.coded = dw__quantize_in_scratch(q, scratch);
+        DW_RETURN_IF_FAILED(dw__quantize_encode(q, j.x, j.row_stride, j.coded, scratch, &scale));
+        DW_RETURN_IF_FAILED(decode(&j, (char *)scratch + shared_bytes(q)));
     }
     if (call->outputs[1].data) *(float *)call->outputs[1].data = scale;
     return DW_OK;
+}
+
+static dw_status run_blocks(const dw__call *call, void *scratch) {
+    dw__quantization q;
+    float scale = 1.0f;
+    DW_RETURN_IF_FAILED(dw__quantization_of(call, &q));
+    if (!is_empty(&q)) {
+        /* A result that nobody reads is written to the scratch. */
+        dw__coded to = dw__quantize_in_scratch(&q, scratch);
+        if (call->outputs[0].data) to.codes = call->outputs[0].data;
+        if (call->outputs[1].data) to.scales = call->outputs[1].data;
+        DW_RETURN_IF_FAILED(dw__quantize_encode(&q, call->inputs[0].data, row_stride_of(call), to,
+                                                scratch, &scale));
+    }
+    if (call->outputs[2].data) *(float *)call->outputs[2].data = scale;
+    return DW_OK;
+}
+
+static dw_status run_codes(const dw__call *call, void *scratch) {
+    job j = {.y = call->outputs[0].data, .coded = {call->inputs[0].data, call->inputs[1].data}};
+    DW_RETURN_IF_FAILED(dw__quantization_of(call, &j.q));
+    return is_empty(&j.q) ? DW_OK : decode(&j, scratch);
 }
 
 static const dw__kernel quantize_bands = {
@@ -112,4 +165,25 @@ static const dw__kernel quantize_bands = {
     .tolerance_factor = 1.0,
 };
 
-const dw__kernel *const dw__kernels_cpu_quantize[] = {&quantize_bands, NULL};
+static const dw__kernel quantize_blocks = {
+    .name = "cpu.quantize_blocks",
+    .op = DW_OP_QUANTIZE_BLOCKS,
+    .source = "ours, codecs in C per instruction set",
+    .fits = fits_blocks,
+    .scratch_bytes = scratch_of_blocks,
+    .run = run_blocks,
+    .tolerance_factor = 1.0,
+};
+
+static const dw__kernel dequantize_bands = {
+    .name = "cpu.dequantize_blocks",
+    .op = DW_OP_DEQUANTIZE_BLOCKS,
+    .source = "ours, codecs in C per instruction set",
+    .fits = fits_codes,
+    .scratch_bytes = scratch_of_codes,
+    .run = run_codes,
+    .tolerance_factor = 1.0,
+};
+
+const dw__kernel *const dw__kernels_cpu_quantize[] = {&quantize_bands, &quantize_blocks,
+                                                      &dequantize_bands, NULL};

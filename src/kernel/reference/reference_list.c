@@ -88,6 +88,8 @@ static const dw__kernel kernels[DW_OP_COUNT] = {
     PRIMITIVE(TOP_K, "top_k", dw__reference_sort),
     PRIMITIVE(MATMUL, "matmul", dw__reference_matmul),
     PRIMITIVE(QUANTIZE, "quantize", dw__reference_quantize),
+    PRIMITIVE(QUANTIZE_BLOCKS, "quantize_blocks", dw__reference_quantize_blocks),
+    PRIMITIVE(DEQUANTIZE_BLOCKS, "dequantize_blocks", dw__reference_dequantize_blocks),
     [DW_OP_FUSED] = {.name = "reference.fused",
                      .op = DW_OP_FUSED,
                      .source = "ours, element by element",

@@ -8,6 +8,10 @@
 void dw__tensor_copy(dw__tensor *to, const dw__tensor *from) {
     size_t bytes = dw_dtype_bytes(from->dtype);
     if (dw__tensor_count(from) == 0) return;
+    if (dw__dtype_is_code(from->dtype)) { /* contiguous; elements may share a byte */
+        memcpy(to->data, from->data, dw__tensor_bytes(from));
+        return;
+    }
     int64_t to_index[DW_MAX_RANK] = {0}, from_index[DW_MAX_RANK] = {0};
     do {
         memcpy(dw__element(to, dw__index_offset(to->rank, to->stride, to_index)),

@@ -1,8 +1,9 @@
-/* `quantize` with the codecs' own functions, on a contiguous copy of the matrix. */
+/* `quantize`, `quantize_blocks` and `dequantize_blocks` with the codecs' own functions, on contiguous copies. */
 #include "kernel/quantization.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"
 #include "number/half.h"
+#include <string.h>
 
 static void load(const dw__tensor *x, float *out) {
     for (int64_t i = 0; i < x->shape[0]; i++)
@@ -35,8 +36,9 @@ dw_status dw__reference_quantize(const dw__call *call, void *unused) {
     if (!values || !scratch) DW_TRY(dw__fail_memory("a matrix to quantize", bytes + scratch_bytes));
     load(&call->inputs[0], values);
     if (!q.bf16) {
-        DW_TRY(dw__quantize_encode(&q, values, q.cols, scratch, &scale));
-        DW_TRY(dw__quantize_decode(&q, scratch, 0, q.options.axis == 1 ? q.rows : q.cols, values));
+        const dw__coded coded = dw__quantize_in_scratch(&q, scratch);
+        DW_TRY(dw__quantize_encode(&q, values, q.cols, coded, scratch, &scale));
+        DW_TRY(dw__quantize_decode(&q, coded, 0, q.options.axis == 1 ? q.rows : q.cols, values));
     }
     round_to_bf16(values, count);
     if (call->outputs[0].data) store(values, &call->outputs[0]);
@@ -44,5 +46,51 @@ dw_status dw__reference_quantize(const dw__call *call, void *unused) {
 cleanup:
     dw__free_aligned(values);
     dw__free_aligned(scratch);
+    return status;
+}
+
+/* Bytes of codes and of scales are results as they are. */
+static void put_bytes(const dw__tensor *out, const void *bytes) {
+    if (out->data) memcpy(out->data, bytes, dw__tensor_bytes(out));
+}
+
+dw_status dw__reference_quantize_blocks(const dw__call *call, void *unused) {
+    (void)unused;
+    dw_status status = DW_OK;
+    dw__quantization q;
+    float scale = 1.0f;
+    DW_RETURN_IF_FAILED(dw__quantization_of(call, &q));
+    size_t bytes = (size_t)(q.rows * q.cols) * sizeof(float),
+           scratch_bytes = dw__quantize_scratch(&q);
+    float *values = dw__malloc_aligned(bytes + 1);
+    void *scratch = dw__malloc_aligned(scratch_bytes + 1);
+    if (!values || !scratch) DW_TRY(dw__fail_memory("a matrix to quantize", bytes + scratch_bytes));
+    load(&call->inputs[0], values);
+    const dw__coded coded = dw__quantize_in_scratch(&q, scratch);
+    DW_TRY(dw__quantize_encode(&q, values, q.cols, coded, scratch, &scale));
+    put_bytes(&call->outputs[0], coded.codes);
+    put_bytes(&call->outputs[1], coded.scales);
+    if (call->outputs[2].data) store(&scale, &call->outputs[2]);
+cleanup:
+    dw__free_aligned(values);
+    dw__free_aligned(scratch);
+    return status;
+}
+
+dw_status dw__reference_dequantize_blocks(const dw__call *call, void *unused) {
+    (void)unused;
+    dw_status status = DW_OK;
+    dw__quantization q;
+    DW_RETURN_IF_FAILED(dw__quantization_of(call, &q));
+    int64_t count = q.rows * q.cols;
+    size_t bytes = (size_t)count * sizeof(float);
+    float *values = dw__malloc_aligned(bytes + 1);
+    if (!values) return dw__fail_memory("a dequantized matrix", bytes);
+    const dw__coded coded = {call->inputs[0].data, call->inputs[1].data};
+    DW_TRY(dw__quantize_decode(&q, coded, 0, q.options.axis == 1 ? q.rows : q.cols, values));
+    round_to_bf16(values, count);
+    if (call->outputs[0].data) store(values, &call->outputs[0]);
+cleanup:
+    dw__free_aligned(values);
     return status;
 }

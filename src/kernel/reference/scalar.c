@@ -14,7 +14,11 @@ dw__scalar dw__scalar_load(const void *data, dw_dtype dtype, int64_t offset) {
     case DW_F16: value.number = dw__f16_to_f32(((const uint16_t *)data)[offset]); break;
     case DW_F32: value.number = ((const float *)data)[offset]; break;
     case DW_F64: value.number = ((const double *)data)[offset]; break;
-    default: break; /* codes: no operation loads or stores them by the element */
+    default: /* the code */
+        value.integer = dtype == DW_E2M1
+                            ? ((const uint8_t *)data)[offset / 2] >> offset % 2 * 4 & 0xF
+                            : ((const uint8_t *)data)[offset];
+        break;
     }
     return value;
 }
@@ -36,12 +40,19 @@ void dw__scalar_store(void *data, dw_dtype dtype, int64_t offset, dw__scalar val
     case DW_F16: ((uint16_t *)data)[offset] = dw__f32_to_f16(to_f32(value.number)); break;
     case DW_F32: ((float *)data)[offset] = to_f32(value.number); break;
     case DW_F64: ((double *)data)[offset] = value.number; break;
-    default: break; /* codes: no operation loads or stores them by the element */
+    default:
+        if (dtype == DW_E2M1) {
+            uint8_t *pair = (uint8_t *)data + offset / 2;
+            const int shift = offset % 2 * 4;
+            *pair = (uint8_t)((*pair & ~(0xF << shift)) | (value.integer & 0xF) << shift);
+        } else {
+            ((uint8_t *)data)[offset] = (uint8_t)value.integer;
+        }
     }
 }
 
 dw__scalar dw__scalar_round(dw__scalar value, dw_dtype dtype) {
-    int64_t stored;
+    int64_t stored = 0;
     dw__scalar_store(&stored, dtype, 0, value);
     return dw__scalar_load(&stored, dtype, 0);
 }

@@ -10,7 +10,7 @@
 
 typedef union dw__scalar {
     double number;   /* floating-point types */
-    int64_t integer; /* bool (0 or 1), i32, i64 */
+    int64_t integer; /* bool (0 or 1), i32, i64, codes */
 } dw__scalar;
 
 /* `offset` counts elements from `data`. */
