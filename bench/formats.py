@@ -54,7 +54,7 @@ def ways_of(source: torch.Tensor, result: torch.Tensor, threads: int) -> dict:
         outer, _, row_bytes, scale_rows, scale_cols, _, scale = layout
         codes = torch.zeros(outer * row_bytes, dtype=torch.uint8)
         scales = torch.zeros(
-            scale_rows * scale_cols * (4 if scale >= len(numbers.FORMATS) else 1), dtype=torch.uint8
+            scale_rows * scale_cols * (4 if scale == "f32" else 1), dtype=torch.uint8
         )
 
         def quantize(options=options, codes=codes, scales=scales):

@@ -42,7 +42,7 @@ extern "C" {
     X(F32, "F32", 4)                                                                               \
     X(F64, "F64", 8)
 
-/* Element types in files. The graph has fewer. */
+/* Element types in files. Not all of them are types of a graph (deepwell/dtype.h). */
 typedef enum dw_stored_dtype {
 #define DW_STORED_DTYPE_ENUM(key, name, bytes) DW_STORED_##key,
     DW_STORED_DTYPE_MAP(DW_STORED_DTYPE_ENUM)

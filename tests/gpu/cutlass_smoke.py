@@ -20,7 +20,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t
 import numpy as np
 
 _PRODUCT, _GROUPED, _ATTENTION = range(3)
-_BF16, _MXFP8, _NVFP4 = range(3)
+_BF16, _MXFP8, _NVFP4 = 0, 6, 11  # dw_scheme
 _POISON = 0x7FC5  # a NaN in BF16; byte matrices get NaNs of E4M3 and E8M0 instead
 _MARGIN = 64  # guard elements before and after every matrix
 
@@ -73,7 +73,7 @@ class Kernel(ctypes.Structure):
     _fields_ = [
         ("name", c_char_p),
         ("kind", c_int),
-        ("type", c_int),
+        ("scheme", c_int),
         ("capability", c_int),
         ("what", c_char_p),
         ("shown", c_char_p),
@@ -89,7 +89,7 @@ class Provider:
         self.library.deepwell_cutlass_error.restype = c_char_p
         self.library.deepwell_cutlass_version.restype = c_char_p
         count = c_size_t()
-        rows = self.library.deepwell_cutlass_kernels(2, ctypes.byref(count))
+        rows = self.library.deepwell_cutlass_kernels(3, ctypes.byref(count))
         self.kernels = [rows[i] for i in range(count.value)]
         self.version = self.library.deepwell_cutlass_version().decode()
 
@@ -276,8 +276,8 @@ def run_product(
 ) -> float:
     m, n, k, beta, exact, cluster = case
     random = np.random.default_rng(seed)
-    a, a_scales, a_values = operand(runtime, random, kernel.type, m, k, exact)
-    b, b_scales, b_values = operand(runtime, random, kernel.type, n, k, exact)
+    a, a_scales, a_values = operand(runtime, random, kernel.scheme, m, k, exact)
+    b, b_scales, b_values = operand(runtime, random, kernel.scheme, n, k, exact)
     c_codes = to_bf16(random.integers(-8, 9, (m, n)) if exact else random.standard_normal((m, n)))
     c = Matrix(runtime, c_codes, _POISON)
     d = Matrix(runtime, np.full((m, n), _POISON, np.uint16), _POISON)
@@ -303,7 +303,7 @@ def run_product(
     provider.launch(runtime, kernel, call)
     right = alpha * (a_values @ b_values.T) + beta * from_bf16(c_codes)
     codes = d.read()
-    if exact and kernel.type == _BF16:  # sums of small integers: one rounding, bit for bit
+    if exact and kernel.scheme == _BF16:  # sums of small integers: one rounding, bit for bit
         return 0.0 if (from_bf16(codes) == from_bf16(to_bf16(right))).all() else math.inf
     magnitude = alpha * (np.abs(a_values) @ np.abs(b_values.T)) + np.abs(beta * from_bf16(c_codes))
     return used(from_bf16(codes), right, product_bound(magnitude, right, k))
@@ -447,7 +447,7 @@ def check(provider: Provider, runtime: Runtime, kernels: list[Kernel], quick: bo
     good = True
     for kernel in kernels:
         cases, run = {
-            _PRODUCT: (_PRODUCTS if kernel.type == _BF16 else _SCALED, run_product),
+            _PRODUCT: (_PRODUCTS if kernel.scheme == _BF16 else _SCALED, run_product),
             _GROUPED: (_GROUPS, run_grouped),
             _ATTENTION: (_ATTENTIONS, run_attention),
         }[kernel.kind]
@@ -472,7 +472,7 @@ def check_refusals(provider: Provider, runtime: Runtime, kernels: list[Kernel]) 
         ({"n": 60}, "16 bytes"),
         ({"k": 63}, "16 bytes"),
     ]
-    (kernel, *_) = (k for k in kernels if k.kind == _PRODUCT and k.type == _BF16)
+    (kernel, *_) = (k for k in kernels if k.kind == _PRODUCT and k.scheme == _BF16)
     told = 0
     for change, words in wrong:
         call = Product(**{"size_of": ctypes.sizeof(Product), "alpha": 1.0, **fine, **change})
@@ -539,7 +539,7 @@ def time(provider: Provider, kernels: list[Kernel]) -> bool:
 
         report("torch.matmul", lambda: torch.matmul(a, b.T, out=d))
         for kernel in kernels:
-            if kernel.kind != _PRODUCT or kernel.type != _BF16:
+            if kernel.kind != _PRODUCT or kernel.scheme != _BF16:
                 continue
             call = Product(
                 size_of=ctypes.sizeof(Product),

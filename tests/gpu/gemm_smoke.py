@@ -42,7 +42,7 @@ import cutlass_smoke as smoke
 import numpy as np
 
 _DW_BF16, _DW_UNSUPPORTED = 3, 4
-_MXFP8_E4M3, _NVFP4 = 0, 5
+_SCHEMES = {"BF16": smoke._BF16, "MXFP8": smoke._MXFP8, "NVFP4": smoke._NVFP4}
 _EMULATED = "DEEPWELL_EMULATE_ARCH" in os.environ  # which has no graphs
 
 
@@ -112,9 +112,7 @@ class Deepwell:
             SimpleNamespace(
                 name=row["name"],
                 grouped=row["operation"] != "gemm",
-                type=[row["elements"].startswith(x) for x in ("BF16", "MXFP8", "NVFP4")].index(
-                    True
-                ),
+                scheme=_SCHEMES[row["elements"].split()[0]],
             )
             for row in json.loads(text.value.decode())
             if row["name"].startswith(f"cutlass.sm{capability}.")
@@ -152,18 +150,18 @@ class Stream:
 def run_product(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> float:
     m, n, k, beta, exact, in_place = case
     random = np.random.default_rng(seed)
-    a, a_scales, a_values = smoke.operand(runtime, random, kernel.type, m, k, exact)
-    b, b_scales, b_values = smoke.operand(runtime, random, kernel.type, n, k, exact)
+    a, a_scales, a_values = smoke.operand(runtime, random, kernel.scheme, m, k, exact)
+    b, b_scales, b_values = smoke.operand(runtime, random, kernel.scheme, n, k, exact)
     c_codes = smoke.to_bf16(
         random.integers(-8, 9, (m, n)) if exact else random.standard_normal((m, n))
     )
     poison = np.full((m, n), smoke._POISON, np.uint16)
     d = smoke.Matrix(runtime, c_codes if in_place else poison, smoke._POISON)
     residual = d if in_place else smoke.Matrix(runtime, c_codes, smoke._POISON) if beta else None
-    scaled, alpha = kernel.type != smoke._BF16, 1.0 if exact else 0.75
+    scaled, alpha = kernel.scheme != smoke._BF16, 1.0 if exact else 0.75
     factors = np.array([1.75, 0.40625], np.float32)
     at = runtime.put(factors) if scaled else 0
-    unit = 2 if kernel.type == smoke._NVFP4 else 1  # strides of codes are in bytes
+    unit = 2 if kernel.scheme == smoke._NVFP4 else 1  # strides of codes are in bytes
     call = DwGemm(
         struct_size=ctypes.sizeof(DwGemm),
         dtype=_DW_BF16,
@@ -182,7 +180,7 @@ def run_product(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
         call.residual = DwMatrix(residual.data, residual.stride)
     if scaled:
         call.quantized = 1
-        call.scheme_a = call.scheme_b = _MXFP8_E4M3 if kernel.type == smoke._MXFP8 else _NVFP4
+        call.scheme_a = call.scheme_b = kernel.scheme
         call.scales_a, call.scales_b = a_scales, b_scales
         call.factor_a, call.factor_b = at, at + 4
         alpha *= float(factors[0]) * float(factors[1])
@@ -205,7 +203,7 @@ def run_product(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
 def _products(kernel: SimpleNamespace) -> list[tuple]:
     """m, n, k, whether there is a residual, whether operands are whole numbers, and whether the
     residual is D."""
-    cases = smoke._PRODUCTS if kernel.type == smoke._BF16 else smoke._SCALED
+    cases = smoke._PRODUCTS if kernel.scheme == smoke._BF16 else smoke._SCALED
     return [
         *((m, n, k, bool(beta), exact, False) for m, n, k, beta, exact, _ in cases),
         (301, 264, 160, True, False, True),
@@ -287,7 +285,6 @@ def is_refused(deepwell: Deepwell, kernel: SimpleNamespace, words: str) -> bool:
             )
             status = deepwell.library.dw_grouped_gemm_supported(ctypes.byref(call))
         else:
-            scheme = _NVFP4 if kernel.type == smoke._NVFP4 else _MXFP8_E4M3
             call = DwGemm(
                 struct_size=ctypes.sizeof(DwGemm),
                 dtype=_DW_BF16,
@@ -299,9 +296,9 @@ def is_refused(deepwell: Deepwell, kernel: SimpleNamespace, words: str) -> bool:
                 b=DwMatrix(None, 64),
                 d=DwMatrix(None, 64),
                 residual=DwMatrix(residual, 64),
-                quantized=kernel.type != smoke._BF16,
-                scheme_a=scheme,
-                scheme_b=scheme,
+                quantized=kernel.scheme != smoke._BF16,
+                scheme_a=kernel.scheme,
+                scheme_b=kernel.scheme,
                 kernel=kernel.name.encode(),
             )
             status = deepwell.library.dw_gemm_supported(ctypes.byref(call))
@@ -319,7 +316,7 @@ def check(deepwell, runtime, stream, kernels: list, options: argparse.Namespace)
             refused = is_refused(deepwell, kernel, options.refused)
             good &= refused
             print(f"{kernel.name:32} {'refused' if refused else 'NOT REFUSED'}", flush=True)
-            if kernel.type != smoke._BF16:
+            if kernel.scheme != smoke._BF16:
                 continue  # no other kernel computes it instead
         cases = smoke._GROUPS if kernel.grouped else _products(kernel)
         for i, case in enumerate(cases[:2] if options.quick else cases):
@@ -355,7 +352,7 @@ def cost(deepwell: Deepwell, runtime: smoke.Runtime, kernels: list) -> None:
         runtime.check(runtime.library.cudaDeviceSynchronize())
         return 1e6 * (time.perf_counter() - began) / calls
 
-    for kernel in (kernel for kernel in kernels if kernel.type == smoke._BF16):
+    for kernel in (kernel for kernel in kernels if kernel.scheme == smoke._BF16):
         if kernel.grouped:
             continue
         named = DwGemm(
