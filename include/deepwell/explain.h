@@ -8,7 +8,8 @@
  * in this order: "deepwell", "cudnn", "flash", "efficient", "math". The default is the first one that supports the
  * call. Once those of the first three that support it have been measured on this GPU for this class of shapes, a later
  * one replaces the default if it is faster by more than 3 % and by more than three standard errors of the difference.
- * A call with gradients is judged by forward and backward together.
+ * A call with gradients is judged by forward and backward together. dw_attention_choose decides; the explanation of a call
+ * and the Python package use its answer.
  *
  * Measurements are kept on disk, one file per GPU model (DEEPWELL_CACHE, see deepwell/jit.h). They are made once, and a
  * later run decides the same. The member `kernel` of a call is ignored here. "cutlass" is a candidate for compute
@@ -57,8 +58,15 @@ DW_API dw_status dw_attention_class(const dw_attention *call, bool backward, cha
 /* The class as a number, different for different classes. 0: the call has no class. */
 DW_API uint64_t dw_attention_class_number(const dw_attention *call, bool backward);
 
+/* Returns whether a call may be run by another candidate that stores no scores. Such calls are measured. Deepwell runs the
+ * others wherever its kernels support them: scaled_dot_product_attention has no packed sequences, no soft cap, no window
+ * and no causal mask aligned at the end; times with dropout are not measured; and `deterministic` asks for the same bits
+ * in every run. Takes nanoseconds and reads no pointer. */
+DW_API bool dw_attention_has_alternative(const dw_attention *call);
+
 /* Chooses the candidate for a call on its device and gives the reason. `gradients`: backward follows.
- * Uses measurements that were published with the same `with` (see dw_tune_publish); NULL: all of them. *name is valid
+ * A call without an alternative is Deepwell's. Else uses measurements that were published with the same `with` (see
+ * dw_tune_publish); NULL: all of them. *name is valid
  * as long as the library is loaded; `because` is truncated to `bytes`. DW_NOT_FOUND: a candidate that could be chosen
  * has not been measured. DW_UNSUPPORTED: no candidate supports the call, or there is no such device. */
 DW_API dw_status dw_attention_choose(const dw_attention *call, bool gradients, const char *with,

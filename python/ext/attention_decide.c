@@ -1,5 +1,6 @@
-/* Decides which backend runs a call of attention, described by its sizes: what libdeepwell supports, what was measured,
- * and a table of the classes of calls that are decided. */
+/* Translates queries about a call of attention, described by its sizes, to libdeepwell, which decides which backend runs
+ * it (dw_attention_supported, dw_attention_has_alternative, dw_attention_choose). A table remembers the decided classes
+ * of calls. */
 #include "attention_module.h"
 #include "deepwell/explain.h"
 #include <string.h>
@@ -134,16 +135,8 @@ static size_t slot_of(uint64_t key) {
     return slot;
 }
 
-/* Deepwell runs, without measuring, calls that PyTorch has no fused operator for and calls that must be
- * deterministic. */
-static bool has_no_rival(const dw_attention *call) {
-    return call->offsets_q != NULL || call->softcap > 0.0f || call->dropout > 0.0f ||
-           call->deterministic || call->window_left >= 0 || call->window_right > 0 ||
-           (call->window_right == 0 && call->bottom_right && call->seq_len_q != call->seq_len_kv);
-}
-
 bool attention_is_settled(const dw_attention *call, bool gradients, int32_t device) {
-    if (!watched || has_no_rival(call)) return true;
+    if (!watched || !dw_attention_has_alternative(call)) return true;
     uint64_t key = key_of(call, gradients, device);
     if (key == 0) return true;
     size_t slot = slot_of(key);

@@ -245,6 +245,8 @@ typedef struct dw__gpu_query {
     const dw__gpu_target *target;
     const char *gpu;  /* the GPU model whose measurements count; NULL: none */
     const char *with; /* versions that measurements must have been made with; NULL: any */
+    /* Why Deepwell runs the call, if it supports it, whatever was measured; NULL: measurements count. */
+    const char *unmeasured;
 } dw__gpu_query;
 
 typedef struct dw__gpu_choice {

@@ -440,6 +440,38 @@ static void test_choice(void **state) {
     assert_string_equal(chosen(&call, false), "math");
 }
 
+/* A call without an alternative is ours, however fast others were measured to be for its class, and explained so. */
+static void test_calls_without_alternative(void **state) {
+    (void)state;
+    static const double others_faster[] = {5e-3, 1e-3, 1e-3};
+    dw_attention calls[9];
+    for (size_t i = 0; i < DW_COUNT(calls); i++) calls[i] = plain_call();
+    calls[1].window_right = 0; /* causal, as many queries as keys */
+    calls[2].dropout = 0.1f;
+    calls[3].deterministic = true;
+    calls[4].softcap = 30.0f;
+    calls[5].window_left = 100;
+    calls[6].window_right = 7;
+    calls[7].window_right = 0, calls[7].seq_len_q = 100; /* the last query with the last key */
+    calls[8].offsets_q = calls[8].offsets_k = (int32_t *)64,
+    calls[8].total_q = calls[8].total_k = 10000;
+    for (size_t i = 0; i < DW_COUNT(calls); i++) {
+        calls[i].batch = 5;
+        if (calls[i].offsets_q) calls[i].batch = 8;
+        publish(&calls[i], false, others_faster, 0.0);
+        publish(&calls[i], true, others_faster, 0.0);
+        const char *expected = i < 2 ? "cudnn" : "deepwell";
+        assert_int_equal(dw_attention_has_alternative(&calls[i]), i < 2);
+        if (strcmp(chosen(&calls[i], true), expected) != 0) fail_msg("case %zu", i);
+    }
+    json_t *root = explained(&calls[2], true, NULL);
+    assert_string_equal(text_of(root, "because"),
+                        "the first in order; calls with dropout are not measured");
+    json_decref(root);
+    calls[2].k.head = 0; /* ours wants the heads contiguous */
+    assert_string_equal(chosen(&calls[2], true), "cudnn");
+}
+
 /* The first backend in order loses only to one that is clearly faster: by 3 %, and by three standard errors. */
 static void test_ties(void **state) {
     (void)state;
@@ -650,6 +682,7 @@ int main(void) {
         cmocka_unit_test(test_processes),
         cmocka_unit_test(test_publish),
         cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_calls_without_alternative),
         cmocka_unit_test(test_ties),
         cmocka_unit_test(test_class_numbers),
         cmocka_unit_test(test_memory),

@@ -135,6 +135,8 @@ typedef struct dw__attention_work {
     double score_bytes; /* of the matrix of scores, for kernels that store it */
 } dw__attention_work;
 dw__attention_work dw__attention_work_of(const dw_attention *call, bool backward);
+/* Why no alternative to our kernels is measured for a call; NULL: some are. */
+const char *dw__attention_why_unmeasured(const dw_attention *call);
 /* The cost model of our kernels. */
 void dw__attention_seconds(const dw__gpu_kernel *kernel, const void *call,
                            const dw__gpu_target *gpu, dw__gpu_seconds *result);

@@ -2,6 +2,7 @@
  * are those that PyTorch 2.9 to 2.13 checks before it calls them
  * (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
  */
+#include "deepwell/explain.h"
 #include "graph/attention_work.h"
 #include "kernel/cuda/attention.h"
 #include <math.h>
@@ -119,20 +120,35 @@ static void math_seconds(const dw__gpu_kernel *kernel, const void *call, const d
 
 static dw_status refuse(const char *why) { return dw__fail(DW_UNSUPPORTED, "%s", why); }
 
-/* Checks for features that scaled_dot_product_attention does not have, whichever operator computes it. */
-static dw_status sdpa_supports(const dw_attention *c) {
-    const bool causal = c->window_left < 0 && c->window_right == 0;
+/* Returns what scaled_dot_product_attention cannot express, whichever operator is behind it; NULL: it can. */
+static const char *lacking_in_sdpa(const dw_attention *c) {
     if (c->offsets_q)
-        return refuse("scaled_dot_product_attention has no packed sequences of dense tensors");
-    if (c->softcap > 0.0f) return refuse("scaled_dot_product_attention has no soft cap");
+        return "scaled_dot_product_attention has no packed sequences of dense tensors";
+    if (c->softcap > 0.0f) return "scaled_dot_product_attention has no soft cap";
     if (c->window_left >= 0 || c->window_right > 0)
-        return refuse("a window is an arbitrary mask to scaled_dot_product_attention");
-    if (causal && c->bottom_right && c->seq_len_q != c->seq_len_kv)
-        return refuse(
-            "is_causal aligns the first query with the first key, not the last with the last");
+        return "a window is an arbitrary mask to scaled_dot_product_attention";
+    if (c->window_right == 0 && c->bottom_right && c->seq_len_q != c->seq_len_kv)
+        return "is_causal aligns the first query with the first key, not the last with the last";
     if (c->dropout > 0.0f && (c->seed != 0 || c->seed_offset != 0 || c->seed_memory))
-        return refuse("its dropout mask is not the one that the seed stands for");
-    return DW_OK;
+        return "its dropout mask is not the one that the seed stands for";
+    return NULL;
+}
+
+const char *dw__attention_why_unmeasured(const dw_attention *c) {
+    const char *lacking = lacking_in_sdpa(c);
+    return lacking             ? lacking
+           : c->dropout > 0.0f ? "the first in order; calls with dropout are not measured"
+           : c->deterministic  ? "the first in order; deterministic calls are not measured"
+                               : NULL;
+}
+
+bool dw_attention_has_alternative(const dw_attention *call) {
+    return dw__attention_why_unmeasured(call) == NULL;
+}
+
+static dw_status sdpa_supports(const dw_attention *c) {
+    const char *lacking = lacking_in_sdpa(c);
+    return lacking ? refuse(lacking) : DW_OK;
 }
 
 static dw_status fused_supports(const dw_attention *c, int most_head_dim, int least_capability,

@@ -94,7 +94,8 @@ static dw__gpu_query query_of(const dw_attention *call, bool gradients,
                        .op = {gradients ? DW__GPU_ATTENTION_BACKWARD : DW__GPU_ATTENTION_FORWARD,
                               DW__GPU_ATTENTION_FORWARD},
                        .target = target,
-                       .gpu = gpu};
+                       .gpu = gpu,
+                       .unmeasured = dw__attention_why_unmeasured(call)};
     for (int pass = 0; pass < DW__GPU_PASSES; pass++) {
         name_class(call, gradients && pass == 0, names->text[pass], sizeof names->text[pass]);
         q.shape_class[pass] = names->text[pass];

@@ -63,12 +63,17 @@ static bool is_faster(const judgement *one, const judgement *first) {
 
 static void choose_from(const dw__gpu_query *q, const dw__gpu_candidates *all,
                         const judgement *judged, dw__gpu_choice *made) {
-    int first = -1, fastest = -1, runners = 0;
+    const bool unmeasured = q->unmeasured && judged[0].runs; /* entry 0 is Deepwell's */
+    int first = -1, fastest = -1, runners = 0, passed_over = 0;
     made->measured = true;
     for (size_t i = 0; i < all->count; i++) {
         if (!judged[i].runs) continue;
         if (first < 0) first = (int)i;
         if (!all->kernels[i]->competes) continue;
+        if (unmeasured && i > 0) {
+            passed_over++;
+            continue;
+        }
         runners++;
         if (!judged[i].fits || !(judged[i].measured > 0.0))
             made->measured = false;
@@ -80,6 +85,7 @@ static void choose_from(const dw__gpu_query *q, const dw__gpu_candidates *all,
     const char *because =
         first < 0          ? "no candidate takes the call"
         : runners == 0     ? "the first of those that take the call; no fast one does"
+        : passed_over > 0  ? q->unmeasured
         : runners < 2      ? "the only one that takes the call without storing scores"
         : !made->measured  ? "the first in order; not all have been measured on this GPU"
         : fastest == first ? "the fastest as measured on this GPU"
