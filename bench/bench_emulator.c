@@ -10,8 +10,8 @@
 #include "common/attention_backward_layout.h"
 #include "deepwell/emulator.h"
 #include "deepwell/threads.h"
-#include "jit/jit.h"
-#include "kernel/cuda/attention.h"
+#include "jit/jit_internal.h"
+#include "kernel/cuda/gpu_attention.h"
 #include "number/half.h"
 #include "sm100/gemm_params.h"
 #include <stdio.h>

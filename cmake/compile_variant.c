@@ -1,6 +1,6 @@
 /* Build tool: compiles a variant of a device source to OUTPUT.cubin and OUTPUT.ptx with NVRTC, as at first use.
  * `compile_variant ARCH SOURCE OUTPUT [NAME=VALUE...]`. */
-#include "jit/jit.h"
+#include "jit/jit_internal.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

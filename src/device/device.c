@@ -1,5 +1,5 @@
 /* The list of devices, and the public calls through their tables. */
-#include "device/device.h"
+#include "device/device_table.h"
 #include <stdatomic.h>
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * Large blocks are mapped separately, so that they return to the system when released. They are aligned for
  * huge pages, with the advice to use them: every step walks an arena from end to end, and with 4 KB pages the
  * first walk faults every 4 KB and every later one misses the TLB. */
-#include "device/device.h"
+#include "device/device_table.h"
 #include <string.h>
 #include <sys/mman.h>
 

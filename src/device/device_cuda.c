@@ -5,7 +5,7 @@
  * which the CUDA runtime and PyTorch share. */
 #include "deepwell/emulator.h"
 #include "device/cuda_driver.h"
-#include "device/device.h"
+#include "device/device_table.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * first use and kept for the life of the process. Work runs when it is submitted, so streams and events never
  * wait. A finding of the checker makes the launch fail. */
 #include "deepwell/emulator.h"
-#include "device/device.h"
+#include "device/device_table.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>

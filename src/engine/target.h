@@ -5,7 +5,7 @@
 #ifndef DW_TARGET_H
 #define DW_TARGET_H
 
-#include "device/device.h"
+#include "device/device_table.h"
 #include "kernel/gpu_kernel.h"
 
 enum {

@@ -1,5 +1,5 @@
 /* Finds or compiles a variant's image, and keeps the loaded modules. */
-#include "jit/jit.h"
+#include "jit/jit_internal.h"
 #include "jit/nvrtc.h"
 #include <pthread.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
  * checksums.
  */
 #define XXH_INLINE_ALL
-#include "jit/jit.h"
+#include "jit/jit_internal.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Compiles a variant to a cubin or to PTX. */
-#include "jit/jit.h"
+#include "jit/jit_internal.h"
 #include "jit/nvrtc.h"
 #include <assert.h>
 #include <stdio.h>

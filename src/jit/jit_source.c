@@ -1,5 +1,5 @@
 /* Expands device sources for the compiler: one text with all included files. */
-#include "jit/jit.h"
+#include "jit/jit_internal.h"
 #include <string.h>
 
 enum { MOST_INCLUDED = 64 };

@@ -12,8 +12,8 @@
 #include "base/base.h"
 #include "common/data_error.h"
 #include "deepwell/graph.h"
-#include "device/device.h"
-#include "jit/jit.h"
+#include "device/device_table.h"
+#include "jit/jit_internal.h"
 #include "kernel/cuda/gpu_target.h"
 #include "kernel/kernel.h"
 

@@ -1,7 +1,7 @@
 /* Selects the kernels of a plan's operations: ours if the GPU has one, else the framework's library. */
 #include "base/json.h"
 #include "deepwell/explain.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include "plan/plan_file.h"
 #include "plan/planner_internal.h"
 #include <math.h>

@@ -1,8 +1,8 @@
 /* Measurements on disk; see tune.h. */
 #include "kernel/tune.h"
 #include "base/json.h"
-#include "device/device.h"
-#include "jit/jit.h"
+#include "device/device_table.h"
+#include "jit/jit_internal.h"
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>

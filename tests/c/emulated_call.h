@@ -5,7 +5,7 @@
 
 #include "deepwell/gemm.h"
 #include "deepwell/log.h"
-#include "device/device.h"
+#include "device/device_table.h"
 #include "emulated_kernel.h"
 #include <sys/wait.h>
 #include <unistd.h>

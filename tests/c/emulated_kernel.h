@@ -4,7 +4,7 @@
 #define DW_EMULATED_KERNEL_H
 
 #include "emulator_findings.h"
-#include "jit/jit.h"
+#include "jit/jit_internal.h"
 #include "number/format.h"
 #include "number/half.h"
 #include <setjmp.h>

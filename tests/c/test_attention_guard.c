@@ -1,7 +1,7 @@
 /* Blackwell's attention through the library's launcher and first-use check, on an emulated GPU: a correct
  * kernel passes, a wrong one is rejected. test_emulator_attention tests results for all shapes. */
 #include "emulated_call.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 
 enum { HEAD_DIM = 64 };
 
@@ -46,7 +46,7 @@ static void wrong(void) {
     REQUIRE(variant->disabled);
     fprintf(stderr, "%s\n", variant->reason);
     REQUIRE(
-        strstr(variant->reason, "attention_forward.sm_100f.") &&
+        strstr(variant->reason, "sm100_attention_forward.sm_100f.") &&
         strstr(variant->reason, "disagrees with the reference on Deepwell emulator of sm_100a"));
     REQUIRE(first_use(false)->disabled); /* the result is kept */
 }

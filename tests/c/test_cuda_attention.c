@@ -3,7 +3,7 @@
  * checks results. */
 #include "common/attention_backward_layout.h"
 #include "fake/fake_attention.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include <float.h>
 #include <math.h>
 #include <pthread.h>

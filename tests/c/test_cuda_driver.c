@@ -3,7 +3,7 @@
 #include "deepwell/device.h"
 #include "deepwell/emulator.h"
 #include "device/cuda_driver.h"
-#include "device/device.h"
+#include "device/device_table.h"
 #include "fake/fake_gpu.h"
 #include <pthread.h>
 

@@ -2,7 +2,7 @@
 #include "base/json.h"
 #include "deepwell/explain.h"
 #include "fake/fake_gpu.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include "kernel/tune.h"
 #include <glob.h>
 #include <limits.h>

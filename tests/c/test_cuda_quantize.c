@@ -2,7 +2,7 @@
  * uses that fail. test_quantized_gemm checks results. */
 #include "common/quantize_params.h"
 #include "fake/fake_gpu.h"
-#include "kernel/cuda/quantize.h"
+#include "kernel/cuda/gpu_quantize.h"
 
 static int maps_of(const char *name) {
     (void)name;

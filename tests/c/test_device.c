@@ -1,7 +1,7 @@
 /* Devices: found by name, with memory of the requested size. */
 #include "base/base.h"
 #include "deepwell/device.h"
-#include "device/device.h"
+#include "device/device_table.h"
 #include "ptx_file.h"
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* The emulator: results of instructions, divergence and reconvergence of lanes, findings of the checker. */
 #include "emulator_findings.h"
-#include "jit/jit.h"
+#include "jit/jit_internal.h"
 #include "ptx_file.h"
 #include <math.h>
 

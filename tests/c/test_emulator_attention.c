@@ -1,5 +1,5 @@
-/* Attention forward of sm_100 (cuda/sm100/attention_forward.cu) on the emulator, compared with FP64. Runs the
- * compiler's PTX with the checker on. */
+/* Attention forward of sm_100 (cuda/sm100/sm100_attention_forward.cu) on the emulator, against FP64: its PTX as the compiler
+ * makes it, the checker on. */
 #include "common/attention_params.h"
 #include "deepwell/hardware.h"
 #include "emulated_attention.h"
@@ -90,7 +90,7 @@ static void make_tensor_map(const tensor *t, uint32_t box_rows, void *map) {
 /* ---- the kernel ---------------------------------------------------------------------------------- */
 
 static dw__jit_variant jit_of(const variant *v) {
-    dw__jit_variant jit = {.source = "sm100/attention_forward.cu", .arch = "sm_100f"};
+    dw__jit_variant jit = {.source = "sm100/sm100_attention_forward.cu", .arch = "sm_100f"};
     dw__jit_add_define(&jit, "HEAD_DIM", v->head_dim);
     dw__jit_add_define(&jit, "ELEMENT", v->element);
     dw__jit_add_define(&jit, "SOFTCAP", 0);

@@ -2,7 +2,7 @@
  * several threads and processes at once. */
 #include "deepwell/log.h"
 #include "fake/fake_gpu.h"
-#include "jit/jit.h"
+#include "jit/jit_internal.h"
 #include "jit/nvrtc.h"
 #include <fcntl.h>
 #include <glob.h>

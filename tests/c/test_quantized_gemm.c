@@ -8,7 +8,7 @@
 #include "emulated_quantize.h"
 #include "emulated_quantized_gemm.h"
 #include "kernel/cuda/gpu_gemm.h"
-#include "kernel/cuda/quantize.h"
+#include "kernel/cuda/gpu_quantize.h"
 #include <math.h>
 
 /* ---- kernels --------------------------------------------------------------------------------------- */

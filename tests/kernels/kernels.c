@@ -11,9 +11,9 @@
  */
 #include "base/json.h"
 #include "common/quantize_params.h"
-#include "jit/jit.h"
+#include "jit/jit_internal.h"
 #include "jit/nvrtc.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "launch_cost.h"
 #include "sm100/attention_forward_tiles.h"
@@ -214,7 +214,7 @@ static void list_attention_sm100(void) {
             const int f16 = i & 1, polynomial = i & 2 ? 3 : 0;
             if (polynomial && tiles[t].head_dim != 128) continue;
             dw__jit_variant v = {
-                .source = "sm100/attention_forward.cu", .entry = "", .arch = family_arch};
+                .source = "sm100/sm100_attention_forward.cu", .entry = "", .arch = family_arch};
             dw__jit_add_define(&v, "HEAD_DIM", tiles[t].head_dim);
             dw__jit_add_define(&v, "ELEMENT", f16);
             dw__jit_add_define(&v, "SOFTCAP", 0);

@@ -1,6 +1,6 @@
 /* See launch_cost.h. */
 #include "launch_cost.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include <stdio.h>
 #include <stdlib.h>
 

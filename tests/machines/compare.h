@@ -8,8 +8,8 @@
 #define COMPARE_H
 
 #include "deepwell/status.h"
-#include "device/device.h"
-#include "jit/jit.h"
+#include "device/device_table.h"
+#include "jit/jit_internal.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -15,7 +15,7 @@
  */
 #include "base/base.h"
 #include "compare.h"
-#include "jit/jit.h"
+#include "jit/jit_internal.h"
 #include <dirent.h>
 #include <inttypes.h>
 #include <math.h>

@@ -3,7 +3,7 @@
 #define COMPARE_ATTENTION_H
 
 #include "compare.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 
 /* Kinds of inputs. With the last four, results are exact in any order of sums. */
 typedef enum attention_data {

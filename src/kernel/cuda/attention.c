@@ -1,7 +1,9 @@
-/* Attention on a GPU: variants, launch, kernels and the public calls. A call does only arithmetic before its launches:
- * it allocates nothing, takes no lock and does not synchronize. */
-#include "kernel/cuda/attention.h"
+/* Attention on a GPU: variants, launch, kernels and the public calls.
+ *
+ * Between a call and its launches there is arithmetic only: no allocation, no lock, no synchronisation.
+ */
 #include "common/attention_backward_layout.h"
+#include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "sm100/attention_forward_tiles.h"
 #include "sm90/attention_tiles.h"
@@ -145,7 +147,7 @@ dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__atte
     const dw__attention_tile *tile = dw__attention_tile_of(shape, pass);
     dw__jit_variant variant = {
         .source = backward           ? "sm90/attention_backward.cu"
-                  : shape->blackwell ? "sm100/attention_forward.cu"
+                  : shape->blackwell ? "sm100/sm100_attention_forward.cu"
                                      : "sm90/attention_forward.cu",
         .entry = entry,
         .arch = arch,
@@ -492,7 +494,7 @@ const dw__gpu_kernel dw__sm100_attention_forward = {
     .proof = DW__PROVEN_ON_EMULATOR,
     .asked_for = true,
     .operation = "attention forward",
-    .source = "cuda/sm100/attention_forward.cu",
+    .source = "cuda/sm100/sm100_attention_forward.cu",
     .architectures = "sm_100f (B200, B300)",
     .needs = "head dimension up to 128, a multiple of 8; no soft cap, dropout or packed sequences",
     .enqueue = enqueue_forward,

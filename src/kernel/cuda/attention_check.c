@@ -1,5 +1,5 @@
-/* Checks the members of an attention call before anything is launched. */
-#include "kernel/cuda/attention.h"
+/* Checks the members of an gpu_attention call before anything is launched. */
+#include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <math.h>
 #include <stddef.h>

@@ -4,7 +4,7 @@
  */
 #include "deepwell/explain.h"
 #include "graph/attention_work.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include <math.h>
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* Attention with CUTLASS's kernels (docs/cutlass.md). */
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include <stdio.h>
 
 /* Returns whether some row may be unable to see some key. These kernels then require a causal mask. */

@@ -1,6 +1,6 @@
 /* Groups attention calls into classes, chooses and explains the kernel for a call, and measures Deepwell's kernels. */
 #include "deepwell/explain.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <stdio.h>
 #include <string.h>

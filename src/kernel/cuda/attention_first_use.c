@@ -1,6 +1,6 @@
-/* The first-use check of attention: compares a kernel with the reference (cuda/common/attention_reference.cu) on the
+/* The first-use check of gpu_attention: compares a kernel with the reference (cuda/common/attention_reference.cu) on the
  * same GPU. */
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include <math.h>
 #include <stdio.h>
 

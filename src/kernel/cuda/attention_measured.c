@@ -4,7 +4,7 @@
  * bench/hopper_attention.py, BF16, 16384 rows of queries in all. TFLOP/s of 4 B H S^2 D operations forward (half of
  * them when causal), 2.5 times as many backward. Machines differ by several per cent from day to day: these figures
  * order candidates and scale by shape; which is faster here is for measuring to say. */
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 
 /* clang-format off */
 const char dw__attention_rates_source[] = "NVIDIA H200, torch 2.11.0+cu130, 2026-11-22: nearest shape";

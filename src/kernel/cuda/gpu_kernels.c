@@ -1,9 +1,9 @@
 #include "kernel/cuda/gpu_kernels.h"
 #include "base/json.h"
 #include "deepwell/explain.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_gemm.h"
-#include "kernel/cuda/quantize.h"
+#include "kernel/cuda/gpu_quantize.h"
 #include <pthread.h>
 #include <stdio.h>
 

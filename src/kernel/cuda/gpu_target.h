@@ -2,7 +2,7 @@
 #ifndef DW_GPU_TARGET_H
 #define DW_GPU_TARGET_H
 
-#include "device/device.h"
+#include "device/device_table.h"
 
 enum { DW__TARGET_NAME = 32 };
 

@@ -4,7 +4,7 @@
  * graph, if it reads them. Gradients in BF16 and F16 are computed in F32 (op_gradient_composite.c), which no attention
  * kernel supports, so this entry is for forward.
  */
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <stdatomic.h>
 

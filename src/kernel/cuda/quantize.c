@@ -1,7 +1,7 @@
 /* Block quantization on a GPU: the public calls, the variants and their launch. A call does only arithmetic before its
  * launch: it allocates nothing, takes no lock and does not synchronize. */
-#include "kernel/cuda/quantize.h"
 #include "common/quantize_params.h"
+#include "kernel/cuda/gpu_quantize.h"
 #include "number/scheme.h"
 #include <stdio.h>
 

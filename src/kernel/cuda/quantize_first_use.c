@@ -1,7 +1,7 @@
 /* The first-use check of block quantization: compares a kernel's results for small matrices byte for byte with those of
  * src/number. Source, codes, scales and tensor scale lie in one block of memory whose padding is 0xFF, and the expected
  * value of every byte is known. */
-#include "kernel/cuda/quantize.h"
+#include "kernel/cuda/gpu_quantize.h"
 #include "kernel/cuda/quantize_numbers.h"
 #include "number/philox.h"
 #include <stdio.h>

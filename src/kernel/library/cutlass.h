@@ -5,7 +5,7 @@
 
 #include "base/base.h"
 #include "cutlass/provider.h"
-#include "device/device.h"
+#include "device/device_table.h"
 #include "kernel/cuda/gpu_target.h"
 
 enum { DW__CUTLASS_KERNELS = 64 }; /* most kernels of the library */

@@ -3,7 +3,7 @@
 #define FAKE_ATTENTION_H
 
 #include "fake_gpu.h"
-#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_attention.h"
 
 /* Number of tensor maps among a kernel's parameters. */
 static inline int maps_of_attention(const char *name) {

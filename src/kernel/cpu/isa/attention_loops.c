@@ -2,7 +2,7 @@
  * 2022): running maximum m, running sum l and the unnormalised output are corrected with each tile. Backward
  * recomputes each tile of P from the saved log-sum-exp (Dao et al. 2022, algorithm 4). */
 #include "base/transpose.h"
-#include "kernel/cpu/attention.h"
+#include "kernel/cpu/cpu_attention.h"
 #include "kernel/cpu/isa/vector_math.h"
 #include "number/isa/philox_lanes.h"
 #include <math.h>

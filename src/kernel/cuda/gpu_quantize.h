@@ -1,6 +1,6 @@
 /* Block quantization on a GPU: declarations shared by the family's files and their tests. */
-#ifndef DW_CUDA_QUANTIZE_H
-#define DW_CUDA_QUANTIZE_H
+#ifndef DW_GPU_QUANTIZE_H
+#define DW_GPU_QUANTIZE_H
 
 #include "deepwell/quantize.h"
 #include "kernel/gpu_kernel.h"

@@ -4,8 +4,8 @@
  * Scores are computed transposed, tile by tile: S^T [keys, queries] = K Q^T. Queries are then in vector
  * lanes, so that maxima, sums and exponentials need no horizontal step. Only the small block of Q (and of dO)
  * is ever transposed; K and V are read in place. */
-#ifndef DW_ATTENTION_H
-#define DW_ATTENTION_H
+#ifndef DW_CPU_ATTENTION_H
+#define DW_CPU_ATTENTION_H
 
 #include "kernel/cpu/cpu.h"
 

@@ -1,6 +1,6 @@
 /* Attention on a GPU: declarations shared by the family's files and their tests. */
-#ifndef DW_CUDA_ATTENTION_H
-#define DW_CUDA_ATTENTION_H
+#ifndef DW_GPU_ATTENTION_H
+#define DW_GPU_ATTENTION_H
 
 #include "common/attention_params.h"
 #include "deepwell/attention.h"

@@ -5,12 +5,12 @@
  * the library, the PTX built into the library (which the driver compiles), the disk cache, NVRTC. Loaded modules are
  * never unloaded.
  */
-#ifndef DW_JIT_H
-#define DW_JIT_H
+#ifndef DW_JIT_INTERNAL_H
+#define DW_JIT_INTERNAL_H
 
 #include "base/base.h"
 #include "deepwell/jit.h"
-#include "device/device.h"
+#include "device/device_table.h"
 #include <stdatomic.h>
 
 #define DW__JIT_DEFINES 16

@@ -1,7 +1,7 @@
 /* The table of functions that defines a device. New members are appended; optional members are marked and may
  * be NULL. `version` says which members exist. */
-#ifndef DW_DEVICE_H
-#define DW_DEVICE_H
+#ifndef DW_DEVICE_TABLE_H
+#define DW_DEVICE_TABLE_H
 
 #include "base/base.h"
 #include "deepwell/device.h"

@@ -1,5 +1,5 @@
 /* Attention in F32 without the S x S matrix: operands, division into tasks for the pool, kernels. */
-#include "kernel/cpu/attention.h"
+#include "kernel/cpu/cpu_attention.h"
 #include "base/pool.h"
 
 DW_ISA_TABLE(dw__attention_loops)
