@@ -55,8 +55,9 @@ def run(prefix: Path, *command, **environment) -> subprocess.CompletedProcess:
     )
 
 
-def test_there_are_three_short_examples():
-    assert [source.stem for source in EXAMPLES] == ["attend", "plan_cluster", "train_folder"]
+def test_there_are_four_short_examples():
+    names = ["attend", "experts", "plan_cluster", "train_folder"]
+    assert [source.stem for source in EXAMPLES] == names
     for source in EXAMPLES:
         assert len(source.read_text().splitlines()) < 100, source
 
@@ -76,6 +77,17 @@ def test_attention_runs_on_the_installed_emulator(built):
     assert result.returncode == 0, result.stdout + result.stderr
     assert "add up to 192" in result.stdout
     assert "no findings" in result.stderr
+
+
+def test_experts_run_on_an_emulated_gpu_by_its_name(built):
+    result = run(built, built / "experts", "emulator:sm_100a")
+    if "nvrtc" in result.stderr.lower():
+        pytest.skip("the kernels were not compiled into this build, and there is no compiler")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "3 experts on emulator:sm_100a: 0 elements differ" in result.stdout
+    assert "quantized to MXFP8: 100 x 128" in result.stdout or "libnvrtc" in result.stdout
+    refused = run(built, built / "experts", "emulator:sm_90a")
+    assert refused.returncode == 1 and "these kernels are for 10.0 and" in refused.stderr
 
 
 def test_a_folder_is_trained(built, tmp_path):
