@@ -8,8 +8,8 @@
  * in this order: "deepwell", "cudnn", "flash", "efficient", "math". The default is the first one that supports the
  * call. Once those of the first three that support it have been measured on this GPU for this class of shapes, a later
  * one replaces the default if it is faster by more than 3 % and by more than three standard errors of the difference.
- * A call with gradients is judged by forward and backward together. dw_attention_choose decides; the explanation of a call
- * and the Python package use its answer.
+ * A call with gradients is judged by forward and backward together. dw_attention_decide is the
+ * decision; an explanation tells it for any target, and the Python package acts on it.
  *
  * Measurements are kept on disk, one file per GPU model (DEEPWELL_CACHE, see deepwell/jit.h). They are made once, and a
  * later run decides the same. The member `kernel` of a call is ignored here. "cutlass" is a candidate for compute
@@ -64,13 +64,31 @@ DW_API uint64_t dw_attention_class_number(const dw_attention *call, bool backwar
  * in every run. Takes nanoseconds and reads no pointer. */
 DW_API bool dw_attention_has_alternative(const dw_attention *call);
 
-/* Chooses the candidate for a call on its device and gives the reason. `gradients`: backward follows.
- * A call without an alternative is Deepwell's. Else uses measurements that were published with the same `with` (see
- * dw_tune_publish); NULL: all of them. *name is valid
- * as long as the library is loaded; `because` is truncated to `bytes`. DW_NOT_FOUND: a candidate that could be chosen
- * has not been measured. DW_UNSUPPORTED: no candidate supports the call, or there is no such device. */
-DW_API dw_status dw_attention_choose(const dw_attention *call, bool gradients, const char *with,
-                                     const char **name, char *because, size_t bytes);
+/* Who runs a call. */
+typedef enum dw_attention_verdict {
+    DW_ATTENTION_OURS, /* Deepwell's kernels */
+    DW_ATTENTION_OTHERS, /* another candidate: Deepwell's kernels do not support the call, or it was measured faster */
+    /* Deepwell's kernels, until all candidates that could be faster have been measured (dw_tune_publish). */
+    DW_ATTENTION_UNMEASURED
+} dw_attention_verdict;
+
+typedef struct dw_attention_decision {
+    size_t struct_size; /* sizeof(dw_attention_decision) */
+    dw_attention_verdict verdict;
+    /* The candidate that runs the call. Valid as long as the library is loaded. NULL: none supports it, or there is no
+     * GPU. */
+    const char *name;
+    char because[512];  /* why this candidate */
+    char refusal[1024]; /* why Deepwell's kernels cannot run the call; "": they can */
+} dw_attention_decision;
+
+/* Decides who runs a call on its device, and why. `gradients`: backward follows. The caller sets decision->struct_size.
+ * A call without an alternative is Deepwell's, if its kernels support it. Else measurements count that were published
+ * with the same `with` (see dw_tune_publish); NULL: all of them. `prepare`: also compiles, loads and checks Deepwell's
+ * kernels, as dw_attention_supported does; a failure there is a refusal. Otherwise compiles nothing. DW_INVALID_ARGUMENT,
+ * DW_SHAPE, DW_TYPE: the call is inconsistent. */
+DW_API dw_status dw_attention_decide(const dw_attention *call, bool gradients, const char *with,
+                                     bool prepare, dw_attention_decision *decision);
 
 /* The time of one candidate for a class, on the calling thread's GPU model. */
 typedef struct dw_tune_time {

@@ -1,5 +1,5 @@
 /* Translates queries about a call of attention, described by its sizes, to libdeepwell, which decides which backend runs
- * it (dw_attention_supported, dw_attention_has_alternative, dw_attention_choose). A table remembers the decided classes
+ * it (dw_attention_decide, dw_attention_has_alternative). A table remembers the decided classes
  * of calls. */
 #include "attention_module.h"
 #include "deepwell/explain.h"
@@ -47,16 +47,6 @@ static bool read_sizes(PyObject *args, Py_ssize_t first, dw_attention *call, boo
     return true;
 }
 
-/* attention_supported(*sizes) -> "" or the reason why not */
-static PyObject *attention_supported(PyObject *self, PyObject *args) {
-    (void)self;
-    dw_attention call;
-    bool backward;
-    if (!read_sizes(args, 0, &call, &backward)) return NULL;
-    dw_status status = dw_attention_supported(&call, backward);
-    return PyUnicode_FromString(status == DW_OK ? "" : dw_last_error());
-}
-
 /* ---- measurements ---------------------------------------------------------------------------------------------- */
 
 static PyObject *fail(void) {
@@ -64,20 +54,28 @@ static PyObject *fail(void) {
     return NULL;
 }
 
-/* attention_choose(with, *sizes) -> (name, because), or None if a candidate must be measured first */
-static PyObject *attention_choose(PyObject *self, PyObject *args) {
+/* attention_decide(prepare, with or None, *sizes) -> (verdict, name or None, because, refusal); verdict "ours", "others" or
+ * "unmeasured". A call that is not consistent is refused with the message. */
+static PyObject *attention_decide(PyObject *self, PyObject *args) {
     (void)self;
+    static const char *const verdicts[] = {[DW_ATTENTION_OURS] = "ours",
+                                           [DW_ATTENTION_OTHERS] = "others",
+                                           [DW_ATTENTION_UNMEASURED] = "unmeasured"};
+    dw_attention_decision made = {.struct_size = sizeof made};
     dw_attention call;
     bool gradients;
-    char because[512];
-    const char *name = NULL;
-    PyObject *with = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : Py_None;
-    const char *with_text = PyUnicode_AsUTF8AndSize(with, NULL);
-    if (with_text == NULL || !read_sizes(args, 1, &call, &gradients)) return NULL;
-    dw_status status =
-        dw_attention_choose(&call, gradients, with_text, &name, because, sizeof because);
-    if (status == DW_NOT_FOUND) Py_RETURN_NONE;
-    return status == DW_OK ? Py_BuildValue("(ss)", name, because) : fail();
+    if (PyTuple_Size(args) < 2) {
+        PyErr_SetString(PyExc_TypeError, "attention_decide takes prepare (bool), with and sizes");
+        return NULL;
+    }
+    int prepare = PyObject_IsTrue(PyTuple_GetItem(args, 0));
+    PyObject *with = PyTuple_GetItem(args, 1);
+    const char *versions = with == Py_None ? NULL : PyUnicode_AsUTF8AndSize(with, NULL);
+    if (PyErr_Occurred() || !read_sizes(args, 2, &call, &gradients)) return NULL;
+    if (dw_attention_decide(&call, gradients, versions, prepare, &made) == DW_OK)
+        return Py_BuildValue("(szss)", verdicts[made.verdict], made.name, made.because,
+                             made.refusal);
+    return Py_BuildValue("(szss)", verdicts[DW_ATTENTION_OTHERS], NULL, "", dw_last_error());
 }
 
 /* attention_class(*sizes) -> the class of shapes, of backward if requested */
@@ -193,10 +191,7 @@ static PyObject *attention_settled(PyObject *self, PyObject *args) {
 }
 
 PyMethodDef attention_decision_functions[] = {
-    {"attention_supported", attention_supported, METH_VARARGS,
-     "\"\" or why libdeepwell does not take such a call"},
-    {"attention_choose", attention_choose, METH_VARARGS,
-     "who is to run such a call and why, or None where that is to be measured"},
+    {"attention_decide", attention_decide, METH_VARARGS, "who runs such a call, and why"},
     {"attention_class", attention_class, METH_VARARGS, "the class of shapes of such a call"},
     {"tune_publish", tune_publish, METH_VARARGS, "writes down what candidates took"},
     {"attention_watch", attention_watch, METH_O, "whether calls are measured before they are ours"},

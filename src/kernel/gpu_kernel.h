@@ -247,12 +247,15 @@ typedef struct dw__gpu_query {
     const char *with; /* versions that measurements must have been made with; NULL: any */
     /* Why Deepwell runs the call, if it supports it, whatever was measured; NULL: measurements count. */
     const char *unmeasured;
+    const char *
+        refused; /* why Deepwell's kernels cannot run the call, beyond what they support; NULL: nothing */
 } dw__gpu_query;
 
 typedef struct dw__gpu_choice {
     const dw__gpu_kernel *kernel; /* NULL: none supports the call */
     bool measured;                /* all competing kernels have been measured */
     char because[512];
+    char refusal[1024]; /* why Deepwell's kernels do not run the call; "": they do */
 } dw__gpu_choice;
 /* Chooses the first kernel that supports the call, unless all competing kernels have been measured and another is
  * faster. */

@@ -381,25 +381,31 @@ static void publish(const dw_attention *call, bool backward, const double *times
     assert_int_equal(dw_tune_publish(shape_class, with_this, made, 3), DW_OK);
 }
 
+static dw_attention_decision decided(const dw_attention *call, bool gradients, const char *with) {
+    dw_attention_decision made = {.struct_size = sizeof made};
+    assert_int_equal(dw_attention_decide(call, gradients, with, false, &made), DW_OK);
+    return made;
+}
+
 static const char *chosen(const dw_attention *call, bool gradients) {
-    static char because[256];
-    const char *name = NULL;
-    assert_int_equal(
-        dw_attention_choose(call, gradients, with_this, &name, because, sizeof because), DW_OK);
-    /* Both calls have the same explanation. */
+    const dw_attention_decision made = decided(call, gradients, with_this);
+    /* Explained alike. */
     json_t *root = explained(call, gradients, NULL);
-    assert_string_equal(text_of(root, "chosen"), name);
-    assert_string_equal(text_of(root, "because"), because);
+    const json_t *own = candidate(root, "deepwell");
+    assert_string_equal(text_of(root, "chosen"), made.name);
+    assert_string_equal(text_of(root, "because"), made.because);
+    assert_int_equal(made.verdict,
+                     strcmp(made.name, "deepwell") == 0 ? DW_ATTENTION_OURS : DW_ATTENTION_OTHERS);
+    assert_string_equal(made.refusal, runs(root, "deepwell") ? "" : text_of(own, "reason"));
     json_decref(root);
-    return name;
+    return made.name;
 }
 
 /* Measured times decide once each counting backend has one; forward and backward count together. */
 static void test_choice(void **state) {
     (void)state;
     dw_attention call = plain_call();
-    char shape_class[256], because[256];
-    const char *name = NULL;
+    char shape_class[256];
     call.head_dim = 64;
     assert_int_equal(dw_attention_class(&call, true, shape_class, sizeof shape_class), DW_OK);
     assert_string_equal(shape_class, "attention backward bf16 d64 group4 q2048 k2048 heads128");
@@ -410,9 +416,7 @@ static void test_choice(void **state) {
         assert_string_equal(text_of(root, "chosen"), "deepwell");
         assert_non_null(strstr(text_of(root, "because"), "not all have been measured"));
         json_decref(root);
-        assert_int_equal(
-            dw_attention_choose(&call, true, with_this, &name, because, sizeof because),
-            DW_NOT_FOUND);
+        assert_int_equal(decided(&call, true, with_this).verdict, DW_ATTENTION_UNMEASURED);
         publish(&call, passes == 0, passes == 0 ? backward : forward, 0.0);
     }
     assert_string_equal(chosen(&call, true), "cudnn"); /* 3.5 ms compared with 4 ms */
@@ -422,10 +426,9 @@ static void test_choice(void **state) {
     assert_true(json_number_value(json_object_get(candidate(root, "flash"), "measured_seconds")) ==
                 5e-3);
     json_decref(root);
-    assert_string_equal(chosen(&call, false), "deepwell"); /* 1 ms compared with 2 ms */
-    assert_int_equal(dw_attention_choose(&call, true, "torch 3", &name, because, sizeof because),
-                     DW_NOT_FOUND);
-    assert_int_equal(dw_attention_choose(&call, true, NULL, &name, because, sizeof because), DW_OK);
+    assert_string_equal(chosen(&call, false), "deepwell"); /* 1 ms against 2 */
+    assert_int_equal(decided(&call, true, "torch 3").verdict, DW_ATTENTION_UNMEASURED);
+    assert_int_equal(decided(&call, true, NULL).verdict, DW_ATTENTION_OTHERS);
     /* All shapes of a class share its measurement; other classes are unaffected. */
     call.seq_len_q = call.seq_len_kv = 2100;
     assert_string_equal(chosen(&call, true), "cudnn");
@@ -470,6 +473,31 @@ static void test_calls_without_alternative(void **state) {
     json_decref(root);
     calls[2].k.head = 0; /* ours wants the heads contiguous */
     assert_string_equal(chosen(&calls[2], true), "cudnn");
+}
+
+/* A prepared decision refuses what could not be compiled or loaded; the others are then chosen among. */
+static void test_prepared_decision(void **state) {
+    (void)state;
+    dw_attention call = plain_call();
+    dw_attention_decision made = {.struct_size = sizeof made};
+    call.softcap = 9.0f; /* no other test's variant */
+    assert_int_equal(dw_attention_decide(&call, false, NULL, false, &made), DW_OK);
+    assert_int_equal(made.verdict, DW_ATTENTION_OURS);
+    fake->failing = "cuModuleLoadData";
+    fake->result = 218;
+    assert_int_equal(dw_attention_decide(&call, false, NULL, true, &made), DW_OK);
+    fake->failing = NULL;
+    assert_int_equal(made.verdict, DW_ATTENTION_OTHERS);
+    assert_null(made.name); /* PyTorch's have no soft cap */
+    assert_string_equal(made.because, "no candidate takes the call");
+    assert_non_null(strstr(made.refusal, "attention (batch 8, 16 query heads on 4"));
+    assert_int_equal(dw_attention_decide(&call, false, NULL, true, &made), DW_OK);
+    assert_int_equal(made.verdict, DW_ATTENTION_OURS);
+    assert_string_equal(made.refusal, "");
+    call.dtype = DW_F32;
+    assert_int_equal(dw_attention_decide(&call, false, NULL, true, &made), DW_TYPE);
+    made.struct_size--;
+    assert_int_equal(dw_attention_decide(&call, false, NULL, true, &made), DW_INVALID_ARGUMENT);
 }
 
 /* The first backend in order loses only to one that is clearly faster: by 3 %, and by three standard errors. */
@@ -574,7 +602,7 @@ static void test_classes(void **state) {
 static void test_memory(void **state) {
     (void)state;
     dw_attention call = plain_call();
-    char shape_class[256], because[256], own[512];
+    char shape_class[256], own[512];
     dw_tune_time times[] = {{"deepwell", 2e-3, 0.0, NULL},
                             {"cudnn", 1e-3, 0.0, NULL},
                             {"flash", 0.0, 0.0, "it would not"}};
@@ -584,19 +612,20 @@ static void test_memory(void **state) {
     assert_int_equal(dw_attention_class(&call, false, shape_class, sizeof shape_class), DW_OK);
     int64_t live = dw__memory_live();
     for (int64_t after = 0, failures = 1; failures > 0; after++) {
-        const char *name = "", *text = NULL;
+        const char *text = NULL;
+        dw_attention_decision made = {.struct_size = sizeof made};
         dw_status statuses[3];
         dw__memory_fail_once(after);
         statuses[0] = dw_tune_publish(shape_class, with_this, times, 3);
-        statuses[1] = dw_attention_choose(&call, false, with_this, &name, because, sizeof because);
+        statuses[1] = dw_attention_decide(&call, false, with_this, false, &made);
         statuses[2] = dw_attention_explain(&call, false, NULL, (char **)&text);
         failures = dw__memory_failures();
         dw__memory_fail_after(-1);
         for (int i = 0; i < 3; i++)
-            if (statuses[i] != DW_OK && statuses[i] != DW_OUT_OF_MEMORY &&
-                statuses[i] != DW_NOT_FOUND)
+            if (statuses[i] != DW_OK && statuses[i] != DW_OUT_OF_MEMORY)
                 fail_msg("allocation %d, step %d: %s", (int)after, i, dw_last_error());
-        if (statuses[1] == DW_OK) assert_string_equal(name, "cudnn");
+        if (statuses[1] == DW_OK && made.verdict != DW_ATTENTION_UNMEASURED)
+            assert_string_equal(made.name, "cudnn");
         if (statuses[2] == DW_OK) assert_non_null(strstr(text, "\"math\""));
         if (statuses[2] == DW_OK) dw_text_free((char *)(uintptr_t)text);
         assert_int_equal(dw__memory_live(), live);
@@ -683,6 +712,7 @@ int main(void) {
         cmocka_unit_test(test_publish),
         cmocka_unit_test(test_choice),
         cmocka_unit_test(test_calls_without_alternative),
+        cmocka_unit_test(test_prepared_decision),
         cmocka_unit_test(test_ties),
         cmocka_unit_test(test_class_numbers),
         cmocka_unit_test(test_memory),

@@ -17,6 +17,7 @@ from attention_tools import (
     rounding,
     seen,
 )
+from deepwell import _deepwell
 from deepwell.attention import attention, functional, operators, packed_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -458,3 +459,16 @@ def test_self_attention_is_a_drop_in():
     assert apart(copied(x)[:1], ours(x)[:1]) == 0
     with pytest.raises(TypeError, match="config must be a BlackwellConfig, not float"):
         deepwell.DWSelfAttention(32, 4, 0.1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
+def test_the_library_says_why_it_runs_no_call_here():
+    sizes = ("bf16", 2, 8, 4, 64, 96, 64, False, 0.0, -1, 0, False, 0.0, True, False)
+    for prepare in (False, True):
+        verdict, name, because, refusal = _deepwell.attention_decide(prepare, None, *sizes)
+        assert (verdict, name, because) == ("others", None, "there is no GPU")
+        assert "there is no NVIDIA driver on this machine" in refusal
+    wrong = (*sizes[:3], 3, *sizes[4:])
+    verdict, name, because, refusal = _deepwell.attention_decide(True, None, *wrong)
+    assert (verdict, name, because) == ("others", None, "")
+    assert "heads_q is 8 and heads_kv is 3" in refusal

@@ -8,7 +8,7 @@ import torch
 
 from deepwell import _deepwell
 from deepwell.attention import functional
-from deepwell.attention.tune import OURS, Sizes, Tuner, on_device, versions
+from deepwell.attention.tune import Sizes, Tuner, on_device, versions
 
 _USAGE = """Usage: python -m deepwell.attention B,H,S,D[,WORD...]... [--forward]
 
@@ -53,10 +53,10 @@ def measure_shape(tuner: Tuner, device: torch.device, sizes: Sizes) -> str:
         if refused:
             return f"not Deepwell's: {refused}"
         tuner.decide(q, k, dim**-0.5, sizes)
-        found = _deepwell.attention_choose(versions(), *sizes)
-    if found is None:
+        verdict, _, because, _ = _deepwell.attention_decide(False, versions(), *sizes)
+    if verdict == "unmeasured":
         return "; ".join(tuner.notes) or "not measured"
-    return found[1] if found[0] != OURS.name else f"Deepwell: {found[1]}"
+    return f"Deepwell: {because}" if verdict == "ours" else because
 
 
 def main(arguments: list[str]) -> int:

@@ -43,7 +43,8 @@ def why_not_kernels(device: str, index: int, sizes: tune.Sizes) -> str:
     if not operators.CUDA_READY:
         return "this PyTorch lacks functions of its stable interface"
     with torch.cuda.device(index):
-        return _deepwell.attention_supported(*sizes)
+        *_, refusal = _deepwell.attention_decide(True, None, *sizes)
+        return refusal
 
 
 @torch.compiler.assume_constant_result

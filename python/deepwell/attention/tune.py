@@ -381,11 +381,11 @@ class Tuner:
 
     def _look_up(self, sizes: Sizes) -> Rival | bool:
         """Returns True for Deepwell, False if not measured."""
-        found = _deepwell.attention_choose(versions(), *sizes)
-        if found is None:
+        verdict, name, because, _ = _deepwell.attention_decide(False, versions(), *sizes)
+        if verdict == "unmeasured":
             return False
-        entry = self.entries.get(found[0])
-        return True if entry is None or entry.name == OURS.name else Rival(entry, found[1])
+        entry = self.entries.get(name) if verdict == "others" else None
+        return True if entry is None else Rival(entry, because)
 
     def _may_measure(self, q: torch.Tensor, k: torch.Tensor, sizes: Sizes) -> bool:
         if self._capturing() or not _undisturbed():

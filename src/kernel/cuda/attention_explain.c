@@ -103,25 +103,39 @@ static dw__gpu_query query_of(const dw_attention *call, bool gradients,
     return q;
 }
 
-dw_status dw_attention_choose(const dw_attention *given, bool gradients, const char *with,
-                              const char **name, char *because, size_t bytes) {
-    const dw__context *context;
+dw_status dw_attention_decide(const dw_attention *given, bool gradients, const char *with,
+                              bool prepare, dw_attention_decision *decision) {
+    static const dw__struct known = {"dw_attention_decision", sizeof *decision, {0}};
+    const dw__context *context = NULL;
     char target_name[DW__TARGET_NAME];
     dw_attention call;
     dw__gpu_choice made;
     classes names;
+    DW_RETURN_IF_FAILED(dw__struct_read(&known, decision, NULL));
+    *decision = (dw_attention_decision){sizeof *decision, DW_ATTENTION_OTHERS, NULL, "", ""};
     DW_RETURN_IF_FAILED(read_call(given, gradients, &call));
-    DW_RETURN_IF_FAILED(dw__gpu_context(call.device, "attention", &context));
+    dw_status status = dw__gpu_context(call.device, "attention", &context);
+    if (status == DW_OK && prepare) status = dw_attention_supported(&call, gradients);
+    if (status == DW_OUT_OF_MEMORY) return status;
+    if (status != DW_OK)
+        snprintf(decision->refusal, sizeof decision->refusal, "%s", dw_last_error());
+    if (!context) {
+        snprintf(decision->because, sizeof decision->because, "there is no GPU");
+        return DW_OK;
+    }
     const dw__gpu_target target = dw__gpu_target_of(context, target_name);
     dw__gpu_query q = query_of(&call, gradients, &target, context->name, &names);
     q.with = with;
+    q.refused = status == DW_OK ? NULL : decision->refusal;
     dw__gpu_choose(&q, &made);
-    if (!made.kernel) return dw__fail(DW_UNSUPPORTED, "attention: %s", made.because);
+    snprintf(decision->because, sizeof decision->because, "%s", made.because);
+    snprintf(decision->refusal, sizeof decision->refusal, "%s", made.refusal);
+    if (!made.kernel) return DW_OK;
+    decision->name = made.kernel->backend;
     if (!made.measured)
-        return dw__fail(DW_NOT_FOUND, "attention: not all candidates have been measured on %s",
-                        context->name);
-    *name = made.kernel->backend;
-    snprintf(because, bytes, "%s", made.because);
+        decision->verdict = made.refusal[0] ? DW_ATTENTION_OTHERS : DW_ATTENTION_UNMEASURED;
+    else if (strcmp(made.kernel->backend, dw__sm90_attention_forward.backend) == 0)
+        decision->verdict = DW_ATTENTION_OURS;
     return DW_OK;
 }
 

@@ -105,6 +105,11 @@ void dw__gpu_choose(const dw__gpu_query *q, dw__gpu_choice *made) {
     for (int pass = 0; pass < q->passes; pass++)
         dw__gpu_candidates_of(q->op[pass], q->call, q->target, &passes[pass]);
     for (size_t i = 0; i < passes[0].count; i++) judge_passes(q, passes, i, &judged[i]);
+    if (q->refused) {
+        judged[0].runs = false;
+        snprintf(judged[0].reason, sizeof judged[0].reason, "%s", q->refused);
+    }
+    snprintf(made->refusal, sizeof made->refusal, "%s", judged[0].runs ? "" : judged[0].reason);
     choose_from(q, &passes[0], judged, made);
 }
 
