@@ -95,13 +95,13 @@ typedef struct dw_attention {
 
 /* ---- calls ---------------------------------------------------------------------------------- */
 
-/* All errors are found before anything is launched. DW_INVALID_ARGUMENT: a pointer is missing or misaligned, a number is
- * out of range, or the kernel's name is unknown (the message lists the known ones). DW_SHAPE. DW_TYPE. DW_UNSUPPORTED:
- * the device runs no kernels, no kernel there supports the call, the named one does not, or the kernel failed its
- * first-use check. */
+/* All errors are found before anything is launched. DW_INVALID_ARGUMENT: a pointer is missing or misaligned, a
+ * number is out of range, or the kernel's name is unknown (the message lists the known ones). DW_SHAPE. DW_TYPE.
+ * DW_UNSUPPORTED: the device runs no kernels, no kernel there supports the call, the named one does not, or the
+ * kernel failed its first-use check. */
 DW_API dw_status dw_attention_forward(const dw_attention *call);
-/* As forward, and needs `workspace`. If its kernel failed the first-use check, the gradients are computed by definition,
- * correctly but slowly, because the forward pass has run by then. */
+/* As forward, and needs `workspace`. If its kernel failed the first-use check, the gradients are computed by
+ * definition, correctly but slowly, because the forward pass has run by then. */
 DW_API dw_status dw_attention_backward(const dw_attention *call);
 
 /* Contiguous BHSD tensors in BF16: q and o [B,H,Q,D], k and v [B,H,K,D]. Runs in the current context on the calling

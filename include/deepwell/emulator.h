@@ -65,10 +65,10 @@ DW_API int dw_emulator_multiprocessors(const dw_emulator *emulator);
 
 /* Global memory, aligned to 256 bytes. Reading it before it is written is a finding. DW_OUT_OF_MEMORY. */
 DW_API dw_status dw_emulator_allocate(dw_emulator *emulator, size_t bytes, void **memory);
-/* Host memory that kernels may access as well. It counts as written. */
+/* Host memory that kernels may access as well. It counts as written. DW_OUT_OF_MEMORY. */
 DW_API dw_status dw_emulator_allocate_host(dw_emulator *emulator, size_t bytes, void **memory);
 /* Lets kernels access the caller's own memory, until the emulator is destroyed or the memory is released here. Resets
- * what the emulator knew about the range. */
+ * what the emulator knew about the range. DW_OUT_OF_MEMORY. */
 DW_API dw_status dw_emulator_register(dw_emulator *emulator, void *memory, size_t bytes);
 /* Releases memory from any of the three calls above. DW_INVALID_ARGUMENT: it was not allocated here, or is already
  * released. */
@@ -92,10 +92,10 @@ DW_API void dw_emulator_unload(dw_emulator_module *module);
  * message names. */
 DW_API dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *kernel);
 /* Bytes of static shared memory, including the KiB that the system reserves, and bytes of local memory per lane.
- * Registers are not limited. */
+ * Registers are not limited. DW_NOT_FOUND: there is no such kernel. */
 DW_API dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char *kernel,
                                            uint32_t *shared_bytes, uint32_t *local_bytes);
-/* Most threads of a block, and the cluster size that the kernel requires (0 0 0: none). */
+/* Most threads of a block, and the cluster size that the kernel requires (0 0 0: none). DW_NOT_FOUND. */
 DW_API dw_status dw_emulator_kernel_bounds(const dw_emulator_module *module, const char *kernel,
                                            uint32_t *threads, uint32_t cluster[3]);
 /* Byte offset of parameter `index` in the parameter space, and its size. DW_NOT_FOUND: there are fewer parameters. */

@@ -45,7 +45,8 @@ typedef struct dw_engine_options {
 
 /* `graph` holds the forward pass only and is not changed; the engine keeps a copy. `grad_outputs`: indices of the
  * outputs that receive gradients. `wrt`: leaves whose gradients are wanted. Both may be empty (inference). `options`
- * NULL: the defaults. */
+ * NULL: the defaults. DW_INVALID_ARGUMENT: an index is out of range, a value of wrt is not a leaf, or an option is not
+ * valid. DW_UNSUPPORTED names a node that has no gradient. */
 DW_API dw_status dw_engine_create(const dw_graph *graph, uint32_t grad_output_count,
                                   const uint32_t *grad_outputs, uint32_t wrt_count,
                                   const dw_value *wrt, const dw_engine_options *options,
@@ -64,7 +65,8 @@ DW_API const dw_graph *dw_engine_graph(const dw_engine *engine);
 
 /* `sizes`: one per symbol of the graph. The plan has scratch for dw_get_threads() threads; running it with more fails
  * with DW_STATE, so do not raise their number between forward and backward. The plan belongs to the engine, which
- * caches 32 plans and evicts the least recently used. A plan in use is not evicted; dw_plan_release ends its use. */
+ * caches 32 plans and evicts the least recently used. A plan in use is not evicted; dw_plan_release ends its use.
+ * DW_INVALID_ARGUMENT: a size is negative. DW_SHAPE: a dim is negative or too large at these sizes. */
 DW_API dw_status dw_engine_plan(dw_engine *engine, const int64_t *sizes, dw_plan **plan);
 DW_API void dw_plan_release(dw_plan *plan);
 
@@ -89,11 +91,16 @@ typedef struct dw_binding {
  *
  * On a GPU all memory is the device's: the arena aligned to 256 bytes, tensors of more than one element to 16. The work is
  * enqueued on `stream` (CUstream; NULL: the legacy default stream), and the call returns before it is done. Elsewhere
- * `stream` is not read. */
+ * `stream` is not read.
+ *
+ * DW_INVALID_ARGUMENT: a binding that is needed is NULL or has strides that its kernels do not support, or the arena or,
+ * on a GPU, a tensor is NULL or misaligned. DW_INDEX: an index in a tensor is out of range; the message names it (a GPU:
+ * dw_plan_synchronize). DW_STATE: there are more threads than the plan has scratch for. DW_DEVICE: a GPU failed. */
 DW_API dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
                                  const dw_binding *outputs, void *stream);
 /* output_grads: one per grad_outputs entry; data NULL means zero. outputs: as forward wrote them, unchanged, because
- * backward may read them. grads: one per wrt; data is NULL if not wanted or if dw_engine_has_grad is 0. */
+ * backward may read them. grads: one per wrt; data is NULL if not wanted or if dw_engine_has_grad is 0. Fails as
+ * dw_plan_forward does, and with DW_STATE if the engine was created without gradients. */
 DW_API dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *leaves,
                                   const dw_binding *outputs, const dw_binding *output_grads,
                                   const dw_binding *grads, void *stream);
@@ -109,7 +116,8 @@ DW_API void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *fi
 DW_API uint32_t dw_plan_output_part(const dw_plan *plan, uint32_t index);
 /* The last part that reads leaf `index`. After it the leaf may be changed (for example, updated). */
 DW_API uint32_t dw_plan_leaf_part(const dw_plan *plan, uint32_t index);
-/* The other arguments are those of dw_plan_backward, the same for every part of one backward. */
+/* The other arguments are those of dw_plan_backward, the same for every part of one backward. Fails as
+ * dw_plan_backward does, and with DW_INVALID_ARGUMENT if there is no such part. */
 DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena,
                                        const dw_binding *leaves, const dw_binding *outputs,
                                        const dw_binding *output_grads, const dw_binding *grads,
@@ -135,6 +143,7 @@ typedef struct dw_adamw_options {
     int64_t step; /* from 1 */
     int maximize; /* 1: ascends the gradient */
 } dw_adamw_options;
+/* DW_INVALID_ARGUMENT: an option is out of range, or a tensor has a NULL pointer or a negative count. */
 DW_API dw_status dw_adamw_step(const dw_adamw_tensor *tensors, uint32_t count,
                                const dw_adamw_options *options);
 

@@ -35,8 +35,9 @@ extern "C" {
  * "cutlass" also has "proof": where its kernel has been shown to be right, or null.
  * `target` NULL: the call's device. "sm_90a", "sm_100a", "sm_103a": that architecture; it need not be present.
  * Expected times come from an H200. For other architectures they are scaled by the data sheets' rates and "estimated".
- * The call's strides matter, its addresses do not. Reads no tensor and compiles nothing. Free *json with
- * dw_text_free. */
+ * The call's strides matter, its addresses do not. Reads no tensor and compiles nothing. DW_INVALID_ARGUMENT, DW_SHAPE,
+ * DW_TYPE: the call is inconsistent, or the target is unknown (the message lists those known). DW_UNSUPPORTED: there is
+ * no GPU, and no target is given. Free *json with dw_text_free. */
 DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
                                       char **json);
 
@@ -44,7 +45,7 @@ DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, c
  * docs/cutlass.md). "deepwell" has two more members: "proof", where it has been shown to be right, and "tile": null, or
  * {"ctas", "tile_n", "stages", "tiles", "rounds", "steps", "step_clocks", "least_seconds"}, which are computed, not
  * measured. "chosen" is PyTorch's GEMM for floating-point operands, and "deepwell" for codes and block scales, since no
- * other candidate supports those. Free *json with dw_text_free. */
+ * other candidate supports those. Fails as dw_attention_explain does. Free *json with dw_text_free. */
 DW_API dw_status dw_gemm_explain(const dw_gemm *call, const char *target, char **json);
 
 /* Lists Deepwell's GPU kernels as JSON: [{"name", "operation", "source", "architectures", "elements", "needs", "proof",
@@ -52,16 +53,17 @@ DW_API dw_status dw_gemm_explain(const dw_gemm *call, const char *target, char *
 DW_API dw_status dw_gpu_kernels(char **json);
 
 /* Writes the class of shapes that share a measurement: dtype, head dimension, ratio of heads, kind of mask, features,
- * and the lengths and the total number of heads rounded to powers of 2. The text is truncated to `bytes`. */
+ * and the lengths and the total number of heads rounded to powers of 2. The text is truncated to `bytes`.
+ * DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call is inconsistent. */
 DW_API dw_status dw_attention_class(const dw_attention *call, bool backward, char *text,
                                     size_t bytes);
 /* The class as a number, different for different classes. 0: the call has no class. */
 DW_API uint64_t dw_attention_class_number(const dw_attention *call, bool backward);
 
-/* Returns whether a call may be run by another candidate that stores no scores. Such calls are measured. Deepwell runs the
- * others wherever its kernels support them: scaled_dot_product_attention has no packed sequences, no soft cap, no window
- * and no causal mask aligned at the end; times with dropout are not measured; and `deterministic` asks for the same bits
- * in every run. Takes nanoseconds and reads no pointer. */
+/* Returns whether a call may be run by another candidate that stores no scores. Such calls are measured. Deepwell
+ * runs the others wherever its kernels support them: scaled_dot_product_attention has no packed sequences, no soft
+ * cap, no window and no causal mask aligned at the end; times with dropout are not measured; and `deterministic`
+ * asks for the same bits in every run. Takes nanoseconds and reads no pointer. */
 DW_API bool dw_attention_has_alternative(const dw_attention *call);
 
 /* Who runs a call. */
@@ -82,11 +84,11 @@ typedef struct dw_attention_decision {
     char refusal[1024]; /* why Deepwell's kernels cannot run the call; "": they can */
 } dw_attention_decision;
 
-/* Decides who runs a call on its device, and why. `gradients`: backward follows. The caller sets decision->struct_size.
- * A call without an alternative is Deepwell's, if its kernels support it. Else measurements count that were published
- * with the same `with` (see dw_tune_publish); NULL: all of them. `prepare`: also compiles, loads and checks Deepwell's
- * kernels, as dw_attention_supported does; a failure there is a refusal. Otherwise compiles nothing. DW_INVALID_ARGUMENT,
- * DW_SHAPE, DW_TYPE: the call is inconsistent. */
+/* Decides who runs a call on its device, and why. `gradients`: backward follows. The caller sets
+ * decision->struct_size. A call without an alternative is Deepwell's, if its kernels support it. Else measurements
+ * count that were published with the same `with` (see dw_tune_publish); NULL: all of them. `prepare`: also compiles,
+ * loads and checks Deepwell's kernels, as dw_attention_supported does; a failure there is a refusal. Otherwise
+ * compiles nothing. DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call is inconsistent. */
 DW_API dw_status dw_attention_decide(const dw_attention *call, bool gradients, const char *with,
                                      bool prepare, dw_attention_decision *decision);
 
@@ -97,12 +99,14 @@ typedef struct dw_tune_time {
     double error;        /* standard error in seconds; 0: not known */
     const char *failure; /* why the candidate failed and has no time; NULL: it ran */
 } dw_tune_time;
-/* Stores times that were measured together. `with` names what they depend on besides the GPU: versions. If another
+/* Stores times that were measured together, for the calling thread's GPU. DW_UNSUPPORTED: there is none.
+ * DW_INVALID_ARGUMENT: a time is not positive and has no failure, or an error is negative. DW_IO, DW_NOT_FOUND: the
+ * folder cannot be written, or there is none. `with` names what they depend on besides the GPU: versions. If another
  * process has stored times for the same class and `with` in the meantime, those are kept, so that all later lookups
  * decide alike. */
 DW_API dw_status dw_tune_publish(const char *shape_class, const char *with,
                                  const dw_tune_time *times, size_t count);
-/* Stores one time and replaces an earlier one. Safe between processes. */
+/* Stores one time and replaces an earlier one. Safe between processes. Fails as dw_tune_publish does. */
 DW_API dw_status dw_tune_record(const char *shape_class, const char *name, double seconds);
 
 /* Times Deepwell's kernels on the calling thread's GPU and stores the time: median of at least 10 runs. Uses its own

@@ -104,7 +104,7 @@ DW_API dw_status dw_gemm_run(const dw_gemm *call);
 DW_API dw_status dw_gemm_supported(const dw_gemm *call);
 
 /* Bytes of workspace that the call needs; 0 for Deepwell's own kernels. Depends on the sizes, the kernel and the GPU.
- * Pointers as above. */
+ * Pointers as above. Fails as dw_gemm_supported does, except that it compiles and checks nothing. */
 DW_API dw_status dw_gemm_workspace(const dw_gemm *call, size_t *bytes);
 
 /* ---- grouped GEMM ---------------------------------------------------------------------------------------- */
@@ -132,8 +132,8 @@ typedef struct dw_grouped_gemm {
     size_t workspace_bytes;
 } dw_grouped_gemm;
 
-/* These functions work like those of dw_gemm. Groups without rows are skipped. Mistakes are found before the first
- * launch. */
+/* These functions work and fail like those of dw_gemm; the message names the group. Groups without rows are skipped.
+ * Mistakes are found before the first launch. */
 DW_API dw_status dw_grouped_gemm_run(const dw_grouped_gemm *call);
 DW_API dw_status dw_grouped_gemm_supported(const dw_grouped_gemm *call);
 DW_API dw_status dw_grouped_gemm_workspace(const dw_grouped_gemm *call, size_t *bytes);

@@ -169,15 +169,19 @@ static inline dw_attr dw_attr_list(dw_attr_key key, uint32_t count, const int64_
 /* ---- lifecycle ----------------------------------------------------------------------------- */
 
 DW_API dw_status dw_graph_create(dw_graph **graph);
+/* Makes a copy, which the caller destroys. */
 DW_API dw_status dw_graph_clone(const dw_graph *graph, dw_graph **copy);
-DW_API void dw_graph_destroy(dw_graph *graph);
+DW_API void dw_graph_destroy(dw_graph *graph); /* may be NULL */
 
 /* ---- dimensions ---------------------------------------------------------------------------- */
 
-/* The symbol called `name` ([A-Za-z_][A-Za-z0-9_]*). It is created on first use. */
+/* The symbol called `name` ([A-Za-z_][A-Za-z0-9_]*). It is created on first use. DW_INVALID_ARGUMENT: not such a
+ * name. DW_UNSUPPORTED: the graph has too many symbols. */
 DW_API dw_status dw_graph_symbol(dw_graph *graph, const char *name, dw_dim *dim);
 DW_API uint32_t dw_graph_symbol_count(const dw_graph *graph);
 DW_API const char *dw_graph_symbol_name(const dw_graph *graph, uint32_t index);
+/* Arithmetic of dims. DW_INVALID_ARGUMENT: a dim is of another graph. DW_SHAPE: a coefficient exceeds 2^63.
+ * DW_UNSUPPORTED: there are too many terms. */
 DW_API dw_status dw_dim_add(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *sum);
 DW_API dw_status dw_dim_sub(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *difference);
 DW_API dw_status dw_dim_mul(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *product);
@@ -188,29 +192,34 @@ DW_API dw_status dw_dim_eval(const dw_graph *graph, dw_dim dim, const int64_t *s
                              int64_t *value);
 /* Writes "B*S + 1" into buffer. Returns the full length and truncates, like snprintf. */
 DW_API size_t dw_dim_text(const dw_graph *graph, dw_dim dim, char *buffer, size_t bytes);
-/* Reads what dw_dim_text writes: sums of products of integers and symbols. Creates new symbols. */
+/* Reads what dw_dim_text writes: sums of products of integers and symbols. Creates new symbols. DW_PARSE. */
 DW_API dw_status dw_dim_parse(dw_graph *graph, const char *text, dw_dim *dim);
 
 /* ---- building ------------------------------------------------------------------------------ */
 
-/* Adds a value that no node computes. `name` must be new in the graph. */
+/* Adds a value that no node computes. `name` must be new in the graph. DW_INVALID_ARGUMENT: the name or role is not
+ * valid, or a dim is of another graph. DW_TYPE: there is no such dtype. DW_SHAPE: the rank is out of range, a dim is
+ * negative, or a seed is not i64[2]. */
 DW_API dw_status dw_graph_leaf(dw_graph *graph, dw_role role, const char *name, dw_dtype dtype,
                                int rank, const dw_dim *shape, dw_value *value);
 /* Appends a node. The operation table (ops.h) gives shapes and dtypes of its outputs. If a rule of the table is broken,
- * the call fails and the graph is unchanged. `node` may be NULL. */
+ * the call fails with DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE or DW_UNSUPPORTED, and the graph is unchanged. `node` may
+ * be NULL. */
 DW_API dw_status dw_graph_append(dw_graph *graph, dw_op op, uint32_t input_count,
                                  const dw_value *inputs, uint32_t attr_count, const dw_attr *attrs,
                                  dw_node *node);
-/* Appends a node and returns its output 0. */
+/* Appends a node and returns its output 0. Fails as dw_graph_append does. */
 DW_API dw_status dw_graph_apply(dw_graph *graph, dw_op op, uint32_t input_count,
                                 const dw_value *inputs, uint32_t attr_count, const dw_attr *attrs,
                                 dw_value *output);
-/* Sets the origin of nodes that are appended from now on. `layer` -1: none. `module` may be NULL. */
+/* Sets the origin of nodes that are appended from now on. `layer` -1: none. `module` may be NULL.
+ * DW_INVALID_ARGUMENT: an unknown region, or a layer below -1. */
 DW_API dw_status dw_graph_set_origin(dw_graph *graph, dw_region region, int layer,
                                      const char *module);
 /* Nodes that are appended from now on belong to the backward pass (nonzero) or to the forward pass (0). */
 DW_API void dw_graph_set_backward(dw_graph *graph, int backward);
-/* Appends `value` to the graph's outputs. The same value may be an output more than once. */
+/* Appends `value` to the graph's outputs. The same value may be an output more than once. DW_INVALID_ARGUMENT: there is
+ * no such value. */
 DW_API dw_status dw_graph_add_output(dw_graph *graph, dw_value value);
 
 /* ---- queries ------------------------------------------------------------------------------- */
@@ -245,7 +254,8 @@ DW_API const char *dw_node_module(const dw_graph *graph, dw_node node);
 DW_API int dw_node_is_backward(const dw_graph *graph, dw_node node);
 
 /* Work of one node at given symbol sizes. `flops`: floating-point operations; a multiply-add counts as two. `bytes`:
- * the least that must move, with each distinct input and output counted once. */
+ * the least that must move, with each distinct input and output counted once. Fails as dw_dim_eval does, and with
+ * DW_INVALID_ARGUMENT for an unknown node. */
 typedef struct dw_cost {
     double flops;
     double bytes;
@@ -254,12 +264,14 @@ DW_API dw_status dw_node_cost(const dw_graph *graph, dw_node node, const int64_t
                               dw_cost *cost);
 DW_API dw_status dw_graph_cost(const dw_graph *graph, const int64_t *sizes, dw_cost *cost);
 
-/* Checks every rule of the operation table, of SSA and of the graph's own data. The message names the node. */
+/* Checks every rule of the operation table, of SSA and of the graph's own data. The message names the node.
+ * DW_INTERNAL: the graph's data contradict each other. A broken rule of the table has the status of dw_graph_append. */
 DW_API dw_status dw_graph_verify(const dw_graph *graph);
 
 /* ---- text and JSON: both formats read back exactly what was written --------------------------- */
 
-/* Free *text with dw_text_free. */
+/* Free *text with dw_text_free. Reading: DW_PARSE names line or member; an operation, shape or dtype that the table
+ * does not allow fails as dw_graph_append does. */
 DW_API dw_status dw_graph_to_text(const dw_graph *graph, char **text);
 DW_API dw_status dw_graph_from_text(const char *text, dw_graph **graph);
 DW_API dw_status dw_graph_to_json(const dw_graph *graph, char **text);
@@ -287,7 +299,8 @@ typedef enum dw_pass {
 } dw_pass;
 DW_API const char *dw_pass_name(dw_pass pass);
 /* Replaces *graph by the transformed graph, which is verified. On failure *graph is unchanged. The order of leaves and
- * outputs and the names of leaves are kept; values and nodes are renumbered. */
+ * outputs and the names of leaves are kept; values and nodes are renumbered. DW_INVALID_ARGUMENT: an unknown pass.
+ * DW_INTERNAL: the result does not pass dw_graph_verify. */
 DW_API dw_status dw_graph_run_pass(dw_graph **graph, dw_pass pass);
 
 #ifdef __cplusplus

@@ -97,17 +97,20 @@ DW_API dw_status dw_hardware_parse(const char *json, size_t bytes, dw_hardware *
 DW_API dw_status dw_hardware_load(const char *path, dw_hardware **hardware);
 
 /* Describes this machine (deepwell/machine.h has the details). Works without a GPU: `gpus` is 0. `measure` 1 times
- * copies, GEMMs and, if NCCL is found, collectives; it takes some seconds per GPU. 0 measures nothing. */
+ * copies, GEMMs and, if NCCL is found, collectives; it takes some seconds per GPU. 0 measures nothing.
+ * DW_INVALID_ARGUMENT: a figure that a plan needs cannot be read. */
 DW_API dw_status dw_hardware_probe(int measure, dw_hardware **hardware);
 
-/* What a command line names: "auto" for this machine, the path of an existing file, or a name of the catalogue. */
+/* What a command line names: "auto" for this machine, the path of an existing file, or a name of the catalogue.
+ * Fails as the function for it does. */
 DW_API dw_status dw_hardware_open(const char *text, dw_hardware **hardware);
 
 /* Writes the description as a JSON file for dw_hardware_load, each figure with kind and source. Free *text with
  * dw_text_free. */
 DW_API dw_status dw_hardware_json(const dw_hardware *hardware, char **text);
 
-/* Makes a copy with another number of GPUs. Destroy *copy too. */
+/* Makes a copy with another number of GPUs. Destroy *copy too. DW_INVALID_ARGUMENT: not from 1 to
+ * DW_HARDWARE_MOST_GPUS, or not a whole number of nodes. */
 DW_API dw_status dw_hardware_with_gpus(const dw_hardware *hardware, int gpus, dw_hardware **copy);
 DW_API void dw_hardware_destroy(dw_hardware *hardware); /* may be NULL */
 

@@ -63,8 +63,9 @@ typedef struct dw_quantize {
 
 /* ---- calls ---------------------------------------------------------------------------------- */
 
-/* Quantizes the matrix. A matrix without rows or columns does nothing. DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call is inconsistent.
- * DW_UNSUPPORTED: the call is not supported, on this GPU or at all, or the kernel failed its first-use check. */
+/* Quantizes the matrix. A matrix without rows or columns does nothing. DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the
+ * call is inconsistent. DW_UNSUPPORTED: the call is not supported, on this GPU or at all, or the kernel failed its
+ * first-use check. */
 DW_API dw_status dw_quantize_run(const dw_quantize *call);
 
 /* ---- queries -------------------------------------------------------------------------------- */

@@ -80,7 +80,7 @@ DW_API const dw_stored_tensor *dw_safetensors_at(const dw_safetensors *file, uin
 DW_API dw_status dw_safetensors_find(const dw_safetensors *file, const char *name, uint32_t *index);
 
 /* Reads `bytes` of the tensor's data as stored (little-endian, row-major), starting at byte `from` of the tensor. Any
- * number of threads may read one file. */
+ * number of threads may read one file. DW_INVALID_ARGUMENT: the range is not within the tensor. DW_IO. */
 DW_API dw_status dw_safetensors_read_bytes(const dw_safetensors *file, uint32_t index,
                                            uint64_t from, void *to, size_t bytes);
 /* Reads the whole tensor as F32. F32, BF16, F16, F8_E4M3 and F8_E5M2 are exact, F64 is rounded to nearest. DW_TYPE: any
@@ -93,15 +93,17 @@ typedef struct dw_safetensors_writer dw_safetensors_writer;
 
 /* Starts a temporary file beside `path` and writes the header: `count` tensors with different names, in the order in
  * which their data will follow (name, dtype, rank and shape are read). `metadata`: 2 * metadata_count strings, keys and
- * values in turn; {"format": "pt"} is always added. */
+ * values in turn; {"format": "pt"} is always added. DW_INVALID_ARGUMENT: a name, an element type or
+ * metadata are not valid, or a name is there twice. DW_SHAPE. DW_UNSUPPORTED: the header would be too large. DW_IO. */
 DW_API dw_status dw_safetensors_writer_create(const char *path, uint32_t count,
                                               const dw_stored_tensor *tensors,
                                               uint32_t metadata_count, const char *const *metadata,
                                               dw_safetensors_writer **writer);
-/* Appends data, in pieces of any size, tensor after tensor. */
+/* Appends data, in pieces of any size, tensor after tensor. DW_STATE: there is no more room. DW_IO. */
 DW_API dw_status dw_safetensors_writer_put(dw_safetensors_writer *writer, const void *bytes,
                                            size_t count);
-/* Appends `count` elements of a tensor declared as F32, BF16 or F16, rounded from F32 to nearest even. */
+/* Appends `count` elements of a tensor declared as F32, BF16 or F16, rounded from F32 to nearest even. Fails as
+ * dw_safetensors_writer_put does, and with DW_TYPE for another element type. */
 DW_API dw_status dw_safetensors_writer_put_f32(dw_safetensors_writer *writer, const float *elements,
                                                int64_t count);
 /* Syncs the file and renames it to `path`, so that readers see the old file or the new one. DW_STATE: data are missing.
