@@ -136,7 +136,7 @@ float dw__trial_normal(uint64_t seed, uint32_t stream, size_t at);
 /* Runs the trials of the variant's kernel. Sets `disabled` and `reason` if the kernel is wrong. A failure means that
  * the check could not run. It uses its own stream and memory, so it may run while the caller captures a graph. */
 dw_status dw__first_use_check(const dw__context *context, dw__variant *variant);
-/* DEEPWELL_GUARD=off turns first-use checks off, for tools that watch one kernel. */
+/* DEEPWELL_FIRST_USE_CHECK=off turns first-use checks off, for tools that watch one kernel. */
 bool dw__first_use_is_on(void);
 
 /* The check of every kernel with op DW__GPU_OPERATION: random operands for the kernel's own example(), and the

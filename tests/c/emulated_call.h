@@ -106,7 +106,7 @@ static inline void in_child(void (*check_it)(void)) {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        unsetenv("DEEPWELL_GUARD");
+        unsetenv("DEEPWELL_FIRST_USE_CHECK");
         dw_log_set_sink(keep_line, NULL, 2);
         check_it();
         fflush(NULL);

@@ -608,8 +608,8 @@ static void run_kernel(const fake_launch *launch) {
     }
 }
 
-static void use_guard(void) {
-    unsetenv("DEEPWELL_GUARD");
+static void check_first_uses(void) {
+    unsetenv("DEEPWELL_FIRST_USE_CHECK");
     fake->kernel = run_kernel;
     fake->relaxed = 0;
 }
@@ -632,7 +632,7 @@ static void *call_often(void *failed) {
 static void threads_call(void *unused) {
     pthread_t threads[4];
     (void)unused;
-    use_guard();
+    check_first_uses();
     int functions = fake->functions;
     for (int i = 0; i < 4; i++)
         CHILD_REQUIRE(pthread_create(&threads[i], NULL, call_often, &threads) == 0);
@@ -650,9 +650,9 @@ static void test_threads(void **state) {
     expect_child(start_child(threads_call, NULL));
 }
 
-static void guarded(void *unused) {
+static void correct_kernel_passes(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_attention call = plain_call();
     call.dtype = DW_F16;
     for (int variant = 0; variant < 8; variant++) {
@@ -673,9 +673,9 @@ static void guarded(void *unused) {
     CHILD_REQUIRE(fake->relaxed > 0);
 }
 
-static void guard_refuses(void *unused) {
+static void wrong_kernel_is_rejected(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_attention call = plain_call();
     call.dtype = DW_F16; /* kernels that no earlier test has loaded */
     wrong_kernel = "sm90_attention_forward";
@@ -700,13 +700,13 @@ static void guard_refuses(void *unused) {
 }
 
 /* A failure that prevents the first-use check is an error, not a verdict. */
-static void guard_fails(void *unused) {
+static void failed_check_is_an_error(void *unused) {
     static const char *const calls[] = {"cuMemAlloc_v2",        "cuStreamCreate",
                                         "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2",
                                         "cuStreamSynchronize",  "cuThreadExchangeStreamCaptureMode",
                                         "cuLaunchKernelEx"};
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_attention call = plain_call();
     call.dtype = DW_F16;
     call.window_left = 3;
@@ -725,7 +725,7 @@ static void guard_fails(void *unused) {
  * retry works. */
 static void memory_fails(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_attention call = plain_call();
     call.dtype = DW_F16;
     call.head_dim = 72;
@@ -745,11 +745,11 @@ static void memory_fails(void *unused) {
     CHILD_REQUIRE(dw_attention_backward(&call) == DW_OK);
 }
 
-static void test_guard(void **state) {
+static void test_first_use(void **state) {
     (void)state;
-    expect_child(start_child(guarded, NULL));
-    expect_child(start_child(guard_refuses, NULL));
-    expect_child(start_child(guard_fails, NULL));
+    expect_child(start_child(correct_kernel_passes, NULL));
+    expect_child(start_child(wrong_kernel_is_rejected, NULL));
+    expect_child(start_child(failed_check_is_an_error, NULL));
     expect_child(start_child(memory_fails, NULL));
 }
 
@@ -762,7 +762,7 @@ int main(void) {
         cmocka_unit_test(test_refusals),       cmocka_unit_test(test_driver_failures),
         cmocka_unit_test(test_other_gpu),      cmocka_unit_test(test_blackwell),
         cmocka_unit_test(test_embedded),       cmocka_unit_test(test_old_driver),
-        cmocka_unit_test(test_bridge),         cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_bridge),         cmocka_unit_test(test_first_use),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, begin_attention, end_on_fake_gpu);

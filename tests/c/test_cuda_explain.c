@@ -672,7 +672,7 @@ static void test_measure(void **state) {
 static int setup(void **state) {
     (void)state;
     use_fake_compiler(folder, sizeof folder);
-    setenv("DEEPWELL_GUARD", "off", 1);
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
     return 0;
 }
 

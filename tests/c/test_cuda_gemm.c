@@ -217,15 +217,15 @@ static void require_right(void) {
             CHILD_REQUIRE(d[4 * i + j] == (float)(2 * sum));
         }
 }
-static void use_guard(void) {
-    unsetenv("DEEPWELL_GUARD");
+static void check_first_uses(void) {
+    unsetenv("DEEPWELL_FIRST_USE_CHECK");
     fake->kernel = run_kernel;
     fake->launch_count = fake->relaxed = 0;
 }
 
-static void guard_passes(void *unused) {
+static void correct_kernel_passes(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_gemm call = tiny_call();
     wrong_by = 1e-5f; /* within the tolerance: it changes the eighth digit of D */
     CHILD_REQUIRE(dw_gemm_supported(&call) == DW_OK);
@@ -236,9 +236,9 @@ static void guard_passes(void *unused) {
     require_right();
 }
 
-static void guard_refuses(void *unused) {
+static void wrong_kernel_is_rejected(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_gemm call = tiny_call();
     wrong_by = 1e-2f;
     CHILD_REQUIRE(dw_gemm_supported(&call) == DW_UNSUPPORTED);
@@ -253,7 +253,7 @@ static void guard_refuses(void *unused) {
 
 static void kernel_fails(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_gemm call = tiny_call();
     fake->failing = "cuLaunchKernelEx";
     fake->result = 700; /* CUDA_ERROR_ILLEGAL_ADDRESS */
@@ -265,14 +265,14 @@ static void kernel_fails(void *unused) {
 }
 
 /* A failure that prevents the first-use check is an error, not a verdict. */
-static void guard_fails(void *unused) {
+static void failed_check_is_an_error(void *unused) {
     static const char *const calls[] = {
         "cuModuleLoadData",     "cuMemAlloc_v2",
         "cuStreamCreate",       "cuMemcpyHtoDAsync_v2",
         "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize",
         "cuLaunchKernelEx",     "cuThreadExchangeStreamCaptureMode"};
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_gemm call = tiny_call();
     for (size_t i = 0; i < DW_COUNT(calls); i++) {
         fake->failing = calls[i];
@@ -290,7 +290,7 @@ static void guard_fails(void *unused) {
  * retry works. */
 static void memory_fails(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_gemm call = tiny_call();
     int refused = 0;
     for (int64_t after = 0;; after++) {
@@ -308,12 +308,12 @@ static void memory_fails(void *unused) {
     require_right();
 }
 
-static void test_guard(void **state) {
+static void test_first_use(void **state) {
     (void)state;
-    expect_child(start_child(guard_passes, NULL));
-    expect_child(start_child(guard_refuses, NULL));
+    expect_child(start_child(correct_kernel_passes, NULL));
+    expect_child(start_child(wrong_kernel_is_rejected, NULL));
     expect_child(start_child(kernel_fails, NULL));
-    expect_child(start_child(guard_fails, NULL));
+    expect_child(start_child(failed_check_is_an_error, NULL));
     expect_child(start_child(memory_fails, NULL));
 }
 
@@ -330,7 +330,7 @@ int main(void) {
         cmocka_unit_test(test_other_gpus),
         cmocka_unit_test(test_launch),
         cmocka_unit_test(test_scaled_launch),
-        cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_first_use),
     };
     return cmocka_run_group_tests(tests, setup, end_on_fake_gpu);
 }

@@ -75,8 +75,8 @@ static void test_other_gpus(void **state) {
 
 /* ---- first use ----------------------------------------------------------------------------------- */
 
-static void use_guard(void) {
-    unsetenv("DEEPWELL_GUARD");
+static void check_first_uses(void) {
+    unsetenv("DEEPWELL_FIRST_USE_CHECK");
     fake->launch_count = fake->relaxed = 0;
 }
 
@@ -88,9 +88,9 @@ static dw_quantize other_call(void) {
 }
 
 /* A kernel that writes nothing is rejected, and so is every call with it. */
-static void guard_refuses(void *unused) {
+static void wrong_kernel_is_rejected(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     const dw_quantize call = other_call();
     for (int i = 0; i < 2; i++) {
         CHILD_REQUIRE(dw_quantize_run(&call) == DW_UNSUPPORTED);
@@ -101,14 +101,14 @@ static void guard_refuses(void *unused) {
 }
 
 /* A failure that prevents the first-use check is an error, not a verdict. */
-static void guard_fails(void *unused) {
+static void failed_check_is_an_error(void *unused) {
     static const char *const calls[] = {
         "cuModuleLoadData",     "cuMemAlloc_v2",
         "cuStreamCreate",       "cuMemcpyHtoDAsync_v2",
         "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize",
         "cuLaunchKernelEx",     "cuThreadExchangeStreamCaptureMode"};
     (void)unused;
-    use_guard();
+    check_first_uses();
     const dw_quantize call = other_call();
     for (size_t i = 0; i < DW_COUNT(calls); i++) {
         fake->failing = calls[i];
@@ -123,7 +123,7 @@ static void guard_fails(void *unused) {
 /* Each allocation of a first use fails in turn. */
 static void memory_fails(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     const dw_quantize call = other_call();
     int failed = 0;
     for (int64_t after = 0;; after++) {
@@ -139,10 +139,10 @@ static void memory_fails(void *unused) {
     CHILD_REQUIRE(failed > 3);
 }
 
-static void test_guard(void **state) {
+static void test_first_use(void **state) {
     (void)state;
-    expect_child(start_child(guard_refuses, NULL));
-    expect_child(start_child(guard_fails, NULL));
+    expect_child(start_child(wrong_kernel_is_rejected, NULL));
+    expect_child(start_child(failed_check_is_an_error, NULL));
     expect_child(start_child(memory_fails, NULL));
 }
 
@@ -157,7 +157,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_other_gpus),
         cmocka_unit_test(test_launch),
-        cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_first_use),
     };
     return cmocka_run_group_tests(tests, setup, end_on_fake_gpu);
 }

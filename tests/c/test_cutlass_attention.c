@@ -250,17 +250,17 @@ static void compute_as_cutlass(const dw_cutlass_kernel *kernel, const void *give
             }
 }
 
-static void use_guard(void) {
-    unsetenv("DEEPWELL_GUARD");
+static void check_first_uses(void) {
+    unsetenv("DEEPWELL_FIRST_USE_CHECK");
     on_blackwell();
     fake->kernel = compute_by_definition;
     provider->kernel = compute_as_cutlass;
     computed = 0;
 }
 
-static void guarded(void *unused) {
+static void correct_kernel_passes(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_attention call = named_call();
     provider->workspace_bytes = 512; /* the first-use check allocates the workspace */
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
@@ -285,9 +285,9 @@ static void guarded(void *unused) {
     CHILD_REQUIRE(fake->memory == 0);
 }
 
-static void guard_refuses(void *unused) {
+static void wrong_kernel_is_rejected(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_attention call = named_call();
     wrong = true;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED);
@@ -301,9 +301,9 @@ static void guard_refuses(void *unused) {
 }
 
 /* A failure that prevents the first-use check is an error, not a verdict. */
-static void guard_fails(void *unused) {
+static void failed_check_is_an_error(void *unused) {
     (void)unused;
-    use_guard();
+    check_first_uses();
     dw_attention call = named_call();
     provider->result = DW_CUTLASS_FAILED, provider->error = "no more of anything";
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_STATE);
@@ -388,9 +388,16 @@ static int setup(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        CHECK(launches),    CHECK(workspace), CHECK(shorter_structure), CHECK(refusals),
-        CHECK(names),       CHECK(not_built), CHECK(guarded),           CHECK(guard_refuses),
-        CHECK(guard_fails), CHECK(explained),
+        CHECK(launches),
+        CHECK(workspace),
+        CHECK(shorter_structure),
+        CHECK(refusals),
+        CHECK(names),
+        CHECK(not_built),
+        CHECK(correct_kernel_passes),
+        CHECK(wrong_kernel_is_rejected),
+        CHECK(failed_check_is_an_error),
+        CHECK(explained),
     };
     return cmocka_run_group_tests(tests, setup, end_on_fake_gpu);
 }

@@ -334,8 +334,8 @@ static void run_reference(const fake_launch *launch) {
                                                 .beta = 1});
 }
 
-static void use_guard(int capability) {
-    unsetenv("DEEPWELL_GUARD");
+static void check_first_uses(int capability) {
+    unsetenv("DEEPWELL_FIRST_USE_CHECK");
     fake->capability = capability;
     fake->kernel = run_reference;
     provider->kernel = run_provided;
@@ -345,9 +345,9 @@ static void use_guard(int capability) {
 /* ---- the first-use check --------------------------------------------------------------------------- */
 
 /* Each specialization is checked once, with and without a residual. */
-static void guard_passes(void *unused) {
+static void correct_kernel_passes(void *unused) {
     (void)unused;
-    use_guard(90);
+    check_first_uses(90);
     dw_gemm call = tiny_call("cutlass.sm90.bf16");
     wrong_by = 1e-6f; /* far smaller than BF16's rounding */
     CHILD_REQUIRE(dw_gemm_supported(&call) == DW_OK && provider->launches == 1);
@@ -367,9 +367,9 @@ static void guard_passes(void *unused) {
 
 /* The kernel is not used, and the reference computes the call. Other kernels, and this kernel's other epilogue, are
  * unaffected. */
-static void guard_refuses(void *unused) {
+static void wrong_kernel_is_rejected(void *unused) {
     (void)unused;
-    use_guard(90);
+    check_first_uses(90);
     forget_c = true;
     dw_gemm call = tiny_call("cutlass.sm90.bf16");
     CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && provider->launches == 2);
@@ -395,7 +395,7 @@ static void guard_refuses(void *unused) {
 
 static void kernel_fails(void *unused) {
     (void)unused;
-    use_guard(90);
+    check_first_uses(90);
     dw_gemm call = tiny_call("cutlass.sm90.bf16");
     provider->result = DW_CUTLASS_FAILED;
     CHILD_REQUIRE(dw_gemm_supported(&call) == DW_UNSUPPORTED);
@@ -417,12 +417,12 @@ static void codes(const char *kernel, dw_scheme scheme) {
 }
 static void codes_of_fp8(void *unused) {
     (void)unused;
-    use_guard(100);
+    check_first_uses(100);
     codes("cutlass.sm100.mxfp8", DW_SCHEME_MXFP8);
 }
 static void codes_of_fp4(void *unused) {
     (void)unused;
-    use_guard(100);
+    check_first_uses(100);
     codes("cutlass.sm100.nvfp4", DW_SCHEME_NVFP4);
 }
 
@@ -435,11 +435,11 @@ static void expect_codes(void (*check)(void *), int expected) {
 }
 
 /* A failure that prevents the first-use check is an error, not a verdict. */
-static void guard_fails(void *unused) {
+static void failed_check_is_an_error(void *unused) {
     static const char *const calls[] = {"cuMemAlloc_v2", "cuStreamCreate", "cuMemcpyHtoDAsync_v2",
                                         "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"};
     (void)unused;
-    use_guard(90);
+    check_first_uses(90);
     dw_gemm call = tiny_call("cutlass.sm90.bf16");
     for (size_t i = 0; i < DW_COUNT(calls); i++) {
         fake->failing = calls[i];
@@ -496,7 +496,7 @@ static dw_grouped_gemm tiny_groups(const char *kernel) {
 static void groups_pass(void *unused) {
     (void)unused;
     size_t bytes = 0;
-    use_guard(100);
+    check_first_uses(100);
     dw_grouped_gemm call = tiny_groups("cutlass.sm100.grouped");
     CHILD_REQUIRE(dw_grouped_gemm_workspace(&call, &bytes) == DW_OK && bytes == 512);
     CHILD_REQUIRE(dw_grouped_gemm_supported(&call) == DW_OK && provider->launches == 1);
@@ -510,7 +510,7 @@ static void groups_pass(void *unused) {
 
 static void groups_refuse(void *unused) {
     (void)unused;
-    use_guard(100);
+    check_first_uses(100);
     dw_grouped_gemm call = tiny_groups("cutlass.sm100.grouped");
     wrong_group = true;
     CHILD_REQUIRE(dw_grouped_gemm_supported(&call) == DW_UNSUPPORTED);
@@ -584,15 +584,15 @@ static void test_calls(void **state) {
     expect_child(start_child(other_version, NULL));
 }
 
-static void test_guard(void **state) {
+static void test_first_use(void **state) {
     (void)state;
-    expect_child(start_child(guard_passes, NULL));
-    expect_child(start_child(guard_refuses, NULL));
+    expect_child(start_child(correct_kernel_passes, NULL));
+    expect_child(start_child(wrong_kernel_is_rejected, NULL));
     expect_child(start_child(kernel_fails, NULL));
-    expect_child(start_child(guard_fails, NULL));
+    expect_child(start_child(failed_check_is_an_error, NULL));
 }
 
-static void test_guard_of_codes(void **state) {
+static void test_first_use_of_codes(void **state) {
     (void)state;
     expect_codes(codes_of_fp8, 0);
     expect_codes(codes_of_fp4, 0);
@@ -626,8 +626,8 @@ static int setup(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_calls),
-        cmocka_unit_test(test_guard),
-        cmocka_unit_test(test_guard_of_codes),
+        cmocka_unit_test(test_first_use),
+        cmocka_unit_test(test_first_use_of_codes),
         cmocka_unit_test(test_groups),
     };
     return cmocka_run_group_tests(tests, setup, end_on_fake_gpu);

@@ -520,6 +520,6 @@ int main(void) {
         cmocka_unit_test(cheapest_tile_is_chosen), cmocka_unit_test(parameters_are_unique),
     };
     /* Except in the children, because the tests compare results themselves. */
-    setenv("DEEPWELL_GUARD", "off", 1);
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

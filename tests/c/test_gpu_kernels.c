@@ -225,7 +225,7 @@ static const dw__context *current(void) {
     return context;
 }
 static void begin(void) {
-    unsetenv("DEEPWELL_GUARD");
+    unsetenv("DEEPWELL_FIRST_USE_CHECK");
     fake->kernel = run_kernel;
     fake->maps_of = maps_of;
     fake->relaxed = 0;

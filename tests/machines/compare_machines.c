@@ -349,7 +349,7 @@ int main(int count, char **arguments) {
     compare_sink sink = {0};
     int ran = 0;
     if (!parse(count, arguments, &o)) return usage();
-    setenv("DEEPWELL_GUARD", "off",
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off",
            1); /* the first-use check would compare each kernel with its reference first */
     dw_status status = o.kernels ? carry(o.kernels) : DW_OK;
     const bool comparing = strcmp(o.command, "list") != 0 && strcmp(o.command, "ptx") != 0;

@@ -71,7 +71,7 @@ def test_attention_runs_or_says_what_to_do(built):
 def test_attention_runs_on_the_installed_emulator(built):
     # Skips the first-use check, which would run every kernel and its reference.
     command = [built / "bin" / "deepwell", "emulate", "--", built / "attend"]
-    result = run(built, *command, DEEPWELL_GUARD="off")
+    result = run(built, *command, DEEPWELL_FIRST_USE_CHECK="off")
     if "nvrtc" in result.stderr.lower():
         pytest.skip("the kernels were not compiled into this build, and there is no compiler")
     assert result.returncode == 0, result.stdout + result.stderr

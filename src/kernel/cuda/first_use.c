@@ -13,7 +13,7 @@
 #include <string.h>
 
 bool dw__first_use_is_on(void) {
-    const char *setting = getenv("DEEPWELL_GUARD");
+    const char *setting = getenv("DEEPWELL_FIRST_USE_CHECK");
     return !setting || strcmp(setting, "off") != 0;
 }
 

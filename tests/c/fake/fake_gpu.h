@@ -45,7 +45,7 @@ static char folder[256];
 static inline int begin_on_fake_gpu(void **state) {
     (void)state;
     load_fake_driver();
-    setenv("DEEPWELL_GUARD", "off", 1);
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
     use_fake_compiler(folder, sizeof folder);
     return 0;
 }
