@@ -117,7 +117,7 @@ DW_API dw_status dw_attention_backward_workspace(const dw_attention *call, size_
 /* Returns DW_OK if forward (and, with `backward`, backward) would run, else the reason. It reads none of the call's
  * memory, and tensors' addresses may be NULL. The first query for a kind of call compiles and loads the kernels, which
  * takes seconds, and compares their results with attention by definition. A kernel that disagrees on this GPU is not
- * used. DEEPWELL_GUARD=off skips the comparison. */
+ * used. DEEPWELL_FIRST_USE_CHECK=off skips the comparison. */
 DW_API dw_status dw_attention_supported(const dw_attention *call, bool backward);
 
 #ifdef __cplusplus

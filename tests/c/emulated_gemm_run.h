@@ -60,8 +60,8 @@ typedef struct gemm_kernel {
     const sizes *shapes;
     size_t shape_count;
     /* Each block processes several tiles; the contraction is longer than the ring. */
-    sizes staying, mistaken;
-    float staying_alpha;
+    sizes persistent, mistaken;
+    float persistent_alpha;
 } gemm_kernel;
 
 /* ---- a run ----------------------------------------------------------------------------------------- */
@@ -242,16 +242,16 @@ static inline void integers_are_exact(void **state) { each_variant_is_right(*sta
 
 /* Each block computes several tiles: this tests both accumulators, the columns that they share, and rings that continue
  * across tiles. */
-static inline void blocks_stay(void **state) {
+static inline void persistent_blocks_process_several_tiles(void **state) {
     const gemm_kernel *kernel = *state;
     need_kernels(kernel);
     for (size_t i = 0; i < kernel->variant_count; i++) {
         problem p = {.v = kernel->variants[i],
-                     .m = kernel->staying.m,
-                     .n = kernel->staying.n,
-                     .k = kernel->staying.k,
+                     .m = kernel->persistent.m,
+                     .n = kernel->persistent.n,
+                     .k = kernel->persistent.k,
                      .clusters = 2,
-                     .alpha = kernel->staying_alpha,
+                     .alpha = kernel->persistent_alpha,
                      .seed = 7 + i};
         expect_right(kernel, &p);
     }

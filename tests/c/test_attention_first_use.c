@@ -62,7 +62,7 @@ static void correct_kernel_passes(void **state) {
     (void)state;
     first_use_in_child(correct);
 }
-static void wrong_kernel_is_refused(void **state) {
+static void wrong_kernel_is_rejected(void **state) {
     (void)state;
     first_use_in_child(wrong);
 }
@@ -70,7 +70,7 @@ static void wrong_kernel_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(correct_kernel_passes),
-        cmocka_unit_test(wrong_kernel_is_refused),
+        cmocka_unit_test(wrong_kernel_is_rejected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

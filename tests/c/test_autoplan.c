@@ -25,7 +25,8 @@ static dw_autoplan_request request_of(const dw_model_sizes *model, const dw_hard
     request.hardware = hardware;
     request.seq_len = seq_len;
     request.global_batch = global_batch;
-    request.bold = 1; /* all layouts; only measured_parts_come_first tests the default */
+    request.bold =
+        1; /* all layouts; only layouts_with_measured_parts_are_preferred tests the default */
     return request;
 }
 
@@ -180,7 +181,7 @@ enum { ROUNDS = 4, LARGE = 0 };
 enum { ROUNDS = 40, LARGE = 1 };
 #endif
 
-static void the_search_misses_nothing(void **unused) {
+static void search_finds_the_best_of_all_layouts(void **unused) {
     (void)unused;
     int fitting = 0, recomputed = 0, pipelined = 0, layers = 0, optimizers = 0, attentions = 0;
     for (int round = 0; round < ROUNDS; round++) {
@@ -245,7 +246,7 @@ static void the_search_misses_nothing(void **unused) {
 
 /* One GPU with less and less memory and a link that hides some layers' transfer to the host: the fastest plan
  * recomputes some layers and offloads others. */
-static void recomputation_and_offload_share_the_layers(void **unused) {
+static void some_layers_are_recomputed_and_others_offloaded(void **unused) {
     (void)unused;
     static const dw_model_sizes model = {.layers = 12,
                                          .hidden = 2048,
@@ -300,7 +301,7 @@ static void recomputation_and_offload_share_the_layers(void **unused) {
 
 /* The first choice has only measured parts and is the fastest of those; faster plans with unmeasured parts
  * are listed too. */
-static void measured_parts_come_first(void **unused) {
+static void layouts_with_measured_parts_are_preferred(void **unused) {
     (void)unused;
     static const struct {
         const dw_model_sizes *model;
@@ -380,7 +381,7 @@ static void published_configurations_are_planned(void **unused) {
 /* 8 billion parameters and 128 thousand words on 8 stages: the head costs more than two layers. The search
  * finds the best split into whole layers, the gain is the difference of the heaviest stages, and the split is
  * simulated. */
-static void the_head_gets_room(void **unused) {
+static void stage_with_the_head_gets_fewer_layers(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("h100:8");
     dw_autoplan_request request = request_of(&llama3_8b, hardware, 4096, 64);
@@ -415,10 +416,10 @@ static void the_head_gets_room(void **unused) {
     double gain = even->prediction.seconds / plan->prediction.seconds;
     assert_true(gain > 1.1 && fabs(gain / (heaviest[0] / heaviest[1]) - 1) < 0.08);
     dw_simulation *simulation = NULL;
-    dw_simulation_figures played;
+    dw_simulation_figures simulated;
     assert_int_equal(dw_simulate(&llama3_8b, hardware, &plan->layout, &simulation), DW_OK);
-    dw_simulation_figures_of(simulation, &played);
-    assert_true(fabs(played.seconds / plan->prediction.seconds - 1) < 0.02);
+    dw_simulation_figures_of(simulation, &simulated);
+    assert_true(fabs(simulated.seconds / plan->prediction.seconds - 1) < 0.02);
     dw_simulation_destroy(simulation);
     dw_autoplan_destroy(even);
     dw_autoplan_destroy(plan);
@@ -426,7 +427,7 @@ static void the_head_gets_room(void **unused) {
 }
 
 /* Llama-3 70B on 64 H100s in a pipeline: planned and simulated with a bubble below 5%, within the memory. */
-static void a_planned_pipeline_is_played(void **unused) {
+static void planned_pipeline_is_simulated(void **unused) {
     (void)unused;
     dw_hardware *h100s = hardware_of("h100:64");
     dw_autoplan_request request = request_of(&llama3_70b, h100s, 8192, 256);
@@ -434,21 +435,21 @@ static void a_planned_pipeline_is_played(void **unused) {
     request.constraint_count = 2;
     dw_autoplan *plan = plan_of(&request);
     dw_simulation *simulation = NULL;
-    dw_simulation_figures played;
+    dw_simulation_figures simulated;
     assert_int_equal(plan->prediction.fits, 1);
     assert_true(plan->prediction.bubble_fraction < 0.05);
     assert_int_equal(dw_simulate(&llama3_70b, h100s, &plan->layout, &simulation), DW_OK);
-    dw_simulation_figures_of(simulation, &played);
-    assert_true(played.fits && played.bubble_fraction < 0.05);
-    assert_true(fabs(played.bubble_fraction - plan->prediction.bubble_fraction) < 0.01);
-    assert_true(fabs(played.seconds / plan->prediction.seconds - 1) < 0.02);
+    dw_simulation_figures_of(simulation, &simulated);
+    assert_true(simulated.fits && simulated.bubble_fraction < 0.05);
+    assert_true(fabs(simulated.bubble_fraction - plan->prediction.bubble_fraction) < 0.01);
+    assert_true(fabs(simulated.seconds / plan->prediction.seconds - 1) < 0.02);
     dw_simulation_destroy(simulation);
     dw_autoplan_destroy(plan);
     dw_hardware_destroy(h100s);
 }
 
 /* An idle machine of two cores needs one second; the limit is for a busy one. */
-static void the_largest_take_seconds(void **unused) {
+static void largest_search_takes_seconds(void **unused) {
     (void)unused;
     if (!LARGE) skip();
     dw_hardware *h100s = hardware_of("h100:16384"), *fewer = hardware_of("h100:2048");
@@ -473,7 +474,7 @@ static char *json_of(const dw_autoplan *plan) {
     return text;
 }
 
-static void threads_do_not_change_the_answer(void **unused) {
+static void threads_do_not_change_the_plan(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("h200:32");
     dw_autoplan_request request = request_of(&llama3_70b, hardware, 4096, 96);
@@ -532,7 +533,7 @@ static void constraints_are_kept(void **unused) {
 }
 
 /* Fixes every field of a layout by its name; the plan then has the value. */
-static void every_name_can_be_fixed(void **unused) {
+static void every_field_can_be_fixed_by_name(void **unused) {
     (void)unused;
     static const char *const one_by_one[] = {
         "tp=4",
@@ -629,7 +630,7 @@ static void every_name_can_be_fixed(void **unused) {
 }
 
 /* The host's memory can be the limit too. */
-static void the_host_can_be_too_small(void **unused) {
+static void host_memory_can_be_too_small(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("h100:8"), *enough = NULL;
     static const char *const constraints[] = {"offload=optimizer"};
@@ -652,7 +653,7 @@ static void the_host_can_be_too_small(void **unused) {
     dw_hardware_destroy(hardware);
 }
 
-static void what_does_not_fit_is_answered(void **unused) {
+static void requests_that_do_not_fit_get_an_explanation(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("h100:16"), *enough = NULL;
     dw_autoplan_request request = request_of(&llama3_405b, hardware, 8192, 2048);
@@ -690,7 +691,7 @@ static void refused(dw_autoplan_request request, const char *constraint, dw_stat
 }
 
 /* Requests that a framework or the GPUs cannot satisfy, and contradictory requests. */
-static void contradictions_are_named(void **unused) {
+static void contradictory_requests_are_rejected(void **unused) {
     (void)unused;
     static const struct {
         const char *one, *other, *says;
@@ -725,7 +726,7 @@ static void contradictions_are_named(void **unused) {
     dw_hardware_destroy(hardware);
 }
 
-static void bad_requests_are_named(void **unused) {
+static void invalid_requests_are_rejected(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("h100:16384");
     dw_autoplan_request good = request_of(&llama3_405b, hardware, 8192, 2048), request = good;
@@ -772,7 +773,7 @@ static void bad_requests_are_named(void **unused) {
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-static void files_come_back_to_the_last_bit(void **unused) {
+static void plan_files_round_trip_exactly(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("b200:64");
     dw_autoplan_request request = request_of(&deepseek_v3, hardware, 4096, 1024);
@@ -817,7 +818,7 @@ static const dw_autoplan_kernel *kernel_of(const dw_autoplan *plan, const char *
 
 /* Deepwell's kernels are listed if they exist, with tiles and measurements; otherwise the library's, without a
  * measurement. */
-static void kernels_are_named(void **unused) {
+static void plans_name_their_kernels(void **unused) {
     (void)unused;
     static const struct {
         const char *hardware, *framework, *kernel;
@@ -866,7 +867,7 @@ static void kernels_are_named(void **unused) {
 
 /* Tensor, context, data and pipeline ranks from the inside out, experts across the first three; domains are
  * filled equally. */
-static void ranks_lie_on_the_fabric(void **unused) {
+static void ranks_are_placed_on_the_network(void **unused) {
     (void)unused;
     static const struct {
         const char *hardware;
@@ -940,7 +941,7 @@ static void bad_file(const char *text, dw_status expected, const char *says) {
     assert_null(plan);
 }
 
-static void bad_files_are_named(void **unused) {
+static void malformed_plan_files_are_rejected(void **unused) {
     (void)unused;
     static const char good[] = "{\"version\": 1, " MODEL ", " HARDWARE ", " LAYOUT "}";
     dw_autoplan *plan = NULL;
@@ -1008,24 +1009,24 @@ static void every_allocation_can_fail(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_search_misses_nothing),
-        cmocka_unit_test(recomputation_and_offload_share_the_layers),
-        cmocka_unit_test(measured_parts_come_first),
+        cmocka_unit_test(search_finds_the_best_of_all_layouts),
+        cmocka_unit_test(some_layers_are_recomputed_and_others_offloaded),
+        cmocka_unit_test(layouts_with_measured_parts_are_preferred),
         cmocka_unit_test(published_configurations_are_planned),
-        cmocka_unit_test(the_head_gets_room),
-        cmocka_unit_test(a_planned_pipeline_is_played),
-        cmocka_unit_test(the_largest_take_seconds),
-        cmocka_unit_test(threads_do_not_change_the_answer),
+        cmocka_unit_test(stage_with_the_head_gets_fewer_layers),
+        cmocka_unit_test(planned_pipeline_is_simulated),
+        cmocka_unit_test(largest_search_takes_seconds),
+        cmocka_unit_test(threads_do_not_change_the_plan),
         cmocka_unit_test(constraints_are_kept),
-        cmocka_unit_test(every_name_can_be_fixed),
-        cmocka_unit_test(the_host_can_be_too_small),
-        cmocka_unit_test(what_does_not_fit_is_answered),
-        cmocka_unit_test(contradictions_are_named),
-        cmocka_unit_test(bad_requests_are_named),
-        cmocka_unit_test(files_come_back_to_the_last_bit),
-        cmocka_unit_test(kernels_are_named),
-        cmocka_unit_test(ranks_lie_on_the_fabric),
-        cmocka_unit_test(bad_files_are_named),
+        cmocka_unit_test(every_field_can_be_fixed_by_name),
+        cmocka_unit_test(host_memory_can_be_too_small),
+        cmocka_unit_test(requests_that_do_not_fit_get_an_explanation),
+        cmocka_unit_test(contradictory_requests_are_rejected),
+        cmocka_unit_test(invalid_requests_are_rejected),
+        cmocka_unit_test(plan_files_round_trip_exactly),
+        cmocka_unit_test(plans_name_their_kernels),
+        cmocka_unit_test(ranks_are_placed_on_the_network),
+        cmocka_unit_test(malformed_plan_files_are_rejected),
         cmocka_unit_test(every_allocation_can_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -504,7 +504,7 @@ static void file_written_in_pieces_appears_whole(void **state) {
 }
 
 /* Files that are not regular, or too long, are rejected before they are read; reading a pipe would block forever. */
-static void file_open_takes_regular_files_only(void **state) {
+static void file_open_accepts_only_regular_files(void **state) {
     (void)state;
     char path[128], *bytes;
     size_t count;
@@ -599,7 +599,7 @@ static void folder_appears_whole_and_replaces(void **state) {
 
 /* Writing the same folder again removes leftovers of killed processes. A folder that is being written stays,
  * whatever its process number, and so do names that only look similar. */
-static void folder_temporaries_of_dead_processes_go(void **state) {
+static void folder_temporaries_of_dead_processes_are_removed(void **state) {
     (void)state;
     static const char *const stale[] = {"out.1-0.tmp", "out.999999999-7.tmp"};
     static const char *const others[] = {"out.1-0.tmpx", "out.1.tmp", "out2.1-0.tmp",
@@ -689,9 +689,9 @@ int main(void) {
         cmocka_unit_test(file_write_failure_keeps_the_old_file),
         cmocka_unit_test(file_reads_pipes_and_survives_failed_allocations),
         cmocka_unit_test(file_written_in_pieces_appears_whole),
-        cmocka_unit_test(file_open_takes_regular_files_only),
+        cmocka_unit_test(file_open_accepts_only_regular_files),
         cmocka_unit_test(folder_appears_whole_and_replaces),
-        cmocka_unit_test(folder_temporaries_of_dead_processes_go),
+        cmocka_unit_test(folder_temporaries_of_dead_processes_are_removed),
         cmocka_unit_test(log_reaches_the_sink),
         cmocka_unit_test(clock_runs_forward),
     };

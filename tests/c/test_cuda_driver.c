@@ -137,7 +137,7 @@ static void each_failing(void *unused) {
         fake->result = 201;
         fake->current = 0;
         CHILD_REQUIRE(dw__device_cuda.context(&context) == DW_STATE);
-        CHILD_REQUIRE(strstr(dw_last_error(), "CUDA_ERROR_FAKE (201): as told"));
+        CHILD_REQUIRE(strstr(dw_last_error(), "CUDA_ERROR_FAKE (201): as requested"));
     }
     fake->failing = "cuLaunchKernelEx";
     fake->result = 700;

@@ -109,7 +109,7 @@ static void test_blackwell(void **state) {
 }
 
 /* A table of the calls that each backend supports: deepwell, cudnn, flash, efficient, math. */
-static void test_who_takes_what(void **state) {
+static void test_supported_calls_of_each_backend(void **state) {
     (void)state;
     static const char *const names[] = {"deepwell", "cudnn", "flash", "efficient", "math"};
     dw_attention calls[12];
@@ -248,7 +248,7 @@ static void test_tune(void **state) {
 
 /* Measurements choose the backend. Those in a folder that others can write to are neither read nor written,
  * and neither the file nor its lock is reached through a link. */
-static void test_folder_of_others(void **state) {
+static void test_folder_writable_by_others(void **state) {
     (void)state;
     char own[512], tune[600], path[700], victim[700], *text = NULL;
     const dw_tune_time time = {.name = "deepwell", .seconds = 1e-3};
@@ -686,28 +686,28 @@ static void without_gpu(void *unused) {
     (void)unused;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_gpu),
-        cmocka_unit_test(test_who_takes_what),
+        cmocka_unit_test(test_supported_calls_of_each_backend),
         cmocka_unit_test(test_blackwell),
     };
     if (cmocka_run_group_tests(tests, NULL, NULL) != 0) _exit(1);
 }
 
-static void test_in_a_process_without_gpu(void **state) {
+static void test_process_without_gpu(void **state) {
     (void)state;
     expect_child(start_child(without_gpu, NULL));
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_in_a_process_without_gpu),
+        cmocka_unit_test(test_process_without_gpu),
         /* For all tests that follow, too. */
-        cmocka_unit_test_setup(test_who_takes_what, load_driver),
+        cmocka_unit_test_setup(test_supported_calls_of_each_backend, load_driver),
 
         cmocka_unit_test(test_work),
         cmocka_unit_test(test_expected),
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_tune),
-        cmocka_unit_test(test_folder_of_others),
+        cmocka_unit_test(test_folder_writable_by_others),
         cmocka_unit_test(test_processes),
         cmocka_unit_test(test_publish),
         cmocka_unit_test(test_choice),

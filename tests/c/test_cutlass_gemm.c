@@ -89,7 +89,7 @@ static dw_gemm codes_call(void) {
     return call;
 }
 
-static void told(void *unused) {
+static void named_kernels_compute(void *unused) {
     (void)unused;
     size_t bytes = 1;
     dw_gemm call = codes_call();
@@ -216,7 +216,7 @@ static void refusals(void *unused) {
     provider->refused = NULL;
     provider->result = DW_CUTLASS_REFUSED;
     CHILD_REQUIRE(dw_gemm_run(&call) == DW_UNSUPPORTED);
-    CHILD_REQUIRE(strstr(dw_last_error(), "k 16, bf16): cutlass.sm90.bf16: as told"));
+    CHILD_REQUIRE(strstr(dw_last_error(), "k 16, bf16): cutlass.sm90.bf16: as requested"));
     provider->result = DW_CUTLASS_FAILED;
     CHILD_REQUIRE(dw_gemm_run(&call) == DW_STATE);
 }
@@ -399,7 +399,7 @@ static void kernel_fails(void *unused) {
     dw_gemm call = tiny_call("cutlass.sm90.bf16");
     provider->result = DW_CUTLASS_FAILED;
     CHILD_REQUIRE(dw_gemm_supported(&call) == DW_UNSUPPORTED);
-    CHILD_REQUIRE(strstr(dw_last_error(), "failed on Fake GPU 0: cutlass.sm90.bf16: as told"));
+    CHILD_REQUIRE(strstr(dw_last_error(), "failed on Fake GPU 0: cutlass.sm90.bf16: as requested"));
     CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK);
     require_right(false);
 }
@@ -577,7 +577,7 @@ static void groups_own(void *unused) {
 
 static void test_calls(void **state) {
     (void)state;
-    expect_child(start_child(told, NULL));
+    expect_child(start_child(named_kernels_compute, NULL));
     expect_child(start_child(own, NULL));
     expect_child(start_child(refusals, NULL));
     expect_child(start_child(without_library, NULL));

@@ -83,7 +83,7 @@ static void functions_have_addresses(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-static void calls_that_are_refused(void **state) {
+static void unsupported_calls_are_rejected(void **state) {
     static const struct {
         const char *functions, *call, *message;
     } cases[] = {
@@ -219,7 +219,7 @@ static int open_runtime(void **state) {
 
 static char a_function, a_variable, another; /* their addresses represent the host's functions */
 
-static void a_program_runs(void **state) {
+static void program_runs(void **state) {
     static unsigned char container[1 << 15];
     enum { N = 50 };
     uint32_t out[N + 2], n = N, offset = 3000, got = 0;
@@ -323,7 +323,7 @@ static void a_program_runs(void **state) {
 }
 
 /* Blocks are grouped as the kernel prefers or as the launch requests, in one launch of each kind. */
-static void clusters_are_preferred(void **state) {
+static void preferred_cluster_sizes_are_used(void **state) {
     static unsigned char container[1 << 13];
     typedef struct attribute {
         int id, pad;
@@ -416,10 +416,14 @@ static void programs_without_ptx(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(functions_are_called),    cmocka_unit_test(functions_have_addresses),
-        cmocka_unit_test(calls_that_are_refused),  cmocka_unit_test(kernels_print),
-        cmocka_unit_test(assertions_are_findings), cmocka_unit_test(kernels_allocate),
-        cmocka_unit_test(a_program_runs),          cmocka_unit_test(clusters_are_preferred),
+        cmocka_unit_test(functions_are_called),
+        cmocka_unit_test(functions_have_addresses),
+        cmocka_unit_test(unsupported_calls_are_rejected),
+        cmocka_unit_test(kernels_print),
+        cmocka_unit_test(assertions_are_findings),
+        cmocka_unit_test(kernels_allocate),
+        cmocka_unit_test(program_runs),
+        cmocka_unit_test(preferred_cluster_sizes_are_used),
         cmocka_unit_test(programs_without_ptx),
     };
     return cmocka_run_group_tests(tests, open_runtime, NULL);

@@ -106,11 +106,11 @@ static dw_status run_body(dw_emulator *emulator, const char *body, uint32_t thre
 }
 
 /* Lanes leave loops at different times; an operation of the whole warp then finds them reconverged. */
-static void lanes_part_and_meet(void **state) {
+static void lanes_diverge_and_reconverge(void **state) {
     uint32_t out[64];
     (void)state;
     dw_emulator *emulator = open_emulator("sm_90a");
-    assert_int_equal(run_kernel(emulator, "lanes_part_and_meet", 64, 0, out), DW_OK);
+    assert_int_equal(run_kernel(emulator, "lanes_diverge_and_reconverge", 64, 0, out), DW_OK);
     for (uint32_t i = 0; i < 64; i++) {
         uint32_t lane = i % 32 ^ 1, sum = lane * (lane - 1) / 2;
         if (lane == 0) sum = 0;
@@ -132,7 +132,7 @@ static void lanes_wait_for_each_other(void **state) {
 
 /* Operations of subgroups of a warp: each lane's mask is its subgroup. A complete subgroup continues even if lanes of
  * the other subgroup are missing. A warp's barrier is one barrier, whichever instruction its lanes arrive at. */
-static void parts_of_a_warp_are_apart(void **state) {
+static void subgroups_of_a_warp_are_independent(void **state) {
     uint32_t out[32];
     (void)state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
@@ -140,7 +140,8 @@ static void parts_of_a_warp_are_apart(void **state) {
         dw_emulator *emulator;
         options.seed = seed;
         assert_int_equal(dw_emulator_create("sm_90a", &options, &emulator), DW_OK);
-        assert_int_equal(run_kernel(emulator, "parts_of_a_warp_are_apart", 32, 0, out), DW_OK);
+        assert_int_equal(run_kernel(emulator, "subgroups_of_a_warp_are_independent", 32, 0, out),
+                         DW_OK);
         assert_int_equal(dw_emulator_finding_count(emulator), 0);
         /* 120 and 376 are the sums of the two halves' lanes. */
         for (uint32_t lane = 0; lane < 32; lane++)
@@ -149,11 +150,11 @@ static void parts_of_a_warp_are_apart(void **state) {
     }
 }
 
-static void barriers_hold(void **state) {
+static void barriers_wait_for_all_threads(void **state) {
     uint32_t out[256];
     (void)state;
     dw_emulator *emulator = open_emulator("sm_90a");
-    assert_int_equal(run_kernel(emulator, "barriers_hold", 256, 1024, out), DW_OK);
+    assert_int_equal(run_kernel(emulator, "barriers_wait_for_all_threads", 256, 1024, out), DW_OK);
     for (uint32_t i = 0; i < 256; i++) assert_int_equal(out[i], 19000 + (i ^ 0xE0));
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
     /* All threads vote, and each counts the votes. */
@@ -278,7 +279,7 @@ static void padding_may_be_copied(void **state) {
 }
 
 /* Compares results with C's own arithmetic. */
-static void instructions_compute(void **state) {
+static void instructions_give_the_right_results(void **state) {
     uint32_t out[32];
     float real;
     (void)state;
@@ -360,7 +361,7 @@ static void expect_refusal(const char *ptx, dw_status status, const char *words)
     dw_emulator_destroy(emulator);
 }
 
-static void bad_text_is_refused(void **state) {
+static void malformed_ptx_is_rejected(void **state) {
     (void)state;
     expect_refusal("", DW_PARSE, "no PTX");
     expect_refusal(".version 8.7\n.target sm_90a\n.visible .entry f() {\n  add.s32 %r1, %r2;\n}",
@@ -388,7 +389,7 @@ static void bad_text_is_refused(void **state) {
 }
 
 /* The emulator supports every instruction of every kernel that the library carries. */
-static void own_kernels_are_understood(void **state) {
+static void library_kernels_are_supported(void **state) {
     size_t kernels = 0;
     (void)state;
     for (const dw__jit_file *file = dw__jit_ptx; file->name; file++) {
@@ -414,16 +415,16 @@ static void own_kernels_are_understood(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_run),
-        cmocka_unit_test(lanes_part_and_meet),
+        cmocka_unit_test(lanes_diverge_and_reconverge),
         cmocka_unit_test(lanes_wait_for_each_other),
-        cmocka_unit_test(parts_of_a_warp_are_apart),
-        cmocka_unit_test(barriers_hold),
+        cmocka_unit_test(subgroups_of_a_warp_are_independent),
+        cmocka_unit_test(barriers_wait_for_all_threads),
         cmocka_unit_test(mistakes_are_found),
         cmocka_unit_test(padding_may_be_copied),
         cmocka_unit_test(findings_name_the_source),
-        cmocka_unit_test(instructions_compute),
-        cmocka_unit_test(bad_text_is_refused),
-        cmocka_unit_test(own_kernels_are_understood),
+        cmocka_unit_test(instructions_give_the_right_results),
+        cmocka_unit_test(malformed_ptx_is_rejected),
+        cmocka_unit_test(library_kernels_are_supported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

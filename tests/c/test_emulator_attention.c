@@ -438,7 +438,7 @@ static void calls_are_right(void **state) {
 
 /* Each block computes several tiles, in pairs if there is a mask, with an odd number of heads; rings continue across
  * tiles. */
-static void blocks_stay(void **state) {
+static void persistent_blocks_process_several_tiles(void **state) {
     (void)state;
     need_kernels();
     for (size_t i = 0; i < 4; i++) {
@@ -570,9 +570,12 @@ static void tiles_fit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tiles_fit),          cmocka_unit_test(shapes_are_right),
-        cmocka_unit_test(calls_are_right),    cmocka_unit_test(blocks_stay),
-        cmocka_unit_test(maxima_may_grow),    cmocka_unit_test(integers_are_exact),
+        cmocka_unit_test(tiles_fit),
+        cmocka_unit_test(shapes_are_right),
+        cmocka_unit_test(calls_are_right),
+        cmocka_unit_test(persistent_blocks_process_several_tiles),
+        cmocka_unit_test(maxima_may_grow),
+        cmocka_unit_test(integers_are_exact),
         cmocka_unit_test(mistakes_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

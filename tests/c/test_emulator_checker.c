@@ -146,7 +146,7 @@ static uint32_t sum_of_blocks(const uint32_t *in, uint32_t thread) {
 
 static const kernel pipeline = {"checker_pipeline.ptx", 96, 1, 64, sum_of_blocks, NULL};
 
-static void copies_are_waited_for(void **state) {
+static void missing_waits_for_staged_copies_are_found(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"waits for the stage before's copy, not for its readers", "%p3, [%r9+16]", "%p3, [%r9]",
@@ -175,7 +175,7 @@ static void copies_are_waited_for(void **state) {
 static uint32_t copied(const uint32_t *in, uint32_t i) { return in[i]; }
 static const kernel fetch = {"checker_fetch.ptx", 128, 1, 128, copied, NULL};
 
-static void a_copy_is_waited_for(void **state) {
+static void missing_wait_for_a_copy_is_found(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"nobody waits", "mbarrier.try_wait.parity.shared.b64 %p6, [%r4], 0;\n@!%p6 bra $full;\n",
@@ -200,7 +200,7 @@ static uint32_t stored(const uint32_t *in, uint32_t i) {
 
 static const kernel epilogue = {"checker_epilogue.ptx", 128, 1, 256, stored, NULL};
 
-static void stores_through_the_other_proxy_are_fenced(void **state) {
+static void missing_proxy_fence_is_found(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"no proxy fence", WRITE(1) "fence.proxy.async.shared::cta;\n", WRITE(1), "missing fence",
@@ -230,7 +230,7 @@ static uint32_t handed(const uint32_t *in, uint32_t i) { return 3 * in[i ^ 1] + 
 
 static const kernel handover = {"checker_handover.ptx", 128, 1, 64, handed, NULL};
 
-static void barriers_order(void **state) {
+static void named_barriers_order_accesses(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"reads before the barrier", "bar.sync 1, 128;\nld.shared.u32 %r13, [%r8];\n",
@@ -255,7 +255,7 @@ static uint32_t halves(const uint32_t *in, uint32_t i) {
 }
 static const kernel parts = {"checker_parts.ptx", 64, 1, 32, halves, NULL};
 
-static void parts_of_words_differ(void **state) {
+static void neighbouring_bytes_are_separate(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"no barrier", "bar.sync 0;\n", "", "race", "undefined", "ld.shared", "st.shared"},
@@ -285,7 +285,7 @@ static uint32_t product_word(const uint32_t *in, uint32_t i) {
 
 static const kernel product = {"checker_product.ptx", 128, 1, 128, product_word, NULL};
 
-static void products_are_waited_for(void **state) {
+static void missing_wait_for_wgmma_is_found(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"no proxy fence", "fence.proxy.async;\nbar.sync 0;\n", "bar.sync 0;\n", "missing fence",
@@ -297,7 +297,7 @@ static void products_are_waited_for(void **state) {
 }
 
 /* Reading an accumulator before the wait is a finding, although the value is right. */
-static void sums_read_early_are_right(void **state) {
+static void accumulators_read_early_have_the_right_value(void **state) {
     (void)state;
     static const mistake early = {"the wait comes later",
                                   "wgmma.wait_group.sync.aligned 0x0;\nadd.f32 %f3, %f3, %f7;\n",
@@ -351,7 +351,7 @@ static uint32_t tensor_word(const uint32_t *in, uint32_t i) {
 static const kernel tensor_product = {
     "checker_tensor_product.ptx", 128, 1, 128, tensor_word, "sm_100a"};
 
-static void tensor_products_are_waited_for(void **state) {
+static void missing_wait_for_tcgen05_mma_is_found(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"no proxy fence", "fence.proxy.async.shared::cta;\n", "", "missing fence", NULL,
@@ -375,7 +375,7 @@ static uint32_t same_word(const uint32_t *in, uint32_t i) { return in[i]; }
 static const kernel tensor_memory = {
     "checker_tensor_memory.ptx", 256, 1, 128, same_word, "sm_100a"};
 
-static void tensor_memory_is_waited_for(void **state) {
+static void missing_wait_for_tensor_memory_is_found(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"a store is not waited for", "{%r8};\n" STORED, "{%r8};\n", "too early", NULL, "{%r10}",
@@ -405,7 +405,7 @@ static uint32_t sum_word(const uint32_t *in, uint32_t i) {
 
 static const kernel tensor_sums = {"checker_tensor_sums.ptx", 128, 1, 128, sum_word, "sm_100a"};
 
-static void tensor_memory_is_ordered(void **state) {
+static void tensor_memory_accesses_must_be_ordered(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"a product before the stores are there", STORED, "", "race", "too early undefined",
@@ -433,7 +433,7 @@ static uint32_t exchanged(const uint32_t *in, uint32_t i) { return in[i % 32] + 
 
 static const kernel exchange = {"checker_exchange.ptx", 32, 2, 64, exchanged, NULL};
 
-static void clusters_are_ordered(void **state) {
+static void cluster_barriers_order_accesses(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"no barrier", "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n", "",
@@ -448,14 +448,12 @@ static void clusters_are_ordered(void **state) {
 }
 
 /* Block 1 signals block 0's mbarrier after writing there. */
-static uint32_t told(const uint32_t *in, uint32_t i) { return in[i]; }
-
-static const kernel telling = {"checker_telling.ptx", 32, 2, 32, told, NULL};
+static const kernel signal_after_write = {"checker_signal.ptx", 32, 2, 32, copied, NULL};
 
 /* Each block reads the other block's words in place. */
 static const kernel reader = {"checker_reader.ptx", 64, 2, 64, copied, NULL};
 
-static void blocks_outlive_their_readers(void **state) {
+static void block_that_exits_before_its_readers_is_found(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"no barrier at the end",
@@ -468,25 +466,25 @@ static void blocks_outlive_their_readers(void **state) {
     run_all(&reader, mistakes, COUNT(mistakes));
 }
 
-static void mbarriers_reach_the_cluster(void **state) {
+static void mbarriers_order_accesses_of_other_blocks(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"no fence after mbarrier.init", "fence.mbarrier_init.release.cluster;\n", "", "race", NULL,
          "mbarrier.arrive", "mbarrier.init"},
-        {"told before it is written",
+        {"signalled before it is written",
          "st.shared::cluster.u32 [%r9], %r10;\n"
          "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11];\n",
          "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11];\n"
          "st.shared::cluster.u32 [%r9], %r10;\n",
          "race", "undefined", "ld.shared", "st.shared"},
     };
-    run_all(&telling, mistakes, COUNT(mistakes));
+    run_all(&signal_after_write, mistakes, COUNT(mistakes));
 }
 
 /* The same with stores that complete on an mbarrier. */
-static const kernel remote = {"checker_remote.ptx", 32, 2, 32, told, NULL};
+static const kernel remote = {"checker_remote.ptx", 32, 2, 32, copied, NULL};
 
-static void remote_stores_are_waited_for(void **state) {
+static void missing_wait_for_remote_stores_is_found(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"nobody waits",
@@ -502,7 +500,7 @@ static void remote_stores_are_waited_for(void **state) {
 static uint32_t waited_for(const uint32_t *in, uint32_t i) { return in[i + 32]; }
 static const kernel turn = {"checker_turn.ptx", 64, 1, 32, waited_for, NULL};
 
-static void phases_are_not_missed(void **state) {
+static void missed_mbarrier_phases_are_found(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"two phases", "mbarrier.arrive.shared.b64 _, [%r4];\n",
@@ -520,7 +518,7 @@ static void phases_are_not_missed(void **state) {
 
 /* ---- without the checker -------------------------------------------------------------------- */
 
-static void it_can_be_left_out(void **state) {
+static void checker_can_be_disabled(void **state) {
     dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
     dw_emulator_launch_options launch = DW_EMULATOR_LAUNCH_DEFAULT;
     static const mistake racing = {"no barrier", "bar.sync 0;\n", "", "", NULL, "", NULL};
@@ -547,7 +545,7 @@ static void it_can_be_left_out(void **state) {
 static uint32_t fetched(const uint32_t *in, uint32_t i) { return in[i ^ 32]; }
 static const kernel fetching = {"checker_fetching.ptx", 64, 1, 64, fetched, NULL};
 
-static void small_copies_are_waited_for(void **state) {
+static void missing_wait_for_cp_async_is_found(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"no wait", "cp.async.wait_group 0;\n", "", "race", "undefined", "ld.shared",
@@ -587,7 +585,7 @@ static void atomic_operations_are_no_races(void **state) {
 static uint32_t unchanged(const uint32_t *in, uint32_t i) { return in[i]; }
 static const kernel clearing = {"checker_clearing.ptx", 96, 1, 96, unchanged, NULL};
 
-static void the_same_may_be_written_twice(void **state) {
+static void same_value_may_be_written_twice(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"not the same", "mov.u32 %r12, 0;", "mov.u32 %r12, %r2;", "race", NULL, "st.shared", NULL},
@@ -599,24 +597,24 @@ static void the_same_may_be_written_twice(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_may_be_written_twice),
-        cmocka_unit_test(a_copy_is_waited_for),
-        cmocka_unit_test(copies_are_waited_for),
-        cmocka_unit_test(stores_through_the_other_proxy_are_fenced),
-        cmocka_unit_test(barriers_order),
-        cmocka_unit_test(parts_of_words_differ),
-        cmocka_unit_test(products_are_waited_for),
-        cmocka_unit_test(sums_read_early_are_right),
-        cmocka_unit_test(tensor_products_are_waited_for),
-        cmocka_unit_test(tensor_memory_is_waited_for),
-        cmocka_unit_test(tensor_memory_is_ordered),
-        cmocka_unit_test(clusters_are_ordered),
-        cmocka_unit_test(blocks_outlive_their_readers),
-        cmocka_unit_test(mbarriers_reach_the_cluster),
-        cmocka_unit_test(remote_stores_are_waited_for),
-        cmocka_unit_test(phases_are_not_missed),
-        cmocka_unit_test(it_can_be_left_out),
-        cmocka_unit_test(small_copies_are_waited_for),
+        cmocka_unit_test(same_value_may_be_written_twice),
+        cmocka_unit_test(missing_wait_for_a_copy_is_found),
+        cmocka_unit_test(missing_waits_for_staged_copies_are_found),
+        cmocka_unit_test(missing_proxy_fence_is_found),
+        cmocka_unit_test(named_barriers_order_accesses),
+        cmocka_unit_test(neighbouring_bytes_are_separate),
+        cmocka_unit_test(missing_wait_for_wgmma_is_found),
+        cmocka_unit_test(accumulators_read_early_have_the_right_value),
+        cmocka_unit_test(missing_wait_for_tcgen05_mma_is_found),
+        cmocka_unit_test(missing_wait_for_tensor_memory_is_found),
+        cmocka_unit_test(tensor_memory_accesses_must_be_ordered),
+        cmocka_unit_test(cluster_barriers_order_accesses),
+        cmocka_unit_test(block_that_exits_before_its_readers_is_found),
+        cmocka_unit_test(mbarriers_order_accesses_of_other_blocks),
+        cmocka_unit_test(missing_wait_for_remote_stores_is_found),
+        cmocka_unit_test(missed_mbarrier_phases_are_found),
+        cmocka_unit_test(checker_can_be_disabled),
+        cmocka_unit_test(missing_wait_for_cp_async_is_found),
         cmocka_unit_test(atomic_operations_are_no_races),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

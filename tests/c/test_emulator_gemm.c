@@ -54,8 +54,8 @@ static const gemm_kernel kernel = {.source = "sm100/gemm.cu",
                                    .shared_bytes = shared_bytes,
                                    .shapes = shapes,
                                    .shape_count = DW_COUNT(shapes),
-                                   .staying = {517, 331, 200},
-                                   .staying_alpha = 1,
+                                   .persistent = {517, 331, 200},
+                                   .persistent_alpha = 1,
                                    .mistaken = {300, 300, 300}};
 
 /* ---- tests ---------------------------------------------------------------------------------------- */
@@ -92,7 +92,7 @@ static void mistakes_are_found(void **state) {
 }
 
 /* A kernel without any tcgen05.fence, like CUTLASS's, relies on the hardware: the checker reports nothing. */
-static void fences_are_looked_for_where_there_are_some(void **state) {
+static void fences_are_checked_only_in_kernels_that_use_them(void **state) {
     (void)state;
     need_kernels(&kernel);
     problem p = {.v = variants[0],
@@ -176,9 +176,9 @@ int main(void) {
         cmocka_unit_test(tiles_fit),
         cmocka_unit_test_prestate(random_numbers_are_right, state),
         cmocka_unit_test_prestate(integers_are_exact, state),
-        cmocka_unit_test_prestate(blocks_stay, state),
+        cmocka_unit_test_prestate(persistent_blocks_process_several_tiles, state),
         cmocka_unit_test(mistakes_are_found),
-        cmocka_unit_test(fences_are_looked_for_where_there_are_some),
+        cmocka_unit_test(fences_are_checked_only_in_kernels_that_use_them),
         cmocka_unit_test(time_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

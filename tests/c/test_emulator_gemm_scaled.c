@@ -124,8 +124,8 @@ static const gemm_kernel kernel = {.source = "sm100/gemm_scaled.cu",
                                    .shared_bytes = shared_bytes,
                                    .shapes = shapes,
                                    .shape_count = DW_COUNT(shapes),
-                                   .staying = {517, 651, 400},
-                                   .staying_alpha = 0.01f,
+                                   .persistent = {517, 651, 400},
+                                   .persistent_alpha = 0.01f,
                                    .mistaken = {300, 300, 600}};
 
 /* ---- tests ---------------------------------------------------------------------------------------- */
@@ -260,7 +260,7 @@ int main(void) {
         cmocka_unit_test(tiles_fit),
         cmocka_unit_test_prestate(random_numbers_are_right, state),
         cmocka_unit_test_prestate(integers_are_exact, state),
-        cmocka_unit_test_prestate(blocks_stay, state),
+        cmocka_unit_test_prestate(persistent_blocks_process_several_tiles, state),
         cmocka_unit_test(mistakes_are_found),
         cmocka_unit_test(quantized_output_is_the_next_input),
     };

@@ -193,7 +193,7 @@ REFERENCE(set_whole, (int32_t)a > (int32_t)b ? 0x3F800000 : 0)
 REFERENCE(set_and, !(as_float(a) >= as_float(b)) && (c & 1) ? 0xFFFFFFFF : 0)
 REFERENCE(equal_flushed, no_subnormal(as_float(a)) == no_subnormal(as_float(b)))
 
-static void integers_compute(void **state) {
+static void integer_instructions(void **state) {
     enum { COUNT = 16 * BLOCK };
     static const struct {
         const char *body;
@@ -425,7 +425,7 @@ static uint32_t chance_code(const format *f, double x, uint32_t random, int rand
     return sign | (low > f->most && finite ? f->most : low);
 }
 
-static void floats_by_chance(void **state) {
+static void floats_round_stochastically(void **state) {
     enum { COUNT = 32 * BLOCK };
     static uint64_t in[3 * COUNT], out[COUNT];
     static const struct {
@@ -617,7 +617,7 @@ static void integers_to_floats(void **state) {
 }
 
 /* Sums and products of halves are rounded once: tests every pair of exponents, and subnormal results. */
-static void halves_compute(void **state) {
+static void half_instructions(void **state) {
     enum { COUNT = 64 * BLOCK };
     static uint64_t in[3 * COUNT], out[COUNT];
     static const struct {
@@ -716,7 +716,7 @@ REFERENCE(brain_greatest, half_reduced(&bf16, '>', (uint16_t)a, (uint16_t)b))
     "cp.reduce.async.bulk.global.shared::cta.bulk_group." kind                                     \
     " [%rd2], [%r5], 16; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" FROM_GLOBAL
 
-static void reductions_compute(void **state) {
+static void reduction_instructions(void **state) {
     enum { COUNT = 16 * BLOCK };
     static const struct {
         const char *body;
@@ -797,7 +797,7 @@ static void reductions_compute(void **state) {
 }
 
 /* Instructions that the ISA lacks are rejected by name. */
-static void reductions_refused(void **state) {
+static void invalid_reductions_are_rejected(void **state) {
     static const char *const bodies[] = {
         "atom.global.min.f32 %f1, [%rd1], %f2;",
         "red.global.max.f64 [%rd1], %fd1;",
@@ -887,7 +887,7 @@ static uint32_t random_code(int kind) {
     }
 }
 
-static void products_of_warps(void **state) {
+static void mma_sync(void **state) {
     static const struct {
         const char *spelling;
         int k, bits, a, b;
@@ -1041,7 +1041,7 @@ static const char *register_list(char *text, const char *name, int first, int co
 
 /* Whole numbers, and eighths in floating point, so that sums are exact in every type. Matrices have rows with
  * padding. */
-static void fragments_of_open_layout(void **state) {
+static void wmma_fragments(void **state) {
     static const open_product products[] = {
         {"m16n16k16", "f16", "f32", "f32", true, false, true, false, false, 16, 16, 16},
         {"m16n16k16", "f16", "f16", "f32", false, false, false, false, true, 16, 16, 16},
@@ -1152,7 +1152,7 @@ static void fragments_of_open_layout(void **state) {
 
 /* ---- fragments of bytes -------------------------------------------------------------------- */
 
-static void fragments_of_bytes(void **state) {
+static void byte_fragments(void **state) {
     uint64_t in[32 * 2], out[32 * 2];
     unsigned char memory[512];
     (void)state;
@@ -1211,7 +1211,7 @@ static void fragments_of_bytes(void **state) {
 
 /* ---- operations that complete on mbarriers ------------------------------------------------- */
 
-static void asynchronous_stores(void **state) {
+static void stores_complete_on_mbarriers(void **state) {
     uint64_t in[64] = {0}, out[64];
     (void)state;
     for (int i = 0; i < 64; i++) in[i] = random_word();
@@ -1274,7 +1274,7 @@ static void asynchronous_stores(void **state) {
 /* ---- cluster launch control ---------------------------------------------------------------- */
 
 /* Blocks cancel others that have not started and do their work: each of 500 is done exactly once. */
-static void blocks_are_taken_over(void **state) {
+static void cluster_launch_control(void **state) {
     enum { BLOCKS = 500 };
     static const char text[] =
         ".version 9.0\n.target sm_100a\n.address_size 64\n.visible .entry f(.param .u64 out)\n"
@@ -1325,7 +1325,7 @@ static void blocks_are_taken_over(void **state) {
 
 /* A kernel replaces address, extent and stride of a map in shared memory and publishes it, then gathers four
  * rows with it, one of them outside. */
-static void tensor_maps_change(void **state) {
+static void kernels_modify_tensor_maps(void **state) {
     static const char text[] =
         ".version 9.0\n.target sm_100a\n.address_size 64\n"
         ".visible .entry f(.param .align 64 .b8 map[128], .param .u64 data, .param .u64 place, "
@@ -1395,7 +1395,7 @@ static void tensor_maps_change(void **state) {
 
 /* Reads back a box of 8 rows of 128 bytes from shared memory. The swizzles follow NVIDIA's figures; for atoms of 32
  * bytes they follow the addresses that NVIDIA's programs for B200 read. */
-static void boxes_are_swizzled(void **state) {
+static void copies_swizzle_boxes(void **state) {
     static const char text[] =
         ".version 9.0\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 "
         "image[];\n"
@@ -1468,7 +1468,7 @@ static void boxes_are_swizzled(void **state) {
 }
 
 /* An instruction that the GPU lacks is rejected by name, with the GPUs that have it, as reported by ptxas 13.0. */
-static void instructions_belong_to_architectures(void **state) {
+static void instructions_missing_on_an_architecture_are_rejected(void **state) {
     static const char *const names[] = {"sm_90a", "sm_100a", "sm_103a", "sm_120a"};
     static const struct {
         const char *on, *text; /* Y: the GPU has the instruction */
@@ -1528,23 +1528,23 @@ static void instructions_belong_to_architectures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(integers_compute),
+        cmocka_unit_test(integer_instructions),
         cmocka_unit_test(floats_to_halves),
         cmocka_unit_test(floats_to_narrow),
-        cmocka_unit_test(floats_by_chance),
+        cmocka_unit_test(floats_round_stochastically),
         cmocka_unit_test(codes_to_halves),
         cmocka_unit_test(integers_to_floats),
-        cmocka_unit_test(halves_compute),
-        cmocka_unit_test(reductions_compute),
-        cmocka_unit_test(reductions_refused),
-        cmocka_unit_test(products_of_warps),
-        cmocka_unit_test(fragments_of_bytes),
-        cmocka_unit_test(fragments_of_open_layout),
-        cmocka_unit_test(asynchronous_stores),
-        cmocka_unit_test(blocks_are_taken_over),
-        cmocka_unit_test(instructions_belong_to_architectures),
-        cmocka_unit_test(tensor_maps_change),
-        cmocka_unit_test(boxes_are_swizzled),
+        cmocka_unit_test(half_instructions),
+        cmocka_unit_test(reduction_instructions),
+        cmocka_unit_test(invalid_reductions_are_rejected),
+        cmocka_unit_test(mma_sync),
+        cmocka_unit_test(byte_fragments),
+        cmocka_unit_test(wmma_fragments),
+        cmocka_unit_test(stores_complete_on_mbarriers),
+        cmocka_unit_test(cluster_launch_control),
+        cmocka_unit_test(instructions_missing_on_an_architecture_are_rejected),
+        cmocka_unit_test(kernels_modify_tensor_maps),
+        cmocka_unit_test(copies_swizzle_boxes),
     };
     if (dw_emulator_create("sm_100a", NULL, &emulator) != DW_OK) return 1;
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

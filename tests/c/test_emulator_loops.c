@@ -82,7 +82,7 @@ static void endless_loops_are_stopped(void **state) {
     }
 }
 
-static void long_loops_are_not(void **state) {
+static void long_loops_are_not_stopped(void **state) {
     (void)state;
     static const struct {
         program program;
@@ -129,7 +129,7 @@ static void options_are_checked(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(endless_loops_are_stopped),
-        cmocka_unit_test(long_loops_are_not),
+        cmocka_unit_test(long_loops_are_not_stopped),
         cmocka_unit_test(options_are_checked),
     };
     dw_set_threads(3); /* on any machine */

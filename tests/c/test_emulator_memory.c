@@ -12,7 +12,7 @@ static double peak_mib(void) {
     return (double)usage.ru_maxrss / 1024;
 }
 
-static void blocks_that_wait_take_little(void **state) {
+static void waiting_blocks_take_little_memory(void **state) {
     dw_emulator_options chosen = DW_EMULATOR_OPTIONS_DEFAULT;
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     dw_emulator *emulator;
@@ -50,6 +50,6 @@ static void blocks_that_wait_take_little(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(blocks_that_wait_take_little)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(waiting_blocks_take_little_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -271,7 +271,7 @@ static void codes_and_scales_are_exact(void **state) {
 }
 
 /* If there are only zeros, or only NaNs, the tensor scale is 1. */
-static void nothing_to_scale(void **state) {
+static void tensor_scale_of_zeros_is_one(void **state) {
     (void)state;
     need_variants();
     run r;
@@ -328,7 +328,7 @@ static double least_microseconds(const char *gpu, double bytes) {
 }
 
 /* Bytes that must be moved for 8192 x 8192 elements: they are read once, and codes and scales are written once. */
-static void bytes_are_counted(void **state) {
+static void traffic_is_bounded(void **state) {
     enum { SIZE = 8192 };
     static const char *const inputs[] = {"BF16", "F16", "F32"};
     (void)state;
@@ -359,9 +359,9 @@ static void bytes_are_counted(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_are_counted),
+        cmocka_unit_test(traffic_is_bounded),
         cmocka_unit_test(codes_and_scales_are_exact),
-        cmocka_unit_test(nothing_to_scale),
+        cmocka_unit_test(tensor_scale_of_zeros_is_one),
         cmocka_unit_test(mistakes_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

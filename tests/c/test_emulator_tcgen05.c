@@ -548,7 +548,7 @@ static void check_all(const product *products, size_t count) {
 }
 #define CHECK_ALL(products) check_all(products, sizeof(products) / sizeof *(products))
 
-static void half_products(void **state) {
+static void f16_mma(void **state) {
     static const product products[] = {
         {KIND_F16, F16, F16, SUM_F32, 128, 64, 4, 1, .a_swizzle = SWIZZLE_128,
          .b_swizzle = SWIZZLE_128},
@@ -566,7 +566,7 @@ static void half_products(void **state) {
 
 #define BOTH(mode) .a_swizzle = mode, .b_swizzle = mode
 
-static void matrices_of_every_layout(void **state) {
+static void mma_of_every_layout(void **state) {
     static const product products[] = {
         {KIND_F16, F16, F16, SUM_F32, 128, 64, 4, 1, BOTH(PLAIN)},
         {KIND_F16, F16, F16, SUM_F32, 128, 64, 1, 1, BOTH(SWIZZLE_32)},
@@ -590,7 +590,7 @@ static void matrices_of_every_layout(void **state) {
     CHECK_ALL(products);
 }
 
-static void products_of_every_kind(void **state) {
+static void mma_of_every_kind(void **state) {
     static const product products[] = {
         {KIND_TF32, TF32, TF32, SUM_F32, 64, 40, 3, 1, BOTH(SWIZZLE_128), .b_negated = true},
         {KIND_I8, S8, S8, SUM_S32, 128, 256, 4, 1, BOTH(SWIZZLE_128)},
@@ -626,7 +626,7 @@ static void products_of_every_kind(void **state) {
     CHECK_ALL(products);
 }
 
-static void block_scaled_products(void **state) {
+static void block_scaled_mma(void **state) {
     static const product products[] = {
         {MXF8F6F4, E4M3, E4M3, SUM_F32, 128, 128, 4, 1, BOTH(SWIZZLE_128), .scales = 1,
          .scale = UE8M0, .modifiers = ".block_scale"},
@@ -659,7 +659,7 @@ static void block_scaled_products(void **state) {
     CHECK_ALL(products);
 }
 
-static void products_of_pairs(void **state) {
+static void mma_of_block_pairs(void **state) {
     static const product products[] = {
         {KIND_F16, BF16, BF16, SUM_F32, 256, 256, 4, 2, BOTH(SWIZZLE_128)},
         {KIND_F16, F16, F16, SUM_F32, 128, 128, 4, 2, BOTH(SWIZZLE_128)},
@@ -900,7 +900,7 @@ static void rows_are_shifted(void **state) {
 }
 
 /* Sixteen elements of 4 or 6 bits in sixteen bytes become one byte each, with the element in the middle. */
-static void copies_give_elements_bytes(void **state) {
+static void copies_expand_elements_to_bytes(void **state) {
     static const char *const names[] = {"128x256b.b8x16.b4x16_p64", "128x128b.b8x16.b6x16_p32",
                                         "64x128b.warpx2::01_23.b8x16.b6x16_p32",
                                         "32x128b.warpx4.b8x16.b4x16_p64"};
@@ -971,7 +971,7 @@ static dw_status run_alone(dw_emulator *emulator, const char *body, uint32_t thr
     "]; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r9, " columns ";\n"
 
 /* Eight warps request 128 columns each: four at a time get them, and no two get the same ones. */
-static void columns_are_shared_out(void **state) {
+static void columns_are_allocated_to_one_warp_each(void **state) {
     uint32_t out[256], seen[4] = {0};
     dw_emulator *emulator;
     (void)state;
@@ -1027,7 +1027,7 @@ static void expect_framed(int filled, const char *body, const char *after, const
 #define WAIT_LOAD "tcgen05.wait::ld.sync.aligned;\n"
 
 /* The reader waits until the value is there, in every order of execution. */
-static void who_reads_early_gets_the_value(void **state) {
+static void early_readers_wait_for_the_value(void **state) {
     (void)state;
     srand(9);
     for (int round = 0; round < 10; round++) {
@@ -1097,7 +1097,7 @@ static void mistakes_are_found(void **state) {
 }
 
 /* Runs a correct MMA, and checks the findings when one part of it is changed. */
-static void mistakes_in_products_are_found(void **state) {
+static void mistakes_in_mma_are_found(void **state) {
     static const product halves = {KIND_F16, F16, F16, SUM_F32, 128, 64, 1, 1, BOTH(SWIZZLE_128)};
     static const product scaled = {MXF8F6F4,
                                    E4M3,
@@ -1161,7 +1161,7 @@ static void mistakes_in_products_are_found(void **state) {
     }
 }
 
-static void what_is_missing_is_refused(void **state) {
+static void unsupported_instructions_are_rejected(void **state) {
     static const char *const refused[] = {
         "tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd3, %rd4, [%r2], %r3, %p1;",
         "tcgen05.cp.cta_group::1.128x128b.b8x16 [%r1], %rd3;",
@@ -1203,20 +1203,20 @@ static void what_is_missing_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(half_products),
-        cmocka_unit_test(matrices_of_every_layout),
-        cmocka_unit_test(products_of_every_kind),
-        cmocka_unit_test(block_scaled_products),
-        cmocka_unit_test(products_of_pairs),
+        cmocka_unit_test(f16_mma),
+        cmocka_unit_test(mma_of_every_layout),
+        cmocka_unit_test(mma_of_every_kind),
+        cmocka_unit_test(block_scaled_mma),
+        cmocka_unit_test(mma_of_block_pairs),
         cmocka_unit_test(loads_and_stores_of_every_shape),
         cmocka_unit_test(copies_of_every_shape),
-        cmocka_unit_test(copies_give_elements_bytes),
+        cmocka_unit_test(copies_expand_elements_to_bytes),
         cmocka_unit_test(rows_are_shifted),
-        cmocka_unit_test(columns_are_shared_out),
+        cmocka_unit_test(columns_are_allocated_to_one_warp_each),
         cmocka_unit_test(mistakes_are_found),
-        cmocka_unit_test(who_reads_early_gets_the_value),
-        cmocka_unit_test(mistakes_in_products_are_found),
-        cmocka_unit_test(what_is_missing_is_refused),
+        cmocka_unit_test(early_readers_wait_for_the_value),
+        cmocka_unit_test(mistakes_in_mma_are_found),
+        cmocka_unit_test(unsupported_instructions_are_rejected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -92,7 +92,7 @@ static void mark_touched(const fixture *f, uint8_t pattern, uint8_t *touched, si
     dw__free_aligned(arena);
 }
 
-static void the_predicted_peak_is_the_peak(void **state) {
+static void predicted_peak_equals_the_real_peak(void **state) {
     (void)state;
     enum { GUARD = 4096 };
     for (int o = 0; o < 4; o++) {
@@ -133,7 +133,7 @@ static void recomputation_saves_memory(void **state) {
     fixture_end(&few);
 }
 
-static void the_saved_prefix_is_enough(void **state) {
+static void backward_needs_only_the_saved_prefix(void **state) {
     (void)state;
     fixture f;
     results once, again;
@@ -219,7 +219,7 @@ static void an_output_gradient_that_is_null_is_zero(void **state) {
     fixture_end(&f);
 }
 
-static void leaves_that_backward_does_not_read_may_be_gone(void **state) {
+static void leaves_that_backward_does_not_read_may_be_freed(void **state) {
     (void)state;
     fixture f;
     results all, less;
@@ -417,7 +417,7 @@ static void the_machine_describes_itself(void **state) {
     dw_text_free(text);
 }
 
-static void inference_saves_nothing(void **state) {
+static void inference_saves_no_values(void **state) {
     (void)state;
     fixture f;
     results trained, inferred;
@@ -515,7 +515,7 @@ static void a_plan_is_run_by_the_executor_of_its_target(void **state) {
     fixture_end(&f);
 }
 
-static void a_target_serves_one_that_needs_no_more(void **state) {
+static void plan_of_a_target_serves_smaller_targets(void **state) {
     (void)state;
     dw__target target, other;
     dw__target_cpu(&target);
@@ -586,7 +586,7 @@ static void expect_message(const char *part) {
     if (!strstr(dw_last_error(), part)) fail_msg("\"%s\" lacks \"%s\"", dw_last_error(), part);
 }
 
-static void misuse_is_reported(void **state) {
+static void misuse_is_rejected(void **state) {
     (void)state;
     fixture f;
     results r;
@@ -660,13 +660,13 @@ int main(void) {
         cmocka_unit_test(gpt_agrees),
         cmocka_unit_test(gpt_with_dropout_agrees),
         cmocka_unit_test(llama_agrees),
-        cmocka_unit_test(the_predicted_peak_is_the_peak),
+        cmocka_unit_test(predicted_peak_equals_the_real_peak),
         cmocka_unit_test(recomputation_saves_memory),
-        cmocka_unit_test(the_saved_prefix_is_enough),
+        cmocka_unit_test(backward_needs_only_the_saved_prefix),
         cmocka_unit_test(two_forwards_may_come_before_a_backward),
         cmocka_unit_test(unwanted_gradients_may_be_left_out),
         cmocka_unit_test(an_output_gradient_that_is_null_is_zero),
-        cmocka_unit_test(leaves_that_backward_does_not_read_may_be_gone),
+        cmocka_unit_test(leaves_that_backward_does_not_read_may_be_freed),
         cmocka_unit_test(bits_do_not_depend_on_threads),
         cmocka_unit_test(threads_may_share_a_plan),
         cmocka_unit_test(plans_are_cached_and_kept_while_in_use),
@@ -674,10 +674,10 @@ int main(void) {
         cmocka_unit_test(heads_are_never_copied),
         cmocka_unit_test(a_tied_table_needs_no_second_gradient),
         cmocka_unit_test(the_machine_describes_itself),
-        cmocka_unit_test(inference_saves_nothing),
+        cmocka_unit_test(inference_saves_no_values),
         cmocka_unit_test(a_plan_is_run_by_the_executor_of_its_target),
-        cmocka_unit_test(a_target_serves_one_that_needs_no_more),
-        cmocka_unit_test(misuse_is_reported),
+        cmocka_unit_test(plan_of_a_target_serves_smaller_targets),
+        cmocka_unit_test(misuse_is_rejected),
         cmocka_unit_test(every_failing_allocation_is_survived),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

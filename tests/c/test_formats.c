@@ -38,7 +38,7 @@ static uint32_t code_at(dw_dtype format, const uint8_t *codes, int64_t i) {
 }
 
 /* Lengths around a group, a pass and a task, with a canary after the output. */
-static void arrays_are_the_definition(void **state) {
+static void arrays_agree_with_the_definition(void **state) {
     enum { MOST = 33000 };
     static const int64_t counts[] = {0, 1, 15, 16, 17, 1023, 1025, MOST};
     (void)state;
@@ -74,7 +74,7 @@ static void arrays_are_the_definition(void **state) {
 }
 
 /* Compares the loops with the definition for 2^32 / STEP patterns of F32 in each format. */
-static void patterns_across_the_range(void **state) {
+static void bit_patterns_across_the_range_agree(void **state) {
     enum { STEP = 4099, AT_ONCE = 1 << 14 };
     (void)state;
     static float x[AT_ONCE];
@@ -211,7 +211,7 @@ static void instruction_sets_and_threads_agree(void **state) {
 
 /* ---- rows and their ends ------------------------------------------------------------------------- */
 
-static void a_row_is_completed_and_no_more(void **state) {
+static void nothing_is_written_past_a_row(void **state) {
     enum { CODE_STRIDE = 80, INNER = 37 };
     (void)state;
     random_state = 3;
@@ -250,7 +250,7 @@ static void a_row_is_completed_and_no_more(void **state) {
 }
 
 /* Larger than a task in both directions; compared with rows quantized one at a time. */
-static void tasks_meet_without_a_seam(void **state) {
+static void task_boundaries_do_not_show(void **state) {
     enum { TALL = 70, WIDE = 40000 };
     (void)state;
     random_state = 4;
@@ -283,7 +283,7 @@ static void tasks_meet_without_a_seam(void **state) {
         if (!strstr(dw_last_error(), words)) fail_msg("\"%s\" in %s", words, dw_last_error());     \
     } while (0)
 
-static void wrong_arguments_are_refused(void **state) {
+static void wrong_arguments_are_rejected(void **state) {
     (void)state;
     float x[64] = {0};
     uint8_t codes[64], scales[64];
@@ -390,11 +390,11 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schemes_by_name),
         cmocka_unit_test(instruction_sets_and_threads_agree),
-        cmocka_unit_test(arrays_are_the_definition),
-        cmocka_unit_test(patterns_across_the_range),
-        cmocka_unit_test(a_row_is_completed_and_no_more),
-        cmocka_unit_test(tasks_meet_without_a_seam),
-        cmocka_unit_test(wrong_arguments_are_refused),
+        cmocka_unit_test(arrays_agree_with_the_definition),
+        cmocka_unit_test(bit_patterns_across_the_range_agree),
+        cmocka_unit_test(nothing_is_written_past_a_row),
+        cmocka_unit_test(task_boundaries_do_not_show),
+        cmocka_unit_test(wrong_arguments_are_rejected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -241,7 +241,7 @@ static void keep_wrong_elements(void) {
     carry_in_place(text);
     expect_refused("disagrees with the reference on Deepwell emulator of sm_100a: D[0][0]");
 }
-static void wrong_numbers_are_refused(void **state) {
+static void wrong_numbers_are_rejected(void **state) {
     (void)state;
     need_kernels();
     in_child(keep_wrong_elements);
@@ -253,7 +253,7 @@ static void keep_wrong_tile(void) {
     carry_in_place(text);
     expect_refused("failed on Deepwell emulator of sm_100a");
 }
-static void wrong_tile_is_refused(void **state) {
+static void wrong_tile_is_rejected(void **state) {
     (void)state;
     need_kernels();
     in_child(keep_wrong_tile);
@@ -266,7 +266,7 @@ static void keep_without_wait(void) {
     carry_in_place(text);
     expect_refused("too early");
 }
-static void missing_wait_is_refused(void **state) {
+static void missing_wait_is_rejected(void **state) {
     (void)state;
     need_kernels();
     in_child(keep_without_wait);
@@ -388,7 +388,7 @@ static void definition_is_right(void **state) {
 
 /* ---- rejected calls -------------------------------------------------------------------------------------- */
 
-static void wrong_arguments_are_refused(void **state) {
+static void wrong_arguments_are_rejected(void **state) {
     static char memory[4096] __attribute__((aligned(16)));
     dw_gemm good = {.struct_size = sizeof good,
                     .device = device_named("emulator:sm_100a"),
@@ -512,11 +512,11 @@ static void parameters_are_unique(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(correct_kernel_passes),   cmocka_unit_test(wrong_numbers_are_refused),
-        cmocka_unit_test(wrong_tile_is_refused),   cmocka_unit_test(missing_wait_is_refused),
+        cmocka_unit_test(correct_kernel_passes),   cmocka_unit_test(wrong_numbers_are_rejected),
+        cmocka_unit_test(wrong_tile_is_rejected),  cmocka_unit_test(missing_wait_is_rejected),
         cmocka_unit_test(small_calls_are_right),   cmocka_unit_test(large_call_is_right),
         cmocka_unit_test(residual_may_be_d),       cmocka_unit_test(each_tile_is_right),
-        cmocka_unit_test(definition_is_right),     cmocka_unit_test(wrong_arguments_are_refused),
+        cmocka_unit_test(definition_is_right),     cmocka_unit_test(wrong_arguments_are_rejected),
         cmocka_unit_test(cheapest_tile_is_chosen), cmocka_unit_test(parameters_are_unique),
     };
     /* Except in the children, because the tests compare results themselves. */

@@ -53,7 +53,7 @@ static void test_registry(void **state) {
 }
 
 /* Makes a small call of each operation, and checks on which targets which of our kernels supports it. */
-static void test_supports(void **state) {
+static void test_supported_calls(void **state) {
     (void)state;
     const dw_attention_tensor tensor = {.batch = 64 * 64, .head = 64 * 64, .row = 64};
     dw_attention attention = {.struct_size = sizeof attention,
@@ -341,7 +341,7 @@ static void in_child(void **state) { expect_child(start_child(*(check *)*state, 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_registry),
-        cmocka_unit_test(test_supports),
+        cmocka_unit_test(test_supported_calls),
         CHECK(finds_variants),
         CHECK(threads_find),
         CHECK(refuses),

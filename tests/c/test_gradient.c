@@ -696,7 +696,7 @@ static void an_input_that_is_an_output_gets_its_gradient(void **state) {
     dw_graph_destroy(g);
 }
 
-static void gradients_stop(void **state) {
+static void stop_gradient_stops_gradients(void **state) {
     (void)state;
     static const dw_op stops[] = {DW_OP_STOP_GRADIENT, DW_OP_FLOOR, DW_OP_SIGN};
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {
@@ -711,7 +711,7 @@ static void gradients_stop(void **state) {
     }
 }
 
-static void backward_nodes_know_where_they_are_from(void **state) {
+static void backward_nodes_keep_their_origin(void **state) {
     (void)state;
     dw_value x, dy, grad;
     dw_graph *g = walk_graph(&x, &dy);
@@ -731,7 +731,7 @@ static void backward_nodes_know_where_they_are_from(void **state) {
     dw_graph_destroy(g);
 }
 
-static void what_has_no_gradient_is_named(void **state) {
+static void operations_without_gradient_are_named(void **state) {
     (void)state;
     dw_value x, dy, grad;
     dw_graph *g = walk_graph(&x, &dy);
@@ -745,7 +745,7 @@ static void what_has_no_gradient_is_named(void **state) {
     dw_graph_destroy(g);
 }
 
-static void bad_arguments_are_refused(void **state) {
+static void bad_arguments_are_rejected(void **state) {
     (void)state;
     dw_value x, dy, grad, i;
     dw_dim three = 3;
@@ -766,10 +766,10 @@ int main(void) {
         cmocka_unit_test(passes_keep_the_numbers),
         cmocka_unit_test(gradient_of_an_output_listed_twice_is_the_sum),
         cmocka_unit_test(an_input_that_is_an_output_gets_its_gradient),
-        cmocka_unit_test(gradients_stop),
-        cmocka_unit_test(backward_nodes_know_where_they_are_from),
-        cmocka_unit_test(what_has_no_gradient_is_named),
-        cmocka_unit_test(bad_arguments_are_refused),
+        cmocka_unit_test(stop_gradient_stops_gradients),
+        cmocka_unit_test(backward_nodes_keep_their_origin),
+        cmocka_unit_test(operations_without_gradient_are_named),
+        cmocka_unit_test(bad_arguments_are_rejected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

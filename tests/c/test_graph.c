@@ -914,7 +914,7 @@ static void names_are_unique_and_found(void **state) {
     dw_graph_destroy(graph);
 }
 
-static void queries_answer(void **state) {
+static void queries_of_absent_things_are_neutral(void **state) {
     (void)state;
     dw_graph *graph = read_text(gpt_block);
     dw_value o = dw_graph_find(graph, "o");
@@ -1359,7 +1359,7 @@ static void json_errors_name_the_node(void **state) {
     test_free(deep);
 }
 
-static void json_takes_what_front_ends_write(void **state) {
+static void json_accepts_the_forms_of_front_ends(void **state) {
     (void)state;
     static const char json[] = JSON_NODES(
         "{\"op\":\"rms_norm\",\"inputs\":[\"x\",null],\"outputs\":[\"y\",{\"name\":\"r\","
@@ -1562,7 +1562,7 @@ int main(void) {
         cmocka_unit_test(bodies_reject_malformed_text),
         cmocka_unit_test(failures_leave_the_graph_unchanged),
         cmocka_unit_test(names_are_unique_and_found),
-        cmocka_unit_test(queries_answer),
+        cmocka_unit_test(queries_of_absent_things_are_neutral),
         cmocka_unit_test(operations_are_found_by_name),
         cmocka_unit_test(table_is_complete),
         cmocka_unit_test(clone_keeps_everything),
@@ -1575,7 +1575,7 @@ int main(void) {
         cmocka_unit_test(numbers_round_trip),
         cmocka_unit_test(text_errors_name_the_line),
         cmocka_unit_test(json_errors_name_the_node),
-        cmocka_unit_test(json_takes_what_front_ends_write),
+        cmocka_unit_test(json_accepts_the_forms_of_front_ends),
         cmocka_unit_test(costs_follow_the_sizes),
         cmocka_unit_test(attention_costs_count_visible_pairs),
         cmocka_unit_test(costs_fail_clearly),

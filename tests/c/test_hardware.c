@@ -45,7 +45,7 @@ static double operations_per_clock(const dw_hardware *h) {
 }
 
 /* A figure with sparsity instead of the dense one is wrong by a factor of two. */
-static void rates_follow_from_processors(void **state) {
+static void rates_follow_from_sms(void **state) {
     (void)state;
     for (uint32_t i = 0; i < dw_hardware_catalogue_count(); i++) {
         dw_hardware *h = NULL;
@@ -145,7 +145,7 @@ static void names_and_counts(void **state) {
     }
 }
 
-static void names_that_mean_nothing(void **state) {
+static void unknown_names_are_rejected(void **state) {
     static const struct {
         const char *text;
         dw_status status;
@@ -181,7 +181,7 @@ static void names_that_mean_nothing(void **state) {
     }
 }
 
-static void another_number_of_gpus(void **state) {
+static void profiles_scale_to_another_number_of_gpus(void **state) {
     dw_hardware *h = NULL, *more = NULL;
     (void)state;
     assert_ok(dw_hardware_named("h100:4", &h));
@@ -301,7 +301,7 @@ static void a_profile_with_changes(void **state) {
     "\"gpus\": 16, \"gpus_per_node\": 8, \"gpus_per_domain\": 8, \"rates\": {\"bf16\": 1e14}, "    \
     "\"memory\": 8e10, \"memory_bandwidth\": 2e12"
 
-static void a_machine_of_ones_own(void **state) {
+static void complete_description_without_profile(void **state) {
     dw_hardware *h = NULL;
     (void)state;
     assert_ok(dw_hardware_parse("{" ONE "}", strlen("{" ONE "}"), &h));
@@ -315,7 +315,7 @@ static void a_machine_of_ones_own(void **state) {
     dw_hardware_destroy(h);
 }
 
-static void files_that_say_nothing_possible(void **state) {
+static void impossible_descriptions_are_rejected(void **state) {
     static const struct {
         const char *text;
         dw_status status;
@@ -468,19 +468,19 @@ static void each_allocation_fails(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rates_follow_from_processors),
+        cmocka_unit_test(rates_follow_from_sms),
         cmocka_unit_test(links_follow_from_their_version),
         cmocka_unit_test(every_figure_has_a_source),
         cmocka_unit_test(figures_from_memory_are_estimates),
         cmocka_unit_test(names_and_counts),
-        cmocka_unit_test(names_that_mean_nothing),
-        cmocka_unit_test(another_number_of_gpus),
+        cmocka_unit_test(unknown_names_are_rejected),
+        cmocka_unit_test(profiles_scale_to_another_number_of_gpus),
         cmocka_unit_test(each_allocation_fails),
         cmocka_unit_test(files_keep_everything),
         cmocka_unit_test(files_keep_every_bit),
         cmocka_unit_test(a_profile_with_changes),
-        cmocka_unit_test(a_machine_of_ones_own),
-        cmocka_unit_test(files_that_say_nothing_possible),
+        cmocka_unit_test(complete_description_without_profile),
+        cmocka_unit_test(impossible_descriptions_are_rejected),
         cmocka_unit_test(files_by_path),
         cmocka_unit_test(each_allocation_of_files_fails),
     };

@@ -160,7 +160,7 @@ static void expect_refusal(const char *text, int64_t size, const char *part) {
 
 #define B_TEXT "deepwell graph 1\nsymbols B\n"
 
-static void sizes_beyond_all_memory_are_refused(void **state) {
+static void sizes_beyond_all_memory_are_rejected(void **state) {
     (void)state;
     const char *cube = B_TEXT "input %x: f32[B, B, B]\n%y = neg(%x)\nreturn %y\n";
     assert_null(
@@ -204,7 +204,7 @@ static void sums_of_sizes_do_not_wrap(void **state) {
 
 /* ---- memory that does not exist -------------------------------------------------------------- */
 
-static void an_arena_beyond_memory_is_one_message(void **state) {
+static void arena_beyond_memory_gives_one_message(void **state) {
     (void)state;
     const dw_device *device;
     void *memory = NULL;
@@ -264,7 +264,7 @@ static void indices_outside_are_named(void **state) {
 }
 
 /* NaN is an ordinary number to the engine: it propagates from its input and affects nothing else. */
-static void nan_everywhere_comes_out_as_nan(void **state) {
+static void nan_propagates_without_failure(void **state) {
     (void)state;
     float x[12], y[64];
     for (int i = 0; i < 12; i++) x[i] = (float)NAN;
@@ -311,11 +311,11 @@ static void messages_are_plain_text(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(long_chains_fit_on_a_small_stack),
-        cmocka_unit_test(sizes_beyond_all_memory_are_refused),
+        cmocka_unit_test(sizes_beyond_all_memory_are_rejected),
         cmocka_unit_test(sums_of_sizes_do_not_wrap),
-        cmocka_unit_test(an_arena_beyond_memory_is_one_message),
+        cmocka_unit_test(arena_beyond_memory_gives_one_message),
         cmocka_unit_test(indices_outside_are_named),
-        cmocka_unit_test(nan_everywhere_comes_out_as_nan),
+        cmocka_unit_test(nan_propagates_without_failure),
         cmocka_unit_test(messages_are_plain_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

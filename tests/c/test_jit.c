@@ -209,7 +209,7 @@ static void entry_path(char *path, size_t bytes) {
 }
 
 /* A damaged entry is never loaded: it is removed, counted and compiled again. */
-static void test_damage(void **state) {
+static void test_damaged_entries(void **state) {
     (void)state;
     char own[PATH_MAX], path[PATH_MAX], *whole = NULL;
     dw__jit_variant variant = variant_of(20);
@@ -263,7 +263,7 @@ static void test_damage(void **state) {
 }
 
 /* A folder that cannot be written costs only time. (A file takes its place, because root may write anywhere.) */
-static void test_unwritable(void **state) {
+static void test_unwritable_folder(void **state) {
     (void)state;
     char file[PATH_MAX];
     dw__jit_variant variant = variant_of(30);
@@ -305,7 +305,7 @@ static void expect_image(const dw__jit_variant *variant, unsigned compiled, unsi
 }
 
 /* Entries are machine code, so an entry in a folder that others own or can write to is neither read nor written. */
-static void test_folder_of_others(void **state) {
+static void test_folder_writable_by_others(void **state) {
     (void)state;
     char own[PATH_MAX], inner[PATH_MAX + 16];
     dw__jit_variant variant = variant_of(31);
@@ -345,7 +345,7 @@ static void test_folder_of_others(void **state) {
 }
 
 /* An entry that others can write to, or that is a link, is compiled again; the link's target is unchanged. */
-static void test_entry_of_others(void **state) {
+static void test_entry_writable_by_others(void **state) {
     (void)state;
     char own[PATH_MAX], path[PATH_MAX], victim[PATH_MAX + 16], *now = NULL;
     dw__jit_variant variant = variant_of(32);
@@ -479,7 +479,7 @@ static void in_site_packages(void *unused) {
     CHILD_REQUIRE(strstr(description, inside));
 }
 
-static void test_finding(void **state) {
+static void test_nvrtc_is_found(void **state) {
     (void)state;
     expect_child(start_child(no_compiler, NULL));
     expect_child(start_child(in_site_packages, NULL));
@@ -669,7 +669,7 @@ static int setup(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         /* First, because children start without a loaded compiler. */
-        cmocka_unit_test(test_finding),
+        cmocka_unit_test(test_nvrtc_is_found),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_loading_order),
         cmocka_unit_test(test_expansion),
@@ -679,10 +679,10 @@ int main(void) {
         cmocka_unit_test(test_text_names_and_keys),
         cmocka_unit_test(test_cache),
         cmocka_unit_test(test_text_cache),
-        cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_unwritable),
-        cmocka_unit_test(test_folder_of_others),
-        cmocka_unit_test(test_entry_of_others),
+        cmocka_unit_test(test_damaged_entries),
+        cmocka_unit_test(test_unwritable_folder),
+        cmocka_unit_test(test_folder_writable_by_others),
+        cmocka_unit_test(test_entry_writable_by_others),
         cmocka_unit_test(test_folder),
         cmocka_unit_test(test_compiler_failures),
         cmocka_unit_test(test_processes),

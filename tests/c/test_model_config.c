@@ -40,7 +40,7 @@ static void expect_refused(const char *text, size_t bytes, dw_status expected, c
 #define MISTRAL "{\"model_type\": \"mistral\", "
 #define ROPE LLAMA "\"rope_parameters\": "
 
-static void configurations_of_every_wrong_kind(void **state) {
+static void invalid_configurations_are_rejected(void **state) {
     (void)state;
     static const struct {
         const char *text;
@@ -270,7 +270,7 @@ static void every_field_of_every_kind(void **state) {
     assert_int_equal(dw__memory_live(), live);
 }
 
-static void nesting_without_end_is_refused(void **state) {
+static void nesting_without_end_is_rejected(void **state) {
     (void)state;
     enum { BYTES = 3000000 };
     char *text = malloc(BYTES + 1);
@@ -286,7 +286,7 @@ static void nesting_without_end_is_refused(void **state) {
 
 /* ---- paths --------------------------------------------------------------------------------- */
 
-static void paths_that_are_no_configurations(void **state) {
+static void invalid_paths_are_rejected(void **state) {
     (void)state;
     char folder[64], path[128];
     const char *parent = getenv("TMPDIR");
@@ -334,7 +334,7 @@ static const char whole[] =
     "\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, "
     "\"high_freq_factor\": 4.0, \"rope_theta\": 500.0}}";
 
-static void cut_at_any_byte(void **state) {
+static void truncated_configurations_are_rejected(void **state) {
     (void)state;
     dw_model_config *config = NULL;
     for (size_t bytes = 0; bytes < strlen(whole); bytes++)
@@ -490,11 +490,11 @@ static void every_allocation_may_fail(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(configurations_of_every_wrong_kind),
+        cmocka_unit_test(invalid_configurations_are_rejected),
         cmocka_unit_test(every_field_of_every_kind),
-        cmocka_unit_test(nesting_without_end_is_refused),
-        cmocka_unit_test(paths_that_are_no_configurations),
-        cmocka_unit_test(cut_at_any_byte),
+        cmocka_unit_test(nesting_without_end_is_rejected),
+        cmocka_unit_test(invalid_paths_are_rejected),
+        cmocka_unit_test(truncated_configurations_are_rejected),
         cmocka_unit_test(options_are_checked),
         cmocka_unit_test(parameters_are_the_graphs_first_leaves),
         cmocka_unit_test(names_of_the_catalogue),

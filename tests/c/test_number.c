@@ -113,7 +113,7 @@ static void check(const half_type *type, float x) {
 }
 
 /* Checks every pattern's value against its fields. */
-static void every_half_has_its_value(void **state) {
+static void every_half_pattern_has_its_value(void **state) {
     (void)state;
     for (size_t t = 0; t < 2; t++) {
         const half_type *type = &half_types[t];
@@ -200,7 +200,7 @@ int main(void) {
         cmocka_unit_test(uniform_uses_the_documented_counter),
         cmocka_unit_test(fill_agrees_with_single_elements),
         cmocka_unit_test(uniform_is_uniform),
-        cmocka_unit_test(every_half_has_its_value),
+        cmocka_unit_test(every_half_pattern_has_its_value),
         cmocka_unit_test(rounding_is_right_at_every_boundary),
         cmocka_unit_test(rounding_is_right_on_random_bits),
         cmocka_unit_test(special_values_survive),

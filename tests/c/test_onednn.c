@@ -51,7 +51,7 @@ static float *random_matrix(size_t count) {
     return x;
 }
 
-static void a_signal_finds_a_stack(void **state) {
+static void signals_find_a_valid_stack(void **state) {
     (void)state;
     enum { N = 288, K = 384, ROUNDS = 200000, ENOUGH = 300, MICROSECONDS = 50, STACK = 1 << 18 };
     if (!dw__onednn_version()) skip();
@@ -158,7 +158,7 @@ static int compare_memory(void) {
     return 1;
 }
 
-static void its_memory_is_known(void **state) {
+static void allocated_memory_is_predicted(void **state) {
     (void)state;
     in_children(compare_memory);
 }
@@ -201,7 +201,7 @@ static int multiply_in_little_memory(void) {
     return refused == 0 || fine == 0;
 }
 
-static void little_memory_is_an_error(void **state) {
+static void lack_of_memory_is_an_error(void **state) {
     (void)state;
     in_children(multiply_in_little_memory);
 }
@@ -242,11 +242,11 @@ static void a_threads_heap_does_not_grow(void **state) {
     assert_in_range(grown, 0, block + (1 << 18)); /* one more at most */
 }
 #else
-static void its_memory_is_known(void **state) {
+static void allocated_memory_is_predicted(void **state) {
     (void)state;
     skip();
 }
-static void little_memory_is_an_error(void **state) {
+static void lack_of_memory_is_an_error(void **state) {
     (void)state;
     skip();
 }
@@ -259,10 +259,10 @@ static void a_threads_heap_does_not_grow(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         /* Tests with children run first, before this process calls oneDNN. */
-        cmocka_unit_test(its_memory_is_known),
-        cmocka_unit_test(little_memory_is_an_error),
+        cmocka_unit_test(allocated_memory_is_predicted),
+        cmocka_unit_test(lack_of_memory_is_an_error),
         cmocka_unit_test(a_threads_heap_does_not_grow),
-        cmocka_unit_test(a_signal_finds_a_stack),
+        cmocka_unit_test(signals_find_a_valid_stack),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

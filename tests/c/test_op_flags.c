@@ -89,7 +89,7 @@ static dw_status check_view(void *context, const char *text, dw_dtype placeholde
     return DW_OK;
 }
 
-static void a_view_shows_what_its_operation_computes(void **state) {
+static void views_equal_the_results_of_their_operations(void **state) {
     (void)state;
     bool seen[DW_OP_COUNT] = {0};
     OK(ops_each_case(check_view, seen));
@@ -222,7 +222,7 @@ static dw_status check_cost(void *context, const char *text, dw_dtype placeholde
     return DW_OK;
 }
 
-static void a_cheap_operation_takes_about_one_pass(void **state) {
+static void cheap_operations_do_little_arithmetic_per_byte(void **state) {
     (void)state;
     static const dw_op products[] = {DW_OP_MATMUL, DW_OP_LINEAR, DW_OP_ATTENTION};
     double most[DW_OP_COUNT] = {0};
@@ -282,7 +282,7 @@ static dw_status check_layout(void *context, const char *text, dw_dtype placehol
     return DW_OK;
 }
 
-static void a_kernel_that_lays_out_results_has_the_bits_of_contiguous_ones(void **state) {
+static void strided_results_have_the_bits_of_contiguous_ones(void **state) {
     (void)state;
     bool seen[DW_OP_COUNT] = {0};
     OK(ops_each_case(check_layout, seen));
@@ -326,7 +326,7 @@ static void an_accumulating_kernel_adds_to_its_output(void **state) {
         assert_int_equal(seen[op], dw__kernel_accumulating((dw_op)op) != NULL);
 }
 
-static void a_copy_is_a_permute_in_order(void **state) {
+static void copy_operation_is_a_permute(void **state) {
     (void)state;
     float x[6] = {1, 2, 3, 4, 5, 6}, y[6] = {0};
     const float expected[6] = {1, 4, 2, 5, 3, 6};
@@ -346,7 +346,7 @@ static void parse(const char *text, dw__body *body) {
     OK(dw__body_parse(text, 2, dtypes, body));
 }
 
-static void a_body_says_whether_it_is_a_sum(void **state) {
+static void bodies_that_are_a_sum_are_recognised(void **state) {
     (void)state;
     static dw__body body;
     static const char *const sums[] = {"t0=add(i0,i1);out(t0)", "t0=add(i1,i0);out(t0)"};
@@ -365,7 +365,7 @@ static void a_body_says_whether_it_is_a_sum(void **state) {
     }
 }
 
-static void a_body_says_what_its_results_may_overwrite(void **state) {
+static void bodies_know_which_inputs_results_may_overwrite(void **state) {
     (void)state;
     static dw__body body;
     parse("t0=mul(i0,i1);t1=add(t0,i1);out(t0,t1)", &body);
@@ -380,7 +380,7 @@ static void a_body_says_what_its_results_may_overwrite(void **state) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static void flags_agree_with_the_rest_of_the_row(void **state) {
+static void flags_agree_with_the_other_columns(void **state) {
     (void)state;
     const uint64_t body = UINT64_C(1) << DW_ATTR_KEY_BODY, axis = UINT64_C(1) << DW_ATTR_KEY_AXIS;
     for (int op = 0; op < DW_OP_COUNT; op++) {
@@ -395,16 +395,16 @@ static void flags_agree_with_the_rest_of_the_row(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_view_shows_what_its_operation_computes),
+        cmocka_unit_test(views_equal_the_results_of_their_operations),
         cmocka_unit_test(a_concatenation_holds_its_operands_side_by_side),
         cmocka_unit_test(a_pointwise_result_depends_on_one_element_of_each_operand),
-        cmocka_unit_test(a_cheap_operation_takes_about_one_pass),
-        cmocka_unit_test(a_kernel_that_lays_out_results_has_the_bits_of_contiguous_ones),
+        cmocka_unit_test(cheap_operations_do_little_arithmetic_per_byte),
+        cmocka_unit_test(strided_results_have_the_bits_of_contiguous_ones),
         cmocka_unit_test(an_accumulating_kernel_adds_to_its_output),
-        cmocka_unit_test(a_copy_is_a_permute_in_order),
-        cmocka_unit_test(a_body_says_whether_it_is_a_sum),
-        cmocka_unit_test(a_body_says_what_its_results_may_overwrite),
-        cmocka_unit_test(flags_agree_with_the_rest_of_the_row),
+        cmocka_unit_test(copy_operation_is_a_permute),
+        cmocka_unit_test(bodies_that_are_a_sum_are_recognised),
+        cmocka_unit_test(bodies_know_which_inputs_results_may_overwrite),
+        cmocka_unit_test(flags_agree_with_the_other_columns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

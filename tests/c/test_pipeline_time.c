@@ -96,7 +96,7 @@ static int ascending(const void *a, const void *b) {
 /* GPipe, 1F1B and interleaved follow their rule to the end, so the formula equals the simulation. The other
  * schedules' orders come from a search, and the formula is a bound: 19 of 20 cases are within a point of the
  * pipeline's time, all within `most`. */
-static void formula_is_the_play(void **state) {
+static void formula_equals_the_simulation(void **state) {
     (void)state;
     static const struct {
         dw_pipeline_schedule schedule;
@@ -153,7 +153,7 @@ static void formula_is_the_play(void **state) {
 /* Times in milliseconds of four models' profiles, and the bubbles that the paper computes for them. `frees`:
  * attention's scores, 5 a s of 34 h + 5 a s bytes. A solver finds ZB-1p and ZB-2p within the memory of ZB-H1
  * and ZB-H2. */
-static void published_bubbles_are_played(void **state) {
+static void simulated_bubbles_equal_published_ones(void **state) {
     (void)state;
     static const struct {
         int stages, chunks, heads, hidden, micro_batches[3];
@@ -278,8 +278,8 @@ static void formula_is_the_closed_form(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(formula_is_the_play),
-        cmocka_unit_test(published_bubbles_are_played),
+        cmocka_unit_test(formula_equals_the_simulation),
+        cmocka_unit_test(simulated_bubbles_equal_published_ones),
         cmocka_unit_test(formula_is_the_closed_form),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -44,7 +44,7 @@ static void place_and_check(uint32_t count, dw__interval *items, size_t *peak) {
     if (pinned == 0) assert_true(*peak + alignment > bound);
 }
 
-static void nothing_needs_nothing(void **state) {
+static void no_buffers_need_no_memory(void **state) {
     (void)state;
     size_t peak = 1, pinned = 1;
     assert_int_equal(dw__place(0, NULL, alignment, &pinned, &peak), DW_OK);
@@ -71,7 +71,7 @@ static void the_peak_is_exact(void **state) {
     assert_int_equal(peak, 7);
 }
 
-static void the_tightest_hole_is_taken(void **state) {
+static void tightest_hole_is_used(void **state) {
     (void)state;
     /* Long-lived blocks with a hole of 256 and one of 128 between them; 100 bytes fit both. */
     dw__interval items[6] = {
@@ -132,9 +132,9 @@ static void failure_of_memory_is_reported(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_needs_nothing),
+        cmocka_unit_test(no_buffers_need_no_memory),
         cmocka_unit_test(the_peak_is_exact),
-        cmocka_unit_test(the_tightest_hole_is_taken),
+        cmocka_unit_test(tightest_hole_is_used),
         cmocka_unit_test(pinned_buffers_are_a_prefix),
         cmocka_unit_test(random_lives_never_collide),
         cmocka_unit_test(failure_of_memory_is_reported),

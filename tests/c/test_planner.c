@@ -87,7 +87,7 @@ static void begin(dw__planned *planned, const dw_model_sizes *model, const dw_ha
  * b h (10 + 24 / t + 5 a s / (h t)); sequence parallelism divides all of it by t; recomputing the scores
  * leaves 34 / t; recomputing the layer 2. The paper's sums omit terms that are small beside h (one softmax
  * statistic per head). */
-static void activations_are_korthikanti(void **state) {
+static void activations_equal_those_of_korthikanti_et_al(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("a100-80:64");
     double h = gpt3.hidden, a = gpt3.heads, s = 2048;
@@ -107,7 +107,7 @@ static void activations_are_korthikanti(void **state) {
 }
 
 /* Rajbhandari et al. 2020, figure 1: 7.5 billion parameters on 64 GPUs, FP16 and Adam. */
-static void states_are_zero_s(void **state) {
+static void optimizer_states_equal_those_of_zero(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("v100:64");
     dw_model_sizes model = {.layers = 36,
@@ -194,7 +194,7 @@ static double allocated(const dw_model_sizes *model, const dw_hardware *hardware
     return prediction.allocated;
 }
 
-static void memory_grows_and_shrinks_as_it_must(void **state) {
+static void memory_depends_on_the_layout_as_expected(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 4, 2, 1, 128, 4096), other = layout;
@@ -217,7 +217,7 @@ static void memory_grows_and_shrinks_as_it_must(void **state) {
 }
 
 /* torchtitan's benchmarks of December 2024, Llama-3.1 on H100, in GiB reserved by the fullest GPU. */
-static void torchtitan_reserves_what_it_says(void **state) {
+static void memory_equals_that_of_torchtitan_s_benchmarks(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:512");
     static const struct {
@@ -251,7 +251,7 @@ static void torchtitan_reserves_what_it_says(void **state) {
 
 /* Counted by hand, in BF16 bytes of 8 matmuls: input, attention's output and its log-sum-exp, and the 1st, 3rd, 5th
  * and, unless a compiler drops it, 7th result. */
-static void every_second_product_is_kept(void **state) {
+static void every_second_matmul_result_is_saved(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:8");
     dw_layout layout = layout_of(8, 1, 1, 1, 8, 8192);
@@ -274,7 +274,7 @@ static void every_second_product_is_kept(void **state) {
 
 /* Sharded gradients cost their reduction in every micro-batch. In a pipeline they accumulate unsharded, and
  * parameters that stay are neither gathered twice nor omitted. */
-static void sharded_gradients_travel_each_time(void **state) {
+static void sharded_gradients_are_reduced_in_every_micro_batch(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 1, 1, 1, 64 * 8, 4096);
@@ -304,7 +304,7 @@ static void sharded_gradients_travel_each_time(void **state) {
 
 /* Of 8 copies of a token to 8 ranks, 8 (1 - (7/8)^8) go to distinct ranks. Ranks that share an expert gather
  * what each of them received, within NVLink. */
-static void tokens_travel_once(void **state) {
+static void tokens_are_sent_once_per_rank(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 1, 8, 1, 64, 4096);
@@ -337,7 +337,7 @@ static void tokens_travel_once(void **state) {
 /* Scales of blocks and rows quantize each operand along both dimensions; a tensor scale quantizes it once.
  * Published runs of one model in FP8 and MXFP8 on Blackwell differ by 4 to 7%, in FP8 with tensor and with
  * row scales on H100 by 12%. */
-static void recipes_cost_what_they_round(void **state) {
+static void quantization_costs_follow_the_recipe(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("gb200:64");
     dw_layout layout = layout_of(64, 1, 4, 1, 256, 8192);
@@ -364,7 +364,7 @@ static void recipes_cost_what_they_round(void **state) {
 }
 
 /* DeepSeek-V3's published layout: 2.664 million hours of H800 for 14.8 trillion tokens are 1,543 tokens/s. */
-static void deepseek_s_own_run_fits_and_is_near(void **state) {
+static void deepseek_v3_s_run_is_predicted(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:2048");
     hardware->link_bandwidth.value = 200e9; /* H800 */
@@ -389,7 +389,7 @@ static void deepseek_s_own_run_fits_and_is_near(void **state) {
 }
 
 /* The rank with the most loaded experts bounds time and memory. */
-static void an_uneven_load_costs(void **state) {
+static void uneven_expert_load_costs_time_and_memory(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:256");
     dw_layout layout = layout_of(256, 1, 8, 1, 512, 4096);
@@ -410,7 +410,7 @@ static void an_uneven_load_costs(void **state) {
 }
 
 /* A published run: Llama-3 70B in FP8 on 64 H100, Megatron-Bridge 26.02 to 26.04: 1,602 to 1,664 tokens/s. */
-static void a_known_run_is_near(void **state) {
+static void published_run_is_predicted(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 4, 8, 1, 256, 8192);
@@ -426,7 +426,7 @@ static void a_known_run_is_near(void **state) {
 
 /* Runs that no constant was fitted to: Llama-3 405B on 8,192 and 16,384 H100, 430 and 400 TFLOP/s
  * (Grattafiori et al. 2024, table 4). */
-static void runs_never_fitted_are_near(void **state) {
+static void runs_outside_the_fit_are_predicted(void **state) {
     (void)state;
     const dw_model_sizes llama3_405b = {.layers = 126,
                                         .hidden = 16384,
@@ -456,7 +456,7 @@ static void refused(const dw_model_sizes *model, const dw_hardware *hardware,
         fail_msg("\"%s\" does not say \"%s\"", dw_last_error(), word);
 }
 
-static void bad_layouts_are_refused_by_name(void **state) {
+static void invalid_layouts_are_rejected_by_name(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
     const dw_layout good = layout_of(64, 4, 2, 1, 128, 4096);
@@ -500,7 +500,7 @@ static void bad_layouts_are_refused_by_name(void **state) {
 /* Attention on 2 of 8 ranks: its matmuls have the same work, its gathers carry a quarter among two ranks, it
  * has four times as many parameters and gradients, and the ranks with equal parameters share the optimizer's
  * states. */
-static void attention_has_a_tensor_parallelism_of_its_own(void **state) {
+static void attention_may_have_its_own_tensor_parallelism(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:8");
     hardware->memory.value = 1e13;
@@ -561,7 +561,7 @@ static void groups_that_straddle_a_domain_are_slower(void **state) {
 }
 
 /* Offloading to host memory: its bytes, the transfer beside computation, and the link that gradients use too. */
-static void the_host_s_memory_costs_its_way(void **state) {
+static void offloading_costs_transfers(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 8, 4, 1, 64, 8192);
@@ -608,7 +608,7 @@ static void the_host_s_memory_costs_its_way(void **state) {
 
 /* A billion elements on one GPU: 24 bytes of states and 2 x 4 + 2 x 2 of gradients and parameters pass
  * through host memory, which reaches 45% of its 76.8 GB/s. */
-static void the_host_s_optimizer_is_bound_by_its_memory(void **state) {
+static void host_optimizer_is_bound_by_host_memory(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:1");
     dw_layout layout = layout_of(1, 1, 1, 1, 8, 2048);
@@ -633,7 +633,7 @@ static void the_host_s_optimizer_is_bound_by_its_memory(void **state) {
 }
 
 /* The total of a simulated schedule equals the prediction of a pipeline's work. */
-static void stages_add_up(void **state) {
+static void stages_add_up_to_the_step(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 4, 4, 1, 64, 4096);
@@ -661,7 +661,7 @@ static void stages_add_up(void **state) {
 }
 
 /* The kernels add up to the step's matmuls and attention, and their operations to those that MFU counts. */
-static void kernels_add_up(void **state) {
+static void kernels_add_up_to_the_step(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 4, 1, 1, 64, 4096);
@@ -692,7 +692,7 @@ static void kernels_add_up(void **state) {
 
 /* Attention's kernels have the operations of dw_planner_model_work: with latent attention, whose backward is more than
  * 2.5 times forward, with a window, and where only some layers attend. */
-static void attention_s_kernels_have_its_work(void **state) {
+static void attention_kernels_have_the_work_of_attention(void **state) {
     (void)state;
     static const char *const names[] = {"llama3-8b", "deepseek-v3", "mistral-7b", "gpt-oss-20b",
                                         "nemotron-h-8b"};
@@ -723,28 +723,28 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters_are_the_published_ones),
         cmocka_unit_test(bubbles_are_the_closed_forms),
-        cmocka_unit_test(activations_are_korthikanti),
-        cmocka_unit_test(states_are_zero_s),
+        cmocka_unit_test(activations_equal_those_of_korthikanti_et_al),
+        cmocka_unit_test(optimizer_states_equal_those_of_zero),
         cmocka_unit_test(better_hardware_is_no_slower),
         cmocka_unit_test(more_work_takes_longer),
-        cmocka_unit_test(memory_grows_and_shrinks_as_it_must),
-        cmocka_unit_test(torchtitan_reserves_what_it_says),
-        cmocka_unit_test(every_second_product_is_kept),
-        cmocka_unit_test(sharded_gradients_travel_each_time),
-        cmocka_unit_test(deepseek_s_own_run_fits_and_is_near),
-        cmocka_unit_test(an_uneven_load_costs),
-        cmocka_unit_test(recipes_cost_what_they_round),
-        cmocka_unit_test(tokens_travel_once),
-        cmocka_unit_test(a_known_run_is_near),
-        cmocka_unit_test(runs_never_fitted_are_near),
-        cmocka_unit_test(bad_layouts_are_refused_by_name),
-        cmocka_unit_test(attention_has_a_tensor_parallelism_of_its_own),
+        cmocka_unit_test(memory_depends_on_the_layout_as_expected),
+        cmocka_unit_test(memory_equals_that_of_torchtitan_s_benchmarks),
+        cmocka_unit_test(every_second_matmul_result_is_saved),
+        cmocka_unit_test(sharded_gradients_are_reduced_in_every_micro_batch),
+        cmocka_unit_test(deepseek_v3_s_run_is_predicted),
+        cmocka_unit_test(uneven_expert_load_costs_time_and_memory),
+        cmocka_unit_test(quantization_costs_follow_the_recipe),
+        cmocka_unit_test(tokens_are_sent_once_per_rank),
+        cmocka_unit_test(published_run_is_predicted),
+        cmocka_unit_test(runs_outside_the_fit_are_predicted),
+        cmocka_unit_test(invalid_layouts_are_rejected_by_name),
+        cmocka_unit_test(attention_may_have_its_own_tensor_parallelism),
         cmocka_unit_test(groups_that_straddle_a_domain_are_slower),
-        cmocka_unit_test(the_host_s_memory_costs_its_way),
-        cmocka_unit_test(the_host_s_optimizer_is_bound_by_its_memory),
-        cmocka_unit_test(stages_add_up),
-        cmocka_unit_test(kernels_add_up),
-        cmocka_unit_test(attention_s_kernels_have_its_work),
+        cmocka_unit_test(offloading_costs_transfers),
+        cmocka_unit_test(host_optimizer_is_bound_by_host_memory),
+        cmocka_unit_test(stages_add_up_to_the_step),
+        cmocka_unit_test(kernels_add_up_to_the_step),
+        cmocka_unit_test(attention_kernels_have_the_work_of_attention),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -200,7 +200,7 @@ static void widths_make_the_total(void **state) {
 }
 
 /* Every name is a configuration or is refused with its family. The engine and the planner read the same sizes. */
-static void names_that_are_built_have_their_sizes(void **state) {
+static void engine_and_planner_read_the_same_sizes(void **state) {
     (void)state;
     int built = 0;
     for (uint32_t at = 0; at < dw_model_catalogue_count(); at++) {
@@ -239,7 +239,7 @@ static void names_that_are_built_have_their_sizes(void **state) {
 
 /* ---- names ----------------------------------------------------------------------------------------------------- */
 
-static void names_however_they_are_written(void **state) {
+static void names_are_found_in_any_spelling(void **state) {
     (void)state;
     static const struct {
         const char *written, *name;
@@ -275,7 +275,7 @@ static void names_however_they_are_written(void **state) {
     }
 }
 
-static void an_unknown_name_has_neighbours(void **state) {
+static void unknown_names_get_suggestions(void **state) {
     (void)state;
     static const char *const cases[][2] = {{"llama3-71b", "llama3-70b"},
                                            {"lama2-13b", "llama2-13b"},
@@ -315,7 +315,7 @@ static void an_unknown_name_has_neighbours(void **state) {
     "\"num_attention_heads\": 4, \"intermediate_size\": 96, \"mamba_num_heads\": 4, "              \
     "\"mamba_head_dim\": 16, \"ssm_state_size\": 8"
 
-static void configurations_of_every_wrong_kind(void **state) {
+static void invalid_configurations_are_rejected(void **state) {
     (void)state;
     static const struct {
         const char *text;
@@ -429,7 +429,7 @@ static void configurations_of_every_wrong_kind(void **state) {
 
 /* Absent fields have the class's defaults, which are its first model's, and fields that it does not read change
  * nothing. */
-static void classes_that_are_built_are_read_as_they_read(void **state) {
+static void built_families_are_read_as_their_classes_read_them(void **state) {
     (void)state;
     static const struct {
         const char *text, *name;
@@ -465,7 +465,7 @@ static void keep_line(void *context, int level, const char *line) {
     snprintf(context, 256, "%s", line);
 }
 
-static void what_is_taken_for_granted_is_logged(void **state) {
+static void assumptions_are_logged(void **state) {
     (void)state;
     static const char unknown[] =
         "{\"model_type\": \"ferret\", " SIZES "\"num_attention_heads\": 4" FFN "}";
@@ -485,7 +485,7 @@ static void what_is_taken_for_granted_is_logged(void **state) {
     assert_memory_equal(&a, &c, sizeof a);
 }
 
-static void windows_by_rule(void **state) {
+static void windows_follow_the_configuration(void **state) {
     (void)state;
     static const struct {
         const char *text;
@@ -570,7 +570,7 @@ static void layers_without_attention(void **state) {
 }
 
 /* As a sequence grows past its window, nothing jumps, and the pairs are a sum over tokens. */
-static void a_window_leaves_the_pairs_that_it_leaves(void **state) {
+static void windows_limit_the_visible_pairs(void **state) {
     (void)state;
     static const char text[] =
         "{\"model_type\": \"mistral\", " SIZES GROUPED FFN ", \"sliding_window\": 64}";
@@ -642,15 +642,15 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_model_has_its_published_size),
         cmocka_unit_test(widths_make_the_total),
-        cmocka_unit_test(names_that_are_built_have_their_sizes),
-        cmocka_unit_test(names_however_they_are_written),
-        cmocka_unit_test(an_unknown_name_has_neighbours),
-        cmocka_unit_test(configurations_of_every_wrong_kind),
-        cmocka_unit_test(classes_that_are_built_are_read_as_they_read),
-        cmocka_unit_test(what_is_taken_for_granted_is_logged),
-        cmocka_unit_test(windows_by_rule),
+        cmocka_unit_test(engine_and_planner_read_the_same_sizes),
+        cmocka_unit_test(names_are_found_in_any_spelling),
+        cmocka_unit_test(unknown_names_get_suggestions),
+        cmocka_unit_test(invalid_configurations_are_rejected),
+        cmocka_unit_test(built_families_are_read_as_their_classes_read_them),
+        cmocka_unit_test(assumptions_are_logged),
+        cmocka_unit_test(windows_follow_the_configuration),
         cmocka_unit_test(layers_without_attention),
-        cmocka_unit_test(a_window_leaves_the_pairs_that_it_leaves),
+        cmocka_unit_test(windows_limit_the_visible_pairs),
         cmocka_unit_test(paths_come_before_names),
         cmocka_unit_test(every_allocation_may_fail),
     };

@@ -267,7 +267,7 @@ static void fork_while_another_thread_runs_a_loop(void **state) {
     pthread_join(caller, NULL);
 }
 
-static void refuses_sizes_outside_the_range(void **state) {
+static void rejects_sizes_outside_the_range(void **state) {
     (void)state;
     static const int wrong[] = {0, -1, DW_MAX_THREADS + 1, INT32_MAX, INT32_MIN};
     assert_int_equal(dw_set_threads(2), DW_OK);
@@ -336,7 +336,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(concurrent_callers_take_turns),
         cmocka_unit_test(forked_children_start_fresh_workers),
         cmocka_unit_test(fork_while_another_thread_runs_a_loop),
-        cmocka_unit_test(refuses_sizes_outside_the_range),
+        cmocka_unit_test(rejects_sizes_outside_the_range),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

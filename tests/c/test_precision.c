@@ -60,7 +60,7 @@ static const char *scheme_at(const dw_graph *graph, const char *name) {
     return dw_node_attr(graph, node, DW_ATTR_KEY_FORWARD_X)->string;
 }
 
-static void the_default_policy_leaves_heads_and_products_of_activations(void **state) {
+static void default_policy_leaves_heads_and_matmuls_of_activations(void **state) {
     (void)state;
     dw_graph *graph = make_graph();
     dw_precision_policy policy;
@@ -173,7 +173,7 @@ static void refuse(dw_graph **graph, const dw_precision_policy *policy, const ch
     refuse_with(DW_INVALID_ARGUMENT, graph, policy, message);
 }
 
-static void wrong_policies_are_refused(void **state) {
+static void wrong_policies_are_rejected(void **state) {
     (void)state;
     dw_graph *graph = make_graph();
     dw_precision_policy good, policy;
@@ -394,7 +394,7 @@ static void engines_agree_with_the_reference(void **state) {
     problem_end(&p);
 }
 
-static void options_of_the_first_version_are_taken(void **state) {
+static void options_of_the_first_version_are_accepted(void **state) {
     (void)state;
     problem p;
     problem_begin(&p);
@@ -456,12 +456,12 @@ static void every_failing_allocation_is_survived(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_default_policy_leaves_heads_and_products_of_activations),
+        cmocka_unit_test(default_policy_leaves_heads_and_matmuls_of_activations),
         cmocka_unit_test(shares_and_exceptions),
         cmocka_unit_test(policies_have_names),
-        cmocka_unit_test(wrong_policies_are_refused),
+        cmocka_unit_test(wrong_policies_are_rejected),
         cmocka_unit_test(engines_agree_with_the_reference),
-        cmocka_unit_test(options_of_the_first_version_are_taken),
+        cmocka_unit_test(options_of_the_first_version_are_accepted),
         cmocka_unit_test(every_failing_allocation_is_survived),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -444,7 +444,7 @@ static void expect_right(const problem *p, uint64_t seed) {
     { DW_SCHEME_MXFP4, DW_BF16, DW_SCALE_DEFAULT, false, false }
 
 /* Quantizes and then multiplies: each scheme, one element, primes, one past a tile, no multiples of a block, K of 0. */
-static void chains_are_right(void **state) {
+static void quantized_operands_give_the_right_gemm(void **state) {
     static const problem problems[] = {
         {MXFP8, MXFP8, 1, 1, 1, 0, false, false, false},
         {MXFP8, MXFP8, 131, 67, 367, 0, false, false, false},
@@ -486,7 +486,7 @@ static void quantized_output_is_the_next_input(void **state) {
 }
 
 /* A GEMM of unquantized operands, with codes and scales as its result. */
-static void numbers_to_codes(void **state) {
+static void unquantized_gemm_with_quantized_output(void **state) {
     static const problem p = {MXFP8, MXFP8, 67, 131, 45, DW_ACTIVATION_GELU, true, false, true};
     run r;
     (void)state;
@@ -606,7 +606,7 @@ static void keep_wrong_quantized_d(void) { /* codes of E5M2 */
     REQUIRE(strstr(dw_last_error(), "disagrees with the reference"));
     REQUIRE(strstr(dw_last_error(), "not the code of"));
 }
-static void wrong_products_are_refused(void **state) {
+static void wrong_gemms_are_rejected(void **state) {
     (void)state;
     need_kernels();
     in_child(keep_other_format);
@@ -651,7 +651,7 @@ static void keep_without_barrier(void) {
     take_out(text, "bar.sync");
     refuse_quantization(text, "failed on Deepwell emulator of sm_100a");
 }
-static void wrong_quantizations_are_refused(void **state) {
+static void wrong_quantizations_are_rejected(void **state) {
     (void)state;
     need_kernels();
     in_child(keep_wrong_codes);
@@ -670,7 +670,7 @@ static void wrong_quantizations_are_refused(void **state) {
 
 static char memory[4096] __attribute__((aligned(16)));
 
-static void wrong_quantizations_make_one_error(void **state) {
+static void wrong_quantizations_give_one_error(void **state) {
     const dw_quantized_matrix to = {1, memory, 16, memory};
     dw_quantize good = {.struct_size = sizeof good,
                         .device = device_named("emulator:sm_100a"),
@@ -714,7 +714,7 @@ static void wrong_quantizations_make_one_error(void **state) {
 #undef BAD
 }
 
-static void wrong_products_make_one_error(void **state) {
+static void wrong_gemms_give_one_error(void **state) {
     dw_gemm good = {.struct_size = sizeof good,
                     .device = device_named("emulator:sm_100a"),
                     .dtype = DW_BF16,
@@ -820,14 +820,14 @@ static void cheapest_tile_is_chosen(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(correct_kernels_pass),
-        cmocka_unit_test(wrong_products_are_refused),
-        cmocka_unit_test(wrong_quantizations_are_refused),
+        cmocka_unit_test(wrong_gemms_are_rejected),
+        cmocka_unit_test(wrong_quantizations_are_rejected),
         cmocka_unit_test(codes_and_scales_are_exact),
-        cmocka_unit_test(chains_are_right),
+        cmocka_unit_test(quantized_operands_give_the_right_gemm),
         cmocka_unit_test(quantized_output_is_the_next_input),
-        cmocka_unit_test(numbers_to_codes),
-        cmocka_unit_test(wrong_quantizations_make_one_error),
-        cmocka_unit_test(wrong_products_make_one_error),
+        cmocka_unit_test(unquantized_gemm_with_quantized_output),
+        cmocka_unit_test(wrong_quantizations_give_one_error),
+        cmocka_unit_test(wrong_gemms_give_one_error),
         cmocka_unit_test(cheapest_tile_is_chosen),
     };
     /* Except in the children, because the tests compare results themselves. */

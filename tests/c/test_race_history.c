@@ -77,7 +77,7 @@ static void slots_of_no_bytes_do_not_count(void **unused) {
     dw__histories_free(&h);
 }
 
-static void missing_memory_is_told(void **unused) {
+static void lack_of_memory_is_reported(void **unused) {
     const int64_t live = dw__memory_live();
     bool failed = true;
     (void)unused;
@@ -103,7 +103,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(places_keep_their_histories),
         cmocka_unit_test(slots_of_no_bytes_do_not_count),
-        cmocka_unit_test(missing_memory_is_told),
+        cmocka_unit_test(lack_of_memory_is_reported),
     };
     random_state = 9;
     return cmocka_run_group_tests(tests, NULL, NULL);

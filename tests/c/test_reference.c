@@ -398,7 +398,7 @@ static void cumsum_runs_both_ways(void **state) {
     assert_floats(y, (float[]){4, 6, 3, 4}, 4);
 }
 
-static void matmul_takes_transposes(void **state) {
+static void matmul_supports_transposes(void **state) {
     float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, 2, 1, 0, 1}, y[4];
     const float expected[] = {5, 5, 14, 11}; /* [[1 2 3] [4 5 6]] [[1 0] [2 1] [0 1]] */
     (void)state;
@@ -813,7 +813,7 @@ int main(void) {
         cmocka_unit_test(half_sums_accumulate_in_higher_precision),
         cmocka_unit_test(order_is_stable_and_nan_is_last),
         cmocka_unit_test(cumsum_runs_both_ways),
-        cmocka_unit_test(matmul_takes_transposes),
+        cmocka_unit_test(matmul_supports_transposes),
         cmocka_unit_test(softmax_of_nothing_allowed_is_zero),
         cmocka_unit_test(norms_have_biased_variance),
         cmocka_unit_test(activations_follow_their_formulas),

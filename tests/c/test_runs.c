@@ -77,7 +77,7 @@ static void networks_are_read_as_they_are_written(void **state) {
     }
 }
 
-static void precisions_and_sharding_are_words(void **state) {
+static void precisions_and_sharding_are_recognised(void **state) {
     (void)state;
     assert_int_equal(lab_precision_of("FP8 (float8 linear) + BF16"), DW_SCHEME_FP8_TENSOR);
     assert_int_equal(lab_precision_of("FP8-MX"), DW_SCHEME_MXFP8);
@@ -406,7 +406,7 @@ static void gpus_have_many_names(void **state) {
 }
 
 /* Megatron shards experts like the rest unless the row says otherwise. */
-static void experts_are_cut_by_default(void **state) {
+static void experts_are_sharded_by_default(void **state) {
     (void)state;
     static const struct {
         const char *source, *notes;
@@ -431,7 +431,7 @@ static void experts_are_cut_by_default(void **state) {
 }
 
 /* A measured result never changes a prediction. */
-static void results_are_no_inputs(void **state) {
+static void results_do_not_affect_predictions(void **state) {
     (void)state;
     const char *format = HEADER "a,x,g,A,m,,,24,2048,8192,16,16,128,51200,,,2048,64,1,8,A100-80GB,,"
                                 "2,1,,1,1,4,,BF16,%s,%s,\n";
@@ -451,7 +451,7 @@ static void results_are_no_inputs(void **state) {
 }
 
 /* The runs were made with known constants, and the fit finds these constants from another start. */
-static void a_fit_recovers_what_made_the_runs(void **state) {
+static void fit_recovers_the_constants_of_synthetic_runs(void **state) {
     (void)state;
     lab_text text = {0};
     assert_int_equal(lab_text_printf(&text, HEADER), DW_OK);
@@ -520,7 +520,7 @@ static void constants_files_are_checked(void **state) {
 }
 
 /* Every allocation fails in turn, the lab's and the library's. */
-static void nothing_is_lost_when_memory_is_out(void **state) {
+static void lack_of_memory_leaks_nothing(void **state) {
     (void)state;
     const char *text = HEADER
         "a,x,g,A,m,,,24,2048,8192,16,16,128,51200,,,2048,64,1,8,A100-80GB,,2,1,,1,1,4,,BF16,9,50,"
@@ -551,18 +551,18 @@ int main(void) {
         cmocka_unit_test(quotes_commas_and_line_breaks),
         cmocka_unit_test(broken_tables_name_the_line),
         cmocka_unit_test(networks_are_read_as_they_are_written),
-        cmocka_unit_test(precisions_and_sharding_are_words),
+        cmocka_unit_test(precisions_and_sharding_are_recognised),
         cmocka_unit_test(sharding_has_many_spellings),
         cmocka_unit_test(recomputation_has_many_spellings),
         cmocka_unit_test(precisions_have_many_spellings),
         cmocka_unit_test(frameworks_are_known_by_name),
         cmocka_unit_test(gpus_have_many_names),
-        cmocka_unit_test(experts_are_cut_by_default),
+        cmocka_unit_test(experts_are_sharded_by_default),
         cmocka_unit_test(rows_become_models_and_layouts),
-        cmocka_unit_test(results_are_no_inputs),
-        cmocka_unit_test(a_fit_recovers_what_made_the_runs),
+        cmocka_unit_test(results_do_not_affect_predictions),
+        cmocka_unit_test(fit_recovers_the_constants_of_synthetic_runs),
         cmocka_unit_test(constants_files_are_checked),
-        cmocka_unit_test(nothing_is_lost_when_memory_is_out),
+        cmocka_unit_test(lack_of_memory_leaks_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

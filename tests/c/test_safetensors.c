@@ -72,7 +72,7 @@ static void put(dw_safetensors_writer *writer, const void *bytes, size_t count) 
     }
 }
 
-static void what_is_written_reads_back(void **state) {
+static void written_files_read_back(void **state) {
     (void)state;
     static const int64_t numbers[] = {1, -2, INT64_MAX, INT64_MIN};
     static const uint8_t flag = 1;
@@ -186,7 +186,7 @@ static void every_floating_type_reads_as_f32(void **state) {
 
 /* ---- malformed headers --------------------------------------------------------------------- */
 
-static void malformed_headers_are_refused(void **state) {
+static void malformed_headers_are_rejected(void **state) {
     (void)state;
     static const struct {
         const char *header;
@@ -302,7 +302,7 @@ static void odd_headers_are_read(void **state) {
     unlink(path);
 }
 
-static void lengths_of_headers_are_not_believed(void **state) {
+static void implausible_header_lengths_are_rejected(void **state) {
     (void)state;
     const char *path = in_folder("length");
     static const uint64_t lengths[] = {
@@ -322,7 +322,7 @@ static void lengths_of_headers_are_not_believed(void **state) {
 }
 
 /* A header that would become gigabytes of JSON nodes. */
-static void costly_headers_are_refused(void **state) {
+static void costly_headers_are_rejected(void **state) {
     (void)state;
     enum { BYTES = 20000000 };
     const char *path = in_folder("costly");
@@ -343,7 +343,7 @@ static void costly_headers_are_refused(void **state) {
 
 /* ---- paths --------------------------------------------------------------------------------- */
 
-static void paths_that_are_no_tensors_are_refused(void **state) {
+static void paths_that_are_no_tensors_are_rejected(void **state) {
     (void)state;
     const char *path = in_folder("path.safetensors");
     dw_safetensors *file = NULL;
@@ -381,7 +381,7 @@ static const char small_header[] =
     "\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},"
     "\"b\":{\"dtype\":\"I64\",\"shape\":[2],\"data_offsets\":[24,40]}}";
 
-static void cut_at_any_byte_it_is_refused(void **state) {
+static void truncated_files_are_rejected(void **state) {
     (void)state;
     const char *path = in_folder("cut");
     off_t whole = 8 + (off_t)strlen(small_header) + 40;
@@ -394,7 +394,7 @@ static void cut_at_any_byte_it_is_refused(void **state) {
 }
 
 /* The file is truncated while it is open: reading gives a message, where a mapped file would raise a signal. */
-static void cut_while_open_it_is_a_message(void **state) {
+static void file_truncated_while_open_is_an_error(void **state) {
     (void)state;
     const char *path = in_folder("shrinks");
     write_with_header(path, small_header, 40);
@@ -444,7 +444,7 @@ static void shards_are_one_file(void **state) {
     unlink(index);
 }
 
-static void malformed_indexes_are_refused(void **state) {
+static void malformed_indexes_are_rejected(void **state) {
     (void)state;
     static const struct {
         const char *text, *part;
@@ -491,7 +491,7 @@ static void malformed_indexes_are_refused(void **state) {
 
 /* ---- the writer ---------------------------------------------------------------------------- */
 
-static void writers_refuse_what_cannot_be_read(void **state) {
+static void writers_reject_tensors_that_cannot_be_read_back(void **state) {
     (void)state;
     static const int64_t negative[] = {-1}, large[] = {INT64_MAX, INT64_MAX};
     static const char *const taken[] = {"format", "np"};
@@ -625,18 +625,18 @@ static void every_allocation_may_fail(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_written_reads_back),
+        cmocka_unit_test(written_files_read_back),
         cmocka_unit_test(every_floating_type_reads_as_f32),
-        cmocka_unit_test(malformed_headers_are_refused),
+        cmocka_unit_test(malformed_headers_are_rejected),
         cmocka_unit_test(odd_headers_are_read),
-        cmocka_unit_test(lengths_of_headers_are_not_believed),
-        cmocka_unit_test(costly_headers_are_refused),
-        cmocka_unit_test(paths_that_are_no_tensors_are_refused),
-        cmocka_unit_test(cut_at_any_byte_it_is_refused),
-        cmocka_unit_test(cut_while_open_it_is_a_message),
+        cmocka_unit_test(implausible_header_lengths_are_rejected),
+        cmocka_unit_test(costly_headers_are_rejected),
+        cmocka_unit_test(paths_that_are_no_tensors_are_rejected),
+        cmocka_unit_test(truncated_files_are_rejected),
+        cmocka_unit_test(file_truncated_while_open_is_an_error),
         cmocka_unit_test(shards_are_one_file),
-        cmocka_unit_test(malformed_indexes_are_refused),
-        cmocka_unit_test(writers_refuse_what_cannot_be_read),
+        cmocka_unit_test(malformed_indexes_are_rejected),
+        cmocka_unit_test(writers_reject_tensors_that_cannot_be_read_back),
         cmocka_unit_test(a_full_disk_leaves_the_old_file),
         cmocka_unit_test(every_allocation_may_fail),
     };

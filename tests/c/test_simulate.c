@@ -221,7 +221,7 @@ static double published_in_flight(dw_pipeline_schedule schedule, int stages, int
     return held < count ? held : count;
 }
 
-static void in_flight_is_what_was_published(void **state) {
+static void micro_batches_in_flight_equal_published_ones(void **state) {
     (void)state;
     for (int s = 0; s < DW_SCHEDULES; s++) {
         dw_pipeline_schedule schedule = (dw_pipeline_schedule)s;
@@ -292,7 +292,7 @@ static void steps_agree_with_predictions(void **state) {
 
 /* Plain data parallelism, with and without sharding, with and without overlap. Without a pipeline the
  * simulated step equals the formula's, except for the optimizer of a stage other than the first. */
-static void without_a_pipeline_both_are_one(void **state) {
+static void without_a_pipeline_simulation_equals_prediction(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:64");
     for (int zero = 0; zero <= 3; zero++) {
@@ -537,7 +537,7 @@ static void speedups_are_ratios_of_predictions(void **state) {
     dw_hardware_destroy(h100);
 }
 
-static void what_cannot_be_played_is_said(void **state) {
+static void layouts_that_cannot_be_simulated_are_rejected(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:64");
     dw_simulation *simulation = NULL;
@@ -632,7 +632,7 @@ static void files_hold_every_event(void **state) {
 }
 
 /* A failed allocation is an error and leaks nothing. */
-static void memory_that_is_not_there(void **state) {
+static void lack_of_memory_is_an_error(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:64");
     dw_layout layout = layout_of(64, 4, 8, 128);
@@ -684,15 +684,15 @@ int main(void) {
         cmocka_unit_test(every_operation_once),
         cmocka_unit_test(dependencies_hold_and_memory_returns),
         cmocka_unit_test(bubbles_are_the_closed_forms),
-        cmocka_unit_test(in_flight_is_what_was_published),
+        cmocka_unit_test(micro_batches_in_flight_equal_published_ones),
         cmocka_unit_test(steps_agree_with_predictions),
-        cmocka_unit_test(without_a_pipeline_both_are_one),
+        cmocka_unit_test(without_a_pipeline_simulation_equals_prediction),
         cmocka_unit_test(many_layouts_agree),
         cmocka_unit_test(zero_3_gathers_layer_by_layer),
         cmocka_unit_test(speedups_are_ratios_of_predictions),
-        cmocka_unit_test(what_cannot_be_played_is_said),
+        cmocka_unit_test(layouts_that_cannot_be_simulated_are_rejected),
         cmocka_unit_test(files_hold_every_event),
-        cmocka_unit_test(memory_that_is_not_there),
+        cmocka_unit_test(lack_of_memory_is_an_error),
         cmocka_unit_test(large_pipelines_are_quick),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

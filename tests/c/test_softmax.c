@@ -206,7 +206,7 @@ static void test_masks_and_large_logits(void **state) {
     for (size_t i = 0; i < DW_COUNT(problems); i++) run(&problems[i]);
 }
 
-static void test_what_is_not_supported(void **state) {
+static void test_unsupported_calls(void **state) {
     (void)state;
     const dw_attr axis = {.key = DW_ATTR_KEY_AXIS, .integer = 0};
     dw__tensor x = {.dtype = DW_BF16, .rank = 2, .shape = {4, 8}, .stride = {8, 1}};
@@ -290,7 +290,7 @@ int main(void) {
         cmocka_unit_test(test_first_use), /* before this process loads kernels */
         cmocka_unit_test(test_awkward_shapes),
         cmocka_unit_test(test_masks_and_large_logits),
-        cmocka_unit_test(test_what_is_not_supported),
+        cmocka_unit_test(test_unsupported_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static double factor(bool awkward) {
     return ldexp((double)(next_random() % 256) - 128, exponent);
 }
 
-static void sums_are_in_order(void **unused) {
+static void loops_equal_the_serial_sum(void **unused) {
     extern const dw__tensor_loops dw__tensor_loops_baseline;
     const dw__tensor_loops *all[DW_ISA_COUNT] = {&dw__tensor_loops_baseline};
 #if defined(__x86_64__)
@@ -75,7 +75,7 @@ static void sums_are_in_order(void **unused) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(sums_are_in_order)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(loops_equal_the_serial_sum)};
     random_state = 3;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

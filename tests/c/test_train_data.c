@@ -110,7 +110,7 @@ static void permutation_of_huge_counts(void **state) {
 
 /* ---- learning rate --------------------------------------------------------------------------- */
 
-static void schedule_has_its_points(void **state) {
+static void learning_rate_has_the_documented_points(void **state) {
     (void)state;
     dw_trainer_options o = DW_TRAINER_OPTIONS_DEFAULT;
     o.lr = 0.5;
@@ -310,7 +310,7 @@ static void sequences_overlap_by_one_token(void **state) {
     dw__dataset_close(d);
 }
 
-static void data_that_are_none(void **state) {
+static void invalid_data_are_rejected(void **state) {
     (void)state;
     dw__dataset *d = NULL;
     const char *path = in_folder("absent.bin");
@@ -422,7 +422,7 @@ static void checkpoints_with_wrong_names(void **state) {
     dw__checkpoints_close(c);
 }
 
-static void checkpoints_where_none_can_be(void **state) {
+static void unusable_checkpoint_folders_are_rejected(void **state) {
     (void)state;
     dw__checkpoints *c = NULL;
     char path[256];
@@ -438,16 +438,17 @@ int main(void) {
         cmocka_unit_test(permutation_is_a_bijection),
         cmocka_unit_test(permutation_mixes),
         cmocka_unit_test(permutation_of_huge_counts),
-        cmocka_unit_test(schedule_has_its_points),
+        cmocka_unit_test(learning_rate_has_the_documented_points),
         cmocka_unit_test(norm_is_that_of_long_double),
         cmocka_unit_test(accumulate_adds),
         cmocka_unit_test(npy_headers),
         cmocka_unit_test(bin_headers),
         cmocka_unit_test_setup_teardown(sequences_overlap_by_one_token, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(data_that_are_none, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(invalid_data_are_rejected, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(checkpoints_come_and_go, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(checkpoints_with_wrong_names, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(checkpoints_where_none_can_be, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(unusable_checkpoint_folders_are_rejected, make_folder,
+                                        remove_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

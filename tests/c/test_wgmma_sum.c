@@ -124,7 +124,7 @@ static void expect_same(const dw__wgmma_loops *loops, const char *isa, size_t ki
                             (size_t)(COLUMNS - count) * sizeof **d);
 }
 
-static void sums_are_the_plain_ones(void **unused) {
+static void loops_equal_the_serial_sum(void **unused) {
     extern const dw__wgmma_loops dw__wgmma_loops_baseline;
     const dw__wgmma_loops *all[DW_ISA_COUNT] = {&dw__wgmma_loops_baseline};
 #if defined(__x86_64__)
@@ -144,7 +144,7 @@ static void sums_are_the_plain_ones(void **unused) {
             }
 }
 
-static void numbers_that_are_none_are_seen(void **unused) {
+static void infinities_and_nans_are_detected(void **unused) {
     extern const dw__wgmma_loops dw__wgmma_loops_baseline;
     static const uint32_t codes[][2] = {
         {0x7F80, 0xFFC1}, {0xFC00, 0x7E01}, {0x7F800000, 0xFFC00000}, {0x7F, 0xFF}, {0x7C, 0xFE}};
@@ -165,8 +165,8 @@ static void numbers_that_are_none_are_seen(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_are_the_plain_ones),
-        cmocka_unit_test(numbers_that_are_none_are_seen),
+        cmocka_unit_test(loops_equal_the_serial_sum),
+        cmocka_unit_test(infinities_and_nans_are_detected),
     };
     random_state = 5;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -55,7 +55,7 @@ API int cuGetErrorName(int result, const char **name) {
     return 0;
 }
 API int cuGetErrorString(int result, const char **text) {
-    *text = result == 2 ? "out of memory" : "as told";
+    *text = result == 2 ? "out of memory" : "as requested";
     return 0;
 }
 API int cuDeviceGetCount(int *count) {

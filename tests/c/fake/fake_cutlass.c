@@ -6,7 +6,7 @@
 
 #define API __attribute__((visibility("default")))
 
-static fake_cutlass state = {.error = "as told"};
+static fake_cutlass state = {.error = "as requested"};
 
 API fake_cutlass *fake_cutlass_state(void) { return &state; }
 
