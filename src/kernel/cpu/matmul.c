@@ -341,7 +341,7 @@ static const dw__kernel linear_packed = {
 };
 
 static const dw__epilogue_kernel matmul_epilogue = {
-    .name = "cpu.product",
+    .name = "cpu.gemm",
     .op = DW_OP_MATMUL,
     .fits = epilogue_fits,
     .scratch_bytes = epilogue_scratch,
@@ -349,7 +349,7 @@ static const dw__epilogue_kernel matmul_epilogue = {
     .run = epilogue_run,
 };
 static const dw__epilogue_kernel linear_epilogue = {
-    .name = "cpu.product",
+    .name = "cpu.gemm",
     .op = DW_OP_LINEAR,
     .fits = epilogue_fits,
     .scratch_bytes = epilogue_scratch,
