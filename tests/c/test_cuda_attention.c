@@ -514,7 +514,7 @@ static void blackwell(void *unused) {
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "GPU 1 is a Fake GPU 1 (compute capability 10.0)"));
     CHILD_REQUIRE(strstr(dw_last_error(), "is proven on the emulator, not run on hardware: it is "
-                                          "taken only with DEEPWELL_BLACKWELL=try"));
+                                          "used only with DEEPWELL_BLACKWELL=try"));
     CHILD_REQUIRE(fake->launch_count == 0 && fake->loads == loads);
     setenv("DEEPWELL_BLACKWELL", "try", 1);
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);

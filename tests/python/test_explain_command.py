@@ -171,7 +171,7 @@ def test_kernels_say_where_they_were_proven(tmp_path):
         assert ("on an H200" in row["proof"]) == on_h200, name
         for source in row["source"].split(", "):
             assert (Path(__file__).parents[2] / source).is_file()
-    assert "asked for" in kernels["sm100_gemm"]["use"]
+    assert "on request" in kernels["sm100_gemm"]["use"]
     words = explain("kernels", cache=tmp_path).stdout
     assert words.count(UNPROVEN) == sum(UNPROVEN in row["proof"] for row in kernels.values())
 

@@ -225,8 +225,8 @@ dw_status dw__attention_check_capability(const dw_attention *c, dw__attention_pa
     if (!blackwell_is_asked_for(c))
         return dw__fail(DW_UNSUPPORTED,
                         "the kernel for 10.0 and 10.3 (B200, B300) is %s: it is "
-                        "taken only with DEEPWELL_BLACKWELL=try in the environment or "
-                        "by its name, and compared at first use",
+                        "used only with DEEPWELL_BLACKWELL=try in the environment or "
+                        "by its name, and checked at first use",
                         dw__gpu_proof_emulator);
     return DW_OK;
 }

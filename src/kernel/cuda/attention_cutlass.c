@@ -119,7 +119,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
                     dw__gpu_seconds *result) {
     (void)kernel, (void)call, (void)gpu;
-    snprintf(result->from, sizeof result->from, "taken only by its name; not measured");
+    snprintf(result->from, sizeof result->from, "used only by its name; not measured");
 }
 
 const dw__gpu_kernel dw__cutlass_attention = {

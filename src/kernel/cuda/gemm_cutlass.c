@@ -179,7 +179,7 @@ dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant) {
 
 static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
                     dw__gpu_seconds *result) {
-    const char *how = "taken only where a call names it";
+    const char *how = "used only if a call names it";
     if (kernel->provided && supports_gemm(kernel, call, gpu) == DW_OK)
         snprintf(result->from, sizeof result->from, "%s: dw_gemm.kernel = \"%s\"", how,
                  kernel->name);

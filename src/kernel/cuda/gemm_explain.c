@@ -104,8 +104,7 @@ dw_status dw_gemm_explain(const dw_gemm *given, const char *target, char **json)
     const dw__gpu_kernel *own = candidates.kernels[0];
     const bool runs = own->supports(own, &call, &at.target) == DW_OK, dense = is_dense(&call);
     if (runs)
-        snprintf(because, sizeof because,
-                 "Deepwell's is %s: it is used only if it is asked for (%s)",
+        snprintf(because, sizeof because, "Deepwell's is %s: it is used only on request (%s)",
                  dw__gpu_kernel_proof(own), dense ? asking : "dw_gemm_run");
     const work w = work_of(&call);
     return dw__gpu_explain(

@@ -83,14 +83,14 @@ static void choose_from(const dw__gpu_query *q, const dw__gpu_candidates *all,
     made->kernel = first < 0 ? NULL : all->kernels[first];
     if (runners < 2) made->measured = true; /* there is no measurement to compare with */
     const char *because =
-        first < 0          ? "no candidate takes the call"
-        : runners == 0     ? "the first of those that take the call; no fast one does"
+        first < 0          ? "no candidate supports the call"
+        : runners == 0     ? "the first that supports the call; no fast one does"
         : passed_over > 0  ? q->unmeasured
-        : runners < 2      ? "the only one that takes the call without storing scores"
+        : runners < 2      ? "the only one that supports the call without storing scores"
         : !made->measured  ? "the first in order; not all have been measured on this GPU"
         : fastest == first ? "the fastest as measured on this GPU"
                            : "the first in order; no other is faster by more than "
-                             "measuring errs on this GPU";
+                             "the measurement's error on this GPU";
     snprintf(made->because, sizeof made->because, "%s", because);
     if (runners < 2 || !made->measured || !is_faster(&judged[fastest], &judged[first])) return;
     made->kernel = all->kernels[fastest];

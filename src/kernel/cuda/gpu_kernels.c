@@ -158,8 +158,8 @@ dw_status dw__gpu_kernel_provided(dw__gpu_op op, const char *name, const char *o
 
 static json_t *row_of(const dw__gpu_kernel *k) {
     const char *use = k->op == DW__GPU_OPERATION ? "used by the engine on a GPU"
-                      : k->asked_for ? "used only if it is asked for, and checked at its first use"
-                                     : "used by default unless measured slower";
+                      : k->asked_for             ? "used only on request, and checked at first use"
+                                                 : "used by default unless measured slower";
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "name", k->name, "operation",
                      k->operation, "source", k->source, "architectures", k->architectures,
                      "elements", k->elements, "needs", k->needs, "proof", dw__gpu_kernel_proof(k),
