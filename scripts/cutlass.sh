@@ -40,7 +40,7 @@ for folder in "${CUDA_HOME:-}" /usr/local/cuda; do
 done
 [ -n "$nvcc" ] || fail "there is no nvcc: install CUDA's toolkit 12.8 or later (it needs no GPU), and put nvcc on PATH or set CUDA_HOME. Nothing else of Deepwell needs it."
 "$nvcc" --list-gpu-arch | grep -qx compute_100 ||
-    fail "$nvcc does not know compute_100: CUDA's toolkit 12.8 or later is wanted"
+    fail "$nvcc does not support compute_100: it must be that of CUDA's toolkit 12.8 or later"
 
 source=${CUTLASS_SOURCE:-}
 if [ -z "$source" ]; then

@@ -139,7 +139,7 @@ FAMILIES = [
         dict(_GROUPED),
         dict(attention=2, rms_norm=5, rope=4, swiglu=2),
         (dict(causal=1, mask=False),) * 2,
-        "queries, keys and values from one product; gate and up likewise",
+        "queries, keys and values from one matmul; gate and up likewise",
     ),
     Family(
         "gpt-neox",
