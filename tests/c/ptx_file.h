@@ -41,4 +41,10 @@ static inline char *replace_in_ptx(char *text, const char *from, const char *to)
     return changed;
 }
 
+/* Returns a kernel f for `target` that contains only `body`. The caller frees it. */
+static inline char *one_instruction_ptx(const char *target, const char *body) {
+    char *text = replace_in_ptx(read_ptx("one_instruction.ptx"), "@TARGET@", target);
+    return replace_in_ptx(text, "@BODY@", body);
+}
+
 #endif

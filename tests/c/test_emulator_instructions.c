@@ -1,5 +1,6 @@
 /* Tests the emulator's instructions one by one against separate arithmetic, on random and awkward words. */
 #include "deepwell/emulator.h"
+#include "ptx_file.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -50,22 +51,15 @@ static const char *target = "sm_100a"; /* index in `emulator` */
  * address) and stores `results` words at %rd2. %r1 is the thread. */
 static void run_threads(const char *body, uint32_t count, uint32_t block, const uint64_t *in,
                         int words, uint64_t *out, int results) {
-    static const char head[] =
-        ".version 9.0\n.target %s\n.address_size 64\n.visible .entry f(.param .u64 in, .param .u64 "
-        "out)\n"
-        "{ .reg .pred %%p<20>; .reg .b16 %%h<40>; .reg .b32 %%r<80>; .reg .f32 %%f<40>; .reg .f64 "
-        "%%fd<40>;"
-        ".reg .b64 %%rd<60>; .reg .b128 %%q<4>; .shared .align 1024 .b8 buffer[8192];\n"
-        "mov.u32 %%r2, %%tid.x; mov.u32 %%r3, %%ctaid.x; mov.u32 %%r4, %%ntid.x; mad.lo.u32 %%r1, "
-        "%%r3, %%r4, %%r2;\n"
-        "ld.param.u64 %%rd1, [in]; ld.param.u64 %%rd2, [out];\n"
-        "mad.wide.u32 %%rd1, %%r1, %d, %%rd1; mad.wide.u32 %%rd2, %%r1, %d, %%rd2;\n%s\nret; }\n";
-    const size_t bytes = sizeof head + strlen(body) + 64, in_bytes = 8 * (size_t)words * count,
-                 out_bytes = 8 * (size_t)results * count;
-    char *text = malloc(bytes);
+    const size_t in_bytes = 8 * (size_t)words * count, out_bytes = 8 * (size_t)results * count;
+    char size[16];
+    char *text = replace_in_ptx(read_ptx("threads_frame.ptx"), "@TARGET@", target);
+    snprintf(size, sizeof size, "%d", 8 * words);
+    text = replace_in_ptx(text, "@IN_BYTES@", size);
+    snprintf(size, sizeof size, "%d", 8 * results);
+    text = replace_in_ptx(text, "@OUT_BYTES@", size);
+    text = replace_in_ptx(text, "@BODY@", body);
     void *from, *to;
-    assert_non_null(text);
-    snprintf(text, bytes, head, target, 8 * words, 8 * results, body);
     dw_emulator_clear_findings(emulator);
     dw_emulator_module *module = load_text(text);
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
@@ -807,14 +801,10 @@ static void invalid_reductions_are_rejected(void **state) {
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.max.f32 [%rd1], [%r1], 16;"};
     (void)state;
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
-        char text[800];
+        char *text = one_instruction_ptx("sm_100a", bodies[i]);
         dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
-        snprintf(text, sizeof text,
-                 ".version 9.0\n.target sm_100a\n.address_size 64\n.visible .entry f() { .reg .b16 "
-                 "%%h<4>; .reg .b32 %%r<4>; .reg .f32 %%f<4>; .reg .f64 %%fd<4>; .reg .b64 "
-                 "%%rd<4>;\n%s\nret; }\n",
-                 bodies[i]);
         dw_emulator_module *module = load_text(text);
+        free(text);
         assert_int_equal(dw_emulator_launch(module, "f", &options, NULL, NULL), DW_UNSUPPORTED);
         char name[100];
         snprintf(name, sizeof name, "%.*s", (int)strcspn(bodies[i], " "), bodies[i]);
@@ -1276,33 +1266,13 @@ static void stores_complete_on_mbarriers(void **state) {
 /* Blocks cancel others that have not started and do their work: each of 500 is done exactly once. */
 static void cluster_launch_control(void **state) {
     enum { BLOCKS = 500 };
-    static const char text[] =
-        ".version 9.0\n.target sm_100a\n.address_size 64\n.visible .entry f(.param .u64 out)\n"
-        "{ .reg .pred %p<4>; .reg .b32 %r<20>; .reg .b64 %rd<8>; .reg .b128 %q<2>; .shared .align "
-        "16 .b8 s[32];\n"
-        "ld.param.u64 %rd1, [out]; mov.u32 %r1, s; mov.u32 %r2, %ctaid.x; mov.u32 %r3, 0; mov.u32 "
-        "%r9, %ctaid.x;\n"
-        "mbarrier.init.shared.b64 [%r1+16], 1;\n"
-        "$work: mul.wide.u32 %rd2, %r2, 8; add.u64 %rd2, %rd1, %rd2; atom.global.add.u32 %r4, "
-        "[%rd2], 1;"
-        "st.global.u32 [%rd2+4], %r9;\n"
-        "mbarrier.arrive.expect_tx.shared.b64 _, [%r1+16], 16;\n"
-        "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 "
-        "[%r1], [%r1+16];\n"
-        "$wait: mbarrier.try_wait.parity.shared.b64 %p1, [%r1+16], %r3; @!%p1 bra $wait; xor.b32 "
-        "%r3, %r3, 1;\n"
-        "ld.shared.b128 %q1, [%r1]; clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, "
-        "%q1;\n"
-        "@!%p2 bra $end; clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r2, %r5, "
-        "%r6, _}, %q1;\n"
-        "clusterlaunchcontrol.query_cancel.get_first_ctaid::y.b32.b128 %r7, %q1; mul.lo.u32 %r8, "
-        "%r7, 500;"
-        "add.u32 %r2, %r2, %r8; bra $work;\n$end: ret; }\n";
+    char *text = read_ptx("cluster_launch_control.ptx");
     static uint32_t out[2 * BLOCKS];
     void *memory;
     (void)state;
     dw_emulator_clear_findings(emulator);
     dw_emulator_module *module = load_text(text);
+    free(text);
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     assert_int_equal(dw_emulator_allocate(emulator, sizeof out, &memory), DW_OK);
     assert_int_equal(dw_emulator_fill(emulator, memory, 0, sizeof out), DW_OK);
@@ -1326,36 +1296,7 @@ static void cluster_launch_control(void **state) {
 /* A kernel replaces address, extent and stride of a map in shared memory and publishes it, then gathers four
  * rows with it, one of them outside. */
 static void kernels_modify_tensor_maps(void **state) {
-    static const char text[] =
-        ".version 9.0\n.target sm_100a\n.address_size 64\n"
-        ".visible .entry f(.param .align 64 .b8 map[128], .param .u64 data, .param .u64 place, "
-        ".param .u64 out)\n"
-        "{ .reg .pred %p<4>; .reg .b32 %r<20>; .reg .b64 %rd<12>; .shared .align 1024 .b8 "
-        "s[2048];\n"
-        "ld.param.u64 %rd1, [data]; ld.param.u64 %rd2, [place]; ld.param.u64 %rd3, [out]; mov.u32 "
-        "%r1, s; mov.u32 %r2, %tid.x;\n"
-        "setp.eq.u32 %p1, %r2, 0; mov.b64 %rd4, map; shl.b32 %r3, %r2, 2; cvt.u64.u32 %rd5, %r3; "
-        "add.u64 %rd6, %rd4, %rd5;\n"
-        "ld.param.u32 %r4, [map]; cvta.param.u64 %rd7, %rd4; add.u64 %rd7, %rd7, %rd5; ld.u32 %r4, "
-        "[%rd7];\n"
-        "add.u32 %r5, %r1, %r3; st.shared.u32 [%r5+1024], %r4; bar.warp.sync -1;\n"
-        "mov.u64 %rd8, 96; mov.u32 %r6, 50;\n"
-        "@%p1 tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%r1+1024], %rd1;\n"
-        "@%p1 tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r1+1024], 1, %r6;\n"
-        "@%p1 tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%r1+1024], 0, %rd8;\n"
-        "bar.warp.sync -1;\n"
-        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned "
-        "[%rd2], [%r1+1024], 128;\n"
-        "fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;\n"
-        "@%p1 mbarrier.init.shared.b64 [%r1+1536], 1; @%p1 fence.proxy.async.shared::cta; "
-        "bar.warp.sync -1;\n"
-        "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r1+1536], 128;\n"
-        "@%p1 "
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes "
-        "[%r1], "
-        "[%rd2, {4, 7, 49, 50, 0}], [%r1+1536];\n"
-        "$w: mbarrier.try_wait.parity.shared.b64 %p2, [%r1+1536], 0; @!%p2 bra $w;\n"
-        "ld.shared.u32 %r7, [%r5]; add.u64 %rd9, %rd3, %rd5; st.global.u32 [%rd9], %r7; ret; }\n";
+    char *text = read_ptx("modify_tensor_map.ptx");
     static float data[60][24];
     float out[4][8];
     void *memory, *place, *result;
@@ -1377,6 +1318,7 @@ static void kernels_modify_tensor_maps(void **state) {
     if (dw_emulator_tensor_map(&shape, map) != DW_OK) fail_msg("%s", dw_last_error());
     dw_emulator_clear_findings(emulator);
     dw_emulator_module *module = load_text(text);
+    free(text);
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     options.block[0] = 32;
     if (dw_emulator_launch(module, "f", &options, (void *[]){map, &memory, &place, &result},
@@ -1396,22 +1338,7 @@ static void kernels_modify_tensor_maps(void **state) {
 /* Reads back a box of 8 rows of 128 bytes from shared memory. The swizzles follow NVIDIA's figures; for atoms of 32
  * bytes they follow the addresses that NVIDIA's programs for B200 read. */
 static void copies_swizzle_boxes(void **state) {
-    static const char text[] =
-        ".version 9.0\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 "
-        "image[];\n"
-        ".visible .entry f(.param .align 64 .b8 map[128], .param .u64 out)\n"
-        "{ .reg .pred %p<3>; .reg .b32 %r<9>; .reg .b64 %rd<9>;\n"
-        "mov.u32 %r1, image; mov.u32 %r2, %tid.x; ld.param.u64 %rd1, [out]; mov.b64 %rd2, map; "
-        "cvta.param.u64 %rd2, %rd2; "
-        "setp.eq.u32 %p1, %r2, 0;\n"
-        "@%p1 mbarrier.init.shared.b64 [%r1], 1; @%p1 fence.proxy.async.shared::cta; bar.sync 0;\n"
-        "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 1024;\n"
-        "@%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
-        "[%r1+1536], [%rd2, {0, 0}], [%r1];\n"
-        "$w: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], 0; @!%p2 bra $w;\n"
-        "shl.b32 %r3, %r2, 2; add.u32 %r4, %r1, %r3; cvt.u64.u32 %rd3, %r3; add.s64 %rd1, %rd1, "
-        "%rd3;\n"
-        "ld.shared.u32 %r5, [%r4+1536]; st.global.u32 [%rd1], %r5; ret; }\n";
+    char *text = read_ptx("swizzled_box.ptx");
     static const int span[] = {128, 32, 64, 128, 128};
     float data[8][32], out[256];
     void *memory, *result;
@@ -1421,6 +1348,7 @@ static void copies_swizzle_boxes(void **state) {
     assert_int_equal(dw_emulator_allocate(emulator, sizeof out, &result), DW_OK);
     assert_int_equal(dw_emulator_copy_in(emulator, memory, data, sizeof data), DW_OK);
     dw_emulator_module *module = load_text(text);
+    free(text);
     for (int swizzle = 0; swizzle <= 4; swizzle++) {
         _Alignas(64) unsigned char map[128];
         const int width = span[swizzle] / 4, rows = 256 / width;
@@ -1507,13 +1435,10 @@ static void instructions_missing_on_an_architecture_are_rejected(void **state) {
         for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
             dw_emulator *one;
             dw_emulator_module *module;
-            char text[1000];
-            snprintf(text, sizeof text,
-                     ".version 9.0\n.target %s\n.address_size 64\n.visible .entry f() { .reg .b16 "
-                     "%%h<9>; .reg .b32 %%r<9>; .reg .f32 %%f<9>; .reg .b64 %%rd<9>;\n%s\nret; }",
-                     names[k], cases[i].text);
+            char *text = one_instruction_ptx(names[k], cases[i].text);
             assert_int_equal(dw_emulator_create(names[k], NULL, &one), DW_OK);
             dw_status status = dw_emulator_load(one, text, strlen(text), "t.ptx", &module);
+            free(text);
             if (status == DW_OK) status = dw_emulator_has_kernel(module, "f");
             const bool has = cases[i].on[k] == 'Y';
             if (status != (has ? DW_OK : DW_UNSUPPORTED))

@@ -3,11 +3,11 @@
  * under test, and returns tensor memory. The tests compute layouts and numbers separately, from the figures
  * of the PTX ISA. */
 #include "emulator_findings.h"
+#include "ptx_file.h"
 #include <math.h>
 
 #define LANES 128
 #define COLUMNS 512
-#define HEAD ".version 9.0\n.target sm_100a\n.address_size 64\n"
 
 /* ---- the frame ----------------------------------------------------------------------------- */
 
@@ -40,76 +40,27 @@ static uint32_t *cell(uint32_t *image, int block, int lane, int column) {
     return &image[((size_t)block * LANES + (size_t)lane) * COLUMNS + (size_t)column];
 }
 
-/* %r1 is the base of shared memory, %r2 the thread. The body may use %rd7 and up, %r30 and up, %p5 and up. One thread
- * of the first block runs it. */
-static const char frame_text[] = HEAD
-    ".extern .shared .align 1024 .b8 image[];\n.shared .align 8 .b64 arrived;\n.shared .b32 slot;\n"
-    ".visible .entry f(.param .u64 shared, .param .u64 tensor, .param .u64 out, .param .u32 words, "
-    ".param .u32 filled)\n%s"
-    "{ .reg .pred %%p<10>; .reg .b16 %%h<4>; .reg .b32 %%r<300>; .reg .b64 %%rd<40>;\n"
-    "mov.u32 %%r1, image; mov.u32 %%r2, %%tid.x; mov.u32 %%r3, %%cluster_ctarank;\n"
-    "ld.param.u64 %%rd1, [shared]; ld.param.u64 %%rd2, [tensor]; ld.param.u64 %%rd3, [out];\n"
-    "ld.param.u32 %%r4, [words]; ld.param.u32 %%r5, [filled];\n"
-    "setp.ge.u32 %%p1, %%r2, 32; @%%p1 bra $begun;\n"
-    "mov.u32 %%r6, slot; tcgen05.alloc.cta_group::%d.sync.aligned.shared::cta.b32 [%%r6], 512;\n"
-    "tcgen05.relinquish_alloc_permit.cta_group::%d.sync.aligned;\n"
-    "setp.ne.u32 %%p2, %%r2, 0; @%%p2 bra $begun;\n"
-    "mov.u32 %%r7, arrived; mbarrier.init.shared.b64 [%%r7], 1; "
-    "fence.mbarrier_init.release.cluster;\n"
-    "$begun: bar.sync 0;\n"
-    /* shared memory */
-    "mul.lo.u32 %%r8, %%r3, %%r4; add.u32 %%r8, %%r8, %%r2; mul.wide.u32 %%rd4, %%r8, 4; add.s64 "
-    "%%rd1, %%rd1, %%rd4; shl.b32 %%r9, %%r2, 2; add.u32 %%r9, %%r9, %%r1; mov.u32 %%r10, %%r2;\n"
-    "$fill: setp.ge.u32 %%p1, %%r10, %%r4; @%%p1 bra $full; ld.global.u32 %%r11, [%%rd1]; "
-    "st.shared.u32 [%%r9], %%r11; add.s64 %%rd1, %%rd1, 512; add.u32 %%r9, %%r9, 512; add.u32 "
-    "%%r10, %%r10, 128; bra.uni $fill;\n"
-    "$full: fence.proxy.async.shared::cta;\n"
-    /* tensor memory */
-    "mad.lo.u32 %%r12, %%r3, 128, %%r2; mul.wide.u32 %%rd4, %%r12, 2048; add.s64 %%rd2, %%rd2, "
-    "%%rd4; add.s64 %%rd3, %%rd3, %%rd4;\n"
-    "and.b32 %%r13, %%r2, 96; shl.b32 %%r13, %%r13, 16; ld.shared.u32 %%r14, [slot]; add.u32 "
-    "%%r13, "
-    "%%r13, %%r14; mov.u32 %%r15, %%r13; mov.u32 %%r16, 0;\n"
-    "$pour: setp.ge.u32 %%p1, %%r16, %%r5; @%%p1 bra $poured; ld.global.u32 %%r17, [%%rd2]; "
-    "tcgen05.st.sync.aligned.32x32b.x1.b32 [%%r15], {%%r17}; add.s64 %%rd2, %%rd2, 4; add.u32 "
-    "%%r15, %%r15, 1; add.u32 %%r16, %%r16, 1; bra.uni $pour;\n"
-    "$poured: tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync;\n"
-    "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; "
-    "tcgen05.fence::after_thread_sync;\n"
-    "or.b32 %%r18, %%r2, %%r3; setp.ne.u32 %%p1, %%r18, 0; @%%p1 bra $issued;\n"
-    "%s\n"
-    "mov.u32 %%r19, arrived; mov.u16 %%h1, 3; %s\n"
-    "$issued: mov.u32 %%r20, arrived;\n"
-    "$wait: mbarrier.try_wait.parity.shared::cta.b64 %%p2, [%%r20], 0; @!%%p2 bra $wait;\n"
-    "tcgen05.fence::after_thread_sync; mov.u32 %%r15, %%r13; mov.u32 %%r16, 0;\n"
-    "%s"
-    "bar.sync 0; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; setp.ge.u32 %%p1, "
-    "%%r2, 32; @%%p1 bra $end; tcgen05.dealloc.cta_group::%d.sync.aligned.b32 %%r14, 512;\n"
-    "$end: ret; }\n";
-/* Reads back every column of the image, eight at a time. */
-static const char read_back[] =
-    "$read: setp.ge.u32 %p1, %r16, %r5; @%p1 bra $done; tcgen05.ld.sync.aligned.32x32b.x8.b32 "
-    "{%r20,%r21,%r22,%r23,%r24,%r25,%r26,%r27}, [%r15]; tcgen05.wait::ld.sync.aligned;\n"
-    "st.global.v4.u32 [%rd3], {%r20,%r21,%r22,%r23}; st.global.v4.u32 [%rd3+16], "
-    "{%r24,%r25,%r26,%r27}; add.s64 %rd3, %rd3, 32; add.u32 %r15, %r15, 8; add.u32 %r16, %r16, 8; "
-    "bra.uni $read;\n$done:\n";
-
-/* Runs a frame. One thread executes `body`; every warp then executes `after` (NULL: reads everything back to
- * f->out). */
+/* Runs tests/ptx/tensor_core_frame.ptx. One thread executes `body`; every warp then executes `after` (NULL: reads
+ * everything back to f->out). */
 static dw_status run_frame(frame *f, const char *body, const char *after) {
-    const int group = f->blocks;
-    char *text = malloc(sizeof frame_text + strlen(body) + (after ? strlen(after) : 0) + 4000);
+    const bool pair = f->blocks == 2;
+    const char *group = pair ? "2" : "1";
+    char *read_back = read_ptx("tensor_core_read_back.ptx");
     dw_emulator_module *module;
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     void *memory[3];
-    assert_non_null(text);
-    sprintf(text, frame_text, group == 2 ? ".reqntid 128 .reqnctapercluster 2\n" : ".reqntid 128\n",
-            group, group, body,
-            group == 2 ? "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster."
-                         "multicast::cluster.b64 [%r19], %h1;"
-                       : "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 "
-                         "[%r19];",
-            after ? after : read_back, group);
+    char *text = read_ptx("tensor_core_frame.ptx");
+    text = replace_in_ptx(text, "@LAUNCH@",
+                          pair ? ".reqntid 128 .reqnctapercluster 2" : ".reqntid 128");
+    for (int i = 0; i < 3; i++) text = replace_in_ptx(text, "@GROUP@", group);
+    text = replace_in_ptx(text, "@COMMIT@",
+                          pair ? "tcgen05.commit.cta_group::2.mbarrier::arrive::one."
+                                 "shared::cluster.multicast::cluster.b64 [%r19], %h1;"
+                               : "tcgen05.commit.cta_group::1.mbarrier::arrive::one."
+                                 "shared::cluster.b64 [%r19];");
+    text = replace_in_ptx(text, "@BODY@", body);
+    text = replace_in_ptx(text, "@AFTER@", after ? after : read_back);
+    free(read_back);
     const char *folder = getenv("DW_TEST_KEEP_PTX"); /* the PTX, for an assembler to check */
     if (folder) {
         static int number;
@@ -771,7 +722,9 @@ static void check_transfer(const transfer *t) {
         at += sprintf(at, "mul.lo.u32 %%r%d, %%r2, 0x01010003; add.u32 %%r%d, %%r%d, 0x%x;\n",
                       100 + i, 100 + i, 100 + i, stored_value(0, i));
     at += write_transfer(at, t, true);
+    char *read_back = read_ptx("tensor_core_read_back.ptx");
     strcpy(at, read_back);
+    free(read_back);
     run_well(&f, "", text);
     unsigned char *written = calloc(LANES, COLUMNS);
     assert_non_null(written);
@@ -939,21 +892,14 @@ static void copies_expand_elements_to_bytes(void **state) {
  * output. */
 static dw_status run_alone(dw_emulator *emulator, const char *body, uint32_t threads,
                            uint32_t *out) {
-    char text[4000];
+    char *text = replace_in_ptx(read_ptx("tensor_memory_frame.ptx"), "@BODY@", body);
     dw_emulator_module *module;
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     void *memory;
-    snprintf(
-        text, sizeof text,
-        HEAD
-        ".shared .align 8 .b8 fixed[256];\n.visible .entry f(.param .u64 out)\n{ .reg .pred "
-        "%%p<8>; .reg .b32 %%r<40>; .reg .b64 %%rd<20>;\nld.param.u64 %%rd1, [out]; mov.u32 "
-        "%%r1, %%tid.x; mul.wide.u32 %%rd2, %%r1, 4; add.s64 %%rd1, %%rd1, %%rd2;\nmov.u32 %%r2, "
-        "fixed; shr.u32 %%r3, %%r1, 5;\n%s\nret; }\n",
-        body);
     dw_emulator_clear_findings(emulator);
     if (dw_emulator_load(emulator, text, strlen(text), "test.ptx", &module) != DW_OK)
         fail_msg("%s", dw_last_error());
+    free(text);
     options.block[0] = threads;
     assert_int_equal(dw_emulator_allocate(emulator, 4 * threads, &memory), DW_OK);
     assert_int_equal(dw_emulator_fill(emulator, memory, 0xEE, 4 * threads), DW_OK);
@@ -1172,31 +1118,26 @@ static void unsupported_instructions_are_rejected(void **state) {
     static const char *const without[] = {"sm_90a", "sm_120a"};
     (void)state;
     for (size_t i = 0; i < 2; i++) {
-        static const char text[] =
-            HEAD ".visible .entry f()\n{ tcgen05.wait::ld.sync.aligned; ret; }\n";
+        char *text = one_instruction_ptx("sm_100a", "tcgen05.wait::ld.sync.aligned;");
         dw_emulator *emulator;
         dw_emulator_module *module;
         assert_int_equal(dw_emulator_create(without[i], NULL, &emulator), DW_OK);
         dw_status status = dw_emulator_load(emulator, text, strlen(text), "test.ptx", &module);
         if (status == DW_OK) status = dw_emulator_has_kernel(module, "f");
         assert_int_equal(status, DW_UNSUPPORTED);
+        free(text);
         dw_emulator_destroy(emulator);
     }
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        char text[1000];
+        char *text = one_instruction_ptx("sm_100a", refused[i]);
         dw_emulator *emulator;
         dw_emulator_module *module;
         assert_int_equal(dw_emulator_create("sm_100a", NULL, &emulator), DW_OK);
-        snprintf(
-            text, sizeof text,
-            HEAD
-            ".visible .entry f()\n{ .reg .pred %%p<8>; .reg .b32 %%r<40>; .reg .b64 %%rd<20>;\n"
-            "%s\nret; }\n",
-            refused[i]);
         assert_int_equal(dw_emulator_load(emulator, text, strlen(text), "test.ptx", &module),
                          DW_OK);
         assert_int_equal(dw_emulator_has_kernel(module, "f"), DW_UNSUPPORTED);
         assert_non_null(strstr(dw_last_error(), "tcgen05."));
+        free(text);
         dw_emulator_destroy(emulator);
     }
 }
