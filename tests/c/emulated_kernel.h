@@ -68,6 +68,18 @@ static inline void take_out(char *text, const char *opcode) {
     memcpy(at, passed, sizeof passed - 1);
 }
 
+/* Replaces the first constant operand `from` of the PTX by `to`, which has no more digits. */
+static inline void replace_constant(char *text, unsigned from, unsigned to) {
+    char was[16], now[16];
+    snprintf(was, sizeof was, " %u;", from);
+    snprintf(now, sizeof now, " %u;", to);
+    char *at = strstr(text, was);
+    assert_non_null(at);
+    assert_true(strlen(now) <= strlen(was));
+    memset(at, ' ', strlen(was));
+    memcpy(at, now, strlen(now));
+}
+
 /* Loads the variant's module without the instructions `without` (see take_out); NULL: unchanged. */
 static inline dw_emulator_module *
 load_variant(dw_emulator *emulator, const dw__jit_variant *variant, const char *without) {
