@@ -181,7 +181,7 @@ def main() -> int:
         )
     for where, found in errors.items():
         print(f"gradients at the {where}: " + ", ".join(f"{n} {e:.5f}" for n, e in found.items()))
-        # Both round to BF16 in the same places, except in attention, one part of many.
+        # PyTorch's model and Deepwell's round to BF16 in the same places, except within attention.
         worse = [n for n in found if n.startswith("deepwell")]
         wrong += any(found[n] > 1.25 * found[n.replace("deepwell", "pytorch")] for n in worse)
     learned = base[-1] < base[0] - 0.5

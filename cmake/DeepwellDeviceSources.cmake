@@ -165,7 +165,7 @@ endfunction()
 if(NOT DEEPWELL_CUBINS STREQUAL "OFF")
     find_program(DEEPWELL_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin)
     mark_as_advanced(DEEPWELL_NVCC)
-    if(NOT EXISTS "${DEEPWELL_NVRTC}") # or it does not exist any more
+    if(NOT EXISTS "${DEEPWELL_NVRTC}") # not found yet, or removed since
         unset(DEEPWELL_NVRTC CACHE)
     endif()
     if(NOT DEEPWELL_NVCC AND NOT DEEPWELL_NVRTC AND NOT CMAKE_CROSSCOMPILING)

@@ -444,7 +444,7 @@ API int cuGetProcAddress_v2(const char *name, void **function, int version, uint
         snprintf(full, sizeof full, "%s%s", name, forms[i]);
         *function = dlsym(library, full);
         if (*function && (!dladdr(*function, &found) || found.dli_fbase != own.dli_fbase))
-            *function = NULL; /* it belongs to a library behind this one */
+            *function = NULL; /* it belongs to another library, which this one depends on */
     }
     if (library) dlclose(library);
     if (status) *status = *function ? 0 : 1;

@@ -142,7 +142,7 @@ static dw_status set_shared(void *of, const char *name, unsigned bytes) {
                     bytes, f->of->context.name, most);
 }
 
-/* Findings belong to the launch that made them: a mistake that a second launch repeats is one again. */
+/* Findings belong to the run_launch that made them: if a second run_launch repeats a mistake, it is reported again. */
 static dw_status run_launch(const dw__launch *l) {
     static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     const function *f = l->function;

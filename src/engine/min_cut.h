@@ -19,7 +19,8 @@ typedef struct dw__cut_edge {
 typedef struct dw__cut {
     uint32_t vertex_count, source, sink;
     uint32_t *first; /* by vertex: its first edge */
-    uint32_t *queue; /* of a search; of an augmenting path while flow is pushed */
+    /* Vertices of the running search; or edges of the augmenting path while flow is pushed. */
+    uint32_t *queue;
     uint32_t
         *distance;  /* by vertex: edges with room to the sink; DW_NONE: the sink is out of reach */
     uint32_t *next; /* by vertex: the first edge that may still lead to the sink */

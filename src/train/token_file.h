@@ -18,7 +18,7 @@ typedef struct dw__token_layout {
     int64_t count;   /* number of tokens */
 } dw__token_layout;
 
-enum { DW_TOKEN_HEAD_BYTES = 64 * 1024 }; /* no file needs more to show its layout */
+enum { DW_TOKEN_HEAD_BYTES = 64 * 1024 }; /* enough bytes to determine the layout of any file */
 
 /* Returns DW_UNSUPPORTED, with how to make tokens from text, unless the name ends in .bin or .npy. */
 dw_status dw__token_check_name(const char *path);

@@ -11,7 +11,7 @@ typedef enum attention_data {
     ATTENTION_UNIFORM, /* q = 0: every probability is 1 / seq_len_kv, a power of two; integers */
     /* Q = 0, and values in pairs that cancel, so that O = 0; integers: dQ is exact. */
     ATTENTION_PAIRED_Q,
-    ATTENTION_PAIRED_K, /* k = 0, and values likewise: dK is exact */
+    ATTENTION_PAIRED_K, /* k = 0, with values as for the previous kind: dK is exact */
     ATTENTION_CHOSEN,   /* each query selects one key, with probability 1; integers */
 } attention_data;
 
