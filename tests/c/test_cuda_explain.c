@@ -489,7 +489,7 @@ static void test_prepared_decision(void **state) {
     fake->failing = NULL;
     assert_int_equal(made.verdict, DW_ATTENTION_OTHERS);
     assert_null(made.name); /* PyTorch's have no soft cap */
-    assert_string_equal(made.because, "no candidate takes the call");
+    assert_string_equal(made.because, "no candidate supports the call");
     assert_non_null(strstr(made.refusal, "attention (batch 8, 16 query heads on 4"));
     assert_int_equal(dw_attention_decide(&call, false, NULL, true, &made), DW_OK);
     assert_int_equal(made.verdict, DW_ATTENTION_OURS);

@@ -166,7 +166,7 @@ def leaves(device, rows=200, heads=4, heads_kv=2, dim=64, dtype=torch.bfloat16):
     ]
 
 
-def test_dropout_s_mask_is_the_stated_one(device):
+def test_dropout_follows_the_documented_mask(device):
     """Unit vectors as values show the probabilities: which ones are kept, and their factor."""
     rows, p = 64, 0.3
     q, k = (torch.zeros(2, 3, rows, 64, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -185,7 +185,7 @@ def test_dropout_s_mask_is_the_stated_one(device):
 
 @pytest.mark.parametrize("largest", [2.0**6, 2.0**12, 133120.0, 2.0**30])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_large_scores_choose_the_largest(device, largest, sign):
+def test_large_scores_select_the_largest(device, largest, sign):
     """Scores are so far apart that only the largest count. There are two of these, so O is the mean
     of their values. Below zero, the largest score is the one nearest to zero."""
     q = torch.full((1, 2, 70, 64), largest, device=device, dtype=torch.bfloat16)
@@ -367,7 +367,7 @@ def test_on_another_stream(gpu):
     assert torch.equal(got, want)
 
 
-def test_what_ours_cannot_do_is_pytorch_s(device):
+def test_unsupported_calls_are_left_to_pytorch(device):
     q, k, v = (t.detach() for t in leaves(device, heads_kv=4))
     mask = torch.randn(200, 200, device=device, dtype=q.dtype)
     assert torch.equal(attention(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask))

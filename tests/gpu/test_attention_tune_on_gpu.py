@@ -73,7 +73,7 @@ def test_measured_once(tuner, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["deepwell", "cudnn", "flash"])
-def test_calls_go_where_the_store_says(tuner, name):
+def test_calls_follow_the_stored_decision(tuner, name):
     for backward in (False, True):
         shape_class = _deepwell.attention_class(*SIZES[:-2], backward, False)
         rows = [(n, 1e-4 if n == name else 1e-3, 0.0, None) for n in tuner.entries]

@@ -42,7 +42,7 @@ def seconds_of(run, calls=8):
     return sorted(times[1:])[2]
 
 
-def test_what_pytorch_sees(gpu):
+def test_probe_agrees_with_pytorch(gpu):
     hw = dw.probe()
     assert len(hw.gpus) == torch.cuda.device_count() == hw.gpu_count
     for index, found in enumerate(hw.gpus):
@@ -59,7 +59,7 @@ def test_what_pytorch_sees(gpu):
         )
 
 
-def test_what_nvidia_smi_says(gpu):
+def test_probe_agrees_with_nvidia_smi(gpu):
     rows = smi(
         "uuid",
         "memory.total",
@@ -113,7 +113,7 @@ def test_copies(gpu):
 
 
 @pytest.mark.parametrize("rate", ["fp32", "tf32", "bf16", "fp8"])
-def test_products(gpu, rate):
+def test_gemm_rates(gpu, rate):
     found = measured().gpus[0]
     if rate not in found.formats:
         pytest.skip(f"no {rate} here")

@@ -86,7 +86,7 @@ def test_evaluation(settings, mode):
     assert not functional.fallbacks
 
 
-def test_the_reference_is_fused():
+def test_reference_uses_pytorchs_fused_path():
     """Checks that PyTorch uses its fused paths where these tests assume it; otherwise the tests
     would show nothing."""
     _, plain, _ = encoder()
@@ -165,7 +165,7 @@ def test_causal():
         assert apart([module(x, **options)], [plain(x, **options)]) < _CLOSE * 10
 
 
-def test_a_causal_layer_alone():
+def test_single_causal_layer():
     module, plain, _ = encoder()
     x, mask = torch.randn(3, 7, 32), torch.ones(7, 7).triu(1).bool()
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
@@ -176,7 +176,7 @@ def test_a_causal_layer_alone():
             assert apart(both[:1], both[1:]) < _CLOSE * 10
 
 
-def test_what_pytorch_runs_takes_its_fused_path():
+def test_layers_left_to_pytorch_use_its_fused_path():
     module, plain, _ = encoder(nested=False)  # nested tensors have no empty rows
     x = torch.randn(3, 7, 32)
     options = dict(mask=torch.randn(7, 7))
@@ -202,7 +202,7 @@ def test_what_pytorch_runs_takes_its_fused_path():
         assert torch.equal(*both)
 
 
-def test_calls_that_deepwell_has_no_kernel_for(monkeypatch):
+def test_calls_without_a_deepwell_kernel(monkeypatch):
     module, plain, _ = encoder()
     monkeypatch.setattr(functional, "why_not_kernels", lambda *_: "no kernel")
     functional.forget()
@@ -242,7 +242,7 @@ def test_restored_copied_and_pickled():
         assert fused(lambda: other(x, src_key_padding_mask=padded)) == 2
 
 
-def test_layers_of_the_user_s_are_left_alone():
+def test_custom_layers_are_unchanged():
     class Part(torch.nn.TransformerEncoderLayer):
         def _ff_block(self, x):
             return 2 * super()._ff_block(x)

@@ -64,7 +64,7 @@ OTHERS = [dict(scale=-1.3, softcap=1.0), dict(scale=-0.5, is_causal=True)]
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("sizes", [(9, 13), (13, 9), (1, 6), (6, 1), (40, 3)], ids=str)
 @pytest.mark.parametrize("wider", [0, 5])
-def test_pytorch_in_our_place(options, sizes, wider):
+def test_pytorch_computes_what_deepwell_does_not(options, sizes, wider):
     """PyTorch computes attention if values have another width: the results are the same, with zeros
     where no key is seen."""
     q, k, v = tensors(*sizes)
@@ -107,7 +107,7 @@ def test_every_option(options, sizes):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_pytorch_s_way_is_the_same_function(options):
+def test_pytorch_backends_give_the_same_results(options):
     """Calls that another backend computes (here: FP64, directly) give the same results, including rows that
     see nothing.
     """
@@ -122,7 +122,7 @@ def test_pytorch_s_way_is_the_same_function(options):
 
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))), ids=str)
-def test_results_lie_as_arguments_do(order, compile):
+def test_results_have_the_layout_of_arguments(order, compile):
     q = torch.randn(*[(2, 4, 9)[i] for i in order], 8)
     q = q.permute(*[order.index(i) for i in range(3)], 3).requires_grad_()
     o = (compiled(attention, []) if compile else attention)(q, q, q)
@@ -134,7 +134,7 @@ def test_results_lie_as_arguments_do(order, compile):
 
 @pytest.mark.parametrize("options", OPTIONS + OTHERS, ids=str)
 @pytest.mark.parametrize("sizes", [(9, 13), (13, 9)], ids=str)
-def test_logarithms_of_sums(options, sizes):
+def test_log_sum_exp(options, sizes):
     leaves = tensors(*sizes)
     o, lse = attention(*leaves, **options, return_lse=True)
     assert lse.shape == o.shape[:3] and lse.dtype == torch.float32 and not lse.requires_grad
@@ -158,7 +158,7 @@ def test_logarithms_of_sums(options, sizes):
     assert (theirs - exact).nan_to_num(0).abs().max() < _CLOSE
 
 
-def test_logarithms_of_sums_beside_masks():
+def test_log_sum_exp_with_masks():
     q, k, v = (t.detach() for t in tensors())
     bias = torch.randn(9, 13)
     seen_keys = torch.rand(9, 13) > 0.5
@@ -171,7 +171,7 @@ def test_logarithms_of_sums_beside_masks():
         assert torch.allclose(lse.double(), torch.logsumexp(masked, -1), atol=_CLOSE, rtol=0)
 
 
-def test_dropout_is_the_stated_mask():
+def test_dropout_follows_the_documented_mask():
     leaves = tensors()
     d_o = torch.randn_like(leaves[0])
     torch.manual_seed(11)
@@ -206,7 +206,7 @@ def test_packed_sequences():
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_packed_logarithms_of_sums(ours):
+def test_packed_log_sum_exp(ours):
     if not ours:
         functional.devices.discard("cpu")
     lengths_q, lengths_k = (3, 0, 7, 1), (5, 2, 7, 0)
@@ -227,7 +227,7 @@ def test_packed_logarithms_of_sums(ours):
     assert q.grad is not None
 
 
-def test_logarithms_of_sums_compiled():
+def test_log_sum_exp_compiled():
     leaves, graphs = tensors(13, 13), []
 
     def run(q, k, v):
@@ -255,7 +255,7 @@ def test_masks_go_to_pytorch():
     assert functional.fallbacks["a mask is given as a tensor"] == 2
 
 
-def test_what_is_not_served_says_why():
+def test_unsupported_calls_say_why():
     q, k, v = tensors()
     reasons = {
         "q, k and v differ in dtype": (q.half(), k, v),
@@ -373,7 +373,7 @@ def test_transforms_go_to_pytorch():
     assert functional.fallbacks["called inside a torch.func transform"] == 1
 
 
-def test_no_gradient_where_none_is_wanted():
+def test_no_gradient_unless_required():
     q, k, v = tensors()
     with torch.no_grad():
         assert attention(q, k, v).grad_fn is None
@@ -385,7 +385,7 @@ def test_no_gradient_where_none_is_wanted():
     assert torch.autograd.grad(o.sum(), only_v)[0].shape == v.shape
 
 
-def test_saved_tensors_that_change_are_an_error():
+def test_modified_saved_tensors_are_an_error():
     q, k, v = tensors()
     inner = q * 1
     o = attention(inner, k, v)
@@ -429,7 +429,7 @@ def test_modules():
         ((2, 4, 5, 8), (2, 3, 5, 8), (2, 3, 5, 8), "4 heads of q must be a multiple of the 3"),
     ],
 )
-def test_other_shapes_are_refused(flash, q, k, v, words):
+def test_wrong_shapes_are_rejected(flash, q, k, v, words):
     import deepwell
 
     module = deepwell.BlackwellFlashAttention(deepwell.BlackwellConfig(use_flash_attention=flash))

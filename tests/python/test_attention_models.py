@@ -131,14 +131,14 @@ def test_multihead_without_a_batch_axis_and_nested():
 
 
 @pytest.mark.parametrize("settings", [dict(add_bias_kv=True), dict(add_zero_attn=True)], ids=str)
-def test_multihead_left_alone(settings):
+def test_unsupported_multihead_modules_are_unchanged(settings):
     module, made, plain = pair(torch.nn.MultiheadAttention(32, 4, batch_first=True, **settings))
     assert "adds its own keys" in made.left[""] and "forward" not in module.__dict__
     x = torch.randn(2, 5, 32)
     assert apart(module(x, x, x), plain(x, x, x)) == 0
 
 
-def test_multihead_subclasses_and_replaced_forwards_are_left_alone():
+def test_multihead_subclasses_and_replaced_forwards_are_unchanged():
     class Mine(torch.nn.MultiheadAttention):
         def forward(self, x):
             return x
@@ -431,7 +431,7 @@ def test_generation_and_caches(name):
     assert torch.equal(model.generate(ids, **options), plain.generate(ids, **options))
 
 
-def test_packed_positions_are_seen():
+def test_packed_positions_are_detected():
     """Packed sequences that only their positions reveal: transformers adds a mask, and it must not be skipped."""
     model, _, plain = pair(hugging_face("llama"))
     ids = torch.randint(50, (1, 9))
@@ -441,7 +441,7 @@ def test_packed_positions_are_seen():
     assert apart(*both) < 1e-5
 
 
-def test_a_mask_of_the_user_s():
+def test_custom_mask():
     model, _, plain = pair(hugging_face("llama"))
     ids = torch.randint(50, (2, 9))
     own = torch.zeros(2, 1, 9, 9).masked_fill(
@@ -497,7 +497,7 @@ def test_restore_and_copies_of_hugging_face():
     assert seen(lambda: loaded(input_ids=ids)).ours == 2
 
 
-def test_models_that_are_left_alone():
+def test_unsupported_models_are_unchanged():
     falcon = transformers.FalconConfig(**_SMALL)
     model = transformers.FalconForCausalLM._from_config(falcon, attn_implementation="sdpa")
     _, made, _ = pair(model)

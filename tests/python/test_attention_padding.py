@@ -142,7 +142,7 @@ def test_weights_have_pytorch_s_dtype_and_shape(autocast):
             assert (ours.grad - theirs.grad).float().norm() < 0.05 * scale
 
 
-def test_weights_keep_nothing_of_their_own_and_need_no_backward():
+def test_weights_save_no_tensors_without_backward():
     module, _ = module_and_exact(batch_first=True)
     x = torch.randn(2, 40, 32)
     kept = []
@@ -327,7 +327,7 @@ def test_dropout_with_padding():
         assert ((many.mean(0) - exact).abs() < 6 * spread + 1e-5).all()
 
 
-def test_a_mask_is_looked_into_once(monkeypatch):
+def test_mask_is_read_once(monkeypatch):
     looks = []
     made = padding.Padding.__init__
     monkeypatch.setattr(padding.Padding, "__init__", lambda *a: looks.append(1) or made(*a))
@@ -391,7 +391,7 @@ def test_padding_while_tracing_is_pytorch_s():
     assert FORWARD not in attention_nodes(graphs)
 
 
-def test_padding_that_deepwell_has_no_kernel_for(monkeypatch):
+def test_padding_without_a_deepwell_kernel(monkeypatch):
     """Only libdeepwell, after reading the mask, knows that no kernel supports it: PyTorch's attention runs on
     the same projections.
     """

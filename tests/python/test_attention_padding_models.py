@@ -73,7 +73,7 @@ def test_families(name, where, train):
     assert logits[0].isfinite().all()
 
 
-def test_one_look_per_mask(monkeypatch):
+def test_each_mask_is_read_once(monkeypatch):
     looks = []
     made = padding.Padding.__init__
     monkeypatch.setattr(padding.Padding, "__init__", lambda *a: looks.append(1) or made(*a))
@@ -83,7 +83,7 @@ def test_one_look_per_mask(monkeypatch):
     assert len(looks) == 1
 
 
-def test_a_row_of_nothing_is_pytorch_s():
+def test_fully_masked_rows_are_left_to_pytorch():
     model, _, plain = pair(hugging_face("llama"))
     ids, mask = torch.randint(50, (2, 7)), mask_of("xxxxxxx", "...xxxx")
     assert seen(lambda: model(input_ids=ids, attention_mask=mask)).ours == 0
@@ -91,7 +91,7 @@ def test_a_row_of_nothing_is_pytorch_s():
     assert apart(*both) == 0
 
 
-def test_masks_that_were_changed_are_tensors():
+def test_modified_masks_are_read_again():
     model, _, _ = pair(hugging_face("llama"))
     config, kept = model.config, MASKS["right"].bool()
     options = dict(batch_size=3, q_length=11, kv_length=11, attention_mask=kept, config=config)
@@ -131,7 +131,7 @@ def test_gradient_checkpointing(name, reentrant):
     assert apart([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()]) < 1e-5
 
 
-def test_a_checkpoint_of_the_mask_as_an_argument():
+def test_checkpoint_with_the_mask_as_an_argument():
     """Reentrant checkpoints recompute with another tensor in the same memory. The dropout mask must
     be the same, so our kernel must run again.
     """
@@ -154,7 +154,7 @@ def test_a_checkpoint_of_the_mask_as_an_argument():
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "gemma2"])
-def test_generation_fills_its_cache_with_ours(name):
+def test_generation_prefills_with_deepwell(name):
     model, _, plain = pair(hugging_face(name).eval())
     ids = torch.randint(50, (3, 11))
     options = dict(max_new_tokens=5, do_sample=False, pad_token_id=0)
@@ -164,7 +164,7 @@ def test_generation_fills_its_cache_with_ours(name):
     assert torch.equal(model.generate(ids, **options), plain.generate(ids, **options))
 
 
-def test_compiled_models_take_the_tensor():
+def test_compiled_models_pass_the_mask_tensor():
     model, _, plain = pair(hugging_face("llama"))
     ids, graphs, mask = torch.randint(50, (3, 11)), [], MASKS["right"]
     options = dict(input_ids=ids, attention_mask=mask, use_cache=False)
@@ -214,7 +214,7 @@ def test_dropout():
     assert torch.equal(out(1), out(1)) and not torch.equal(out(1), out(2))
 
 
-def test_copied_models_pad_as_well():
+def test_copied_models_support_padding():
     model, _, plain = pair(hugging_face("llama"))
     ids, mask = torch.randint(50, (3, 11)), MASKS["left"]
     assert seen(lambda: copy.deepcopy(model)(input_ids=ids, attention_mask=mask)).ours == 2

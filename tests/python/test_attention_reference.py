@@ -156,14 +156,14 @@ def _quick(case):
 
 # the other cases differ only in sizes
 @pytest.mark.parametrize("case", [c for c in smoke.cases() if _quick(c)], ids=lambda c: c.name)
-def test_a_right_kernel_passes(case, judged):
+def test_correct_kernel_passes(case, judged):
     verdict, parts = judged(case)
     assert verdict == "ok", parts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", smoke.cases(), ids=lambda c: c.name)
-def test_a_right_kernel_passes_everywhere(case, judged):
+def test_correct_kernel_passes_all_cases(case, judged):
     verdict, parts = judged(case)
     assert verdict == "ok", parts
 
@@ -180,12 +180,12 @@ def test_a_right_kernel_passes_everywhere(case, judged):
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_a_mistake_is_seen(mistake, case, judged):
+def test_mistakes_are_detected(mistake, case, judged):
     verdict, parts = judged(case, mistake)
     assert verdict == "FAIL", parts
 
 
-def test_writes_outside_are_seen():
+def test_writes_outside_are_detected():
     placed = smoke.Placed((2, 3, 5, 8), "gaps", torch.bfloat16, torch.device("cpu"))
     placed.fill(torch.randn(2, 3, 5, 8))
     assert placed.trespassed() == 0
@@ -233,7 +233,7 @@ def test_exact_agrees_with_pytorch():
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_the_structure_is_the_header_s(tmp_path):
+def test_structure_equals_the_headers(tmp_path):
     names = [name for name, _ in native.Call._fields_]
     lines = "".join(f'printf("%zu\\n", offsetof(dw_attention, {name}));' for name in names)
     source = tmp_path / "offsets.c"

@@ -67,7 +67,7 @@ def test_shared_heads_only_on_request(active):
     assert apart(made, run(tensors, enable_gqa=True)) < 1e-5
 
 
-def test_reached_from_everywhere(active):
+def test_every_reference_to_sdpa_is_replaced(active):
     tensors = leaves()
     module = torch.nn.MultiheadAttention(32, 4, batch_first=True)
     x = torch.randn(2, 9, 32)
@@ -84,7 +84,7 @@ def test_reached_from_everywhere(active):
         assert seen(lambda: F.scaled_dot_product_attention(*tensors)).ours == 1
 
 
-def test_steps_aside_where_no_fused_kernel_is_allowed(active):
+def test_pytorch_runs_if_fused_kernels_are_disabled(active):
     tensors = leaves()
 
     def second_derivatives(*tensors):
@@ -107,7 +107,7 @@ def test_steps_aside_where_no_fused_kernel_is_allowed(active):
     assert seen(lambda: F.scaled_dot_product_attention(*tensors)).ours == 1
 
 
-def test_compiled_where_no_fused_kernel_is_allowed(active):
+def test_compiled_with_fused_kernels_disabled(active):
     tensors, graphs = leaves(), []
 
     def math(q, k, v):
@@ -121,7 +121,7 @@ def test_compiled_where_no_fused_kernel_is_allowed(active):
     assert apart(made, wanted) < rounding(wanted)
 
 
-def test_odd_shapes_are_pytorch_s(active):
+def test_odd_shapes_are_left_to_pytorch(active):
     q, k, v = leaves()
     assert F.scaled_dot_product_attention(q[0], k[0], v[0]).shape == (4, 9, 8)
 
@@ -153,7 +153,7 @@ def test_compiled_after_a_compilation_without():
             assert (FORWARD in attention_nodes(graphs)) == ours
 
 
-def test_twice_is_once(active):
+def test_activating_twice_is_activating_once(active):
     deepwell.activate_sdpa()
     deepwell.deactivate_sdpa()
     tensors = leaves()
@@ -161,7 +161,7 @@ def test_twice_is_once(active):
     deepwell.deactivate_sdpa()
 
 
-def test_dropout_has_the_expectation_of_none(active):
+def test_dropout_has_the_right_expectation(active):
     q, k, v = (t.detach() for t in leaves())
     v = v.abs() + 1
     total = sum(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5) for _ in range(400))

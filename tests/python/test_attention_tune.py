@@ -53,7 +53,7 @@ def test_every_decision(driver, tmp_path):
     scenario(driver, tmp_path, "decisions")
 
 
-def test_a_later_process_decides_alike(driver, tmp_path):
+def test_later_process_decides_the_same(driver, tmp_path):
     scenario(driver, tmp_path, "first")
     scenario(driver, tmp_path, "second")
     # The program explains the same numbers and the same choice.
@@ -70,6 +70,6 @@ def test_a_later_process_decides_alike(driver, tmp_path):
     assert measured["deepwell"] == 3e-3 and measured["cudnn"] == 2.5e-3
 
 
-def test_it_can_be_turned_off(driver, tmp_path):
+def test_tuning_can_be_disabled(driver, tmp_path):
     scenario(driver, tmp_path, "off", DEEPWELL_AUTOTUNE="0")
     assert not (tmp_path / "tune").exists()

@@ -101,7 +101,7 @@ def test_frozen_parameters() -> None:
     assert_grads_close(ours, plain)
 
 
-def test_all_frozen_needs_no_graph() -> None:
+def test_frozen_model_needs_no_autograd_graph() -> None:
     _, ours = pair()
     ours.requires_grad_(False)
     assert not loss_of(ours, 1).requires_grad
@@ -141,7 +141,7 @@ def test_no_grad_and_inference_mode() -> None:
     assert_grads_close(ours, plain)
 
 
-def test_train_and_eval_are_different_captures() -> None:
+def test_train_and_eval_have_separate_captures() -> None:
     model = small_gpt2(resid_pdrop=0.5).train()
     deepwell.optimize(model, verbose=False)
     noisy = loss_of(model, 1).item()
@@ -210,7 +210,7 @@ def test_parameter_changed_between_forward_and_backward_is_an_error() -> None:
         loss.backward()
 
 
-def test_optimizer_steps_are_seen() -> None:
+def test_optimizer_steps_take_effect() -> None:
     """The engine reads parameters where they are: after a step the outputs change."""
     plain, ours = pair()
     for model in (plain, ours):

@@ -31,7 +31,7 @@ def test_a_plan_fits_and_says_what_it_costs(plan):
     assert "Runners-up" in text and "What if" in text and "llama3-70b" in text
 
 
-def test_the_file_comes_back(plan, tmp_path):
+def test_plan_file_round_trips(plan, tmp_path):
     path = tmp_path / "plan.json"
     plan.save(path)
     back = dw.Plan.load(path)
@@ -47,7 +47,7 @@ def test_the_file_comes_back(plan, tmp_path):
         dw.Plan.from_json(json.dumps(file))
 
 
-def test_constraints_and_what_does_not_fit():
+def test_constraints_and_layouts_that_do_not_fit():
     plan = dw.autoplan(
         "llama3-8b", hw="h100:8", seq_len=4096, global_batch=32, constraints={"tp": 4, "pp": 2}
     )
@@ -140,7 +140,7 @@ def test_layers_inside_a_sequential(blocks):
     assert got.parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_a_graph_without_layers_is_refused():
+def test_graph_without_layers_is_rejected():
     """Two attentions in one unnumbered module do not form layers of a list."""
     layer = torch.nn.TransformerEncoderLayer(64, 4, 160, dropout=0.0, batch_first=True)
     shared = torch.nn.Sequential(torch.nn.Embedding(1000, 64), layer, torch.nn.Linear(64, 72))
@@ -159,7 +159,7 @@ def test_experts_by_keyword():
     assert plan.prediction["time"]["gemm"] > 0
 
 
-def test_the_heaviest_experts_take_their_time_and_memory():
+def test_uneven_expert_load_costs_time_and_memory():
     """An expert with 1.25 times the rows costs more time and activations, at most 1.25 times as much."""
     layout = ["ep=8", "tp=1", "pp=1", "micro_batch=1", "recompute=none"]
     request = dict(hw="h200:64", seq_len=4096, global_batch=256, constraints=layout)
@@ -221,20 +221,20 @@ def test_the_program(tmp_path):
         ([*ASKED, "--hardware", "h100:0"], 1, '"0" GPUs'),
     ],
 )
-def test_the_program_refuses(words, code, message):
+def test_program_rejects_invalid_requests(words, code, message):
     done = run(*words)
     assert done.returncode == code and message in done.stderr and done.stdout == ""
     assert done.stderr.count("\n") <= 2
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="the program is not built")
-def test_the_program_says_what_would_do():
+def test_program_suggests_a_layout_that_fits():
     done = run(*ASKED, "--model", "llama3-405b")
     assert done.returncode == 1 and done.stderr == ""
     assert "The largest need is" in done.stdout and "of these GPUs" in done.stdout
 
 
-def test_what_must_be_known_is_said(plan, tmp_path):
+def test_limits_of_the_prediction_are_stated(plan, tmp_path):
     """The plan states unmeasured parts, a framework whose training is not built, positions, and the peak that
     MFU refers to.
     """

@@ -250,7 +250,7 @@ def test_llama_rope_scaling(kind: str, tied: bool) -> None:
     assert len(names) == len(set(names))
 
 
-def test_llama_dynamic_rope_says_how_far_it_goes() -> None:
+def test_llama_dynamic_rope_states_its_limit() -> None:
     scaling = {"rope_theta": 10000.0, **ROPE["dynamic"]}
     config = llama_config(num_hidden_layers=1, rope_parameters=scaling)
     module = transformers.LlamaForCausalLM(config).double()
@@ -263,7 +263,7 @@ def test_llama_dynamic_rope_says_how_far_it_goes() -> None:
     assert module.model.rotary_emb.forward.__func__ is type(module.model.rotary_emb).forward
 
 
-def test_a_cache_comes_back_as_it_was_made() -> None:
+def test_cache_is_returned_with_its_classes() -> None:
     """Each layer of the cache has its class and window, and counts the tokens that the window has dropped."""
     config = transformers.MistralConfig(**{**LLAMA_SETTINGS, "sliding_window": 4})
     module = transformers.MistralForCausalLM(config)
@@ -278,7 +278,7 @@ def test_a_cache_comes_back_as_it_was_made() -> None:
         torch.testing.assert_close(again, module(tokens, past_key_values=want).logits)
 
 
-def test_grouped_heads_are_shared_not_repeated() -> None:
+def test_grouped_heads_are_not_copied() -> None:
     module = transformers.LlamaForCausalLM(llama_config(num_hidden_layers=1))
     captured = capture_graph(module, (), TEXT_CALLS["no cache"](2, 7))
     nodes = json.loads(captured.json)["nodes"]
@@ -474,7 +474,7 @@ def test_mha_unbatched(need_weights: bool) -> None:
     check(module, calls)
 
 
-def test_mha_in_eval_takes_the_plain_path() -> None:
+def test_mha_in_eval_uses_the_plain_path() -> None:
     module = attention_module().eval()
     with torch.no_grad():
         check(module, [(same(source(b, s)), {"need_weights": False}) for b, s in SIZES])
@@ -600,7 +600,7 @@ def test_fake_tensors() -> None:
     assert capture_graph(module, (ids,)).dynamic
 
 
-def test_make_fx_behind_export(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_fx_is_the_fallback_of_export(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepwell.lowering.trace import Tracer
 
     def export(self: Any, axes: str) -> None:
@@ -688,7 +688,7 @@ def test_static_capture_on_request() -> None:
     assert_same(run(captured, module, (source(2, 7),), {}), module(source(2, 7)), 100)
 
 
-def test_gradients_stop_where_the_module_stops_them() -> None:
+def test_detached_values_get_no_gradient() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             scale = x.sum()

@@ -144,7 +144,7 @@ def test_two_layers_are_traced():
     assert both_ways(Stack(count=2), X).copied_layers == 0
 
 
-def test_a_number_that_the_forward_looks_at():
+def test_forward_branches_on_a_number():
     class Parity(Layer):
         def forward(self, x):
             return super().forward(x) if self.number % 2 else super().forward(x).relu()
@@ -170,14 +170,14 @@ def test_a_number_that_becomes_a_tensor():
     assert both_ways(Stack(Shifted), X).copied_layers == 0
 
 
-def test_attributes_of_other_values():
+def test_layers_with_different_attributes():
     module = Stack()
     for i, layer in enumerate(module.layers):
         layer.slope = 0.5 if i < 3 else 0.25
     assert both_ways(module, X).copied_layers == 1  # the last layer of the second kind
 
 
-def test_a_tensor_that_is_no_parameter():
+def test_tensor_attribute_of_a_layer():
     class Constant(Layer):
         def __init__(self, number):
             super().__init__(number)
@@ -211,7 +211,7 @@ def test_hooks_inside_a_layer():
     assert len(seen) == 2
 
 
-def test_state_that_one_layer_leaves_for_the_next():
+def test_state_passed_from_layer_to_layer():
     memory = {}
 
     class Remembering(Layer):
@@ -250,7 +250,7 @@ def test_a_counter_of_calls():
     assert both_ways(Fresh(Counting), X).copied_layers == 0
 
 
-def test_a_tensor_that_leaves_a_layer_by_the_back_door():
+def test_tensor_stored_outside_by_a_layer():
     class Telling(Layer):
         def forward(self, x):
             y = self.linear(x)

@@ -75,7 +75,7 @@ def test_a_clear_difference_is_found(monkeypatch, ratio) -> None:
     assert found.ratio == pytest.approx(ratio, rel=0.02)
 
 
-def test_noise_is_no_difference(monkeypatch) -> None:
+def test_noise_is_not_a_difference(monkeypatch) -> None:
     draw = random.Random(2)
     found = scripted(
         monkeypatch, lambda: draw.lognormvariate(0, 1), lambda: draw.lognormvariate(0, 1)
@@ -88,7 +88,7 @@ def test_two_percent_is_equal(monkeypatch) -> None:
     assert not found.slower
 
 
-def test_disturbed_rounds_do_not_count(monkeypatch) -> None:
+def test_disturbed_rounds_are_dropped(monkeypatch) -> None:
     """Rounds in which PyTorch's threads wait for a lost core appear a hundred times slower and are dropped."""
     draw = random.Random(3)
     state = {"lost": False}
@@ -101,7 +101,7 @@ def test_disturbed_rounds_do_not_count(monkeypatch) -> None:
     assert found.slower and not found.one_thread and found.high == 0.8
 
 
-def test_one_thread_decides_where_all_rounds_are_disturbed(monkeypatch) -> None:
+def test_one_thread_decides_if_all_rounds_are_disturbed(monkeypatch) -> None:
     calls = []
 
     def original() -> float:
@@ -136,7 +136,7 @@ def test_one_thread_does_not_count_other_programs(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("part", ["guards", "autograd"])
-def test_what_users_pay_for_is_timed(compared, monkeypatch, part) -> None:
+def test_timing_includes_the_wrappers_overhead(compared, monkeypatch, part) -> None:
     """The engine's time includes the checks of the module and autograd's functions."""
     from deepwell import runtime
 
@@ -153,7 +153,7 @@ def test_what_users_pay_for_is_timed(compared, monkeypatch, part) -> None:
     assert "left to PyTorch" in deepwell.summary(model)
 
 
-def test_what_is_left_to_pytorch_is_not_guarded(compared, monkeypatch) -> None:
+def test_calls_left_to_pytorch_skip_the_checks(compared, monkeypatch) -> None:
     """Calls that PyTorch runs because it is faster skip the engine's checks; other shapes and modes do not."""
     checks = []
     unchanged = ModuleState.unchanged
@@ -258,7 +258,7 @@ def test_arguments_that_have_no_part(compared, monkeypatch) -> None:
 # ------------------------------------------------------------------------------------
 
 
-def test_nothing_is_left_behind(compared) -> None:
+def test_comparison_has_no_side_effects(compared) -> None:
     """Gradients, their accumulation, buffers, attributes and every random state stay unchanged, whichever runs."""
     model = nn.Sequential(block(), nn.Dropout(0.3), nn.Linear(16, 3))
     x = torch.randn(6, 16, requires_grad=True)
@@ -389,7 +389,7 @@ def test_header_where_nothing_is_optimized(capsys) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_terminal_shows_what_takes_long(monkeypatch, fails) -> None:
+def test_terminal_shows_progress(monkeypatch, fails) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -12,7 +12,7 @@ LIBRARIES = glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/lib/libnvrtc
 
 
 @pytest.mark.skipif(not LIBRARIES, reason="this Python has no NVRTC")
-def test_found_beside_pytorch():
+def test_nvrtc_is_found_in_the_running_pythons_folder():
     code = "import deepwell, deepwell.attention; print(deepwell._deepwell.jit_compiler())"
     bare = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "CUDA_HOME")}
     run = subprocess.run(

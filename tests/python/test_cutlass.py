@@ -34,7 +34,7 @@ def _explain(*words: str, library: str) -> list[dict] | dict:
     ("library", "words"),
     [("/nowhere/libnone.so", "`make cutlass` builds them"), ("libm.so.6", "of another version")],
 )
-def test_without_the_library_it_is_said(library, words):
+def test_missing_library_is_reported(library, words):
     assert not [k for k in _explain("kernels", library=library) if "cutlass" in k["name"]]
     for call in (["gemm", "512,512,512"], ["attention", "2,8,512,64"]):
         plan = _explain(*call, "--target", "sm_100a", library=library)
@@ -53,7 +53,7 @@ def test_without_the_library_it_is_said(library, words):
         (["sm_90a (H100, H200)"], None, False),  # there is no GPU
     ],
 )
-def test_available_is_built_and_fits_the_gpu(monkeypatch, targets, machine, available):
+def test_available_requires_the_library_and_its_gpu(monkeypatch, targets, machine, available):
     from deepwell import cutlass_kernels, hardware
     from deepwell.kernels import cutlass_bindings
 
@@ -70,7 +70,7 @@ def test_available_is_built_and_fits_the_gpu(monkeypatch, targets, machine, avai
         cutlass_bindings._fits_a_gpu.cache_clear()
 
 
-def test_the_build_script_only_explains_itself():
+def test_help_of_the_build_script_builds_nothing():
     """--help builds nothing: it succeeds even with a compiler that cannot run."""
     script = _ROOT / "scripts" / "cutlass.sh"
     environment = {**os.environ, "NVCC": "/bin/false"}
@@ -87,7 +87,7 @@ needs_provider = pytest.mark.skipif(not _PROVIDER.exists(), reason="make cutlass
 
 
 @needs_provider
-def test_kernels_are_listed_as_what_they_are():
+def test_kernels_are_listed_with_their_proof():
     rows = [
         k
         for k in _explain("kernels", library=str(_PROVIDER))
@@ -166,7 +166,7 @@ _OURS = "--lib", str(_LIB / "libdeepwell.so")
 @pytest.mark.slow
 @needs_provider
 @pytest.mark.parametrize(("architecture", "cases"), [("sm_90a", 12), ("sm_100a", 26)])
-def test_products_by_name_are_right_on_the_emulator(architecture, cases, tmp_path):
+def test_gemms_by_name_are_right_on_the_emulator(architecture, cases, tmp_path):
     """Runs dw_gemm_run and dw_grouped_gemm_run; every kernel is compared at its first use."""
     said = _smoke("gemm_smoke.py", architecture, *_OURS, report=tmp_path / "findings")
     assert len(said.splitlines()) == cases, said
@@ -175,7 +175,7 @@ def test_products_by_name_are_right_on_the_emulator(architecture, cases, tmp_pat
 @pytest.mark.slow
 @needs_provider
 @pytest.mark.parametrize(("architecture", "kernels"), [("sm_90a", 2), ("sm_100a", 5)])
-def test_wrong_products_are_refused_on_the_emulator(architecture, kernels, tmp_path):
+def test_wrong_gemms_are_rejected_on_the_emulator(architecture, kernels, tmp_path):
     """A library with changed PTX is rejected: BF16 read as F16, multiplications of the epilogue replaced by
     additions.
     """
@@ -227,7 +227,7 @@ def test_attention_by_name_is_right_on_the_emulator(tmp_path):
 
 @pytest.mark.slow
 @needs_provider
-def test_wrong_attention_is_refused_on_the_emulator(tmp_path):
+def test_wrong_attention_is_rejected_on_the_emulator(tmp_path):
     """A library whose PTX replaces exponentials by logarithms is rejected."""
     code, wrong = _PROVIDER.read_bytes(), tmp_path / "libwrong.so"
     assert b"ex2.approx.f32" in code

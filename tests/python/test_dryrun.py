@@ -60,7 +60,7 @@ def dryrun(*arguments):
     return program.run("dryrun", *arguments)
 
 
-def test_words_and_json_say_the_same(plan_file):
+def test_text_and_json_agree(plan_file):
     words = dryrun("--plan", plan_file)
     assert words.returncode == 0, words.stderr
     figures = json.loads(dryrun("--plan", plan_file, "--json").stdout)
@@ -88,7 +88,7 @@ def test_python_reads_a_path_a_dict_and_a_plan(plan_file):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_figures_are_those_of_the_trace(schedule, tmp_path):
+def test_figures_agree_with_the_trace(schedule, tmp_path):
     """Recomputes busy time, step and memory from the written events."""
     file = tmp_path / "trace.json"
     plan = plan_with(schedule=schedule, virtual_stages=SCHEDULES[schedule])
@@ -157,7 +157,7 @@ def names_of(events, what):
         {"cp": 2, "dp": 1, "offload_layers": 2, "offload_optimizer": True},
     ],
 )
-def test_the_trace_is_what_perfetto_reads(change, tmp_path):
+def test_trace_follows_perfettos_format(change, tmp_path):
     """Checks the JSON trace format as Perfetto documents it: every field that a phase needs; slices
     that do not overlap on a thread; counters; and flows whose two ends lie in slices, the second
     not before the first."""
@@ -224,7 +224,7 @@ class Page(html.parser.HTMLParser):
             self.data += data
 
 
-def test_the_page_is_whole_and_needs_nothing_else(tmp_path):
+def test_page_is_self_contained(tmp_path):
     file = tmp_path / "report.html"
     figures = dw.dryrun(PLAN, report=file)
     assert figures["report"] == str(file)
@@ -243,7 +243,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path):
     )
 
 
-def test_what_does_not_fit_is_shown_and_is_a_failure(plan_file):
+def test_plan_that_does_not_fit_is_a_failure(plan_file):
     plan_file.write_text(json.dumps(plan_with(micro_batch=8, recompute="none")))
     result = dryrun("--plan", plan_file)
     assert result.returncode == 1 and "does not fit" in result.stdout and result.stderr == ""
@@ -275,14 +275,14 @@ def test_errors_are_one_line(arguments, code, says, plan_file):
         ({"schedule": "backwards"}, "backwards"),
     ],
 )
-def test_plans_that_cannot_be_played(change, says):
+def test_plans_that_cannot_be_simulated(change, says):
     plan = plan_with(**change)
     plan["hardware"] = {"profile": "h100", "gpus": plan["layout"]["gpus"]}
     with pytest.raises(dw.DeepwellError, match=says):
         dw.dryrun(plan)
 
 
-def test_what_autoplan_finds_is_played():
+def test_autoplans_result_is_simulated():
     plan = dw.autoplan("llama3-70b", hw="h100:64", seq_len=4096, global_batch=128, what_ifs=False)
     figures = dw.dryrun(plan)
     assert figures["fits"]
@@ -292,7 +292,7 @@ def test_what_autoplan_finds_is_played():
     assert figures["expected_speedup"] > 1 and "micro-batch" in figures["baseline"]
 
 
-def test_units_are_what_their_names_say():
+def test_units_agree_with_their_names():
     """_gb means 10^9 bytes and *_gib 2^30 bytes, in a plan, its dry run, and descriptions of
     GPUs."""
     plan = dw.autoplan("llama3-8b", hw="h100:8", seq_len=4096, global_batch=64, what_ifs=False)
@@ -309,7 +309,7 @@ def test_units_are_what_their_names_say():
     assert json.loads(left.to_json())["reserve"] == 10e9
 
 
-def test_the_baseline_is_one_that_is_run():
+def test_baseline_is_a_usual_layout():
     """671 billion parameters on 2,048 GPUs: FSDP with only tensor parallelism does not fit."""
     found = dw.autoplan(
         "deepseek-v3", hw="h100:2048", seq_len=4096, global_batch=15360, what_ifs=False,

@@ -35,7 +35,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradient_where_a_bound_is_met(name, monkeypatch):
+def test_gradients_at_bounds(name, monkeypatch):
     monkeypatch.setenv("DEEPWELL_MEASURE", "0")
     x = torch.tensor([-1.0, 0.0, 1.0, 6.0, 100.0]) * torch.tensor(
         [[1.0], [-1.0], [0.5], [float("nan")]]

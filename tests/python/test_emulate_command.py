@@ -54,7 +54,7 @@ def test_programs_run_without_findings(build, name):
     assert "no findings" in run.stderr
 
 
-def test_what_kernels_print_is_printed(build):
+def test_output_of_kernels_is_printed(build):
     printed = _emulate(build("add")).stdout.splitlines()[0]
     assert printed.startswith("[add] thread   3 of 256: ")
     assert printed.endswith(" -1234567890123 q beef  99.5%")
@@ -66,7 +66,7 @@ def test_any_seed_gives_the_same_result(build):
         assert (run.returncode, run.stdout) == (0, "right\n"), run.stderr
 
 
-def test_what_it_runs_on_can_be_chosen(build):
+def test_architecture_and_size_can_be_chosen(build):
     run = _emulate(
         *("--threads", 1, "--multiprocessors", 4, "--endless", 10**7), "--", build("cluster")
     )
@@ -83,7 +83,7 @@ def test_what_it_runs_on_can_be_chosen(build):
         ("--endless", str(2**64), "must be a whole number"),
     ],
 )
-def test_numbers_that_may_not_be_are_refused(option, value, message):
+def test_invalid_numbers_are_rejected(option, value, message):
     run = _emulate(option, value, "--", "true")
     assert run.returncode == 2
     assert f"{option} '{value}': {message}" in run.stderr
@@ -106,7 +106,7 @@ def test_a_write_out_of_bounds_names_the_line(build, tmp_path):
     assert finding["text"] in run.stderr
 
 
-def test_findings_are_a_failure_where_the_program_has_none(build):
+def test_findings_are_a_failure_even_if_the_program_succeeds(build):
     assert _emulate("--", build("beyond"), "quiet").returncode == _FOUND
 
 
@@ -133,14 +133,14 @@ def test_an_assertion_is_a_finding_with_its_text(build):
         (("-cudart", "shared", "-arch=sm_90a", "--compress-mode=size"), "--compress-mode=none"),
     ],
 )
-def test_a_program_that_cannot_be_emulated_is_told_how_to_be(build, options, message):
+def test_message_says_how_to_build_a_program_for_the_emulator(build, options, message):
     run = _emulate("--", build("reduce", *options))
     assert run.returncode == 3
     assert message in run.stderr
     assert run.stdout == ""
 
 
-def test_a_program_for_another_gpu_is_told_so(build):
+def test_program_for_another_gpu_is_rejected_with_a_message(build):
     only = ("-gencode", "arch=compute_90a,code=compute_90a")
     program = build("reduce", "-cudart", "shared", "--compress-mode=none", *only)
     run = _emulate("--arch", "sm_100a", "--", program)
@@ -157,7 +157,7 @@ def test_a_program_for_another_gpu_is_told_so(build):
     assert "device code that was not run: 1" in careless.stderr
 
 
-def test_other_programs_end_as_they_do():
+def test_exit_status_of_the_program_is_kept():
     run = _emulate("--", "/bin/sh", "-c", "echo $DEEPWELL_EMULATE_ARCH; exit 7")
     assert (run.returncode, run.stdout) == (7, "sm_90a\n")
     assert "has not used the GPU" in run.stderr

@@ -42,7 +42,7 @@ def _sections(text: str) -> dict[str, list[int]]:
     return made
 
 
-def test_answers_are_an_h200s():
+def test_probes_give_an_h200s_answers():
     ours = _sections(_probes())
     theirs = _sections((_PROBES / "hopper_h200.txt").read_text())
     assert list(ours) == list(theirs)
@@ -51,7 +51,7 @@ def test_answers_are_an_h200s():
             assert ours[name] == theirs[name], name
 
 
-def test_products_are_rounded_as_an_h200_rounds_them():
+def test_mmas_round_like_an_h200():
     theirs = (_PROBES / "hopper_rounding_h200.txt").read_text()
     assert len(_sections(theirs)) == 20
     assert _sections(_probes("rounding")) == _sections(theirs)
@@ -98,7 +98,7 @@ def _beside_an_h200(*arguments: str) -> str:
     return run.stdout
 
 
-def test_kernels_words_are_an_h200s():
+def test_kernels_give_an_h200s_words():
     said = _beside_an_h200("--quick")
     assert "10 cases; 26 outputs compared" in said
     # Sums that are exact in any order have the same bits (the program checks that), and so do most
@@ -124,7 +124,7 @@ def _compile_cases(folder: Path, cases: str):
 
 
 @pytest.mark.slow
-def test_quantization_is_the_codecs(tmp_path):
+def test_quantization_equals_the_codecs(tmp_path):
     _compile_cases(tmp_path, "quantize")
     program = _ROOT / "build" / "release" / "bin" / "compare_machines"
     words = ["record", str(tmp_path / "words.txt"), "--kernels", str(tmp_path), "-k", "quantize"]
@@ -136,7 +136,7 @@ def test_quantization_is_the_codecs(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_variants_words_are_an_h200s(tmp_path):
+def test_every_variant_gives_an_h200s_words(tmp_path):
     _compile_cases(tmp_path, "attention")
     said = _beside_an_h200("--kernels", str(tmp_path), "-k", "attention")
     assert "123 cases; 316 outputs compared" in said

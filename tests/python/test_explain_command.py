@@ -22,7 +22,7 @@ def report(*arguments, cache):
     return json.loads(run.stdout)
 
 
-def test_says_who_and_why(tmp_path):
+def test_backend_and_reason_are_shown(tmp_path):
     plain = report("8,16,2048,128,causal", cache=tmp_path)
     assert plain["chosen"] == "deepwell"
     assert [c["name"] for c in plain["candidates"]] == [
@@ -44,7 +44,7 @@ def test_says_who_and_why(tmp_path):
     assert odd["chosen"] == "math" and "head_dim is 100" in odd["candidates"][0]["reason"]
 
 
-def test_in_words(tmp_path):
+def test_explanation_as_text(tmp_path):
     run = explain("attention", "2,8,512,64,window=128:0,dropout=0.1", cache=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "Chosen: deepwell" in run.stdout
@@ -111,7 +111,7 @@ def test_another_gpus_figures_are_not_measurements(tmp_path):
         (("kernels", "x"), 2, "unknown argument 'x'"),
     ],
 )
-def test_refuses(arguments, status, part, tmp_path):
+def test_invalid_calls_are_rejected(arguments, status, part, tmp_path):
     run = explain(*arguments, cache=tmp_path)
     assert run.returncode == status
     assert part in run.stderr
@@ -120,7 +120,7 @@ def test_refuses(arguments, status, part, tmp_path):
 UNPROVEN = "proven on the emulator, not run on hardware"
 
 
-def test_product_names_its_proof(tmp_path):
+def test_gemm_states_its_proof(tmp_path):
     """Blackwell's kernels are described by their proof, and none is used by default."""
     run = explain(
         "gemm", "8192,8192,8192,bias,gelu", "--target", "sm_100a", "--json", cache=tmp_path
@@ -161,7 +161,7 @@ def test_product_names_its_proof(tmp_path):
 _OF_GRAPHS = ("softmax", "attention", "gemm", "elementwise", "move", "reduce", "gather", "matmul")
 
 
-def test_kernels_say_where_they_were_proven(tmp_path):
+def test_kernels_state_their_proof(tmp_path):
     run = explain("kernels", "--json", cache=tmp_path)
     kernels = {row["name"]: row for row in json.loads(run.stdout)}
     for name, row in kernels.items():

@@ -103,7 +103,7 @@ _QUICK_TRAININGS = ("mistral", "bert")
 @pytest.mark.parametrize(
     "variant", [_parameter(v, quick=v.family in _QUICK_TRAININGS) for v in PLAIN]
 )
-def test_30_steps(variant: Variant, always) -> None:
+def test_losses_over_30_steps(variant: Variant, always) -> None:
     """Losses follow PyTorch's over 30 steps of AdamW on four batches that can be learned by heart."""
     models = [variant.build().train()]
     models.append(deepwell.optimize(copy.deepcopy(models[0]), verbose=False))
@@ -174,7 +174,7 @@ def test_dropout(family: str, implementation: str, always, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_relative_bias_is_trained(always) -> None:
+def test_relative_position_bias_gets_gradients(always) -> None:
     """T5's bias is an operand of attention and receives its gradient, from every layer that adds it."""
     if not available(BY_FAMILY["t5"]):
         pytest.skip("this transformers has no T5")
@@ -190,7 +190,7 @@ def test_relative_bias_is_trained(always) -> None:
     assert engine_calls(model) == (1, 0)
 
 
-def test_the_document_says_what_is_tested() -> None:
+def test_document_agrees_with_the_tests() -> None:
     """docs/models.md holds the table of the variants above (python tests/python/zoo_families.py)."""
     path = Path(__file__).parents[2] / "docs" / "models.md"
     assert document() in path.read_text()

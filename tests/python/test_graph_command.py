@@ -26,7 +26,7 @@ def graph(tmp_path):
     return str(path)
 
 
-def test_prints_what_it_read(graph, tmp_path):
+def test_graph_is_printed_as_read(graph, tmp_path):
     first = run("graph", graph)
     assert first.returncode == 0, first.stderr
     assert "linear" in first.stdout
@@ -84,7 +84,7 @@ def test_malformed_and_missing_files(tmp_path):
         assert path.name in result.stderr
 
 
-def test_what_is_no_graph_is_one_message(tmp_path):
+def test_invalid_files_give_one_message(tmp_path):
     def refused(path, expected):
         result = run("graph", str(path))
         assert result.returncode == 1
@@ -126,7 +126,7 @@ def test_an_endless_file_is_refused():
     assert "cannot read /dev/zero" in result.stderr
 
 
-def test_a_plan_beyond_memory_is_arithmetic(graph):
+def test_plan_larger_than_memory_is_described(graph):
     """The plan is described, because nothing of it is allocated; a graph whose sizes overflow is rejected."""
     result = run("graph", graph, "--plan", "B=1000000000000")
     assert result.returncode == 0

@@ -217,7 +217,7 @@ def test_functions_and_sums_round_once(name):
             )
 
 
-def test_infinite_where_pytorch_is():
+def test_infinities_agree_with_pytorch():
     class Log(nn.Module):
         def __init__(self):
             super().__init__()

@@ -133,7 +133,7 @@ def test_generations(name, blackwell, mxfp8, formats):
     assert gpu.formats == formats
 
 
-def test_the_table_of_the_page_is_the_catalogue():
+def test_documented_table_is_the_catalogue():
     def shown(figure, unit):
         return f"{figure.value / unit:.5g}" if figure and figure.value else ""
 
@@ -176,7 +176,7 @@ def test_files_and_dicts(tmp_path):
     assert dw.hardware("rtx5090").nvlink is None
 
 
-def test_what_makes_no_sense(tmp_path):
+def test_invalid_requests(tmp_path):
     file = tmp_path / "bad.json"
     file.write_text('{"profile": "h100", "memory": 80}')
     for what, part in [

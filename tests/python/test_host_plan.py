@@ -38,7 +38,7 @@ def needed(model, micro_batch: int) -> int:
     return dw.dryrun(model, call, accumulate=accumulate)["peak_bytes"]
 
 
-def test_the_largest_that_fits(empty) -> None:
+def test_largest_batch_that_fits(empty) -> None:
     before = None
     for micro_batch in DIVISORS:
         enough = needed(empty, micro_batch)
@@ -92,7 +92,7 @@ def test_bad_input(empty, what, changes, error, message) -> None:
         ({"arch": "blackwell-sm100"}, "arch is 'blackwell-sm100'.*has no GPUs.*b200:8"),
     ],
 )
-def test_what_is_for_gpus_alone_is_refused_by_its_name(empty, changes, message) -> None:
+def test_gpu_options_are_rejected_by_name(empty, changes, message) -> None:
     with pytest.raises(DeepwellError, match=message):
         dw.autoplan(empty, hw=host(2**40), **SIZES, **changes)
 
@@ -114,7 +114,7 @@ def test_the_program_plans_for_a_machine_without_gpus(tmp_path) -> None:
     assert done.returncode == 2 and "h100:8" in done.stderr
 
 
-def test_a_host_plan_is_not_played(empty) -> None:
+def test_host_plan_is_not_simulated(empty) -> None:
     plan = dw.autoplan(empty, hw=host(2**40), **SIZES)
     with pytest.raises(UnsupportedError, match="dryrun"):
         dw.dryrun(plan)

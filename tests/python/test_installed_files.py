@@ -82,7 +82,7 @@ def test_libraries_in_the_current_folder_are_not_loaded(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_the_emulator_is_found_beside_the_library_alone(tmp_path):
+def test_emulator_is_found_only_beside_the_library(tmp_path):
     """The emulator is loaded from the prefix. If it is missing, the message names it and the
     expected place. It is never loaded from the current folder."""
     prefix, elsewhere = tmp_path / "prefix", tmp_path / "elsewhere"
@@ -146,7 +146,7 @@ def test_an_installation_without_the_emulator_works_and_says_what_is_missing(tmp
     assert "libdeepwell_emulator.so, which could not be loaded" in result.stdout
 
 
-def test_the_environments_program_finds_the_emulator():
+def test_program_of_the_environment_finds_the_emulator():
     result = run("emulate", "--", "/usr/bin/env")
     assert result.returncode == 0, result.stderr
     folders = [

@@ -47,7 +47,7 @@ def bound(x, weight, bias, made):
 
 
 @needs_kernels
-def test_products_are_right():
+def test_linear_layers_are_right():
     generator = torch.Generator().manual_seed(3)
     for rows, n, k, with_bias in [(1, 8, 8, True), (37, 136, 200, False), (130, 72, 64, True)]:
         x = torch.randn(rows, k, generator=generator).bfloat16()
@@ -119,7 +119,7 @@ def test_falls_back_and_says_so():
     assert empty(torch.zeros(0, 64, dtype=torch.bfloat16)).shape == (0, 8)
 
 
-def test_rows_that_do_not_fit(capsys):
+def test_unsupported_rows_fall_back(capsys):
     model = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.Linear(8, 8)).bfloat16()
     deepwell.optimize(model, target=TARGET)
     printed = capsys.readouterr().out
@@ -127,7 +127,7 @@ def test_rows_that_do_not_fit(capsys):
     assert "Linear layers: 1" in printed
 
 
-def test_nobody_gets_them_unasked(capsys):
+def test_blackwell_kernels_run_only_on_request(capsys):
     model = model_of()
     deepwell.optimize(model)
     assert linear.UNPROVEN not in capsys.readouterr().out
@@ -164,7 +164,7 @@ print(told[0].message)
 """
 
 
-def test_kernel_that_cannot_be_had(tmp_path):
+def test_missing_kernel_falls_back(tmp_path):
     """A kernel that the library lacks, without a compiler: PyTorch's GEMM runs, and the log reports it once."""
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_COMPILER],
@@ -177,7 +177,7 @@ def test_kernel_that_cannot_be_had(tmp_path):
     assert "a linear layer runs in PyTorch: GEMM (m 4, n 64, k 64, f16, bias)" in run.stdout
 
 
-def test_documents_mark_them():
+def test_documents_mark_emulator_proof():
     """Every document that mentions these kernels states that only the emulator has run them."""
     for page in (
         "README.md",

@@ -85,7 +85,7 @@ def test_load_balancing_loss(name: str, padded: bool, always) -> None:
     assert engine_calls(ours) == (1, 0), deepwell.summary(ours)
 
 
-def test_products_by_expert_and_symbols() -> None:
+def test_gemms_per_expert_with_symbolic_sizes() -> None:
     model = mixtures.mixtral()
     before = model.config._experts_implementation
     captured = capture_graph(model, (), arguments(2, 17))

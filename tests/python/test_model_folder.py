@@ -225,7 +225,7 @@ def test_same_function_as_transformers(saved):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-rope-llama3", "qwen3-windows", "mistral"])
-def test_f64_agrees_to_f64s_own_rounding(name, tmp_path):
+def test_f64_agrees_within_f64_rounding(name, tmp_path):
     """Detects errors that single precision would hide: both rotate positions by F32 angles, and
     everything else is F64."""
     model = make(name)
@@ -432,7 +432,7 @@ def test_weights_that_are_no_numbers_are_refused(bad, tmp_path):
     assert not weights[name][4].isfinite()
 
 
-def test_saving_keeps_what_is_not_ours(tmp_path):
+def test_saving_keeps_foreign_files(tmp_path):
     make("gpt2").save_pretrained(tmp_path / "source")
     target = tmp_path / "target"
     target.mkdir()

@@ -104,7 +104,7 @@ def same_or_nan(a, b):
 
 
 @pytest.mark.parametrize("name", rules.FIELDS)
-def test_every_code_has_its_value(name):
+def test_every_code_has_the_documented_value(name):
     bits = rules.FIELDS[name][4]
     codes = np.arange(1 << (bits - (name == "ue4m3")), dtype=np.uint16)
     values = decode(codes, name)
@@ -123,7 +123,7 @@ def test_every_code_has_its_value(name):
     assert np.array_equal(encode(values, name, overflow="nonfinite")[finite], codes[finite])
 
 
-def test_every_scale_code_has_its_value():
+def test_every_scale_code_has_the_documented_value():
     codes = np.arange(256, dtype=np.uint8)
     values = decode(codes, "e8m0")
     assert same_or_nan(values, codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float32))
@@ -192,7 +192,7 @@ def test_scales_encode_exactly(overflow):
 
 @pytest.mark.parametrize("name", rules.FIELDS)
 @pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
-def test_stochastic_rounding_is_the_stated_one(name, overflow):
+def test_stochastic_rounding_follows_the_documentation(name, overflow):
     rng = np.random.default_rng(3)
     wide = (rng.standard_normal(100_001) * np.exp2(rng.integers(-40, 18, 100_001))).astype(
         np.float32
@@ -222,7 +222,7 @@ def test_stochastic_rounding_is_unbiased(name):
             assert abs((got == high).mean() - p) < 6 * math.sqrt(p * (1 - p) / count)
 
 
-def test_numbers_of_the_grid_are_not_moved():
+def test_representable_numbers_are_unchanged():
     for name in rules.FIELDS:
         values = rules.grid(name).astype(np.float32)
         codes = encode(values, name, rounding="stochastic", seed=9)
@@ -575,7 +575,7 @@ def torchao_function(file, name):
 
 
 @pytest.mark.parametrize("count", [4096, pytest.param(MILLION // 8, marks=pytest.mark.slow)])
-def test_fp8_blocks_beside_torchao(count):
+def test_fp8_blocks_compared_with_torchao(count):
     """torchao multiplies by 448 / amax, rounded; ours divides by amax / 448, rounded. Scales agree within two
     roundings (each 2^-24), and codes wherever that does not decide a tie: never by more than one step."""
     peer_quantize = torchao_function(
@@ -617,7 +617,7 @@ def signs(size, **random):
 
 @pytest.mark.parametrize("size", [2, 4, 8, 16, 32, 64, 128])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_hadamard_is_the_stated_matrix(size, axis):
+def test_hadamard_equals_the_documented_matrix(size, axis):
     """On small integers every sum is exact, and the result is one rounded product."""
     rng = np.random.default_rng(size)
     x = rng.integers(-1000, 1000, (5, 3 * size)).astype(np.float32)

@@ -53,7 +53,7 @@ def test_not_in_place_leaves_the_original(always) -> None:
     torch.testing.assert_close(other(x), model(x))
 
 
-def test_optimize_twice_is_optimize_once(always) -> None:
+def test_optimizing_twice_equals_optimizing_once(always) -> None:
     model = mlp()
     deepwell.optimize(deepwell.optimize(model, verbose=False), verbose=False)
     model(torch.randn(4, 37))
@@ -72,7 +72,7 @@ def test_exact_output_structure(always) -> None:
         torch.testing.assert_close(a.values, b.values, rtol=1e-4, atol=1e-5)
 
 
-def test_new_length_is_not_a_capture(always) -> None:
+def test_new_length_needs_no_capture(always) -> None:
     import time
 
     model = deepwell.optimize(llama().train(), verbose=False)
@@ -98,7 +98,7 @@ def test_new_length_is_not_a_capture(always) -> None:
     ],
     ids=["flag", "submodule", "parameter", "config"],
 )
-def test_changes_are_noticed(change, reason, always) -> None:
+def test_changes_of_a_model_are_detected(change, reason, always) -> None:
     plain = small_gpt2().eval()
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     call(ours)
@@ -159,7 +159,7 @@ class Untraceable(nn.Module):
         return self.single(y)
 
 
-def test_modules_are_replaced_where_the_whole_cannot_be(always) -> None:
+def test_submodules_are_optimized_if_the_model_cannot_be(always) -> None:
     plain = Untraceable()
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     x = torch.randn(6, 37)
@@ -175,7 +175,7 @@ def test_modules_are_replaced_where_the_whole_cannot_be(always) -> None:
     assert all("forward" not in module.__dict__ for module in ours.modules())
 
 
-def test_slower_is_left_alone(monkeypatch) -> None:
+def test_slower_engine_is_not_used(monkeypatch) -> None:
     """If the engine measures slower, the original runs, and the summary reports it."""
     import time
 
@@ -198,7 +198,7 @@ def test_slower_is_left_alone(monkeypatch) -> None:
     assert "measured slower" in deepwell.summary(model)
 
 
-def test_measuring_changes_nothing(monkeypatch) -> None:
+def test_measuring_has_no_side_effects(monkeypatch) -> None:
     monkeypatch.delenv("DEEPWELL_MEASURE", raising=False)
     model = small_gpt2(resid_pdrop=0.1).train()
     state = copy.deepcopy(model.state_dict())
@@ -244,7 +244,7 @@ def test_profile(always) -> None:
 @pytest.mark.parametrize(
     "options", [{"precision": "fp8"}, {"target": "sm_120a"}, {"logits": False}], ids=str
 )
-def test_what_is_not_built_says_so(options) -> None:
+def test_missing_features_are_reported(options) -> None:
     with pytest.raises(deepwell.UnsupportedError, match="not supported in this version"):
         deepwell.optimize(mlp(), **options)
 
@@ -254,7 +254,7 @@ def test_wrong_arguments() -> None:
         deepwell.optimize(lambda x: x)
 
 
-def test_half_precision_is_left_alone() -> None:
+def test_half_precision_models_are_unchanged() -> None:
     model = deepwell.optimize(mlp().bfloat16(), verbose=False)
     text = deepwell.summary(model)
     assert "not optimized" in text or "bfloat16" in text

@@ -70,7 +70,7 @@ def outputs_that_change(model, rows):
 
 # PyTorch rejects writes to a broadcast tensor.
 @pytest.mark.parametrize("name", [*[name for name in SHARED if name != "broadcast"], *IN_PYTORCH])
-def test_a_write_is_seen_where_pytorch_shows_it(name):
+def test_in_place_writes_are_visible_as_in_pytorch(name):
     returns = SHARED.get(name) or IN_PYTORCH[name][0]
     plain = Model(returns)
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)

@@ -74,7 +74,7 @@ def test_evaluate_predicts_every_row_or_says_why_not(table):
     assert "5 rows predicted, 1 not" in text and "abacus" in text
 
 
-def test_calibrated_constants_are_taken_back(table, tmp_path):
+def test_calibrated_constants_can_be_loaded(table, tmp_path):
     file = tmp_path / "constants.json"
     result = run("calibrate", str(table), "--write", str(file), "--json")
     assert result.returncode == 0, result.stderr
@@ -86,7 +86,7 @@ def test_calibrated_constants_are_taken_back(table, tmp_path):
     assert errors["median"] == pytest.approx(report["fitted"]["all"]["median"], abs=1e-3)
 
 
-def test_a_table_of_something_else_is_refused(tmp_path):
+def test_table_without_runs_is_rejected(tmp_path):
     """A file without the columns of a run, and one whose rows all lack values, end with status 1."""
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")

@@ -299,7 +299,7 @@ def test_parameters_are_those_of_transformers_class(family: str, sizes: dict[str
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3_text", "falcon"])
-def test_what_publishers_wrote_reads_alike(family: str, tmp_path: Any) -> None:
+def test_published_configurations_are_read(family: str, tmp_path: Any) -> None:
     """Tests a saved folder, and the bare fields that older files have."""
     sizes = next(case for name, case in CASES if name == family)
     model = build(family, sizes)
@@ -468,7 +468,7 @@ REAL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
-def test_real_models_three_ways(name: str) -> None:
+def test_model_by_name_by_config_and_captured(name: str) -> None:
     """A model by name, by config.json, and captured on the meta device: the operations are the
     same."""
     family, sizes = REAL[name]
@@ -487,7 +487,7 @@ def test_real_models_three_ways(name: str) -> None:
 @pytest.mark.parametrize(
     "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpt", "gpt_oss"))]
 )
-def test_attention_of_other_kinds(family: str) -> None:
+def test_attention_with_sinks_alibi_and_encoders(family: str) -> None:
     """Attention with sinks or alibi, which consists of single operations, and an encoder's: the
     same widths, with all pairs."""
     model = build(family, next(case for name, case in CASES if name == family))
@@ -549,7 +549,7 @@ def spoil(graph: Any, random: Random) -> None:
 
 
 @pytest.mark.parametrize("path", GRAPHS_OF_THE_CORPUS, ids=lambda path: path.stem)
-def test_spoiled_graphs_are_refused_or_whole(path: Path) -> None:
+def test_corrupted_graphs_are_rejected_or_valid(path: Path) -> None:
     """A corrupted graph gives a model with positive sizes, or one line with the reason why not."""
     text = path.read_text()
     refused = 0
@@ -578,6 +578,6 @@ def test_the_catalogue_is_listed() -> None:
     assert {"llama3-405b", "deepseek-v3", "gpt3-175b"} <= set(names())
 
 
-def test_an_unknown_name_says_so() -> None:
+def test_unknown_names_are_reported() -> None:
     with pytest.raises(_deepwell.Error, match="similar names: llama3-70b"):
         _deepwell.planner_model("llama3-71b")

@@ -217,7 +217,7 @@ def check_layer(plain, model, recipe, x, dy):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("layout", ["linear", "conv1d"])
-def test_products_of_a_linear_layer(layout, recipe, shape):
+def test_gemms_of_a_linear_layer(layout, recipe, shape):
     rows, inputs, outputs = shape
     if layout == "conv1d" and rows not in (7, 130):
         pytest.skip("the layouts differ in strides alone: two shapes are enough")

@@ -10,12 +10,12 @@ def probe(*arguments):
     return program.run("probe", *arguments)
 
 
-def test_cards_without_nvlink_are_none_joined():
+def test_cards_without_nvlink_have_no_domain():
     words = probe("--hardware", "rtx5090:4")
     assert "none joined by NVLink" in words.stdout and "1 joined" not in words.stdout
 
 
-def test_this_machine_in_words_and_as_json():
+def test_this_machine_as_text_and_json():
     words = probe()
     assert words.returncode == 0, words.stderr
     assert "CPU" in words.stdout and f"{len(os.sched_getaffinity(0))} usable" in words.stdout
@@ -26,7 +26,7 @@ def test_this_machine_in_words_and_as_json():
         assert described["machine"]["gpus"] == [] and "no GPU" in described["machine"]["remarks"][0]
 
 
-def test_a_file_is_edited_and_given_back(tmp_path):
+def test_edited_description_is_accepted(tmp_path):
     file = tmp_path / "cluster.json"
     assert probe("--hardware", "h100:64", "-o", file).returncode == 0
     written = json.loads(file.read_text())
@@ -43,7 +43,7 @@ def test_a_file_is_edited_and_given_back(tmp_path):
     assert "128; 8 in a node, 8 joined by NVLink" in words.stdout
 
 
-def test_this_machines_own_file_is_one(tmp_path):
+def test_description_of_this_machine_is_valid(tmp_path):
     file = tmp_path / "here.json"
     assert probe("-o", file).returncode == 0
     read = probe("--hardware", file, "--json")
@@ -59,7 +59,7 @@ def test_profiles_are_listed():
         assert name in names
 
 
-def test_what_makes_no_sense(tmp_path):
+def test_invalid_requests(tmp_path):
     file = tmp_path / "h.json"
     file.write_text('{"profile": "h100", "memory": 80}')
     cases = [

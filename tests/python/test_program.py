@@ -73,7 +73,7 @@ def test_lost_output_is_a_failure():
             assert result.returncode == 1
 
 
-def test_output_that_was_lost_early_is_named(tmp_path):
+def test_early_loss_of_output_is_detected(tmp_path):
     """The output exceeds stdout's buffer, so that a write long before the last one fails."""
     nodes = "".join(f"%y{i} = exp(%{'x' if i == 0 else f'y{i - 1}'})\n" for i in range(400))
     file = tmp_path / "long.dwg"

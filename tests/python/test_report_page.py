@@ -106,14 +106,14 @@ def colour(page, expression):
     return numbers(page.evaluate(expression))[:3]
 
 
-def test_the_script_runs_and_asks_for_nothing_else(page, report):
+def test_page_loads_no_other_resource(page, report):
     assert page.errors == []
     assert len(page.requests) == 1 and page.requests[0].startswith("file://")
     assert page.evaluate("document.documentElement.lang") == "en"
     assert page.evaluate("document.querySelectorAll('canvas, svg').length") == 3
 
 
-def test_the_headline_is_the_json_s(page, report):
+def test_headline_agrees_with_the_json(page, report):
     cards = page.evaluate(
         "Object.fromEntries([...document.querySelectorAll('.cards div')].map("
         "d => [d.dataset.figure, [d.querySelector('b').textContent, d.querySelector('span').textContent]]))"
@@ -144,7 +144,7 @@ def test_the_headline_is_the_json_s(page, report):
             assert cards[name][0] == "–" and report[name + "_reason"] in cards[name][1]
 
 
-def test_the_plan_stands_there_in_words(page, report):
+def test_page_describes_the_plan(page, report):
     words = page.evaluate("byId('words').textContent")
     layout = report["layout"]
     said = numbers(words)
@@ -160,7 +160,7 @@ def test_the_plan_stands_there_in_words(page, report):
     assert report["gpu"] in words and f"ZeRO {layout['zero_stage']}" in words
 
 
-def test_it_says_what_is_predicted(page, report):
+def test_page_states_the_prediction(page, report):
     assert page.evaluate("byId('basis').innerText") == "Predicted, not measured"
     text = page.evaluate("document.body.innerText")
     if report["capability"] >= 100:
@@ -193,7 +193,7 @@ def test_parts_of_time_and_memory_add_up(page, report):
         assert len(parts) >= 3 and sum(parts) <= page.evaluate(f"byId('{stack}').clientWidth") + 1
 
 
-def test_every_event_is_where_it_belongs(page, report):
+def test_events_have_the_right_place(page, report):
     """Checks pixels of the timeline in the middle of events that are wide enough: each has the colour of its kind."""
     page.evaluate("document.querySelector('[data-view=begin]').click()")
     found = page.evaluate("""(() => {
@@ -243,7 +243,7 @@ def test_the_roofline_has_every_kernel(page, report):
     assert len(rows(page, "kernels")) == len(kernels)
 
 
-def test_hovering_tells_what_it_is(page, report):
+def test_hovering_describes_the_event(page, report):
     x, y, width, height = page.box("#timeline")
     at = page.evaluate("""(() => {
       const lane = data.lanes[0], scale = scaleX(timeline.clientWidth);
@@ -321,7 +321,7 @@ def test_small_windows_and_paper(page, report):
     page.media()
 
 
-def test_what_a_screen_reader_meets(page, report):
+def test_accessibility_texts(page, report):
     unnamed = page.evaluate(
         "[...document.querySelectorAll('[role=img], canvas, svg')].filter(e => !e.getAttribute('aria-label')).length"
     )

@@ -59,7 +59,7 @@ def check(one: dict) -> None:
 
 
 @needs_compiler
-def test_counted(counter) -> None:
+def test_counted_memory_of_quick_models(counter) -> None:
     """Cases: with a loss and without; several parts of backward; both optimizers; accumulated
     gradients; outputs that are kept."""
     tasks = ["mlp:adamw", "llama-parts:adamw_dw:accumulate:keep"]
@@ -83,7 +83,7 @@ def test_counted_for_every_model(counter) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw_dw", "adamw"])
 @pytest.mark.parametrize("name", LARGE)
-def test_process_grows_by_it(counter, name, optimizer) -> None:
+def test_growth_of_the_process(counter, name, optimizer) -> None:
     """Measures with two threads, and memory as the system counts it. glibc keeps up to 64 MiB of
     freed memory, unless it is told to map larger blocks separately."""
     task = f"{name}:{optimizer}:t2"
@@ -132,7 +132,7 @@ def test_meta_device_makes_no_difference() -> None:
     assert dw.dryrun(empty, arguments) == dw.dryrun(made.build().train(), arguments)
 
 
-def test_what_grows() -> None:
+def test_memory_grows_with_sizes_and_threads() -> None:
     """Sizes, threads and frozen parameters have the expected effect."""
     made = MODELS["gpt2"]
     model = made.build().train()

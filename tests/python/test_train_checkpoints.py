@@ -241,7 +241,7 @@ def half(start, tmp_path):
     return tmp_path
 
 
-def test_what_differs_is_named(start, half):
+def test_differences_from_the_checkpoint_are_named(start, half):
     def refused(*changes, status=1):
         return run(*start, *places(half), "--resume", *changes, status=status).stderr
 
@@ -437,7 +437,7 @@ def test_damage_is_named(damage, named, status, start, half):
     assert whole_tree(half) == before
 
 
-def test_without_the_damaged_one_the_earlier_serves(start, half, uninterrupted):
+def test_earlier_checkpoint_serves_if_the_newest_is_removed(start, half, uninterrupted):
     cut("model.safetensors")(half / "ck" / "step-000000000040")
     error = run(*start, *places(half), "--resume", status=1).stderr
     assert "remove" in error
@@ -450,7 +450,7 @@ def test_without_the_damaged_one_the_earlier_serves(start, half, uninterrupted):
 # ----------------------------------------------------------------------
 
 
-def test_files_that_may_not_grow(start, half, uninterrupted):
+def test_file_size_limit(start, half, uninterrupted):
     """Sets a file-size limit below the size of the weights, so that a checkpoint fails in the
     middle of writing."""
     limit = (half / "ck" / "step-000000000040" / "model.safetensors").stat().st_size // 2
@@ -535,7 +535,7 @@ def test_folders_that_cannot_be_written(start, closed):
         assert "Permission denied" in error and str(closed) in error
 
 
-def test_folders_that_cannot_be(start, tmp_path):
+def test_impossible_folders(start, tmp_path):
     (tmp_path / "file").write_text("x")
     for place in ("file", "file/below"):
         error = run(*start, "--checkpoint", tmp_path / place, status=1).stderr

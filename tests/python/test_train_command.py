@@ -92,7 +92,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_trains_as_torch_does(family, models, data, tokens, tmp_path):
+def test_training_equals_torch(family, models, data, tokens, tmp_path):
     log, output = tmp_path / "log.jsonl", tmp_path / "out"
     run("--model", models[family], "--data", data, "--val", data, "--val-batches", 0, *OPTIONS,
         "--output", output, "--log", log)  # fmt: skip
@@ -317,7 +317,7 @@ def test_wrong_usage(arguments, status, named, models, data, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-def test_what_is_missing_is_named(models, data, tmp_path):
+def test_missing_options_are_named(models, data, tmp_path):
     assert "--model" in run("--data", data, "--output", tmp_path / "o", status=2).stderr
     assert "--data" in run("--model", models["gpt2"], "--output", tmp_path / "o", status=2).stderr
     assert "--output" in run("--model", models["gpt2"], "--data", data, status=2).stderr
@@ -327,7 +327,7 @@ def test_what_is_missing_is_named(models, data, tmp_path):
     assert "none" in nowhere.stderr
 
 
-def test_dry_run_says_what_it_would_take(models, data, tmp_path):
+def test_dry_run_states_time_and_memory(models, data, tmp_path):
     plan = ["--model", models["llama"], "--data", data, *OPTIONS, "--dry-run"]
     text = run(*plan).stdout
     parameters = sum(p.numel() for p in train_runs.load_model(models["llama"]).parameters())

@@ -52,7 +52,7 @@ def applied(folder) -> list[bool]:
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [4, 5]), (2, [3, 4, 5])])
-def test_checkpoints_of_bad_steps_do_not_push_out_the_good_ones(model, keep, left, tmp_path):
+def test_checkpoints_of_bad_steps_do_not_replace_good_ones(model, keep, left, tmp_path):
     """Step 5 is the last applied step. Only the next step shows that its weights give no finite loss, so the
     checkpoints that it would replace stay.
     """
@@ -74,7 +74,7 @@ def test_a_last_step_that_is_not_finite_is_a_failure(model, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bad_step_in_between_is_none(model, tmp_path):
+def test_bad_step_in_between_is_skipped(model, tmp_path):
     run(*arguments(model, tmp_path, [5, 7]))
     assert applied(tmp_path) == [step not in (5, 7) for step in range(1, STEPS + 1)]
     assert kept(tmp_path) == [9, 10]
@@ -95,7 +95,7 @@ def test_a_bad_step_in_between_is_none(model, tmp_path):
         (["--steps", 20, "--schedule-steps", 10, "--min-lr-ratio", 0], "schedule_steps"),
     ],
 )
-def test_options_that_cannot_be_meant(options, named, model, tmp_path):
+def test_contradictory_options(options, named, model, tmp_path):
     given = arguments(model, tmp_path, [])
     assert named in run(*given, *options, status=2).stderr
     assert not (tmp_path / "ck").exists()

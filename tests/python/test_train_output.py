@@ -30,7 +30,7 @@ def arguments(model, tmp_path):
     ]
 
 
-def test_what_killed_runs_left_goes(arguments, tmp_path):
+def test_leftovers_of_killed_runs_are_removed(arguments, tmp_path):
     for name in ("out.1-0.tmp", "out.999999999-3.tmp", "out.77-0.tmp", "out.mine.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(bytes(100))
@@ -49,7 +49,7 @@ def test_what_killed_runs_left_goes(arguments, tmp_path):
     assert "bad.bin" in error and not (tmp_path / "out.1-0.tmp").exists()
 
 
-def test_a_log_is_cut_back_in_place(arguments, tmp_path):
+def test_log_is_truncated_in_place(arguments, tmp_path):
     """A log is truncated without a second file that a killed process could leave; the remaining
     lines keep their bytes."""
     log = tmp_path / "log.jsonl"
@@ -113,7 +113,7 @@ def test_a_pipe_among_the_files_is_found_before_training(arguments, model, tmp_p
 
 
 @pytest.mark.parametrize("closed", [(2,), (1, 2), (0, 1, 2)])
-def test_closed_descriptors_are_no_files(closed, arguments, tmp_path):
+def test_closed_descriptors_are_not_used_for_files(closed, arguments, tmp_path):
     """Without a standard descriptor the next opened file would get its number, and messages would go into it."""
 
     def close():

@@ -17,7 +17,7 @@ from zoo import BY_NAME, small_gpt2
         pytest.param(deepwell.AdamW, "gpt2", id="deepwell-gpt2", marks=pytest.mark.slow),
     ],
 )
-def test_200_steps(name: str, optimizer, always) -> None:
+def test_losses_over_200_steps(name: str, optimizer, always) -> None:
     """Losses within 1e-3 of PyTorch's FP32 losses over 200 steps on a learnable sequence."""
     case = BY_NAME[name]
     plain = case.build().train()
@@ -66,7 +66,7 @@ def test_same_seed_same_bits(always) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, other))
 
 
-def test_dropout_drops_what_it_should(always) -> None:
+def test_dropout_keeps_the_right_share(always) -> None:
     """Dropout keeps a share 1-p, scaled by 1/(1-p), and its gradient uses the same mask."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Dropout(0.3)).train()
     torch.nn.init.zeros_(model[0].weight)

@@ -327,7 +327,7 @@ def test_gradient_inside(support) -> None:
 
 
 @pytest.mark.support("Modules", "subclasses, model.forward(), partial, inspect.signature", "engine")
-def test_being_a_forward(support) -> None:
+def test_optimized_module_inside_a_forward(support) -> None:
     class Derived(Net):
         def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
             """A module that scales its input."""

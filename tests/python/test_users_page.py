@@ -6,7 +6,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_the_page_is_what_the_tests_say() -> None:
+def test_page_agrees_with_the_tests() -> None:
     spec = importlib.util.spec_from_file_location("support_page", ROOT / "scripts" / "support.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

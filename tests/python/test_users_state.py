@@ -194,7 +194,7 @@ def as_it_was(monkeypatch):
     "engine",
 )
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_what_helpers_read(change, support, as_it_was) -> None:
+def test_helpers_and_modules_that_a_forward_reads(change, support, as_it_was) -> None:
     plain, ours = pair(Reads)
     before = ours(rows())
     close(before, plain(rows()))
@@ -369,7 +369,7 @@ CLOCK = [1.0]
         AsksGradient, AsksLeaf, AsksNode, AsksVersion, AsksParameter, AsksInference, AsksTime, AsksEnvironment,
     ],
 )  # fmt: skip
-def test_other_questions(build, support, monkeypatch) -> None:
+def test_other_queries_while_tracing(build, support, monkeypatch) -> None:
     plain, ours = pair(build)
     x = rows()
     close(ours(x), plain(x))
@@ -516,7 +516,7 @@ class Prints(Net):
 @pytest.mark.parametrize(
     "build", [LogsElsewhere, CountsElsewhere, CountsInHelper, FillsCache, Prints]
 )
-def test_written_elsewhere(build, support, monkeypatch, capsys) -> None:
+def test_state_written_outside_the_model(build, support, monkeypatch, capsys) -> None:
     def use(model):
         SEEN.clear(), cached_mask.cache_clear()
         COUNTS.calls, globals()["TOTAL"] = 0, 0
@@ -542,7 +542,7 @@ def test_the_comparison_with_pytorch_leaves_no_trace(monkeypatch) -> None:
     assert model.ema is before and not before.any()
 
 
-def test_a_profiler_is_put_back() -> None:
+def test_profiler_is_restored() -> None:
     calls = []
 
     def profile(*event):

@@ -352,7 +352,7 @@ def resident() -> int:
 @pytest.mark.support(
     "Memory", "hundreds of steps, some without a backward, leave nothing", "engine"
 )
-def test_steps_leave_nothing(support) -> None:
+def test_steps_leak_nothing(support) -> None:
     """A step's output alone is 64 kB, and its arena more: leaking one per step would add 20 MB and
     more."""
     ours = optimized(Net())
