@@ -75,7 +75,8 @@ class Calls(smoke.Provider):
         result without launching."""
         tensor, wide = native.Tensor(1 << 40, 0, 64, 64), native.Tensor(1 << 40, 0, 96, 96)
         fine = dict(batch=1, heads_q=1, heads_kv=1, seq_len_q=9, seq_len_kv=9, head_dim=64)
-        fine |= dict(scale=0.5, window_left=-1, window_right=0, q=tensor, k=tensor, v=tensor, o=tensor)
+        fine |= dict(scale=0.5, window_left=-1, window_right=0)
+        fine |= dict(q=tensor, k=tensor, v=tensor, o=tensor)
         wrong = [
             (dict(zip("qkvo", 4 * [wide])) | {"head_dim": 96}, "head dimension 96: 64 or 128"),
             ({"seq_len_kv": 10}, "causal attention of 9 queries to 10 keys"),
