@@ -5,7 +5,7 @@
  *     ./experts                            on an NVIDIA GPU (B200 or B300)
  *     ./experts emulator:sm_100a           without a GPU: an emulated B200 runs the same kernels, slowly
  *
- * All inputs are small integers, so that the sums are exact, and the program compares every element of a group's result.
+ * All inputs are small integers, so that the sums are exact. The program compares every element of the results.
  */
 #include <deepwell/deepwell.h>
 #include <stdio.h>

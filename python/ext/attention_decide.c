@@ -1,6 +1,5 @@
-/* Translates queries about a call of attention, described by its sizes, to libdeepwell, which decides which backend runs
- * it (dw_attention_decide, dw_attention_has_alternative). A table remembers the decided classes
- * of calls. */
+/* Translates queries about a call of attention, described by its sizes, to libdeepwell, which decides which backend
+ * runs it (dw_attention_decide, dw_attention_has_alternative). A table remembers the decided classes of calls. */
 #include "attention_module.h"
 #include "deepwell/explain.h"
 #include <string.h>
@@ -54,8 +53,8 @@ static PyObject *fail(void) {
     return NULL;
 }
 
-/* attention_decide(prepare, with or None, *sizes) -> (verdict, name or None, because, refusal); verdict "ours", "others" or
- * "unmeasured". A call that is not consistent is refused with the message. */
+/* attention_decide(prepare, with or None, *sizes) -> (verdict, name or None, because, refusal); verdict is "ours",
+ * "others" or "unmeasured". A call that is not consistent is refused with the message. */
 static PyObject *attention_decide(PyObject *self, PyObject *args) {
     (void)self;
     static const char *const verdicts[] = {[DW_ATTENTION_OURS] = "ours",

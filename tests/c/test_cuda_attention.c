@@ -427,7 +427,7 @@ static void test_driver_failures(void **state) {
         assert_non_null(strstr(dw_last_error(), cases[i].part));
         assert_non_null(
             strstr(dw_last_error(),
-                   "batch 3, 4 query heads on 2, rows 1000 x 900, head_dim 128, bf16, causal"));
+                   "batch 3, 4 query heads on 2, seq_len 1000 x 900, head_dim 128, bf16, causal"));
         fake->failing = NULL;
     }
     const char *const loading[] = {"cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute"};

@@ -155,7 +155,7 @@ static void refusals(void *unused) {
     dw_attention call = named_call();
     provider->refused = "head dimension 128: another one";
     refused(&call, DW_UNSUPPORTED,
-            "attention (batch 3, 4 query heads on 2, rows 1000 x 900, head_dim 128, bf16): "
+            "attention (batch 3, 4 query heads on 2, seq_len 1000 x 900, head_dim 128, bf16): "
             "cutlass.sm100.attention: head dimension 128: another one");
     provider->refused = NULL;
     /* These calls are invalid for every backend. */

@@ -1,5 +1,5 @@
-/* Attention forward of sm_100 (cuda/sm100/sm100_attention_forward.cu) on the emulator, against FP64: its PTX as the compiler
- * makes it, the checker on. */
+/* Attention forward of sm_100 (cuda/sm100/sm100_attention_forward.cu) on the emulator, against FP64: its PTX as the
+ * compiler makes it, with the checker on. */
 #include "common/attention_params.h"
 #include "deepwell/hardware.h"
 #include "emulated_attention.h"

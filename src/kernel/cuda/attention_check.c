@@ -13,7 +13,8 @@ static const int64_t most_stride =
     ((int64_t)1 << 40) / 2 - 8; /* in elements: the hardware's limit in bytes is 2^40 */
 
 const char *dw__attention_describe(const dw_attention *call, char *text, size_t bytes) {
-    snprintf(text, bytes, "batch %d, %d query heads on %d, rows %d x %d, head_dim %d, %s%s%s%s%s",
+    snprintf(text, bytes,
+             "batch %d, %d query heads on %d, seq_len %d x %d, head_dim %d, %s%s%s%s%s",
              (int)call->batch, (int)call->heads_q, (int)call->heads_kv, (int)call->seq_len_q,
              (int)call->seq_len_kv, (int)call->head_dim, call->dtype == DW_F16 ? "f16" : "bf16",
              call->offsets_q ? ", packed" : "",

@@ -35,7 +35,7 @@ static inline bool dw__attention_has_no_keys(const dw_attention *call) {
     return call->batch == 0 || call->seq_len_kv == 0 || (call->offsets_q && call->total_k == 0);
 }
 
-/* "batch 2, 16 query heads on 4, rows 512 x 512, head_dim 128, bf16, causal": for messages. */
+/* "batch 2, 16 query heads on 4, seq_len 512 x 512, head_dim 128, bf16, causal": for messages. */
 const char *dw__attention_describe(const dw_attention *call, char *text, size_t bytes);
 
 /* ---- attention.c: variants --------------------------------------------------------------------- */
