@@ -53,7 +53,7 @@ SEEN_THROUGH: dict[type, Callable[[Any], Any]] = {}
 MISSING = NotImplemented
 
 
-# ---- whose code a file holds ---------------------------------------------------------------------------
+# ---- owners of code -------------------------------------------------------------------------------------
 
 USER, LIBRARY, STANDARD, TORCH = "user", "library", "standard", "torch"
 _OWN = tuple(

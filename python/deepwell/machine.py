@@ -273,7 +273,7 @@ def _shown(figure: Figure | None, unit: float, name: str) -> str:
 
 def _gpu_lines(gpu: GPU) -> list[str]:
     parts = [
-        f"{gpu.sm_count} processors" if gpu.sm_count else "",
+        f"{gpu.sm_count} SMs" if gpu.sm_count else "",
         _shown(gpu.figures.get("clock"), 1e6, "MHz"),
         _shown(gpu.figures.get("memory"), GIB, "GiB"),
         _shown(gpu.figures.get("memory_bandwidth"), 1e9, "GB/s"),

@@ -232,10 +232,11 @@ static bool settle_scale(PyObject *given, const tensor_view *q, attention_option
 }
 
 /* Returns whether another backend is known to run such a call, so that no autograd node is needed to learn that. */
-static bool is_a_rival_s(PyObject *const *args, const attention_options *options, bool gradient) {
+static bool other_backend_runs(PyObject *const *args, const attention_options *options,
+                               bool gradient) {
     attention_tensors tensors = {.q = {0}};
     dw_attention call;
-    if (!attention_has_rivals() || !look_at_inputs(args, &tensors)) return false;
+    if (!attention_has_alternatives() || !look_at_inputs(args, &tensors)) return false;
     tensors.o = tensors.q;
     return attention_describe(&tensors, options, false, &call) == DW_OK &&
            !attention_is_settled(&call, gradient, tensors.q.device);
@@ -257,7 +258,7 @@ static PyObject *attention_direct(PyObject *self, PyObject *const *args, Py_ssiz
     if (watched) Py_RETURN_NONE;
     attention_options options;
     if (!read_usual(args + 3, &options)) return NULL;
-    if (is_a_rival_s(args, &options, gradient)) Py_RETURN_NONE;
+    if (other_backend_runs(args, &options, gradient)) Py_RETURN_NONE;
     if (gradient) {
         PyObject *packed = PyTuple_Pack(USUAL_OPTIONS, args[3], args[4], args[5], args[6], args[7]);
         if (packed == NULL) return NULL;

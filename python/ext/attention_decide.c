@@ -118,7 +118,7 @@ static struct {
     bool ours;
 } settled[SLOTS];
 static int settled_count;
-static bool watched, rivals;
+static bool watched, alternatives;
 
 static uint64_t key_of(const dw_attention *call, bool gradients, int32_t device) {
     uint64_t number = dw_attention_class_number(call, gradients);
@@ -140,14 +140,14 @@ bool attention_is_settled(const dw_attention *call, bool gradients, int32_t devi
     return settled[slot].key == 0 ? settled_count == MOST_SETTLED : settled[slot].ours;
 }
 
-bool attention_has_rivals(void) { return rivals; }
+bool attention_has_alternatives(void) { return alternatives; }
 
 /* attention_watch(on): whether calls are measured before Deepwell runs them. Clears the table. */
 static PyObject *attention_watch(PyObject *self, PyObject *on) {
     (void)self;
     int wanted = PyObject_IsTrue(on);
     if (wanted < 0) return NULL;
-    watched = wanted, rivals = false;
+    watched = wanted, alternatives = false;
     settled_count = 0;
     memset(settled, 0, sizeof settled);
     Py_RETURN_NONE;
@@ -175,7 +175,7 @@ static PyObject *attention_settle(PyObject *self, PyObject *args) {
     }
     settled[slot].key = key;
     settled[slot].ours = ours;
-    rivals = rivals || !ours;
+    alternatives = alternatives || !ours;
     Py_RETURN_NONE;
 }
 

@@ -52,7 +52,7 @@ bool attention_device_is_current(int32_t device);
  * (attention_watch). Costs one lookup in a table. */
 bool attention_is_settled(const dw_attention *call, bool gradients, int32_t device);
 /* Returns whether another backend is known to run some class of calls. */
-bool attention_has_rivals(void);
+bool attention_has_alternatives(void);
 
 /* Return new uninitialized tensors of PyTorch's on its current GPU: like `like`, and lse of `q` (if not wanted: None,
  * and an empty view). NULL with an exception set. */

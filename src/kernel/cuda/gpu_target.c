@@ -32,7 +32,7 @@ dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGE
         .flops = per_clock * context->sm_count * 1e3 * context->clock_khz,
         .bytes = 2e3 * context->memory_clock_khz * context->memory_bus_bits /
                  8.0, /* two transfers per clock */
-        .source = "the driver's processors, clocks and bus width",
+        .source = "the driver's SMs, clocks and bus width",
     };
 }
 
