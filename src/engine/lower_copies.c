@@ -9,7 +9,7 @@
 static void view_bytes(dw__operand *operand) {
     const int64_t bytes = (int64_t)dw__tensor_bytes(&operand->view);
     if (!dw__dtype_is_code(operand->view.dtype)) return;
-    operand->view = (dw__tensor){.dtype = DW_E4M3, .rank = 1, .shape = {bytes}, .stride = {1}};
+    operand->view = (dw__tensor){.dtype = DW_BOOL, .rank = 1, .shape = {bytes}, .stride = {1}};
 }
 
 dw_status dw__lower_add_copy(dw__lowering *l, dw_node node, const dw__operand *from,

@@ -305,6 +305,41 @@ static void an_operation_without_a_kernel_is_named(void **state) {
     dw_graph_destroy(graph);
 }
 
+/* A leaf of E2M1 codes with odd rows, as an output: its bytes are copied, and none behind them. */
+static void codes_are_copied_as_bytes(void **state) {
+    (void)state;
+    need_compiler();
+    enum { BYTES = 9 };
+    const dw_dim shape[] = {3, 5};
+    uint8_t codes[BYTES], copy[BYTES + 1];
+    dw_value x;
+    dw_graph *graph = NULL;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    dw_binding leaf, output;
+    OK(dw_graph_create(&graph));
+    OK(dw_graph_leaf(graph, DW_ROLE_INPUT, "x", DW_E2M1, 2, shape, &x));
+    OK(dw_graph_add_output(graph, x));
+    OK(plan_on_device(graph, &engine, &plan));
+    for (int i = 0; i < BYTES; i++) codes[i] = (uint8_t)(37 * i + 130);
+    memset(copy, 0xA5, sizeof copy);
+    OK(dw_device_allocate(device, sizeof codes, &leaf.data));
+    OK(dw_device_allocate(device, sizeof copy, &output.data));
+    leaf.strides = output.strides = NULL;
+    OK(dw_device_copy_in(device, leaf.data, codes, sizeof codes));
+    OK(dw_device_copy_in(device, output.data, copy, sizeof copy));
+    OK(dw_plan_forward(plan, NULL, &leaf, &output, NULL));
+    OK(dw_plan_synchronize(plan, NULL));
+    OK(dw_device_copy_out(device, copy, output.data, sizeof copy));
+    assert_memory_equal(copy, codes, sizeof codes);
+    assert_int_equal(copy[BYTES], 0xA5);
+    dw_device_release(device, leaf.data, sizeof codes);
+    dw_device_release(device, output.data, sizeof copy);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    dw_graph_destroy(graph);
+}
+
 static int find_device(void **state) {
     (void)state;
     const char *name = getenv("DEEPWELL_TEST_DEVICE");
@@ -326,6 +361,7 @@ int main(void) {
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
         cmocka_unit_test(an_operation_without_a_kernel_is_named),
+        cmocka_unit_test(codes_are_copied_as_bytes),
     };
     return cmocka_run_group_tests(tests, find_device, NULL);
 }
