@@ -1,11 +1,10 @@
-/* `bench_emulator`: the emulator's own speed and memory. Runs one kernel and prints a line of JSON.
+/* `bench_emulator` measures the emulator's own speed and memory: runs one kernel and prints a line of JSON.
  *
  * bench_emulator gemm | forward | backward | definition  [--no-check] [--threads N] [--size N]
  *
- * gemm: BF16, 512 x 512 x 512 (or --size, a multiple of 256), on sm_100a by pairs of blocks. The others:
- * attention on sm_90a, 2 heads of 512 rows (or --size; by definition: 64), head dimension 128, causal.
- * Lane-instructions are what the launches executed, of seconds of the processor's time the least of three runs:
- * the machine may have other work.
+ * gemm: BF16, 512 x 512 x 512 (or --size, a multiple of 256), on sm_100a by pairs of blocks. The others: attention on
+ * sm_90a, 2 heads of 512 rows (or --size; by definition: 64), head dimension 128, causal. Lane-instructions are those
+ * that the launches executed. Seconds are CPU time, the minimum of three runs, because the machine may have other work.
  */
 #include "common/attention_backward_layout.h"
 #include "deepwell/emulator.h"
