@@ -138,14 +138,15 @@ static void refusals(void *unused) {
         change;                                                                                    \
         refused(&call, DW_UNSUPPORTED, words);                                                     \
     } while (0)
-    REFUSE(call.dtype = DW_F16, "cutlass.sm100.attention does not take elements other than bf16");
-    REFUSE(call.softcap = 3.0f, "does not take a soft cap");
-    REFUSE(call.dropout = 0.5f, "does not take dropout");
+    REFUSE(call.dtype = DW_F16,
+           "cutlass.sm100.attention does not support elements other than bf16");
+    REFUSE(call.softcap = 3.0f, "does not support a soft cap");
+    REFUSE(call.dropout = 0.5f, "does not support dropout");
     REFUSE((call.offsets_q = call.offsets_k = (int32_t *)16, call.total_q = call.total_k = 1000),
-           "does not take packed sequences");
+           "does not support packed sequences");
     REFUSE((call.window_left = 70, call.window_right = 0),
-           "does not take a window other than the causal");
-    REFUSE(call.window_right = 3, "does not take a window other than the causal");
+           "does not support a window other than the causal");
+    REFUSE(call.window_right = 3, "does not support a window other than the causal");
     REFUSE(call.q = tensor(1, 4, 1000, 64), "the head stride of q is 64 elements; expected 128");
     REFUSE((call.v.head = 900 * 128, call.v.row = 128), "the head stride of v is 115200 elements");
     REFUSE(call.v.row = 512, "the row stride of k is 256 elements and that of v 512");
@@ -359,7 +360,7 @@ static void explained(void *unused) {
     call.softcap = 2.0f;
     row = row_of(&call, false, "sm_100a", &root);
     CHILD_REQUIRE(!json_is_true(json_object_get(row, "runs")));
-    CHILD_REQUIRE(strstr(member(row, "reason"), "does not take a soft cap"));
+    CHILD_REQUIRE(strstr(member(row, "reason"), "does not support a soft cap"));
     json_decref(root);
     call.softcap = 0.0f;
     call.kernel = NULL;

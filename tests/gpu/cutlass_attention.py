@@ -81,7 +81,7 @@ class Calls(smoke.Provider):
             (dict(zip("qkvo", 4 * [wide])) | {"head_dim": 96}, "head dimension 96: 64 or 128"),
             ({"seq_len_kv": 10}, "causal attention of 9 queries to 10 keys"),
             ({"scale": 0.0}, "scale 0"),
-            ({"window_left": 3}, "does not take a window"),
+            ({"window_left": 3}, "does not support a window"),
             ({"kernel": b"cutlass.none"}, "expected one of sm90_attention_forward, "),
         ]
         told = 0

@@ -16,7 +16,7 @@ static dw_status check_features(const dw_attention *c, const dw_cutlass_kernel *
                         : is_causal(c) && window ? "a window other than the causal one"
                                                  : NULL;
     if (!lacks) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "%s does not take %s; expected another kernel, or NULL",
+    return dw__fail(DW_UNSUPPORTED, "%s does not support %s; expected another kernel, or NULL",
                     kernel->name, lacks);
 }
 

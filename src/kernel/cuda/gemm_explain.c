@@ -92,7 +92,7 @@ const dw__gpu_kernel dw__torch_gemm = {
 dw_status dw_gemm_explain(const dw_gemm *given, const char *target, char **json) {
     static const char asking[] =
         "dw_gemm_run, or optimize(model, target=\"sm_100a\") on such a GPU";
-    char shape[256], because[512] = "Deepwell does not take it";
+    char shape[256], because[512] = "Deepwell does not support it";
     dw__gpu_candidates candidates;
     dw__gpu_subject at;
     dw_gemm call;
