@@ -26,7 +26,7 @@ dw_status lab_runs_parse(const char *text, size_t bytes, lab_runs **runs);
 void lab_runs_destroy(lab_runs *runs); /* NULL allowed */
 size_t lab_runs_count(const lab_runs *runs);
 
-/* What a source means by a run's memory. */
+/* The kinds of memory that sources state for a run. */
 typedef enum lab_memory_meaning {
     LAB_MEMORY_UNSTATED,
     LAB_MEMORY_ALLOCATED,      /* on the heaviest rank */

@@ -402,7 +402,7 @@ static void test_refusals(void **state) {
     assert_int_equal(dw_attention_forward(&call), DW_OK);
     assert_int_equal(dw_attention_backward(&call), DW_INVALID_ARGUMENT);
     assert_int_equal(dw_attention_forward(NULL), DW_INVALID_ARGUMENT);
-    /* So much work that the number of tiles overflows. */
+    /* There is so much work that the number of tiles overflows. */
     call = plain_call();
     call.batch = 1 << 24, call.heads_q = call.heads_kv = 1 << 16;
     assert_int_equal(dw_attention_forward(&call), DW_UNSUPPORTED);

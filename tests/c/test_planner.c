@@ -302,8 +302,8 @@ static void sharded_gradients_are_reduced_in_every_micro_batch(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* Of 8 copies of a token to 8 ranks, 8 (1 - (7/8)^8) go to distinct ranks. Ranks that share an expert gather
- * what each of them received, within NVLink. */
+/* If a token has 8 copies among 8 ranks, 8 (1 - (7/8)^8) of them go to distinct ranks. Ranks that share an expert
+ * gather what each of them received, within NVLink. */
 static void tokens_are_sent_once_per_rank(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");

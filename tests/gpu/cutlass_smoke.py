@@ -238,10 +238,10 @@ def used(got: np.ndarray, exact: np.ndarray, allowed: np.ndarray) -> float:
 
 
 def product_bound(magnitude: np.ndarray, exact: np.ndarray, k: int) -> np.ndarray:
-    """Of k products whose magnitudes sum to `magnitude`, and D in BF16.
+    """Returns the bound for a sum of k products whose magnitudes sum to `magnitude`, with D in BF16.
 
-    One instruction adds 16 or more of them to the sum: each is cut off 24 bits or more below the greatest, the sum to
-    24 bits, so at most (17 + 2) 2^-24 of the magnitudes for 16 products; then one rounding, 2^-8.
+    One instruction adds 16 or more of them to the sum. Each is truncated 24 bits or more below the greatest, and the
+    sum to 24 bits, so at most (17 + 2) 2^-24 of the magnitudes for 16 products; then one rounding, 2^-8.
     """
     return (k / 16 + 1) * 19 * 2.0**-24 * magnitude + 2.0**-8 * np.abs(exact) + 1e-30
 

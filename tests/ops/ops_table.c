@@ -370,7 +370,7 @@ static const char *const rows[] = {
     "grouped_linear F[3,0] F[2,5,0] i64[3]:index2 F[2,5]",
     "grouped_linear F[3,5] F[2,0,5] i64[3]:index2",
     "grouped_linear F[1,1] F[1,1,1] i64[1]:index1",
-    /* So many rows that the kernel divides them. */
+    /* there are so many rows that the kernel divides them */
     "grouped_linear f32[1543,65] f32[3,33,65] i64[1543]:index3 f32[3,33]",
     "!grouped_linear F[7,5] F[3,4,5] i64[7]:outside3",
     "grouped_linear_backward_weight F[7,5] F[7,4] i64[7]:index3 size=[3]",

@@ -159,7 +159,7 @@ def test_threads_with_models_of_their_own(support) -> None:
     found = {}
 
     def work(index):
-        # Of this thread: plans for several numbers of threads exist at once.
+        # this thread's number: plans for several numbers of threads exist at once
         torch.set_num_threads(1 + index % 3)
         found[index] = train(models[index], 6)
 
