@@ -26,28 +26,28 @@
 
 DW_ISA_TABLE(dw__tensor_loops)
 
-typedef struct product_op {
+typedef struct mma_op {
     dw__tensor_form form;
     dw__emu_address d, a, a_scales, b_scales;
     uint32_t a_descriptor, b_descriptor, instruction, predicate;
     int disable_count, shift; /* the MMA scales D by 2^-shift */
     uint32_t disable[8];
-} product_op;
+} mma_op;
 
-typedef struct product {
+typedef struct mma {
     dw__emu_async work;
-    const product_op *op;
+    const mma_op *op;
     dw__emu_cta *pair[2];
     dw__tensor_instruction i;
     dw__matrix_operand a, b;
     uint32_t d_address, a_address, a_scales, b_scales;
     uint32_t disabled[8];
     bool accumulate;
-} product;
+} mma;
 
-static int blocks_of(const product *p) { return p->op->form.cta_group; }
+static int blocks_of(const mma *p) { return p->op->form.cta_group; }
 
-static bool blame(const product *p, dw__emu_finding kind, const char *what, uint32_t where) {
+static bool blame(const mma *p, dw__emu_finding kind, const char *what, uint32_t where) {
     dw__emu_found_at(p->work.cta, p->work.warp, (int)p->work.lane, p->work.pc, kind, "%s 0x%x",
                      what, where);
     return false;
@@ -56,7 +56,7 @@ static bool blame(const product *p, dw__emu_finding kind, const char *what, uint
 /* ---- operands ------------------------------------------------------------------------------ */
 
 /* Reads rows of a matrix in a block's shared memory, DW__TENSOR_K_BYTES bytes each. */
-static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *o,
+static bool read_shared(mma *p, dw__emu_cta *cta, const dw__matrix_operand *o,
                         dw__tensor_format format, uint32_t rows, unsigned char *to) {
     const uint32_t size = o->mn_major ? (uint32_t)dw__tensor_format_bits(format) / 8 : 1;
     /* Sixteen contiguous bytes belong to one row or, in a matrix that is contiguous along its rows, to one K. */
@@ -92,21 +92,21 @@ static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *
 }
 
 /* Returns whether the rows lie in each 32 lanes: M of 64 in a single block. */
-static bool is_spread(const product *p) {
+static bool is_spread(const mma *p) {
     return p->i.m == 64 && p->op->form.cta_group == 1 && !p->op->form.stationary;
 }
-static uint32_t lane_of(const product *p, uint32_t row) {
+static uint32_t lane_of(const mma *p, uint32_t row) {
     return is_spread(p) ? row / 16 * 32 + row % 16 : row;
 }
 /* Returns the number of lane ranges over which the columns of D are distributed. */
-static uint32_t folds_of(const product *p, uint32_t rows) {
+static uint32_t folds_of(const mma *p, uint32_t rows) {
     assert(rows > 0);
     return is_spread(p) ? 1 : DW__TENSOR_LANES / rows;
 }
 
 /* Reports rows of a matrix in tensor memory, from lane `first` on, to the checker. */
-static void touch_rows(product *p, dw__emu_cta *cta, uint32_t first, uint32_t column,
-                       uint32_t columns, bool write) {
+static void touch_rows(mma *p, dw__emu_cta *cta, uint32_t first, uint32_t column, uint32_t columns,
+                       bool write) {
     if (is_spread(p))
         for (uint32_t lane = first; lane < DW__TENSOR_LANES; lane += 32)
             dw__emu_race_tensor(&p->work, DW__SIDE_TENSOR, cta, lane, 16, column, columns, write);
@@ -116,7 +116,7 @@ static void touch_rows(product *p, dw__emu_cta *cta, uint32_t first, uint32_t co
 }
 
 /* Reads rows of A in a block's tensor memory. If D is folded, each range of lanes holds all rows. */
-static bool read_tensor(product *p, dw__emu_cta *cta, uint32_t rows, unsigned char *to) {
+static bool read_tensor(mma *p, dw__emu_cta *cta, uint32_t rows, unsigned char *to) {
     const uint32_t first = p->a_address >> 16, column = p->a_address & 0xFFFF,
                    lanes = is_spread(p) ? 112 : DW__TENSOR_LANES;
     dw__tensor_user user = dw__tensor_user_of_work(&p->work);
@@ -141,7 +141,7 @@ static bool read_tensor(product *p, dw__emu_cta *cta, uint32_t rows, unsigned ch
 /* Reads the scale factors of `rows` rows (PTX ISA, "Block scaling for tcgen05.mma"): row r is a cell of lane r modulo
  * 32, 32 rows to a column, its factors are bytes from `id` on, and all ranges of 32 lanes hold the same. For a pair's
  * B with M of 128, the upper lanes hold the second half of the rows. */
-static bool read_scales(product *p, dw__emu_cta *cta, const char *name, uint32_t address, int id,
+static bool read_scales(mma *p, dw__emu_cta *cta, const char *name, uint32_t address, int id,
                         uint32_t rows, bool folded, double (*scales)[4]) {
     const uint32_t per_half = folded ? rows / 2 : rows, copies = folded ? 2 : 4,
                    column = address & 0xFFFF;
@@ -175,13 +175,13 @@ static bool read_scales(product *p, dw__emu_cta *cta, const char *name, uint32_t
 
 /* ---- accumulators -------------------------------------------------------------------------- */
 
-static double sum_value(const product *p, uint32_t cell) {
+static double sum_value(const mma *p, uint32_t cell) {
     switch (p->i.d) {
     case DW__SUM_F16: return (double)dw__f16_to_f32((uint16_t)cell);
     default: return (double)(int32_t)cell;
     }
 }
-static uint32_t sum_bits(const product *p, uint32_t cell, double value) {
+static uint32_t sum_bits(const mma *p, uint32_t cell, double value) {
     switch (p->i.d) {
     case DW__SUM_F16:
         /* Round to odd first, so that rounding twice gives the same result as rounding the sum once. */
@@ -205,7 +205,7 @@ static uint32_t sum_bits(const product *p, uint32_t cell, double value) {
 }
 
 /* Accumulates F16 and S32 for `count` rows, or folds of them. */
-static void add_plainly(const product *p, const double *a, uint32_t count, const double *b,
+static void add_plainly(const mma *p, const double *a, uint32_t count, const double *b,
                         uint32_t columns, uint32_t *const *cells) {
     const double scale = p->accumulate ? ldexp(1, -p->op->shift) : 0;
     double sums[TOGETHER][MOST_N];
@@ -219,7 +219,7 @@ static void add_plainly(const product *p, const double *a, uint32_t count, const
 }
 
 /* Computes D of one block from a[row][k] and b[k][column], whose scales are applied. */
-static bool add_to_d(product *p, dw__emu_cta *cta, int block, uint32_t rows, const double *a,
+static bool add_to_d(mma *p, dw__emu_cta *cta, int block, uint32_t rows, const double *a,
                      double (*b)[MOST_N]) {
     const uint32_t n = (uint32_t)p->i.n, k_count = (uint32_t)p->i.k, folds = folds_of(p, rows),
                    per_fold = n / folds, first = p->d_address >> 16, column = p->d_address & 0xFFFF;
@@ -266,7 +266,7 @@ typedef struct buffers {
 } buffers;
 
 /* Reads B as [k][n]; each block of a pair holds half of the columns. */
-static bool read_b(product *p, buffers *s) {
+static bool read_b(mma *p, buffers *s) {
     const uint32_t blocks = (uint32_t)blocks_of(p), n = (uint32_t)p->i.n, share = n / blocks;
     for (uint32_t block = 0; block < blocks; block++)
         if (!read_shared(p, p->pair[block], &p->b, p->i.b, share,
@@ -285,7 +285,7 @@ static bool read_b(product *p, buffers *s) {
     return true;
 }
 
-static bool multiply_block(product *p, buffers *s, int block) {
+static bool multiply_block(mma *p, buffers *s, int block) {
     dw__emu_cta *cta = p->pair[block];
     const uint32_t rows = (uint32_t)(p->i.m / blocks_of(p)), n = (uint32_t)p->i.n,
                    k_count = (uint32_t)p->i.k;
@@ -319,7 +319,7 @@ static bool multiply_block(product *p, buffers *s, int block) {
 }
 
 static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
-    product *p = (product *)(void *)work;
+    mma *p = (mma *)(void *)work;
     buffers *s = dw__malloc(sizeof *s);
     (void)cluster;
     if (!s)
@@ -336,7 +336,7 @@ static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
 /* The upper two bits of a scale factor's address select a byte, as the descriptor's IDs do. */
 #define SCALE_ADDRESS 0x3FFFFFFFu
 
-static bool fill(dw__emu_warp *w, const product_op *k, int lane, product *p) {
+static bool fill(dw__emu_warp *w, const mma_op *k, int lane, mma *p) {
     dw__tensor_user user = dw__tensor_user_of(w, lane);
     const uint32_t instruction = DW__REGISTER(w, uint32_t, k->instruction)[lane];
     const char *why = dw__tensor_instruction_decode(&k->form, instruction, &p->i);
@@ -368,9 +368,9 @@ static bool fill(dw__emu_warp *w, const product_op *k, int lane, product *p) {
 }
 
 static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    const product_op *k = op->detail;
+    const mma_op *k = op->detail;
     DW__EACH_LANE(lane, mask) {
-        product *p = dw__calloc(1, sizeof *p);
+        mma *p = dw__calloc(1, sizeof *p);
         if (!p) return dw__emu_no_memory(w, -1);
         p->op = k;
         p->work = (dw__emu_async){.done = multiply,
@@ -425,7 +425,7 @@ static void take_collector(dw__emu_translator *t) {
     (void)dw__emu_take_one_of(t, uses);
 }
 
-static dw_status take_disabled(dw__emu_translator *t, product_op *k, const dw__ptx_operand *o) {
+static dw_status take_disabled(dw__emu_translator *t, mma_op *k, const dw__ptx_operand *o) {
     if (o->count != 4 * k->form.cta_group || k->form.scales || k->form.stationary)
         return dw__emu_malformed(t, "wrong number of lane masks, or one operand too many");
     k->disable_count = o->count;
@@ -435,7 +435,7 @@ static dw_status take_disabled(dw__emu_translator *t, product_op *k, const dw__p
 }
 
 dw_status dw__emu_translate_tensor_product(dw__emu_translator *t) {
-    product_op *k = dw__emu_detail(t, sizeof *k);
+    mma_op *k = dw__emu_detail(t, sizeof *k);
     const dw__ptx_operand *o = t->in->operands;
     const int given = t->in->operand_count;
     if (!k) return dw__fail_memory("an operation", sizeof *k);

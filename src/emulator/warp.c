@@ -198,16 +198,16 @@ void dw__emu_clear_pending(dw__emu_warp *w, uint32_t kind, uint32_t group) {
 
 /* Returns whether the instruction reads a register that asynchronous work has yet to write; *product: an MMA that is
  * pending. */
-static bool reads_early(dw__emu_warp *w, const dw__emu_kernel *kernel, bool *product) {
+static bool reads_early(dw__emu_warp *w, const dw__emu_kernel *kernel, bool *mma) {
     const uint32_t in = kernel->from[w->now.pc];
     bool early = false;
-    *product = false;
+    *mma = false;
     for (uint32_t i = kernel->first_read[in]; i < kernel->first_read[in + 1]; i++) {
         const uint32_t until = w->pending->until[kernel->reads[i] / 64];
         if (!until) continue;
         early = true;
-        *product = *product || (until >> 24 == DW__PENDING_WGMMA &&
-                                dw__emu_wgmma_in_flight(w, until & 0xFFFFFF));
+        *mma = *mma ||
+               (until >> 24 == DW__PENDING_WGMMA && dw__emu_wgmma_in_flight(w, until & 0xFFFFFF));
     }
     return early;
 }
@@ -217,12 +217,12 @@ static bool reads_early(dw__emu_warp *w, const dw__emu_kernel *kernel, bool *pro
  * accumulator copies that compilers place before the wait, and published kernels rely on that. */
 static bool may_read(dw__emu_warp *w, const dw__emu_kernel *kernel, uint32_t mask) {
     const struct dw__emu_tensor *tensor = w->cta->tensor;
-    bool product;
-    if (!reads_early(w, kernel, &product)) return true;
+    bool mma;
+    if (!reads_early(w, kernel, &mma)) return true;
     if (!w->pending->reported)
         dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_EARLY,
                       "reads a register before the wait that makes its value valid");
-    w->pending->reported = product || (tensor && tensor->loading[w->index] > 0);
+    w->pending->reported = mma || (tensor && tensor->loading[w->index] > 0);
     if (w->pending->reported) return false;
     dw__emu_clear_pending(w, DW__PENDING_TENSOR_LOAD, 1);
     dw__emu_race_waited_all(w, DW__SIDE_TENSOR_LOAD);

@@ -22,7 +22,7 @@
 
 DW_ISA_TABLE(dw__wgmma_loops)
 
-typedef struct product_op {
+typedef struct mma_op {
     int n, k;
     dw__emu_type d, a, b;
     bool a_in_registers;
@@ -32,13 +32,13 @@ typedef struct product_op {
     uint32_t a_places[4];
     int d_count;
     uint32_t d_places[128];
-} product_op;
+} mma_op;
 
 #define WARPS 4
-typedef struct product product;
-struct product {
+typedef struct mma mma;
+struct mma {
     dw__emu_async work;
-    const product_op *op;
+    const mma_op *op;
     uint64_t ordinal;       /* number among the MMAs of its four warps */
     int came;               /* number of warps that have executed the instruction */
     dw__emu_warp *warps;    /* the first of the four warps */
@@ -47,7 +47,7 @@ struct product {
     uint64_t descriptor_a, descriptor_b;
     dw__matrix_operand a, b;
     uint32_t a_values[WARPS][4][DW__LANES];
-    product *next; /* the previous MMA that some warps have yet to execute */
+    mma *next; /* the previous MMA that some warps have yet to execute */
 };
 
 struct dw__emu_wgmma {
@@ -56,12 +56,12 @@ struct dw__emu_wgmma {
     uint32_t times[64];     /* time of each group's youngest MMA, for the checker */
     uint64_t asked;         /* number of MMAs executed */
     /* Kept by the first of four warps: MMAs that some of the four have yet to execute. */
-    product *begun;
+    mma *begun;
 };
 
 /* ---- elements ------------------------------------------------------------------------------ */
 
-static bool blame(const product *p, dw__emu_finding kind, const char *what, uint32_t where) {
+static bool blame(const mma *p, dw__emu_finding kind, const char *what, uint32_t where) {
     dw__emu_found_at(p->work.cta, p->work.warp, -1, p->work.pc, kind, "%s 0x%x", what, where);
     return false;
 }
@@ -88,7 +88,7 @@ static void spread(const unsigned char *from, uint32_t bytes, uint32_t *to) {
 
 /* Reads the codes of an operand in shared memory, with `count` rows or columns. Sixteen aligned bytes are
  * contiguous. */
-static bool read_operand(product *p, const dw__matrix_operand *o, uint32_t count, uint32_t k_count,
+static bool read_operand(mma *p, const dw__matrix_operand *o, uint32_t count, uint32_t k_count,
                          placing to) {
     const dw__emu_cta *cta = p->work.cta;
     const uint32_t bytes = (uint32_t)o->bits / 8, together = 16 / bytes;
@@ -122,7 +122,7 @@ static bool read_operand(product *p, const dw__matrix_operand *o, uint32_t count
 }
 
 /* Unpacks A from registers: words of two halves, four bytes or one tf32 (PTX ISA, "Register Fragments"). */
-static void unpack_a(const product *p, uint32_t warp, placing to) {
+static void unpack_a(const mma *p, uint32_t warp, placing to) {
     const int bytes = dw__emu_type_bytes(p->op->a), per_word = 4 / bytes;
     const uint32_t mask = bytes == 4 ? UINT32_MAX : ((uint32_t)1 << 8 * bytes) - 1;
     for (uint32_t lane = 0; lane < DW__LANES; lane++) {
@@ -147,8 +147,8 @@ typedef struct operands {
     uint32_t a_twice[A_CODES]; /* exponents in both halves */
 } operands;
 
-static bool read_codes(product *p, operands *o) {
-    const product_op *op = p->op;
+static bool read_codes(mma *p, operands *o) {
+    const mma_op *op = p->op;
     const uint32_t k = (uint32_t)op->k;
     const placing a = {o->a, k, 1}, b = {o->b, 1, MOST_N};
     if (!read_operand(p, &p->b, (uint32_t)op->n, k, b)) return false;
@@ -164,7 +164,7 @@ typedef struct d_row {
     const uint32_t *places;
     uint32_t lane;
 } d_row;
-static d_row row_of(const product *p, uint32_t row) {
+static d_row row_of(const mma *p, uint32_t row) {
     return (d_row){&p->warps[row / ROWS],
                    p->op->d_places + row % ROWS / 8 * (p->op->d == DW__T_F16 ? 1 : 2), row % 8 * 4};
 }
@@ -187,8 +187,8 @@ static int least_exponent(dw__emu_type type) {
 }
 
 /* Computes one accumulator that the loops do not handle. */
-static float sum_alone(const product *p, const uint32_t *a, const uint32_t *b, float d) {
-    const product_op *op = p->op;
+static float sum_alone(const mma *p, const uint32_t *a, const uint32_t *b, float d) {
+    const mma_op *op = p->op;
     const int narrow = dw__emu_type_bytes(op->a) == 1;
     dw__factors row, column;
     for (int k = 0; k < op->k; k++) {
@@ -235,8 +235,8 @@ static void write_tile(const d_row *row, uint32_t first, uint32_t end,
 }
 
 /* Returns false if some values are infinite or NaN. */
-static bool decode(const product *p, operands *o, uint32_t columns) {
-    const product_op *op = p->op;
+static bool decode(const mma *p, operands *o, uint32_t columns) {
+    const mma_op *op = p->op;
     const dw__wgmma_loops *loops = dw__wgmma_loops_now();
     const uint32_t n = (uint32_t)op->n, k_count = (uint32_t)op->k;
     const dw__wgmma_format format_a = format_of(op->a), format_b = format_of(op->b);
@@ -253,8 +253,8 @@ static bool decode(const product *p, operands *o, uint32_t columns) {
     return finite;
 }
 
-static void multiply_f32(const product *p, operands *o) {
-    const product_op *op = p->op;
+static void multiply_f32(const mma *p, operands *o) {
+    const mma_op *op = p->op;
     const dw__wgmma_loops *loops = dw__wgmma_loops_now();
     const uint32_t n = (uint32_t)op->n, k_count = (uint32_t)op->k;
     const bool narrow = dw__emu_type_bytes(op->a) == 1,
@@ -287,7 +287,7 @@ static void multiply_f32(const product *p, operands *o) {
 
 /* ---- into F16 and S32 ---------------------------------------------------------------------- */
 
-static double read_d(const product *p, const d_row *row, uint32_t column) {
+static double read_d(const mma *p, const d_row *row, uint32_t column) {
     const uint32_t lane = row->lane + column % 8 / 2;
     if (p->op->d == DW__T_F16) {
         const uint32_t word = DW__REGISTER(row->warp, uint32_t, row->places[column / 8 * 2])[lane];
@@ -296,7 +296,7 @@ static double read_d(const product *p, const d_row *row, uint32_t column) {
     const uint32_t place = row->places[column / 8 * 4 + column % 2];
     return (double)DW__REGISTER(row->warp, int32_t, place)[lane];
 }
-static void write_d(const product *p, const d_row *row, uint32_t column, double value) {
+static void write_d(const mma *p, const d_row *row, uint32_t column, double value) {
     const uint32_t lane = row->lane + column % 8 / 2;
     if (p->op->d == DW__T_F16) {
         uint32_t *word = &DW__REGISTER(row->warp, uint32_t, row->places[column / 8 * 2])[lane];
@@ -308,8 +308,8 @@ static void write_d(const product *p, const d_row *row, uint32_t column, double 
     [lane] = (int32_t)(int64_t)value;
 }
 
-static void multiply_plainly(const product *p, const operands *o) {
-    const product_op *op = p->op;
+static void multiply_plainly(const mma *p, const operands *o) {
+    const mma_op *op = p->op;
     const double sign = (double)(op->scale_a * op->scale_b);
     for (uint32_t row = 0; row < A_ROWS; row++) {
         const d_row place = row_of(p, row);
@@ -326,7 +326,7 @@ static void multiply_plainly(const product *p, const operands *o) {
 }
 
 static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
-    product *p = (product *)(void *)work;
+    mma *p = (mma *)(void *)work;
     operands o;
     (void)cluster;
     if (!read_codes(p, &o)) return false;
@@ -355,7 +355,7 @@ static dw__matrix_operand operand_of(uint64_t descriptor, dw__emu_type type, boo
 void dw__emu_free_wgmma(dw__emu_warp *w) {
     if (!w->wgmma) return;
     while (w->wgmma->begun) {
-        product *p = w->wgmma->begun;
+        mma *p = w->wgmma->begun;
         w->wgmma->begun = p->next;
         dw__free(p->work.clock);
         dw__free(p);
@@ -371,15 +371,15 @@ static bool know(dw__emu_warp *w) {
 }
 
 /* Returns the warp's next MMA: one that another of the four warps has started, or a new one. */
-static product *joined(dw__emu_warp *w, dw__emu_warp *first, const product_op *k) {
+static mma *joined(dw__emu_warp *w, dw__emu_warp *first, const mma_op *k) {
     const uint64_t ordinal = w->wgmma->asked++;
-    for (product **link = &first->wgmma->begun; *link; link = &(*link)->next) {
-        product *p = *link;
+    for (mma **link = &first->wgmma->begun; *link; link = &(*link)->next) {
+        mma *p = *link;
         if (p->ordinal != ordinal) continue;
         if (++p->came == WARPS) *link = p->next;
         return p;
     }
-    product *p = dw__calloc(1, sizeof *p);
+    mma *p = dw__calloc(1, sizeof *p);
     if (!p) return NULL;
     p->work = (dw__emu_async){.done = multiply,
                               .cta = w->cta,
@@ -397,7 +397,7 @@ static product *joined(dw__emu_warp *w, dw__emu_warp *first, const product_op *k
 }
 
 static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    const product_op *k = op->detail;
+    const mma_op *k = op->detail;
     dw__emu_warp *first = &w->cta->warps[w->index / WARPS * WARPS];
     const uint32_t warp = w->index % WARPS;
     (void)mask;
@@ -406,7 +406,7 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
         return DW__FAULT;
     }
     if (!know(w) || !know(first)) return dw__emu_no_memory(w, -1);
-    product *p = joined(w, first, k);
+    mma *p = joined(w, first, k);
     if (!p) return dw__emu_no_memory(w, -1);
     const bool accumulate = *DW__REGISTER(w, uint32_t, k->predicate) & 1;
     const uint64_t a = k->a_in_registers ? 0 : DW__REGISTER(w, uint64_t, k->descriptor_a)[0];
@@ -469,7 +469,7 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
 
 /* ---- translators --------------------------------------------------------------------------- */
 
-static bool take_shape(dw__emu_translator *t, product_op *k) {
+static bool take_shape(dw__emu_translator *t, mma_op *k) {
     if (dw__emu_all_taken(t)) return false;
     int m = 0, read = 0;
     const char *shape = t->in->modifiers[t->cursor];
@@ -487,7 +487,7 @@ static dw_status take_flag(dw__emu_translator *t, const dw__ptx_operand *o, int 
 }
 
 static dw_status translate_product(dw__emu_translator *t) {
-    product_op *k = dw__emu_detail(t, sizeof *k);
+    mma_op *k = dw__emu_detail(t, sizeof *k);
     const dw__ptx_operand *o = t->in->operands;
     if (!k) return dw__fail_memory("an operation", sizeof *k);
     if (!dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned") || !take_shape(t, k) ||

@@ -183,10 +183,10 @@ static dw_status translate_transfer(dw__emu_translator *t, bool store) {
 
 /* ---- products ------------------------------------------------------------------------------ */
 
-typedef struct product_op {
+typedef struct mma_op {
     fragment a, b, c, d;
     bool saturate;
-} product_op;
+} mma_op;
 
 static void gather(const dw__emu_warp *w, const fragment *f, double values[][MOST_ROWS]) {
     for (uint32_t lane = 0; lane < DW__LANES; lane++)
@@ -198,7 +198,7 @@ static void gather(const dw__emu_warp *w, const fragment *f, double values[][MOS
             }
 }
 
-static uint32_t rounded(const product_op *k, double sum) {
+static uint32_t rounded(const mma_op *k, double sum) {
     switch (k->d.type) {
     case DW__T_S32:
         if (k->saturate && sum > INT32_MAX) return INT32_MAX;
@@ -210,7 +210,7 @@ static uint32_t rounded(const product_op *k, double sum) {
 }
 
 static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    const product_op *k = op->detail;
+    const mma_op *k = op->detail;
     double a[MOST_ROWS][MOST_ROWS], b[MOST_ROWS][MOST_ROWS], c[MOST_ROWS][MOST_ROWS];
     (void)mask;
     gather(w, &k->a, a);
@@ -230,7 +230,7 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
 
 /* The modifiers of halves name only the types of D and C, such as .f32.f16. */
 static dw_status translate_product(dw__emu_translator *t) {
-    product_op *k = dw__emu_detail(t, sizeof *k);
+    mma_op *k = dw__emu_detail(t, sizeof *k);
     const shape *s = NULL;
     dw__emu_type types[4];
     int layouts = 0, given = 0;
