@@ -12,7 +12,7 @@ typedef struct expected {
     double value, error;
 } expected;
 
-typedef struct expected_product {
+typedef struct expected_gemm {
     int m, n, activation;
     bool integers;                 /* every sum is exact in F32, and so is D before it is rounded */
     const matrix *bias, *residual; /* NULL: none */
@@ -20,10 +20,10 @@ typedef struct expected_product {
     expected (*sum)(const void *context, int row, int column);
     const void *context;
     const char *name;
-} expected_product;
+} expected_gemm;
 
 /* Adds the bias and rounds the sum. */
-static inline expected biased(const expected_product *p, int row, int column) {
+static inline expected biased(const expected_gemm *p, int row, int column) {
     expected x = p->sum(p->context, row, column);
     const double bias = p->bias ? get(p->bias, 0, column) : 0;
     x.value += bias;
@@ -38,7 +38,7 @@ static inline double gelu_tanh(double x) {
 
 /* Activations: slopes are at most 1.13 (GELU, both forms) and 1.1 (SiLU). The errors of erff, the exponential
  * and the reciprocal are about 2^-21, of which less than 2^-19 of |x| remains. */
-static inline expected activated(const expected_product *p, int row, int column) {
+static inline expected activated(const expected_gemm *p, int row, int column) {
     expected x = biased(p, row, column);
     switch (p->activation) {
     case DW_GEMM_GELU: return (expected){gelu(x.value), 1.13 * x.error + 0x1p-19 * fabs(x.value)};
@@ -56,7 +56,7 @@ static inline expected activated(const expected_product *p, int row, int column)
 }
 
 /* Checks every element of D, and the bytes after its rows. */
-static inline void check_gemm(const expected_product *p, const matrix *d) {
+static inline void check_gemm(const expected_gemm *p, const matrix *d) {
     /* Returns half a unit in the last place of the number: BF16, F16, F32. */
     static const double rounding[] = {0x1p-8, 0x1p-11, 0x1p-24};
     for (int i = 0; i < p->m; i++) {
@@ -115,7 +115,7 @@ static inline uint32_t code_for(double x, int scale) {
 /* Checks a block of row i. The values that the kernel quantizes are within `error` of the exact ones, and
  * scales and codes are monotonic in the values. They must therefore lie between those of both ends; each
  * element's code uses the scale that the kernel stored. Returns the number of codes whose ends differ. */
-static inline int check_block(const expected_product *p, const matrix *d, int i, int block,
+static inline int check_block(const expected_gemm *p, const matrix *d, int i, int block,
                               int scale) {
     expected x[BLOCK_OF_D];
     double least = 0, most = 0;
@@ -146,8 +146,7 @@ static inline int check_block(const expected_product *p, const matrix *d, int i,
     return between;
 }
 
-static inline void check_quantized(const expected_product *p, const matrix *d,
-                                   const scales_of_d *s) {
+static inline void check_quantized(const expected_gemm *p, const matrix *d, const scales_of_d *s) {
     const int blocks = (p->n + BLOCK_OF_D - 1) / BLOCK_OF_D;
     uint8_t *scales = malloc((size_t)p->m * (size_t)blocks), *again = malloc(s->bytes);
     int between = 0;

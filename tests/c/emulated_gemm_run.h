@@ -190,17 +190,17 @@ static inline expected sum_of(const void *context, int row, int column) {
 static inline void check(const problem *p, const run *r) {
     char name[80];
     const summed context = {p, r};
-    const expected_product product = {.m = p->m,
-                                      .n = p->n,
-                                      .activation = p->v.activation,
-                                      .integers = p->integers,
-                                      .bias = p->v.bias ? &r->bias : NULL,
-                                      .residual = p->v.residual ? &r->residual : NULL,
-                                      .sum = sum_of,
-                                      .context = &context,
-                                      .name = name};
-    snprintf(name, sizeof name, "k %d, SCHEME_A %d, CTAS %d, TILE_N %d", p->k, p->v.scheme_a,
-             p->v.ctas, p->v.tile_n);
+    const expected_gemm product = {.m = p->m,
+                                   .n = p->n,
+                                   .activation = p->v.activation,
+                                   .integers = p->integers,
+                                   .bias = p->v.bias ? &r->bias : NULL,
+                                   .residual = p->v.residual ? &r->residual : NULL,
+                                   .sum = sum_of,
+                                   .context = &context,
+                                   .name = name};
+    snprintf(name, sizeof name, "k %d, SCHEME_A %d, CTAS %d, TILE_N %d", p->k, p->v.scheme_a, p->v.ctas,
+             p->v.tile_n);
     if (p->v.output == DW_GEMM_OUTPUT_MXFP8)
         check_quantized(&product, &r->d, &r->scales);
     else

@@ -4,7 +4,7 @@
 #define DW_EMULATED_QUANTIZED_GEMM_H
 
 /* X(scheme_a, scheme_b, ctas, tile_n, stages, element, output, activation, bias, residual, schedule) */
-#define EMULATED_QUANTIZED_PRODUCT(X)                                                              \
+#define EMULATED_QUANTIZED_GEMM(X)                                                                 \
     X(6, 6, 2, 128, 7, 0, 0, 0, 0, 0, 0)                                                           \
     X(6, 7, 2, 128, 7, 0, 0, 0, 0, 0, 0)                                                           \
     X(6, 6, 2, 128, 7, 0, 2, 1, 1, 0, 0)                                                           \

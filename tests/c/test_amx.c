@@ -49,8 +49,7 @@ static void check_guard(const void *memory, size_t bytes) {
 /* |error| <= bound: each product has an error of at most 2^-23 |a||b| (dropped parts and roundings inside a
  * step). Summing k of them in blocks adds at most about sqrt(6 k) roundings of the running sum, which is at
  * most the sum of |a||b|. */
-static void check_product(const dw__matmul *p, const float *c, bool with_bias,
-                          const float *before) {
+static void check_gemm(const dw__matmul *p, const float *c, bool with_bias, const float *before) {
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j++) {
             double sum = with_bias ? p->bias[j] : 0.0, magnitude = fabs(sum);
@@ -75,7 +74,7 @@ static void check_product(const dw__matmul *p, const float *c, bool with_bias,
     }
 }
 
-static dw__matmul make_product(int64_t m, int64_t n, int64_t k, int layout, float *a, float *b) {
+static dw__matmul make_gemm(int64_t m, int64_t n, int64_t k, int layout, float *a, float *b) {
     bool a_columns = layout & 1, b_columns = layout & 2;
     return (dw__matmul){
         .m = m,
@@ -116,18 +115,18 @@ static void test_shapes_and_layouts(void **state) {
             memcpy(before, c, (size_t)(m * n) * 4);
             float sentinels[SENTINELS];
             memcpy(sentinels, c + m * n, sizeof sentinels);
-            dw__matmul p = make_product(m, n, k, layout, a, b);
+            dw__matmul p = make_gemm(m, n, k, layout, a, b);
             p.c = c;
             p.accumulate = true;
             run_amx(&p);
-            check_product(&p, c, false, before);
+            check_gemm(&p, c, false, before);
             p.accumulate = false;
             p.bias = bias;
             run_amx(&p);
-            check_product(&p, c, true, NULL);
+            check_gemm(&p, c, true, NULL);
             p.bias = NULL;
             run_amx(&p);
-            check_product(&p, c, false, NULL);
+            check_gemm(&p, c, false, NULL);
             assert_memory_equal(c + m * n, sentinels, sizeof sentinels);
             dw__free_aligned(a), dw__free_aligned(b), dw__free_aligned(c), dw__free_aligned(bias);
             dw__free(before);
@@ -148,10 +147,10 @@ static void test_numbers_that_cannot_be_split(void **state) {
                 a[37 * k + 1050] = odd[i], b[1050 * n + 3] = 0.25f;
             else
                 b[1050 * n + 3] = odd[i], a[37 * k + 1050] = 0.25f;
-            dw__matmul p = make_product(m, n, k, 0, a, b);
+            dw__matmul p = make_gemm(m, n, k, 0, a, b);
             p.c = c;
             run_amx(&p);
-            check_product(&p, c, false, NULL);
+            check_gemm(&p, c, false, NULL);
             dw__free_aligned(a), dw__free_aligned(b), dw__free_aligned(c);
         }
     }
@@ -165,10 +164,10 @@ static void test_all_magnitudes(void **state) {
         float *a = random_matrix(m * k), *b = random_matrix(k * n), *c = random_matrix(m * n);
         for (int64_t i = 0; i < m * k; i++) a[i] = ldexpf(a[i], exponent + (int)(i % 13) - 6);
         for (int64_t i = 0; i < k * n; i++) b[i] = ldexpf(b[i], (int)(i % 7) - 3);
-        dw__matmul p = make_product(m, n, k, 0, a, b);
+        dw__matmul p = make_gemm(m, n, k, 0, a, b);
         p.c = c;
         run_amx(&p);
-        check_product(&p, c, false, NULL);
+        check_gemm(&p, c, false, NULL);
         dw__free_aligned(a), dw__free_aligned(b), dw__free_aligned(c);
     }
 }
@@ -182,7 +181,7 @@ static void test_same_bits_on_any_number_of_threads(void **state) {
     int threads = dw__pool_threads();
     for (int count = 1; count <= 3; count++) {
         assert_int_equal(dw__pool_set_threads(count), DW_OK);
-        dw__matmul p = make_product(m, n, k, 0, a, b);
+        dw__matmul p = make_gemm(m, n, k, 0, a, b);
         p.c = count == 1 ? first : c;
         run_amx(&p);
         if (count > 1) assert_memory_equal(c, first, (size_t)(m * n) * sizeof *c);
@@ -198,7 +197,7 @@ static void test_scratch_serves_fewer_threads(void **state) {
     for (size_t s = 0; s < DW_COUNT(shapes); s++) {
         int64_t m = shapes[s][0], n = shapes[s][1], k = shapes[s][2];
         float *a = random_matrix(m * k), *b = random_matrix(k * n), *c = random_matrix(m * n);
-        dw__matmul p = make_product(m, n, k, 0, a, b);
+        dw__matmul p = make_gemm(m, n, k, 0, a, b);
         p.c = c;
         for (int asked = 5; asked > 1; asked--) {
             assert_int_equal(dw__pool_set_threads(asked), DW_OK);
@@ -213,7 +212,7 @@ static void test_scratch_serves_fewer_threads(void **state) {
             check_guard(scratch, bytes);
             dw__free_aligned(scratch);
         }
-        check_product(&p, c, false, NULL);
+        check_gemm(&p, c, false, NULL);
         dw__free_aligned(a), dw__free_aligned(b), dw__free_aligned(c);
     }
     assert_int_equal(dw__pool_set_threads(threads), DW_OK);

@@ -82,7 +82,7 @@ static void assert_close(double got, double want, double magnitude, int64_t k) {
     }
 }
 
-static void check_product(const problem *p, const dw__call *call, const float *bias) {
+static void check_gemm(const problem *p, const dw__call *call, const float *bias) {
     const float *y = call->outputs[0].data;
     for (int64_t batch = 0; batch < p->batch; batch++) {
         for (int64_t i = 0; i < p->m; i++) {
@@ -113,7 +113,7 @@ static void check_matmul(const dw__kernel *kernel, const problem *p) {
     float *again = guarded(y_count);
     call = matmul_call(p, a, b, y, attrs);
     run_on(kernel, &call, 2);
-    check_product(p, &call, NULL);
+    check_gemm(p, &call, NULL);
     for (int threads = 1; threads <= 3; threads++) {
         call.outputs[0].data = again;
         run_on(kernel, &call, threads);
@@ -207,7 +207,7 @@ static void check_linear(const dw__kernel *kernel, int64_t batch, int64_t m, int
     call.outputs[0] = matrix(y, batch, m, n, 0);
     if (kernel->fits(&call)) {
         run_on(kernel, &call, 2);
-        check_product(&p, &flat, with_bias ? bias : NULL);
+        check_gemm(&p, &flat, with_bias ? bias : NULL);
     }
     release(a, a_count);
     release(b, n * k);
@@ -287,7 +287,7 @@ static void check_epilogue(int64_t m, int64_t n, int64_t k, bool keep, int threa
     assert_int_equal(dw__pool_set_threads(threads), DW_OK);
     assert_int_equal(kernel->run(&call, &then, 1, scratch), DW_OK);
     assert_int_equal(dw__pool_set_threads(planned), DW_OK);
-    if (keep) check_product(&p, &flat, bias);
+    if (keep) check_gemm(&p, &flat, bias);
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
             double sum = bias[j], magnitude = fabs(sum), factor = r[i * n + j];

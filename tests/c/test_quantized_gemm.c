@@ -21,7 +21,7 @@ typedef struct quantize_row {
     int input, scheme, rule, rows, columns, square;
 } quantize_row;
 #define ROW(...) {__VA_ARGS__},
-static const scaled_row products[] = {EMULATED_QUANTIZED_PRODUCT(ROW) EMULATED_GEMM_SCALED(ROW)};
+static const scaled_row gemms[] = {EMULATED_QUANTIZED_GEMM(ROW) EMULATED_GEMM_SCALED(ROW)};
 static const quantize_row quantizations[] = {EMULATED_QUANTIZE(ROW)};
 
 static dw__gemm_shape shape_of(const scaled_row *r) {
@@ -41,7 +41,7 @@ static dw__gemm_shape shape_of(const scaled_row *r) {
     fail();
     return s;
 }
-static dw__jit_variant product_variant(const scaled_row *r) {
+static dw__jit_variant gemm_variant(const scaled_row *r) {
     const dw__gemm_shape shape = shape_of(r);
     return dw__gemm_variant(&shape);
 }
@@ -63,7 +63,7 @@ static dw__jit_variant quantize_variant(const quantize_row *r, const char *arch)
 }
 
 static void need_kernels(void) {
-    const dw__jit_variant variant = product_variant(&products[0]);
+    const dw__jit_variant variant = gemm_variant(&gemms[0]);
     need_ptx(&variant);
 }
 
@@ -77,9 +77,9 @@ static void carry_all(void) {
     done = true;
     const dw__jit_variant dense = dw__gemm_variant(&dense_shape);
     carry_variant(&dense);
-    for (size_t i = 0; i < DW_COUNT(products); i++) {
-        const dw__jit_variant variant = product_variant(&products[i]);
-        if (!products[i].schedule) carry_variant(&variant);
+    for (size_t i = 0; i < DW_COUNT(gemms); i++) {
+        const dw__jit_variant variant = gemm_variant(&gemms[i]);
+        if (!gemms[i].schedule) carry_variant(&variant);
     }
     for (size_t i = 0; i < DW_COUNT(quantizations); i++)
         for (int hopper = 0; hopper < 2; hopper++) {
@@ -405,19 +405,19 @@ static expected sum_of(const void *context, int row, int column) {
 
 static void check(run *r) {
     const problem *p = r->problem;
-    const expected_product product = {.m = p->m,
-                                      .n = p->n,
-                                      .activation = (int)p->activation,
-                                      .bias = p->bias ? &r->bias : NULL,
-                                      .residual = p->residual ? &r->residual : NULL,
-                                      .sum = sum_of,
-                                      .context = r,
-                                      .name = dw_scheme_name(p->a.scheme)};
+    const expected_gemm gemm = {.m = p->m,
+                                .n = p->n,
+                                .activation = (int)p->activation,
+                                .bias = p->bias ? &r->bias : NULL,
+                                .residual = p->residual ? &r->residual : NULL,
+                                .sum = sum_of,
+                                .context = r,
+                                .name = dw_scheme_name(p->a.scheme)};
     fetch_codes(&r->d, r->device);
     if (!p->quantized_d)
-        check_gemm(&product, &r->d.matrix);
+        check_gemm(&gemm, &r->d.matrix);
     else
-        check_quantized(&product, &r->d.matrix,
+        check_quantized(&gemm, &r->d.matrix,
                         &(scales_of_d){r->d.scale_bytes, r->d.scales, r->d.device_scales});
 }
 
@@ -535,7 +535,7 @@ static void keep_correct(void) {
 static void keep_all(void) {
     static const char *const devices[] = {"emulator:sm_90a", "emulator:sm_100a"};
     const dw__context *context;
-    const dw__variant *product;
+    const dw__variant *gemm;
     const dw__variant *quantize;
     carry_all();
     for (size_t d = 0; d < DW_COUNT(devices); d++) {
@@ -547,16 +547,15 @@ static void keep_all(void) {
             REQUIRE(!quantize->disabled);
         }
     }
-    REQUIRE(dw__variant_of(context, &dw__sm100_gemm, dw__gemm_pack(dense_shape), &product) ==
-            DW_OK);
-    REQUIRE(!product->disabled);
-    for (size_t i = 0; i < DW_COUNT(products); i++) {
-        const dw__gemm_shape shape = shape_of(&products[i]);
+    REQUIRE(dw__variant_of(context, &dw__sm100_gemm, dw__gemm_pack(dense_shape), &gemm) == DW_OK);
+    REQUIRE(!gemm->disabled);
+    for (size_t i = 0; i < DW_COUNT(gemms); i++) {
+        const dw__gemm_shape shape = shape_of(&gemms[i]);
         /* The launcher never selects variants with cluster launch control. */
-        if (products[i].schedule) continue;
-        REQUIRE(dw__variant_of(context, &dw__sm100_gemm_scaled, dw__gemm_pack(shape), &product) ==
+        if (gemms[i].schedule) continue;
+        REQUIRE(dw__variant_of(context, &dw__sm100_gemm_scaled, dw__gemm_pack(shape), &gemm) ==
                 DW_OK);
-        REQUIRE(!product->disabled);
+        REQUIRE(!gemm->disabled);
     }
     REQUIRE(lines == 0);
 }
@@ -569,8 +568,8 @@ static void correct_kernels_pass(void **state) {
 
 /* A GEMM whose kernel `text` is rejected with `words`: the log reports it once, the kernel stays rejected, and nothing
  * is computed. */
-static void refuse_product(char *text, const char *words) {
-    const dw__jit_variant variant = product_variant(&products[0]);
+static void refuse_gemm(char *text, const char *words) {
+    const dw__jit_variant variant = gemm_variant(&gemms[0]);
     run r;
     carry(name_of(&variant), text);
     carry_all(); /* the second call */
@@ -583,19 +582,19 @@ static void refuse_product(char *text, const char *words) {
 }
 
 static void keep_other_format(void) { /* reads B as E5M2, which the checker cannot see */
-    const dw__jit_variant other = product_variant(&products[1]);
-    refuse_product(text_of(&other),
-                   "disagrees with the reference on Deepwell emulator of sm_100a: D[0][0]");
+    const dw__jit_variant other = gemm_variant(&gemms[1]);
+    refuse_gemm(text_of(&other),
+                "disagrees with the reference on Deepwell emulator of sm_100a: D[0][0]");
 }
 static void keep_without_scales(void) {
-    const dw__jit_variant variant = product_variant(&products[0]);
+    const dw__jit_variant variant = gemm_variant(&gemms[0]);
     char *text = text_of(&variant);
     take_out(text, "tcgen05.cp");
-    refuse_product(text, "scale factors");
+    refuse_gemm(text, "scale factors");
 }
 static void keep_wrong_quantized_d(void) { /* codes of E5M2 */
     static const problem p = {MXFP8, MXFP8, 5, 7, 33, DW_ACTIVATION_GELU, true, false, true};
-    const dw__jit_variant variant = product_variant(&products[2]);
+    const dw__jit_variant variant = gemm_variant(&gemms[2]);
     char *text = text_of(&variant);
     run r;
     replace(text, "satfinite.e4m3x2", "satfinite.e5m2x2");

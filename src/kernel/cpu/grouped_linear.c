@@ -23,7 +23,7 @@ typedef struct grouped {
     int64_t *first; /* [experts + 1]: start of each expert's rows in `order` */
     int64_t *order; /* [rows] */
     float *left, *right;
-    void *product_scratch;
+    void *gemm_scratch;
 } grouped;
 
 /* ---- scratch ------------------------------------------------------------------------------------- */
@@ -31,7 +31,7 @@ typedef struct grouped {
 static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* Places the parts of scratch. If `base` is NULL, only computes their total size. */
-static size_t lay_out(grouped *g, char *base, int64_t left, int64_t right, size_t product) {
+static size_t lay_out(grouped *g, char *base, int64_t left, int64_t right, size_t gemm) {
     int64_t part = dw__min64(g->rows, ROWS);
     size_t at = 0;
     g->first = base ? (void *)(base + at) : NULL;
@@ -42,8 +42,8 @@ static size_t lay_out(grouped *g, char *base, int64_t left, int64_t right, size_
     at += aligned((size_t)(part * left) * sizeof(float));
     g->right = base ? (void *)(base + at) : NULL;
     at += aligned((size_t)(part * right) * sizeof(float));
-    g->product_scratch = base ? base + at : NULL;
-    return at + product;
+    g->gemm_scratch = base ? base + at : NULL;
+    return at + gemm;
 }
 
 /* ---- rows ---------------------------------------------------------------------------------------- */
@@ -134,7 +134,7 @@ static grouped linear_groups(const dw__call *call) {
                      .experts = call->inputs[1].shape[0]};
 }
 
-static dw__matmul linear_product(const dw__call *call) {
+static dw__matmul linear_gemm(const dw__call *call) {
     const dw__tensor *x = &call->inputs[0], *w = &call->inputs[1];
     bool transposed = dw__call_int(call, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
     return (dw__matmul){
@@ -149,10 +149,10 @@ static dw__matmul linear_product(const dw__call *call) {
 }
 
 /* Memory of GEMMs: their scratch, or what a library allocates. */
-typedef size_t (*product_memory)(const dw__matmul *p, bool passing);
+typedef size_t (*gemm_memory)(const dw__matmul *p, bool passing);
 
-static size_t linear_product_bytes(const dw__call *call, product_memory of) {
-    dw__matmul p = linear_product(call);
+static size_t linear_gemm_bytes(const dw__call *call, gemm_memory of) {
+    dw__matmul p = linear_gemm(call);
     size_t most = 0;
     for (p.m = 1; p.m <= dw__min64(call->inputs[0].shape[0], ROWS); p.m++) {
         size_t bytes = of(&p, false);
@@ -164,11 +164,11 @@ static size_t linear_product_bytes(const dw__call *call, product_memory of) {
 static size_t linear_scratch(const dw__call *call) {
     grouped g = linear_groups(call);
     return lay_out(&g, NULL, call->inputs[0].shape[1], call->outputs[0].shape[1],
-                   linear_product_bytes(call, dw__matmul_scratch));
+                   linear_gemm_bytes(call, dw__matmul_scratch));
 }
 
 static size_t linear_library(const dw__call *call) {
-    return linear_product_bytes(call, dw__matmul_library);
+    return linear_gemm_bytes(call, dw__matmul_library);
 }
 
 static dw_status linear_run(const dw__call *call, void *scratch) {
@@ -180,7 +180,7 @@ static dw_status linear_run(const dw__call *call, void *scratch) {
     DW_RETURN_IF_FAILED(sort_rows(&g, call->op));
     if (!y->data || y->shape[1] == 0) return DW_OK;
     for (int64_t expert = 0; expert < g.experts; expert++) {
-        dw__matmul p = linear_product(call);
+        dw__matmul p = linear_gemm(call);
         p.b = (const float *)w->data + expert * w->stride[0];
         p.bias = biased ? (const float *)b->data + expert * b->stride[0] : NULL;
         p.a = g.left;
@@ -188,7 +188,7 @@ static dw_status linear_run(const dw__call *call, void *scratch) {
         for (int64_t row = g.first[expert]; row < g.first[expert + 1]; row += ROWS) {
             p.m = dw__min64(g.first[expert + 1] - row, ROWS);
             copy_rows(x, g.order + row, p.m, true, g.left);
-            DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, g.product_scratch));
+            DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, g.gemm_scratch));
             copy_rows(y, g.order + row, p.m, false, g.right);
         }
     }
@@ -208,14 +208,14 @@ static grouped weight_groups(const dw__call *call) {
                      .experts = call->outputs[0].shape[0]};
 }
 
-static dw__matmul weight_product(const dw__call *call) {
+static dw__matmul weight_gemm(const dw__call *call) {
     int64_t m = call->inputs[0].shape[1], n = call->inputs[1].shape[1];
     return (dw__matmul){
         .m = m, .n = n, .batches = 1, .a_row = 1, .a_k = m, .b_k = n, .b_column = 1};
 }
 
-static size_t weight_product_bytes(const dw__call *call, product_memory of) {
-    dw__matmul p = weight_product(call);
+static size_t weight_gemm_bytes(const dw__call *call, gemm_memory of) {
+    dw__matmul p = weight_gemm(call);
     size_t most = 0;
     for (p.k = 1; p.k <= dw__min64(call->inputs[0].shape[0], ROWS); p.k++) {
         for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -230,11 +230,11 @@ static size_t weight_product_bytes(const dw__call *call, product_memory of) {
 static size_t weight_scratch(const dw__call *call) {
     grouped g = weight_groups(call);
     return lay_out(&g, NULL, call->inputs[0].shape[1], call->inputs[1].shape[1],
-                   weight_product_bytes(call, dw__matmul_scratch));
+                   weight_gemm_bytes(call, dw__matmul_scratch));
 }
 
 static size_t weight_library(const dw__call *call) {
-    return weight_product_bytes(call, dw__matmul_library);
+    return weight_gemm_bytes(call, dw__matmul_library);
 }
 
 static dw_status weight_run(const dw__call *call, void *scratch) {
@@ -245,7 +245,7 @@ static dw_status weight_run(const dw__call *call, void *scratch) {
     if (!call->outputs[0].data) return DW_OK;
     int64_t size = x->shape[1] * y->shape[1];
     for (int64_t expert = 0; expert < g.experts && size > 0; expert++) {
-        dw__matmul p = weight_product(call);
+        dw__matmul p = weight_gemm(call);
         p.a = g.left;
         p.b = g.right;
         p.c = (float *)call->outputs[0].data + expert * size;
@@ -255,7 +255,7 @@ static dw_status weight_run(const dw__call *call, void *scratch) {
             p.accumulate = row > g.first[expert];
             copy_rows(x, g.order + row, p.k, true, g.left);
             copy_rows(y, g.order + row, p.k, true, g.right);
-            DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, g.product_scratch));
+            DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, g.gemm_scratch));
         }
     }
     return DW_OK;

@@ -28,7 +28,7 @@ static int64_t chunk_rows(const dw__head *g) {
 /* ---- the GEMMs of one chunk ---------------------------------------------------------------------- */
 
 /* dx[first..] = dlogits * w */
-static dw__matmul dx_product(const dw__head *g, const float *dlogits, int64_t first, int64_t rows) {
+static dw__matmul dx_gemm(const dw__head *g, const float *dlogits, int64_t first, int64_t rows) {
     const dw__tensor *w = g->w;
     return (dw__matmul){
         .m = rows,
@@ -100,11 +100,11 @@ static size_t dlogits_floats(const dw__head *g) {
 
 /* The last chunk has fewer rows, and its GEMMs may be divided differently. `of` returns their scratch or what
  * a library allocates. */
-static size_t product_bytes(const dw__head *g, size_t (*of)(const dw__matmul *p, bool passing)) {
+static size_t gemm_bytes(const dw__head *g, size_t (*of)(const dw__matmul *p, bool passing)) {
     int64_t chunk = chunk_rows(g), sizes[] = {chunk, chunk > 0 ? g->tokens % chunk : 0};
     size_t most = 0;
     for (size_t i = 0; i < DW_COUNT(sizes); i++) {
-        dw__matmul dx = dx_product(g, NULL, 0, sizes[i]), dw = dw_gemm(g, NULL, 0, sizes[i]);
+        dw__matmul dx = dx_gemm(g, NULL, 0, sizes[i]), dw = dw_gemm(g, NULL, 0, sizes[i]);
         size_t bytes = of(&dx, false);
         if (bytes > most) most = bytes;
         bytes = of(&dw, false);
@@ -116,24 +116,24 @@ static size_t product_bytes(const dw__head *g, size_t (*of)(const dw__matmul *p,
 static size_t scratch_bytes(const dw__call *call) {
     dw__head g;
     if (!dw__head_read(call, &g)) return 0;
-    return dlogits_floats(&g) * sizeof(float) + product_bytes(&g, dw__matmul_scratch);
+    return dlogits_floats(&g) * sizeof(float) + gemm_bytes(&g, dw__matmul_scratch);
 }
 
 static size_t library_bytes(const dw__call *call) {
     dw__head g;
-    return dw__head_read(call, &g) ? product_bytes(&g, dw__matmul_library) : 0;
+    return dw__head_read(call, &g) ? gemm_bytes(&g, dw__matmul_library) : 0;
 }
 
-static dw_status run_chunk(chunk_job *j, void *product_scratch) {
+static dw_status run_chunk(chunk_job *j, void *gemm_scratch) {
     const dw__head *g = j->g;
     dw__pool_run(j->rows, dlogits_task, j);
     if (g->dx) {
-        dw__matmul p = dx_product(g, j->dlogits, j->first, j->rows);
-        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, product_scratch));
+        dw__matmul p = dx_gemm(g, j->dlogits, j->first, j->rows);
+        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, gemm_scratch));
     }
     if (g->dw) {
         dw__matmul p = dw_gemm(g, j->dlogits, j->first, j->rows);
-        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, product_scratch));
+        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, gemm_scratch));
     }
     if (g->db) dw__pool_run(dw__divide_up(g->vocabulary, SUM_COLUMNS), db_task, j);
     return DW_OK;

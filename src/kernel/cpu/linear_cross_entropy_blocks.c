@@ -39,12 +39,12 @@ typedef struct token_sums {
 typedef struct cuts {
     int64_t rows, width; /* of the largest block */
     /* sizes in bytes */
-    size_t block, tokens, product;
+    size_t block, tokens, gemm;
     size_t library; /* most that a library allocates during the call */
 } cuts;
 
-static dw__matmul logits_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
-                                 int64_t width, float *block) {
+static dw__matmul logits_gemm(const dw__head *h, int64_t first, int64_t rows, int64_t column,
+                              int64_t width, float *block) {
     const dw__tensor *x = h->x, *w = h->w;
     return (dw__matmul){
         .m = rows,
@@ -63,8 +63,8 @@ static dw__matmul logits_product(const dw__head *h, int64_t first, int64_t rows,
 }
 
 /* dx[first..] (+)= dlogits * w */
-static dw__matmul dx_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
-                             int64_t width, const float *block) {
+static dw__matmul dx_gemm(const dw__head *h, int64_t first, int64_t rows, int64_t column,
+                          int64_t width, const float *block) {
     const dw__tensor *w = h->w;
     return (dw__matmul){
         .m = rows,
@@ -106,16 +106,16 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Memory of all GEMMs of a block; `of` returns their scratch or what a library allocates. GEMMs that add to C
  * may be divided differently from those that replace it. */
-static size_t product_bytes(const dw__head *h, int64_t rows, int64_t width, bool backward,
-                            size_t (*of)(const dw__matmul *p, bool passing)) {
+static size_t gemm_bytes(const dw__head *h, int64_t rows, int64_t width, bool backward,
+                         size_t (*of)(const dw__matmul *p, bool passing)) {
     size_t most = 0;
     for (int accumulate = 0; accumulate < 2; accumulate++) {
-        dw__matmul products[] = {logits_product(h, 0, rows, 0, width, NULL),
-                                 dx_product(h, 0, rows, 0, width, NULL),
-                                 dw_gemm(h, 0, rows, 0, width, NULL)};
-        for (size_t i = 0; i < (backward ? DW_COUNT(products) : 1); i++) {
-            products[i].accumulate = i > 0 && accumulate;
-            most = larger(most, of(&products[i], false));
+        dw__matmul gemms[] = {logits_gemm(h, 0, rows, 0, width, NULL),
+                              dx_gemm(h, 0, rows, 0, width, NULL),
+                              dw_gemm(h, 0, rows, 0, width, NULL)};
+        for (size_t i = 0; i < (backward ? DW_COUNT(gemms) : 1); i++) {
+            gemms[i].accumulate = i > 0 && accumulate;
+            most = larger(most, of(&gemms[i], false));
         }
     }
     return most;
@@ -133,10 +133,10 @@ static cuts cut(const dw__head *h, bool backward) {
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 2; j++)
             if (rows[i] > 0 && widths[j] > 0) {
-                out.product = larger(out.product, product_bytes(h, rows[i], widths[j], backward,
-                                                                dw__matmul_scratch));
-                out.library = larger(out.library, product_bytes(h, rows[i], widths[j], backward,
-                                                                dw__matmul_library));
+                out.gemm = larger(out.gemm,
+                                  gemm_bytes(h, rows[i], widths[j], backward, dw__matmul_scratch));
+                out.library = larger(
+                    out.library, gemm_bytes(h, rows[i], widths[j], backward, dw__matmul_library));
             }
     return out;
 }
@@ -158,7 +158,7 @@ static size_t scratch_bytes(const dw__call *call) {
     dw__head head;
     if (!reads(call, &head)) return 0;
     cuts c = cut(&head, call->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD);
-    return c.block + c.tokens + c.product;
+    return c.block + c.tokens + c.gemm;
 }
 
 static size_t library_bytes(const dw__call *call) {
@@ -173,7 +173,7 @@ typedef struct block_job {
     const dw__head *head;
     float *block;
     token_sums *tokens;
-    void *product;
+    void *gemm;
     int64_t first, rows, column, width;
 } block_job;
 
@@ -182,7 +182,7 @@ static block_job job_of(const dw__head *head, const cuts *c, void *scratch) {
     return (block_job){.head = head,
                        .block = scratch,
                        .tokens = (token_sums *)(at + c->block),
-                       .product = at + c->block + c->tokens};
+                       .gemm = at + c->block + c->tokens};
 }
 
 typedef dw_status use_block(block_job *job);
@@ -195,8 +195,8 @@ static dw_status each_block(block_job *j, const cuts *c, use_block *use) {
         for (j->column = 0; j->column < h->vocabulary; j->column += c->width) {
             j->width = dw__min64(c->width, h->vocabulary - j->column);
             if (!h->logits) {
-                dw__matmul p = logits_product(h, j->first, j->rows, j->column, j->width, j->block);
-                DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, j->product));
+                dw__matmul p = logits_gemm(h, j->first, j->rows, j->column, j->width, j->block);
+                DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, j->gemm));
             }
             DW_RETURN_IF_FAILED(use(j));
         }
@@ -292,12 +292,12 @@ static dw_status add_gradients(block_job *j) {
     const dw__head *h = j->head;
     dw__pool_run(j->rows, gradient_task, j);
     if (h->dx) {
-        dw__matmul p = dx_product(h, j->first, j->rows, j->column, j->width, j->block);
-        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, j->product));
+        dw__matmul p = dx_gemm(h, j->first, j->rows, j->column, j->width, j->block);
+        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, j->gemm));
     }
     if (h->dw) {
         dw__matmul p = dw_gemm(h, j->first, j->rows, j->column, j->width, j->block);
-        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, j->product));
+        DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, j->gemm));
     }
     if (h->db) dw__pool_run(dw__divide_up(j->width, SUM_COLUMNS), db_task, j);
     return DW_OK;

@@ -191,16 +191,16 @@ static void multiply(int64_t m, int64_t n, int64_t k, const float *a_panels, con
 
 enum { SMALL_DEPTH = 128 }; /* of the buffer for a copy of a transposed or ragged B */
 
-typedef struct small_product {
+typedef struct small_gemm {
     int64_t k;
     const float *a;
     int64_t a_row, a_k;
     float alpha, beta;
     float *c;
     int64_t c_row;
-} small_product;
+} small_gemm;
 
-DW_INLINE void small_tile(int rows, int vectors, const small_product *p, int64_t i, const float *b,
+DW_INLINE void small_tile(int rows, int vectors, const small_gemm *p, int64_t i, const float *b,
                           int64_t b_stride, int64_t j, int64_t columns) {
     vf sum[ROWS][VECTORS];
     accumulate_tile(rows, vectors, p->k, p->a + i * p->a_row, p->a_row, p->a_k, b, b_stride, sum);
@@ -223,7 +223,7 @@ DW_INLINE void small_tile(int rows, int vectors, const small_product *p, int64_t
     }
 }
 
-DW_INLINE void small_panel(int vectors, int64_t m, const small_product *p, const float *b,
+DW_INLINE void small_panel(int vectors, int64_t m, const small_gemm *p, const float *b,
                            int64_t b_stride, int64_t j, int64_t columns) {
     int64_t i = 0;
     for (; i + ROWS <= m; i += ROWS) small_tile(ROWS, vectors, p, i, b, b_stride, j, columns);
@@ -231,7 +231,7 @@ DW_INLINE void small_panel(int vectors, int64_t m, const small_product *p, const
     for (; i < m; i++) small_tile(1, vectors, p, i, b, b_stride, j, columns);
 }
 
-static void small_columns(int64_t m, const small_product *p, const float *b, int64_t b_stride,
+static void small_columns(int64_t m, const small_gemm *p, const float *b, int64_t b_stride,
                           int64_t j, int64_t columns) {
     if (columns <= DW_LANES) {
         small_panel(1, m, p, b, b_stride, j, columns);
@@ -270,8 +270,7 @@ static void small(bool a_transposed, bool b_transposed, int64_t m, int64_t n, in
             int64_t depth = in_place || k - start < SMALL_DEPTH ? k - start : SMALL_DEPTH;
             const float *block = b + start * b_k + j * b_column;
             if (!in_place) pack_panel(COLUMNS, columns, depth, block, b_column, b_k, panel);
-            small_product p = {depth, a + start * a_k,     a_row, a_k,
-                               alpha, start ? 1.0f : beta, c,     ldc};
+            small_gemm p = {depth, a + start * a_k, a_row, a_k, alpha, start ? 1.0f : beta, c, ldc};
             small_columns(m, &p, in_place ? block : panel, in_place ? ldb : COLUMNS, j, columns);
             start += depth;
         }
