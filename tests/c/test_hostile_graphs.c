@@ -183,18 +183,18 @@ static void sizes_beyond_all_memory_are_rejected(void **state) {
 /* Each size fits into a number, but the sum does not: it must not wrap to a small arena. */
 static void sums_of_sizes_do_not_wrap(void **state) {
     (void)state;
-    enum { PRODUCTS = 24 };
+    enum { MATMULS = 24 };
     dw__text text = {0};
     OK(dw__text_printf(&text, B_TEXT "input %%x: f32[B, 4]\ninput %%w: f32[4, 4]\n"
                                      "%%m0 = matmul(%%x, %%w)\n"));
-    for (int i = 1; i < PRODUCTS; i++)
+    for (int i = 1; i < MATMULS; i++)
         OK(dw__text_printf(&text, "%%m%d = matmul(%%m%d, %%w)\n", i, i - 1));
     /* Read from the last to the first, so all are alive at once. */
-    for (int i = 1; i < PRODUCTS; i++)
-        OK(dw__text_printf(&text, "%%c%d = matmul(%%m%d, %%m%d) {transpose_a=1}\n", i, PRODUCTS - i,
-                           PRODUCTS - 1 - i));
+    for (int i = 1; i < MATMULS; i++)
+        OK(dw__text_printf(&text, "%%c%d = matmul(%%m%d, %%m%d) {transpose_a=1}\n", i, MATMULS - i,
+                           MATMULS - 1 - i));
     OK(dw__text_printf(&text, "return %%c1"));
-    for (int i = 2; i < PRODUCTS; i++) OK(dw__text_printf(&text, ", %%c%d", i));
+    for (int i = 2; i < MATMULS; i++) OK(dw__text_printf(&text, ", %%c%d", i));
     OK(dw__text_printf(&text, "\n"));
     assert_null(refusal(text.text, 1000));
     for (int shift = 55; shift < 58; shift++)

@@ -19,7 +19,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t
 
 import numpy as np
 
-_PRODUCT, _GROUPED, _ATTENTION = range(3)
+_GEMM, _GROUPED, _ATTENTION = range(3)
 _BF16, _MXFP8, _NVFP4 = 0, 6, 11  # dw_scheme
 _POISON = 0x7FC5  # a NaN in BF16; byte matrices get NaNs of E4M3 and E8M0 instead
 _MARGIN = 64  # guard elements before and after every matrix
@@ -416,7 +416,7 @@ def run_attention(
 
 
 # m, n, k, beta, whether operands are whole numbers, preferred cluster
-_PRODUCTS = [
+_GEMMS = [
     (131, 264, 136, 0.0, True, (0, 0)),
     (257, 392, 72, 0.5, False, (0, 0)),
     (1, 8, 8, 0.0, False, (2, 1)),
@@ -447,7 +447,7 @@ def check(provider: Provider, runtime: Runtime, kernels: list[Kernel], quick: bo
     good = True
     for kernel in kernels:
         cases, run = {
-            _PRODUCT: (_PRODUCTS if kernel.scheme == _BF16 else _SCALED, run_product),
+            _GEMM: (_GEMMS if kernel.scheme == _BF16 else _SCALED, run_product),
             _GROUPED: (_GROUPS, run_grouped),
             _ATTENTION: (_ATTENTIONS, run_attention),
         }[kernel.kind]
@@ -472,7 +472,7 @@ def check_refusals(provider: Provider, runtime: Runtime, kernels: list[Kernel]) 
         ({"n": 60}, "16 bytes"),
         ({"k": 63}, "16 bytes"),
     ]
-    (kernel, *_) = (k for k in kernels if k.kind == _PRODUCT and k.scheme == _BF16)
+    (kernel, *_) = (k for k in kernels if k.kind == _GEMM and k.scheme == _BF16)
     told = 0
     for change, words in wrong:
         call = Product(**{"size_of": ctypes.sizeof(Product), "alpha": 1.0, **fine, **change})
@@ -539,7 +539,7 @@ def time(provider: Provider, kernels: list[Kernel]) -> bool:
 
         report("torch.matmul", lambda: torch.matmul(a, b.T, out=d))
         for kernel in kernels:
-            if kernel.kind != _PRODUCT or kernel.scheme != _BF16:
+            if kernel.kind != _GEMM or kernel.scheme != _BF16:
                 continue
             call = Product(
                 size_of=ctypes.sizeof(Product),

@@ -202,7 +202,7 @@ def run_product(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
 def _products(kernel: SimpleNamespace) -> list[tuple]:
     """m, n, k, whether there is a residual, whether operands are whole numbers, and whether the
     residual is D."""
-    cases = smoke._PRODUCTS if kernel.scheme == smoke._BF16 else smoke._SCALED
+    cases = smoke._GEMMS if kernel.scheme == smoke._BF16 else smoke._SCALED
     return [
         *((m, n, k, bool(beta), exact, False) for m, n, k, beta, exact, _ in cases),
         (301, 264, 160, True, False, True),

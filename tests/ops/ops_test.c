@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-    typedef struct expectation {
+typedef struct expectation {
     uint32_t count;
     dw__tensor values[OPS_MAX_OUTPUTS];    /* F64 for every float */
     double scale[OPS_MAX_OUTPUTS];         /* largest finite magnitude */
