@@ -196,7 +196,7 @@ void dw__plan_destroy(dw_plan *plan);
 
 /* ---- lower_steps.c --------------------------------------------------------------------------- */
 
-/* The step as a call, with every data NULL: what fits() and scratch_bytes() see. */
+/* The step as a call, with every data NULL: what supports() and workspace_bytes() see. */
 void dw__step_shape(const dw__step *step, dw__call *call);
 /* What computes the step, for listings and messages. */
 const char *dw__step_kernel_name(const dw__step *step);

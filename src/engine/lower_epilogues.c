@@ -109,8 +109,8 @@ static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, b
     dw__step_shape(&step, &l->first.call);
     dw__step_shape(program, &l->second);
     const dw__epilogue_kernel *kernel = dw__lower_with_epilogue(l, step.op);
-    if (!kernel || !kernel->fits(&l->first.call, &l->second, (int)i)) return DW_OK;
-    size_t scratch = kernel->scratch_bytes(&l->first.call, &l->second, (int)i);
+    if (!kernel || !kernel->supports(&l->first.call, &l->second, (int)i)) return DW_OK;
+    size_t scratch = kernel->workspace_bytes(&l->first.call, &l->second, (int)i);
     size_t library = kernel->library_bytes(&l->first.call);
     dw__storage *place = storage_of(l, storage);
     if (place->reads_left > 1 || place->home != DW_HOME_ARENA) {
@@ -149,7 +149,7 @@ static dw_status accumulate(dw__lowering *l, dw__step *program, uint32_t i, bool
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
     dw__step_shape(&step, &l->first.call);
     if (storage_of(l, storage)->reads_left != 1 || !dw__lower_is_whole(l, &program->inputs[i]) ||
-        !kernel->fits(&l->first.call) || !dw__lower_take_over(l, program, &step, 1 - i, 0)) {
+        !kernel->supports(&l->first.call) || !dw__lower_take_over(l, program, &step, 1 - i, 0)) {
         return DW_OK;
     }
     storage_of(l, storage)->deferred = DW_NONE;

@@ -134,13 +134,13 @@ cleanup:
 }
 
 dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step, const dw__step *epilogue,
-                                    int replaced, size_t scratch_bytes, size_t library) {
+                                    int replaced, size_t workspace_bytes, size_t library) {
     dw__instruction fresh = {
         .step = *step, .replaced = replaced, .scratch = DW_NONE, .library = library};
     if (epilogue) fresh.with_epilogue = dw__kernel_with_epilogue(step->op);
-    if (scratch_bytes) {
+    if (workspace_bytes) {
         DW_RETURN_IF_FAILED(
-            dw__lower_add_storage(l, DW_HOME_ARENA, 0, scratch_bytes, &fresh.scratch));
+            dw__lower_add_storage(l, DW_HOME_ARENA, 0, workspace_bytes, &fresh.scratch));
     }
     if (epilogue) {
         fresh.epilogue = allocate(l, sizeof *epilogue);
@@ -173,7 +173,8 @@ dw_status dw__lower_add_step(dw__lowering *l, dw__step *step) {
     DW_RETURN_IF_FAILED(dw__lower_prepare(l, step));
     if (step->gpu_kernel) return add_gpu_step(l, step);
     dw__step_shape(step, &l->first.call);
-    size_t scratch = step->kernel->scratch_bytes ? step->kernel->scratch_bytes(&l->first.call) : 0;
+    size_t scratch =
+        step->kernel->workspace_bytes ? step->kernel->workspace_bytes(&l->first.call) : 0;
     size_t library = step->kernel->library_bytes ? step->kernel->library_bytes(&l->first.call) : 0;
     return dw__lower_add_instruction(l, step, NULL, -1, scratch, library);
 }

@@ -110,7 +110,7 @@ dw_status dw__lower_prepare(dw__lowering *l, dw__step *step);
 dw_status dw__lower_add_step(dw__lowering *l, dw__step *step);
 /* `epilogue` may be NULL; its input `replaced` is the step's result. */
 dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step, const dw__step *epilogue,
-                                    int replaced, size_t scratch_bytes, size_t library);
+                                    int replaced, size_t workspace_bytes, size_t library);
 /* Counts the reads of a node that has been lowered, and defines its results. */
 void dw__lower_finish(dw__lowering *l, const dw__step *step);
 

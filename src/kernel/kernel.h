@@ -5,8 +5,8 @@
  * does not allocate while it runs; if a library behind it allocates, library_bytes says how much.
  *
  * For each operation the registry lists implementations best first; the reference (expansion into primitives, evaluated
- * one by one) is last and supports every call. The first kernel whose fits() accepts the call is selected. fits() looks
- * at dtypes, shapes and strides, never at data.
+ * one by one) is last and supports every call. The first kernel that supports the call is selected. supports() looks at
+ * dtypes, shapes and strides, never at data.
  */
 #ifndef DW_KERNEL_H
 #define DW_KERNEL_H
@@ -17,7 +17,7 @@
 
 /* A strided view. Strides in elements; 0 on a broadcast axis. */
 typedef struct dw__tensor {
-    void *data; /* NULL: operand absent, or (in fits and scratch_bytes) not placed yet */
+    void *data; /* NULL: operand absent, or (in supports() and workspace_bytes()) not placed yet */
     dw_dtype dtype;
     int rank;
     int64_t shape[DW_MAX_RANK];
@@ -41,9 +41,9 @@ typedef struct dw__kernel {
     const char *name; /* "cpu.attention.tiled" */
     dw_op op;
     const char *source; /* "ours, portable C", "oneDNN 2.6 sgemm", ... */
-    bool (*fits)(const dw__call *call);
+    bool (*supports)(const dw__call *call);
     /* Returns the scratch that the call needs, by the arithmetic that run() uses; may be NULL for none. */
-    size_t (*scratch_bytes)(const dw__call *call);
+    size_t (*workspace_bytes)(const dw__call *call);
     /* Returns the most bytes that libraries allocate by themselves during the call, on all threads together; may be
      * NULL for none. They are not part of the scratch; predictions of memory use them. */
     size_t (*library_bytes)(const dw__call *call);
@@ -65,15 +65,15 @@ typedef struct dw__kernel {
 typedef struct dw__epilogue_kernel {
     const char *name;
     dw_op op; /* of the call */
-    bool (*fits)(const dw__call *call, const dw__call *program, int replaced);
-    size_t (*scratch_bytes)(const dw__call *call, const dw__call *program, int replaced);
+    bool (*supports)(const dw__call *call, const dw__call *program, int replaced);
+    size_t (*workspace_bytes)(const dw__call *call, const dw__call *program, int replaced);
     size_t (*library_bytes)(const dw__call *call);
     dw_status (*run)(const dw__call *call, const dw__call *program, int replaced, void *scratch);
 } dw__epilogue_kernel;
 
 /* Returns the candidates for `op` on the CPU, best first, reference last, NULL-terminated. */
 const dw__kernel *const *dw__kernel_candidates(dw_op op);
-/* Returns the first candidate that fits. Never NULL for a valid call. */
+/* Returns the first candidate that supports the call. Never NULL for a valid call. */
 const dw__kernel *dw__kernel_select(const dw__call *call);
 bool dw__kernel_is_reference(const dw__kernel *kernel);
 /* Returns whether some candidate for `op` has strided_results. */

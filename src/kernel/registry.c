@@ -22,7 +22,7 @@ static void merge_lists(void) {
     for (size_t i = 0; i < DW_COUNT(lists); i++) {
         for (const dw__kernel *const *kernel = lists[i]; *kernel; kernel++) {
             dw_op op = (*kernel)->op;
-            assert((*kernel)->name && (*kernel)->source && (*kernel)->fits && (*kernel)->run);
+            assert((*kernel)->name && (*kernel)->source && (*kernel)->supports && (*kernel)->run);
             assert((*kernel)->tolerance_factor > 0.0);
             assert(counts[op] < MAX_CANDIDATES);
             candidates[op][counts[op]++] = *kernel;
@@ -37,7 +37,7 @@ const dw__kernel *const *dw__kernel_candidates(dw_op op) {
 
 const dw__kernel *dw__kernel_select(const dw__call *call) {
     const dw__kernel *const *kernel = dw__kernel_candidates(call->op);
-    while (*kernel && !(*kernel)->fits(call)) kernel++;
+    while (*kernel && !(*kernel)->supports(call)) kernel++;
     return *kernel;
 }
 

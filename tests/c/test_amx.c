@@ -282,8 +282,8 @@ static void free_head(head *h) {
 }
 
 static void run_head(head *h, const dw__kernel *kernel) {
-    assert_true(kernel->fits(&h->call));
-    size_t bytes = kernel->scratch_bytes(&h->call);
+    assert_true(kernel->supports(&h->call));
+    size_t bytes = kernel->workspace_bytes(&h->call);
     void *scratch = guarded_scratch(bytes);
     assert_int_equal(kernel->run(&h->call, scratch), DW_OK);
     check_guard(scratch, bytes);
@@ -407,7 +407,7 @@ static void test_head_gradient_of_a_wrong_target(void **state) {
     make_head(&h, "mean", 0.0f);
     h.target[42] = 4100;
     const dw__kernel *kernel = &dw__linear_cross_entropy_backward_amx;
-    void *scratch = guarded_scratch(kernel->scratch_bytes(&h.call));
+    void *scratch = guarded_scratch(kernel->workspace_bytes(&h.call));
     assert_int_equal(kernel->run(&h.call, scratch), DW_INDEX);
     assert_non_null(strstr(dw_last_error(), "4100"));
     dw__free_aligned(scratch);

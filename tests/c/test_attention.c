@@ -351,8 +351,8 @@ static void run(const dw__call *call) {
     for (int i = 0; dw__kernels_cpu_attention[i]; i++) {
         const dw__kernel *kernel = dw__kernels_cpu_attention[i];
         if (kernel->op != call->op) continue;
-        assert_true(kernel->fits(call));
-        int64_t floats = (int64_t)kernel->scratch_bytes(call) / 4;
+        assert_true(kernel->supports(call));
+        int64_t floats = (int64_t)kernel->workspace_bytes(call) / 4;
         float *scratch = guarded(floats);
         assert_int_equal(kernel->run(call, scratch), DW_OK);
         release(scratch, floats);

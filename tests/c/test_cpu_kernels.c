@@ -150,7 +150,7 @@ static const dw__kernel *find_kernel(const dw__call *call) {
                                                      dw__kernels_cpu_loss};
     for (size_t i = 0; i < DW_COUNT(lists); i++)
         for (const dw__kernel *const *k = lists[i]; *k; k++)
-            if ((*k)->op == call->op && (*k)->fits(call)) return *k;
+            if ((*k)->op == call->op && (*k)->supports(call)) return *k;
     return NULL;
 }
 
@@ -161,7 +161,7 @@ static dw_status run_once(const dw__kernel *kernel, dw__call *call) {
         if (status != DW_OK) return status;
     }
     call->prepared = prepared;
-    size_t bytes = kernel->scratch_bytes ? kernel->scratch_bytes(call) : 0;
+    size_t bytes = kernel->workspace_bytes ? kernel->workspace_bytes(call) : 0;
     /* aligned to 64 bytes, as by the engine; guards on both sides */
     uint8_t *scratch = dw__malloc_aligned(bytes + 2 * GUARD);
     assert_non_null(scratch);
@@ -636,7 +636,7 @@ static void test_norms_of_huge_rows(void **state) {
         const dw__tensor *y = &call.outputs[0], *rstd = &call.outputs[centred ? 2 : 1];
         const dw__kernel *const *kernels = dw__kernel_candidates(op);
         for (; *kernels; kernels++) {
-            if ((*kernels)->fits && !(*kernels)->fits(&call)) continue;
+            if ((*kernels)->supports && !(*kernels)->supports(&call)) continue;
             assert_int_equal(run_once(*kernels, &call), DW_OK);
             assert_true(get(rstd, 0) > 1e-16 && fabs(get(y, 0)) > 0.0);
             assert_true(get(rstd, 1) == 0.0 && get(y, N) == 0.0);

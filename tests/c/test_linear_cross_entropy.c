@@ -103,7 +103,8 @@ static void with_each_kernel(const problem *p, void (*body)(const problem *)) {
     make(&d, p);
     for (int i = 0; dw__kernels_cpu_matmul[i]; i++) {
         kernel = dw__kernels_cpu_matmul[i];
-        if (kernel->op != DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD || !kernel->fits(&d.call)) continue;
+        if (kernel->op != DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD || !kernel->supports(&d.call))
+            continue;
         body(p);
         fitting++;
     }
@@ -112,8 +113,8 @@ static void with_each_kernel(const problem *p, void (*body)(const problem *)) {
 }
 
 static dw_status run(const dw__call *call) {
-    assert_true(kernel->fits(call));
-    int64_t floats = (int64_t)kernel->scratch_bytes(call) / 4;
+    assert_true(kernel->supports(call));
+    int64_t floats = (int64_t)kernel->workspace_bytes(call) / 4;
     float *scratch = guarded(floats);
     dw_status status = kernel->run(call, scratch);
     release(scratch, floats);

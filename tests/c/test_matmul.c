@@ -64,8 +64,8 @@ static double element(const dw__tensor *t, int64_t batch, int64_t row, int64_t c
 
 /* Scratch is sized for the present number of threads; the call then uses `threads`, at most as many. */
 static void run_on(const dw__kernel *kernel, const dw__call *call, int threads) {
-    assert_true(kernel->fits(call));
-    int64_t floats = kernel->scratch_bytes ? (int64_t)kernel->scratch_bytes(call) / 4 : 0;
+    assert_true(kernel->supports(call));
+    int64_t floats = kernel->workspace_bytes ? (int64_t)kernel->workspace_bytes(call) / 4 : 0;
     float *scratch = guarded(floats);
     int planned = dw__pool_threads();
     assert_int_equal(dw__pool_set_threads(threads), DW_OK);
@@ -106,7 +106,7 @@ static void check_gemm(const problem *p, const dw__call *call, const float *bias
 static void check_matmul(const dw__kernel *kernel, const problem *p) {
     dw_attr attrs[2];
     dw__call call = matmul_call(p, NULL, NULL, NULL, attrs);
-    if (kernel->op != DW_OP_MATMUL || !kernel->fits(&call)) return;
+    if (kernel->op != DW_OP_MATMUL || !kernel->supports(&call)) return;
     int64_t a_count = extent(&call.inputs[0]), b_count = extent(&call.inputs[1]);
     int64_t y_count = p->batch * p->m * p->n;
     float *a = guarded_random(a_count), *b = guarded_random(b_count), *y = guarded(y_count);
@@ -164,7 +164,7 @@ static void test_choice(void **state) {
     assert_int_equal(dw__matmul_packed_preferred(&large), avx2);
     assert_false(dw__matmul_packed_preferred(&small));
     if (avx2) {
-        assert_false(dw__matmul_onednn_fits(&large));
+        assert_false(dw__matmul_onednn_supports(&large));
         assert_int_equal(dw__matmul_library(&large, false), 0);
     }
 }
@@ -205,7 +205,7 @@ static void check_linear(const dw__kernel *kernel, int64_t batch, int64_t m, int
     call.inputs[1].stride[1] = 1;
     call.inputs[2] = (dw__tensor){bias, DW_F32, with_bias ? 1 : -1, {n}, {1}};
     call.outputs[0] = matrix(y, batch, m, n, 0);
-    if (kernel->fits(&call)) {
+    if (kernel->supports(&call)) {
         run_on(kernel, &call, 2);
         check_gemm(&p, &flat, with_bias ? bias : NULL);
     }
@@ -235,7 +235,7 @@ static void test_linear_refuses_scattered_rows(void **state) {
     call.outputs[0] = matrix(NULL, 2, 3, 5, 0);
     for (int i = 0; dw__kernels_cpu_matmul[i]; i++) {
         if (dw__kernels_cpu_matmul[i]->op == DW_OP_LINEAR) {
-            assert_false(dw__kernels_cpu_matmul[i]->fits(&call));
+            assert_false(dw__kernels_cpu_matmul[i]->supports(&call));
         }
     }
 }
@@ -245,7 +245,7 @@ static void test_linear_refuses_scattered_rows(void **state) {
 static const dw__kernel *fused_kernel(const dw__call *call) {
     for (int i = 0; dw__kernels_cpu_elementwise[i]; i++) {
         const dw__kernel *kernel = dw__kernels_cpu_elementwise[i];
-        if (kernel->op == DW_OP_FUSED && kernel->fits(call)) return kernel;
+        if (kernel->op == DW_OP_FUSED && kernel->supports(call)) return kernel;
     }
     fail_msg("no kernel for the epilogue");
     return NULL;
@@ -279,8 +279,8 @@ static void check_epilogue(int64_t m, int64_t n, int64_t k, bool keep, int threa
     then.prepared = prepared;
 
     const dw__epilogue_kernel *kernel = dw__kernel_with_epilogue(DW_OP_LINEAR);
-    assert_true(kernel->fits(&call, &then, 1));
-    int64_t floats = (int64_t)kernel->scratch_bytes(&call, &then, 1) / 4;
+    assert_true(kernel->supports(&call, &then, 1));
+    int64_t floats = (int64_t)kernel->workspace_bytes(&call, &then, 1) / 4;
     float *scratch = guarded(floats);
     if (keep) call.outputs[0].data = y;
     int planned = dw__pool_threads();

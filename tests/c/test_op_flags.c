@@ -256,7 +256,7 @@ static dw_status check_layout(void *context, const char *text, dw_dtype placehol
     dw__tensor contiguous[OPS_MAX_OUTPUTS];
     bool strided = false;
     it.kernel = *kernel;
-    if (it.kernel->fits(call)) {
+    if (it.kernel->supports(call)) {
         OK(ops_call_bind(it.run, it.kernel));
         OK(it.kernel->run(call, it.run->scratch.data));
         for (uint32_t o = 0; o < call->output_count; o++) {
@@ -267,7 +267,7 @@ static dw_status check_layout(void *context, const char *text, dw_dtype placehol
             exchange_axes(&call->outputs[o]);
             strided |= !dw__tensor_is_contiguous(&call->outputs[o]);
         }
-        if (it.kernel->fits(call)) {
+        if (it.kernel->supports(call)) {
             ops_call_clear(it.run);
             OK(ops_call_bind(it.run, it.kernel));
             OK(it.kernel->run(call, it.run->scratch.data));
@@ -301,7 +301,7 @@ static dw_status check_accumulation(void *context, const char *text, dw_dtype pl
     dw__call *call = &it.run->call;
     float *result = call->outputs[0].data;
     int64_t count = dw__tensor_count(&call->outputs[0]);
-    if (kernel->fits(call)) {
+    if (kernel->supports(call)) {
         float *sum = test_malloc(it.run->outputs[0].bytes + 1);
         for (int64_t i = 0; i < count; i++) {
             sum[i] = result[i] + (float)(i % 7);

@@ -385,7 +385,8 @@ static dw_status training_step(void) {
     DW_TRY(dw_plan_backward(s.plan, s.arena, s.leaves, s.outputs, &ones, s.grads, NULL));
     DW_TRY(dw_plan_forward(s.plan, s.arena, s.leaves, s.outputs, NULL));
     for (uint32_t part = 0; part < dw_plan_part_count(s.plan); part++)
-        DW_TRY(dw_plan_backward_part(s.plan, part, s.arena, s.leaves, s.outputs, &none, s.grads, NULL));
+        DW_TRY(dw_plan_backward_part(s.plan, part, s.arena, s.leaves, s.outputs, &none, s.grads,
+                                     NULL));
     dw_adamw_options options = {sizeof options, 0.1, 0.9, 0.99, 1e-8, 0.0, 1.0, 1, 0};
     dw_adamw_tensor tensor = {param, slope, moments[0], moments[1], 2};
     status = dw_adamw_step(&tensor, 1, &options);

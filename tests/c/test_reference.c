@@ -111,7 +111,7 @@ static void every_operation_ends_with_its_reference(void **state) {
     }
 }
 
-static void selection_is_the_first_that_fits(void **state) {
+static void selection_is_the_first_that_supports(void **state) {
     double x[4] = {1, 2, 3, 4}, y[4];
     (void)state;
     begin(DW_OP_MATMUL);
@@ -121,8 +121,8 @@ static void selection_is_the_first_that_fits(void **state) {
     const dw__kernel *selected = dw__kernel_select(&call);
     const dw__kernel *const *kernel = dw__kernel_candidates(DW_OP_MATMUL);
     assert_non_null(selected);
-    assert_true(selected->fits(&call));
-    for (; *kernel != selected; kernel++) assert_false((*kernel)->fits(&call));
+    assert_true(selected->supports(&call));
+    for (; *kernel != selected; kernel++) assert_false((*kernel)->supports(&call));
 }
 
 static void contiguity_ignores_axes_of_one(void **state) {
@@ -799,7 +799,7 @@ static void every_failed_allocation_is_reported_and_leaks_nothing(void **state) 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_operation_ends_with_its_reference),
-        cmocka_unit_test(selection_is_the_first_that_fits),
+        cmocka_unit_test(selection_is_the_first_that_supports),
         cmocka_unit_test(contiguity_ignores_axes_of_one),
         cmocka_unit_test(integers_divide_as_python_does),
         cmocka_unit_test(floats_take_the_remainder_of_their_divisor),

@@ -52,7 +52,7 @@ static dw_status time_kernels(perf_run *run, const ops_case *c, const dw_graph *
         /* The reference is timed only on request. */
         bool reference = strncmp((*kernel)->name, "reference", 9) == 0;
         if (reference && !run->options->backend) continue;
-        if (!ops_wants_kernel(run->options, *kernel) || !(*kernel)->fits(&call->call)) continue;
+        if (!ops_wants_kernel(run->options, *kernel) || !(*kernel)->supports(&call->call)) continue;
         DW_TRY(median_time(*kernel, call, &median, &runs));
         printf("  %-36s %10.1f us %9.2f GFLOP/s %8.2f GB/s  (median of %d)\n", (*kernel)->name,
                median * 1e6, cost.flops / median * 1e-9, cost.bytes / median * 1e-9, runs);
@@ -144,7 +144,7 @@ static dw_status count_support(support_run *run, const ops_case *c) {
     const dw__kernel *const *kernels = dw__kernel_candidates(c->op);
     run->cases[dtype]++;
     for (int k = 0; kernels[k] && k < MAX_KERNELS; k++)
-        run->fitting[k][dtype] += kernels[k]->fits(&call->call);
+        run->fitting[k][dtype] += kernels[k]->supports(&call->call);
 cleanup:
     ops_call_destroy(call);
     ops_operands_destroy(&operands);

@@ -47,7 +47,7 @@ dw_status ops_call_bind(ops_call *c, const dw__kernel *kernel) {
     dw__free(c->prepared);
     c->prepared = NULL;
     c->call.prepared = NULL;
-    size_t bytes = kernel->scratch_bytes ? kernel->scratch_bytes(&c->call) : 0;
+    size_t bytes = kernel->workspace_bytes ? kernel->workspace_bytes(&c->call) : 0;
     DW_RETURN_IF_FAILED(ops_block_create(bytes, &c->scratch));
     if (kernel->prepare) DW_RETURN_IF_FAILED(kernel->prepare(&c->call, &c->prepared));
     c->call.prepared = c->prepared;

@@ -15,7 +15,7 @@ typedef struct ops_call {
 } ops_call;
 
 /* Makes the call that computes the only node of `graph` from `operands`, with outputs in new guarded blocks. The
- * operands' data may be NULL, for calls of fits(). */
+ * operands' data may be NULL, for calls of supports(). */
 dw_status ops_call_create(const dw_graph *graph, const ops_operands *operands, ops_call **out);
 void ops_call_destroy(ops_call *c);
 /* Allocates guarded scratch and calls the kernel's prepare(). After this run() may be called any number of times. */

@@ -258,7 +258,7 @@ static bool check_without(const variant *v, const dw__kernel *kernel, ops_call *
     void *data = c->call.outputs[skipped].data;
     c->call.outputs[skipped].data = NULL;
     bool good = false;
-    if (!kernel->fits(&c->call))
+    if (!kernel->supports(&c->call))
         good = true; /* the kernel may not support that; then another one is selected */
     else {
         ops_call_clear(c);
@@ -313,7 +313,7 @@ static dw_status test_kernel(const variant *v, const dw__kernel *kernel, bool th
     char reason[1024] = "";
     ops_call *c = NULL;
     DW_RETURN_IF_FAILED(ops_call_create(v->graph, v->operands, &c));
-    if (kernel->fits(&c->call)) {
+    if (kernel->supports(&c->call)) {
         bool good = run_checks(v, kernel, c, thorough, reason, sizeof reason);
         if (good)
             v->run->of_op.passed++;

@@ -144,7 +144,7 @@ static void node_task(void *context, int64_t task, int worker) {
                                 out[2]);
 }
 
-static bool fits(const dw__call *call) {
+static bool supports(const dw__call *call) {
     for (int i = 0; i < 4; i++)
         if (call->inputs[i].dtype != DW_F32 || !dw__tensor_is_contiguous(&call->inputs[i]))
             return false;
@@ -172,6 +172,6 @@ static dw_status run(const dw__call *call, void *scratch) {
 const dw__kernel dw__cpu_adamw = {.name = "cpu.adamw.stream",
                                   .op = DW_OP_ADAMW,
                                   .source = "ours, one pass",
-                                  .fits = fits,
+                                  .supports = supports,
                                   .run = run,
                                   .tolerance_factor = 8.0};

@@ -119,7 +119,7 @@ typedef struct job {
 
 /* ---- forward ----------------------------------------------------------------------------------- */
 
-static bool forward_fits(const dw__call *call) {
+static bool forward_supports(const dw__call *call) {
     dw__attention a;
     return read_forward(call, &a);
 }
@@ -153,7 +153,7 @@ static dw_status forward_run(const dw__call *call, void *scratch) {
 
 /* ---- backward ---------------------------------------------------------------------------------- */
 
-static bool backward_fits(const dw__call *call) {
+static bool backward_supports(const dw__call *call) {
     dw__attention a;
     return read_backward(call, &a);
 }
@@ -258,8 +258,8 @@ static const dw__kernel attention_tiled = {
     .name = "cpu.attention.tiled",
     .op = DW_OP_ATTENTION,
     .source = "ours, C with vector extensions",
-    .fits = forward_fits,
-    .scratch_bytes = forward_scratch,
+    .supports = forward_supports,
+    .workspace_bytes = forward_scratch,
     .run = forward_run,
     .strided_results = true,
     .tolerance_factor = 8.0, /* two matmuls, an exponential and a correction per tile */
@@ -268,8 +268,8 @@ static const dw__kernel attention_backward_tiled = {
     .name = "cpu.attention_backward.tiled",
     .op = DW_OP_ATTENTION_BACKWARD,
     .source = "ours, C with vector extensions",
-    .fits = backward_fits,
-    .scratch_bytes = backward_scratch,
+    .supports = backward_supports,
+    .workspace_bytes = backward_scratch,
     .run = backward_run,
     .strided_results = true,
     .tolerance_factor = 16.0, /* and three more matmuls of their results */

@@ -50,7 +50,7 @@ void dw__matmul_packed_run(const dw__matmul *p, dw__epilogue *then, void *scratc
 /* True if the packed loops are faster than oneDNN for this shape and instruction set. */
 bool dw__matmul_packed_preferred(const dw__matmul *p);
 
-bool dw__matmul_onednn_fits(const dw__matmul *p);
+bool dw__matmul_onednn_supports(const dw__matmul *p);
 size_t dw__matmul_onednn_scratch(const dw__matmul *p, bool passing);
 size_t dw__matmul_onednn_library(const dw__matmul *p, bool passing);
 void dw__matmul_onednn_run(const dw__matmul *p, dw__epilogue *then, void *scratch);
@@ -61,7 +61,7 @@ size_t dw__matmul_widened_library(const dw__matmul *p, bool passing);
 dw_status dw__matmul_widened_run(const dw__matmul *p, dw__epilogue *then, void *scratch);
 
 /* The only implementation that reads BF16 operands directly. */
-bool dw__matmul_amx_fits(const dw__matmul *p, bool passing);
+bool dw__matmul_amx_supports(const dw__matmul *p, bool passing);
 size_t dw__matmul_amx_scratch(const dw__matmul *p, bool passing);
 void dw__matmul_amx_run(const dw__matmul *p, dw__epilogue *then, void *scratch);
 

@@ -143,12 +143,12 @@ static void copy_view(const dw__tensor *to, const dw__tensor *from) {
 
 /* ---- operations that are a copy -------------------------------------------------------------- */
 
-static bool always_fits(const dw__call *call) {
+static bool always_supports(const dw__call *call) {
     (void)call;
     return true;
 }
 
-static bool reshape_fits(const dw__call *call) {
+static bool reshape_supports(const dw__call *call) {
     return dw__tensor_is_contiguous(&call->outputs[0]);
 }
 
@@ -286,7 +286,7 @@ static dw_status iota(const dw__call *call, void *scratch) {
 
 /* ---- random numbers -------------------------------------------------------------------------- */
 
-static bool random_fits(const dw__call *call) {
+static bool random_supports(const dw__call *call) {
     return call->outputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->outputs[0]);
 }
 
@@ -335,7 +335,7 @@ static dw__tensor table_over(const dw__tensor *table, const dw__tensor *x) {
     return view;
 }
 
-static bool rope_fits(const dw__call *call) {
+static bool rope_supports(const dw__call *call) {
     for (int i = 0; i < 3; i++)
         if (call->inputs[i].dtype != DW_F32 || !dw__rows_fit(&call->inputs[i])) return false;
     return dw__rows_fit(&call->outputs[0]) && call->inputs[0].shape[call->inputs[0].rank - 1] > 0;
@@ -381,22 +381,22 @@ static dw_status rope(const dw__call *call, void *scratch) {
     static const dw__kernel kernel_##OP = {.name = "cpu." text,                                    \
                                            .op = DW_OP_##OP,                                       \
                                            .source = "ours, runs and tiles",                       \
-                                           .fits = predicate,                                      \
+                                           .supports = predicate,                                  \
                                            .run = function,                                        \
                                            .tolerance_factor = 4.0}
-KERNEL(RESHAPE, reshape, reshape_fits, "reshape.copy");
-KERNEL(PERMUTE, permute, always_fits, "permute.tiled");
-KERNEL(BROADCAST, broadcast, always_fits, "broadcast.copy");
-KERNEL(SLICE, slice, always_fits, "slice.copy");
-KERNEL(PAD, pad, always_fits, "pad.copy");
-KERNEL(CONCAT, concat, always_fits, "concat.copy");
-KERNEL(CONSTANT, constant, always_fits, "constant.fill");
-KERNEL(IOTA, iota, always_fits, "iota.copy");
-KERNEL(RANDOM_UNIFORM, random_uniform, random_fits, "random_uniform.philox");
+KERNEL(RESHAPE, reshape, reshape_supports, "reshape.copy");
+KERNEL(PERMUTE, permute, always_supports, "permute.tiled");
+KERNEL(BROADCAST, broadcast, always_supports, "broadcast.copy");
+KERNEL(SLICE, slice, always_supports, "slice.copy");
+KERNEL(PAD, pad, always_supports, "pad.copy");
+KERNEL(CONCAT, concat, always_supports, "concat.copy");
+KERNEL(CONSTANT, constant, always_supports, "constant.fill");
+KERNEL(IOTA, iota, always_supports, "iota.copy");
+KERNEL(RANDOM_UNIFORM, random_uniform, random_supports, "random_uniform.philox");
 static const dw__kernel kernel_ROPE = {.name = "cpu.rope.rows",
                                        .op = DW_OP_ROPE,
                                        .source = "ours, runs and tiles",
-                                       .fits = rope_fits,
+                                       .supports = rope_supports,
                                        .run = rope,
                                        .strided_results = true,
                                        .tolerance_factor = 4.0};

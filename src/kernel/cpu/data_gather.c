@@ -70,7 +70,7 @@ static int take_axis(const dw__call *call) {
     return call->op == DW_OP_EMBEDDING ? 0 : (int)dw__call_int(call, DW_ATTR_KEY_AXIS, 0);
 }
 
-static bool take_fits(const dw__call *call) {
+static bool take_supports(const dw__call *call) {
     dw__tensor x = call->inputs[0];
     int axis = take_axis(call);
     if (!is_index(&call->inputs[1]) || !dw__tensor_is_contiguous(&call->outputs[0])) return false;
@@ -117,7 +117,7 @@ static dw_status take(const dw__call *call, void *scratch) {
 
 /* ---- scatter_add, embedding_backward --------------------------------------------------------- */
 
-static bool scatter_fits(const dw__call *call) {
+static bool scatter_supports(const dw__call *call) {
     return is_index(&call->inputs[0]) && call->inputs[1].dtype == DW_F32 &&
            call->outputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->inputs[1]) &&
            dw__tensor_is_contiguous(&call->outputs[0]);
@@ -192,15 +192,15 @@ static dw_status accumulate(const dw__call *call, void *scratch) {
     const dw__kernel variable = {.name = text,                                                     \
                                  .op = OP,                                                         \
                                  .source = "ours, rows by index",                                  \
-                                 .fits = predicate,                                                \
+                                 .supports = predicate,                                            \
                                  .run = function,                                                  \
                                  .tolerance_factor = 4.0}
-KERNEL(dw__cpu_take, DW_OP_TAKE, "cpu.take.rows", take_fits, take);
-KERNEL(dw__cpu_embedding, DW_OP_EMBEDDING, "cpu.embedding.rows", take_fits, take);
-KERNEL(dw__cpu_scatter_add, DW_OP_SCATTER_ADD, "cpu.scatter_add.ranges", scatter_fits, scatter);
+KERNEL(dw__cpu_take, DW_OP_TAKE, "cpu.take.rows", take_supports, take);
+KERNEL(dw__cpu_embedding, DW_OP_EMBEDDING, "cpu.embedding.rows", take_supports, take);
+KERNEL(dw__cpu_scatter_add, DW_OP_SCATTER_ADD, "cpu.scatter_add.ranges", scatter_supports, scatter);
 KERNEL(dw__cpu_embedding_backward, DW_OP_EMBEDDING_BACKWARD, "cpu.embedding_backward.ranges",
-       scatter_fits, scatter);
+       scatter_supports, scatter);
 static KERNEL(embedding_accumulate, DW_OP_EMBEDDING_BACKWARD, "cpu.embedding_accumulate.ranges",
-              scatter_fits, accumulate);
+              scatter_supports, accumulate);
 
 const dw__kernel *const dw__kernels_cpu_accumulating[] = {&embedding_accumulate, NULL};

@@ -251,7 +251,7 @@ static void reduce_columns(reduction *r) {
 
 /* ---- entry ----------------------------------------------------------------------------------- */
 
-static bool reduce_fits(const dw__call *call) {
+static bool reduce_supports(const dw__call *call) {
     return call->inputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->outputs[0]);
 }
 
@@ -282,7 +282,7 @@ typedef struct cumsum_run {
     bool reverse;
 } cumsum_run;
 
-static bool cumsum_fits(const dw__call *call) {
+static bool cumsum_supports(const dw__call *call) {
     dw_dtype dtype = call->inputs[0].dtype;
     return dtype == DW_F32 || dtype == DW_I32 || dtype == DW_I64;
 }
@@ -344,8 +344,8 @@ static dw_status cumsum(const dw__call *call, void *scratch) {
     const dw__kernel variable = {.name = text,                                                     \
                                  .op = OP,                                                         \
                                  .source = "ours, rows and columns",                               \
-                                 .fits = reduce_fits,                                              \
-                                 .scratch_bytes = reduce_scratch,                                  \
+                                 .supports = reduce_supports,                                      \
+                                 .workspace_bytes = reduce_scratch,                                \
                                  .run = reduce,                                                    \
                                  .tolerance_factor = 4.0}
 REDUCE(dw__cpu_reduce_sum, DW_OP_REDUCE_SUM, "cpu.reduce_sum.parts");
@@ -355,6 +355,6 @@ REDUCE(dw__cpu_mean, DW_OP_MEAN, "cpu.mean.parts");
 const dw__kernel dw__cpu_cumsum = {.name = "cpu.cumsum.lines",
                                    .op = DW_OP_CUMSUM,
                                    .source = "ours, one line at a time",
-                                   .fits = cumsum_fits,
+                                   .supports = cumsum_supports,
                                    .run = cumsum,
                                    .tolerance_factor = 4.0};

@@ -599,7 +599,7 @@ static dw_status run(const dw__call *call, void *scratch) {
     return status;
 }
 
-static bool fits(const dw__call *call) {
+static bool supports(const dw__call *call) {
     for (uint32_t i = 0; i < call->output_count; i++)
         if (!dw__tensor_is_contiguous(&call->outputs[i])) return false;
     return call->input_count > 0 && call->output_count > 0;
@@ -609,7 +609,7 @@ static bool fits(const dw__call *call) {
 
 bool dw__fused_fits_tile(const dw__call *fused, int replaced) {
     const dw__tensor *out = &fused->outputs[0];
-    if (fused->op != DW_OP_FUSED || !fits(fused) || out->rank < 1) return false;
+    if (fused->op != DW_OP_FUSED || !supports(fused) || out->rank < 1) return false;
     if (replaced < 0) return true;
     const dw__tensor *in = &fused->inputs[replaced];
     if (in->dtype != DW_F32 || in->rank != out->rank) return false;
@@ -647,7 +647,7 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
     static const dw__kernel kernel_##OP = {.name = "cpu.elementwise",                              \
                                            .op = DW_OP_##OP,                                       \
                                            .source = "ours, vector loops over L1 chunks",          \
-                                           .fits = fits,                                           \
+                                           .supports = supports,                                   \
                                            .prepare = prepare,                                     \
                                            .run = run,                                             \
                                            .tolerance_factor = 8.0};

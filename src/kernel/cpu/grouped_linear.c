@@ -119,12 +119,12 @@ static bool rows_fit(const dw__tensor *t) {
     return t->dtype == DW_F32 && (t->shape[1] <= 1 || t->stride[1] == 1);
 }
 
-static bool index_fits(const dw__tensor *t) { return t->dtype == DW_I64 || t->dtype == DW_I32; }
+static bool index_supports(const dw__tensor *t) { return t->dtype == DW_I64 || t->dtype == DW_I32; }
 
-static bool linear_fits(const dw__call *call) {
+static bool linear_supports(const dw__call *call) {
     const dw__tensor *w = &call->inputs[1], *b = &call->inputs[3];
     if (call->input_count > 3 && b->rank >= 0 && !rows_fit(b)) return false;
-    return rows_fit(&call->inputs[0]) && w->dtype == DW_F32 && index_fits(&call->inputs[2]) &&
+    return rows_fit(&call->inputs[0]) && w->dtype == DW_F32 && index_supports(&call->inputs[2]) &&
            dw__tensor_is_contiguous(&call->outputs[0]);
 }
 
@@ -197,9 +197,9 @@ static dw_status linear_run(const dw__call *call, void *scratch) {
 
 /* ---- grouped_linear_backward_weight ---------------------------------------------------------------- */
 
-static bool weight_fits(const dw__call *call) {
+static bool weight_supports(const dw__call *call) {
     return rows_fit(&call->inputs[0]) && rows_fit(&call->inputs[1]) &&
-           index_fits(&call->inputs[2]) && dw__tensor_is_contiguous(&call->outputs[0]);
+           index_supports(&call->inputs[2]) && dw__tensor_is_contiguous(&call->outputs[0]);
 }
 
 static grouped weight_groups(const dw__call *call) {
@@ -270,8 +270,8 @@ static const dw__kernel grouped_linear = {
     .name = "cpu.grouped_linear.sorted",
     .op = DW_OP_GROUPED_LINEAR,
     .source = "ours, one GEMM per matrix",
-    .fits = linear_fits,
-    .scratch_bytes = linear_scratch,
+    .supports = linear_supports,
+    .workspace_bytes = linear_scratch,
     .library_bytes = linear_library,
     .run = linear_run,
     .tolerance_factor = TOLERANCE,
@@ -280,8 +280,8 @@ static const dw__kernel grouped_linear_backward_weight = {
     .name = "cpu.grouped_linear_backward_weight.sorted",
     .op = DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT,
     .source = "ours, one GEMM per matrix",
-    .fits = weight_fits,
-    .scratch_bytes = weight_scratch,
+    .supports = weight_supports,
+    .workspace_bytes = weight_scratch,
     .library_bytes = weight_library,
     .run = weight_run,
     .tolerance_factor = TOLERANCE,

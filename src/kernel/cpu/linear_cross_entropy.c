@@ -88,7 +88,7 @@ static void db_task(void *context, int64_t index, int worker) {
 
 /* ---- kernel ------------------------------------------------------------------------------------- */
 
-static bool fits(const dw__call *call) {
+static bool supports(const dw__call *call) {
     dw__head g;
     return dw__head_read(call, &g) && g.logits;
 }
@@ -113,7 +113,7 @@ static size_t gemm_bytes(const dw__head *g, size_t (*of)(const dw__matmul *p, bo
     return most;
 }
 
-static size_t scratch_bytes(const dw__call *call) {
+static size_t workspace_bytes(const dw__call *call) {
     dw__head g;
     if (!dw__head_read(call, &g)) return 0;
     return dlogits_floats(&g) * sizeof(float) + gemm_bytes(&g, dw__matmul_scratch);
@@ -164,8 +164,8 @@ const dw__kernel dw__linear_cross_entropy_backward_chunked = {
     .name = "cpu.linear_cross_entropy_backward.chunked",
     .op = DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
     .source = "ours, over the GEMMs that linear uses",
-    .fits = fits,
-    .scratch_bytes = scratch_bytes,
+    .supports = supports,
+    .workspace_bytes = workspace_bytes,
     .library_bytes = library_bytes,
     .run = run,
     .tolerance_factor = 8.0,

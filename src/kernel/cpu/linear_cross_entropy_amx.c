@@ -64,13 +64,13 @@ static head_cuts cut(const dw__head *g) {
 /* Packing requires that one of the two strides is 1. */
 static bool packs(const dw__tensor *t) { return t->stride[0] == 1 || t->stride[1] == 1; }
 
-static bool fits(const dw__call *call) {
+static bool supports(const dw__call *call) {
     dw__head g;
     return dw__amx_available() && dw__head_read(call, &g) && g.logits && packs(g.x) && packs(g.w) &&
            g.size >= SIZE_MIN && g.tokens >= TOKENS_MIN && g.vocabulary >= VOCABULARY_MIN;
 }
 
-static size_t scratch_bytes(const dw__call *call) {
+static size_t workspace_bytes(const dw__call *call) {
     dw__head g;
     if (!dw__head_read(call, &g)) return 0;
     return cut(&g).total;
@@ -262,11 +262,11 @@ static dw_status run(const dw__call *call, void *scratch) {
 
 #else /* built without AMX */
 
-static bool fits(const dw__call *call) {
+static bool supports(const dw__call *call) {
     (void)call;
     return false;
 }
-static size_t scratch_bytes(const dw__call *call) {
+static size_t workspace_bytes(const dw__call *call) {
     (void)call;
     return 0;
 }
@@ -281,8 +281,8 @@ const dw__kernel dw__linear_cross_entropy_backward_amx = {
     .name = "cpu.linear_cross_entropy_backward.amx",
     .op = DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
     .source = "ours, F32 as six BF16 GEMMs on AMX",
-    .fits = fits,
-    .scratch_bytes = scratch_bytes,
+    .supports = supports,
+    .workspace_bytes = workspace_bytes,
     .run = run,
     .tolerance_factor = 8.0,
 };

@@ -149,12 +149,12 @@ static bool reads(const dw__call *call, dw__head *out) {
            (!out->b || out->b->stride[0] == 1 || out->vocabulary == 1);
 }
 
-static bool fits(const dw__call *call) {
+static bool supports(const dw__call *call) {
     dw__head head;
     return reads(call, &head);
 }
 
-static size_t scratch_bytes(const dw__call *call) {
+static size_t workspace_bytes(const dw__call *call) {
     dw__head head;
     if (!reads(call, &head)) return 0;
     cuts c = cut(&head, call->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD);
@@ -321,8 +321,8 @@ const dw__kernel dw__linear_cross_entropy_blocks = {
     .name = "cpu.linear_cross_entropy.blocks",
     .op = DW_OP_LINEAR_CROSS_ENTROPY,
     .source = "ours, over the GEMMs that linear uses",
-    .fits = fits,
-    .scratch_bytes = scratch_bytes,
+    .supports = supports,
+    .workspace_bytes = workspace_bytes,
     .library_bytes = library_bytes,
     .run = forward,
     .tolerance_factor = 8.0,
@@ -331,8 +331,8 @@ const dw__kernel dw__linear_cross_entropy_backward_blocks = {
     .name = "cpu.linear_cross_entropy_backward.blocks",
     .op = DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
     .source = "ours, over the GEMMs that linear uses",
-    .fits = fits,
-    .scratch_bytes = scratch_bytes,
+    .supports = supports,
+    .workspace_bytes = workspace_bytes,
     .library_bytes = library_bytes,
     .run = backward,
     .tolerance_factor = 8.0,

@@ -73,7 +73,7 @@ static bool logits_fit(const dw__call *call) {
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-static bool forward_fits(const dw__call *call) {
+static bool forward_supports(const dw__call *call) {
     if (!logits_fit(call)) return false;
     for (uint32_t i = 0; i < call->output_count; i++)
         if (call->outputs[i].dtype != DW_F32 || !dw__tensor_is_contiguous(&call->outputs[i]))
@@ -129,7 +129,7 @@ static dw_status forward(const dw__call *call, void *scratch) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-static bool backward_fits(const dw__call *call) {
+static bool backward_supports(const dw__call *call) {
     const dw__tensor *lse = &call->inputs[2], *dloss = &call->inputs[3];
     return logits_fit(call) && lse->dtype == DW_F32 && dw__tensor_is_contiguous(lse) &&
            dloss->dtype == DW_F32 && dloss->rank <= 1 && call->outputs[0].dtype == DW_F32 &&
@@ -176,14 +176,14 @@ static dw_status backward(const dw__call *call, void *scratch) {
 static const dw__kernel cross_entropy = {.name = "cpu.cross_entropy.online",
                                          .op = DW_OP_CROSS_ENTROPY,
                                          .source = "ours, one pass over the logits",
-                                         .fits = forward_fits,
-                                         .scratch_bytes = forward_scratch,
+                                         .supports = forward_supports,
+                                         .workspace_bytes = forward_scratch,
                                          .run = forward,
                                          .tolerance_factor = 4.0};
 static const dw__kernel cross_entropy_backward = {.name = "cpu.cross_entropy_backward.rows",
                                                   .op = DW_OP_CROSS_ENTROPY_BACKWARD,
                                                   .source = "ours, vector rows",
-                                                  .fits = backward_fits,
+                                                  .supports = backward_supports,
                                                   .run = backward,
                                                   .tolerance_factor = 8.0};
 

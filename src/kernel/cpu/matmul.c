@@ -112,26 +112,26 @@ dw_status dw__epilogue_status(const dw__epilogue *then) {
 }
 
 size_t dw__matmul_scratch(const dw__matmul *p, bool passing) {
-    if (dw__matmul_amx_fits(p, passing)) return dw__matmul_amx_scratch(p, passing);
+    if (dw__matmul_amx_supports(p, passing)) return dw__matmul_amx_scratch(p, passing);
     if (p->bf16) return dw__matmul_widened_scratch(p, passing);
-    return dw__matmul_onednn_fits(p) ? dw__matmul_onednn_scratch(p, passing)
-                                     : dw__matmul_packed_scratch(p, passing);
+    return dw__matmul_onednn_supports(p) ? dw__matmul_onednn_scratch(p, passing)
+                                         : dw__matmul_packed_scratch(p, passing);
 }
 
 size_t dw__matmul_library(const dw__matmul *p, bool passing) {
-    if (dw__matmul_amx_fits(p, passing)) return 0;
+    if (dw__matmul_amx_supports(p, passing)) return 0;
     if (p->bf16) return dw__matmul_widened_library(p, passing);
-    return dw__matmul_onednn_fits(p) ? dw__matmul_onednn_library(p, passing) : 0;
+    return dw__matmul_onednn_supports(p) ? dw__matmul_onednn_library(p, passing) : 0;
 }
 
 dw_status dw__matmul_run(const dw__matmul *p, dw__epilogue *then, void *scratch) {
     dw__epilogue none = {0};
     if (!then) then = &none;
-    if (dw__matmul_amx_fits(p, !p->c)) {
+    if (dw__matmul_amx_supports(p, !p->c)) {
         dw__matmul_amx_run(p, then, scratch);
     } else if (p->bf16) {
         return dw__matmul_widened_run(p, then, scratch);
-    } else if (dw__matmul_onednn_fits(p)) {
+    } else if (dw__matmul_onednn_supports(p)) {
         dw__matmul_onednn_run(p, then, scratch);
     } else {
         dw__matmul_packed_run(p, then, scratch);
@@ -146,7 +146,7 @@ static dw_status misfit(const dw__call *call) {
                     dw_op_name(call->op));
 }
 
-static bool packed_fits(const dw__call *call) {
+static bool packed_supports(const dw__call *call) {
     dw__matmul p;
     return describe(call, &p) && !p.bf16;
 }
@@ -164,7 +164,7 @@ static dw_status packed_run(const dw__call *call, void *scratch) {
     return dw__epilogue_status(&none);
 }
 
-static bool widened_fits(const dw__call *call) {
+static bool widened_supports(const dw__call *call) {
     dw__matmul p;
     return describe(call, &p) && p.bf16;
 }
@@ -186,14 +186,14 @@ static dw_status widened_run(const dw__call *call, void *scratch) {
     return dw__matmul_widened_run(&p, &none, scratch);
 }
 
-static bool amx_fits(const dw__call *call) {
+static bool amx_supports(const dw__call *call) {
     dw__matmul p;
-    return describe(call, &p) && !p.bf16 && dw__matmul_amx_fits(&p, false);
+    return describe(call, &p) && !p.bf16 && dw__matmul_amx_supports(&p, false);
 }
 
-static bool amx_bf16_fits(const dw__call *call) {
+static bool amx_bf16_supports(const dw__call *call) {
     dw__matmul p;
-    return describe(call, &p) && p.bf16 && dw__matmul_amx_fits(&p, false);
+    return describe(call, &p) && p.bf16 && dw__matmul_amx_supports(&p, false);
 }
 
 static size_t amx_scratch(const dw__call *call) {
@@ -209,9 +209,9 @@ static dw_status amx_run(const dw__call *call, void *scratch) {
     return dw__epilogue_status(&none);
 }
 
-static bool onednn_fits(const dw__call *call) {
+static bool onednn_supports(const dw__call *call) {
     dw__matmul p;
-    return describe(call, &p) && !p.bf16 && dw__matmul_onednn_fits(&p);
+    return describe(call, &p) && !p.bf16 && dw__matmul_onednn_supports(&p);
 }
 
 static size_t onednn_library(const dw__call *call) {
@@ -227,7 +227,7 @@ static dw_status onednn_run(const dw__call *call, void *scratch) {
     return dw__epilogue_status(&none);
 }
 
-static bool epilogue_fits(const dw__call *call, const dw__call *then, int replaced) {
+static bool epilogue_supports(const dw__call *call, const dw__call *then, int replaced) {
     dw__matmul p;
     if (!describe(call, &p) || then->output_count == 0) return false;
     /* A tile is the same rows and columns of both tensors, however their rows are split into axes. */
@@ -270,8 +270,8 @@ static const dw__kernel matmul_amx = {
     .name = "cpu.matmul.amx",
     .op = DW_OP_MATMUL,
     .source = "ours, F32 as six BF16 GEMMs on AMX",
-    .fits = amx_fits,
-    .scratch_bytes = amx_scratch,
+    .supports = amx_supports,
+    .workspace_bytes = amx_scratch,
     .run = amx_run,
     .tolerance_factor = DW_GEMM_TOLERANCE,
 };
@@ -279,8 +279,8 @@ static const dw__kernel matmul_amx_bf16 = {
     .name = "cpu.matmul.amx_bf16",
     .op = DW_OP_MATMUL,
     .source = "ours, BF16 on AMX",
-    .fits = amx_bf16_fits,
-    .scratch_bytes = amx_scratch,
+    .supports = amx_bf16_supports,
+    .workspace_bytes = amx_scratch,
     .run = amx_run,
     .tolerance_factor = DW_GEMM_TOLERANCE,
 };
@@ -288,8 +288,8 @@ static const dw__kernel matmul_widened = {
     .name = "cpu.matmul.widened",
     .op = DW_OP_MATMUL,
     .source = "ours, BF16 copied to F32",
-    .fits = widened_fits,
-    .scratch_bytes = widened_scratch,
+    .supports = widened_supports,
+    .workspace_bytes = widened_scratch,
     .library_bytes = widened_library,
     .run = widened_run,
     .tolerance_factor = DW_GEMM_TOLERANCE,
@@ -298,8 +298,8 @@ static const dw__kernel linear_amx = {
     .name = "cpu.linear.amx",
     .op = DW_OP_LINEAR,
     .source = "ours, F32 as six BF16 GEMMs on AMX",
-    .fits = amx_fits,
-    .scratch_bytes = amx_scratch,
+    .supports = amx_supports,
+    .workspace_bytes = amx_scratch,
     .run = amx_run,
     .tolerance_factor = DW_GEMM_TOLERANCE,
 };
@@ -307,7 +307,7 @@ static const dw__kernel matmul_onednn = {
     .name = "cpu.matmul.onednn",
     .op = DW_OP_MATMUL,
     .source = "oneDNN sgemm on tiles",
-    .fits = onednn_fits,
+    .supports = onednn_supports,
     .library_bytes = onednn_library,
     .run = onednn_run,
     .tolerance_factor = DW_GEMM_TOLERANCE,
@@ -316,7 +316,7 @@ static const dw__kernel linear_onednn = {
     .name = "cpu.linear.onednn",
     .op = DW_OP_LINEAR,
     .source = "oneDNN sgemm on tiles",
-    .fits = onednn_fits,
+    .supports = onednn_supports,
     .library_bytes = onednn_library,
     .run = onednn_run,
     .tolerance_factor = DW_GEMM_TOLERANCE,
@@ -325,8 +325,8 @@ static const dw__kernel matmul_packed = {
     .name = "cpu.matmul.packed",
     .op = DW_OP_MATMUL,
     .source = "ours, C with vector extensions",
-    .fits = packed_fits,
-    .scratch_bytes = packed_scratch,
+    .supports = packed_supports,
+    .workspace_bytes = packed_scratch,
     .run = packed_run,
     .tolerance_factor = DW_GEMM_TOLERANCE,
 };
@@ -334,8 +334,8 @@ static const dw__kernel linear_packed = {
     .name = "cpu.linear.packed",
     .op = DW_OP_LINEAR,
     .source = "ours, C with vector extensions",
-    .fits = packed_fits,
-    .scratch_bytes = packed_scratch,
+    .supports = packed_supports,
+    .workspace_bytes = packed_scratch,
     .run = packed_run,
     .tolerance_factor = DW_GEMM_TOLERANCE,
 };
@@ -343,16 +343,16 @@ static const dw__kernel linear_packed = {
 static const dw__epilogue_kernel matmul_epilogue = {
     .name = "cpu.gemm",
     .op = DW_OP_MATMUL,
-    .fits = epilogue_fits,
-    .scratch_bytes = epilogue_scratch,
+    .supports = epilogue_supports,
+    .workspace_bytes = epilogue_scratch,
     .library_bytes = epilogue_library,
     .run = epilogue_run,
 };
 static const dw__epilogue_kernel linear_epilogue = {
     .name = "cpu.gemm",
     .op = DW_OP_LINEAR,
-    .fits = epilogue_fits,
-    .scratch_bytes = epilogue_scratch,
+    .supports = epilogue_supports,
+    .workspace_bytes = epilogue_scratch,
     .library_bytes = epilogue_library,
     .run = epilogue_run,
 };

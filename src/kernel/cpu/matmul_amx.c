@@ -86,7 +86,7 @@ static amx_cuts cut(const dw__matmul *p, bool passing) {
     return out;
 }
 
-bool dw__matmul_amx_fits(const dw__matmul *p, bool passing) {
+bool dw__matmul_amx_supports(const dw__matmul *p, bool passing) {
     if (!dw__amx_available()) return false;
     if (p->m < OUTER_MIN || p->n < OUTER_MIN || p->k < K_MIN) return false;
     if (p->m * p->n < (p->bf16 ? BF16_WORK_MIN : WORK_MIN) / p->k) return false;
@@ -298,7 +298,7 @@ void dw__matmul_amx_run(const dw__matmul *p, dw__epilogue *then, void *scratch) 
 
 bool dw__amx_available(void) { return false; }
 
-bool dw__matmul_amx_fits(const dw__matmul *p, bool passing) {
+bool dw__matmul_amx_supports(const dw__matmul *p, bool passing) {
     (void)p, (void)passing;
     return false;
 }

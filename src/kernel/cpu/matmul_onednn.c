@@ -62,7 +62,7 @@ static bool find_layout(int64_t rows, int64_t columns, int64_t row_stride, int64
     return false;
 }
 
-bool dw__matmul_onednn_fits(const dw__matmul *p) {
+bool dw__matmul_onednn_supports(const dw__matmul *p) {
     layout a, b;
     if (!dw__onednn_version() || p->m == 0 || p->n == 0 || p->k == 0 || p->batches == 0)
         return false;

@@ -33,26 +33,26 @@ static bool rows_fit(const dw__tensor *t) {
     return t->dtype == DW_F32 && dw__rows_fit(t) && t->shape[t->rank - 1] > 0;
 }
 
-static bool vector_fits(const dw__tensor *t) {
+static bool vector_supports(const dw__tensor *t) {
     return absent(t) || (t->dtype == DW_F32 && dw__tensor_is_contiguous(t));
 }
 
-static bool forward_fits(const dw__call *call) {
+static bool forward_supports(const dw__call *call) {
     if (!rows_fit(&call->inputs[0]) || !outputs_fit(call)) return false;
     for (uint32_t i = 1; i < call->input_count; i++)
-        if (!vector_fits(&call->inputs[i])) return false;
+        if (!vector_supports(&call->inputs[i])) return false;
     return true;
 }
 
-static bool backward_fits(const dw__call *call) {
+static bool backward_supports(const dw__call *call) {
     if (!rows_fit(&call->inputs[0]) || !rows_fit(&call->inputs[1]) || !outputs_fit(call))
         return false;
     for (uint32_t i = 2; i < call->input_count; i++)
-        if (!vector_fits(&call->inputs[i])) return false;
+        if (!vector_supports(&call->inputs[i])) return false;
     return true;
 }
 
-static bool softmax_fits(const dw__call *call) {
+static bool softmax_supports(const dw__call *call) {
     for (uint32_t i = 0; i < call->input_count; i++)
         if (!rows_fit(&call->inputs[i])) return false;
     return outputs_fit(call) &&
@@ -229,34 +229,34 @@ static dw_status softmax(const dw__call *call, void *scratch) {
 static const dw__kernel layer_norm = {.name = "cpu.layer_norm.rows",
                                       .op = DW_OP_LAYER_NORM,
                                       .source = SOURCE,
-                                      .fits = forward_fits,
+                                      .supports = forward_supports,
                                       .run = forward,
                                       .tolerance_factor = 8.0};
 static const dw__kernel rms_norm = {.name = "cpu.rms_norm.rows",
                                     .op = DW_OP_RMS_NORM,
                                     .source = SOURCE,
-                                    .fits = forward_fits,
+                                    .supports = forward_supports,
                                     .run = forward,
                                     .tolerance_factor = 8.0};
 static const dw__kernel layer_norm_backward = {.name = "cpu.layer_norm_backward.rows",
                                                .op = DW_OP_LAYER_NORM_BACKWARD,
                                                .source = SOURCE,
-                                               .fits = backward_fits,
-                                               .scratch_bytes = backward_scratch,
+                                               .supports = backward_supports,
+                                               .workspace_bytes = backward_scratch,
                                                .run = backward,
                                                .tolerance_factor = 8.0};
 static const dw__kernel rms_norm_backward = {.name = "cpu.rms_norm_backward.rows",
                                              .op = DW_OP_RMS_NORM_BACKWARD,
                                              .source = SOURCE,
-                                             .fits = backward_fits,
-                                             .scratch_bytes = backward_scratch,
+                                             .supports = backward_supports,
+                                             .workspace_bytes = backward_scratch,
                                              .run = backward,
                                              .tolerance_factor = 8.0};
 #define SOFTMAX_KERNEL(variable, OP, text)                                                         \
     static const dw__kernel variable = {.name = text,                                              \
                                         .op = OP,                                                  \
                                         .source = SOURCE,                                          \
-                                        .fits = softmax_fits,                                      \
+                                        .supports = softmax_supports,                              \
                                         .run = softmax,                                            \
                                         .tolerance_factor = 8.0}
 SOFTMAX_KERNEL(softmax_kernel, DW_OP_SOFTMAX, "cpu.softmax.rows");

@@ -70,11 +70,11 @@ static bool rows_of_f32(const dw__tensor *x) {
            (x->stride[0] >= x->shape[1] || x->shape[0] == 1);
 }
 
-static bool fits(const dw__call *call) {
+static bool supports(const dw__call *call) {
     return rows_of_f32(&call->inputs[0]) && call->outputs[0].dtype == DW_BF16;
 }
-static bool fits_blocks(const dw__call *call) { return rows_of_f32(&call->inputs[0]); }
-static bool fits_codes(const dw__call *call) {
+static bool supports_blocks(const dw__call *call) { return rows_of_f32(&call->inputs[0]); }
+static bool supports_codes(const dw__call *call) {
     return dw__tensor_is_contiguous(&call->inputs[0]) &&
            dw__tensor_is_contiguous(&call->inputs[1]) && call->outputs[0].dtype == DW_BF16;
 }
@@ -83,7 +83,7 @@ static size_t shared_bytes(const dw__quantization *q) {
     return (dw__quantize_scratch(q) + 63) / 64 * 64;
 }
 
-static size_t scratch_bytes(const dw__call *call) {
+static size_t workspace_bytes(const dw__call *call) {
     dw__quantization q;
     if (dw__quantization_of(call, &q) != DW_OK || q.bf16) return 0;
     return shared_bytes(&q) + (size_t)dw__pool_threads() * band_bytes(&q);
@@ -159,8 +159,8 @@ static const dw__kernel quantize_bands = {
     .name = "cpu.quantize",
     .op = DW_OP_QUANTIZE,
     .source = "ours, codecs in C per instruction set",
-    .fits = fits,
-    .scratch_bytes = scratch_bytes,
+    .supports = supports,
+    .workspace_bytes = workspace_bytes,
     .run = run,
     .tolerance_factor = 1.0,
 };
@@ -169,8 +169,8 @@ static const dw__kernel quantize_blocks = {
     .name = "cpu.quantize_blocks",
     .op = DW_OP_QUANTIZE_BLOCKS,
     .source = "ours, codecs in C per instruction set",
-    .fits = fits_blocks,
-    .scratch_bytes = scratch_of_blocks,
+    .supports = supports_blocks,
+    .workspace_bytes = scratch_of_blocks,
     .run = run_blocks,
     .tolerance_factor = 1.0,
 };
@@ -179,8 +179,8 @@ static const dw__kernel dequantize_bands = {
     .name = "cpu.dequantize_blocks",
     .op = DW_OP_DEQUANTIZE_BLOCKS,
     .source = "ours, codecs in C per instruction set",
-    .fits = fits_codes,
-    .scratch_bytes = scratch_of_codes,
+    .supports = supports_codes,
+    .workspace_bytes = scratch_of_codes,
     .run = run_codes,
     .tolerance_factor = 1.0,
 };

@@ -1,7 +1,7 @@
 /* The reference kernels: one for every operation. They support every valid call. */
 #include "kernel/reference/primitives.h"
 
-static bool fits_always(const dw__call *call) {
+static bool supports_always(const dw__call *call) {
     (void)call;
     return true;
 }
@@ -13,7 +13,7 @@ enum { PRIMITIVE_TOLERANCE = 1, COMPOSITE_TOLERANCE = 8 };
     [DW_OP_##id] = {.name = "reference." text,                                                     \
                     .op = DW_OP_##id,                                                              \
                     .source = "ours, portable C",                                                  \
-                    .fits = fits_always,                                                           \
+                    .supports = supports_always,                                                   \
                     .run = function,                                                               \
                     .tolerance_factor = PRIMITIVE_TOLERANCE}
 #define ELEMENTWISE(id, text) PRIMITIVE(id, text, dw__reference_elementwise)
@@ -21,7 +21,7 @@ enum { PRIMITIVE_TOLERANCE = 1, COMPOSITE_TOLERANCE = 8 };
     [DW_OP_##id] = {.name = "reference." text,                                                     \
                     .op = DW_OP_##id,                                                              \
                     .source = "ours, expansion into primitives",                                   \
-                    .fits = fits_always,                                                           \
+                    .supports = supports_always,                                                   \
                     .run = dw__reference_expand,                                                   \
                     .tolerance_factor = COMPOSITE_TOLERANCE}
 
@@ -93,7 +93,7 @@ static const dw__kernel kernels[DW_OP_COUNT] = {
     [DW_OP_FUSED] = {.name = "reference.fused",
                      .op = DW_OP_FUSED,
                      .source = "ours, element by element",
-                     .fits = fits_always,
+                     .supports = supports_always,
                      .prepare = dw__reference_fused_prepare,
                      .run = dw__reference_fused,
                      .tolerance_factor = COMPOSITE_TOLERANCE},
