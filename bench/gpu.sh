@@ -4,7 +4,8 @@
 #     bench/gpu.sh [--out DIR] [--prebuilt DIR] [--only STEP[,STEP]...]
 #
 # --out        where logs and figures go (default: build/gpu-results)
-# --prebuilt   a folder with libdeepwell.so and _deepwell.abi3.so made elsewhere; otherwise both are built here
+# --prebuilt   a folder with libdeepwell.so, _deepwell.abi3.so and test_engine_gpu made elsewhere; otherwise they are
+#              built here
 # --only       of: build smoke tests sanitize attention train
 #
 # Wants python3 with PyTorch for CUDA (2.9 or later), transformers, pytest and hypothesis. Every step is tried;
@@ -17,7 +18,7 @@ while [ $# -gt 0 ]; do
         --out) out=$2; shift 2 ;;
         --prebuilt) prebuilt=$2; shift 2 ;;
         --only) only=$2; shift 2 ;;
-        *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+        *) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 mkdir -p "$out"
@@ -40,7 +41,7 @@ build() {
         mkdir -p "$lib" && cp "$prebuilt"/*.so* "$lib"/
     else
         cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE="$(command -v python3)" &&
-            cmake --build build/gpu --target deepwell deepwell_python
+            cmake --build build/gpu --target deepwell deepwell_python test_engine_gpu
     fi && ln -sfn "$PWD/$lib/_deepwell.abi3.so" python/deepwell/_deepwell.abi3.so
 }
 
@@ -64,6 +65,7 @@ sanitize() {
 
 export -f build sanitize
 export out lib prebuilt
+[ ! -x "$prebuilt/test_engine_gpu" ] || export DEEPWELL_TEST_ENGINE=$prebuilt/test_engine_gpu
 export LD_LIBRARY_PATH=$PWD/$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PYTHONPATH=$PWD/python PYTHONUNBUFFERED=1
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
