@@ -168,7 +168,7 @@ dw_status dw__lower_add_step(dw__lowering *l, dw__step *step) {
     if (empty) return DW_OK; /* no element to compute */
     if (!step->kernel && !step->gpu_kernel) {
         dw__lower_call(l, step, &l->first.call);
-        return dw__gpu_kernel_for(&l->first, &l->plan->target.gpu, &step->gpu_kernel);
+        DW_RETURN_IF_FAILED(dw__gpu_kernel_for(&l->first, &l->plan->target.gpu, &step->gpu_kernel));
     }
     DW_RETURN_IF_FAILED(dw__lower_prepare(l, step));
     if (step->gpu_kernel) return add_gpu_step(l, step);
