@@ -32,7 +32,7 @@ static void *integers(int64_t rows, int64_t cols, float *host) {
     static unsigned short codes[MOST];
     void *memory = device_memory(2 * (size_t)(rows * cols));
     for (int64_t i = 0; i < rows * cols; i++) host[i] = (float)(rand() % 5 - 2);
-    must(dw_encode(DW_FORMAT_BF16, rows * cols, host, NULL, codes));
+    must(dw_encode(DW_BF16, rows * cols, host, NULL, codes));
     must(dw_device_copy_in(gpu, memory, codes, 2 * (size_t)(rows * cols)));
     return memory;
 }
@@ -43,7 +43,7 @@ static int differing(const float *a, const float *b, const void *d, int64_t rows
     static float got[MOST];
     int count = 0;
     must(dw_device_copy_out(gpu, codes, d, 2 * (size_t)(rows * N)));
-    must(dw_decode(DW_FORMAT_BF16, rows * N, codes, got));
+    must(dw_decode(DW_BF16, rows * N, codes, got));
     for (int64_t i = 0; i < rows * N; i++) {
         float sum = 0;
         for (int k = 0; k < K; k++) sum += a[i / N * K + k] * b[i % N * K + k];
