@@ -138,11 +138,13 @@ static dw_value rounded_leaf(model *m, const char *name, int heads) {
     return dw__emit_cast(&m->e, model_leaf(m, DW_ROLE_PARAMETER, name, DW_F32, 4, shape), DW_BF16);
 }
 
-/* Causal attention with grouped heads between casts; the second output is the statistics. */
-static dw_status bf16_attention(model *m) {
+/* Causal attention with grouped heads between casts. The graph's outputs are results [first, end) of attention: its
+ * output, and its statistics. */
+static dw_status add_bf16_attention(model *m, int64_t window, uint32_t first, uint32_t end) {
     model_begin(m);
     const dw_attr attrs[] = {dw_attr_float(DW_ATTR_KEY_SCALE, 0.125),
-                             dw_attr_int(DW_ATTR_KEY_CAUSAL, 1)};
+                             dw_attr_int(DW_ATTR_KEY_CAUSAL, 1),
+                             dw_attr_int(DW_ATTR_KEY_WINDOW, window)};
     dw_value operands[5] = {rounded_leaf(m, "q", HEADS), rounded_leaf(m, "k", KEY_HEADS),
                             rounded_leaf(m, "v", KEY_HEADS), DW_NONE, DW_NONE};
     dw_node node = DW_NONE;
@@ -150,12 +152,20 @@ static dw_status bf16_attention(model *m) {
         m->e.status =
             dw_graph_append(m->graph, DW_OP_ATTENTION, 5, operands, DW_COUNT(attrs), attrs, &node);
     if (m->e.status != DW_OK) return m->e.status;
-    for (uint32_t i = 0; i < 2; i++) {
+    for (uint32_t i = first; i < end; i++) {
         dw_value result = dw__emit_cast(&m->e, dw_node_output(m->graph, node, i), DW_F32);
         if (m->e.status == DW_OK) m->e.status = dw_graph_add_output(m->graph, result);
     }
     return m->e.status;
 }
+
+static dw_status bf16_attention(model *m) { return add_bf16_attention(m, -1, 0, 2); }
+static dw_status bf16_statistics(model *m) { return add_bf16_attention(m, -1, 1, 2); }
+static dw_status bf16_window(model *m) { return add_bf16_attention(m, 5, 0, 2); }
+static dw_status bf16_long_window(model *m) {
+    return add_bf16_attention(m, ((int64_t)1 << 32) + 5, 0, 2);
+}
+static dw_status bf16_no_keys(model *m) { return add_bf16_attention(m, 0, 0, 1); }
 
 /* The plan of a model lists an instruction by a kernel, with the type and shape of its first operand. */
 static void expect_kernel(model_builder builder, const char *kernel) {
@@ -180,6 +190,22 @@ static void attention_runs_by_its_kernels(void **state) {
     need_compiler();
     agrees(bf16_attention, 0.0, 2, 77);
     expect_kernel(bf16_attention, ": attention bf16[2,4,77,64]");
+}
+
+static void statistics_of_attention_need_no_output(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(bf16_statistics, 0.0, 2, 77);
+    expect_kernel(bf16_statistics, ": attention bf16[2,4,77,64]");
+}
+
+static void windows_of_attention_agree(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(bf16_window, 0.0, 2, 77);
+    agrees(bf16_long_window, 0.0, 1, 33);
+    agrees(bf16_no_keys, 0.0, 1, 33);
+    expect_kernel(bf16_window, ": attention bf16[2,4,77,64]");
 }
 
 /* ---- a linear layer in BF16 on Blackwell, by the GEMM kernel of tcgen05 --------------------------------- */
@@ -357,6 +383,8 @@ int main(void) {
         cmocka_unit_test(gpt_with_dropout_agrees),
         cmocka_unit_test(llama_agrees),
         cmocka_unit_test(attention_runs_by_its_kernels),
+        cmocka_unit_test(statistics_of_attention_need_no_output),
+        cmocka_unit_test(windows_of_attention_agree),
         cmocka_unit_test(a_linear_layer_runs_by_its_kernel),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),

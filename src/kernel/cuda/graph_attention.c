@@ -1,8 +1,9 @@
 /* Attention of a graph, by the attention kernels (attention.c): their call is made from the operation's.
  *
- * The kernels' statistics are F32, the graph's have the type of q. They are kept in the workspace and rounded for the
- * graph, if it reads them. Gradients in BF16 and F16 are computed in F32 (op_gradient_composite.c), which no attention
- * kernel supports, so this entry is for forward.
+ * The kernels' statistics are F32, the graph's have the type of q. The kernel writes them to the workspace, and they are
+ * rounded from there if the graph reads them. The kernels also need room for o, so the workspace has it if the graph
+ * reads the statistics alone. Gradients in BF16 and F16 are computed in F32 (op_gradient_composite.c), which no
+ * attention kernel supports, so this entry is for forward.
  */
 #include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -21,12 +22,20 @@ static dw_attention_tensor tensor_of(const dw__tensor *t) {
     return (dw_attention_tensor){t->data, t->stride[0], t->stride[1], t->stride[2]};
 }
 
+/* The operation's window counts the query's own key, the kernels' window_left does not. A window that is longer than any
+ * sequence has no limit. */
 static void set_mask(const dw__call *c, dw_attention *a) {
     const int64_t causal = dw__call_int(c, DW_ATTR_KEY_CAUSAL, 0),
                   window = dw__call_int(c, DW_ATTR_KEY_WINDOW, -1);
-    a->window_left = window < 0 ? -1 : (int32_t)(window - 1);
+    a->window_left = window < 0 || window > INT32_MAX ? -1 : (int32_t)(window - 1);
     a->window_right = causal ? 0 : -1;
     a->bottom_right = causal == 2;
+}
+
+/* The workspace: the statistics in F32, then o if the graph does not read it. */
+static size_t lse_bytes(const dw__call *c) {
+    const size_t bytes = (size_t)dw__tensor_count(&c->outputs[LSE]) * sizeof(float);
+    return (bytes + 255) / 256 * 256;
 }
 
 static dw_attention call_of(const dw__operation_call *given) {
@@ -51,6 +60,7 @@ static dw_attention call_of(const dw__operation_call *given) {
         .lse = given->workspace,
         .stream = given->stream,
     };
+    if (!a.o.data && given->workspace) a.o.data = (char *)given->workspace + lse_bytes(c);
     if (a.dropout > 0.0f) a.seed_memory = c->inputs[SEED].data;
     set_mask(c, &a);
     return a;
@@ -99,8 +109,14 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     if (c->inputs[MASK].rank >= 0 || c->inputs[V].shape[3] != c->inputs[Q].shape[3])
         return dw__fail(DW_UNSUPPORTED, "%s: expected no mask, and v with the head dimension of q",
                         kernel->name);
-    if (dw__call_float(c, DW_ATTR_KEY_P, 0.0) > 0.0 && dw__call_int(c, DW_ATTR_KEY_STREAM, 0) != 0)
-        return dw__fail(DW_UNSUPPORTED, "%s: expected dropout of stream 0", kernel->name);
+    if (dw__call_int(c, DW_ATTR_KEY_WINDOW, -1) == 0)
+        return dw__fail(DW_UNSUPPORTED, "%s: window is 0, which leaves no key; expected 1 or more",
+                        kernel->name);
+    if (dw__call_float(c, DW_ATTR_KEY_P, 0.0) > 0.0 &&
+        (dw__call_int(c, DW_ATTR_KEY_STREAM, 0) != 0 ||
+         !dw__tensor_is_contiguous(&c->inputs[SEED])))
+        return dw__fail(DW_UNSUPPORTED, "%s: expected dropout of stream 0 and a contiguous seed",
+                        kernel->name);
     if (!has_rows(&c->inputs[Q]) || !has_rows(&c->inputs[K]) || !has_rows(&c->inputs[V]) ||
         !has_rows(&c->outputs[O]) || !dw__tensor_is_contiguous(&c->outputs[LSE]))
         return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous rows of q, k, v and o",
@@ -112,9 +128,9 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
 
 static dw_status workspace_bytes(const dw__gpu_kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
     (void)kernel, (void)context;
-    *bytes = (size_t)dw__tensor_count(&((const dw__operation_call *)call)->call.outputs[LSE]) *
-             sizeof(float);
+    *bytes = lse_bytes(c) + (c->outputs[O].data ? 0 : dw__tensor_bytes(&c->outputs[O]));
     return DW_OK;
 }
 
