@@ -66,6 +66,20 @@ static dw_status check_outputs(const dw_plan *plan, const dw_binding *outputs, u
     return DW_OK;
 }
 
+/* Gradients that the caller has left out need no memory. */
+static dw_status check_grads(const dw_plan *plan, const dw_binding *grads) {
+    const dw_engine *engine = plan->engine;
+    for (uint32_t i = 0; i < engine->wrt_count; i++) {
+        const uint32_t leaf = engine->wrt_leaf[i];
+        const dw_binding grad = {.data = grads[i].data};
+        if (!grad.data || !dw_engine_has_grad(engine, i)) continue;
+        const char *name = dw_value_name(engine->graph, dw_graph_leaf_at(engine->graph, leaf));
+        DW_RETURN_IF_FAILED(
+            check_tensor(plan, "the gradient of leaf", name, &plan->leaves[leaf], &grad));
+    }
+    return DW_OK;
+}
+
 /* ---- the calls ------------------------------------------------------------------------------- */
 
 static dw_status execute(dw_plan *plan, const dw__bindings *b, uint32_t from, uint32_t to) {
@@ -130,6 +144,7 @@ static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint3
                                          dw_value_name(engine->graph, leaf),
                                          &plan->leaves[engine->leaf_count + i], &output_grads[i]));
     }
+    DW_RETURN_IF_FAILED(check_grads(plan, grads));
     dw_status status = DW_OK;
     size_t zeros = zeros_needed(plan, output_grads);
     dw__bindings b = {.arena = arena,

@@ -312,6 +312,46 @@ static void a_tensor_that_is_not_aligned_is_refused(void **state) {
     dw_graph_destroy(graph);
 }
 
+/* y = exp(x), and its gradient in memory that no vector store may begin in. */
+static void a_gradient_that_is_not_aligned_is_refused(void **state) {
+    (void)state;
+    need_compiler();
+    static const uint32_t outputs[] = {0};
+    const dw_dim shape[] = {8};
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    options.device = device;
+    dw_value x, y;
+    dw_graph *graph = NULL;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    char *memory = NULL, *arena = NULL;
+    OK(dw_graph_create(&graph));
+    OK(dw_graph_leaf(graph, DW_ROLE_PARAMETER, "x", DW_F32, 1, shape, &x));
+    OK(dw_graph_apply(graph, DW_OP_EXP, 1, &x, 0, NULL, &y));
+    OK(dw_graph_add_output(graph, y));
+    OK(dw_engine_create(graph, 1, outputs, 1, &x, &options, &engine));
+    OK(dw_engine_plan(engine, NULL, &plan));
+    OK(dw_device_allocate(device, 1024, (void **)&memory));
+    OK(dw_device_fill(device, memory, 0, 1024));
+    const size_t bytes = dw_plan_arena_bytes(plan);
+    OK(dw_device_allocate(device, bytes, (void **)&arena));
+    dw_binding leaf = {.data = memory}, output = {.data = memory + 256},
+               output_grad = {.data = memory + 512}, grad = {.data = memory + 772};
+    OK(dw_plan_forward(plan, arena, &leaf, &output, NULL));
+    assert_int_equal(dw_plan_backward(plan, arena, &leaf, &output, &output_grad, &grad, NULL),
+                     DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "the gradient of leaf x"));
+    assert_non_null(strstr(dw_last_error(), "expected a multiple of 16 bytes"));
+    grad.data = memory + 768;
+    OK(dw_plan_backward(plan, arena, &leaf, &output, &output_grad, &grad, NULL));
+    OK(dw_plan_synchronize(plan, NULL));
+    dw_device_release(device, arena, bytes);
+    dw_device_release(device, memory, 1024);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    dw_graph_destroy(graph);
+}
+
 static void an_operation_without_a_kernel_is_named(void **state) {
     (void)state;
     const dw_dim shape[] = {4, 6};
@@ -388,6 +428,7 @@ int main(void) {
         cmocka_unit_test(a_linear_layer_runs_by_its_kernel),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
+        cmocka_unit_test(a_gradient_that_is_not_aligned_is_refused),
         cmocka_unit_test(an_operation_without_a_kernel_is_named),
         cmocka_unit_test(codes_are_copied_as_bytes),
     };
