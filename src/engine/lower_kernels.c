@@ -1,7 +1,7 @@
 /* Lowering: which kernels the target has for a step.
  *
- * On a CPU there is always one, the reference if no other. On a GPU there may be none: then the plan fails, with the
- * operation and what its kernels expect.
+ * On a CPU there is always one, the reference if no other. On a GPU there may be none. The plan then fails with a
+ * message that names the node, its operation and the GPU.
  */
 #include "engine/lowering.h"
 
