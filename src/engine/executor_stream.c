@@ -18,7 +18,7 @@ dw_status dw__gpu_open(dw_plan *plan) {
     plan->kept = kept;
     kept = NULL;
 cleanup:
-    if (kept) device->release(kept->word, sizeof(unsigned));
+    if (kept && kept->word) device->release(kept->word, sizeof(unsigned));
     dw__free(kept);
     return status;
 }
@@ -34,24 +34,33 @@ static size_t most_zeros(const dw_plan *plan) {
     return most;
 }
 
+/* Fills them on a stream of their own and waits: the caller may be capturing the run in a CUDA graph. */
+static dw_status make_zeros(const dw_device *device, size_t bytes, void **zeros) {
+    void *stream = NULL, *made = NULL;
+    int before = 0;
+    DW_RETURN_IF_FAILED(device->capture_relax(&before));
+    dw_status status = DW_OK;
+    DW_TRY(device->stream_create(&stream));
+    DW_TRY(device->allocate(bytes, &made));
+    DW_TRY(device->fill_on(made, 0, bytes, stream));
+    DW_TRY(device->stream_synchronize(stream));
+    *zeros = made;
+    made = NULL;
+cleanup:
+    if (made) device->release(made, bytes);
+    if (stream) device->stream_destroy(stream);
+    device->capture_restore(before);
+    return status;
+}
+
 dw_status dw__gpu_zeros(dw_plan *plan, size_t bytes, void **zeros) {
     dw_status status = DW_OK;
-    const dw_device *device = plan->target.device;
     if (bytes == 0) return DW_OK;
     pthread_mutex_lock(&plan->lock);
     dw__gpu_kept *kept = plan->kept;
     if (!kept->zeros) {
-        void *made = NULL;
-        const size_t most = most_zeros(plan);
-        DW_TRY(device->allocate(most, &made));
-        status = device->fill(made, 0, most);
-        if (status == DW_OK) status = device->stream_synchronize(NULL);
-        if (status != DW_OK) {
-            device->release(made, most);
-            goto cleanup;
-        }
-        kept->zeros = made;
-        kept->zeros_bytes = most;
+        kept->zeros_bytes = most_zeros(plan);
+        DW_TRY(make_zeros(plan->target.device, kept->zeros_bytes, &kept->zeros));
     }
     *zeros = kept->zeros;
 cleanup:
@@ -162,7 +171,9 @@ dw_status dw__gpu_synchronize(dw_plan *plan, void *stream) {
     DW_RETURN_IF_FAILED(device->copy_out(&word, kept->word, sizeof word, stream));
     DW_RETURN_IF_FAILED(device->stream_synchronize(stream));
     if (word == 0) return DW_OK;
+    /* The next run may be on another stream, so the word must be 0 before this call returns. */
     DW_RETURN_IF_FAILED(device->fill_on(kept->word, 0, sizeof word, stream));
+    DW_RETURN_IF_FAILED(device->stream_synchronize(stream));
     return fail_data(plan, word);
 }
 

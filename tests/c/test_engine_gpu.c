@@ -312,25 +312,30 @@ static void a_tensor_that_is_not_aligned_is_refused(void **state) {
     dw_graph_destroy(graph);
 }
 
-/* y = exp(x), and its gradient in memory that no vector store may begin in. */
-static void a_gradient_that_is_not_aligned_is_refused(void **state) {
-    (void)state;
-    need_compiler();
+/* y = exp(x), with x [8] and its gradient. */
+static void exp_on_device(int graphs, dw_graph **graph, dw_engine **engine, dw_plan **plan) {
     static const uint32_t outputs[] = {0};
     const dw_dim shape[] = {8};
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
-    options.device = device;
     dw_value x, y;
+    options.device = device;
+    options.cuda_graphs = graphs;
+    OK(dw_graph_create(graph));
+    OK(dw_graph_leaf(*graph, DW_ROLE_PARAMETER, "x", DW_F32, 1, shape, &x));
+    OK(dw_graph_apply(*graph, DW_OP_EXP, 1, &x, 0, NULL, &y));
+    OK(dw_graph_add_output(*graph, y));
+    OK(dw_engine_create(*graph, 1, outputs, 1, &x, &options, engine));
+    OK(dw_engine_plan(*engine, NULL, plan));
+}
+
+static void a_gradient_that_is_not_aligned_is_refused(void **state) {
+    (void)state;
+    need_compiler();
     dw_graph *graph = NULL;
     dw_engine *engine = NULL;
     dw_plan *plan = NULL;
     char *memory = NULL, *arena = NULL;
-    OK(dw_graph_create(&graph));
-    OK(dw_graph_leaf(graph, DW_ROLE_PARAMETER, "x", DW_F32, 1, shape, &x));
-    OK(dw_graph_apply(graph, DW_OP_EXP, 1, &x, 0, NULL, &y));
-    OK(dw_graph_add_output(graph, y));
-    OK(dw_engine_create(graph, 1, outputs, 1, &x, &options, &engine));
-    OK(dw_engine_plan(engine, NULL, &plan));
+    exp_on_device(0, &graph, &engine, &plan);
     OK(dw_device_allocate(device, 1024, (void **)&memory));
     OK(dw_device_fill(device, memory, 0, 1024));
     const size_t bytes = dw_plan_arena_bytes(plan);
@@ -350,6 +355,39 @@ static void a_gradient_that_is_not_aligned_is_refused(void **state) {
     dw_plan_release(plan);
     dw_engine_destroy(engine);
     dw_graph_destroy(graph);
+}
+
+/* y = exp(x) without a gradient of y: the gradient of x is 0. */
+static void an_output_gradient_that_is_left_out_is_zero(void **state) {
+    (void)state;
+    need_compiler();
+    static const float ones[8] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+    static const float zeros[8];
+    float result[8];
+    for (int graphs = 0; graphs < 2; graphs++) {
+        dw_graph *graph = NULL;
+        dw_engine *engine = NULL;
+        dw_plan *plan = NULL;
+        char *memory = NULL, *arena = NULL;
+        exp_on_device(graphs, &graph, &engine, &plan);
+        const size_t bytes = dw_plan_arena_bytes(plan);
+        OK(dw_device_allocate(device, 768, (void **)&memory));
+        OK(dw_device_allocate(device, bytes, (void **)&arena));
+        OK(dw_device_copy_in(device, memory, ones, sizeof ones));
+        OK(dw_device_copy_in(device, memory + 512, ones, sizeof ones));
+        dw_binding leaf = {.data = memory}, output = {.data = memory + 256},
+                   output_grad = {.data = NULL}, grad = {.data = memory + 512};
+        OK(dw_plan_forward(plan, arena, &leaf, &output, NULL));
+        OK(dw_plan_backward(plan, arena, &leaf, &output, &output_grad, &grad, NULL));
+        OK(dw_plan_synchronize(plan, NULL));
+        OK(dw_device_copy_out(device, result, grad.data, sizeof result));
+        assert_memory_equal(result, zeros, sizeof zeros);
+        dw_device_release(device, arena, bytes);
+        dw_device_release(device, memory, 768);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+        dw_graph_destroy(graph);
+    }
 }
 
 static void an_operation_without_a_kernel_is_named(void **state) {
@@ -429,6 +467,7 @@ int main(void) {
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
         cmocka_unit_test(a_gradient_that_is_not_aligned_is_refused),
+        cmocka_unit_test(an_output_gradient_that_is_left_out_is_zero),
         cmocka_unit_test(an_operation_without_a_kernel_is_named),
         cmocka_unit_test(codes_are_copied_as_bytes),
     };
