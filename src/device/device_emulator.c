@@ -60,7 +60,6 @@ static dw_status handle_create(void **made) {
     return *made ? DW_OK
                  : dw__fail_memory("a stream or event of an emulated device", sizeof(handle));
 }
-static void handle_destroy(void *of) { dw__free(of); }
 static dw_status done(void *of) {
     (void)of;
     return DW_OK;
@@ -142,7 +141,7 @@ static dw_status set_shared(void *of, const char *name, unsigned bytes) {
                     bytes, f->of->context.name, most);
 }
 
-/* Findings belong to the run_launch that made them: if a second run_launch repeats a mistake, it is reported again. */
+/* Findings belong to the launch that made them: if a second launch repeats a mistake, it is reported again. */
 static dw_status run_launch(const dw__launch *l) {
     static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     const function *f = l->function;
@@ -184,6 +183,12 @@ static void graph_destroy(void *of) {
     dw__free(r);
 }
 
+static void handle_destroy(void *of) {
+    handle *h = of;
+    if (h) graph_destroy(h->recording);
+    dw__free(h);
+}
+
 static dw_status graph_begin(void *stream) {
     handle *h = stream;
     if (!h || h->recording)
@@ -208,8 +213,17 @@ static dw_status graph_end(void *stream, void **graph) {
     return DW_OK;
 }
 
+/* Copies, fills and other graphs are not recorded. */
+static dw_status may_run(const void *stream) {
+    const handle *h = stream;
+    if (!h || !h->recording) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "a graph of an emulated device holds kernels alone: copy, fill "
+                                    "or launch another graph before it");
+}
+
 static dw_status graph_launch(void *graph, void *stream) {
     const recording *r = graph;
+    DW_RETURN_IF_FAILED(may_run(stream));
     for (size_t i = 0; i < r->launches.count; i++) {
         dw__launch each = r->launches.items[i];
         each.stream = stream;
@@ -233,14 +247,6 @@ static dw_status record_launch(recording *r, const dw__launch *l) {
         memcpy(copy.arguments[i], l->arguments[i], bytes);
     }
     return DW_PUSH(&r->launches, copy);
-}
-
-/* Copies and fills are not recorded. */
-static dw_status may_run(const void *stream) {
-    const handle *h = stream;
-    if (!h || !h->recording) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "a graph of an emulated device holds kernels alone: copy or "
-                                    "fill before the graph");
 }
 
 static dw_status launch(const dw__launch *l) {

@@ -82,6 +82,50 @@ static void test_emulated_gpu(void **state) {
     dw_device_release(device, memory, sizeof out);
 }
 
+/* A graph of an emulated GPU holds launches with copies of their arguments, and nothing else. */
+static void an_emulated_device_replays_launches(void **state) {
+    char *ptx = read_ptx("multiply_thread_index.ptx");
+    const dw_device *device = NULL;
+    void *memory, *module, *function, *stream, *graph = NULL;
+    uint32_t n = 7, out[32];
+    (void)state;
+    assert_int_equal(dw_device_find("emulator:sm_100a", &device), DW_OK);
+    assert_int_equal(dw_device_allocate(device, sizeof out, &memory), DW_OK);
+    assert_int_equal(dw_device_fill(device, memory, 0, sizeof out), DW_OK);
+    assert_int_equal(device->module_load(ptx, "f.ptx", &module), DW_OK);
+    free(ptx);
+    assert_int_equal(device->module_function(module, "f", &function), DW_OK);
+    const int64_t live = dw__memory_live();
+    assert_int_equal(device->stream_create(&stream), DW_OK);
+    assert_int_equal(device->graph_end(stream, &graph), DW_STATE);
+    assert_int_equal(device->graph_begin(NULL), DW_STATE);
+    assert_int_equal(device->graph_begin(stream), DW_OK);
+    assert_int_equal(device->graph_begin(stream), DW_STATE);
+    const dw__launch call = {.name = "f",
+                             .function = function,
+                             .grid = {1, 1, 1},
+                             .block = {32, 1, 1},
+                             .stream = stream,
+                             .arguments = (void *[]){&memory, &n}};
+    assert_int_equal(device->launch(&call), DW_OK);
+    assert_int_equal(device->copy_out(out, memory, sizeof out, stream), DW_UNSUPPORTED);
+    assert_int_equal(device->graph_end(stream, &graph), DW_OK);
+    n = 0; /* the graph has its own */
+    assert_int_equal(device->copy_out(out, memory, sizeof out, stream), DW_OK);
+    assert_int_equal(out[31], 0); /* recorded, not run */
+    assert_int_equal(device->graph_launch(graph, stream), DW_OK);
+    assert_int_equal(device->copy_out(out, memory, sizeof out, stream), DW_OK);
+    for (uint32_t i = 0; i < 32; i++) assert_int_equal(out[i], 7 * i);
+    assert_int_equal(device->graph_begin(stream), DW_OK);
+    assert_int_equal(device->launch(&call), DW_OK);
+    assert_int_equal(device->graph_launch(graph, stream), DW_UNSUPPORTED);
+    device->stream_destroy(stream); /* with what it has recorded */
+    device->graph_destroy(graph);
+    assert_int_equal(dw__memory_live(), live);
+    device->module_unload(module);
+    dw_device_release(device, memory, sizeof out);
+}
+
 static void test_too_much(void **state) {
     (void)state;
     const size_t sizes[] = {SIZE_MAX, SIZE_MAX / 2, (size_t)1 << 60};
@@ -139,6 +183,7 @@ int main(void) {
         cmocka_unit_test(test_found_by_name),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_emulated_gpu),
+        cmocka_unit_test(an_emulated_device_replays_launches),
         cmocka_unit_test(test_too_much),
         cmocka_unit_test(test_memory_is_counted),
         cmocka_unit_test(every_wrong_launch_of_an_emulated_device_fails),
