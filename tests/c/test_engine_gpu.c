@@ -444,6 +444,43 @@ static void codes_are_copied_as_bytes(void **state) {
     dw_graph_destroy(graph);
 }
 
+/* Two programs that differ only in an input that nothing reads, and so in which input is the seed. */
+static void programs_with_an_unused_input_keep_their_seeds(void **state) {
+    (void)state;
+    need_compiler();
+    static const char text[] =
+        "deepwell graph 1\n"
+        "input %x: f32[64]\n"
+        "input %unused: f32[64]\n"
+        "input %seed: i64[2]\n"
+        "%y: f32[64] = fused(%x, %unused, %seed) "
+        "{body=\"t0=dropout(i0,i2,c0.5,c3);out(t0)\"}\n"
+        "%z: f32[64] = fused(%x, %seed) {body=\"t0=dropout(i0,i1,c0.5,c3);out(t0)\"}\n"
+        "return %y, %z\n";
+    static const int64_t seed[2] = {7, 1};
+    float x[64], y[64], z[64];
+    dw_graph *graph = NULL;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    dw_binding b[5] = {{0}};
+    for (int i = 0; i < 64; i++) x[i] = 1.0f;
+    OK(dw_graph_from_text(text, &graph));
+    OK(plan_on_device(graph, &engine, &plan));
+    for (int i = 0; i < 5; i++) OK(dw_device_allocate(device, sizeof x, &b[i].data));
+    OK(dw_device_copy_in(device, b[0].data, x, sizeof x));
+    OK(dw_device_copy_in(device, b[1].data, x, sizeof x));
+    OK(dw_device_copy_in(device, b[2].data, seed, sizeof seed));
+    OK(dw_plan_forward(plan, NULL, b, b + 3, NULL));
+    OK(dw_plan_synchronize(plan, NULL));
+    OK(dw_device_copy_out(device, y, b[3].data, sizeof y));
+    OK(dw_device_copy_out(device, z, b[4].data, sizeof z));
+    assert_memory_equal(y, z, sizeof y);
+    for (int i = 0; i < 5; i++) dw_device_release(device, b[i].data, sizeof x);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    dw_graph_destroy(graph);
+}
+
 static int find_device(void **state) {
     (void)state;
     const char *name = getenv("DEEPWELL_TEST_DEVICE");
@@ -470,6 +507,7 @@ int main(void) {
         cmocka_unit_test(an_output_gradient_that_is_left_out_is_zero),
         cmocka_unit_test(an_operation_without_a_kernel_is_named),
         cmocka_unit_test(codes_are_copied_as_bytes),
+        cmocka_unit_test(programs_with_an_unused_input_keep_their_seeds),
     };
     return cmocka_run_group_tests(tests, find_device, NULL);
 }

@@ -1,7 +1,7 @@
 /* Elementwise operations and fused programs, by kernels whose source is made at run time (elementwise_source.c).
  *
- * A program is a body, the types of its tensors and the rank of its merged iteration. Equal programs are one entry of a
- * table that lives as long as the process; a variant's parameter is the program's number there.
+ * A program is a body, the types of its tensors and the rank of its merged iteration. Programs with equal sources are
+ * one entry of a table that lives as long as the process; a variant's parameter is the program's number there.
  */
 #include "kernel/cuda/elementwise.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -109,14 +109,20 @@ static void types_of(const dw__call *c, const dw__body *body, dw__elementwise_ty
     dw__elementwise_mark(body, types);
 }
 
+static bool have_one_shape(const dw__tensor *a, const dw__tensor *b) {
+    bool same = a->rank == b->rank;
+    for (int axis = 0; same && axis < a->rank; axis++) same = a->shape[axis] == b->shape[axis];
+    return same;
+}
+
 static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
                           const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     if (!is_supported_op(c->op)) return dw__gpu_wrong_operation(kernel, c);
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     for (uint32_t o = 1; o < c->output_count; o++)
-        if (c->outputs[o].rank != c->outputs[0].rank)
-            return dw__fail(DW_UNSUPPORTED, "%s: results of one shape", kernel->name);
+        if (!have_one_shape(&c->outputs[0], &c->outputs[o]))
+            return dw__fail(DW_UNSUPPORTED, "%s: expected results of one shape", kernel->name);
     /* Merging only makes the parameters fewer. */
     const size_t words =
         3 + DW_MAX_RANK +

@@ -4,13 +4,13 @@
 
 #include "kernel/elementwise_body.h"
 
-/* The types of the operands, and the rank of the merged iteration: all that the source depends on beside the body. */
+/* The types of the operands, and the rank of the merged iteration: with the body, they determine the source. */
 typedef struct dw__elementwise_types {
     int rank;
     uint32_t input_count, output_count;
     dw_dtype inputs[DW_MAX_INPUTS], outputs[DW_MAX_OUTPUTS];
     bool is_read[DW_MAX_INPUTS]; /* element by element */
-    bool is_seed[DW_MAX_INPUTS]; /* read as a whole */
+    bool is_seed[DW_MAX_INPUTS]; /* read as a whole; never both (graph/body.c) */
 } dw__elementwise_types;
 
 /* Sets is_read and is_seed. */

@@ -1,4 +1,7 @@
-/* CUDA source of elementwise programs: one loop over the elements, one variable for each step of the body. */
+/* CUDA source of elementwise programs: one loop over the elements, one variable for each step of the body.
+ *
+ * Equal sources must be launched alike (elementwise.c), so each input that is used, seeds too, is named by its number.
+ */
 #include "graph/internal.h"
 #include "kernel/cuda/elementwise.h"
 #include <stdio.h>
@@ -25,7 +28,7 @@ static bool draws(dw_op op) { return op == DW_OP_DROPOUT || op == DW_OP_RANDOM_U
 /* The operand of an instruction that draws random numbers which is the seed. */
 static int seed_operand(dw_op op) { return op == DW_OP_DROPOUT ? 1 : 0; }
 
-static bool is_whole(const dw__elementwise_types *types, uint32_t input) {
+static bool is_used(const dw__elementwise_types *types, uint32_t input) {
     return types->is_read[input] || types->is_seed[input];
 }
 
@@ -47,7 +50,7 @@ void dw__elementwise_mark(const dw__body *body, dw__elementwise_types *types) {
 
 size_t dw__elementwise_words(const dw__elementwise_types *types) {
     size_t tensors = types->output_count;
-    for (uint32_t i = 0; i < types->input_count; i++) tensors += is_whole(types, i);
+    for (uint32_t i = 0; i < types->input_count; i++) tensors += is_used(types, i);
     return 3 + (size_t)types->rank + tensors * (1 + (size_t)types->rank);
 }
 
@@ -71,7 +74,7 @@ static dw_status print_operand(const dw__body_operand *operand, dw_dtype dtype, 
                            operand->index);
 }
 
-/* Declares address and offset of tensor `number`, named `name`, whose words begin at *word. */
+/* Declares the element's offset in an input ('i') or output ('o'), whose words begin at *word, and goes on to the next. */
 static dw_status print_place(char kind, uint32_t index, int rank, size_t *word, dw__text *out) {
     DW_RETURN_IF_FAILED(dw__text_printf(out, "        const long long at_%c%u = c0 * p.word[%zu]",
                                         kind, index, *word + 1));
@@ -88,8 +91,7 @@ static dw_status print_draw(const dw__body_code *code, const size_t *seed_words,
     const uint32_t seed = code->operands[seed_operand(code->op)].index;
     const double stream = code->operands[code->operand_count - 1].constant;
     char uniform[160];
-    snprintf(uniform, sizeof uniform,
-             "uniform((const long long *)p.word[%zu], p.word[%zu], %lldLL, e)", seed_words[seed],
+    snprintf(uniform, sizeof uniform, "uniform(i%u, p.word[%zu], %lldLL, e)", seed,
              seed_words[seed] + 1, (long long)stream);
     if (code->op == DW_OP_RANDOM_UNIFORM) return dw__text_printf(out, "%s", uniform);
     const double p = code->operands[2].constant;
@@ -158,9 +160,12 @@ static dw_status print_tensors(const dw__elementwise_types *types, size_t *seed_
                                size_t *output_words, dw__text *out) {
     size_t word = 3 + (size_t)types->rank;
     for (uint32_t i = 0; i < types->input_count; i++) {
-        if (!is_whole(types, i)) continue;
+        if (!is_used(types, i)) continue;
         seed_words[i] = word;
-        if (!types->is_read[i]) {
+        if (types->is_seed[i]) {
+            DW_RETURN_IF_FAILED(dw__text_printf(
+                out, "        const long long *const i%u = (const long long *)p.word[%zu];\n", i,
+                word));
             word += 1 + (size_t)types->rank;
             continue;
         }
