@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
     printf("%d experts on %s: %d elements differ\n", EXPERTS, dw_device_name(gpu), wrong);
 
     dw_quantize quantize = {.struct_size = sizeof quantize, .device = gpu, .dtype = DW_BF16};
-    quantize.scheme = DW_SCHEME_MXFP8_E4M3, quantize.rows = MOST_ROWS, quantize.cols = N;
+    quantize.scheme = DW_SCHEME_MXFP8, quantize.rows = MOST_ROWS, quantize.cols = N;
     quantize.source = ds[0], quantize.row_stride = N;
     quantize.along_rows = (dw_quantized_matrix){.wanted = 1, .stride = N};
     quantize.along_rows.codes = device_memory(MOST_ROWS * N);
