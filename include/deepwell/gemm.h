@@ -69,7 +69,7 @@ typedef struct dw_gemm {
     /* 1: D is E4M3 codes with scales: the MXFP8 that dw_block_quantize gives for each row with DW_SCALE_RCEIL. The call
      * must have no residual. */
     int quantized_d;
-    dw_scheme scheme_a, scheme_b; /* MXFP8_E4M3 or MXFP8_E5M2, each; or NVFP4 both; or MXFP4 both */
+    dw_scheme scheme_a, scheme_b; /* MXFP8 or MXFP8_E5M2, each; or NVFP4 both; or MXFP4 both */
     /* Device memory, 16-byte aligned, in the order of dw_scales_swizzle. A's have m rows, B's n rows (SwiGLU: the
      * gate's n rows, then up's n rows, each padded to whole tiles). D's are written. */
     const void *scales_a, *scales_b;

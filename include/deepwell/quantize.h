@@ -48,7 +48,7 @@ typedef struct dw_quantize {
     size_t struct_size;       /* sizeof(dw_quantize) */
     const dw_device *device;  /* NULL: "cuda" */
     dw_dtype dtype;           /* of the matrix: DW_BF16, DW_F16 or DW_F32 */
-    dw_scheme scheme;         /* MXFP8_E4M3, MXFP8_E5M2, MXFP4 or NVFP4 */
+    dw_scheme scheme;         /* MXFP8, MXFP8_E5M2, MXFP4 or NVFP4 */
     dw_scale_rule scale_rule; /* as in dw_block_options */
     int square;               /* 1: one scale for 32 x 32 (NVFP4: 16 x 16) elements */
     int64_t rows, cols;       /* at most 2^30 */
