@@ -330,12 +330,12 @@ def test_gradient_inside(support) -> None:
 def test_optimized_module_inside_a_forward(support) -> None:
     class Derived(Net):
         def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-            """A module that scales its input."""
+            """Scales the result."""
             return super().forward(x) * scale
 
     plain, ours = pair(Derived)
     assert inspect.signature(ours.forward) == inspect.signature(plain.forward)
-    assert ours.forward.__doc__ == "Scales." and ours.forward.__name__ == "forward"
+    assert ours.forward.__doc__ == "Scales the result." and ours.forward.__name__ == "forward"
     assert ours.forward.__self__ is ours and ours.forward.__code__ is Derived.forward.__code__
     assert inspect.getsource(ours.forward) == inspect.getsource(Derived.forward)
     close(ours.forward(rows(), scale=2.0), plain.forward(rows(), scale=2.0))
