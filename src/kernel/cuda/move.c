@@ -200,7 +200,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
         break;
     default: return dw__gpu_wrong_operation(kernel, c);
     }
-    return dw__gpu_kernel_has(kernel, gpu);
+    return dw__gpu_kernel_computes(kernel, c, gpu);
 }
 
 static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
