@@ -1,8 +1,8 @@
 /* Executors: how a target runs the instructions of a plan.
  *
- *     begin acquires the resources of a run besides the arena
- *     run_range   runs instructions [from, to) in order; may be called several times
- *     end         waits for the work and releases those resources
+ *     begin       acquires the resources of a run besides the arena
+ *     run_range   runs instructions [from, to) in order, or enqueues them; may be called several times
+ *     end         releases those resources; on a GPU the work may still be under way
  *
  * An executor may keep memory in the plan from one run to the next (dw_plan.kept, under dw_plan.lock); `forget` frees
  * it with the plan. Runs of one plan may be under way on several threads, each with an arena of its own.

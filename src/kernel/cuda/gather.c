@@ -137,7 +137,7 @@ static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint
     return DW_OK;
 }
 
-/* Indexes are from 0 to 2 (first_use.c), so every axis that they select from has three places or more. */
+/* Indexes are from 0 to 2 (operation_first_use.c), so every axis that they select from has three places or more. */
 static void example(uint64_t params, int index, dw__call *c) {
     static const int64_t size[] = {4, 7, 5};
     static const dw_attr along[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},

@@ -65,7 +65,6 @@ static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const d
     dw_gemm g;
     (void)kernel;
     (void)call_of(call, &g);
-    /* A variant with a bias is compiled for it; the address does not matter here. */
     return dw__sm100_gemm.prepare(&dw__sm100_gemm, &g, context, variant);
 }
 
