@@ -5,10 +5,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-data=${DEEPWELL_DATA:-../shared/data}
+data=${DEEPWELL_DATA:-}
 program=build/release/bin/deepwell-lab
+if [[ -z $data ]]; then
+    echo "bench-plan: DEEPWELL_DATA is not set; set it to the folder of runs.csv and oom.csv, the published runs" >&2
+    exit 1
+fi
 if [[ ! -f $data/runs.csv ]]; then
-    echo "bench-plan: there is no $data/runs.csv; set DEEPWELL_DATA to the folder of published runs" >&2
+    echo "bench-plan: DEEPWELL_DATA is $data, which has no runs.csv; set it to the folder of published runs" >&2
     exit 1
 fi
 

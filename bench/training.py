@@ -108,9 +108,9 @@ def floor(model: torch.nn.Module, data: dict[str, torch.Tensor]) -> tuple[float,
     total, flops = 0.0, 0.0
     for (m, k, n), count in shapes.items():
         x, w, dy = torch.randn(m, k), torch.randn(k, n), torch.randn(m, n)
-        for product in (lambda: x @ w, lambda: dy @ w.t(), lambda: x.t() @ dy):
-            product()
-            total += count * statistics.median(seconds(product) for _ in range(5))
+        for gemm in (lambda: x @ w, lambda: dy @ w.t(), lambda: x.t() @ dy):
+            gemm()
+            total += count * statistics.median(seconds(gemm) for _ in range(5))
         flops += 6.0 * m * k * n * count
     return total, flops
 

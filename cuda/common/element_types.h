@@ -1,5 +1,5 @@
-/* Numbers of element types in defines and parameters of kernels, equal to dw_dtype (deepwell/graph.h). Plain C, read by the
- * host and by device code alike. */
+/* Numbers of element types in defines and parameters of kernels, equal to dw_dtype (deepwell/dtype.h). Plain C, read by
+ * the host and by device code alike. */
 #ifndef DW_ELEMENT_TYPES_H
 #define DW_ELEMENT_TYPES_H
 

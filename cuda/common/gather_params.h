@@ -1,5 +1,5 @@
-/* Gathers and scatters along one axis by a tensor of indexes: the parameters of their kernels (gather.cu). Plain C, read
- * by the host and by device code alike. */
+/* Gathers and scatters along one axis by a tensor of indexes: the parameters of their kernels (gather.cu). Plain C,
+ * read by the host and by device code alike. */
 #ifndef DW_GATHER_PARAMS_H
 #define DW_GATHER_PARAMS_H
 
@@ -18,10 +18,12 @@ typedef struct dw_gather_params {
     int rank;
     int axis;            /* scatter: the result's axis that the indexes select from */
     long long axis_size; /* indexes are from 0 to axis_size - 1 */
-    long long x_step;    /* gather: x's stride along the axis; scatter: from one addend to the next */
-    long long indexes;   /* scatter: how many indexes select for one place, and from one to the next */
-    long long index_step;
-    long long index_shape[DW_GATHER_AXES]; /* scatter: results beyond these coordinates have no addend */
+    /* gather: x's stride along the axis; scatter: from one addend to the next */
+    long long x_step;
+    /* scatter: how many indexes select for one place, and from one to the next */
+    long long indexes, index_step;
+    /* scatter: results beyond these coordinates have no addend */
+    long long index_shape[DW_GATHER_AXES];
     dw_data_error error;
 } dw_gather_params;
 

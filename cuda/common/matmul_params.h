@@ -17,7 +17,8 @@ typedef struct dw_matmul_params {
     long long m, n, k;
     long long a_row, a_column, b_row, b_column, y_row, y_column;
     long long batches; /* at most 2^31 - 1 blocks in all */
-    long long shape[DW_MATMUL_AXES], a_stride[DW_MATMUL_AXES], b_stride[DW_MATMUL_AXES], y_stride[DW_MATMUL_AXES];
+    long long shape[DW_MATMUL_AXES], a_stride[DW_MATMUL_AXES], b_stride[DW_MATMUL_AXES],
+        y_stride[DW_MATMUL_AXES];
     int rank; /* of the batch; at least 1 */
 } dw_matmul_params;
 

@@ -1,5 +1,5 @@
-/* Reductions over axes of a strided tensor: the parameters of their kernel (reduce.cu). Plain C, read by the host and by
- * device code alike. */
+/* Reductions over axes of a strided tensor: the parameters of their kernel (reduce.cu). Plain C, read by the host and
+ * by device code alike. */
 #ifndef DW_REDUCE_PARAMS_H
 #define DW_REDUCE_PARAMS_H
 

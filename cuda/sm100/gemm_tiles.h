@@ -13,7 +13,8 @@
     X(2, 128, 8)                                                                                   \
     X(2, 256, 6)
 
-/* Block-scaled: X(scheme, ctas, tile_n, stages), schemes of common/scheme_params.h; for both kinds of MXFP8. SwiGLU uses tiles of 256. */
+/* Block-scaled: X(scheme, ctas, tile_n, stages), schemes of common/scheme_params.h; for both kinds of MXFP8. SwiGLU
+ * uses tiles of 256. */
 #define DW_SM100_SCALED_TILES(X)                                                                   \
     X(DW_CODES_MXFP8, 1, 128, 5)                                                                   \
     X(DW_CODES_MXFP8, 1, 192, 4)                                                                   \

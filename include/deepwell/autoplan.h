@@ -92,8 +92,8 @@ typedef struct dw_autoplan_request {
     const dw_model_sizes *model;
     const dw_hardware *hardware; /* the plan uses all of its GPUs */
     int64_t seq_len, global_batch;
-    /* One that dw_layout may have, or DW_SCHEME_COUNT: the fastest of BF16, FP8_TENSOR, MXFP8 and NVFP4 that the hardware
-     * has. */
+    /* One that dw_layout may have, or DW_SCHEME_COUNT: the fastest of BF16, FP8_TENSOR, MXFP8 and NVFP4 that the
+     * hardware has. */
     dw_scheme precision;
     /* "FIELD=VALUE", "FIELD<=VALUE" or "FIELD>=VALUE". FIELD is a field of dw_layout, VALUE a number or a name: "tp=8",
      * "pp<=4", "recompute=full" (all layers), "schedule=1f1b", "framework=megatron" (default DW_FRAMEWORK_OWN). */

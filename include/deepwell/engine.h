@@ -34,10 +34,11 @@ typedef struct dw_engine_options {
     /* Which linear layers multiply quantized operands; NULL: none. Read by dw_engine_create only. `struct_size` may end
      * before this member, which means NULL. */
     const dw_precision_policy *precision;
-    /* Where plans run; NULL: the CPU. On "cuda", the GPU of the context that is current when dw_engine_plan is called. */
+    /* Where plans run; NULL: the CPU. On "cuda", the GPU of the context that is current when dw_engine_plan is
+     * called. */
     const dw_device *device;
-    /* 1: on a GPU, runs are recorded and replayed as CUDA graphs. A run that binds other addresses than the run before is
-     * recorded again, so bind the same ones. */
+    /* 1: on a GPU, runs are recorded and replayed as CUDA graphs. A run that binds other addresses than the run before
+     * is recorded again, so bind the same ones. */
     int cuda_graphs;
 } dw_engine_options;
 #define DW_ENGINE_OPTIONS_DEFAULT                                                                  \
@@ -89,13 +90,14 @@ typedef struct dw_binding {
 /* leaves: one per leaf of the graph given to dw_engine_create, in its order. outputs: one per output of that graph; two
  * outputs with the same value still have two buffers. `arena`: dw_plan_arena_bytes, 64-byte aligned.
  *
- * On a GPU all memory is the device's: the arena aligned to 256 bytes, tensors of more than one element to 16. The work is
- * enqueued on `stream` (CUstream; NULL: the legacy default stream), and the call returns before it is done. Elsewhere
- * `stream` is not read.
+ * On a GPU all memory is the device's: the arena aligned to 256 bytes, tensors of more than one element to 16. The work
+ * is enqueued on `stream` (CUstream; NULL: the legacy default stream), and the call returns before it is done.
+ * Elsewhere `stream` is not read.
  *
- * DW_INVALID_ARGUMENT: a binding that is needed is NULL or has strides that its kernels do not support, or the arena or,
- * on a GPU, a tensor is NULL or misaligned. DW_INDEX: an index in a tensor is out of range; the message names it (a GPU:
- * dw_plan_synchronize). DW_STATE: there are more threads than the plan has scratch for. DW_DEVICE: a GPU failed. */
+ * DW_INVALID_ARGUMENT: a binding that is needed is NULL or has strides that its kernels do not support, or the arena
+ * or, on a GPU, a tensor is NULL or misaligned. DW_INDEX: an index in a tensor is out of range; the message names it (a
+ * GPU: dw_plan_synchronize). DW_STATE: there are more threads than the plan has scratch for. DW_DEVICE: a GPU
+ * failed. */
 DW_API dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
                                  const dw_binding *outputs, void *stream);
 /* output_grads: one per grad_outputs entry; data NULL means zero. outputs: as forward wrote them, unchanged, because
@@ -123,8 +125,8 @@ DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena
                                        const dw_binding *output_grads, const dw_binding *grads,
                                        void *stream);
 /* Waits for all work on the stream of a GPU. Returns an error that only data can show, of any run of the plan since the
- * last call: DW_INDEX if an index lay outside of its axis, DW_INVALID_ARGUMENT for integers divided by zero. DW_DEVICE: a
- * kernel failed. On the CPU runs report such errors themselves, and this call returns DW_OK at once. */
+ * last call: DW_INDEX if an index lay outside of its axis, DW_INVALID_ARGUMENT for integers divided by zero. DW_DEVICE:
+ * a kernel failed. On the CPU runs report such errors themselves, and this call returns DW_OK at once. */
 DW_API dw_status dw_plan_synchronize(dw_plan *plan, void *stream);
 
 /* One AdamW update (Loshchilov and Hutter 2019) of many F32 tensors at once, in place. */

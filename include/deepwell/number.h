@@ -69,8 +69,8 @@ typedef struct dw_encode_options {
         sizeof(dw_encode_options), DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, { 0, 0, 0 }             \
     }
 
-/* `dtype` is a floating-point type of 16 bits or fewer. Rounds `count` values to codes. `codes`: dw_tensor_bytes(dtype, 1, &count) bytes. `options` NULL: the defaults.
- * DW_INVALID_ARGUMENT. */
+/* Rounds `count` values to codes of a floating-point type of 16 bits or fewer. `codes` has dw_tensor_bytes(dtype, 1,
+ * &count) bytes. `options` NULL: the defaults. DW_INVALID_ARGUMENT. */
 DW_API dw_status dw_encode(dw_dtype dtype, int64_t count, const float *values,
                            const dw_encode_options *options, void *codes);
 /* Converts codes to F32 exactly. Bits above the code are ignored, in UE4M3 also its highest bit. A NaN becomes

@@ -57,10 +57,10 @@
  *                                         rounding by seed and stream. bf16 has none of these three. Gradient: straight
  *                                         through
  *   quantize_blocks(x [M,N], seed?; as quantize, without bf16) -> codes [M,N], or [N,M] with axis=0,
- *      scales, scale f32 []               the codes and block scales whose values are quantize's y: codes of the scheme's
- *                                         element, scales [rows of codes, blocks of a row]; square: [blocks, blocks]. The
- *                                         reduction axis is last. A dim with blocks is a number, or a multiple of the
- *                                         block in symbols. No gradient
+ *      scales, scale f32 []               the codes and block scales whose values are quantize's y: codes of the
+ *                                         scheme's element, scales [rows of codes, blocks of a row]; square: [blocks,
+ *                                         blocks]. The reduction axis is last. A dim with blocks is a number, or a
+ *                                         multiple of the block in symbols. No gradient
  *   dequantize_blocks(codes, scales; scheme, axis, square=0) -> bf16 [M,N]     quantize's y from codes and scales
  *  fused(x...; body) -> y...              an elementwise chain in one pass (graph/body.h). Every input
  *                                         broadcasts to the one iteration shape as `broadcast` would

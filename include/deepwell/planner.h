@@ -36,9 +36,9 @@ DW_API double dw_planner_token_flops(const dw_model_sizes *model, int seq_len);
 
 /* Operations of forward and backward. Backward of attention recomputes the scores: five matmuls for forward's two. */
 typedef struct dw_planner_work {
-    double products; /* GEMMs of activations with weights: two operations per weight and token */
+    double gemm; /* GEMMs of activations with weights: two operations per weight and token */
     double attention;
-    double backward_products, backward_attention;
+    double backward_gemm, backward_attention;
     /* Norms, activations, rotations, biases; graphs only: the planner counts their bytes. */
     double other;
     double bytes; /* least bytes that forward must move; graphs only */

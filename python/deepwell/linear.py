@@ -83,7 +83,7 @@ def gemm(
     return out.reshape(*x.shape[:-1], n) if reason is None else reason
 
 
-class _Product(torch.autograd.Function):
+class _Gemm(torch.autograd.Function):
     """Forward by the kernel, or by PyTorch if the kernel does not support the call."""
 
     @staticmethod
@@ -127,7 +127,7 @@ class LinearForward(InstanceForward):
             x, weight = x.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         with torch.autocast(x.device.type, enabled=False):
-            return _Product.apply(x, weight, bias, self.device)
+            return _Gemm.apply(x, weight, bias, self.device)
 
 
 class EmulatedForward(LinearForward):

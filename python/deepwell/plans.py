@@ -216,7 +216,7 @@ def _precision_of(precision: Any) -> int:
     name = str(getattr(precision, "value", precision)).lower().replace("_", "-")
     if name == "auto":
         return -1
-    if name == "fp8":  # deepwell.Precision.FP8: one scale per tensor, unless a scheme says otherwise
+    if name == "fp8":  # deepwell.Precision.FP8 has one scale per tensor
         name = "fp8-tensor"
     if name not in names:
         raise DeepwellError(

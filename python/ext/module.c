@@ -299,10 +299,10 @@ static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t
     dw_status status = DW_OK;
     if (read) {
         Py_BEGIN_ALLOW_THREADS;
-        status = part < 0
-                     ? dw_plan_backward(slot->plan, arena, bound[0], bound[1], bound[2], bound[3], NULL)
-                     : dw_plan_backward_part(slot->plan, (uint32_t)part, arena, bound[0], bound[1],
-                                             bound[2], bound[3], NULL);
+        status = part < 0 ? dw_plan_backward(slot->plan, arena, bound[0], bound[1], bound[2],
+                                             bound[3], NULL)
+                          : dw_plan_backward_part(slot->plan, (uint32_t)part, arena, bound[0],
+                                                  bound[1], bound[2], bound[3], NULL);
         Py_END_ALLOW_THREADS;
     }
     for (int i = 0; i < 4; i++) PyMem_Free(bound[i]);

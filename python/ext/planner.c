@@ -101,8 +101,8 @@ static PyObject *planner_model_of_graph(PyObject *self, PyObject *args) {
 }
 
 static PyObject *dict_of_work(const dw_planner_work *work) {
-    return Py_BuildValue("{s:d,s:d,s:d,s:d,s:d,s:d}", "products", work->products, "attention",
-                         work->attention, "backward_products", work->backward_products,
+    return Py_BuildValue("{s:d,s:d,s:d,s:d,s:d,s:d}", "gemm", work->gemm, "attention",
+                         work->attention, "backward_gemm", work->backward_gemm,
                          "backward_attention", work->backward_attention, "other", work->other,
                          "bytes", work->bytes);
 }

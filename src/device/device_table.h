@@ -99,8 +99,9 @@ struct dw_device {
     dw_status (*capture_relax)(int *before);
     void (*capture_restore)(int before);
 
-    /* Since version 3, on devices that run kernels: graphs of recorded work. Between graph_begin and graph_end, work that
-     * the thread enqueues on the stream is recorded instead of run. The stream is not the legacy default stream. */
+    /* Since version 3, on devices that run kernels: graphs of recorded work. Between graph_begin and graph_end, work
+     * that the thread enqueues on the stream is recorded instead of run. The stream is not the legacy default
+     * stream. */
     dw_status (*graph_begin)(void *stream);
     /* `graph` is NULL or a graph of an earlier recording, which takes on the new one: its kernels' arguments alone if
      * these are all that differ. After a failure it is unchanged. */

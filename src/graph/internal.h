@@ -4,7 +4,7 @@
 
 #include "base/base.h"
 #include "deepwell/graph.h"
-#include "number/dtype.h"
+#include "number/dtype_kinds.h"
 
 typedef struct dw__value_record {
     const char *name; /* never NULL; "%7" style for unnamed activations */
@@ -149,7 +149,7 @@ typedef struct dw__op_row {
     bool concatenates; /* the result is the operands side by side along attribute axis */
     bool cheap;        /* takes about one pass over operands and results: worth repeating in
                           backward instead of saving; elementwise rows and views always are */
-    bool reads_codes;  /* operands may be codes (number/dtype.h) */
+    bool reads_codes;  /* operands may be codes (number/dtype_kinds.h) */
     bool commutative;
     bool stops_gradient; /* the derivative is zero or undefined, so operands get no gradient */
     uint8_t min_inputs, max_inputs; /* optional operands count too; a node of a row with optional

@@ -4,7 +4,7 @@
 
 #include "base/base.h"
 #include "deepwell/precision.h"
-#include "number/scheme.h"
+#include "number/scheme_sets.h"
 
 /* The attribute of an operand. */
 static inline dw_attr_key dw__operand_key(dw_linear_operand operand) {

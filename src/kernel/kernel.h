@@ -13,7 +13,7 @@
 
 #include "base/base.h"
 #include "deepwell/graph.h"
-#include "number/dtype.h"
+#include "number/dtype_kinds.h"
 
 /* A strided view. Strides in elements; 0 on a broadcast axis. */
 typedef struct dw__tensor {

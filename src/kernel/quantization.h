@@ -1,5 +1,5 @@
-/* The operations `quantize`, `quantize_blocks` and `dequantize_blocks` in steps on F32 matrices. Definitions and kernels
- * share these steps.
+/* The operations `quantize`, `quantize_blocks` and `dequantize_blocks` in steps on F32 matrices. Definitions and
+ * kernels share these steps.
  *
  *     encode: rotate (hadamard), compute the tensor scale, round to codes and block scales
  *     decode: convert a band of codes back to numbers, without the tensor scale */

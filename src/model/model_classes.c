@@ -1,5 +1,5 @@
-/* Sizes of the families whose class Deepwell builds, read as that class of transformers reads them: its fields under its
- * names, with its defaults. Fields that the class does not read are ignored. */
+/* Sizes of the families whose class Deepwell builds, read as that class of transformers reads them: its fields under
+ * its names, with its defaults. Fields that the class does not read are ignored. */
 #include "model/model_internal.h"
 #include "model/model_reader.h"
 #include <string.h>

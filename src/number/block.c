@@ -1,6 +1,6 @@
 /* Quantization in blocks: schemes, options, layouts. */
 #include "number/block.h"
-#include "number/scheme.h"
+#include "number/scheme_sets.h"
 #include <fenv.h>
 #include <float.h>
 

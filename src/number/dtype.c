@@ -1,5 +1,5 @@
 /* Element types: names and sizes in memory. */
-#include "number/dtype.h"
+#include "number/dtype_kinds.h"
 #include <string.h>
 
 static const struct {

@@ -4,7 +4,7 @@
 #define DW_FORMAT_H
 
 #include "deepwell/number.h"
-#include "number/dtype.h"
+#include "number/dtype_kinds.h"
 #include "number/half.h"
 #include <stdbool.h>
 

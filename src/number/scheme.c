@@ -1,6 +1,6 @@
 /* The table of schemes. */
-#include "number/scheme.h"
 #include "base/base.h"
+#include "number/scheme_sets.h"
 #include <stdio.h>
 #include <string.h>
 

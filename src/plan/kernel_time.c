@@ -52,10 +52,10 @@ double dw__attention_forward_seconds(const dw__planned *planned, int windowed) {
     double span = layout->seq_len;
     if (layout->unfused_attention) {
         double scores = planned->tokens * span * heads;
-        double products =
+        double gemms =
             dw__attention_flops(scores, key, value, false) /
             (dw__reached(&planned->hardware->rate[DW_RATE_BF16], planned->gemm_part) * 0.5);
-        return products + dw__traffic_seconds(planned, scores * c->attention_scores);
+        return gemms + dw__traffic_seconds(planned, scores * c->attention_scores);
     }
     double pairs = planned->tokens * dw__seen_tokens(model, span, windowed) * heads;
     double part = planned->attention_part * span / (span + c->attention_length);

@@ -6,7 +6,7 @@
 #include "base/base.h"
 #include "deepwell/planner.h"
 #include "model/model_sizes.h"
-#include "number/scheme.h"
+#include "number/scheme_sets.h"
 #include "plan/planner_constants.h"
 
 typedef struct dw__operation_costs {

@@ -40,12 +40,12 @@ void dw_planner_model_work(const dw_model_sizes *model, double sequences, double
                            dw_planner_work *work) {
     double tokens = sequences * seq_len, key = model->head_dim + model->rope_dim;
     double norms = 2.0 * model->layers * model->hidden;
-    double products = 2 * tokens * (dw_model_sizes_active(model) - norms);
+    double gemm = 2 * tokens * (dw_model_sizes_active(model) - norms);
     double pairs = tokens * seen_in_all(model, seq_len);
     *work = (dw_planner_work){
-        .products = products,
+        .gemm = gemm,
         .attention = dw__attention_flops(pairs, key, dw__value_dim(model), false),
-        .backward_products = (model->lora_rank ? 1 : 2) * products,
+        .backward_gemm = (model->lora_rank ? 1 : 2) * gemm,
         .backward_attention = dw__attention_flops(pairs, key, dw__value_dim(model), true),
     };
 }

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 typedef struct sums {
-    double products, attention, other;
+    double gemm, attention, other;
 } sums;
 
 /* Counts the elements of the first result, to which a bias is added. */
@@ -30,7 +30,7 @@ static bool is_of_pairs(const dw_graph *graph, dw_node node) {
 
 /* Every backward GEMM multiplies a gradient with a weight or an activation. A forward GEMM without a parameter
  * computes the angles of rotary embeddings. */
-static bool is_product(const dw_graph *graph, dw_node node) {
+static bool is_weight_gemm(const dw_graph *graph, dw_node node) {
     switch (dw_node_op(graph, node)) {
     case DW_OP_LINEAR:
     case DW_OP_QUANTIZED_LINEAR:
@@ -51,7 +51,7 @@ static dw_status add_node(const dw_graph *graph, dw_node node, const int64_t *si
         to->attention += cost.flops;
         return DW_OK;
     }
-    if (!is_product(graph, node)) {
+    if (!is_weight_gemm(graph, node)) {
         to->other += cost.flops;
         return DW_OK;
     }
@@ -60,7 +60,7 @@ static dw_status add_node(const dw_graph *graph, dw_node node, const int64_t *si
     if (bias >= 0 && (uint32_t)bias < dw_node_input_count(graph, node) &&
         dw_node_input(graph, node, (uint32_t)bias) != DW_NONE)
         DW_RETURN_IF_FAILED(results_of(graph, node, sizes, &added));
-    to->products += cost.flops - added;
+    to->gemm += cost.flops - added;
     to->other += added;
     return DW_OK;
 }
@@ -122,9 +122,9 @@ dw_status dw_planner_graph_work(const dw_graph *graph, const int64_t *sizes, int
         DW_TRY(dw_graph_run_pass(&copy, DW_PASS_DEAD_CODE));
         DW_TRY(add_all(copy, sizes, &both));
     }
-    *work = (dw_planner_work){.products = forward.products,
+    *work = (dw_planner_work){.gemm = forward.gemm,
                               .attention = forward.attention,
-                              .backward_products = both.products - forward.products,
+                              .backward_gemm = both.gemm - forward.gemm,
                               .backward_attention = both.attention - forward.attention,
                               .other = both.other,
                               .bytes = cost.bytes};

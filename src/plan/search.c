@@ -229,8 +229,10 @@ static dw_status simplify(const dw__problem *problem, dw__meshes *meshes, const 
 /* ---- requests ------------------------------------------------------------------------------- */
 
 void dw_autoplan_request_default(dw_autoplan_request *request) {
-    *request = (dw_autoplan_request){
-        .struct_size = sizeof *request, .precision = DW_SCHEME_BF16, .reserve = -1, .runners_up = 5};
+    *request = (dw_autoplan_request){.struct_size = sizeof *request,
+                                     .precision = DW_SCHEME_BF16,
+                                     .reserve = -1,
+                                     .runners_up = 5};
 }
 
 static dw_status check_request(const dw_autoplan_request *request) {

@@ -50,8 +50,8 @@ static dw_status backward_more(dw_trainer *t, const dw_binding *loss, const dw_b
             bool alive = life->bytes > 0 && life->first <= part && part <= life->last;
             t->part_bound[i].data = alive ? (char *)t->accumulation.data + life->offset : NULL;
         }
-        DW_RETURN_IF_FAILED(dw_plan_backward_part(t->train.plan, part, t->arena.data,
-                                                  t->train.leaves, loss, grad, t->part_bound, NULL));
+        DW_RETURN_IF_FAILED(dw_plan_backward_part(
+            t->train.plan, part, t->arena.data, t->train.leaves, loss, grad, t->part_bound, NULL));
         for (uint32_t i = 0; i < t->count; i++)
             if (t->part_bound[i].data && t->lives[i].last == part)
                 dw__accumulate(t->gradients_bound[i].data, t->part_bound[i].data,

@@ -199,8 +199,8 @@ static inline void check(const problem *p, const run *r) {
                                    .sum = sum_of,
                                    .context = &context,
                                    .name = name};
-    snprintf(name, sizeof name, "k %d, SCHEME_A %d, CTAS %d, TILE_N %d", p->k, p->v.scheme_a, p->v.ctas,
-             p->v.tile_n);
+    snprintf(name, sizeof name, "k %d, SCHEME_A %d, CTAS %d, TILE_N %d", p->k, p->v.scheme_a,
+             p->v.ctas, p->v.tile_n);
     if (p->v.output == DW_GEMM_OUTPUT_MXFP8)
         check_quantized(&product, &r->d, &r->scales);
     else

@@ -115,7 +115,8 @@ static void test_supported_calls_of_each_backend(void **state) {
     dw_attention calls[12];
     for (size_t i = 0; i < DW_COUNT(calls); i++) calls[i] = plain_call();
     calls[1].window_right = 0;
-    calls[2].window_right = 0, calls[2].seq_len_q = 100; /* the last query sees up to the last key */
+    /* the last query sees up to the last key */
+    calls[2].window_right = 0, calls[2].seq_len_q = 100;
     calls[3] = calls[2], calls[3].bottom_right = false;
     calls[4].window_left = 100;
     calls[5].softcap = 30.0f;

@@ -192,7 +192,8 @@ static void expect_equal(const dw__tensor *results, const char *scheme, int axis
             fail_msg("%s, axis %d%s: result %d differs", scheme, axis, how, i);
 }
 
-/* The values of codes and scales are quantize's, bit for bit, by the reference and by the engine's kernels; the engine's codes are the reference's. Rows of codes of E2M1 are odd. */
+/* The values of codes and scales are quantize's, bit for bit, by the reference and by the engine's kernels; the
+ * engine's codes are the reference's. Rows of codes of E2M1 are odd. */
 static void codes_mean_what_quantize_gives(void **state) {
     static const char *const schemes[] = {"mxfp8",      "mxfp8-e5m2", "mxfp6",
                                           "mxfp6-e2m3", "mxfp4",      "nvfp4"};

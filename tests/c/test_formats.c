@@ -4,7 +4,7 @@
 #include "base/isa.h"
 #include "deepwell/deepwell.h"
 #include "number/format.h"
-#include "number/scheme.h"
+#include "number/scheme_sets.h"
 #include <fenv.h>
 #include <float.h>
 #include <math.h>

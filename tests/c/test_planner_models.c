@@ -563,9 +563,9 @@ static void layers_without_attention(void **state) {
         dw_planner_model_work(&all, 2, 100, &every);
         assert_float_equal(some.attention * model.layers / model.attention_layers, every.attention,
                            1e-6 * every.attention);
-        assert_true(some.products == every.products); /* as stated, mixers included */
-        assert_float_equal(some.products,
-                           2 * 200 * (model.active - 2.0 * model.layers * model.hidden), 1);
+        assert_true(some.gemm == every.gemm); /* as stated, mixers included */
+        assert_float_equal(some.gemm, 2 * 200 * (model.active - 2.0 * model.layers * model.hidden),
+                           1);
     }
 }
 

@@ -26,8 +26,8 @@ static void check_work(const dw_graph *graph) {
     for (int at = 0; at < SYMBOLS; at++) sizes[at] = at + 2;
     for (int backward = 0; backward < 2; backward++)
         if (dw_planner_graph_work(graph, sizes, backward, &work) == DW_OK)
-            fuzz_require(work.products >= 0 && work.attention >= 0 && work.bytes >= 0 &&
-                             work.backward_products >= 0 && work.backward_attention >= 0,
+            fuzz_require(work.gemm >= 0 && work.attention >= 0 && work.bytes >= 0 &&
+                             work.backward_gemm >= 0 && work.backward_attention >= 0,
                          "operations of 0 or more");
         else
             fuzz_require(dw_last_error()[0] != '\0', "message");

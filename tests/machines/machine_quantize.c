@@ -14,8 +14,7 @@ typedef struct quantize_case {
 } quantize_case;
 
 enum { ROWS = 201, COLUMNS = 333 }; /* one past a scale's block, and not a multiple of a block */
-static const int schemes[] = {DW_CODES_MXFP8, DW_CODES_MXFP8_E5M2, DW_CODES_MXFP4,
-                              DW_CODES_NVFP4};
+static const int schemes[] = {DW_CODES_MXFP8, DW_CODES_MXFP8_E5M2, DW_CODES_MXFP4, DW_CODES_NVFP4};
 
 /* Types of input, schemes, squares or not, kinds of numbers. The rules of MX take turns. */
 static quantize_case case_at(size_t index) {

@@ -27,7 +27,7 @@ def sdpa(q, k, v, causal, scale):
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
 
 
-class Rivals:
+class Alternatives:
     """Entries for PyTorch's own attention, with a record of their calls."""
 
     def __init__(self, forward_error=None, wrong=0.0, fails_from=1 << 30, error=RuntimeError):
@@ -77,7 +77,7 @@ class World:
     """A tuner with its own store."""
 
     def __init__(self, seconds, cudnn=None, flash=None, cache=None, **more):
-        self.cudnn, self.flash = cudnn or Rivals(), flash or Rivals()
+        self.cudnn, self.flash = cudnn or Alternatives(), flash or Alternatives()
         self.clock = Clock(**seconds)
         more.setdefault("free", lambda device: 1 << 40)
         more.setdefault("capturing", lambda: False)
@@ -149,7 +149,7 @@ def test_ours_is_faster():
         assert world.tuner.measured[1:] == ["attention forward bf16 d16 group2 q256 k256 heads8"]
 
 
-def test_a_rival_is_faster():
+def test_a_faster_alternative_runs():
     with World(CUDNN_FASTER) as world:
         leaves = tensors()
         ours = trained(leaves, is_causal=True, softcap=1e4)
@@ -200,12 +200,12 @@ def test_ties_and_noise():
 
 def test_entries_that_fail():
     text = "no valid execution plans built.\nand more"
-    with World(CUDNN_FASTER, cudnn=Rivals(text)) as world:
+    with World(CUDNN_FASTER, cudnn=Alternatives(text)) as world:
         trained(tensors())
         check_ours(world, tensors())
         written = world.files()[0].read_text()
         assert "RuntimeError: no valid execution plans built." in written, written
-    with World(CUDNN_FASTER, cudnn=Rivals(wrong=0.1)) as world:
+    with World(CUDNN_FASTER, cudnn=Alternatives(wrong=0.1)) as world:
         trained(tensors())
         check_ours(world, tensors())
         assert "its o differs from Deepwell's by 0.1 of the norm" in world.files()[0].read_text()
@@ -221,7 +221,7 @@ def test_entries_that_fail():
         assert "cudnn is not used again for attention backward" in world.tuner.notes[0]
         assert "it broke" in install.Installation("a GPU").text(torch.nn.Identity())
     # An out-of-memory error decides nothing for the next process.
-    broken = Rivals("CUDA out of memory", error=torch.OutOfMemoryError)
+    broken = Alternatives("CUDA out of memory", error=torch.OutOfMemoryError)
     with World(CUDNN_FASTER, cudnn=broken) as world:
         trained(tensors())
         check_ours(world, tensors())

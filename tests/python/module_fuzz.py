@@ -472,7 +472,13 @@ class Rounded(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         fresh = all(r.alias_info is None for r in func._schema.returns)
-        if not fresh or func._opname in ("clone", "empty", "empty_like", "detach", "native_dropout"):
+        if not fresh or func._opname in (
+            "clone",
+            "empty",
+            "empty_like",
+            "detach",
+            "native_dropout",
+        ):
             return out
         return pytree.tree_map_only(torch.Tensor, self.moved, out)
 

@@ -65,10 +65,10 @@ def test_capture_without_weights(name, closed_form, copied):
         timeout=600,
     )
     found = json.loads(run.stdout.splitlines()[-1])
-    parameters, products = closed_form()
+    parameters, matmuls = closed_form()
     assert found["parameters"] == found["captured_parameters"] == parameters
     # Norms, rotations, activations and routing are at most a thousandth of the matmuls.
-    assert products < found["flops"] < products * 1.001
+    assert matmuls < found["flops"] < matmuls * 1.001
     # Each parameter is read once, plus the activations. Gathering a token's experts would move hundreds of
     # times as much.
     assert 4 * parameters < found["bytes"] < 4 * 4 * parameters

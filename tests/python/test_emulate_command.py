@@ -46,7 +46,7 @@ def build(tmp_path_factory):
     return built
 
 
-@pytest.mark.parametrize("name", ["add", "reduce", "cluster", "groups"])
+@pytest.mark.parametrize("name", ["add", "block_sum", "cluster", "groups"])
 def test_programs_run_without_findings(build, name):
     run = _emulate("--", build(name))
     assert run.returncode == 0, run.stdout + run.stderr
@@ -134,7 +134,7 @@ def test_an_assertion_is_a_finding_with_its_text(build):
     ],
 )
 def test_message_says_how_to_build_a_program_for_the_emulator(build, options, message):
-    run = _emulate("--", build("reduce", *options))
+    run = _emulate("--", build("block_sum", *options))
     assert run.returncode == 3
     assert message in run.stderr
     assert run.stdout == ""
@@ -142,7 +142,7 @@ def test_message_says_how_to_build_a_program_for_the_emulator(build, options, me
 
 def test_program_for_another_gpu_is_rejected_with_a_message(build):
     only = ("-gencode", "arch=compute_90a,code=compute_90a")
-    program = build("reduce", "-cudart", "shared", "--compress-mode=none", *only)
+    program = build("block_sum", "-cudart", "shared", "--compress-mode=none", *only)
     run = _emulate("--arch", "sm_100a", "--", program)
     assert run.returncode not in (0, _FOUND)
     assert "PTX for sm_90a, none of which sm_100 can run" in run.stderr

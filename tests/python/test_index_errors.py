@@ -38,9 +38,7 @@ def test_index_out_of_range(name, bad, monkeypatch):
     plain = Looks(LOOKS[name])
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     ours(good)
-    with pytest.raises(
-        Exception
-    ) as expected:  # gather raises RuntimeError, the others IndexError
+    with pytest.raises(Exception) as expected:  # gather raises RuntimeError, the others IndexError
         plain(wrong)
     with pytest.raises(expected.type) as found:
         ours(wrong)

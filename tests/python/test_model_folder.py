@@ -523,7 +523,9 @@ def test_the_catalogue_builds(tmp_path):
         _deepwell.Graph(_deepwell.model_graph(name, loss=True))
     with pytest.raises(_deepwell.Error, match="similar names: .*llama2-7b"):
         _deepwell.model_parameters("llama4")
-    with pytest.raises(_deepwell.Error, match='"deepseek-v3".*gpt2, llama, qwen3 and mistral are built'):
+    with pytest.raises(
+        _deepwell.Error, match='"deepseek-v3".*gpt2, llama, qwen3 and mistral are built'
+    ):
         _deepwell.model_parameters("DeepSeek-V3")
 
 

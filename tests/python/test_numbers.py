@@ -245,7 +245,6 @@ def test_six_bit_codes_pack(count):
 # ---- blocks ------------------------------------------------------------------------------------------
 
 
-
 def adversarial_blocks(count, length, seed):
     """Returns random blocks of every scale, with some zeros, subnormals, ties, NaNs, infinities."""
     rng = np.random.default_rng(seed)

@@ -382,8 +382,8 @@ def check_work(
     model = _deepwell.planner_model_work(planned, batch, length)
     # No width of the planner describes it.
     gates = 2 * batch * length * shared_gates * planned["hidden"]
-    assert graph["products"] == model["products"] + gates
-    assert graph["backward_products"] == model["backward_products"] + 2 * gates
+    assert graph["gemm"] == model["gemm"] + gates
+    assert graph["backward_gemm"] == model["backward_gemm"] + 2 * gates
     key = planned["head_dim"] + planned["rope_dim"]
     value = planned["value_dim"] or planned["head_dim"]
     each = 2 * batch * planned["heads"] * pairs(planned, length)
@@ -502,8 +502,8 @@ def test_attention_with_sinks_alibi_and_encoders(family: str) -> None:
     work = _deepwell.planner_model_work(planned, 2, 40)
     # The layer in front of its head.
     transform = 2 * 2 * 40 * planned["hidden"] ** 2 if family == "bert" else 0
-    assert graph["products"] == work["products"] + transform
-    assert graph["backward_products"] == work["backward_products"] + 2 * transform
+    assert graph["gemm"] == work["gemm"] + transform
+    assert graph["backward_gemm"] == work["backward_gemm"] + 2 * transform
     assert graph["attention"] == 2 * work["attention"]
     # Attention as single operations saves its scores and does not recompute them: four matmuls, not
     # five.

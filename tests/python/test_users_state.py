@@ -445,9 +445,7 @@ class InSubmodule(Averages):
         self.first.register_buffer("ema", torch.zeros(8))
 
 
-@pytest.mark.support(
-    "Modules", "buffers that forward assigns", "PyTorch", "runs in PyTorch"
-)
+@pytest.mark.support("Modules", "buffers that forward assigns", "PyTorch", "runs in PyTorch")
 @pytest.mark.parametrize(
     "build", [Assigns, PutsInTable, PutsData, CopiesData, Registers, InSubmodule]
 )

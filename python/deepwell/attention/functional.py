@@ -29,7 +29,7 @@ _CONSTANTS = tuple(range(1025))
 # Calls that PyTorch ran, by reason (in eager mode; a compiled graph decides once).
 fallbacks: Counter[str] = Counter()
 # "": Deepwell runs it; a reason: PyTorch does, by its own choice; else the entry that was measured to be faster.
-_decisions: dict[Any, str | tune.Rival] = {}
+_decisions: dict[Any, str | tune.Alternative] = {}
 
 
 # ---- which backend runs a call ---------------------------------------------------------------------------
@@ -118,7 +118,9 @@ def _is_traced(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
-def _whose(q, k, v, window, bottom_right, softcap, dropout, packed, scale=1.0) -> str | tune.Rival:
+def _whose(
+    q, k, v, window, bottom_right, softcap, dropout, packed, scale=1.0
+) -> str | tune.Alternative:
     """Returns an entry of _decisions for the call."""
     if torch.compiler.is_compiling():
         return _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
@@ -339,8 +341,8 @@ def _by_operators(
         return None
     q, k, v = _autocast(q, k, v)
     whose = _whose(q, k, v, window, bottom_right, softcap, dropout_p, False, scale)
-    if isinstance(whose, tune.Rival):
-        made = _by_rival(whose, q, k, v, window, bottom_right, scale)
+    if isinstance(whose, tune.Alternative):
+        made = _by_alternative(whose, q, k, v, window, bottom_right, scale)
         if made is not None:
             return made
     elif whose:
@@ -358,17 +360,19 @@ def _by_operators(
     )
 
 
-def _by_rival(rival: tune.Rival, q, k, v, window, bottom_right, scale) -> torch.Tensor | None:
+def _by_alternative(
+    alternative: tune.Alternative, q, k, v, window, bottom_right, scale
+) -> torch.Tensor | None:
     """Returns None if the entry fails. It is then not used again."""
     grad = _needs_grad(q, k, v)
-    fallbacks[rival.because] += 1
+    fallbacks[alternative.because] += 1
     try:
-        return rival.entry.run(q, k, v, window[1] == 0, scale, grad)
+        return alternative.entry.run(q, k, v, window[1] == 0, scale, grad)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         sizes = _described(q, _lengths(q, k), window, bottom_right, 0.0, 0.0, False, grad)
-        tune.tuner.give_up(rival, q.device, sizes, error)
+        tune.tuner.give_up(alternative, q.device, sizes, error)
         forget()
         return None
 

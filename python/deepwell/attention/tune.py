@@ -261,7 +261,7 @@ def _pass_of(sizes: Sizes, backward: bool) -> Sizes:
 
 
 @dataclass(frozen=True)
-class Rival:
+class Alternative:
     """An entry that runs the calls of a class instead of Deepwell's kernels."""
 
     entry: Entry
@@ -317,7 +317,7 @@ class Tuner:
         self.entries = {entry.name: entry for entry in entries}
         self._clock, self._free, self._capturing, self._device = clock, free, capturing, device
         self._lock = threading.Lock()
-        self._rivals: dict[tuple[int, str], Rival] = {}
+        self._alternatives: dict[tuple[int, str], Alternative] = {}
         self.on = False
         self.measured: list[str] = []  # classes measured by this process
         self.notes: list[str] = []  # for the summary
@@ -325,10 +325,12 @@ class Tuner:
     def switch(self, on: bool) -> None:
         """Turns measuring on or off. Forgets the decisions of this process."""
         self.on = on
-        self._rivals.clear()
+        self._alternatives.clear()
         _deepwell.attention_watch(on)
 
-    def decide(self, q: torch.Tensor, k: torch.Tensor, scale: float, sizes: Sizes) -> Rival | None:
+    def decide(
+        self, q: torch.Tensor, k: torch.Tensor, scale: float, sizes: Sizes
+    ) -> Alternative | None:
         """Returns the entry that runs a call, None for Deepwell. Measures if necessary and possible here. If a class is
         first seen where it cannot be measured, Deepwell runs it in this process, so that equal calls use one
         backend."""
@@ -337,34 +339,40 @@ class Tuner:
             return None
         place = (index, _deepwell.attention_class(*sizes))
         with self._lock, on_device(q.device):
-            rival = self._rivals.get(place) or self._find(q, k, scale, sizes)
-            _deepwell.attention_settle(rival is None, index, *sizes)
-            if rival is not None:
-                self._rivals[place] = rival
-        return rival
+            alternative = self._alternatives.get(place) or self._find(q, k, scale, sizes)
+            _deepwell.attention_settle(alternative is None, index, *sizes)
+            if alternative is not None:
+                self._alternatives[place] = alternative
+        return alternative
 
     def recorded(self, device: torch.device, sizes: Sizes) -> str:
         """Returns the name of the entry chosen by earlier measurements, "" for Deepwell. Measures nothing."""
         if not self._concerns(device, sizes):
             return ""
         with on_device(device):
-            rival = self._look_up(sizes)
-        return rival.entry.name if isinstance(rival, Rival) else ""
+            alternative = self._look_up(sizes)
+        return alternative.entry.name if isinstance(alternative, Alternative) else ""
 
-    def give_up(self, rival: Rival, device: torch.device, sizes: Sizes, error: Exception) -> None:
+    def give_up(
+        self, alternative: Alternative, device: torch.device, sizes: Sizes, error: Exception
+    ) -> None:
         """Stops using an entry that fails now, for its class and this process."""
         index, shape_class = device.index or 0, _deepwell.attention_class(*sizes)
         with self._lock:
-            self._rivals.pop((index, shape_class), None)
+            self._alternatives.pop((index, shape_class), None)
             _deepwell.attention_settle(True, index, *sizes)
-            self._note(f"{rival.entry.name} is not used again for {shape_class}: {_line(error)}")
+            self._note(
+                f"{alternative.entry.name} is not used again for {shape_class}: {_line(error)}"
+            )
 
     def _concerns(self, device: torch.device, sizes: Sizes) -> bool:
         if not self.on or device.type != self._device:
             return False
         return not _deepwell.attention_settled(device.index or 0, *sizes)
 
-    def _find(self, q: torch.Tensor, k: torch.Tensor, scale: float, sizes: Sizes) -> Rival | None:
+    def _find(
+        self, q: torch.Tensor, k: torch.Tensor, scale: float, sizes: Sizes
+    ) -> Alternative | None:
         try:
             found = self._look_up(sizes)
             if found is False and self._may_measure(q, k, sizes):
@@ -377,15 +385,15 @@ class Tuner:
             self.switch(False)
             self._note(f"measuring stopped, Deepwell runs every call that it supports: {error}")
             return None
-        return found if isinstance(found, Rival) else None
+        return found if isinstance(found, Alternative) else None
 
-    def _look_up(self, sizes: Sizes) -> Rival | bool:
+    def _look_up(self, sizes: Sizes) -> Alternative | bool:
         """Returns True for Deepwell, False if not measured."""
         verdict, name, because, _ = _deepwell.attention_decide(False, versions(), *sizes)
         if verdict == "unmeasured":
             return False
         entry = self.entries.get(name) if verdict == "others" else None
-        return True if entry is None else Rival(entry, because)
+        return True if entry is None else Alternative(entry, because)
 
     def _may_measure(self, q: torch.Tensor, k: torch.Tensor, sizes: Sizes) -> bool:
         if self._capturing() or not _undisturbed():

@@ -76,11 +76,11 @@ def addmm(
 ) -> Value:
     if beta == 1 and alpha == 1 and self.rank == 1 and self.shape[0] == mat2.shape[1]:
         return _times_matrix(c, mat1, mat2, self)
-    return _scaled_product(c, self, mat1, mat2, beta, alpha)
+    return _scaled_matmul(c, self, mat1, mat2, beta, alpha)
 
 
 @rounds_once
-def _scaled_product(c: Context, x: Value, a: Value, b: Value, beta: Any, alpha: Any) -> Value:
+def _scaled_matmul(c: Context, x: Value, a: Value, b: Value, beta: Any, alpha: Any) -> Value:
     return _scaled_sum(c, x, _times_matrix(c, a, b), beta, alpha)
 
 
@@ -92,12 +92,12 @@ def baddbmm(
     return _scaled_sum(c, self, c.builder.matmul(batch1, batch2), beta, alpha)
 
 
-def _scaled_sum(c: Context, x: Value, product: Value, beta: Any, alpha: Any) -> Value:
+def _scaled_sum(c: Context, x: Value, y: Value, beta: Any, alpha: Any) -> Value:
     if alpha != 1:
-        product = mul(c, product, alpha)
+        y = mul(c, y, alpha)
     if beta == 0:
-        return product
-    return add(c, product, mul(c, x, beta) if beta != 1 else x)
+        return y
+    return add(c, y, mul(c, x, beta) if beta != 1 else x)
 
 
 @lowers("einsum")
@@ -121,7 +121,7 @@ def einsum(c: Context, equation: str, tensors: Sequence[Value], path: Any = None
 
 
 def _contract(c: Context, a: str, x: Value, z: str, y: Value, later: set) -> Tuple[str, Value]:
-    """Returns the product of two terms, summed over the letters that no later term needs."""
+    """Multiplies two terms and sums over the letters that no later term needs."""
     b = c.builder
     x, a = _sum_private(c, x, a, set(z) | later)
     y, z = _sum_private(c, y, z, set(a) | later)
@@ -135,9 +135,9 @@ def _contract(c: Context, a: str, x: Value, z: str, y: Value, later: set) -> Tup
         shape = [size[i] for i in batch] + [dims.product(size[i] for i in g) for g in groups]
         return b.reshape(b.permute(value, order), shape)
 
-    product = b.matmul(packed(a, x, (rows, summed)), packed(z, y, (summed, columns)))
+    contracted = b.matmul(packed(a, x, (rows, summed)), packed(z, y, (summed, columns)))
     letters = batch + rows + columns
-    return "".join(letters), b.reshape(product, [size[i] for i in letters])
+    return "".join(letters), b.reshape(contracted, [size[i] for i in letters])
 
 
 def _sum_private(c: Context, x: Value, term: str, needed: set) -> Tuple[Value, str]:

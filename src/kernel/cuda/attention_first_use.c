@@ -1,5 +1,5 @@
-/* The first-use check of gpu_attention: compares a kernel with the reference (cuda/common/attention_reference.cu) on the
- * same GPU. */
+/* The first-use check of gpu_attention: compares a kernel with the reference (cuda/common/attention_reference.cu) on
+ * the same GPU. */
 #include "kernel/cuda/gpu_attention.h"
 #include <math.h>
 #include <stdio.h>

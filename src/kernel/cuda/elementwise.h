@@ -19,7 +19,8 @@ void dw__elementwise_mark(const dw__body *body, dw__elementwise_types *types);
 /* Appends the source of a kernel `elementwise`. Its parameter is an array of 64-bit words:
  *
  *     count, the word for data errors and its mark, shape[rank],
- *     then for each input that is read, each seed and each output: address, stride[rank] (a seed: stride[0] alone counts)
+ *     then for each input that is read, each seed and each output: address, stride[rank]
+ *     (a seed: stride[0] alone counts)
  */
 dw_status dw__elementwise_source(const dw__body *body, const dw__elementwise_types *types,
                                  dw__text *source);

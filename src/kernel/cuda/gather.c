@@ -40,8 +40,8 @@ static void layout_take_along(const dw__call *c, int axis, dw_gather_params *p) 
     p->x_step = x->stride[axis];
 }
 
-/* scatter_add: the addends have the indexes' axes in the place of the selected one. Both are contiguous, so that one step
- * leads from each index to the next. */
+/* scatter_add: the addends have the indexes' axes in the place of the selected one. Both are contiguous, so that one
+ * step leads from each index to the next. */
 static void layout_scatter_add(const dw__call *c, int axis, dw_gather_params *p) {
     const dw__tensor *index = &c->inputs[0], *u = &c->inputs[1];
     for (int i = 0; i < p->rank; i++) {

@@ -1,5 +1,5 @@
-/* Matrix multiplication of any strides without tensor cores, by cuda/common/matmul.cu: the kernel that supports every call
- * of matmul. A variant is compiled for the types of the operands and of the result. */
+/* Matrix multiplication of any strides without tensor cores, by cuda/common/matmul.cu: the kernel that supports every
+ * call of matmul. A variant is compiled for the types of the operands and of the result. */
 #include "common/matmul_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/reference/scalar.h"

@@ -2,7 +2,7 @@
  * launch: it allocates nothing, takes no lock and does not synchronize. */
 #include "common/quantize_params.h"
 #include "kernel/cuda/gpu_quantize.h"
-#include "number/scheme.h"
+#include "number/scheme_sets.h"
 #include <stdio.h>
 
 /* ---- checks of a call ------------------------------------------------------------------------------ */

@@ -1,5 +1,5 @@
-/* Reductions over axes, by cuda/common/reduce.cu. A variant is compiled for a type, a reduction and the number of threads
- * that share a result. */
+/* Reductions over axes, by cuda/common/reduce.cu. A variant is compiled for a type, a reduction and the number of
+ * threads that share a result. */
 #include "common/reduce_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/iteration.h"
@@ -51,8 +51,8 @@ static void split_axes(const dw__call *c, dw__iteration *kept, dw__iteration *re
     dw__iteration_merge(reduced);
 }
 
-/* Rows are read by a warp or a block. Where neighbouring results read neighbouring elements, as sums of columns do, each
- * thread has a result of its own. */
+/* Rows are read by a warp or a block. Where neighbouring results read neighbouring elements, as sums of columns do,
+ * each thread has a result of its own. */
 static int choose_lanes(const dw__iteration *kept, const dw__iteration *reduced) {
     const bool is_column =
         kept->stride[0][kept->rank - 1] == 1 && reduced->stride[0][reduced->rank - 1] != 1;

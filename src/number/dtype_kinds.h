@@ -1,6 +1,6 @@
 /* Kinds of element types. */
-#ifndef DW_NUMBER_DTYPE_H
-#define DW_NUMBER_DTYPE_H
+#ifndef DW_NUMBER_DTYPE_KINDS_H
+#define DW_NUMBER_DTYPE_KINDS_H
 
 #include "deepwell/dtype.h"
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* Sets of schemes, for code that supports some of them. */
-#ifndef DW_NUMBER_SCHEME_H
-#define DW_NUMBER_SCHEME_H
+#ifndef DW_NUMBER_SCHEME_SETS_H
+#define DW_NUMBER_SCHEME_SETS_H
 
 #include "deepwell/scheme.h"
 #include <stdbool.h>
