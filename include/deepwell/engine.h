@@ -92,7 +92,8 @@ typedef struct dw_binding {
  *
  * On a GPU all memory is the device's: the arena aligned to 256 bytes, tensors of more than one element to 16. The work
  * is enqueued on `stream` (CUstream; NULL: the legacy default stream), and the call returns before it is done.
- * Elsewhere `stream` is not read.
+ * Elsewhere `stream` is not read. A CUDA graph of the caller's that captures these calls holds addresses of the plan, so
+ * the plan must be released after the graph.
  *
  * DW_INVALID_ARGUMENT: a binding that is needed is NULL or has strides that its kernels do not support, or the arena
  * or, on a GPU, a tensor is NULL or misaligned. DW_INDEX: an index in a tensor is out of range; the message names it (a
