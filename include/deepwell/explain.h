@@ -66,7 +66,7 @@ DW_API uint64_t dw_attention_class_number(const dw_attention *call, bool backwar
  * asks for the same bits in every run. Takes nanoseconds and reads no pointer. */
 DW_API bool dw_attention_has_alternative(const dw_attention *call);
 
-/* Who runs a call. */
+/* The implementation that runs a call. */
 typedef enum dw_attention_verdict {
     DW_ATTENTION_OURS, /* Deepwell's kernels */
     DW_ATTENTION_OTHERS, /* another candidate: Deepwell's kernels do not support the call, or it was measured faster */

@@ -101,7 +101,7 @@ DW_API dw_status dw_hardware_load(const char *path, dw_hardware **hardware);
  * DW_INVALID_ARGUMENT: a figure that a plan needs cannot be read. */
 DW_API dw_status dw_hardware_probe(int measure, dw_hardware **hardware);
 
-/* What a command line names: "auto" for this machine, the path of an existing file, or a name of the catalogue.
+/* Resolves a command line's name: "auto" for this machine, the path of an existing file, or a name of the catalogue.
  * Fails as the function for it does. */
 DW_API dw_status dw_hardware_open(const char *text, dw_hardware **hardware);
 

@@ -106,7 +106,7 @@ typedef struct dw_layout {
     dw_pipeline_schedule schedule;
     dw_recompute recompute;
     int recompute_layers;
-    /* Of the GEMMs of linear layers; the others run in BF16. Priced are BF16 (FP16 runs as fast), FP32, FP8_TENSOR,
+    /* The scheme of linear layers' GEMMs; others run in BF16. Priced are BF16 (FP16 runs as fast), FP32, FP8_TENSOR,
      * FP8_ROW, FP8_BLOCK, MXFP8 and NVFP4; DW_UNSUPPORTED for the others. */
     dw_scheme precision;
     dw_framework framework;

@@ -198,7 +198,7 @@ void dw__plan_destroy(dw_plan *plan);
 
 /* The step as a call, with every data NULL: what supports() and workspace_bytes() see. */
 void dw__step_shape(const dw__step *step, dw__call *call);
-/* What computes the step, for listings and messages. */
+/* The name of the kernel that computes the step, for listings and messages. */
 const char *dw__step_kernel_name(const dw__step *step);
 
 /* ---- plan_listing.c -------------------------------------------------------------------------- */

@@ -52,7 +52,7 @@ extern const dw__executor dw__executor_graph; /* executor_graph.c: replays recor
 
 /* ---- executor_stream.c -------------------------------------------------------------------------- */
 
-/* What a plan keeps on a GPU: memory for the word of data errors (common/data_error.h), and calls that no run uses. */
+/* A plan's state on a GPU: memory for the word of data errors (common/data_error.h), and calls that no run uses. */
 typedef struct dw__gpu_kept {
     void *word;
     void *zeros; /* for output gradients that a run leaves out; NULL: no run has */

@@ -74,7 +74,7 @@ static inline dw__gemm_shape dw__gemm_unpack(uint64_t params) {
 bool dw__gemm_exists(const dw__gemm_shape *shape);
 int dw__gemm_tile_rows(const dw__gemm_shape *shape);
 int dw__gemm_tile_columns(const dw__gemm_shape *shape); /* of D */
-/* Of the contraction. */
+/* Elements along the contraction axis. */
 int dw__gemm_step(dw_scheme scheme);
 
 /* The static cost model of a tile; none of it is measured. The clocks are the rounds of tiles over all SMs, times the

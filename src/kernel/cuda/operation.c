@@ -1,4 +1,4 @@
-/* What kernels of the graph's operations share. */
+/* Functions that kernels of the graph's operations share. */
 #include "common/element_types.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <stdio.h>
