@@ -37,8 +37,9 @@ typedef struct dw_engine_options {
     /* Where plans run; NULL: the CPU. On "cuda", the GPU of the context that is current when dw_engine_plan is
      * called. */
     const dw_device *device;
-    /* 1: on a GPU, runs are recorded and replayed as CUDA graphs. A run that binds other addresses than the run before
-     * is recorded again, so bind the same ones. */
+    /* 1: on a GPU, runs are recorded and replayed as CUDA graphs. Graphs for the last few sets of addresses are kept; a
+     * run that binds others is recorded again. If the caller's stream records a CUDA graph, the run becomes part of
+     * it. */
     int cuda_graphs;
 } dw_engine_options;
 #define DW_ENGINE_OPTIONS_DEFAULT                                                                  \
@@ -96,8 +97,9 @@ typedef struct dw_binding {
  * the plan must be released after the graph.
  *
  * DW_INVALID_ARGUMENT: a binding that is needed is NULL or has strides that its kernels do not support, or the arena
- * or, on a GPU, a tensor is NULL or misaligned. DW_INDEX: an index in a tensor is out of range; the message names it (a
- * GPU: dw_plan_synchronize). DW_STATE: there are more threads than the plan has scratch for. DW_DEVICE: a GPU
+ * or, on a GPU, a tensor is NULL or misaligned. DW_INDEX: an index in a tensor is out of range; the message names it. On
+ * a GPU this and other errors that only data can show are returned by dw_plan_synchronize, or by the plan's next run if
+ * that comes first. DW_STATE: there are more threads than the plan has scratch for. DW_DEVICE: a GPU
  * failed. */
 DW_API dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
                                  const dw_binding *outputs, void *stream);

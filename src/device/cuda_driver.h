@@ -117,6 +117,7 @@ enum { /* CUresult: the ones that we distinguish */
     X(launch, cuLaunchKernelEx,                                                                    \
       (const dw__cu_launch_config *config, void *function, void **arguments, void **extra))        \
     X(capture_begin, cuStreamBeginCapture_v2, (void *stream, int mode))                            \
+    X(capture_status, cuStreamIsCapturing, (void *stream, int *status))                            \
     X(capture_end, cuStreamEndCapture, (void *stream, void **graph))                               \
     X(graph_instantiate, cuGraphInstantiateWithFlags,                                              \
       (void **executable, void *graph, unsigned long long flags))                                  \

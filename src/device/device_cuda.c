@@ -151,6 +151,22 @@ static void cuda_release(void *memory, size_t bytes) {
     if (enter(&cuda) == DW_OK) cuda->memory_release(address_of(memory));
 }
 
+/* With unified addressing, which every supported GPU has, the device's address is the host's. */
+static dw_status cuda_host_allocate(size_t bytes, void **memory) {
+    const dw__cuda *cuda;
+    *memory = NULL;
+    DW_RETURN_IF_FAILED(enter(&cuda));
+    int result = cuda->host_allocate(memory, bytes > 0 ? bytes : 1);
+    return result == 0
+               ? DW_OK
+               : dw__cuda_fail(result, "%zu bytes of page-locked memory (cuMemAllocHost)", bytes);
+}
+
+static void cuda_host_release(void *memory) {
+    const dw__cuda *cuda;
+    if (memory && enter(&cuda) == DW_OK) cuda->host_release(memory);
+}
+
 static dw_status cuda_copy(void *to, const void *from, size_t bytes) {
     const dw__cuda *cuda;
     DW_RETURN_IF_FAILED(enter(&cuda));
@@ -385,6 +401,18 @@ static dw_status cuda_graph_begin(void *stream) {
     return result == 0 ? DW_OK : dw__cuda_fail(result, "cuStreamBeginCapture");
 }
 
+/* The legacy default stream records nothing, and asking about it would break other streams' recordings. */
+static dw_status cuda_stream_records(void *stream, bool *recorded) {
+    const dw__cuda *cuda;
+    int status = 0;
+    *recorded = false;
+    if (!stream) return DW_OK;
+    DW_RETURN_IF_FAILED(enter(&cuda));
+    int result = cuda->capture_status(stream, &status);
+    *recorded = status != 0;
+    return result == 0 ? DW_OK : dw__cuda_fail(result, "cuStreamIsCapturing");
+}
+
 static dw_status cuda_graph_end(void *stream, void **graph) {
     const dw__cuda *cuda;
     void *recorded = NULL, *made = NULL;
@@ -451,4 +479,7 @@ const dw_device dw__device_cuda = {
     .graph_end = cuda_graph_end,
     .graph_launch = cuda_graph_launch,
     .graph_destroy = cuda_graph_destroy,
+    .host_allocate = cuda_host_allocate,
+    .host_release = cuda_host_release,
+    .stream_records = cuda_stream_records,
 };

@@ -204,6 +204,12 @@ static dw_status graph_begin(void *stream) {
     return DW_OK;
 }
 
+static dw_status stream_records(void *stream, bool *recorded) {
+    const handle *h = stream;
+    *recorded = h && h->recording;
+    return DW_OK;
+}
+
 static dw_status graph_end(void *stream, void **graph) {
     handle *h = stream;
     if (!h || !h->recording) return dw__fail(DW_STATE, "the stream records no graph: begin one");
@@ -297,6 +303,11 @@ static dw_status tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *m
         (void)bytes;                                                                               \
         dw_emulator_release(gpu.emulator, memory);                                                 \
     }                                                                                              \
+    static dw_status gpu##_host_allocate(size_t bytes, void **memory) {                            \
+        DW_RETURN_IF_FAILED(gpu##_open());                                                         \
+        return dw_emulator_allocate_host(gpu.emulator, bytes, memory);                             \
+    }                                                                                              \
+    static void gpu##_host_release(void *memory) { gpu##_release(memory, 0); }                     \
     static dw_status gpu##_copy(void *to, const void *from, size_t bytes) {                        \
         return dw_emulator_copy(gpu.emulator, to, from, bytes);                                    \
     }                                                                                              \
@@ -354,6 +365,9 @@ static dw_status tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *m
         .graph_end = graph_end,                                                                    \
         .graph_launch = graph_launch,                                                              \
         .graph_destroy = graph_destroy,                                                            \
+        .host_allocate = gpu##_host_allocate,                                                      \
+        .host_release = gpu##_host_release,                                                        \
+        .stream_records = stream_records,                                                          \
     };
 EMULATED(emulator_sm_90a, "sm_90a", 0, 132)
 EMULATED(emulator_sm_100a, "sm_100a", 1, 148)

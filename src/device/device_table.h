@@ -6,7 +6,7 @@
 #include "base/base.h"
 #include "deepwell/device.h"
 
-#define DW_DEVICE_VERSION 3
+#define DW_DEVICE_VERSION 4
 
 /* Constant properties of a context. There is one entry for each context that was current during one of our
  * calls. It is found without a lock and is valid until the process ends. `index` is below DW__CONTEXTS:
@@ -108,6 +108,13 @@ struct dw_device {
     dw_status (*graph_end)(void *stream, void **graph);
     dw_status (*graph_launch)(void *graph, void *stream);
     void (*graph_destroy)(void *graph);
+
+    /* Since version 4, on devices that run kernels: page-locked memory of the host that kernels read and write at the
+     * same address. */
+    dw_status (*host_allocate)(size_t bytes, void **memory);
+    void (*host_release)(void *memory);
+    /* Says whether work on the stream is being recorded in a graph, ours or the caller's. */
+    dw_status (*stream_records)(void *stream, bool *recorded);
 };
 
 extern const dw_device dw__device_cpu, dw__device_cuda, dw__device_emulator_sm_90a,

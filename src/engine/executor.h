@@ -11,6 +11,7 @@
 #define DW_EXECUTOR_H
 
 #include "engine/engine_internal.h"
+#include <stdatomic.h>
 
 /* The caller's buffers in one run. */
 typedef struct dw__bindings {
@@ -37,7 +38,7 @@ typedef struct dw__executor {
     dw_status (*begin)(dw__run *run);
     /* The message of a failure names the node. Later instructions of the range are not run. */
     dw_status (*run_range)(dw__run *run, uint32_t from, uint32_t to);
-    /* Safe if begin failed. Returns the failure of work that run_range did not wait for. */
+    /* Safe if begin failed. */
     dw_status (*end)(dw__run *run);
     void (*forget)(dw_plan *plan);
     /* Waits for all work on a stream. Returns an error that only data can show (an index outside of its axis) in a run
@@ -52,9 +53,10 @@ extern const dw__executor dw__executor_graph; /* executor_graph.c: replays recor
 
 /* ---- executor_stream.c -------------------------------------------------------------------------- */
 
-/* A plan's state on a GPU: memory for the word of data errors (common/data_error.h), and calls that no run uses. */
+/* A plan's state on a GPU: the word of data errors (common/data_error.h) in the host's memory, and calls that no run
+ * uses. */
 typedef struct dw__gpu_kept {
-    void *word;
+    _Atomic unsigned *word;
     void *zeros; /* for output gradients that a run leaves out; NULL: no run has */
     size_t zeros_bytes;
     struct dw__gpu_call *idle;

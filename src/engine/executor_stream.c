@@ -1,7 +1,7 @@
 /* The executor of GPUs: enqueues each instruction on the caller's stream and waits for nothing.
  *
- * Errors that only data can show go to one word of device memory per plan, with the number of the instruction. It is
- * read when the caller waits for the stream.
+ * Errors that only data can show go to one word per plan, with the number of the instruction. The word is the host's
+ * memory, so that it is read without waiting: by the plan's next run, or when the caller waits for the stream.
  */
 #include "engine/executor.h"
 #include <string.h>
@@ -12,13 +12,13 @@ dw_status dw__gpu_open(dw_plan *plan) {
     const dw_device *device = plan->target.device;
     dw__gpu_kept *kept = dw__calloc(1, sizeof *kept);
     if (!kept) return dw__fail_memory("what a plan keeps on a GPU", sizeof *kept);
-    DW_TRY(device->allocate(sizeof(unsigned), &kept->word));
-    DW_TRY(device->fill(kept->word, 0, sizeof(unsigned)));
-    DW_TRY(device->stream_synchronize(NULL));
+    void *word = NULL;
+    DW_TRY(device->host_allocate(sizeof *kept->word, &word));
+    kept->word = word;
+    atomic_init(kept->word, 0);
     plan->kept = kept;
     kept = NULL;
 cleanup:
-    if (kept && kept->word) device->release(kept->word, sizeof(unsigned));
     dw__free(kept);
     return status;
 }
@@ -68,8 +68,39 @@ cleanup:
     return status;
 }
 
+static dw_status fail_data(const dw_plan *plan, unsigned word) {
+    const uint32_t instruction = word >> 8;
+    char label[160] = "an instruction";
+    if (instruction < plan->code.count)
+        dw__node_label(plan->engine->graph, plan->code.items[instruction].step.node, label,
+                       sizeof label);
+    switch (word & 0xFF) {
+    case DW_DATA_INDEX:
+        return dw__fail(DW_INDEX, "%s: an index lies outside of its axis; check the indexes",
+                        label);
+    case DW_DATA_DIVISION:
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: integer division by zero; guard the divisor with select, or divide as "
+                        "floating point",
+                        label);
+    default:
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: an integer to a negative power; cast to a floating-point type first",
+                        label);
+    }
+}
+
+/* Returns and forgets the error of a run that has ended. */
+static dw_status take_data_error(const dw_plan *plan) {
+    const dw__gpu_kept *kept = plan->kept;
+    if (atomic_load_explicit(kept->word, memory_order_relaxed) == 0) return DW_OK;
+    return fail_data(plan, atomic_exchange(kept->word, 0));
+}
+
 dw_status dw__gpu_begin(dw__run *run) {
     dw_plan *plan = run->plan;
+    dw_status status = take_data_error(plan);
+    if (status != DW_OK) return dw__fail_prefix(status, "in an earlier run");
     pthread_mutex_lock(&plan->lock);
     dw__gpu_kept *kept = plan->kept;
     dw__gpu_call *call = kept->idle;
@@ -101,7 +132,7 @@ void dw__gpu_forget(dw_plan *plan) {
         dw__free(kept->idle);
         kept->idle = next;
     }
-    plan->target.device->release(kept->word, sizeof(unsigned));
+    plan->target.device->host_release(kept->word);
     if (kept->zeros) plan->target.device->release(kept->zeros, kept->zeros_bytes);
     dw__free(kept);
     plan->kept = NULL;
@@ -126,7 +157,7 @@ dw_status dw__gpu_enqueue_range(dw__run *run, uint32_t from, uint32_t to, void *
         call->workspace = instruction->scratch == DW_NONE
                               ? NULL
                               : dw__storage_address(plan, run->bindings, instruction->scratch);
-        call->error = (dw_data_error){kept->word, i};
+        call->error = (dw_data_error){(unsigned *)kept->word, i};
         dw_status status = step->gpu_kernel->enqueue(call, plan->target.context, step->variant);
         if (status != DW_OK) {
             char label[160];
@@ -141,40 +172,9 @@ static dw_status run_range(dw__run *run, uint32_t from, uint32_t to) {
     return dw__gpu_enqueue_range(run, from, to, run->bindings->stream);
 }
 
-static dw_status fail_data(const dw_plan *plan, unsigned word) {
-    const uint32_t instruction = word >> 8;
-    char label[160] = "an instruction";
-    if (instruction < plan->code.count)
-        dw__node_label(plan->engine->graph, plan->code.items[instruction].step.node, label,
-                       sizeof label);
-    switch (word & 0xFF) {
-    case DW_DATA_INDEX:
-        return dw__fail(DW_INDEX, "%s: an index lies outside of its axis; check the indexes",
-                        label);
-    case DW_DATA_DIVISION:
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "%s: integer division by zero; guard the divisor with select, or divide as "
-                        "floating point",
-                        label);
-    default:
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "%s: an integer to a negative power; cast to a floating-point type first",
-                        label);
-    }
-}
-
 dw_status dw__gpu_synchronize(dw_plan *plan, void *stream) {
-    const dw_device *device = plan->target.device;
-    unsigned word = 0;
-    DW_RETURN_IF_FAILED(device->stream_synchronize(stream));
-    const dw__gpu_kept *kept = plan->kept;
-    DW_RETURN_IF_FAILED(device->copy_out(&word, kept->word, sizeof word, stream));
-    DW_RETURN_IF_FAILED(device->stream_synchronize(stream));
-    if (word == 0) return DW_OK;
-    /* The next run may be on another stream, so the word must be 0 before this call returns. */
-    DW_RETURN_IF_FAILED(device->fill_on(kept->word, 0, sizeof word, stream));
-    DW_RETURN_IF_FAILED(device->stream_synchronize(stream));
-    return fail_data(plan, word);
+    DW_RETURN_IF_FAILED(plan->target.device->stream_synchronize(stream));
+    return take_data_error(plan);
 }
 
 const dw__executor dw__executor_stream = {

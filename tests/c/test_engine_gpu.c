@@ -282,6 +282,10 @@ static void an_index_outside_is_reported_when_the_caller_waits(void **state) {
     assert_non_null(strstr(dw_last_error(), "take"));
     assert_non_null(strstr(dw_last_error(), "an index lies outside of its axis"));
     OK(dw_plan_synchronize(plan, NULL)); /* reported once */
+    OK(dw_plan_forward(plan, NULL, b, &b[2], NULL));
+    OK(device->stream_synchronize(NULL));
+    assert_int_equal(dw_plan_forward(plan, NULL, b, &b[2], NULL), DW_INDEX); /* by the next run */
+    assert_non_null(strstr(dw_last_error(), "in an earlier run"));
     OK(dw_device_copy_in(device, b[1].data, right, sizeof right));
     OK(dw_plan_forward(plan, NULL, b, &b[2], NULL));
     OK(dw_plan_synchronize(plan, NULL));
@@ -388,6 +392,87 @@ static void an_output_gradient_that_is_left_out_is_zero(void **state) {
         dw_engine_destroy(engine);
         dw_graph_destroy(graph);
     }
+}
+
+/* y = exp(x) at the addresses of `set`, by a replayed graph, on a stream. */
+static void exp_at(dw_plan *plan, char *memory, char *arena, int set, void *stream) {
+    float x[8];
+    char *at = memory + 1024 * set;
+    dw_binding leaf = {.data = at}, output = {.data = at + 256}, output_grad = {.data = NULL},
+               grad = {.data = at + 768};
+    for (int i = 0; i < 8; i++) x[i] = (float)(set + i) / 16.0f;
+    OK(dw_device_copy_in(device, at, x, sizeof x));
+    OK(dw_plan_forward(plan, arena, &leaf, &output, stream));
+    OK(dw_plan_backward(plan, arena, &leaf, &output, &output_grad, &grad, stream));
+}
+
+static void expect_exp_at(char *memory, int set) {
+    float y[8];
+    OK(dw_device_copy_out(device, y, memory + 1024 * set + 256, sizeof y));
+    for (int i = 0; i < 8; i++)
+        assert_true(fabs((double)y[i] - exp((set + i) / 16.0)) <= 4 * 0x1p-23 * (double)y[i]);
+}
+
+/* More sets of addresses than graphs are kept, in an order that repeats some at once and others after all. */
+static void graphs_follow_their_addresses(void **state) {
+    (void)state;
+    need_compiler();
+    static const int order[] = {0, 1, 0, 2, 3, 4, 5, 0, 5, 1, 6, 2, 2, 4};
+    enum { SETS = 7 };
+    dw_graph *graph = NULL;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    char *memory = NULL, *arena = NULL;
+    void *stream = NULL;
+    exp_on_device(1, &graph, &engine, &plan);
+    const size_t bytes = dw_plan_arena_bytes(plan);
+    OK(dw_device_allocate(device, 1024 * SETS, (void **)&memory));
+    OK(dw_device_allocate(device, bytes, (void **)&arena));
+    OK(device->stream_create(&stream));
+    for (size_t i = 0; i < DW_COUNT(order); i++) {
+        OK(dw_device_fill(device, memory, 0, 1024 * SETS));
+        exp_at(plan, memory, arena, order[i], stream);
+        OK(dw_plan_synchronize(plan, stream));
+        expect_exp_at(memory, order[i]);
+    }
+    device->stream_destroy(stream);
+    dw_device_release(device, arena, bytes);
+    dw_device_release(device, memory, 1024 * SETS);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    dw_graph_destroy(graph);
+}
+
+static void a_run_becomes_part_of_the_callers_graph(void **state) {
+    (void)state;
+    need_compiler();
+    dw_graph *graph = NULL;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    char *memory = NULL, *arena = NULL;
+    void *stream = NULL, *recorded = NULL;
+    float y[8];
+    exp_on_device(1, &graph, &engine, &plan);
+    const size_t bytes = dw_plan_arena_bytes(plan);
+    OK(dw_device_allocate(device, 1024, (void **)&memory));
+    OK(dw_device_allocate(device, bytes, (void **)&arena));
+    OK(dw_device_fill(device, memory, 0, 1024));
+    OK(device->stream_create(&stream));
+    OK(device->graph_begin(stream));
+    exp_at(plan, memory, arena, 0, stream);
+    OK(device->graph_end(stream, &recorded));
+    OK(dw_device_copy_out(device, y, memory + 256, sizeof y));
+    assert_true(y[0] == 0.0f); /* recorded, not run */
+    OK(device->graph_launch(recorded, stream));
+    OK(dw_plan_synchronize(plan, stream));
+    expect_exp_at(memory, 0);
+    device->graph_destroy(recorded);
+    device->stream_destroy(stream);
+    dw_device_release(device, arena, bytes);
+    dw_device_release(device, memory, 1024);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    dw_graph_destroy(graph);
 }
 
 static void an_operation_without_a_kernel_is_named(void **state) {
@@ -505,6 +590,8 @@ int main(void) {
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
         cmocka_unit_test(a_gradient_that_is_not_aligned_is_refused),
         cmocka_unit_test(an_output_gradient_that_is_left_out_is_zero),
+        cmocka_unit_test(graphs_follow_their_addresses),
+        cmocka_unit_test(a_run_becomes_part_of_the_callers_graph),
         cmocka_unit_test(an_operation_without_a_kernel_is_named),
         cmocka_unit_test(codes_are_copied_as_bytes),
         cmocka_unit_test(programs_with_an_unused_input_keep_their_seeds),

@@ -361,6 +361,12 @@ API int cuStreamBeginCapture_v2(void *stream, int mode) {
     (void)mode;
     return stream ? 0 : 900;
 }
+API int cuStreamIsCapturing(void *stream, int *status) {
+    ASKED();
+    (void)stream;
+    *status = 0;
+    return 0;
+}
 API int cuStreamEndCapture(void *stream, void **graph) {
     ASKED();
     (void)stream;
