@@ -49,12 +49,14 @@ from deepwell.lowering.repeat import Repeats
 from deepwell.lowering.symbols import Symbols
 from deepwell.lowering.trace import ALL, LEADING, NONE, Traced, Tracer, placeholder
 from deepwell.observe import Recorder
-from deepwell.standin import Strayed, stand_in
+from deepwell.standin import Strayed, bound_to, stand_in
 
 __all__ = ["Captured", "CaptureError", "Guards", "Leaf", "capture_graph"]
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
+
+_AS_IT_IS = object()
 
 # ---- the result of a capture --------------------------------------------------------------------
 
@@ -186,6 +188,7 @@ def capture_graph(
     dynamic: bool = True,
     repeat: bool = False,
     without_hooks: bool = False,
+    forward: Any = _AS_IT_IS,
 ) -> Captured:
     """Captures `module(*args, **kwargs)` as a graph.
 
@@ -196,12 +199,17 @@ def capture_graph(
         repeat: equal layers are traced twice and copied (lowering/repeat.py), or all traced if that fails.
         without_hooks: the hooks of the module itself are not part of the graph.
 
+        forward: traced in place of the module's attribute ``forward``, which may be wrapped; None means its class's.
     Raises:
         CaptureError: names the operation and the module that cannot be captured, and what to do.
     """
     args, kwargs = tuple(args), dict(kwargs or {})
     traced = stand_in(module)
     with batched_experts(module):
+    if traced is not None and forward is not _AS_IT_IS:
+        traced.__dict__.pop("forward", None)
+        if forward is not None:
+            traced.__dict__["forward"] = bound_to(forward, module, traced)
         if traced is not None:
             with contextlib.suppress(Strayed):
                 return _capture(module, traced, args, kwargs, dynamic, repeat, without_hooks)

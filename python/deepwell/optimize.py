@@ -713,8 +713,11 @@ class OptimizedForward:
         name = type(self.module).__name__
         try:
             with self.session.report.progress(f"Capturing {name}"), _standing_aside():
-                # Hooks run around the engine, so tracing must neither run them nor capture them.
-                captured = capture_graph(self.module, args, kwargs, without_hooks=True)
+                # Hooks, and functions that someone has wrapped around this forward, run around the engine: tracing
+                # must neither run them nor capture them.
+                captured = capture_graph(
+                    self.module, args, kwargs, without_hooks=True, forward=self.previous
+                )
             self._watch(state, captured)
             entry = _Entry(
                 captured, state.module.tensors(), self.session.pool, self.session.precision

@@ -50,6 +50,11 @@ def stand_in(root: torch.nn.Module) -> torch.nn.Module | None:
     return copies[id(root)]
 
 
+def bound_to(function: Any, root: torch.nn.Module, traced: torch.nn.Module) -> Any:
+    """Returns a function that is bound to ``root`` bound to its stand-in instead; others as they are."""
+    return _replaced(function, {id(root): traced}, {})
+
+
 _PLAIN = torch.nn.Module()
 
 

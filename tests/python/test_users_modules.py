@@ -419,3 +419,20 @@ def test_an_error_while_capturing_leaves_no_trace() -> None:
     plain.fail = False
     plain.load_state_dict(ours.state_dict())
     same(plain, ours, train_step)
+
+
+@pytest.mark.support("Modules", "a function wrapped around the optimized forward", "engine")
+def test_wrapped_forward(support) -> None:
+    def wrap(model):
+        inner = model.forward
+
+        def forward(x):
+            return 2 * inner(x + 1)
+
+        model.forward = forward
+
+    plain, ours = pair()
+    wrap(plain)
+    wrap(ours)
+    same(plain, ours, train_step)
+    support.check(ours)
