@@ -75,19 +75,21 @@ def main() -> int:
     step(model)()
     forward = model.forward
     flat, spec = _flattened((x,), {})
-    state, key = forward._state(), _signature(flat, spec)[0]
+    state, key = forward._state(), _signature(flat, spec, forward.session.target)[0]
     key = key, state.module.training
     entry, (leaves, sizes) = forward._find(state, key, flat, (x,), {})
     program = entry.program
     wrt = program._wrt(leaves)
     prepared = program.variant(wrt, program._expected_outputs(sizes)).prepared(sizes)
     outputs, lease = program._forward(prepared, leaves)
-    addresses = runtime._addresses(leaves), runtime._addresses(outputs)
+    target = program.target
     grads = [torch.empty_like(leaf) for leaf in leaves if leaf.requires_grad]
-    arguments = [*addresses, runtime._addresses(outputs), runtime._addresses(grads)]
 
-    def backward():
-        prepared.plan.backward(-1, lease.arena.address, *arguments)
+    def run_forward():
+        target.forward(prepared.plan, lease.arena, leaves, outputs)
+
+    def run_backward():
+        target.backward(prepared.plan, -1, lease.arena, leaves, outputs, outputs, grads)
 
     rows = [
         ("forward without gradients, PyTorch", without_gradients(plain)),
@@ -97,15 +99,18 @@ def main() -> int:
         ("forward + backward, PyTorch", step(plain)),
         ("forward + backward, Deepwell", step(model)),
         ("  of it: PyTorch's modes", unusual_mode),
-        ("  arguments flattened, kind of call", lambda: _signature(*_flattened((x,), {}))),
+        (
+            "  arguments flattened, kind of call",
+            lambda: _signature(*_flattened((x,), {}), target),
+        ),
         ("  guards: the module is unchanged", forward._state),
         ("  capture found, leaves bound", lambda: forward._find(state, key, flat, (x,), {})),
         ("  arena leased", lambda: program.lease(prepared)),
-        ("  outputs allocated", prepared.new_outputs),
+        ("  outputs allocated", lambda: [target.new(*output) for output in prepared.outputs]),
         ("  an autograd function that does nothing", lambda: Nothing.apply(x, *leaves)),
-        ("  the engine's forward", lambda: prepared.plan.forward(lease.arena.address, *addresses)),
+        ("  the engine's forward", run_forward),
         ("  gradients allocated", lambda: [torch.empty(grad.shape) for grad in grads]),
-        ("  the engine's backward", backward),
+        ("  the engine's backward", run_backward),
     ]
     for label, function in rows:
         print(f"{label:44}{microseconds(function):8.1f} us")

@@ -194,22 +194,23 @@ def capture_graph(
 
     Args:
         args, kwargs: arguments of one call. Only shape, dtype and device of tensors matter, so they may be fake or on
-            the meta device. Other arguments become part of the graph.
+            the meta device. Other arguments become part of the graph. Under torch.autocast the graph casts where
+            autocast does.
         dynamic: sizes of input axes other than 0 and 1 become symbols if the forward allows it.
         repeat: equal layers are traced twice and copied (lowering/repeat.py), or all traced if that fails.
         without_hooks: the hooks of the module itself are not part of the graph.
-
         forward: traced in place of the module's attribute ``forward``, which may be wrapped; None means its class's.
+
     Raises:
         CaptureError: names the operation and the module that cannot be captured, and what to do.
     """
     args, kwargs = tuple(args), dict(kwargs or {})
     traced = stand_in(module)
-    with batched_experts(module):
     if traced is not None and forward is not _AS_IT_IS:
         traced.__dict__.pop("forward", None)
         if forward is not None:
             traced.__dict__["forward"] = bound_to(forward, module, traced)
+    with batched_experts(module):
         if traced is not None:
             with contextlib.suppress(Strayed):
                 return _capture(module, traced, args, kwargs, dynamic, repeat, without_hooks)
@@ -283,8 +284,6 @@ class _Capture:
         ]
 
     def run(self, dynamic: bool) -> Captured:
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise CaptureError("autocast is on; a graph has the dtypes of the module itself")
         grad_enabled = torch.is_grad_enabled()
         captured, recorder, observed = self._trace(dynamic, True)
         if recorder.asks_grad_mode:
@@ -465,6 +464,7 @@ class _Capture:
         if repeats is not None:
             copies = Copies(repeats.sites, dict(zip(placeholders, traced.inputs)), leaves.bind)
         lowering = leaves.lowering = GraphLowering(builder, translator, copies)
+        lowering.autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         inputs = [
             leaves.bind(kind, target, value)
             for (kind, target), value in zip(traced.inputs, examples)

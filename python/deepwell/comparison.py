@@ -34,9 +34,8 @@ _SHORT_ROUND = 0.02
 # An idle system takes the core from a thread about ten times a second, a busy system about a hundred times.
 _LOSSES_A_SECOND = 25.0
 
-# A call whose arena and outputs take more bytes than this is compared on smaller sizes; PyTorch needs at least as much.
-LARGE_CALL = 64 << 20
-# The smaller call takes at most 1 / SHARE of the bytes, if its sizes can be halved that far.
+# A call whose arena and outputs take more bytes than its target's large_call is compared on smaller sizes; PyTorch needs
+# at least as much. The smaller call takes at most 1 / SHARE of the bytes, if its sizes can be halved that far.
 SHARE = 3
 
 
@@ -96,8 +95,20 @@ def _wall_time(function: Callable[[], None]) -> _Sample:
     return seconds, _losses() - losses > 1 + _LOSSES_A_SECOND * seconds
 
 
-def compare(original: Callable[[], None], engine: Callable[[], None]) -> Timing:
-    """Times both sides in turns."""
+def _plain_time(function: Callable[[], None]) -> _Sample:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started, False
+
+
+def compare(
+    original: Callable[[], None], engine: Callable[[], None], on_gpu: bool = False
+) -> Timing:
+    """Times both sides in turns. On a GPU both must wait for their work."""
+    if on_gpu:
+        found = _compare(original, engine, _plain_time)
+        assert found is not None
+        return found
     threads = torch.get_num_threads()
     if threads > 1:
         found = _compare(original, engine, _wall_time)
@@ -167,9 +178,11 @@ def _timing(rounds: list[tuple[float, float]]) -> Timing:
     )
 
 
-def differentiated(call: Callable[[], Any], targets: list[torch.Tensor]) -> Callable[[], None]:
-    """Returns a function that runs the call, and its backward to ``targets`` if there are any. It frees everything
-    before it returns, so that the two sides are never in memory together."""
+def differentiated(
+    call: Callable[[], Any], targets: list[torch.Tensor], wait: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
+    """Returns a function that runs the call, and its backward to ``targets`` if there are any. It calls ``wait`` at the
+    end, and frees everything before it returns, so that the two sides are never in memory together."""
 
     def run() -> None:
         outputs = [
@@ -182,6 +195,7 @@ def differentiated(call: Callable[[], Any], targets: list[torch.Tensor]) -> Call
             torch.autograd.grad(
                 chosen, targets, [torch.ones_like(value) for value in chosen], allow_unused=True
             )
+        wait()
 
     return run
 
@@ -194,16 +208,19 @@ def magnitude(sizes: Iterable[int]) -> int:
 
 
 def smaller_sizes(
-    sizes: tuple[int, ...], first_axes: list[bool], bytes_at: Callable[[tuple[int, ...]], int]
+    sizes: tuple[int, ...],
+    first_axes: list[bool],
+    bytes_at: Callable[[tuple[int, ...]], int],
+    large: int,
 ) -> tuple[int, ...]:
-    """Returns ``sizes``, or smaller sizes with at most a third of the bytes if ``sizes`` take much memory.
+    """Returns ``sizes``, or smaller sizes with at most a third of the bytes if ``sizes`` take more than ``large``.
 
     The batch is halved before other axes: ``first_axes`` says which sizes are the first axis of an input. No size goes
     below 2, because PyTorch traces axes of size 1 separately."""
     whole = bytes_at(sizes)
-    if whole <= LARGE_CALL:
+    if whole <= large:
         return sizes
-    goal = max(whole // SHARE, LARGE_CALL)
+    goal = max(whole // SHARE, large)
     found = sizes
     for wanted in (True, False):
         while bytes_at(found) > goal:

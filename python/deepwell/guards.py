@@ -669,8 +669,8 @@ def state_kept(root: torch.nn.Module) -> Iterator[None]:
 # ---- modes -------------------------------------------------------------------------------------------
 
 
-def unusual_mode() -> str | None:
-    """Returns a PyTorch mode under which the engine must not run, or None."""
+def unusual_mode(kind: str = "cpu") -> str | None:
+    """Returns a PyTorch mode under which an engine on this kind of device must not run, or None."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "called inside a torch.func transform"
     if torch._C._len_torch_dispatch_stack() > 0:
@@ -678,13 +678,11 @@ def unusual_mode() -> str | None:
     if torch._C._is_torch_function_mode_enabled() and torch._C._len_torch_function_stack() > 0:
         for index in range(torch._C._len_torch_function_stack()):
             mode = torch._C._get_function_stack_at(index)
-            # A default device is such a mode too, and harmless if it is the CPU.
+            # A default device is such a mode too, and harmless if it is the engine's.
             if type(mode).__name__ != "DeviceContext":
                 return f"called under {type(mode).__name__}"
-            if mode.device.type != "cpu":
+            if mode.device.type != kind:
                 return f"the default device is {mode.device}"
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on"
     if torch._C._get_tracing_state() is not None:
         return "being traced by torch.jit"
     if forward_ad._current_level >= 0:

@@ -85,9 +85,8 @@ _HARMLESS = frozenset(
 )
 _TORCH_STATE = frozenset(
     {
-        "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
-        "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "is_autocast_cache_enabled", "get_num_threads",
-        "get_num_interop_threads", "is_anomaly_enabled", "_get_deterministic_algorithms", "is_anomaly_check_nan_enabled",
+        "is_inference_mode_enabled", "is_autocast_cache_enabled", "get_num_threads", "get_num_interop_threads",
+        "is_anomaly_enabled", "is_anomaly_check_nan_enabled", "_get_deterministic_algorithms",
         "_get_deterministic_algorithms_warn_only", "_get_float32_matmul_precision",
     }
 )  # fmt: skip

@@ -30,7 +30,6 @@ from deepwell.attention import install
 from deepwell.caches import flatten_outputs, is_cache
 from deepwell.capture import Captured, capture_graph
 from deepwell.comparison import (
-    LARGE_CALL,
     SHARE,
     Timing,
     compare,
@@ -42,7 +41,8 @@ from deepwell.contents import Reads
 from deepwell.errors import CaptureError, UnsupportedError
 from deepwell.guards import ModuleState, named_tensors, state_kept, unusual_mode
 from deepwell.report import Report
-from deepwell.runtime import Program, fresh_seed
+from deepwell.runtime import Program
+from deepwell.targets import EMULATED, EmulatedGpu, Gpu, Target
 
 # Captures of one module. Each kind of call (which arguments, which dtypes, which axes are 1, which submodules train) is
 # one. Beyond this number the arguments keep varying, and PyTorch runs the call.
@@ -81,11 +81,11 @@ def optimize(
             rounded, forward and backward: "bf16", "mxfp8", "nvfp4" (docs/precision.md). The results then
             differ from the model's own. PyTorch runs the model's own precision if the engine cannot run a
             module, with a warning.
-        target: "auto" (where the model is), "cpu", or "sm_90a" for a model on a Hopper GPU. On a GPU only attention is
-            replaced (docs/attention.md). "sm_100a" and "sm_103a", for a model on a Blackwell GPU, also give its linear
-            layers kernels that are proven on the emulator and have not run on hardware (docs/blackwell.md).
-            "emulator:sm_100a" runs those kernels for a model on the CPU, on an emulated GPU. "auto" never chooses these
-            three. Other targets are not supported in this version.
+        target: "auto" (where the model is) or "cpu". On a GPU "auto" replaces attention alone (docs/attention.md).
+            "sm_90a", for a model on one Hopper GPU, runs the whole model in the engine on that GPU; this is proven on
+            the emulator and has not run on hardware, so "auto" never chooses it. "emulator:sm_90a" does the same for a
+            model on the CPU, on an emulated GPU. "sm_100a", "sm_103a", "emulator:sm_100a" and "emulator:sm_103a" give
+            linear layers kernels for Blackwell GPUs, with the same proof (docs/blackwell.md).
         verbose: prints at the first call what was replaced, what was left alone, and why.
         profile: ``deepwell.summary(model)`` then shows the mean time of a forward.
         inplace: False optimizes ``copy.deepcopy(model)`` instead.
@@ -107,10 +107,10 @@ def optimize(
         raise ValueError(
             f"precision={precision!r} does not exist: use one of {', '.join(PRECISIONS)}"
         )
-    if target not in ("auto", "cpu", "sm_90a", *linear.TARGETS):
+    if target not in ("auto", "cpu", "sm_90a", *EMULATED, *linear.TARGETS):
         raise UnsupportedError(
             f"target={target!r} is not supported in this version: use target='auto', 'cpu', 'sm_90a', "
-            + ", ".join(f"'{name}'" for name in linear.TARGETS)
+            + ", ".join(f"'{name}'" for name in (*EMULATED, *linear.TARGETS))
         )
     if not logits:
         raise UnsupportedError(
@@ -127,17 +127,18 @@ def optimize(
             f"target={target!r} is for a model on a GPU, and this one is not: move it there first "
             "(model.cuda()), or use target='auto'"
         )
-    if target.startswith("emulator:"):
+    if target in linear.TARGETS and target.startswith("emulator:"):
         return _optimize_emulated(model, root, precision, target, verbose)
-    if on_gpu and target != "cpu":
+    if on_gpu and target not in ("cpu", "sm_90a"):
         return _optimize_on_gpu(model, root, precision, target, verbose)
+    place = _place(root, target)
     precision = "fp32" if precision == "auto" else precision
-    report = Report(root, verbose=verbose, profile=profile, precision=precision)
-    session = Session(report, precision)
+    report = Report(root, verbose=verbose, profile=profile, precision=precision, target=place)
+    session = Session(report, precision, place)
     if isinstance(root, torch.jit.ScriptModule):
         reason = "it is a TorchScript module"
     else:
-        reason = _unsupported_tensor(named_tensors(root))
+        reason = _unsupported_tensor(named_tensors(root), place)
         session.install(root, "")  # also now, since it may be converted later
     if reason is not None:
         report.leave("", root, reason)
@@ -145,6 +146,28 @@ def optimize(
     else:
         report.announce_start()
     return model
+
+
+def _place(root: torch.nn.Module, target: str) -> Target:
+    """Returns where the engine runs the model."""
+    if target in EMULATED:
+        return EmulatedGpu(target)
+    if target != "sm_90a":
+        return Target()
+    devices = {tensor.device for tensor in named_tensors(root).values()}
+    if len(devices) > 1:
+        raise UnsupportedError(
+            f"target='sm_90a' is for a model on one GPU, and this one is on {len(devices)} devices: use "
+            "target='auto', which replaces its attention"
+        )
+    device = devices.pop()
+    found = torch.cuda.get_device_capability(device)
+    if found != (9, 0):
+        raise UnsupportedError(
+            f"target='sm_90a' does not match {torch.cuda.get_device_name(device)}, of compute capability "
+            "{}.{}: use target='auto'".format(*found)
+        )
+    return Gpu(device.index)
 
 
 def _keeps_precision(precision: str, where: str) -> None:
@@ -221,16 +244,24 @@ def _unwrap(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def _unsupported_tensor(tensors: dict[str, torch.Tensor]) -> str | None:
+_AUTOCAST_KINDS = ("cpu", "cuda")
+# The element types of parameters that the engine trains.
+_TRAINED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _unsupported_tensor(tensors: dict[str, torch.Tensor], target: Target) -> str | None:
     """Returns why this version has no engine for these parameters and buffers, or None."""
     for name, tensor in tensors.items():
         trained = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
         if type(tensor) is not torch.nn.Parameter and type(tensor) is not torch.Tensor:
             return f"parameter '{name}' is a {type(tensor).__name__}, not a plain tensor"
-        if tensor.device.type != "cpu":
-            return f"'{name}' is on {tensor.device}: only the CPU is supported so far"
-        if trained and tensor.dtype != torch.float32:
-            return f"parameter '{name}' is {tensor.dtype}: only torch.float32 is supported so far"
+        if not target.accepts(tensor):
+            return f"'{name}' is on {tensor.device}, and the engine is for {target.device}"
+        if trained and tensor.dtype not in _TRAINED:
+            return (
+                f"parameter '{name}' is {tensor.dtype}: the engine trains "
+                + ", ".join(map(str, _TRAINED))
+            )
         if tensor.layout != torch.strided:
             return f"'{name}' has the layout {tensor.layout}: only dense tensors are supported"
         if tensor.is_inference():
@@ -239,11 +270,12 @@ def _unsupported_tensor(tensors: dict[str, torch.Tensor]) -> str | None:
 
 
 class Session:
-    """One call of optimize(): the report and the arenas that its modules share."""
+    """One call of optimize(): the report, the target and the arenas that its modules share."""
 
-    def __init__(self, report: Report, precision: str) -> None:
+    def __init__(self, report: Report, precision: str, target: Target) -> None:
         self.report = report
         self.precision = precision
+        self.target = target
         self.pool = ArenaPool()
 
     def install(self, module: torch.nn.Module, path: str) -> None:
@@ -269,11 +301,12 @@ class Session:
 
     # A copied model has its own report of the same modules and no arenas.
     def __getstate__(self) -> dict[str, Any]:
-        return {"report": self.report, "precision": self.precision}
+        return {"report": self.report, "precision": self.precision, "target": self.target}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.report = saved["report"]
         self.precision = saved["precision"]
+        self.target = saved.get("target") or Target()  # missing in models saved by an earlier version
         self.pool = ArenaPool()
 
 
@@ -296,10 +329,9 @@ class _Entry:
         self,
         captured: Captured,
         tensors: dict[str, torch.Tensor],
-        pool: ArenaPool,
-        precision: str,
+        session: Session,
     ) -> None:
-        self.program = Program(captured.json, pool, precision)
+        self.program = Program(captured.json, session.pool, session.precision, session.target)
         self.program.set_dependencies(captured.depends)
         self.rebuild = captured.rebuild_outputs
         self._captured = captured
@@ -366,7 +398,7 @@ class _Entry:
         cannot run (a second derivative) falls back to it."""
         leaves, sizes = bound
         if self.program.seed_leaf is not None:
-            leaves[self.program.seed_leaf] = fresh_seed()
+            leaves[self.program.seed_leaf] = self.program.target.fresh_seed()
         replay = None if original is None else functools.partial(self._replay, original, flat)
         return self.rebuild(self.program.run(leaves, sizes, replay), flat)
 
@@ -377,7 +409,12 @@ class _Entry:
         first = [False] * len(sizes)
         for index, (_, axis) in enumerate(self._sizes):
             first[index] = axis == 0
-        fewer = smaller_sizes(sizes, first, lambda at: self.program.call_bytes(leaves, at))
+        fewer = smaller_sizes(
+            sizes,
+            first,
+            lambda at: self.program.call_bytes(leaves, at),
+            self.program.target.large_call,
+        )
         copies = [_detached(value) for value in flat]
         if fewer != sizes:
             for index, position in self._inputs:
@@ -423,9 +460,9 @@ def _standing_aside() -> Iterator[None]:
 class _State:
     """The module's state at one time, and what was captured then."""
 
-    def __init__(self, module: torch.nn.Module, reads: Reads) -> None:
+    def __init__(self, module: torch.nn.Module, reads: Reads, target: Target) -> None:
         self.module = ModuleState(module, reads)
-        self.reason = self.module.reason or _unsupported_tensor(self.module.tensors())
+        self.reason = self.module.reason or _unsupported_tensor(self.module.tensors(), target)
         self.entries: dict[Any, list[_Entry]] = {}
         self.failed: dict[Any, str] = {}
         self.count = 0
@@ -601,12 +638,12 @@ class OptimizedForward:
         """Returns (kind of call, the engine's result, None), or with the reason why PyTorch must run as the third
         item."""
         kind = None
-        reason = unusual_mode()
+        reason = unusual_mode(self.session.target.kind)
         if reason is None:
             flat, spec = _flattened(args, kwargs)
             if spec is None:
                 return kind, None, "called with a key-value cache"
-            key, reason = _signature(flat, spec)
+            key, reason = _signature(flat, spec, self.session.target)
         if reason is None:
             state = self._state()
             reason = state.reason
@@ -616,19 +653,23 @@ class OptimizedForward:
             entry, found = self._find(state, key, flat, args, kwargs)
             if entry is None:
                 return kind, None, found
-            replay = functools.partial(self._original_on, spec, state)
+            replay = functools.partial(self._original_on, spec, state, _autocast_types())
             return kind, entry.run(flat, found, replay), None
         return kind, None, reason
 
-    def _original_on(self, spec: Any, state: _State, flat: list[Any]) -> Any:
-        """Runs the original forward on flattened arguments, some time after the call."""
+    def _original_on(self, spec: Any, state: _State, autocast: Any, flat: list[Any]) -> Any:
+        """Runs the original forward on flattened arguments, some time after the call, with autocast as it was then."""
         if not state.module.unchanged():
             raise RuntimeError(
                 f"{type(self.module).__name__} has changed since its forward, and this backward must run the "
                 "forward again: call backward before changing the model, or deepwell.restore(model) first"
             )
         args, kwargs = _unflattened(flat, spec)
-        with self._out():
+        with contextlib.ExitStack() as stack:
+            for kind, dtype in zip(_AUTOCAST_KINDS, autocast):
+                if dtype is not None or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
+            stack.enter_context(self._out())
             return self.original(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -647,7 +688,7 @@ class OptimizedForward:
         if states and states[0].module.unchanged():
             return states[0]
         with self._lock:
-            now = _State(self.module, self._reads)
+            now = _State(self.module, self._reads, self.session.target)
             change = None
             for position, state in enumerate(self._states):
                 difference = state.module.compare(now.module)
@@ -719,9 +760,7 @@ class OptimizedForward:
                     self.module, args, kwargs, without_hooks=True, forward=self.previous
                 )
             self._watch(state, captured)
-            entry = _Entry(
-                captured, state.module.tensors(), self.session.pool, self.session.precision
-            )
+            entry = _Entry(captured, state.module.tensors(), self.session)
         except (CaptureError, _deepwell.Error) as error:
             state.failed[key] = reason = str(error)
             if getattr(error, "of_call", False):
@@ -755,11 +794,15 @@ class OptimizedForward:
 
     def _descend(self, reason: str) -> None:
         """Tries the modules inside, after a capture failed and if there is none. This module is tried again a few
-        times, for other kinds of call and when it changes."""
+        times, for other kinds of call and when it changes. On a GPU its attention is replaced instead."""
         if self._attempts >= _MAX_FAILURES:
             self._left_alone = reason
         self.session.report.leave(self.path, self.module, reason)
-        self.session.descend(self.module, self.path)
+        if isinstance(self.session.target, Gpu):
+            self._left_alone = reason
+            self.session.report.attention(install.install(self.module, "GPU"))
+        else:
+            self.session.descend(self.module, self.path)
 
     # ---- comparison with PyTorch ---------------------------------------------------------------------
 
@@ -779,6 +822,7 @@ class OptimizedForward:
         if (
             os.environ.get("DEEPWELL_MEASURE") == "0"
             or self.session.precision != "fp32"  # PyTorch would compute something else
+            or self.session.target.name in EMULATED  # slower in any case
             # gradient hooks of the user would run
             or any(parameter._backward_hooks for parameter in self.module.parameters())
         ):
@@ -794,7 +838,7 @@ class OptimizedForward:
             except Exception:  # smaller arguments may be inconsistent; a wrong call fails later
                 continue
             finally:
-                if entry.program.call_bytes(*call) > LARGE_CALL // SHARE:
+                if entry.program.call_bytes(*call) > self.session.target.large_call // SHARE:
                     self.session.pool.clear()
                     _deepwell.trim_memory()
             entry.slower[size] = timing.slower
@@ -827,8 +871,13 @@ class OptimizedForward:
             return result
 
         # The comparison must restore all state that the forward changes, also changes that no capture noticed.
+        target = self.session.target
         with state_kept(self.module):
-            return compare(differentiated(original, targets), differentiated(engine, targets))
+            return compare(
+                differentiated(original, targets, target.wait),
+                differentiated(engine, targets, target.wait),
+                on_gpu=isinstance(target, Gpu),
+            )
 
 
 class _NotCompared(Exception):
@@ -898,7 +947,17 @@ def _without_numbers(key: Any) -> Any:
     return spec, training, tuple([p[0] if p[0] in (int, float) else p for p in parts])
 
 
-def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
+def _autocast_types() -> tuple[torch.dtype | None, ...]:
+    """Returns autocast's element type on each kind of device, or None where it is off."""
+    return tuple(
+        [
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            for kind in _AUTOCAST_KINDS
+        ]
+    )
+
+
+def _signature(flat: list[Any], spec: Any, target: Target) -> tuple[Any, str | None]:
     """Returns what distinguishes this kind of call from others, or why the engine does not support it."""
     parts: list[Any] = []
     # Position of each tensor, since a forward can see that two arguments are the same.
@@ -907,7 +966,7 @@ def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
         if isinstance(value, torch.Tensor):
             if type(value) not in (torch.Tensor, torch.nn.Parameter):
                 return None, f"an argument is a {type(value).__name__}, not a plain tensor"
-            if value.device.type != "cpu" or value.layout != torch.strided:
+            if not target.accepts(value) or value.layout != torch.strided:
                 return None, f"an argument is on {value.device} with layout {value.layout}"
             if value.is_neg() or value.is_conj():
                 return None, "an argument is negated or conjugated lazily"
@@ -923,6 +982,7 @@ def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
         else:
             return None, f"an argument is a {type(value).__name__}"
     parts.append((torch.dtype, torch.get_default_dtype()))
+    parts.append((torch.autocast, _autocast_types()))
     return (spec, tuple(parts)), None
 
 

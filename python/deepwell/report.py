@@ -9,12 +9,14 @@ import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Iterator
+from typing import Any, Iterator
 
 import torch
 
 from deepwell import _deepwell
 from deepwell.comparison import Timing
+from deepwell.linear import UNPROVEN
+from deepwell.targets import EmulatedGpu, Gpu, Target
 
 _RULE = "=" * 60
 _KINDS = (
@@ -57,18 +59,25 @@ class _Unit:
 
 class Report:
     def __init__(
-        self, root: torch.nn.Module, *, verbose: bool, profile: bool, precision: str = "fp32"
+        self,
+        root: torch.nn.Module,
+        *,
+        verbose: bool,
+        profile: bool,
+        target: Target,
+        precision: str = "fp32",
     ) -> None:
-        machine = json.loads(_deepwell.machine())
         dtypes = {str(p.dtype).removeprefix("torch.").upper() for p in root.parameters()}
         names = {"FLOAT32": "FP32", "BFLOAT16": "BF16", "FLOAT16": "FP16"}
-        self._title = "CPU " + "/".join(sorted(names.get(d, d) for d in dtypes) or ["FP32"])
+        where, self._machine = _described(target)
+        self._title = f"{where} " + "/".join(sorted(names.get(d, d) for d in dtypes) or ["FP32"])
         self._precision = precision.upper() if precision != "fp32" else None
         if self._precision:
             self._title += f", linear layers in {self._precision}"
         self._header_stands = False
-        self._machine = f"{machine.get('isa', 'cpu')}, {torch.get_num_threads()} threads"
         self._units: dict[str, _Unit] = {}
+        self._where = where
+        self._attention: dict[str, str] = {}  # attention that was replaced in what no graph holds
         self._verbose = verbose
         self.profile = profile
         self.announced = False
@@ -120,6 +129,10 @@ class Report:
         self._unit(path, module).timings[what] = timing
         if timing.slower and self.announced and self._verbose:
             print(f"  [{path or 'model'}] {what} left to PyTorch: measured slower", flush=True)
+
+    def attention(self, made: Any) -> None:
+        """Records the attention that was replaced in a module that cannot be captured."""
+        self._attention.update(made.replaced)
 
     def note(self, path: str, text: str) -> None:
         notes = self._unit(path).notes
@@ -193,13 +206,14 @@ class Report:
                 mean = unit.seconds / unit.calls * 1e3
                 lines.append(f"      profile: {mean:.2f} ms per forward, over {unit.calls} calls")
             lines += _counts(unit)
+        lines += [f"  [{path or 'model'}] {how}" for path, how in self._attention.items()]
         for unit in alone:
             lines.append(
                 f"  [{unit.path or 'model'}] {unit.class_name} left alone: {_reason(unit)}"
             )
             lines += _counts(unit)
         lines += [_RULE, "Optimization Summary", _RULE]
-        lines.append(f"Total modules replaced: {len(replaced)}")
+        lines.append(f"Total modules replaced: {len(replaced) + len(self._attention)}")
         totals: Counter[str] = Counter()
         for unit in replaced:
             totals += unit.inside
@@ -210,10 +224,22 @@ class Report:
         lines.append(f"Modules left alone: {len(alone)}")
         lines.append(_RULE)
         if replaced:
-            lines.append(f"✓ Model optimized for CPU ({self._machine})")
+            lines.append(f"✓ Model optimized for {self._where} ({self._machine})")
+        elif self._attention:
+            lines.append("✓ Attention runs in Deepwell")
         else:
             lines.append("The model runs in PyTorch as before.")
         return lines
+
+
+def _described(target: Target) -> tuple[str, str]:
+    """Returns the target's short name, and what it is."""
+    if isinstance(target, Gpu):
+        return torch.cuda.get_device_name(target.device), f"the engine on a GPU is {UNPROVEN}"
+    if isinstance(target, EmulatedGpu):
+        return target.name, "emulated on the CPU"
+    machine = json.loads(_deepwell.machine())
+    return "CPU", f"{machine.get('isa', 'cpu')}, {torch.get_num_threads()} threads"
 
 
 def _all_slower(unit: _Unit) -> bool:

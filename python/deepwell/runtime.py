@@ -16,8 +16,7 @@ import torch
 
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool, Lease
-
-_CPU = torch.device("cpu")
+from deepwell.targets import Target
 
 DTYPES = {
     "bool": torch.bool,
@@ -93,9 +92,6 @@ class _Prepared:
                 self.begun[first].append(leaf)
         self.first_leaves = frozenset(self.leaves_by_part[0])
 
-    def new_outputs(self) -> list[torch.Tensor]:
-        return [torch.empty(shape, dtype=dtype, device=_CPU) for shape, dtype in self.outputs]
-
 
 class _Variant:
     """The engine for one choice of gradients: which leaves need one, which outputs receive one."""
@@ -107,24 +103,29 @@ class _Variant:
         grad_outputs: tuple[int, ...],
         precision: str,
         constant_outputs: list[int],
+        target: Target,
     ) -> None:
         self.wrt = wrt
+        self.target = target
         self.constant_outputs = constant_outputs
         self.grad_outputs = grad_outputs
-        self.engine = _deepwell.Engine(graph, grad_outputs, wrt, precision=precision)
+        self.engine = target.engine(graph, grad_outputs, wrt, precision=precision)
         self.has_grad = [self.engine.has_grad(index) for index in range(len(wrt))]
         self.leaves_read = self.engine.backward_leaves
         self.outputs_read = self.engine.backward_outputs
         self._prepared: dict[tuple[int, ...], _Prepared] = {}
 
     def prepared(self, sizes: tuple[int, ...]) -> _Prepared:
-        """Returns what a run needs at these sizes and the current number of threads; kernels' scratch is per thread."""
-        key = (_deepwell.get_threads(), *sizes)
+        """Returns what a run needs at these sizes, and on a CPU at the current number of threads, because kernels'
+        scratch is per thread."""
+        key = (self.target.prepare(), *sizes)
         prepared = self._prepared.get(key)
         if prepared is None:
             if len(self._prepared) >= 32:
                 self._prepared.pop(next(iter(self._prepared)), None)
-            prepared = self._prepared[key] = _Prepared(self, self.engine.plan(sizes))
+            with self.target.current():
+                plan = self.engine.plan(sizes)
+            prepared = self._prepared[key] = _Prepared(self, plan)
         return prepared
 
     def plan(self, sizes: tuple[int, ...]) -> _deepwell.Plan:
@@ -145,12 +146,20 @@ def _with_seed(graph: dict[str, Any]) -> dict[str, Any]:
 
 
 class Program:
-    """A captured graph, ready to run on tensors. It has one engine for each way in which it is differentiated.
+    """A captured graph, ready to run on the tensors of a target. It has one engine for each way in which it is
+    differentiated.
 
     A precision with stochastic rounding needs a seed. A graph without one gets it as its last leaf.
     """
 
-    def __init__(self, graph_json: str, pool: ArenaPool, precision: str = "fp32") -> None:
+    def __init__(
+        self,
+        graph_json: str,
+        pool: ArenaPool,
+        precision: str = "fp32",
+        target: Target | None = None,
+    ) -> None:
+        self.target = target or Target()
         parsed = json.loads(graph_json)
         if precision == "nvfp4" and all(leaf["role"] != "seed" for leaf in parsed["leaves"]):
             graph_json = json.dumps(_with_seed(parsed))
@@ -224,7 +233,12 @@ class Program:
                 variant = self._variants.get(key)
                 if variant is None:
                     variant = self._variants[key] = _Variant(
-                        self.graph, wrt, grad_outputs, self.precision, self.constant_outputs(wrt)
+                        self.graph,
+                        wrt,
+                        grad_outputs,
+                        self.precision,
+                        self.constant_outputs(wrt),
+                        self.target,
                     )
         return variant
 
@@ -253,7 +267,7 @@ class Program:
         return self._expected
 
     def lease(self, prepared: _Prepared) -> Lease:
-        return self._pool.lease(prepared.arena_bytes)
+        return self._pool.lease(prepared.arena_bytes, self.target)
 
     def _wrt(self, leaves: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
         """Returns the leaves that require a gradient now."""
@@ -268,11 +282,10 @@ class Program:
     ) -> tuple[torch.Tensor, ...]:
         """Runs forward on ``leaves`` (one tensor per leaf, in graph order), differentiably. ``replay`` computes the
         same outputs in PyTorch, for backwards that the engine cannot run."""
-        _use_pytorchs_threads()
         wrt = self._wrt(leaves)
         if not wrt:
             variant = self.variant((), ())
-            leaves = [leaf.contiguous() for leaf in leaves]
+            leaves = [self.target.operand(leaf) for leaf in leaves]
             outputs, lease = self._forward(variant.prepared(sizes), leaves)
             lease.release()
             return tuple(outputs)
@@ -282,10 +295,14 @@ class Program:
     def _forward(
         self, prepared: _Prepared, leaves: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], Lease]:
-        outputs = prepared.new_outputs()
+        outputs = [self.target.new(shape, dtype) for shape, dtype in prepared.outputs]
         lease = self.lease(prepared)
-        prepared.plan.forward(lease.arena.address, _addresses(leaves), _addresses(outputs))
+        self.target.forward(prepared.plan, lease.arena, leaves, outputs)
         return outputs, lease
+
+    def dense(self, grad: torch.Tensor | None) -> torch.Tensor | None:
+        """Returns an output's gradient as a plan reads it."""
+        return None if grad is None else self.target.operand(grad.resolve_neg().to_dense())
 
 
 # Computes the graph's outputs in PyTorch, with autograd's graph.
@@ -335,13 +352,13 @@ class _Pass:
         variant = self.program.variant(self.variant.wrt, used)
         prepared = variant.prepared(self.sizes)
         outputs, lease = self.program._forward(prepared, leaves)
-        seeds = [_dense(output_grads[index]) for index in used]
+        seeds = [self.program.dense(output_grads[index]) for index in used]
         grads = [
             self._new_grad(leaf) if has else None
             for leaf, has in zip(variant.wrt, variant.has_grad)
         ]
-        arguments = map(_addresses, (leaves, outputs, seeds, grads))
-        prepared.plan.backward(-1, lease.arena.address, *arguments)
+        target = self.program.target
+        target.backward(prepared.plan, -1, lease.arena, leaves, outputs, seeds, grads)
         self.grads = {leaf: grad for leaf, grad in zip(variant.wrt, grads) if grad is not None}
         self.bound = self.running = None
         self.all_at_once = True
@@ -375,7 +392,7 @@ class _Pass:
         self.all_at_once = True
 
     def _new_grad(self, leaf: int) -> torch.Tensor:
-        return torch.empty(self.shapes[leaf], dtype=self.program.leaf_dtypes[leaf], device="cpu")
+        return self.program.target.new(self.shapes[leaf], self.program.leaf_dtypes[leaf])
 
     def run(self, part: int) -> None:
         """Runs one part. Its gradients can then be returned."""
@@ -386,8 +403,8 @@ class _Pass:
             for leaf in prepared.begun[part]:
                 self.grads[leaf] = self._new_grad(leaf)
             grads = [None if leaf is None else self.grads[leaf] for leaf in prepared.written[part]]
-            arguments = map(_addresses, (*self.bound, grads))
-            prepared.plan.backward(part, self.running.arena.address, *arguments)
+            target = self.program.target
+            target.backward(prepared.plan, part, self.running.arena, *self.bound, grads)
             # Frees what only the parts so far have read (mostly the logits).
             outputs = self.bound[1]
             for index, last in enumerate(prepared.output_parts):
@@ -411,24 +428,20 @@ class _Pass:
         return self.grads.pop(leaf, None)
 
 
-def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
-    return None if grad is None else grad.resolve_neg().to_dense().contiguous()
-
-
 class _Run(torch.autograd.Function):
     """Forward, and part 0 of backward. Everything that backward reads is saved through autograd."""
 
     @staticmethod
     def forward(ctx, shared: _Pass, token, *leaves):
         program, variant = shared.program, shared.variant
-        contiguous = [leaf.contiguous() for leaf in leaves]
-        outputs, shared.lease = program._forward(shared.prepared, contiguous)
+        operands = [program.target.operand(leaf) for leaf in leaves]
+        outputs, shared.lease = program._forward(shared.prepared, operands)
         shared.shapes = [leaf.shape for leaf in leaves]
         ctx.shared, ctx.token = shared, token is not None
-        # Copies made for contiguity belong to this function. Everything else is saved through autograd, which
-        # detects in-place changes before backward.
+        # Copies belong to this function. Everything else is saved through autograd, which detects in-place changes
+        # before backward.
         ctx.copies = copies = {}
-        for index, (copy, leaf) in enumerate(zip(contiguous, leaves)):
+        for index, (copy, leaf) in enumerate(zip(operands, leaves)):
             if copy is not leaf:
                 copies[index] = copy
         ctx.saved_leaves = [index for index in variant.leaves_read if index not in copies]
@@ -467,7 +480,7 @@ class _Run(torch.autograd.Function):
             outputs: list[torch.Tensor | None] = [None] * program.output_count
             for index, tensor in zip(shared.variant.outputs_read, saved[len(ctx.saved_leaves) :]):
                 outputs[index] = tensor
-            seeds = [_dense(output_grads[index]) for index in shared.variant.grad_outputs]
+            seeds = [program.dense(output_grads[index]) for index in shared.variant.grad_outputs]
             shared.begin(leaves, outputs, seeds)
         else:
             shared.begin_again(_unchanged_leaves(ctx), used, output_grads)
@@ -481,7 +494,7 @@ class _Run(torch.autograd.Function):
         shared.run(0)
         own = shared.prepared.first_leaves
         grads = [shared.take(leaf) if leaf in own else None for leaf in range(len(ctx.versions))]
-        return (None, _token() if ctx.token else None, *grads)
+        return (None, shared.program.target.token() if ctx.token else None, *grads)
 
 
 class _Part(torch.autograd.Function):
@@ -491,18 +504,15 @@ class _Part(torch.autograd.Function):
     def forward(ctx, shared: _Pass, part: int, own: list[int], token, *leaves):
         del leaves
         ctx.shared, ctx.part, ctx.own, ctx.token = shared, part, own, token is not None
-        return _token()
+        return shared.program.target.token()
 
     @staticmethod
     def backward(ctx, grad):
         del grad
         ctx.shared.run(ctx.part)
         grads = [ctx.shared.take(leaf) for leaf in ctx.own]
-        return (None, None, None, _token() if ctx.token else None, *grads)
-
-
-def _token() -> torch.Tensor:
-    return torch.zeros((), dtype=torch.float32, device="cpu")
+        token = ctx.shared.program.target.token() if ctx.token else None
+        return (None, None, None, token, *grads)
 
 
 def _apply(shared: _Pass, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -554,28 +564,7 @@ def _all_plain(grads: Sequence[torch.Tensor | None]) -> bool:
     return True
 
 
-_threads_set = 0
-
-
-def _use_pytorchs_threads() -> None:
-    """Sets the number of threads to PyTorch's current one. A run keeps the number that its plan was made for."""
-    global _threads_set
-    threads = torch.get_num_threads()
-    if threads != _threads_set or threads != _deepwell.get_threads():
-        _deepwell.set_threads(threads)
-        _threads_set = threads
-
-
-def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int | None]:
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
 def _keeps_graph() -> bool:
     """Returns whether the current backward was asked to keep the graph (assumed, if PyTorch does not tell)."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if ask is None else ask()
-
-
-def fresh_seed() -> torch.Tensor:
-    """Returns the Philox key and offset of one call, from PyTorch's CPU generator: torch.manual_seed repeats them."""
-    return torch.empty(2, dtype=torch.int64, device="cpu").random_()

@@ -44,15 +44,17 @@ typedef struct arena_slot {
 } arena_slot;
 
 static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    (void)kwargs;
+    static char *names[] = {"bytes", "device", NULL};
     Py_ssize_t bytes = 0;
-    if (!PyArg_ParseTuple(args, "n:Arena", &bytes)) return NULL;
+    const char *device = "cpu";
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n|s:Arena", names, &bytes, &device))
+        return NULL;
     if (bytes < 0) {
         PyErr_Format(PyExc_ValueError, "Arena: %zd bytes; a size cannot be negative", bytes);
         return NULL;
     }
     arena_slot made = {.bytes = (size_t)bytes};
-    dw_status status = dw_device_find("cpu", &made.device);
+    dw_status status = dw_device_find(device, &made.device);
     if (status == DW_OK) status = dw_device_allocate(made.device, made.bytes, &made.base);
     if (status == DW_OUT_OF_MEMORY) {
         PyErr_Format(
@@ -113,17 +115,60 @@ static PyObject *arena_copy_from(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Reads the arguments (address, bytes) of a copy between the first bytes of an arena and the host. */
+static bool read_copy(PyObject *args, const char *format, const arena_slot *slot, void **host,
+                      size_t *bytes) {
+    PyObject *address = NULL;
+    Py_ssize_t count = 0;
+    if (!PyArg_ParseTuple(args, format, &address, &count)) return false;
+    *host = PyLong_AsVoidPtr(address);
+    *bytes = (size_t)count;
+    if (PyErr_Occurred()) return false;
+    if (count >= 0 && (size_t)count <= slot->bytes) return true;
+    PyErr_Format(PyExc_ValueError, "a copy of %zd bytes to or from an arena of %zu", count,
+                 slot->bytes);
+    return false;
+}
+
+static PyObject *arena_copy_in(PyObject *self, PyObject *args) {
+    const arena_slot *slot = object_slot(self);
+    void *host;
+    size_t bytes;
+    dw_status status;
+    if (!read_copy(args, "On:copy_in", slot, &host, &bytes)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_device_copy_in(slot->device, slot->base, host, bytes);
+    Py_END_ALLOW_THREADS;
+    if (status != DW_OK) return fail(status);
+    Py_RETURN_NONE;
+}
+static PyObject *arena_copy_out(PyObject *self, PyObject *args) {
+    const arena_slot *slot = object_slot(self);
+    void *host;
+    size_t bytes;
+    dw_status status;
+    if (!read_copy(args, "On:copy_out", slot, &host, &bytes)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_device_copy_out(slot->device, host, slot->base, bytes);
+    Py_END_ALLOW_THREADS;
+    if (status != DW_OK) return fail(status);
+    Py_RETURN_NONE;
+}
+
 static PyGetSetDef arena_getset[] = {
     {"address", arena_address, NULL, "address of the first byte", NULL},
     {"bytes", arena_bytes, NULL, "size", NULL},
     {0}};
 static PyMethodDef arena_methods[] = {
-    {"copy_from", arena_copy_from, METH_VARARGS, "copy_from(other, bytes)"}, {0}};
+    {"copy_from", arena_copy_from, METH_VARARGS, "copy_from(other, bytes): within the device"},
+    {"copy_in", arena_copy_in, METH_VARARGS, "copy_in(address, bytes): from the host's memory"},
+    {"copy_out", arena_copy_out, METH_VARARGS, "copy_out(address, bytes): to the host's memory"},
+    {0}};
 static PyType_Slot arena_slots[] = {{Py_tp_new, arena_new},
                                     {Py_tp_dealloc, arena_dealloc},
                                     {Py_tp_getset, arena_getset},
                                     {Py_tp_methods, arena_methods},
-                                    {Py_tp_doc, "Arena(bytes): memory for one run of a plan"},
+                                    {Py_tp_doc, "Arena(bytes, device='cpu'): memory of a device"},
                                     {0, NULL}};
 static PyType_Spec arena_spec = {"deepwell._deepwell.Arena", sizeof(PyObject) + sizeof(arena_slot),
                                  0, Py_TPFLAGS_DEFAULT, arena_slots};
@@ -248,14 +293,16 @@ static PyObject *plan_describe(PyObject *self, PyObject *unused) {
     return take_text(status, text);
 }
 
-/* forward(arena, leaves, outputs), with addresses. */
+/* forward(arena, leaves, outputs, stream=0), with addresses. */
 static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "forward(arena, leaves, outputs) takes 3 arguments");
+    if (count != 3 && count != 4) {
+        PyErr_SetString(PyExc_TypeError,
+                        "forward(arena, leaves, outputs, stream=0) takes 3 or 4 arguments");
         return NULL;
     }
     void *arena = PyLong_AsVoidPtr(args[0]);
+    void *stream = count == 4 && !PyErr_Occurred() ? PyLong_AsVoidPtr(args[3]) : NULL;
     if (PyErr_Occurred()) return NULL;
     dw_binding *leaves = read_bindings(args[1], slot->leaf_count, "leaves");
     dw_binding *outputs =
@@ -263,7 +310,7 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
     dw_status status = DW_OK;
     if (outputs != NULL) {
         Py_BEGIN_ALLOW_THREADS;
-        status = dw_plan_forward(slot->plan, arena, leaves, outputs, NULL);
+        status = dw_plan_forward(slot->plan, arena, leaves, outputs, stream);
         Py_END_ALLOW_THREADS;
     }
     bool read = outputs != NULL;
@@ -274,18 +321,19 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-/* backward(part, arena, leaves, outputs, output_grads, grads), with addresses, None if absent. A negative part runs all
- * parts. */
+/* backward(part, arena, leaves, outputs, output_grads, grads, stream=0), with addresses, None if absent. A negative
+ * part runs all parts. */
 static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
-    if (count != 6) {
+    if (count != 6 && count != 7) {
         PyErr_SetString(PyExc_TypeError,
-                        "backward(part, arena, leaves, outputs, output_grads, grads) "
-                        "takes 6 arguments");
+                        "backward(part, arena, leaves, outputs, output_grads, grads, stream=0) "
+                        "takes 6 or 7 arguments");
         return NULL;
     }
     long part = PyLong_AsLong(args[0]);
     void *arena = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]);
+    void *stream = count == 7 && !PyErr_Occurred() ? PyLong_AsVoidPtr(args[6]) : NULL;
     if (PyErr_Occurred()) return NULL;
     const char *names[4] = {"leaves", "outputs", "output_grads", "grads"};
     Py_ssize_t expected[4] = {slot->leaf_count, slot->output_count, slot->grad_output_count,
@@ -300,13 +348,26 @@ static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t
     if (read) {
         Py_BEGIN_ALLOW_THREADS;
         status = part < 0 ? dw_plan_backward(slot->plan, arena, bound[0], bound[1], bound[2],
-                                             bound[3], NULL)
+                                             bound[3], stream)
                           : dw_plan_backward_part(slot->plan, (uint32_t)part, arena, bound[0],
-                                                  bound[1], bound[2], bound[3], NULL);
+                                                  bound[1], bound[2], bound[3], stream);
         Py_END_ALLOW_THREADS;
     }
     for (int i = 0; i < 4; i++) PyMem_Free(bound[i]);
     if (!read) return NULL;
+    if (status != DW_OK) return fail(status);
+    Py_RETURN_NONE;
+}
+
+/* synchronize(stream) waits for a GPU's stream and raises errors that only data can show. */
+static PyObject *plan_synchronize(PyObject *self, PyObject *stream_object) {
+    plan_slot *slot = object_slot(self);
+    void *stream = PyLong_AsVoidPtr(stream_object);
+    dw_status status;
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_plan_synchronize(slot->plan, stream);
+    Py_END_ALLOW_THREADS;
     if (status != DW_OK) return fail(status);
     Py_RETURN_NONE;
 }
@@ -447,9 +508,10 @@ static PyGetSetDef plan_getset[] = {
     {0}};
 static PyMethodDef plan_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))plan_forward, METH_FASTCALL,
-     "forward(arena, leaves, outputs)"},
+     "forward(arena, leaves, outputs, stream=0)"},
     {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_FASTCALL,
-     "backward(part, arena, leaves, outputs, output_grads, grads); part -1: all"},
+     "backward(part, arena, leaves, outputs, output_grads, grads, stream=0); part -1: all"},
+    {"synchronize", plan_synchronize, METH_O, "waits for a stream and raises data errors"},
     {"describe", plan_describe, METH_NOARGS, "one line per instruction"},
     {"step_memory", plan_step_memory, METH_VARARGS,
      "step_memory(optimizer, add_gradients, outputs_kept, resident) -> (moments, index of the "
@@ -588,18 +650,22 @@ static void engine_dealloc(PyObject *self) {
     release_object(self);
 }
 
-/* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True): grad_outputs are indices of outputs, wrt of leaves. */
+/* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, precision="fp32", bf16_share, device="cpu",
+ * cuda_graphs=False): grad_outputs are indices of outputs, wrt of leaves. */
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph", "grad_outputs", "wrt",        "recompute",
-                            "fuse",  "precision",    "bf16_share", NULL};
+    static char *names[] = {"graph",     "grad_outputs", "wrt",    "recompute",   "fuse",
+                            "precision", "bf16_share",   "device", "cuda_graphs", NULL};
     PyObject *graph_object = NULL, *outputs_object = NULL, *wrt_object = NULL;
-    int recompute = 1, fuse = 1;
-    const char *precision = "fp32";
+    int recompute = 1, fuse = 1, cuda_graphs = 0;
+    const char *precision = "fp32", *device = "cpu";
     double bf16_share = -1.0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppsd:Engine", names, state.graph_type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppsdsp:Engine", names, state.graph_type,
                                      &graph_object, &outputs_object, &wrt_object, &recompute, &fuse,
-                                     &precision, &bf16_share))
+                                     &precision, &bf16_share, &device, &cuda_graphs))
         return NULL;
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_status status = dw_device_find(device, &options.device);
+    if (status != DW_OK) return fail(status);
     dw_precision_policy policy;
     if (dw_precision_policy_init(&policy, precision) != DW_OK) {
         PyErr_SetString(PyExc_ValueError, dw_last_error());
@@ -636,12 +702,11 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         }
         wrt[i] = dw_graph_leaf_at(graph, (uint32_t)wrt_read[i]);
     }
-    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
     options.recompute = recompute;
     options.fuse = fuse;
     options.precision = &policy;
+    options.cuda_graphs = cuda_graphs;
     dw_engine *engine = NULL;
-    dw_status status;
     Py_BEGIN_ALLOW_THREADS;
     status = dw_engine_create(graph, (uint32_t)output_count, output_indices, (uint32_t)wrt_count,
                               wrt, &options, &engine);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import pytest
@@ -749,9 +750,26 @@ def test_unknown_argument_is_refused() -> None:
         capture_graph(Function(lambda x, o: x), (torch.randn(4, 3), object()))
 
 
-def test_autocast_is_refused() -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(CaptureError, match="autocast"):
-        capture_graph(nn.Linear(4, 4), (torch.randn(4, 4),))
+def test_autocast_is_captured() -> None:
+    """The operands of a linear layer are cast, once each, and a loss that autocast computes in float32 is as well."""
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, y):
+            z = self.layer(x)
+            return z, nn.functional.mse_loss(z, y)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        captured = capture_graph(Loss(), (torch.randn(3, 4), torch.randn(3, 4)))
+    graph = json.loads(captured.json)
+    text = _deepwell.Graph(captured.json).text()
+    types = dict(re.findall(r"%(\w+): (\w+)\[", text))
+    (linear,) = [node for node in graph["nodes"] if node["op"] == "linear"]
+    assert {types[name] for name in linear["inputs"] if name is not None} == {"bf16"}
+    assert [types[name] for name in graph["outputs"]] == ["bf16", "f32"]
 
 
 # ---- operations ---------------------------------------------------------------------------------

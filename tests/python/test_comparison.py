@@ -18,6 +18,7 @@ from deepwell import comparison
 from deepwell.comparison import Timing, bounds, compare, magnitude, smaller_sizes
 from deepwell.guards import ModuleState
 from deepwell.optimize import OptimizedForward
+from deepwell.targets import Target
 from torch import nn
 from users import engine_calls
 
@@ -205,7 +206,7 @@ def test_large_calls_are_compared_on_a_part(compared, monkeypatch) -> None:
 
     compared_ = OptimizedForward._compared
     monkeypatch.setattr(OptimizedForward, "_compared", spy)
-    monkeypatch.setattr(comparison, "LARGE_CALL", 1 << 14)
+    monkeypatch.setattr(Target, "large_call", 1 << 14)
 
     class Masked(nn.Module):
         def __init__(self):
@@ -227,16 +228,17 @@ def test_sizes_of_a_part() -> None:
     def bytes_at(sizes):
         return sizes[0] * sizes[1] * (1 << 20) + (1 << 18)
 
-    assert smaller_sizes((8, 8), [True, False], bytes_at) == (4, 8)
-    assert smaller_sizes((2, 16), [True, False], bytes_at) == (2, 16)
-    assert smaller_sizes((32, 256), [True, False], bytes_at) == (8, 256)
-    assert smaller_sizes((4, 1024), [True, False], bytes_at) == (2, 512)  # at least 2
-    assert smaller_sizes((), [], lambda sizes: 1 << 40) == ()
+    large = 64 << 20
+    assert smaller_sizes((8, 8), [True, False], bytes_at, large) == (4, 8)
+    assert smaller_sizes((2, 16), [True, False], bytes_at, large) == (2, 16)
+    assert smaller_sizes((32, 256), [True, False], bytes_at, large) == (8, 256)
+    assert smaller_sizes((4, 1024), [True, False], bytes_at, large) == (2, 512)  # at least 2
+    assert smaller_sizes((), [], lambda sizes: 1 << 40, large) == ()
 
 
 def test_arguments_that_have_no_part(compared, monkeypatch) -> None:
     """If some arguments cannot be cut into consistent parts, the whole call is compared."""
-    monkeypatch.setattr(comparison, "LARGE_CALL", 1 << 10)
+    monkeypatch.setattr(Target, "large_call", 1 << 10)
 
     class Chosen(nn.Module):
         def __init__(self):
@@ -383,7 +385,7 @@ def test_header_is_printed_once(compared, capsys) -> None:
 
 
 def test_header_where_nothing_is_optimized(capsys) -> None:
-    deepwell.optimize(block().half())
+    deepwell.optimize(block().double())
     printed = capsys.readouterr().out
     assert printed.count("Deepwell Optimizer") == 1 and "left alone" in printed
 

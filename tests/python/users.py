@@ -52,7 +52,13 @@ def pair(build: Callable[[], nn.Module] = Net) -> tuple[nn.Module, nn.Module]:
     return plain, optimized(plain)
 
 
-def close(ours: Any, plain: Any, what: str = "value") -> None:
+BF16_UNIT = 2.0**-8  # the unit roundoff
+
+
+def close(ours: Any, plain: Any, what: str = "value", unit: float = 0.0) -> None:
+    """``unit``: the unit roundoff of a 16-bit type in which the two computed. They round in the same places but add in
+    another order, so that about ten roundings on the way to a result may each differ by the unit; twice that much is
+    allowed."""
     if ours is None or plain is None:
         assert ours is plain, f"{what}: one is None"
         return
@@ -61,17 +67,20 @@ def close(ours: Any, plain: Any, what: str = "value") -> None:
         assert torch.equal(ours, plain), what
         return
     scale = plain.detach().abs().max().item() if plain.numel() else 0.0
-    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5 * scale + 1e-9, msg=what)
+    atol = max(1e-5, 20 * unit) * scale + 1e-9
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=atol, msg=what)
 
 
-def same_grads(ours: nn.Module, plain: nn.Module) -> None:
+def same_grads(ours: nn.Module, plain: nn.Module, unit: float = 0.0) -> None:
     for (name, a), (_, b) in zip(ours.named_parameters(), plain.named_parameters(), strict=True):
-        close(a.grad, b.grad, name)
+        close(a.grad, b.grad, name, unit)
 
 
-def same(plain: nn.Module, ours: nn.Module, use: Callable[[nn.Module], Any]) -> None:
+def same(
+    plain: nn.Module, ours: nn.Module, use: Callable[[nn.Module], Any], unit: float = 0.0
+) -> None:
     """Checks that ``use`` gives the same results on both models and leaves the same gradients and
-    parameters."""
+    parameters. ``unit``: as in close()."""
     results = []
     for model in (plain, ours):
         torch.manual_seed(7)
@@ -79,12 +88,12 @@ def same(plain: nn.Module, ours: nn.Module, use: Callable[[nn.Module], Any]) -> 
         results.append(found if isinstance(found, (list, tuple)) else [found])
     for index, (a, b) in enumerate(zip(results[1], results[0], strict=True)):
         if isinstance(b, torch.Tensor):
-            close(a, b, f"result {index}")
+            close(a, b, f"result {index}", unit)
         else:
             assert a == b, f"result {index}: {a} and {b}"
-    same_grads(ours, plain)
+    same_grads(ours, plain, unit)
     for (name, a), (_, b) in zip(ours.named_parameters(), plain.named_parameters(), strict=True):
-        close(a.detach(), b.detach(), f"parameter {name}")
+        close(a.detach(), b.detach(), f"parameter {name}", unit)
 
 
 def uneven(y: torch.Tensor) -> torch.Tensor:

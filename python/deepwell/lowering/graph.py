@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from . import regions
-from .builder import DTYPES, Builder, LoweringError, Origin, Value
+from .builder import DTYPES, FLOATS, Builder, LoweringError, Origin, Value
 from .copies import Copies
 from .dims import NotPolynomial, Translator
 from .table import Context, find, find_functional
@@ -69,6 +69,8 @@ class GraphLowering:
         self._origins: Dict[Tuple, Origin] = {}
         self._root_origin = Origin()
         self._grad_enabled = True
+        # Whether PyTorch's autocast may have cast operands of an operation, which a trace does not show.
+        self.autocast = False
         self._depth = 0
         # In-place writes. A Value stands for a tensor object; `_now` maps a tensor that was
         # written to its contents since then.
@@ -154,6 +156,9 @@ class GraphLowering:
             return self._number(node, value)
         if target is operator.getitem:
             return self._map(node.args[0], env)[node.args[1]]
+        if target is torch.amp.autocast_mode._enter_autocast:
+            self.autocast = True
+            return None
         if target is torch._C._set_grad_enabled:
             self._grad_enabled = bool(node.args[0])
             return None
@@ -189,11 +194,37 @@ class GraphLowering:
             kwargs = {key: v for key, v in kwargs.items() if key not in _PLACEMENT}
             if target._opname in _OVERWRITES and not all(map(_puts_back, node.users)):
                 self._check_overwritten(args[0])
-            result = lower(self._context, *args, **kwargs)
+            result = self._lowered(lower, args, kwargs)
             self._check(result, node)
         if not self._grad_enabled:
             result = self._without_gradient(result)
         return self._note_views(target, args, kwargs, result) if self._writes else result
+
+    def _lowered(self, lower: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Lowers one operation. Under autocast the trace has the operation before the casts of its operands, and the
+        element type of its result shows to which type they were cast."""
+        wanted = next((t for t in self._context.result_dtypes if t is not None), None)
+        if not self.autocast or wanted not in FLOATS:
+            return lower(self._context, *args, **kwargs)
+        cast_args, cast_kwargs = self._cast(args, wanted), self._cast(kwargs, wanted)
+        try:
+            result = lower(self._context, *args, **kwargs)
+        except LoweringError:
+            return lower(self._context, *cast_args, **cast_kwargs)
+        first = next((v for v in _listed(result) if isinstance(v, Value)), None)
+        if first is None or first.dtype == wanted:
+            return result
+        return lower(self._context, *cast_args, **cast_kwargs)
+
+    def _cast(self, operand: Any, dtype: str) -> Any:
+        """Returns an operand, or all operands in it, with floating-point tensors in this type."""
+        if isinstance(operand, (list, tuple)):
+            return [self._cast(o, dtype) for o in operand]
+        if isinstance(operand, dict):
+            return {key: self._cast(o, dtype) for key, o in operand.items()}
+        if isinstance(operand, Value) and operand.dtype in FLOATS:
+            return self.builder.cast(operand, dtype)
+        return operand
 
     def _number(self, node: torch.fx.Node, value: Any) -> Any:
         """Returns a Python number that the program computes from sizes, or else from tensors' elements."""
@@ -236,7 +267,7 @@ class GraphLowering:
 
     def _check(self, result: Any, node: torch.fx.Node) -> None:
         """Checks that the result has the shape and dtype that PyTorch gives for the node."""
-        results = result if isinstance(result, (list, tuple)) else (result,)
+        results = _listed(result)
         context = self._context
         for value, dtype, shape in zip(results, context.result_dtypes, context.result_shapes):
             if not isinstance(value, Value):
@@ -363,8 +394,7 @@ class GraphLowering:
         elif name == "wrap_with_autocast":
             _device, _dtype, autocast, _cache, body, *inputs = operands
             enabled = self._grad_enabled
-            if autocast:
-                raise LoweringError("autocast inside a forward is not supported")
+            self.autocast = self.autocast or bool(autocast)
         else:
             raise LoweringError("this kind of nested program is not supported")
         outer, self._grad_enabled = self._grad_enabled, bool(enabled)
@@ -399,6 +429,10 @@ class GraphLowering:
         finally:
             self._depth -= 1
             self._root_origin = outer
+
+
+def _listed(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, (list, tuple)) else (result,)
 
 
 class NoLowering(LoweringError):

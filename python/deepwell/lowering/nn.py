@@ -159,6 +159,13 @@ def _rows(
     return rows, [None if w is None else c.builder.reshape(w, (size,)) for w in affine]
 
 
+def _widest(values: Sequence[Optional[Value]]) -> str:
+    """Returns the widest element type. In a norm a 16-bit operand may have weights in F32, and the norm is then computed
+    in F32."""
+    dtypes = {value.dtype for value in values if value is not None}
+    return dtypes.pop() if len(dtypes) == 1 else "f64" if "f64" in dtypes else "f32"
+
+
 @lowers("layer_norm", "native_layer_norm")
 def layer_norm(
     c: Context,
@@ -170,11 +177,13 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Any:
     x, (w, shift) = _rows(c, input, normalized_shape, weight, bias)
+    wide = _widest((x, w, shift))
+    operands = [v if v is None else c.builder.cast(v, wide) for v in (x, w, shift)]
     row = x.shape[:-1]
     y, mean, rstd = c.builder.emit(
-        "layer_norm", [x, w, shift], [(x.dtype, x.shape), (x.dtype, row), (x.dtype, row)], eps=eps
+        "layer_norm", operands, [(wide, x.shape), (wide, row), (wide, row)], eps=eps
     )
-    y = c.builder.reshape(y, input.shape)
+    y = c.builder.cast(c.builder.reshape(y, input.shape), input.dtype)
     if len(c.result_dtypes) == 3:
         kept = row + (1,) * len(normalized_shape)
         return y, c.builder.reshape(mean, kept), c.builder.reshape(rstd, kept)
@@ -192,9 +201,11 @@ def rms_norm(
     if eps is None:  # PyTorch uses the machine epsilon of the dtype that it computes in
         eps = 2.0**-52 if input.dtype == "f64" else 2.0**-23
     x, (w,) = _rows(c, input, normalized_shape, weight)
+    wide = _widest((x, w))
+    operands = [v if v is None else c.builder.cast(v, wide) for v in (x, w)]
     row = x.shape[:-1]
-    y, rstd = c.builder.emit("rms_norm", [x, w], [(x.dtype, x.shape), (x.dtype, row)], eps=eps)
-    y = c.builder.reshape(y, input.shape)
+    y, rstd = c.builder.emit("rms_norm", operands, [(wide, x.shape), (wide, row)], eps=eps)
+    y = c.builder.cast(c.builder.reshape(y, input.shape), c.result_dtypes[0] or wide)
     if len(c.result_dtypes) == 2:
         return y, c.builder.reshape(rstd, row + (1,) * len(normalized_shape))
     return y

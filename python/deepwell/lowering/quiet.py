@@ -48,6 +48,7 @@ def quiet_tracing(grad: bool) -> Iterator[None]:
         # Warnings of tracers repeat the error, or concern code that is not the user's.
         warnings.simplefilter("ignore")
         stack.enter_context(_silent("torch.fx.experimental.symbolic_shapes"))
+        stack.enter_context(_no_autocast_cache())
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         if detect is not None:
@@ -58,6 +59,17 @@ def quiet_tracing(grad: bool) -> Iterator[None]:
             if detect is not None:
                 transformer._detect_is_causal_mask = detect
             torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Keeps autocast from keeping casts of fake tensors."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,230 @@
+"""Where a captured graph runs: this CPU, a GPU, or an emulated GPU.
+
+A target makes the tensors and arenas of a run, and passes their addresses to the plan. On a GPU all memory is PyTorch's,
+so that ``torch.cuda.memory_allocated`` counts it, and all work goes to PyTorch's current stream; no call waits for it.
+An emulated GPU has its own memory: the operands of each run, which are on the CPU, are copied there and back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, ContextManager, Sequence
+
+import torch
+
+from deepwell import _deepwell
+
+EMULATED = ("emulator:sm_90a",)
+
+# What kernels on a GPU need of the address of a tensor.
+_ALIGNMENT = 16
+
+Tensors = Sequence["torch.Tensor | None"]
+
+
+def addresses(tensors: Tensors) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+class Target:
+    """This CPU, and what all targets share."""
+
+    name = "cpu"  # of the engine's device
+    kind = "cpu"  # the type of PyTorch's device on which the tensors are
+    cuda_graphs = False
+    # A comparison with PyTorch runs calls with more bytes than this on smaller sizes.
+    large_call = 64 << 20
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self._zero: torch.Tensor | None = None
+
+    def engine(self, *arguments: Any, precision: str) -> _deepwell.Engine:
+        return _deepwell.Engine(
+            *arguments, precision=precision, device=self.name, cuda_graphs=self.cuda_graphs
+        )
+
+    def prepare(self) -> int:
+        """Call this before a run. Returns what plans depend on, except for the sizes."""
+        _use_pytorchs_threads()
+        return _deepwell.get_threads()
+
+    def current(self) -> ContextManager[Any]:
+        """Plans are made and run while this is entered."""
+        return contextlib.nullcontext()
+
+    def wait(self) -> None:
+        """Waits until the work of this target is done."""
+
+    # ---- tensors -------------------------------------------------------------------------------------
+
+    def accepts(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self.kind
+
+    def new(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def operand(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor, or a copy if a plan cannot read it where it lies."""
+        return tensor.contiguous()
+
+    def fresh_seed(self) -> torch.Tensor:
+        """Returns the Philox key and offset of one call, from PyTorch's generator: torch.manual_seed repeats them."""
+        return torch.empty(2, dtype=torch.int64, device=self.device).random_()
+
+    def token(self) -> torch.Tensor:
+        """Returns a new scalar that holds 0. Its memory is shared."""
+        if self._zero is None:
+            self._zero = torch.zeros((), dtype=torch.float32, device=self.device)
+        return self._zero.detach()
+
+    # ---- arenas --------------------------------------------------------------------------------------
+
+    def arena_key(self) -> Any:
+        """Returns what an idle arena must agree in with a run."""
+        return None
+
+    def arena(self, size: int) -> Any:
+        """Returns memory with the attributes ``address`` and ``bytes`` and the method ``copy_from(other, bytes)``."""
+        return _deepwell.Arena(size)
+
+    # ---- runs ----------------------------------------------------------------------------------------
+
+    def forward(self, plan: _deepwell.Plan, arena: Any, leaves: Tensors, outputs: Tensors) -> None:
+        plan.forward(arena.address, addresses(leaves), addresses(outputs))
+
+    def backward(self, plan: _deepwell.Plan, part: int, arena: Any, *tensors: Tensors) -> None:
+        """``tensors``: leaves, outputs, gradients of outputs, gradients of leaves. ``part`` -1 runs all parts."""
+        plan.backward(part, arena.address, *map(addresses, tensors))
+
+    # A target has no state that a copied or unpickled model needs.
+    def __reduce__(self):
+        return (type(self), ())
+
+
+class _Memory:
+    """An arena in PyTorch's memory on a GPU."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
+        self.address, self.bytes = self.tensor.data_ptr(), size
+
+    def copy_from(self, other: "_Memory", size: int) -> None:
+        self.tensor[:size].copy_(other.tensor[:size])
+
+
+class Gpu(Target):
+    """One NVIDIA GPU."""
+
+    name = "cuda"
+    kind = "cuda"
+    cuda_graphs = True
+    large_call = 8 << 30
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.device = torch.device("cuda", index)
+
+    def prepare(self) -> int:
+        return 0
+
+    def current(self) -> ContextManager[Any]:
+        return torch.cuda.device(self.device)
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def accepts(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.device
+
+    def operand(self, tensor: torch.Tensor) -> torch.Tensor:
+        made = tensor.contiguous()
+        return made if made.data_ptr() % _ALIGNMENT == 0 else made.clone()
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self.device).cuda_stream
+
+    def arena_key(self) -> Any:
+        # Another stream may still work in an arena that was given back.
+        return self.device.index, self._stream()
+
+    def arena(self, size: int) -> _Memory:
+        return _Memory(size, self.device)
+
+    def forward(self, plan: _deepwell.Plan, arena: Any, leaves: Tensors, outputs: Tensors) -> None:
+        with self.current():
+            plan.forward(arena.address, addresses(leaves), addresses(outputs), self._stream())
+
+    def backward(self, plan: _deepwell.Plan, part: int, arena: Any, *tensors: Tensors) -> None:
+        with self.current():
+            plan.backward(part, arena.address, *map(addresses, tensors), self._stream())
+
+    def __reduce__(self):
+        return (Gpu, (self.device.index,))
+
+
+class EmulatedGpu(Target):
+    """An emulated GPU, for a model on the CPU: as slow as the emulator is."""
+
+    cuda_graphs = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def prepare(self) -> int:
+        return 0
+
+    def arena_key(self) -> Any:
+        return self.name
+
+    def arena(self, size: int) -> _deepwell.Arena:
+        return _deepwell.Arena(size, self.name)
+
+    def _send(self, tensors: Tensors) -> list[_deepwell.Arena | None]:
+        sent = []
+        for tensor in tensors:
+            memory = None
+            if tensor is not None:
+                memory = _deepwell.Arena(tensor.nbytes, self.name)
+                memory.copy_in(tensor.data_ptr(), tensor.nbytes)
+            sent.append(memory)
+        return sent
+
+    @staticmethod
+    def _fetch(tensors: Tensors, sent: Sequence[_deepwell.Arena | None]) -> None:
+        for tensor, memory in zip(tensors, sent):
+            if tensor is not None and memory is not None:
+                memory.copy_out(tensor.data_ptr(), tensor.nbytes)
+
+    @staticmethod
+    def _addresses(sent: Sequence[_deepwell.Arena | None]) -> list[int | None]:
+        return [None if memory is None else memory.address for memory in sent]
+
+    def forward(self, plan: _deepwell.Plan, arena: Any, leaves: Tensors, outputs: Tensors) -> None:
+        sent, made = self._send(leaves), self._send(outputs)
+        plan.forward(arena.address, self._addresses(sent), self._addresses(made))
+        plan.synchronize(0)
+        self._fetch(outputs, made)
+
+    def backward(self, plan: _deepwell.Plan, part: int, arena: Any, *tensors: Tensors) -> None:
+        # Gradients are sent as well: an earlier part may have begun them.
+        sent = [self._send(each) for each in tensors]
+        plan.backward(part, arena.address, *map(self._addresses, sent))
+        plan.synchronize(0)
+        self._fetch(tensors[-1], sent[-1])
+
+    def __reduce__(self):
+        return (EmulatedGpu, (self.name,))
+
+
+_threads_set = 0
+
+
+def _use_pytorchs_threads() -> None:
+    """Sets the number of threads to PyTorch's current one. A run keeps the number that its plan was made for."""
+    global _threads_set
+    threads = torch.get_num_threads()
+    if threads != _threads_set or threads != _deepwell.get_threads():
+        _deepwell.set_threads(threads)
+        _threads_set = threads

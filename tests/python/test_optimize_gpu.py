@@ -1,0 +1,158 @@
+"""The engine on a GPU, through optimize: whole models, forward and backward, on an emulated H100 with its checker on. The
+emulator is slow, so the models are small. tests/gpu has the tests that need a GPU."""
+
+from __future__ import annotations
+
+import copy
+
+import deepwell
+import pytest
+import torch
+from deepwell import _deepwell
+from torch import nn
+from users import BF16_UNIT, Net, close, engine_calls, rows, same, train_step, uneven
+
+EMULATED = "emulator:sm_90a"
+
+
+@pytest.fixture(autouse=True)
+def _with_a_compiler():
+    if not _deepwell.jit_compiler():
+        pytest.skip("elementwise programs need NVRTC")
+
+
+def pair(build) -> tuple[nn.Module, nn.Module]:
+    plain = build()
+    return plain, deepwell.optimize(copy.deepcopy(plain), target=EMULATED, verbose=False)
+
+
+def errors(model: nn.Module, reference: nn.Module, arguments: dict) -> dict[str, float]:
+    """Returns the distance of logits and of each gradient from those of the reference, relative to their norm."""
+    results = []
+    for each in (model, reference):
+        output = each(**arguments)
+        output.loss.backward()
+        found = {name: p.grad for name, p in each.named_parameters() if p.grad is not None}
+        results.append({"logits": output.logits, **found})
+    ours, right = results
+    assert ours.keys() == right.keys()
+    return {
+        name: ((ours[name].double() - value).norm() / value.norm()).item()
+        for name, value in right.items()
+    }
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    return GPT2LMHeadModel(
+        GPT2Config(n_layer=1, n_embd=64, n_head=2, n_positions=32, vocab_size=96,
+                   resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    )  # fmt: skip
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(2)
+    return LlamaForCausalLM(
+        LlamaConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                    intermediate_size=96, vocab_size=96)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_models_are_as_exact_as_in_pytorch(build, dtype) -> None:
+    """The distance from FP64 is at most 1.5 times PyTorch's in F32, where orders of summation decide it, and 1.1 times in
+    BF16, where roundings that both make decide it."""
+    ids = torch.randint(0, 96, (2, 13), generator=torch.Generator().manual_seed(3))
+    arguments = {"input_ids": ids, "labels": ids}
+    plain = build().to(dtype)
+    reference = copy.deepcopy(plain).double()
+    ours = deepwell.optimize(copy.deepcopy(plain), target=EMULATED, verbose=False)
+    found = errors(ours, copy.deepcopy(reference), arguments)
+    expected = errors(plain, reference, arguments)
+    assert engine_calls(ours) == (1, 0), deepwell.summary(ours)
+    most = 1.5 if dtype == torch.float32 else 1.1
+    floor = 2.0**-22 if dtype == torch.float32 else 2.0**-10
+    for name, error in found.items():
+        assert error <= most * max(expected[name], floor), (name, error, expected[name])
+
+
+def test_a_network_trains() -> None:
+    def use(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for seed in range(3):
+            optimizer.zero_grad()
+            losses.append(train_step(model, seed))
+            optimizer.step()
+        return losses
+
+    plain, ours = pair(Net)
+    same(plain, ours, use)
+    assert engine_calls(ours) == (3, 0)
+
+
+def test_autocast() -> None:
+    def use(model):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = model(rows())
+        uneven(y.float()).backward()
+        return y.detach()
+
+    plain, ours = pair(Net)
+    same(plain, ours, use, BF16_UNIT)
+    assert engine_calls(ours) == (1, 0)
+
+
+def test_sizes_that_change_and_two_forwards_before_a_backward() -> None:
+    plain, ours = pair(Net)
+    for model in (plain, ours):
+        first, second = model(rows(1, 4)), model(rows(2, 7))
+        (uneven(first) + uneven(second)).backward()
+        model.results = first.detach(), second.detach()
+    for a, b in zip(ours.results, plain.results):
+        close(a, b)
+    for a, b in zip(ours.parameters(), plain.parameters()):
+        close(a.grad, b.grad)
+
+
+def test_an_index_outside_is_an_error() -> None:
+    model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8), nn.GELU())
+    deepwell.optimize(model, target=EMULATED, verbose=False)
+    with pytest.raises(IndexError, match="outside of its axis"):
+        model(torch.tensor([[1, 5]]))
+
+
+def test_dropout_repeats_with_its_seed() -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Dropout(0.5), nn.Linear(64, 8))
+    deepwell.optimize(model, target=EMULATED, verbose=False)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(model(rows()))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+    assert engine_calls(model) == (3, 0)
+
+
+def test_copies_run_there_as_well() -> None:
+    _, ours = pair(Net)
+    expected = ours(rows())
+    other = copy.deepcopy(ours)
+    assert torch.equal(other(rows()), expected) and engine_calls(other)[1] == 0
+    assert EMULATED in deepwell.summary(other)
+
+
+def test_restored_models_are_as_before() -> None:
+    plain, ours = pair(Net)
+    ours(rows())
+    deepwell.restore(ours)
+    assert torch.equal(ours(rows()), plain(rows()))
+
+
+def test_a_model_that_is_not_on_a_gpu_is_refused() -> None:
+    with pytest.raises(deepwell.UnsupportedError, match="for a model on a GPU"):
+        deepwell.optimize(Net(), target="sm_90a")
