@@ -348,15 +348,12 @@ static void check_backward(const data *d, const problem *p, row *r) {
 /* ---- running ------------------------------------------------------------------------------------- */
 
 static void run(const dw__call *call) {
-    for (int i = 0; dw__kernels_cpu_attention[i]; i++) {
-        const dw__kernel *kernel = dw__kernels_cpu_attention[i];
-        if (kernel->op != call->op) continue;
-        assert_true(kernel->supports(call));
-        int64_t floats = (int64_t)kernel->workspace_bytes(call) / 4;
-        float *scratch = guarded(floats);
-        assert_int_equal(kernel->run(call, scratch), DW_OK);
-        release(scratch, floats);
-    }
+    const dw__kernel *kernel = dw__kernel_select(call);
+    assert_false(dw__kernel_is_reference(kernel));
+    int64_t floats = (int64_t)kernel->workspace_bytes(call) / 4;
+    float *scratch = guarded(floats);
+    assert_int_equal(kernel->run(call, scratch), DW_OK);
+    release(scratch, floats);
 }
 
 static void check_same_bits(data *d) {

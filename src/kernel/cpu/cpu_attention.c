@@ -254,7 +254,7 @@ static dw_status backward_run(const dw__call *call, void *scratch) {
 
 /* ---- kernels ------------------------------------------------------------------------------------ */
 
-static const dw__kernel attention_tiled = {
+const dw__kernel dw__attention_tiled = {
     .name = "cpu.attention.tiled",
     .op = DW_OP_ATTENTION,
     .source = "ours, C with vector extensions",
@@ -264,7 +264,7 @@ static const dw__kernel attention_tiled = {
     .strided_results = true,
     .tolerance_factor = 8.0, /* two matmuls, an exponential and a correction per tile */
 };
-static const dw__kernel attention_backward_tiled = {
+const dw__kernel dw__attention_backward_tiled = {
     .name = "cpu.attention_backward.tiled",
     .op = DW_OP_ATTENTION_BACKWARD,
     .source = "ours, C with vector extensions",
@@ -275,5 +275,6 @@ static const dw__kernel attention_backward_tiled = {
     .tolerance_factor = 16.0, /* and three more matmuls of their results */
 };
 
-const dw__kernel *const dw__kernels_cpu_attention[] = {&attention_tiled, &attention_backward_tiled,
-                                                       NULL};
+const dw__kernel *const dw__kernels_cpu_attention[] = {
+    &dw__attention_tiled, &dw__attention_backward_tiled, &dw__attention_widened,
+    &dw__attention_backward_widened, NULL};

@@ -61,4 +61,8 @@ typedef struct dw__attention_loops {
 size_t dw__attention_forward_floats(const dw__attention *attention);
 size_t dw__attention_backward_floats(const dw__attention *attention);
 
+extern const dw__kernel dw__attention_tiled, dw__attention_backward_tiled; /* F32 */
+extern const dw__kernel dw__attention_widened,
+    dw__attention_backward_widened; /* BF16 and F16 (attention_widened.c) */
+
 #endif
