@@ -102,9 +102,10 @@
  *                                         2: key <= query + Sk - Sq. window W >= 0: key > query - W (shifted
  *                                         likewise). A query that may attend to nothing gets o = 0,
  *                                         lse = -inf. p, stream: dropout of the probabilities,
- *                                         random_uniform's element index over [B,H,Sq,Sk]
+ *                                         random_uniform's element index over [B,H,Sq,Sk]. lse is F32 (F64 for
+ *                                         F64): rounded to 16 bits it would change weights by up to a percent
  *  attention_backward(q, k, v, mask?, seed?, o, lse, do; as attention) -> dq, dk, dv
- *                                         probabilities are exp(score - lse). Their rows sum to 1 also if
+ *                                         o and lse: of attention. Probabilities are exp(score - lse). Their rows sum to 1 also if
  *                                         lse < DW_LOW_SCORE, which is too large to hold a digit of a score
  *  cross_entropy(x [T,V], target [T] i64; reduction="mean"|"sum"|"none", ignore_index=-100, label_smoothing=0)
  *      -> loss (scalar, or [T]), lse [T]  as torch.nn.functional.cross_entropy; mean over targets that are

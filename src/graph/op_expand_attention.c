@@ -146,7 +146,7 @@ dw_status dw__expand_attention(dw_graph *graph, const dw_graph *source, dw_node 
     dw_value o = dw__emit_matmul(&e, to_groups(&e, &s, weights, s.full[3]), in.v, false, false);
     o = to_heads(&e, &s, o, s.value_head);
     outputs[0] = dw__emit_cast(&e, o, dw__output_dtype(source, node, 0));
-    outputs[1] = dw__emit_cast(&e, lse, dw__output_dtype(source, node, 1));
+    outputs[1] = lse; /* not rounded */
     return e.status;
 }
 
@@ -172,7 +172,7 @@ dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source,
                                         const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
     operands in = read_operands(&e, source, node, inputs);
-    dw_value o = dw__emit_widen(&e, inputs[5]), lse = dw__emit_widen(&e, inputs[6]);
+    dw_value o = dw__emit_widen(&e, inputs[5]), lse = inputs[6];
     dw_value d_o = dw__emit_widen(&e, inputs[7]), kept = DW_NONE;
     shapes s = read_shapes(&e, &in);
     dw_value slope = DW_NONE, scores = emit_scores(&e, &s, &in, &slope);

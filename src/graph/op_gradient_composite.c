@@ -217,27 +217,12 @@ DW__GRADIENT(dw__gradient_attention) {
         return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);
     dw__emitter e = {graph, DW_OK};
     dw_value operands[8];
-    dw_dtype dtype = dw_value_dtype(graph, output_grads[0]);
     for (uint32_t i = 0; i < 5; i++) operands[i] = dw_node_input(graph, node, i);
-    if (dtype == DW_BF16 || dtype == DW_F16) {
-        /* A weight is exp(score - lse), so rounding lse to a 16-bit dtype changes all weights of a row by up
-         * to a percent. Backward recomputes lse in F32. */
-        for (uint32_t i = 0; i < 4; i++)
-            if (operands[i] != DW_NONE && dw_value_dtype(graph, operands[i]) == dtype)
-                operands[i] = dw__emit_widen(&e, operands[i]);
-        dw_node wide = emit_as(&e, DW_OP_ATTENTION, 5, operands, node);
-        if (e.status != DW_OK) return e.status;
-        operands[5] = dw_node_output(graph, wide, 0);
-        operands[6] = dw_node_output(graph, wide, 1);
-    } else {
-        operands[5] = dw_node_output(graph, node, 0);
-        operands[6] = dw_node_output(graph, node, 1);
-    }
-    operands[7] = dw__emit_widen(&e, output_grads[0]);
+    operands[5] = dw_node_output(graph, node, 0);
+    operands[6] = dw_node_output(graph, node, 1);
+    operands[7] = output_grads[0];
     hand_out(&e, emit_as(&e, DW_OP_ATTENTION_BACKWARD, 8, operands, node), 0, 3, needed,
              input_grads);
-    for (uint32_t i = 0; i < 3; i++)
-        if (needed[i]) input_grads[i] = dw__emit_cast(&e, input_grads[i], dtype);
     return e.status;
 }
 

@@ -4,6 +4,7 @@
  * polynomial. A bound (a slice within its dim, an index within a table) that is broken for numbers fails
  * here. A bound with symbols is checked when the sizes of the symbols are known (dw__graph_check_sizes). */
 #include "graph/body.h"
+#include "graph/emit.h"
 #include "graph/layer_precision.h"
 #include "graph/op_rules.h"
 #include <math.h>
@@ -1123,7 +1124,7 @@ dw_status dw__infer_attention(const dw__draft *draft, dw__inferred *out) {
     const dw_dim *query = shape_of(draft, 0);
     const dw_dim result[4] = {query[0], query[1], query[2], shape_of(draft, 2)[3]};
     give(out, dtype_of(draft, 0), 4, result);
-    return give(out, dtype_of(draft, 0), 3, query);
+    return give(out, dw__compute_dtype(dtype_of(draft, 0)), 3, query);
 }
 
 dw_status dw__infer_attention_backward(const dw__draft *draft, dw__inferred *out) {
@@ -1131,7 +1132,9 @@ dw_status dw__infer_attention_backward(const dw__draft *draft, dw__inferred *out
     DW_RETURN_IF_FAILED(check_attention(draft));
     const dw_dim *query = shape_of(draft, 0);
     const dw_dim result[4] = {query[0], query[1], query[2], shape_of(draft, 2)[3]};
-    DW_RETURN_IF_FAILED(want_same_dtype(draft, 0, O, DO));
+    DW_RETURN_IF_FAILED(want_same_dtype(draft, 0, O, O));
+    DW_RETURN_IF_FAILED(want_same_dtype(draft, 0, DO, DO));
+    DW_RETURN_IF_FAILED(want_dtype(draft, LSE, dw__compute_dtype(dtype_of(draft, 0))));
     DW_RETURN_IF_FAILED(want_shape(draft, O, 4, result, "[B, H, Sq, Dv]"));
     DW_RETURN_IF_FAILED(want_shape(draft, LSE, 3, query, "[B, H, Sq]"));
     DW_RETURN_IF_FAILED(want_shape(draft, DO, 4, result, "[B, H, Sq, Dv]"));

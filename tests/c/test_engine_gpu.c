@@ -129,47 +129,129 @@ static void llama_agrees(void **state) {
     agrees(model_llama, 0.0, 2, 17);
 }
 
-/* ---- attention in BF16, by the kernels of wgmma and TMA ------------------------------------------------ */
+/* ---- attention in BF16 and F16, by the kernels of wgmma and TMA ----------------------------------------- */
 
-enum { HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 64 };
+/* The tolerance is that of engine_problem.h. The interpreter in FP32 rounds operands and results to 16 bits, so its
+ * distance from FP64 is some units of that type. The kernels round the weights P and their derivatives dS too: each
+ * adds about as much again, which 8 times that distance covers. */
 
-static dw_value rounded_leaf(model *m, const char *name, int heads) {
-    const dw_dim shape[4] = {m->batch, heads, m->sequence, HEAD_DIM};
-    return dw__emit_cast(&m->e, model_leaf(m, DW_ROLE_PARAMETER, name, DW_F32, 4, shape), DW_BF16);
+enum { HEADS = 4, KEY_HEADS = 2 };
+
+/* Attention of grouped heads between casts. */
+typedef struct attention_case {
+    dw_dtype type;
+    int64_t head_dim;
+    double scale, softcap;
+    int64_t causal, window;
+    int64_t more_keys;   /* than queries */
+    bool mask;           /* additive, of the operands' type */
+    bool constant_keys;  /* k and v have no gradient */
+    uint32_t first, end; /* results of attention that are the graph's outputs: o, lse */
+} attention_case;
+
+static dw_value rounded_leaf(model *m, const attention_case *c, const char *name, int heads,
+                             dw_dim rows) {
+    const dw_dim shape[4] = {m->batch, heads, rows, c->head_dim};
+    const dw_role role = c->constant_keys && heads == KEY_HEADS ? DW_ROLE_INPUT : DW_ROLE_PARAMETER;
+    return dw__emit_cast(&m->e, model_leaf(m, role, name, DW_F32, 4, shape), c->type);
 }
 
-/* Causal attention with grouped heads between casts. The graph's outputs are results [first, end) of attention: its
- * output, and its statistics. */
-static dw_status add_bf16_attention(model *m, int64_t window, uint32_t first, uint32_t end) {
+static dw_status add_attention(model *m, const attention_case *c) {
     model_begin(m);
-    const dw_attr attrs[] = {dw_attr_float(DW_ATTR_KEY_SCALE, 0.125),
-                             dw_attr_int(DW_ATTR_KEY_CAUSAL, 1),
-                             dw_attr_int(DW_ATTR_KEY_WINDOW, window)};
-    dw_value operands[5] = {rounded_leaf(m, "q", HEADS), rounded_leaf(m, "k", KEY_HEADS),
-                            rounded_leaf(m, "v", KEY_HEADS), DW_NONE, DW_NONE};
+    dw_attr attrs[] = {dw_attr_float(DW_ATTR_KEY_SCALE, c->scale),
+                       dw_attr_float(DW_ATTR_KEY_SOFTCAP, c->softcap),
+                       dw_attr_int(DW_ATTR_KEY_CAUSAL, c->causal),
+                       dw_attr_int(DW_ATTR_KEY_WINDOW, c->window),
+                       dw_attr_float(DW_ATTR_KEY_P, m->dropout),
+                       dw_attr_int(DW_ATTR_KEY_STREAM, 0)};
+    dw_dim keys = m->sequence;
     dw_node node = DW_NONE;
+    if (m->e.status == DW_OK && c->more_keys)
+        m->e.status = dw_dim_add(m->graph, m->sequence, c->more_keys, &keys);
+    dw_value operands[5] = {rounded_leaf(m, c, "q", HEADS, m->sequence),
+                            rounded_leaf(m, c, "k", KEY_HEADS, keys),
+                            rounded_leaf(m, c, "v", KEY_HEADS, keys), DW_NONE, m->seed};
+    if (c->mask) {
+        const dw_dim shape[4] = {1, 1, m->sequence, keys};
+        dw_value mask = model_leaf(m, DW_ROLE_INPUT, "mask", DW_F32, 4, shape);
+        operands[3] = dw__emit_cast(&m->e, mask, c->type);
+    }
     if (m->e.status == DW_OK)
         m->e.status =
             dw_graph_append(m->graph, DW_OP_ATTENTION, 5, operands, DW_COUNT(attrs), attrs, &node);
     if (m->e.status != DW_OK) return m->e.status;
-    for (uint32_t i = first; i < end; i++) {
+    for (uint32_t i = c->first; i < c->end; i++) {
         dw_value result = dw__emit_cast(&m->e, dw_node_output(m->graph, node, i), DW_F32);
         if (m->e.status == DW_OK) m->e.status = dw_graph_add_output(m->graph, result);
     }
     return m->e.status;
 }
 
-static dw_status bf16_attention(model *m) { return add_bf16_attention(m, -1, 0, 2); }
-static dw_status bf16_statistics(model *m) { return add_bf16_attention(m, -1, 1, 2); }
-static dw_status bf16_window(model *m) { return add_bf16_attention(m, 5, 0, 2); }
-static dw_status bf16_long_window(model *m) {
-    return add_bf16_attention(m, ((int64_t)1 << 32) + 5, 0, 2);
+/* Outputs o and lse: the gradient of lse is that of the definition. */
+static dw_status bf16_window(model *m, int64_t window, uint32_t first, uint32_t end) {
+    return add_attention(m, &(attention_case){.type = DW_BF16,
+                                              .head_dim = 64,
+                                              .scale = 0.125,
+                                              .causal = 1,
+                                              .window = window,
+                                              .first = first,
+                                              .end = end});
 }
-static dw_status bf16_no_keys(model *m) { return add_bf16_attention(m, 0, 0, 1); }
+static dw_status both_outputs(model *m) { return bf16_window(m, -1, 0, 2); }
+static dw_status statistics_alone(model *m) { return bf16_window(m, -1, 1, 2); }
+static dw_status window_of_5(model *m) { return bf16_window(m, 5, 0, 2); }
+static dw_status long_window(model *m) { return bf16_window(m, ((int64_t)1 << 32) + 5, 0, 2); }
+static dw_status window_of_0(model *m) { return bf16_window(m, 0, 0, 1); }
 
-/* The plan of a model lists an instruction by a kernel, with the type and shape of its first operand. */
-static void expect_kernel(model_builder builder, const char *kernel) {
-    dw_graph *graph = build(builder, 0.0);
+/* Output o: backward is by the kernel. The scale makes weights of a row differ by factors of 10 and more. */
+static dw_status causal_training(model *m) {
+    return add_attention(m, &(attention_case){.type = DW_BF16,
+                                              .head_dim = 64,
+                                              .scale = 4.0,
+                                              .causal = 1,
+                                              .window = -1,
+                                              .end = 1});
+}
+static dw_status window_training(model *m) {
+    return add_attention(m, &(attention_case){.type = DW_BF16,
+                                              .head_dim = 64,
+                                              .scale = 4.0,
+                                              .causal = 1,
+                                              .window = 5,
+                                              .end = 1});
+}
+/* Narrow heads, and more keys than a tile has: several thread blocks add to the same rows of dQ. */
+static dw_status capped_training(model *m) {
+    return add_attention(m, &(attention_case){.type = DW_F16,
+                                              .head_dim = 40,
+                                              .scale = 4.0,
+                                              .softcap = 3.0,
+                                              .causal = 2,
+                                              .window = -1,
+                                              .more_keys = 230,
+                                              .end = 1});
+}
+static dw_status cross_training(model *m) {
+    return add_attention(m, &(attention_case){.type = DW_BF16,
+                                              .head_dim = 64,
+                                              .scale = 4.0,
+                                              .window = -1,
+                                              .more_keys = 230,
+                                              .constant_keys = true,
+                                              .end = 1});
+}
+static dw_status masked_training(model *m) {
+    return add_attention(m, &(attention_case){.type = DW_BF16,
+                                              .head_dim = 64,
+                                              .scale = 4.0,
+                                              .window = -1,
+                                              .mask = true,
+                                              .end = 1});
+}
+
+/* The plan of a model as text: an instruction is listed by its kernel, with the type and shape of its first operand. */
+static char *listing_of(model_builder builder, double dropout) {
+    dw_graph *graph = build(builder, dropout);
     problem p;
     dw_plan *plan = NULL;
     char *text = NULL;
@@ -177,35 +259,92 @@ static void expect_kernel(model_builder builder, const char *kernel) {
     dw_engine *engine = make_gpu_engine(&p, 1, 0);
     OK(dw_engine_plan(engine, p.sizes, &plan));
     OK(dw_plan_describe(plan, &text));
-    if (!strstr(text, kernel)) fail_msg("no \"%s\" in %s", kernel, text);
-    dw_text_free(text);
     dw_plan_release(plan);
     dw_engine_destroy(engine);
     problem_end(&p);
     dw_graph_destroy(graph);
+    return text;
+}
+
+static void expect_kernel(model_builder builder, double dropout, const char *kernel) {
+    char *text = listing_of(builder, dropout);
+    if (!strstr(text, kernel)) fail_msg("no \"%s\" in %s", kernel, text);
+    dw_text_free(text);
 }
 
 static void attention_runs_by_its_kernels(void **state) {
     (void)state;
     need_compiler();
-    agrees(bf16_attention, 0.0, 2, 77);
-    expect_kernel(bf16_attention, ": attention bf16[2,4,77,64]");
+    agrees(both_outputs, 0.0, 2, 77);
+    expect_kernel(both_outputs, 0.0, ": attention bf16[2,4,77,64]");
 }
 
 static void statistics_of_attention_need_no_output(void **state) {
     (void)state;
     need_compiler();
-    agrees(bf16_statistics, 0.0, 2, 77);
-    expect_kernel(bf16_statistics, ": attention bf16[2,4,77,64]");
+    agrees(statistics_alone, 0.0, 2, 77);
+    expect_kernel(statistics_alone, 0.0, ": attention bf16[2,4,77,64]");
 }
 
 static void windows_of_attention_agree(void **state) {
     (void)state;
     need_compiler();
-    agrees(bf16_window, 0.0, 2, 77);
-    agrees(bf16_long_window, 0.0, 1, 33);
-    agrees(bf16_no_keys, 0.0, 1, 33);
-    expect_kernel(bf16_window, ": attention bf16[2,4,77,64]");
+    agrees(window_of_5, 0.0, 2, 77);
+    agrees(long_window, 0.0, 1, 33);
+    agrees(window_of_0, 0.0, 1, 33);
+    expect_kernel(window_of_5, 0.0, ": attention bf16[2,4,77,64]");
+}
+
+/* test_attention_first_use runs the kernels' first-use checks on the emulator, where they take most of the time. */
+static int without_first_use_check(void **state) {
+    (void)state;
+    return strncmp(device->name, "emulator", 8) == 0 ? setenv("DEEPWELL_FIRST_USE_CHECK", "off", 0)
+                                                     : 0;
+}
+
+/* Forward and backward by the kernels, the statistics in F32 between them. */
+static void expect_training(model_builder builder, double dropout, const char *operand) {
+    static const char *const kernels[] = {": attention", ": attention_backward"};
+    for (size_t i = 0; i < DW_COUNT(kernels); i++) {
+        char kernel[64];
+        snprintf(kernel, sizeof kernel, "%s %s", kernels[i], operand);
+        expect_kernel(builder, dropout, kernel);
+    }
+}
+
+static void attention_trains_by_its_kernels(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(causal_training, 0.0, 2, 77);
+    expect_training(causal_training, 0.0, "bf16[2,4,77,64]");
+    agrees(window_training, 0.0, 1, 131);
+    expect_training(window_training, 0.0, "bf16[2,4,77,64]");
+}
+
+static void attention_trains_on_more_keys_than_queries(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(capped_training, 0.0, 1, 65);
+    expect_training(capped_training, 0.0, "f16[2,4,77,40]");
+    agrees(cross_training, 0.0, 2, 33);
+    expect_training(cross_training, 0.0, "bf16[2,4,77,64]");
+}
+
+static void attention_trains_with_dropout(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(causal_training, 0.25, 1, 77);
+    expect_training(causal_training, 0.25, "bf16[2,4,77,64]");
+}
+
+/* No kernel adds a mask: such attention becomes primitives. */
+static void masked_attention_trains_by_primitives(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(masked_training, 0.0, 2, 19);
+    char *text = listing_of(masked_training, 0.0);
+    if (strstr(text, ": attention")) fail_msg("a kernel of attention in %s", text);
+    dw_text_free(text);
 }
 
 /* ---- a linear layer in BF16 on Blackwell, by the GEMM kernel of tcgen05 --------------------------------- */
@@ -235,7 +374,7 @@ static void a_linear_layer_runs_by_its_kernel(void **state) {
     const dw_device *before = device;
     OK(dw_device_find("emulator:sm_100a", &device));
     agrees(bf16_linear, 0.0, 2, 77);
-    expect_kernel(bf16_linear, ": gemm bf16[2,77,72]");
+    expect_kernel(bf16_linear, 0.0, ": gemm bf16[2,77,72]");
     device = before;
 }
 
@@ -585,6 +724,7 @@ int main(void) {
         cmocka_unit_test(attention_runs_by_its_kernels),
         cmocka_unit_test(statistics_of_attention_need_no_output),
         cmocka_unit_test(windows_of_attention_agree),
+        cmocka_unit_test(masked_attention_trains_by_primitives),
         cmocka_unit_test(a_linear_layer_runs_by_its_kernel),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
@@ -595,6 +735,9 @@ int main(void) {
         cmocka_unit_test(an_operation_without_a_kernel_is_named),
         cmocka_unit_test(codes_are_copied_as_bytes),
         cmocka_unit_test(programs_with_an_unused_input_keep_their_seeds),
+        cmocka_unit_test_setup(attention_trains_by_its_kernels, without_first_use_check),
+        cmocka_unit_test_setup(attention_trains_on_more_keys_than_queries, without_first_use_check),
+        cmocka_unit_test_setup(attention_trains_with_dropout, without_first_use_check),
     };
     return cmocka_run_group_tests(tests, find_device, NULL);
 }

@@ -594,6 +594,7 @@ static void norm_rules(void **state) {
 }
 
 #define QKV "q: f32[B, 8, S, 16]; k: f32[B, 2, S, 16]; v: f32[B, 2, S, 12]"
+#define HALF_QKV "q: bf16[B, 8, S, 16]; k: bf16[B, 2, S, 16]"
 
 static void attention_rules(void **state) {
     (void)state;
@@ -640,6 +641,16 @@ static void attention_rules(void **state) {
         {QKV "; o: f32[B, 8, S, 16]; l: f32[B, 8, S]",
          "%dq, %dk, %dv = attention_backward(%q, %k, %v, _, _, %o, %l, %o) {scale=0.25}", DW_SHAPE,
          "o [B, 8, S, 16] must be [B, 8, S, 12], which is [B, H, Sq, Dv]"},
+        {HALF_QKV, "%o, %l = attention(%q, %k, %k) {scale=1}", DW_OK,
+         "bf16[B, 8, S, 16] f32[B, 8, S]"},
+        {"q: f64[B, 8, S, 16]", "%o, %l = attention(%q, %q, %q) {scale=1}", DW_OK,
+         "f64[B, 8, S, 16] f64[B, 8, S]"},
+        {HALF_QKV "; l: f32[B, 8, S]",
+         "%dq, %dk, %dv = attention_backward(%q, %k, %k, _, _, %q, %l, %q) {scale=1}", DW_OK,
+         "bf16[B, 8, S, 16] bf16[B, 2, S, 16] bf16[B, 2, S, 16]"},
+        {HALF_QKV "; l: bf16[B, 8, S]",
+         "%dq, %dk, %dv = attention_backward(%q, %k, %k, _, _, %q, %l, %q) {scale=1}", DW_TYPE,
+         "lse is bf16; expected f32"},
     };
     CHECK_RULES(rules);
 }

@@ -442,23 +442,23 @@ static const char *const rows[] = {
     "attention F[1,2,127,63] F[1,2,127,63] F[1,2,127,63] - i64[2]:seed scale=0.125 causal=1 p=0.1 "
     "stream=9",
     "attention F[1,1,3,4] F[1,1,0,4] F[1,1,0,4] scale=0.5",
-    "attention_backward " Q_3x5 " - - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35",
-    "attention_backward " Q_3x5 " - - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35 causal=1",
-    "attention_backward " Q_3x5 " - - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35 causal=2 window=2",
-    "attention_backward " Q_3x5 " bool[2,1,1,5] - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35",
-    "attention_backward " Q_3x5 " F[1,4,3,5] - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35",
-    "attention_backward " Q_3x5 " - - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35 softcap=2",
+    "attention_backward " Q_3x5 " - - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35",
+    "attention_backward " Q_3x5 " - - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 causal=1",
+    "attention_backward " Q_3x5 " - - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 causal=2 window=2",
+    "attention_backward " Q_3x5 " bool[2,1,1,5] - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35",
+    "attention_backward " Q_3x5 " F[1,4,3,5] - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35",
+    "attention_backward " Q_3x5 " - - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 softcap=2",
     "attention_backward F[1,6,65,32] F[1,2,65,32] F[1,2,65,32] F[1,6,65,65] i64[2]:seed "
     "F[1,6,65,32] "
-    "F[1,6,65] F[1,6,65,32] scale=0.17 softcap=3 causal=1 window=40 p=0.2 stream=3",
-    "attention_backward " Q_3x5 " bool[1,1,3,5]:masked - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35",
+    "S[1,6,65] F[1,6,65,32] scale=0.17 softcap=3 causal=1 window=40 p=0.2 stream=3",
+    "attention_backward " Q_3x5 " bool[1,1,3,5]:masked - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35",
     "attention_backward " Q_3x5
-    " - i64[2]:seed F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35 causal=1 p=0.3 stream=2",
-    "attention_backward F[2,3,33,17] F[2,3,65,17] F[2,3,65,31] - - F[2,3,33,31] F[2,3,33] "
+    " - i64[2]:seed F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 causal=1 p=0.3 stream=2",
+    "attention_backward F[2,3,33,17] F[2,3,65,17] F[2,3,65,31] - - F[2,3,33,31] S[2,3,33] "
     "F[2,3,33,31] scale=0.2",
-    "attention_backward F[1,6,65,32] F[1,2,65,32] F[1,2,65,32] - - F[1,6,65,32] F[1,6,65] "
+    "attention_backward F[1,6,65,32] F[1,2,65,32] F[1,2,65,32] - - F[1,6,65,32] S[1,6,65] "
     "F[1,6,65,32] scale=0.17 causal=1",
-    "attention_backward F[1,1,129,64] F[1,1,257,64] F[1,1,257,64] - - F[1,1,129,64] F[1,1,129] "
+    "attention_backward F[1,1,129,64] F[1,1,257,64] F[1,1,257,64] - - F[1,1,129,64] S[1,1,129] "
     "F[1,1,129,64] "
     "scale=0.125 causal=2",
     "cross_entropy F[3,5] i64[3]:index5 reduction=mean",
@@ -566,10 +566,14 @@ static const char *const shapes[] = {"[]",       "[1]",     "[7]",   "[257]",   
                                      "[2,1,33]", "[63,65]", "[0,3]", "[1,129,2]"};
 
 /* Copies a row with its placeholders replaced. */
-static void fill_row(const char *row, const char *dtype, const char *shape, char *out) {
+static void fill_row(const char *row, dw_dtype type, const char *shape, char *out) {
+    const char *dtype = dw_dtype_name(type), *statistics = type == DW_F64 ? "f64" : "f32";
     size_t length = 0;
     for (; *row && length < OPS_TEXT_BYTES - 1; row++) {
-        const char *piece = *row == 'F' || *row == 'I' ? dtype : *row == '$' ? shape : NULL;
+        const char *piece = *row == 'F' || *row == 'I' ? dtype
+                            : *row == 'S'              ? statistics
+                            : *row == '$'              ? shape
+                                                       : NULL;
         int written = piece ? snprintf(out + length, OPS_TEXT_BYTES - length, "%s", piece)
                             : snprintf(out + length, OPS_TEXT_BYTES - length, "%c", *row);
         length += (size_t)written;
@@ -580,7 +584,7 @@ static dw_status each_shape(const char *row, dw_dtype dtype, ops_visit visit, vo
     char text[OPS_TEXT_BYTES];
     size_t count = strchr(row, '$') ? DW_COUNT(shapes) : 1;
     for (size_t i = 0; i < count; i++) {
-        fill_row(row, dw_dtype_name(dtype), shapes[i], text);
+        fill_row(row, dtype, shapes[i], text);
         DW_RETURN_IF_FAILED(visit(context, text, dtype));
     }
     return DW_OK;

@@ -363,8 +363,8 @@ cleanup:
 static bool lse_is_rounded(const ops_case *c, dw_dtype dtype) {
     enum { LOGITS = 3 };
     if (c->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD && c->inputs[LOGITS].absent) return true;
-    bool reads_lse = c->op == DW_OP_ATTENTION_BACKWARD || c->op == DW_OP_CROSS_ENTROPY_BACKWARD ||
-                     c->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD;
+    bool reads_lse =
+        c->op == DW_OP_CROSS_ENTROPY_BACKWARD || c->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD;
     return reads_lse && (dtype == DW_BF16 || dtype == DW_F16);
 }
 

@@ -494,7 +494,7 @@ def attention(
         else:
             scores = scores + mask
     scores = torch.where(allowed, scores, torch.full_like(scores, -math.inf))
-    lse = torch.logsumexp(scores, -1)
+    lse = torch.logsumexp(scores.to(torch.promote_types(scores.dtype, torch.float32)), -1)
     probabilities = softmax(scores, -1)
     if p > 0:
         kept = random_uniform(seed, list(scores.shape), stream) >= p

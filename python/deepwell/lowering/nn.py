@@ -362,8 +362,8 @@ def attention(
 
 
 def _statistics(dtype: str) -> str:
-    """Returns the dtype of row statistics for results of `dtype`."""
-    return dtype
+    """Returns the dtype of attention's row statistics for operands of `dtype`."""
+    return "f64" if dtype == "f64" else "f32"
 
 
 def _four_axes(
@@ -513,7 +513,7 @@ def cross_entropy(
     loss, _lse = b.emit(
         "cross_entropy",
         [x, flat],
-        [(x.dtype, shape), (_statistics(x.dtype), x.shape[:1])],
+        [(x.dtype, shape), (x.dtype, x.shape[:1])],
         reduction=name,
         ignore_index=ignore_index,
         label_smoothing=float(label_smoothing),

@@ -28,6 +28,7 @@ const dw__gpu_kernel *const dw__gpu_kernels[] = {
     &dw__quantize_blocks,
     &dw__softmax,
     &dw__graph_attention,
+    &dw__graph_attention_backward,
     &dw__graph_gemm,
     &dw__gpu_elementwise,
     &dw__gpu_move,

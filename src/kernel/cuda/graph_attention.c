@@ -1,20 +1,16 @@
-/* Attention of a graph, by the attention kernels (attention.c): their call is made from the operation's.
+/* Attention of a graph, forward and backward, by the attention kernels (attention.c): their call is made from the
+ * operation's.
  *
- * The kernels' statistics are F32, the graph's have the type of q. The kernel writes them to the workspace, and they are
- * rounded from there if the graph reads them. The kernels also need room for o, so the workspace has it if the graph
- * reads the statistics alone. Gradients in BF16 and F16 are computed in F32 (op_gradient_composite.c), which no
- * attention kernel supports, so this entry is for forward.
+ * The kernels write the graph's results in place. A result that nothing reads has room in the workspace, in front of the
+ * kernel's own; the statistics need none. Gradients have the same bits in every run, as the engine promises.
  */
 #include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_kernels.h"
-#include <stdatomic.h>
 
-/* Inputs and results of the operation (deepwell/ops.h). */
-enum { Q, K, V, MASK, SEED };
+/* Operands and results of the operations (deepwell/ops.h). */
+enum { Q, K, V, MASK, SEED, GIVEN_O, GIVEN_LSE, D_O };
 enum { O, LSE };
-
-/* The programs that round statistics to BF16 and F16; set when the first variant is prepared. */
-static _Atomic uint64_t rounding_program[2];
+enum { DQ, DK, DV };
 
 /* ---- the kernels' call ------------------------------------------------------------------------------- */
 
@@ -32,13 +28,19 @@ static void set_mask(const dw__call *c, dw_attention *a) {
     a->bottom_right = causal == 2;
 }
 
-/* The workspace: the statistics in F32, then o if the graph does not read it. */
-static size_t lse_bytes(const dw__call *c) {
-    const size_t bytes = (size_t)dw__tensor_count(&c->outputs[LSE]) * sizeof(float);
-    return (bytes + 255) / 256 * 256;
+/* The tensor of a result. If nothing reads it, its room starts at `*used` bytes of the workspace. */
+static dw_attention_tensor result_of(const dw__tensor *t, void *workspace, size_t *used) {
+    dw_attention_tensor result = tensor_of(t);
+    if (t->data) return result;
+    if (workspace) result.data = (char *)workspace + *used;
+    *used += (dw__tensor_bytes(t) + 255) / 256 * 256;
+    return result;
 }
 
-static dw_attention call_of(const dw__operation_call *given) {
+static bool is_backward(const dw__call *c) { return c->op == DW_OP_ATTENTION_BACKWARD; }
+
+/* Makes the kernels' call. `*used`: bytes of the workspace in front of the kernel's own. */
+static dw_attention call_of(const dw__operation_call *given, size_t *used) {
     const dw__call *c = &given->call;
     const dw__tensor *q = &c->inputs[Q], *k = &c->inputs[K];
     dw_attention a = {
@@ -56,41 +58,33 @@ static dw_attention call_of(const dw__operation_call *given) {
         .q = tensor_of(q),
         .k = tensor_of(k),
         .v = tensor_of(&c->inputs[V]),
-        .o = tensor_of(&c->outputs[O]),
-        .lse = given->workspace,
+        .deterministic = true,
         .stream = given->stream,
     };
-    if (!a.o.data && given->workspace) a.o.data = (char *)given->workspace + lse_bytes(c);
+    *used = 0;
+    if (is_backward(c)) {
+        a.o = tensor_of(&c->inputs[GIVEN_O]);
+        a.lse = c->inputs[GIVEN_LSE].data;
+        a.d_o = tensor_of(&c->inputs[D_O]);
+        a.dq = result_of(&c->outputs[DQ], given->workspace, used);
+        a.dk = result_of(&c->outputs[DK], given->workspace, used);
+        a.dv = result_of(&c->outputs[DV], given->workspace, used);
+        if (given->workspace) a.workspace = (char *)given->workspace + *used;
+    } else {
+        a.o = result_of(&c->outputs[O], given->workspace, used);
+        a.lse = c->outputs[LSE].data;
+    }
     if (a.dropout > 0.0f) a.seed_memory = c->inputs[SEED].data;
     set_mask(c, &a);
     return a;
 }
 
-/* The call that rounds the statistics to the graph's type. */
-static dw__operation_call rounding_of(const dw__operation_call *given) {
-    static const dw_attr types[] = {{.key = DW_ATTR_KEY_DTYPE, .integer = DW_BF16},
-                                    {.key = DW_ATTR_KEY_DTYPE, .integer = DW_F16}};
-    const dw__tensor *lse = &given->call.outputs[LSE];
-    const int64_t count = dw__tensor_count(lse);
-    const dw__tensor from = {
-        .data = given->workspace, .dtype = DW_F32, .rank = 1, .shape = {count}, .stride = {1}};
-    const dw__tensor to = {
-        .data = lse->data, .dtype = lse->dtype, .rank = 1, .shape = {count}, .stride = {1}};
-    return (dw__operation_call){.call = {.op = DW_OP_CAST,
-                                         .attr_count = 1,
-                                         .attrs = &types[lse->dtype == DW_F16],
-                                         .input_count = 1,
-                                         .output_count = 1,
-                                         .inputs = {from},
-                                         .outputs = {to}},
-                                .stream = given->stream};
-}
-
-static const dw__gpu_kernel *forward_kernel(int capability) {
+static const dw__gpu_kernel *kernel_of(const dw__call *c, int capability) {
+    if (is_backward(c)) return &dw__sm90_attention_backward;
     return capability == 90 ? &dw__sm90_attention_forward : &dw__sm100_attention_forward;
 }
 
-/* ---- the entry ----------------------------------------------------------------------------------------- */
+/* ---- the entries ---------------------------------------------------------------------------------------- */
 
 static bool has_rows(const dw__tensor *t) {
     for (int axis = 0; axis < t->rank; axis++)
@@ -98,14 +92,29 @@ static bool has_rows(const dw__tensor *t) {
     return t->shape[3] <= 1 || t->stride[3] == 1;
 }
 
+static bool all_have_rows(const dw__call *c) {
+    const dw__tensor *lse = is_backward(c) ? &c->inputs[GIVEN_LSE] : &c->outputs[LSE];
+    bool rows = has_rows(&c->inputs[Q]) && has_rows(&c->inputs[K]) && has_rows(&c->inputs[V]);
+    if (is_backward(c))
+        rows &= has_rows(&c->inputs[GIVEN_O]) && has_rows(&c->inputs[D_O]) &&
+                has_rows(&c->outputs[DQ]) && has_rows(&c->outputs[DK]) &&
+                has_rows(&c->outputs[DV]);
+    else
+        rows &= has_rows(&c->outputs[O]);
+    return rows && dw__tensor_is_contiguous(lse);
+}
+
 static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
                           const dw__gpu_target *gpu) {
     const dw__operation_call *given = call;
     const dw__call *c = &given->call;
-    if (c->op != DW_OP_ATTENTION) return dw__gpu_wrong_operation(kernel, c);
+    size_t used;
+    if (c->op != (kernel == &dw__graph_attention ? DW_OP_ATTENTION : DW_OP_ATTENTION_BACKWARD))
+        return dw__gpu_wrong_operation(kernel, c);
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
-    if (c->inputs[K].shape[2] == 0)
-        return dw__fail(DW_UNSUPPORTED, "%s: expected at least one key", kernel->name);
+    if (c->inputs[Q].shape[2] == 0 || c->inputs[K].shape[2] == 0)
+        return dw__fail(DW_UNSUPPORTED, "%s: expected at least one query and one key",
+                        kernel->name);
     if (c->inputs[MASK].rank >= 0 || c->inputs[V].shape[3] != c->inputs[Q].shape[3])
         return dw__fail(DW_UNSUPPORTED, "%s: expected no mask, and v with the head dimension of q",
                         kernel->name);
@@ -117,62 +126,61 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
          !dw__tensor_is_contiguous(&c->inputs[SEED])))
         return dw__fail(DW_UNSUPPORTED, "%s: expected dropout of stream 0 and a contiguous seed",
                         kernel->name);
-    if (!has_rows(&c->inputs[Q]) || !has_rows(&c->inputs[K]) || !has_rows(&c->inputs[V]) ||
-        !has_rows(&c->outputs[O]) || !dw__tensor_is_contiguous(&c->outputs[LSE]))
-        return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous rows of q, k, v and o",
+    if (!all_have_rows(c))
+        return dw__fail(DW_UNSUPPORTED,
+                        "%s: expected contiguous rows of q, k, v, o and their gradients, and a "
+                        "contiguous lse",
                         kernel->name);
-    const dw_attention a = call_of(given);
-    const dw__gpu_kernel *forward = forward_kernel(gpu->capability);
-    return forward->supports(forward, &a, gpu);
+    const dw_attention a = call_of(given, &used);
+    const dw__gpu_kernel *by = kernel_of(c, gpu->capability);
+    return by->supports(by, &a, gpu);
 }
 
 static dw_status workspace_bytes(const dw__gpu_kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes) {
-    const dw__call *c = &((const dw__operation_call *)call)->call;
-    (void)kernel, (void)context;
-    *bytes = lse_bytes(c) + (c->outputs[O].data ? 0 : dw__tensor_bytes(&c->outputs[O]));
+    const dw__operation_call *given = call;
+    const dw__gpu_kernel *by = kernel_of(&given->call, context->capability);
+    size_t used, own = 0;
+    const dw_attention a = call_of(given, &used);
+    (void)kernel;
+    if (by->workspace_bytes) DW_RETURN_IF_FAILED(by->workspace_bytes(by, &a, context, &own));
+    *bytes = used + own;
     return DW_OK;
 }
 
 static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
-    const dw__gpu_kernel *forward = forward_kernel(context->capability);
-    const dw_attention a = call_of(call);
-    const dw__operation_call rounding = rounding_of(call);
-    const dw__variant *program;
+    const dw__operation_call *given = call;
+    const dw__gpu_kernel *by = kernel_of(&given->call, context->capability);
+    size_t used;
+    const dw_attention a = call_of(given, &used);
     (void)kernel;
-    DW_RETURN_IF_FAILED(
-        dw__gpu_elementwise.prepare(&dw__gpu_elementwise, &rounding, context, &program));
-    atomic_store(&rounding_program[a.dtype == DW_F16], program->params);
-    return forward->prepare(forward, &a, context, variant);
+    return by->prepare(by, &a, context, variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
-    const dw__operation_call *given = call;
-    const dw_attention a = call_of(given);
-    const dw__variant *program;
-    DW_RETURN_IF_FAILED(forward_kernel(context->capability)->enqueue(&a, context, variant));
-    if (!given->call.outputs[LSE].data) return DW_OK;
-    const dw__operation_call rounding = rounding_of(given);
-    const uint64_t number = atomic_load(&rounding_program[a.dtype == DW_F16]);
-    DW_RETURN_IF_FAILED(dw__variant_of(context, &dw__gpu_elementwise, number, &program));
-    return dw__gpu_elementwise.enqueue(&rounding, context, program);
+    size_t used;
+    const dw_attention a = call_of(call, &used);
+    return variant->kernel->enqueue(&a, context, variant);
 }
 
+/* No first-use check: the kernels that they call have theirs. */
+#define GRAPH_ATTENTION                                                                            \
+    .backend = "deepwell", .op = DW__GPU_OPERATION, .proof = DW__PROVEN_ON_EMULATOR,               \
+    .source = "src/kernel/cuda/graph_attention.c", .elements = "BF16, F16",                        \
+    .needs = "no mask but causal and windows; what the attention kernels of the GPU need",         \
+    .supports = supports, .workspace_bytes = workspace_bytes, .prepare = prepare,                  \
+    .enqueue = enqueue, .tolerance = DW__ATTENTION_TOLERANCE
+
 const dw__gpu_kernel dw__graph_attention = {
+    GRAPH_ATTENTION,
     .name = "attention",
-    .backend = "deepwell",
-    .op = DW__GPU_OPERATION,
-    .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "attention forward",
-    .source = "src/kernel/cuda/graph_attention.c",
     .architectures = DW__GPU_ARCHITECTURES,
-    .elements = "BF16, F16",
-    .needs = "no mask but causal and windows; what the attention kernels of the GPU need",
-    .supports = supports,
-    .workspace_bytes = workspace_bytes,
-    .prepare = prepare,
-    .enqueue = enqueue,
-    /* No first-use check: the kernels that it calls have theirs. */
-    .tolerance = DW__ATTENTION_TOLERANCE,
+};
+const dw__gpu_kernel dw__graph_attention_backward = {
+    GRAPH_ATTENTION,
+    .name = "attention_backward",
+    .operation = "attention backward",
+    .architectures = "sm_90a (H100, H200)",
 };
