@@ -5,6 +5,7 @@
 #include "base/pool.h"
 #include "guarded_floats.h"
 #include "kernel/kernel.h"
+#include "number/half.h"
 #include "number/philox.h"
 #include "random_numbers.h"
 #include <float.h>
@@ -394,6 +395,80 @@ static void check(const problem *p) {
     destroy(&d);
 }
 
+/* ---- BF16 and F16 -------------------------------------------------------------------------------- */
+
+static uint16_t to_half(dw_dtype type, float x) {
+    return type == DW_BF16 ? dw__f32_to_bf16(x) : dw__f32_to_f16(x);
+}
+
+/* Rounds numbers in place and returns their 16 bits. */
+static uint16_t *round_to(dw_dtype type, float *x, int64_t count) {
+    uint16_t *half = dw__malloc((size_t)count * sizeof *half);
+    for (int64_t i = 0; i < count; i++) {
+        half[i] = to_half(type, x[i]);
+        x[i] = type == DW_BF16 ? dw__bf16_to_f32(half[i]) : dw__f16_to_f32(half[i]);
+    }
+    return half;
+}
+
+/* The same tensor of 16 bits, with the same strides, if it is one of the rows or a float mask. */
+static void halve(const data *d, dw_dtype type, uint16_t *const *half, uint16_t *mask,
+                  dw__tensor *t) {
+    if (t->dtype != DW_F32 || t->rank != 4) return;
+    for (int which = Q; which < LSE; which++)
+        if (d->block[which] && t->data == d->block[which]) {
+            *t = (dw__tensor){half[which], type, 4, {0}, {0}};
+            memcpy(t->shape, d->tensor[which].shape, sizeof t->shape);
+            memcpy(t->stride, d->tensor[which].stride, sizeof t->stride);
+            return;
+        }
+    assert_ptr_equal(t->data, d->mask_floats);
+    t->data = mask;
+    t->dtype = type;
+}
+
+static void expect_rounded(const data *d, dw_dtype type, int which, const uint16_t *half) {
+    const dw__tensor *t = &d->tensor[which];
+    for (int64_t b = 0; b < t->shape[0]; b++)
+        for (int64_t h = 0; h < t->shape[1]; h++)
+            for (int64_t i = 0; i < t->shape[2]; i++)
+                for (int64_t e = 0; e < t->shape[3]; e++) {
+                    const float *x = at(d, which, b, h, i, e);
+                    assert_int_equal(half[x - d->block[which]], to_half(type, *x));
+                }
+}
+
+/* Results in 16 bits are those of F32 on the same operands, rounded once; lse is not rounded. */
+static void check_halves(const problem *p, dw_dtype type) {
+    data d;
+    uint16_t *half[ROWS] = {NULL}, *mask = NULL;
+    make(&d, p);
+    for (int which = Q; which < LSE; which++)
+        half[which] = round_to(type, d.block[which], d.count[which]);
+    if (d.mask_floats) mask = round_to(type, d.mask_floats, dw__tensor_count(&d.mask));
+    dw__call forward = d.forward, backward = d.backward;
+    for (int i = 0; i < 8; i++) halve(&d, type, half, mask, &backward.inputs[i]);
+    for (int i = 0; i < 3; i++) halve(&d, type, half, mask, &backward.outputs[i]);
+    memcpy(forward.inputs, backward.inputs, 5 * sizeof *forward.inputs);
+    halve(&d, type, half, mask, &forward.outputs[0]);
+    assert_true(strstr(dw__kernel_select(&forward)->name, "widened"));
+    run(&forward);
+    const size_t lse_bytes = (size_t)d.count[LSE] * sizeof(float);
+    float *lse = dw__malloc(lse_bytes);
+    memcpy(lse, d.block[LSE], lse_bytes);
+    run(&d.forward);
+    assert_memory_equal(lse, d.block[LSE], lse_bytes);
+    expect_rounded(&d, type, O, half[O]);
+    dw__free(round_to(type, d.block[O], d.count[O])); /* backward reads the rounded o */
+    run(&backward);
+    run(&d.backward);
+    for (int which = DQ; which <= DV; which++) expect_rounded(&d, type, which, half[which]);
+    for (int which = Q; which < LSE; which++) dw__free(half[which]);
+    dw__free(mask);
+    dw__free(lse);
+    destroy(&d);
+}
+
 static void check_all(const problem *problems, size_t count) {
     for (size_t i = 0; i < count; i++) check(&problems[i]);
 }
@@ -466,6 +541,20 @@ static void test_soft_cap(void **state) {
     check_all(problems, DW_COUNT(problems));
 }
 
+static void test_halves(void **state) {
+    (void)state;
+    static const problem problems[] = {
+        {2, 4, 2, 67, 71, 12, 20, 1, -1, NO_MASK, 0.1, true, 1, 0},
+        {1, 2, 1, 70, 150, 16, 16, 2, 33, FLOAT_HEADS, 0, false, 2, 1.5},
+        {2, 4, 2, 9, 13, 8, 8, 0, -1, FLOAT_FULL, 0, true, 1, 0},
+        {2, 2, 2, 9, 3, 4, 4, 0, -1, BOOL_FULL, 0, false, 1, 0}, /* some rows are empty */
+    };
+    for (size_t i = 0; i < DW_COUNT(problems); i++) {
+        check_halves(&problems[i], DW_BF16);
+        check_halves(&problems[i], DW_F16);
+    }
+}
+
 /* Scores of some thousands: exp overflows unless the maximum is subtracted first. */
 static void test_large_scores(void **state) {
     (void)state;
@@ -481,6 +570,7 @@ int main(void) {
         cmocka_unit_test(test_shapes),       cmocka_unit_test(test_positions),
         cmocka_unit_test(test_masks),        cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_large_scores), cmocka_unit_test(test_soft_cap),
+        cmocka_unit_test(test_halves),
     };
     random_state = 7;
     return cmocka_run_group_tests(tests, NULL, NULL);
