@@ -55,5 +55,6 @@ const dw__kernel *dw__lower_accumulating(const dw__lowering *l, dw_op op) {
 }
 
 bool dw__lower_lays_out(const dw__lowering *l, dw_op op) {
-    return !on_gpu(l) && dw__kernel_lays_out_results(op);
+    if (!on_gpu(l)) return dw__kernel_lays_out_results(op);
+    return op == DW_OP_ATTENTION || op == DW_OP_ATTENTION_BACKWARD; /* graph_attention.c */
 }

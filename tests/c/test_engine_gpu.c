@@ -249,6 +249,29 @@ static dw_status masked_training(model *m) {
                                               .end = 1});
 }
 
+/* Self-attention from one tensor [B, S, 3 * HEADS * 64]: views of it are q, k and v, and the output is [B, S, ..]. */
+static dw_status packed_training(model *m) {
+    enum { SIZE = 64, WIDTH = HEADS * SIZE };
+    static const int64_t heads_first[4] = {0, 2, 1, 3};
+    model_begin(m);
+    const dw_attr scale = dw_attr_float(DW_ATTR_KEY_SCALE, 4.0);
+    const dw_dim shape[3] = {m->batch, m->sequence, 3 * WIDTH};
+    const dw_dim split[4] = {m->batch, m->sequence, HEADS, SIZE};
+    const dw_dim joined[3] = {m->batch, m->sequence, WIDTH};
+    dw_value x = model_leaf(m, DW_ROLE_PARAMETER, "x", DW_F32, 3, shape), parts[3];
+    x = dw__emit_cast(&m->e, x, DW_BF16);
+    for (int i = 0; i < 3; i++) {
+        parts[i] = dw__emit_slice(&m->e, x, 2, i * WIDTH, (i + 1) * WIDTH);
+        parts[i] = dw__emit_reshape(&m->e, parts[i], 4, split);
+        parts[i] = dw__emit_permute(&m->e, parts[i], 4, heads_first);
+    }
+    dw_value o = dw__emit(&m->e, DW_OP_ATTENTION, 3, parts, 1, &scale);
+    o = dw__emit_reshape(&m->e, dw__emit_permute(&m->e, o, 4, heads_first), 3, joined);
+    o = dw__emit_cast(&m->e, o, DW_F32);
+    if (m->e.status == DW_OK) m->e.status = dw_graph_add_output(m->graph, o);
+    return m->e.status;
+}
+
 /* The plan of a model as text: an instruction is listed by its kernel, with the type and shape of its first operand. */
 static char *listing_of(model_builder builder, double dropout) {
     dw_graph *graph = build(builder, dropout);
@@ -335,6 +358,17 @@ static void attention_trains_with_dropout(void **state) {
     need_compiler();
     agrees(causal_training, 0.25, 1, 77);
     expect_training(causal_training, 0.25, "bf16[2,4,77,64]");
+}
+
+/* The kernels read and write the layouts of the neighbours, so that nothing is copied. */
+static void attention_trains_in_place(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(packed_training, 0.0, 2, 37);
+    expect_training(packed_training, 0.0, "bf16[2,4,77,64]");
+    char *text = listing_of(packed_training, 0.0);
+    if (strstr(text, ": move ")) fail_msg("a copy in %s", text);
+    dw_text_free(text);
 }
 
 /* No kernel adds a mask: such attention becomes primitives. */
@@ -738,6 +772,7 @@ int main(void) {
         cmocka_unit_test_setup(attention_trains_by_its_kernels, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_on_more_keys_than_queries, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_with_dropout, without_first_use_check),
+        cmocka_unit_test_setup(attention_trains_in_place, without_first_use_check),
     };
     return cmocka_run_group_tests(tests, find_device, NULL);
 }
