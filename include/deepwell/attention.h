@@ -6,9 +6,10 @@
  *     call.q = (dw_attention_tensor){q, 16 * 1024 * 64, 1024 * 64, 64}; // BHSD; likewise k, v and o
  *     if (dw_attention_forward(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
- * Forward needs compute capability 9.0 (H100, H200), 10.0 or 10.3 (B200, B300), backward 9.0; or such an emulated GPU:
- * "emulator:sm_90a", "emulator:sm_100a" or "emulator:sm_103a". The Blackwell kernel is proven on the emulator and has
- * not run on hardware. It runs only if a call names it, or with DEEPWELL_BLACKWELL=try in the environment.
+ * Forward needs compute capability 9.0 (H100, H200), 10.0 or 10.3 (B200, B300); backward needs 9.0. The emulated GPUs
+ * "emulator:sm_90a", "emulator:sm_100a" and "emulator:sm_103a" have the same kernels. The Blackwell kernel has been
+ * tested on the emulator but not on hardware. It runs only if a call names it, or with DEEPWELL_BLACKWELL=try in the
+ * environment.
  *
  * Calls are asynchronous on the caller's stream. On the device "cuda" they run in the calling thread's current context;
  * if there is none, in the first GPU's primary context. They allocate no device memory, do not synchronise, and may be
@@ -48,10 +49,10 @@ typedef struct dw_attention {
     dw_dtype dtype;          /* of q, k, v, o and their gradients: DW_BF16 or DW_F16 */
     /* Query head h reads key head h / (heads_q / heads_kv). heads_q must be a multiple of heads_kv. */
     int32_t batch, heads_q, heads_kv;
-    int32_t seq_len_q, seq_len_kv; /* packed: of the longest sequence */
+    int32_t seq_len_q, seq_len_kv; /* packed: those of the longest sequences */
     int32_t head_dim;              /* of q, k, v and o: a multiple of 8, at most 256 */
 
-    /* Packed sequences: batch + 1 ascending offsets in device memory, starting at 0. Set both or neither. */
+    /* Packed sequences: batch + 1 ascending row offsets in device memory, starting at 0. Set both or neither. */
     const int32_t *offsets_q, *offsets_k;
     int64_t total_q, total_k; /* total rows of a packed batch; not read otherwise */
 
@@ -95,29 +96,30 @@ typedef struct dw_attention {
 
 /* ---- calls ---------------------------------------------------------------------------------- */
 
-/* All errors are found before anything is launched. DW_INVALID_ARGUMENT: a pointer is missing or misaligned, a
- * number is out of range, or the kernel's name is unknown (the message lists the known ones). DW_SHAPE. DW_TYPE.
- * DW_UNSUPPORTED: the device runs no kernels, no kernel there supports the call, the named one does not, or the
- * kernel failed its first-use check. */
+/* All errors are found before anything is launched. DW_INVALID_ARGUMENT: a pointer is missing or misaligned, a number
+ * is out of range, or the kernel's name is unknown (the message lists the known ones). DW_SHAPE: sizes are out of range
+ * or disagree. DW_TYPE: the dtype is neither BF16 nor F16. DW_UNSUPPORTED: the device runs no kernels, no kernel there
+ * supports the call, the named one does not, or the kernel failed its first-use check. */
 DW_API dw_status dw_attention_forward(const dw_attention *call);
-/* As forward, and needs `workspace`. If its kernel failed the first-use check, the gradients are computed by
- * definition, correctly but slowly, because the forward pass has run by then. */
+/* Computes dq, dk and dv; needs `workspace`. Fails as dw_attention_forward does, with one exception: if the kernel
+ * failed its first-use check, a slow reference kernel computes the gradients, because the forward pass has run by
+ * then. */
 DW_API dw_status dw_attention_backward(const dw_attention *call);
 
 /* Contiguous BHSD tensors in BF16: q and o [B,H,Q,D], k and v [B,H,K,D]. Runs in the current context on the calling
- * thread's default stream. `causal` aligns the last query with the last key. Returns 0 or a dw_status. */
+ * thread's default stream. `causal` aligns the last query with the last key. Returns a dw_status. */
 DW_API int dw_fmha_bf16_forward(void *q, void *k, void *v, void *o, int B, int H, int Q, int K,
                                 int D, int causal);
 
 /* ---- queries -------------------------------------------------------------------------------- */
 
-/* Bytes of workspace that dw_attention_backward needs for this call. Reads no pointer. Without a GPU it returns enough
- * for any. Fails as dw_attention_backward does for sizes, types and strides. */
+/* Bytes of workspace that dw_attention_backward needs for this call. Reads no pointer. Without a GPU it returns a size
+ * that suffices on every GPU. Fails as dw_attention_backward does for sizes, types and strides. */
 DW_API dw_status dw_attention_backward_workspace(const dw_attention *call, size_t *bytes);
 /* Returns DW_OK if forward (and, with `backward`, backward) would run, else the reason. It reads none of the call's
  * memory, and tensors' addresses may be NULL. The first query for a kind of call compiles and loads the kernels, which
- * takes seconds, and compares their results with attention by definition. A kernel that disagrees on this GPU is not
- * used. DEEPWELL_FIRST_USE_CHECK=off skips the comparison. */
+ * takes seconds, and compares their results with a reference kernel's. A kernel that disagrees on this GPU is not used.
+ * DEEPWELL_FIRST_USE_CHECK=off skips the comparison. */
 DW_API dw_status dw_attention_supported(const dw_attention *call, bool backward);
 
 #ifdef __cplusplus

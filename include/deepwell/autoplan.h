@@ -24,12 +24,12 @@
 extern "C" {
 #endif
 
-#define DW_AUTOPLAN_VERSION 1 /* of the plan's file */
+#define DW_AUTOPLAN_VERSION 1 /* version of the format of the plan's file */
 
 /* An alternative to the plan's layout. */
 typedef struct dw_autoplan_other {
-    const char *name; /* "tp 4, pp 16, dp 256"; of a what-if its constraint, "tp=4" */
-    /* The parts that lose time, "+4.1% tensor, +1.0% bubble"; if found is 0, why nothing fits. */
+    const char *name; /* "tp 4, pp 16, dp 256"; for a what-if its constraint, "tp=4" */
+    /* The parts of the step that take longer, "+4.1% tensor, +1.0% bubble"; if found is 0, why nothing fits. */
     const char *why;
     const char *unmeasured; /* as dw_autoplan.unmeasured; "": all of its parts are measured */
     int found;   /* 0: no layout with this constraint fits, and only name and why are set */
@@ -82,7 +82,7 @@ typedef struct dw_autoplan {
     /* If nothing fits, prediction.fits is 0 and the layout is the one that needs the least memory. */
     /* "optimizer states, 61.2 GB on each GPU of stage 0 of 16"; "": the layout fits. */
     const char *tightest;
-    int gpus_needed; /* least number of these GPUs on which a layout fits; 0: this one fits, or
+    int gpus_needed; /* least number of these GPUs on which a layout fits; 0: this layout fits, or
                            * DW_HARDWARE_MOST_GPUS are too few */
 } dw_autoplan;
 
@@ -92,8 +92,8 @@ typedef struct dw_autoplan_request {
     const dw_model_sizes *model;
     const dw_hardware *hardware; /* the plan uses all of its GPUs */
     int64_t seq_len, global_batch;
-    /* One that dw_layout may have, or DW_SCHEME_COUNT: the fastest of BF16, FP8_TENSOR, MXFP8 and NVFP4 that the
-     * hardware has. */
+    /* A scheme that dw_layout.precision may have. DW_SCHEME_COUNT: the search chooses the fastest of BF16, FP8_TENSOR,
+     * MXFP8 and NVFP4 that the hardware supports. */
     dw_scheme precision;
     /* "FIELD=VALUE", "FIELD<=VALUE" or "FIELD>=VALUE". FIELD is a field of dw_layout, VALUE a number or a name: "tp=8",
      * "pp<=4", "recompute=full" (all layers), "schedule=1f1b", "framework=megatron" (default DW_FRAMEWORK_OWN). */
@@ -102,13 +102,14 @@ typedef struct dw_autoplan_request {
     /* Bytes of each GPU left free for errors of the prediction; negative: 5 % of its memory. */
     double reserve;
     int runners_up; /* at most this many */
-    int what_ifs;   /* 1: answer what-ifs, with some more searches */
-    /* 0: choose a layout of measured parts if one fits, and list faster ones as `bolder`; constraints may still ask for
+    int what_ifs;   /* 1: also compute what-ifs, each by a search of its own */
+    /* 0: choose a layout of measured parts if one fits, and list faster ones as `bolder`; constraints may still require
      * unmeasured parts. 1: choose the fastest, measured or not. */
     int bold;
 } dw_autoplan_request;
 
-/* Sets precision BF16, five runners-up, no what-ifs. Set model, hardware, seq_len and global_batch yourself. */
+/* Sets precision BF16, reserve 5 %, five runners-up, no what-ifs. Set model, hardware, seq_len and global_batch
+ * yourself. */
 DW_API void dw_autoplan_request_default(dw_autoplan_request *request);
 
 /* The same request gives the same plan on any number of threads. If nothing fits, returns DW_OK with prediction.fits 0.
@@ -116,13 +117,13 @@ DW_API void dw_autoplan_request_default(dw_autoplan_request *request);
  * of replicas divides, a size out of range. DW_UNSUPPORTED: the GPUs do not have the precision. */
 DW_API dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autoplan **plan);
 
-/* Makes a plan of your own layout: `layout` as it is, with its prediction. Fails as dw_layout_check does. */
+/* Makes a plan from a given layout: predicts it and searches nothing. Fails as dw_layout_check does. */
 DW_API dw_status dw_autoplan_of(const char *model_name, const dw_model_sizes *model,
                                 const dw_hardware *hardware, const dw_layout *layout,
                                 dw_autoplan **plan);
 
-/* Names the kernels of the plan's GEMMs and attention: Deepwell's, if it has some for the GPUs' architecture
- * (deepwell/explain.h), else the framework's library. Needs no GPU. */
+/* Fills `kernels` with the kernels of the plan's GEMMs and attention: Deepwell's, if there are any for the GPUs'
+ * architecture (deepwell/explain.h), else the framework's library. Needs no GPU. */
 DW_API dw_status dw_autoplan_bind(dw_autoplan *plan);
 
 /* The plan's file. A plan that is written and read again is identical to the last bit. DW_PARSE: not JSON, or a field

@@ -7,13 +7,14 @@
  * all of them:
  *
  * - A structure of options, and one that describes a call, begins with `size_t struct_size`. Set it to sizeof the
- *   structure; a macro or function of its defaults does so. Members are appended only. A structure that an older
- *   version knew with fewer members is accepted where its comment says so; any other size is DW_INVALID_ARGUMENT.
+ *   structure; the macro or function that sets the defaults does so. New versions only append members. The shorter
+ *   structure of an older version is accepted where a comment says so; any other size is DW_INVALID_ARGUMENT.
  * - A call that runs on a GPU has a `device` (NULL: "cuda") and a `stream` (a CUstream).
  * - The caller owns the memory that it passes. The library copies what it keeps, unless a comment says otherwise.
  *   An object that a function makes is released by the _destroy or _close function of its type.
  * - A pointer may be NULL only where a comment says so.
- * - Every dw_status that a caller should tell apart is named at the function. DW_OUT_OF_MEMORY may come from any.
+ * - Every dw_status that a caller should tell apart is named at the function. DW_OUT_OF_MEMORY may come from
+ *   any function.
  */
 #ifndef DEEPWELL_DEEPWELL_H
 #define DEEPWELL_DEEPWELL_H

@@ -4,8 +4,8 @@
  *     dw_tensor_bytes(DW_E2M1, 2, shape);    // 9: two codes in a byte, rows of whole bytes
  *
  * BOOL, the integers and the floating-point types of 16 bits and more are the types that operations of a graph compute
- * in. The others are codes: their values are meant together with the scale of a block (deepwell/number.h), and only
- * operations that quantize read or write them.
+ * in. The others are codes: an element's value is its code times the scale of its block (deepwell/number.h), and only
+ * operations that quantize or dequantize read or write them.
  *
  * Sources. OCP MX: "OCP Microscaling Formats (MX) Specification v1.0", 2023. OFP8: "OCP 8-bit Floating Point
  * Specification v1.0", 2023. PTX: "Parallel Thread Execution ISA 9.0", section cvt.
@@ -32,7 +32,7 @@ extern "C" {
     X(F16, "f16", 16)                                                                              \
     X(F32, "f32", 32)                                                                              \
     X(F64, "f64", 64)                                                                              \
-    X(E4M3, "e4m3", 8) /* the codes: DW_FORMAT_MAP says what they mean */                          \
+    X(E4M3, "e4m3", 8) /* codes from here on; DW_FORMAT_MAP gives their values */                 \
     X(E5M2, "e5m2", 8)                                                                             \
     X(E3M2, "e3m2", 8)                                                                             \
     X(E2M3, "e2m3", 8)                                                                             \

@@ -12,7 +12,7 @@
  *     dw_emulator_destroy(gpu);
  *
  * Calls are synchronous: a launch has ended when dw_emulator_launch returns. Global addresses are addresses of the
- * host. Several threads may use one emulator; its launches take turns. docs/emulator.md says what is emulated.
+ * host. Several threads may use one emulator; it runs one launch at a time. docs/emulator.md says what is emulated.
  */
 #ifndef DEEPWELL_EMULATOR_H
 #define DEEPWELL_EMULATOR_H
@@ -34,7 +34,7 @@ typedef struct dw_emulator_module dw_emulator_module;
 
 typedef struct dw_emulator_options {
     size_t struct_size; /* sizeof(dw_emulator_options) */
-    /* Look for undefined reads and races, besides the mistakes that always stop a kernel. */
+    /* Also report undefined reads and races. Other mistakes stop a kernel in any case. */
     bool check;
     uint64_t seed; /* fixes the order in which warps and asynchronous operations run */
     /* Receives what kernels print during a launch, one printf at a time, never concurrently. NULL: output is
@@ -83,8 +83,8 @@ DW_API dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte,
 /* Returns whether the range lies within one allocation. */
 DW_API bool dw_emulator_holds(const dw_emulator *emulator, const void *memory, size_t bytes);
 
-/* Loads PTX text. DW_PARSE: the message is "NAME, PTX line 12: mistake: the line". DW_UNSUPPORTED names what the
- * emulator does not have. */
+/* Loads PTX text. DW_PARSE: the message is "NAME, PTX line 12: mistake: the line". DW_UNSUPPORTED names the PTX feature
+ * that the emulator does not implement. */
 DW_API dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes,
                                   const char *name, dw_emulator_module **module);
 DW_API void dw_emulator_unload(dw_emulator_module *module);

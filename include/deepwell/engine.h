@@ -93,14 +93,13 @@ typedef struct dw_binding {
  *
  * On a GPU all memory is the device's: the arena aligned to 256 bytes, tensors of more than one element to 16. The work
  * is enqueued on `stream` (CUstream; NULL: the legacy default stream), and the call returns before it is done.
- * Elsewhere `stream` is not read. A CUDA graph of the caller's that captures these calls holds addresses of the plan, so
- * the plan must be released after the graph.
+ * Elsewhere `stream` is not read. If the caller captures these calls in a CUDA graph, the graph holds addresses of the
+ * plan, so the plan must be released after the graph.
  *
- * DW_INVALID_ARGUMENT: a binding that is needed is NULL or has strides that its kernels do not support, or the arena
- * or, on a GPU, a tensor is NULL or misaligned. DW_INDEX: an index in a tensor is out of range; the message names it. On
- * a GPU this and other errors that only data can show are returned by dw_plan_synchronize, or by the plan's next run if
- * that comes first. DW_STATE: there are more threads than the plan has scratch for. DW_DEVICE: a GPU
- * failed. */
+ * DW_INVALID_ARGUMENT: a binding that is needed is NULL or has strides that its kernels do not support; the arena is
+ * NULL or misaligned; or, on a GPU, a tensor is misaligned. DW_INDEX: an index in a tensor is out of range; the message
+ * names it (for a GPU, dw_plan_synchronize reports this). DW_STATE: there are more threads than the plan has scratch
+ * for. DW_DEVICE: a GPU failed. */
 DW_API dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
                                  const dw_binding *outputs, void *stream);
 /* output_grads: one per grad_outputs entry; data NULL means zero. outputs: as forward wrote them, unchanged, because
@@ -127,9 +126,9 @@ DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena
                                        const dw_binding *leaves, const dw_binding *outputs,
                                        const dw_binding *output_grads, const dw_binding *grads,
                                        void *stream);
-/* Waits for all work on the stream of a GPU. Returns an error that only data can show, of any run of the plan since the
+/* Waits for all work on the stream of a GPU. Reports errors that depend on data, from all runs of the plan since the
  * last call: DW_INDEX if an index lay outside of its axis, DW_INVALID_ARGUMENT for integers divided by zero. DW_DEVICE:
- * a kernel failed. On the CPU runs report such errors themselves, and this call returns DW_OK at once. */
+ * a kernel failed. On the CPU each run reports such errors itself, and this call returns DW_OK at once. */
 DW_API dw_status dw_plan_synchronize(dw_plan *plan, void *stream);
 
 /* One AdamW update (Loshchilov and Hutter 2019) of many F32 tensors at once, in place. */
@@ -152,9 +151,9 @@ typedef struct dw_adamw_options {
 DW_API dw_status dw_adamw_step(const dw_adamw_tensor *tensors, uint32_t count,
                                const dw_adamw_options *options);
 
-/* Describes what runs here as a JSON object: isa, amx, threads, onednn (its version, or null), onednn_isa (the
- * instruction set that oneDNN uses, or null), onednn_memory_known (whether predictions of memory count its buffers),
- * kernels. Free *json with dw_text_free. */
+/* Describes the CPU engine of this process as a JSON object: isa, amx, threads, onednn (its version, or null),
+ * onednn_isa (the instruction set that oneDNN uses, or null), onednn_memory_known (whether predictions of memory count
+ * its buffers), kernels. Free *json with dw_text_free. */
 DW_API dw_status dw_machine_describe(char **json);
 
 #ifdef __cplusplus

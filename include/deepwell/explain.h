@@ -7,13 +7,13 @@
  * The candidates for attention are Deepwell's kernels and the operators behind PyTorch's scaled_dot_product_attention,
  * in this order: "deepwell", "cudnn", "flash", "efficient", "math". The default is the first one that supports the
  * call. Once those of the first three that support it have been measured on this GPU for this class of shapes, a later
- * one replaces the default if it is faster by more than 3 % and by more than three standard errors of the difference.
- * A call with gradients is judged by forward and backward together. dw_attention_decide is the
- * decision; an explanation tells it for any target, and the Python package acts on it.
+ * one replaces the default if it is faster by more than 3 % and by more than three standard errors of the difference. A
+ * call with gradients is judged by forward and backward together. dw_attention_decide makes this decision, which the
+ * Python package follows; dw_attention_explain reports it for any target.
  *
- * Measurements are kept on disk, one file per GPU model (DEEPWELL_CACHE, see deepwell/jit.h). They are made once, and a
- * later run decides the same. The member `kernel` of a call is ignored here. "cutlass" is a candidate for compute
- * capability 10.0 and is never chosen by itself.
+ * Measurements are kept on disk, one file per GPU model (DEEPWELL_CACHE, see deepwell/jit.h). They are made once, so
+ * that later runs decide the same. The member `kernel` of a call is ignored here. "cutlass" is a candidate for compute
+ * capability 10.0 but never the one that is chosen.
  */
 #ifndef DEEPWELL_EXPLAIN_H
 #define DEEPWELL_EXPLAIN_H
@@ -37,7 +37,7 @@ extern "C" {
  * Expected times come from an H200. For other architectures they are scaled by the data sheets' rates and "estimated".
  * The call's strides matter, its addresses do not. Reads no tensor and compiles nothing. DW_INVALID_ARGUMENT, DW_SHAPE,
  * DW_TYPE: the call is inconsistent, or the target is unknown (the message lists those known). DW_UNSUPPORTED: there is
- * no GPU, and no target is given. Free *json with dw_text_free. */
+ * no GPU, and `target` is NULL. Free *json with dw_text_free. */
 DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
                                       char **json);
 
@@ -57,7 +57,7 @@ DW_API dw_status dw_gpu_kernels(char **json);
  * DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call is inconsistent. */
 DW_API dw_status dw_attention_class(const dw_attention *call, bool backward, char *text,
                                     size_t bytes);
-/* The class as a number, different for different classes. 0: the call has no class. */
+/* Returns the class as a number that is unique to it. 0: the call has no class. */
 DW_API uint64_t dw_attention_class_number(const dw_attention *call, bool backward);
 
 /* Returns whether a call may be run by another candidate that stores no scores. Such calls are measured. Deepwell
@@ -84,11 +84,12 @@ typedef struct dw_attention_decision {
     char refusal[1024]; /* why Deepwell's kernels cannot run the call; "": they can */
 } dw_attention_decision;
 
-/* Decides who runs a call on its device, and why. `gradients`: backward follows. The caller sets
- * decision->struct_size. A call without an alternative is Deepwell's, if its kernels support it. Else measurements
- * count that were published with the same `with` (see dw_tune_publish); NULL: all of them. `prepare`: also compiles,
- * loads and checks Deepwell's kernels, as dw_attention_supported does; a failure there is a refusal. Otherwise
- * compiles nothing. DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call is inconsistent. */
+/* Chooses the candidate that runs a call on its device. `gradients`: backward follows. The caller sets
+ * decision->struct_size. If there is no alternative (dw_attention_has_alternative), Deepwell runs the calls that its
+ * kernels support. Otherwise the decision uses the measurements that were published with the same `with` (see
+ * dw_tune_publish); NULL: all of them. `prepare`: also compiles, loads and checks Deepwell's kernels, as
+ * dw_attention_supported does; a failure there is a refusal. Without `prepare` nothing is compiled.
+ * DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call is inconsistent. */
 DW_API dw_status dw_attention_decide(const dw_attention *call, bool gradients, const char *with,
                                      bool prepare, dw_attention_decision *decision);
 
@@ -101,9 +102,9 @@ typedef struct dw_tune_time {
 } dw_tune_time;
 /* Stores times that were measured together, for the calling thread's GPU. DW_UNSUPPORTED: there is none.
  * DW_INVALID_ARGUMENT: a time is not positive and has no failure, or an error is negative. DW_IO, DW_NOT_FOUND: the
- * folder cannot be written, or there is none. `with` names what they depend on besides the GPU: versions. If another
+ * folder cannot be written, or there is none. `with` names the software versions on which they depend. If another
  * process has stored times for the same class and `with` in the meantime, those are kept, so that all later lookups
- * decide alike. */
+ * return the same. */
 DW_API dw_status dw_tune_publish(const char *shape_class, const char *with,
                                  const dw_tune_time *times, size_t count);
 /* Stores one time and replaces an earlier one. Safe between processes. Fails as dw_tune_publish does. */

@@ -7,8 +7,8 @@
  *     if (dw_gemm_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
  * Deepwell's own kernels need compute capability 10.0 or 10.3 (B200, B300), or the devices "emulator:sm_100a" and
- * "emulator:sm_103a". They are proven on the emulator and have not run on hardware, so nothing chooses them by itself.
- * The first use of each kernel on a GPU compares it with sums in double (docs/blackwell.md).
+ * "emulator:sm_103a". They have been tested on the emulator but not on hardware. The first use of each kernel on a GPU
+ * compares it with a GEMM accumulated in double (docs/blackwell.md).
  *
  * A call may name a kernel of CUTLASS instead, if `make cutlass` has built them (docs/cutlass.md). Some of these are
  * for compute capability 9.0 (H100, H200). They have the same first-use check. They run on the device "cuda": a GPU, or
@@ -88,9 +88,9 @@ typedef struct dw_gemm {
 
 /* ---- calls ---------------------------------------------------------------------------------- */
 
-/* Runs the GEMM. With m = 0 or n = 0 it does nothing; with k = 0 the sums are 0. DW_INVALID_ARGUMENT, DW_SHAPE,
+/* Runs the GEMM. With m = 0 or n = 0 it does nothing; with k = 0 the accumulators are 0. DW_INVALID_ARGUMENT, DW_SHAPE,
  * DW_TYPE: the call is inconsistent. DW_UNSUPPORTED: the call is not supported, on this GPU or at all. A kernel that
- * failed its first-use check is not used: the GEMM is then computed by definition, correctly but slowly, and returns
+ * failed its first-use check is not used: a slow reference kernel computes the GEMM instead, or the call returns
  * DW_UNSUPPORTED if A, B or D are quantized. CUTLASS's kernels support BF16 results of BF16, MXFP8 (E4M3) or NVFP4
  * operands, with n a multiple of 8 and k a multiple of 8 (MXFP8: 16, NVFP4: 32), an optional residual and no other
  * epilogue. */
@@ -124,7 +124,7 @@ typedef struct dw_grouped_gemm {
     void *const *a, *const *b, *const *d;
     int64_t stride_a, stride_b, stride_d; /* elements from one row to the next, in every group */
     void *stream;
-    /* NULL: Deepwell's own GEMM, launched once per group: slow if groups are many and small.
+    /* NULL: Deepwell's own GEMM, launched once per group, which is slow for many small groups.
      * "cutlass.sm100.grouped.bf16": one launch for all groups, after a copy of sizes and pointers from the host; it
      * cannot be captured in a CUDA graph. */
     const char *kernel;

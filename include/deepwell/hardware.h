@@ -74,7 +74,7 @@ typedef struct dw_hardware {
     int gpus_per_domain; /* joined by NVLink at full rate: 8, 72 in an NVL72 rack; 1: PCIe only */
     int link_version;    /* of NVLink; 0: none */
     int rails;           /* network ports of a node that connect GPUs; 0: not known */
-    const char *network; /* "InfiniBand NDR, 8 rails": for readers */
+    const char *network; /* text for readers: "InfiniBand NDR, 8 rails" */
     dw_figure rate[DW_RATES]; /* value 0: the GPU does not support the dtype */
 #define DW_HARDWARE_FIGURE(name) dw_figure name;
     DW_HARDWARE_FIGURES(DW_HARDWARE_FIGURE)
@@ -82,8 +82,8 @@ typedef struct dw_hardware {
 } dw_hardware;
 
 /* `text`: "NAME" or "NAME:COUNT", a profile of the catalogue in either case. Without COUNT: one node, or one NVLink
- * rack. COUNT may be less than a node; above it, it must be a whole number of nodes. DW_NOT_FOUND lists the names.
- * DW_INVALID_ARGUMENT: COUNT is not a number from 1 to DW_HARDWARE_MOST_GPUS, or not a whole number of nodes. */
+ * rack. COUNT above one node must be a whole number of nodes. DW_NOT_FOUND lists the names. DW_INVALID_ARGUMENT: COUNT
+ * is not a number from 1 to DW_HARDWARE_MOST_GPUS, or does not follow this rule. */
 #define DW_HARDWARE_MOST_GPUS 1048576
 DW_API dw_status dw_hardware_named(const char *text, dw_hardware **hardware);
 DW_API uint32_t dw_hardware_catalogue_count(void);
@@ -109,8 +109,8 @@ DW_API dw_status dw_hardware_open(const char *text, dw_hardware **hardware);
  * dw_text_free. */
 DW_API dw_status dw_hardware_json(const dw_hardware *hardware, char **text);
 
-/* Makes a copy with another number of GPUs. Destroy *copy too. DW_INVALID_ARGUMENT: not from 1 to
- * DW_HARDWARE_MOST_GPUS, or not a whole number of nodes. */
+/* Makes a copy with another number of GPUs. Destroy *copy too. DW_INVALID_ARGUMENT: `gpus` is not from 1 to
+ * DW_HARDWARE_MOST_GPUS, or is more than a node and not a whole number of nodes. */
 DW_API dw_status dw_hardware_with_gpus(const dw_hardware *hardware, int gpus, dw_hardware **copy);
 DW_API void dw_hardware_destroy(dw_hardware *hardware); /* may be NULL */
 

@@ -4,10 +4,10 @@
  *     if (dw_machine_probe(0, &machine) == DW_OK) printf("%d GPUs\n", machine->gpu_count);
  *     dw_machine_destroy(machine);
  *
- * dw_hardware (deepwell/hardware.h) is the summary that a plan needs. This header has the single GPUs, the links
- * between them, the PCI Express paths, the CPU with its NUMA nodes, and the network ports. The sources are NVIDIA's
- * driver and NVML, hwloc, and /sys. Each of them may be missing, and no value is invented: an absent number is -1, an
- * absent string "", an absent figure DW_FIGURE_UNKNOWN. All strings belong to the machine.
+ * dw_hardware (deepwell/hardware.h) is the summary that a plan needs. This header describes each GPU, the links between
+ * them, the PCI Express paths, the CPU with its NUMA nodes, and the network ports. The sources are NVIDIA's driver and
+ * NVML, hwloc, and /sys. Each of them may be missing, and no value is invented: an absent number is -1, an absent
+ * string "", an absent figure DW_FIGURE_UNKNOWN. All strings belong to the machine.
  */
 #ifndef DEEPWELL_MACHINE_H
 #define DEEPWELL_MACHINE_H

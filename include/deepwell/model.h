@@ -1,5 +1,5 @@
-/* Models by name and from Hugging Face folders: their sizes, and for the families that Deepwell builds config.json to
- * graph, safetensors to weights, and back.
+/* Models, by name or from Hugging Face folders. For any family: its sizes. For the families that Deepwell builds: the
+ * graph of a config.json, and its weights, read from and written to safetensors.
  *
  *     dw_model_config *config;
  *     dw_graph *graph;
@@ -161,8 +161,8 @@ typedef struct dw_model_load_options {
 
 /* Reads the safetensors of `folder` as F32 (dw_safetensors_read_f32). The files must hold the parameters and no other
  * tensors, except buffers that transformers ignores too. Names may lack the base model's prefix ("wte.weight").
- * DW_SHAPE: the message names all missing, extra and misshapen tensors. `options` NULL: the defaults. After a failure
- * the contents of `weights` are unspecified. */
+ * DW_SHAPE: the message names all tensors that are missing, extra or of another shape. `options` NULL: the defaults.
+ * After a failure the contents of `weights` are unspecified. */
 DW_API dw_status dw_model_load(const dw_model_config *config, const char *folder,
                                const dw_model_load_options *options, float *const *weights);
 /* Writes random weights, initialised as transformers does: matrices normal(0, initializer_range), with GPT-2's two

@@ -128,7 +128,7 @@ typedef enum dw_scale_rule {
  * again along the other axis; only square blocks can be transposed as they are. */
 typedef struct dw_block_options {
     size_t struct_size; /* sizeof(dw_block_options) */
-    dw_scheme scheme;   /* fp8-block, an mxfp or nvfp4: DW_UNSUPPORTED for the others */
+    dw_scheme scheme;   /* with blocks: fp8-block, mxfp..., nvfp4; others: DW_UNSUPPORTED */
     dw_scale_rule scale_rule;
     int square; /* 1: one scale for block x block elements (fp8-block 128x128 and NVFP4 16x16, for weights) */
     int axis; /* 1 or 0 */

@@ -125,7 +125,7 @@
 
 #include "deepwell/status.h"
 
-/* A lower score of attention comes from a mask: models mask with the least number of a dtype. */
+/* An attention score below this comes from a mask, because models mask with the least number of a dtype. */
 #define DW_LOW_SCORE (-1e30)
 
 #ifdef __cplusplus

@@ -31,7 +31,7 @@ extern "C" {
 
 /* FLOPs of forward and backward per token, without recomputation; MFU is defined by them. 6 * active + 6 * layers *
  * heads * head_dim * seq_len, with causal attention counted as half and a window by the pairs that it leaves. With
- * adapters the factors are 4 and 4. */
+ * adapters (lora_rank) the first term is 4 * active. */
 DW_API double dw_planner_token_flops(const dw_model_sizes *model, int seq_len);
 
 /* Operations of forward and backward. Backward of attention recomputes the scores: five matmuls for forward's two. */
@@ -106,18 +106,18 @@ typedef struct dw_layout {
     dw_pipeline_schedule schedule;
     dw_recompute recompute;
     int recompute_layers;
-    /* The scheme of linear layers' GEMMs; others run in BF16. Priced are BF16 (FP16 runs as fast), FP32, FP8_TENSOR,
-     * FP8_ROW, FP8_BLOCK, MXFP8 and NVFP4; DW_UNSUPPORTED for the others. */
+    /* The scheme of linear layers' GEMMs; other GEMMs run in BF16. Predictions support BF16 (FP16 runs as fast), FP32,
+     * FP8_TENSOR, FP8_ROW, FP8_BLOCK, MXFP8 and NVFP4; dw_layout_check returns DW_UNSUPPORTED for other schemes. */
     dw_scheme precision;
     dw_framework framework;
     int unfused_attention; /* 1: scores are written to memory, as before FlashAttention */
     int overlap_tensor, overlap_data, overlap_expert; /* 1: communication overlaps computation */
-    int cuda_graphs;                                  /* 1: the host launches no single kernels */
+    int cuda_graphs;                                  /* 1: kernels are launched as CUDA graphs */
     int compiled; /* 1: elementwise chains are fused (torch.compile) */
     /* 1: a token is sent once to each rank that holds experts for it (DeepEP, HybridEP); 0: once to each expert. */
     int dispatch_once;
     int fused_loss; /* 1: no FP32 copies of the logits: the loss is compiled, fused or computed in chunks */
-    int dropout; /* 1: dropout masks after attention and MLP are kept */
+    int dropout; /* 1: dropout after attention and MLP, whose masks are kept */
     /* Tokens on the most loaded expert rank, percent of an even share: a capacity factor, or the effect of routing;
      * 0: 100. */
     int expert_load;
@@ -130,13 +130,16 @@ typedef struct dw_layout {
 
 /* Sizes 1, other members 0 or off; precision BF16, framework OWN, sequence parallel and overlap on. */
 DW_API void dw_layout_default(dw_layout *layout);
-/* DW_INVALID_ARGUMENT: a size is out of range or does not divide what it must. The message names both. */
+/* DW_INVALID_ARGUMENT: a size is out of range or does not divide what it must. The message names both. DW_UNSUPPORTED:
+ * the hardware has no rate for the precision. */
 DW_API dw_status dw_layout_check(const dw_model_sizes *model, const dw_hardware *hardware,
                                  const dw_layout *layout);
 
 /* ---- the prediction -------------------------------------------------------------------------------------------- */
 
-typedef struct dw_time_parts { /* seconds of the heaviest rank's step; they add up to its total */
+/* Seconds of a step, which add up to dw_prediction.seconds. In a pipeline, computation and communication are those of
+ * the mean rank; `imbalance` and `bubble` are the rest. */
+typedef struct dw_time_parts {
     double gemm, attention, elementwise, quantize,
         launch;                                     /* computation, including recomputation */
     double tensor, context, expert, data, pipeline; /* exposed communication */
@@ -159,7 +162,8 @@ typedef struct dw_prediction {
     double model_flops;       /* FLOP/s per GPU, without recomputation */
     double mfu;               /* model_flops over the GPU's BF16 rate */
     double bubble_fraction;   /* of the pipeline's time, as defined in the schedules' papers */
-    double overhead_fraction; /* recomputed operations over the model's */
+    /* With full recomputation, forward's share of the first stage's time; else 0. */
+    double overhead_fraction;
     dw_time_parts time;
     dw_memory_parts memory;
     double allocated; /* bytes: all of `memory` except overhead */
@@ -174,7 +178,7 @@ typedef struct dw_prediction {
     int heaviest_stage; /* by memory */
 } dw_prediction;
 
-/* Fails with DW_INVALID_ARGUMENT as dw_layout_check and dw_model_sizes_check do. */
+/* Fails as dw_layout_check and dw_model_sizes_check do. */
 DW_API dw_status dw_predict(const dw_model_sizes *model, const dw_hardware *hardware,
                             const dw_layout *layout, dw_prediction *prediction);
 /* The same without checks, for a search whose layouts are valid by construction. */
@@ -194,9 +198,10 @@ typedef struct dw_planner_constant {
 } dw_planner_constant;
 /* Returns how many there are; *table lists them. */
 DW_API int dw_planner_constants(const dw_planner_constant **table);
-/* Predictions with other values, in the order of the table; NULL: those in use. The sizes must be right
- * (dw_model_sizes_check, dw_layout_check). The first is dw_predict's, the second has the memory of one stage, 0 to
- * pp - 1, and the third returns the idle part of the pipeline's time with stages that are alike. */
+/* Predictions with other values of the constants, in the order of the table; NULL: the values in use. Model and layout
+ * must pass dw_model_sizes_check and dw_layout_check. dw_predict_with computes what dw_predict does.
+ * dw_predict_memory_with gives the memory of one stage, from 0 to pp - 1. dw_predict_bubble_with returns the idle
+ * fraction of the pipeline's time if all stages cost the same. */
 DW_API void dw_predict_with(const double *constants, const dw_model_sizes *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw_prediction *prediction);

@@ -19,14 +19,14 @@
 extern "C" {
 #endif
 
-/* How an operand is rounded. Text, as attributes of `quantized_linear` have it: the scheme's name, then "+square",
- * "+hadamard" and "+stochastic" where the members are 1: "nvfp4+hadamard+stochastic". */
+/* How an operand is rounded. Its text form, used in the attributes of `quantized_linear`, is the scheme's name followed
+ * by "+square", "+hadamard" and "+stochastic" for the members that are 1: "nvfp4+hadamard+stochastic". */
 typedef struct dw_operand_precision {
-    dw_scheme
-        scheme; /* FP32 (all six operands of a layer: not quantized), BF16, MXFP8, MXFP8_E5M2, MXFP6, MXFP6_E2M3,
-                         MXFP4 or NVFP4; the GEMM reads the others' values as BF16, which has to hold them exactly */
-    /* The others are for schemes with blocks. 1: one scale for block x block elements, so that the numbers are the same
-     * along both axes. */
+    /* FP32 (all six operands of a layer: not quantized), BF16, MXFP8, MXFP8_E5M2, MXFP6, MXFP6_E2M3, MXFP4 or NVFP4.
+     * The GEMM reads the values as BF16, which represents those of the last six exactly. */
+    dw_scheme scheme;
+    /* The members below apply to schemes with blocks only. 1: one scale for block x block elements, so that the numbers
+     * are the same along both axes. */
     int square;
     /* 1: runs of 16 along the reduction axis go through a random Hadamard transform first. Both operands of a GEMM must
      * agree; not with `square`. */
@@ -64,15 +64,15 @@ typedef struct dw_precision_policy {
     dw_layer_precision layer;
     /* Regions whose layers keep their precision: bits 1 << dw_region. */
     uint32_t high_regions;
-    /* Fraction of the layers with the policy's precision that are "bf16" instead: the last ones of the graph. Rounded
-     * to a whole number of layers. */
+    /* Of the layers that would have the policy's precision, the fraction that has "bf16" instead: the last layers of
+     * the graph. Rounded to a whole number of layers. */
     double bf16_share;
     /* Exceptions to the members above; the last match applies. Owned by the caller. */
     uint32_t exception_count;
     const dw_precision_exception *exceptions;
 } dw_precision_policy;
-/* Sets what is published under the name, one of dw_layer_precision_named: high_regions embed, norm, router, head and
- * loss; bf16_share 0.15 for "nvfp4", else 0; no exceptions. Fails as dw_layer_precision_named does. */
+/* Sets the published recipe called `name`, a name of dw_layer_precision_named: high_regions embed, norm, router, head
+ * and loss; bf16_share 0.15 for "nvfp4", else 0; no exceptions. Fails as dw_layer_precision_named does. */
 DW_API dw_status dw_precision_policy_init(dw_precision_policy *policy, const char *name);
 /* Returns 1 if an operand is rounded stochastically; graphs then need a seed leaf (DW_ROLE_SEED). */
 DW_API int dw_precision_policy_needs_seed(const dw_precision_policy *policy);
@@ -80,8 +80,8 @@ DW_API int dw_precision_policy_needs_seed(const dw_precision_policy *policy);
 /* Replaces each `linear` of the forward pass that the policy quantizes by a `quantized_linear`. A matmul of two
  * activations (its second operand depends on an input) is not a linear layer, and a layer in F64 is not changed.
  * `count` (may be NULL): number of replaced layers. DW_INVALID_ARGUMENT: the policy is invalid, or the graph lacks the
- * seed leaf that it needs; DW_UNSUPPORTED: no code computes a scheme of it. On failure *graph is unchanged. An engine
- * whose options have a policy calls this on its copy of the graph. */
+ * seed leaf that it needs; DW_UNSUPPORTED: Deepwell does not implement one of its schemes. On failure *graph is
+ * unchanged. An engine whose options have a policy calls this on its copy of the graph. */
 DW_API dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *policy,
                                           uint32_t *count);
 

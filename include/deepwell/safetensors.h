@@ -93,13 +93,13 @@ typedef struct dw_safetensors_writer dw_safetensors_writer;
 
 /* Starts a temporary file beside `path` and writes the header: `count` tensors with different names, in the order in
  * which their data will follow (name, dtype, rank and shape are read). `metadata`: 2 * metadata_count strings, keys and
- * values in turn; {"format": "pt"} is always added. DW_INVALID_ARGUMENT: a name, an element type or
- * metadata are not valid, or a name is there twice. DW_SHAPE. DW_UNSUPPORTED: the header would be too large. DW_IO. */
+ * values in turn; {"format": "pt"} is always added. DW_INVALID_ARGUMENT: a name, an element type or metadata are not
+ * valid, or a name occurs twice. DW_SHAPE. DW_UNSUPPORTED: the header would be too large. DW_IO. */
 DW_API dw_status dw_safetensors_writer_create(const char *path, uint32_t count,
                                               const dw_stored_tensor *tensors,
                                               uint32_t metadata_count, const char *const *metadata,
                                               dw_safetensors_writer **writer);
-/* Appends data, in pieces of any size, tensor after tensor. DW_STATE: there is no more room. DW_IO. */
+/* Appends data, in pieces of any size, tensor after tensor. DW_STATE: the declared tensors are full. DW_IO. */
 DW_API dw_status dw_safetensors_writer_put(dw_safetensors_writer *writer, const void *bytes,
                                            size_t count);
 /* Appends `count` elements of a tensor declared as F32, BF16 or F16, rounded from F32 to nearest even. Fails as

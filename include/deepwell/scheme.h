@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-/* Values of dw_scheme_info.block that are no length. */
+/* Values of dw_scheme_info.block that are not lengths. */
 #define DW_BLOCK_NONE 0    /* no scales */
 #define DW_BLOCK_ROW -1    /* a row along the reduction axis shares a scale */
 #define DW_BLOCK_TENSOR -2 /* the tensor has one scale */
@@ -32,7 +32,7 @@ typedef enum dw_scale_layout {
     DW_SCALES_TILES /* tiles of 128 x 4, as dw_scales_swizzle arranges them */
 } dw_scale_layout;
 
-/* key, name, element, block, scale, layout of scales, one more F32 scale for the whole tensor */
+/* key, name, element, block, scale, layout of scales, 1: one more F32 scale for the whole tensor */
 #define DW_SCHEME_MAP(X)                                                                           \
     X(BF16, "bf16", BF16, DW_BLOCK_NONE, F32, ROWS, 0)                                             \
     X(FP32, "fp32", F32, DW_BLOCK_NONE, F32, ROWS, 0)                                              \

@@ -92,7 +92,7 @@ typedef struct dw_simulation_figures {
     int ranks, chunks, micro_batches;
     size_t events;
     double seconds;                /* of a step: the longest time from start to end of one rank */
-    double bubble_fraction;        /* waiting of the busiest stage, of the pipeline's time */
+    double bubble_fraction;        /* idle fraction of the pipeline's time on the busiest rank */
     double idle_fraction;          /* fraction of the step without computation, mean over ranks */
     double overlap;                /* as for one rank, over all of them */
     double mfu, tokens_per_second; /* per GPU; MFU uses the BF16 rate */
@@ -109,9 +109,9 @@ typedef struct dw_simulation_figures {
      * layout's. 0: not available, and the reason says why. */
     double speedup_bf16; /* this layout in BF16 */
     const char *speedup_bf16_reason;
-    /* Relative to the baseline: the fastest usual layout that fits, in the same framework and precision. Usual are FSDP
-     * (ZeRO-3) over all GPUs, with or without tensor parallelism within a node; and ZeRO-1 with tensor parallelism
-     * within a node and a pipeline, 1F1B or interleaved. Sizes are powers of 2, experts may use any of them,
+    /* Relative to the baseline: the fastest usual layout that fits, in the same framework and precision. The usual
+     * layouts are FSDP (ZeRO-3) over all GPUs, with or without tensor parallelism within a node, and ZeRO-1 with tensor
+     * parallelism within a node and a 1F1B or interleaved pipeline. Sizes are powers of 2, experts may use any of them,
      * micro-batches are 1 to 8, recomputation is the least that fits. Context parallelism is used only if nothing fits
      * without it. */
     double speedup;

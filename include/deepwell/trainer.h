@@ -129,8 +129,8 @@ typedef struct dw_train_report {
     /* If not applied: "the loss", or the name of a parameter whose gradient was not finite. */
     char culprit[256];
 } dw_train_report;
-/* Runs one step: forward, backward, clipping, AdamW. DW_STATE: the last step is done; or it was not finite, or
- * bad_steps steps in a row were not (*report then describes the latest). */
+/* Runs one step: forward, backward, clipping, AdamW. DW_STATE: all steps are done; or training diverged: bad_steps
+ * steps in a row, or the last step of the run, were not finite (*report describes the latest). */
 DW_API dw_status dw_trainer_step(dw_trainer *trainer, dw_train_report *report);
 /* Computes the mean loss on the validation data, without dropout. DW_STATE: there is no validation data. */
 DW_API dw_status dw_trainer_validate(dw_trainer *trainer, double *loss);
