@@ -413,7 +413,7 @@ static dw_status read_count(const char *text, const char *count, int *gpus) {
 
 dw_status dw_hardware_named(const char *text, dw_hardware **hardware) {
     if (!text || !hardware)
-        return dw__fail(DW_INVALID_ARGUMENT, "the hardware's name or the place for it is NULL");
+        return dw__fail(DW_INVALID_ARGUMENT, "the hardware's name or `hardware` is NULL");
     *hardware = NULL;
     const char *colon = strchr(text, ':');
     size_t length = colon ? (size_t)(colon - text) : strlen(text);

@@ -101,7 +101,7 @@ static dw_status check_layout(const dw_hardware *h) {
 static dw_status require(const char *name, const dw_figure *figure, const char *reason) {
     if (figure->value > 0.0) return DW_OK;
     return dw__fail(DW_INVALID_ARGUMENT,
-                    "%s is missing; expected %s: give it, or name a \"profile\" that has it", name,
+                    "%s is missing; expected %s; set it, or name a \"profile\" that has it", name,
                     reason);
 }
 

@@ -122,7 +122,7 @@ dw_status dw_machine_probe(int measure, dw_machine **machine) {
         .root = "", .copy_bytes = (size_t)1 << 30, .matrix_size = 8192};
     dw__machine_options options = asked;
     options.measure = measure;
-    if (!machine) return dw__fail(DW_INVALID_ARGUMENT, "the place for a machine is NULL");
+    if (!machine) return dw__fail(DW_INVALID_ARGUMENT, "dw_machine_probe: machine is NULL");
     return dw__machine_probe(&options, machine);
 }
 
@@ -142,7 +142,7 @@ void dw_machine_destroy(dw_machine *machine) {
 dw_status dw_machine_hardware(const dw_machine *machine, dw_hardware **hardware) {
     dw_hardware summary;
     if (!machine || !hardware)
-        return dw__fail(DW_INVALID_ARGUMENT, "the machine, or the place for its hardware, is NULL");
+        return dw__fail(DW_INVALID_ARGUMENT, "the machine or `hardware` is NULL");
     dw__machine_summary(machine, &summary);
     dw_status status = dw__hardware_copy(&summary, hardware);
     return status == DW_INVALID_ARGUMENT ? dw__fail_prefix(status, "this machine") : status;
@@ -157,7 +157,7 @@ dw_status dw_hardware_open(const char *text, dw_hardware **hardware) {
 
 dw_status dw_hardware_probe(int measure, dw_hardware **hardware) {
     dw_machine *machine = NULL;
-    if (!hardware) return dw__fail(DW_INVALID_ARGUMENT, "the place for a hardware is NULL");
+    if (!hardware) return dw__fail(DW_INVALID_ARGUMENT, "dw_hardware_probe: hardware is NULL");
     *hardware = NULL;
     DW_RETURN_IF_FAILED(dw_machine_probe(measure, &machine));
     dw_status status = dw_machine_hardware(machine, hardware);

@@ -9,7 +9,7 @@
 #define ESTIMATE(number, from) ((dw_figure){(number), DW_FIGURE_ESTIMATED, from})
 #define NOTHING ((dw_figure){.source = ""})
 
-/* ---- figures that follow from the kind of a GPU ---------------------------------------------- */
+/* ---- figures known for a kind of GPU --------------------------------------------------------- */
 
 /* Driver names of GPUs whose published figures are in the catalogue. */
 static const struct {

@@ -175,7 +175,7 @@ dw_status dw_machine_json(const dw_machine *machine, char **text) {
     dw_status status = DW_OK;
     dw_hardware summary;
     if (!machine || !text)
-        return dw__fail(DW_INVALID_ARGUMENT, "the machine, or the place for its text, is NULL");
+        return dw__fail(DW_INVALID_ARGUMENT, "the machine or `text` is NULL");
     *text = NULL;
     dw__machine_summary(machine, &summary);
     json_t *root = json_object();

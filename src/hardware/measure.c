@@ -164,7 +164,7 @@ cleanup:
 
 /* ---- all measurements ------------------------------------------------------------------------ */
 
-/* Turns a failed measurement into a remark with its message. Callers keep `what` short. */
+/* Turns a failed measurement into a remark with its message, which begins with `what`. */
 static dw_status unless_done(dw__machine *m, dw_status status, const char *what) {
     return status == DW_OK ? DW_OK
                            : dw__machine_remark(m, "not measured: %s: %s", what, dw_last_error());

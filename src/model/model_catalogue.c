@@ -474,7 +474,7 @@ const char *dw_model_catalogue_source(uint32_t index) {
 
 enum { NAME_MOST = 64, NEAR_MOST = 6 };
 
-/* Returns whether a part of a name says nothing about the size. */
+/* Returns whether a part of a name does not identify a size. */
 static bool is_decoration(const char *part, size_t length) {
     static const char *const words[] = {"meta", "hf",   "instruct", "chat", "it",
                                         "pt",   "base", "v0.1",     "bf16", "nvidia"};

@@ -227,7 +227,7 @@ static dw_status read_llama(const json_t *json, dw_model_config *c) {
     return read_rope(json, c);
 }
 
-/* Takes over what the reader of sizes has read. */
+/* Copies the fields that the reader of sizes has read. */
 static dw_status read_sizes(dw_model_config *c) {
     dw__reading r = {.json = c->json, .model = &c->sizes};
     DW_RETURN_IF_FAILED(dw__read_sizes(&r));

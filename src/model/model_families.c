@@ -1,4 +1,4 @@
-/* Table of model families: what the transformers class of each model_type builds that config.json does not say. */
+/* Table of model families: what the transformers class of each model_type builds and config.json does not state. */
 #include "base/base.h"
 #include "model/model_internal.h"
 #include "model/model_reader.h"

@@ -19,7 +19,7 @@ typedef struct builder {
     dw_value cos, sin;          /* [1,1,S,D] */
 } builder;
 
-/* ---- where nodes come from ----------------------------------------------------------------- */
+/* ---- origin of nodes ----------------------------------------------------------------------- */
 
 /* Sets the origin. `module` is relative to the layer, or the whole path outside of the layers. */
 static void at(builder *b, dw_region region, const char *module) {

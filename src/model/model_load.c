@@ -102,7 +102,7 @@ static dw_status check_tied_head(loader *l) {
     }
     if (same) return DW_OK;
     return add_problem(l, "lm_head.weight",
-                       "differs from the embedding, and tie_word_embeddings says that they are one "
+                       "differs from the embedding, but tie_word_embeddings is true "
                        "(set it to false in config.json to train both)");
 }
 
@@ -139,7 +139,7 @@ static dw_status check_finite(const char *name, int64_t count, const float *elem
     return dw__fail(
         DW_INVALID_ARGUMENT,
         "the weight \"%.200s\" is %s at element %lld (and %lld of its %lld elements are "
-        "not finite numbers): training from it cannot work; use a checkpoint from before",
+        "not finite numbers); load an earlier checkpoint, whose weights are finite",
         name, isnan(elements[first]) ? "NaN" : "infinite", (long long)first, (long long)bad,
         (long long)count);
 }

@@ -18,7 +18,7 @@ typedef struct layer {
     gemm attention[GEMMS_MOST], mlp[GEMMS_MOST];
     int attentions, mlps; /* numbers of GEMMs */
     int cores;            /* numbers of attention operations */
-    /* seen so far of an attention that is spelled out as GEMMs and a softmax */
+    /* counts for an attention that is written as GEMMs and a softmax, of the nodes seen so far */
     int scores, softmaxes;
     int64_t heads, kv_heads, head_dim, value_dim, window;
     int64_t experts, expert_ffn, top_k;
@@ -40,12 +40,12 @@ typedef struct walk {
     dw_value table, head; /* parameters */
     int64_t positions;
     double position_elements, routed_elements, active_routed;
-    /* some attention is spelled out as GEMMs and a softmax (sinks, alibi) */
+    /* some attention is written as GEMMs and a softmax (sinks, alibi) */
     bool spelled_out;
     bool listed; /* layers are members of module lists, found by the nodes' module paths */
 } walk;
 
-/* ---- what nodes say -------------------------------------------------------------------------------------------- */
+/* ---- nodes ---------------------------------------------------------------------------------------------------- */
 
 /* Returns a size for one sequence of one token. */
 static int64_t size_at(const walk *w, dw_value value, int axis) {
@@ -225,7 +225,7 @@ static int64_t heads_behind(const walk *w, dw_value value) {
     }
 }
 
-/* Recognizes q k^T, a softmax and p v as attention. Models with sinks or position biases spell it out. */
+/* Recognizes q k^T, a softmax and p v as attention, which models with sinks or position biases write like this. */
 static dw_status see_pairs(walk *w, dw_node node) {
     dw_value a = dw_node_input(w->graph, node, 0), b = dw_node_input(w->graph, node, 1);
     layer *at;
@@ -269,7 +269,7 @@ static dw_status see(walk *w, dw_node node) {
     }
 }
 
-/* ---- what layers are ------------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------------------------- */
 
 static double sum_of(const gemm *gemms, int count) {
     double sum = 0;
@@ -277,7 +277,7 @@ static double sum_of(const gemm *gemms, int count) {
     return sum;
 }
 
-/* Drops numbered modules that are no layers: the embedding, the last norm and the head of an nn.Sequential. */
+/* Drops numbered modules that are not layers: the embedding, the last norm and the head of an nn.Sequential. */
 static void drop_others(walk *w) {
     size_t kept = 0;
     for (size_t at = 0; at < w->layers.count; at++) {

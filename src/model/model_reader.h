@@ -98,7 +98,7 @@ typedef struct dw__reading {
     double total, active; /* elements counted so far */
     /* Only of families that are built. */
     int64_t positions;            /* longest sequence that the class states */
-    int64_t window, first_window; /* as in the file: model->window is bounded */
+    int64_t window, first_window; /* as in the file; model->window is clamped */
 } dw__reading;
 
 /* Parses the text of a config.json, which must be an object. */

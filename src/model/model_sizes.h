@@ -13,7 +13,7 @@ double dw__shared_parameters(const dw_model_sizes *model);
 double dw__router_parameters(const dw_model_sizes *model);
 double dw__embedding_parameters(const dw_model_sizes *model); /* of one table */
 int dw__moe_layers(const dw_model_sizes *model);
-/* counted from the widths; ignores a stated number */
+/* active parameters counted from the widths; ignores model->active */
 double dw__counted_active(const dw_model_sizes *model);
 
 /* Makes a copy of the graph in which composites are recognized. */

@@ -17,7 +17,7 @@ float dw_nvfp4_tensor_scale(float amax) {
 
 /* ---- checking ------------------------------------------------------------------------------ */
 
-static bool takes_rule(dw_scheme scheme, dw_scale_rule rule) {
+static bool supports_rule(dw_scheme scheme, dw_scale_rule rule) {
     bool amax = rule == DW_SCALE_AMAX;
     if (scheme == DW_SCHEME_NVFP4) return amax;
     return !amax || scheme == DW_SCHEME_FP8_BLOCK;
@@ -36,7 +36,7 @@ static dw_status check_options(const char *function, const dw_block_options *opt
     DW_RETURN_IF_FAILED(dw__scheme_check(function, options->scheme, dw__block_schemes));
     const char *name = dw_scheme_name(options->scheme);
     if ((unsigned)options->scale_rule > DW_SCALE_AMAX ||
-        !takes_rule(options->scheme, rule_of(options)))
+        !supports_rule(options->scheme, rule_of(options)))
         return dw__fail(
             DW_INVALID_ARGUMENT, "%s: scale_rule is %d, which %s does not have: expected %s",
             function, (int)options->scale_rule, name,

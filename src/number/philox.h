@@ -2,9 +2,8 @@
  * numbers: as easy as 1, 2, 3", SC'11). A number depends only on its key and its counter, so any
  * thread may compute any element, and backward recomputes the elements of forward.
  *
-  * The operation `random_uniform`, and with it dropout and attention, uses this layout for element
-  * `index` of a tensor (row-major order), a seed operand {seed0, seed1} and the attribute `stream`:
-  *
+ * The operation `random_uniform`, and with it dropout and attention, uses this layout for element `index` of a tensor
+ * (row-major order), a seed operand {seed0, seed1} and the attribute `stream`:
  *
  *     block   = index / 4                         one Philox call makes four elements
  *     key     = {low32(seed0), high32(seed0)}

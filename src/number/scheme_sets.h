@@ -15,7 +15,7 @@ static inline bool dw__scheme_in(dw_scheme scheme, dw__scheme_set set) {
 /* Schemes whose blocks have a length. */
 extern const dw__scheme_set dw__block_schemes;
 
-/* Schemes of blocks whose values, without the scale of the tensor, BF16 holds exactly, but for numbers below 2^-126. */
+/* Block schemes whose values, before the tensor's scale, BF16 represents exactly, except for numbers below 2^-126. */
 extern const dw__scheme_set dw__exact_in_bf16;
 
 /* "fp8-block, mxfp8 or nvfp4" */

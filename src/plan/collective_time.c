@@ -1,10 +1,9 @@
-/* Seconds of collectives by the ring algorithm's volume: the bytes that leave a rank, divided by the bandwidth it
- * has. */
+/* Seconds of collectives by the ring algorithm's volume: the bytes that leave a rank, divided by its bandwidth. */
 #include "plan/planner_internal.h"
 #include <math.h>
 
-/* Returns the GPUs that reach each other without the network. A job that does not fill its domains is spread evenly:
- * 256 GPUs in racks of 72 use 64 of each of four racks. */
+/* Returns the number of GPUs that reach each other without the network. A job that does not fill its domains is spread
+ * evenly: 256 GPUs in racks of 72 use 64 of each of four racks. */
 int dw__domain_of(const dw_hardware *hardware, int gpus) {
     int domain = hardware->gpus_per_domain;
     if (domain <= 1) domain = hardware->gpus_per_node > 0 ? hardware->gpus_per_node : 1;

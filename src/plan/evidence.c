@@ -47,7 +47,7 @@ dw_status dw__evidence_words(const dw_hardware *hardware, const dw_layout *layou
     return DW_OK;
 }
 
-/* dw__evidence_limit cuts the schedules off at ZB-H2, so ZB-V and DualPipe must be the last ones. */
+/* dw__evidence_limit allows the schedules up to ZB-H2, so ZB-V and DualPipe must be the last ones. */
 _Static_assert(DW_SCHEDULE_ZB_V == DW_SCHEDULE_ZB_H2 + 1 &&
                    DW_SCHEDULE_DUALPIPE == DW_SCHEDULE_ZB_V + 1 &&
                    DW_SCHEDULES == DW_SCHEDULE_DUALPIPE + 1,

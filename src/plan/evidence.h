@@ -1,5 +1,5 @@
-/* Tells the measured parts of a layout from the others. A part is measured if published runs that predictions are
- * compared with have it (docs/planner.md). */
+/* Decides which parts of a layout are measured: those that occur in the published runs with which predictions are
+ * compared (docs/planner.md). */
 #ifndef DW_EVIDENCE_H
 #define DW_EVIDENCE_H
 

@@ -155,7 +155,7 @@ static double zero_bubble_own(const dw__pipeline *p, const dw__turn *turn, int p
     double ramp = excess(round - (count - 1) * turn->forward),
            tail = excess(round + turn->input + turn->weight - least);
     double steady = m * (round + way(turn) + kept * turn->weight) / held;
-    /* otherwise both gaps are the same one */
+    /* with fewer micro-batches, both waits fall into the same gap */
     double waits = m > held ? ramp + tail : fmax(ramp, tail);
     return fmax(m * sum + waits, steady);
 }

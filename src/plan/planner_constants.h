@@ -1,7 +1,7 @@
-/* Every constant of the predictions: name; value in use, from `deepwell-lab calibrate` on the published runs; the value
- * that measurements and data sheets say beforehand, to which the fit is held; how far from it the fit may go (standard
- * deviation of the logarithm); where that prior comes from. All are positive and belong to hardware, to kernels or to a
- * framework; none to a source of runs. */
+/* Every constant of the predictions: name; value in use, which `deepwell-lab calibrate` fits to the published runs; its
+ * prior, from measurements and data sheets; how far from the prior the fit may go (standard deviation of the
+ * logarithm); the source of the prior. All are positive. Each describes hardware, kernels or a framework; none
+ * describes a source of runs. */
 #ifndef DW_PLANNER_CONSTANTS_H
 #define DW_PLANNER_CONSTANTS_H
 

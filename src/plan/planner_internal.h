@@ -251,9 +251,9 @@ double dw__head_layers(const dw_model_sizes *model, const dw_layout *layout, dw_
 double dw__sharding_seconds(const dw__constants *constants, const dw_model_sizes *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw__stage_memo *memo, double *computing);
-/* The GPU's rate that the GEMMs of a precision run at. */
+/* Returns the rate that bounds the GEMMs of a precision. */
 dw_rate dw__rate_of(dw_scheme precision);
-/* The precisions that the planner prices. */
+/* The precisions whose cost the planner can predict. */
 extern const dw__scheme_set dw__planned_schemes;
 
 #endif

@@ -20,7 +20,7 @@ static dw_status results_of(const dw_graph *graph, dw_node node, const int64_t *
     return DW_OK;
 }
 
-/* The GEMMs of spelled-out attention, q k^T and p v, have four axes and no parameter. */
+/* Returns whether a node is q k^T or p v of attention written as GEMMs: four axes and no parameter. */
 static bool is_of_pairs(const dw_graph *graph, dw_node node) {
     return dw_node_op(graph, node) == DW_OP_MATMUL &&
            dw_value_rank(graph, dw_node_output(graph, node, 0)) == 4 &&

@@ -281,8 +281,8 @@ static double data_seconds(const dw__planned *planned, int stage, double forward
            planned->constants->data_exposed * traffic.across;
 }
 
-/* Work on parameters once a step, on the rank that takes longest. The first stage has the embedding, the last the
- * head, the others the remaining layers where the layers do not divide. Each rank of DualPipe has two stages. */
+/* Work on parameters once a step, on the rank that takes longest. The first stage has the embedding and the last the
+ * head; if the layers do not divide, the other stages have the remaining ones. Each rank of DualPipe has two stages. */
 static void once_a_step(const dw__planned *planned, double forward, double backward,
                         dw_time_parts *time) {
     int stages = planned->layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};

@@ -78,8 +78,7 @@ static int bits(int value) {
     return count;
 }
 
-/* Complexity of a layout: how much there is to understand, and how much can go wrong. Unused features cost nothing;
- * sizes count by their logarithm. */
+/* Complexity of a layout: features in use count by weights, sizes by their logarithm. */
 static int complexity(const dw_layout *layout) {
     static const int schedules[DW_SCHEDULES] = {
         [DW_SCHEDULE_1F1B] = 0,     [DW_SCHEDULE_GPIPE] = 5,  [DW_SCHEDULE_INTERLEAVED] = 10,

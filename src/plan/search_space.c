@@ -289,8 +289,8 @@ static int shard_stage(const dw__problem *problem, const dw__mesh *mesh, dw__sha
     const dw__limits *limits = &problem->limits;
     int ranks = mesh->dp * mesh->cp, parts[DW__DIVISORS_MOST], pieces = divisors(ranks, parts);
     for (int at = pieces - 1; at >= 0; at--) {
-        /* Without ZeRO nothing is sharded. Sharding over a subset of the ranks pays if parameters travel. Below stage
-         * 3 the traffic is the same and the memory larger. */
+        /* Without ZeRO nothing is sharded. Sharding over a subset of the ranks saves time only if parameters are
+         * gathered. Below stage 3 the traffic is the same and the memory larger. */
         int whole = parts[at] == ranks;
         if (!whole && (stage == 0 || (stage < 3 && !limits->set.shard))) break;
         if (ranks > 1 && parts[at] == 1) break;

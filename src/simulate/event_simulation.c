@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Up to this number of points, memory is recorded layer by layer. Larger steps have one point per operation. */
+/* Up to this number of points, memory is recorded layer by layer; above it, with one point per operation. */
 enum { LAYERED_MOST = 1 << 18 };
 
 typedef struct rank_state {
@@ -249,7 +249,7 @@ static dw_status run_operation(simulator *s, int rank, const dw__operation *oper
         if (--state->in_flight == 0) state->bytes = 0; /* removes rounding errors */
     }
     DW_RETURN_IF_FAILED(hold(s, rank, end, state->bytes));
-    /* waits for a neighbour, which is no work */
+    /* adds the wait for a neighbour, which does not count as computation */
     state->free_at[DW_STREAM_COMPUTE] = end + s->simulation->costs.ranks[rank].sync * seconds;
     double out = end;
     if (operation->mixed == 1) {

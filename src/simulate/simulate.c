@@ -250,7 +250,8 @@ static void try_schedules(baseline *b, dw_layout layout) {
 }
 
 /* Tries FSDP over all GPUs, with and without tensor parallelism within a node, and ZeRO-1 with a pipeline. All sizes
- * are powers of two. Framework, kernels and precision are the plan's; recomputation is what it takes to fit. */
+ * are powers of two. Framework, kernels and precision are those of the given layout; recomputation is the least that
+ * fits. */
 static void try_sizes(baseline *b, dw_layout layout) {
     int gpus = layout.gpus / layout.cp;
     for (layout.tp = 1; layout.tp <= b->hardware->gpus_per_node && gpus % layout.tp == 0;
@@ -342,7 +343,7 @@ dw_status dw_simulate(const dw_model_sizes *model, const dw_hardware *hardware,
         return status;
     }
     made->operation_count = dw_predict_operations(model, hardware, &layout, made->operations);
-    /* The number of chunks that the schedule really has. */
+    /* Uses the schedule's own number of chunks. */
     layout.virtual_stages = schedule->schedule == DW_SCHEDULE_DUALPIPE ? 1 : schedule->chunks;
     dw__planned planned;
     dw__planned_begin(&planned, &dw__constants_default, model, hardware, &layout);
