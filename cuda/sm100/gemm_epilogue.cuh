@@ -1,4 +1,4 @@
-// The epilogue of the GEMMs on sm_100, from accumulators in tensor memory to D: D = activation(alpha sums + bias) +
+// The epilogue of the GEMMs on sm_100, from accumulators C in tensor memory to D: D = activation(alpha C + bias) +
 // residual. Four warps process 32 rows each, in boxes of 128 bytes per row.
 //
 // Defines: ELEMENT, OUTPUT (0: as ELEMENT, 1: F32, 2: MXFP8, codes of E4M3 and scales in the layout that the next
