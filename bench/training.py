@@ -202,7 +202,7 @@ def _status(field: str) -> int:
 
 
 def memory(way: str, name: str) -> dict[str, int]:
-    """Returns peak bytes of resident memory above parameters, gradients and optimizer state, in two situations.
+    """Returns peak bytes of resident memory above parameters, gradients and optimizer state, in two cases.
 
     in_place: forward and backward with all gradients in place, as in gradient accumulation. This is the need of
     activations and temporaries. plain_loop: forward, backward, step, zero_grad (which frees the gradients), minus the
