@@ -130,7 +130,7 @@ FAMILIES = [
         dict(_TINY, partial_rotary_factor=0.5),
         dict(attention=2, layer_norm=3, rope=4, gelu=2),
         (dict(causal=1, mask=False),) * 2,
-        "parallel block; the first part of each head turns",
+        "parallel block; rotary positions on the first part of each head",
     ),
     Family(
         "phi3",
@@ -148,7 +148,7 @@ FAMILIES = [
         _TINY,
         dict(attention=2, layer_norm=5, rope=4, gelu=2),
         (dict(causal=1, mask=False),) * 2,
-        "parallel block; the first part of each head turns",
+        "parallel block; rotary positions on the first part of each head",
     ),
     Family(
         "opt",
