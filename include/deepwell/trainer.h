@@ -112,7 +112,7 @@ DW_API void dw_trainer_describe(const dw_trainer *trainer, dw_trainer_info *info
 /* Call once, before the functions below. Reads all data: tokens must be below the vocabulary (DW_INVALID_ARGUMENT names
  * file and position), and their hash goes into checkpoints. resume 1: continues from the newest checkpoint, or starts
  * at step 0 if there is none; the checkpoint must agree with the options (DW_STATE names the difference). resume 0:
- * fails if the checkpoint folder holds checkpoints. */
+ * fails with DW_STATE if the checkpoint folder holds checkpoints. */
 DW_API dw_status dw_trainer_begin(dw_trainer *trainer, int resume);
 /* Number of steps done: 0, or the checkpoint's. */
 DW_API int64_t dw_trainer_steps_done(const dw_trainer *trainer);
