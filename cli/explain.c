@@ -35,7 +35,7 @@ static void print_help(void) {
            "  --backward        explain the gradients\n"
            "  --target ARCH     use this architecture (sm_90a, sm_100a), not this machine's GPU\n"
            "  --measure         time Deepwell's kernels on this GPU first and store the times\n"
-           "                    (with PyTorch's: python -m deepwell.attention SHAPE)\n"
+           "                    (PyTorch's too: python -m deepwell.attention SHAPE)\n"
            "  --json            print one JSON object\n");
 }
 

@@ -14,7 +14,7 @@ static const cli_command commands[] = {
     {"doctor", "what this machine can do, what is missing, what to do next", cli_doctor},
     {"dryrun", "one step of a plan, simulated: timeline, memory, bubble", cli_dryrun},
     {"emulate", "a CUDA program's kernels on the CPU, and their mistakes", cli_emulate},
-    {"explain", "who computes an operation on a GPU, and how long it takes", cli_explain},
+    {"explain", "which backend computes an operation on a GPU, and its time", cli_explain},
     {"graph", "a graph from a file: text, cost, the engine's plan", cli_graph},
     {"plan", "the fastest layout of a training run that fits, and why", cli_plan},
     {"probe", "this machine's GPUs, links, CPU and network, as text or as a file", cli_probe},

@@ -41,7 +41,7 @@ static void print_help(void) {
         "                       the prediction)\n"
         "  --bold               allow layouts with unmeasured parts (docs/autoplan.md); by\n"
         "                       default they are only listed\n"
-        "  --explain            also print runners-up, what each loses, and what-ifs\n"
+        "  --explain            also print runners-up, their additional time, and what-ifs\n"
         "  --json               print the plan as JSON\n"
         "  -o, --output FILE    write the plan's JSON to a file\n"
         "\n"
