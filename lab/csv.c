@@ -45,7 +45,7 @@ static dw_status read_field(reader *r, const char **field, bool *last) {
         memcpy(out, begin, length);
     }
     if (memchr(out, '\0', length))
-        return lab_fail(DW_PARSE, "line %zu: a byte 0, which no table has", r->line);
+        return lab_fail(DW_PARSE, "line %zu: a NUL byte; expected text", r->line);
     if (quoted && r->at < r->end && *r->at == '\r') r->at++;
     *last = r->at == r->end || *r->at == '\n';
     if (r->at < r->end) {

@@ -133,7 +133,7 @@ static dw_status write_bubbles(const lab_runs *runs, const lab_constants *consta
         within, median, high);
 }
 
-/* ---- choice: the planner's favourite among measured layouts ---- */
+/* ---- choice: the layout that the planner ranks first among measured ones ---- */
 
 static int same_task(const lab_run *a, const lab_run *b) {
     return a->layout.gpus == b->layout.gpus && a->layout.seq_len == b->layout.seq_len &&

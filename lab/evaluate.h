@@ -69,14 +69,14 @@ dw_status lab_evaluate(const lab_runs *runs, const lab_evaluate_options *options
 
 typedef struct lab_calibrate_options {
     size_t struct_size;
-    const char *constants; /* where the search begins; NULL: the built-in constants */
+    const char *constants; /* starting point of the fit; NULL: the built-in constants */
 } lab_calibrate_options;
 
 /* Fits the constants by least squares of the logarithm of time, robust against single rows, with each constant held
- * near its prior. Every source has the same weight, however many rows it has. *json: {"constants": {...}, "left_out":
- * errors as from lab_evaluate, with each row predicted by constants that were fitted without its source, "fitted":
- * errors with constants fitted to all rows, "baseline": errors of predicting the median FLOP/s of the other sources on
- * the same GPU}. The option `constants` accepts this JSON. */
+ * near its prior. The weight of a source is the square root of its number of rows. *json: {"constants": {...},
+ * "left_out": errors as from lab_evaluate, with each row predicted by constants that were fitted without its source,
+ * "fitted": errors with constants fitted to all rows, "baseline": errors of predicting the median FLOP/s of the other
+ * sources on the same GPU}. The option `constants` accepts this JSON. */
 dw_status lab_calibrate(const lab_runs *runs, const lab_calibrate_options *options, char **json);
 
 #ifdef __cplusplus

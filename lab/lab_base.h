@@ -16,7 +16,7 @@ dw_status lab_fail(dw_status status, const char *format, ...) LAB_PRINTF(2, 3);
 /* Puts "prefix: " before the message. */
 dw_status lab_fail_prefix(dw_status status, const char *format, ...) LAB_PRINTF(2, 3);
 dw_status lab_fail_memory(const char *what, size_t bytes);
-/* Takes over the message of a library call that failed. */
+/* Copies the message of a library call that failed. */
 dw_status lab_fail_library(dw_status status);
 const char *lab_error(void);
 

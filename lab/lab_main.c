@@ -40,23 +40,22 @@ static void print_evaluate_help(void) {
         "Predicts every row of a table of training runs and compares with what was measured.\n"
         "docs/planner.md lists the columns.\n"
         "\n"
-        "  --json             everything, row by row\n"
-        "  --failures FILE    a table of runs that failed for want of memory\n"
-        "  --constants FILE   constants of 'deepwell-lab calibrate', in place of those built in\n"
+        "  --json             print everything as JSON, row by row\n"
+        "  --failures FILE    a table of runs that ran out of memory\n"
+        "  --constants FILE   use constants of 'deepwell-lab calibrate', not the built-in ones\n"
         "\n"
-        "Exit status: 1 where no row can be predicted.\n");
+        "Exit status: 1 if no row can be predicted.\n");
 }
 
 static void print_calibrate_help(void) {
     printf("Usage: deepwell-lab calibrate FILE.csv [OPTION...]\n"
            "\n"
-           "Fits the constants of the predictions to a table of runs, and says how well constants "
-           "that\n"
-           "were fitted without a source predict it.\n"
+           "Fits the constants of the predictions to a table of runs, and reports how well each\n"
+           "source is predicted by constants that were fitted without it.\n"
            "\n"
-           "  --write FILE       the fitted constants, for --constants\n"
-           "  --constants FILE   where the search begins\n"
-           "  --json             everything\n");
+           "  --write FILE       write the fitted constants, for --constants\n"
+           "  --constants FILE   start the fit from these constants\n"
+           "  --json             print everything as JSON\n");
 }
 
 static void print_split(const char *title, const json_t *rows) {
@@ -157,7 +156,7 @@ static int read_request(int argc, char **argv, int calibrate, request *r) {
         else if (argv[at][0] == '-')
             return usage_error("%s has no option '%s'", argv[0], argv[at]);
         else if (r->file)
-            return usage_error("%s takes one file; '%s' is a second", argv[0], argv[at]);
+            return usage_error("%s needs exactly one file; '%s' is another", argv[0], argv[at]);
         else
             r->file = argv[at];
         if (value && !(*value = value_of(argc, argv, &at))) return USAGE;

@@ -167,7 +167,7 @@ const char *lab_run_model(const lab_csv *table, size_t row, dw_model_sizes *mode
         return "an encoder with a decoder is not predicted; expected layers that are alike";
     if (lab_says(lab_csv_cell(table, row, "arch"), "diffusion") ||
         lab_says(lab_csv_cell(table, row, "arch"), "vision"))
-        return "only models of language are predicted";
+        return "only language models are predicted";
     if (!model->layers) return "layers is missing";
     if (!model->hidden) return "hidden is missing";
     if (!model->heads)

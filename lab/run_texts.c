@@ -29,7 +29,7 @@ bool lab_number_after(const char *text, const char *word, double *value) {
     return false;
 }
 
-/* Reads the number that ends where the text at `at` begins: "1600 Gbps", "8x". */
+/* Reads the number that ends just before `at`: "1600 Gbps", "8x". */
 static bool number_ending(const char *text, const char *at, double *value) {
     while (at > text && (at[-1] == ' ' || at[-1] == '-')) at--;
     const char *from = at;

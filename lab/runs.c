@@ -91,8 +91,8 @@ static void habits(const lab_csv *table, size_t row, lab_run *run) {
         layout->expert_load = count > 0 && count <= 64 ? (int)(100 * count + 0.5) : 0;
 }
 
-/* Chooses the largest micro-batch that fits, of at most 16,384 tokens; in a pipeline, one sequence, because small
- * micro-batches pay there. */
+/* Chooses the largest micro-batch that fits, of at most 16,384 tokens; in a pipeline, one sequence, because a small
+ * micro-batch is faster there. */
 static int guess_micro_batch(const lab_run *run, int year) {
     dw_layout layout = run->layout;
     int each = layout.global_batch / layout.dp, best = 1;
