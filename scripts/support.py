@@ -12,7 +12,7 @@ import pathlib
 HEAD = """\
 # What users do with an optimized model
 
-Look up here how your code fares after `deepwell.optimize`: hooks, checkpointing, copies, compilers, trainers,
+Look up here what happens to your code after `deepwell.optimize`: hooks, checkpointing, copies, compilers, trainers,
 precision. For your own model, `deepwell.summary(model)` reports what ran where, and why:
 
     model = deepwell.optimize(model)

@@ -4,7 +4,7 @@ torch.export traces the forward with symbolic sizes. Nothing is computed, so mod
 of fake tensors are traced as well. If that fails, make_fx traces it, and then both are tried with fixed sizes. The
 traced ATen operations are lowered (deepwell.lowering) to the graph's JSON.
 
-The module is not touched: no parameter, gradient, buffer, flag or random state changes.
+The module does not change: parameters, gradients, buffers, flags and random states stay as they are.
 """
 
 from __future__ import annotations
@@ -635,7 +635,7 @@ class _Leaves:
         if (tensor if owned is None else owned).requires_grad:
             raise CaptureError(
                 f"{type(self._capture.module).__name__} uses a tensor of shape {list(tensor.shape)} that "
-                "requires gradients and is no parameter of it: register it with register_parameter, or "
+                "requires gradients and is not one of its parameters: register it with register_parameter, or "
                 "its module with add_module"
             )
         if owned is None and tensor.is_meta and tensor.numel() > 1:

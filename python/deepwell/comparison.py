@@ -2,8 +2,8 @@
 
 Both sides run in turns, through the calls that users make, and the medians decide. With one thread the clock is the CPU
 time of the calling thread, which other programs do not lengthen. With several threads it is the wall clock, which they
-do lengthen: PyTorch's OpenMP threads spin while they wait for a thread that has lost its core. Rounds in which a thread
-lost its core are therefore discarded. If too few rounds remain, both sides are timed with one thread instead.
+do lengthen: PyTorch's OpenMP threads spin while they wait for a thread that was preempted. Rounds with many involuntary
+context switches are therefore discarded. If too few rounds remain, both sides are timed with one thread instead.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 3, 101
 _LONG_ROUND = 2.0
 # If a call's first round is shorter than this, it is warm-up and does not count.
 _SHORT_ROUND = 0.02
-# An idle system takes the core from a thread about ten times a second, a busy system about a hundred times.
-_LOSSES_A_SECOND = 25.0
+# Most involuntary context switches per second of an undisturbed round. An idle system has about ten, a busy one about
+# a hundred.
+_MOST_SWITCHES = 25.0
 
 # A call whose arena and outputs take more bytes than its target's large_call is compared on smaller sizes; PyTorch needs
 # at least as much. The smaller call takes at most 1 / SHARE of the bytes, if its sizes can be halved that far.
@@ -73,12 +74,12 @@ def bounds(ratios: Iterable[float]) -> tuple[float, float]:
     return ordered[skipped], ordered[count - 1 - skipped]
 
 
-def _losses() -> int:
-    """Returns how often the system has taken the core from a thread of this process."""
+def _switches() -> int:
+    """Returns the number of involuntary context switches of this process so far."""
     return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-# Seconds of a call, and whether a thread lost its core more often than on an idle system.
+# Seconds of a call, and whether there were more involuntary context switches than on an idle system.
 _Sample = tuple[float, bool]
 
 
@@ -89,10 +90,10 @@ def _thread_time(function: Callable[[], None]) -> _Sample:
 
 
 def _wall_time(function: Callable[[], None]) -> _Sample:
-    losses, started = _losses(), time.perf_counter()
+    switches, started = _switches(), time.perf_counter()
     function()
     seconds = time.perf_counter() - started
-    return seconds, _losses() - losses > 1 + _LOSSES_A_SECOND * seconds
+    return seconds, _switches() - switches > 1 + _MOST_SWITCHES * seconds
 
 
 def _plain_time(function: Callable[[], None]) -> _Sample:

@@ -77,7 +77,7 @@ _STANDARD = tuple(
 
 @functools.lru_cache(maxsize=8192)
 def owner(filename: str) -> str:
-    """Returns whose code a file holds. Code written in a console or made by exec() is the user's."""
+    """Returns the owner of the code in a file. Code written in a console or made by exec() is the user's."""
     if filename.startswith(_OWN) or "/site-packages/sympy/" in filename:
         return TORCH
     if "/site-packages/" in filename or "/dist-packages/" in filename:
@@ -99,8 +99,8 @@ def _owner_of_module(name: str) -> str:
 
 
 def owner_of_code(code: types.CodeType, namespace: dict[str, Any]) -> str:
-    """Returns whose code this is, run with these globals. Code made by exec() (``dataclass``, ``namedtuple``) belongs
-    to the module that it runs in."""
+    """Returns the owner of a code object that runs with these globals. Code made by exec() (``dataclass``,
+    ``namedtuple``) belongs to the module that it runs in."""
     if code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen "):
         if code.co_name == "__create_fn__" or "__create_fn__" in getattr(code, "co_qualname", ""):
             return STANDARD  # a method of a dataclass
@@ -157,7 +157,7 @@ class Contents:
         self._described: dict[int, Any] = {}
         self._open: dict[int, int] = {}  # containers that are being described, with their depth
         self._listed: set[int] = set()
-        self.objects: dict[int, tuple[str, dict[str, Any]]] = {}  # (what it is called, attributes)
+        self.objects: dict[int, tuple[str, dict[str, Any]]] = {}  # (label for messages, attributes)
         self.containers: list[Any] = []  # dicts and lists, compared as a whole
         self.places: list[tuple[Any, Any, Any]] = []  # (holder, key, value): dict items, attributes
         self.probes: list[

@@ -313,7 +313,7 @@ class ModuleState:
         return now.reason if self.reason != now.reason else None
 
     def adopt(self, now: "ModuleState") -> None:
-        """Takes over ``now``, which compares equal: the same module, possibly with other tensors."""
+        """Replaces this snapshot by ``now``, which compares equal: the same module, possibly with other tensors."""
         self.__dict__.update(now.__dict__)
 
 
@@ -468,7 +468,7 @@ class Effects:
         self._versions: list[tuple[torch.Tensor, Any]] = []
 
     def learn(self, reads: Reads) -> None:
-        """Call this before code runs that reads more than was known. Records first what that code can change."""
+        """Must be called before code runs that reads more than was known. Records the state that it can change."""
         if self._reads.covers(reads):
             return
         self._reads.update(reads)
@@ -517,7 +517,7 @@ class Effects:
         return records, outside, contents.objects
 
     def begin(self) -> None:
-        """Call this when the forward is about to run, after tracers have put their own tensors in place."""
+        """Must be called just before the forward runs, after tracers have put their own tensors in place."""
         self._entries = [(cache, cache.cache_info().currsize) for cache in self._caches.values()]
         self._versions = [(tensor, _version(tensor)) for tensor in self.tensors.values()]
         self._tables = [
@@ -528,14 +528,14 @@ class Effects:
         ]
 
     def look(self) -> None:
-        """Call this when the forward has run. Adds to ``seen`` what it has changed."""
+        """Must be called after the forward has run. Adds to ``seen`` what it has changed."""
         for path, table, was in self._tables:
             for name in {**was, **table}:
                 if table.get(name, MISSING) is not was.get(name, MISSING):
                     self._saw(f"assigns '{_place(path, name)}' in its forward")
         self._tables = []
         if any(_version(tensor) != version for tensor, version in self._versions):
-            self._saw("changes a tensor that is no buffer of it in its forward")
+            self._saw("changes a tensor that is not one of its buffers in its forward")
         self._versions = []
         for cache, size in self._entries:
             if cache.cache_info().currsize != size:

@@ -1,8 +1,8 @@
 """Linear layers through Deepwell's GEMMs for Blackwell, if a target names them.
 
-These kernels are proven on the emulator, not run on hardware. ``optimize`` with ``target="auto"`` never installs them.
-The first use of each kernel on a GPU compares it with sums in double. If it disagrees, or does not support a call,
-PyTorch's own GEMM runs. Gradients use PyTorch's GEMMs.
+These kernels have been tested on the emulator but not on hardware. ``optimize`` with ``target="auto"`` never installs
+them. The first use of each kernel on a GPU compares it with a GEMM accumulated in double. If it disagrees, or does not
+support a call, PyTorch's own GEMM runs. Gradients use PyTorch's GEMMs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Descriptions of this machine, and of hardware that is not at hand, for planning.
+"""Descriptions of this machine, and of hardware that is not present, for planning.
 
     hw = deepwell.probe()                # this machine
     hw = deepwell.hardware("b200:64")    # published figures

@@ -110,9 +110,9 @@ _FUNCTIONS = {
         _code(torch.get_rng_state): "reads the state of PyTorch's random generator",
         _code(torch.set_rng_state): "sets the state of PyTorch's random generator",
         _code(torch.manual_seed): "sets the state of PyTorch's random generator",
-        _code(torch.are_deterministic_algorithms_enabled): "asks for PyTorch's flags",
-        _code(torch.get_float32_matmul_precision): "asks for PyTorch's flags",
-        _code(torch.utils.data.get_worker_info): "asks which process it runs in",
+        _code(torch.are_deterministic_algorithms_enabled): "reads PyTorch's flags",
+        _code(torch.get_float32_matmul_precision): "reads PyTorch's flags",
+        _code(torch.utils.data.get_worker_info): "reads which process it runs in",
     }.items()
     if code is not None and what
 }
@@ -307,7 +307,7 @@ class Recorder:
         if args and (name.endswith("_") and not name.startswith("__") or name in _IN_PLACE):
             written = args[0]
         if written is not None and id(written) in self._tensors:
-            self.note("changes a tensor that is no buffer of it in its forward")
+            self.note("changes a tensor that is not one of its buffers in its forward")
         if name in ("__get__", "__set__", "__delete__"):
             attribute = getattr(getattr(function, "__self__", None), "__name__", "")
             if name == "__get__" and attribute not in _ATTRIBUTES:
@@ -337,14 +337,14 @@ def _draws(bound: Any) -> bool:
 
 
 def _caller(frame: types.FrameType | None) -> str:
-    """Returns whose code called an operation. Skips the functions that every such call passes through."""
+    """Returns the owner of the code that called an operation. Skips functions that every such call passes through."""
     while frame is not None and frame.f_code.co_filename.endswith(_PASSED):
         frame = frame.f_back
     return TORCH if frame is None else owner_of_code(frame.f_code, frame.f_globals)
 
 
 class _Questions(TorchFunctionMode):
-    """Sees PyTorch's functions as they are called. Their insides are not profiled."""
+    """Handles PyTorch's functions as they are called. What they call themselves is not profiled."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 optimize() gives the module an instance attribute ``forward``, an ``OptimizedForward``. At the first call it
 captures the original forward with the arguments of that call, and it runs the captured graph from then on.
-Names, parameters, hooks, ``state_dict`` and the class are untouched. Whenever the graph would differ from
+Names, parameters, hooks, ``state_dict`` and the class do not change. Whenever the graph would differ from
 what the original forward does now, the original runs, and the summary counts it.
 
 If a module's forward cannot be captured, PyTorch runs it, and its submodules are tried instead.
@@ -203,7 +203,7 @@ def _optimize_on_gpu(
 def _optimize_emulated(
     model: torch.nn.Module, root: torch.nn.Module, precision: str, target: str, verbose: bool
 ) -> torch.nn.Module:
-    """Optimizes for a GPU that is not at hand: slow, and as correct as the emulator is."""
+    """Optimizes for an emulated GPU, which is slow and as correct as the emulator."""
     _keeps_precision(precision, "an emulated GPU")
     made = install.Installation(f"{target}, emulated on the CPU")
     made.add_linear(*linear.install(root, target))
@@ -348,7 +348,7 @@ class _Entry:
         self.slower: dict[tuple[bool, int], bool] = {}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Takes parameters and buffers from ``tensors``."""
+        """Binds the parameters and buffers in ``tensors``."""
         leaves: list[torch.Tensor | None] = []
         for leaf in self._captured.leaves:
             if leaf.kind in ("parameter", "buffer"):
@@ -469,7 +469,7 @@ class _State:
         self.numbers: dict[Any, int] = {}  # number of captures by kind of call, ignoring numbers
 
     def adopt(self, now: "_State") -> None:
-        """Continues as ``now``, which differs in its tensors at most."""
+        """Replaces this state by ``now``, which differs at most in its tensors."""
         self.module.adopt(now.module)
         for made in self.entries.values():
             for entry in made:
@@ -674,7 +674,7 @@ class OptimizedForward:
 
     @contextlib.contextmanager
     def _out(self) -> Iterator[None]:
-        """Makes calls by this thread go to the original."""
+        """Inside the context, calls by this thread run the original."""
         was = getattr(self._busy, "out", False)
         self._busy.out = True
         try:

@@ -92,7 +92,7 @@ class Plan:
         return self.prediction["used"] / GIB
 
     def explain(self) -> str:
-        """Returns the plan in words, with the runners-up and what each loses."""
+        """Returns the plan as text, with the runners-up and the additional time of each."""
         return _call(_deepwell.autoplan_text, self._text, True)
 
     def to_json(self) -> str:

@@ -565,6 +565,6 @@ def _all_plain(grads: Sequence[torch.Tensor | None]) -> bool:
 
 
 def _keeps_graph() -> bool:
-    """Returns whether the current backward was asked to keep the graph (assumed, if PyTorch does not tell)."""
+    """Returns whether the current backward keeps the graph; True if PyTorch does not report it."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if ask is None else ask()

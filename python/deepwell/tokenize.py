@@ -73,7 +73,7 @@ def documents(path: str) -> Iterator[Iterator[str]]:
                     f'{path}, line {number}: expected {{"text": "..."}}: {error}'
                 ) from None
             if not isinstance(text, str):
-                raise Refused(f'{path}, line {number}: "text" is no string')
+                raise Refused(f'{path}, line {number}: "text" is not a string')
             yield iter([text])
 
 

@@ -243,8 +243,8 @@ static bool other_backend_runs(PyObject *const *args, const attention_options *o
 }
 
 /* attention_direct(q, k, v, scale or None, softcap, window_left, window_right, bottom_right) -> o, differentiable: a
- * call without dropout and packing, by the shortest way. Returns None if that does not support the call, or if it is
- * not known whether Deepwell runs it. */
+ * call without dropout and packing, run without the dispatcher. Returns None if this path does not support the call, or
+ * if it is not known whether Deepwell runs it. */
 static PyObject *attention_direct(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 3 + USUAL_OPTIONS) {
@@ -281,7 +281,7 @@ static PyObject *attention_direct(PyObject *self, PyObject *const *args, Py_ssiz
 
 /* Returns whether backward will support the call that forward is about to run. Results have the inputs' layout, and no
  * memory is read. */
-static bool backward_takes(const attention_tensors *inputs, const attention_options *options) {
+static bool backward_supports(const attention_tensors *inputs, const attention_options *options) {
     attention_tensors tensors = *inputs;
     dw_attention call;
     tensors.o = tensors.d_o = tensors.dq = tensors.q;
@@ -328,7 +328,7 @@ static PyObject *attention_node(PyObject *self, PyObject *const *args, Py_ssize_
     int deterministic = says(usual.deterministic);
     if (deterministic < 0) return NULL;
     options.deterministic = deterministic == 1;
-    if (!backward_takes(&tensors, &options)) Py_RETURN_NONE;
+    if (!backward_supports(&tensors, &options)) Py_RETURN_NONE;
     PyObject *o, *lse;
     int done = run_forward(&tensors, &options, true, &o, &lse);
     if (done < 0) return NULL;
@@ -440,7 +440,7 @@ PyMethodDef attention_functions[] = {
     {"attention_exchange", attention_exchange, METH_O, "prepares attention_call"},
     {"attention_prepare", attention_prepare, METH_VARARGS, "prepares attention_direct"},
     {"attention_direct", (PyCFunction)(void (*)(void))attention_direct, METH_FASTCALL,
-     "attention, differentiable, by the shortest way; or None"},
+     "attention, differentiable, without the dispatcher; or None"},
     {"attention_node", (PyCFunction)(void (*)(void))attention_node, METH_FASTCALL,
      "the forward of the autograd function that attention_direct applies"},
     {"attention_gradients", (PyCFunction)(void (*)(void))attention_gradients, METH_FASTCALL,

@@ -1,5 +1,5 @@
 /* Translates queries about a call of attention, described by its sizes, to libdeepwell, which decides which backend
- * runs it (dw_attention_decide, dw_attention_has_alternative). A table remembers the decided classes of calls. */
+ * runs it (dw_attention_decide, dw_attention_has_alternative). A table stores the decided classes of calls. */
 #include "attention_module.h"
 #include "deepwell/explain.h"
 #include <string.h>
@@ -190,11 +190,11 @@ static PyObject *attention_settled(PyObject *self, PyObject *args) {
 }
 
 PyMethodDef attention_decision_functions[] = {
-    {"attention_decide", attention_decide, METH_VARARGS, "who runs such a call, and why"},
+    {"attention_decide", attention_decide, METH_VARARGS, "which backend runs such a call, and why"},
     {"attention_class", attention_class, METH_VARARGS, "the class of shapes of such a call"},
-    {"tune_publish", tune_publish, METH_VARARGS, "writes down what candidates took"},
-    {"attention_watch", attention_watch, METH_O, "whether calls are measured before they are ours"},
+    {"tune_publish", tune_publish, METH_VARARGS, "stores the times of candidates"},
+    {"attention_watch", attention_watch, METH_O, "sets whether calls are measured first"},
     {"attention_settle", attention_settle, METH_VARARGS,
      "stores which backend runs the calls of a class"},
-    {"attention_settled", attention_settled, METH_VARARGS, "whether such a call is ours"},
+    {"attention_settled", attention_settled, METH_VARARGS, "whether Deepwell is known to run it"},
     {0}};

@@ -162,7 +162,8 @@ dw_status attention_describe(const attention_tensors *t, const attention_options
         return refuse(DW_SHAPE, "attention: the batch is %lld in q and %lld in k",
                       (long long)q->sizes[0], (long long)k->sizes[0]);
     if (heads_kv == 0 || heads_q % heads_kv != 0)
-        return refuse(DW_SHAPE, "attention: %lld query heads over %lld key heads is no whole ratio",
+        return refuse(DW_SHAPE,
+                      "attention: %lld query heads over %lld key heads: expected a multiple",
                       (long long)heads_q, (long long)heads_kv);
     int64_t batch = q->sizes[0], seq_len_q = q->sizes[rows], seq_len_kv = k->sizes[rows];
     *call = (dw_attention){.struct_size = sizeof *call, .dtype = (dw_dtype)q->dtype};

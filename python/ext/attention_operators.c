@@ -184,7 +184,7 @@ static void enter(operator_call *call, word first) {
     int32_t now = -1;
     if (shim.aoti_torch_get_device_type(handle, &call->device_type) != 0 ||
         shim.aoti_torch_get_device_index(handle, &call->device) != 0) {
-        complain(call, "attention: PyTorch could not tell an argument's device");
+        complain(call, "attention: PyTorch could not report an argument's device");
         return;
     }
     if (call->device_type != shim.cuda) return;
@@ -255,7 +255,7 @@ static void set_stream(operator_call *call, dw_attention *made) {
     if (failed(call) || call->device_type != shim.cuda) return;
     if (shim.aoti_torch_get_current_cuda_stream == NULL ||
         shim.aoti_torch_get_current_cuda_stream(call->device, &made->stream) != 0)
-        complain(call, "attention: PyTorch did not tell its current CUDA stream");
+        complain(call, "attention: PyTorch did not report its current CUDA stream");
 }
 
 /* Both schemas end with: scale, softcap, window_left, window_right, bottom_right, dropout, seed, offsets_q, offsets_k,

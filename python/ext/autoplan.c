@@ -98,8 +98,8 @@ static PyObject *autoplan_text(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* autoplan_precisions() -> ("bf16", ...): names of schemes, indexed by value; the search refuses those it cannot
- * price */
+/* autoplan_precisions() -> ("bf16", ...): names of schemes, indexed by value; the search refuses those whose cost it
+ * cannot predict */
 static PyObject *autoplan_precisions(PyObject *self, PyObject *unused) {
     PyObject *names = PyTuple_New(DW_SCHEME_COUNT);
     (void)self, (void)unused;

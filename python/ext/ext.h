@@ -15,11 +15,11 @@ PyObject *extension_fail(dw_status status);
 int planner_model_from_dict(PyObject *dict, dw_model_sizes *model);
 
 extern PyMethodDef autoplan_functions[]; /* autoplan.c */
-extern PyMethodDef hardware_functions[]; /* hardware.c */
+extern PyMethodDef hardware_functions[]; /* hardware_module.c */
 extern PyMethodDef model_functions[];    /* model.c */
 extern PyMethodDef number_functions[];   /* number.c */
 extern PyMethodDef planner_functions[];  /* planner.c */
-extern PyMethodDef gemm_functions[];     /* gemm.c */
-extern PyMethodDef simulate_functions[]; /* simulate.c */
+extern PyMethodDef gemm_functions[];     /* gemm_module.c */
+extern PyMethodDef simulate_functions[]; /* simulate_module.c */
 
 #endif

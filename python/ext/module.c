@@ -12,7 +12,7 @@
 
 typedef struct module_state {
     PyObject *error; /* deepwell._deepwell.Error */
-    /* Deepwell._deepwell.IndexError, derived from Error and Python's IndexError. */
+    /* deepwell._deepwell.IndexError, derived from Error and Python's IndexError. */
     PyObject *index_error;
     PyObject *graph_type, *engine_type, *plan_type, *arena_type;
 } module_state;
@@ -1050,11 +1050,11 @@ static PyMethodDef functions[] = {
      "first_replaced((holder, key, value, ...)) -> position"},
     {"first_change", module_first_change, METH_O, "first_change([dict, kept, ...]) -> position"},
     {"version", module_version, METH_NOARGS, "version of libdeepwell"},
-    {"machine", module_machine, METH_NOARGS, "what runs here, as JSON"},
+    {"machine", module_machine, METH_NOARGS, "the CPU engine of this process, as JSON"},
     {"set_threads", module_set_threads, METH_VARARGS, "set_threads(count)"},
     {"get_threads", module_get_threads, METH_NOARGS, "threads of the CPU engine"},
     {"device_memory", module_device_memory, METH_VARARGS,
-     "device_memory(restart=False) -> (bytes now, most at once)"},
+     "device_memory(restart=False) -> (bytes now, peak)"},
     {"trim_memory", module_trim_memory, METH_NOARGS, "gives freed memory back to the system"},
     {"adamw", module_adamw, METH_VARARGS, "one AdamW update of many tensors"},
     {0}};

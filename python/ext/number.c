@@ -22,7 +22,7 @@ static int add_name(PyObject *names, const char *name, int number) {
     return set == 0;
 }
 
-/* number_names() -> ({name: enumerator} of the types that encode takes, {name: enumerator} of the schemes that
+/* number_names() -> ({name: enumerator} of the types that encode supports, {name: enumerator} of the schemes that
  * block_quantize supports) */
 static PyObject *number_names(PyObject *self, PyObject *unused) {
     (void)self;

@@ -55,7 +55,7 @@ int planner_model_from_dict(PyObject *dict, dw_model_sizes *model) {
         double value;
         if (get(dict, sizes[at].name, &value) != 0) return -1;
         if (!(value >= 0 && value <= 1 << 28 && value == (int)value)) {
-            PyErr_Format(PyExc_ValueError, "the model's %s is no whole number from 0 to %d",
+            PyErr_Format(PyExc_ValueError, "the model's %s is not a whole number from 0 to %d",
                          sizes[at].name, 1 << 28);
             return -1;
         }

@@ -390,7 +390,7 @@ def test_errors_name_what_is_wrong(gpu):
             q,
             *[torch.zeros(1, 2, 4, 128, device=gpu, dtype=q.dtype)] * 2,
         ),
-        "no whole ratio": (q[:, :1], q, q),
+        "expected a multiple": (q[:, :1], q, q),
     }.items():
         with pytest.raises(RuntimeError, match=text):
             operators.forward(*tensors, *given)

@@ -82,7 +82,7 @@ def main() -> None:
     q = torch.randn(1, 2, 4, 8, dtype=torch.bfloat16)
     refused = {
         "differ in dtype": (q, q.half(), q.half()),
-        "no whole ratio": (torch.zeros(1, 3, 4, 8, dtype=q.dtype), q, q),
+        "expected a multiple": (torch.zeros(1, 3, 4, 8, dtype=q.dtype), q, q),
         "head_dim is 8 in q and 16 in k": (q, *[torch.zeros(1, 2, 4, 16, dtype=q.dtype)] * 2),
         "axis 2 of v is 4 and of k 5": (q, torch.zeros(1, 2, 5, 8, dtype=q.dtype), q),
         "must be bfloat16 or float16": (q.double(),) * 3,

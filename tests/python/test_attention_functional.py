@@ -261,7 +261,7 @@ def test_unsupported_calls_say_why():
         "q, k and v differ in dtype": (q.half(), k, v),
         "q, k and v differ": (q, k, v[..., :4]),
         "do not have 4 axes": (q[0], k[0], v[0]),
-        "no multiple": (q[:, :3], k, v),
+        "not a multiple": (q[:, :3], k, v),
         "no elements": (q[:, :, :0], k, v),
         "batches": (q[:1], k, v),
         "are on meta": tuple(t.to("meta") for t in (q, k, v)),

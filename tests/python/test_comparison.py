@@ -115,7 +115,7 @@ def test_one_thread_decides_if_all_rounds_are_disturbed(monkeypatch) -> None:
 
 def test_the_number_of_threads_stays(monkeypatch) -> None:
     threads = torch.get_num_threads()
-    monkeypatch.setattr(comparison, "_losses", iter(range(0, 10**9, 10**6)).__next__)
+    monkeypatch.setattr(comparison, "_switches", iter(range(0, 10**9, 10**6)).__next__)
     seen = set()
     torch.set_num_threads(2)
     try:

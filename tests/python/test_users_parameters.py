@@ -83,7 +83,7 @@ def test_vectors(support) -> None:
     "Parameters",
     "parameters that are views of one flat parameter (as FSDP1 has them)",
     "PyTorch",
-    "requires gradients and is no parameter",
+    "requires gradients and is not one of its parameters",
 )
 def test_flat_parameter(support) -> None:
     results = []

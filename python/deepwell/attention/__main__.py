@@ -12,8 +12,9 @@ from deepwell.attention.tune import Sizes, Tuner, on_device, versions
 
 _USAGE = """Usage: python -m deepwell.attention B,H,S,D[,WORD...]... [--forward]
 
-Measures which backend runs attention of batch B, H heads, seq_len S and head dimension D fastest on this GPU, Deepwell
-or PyTorch's operators, unless that is known. Words: causal, f16, kv=HEADS, k=ROWS. --forward: without gradients.
+Measures which backend (Deepwell, or one of PyTorch's operators) is fastest on this GPU for attention of batch B, H
+heads, seq_len S and head dimension D, and stores the result. A shape that has been measured is not measured again.
+Words: causal, f16, kv=HEADS, k=ROWS. --forward: without gradients.
 """
 
 

@@ -129,7 +129,7 @@ def is_ours(layer: torch.nn.Module) -> bool:
 
 
 def install(module: torch.nn.Module) -> None:
-    """Gives an encoder or a layer its forward, if its attention has Deepwell's and nothing else has replaced it."""
+    """Gives an encoder or a layer Deepwell's forward, if its attention has one and its own has not been replaced."""
     if "forward" in module.__dict__:
         return
     layer = torch.nn.TransformerEncoderLayer

@@ -83,7 +83,7 @@ def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
         return "the head dimensions or lengths of q, k and v differ"
     heads_q, heads_kv, dim = q.shape[1], k.shape[1], q.shape[-1]
     if heads_kv == 0 or heads_q % heads_kv != 0:
-        return "the number of query heads is no multiple of that of key heads"
+        return "the number of query heads is not a multiple of the number of key heads"
     if q.numel() == 0 or k.numel() == 0:
         return "a tensor has no elements"
     if not packed and q.shape[0] != k.shape[0]:
@@ -332,7 +332,7 @@ def if_ours(
 def _by_operators(
     q, k, v, dropout_p, scale, window, bottom_right: bool, softcap: float, return_lse: bool = False
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
-    """Runs the call through the dispatcher, if the shortest way does not support it."""
+    """Runs the call through the dispatcher, for calls that the direct path does not support."""
     if scale is None:
         scale = q.shape[-1] ** -0.5 if q.dim() > 0 and q.shape[-1] > 0 else 1.0
     if not 0.0 <= scale < math.inf:

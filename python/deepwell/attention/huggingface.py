@@ -2,10 +2,10 @@
 
 A model that uses transformers' AttentionInterface names its implementation in its configuration. optimize() replaces
 "sdpa" there by "deepwell_sdpa", which computes the same, and "eager" by "deepwell_eager" in models with a soft cap,
-which support only eager attention. "deepwell" is for users who name it themselves. A causal mask, possibly with a
-sliding window, is not materialised, because transformers' own flags describe it. A mask with padding is materialised,
-because models may use it in any way. The attention function recognises it and then runs without it. Any other mask goes
-to PyTorch's attention as a tensor.
+which support only eager attention. "deepwell" is for users who name it in the configuration. A causal mask, possibly
+with a sliding window, is not materialised, because transformers' own flags describe it. A mask with padding is
+materialised, because models may use it in any way. The attention function recognises it and then runs without it. Any
+other mask goes to PyTorch's attention as a tensor.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def mask(
     config: Any = None,
     **others: Any,
 ) -> torch.Tensor | None:
-    """Returns None for "causal" or "all", if the attention function is told which. Otherwise returns sdpa's boolean
-    mask; ``_padded`` records whether it is the causal or full mask with padding.
+    """Returns None for a causal or a full mask that flags of the attention function describe. Otherwise returns sdpa's
+    boolean mask; ``_padded`` records whether it is the causal or full mask with padding.
 
     transformers forbids the skip (``allow_...``) if anything has been added to the mask: packed sequences, blocks of
     images, functions of the user's. ``local_size`` is a sliding window. The layer passes it to the attention function

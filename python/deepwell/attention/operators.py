@@ -209,7 +209,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets_q: Any) ->
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         raise RuntimeError(
-            f"attention: {q.shape[1]} query heads over {k.shape[1]} key heads is no whole ratio"
+            f"attention: {q.shape[1]} query heads over {k.shape[1]} key heads: expected a multiple"
         )
 
 

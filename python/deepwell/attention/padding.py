@@ -1,8 +1,8 @@
 """Padding: reads once per mask which keys of a batch are kept, and runs attention without the others.
 
 If the kept keys of every row are contiguous, none is moved: the batch is one packed call, whose sequences are each
-row's queries with its kept keys, and the gaps between them, which no query sees. Keys with holes between them are
-gathered first.
+row's queries with its kept keys, and the gaps between them, which no query sees. Kept keys that are not contiguous
+are gathered first.
 
 The contents of a tensor decide here, so the host waits for the GPU, once per mask. Where it must not wait (while a
 graph is traced or captured), the mask is not read and stays a tensor.

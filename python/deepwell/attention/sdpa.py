@@ -3,7 +3,7 @@
 PyTorch picks one of its kernels (cuDNN, flash, efficient, math) inside the operator aten::scaled_dot_product_attention,
 by flags and its own order. A kernel registered for one of them (register_flash_attention_impl) runs only if PyTorch
 picks that one. Therefore the operator itself gets another kernel for CUDA tensors, above that choice. Calls that
-Deepwell supports go there, all others to PyTorch's own operator as before. The dispatcher finds it from every caller:
+Deepwell supports go there, all others to PyTorch's own operator as before. The dispatcher uses it for every caller:
 Python, C++, compiled graphs.
 """
 

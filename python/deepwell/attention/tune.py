@@ -116,7 +116,7 @@ _FAR = 0.02
 
 
 class GpuClock:
-    """Measures seconds of work on the GPU, from an empty cache and with the host ahead."""
+    """Measures seconds of work on the GPU, with an empty cache, and with the launches queued before they run."""
 
     _SLEEP_CYCLES = 400_000  # about 0.2 ms, in which the host enqueues the work
 
@@ -269,7 +269,7 @@ class Alternative:
 
 
 def versions() -> str:
-    """Returns what times depend on besides the GPU."""
+    """Returns the software versions that times depend on."""
     cudnn = torch.backends.cudnn.version()
     return f"deepwell {_deepwell.version()}, torch {torch.__version__}, cuDNN {cudnn}"
 
@@ -381,7 +381,7 @@ class Tuner:
         except torch.OutOfMemoryError:
             self._note(f"not measured, because memory ran out: {_deepwell.attention_class(*sizes)}")
             return None
-        except RuntimeError as error:  # the store failed: each class would be measured repeatedly
+        except RuntimeError as error:  # without the store, each class would be measured repeatedly
             self.switch(False)
             self._note(f"measuring stopped, Deepwell runs every call that it supports: {error}")
             return None

@@ -192,7 +192,7 @@ class Translator:
         if expr.is_Symbol:
             name = self._names.get(expr)
             if name is None:
-                raise NotPolynomial(f"{expr} is the size of no input axis")
+                raise NotPolynomial(f"{expr} is not the size of an input axis")
             return symbol(name)
         if expr.is_Add:
             return sum((self.expression(arg) for arg in expr.args), 0)

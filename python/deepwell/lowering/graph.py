@@ -50,7 +50,7 @@ class MutationError(Exception):
 
 
 class _Unknown:
-    """A number that no polynomial gives. It is reported if an operation uses it."""
+    """A number that is not a polynomial of the symbols. It is reported if an operation uses it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

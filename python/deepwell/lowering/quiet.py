@@ -1,4 +1,4 @@
-"""Puts PyTorch and a module into a state for tracing: plain code paths, no side effects left behind."""
+"""Prepares PyTorch and a module for tracing: plain code paths, and side effects that are undone."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ class _Watched:
         return getattr(self.look(), name)
 
 
-SEEN_THROUGH[_Watched] = operator.attrgetter("value")  # describing it is no use by the forward
+SEEN_THROUGH[_Watched] = operator.attrgetter("value")  # describing it does not count as a use
 
 
 def _plain(value: Any) -> Any:
