@@ -158,12 +158,10 @@ static dw_value rounded_leaf(model *m, const attention_case *c, const char *name
 
 static dw_status add_attention(model *m, const attention_case *c) {
     model_begin(m);
-    dw_attr attrs[] = {dw_attr_float(DW_ATTR_KEY_SCALE, c->scale),
-                       dw_attr_float(DW_ATTR_KEY_SOFTCAP, c->softcap),
-                       dw_attr_int(DW_ATTR_KEY_CAUSAL, c->causal),
-                       dw_attr_int(DW_ATTR_KEY_WINDOW, c->window),
-                       dw_attr_float(DW_ATTR_KEY_P, m->dropout),
-                       dw_attr_int(DW_ATTR_KEY_STREAM, 0)};
+    dw_attr attrs[] = {
+        dw_attr_float(DW_ATTR_KEY_SCALE, c->scale), dw_attr_float(DW_ATTR_KEY_SOFTCAP, c->softcap),
+        dw_attr_int(DW_ATTR_KEY_CAUSAL, c->causal), dw_attr_int(DW_ATTR_KEY_WINDOW, c->window),
+        dw_attr_float(DW_ATTR_KEY_P, m->dropout),   dw_attr_int(DW_ATTR_KEY_STREAM, 0)};
     dw_dim keys = m->sequence;
     dw_node node = DW_NONE;
     if (m->e.status == DW_OK && c->more_keys)
@@ -205,20 +203,14 @@ static dw_status window_of_0(model *m) { return bf16_window(m, 0, 0, 1); }
 
 /* Output o: backward is by the kernel. The scale makes weights of a row differ by factors of 10 and more. */
 static dw_status causal_training(model *m) {
-    return add_attention(m, &(attention_case){.type = DW_BF16,
-                                              .head_dim = 64,
-                                              .scale = 4.0,
-                                              .causal = 1,
-                                              .window = -1,
-                                              .end = 1});
+    return add_attention(
+        m, &(attention_case){
+               .type = DW_BF16, .head_dim = 64, .scale = 4.0, .causal = 1, .window = -1, .end = 1});
 }
 static dw_status window_training(model *m) {
-    return add_attention(m, &(attention_case){.type = DW_BF16,
-                                              .head_dim = 64,
-                                              .scale = 4.0,
-                                              .causal = 1,
-                                              .window = 5,
-                                              .end = 1});
+    return add_attention(
+        m, &(attention_case){
+               .type = DW_BF16, .head_dim = 64, .scale = 4.0, .causal = 1, .window = 5, .end = 1});
 }
 /* Narrow heads, and more keys than a tile has: several thread blocks add to the same rows of dQ. */
 static dw_status capped_training(model *m) {
@@ -241,12 +233,10 @@ static dw_status cross_training(model *m) {
                                               .end = 1});
 }
 static dw_status masked_training(model *m) {
-    return add_attention(m, &(attention_case){.type = DW_BF16,
-                                              .head_dim = 64,
-                                              .scale = 4.0,
-                                              .window = -1,
-                                              .mask = true,
-                                              .end = 1});
+    return add_attention(
+        m,
+        &(attention_case){
+            .type = DW_BF16, .head_dim = 64, .scale = 4.0, .window = -1, .mask = true, .end = 1});
 }
 
 /* Self-attention from one tensor [B, S, 3 * HEADS * 64]: views of it are q, k and v, and the output is [B, S, ..]. */

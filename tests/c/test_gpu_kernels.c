@@ -12,8 +12,7 @@
 
 /* Entries that make the calls of other entries leave code and checks to them. */
 static bool calls_another(const dw__gpu_kernel *k) {
-    return k == &dw__graph_attention || k == &dw__graph_attention_backward ||
-           k == &dw__graph_gemm;
+    return k == &dw__graph_attention || k == &dw__graph_attention_backward || k == &dw__graph_gemm;
 }
 
 static void check_entry(const dw__gpu_kernel *k) {

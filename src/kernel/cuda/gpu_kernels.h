@@ -8,7 +8,7 @@ extern const dw__gpu_kernel *const dw__gpu_kernels[];
 extern const unsigned dw__gpu_kernel_count;
 
 /* Kernels of the graph's operations. */
-extern const dw__gpu_kernel dw__softmax;         /* softmax.c */
+extern const dw__gpu_kernel dw__softmax; /* softmax.c */
 extern const dw__gpu_kernel dw__graph_attention,
     dw__graph_attention_backward;                /* graph_attention.c */
 extern const dw__gpu_kernel dw__graph_gemm;      /* graph_gemm.c */

@@ -97,8 +97,7 @@ static bool all_have_rows(const dw__call *c) {
     bool rows = has_rows(&c->inputs[Q]) && has_rows(&c->inputs[K]) && has_rows(&c->inputs[V]);
     if (is_backward(c))
         rows &= has_rows(&c->inputs[GIVEN_O]) && has_rows(&c->inputs[D_O]) &&
-                has_rows(&c->outputs[DQ]) && has_rows(&c->outputs[DK]) &&
-                has_rows(&c->outputs[DV]);
+                has_rows(&c->outputs[DQ]) && has_rows(&c->outputs[DK]) && has_rows(&c->outputs[DV]);
     else
         rows &= has_rows(&c->outputs[O]);
     return rows && dw__tensor_is_contiguous(lse);
