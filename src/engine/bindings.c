@@ -29,3 +29,9 @@ void dw__bind_step(const dw_plan *plan, const dw__bindings *b, const dw__step *s
     for (uint32_t o = 0; o < step->output_count; o++)
         call->outputs[o].data = address(plan, b, &step->outputs[o]);
 }
+
+bool dw__wants_result(const dw__call *call) {
+    for (uint32_t o = 0; o < call->output_count; o++)
+        if (call->outputs[o].data) return true;
+    return false;
+}

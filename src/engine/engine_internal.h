@@ -60,7 +60,7 @@ struct dw_engine {
     uint8_t *leaf_reads;   /* DW_READ_ flags by leaf */
     uint8_t *output_reads; /* DW_READ_BACKWARD where backward may read the caller's buffer */
 
-    /* Results of kernels' prepare(), shared by all steps and plans with the same attributes and types. */
+    /* Results of kernels' parse(), shared by all steps and plans with the same attributes and types. */
     struct {
         void **items;
         size_t count, capacity;
@@ -98,25 +98,24 @@ typedef struct dw__operand {
 
 /* A kernel's call without pointers. */
 typedef struct dw__step {
-    const dw__kernel *kernel;         /* on a CPU; NULL where the instruction has an epilogue */
-    const dw__gpu_kernel *gpu_kernel; /* on a GPU */
-    const dw__variant *variant;       /* of gpu_kernel */
-    dw_node node;                     /* for messages */
+    const dw__kernel *kernel;
+    const dw__variant *variant; /* of the kernel, on a GPU */
+    dw_node node;               /* for messages */
     dw_op op;
     uint32_t attr_count, input_count, output_count;
     const dw_attr *attrs;
     dw__operand *inputs, *outputs;
-    const void *prepared; /* owned by the engine */
+    bool accumulates;     /* adds its result to what the output holds */
+    const void *prepared; /* parsed attributes, owned by the engine */
 } dw__step;
 
 typedef struct dw__instruction {
     dw__step step;
-    dw__step *epilogue;                       /* NULL: none */
-    const dw__epilogue_kernel *with_epilogue; /* runs the step and its epilogue; NULL: none */
-    int replaced;                             /* input of the epilogue that is the step's result */
-    uint32_t scratch;                         /* storage, or DW_NONE */
-    size_t library; /* bytes that libraries allocate by themselves while it runs */
-    bool optional;  /* writes only gradients: skipped if the caller left all of them out */
+    dw__step *epilogue; /* computed by the step's kernel; NULL: none */
+    int replaced;       /* input of the epilogue that is the step's result */
+    uint32_t scratch;   /* storage, or DW_NONE */
+    size_t library;     /* bytes that libraries allocate by themselves while it runs */
+    bool optional;      /* writes only gradients: skipped if the caller left all of them out */
     _Atomic uint64_t nanoseconds;
 } dw__instruction;
 
@@ -196,10 +195,8 @@ void dw__plan_destroy(dw_plan *plan);
 
 /* ---- lower_steps.c --------------------------------------------------------------------------- */
 
-/* The step as a call, with every data NULL: what supports() and workspace_bytes() see. */
+/* The step as a call without an epilogue, with every data NULL. */
 void dw__step_shape(const dw__step *step, dw__call *call);
-/* The name of the kernel that computes the step, for listings and messages. */
-const char *dw__step_kernel_name(const dw__step *step);
 
 /* ---- plan_listing.c -------------------------------------------------------------------------- */
 

@@ -38,7 +38,7 @@ typedef struct dw__executor {
     dw_status (*begin)(dw__run *run);
     /* The message of a failure names the node. Later instructions of the range are not run. */
     dw_status (*run_range)(dw__run *run, uint32_t from, uint32_t to);
-    /* Safe if begin failed. */
+    /* Safe if begin failed. Waits for nothing: on a GPU, `synchronize` reports failures of the work. */
     dw_status (*end)(dw__run *run);
     void (*forget)(dw_plan *plan);
     /* Waits for all work on a stream. Returns an error that only data can show (an index outside of its axis) in a run
@@ -84,5 +84,7 @@ void *dw__storage_address(const dw_plan *plan, const dw__bindings *bindings, uin
 /* Makes a call of the step, with all addresses. */
 void dw__bind_step(const dw_plan *plan, const dw__bindings *bindings, const dw__step *step,
                    dw__call *call);
+/* True if the caller has bound some result of the call. */
+bool dw__wants_result(const dw__call *call);
 
 #endif

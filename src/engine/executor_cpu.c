@@ -46,12 +46,6 @@ static void forget(dw_plan *plan) {
     plan->kept = NULL;
 }
 
-static bool wants_result(const dw__call *call) {
-    for (uint32_t o = 0; o < call->output_count; o++)
-        if (call->outputs[o].data) return true;
-    return false;
-}
-
 static dw_status run_instruction(const dw__run *run, const dw__instruction *instruction) {
     const dw_plan *plan = run->plan;
     cpu_state *state = run->state;
@@ -59,13 +53,14 @@ static dw_status run_instruction(const dw__run *run, const dw__instruction *inst
     if (instruction->scratch != DW_NONE)
         scratch = dw__storage_address(plan, run->bindings, instruction->scratch);
     dw__bind_step(plan, run->bindings, &instruction->step, &state->call);
-    bool wanted = !instruction->optional || wants_result(&state->call);
-    if (!instruction->epilogue)
-        return wanted ? instruction->step.kernel->run(&state->call, scratch) : DW_OK;
-    dw__bind_step(plan, run->bindings, instruction->epilogue, &state->epilogue);
-    if (!wanted && !wants_result(&state->epilogue)) return DW_OK;
-    return instruction->with_epilogue->run(&state->call, &state->epilogue, instruction->replaced,
-                                           scratch);
+    bool wanted = !instruction->optional || dw__wants_result(&state->call);
+    if (instruction->epilogue) {
+        dw__bind_step(plan, run->bindings, instruction->epilogue, &state->epilogue);
+        wanted |= dw__wants_result(&state->epilogue);
+        state->call.epilogue = &state->epilogue;
+        state->call.replaced = instruction->replaced;
+    }
+    return wanted ? instruction->step.kernel->run(&state->call, scratch) : DW_OK;
 }
 
 static dw_status run_range(dw__run *run, uint32_t from, uint32_t to) {

@@ -138,12 +138,6 @@ void dw__gpu_forget(dw_plan *plan) {
     plan->kept = NULL;
 }
 
-static bool wants_result(const dw__call *call) {
-    for (uint32_t o = 0; o < call->output_count; o++)
-        if (call->outputs[o].data) return true;
-    return false;
-}
-
 dw_status dw__gpu_enqueue_range(dw__run *run, uint32_t from, uint32_t to, void *stream) {
     const dw_plan *plan = run->plan;
     const dw__gpu_kept *kept = plan->kept;
@@ -152,17 +146,17 @@ dw_status dw__gpu_enqueue_range(dw__run *run, uint32_t from, uint32_t to, void *
         const dw__instruction *instruction = &plan->code.items[i];
         const dw__step *step = &instruction->step;
         dw__bind_step(plan, run->bindings, step, &call->call);
-        if (instruction->optional && !wants_result(&call->call)) continue;
+        if (instruction->optional && !dw__wants_result(&call->call)) continue;
         call->stream = stream;
         call->workspace = instruction->scratch == DW_NONE
                               ? NULL
                               : dw__storage_address(plan, run->bindings, instruction->scratch);
         call->error = (dw_data_error){(unsigned *)kept->word, i};
-        dw_status status = step->gpu_kernel->enqueue(call, plan->target.context, step->variant);
+        dw_status status = step->kernel->enqueue(call, plan->target.context, step->variant);
         if (status != DW_OK) {
             char label[160];
             dw__node_label(plan->engine->graph, step->node, label, sizeof label);
-            return dw__fail_prefix(status, "%s, %s", label, step->gpu_kernel->name);
+            return dw__fail_prefix(status, "%s, %s", label, step->kernel->name);
         }
     }
     return DW_OK;

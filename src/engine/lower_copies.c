@@ -26,7 +26,7 @@ dw_status dw__lower_add_copy(dw__lowering *l, dw_node node, const dw__operand *f
     view_bytes(&step.inputs[0]);
     view_bytes(&step.outputs[0]);
     step.op = dw__kernel_copy_op(step.inputs[0].view.rank, attr);
-    dw__lower_select(l, &step);
+    dw__lower_select(l, &step, NULL, -1);
     return dw__lower_add_step(l, &step);
 }
 
@@ -50,7 +50,7 @@ static uint64_t operands_to_copy(dw__lowering *l, dw__step *step) {
         }
     }
     if (!strided) return 0;
-    dw__lower_call(l, step, &l->first.call);
+    dw__lower_call(l, step, NULL, -1);
     for (uint32_t i = 0; i < step->input_count; i++) {
         if (!(strided >> i & 1)) continue;
         dw__tensor as_it_is = l->first.call.inputs[i];
@@ -65,15 +65,15 @@ static uint64_t operands_to_copy(dw__lowering *l, dw__step *step) {
 }
 
 dw_status dw__lower_choose_kernel(dw__lowering *l, dw__step *step) {
-    dw__lower_select(l, step);
+    dw__lower_select(l, step, NULL, -1);
     if (dw__step_is_fast(step)) return DW_OK;
     uint64_t copies = operands_to_copy(l, step);
-    if (!copies) return DW_OK; /* on a GPU, dw__lower_add_step says what is not supported */
+    if (!copies) return DW_OK; /* on a GPU, dw__lower_prepare says what is not supported */
     for (uint32_t i = 0; i < step->input_count; i++) {
         if (!(copies >> i & 1)) continue;
         dw__operand from = step->inputs[i];
         DW_RETURN_IF_FAILED(copy_to_arena(l, step->node, &from, &step->inputs[i]));
     }
-    dw__lower_select(l, step);
+    dw__lower_select(l, step, NULL, -1);
     return DW_OK;
 }

@@ -35,7 +35,7 @@ static bool is_near(const dw__lowering *l, dw_node node, dw_node reader) {
 
 bool dw__lower_may_wait(const dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
-    if (!dw__lower_with_epilogue(l, record->op) && !dw__lower_accumulating(l, record->op))
+    if (!dw__lower_has_epilogues(l, record->op) && !dw__lower_accumulates(l, record->op))
         return false;
     if (value_of(l, record->outputs[0])->dtype != DW_F32) return false;
     dw_node reader = first_reader(l, record->outputs[0], 0);
@@ -103,15 +103,11 @@ static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, b
     if (!reads_as_it_writes(l, program, i)) return DW_OK;
     dw__step step;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
-    dw__lower_select(l, program);
+    dw__lower_select(l, program, NULL, -1);
     if (!dw__step_is_fast(program)) return DW_OK;
     DW_RETURN_IF_FAILED(dw__lower_prepare(l, program));
-    dw__step_shape(&step, &l->first.call);
-    dw__step_shape(program, &l->second);
-    const dw__epilogue_kernel *kernel = dw__lower_with_epilogue(l, step.op);
-    if (!kernel || !kernel->supports(&l->first.call, &l->second, (int)i)) return DW_OK;
-    size_t scratch = kernel->workspace_bytes(&l->first.call, &l->second, (int)i);
-    size_t library = kernel->library_bytes(&l->first.call);
+    dw__lower_select(l, &step, program, (int)i);
+    if (!step.kernel) return DW_OK;
     dw__storage *place = storage_of(l, storage);
     if (place->reads_left > 1 || place->home != DW_HOME_ARENA) {
         step.outputs[0] = l->values[record_of(l, node)->outputs[0]];
@@ -119,7 +115,7 @@ static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, b
     place->deferred = DW_NONE;
     dw__lower_reuse_inputs(l, program, &step);
     DW_RETURN_IF_FAILED(dw__lower_place_outputs(l, program));
-    DW_RETURN_IF_FAILED(dw__lower_add_instruction(l, &step, program, (int)i, scratch, library));
+    DW_RETURN_IF_FAILED(dw__lower_add_instruction(l, &step, program, (int)i));
     read_operands(l, node);
     *done = true;
     return DW_OK;
@@ -144,16 +140,15 @@ static dw_status accumulate(dw__lowering *l, dw__step *program, uint32_t i, bool
     if (!is_sum(l, program)) return DW_OK;
     uint32_t storage = program->inputs[i].storage;
     dw_node node = storage_of(l, storage)->deferred;
-    const dw__kernel *kernel = dw__lower_accumulating(l, record_of(l, node)->op);
     dw__step step;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
-    dw__step_shape(&step, &l->first.call);
+    step.accumulates = true;
+    dw__lower_select(l, &step, NULL, -1);
     if (storage_of(l, storage)->reads_left != 1 || !dw__lower_is_whole(l, &program->inputs[i]) ||
-        !kernel->supports(&l->first.call) || !dw__lower_take_over(l, program, &step, 1 - i, 0)) {
+        !step.kernel || !dw__lower_take_over(l, program, &step, 1 - i, 0)) {
         return DW_OK;
     }
     storage_of(l, storage)->deferred = DW_NONE;
-    step.kernel = kernel;
     step.outputs[0].storage = program->outputs[0].storage;
     DW_RETURN_IF_FAILED(dw__lower_add_step(l, &step));
     read_operands(l, node);
@@ -171,7 +166,7 @@ dw_status dw__lower_program(dw__lowering *l, dw_node node) {
         DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, program.inputs[i].storage));
         bool done = false;
         dw_node waiting = storage_of(l, program.inputs[i].storage)->deferred;
-        if (dw__lower_accumulating(l, record_of(l, waiting)->op)) {
+        if (dw__lower_accumulates(l, record_of(l, waiting)->op)) {
             DW_RETURN_IF_FAILED(accumulate(l, &program, i, &done));
         } else {
             DW_RETURN_IF_FAILED(fuse_epilogue(l, &program, i, &done));

@@ -135,7 +135,7 @@ dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step) {
         any = true;
     }
     if (!any) return DW_OK;
-    dw__lower_select(l, step);
+    dw__lower_select(l, step, NULL, -1);
     if (dw__step_is_fast(step)) return DW_OK;
     for (uint32_t o = 0; o < record->output_count; o++) {
         step->outputs[o].storage = DW_NONE;

@@ -3,7 +3,7 @@
  *     lower.c             the walk over the schedule
  *     lower_storages.c    storages, and where values lie in them
  *     lower_steps.c       a node becomes a step, a step with its kernel an instruction
- *     lower_kernels.c     which kernels the target has for a step
+ *     lower_kernels.c     the kernel of a step, and what it prepares
  *     lower_views.c       views without an instruction
  *     lower_copies.c      operands that are copied for a faster kernel
  *     lower_layouts.c     results in the layout that later nodes read
@@ -90,29 +90,36 @@ bool dw__lower_is_whole(const dw__lowering *l, const dw__operand *operand);
 
 /* The step of a node: operands where they lie, results contiguous and without a storage. */
 dw_status dw__lower_make_step(dw__lowering *l, dw_node node, dw__step *step);
-/* Sets the step's kernel: on a CPU the first that supports it, on a GPU the same or none. */
-void dw__lower_select(dw__lowering *l, dw__step *step);
+/* Makes a storage for each result that has a reader and no storage yet. */
+dw_status dw__lower_place_outputs(dw__lowering *l, dw__step *step);
+/* Appends the step as an instruction, unless its results have no elements. */
+dw_status dw__lower_add_step(dw__lowering *l, dw__step *step);
+/* Appends a step whose kernel is prepared. `epilogue` may be NULL; its input `replaced` is the step's result. */
+dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step, const dw__step *epilogue,
+                                    int replaced);
+/* Counts the reads of a node that has been lowered, and defines its results. */
+void dw__lower_finish(dw__lowering *l, const dw__step *step);
+
+/* ---- lower_kernels.c ------------------------------------------------------------------------- */
+
+/* Makes the scratch call l->first of a step and its epilogue (NULL: none), with the addresses that are known: on a
+ * GPU, kernels look at alignment. The epilogue is l->second. */
+void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilogue, int replaced);
+/* Sets the kernel of the step and its epilogue: the first that supports both, or NULL. A CPU has one for every step
+ * without an epilogue. */
+void dw__lower_select(dw__lowering *l, dw__step *step, const dw__step *epilogue, int replaced);
 /* True if a kernel other than the CPU's reference supports the scratch call l->first. */
 bool dw__lower_has_kernel(const dw__lowering *l);
 /* True if the step has a kernel other than the CPU's reference. */
 bool dw__step_is_fast(const dw__step *step);
-/* The step as a call with the addresses that are known: on a GPU, kernels look at alignment. */
-void dw__lower_call(const dw__lowering *l, const dw__step *step, dw__call *call);
-/* Kernels that do more than one operation. None on a GPU. */
-const dw__epilogue_kernel *dw__lower_with_epilogue(const dw__lowering *l, dw_op op);
-const dw__kernel *dw__lower_accumulating(const dw__lowering *l, dw_op op);
-/* True if some kernel of the target writes this operation's results with any strides. */
-bool dw__lower_lays_out(const dw__lowering *l, dw_op op);
-/* Makes a storage for each result that has a reader and no storage yet. */
-dw_status dw__lower_place_outputs(dw__lowering *l, dw__step *step);
+/* Makes the step's kernel ready to run: parses its attributes, or finds its variant. If the kernel turns out to be
+ * unusable on this GPU, the step gets the next one that supports it. */
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step);
-/* Appends the step as an instruction, unless its results have no elements. */
-dw_status dw__lower_add_step(dw__lowering *l, dw__step *step);
-/* `epilogue` may be NULL; its input `replaced` is the step's result. */
-dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step, const dw__step *epilogue,
-                                    int replaced, size_t workspace_bytes, size_t library);
-/* Counts the reads of a node that has been lowered, and defines its results. */
-void dw__lower_finish(dw__lowering *l, const dw__step *step);
+/* True if some kernel of the target computes this operation with an epilogue, adds its result to what the output holds,
+ * or writes its results with any strides. */
+bool dw__lower_has_epilogues(const dw__lowering *l, dw_op op);
+bool dw__lower_accumulates(const dw__lowering *l, dw_op op);
+bool dw__lower_lays_out(const dw__lowering *l, dw_op op);
 
 /* ---- lower_views.c, lower_copies.c ----------------------------------------------------------- */
 

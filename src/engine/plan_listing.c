@@ -34,14 +34,13 @@ static dw_status list_operand(const dw_plan *plan, const dw__operand *operand, d
     return dw__text_printf(out, "~"); /* strided */
 }
 
-static dw_status list_step(const dw_plan *plan, const dw__step *step, const char *kernel,
-                           dw__text *out) {
-    DW_RETURN_IF_FAILED(dw__text_printf(out, " %s", kernel));
+static dw_status list_step(const dw_plan *plan, const dw__step *step, dw__text *out) {
+    DW_RETURN_IF_FAILED(dw__text_printf(out, " %s", step->kernel->name));
     for (uint32_t i = 0; i < step->input_count; i++) {
         if (step->inputs[i].view.rank < 0) continue;
         DW_RETURN_IF_FAILED(list_operand(plan, &step->inputs[i], out));
     }
-    DW_RETURN_IF_FAILED(dw__text_printf(out, " ->"));
+    DW_RETURN_IF_FAILED(dw__text_printf(out, step->accumulates ? " +->" : " ->"));
     for (uint32_t o = 0; o < step->output_count; o++) {
         DW_RETURN_IF_FAILED(list_operand(plan, &step->outputs[o], out));
     }
@@ -61,11 +60,10 @@ static dw_status list_instruction(const dw_plan *plan, uint32_t index, uint64_t 
     }
     DW_RETURN_IF_FAILED(dw__text_printf(out, " %s:", label));
     const dw__step *step = &instruction->step, *epilogue = instruction->epilogue;
-    const char *kernel = epilogue ? instruction->with_epilogue->name : dw__step_kernel_name(step);
-    DW_RETURN_IF_FAILED(list_step(plan, step, kernel, out));
+    DW_RETURN_IF_FAILED(list_step(plan, step, out));
     if (epilogue) {
         DW_RETURN_IF_FAILED(dw__text_printf(out, " | epilogue"));
-        DW_RETURN_IF_FAILED(list_step(plan, epilogue, epilogue->kernel->name, out));
+        DW_RETURN_IF_FAILED(list_step(plan, epilogue, out));
     }
     if (instruction->scratch != DW_NONE) {
         const dw__storage *scratch = &plan->storages.items[instruction->scratch];

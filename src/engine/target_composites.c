@@ -38,9 +38,8 @@ static dw_status describe(const dw_graph *graph, dw_node node, question *q) {
 /* A node that cannot be described at these sizes stays as it is. */
 static bool lacks_kernel(const dw_graph *graph, dw_node node, void *context) {
     question *q = context;
-    const dw__gpu_kernel *kernel;
     if (describe(graph, node, q) != DW_OK) return false;
-    return dw__gpu_kernel_for(&q->call, &q->target->gpu, &kernel) != DW_OK;
+    return !dw__kernel_for(&q->call, &q->target->gpu, NULL);
 }
 
 dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target) {

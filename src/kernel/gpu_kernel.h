@@ -1,84 +1,41 @@
-/* The contract of GPU kernels, and the machinery that they share. Every kernel of every origin (Deepwell's, CUTLASS's,
- * the ones behind PyTorch's operators) is one entry of the registry. The entry says which calls the kernel supports and
- * why not others, how long a call takes, how much workspace it needs, how it is prepared and enqueued, and where it has
- * been shown to be right. Explanations, the support table and the public calls read the same entry.
- *
- * A family of kernels (attention, GEMM, quantization) has its variants, supports(), workspace_bytes() and enqueue() in
- * one host file. This header declares the parts that exist once: the cache of loaded variants, the first-use check,
- * measurement, explanation. */
+/* The machinery that GPU kernels share, each part of which exists once: the cache of loaded variants, the first-use
+ * check, measurement, choice and explanation. A family of kernels (attention, GEMM, quantization) has its variants,
+ * supports(), workspace_bytes() and enqueue() in one host file. kernel.h describes the entries. */
 #ifndef DW_GPU_KERNEL_H
 #define DW_GPU_KERNEL_H
 
 #include "base/base.h"
-#include "common/data_error.h"
-#include "deepwell/graph.h"
 #include "device/device_table.h"
 #include "jit/jit_internal.h"
 #include "kernel/cuda/gpu_target.h"
 #include "kernel/kernel.h"
-
-/* The operation. It determines the type of a call. */
-typedef enum dw__gpu_op {
-    DW__GPU_ATTENTION_FORWARD,  /* dw_attention */
-    DW__GPU_ATTENTION_BACKWARD, /* dw_attention */
-    DW__GPU_GEMM,               /* dw_gemm */
-    DW__GPU_GROUPED_GEMM,       /* dw_grouped_gemm */
-    DW__GPU_QUANTIZE,           /* dw_quantize */
-    DW__GPU_OPERATION           /* dw__operation_call: operations of the graph's table */
-} dw__gpu_op;
-
-/* A call of one of the graph's operations, with tensors in device memory and a stream. */
-typedef struct dw__operation_call {
-    dw__call call;
-    void *stream;
-    void *workspace;     /* as much as the entry's workspace_bytes asks for */
-    dw_data_error error; /* word NULL: errors that only data can show are not reported */
-} dw__operation_call;
-
-typedef enum dw__gpu_proof {
-    DW__PROOF_OF_PROVIDER, /* the library or PyTorch vouches for it */
-    DW__MEASURED_ON_HARDWARE,
-    DW__PROVEN_ON_EMULATOR /* tested on the emulator; no hardware has run it */
-} dw__gpu_proof;
-
-struct json_t;
-typedef struct dw__gpu_kernel dw__gpu_kernel;
-typedef struct dw__first_use dw__first_use;
-
-/* The cost model's result for a call. */
-typedef struct dw__gpu_seconds {
-    double seconds; /* 0: not known */
-    /* measured on the GPU that `from` names, at the nearest shape; otherwise estimated */
-    bool measured;
-    char from[192]; /* the origin of the figure, or the reason why there is none */
-} dw__gpu_seconds;
 
 /* ---- variants (variants.c) --------------------------------------------------------------------- */
 
 enum { DW__ENTRY_POINTS = 3 };
 
 /* One entry point of a variant's code and the dynamic shared memory that its launch asks for. */
-typedef struct dw__entry_point {
+struct dw__entry_point {
     dw__jit_variant code;
     unsigned shared_bytes;
-} dw__entry_point;
+};
 
 /* A kernel compiled for one set of parameters and loaded in one context. It lives until the process ends and never
  * changes once it is published. */
-typedef struct dw__variant {
+struct dw__variant {
     struct dw__variant *next; /* in its bucket of the cache */
-    const dw__gpu_kernel *kernel;
+    const dw__kernel *kernel;
     uint64_t params; /* the compile-time parameters, packed; equal numbers mean equal code */
     int context;     /* dw__context.index */
     bool disabled;   /* the first-use check refused it on this GPU; `reason` says why */
     void *functions[DW__ENTRY_POINTS];
     char reason[1024];
-} dw__variant;
+};
 
 /* Returns the kernel's variant in a context. The first call compiles it if necessary, loads it and runs its first-use
  * check, under a lock. Later calls find it without a lock and without allocating. A failure is not recorded, so the
  * next call tries again. */
-dw_status dw__variant_of(const dw__context *context, const dw__gpu_kernel *kernel, uint64_t params,
+dw_status dw__variant_of(const dw__context *context, const dw__kernel *kernel, uint64_t params,
                          const dw__variant **variant);
 /* DW_UNSUPPORTED with the reason if the first-use check refused the variant. */
 static inline dw_status dw__variant_status(const dw__variant *variant) {
@@ -139,70 +96,15 @@ dw_status dw__first_use_check(const dw__context *context, dw__variant *variant);
 /* DEEPWELL_FIRST_USE_CHECK=off turns first-use checks off, for tools that watch one kernel. */
 bool dw__first_use_is_on(void);
 
-/* The check of every kernel with op DW__GPU_OPERATION: random operands for the kernel's own example(), and the
+/* The check of every kernel with op DW__CALL_OPERATION: random operands for the kernel's own example(), and the
  * operation's definition, evaluated in FP64 by the interpreter, as the reference. Integer operands are from 0 to 2.
  * Each result may differ by (u + tolerance_factor sqrt(n) 2^-24) times the largest magnitude of the expected result,
  * where u is the unit roundoff of the result's type if it has 16 bits, and n is the number of terms that make a result:
  * the length of the last axis, or the operands' elements for each result if that is more. */
 extern const dw__first_use dw__operation_first_use;
 
-/* ---- entries ---------------------------------------------------------------------------------------- */
-
-struct dw__gpu_kernel {
-    const char *name; /* "sm90_attention_forward"; unique */
-    /* Names the kernel in explanations and measurements: "deepwell", "cutlass", "cudnn". */
-    const char *backend;
-    const char *label;     /* the backend's name for users: "FlashAttention-2" */
-    const char *described; /* the source in explanations: "PyTorch: FlashAttention-2" */
-    dw__gpu_op op;
-    dw__gpu_proof proof;
-    /* the backend is measured for calls that it supports; the others are for calls that no fast kernel supports */
-    bool competes;
-    bool asked_for; /* runs only on request */
-    /* A row of the support table (`deepwell explain kernels`). `shown` says where the kernel has been shown to be
-     * right; NULL: the text for `proof`. */
-    const char *operation, *source, *architectures, *elements, *needs, *shown;
-
-    /* Returns DW_OK, or the reason why not: DW_TYPE if the kernel is for other operands or another GPU; DW_UNSUPPORTED
-     * and others for this call. Looks at types, shapes, strides and alignment, never at data. The GPU need not exist;
-     * NULL means any. */
-    dw_status (*supports)(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu);
-    /* The cost model. `result` starts zeroed. NULL: times are not known. */
-    void (*seconds)(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                    dw__gpu_seconds *result);
-    /* Describes the tile that a supported call gets, for explanations. May be NULL. */
-    struct json_t *(*describe_tile)(const dw__gpu_kernel *kernel, const void *call,
-                                    const dw__gpu_target *gpu);
-    /* Returns the bytes of device memory that a call needs. NULL: none. */
-    dw_status (*workspace_bytes)(const dw__gpu_kernel *kernel, const void *call,
-                                 const dw__context *context, size_t *bytes);
-    /* Finds the variant for a supported call, or compiles, loads and checks it; it may be disabled. NULL: PyTorch runs
-     * the kernel. */
-    dw_status (*prepare)(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
-                         const dw__variant **variant);
-    /* Launches on the call's stream. Allocates nothing and waits for nothing. */
-    dw_status (*enqueue)(const void *call, const dw__context *context, const dw__variant *variant);
-    /* Sets the entry points of a variant, which start zeroed; the first one names it. NULL: a library loads its own
-     * kernels. */
-    dw_status (*entry_points)(const dw__gpu_kernel *kernel, int capability, uint64_t params,
-                              dw__entry_point points[DW__ENTRY_POINTS]);
-    const dw__first_use *first_use; /* NULL for a reference, which is not checked */
-    const char *tolerance;          /* of results, in words; for docs/cuda.md */
-    /* DW__GPU_OPERATION: makes a small call for trial `index` that the variant computes: operation, attributes, types,
-     * shapes and strides, without data. */
-    void (*example)(uint64_t params, int index, dw__call *call);
-    double tolerance_factor; /* DW__GPU_OPERATION: as in dw__kernel */
-    const void *provided;    /* the library's own description of its kernel, or NULL */
-};
-
-/* The first kernel of the registry that supports a call of one of the graph's operations on `gpu`. DW_UNSUPPORTED: none
- * does. */
-dw_status dw__gpu_kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
-                             const dw__gpu_kernel **kernel);
-
 /* DW_OK if the kernel would run a supported call: its variant is there, and the first-use check did not refuse it. */
-static inline dw_status dw__gpu_kernel_runs(const dw__gpu_kernel *kernel, const void *call,
+static inline dw_status dw__gpu_kernel_runs(const dw__kernel *kernel, const void *call,
                                             const dw__context *context) {
     const dw__variant *variant;
     DW_RETURN_IF_FAILED(kernel->prepare(kernel, call, context, &variant));
@@ -232,14 +134,14 @@ enum { DW__GPU_PASSES = 2, DW__GPU_CANDIDATES = 8 };
 
 /* The kernels for an operation, one of each backend, in order of preference for calls that were not measured. */
 typedef struct dw__gpu_candidates {
-    const dw__gpu_kernel *kernels[DW__GPU_CANDIDATES];
+    const dw__kernel *kernels[DW__GPU_CANDIDATES];
     size_t count;
 } dw__gpu_candidates;
 
 typedef struct dw__gpu_query {
     const void *call;
     int passes; /* 2: with gradients; backends are compared by the sum of both passes */
-    dw__gpu_op op[DW__GPU_PASSES]; /* the pass in question, then the other pass */
+    dw__call_kind kind[DW__GPU_PASSES]; /* the pass in question, then the other pass */
     /* shape classes of measurements; NULL: no measurements are kept */
     const char *shape_class[DW__GPU_PASSES];
     const dw__gpu_target *target;
@@ -252,8 +154,8 @@ typedef struct dw__gpu_query {
 } dw__gpu_query;
 
 typedef struct dw__gpu_choice {
-    const dw__gpu_kernel *kernel; /* NULL: none supports the call */
-    bool measured;                /* all competing kernels have been measured */
+    const dw__kernel *kernel; /* NULL: none supports the call */
+    bool measured;            /* all competing kernels have been measured */
     char because[512];
     char refusal[1024]; /* why Deepwell's kernels do not run the call; "": they do */
 } dw__gpu_choice;
@@ -265,8 +167,8 @@ typedef struct dw__gpu_explanation {
     const char *operation, *shape;
     double flops, bytes;
     const char *because; /* NULL: the choice of dw__gpu_choose; otherwise `chosen`, and why */
-    const dw__gpu_kernel *chosen;
-    const dw__gpu_kernel
+    const dw__kernel *chosen;
+    const dw__kernel
         /* the entry of the optional library's family, which gets its own row; NULL: none */
         *provided;
     const char *operands; /* "attention": calls for which the library has no kernel */

@@ -1,17 +1,22 @@
-/* CPU kernels, and the registry that lists them.
+/* Kernels, and the registry that lists them.
  *
- * A kernel computes one node. It receives concrete tensors (strided views of memory that the caller owns), the node's
- * attributes with numbers in place of dims, and scratch memory of the size that it asked for. It holds no state and
- * does not allocate while it runs; if a library behind it allocates, library_bytes says how much.
+ * A kernel is one entry, whatever device it runs on and wherever it comes from (Deepwell, oneDNN, CUTLASS, the library
+ * behind PyTorch's operators). The entry says which calls the kernel supports and why not others, how long a call
+ * takes, how much workspace it needs, how it is prepared and run, and where it has been shown to be right. Lowering,
+ * explanations, the support table and the public calls read the same entry.
  *
- * For each operation the registry lists implementations best first; the reference (expansion into primitives, evaluated
- * one by one) is last and supports every call. The first kernel that supports the call is selected. supports() looks at
- * dtypes, shapes and strides, never at data.
+ * A kernel of an operation of the graph computes one node. It receives concrete tensors (strided views of memory that
+ * the caller owns), the node's attributes with numbers in place of dims, and a workspace of the size that it asked for.
+ * It holds no state and does not allocate while it runs; if a library behind it allocates, library_bytes says how much.
+ *
+ * For each operation and device the registry lists the kernels best first. On a CPU the reference (expansion into
+ * primitives, evaluated one by one) is last and supports every call.
  */
 #ifndef DW_KERNEL_H
 #define DW_KERNEL_H
 
 #include "base/base.h"
+#include "common/data_error.h"
 #include "deepwell/graph.h"
 #include "number/dtype_kinds.h"
 
@@ -24,6 +29,8 @@ typedef struct dw__tensor {
     int64_t stride[DW_MAX_RANK];
 } dw__tensor;
 
+/* ---- calls --------------------------------------------------------------------------------------- */
+
 typedef struct dw__call {
     dw_op op;
     uint32_t attr_count;
@@ -34,55 +41,158 @@ typedef struct dw__call {
         /* Contiguous, unless the kernel has strided_results. An output that nobody reads has data NULL and need not be
          * computed. */
         outputs[DW_MAX_OUTPUTS];
-    const void *prepared; /* the result of prepare(), or NULL */
+    const void *prepared; /* the result of parse(), or NULL */
+
+    /* For kernels that do more than the operation. */
+    /* NULL, or the elementwise program behind the operation, with its `prepared`: its input `replaced` is the
+     * operation's result. The result itself is stored only if outputs[0] has data. */
+    const struct dw__call *epilogue;
+    int replaced;
+    bool accumulates; /* the result is added to the contents of the output */
 } dw__call;
 
-typedef struct dw__kernel {
-    const char *name; /* "cpu.attention.tiled" */
+/* A call of one of the graph's operations. Kernels of the CPU read its first member alone; a GPU's have their tensors
+ * in device memory. */
+typedef struct dw__operation_call {
+    dw__call call;
+    void *stream;
+    void *workspace;     /* as much as the entry's workspace_bytes asks for */
+    dw_data_error error; /* word NULL: errors that only data can show are not reported */
+} dw__operation_call;
+
+/* The type of an entry's call. */
+typedef enum dw__call_kind {
+    DW__CALL_OPERATION,          /* dw__operation_call: operations of the graph's table */
+    DW__CALL_ATTENTION_FORWARD,  /* dw_attention */
+    DW__CALL_ATTENTION_BACKWARD, /* dw_attention */
+    DW__CALL_GEMM,               /* dw_gemm */
+    DW__CALL_GROUPED_GEMM,       /* dw_grouped_gemm */
+    DW__CALL_QUANTIZE            /* dw_quantize */
+} dw__call_kind;
+
+/* ---- entries ------------------------------------------------------------------------------------- */
+
+typedef struct dw__kernel dw__kernel;
+typedef struct dw__context dw__context;       /* device/device_table.h */
+typedef struct dw__gpu_target dw__gpu_target; /* kernel/cuda/gpu_target.h */
+typedef struct dw__variant dw__variant;       /* kernel/gpu_kernel.h, and the next two */
+typedef struct dw__entry_point dw__entry_point;
+typedef struct dw__first_use dw__first_use;
+struct json_t;
+
+/* Where a GPU's kernel has been shown to be right. The tests compare the CPU's with the reference on every machine. */
+typedef enum dw__proof {
+    DW__PROOF_OF_PROVIDER, /* the library or PyTorch vouches for it */
+    DW__MEASURED_ON_HARDWARE,
+    DW__PROVEN_ON_EMULATOR /* tested on the emulator; no hardware has run it */
+} dw__proof;
+
+/* The cost model's result for a call. */
+typedef struct dw__kernel_seconds {
+    double seconds; /* 0: not known */
+    /* measured on the GPU that `from` names, at the nearest shape; otherwise estimated */
+    bool measured;
+    char from[192]; /* the origin of the figure, or the reason why there is none */
+} dw__kernel_seconds;
+
+struct dw__kernel {
+    const char
+        *name; /* "cpu.attention.tiled", "sm90_attention_forward"; one device's names are unique */
+    dw__call_kind kind;
+    /* DW__CALL_OPERATION: the operation, or `computes` for kernels of several. */
     dw_op op;
-    const char *source; /* "ours, portable C", "oneDNN 2.6 sgemm", ... */
-    bool (*supports)(const dw__call *call);
-    /* Returns the scratch that the call needs, by the arithmetic that run() uses; may be NULL for none. */
-    size_t (*workspace_bytes)(const dw__call *call);
-    /* Returns the most bytes that libraries allocate by themselves during the call, on all threads together; may be
-     * NULL for none. They are not part of the scratch; predictions of memory use them. */
-    size_t (*library_bytes)(const dw__call *call);
-    /* Optional: parses the attributes once (a fused body); the result is released with dw__free. It may depend on
-     * attributes and element types only, because calls that agree in those share it. */
-    dw_status (*prepare)(const dw__call *call, void **prepared);
-    dw_status (*run)(const dw__call *call, void *scratch);
-    /* Tolerance against the reference in FP64, relative to the largest magnitude of the result, at
-     * reduction length n: bound = factor * sqrt(n) * 2^-24 for F32. */
+    bool (*computes)(dw_op op);
+    const char *source; /* "ours, portable C", "oneDNN 2.6 sgemm", "cuda/common/softmax.cu" */
+    const char *architectures; /* NULL: this machine's CPU */
+    const char
+        *needs; /* what supports() expects beyond the operation: "F32, rows at one distance" */
+
+    /* Returns DW_OK, or the reason why not: DW_TYPE if the kernel is for other operands or another GPU; DW_UNSUPPORTED
+     * and others for this call. Looks at types, shapes, strides and alignment, never at data, which may be NULL. The
+     * GPU need not exist; NULL means any. */
+    dw_status (*supports)(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu);
+    /* The cost model. `result` starts zeroed. NULL: times are not known. */
+    void (*seconds)(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__kernel_seconds *result);
+    /* Returns the bytes that a supported call needs beside its tensors. `context` is NULL on a CPU. NULL: none. */
+    dw_status (*workspace_bytes)(const dw__kernel *kernel, const void *call,
+                                 const dw__context *context, size_t *bytes);
+    /* DW__CALL_OPERATION: the tolerance against the operation's definition in FP64, relative to the largest magnitude
+     * of the result, at reduction length n: bound = factor * sqrt(n) * 2^-24 for F32. 0: the kernels behind it have
+     * theirs. */
     double tolerance_factor;
     /* Results may have any strides, so that a plan can choose the layout that later operations read. Kernels without
      * this flag write contiguous results. */
     bool strided_results;
-} dw__kernel;
+    bool with_epilogue; /* for calls with an epilogue only */
+    bool accumulates;   /* for calls that accumulate, too */
 
-/* Computes a call and the elementwise program that reads its result in one pass: `program` is a
- * prepared call whose input `replaced` is that result. The result itself is stored only if
- * call->outputs[0] has data. Members as in dw__kernel. */
-typedef struct dw__epilogue_kernel {
-    const char *name;
-    dw_op op; /* of the call */
-    bool (*supports)(const dw__call *call, const dw__call *program, int replaced);
-    size_t (*workspace_bytes)(const dw__call *call, const dw__call *program, int replaced);
+    /* ---- of a CPU ---- */
+    /* Returns the most bytes that libraries allocate by themselves during the call, on all threads together; may be
+     * NULL for none. They are not part of the workspace; predictions of memory use them. */
     size_t (*library_bytes)(const dw__call *call);
-    dw_status (*run)(const dw__call *call, const dw__call *program, int replaced, void *scratch);
-} dw__epilogue_kernel;
+    /* Optional: parses the attributes once (a fused body); the result is released with dw__free. It may depend on
+     * attributes and element types only, because calls that agree in those share it. */
+    dw_status (*parse)(const dw__call *call, void **parsed);
+    /* Computes the call on the calling thread and the pool's. NULL: not a kernel of a CPU. */
+    dw_status (*run)(const dw__call *call, void *workspace);
 
-/* Returns the candidates for `op` on the CPU, best first, reference last, NULL-terminated. */
-const dw__kernel *const *dw__kernel_candidates(dw_op op);
-/* Returns the first candidate that supports the call. Never NULL for a valid call. */
-const dw__kernel *dw__kernel_select(const dw__call *call);
+    /* ---- of a GPU ---- */
+    /* Names the kernel in explanations and measurements: "deepwell", "cutlass", "cudnn". */
+    const char *backend;
+    const char *label;     /* the backend's name for users: "FlashAttention-2" */
+    const char *described; /* the source in explanations: "PyTorch: FlashAttention-2" */
+    dw__proof proof;
+    /* the backend is measured for calls that it supports; the others are for calls that no fast kernel supports */
+    bool competes;
+    bool asked_for; /* runs only on request */
+    /* More of its row of the support table (`deepwell explain kernels`). `shown` says where the kernel has been shown
+     * to be right; NULL: the text for `proof`. */
+    const char *operation, *elements, *shown;
+    const char *tolerance; /* of results, in words; for docs/cuda.md */
+    /* Describes the tile that a supported call gets, for explanations. May be NULL. */
+    struct json_t *(*describe_tile)(const dw__kernel *kernel, const void *call,
+                                    const dw__gpu_target *gpu);
+    /* Finds the variant for a supported call, or compiles, loads and checks it; it may be disabled. NULL: PyTorch runs
+     * the kernel. */
+    dw_status (*prepare)(const dw__kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant);
+    /* Launches on the call's stream. Allocates nothing and waits for nothing. */
+    dw_status (*enqueue)(const void *call, const dw__context *context, const dw__variant *variant);
+    /* Sets the entry points of a variant, which start zeroed; the first one names it. There are DW__ENTRY_POINTS. NULL:
+     * a library loads its own kernels. */
+    dw_status (*entry_points)(const dw__kernel *kernel, int capability, uint64_t params,
+                              dw__entry_point *points);
+    const dw__first_use *first_use; /* NULL for a reference, which is not checked */
+    /* DW__CALL_OPERATION: makes a small call for trial `index` that the variant computes: operation, attributes, types,
+     * shapes and strides, without data. */
+    void (*example)(uint64_t params, int index, dw__call *call);
+    const void *provided; /* the library's own description of its kernel, or NULL */
+};
+
+/* DW_UNSUPPORTED: the kernel's name and needs. For supports(), where one sentence is reason enough. */
+dw_status dw__kernel_refuse(const dw__kernel *kernel);
+
+/* ---- the registry (registry.c) ------------------------------------------------------------------- */
+
+/* Every GPU kernel. Deepwell's come first. */
+extern const dw__kernel *const dw__gpu_kernels[];
+extern const unsigned dw__gpu_kernel_count;
+
+/* Returns the kernels of an operation of the graph on a CPU or a GPU, best first, NULL-terminated. On a CPU the
+ * reference is last. */
+const dw__kernel *const *dw__kernel_candidates(dw_op op, bool on_gpu);
+/* Returns the first kernel that supports the call on `gpu`, or on this CPU if `gpu` is NULL; `after` (NULL: none) and
+ * those before it are left out. NULL: no kernel does, which without `after` happens on a GPU alone. */
+const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
+                                 const dw__kernel *after);
+/* DW_UNSUPPORTED with the reason of each kernel of the call's operation. */
+dw_status dw__kernel_fail_none(const dw__operation_call *call, const dw__gpu_target *gpu);
 bool dw__kernel_is_reference(const dw__kernel *kernel);
-/* Returns whether some candidate for `op` has strided_results. */
-bool dw__kernel_lays_out_results(dw_op op);
-/* Returns the kernel that computes `op` and a program behind it, or NULL. */
-const dw__epilogue_kernel *dw__kernel_with_epilogue(dw_op op);
-/* Returns the kernel that adds the result of `op` to the contents of its output, or NULL. It is not a candidate,
- * because only a plan knows that the output has contents. */
-const dw__kernel *dw__kernel_accumulating(dw_op op);
+/* Returns whether some kernel of `op` has strided_results, is for calls with an epilogue, or accumulates. */
+bool dw__kernel_lays_out_results(dw_op op, bool on_gpu);
+bool dw__kernel_has_epilogues(dw_op op, bool on_gpu);
+bool dw__kernel_accumulates(dw_op op, bool on_gpu);
 /* Returns the operation that copies a tensor of `rank` axes between any two layouts, and its attribute. */
 dw_op dw__kernel_copy_op(int rank, dw_attr *attr);
 
@@ -114,7 +224,7 @@ dw_status dw__value_tensor_at(const dw_graph *graph, dw_value value, const int64
 dw_status dw__node_attrs_at(dw__arena *arena, const dw_graph *graph, dw_node node,
                             const int64_t *sizes, const dw_attr **attrs);
 
-/* ---- groups of kernels, each listed in the registry -------------------------------------------- */
+/* ---- groups of the CPU's kernels, each listed in the registry ------------------------------------ */
 /* Each file under kernel/ exports one NULL-terminated list, in order of preference. */
 extern const dw__kernel
     *const dw__kernels_cpu_matmul[]; /* matmul, linear, linear_cross_entropy and its backward */
@@ -129,8 +239,5 @@ extern const dw__kernel *const dw__kernels_cpu_data
 extern const dw__kernel *const dw__kernels_cpu_loss[];     /* cross_entropy and backward, adamw */
 extern const dw__kernel *const dw__kernels_cpu_quantize[]; /* quantize */
 extern const dw__kernel *const dw__kernels_reference[];    /* one for every operation */
-/* These are looked up by operation, not selected. */
-extern const dw__epilogue_kernel *const dw__kernels_cpu_epilogue[]; /* matmul, linear */
-extern const dw__kernel *const dw__kernels_cpu_accumulating[];      /* embedding_backward */
 
 #endif

@@ -1,11 +1,13 @@
-/* The registry: merges all lists of kernels, per operation, in order of preference. */
-#include "kernel/kernel.h"
+/* The registry: lists the kernels of every device, for each operation in order of preference. */
+#include "kernel/cuda/gpu_attention.h"
+#include "kernel/cuda/gpu_gemm.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include "kernel/cuda/gpu_quantize.h"
 #include <assert.h>
 #include <pthread.h>
+#include <stdio.h>
 
-enum { MAX_CANDIDATES = 15 };
-
-static const dw__kernel *const *const lists[] = {
+static const dw__kernel *const *const cpu_lists[] = {
     dw__kernels_cpu_matmul,    dw__kernels_cpu_grouped,
     dw__kernels_cpu_attention, dw__kernels_cpu_elementwise,
     dw__kernels_cpu_norm,      dw__kernels_cpu_data,
@@ -13,56 +15,133 @@ static const dw__kernel *const *const lists[] = {
     dw__kernels_reference, /* last, because it supports every call */
 };
 
-static const dw__kernel *candidates[DW_OP_COUNT][MAX_CANDIDATES + 1]; /* NULL-terminated */
+const dw__kernel *const dw__gpu_kernels[] = {
+    &dw__sm90_attention_forward,
+    &dw__sm90_attention_backward,
+    &dw__sm100_gemm,
+    &dw__sm100_attention_forward,
+    &dw__sm100_gemm_scaled,
+    &dw__quantize_blocks,
+    &dw__softmax,
+    &dw__graph_attention,
+    &dw__graph_attention_backward,
+    &dw__graph_gemm,
+    &dw__gpu_elementwise,
+    &dw__gpu_move,
+    &dw__gpu_reduce,
+    &dw__gpu_gather,
+    &dw__gpu_matmul,
+    /* PyTorch's, which explanations know */
+    &dw__torch_attention[DW__ATTENTION_FORWARD][0],
+    &dw__torch_attention[DW__ATTENTION_FORWARD][1],
+    &dw__torch_attention[DW__ATTENTION_FORWARD][2],
+    &dw__torch_attention[DW__ATTENTION_FORWARD][3],
+    &dw__torch_attention[DW__ATTENTION_BACKWARD][0],
+    &dw__torch_attention[DW__ATTENTION_BACKWARD][1],
+    &dw__torch_attention[DW__ATTENTION_BACKWARD][2],
+    &dw__torch_attention[DW__ATTENTION_BACKWARD][3],
+    &dw__torch_gemm,
+};
+const unsigned dw__gpu_kernel_count = DW_COUNT(dw__gpu_kernels);
+
+/* ---- kernels of an operation ----------------------------------------------------------------------- */
+
+enum { MAX_CANDIDATES = 15 };
+static const dw__kernel *candidates[2][DW_OP_COUNT][MAX_CANDIDATES + 1]; /* NULL-terminated */
 static pthread_once_t merged = PTHREAD_ONCE_INIT;
+
+static void add(const dw__kernel *kernel, dw_op op, bool on_gpu) {
+    const dw__kernel **end = candidates[on_gpu][op];
+    while (*end) end++;
+    assert(end < &candidates[on_gpu][op][MAX_CANDIDATES]);
+    *end = kernel;
+}
 
 /* Checks the contracts of every list, once. */
 static void merge_lists(void) {
-    uint8_t counts[DW_OP_COUNT] = {0};
-    for (size_t i = 0; i < DW_COUNT(lists); i++) {
-        for (const dw__kernel *const *kernel = lists[i]; *kernel; kernel++) {
-            dw_op op = (*kernel)->op;
+    for (size_t i = 0; i < DW_COUNT(cpu_lists); i++)
+        for (const dw__kernel *const *kernel = cpu_lists[i]; *kernel; kernel++) {
             assert((*kernel)->name && (*kernel)->source && (*kernel)->supports && (*kernel)->run);
             assert((*kernel)->tolerance_factor > 0.0);
-            assert(counts[op] < MAX_CANDIDATES);
-            candidates[op][counts[op]++] = *kernel;
+            add(*kernel, (*kernel)->op, false);
         }
+    for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels); i++) {
+        const dw__kernel *kernel = dw__gpu_kernels[i];
+        if (kernel->kind != DW__CALL_OPERATION) continue;
+        for (int op = 0; op < DW_OP_COUNT; op++)
+            if (kernel->computes ? kernel->computes((dw_op)op) : kernel->op == (dw_op)op)
+                add(kernel, (dw_op)op, true);
     }
 }
 
-const dw__kernel *const *dw__kernel_candidates(dw_op op) {
+const dw__kernel *const *dw__kernel_candidates(dw_op op, bool on_gpu) {
     pthread_once(&merged, merge_lists);
-    return candidates[op];
+    return candidates[on_gpu][op];
 }
 
-const dw__kernel *dw__kernel_select(const dw__call *call) {
-    const dw__kernel *const *kernel = dw__kernel_candidates(call->op);
-    while (*kernel && !(*kernel)->supports(call)) kernel++;
-    return *kernel;
+/* True if the kernel does as much as the call asks for beyond its operation. */
+static bool does_all(const dw__kernel *kernel, const dw__call *call) {
+    return kernel->with_epilogue == (call->epilogue != NULL) &&
+           (kernel->accumulates || !call->accumulates);
+}
+
+const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
+                                 const dw__kernel *after) {
+    const dw__kernel *const *kernel = dw__kernel_candidates(call->call.op, gpu != NULL);
+    if (after)
+        while (*kernel++ != after) {
+        }
+    for (; *kernel; kernel++)
+        if (does_all(*kernel, &call->call) && (*kernel)->supports(*kernel, call, gpu) == DW_OK)
+            return *kernel;
+    return NULL;
+}
+
+dw_status dw__kernel_fail_none(const dw__operation_call *call, const dw__gpu_target *gpu) {
+    const dw_op op = call->call.op;
+    char reasons[1536] = "";
+    size_t used = 0;
+    for (const dw__kernel *const *kernel = dw__kernel_candidates(op, gpu != NULL); *kernel;
+         kernel++) {
+        if (!does_all(*kernel, &call->call)) continue;
+        if ((*kernel)->supports(*kernel, call, gpu) == DW_OK) continue;
+        const int more = snprintf(reasons + used, sizeof reasons - used, "; %s", dw_last_error());
+        used += (size_t)more < sizeof reasons - used ? (size_t)more : sizeof reasons - used - 1;
+    }
+    if (used == 0)
+        return dw__fail(DW_UNSUPPORTED, "there is no kernel of %s for %s; run it on the CPU",
+                        dw_op_name(op), gpu ? gpu->name : "the CPU");
+    return dw__fail(DW_UNSUPPORTED,
+                    "no kernel for %s supports this call of %s%s; run it on the CPU",
+                    gpu ? gpu->name : "the CPU", dw_op_name(op), reasons);
+}
+
+dw_status dw__kernel_refuse(const dw__kernel *kernel) {
+    return dw__fail(DW_UNSUPPORTED, "%s: expected %s", kernel->name, kernel->needs);
 }
 
 bool dw__kernel_is_reference(const dw__kernel *kernel) {
-    const dw__kernel *const *last = dw__kernel_candidates(kernel->op);
+    const dw__kernel *const *last = dw__kernel_candidates(kernel->op, false);
     while (last[1]) last++;
     return kernel == *last;
 }
 
-bool dw__kernel_lays_out_results(dw_op op) {
-    const dw__kernel *const *kernel = dw__kernel_candidates(op);
+bool dw__kernel_lays_out_results(dw_op op, bool on_gpu) {
+    const dw__kernel *const *kernel = dw__kernel_candidates(op, on_gpu);
     while (*kernel && !(*kernel)->strided_results) kernel++;
     return *kernel != NULL;
 }
 
-const dw__epilogue_kernel *dw__kernel_with_epilogue(dw_op op) {
-    const dw__epilogue_kernel *const *kernel = dw__kernels_cpu_epilogue;
-    while (*kernel && (*kernel)->op != op) kernel++;
-    return *kernel;
+bool dw__kernel_has_epilogues(dw_op op, bool on_gpu) {
+    const dw__kernel *const *kernel = dw__kernel_candidates(op, on_gpu);
+    while (*kernel && !(*kernel)->with_epilogue) kernel++;
+    return *kernel != NULL;
 }
 
-const dw__kernel *dw__kernel_accumulating(dw_op op) {
-    const dw__kernel *const *kernel = dw__kernels_cpu_accumulating;
-    while (*kernel && (*kernel)->op != op) kernel++;
-    return *kernel;
+bool dw__kernel_accumulates(dw_op op, bool on_gpu) {
+    const dw__kernel *const *kernel = dw__kernel_candidates(op, on_gpu);
+    while (*kernel && !(*kernel)->accumulates) kernel++;
+    return *kernel != NULL;
 }
 
 /* A permute that leaves the axes where they are. */

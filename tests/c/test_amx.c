@@ -1,5 +1,6 @@
 /* F32 GEMMs on AMX against double: shapes around every edge, every layout, numbers that cannot be split into
  * BF16 parts, and the same bits on any number of threads. Skipped if the CPU or the build has no AMX. */
+#include "../ops/kernel_call.h"
 #include "base/base.h"
 #include "base/pool.h"
 #include "kernel/cpu/amx.h"
@@ -282,8 +283,8 @@ static void free_head(head *h) {
 }
 
 static void run_head(head *h, const dw__kernel *kernel) {
-    assert_true(kernel->supports(&h->call));
-    size_t bytes = kernel->workspace_bytes(&h->call);
+    assert_true(kernel_supports(kernel, &h->call));
+    size_t bytes = kernel_workspace(kernel, &h->call);
     void *scratch = guarded_scratch(bytes);
     assert_int_equal(kernel->run(&h->call, scratch), DW_OK);
     check_guard(scratch, bytes);
@@ -407,7 +408,7 @@ static void test_head_gradient_of_a_wrong_target(void **state) {
     make_head(&h, "mean", 0.0f);
     h.target[42] = 4100;
     const dw__kernel *kernel = &dw__linear_cross_entropy_backward_amx;
-    void *scratch = guarded_scratch(kernel->workspace_bytes(&h.call));
+    void *scratch = guarded_scratch(kernel_workspace(kernel, &h.call));
     assert_int_equal(kernel->run(&h.call, scratch), DW_INDEX);
     assert_non_null(strstr(dw_last_error(), "4100"));
     dw__free_aligned(scratch);

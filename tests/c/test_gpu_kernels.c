@@ -11,20 +11,25 @@
 /* ---- the registry -------------------------------------------------------------------------------- */
 
 /* Entries that make the calls of other entries leave code and checks to them. */
-static bool calls_another(const dw__gpu_kernel *k) {
+static bool calls_another(const dw__kernel *k) {
     return k == &dw__graph_attention || k == &dw__graph_attention_backward || k == &dw__graph_gemm;
 }
 
-static void check_entry(const dw__gpu_kernel *k) {
+static void check_entry(const dw__kernel *k) {
     assert_non_null(k->name);
     assert_non_null(k->backend);
     assert_non_null(k->supports);
     assert_non_null(k->tolerance);
     /* A kernel that no hardware has run is used only on request. */
     if (k->proof == DW__PROVEN_ON_EMULATOR) {
-        assert_true(k->asked_for || k->op == DW__GPU_OPERATION);
+        assert_true(k->asked_for || k->kind == DW__CALL_OPERATION);
         assert_string_equal(dw__gpu_kernel_proof(k), dw__gpu_proof_emulator);
     }
+    bool computes = k->kind != DW__CALL_OPERATION;
+    for (int op = 0; op < DW_OP_COUNT; op++)
+        for (const dw__kernel *const *of = dw__kernel_candidates((dw_op)op, true); *of; of++)
+            computes |= *of == k;
+    assert_true(computes);
     if (!k->enqueue) return; /* PyTorch's kernels end here */
     assert_non_null(k->prepare);
     assert_true(k->entry_points || calls_another(k));
@@ -43,11 +48,11 @@ static void check_entry(const dw__gpu_kernel *k) {
 static void test_registry(void **state) {
     (void)state;
     for (unsigned i = 0; i < dw__gpu_kernel_count; i++) {
-        const dw__gpu_kernel *k = dw__gpu_kernels[i];
+        const dw__kernel *k = dw__gpu_kernels[i];
         check_entry(k);
         for (unsigned j = 0; j < i; j++) {
             const bool same = strcmp(k->name, dw__gpu_kernels[j]->name) == 0;
-            assert_false(same && k->op == dw__gpu_kernels[j]->op);
+            assert_false(same && k->kind == dw__gpu_kernels[j]->kind);
         }
     }
 }
@@ -110,7 +115,7 @@ static void test_supported_calls(void **state) {
     setenv("DEEPWELL_BLACKWELL", "try", 1);
     for (size_t i = 0; i < DW_COUNT(cases); i++)
         for (size_t t = 0; t < DW_COUNT(targets); t++) {
-            const dw__gpu_kernel *kernel = NULL;
+            const dw__kernel *kernel = NULL;
             dw__gpu_target target;
             assert_int_equal(dw__gpu_target_named(targets[t], &target), DW_OK);
             for (unsigned k = 0; k < dw__gpu_kernel_count; k++)
@@ -148,7 +153,7 @@ static int maps_of(const char *name) {
 }
 
 static int points_listed;
-static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {
     static const char text[] = "extern \"C\" __global__ void store(unsigned *to) { *to = VALUE; }";
     (void)kernel, (void)capability;
@@ -214,9 +219,9 @@ static const dw__first_use first_use = {.against = "the test",
                                         .bind = bind,
                                         .agrees = agrees,
                                         .release = release};
-static const dw__gpu_kernel store = {
+static const dw__kernel store = {
     .name = "store", .enqueue = enqueue, .entry_points = entry_points, .first_use = &first_use};
-static const dw__gpu_kernel unchecked = {
+static const dw__kernel unchecked = {
     .name = "unchecked", .enqueue = enqueue, .entry_points = entry_points};
 
 static const dw__context *current(void) {
@@ -237,7 +242,7 @@ static void begin(void) {
 static void finds_variants(void *unused) {
     enum { COUNT = 250 }; /* enough that some share a bucket */
     static const dw__variant *found[2][COUNT];
-    const dw__gpu_kernel *const kernels[] = {&unchecked, &store};
+    const dw__kernel *const kernels[] = {&unchecked, &store};
     const dw__context *context = current();
     dw__context other = *context;
     const dw__variant *again;

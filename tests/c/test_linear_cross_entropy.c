@@ -1,6 +1,7 @@
 /* Compares gradients of cross-entropy through the output projection with double loops: reductions, smoothing, ignored
  * targets, both layouts of the weight, one chunk and several. The bits are the same on any number of threads, and
  * targets out of range are rejected. */
+#include "../ops/kernel_call.h"
 #include "base/pool.h"
 #include "guarded_floats.h"
 #include "kernel/kernel.h"
@@ -103,7 +104,7 @@ static void with_each_kernel(const problem *p, void (*body)(const problem *)) {
     make(&d, p);
     for (int i = 0; dw__kernels_cpu_matmul[i]; i++) {
         kernel = dw__kernels_cpu_matmul[i];
-        if (kernel->op != DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD || !kernel->supports(&d.call))
+        if (kernel->op != DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD || !kernel_supports(kernel, &d.call))
             continue;
         body(p);
         fitting++;
@@ -113,8 +114,8 @@ static void with_each_kernel(const problem *p, void (*body)(const problem *)) {
 }
 
 static dw_status run(const dw__call *call) {
-    assert_true(kernel->supports(call));
-    int64_t floats = (int64_t)kernel->workspace_bytes(call) / 4;
+    assert_true(kernel_supports(kernel, call));
+    int64_t floats = (int64_t)kernel_workspace(kernel, call) / 4;
     float *scratch = guarded(floats);
     dw_status status = kernel->run(call, scratch);
     release(scratch, floats);

@@ -1,5 +1,6 @@
 /* Compares CPU GEMMs with double loops: every kernel on awkward shapes, strides, transpositions and batches. The bits
  * are the same on any number of threads, and nothing is written outside of the result. */
+#include "../ops/kernel_call.h"
 #include "base/pool.h"
 #include "guarded_floats.h"
 #include "kernel/cpu/cpu_matmul.h"
@@ -64,8 +65,8 @@ static double element(const dw__tensor *t, int64_t batch, int64_t row, int64_t c
 
 /* Scratch is sized for the present number of threads; the call then uses `threads`, at most as many. */
 static void run_on(const dw__kernel *kernel, const dw__call *call, int threads) {
-    assert_true(kernel->supports(call));
-    int64_t floats = kernel->workspace_bytes ? (int64_t)kernel->workspace_bytes(call) / 4 : 0;
+    assert_true(kernel_supports(kernel, call));
+    int64_t floats = (int64_t)kernel_workspace(kernel, call) / 4;
     float *scratch = guarded(floats);
     int planned = dw__pool_threads();
     assert_int_equal(dw__pool_set_threads(threads), DW_OK);
@@ -106,7 +107,7 @@ static void check_gemm(const problem *p, const dw__call *call, const float *bias
 static void check_matmul(const dw__kernel *kernel, const problem *p) {
     dw_attr attrs[2];
     dw__call call = matmul_call(p, NULL, NULL, NULL, attrs);
-    if (kernel->op != DW_OP_MATMUL || !kernel->supports(&call)) return;
+    if (kernel->op != DW_OP_MATMUL || !kernel_supports(kernel, &call)) return;
     int64_t a_count = extent(&call.inputs[0]), b_count = extent(&call.inputs[1]);
     int64_t y_count = p->batch * p->m * p->n;
     float *a = guarded_random(a_count), *b = guarded_random(b_count), *y = guarded(y_count);
@@ -205,7 +206,7 @@ static void check_linear(const dw__kernel *kernel, int64_t batch, int64_t m, int
     call.inputs[1].stride[1] = 1;
     call.inputs[2] = (dw__tensor){bias, DW_F32, with_bias ? 1 : -1, {n}, {1}};
     call.outputs[0] = matrix(y, batch, m, n, 0);
-    if (kernel->supports(&call)) {
+    if (kernel_supports(kernel, &call)) {
         run_on(kernel, &call, 2);
         check_gemm(&p, &flat, with_bias ? bias : NULL);
     }
@@ -235,7 +236,7 @@ static void test_linear_refuses_scattered_rows(void **state) {
     call.outputs[0] = matrix(NULL, 2, 3, 5, 0);
     for (int i = 0; dw__kernels_cpu_matmul[i]; i++) {
         if (dw__kernels_cpu_matmul[i]->op == DW_OP_LINEAR) {
-            assert_false(dw__kernels_cpu_matmul[i]->supports(&call));
+            assert_false(kernel_supports(dw__kernels_cpu_matmul[i], &call));
         }
     }
 }
@@ -245,7 +246,7 @@ static void test_linear_refuses_scattered_rows(void **state) {
 static const dw__kernel *fused_kernel(const dw__call *call) {
     for (int i = 0; dw__kernels_cpu_elementwise[i]; i++) {
         const dw__kernel *kernel = dw__kernels_cpu_elementwise[i];
-        if (kernel->op == DW_OP_FUSED && kernel->supports(call)) return kernel;
+        if (kernel->op == DW_OP_FUSED && kernel_supports(kernel, call)) return kernel;
     }
     fail_msg("no kernel for the epilogue");
     return NULL;
@@ -275,17 +276,20 @@ static void check_epilogue(int64_t m, int64_t n, int64_t k, bool keep, int threa
     then.inputs[1] = call.outputs[0];
     then.outputs[0] = (dw__tensor){z, DW_F32, 2, {m, n}, {n, 1}};
     void *prepared = NULL;
-    assert_int_equal(fused_kernel(&then)->prepare(&then, &prepared), DW_OK);
+    assert_int_equal(fused_kernel(&then)->parse(&then, &prepared), DW_OK);
     then.prepared = prepared;
 
-    const dw__epilogue_kernel *kernel = dw__kernel_with_epilogue(DW_OP_LINEAR);
-    assert_true(kernel->supports(&call, &then, 1));
-    int64_t floats = (int64_t)kernel->workspace_bytes(&call, &then, 1) / 4;
+    call.epilogue = &then;
+    call.replaced = 1;
+    const dw__operation_call whole = {.call = call};
+    const dw__kernel *kernel = dw__kernel_for(&whole, NULL, NULL);
+    assert_true(kernel && kernel->with_epilogue);
+    int64_t floats = (int64_t)kernel_workspace(kernel, &call) / 4;
     float *scratch = guarded(floats);
     if (keep) call.outputs[0].data = y;
     int planned = dw__pool_threads();
     assert_int_equal(dw__pool_set_threads(threads), DW_OK);
-    assert_int_equal(kernel->run(&call, &then, 1, scratch), DW_OK);
+    assert_int_equal(kernel->run(&call, scratch), DW_OK);
     assert_int_equal(dw__pool_set_threads(planned), DW_OK);
     if (keep) check_gemm(&p, &flat, bias);
     for (int64_t i = 0; i < m; i++) {

@@ -1,5 +1,6 @@
 /* The registry, the reference kernels and the interpreter on small cases, computed by hand or by the textbook
  * formula written here. No test in this file compares with an expansion. */
+#include "../ops/kernel_call.h"
 #include "deepwell/graph.h"
 #include "kernel/kernel.h"
 #include "kernel/reference/interpret.h"
@@ -99,7 +100,7 @@ static void assert_integers(const int64_t *got, const int64_t *wanted, int count
 static void every_operation_ends_with_its_reference(void **state) {
     (void)state;
     for (int op = 0; op < DW_OP_COUNT; op++) {
-        const dw__kernel *const *kernel = dw__kernel_candidates((dw_op)op);
+        const dw__kernel *const *kernel = dw__kernel_candidates((dw_op)op, false);
         const dw__kernel *last = NULL;
         for (; *kernel; kernel++) {
             last = *kernel;
@@ -118,11 +119,13 @@ static void selection_is_the_first_that_supports(void **state) {
     in(DW_F64, x, 2, 2, 2);
     in(DW_F64, x, 2, 2, 2);
     out(DW_F64, y, 2, 2, 2);
-    const dw__kernel *selected = dw__kernel_select(&call);
-    const dw__kernel *const *kernel = dw__kernel_candidates(DW_OP_MATMUL);
+    const dw__operation_call whole = {.call = call};
+    const dw__kernel *selected = dw__kernel_for(&whole, NULL, NULL);
+    const dw__kernel *const *kernel = dw__kernel_candidates(DW_OP_MATMUL, false);
     assert_non_null(selected);
-    assert_true(selected->supports(&call));
-    for (; *kernel != selected; kernel++) assert_false((*kernel)->supports(&call));
+    assert_true(kernel_supports(selected, &call));
+    assert_null(dw__kernel_for(&whole, NULL, selected)); /* the reference is last */
+    for (; *kernel != selected; kernel++) assert_false(kernel_supports(*kernel, &call));
 }
 
 static void contiguity_ignores_axes_of_one(void **state) {

@@ -141,9 +141,9 @@ static void run(const problem *p) {
                                               .outputs = {tensor_of(p, &result)}}};
     char name[DW__TARGET_NAME];
     const dw__gpu_target gpu = dw__gpu_target_of(context, name);
-    const dw__gpu_kernel *kernel;
+    const dw__kernel *kernel = dw__kernel_for(&call, &gpu, NULL);
     const dw__variant *variant;
-    if (dw__gpu_kernel_for(&call, &gpu, &kernel) != DW_OK) fail_msg("%s", dw_last_error());
+    assert_non_null(kernel);
     assert_string_equal(kernel->name, "softmax");
     if (kernel->prepare(kernel, &call, context, &variant) != DW_OK) fail_msg("%s", dw_last_error());
     if (variant->disabled) fail_msg("%s", variant->reason);
@@ -218,10 +218,11 @@ static void test_unsupported_calls(void **state) {
                                         .inputs = {x},
                                         .outputs = {x}}};
     dw__gpu_target hopper, old = {.name = "sm_80", .capability = 80};
-    const dw__gpu_kernel *kernel;
     assert_int_equal(dw__gpu_target_named("sm_90a", &hopper), DW_OK);
-    assert_int_equal(dw__gpu_kernel_for(&call, &hopper, &kernel), DW_UNSUPPORTED);
-    assert_non_null(strstr(dw_last_error(), "no kernel for sm_90a supports this call of softmax"));
+    assert_null(dw__kernel_for(&call, &hopper, NULL));
+    assert_int_equal(dw__kernel_fail_none(&call, &hopper), DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "no kernel for sm_90a supports this call of softmax; "
+                                            "softmax: expected the last axis"));
     assert_int_equal(dw__softmax.supports(&dw__softmax, &call, &hopper), DW_UNSUPPORTED);
     assert_non_null(strstr(dw_last_error(), "expected the last axis"));
     const dw_attr last = {.key = DW_ATTR_KEY_AXIS, .integer = 1};
@@ -231,9 +232,9 @@ static void test_unsupported_calls(void **state) {
     call.call.inputs[0].stride[1] = 2;
     assert_int_equal(dw__softmax.supports(&dw__softmax, &call, &hopper), DW_UNSUPPORTED);
     assert_non_null(strstr(dw_last_error(), "contiguous rows"));
-    call.call.op = DW_OP_RELU;
-    assert_int_equal(dw__softmax.supports(&dw__softmax, &call, &hopper), DW_TYPE);
-    assert_non_null(strstr(dw_last_error(), "does not compute relu"));
+    call.call.op = DW_OP_LAYER_NORM;
+    assert_int_equal(dw__kernel_fail_none(&call, &hopper), DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "there is no kernel of layer_norm for sm_90a"));
 }
 
 /* ---- first use ------------------------------------------------------------------------------------ */

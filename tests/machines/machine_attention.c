@@ -292,7 +292,7 @@ static dw__jit_variant variant(size_t index) {
 static dw_status launch(attention_run *r, const dw__context *context) {
     dw_attention *c = &r->c.call;
     const dw__attention_pass pass = r->c.backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD;
-    const dw__gpu_kernel *kernel =
+    const dw__kernel *kernel =
         r->c.backward ? &dw__sm90_attention_backward : &dw__sm90_attention_forward;
     const dw__variant *loaded;
     const dw__attention_shape shape = shape_of(&r->c, pass);

@@ -46,13 +46,14 @@ static dw_status time_kernels(perf_run *run, const ops_case *c, const dw_graph *
     dw_status status = DW_OK;
     DW_TRY(dw_node_cost(graph, 0, NULL, &cost));
     DW_TRY(ops_call_create(graph, operands, &call));
-    for (const dw__kernel *const *kernel = dw__kernel_candidates(c->op); *kernel; kernel++) {
+    for (const dw__kernel *const *kernel = dw__kernel_candidates(c->op, false); *kernel; kernel++) {
         double median;
         int runs;
         /* The reference is timed only on request. */
         bool reference = strncmp((*kernel)->name, "reference", 9) == 0;
         if (reference && !run->options->backend) continue;
-        if (!ops_wants_kernel(run->options, *kernel) || !(*kernel)->supports(&call->call)) continue;
+        if (!ops_wants_kernel(run->options, *kernel) || !kernel_supports(*kernel, &call->call))
+            continue;
         DW_TRY(median_time(*kernel, call, &median, &runs));
         printf("  %-36s %10.1f us %9.2f GFLOP/s %8.2f GB/s  (median of %d)\n", (*kernel)->name,
                median * 1e6, cost.flops / median * 1e-9, cost.bytes / median * 1e-9, runs);
@@ -108,7 +109,7 @@ typedef struct support_run {
 } support_run;
 
 static void print_op(support_run *run) {
-    const dw__kernel *const *kernels = dw__kernel_candidates(run->op);
+    const dw__kernel *const *kernels = dw__kernel_candidates(run->op, false);
     for (int k = 0; run->started && kernels[k] && k < MAX_KERNELS; k++) {
         if (!ops_wants_kernel(run->options, kernels[k])) continue;
         printf("%-30s %-36s", dw_op_name(run->op), kernels[k]->name);
@@ -141,10 +142,10 @@ static dw_status count_support(support_run *run, const ops_case *c) {
     DW_TRY(ops_operands_create(c, OPS_CONTIGUOUS, OPS_NORMAL, run->options->seed, &operands));
     DW_TRY(ops_call_create(graph, &operands, &call));
     dw_dtype dtype = case_dtype(&call->call);
-    const dw__kernel *const *kernels = dw__kernel_candidates(c->op);
+    const dw__kernel *const *kernels = dw__kernel_candidates(c->op, false);
     run->cases[dtype]++;
     for (int k = 0; kernels[k] && k < MAX_KERNELS; k++)
-        run->fitting[k][dtype] += kernels[k]->supports(&call->call);
+        run->fitting[k][dtype] += kernel_supports(kernels[k], &call->call);
 cleanup:
     ops_call_destroy(call);
     ops_operands_destroy(&operands);

@@ -47,9 +47,9 @@ dw_status ops_call_bind(ops_call *c, const dw__kernel *kernel) {
     dw__free(c->prepared);
     c->prepared = NULL;
     c->call.prepared = NULL;
-    size_t bytes = kernel->workspace_bytes ? kernel->workspace_bytes(&c->call) : 0;
+    size_t bytes = kernel_workspace(kernel, &c->call);
     DW_RETURN_IF_FAILED(ops_block_create(bytes, &c->scratch));
-    if (kernel->prepare) DW_RETURN_IF_FAILED(kernel->prepare(&c->call, &c->prepared));
+    if (kernel->parse) DW_RETURN_IF_FAILED(kernel->parse(&c->call, &c->prepared));
     c->call.prepared = c->prepared;
     return DW_OK;
 }

@@ -2,6 +2,7 @@
 #ifndef DW_OPS_CALL_H
 #define DW_OPS_CALL_H
 
+#include "kernel_call.h"
 #include "ops_data.h"
 
 enum { OPS_MAX_OUTPUTS = 8 };
@@ -18,7 +19,7 @@ typedef struct ops_call {
  * operands' data may be NULL, for calls of supports(). */
 dw_status ops_call_create(const dw_graph *graph, const ops_operands *operands, ops_call **out);
 void ops_call_destroy(ops_call *c);
-/* Allocates guarded scratch and calls the kernel's prepare(). After this run() may be called any number of times. */
+/* Allocates guarded scratch and calls the kernel's parse(). After this run() may be called any number of times. */
 dw_status ops_call_bind(ops_call *c, const dw__kernel *kernel);
 /* Fills every output with NaNs again. */
 void ops_call_clear(ops_call *c);

@@ -258,7 +258,7 @@ static bool check_without(const variant *v, const dw__kernel *kernel, ops_call *
     void *data = c->call.outputs[skipped].data;
     c->call.outputs[skipped].data = NULL;
     bool good = false;
-    if (!kernel->supports(&c->call))
+    if (!kernel_supports(kernel, &c->call))
         good = true; /* the kernel may not support that; then another one is selected */
     else {
         ops_call_clear(c);
@@ -313,7 +313,7 @@ static dw_status test_kernel(const variant *v, const dw__kernel *kernel, bool th
     char reason[1024] = "";
     ops_call *c = NULL;
     DW_RETURN_IF_FAILED(ops_call_create(v->graph, v->operands, &c));
-    if (kernel->supports(&c->call)) {
+    if (kernel_supports(kernel, &c->call)) {
         bool good = run_checks(v, kernel, c, thorough, reason, sizeof reason);
         if (good)
             v->run->of_op.passed++;
@@ -345,7 +345,7 @@ static dw_status test_variant(test_run *run, const ops_case *c, const dw_graph *
     bool thorough = layout == OPS_CONTIGUOUS && data == OPS_NORMAL;
     DW_RETURN_IF_FAILED(ops_operands_create(c, layout, data, run->options->seed, &operands));
     if (!c->must_fail) DW_TRY(expect(&v, &expected));
-    for (const dw__kernel *const *kernel = dw__kernel_candidates(c->op); *kernel; kernel++)
+    for (const dw__kernel *const *kernel = dw__kernel_candidates(c->op, false); *kernel; kernel++)
         if (ops_wants_kernel(run->options, *kernel)) DW_TRY(test_kernel(&v, *kernel, thorough));
 cleanup:
     forget(expected.values, OPS_MAX_OUTPUTS);

@@ -144,13 +144,15 @@ static void node_task(void *context, int64_t task, int worker) {
                                 out[2]);
 }
 
-static bool supports(const dw__call *call) {
+static dw_status supports(const dw__kernel *kernel, const void *given, const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     for (int i = 0; i < 4; i++)
         if (call->inputs[i].dtype != DW_F32 || !dw__tensor_is_contiguous(&call->inputs[i]))
-            return false;
+            return dw__kernel_refuse(kernel);
     for (int i = 0; i < 3; i++)
-        if (!dw__tensor_is_contiguous(&call->outputs[i])) return false;
-    return call->inputs[4].dtype == DW_I64;
+        if (!dw__tensor_is_contiguous(&call->outputs[i])) return dw__kernel_refuse(kernel);
+    return call->inputs[4].dtype == DW_I64 ? DW_OK : dw__kernel_refuse(kernel);
 }
 
 static dw_status run(const dw__call *call, void *scratch) {
@@ -172,6 +174,7 @@ static dw_status run(const dw__call *call, void *scratch) {
 const dw__kernel dw__cpu_adamw = {.name = "cpu.adamw.stream",
                                   .op = DW_OP_ADAMW,
                                   .source = "ours, one pass",
+                                  .needs = "contiguous F32, and an I64 step",
                                   .supports = supports,
                                   .run = run,
                                   .tolerance_factor = 8.0};

@@ -104,17 +104,24 @@ static const dw__kernel *tiled(const dw__call *call) {
     return call->op == DW_OP_ATTENTION ? &dw__attention_tiled : &dw__attention_backward_tiled;
 }
 
-static bool supports(const dw__call *call) {
-    dw__call wide;
-    if (!is_half(&call->inputs[0])) return false;
-    (void)widen_call(call, NULL, &wide);
-    return tiled(call)->supports(&wide);
+static dw_status supports(const dw__kernel *kernel, const void *given, const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    dw__operation_call wide = {0};
+    if (!is_half(&call->inputs[0])) return dw__kernel_refuse(kernel);
+    (void)widen_call(call, NULL, &wide.call);
+    return tiled(call)->supports(tiled(call), &wide, gpu);
 }
 
-static size_t workspace_bytes(const dw__call *call) {
-    dw__call wide;
-    const size_t used = widen_call(call, NULL, &wide);
-    return used + tiled(call)->workspace_bytes(&wide);
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *given,
+                                 const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    dw__operation_call wide = {0};
+    const size_t used = widen_call(call, NULL, &wide.call);
+    (void)kernel;
+    DW_RETURN_IF_FAILED(
+        tiled(call)->workspace_bytes(tiled(call), &wide, context, bytes));
+    *bytes += used;
+    return DW_OK;
 }
 
 static dw_status run(const dw__call *call, void *scratch) {
@@ -136,6 +143,7 @@ const dw__kernel dw__attention_widened = {
     .name = "cpu.attention.widened",
     .op = DW_OP_ATTENTION,
     .source = "ours, in F32 by cpu.attention.tiled",
+    .needs = "BF16 or F16 with contiguous rows",
     .supports = supports,
     .workspace_bytes = workspace_bytes,
     .run = run,
@@ -146,6 +154,7 @@ const dw__kernel dw__attention_backward_widened = {
     .name = "cpu.attention_backward.widened",
     .op = DW_OP_ATTENTION_BACKWARD,
     .source = "ours, in F32 by cpu.attention_backward.tiled",
+    .needs = "BF16 or F16 with contiguous rows",
     .supports = supports,
     .workspace_bytes = workspace_bytes,
     .run = run,

@@ -119,16 +119,23 @@ typedef struct job {
 
 /* ---- forward ----------------------------------------------------------------------------------- */
 
-static bool forward_supports(const dw__call *call) {
+static dw_status forward_supports(const dw__kernel *kernel, const void *given,
+                                  const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__attention a;
-    return read_forward(call, &a);
+    return read_forward(call, &a) ? DW_OK : dw__kernel_refuse(kernel);
 }
 
-static size_t forward_scratch(const dw__call *call) {
+static dw_status forward_scratch(const dw__kernel *kernel, const void *given,
+                                 const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__attention a;
-    if (!read_forward(call, &a)) return 0;
-    return (size_t)dw__pool_threads() * per_worker(dw__attention_forward_floats(&a)) *
-           sizeof(float);
+    if (!read_forward(call, &a)) return DW_OK;
+    *bytes =
+        (size_t)dw__pool_threads() * per_worker(dw__attention_forward_floats(&a)) * sizeof(float);
+    return DW_OK;
 }
 
 static void forward_task(void *context, int64_t index, int worker) {
@@ -153,16 +160,23 @@ static dw_status forward_run(const dw__call *call, void *scratch) {
 
 /* ---- backward ---------------------------------------------------------------------------------- */
 
-static bool backward_supports(const dw__call *call) {
+static dw_status backward_supports(const dw__kernel *kernel, const void *given,
+                                   const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__attention a;
-    return read_backward(call, &a);
+    return read_backward(call, &a) ? DW_OK : dw__kernel_refuse(kernel);
 }
 
-static size_t backward_scratch(const dw__call *call) {
+static dw_status backward_scratch(const dw__kernel *kernel, const void *given,
+                                  const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__attention a;
-    if (!read_backward(call, &a)) return 0;
-    return (size_t)dw__pool_threads() * per_worker(dw__attention_backward_floats(&a)) *
-           sizeof(float);
+    if (!read_backward(call, &a)) return DW_OK;
+    *bytes =
+        (size_t)dw__pool_threads() * per_worker(dw__attention_backward_floats(&a)) * sizeof(float);
+    return DW_OK;
 }
 
 /* Computes all three gradients of one (batch, key head): five matmuls per tile. */
@@ -258,6 +272,7 @@ const dw__kernel dw__attention_tiled = {
     .name = "cpu.attention.tiled",
     .op = DW_OP_ATTENTION,
     .source = "ours, C with vector extensions",
+    .needs = "F32 with contiguous rows",
     .supports = forward_supports,
     .workspace_bytes = forward_scratch,
     .run = forward_run,
@@ -268,6 +283,7 @@ const dw__kernel dw__attention_backward_tiled = {
     .name = "cpu.attention_backward.tiled",
     .op = DW_OP_ATTENTION_BACKWARD,
     .source = "ours, C with vector extensions",
+    .needs = "F32 with contiguous rows",
     .supports = backward_supports,
     .workspace_bytes = backward_scratch,
     .run = backward_run,

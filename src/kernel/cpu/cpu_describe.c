@@ -10,7 +10,7 @@ static dw_status list_kernels(dw__text *out) {
     for (int op = 0; op < DW_OP_COUNT; op++) {
         DW_RETURN_IF_FAILED(
             dw__text_printf(out, "%s\"%s\": [", op ? ", " : "", dw_op_name((dw_op)op)));
-        const dw__kernel *const *kernels = dw__kernel_candidates((dw_op)op);
+        const dw__kernel *const *kernels = dw__kernel_candidates((dw_op)op, false);
         for (size_t i = 0; kernels[i]; i++) {
             DW_RETURN_IF_FAILED(dw__text_printf(out, "%s{\"name\": \"%s\", \"source\": \"%s\"}",
                                                 i ? ", " : "", kernels[i]->name,

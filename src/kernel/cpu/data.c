@@ -143,13 +143,17 @@ static void copy_view(const dw__tensor *to, const dw__tensor *from) {
 
 /* ---- operations that are a copy -------------------------------------------------------------- */
 
-static bool always_supports(const dw__call *call) {
-    (void)call;
-    return true;
+static dw_status always_supports(const dw__kernel *kernel, const void *given,
+                                 const dw__gpu_target *gpu) {
+    (void)kernel, (void)gpu, (void)given;
+    return DW_OK;
 }
 
-static bool reshape_supports(const dw__call *call) {
-    return dw__tensor_is_contiguous(&call->outputs[0]);
+static dw_status reshape_supports(const dw__kernel *kernel, const void *given,
+                                  const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
+    return dw__tensor_is_contiguous(&call->outputs[0]) ? DW_OK : dw__kernel_refuse(kernel);
 }
 
 /* Views the result, which is contiguous, with the operand's shape. */
@@ -286,8 +290,13 @@ static dw_status iota(const dw__call *call, void *scratch) {
 
 /* ---- random numbers -------------------------------------------------------------------------- */
 
-static bool random_supports(const dw__call *call) {
-    return call->outputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->outputs[0]);
+static dw_status random_supports(const dw__kernel *kernel, const void *given,
+                                 const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
+    return call->outputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->outputs[0])
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
 typedef struct random_run {
@@ -335,10 +344,16 @@ static dw__tensor table_over(const dw__tensor *table, const dw__tensor *x) {
     return view;
 }
 
-static bool rope_supports(const dw__call *call) {
+static dw_status rope_supports(const dw__kernel *kernel, const void *given,
+                               const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     for (int i = 0; i < 3; i++)
-        if (call->inputs[i].dtype != DW_F32 || !dw__rows_fit(&call->inputs[i])) return false;
-    return dw__rows_fit(&call->outputs[0]) && call->inputs[0].shape[call->inputs[0].rank - 1] > 0;
+        if (call->inputs[i].dtype != DW_F32 || !dw__rows_fit(&call->inputs[i]))
+            return dw__kernel_refuse(kernel);
+    return dw__rows_fit(&call->outputs[0]) && call->inputs[0].shape[call->inputs[0].rank - 1] > 0
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
 static void rope_task(void *context, int64_t index, int worker) {
@@ -377,25 +392,28 @@ static dw_status rope(const dw__call *call, void *scratch) {
 /* ---- list ------------------------------------------------------------------------------------ */
 
 /* Copies are exact. The others have the tolerance factor of two multiplications and an addition. */
-#define KERNEL(OP, function, predicate, text)                                                      \
+#define KERNEL(OP, function, predicate, text, wants)                                               \
     static const dw__kernel kernel_##OP = {.name = "cpu." text,                                    \
                                            .op = DW_OP_##OP,                                       \
                                            .source = "ours, runs and tiles",                       \
+                                           .needs = wants,                                         \
                                            .supports = predicate,                                  \
                                            .run = function,                                        \
                                            .tolerance_factor = 4.0}
-KERNEL(RESHAPE, reshape, reshape_supports, "reshape.copy");
-KERNEL(PERMUTE, permute, always_supports, "permute.tiled");
-KERNEL(BROADCAST, broadcast, always_supports, "broadcast.copy");
-KERNEL(SLICE, slice, always_supports, "slice.copy");
-KERNEL(PAD, pad, always_supports, "pad.copy");
-KERNEL(CONCAT, concat, always_supports, "concat.copy");
-KERNEL(CONSTANT, constant, always_supports, "constant.fill");
-KERNEL(IOTA, iota, always_supports, "iota.copy");
-KERNEL(RANDOM_UNIFORM, random_uniform, random_supports, "random_uniform.philox");
+KERNEL(RESHAPE, reshape, reshape_supports, "reshape.copy", "a contiguous result");
+KERNEL(PERMUTE, permute, always_supports, "permute.tiled", "any tensors");
+KERNEL(BROADCAST, broadcast, always_supports, "broadcast.copy", "any tensors");
+KERNEL(SLICE, slice, always_supports, "slice.copy", "any tensors");
+KERNEL(PAD, pad, always_supports, "pad.copy", "any tensors");
+KERNEL(CONCAT, concat, always_supports, "concat.copy", "any tensors");
+KERNEL(CONSTANT, constant, always_supports, "constant.fill", "any tensors");
+KERNEL(IOTA, iota, always_supports, "iota.copy", "any tensors");
+KERNEL(RANDOM_UNIFORM, random_uniform, random_supports, "random_uniform.philox",
+       "a contiguous F32 result");
 static const dw__kernel kernel_ROPE = {.name = "cpu.rope.rows",
                                        .op = DW_OP_ROPE,
                                        .source = "ours, runs and tiles",
+                                       .needs = "rows of F32",
                                        .supports = rope_supports,
                                        .run = rope,
                                        .strided_results = true,

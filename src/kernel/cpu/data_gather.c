@@ -70,13 +70,18 @@ static int take_axis(const dw__call *call) {
     return call->op == DW_OP_EMBEDDING ? 0 : (int)dw__call_int(call, DW_ATTR_KEY_AXIS, 0);
 }
 
-static bool take_supports(const dw__call *call) {
+static dw_status take_supports(const dw__kernel *kernel, const void *given,
+                               const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__tensor x = call->inputs[0];
     int axis = take_axis(call);
-    if (!is_index(&call->inputs[1]) || !dw__tensor_is_contiguous(&call->outputs[0])) return false;
-    if (product(x.shape, 0, axis) > 1) return dw__tensor_is_contiguous(&x);
+    if (!is_index(&call->inputs[1]) || !dw__tensor_is_contiguous(&call->outputs[0]))
+        return dw__kernel_refuse(kernel);
+    if (product(x.shape, 0, axis) > 1)
+        return dw__tensor_is_contiguous(&x) ? DW_OK : dw__kernel_refuse(kernel);
     for (int i = 0; i <= axis; i++) x.shape[i] = 1; /* the axis itself may have any stride */
-    return dw__tensor_is_contiguous(&x);
+    return dw__tensor_is_contiguous(&x) ? DW_OK : dw__kernel_refuse(kernel);
 }
 
 static void take_task(void *context, int64_t task, int worker) {
@@ -117,10 +122,15 @@ static dw_status take(const dw__call *call, void *scratch) {
 
 /* ---- scatter_add, embedding_backward --------------------------------------------------------- */
 
-static bool scatter_supports(const dw__call *call) {
+static dw_status scatter_supports(const dw__kernel *kernel, const void *given,
+                                  const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     return is_index(&call->inputs[0]) && call->inputs[1].dtype == DW_F32 &&
-           call->outputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->inputs[1]) &&
-           dw__tensor_is_contiguous(&call->outputs[0]);
+                   call->outputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->inputs[1]) &&
+                   dw__tensor_is_contiguous(&call->outputs[0])
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
 /* Whole rows are one long stretch, which memset writes without reading it first. */
@@ -154,7 +164,8 @@ static void scatter_task(void *context, int64_t task, int worker) {
     }
 }
 
-static dw_status scatter_into(const dw__call *call, bool accumulates) {
+static dw_status scatter(const dw__call *call, void *scratch) {
+    (void)scratch;
     const dw__tensor *out = &call->outputs[0];
     if (!out->data || dw__tensor_count(out) == 0) return DW_OK;
     bool embedding = call->op == DW_OP_EMBEDDING_BACKWARD;
@@ -167,7 +178,7 @@ static dw_status scatter_into(const dw__call *call, bool accumulates) {
                       .bound = out->shape[axis],
                       .padding = embedding ? dw__call_int(call, DW_ATTR_KEY_PADDING_INDEX, -1) : -1,
                       .indices_contiguous = dw__tensor_is_contiguous(&call->inputs[0]),
-                      .accumulates = accumulates};
+                      .accumulates = call->accumulates};
     DW_RETURN_IF_FAILED(check_indices(&run));
     run.ranges = run.bound < RANGES ? 1 : RANGES;
     run.width = run.ranges > 1 ? run.after : COLUMNS;
@@ -176,31 +187,22 @@ static dw_status scatter_into(const dw__call *call, bool accumulates) {
     return DW_OK;
 }
 
-static dw_status scatter(const dw__call *call, void *scratch) {
-    (void)scratch;
-    return scatter_into(call, false);
-}
-
-static dw_status accumulate(const dw__call *call, void *scratch) {
-    (void)scratch;
-    return scatter_into(call, true);
-}
-
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-#define KERNEL(variable, OP, text, predicate, function)                                            \
+#define KERNEL(variable, OP, text, predicate, function, adds, wants)                               \
     const dw__kernel variable = {.name = text,                                                     \
                                  .op = OP,                                                         \
                                  .source = "ours, rows by index",                                  \
+                                 .needs = wants,                                                   \
                                  .supports = predicate,                                            \
+                                 .accumulates = adds,                                              \
                                  .run = function,                                                  \
                                  .tolerance_factor = 4.0}
-KERNEL(dw__cpu_take, DW_OP_TAKE, "cpu.take.rows", take_supports, take);
-KERNEL(dw__cpu_embedding, DW_OP_EMBEDDING, "cpu.embedding.rows", take_supports, take);
-KERNEL(dw__cpu_scatter_add, DW_OP_SCATTER_ADD, "cpu.scatter_add.ranges", scatter_supports, scatter);
+#define TAKES "an index of integers, and contiguous tensors"
+#define ADDS "an index of integers, and contiguous F32 tensors"
+KERNEL(dw__cpu_take, DW_OP_TAKE, "cpu.take.rows", take_supports, take, false, TAKES);
+KERNEL(dw__cpu_embedding, DW_OP_EMBEDDING, "cpu.embedding.rows", take_supports, take, false, TAKES);
+KERNEL(dw__cpu_scatter_add, DW_OP_SCATTER_ADD, "cpu.scatter_add.ranges", scatter_supports, scatter,
+       false, ADDS);
 KERNEL(dw__cpu_embedding_backward, DW_OP_EMBEDDING_BACKWARD, "cpu.embedding_backward.ranges",
-       scatter_supports, scatter);
-static KERNEL(embedding_accumulate, DW_OP_EMBEDDING_BACKWARD, "cpu.embedding_accumulate.ranges",
-              scatter_supports, accumulate);
-
-const dw__kernel *const dw__kernels_cpu_accumulating[] = {&embedding_accumulate, NULL};
+       scatter_supports, scatter, true, ADDS);

@@ -117,11 +117,15 @@ static reduction plan_reduction(const dw__call *call) {
     return r;
 }
 
-static size_t reduce_scratch(const dw__call *call) {
+static dw_status reduce_scratch(const dw__kernel *kernel, const void *given,
+                                const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     reduction r = plan_reduction(call);
-    if (r.parts == 1) return 0;
-    if (r.last_reduced) return (size_t)(r.kept.count * r.parts) * sizeof(double);
-    return (size_t)(r.kept.count * r.parts * r.last) * sizeof(float);
+    if (r.parts == 1) return DW_OK;
+    *bytes = r.last_reduced ? (size_t)(r.kept.count * r.parts) * sizeof(double)
+                            : (size_t)(r.kept.count * r.parts * r.last) * sizeof(float);
+    return DW_OK;
 }
 
 /* ---- the last axis is reduced ---------------------------------------------------------------- */
@@ -251,8 +255,13 @@ static void reduce_columns(reduction *r) {
 
 /* ---- entry ----------------------------------------------------------------------------------- */
 
-static bool reduce_supports(const dw__call *call) {
-    return call->inputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->outputs[0]);
+static dw_status reduce_supports(const dw__kernel *kernel, const void *given,
+                                 const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
+    return call->inputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->outputs[0])
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
 static dw_status reduce(const dw__call *call, void *scratch) {
@@ -282,9 +291,13 @@ typedef struct cumsum_run {
     bool reverse;
 } cumsum_run;
 
-static bool cumsum_supports(const dw__call *call) {
+static dw_status cumsum_supports(const dw__kernel *kernel, const void *given,
+                                 const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw_dtype dtype = call->inputs[0].dtype;
-    return dtype == DW_F32 || dtype == DW_I32 || dtype == DW_I64;
+    return dtype == DW_F32 || dtype == DW_I32 || dtype == DW_I64 ? DW_OK
+                                                                 : dw__kernel_refuse(kernel);
 }
 
 /* Sums of F32 accumulate in double; sums of integers wrap. */
@@ -344,6 +357,7 @@ static dw_status cumsum(const dw__call *call, void *scratch) {
     const dw__kernel variable = {.name = text,                                                     \
                                  .op = OP,                                                         \
                                  .source = "ours, rows and columns",                               \
+                                 .needs = "F32, and a contiguous result",                          \
                                  .supports = reduce_supports,                                      \
                                  .workspace_bytes = reduce_scratch,                                \
                                  .run = reduce,                                                    \
@@ -355,6 +369,7 @@ REDUCE(dw__cpu_mean, DW_OP_MEAN, "cpu.mean.parts");
 const dw__kernel dw__cpu_cumsum = {.name = "cpu.cumsum.lines",
                                    .op = DW_OP_CUMSUM,
                                    .source = "ours, one line at a time",
+                                   .needs = "F32, I32 or I64",
                                    .supports = cumsum_supports,
                                    .run = cumsum,
                                    .tolerance_factor = 4.0};

@@ -1,6 +1,6 @@
 /* Elementwise programs on the CPU: the `fused` node, and every elementwise operation by itself.
  *
- * prepare() turns the body into steps over chunk buffers: registers of up to DW_LANE_CHUNK elements,
+ * parse() turns the body into steps over chunk buffers: registers of up to DW_LANE_CHUNK elements,
  * allocated by liveness, on the worker's stack and thus in its L1 cache. run() walks the iteration shape in
  * chunks, after merging its axes as far as all inputs allow; each step is one vector loop over the chunk.
  * Inputs whose layout suits the loops are read in place, constant inputs are one vector, and others are
@@ -205,7 +205,7 @@ static size_t constants_in(const dw__body *body) {
     return count;
 }
 
-static dw_status prepare(const dw__call *call, void **prepared) {
+static dw_status parse(const dw__call *call, void **prepared) {
     dw_status status = DW_OK;
     program *p = NULL;
     dw__body *body = dw__calloc(1, sizeof *body);
@@ -593,23 +593,28 @@ static dw_status run(const dw__call *call, void *scratch) {
     (void)scratch;
     if (call->prepared) return run_program(call, call->prepared);
     void *p = NULL;
-    DW_RETURN_IF_FAILED(prepare(call, &p));
+    DW_RETURN_IF_FAILED(parse(call, &p));
     dw_status status = run_program(call, p);
     dw__free(p);
     return status;
 }
 
-static bool supports(const dw__call *call) {
+static bool has_contiguous_results(const dw__call *call) {
     for (uint32_t i = 0; i < call->output_count; i++)
         if (!dw__tensor_is_contiguous(&call->outputs[i])) return false;
     return call->input_count > 0 && call->output_count > 0;
+}
+
+static dw_status supports(const dw__kernel *kernel, const void *given, const dw__gpu_target *gpu) {
+    (void)gpu;
+    return has_contiguous_results(given) ? DW_OK : dw__kernel_refuse(kernel);
 }
 
 /* ---- tiles of a GEMM ------------------------------------------------------------------------- */
 
 bool dw__fused_fits_tile(const dw__call *fused, int replaced) {
     const dw__tensor *out = &fused->outputs[0];
-    if (fused->op != DW_OP_FUSED || !supports(fused) || out->rank < 1) return false;
+    if (fused->op != DW_OP_FUSED || !has_contiguous_results(fused) || out->rank < 1) return false;
     if (replaced < 0) return true;
     const dw__tensor *in = &fused->inputs[replaced];
     if (in->dtype != DW_F32 || in->rank != out->rank) return false;
@@ -622,9 +627,8 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
                              int64_t columns, int replaced, const float *tile,
                              int64_t tile_stride) {
     if (!fused->prepared)
-        return dw__fail(
-            DW_STATE,
-            "fused: dw__fused_run_tile was called before prepare(); prepare the epilogue");
+        return dw__fail(DW_STATE,
+                        "fused: dw__fused_run_tile was called before parse(); parse the epilogue");
     iteration it;
     begin(&it, fused, fused->prepared, replaced, true);
     chunk_state s;
@@ -647,8 +651,9 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
     static const dw__kernel kernel_##OP = {.name = "cpu.elementwise",                              \
                                            .op = DW_OP_##OP,                                       \
                                            .source = "ours, vector loops over L1 chunks",          \
+                                           .needs = "operands, and contiguous results",            \
                                            .supports = supports,                                   \
-                                           .prepare = prepare,                                     \
+                                           .parse = parse,                                         \
                                            .run = run,                                             \
                                            .tolerance_factor = 8.0};
 /* clang-format off */

@@ -121,11 +121,16 @@ static bool rows_fit(const dw__tensor *t) {
 
 static bool index_supports(const dw__tensor *t) { return t->dtype == DW_I64 || t->dtype == DW_I32; }
 
-static bool linear_supports(const dw__call *call) {
+static dw_status linear_supports(const dw__kernel *kernel, const void *given,
+                                 const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     const dw__tensor *w = &call->inputs[1], *b = &call->inputs[3];
-    if (call->input_count > 3 && b->rank >= 0 && !rows_fit(b)) return false;
+    if (call->input_count > 3 && b->rank >= 0 && !rows_fit(b)) return dw__kernel_refuse(kernel);
     return rows_fit(&call->inputs[0]) && w->dtype == DW_F32 && index_supports(&call->inputs[2]) &&
-           dw__tensor_is_contiguous(&call->outputs[0]);
+                   dw__tensor_is_contiguous(&call->outputs[0])
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
 static grouped linear_groups(const dw__call *call) {
@@ -161,10 +166,14 @@ static size_t linear_gemm_bytes(const dw__call *call, gemm_memory of) {
     return most;
 }
 
-static size_t linear_scratch(const dw__call *call) {
+static dw_status linear_scratch(const dw__kernel *kernel, const void *given,
+                                const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     grouped g = linear_groups(call);
-    return lay_out(&g, NULL, call->inputs[0].shape[1], call->outputs[0].shape[1],
-                   linear_gemm_bytes(call, dw__matmul_scratch));
+    *bytes = lay_out(&g, NULL, call->inputs[0].shape[1], call->outputs[0].shape[1],
+                     linear_gemm_bytes(call, dw__matmul_scratch));
+    return DW_OK;
 }
 
 static size_t linear_library(const dw__call *call) {
@@ -197,9 +206,14 @@ static dw_status linear_run(const dw__call *call, void *scratch) {
 
 /* ---- grouped_linear_backward_weight ---------------------------------------------------------------- */
 
-static bool weight_supports(const dw__call *call) {
+static dw_status weight_supports(const dw__kernel *kernel, const void *given,
+                                 const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     return rows_fit(&call->inputs[0]) && rows_fit(&call->inputs[1]) &&
-           index_supports(&call->inputs[2]) && dw__tensor_is_contiguous(&call->outputs[0]);
+                   index_supports(&call->inputs[2]) && dw__tensor_is_contiguous(&call->outputs[0])
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
 static grouped weight_groups(const dw__call *call) {
@@ -227,10 +241,14 @@ static size_t weight_gemm_bytes(const dw__call *call, gemm_memory of) {
     return most;
 }
 
-static size_t weight_scratch(const dw__call *call) {
+static dw_status weight_scratch(const dw__kernel *kernel, const void *given,
+                                const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     grouped g = weight_groups(call);
-    return lay_out(&g, NULL, call->inputs[0].shape[1], call->inputs[1].shape[1],
-                   weight_gemm_bytes(call, dw__matmul_scratch));
+    *bytes = lay_out(&g, NULL, call->inputs[0].shape[1], call->inputs[1].shape[1],
+                     weight_gemm_bytes(call, dw__matmul_scratch));
+    return DW_OK;
 }
 
 static size_t weight_library(const dw__call *call) {
@@ -270,6 +288,7 @@ static const dw__kernel grouped_linear = {
     .name = "cpu.grouped_linear.sorted",
     .op = DW_OP_GROUPED_LINEAR,
     .source = "ours, one GEMM per matrix",
+    .needs = "rows of F32, and an index of integers",
     .supports = linear_supports,
     .workspace_bytes = linear_scratch,
     .library_bytes = linear_library,
@@ -280,6 +299,7 @@ static const dw__kernel grouped_linear_backward_weight = {
     .name = "cpu.grouped_linear_backward_weight.sorted",
     .op = DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT,
     .source = "ours, one GEMM per matrix",
+    .needs = "rows of F32, and an index of integers",
     .supports = weight_supports,
     .workspace_bytes = weight_scratch,
     .library_bytes = weight_library,

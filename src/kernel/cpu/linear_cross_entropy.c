@@ -88,9 +88,11 @@ static void db_task(void *context, int64_t index, int worker) {
 
 /* ---- kernel ------------------------------------------------------------------------------------- */
 
-static bool supports(const dw__call *call) {
+static dw_status supports(const dw__kernel *kernel, const void *given, const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__head g;
-    return dw__head_read(call, &g) && g.logits;
+    return dw__head_read(call, &g) && g.logits ? DW_OK : dw__kernel_refuse(kernel);
 }
 
 /* Floats of dlogits, rounded up to a cache line. */
@@ -113,10 +115,14 @@ static size_t gemm_bytes(const dw__head *g, size_t (*of)(const dw__matmul *p, bo
     return most;
 }
 
-static size_t workspace_bytes(const dw__call *call) {
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *given,
+                                 const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__head g;
-    if (!dw__head_read(call, &g)) return 0;
-    return dlogits_floats(&g) * sizeof(float) + gemm_bytes(&g, dw__matmul_scratch);
+    if (!dw__head_read(call, &g)) return DW_OK;
+    *bytes = dlogits_floats(&g) * sizeof(float) + gemm_bytes(&g, dw__matmul_scratch);
+    return DW_OK;
 }
 
 static size_t library_bytes(const dw__call *call) {
@@ -164,6 +170,7 @@ const dw__kernel dw__linear_cross_entropy_backward_chunked = {
     .name = "cpu.linear_cross_entropy_backward.chunked",
     .op = DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
     .source = "ours, over the GEMMs that linear uses",
+    .needs = "rows of F32, and the logits of forward",
     .supports = supports,
     .workspace_bytes = workspace_bytes,
     .library_bytes = library_bytes,

@@ -64,16 +64,24 @@ static head_cuts cut(const dw__head *g) {
 /* Packing requires that one of the two strides is 1. */
 static bool packs(const dw__tensor *t) { return t->stride[0] == 1 || t->stride[1] == 1; }
 
-static bool supports(const dw__call *call) {
+static dw_status supports(const dw__kernel *kernel, const void *given, const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__head g;
     return dw__amx_available() && dw__head_read(call, &g) && g.logits && packs(g.x) && packs(g.w) &&
-           g.size >= SIZE_MIN && g.tokens >= TOKENS_MIN && g.vocabulary >= VOCABULARY_MIN;
+                   g.size >= SIZE_MIN && g.tokens >= TOKENS_MIN && g.vocabulary >= VOCABULARY_MIN
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
-static size_t workspace_bytes(const dw__call *call) {
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *given,
+                                 const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__head g;
-    if (!dw__head_read(call, &g)) return 0;
-    return cut(&g).total;
+    if (!dw__head_read(call, &g)) return DW_OK;
+    *bytes = cut(&g).total;
+    return DW_OK;
 }
 
 /* ---- running ----------------------------------------------------------------------------------------- */
@@ -262,13 +270,14 @@ static dw_status run(const dw__call *call, void *scratch) {
 
 #else /* built without AMX */
 
-static bool supports(const dw__call *call) {
-    (void)call;
-    return false;
+static dw_status supports(const dw__kernel *kernel, const void *given, const dw__gpu_target *gpu) {
+    (void)gpu, (void)given;
+    return dw__kernel_refuse(kernel);
 }
-static size_t workspace_bytes(const dw__call *call) {
-    (void)call;
-    return 0;
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *given,
+                                 const dw__context *context, size_t *bytes) {
+    (void)kernel, (void)context, (void)given;
+    return DW_OK;
 }
 static dw_status run(const dw__call *call, void *scratch) {
     (void)call, (void)scratch;
@@ -281,6 +290,7 @@ const dw__kernel dw__linear_cross_entropy_backward_amx = {
     .name = "cpu.linear_cross_entropy_backward.amx",
     .op = DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
     .source = "ours, F32 as six BF16 GEMMs on AMX",
+    .needs = "AMX, contiguous rows of F32, a read logsumexp, and sizes that fill its tiles",
     .supports = supports,
     .workspace_bytes = workspace_bytes,
     .run = run,

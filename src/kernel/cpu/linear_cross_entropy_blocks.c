@@ -149,16 +149,22 @@ static bool reads(const dw__call *call, dw__head *out) {
            (!out->b || out->b->stride[0] == 1 || out->vocabulary == 1);
 }
 
-static bool supports(const dw__call *call) {
+static dw_status supports(const dw__kernel *kernel, const void *given, const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__head head;
-    return reads(call, &head);
+    return reads(call, &head) ? DW_OK : dw__kernel_refuse(kernel);
 }
 
-static size_t workspace_bytes(const dw__call *call) {
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *given,
+                                 const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__head head;
-    if (!reads(call, &head)) return 0;
+    if (!reads(call, &head)) return DW_OK;
     cuts c = cut(&head, call->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD);
-    return c.block + c.tokens + c.gemm;
+    *bytes = c.block + c.tokens + c.gemm;
+    return DW_OK;
 }
 
 static size_t library_bytes(const dw__call *call) {
@@ -321,6 +327,7 @@ const dw__kernel dw__linear_cross_entropy_blocks = {
     .name = "cpu.linear_cross_entropy.blocks",
     .op = DW_OP_LINEAR_CROSS_ENTROPY,
     .source = "ours, over the GEMMs that linear uses",
+    .needs = "rows of F32, transpose_w and sizes above 0",
     .supports = supports,
     .workspace_bytes = workspace_bytes,
     .library_bytes = library_bytes,
@@ -331,6 +338,7 @@ const dw__kernel dw__linear_cross_entropy_backward_blocks = {
     .name = "cpu.linear_cross_entropy_backward.blocks",
     .op = DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
     .source = "ours, over the GEMMs that linear uses",
+    .needs = "rows of F32, transpose_w and sizes above 0",
     .supports = supports,
     .workspace_bytes = workspace_bytes,
     .library_bytes = library_bytes,

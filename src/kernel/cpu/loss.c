@@ -73,16 +73,23 @@ static bool logits_fit(const dw__call *call) {
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-static bool forward_supports(const dw__call *call) {
-    if (!logits_fit(call)) return false;
+static dw_status forward_supports(const dw__kernel *kernel, const void *given,
+                                  const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
+    if (!logits_fit(call)) return dw__kernel_refuse(kernel);
     for (uint32_t i = 0; i < call->output_count; i++)
         if (call->outputs[i].dtype != DW_F32 || !dw__tensor_is_contiguous(&call->outputs[i]))
-            return false;
-    return true;
+            return dw__kernel_refuse(kernel);
+    return DW_OK;
 }
 
-static size_t forward_scratch(const dw__call *call) {
-    return (size_t)call->inputs[0].shape[0] * sizeof(double);
+static dw_status forward_scratch(const dw__kernel *kernel, const void *given,
+                                 const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
+    *bytes = (size_t)call->inputs[0].shape[0] * sizeof(double);
+    return DW_OK;
 }
 
 static void forward_task(void *context, int64_t task, int worker) {
@@ -129,11 +136,16 @@ static dw_status forward(const dw__call *call, void *scratch) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-static bool backward_supports(const dw__call *call) {
+static dw_status backward_supports(const dw__kernel *kernel, const void *given,
+                                   const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     const dw__tensor *lse = &call->inputs[2], *dloss = &call->inputs[3];
     return logits_fit(call) && lse->dtype == DW_F32 && dw__tensor_is_contiguous(lse) &&
-           dloss->dtype == DW_F32 && dloss->rank <= 1 && call->outputs[0].dtype == DW_F32 &&
-           dw__tensor_is_contiguous(&call->outputs[0]);
+                   dloss->dtype == DW_F32 && dloss->rank <= 1 && call->outputs[0].dtype == DW_F32 &&
+                   dw__tensor_is_contiguous(&call->outputs[0])
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
 static void backward_task(void *context, int64_t task, int worker) {
@@ -173,19 +185,23 @@ static dw_status backward(const dw__call *call, void *scratch) {
 
 /* ---- list ------------------------------------------------------------------------------------ */
 
-static const dw__kernel cross_entropy = {.name = "cpu.cross_entropy.online",
-                                         .op = DW_OP_CROSS_ENTROPY,
-                                         .source = "ours, one pass over the logits",
-                                         .supports = forward_supports,
-                                         .workspace_bytes = forward_scratch,
-                                         .run = forward,
-                                         .tolerance_factor = 4.0};
-static const dw__kernel cross_entropy_backward = {.name = "cpu.cross_entropy_backward.rows",
-                                                  .op = DW_OP_CROSS_ENTROPY_BACKWARD,
-                                                  .source = "ours, vector rows",
-                                                  .supports = backward_supports,
-                                                  .run = backward,
-                                                  .tolerance_factor = 8.0};
+static const dw__kernel cross_entropy = {
+    .name = "cpu.cross_entropy.online",
+    .op = DW_OP_CROSS_ENTROPY,
+    .source = "ours, one pass over the logits",
+    .needs = "rows of F32 logits, I64 targets and contiguous F32 results",
+    .supports = forward_supports,
+    .workspace_bytes = forward_scratch,
+    .run = forward,
+    .tolerance_factor = 4.0};
+static const dw__kernel cross_entropy_backward = {
+    .name = "cpu.cross_entropy_backward.rows",
+    .op = DW_OP_CROSS_ENTROPY_BACKWARD,
+    .source = "ours, vector rows",
+    .needs = "rows of F32 logits, I64 targets, and the others contiguous F32",
+    .supports = backward_supports,
+    .run = backward,
+    .tolerance_factor = 8.0};
 
 const dw__kernel *const dw__kernels_cpu_loss[] = {&cross_entropy, &cross_entropy_backward,
                                                   &dw__cpu_adamw, NULL};

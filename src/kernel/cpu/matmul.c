@@ -146,14 +146,21 @@ static dw_status misfit(const dw__call *call) {
                     dw_op_name(call->op));
 }
 
-static bool packed_supports(const dw__call *call) {
+static dw_status packed_supports(const dw__kernel *kernel, const void *given,
+                                 const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__matmul p;
-    return describe(call, &p) && !p.bf16;
+    return describe(call, &p) && !p.bf16 ? DW_OK : dw__kernel_refuse(kernel);
 }
 
-static size_t packed_scratch(const dw__call *call) {
+static dw_status packed_scratch(const dw__kernel *kernel, const void *given,
+                                const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__matmul p;
-    return describe(call, &p) ? dw__matmul_packed_scratch(&p, false) : 0;
+    *bytes = describe(call, &p) ? dw__matmul_packed_scratch(&p, false) : 0;
+    return DW_OK;
 }
 
 static dw_status packed_run(const dw__call *call, void *scratch) {
@@ -164,14 +171,21 @@ static dw_status packed_run(const dw__call *call, void *scratch) {
     return dw__epilogue_status(&none);
 }
 
-static bool widened_supports(const dw__call *call) {
+static dw_status widened_supports(const dw__kernel *kernel, const void *given,
+                                  const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__matmul p;
-    return describe(call, &p) && p.bf16;
+    return describe(call, &p) && p.bf16 ? DW_OK : dw__kernel_refuse(kernel);
 }
 
-static size_t widened_scratch(const dw__call *call) {
+static dw_status widened_scratch(const dw__kernel *kernel, const void *given,
+                                 const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__matmul p;
-    return describe(call, &p) ? dw__matmul_widened_scratch(&p, false) : 0;
+    *bytes = describe(call, &p) ? dw__matmul_widened_scratch(&p, false) : 0;
+    return DW_OK;
 }
 
 static size_t widened_library(const dw__call *call) {
@@ -186,19 +200,33 @@ static dw_status widened_run(const dw__call *call, void *scratch) {
     return dw__matmul_widened_run(&p, &none, scratch);
 }
 
-static bool amx_supports(const dw__call *call) {
+static dw_status amx_supports(const dw__kernel *kernel, const void *given,
+                              const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__matmul p;
-    return describe(call, &p) && !p.bf16 && dw__matmul_amx_supports(&p, false);
+    return describe(call, &p) && !p.bf16 && dw__matmul_amx_supports(&p, false)
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
-static bool amx_bf16_supports(const dw__call *call) {
+static dw_status amx_bf16_supports(const dw__kernel *kernel, const void *given,
+                                   const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__matmul p;
-    return describe(call, &p) && p.bf16 && dw__matmul_amx_supports(&p, false);
+    return describe(call, &p) && p.bf16 && dw__matmul_amx_supports(&p, false)
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
-static size_t amx_scratch(const dw__call *call) {
+static dw_status amx_scratch(const dw__kernel *kernel, const void *given,
+                             const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__matmul p;
-    return describe(call, &p) ? dw__matmul_amx_scratch(&p, false) : 0;
+    *bytes = describe(call, &p) ? dw__matmul_amx_scratch(&p, false) : 0;
+    return DW_OK;
 }
 
 static dw_status amx_run(const dw__call *call, void *scratch) {
@@ -209,9 +237,14 @@ static dw_status amx_run(const dw__call *call, void *scratch) {
     return dw__epilogue_status(&none);
 }
 
-static bool onednn_supports(const dw__call *call) {
+static dw_status onednn_supports(const dw__kernel *kernel, const void *given,
+                                 const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     dw__matmul p;
-    return describe(call, &p) && !p.bf16 && dw__matmul_onednn_supports(&p);
+    return describe(call, &p) && !p.bf16 && dw__matmul_onednn_supports(&p)
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
 static size_t onednn_library(const dw__call *call) {
@@ -227,24 +260,35 @@ static dw_status onednn_run(const dw__call *call, void *scratch) {
     return dw__epilogue_status(&none);
 }
 
-static bool epilogue_supports(const dw__call *call, const dw__call *then, int replaced) {
-    dw__matmul p;
-    if (!describe(call, &p) || then->output_count == 0) return false;
-    /* A tile is the same rows and columns of both tensors, however their rows are split into axes. */
+/* A tile is the same rows and columns of both tensors, however their rows are split into axes. */
+static bool epilogue_fits(const dw__call *call) {
+    const dw__call *then = call->epilogue;
+    if (then->output_count == 0) return false;
     const dw__tensor *y = &call->outputs[0], *shape = &then->outputs[0];
     if (y->rank < 1 || shape->rank < 1 || dw__tensor_count(y) != dw__tensor_count(shape) ||
         y->shape[y->rank - 1] != shape->shape[shape->rank - 1])
         return false;
-    return dw__fused_fits_tile(then, replaced);
+    return dw__fused_fits_tile(then, call->replaced);
+}
+
+static dw_status epilogue_supports(const dw__kernel *kernel, const void *given,
+                                   const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    dw__matmul p;
+    (void)gpu;
+    return call->epilogue && describe(call, &p) && epilogue_fits(call) ? DW_OK
+                                                                       : dw__kernel_refuse(kernel);
 }
 
 /* Whether the GEMM's result is stored is known only when data is placed, so this reserves scratch for either case. */
-static size_t epilogue_scratch(const dw__call *call, const dw__call *then, int replaced) {
-    (void)then, (void)replaced;
+static dw_status epilogue_scratch(const dw__kernel *kernel, const void *given,
+                                  const dw__context *context, size_t *bytes) {
     dw__matmul p;
-    if (!describe(call, &p)) return 0;
+    (void)kernel, (void)context;
+    if (!describe(given, &p)) return DW_OK;
     size_t kept = dw__matmul_scratch(&p, false), passing = dw__matmul_scratch(&p, true);
-    return kept > passing ? kept : passing;
+    *bytes = kept > passing ? kept : passing;
+    return DW_OK;
 }
 
 static size_t epilogue_library(const dw__call *call) {
@@ -254,10 +298,9 @@ static size_t epilogue_library(const dw__call *call) {
     return kept > passing ? kept : passing;
 }
 
-static dw_status epilogue_run(const dw__call *call, const dw__call *then, int replaced,
-                              void *scratch) {
+static dw_status epilogue_run(const dw__call *call, void *scratch) {
     dw__matmul p;
-    dw__epilogue epilogue = {.call = then, .replaced = replaced};
+    dw__epilogue epilogue = {.call = call->epilogue, .replaced = call->replaced};
     if (!describe(call, &p)) return misfit(call);
     return dw__matmul_run(&p, &epilogue, scratch);
 }
@@ -270,6 +313,7 @@ static const dw__kernel matmul_amx = {
     .name = "cpu.matmul.amx",
     .op = DW_OP_MATMUL,
     .source = "ours, F32 as six BF16 GEMMs on AMX",
+    .needs = "AMX, F32, and sizes that fill its tiles",
     .supports = amx_supports,
     .workspace_bytes = amx_scratch,
     .run = amx_run,
@@ -279,6 +323,7 @@ static const dw__kernel matmul_amx_bf16 = {
     .name = "cpu.matmul.amx_bf16",
     .op = DW_OP_MATMUL,
     .source = "ours, BF16 on AMX",
+    .needs = "AMX, BF16 to F32, and sizes that fill its tiles",
     .supports = amx_bf16_supports,
     .workspace_bytes = amx_scratch,
     .run = amx_run,
@@ -288,6 +333,7 @@ static const dw__kernel matmul_widened = {
     .name = "cpu.matmul.widened",
     .op = DW_OP_MATMUL,
     .source = "ours, BF16 copied to F32",
+    .needs = "BF16 to F32",
     .supports = widened_supports,
     .workspace_bytes = widened_scratch,
     .library_bytes = widened_library,
@@ -298,6 +344,7 @@ static const dw__kernel linear_amx = {
     .name = "cpu.linear.amx",
     .op = DW_OP_LINEAR,
     .source = "ours, F32 as six BF16 GEMMs on AMX",
+    .needs = "AMX, F32, and sizes that fill its tiles",
     .supports = amx_supports,
     .workspace_bytes = amx_scratch,
     .run = amx_run,
@@ -307,6 +354,7 @@ static const dw__kernel matmul_onednn = {
     .name = "cpu.matmul.onednn",
     .op = DW_OP_MATMUL,
     .source = "oneDNN sgemm on tiles",
+    .needs = "oneDNN, F32, and a layout and size that it is fast at",
     .supports = onednn_supports,
     .library_bytes = onednn_library,
     .run = onednn_run,
@@ -316,6 +364,7 @@ static const dw__kernel linear_onednn = {
     .name = "cpu.linear.onednn",
     .op = DW_OP_LINEAR,
     .source = "oneDNN sgemm on tiles",
+    .needs = "oneDNN, F32, and a layout and size that it is fast at",
     .supports = onednn_supports,
     .library_bytes = onednn_library,
     .run = onednn_run,
@@ -325,6 +374,7 @@ static const dw__kernel matmul_packed = {
     .name = "cpu.matmul.packed",
     .op = DW_OP_MATMUL,
     .source = "ours, C with vector extensions",
+    .needs = "F32, and rows at one distance",
     .supports = packed_supports,
     .workspace_bytes = packed_scratch,
     .run = packed_run,
@@ -334,31 +384,38 @@ static const dw__kernel linear_packed = {
     .name = "cpu.linear.packed",
     .op = DW_OP_LINEAR,
     .source = "ours, C with vector extensions",
+    .needs = "F32, and rows at one distance",
     .supports = packed_supports,
     .workspace_bytes = packed_scratch,
     .run = packed_run,
     .tolerance_factor = DW_GEMM_TOLERANCE,
 };
 
-static const dw__epilogue_kernel matmul_epilogue = {
+static const dw__kernel matmul_epilogue = {
     .name = "cpu.gemm",
     .op = DW_OP_MATMUL,
+    .source = "the GEMM above that suits the call",
+    .needs = "F32, rows at one distance, and a program over the result's rows and columns",
     .supports = epilogue_supports,
     .workspace_bytes = epilogue_scratch,
     .library_bytes = epilogue_library,
     .run = epilogue_run,
+    .with_epilogue = true,
+    .tolerance_factor = DW_GEMM_TOLERANCE,
 };
-static const dw__epilogue_kernel linear_epilogue = {
+static const dw__kernel linear_epilogue = {
     .name = "cpu.gemm",
     .op = DW_OP_LINEAR,
+    .source = "the GEMM above that suits the call",
+    .needs = "F32, rows at one distance, and a program over the result's rows and columns",
     .supports = epilogue_supports,
     .workspace_bytes = epilogue_scratch,
     .library_bytes = epilogue_library,
     .run = epilogue_run,
+    .with_epilogue = true,
+    .tolerance_factor = DW_GEMM_TOLERANCE,
 };
 
-const dw__epilogue_kernel *const dw__kernels_cpu_epilogue[] = {&matmul_epilogue, &linear_epilogue,
-                                                               NULL};
 const dw__kernel *const dw__kernels_cpu_matmul[] = {&matmul_amx,
                                                     &matmul_amx_bf16,
                                                     &linear_amx,
@@ -367,6 +424,8 @@ const dw__kernel *const dw__kernels_cpu_matmul[] = {&matmul_amx,
                                                     &matmul_packed,
                                                     &linear_packed,
                                                     &matmul_widened,
+                                                    &matmul_epilogue,
+                                                    &linear_epilogue,
                                                     &dw__linear_cross_entropy_blocks,
                                                     &dw__linear_cross_entropy_backward_blocks,
                                                     &dw__linear_cross_entropy_backward_amx,

@@ -37,26 +37,36 @@ static bool vector_supports(const dw__tensor *t) {
     return absent(t) || (t->dtype == DW_F32 && dw__tensor_is_contiguous(t));
 }
 
-static bool forward_supports(const dw__call *call) {
-    if (!rows_fit(&call->inputs[0]) || !outputs_fit(call)) return false;
+static dw_status forward_supports(const dw__kernel *kernel, const void *given,
+                                  const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
+    if (!rows_fit(&call->inputs[0]) || !outputs_fit(call)) return dw__kernel_refuse(kernel);
     for (uint32_t i = 1; i < call->input_count; i++)
-        if (!vector_supports(&call->inputs[i])) return false;
-    return true;
+        if (!vector_supports(&call->inputs[i])) return dw__kernel_refuse(kernel);
+    return DW_OK;
 }
 
-static bool backward_supports(const dw__call *call) {
+static dw_status backward_supports(const dw__kernel *kernel, const void *given,
+                                   const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     if (!rows_fit(&call->inputs[0]) || !rows_fit(&call->inputs[1]) || !outputs_fit(call))
-        return false;
+        return dw__kernel_refuse(kernel);
     for (uint32_t i = 2; i < call->input_count; i++)
-        if (!vector_supports(&call->inputs[i])) return false;
-    return true;
+        if (!vector_supports(&call->inputs[i])) return dw__kernel_refuse(kernel);
+    return DW_OK;
 }
 
-static bool softmax_supports(const dw__call *call) {
+static dw_status softmax_supports(const dw__kernel *kernel, const void *given,
+                                  const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     for (uint32_t i = 0; i < call->input_count; i++)
-        if (!rows_fit(&call->inputs[i])) return false;
-    return outputs_fit(call) &&
-           dw__call_int(call, DW_ATTR_KEY_AXIS, -1) == call->inputs[0].rank - 1;
+        if (!rows_fit(&call->inputs[i])) return dw__kernel_refuse(kernel);
+    return outputs_fit(call) && dw__call_int(call, DW_ATTR_KEY_AXIS, -1) == call->inputs[0].rank - 1
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -126,10 +136,14 @@ static int64_t part_rows(int64_t rows) {
 /* Whole cache lines, so that no two parts share one. */
 static int64_t part_stride(int64_t length) { return dw__ceil_div(length, 16) * 16; }
 
-static size_t backward_scratch(const dw__call *call) {
+static dw_status backward_scratch(const dw__kernel *kernel, const void *given,
+                                  const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__rows rows = dw__rows_of(&call->inputs[0]);
     int64_t parts = dw__ceil_div(rows.count, part_rows(rows.count));
-    return (size_t)(2 * parts * part_stride(rows.length)) * sizeof(float);
+    *bytes = (size_t)(2 * parts * part_stride(rows.length)) * sizeof(float);
+    return DW_OK;
 }
 
 /* Returns this part's sums of dw (`which` 0) or db (`which` 1); NULL if the operation has no db. The sums are computed
@@ -226,21 +240,25 @@ static dw_status softmax(const dw__call *call, void *scratch) {
 /* Tolerance factors. The statistics of a row round like a blocked sum: some ulp at any length. The sums over
  * rows add at most PARTS + rows / PARTS terms in sequence. */
 #define SOURCE "ours, vector rows"
+#define NEEDS "rows of F32, and contiguous F32 results"
 static const dw__kernel layer_norm = {.name = "cpu.layer_norm.rows",
                                       .op = DW_OP_LAYER_NORM,
                                       .source = SOURCE,
+                                      .needs = NEEDS,
                                       .supports = forward_supports,
                                       .run = forward,
                                       .tolerance_factor = 8.0};
 static const dw__kernel rms_norm = {.name = "cpu.rms_norm.rows",
                                     .op = DW_OP_RMS_NORM,
                                     .source = SOURCE,
+                                    .needs = NEEDS,
                                     .supports = forward_supports,
                                     .run = forward,
                                     .tolerance_factor = 8.0};
 static const dw__kernel layer_norm_backward = {.name = "cpu.layer_norm_backward.rows",
                                                .op = DW_OP_LAYER_NORM_BACKWARD,
                                                .source = SOURCE,
+                                               .needs = NEEDS,
                                                .supports = backward_supports,
                                                .workspace_bytes = backward_scratch,
                                                .run = backward,
@@ -248,6 +266,7 @@ static const dw__kernel layer_norm_backward = {.name = "cpu.layer_norm_backward.
 static const dw__kernel rms_norm_backward = {.name = "cpu.rms_norm_backward.rows",
                                              .op = DW_OP_RMS_NORM_BACKWARD,
                                              .source = SOURCE,
+                                             .needs = NEEDS,
                                              .supports = backward_supports,
                                              .workspace_bytes = backward_scratch,
                                              .run = backward,
@@ -256,6 +275,7 @@ static const dw__kernel rms_norm_backward = {.name = "cpu.rms_norm_backward.rows
     static const dw__kernel variable = {.name = text,                                              \
                                         .op = OP,                                                  \
                                         .source = SOURCE,                                          \
+                                        .needs = NEEDS ", along the last axis",                    \
                                         .supports = softmax_supports,                              \
                                         .run = softmax,                                            \
                                         .tolerance_factor = 8.0}

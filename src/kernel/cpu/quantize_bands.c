@@ -70,32 +70,58 @@ static bool rows_of_f32(const dw__tensor *x) {
            (x->stride[0] >= x->shape[1] || x->shape[0] == 1);
 }
 
-static bool supports(const dw__call *call) {
-    return rows_of_f32(&call->inputs[0]) && call->outputs[0].dtype == DW_BF16;
+static dw_status supports(const dw__kernel *kernel, const void *given, const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
+    return rows_of_f32(&call->inputs[0]) && call->outputs[0].dtype == DW_BF16
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
-static bool supports_blocks(const dw__call *call) { return rows_of_f32(&call->inputs[0]); }
-static bool supports_codes(const dw__call *call) {
+static dw_status supports_blocks(const dw__kernel *kernel, const void *given,
+                                 const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
+    return rows_of_f32(&call->inputs[0]) ? DW_OK : dw__kernel_refuse(kernel);
+}
+static dw_status supports_codes(const dw__kernel *kernel, const void *given,
+                                const dw__gpu_target *gpu) {
+    const dw__call *call = given;
+    (void)gpu;
     return dw__tensor_is_contiguous(&call->inputs[0]) &&
-           dw__tensor_is_contiguous(&call->inputs[1]) && call->outputs[0].dtype == DW_BF16;
+                   dw__tensor_is_contiguous(&call->inputs[1]) && call->outputs[0].dtype == DW_BF16
+               ? DW_OK
+               : dw__kernel_refuse(kernel);
 }
 
 static size_t shared_bytes(const dw__quantization *q) {
     return (dw__quantize_scratch(q) + 63) / 64 * 64;
 }
 
-static size_t workspace_bytes(const dw__call *call) {
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *given,
+                                 const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__quantization q;
-    if (dw__quantization_of(call, &q) != DW_OK || q.bf16) return 0;
-    return shared_bytes(&q) + (size_t)dw__pool_threads() * band_bytes(&q);
+    if (dw__quantization_of(call, &q) != DW_OK || q.bf16) return DW_OK;
+    *bytes = shared_bytes(&q) + (size_t)dw__pool_threads() * band_bytes(&q);
+    return DW_OK;
 }
-static size_t scratch_of_blocks(const dw__call *call) {
+static dw_status scratch_of_blocks(const dw__kernel *kernel, const void *given,
+                                   const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__quantization q;
-    return dw__quantization_of(call, &q) == DW_OK ? shared_bytes(&q) : 0;
+    *bytes = dw__quantization_of(call, &q) == DW_OK ? shared_bytes(&q) : 0;
+    return DW_OK;
 }
-static size_t scratch_of_codes(const dw__call *call) {
+static dw_status scratch_of_codes(const dw__kernel *kernel, const void *given,
+                                  const dw__context *context, size_t *bytes) {
+    const dw__call *call = given;
+    (void)kernel, (void)context;
     dw__quantization q;
-    if (dw__quantization_of(call, &q) != DW_OK) return 0;
-    return (size_t)dw__pool_threads() * band_bytes(&q);
+    if (dw__quantization_of(call, &q) != DW_OK) return DW_OK;
+    *bytes = (size_t)dw__pool_threads() * band_bytes(&q);
+    return DW_OK;
 }
 
 static int64_t row_stride_of(const dw__call *call) {
@@ -159,6 +185,7 @@ static const dw__kernel quantize_bands = {
     .name = "cpu.quantize",
     .op = DW_OP_QUANTIZE,
     .source = "ours, codecs in C per instruction set",
+    .needs = "rows of F32, and a BF16 result",
     .supports = supports,
     .workspace_bytes = workspace_bytes,
     .run = run,
@@ -169,6 +196,7 @@ static const dw__kernel quantize_blocks = {
     .name = "cpu.quantize_blocks",
     .op = DW_OP_QUANTIZE_BLOCKS,
     .source = "ours, codecs in C per instruction set",
+    .needs = "rows of F32",
     .supports = supports_blocks,
     .workspace_bytes = scratch_of_blocks,
     .run = run_blocks,
@@ -179,6 +207,7 @@ static const dw__kernel dequantize_bands = {
     .name = "cpu.dequantize_blocks",
     .op = DW_OP_DEQUANTIZE_BLOCKS,
     .source = "ours, codecs in C per instruction set",
+    .needs = "contiguous codes and scales, and a BF16 result",
     .supports = supports_codes,
     .workspace_bytes = scratch_of_codes,
     .run = run_codes,

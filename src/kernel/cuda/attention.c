@@ -388,9 +388,9 @@ static dw_status enqueue_backward(const void *given, const dw__context *context,
 
 /* ---- kernels --------------------------------------------------------------------------------------- */
 
-static dw__attention_pass pass_of(const dw__gpu_kernel *kernel) {
-    return kernel->op == DW__GPU_ATTENTION_BACKWARD ? DW__ATTENTION_BACKWARD
-                                                    : DW__ATTENTION_FORWARD;
+static dw__attention_pass pass_of(const dw__kernel *kernel) {
+    return kernel->kind == DW__CALL_ATTENTION_BACKWARD ? DW__ATTENTION_BACKWARD
+                                                       : DW__ATTENTION_FORWARD;
 }
 
 /* The variant for a checked call on a GPU. */
@@ -401,14 +401,13 @@ static dw__attention_shape shape_on(const dw_attention *call, dw__attention_pass
     return shape;
 }
 
-static const dw__gpu_kernel *kernel_on(dw__attention_pass pass, int capability) {
+static const dw__kernel *kernel_on(dw__attention_pass pass, int capability) {
     if (pass == DW__ATTENTION_BACKWARD) return &dw__sm90_attention_backward;
     return capability == 100 || capability == 103 ? &dw__sm100_attention_forward
                                                   : &dw__sm90_attention_forward;
 }
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__attention_pass pass = pass_of(kernel);
     const bool blackwell = gpu->capability == 100 || gpu->capability == 103;
     DW_RETURN_IF_FAILED(dw__attention_check(call, pass, false));
@@ -419,13 +418,13 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
                     dw__sm90_attention_forward.architectures, gpu->name);
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__attention_shape shape = shape_on(call, pass_of(kernel), context);
     return dw__variant_of(context, kernel, dw__attention_pack(shape), variant);
 }
 
-static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {
     static const char *const more[] = {[DW__ATTENTION_PREPARE] = "sm90_attention_backward_prepare",
                                        [DW__ATTENTION_FINISH] = "sm90_attention_backward_finish"};
@@ -447,7 +446,7 @@ static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint
 }
 
 /* Without a GPU (NULL), the size suffices for any number of SMs. */
-static dw_status backward_bytes(const dw__gpu_kernel *kernel, const void *given,
+static dw_status backward_bytes(const dw__kernel *kernel, const void *given,
                                 const dw__context *context, size_t *bytes) {
     const dw_attention *call = given;
     const int sm_count = context ? context->sm_count : 0;
@@ -470,27 +469,27 @@ static dw_status backward_bytes(const dw__gpu_kernel *kernel, const void *given,
     ATTENTION, .proof = DW__MEASURED_ON_HARDWARE, .architectures = "sm_90a (H100, H200)",          \
                .needs = "head dimension up to 256, a multiple of 8; 16-byte rows"
 
-const dw__gpu_kernel dw__sm90_attention_forward = {
+const dw__kernel dw__sm90_attention_forward = {
     SM90_ATTENTION,
     .name = "sm90_attention_forward",
-    .op = DW__GPU_ATTENTION_FORWARD,
+    .kind = DW__CALL_ATTENTION_FORWARD,
     .operation = "attention forward",
     .source = "cuda/sm90/attention_forward.cu",
     .enqueue = enqueue_forward,
 };
-const dw__gpu_kernel dw__sm90_attention_backward = {
+const dw__kernel dw__sm90_attention_backward = {
     SM90_ATTENTION,
     .name = "sm90_attention_backward",
-    .op = DW__GPU_ATTENTION_BACKWARD,
+    .kind = DW__CALL_ATTENTION_BACKWARD,
     .operation = "attention backward",
     .source = "cuda/sm90/attention_backward.cu",
     .workspace_bytes = backward_bytes,
     .enqueue = enqueue_backward,
 };
-const dw__gpu_kernel dw__sm100_attention_forward = {
+const dw__kernel dw__sm100_attention_forward = {
     ATTENTION,
     .name = "sm100_attention_forward",
-    .op = DW__GPU_ATTENTION_FORWARD,
+    .kind = DW__CALL_ATTENTION_FORWARD,
     .proof = DW__PROVEN_ON_EMULATOR,
     .asked_for = true,
     .operation = "attention forward",
@@ -502,19 +501,19 @@ const dw__gpu_kernel dw__sm100_attention_forward = {
 
 /* ---- attention by its definition --------------------------------------------------------------- */
 
-static dw_status reference_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status reference_points(const dw__kernel *kernel, int capability, uint64_t params,
                                   dw__entry_point points[DW__ENTRY_POINTS]) {
     points[0].code = dw__attention_reference_variant(params != 0, pass_of(kernel),
                                                      dw__attention_arch(capability >= 100));
     return DW_OK;
 }
 
-static const dw__gpu_kernel references[] = {
+static const dw__kernel references[] = {
     [DW__ATTENTION_FORWARD] = {.name = "reference_attention_forward",
-                               .op = DW__GPU_ATTENTION_FORWARD,
+                               .kind = DW__CALL_ATTENTION_FORWARD,
                                .entry_points = reference_points},
     [DW__ATTENTION_BACKWARD] = {.name = "reference_attention_backward",
-                                .op = DW__GPU_ATTENTION_BACKWARD,
+                                .kind = DW__CALL_ATTENTION_BACKWARD,
                                 .entry_points = reference_points},
 };
 
@@ -542,7 +541,7 @@ dw_status dw__attention_run_reference(const dw_attention *call, const dw__contex
 /* A checked call, its kernel, and the context in which the kernel runs. */
 typedef struct job {
     dw_attention call;
-    const dw__gpu_kernel *kernel;
+    const dw__kernel *kernel;
     const dw__context *context;
 } job;
 
@@ -562,7 +561,7 @@ static dw_status find_provided(job *j) {
         strcmp(name, dw__sm100_attention_forward.name) == 0)
         return DW_OK;
     const dw_status status =
-        dw__gpu_kernel_provided(DW__GPU_ATTENTION_FORWARD, name,
+        dw__gpu_kernel_provided(DW__CALL_ATTENTION_FORWARD, name,
                                 "sm90_attention_forward, sm100_attention_forward", &j->kernel);
     return status == DW_OK ? DW_OK : dw__fail_prefix(status, "attention");
 }

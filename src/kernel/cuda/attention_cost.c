@@ -64,13 +64,13 @@ static double seconds_at_rate(const dw_attention *c, bool backward, const dw__gp
     return at_least(work.flops / (tflops * 1e12 * target->flops / peak_measured), &work, target);
 }
 
-static bool is_backward(const dw__gpu_kernel *kernel) {
-    return kernel->op == DW__GPU_ATTENTION_BACKWARD;
+static bool is_backward(const dw__kernel *kernel) {
+    return kernel->kind == DW__CALL_ATTENTION_BACKWARD;
 }
 
 /* A figure for another GPU than the measured one is an estimate and is marked as one. */
-static void measured_seconds(const dw__gpu_kernel *kernel, const dw_attention *call,
-                             const dw__gpu_target *gpu, int which, dw__gpu_seconds *result) {
+static void measured_seconds(const dw__kernel *kernel, const dw_attention *call,
+                             const dw__gpu_target *gpu, int which, dw__kernel_seconds *result) {
     const bool backward = is_backward(kernel);
     result->measured = gpu->capability == 90;
     snprintf(result->from, sizeof result->from, "%s",
@@ -81,8 +81,8 @@ static void measured_seconds(const dw__gpu_kernel *kernel, const dw_attention *c
         seconds_at_rate(call, backward, gpu, nearest_rate(call)->tflops[which][backward]);
 }
 
-void dw__attention_seconds(const dw__gpu_kernel *kernel, const void *call,
-                           const dw__gpu_target *gpu, dw__gpu_seconds *result) {
+void dw__attention_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                           dw__kernel_seconds *result) {
     if (gpu->capability < 100)
         measured_seconds(kernel, call, gpu, DW__RATE_DEEPWELL, result);
     else /* the measurement is of another kernel */
@@ -90,26 +90,26 @@ void dw__attention_seconds(const dw__gpu_kernel *kernel, const void *call,
                  "takes it, as asked; proven on the emulator, not run on hardware");
 }
 
-static void cudnn_seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                          dw__gpu_seconds *result) {
+static void cudnn_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                          dw__kernel_seconds *result) {
     measured_seconds(kernel, call, gpu, DW__RATE_CUDNN, result);
 }
 
-static void flash_seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                          dw__gpu_seconds *result) {
+static void flash_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                          dw__kernel_seconds *result) {
     measured_seconds(kernel, call, gpu, DW__RATE_FLASH, result);
 }
 
-static void unknown_seconds(const dw__gpu_kernel *kernel, const void *call,
-                            const dw__gpu_target *gpu, dw__gpu_seconds *result) {
+static void unknown_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                            dw__kernel_seconds *result) {
     (void)kernel, (void)call, (void)gpu;
     snprintf(result->from, sizeof result->from, "takes it; not measured yet");
 }
 
 /* Bytes of scores and probabilities that are written and read: softmax accesses them four times in F32, and the matmuls
  * in two bytes. */
-static void math_seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                         dw__gpu_seconds *result) {
+static void math_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                         dw__kernel_seconds *result) {
     const bool backward = is_backward(kernel);
     const dw__attention_work work = dw__attention_work_of(call, backward);
     snprintf(result->from, sizeof result->from, "memory traffic of the stored scores");
@@ -163,14 +163,14 @@ static dw_status fused_supports(const dw_attention *c, int most_head_dim, int le
     return DW_OK;
 }
 
-static dw_status cudnn_supports(const dw__gpu_kernel *kernel, const void *call,
+static dw_status cudnn_supports(const dw__kernel *kernel, const void *call,
                                 const dw__gpu_target *gpu) {
     (void)kernel;
     return fused_supports(call, gpu->capability == 90 || gpu->capability >= 100 ? 256 : 128, 80,
                           gpu);
 }
 
-static dw_status flash_supports(const dw__gpu_kernel *kernel, const void *call,
+static dw_status flash_supports(const dw__kernel *kernel, const void *call,
                                 const dw__gpu_target *gpu) {
     const dw_attention *c = call;
     (void)kernel;
@@ -180,13 +180,13 @@ static dw_status flash_supports(const dw__gpu_kernel *kernel, const void *call,
     return DW_OK;
 }
 
-static dw_status efficient_supports(const dw__gpu_kernel *kernel, const void *call,
+static dw_status efficient_supports(const dw__kernel *kernel, const void *call,
                                     const dw__gpu_target *gpu) {
     (void)kernel;
     return fused_supports(call, 1 << 16, 50, gpu);
 }
 
-static dw_status math_supports(const dw__gpu_kernel *kernel, const void *call,
+static dw_status math_supports(const dw__kernel *kernel, const void *call,
                                const dw__gpu_target *gpu) {
     dw_attention c = *(const dw_attention *)call;
     (void)kernel, (void)gpu;
@@ -199,7 +199,7 @@ static dw_status math_supports(const dw__gpu_kernel *kernel, const void *call,
 
 #define TORCH_OPERATOR(which, called, known_as, from, races, limits, model, exactness)             \
     {                                                                                              \
-        .name = "torch." called, .backend = called, .label = known_as, .op = which,                \
+        .name = "torch." called, .backend = called, .label = known_as, .kind = which,              \
         .competes = races, .described = "PyTorch: " from, .supports = limits, .seconds = model,    \
         .tolerance = exactness                                                                     \
     }
@@ -215,7 +215,7 @@ static dw_status math_supports(const dw__gpu_kernel *kernel, const void *call,
             TORCH_OPERATOR(which, "math", "unfused attention", "unfused, scores in memory", false, \
                            math_supports, math_seconds, "rounds the scores, too"),                 \
     }
-const dw__gpu_kernel dw__torch_attention[2][DW__TORCH_ATTENTION] = {
-    TORCH_OPERATORS(DW__GPU_ATTENTION_FORWARD),
-    TORCH_OPERATORS(DW__GPU_ATTENTION_BACKWARD),
+const dw__kernel dw__torch_attention[2][DW__TORCH_ATTENTION] = {
+    TORCH_OPERATORS(DW__CALL_ATTENTION_FORWARD),
+    TORCH_OPERATORS(DW__CALL_ATTENTION_BACKWARD),
 };

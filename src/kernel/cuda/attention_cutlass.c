@@ -82,7 +82,7 @@ static dw_cutlass_attention translate(const dw_attention *c, int sm_count) {
 }
 
 /* Does not access memory. */
-static dw_status workspace_bytes(const dw__gpu_kernel *entry, const void *call,
+static dw_status workspace_bytes(const dw__kernel *entry, const void *call,
                                  const dw__context *context, size_t *bytes) {
     const dw_cutlass_kernel *kernel = entry->provided;
     const dw_cutlass_attention made = translate(call, context ? context->sm_count : 0);
@@ -92,8 +92,7 @@ static dw_status workspace_bytes(const dw__gpu_kernel *entry, const void *call,
     return dw__cutlass_status(kernel, kernel->workspace_bytes(&made, bytes));
 }
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     size_t bytes;
     DW_RETURN_IF_FAILED(dw__cutlass_is_for(kernel->provided, gpu));
     DW_RETURN_IF_FAILED(dw__attention_check(call, DW__ATTENTION_FORWARD, false));
@@ -102,7 +101,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
 
 /* CUTLASS's library loads its own kernels. A variant here only stands for a first-use check: of a head dimension, with
  * or without a mask. */
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw_attention *c = call;
     const dw__attention_shape shape = {.head_dim = (uint64_t)c->head_dim, .window = is_causal(c)};
@@ -116,17 +115,17 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     return dw__cutlass_status(kernel, kernel->launch(&made, c->workspace, c->stream));
 }
 
-static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                    dw__gpu_seconds *result) {
+static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__kernel_seconds *result) {
     (void)kernel, (void)call, (void)gpu;
     snprintf(result->from, sizeof result->from, "used only by its name; not measured");
 }
 
-const dw__gpu_kernel dw__cutlass_attention = {
+const dw__kernel dw__cutlass_attention = {
     .backend = "cutlass",
     .asked_for = true,
     .described = "CUTLASS, an optional library",
-    .op = DW__GPU_ATTENTION_FORWARD,
+    .kind = DW__CALL_ATTENTION_FORWARD,
     .operation = "attention forward",
     .needs = "head dimension 64 or 128; 16-byte rows",
     .supports = supports,

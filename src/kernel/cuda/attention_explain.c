@@ -89,13 +89,14 @@ typedef struct classes {
 
 static dw__gpu_query query_of(const dw_attention *call, bool gradients,
                               const dw__gpu_target *target, const char *gpu, classes *names) {
-    dw__gpu_query q = {.call = call,
-                       .passes = gradients ? 2 : 1,
-                       .op = {gradients ? DW__GPU_ATTENTION_BACKWARD : DW__GPU_ATTENTION_FORWARD,
-                              DW__GPU_ATTENTION_FORWARD},
-                       .target = target,
-                       .gpu = gpu,
-                       .unmeasured = dw__attention_why_unmeasured(call)};
+    dw__gpu_query q = {
+        .call = call,
+        .passes = gradients ? 2 : 1,
+        .kind = {gradients ? DW__CALL_ATTENTION_BACKWARD : DW__CALL_ATTENTION_FORWARD,
+                 DW__CALL_ATTENTION_FORWARD},
+        .target = target,
+        .gpu = gpu,
+        .unmeasured = dw__attention_why_unmeasured(call)};
     for (int pass = 0; pass < DW__GPU_PASSES; pass++) {
         name_class(call, gradients && pass == 0, names->text[pass], sizeof names->text[pass]);
         q.shape_class[pass] = names->text[pass];

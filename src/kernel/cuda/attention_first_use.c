@@ -151,12 +151,12 @@ static void place_buffers(dw__trial *t) {
 }
 
 static dw_status place(dw__trial *t) {
-    const dw__gpu_kernel *kernel = t->variant->kernel;
+    const dw__kernel *kernel = t->variant->kernel;
     dw__attention_workspace workspace = {0};
     state *s = t->state;
     s->shape = dw__attention_unpack(t->variant->params);
-    s->pass =
-        kernel->op == DW__GPU_ATTENTION_BACKWARD ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD;
+    s->pass = kernel->kind == DW__CALL_ATTENTION_BACKWARD ? DW__ATTENTION_BACKWARD
+                                                          : DW__ATTENTION_FORWARD;
     s->call = make_call(t);
     place_buffers(t);
     if (s->shape.packed) s->call.offsets_q = offsets[0]; /* a non-NULL address; never read */

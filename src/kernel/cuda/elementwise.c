@@ -62,7 +62,7 @@ cleanup:
 
 /* ---- calls ---------------------------------------------------------------------------------------- */
 
-static bool is_supported_op(dw_op op) {
+static bool computes(dw_op op) {
     return op == DW_OP_FUSED || op == DW_OP_RANDOM_UNIFORM || dw_op_is_elementwise(op);
 }
 
@@ -115,10 +115,8 @@ static bool have_one_shape(const dw__tensor *a, const dw__tensor *b) {
     return same;
 }
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    if (!is_supported_op(c->op)) return dw__gpu_wrong_operation(kernel, c);
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     for (uint32_t o = 1; o < c->output_count; o++)
         if (!have_one_shape(&c->outputs[0], &c->outputs[o]))
@@ -136,7 +134,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     return DW_OK;
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw_status status = DW_OK;
@@ -160,7 +158,7 @@ cleanup:
     return status;
 }
 
-static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     (void)kernel;
     points->code = (dw__jit_variant){.source = "elementwise",
@@ -209,10 +207,11 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     });
 }
 
-const dw__gpu_kernel dw__gpu_elementwise = {
+const dw__kernel dw__gpu_elementwise = {
     .name = "elementwise",
     .backend = "deepwell",
-    .op = DW__GPU_OPERATION,
+    .kind = DW__CALL_OPERATION,
+    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "elementwise operations and fused programs of them",
     .source = "src/kernel/cuda/elementwise_source.c, cuda/common/elementwise.cuh",

@@ -44,7 +44,7 @@ float dw__trial_normal(uint64_t seed, uint32_t stream, size_t at) {
 
 /* The name of the compiled variant, or of the entry if a library compiles the kernel. */
 static dw_status name_variant(const dw__trial *t, dw__text *name) {
-    const dw__gpu_kernel *kernel = t->variant->kernel;
+    const dw__kernel *kernel = t->variant->kernel;
     dw__entry_point points[DW__ENTRY_POINTS] = {0};
     if (kernel->entry_points)
         DW_RETURN_IF_FAILED(

@@ -91,11 +91,12 @@ static dw_gather_params params_of(const dw__operation_call *call) {
 
 /* ---- the entry ----------------------------------------------------------------------------------------- */
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static bool computes(dw_op op) {
+    return op == DW_OP_TAKE || op == DW_OP_TAKE_ALONG || scatters(op);
+}
+
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    if (c->op != DW_OP_TAKE && c->op != DW_OP_TAKE_ALONG && !scatters(c->op))
-        return dw__gpu_wrong_operation(kernel, c);
     if (c->op == DW_OP_SCATTER_ADD &&
         !(dw__tensor_is_contiguous(&c->inputs[0]) && dw__tensor_is_contiguous(&c->inputs[1])))
         return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous indexes and addends",
@@ -103,7 +104,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     return dw__gpu_kernel_computes(kernel, c, gpu);
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     const uint64_t type = (uint64_t)dw__gpu_element(elements_of(c)->dtype),
@@ -126,7 +127,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     });
 }
 
-static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     (void)kernel;
     points->code = (dw__jit_variant){.source = "common/gather.cu",
@@ -166,10 +167,11 @@ static void example(uint64_t params, int index, dw__call *c) {
                     .outputs = {is_scatter ? whole : part}};
 }
 
-const dw__gpu_kernel dw__gpu_gather = {
+const dw__kernel dw__gpu_gather = {
     .name = "gather",
     .backend = "deepwell",
-    .op = DW__GPU_OPERATION,
+    .kind = DW__CALL_OPERATION,
+    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "take, take_along, scatter_add, put_along_add",
     .source = "cuda/common/gather.cu",

@@ -298,13 +298,12 @@ static dw_status enqueue_reference(const void *call, const dw__context *context,
 
 /* ---- kernels --------------------------------------------------------------------------------------- */
 
-static const dw__gpu_kernel *kernel_for(const dw_gemm *call) {
+static const dw__kernel *kernel_for(const dw_gemm *call) {
     return call->quantized ? &dw__sm100_gemm_scaled : &dw__sm100_gemm;
 }
 static bool runs_on(int capability) { return capability == 100 || capability == 103; }
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     DW_RETURN_IF_FAILED(dw__gemm_check(call, false));
     if (!runs_on(gpu->capability))
         return dw__fail(DW_TYPE, "its kernels are for sm_100f (B200, B300), not for %s", gpu->name);
@@ -312,7 +311,7 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     return dw__fail(DW_TYPE, "%s multiplies %s", kernel->name, kernel->elements);
 }
 
-static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {
     const dw__gemm_shape shape = dw__gemm_unpack(params);
     (void)kernel, (void)capability;
@@ -321,7 +320,7 @@ static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint
     return DW_OK;
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__gemm_shape shape = dw__gemm_shape_of(call, context->sm_count);
     return dw__variant_of(context, kernel, dw__gemm_pack(shape), variant);
@@ -329,12 +328,12 @@ static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const d
 
 #define SM100_GEMM                                                                                 \
     .backend = "deepwell", .label = "Deepwell", .described = "ours, CUDA C for sm_100f",           \
-    .op = DW__GPU_GEMM, .proof = DW__PROVEN_ON_EMULATOR, .asked_for = true,                        \
+    .kind = DW__CALL_GEMM, .proof = DW__PROVEN_ON_EMULATOR, .asked_for = true,                     \
     .architectures = "sm_100f (B200, B300)", .supports = supports,                                 \
     .seconds = dw__gemm_kernel_seconds, .describe_tile = dw__gemm_describe_tile,                   \
     .prepare = prepare, .enqueue = enqueue, .entry_points = entry_points,                          \
     .first_use = &dw__gemm_first_use, .tolerance = "sums in F32, then D's rounding, against FP64"
-const dw__gpu_kernel dw__sm100_gemm = {
+const dw__kernel dw__sm100_gemm = {
     SM100_GEMM,
     .name = "sm100_gemm",
     .operation = "GEMM with bias, GELU, SwiGLU, residual",
@@ -342,7 +341,7 @@ const dw__gpu_kernel dw__sm100_gemm = {
     .elements = "BF16, F16; D also F32, MXFP8",
     .needs = "16-byte rows",
 };
-const dw__gpu_kernel dw__sm100_gemm_scaled = {
+const dw__kernel dw__sm100_gemm_scaled = {
     SM100_GEMM,
     .name = "sm100_gemm_scaled",
     .operation = "GEMM of MXFP8, NVFP4 or MXFP4 operands, with the same epilogue",
@@ -382,7 +381,7 @@ dw__gemm_case dw__gemm_case_of(const dw__variant *variant) {
 
 enum { REFERENCE_F16 = 1, REFERENCE_F32_OUTPUT = 2 };
 
-static dw_status reference_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status reference_points(const dw__kernel *kernel, int capability, uint64_t params,
                                   dw__entry_point points[DW__ENTRY_POINTS]) {
     (void)kernel;
     points[0].code = dw__gemm_reference_variant(capability, params & REFERENCE_F16,
@@ -390,7 +389,7 @@ static dw_status reference_points(const dw__gpu_kernel *kernel, int capability, 
     return DW_OK;
 }
 
-static dw_status prepare_reference(const dw__gpu_kernel *kernel, const void *call,
+static dw_status prepare_reference(const dw__kernel *kernel, const void *call,
                                    const dw__context *context, const dw__variant **variant) {
     const dw_gemm *c = call;
     return dw__variant_of(context, kernel,
@@ -399,10 +398,10 @@ static dw_status prepare_reference(const dw__gpu_kernel *kernel, const void *cal
                           variant);
 }
 
-const dw__gpu_kernel dw__reference_gemm = {
+const dw__kernel dw__reference_gemm = {
     .name = "reference_gemm",
     .backend = "deepwell",
-    .op = DW__GPU_GEMM,
+    .kind = DW__CALL_GEMM,
     .proof = DW__MEASURED_ON_HARDWARE,
     .source = "cuda/common/gemm_reference.cu",
     .prepare = prepare_reference,
@@ -421,11 +420,11 @@ dw_status dw__gemm_run_reference(const dw_gemm *call, const dw__context *context
 /* A checked call, its kernel, and the context in which the kernel runs. */
 typedef struct job {
     dw_gemm call;
-    const dw__gpu_kernel *kernel;
+    const dw__kernel *kernel;
     const dw__context *context;
 } job;
 
-dw_status dw__gemm_context(const dw_device *device, const dw__gpu_kernel *kernel,
+dw_status dw__gemm_context(const dw_device *device, const dw__kernel *kernel,
                            const dw__context **context) {
     DW_RETURN_IF_FAILED(dw__gpu_context(device, "GEMM", context));
     if (kernel->provided) return dw__cutlass_runs_in(kernel->provided, *context);
@@ -449,7 +448,7 @@ static dw_status find_kernel(job *j) {
     const char *name = j->call.kernel;
     j->kernel = kernel_for(&j->call);
     if (!name || strcmp(name, j->kernel->name) == 0) return DW_OK;
-    DW_RETURN_IF_FAILED(dw__gpu_kernel_provided(DW__GPU_GEMM, name, j->kernel->name, &j->kernel));
+    DW_RETURN_IF_FAILED(dw__gpu_kernel_provided(DW__CALL_GEMM, name, j->kernel->name, &j->kernel));
     return dw__gemm_is_empty(&j->call) ? DW_OK
                                        : dw__gemm_cutlass_supports(&j->call, j->kernel->provided);
 }

@@ -32,7 +32,7 @@ dw_status dw__gemm_cutlass_supports(const dw_gemm *c, const dw_cutlass_kernel *k
     return check_size(kernel, "k", c->k, multiple_of_k(kernel->scheme));
 }
 
-static dw_status supports_gemm(const dw__gpu_kernel *entry, const void *call,
+static dw_status supports_gemm(const dw__kernel *entry, const void *call,
                                const dw__gpu_target *gpu) {
     const dw_cutlass_kernel *kernel = entry->provided;
     DW_RETURN_IF_FAILED(dw__cutlass_is_for(kernel, gpu));
@@ -40,7 +40,7 @@ static dw_status supports_gemm(const dw__gpu_kernel *entry, const void *call,
     return dw__gemm_scheme_a(call) == kernel->scheme ? status : DW_TYPE;
 }
 
-static dw_status supports_groups(const dw__gpu_kernel *entry, const void *call,
+static dw_status supports_groups(const dw__kernel *entry, const void *call,
                                  const dw__gpu_target *gpu) {
     const dw_cutlass_kernel *kernel = entry->provided;
     const dw_grouped_gemm *c = call;
@@ -108,12 +108,12 @@ static dw_status ask_bytes(const dw_cutlass_kernel *kernel, const void *call, si
     return dw__cutlass_status(kernel, kernel->workspace_bytes(call, bytes));
 }
 
-static dw_status gemm_bytes(const dw__gpu_kernel *kernel, const void *call,
-                            const dw__context *context, size_t *bytes) {
+static dw_status gemm_bytes(const dw__kernel *kernel, const void *call, const dw__context *context,
+                            size_t *bytes) {
     const dw_cutlass_gemm made = translate(call, kernel->provided, context->sm_count);
     return ask_bytes(kernel->provided, &made, bytes);
 }
-static dw_status groups_bytes(const dw__gpu_kernel *kernel, const void *call,
+static dw_status groups_bytes(const dw__kernel *kernel, const void *call,
                               const dw__context *context, size_t *bytes) {
     const dw_cutlass_grouped made = translate_groups(call, context->sm_count);
     return ask_bytes(kernel->provided, &made, bytes);
@@ -138,12 +138,12 @@ static dw_status enqueue_groups(const void *call, const dw__context *context,
 
 /* CUTLASS's library loads its own kernels. A variant here only stands for a first-use check, with or without a
  * residual. */
-static dw_status prepare_gemm(const dw__gpu_kernel *kernel, const void *call,
+static dw_status prepare_gemm(const dw__kernel *kernel, const void *call,
                               const dw__context *context, const dw__variant **variant) {
     const dw_gemm *c = call;
     return dw__variant_of(context, kernel, c->residual.data != NULL, variant);
 }
-static dw_status prepare_groups(const dw__gpu_kernel *kernel, const void *call,
+static dw_status prepare_groups(const dw__kernel *kernel, const void *call,
                                 const dw__context *context, const dw__variant **variant) {
     (void)call;
     return dw__variant_of(context, kernel, 0, variant);
@@ -177,8 +177,8 @@ dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant) {
     return made;
 }
 
-static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                    dw__gpu_seconds *result) {
+static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__kernel_seconds *result) {
     const char *how = "used only if a call names it";
     if (kernel->provided && supports_gemm(kernel, call, gpu) == DW_OK)
         snprintf(result->from, sizeof result->from, "%s: dw_gemm.kernel = \"%s\"", how,
@@ -187,12 +187,12 @@ static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gp
         snprintf(result->from, sizeof result->from, "%s", how);
 }
 
-const dw__gpu_kernel dw__cutlass_gemm = {
+const dw__kernel dw__cutlass_gemm = {
     .backend = "cutlass",
     .asked_for = true,
     .described = "CUTLASS, an optional library",
     .seconds = seconds,
-    .op = DW__GPU_GEMM,
+    .kind = DW__CALL_GEMM,
     .operation = "gemm",
     .needs = "16-byte rows",
     .supports = supports_gemm,
@@ -202,10 +202,10 @@ const dw__gpu_kernel dw__cutlass_gemm = {
     .first_use = &dw__gemm_first_use,
     .tolerance = "sums in F32, then D's rounding, against FP64",
 };
-const dw__gpu_kernel dw__cutlass_grouped_gemm = {
+const dw__kernel dw__cutlass_grouped_gemm = {
     .backend = "cutlass",
     .asked_for = true,
-    .op = DW__GPU_GROUPED_GEMM,
+    .kind = DW__CALL_GROUPED_GEMM,
     .operation = "grouped GEMM",
     .needs = "16-byte rows",
     .supports = supports_groups,

@@ -36,8 +36,8 @@ static dw__gemm_cost cost_of(const dw_gemm *call, const dw__gpu_target *gpu,
     return dw__gemm_cost_of(call, shape, gpu->sm_count);
 }
 
-void dw__gemm_kernel_seconds(const dw__gpu_kernel *kernel, const void *call,
-                             const dw__gpu_target *gpu, dw__gpu_seconds *result) {
+void dw__gemm_kernel_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                             dw__kernel_seconds *result) {
     dw__gemm_shape shape;
     (void)kernel;
     snprintf(result->from, sizeof result->from, "the least by counted work, nothing measured");
@@ -46,7 +46,7 @@ void dw__gemm_kernel_seconds(const dw__gpu_kernel *kernel, const void *call,
     result->seconds = least_seconds(call, gpu, &a);
 }
 
-json_t *dw__gemm_describe_tile(const dw__gpu_kernel *kernel, const void *call,
+json_t *dw__gemm_describe_tile(const dw__kernel *kernel, const void *call,
                                const dw__gpu_target *gpu) {
     dw__gemm_shape shape;
     (void)kernel;
@@ -63,24 +63,24 @@ json_t *dw__gemm_describe_tile(const dw__gpu_kernel *kernel, const void *call,
 
 static bool is_dense(const dw_gemm *c) { return !c->quantized && !c->quantized_d; }
 
-static dw_status cublas_supports(const dw__gpu_kernel *kernel, const void *call,
+static dw_status cublas_supports(const dw__kernel *kernel, const void *call,
                                  const dw__gpu_target *gpu) {
     (void)kernel, (void)gpu;
     if (is_dense(call)) return DW_OK;
     return dw__fail(DW_UNSUPPORTED, "nothing in the library brings codes and block scales to it");
 }
 
-static void cublas_seconds(const dw__gpu_kernel *kernel, const void *call,
-                           const dw__gpu_target *gpu, dw__gpu_seconds *result) {
+static void cublas_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                           dw__kernel_seconds *result) {
     (void)kernel, (void)call, (void)gpu;
     snprintf(result->from, sizeof result->from, "takes it; not measured");
 }
 
-const dw__gpu_kernel dw__torch_gemm = {
+const dw__kernel dw__torch_gemm = {
     .name = "torch.cublas",
     .backend = "cublas",
     .label = "cuBLAS",
-    .op = DW__GPU_GEMM,
+    .kind = DW__CALL_GEMM,
     .described = "PyTorch: cuBLAS, the epilogue apart",
     .supports = cublas_supports,
     .seconds = cublas_seconds,
@@ -100,15 +100,15 @@ dw_status dw_gemm_explain(const dw_gemm *given, const char *target, char **json)
     const dw_status status = dw__gemm_check(&call, false);
     if (status != DW_OK && status != DW_UNSUPPORTED) return status;
     DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, call.device, "sm_100a", &at));
-    dw__gpu_candidates_of(DW__GPU_GEMM, &call, &at.target, &candidates);
-    const dw__gpu_kernel *own = candidates.kernels[0];
+    dw__gpu_candidates_of(DW__CALL_GEMM, &call, &at.target, &candidates);
+    const dw__kernel *own = candidates.kernels[0];
     const bool runs = own->supports(own, &call, &at.target) == DW_OK, dense = is_dense(&call);
     if (runs)
         snprintf(because, sizeof because, "Deepwell's is %s: it is used only on request (%s)",
                  dw__gpu_kernel_proof(own), dense ? asking : "dw_gemm_run");
     const work w = work_of(&call);
     return dw__gpu_explain(
-        &(dw__gpu_query){.call = &call, .passes = 1, .op = {DW__GPU_GEMM}, .target = &at.target},
+        &(dw__gpu_query){.call = &call, .passes = 1, .kind = {DW__CALL_GEMM}, .target = &at.target},
         &(dw__gpu_explanation){.operation = "gemm",
                                .shape = dw__gemm_describe(&call, shape, sizeof shape),
                                .flops = w.flops,

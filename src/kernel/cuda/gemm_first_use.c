@@ -113,7 +113,7 @@ static const void *call_of(state *s) {
 }
 
 static dw_status place(dw__trial *t) {
-    const dw__gpu_kernel *kernel = t->variant->kernel;
+    const dw__kernel *kernel = t->variant->kernel;
     state *s = t->state;
     size_t workspace = 0;
     s->given =

@@ -6,7 +6,7 @@
 typedef struct job {
     dw_grouped_gemm call;
     bool empty;
-    const dw__gpu_kernel *kernel; /* dw__sm100_gemm, or one of CUTLASS's kernels for groups */
+    const dw__kernel *kernel; /* dw__sm100_gemm, or one of CUTLASS's kernels for groups */
     const dw__context *context;
 } job;
 
@@ -68,7 +68,7 @@ static dw_status find_kernel(job *j) {
     j->kernel = &dw__sm100_gemm;
     if (!name || strcmp(name, j->kernel->name) == 0) return DW_OK;
     DW_RETURN_IF_FAILED(
-        dw__gpu_kernel_provided(DW__GPU_GROUPED_GEMM, name, j->kernel->name, &j->kernel));
+        dw__gpu_kernel_provided(DW__CALL_GROUPED_GEMM, name, j->kernel->name, &j->kernel));
     return j->empty ? DW_OK : j->kernel->supports(j->kernel, &j->call, NULL);
 }
 
@@ -101,7 +101,7 @@ static dw_status run_reference(const job *j, const dw_gemm *one) {
 
 static dw_status run(const job *j) {
     const dw_grouped_gemm *c = &j->call;
-    const dw__gpu_kernel *kernel = j->kernel;
+    const dw__kernel *kernel = j->kernel;
     const dw__variant *variant;
     size_t needed;
     if (!kernel->provided) return for_each(j, run_own);

@@ -106,7 +106,7 @@ dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attenti
 
 /* ---- kernels ----------------------------------------------------------------------------------- */
 
-extern const dw__gpu_kernel dw__sm90_attention_forward, dw__sm90_attention_backward,
+extern const dw__kernel dw__sm90_attention_forward, dw__sm90_attention_backward,
     dw__sm100_attention_forward;
 /* Entry points of backward's variants. */
 enum { DW__ATTENTION_MAIN, DW__ATTENTION_PREPARE, DW__ATTENTION_FINISH };
@@ -119,11 +119,11 @@ dw_status dw__attention_run_reference(const dw_attention *call, const dw__contex
     "twice the error of rounding P, dS and results to the type, against FP64"
 
 /* attention_cutlass.c: each of CUTLASS's kernels has an entry like this one, with its own name and description. */
-extern const dw__gpu_kernel dw__cutlass_attention;
+extern const dw__kernel dw__cutlass_attention;
 /* attention_cost.c: the operators behind PyTorch's scaled_dot_product_attention. There are DW__TORCH_ATTENTION for each
  * pass. */
 enum { DW__TORCH_ATTENTION = 4 };
-extern const dw__gpu_kernel dw__torch_attention[2][DW__TORCH_ATTENTION];
+extern const dw__kernel dw__torch_attention[2][DW__TORCH_ATTENTION];
 
 extern const dw__first_use dw__attention_first_use; /* attention_first_use.c */
 
@@ -138,8 +138,8 @@ dw__attention_work dw__attention_work_of(const dw_attention *call, bool backward
 /* Why no alternative to our kernels is measured for a call; NULL: some are. */
 const char *dw__attention_why_unmeasured(const dw_attention *call);
 /* The cost model of our kernels. */
-void dw__attention_seconds(const dw__gpu_kernel *kernel, const void *call,
-                           const dw__gpu_target *gpu, dw__gpu_seconds *result);
+void dw__attention_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                           dw__kernel_seconds *result);
 
 /* One row of measurements: TFLOP/s of deepwell, cudnn and flash; index 0 is forward, 1 is backward. */
 enum { DW__RATE_DEEPWELL, DW__RATE_CUDNN, DW__RATE_FLASH, DW__RATES };

@@ -11,11 +11,11 @@ typedef struct judgement {
     bool runs;
     bool fits; /* the measurement was made with the versions that the query requires */
     char reason[1024];
-    dw__gpu_seconds expected;
+    dw__kernel_seconds expected;
     double measured, error; /* seconds; measured 0: not measured */
 } judgement;
 
-static void judge(const dw__gpu_query *q, int pass, const dw__gpu_kernel *kernel, judgement *j) {
+static void judge(const dw__gpu_query *q, int pass, const dw__kernel *kernel, judgement *j) {
     dw__tuned found;
     *j = (judgement){0};
     j->runs = kernel->supports(kernel, q->call, q->target) == DW_OK;
@@ -103,7 +103,7 @@ void dw__gpu_choose(const dw__gpu_query *q, dw__gpu_choice *made) {
     dw__gpu_candidates passes[DW__GPU_PASSES];
     judgement judged[DW__GPU_CANDIDATES];
     for (int pass = 0; pass < q->passes; pass++)
-        dw__gpu_candidates_of(q->op[pass], q->call, q->target, &passes[pass]);
+        dw__gpu_candidates_of(q->kind[pass], q->call, q->target, &passes[pass]);
     for (size_t i = 0; i < passes[0].count; i++) judge_passes(q, passes, i, &judged[i]);
     if (q->refused) {
         judged[0].runs = false;
@@ -118,8 +118,8 @@ void dw__gpu_choose(const dw__gpu_query *q, dw__gpu_choice *made) {
 static json_t *number_or_null(double value) { return value > 0.0 ? json_real(value) : json_null(); }
 
 /* Adds "proof" for kernels that run only on request, and "tile" for kernels that choose one. */
-static json_t *describe(const dw__gpu_query *q, const dw__gpu_kernel *k, const judgement *j) {
-    const dw__gpu_seconds *e = &j->expected;
+static json_t *describe(const dw__gpu_query *q, const dw__kernel *k, const judgement *j) {
+    const dw__kernel_seconds *e = &j->expected;
     const char *kind = !(e->seconds > 0.0) ? NULL : e->measured ? "measured" : "estimated";
     const char *shown = dw__gpu_kernel_proof(k);
     json_t *proof = !k->asked_for ? NULL : shown ? json_string(shown) : json_null();
@@ -141,12 +141,12 @@ static json_t *describe(const dw__gpu_query *q, const dw__gpu_kernel *k, const j
 /* Returns the first of the optional library's kernels for calls of this kind and this target, whether it supports this
  * call or not. */
 static json_t *describe_provided(const dw__gpu_query *q, const dw__gpu_explanation *e) {
-    const dw__gpu_kernel *all, *found = NULL;
+    const dw__kernel *all, *found = NULL;
     judgement j = {0};
     size_t count = 0;
     dw_status status = dw__gpu_kernels_provided(&all, &count);
     for (size_t i = 0; status == DW_OK && i < count && !found; i++) {
-        if (all[i].op != e->provided->op) continue;
+        if (all[i].kind != e->provided->kind) continue;
         const dw_status one = all[i].supports(&all[i], q->call, q->target);
         if (one == DW_TYPE) continue; /* it is for other operands or another GPU */
         found = &all[i];
@@ -155,11 +155,11 @@ static json_t *describe_provided(const dw__gpu_query *q, const dw__gpu_explanati
     if (status == DW_OK && !found)
         status = dw__fail(DW_UNSUPPORTED, "none of its kernels is for %s on %s", e->operands,
                           q->target->name);
-    if (found && found->op != q->op[0])
+    if (found && found->kind != q->kind[0])
         status = dw__fail(DW_UNSUPPORTED, "%s is of forward", found->name);
     j.runs = status == DW_OK;
     if (!j.runs) snprintf(j.reason, sizeof j.reason, "%s", dw_last_error());
-    const dw__gpu_kernel *kernel = found ? found : e->provided;
+    const dw__kernel *kernel = found ? found : e->provided;
     kernel->seconds(kernel, q->call, q->target, &j.expected);
     return describe(q, kernel, &j);
 }
@@ -178,9 +178,9 @@ dw_status dw__gpu_explain(const dw__gpu_query *q, const dw__gpu_explanation *e,
     } else {
         dw__gpu_choose(q, &made);
     }
-    dw__gpu_candidates_of(q->op[0], q->call, target, &all);
+    dw__gpu_candidates_of(q->kind[0], q->call, target, &all);
     for (size_t i = 0; i < all.count && !lost; i++) {
-        const dw__gpu_kernel *k = all.kernels[i];
+        const dw__kernel *k = all.kernels[i];
         judgement j;
         judge(q, 0, k, &j);
         lost = json_array_append_new(rows, describe(q, k, &j)) != 0;

@@ -97,20 +97,20 @@ dw__jit_variant dw__gemm_reference_variant(int capability, bool f16, bool f32_ou
 
 /* ---- gemm.c: kernels --------------------------------------------------------------------------- */
 
-extern const dw__gpu_kernel dw__sm100_gemm, dw__sm100_gemm_scaled;
+extern const dw__kernel dw__sm100_gemm, dw__sm100_gemm_scaled;
 /* The reference: GEMM by its definition, for dense operands on any GPU. It runs only if the first-use check refused the
  * fast kernel. */
-extern const dw__gpu_kernel dw__reference_gemm;
+extern const dw__kernel dw__reference_gemm;
 
 /* gemm_explain.c: PyTorch's kernel, and the members of our entries that only explanations use. */
-extern const dw__gpu_kernel dw__torch_gemm;
-void dw__gemm_kernel_seconds(const dw__gpu_kernel *kernel, const void *call,
-                             const dw__gpu_target *gpu, dw__gpu_seconds *result);
-struct json_t *dw__gemm_describe_tile(const dw__gpu_kernel *kernel, const void *call,
+extern const dw__kernel dw__torch_gemm;
+void dw__gemm_kernel_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                             dw__kernel_seconds *result);
+struct json_t *dw__gemm_describe_tile(const dw__kernel *kernel, const void *call,
                                       const dw__gpu_target *gpu);
 
 /* Finds the device's context, in which the kernel runs. NULL means "cuda". */
-dw_status dw__gemm_context(const dw_device *device, const dw__gpu_kernel *kernel,
+dw_status dw__gemm_context(const dw_device *device, const dw__kernel *kernel,
                            const dw__context **context);
 /* Runs a checked, non-empty call with the reference. */
 dw_status dw__gemm_run_reference(const dw_gemm *call, const dw__context *context);
@@ -118,7 +118,7 @@ dw_status dw__gemm_run_reference(const dw_gemm *call, const dw__context *context
 /* ---- gemm_cutlass.c -------------------------------------------------------------------------- */
 
 /* Each of CUTLASS's kernels has an entry like one of these, with its own name and description. */
-extern const dw__gpu_kernel dw__cutlass_gemm, dw__cutlass_grouped_gemm;
+extern const dw__kernel dw__cutlass_gemm, dw__cutlass_grouped_gemm;
 /* Checks whether the kernel supports the call on the GPU that it is for. */
 dw_status dw__gemm_cutlass_supports(const dw_gemm *call, const dw_cutlass_kernel *kernel);
 

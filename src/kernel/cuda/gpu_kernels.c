@@ -1,3 +1,4 @@
+/* The GPU kernels of public calls and of the optional library, and the support table. */
 #include "kernel/cuda/gpu_kernels.h"
 #include "base/json.h"
 #include "deepwell/explain.h"
@@ -9,65 +10,23 @@
 
 const char dw__gpu_proof_emulator[] = "proven on the emulator, not run on hardware";
 
-const char *dw__gpu_kernel_proof(const dw__gpu_kernel *k) {
+const char *dw__gpu_kernel_proof(const dw__kernel *k) {
     if (k->shown) return k->shown;
     return k->proof == DW__MEASURED_ON_HARDWARE ? "tested and measured on an H200"
            : k->proof == DW__PROVEN_ON_EMULATOR ? dw__gpu_proof_emulator
                                                 : NULL;
 }
 
-/* ---- the registry ------------------------------------------------------------------------------------ */
+/* ---- candidates for a public call --------------------------------------------------------------------- */
 
-/* Deepwell's kernels come first. For each operation they are listed in order of preference. */
-const dw__gpu_kernel *const dw__gpu_kernels[] = {
-    &dw__sm90_attention_forward,
-    &dw__sm90_attention_backward,
-    &dw__sm100_gemm,
-    &dw__sm100_attention_forward,
-    &dw__sm100_gemm_scaled,
-    &dw__quantize_blocks,
-    &dw__softmax,
-    &dw__graph_attention,
-    &dw__graph_attention_backward,
-    &dw__graph_gemm,
-    &dw__gpu_elementwise,
-    &dw__gpu_move,
-    &dw__gpu_reduce,
-    &dw__gpu_gather,
-    &dw__gpu_matmul,
-    /* PyTorch's, which explanations know */
-    &dw__torch_attention[DW__ATTENTION_FORWARD][0],
-    &dw__torch_attention[DW__ATTENTION_FORWARD][1],
-    &dw__torch_attention[DW__ATTENTION_FORWARD][2],
-    &dw__torch_attention[DW__ATTENTION_FORWARD][3],
-    &dw__torch_attention[DW__ATTENTION_BACKWARD][0],
-    &dw__torch_attention[DW__ATTENTION_BACKWARD][1],
-    &dw__torch_attention[DW__ATTENTION_BACKWARD][2],
-    &dw__torch_attention[DW__ATTENTION_BACKWARD][3],
-    &dw__torch_gemm,
-};
-const unsigned dw__gpu_kernel_count = DW_COUNT(dw__gpu_kernels);
-
-dw_status dw__gpu_kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
-                             const dw__gpu_kernel **kernel) {
-    for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels); i++) {
-        const dw__gpu_kernel *k = dw__gpu_kernels[i];
-        if (k->op != DW__GPU_OPERATION || k->supports(k, call, gpu) != DW_OK) continue;
-        *kernel = k;
-        return DW_OK;
-    }
-    return dw__fail(DW_UNSUPPORTED, "no kernel for %s supports this call of %s; run it on the CPU",
-                    gpu->name, dw_op_name(call->call.op));
-}
-
-void dw__gpu_candidates_of(dw__gpu_op op, const void *call, const dw__gpu_target *target,
+void dw__gpu_candidates_of(dw__call_kind kind, const void *call, const dw__gpu_target *target,
                            dw__gpu_candidates *candidates) {
-    const dw__gpu_kernel *own = NULL;
+    const dw__kernel *own = NULL;
     bool supported = false;
     candidates->count = 0;
-    for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels); i++) {
-        const dw__gpu_kernel *k = dw__gpu_kernels[i];
-        if (k->op != op) continue;
+    for (size_t i = 0; i < dw__gpu_kernel_count; i++) {
+        const dw__kernel *k = dw__gpu_kernels[i];
+        if (k->kind != kind) continue;
         if (k->enqueue && supported) continue;
         /* Deepwell's kernel: the first that supports the call, or the first of all */
         if (k->enqueue) {
@@ -82,13 +41,13 @@ void dw__gpu_candidates_of(dw__gpu_op op, const void *call, const dw__gpu_target
 
 /* ---- kernels of the optional library ----------------------------------------------------------------- */
 
-static dw__gpu_kernel provided[DW__CUTLASS_KERNELS];
+static dw__kernel provided[DW__CUTLASS_KERNELS];
 static char provided_sources[DW__CUTLASS_KERNELS][256];
 static pthread_once_t provided_once = PTHREAD_ONCE_INIT;
 
 /* Entries of the optional library's kernels: copies of the family's entry with the library's names. */
 static void make_provided(void) {
-    static const dw__gpu_kernel *const families[] = {
+    static const dw__kernel *const families[] = {
         [DW_CUTLASS_GEMM] = &dw__cutlass_gemm,
         [DW_CUTLASS_GROUPED] = &dw__cutlass_grouped_gemm,
         [DW_CUTLASS_ATTENTION] = &dw__cutlass_attention,
@@ -114,7 +73,7 @@ static void make_provided(void) {
     }
 }
 
-dw_status dw__gpu_kernels_provided(const dw__gpu_kernel **kernels, size_t *count) {
+dw_status dw__gpu_kernels_provided(const dw__kernel **kernels, size_t *count) {
     const dw__cutlass *library;
     DW_RETURN_IF_FAILED(dw__cutlass_load(&library));
     pthread_once(&provided_once, make_provided);
@@ -123,12 +82,12 @@ dw_status dw__gpu_kernels_provided(const dw__gpu_kernel **kernels, size_t *count
     return DW_OK;
 }
 
-static dw_status fail_unknown(dw__gpu_op op, const char *name, const char *own, size_t count) {
+static dw_status fail_unknown(dw__call_kind kind, const char *name, const char *own, size_t count) {
     dw_status status = DW_OK;
     dw__text names = {0};
     DW_TRY(dw__text_printf(&names, "%s", own));
     for (size_t i = 0; i < count; i++)
-        if (provided[i].op == op) DW_TRY(dw__text_printf(&names, ", %s", provided[i].name));
+        if (provided[i].kind == kind) DW_TRY(dw__text_printf(&names, ", %s", provided[i].name));
     DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "kernel \"%s\" is not known for this; expected one of %s",
                     name, names.text));
 
@@ -137,9 +96,9 @@ cleanup:
     return status;
 }
 
-dw_status dw__gpu_kernel_provided(dw__gpu_op op, const char *name, const char *own,
-                                  const dw__gpu_kernel **kernel) {
-    const dw__gpu_kernel *all;
+dw_status dw__gpu_kernel_provided(dw__call_kind kind, const char *name, const char *own,
+                                  const dw__kernel **kernel) {
+    const dw__kernel *all;
     size_t count;
     if (dw__gpu_kernels_provided(&all, &count) != DW_OK) {
         char why[1024];
@@ -148,19 +107,19 @@ dw_status dw__gpu_kernel_provided(dw__gpu_op op, const char *name, const char *o
                         "kernel \"%s\" is not known for this; there is %s; %s", name, own, why);
     }
     for (size_t i = 0; i < count; i++) {
-        if (all[i].op != op || strcmp(all[i].name, name) != 0) continue;
+        if (all[i].kind != kind || strcmp(all[i].name, name) != 0) continue;
         *kernel = &all[i];
         return DW_OK;
     }
-    return fail_unknown(op, name, own, count);
+    return fail_unknown(kind, name, own, count);
 }
 
 /* ---- the support table ----------------------------------------------------------------------------------- */
 
-static json_t *row_of(const dw__gpu_kernel *k) {
-    const char *use = k->op == DW__GPU_OPERATION ? "used by the engine on a GPU"
-                      : k->asked_for             ? "used only on request, and checked at first use"
-                                                 : "used by default unless measured slower";
+static json_t *row_of(const dw__kernel *k) {
+    const char *use = k->kind == DW__CALL_OPERATION ? "used by the engine on a GPU"
+                      : k->asked_for ? "used only on request, and checked at first use"
+                                     : "used by default unless measured slower";
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "name", k->name, "operation",
                      k->operation, "source", k->source, "architectures", k->architectures,
                      "elements", k->elements, "needs", k->needs, "proof", dw__gpu_kernel_proof(k),
@@ -169,11 +128,11 @@ static json_t *row_of(const dw__gpu_kernel *k) {
 
 dw_status dw_gpu_kernels(char **json) {
     dw_status status = DW_OK;
-    const dw__gpu_kernel *more;
+    const dw__kernel *more;
     size_t count;
     json_t *rows = json_array();
     bool lost = !rows;
-    for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels) && !lost; i++)
+    for (size_t i = 0; i < dw__gpu_kernel_count && !lost; i++)
         if (dw__gpu_kernels[i]->enqueue)
             lost = json_array_append_new(rows, row_of(dw__gpu_kernels[i])) != 0;
     if (dw__gpu_kernels_provided(&more, &count) != DW_OK) count = 0;

@@ -1,55 +1,49 @@
-/* The registry of GPU kernels. Explanations, the command line and the tests of the documentation read it. */
+/* GPU kernels of the graph's operations, what they share, and the kernels of public calls. */
 #ifndef DW_GPU_KERNELS_H
 #define DW_GPU_KERNELS_H
 
 #include "kernel/gpu_kernel.h"
 
-extern const dw__gpu_kernel *const dw__gpu_kernels[];
-extern const unsigned dw__gpu_kernel_count;
-
 /* Kernels of the graph's operations. */
-extern const dw__gpu_kernel dw__softmax; /* softmax.c */
-extern const dw__gpu_kernel dw__graph_attention,
+extern const dw__kernel dw__softmax; /* softmax.c */
+extern const dw__kernel dw__graph_attention,
     dw__graph_attention_backward;                /* graph_attention.c */
-extern const dw__gpu_kernel dw__graph_gemm;      /* graph_gemm.c */
-extern const dw__gpu_kernel dw__gpu_elementwise; /* elementwise.c */
-extern const dw__gpu_kernel dw__gpu_move;        /* move.c */
-extern const dw__gpu_kernel dw__gpu_reduce;      /* reduce.c */
-extern const dw__gpu_kernel dw__gpu_gather;      /* gather.c */
-extern const dw__gpu_kernel dw__gpu_matmul;      /* gpu_matmul.c */
+extern const dw__kernel dw__graph_gemm;      /* graph_gemm.c */
+extern const dw__kernel dw__gpu_elementwise; /* elementwise.c */
+extern const dw__kernel dw__gpu_move;        /* move.c */
+extern const dw__kernel dw__gpu_reduce;      /* reduce.c */
+extern const dw__kernel dw__gpu_gather;      /* gather.c */
+extern const dw__kernel dw__gpu_matmul;      /* gpu_matmul.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 
 #define DW__GPU_ARCHITECTURES "sm_90a (H100, H200), sm_100f (B200, B300)"
 /* The architecture to compile for. */
 const char *dw__gpu_arch(int capability);
-/* DW_TYPE unless the kernel is for `gpu` (NULL: any) of DW__GPU_ARCHITECTURES. */
-dw_status dw__gpu_kernel_has(const dw__gpu_kernel *kernel, const dw__gpu_target *gpu);
-/* The same, and DW_TYPE if an operand or a result holds codes. */
-dw_status dw__gpu_kernel_computes(const dw__gpu_kernel *kernel, const dw__call *call,
+/* DW_TYPE unless the kernel is for `gpu` (NULL: any) of DW__GPU_ARCHITECTURES, or if an operand or a result holds
+ * codes. */
+dw_status dw__gpu_kernel_computes(const dw__kernel *kernel, const dw__call *call,
                                   const dw__gpu_target *gpu);
-/* DW_TYPE: the kernel does not compute the call's operation. */
-dw_status dw__gpu_wrong_operation(const dw__gpu_kernel *kernel, const dw__call *call);
 /* The cost model of kernels that memory bounds: the bytes of all tensors at the memory's rate, and a launch. */
-void dw__gpu_seconds_of_bytes(const dw__gpu_kernel *kernel, const void *call,
-                              const dw__gpu_target *gpu, dw__gpu_seconds *result);
+void dw__gpu_seconds_of_bytes(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                              dw__kernel_seconds *result);
 /* The number of an element type in defines and parameters (cuda/common/element_types.h). */
 int dw__gpu_element(dw_dtype dtype);
 
 /* Lists the kernels that may compute a call on a target: Deepwell's kernel (the first that supports the call, or the
  * first of all), then PyTorch's. */
-void dw__gpu_candidates_of(dw__gpu_op op, const void *call, const dw__gpu_target *target,
+void dw__gpu_candidates_of(dw__call_kind kind, const void *call, const dw__gpu_target *target,
                            dw__gpu_candidates *candidates);
 
 /* The kernels of the optional library, looked for once. DW_UNSUPPORTED: it is not there, and why. */
-dw_status dw__gpu_kernels_provided(const dw__gpu_kernel **kernels, size_t *count);
+dw_status dw__gpu_kernels_provided(const dw__kernel **kernels, size_t *count);
 /* Finds the library's kernel that a call names. Fails for an unknown name and lists the known ones: `own` (Deepwell's)
  * and the library's, or the reason why there is no library. */
-dw_status dw__gpu_kernel_provided(dw__gpu_op op, const char *name, const char *own,
-                                  const dw__gpu_kernel **kernel);
+dw_status dw__gpu_kernel_provided(dw__call_kind kind, const char *name, const char *own,
+                                  const dw__kernel **kernel);
 
 /* Returns where the kernel has been shown to be right; NULL for a library's kernel that does not say. */
-const char *dw__gpu_kernel_proof(const dw__gpu_kernel *kernel);
+const char *dw__gpu_kernel_proof(const dw__kernel *kernel);
 /* Proof of kernels whose hardware was never available. */
 extern const char dw__gpu_proof_emulator[];
 

@@ -44,10 +44,8 @@ static int64_t blocks_of(const dw_matmul_params *p) {
            ((p->n + DW_MATMUL_TILE - 1) / DW_MATMUL_TILE) * p->batches;
 }
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    if (c->op != DW_OP_MATMUL) return dw__gpu_wrong_operation(kernel, c);
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     if (!dw__dtype_is_float(c->inputs[0].dtype))
         return dw__fail(DW_TYPE, "%s: the element type is %s; expected bf16, f16, f32 or f64",
@@ -60,8 +58,8 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
 }
 
 /* Two FLOPs for each product, at the rate of FMA units: a sixteenth of the tensor cores' dense BF16. */
-static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                    dw__gpu_seconds *result) {
+static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__kernel_seconds *result) {
     const dw_matmul_params p = params_of(&((const dw__operation_call *)call)->call);
     (void)kernel;
     result->seconds = 4e-6 + 2.0 * (double)p.m * (double)p.n * (double)p.k * (double)p.batches /
@@ -69,7 +67,7 @@ static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gp
     snprintf(result->from, sizeof result->from, "estimate: FLOPs at the rate of FMA units");
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     const uint64_t type = (uint64_t)dw__gpu_element(c->inputs[0].dtype),
@@ -93,7 +91,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     });
 }
 
-static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     (void)kernel;
     points->code = (dw__jit_variant){
@@ -127,10 +125,11 @@ static void example(uint64_t params, int index, dw__call *c) {
     dw__tensor_set_contiguous(&c->outputs[0]);
 }
 
-const dw__gpu_kernel dw__gpu_matmul = {
+const dw__kernel dw__gpu_matmul = {
     .name = "matmul",
     .backend = "deepwell",
-    .op = DW__GPU_OPERATION,
+    .kind = DW__CALL_OPERATION,
+    .op = DW_OP_MATMUL,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "matmul",
     .source = "cuda/common/matmul.cu",

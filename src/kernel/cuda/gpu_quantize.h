@@ -36,7 +36,7 @@ static inline dw__quantize_shape dw__quantize_unpack(uint64_t params) {
 dw__jit_variant dw__quantize_variant(const dw__quantize_shape *shape, const char *entry,
                                      const char *arch);
 
-extern const dw__gpu_kernel dw__quantize_blocks;
+extern const dw__kernel dw__quantize_blocks;
 extern const dw__first_use dw__quantize_first_use; /* quantize_first_use.c */
 
 #endif

@@ -79,7 +79,7 @@ static dw_attention call_of(const dw__operation_call *given, size_t *used) {
     return a;
 }
 
-static const dw__gpu_kernel *kernel_of(const dw__call *c, int capability) {
+static const dw__kernel *kernel_of(const dw__call *c, int capability) {
     if (is_backward(c)) return &dw__sm90_attention_backward;
     return capability == 90 ? &dw__sm90_attention_forward : &dw__sm100_attention_forward;
 }
@@ -103,13 +103,11 @@ static bool all_have_rows(const dw__call *c) {
     return rows && dw__tensor_is_contiguous(lse);
 }
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
+static dw_status supports(const dw__kernel *kernel, const void *call,
                           const dw__gpu_target *gpu) {
     const dw__operation_call *given = call;
     const dw__call *c = &given->call;
     size_t used;
-    if (c->op != (kernel == &dw__graph_attention ? DW_OP_ATTENTION : DW_OP_ATTENTION_BACKWARD))
-        return dw__gpu_wrong_operation(kernel, c);
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     if (c->inputs[Q].shape[2] == 0 || c->inputs[K].shape[2] == 0)
         return dw__fail(DW_UNSUPPORTED, "%s: expected at least one query and one key",
@@ -131,14 +129,14 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
                         "contiguous lse",
                         kernel->name);
     const dw_attention a = call_of(given, &used);
-    const dw__gpu_kernel *by = kernel_of(c, gpu->capability);
+    const dw__kernel *by = kernel_of(c, gpu->capability);
     return by->supports(by, &a, gpu);
 }
 
-static dw_status workspace_bytes(const dw__gpu_kernel *kernel, const void *call,
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes) {
     const dw__operation_call *given = call;
-    const dw__gpu_kernel *by = kernel_of(&given->call, context->capability);
+    const dw__kernel *by = kernel_of(&given->call, context->capability);
     size_t used, own = 0;
     const dw_attention a = call_of(given, &used);
     (void)kernel;
@@ -147,10 +145,10 @@ static dw_status workspace_bytes(const dw__gpu_kernel *kernel, const void *call,
     return DW_OK;
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__operation_call *given = call;
-    const dw__gpu_kernel *by = kernel_of(&given->call, context->capability);
+    const dw__kernel *by = kernel_of(&given->call, context->capability);
     size_t used;
     const dw_attention a = call_of(given, &used);
     (void)kernel;
@@ -165,21 +163,23 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 
 /* No first-use check: the kernels that they call have theirs. */
 #define GRAPH_ATTENTION                                                                            \
-    .backend = "deepwell", .op = DW__GPU_OPERATION, .proof = DW__PROVEN_ON_EMULATOR,               \
+    .backend = "deepwell", .kind = DW__CALL_OPERATION, .proof = DW__PROVEN_ON_EMULATOR,               \
     .source = "src/kernel/cuda/graph_attention.c", .elements = "BF16, F16",                        \
     .needs = "no mask but causal and windows; what the attention kernels of the GPU need",         \
     .supports = supports, .workspace_bytes = workspace_bytes, .prepare = prepare,                  \
-    .enqueue = enqueue, .tolerance = DW__ATTENTION_TOLERANCE
+    .enqueue = enqueue, .strided_results = true, .tolerance = DW__ATTENTION_TOLERANCE
 
-const dw__gpu_kernel dw__graph_attention = {
+const dw__kernel dw__graph_attention = {
     GRAPH_ATTENTION,
     .name = "attention",
+    .op = DW_OP_ATTENTION,
     .operation = "attention forward",
     .architectures = DW__GPU_ARCHITECTURES,
 };
-const dw__gpu_kernel dw__graph_attention_backward = {
+const dw__kernel dw__graph_attention_backward = {
     GRAPH_ATTENTION,
     .name = "attention_backward",
+    .op = DW_OP_ATTENTION_BACKWARD,
     .operation = "attention backward",
     .architectures = "sm_90a (H100, H200)",
 };

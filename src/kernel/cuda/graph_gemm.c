@@ -38,12 +38,11 @@ static bool call_of(const dw__operation_call *given, dw_gemm *g) {
     return g->m > 0 && g->n > 0 && g->k > 0;
 }
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static bool computes(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL; }
+
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__operation_call *given = call;
     dw_gemm g;
-    if (!is_linear(&given->call) && given->call.op != DW_OP_MATMUL)
-        return dw__gpu_wrong_operation(kernel, &given->call);
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, &given->call, gpu));
     if (!call_of(given, &g))
         return dw__fail(
@@ -53,14 +52,14 @@ static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
     return dw__sm100_gemm.supports(&dw__sm100_gemm, &g, gpu);
 }
 
-static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                    dw__gpu_seconds *result) {
+static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__kernel_seconds *result) {
     dw_gemm g;
     (void)kernel;
     if (call_of(call, &g)) dw__sm100_gemm.seconds(&dw__sm100_gemm, &g, gpu, result);
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     dw_gemm g;
     (void)kernel;
@@ -74,10 +73,11 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     return dw__sm100_gemm.enqueue(&g, context, variant);
 }
 
-const dw__gpu_kernel dw__graph_gemm = {
+const dw__kernel dw__graph_gemm = {
     .name = "gemm",
     .backend = "deepwell",
-    .op = DW__GPU_OPERATION,
+    .kind = DW__CALL_OPERATION,
+    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "linear, and matmul with transpose_b",
     .source = "src/kernel/cuda/graph_gemm.c",

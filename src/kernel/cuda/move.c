@@ -179,37 +179,38 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 
 /* ---- the entry ---------------------------------------------------------------------------------------- */
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
-    const dw__call *c = &((const dw__operation_call *)call)->call;
-    int64_t shape[DW_MAX_RANK], from[DW_MAX_RANK], to[DW_MAX_RANK], offset;
-    int rank;
-    switch (c->op) {
-    case DW_OP_CONCAT:
-    case DW_OP_PAD:
-    case DW_OP_IOTA:
-    case DW_OP_CONSTANT:
-    case DW_OP_SIZE: break;
+static bool computes(dw_op op) {
+    switch (op) {
     case DW_OP_PERMUTE:
     case DW_OP_BROADCAST:
     case DW_OP_SLICE:
     case DW_OP_RESHAPE:
-        if (!copy_layout(c, &rank, shape, from, to, &offset))
-            return dw__fail(DW_UNSUPPORTED, "%s: a reshape with a contiguous operand or result",
-                            kernel->name);
-        break;
-    default: return dw__gpu_wrong_operation(kernel, c);
+    case DW_OP_CONCAT:
+    case DW_OP_PAD:
+    case DW_OP_IOTA:
+    case DW_OP_CONSTANT:
+    case DW_OP_SIZE: return true;
+    default: return false;
     }
+}
+
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    int64_t shape[DW_MAX_RANK], from[DW_MAX_RANK], to[DW_MAX_RANK], offset;
+    int rank;
+    if (c->op == DW_OP_RESHAPE && !copy_layout(c, &rank, shape, from, to, &offset))
+        return dw__fail(DW_UNSUPPORTED,
+                        "%s: expected a reshape with a contiguous operand or result", kernel->name);
     return dw__gpu_kernel_computes(kernel, c, gpu);
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     return dw__variant_of(context, kernel, dw_dtype_bytes(c->outputs[0].dtype), variant);
 }
 
-static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     (void)kernel;
     for (int i = 0; i < (int)DW_COUNT(entries); i++) {
@@ -242,10 +243,11 @@ static void example(uint64_t params, int index, dw__call *c) {
     dw__tensor_set_contiguous(&c->outputs[0]);
 }
 
-const dw__gpu_kernel dw__gpu_move = {
+const dw__kernel dw__gpu_move = {
     .name = "move",
     .backend = "deepwell",
-    .op = DW__GPU_OPERATION,
+    .kind = DW__CALL_OPERATION,
+    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "permute, broadcast, slice, reshape, concat, pad, constant, size, iota",
     .source = "cuda/common/move.cu",

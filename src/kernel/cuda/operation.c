@@ -5,7 +5,8 @@
 
 const char *dw__gpu_arch(int capability) { return capability == 90 ? "sm_90a" : "sm_100f"; }
 
-dw_status dw__gpu_kernel_has(const dw__gpu_kernel *kernel, const dw__gpu_target *gpu) {
+/* DW_TYPE unless the kernel is for `gpu` (NULL: any) of DW__GPU_ARCHITECTURES. */
+static dw_status is_for(const dw__kernel *kernel, const dw__gpu_target *gpu) {
     if (!gpu || gpu->capability == 90 || gpu->capability == 100 || gpu->capability == 103)
         return DW_OK;
     return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
@@ -14,7 +15,7 @@ dw_status dw__gpu_kernel_has(const dw__gpu_kernel *kernel, const dw__gpu_target 
 
 static bool is_code(const dw__tensor *t) { return t->rank >= 0 && dw__dtype_is_code(t->dtype); }
 
-dw_status dw__gpu_kernel_computes(const dw__gpu_kernel *kernel, const dw__call *call,
+dw_status dw__gpu_kernel_computes(const dw__kernel *kernel, const dw__call *call,
                                   const dw__gpu_target *gpu) {
     for (uint32_t i = 0; i < call->input_count + call->output_count; i++) {
         const dw__tensor *t =
@@ -25,19 +26,15 @@ dw_status dw__gpu_kernel_computes(const dw__gpu_kernel *kernel, const dw__call *
                             "compute in",
                             kernel->name, dw_dtype_name(t->dtype));
     }
-    return dw__gpu_kernel_has(kernel, gpu);
-}
-
-dw_status dw__gpu_wrong_operation(const dw__gpu_kernel *kernel, const dw__call *call) {
-    return dw__fail(DW_TYPE, "%s does not compute %s", kernel->name, dw_op_name(call->op));
+    return is_for(kernel, gpu);
 }
 
 static double bytes_of(const dw__tensor *t) {
     return t->rank < 0 ? 0.0 : (double)dw__tensor_bytes(t);
 }
 
-void dw__gpu_seconds_of_bytes(const dw__gpu_kernel *kernel, const void *call,
-                              const dw__gpu_target *gpu, dw__gpu_seconds *result) {
+void dw__gpu_seconds_of_bytes(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                              dw__kernel_seconds *result) {
     const double launch = 4e-6;
     const dw__call *c = &((const dw__operation_call *)call)->call;
     double bytes = 0.0;

@@ -167,7 +167,7 @@ dw__jit_variant dw__quantize_variant(const dw__quantize_shape *s, const char *en
 
 enum { BLOCKS, AMAX }; /* entry points; only NVFP4 has the second */
 
-static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {
     const dw__quantize_shape shape = dw__quantize_unpack(params);
     const char *arch = capability == 90 ? "sm_90a" : "sm_100f";
@@ -177,7 +177,7 @@ static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint
     return DW_OK;
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     return dw__variant_of(context, kernel, dw__quantize_pack(shape_of(call)), variant);
 }
@@ -225,18 +225,17 @@ static bool runs_on(int capability) {
     return capability == 90 || capability == 100 || capability == 103;
 }
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     DW_RETURN_IF_FAILED(dw__quantize_check(call, false));
     if (runs_on(gpu->capability)) return DW_OK;
     return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
                     gpu->name);
 }
 
-const dw__gpu_kernel dw__quantize_blocks = {
+const dw__kernel dw__quantize_blocks = {
     .name = "quantize_blocks",
     .backend = "deepwell",
-    .op = DW__GPU_QUANTIZE,
+    .kind = DW__CALL_QUANTIZE,
     .proof = DW__MEASURED_ON_HARDWARE,
     .asked_for = true,
     .operation = "quantization to MXFP8, MXFP4, NVFP4",
@@ -257,7 +256,7 @@ const dw__gpu_kernel dw__quantize_blocks = {
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
 static dw_status run(const dw_quantize *call, bool launching) {
-    const dw__gpu_kernel *kernel = &dw__quantize_blocks;
+    const dw__kernel *kernel = &dw__quantize_blocks;
     const dw__context *context;
     const dw__variant *variant;
     DW_RETURN_IF_FAILED(dw__gpu_context(call->device, "quantize", &context));

@@ -60,14 +60,14 @@ static int choose_lanes(const dw__iteration *kept, const dw__iteration *reduced)
     return reduced->count < 16 ? 1 : reduced->count <= 1024 ? 32 : DW_REDUCE_THREADS;
 }
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static bool computes(dw_op op) { return reduction_of(op) >= 0; }
+
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    if (reduction_of(c->op) < 0) return dw__gpu_wrong_operation(kernel, c);
     return dw__gpu_kernel_computes(kernel, c, gpu);
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw__iteration kept, reduced;
@@ -111,7 +111,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     });
 }
 
-static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     const reduce_variant v = unpack(params);
     (void)kernel;
@@ -153,10 +153,11 @@ static void example(uint64_t params, int index, dw__call *c) {
     dw__tensor_set_contiguous(&c->outputs[0]);
 }
 
-const dw__gpu_kernel dw__gpu_reduce = {
+const dw__kernel dw__gpu_reduce = {
     .name = "reduce",
     .backend = "deepwell",
-    .op = DW__GPU_OPERATION,
+    .kind = DW__CALL_OPERATION,
+    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "sum, max, min and product over axes",
     .source = "cuda/common/reduce.cu",

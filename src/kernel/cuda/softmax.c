@@ -42,7 +42,7 @@ static bool is_logarithm(dw_op op) {
     return op == DW_OP_LOG_SOFTMAX || op == DW_OP_LOG_SOFTMAX_BACKWARD;
 }
 
-static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint64_t params,
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     const rows_variant v = unpack(params);
     (void)kernel;
@@ -61,13 +61,14 @@ static dw_status entry_points(const dw__gpu_kernel *kernel, int capability, uint
 
 static int64_t columns_of(const dw__call *c) { return c->inputs[0].shape[c->inputs[0].rank - 1]; }
 
-static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static bool computes(dw_op op) {
+    return op == DW_OP_SOFTMAX || op == DW_OP_LOG_SOFTMAX || is_backward(op);
+}
+
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     const dw_dtype dtype = c->inputs[0].dtype;
     int64_t stride;
-    if (!is_backward(c->op) && !is_logarithm(c->op) && c->op != DW_OP_SOFTMAX)
-        return dw__gpu_wrong_operation(kernel, c);
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     if (dtype != DW_BF16 && dtype != DW_F16 && dtype != DW_F32)
         return dw__fail(DW_TYPE, "%s: the element type is %s; expected bf16, f16 or f32",
@@ -100,7 +101,7 @@ static dw_softmax_params params_of(const dw__call *c) {
         .columns = (int)columns_of(c)};
 }
 
-static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     const dw_softmax_params p = params_of(c);
@@ -162,10 +163,11 @@ static void example(uint64_t params, int index, dw__call *c) {
 
 /* ---- the entry ------------------------------------------------------------------------------------ */
 
-const dw__gpu_kernel dw__softmax = {
+const dw__kernel dw__softmax = {
     .name = "softmax",
     .backend = "deepwell",
-    .op = DW__GPU_OPERATION,
+    .kind = DW__CALL_OPERATION,
+    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "softmax and log-softmax, forward and backward",
     .source = "cuda/common/softmax.cu",

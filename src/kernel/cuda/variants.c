@@ -20,14 +20,14 @@ static void make_lock(void) {
     pthread_mutexattr_destroy(&attributes);
 }
 
-static dw__variant *_Atomic *bucket_of(int context, const dw__gpu_kernel *kernel, uint64_t params) {
+static dw__variant *_Atomic *bucket_of(int context, const dw__kernel *kernel, uint64_t params) {
     uint64_t hash = (params ^ (uintptr_t)kernel) * 0x9E3779B97F4A7C15u;
     hash = (hash ^ hash >> 32 ^ (uint64_t)context) * 0xD6E8FEB86659FD93u;
     return &buckets[hash >> (64 - BUCKET_BITS)];
 }
 
-static const dw__variant *find(dw__variant *_Atomic *bucket, int context,
-                               const dw__gpu_kernel *kernel, uint64_t params) {
+static const dw__variant *find(dw__variant *_Atomic *bucket, int context, const dw__kernel *kernel,
+                               uint64_t params) {
     const dw__variant *v = atomic_load_explicit(bucket, memory_order_acquire);
     while (v && (v->params != params || v->kernel != kernel || v->context != context)) v = v->next;
     return v;
@@ -49,7 +49,7 @@ static dw_status load_functions(const dw__context *context, dw__variant *v) {
 }
 
 static dw_status add(dw__variant *_Atomic *bucket, const dw__context *context,
-                     const dw__gpu_kernel *kernel, uint64_t params, const dw__variant **variant) {
+                     const dw__kernel *kernel, uint64_t params, const dw__variant **variant) {
     dw_status status = DW_OK;
     *variant = find(bucket, context->index, kernel, params); /* another thread may have added it */
     if (*variant) return DW_OK;
@@ -71,7 +71,7 @@ cleanup:
     return status;
 }
 
-dw_status dw__variant_of(const dw__context *context, const dw__gpu_kernel *kernel, uint64_t params,
+dw_status dw__variant_of(const dw__context *context, const dw__kernel *kernel, uint64_t params,
                          const dw__variant **variant) {
     dw__variant *_Atomic *bucket = bucket_of(context->index, kernel, params);
     *variant = find(bucket, context->index, kernel, params);

@@ -41,7 +41,7 @@ dw_status dw__reference_dequantize_blocks(const dw__call *call, void *scratch);
 
 /* reference_fused.c. The body's text was written for `input_dtypes`. With `high_precision` the tensors hold
  * F64 for every float type, and nothing is rounded. */
-dw_status dw__reference_fused_prepare(const dw__call *call, void **prepared);
+dw_status dw__reference_fused_parse(const dw__call *call, void **prepared);
 dw_status dw__reference_fused(const dw__call *call, void *scratch);
 dw_status dw__fused_evaluate(const dw__call *call, const dw_dtype *input_dtypes,
                              bool high_precision);

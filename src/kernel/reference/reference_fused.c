@@ -124,7 +124,7 @@ static void tensor_dtypes(const dw__call *call, dw_dtype *dtypes) {
     for (uint32_t i = 0; i < call->input_count; i++) dtypes[i] = call->inputs[i].dtype;
 }
 
-dw_status dw__reference_fused_prepare(const dw__call *call, void **prepared) {
+dw_status dw__reference_fused_parse(const dw__call *call, void **prepared) {
     dw_dtype dtypes[DW_MAX_INPUTS];
     dw__body *body = NULL;
     tensor_dtypes(call, dtypes);

@@ -1,9 +1,10 @@
 /* The reference kernels: one for every operation. They support every valid call. */
 #include "kernel/reference/primitives.h"
 
-static bool supports_always(const dw__call *call) {
-    (void)call;
-    return true;
+static dw_status supports_always(const dw__kernel *kernel, const void *call,
+                                 const dw__gpu_target *gpu) {
+    (void)kernel, (void)call, (void)gpu;
+    return DW_OK;
 }
 
 /* A primitive rounds once, a composite once per primitive of its expansion. */
@@ -13,6 +14,7 @@ enum { PRIMITIVE_TOLERANCE = 1, COMPOSITE_TOLERANCE = 8 };
     [DW_OP_##id] = {.name = "reference." text,                                                     \
                     .op = DW_OP_##id,                                                              \
                     .source = "ours, portable C",                                                  \
+                    .needs = "any tensors",                                                        \
                     .supports = supports_always,                                                   \
                     .run = function,                                                               \
                     .tolerance_factor = PRIMITIVE_TOLERANCE}
@@ -21,6 +23,7 @@ enum { PRIMITIVE_TOLERANCE = 1, COMPOSITE_TOLERANCE = 8 };
     [DW_OP_##id] = {.name = "reference." text,                                                     \
                     .op = DW_OP_##id,                                                              \
                     .source = "ours, expansion into primitives",                                   \
+                    .needs = "any tensors",                                                        \
                     .supports = supports_always,                                                   \
                     .run = dw__reference_expand,                                                   \
                     .tolerance_factor = COMPOSITE_TOLERANCE}
@@ -93,8 +96,9 @@ static const dw__kernel kernels[DW_OP_COUNT] = {
     [DW_OP_FUSED] = {.name = "reference.fused",
                      .op = DW_OP_FUSED,
                      .source = "ours, element by element",
+                     .needs = "any tensors",
                      .supports = supports_always,
-                     .prepare = dw__reference_fused_prepare,
+                     .parse = dw__reference_fused_parse,
                      .run = dw__reference_fused,
                      .tolerance_factor = COMPOSITE_TOLERANCE},
     COMPOSITE(MEAN, "mean"),
