@@ -17,6 +17,8 @@
  * names the thing, the value, what was expected, and the next step. It is one line of UTF-8: control
  * characters and malformed or truncated sequences in the arguments become "?". */
 dw_status dw__fail(dw_status status, const char *format, ...) DW_PRINTF(2, 3);
+/* The same for a message of three parts that need no formatting, in code that often fails and goes on. */
+dw_status dw__fail_join(dw_status status, const char *first, const char *second, const char *third);
 /* Puts "prefix: " before the message already recorded. Returns `status`. */
 dw_status dw__fail_prefix(dw_status status, const char *format, ...) DW_PRINTF(2, 3);
 /* Records that `bytes` bytes for `what` could not be allocated. Returns DW_OUT_OF_MEMORY. */
@@ -30,6 +32,7 @@ static inline dw_status dw__not_ok(dw_status status) {
     return status;
 }
 #define dw__fail(...) dw__not_ok((dw__fail)(__VA_ARGS__))
+#define dw__fail_join(...) dw__not_ok((dw__fail_join)(__VA_ARGS__))
 #define dw__fail_prefix(...) dw__not_ok((dw__fail_prefix)(__VA_ARGS__))
 #define dw__fail_memory(...) dw__not_ok((dw__fail_memory)(__VA_ARGS__))
 #define dw__fail_io(...) dw__not_ok((dw__fail_io)(__VA_ARGS__))

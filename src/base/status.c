@@ -21,6 +21,20 @@ dw_status(dw__fail)(dw_status status, const char *format, ...) {
     return status;
 }
 
+/* `end` is where the text goes on; one byte is left for its end. */
+static char *append(char *end, const char *text) {
+    const size_t room = (size_t)(last_message + MESSAGE_BYTES - 1 - end), bytes = strlen(text);
+    const size_t taken = bytes < room ? bytes : room;
+    memcpy(end, text, taken);
+    return end + taken;
+}
+
+dw_status(dw__fail_join)(dw_status status, const char *first, const char *second,
+                         const char *third) {
+    *append(append(append(last_message, first), second), third) = '\0';
+    return status;
+}
+
 dw_status(dw__fail_prefix)(dw_status status, const char *format, ...) {
     char prefix[MESSAGE_BYTES];
     va_list arguments;

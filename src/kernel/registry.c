@@ -117,7 +117,7 @@ dw_status dw__kernel_fail_none(const dw__operation_call *call, const dw__gpu_tar
 }
 
 dw_status dw__kernel_refuse(const dw__kernel *kernel) {
-    return dw__fail(DW_UNSUPPORTED, "%s: expected %s", kernel->name, kernel->needs);
+    return dw__fail_join(DW_UNSUPPORTED, kernel->name, ": expected ", kernel->needs);
 }
 
 bool dw__kernel_is_reference(const dw__kernel *kernel) {
