@@ -1,7 +1,7 @@
 /* Lowering: copies, and operands that are copied so that a faster kernel supports the step.
  *
- * Kernels are selected with the operands as they lie. If only the reference supports them, operands are copied to be
- * contiguous, provided that this finds another kernel.
+ * Kernels are selected with the operands as they lie. If only the reference supports them, or on a GPU none, operands
+ * are copied to be contiguous and aligned, provided that this finds another kernel.
  */
 #include "engine/lowering.h"
 
@@ -40,28 +40,37 @@ static dw_status copy_to_arena(dw__lowering *l, dw_node node, const dw__operand 
     return dw__lower_add_copy(l, node, from, to);
 }
 
+/* On a GPU, data is the operand's alignment (dw__lower_call); elsewhere it is NULL. */
+static bool is_in_place(const dw__tensor *operand) {
+    return (uintptr_t)operand->data % DW__GPU_ALIGNMENT == 0 && dw__tensor_is_contiguous(operand);
+}
+
+static void put_in_arena(dw__tensor *operand) {
+    if (operand->data) operand->data = (char *)0 + DW__GPU_ALIGNMENT;
+    dw__tensor_set_contiguous(operand);
+}
+
 /* Returns the operands to copy so that a kernel other than the reference supports the step, as a bit mask by input: one
- * operand if that is enough, else all that are not contiguous, and 0 if that does not help either. */
+ * operand if that is enough, else all that a copy would change, and 0 if that does not help either. */
 static uint64_t operands_to_copy(dw__lowering *l, dw__step *step) {
-    uint64_t strided = 0;
-    for (uint32_t i = 0; i < step->input_count; i++) {
-        if (step->inputs[i].view.rank >= 0 && !dw__tensor_is_contiguous(&step->inputs[i].view)) {
-            strided |= (uint64_t)1 << i;
-        }
-    }
-    if (!strided) return 0;
+    dw__tensor *inputs = l->first.call.inputs;
+    uint64_t changed = 0;
     dw__lower_call(l, step, NULL, -1);
     for (uint32_t i = 0; i < step->input_count; i++) {
-        if (!(strided >> i & 1)) continue;
-        dw__tensor as_it_is = l->first.call.inputs[i];
-        dw__tensor_set_contiguous(&l->first.call.inputs[i]);
+        if (inputs[i].rank >= 0 && !is_in_place(&inputs[i])) changed |= (uint64_t)1 << i;
+    }
+    if (!changed) return 0;
+    for (uint32_t i = 0; i < step->input_count; i++) {
+        if (!(changed >> i & 1)) continue;
+        dw__tensor as_it_is = inputs[i];
+        put_in_arena(&inputs[i]);
         if (dw__lower_has_kernel(l)) return (uint64_t)1 << i;
-        l->first.call.inputs[i] = as_it_is;
+        inputs[i] = as_it_is;
     }
     for (uint32_t i = 0; i < step->input_count; i++) {
-        if (strided >> i & 1) dw__tensor_set_contiguous(&l->first.call.inputs[i]);
+        if (changed >> i & 1) put_in_arena(&inputs[i]);
     }
-    return dw__lower_has_kernel(l) ? strided : 0;
+    return dw__lower_has_kernel(l) ? changed : 0;
 }
 
 dw_status dw__lower_choose_kernel(dw__lowering *l, dw__step *step) {

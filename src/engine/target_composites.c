@@ -1,15 +1,18 @@
 /* Composites that no kernel of a GPU computes become primitives before the graph is scheduled.
  *
- * A plan's sizes are not known yet, so kernels are asked about a call at typical sizes: they answer by element types,
- * ranks and the sizes that models fix, such as head dimensions.
+ * A plan's sizes are not known yet. Kernels are asked about two calls, in which every symbol is an even number and an odd
+ * one, and a composite stays only if a kernel supports both. Kernels answer by element types, ranks and the sizes that
+ * models fix, such as head dimensions; one that depends on a symbol (rows of whole 16 bytes, say) would leave some plans
+ * without a kernel.
  */
 #include "engine/engine_internal.h"
 
-enum { TYPICAL_SIZE = 128 };
+static const int64_t typical_sizes[] = {128, 127};
 
 typedef struct question {
     const dw__target *target;
-    const int64_t *sizes;
+    uint32_t symbols;
+    int64_t *sizes; /* one for each symbol */
     dw__arena *memory;
     dw__operation_call call;
 } question;
@@ -38,8 +41,12 @@ static dw_status describe(const dw_graph *graph, dw_node node, question *q) {
 /* A node that cannot be described at these sizes stays as it is. */
 static bool lacks_kernel(const dw_graph *graph, dw_node node, void *context) {
     question *q = context;
-    if (describe(graph, node, q) != DW_OK) return false;
-    return !dw__kernel_for(&q->call, &q->target->gpu, NULL);
+    for (size_t t = 0; t < DW_COUNT(typical_sizes); t++) {
+        for (uint32_t i = 0; i < q->symbols; i++) q->sizes[i] = typical_sizes[t];
+        if (describe(graph, node, q) != DW_OK) continue;
+        if (!dw__kernel_for(&q->call, &q->target->gpu, NULL)) return true;
+    }
+    return false;
 }
 
 dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target) {
@@ -48,7 +55,7 @@ dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target) {
     int64_t *sizes = dw__malloc((symbols + 1) * sizeof *sizes);
     question *q = dw__calloc(1, sizeof *q);
     if (!sizes || !q) DW_TRY(dw__fail_memory("the operations of a GPU", sizeof *q));
-    for (uint32_t i = 0; i < symbols; i++) sizes[i] = TYPICAL_SIZE;
+    q->symbols = symbols;
     q->target = target;
     q->sizes = sizes;
     q->memory = dw__arena_create();

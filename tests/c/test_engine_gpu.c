@@ -51,6 +51,13 @@ static dw_engine *make_gpu_engine(const problem *p, int fuse, int graphs) {
     return engine;
 }
 
+static dw_status plan_on_device(const dw_graph *graph, dw_engine **engine, dw_plan **plan) {
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    options.device = device;
+    OK(dw_engine_create(graph, 0, NULL, 0, NULL, &options, engine));
+    return dw_engine_plan(*engine, NULL, plan);
+}
+
 /* Forward and backward `times` times, on a stream. */
 static void run_on_device(dw_engine *engine, const problem *p, int times, results *r) {
     on_device leaves, outputs, output_grads, grads;
@@ -392,6 +399,65 @@ static dw_status bf16_linear(model *m) {
     return m->e.status;
 }
 
+/* x w^T with w [8, K] and K a symbol: rows of whole 16 bytes at some sizes only. */
+static dw_status bf16_wide_linear(model *m) {
+    model_begin(m);
+    const dw_dim shape[2] = {m->batch, m->sequence}, weight[2] = {8, m->sequence};
+    dw_value x = model_leaf(m, DW_ROLE_PARAMETER, "x", DW_F32, 2, shape),
+             w = model_leaf(m, DW_ROLE_PARAMETER, "w", DW_F32, 2, weight);
+    dw_value operands[3] = {dw__emit_cast(&m->e, x, DW_BF16), dw__emit_cast(&m->e, w, DW_BF16),
+                            DW_NONE};
+    dw_value y = dw__emit(&m->e, DW_OP_LINEAR, 3, operands, 0, NULL);
+    y = dw__emit_cast(&m->e, y, DW_F32);
+    if (m->e.status == DW_OK) m->e.status = dw_graph_add_output(m->graph, y);
+    return m->e.status;
+}
+
+static void a_composite_whose_kernel_depends_on_a_size_runs_at_every_size(void **state) {
+    (void)state;
+    need_compiler();
+    const dw_device *before = device;
+    OK(dw_device_find("emulator:sm_100a", &device));
+    agrees(bf16_wide_linear, 0.0, 3, 77);
+    agrees(bf16_wide_linear, 0.0, 3, 64);
+    device = before;
+}
+
+/* The first-use check refused the GEMM's variant: the matmul is left to the next kernel. */
+static void a_refused_kernel_leaves_the_call_to_the_next(void **state) {
+    (void)state;
+    need_compiler();
+    const dw_device *before = device;
+    OK(dw_device_find("emulator:sm_100a", &device));
+    const dw_dim shape[2] = {16, 8};
+    /* A result of another type than the operands: the matmul does not become a linear layer. */
+    const dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_TRANSPOSE_B, 1),
+                             dw_attr_int(DW_ATTR_KEY_DTYPE, DW_F32)};
+    const char *const expected[] = {": gemm bf16[16,8]", ": matmul bf16[16,8]"};
+    dw_graph *graph = NULL;
+    dw_value inputs[2], y;
+    OK(dw_graph_create(&graph));
+    OK(dw_graph_leaf(graph, DW_ROLE_INPUT, "a", DW_BF16, 2, shape, &inputs[0]));
+    OK(dw_graph_leaf(graph, DW_ROLE_INPUT, "b", DW_BF16, 2, shape, &inputs[1]));
+    OK(dw_graph_apply(graph, DW_OP_MATMUL, 2, inputs, DW_COUNT(attrs), attrs, &y));
+    OK(dw_graph_add_output(graph, y));
+    for (int refused = 0; refused < 2; refused++) {
+        dw_engine *engine = NULL;
+        dw_plan *plan = NULL;
+        char *text = NULL;
+        if (plan_on_device(graph, &engine, &plan) != DW_OK) fail_msg("%s", dw_last_error());
+        OK(dw_plan_describe(plan, &text));
+        if (!strstr(text, expected[refused])) fail_msg("no \"%s\" in %s", expected[refused], text);
+        /* The cache of variants has it until the process ends. */
+        ((dw__variant *)plan->code.items[0].step.variant)->disabled = !refused;
+        dw_text_free(text);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+    }
+    dw_graph_destroy(graph);
+    device = before;
+}
+
 static void a_linear_layer_runs_by_its_kernel(void **state) {
     (void)state;
     need_compiler();
@@ -416,13 +482,6 @@ static dw_graph *lookup_graph(void) {
     OK(dw_graph_apply(graph, DW_OP_TAKE, 2, inputs, 1, &axis, &y));
     OK(dw_graph_add_output(graph, y));
     return graph;
-}
-
-static dw_status plan_on_device(const dw_graph *graph, dw_engine **engine, dw_plan **plan) {
-    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
-    options.device = device;
-    OK(dw_engine_create(graph, 0, NULL, 0, NULL, &options, engine));
-    return dw_engine_plan(*engine, NULL, plan);
 }
 
 static void an_index_outside_is_reported_when_the_caller_waits(void **state) {
@@ -750,6 +809,8 @@ int main(void) {
         cmocka_unit_test(windows_of_attention_agree),
         cmocka_unit_test(masked_attention_trains_by_primitives),
         cmocka_unit_test(a_linear_layer_runs_by_its_kernel),
+        cmocka_unit_test(a_composite_whose_kernel_depends_on_a_size_runs_at_every_size),
+        cmocka_unit_test(a_refused_kernel_leaves_the_call_to_the_next),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
         cmocka_unit_test(a_gradient_that_is_not_aligned_is_refused),
