@@ -50,11 +50,14 @@ enum { MAX_CANDIDATES = 15 };
 static const dw__kernel *candidates[2][DW_OP_COUNT][MAX_CANDIDATES + 1]; /* NULL-terminated */
 static pthread_once_t merged = PTHREAD_ONCE_INIT;
 
-static void add(const dw__kernel *kernel, dw_op op, bool on_gpu) {
-    const dw__kernel **end = candidates[on_gpu][op];
-    while (*end) end++;
-    assert(end < &candidates[on_gpu][op][MAX_CANDIDATES]);
-    *end = kernel;
+static void add(const dw__kernel *kernel, bool on_gpu) {
+    for (int op = 0; op < DW_OP_COUNT; op++) {
+        if (kernel->computes ? !kernel->computes((dw_op)op) : kernel->op != (dw_op)op) continue;
+        const dw__kernel **end = candidates[on_gpu][op];
+        while (*end) end++;
+        assert(end < &candidates[on_gpu][op][MAX_CANDIDATES]);
+        *end = kernel;
+    }
 }
 
 /* Checks the contracts of every list, once. */
@@ -63,15 +66,10 @@ static void merge_lists(void) {
         for (const dw__kernel *const *kernel = cpu_lists[i]; *kernel; kernel++) {
             assert((*kernel)->name && (*kernel)->source && (*kernel)->supports && (*kernel)->run);
             assert((*kernel)->tolerance_factor > 0.0);
-            add(*kernel, (*kernel)->op, false);
+            add(*kernel, false);
         }
-    for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels); i++) {
-        const dw__kernel *kernel = dw__gpu_kernels[i];
-        if (kernel->kind != DW__CALL_OPERATION) continue;
-        for (int op = 0; op < DW_OP_COUNT; op++)
-            if (kernel->computes ? kernel->computes((dw_op)op) : kernel->op == (dw_op)op)
-                add(kernel, (dw_op)op, true);
-    }
+    for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels); i++)
+        if (dw__gpu_kernels[i]->kind == DW__CALL_OPERATION) add(dw__gpu_kernels[i], true);
 }
 
 const dw__kernel *const *dw__kernel_candidates(dw_op op, bool on_gpu) {

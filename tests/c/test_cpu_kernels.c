@@ -146,13 +146,9 @@ static double at(const dw__tensor *t, const dw__tensor *shape, int64_t index) {
 /* ---- running --------------------------------------------------------------------------------- */
 
 static const dw__kernel *find_kernel(const dw__call *call) {
-    static const dw__kernel *const *const lists[] = {dw__kernels_cpu_elementwise,
-                                                     dw__kernels_cpu_norm, dw__kernels_cpu_data,
-                                                     dw__kernels_cpu_loss};
-    for (size_t i = 0; i < DW_COUNT(lists); i++)
-        for (const dw__kernel *const *k = lists[i]; *k; k++)
-            if ((*k)->op == call->op && kernel_supports(*k, call)) return *k;
-    return NULL;
+    const dw__kernel *const *k = dw__kernel_candidates(call->op, false);
+    while (!kernel_supports(*k, call)) k++; /* the reference supports every call */
+    return dw__kernel_is_reference(*k) ? NULL : *k;
 }
 
 static dw_status run_once(const dw__kernel *kernel, dw__call *call) {

@@ -644,27 +644,18 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
     return DW_OK;
 }
 
-/* ---- list ------------------------------------------------------------------------------------ */
+/* ---- the entry ------------------------------------------------------------------------------- */
 
-/* Factor: 2 ulp for a function, more if a composite cancels (gelu near its zero, slopes). */
-#define KERNEL(OP)                                                                                 \
-    static const dw__kernel kernel_##OP = {.name = "cpu.elementwise",                              \
-                                           .op = DW_OP_##OP,                                       \
-                                           .source = "ours, vector loops over L1 chunks",          \
-                                           .needs = "operands, and contiguous results",            \
-                                           .supports = supports,                                   \
-                                           .parse = parse,                                         \
-                                           .run = run,                                             \
-                                           .tolerance_factor = 8.0};
-/* clang-format off */
-#define EACH_OPERATION(X)                                                                          \
-    X(NEG) X(ABS) X(SIGN) X(EXP) X(LOG) X(LOG1P) X(SQRT) X(RSQRT) X(RECIPROCAL) X(SIN) X(COS)      \
-    X(TANH) X(ERF) X(SIGMOID) X(FLOOR) X(CEIL) X(LOGICAL_NOT) X(IS_FINITE) X(ADD) X(SUB) X(MUL)    \
-    X(DIV) X(POW) X(MAX) X(MIN) X(REM) X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE) X(AND) X(OR) X(SELECT)  \
-    X(CAST) X(STOP_GRADIENT) X(RELU) X(SILU) X(GELU) X(SWIGLU) X(GELU_BACKWARD) X(SILU_BACKWARD)   \
-    X(DROPOUT) X(FUSED)
-/* clang-format on */
-EACH_OPERATION(KERNEL)
+static bool computes(dw_op op) { return op == DW_OP_FUSED || dw_op_is_elementwise(op); }
 
-#define LISTED(OP) &kernel_##OP,
-const dw__kernel *const dw__kernels_cpu_elementwise[] = {EACH_OPERATION(LISTED) NULL};
+/* Tolerance: 2 ulp for a function, more if a composite cancels (gelu near its zero, slopes). */
+static const dw__kernel elementwise = {.name = "cpu.elementwise",
+                                       .computes = computes,
+                                       .source = "ours, vector loops over L1 chunks",
+                                       .needs = "operands, and contiguous results",
+                                       .supports = supports,
+                                       .parse = parse,
+                                       .run = run,
+                                       .tolerance_factor = 8.0};
+
+const dw__kernel *const dw__kernels_cpu_elementwise[] = {&elementwise, NULL};
