@@ -15,8 +15,27 @@ double dw__gemm_bytes(const dw__planned *planned, double m, double n, double k, 
     return groups * ((m * k + k * n) * width + 2 * m * n);
 }
 
-/* `groups` GEMMs of m rows by a k x n matrix. The model has three effects: waves of tiles over the SMs, a prologue
- * that short inner dimensions cannot hide, and the operands' traffic from memory. */
+double dw__gemm_part(const dw__constants *c, int capability) {
+    if (capability == 80) return c->gemm_sm80;
+    if (capability == 90) return c->gemm_sm90;
+    if (capability >= 100 && capability < 120) return c->gemm_sm100;
+    return capability == 0 ? c->gemm_amd : c->gemm_other;
+}
+
+/* The model has three effects: waves of tiles over the SMs, a prologue that short inner dimensions cannot hide, and the
+ * operands' traffic from memory. */
+double dw__gemm_model(const dw__constants *c, const dw__gemm_machine *machine, double m, double n,
+                      double k, double groups, double bytes) {
+    double tile = machine->capability >= 90 ? 256 : 128;
+    double tiles = groups * ceiling(m, 128) * ceiling(n, tile);
+    double waves = tiles / machine->sm_count;
+    /* A partial wave costs most in small GEMMs and vanishes in large ones. */
+    double busy = waves / (waves + c->gemm_wave) * k / (k + machine->depth);
+    double compute = 2 * groups * m * n * k / (machine->rate * busy);
+    double traffic = bytes / machine->bandwidth;
+    return sqrt(compute * compute + traffic * traffic) + c->gemm_gap;
+}
+
 double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
                         int low) {
     if (m <= 0 || n <= 0 || k <= 0) return 0;
@@ -26,15 +45,14 @@ double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k
     if (low) part *= planned->rate == DW_RATE_FP4 ? c->gemm_fp4 : c->gemm_fp8;
     double rate = dw__reached(&hardware->rate[low ? planned->rate : DW_RATE_BF16], part);
     if (groups > 1) rate *= c->gemm_grouped;
-    double tile = hardware->capability >= 90 ? 256 : 128;
-    double tiles = groups * ceiling(m, 128) * ceiling(n, tile);
-    double waves = tiles / hardware->sm_count.value;
-    /* A partial wave costs most in small GEMMs and vanishes in large ones. */
-    double depth = c->gemm_depth * (low ? 2 : 1);
-    double busy = waves / (waves + c->gemm_wave) * k / (k + depth);
-    double compute = 2 * groups * m * n * k / (rate * busy);
-    double traffic = dw__traffic_seconds(planned, dw__gemm_bytes(planned, m, n, k, groups, low));
-    return sqrt(compute * compute + traffic * traffic) + c->gemm_gap;
+    const dw__gemm_machine machine = {
+        .capability = hardware->capability,
+        .sm_count = hardware->sm_count.value,
+        .rate = rate,
+        .bandwidth = dw__reached(&hardware->memory_bandwidth, c->memory_efficiency),
+        .depth = c->gemm_depth * (low ? 2 : 1)};
+    return dw__gemm_model(c, &machine, m, n, k, groups,
+                          dw__gemm_bytes(planned, m, n, k, groups, low));
 }
 
 double dw__traffic_seconds(const dw__planned *planned, double bytes) {

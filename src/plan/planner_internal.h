@@ -62,6 +62,21 @@ int dw__attends_as_ampere(const dw_layout *layout);
 double dw__reached(const dw_figure *figure, double part);
 
 /* ---- kernels: seconds on one GPU ---- */
+
+/* The part of the peak rate that large GEMMs of the vendor's library reach. Capability 0: AMD. */
+double dw__gemm_part(const dw__constants *constants, int capability);
+typedef struct dw__gemm_machine {
+    int capability;
+    double sm_count;
+    double rate;      /* FLOP/s of large GEMMs */
+    double bandwidth; /* bytes/s of memory, as reached */
+    double depth;     /* inner dimension at which a GEMM reaches half of its rate */
+} dw__gemm_machine;
+/* The model of the library's GEMMs: `groups` of m rows by a k x n matrix, which move `bytes` in all. The planner, and the
+ * entry of the library's kernel in the registry, compute with it. */
+double dw__gemm_model(const dw__constants *constants, const dw__gemm_machine *machine, double m,
+                      double n, double k, double groups, double bytes);
+/* The model at the planned hardware's figures. */
 double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
                         int low);
 /* Returns the least traffic of a GEMM: each operand read once, the result written once. */

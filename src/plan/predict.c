@@ -22,13 +22,10 @@ static void reached_parts(dw__planned *planned) {
     const dw_hardware *hardware = planned->hardware;
     const dw_figure *bf16 = &hardware->rate[DW_RATE_BF16];
     int capability = hardware->capability;
-    planned->gemm_part = capability == 0 ? c->gemm_amd : c->gemm_other;
+    planned->gemm_part = dw__gemm_part(c, capability);
     planned->attention_part = c->attention_sm80;
-    if (capability == 80) planned->gemm_part = c->gemm_sm80;
-    if (capability == 90)
-        planned->gemm_part = c->gemm_sm90, planned->attention_part = c->attention_sm90;
-    if (capability >= 100 && capability < 120)
-        planned->gemm_part = c->gemm_sm100, planned->attention_part = c->attention_sm100;
+    if (capability == 90) planned->attention_part = c->attention_sm90;
+    if (capability >= 100 && capability < 120) planned->attention_part = c->attention_sm100;
     const dw_model_sizes *model = planned->model;
     if (capability == 90 && planned->layout->framework == DW_FRAMEWORK_OWN &&
         model->head_dim + model->rope_dim <= 256)

@@ -4,6 +4,7 @@
 #include "deepwell/explain.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
+#include "plan/planner_internal.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -70,10 +71,22 @@ static dw_status cublas_supports(const dw__kernel *kernel, const void *call,
     return dw__fail(DW_UNSUPPORTED, "nothing in the library brings codes and block scales to it");
 }
 
+/* The planner's model, with the constants that were fitted to published runs. */
 static void cublas_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                            dw__kernel_seconds *result) {
-    (void)kernel, (void)call, (void)gpu;
-    snprintf(result->from, sizeof result->from, "takes it; not measured");
+    const dw__constants *constants = &dw__constants_default;
+    const dw_gemm *c = call;
+    const dw__gemm_machine machine = {.capability = gpu->capability,
+                                      .sm_count = gpu->sm_count,
+                                      .rate =
+                                          gpu->flops * dw__gemm_part(constants, gpu->capability),
+                                      .bandwidth = gpu->bytes * constants->memory_efficiency,
+                                      .depth = constants->gemm_depth};
+    (void)kernel;
+    snprintf(result->from, sizeof result->from, "the planner's model of the library's GEMMs");
+    if (dw__gemm_is_empty(c) || c->k == 0) return;
+    result->seconds = dw__gemm_model(constants, &machine, (double)c->m, (double)dw__gemm_rows_b(c),
+                                     (double)c->k, 1.0, work_of(c).bytes);
 }
 
 const dw__kernel dw__torch_gemm = {
