@@ -120,6 +120,7 @@ cleanup:
  * A variant that the first-use check refused, or that the GPU has no room for, leaves the call to the next kernel. */
 static dw_status find_variant(dw__lowering *l, dw__step *step) {
     const dw__kernel *kernel = step->kernel;
+    char reason[1024]; /* why not the first */
     dw__lower_call(l, step, NULL, -1);
     for (;;) {
         dw_status status =
@@ -127,8 +128,7 @@ static dw_status find_variant(dw__lowering *l, dw__step *step) {
         if (status == DW_OK) status = dw__variant_status(step->variant);
         if (status == DW_OK) step->kernel = kernel;
         if (status != DW_UNSUPPORTED) return status;
-        char reason[1024];
-        snprintf(reason, sizeof reason, "%s", dw_last_error());
+        if (kernel == step->kernel) snprintf(reason, sizeof reason, "%s", dw_last_error());
         kernel = dw__kernel_for(&l->first, gpu_of(l), kernel);
         if (!kernel)
             return dw__fail(DW_UNSUPPORTED,

@@ -182,8 +182,9 @@ extern const unsigned dw__gpu_kernel_count;
 /* Returns the kernels of an operation of the graph on a CPU or a GPU, best first, NULL-terminated. On a CPU the
  * reference is last. */
 const dw__kernel *const *dw__kernel_candidates(dw_op op, bool on_gpu);
-/* Returns the first kernel that supports the call on `gpu`, or on this CPU if `gpu` is NULL; `after` (NULL: none) and
- * those before it are left out. NULL: no kernel does, which without `after` happens on a GPU alone. */
+/* Returns the first kernel that supports the call on `gpu`, or on this CPU if `gpu` is NULL. `after`: NULL, or a kernel
+ * that it has returned for this call, to get the next one. NULL: there is none; a CPU has one for every call without an
+ * epilogue. */
 const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
                                  const dw__kernel *after);
 /* DW_UNSUPPORTED with the reason of each kernel of the call's operation. */
