@@ -20,8 +20,9 @@ extern const dw__kernel dw__gpu_matmul;      /* gpu_matmul.c */
 #define DW__GPU_ARCHITECTURES "sm_90a (H100, H200), sm_100f (B200, B300)"
 /* The architecture to compile for. */
 const char *dw__gpu_arch(int capability);
-/* DW_TYPE unless the kernel is for `gpu` (NULL: any) of DW__GPU_ARCHITECTURES, or if an operand or a result holds
- * codes. */
+/* DW_TYPE unless the kernel is for `gpu` (NULL: any) of DW__GPU_ARCHITECTURES. */
+dw_status dw__gpu_kernel_has(const dw__kernel *kernel, const dw__gpu_target *gpu);
+/* The same, and DW_TYPE if an operand or a result holds codes. */
 dw_status dw__gpu_kernel_computes(const dw__kernel *kernel, const dw__call *call,
                                   const dw__gpu_target *gpu);
 /* The cost model of kernels that memory bounds: the bytes of all tensors at the memory's rate, and a launch. */

@@ -5,8 +5,7 @@
 
 const char *dw__gpu_arch(int capability) { return capability == 90 ? "sm_90a" : "sm_100f"; }
 
-/* DW_TYPE unless the kernel is for `gpu` (NULL: any) of DW__GPU_ARCHITECTURES. */
-static dw_status is_for(const dw__kernel *kernel, const dw__gpu_target *gpu) {
+dw_status dw__gpu_kernel_has(const dw__kernel *kernel, const dw__gpu_target *gpu) {
     if (!gpu || gpu->capability == 90 || gpu->capability == 100 || gpu->capability == 103)
         return DW_OK;
     return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
@@ -26,7 +25,7 @@ dw_status dw__gpu_kernel_computes(const dw__kernel *kernel, const dw__call *call
                             "compute in",
                             kernel->name, dw_dtype_name(t->dtype));
     }
-    return is_for(kernel, gpu);
+    return dw__gpu_kernel_has(kernel, gpu);
 }
 
 static double bytes_of(const dw__tensor *t) {
