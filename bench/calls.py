@@ -19,7 +19,6 @@ os.environ["DEEPWELL_MEASURE"] = "0"
 
 import deepwell  # noqa: E402
 import torch  # noqa: E402
-from deepwell import runtime  # noqa: E402
 from deepwell.guards import unusual_mode  # noqa: E402
 from deepwell.optimize import _flattened, _signature  # noqa: E402
 

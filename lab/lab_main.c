@@ -34,17 +34,16 @@ static int usage_error(const char *format, ...) {
 }
 
 static void print_evaluate_help(void) {
-    printf(
-        "Usage: deepwell-lab evaluate FILE.csv [OPTION...]\n"
-        "\n"
-        "Predicts every row of a table of training runs and compares with what was measured.\n"
-        "docs/planner.md lists the columns.\n"
-        "\n"
-        "  --json             print everything as JSON, row by row\n"
-        "  --failures FILE    a table of runs that ran out of memory\n"
-        "  --constants FILE   use constants of 'deepwell-lab calibrate', not the built-in ones\n"
-        "\n"
-        "Exit status: 1 if no row can be predicted.\n");
+    printf("Usage: deepwell-lab evaluate FILE.csv [OPTION...]\n"
+           "\n"
+           "Predicts every row of a table of training runs and compares with what was measured.\n"
+           "docs/planner.md lists the columns.\n"
+           "\n"
+           "  --json             print everything as JSON, row by row\n"
+           "  --failures FILE    a table of runs that ran out of memory\n"
+           "  --constants FILE   use constants of 'deepwell-lab calibrate', not the built-in ones\n"
+           "\n"
+           "Exit status: 1 if no row can be predicted.\n");
 }
 
 static void print_calibrate_help(void) {

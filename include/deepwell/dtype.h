@@ -32,7 +32,7 @@ extern "C" {
     X(F16, "f16", 16)                                                                              \
     X(F32, "f32", 32)                                                                              \
     X(F64, "f64", 64)                                                                              \
-    X(E4M3, "e4m3", 8) /* codes from here on; DW_FORMAT_MAP gives their values */                 \
+    X(E4M3, "e4m3", 8) /* codes from here on; DW_FORMAT_MAP gives their values */                  \
     X(E5M2, "e5m2", 8)                                                                             \
     X(E3M2, "e3m2", 8)                                                                             \
     X(E2M3, "e2m3", 8)                                                                             \

@@ -258,9 +258,8 @@ def _unsupported_tensor(tensors: dict[str, torch.Tensor], target: Target) -> str
         if not target.accepts(tensor):
             return f"'{name}' is on {tensor.device}, and the engine is for {target.device}"
         if trained and tensor.dtype not in _TRAINED:
-            return (
-                f"parameter '{name}' is {tensor.dtype}: the engine trains "
-                + ", ".join(map(str, _TRAINED))
+            return f"parameter '{name}' is {tensor.dtype}: the engine trains " + ", ".join(
+                map(str, _TRAINED)
             )
         if tensor.layout != torch.strided:
             return f"'{name}' has the layout {tensor.layout}: only dense tensors are supported"
@@ -306,7 +305,9 @@ class Session:
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.report = saved["report"]
         self.precision = saved["precision"]
-        self.target = saved.get("target") or Target()  # missing in models saved by an earlier version
+        self.target = (
+            saved.get("target") or Target()
+        )  # missing in models saved by an earlier version
         self.pool = ArenaPool()
 
 

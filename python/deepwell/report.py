@@ -248,7 +248,11 @@ def _all_slower(unit: _Unit) -> bool:
 
 def _told(timing: Timing) -> str:
     """Describes a comparison, without figures if the noise is larger than the difference."""
-    where = ", on one thread, because other programs kept preempting threads" if timing.one_thread else ""
+    where = (
+        ", on one thread, because other programs kept preempting threads"
+        if timing.one_thread
+        else ""
+    )
     if not timing.certain:
         verdict = "left to PyTorch" if timing.slower else "the engine runs"
         return f"no difference above the noise of {timing.rounds} rounds{where}: {verdict}"

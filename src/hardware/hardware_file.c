@@ -249,8 +249,7 @@ cleanup:
 
 dw_status dw_hardware_json(const dw_hardware *hardware, char **text) {
     dw_status status = DW_OK;
-    if (!hardware || !text)
-        return dw__fail(DW_INVALID_ARGUMENT, "the hardware or `text` is NULL");
+    if (!hardware || !text) return dw__fail(DW_INVALID_ARGUMENT, "the hardware or `text` is NULL");
     *text = NULL;
     json_t *root = json_object();
     if (!root) return dw__fail_memory("a hardware description", sizeof *hardware);

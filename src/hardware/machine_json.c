@@ -174,8 +174,7 @@ static dw_status put_machine(json_t *root, const dw_machine *m) {
 dw_status dw_machine_json(const dw_machine *machine, char **text) {
     dw_status status = DW_OK;
     dw_hardware summary;
-    if (!machine || !text)
-        return dw__fail(DW_INVALID_ARGUMENT, "the machine or `text` is NULL");
+    if (!machine || !text) return dw__fail(DW_INVALID_ARGUMENT, "the machine or `text` is NULL");
     *text = NULL;
     dw__machine_summary(machine, &summary);
     json_t *root = json_object();

@@ -34,9 +34,8 @@ static dw_status size_either(const dw__reading *r, const char *name, const char 
     DW_RETURN_IF_FAILED(size(r, name, high, absent, value));
     DW_RETURN_IF_FAILED(size(r, other, high, *value, &second));
     if (second == *value) return DW_OK;
-    return dw__fail(DW_PARSE,
-                    "%s is %d and %s is %d; expected the same value under both names", name,
-                    *value, other, second);
+    return dw__fail(DW_PARSE, "%s is %d and %s is %d; expected the same value under both names",
+                    name, *value, other, second);
 }
 
 /* ---- windows ----------------------------------------------------------------------------------------------------- */

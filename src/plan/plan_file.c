@@ -519,8 +519,7 @@ static dw_status put_plan(json_t *root, const dw_autoplan *plan) {
 dw_status dw_autoplan_json(const dw_autoplan *plan, char **text) {
     dw_status status = DW_OK;
     dw__text written = {0};
-    if (!plan || !text)
-        return dw__fail(DW_INVALID_ARGUMENT, "the plan or `text` is NULL");
+    if (!plan || !text) return dw__fail(DW_INVALID_ARGUMENT, "the plan or `text` is NULL");
     *text = NULL;
     json_t *root = json_object();
     if (!root) return dw__fail_memory("a plan", sizeof *plan);

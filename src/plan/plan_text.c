@@ -415,8 +415,7 @@ static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) 
 
 dw_status dw_autoplan_text(const dw_autoplan *plan, int explain, char **text) {
     dw__text written = {0};
-    if (!plan || !text)
-        return dw__fail(DW_INVALID_ARGUMENT, "the plan or `text` is NULL");
+    if (!plan || !text) return dw__fail(DW_INVALID_ARGUMENT, "the plan or `text` is NULL");
     *text = NULL;
     dw_status status = put_plan(plan, explain, &written);
     if (status != DW_OK) {

@@ -118,8 +118,7 @@ static dw_status workspace_bytes(const dw__kernel *kernel, const void *given,
     dw__operation_call wide = {0};
     const size_t used = widen_call(call, NULL, &wide.call);
     (void)kernel;
-    DW_RETURN_IF_FAILED(
-        tiled(call)->workspace_bytes(tiled(call), &wide, context, bytes));
+    DW_RETURN_IF_FAILED(tiled(call)->workspace_bytes(tiled(call), &wide, context, bytes));
     *bytes += used;
     return DW_OK;
 }

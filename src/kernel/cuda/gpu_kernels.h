@@ -5,15 +5,14 @@
 #include "kernel/gpu_kernel.h"
 
 /* Kernels of the graph's operations. */
-extern const dw__kernel dw__softmax; /* softmax.c */
-extern const dw__kernel dw__graph_attention,
-    dw__graph_attention_backward;                /* graph_attention.c */
-extern const dw__kernel dw__graph_gemm;      /* graph_gemm.c */
-extern const dw__kernel dw__gpu_elementwise; /* elementwise.c */
-extern const dw__kernel dw__gpu_move;        /* move.c */
-extern const dw__kernel dw__gpu_reduce;      /* reduce.c */
-extern const dw__kernel dw__gpu_gather;      /* gather.c */
-extern const dw__kernel dw__gpu_matmul;      /* gpu_matmul.c */
+extern const dw__kernel dw__softmax;                                       /* softmax.c */
+extern const dw__kernel dw__graph_attention, dw__graph_attention_backward; /* graph_attention.c */
+extern const dw__kernel dw__graph_gemm;                                    /* graph_gemm.c */
+extern const dw__kernel dw__gpu_elementwise;                               /* elementwise.c */
+extern const dw__kernel dw__gpu_move;                                      /* move.c */
+extern const dw__kernel dw__gpu_reduce;                                    /* reduce.c */
+extern const dw__kernel dw__gpu_gather;                                    /* gather.c */
+extern const dw__kernel dw__gpu_matmul;                                    /* gpu_matmul.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 

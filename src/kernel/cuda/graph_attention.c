@@ -103,8 +103,7 @@ static bool all_have_rows(const dw__call *c) {
     return rows && dw__tensor_is_contiguous(lse);
 }
 
-static dw_status supports(const dw__kernel *kernel, const void *call,
-                          const dw__gpu_target *gpu) {
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__operation_call *given = call;
     const dw__call *c = &given->call;
     size_t used;
@@ -163,7 +162,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 
 /* No first-use check: the kernels that they call have theirs. */
 #define GRAPH_ATTENTION                                                                            \
-    .backend = "deepwell", .kind = DW__CALL_OPERATION, .proof = DW__PROVEN_ON_EMULATOR,               \
+    .backend = "deepwell", .kind = DW__CALL_OPERATION, .proof = DW__PROVEN_ON_EMULATOR,            \
     .source = "src/kernel/cuda/graph_attention.c", .elements = "BF16, F16",                        \
     .needs = "no mask but causal and windows; what the attention kernels of the GPU need",         \
     .supports = supports, .workspace_bytes = workspace_bytes, .prepare = prepare,                  \
