@@ -213,7 +213,8 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
         }
     }
     large = __syncthreads_or(large);
-    if (threadIdx.x == 0) lse_out[2 * TILE_M] = large ? 1.f : 0.f;
+    // The flag and its padding, which the copies of main read with it.
+    if (threadIdx.x < 4) lse_out[2 * TILE_M + threadIdx.x] = large ? 1.f : 0.f;
 }
 
 // Converts chunks of 8 columns of two rows to elements.
