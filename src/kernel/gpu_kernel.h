@@ -44,21 +44,26 @@ static inline dw_status dw__variant_status(const dw__variant *variant) {
 
 /* ---- the first-use check (first_use.c) ----------------------------------------------------------- */
 
-/* One small call with random operands. The common code provides a stream, device memory and its copy on the host. The
- * family lays out the call and checks the results. */
+/* A part of a trial's memory: on the host, and with a copy on the device if it is more than the host's scratch. It
+ * starts as bytes of 0xFF, so that elements that no kernel writes are NaNs. */
+typedef struct dw__trial_part {
+    struct dw__trial_part *next; /* of the same trial */
+    size_t bytes, padded;        /* padded: up to the next multiple of 256 */
+    void *host, *device;
+} dw__trial_part;
+
+/* One small call with random operands. The family lays out the call and checks the results. The common code copies all
+ * parts to the device, runs the kernel, and copies them back. */
 typedef struct dw__trial {
     dw__context context;        /* a copy, so that a family can pretend to have fewer SMs */
     const dw__variant *variant; /* the one under test */
     int index;                  /* 0 to dw__first_use.count - 1 */
     const char *consequence;    /* ", its calls are refused": completes the message of a refusal */
     char detail[64];            /* follows the kernel's name in messages, if it is needed */
-    size_t bytes;               /* bytes of device memory */
-    /* the leading bytes, which are copied to `host`; workspace follows */
-    size_t host_bytes;
-    char *device, *host;
     void *stream;
-    void *state;      /* the family's data: state_bytes of zeros before place() */
-    const void *call; /* the argument of enqueue(), on `stream`; set by bind() */
+    dw__trial_part *parts;
+    void *state;      /* the family's data, state_bytes of zeros before prepare() */
+    const void *call; /* the argument of enqueue(), on `stream`; set by prepare() */
 } dw__trial;
 
 /* A family's part of the check. */
@@ -69,21 +74,17 @@ struct dw__first_use {
      * memory never refuses a kernel. */
     bool failure_refuses;
     size_t state_bytes;
-    /* Reserves device memory with dw__trial_place and sets host_bytes. */
-    dw_status (*place)(dw__trial *t);
-    /* Writes the operands into `host`, which is filled with 0xFF, so that elements that no kernel writes are NaNs. */
-    dw_status (*fill)(dw__trial *t);
-    /* Sets `call`; `device` and `stream` exist already. */
-    void (*bind)(dw__trial *t);
+    /* Adds the parts of the call with dw__trial_add, writes the operands into the host's memory, and sets `call`. */
+    dw_status (*prepare)(dw__trial *t);
     /* Enqueues the reference before the kernel; may be NULL. */
     dw_status (*reference)(dw__trial *t);
-    /* Returns whether `host` holds the right results; otherwise `text` receives the difference. */
+    /* Returns whether the host's memory holds the right results; otherwise `text` receives the difference. */
     bool (*agrees)(const dw__trial *t, char *text, size_t bytes);
-    void (*release)(dw__trial *t); /* frees memory that `state` owns; may be NULL */
 };
 
-/* Reserves device memory. Returns the offset, a multiple of 256 bytes. */
-size_t dw__trial_place(dw__trial *t, size_t bytes);
+/* Adds memory that lives until the trial ends: on the host and on the device, or scratch on the host alone. */
+dw_status dw__trial_add(dw__trial *t, size_t bytes, dw__trial_part **part);
+dw_status dw__trial_scratch(dw__trial *t, size_t bytes, dw__trial_part **part);
 /* Reads element `at` of numbers in memory: DW_F32, DW_F16 or DW_BF16. */
 float dw__trial_get(const void *numbers, dw_dtype type, size_t at);
 void dw__trial_set(void *numbers, dw_dtype type, size_t at, float value);
@@ -109,6 +110,23 @@ static inline dw_status dw__gpu_kernel_runs(const dw__kernel *kernel, const void
     const dw__variant *variant;
     DW_RETURN_IF_FAILED(kernel->prepare(kernel, call, context, &variant));
     return dw__variant_status(variant);
+}
+
+/* Runs a supported call. If the first-use check refused the kernel, `reference` computes the call instead;
+ * DW_UNSUPPORTED if that is NULL. */
+static inline dw_status dw__gpu_run(const dw__kernel *kernel, const dw__kernel *reference,
+                                    const void *call, const dw__context *context) {
+    const dw__variant *variant;
+    DW_RETURN_IF_FAILED(kernel->prepare(kernel, call, context, &variant));
+    if (!variant->disabled) return kernel->enqueue(call, context, variant);
+    return reference ? dw__gpu_run(reference, NULL, call, context) : dw__variant_status(variant);
+}
+
+/* Makes a tensor map; `name`, the tensor's, is for the message of a failure. */
+static inline dw_status dw__gpu_map(const dw__context *context, const dw__tensor_map_shape *shape,
+                                    const char *name, dw__tensor_map *map) {
+    const dw_status status = context->device->tensor_map(shape, map);
+    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "the tensor map of %s", name);
 }
 
 /* ---- measurement (gpu_measure.c) ------------------------------------------------------------------- */

@@ -49,15 +49,8 @@ static dw_attention call_of(const dw_autoplan *plan) {
                          .bottom_right = true};
     if (heads % groups && groups % heads == 0) call.heads_kv = 1;
     call.scale = (float)(1 / sqrt(call.head_dim));
-    const dw_attention_tensor q = {.batch = (int64_t)call.heads_q * call.seq_len_q * call.head_dim,
-                                   .head = (int64_t)call.seq_len_q * call.head_dim,
-                                   .row = call.head_dim};
-    const dw_attention_tensor k = {.batch =
-                                       (int64_t)call.heads_kv * call.seq_len_kv * call.head_dim,
-                                   .head = (int64_t)call.seq_len_kv * call.head_dim,
-                                   .row = call.head_dim};
-    call.q = call.o = call.d_o = call.dq = q;
-    call.k = call.v = call.dk = call.dv = k;
+    for (int which = 0; which < DW__ATTENTION_OPERANDS; which++)
+        (void)dw__attention_lay_out(&call, which, false);
     return call;
 }
 

@@ -348,7 +348,7 @@ static void each_tile_is_right(void **state) {
                      .seed = 40 + i};
         run r;
         open_run(&p, device, &r);
-        if (dw__variant_of(context, &dw__sm100_gemm, dw__gemm_pack(*s), &variant) != DW_OK)
+        if (dw__variant_of(context, &dw__sm100_gemm, s->params, &variant) != DW_OK)
             fail_msg("%s", dw_last_error());
         if (dw__sm100_gemm.enqueue(&r.call, &few, variant) != DW_OK)
             fail_msg("%s", dw_last_error());
@@ -375,7 +375,7 @@ static void definition_is_right(void **state) {
                      .seed = 70 + (uint64_t)i};
         run r;
         open_run(&p, device, &r);
-        if (dw__gemm_run_reference(&r.call, context) != DW_OK) fail_msg("%s", dw_last_error());
+        if (dw__gpu_run(&dw__reference_gemm, NULL, &r.call, context) != DW_OK) fail_msg("%s", dw_last_error());
         check(&p, &r);
         close_run(&r);
     }
@@ -492,8 +492,8 @@ static void parameters_are_unique(void **state) {
                             .residual = i & 4,
                             .scheme_a = i & 8,
                             .scheme_b = i & 16};
-        packed[i] = dw__gemm_pack(s);
-        const dw__gemm_shape again = dw__gemm_unpack(packed[i]);
+        packed[i] = s.params;
+        const dw__gemm_shape again = {.params = packed[i]};
         assert_int_equal(again.tile, s.tile);
         assert_int_equal(again.activation, s.activation);
         assert_int_equal(again.output, s.output);

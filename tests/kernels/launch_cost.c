@@ -106,11 +106,11 @@ static dw_status prepare(bench *b) {
     dw__attention_shape shape =
         dw__attention_shape_of(c, DW__ATTENTION_FORWARD, b->context->sm_count);
     DW_RETURN_IF_FAILED(dw__variant_of(b->context, &dw__sm90_attention_forward,
-                                       dw__attention_pack(shape), &b->variant));
+                                       shape.params, &b->variant));
     const dw__attention_tile *tile = b->tile = dw__attention_tile_of(&shape, DW__ATTENTION_FORWARD);
-    DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, &c->q, "q", false, tile->m, &b->maps[0]));
-    DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, &c->k, "k", true, tile->n, &b->maps[1]));
-    DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, &c->v, "v", true, tile->n, &b->maps[2]));
+    DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, DW__ATTENTION_Q, tile->m, &b->maps[0]));
+    DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, DW__ATTENTION_K, tile->n, &b->maps[1]));
+    DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, DW__ATTENTION_V, tile->n, &b->maps[2]));
     dw__attention_set_params(c, &b->params);
     b->params.tiles = 1;
     return dw_attention_forward(c);

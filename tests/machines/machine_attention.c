@@ -298,8 +298,8 @@ static dw_status launch(attention_run *r, const dw__context *context) {
     const dw__attention_shape shape = shape_of(&r->c, pass);
     dw__attention_workspace workspace;
     DW_RETURN_IF_FAILED(dw__attention_check(c, pass, false));
-    if (r->c.by_definition) return dw__attention_run_reference(c, context, pass);
-    DW_RETURN_IF_FAILED(dw__variant_of(context, kernel, dw__attention_pack(shape), &loaded));
+    if (r->c.by_definition) return dw__gpu_run(&dw__reference_attention[pass], NULL, c, context);
+    DW_RETURN_IF_FAILED(dw__variant_of(context, kernel, shape.params, &loaded));
     if (!r->c.backward) return kernel->enqueue(c, context, loaded);
     DW_RETURN_IF_FAILED(dw__attention_workspace_of(c, &shape, context->sm_count, &workspace));
     c->workspace_bytes = workspace.bytes;

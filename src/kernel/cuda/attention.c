@@ -11,6 +11,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { NO_LIMIT = 1 << 30 };
 static const double log2_e = 1.4426950408889634;
@@ -27,6 +28,41 @@ static bool limits_left(const dw_attention *c) {
     if (c->window_left < 0) return false;
     int64_t shift = c->bottom_right ? (int64_t)c->seq_len_kv - c->seq_len_q : 0;
     return c->offsets_q || c->seq_len_q - 1 + shift - c->window_left > 0;
+}
+
+/* ---- tensors ----------------------------------------------------------------------------------- */
+
+const dw__attention_operand_kind dw__attention_operands[] = {
+#define OPERAND(member) .name = #member, .offset = offsetof(dw_attention, member)
+    [DW__ATTENTION_Q] = {OPERAND(q)},
+    [DW__ATTENTION_K] = {OPERAND(k), .of_keys = true},
+    [DW__ATTENTION_V] = {OPERAND(v), .of_keys = true},
+    [DW__ATTENTION_O] = {OPERAND(o), .written = true},
+    [DW__ATTENTION_D_O] = {OPERAND(d_o), .backward = true},
+    [DW__ATTENTION_DQ] = {OPERAND(dq), .backward = true, .written = true},
+    [DW__ATTENTION_DK] = {OPERAND(dk), .backward = true, .written = true, .of_keys = true},
+    [DW__ATTENTION_DV] = {OPERAND(dv), .backward = true, .written = true, .of_keys = true},
+#undef OPERAND
+};
+
+dw__attention_extent dw__attention_extent_of(const dw_attention *c, dw__attention_operand which) {
+    const bool of_keys = dw__attention_operands[which].of_keys, packed = c->offsets_q != NULL;
+    return (dw__attention_extent){
+        .batch = packed ? 1 : c->batch,
+        .heads = of_keys ? c->heads_kv : c->heads_q,
+        .rows = packed    ? (of_keys ? c->total_k : c->total_q)
+                : of_keys ? c->seq_len_kv
+                          : c->seq_len_q,
+    };
+}
+
+size_t dw__attention_lay_out(dw_attention *c, dw__attention_operand which, bool rows_first) {
+    const dw__attention_extent x = dw__attention_extent_of(c, which);
+    dw_attention_tensor *t = dw__attention_tensor(c, which);
+    t->row = rows_first ? x.heads * c->head_dim : c->head_dim;
+    t->head = rows_first ? c->head_dim : x.rows * c->head_dim;
+    t->batch = x.heads * x.rows * c->head_dim;
+    return (size_t)(x.batch * t->batch) * dw_dtype_bytes(c->dtype);
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------- */
@@ -233,14 +269,11 @@ void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
 /* ---- tensor maps ---------------------------------------------------------------------------------- */
 
 dw_status dw__attention_map(const dw__context *context, const dw_attention *call,
-                            const dw_attention_tensor *tensor, const char *name, bool of_keys,
-                            int box_rows, dw__tensor_map *map) {
-    bool packed = call->offsets_q != NULL;
-    int64_t rows = of_keys ? call->seq_len_kv : call->seq_len_q;
-    if (packed) rows = of_keys ? call->total_k : call->total_q;
-    const int64_t lengths[] = {rows, of_keys ? call->heads_kv : call->heads_q,
-                               packed ? 1 : call->batch};
-    const int64_t strides[] = {tensor->row, tensor->head, tensor->batch};
+                            dw__attention_operand which, int box_rows, dw__tensor_map *map) {
+    const dw_attention_tensor *tensor = dw__attention_tensor(call, which);
+    const dw__attention_extent x = dw__attention_extent_of(call, which);
+    const int64_t lengths[] = {x.rows, x.heads, x.batch},
+                  strides[] = {tensor->row, tensor->head, tensor->batch};
     dw__tensor_map_shape shape = {
         .element = call->dtype == DW_F16 ? DW__MAP_F16 : DW__MAP_BF16,
         .rank = 4,
@@ -255,8 +288,7 @@ dw_status dw__attention_map(const dw__context *context, const dw_attention *call
         shape.stride[axis] =
             2 * (uint64_t)(lengths[axis] > 1 ? strides[axis] : WIDE(call->head_dim));
     }
-    dw_status status = context->device->tensor_map(&shape, map);
-    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "the tensor map of %s", name);
+    return dw__gpu_map(context, &shape, dw__attention_operands[which].name, map);
 }
 
 /* ---- workspace -------------------------------------------------------------------------------------- */
@@ -297,28 +329,34 @@ static dw_status count_tiles(int64_t rows, int tile_rows, int64_t heads, int *ti
     return DW_OK;
 }
 
+/* Makes the maps of q, k and v. */
+static dw_status map_inputs(const dw_attention *call, const dw__context *context, int rows,
+                            int keys, dw__tensor_map maps[3]) {
+    DW_RETURN_IF_FAILED(dw__attention_map(context, call, DW__ATTENTION_Q, rows, &maps[0]));
+    DW_RETURN_IF_FAILED(dw__attention_map(context, call, DW__ATTENTION_K, keys, &maps[1]));
+    return dw__attention_map(context, call, DW__ATTENTION_V, keys, &maps[2]);
+}
+
 static dw_status enqueue_forward(const void *given, const dw__context *context,
                                  const dw__variant *variant) {
     const dw_attention *call = given;
-    const dw__attention_shape shape = dw__attention_unpack(variant->params);
+    const dw__attention_shape shape = {.params = variant->params};
     const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_FORWARD);
     const bool blackwell = shape.blackwell;
     dw_attention_params params;
     const int rows = blackwell ? DW_SM100_FORWARD_ROWS : tile->m;
-    dw__tensor_map q, k, v, o;
+    dw__tensor_map maps[4];
     dw__attention_set_params(call, &params);
     DW_RETURN_IF_FAILED(
         count_tiles(call->seq_len_q, tile->m, (int64_t)call->heads_q * call->batch, &params.tiles));
-    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->q, "q", false, rows, &q));
-    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->k, "k", true, tile->n, &k));
-    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->v, "v", true, tile->n, &v));
+    DW_RETURN_IF_FAILED(map_inputs(call, context, rows, tile->n, maps));
     /* Blocks are persistent and process tile after tile. */
     int blocks = params.tiles < context->sm_count ? params.tiles : context->sm_count;
-    void *arguments[] = {&q, &k, &v, &params, NULL};
+    void *arguments[] = {&maps[0], &maps[1], &maps[2], &params, NULL};
     if (blackwell) { /* TMA stores O */
         DW_RETURN_IF_FAILED(
-            dw__attention_map(context, call, &call->o, "o", false, DW_SM100_FORWARD_BOX_ROWS, &o));
-        arguments[3] = &o, arguments[4] = &params;
+            dw__attention_map(context, call, DW__ATTENTION_O, DW_SM100_FORWARD_BOX_ROWS, &maps[3]));
+        arguments[3] = &maps[3], arguments[4] = &params;
     }
     return context->device->launch(&(dw__launch){
         .name = variant->kernel->name,
@@ -349,39 +387,37 @@ static dw_status launch_rows(const dw_attention *call, const dw__context *contex
 static dw_status enqueue_backward(const void *given, const dw__context *context,
                                   const dw__variant *variant) {
     const dw_attention *call = given;
-    const dw__attention_shape unpacked = dw__attention_unpack(variant->params), *shape = &unpacked;
-    const dw__attention_tile *tile = dw__attention_tile_of(shape, DW__ATTENTION_BACKWARD);
+    const dw__attention_shape shape = {.params = variant->params};
+    const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_BACKWARD);
     dw__attention_workspace places;
     dw_attention_params params;
-    dw__tensor_map q, k, v, d_o;
+    dw__tensor_map maps[4];
     int row_tiles;
     char *workspace = call->workspace;
-    DW_RETURN_IF_FAILED(dw__attention_workspace_of(call, shape, context->sm_count, &places));
+    DW_RETURN_IF_FAILED(dw__attention_workspace_of(call, &shape, context->sm_count, &places));
     dw__attention_set_params(call, &params);
     params.dq_sum = (float *)(workspace + places.dq_sum);
     params.delta = (float *)(workspace + places.delta);
-    params.turn = shape->deterministic ? (int *)(workspace + places.turn) : NULL;
+    params.turn = shape.deterministic ? (int *)(workspace + places.turn) : NULL;
     DW_RETURN_IF_FAILED(
         count_tiles(call->seq_len_q, tile->m, (int64_t)call->heads_q * call->batch, &row_tiles));
     DW_RETURN_IF_FAILED(count_tiles(call->seq_len_kv, tile->n,
                                     (int64_t)call->heads_kv * call->batch, &params.tiles));
-    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->q, "q", false, tile->m, &q));
-    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->k, "k", true, tile->n, &k));
-    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->v, "v", true, tile->n, &v));
-    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->d_o, "d_o", false, tile->m, &d_o));
-    void *arguments[] = {&q, &k, &v, &d_o, &params};
+    DW_RETURN_IF_FAILED(map_inputs(call, context, tile->m, tile->n, maps));
+    DW_RETURN_IF_FAILED(dw__attention_map(context, call, DW__ATTENTION_D_O, tile->m, &maps[3]));
+    void *arguments[] = {&maps[0], &maps[1], &maps[2], &maps[3], &params};
     DW_RETURN_IF_FAILED(launch_rows(call, context, "sm90_attention_backward_prepare",
                                     variant->functions[DW__ATTENTION_PREPARE], row_tiles, &params));
     DW_RETURN_IF_FAILED(context->device->launch(&(dw__launch){
         .name = "sm90_attention_backward",
         .function = variant->functions[DW__ATTENTION_MAIN],
-        .grid = {(unsigned)(shape->serial ? places.blocks : params.tiles), 1, 1},
+        .grid = {(unsigned)(shape.serial ? places.blocks : params.tiles), 1, 1},
         .block = {128u * (1u + (unsigned)tile->consumers), 1, 1},
         .shared_bytes = tile->shared_bytes,
         .stream = call->stream,
         .arguments = arguments,
     }));
-    if (shape->serial) return DW_OK; /* dQ is already written */
+    if (shape.serial) return DW_OK; /* dQ is already written */
     return launch_rows(call, context, "sm90_attention_backward_finish",
                        variant->functions[DW__ATTENTION_FINISH], row_tiles, &params);
 }
@@ -421,14 +457,14 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__attention_shape shape = shape_on(call, pass_of(kernel), context);
-    return dw__variant_of(context, kernel, dw__attention_pack(shape), variant);
+    return dw__variant_of(context, kernel, shape.params, variant);
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {
     static const char *const more[] = {[DW__ATTENTION_PREPARE] = "sm90_attention_backward_prepare",
                                        [DW__ATTENTION_FINISH] = "sm90_attention_backward_finish"};
-    const dw__attention_shape shape = dw__attention_unpack(params);
+    const dw__attention_shape shape = {.params = params};
     const dw__attention_pass pass = pass_of(kernel);
     const dw__attention_tile *tile = dw__attention_tile_of(&shape, pass);
     const char *arch = dw__attention_arch(shape.blackwell);
@@ -508,26 +544,20 @@ static dw_status reference_points(const dw__kernel *kernel, int capability, uint
     return DW_OK;
 }
 
-static const dw__kernel references[] = {
-    [DW__ATTENTION_FORWARD] = {.name = "reference_attention_forward",
-                               .kind = DW__CALL_ATTENTION_FORWARD,
-                               .entry_points = reference_points},
-    [DW__ATTENTION_BACKWARD] = {.name = "reference_attention_backward",
-                                .kind = DW__CALL_ATTENTION_BACKWARD,
-                                .entry_points = reference_points},
-};
+static dw_status prepare_reference(const dw__kernel *kernel, const void *call,
+                                   const dw__context *context, const dw__variant **variant) {
+    return dw__variant_of(context, kernel, ((const dw_attention *)call)->dtype == DW_F16, variant);
+}
 
 /* The outputs of a call without queries or keys are zeros (and -infinity). The reference writes them. */
-dw_status dw__attention_run_reference(const dw_attention *call, const dw__context *context,
-                                      dw__attention_pass pass) {
-    const dw__variant *variant;
+static dw_status enqueue_reference(const void *given, const dw__context *context,
+                                   const dw__variant *variant) {
+    const dw_attention *call = given;
     dw_attention_params params;
     void *arguments[] = {&params};
-    DW_RETURN_IF_FAILED(
-        dw__variant_of(context, &references[pass], call->dtype == DW_F16, &variant));
     dw__attention_set_params(call, &params);
     return context->device->launch(&(dw__launch){
-        .name = references[pass].name,
+        .name = variant->kernel->name,
         .function = variant->functions[0],
         .grid = {1024, 1, 1}, /* any number of blocks is valid: each warp processes row after row */
         .block = {128, 1, 1},
@@ -535,6 +565,15 @@ dw_status dw__attention_run_reference(const dw_attention *call, const dw__contex
         .arguments = arguments,
     });
 }
+
+#define REFERENCE                                                                                  \
+    .prepare = prepare_reference, .enqueue = enqueue_reference, .entry_points = reference_points
+const dw__kernel dw__reference_attention[] = {
+    [DW__ATTENTION_FORWARD] = {REFERENCE, .name = "reference_attention_forward",
+                               .kind = DW__CALL_ATTENTION_FORWARD},
+    [DW__ATTENTION_BACKWARD] = {REFERENCE, .name = "reference_attention_backward",
+                                .kind = DW__CALL_ATTENTION_BACKWARD},
+};
 
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
@@ -605,14 +644,12 @@ static dw_status make_job(const dw_attention *given, dw__attention_pass pass, bo
 
 static dw_status run(const job *j, dw__attention_pass pass) {
     const dw_attention *call = &j->call;
-    const dw__variant *variant;
+    const dw__kernel *reference = &dw__reference_attention[pass];
     if (dw__attention_has_no_keys(call) || dw__attention_has_no_queries(call))
-        return dw__attention_run_reference(call, j->context, pass);
-    DW_RETURN_IF_FAILED(j->kernel->prepare(j->kernel, call, j->context, &variant));
-    if (!variant->disabled) return j->kernel->enqueue(call, j->context, variant);
+        return dw__gpu_run(reference, NULL, call, j->context);
     /* Forward has already run and its caller needs gradients, so the slow reference computes them. */
-    if (pass == DW__ATTENTION_FORWARD) return dw__variant_status(variant);
-    return dw__attention_run_reference(call, j->context, pass);
+    return dw__gpu_run(j->kernel, pass == DW__ATTENTION_BACKWARD ? reference : NULL, call,
+                       j->context);
 }
 
 dw_status dw_attention_forward(const dw_attention *given) {

@@ -132,15 +132,12 @@ static dw_status check_stride(const char *tensor, const char *axis, int64_t leng
     return DW_OK;
 }
 
-static dw_status check_tensor(const dw_attention *c, const dw_attention_tensor *t, const char *name,
-                              bool of_keys, bool written, bool launching) {
-    bool packed = c->offsets_q != NULL;
-    int heads = of_keys ? c->heads_kv : c->heads_q;
-    int64_t rows = packed    ? (of_keys ? c->total_k : c->total_q)
-                   : of_keys ? c->seq_len_kv
-                             : c->seq_len_q;
-    int64_t batch = packed ? 1 : c->batch;
-    if (batch == 0 || rows == 0) return DW_OK; /* a tensor without elements needs no address */
+static dw_status check_tensor(const dw_attention *c, dw__attention_operand which, bool written,
+                              bool launching) {
+    const dw_attention_tensor *t = dw__attention_tensor(c, which);
+    const dw__attention_extent x = dw__attention_extent_of(c, which);
+    const char *name = dw__attention_operands[which].name;
+    if (x.batch == 0 || x.rows == 0) return DW_OK; /* a tensor without elements needs no address */
     if (launching && !t->data)
         return dw__fail(DW_INVALID_ARGUMENT, "attention: %s is NULL; expected device memory", name);
     if ((uintptr_t)t->data % 16 != 0)
@@ -148,27 +145,19 @@ static dw_status check_tensor(const dw_attention *c, const dw_attention_tensor *
                         "attention: %s lies at %p; expected a multiple of 16 bytes; copy it to "
                         "memory of its own",
                         name, t->data);
-    DW_RETURN_IF_FAILED(check_stride(name, "batch", batch, t->batch, written, c->head_dim));
-    DW_RETURN_IF_FAILED(check_stride(name, "head", heads, t->head, written, c->head_dim));
-    return check_stride(name, "row", rows, t->row, written, c->head_dim);
+    DW_RETURN_IF_FAILED(check_stride(name, "batch", x.batch, t->batch, written, c->head_dim));
+    DW_RETURN_IF_FAILED(check_stride(name, "head", x.heads, t->head, written, c->head_dim));
+    return check_stride(name, "row", x.rows, t->row, written, c->head_dim);
 }
 
 static dw_status check_tensors(const dw_attention *c, dw__attention_pass pass, bool launching) {
-    bool backward = pass == DW__ATTENTION_BACKWARD;
-    const struct {
-        const dw_attention_tensor *tensor;
-        const char *name;
-        bool of_keys, written, of_backward;
-    } all[] = {
-        {&c->q, "q", false, false, false},    {&c->k, "k", true, false, false},
-        {&c->v, "v", true, false, false},     {&c->o, "o", false, !backward, false},
-        {&c->d_o, "d_o", false, false, true}, {&c->dq, "dq", false, true, true},
-        {&c->dk, "dk", true, true, true},     {&c->dv, "dv", true, true, true},
-    };
-    for (size_t i = 0; i < DW_COUNT(all); i++)
-        if (backward || !all[i].of_backward)
-            DW_RETURN_IF_FAILED(check_tensor(c, all[i].tensor, all[i].name, all[i].of_keys,
-                                             all[i].written, launching));
+    const bool backward = pass == DW__ATTENTION_BACKWARD;
+    for (int which = 0; which < DW__ATTENTION_OPERANDS; which++) {
+        const dw__attention_operand_kind *kind = &dw__attention_operands[which];
+        if (kind->backward && !backward) continue;
+        DW_RETURN_IF_FAILED(
+            check_tensor(c, which, kind->written && kind->backward == backward, launching));
+    }
     if ((uintptr_t)c->lse % sizeof(float) != 0)
         return dw__fail(DW_INVALID_ARGUMENT, "attention: lse lies at %p; expected a multiple of 4",
                         (void *)c->lse);

@@ -21,21 +21,15 @@ static dw_status check_features(const dw_attention *c, const dw_cutlass_kernel *
 }
 
 static dw_status check_strides(const dw_attention *c, const dw_cutlass_kernel *kernel) {
-    const struct {
-        const char *name;
-        const dw_attention_tensor *tensor;
-        int heads;
-    } all[] = {{"q", &c->q, c->heads_q},
-               {"k", &c->k, c->heads_kv},
-               {"v", &c->v, c->heads_kv},
-               {"o", &c->o, c->heads_q}};
-    for (size_t i = 0; i < DW_COUNT(all); i++)
-        if (all[i].heads > 1 && all[i].tensor->head != c->head_dim)
+    for (int which = DW__ATTENTION_Q; which <= DW__ATTENTION_O; which++) {
+        const int64_t stride = dw__attention_tensor(c, which)->head;
+        if (dw__attention_extent_of(c, which).heads > 1 && stride != c->head_dim)
             return dw__fail(DW_UNSUPPORTED,
                             "%s: the head stride of %s is %lld elements; expected %d: the heads of "
                             "a row lie side by side",
-                            kernel->name, all[i].name, (long long)all[i].tensor->head,
+                            kernel->name, dw__attention_operands[which].name, (long long)stride,
                             (int)c->head_dim);
+    }
     const struct {
         const char *axis;
         bool many;
@@ -105,7 +99,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
                          const dw__variant **variant) {
     const dw_attention *c = call;
     const dw__attention_shape shape = {.head_dim = (uint64_t)c->head_dim, .window = is_causal(c)};
-    return dw__variant_of(context, kernel, dw__attention_pack(shape), variant);
+    return dw__variant_of(context, kernel, shape.params, variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {

@@ -171,19 +171,19 @@ typedef struct measured {
     size_t bytes;
 } measured;
 
+static bool is_used(const measured *m, dw__attention_operand which) {
+    return m->backward || !dw__attention_operands[which].backward;
+}
+
 static size_t reserve(measured *m, size_t bytes) {
     const size_t begin = m->bytes;
     m->bytes += (bytes + 255) / 256 * 256;
     return begin;
 }
 
-static void lay_out(measured *m, dw_attention_tensor *t, bool of_keys) {
-    const int64_t heads = of_keys ? m->call.heads_kv : m->call.heads_q,
-                  rows = of_keys ? m->call.seq_len_kv : m->call.seq_len_q;
-    t->row = m->call.head_dim;
-    t->head = rows * t->row;
-    t->batch = heads * t->head;
-    t->data = (void *)reserve(m, 2 * (size_t)(m->call.batch * t->batch));
+static void lay_out(measured *m, dw__attention_operand which) {
+    const size_t bytes = dw__attention_lay_out(&m->call, which, false);
+    dw__attention_tensor(&m->call, which)->data = (void *)reserve(m, bytes);
 }
 
 static dw_status lay_out_call(measured *m, size_t *input_bytes) {
@@ -195,18 +195,14 @@ static dw_status lay_out_call(measured *m, size_t *input_bytes) {
     if (dw__attention_has_no_queries(c) || dw__attention_has_no_keys(c))
         return dw__fail(DW_INVALID_ARGUMENT,
                         "there is nothing to measure: the call has no elements");
-    lay_out(m, &c->q, false);
-    lay_out(m, &c->k, true);
-    lay_out(m, &c->v, true);
-    if (m->backward) lay_out(m, &c->d_o, false);
+    for (int which = 0; which < DW__ATTENTION_OPERANDS; which++)
+        if (is_used(m, which) && !dw__attention_operands[which].written) lay_out(m, which);
     *input_bytes = m->bytes;
-    lay_out(m, &c->o, false);
+    for (int which = 0; which < DW__ATTENTION_OPERANDS; which++)
+        if (is_used(m, which) && dw__attention_operands[which].written) lay_out(m, which);
     c->lse = (float *)reserve(m, sizeof(float) * (size_t)c->batch * (size_t)c->heads_q *
                                      (size_t)c->seq_len_q);
     if (!m->backward) return DW_OK;
-    lay_out(m, &c->dq, false);
-    lay_out(m, &c->dk, true);
-    lay_out(m, &c->dv, true);
     DW_RETURN_IF_FAILED(dw_attention_backward_workspace(c, &c->workspace_bytes));
     c->workspace = (void *)reserve(m, c->workspace_bytes);
     return DW_OK;
@@ -215,9 +211,10 @@ static dw_status lay_out_call(measured *m, size_t *input_bytes) {
 static void bind(void *state, char *memory, void *stream) {
     measured *m = state;
     dw_attention *c = &m->call;
-    dw_attention_tensor *tensors[] = {&c->q, &c->k, &c->v, &c->o, &c->d_o, &c->dq, &c->dk, &c->dv};
-    for (size_t i = 0; i < (m->backward ? 8 : 4); i++)
-        tensors[i]->data = memory + (uintptr_t)tensors[i]->data;
+    for (int which = 0; which < DW__ATTENTION_OPERANDS; which++)
+        if (is_used(m, which))
+            dw__attention_tensor(c, which)->data =
+                memory + (uintptr_t)dw__attention_tensor(c, which)->data;
     c->lse = (float *)(void *)(memory + (uintptr_t)c->lse);
     if (m->backward) c->workspace = memory + (uintptr_t)c->workspace;
     c->stream = stream;

@@ -3,6 +3,7 @@
 #include "kernel/cuda/gpu_attention.h"
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 /* These sizes are multiples of no tile. Packed: sequences of 61 and 150 queries with 201 and 89 keys, so that some rows
  * of the second sequence see no key under a causal mask. */
@@ -20,61 +21,21 @@ enum {
 };
 static const int32_t offsets[2][BATCH + 1] = {{0, 61, TOTAL_Q}, {0, ROWS_K, TOTAL_K}};
 
-typedef enum buffer {
-    Q,
-    K,
-    V,
-    D_O, /* inputs */
-    O,
-    LSE,
-    DQ,
-    DK,
-    DV, /* outputs of the kernel under test */
-    REF_O,
-    REF_LSE,
-    REF_DQ,
-    REF_DK,
-    REF_DV,
-    OFFSETS_Q,
-    OFFSETS_K,
-    BUFFERS
-} buffer;
+enum { LSE = DW__ATTENTION_OPERANDS, PARTS };
 
 typedef struct state {
     dw__attention_shape shape;
     dw__attention_pass pass;
-    int layout;        /* 0: [batch, heads, rows, head_dim]; 1: [batch, rows, heads, head_dim] */
-    dw_attention call; /* the call of the kernel under test */
-    size_t begin[BUFFERS]; /* offsets in device memory and in `host` */
-    size_t count[BUFFERS]; /* bytes */
-    char *device;          /* device memory of the trial */
+    dw_attention call, reference; /* they share the inputs */
+    dw__trial_part *made[PARTS], *right[PARTS];
 } state;
 
 /* ---- the call ------------------------------------------------------------------------------------- */
 
-static bool of_keys(buffer which) {
-    return which == K || which == V || which == DK || which == DV || which == REF_DK ||
-           which == REF_DV;
-}
-
-static dw_attention_tensor tensor_of(const state *s, buffer which) {
-    const int layout = s->layout;
-    int64_t d = s->call.head_dim, heads = of_keys(which) ? HEADS_KV : HEADS_Q;
-    int64_t rows = of_keys(which) ? s->call.seq_len_kv : s->call.seq_len_q;
-    if (s->shape.packed) rows = of_keys(which) ? TOTAL_K : TOTAL_Q;
-    dw_attention_tensor t = {.data = s->device ? s->device + s->begin[which] : NULL,
-                             .batch = heads * rows * d};
-    t.head = layout == 0 ? rows * d : d;
-    t.row = layout == 0 ? d : heads * d;
-    return t;
-}
-
 /* The first trial has heads as wide as the kernel. The second has narrower heads and pretends to have so few SMs that
  * thread blocks process several tiles each. CUTLASS's kernels get full-width heads next to each other, as many queries
  * as keys if they are causal, and more rows than a tile has. */
-static dw_attention make_call(dw__trial *t) {
-    state *s = t->state;
-    const dw__attention_shape *shape = &s->shape;
+static dw_attention make_call(dw__trial *t, const dw__attention_shape *shape) {
     const bool provided = t->variant->kernel->provided != NULL, second = t->index == 1;
     int seq_len_q = ROWS_Q, seq_len_kv = ROWS_K, head_dim = shape->head_dim;
     if (provided) {
@@ -84,7 +45,6 @@ static dw_attention make_call(dw__trial *t) {
         head_dim -= 8;
     }
     if (second) t->context.sm_count = FEW;
-    s->layout = provided || second;
     return (dw_attention){
         .struct_size = sizeof(dw_attention),
         .dtype = shape->f16 ? DW_F16 : DW_BF16,
@@ -105,123 +65,102 @@ static dw_attention make_call(dw__trial *t) {
         .seed = 11,
         .seed_offset = 5,
         .deterministic = shape->deterministic,
+        .stream = t->stream,
     };
 }
 
-static void set_tensors(state *s) {
-    dw_attention *c = &s->call;
-    c->q = tensor_of(s, Q);
-    c->k = tensor_of(s, K);
-    c->v = tensor_of(s, V);
-    c->o = tensor_of(s, O);
-    c->d_o = tensor_of(s, D_O);
-    c->dq = tensor_of(s, DQ);
-    c->dk = tensor_of(s, DK);
-    c->dv = tensor_of(s, DV);
-}
-
-static void place_buffers(dw__trial *t) {
-    state *s = t->state;
-    size_t d = (size_t)s->call.head_dim, batch = s->shape.packed ? 1 : BATCH;
-    size_t seq_len_q = s->shape.packed ? TOTAL_Q : (size_t)s->call.seq_len_q,
-           seq_len_kv = s->shape.packed ? TOTAL_K : (size_t)s->call.seq_len_kv;
-    size_t q = 2 * batch * HEADS_Q * seq_len_q * d, k = 2 * batch * HEADS_KV * seq_len_kv * d;
-    size_t lse = sizeof(float) * batch * HEADS_Q * seq_len_q;
-    const size_t sizes[] = {[Q] = q,
-                            [K] = k,
-                            [V] = k,
-                            [D_O] = q,
-                            [O] = q,
-                            [LSE] = lse,
-                            [DQ] = q,
-                            [DK] = k,
-                            [DV] = k,
-                            [REF_O] = q,
-                            [REF_LSE] = lse,
-                            [REF_DQ] = q,
-                            [REF_DK] = k,
-                            [REF_DV] = k,
-                            [OFFSETS_Q] = sizeof offsets[0],
-                            [OFFSETS_K] = sizeof offsets[1]};
-    for (buffer which = Q; which < BUFFERS; which++) {
-        s->begin[which] = dw__trial_place(t, sizes[which]);
-        s->count[which] = sizes[which];
+static dw_status add_offsets(dw__trial *t, dw_attention *c) {
+    const int32_t **members[] = {&c->offsets_q, &c->offsets_k};
+    dw__trial_part *part;
+    for (int side = 0; side < 2; side++) {
+        DW_RETURN_IF_FAILED(dw__trial_add(t, sizeof offsets[side], &part));
+        memcpy(part->host, offsets[side], sizeof offsets[side]);
+        *members[side] = part->device;
     }
-    t->host_bytes = t->bytes;
-}
-
-static dw_status place(dw__trial *t) {
-    const dw__kernel *kernel = t->variant->kernel;
-    dw__attention_workspace workspace = {0};
-    state *s = t->state;
-    s->shape = dw__attention_unpack(t->variant->params);
-    s->pass = kernel->kind == DW__CALL_ATTENTION_BACKWARD ? DW__ATTENTION_BACKWARD
-                                                          : DW__ATTENTION_FORWARD;
-    s->call = make_call(t);
-    place_buffers(t);
-    if (s->shape.packed) s->call.offsets_q = offsets[0]; /* a non-NULL address; never read */
-    set_tensors(s);
-    /* Sets up the variant's own shape, which may differ from the shape that this call would select. */
-    if (s->pass == DW__ATTENTION_BACKWARD)
-        DW_RETURN_IF_FAILED(
-            dw__attention_workspace_of(&s->call, &s->shape, t->context.sm_count, &workspace));
-    else if (kernel->workspace_bytes)
-        DW_RETURN_IF_FAILED(
-            kernel->workspace_bytes(kernel, &s->call, &t->context, &workspace.bytes));
-    s->call.workspace_bytes = workspace.bytes;
-    (void)dw__trial_place(t, workspace.bytes);
-    if (kernel->provided)
-        snprintf(t->detail, sizeof t->detail, ", head_dim %d%s", (int)s->shape.head_dim,
-                 s->shape.window ? ", causal," : "");
     return DW_OK;
 }
 
-static dw_status fill(dw__trial *t) {
-    const state *s = t->state;
-    for (buffer which = Q; which <= D_O; which++)
-        for (size_t i = 0; i < s->count[which] / 2; i++)
-            dw__trial_set(t->host + s->begin[which], s->call.dtype, i,
-                          dw__trial_normal(2024, which, i));
-    memcpy(t->host + s->begin[OFFSETS_Q], offsets[0], sizeof offsets[0]);
-    memcpy(t->host + s->begin[OFFSETS_K], offsets[1], sizeof offsets[1]);
+static dw_status add_tensor(dw__trial *t, state *s, dw__attention_operand which) {
+    const dw__attention_operand_kind *kind = &dw__attention_operands[which];
+    const bool rows_first = t->variant->kernel->provided || t->index == 1;
+    const size_t bytes = dw__attention_lay_out(&s->call, which, rows_first);
+    (void)dw__attention_lay_out(&s->reference, which, rows_first);
+    DW_RETURN_IF_FAILED(dw__trial_add(t, bytes, &s->made[which]));
+    s->right[which] = s->made[which];
+    if (kind->written)
+        DW_RETURN_IF_FAILED(dw__trial_add(t, bytes, &s->right[which]));
+    else
+        for (size_t i = 0; i < bytes / 2; i++)
+            dw__trial_set(s->made[which]->host, s->call.dtype, i, dw__trial_normal(2024, which, i));
+    dw__attention_tensor(&s->call, which)->data = s->made[which]->device;
+    dw__attention_tensor(&s->reference, which)->data = s->right[which]->device;
+    return DW_OK;
+}
+
+/* Sets up the variant's own shape, which may differ from the shape that this call would select. */
+static dw_status add_workspace(dw__trial *t, state *s) {
+    const dw__kernel *kernel = t->variant->kernel;
+    dw__attention_workspace places = {0};
+    dw__trial_part *part;
+    if (s->pass == DW__ATTENTION_BACKWARD)
+        DW_RETURN_IF_FAILED(
+            dw__attention_workspace_of(&s->call, &s->shape, t->context.sm_count, &places));
+    else if (kernel->workspace_bytes)
+        DW_RETURN_IF_FAILED(kernel->workspace_bytes(kernel, &s->call, &t->context, &places.bytes));
+    DW_RETURN_IF_FAILED(dw__trial_add(t, places.bytes, &part));
+    s->call.workspace = part->device;
+    s->call.workspace_bytes = places.bytes;
     return DW_OK;
 }
 
 /* Backward reads O and LSE of the reference's forward, so that only backward is tested. */
-static void bind(dw__trial *t) {
+static dw_status prepare(dw__trial *t) {
+    const dw__kernel *kernel = t->variant->kernel;
     state *s = t->state;
-    dw_attention *c = &s->call;
-    const bool backward = s->pass == DW__ATTENTION_BACKWARD;
-    s->device = t->device;
-    set_tensors(s);
-    if (backward) c->o = tensor_of(s, REF_O);
-    c->lse = (float *)(s->device + s->begin[backward ? REF_LSE : LSE]);
-    c->offsets_q = s->shape.packed ? (const int32_t *)(s->device + s->begin[OFFSETS_Q]) : NULL;
-    c->offsets_k = s->shape.packed ? (const int32_t *)(s->device + s->begin[OFFSETS_K]) : NULL;
-    c->workspace = t->device + t->host_bytes;
-    c->stream = t->stream;
-    t->call = c;
+    s->shape.params = t->variant->params;
+    s->pass = kernel->kind == DW__CALL_ATTENTION_BACKWARD ? DW__ATTENTION_BACKWARD
+                                                          : DW__ATTENTION_FORWARD;
+    s->call = make_call(t, &s->shape);
+    if (s->shape.packed) DW_RETURN_IF_FAILED(add_offsets(t, &s->call));
+    s->reference = s->call;
+    for (int which = 0; which < DW__ATTENTION_OPERANDS; which++)
+        if (s->pass == DW__ATTENTION_BACKWARD || !dw__attention_operands[which].backward)
+            DW_RETURN_IF_FAILED(add_tensor(t, s, which));
+    const dw__attention_extent q = dw__attention_extent_of(&s->call, DW__ATTENTION_Q);
+    const size_t lse_bytes = sizeof(float) * (size_t)(q.batch * q.heads * q.rows);
+    DW_RETURN_IF_FAILED(dw__trial_add(t, lse_bytes, &s->made[LSE]));
+    DW_RETURN_IF_FAILED(dw__trial_add(t, lse_bytes, &s->right[LSE]));
+    s->call.lse = s->made[LSE]->device;
+    s->reference.lse = s->right[LSE]->device;
+    if (s->pass == DW__ATTENTION_BACKWARD) {
+        s->call.o = s->reference.o;
+        s->call.lse = s->reference.lse;
+    }
+    DW_RETURN_IF_FAILED(add_workspace(t, s));
+    if (kernel->provided)
+        snprintf(t->detail, sizeof t->detail, ", head_dim %d%s", (int)s->shape.head_dim,
+                 s->shape.window ? ", causal," : "");
+    t->call = &s->call;
+    return DW_OK;
 }
 
 static dw_status run_reference(dw__trial *t) {
     const state *s = t->state;
-    dw_attention call = s->call;
-    call.o = tensor_of(s, REF_O);
-    call.lse = (float *)(s->device + s->begin[REF_LSE]);
-    call.dq = tensor_of(s, REF_DQ);
-    call.dk = tensor_of(s, REF_DK);
-    call.dv = tensor_of(s, REF_DV);
-    DW_RETURN_IF_FAILED(dw__attention_run_reference(&call, &t->context, DW__ATTENTION_FORWARD));
+    const dw__kernel *const all = dw__reference_attention;
+    DW_RETURN_IF_FAILED(dw__gpu_run(&all[DW__ATTENTION_FORWARD], NULL, &s->reference, &t->context));
     if (s->pass == DW__ATTENTION_FORWARD) return DW_OK;
-    return dw__attention_run_reference(&call, &t->context, DW__ATTENTION_BACKWARD);
+    return dw__gpu_run(&all[DW__ATTENTION_BACKWARD], NULL, &s->reference, &t->context);
 }
 
 /* ---- comparison --------------------------------------------------------------------------------------- */
 
-static double value_at(const dw__trial *t, buffer which, size_t i) {
-    const state *s = t->state;
-    const bool lse = which == LSE || which == REF_LSE;
-    return (double)dw__trial_get(t->host + s->begin[which], lse ? DW_F32 : s->call.dtype, i);
+static double largest_of(const dw__trial_part *p, dw_dtype type) {
+    double largest = 0.0;
+    for (size_t i = 0; i < p->bytes / dw_dtype_bytes(type); i++) {
+        const double x = fabs((double)dw__trial_get(p->host, type, i));
+        if (isfinite(x) && x > largest) largest = x;
+    }
+    return largest;
 }
 
 /* Tolerances. With u the unit roundoff of the type (2^-8, 2^-11), P, dS and results are rounded to it. O is a weighted
@@ -229,54 +168,40 @@ static double value_at(const dw__trial *t, buffer which, size_t i) {
  * again. The bound is doubled for the reference's rounding and dropout's factor. A gradient is a sum of at most 201
  * products of random sign. Rounding each product changes the sum by about u times the root of the sum of their squares,
  * which is of the order of the gradients themselves. Eight times the largest gradient leaves room for the worst of 10^5
- * elements. A wrong tile, mask or scale causes errors as large as the values. LSE is not rounded: it
- * is F32, computed with an approximate exponential. */
-static double tolerance_of(const state *s, buffer which, double largest) {
-    double u = s->shape.f16 ? 0x1p-11 : 0x1p-8;
-    if (which == LSE) return 0x1p-10;
-    return (which == O ? 4.0 : 8.0) * u * largest;
-}
-
-static bool is_close(const dw__trial *t, buffer tested, buffer reference, const char *name,
-                     char *text, size_t bytes) {
-    const state *s = t->state;
-    size_t count = s->count[tested] / (tested == LSE ? sizeof(float) : 2), worst = 0;
-    buffer scale_of = tested == O ? V : reference;
-    double largest = 0.0, most = 0.0;
-    for (size_t i = 0; i < s->count[scale_of] / (scale_of == REF_LSE ? sizeof(float) : 2); i++) {
-        double x = fabs(value_at(t, scale_of, i));
-        if (isfinite(x) && x > largest) largest = x;
+ * elements. A wrong tile, mask or scale causes errors as large as the values. LSE is not rounded: it is F32,
+ * computed with an approximate exponential. */
+static bool is_close(const state *s, int which, char *text, size_t bytes) {
+    const double u = s->shape.f16 ? 0x1p-11 : 0x1p-8;
+    const bool lse = which == LSE;
+    const dw_dtype type = lse ? DW_F32 : s->call.dtype;
+    const dw__trial_part *made = s->made[which], *right = s->right[which],
+                         *values = which == DW__ATTENTION_O ? s->right[DW__ATTENTION_V] : right;
+    const double tolerance =
+        lse ? 0x1p-10 : (which == DW__ATTENTION_O ? 4.0 : 8.0) * u * largest_of(values, type);
+    for (size_t i = 0; i < made->bytes / dw_dtype_bytes(type); i++) {
+        const double x = (double)dw__trial_get(made->host, type, i),
+                     y = (double)dw__trial_get(right->host, type, i);
+        if (x == y || fabs(x - y) <= tolerance) continue; /* equal infinities do not differ */
+        snprintf(text, bytes, "element %zu of %s is %g, expected %g within %.2g", i,
+                 lse ? "lse" : dw__attention_operands[which].name, x, y, tolerance);
+        return false;
     }
-    for (size_t i = 0; i < count; i++) {
-        double x = value_at(t, tested, i), y = value_at(t, reference, i);
-        double off = x == y ? 0.0 : fabs(x - y); /* equal infinities do not differ */
-        if (!(off <= most)) {                    /* a NaN counts as the largest difference */
-            most = isnan(off) ? INFINITY : off;
-            worst = i;
-        }
-    }
-    const double tolerance = tolerance_of(s, tested, largest);
-    if (most <= tolerance) return true;
-    snprintf(text, bytes, "element %zu of %s is %g, expected %g within %.2g", worst, name,
-             value_at(t, tested, worst), value_at(t, reference, worst), tolerance);
-    return false;
+    return true;
 }
 
 static bool agrees(const dw__trial *t, char *text, size_t bytes) {
-    if (((const state *)t->state)->pass == DW__ATTENTION_FORWARD)
-        return is_close(t, O, REF_O, "o", text, bytes) &&
-               is_close(t, LSE, REF_LSE, "lse", text, bytes);
-    return is_close(t, DQ, REF_DQ, "dq", text, bytes) &&
-           is_close(t, DK, REF_DK, "dk", text, bytes) && is_close(t, DV, REF_DV, "dv", text, bytes);
+    const state *s = t->state;
+    if (s->pass == DW__ATTENTION_FORWARD)
+        return is_close(s, DW__ATTENTION_O, text, bytes) && is_close(s, LSE, text, bytes);
+    return is_close(s, DW__ATTENTION_DQ, text, bytes) &&
+           is_close(s, DW__ATTENTION_DK, text, bytes) && is_close(s, DW__ATTENTION_DV, text, bytes);
 }
 
 const dw__first_use dw__attention_first_use = {
     .against = "the reference",
     .count = TRIALS,
     .state_bytes = sizeof(state),
-    .place = place,
-    .fill = fill,
-    .bind = bind,
+    .prepare = prepare,
     .reference = run_reference,
     .agrees = agrees,
 };

@@ -17,10 +17,24 @@ bool dw__first_use_is_on(void) {
     return !setting || strcmp(setting, "off") != 0;
 }
 
-size_t dw__trial_place(dw__trial *t, size_t bytes) {
-    const size_t begin = t->bytes;
-    t->bytes += (bytes + 255) / 256 * 256;
-    return begin;
+static dw_status add(dw__trial *t, size_t bytes, bool on_device, dw__trial_part **part) {
+    const size_t header = (sizeof(dw__trial_part) + 15) / 16 * 16,
+                 padded = (bytes + 255) / 256 * 256;
+    dw__trial_part *made = dw__malloc(header + padded);
+    if (!made) return dw__fail_memory("the first-use check of a kernel", header + padded);
+    *made = (dw__trial_part){
+        .next = t->parts, .bytes = bytes, .padded = padded, .host = (char *)made + header};
+    memset(made->host, 0xff, padded);
+    *part = t->parts = made;
+    return on_device && padded > 0 ? t->context.device->allocate(padded, &made->device) : DW_OK;
+}
+
+dw_status dw__trial_add(dw__trial *t, size_t bytes, dw__trial_part **part) {
+    return add(t, bytes, true, part);
+}
+
+dw_status dw__trial_scratch(dw__trial *t, size_t bytes, dw__trial_part **part) {
+    return add(t, bytes, false, part);
 }
 
 float dw__trial_get(const void *numbers, dw_dtype type, size_t at) {
@@ -85,64 +99,64 @@ static dw_status judge(dw__trial *t, dw_status ran, dw__variant *variant) {
     return refuse(t, how, text, variant);
 }
 
-/* Runs the kernel and copies its results to the host. On the emulator, any finding of the checker is a failure here. */
-static dw_status run_kernel(dw__trial *t) {
+/* Copies all parts to the device, or back, and waits. */
+static dw_status copy_parts(dw__trial *t, bool in) {
     const dw_device *device = t->context.device;
-    DW_RETURN_IF_FAILED(t->variant->kernel->enqueue(t->call, &t->context, t->variant));
-    DW_RETURN_IF_FAILED(device->copy_out(t->host, t->device, t->host_bytes, t->stream));
+    for (dw__trial_part *p = t->parts; p; p = p->next)
+        if (p->device)
+            DW_RETURN_IF_FAILED(in ? device->copy_in(p->device, p->host, p->padded, t->stream)
+                                   : device->copy_out(p->host, p->device, p->padded, t->stream));
     return device->stream_synchronize(t->stream);
+}
+
+/* On the emulator, any finding of the checker is a failure here. */
+static dw_status run_kernel(dw__trial *t) {
+    DW_RETURN_IF_FAILED(t->variant->kernel->enqueue(t->call, &t->context, t->variant));
+    return copy_parts(t, false);
+}
+
+static void free_parts(dw__trial *t) {
+    dw__trial_part *next;
+    for (dw__trial_part *p = t->parts; p; p = next) {
+        next = p->next;
+        if (p->device) t->context.device->release(p->device, p->padded);
+        dw__free(p);
+    }
 }
 
 static dw_status run_trial(dw__trial *t, dw__variant *variant) {
     const dw__first_use *check = variant->kernel->first_use;
-    const dw_device *device = t->context.device;
+    dw__trial_part *state;
     dw_status status = DW_OK;
-    DW_TRY(check->place(t));
-    t->host = dw__malloc(t->host_bytes);
-    if (!t->host) DW_TRY(dw__fail_memory("the first-use check of a kernel", t->host_bytes));
-    memset(t->host, 0xff, t->host_bytes);
-    DW_TRY(check->fill(t));
-    DW_TRY(device->allocate(t->bytes, (void **)&t->device));
-    check->bind(t);
-    if (t->bytes > t->host_bytes)
-        DW_TRY(
-            device->fill_on(t->device + t->host_bytes, 0xff, t->bytes - t->host_bytes, t->stream));
-    DW_TRY(device->copy_in(t->device, t->host, t->host_bytes, t->stream));
-    DW_TRY(device->stream_synchronize(t->stream));
+    DW_TRY(dw__trial_scratch(t, check->state_bytes, &state));
+    t->state = memset(state->host, 0, state->bytes);
+    DW_TRY(check->prepare(t));
+    DW_TRY(copy_parts(t, true));
     if (check->reference) DW_TRY(check->reference(t));
     DW_TRY(judge(t, run_kernel(t), variant));
 
 cleanup:
-    if (t->device) {
-        if (status != DW_OK) (void)device->stream_synchronize(t->stream);
-        device->release(t->device, t->bytes);
-    }
-    if (check->release) check->release(t);
-    dw__free(t->host);
+    if (status != DW_OK) (void)t->context.device->stream_synchronize(t->stream);
+    free_parts(t);
     return status;
 }
 
 dw_status dw__first_use_check(const dw__context *context, dw__variant *variant) {
     const dw__first_use *check = variant->kernel->first_use;
     const dw_device *device = context->device;
-    void *stream = NULL, *state = NULL;
+    void *stream = NULL;
     int before = 0;
     bool relaxed = false;
     dw_status status = DW_OK;
     DW_TRY(device->capture_relax(&before));
     relaxed = true;
     DW_TRY(device->stream_create(&stream));
-    state = dw__malloc(check->state_bytes);
-    if (!state) DW_TRY(dw__fail_memory("the first-use check of a kernel", check->state_bytes));
     for (int i = 0; i < check->count && !variant->disabled; i++) {
-        dw__trial t = {
-            .context = *context, .variant = variant, .index = i, .stream = stream, .state = state};
-        memset(state, 0, check->state_bytes);
+        dw__trial t = {.context = *context, .variant = variant, .index = i, .stream = stream};
         DW_TRY(run_trial(&t, variant));
     }
 
 cleanup:
-    dw__free(state);
     if (stream) device->stream_destroy(stream);
     if (relaxed) device->capture_restore(before);
     return status == DW_OK

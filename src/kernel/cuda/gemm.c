@@ -5,6 +5,7 @@
 #include "kernel/cuda/gpu_kernels.h"
 #include "sm100/gemm_tiles.h"
 #include <math.h>
+#include <string.h>
 
 /* ---- tiles ----------------------------------------------------------------------------------------- */
 
@@ -153,12 +154,6 @@ static dw__map_element element_of(dw_dtype type, bool codes) {
     return type == DW_F32 ? DW__MAP_F32 : type == DW_F16 ? DW__MAP_F16 : DW__MAP_BF16;
 }
 
-static dw_status encode(const dw__context *context, const dw__tensor_map_shape *shape,
-                        const char *name, dw__tensor_map *map) {
-    dw_status status = context->device->tensor_map(shape, map);
-    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "the tensor map of %s", name);
-}
-
 /* Makes a map of `rows` x `columns` with boxes of 128 bytes x `box_rows`. */
 static dw_status make_map(const dw__context *context, const dw_matrix *x, const char *name,
                           int64_t rows, int64_t columns, dw__map_element element, int box_rows,
@@ -177,7 +172,7 @@ static dw_status make_map(const dw__context *context, const dw_matrix *x, const 
         .box = {(uint32_t)(DW_GEMM_ROW_BYTES / width), (uint32_t)box_rows},
         .swizzle_bytes = 128,
     };
-    return encode(context, &shape, name, map);
+    return dw__gpu_map(context, &shape, name, map);
 }
 
 /* Makes a map of the scales of `parts` times `rows` rows: their tiles side by side, as words of 64 bits, in boxes for
@@ -196,7 +191,7 @@ static dw_status make_scale_map(const dw__context *context, const void *scales, 
         .stride = {(uint64_t)(DW_SCALE_TILE_BYTES * wide)},
         .box = {(uint32_t)(WORDS * DW_SCALED_STEP_TILES(scheme)), 1},
     };
-    return encode(context, &shape, name, map);
+    return dw__gpu_map(context, &shape, name, map);
 }
 
 /* Makes the maps of the operands: A, B, then their scales if they are codes. */
@@ -220,7 +215,7 @@ static dw_status make_operand_maps(const dw_gemm *c, const dw__context *context,
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     enum { BOX_ROWS = 32 }; /* rows of D that one warp stores */
     const dw_gemm *c = call;
-    const dw__gemm_shape unpacked = dw__gemm_unpack(variant->params), *shape = &unpacked;
+    const dw__gemm_shape unpacked = {.params = variant->params}, *shape = &unpacked;
     const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
     const int operands = c->quantized ? 4 : 2; /* maps of them; then D's and the residual's */
     const dw__map_element element_d = element_of(c->output, c->quantized_d);
@@ -313,7 +308,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {
-    const dw__gemm_shape shape = dw__gemm_unpack(params);
+    const dw__gemm_shape shape = {.params = params};
     (void)kernel, (void)capability;
     points[0].code = dw__gemm_variant(&shape);
     points[0].shared_bytes = dw__gemm_tiles[shape.tile].shared_bytes;
@@ -323,7 +318,7 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__gemm_shape shape = dw__gemm_shape_of(call, context->sm_count);
-    return dw__variant_of(context, kernel, dw__gemm_pack(shape), variant);
+    return dw__variant_of(context, kernel, shape.params, variant);
 }
 
 #define SM100_GEMM                                                                                 \
@@ -354,7 +349,7 @@ const dw__kernel dw__sm100_gemm_scaled = {
  * three tiles of three steps each, so that both accumulators and every stage of the ring are reused. */
 dw__gemm_case dw__gemm_case_of(const dw__variant *variant) {
     enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 33, STEPS = 3, MISSING = 27, CLUSTERS = 2 };
-    const dw__gemm_shape s = dw__gemm_unpack(variant->params);
+    const dw__gemm_shape s = {.params = variant->params};
     const bool scaled = is_scaled((dw_scheme)s.scheme_a);
     const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
     return (dw__gemm_case){
@@ -409,12 +404,6 @@ const dw__kernel dw__reference_gemm = {
     .entry_points = reference_points,
 };
 
-dw_status dw__gemm_run_reference(const dw_gemm *call, const dw__context *context) {
-    const dw__variant *variant;
-    DW_RETURN_IF_FAILED(prepare_reference(&dw__reference_gemm, call, context, &variant));
-    return enqueue_reference(call, context, variant);
-}
-
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
 /* A checked call, its kernel, and the context in which the kernel runs. */
@@ -468,16 +457,13 @@ static dw_status workspace_of(const job *j, size_t *bytes) {
 
 static dw_status run(const job *j) {
     const dw_gemm *call = &j->call;
-    const dw__variant *variant;
     size_t needed;
     DW_RETURN_IF_FAILED(workspace_of(j, &needed));
     if (needed > 0)
         DW_RETURN_IF_FAILED(dw__cutlass_workspace(j->kernel->provided, call->workspace,
                                                   call->workspace_bytes, needed));
-    DW_RETURN_IF_FAILED(j->kernel->prepare(j->kernel, call, j->context, &variant));
-    if (!variant->disabled) return j->kernel->enqueue(call, j->context, variant);
-    if (call->quantized || call->quantized_d) return dw__variant_status(variant);
-    return dw__gemm_run_reference(call, j->context);
+    return dw__gpu_run(j->kernel, call->quantized || call->quantized_d ? NULL : &dw__reference_gemm,
+                       call, j->context);
 }
 
 dw_status dw_gemm_run(const dw_gemm *given) {

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { PAD = 8, SEED = 2026, MOST_GROUPS = 4 };
+enum { PAD = 8, SEED = 2026, MOST_GROUPS = 4, BLOCK = 32 /* elements of D with one scale */ };
 #define CODES DW_BOOL /* codes are bytes; dw_dtype has no name for them yet */
 
 typedef enum part {
@@ -29,7 +29,8 @@ typedef struct region {
     /* from row to row, in elements or bytes of codes; the padding of a row is NaNs, bytes of 0xFF */
     int pitch;
     dw_dtype type; /* CODES: bytes; codes of D are E4M3 */
-    size_t begin;  /* offset in bytes, in device memory and in `host` */
+    dw__trial_part *memory;
+    double *values; /* operands as numbers, row by row without padding */
 } region;
 
 typedef struct state {
@@ -38,50 +39,126 @@ typedef struct state {
     dw_grouped_gemm groups;
     void *group_a[MOST_GROUPS], *group_b[MOST_GROUPS], *group_d[MOST_GROUPS];
     region parts[PARTS];
-    /* Operands as numbers, row by row without padding, in one block of memory. */
-    double *values[VALUES];
-    char *host; /* host memory of the trial */
 } state;
 
-/* ---- layout ------------------------------------------------------------------------------------- */
+/* ---- operands ----------------------------------------------------------------------------------- */
 
 /* `units`: the length of a row in elements or bytes of codes. */
-static void place_part(dw__trial *t, part which, int rows, int columns, int units, dw_dtype type) {
+static dw_status add_part(dw__trial *t, part which, int rows, int columns, int units,
+                          dw_dtype type) {
+    const int chunk = 16 / (int)dw_dtype_bytes(type),
+              pitch = (units + PAD + chunk - 1) / chunk * chunk;
+    region *p = &((state *)t->state)->parts[which];
+    dw__trial_part *values;
+    *p = (region){rows, columns, pitch, type, NULL, NULL};
+    DW_RETURN_IF_FAILED(
+        dw__trial_add(t, (size_t)rows * (size_t)pitch * dw_dtype_bytes(type), &p->memory));
+    if (which >= VALUES) return DW_OK;
+    DW_RETURN_IF_FAILED(
+        dw__trial_scratch(t, (size_t)rows * (size_t)columns * sizeof(double), &values));
+    p->values = values->host;
+    return DW_OK;
+}
+
+static float get(const region *p, size_t at) {
+    const unsigned char *codes = p->memory->host;
+    return p->type == CODES ? dw__decode_one(DW_E4M3, codes[at])
+                            : dw__trial_get(p->memory->host, p->type, at);
+}
+
+/* Returns a random number from -1 to 1. */
+static float random_number(part which, size_t at) {
+    return 2.0f * dw__philox_uniform(SEED, which, 0, at) - 1.0f;
+}
+
+/* Adds an operand of random numbers. */
+static dw_status add_numbers(dw__trial *t, part which, int rows, int columns, dw_dtype type) {
+    const region *p = &((state *)t->state)->parts[which];
+    DW_RETURN_IF_FAILED(add_part(t, which, rows, columns, columns, type));
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++) {
+            const size_t at = (size_t)i * (size_t)p->pitch + (size_t)j;
+            const float number = random_number(which, at);
+            /* Factors for which the activation is not linear. */
+            dw__trial_set(p->memory->host, type, at,
+                          which == FACTORS ? 1.0f + 0.5f * number : number);
+            p->values[(size_t)i * (size_t)columns + (size_t)j] = (double)get(p, at);
+        }
+    return DW_OK;
+}
+
+/* Adds an operand of codes and scales of numbers from -1 to 1. Each block has its own magnitude, so that a scale at a
+ * wrong place changes the result. The rows have `parts` parts, each with whole tiles of scales. */
+static dw_status add_codes(dw__trial *t, part which, int rows, int columns, dw_scheme scheme,
+                           int parts) {
+    enum { SIZES = 4 };
     state *s = t->state;
-    const int chunk = 16 / (int)dw_dtype_bytes(type);
-    const int pitch = (units + PAD + chunk - 1) / chunk * chunk;
-    const size_t begin = dw__trial_place(t, (size_t)rows * (size_t)pitch * dw_dtype_bytes(type));
-    s->parts[which] = (region){rows, columns, pitch, type, begin};
+    region *p = &s->parts[which];
+    const part scales_of = which == A ? SCALES_A : SCALES_B;
+    const size_t count = (size_t)rows * (size_t)columns;
+    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+    dw_block_layout layout = {0};
+    dw__trial_part *numbers, *scales;
+    options.scheme = scheme;
+    DW_RETURN_IF_FAILED(dw_block_layout_of(&options, rows, columns, &layout));
+    const int64_t part_rows = rows / parts, row_bytes = layout.row_bytes,
+                  part_bytes = dw_scales_swizzled_bytes(part_rows, layout.scale_cols);
+    DW_RETURN_IF_FAILED(add_part(t, which, rows, columns, (int)row_bytes, CODES));
+    DW_RETURN_IF_FAILED(
+        add_part(t, scales_of, 1, (int)part_bytes * parts, (int)part_bytes * parts, CODES));
+    DW_RETURN_IF_FAILED(dw__trial_scratch(t, count * sizeof(float), &numbers));
+    DW_RETURN_IF_FAILED(dw__trial_scratch(t, layout.scale_bytes, &scales));
+    float *number = numbers->host;
+    unsigned char *codes = p->memory->host, *ordered = s->parts[scales_of].memory->host,
+                  *scale = scales->host;
+    for (size_t at = 0; at < count; at++) {
+        const size_t block = at / (size_t)columns * (size_t)layout.scale_cols +
+                             at % (size_t)columns / (size_t)layout.block;
+        const int size = (int)(SIZES * dw__philox_uniform(SEED, which, 1, block));
+        number[at] = ldexpf(random_number(which, at), -size);
+    }
+    DW_RETURN_IF_FAILED(
+        dw_block_quantize(&options, rows, columns, number, columns, codes, p->pitch, scale));
+    DW_RETURN_IF_FAILED(
+        dw_block_dequantize(&options, rows, columns, codes, p->pitch, scale, number, columns));
+    for (size_t at = 0; at < count; at++) p->values[at] = (double)number[at];
+    for (int i = 0; i < parts; i++)
+        DW_RETURN_IF_FAILED(dw_scales_swizzle(part_rows, layout.scale_cols, 1,
+                                              scale + i * part_rows * layout.scale_cols,
+                                              ordered + i * part_bytes));
+    return DW_OK;
 }
 
-/* Returns the bytes of the scales for `rows` rows of `columns` elements; 0 if the operand has no scales. */
-static int scale_bytes(bool quantized, int rows, int columns, int block) {
-    return quantized ? (int)dw_scales_swizzled_bytes(rows, (columns + block - 1) / block) : 0;
-}
-
-static void place_parts(dw__trial *t) {
-    const state *s = t->state;
+static dw_status add_operands(dw__trial *t, const state *s) {
     const dw_gemm *c = &s->call;
-    const dw_dtype type = c->dtype, operand = c->quantized ? CODES : type,
-                   output = c->quantized_d ? CODES : c->output;
-    const int m = (int)c->m, n = (int)c->n, k = (int)c->k, units = (int)dw__gemm_row_units(c),
-              rows_b = (int)dw__gemm_rows_b(c),
-              block = c->quantized ? dw_scheme_describe(c->scheme_a)->block : 1,
-              of_a = scale_bytes(c->quantized, m, k, block),
-              of_b = rows_b / n * scale_bytes(c->quantized, n, k, block),
-              of_d = scale_bytes(c->quantized_d, m, n, 32);
-    place_part(t, A, m, k, units, operand);
-    place_part(t, B, s->given.groups * rows_b, k, units, operand);
-    place_part(t, BIAS, 1, rows_b, rows_b, type);
-    place_part(t, RESIDUAL, m, n, n, output);
-    place_part(t, FACTORS, 1, 2, 2, DW_F32);
-    place_part(t, SCALES_A, 1, of_a, of_a, CODES);
-    place_part(t, SCALES_B, 1, of_b, of_b, CODES);
-    place_part(t, D, m, n, n, output);
-    place_part(t, SCALES_D, 1, of_d, of_d, CODES);
+    const int m = (int)c->m, n = (int)c->n, k = (int)c->k, rows_b = (int)dw__gemm_rows_b(c),
+              all_b = s->given.groups * rows_b;
+    if (c->quantized) {
+        DW_RETURN_IF_FAILED(add_codes(t, A, m, k, c->scheme_a, 1));
+        DW_RETURN_IF_FAILED(add_codes(t, B, all_b, k, c->scheme_b, rows_b / n));
+    } else {
+        DW_RETURN_IF_FAILED(add_numbers(t, A, m, k, c->dtype));
+        DW_RETURN_IF_FAILED(add_numbers(t, B, all_b, k, c->dtype));
+    }
+    DW_RETURN_IF_FAILED(add_numbers(t, BIAS, 1, rows_b, c->dtype));
+    DW_RETURN_IF_FAILED(add_numbers(t, FACTORS, 1, 2, DW_F32));
+    if (s->given.residual) DW_RETURN_IF_FAILED(add_numbers(t, RESIDUAL, m, n, c->output));
+    DW_RETURN_IF_FAILED(add_part(t, D, m, n, n, c->quantized_d ? CODES : c->output));
+    if (!c->quantized_d) return DW_OK;
+    const int scales = (int)dw_scales_swizzled_bytes(m, (n + BLOCK - 1) / BLOCK);
+    return add_part(t, SCALES_D, 1, scales, scales, CODES);
 }
 
-/* Pointers are set only once memory exists; the size of the workspace does not depend on them. */
+/* ---- the call ----------------------------------------------------------------------------------- */
+
+static void *device_of(const state *s, part which) {
+    return s->parts[which].memory ? s->parts[which].memory->device : NULL;
+}
+
+static dw_matrix matrix_of(const state *s, part which) {
+    return (dw_matrix){device_of(s, which), s->parts[which].pitch};
+}
+
 static void set_groups(state *s) {
     const dw_gemm *c = &s->call;
     int64_t before = 0;
@@ -90,172 +167,61 @@ static void set_groups(state *s) {
                                   .n = c->n,
                                   .k = c->k,
                                   .m = s->given.rows,
+                                  .a = s->group_a,
+                                  .b = s->group_b,
+                                  .d = s->group_d,
                                   .stride_a = c->a.stride,
                                   .stride_b = c->b.stride,
                                   .stride_d = c->d.stride,
-                                  .workspace = c->workspace,
-                                  .workspace_bytes = c->workspace_bytes,
                                   .stream = c->stream};
-    if (!c->a.data) return;
     for (int g = 0; g < s->given.groups; before += s->given.rows[g++]) {
         s->group_a[g] = (uint16_t *)c->a.data + before * c->a.stride;
         s->group_b[g] = (uint16_t *)c->b.data + g * c->n * c->b.stride;
         s->group_d[g] = (uint16_t *)c->d.data + before * c->d.stride;
     }
-    s->groups.a = s->group_a, s->groups.b = s->group_b, s->groups.d = s->group_d;
 }
 
-/* Sets up the call of the kernel under test. */
-static const void *call_of(state *s) {
-    if (s->given.groups == 1) return &s->call;
-    set_groups(s);
-    return &s->groups;
-}
-
-static dw_status place(dw__trial *t) {
+static dw_status add_workspace(dw__trial *t, state *s) {
     const dw__kernel *kernel = t->variant->kernel;
+    dw__trial_part *workspace;
+    size_t bytes;
+    if (!kernel->workspace_bytes) return DW_OK;
+    DW_RETURN_IF_FAILED(kernel->workspace_bytes(kernel, t->call, &t->context, &bytes));
+    DW_RETURN_IF_FAILED(dw__trial_add(t, bytes, &workspace));
+    s->call.workspace = s->groups.workspace = workspace->device;
+    s->call.workspace_bytes = s->groups.workspace_bytes = bytes;
+    return DW_OK;
+}
+
+static dw_status prepare(dw__trial *t) {
     state *s = t->state;
-    size_t workspace = 0;
-    s->given =
-        kernel->provided ? dw__gemm_cutlass_case_of(t->variant) : dw__gemm_case_of(t->variant);
-    s->call = s->given.call;
-    s->call.struct_size = sizeof s->call;
-    s->call.device = t->context.device;
+    dw_gemm *c = &s->call;
+    s->given = t->variant->kernel->provided ? dw__gemm_cutlass_case_of(t->variant)
+                                            : dw__gemm_case_of(t->variant);
+    *c = s->given.call;
     t->context.sm_count = s->given.sm_count;
     t->consequence = s->given.has_reference ? ", its GEMMs are computed by definition"
                                             : ", its GEMMs are refused";
-    place_parts(t);
-    t->host_bytes = t->bytes;
-    if (kernel->workspace_bytes)
-        DW_RETURN_IF_FAILED(kernel->workspace_bytes(kernel, call_of(s), &t->context, &workspace));
-    s->call.workspace_bytes = workspace;
-    (void)dw__trial_place(t, workspace);
-    return DW_OK;
-}
-
-/* ---- operands ----------------------------------------------------------------------------------- */
-
-static char *host_of(const state *s, part which) { return s->host + s->parts[which].begin; }
-
-static float get(const state *s, part which, size_t at) {
-    const region *p = &s->parts[which];
-    const void *base = host_of(s, which);
-    return p->type == CODES ? dw__decode_one(DW_E4M3, ((const unsigned char *)base)[at])
-                            : dw__trial_get(base, p->type, at);
-}
-
-/* Returns a random number from -1 to 1. */
-static float random_number(part which, size_t at) {
-    return 2.0f * dw__philox_uniform(SEED, which, 0, at) - 1.0f;
-}
-
-static void fill_numbers(state *s, part which) {
-    const region *p = &s->parts[which];
-    for (int i = 0; i < p->rows; i++)
-        for (int j = 0; j < p->columns; j++) {
-            size_t at = (size_t)i * (size_t)p->pitch + (size_t)j,
-                   to = (size_t)i * (size_t)p->columns + (size_t)j;
-            const float number = random_number(which, at);
-            /* Returns factors for which the activation is not linear. */
-            dw__trial_set(host_of(s, which), p->type, at,
-                          which == FACTORS ? 1.0f + 0.5f * number : number);
-            s->values[which][to] = (double)get(s, which, at);
-        }
-}
-
-/* Makes codes and scales of numbers from -1 to 1. Each block has its own magnitude, so that a scale at a wrong place
- * changes the result. The rows have `parts` parts, each with whole tiles of scales. */
-static dw_status fill_codes(state *s, part which, dw_scheme scheme, part scales_of, int parts) {
-    enum { SIZES = 4 };
-    const region *p = &s->parts[which];
-    const int64_t rows = p->rows, columns = p->columns, part_rows = rows / parts;
-    const size_t count = (size_t)rows * (size_t)columns;
-    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
-    dw_block_layout layout = {0};
-    dw_status status = DW_OK;
-    float *numbers = NULL;
-    unsigned char *codes = NULL, *scales = NULL, *ordered = (unsigned char *)host_of(s, scales_of);
-    options.scheme = scheme;
-    DW_TRY(dw_block_layout_of(&options, rows, columns, &layout));
-    numbers = dw__malloc(count * sizeof *numbers);
-    codes = dw__malloc(layout.code_bytes);
-    scales = dw__malloc(layout.scale_bytes);
-    if (!numbers || !codes || !scales)
-        DW_TRY(dw__fail_memory("the first-use check of a kernel", count * sizeof *numbers));
-    for (size_t at = 0; at < count; at++) {
-        const size_t block = at / (size_t)columns * (size_t)layout.scale_cols +
-                             at % (size_t)columns / (size_t)layout.block;
-        const int size = (int)(SIZES * dw__philox_uniform(SEED, which, 1, block));
-        numbers[at] = ldexpf(random_number(which, at), -size);
-    }
-    DW_TRY(dw_block_quantize(&options, rows, columns, numbers, columns, codes, 0, scales));
-    DW_TRY(dw_block_dequantize(&options, rows, columns, codes, 0, scales, numbers, columns));
-    for (size_t at = 0; at < count; at++) s->values[which][at] = (double)numbers[at];
-    for (int64_t i = 0; i < rows; i++)
-        memcpy(host_of(s, which) + i * p->pitch, codes + i * layout.row_bytes,
-               (size_t)layout.row_bytes);
-    const int64_t part_bytes = dw_scales_swizzled_bytes(part_rows, layout.scale_cols);
-    for (int i = 0; i < parts; i++)
-        DW_TRY(dw_scales_swizzle(part_rows, layout.scale_cols, 1,
-                                 scales + i * part_rows * layout.scale_cols,
-                                 ordered + i * part_bytes));
-
-cleanup:
-    dw__free(numbers);
-    dw__free(codes);
-    dw__free(scales);
-    return status;
-}
-
-static dw_status allocate_values(state *s) {
-    size_t count = 0, given = 0;
-    for (part which = A; which < VALUES; which++)
-        count += (size_t)s->parts[which].rows * (size_t)s->parts[which].columns;
-    s->values[A] = dw__malloc(count * sizeof(double));
-    if (!s->values[A])
-        return dw__fail_memory("the first-use check of a kernel", count * sizeof(double));
-    for (part which = A; which < VALUES; which++) {
-        s->values[which] = s->values[A] + given;
-        given += (size_t)s->parts[which].rows * (size_t)s->parts[which].columns;
-    }
-    return DW_OK;
-}
-
-static dw_status fill(dw__trial *t) {
-    state *s = t->state;
-    const dw_gemm *c = &s->call;
-    s->host = t->host;
-    DW_RETURN_IF_FAILED(allocate_values(s));
-    fill_numbers(s, BIAS);
-    fill_numbers(s, FACTORS);
-    if (!c->quantized_d) fill_numbers(s, RESIDUAL);
-    if (c->quantized) {
-        DW_RETURN_IF_FAILED(fill_codes(s, A, c->scheme_a, SCALES_A, 1));
-        return fill_codes(s, B, c->scheme_b, SCALES_B, (int)(dw__gemm_rows_b(c) / c->n));
-    }
-    fill_numbers(s, A);
-    fill_numbers(s, B);
-    return DW_OK;
-}
-
-static void bind(dw__trial *t) {
-    state *s = t->state;
-    dw_gemm *c = &s->call;
-    void *at[PARTS];
-    for (part which = A; which < PARTS; which++) at[which] = t->device + s->parts[which].begin;
-    c->a = (dw_matrix){at[A], s->parts[A].pitch};
-    c->b = (dw_matrix){at[B], s->parts[B].pitch};
-    c->d = (dw_matrix){at[D], s->parts[D].pitch};
-    if (s->given.bias) c->bias = at[BIAS];
-    if (s->given.residual) c->residual = (dw_matrix){at[RESIDUAL], s->parts[RESIDUAL].pitch};
-    c->scales_a = at[SCALES_A];
-    c->scales_b = at[SCALES_B];
-    c->scales_d = at[SCALES_D];
-    c->factor_a = at[FACTORS];
-    c->factor_b = c->factor_a + 1;
-    c->workspace = c->workspace_bytes > 0 ? t->device + t->host_bytes : NULL;
+    DW_RETURN_IF_FAILED(add_operands(t, s));
+    c->struct_size = sizeof *c;
+    c->device = t->context.device;
     c->stream = t->stream;
-    t->call = call_of(s);
+    c->a = matrix_of(s, A);
+    c->b = matrix_of(s, B);
+    c->d = matrix_of(s, D);
+    if (s->given.bias) c->bias = device_of(s, BIAS);
+    if (s->given.residual) c->residual = matrix_of(s, RESIDUAL);
+    c->scales_a = device_of(s, SCALES_A);
+    c->scales_b = device_of(s, SCALES_B);
+    c->scales_d = device_of(s, SCALES_D);
+    c->factor_a = device_of(s, FACTORS);
+    c->factor_b = c->factor_a + 1;
+    t->call = c;
+    if (s->given.groups > 1) {
+        set_groups(s);
+        t->call = &s->groups;
+    }
+    return add_workspace(t, s);
 }
 
 /* ---- expected values ---------------------------------------------------------------------------- */
@@ -269,9 +235,10 @@ typedef struct expected {
  * even if the accumulator is truncated. */
 static expected scaled_sum(const state *s, int row, int row_b) {
     const int k = (int)s->call.k;
-    const double *a = s->values[A] + (size_t)row * (size_t)k,
-                 *b = s->values[B] + (size_t)row_b * (size_t)k, *factors = s->values[FACTORS];
-    const double bias = s->call.bias ? s->values[BIAS][row_b] : 0.0,
+    const double *a = s->parts[A].values + (size_t)row * (size_t)k,
+                 *b = s->parts[B].values + (size_t)row_b * (size_t)k,
+                 *factors = s->parts[FACTORS].values;
+    const double bias = s->call.bias ? s->parts[BIAS].values[row_b] : 0.0,
                  scale =
                      (double)s->call.alpha * (s->call.quantized ? factors[0] * factors[1] : 1.0);
     double sum = 0.0, magnitude = 0.0;
@@ -322,7 +289,7 @@ static expected expected_at(const state *s, int row, int column) {
     const double rounding = d->type == DW_F32 ? 0x1p-24 : d->type == DW_F16 ? 0x1p-11 : 0x1p-8;
     expected x = activated(s, row, column);
     if (s->given.residual)
-        x.value += s->values[RESIDUAL][(size_t)row * (size_t)d->columns + (size_t)column];
+        x.value += s->parts[RESIDUAL].values[(size_t)row * (size_t)d->columns + (size_t)column];
     x.error += (0x1p-23 + rounding) * (fabs(x.value) + x.error);
     if (d->type == DW_F16) x.error += 0x1p-25; /* subnormal */
     return x;
@@ -333,7 +300,7 @@ static expected expected_at(const state *s, int row, int column) {
 static bool is_untouched(const state *s, int row, char *text, size_t bytes) {
     const region *d = &s->parts[D];
     for (int j = d->columns; j < d->pitch; j++) {
-        float value = get(s, D, (size_t)row * (size_t)d->pitch + (size_t)j);
+        float value = get(d, (size_t)row * (size_t)d->pitch + (size_t)j);
         if (isnan(value)) continue;
         snprintf(text, bytes, "%g was written behind row %d of D", (double)value, row);
         return false;
@@ -345,7 +312,7 @@ static bool row_is_right(const state *s, int row, char *text, size_t bytes) {
     const region *d = &s->parts[D];
     for (int j = 0; j < d->columns; j++) {
         const size_t at = (size_t)row * (size_t)d->pitch + (size_t)j;
-        const double value = (double)get(s, D, at);
+        const double value = (double)get(d, at);
         const expected x = expected_at(s, row, j);
         if (fabs(value - x.value) <= x.error) continue; /* a NaN is not smaller than any bound */
         snprintf(text, bytes, "D[%d][%d] of %lld x %lld x %lld is %g, expected %g within %.2g", row,
@@ -357,8 +324,6 @@ static bool row_is_right(const state *s, int row, char *text, size_t bytes) {
 }
 
 /* ---- codes and scales ------------------------------------------------------------------------------- */
-
-enum { BLOCK = 32 };
 
 /* Returns the code of the scale by the rule RCEIL for a block whose largest magnitude is `most`. */
 static int scale_for(double most) {
@@ -398,7 +363,7 @@ static bool block_is_right(const state *s, int row, int block, int scale, char *
         return false;
     }
     for (int j = 0; j < count; j++) {
-        const float value = get(s, D, (size_t)row * (size_t)d->pitch + (size_t)(first + j));
+        const float value = get(d, (size_t)row * (size_t)d->pitch + (size_t)(first + j));
         if (value >= number_for(x[j].value - x[j].error, scale) &&
             value <= number_for(x[j].value + x[j].error, scale))
             continue;
@@ -414,7 +379,7 @@ static bool block_is_right(const state *s, int row, int block, int scale, char *
 
 static bool quantized_is_right(const state *s, char *text, size_t bytes) {
     const region *d = &s->parts[D];
-    const unsigned char *scales = (const unsigned char *)s->host + s->parts[SCALES_D].begin;
+    const unsigned char *scales = s->parts[SCALES_D].memory->host;
     const int blocks = (d->columns + BLOCK - 1) / BLOCK, wide = DW_SCALE_TILES_WIDE(blocks),
               high = DW_SCALE_TILES_HIGH(d->rows);
     for (int row = 0; row < high * DW_SCALE_TILE_ROWS; row++)
@@ -447,16 +412,11 @@ static bool agrees(const dw__trial *t, char *text, size_t bytes) {
     return true;
 }
 
-static void release(dw__trial *t) { dw__free(((state *)t->state)->values[A]); }
-
 const dw__first_use dw__gemm_first_use = {
     .against = "the reference",
     .count = 1,
     .failure_refuses = true,
     .state_bytes = sizeof(state),
-    .place = place,
-    .fill = fill,
-    .bind = bind,
+    .prepare = prepare,
     .agrees = agrees,
-    .release = release,
 };

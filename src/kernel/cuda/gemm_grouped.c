@@ -2,6 +2,7 @@
  * kernel runs all groups in one launch. */
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
+#include <string.h>
 
 typedef struct job {
     dw_grouped_gemm call;
@@ -96,7 +97,7 @@ static dw_status run_own(const job *j, const dw_gemm *one) {
     return dw_gemm_run(one);
 }
 static dw_status run_reference(const job *j, const dw_gemm *one) {
-    return dw__gemm_run_reference(one, j->context);
+    return dw__gpu_run(&dw__reference_gemm, NULL, one, j->context);
 }
 
 static dw_status run(const job *j) {

@@ -6,12 +6,48 @@
 #include "deepwell/attention.h"
 #include "kernel/gpu_kernel.h"
 #include "kernel/library/cutlass.h"
-#include <string.h>
 
 typedef enum dw__attention_pass {
     DW__ATTENTION_FORWARD,
     DW__ATTENTION_BACKWARD
 } dw__attention_pass;
+
+/* ---- tensors of a call -------------------------------------------------------------------------- */
+
+typedef enum dw__attention_operand {
+    DW__ATTENTION_Q,
+    DW__ATTENTION_K,
+    DW__ATTENTION_V,
+    DW__ATTENTION_O,
+    DW__ATTENTION_D_O,
+    DW__ATTENTION_DQ,
+    DW__ATTENTION_DK,
+    DW__ATTENTION_DV,
+    DW__ATTENTION_OPERANDS
+} dw__attention_operand;
+
+typedef struct dw__attention_operand_kind {
+    const char *name;
+    size_t offset; /* of the member of dw_attention */
+    bool of_keys;  /* has heads_kv heads and seq_len_kv rows */
+    bool backward; /* only backward uses it */
+    bool written;  /* by the first pass that uses it */
+} dw__attention_operand_kind;
+extern const dw__attention_operand_kind dw__attention_operands[DW__ATTENTION_OPERANDS];
+
+static inline dw_attention_tensor *dw__attention_tensor(const dw_attention *call,
+                                                        dw__attention_operand which) {
+    return (dw_attention_tensor *)((uintptr_t)call + dw__attention_operands[which].offset);
+}
+
+/* The lengths of a tensor's axes besides head_dim; packed sequences are one sequence. */
+typedef struct dw__attention_extent {
+    int64_t batch, heads, rows;
+} dw__attention_extent;
+dw__attention_extent dw__attention_extent_of(const dw_attention *call, dw__attention_operand which);
+/* Sets the strides of a contiguous tensor, [batch, heads, rows, head_dim], or [batch, rows, heads, head_dim] with
+ * `rows_first`. Returns its bytes. */
+size_t dw__attention_lay_out(dw_attention *call, dw__attention_operand which, bool rows_first);
 
 /* ---- attention_check.c ---------------------------------------------------------------------- */
 
@@ -41,27 +77,19 @@ const char *dw__attention_describe(const dw_attention *call, char *text, size_t 
 /* ---- attention.c: variants --------------------------------------------------------------------- */
 
 /* The compile-time parameters of a variant. */
-typedef struct dw__attention_shape {
-    uint64_t head_dim : 16; /* rounded up to a head dimension that has kernels */
-    bool f16 : 1, softcap : 1, dropout : 1, packed : 1, window : 1, deterministic : 1;
-    /* there are enough keys for the wide tiles, if the head dimension has any */
-    bool many_keys : 1;
-    bool serial : 1;    /* backward: one thread block processes all keys of a head */
-    bool blackwell : 1; /* sm_100f: forward only, without packing, soft cap or dropout */
-    uint64_t unused : 39;
+typedef union dw__attention_shape {
+    struct {
+        uint64_t head_dim : 16; /* rounded up to a head dimension that has kernels */
+        bool f16 : 1, softcap : 1, dropout : 1, packed : 1, window : 1, deterministic : 1;
+        /* there are enough keys for the wide tiles, if the head dimension has any */
+        bool many_keys : 1;
+        bool serial : 1;    /* backward: one thread block processes all keys of a head */
+        bool blackwell : 1; /* sm_100f: forward only, without packing, soft cap or dropout */
+        uint64_t unused : 39;
+    };
+    uint64_t params; /* of dw__variant */
 } dw__attention_shape;
-
 _Static_assert(sizeof(dw__attention_shape) == sizeof(uint64_t), "packed, and no bit is padding");
-static inline uint64_t dw__attention_pack(dw__attention_shape shape) {
-    uint64_t params;
-    memcpy(&params, &shape, sizeof params);
-    return params;
-}
-static inline dw__attention_shape dw__attention_unpack(uint64_t params) {
-    dw__attention_shape shape;
-    memcpy(&shape, &params, sizeof shape);
-    return shape;
-}
 
 dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass,
                                            int sm_count);
@@ -91,10 +119,9 @@ dw__jit_variant dw__attention_reference_variant(bool f16, dw__attention_pass pas
 /* Sets the kernels' parameters, except for those of the workspace and `tiles`. */
 void dw__attention_set_params(const dw_attention *call, dw_attention_params *params);
 
-/* Makes the tensor map of `tensor`, with boxes of 64 columns and `box_rows` rows. `name` is for messages. */
+/* Makes the map of a tensor, with boxes of 64 columns and `box_rows` rows. */
 dw_status dw__attention_map(const dw__context *context, const dw_attention *call,
-                            const dw_attention_tensor *tensor, const char *name, bool of_keys,
-                            int box_rows, dw__tensor_map *map);
+                            dw__attention_operand which, int box_rows, dw__tensor_map *map);
 
 /* Offsets in the workspace of backward, in bytes; see cuda/common/attention_backward_layout.h. */
 typedef struct dw__attention_workspace {
@@ -110,9 +137,8 @@ extern const dw__kernel dw__sm90_attention_forward, dw__sm90_attention_backward,
     dw__sm100_attention_forward;
 /* Entry points of backward's variants. */
 enum { DW__ATTENTION_MAIN, DW__ATTENTION_PREPARE, DW__ATTENTION_FINISH };
-/* Runs the reference, attention by its definition, which supports any GPU. It is not in the registry. */
-dw_status dw__attention_run_reference(const dw_attention *call, const dw__context *context,
-                                      dw__attention_pass pass);
+/* The references: attention by its definition, on any GPU. They are not in the registry. */
+extern const dw__kernel dw__reference_attention[2];
 
 /* Tolerance of fused kernels. */
 #define DW__ATTENTION_TOLERANCE                                                                    \

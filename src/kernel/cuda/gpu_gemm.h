@@ -6,7 +6,6 @@
 #include "kernel/gpu_kernel.h"
 #include "kernel/library/cutlass.h"
 #include "sm100/gemm_scaled_params.h"
-#include <string.h>
 
 /* ---- gemm_check.c ------------------------------------------------------------------------ */
 
@@ -48,27 +47,19 @@ enum { DW__GEMM_TILES = 18, DW__GEMM_OUTPUTS = 3 };
 extern const dw__gemm_tile dw__gemm_tiles[DW__GEMM_TILES];
 
 /* The compile-time parameters of a variant. */
-typedef struct dw__gemm_shape {
-    uint64_t tile : 8;     /* of dw__gemm_tiles, one for the schemes */
-    uint64_t scheme_a : 8; /* dw_scheme */
-    uint64_t scheme_b : 8;
-    uint64_t output : 8;     /* OUTPUT of gemm_params.h */
-    uint64_t activation : 8; /* dw_activation */
-    bool f16 : 1, bias : 1, residual : 1;
-    uint64_t unused : 21;
+typedef union dw__gemm_shape {
+    struct {
+        uint64_t tile : 8;     /* of dw__gemm_tiles, one for the schemes */
+        uint64_t scheme_a : 8; /* dw_scheme */
+        uint64_t scheme_b : 8;
+        uint64_t output : 8;     /* OUTPUT of gemm_params.h */
+        uint64_t activation : 8; /* dw_activation */
+        bool f16 : 1, bias : 1, residual : 1;
+        uint64_t unused : 21;
+    };
+    uint64_t params; /* of dw__variant */
 } dw__gemm_shape;
-
 _Static_assert(sizeof(dw__gemm_shape) == sizeof(uint64_t), "packed, and no bit is padding");
-static inline uint64_t dw__gemm_pack(dw__gemm_shape shape) {
-    uint64_t params;
-    memcpy(&params, &shape, sizeof params);
-    return params;
-}
-static inline dw__gemm_shape dw__gemm_unpack(uint64_t params) {
-    dw__gemm_shape shape;
-    memcpy(&shape, &params, sizeof shape);
-    return shape;
-}
 
 /* Returns whether this variant exists: a tile is for one kind of operands and needs whole boxes of D's columns. */
 bool dw__gemm_exists(const dw__gemm_shape *shape);
@@ -112,8 +103,6 @@ struct json_t *dw__gemm_describe_tile(const dw__kernel *kernel, const void *call
 /* Finds the device's context, in which the kernel runs. NULL means "cuda". */
 dw_status dw__gemm_context(const dw_device *device, const dw__kernel *kernel,
                            const dw__context **context);
-/* Runs a checked, non-empty call with the reference. */
-dw_status dw__gemm_run_reference(const dw_gemm *call, const dw__context *context);
 
 /* ---- gemm_cutlass.c -------------------------------------------------------------------------- */
 

@@ -7,6 +7,7 @@
 #include "kernel/cuda/gpu_quantize.h"
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
 const char dw__gpu_proof_emulator[] = "proven on the emulator, not run on hardware";
 

@@ -4,7 +4,6 @@
 
 #include "deepwell/quantize.h"
 #include "kernel/gpu_kernel.h"
-#include <string.h>
 
 /* Checks whether the call's members are consistent, with or without a GPU. If `launching`, pointers must be set. */
 dw_status dw__quantize_check(const dw_quantize *call, bool launching);
@@ -13,24 +12,16 @@ dw_status dw__quantize_check(const dw_quantize *call, bool launching);
 dw_block_options dw__quantize_options(const dw_quantize *call, int axis);
 
 /* The compile-time parameters of a variant. */
-typedef struct dw__quantize_shape {
-    uint64_t dtype : 8, scheme : 8;
-    uint64_t rule : 8; /* dw_scale_rule, not DEFAULT */
-    bool along_rows : 1, along_cols : 1, square : 1;
-    uint64_t unused : 37;
+typedef union dw__quantize_shape {
+    struct {
+        uint64_t dtype : 8, scheme : 8;
+        uint64_t rule : 8; /* dw_scale_rule, not DEFAULT */
+        bool along_rows : 1, along_cols : 1, square : 1;
+        uint64_t unused : 37;
+    };
+    uint64_t params; /* of dw__variant */
 } dw__quantize_shape;
-
 _Static_assert(sizeof(dw__quantize_shape) == sizeof(uint64_t), "packed, and no bit is padding");
-static inline uint64_t dw__quantize_pack(dw__quantize_shape shape) {
-    uint64_t params;
-    memcpy(&params, &shape, sizeof params);
-    return params;
-}
-static inline dw__quantize_shape dw__quantize_unpack(uint64_t params) {
-    dw__quantize_shape shape;
-    memcpy(&shape, &params, sizeof shape);
-    return shape;
-}
 
 /* `arch`: "sm_90a" or "sm_100f". */
 dw__jit_variant dw__quantize_variant(const dw__quantize_shape *shape, const char *entry,

@@ -6,11 +6,12 @@
 #include "kernel/reference/scalar.h"
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 typedef struct state {
     dw__operation_call call;
-    size_t inputs[DW_MAX_INPUTS], outputs[DW_MAX_OUTPUTS]; /* offsets */
-    dw__tensor expected[DW_MAX_OUTPUTS];                   /* F64, contiguous */
+    dw__trial_part *inputs[DW_MAX_INPUTS], *outputs[DW_MAX_OUTPUTS];
+    dw__tensor expected[DW_MAX_OUTPUTS]; /* F64, contiguous */
 } state;
 
 static size_t span_of(const dw__tensor *t) {
@@ -27,18 +28,6 @@ static int64_t offset_of(const dw__tensor *t, int64_t index) {
         index /= t->shape[axis];
     }
     return offset;
-}
-
-static dw_status place(dw__trial *t) {
-    state *s = t->state;
-    dw__call *c = &s->call.call;
-    t->variant->kernel->example(t->variant->params, t->index, c);
-    for (uint32_t i = 0; i < c->input_count; i++)
-        s->inputs[i] = dw__trial_place(t, span_of(&c->inputs[i]));
-    for (uint32_t i = 0; i < c->output_count; i++)
-        s->outputs[i] = dw__trial_place(t, span_of(&c->outputs[i]));
-    t->host_bytes = t->bytes;
-    return DW_OK;
 }
 
 /* ---- operands and expected results ------------------------------------------------------------------------------- */
@@ -80,38 +69,51 @@ static dw_status make_graph(const dw__call *c, dw_graph **graph) {
     return DW_OK;
 }
 
-static dw_status fill(dw__trial *t) {
-    state *s = t->state;
+/* Fills the operands. Evaluates the operation's definition. */
+static dw_status expect(dw__trial *t, state *s) {
     const dw__call *c = &s->call.call;
     const dw__interpret_options precise = {.high_precision = true};
-    dw__tensor leaves[DW_MAX_INPUTS] = {{0}};
+    dw__tensor leaves[DW_MAX_INPUTS] = {{0}}, found[DW_MAX_OUTPUTS] = {{0}};
+    dw__trial_part *part;
     dw_graph *graph = NULL;
     dw_status status = DW_OK;
     for (uint32_t i = 0; i < c->input_count; i++) {
-        const size_t bytes = (size_t)dw__tensor_count(&c->inputs[i]) * sizeof(double);
         leaves[i] = c->inputs[i];
         if (dw__dtype_is_float(leaves[i].dtype)) leaves[i].dtype = DW_F64;
         dw__tensor_set_contiguous(&leaves[i]);
-        leaves[i].data = dw__malloc(bytes);
-        if (!leaves[i].data) DW_TRY(dw__fail_memory("the first-use check of a kernel", bytes));
-        fill_tensor(t->host + s->inputs[i], &c->inputs[i], i, leaves[i].data);
+        DW_TRY(dw__trial_scratch(t, dw__tensor_bytes(&leaves[i]), &part));
+        leaves[i].data = part->host;
+        fill_tensor(s->inputs[i]->host, &c->inputs[i], i, leaves[i].data);
     }
     DW_TRY(make_graph(c, &graph));
-    DW_TRY(dw__interpret(graph, NULL, leaves, s->expected, &precise));
+    DW_TRY(dw__interpret(graph, NULL, leaves, found, &precise));
+    for (uint32_t i = 0; i < c->output_count; i++) {
+        s->expected[i] = found[i];
+        DW_TRY(dw__trial_scratch(t, dw__tensor_bytes(&found[i]), &part));
+        s->expected[i].data = memcpy(part->host, found[i].data, dw__tensor_bytes(&found[i]));
+    }
 
 cleanup:
-    for (uint32_t i = 0; i < c->input_count; i++) dw__free(leaves[i].data);
+    for (uint32_t i = 0; i < c->output_count; i++) dw__free_aligned(found[i].data);
     dw_graph_destroy(graph);
     return status;
 }
 
-static void bind(dw__trial *t) {
+static dw_status prepare(dw__trial *t) {
     state *s = t->state;
     dw__call *c = &s->call.call;
-    for (uint32_t i = 0; i < c->input_count; i++) c->inputs[i].data = t->device + s->inputs[i];
-    for (uint32_t i = 0; i < c->output_count; i++) c->outputs[i].data = t->device + s->outputs[i];
+    t->variant->kernel->example(t->variant->params, t->index, c);
+    for (uint32_t i = 0; i < c->input_count; i++) {
+        DW_RETURN_IF_FAILED(dw__trial_add(t, span_of(&c->inputs[i]), &s->inputs[i]));
+        c->inputs[i].data = s->inputs[i]->device;
+    }
+    for (uint32_t i = 0; i < c->output_count; i++) {
+        DW_RETURN_IF_FAILED(dw__trial_add(t, span_of(&c->outputs[i]), &s->outputs[i]));
+        c->outputs[i].data = s->outputs[i]->device;
+    }
     s->call.stream = t->stream;
     t->call = &s->call;
+    return expect(t, s);
 }
 
 /* ---- comparison --------------------------------------------------------------------------------------------------- */
@@ -147,7 +149,7 @@ static bool output_agrees(const dw__trial *t, const state *s, uint32_t output, c
          t->variant->kernel->tolerance_factor * sqrt(terms_of(&s->call.call, made)) * 0x1p-24) *
         largest;
     for (int64_t i = 0; i < count; i++) {
-        const double x = number_at(t->host + s->outputs[output], made->dtype, offset_of(made, i)),
+        const double x = number_at(s->outputs[output]->host, made->dtype, offset_of(made, i)),
                      expected = number_at(right->data, right->dtype, i);
         if (fabs(x - expected) <= bound) continue; /* a NaN is beyond every bound */
         snprintf(text, bytes, "element %lld of result %u of %s is %g, expected %g within %.2g",
@@ -164,19 +166,11 @@ static bool agrees(const dw__trial *t, char *text, size_t bytes) {
     return true;
 }
 
-static void release(dw__trial *t) {
-    state *s = t->state;
-    for (uint32_t i = 0; i < s->call.call.output_count; i++) dw__free_aligned(s->expected[i].data);
-}
-
 const dw__first_use dw__operation_first_use = {
     .against = "the operation's definition",
     .count = 2,
     .failure_refuses = true,
     .state_bytes = sizeof(state),
-    .place = place,
-    .fill = fill,
-    .bind = bind,
+    .prepare = prepare,
     .agrees = agrees,
-    .release = release,
 };

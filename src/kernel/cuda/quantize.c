@@ -169,7 +169,7 @@ enum { BLOCKS, AMAX }; /* entry points; only NVFP4 has the second */
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {
-    const dw__quantize_shape shape = dw__quantize_unpack(params);
+    const dw__quantize_shape shape = {.params = params};
     const char *arch = capability == 90 ? "sm_90a" : "sm_100f";
     points[BLOCKS].code = dw__quantize_variant(&shape, kernel->name, arch);
     if (shape.scheme == DW_SCHEME_NVFP4)
@@ -179,7 +179,7 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
 
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
-    return dw__variant_of(context, kernel, dw__quantize_pack(shape_of(call)), variant);
+    return dw__variant_of(context, kernel, shape_of(call).params, variant);
 }
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
