@@ -30,8 +30,7 @@ static const dw__variant *first_use(bool wrong) {
     }
     REQUIRE(dw_device_find("emulator:sm_100a", &device) == DW_OK);
     REQUIRE(device->context(&context) == DW_OK);
-    REQUIRE(dw__variant_of(context, &dw__sm100_attention_forward, shape.params,
-                           &variant) == DW_OK);
+    REQUIRE(dw__variant_of(context, &dw__sm100_attention_forward, shape.params, &variant) == DW_OK);
     return variant;
 }
 

@@ -375,7 +375,8 @@ static void definition_is_right(void **state) {
                      .seed = 70 + (uint64_t)i};
         run r;
         open_run(&p, device, &r);
-        if (dw__gpu_run(&dw__reference_gemm, NULL, &r.call, context) != DW_OK) fail_msg("%s", dw_last_error());
+        if (dw__gpu_run(&dw__reference_gemm, NULL, &r.call, context) != DW_OK)
+            fail_msg("%s", dw_last_error());
         check(&p, &r);
         close_run(&r);
     }

@@ -542,8 +542,8 @@ static void keep_all(void) {
         REQUIRE(device_named(devices[d])->context(&context) == DW_OK);
         for (size_t i = 0; i < DW_COUNT(quantizations); i++) {
             const dw__quantize_shape shape = quantize_shape(&quantizations[i]);
-            REQUIRE(dw__variant_of(context, &dw__quantize_blocks, shape.params,
-                                   &quantize) == DW_OK);
+            REQUIRE(dw__variant_of(context, &dw__quantize_blocks, shape.params, &quantize) ==
+                    DW_OK);
             REQUIRE(!quantize->disabled);
         }
     }
@@ -553,8 +553,7 @@ static void keep_all(void) {
         const dw__gemm_shape shape = shape_of(&gemms[i]);
         /* The launcher never selects variants with cluster launch control. */
         if (gemms[i].schedule) continue;
-        REQUIRE(dw__variant_of(context, &dw__sm100_gemm_scaled, shape.params, &gemm) ==
-                DW_OK);
+        REQUIRE(dw__variant_of(context, &dw__sm100_gemm_scaled, shape.params, &gemm) == DW_OK);
         REQUIRE(!gemm->disabled);
     }
     REQUIRE(lines == 0);

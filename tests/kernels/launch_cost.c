@@ -105,8 +105,8 @@ static dw_status prepare(bench *b) {
     DW_RETURN_IF_FAILED(dw_attention_supported(c, true));
     dw__attention_shape shape =
         dw__attention_shape_of(c, DW__ATTENTION_FORWARD, b->context->sm_count);
-    DW_RETURN_IF_FAILED(dw__variant_of(b->context, &dw__sm90_attention_forward,
-                                       shape.params, &b->variant));
+    DW_RETURN_IF_FAILED(
+        dw__variant_of(b->context, &dw__sm90_attention_forward, shape.params, &b->variant));
     const dw__attention_tile *tile = b->tile = dw__attention_tile_of(&shape, DW__ATTENTION_FORWARD);
     DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, DW__ATTENTION_Q, tile->m, &b->maps[0]));
     DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, DW__ATTENTION_K, tile->n, &b->maps[1]));
