@@ -129,6 +129,43 @@ static inline dw_status dw__gpu_map(const dw__context *context, const dw__tensor
     return status == DW_OK ? DW_OK : dw__fail_prefix(status, "the tensor map of %s", name);
 }
 
+/* ---- the public calls (gpu_job.c) ------------------------------------------------------------------- */
+
+/* How the public calls of a family find and run their kernel. */
+typedef struct dw__gpu_family {
+    const char *title; /* "GEMM": begins the messages */
+    dw__call_kind op;  /* of kernels that a call may name */
+    /* Deepwell's kernels, up to the first NULL. */
+    const dw__kernel *own[3];
+    /* Finds Deepwell's kernel for a call and a compute capability. DW_UNSUPPORTED says why there is none. */
+    dw_status (*choose)(const void *call, int capability, const dw__kernel **kernel);
+    const char *(*describe)(const void *call, char *text, size_t bytes);
+    const char *workspace_query; /* the public function that returns the workspace's bytes */
+} dw__gpu_family;
+
+typedef struct dw__gpu_job {
+    const void *call; /* checked */
+    const dw_device *device;
+    const char *named; /* the kernel that the call names; NULL: Deepwell chooses */
+    bool empty;        /* the kernel has nothing to compute, and need not support the call */
+    const void *workspace;
+    size_t workspace_bytes;
+    const dw__kernel *reference; /* as for dw__gpu_run */
+    const dw__kernel *kernel;    /* found by dw__job_find */
+    const dw__context *context;
+} dw__gpu_job;
+
+/* Puts the call's description in front of the message of a failure. */
+dw_status dw__job_name(const dw__gpu_family *family, const dw__gpu_job *job, dw_status status);
+/* Finds the kernel and the context of the device. Messages of these functions begin with the call's description. */
+dw_status dw__job_find(const dw__gpu_family *family, dw__gpu_job *job);
+/* Checks the workspace and enqueues. */
+dw_status dw__job_run(const dw__gpu_family *family, const dw__gpu_job *job);
+/* DW_OK if the job would run, unless its workspace is too small. An empty job does. */
+dw_status dw__job_would_run(const dw__gpu_family *family, const dw__gpu_job *job);
+/* Returns the bytes of workspace, 0 for an empty job. */
+dw_status dw__job_workspace(const dw__gpu_family *family, const dw__gpu_job *job, size_t *bytes);
+
 /* ---- measurement (gpu_measure.c) ------------------------------------------------------------------- */
 
 /* A call to measure, with its own operands. */

@@ -159,12 +159,13 @@ static void refusals(void *unused) {
     dw_gemm call = tiny_call("cutlass.sm90.bf17");
     require_refused(&call, DW_INVALID_ARGUMENT,
                     "GEMM (m 3, n 8, k 16, bf16): kernel \"cutlass.sm90.bf17\" is not known for "
-                    "this; expected one of sm100_gemm, cutlass.sm90.bf16, cutlass.sm90.bf16.other, "
+                    "this; expected one of sm100_gemm, sm100_gemm_scaled, cutlass.sm90.bf16, "
+                    "cutlass.sm90.bf16.other, "
                     "cutlass.sm100.bf16, cutlass.sm100.mxfp8, cutlass.sm100.nvfp4");
     call = tiny_call("cutlass.sm100.grouped");
     require_refused(&call, DW_INVALID_ARGUMENT, "is not known for this");
-    call = tiny_call("sm100_gemm_scaled");
-    require_refused(&call, DW_INVALID_ARGUMENT, "is not known for this");
+    call = tiny_call("sm100_gemm_scaled"); /* of other operands, and not for this GPU */
+    require_refused(&call, DW_UNSUPPORTED, "these kernels are for 10.0 and 10.3");
     call = tiny_call("cutlass.sm100.bf16");
     require_refused(&call, DW_UNSUPPORTED,
                     "is for compute capability 10.0; GPU 0 is a Fake GPU 0 (9.0)");
@@ -226,7 +227,8 @@ static void without_library(void *unused) {
     dw_gemm call = tiny_call("cutlass.sm90.bf16");
     provider = NULL;
     setenv("DEEPWELL_CUTLASS", "/nowhere/libnone.so", 1);
-    require_refused(&call, DW_UNSUPPORTED, "there is sm100_gemm; CUTLASS's kernels are not there");
+    require_refused(&call, DW_UNSUPPORTED,
+                    "there is sm100_gemm, sm100_gemm_scaled; CUTLASS's kernels are not there");
     require_refused(&call, DW_UNSUPPORTED, "`make cutlass` builds them");
     call.kernel = "mine";
     require_refused(&call, DW_INVALID_ARGUMENT, "kernel \"mine\" is not known for this");

@@ -428,7 +428,7 @@ static void wrong_arguments_are_rejected(void **state) {
     REFUSED(DW_INVALID_ARGUMENT, "the bias lies at", c.bias = memory + 1);
     REFUSED(DW_UNSUPPORTED, "the residual lies at", (c.residual = (dw_matrix){memory + 2, 8}));
     REFUSED(DW_UNSUPPORTED, "\"cpu\" runs no kernels", c.device = device_named("cpu"));
-    REFUSED(DW_UNSUPPORTED, "compute capability 9.0); these kernels are for 10.0 and 10.3",
+    REFUSED(DW_UNSUPPORTED, "compute capability 9.0): these kernels are for 10.0 and 10.3",
             c.device = device_named("emulator:sm_90a"));
     REFUSED(DW_UNSUPPORTED, "compute capability 12.0", c.device = device_named("emulator:sm_120a"));
     good.a.data = good.b.data = good.d.data = NULL;

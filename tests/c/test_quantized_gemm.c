@@ -707,7 +707,7 @@ static void wrong_quantizations_give_one_error(void **state) {
     BAD(DW_INVALID_ARGUMENT, "tensor_scale is NULL", c.tensor_scale = NULL);
     BAD(DW_INVALID_ARGUMENT, "amax is", c.amax = (float *)(void *)(memory + 2));
     BAD(DW_UNSUPPORTED, "\"cpu\" runs no kernels", c.device = device_named("cpu"));
-    BAD(DW_UNSUPPORTED, "compute capability 12.0); these kernels are for 9.0, 10.0",
+    BAD(DW_UNSUPPORTED, "compute capability 12.0): these kernels are for 9.0, 10.0",
         c.device = device_named("emulator:sm_120a"));
 #undef BAD
 }

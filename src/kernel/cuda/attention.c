@@ -577,86 +577,63 @@ const dw__kernel dw__reference_attention[] = {
 
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
-/* A checked call, its kernel, and the context in which the kernel runs. */
-typedef struct job {
-    dw_attention call;
-    const dw__kernel *kernel;
-    const dw__context *context;
-} job;
-
-/* Puts a description of the call in front of the message. */
-static dw_status name_call(dw_status status, const dw_attention *call) {
-    char text[256];
-    if (status == DW_OK) return DW_OK;
-    return dw__fail_prefix(status, "attention (%s)",
-                           dw__attention_describe(call, text, sizeof text));
+static dw_status choose_forward(const void *call, int capability, const dw__kernel **kernel) {
+    *kernel = kernel_on(DW__ATTENTION_FORWARD, capability);
+    return dw__attention_check_capability(call, DW__ATTENTION_FORWARD, capability);
 }
 
-/* Sets `kernel` if the call names one of CUTLASS's kernels; otherwise leaves it NULL. */
-static dw_status find_provided(job *j) {
-    const char *name = j->call.kernel;
-    j->kernel = NULL;
-    if (!name || strcmp(name, dw__sm90_attention_forward.name) == 0 ||
-        strcmp(name, dw__sm100_attention_forward.name) == 0)
-        return DW_OK;
-    const dw_status status =
-        dw__gpu_kernel_provided(DW__CALL_ATTENTION_FORWARD, name,
-                                "sm90_attention_forward, sm100_attention_forward", &j->kernel);
-    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "attention");
+static dw_status choose_backward(const void *call, int capability, const dw__kernel **kernel) {
+    *kernel = kernel_on(DW__ATTENTION_BACKWARD, capability);
+    return dw__attention_check_capability(call, DW__ATTENTION_BACKWARD, capability);
 }
 
-static dw_status check_provided(const job *j, bool launching) {
-    const dw_attention *call = &j->call;
-    size_t bytes;
-    DW_RETURN_IF_FAILED(dw__cutlass_runs_in(j->kernel->provided, j->context));
-    if (dw__attention_has_no_queries(call) || dw__attention_has_no_keys(call)) return DW_OK;
-    DW_RETURN_IF_FAILED(j->kernel->workspace_bytes(j->kernel, call, j->context, &bytes));
-    if (!launching) return DW_OK;
-    return dw__cutlass_workspace(j->kernel->provided, call->workspace, call->workspace_bytes,
-                                 bytes);
-}
+static const dw__gpu_family families[] = {
+    [DW__ATTENTION_FORWARD] = {.title = "attention",
+                               .kind = DW__CALL_ATTENTION_FORWARD,
+                               .own = {&dw__sm90_attention_forward, &dw__sm100_attention_forward},
+                               .choose = choose_forward,
+                               .describe = dw__attention_describe,
+                               .workspace_query = "the library"},
+    [DW__ATTENTION_BACKWARD] = {.title = "attention",
+                                .kind = DW__CALL_ATTENTION_BACKWARD,
+                                .own = {&dw__sm90_attention_backward},
+                                .choose = choose_backward,
+                                .describe = dw__attention_describe,
+                                .workspace_query = "dw_attention_backward_workspace"},
+};
 
-static dw_status check_own(const job *j, dw__attention_pass pass) {
-    const dw__context *context = j->context;
-    const dw_status status = dw__attention_check_capability(&j->call, pass, context->capability);
-    if (status != DW_OK)
-        return dw__fail_prefix(status, "attention: GPU %d is a %s (compute capability %d.%d)",
-                               context->ordinal, context->name, context->capability / 10,
-                               context->capability % 10);
-    if (!j->call.kernel || strcmp(j->call.kernel, j->kernel->name) == 0) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED,
-                    "attention: kernel is \"%s\"; expected %s, which GPU %d has: it "
-                    "is a %s (compute capability %d.%d)",
-                    j->call.kernel, j->kernel->name, context->ordinal, context->name,
-                    context->capability / 10, context->capability % 10);
-}
-
+/* Forward has run before a backward whose caller needs gradients, so the slow reference may compute these. */
 static dw_status make_job(const dw_attention *given, dw__attention_pass pass, bool launching,
-                          job *j) {
-    DW_RETURN_IF_FAILED(dw__attention_read(given, &j->call));
-    DW_RETURN_IF_FAILED(dw__attention_check(&j->call, pass, launching));
-    DW_RETURN_IF_FAILED(find_provided(j));
-    DW_RETURN_IF_FAILED(dw__gpu_context(j->call.device, "attention", &j->context));
-    if (j->kernel) return name_call(check_provided(j, launching), &j->call);
-    j->kernel = kernel_on(pass, j->context->capability);
-    return check_own(j, pass);
+                          dw_attention *call, dw__gpu_job *j) {
+    DW_RETURN_IF_FAILED(dw__attention_read(given, call));
+    DW_RETURN_IF_FAILED(dw__attention_check(call, pass, launching));
+    *j = (dw__gpu_job){
+        .call = call,
+        .device = call->device,
+        .named = call->kernel,
+        .empty = dw__attention_has_no_queries(call) || dw__attention_has_no_keys(call),
+        .workspace = call->workspace,
+        .workspace_bytes = call->workspace_bytes,
+        .reference = pass == DW__ATTENTION_BACKWARD ? &dw__reference_attention[pass] : NULL};
+    return dw__job_find(&families[pass], j);
 }
 
-static dw_status run(const job *j, dw__attention_pass pass) {
-    const dw_attention *call = &j->call;
-    const dw__kernel *reference = &dw__reference_attention[pass];
-    if (dw__attention_has_no_keys(call) || dw__attention_has_no_queries(call))
-        return dw__gpu_run(reference, NULL, call, j->context);
-    /* Forward has already run and its caller needs gradients, so the slow reference computes them. */
-    return dw__gpu_run(j->kernel, pass == DW__ATTENTION_BACKWARD ? reference : NULL, call,
-                       j->context);
+static dw_status run(const dw_attention *given, dw__attention_pass pass) {
+    dw_attention call;
+    dw__gpu_job j;
+    DW_RETURN_IF_FAILED(make_job(given, pass, true, &call, &j));
+    const bool forward = pass == DW__ATTENTION_FORWARD;
+    if (forward ? dw__attention_has_no_queries(&call) : call.batch == 0) return DW_OK;
+    if (j.empty) j.kernel = &dw__reference_attention[pass];
+    return dw__job_run(&families[pass], &j);
 }
 
-dw_status dw_attention_forward(const dw_attention *given) {
-    job j;
-    DW_RETURN_IF_FAILED(make_job(given, DW__ATTENTION_FORWARD, true, &j));
-    if (dw__attention_has_no_queries(&j.call)) return DW_OK;
-    return name_call(run(&j, DW__ATTENTION_FORWARD), &j.call);
+dw_status dw_attention_forward(const dw_attention *call) {
+    return run(call, DW__ATTENTION_FORWARD);
+}
+
+dw_status dw_attention_backward(const dw_attention *call) {
+    return run(call, DW__ATTENTION_BACKWARD);
 }
 
 dw_status dw_attention_backward_workspace(const dw_attention *given, size_t *bytes) {
@@ -671,40 +648,13 @@ dw_status dw_attention_backward_workspace(const dw_attention *given, size_t *byt
     return backward_bytes(&dw__sm90_attention_backward, &call, context, bytes);
 }
 
-static dw_status check_workspace(const job *j) {
-    const dw_attention *call = &j->call;
-    size_t needed;
-    DW_RETURN_IF_FAILED(backward_bytes(j->kernel, call, j->context, &needed));
-    if (needed == 0) return DW_OK;
-    if (!call->workspace || call->workspace_bytes < needed)
-        return dw__fail(
-            DW_INVALID_ARGUMENT,
-            "attention: workspace is %s of %zu bytes; expected %zu of device memory, as "
-            "dw_attention_backward_workspace says",
-            call->workspace ? "memory" : "NULL", call->workspace_bytes, needed);
-    if ((uintptr_t)call->workspace % 16 == 0) return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT,
-                    "attention: workspace lies at %p; expected a multiple of 16 bytes",
-                    call->workspace);
-}
-
-dw_status dw_attention_backward(const dw_attention *given) {
-    job j;
-    DW_RETURN_IF_FAILED(make_job(given, DW__ATTENTION_BACKWARD, true, &j));
-    DW_RETURN_IF_FAILED(check_workspace(&j));
-    if (j.call.batch == 0) return DW_OK;
-    return name_call(run(&j, DW__ATTENTION_BACKWARD), &j.call);
-}
-
 dw_status dw_attention_supported(const dw_attention *given, bool backward) {
-    job j;
-    DW_RETURN_IF_FAILED(
-        make_job(given, backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD, false, &j));
-    if (dw__attention_has_no_queries(&j.call) || dw__attention_has_no_keys(&j.call)) return DW_OK;
-    dw_status status = DW_OK;
-    if (backward)
-        status = dw__gpu_kernel_runs(kernel_on(DW__ATTENTION_FORWARD, j.context->capability),
-                                     &j.call, j.context);
-    if (status == DW_OK) status = dw__gpu_kernel_runs(j.kernel, &j.call, j.context);
-    return name_call(status, &j.call);
+    dw_attention call;
+    dw__gpu_job j;
+    if (backward) {
+        DW_RETURN_IF_FAILED(make_job(given, DW__ATTENTION_BACKWARD, false, &call, &j));
+        DW_RETURN_IF_FAILED(dw__job_would_run(&families[DW__ATTENTION_BACKWARD], &j));
+    }
+    DW_RETURN_IF_FAILED(make_job(given, DW__ATTENTION_FORWARD, false, &call, &j));
+    return dw__job_would_run(&families[DW__ATTENTION_FORWARD], &j);
 }

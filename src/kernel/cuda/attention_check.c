@@ -12,7 +12,8 @@ enum { MOST_ROWS = 1 << 29 };
 static const int64_t most_stride =
     ((int64_t)1 << 40) / 2 - 8; /* in elements: the hardware's limit in bytes is 2^40 */
 
-const char *dw__attention_describe(const dw_attention *call, char *text, size_t bytes) {
+const char *dw__attention_describe(const void *given, char *text, size_t bytes) {
+    const dw_attention *call = given;
     snprintf(text, bytes,
              "batch %d, %d query heads on %d, seq_len %d x %d, head_dim %d, %s%s%s%s%s",
              (int)call->batch, (int)call->heads_q, (int)call->heads_kv, (int)call->seq_len_q,

@@ -406,86 +406,55 @@ const dw__kernel dw__reference_gemm = {
 
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
-/* A checked call, its kernel, and the context in which the kernel runs. */
-typedef struct job {
-    dw_gemm call;
-    const dw__kernel *kernel;
-    const dw__context *context;
-} job;
-
-dw_status dw__gemm_context(const dw_device *device, const dw__kernel *kernel,
-                           const dw__context **context) {
-    DW_RETURN_IF_FAILED(dw__gpu_context(device, "GEMM", context));
-    if (kernel->provided) return dw__cutlass_runs_in(kernel->provided, *context);
-    if (runs_on((*context)->capability)) return DW_OK;
-    return dw__fail(
-        DW_UNSUPPORTED,
-        "GEMM: GPU %d is a %s (compute capability %d.%d); these kernels are for 10.0 and "
-        "10.3 (B200, B300); use PyTorch's own GEMM on this GPU",
-        (*context)->ordinal, (*context)->name, (*context)->capability / 10,
-        (*context)->capability % 10);
+dw_status dw__gemm_choose(const void *call, int capability, const dw__kernel **kernel) {
+    *kernel = kernel_for(call);
+    if (runs_on(capability)) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "these kernels are for 10.0 and 10.3 (B200, B300); use "
+                                    "PyTorch's own GEMM on this GPU");
 }
 
-/* Puts a description of the call in front of the message. */
-static dw_status name_call(dw_status status, const dw_gemm *call) {
-    char text[256];
-    if (status == DW_OK) return DW_OK;
-    return dw__fail_prefix(status, "GEMM (%s)", dw__gemm_describe(call, text, sizeof text));
-}
+static const dw__gpu_family family = {
+    .title = "GEMM",
+    .kind = DW__CALL_GEMM,
+    .own = {&dw__sm100_gemm, &dw__sm100_gemm_scaled},
+    .choose = dw__gemm_choose,
+    .describe = dw__gemm_describe,
+    .workspace_query = "dw_gemm_workspace",
+};
 
-static dw_status find_kernel(job *j) {
-    const char *name = j->call.kernel;
-    j->kernel = kernel_for(&j->call);
-    if (!name || strcmp(name, j->kernel->name) == 0) return DW_OK;
-    DW_RETURN_IF_FAILED(dw__gpu_kernel_provided(DW__CALL_GEMM, name, j->kernel->name, &j->kernel));
-    return dw__gemm_is_empty(&j->call) ? DW_OK
-                                       : dw__gemm_cutlass_supports(&j->call, j->kernel->provided);
-}
-
-static dw_status make_job(const dw_gemm *given, bool launching, job *j) {
-    DW_RETURN_IF_FAILED(dw__gemm_read(given, &j->call));
-    DW_RETURN_IF_FAILED(dw__gemm_check(&j->call, launching));
-    DW_RETURN_IF_FAILED(name_call(find_kernel(j), &j->call));
-    return dw__gemm_context(j->call.device, j->kernel, &j->context);
-}
-
-static dw_status workspace_of(const job *j, size_t *bytes) {
-    *bytes = 0;
-    if (!j->kernel->workspace_bytes) return DW_OK;
-    return j->kernel->workspace_bytes(j->kernel, &j->call, j->context, bytes);
-}
-
-static dw_status run(const job *j) {
-    const dw_gemm *call = &j->call;
-    size_t needed;
-    DW_RETURN_IF_FAILED(workspace_of(j, &needed));
-    if (needed > 0)
-        DW_RETURN_IF_FAILED(dw__cutlass_workspace(j->kernel->provided, call->workspace,
-                                                  call->workspace_bytes, needed));
-    return dw__gpu_run(j->kernel, call->quantized || call->quantized_d ? NULL : &dw__reference_gemm,
-                       call, j->context);
+static dw_status make_job(const dw_gemm *given, bool launching, dw_gemm *call, dw__gpu_job *j) {
+    DW_RETURN_IF_FAILED(dw__gemm_read(given, call));
+    DW_RETURN_IF_FAILED(dw__gemm_check(call, launching));
+    *j = (dw__gpu_job){.call = call,
+                       .device = call->device,
+                       .named = call->kernel,
+                       .empty = dw__gemm_is_empty(call),
+                       .workspace = call->workspace,
+                       .workspace_bytes = call->workspace_bytes,
+                       .reference =
+                           call->quantized || call->quantized_d ? NULL : &dw__reference_gemm};
+    return dw__job_find(&family, j);
 }
 
 dw_status dw_gemm_run(const dw_gemm *given) {
-    job j;
-    DW_RETURN_IF_FAILED(make_job(given, true, &j));
-    return dw__gemm_is_empty(&j.call) ? DW_OK : name_call(run(&j), &j.call);
+    dw_gemm call;
+    dw__gpu_job j;
+    DW_RETURN_IF_FAILED(make_job(given, true, &call, &j));
+    return j.empty ? DW_OK : dw__job_run(&family, &j);
 }
 
 dw_status dw_gemm_supported(const dw_gemm *given) {
-    size_t bytes;
-    job j;
-    DW_RETURN_IF_FAILED(make_job(given, false, &j));
-    if (dw__gemm_is_empty(&j.call)) return DW_OK;
-    dw_status status = workspace_of(&j, &bytes);
-    if (status == DW_OK) status = dw__gpu_kernel_runs(j.kernel, &j.call, j.context);
-    return name_call(status, &j.call);
+    dw_gemm call;
+    dw__gpu_job j;
+    DW_RETURN_IF_FAILED(make_job(given, false, &call, &j));
+    return dw__job_would_run(&family, &j);
 }
 
 dw_status dw_gemm_workspace(const dw_gemm *given, size_t *bytes) {
-    job j;
+    dw_gemm call;
+    dw__gpu_job j;
     if (!bytes) return dw__fail(DW_INVALID_ARGUMENT, "GEMM: bytes is NULL");
     *bytes = 0;
-    DW_RETURN_IF_FAILED(make_job(given, false, &j));
-    return dw__gemm_is_empty(&j.call) ? DW_OK : name_call(workspace_of(&j, bytes), &j.call);
+    DW_RETURN_IF_FAILED(make_job(given, false, &call, &j));
+    return dw__job_workspace(&family, &j, bytes);
 }

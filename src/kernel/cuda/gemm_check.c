@@ -9,7 +9,8 @@
 static const int64_t most_size = (int64_t)1 << 30;
 static const int64_t most_stride_bytes = ((int64_t)1 << 40) - 16;
 
-const char *dw__gemm_describe(const dw_gemm *c, char *text, size_t bytes) {
+const char *dw__gemm_describe(const void *call, char *text, size_t bytes) {
+    const dw_gemm *c = call;
     static const char *const activations[] = {"", ", gelu", ", gelu by tanh", ", swiglu"};
     const char *to = c->quantized_d ? dw_scheme_name(DW_SCHEME_MXFP8) : dw_dtype_name(c->output);
     char operands[96];

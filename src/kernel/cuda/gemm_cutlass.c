@@ -17,7 +17,7 @@ static dw_status check_size(const dw_cutlass_kernel *kernel, const char *name, i
                     (long long)size, kernel->name, multiple);
 }
 
-dw_status dw__gemm_cutlass_supports(const dw_gemm *c, const dw_cutlass_kernel *kernel) {
+static dw_status check_features(const dw_gemm *c, const dw_cutlass_kernel *kernel) {
     const bool operands = dw__gemm_scheme_a(c) == kernel->scheme &&
                           dw__gemm_scheme_b(c) == kernel->scheme &&
                           (c->quantized || c->dtype == DW_BF16);
@@ -36,7 +36,7 @@ static dw_status supports_gemm(const dw__kernel *entry, const void *call,
                                const dw__gpu_target *gpu) {
     const dw_cutlass_kernel *kernel = entry->provided;
     DW_RETURN_IF_FAILED(dw__cutlass_is_for(kernel, gpu));
-    const dw_status status = dw__gemm_cutlass_supports(call, kernel);
+    const dw_status status = check_features(call, kernel);
     return dw__gemm_scheme_a(call) == kernel->scheme ? status : DW_TYPE;
 }
 

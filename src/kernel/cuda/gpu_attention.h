@@ -72,7 +72,7 @@ static inline bool dw__attention_has_no_keys(const dw_attention *call) {
 }
 
 /* "batch 2, 16 query heads on 4, seq_len 512 x 512, head_dim 128, bf16, causal": for messages. */
-const char *dw__attention_describe(const dw_attention *call, char *text, size_t bytes);
+const char *dw__attention_describe(const void *call, char *text, size_t bytes);
 
 /* ---- attention.c: variants --------------------------------------------------------------------- */
 

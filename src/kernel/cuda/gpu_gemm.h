@@ -33,7 +33,7 @@ static inline dw_scheme dw__gemm_scheme_b(const dw_gemm *call) {
 int64_t dw__gemm_row_units(const dw_gemm *call);
 
 /* "m 300, n 256, k 64, bf16 to f32, bias, gelu, residual": for messages. */
-const char *dw__gemm_describe(const dw_gemm *call, char *text, size_t bytes);
+const char *dw__gemm_describe(const void *call, char *text, size_t bytes);
 
 /* ---- gemm.c: variants ------------------------------------------------------------------------ */
 
@@ -100,16 +100,13 @@ void dw__gemm_kernel_seconds(const dw__kernel *kernel, const void *call, const d
 struct json_t *dw__gemm_describe_tile(const dw__kernel *kernel, const void *call,
                                       const dw__gpu_target *gpu);
 
-/* Finds the device's context, in which the kernel runs. NULL means "cuda". */
-dw_status dw__gemm_context(const dw_device *device, const dw__kernel *kernel,
-                           const dw__context **context);
+/* dw__gpu_family.choose, of dw_gemm. */
+dw_status dw__gemm_choose(const void *call, int capability, const dw__kernel **kernel);
 
 /* ---- gemm_cutlass.c -------------------------------------------------------------------------- */
 
 /* Each of CUTLASS's kernels has an entry like one of these, with its own name and description. */
 extern const dw__kernel dw__cutlass_gemm, dw__cutlass_grouped_gemm;
-/* Checks whether the kernel supports the call on the GPU that it is for. */
-dw_status dw__gemm_cutlass_supports(const dw_gemm *call, const dw_cutlass_kernel *kernel);
 
 /* ---- gemm_first_use.c -------------------------------------------------------------------------- */
 

@@ -83,10 +83,18 @@ dw_status dw__gpu_kernels_provided(const dw__kernel **kernels, size_t *count) {
     return DW_OK;
 }
 
-static dw_status fail_unknown(dw__call_kind kind, const char *name, const char *own, size_t count) {
+static dw_status fail_unknown(dw__call_kind kind, const char *name, const dw__kernel *const own[3],
+                              dw_status found, size_t count) {
     dw_status status = DW_OK;
     dw__text names = {0};
-    DW_TRY(dw__text_printf(&names, "%s", own));
+    char why[1024];
+    snprintf(why, sizeof why, "%s", dw_last_error());
+    for (size_t i = 0; i < 3 && own[i]; i++)
+        DW_TRY(dw__text_printf(&names, "%s%s", i > 0 ? ", " : "", own[i]->name));
+    if (found != DW_OK)
+        DW_TRY(dw__fail(strncmp(name, "cutlass.", 8) == 0 ? DW_UNSUPPORTED : DW_INVALID_ARGUMENT,
+                        "kernel \"%s\" is not known for this; there is %s; %s", name, names.text,
+                        why));
     for (size_t i = 0; i < count; i++)
         if (provided[i].kind == kind) DW_TRY(dw__text_printf(&names, ", %s", provided[i].name));
     DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "kernel \"%s\" is not known for this; expected one of %s",
@@ -97,22 +105,17 @@ cleanup:
     return status;
 }
 
-dw_status dw__gpu_kernel_provided(dw__call_kind kind, const char *name, const char *own,
-                                  const dw__kernel **kernel) {
+dw_status dw__gpu_kernel_provided(dw__call_kind kind, const char *name,
+                                  const dw__kernel *const own[3], const dw__kernel **kernel) {
     const dw__kernel *all;
-    size_t count;
-    if (dw__gpu_kernels_provided(&all, &count) != DW_OK) {
-        char why[1024];
-        snprintf(why, sizeof why, "%s", dw_last_error());
-        return dw__fail(strncmp(name, "cutlass.", 8) == 0 ? DW_UNSUPPORTED : DW_INVALID_ARGUMENT,
-                        "kernel \"%s\" is not known for this; there is %s; %s", name, own, why);
-    }
-    for (size_t i = 0; i < count; i++) {
+    size_t count = 0;
+    const dw_status status = dw__gpu_kernels_provided(&all, &count);
+    for (size_t i = 0; status == DW_OK && i < count; i++) {
         if (all[i].kind != kind || strcmp(all[i].name, name) != 0) continue;
         *kernel = &all[i];
         return DW_OK;
     }
-    return fail_unknown(kind, name, own, count);
+    return fail_unknown(kind, name, own, status, count);
 }
 
 /* ---- the support table ----------------------------------------------------------------------------------- */

@@ -37,10 +37,10 @@ void dw__gpu_candidates_of(dw__call_kind kind, const void *call, const dw__gpu_t
 
 /* The kernels of the optional library, looked for once. DW_UNSUPPORTED: it is not there, and why. */
 dw_status dw__gpu_kernels_provided(const dw__kernel **kernels, size_t *count);
-/* Finds the library's kernel that a call names. Fails for an unknown name and lists the known ones: `own` (Deepwell's)
- * and the library's, or the reason why there is no library. */
-dw_status dw__gpu_kernel_provided(dw__call_kind kind, const char *name, const char *own,
-                                  const dw__kernel **kernel);
+/* Finds the library's kernel that a call names. Fails for an unknown name and lists the known ones: `own` (Deepwell's,
+ * up to the first NULL) and the library's, or the reason why there is no library. */
+dw_status dw__gpu_kernel_provided(dw__call_kind kind, const char *name,
+                                  const dw__kernel *const own[3], const dw__kernel **kernel);
 
 /* Returns where the kernel has been shown to be right; NULL for a library's kernel that does not say. */
 const char *dw__gpu_kernel_proof(const dw__kernel *kernel);

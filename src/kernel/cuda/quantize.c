@@ -10,7 +10,8 @@
 static const int64_t most_size = (int64_t)1 << 30, most_stride_bytes = (int64_t)1 << 40;
 
 /* "8192 x 4096, bf16 to mxfp8 along rows and columns" */
-static const char *describe(const dw_quantize *c, char *text, size_t bytes) {
+static const char *describe(const void *call, char *text, size_t bytes) {
+    const dw_quantize *c = call;
     snprintf(text, bytes, "%lld x %lld, %s to %s%s along %s%s%s", (long long)c->rows,
              (long long)c->cols, dw_dtype_name(c->dtype), dw_scheme_name(c->scheme),
              c->square ? " in squares" : "", c->along_rows.wanted ? "rows" : "",
@@ -255,31 +256,36 @@ const dw__kernel dw__quantize_blocks = {
 
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
-static dw_status run(const dw_quantize *call, bool launching) {
-    const dw__kernel *kernel = &dw__quantize_blocks;
-    const dw__context *context;
-    const dw__variant *variant;
-    DW_RETURN_IF_FAILED(dw__gpu_context(call->device, "quantize", &context));
-    if (!runs_on(context->capability))
-        return dw__fail(
-            DW_UNSUPPORTED,
-            "GPU %d is a %s (compute capability %d.%d); these kernels are for 9.0, 10.0 "
-            "and 10.3 (H100, H200, B200, B300)",
-            context->ordinal, context->name, context->capability / 10, context->capability % 10);
-    DW_RETURN_IF_FAILED(kernel->prepare(kernel, call, context, &variant));
-    DW_RETURN_IF_FAILED(dw__variant_status(variant));
-    return launching ? kernel->enqueue(call, context, variant) : DW_OK;
+static dw_status choose(const void *call, int capability, const dw__kernel **kernel) {
+    (void)call;
+    *kernel = &dw__quantize_blocks;
+    if (runs_on(capability)) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "these kernels are for 9.0, 10.0 and 10.3 (H100, H200, B200, B300)");
 }
 
-static dw_status check_and_run(const dw_quantize *call, bool launching) {
-    char text[128];
+static const dw__gpu_family family = {
+    .title = "quantize",
+    .kind = DW__CALL_QUANTIZE,
+    .own = {&dw__quantize_blocks},
+    .choose = choose,
+    .describe = describe,
+};
+
+static dw_status make_job(const dw_quantize *call, bool launching, dw__gpu_job *j) {
     DW_RETURN_IF_FAILED(dw__quantize_check(call, launching));
-    if (is_empty(call)) return DW_OK;
-    const dw_status status = run(call, launching);
-    return status == DW_OK
-               ? DW_OK
-               : dw__fail_prefix(status, "quantize (%s)", describe(call, text, sizeof text));
+    *j = (dw__gpu_job){.call = call, .device = call->device, .empty = is_empty(call)};
+    return j->empty ? DW_OK : dw__job_find(&family, j);
 }
 
-dw_status dw_quantize_run(const dw_quantize *call) { return check_and_run(call, true); }
-dw_status dw_quantize_supported(const dw_quantize *call) { return check_and_run(call, false); }
+dw_status dw_quantize_run(const dw_quantize *call) {
+    dw__gpu_job j;
+    DW_RETURN_IF_FAILED(make_job(call, true, &j));
+    return j.empty ? DW_OK : dw__job_run(&family, &j);
+}
+
+dw_status dw_quantize_supported(const dw_quantize *call) {
+    dw__gpu_job j;
+    DW_RETURN_IF_FAILED(make_job(call, false, &j));
+    return dw__job_would_run(&family, &j);
+}

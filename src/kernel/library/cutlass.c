@@ -85,20 +85,6 @@ dw_status dw__cutlass_runs_in(const dw_cutlass_kernel *kernel, const dw__context
                     context->capability % 10);
 }
 
-dw_status dw__cutlass_workspace(const dw_cutlass_kernel *kernel, const void *workspace,
-                                size_t bytes, size_t needed) {
-    enum { ALIGNED = 256 };
-    if (needed == 0) return DW_OK;
-    if (!workspace || bytes < needed)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "the workspace has %zu bytes; %s needs %zu of device memory",
-                        workspace ? bytes : 0, kernel->name, needed);
-    if ((uintptr_t)workspace % ALIGNED == 0) return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT,
-                    "the workspace lies at %p; %s expects a multiple of %d bytes", workspace,
-                    kernel->name, ALIGNED);
-}
-
 dw_status dw__cutlass_status(const dw_cutlass_kernel *kernel, dw_cutlass_result result) {
     if (result == DW_CUTLASS_OK) return DW_OK;
     return dw__fail(result == DW_CUTLASS_REFUSED ? DW_UNSUPPORTED : DW_STATE, "%s: %s",

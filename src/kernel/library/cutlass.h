@@ -28,10 +28,6 @@ dw_status dw__cutlass_is_for(const dw_cutlass_kernel *kernel, const dw__gpu_targ
 /* Checks whether the kernel runs on the context's GPU, and whether the CUDA runtime works. */
 dw_status dw__cutlass_runs_in(const dw_cutlass_kernel *kernel, const dw__context *context);
 
-/* Checks a caller's workspace: at least `needed` bytes, at a multiple of 256. */
-dw_status dw__cutlass_workspace(const dw_cutlass_kernel *kernel, const void *workspace,
-                                size_t bytes, size_t needed);
-
 /* Converts the result of one of the library's functions, with the library's message. DW_UNSUPPORTED: the kernel does
  * not support the call. */
 dw_status dw__cutlass_status(const dw_cutlass_kernel *kernel, dw_cutlass_result result);
