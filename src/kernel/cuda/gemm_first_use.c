@@ -7,8 +7,14 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { PAD = 8, SEED = 2026, MOST_GROUPS = 4, BLOCK = 32 /* elements of D with one scale */ };
-#define CODES DW_BOOL /* codes are bytes; dw_dtype has no name for them yet */
+enum {
+    PAD = 8,
+    SEED = 2026,
+    MOST_GROUPS = 4,
+    BLOCK = 32,    /* elements of D with one scale */
+    NO_SCALE = 127 /* the code of a scale of 1 */
+};
+#define CODES DW_E4M3 /* D's codes; bytes of other codes, too */
 
 typedef enum part {
     A,
@@ -283,47 +289,16 @@ static expected activated(const state *s, int row, int column) {
     }
 }
 
-/* Adds the roundings of the sum with the residual, and of D. */
+/* Adds the residual, and the errors of that addition and of rounding the result to F32. */
 static expected expected_at(const state *s, int row, int column) {
-    const region *d = &s->parts[D];
-    const double rounding = d->type == DW_F32 ? 0x1p-24 : d->type == DW_F16 ? 0x1p-11 : 0x1p-8;
     expected x = activated(s, row, column);
     if (s->given.residual)
-        x.value += s->parts[RESIDUAL].values[(size_t)row * (size_t)d->columns + (size_t)column];
-    x.error += (0x1p-23 + rounding) * (fabs(x.value) + x.error);
-    if (d->type == DW_F16) x.error += 0x1p-25; /* subnormal */
+        x.value += s->parts[RESIDUAL].values[(size_t)row * (size_t)s->call.n + (size_t)column];
+    x.error += 0x1p-22 * (fabs(x.value) + x.error);
     return x;
 }
 
-/* ---- numbers ---------------------------------------------------------------------------------------- */
-
-static bool is_untouched(const state *s, int row, char *text, size_t bytes) {
-    const region *d = &s->parts[D];
-    for (int j = d->columns; j < d->pitch; j++) {
-        float value = get(d, (size_t)row * (size_t)d->pitch + (size_t)j);
-        if (isnan(value)) continue;
-        snprintf(text, bytes, "%g was written behind row %d of D", (double)value, row);
-        return false;
-    }
-    return true;
-}
-
-static bool row_is_right(const state *s, int row, char *text, size_t bytes) {
-    const region *d = &s->parts[D];
-    for (int j = 0; j < d->columns; j++) {
-        const size_t at = (size_t)row * (size_t)d->pitch + (size_t)j;
-        const double value = (double)get(d, at);
-        const expected x = expected_at(s, row, j);
-        if (fabs(value - x.value) <= x.error) continue; /* a NaN is not smaller than any bound */
-        snprintf(text, bytes, "D[%d][%d] of %lld x %lld x %lld is %g, expected %g within %.2g", row,
-                 j, (long long)s->call.m, (long long)s->call.n, (long long)s->call.k, value,
-                 x.value, x.error);
-        return false;
-    }
-    return true;
-}
-
-/* ---- codes and scales ------------------------------------------------------------------------------- */
+/* ---- comparison --------------------------------------------------------------------------------- */
 
 /* Returns the code of the scale by the rule RCEIL for a block whose largest magnitude is `most`. */
 static int scale_for(double most) {
@@ -334,66 +309,83 @@ static int scale_for(double most) {
     return scale;
 }
 
-static float number_for(double x, int scale) {
-    return dw__decode_one(DW_E4M3, dw__encode_one(DW_E4M3, (float)ldexp(x, 127 - scale),
-                                                  DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, 0));
+/* Returns the code of D's scale for a block of columns. */
+static int scale_at(const state *s, int row, int block) {
+    const int wide = DW_SCALE_TILES_WIDE((s->parts[D].columns + BLOCK - 1) / BLOCK);
+    const unsigned char *scales = s->parts[SCALES_D].memory->host;
+    return scales[DW_SCALE_OFFSET(row, block, wide)];
 }
 
-/* Checks D's codes. The kernel quantizes numbers that lie within `error` of the exact values. Scales and codes grow
- * with the numbers, so they must lie between those of the two ends of each interval. An element is compared with the
- * scale that the kernel stored. */
-static bool block_is_right(const state *s, int row, int block, int scale, char *text,
-                           size_t bytes) {
+/* Rounds as the kernel does: to D's type, or to a code by a scale. */
+static double rounded(const region *d, double x, int scale) {
+    float value;
+    if (d->type == CODES)
+        return (double)dw__decode_one(DW_E4M3,
+                                      dw__encode_one(DW_E4M3, (float)ldexp(x, NO_SCALE - scale),
+                                                     DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, 0));
+    dw__trial_set(&value, d->type, 0, (float)x);
+    return (double)dw__trial_get(&value, d->type, 0);
+}
+
+/* Checks D's elements of one row and block of columns. The kernel rounds numbers that lie within `error` of the exact
+ * values. Rounded numbers, scales and codes grow with the numbers, so they must lie between those of the two ends of each
+ * interval. A code is compared with the scale that the kernel stored. */
+static bool block_is_right(const state *s, int row, int block, char *text, size_t bytes) {
     const region *d = &s->parts[D];
-    const int first = block * BLOCK,
+    const bool codes = d->type == CODES;
+    const int first = block * BLOCK, scale = codes ? scale_at(s, row, block) : NO_SCALE,
               count = d->columns - first < BLOCK ? d->columns - first : BLOCK;
     expected x[BLOCK];
     double least = 0.0, most = 0.0;
     for (int j = 0; j < count; j++) {
-        x[j] = activated(s, row, first + j);
-        /* the ends are rounded to F32, too */
-        x[j].error += 0x1p-22 * (fabs(x[j].value) + x[j].error);
+        x[j] = expected_at(s, row, first + j);
         least = fmax(least, fabs(x[j].value) - x[j].error);
         most = fmax(most, fabs(x[j].value) + x[j].error);
     }
-    const int low = scale_for(least), high = scale_for(most);
-    if (scale < low || scale > high) {
+    if (codes && (scale < scale_for(least) || scale > scale_for(most))) {
         snprintf(text, bytes, "the scale of D's row %d, block %d is %d, expected %d to %d", row,
-                 block, scale, low, high);
+                 block, scale, scale_for(least), scale_for(most));
         return false;
     }
     for (int j = 0; j < count; j++) {
         const float value = get(d, (size_t)row * (size_t)d->pitch + (size_t)(first + j));
-        if (value >= number_for(x[j].value - x[j].error, scale) &&
-            value <= number_for(x[j].value + x[j].error, scale))
-            continue;
+        if ((double)value >= rounded(d, x[j].value - x[j].error, scale) &&
+            (double)value <= rounded(d, x[j].value + x[j].error, scale))
+            continue; /* a NaN is in no interval */
         snprintf(text, bytes,
-                 "D[%d][%d] of %lld x %lld x %lld is %g by a scale of %d, not the code of %g "
-                 "within %.2g",
+                 "D[%d][%d] of %lld x %lld x %lld is %g, expected %g within %.2g before rounding",
                  row, first + j, (long long)s->call.m, (long long)s->call.n, (long long)s->call.k,
-                 (double)value, scale, x[j].value, x[j].error);
+                 ldexp((double)value, scale - NO_SCALE), x[j].value, x[j].error);
         return false;
     }
     return true;
 }
 
-static bool quantized_is_right(const state *s, char *text, size_t bytes) {
-    const region *d = &s->parts[D];
-    const unsigned char *scales = s->parts[SCALES_D].memory->host;
-    const int blocks = (d->columns + BLOCK - 1) / BLOCK, wide = DW_SCALE_TILES_WIDE(blocks),
-              high = DW_SCALE_TILES_HIGH(d->rows);
-    for (int row = 0; row < high * DW_SCALE_TILE_ROWS; row++)
-        for (int block = 0; block < wide * DW_SCALE_TILE_COLUMNS; block++) {
-            const int scale = scales[DW_SCALE_OFFSET(row, block, wide)];
-            if (row < d->rows && block < blocks) {
-                if (!block_is_right(s, row, block, scale, text, bytes)) return false;
-            } else if (scale != 0) {
+/* Checks that nothing was written behind a row of D. */
+static bool is_untouched(const region *d, int row, char *text, size_t bytes) {
+    for (int j = d->columns; j < d->pitch; j++) {
+        const float value = get(d, (size_t)row * (size_t)d->pitch + (size_t)j);
+        if (isnan(value)) continue;
+        snprintf(text, bytes, "%g was written behind row %d of D", (double)value, row);
+        return false;
+    }
+    return true;
+}
+
+/* Checks the scales outside D: zeros in incomplete tiles, and nothing behind the last tile. */
+static bool scales_end(const state *s, char *text, size_t bytes) {
+    const region *d = &s->parts[D], *p = &s->parts[SCALES_D];
+    const unsigned char *scales = p->memory->host;
+    const int blocks = (d->columns + BLOCK - 1) / BLOCK,
+              wide = DW_SCALE_TILES_WIDE(blocks) * DW_SCALE_TILE_COLUMNS,
+              high = DW_SCALE_TILES_HIGH(d->rows) * DW_SCALE_TILE_ROWS;
+    for (int row = 0; row < high; row++)
+        for (int block = row < d->rows ? blocks : 0; block < wide; block++)
+            if (scale_at(s, row, block) != 0) {
                 snprintf(text, bytes, "behind D's scales, at row %d, block %d, is %d, expected 0",
-                         row, block, scale);
+                         row, block, scale_at(s, row, block));
                 return false;
             }
-        }
-    const region *p = &s->parts[SCALES_D];
     for (int i = p->columns; i < p->pitch; i++)
         if (scales[i] != 0xff) {
             snprintf(text, bytes, "%d was written behind D's scales", scales[i]);
@@ -404,12 +396,13 @@ static bool quantized_is_right(const state *s, char *text, size_t bytes) {
 
 static bool agrees(const dw__trial *t, char *text, size_t bytes) {
     const state *s = t->state;
-    if (s->call.quantized_d && !quantized_is_right(s, text, bytes)) return false;
-    for (int i = 0; i < s->parts[D].rows; i++) {
-        if (!s->call.quantized_d && !row_is_right(s, i, text, bytes)) return false;
-        if (!is_untouched(s, i, text, bytes)) return false;
+    const region *d = &s->parts[D];
+    for (int row = 0; row < d->rows; row++) {
+        for (int block = 0; block * BLOCK < d->columns; block++)
+            if (!block_is_right(s, row, block, text, bytes)) return false;
+        if (!is_untouched(d, row, text, bytes)) return false;
     }
-    return true;
+    return d->type != CODES || scales_end(s, text, bytes);
 }
 
 const dw__first_use dw__gemm_first_use = {
