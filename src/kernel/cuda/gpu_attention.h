@@ -144,7 +144,7 @@ extern const dw__kernel dw__reference_attention[2];
 #define DW__ATTENTION_TOLERANCE                                                                    \
     "twice the error of rounding P, dS and results to the type, against FP64"
 
-/* attention_cutlass.c: each of CUTLASS's kernels has an entry like this one, with its own name and description. */
+/* gpu_cutlass.c: each of CUTLASS's kernels has an entry like this one, with its own name and description. */
 extern const dw__kernel dw__cutlass_attention;
 /* attention_cost.c: the operators behind PyTorch's scaled_dot_product_attention. There are DW__TORCH_ATTENTION for each
  * pass. */

@@ -103,7 +103,7 @@ struct json_t *dw__gemm_describe_tile(const dw__kernel *kernel, const void *call
 /* dw__gpu_family.choose, of dw_gemm. */
 dw_status dw__gemm_choose(const void *call, int capability, const dw__kernel **kernel);
 
-/* ---- gemm_cutlass.c -------------------------------------------------------------------------- */
+/* ---- gpu_cutlass.c -------------------------------------------------------------------------- */
 
 /* Each of CUTLASS's kernels has an entry like one of these, with its own name and description. */
 extern const dw__kernel dw__cutlass_gemm, dw__cutlass_grouped_gemm;
@@ -122,7 +122,7 @@ typedef struct dw__gemm_case {
     int64_t rows[4];
 } dw__gemm_case;
 dw__gemm_case dw__gemm_case_of(const dw__variant *variant);         /* gemm.c */
-dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant); /* gemm_cutlass.c */
+dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant); /* gpu_cutlass.c */
 extern const dw__first_use dw__gemm_first_use;
 
 #endif
