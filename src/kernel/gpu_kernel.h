@@ -131,6 +131,26 @@ static inline dw_status dw__gpu_map(const dw__context *context, const dw__tensor
 
 /* ---- the public calls (gpu_job.c) ------------------------------------------------------------------- */
 
+/* Checks of a call's members; `title` begins the messages. */
+
+typedef struct dw__size_range {
+    const char *name;
+    int64_t value, least, most;
+} dw__size_range;
+dw_status dw__check_sizes(const char *title, const dw__size_range *sizes, size_t count);
+
+typedef struct dw__address {
+    const char *name;
+    const void *at;   /* device memory */
+    size_t alignment; /* in bytes */
+    bool needed;      /* must not be NULL */
+} dw__address;
+dw_status dw__check_addresses(const char *title, const dw__address *addresses, size_t count);
+/* The same for a tensor that TMA reads or writes. DW_UNSUPPORTED: it does not lie at a multiple of 16 bytes. */
+dw_status dw__check_tensor(const char *title, const char *name, const void *at, bool needed);
+/* DW_TYPE: the elements are neither BF16 nor F16. */
+dw_status dw__check_half(const char *title, dw_dtype dtype);
+
 /* How the public calls of a family find and run their kernel. */
 typedef struct dw__gpu_family {
     const char *title; /* "GEMM": begins the messages */

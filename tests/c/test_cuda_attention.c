@@ -362,7 +362,7 @@ static void test_refusals(void **state) {
     REFUSE((call.offsets_q = call.offsets_k = (int32_t *)16, call.total_q = -1), DW_SHAPE,
            "total_q is -1");
     REFUSE((call.offsets_q = call.offsets_k = (int32_t *)18, call.total_q = call.total_k = 1500),
-           DW_INVALID_ARGUMENT, "offsets beside total_q");
+           DW_INVALID_ARGUMENT, "offsets_q lies at");
     REFUSE(call.scale = NAN, DW_INVALID_ARGUMENT, "scale is nan");
     REFUSE(call.scale = INFINITY, DW_INVALID_ARGUMENT, "scale is inf");
     REFUSE(call.scale = -0.5f, DW_UNSUPPORTED, "negate q");

@@ -425,7 +425,7 @@ static void wrong_arguments_are_rejected(void **state) {
             (c.d.stride = 6, c.output = DW_F32));
     REFUSED(DW_INVALID_ARGUMENT, "the rows of A are 0 elements apart and 5 long", c.a.stride = 0);
     REFUSED(DW_INVALID_ARGUMENT, "the rows of B are -8 elements apart", c.b.stride = -8);
-    REFUSED(DW_INVALID_ARGUMENT, "the bias lies at", c.bias = memory + 1);
+    REFUSED(DW_INVALID_ARGUMENT, "bias lies at", c.bias = memory + 1);
     REFUSED(DW_UNSUPPORTED, "the residual lies at", (c.residual = (dw_matrix){memory + 2, 8}));
     REFUSED(DW_UNSUPPORTED, "\"cpu\" runs no kernels", c.device = device_named("cpu"));
     REFUSED(DW_UNSUPPORTED, "compute capability 9.0): these kernels are for 10.0 and 10.3",

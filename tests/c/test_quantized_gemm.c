@@ -700,12 +700,12 @@ static void wrong_quantizations_give_one_error(void **state) {
     BAD(DW_INVALID_ARGUMENT, "expected a multiple of 2 bytes", c.source = memory + 1);
     BAD(DW_INVALID_ARGUMENT, "rows of the source are 4 elements apart", c.row_stride = 4);
     BAD(DW_INVALID_ARGUMENT, "along_rows.codes is NULL", c.along_rows.codes = NULL);
-    BAD(DW_INVALID_ARGUMENT, "along_cols.scales is",
+    BAD(DW_INVALID_ARGUMENT, "along_cols.scales lies at",
         (c.along_cols = to, c.along_cols.scales = memory + 8));
     BAD(DW_INVALID_ARGUMENT, "along_rows.stride is 24; expected a multiple of 16 bytes from 16",
         c.along_rows.stride = 24);
     BAD(DW_INVALID_ARGUMENT, "tensor_scale is NULL", c.tensor_scale = NULL);
-    BAD(DW_INVALID_ARGUMENT, "amax is", c.amax = (float *)(void *)(memory + 2));
+    BAD(DW_INVALID_ARGUMENT, "amax lies at", c.amax = (float *)(void *)(memory + 2));
     BAD(DW_UNSUPPORTED, "\"cpu\" runs no kernels", c.device = device_named("cpu"));
     BAD(DW_UNSUPPORTED, "compute capability 12.0): these kernels are for 9.0, 10.0",
         c.device = device_named("emulator:sm_120a"));
@@ -736,10 +736,10 @@ static void wrong_gemms_give_one_error(void **state) {
     BAD(DW_UNSUPPORTED, "A is nvfp4 and B is mxfp4; expected", c.scheme_b = DW_SCHEME_MXFP4);
     BAD(DW_UNSUPPORTED, "A is mxfp6-e2m3 and B is mxfp6-e2m3",
         c.scheme_a = c.scheme_b = DW_SCHEME_MXFP6_E2M3);
-    BAD(DW_INVALID_ARGUMENT, "A's scales are NULL", c.scales_a = NULL);
-    BAD(DW_INVALID_ARGUMENT, "B's scales are at", c.scales_b = memory + 8);
-    BAD(DW_INVALID_ARGUMENT, "D's scales are NULL", c.quantized_d = 1);
-    BAD(DW_INVALID_ARGUMENT, "B's factor is at", c.factor_b = (float *)(void *)(memory + 2));
+    BAD(DW_INVALID_ARGUMENT, "scales_a is NULL", c.scales_a = NULL);
+    BAD(DW_INVALID_ARGUMENT, "scales_b lies at", c.scales_b = memory + 8);
+    BAD(DW_INVALID_ARGUMENT, "scales_d is NULL", c.quantized_d = 1);
+    BAD(DW_INVALID_ARGUMENT, "factor_b lies at", c.factor_b = (float *)(void *)(memory + 2));
     BAD(DW_UNSUPPORTED, "D is quantized, and there is a residual",
         (c.quantized_d = 1, c.scales_d = memory, c.residual = c.d));
     BAD(DW_UNSUPPORTED, "the rows of A are 8 bytes apart; expected a multiple of 16",

@@ -27,20 +27,14 @@ const char *dw__attention_describe(const void *given, char *text, size_t bytes) 
 }
 
 static dw_status check_sizes(const dw_attention *c) {
-    const struct {
-        const char *name;
-        int value, least, most;
-    } sizes[] = {
+    const dw__size_range sizes[] = {
         {"batch", c->batch, 0, 1 << 24},
         {"heads_q", c->heads_q, 1, 1 << 16},
         {"heads_kv", c->heads_kv, 1, 1 << 16},
         {"seq_len_q", c->seq_len_q, 0, MOST_ROWS},
         {"seq_len_kv", c->seq_len_kv, 0, MOST_ROWS},
     };
-    for (size_t i = 0; i < DW_COUNT(sizes); i++)
-        if (sizes[i].value < sizes[i].least || sizes[i].value > sizes[i].most)
-            return dw__fail(DW_SHAPE, "attention: %s is %d; expected %d to %d", sizes[i].name,
-                            sizes[i].value, sizes[i].least, sizes[i].most);
+    DW_RETURN_IF_FAILED(dw__check_sizes("attention", sizes, DW_COUNT(sizes)));
     if (c->heads_q % c->heads_kv != 0)
         return dw__fail(DW_SHAPE,
                         "attention: heads_q is %d and heads_kv is %d; expected a whole number of "
@@ -61,27 +55,20 @@ static dw_status check_packed(const dw_attention *c) {
             c->offsets_q ? "offsets_q" : "offsets_k", c->offsets_q ? "offsets_k" : "offsets_q");
     if (!c->offsets_q) return DW_OK;
     const struct {
-        const char *name, *longest;
-        int64_t total;
-        int rows;
-        const void *offsets;
-    } sides[] = {{"total_q", "seq_len_q", c->total_q, c->seq_len_q, c->offsets_q},
-                 {"total_k", "seq_len_kv", c->total_k, c->seq_len_kv, c->offsets_k}};
+        dw__size_range total;
+        const char *longest;
+        int64_t rows;
+    } sides[] = {{{"total_q", c->total_q, 0, MOST_ROWS}, "seq_len_q", c->seq_len_q},
+                 {{"total_k", c->total_k, 0, MOST_ROWS}, "seq_len_kv", c->seq_len_kv}};
     for (size_t i = 0; i < DW_COUNT(sides); i++) {
-        int64_t total = sides[i].total, rows = sides[i].rows;
-        if (total < 0 || total > MOST_ROWS)
-            return dw__fail(DW_SHAPE, "attention: %s is %lld; expected 0 to %d", sides[i].name,
-                            (long long)total, MOST_ROWS);
-        if (rows > total || rows * c->batch < total)
+        const dw__size_range *total = &sides[i].total;
+        DW_RETURN_IF_FAILED(dw__check_sizes("attention", total, 1));
+        if (sides[i].rows > total->value || sides[i].rows * c->batch < total->value)
             return dw__fail(DW_SHAPE,
                             "attention: %s is %lld and %s is %lld in a packed batch of %d; %s is "
                             "the length of the longest sequence, and no sequence is longer",
-                            sides[i].name, (long long)total, sides[i].longest, (long long)rows,
-                            (int)c->batch, sides[i].longest);
-        if ((uintptr_t)sides[i].offsets % sizeof(int32_t) != 0)
-            return dw__fail(DW_INVALID_ARGUMENT,
-                            "attention: the offsets beside %s lie at %p; expected a multiple of 4",
-                            sides[i].name, sides[i].offsets);
+                            total->name, (long long)total->value, sides[i].longest,
+                            (long long)sides[i].rows, (int)c->batch, sides[i].longest);
     }
     return DW_OK;
 }
@@ -103,10 +90,6 @@ static dw_status check_numbers(const dw_attention *c) {
         return dw__fail(DW_INVALID_ARGUMENT,
                         "attention: dropout is %g; expected a probability from 0 to below 1",
                         (double)c->dropout);
-    if ((uintptr_t)c->seed_memory % sizeof(int64_t) != 0)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "attention: seed_memory is %p; expected a multiple of 8",
-                        (void *)c->seed_memory);
     return DW_OK;
 }
 
@@ -139,13 +122,7 @@ static dw_status check_tensor(const dw_attention *c, dw__attention_operand which
     const dw__attention_extent x = dw__attention_extent_of(c, which);
     const char *name = dw__attention_operands[which].name;
     if (x.batch == 0 || x.rows == 0) return DW_OK; /* a tensor without elements needs no address */
-    if (launching && !t->data)
-        return dw__fail(DW_INVALID_ARGUMENT, "attention: %s is NULL; expected device memory", name);
-    if ((uintptr_t)t->data % 16 != 0)
-        return dw__fail(DW_UNSUPPORTED,
-                        "attention: %s lies at %p; expected a multiple of 16 bytes; copy it to "
-                        "memory of its own",
-                        name, t->data);
+    DW_RETURN_IF_FAILED(dw__check_tensor("attention", name, t->data, launching));
     DW_RETURN_IF_FAILED(check_stride(name, "batch", x.batch, t->batch, written, c->head_dim));
     DW_RETURN_IF_FAILED(check_stride(name, "head", x.heads, t->head, written, c->head_dim));
     return check_stride(name, "row", x.rows, t->row, written, c->head_dim);
@@ -159,9 +136,11 @@ static dw_status check_tensors(const dw_attention *c, dw__attention_pass pass, b
         DW_RETURN_IF_FAILED(
             check_tensor(c, which, kind->written && kind->backward == backward, launching));
     }
-    if ((uintptr_t)c->lse % sizeof(float) != 0)
-        return dw__fail(DW_INVALID_ARGUMENT, "attention: lse lies at %p; expected a multiple of 4",
-                        (void *)c->lse);
+    const dw__address addresses[] = {{"lse", c->lse, sizeof(float), false},
+                                     {"seed_memory", c->seed_memory, sizeof(int64_t), false},
+                                     {"offsets_q", c->offsets_q, sizeof(int32_t), false},
+                                     {"offsets_k", c->offsets_k, sizeof(int32_t), false}};
+    DW_RETURN_IF_FAILED(dw__check_addresses("attention", addresses, DW_COUNT(addresses)));
     if (backward && launching && !c->lse && !dw__attention_has_no_queries(c))
         return dw__fail(DW_INVALID_ARGUMENT,
                         "attention: lse is NULL; backward needs the one that forward wrote");
@@ -180,9 +159,7 @@ dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass,
                         "attention: kernel is \"%.64s\", and kernels are named for forward alone; "
                         "expected NULL for backward",
                         call->kernel);
-    if (call->dtype != DW_BF16 && call->dtype != DW_F16)
-        return dw__fail(DW_TYPE, "attention: the element type is %s; expected bf16 or f16",
-                        dw_dtype_name(call->dtype));
+    DW_RETURN_IF_FAILED(dw__check_half("attention", call->dtype));
     DW_RETURN_IF_FAILED(check_sizes(call));
     DW_RETURN_IF_FAILED(check_packed(call));
     DW_RETURN_IF_FAILED(check_numbers(call));

@@ -1,11 +1,148 @@
-/* GEMM on a GPU: variants, cost model, launch, kernels and the public calls. A call does only arithmetic before its
- * launch: it allocates nothing, takes no lock and does not synchronize. */
+/* GEMM on a GPU: checks of a call, variants, cost model, launch, kernels and the public calls. A call does only
+ * arithmetic before its launch: it allocates nothing, takes no lock and does not synchronize. */
 #include "common/gemm_reference_params.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "sm100/gemm_tiles.h"
 #include <math.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
+
+/* ---- checks of a call ------------------------------------------------------------------------------ */
+
+/* TMA counts rows and columns in 31 bits, and tiles may extend beyond the last row. */
+static const int64_t most_size = (int64_t)1 << 30;
+static const int64_t most_stride_bytes = ((int64_t)1 << 40) - 16;
+
+const char *dw__gemm_describe(const void *call, char *text, size_t bytes) {
+    const dw_gemm *c = call;
+    static const char *const activations[] = {"", ", gelu", ", gelu by tanh", ", swiglu"};
+    const char *to = c->quantized_d ? dw_scheme_name(DW_SCHEME_MXFP8) : dw_dtype_name(c->output);
+    char operands[96];
+    if (c->quantized)
+        snprintf(operands, sizeof operands, "%s x %s to %s", dw_scheme_name(c->scheme_a),
+                 dw_scheme_name(c->scheme_b), to);
+    else if (c->quantized_d || c->output == DW_F32)
+        snprintf(operands, sizeof operands, "%s to %s", dw_dtype_name(c->dtype), to);
+    else
+        snprintf(operands, sizeof operands, "%s", dw_dtype_name(c->dtype));
+    snprintf(text, bytes, "m %lld, n %lld, k %lld, %s%s%s%s", (long long)c->m, (long long)c->n,
+             (long long)c->k, operands, c->bias ? ", bias" : "", activations[c->activation],
+             c->residual.data ? ", residual" : "");
+    return text;
+}
+
+int64_t dw__gemm_row_units(const dw_gemm *c) {
+    return c->quantized ? dw_tensor_bytes(dw_scheme_describe(c->scheme_a)->element, 1, &c->k)
+                        : c->k;
+}
+
+dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call) {
+    static const dw__struct known = {
+        "dw_gemm", sizeof *call, {offsetof(dw_gemm, quantized), offsetof(dw_gemm, kernel)}};
+    return dw__struct_read(&known, given, call);
+}
+
+static dw_status check_sizes(const dw_gemm *c) {
+    const bool swiglu = c->activation == DW_ACTIVATION_SWIGLU;
+    const dw__size_range sizes[] = {{"m", c->m, 0, most_size},
+                                    {"n", c->n, 0, swiglu ? most_size / 2 : most_size},
+                                    {"k", c->k, 0, most_size}};
+    DW_RETURN_IF_FAILED(dw__check_sizes("GEMM", sizes, DW_COUNT(sizes)));
+    int64_t tiles = ((c->m + 127) / 128) * ((dw__gemm_rows_b(c) + 63) / 64);
+    if (tiles > most_size)
+        return dw__fail(DW_UNSUPPORTED,
+                        "GEMM: m is %lld and n is %lld: %lld tiles of 128 x 64, more than %lld; "
+                        "split the rows of A",
+                        (long long)c->m, (long long)c->n, (long long)tiles, (long long)most_size);
+    return DW_OK;
+}
+
+static dw_status check_types(const dw_gemm *c) {
+    DW_RETURN_IF_FAILED(dw__check_half("GEMM", c->dtype));
+    if (!c->quantized_d && c->output != c->dtype && c->output != DW_F32)
+        return dw__fail(DW_TYPE, "GEMM: D's element type is %s; expected %s or f32",
+                        dw_dtype_name(c->output), dw_dtype_name(c->dtype));
+    if ((int)c->activation < 0 || c->activation >= DW_ACTIVATION_COUNT)
+        return dw__fail(DW_INVALID_ARGUMENT, "GEMM: the activation is %d; expected 0 to %d",
+                        (int)c->activation, DW_ACTIVATION_COUNT - 1);
+    if (!isfinite(c->alpha))
+        return dw__fail(DW_INVALID_ARGUMENT, "GEMM: alpha is %g; expected a finite number",
+                        (double)c->alpha);
+    return DW_OK;
+}
+
+static bool is_mxfp8(dw_scheme scheme) {
+    return scheme == DW_SCHEME_MXFP8 || scheme == DW_SCHEME_MXFP8_E5M2;
+}
+
+static dw_status check_schemes(const dw_gemm *c) {
+    if (c->quantized_d && c->residual.data)
+        return dw__fail(DW_UNSUPPORTED,
+                        "GEMM: D is quantized, and there is a residual, which no kernel adds "
+                        "then; expected none");
+    if (!c->quantized) return DW_OK;
+    if (is_mxfp8(c->scheme_a) && is_mxfp8(c->scheme_b)) return DW_OK;
+    if (c->scheme_a == c->scheme_b &&
+        (c->scheme_a == DW_SCHEME_NVFP4 || c->scheme_a == DW_SCHEME_MXFP4))
+        return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "GEMM: A is %s and B is %s; expected mxfp8 or mxfp8-e5m2 for each, or "
+                    "nvfp4 or mxfp4 for both",
+                    dw_scheme_name(c->scheme_a), dw_scheme_name(c->scheme_b));
+}
+
+/* Checks what a call that multiplies reads and writes beside its matrices. */
+static dw_status check_addresses(const dw_gemm *c, bool launching) {
+    const bool read = c->quantized && launching && c->k > 0;
+    const dw__address all[] = {
+        {"bias", c->bias, dw_dtype_bytes(c->dtype), false},
+        {"scales_d", c->quantized_d ? c->scales_d : NULL, 16, c->quantized_d && launching},
+        {"scales_a", c->quantized ? c->scales_a : NULL, 16, read},
+        {"scales_b", c->quantized ? c->scales_b : NULL, 16, read},
+        {"factor_a", c->quantized ? c->factor_a : NULL, 4, false},
+        {"factor_b", c->quantized ? c->factor_b : NULL, 4, false}};
+    return dw__check_addresses("GEMM", all, DW_COUNT(all));
+}
+
+/* `width`: bytes of the unit of the stride; a row has `columns` of these units. */
+static dw_status check_matrix(const dw_matrix *x, const char *name, int64_t rows, int64_t columns,
+                              size_t element, bool launching) {
+    const int64_t width = (int64_t)element, most = most_stride_bytes / width;
+    const char *unit = width == 1 ? "bytes" : "elements";
+    if (rows == 0 || columns == 0) return DW_OK; /* a matrix without elements needs no address */
+    DW_RETURN_IF_FAILED(dw__check_tensor("GEMM", name, x->data, launching));
+    if (rows == 1) return DW_OK;
+    if (x->stride < columns)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "GEMM: the rows of %s are %lld %s apart and %lld long; expected "
+                        "contiguous rows that do not overlap (make %s contiguous)",
+                        name, (long long)x->stride, unit, (long long)columns, name);
+    if (x->stride * width % 16 != 0 || x->stride > most)
+        return dw__fail(DW_UNSUPPORTED,
+                        "GEMM: the rows of %s are %lld %s apart; expected a multiple of "
+                        "%lld (16 bytes) up to %lld; pad its rows",
+                        name, (long long)x->stride, unit, (long long)(16 / width), (long long)most);
+    return DW_OK;
+}
+
+dw_status dw__gemm_check(const dw_gemm *c, bool launching) {
+    DW_RETURN_IF_FAILED(check_types(c));
+    DW_RETURN_IF_FAILED(check_schemes(c));
+    DW_RETURN_IF_FAILED(check_sizes(c));
+    if (dw__gemm_is_empty(c)) return DW_OK;
+    const int64_t units = dw__gemm_row_units(c);
+    const size_t width = c->quantized ? 1 : dw_dtype_bytes(c->dtype),
+                 width_d = c->quantized_d ? 1 : dw_dtype_bytes(c->output);
+    DW_RETURN_IF_FAILED(check_matrix(&c->a, "A", c->m, units, width, launching));
+    DW_RETURN_IF_FAILED(check_matrix(&c->b, "B", dw__gemm_rows_b(c), units, width, launching));
+    DW_RETURN_IF_FAILED(check_matrix(&c->d, "D", c->m, c->n, width_d, launching));
+    if (c->residual.data)
+        DW_RETURN_IF_FAILED(
+            check_matrix(&c->residual, "the residual", c->m, c->n, width_d, launching));
+    return check_addresses(c, launching);
+}
 
 /* ---- tiles ----------------------------------------------------------------------------------------- */
 

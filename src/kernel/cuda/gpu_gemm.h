@@ -7,7 +7,7 @@
 #include "kernel/library/cutlass.h"
 #include "sm100/gemm_scaled_params.h"
 
-/* ---- gemm_check.c ------------------------------------------------------------------------ */
+/* ---- gemm.c: calls --------------------------------------------------------------------------- */
 
 /* Converts the caller's structure, which may have the shorter form of an earlier version, to today's form. */
 dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call);

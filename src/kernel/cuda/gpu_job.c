@@ -1,9 +1,50 @@
-/* The path of a public call from its checked structure to the launch: finds the kernel that the call names, or the one
- * that Deepwell chooses for the GPU, checks the workspace and enqueues. Nothing here allocates or locks; messages are
- * made only for failures. */
+/* The path of a public call from its structure to the launch: checks of members, the kernel that the call names or that
+ * Deepwell chooses for the GPU, the workspace, the launch. Nothing here allocates or locks; messages are made only for
+ * failures. */
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/library/cutlass.h"
 #include <string.h>
+
+/* ---- members ----------------------------------------------------------------------------------------- */
+
+dw_status dw__check_sizes(const char *title, const dw__size_range *sizes, size_t count) {
+    for (const dw__size_range *s = sizes; s < sizes + count; s++)
+        if (s->value < s->least || s->value > s->most)
+            return dw__fail(DW_SHAPE, "%s: %s is %lld; expected %lld to %lld", title, s->name,
+                            (long long)s->value, (long long)s->least, (long long)s->most);
+    return DW_OK;
+}
+
+dw_status dw__check_addresses(const char *title, const dw__address *addresses, size_t count) {
+    for (const dw__address *a = addresses; a < addresses + count; a++) {
+        if (a->needed && !a->at)
+            return dw__fail(DW_INVALID_ARGUMENT, "%s: %s is NULL; expected device memory", title,
+                            a->name);
+        if ((uintptr_t)a->at % a->alignment != 0)
+            return dw__fail(DW_INVALID_ARGUMENT,
+                            "%s: %s lies at %p; expected a multiple of %zu bytes", title, a->name,
+                            a->at, a->alignment);
+    }
+    return DW_OK;
+}
+
+dw_status dw__check_tensor(const char *title, const char *name, const void *at, bool needed) {
+    const dw__address present = {name, at, 1, needed};
+    DW_RETURN_IF_FAILED(dw__check_addresses(title, &present, 1));
+    if ((uintptr_t)at % 16 == 0) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "%s: %s lies at %p; expected a multiple of 16 bytes; copy it to memory of its "
+                    "own",
+                    title, name, at);
+}
+
+dw_status dw__check_half(const char *title, dw_dtype dtype) {
+    if (dtype == DW_BF16 || dtype == DW_F16) return DW_OK;
+    return dw__fail(DW_TYPE, "%s: the element type is %s; expected bf16 or f16", title,
+                    dw_dtype_name(dtype));
+}
+
+/* ---- jobs -------------------------------------------------------------------------------------------- */
 
 dw_status dw__job_name(const dw__gpu_family *family, const dw__gpu_job *j, dw_status status) {
     char text[256];

@@ -57,14 +57,9 @@ static dw_status check_types(const dw_quantize *c) {
 }
 
 static dw_status check_sizes(const dw_quantize *c) {
-    const struct {
-        const char *name;
-        int64_t value;
-    } sizes[] = {{"rows", c->rows}, {"cols", c->cols}};
-    for (size_t i = 0; i < DW_COUNT(sizes); i++)
-        if (sizes[i].value < 0 || sizes[i].value > most_size)
-            return dw__fail(DW_SHAPE, "quantize: %s is %lld; expected 0 to %lld", sizes[i].name,
-                            (long long)sizes[i].value, (long long)most_size);
+    const dw__size_range sizes[] = {{"rows", c->rows, 0, most_size},
+                                    {"cols", c->cols, 0, most_size}};
+    DW_RETURN_IF_FAILED(dw__check_sizes("quantize", sizes, DW_COUNT(sizes)));
     const int64_t tiles = DW_QUANTIZE_TILES(c->rows) * DW_QUANTIZE_TILES(c->cols);
     if (tiles > most_size)
         return dw__fail(DW_UNSUPPORTED,
@@ -75,21 +70,11 @@ static dw_status check_sizes(const dw_quantize *c) {
     return DW_OK;
 }
 
-/* Checks that `what` is in device memory at a multiple of `alignment` bytes. */
-static dw_status check_pointer(const void *at, const char *of, const char *what, size_t alignment,
-                               bool needed) {
-    if (needed && !at)
-        return dw__fail(DW_INVALID_ARGUMENT, "quantize: %s%s is NULL; expected device memory", of,
-                        what);
-    if ((uintptr_t)at % alignment == 0) return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT, "quantize: %s%s is %p; expected a multiple of %zu bytes",
-                    of, what, at, alignment);
-}
-
 static dw_status check_source(const dw_quantize *c, bool launching) {
     const size_t width = dw_dtype_bytes(c->dtype);
     const int64_t most = most_stride_bytes / (int64_t)width;
-    DW_RETURN_IF_FAILED(check_pointer(c->source, "", "source", width, launching));
+    const dw__address source = {"source", c->source, width, launching};
+    DW_RETURN_IF_FAILED(dw__check_addresses("quantize", &source, 1));
     if (c->rows == 1 || (c->row_stride >= c->cols && c->row_stride <= most)) return DW_OK;
     return dw__fail(DW_INVALID_ARGUMENT,
                     "quantize: the rows of the source are %lld elements apart and %lld long; "
@@ -98,20 +83,23 @@ static dw_status check_source(const dw_quantize *c, bool launching) {
 }
 
 static dw_status check_result(const dw_quantize *c, int axis, bool launching) {
-    const char *name = axis ? "along_rows." : "along_cols.";
     const dw_quantized_matrix *to = axis ? &c->along_rows : &c->along_cols;
     const dw_block_options options = dw__quantize_options(c, axis);
     dw_block_layout layout;
     if (!to->wanted) return DW_OK;
     DW_RETURN_IF_FAILED(dw_block_layout_of(&options, c->rows, c->cols, &layout));
-    DW_RETURN_IF_FAILED(check_pointer(to->codes, name, "codes", 16, launching));
-    DW_RETURN_IF_FAILED(check_pointer(to->scales, name, "scales", 16, launching));
+    const dw__address addresses[] = {
+        {axis ? "along_rows.codes" : "along_cols.codes", to->codes, 16, launching},
+        {axis ? "along_rows.scales" : "along_cols.scales", to->scales, 16, launching}};
+    DW_RETURN_IF_FAILED(dw__check_addresses("quantize", addresses, DW_COUNT(addresses)));
     if (to->stride >= layout.row_bytes && to->stride % 16 == 0 && to->stride <= most_stride_bytes)
         return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT,
-                    "quantize: %sstride is %lld; expected a multiple of 16 bytes from %lld to %lld",
-                    name, (long long)to->stride, (long long)(layout.row_bytes + 15) / 16 * 16,
-                    (long long)most_stride_bytes);
+    return dw__fail(
+        DW_INVALID_ARGUMENT,
+        "quantize: along_%s.stride is %lld; expected a multiple of 16 bytes from %lld to "
+        "%lld",
+        axis ? "rows" : "cols", (long long)to->stride, (long long)(layout.row_bytes + 15) / 16 * 16,
+        (long long)most_stride_bytes);
 }
 
 dw_status dw__quantize_check(const dw_quantize *c, bool launching) {
@@ -123,8 +111,9 @@ dw_status dw__quantize_check(const dw_quantize *c, bool launching) {
     DW_RETURN_IF_FAILED(check_source(c, launching));
     for (int axis = 0; axis < 2; axis++) DW_RETURN_IF_FAILED(check_result(c, axis, launching));
     if (c->scheme != DW_SCHEME_NVFP4) return DW_OK;
-    DW_RETURN_IF_FAILED(check_pointer(c->tensor_scale, "", "tensor_scale", 4, launching));
-    return check_pointer(c->amax, "", "amax", 4, false);
+    const dw__address addresses[] = {{"tensor_scale", c->tensor_scale, sizeof(float), launching},
+                                     {"amax", c->amax, sizeof(float), false}};
+    return dw__check_addresses("quantize", addresses, DW_COUNT(addresses));
 }
 
 /* ---- variants -------------------------------------------------------------------------------------- */
