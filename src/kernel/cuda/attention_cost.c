@@ -90,35 +90,7 @@ void dw__attention_seconds(const dw__kernel *kernel, const void *call, const dw_
                  "takes it, as asked; proven on the emulator, not run on hardware");
 }
 
-static void cudnn_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                          dw__kernel_seconds *result) {
-    measured_seconds(kernel, call, gpu, DW__RATE_CUDNN, result);
-}
-
-static void flash_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                          dw__kernel_seconds *result) {
-    measured_seconds(kernel, call, gpu, DW__RATE_FLASH, result);
-}
-
-static void unknown_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                            dw__kernel_seconds *result) {
-    (void)kernel, (void)call, (void)gpu;
-    snprintf(result->from, sizeof result->from, "takes it; not measured yet");
-}
-
-/* Bytes of scores and probabilities that are written and read: softmax accesses them four times in F32, and the matmuls
- * in two bytes. */
-static void math_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                         dw__kernel_seconds *result) {
-    const bool backward = is_backward(kernel);
-    const dw__attention_work work = dw__attention_work_of(call, backward);
-    snprintf(result->from, sizeof result->from, "memory traffic of the stored scores");
-    result->seconds = at_least((backward ? 16.0 : 8.0) * work.score_bytes / gpu->bytes, &work, gpu);
-}
-
-/* ---- PyTorch's operators: supported calls ------------------------------------------------------------- */
-
-static dw_status refuse(const char *why) { return dw__fail(DW_UNSUPPORTED, "%s", why); }
+/* ---- PyTorch's operators ------------------------------------------------------------------------------- */
 
 /* Returns what scaled_dot_product_attention cannot express, whichever operator is behind it; NULL: it can. */
 static const char *lacking_in_sdpa(const dw_attention *c) {
@@ -146,74 +118,74 @@ bool dw_attention_has_alternative(const dw_attention *call) {
     return dw__attention_why_unmeasured(call) == NULL;
 }
 
-static dw_status sdpa_supports(const dw_attention *c) {
-    const char *lacking = lacking_in_sdpa(c);
-    return lacking ? refuse(lacking) : DW_OK;
+/* In the order of dw__torch_attention. */
+typedef enum torch_operator { CUDNN, FLASH, EFFICIENT, UNFUSED } torch_operator;
+
+static torch_operator operator_of(const dw__kernel *kernel) {
+    return (torch_operator)(kernel - dw__torch_attention[is_backward(kernel)]);
 }
 
-static dw_status fused_supports(const dw_attention *c, int most_head_dim, int least_capability,
+static dw_status torch_supports(const dw__kernel *kernel, const void *call,
                                 const dw__gpu_target *gpu) {
-    DW_RETURN_IF_FAILED(sdpa_supports(c));
-    if (c->head_dim % 8 != 0 || c->head_dim > most_head_dim)
+    const torch_operator which = operator_of(kernel);
+    const bool wide = which == FLASH || gpu->capability == 90 || gpu->capability >= 100;
+    const int most_head_dim = which == EFFICIENT ? 1 << 16
+                              : wide             ? 256
+                                                 : 128,
+              least_capability = which == EFFICIENT ? 50 : 80;
+    dw_attention c = *(const dw_attention *)call;
+    if (which == UNFUSED &&
+        (c.window_left >= 0 || c.window_right > 0 || (c.window_right == 0 && c.bottom_right)))
+        c.window_left = c.window_right = -1; /* the operator expects the mask as a tensor */
+    const char *lacking = lacking_in_sdpa(&c);
+    if (lacking) return dw__fail(DW_UNSUPPORTED, "%s", lacking);
+    if (which == UNFUSED) return DW_OK;
+    if (c.head_dim % 8 != 0 || c.head_dim > most_head_dim)
         return dw__fail(DW_UNSUPPORTED, "head_dim is %d; it takes multiples of 8 up to %d on %s",
-                        (int)c->head_dim, most_head_dim, gpu->name);
+                        (int)c.head_dim, most_head_dim, gpu->name);
     if (gpu->capability < least_capability)
         return dw__fail(DW_UNSUPPORTED, "it needs compute capability %d.%d", least_capability / 10,
                         least_capability % 10);
+    if (which == FLASH && c.window_right == 0 && c.seq_len_q != c.seq_len_kv)
+        return dw__fail(DW_UNSUPPORTED, "is_causal needs as many queries as keys there");
     return DW_OK;
 }
 
-static dw_status cudnn_supports(const dw__kernel *kernel, const void *call,
-                                const dw__gpu_target *gpu) {
-    (void)kernel;
-    return fused_supports(call, gpu->capability == 90 || gpu->capability >= 100 ? 256 : 128, 80,
-                          gpu);
+/* Unfused attention moves the bytes of scores and probabilities: softmax accesses them four times in F32, and the
+ * matmuls in two bytes. */
+static void torch_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                          dw__kernel_seconds *result) {
+    const bool backward = is_backward(kernel);
+    const dw__attention_work work = dw__attention_work_of(call, backward);
+    switch (operator_of(kernel)) {
+    case CUDNN: measured_seconds(kernel, call, gpu, DW__RATE_CUDNN, result); break;
+    case FLASH: measured_seconds(kernel, call, gpu, DW__RATE_FLASH, result); break;
+    case EFFICIENT:
+        snprintf(result->from, sizeof result->from, "takes it; not measured yet");
+        break;
+    case UNFUSED:
+        snprintf(result->from, sizeof result->from, "memory traffic of the stored scores");
+        result->seconds =
+            at_least((backward ? 16.0 : 8.0) * work.score_bytes / gpu->bytes, &work, gpu);
+        break;
+    }
 }
 
-static dw_status flash_supports(const dw__kernel *kernel, const void *call,
-                                const dw__gpu_target *gpu) {
-    const dw_attention *c = call;
-    (void)kernel;
-    DW_RETURN_IF_FAILED(fused_supports(c, 256, 80, gpu));
-    if (c->window_right == 0 && c->seq_len_q != c->seq_len_kv)
-        return refuse("is_causal needs as many queries as keys there");
-    return DW_OK;
-}
-
-static dw_status efficient_supports(const dw__kernel *kernel, const void *call,
-                                    const dw__gpu_target *gpu) {
-    (void)kernel;
-    return fused_supports(call, 1 << 16, 50, gpu);
-}
-
-static dw_status math_supports(const dw__kernel *kernel, const void *call,
-                               const dw__gpu_target *gpu) {
-    dw_attention c = *(const dw_attention *)call;
-    (void)kernel, (void)gpu;
-    if (c.window_left >= 0 || c.window_right > 0 || (c.window_right == 0 && c.bottom_right))
-        c.window_left = c.window_right = -1; /* the operator expects the mask as a tensor */
-    return sdpa_supports(&c);
-}
-
-/* ---- PyTorch's operators: entries ----------------------------------------------------------------------- */
-
-#define TORCH_OPERATOR(which, called, known_as, from, races, limits, model, exactness)             \
+#define TORCH_OPERATOR(which, called, known_as, from, races, exactness)                            \
     {                                                                                              \
         .name = "torch." called, .backend = called, .label = known_as, .kind = which,              \
-        .competes = races, .described = "PyTorch: " from, .supports = limits, .seconds = model,    \
-        .tolerance = exactness                                                                     \
+        .competes = races, .described = "PyTorch: " from, .supports = torch_supports,              \
+        .seconds = torch_seconds, .tolerance = exactness                                           \
     }
 #define TORCH_OPERATORS(which)                                                                     \
     {                                                                                              \
-        TORCH_OPERATOR(which, "cudnn", "cuDNN", "cuDNN attention", true, cudnn_supports,           \
-                       cudnn_seconds, DW__ATTENTION_TOLERANCE),                                    \
+        TORCH_OPERATOR(which, "cudnn", "cuDNN", "cuDNN attention", true, DW__ATTENTION_TOLERANCE), \
             TORCH_OPERATOR(which, "flash", "FlashAttention-2", "FlashAttention-2", true,           \
-                           flash_supports, flash_seconds, DW__ATTENTION_TOLERANCE),                \
+                           DW__ATTENTION_TOLERANCE),                                               \
             TORCH_OPERATOR(which, "efficient", "memory-efficient attention",                       \
-                           "memory-efficient attention", false, efficient_supports,                \
-                           unknown_seconds, DW__ATTENTION_TOLERANCE),                              \
+                           "memory-efficient attention", false, DW__ATTENTION_TOLERANCE),          \
             TORCH_OPERATOR(which, "math", "unfused attention", "unfused, scores in memory", false, \
-                           math_supports, math_seconds, "rounds the scores, too"),                 \
+                           "rounds the scores, too"),                                              \
     }
 const dw__kernel dw__torch_attention[2][DW__TORCH_ATTENTION] = {
     TORCH_OPERATORS(DW__CALL_ATTENTION_FORWARD),
