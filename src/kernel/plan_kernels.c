@@ -99,7 +99,7 @@ static dw_status take_candidate(const json_t *report, const char *habit, taken *
 
 /* Mentions kernels that exist but are not selected. */
 static const char *unproven_for(const dw_hardware *hardware) {
-    return hardware->capability == 100 || hardware->capability == 103
+    return dw__gpu_is_blackwell(hardware->capability)
                ? " but one that is proven on the emulator, not run on hardware"
                : "";
 }

@@ -433,22 +433,21 @@ static dw__attention_pass pass_of(const dw__kernel *kernel) {
 static dw__attention_shape shape_on(const dw_attention *call, dw__attention_pass pass,
                                     const dw__context *context) {
     dw__attention_shape shape = dw__attention_shape_of(call, pass, context->sm_count);
-    shape.blackwell = context->capability == 100 || context->capability == 103;
+    shape.blackwell = dw__gpu_is_blackwell(context->capability);
     return shape;
 }
 
 static const dw__kernel *kernel_on(dw__attention_pass pass, int capability) {
     if (pass == DW__ATTENTION_BACKWARD) return &dw__sm90_attention_backward;
-    return capability == 100 || capability == 103 ? &dw__sm100_attention_forward
-                                                  : &dw__sm90_attention_forward;
+    return dw__gpu_is_blackwell(capability) ? &dw__sm100_attention_forward
+                                            : &dw__sm90_attention_forward;
 }
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__attention_pass pass = pass_of(kernel);
-    const bool blackwell = gpu->capability == 100 || gpu->capability == 103;
     DW_RETURN_IF_FAILED(dw__attention_check(call, pass, false));
     const dw_status status = dw__attention_check_capability(call, pass, gpu->capability);
-    if (status != DW_OK && blackwell) return status;
+    if (status != DW_OK && dw__gpu_is_blackwell(gpu->capability)) return status;
     if (status == DW_OK && kernel_on(pass, gpu->capability) == kernel) return DW_OK;
     return dw__fail(DW_TYPE, "its kernels are for %s, not for %s",
                     dw__sm90_attention_forward.architectures, gpu->name);

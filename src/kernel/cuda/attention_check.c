@@ -182,7 +182,7 @@ dw_status dw__attention_check_capability(const dw_attention *c, dw__attention_pa
                         : c->head_dim > 128            ? "head dimensions above 128"
                                                        : NULL;
     if (capability == 90) return DW_OK;
-    if (capability != 100 && capability != 103)
+    if (!dw__gpu_is_blackwell(capability))
         return dw__fail(DW_UNSUPPORTED, "this version's kernels run on 9.0 (H100, H200); use "
                                         "PyTorch's own attention on this GPU");
     if (lacks)

@@ -433,11 +433,10 @@ static dw_status enqueue_reference(const void *call, const dw__context *context,
 static const dw__kernel *kernel_for(const dw_gemm *call) {
     return call->quantized ? &dw__sm100_gemm_scaled : &dw__sm100_gemm;
 }
-static bool runs_on(int capability) { return capability == 100 || capability == 103; }
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     DW_RETURN_IF_FAILED(dw__gemm_check(call, false));
-    if (!runs_on(gpu->capability))
+    if (!dw__gpu_is_blackwell(gpu->capability))
         return dw__fail(DW_TYPE, "its kernels are for sm_100f (B200, B300), not for %s", gpu->name);
     if (kernel_for(call) == kernel) return DW_OK;
     return dw__fail(DW_TYPE, "%s multiplies %s", kernel->name, kernel->elements);
@@ -545,7 +544,7 @@ const dw__kernel dw__reference_gemm = {
 
 dw_status dw__gemm_choose(const void *call, int capability, const dw__kernel **kernel) {
     *kernel = kernel_for(call);
-    if (runs_on(capability)) return DW_OK;
+    if (dw__gpu_is_blackwell(capability)) return DW_OK;
     return dw__fail(DW_UNSUPPORTED, "these kernels are for 10.0 and 10.3 (B200, B300); use "
                                     "PyTorch's own GEMM on this GPU");
 }

@@ -21,7 +21,7 @@ dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target) {
 /* Operations of dense 16-bit GEMMs per SM and clock: 8192 on Blackwell's data-centre GPUs, 4096 on Hopper; on earlier
  * GPUs 1024 for F16. */
 dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGET_NAME]) {
-    const bool family = context->capability == 100 || context->capability == 103;
+    const bool family = dw__gpu_is_blackwell(context->capability);
     double per_clock = family ? 8192.0 : context->capability >= 90 ? 4096.0 : 2048.0;
     snprintf(name, DW__TARGET_NAME, "sm_%d%s", context->capability,
              family || context->capability == 90 ? "a" : "");

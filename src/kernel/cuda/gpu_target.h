@@ -14,6 +14,11 @@ typedef struct dw__gpu_target {
     const char *source;
 } dw__gpu_target;
 
+/* B200 and B300, whose kernels are compiled for sm_100f. */
+static inline bool dw__gpu_is_blackwell(int capability) {
+    return capability == 100 || capability == 103;
+}
+
 /* Looks up an architecture by name, whether there is such a GPU or not, with its vendor's figures. DW_INVALID_ARGUMENT
  * lists the known names. */
 dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target);

@@ -1,6 +1,7 @@
 /* Block quantization on a GPU: the public calls, the variants and their launch. A call does only arithmetic before its
  * launch: it allocates nothing, takes no lock and does not synchronize. */
 #include "common/quantize_params.h"
+#include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/gpu_quantize.h"
 #include "number/scheme_sets.h"
 #include <stdio.h>
@@ -160,7 +161,7 @@ enum { BLOCKS, AMAX }; /* entry points; only NVFP4 has the second */
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {
     const dw__quantize_shape shape = {.params = params};
-    const char *arch = capability == 90 ? "sm_90a" : "sm_100f";
+    const char *arch = dw__gpu_arch(capability);
     points[BLOCKS].code = dw__quantize_variant(&shape, kernel->name, arch);
     if (shape.scheme == DW_SCHEME_NVFP4)
         points[AMAX].code = dw__quantize_variant(&shape, "quantize_amax", arch);
@@ -211,15 +212,9 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 
 /* ---- the kernel ------------------------------------------------------------------------------------ */
 
-static bool runs_on(int capability) {
-    return capability == 90 || capability == 100 || capability == 103;
-}
-
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     DW_RETURN_IF_FAILED(dw__quantize_check(call, false));
-    if (runs_on(gpu->capability)) return DW_OK;
-    return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
-                    gpu->name);
+    return dw__gpu_kernel_has(kernel, gpu);
 }
 
 const dw__kernel dw__quantize_blocks = {
@@ -230,7 +225,7 @@ const dw__kernel dw__quantize_blocks = {
     .asked_for = true,
     .operation = "quantization to MXFP8, MXFP4, NVFP4",
     .source = "cuda/common/quantize.cu",
-    .architectures = "sm_90a (H100, H200), sm_100f (B200, B300)",
+    .architectures = DW__GPU_ARCHITECTURES,
     .elements = "BF16, F16, F32",
     .needs = "any size; rows of codes from multiples of 16 bytes",
     .shown = "on sm_90a tested, every byte the definition's, and measured on an H200; on sm_100f "
@@ -248,7 +243,7 @@ const dw__kernel dw__quantize_blocks = {
 static dw_status choose(const void *call, int capability, const dw__kernel **kernel) {
     (void)call;
     *kernel = &dw__quantize_blocks;
-    if (runs_on(capability)) return DW_OK;
+    if (capability == 90 || dw__gpu_is_blackwell(capability)) return DW_OK;
     return dw__fail(DW_UNSUPPORTED,
                     "these kernels are for 9.0, 10.0 and 10.3 (H100, H200, B200, B300)");
 }
