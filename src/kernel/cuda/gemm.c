@@ -502,7 +502,6 @@ dw__gemm_case dw__gemm_case_of(const dw__variant *variant) {
                  .scheme_b = (dw_scheme)s.scheme_b},
         .bias = s.bias,
         .residual = s.residual,
-        .has_reference = !scaled && s.output != DW_GEMM_OUTPUT_MXFP8,
         .sm_count = CLUSTERS * dw__gemm_tiles[s.tile].ctas,
         .groups = 1,
     };

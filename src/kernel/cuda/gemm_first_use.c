@@ -206,8 +206,8 @@ static dw_status prepare(dw__trial *t) {
                                             : dw__gemm_case_of(t->variant);
     *c = s->given.call;
     t->context.sm_count = s->given.sm_count;
-    t->consequence = s->given.has_reference ? ", its GEMMs are computed by definition"
-                                            : ", its GEMMs are refused";
+    t->consequence = c->quantized || c->quantized_d ? ", its GEMMs are refused"
+                                                    : ", its GEMMs are computed by definition";
     DW_RETURN_IF_FAILED(add_operands(t, s));
     c->struct_size = sizeof *c;
     c->device = t->context.device;

@@ -268,7 +268,6 @@ dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant) {
                  .scheme_a = kernel->scheme,
                  .scheme_b = kernel->scheme},
         .residual = variant->params != 0,
-        .has_reference = kernel->scheme == DW_SCHEME_BF16,
         .sm_count = FEW,
         .groups = 1,
     };

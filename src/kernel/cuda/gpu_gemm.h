@@ -114,8 +114,7 @@ extern const dw__kernel dw__cutlass_gemm, dw__cutlass_grouped_gemm;
 typedef struct dw__gemm_case {
     dw_gemm call;
     bool bias, residual;
-    bool has_reference; /* the reference computes refused calls */
-    int sm_count;       /* so few SMs that each block processes several tiles */
+    int sm_count; /* so few SMs that each block processes several tiles */
     /* groups 1 without `rows`: a GEMM. Otherwise the number of groups, which have m rows of A together; each group has
      * its own B, and the Bs follow one another. */
     int groups;
