@@ -188,18 +188,26 @@ dw_status dw__job_workspace(const dw__gpu_family *family, const dw__gpu_job *job
 
 /* ---- measurement (gpu_measure.c) ------------------------------------------------------------------- */
 
-/* A call to measure, with its own operands. */
+enum { DW__TIMING_PARTS = 16 };
+
+/* A call to measure, and the device memory that it gets. */
 typedef struct dw__timing {
     const dw_device *device;
-    size_t bytes;       /* bytes of device memory */
-    size_t input_bytes; /* the leading bytes, filled with random numbers of `dtype` */
-    dw_dtype dtype;     /* DW_BF16 or DW_F16 */
-    void *state;
-    void (*bind)(void *state, char *memory, void *stream);
-    dw_status (*before)(void *state); /* enqueued once before the measurement; may be NULL */
-    dw_status (*run)(void *state);
+    dw_dtype dtype; /* of the random operands: DW_BF16 or DW_F16 */
+    struct {
+        void *member; /* the pointer in the call that receives the address */
+        size_t bytes;
+        bool random; /* filled with random numbers; otherwise not initialized */
+    } parts[DW__TIMING_PARTS];
+    size_t count;
+    const void *call;
+    void **stream;                         /* the call's; set before the runs */
+    dw_status (*before)(const void *call); /* enqueued once before the measurement; may be NULL */
+    dw_status (*run)(const void *call);
 } dw__timing;
 
+/* Adds a part. */
+void dw__timing_add(dw__timing *timing, void *member, size_t bytes, bool random);
 /* Returns the median seconds of several runs, on its own stream and memory. */
 dw_status dw__gpu_measure(const dw__timing *timing, double *seconds);
 

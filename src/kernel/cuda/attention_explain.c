@@ -164,30 +164,7 @@ dw_status dw_attention_explain(const dw_attention *given, bool backward, const c
 
 /* ---- measurement ------------------------------------------------------------------------------------------- */
 
-/* A call whose tensors are offsets, until memory is allocated. */
-typedef struct measured {
-    dw_attention call;
-    bool backward;
-    size_t bytes;
-} measured;
-
-static bool is_used(const measured *m, dw__attention_operand which) {
-    return m->backward || !dw__attention_operands[which].backward;
-}
-
-static size_t reserve(measured *m, size_t bytes) {
-    const size_t begin = m->bytes;
-    m->bytes += (bytes + 255) / 256 * 256;
-    return begin;
-}
-
-static void lay_out(measured *m, dw__attention_operand which) {
-    const size_t bytes = dw__attention_lay_out(&m->call, which, false);
-    dw__attention_tensor(&m->call, which)->data = (void *)reserve(m, bytes);
-}
-
-static dw_status lay_out_call(measured *m, size_t *input_bytes) {
-    dw_attention *c = &m->call;
+static dw_status add_parts(dw_attention *c, bool backward, dw__timing *timing) {
     if (c->offsets_q)
         return dw__fail(DW_UNSUPPORTED,
                         "packed sequences are not measured: their lengths decide; measure one of a "
@@ -195,58 +172,44 @@ static dw_status lay_out_call(measured *m, size_t *input_bytes) {
     if (dw__attention_has_no_queries(c) || dw__attention_has_no_keys(c))
         return dw__fail(DW_INVALID_ARGUMENT,
                         "there is nothing to measure: the call has no elements");
-    for (int which = 0; which < DW__ATTENTION_OPERANDS; which++)
-        if (is_used(m, which) && !dw__attention_operands[which].written) lay_out(m, which);
-    *input_bytes = m->bytes;
-    for (int which = 0; which < DW__ATTENTION_OPERANDS; which++)
-        if (is_used(m, which) && dw__attention_operands[which].written) lay_out(m, which);
-    c->lse = (float *)reserve(m, sizeof(float) * (size_t)c->batch * (size_t)c->heads_q *
-                                     (size_t)c->seq_len_q);
-    if (!m->backward) return DW_OK;
+    for (int which = 0; which < DW__ATTENTION_OPERANDS; which++) {
+        const dw__attention_operand_kind *kind = &dw__attention_operands[which];
+        dw_attention_tensor *t = dw__attention_tensor(c, which);
+        *t = (dw_attention_tensor){0}; /* only the shape counts */
+        if (kind->backward && !backward) continue;
+        dw__timing_add(timing, &t->data, dw__attention_lay_out(c, which, false), !kind->written);
+    }
+    const size_t rows = (size_t)c->batch * (size_t)c->heads_q * (size_t)c->seq_len_q;
+    c->lse = NULL;
+    dw__timing_add(timing, &c->lse, sizeof(float) * rows, false);
+    if (!backward) return DW_OK;
     DW_RETURN_IF_FAILED(dw_attention_backward_workspace(c, &c->workspace_bytes));
-    c->workspace = (void *)reserve(m, c->workspace_bytes);
+    dw__timing_add(timing, &c->workspace, c->workspace_bytes, false);
     return DW_OK;
 }
 
-static void bind(void *state, char *memory, void *stream) {
-    measured *m = state;
-    dw_attention *c = &m->call;
-    for (int which = 0; which < DW__ATTENTION_OPERANDS; which++)
-        if (is_used(m, which))
-            dw__attention_tensor(c, which)->data =
-                memory + (uintptr_t)dw__attention_tensor(c, which)->data;
-    c->lse = (float *)(void *)(memory + (uintptr_t)c->lse);
-    if (m->backward) c->workspace = memory + (uintptr_t)c->workspace;
-    c->stream = stream;
-}
-static dw_status forward(void *state) { return dw_attention_forward(&((measured *)state)->call); }
-static dw_status backward_pass(void *state) {
-    return dw_attention_backward(&((measured *)state)->call);
-}
+static dw_status forward(const void *call) { return dw_attention_forward(call); }
+static dw_status backward_pass(const void *call) { return dw_attention_backward(call); }
 
 dw_status dw_attention_measure(const dw_attention *given, bool backward, double *seconds) {
-    const dw_attention_tensor none = {0}; /* only the shape counts */
-    measured m = {.backward = backward};
-    dw_attention *c = &m.call;
+    dw_attention call;
     char shape_class[256];
     dw__timing timing = {.device = &dw__device_cuda,
-                         .state = &m,
-                         .bind = bind,
+                         .call = &call,
+                         .stream = &call.stream,
                          .before = backward ? forward : NULL,
                          .run = backward ? backward_pass : forward};
-    DW_RETURN_IF_FAILED(dw__attention_read(given, c));
-    if (c->device && c->device != &dw__device_cuda)
+    DW_RETURN_IF_FAILED(dw__attention_read(given, &call));
+    if (call.device && call.device != &dw__device_cuda)
         return dw__fail(DW_UNSUPPORTED,
                         "attention: the call's device is \"%s\", whose times say nothing about a "
                         "GPU; expected \"cuda\"",
-                        dw_device_name(c->device));
-    c->kernel = NULL;
-    c->seed_memory = NULL;
-    c->q = c->k = c->v = c->o = c->d_o = c->dq = c->dk = c->dv = none;
-    DW_RETURN_IF_FAILED(lay_out_call(&m, &timing.input_bytes));
-    timing.bytes = m.bytes;
-    timing.dtype = c->dtype;
-    DW_RETURN_IF_FAILED(dw_attention_class(c, backward, shape_class, sizeof shape_class));
+                        dw_device_name(call.device));
+    call.kernel = NULL;
+    call.seed_memory = NULL;
+    timing.dtype = call.dtype;
+    DW_RETURN_IF_FAILED(add_parts(&call, backward, &timing));
+    DW_RETURN_IF_FAILED(dw_attention_class(&call, backward, shape_class, sizeof shape_class));
     DW_RETURN_IF_FAILED(dw__gpu_measure(&timing, seconds));
     return dw_tune_record(shape_class, "deepwell", *seconds);
 }

@@ -328,8 +328,8 @@ static double rounded(const region *d, double x, int scale) {
 }
 
 /* Checks D's elements of one row and block of columns. The kernel rounds numbers that lie within `error` of the exact
- * values. Rounded numbers, scales and codes grow with the numbers, so they must lie between those of the two ends of each
- * interval. A code is compared with the scale that the kernel stored. */
+ * values. Rounded numbers, scales and codes grow with the numbers, so they must lie between those of the two ends of
+ * each interval. A code is compared with the scale that the kernel stored. */
 static bool block_is_right(const state *s, int row, int block, char *text, size_t bytes) {
     const region *d = &s->parts[D];
     const bool codes = d->type == CODES;

@@ -1,6 +1,6 @@
-/* The entries of CUTLASS's kernels (docs/cutlass.md) for GEMM, grouped GEMM and attention. The optional library loads its
- * own kernels; a variant here only stands for a first-use check. gpu_kernels.c makes a copy of the family's entry for each
- * kernel of the library. */
+/* The entries of CUTLASS's kernels (docs/cutlass.md) for GEMM, grouped GEMM and attention. The optional library loads
+ * its own kernels; a variant here only stands for a first-use check. gpu_kernels.c makes a copy of the family's entry
+ * for each kernel of the library. */
 #include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include <stdio.h>
