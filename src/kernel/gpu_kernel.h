@@ -153,8 +153,8 @@ dw_status dw__check_half(const char *title, dw_dtype dtype);
 
 /* How the public calls of a family find and run their kernel. */
 typedef struct dw__gpu_family {
-    const char *title; /* "GEMM": begins the messages */
-    dw__call_kind op;  /* of kernels that a call may name */
+    const char *title;  /* "GEMM": begins the messages */
+    dw__call_kind kind; /* of kernels that a call may name */
     /* Deepwell's kernels, up to the first NULL. */
     const dw__kernel *own[3];
     /* Finds Deepwell's kernel for a call and a compute capability. DW_UNSUPPORTED says why there is none. */

@@ -61,7 +61,7 @@ static bool is_own(const dw__gpu_family *family, const char *name) {
 
 /* Finds the optional library's kernel that the call names. */
 static dw_status find_provided(const dw__gpu_family *family, dw__gpu_job *j) {
-    DW_RETURN_IF_FAILED(dw__gpu_kernel_provided(family->op, j->named, family->own, &j->kernel));
+    DW_RETURN_IF_FAILED(dw__gpu_kernel_provided(family->kind, j->named, family->own, &j->kernel));
     if (j->empty) return DW_OK;
     const dw_status status = j->kernel->supports(j->kernel, j->call, NULL);
     return status == DW_TYPE ? DW_UNSUPPORTED : status; /* the caller wants this kernel */
