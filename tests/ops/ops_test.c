@@ -1,33 +1,11 @@
-/* Mode `test`: every kernel of every case against the FP64 interpretation of the node's
- * definition.
- *
- * The tolerance of a result follows from the arithmetic (docs/testing.md):
- *
- *     bound = factor * u * (sqrt(n) * scale + 4 * A) + half * scale + tiny
- *
- * factor: the kernel's tolerance_factor; u: unit roundoff of the type of the computation (F32 for BF16 and F16, except
- * in bodies of `fused`, where each step rounds); n: terms per element; scale: largest magnitude of the result; A:
- * change of the result per relative change of the operands, measured by random perturbation (the problem's condition,
- * which no kernel can improve); half: unit roundoff of a BF16 or F16 result; tiny: its smallest normal number, n times.
- * For elementwise operations the same bound applies with scale and A of the single element (and 1 * A). Bools and
- * integers must be equal. */
+/* Mode `test`: every kernel of every case against the FP64 interpretation of the node's definition (ops_expect.h). */
 #include "base/pool.h"
-#include "kernel/reference/interpret.h"
-#include "kernel/reference/scalar.h"
 #include "ops_driver.h"
+#include "ops_expect.h"
 #include "ops_run_case.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-typedef struct expectation {
-    uint32_t count;
-    dw__tensor values[OPS_MAX_OUTPUTS];    /* F64 for every float */
-    double scale[OPS_MAX_OUTPUTS];         /* largest finite magnitude */
-    double amplification[OPS_MAX_OUTPUTS]; /* the largest A of any element */
-    /* A of every element; NULL if the output is not a float. */
-    double *changes[OPS_MAX_OUTPUTS];
-} expectation;
 
 typedef struct test_run {
     const ops_options *options;
@@ -43,158 +21,9 @@ typedef struct variant {
     const ops_case *c;
     const dw_graph *graph;
     const ops_operands *operands;
-    const expectation *expected;
+    const ops_expectation *expected;
     const char *name;
 } variant;
-
-/* ---- expected results ------------------------------------------------------------------------- */
-
-static void forget(dw__tensor *tensors, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++) dw__free_aligned(tensors[i].data);
-}
-
-/* Operations whose result is discontinuous: its change under a perturbation does not show its condition. */
-static bool is_discontinuous(dw_op op) {
-    return op == DW_OP_FLOOR || op == DW_OP_CEIL || op == DW_OP_SIGN || op == DW_OP_REM ||
-           op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS;
-}
-
-/* Operations whose result is one of a format's numbers: either right or wrong. */
-static bool is_exact(dw_op op) {
-    return op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS;
-}
-
-static dw_status interpret(const dw_graph *graph, const ops_operands *operands,
-                           dw__tensor *results) {
-    dw__tensor leaves[OPS_MAX_INPUTS];
-    dw__interpret_options high = {true};
-    ops_operands_leaves(operands, leaves);
-    return dw__interpret(graph, NULL, leaves, results, &high);
-}
-
-static dw_status measure_amplification(const variant *v, expectation *expected, uint64_t seed) {
-    const double relative = 0x1p-30;
-    ops_operands moved = {0};
-    dw__tensor results[OPS_MAX_OUTPUTS] = {{0}};
-    dw_status status = DW_OK;
-    DW_TRY(ops_operands_perturbed(v->operands, relative, seed, &moved));
-    DW_TRY(interpret(v->graph, &moved, results));
-    for (uint32_t i = 0; i < expected->count; i++) {
-        if (!expected->changes[i]) continue;
-        const double *was = expected->values[i].data, *is = results[i].data;
-        for (int64_t j = 0; j < dw__tensor_count(&results[i]); j++) {
-            double change = fabs(is[j] - was[j]) / relative, *most = &expected->changes[i][j];
-            if (isfinite(change)) *most = fmax(*most, change);
-            expected->amplification[i] = fmax(expected->amplification[i], *most);
-        }
-    }
-cleanup:
-    forget(results, OPS_MAX_OUTPUTS);
-    ops_operands_destroy(&moved);
-    return status;
-}
-
-/* Operations whose definition subtracts numbers that may be nearly equal (gelu: 1 and a number near -1; the slope of
- * silu has a root; rem). The error has the order of the operands' magnitude, however small the result. A fused body may
- * contain any of them. */
-static bool cancels(dw_op op) {
-    return op == DW_OP_GELU || op == DW_OP_GELU_BACKWARD || op == DW_OP_SILU_BACKWARD ||
-           op == DW_OP_REM || op == DW_OP_FUSED;
-}
-
-static double largest_operand(const ops_operands *operands) {
-    double largest = 0.0;
-    for (uint32_t i = 0; i < operands->count; i++) {
-        const dw__tensor *in = &operands->tensors[i];
-        if (in->rank < 0 || !dw__dtype_is_float(in->dtype)) continue;
-        for (int64_t j = 0; j < dw__tensor_count(in); j++)
-            if (isfinite(ops_element(in, j))) largest = fmax(largest, fabs(ops_element(in, j)));
-    }
-    return largest;
-}
-
-static dw_status expect(const variant *v, expectation *out) {
-    enum { PERTURBATIONS = 2 };
-    memset(out, 0, sizeof *out);
-    DW_RETURN_IF_FAILED(interpret(v->graph, v->operands, out->values));
-    out->count = dw_graph_output_count(v->graph);
-    for (uint32_t i = 0; i < out->count; i++) {
-        size_t count = (size_t)dw__tensor_count(&out->values[i]);
-        if (out->values[i].dtype == DW_F64) {
-            out->changes[i] = dw__calloc(count, sizeof **out->changes);
-            if (!out->changes[i]) return dw__fail_memory("changes", count * sizeof **out->changes);
-        }
-        if (cancels(v->c->op)) out->scale[i] = largest_operand(v->operands);
-        for (int64_t j = 0; j < dw__tensor_count(&out->values[i]); j++) {
-            double magnitude = fabs(ops_element(&out->values[i], j));
-            if (isfinite(magnitude)) out->scale[i] = fmax(out->scale[i], magnitude);
-        }
-    }
-    for (uint64_t i = 0; i < PERTURBATIONS && !is_discontinuous(v->c->op); i++)
-        DW_RETURN_IF_FAILED(measure_amplification(v, out, i));
-    return DW_OK;
-}
-
-/* ---- comparing ------------------------------------------------------------------------------- */
-
-static const struct {
-    double unit, tiny, largest;
-} float_traits[DW_DTYPE_COUNT] = {
-    [DW_BF16] = {0x1p-8, 0x1p-126, 0x1.fep127},
-    [DW_F16] = {0x1p-11, 0x1p-24, 65504.0},
-    [DW_F32] = {0x1p-24, 0x1p-126, 0x1.fffffep127},
-    [DW_F64] = {0x1p-53, 0x1p-1022, 0x1.fffffffffffffp1023},
-};
-
-/* Returns the bound for an element with the expected value `wanted`. Elementwise operations have a bound per element.
- * Other operations mix elements, so their bound follows from the largest element. */
-static double error_bound(const variant *v, const dw__kernel *kernel, uint32_t output,
-                          int64_t element, double wanted, dw_dtype dtype) {
-    if (is_exact(v->c->op)) return 0.0;
-    double n = ops_case_length(v->c), scale = v->expected->scale[output];
-    double unit = dtype == DW_F64 ? float_traits[DW_F64].unit : float_traits[DW_F32].unit;
-    double half = dtype == DW_BF16 || dtype == DW_F16 ? float_traits[dtype].unit : 0.0;
-    double change = 4.0 * v->expected->amplification[output];
-    /* Each step of a fused body rounds to its type. Composites compute in F32. */
-    if (v->c->op == DW_OP_FUSED && half > 0.0) unit = half;
-    if (dw_op_is_elementwise(v->c->op)) {
-        change = v->expected->changes[output][element];
-        if (!cancels(v->c->op) && isfinite(wanted)) scale = fabs(wanted);
-    }
-    double spread = sqrt(n) * scale + change;
-    return kernel->tolerance_factor * unit * spread + half * scale + n * float_traits[dtype].tiny;
-}
-
-static bool agrees(double got, double wanted, double bound, dw_dtype dtype) {
-    double largest = float_traits[dtype].largest;
-    /* The problem is so ill-conditioned that no digit is determined. */
-    if (bound >= largest) return true;
-    if (isnan(wanted)) return isnan(got);
-    if (isinf(got) && fabs(wanted) + bound >= largest) return (got > 0) == (wanted > 0);
-    if (isinf(wanted)) return got == wanted;
-    return fabs(got - wanted) <= bound;
-}
-
-/* Returns false, and writes the reason into `reason`, if output `i` exceeds its bound. */
-static bool check_output(const variant *v, const dw__kernel *kernel, const dw__tensor *got,
-                         uint32_t i, char *reason, size_t bytes) {
-    const dw__tensor *wanted = &v->expected->values[i];
-    bool is_float = dw__dtype_is_float(got->dtype);
-    for (int64_t j = 0; j < dw__tensor_count(got); j++) {
-        double a = ops_element(got, j), b = ops_element(wanted, j);
-        double bound = is_float ? error_bound(v, kernel, i, j, b, got->dtype) : 0.0;
-        bool good = is_float ? agrees(a, b, bound, got->dtype) : a == b;
-        if (good && bound > 0.0 && isfinite(a - b))
-            v->run->worst = fmax(v->run->worst, fabs(a - b) / bound);
-        if (got->dtype == DW_BOOL && ((const uint8_t *)got->data)[j] > 1) good = false;
-        if (good) continue;
-        snprintf(reason, bytes,
-                 "output %u, element %lld: got %.9g, expected %.9g, may be off by %.3g", i,
-                 (long long)j, a, b, bound);
-        return false;
-    }
-    return true;
-}
 
 static bool check_outputs(const variant *v, const dw__kernel *kernel, const ops_call *c,
                           char *reason, size_t bytes) {
@@ -205,7 +34,8 @@ static bool check_outputs(const variant *v, const dw__kernel *kernel, const ops_
     }
     for (uint32_t i = 0; i < v->expected->count; i++)
         if (c->call.outputs[i].data &&
-            !check_output(v, kernel, &c->call.outputs[i], i, reason, bytes))
+            !ops_output_agrees(v->expected, kernel->tolerance_factor, &c->call.outputs[i], i,
+                               &v->run->worst, reason, bytes))
             return false;
     return true;
 }
@@ -339,17 +169,16 @@ static dw_status test_variant(test_run *run, const ops_case *c, const dw_graph *
         return DW_OK;
     }
     ops_operands operands;
-    expectation expected = {0};
+    ops_expectation expected = {0};
     dw_status status = DW_OK;
     variant v = {run, c, graph, &operands, &expected, name};
     bool thorough = layout == OPS_CONTIGUOUS && data == OPS_NORMAL;
     DW_RETURN_IF_FAILED(ops_operands_create(c, layout, data, run->options->seed, &operands));
-    if (!c->must_fail) DW_TRY(expect(&v, &expected));
+    if (!c->must_fail) DW_TRY(ops_expect(c, graph, &operands, &expected));
     for (const dw__kernel *const *kernel = dw__kernel_candidates(c->op, false); *kernel; kernel++)
         if (ops_wants_kernel(run->options, *kernel)) DW_TRY(test_kernel(&v, *kernel, thorough));
 cleanup:
-    forget(expected.values, OPS_MAX_OUTPUTS);
-    for (int i = 0; i < OPS_MAX_OUTPUTS; i++) dw__free(expected.changes[i]);
+    ops_expectation_destroy(&expected);
     ops_operands_destroy(&operands);
     if (status != DW_OK) {
         run->of_op.failed++;
