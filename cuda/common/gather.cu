@@ -8,7 +8,7 @@
 // Defines: TYPE (element_types.h), WIDE: indexes are i64, else i32.
 
 #include "gather_params.h"
-#include "tensor_types.cuh"
+#include "strided.cuh"
 
 typedef element_of<TYPE> element;
 typedef element::value value;
@@ -38,11 +38,8 @@ DEVICE place place_of(const dw_gather_params &p, long long element) {
     return at;
 }
 
-#define EACH_ELEMENT(e)                                                                                              \
-    for (long long e = blockIdx.x * (long long)blockDim.x + threadIdx.x; e < p.count; e += gridDim.x * (long long)blockDim.x)
-
 extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ dw_gather_params p) {
-    EACH_ELEMENT(e) {
+    EACH_ELEMENT(e, p.count) {
         const place at = place_of(p, e);
         const long long index = index_at(p.index, at.index);
         const bool valid = index >= 0 && index < p.axis_size;
@@ -52,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
 }
 
 extern "C" __global__ void __launch_bounds__(256) scatter(const __grid_constant__ dw_gather_params p) {
-    EACH_ELEMENT(e) {
+    EACH_ELEMENT(e, p.count) {
         const place at = place_of(p, e);
         value sum = (value)0;
         for (long long i = 0; at.inside && i < p.indexes; i++) {

@@ -8,7 +8,7 @@
 // Bytes per element: a copy reads and writes WIDTH, a fill writes it.
 
 #include "move_params.h"
-#include "tensor_types.cuh"
+#include "strided.cuh"
 
 template <int width> struct word_of;
 template <> struct word_of<1> {
@@ -25,34 +25,20 @@ template <> struct word_of<8> {
 };
 typedef word_of<WIDTH>::type word;
 
-#define EACH_ELEMENT(e)                                                                                              \
-    for (long long e = blockIdx.x * (long long)blockDim.x + threadIdx.x; e < p.count; e += gridDim.x * (long long)blockDim.x)
-
-DEVICE long long offset_of(const dw_move_params &p, const long long *stride, long long element) {
-    unsigned long long rest = (unsigned long long)element;
-    long long offset = 0;
-    for (int axis = p.rank - 1; axis > 0; axis--) {
-        const unsigned long long size = (unsigned long long)p.shape[axis];
-        offset += (long long)(rest % size) * stride[axis];
-        rest /= size;
-    }
-    return offset + (long long)rest * stride[0];
-}
-
 extern "C" __global__ void __launch_bounds__(256) move_copy(const __grid_constant__ dw_move_params p) {
-    EACH_ELEMENT(e)
-    ((word *)p.to)[offset_of(p, p.to_stride, e)] = ((const word *)p.from)[offset_of(p, p.from_stride, e)];
+    EACH_ELEMENT(e, p.count)
+    ((word *)p.to)[offset_of(p.rank, p.shape, p.to_stride, e)] = ((const word *)p.from)[offset_of(p.rank, p.shape, p.from_stride, e)];
 }
 
 extern "C" __global__ void __launch_bounds__(256) move_fill(const __grid_constant__ dw_move_params p) {
-    EACH_ELEMENT(e)
-    ((word *)p.to)[offset_of(p, p.to_stride, e)] = (word)p.value;
+    EACH_ELEMENT(e, p.count)
+    ((word *)p.to)[offset_of(p.rank, p.shape, p.to_stride, e)] = (word)p.value;
 }
 
 // The index along an axis is what from_stride makes of the element's place: 1 on that axis, 0 on the others.
 extern "C" __global__ void __launch_bounds__(256) move_iota(const __grid_constant__ dw_move_params p) {
-    EACH_ELEMENT(e) {
-        const long long index = offset_of(p, p.from_stride, e), to = offset_of(p, p.to_stride, e);
+    EACH_ELEMENT(e, p.count) {
+        const long long index = offset_of(p.rank, p.shape, p.from_stride, e), to = offset_of(p.rank, p.shape, p.to_stride, e);
         switch (p.type) {
         case DW_ELEMENT_I32: i32_element::store(p.to, to, (int)index); break;
         case DW_ELEMENT_I64: i64_element::store(p.to, to, index); break;

@@ -10,6 +10,8 @@
 #define DW_REDUCE_MAX 1
 #define DW_REDUCE_MIN 2
 #define DW_REDUCE_PROD 3
+#define DW_REDUCE_ARG_MAX 4 /* the index along the reduced axis, as I64 */
+#define DW_REDUCE_ARG_MIN 5
 
 /* Threads of a block. */
 #define DW_REDUCE_THREADS 256

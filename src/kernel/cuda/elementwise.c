@@ -179,7 +179,6 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     dw__elementwise_types types = program_at(variant->params)->types;
     dw__iteration it;
     int64_t words[MOST_WORDS], *word = words;
-    void *arguments[] = {words};
     iterate(&c->call, &types, &it);
     if (it.count == 0) return DW_OK;
     *word++ = it.count;
@@ -197,14 +196,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     }
     for (uint32_t o = 0; o < c->call.output_count; o++)
         word = put(word, c->call.outputs[o].data, it.stride[tensor++], it.rank);
-    return context->device->launch(&(dw__launch){
-        .name = "elementwise",
-        .function = variant->functions[0],
-        .grid = {dw__iteration_blocks(it.count, context->sm_count), 1, 1},
-        .block = {DW__ITERATION_THREADS, 1, 1},
-        .stream = c->stream,
-        .arguments = arguments,
-    });
+    return dw__gpu_launch_each(c, context, "elementwise", variant->functions[0], it.count, words);
 }
 
 const dw__kernel dw__gpu_elementwise = {

@@ -115,16 +115,8 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
     dw_gather_params params = params_of(c);
-    void *arguments[] = {&params};
-    if (params.count == 0) return DW_OK;
-    return context->device->launch(&(dw__launch){
-        .name = entries[scatters(c->call.op)],
-        .function = variant->functions[0],
-        .grid = {dw__iteration_blocks(params.count, context->sm_count), 1, 1},
-        .block = {DW__ITERATION_THREADS, 1, 1},
-        .stream = c->stream,
-        .arguments = arguments,
-    });
+    return dw__gpu_launch_each(c, context, entries[scatters(c->call.op)], variant->functions[0],
+                               params.count, &params);
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,

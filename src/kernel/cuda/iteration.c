@@ -38,9 +38,3 @@ void dw__iteration_merge(dw__iteration *it) {
     }
     it->rank = merged;
 }
-
-unsigned dw__iteration_blocks(int64_t count, int sm_count) {
-    const int64_t blocks = (count + DW__ITERATION_THREADS - 1) / DW__ITERATION_THREADS,
-                  resident = (int64_t)sm_count * (2048 / DW__ITERATION_THREADS);
-    return (unsigned)(blocks < resident ? blocks : resident);
-}

@@ -22,8 +22,4 @@ void dw__iteration_add(dw__iteration *it, const int64_t *stride);
 /* Drops axes of one element and merges neighbours. Call it once, after the last tensor. */
 void dw__iteration_merge(dw__iteration *it);
 
-/* Threads of a block, and blocks for `count` elements: enough to fill the GPU, each with one element or more. */
-enum { DW__ITERATION_THREADS = 256 };
-unsigned dw__iteration_blocks(int64_t count, int sm_count);
-
 #endif

@@ -32,16 +32,8 @@ static void set_axes(dw_move_params *p, const dw__iteration *it, bool has_from) 
 }
 
 static dw_status launch(const mover *m, int entry, dw_move_params *params) {
-    void *arguments[] = {params};
-    if (params->count == 0) return DW_OK;
-    return m->context->device->launch(&(dw__launch){
-        .name = entries[entry],
-        .function = m->variant->functions[entry],
-        .grid = {dw__iteration_blocks(params->count, m->context->sm_count), 1, 1},
-        .block = {DW__ITERATION_THREADS, 1, 1},
-        .stream = m->call->stream,
-        .arguments = arguments,
-    });
+    return dw__gpu_launch_each(m->call, m->context, entries[entry], m->variant->functions[entry],
+                               params->count, params);
 }
 
 /* Copies `shape` from one layout to another; strides in elements. */

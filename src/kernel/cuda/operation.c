@@ -43,6 +43,28 @@ void dw__gpu_seconds_of_bytes(const dw__kernel *kernel, const void *call, const 
     snprintf(result->from, sizeof result->from, "estimate: bytes at the data sheet's rate");
 }
 
+dw_status dw__gpu_launch(const dw__operation_call *call, const dw__context *context,
+                         const char *name, void *function, int64_t blocks, unsigned threads,
+                         void *params) {
+    const int64_t resident = (int64_t)context->sm_count * (2048 / threads);
+    void *arguments[] = {params};
+    if (blocks == 0) return DW_OK;
+    return context->device->launch(&(dw__launch){
+        .name = name,
+        .function = function,
+        .grid = {(unsigned)(blocks < resident ? blocks : resident), 1, 1},
+        .block = {threads, 1, 1},
+        .stream = call->stream,
+        .arguments = arguments,
+    });
+}
+
+dw_status dw__gpu_launch_each(const dw__operation_call *call, const dw__context *context,
+                              const char *name, void *function, int64_t count, void *params) {
+    return dw__gpu_launch(call, context, name, function,
+                          (count + DW__GPU_THREADS - 1) / DW__GPU_THREADS, DW__GPU_THREADS, params);
+}
+
 _Static_assert(DW_ELEMENT_BOOL == DW_BOOL && DW_ELEMENT_I32 == DW_I32 && DW_ELEMENT_I64 == DW_I64 &&
                    DW_ELEMENT_BF16 == DW_BF16 && DW_ELEMENT_F16 == DW_F16 &&
                    DW_ELEMENT_F32 == DW_F32 && DW_ELEMENT_F64 == DW_F64,

@@ -1,5 +1,5 @@
-/* Reductions over axes, by cuda/common/reduce.cu. A variant is compiled for a type, a reduction and the number of
- * threads that share a result. */
+/* Reductions over axes and the places of extremes, by cuda/common/reduce.cu. A variant is compiled for a type, a
+ * reduction and the number of threads that share a result. */
 #include "common/reduce_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/iteration.h"
@@ -22,14 +22,20 @@ static int reduction_of(dw_op op) {
     case DW_OP_REDUCE_MAX: return DW_REDUCE_MAX;
     case DW_OP_REDUCE_MIN: return DW_REDUCE_MIN;
     case DW_OP_REDUCE_PROD: return DW_REDUCE_PROD;
+    case DW_OP_ARG_MAX: return DW_REDUCE_ARG_MAX;
+    case DW_OP_ARG_MIN: return DW_REDUCE_ARG_MIN;
     default: return -1;
     }
 }
 
+static bool finds_place(dw_op op) { return op == DW_OP_ARG_MAX || op == DW_OP_ARG_MIN; }
+
 /* The axes that stay, with the strides of the operand and the result; and the axes that are reduced. */
 static void split_axes(const dw__call *c, dw__iteration *kept, dw__iteration *reduced) {
     const dw__tensor *x = &c->inputs[0], *y = &c->outputs[0];
-    const dw_attr *axes = dw__call_attr(c, DW_ATTR_KEY_AXES);
+    const int64_t axis_of_place = dw__call_int(c, DW_ATTR_KEY_AXIS, 0);
+    const dw_attr place = {.count = 1, .list = &axis_of_place},
+                  *axes = finds_place(c->op) ? &place : dw__call_attr(c, DW_ATTR_KEY_AXES);
     const bool keeps = dw__call_int(c, DW_ATTR_KEY_KEEP, 0) != 0;
     int64_t shape[2][DW_MAX_RANK], x_stride[2][DW_MAX_RANK], y_stride[DW_MAX_RANK];
     int rank[2] = {0, 0}, out = 0;
@@ -80,6 +86,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
     const int64_t per_block = DW_REDUCE_THREADS / unpack(variant->params).lanes;
+    const dw_op op = c->call.op;
     dw__iteration kept, reduced;
     split_axes(&c->call, &kept, &reduced);
     dw_reduce_params params = {.x = c->call.inputs[0].data,
@@ -97,18 +104,12 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
         params.reduced_shape[axis] = reduced.shape[axis];
         params.reduced_stride[axis] = reduced.stride[0][axis];
     }
-    if (kept.count == 0) return DW_OK;
-    const int64_t blocks = (kept.count + per_block - 1) / per_block,
-                  resident = (int64_t)context->sm_count * (2048 / DW_REDUCE_THREADS);
-    void *arguments[] = {&params};
-    return context->device->launch(&(dw__launch){
-        .name = "reduce",
-        .function = variant->functions[0],
-        .grid = {(unsigned)(blocks < resident ? blocks : resident), 1, 1},
-        .block = {DW_REDUCE_THREADS, 1, 1},
-        .stream = c->stream,
-        .arguments = arguments,
-    });
+    if (finds_place(op) && reduced.count == 0 && kept.count > 0)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: the axis has no elements to choose from; give it at least one",
+                        dw_op_name(op));
+    return dw__gpu_launch(c, context, "reduce", variant->functions[0],
+                          (kept.count + per_block - 1) / per_block, DW_REDUCE_THREADS, &params);
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
@@ -123,16 +124,17 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
     return DW_OK;
 }
 
-/* The middle axis of three, then the first and the last. Sums and extremes have several turns for every lane; products
+/* The middle axis of three, then the first and the last, or rows that are contiguous. Sums and extremes have several turns for every lane; products
  * few terms, whose result every type can hold. */
 static void example(uint64_t params, int index, dw__call *c) {
-    static const dw_op ops[] = {[DW_REDUCE_SUM] = DW_OP_REDUCE_SUM,
-                                [DW_REDUCE_MAX] = DW_OP_REDUCE_MAX,
-                                [DW_REDUCE_MIN] = DW_OP_REDUCE_MIN,
-                                [DW_REDUCE_PROD] = DW_OP_REDUCE_PROD};
+    static const dw_op ops[] = {
+        [DW_REDUCE_SUM] = DW_OP_REDUCE_SUM,  [DW_REDUCE_MAX] = DW_OP_REDUCE_MAX,
+        [DW_REDUCE_MIN] = DW_OP_REDUCE_MIN,  [DW_REDUCE_PROD] = DW_OP_REDUCE_PROD,
+        [DW_REDUCE_ARG_MAX] = DW_OP_ARG_MAX, [DW_REDUCE_ARG_MIN] = DW_OP_ARG_MIN};
     static const int64_t middle[] = {1}, ends[] = {0, 2};
     static const dw_attr axes[2] = {{.key = DW_ATTR_KEY_AXES, .count = 1, .list = middle},
-                                    {.key = DW_ATTR_KEY_AXES, .count = 2, .list = ends}};
+                                    {.key = DW_ATTR_KEY_AXES, .count = 2, .list = ends}},
+                         axis = {.key = DW_ATTR_KEY_AXIS, .integer = 1};
     const reduce_variant v = unpack(params);
     const int64_t length = v.reduction == DW_REDUCE_PROD ? 3 : 3 * (int64_t)v.lanes + 5;
     const dw_dtype dtype = (dw_dtype)v.type;
@@ -143,7 +145,11 @@ static void example(uint64_t params, int index, dw__call *c) {
                     .output_count = 1,
                     .inputs = {{.dtype = dtype, .rank = 3, .shape = {3, length, 5}}},
                     .outputs = {{.dtype = dtype, .rank = 2, .shape = {3, 5}}}};
-    if (index) {
+    if (finds_place(c->op)) {
+        c->attrs = &axis;
+        c->outputs[0].dtype = DW_I64;
+        if (index) c->inputs[0].shape[2] = c->outputs[0].shape[1] = 1; /* contiguous rows */
+    } else if (index) {
         c->inputs[0].shape[1] = 7;
         c->inputs[0].shape[2] = length;
         c->outputs[0].rank = 1;
@@ -159,7 +165,7 @@ const dw__kernel dw__gpu_reduce = {
     .kind = DW__CALL_OPERATION,
     .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
-    .operation = "sum, max, min and product over axes",
+    .operation = "sum, max, min and product over axes, arg_max, arg_min",
     .source = "cuda/common/reduce.cu",
     .architectures = DW__GPU_ARCHITECTURES,
     .elements = "every element type",
