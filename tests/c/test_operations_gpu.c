@@ -1,0 +1,329 @@
+/* Every operation of the graph on an emulated Hopper GPU, its checker on: the cases of deepwell-ops (tests/ops), each as
+ * a graph of one node that an engine for the GPU runs, against the node's definition in FP64. Composites that have no
+ * kernel are expanded by the engine. An operation without a case that runs fails the test, so that the table of
+ * operations and the kernels cannot drift apart. DEEPWELL_TEST_DEVICE=cuda runs the same on a GPU; an argument runs the
+ * cases that contain it. */
+#include "deepwell/engine.h"
+#include "deepwell/jit.h"
+#include "graph/internal.h"
+#include "kernel/reference/interpret.h"
+#include "kernel/reference/scalar.h"
+#include "ops/ops_expect.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        dw_status ok_status = (call);                                                              \
+        if (ok_status != DW_OK) fail_msg("%s: %s", #call, dw_last_error());                        \
+    } while (0)
+
+/* A kernel's own factor is not known here, because several may compute one node. */
+static const double TOLERANCE_FACTOR = 16.0;
+
+static const dw_device *device;
+static const char *only; /* part of the cases' text; NULL: all */
+
+typedef struct tally {
+    bool seen[DW_OP_COUNT];
+    int passed, failed;
+} tally;
+
+/* ---- one case on the device -------------------------------------------------------------------- */
+
+typedef struct on_device {
+    uint32_t count;
+    size_t bytes[OPS_MAX_INPUTS];
+    dw_binding bindings[OPS_MAX_INPUTS];
+} on_device;
+
+static void place(on_device *d, const void *data, size_t bytes) {
+    dw_binding *binding = &d->bindings[d->count];
+    *binding = (dw_binding){.data = NULL};
+    d->bytes[d->count++] = bytes;
+    OK(dw_device_allocate(device, bytes + 1, &binding->data));
+    OK(dw_device_copy_in(device, binding->data, data, bytes));
+}
+
+static void release(on_device *d) {
+    for (uint32_t i = 0; i < d->count; i++)
+        dw_device_release(device, d->bindings[i].data, d->bytes[i] + 1);
+    d->count = 0;
+}
+
+typedef struct attempt {
+    const ops_case *c;
+    const ops_operands *operands;
+    ops_block outputs[OPS_MAX_OUTPUTS];
+    dw__tensor results[OPS_MAX_OUTPUTS];
+    uint32_t result_count;
+} attempt;
+
+/* Plans and runs the graph, and brings the results back. */
+static dw_status run_graph(const dw_graph *graph, attempt *a) {
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    void *arena = NULL;
+    on_device leaves = {0}, outputs = {0};
+    dw_status status = DW_OK;
+    size_t arena_bytes = 0;
+    options.device = device;
+    DW_TRY(dw_engine_create(graph, 0, NULL, 0, NULL, &options, &engine));
+    DW_TRY(dw_engine_plan(engine, NULL, &plan));
+    arena_bytes = dw_plan_arena_bytes(plan);
+    OK(dw_device_allocate(device, arena_bytes + 1, &arena));
+    OK(dw_device_fill(device, arena, 0xFF, arena_bytes));
+    for (uint32_t i = 0; i < a->operands->count; i++)
+        if (a->operands->tensors[i].rank >= 0)
+            place(&leaves, a->operands->blocks[i].data, a->operands->blocks[i].bytes);
+    for (uint32_t i = 0; i < a->result_count; i++)
+        place(&outputs, a->outputs[i].data, a->outputs[i].bytes);
+    DW_TRY(dw_plan_forward(plan, arena, leaves.bindings, outputs.bindings, NULL));
+    DW_TRY(dw_plan_synchronize(plan, NULL));
+    for (uint32_t i = 0; i < a->result_count; i++)
+        OK(dw_device_copy_out(device, a->outputs[i].data, outputs.bindings[i].data,
+                              outputs.bytes[i]));
+cleanup:
+    release(&leaves);
+    release(&outputs);
+    if (arena) dw_device_release(device, arena, arena_bytes + 1);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    return status;
+}
+
+static void make_results(const dw_graph *graph, attempt *a) {
+    a->result_count = dw_graph_output_count(graph);
+    for (uint32_t i = 0; i < a->result_count; i++) {
+        dw__tensor *t = &a->results[i];
+        OK(dw__value_tensor_at(graph, dw_graph_output(graph, i), NULL, t));
+        OK(ops_block_create(dw__tensor_bytes(t), &a->outputs[i]));
+        t->data = a->outputs[i].data;
+    }
+}
+
+/* Returns false with the reason. */
+static bool check(const dw_graph *graph, const dw_graph *strided, attempt *a, char *reason,
+                  size_t bytes) {
+    ops_expectation expected = {0};
+    bool good = true;
+    const dw_status status = run_graph(strided, a);
+    if (a->c->must_fail) {
+        if (status == DW_INVALID_ARGUMENT || status == DW_INDEX) return true;
+        snprintf(reason, bytes, "expected INVALID_ARGUMENT or INDEX, got %s",
+                 dw_status_name(status));
+        return false;
+    }
+    if (status != DW_OK) {
+        snprintf(reason, bytes, "%s", dw_last_error());
+        return false;
+    }
+    OK(ops_expect(a->c, graph, a->operands, &expected));
+    for (uint32_t i = 0; good && i < a->result_count; i++)
+        good = ops_output_agrees(&expected, TOLERANCE_FACTOR, &a->results[i], i, NULL, reason,
+                                 bytes);
+    ops_expectation_destroy(&expected);
+    return good;
+}
+
+/* ---- operands with strides ----------------------------------------------------------------------- */
+
+/* An operand whose last two axes are exchanged in memory is a permuted leaf: a view, so its kernel gets strides. */
+static dw_value permuted_leaf(dw_graph *graph, const char *name, const dw__tensor *t) {
+    int64_t shape[DW_MAX_RANK], perm[DW_MAX_RANK];
+    const int last = t->rank - 1;
+    dw_value leaf, view;
+    for (int axis = 0; axis < t->rank; axis++) {
+        perm[axis] = axis < last - 1 ? axis : 2 * last - 1 - axis;
+        shape[perm[axis]] = t->shape[axis];
+    }
+    const dw_attr attr = dw_attr_list(DW_ATTR_KEY_PERM, (uint32_t)t->rank, perm);
+    OK(dw_graph_leaf(graph, DW_ROLE_INPUT, name, t->dtype, t->rank, shape, &leaf));
+    OK(dw_graph_apply(graph, DW_OP_PERMUTE, 1, &leaf, 1, &attr, &view));
+    return view;
+}
+
+/* The case's graph with operands as they lie in memory. */
+static dw_graph *strided_graph(const ops_case *c, const ops_operands *operands) {
+    dw_graph *graph = NULL;
+    dw_value inputs[OPS_MAX_INPUTS];
+    dw_node node;
+    OK(dw_graph_create(&graph));
+    for (uint32_t i = 0; i < c->input_count; i++) {
+        const dw__tensor *t = &operands->tensors[i];
+        const dw_role role = c->inputs[i].fill == OPS_FILL_SEED ? DW_ROLE_SEED : DW_ROLE_INPUT;
+        const char name[] = {'x', (char)('a' + i), '\0'};
+        inputs[i] = DW_NONE;
+        if (t->rank < 0) continue;
+        if (dw__tensor_is_contiguous(t))
+            OK(dw_graph_leaf(graph, role, name, t->dtype, t->rank, t->shape, &inputs[i]));
+        else
+            inputs[i] = permuted_leaf(graph, name, t);
+    }
+    OK(dw_graph_append(graph, c->op, c->input_count, inputs, c->attr_count, c->attrs, &node));
+    for (uint32_t i = 0; i < dw_node_output_count(graph, node); i++)
+        OK(dw_graph_add_output(graph, dw_node_output(graph, node, i)));
+    return graph;
+}
+
+/* ---- the cases --------------------------------------------------------------------------------- */
+
+/* The emulator takes about a second for as many operations. */
+static bool is_long(const dw_graph *graph) {
+    const double most_flops = 3e6, most_bytes = 1e6;
+    dw_cost cost;
+    OK(dw_graph_cost(graph, NULL, &cost));
+    return cost.flops > most_flops || cost.bytes > most_bytes;
+}
+
+static void run_case(const ops_case *c, const dw_graph *graph, ops_layout layout, tally *t) {
+    char reason[1200] = "";
+    ops_operands operands;
+    attempt a = {.c = c, .operands = &operands};
+    OK(ops_operands_create(c, layout, OPS_NORMAL, 1, &operands));
+    dw_graph *strided = strided_graph(c, &operands);
+    make_results(graph, &a);
+    if (check(graph, strided, &a, reason, sizeof reason)) {
+        t->passed++;
+        if (!c->must_fail) t->seen[c->op] = true;
+    } else {
+        t->failed++;
+        print_error("%s, %s: %s\n", c->text, ops_layout_name(layout), reason);
+    }
+    for (uint32_t i = 0; i < a.result_count; i++) ops_block_destroy(&a.outputs[i]);
+    dw_graph_destroy(strided);
+    ops_operands_destroy(&operands);
+}
+
+/* Kernels that are still to be written. */
+static bool lacks_kernels(dw_op op) {
+    return op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS ||
+           op == DW_OP_QUANTIZED_LINEAR;
+}
+
+static dw_status visit(void *context, const char *text, dw_dtype dtype) {
+    tally *t = context;
+    ops_case c;
+    dw_graph *graph = NULL;
+    if (only && !strstr(text, only)) return DW_OK;
+    OK(ops_case_parse(text, &c));
+    if (lacks_kernels(c.op)) return DW_OK;
+    const dw_status status = ops_case_graph(&c, &graph);
+    if (status == DW_TYPE) return DW_OK; /* the operation does not support this type */
+    if (status != DW_OK) fail_msg("%s: %s", text, dw_last_error());
+    if (!is_long(graph)) {
+        run_case(&c, graph, OPS_CONTIGUOUS, t);
+        if (dtype == DW_F32 && !c.must_fail && c.input_count)
+            run_case(&c, graph, OPS_PERMUTED, t);
+    }
+    dw_graph_destroy(graph);
+    return DW_OK;
+}
+
+static void every_operation_agrees_with_its_definition(void **state) {
+    (void)state;
+    tally t = {0};
+    OK(ops_each_case(visit, &t));
+    print_message("%d calls agree, %d do not\n", t.passed, t.failed);
+    for (int op = 0; op < DW_OP_COUNT && !only; op++)
+        if (!t.seen[op] && !lacks_kernels((dw_op)op)) {
+            print_error("%s: no case runs on the GPU; add one to tests/ops/ops_table.c\n",
+                        dw_op_name((dw_op)op));
+            t.failed++;
+        }
+    assert_int_equal(t.failed, 0);
+}
+
+/* ---- the order of elements ----------------------------------------------------------------------- */
+
+/* Elements of a few values, so that most are equal to others: NaN, infinities and both zeros among them. */
+static void fill_ties(const dw__tensor *t) {
+    static const double numbers[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1.0, -1.0, 2.5, -NAN, 3.0};
+    ops_random random = ops_random_start(3, "ties");
+    for (int64_t i = 0; i < dw__tensor_count(t); i++) {
+        const uint64_t bits = ops_random_bits(&random);
+        dw__scalar value = {.integer = (int64_t)(bits % 7) - 3};
+        if (dw__dtype_is_float(t->dtype)) value.number = numbers[bits % DW_COUNT(numbers)];
+        dw__scalar_store(t->data, t->dtype, i, value);
+    }
+}
+
+static void check_order(const char *text) {
+    ops_case c;
+    dw_graph *graph = NULL;
+    ops_operands operands;
+    dw__tensor expected[OPS_MAX_OUTPUTS];
+    attempt a = {.c = &c, .operands = &operands};
+    OK(ops_case_parse(text, &c));
+    OK(ops_case_graph(&c, &graph));
+    OK(ops_operands_create(&c, OPS_CONTIGUOUS, OPS_NORMAL, 1, &operands));
+    fill_ties(&operands.tensors[0]);
+    make_results(graph, &a);
+    OK(run_graph(graph, &a));
+    OK(dw__interpret(graph, NULL, operands.tensors, expected, NULL));
+    for (uint32_t i = 0; i < a.result_count; i++) {
+        for (int64_t j = 0; j < dw__tensor_count(&expected[i]); j++) {
+            const double got = ops_element(&a.results[i], j), wanted = ops_element(&expected[i], j);
+            if (got == wanted && signbit(got) == signbit(wanted)) continue;
+            if (!(isnan(got) && isnan(wanted)))
+                fail_msg("%s: element %lld of result %u is %g, expected %g", text, (long long)j, i,
+                         got, wanted);
+        }
+        ops_block_destroy(&a.outputs[i]);
+        dw__free_aligned(expected[i].data);
+    }
+    ops_operands_destroy(&operands);
+    dw_graph_destroy(graph);
+}
+
+/* NaN above all numbers, the first of equal elements first; also rows of several tiles, the last of which is short. */
+static void equal_elements_keep_their_order(void **state) {
+    (void)state;
+    static const char *const calls[] = {
+        "arg_max f32[7,300] axis=1",
+        "arg_min f32[7,300] axis=1",
+        "arg_max i64[300,40] axis=0",
+        "arg_min bf16[5,2000] axis=1",
+        "sort f32[37,33] axis=1",
+        "sort f32[3,5000] axis=1 descending=1",
+        "sort f64[2,2500] axis=1",
+        "sort i64[2049,2] axis=0 descending=1",
+        "sort bf16[300,9] axis=0",
+        "top_k f32[9,64] axis=1 size=[7]",
+        "top_k f16[2,9000] axis=1 size=[50]",
+        "top_k i32[3,130] axis=1 size=[130]",
+    };
+    for (size_t i = 0; i < DW_COUNT(calls); i++)
+        if (!only || strstr(calls[i], only)) check_order(calls[i]);
+}
+
+static int find_device(void **state) {
+    (void)state;
+    const char *name = getenv("DEEPWELL_TEST_DEVICE"), *compiler;
+    if (dw_device_find(name ? name : "emulator:sm_90a", &device) != DW_OK)
+        fail_msg("%s", dw_last_error());
+#ifdef TEST_NVRTC
+    setenv("DEEPWELL_NVRTC", TEST_NVRTC, 0);
+#endif
+    if (dw_jit_compiler(&compiler) == DW_OK) return 0;
+    print_message("%s\n", dw_last_error());
+    exit(0); /* the tests are skipped where there is no NVRTC */
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(equal_elements_keep_their_order),
+        cmocka_unit_test(every_operation_agrees_with_its_definition),
+    };
+    only = argc > 1 ? argv[1] : NULL;
+    return cmocka_run_group_tests(tests, find_device, NULL);
+}
