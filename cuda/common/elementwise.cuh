@@ -6,6 +6,7 @@
 #define DW_ELEMENTWISE_CUH
 
 #include "data_error.h"
+#include "random_word.cuh"
 #include "tensor_types.cuh"
 
 // ---- rounding ---------------------------------------------------------------------------------------------
@@ -142,22 +143,11 @@ template <class To, class From> DEVICE To op_cast(From x) { return cast_of<To, F
 
 // ---- random numbers -------------------------------------------------------------------------------------------
 
-// Philox4x32-10 as in src/number/philox.h: uniform in [0, 1), a function of seed, stream and element.
+// Uniform in [0, 1), a function of seed, stream and element.
 DEVICE float uniform(const long long *seed, long long seed_stride, long long stream, unsigned long long element) {
-    const unsigned long long block = element >> 2, seed0 = (unsigned long long)seed[0],
-                             seed1 = (unsigned long long)seed[seed_stride];
-    unsigned x[4] = {(unsigned)block, (unsigned)stream ^ (unsigned)(block >> 32) << 20, (unsigned)seed1,
-                     (unsigned)(seed1 >> 32)};
-    unsigned key0 = (unsigned)seed0, key1 = (unsigned)(seed0 >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        const unsigned high0 = __umulhi(0xD2511F53u, x[0]), low0 = 0xD2511F53u * x[0];
-        const unsigned high1 = __umulhi(0xCD9E8D57u, x[2]), low1 = 0xCD9E8D57u * x[2];
-        x[0] = high1 ^ x[1] ^ key0, x[1] = low1, x[2] = high0 ^ x[3] ^ key1, x[3] = low0;
-        key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
-    }
-    const unsigned low = element & 1 ? x[1] : x[0], high = element & 1 ? x[3] : x[2];
-    return (float)((element & 2 ? high : low) >> 8) * 0x1p-24f;
+    const unsigned word =
+        random_word((unsigned long long)seed[0], (unsigned long long)seed[seed_stride], stream, element);
+    return (float)(word >> 8) * 0x1p-24f;
 }
 
 #endif

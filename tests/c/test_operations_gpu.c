@@ -204,19 +204,12 @@ static void run_case(const ops_case *c, const dw_graph *graph, ops_layout layout
     ops_operands_destroy(&operands);
 }
 
-/* Kernels that are still to be written. */
-static bool lacks_kernels(dw_op op) {
-    return op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS ||
-           op == DW_OP_QUANTIZED_LINEAR;
-}
-
 static dw_status visit(void *context, const char *text, dw_dtype dtype) {
     tally *t = context;
     ops_case c;
     dw_graph *graph = NULL;
     if (only && !strstr(text, only)) return DW_OK;
     OK(ops_case_parse(text, &c));
-    if (lacks_kernels(c.op)) return DW_OK;
     const dw_status status = ops_case_graph(&c, &graph);
     if (status == DW_TYPE) return DW_OK; /* the operation does not support this type */
     if (status != DW_OK) fail_msg("%s: %s", text, dw_last_error());
@@ -235,7 +228,7 @@ static void every_operation_agrees_with_its_definition(void **state) {
     OK(ops_each_case(visit, &t));
     print_message("%d calls agree, %d do not\n", t.passed, t.failed);
     for (int op = 0; op < DW_OP_COUNT && !only; op++)
-        if (!t.seen[op] && !lacks_kernels((dw_op)op)) {
+        if (!t.seen[op]) {
             print_error("%s: no case runs on the GPU; add one to tests/ops/ops_table.c\n",
                         dw_op_name((dw_op)op));
             t.failed++;
@@ -243,7 +236,7 @@ static void every_operation_agrees_with_its_definition(void **state) {
     assert_int_equal(t.failed, 0);
 }
 
-/* ---- the order of elements ----------------------------------------------------------------------- */
+/* ---- chosen elements, by their bits ----------------------------------------------------------------------- */
 
 /* Elements of a few values, so that most are equal to others: NaN, infinities and both zeros among them. */
 static void fill_ties(const dw__tensor *t) {
@@ -257,7 +250,16 @@ static void fill_ties(const dw__tensor *t) {
     }
 }
 
-static void check_order(const char *text) {
+/* Any bits: NaNs, infinities, numbers of every magnitude. */
+static void fill_bits(const dw__tensor *t) {
+    ops_random random = ops_random_start(4, "bits");
+    uint16_t *words = t->data;
+    for (size_t i = 0; i < dw__tensor_bytes(t) / sizeof *words; i++)
+        words[i] = (uint16_t)ops_random_bits(&random);
+}
+
+/* Compares the GPU's results with the interpreter's, which must be the same but for the signs of NaNs. */
+static void check_exactly(const char *text, void (*fill)(const dw__tensor *t)) {
     ops_case c;
     dw_graph *graph = NULL;
     ops_operands operands;
@@ -266,10 +268,12 @@ static void check_order(const char *text) {
     OK(ops_case_parse(text, &c));
     OK(ops_case_graph(&c, &graph));
     OK(ops_operands_create(&c, OPS_CONTIGUOUS, OPS_NORMAL, 1, &operands));
-    fill_ties(&operands.tensors[0]);
+    fill(&operands.tensors[0]);
     make_results(graph, &a);
     OK(run_graph(graph, &a));
-    OK(dw__interpret(graph, NULL, operands.tensors, expected, NULL));
+    dw__tensor leaves[OPS_MAX_INPUTS];
+    ops_operands_leaves(&operands, leaves);
+    OK(dw__interpret(graph, NULL, leaves, expected, NULL));
     for (uint32_t i = 0; i < a.result_count; i++) {
         for (int64_t j = 0; j < dw__tensor_count(&expected[i]); j++) {
             const double got = ops_element(&a.results[i], j), wanted = ops_element(&expected[i], j);
@@ -303,7 +307,26 @@ static void equal_elements_keep_their_order(void **state) {
         "top_k i32[3,130] axis=1 size=[130]",
     };
     for (size_t i = 0; i < DW_COUNT(calls); i++)
-        if (!only || strstr(calls[i], only)) check_order(calls[i]);
+        if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_ties);
+}
+
+static void quantization_of_any_bits_is_the_definitions(void **state) {
+    (void)state;
+    static const char *const calls[] = {
+        "quantize f32[70,131] - scheme=mxfp8 axis=1",
+        "quantize f32[70,131] - scheme=mxfp8-e5m2 axis=0",
+        "quantize f32[70,131] - scheme=mxfp6 axis=0 square=1",
+        "quantize f32[70,131] i64[2]:seed scheme=mxfp6-e2m3 axis=1 stochastic=1 stream=3",
+        "quantize bf16[70,131] - scheme=mxfp4 axis=1 hadamard=1",
+        "quantize f16[70,131] - scheme=nvfp4 axis=1",
+        "quantize f32[70,131] i64[2]:seed scheme=nvfp4 axis=0 stochastic=1 stream=3",
+        "quantize_blocks f32[70,131] - scheme=nvfp4 axis=1 square=1",
+        "quantize_blocks bf16[70,131] - scheme=mxfp8 axis=0",
+        "dequantize_blocks e5m2[70,131] e8m0[70,5] scheme=mxfp8-e5m2 axis=1",
+        "dequantize_blocks e2m1[70,132] ue4m3[70,9] scheme=nvfp4 axis=0",
+    };
+    for (size_t i = 0; i < DW_COUNT(calls); i++)
+        if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_bits);
 }
 
 static int find_device(void **state) {
@@ -322,6 +345,7 @@ static int find_device(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_elements_keep_their_order),
+        cmocka_unit_test(quantization_of_any_bits_is_the_definitions),
         cmocka_unit_test(every_operation_agrees_with_its_definition),
     };
     only = argc > 1 ? argv[1] : NULL;

@@ -16,6 +16,7 @@ typedef struct state {
 
 static size_t span_of(const dw__tensor *t) {
     int64_t last = 0;
+    if (dw__dtype_is_code(t->dtype)) return dw__tensor_bytes(t); /* codes are contiguous */
     for (int axis = 0; axis < t->rank; axis++) last += (t->shape[axis] - 1) * t->stride[axis];
     return (size_t)(last + 1) * dw_dtype_bytes(t->dtype);
 }
@@ -32,17 +33,17 @@ static int64_t offset_of(const dw__tensor *t, int64_t index) {
 
 /* ---- operands and expected results ------------------------------------------------------------------------------- */
 
-/* Random floating-point numbers, integers from 0 to 2, and both booleans. `wide` receives them contiguous: F64 for
- * floating point, else their own type. */
+/* Random floating-point numbers, integers from 0 to 2, codes below 64, which are finite in every format, and both
+ * booleans. `wide` receives them contiguous: F64 for floating point, else their own type. */
 static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, void *wide) {
     const int64_t count = dw__tensor_count(t);
     const bool is_float = dw__dtype_is_float(t->dtype);
+    const int values = t->dtype == DW_BOOL ? 2 : dw__dtype_is_code(t->dtype) ? 64 : 3;
     for (int64_t i = 0; i < count; i++) {
         const double number = (double)dw__trial_normal(2024, stream, (size_t)i);
         const dw__scalar value =
             is_float ? (dw__scalar){.number = number}
-                     : dw__scalar_of(fmod(floor(fabs(1e3 * number)), t->dtype == DW_BOOL ? 2 : 3),
-                                     t->dtype);
+                     : dw__scalar_of(fmod(floor(fabs(1e3 * number)), values), t->dtype);
         dw__scalar_store(data, t->dtype, offset_of(t, i), value);
         dw__scalar_store(wide, is_float ? DW_F64 : t->dtype, i,
                          dw__scalar_load(data, t->dtype, offset_of(t, i)));
@@ -99,6 +100,17 @@ cleanup:
     return status;
 }
 
+static dw_status add_workspace(dw__trial *t, state *s) {
+    const dw__kernel *kernel = t->variant->kernel;
+    dw__trial_part *part;
+    size_t bytes = 0;
+    if (kernel->workspace_bytes)
+        DW_RETURN_IF_FAILED(kernel->workspace_bytes(kernel, &s->call, &t->context, &bytes));
+    DW_RETURN_IF_FAILED(dw__trial_add(t, bytes, &part));
+    s->call.workspace = part->device;
+    return DW_OK;
+}
+
 static dw_status prepare(dw__trial *t) {
     state *s = t->state;
     dw__call *c = &s->call.call;
@@ -111,6 +123,7 @@ static dw_status prepare(dw__trial *t) {
         DW_RETURN_IF_FAILED(dw__trial_add(t, span_of(&c->outputs[i]), &s->outputs[i]));
         c->outputs[i].data = s->outputs[i]->device;
     }
+    DW_RETURN_IF_FAILED(add_workspace(t, s));
     s->call.stream = t->stream;
     t->call = &s->call;
     return expect(t, s);

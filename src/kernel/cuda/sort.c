@@ -117,13 +117,14 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
     return DW_OK;
 }
 
-/* Rows that end within a tile, along the last axis and along the first. */
+/* Rows that end within a tile, along the last axis and along the first; rows of two tiles where there may be several. */
 static void example(uint64_t params, int index, dw__call *c) {
     static const int64_t kept = 17;
     static const dw_attr sort = {.key = DW_ATTR_KEY_AXIS, .integer = 1},
                          top_k[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
                                     {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &kept}};
-    const int64_t length = (int64_t)(params >> 4) - 3;
+    const int64_t size = (int64_t)(params >> 4),
+                  length = size < DW_SORT_TILE ? size - 3 : size + 77;
     const dw_dtype dtype = (dw_dtype)(params & 15);
     *c = (dw__call){.op = index ? DW_OP_TOP_K : DW_OP_SORT,
                     .attr_count = index ? 2 : 1,

@@ -1,0 +1,213 @@
+/* quantize, quantize_blocks and dequantize_blocks of the graph, by cuda/common/graph_quantize.cu. A variant is compiled
+ * for the type of the matrix, and for quantizing or dequantizing; the scheme is a parameter. */
+#include "common/graph_quantize_params.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include "kernel/quantization.h"
+#include "number/format.h"
+
+enum { ROTATE, AMAX, ENCODE }; /* entry points that quantize */
+static const char *const encoders[] = {"quantize_rotate", "quantize_amax", "quantize_encode"};
+enum { WORD_BYTES = 256 }; /* of workspace for the largest magnitude */
+
+static bool decodes(const dw__call *c) { return c->op == DW_OP_DEQUANTIZE_BLOCKS; }
+/* The matrix that is not coded. */
+static const dw__tensor *matrix_of(const dw__call *c) {
+    return decodes(c) ? &c->outputs[0] : &c->inputs[0];
+}
+
+/* The call's options without its seed, which is on the device. */
+static dw_status options_of(const dw__call *c, dw__quantization *q) {
+    dw__call shape = *c;
+    if (shape.input_count > 1) shape.inputs[1].data = NULL;
+    return dw__quantization_of(&shape, q);
+}
+
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    dw__quantization q;
+    if (c->op != DW_OP_QUANTIZE && c->op != DW_OP_QUANTIZE_BLOCKS && !decodes(c))
+        return dw__gpu_wrong_operation(kernel, c);
+    DW_RETURN_IF_FAILED(options_of(c, &q));
+    if (!q.bf16 && q.layout.block != 16 && q.layout.block != 32)
+        return dw__fail(DW_UNSUPPORTED, "%s: blocks of %lld; expected 16 or 32", kernel->name,
+                        (long long)q.layout.block);
+    return dw__gpu_kernel_has(kernel, gpu);
+}
+
+/* The largest magnitude, then the rotated matrix. */
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
+                                 const dw__context *context, size_t *bytes) {
+    dw__quantization q;
+    (void)kernel;
+    (void)context;
+    DW_RETURN_IF_FAILED(options_of(&((const dw__operation_call *)call)->call, &q));
+    *bytes = WORD_BYTES + (q.hadamard ? (size_t)(q.rows * q.cols) * sizeof(float) : 0);
+    return DW_OK;
+}
+
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    const uint64_t type = (uint64_t)dw__gpu_element(matrix_of(c)->dtype);
+    return dw__variant_of(context, kernel, type | (uint64_t)decodes(c) << 4, variant);
+}
+
+static dw_code_format format_of(dw_dtype element) {
+    const dw__format_info *f = &dw__formats[element];
+    return (dw_code_format){.fraction = f->fraction_bits,
+                            .bias = f->bias,
+                            .sign = 1u << (f->bits - 1),
+                            .largest = f->largest,
+                            .nan = dw__format_nan(element),
+                            .infinity = element == DW_E5M2 ? f->largest + 1 : 0};
+}
+
+static dw_graph_quantize_params params_of(const dw__call *c, const dw__quantization *q,
+                                          char *workspace) {
+    const dw__tensor *x = &c->inputs[0], *values = &c->outputs[0], *seed = &c->inputs[1];
+    dw_graph_quantize_params p = {.rows = q->rows, .columns = q->cols, .axis = 1, .block = 32};
+    if (!q->bf16) {
+        p.rounds = 1;
+        p.axis = q->options.axis;
+        p.block = (int)q->layout.block;
+        p.square = q->options.square != 0;
+        p.format = format_of(q->layout.element);
+        p.e8m0 = q->layout.scale == DW_E8M0;
+        p.code_row_bytes = q->layout.row_bytes;
+        p.scale_columns = q->layout.scale_cols;
+        p.paired = q->layout.element == DW_E2M1;
+    }
+    if (c->op != DW_OP_QUANTIZE_BLOCKS) {
+        p.values = values->data;
+        p.value_row_stride = values->stride[0];
+        p.value_column_stride = values->stride[1];
+    }
+    if (decodes(c)) {
+        p.codes = x->data;
+        p.scales = seed->data; /* the second operand */
+        return p;
+    }
+    p.x = x->data;
+    p.row_stride = x->stride[0];
+    p.column_stride = x->stride[1];
+    p.tensor_scale = c->outputs[c->output_count - 1].data;
+    if (c->op == DW_OP_QUANTIZE_BLOCKS) {
+        p.codes = c->outputs[0].data;
+        p.scales = c->outputs[1].data;
+    }
+    if (q->tensor_scale) p.amax = (unsigned *)workspace;
+    if (q->hadamard) p.rotated = (float *)(workspace + WORD_BYTES);
+    if (!q->bf16 && q->options.rounding == DW_ROUND_STOCHASTIC) {
+        p.stochastic = 1;
+        p.seed = seed->data;
+        p.seed_stride = seed->stride[0];
+        p.stream = q->options.random.stream;
+    }
+    return p;
+}
+
+static dw_status launch(const dw__operation_call *c, const dw__context *context,
+                        const dw__variant *variant, int entry, int64_t threads,
+                        dw_graph_quantize_params *p) {
+    return dw__gpu_launch(c, context, encoders[entry], variant->functions[entry],
+                          (threads + DW_GRAPH_QUANTIZE_THREADS - 1) / DW_GRAPH_QUANTIZE_THREADS,
+                          DW_GRAPH_QUANTIZE_THREADS, p);
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    const dw__operation_call *c = call;
+    dw__quantization q;
+    DW_RETURN_IF_FAILED(options_of(&c->call, &q));
+    dw_graph_quantize_params p = params_of(&c->call, &q, c->workspace);
+    const int64_t count = q.rows * q.cols, outers = p.axis ? q.rows : q.cols,
+                  inners = p.axis ? q.cols : q.rows;
+    if (decodes(&c->call))
+        return dw__gpu_launch_each(c, context, "dequantize", variant->functions[0], count, &p);
+    if (p.rotated)
+        DW_RETURN_IF_FAILED(launch(c, context, variant, ROTATE,
+                                   outers * ((inners + DW_ROTATED_RUN - 1) / DW_ROTATED_RUN), &p));
+    if (p.amax) {
+        DW_RETURN_IF_FAILED(context->device->fill_on(p.amax, 0, sizeof *p.amax, c->stream));
+        DW_RETURN_IF_FAILED(launch(c, context, variant, AMAX, count, &p));
+    }
+    /* A matrix without elements has a tensor scale too. */
+    const int64_t height = p.square ? p.block : 1,
+                  blocks = (outers + height - 1) / height * ((inners + p.block - 1) / p.block);
+    return launch(c, context, variant, ENCODE, blocks ? blocks * p.block : 1, &p);
+}
+
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
+                              dw__entry_point *points) {
+    const bool is_decoder = params >> 4 != 0;
+    (void)kernel;
+    for (int i = 0; i < (is_decoder ? 1 : (int)DW_COUNT(encoders)); i++) {
+        points[i].code = (dw__jit_variant){.source = "common/graph_quantize.cu",
+                                           .entry = is_decoder ? "dequantize" : encoders[i],
+                                           .arch = dw__gpu_arch(capability)};
+        dw__jit_add_define(&points[i].code, "TYPE", (int)(params & 15));
+    }
+    return DW_OK;
+}
+
+/* NVFP4 of a rotated matrix along its columns, and the codes of MXFP6 along its rows; blocks end within the matrix. */
+static void example(uint64_t params, int index, dw__call *c) {
+    enum { ROWS = 44, COLUMNS = 70 };
+    static const dw_attr nvfp4[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
+                                    {.key = DW_ATTR_KEY_SCHEME, .string = "nvfp4"},
+                                    {.key = DW_ATTR_KEY_HADAMARD, .integer = 1}},
+                         mxfp6[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
+                                    {.key = DW_ATTR_KEY_SCHEME, .string = "mxfp6"}};
+    const dw__tensor matrix = {.rank = 2, .shape = {ROWS, COLUMNS}}, scale = {.dtype = DW_F32};
+    dw__tensor x = matrix, values = matrix, codes = matrix,
+               scales = {.dtype = DW_E8M0, .rank = 2, .shape = {ROWS, (COLUMNS + 31) / 32}};
+    const bool is_decoder = params >> 4 != 0;
+    x.dtype = (dw_dtype)(params & 15);
+    values.dtype = DW_BF16;
+    codes.dtype = DW_E3M2;
+    dw__tensor_set_contiguous(&x);
+    dw__tensor_set_contiguous(&values);
+    dw__tensor_set_contiguous(&codes);
+    dw__tensor_set_contiguous(&scales);
+    if (is_decoder)
+        *c = (dw__call){.op = DW_OP_DEQUANTIZE_BLOCKS,
+                        .input_count = 2,
+                        .output_count = 1,
+                        .inputs = {codes, scales},
+                        .outputs = {values}};
+    else if (index)
+        *c = (dw__call){.op = DW_OP_QUANTIZE_BLOCKS,
+                        .input_count = 1,
+                        .output_count = 3,
+                        .inputs = {x},
+                        .outputs = {codes, scales, scale}};
+    else
+        *c = (dw__call){.op = DW_OP_QUANTIZE,
+                        .input_count = 1,
+                        .output_count = 2,
+                        .inputs = {x},
+                        .outputs = {values, scale}};
+    c->attrs = is_decoder || index ? mxfp6 : nvfp4;
+    c->attr_count = is_decoder || index ? DW_COUNT(mxfp6) : DW_COUNT(nvfp4);
+}
+
+const dw__kernel dw__graph_quantize = {
+    .name = "graph_quantize",
+    .backend = "deepwell",
+    .kind = DW__CALL_OPERATION,
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .operation = "quantize, quantize_blocks, dequantize_blocks",
+    .source = "cuda/common/graph_quantize.cu",
+    .architectures = DW__GPU_ARCHITECTURES,
+    .elements = "BF16, F16, F32; codes of MXFP8, MXFP6, MXFP4, NVFP4",
+    .needs = "any strides; codes are contiguous",
+    .supports = supports,
+    .seconds = dw__gpu_seconds_of_bytes,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    .entry_points = entry_points,
+    .first_use = &dw__operation_first_use,
+    .tolerance = "every byte is the definition's",
+    .example = example,
+    .tolerance_factor = 0.0,
+};
