@@ -102,9 +102,20 @@ DEVICE block_scale e4m3_scale(unsigned most, float tensor_scale) {
     return {code, scale_value(false, code), factor, most >= INFINITE};
 }
 
+// The largest of all threads' numbers, in every thread of the block.
+DEVICE unsigned most_of_block(unsigned x) {
+    __shared__ unsigned warps[DW_GRAPH_QUANTIZE_THREADS / 32];
+    x = __reduce_max_sync(0xffffffffu, x);
+    __syncthreads(); // the numbers of the call before have been read
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int i = 0; i < DW_GRAPH_QUANTIZE_THREADS / 32; i++) x = max(x, warps[i]);
+    return x;
+}
+
 // dw_nvfp4_tensor_scale
 DEVICE float tensor_scale_of(const dw_graph_quantize_params &p) {
-    const float amax = p.amax ? __uint_as_float(*p.amax) : 0.f;
+    const float amax = p.amax ? __uint_as_float(most_of_block(p.amax[threadIdx.x])) : 0.f;
     return amax > 0.f ? fmaxf(amax / (448.f * 6.f), 1.175494351e-38f) : 1.f;
 }
 
@@ -144,16 +155,18 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
     }
 }
 
-// The maximum of integers does not depend on the order.
 extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
     quantize_amax(const __grid_constant__ dw_graph_quantize_params p) {
-    unsigned most = 0;
-    EACH_ELEMENT(e, p.rows * p.columns) {
-        const unsigned magnitude = __float_as_uint(load(p, e / p.columns, e % p.columns)) & 0x7fffffffu;
-        if (magnitude < INFINITE) most = max(most, magnitude);
+    const long long count = p.rows * p.columns, share = (count + DW_MAGNITUDES - 1) / DW_MAGNITUDES;
+    for (int part = blockIdx.x; part < DW_MAGNITUDES; part += gridDim.x) {
+        unsigned most = 0;
+        for (long long e = part * share + threadIdx.x; e < min(count, (part + 1) * share); e += blockDim.x) {
+            const unsigned magnitude = __float_as_uint(load(p, e / p.columns, e % p.columns)) & 0x7fffffffu;
+            if (magnitude < INFINITE) most = max(most, magnitude);
+        }
+        most = most_of_block(most);
+        if (threadIdx.x == 0) p.amax[part] = most;
     }
-    most = __reduce_max_sync(0xffffffffu, most);
-    if (threadIdx.x % 32 == 0 && most) atomicMax(p.amax, most);
 }
 
 DEVICE void store_value(const dw_graph_quantize_params &p, long long outer, long long inner, float x) {

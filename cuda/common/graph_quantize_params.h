@@ -6,6 +6,8 @@
 /* Elements of a run that is rotated. */
 #define DW_ROTATED_RUN 16
 #define DW_GRAPH_QUANTIZE_THREADS 256
+/* Parts of a matrix whose largest magnitudes are found by themselves: one for each thread that combines them. */
+#define DW_MAGNITUDES 256
 
 /* A code of up to 8 bits: sign, exponent, fraction. */
 typedef struct dw_code_format {
@@ -31,7 +33,8 @@ typedef struct dw_graph_quantize_params {
     int stochastic;
     const long long *seed; /* two words, seed_stride apart: seed and offset */
     long long seed_stride, stream;
-    unsigned *amax; /* bits of the largest finite magnitude; NULL: the tensor scale is 1 */
+    /* Bits of the largest finite magnitudes of DW_MAGNITUDES equal parts of the matrix; NULL: the tensor scale is 1. */
+    unsigned *amax;
     /* results; NULL: not wanted */
     void *values; /* BF16 [rows, columns] */
     long long value_row_stride, value_column_stride;

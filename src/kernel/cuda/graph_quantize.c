@@ -7,7 +7,7 @@
 
 enum { ROTATE, AMAX, ENCODE }; /* entry points that quantize */
 static const char *const encoders[] = {"quantize_rotate", "quantize_amax", "quantize_encode"};
-enum { WORD_BYTES = 256 }; /* of workspace for the largest magnitude */
+enum { MAGNITUDE_BYTES = DW_MAGNITUDES * 4 }; /* at the start of the workspace */
 
 static bool decodes(const dw__call *c) { return c->op == DW_OP_DEQUANTIZE_BLOCKS; }
 /* The matrix that is not coded. */
@@ -34,14 +34,14 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     return dw__gpu_kernel_has(kernel, gpu);
 }
 
-/* The largest magnitude, then the rotated matrix. */
+/* The largest magnitudes, then the rotated matrix. */
 static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes) {
     dw__quantization q;
     (void)kernel;
     (void)context;
     DW_RETURN_IF_FAILED(options_of(&((const dw__operation_call *)call)->call, &q));
-    *bytes = WORD_BYTES + (q.hadamard ? (size_t)(q.rows * q.cols) * sizeof(float) : 0);
+    *bytes = MAGNITUDE_BYTES + (q.hadamard ? (size_t)(q.rows * q.cols) * sizeof(float) : 0);
     return DW_OK;
 }
 
@@ -96,7 +96,7 @@ static dw_graph_quantize_params params_of(const dw__call *c, const dw__quantizat
         p.scales = c->outputs[1].data;
     }
     if (q->tensor_scale) p.amax = (unsigned *)workspace;
-    if (q->hadamard) p.rotated = (float *)(workspace + WORD_BYTES);
+    if (q->hadamard) p.rotated = (float *)(workspace + MAGNITUDE_BYTES);
     if (!q->bf16 && q->options.rounding == DW_ROUND_STOCHASTIC) {
         p.stochastic = 1;
         p.seed = seed->data;
@@ -126,10 +126,9 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     if (p.rotated)
         DW_RETURN_IF_FAILED(launch(c, context, variant, ROTATE,
                                    outers * ((inners + DW_ROTATED_RUN - 1) / DW_ROTATED_RUN), &p));
-    if (p.amax) {
-        DW_RETURN_IF_FAILED(context->device->fill_on(p.amax, 0, sizeof *p.amax, c->stream));
-        DW_RETURN_IF_FAILED(launch(c, context, variant, AMAX, count, &p));
-    }
+    if (p.amax)
+        DW_RETURN_IF_FAILED(launch(c, context, variant, AMAX,
+                                   (int64_t)DW_MAGNITUDES * DW_GRAPH_QUANTIZE_THREADS, &p));
     /* A matrix without elements has a tensor scale too. */
     const int64_t height = p.square ? p.block : 1,
                   blocks = (outers + height - 1) / height * ((inners + p.block - 1) / p.block);
