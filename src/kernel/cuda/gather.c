@@ -1,5 +1,5 @@
-/* Gathers and scatters along an axis, by cuda/common/gather.cu: take, take_along and their transposes scatter_add and
- * put_along_add. A variant is compiled for the type of the elements and of the indexes. */
+/* Gathers and scatters along an axis, by cuda/common/gather.cu: take, take_along and its transpose put_along_add. (The
+ * transpose of take is in scatter.c.) A variant is compiled for the type of the elements and of the indexes. */
 #include "common/gather_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/iteration.h"
@@ -8,7 +8,7 @@
 enum { GATHER, SCATTER };
 static const char *const entries[] = {"gather", "scatter"};
 
-static bool scatters(dw_op op) { return op == DW_OP_SCATTER_ADD || op == DW_OP_PUT_ALONG_ADD; }
+static bool scatters(dw_op op) { return op == DW_OP_PUT_ALONG_ADD; }
 
 static const dw__tensor *index_of(const dw__call *c) { return &c->inputs[scatters(c->op) ? 0 : 1]; }
 static const dw__tensor *elements_of(const dw__call *c) {
@@ -40,22 +40,6 @@ static void layout_take_along(const dw__call *c, int axis, dw_gather_params *p) 
     p->x_step = x->stride[axis];
 }
 
-/* scatter_add: the addends have the indexes' axes in the place of the selected one. Both are contiguous, so that one
- * step leads from each index to the next. */
-static void layout_scatter_add(const dw__call *c, int axis, dw_gather_params *p) {
-    const dw__tensor *index = &c->inputs[0], *u = &c->inputs[1];
-    for (int i = 0; i < p->rank; i++) {
-        const int own = i < axis ? i : i + index->rank - 1;
-        p->x_stride[i] = i == axis ? 0 : u->stride[own];
-        p->index_stride[i] = 0;
-        p->index_shape[i] = p->shape[i];
-    }
-    p->indexes = dw__tensor_count(index);
-    p->index_step = 1;
-    p->x_step = 1;
-    for (int i = axis + index->rank; i < u->rank; i++) p->x_step *= u->shape[i];
-}
-
 static void layout_put_along_add(const dw__call *c, int axis, dw_gather_params *p) {
     const dw__tensor *index = &c->inputs[0], *u = &c->inputs[1];
     for (int i = 0; i < p->rank; i++) {
@@ -84,23 +68,16 @@ static dw_gather_params params_of(const dw__operation_call *call) {
     memcpy(p.result_stride, y->stride, sizeof y->stride);
     if (c->op == DW_OP_TAKE) layout_take(c, axis, &p);
     if (c->op == DW_OP_TAKE_ALONG) layout_take_along(c, axis, &p);
-    if (c->op == DW_OP_SCATTER_ADD) layout_scatter_add(c, axis, &p);
     if (c->op == DW_OP_PUT_ALONG_ADD) layout_put_along_add(c, axis, &p);
     return p;
 }
 
 /* ---- the entry ----------------------------------------------------------------------------------------- */
 
-static bool computes(dw_op op) {
-    return op == DW_OP_TAKE || op == DW_OP_TAKE_ALONG || scatters(op);
-}
-
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    if (c->op == DW_OP_SCATTER_ADD &&
-        !(dw__tensor_is_contiguous(&c->inputs[0]) && dw__tensor_is_contiguous(&c->inputs[1])))
-        return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous indexes and addends",
-                        kernel->name);
+    if (c->op != DW_OP_TAKE && c->op != DW_OP_TAKE_ALONG && !scatters(c->op))
+        return dw__gpu_wrong_operation(kernel, c);
     return dw__gpu_kernel_computes(kernel, c, gpu);
 }
 
@@ -130,29 +107,32 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
     return DW_OK;
 }
 
-/* Indexes are from 0 to 2 (operation_first_use.c), so every axis that they select from has three places or more. */
+/* Indexes are from 0 to 2 (operation_first_use.c), so every axis that they select from has three places or more. The
+ * first trial gathers by a matrix of indexes for all, or scatters along the first axis. */
 static void example(uint64_t params, int index, dw__call *c) {
     static const int64_t size[] = {4, 7, 5};
-    static const dw_attr along[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
-                                    {.key = DW_ATTR_KEY_SIZE, .count = 3, .list = size}},
-                         one[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
-                                  {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &size[1]}};
+    static const dw_attr middle[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
+                                     {.key = DW_ATTR_KEY_SIZE, .count = 3, .list = size}},
+                         first[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
+                                    {.key = DW_ATTR_KEY_SIZE, .count = 3, .list = size}};
     const bool is_scatter = params >> 5 != 0;
     const dw_dtype dtype = (dw_dtype)(params & 15), index_dtype = params >> 4 & 1 ? DW_I64 : DW_I32;
     dw__tensor whole = {.dtype = dtype, .rank = 3, .shape = {4, 7, 5}},
                indexes = {.dtype = index_dtype, .rank = 3, .shape = {3, 6, 5}},
                part = {.dtype = dtype, .rank = 3, .shape = {3, 6, 5}};
-    if (!index) { /* by a matrix of indexes for all */
+    if (!index && is_scatter) indexes.shape[0] = part.shape[0] = 9;
+    if (!index && !is_scatter) {
         indexes = (dw__tensor){.dtype = index_dtype, .rank = 2, .shape = {2, 3}};
         part = (dw__tensor){.dtype = dtype, .rank = 4, .shape = {4, 2, 3, 5}};
     }
     dw__tensor_set_contiguous(&whole);
     dw__tensor_set_contiguous(&indexes);
     dw__tensor_set_contiguous(&part);
-    *c = (dw__call){.op = is_scatter ? (index ? DW_OP_PUT_ALONG_ADD : DW_OP_SCATTER_ADD)
-                                     : (index ? DW_OP_TAKE_ALONG : DW_OP_TAKE),
+    *c = (dw__call){.op = is_scatter ? DW_OP_PUT_ALONG_ADD
+                          : index    ? DW_OP_TAKE_ALONG
+                                     : DW_OP_TAKE,
                     .attr_count = is_scatter ? 2 : 1,
-                    .attrs = index ? along : one,
+                    .attrs = is_scatter && !index ? first : middle,
                     .input_count = 2,
                     .output_count = 1,
                     .inputs = {is_scatter ? indexes : whole, is_scatter ? part : indexes},
@@ -163,13 +143,12 @@ const dw__kernel dw__gpu_gather = {
     .name = "gather",
     .backend = "deepwell",
     .kind = DW__CALL_OPERATION,
-    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
-    .operation = "take, take_along, scatter_add, put_along_add",
+    .operation = "take, take_along, put_along_add",
     .source = "cuda/common/gather.cu",
     .architectures = DW__GPU_ARCHITECTURES,
     .elements = "every element type; indexes I32 or I64",
-    .needs = "any strides; scatter_add contiguous operands",
+    .needs = "any strides",
     .supports = supports,
     .seconds = dw__gpu_seconds_of_bytes,
     .prepare = prepare,

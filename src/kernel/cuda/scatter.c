@@ -1,0 +1,173 @@
+/* scatter_add and embedding_backward, by cuda/common/scatter.cu: the result is filled with zeros while the indexes are
+ * sorted, then each row that has addends is written once. A variant is compiled for the types of elements and indexes,
+ * and for 16-byte accesses. */
+#include "common/scatter_params.h"
+#include "common/sort_params.h"
+#include "kernel/cuda/gpu_kernels.h"
+
+enum { TILES, MERGE, ROWS }; /* entry points */
+static const char *const entries[] = {"scatter_tiles", "scatter_merge", "scatter_rows"};
+enum { ENTRY_BYTES = 8 };
+
+static int axis_of(const dw__call *c) {
+    return c->op == DW_OP_SCATTER_ADD ? (int)dw__call_int(c, DW_ATTR_KEY_AXIS, 0) : 0;
+}
+
+static int64_t product(const int64_t *shape, int from, int to) {
+    int64_t count = 1;
+    for (int axis = from; axis < to; axis++) count *= shape[axis];
+    return count;
+}
+
+/* Elements of 16 bytes where rows consist of such pieces, else 1. The engine aligns tensors to 16 bytes. */
+static int vector_of(const dw__call *c) {
+    const dw__tensor *x = &c->inputs[1], *y = &c->outputs[0];
+    const int most = (int)(16 / dw_dtype_bytes(x->dtype));
+    const bool is_aligned = (((uintptr_t)x->data | (uintptr_t)y->data) & 15) == 0;
+    return is_aligned && product(y->shape, axis_of(c) + 1, y->rank) % most == 0 ? most : 1;
+}
+
+static size_t buffer_bytes(const dw__call *c) {
+    return ((size_t)dw__tensor_count(&c->inputs[0]) * ENTRY_BYTES + 255) / 256 * 256;
+}
+
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    if (c->op != DW_OP_SCATTER_ADD && c->op != DW_OP_EMBEDDING_BACKWARD)
+        return dw__gpu_wrong_operation(kernel, c);
+    if (!dw__tensor_is_contiguous(&c->inputs[0]) || !dw__tensor_is_contiguous(&c->inputs[1]) ||
+        !dw__tensor_is_contiguous(&c->outputs[0]))
+        return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous tensors", kernel->name);
+    if (dw__tensor_count(&c->inputs[0]) >= UINT32_MAX ||
+        c->outputs[0].shape[axis_of(c)] >= UINT32_MAX)
+        return dw__fail(DW_UNSUPPORTED, "%s: expected fewer than 2^32 - 1 indexes and rows",
+                        kernel->name);
+    return dw__gpu_kernel_computes(kernel, c, gpu);
+}
+
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
+                                 const dw__context *context, size_t *bytes) {
+    (void)kernel;
+    (void)context;
+    *bytes = 2 * buffer_bytes(&((const dw__operation_call *)call)->call);
+    return DW_OK;
+}
+
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    const uint64_t type = (uint64_t)dw__gpu_element(c->inputs[1].dtype),
+                   wide = c->inputs[0].dtype == DW_I64, vector = (uint64_t)vector_of(c);
+    return dw__variant_of(context, kernel, type | wide << 4 | vector << 5, variant);
+}
+
+/* Threads side by side: as many pieces as a row has, up to a warp. */
+static int lanes_for(int64_t pieces) {
+    int lanes = 1;
+    while (lanes < 32 && lanes < pieces) lanes *= 2;
+    return lanes;
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    const dw__operation_call *c = call;
+    const dw__tensor *index = &c->call.inputs[0], *x = &c->call.inputs[1], *y = &c->call.outputs[0];
+    const int axis = axis_of(&c->call), vector = (int)(variant->params >> 5);
+    const int64_t inners = product(y->shape, axis + 1, y->rank),
+                  lanes = lanes_for((inners + vector - 1) / vector);
+    char *buffers[2] = {c->workspace, (char *)c->workspace + buffer_bytes(&c->call)};
+    dw_scatter_params p = {.index = index->data,
+                           .x = x->data,
+                           .result = y->data,
+                           .count = dw__tensor_count(index),
+                           .rows = y->shape[axis],
+                           .padding = c->call.op == DW_OP_EMBEDDING_BACKWARD
+                                          ? dw__call_int(&c->call, DW_ATTR_KEY_PADDING_INDEX, -1)
+                                          : -1,
+                           .outers = product(y->shape, 0, axis),
+                           .inners = inners,
+                           .to = buffers[0],
+                           .lanes = (int)lanes,
+                           .error = c->error};
+    /* blocks to fill the result, or to sort */
+    const int64_t fills =
+                      (dw__tensor_count(y) / vector + DW_SCATTER_THREADS - 1) / DW_SCATTER_THREADS,
+                  tiles = (p.count + DW_SORT_TILE - 1) / DW_SORT_TILE;
+    int next = 0;
+    DW_RETURN_IF_FAILED(dw__gpu_launch(c, context, entries[TILES], variant->functions[TILES],
+                                       fills > tiles ? fills : tiles, DW_SCATTER_THREADS, &p));
+    for (p.run = DW_SORT_TILE; p.run < p.count; p.run *= 2) {
+        p.from = buffers[next];
+        next = !next;
+        p.to = buffers[next];
+        DW_RETURN_IF_FAILED(dw__gpu_launch_each(c, context, entries[MERGE],
+                                                variant->functions[MERGE], p.count, &p));
+    }
+    p.from = buffers[next];
+    return dw__gpu_launch(c, context, entries[ROWS], variant->functions[ROWS],
+                          p.count * p.outers * ((inners + lanes * vector - 1) / (lanes * vector)),
+                          DW_SCATTER_THREADS, &p);
+}
+
+static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
+                              dw__entry_point *points) {
+    (void)kernel;
+    for (int i = 0; i < (int)DW_COUNT(entries); i++) {
+        points[i].code = (dw__jit_variant){
+            .source = "common/scatter.cu", .entry = entries[i], .arch = dw__gpu_arch(capability)};
+        dw__jit_add_define(&points[i].code, "TYPE", (int)(params & 15));
+        dw__jit_add_define(&points[i].code, "VECTOR", (int)(params >> 5));
+        dw__jit_add_define(&points[i].code, "WIDE", (int)(params >> 4 & 1));
+    }
+    return DW_OK;
+}
+
+/* Indexes are from 0 to 2 (operation_first_use.c), so that rows have many addends, or none: along the middle axis, and
+ * by more indexes than a tile has. */
+static void example(uint64_t params, int index, dw__call *c) {
+    static const int64_t rows = 7;
+    static const dw_attr middle[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
+                                     {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &rows}},
+                         first[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
+                                    {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &rows}};
+    enum { MANY = DW_SORT_TILE + 77 };
+    const dw_dtype dtype = (dw_dtype)(params & 15), index_dtype = params >> 4 & 1 ? DW_I64 : DW_I32;
+    const int64_t vector = (int64_t)(params >> 5), columns = vector > 1 ? 37 * vector : 131;
+    *c = (dw__call){.op = DW_OP_SCATTER_ADD,
+                    .attr_count = 2,
+                    .attrs = middle,
+                    .input_count = 2,
+                    .output_count = 1,
+                    .inputs = {{.dtype = index_dtype, .rank = 2, .shape = {2, 30}},
+                               {.dtype = dtype, .rank = 4, .shape = {3, 2, 30, columns}}},
+                    .outputs = {{.dtype = dtype, .rank = 3, .shape = {3, rows, columns}}}};
+    if (index) {
+        c->attrs = first;
+        c->inputs[0] = (dw__tensor){.dtype = index_dtype, .rank = 1, .shape = {MANY}};
+        c->inputs[1] = (dw__tensor){.dtype = dtype, .rank = 2, .shape = {MANY, vector}};
+        c->outputs[0] = (dw__tensor){.dtype = dtype, .rank = 2, .shape = {rows, vector}};
+    }
+    for (int i = 0; i < 2; i++) dw__tensor_set_contiguous(&c->inputs[i]);
+    dw__tensor_set_contiguous(&c->outputs[0]);
+}
+
+const dw__kernel dw__gpu_scatter = {
+    .name = "scatter",
+    .backend = "deepwell",
+    .kind = DW__CALL_OPERATION,
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .operation = "scatter_add, embedding_backward",
+    .source = "cuda/common/scatter.cu",
+    .architectures = DW__GPU_ARCHITECTURES,
+    .elements = "every element type but BOOL; indexes I32 or I64",
+    .needs = "contiguous tensors; fewer than 2^32 - 1 indexes and rows",
+    .supports = supports,
+    .seconds = dw__gpu_seconds_of_bytes,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    .entry_points = entry_points,
+    .first_use = &dw__operation_first_use,
+    .tolerance = "accumulates in F32 (F64 in F64) and rounds once; integers exactly",
+    .example = example,
+    .tolerance_factor = 8.0,
+};
