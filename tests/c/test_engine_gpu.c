@@ -789,6 +789,45 @@ static void programs_with_an_unused_input_keep_their_seeds(void **state) {
     dw_graph_destroy(graph);
 }
 
+/* A program of 60 operands of rank 8: their strides fit into the parameters of a launch, because the axes merge. */
+static void a_program_of_many_operands_runs(void **state) {
+    (void)state;
+    need_compiler();
+    enum { OPERANDS = 60, COUNT = 24 };
+    dw__text text = {0};
+    dw_graph *graph = NULL;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    dw_binding b[OPERANDS + 1] = {{0}};
+    float x[COUNT], y[COUNT];
+    OK(dw__text_printf(&text, "deepwell graph 1\n"));
+    for (int i = 0; i < OPERANDS; i++)
+        OK(dw__text_printf(&text, "input %%x%d: f32[1,2,1,2,1,2,1,3]\n", i));
+    OK(dw__text_printf(&text, "%%y: f32[1,2,1,2,1,2,1,3] = fused("));
+    for (int i = 0; i < OPERANDS; i++) OK(dw__text_printf(&text, "%s%%x%d", i ? ", " : "", i));
+    OK(dw__text_printf(&text, ") {body=\"t0=add(i0,i1)"));
+    for (int i = 2; i < OPERANDS; i++)
+        OK(dw__text_printf(&text, ";t%d=add(t%d,i%d)", i - 1, i - 2, i));
+    OK(dw__text_printf(&text, ";out(t%d)\"}\nreturn %%y\n", OPERANDS - 2));
+    OK(dw_graph_from_text(text.text, &graph));
+    OK(plan_on_device(graph, &engine, &plan));
+    for (int i = 0; i <= OPERANDS; i++) {
+        for (int j = 0; j < COUNT; j++) x[j] = (float)(i * j);
+        OK(dw_device_allocate(device, sizeof x, &b[i].data));
+        OK(dw_device_copy_in(device, b[i].data, x, sizeof x));
+    }
+    OK(dw_plan_forward(plan, NULL, b, &b[OPERANDS], NULL));
+    OK(dw_plan_synchronize(plan, NULL));
+    OK(dw_device_copy_out(device, y, b[OPERANDS].data, sizeof y));
+    for (int j = 0; j < COUNT; j++)
+        assert_true(y[j] == (float)(j * OPERANDS * (OPERANDS - 1) / 2));
+    for (int i = 0; i <= OPERANDS; i++) dw_device_release(device, b[i].data, sizeof x);
+    dw__text_free(&text);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    dw_graph_destroy(graph);
+}
+
 static int find_device(void **state) {
     (void)state;
     const char *name = getenv("DEEPWELL_TEST_DEVICE");
@@ -825,6 +864,7 @@ int main(void) {
         cmocka_unit_test_setup(attention_trains_on_more_keys_than_queries, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_with_dropout, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_in_place, without_first_use_check),
+        cmocka_unit_test(a_program_of_many_operands_runs),
     };
     return cmocka_run_group_tests(tests, find_device, NULL);
 }

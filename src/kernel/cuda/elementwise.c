@@ -115,23 +115,43 @@ static bool have_one_shape(const dw__tensor *a, const dw__tensor *b) {
     return same;
 }
 
+/* The parameters of a call must fit into a launch. Each operand that is read and each result has an address and, for each
+ * merged axis, a stride. */
+static dw_status check_words(const dw__kernel *kernel, const dw__call *c) {
+    dw_status status = DW_OK;
+    struct {
+        dw__body body;
+        dw__elementwise_types types;
+        dw__iteration iteration;
+    } *work = NULL;
+    /* Most calls fit whatever their body reads, and however their axes merge. */
+    if (3 + DW_MAX_RANK + (size_t)(c->input_count + c->output_count) * (1 + DW_MAX_RANK) <=
+        MOST_WORDS)
+        return DW_OK;
+    work = dw__calloc(1, sizeof *work);
+    if (!work) return dw__fail_memory("an elementwise program", sizeof *work);
+    DW_TRY(body_of(c, &work->body));
+    types_of(c, &work->body, &work->types);
+    iterate(c, &work->types, &work->iteration);
+    const size_t words = dw__elementwise_words(&work->types);
+    if (words > MOST_WORDS)
+        DW_TRY(dw__fail(DW_UNSUPPORTED,
+                        "%s: %u operands and results with %d axes that do not merge need %zu words "
+                        "of parameters; expected %d or fewer",
+                        kernel->name, c->input_count + c->output_count, work->types.rank, words,
+                        MOST_WORDS));
+cleanup:
+    dw__free(work);
+    return status;
+}
+
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     for (uint32_t o = 1; o < c->output_count; o++)
         if (!have_one_shape(&c->outputs[0], &c->outputs[o]))
             return dw__fail(DW_UNSUPPORTED, "%s: expected results of one shape", kernel->name);
-    /* Merging only makes the parameters fewer. */
-    const size_t words =
-        3 + DW_MAX_RANK +
-        (size_t)(c->input_count + c->output_count) * (1 + (size_t)c->outputs[0].rank);
-    if (words > MOST_WORDS)
-        return dw__fail(DW_UNSUPPORTED,
-                        "%s: %u operands and results of rank %d need %zu words of parameters; "
-                        "expected %d or fewer",
-                        kernel->name, c->input_count + c->output_count, c->outputs[0].rank, words,
-                        MOST_WORDS);
-    return DW_OK;
+    return check_words(kernel, c);
 }
 
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
