@@ -13,9 +13,10 @@
 typedef struct dw_code_format {
     int fraction, bias; /* bits of the fraction, bias of the exponent */
     unsigned sign;      /* the sign's bit */
-    unsigned largest;   /* the code of the largest number; above it are infinity, if there is one, and NaN */
-    unsigned nan;       /* the code of NaN, else of the largest number */
-    unsigned infinity;  /* 0: the format has none */
+    unsigned
+        largest; /* the code of the largest number; above it are infinity, if there is one, and NaN */
+    unsigned nan;      /* the code of NaN, else of the largest number */
+    unsigned infinity; /* 0: the format has none */
 } dw_code_format;
 
 typedef struct dw_graph_quantize_params {

@@ -31,6 +31,10 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__gpu_reduce,
     &dw__gpu_gather,
     &dw__gpu_matmul,
+    &dw__gpu_scan,
+    &dw__gpu_sort,
+    &dw__graph_quantize,
+    &dw__gpu_scatter,
     /* PyTorch's, which explanations know */
     &dw__torch_attention[DW__ATTENTION_FORWARD][0],
     &dw__torch_attention[DW__ATTENTION_FORWARD][1],

@@ -819,8 +819,7 @@ static void a_program_of_many_operands_runs(void **state) {
     OK(dw_plan_forward(plan, NULL, b, &b[OPERANDS], NULL));
     OK(dw_plan_synchronize(plan, NULL));
     OK(dw_device_copy_out(device, y, b[OPERANDS].data, sizeof y));
-    for (int j = 0; j < COUNT; j++)
-        assert_true(y[j] == (float)(j * OPERANDS * (OPERANDS - 1) / 2));
+    for (int j = 0; j < COUNT; j++) assert_true(y[j] == (float)(j * OPERANDS * (OPERANDS - 1) / 2));
     for (int i = 0; i <= OPERANDS; i++) dw_device_release(device, b[i].data, sizeof x);
     dw__text_free(&text);
     dw_plan_release(plan);

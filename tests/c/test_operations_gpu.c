@@ -131,8 +131,8 @@ static bool check(const dw_graph *graph, const dw_graph *strided, attempt *a, ch
     }
     OK(ops_expect(a->c, graph, a->operands, &expected));
     for (uint32_t i = 0; good && i < a->result_count; i++)
-        good = ops_output_agrees(&expected, TOLERANCE_FACTOR, &a->results[i], i, NULL, reason,
-                                 bytes);
+        good =
+            ops_output_agrees(&expected, TOLERANCE_FACTOR, &a->results[i], i, NULL, reason, bytes);
     ops_expectation_destroy(&expected);
     return good;
 }
@@ -191,7 +191,8 @@ static bool is_long(const dw_graph *graph) {
 static bool repeats_another(const ops_case *c, dw_dtype dtype) {
     static const char *const shapes[] = {"[1] ", "[257]", "[2,1,33]", "[63,65]", "[1,129,2]"};
     for (size_t i = 0; i < DW_COUNT(shapes); i++)
-        if (dw_op_is_elementwise(c->op) && dtype != DW_F32 && strstr(c->text, shapes[i])) return true;
+        if (dw_op_is_elementwise(c->op) && dtype != DW_F32 && strstr(c->text, shapes[i]))
+            return true;
     return false;
 }
 
@@ -236,8 +237,7 @@ static dw_status visit(void *context, const char *text, dw_dtype dtype) {
     if (status != DW_OK) fail_msg("%s: %s", text, dw_last_error());
     if (!is_long(graph) && !repeats_another(&c, dtype)) {
         run_case(&c, graph, OPS_CONTIGUOUS, t);
-        if (dtype == DW_F32 && !c.must_fail && c.input_count)
-            run_case(&c, graph, OPS_PERMUTED, t);
+        if (dtype == DW_F32 && !c.must_fail && c.input_count) run_case(&c, graph, OPS_PERMUTED, t);
     }
     dw_graph_destroy(graph);
     return DW_OK;
@@ -262,7 +262,8 @@ static void every_operation_agrees_with_its_definition(void **state) {
 
 /* Elements of a few values, so that most are equal to others: NaN, infinities and both zeros among them. */
 static void fill_ties(const dw__tensor *t) {
-    static const double numbers[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1.0, -1.0, 2.5, -NAN, 3.0};
+    static const double numbers[] = {NAN, INFINITY, -INFINITY, 0.0,  -0.0,
+                                     1.0, -1.0,     2.5,       -NAN, 3.0};
     ops_random random = ops_random_start(3, "ties");
     for (int64_t i = 0; i < dw__tensor_count(t); i++) {
         const uint64_t bits = ops_random_bits(&random);

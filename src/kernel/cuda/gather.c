@@ -74,10 +74,12 @@ static dw_gather_params params_of(const dw__operation_call *call) {
 
 /* ---- the entry ----------------------------------------------------------------------------------------- */
 
+static bool computes(dw_op op) {
+    return op == DW_OP_TAKE || op == DW_OP_TAKE_ALONG || scatters(op);
+}
+
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    if (c->op != DW_OP_TAKE && c->op != DW_OP_TAKE_ALONG && !scatters(c->op))
-        return dw__gpu_wrong_operation(kernel, c);
     return dw__gpu_kernel_computes(kernel, c, gpu);
 }
 
@@ -143,6 +145,7 @@ const dw__kernel dw__gpu_gather = {
     .name = "gather",
     .backend = "deepwell",
     .kind = DW__CALL_OPERATION,
+    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "take, take_along, put_along_add",
     .source = "cuda/common/gather.cu",

@@ -13,6 +13,10 @@ extern const dw__kernel dw__gpu_move;                                      /* mo
 extern const dw__kernel dw__gpu_reduce;                                    /* reduce.c */
 extern const dw__kernel dw__gpu_gather;                                    /* gather.c */
 extern const dw__kernel dw__gpu_matmul;                                    /* gpu_matmul.c */
+extern const dw__kernel dw__gpu_scan;                                      /* scan.c */
+extern const dw__kernel dw__gpu_sort;                                      /* sort.c */
+extern const dw__kernel dw__graph_quantize;                                /* graph_quantize.c */
+extern const dw__kernel dw__gpu_scatter;                                   /* scatter.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 

@@ -22,11 +22,13 @@ static dw_status options_of(const dw__call *c, dw__quantization *q) {
     return dw__quantization_of(&shape, q);
 }
 
+static bool computes(dw_op op) {
+    return op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS;
+}
+
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw__quantization q;
-    if (c->op != DW_OP_QUANTIZE && c->op != DW_OP_QUANTIZE_BLOCKS && !decodes(c))
-        return dw__gpu_wrong_operation(kernel, c);
     DW_RETURN_IF_FAILED(options_of(c, &q));
     if (!q.bf16 && q.layout.block != 16 && q.layout.block != 32)
         return dw__fail(DW_UNSUPPORTED, "%s: blocks of %lld; expected 16 or 32", kernel->name,
@@ -193,6 +195,7 @@ const dw__kernel dw__graph_quantize = {
     .name = "graph_quantize",
     .backend = "deepwell",
     .kind = DW__CALL_OPERATION,
+    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "quantize, quantize_blocks, dequantize_blocks",
     .source = "cuda/common/graph_quantize.cu",

@@ -26,7 +26,6 @@ static int choose_lanes(const dw__call *c, const dw__iteration *rows) {
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    if (c->op != DW_OP_CUMSUM) return dw__gpu_wrong_operation(kernel, c);
     return dw__gpu_kernel_computes(kernel, c, gpu);
 }
 
@@ -96,6 +95,7 @@ const dw__kernel dw__gpu_scan = {
     .name = "scan",
     .backend = "deepwell",
     .kind = DW__CALL_OPERATION,
+    .op = DW_OP_CUMSUM,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "cumsum",
     .source = "cuda/common/scan.cu",

@@ -31,10 +31,10 @@ static size_t buffer_bytes(const dw__call *c) {
     return ((size_t)dw__tensor_count(&c->inputs[0]) * ENTRY_BYTES + 255) / 256 * 256;
 }
 
+static bool computes(dw_op op) { return op == DW_OP_SCATTER_ADD || op == DW_OP_EMBEDDING_BACKWARD; }
+
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    if (c->op != DW_OP_SCATTER_ADD && c->op != DW_OP_EMBEDDING_BACKWARD)
-        return dw__gpu_wrong_operation(kernel, c);
     if (!dw__tensor_is_contiguous(&c->inputs[0]) || !dw__tensor_is_contiguous(&c->inputs[1]) ||
         !dw__tensor_is_contiguous(&c->outputs[0]))
         return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous tensors", kernel->name);
@@ -154,6 +154,7 @@ const dw__kernel dw__gpu_scatter = {
     .name = "scatter",
     .backend = "deepwell",
     .kind = DW__CALL_OPERATION,
+    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "scatter_add, embedding_backward",
     .source = "cuda/common/scatter.cu",

@@ -24,9 +24,10 @@ static int64_t buffer_bytes(const dw__call *c) {
     return (bytes + 255) / 256 * 256;
 }
 
+static bool computes(dw_op op) { return op == DW_OP_SORT || op == DW_OP_TOP_K; }
+
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    if (c->op != DW_OP_SORT && c->op != DW_OP_TOP_K) return dw__gpu_wrong_operation(kernel, c);
     if (length_of(c) >= UINT32_MAX)
         return dw__fail(DW_UNSUPPORTED, "%s: rows of %lld elements; expected fewer than 2^32 - 1",
                         kernel->name, (long long)length_of(c));
@@ -147,6 +148,7 @@ const dw__kernel dw__gpu_sort = {
     .name = "sort",
     .backend = "deepwell",
     .kind = DW__CALL_OPERATION,
+    .computes = computes,
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "sort, top_k",
     .source = "cuda/common/sort.cu",
