@@ -1,0 +1,137 @@
+"""optimize(target="sm_90a") on a Hopper GPU: whole models in the engine, in the ways in which they are trained. The same
+behaviours are tested on the emulator by tests/python/test_optimize_gpu.py."""
+
+from __future__ import annotations
+
+import copy
+
+import deepwell
+import pytest
+import torch
+from test_optimize_gpu import errors, gpt2, llama
+from torch import nn
+from users import BF16_UNIT, Net, close, engine_calls, rows, uneven
+
+hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = pytest.mark.skipif(not hopper, reason="needs a Hopper GPU")
+
+
+@pytest.fixture(autouse=True)
+def _the_engine_runs(monkeypatch):
+    monkeypatch.setenv("DEEPWELL_MEASURE", "0")
+
+
+def pair(build=Net) -> tuple[nn.Module, nn.Module]:
+    plain = build().cuda()
+    return plain, deepwell.optimize(copy.deepcopy(plain), target="sm_90a", verbose=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_models_are_as_exact_as_in_pytorch(build, dtype) -> None:
+    ids = torch.randint(0, 96, (4, 29), generator=torch.Generator().manual_seed(3)).cuda()
+    arguments = {"input_ids": ids, "labels": ids}
+    plain = build().cuda().to(dtype)
+    reference = copy.deepcopy(plain).double()
+    ours = deepwell.optimize(copy.deepcopy(plain), target="sm_90a", verbose=False)
+    found = errors(ours, copy.deepcopy(reference), arguments)
+    expected = errors(plain, reference, arguments)
+    assert engine_calls(ours) == (1, 0), deepwell.summary(ours)
+    floor = 2.0**-22 if dtype == torch.float32 else 2.0**-10
+    for name, error in found.items():
+        assert error <= 1.5 * max(expected[name], floor), (name, error, expected[name])
+
+
+def test_training_and_autocast() -> None:
+    plain, ours = pair()
+    for model in (plain, ours):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+        for seed in range(5):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16, enabled=seed % 2 == 1):
+                y = model(rows(seed).cuda())
+            uneven(y.float().cpu()).backward()
+            optimizer.step()
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        close(a.detach().cpu(), b.detach().cpu(), unit=BF16_UNIT)
+    assert engine_calls(ours) == (5, 0), deepwell.summary(ours)
+
+
+def test_another_stream_and_two_forwards() -> None:
+    plain, ours = pair()
+    stream = torch.cuda.Stream()
+    results = []
+    for model in (plain, ours):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            first, second = model(rows(1).cuda()), model(rows(2, 7).cuda())
+            ((first * first).sum() + second.sum()).backward()
+        torch.cuda.current_stream().wait_stream(stream)
+        results.append([first.detach(), second.detach(), *(p.grad for p in model.parameters())])
+    for a, b in zip(*results, strict=True):
+        close(b.cpu(), a.cpu())
+
+
+def test_a_captured_step_replays() -> None:
+    """The caller's own CUDA graph of forward and backward, as torch.cuda.graph makes it."""
+    plain, ours = pair()
+    static = rows(1).cuda()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            ours.zero_grad(set_to_none=True)
+            ours(static).square().sum().backward()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    ours.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        loss = ours(static).square().sum()
+        loss.backward()
+    static.copy_(rows(5).cuda())
+    graph.replay()
+    expected = plain(rows(5).cuda()).square().sum()
+    expected.backward()
+    close(loss.detach().cpu(), expected.detach().cpu())
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        close(a.grad.cpu(), b.grad.cpu())
+
+
+def test_memory_is_pytorchs_and_comes_back() -> None:
+    _, ours = pair(lambda: nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)))
+    x = torch.randn(512, 64, device="cuda")
+    ours(x).sum().backward()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(5):
+        ours.zero_grad()
+        ours(x).sum().backward()
+    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() > before
+
+
+def test_an_index_outside_is_an_error_of_the_next_call() -> None:
+    model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8), nn.GELU()).cuda()
+    deepwell.optimize(model, target="sm_90a", verbose=False)
+    model(torch.tensor([[1, 5]], device="cuda"))
+    torch.cuda.synchronize()
+    with pytest.raises(IndexError, match="outside of its axis"):
+        model(torch.tensor([[1, 2]], device="cuda"))
+
+
+def test_a_model_that_cannot_be_captured_keeps_its_attention() -> None:
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.TransformerEncoderLayer(64, 2, 128, batch_first=True, dropout=0.0)
+
+        def forward(self, x):
+            return self.inner(x) if x.sum() > 0 else -self.inner(x)
+
+    model = Branches().cuda().bfloat16()
+    x = torch.randn(2, 16, 64, device="cuda", dtype=torch.bfloat16)
+    expected = model(x).detach()
+    deepwell.optimize(model, target="sm_90a", verbose=False)
+    close(model(x).detach().cpu(), expected.cpu(), unit=BF16_UNIT)
+    assert "attention" in deepwell.summary(model)
