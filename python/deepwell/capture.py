@@ -470,6 +470,7 @@ class _Capture:
             for (kind, target), value in zip(traced.inputs, examples)
         ]
         results = lowering.run(traced.graph_module, inputs)
+        self._check_devices(traced, examples)
         leaves.check_written(lowering)
         results, _ = pytree.tree_flatten(results)
         if len(results) != traced.output_spec.num_leaves:
@@ -511,6 +512,18 @@ class _Capture:
             folded=leaves.folded,
             _module=weakref.ref(self.users),
         )
+
+    def _check_devices(self, traced: Traced, examples: Sequence[Any]) -> None:
+        """Refuses results on a device that no operand is on: a graph runs on one device."""
+        given = {value.device for value in examples if isinstance(value, torch.Tensor)}
+        (output,) = [node for node in traced.graph_module.graph.nodes if node.op == "output"]
+        for node in output.all_input_nodes:
+            value = node.meta.get("val")
+            if given and isinstance(value, torch.Tensor) and value.device not in given:
+                raise CaptureError(
+                    f"{type(self.module).__name__} returns a tensor on {value.device}, and its operands are on "
+                    f"{', '.join(sorted(map(str, given)))}; move the result outside of the module"
+                )
 
     def _outputs(
         self, results: Sequence[Any], leaves: "_Leaves", shared: Sequence[Sharing]

@@ -750,6 +750,11 @@ def test_unknown_argument_is_refused() -> None:
         capture_graph(Function(lambda x, o: x), (torch.randn(4, 3), object()))
 
 
+def test_a_result_on_another_device_is_refused() -> None:
+    with pytest.raises(CaptureError, match="returns a tensor on meta"):
+        capture_graph(Function(lambda x: x.exp().to("meta")), (torch.randn(4, 3),))
+
+
 def test_autocast_is_captured() -> None:
     """The operands of a linear layer are cast, once each, and a loss that autocast computes in float32 is as well."""
 
