@@ -118,7 +118,7 @@ class _Variant:
     def prepared(self, sizes: tuple[int, ...]) -> _Prepared:
         """Returns what a run needs at these sizes, and on a CPU at the current number of threads, because kernels'
         scratch is per thread."""
-        key = (self.target.prepare(), *sizes)
+        key = (self.target.plan_key(), *sizes)
         prepared = self._prepared.get(key)
         if prepared is None:
             if len(self._prepared) >= 32:
@@ -282,6 +282,7 @@ class Program:
     ) -> tuple[torch.Tensor, ...]:
         """Runs forward on ``leaves`` (one tensor per leaf, in graph order), differentiably. ``replay`` computes the
         same outputs in PyTorch, for backwards that the engine cannot run."""
+        self.target.begin()
         wrt = self._wrt(leaves)
         if not wrt:
             variant = self.variant((), ())

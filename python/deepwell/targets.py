@@ -44,9 +44,12 @@ class Target:
             *arguments, precision=precision, device=self.name, cuda_graphs=self.cuda_graphs
         )
 
-    def prepare(self) -> int:
-        """Call this before a run. Returns what plans depend on, except for the sizes."""
+    def begin(self) -> None:
+        """Called before each run."""
         _use_pytorchs_threads()
+
+    def plan_key(self) -> int:
+        """Returns what plans depend on, except for the sizes."""
         return _deepwell.get_threads()
 
     def current(self) -> ContextManager[Any]:
@@ -125,7 +128,10 @@ class Gpu(Target):
         super().__init__()
         self.device = torch.device("cuda", index)
 
-    def prepare(self) -> int:
+    def begin(self) -> None:
+        pass
+
+    def plan_key(self) -> int:
         return 0
 
     def current(self) -> ContextManager[Any]:
@@ -172,7 +178,10 @@ class EmulatedGpu(Target):
         super().__init__()
         self.name = name
 
-    def prepare(self) -> int:
+    def begin(self) -> None:
+        pass
+
+    def plan_key(self) -> int:
         return 0
 
     def arena_key(self) -> Any:

@@ -17,9 +17,7 @@ def explain(*arguments, cache):
 
 
 def report(*arguments, cache):
-    run = explain(
-        "attention", "attention_backward", *arguments, "--target", "sm_90a", "--json", cache=cache
-    )
+    run = explain("attention", *arguments, "--target", "sm_90a", "--json", cache=cache)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
@@ -47,9 +45,7 @@ def test_backend_and_reason_are_shown(tmp_path):
 
 
 def test_explanation_as_text(tmp_path):
-    run = explain(
-        "attention", "attention_backward", "2,8,512,64,window=128:0,dropout=0.1", cache=tmp_path
-    )
+    run = explain("attention", "2,8,512,64,window=128:0,dropout=0.1", cache=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "Chosen: deepwell" in run.stdout
     assert "a window is an arbitrary mask" in run.stdout
@@ -61,9 +57,7 @@ def test_explanation_as_text(tmp_path):
         and not Path("/dev/nvidia0").exists()
     ):
         assert "No GPU here: there is no NVIDIA driver" in run.stdout
-        measured = explain(
-            "attention", "attention_backward", "2,8,512,64", "--measure", cache=tmp_path
-        )
+        measured = explain("attention", "2,8,512,64", "--measure", cache=tmp_path)
         assert measured.returncode == 3 and "NVIDIA driver" in measured.stderr
 
 
@@ -77,15 +71,11 @@ def test_another_gpus_figures_are_not_measurements(tmp_path):
         ("sm_100a", "estimated"),
         ("sm_103a", "estimated"),
     ):
-        run = explain(
-            "attention", "attention_backward", shape, "--target", target, "--json", cache=tmp_path
-        )
+        run = explain("attention", shape, "--target", target, "--json", cache=tmp_path)
         rows = {row["name"]: row for row in json.loads(run.stdout)["candidates"]}
         assert rows["cudnn"]["expected_kind"] == kind
         assert rows["cudnn"]["measured_seconds"] is None
-        words = explain(
-            "attention", "attention_backward", shape, "--target", target, cache=tmp_path
-        ).stdout
+        words = explain("attention", shape, "--target", target, cache=tmp_path).stdout
         (line,) = (line for line in words.splitlines() if line.startswith("cudnn"))
         time = f"{1e6 * rows['cudnn']['expected_seconds']:.1f} us"
         if kind == "measured":
@@ -102,40 +92,17 @@ def test_another_gpus_figures_are_not_measurements(tmp_path):
     [
         ((), 2, "explain supports attention, gemm and kernels"),
         (("matmul", "1,2,3,4"), 2, "not matmul"),
-        (
-            (
-                "attention",
-                "attention_backward",
-            ),
-            2,
-            "needs a shape",
-        ),
-        (("attention", "attention_backward", "1,2,3"), 2, "at least B,H,S,D"),
-        (
-            ("attention", "attention_backward", "1,2,3,x"),
-            2,
-            "'x' is not what explain expects as word 4",
-        ),
-        (("attention", "attention_backward", "1,2,3,64,casual"), 2, "'casual'"),
-        (("attention", "attention_backward", "1,2,3,64,window=5"), 2, "'window=5'"),
-        (("attention", "attention_backward", "1,2,3,64", "--target"), 2, "--target needs a value"),
-        (
-            ("attention", "attention_backward", "1,2,3,64", "--targte", "x"),
-            2,
-            "unknown argument '--targte'",
-        ),
-        (
-            ("attention", "attention_backward", "1,2,3,64", "5,6,7,8"),
-            2,
-            "unknown argument '5,6,7,8'",
-        ),
-        (("attention", "attention_backward", "1,2,-3,64"), 1, "seq_len_q is -3"),
-        (("attention", "attention_backward", "1,2,3,64,kv=3"), 1, "heads_q is 2 and heads_kv is 3"),
-        (
-            ("attention", "attention_backward", "1,2,3,64", "--target", "sm_42"),
-            1,
-            'target "sm_42" is not known',
-        ),
+        (("attention",), 2, "needs a shape"),
+        (("attention", "1,2,3"), 2, "at least B,H,S,D"),
+        (("attention", "1,2,3,x"), 2, "'x' is not what explain expects as word 4"),
+        (("attention", "1,2,3,64,casual"), 2, "'casual'"),
+        (("attention", "1,2,3,64,window=5"), 2, "'window=5'"),
+        (("attention", "1,2,3,64", "--target"), 2, "--target needs a value"),
+        (("attention", "1,2,3,64", "--targte", "x"), 2, "unknown argument '--targte'"),
+        (("attention", "1,2,3,64", "5,6,7,8"), 2, "unknown argument '5,6,7,8'"),
+        (("attention", "1,2,-3,64"), 1, "seq_len_q is -3"),
+        (("attention", "1,2,3,64,kv=3"), 1, "heads_q is 2 and heads_kv is 3"),
+        (("attention", "1,2,3,64", "--target", "sm_42"), 1, 'target "sm_42" is not known'),
         (("gemm",), 2, "needs a shape, M,N,K"),
         (("gemm", "1,2"), 2, "at least M,N,K"),
         (("gemm", "1,2,3,relu"), 2, "'relu' is not what explain expects as word 4"),
@@ -193,7 +160,7 @@ def test_gemm_states_its_proof(tmp_path):
 # Kernels of the graph's operations: no GPU has run them yet.
 _OF_GRAPHS = (
     "softmax", "attention", "attention_backward", "gemm", "elementwise", "move", "reduce", "gather",
-    "matmul",
+    "matmul", "scan", "sort", "graph_quantize", "scatter",
 )  # fmt: skip
 
 
