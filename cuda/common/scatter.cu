@@ -2,16 +2,17 @@
 //
 // The indexes are sorted with their places (sort.cuh), so that the addends of one row of the result are neighbours in
 // the order; a thread block adds those of one row and stores it once. scatter_tiles has filled the result with zeros,
-// which rows that no index selects keep. No atomic addition: the order of additions depends on the indexes alone, so that results have the
-// same bits in every run. BF16 and F16 accumulate in F32 and round once. An index outside of its axis is reported
-// (data_error.h) and its addends are left out.
+// which rows that no index selects keep. No atomic addition: the order of additions depends on the indexes alone, so
+// that results have the same bits in every run. BF16 and F16 accumulate in F32 and round once. An index outside of its
+// axis is reported (data_error.h) and its addends are left out.
 //
 // `lanes` threads of a block lie side by side along a row, each with VECTOR elements; the others take every so many-th
 // addend, and their sums are added in order at the end.
 //
 // Defines: TYPE (element_types.h), WIDE: indexes are i64, else i32; VECTOR: elements of a thread, 16 bytes of them or 1.
 //
-// Bytes: one read of the addends, one write of the result and another of the rows that have addends; 8 for each index and merge.
+// Bytes: one read of the addends, one write of the result and another of the rows that have addends; 8 for each index
+// and merge.
 
 #include "scatter_params.h"
 #include "sort.cuh"
