@@ -138,23 +138,26 @@ def _cast(values, dtype: torch.dtype):
 @pytest.mark.parametrize(
     "variant", [_parameter(v, quick=v.family in _QUICK_IN_BF16) for v in PLAIN]
 )
-def test_bf16_is_as_exact_as_in_pytorch(variant: Variant, always) -> None:
-    """With parameters in BF16, the logits and all gradients together are no further from FP64 than 1.1 times those of
-    PyTorch in BF16. Roundings of the two differ, so that a single small gradient may be off by more in either."""
+@pytest.mark.parametrize("autocast", [False, True], ids=["parameters", "autocast"])
+def test_bf16_is_as_exact_as_in_pytorch(variant: Variant, autocast: bool, always) -> None:
+    """With parameters in BF16, or under autocast, the logits and all gradients together are no further from FP64 than
+    1.1 times PyTorch's. Roundings of the two differ, so that a single small gradient may be off by more in either."""
     base = variant.build().eval()  # without dropout, which would draw other masks in FP64
     args, kwargs = variant.arguments(3, 13, torch.Generator().manual_seed(1))
 
     def results(model: torch.nn.Module, dtype: torch.dtype) -> list[torch.Tensor]:
         values = dict(zip(kwargs, _cast(kwargs.values(), dtype)))
-        output = model(*_cast(args, dtype), **values)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            output = model(*_cast(args, dtype), **values)
         output.loss.backward()
         gradients = [p.grad.double().flatten() for p in model.parameters() if p.grad is not None]
         return [output.logits.double(), torch.cat(gradients)]
 
     exact = results(copy.deepcopy(base).double(), torch.float64)
-    theirs = results(copy.deepcopy(base).bfloat16(), torch.bfloat16)
-    model = deepwell.optimize(copy.deepcopy(base).bfloat16(), verbose=False)
-    ours = results(model, torch.bfloat16)
+    low = torch.float32 if autocast else torch.bfloat16
+    theirs = results(copy.deepcopy(base).to(low), low)
+    model = deepwell.optimize(copy.deepcopy(base).to(low), verbose=False)
+    ours = results(model, low)
     assert engine_calls(model) == (1, 0), deepwell.summary(model)
     for a, b, c in zip(ours, theirs, exact, strict=True):
         assert (a - c).norm() <= 1.1 * (b - c).norm()
