@@ -28,11 +28,6 @@ dw_status dw__bench_time(const dw__bench *bench, int calls, dw__bench_run *run, 
 /* Writes random numbers of the type between -1 and 1; any numbers for E2M1. */
 void dw__bench_random(dw_rate type, void *block, size_t bytes);
 
-/* Loads one of NVIDIA's libraries: the file named by the environment variable, or else the first of `names` (which
- * end with NULL) found by the loader, in the toolkit or in Python's site-packages. Returns NULL if there is none. The
- * library stays loaded. */
-void *dw__nvidia_library(const char *variable, const char *const *names);
-
 /* Each sets the figures that it measures. The message of a failure names the failed step. */
 dw_status dw__measure_copies(const dw__bench *bench, const dw__machine_options *options,
                              dw_machine_gpu *gpu);

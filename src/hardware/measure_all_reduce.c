@@ -1,4 +1,5 @@
 /* Measures the bandwidth of the links with NCCL: an all-reduce over all GPUs of this process. */
+#include "device/cuda_library.h"
 #include "hardware/measure.h"
 #include <dlfcn.h>
 #include <pthread.h>
@@ -26,8 +27,8 @@ static const nccl *outcome;
 
 static void load_once(void) {
     static const char *const names[] = {"libnccl.so.2", NULL};
-    void *library = dw__nvidia_library("DEEPWELL_NCCL", names);
-    if (!library) return;
+    void *library = NULL;
+    if (dw__library_open("NCCL (libnccl.so.2)", "DEEPWELL_NCCL", names, &library) != DW_OK) return;
 #define LOAD(member, name, parameters)                                                             \
     *(void **)&loaded.member = dlsym(library, #name);                                              \
     if (!loaded.member) return;

@@ -1,86 +1,14 @@
 /* Measures GEMM rates with cuBLASLt: the rates that tuned kernels reach on this GPU at its clocks and power.
  *
- * The prototypes are those of cuBLASLt in CUDA 12 and 13. Matrices are square and the first is transposed, which is
- * the only layout that supports FP8 on Hopper. */
+ * Matrices are square and the first is transposed, which is the only layout that supports FP8 on Hopper. */
+#include "device/cublaslt.h"
 #include "hardware/measure.h"
-#include <dlfcn.h>
-#include <pthread.h>
-#include <stdlib.h>
 
-enum { /* cudaDataType_t, cublasComputeType_t, attributes */
-       TYPE_F32 = 0,
-       TYPE_BF16 = 14,
-       TYPE_E4M3 = 28,
-       TYPE_E2M1 = 33,
-       COMPUTE_F32 = 68,
-       COMPUTE_TF32 = 77,
-       ATTRIBUTE_TRANSPOSE_A = 3,
-       ATTRIBUTE_SCALES_A = 17,
-       ATTRIBUTE_SCALES_B = 18,
-       ATTRIBUTE_SCALE_MODE_A = 31,
-       ATTRIBUTE_SCALE_MODE_B = 32,
+enum { /* cublasLtMatmulMatrixScale_t */
        SCALES_NONE = 0,
        SCALES_OF_16 = 1, /* E4M3, for NVFP4 */
        SCALES_OF_32 = 2, /* E8M0, for MXFP8 */
-       PREFERENCE_WORKSPACE = 1,
-       TRANSPOSE = 1,
 };
-
-typedef struct lt_algorithm { /* cublasLtMatmulHeuristicResult_t */
-    uint64_t data[8];
-    size_t workspace;
-    int state;
-    float waves;
-    int reserved[4];
-} lt_algorithm;
-
-#define LT_FUNCTIONS(X)                                                                            \
-    X(create, cublasLtCreate, (void **handle))                                                     \
-    X(destroy, cublasLtDestroy, (void *handle))                                                    \
-    X(product_create, cublasLtMatmulDescCreate, (void **product, int compute, int scale))          \
-    X(product_destroy, cublasLtMatmulDescDestroy, (void *product))                                 \
-    X(product_set, cublasLtMatmulDescSetAttribute,                                                 \
-      (void *product, int attribute, const void *value, size_t bytes))                             \
-    X(matrix_create, cublasLtMatrixLayoutCreate,                                                   \
-      (void **matrix, int type, uint64_t rows, uint64_t columns, int64_t leading))                 \
-    X(matrix_destroy, cublasLtMatrixLayoutDestroy, (void *matrix))                                 \
-    X(preference_create, cublasLtMatmulPreferenceCreate, (void **preference))                      \
-    X(preference_destroy, cublasLtMatmulPreferenceDestroy, (void *preference))                     \
-    X(preference_set, cublasLtMatmulPreferenceSetAttribute,                                        \
-      (void *preference, int attribute, const void *value, size_t bytes))                          \
-    X(choose, cublasLtMatmulAlgoGetHeuristic,                                                      \
-      (void *handle, void *product, void *a, void *b, void *c, void *d, void *preference,          \
-       int most, lt_algorithm *algorithms, int *count))                                            \
-    X(multiply, cublasLtMatmul,                                                                    \
-      (void *handle, void *product, const void *alpha, const void *a, void *a_matrix,              \
-       const void *b, void *b_matrix, const void *beta, const void *c, void *c_matrix, void *d,    \
-       void *d_matrix, const void *algorithm, void *workspace, size_t workspace_bytes,             \
-       void *stream))
-
-typedef struct lt {
-#define MEMBER(member, name, parameters) int(*member) parameters;
-    LT_FUNCTIONS(MEMBER)
-#undef MEMBER
-} lt;
-
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static lt loaded;
-static const lt *outcome;
-
-static void load_once(void) {
-    static const char *const later[] = {"libcublasLt.so.13", "libcublasLt.so.12", NULL};
-    const dw__cuda *cuda = NULL;
-    /* A driver older than 13 cannot run the later library. */
-    bool old = dw__cuda_driver(&cuda) == DW_OK && cuda->version < 13000;
-    void *library = dw__nvidia_library("DEEPWELL_CUBLASLT", later + (old ? 1 : 0));
-    if (!library) return;
-#define LOAD(member, name, parameters)                                                             \
-    *(void **)&loaded.member = dlsym(library, #name);                                              \
-    if (!loaded.member) return;
-    LT_FUNCTIONS(LOAD)
-#undef LOAD
-    outcome = &loaded;
-}
 
 static dw_status check(int result, const char *what) {
     return result == 0 ? DW_OK
@@ -93,21 +21,21 @@ static const struct {
     unsigned bits;
     int scales, calls; /* calls: in one series */
 } kinds[] = {
-    {DW_RATE_FP32, 50, TYPE_F32, COMPUTE_F32, 32, SCALES_NONE, 2},
-    {DW_RATE_TF32, 80, TYPE_F32, COMPUTE_TF32, 32, SCALES_NONE, 8},
-    {DW_RATE_BF16, 80, TYPE_BF16, COMPUTE_F32, 16, SCALES_NONE, 16},
-    {DW_RATE_FP8, 89, TYPE_E4M3, COMPUTE_F32, 8, SCALES_NONE, 16},
-    {DW_RATE_MXFP8, 100, TYPE_E4M3, COMPUTE_F32, 8, SCALES_OF_32, 16},
-    {DW_RATE_FP4, 100, TYPE_E2M1, COMPUTE_F32, 4, SCALES_OF_16, 32},
+    {DW_RATE_FP32, 50, DW_LT_F32, DW_LT_COMPUTE_F32, 32, SCALES_NONE, 2},
+    {DW_RATE_TF32, 80, DW_LT_F32, DW_LT_COMPUTE_TF32, 32, SCALES_NONE, 8},
+    {DW_RATE_BF16, 80, DW_LT_BF16, DW_LT_COMPUTE_F32, 16, SCALES_NONE, 16},
+    {DW_RATE_FP8, 89, DW_LT_E4M3, DW_LT_COMPUTE_F32, 8, SCALES_NONE, 16},
+    {DW_RATE_MXFP8, 100, DW_LT_E4M3, DW_LT_COMPUTE_F32, 8, SCALES_OF_32, 16},
+    {DW_RATE_FP4, 100, DW_LT_E2M1, DW_LT_COMPUTE_F32, 4, SCALES_OF_16, 32},
 };
 
 enum { WORKSPACE = 32 << 20, BLOCK = 1 << 20 };
 
 /* D = A^T B. D is FP32, or BF16 if the operands are narrower. */
 typedef struct product {
-    const lt *lt;
+    const dw__cublaslt *lt;
     void *handle, *kind, *factor, *result, *preference;
-    lt_algorithm algorithm;
+    dw__lt_algorithm algorithm;
     dw__cu_address a, b, d, workspace, scales;
 } product;
 
@@ -130,28 +58,29 @@ static dw_status set(product *p, int attribute, const void *value, size_t bytes)
 static dw_status describe_scales(product *p, int kind) {
     int mode = kinds[kind].scales;
     if (mode == SCALES_NONE) return DW_OK;
-    DW_RETURN_IF_FAILED(set(p, ATTRIBUTE_SCALE_MODE_A, &mode, sizeof mode));
-    DW_RETURN_IF_FAILED(set(p, ATTRIBUTE_SCALE_MODE_B, &mode, sizeof mode));
-    DW_RETURN_IF_FAILED(set(p, ATTRIBUTE_SCALES_A, &p->scales, sizeof p->scales));
-    return set(p, ATTRIBUTE_SCALES_B, &p->scales, sizeof p->scales);
+    DW_RETURN_IF_FAILED(set(p, DW_LT_SCALE_MODE_A, &mode, sizeof mode));
+    DW_RETURN_IF_FAILED(set(p, DW_LT_SCALE_MODE_B, &mode, sizeof mode));
+    DW_RETURN_IF_FAILED(set(p, DW_LT_SCALES_A, &p->scales, sizeof p->scales));
+    return set(p, DW_LT_SCALES_B, &p->scales, sizeof p->scales);
 }
 
 static dw_status describe(product *p, int kind, uint64_t n) {
-    static const int transpose = TRANSPOSE;
+    static const int transpose = DW_LT_TRANSPOSED;
     static const size_t workspace = WORKSPACE;
-    const lt *t = p->lt;
-    int count = 0, type = kinds[kind].type, result_type = type == TYPE_F32 ? TYPE_F32 : TYPE_BF16;
+    const dw__cublaslt *t = p->lt;
+    int count = 0, type = kinds[kind].type,
+        result_type = type == DW_LT_F32 ? DW_LT_F32 : DW_LT_BF16;
     DW_RETURN_IF_FAILED(
-        check(t->product_create(&p->kind, kinds[kind].compute, TYPE_F32), "a GEMM"));
-    DW_RETURN_IF_FAILED(set(p, ATTRIBUTE_TRANSPOSE_A, &transpose, sizeof transpose));
+        check(t->product_create(&p->kind, kinds[kind].compute, DW_LT_F32), "a GEMM"));
+    DW_RETURN_IF_FAILED(set(p, DW_LT_TRANSPOSE_A, &transpose, sizeof transpose));
     DW_RETURN_IF_FAILED(describe_scales(p, kind));
     DW_RETURN_IF_FAILED(check(t->matrix_create(&p->factor, type, n, n, (int64_t)n), "a matrix"));
     DW_RETURN_IF_FAILED(
         check(t->matrix_create(&p->result, result_type, n, n, (int64_t)n), "a matrix"));
     DW_RETURN_IF_FAILED(check(t->preference_create(&p->preference), "a preference"));
-    DW_RETURN_IF_FAILED(
-        check(t->preference_set(p->preference, PREFERENCE_WORKSPACE, &workspace, sizeof workspace),
-              "the workspace"));
+    DW_RETURN_IF_FAILED(check(
+        t->preference_set(p->preference, DW_LT_PREFER_WORKSPACE, &workspace, sizeof workspace),
+        "the workspace"));
     int result = t->choose(p->handle, p->kind, p->factor, p->factor, p->result, p->result,
                            p->preference, 1, &p->algorithm, &count);
     if (result == 0 && count == 0)
@@ -174,12 +103,12 @@ static size_t scale_bytes(int scales, uint64_t n) {
     return (size_t)((n + 127) / 128 * 128 * ((in_row + 3) / 4 * 4));
 }
 
-static dw_status measure(const dw__bench *bench, const lt *lt, void *handle, int kind, int size,
-                         double *rate) {
+static dw_status measure(const dw__bench *bench, const dw__cublaslt *lt, void *handle, int kind,
+                         int size, double *rate) {
     dw_status status = DW_OK;
     uint64_t n = (uint64_t)size;
     size_t factor = n * n * kinds[kind].bits / 8;
-    size_t result = n * n * (kinds[kind].type == TYPE_F32 ? 4 : 2);
+    size_t result = n * n * (kinds[kind].type == DW_LT_F32 ? 4 : 2);
     product p = {.lt = lt, .handle = handle};
     double seconds;
     void *block = dw__malloc(BLOCK);
@@ -215,12 +144,8 @@ dw_status dw__measure_gemms(const dw__bench *bench, const dw__machine_options *o
                             dw_machine_gpu *gpu) {
     void *handle = NULL;
     dw_status status = DW_OK;
-    pthread_once(&once, load_once);
-    const lt *lt = outcome;
-    if (!lt)
-        return dw__fail(DW_UNSUPPORTED,
-                        "cuBLASLt (libcublasLt.so.13 or .12) was not found; install a CUDA build "
-                        "of PyTorch or the toolkit, or name the file in DEEPWELL_CUBLASLT");
+    const dw__cublaslt *lt = NULL;
+    DW_RETURN_IF_FAILED(dw__cublaslt_load(&lt));
     DW_RETURN_IF_FAILED(check(lt->create(&handle), "starting cuBLASLt"));
     for (int i = 0; i < (int)DW_COUNT(kinds); i++) {
         double rate = 0;

@@ -1,23 +1,44 @@
-/* Replaces libcublasLt.so: cuBLASLt that multiplies nothing but rejects what the real one would reject. Its rules
- * come from the documentation: for FP8 the first factor is transposed, the workspace has the stated size, and the
- * algorithm is one that it returned itself. */
+/* Replaces libcublasLt.so. It rejects what the real one would reject and computes GEMMs of F32, F64, F16 and BF16 in
+ * double, on the host, where the fake driver has its memory; results of narrower operands are zeros. The rules come
+ * from the documentation: matrices are column-major, for FP8 the first factor is transposed, the workspace has the
+ * stated size, and the algorithm is one that it returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or
+ * with "none" it finds no algorithm. FAKE_CUBLASLT_WRONG spoils the first element of results. */
+#include "number/half.h"
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
-enum { OK = 0, INVALID = 7, NOT_SUPPORTED = 15, F32 = 0, BF16 = 14, E4M3 = 28, E2M1 = 33 };
+enum {
+    OK = 0,
+    INVALID = 7,
+    NOT_SUPPORTED = 15,
+    F32 = 0,
+    F64 = 1,
+    F16 = 2,
+    BF16 = 14,
+    E4M3 = 28,
+    E2M1 = 33,
+    EPILOGUE_NONE = 1,
+    EPILOGUE_BIAS = 4,
+};
 
 typedef struct product {
-    int compute, scale, transpose_a, mode[2];
+    int compute, scale, transpose_a, transpose_b, epilogue, bias_type, mode[2];
+    const void *bias;
     const unsigned char *scales[2]; /* of blocks of factors */
 } product;
 typedef struct matrix {
     int type;
     uint64_t rows, columns;
-    int64_t leading;
+    int64_t leading, step; /* step: elements from one matrix of a batch to the next */
+    int32_t batch;
 } matrix;
+typedef struct preference {
+    size_t workspace;
+    uint32_t reductions, alignment[4];
+} preference;
 typedef struct algorithm {
     uint64_t data[8];
     size_t workspace;
@@ -27,10 +48,13 @@ typedef struct algorithm {
 } algorithm;
 
 static int live, multiplied[64]; /* objects, and GEMMs by the type of their operands */
+static int chosen_count;         /* heuristics that were asked for */
 API int fake_cublaslt_live(void);
 API int fake_cublaslt_live(void) { return live; }
 API int fake_cublaslt_multiplied(int type);
 API int fake_cublaslt_multiplied(int type) { return multiplied[type]; }
+API int fake_cublaslt_chosen(void);
+API int fake_cublaslt_chosen(void) { return chosen_count; }
 
 static void *made(size_t bytes) {
     live++;
@@ -42,6 +66,17 @@ static int gone(void *object) {
     return OK;
 }
 
+/* An attribute's place and size. */
+typedef struct place {
+    void *at;
+    size_t bytes;
+} place;
+static int set_at(place to, const void *value, size_t bytes) {
+    if (!to.at || bytes != to.bytes) return INVALID;
+    memcpy(to.at, value, bytes);
+    return OK;
+}
+
 API int cublasLtCreate(void **handle) {
     *handle = made(1);
     return OK;
@@ -49,46 +84,63 @@ API int cublasLtCreate(void **handle) {
 API int cublasLtDestroy(void *handle) { return gone(handle); }
 API int cublasLtMatmulDescCreate(product **of, int compute, int scale) {
     *of = made(sizeof **of);
-    (*of)->compute = compute;
-    (*of)->scale = scale;
+    **of =
+        (product){.compute = compute, .scale = scale, .epilogue = EPILOGUE_NONE, .bias_type = -1};
+    if (compute == 70) return scale == F64 ? OK : INVALID;
     return (compute == 68 || compute == 77) && scale == F32 ? OK : INVALID;
 }
 API int cublasLtMatmulDescDestroy(product *of) { return gone(of); }
 API int cublasLtMatmulDescSetAttribute(product *of, int attribute, const void *value,
                                        size_t bytes) {
-    void *at = attribute == 3                       ? (void *)&of->transpose_a
-               : attribute == 31 || attribute == 32 ? (void *)&of->mode[attribute - 31]
-               : attribute == 17 || attribute == 18 ? (void *)&of->scales[attribute - 17]
-                                                    : NULL;
-    size_t expected = attribute == 17 || attribute == 18 ? sizeof(void *) : sizeof(int);
-    if (!at || bytes != expected) return INVALID;
-    memcpy(at, value, bytes);
-    return OK;
+    place to = {NULL, 0};
+    switch (attribute) {
+    case 3: to = (place){&of->transpose_a, sizeof of->transpose_a}; break;
+    case 4: to = (place){&of->transpose_b, sizeof of->transpose_b}; break;
+    case 7: to = (place){&of->epilogue, sizeof of->epilogue}; break;
+    case 8: to = (place){&of->bias, sizeof of->bias}; break;
+    case 26: to = (place){&of->bias_type, sizeof of->bias_type}; break;
+    case 17:
+    case 18: to = (place){&of->scales[attribute - 17], sizeof of->scales[0]}; break;
+    case 31:
+    case 32: to = (place){&of->mode[attribute - 31], sizeof of->mode[0]}; break;
+    }
+    return set_at(to, value, bytes);
 }
 API int cublasLtMatrixLayoutCreate(matrix **of, int type, uint64_t rows, uint64_t columns,
                                    int64_t leading) {
     *of = made(sizeof **of);
-    **of = (matrix){type, rows, columns, leading};
+    **of = (matrix){.type = type, .rows = rows, .columns = columns, .leading = leading, .batch = 1};
     return leading >= (int64_t)rows ? OK : INVALID;
 }
 API int cublasLtMatrixLayoutDestroy(matrix *of) { return gone(of); }
-API int cublasLtMatmulPreferenceCreate(size_t **of) {
+API int cublasLtMatrixLayoutSetAttribute(matrix *of, int attribute, const void *value,
+                                         size_t bytes) {
+    return set_at(attribute == 5   ? (place){&of->batch, sizeof of->batch}
+                  : attribute == 6 ? (place){&of->step, sizeof of->step}
+                                   : (place){NULL, 0},
+                  value, bytes);
+}
+API int cublasLtMatmulPreferenceCreate(preference **of) {
     *of = made(sizeof **of);
+    **of = (preference){.reductions = 7, .alignment = {256, 256, 256, 256}};
     return OK;
 }
-API int cublasLtMatmulPreferenceDestroy(size_t *of) { return gone(of); }
-API int cublasLtMatmulPreferenceSetAttribute(size_t *of, int attribute, const void *value,
+API int cublasLtMatmulPreferenceDestroy(preference *of) { return gone(of); }
+API int cublasLtMatmulPreferenceSetAttribute(preference *of, int attribute, const void *value,
                                              size_t bytes) {
-    if (attribute != 1 || bytes != sizeof *of) return INVALID;
-    memcpy(of, value, bytes);
-    return OK;
+    return set_at(attribute == 1   ? (place){&of->workspace, sizeof of->workspace}
+                  : attribute == 3 ? (place){&of->reductions, sizeof of->reductions}
+                  : attribute >= 5 && attribute <= 8
+                      ? (place){&of->alignment[attribute - 5], sizeof of->alignment[0]}
+                      : (place){NULL, 0},
+                  value, bytes);
 }
 
-static int takes(const product *p, const matrix *a, const matrix *b, const matrix *d) {
-    if (a->rows != b->rows || d->rows != a->columns || d->columns != b->columns) return INVALID;
-    if (a->type != b->type || p->transpose_a != 1) return NOT_SUPPORTED;
-    int narrow = a->type != F32;
+/* ---- what it supports ---------------------------------------------------------------------------- */
+
+static int narrow_takes(const product *p, const matrix *a, const matrix *d) {
     int mode = p->mode[0];
+    if (p->transpose_a != 1 || p->transpose_b != 0) return NOT_SUPPORTED;
     if (p->mode[1] != mode || (mode != 0) != (p->scales[0] && p->scales[1])) return INVALID;
     if ((a->type == E2M1) != (mode == 1) || (mode == 2 && a->type != E4M3)) return NOT_SUPPORTED;
     if (mode != 0) { /* checks that the last tile of 128 rows and 4 scales exists */
@@ -96,38 +148,125 @@ static int takes(const product *p, const matrix *a, const matrix *b, const matri
         volatile const unsigned char *last = p->scales[0];
         (void)last[(a->columns + 127) / 128 * 128 * ((in_row + 3) / 4 * 4) - 1];
     }
-    if (narrow && p->compute != 68) return NOT_SUPPORTED;
-    return d->type == (narrow ? BF16 : F32) ? OK : NOT_SUPPORTED;
+    return p->compute == 68 && d->type == BF16 ? OK : NOT_SUPPORTED;
 }
 
+static int takes(const product *p, const matrix *a, const matrix *b, const matrix *d) {
+    const uint64_t rows = p->transpose_a ? a->columns : a->rows,
+                   inner = p->transpose_a ? a->rows : a->columns;
+    if (inner != (p->transpose_b ? b->columns : b->rows) || rows != d->rows ||
+        d->columns != (p->transpose_b ? b->rows : b->columns) || inner == 0)
+        return INVALID;
+    if (a->batch != b->batch || a->batch != d->batch || a->batch < 1) return INVALID;
+    if (d->batch > 1 && d->step < d->leading * (int64_t)(d->columns - 1) + (int64_t)d->rows)
+        return INVALID; /* the results overlap */
+    if (a->type != b->type) return NOT_SUPPORTED;
+    if (p->epilogue != EPILOGUE_NONE && p->epilogue != EPILOGUE_BIAS) return NOT_SUPPORTED;
+    switch (a->type) {
+    case F64:
+        return p->compute == 70 && d->type == F64 && p->epilogue == EPILOGUE_NONE ? OK
+                                                                                  : NOT_SUPPORTED;
+    case F32: return p->compute != 70 && d->type == F32 ? OK : NOT_SUPPORTED;
+    case F16:
+    case BF16:
+        return p->compute == 68 && (d->type == a->type || d->type == F32) ? OK : NOT_SUPPORTED;
+    }
+    return narrow_takes(p, a, d);
+}
+
+/* Algorithms carry the operands' type and the alignment that they were chosen for. */
 API int cublasLtMatmulAlgoGetHeuristic(void *handle, product *p, matrix *a, matrix *b, matrix *c,
-                                       matrix *d, size_t *workspace, int most,
+                                       matrix *d, preference *wanted, int most,
                                        algorithm *algorithms, int *count) {
-    (void)handle;
-    if (most < 1 || c != d || *workspace == 0) return INVALID;
-    memset(algorithms, 0, sizeof *algorithms);
+    const char *failing = getenv("FAKE_CUBLASLT_FAIL");
+    chosen_count++;
+    if (!handle || most < 1 || c != d || wanted->workspace == 0) return INVALID;
+    if (failing && strcmp(failing, "none") != 0) return atoi(failing);
+    *count = 0;
+    const int status = takes(p, a, b, d);
+    if (status != OK || failing) return status;
+    memset(algorithms, 0, (size_t)most * sizeof *algorithms);
+    if (most > 1) { /* one that does not support the GEMM, as the real one may list */
+        algorithms[0].state = NOT_SUPPORTED;
+        algorithms++;
+        ++*count;
+    }
     algorithms[0].data[0] = 0xA160 + (uint64_t)a->type;
-    algorithms[0].workspace = *workspace;
-    *count = 1;
-    return takes(p, a, b, d);
+    for (int i = 0; i < 4; i++) algorithms[0].data[1 + i] = wanted->alignment[i];
+    algorithms[0].workspace = wanted->workspace < 4096 ? wanted->workspace : 4096;
+    ++*count;
+    return OK;
 }
 
-API int cublasLtMatmul(void *handle, product *p, const float *alpha, const void *a,
-                       matrix *a_matrix, const void *b, matrix *b_matrix, const float *beta,
-                       const void *c, matrix *c_matrix, void *d, matrix *d_matrix,
-                       const uint64_t *chosen, void *workspace, size_t workspace_bytes,
-                       void *stream) {
-    if (!handle || !stream || !a || !b || !d || c != d || c_matrix != d_matrix) return INVALID;
-    if (*alpha != 1.0f || *beta != 0.0f || !workspace || workspace_bytes == 0) return INVALID;
+/* ---- GEMMs ---------------------------------------------------------------------------------------- */
+
+static double get(const void *data, int type, int64_t at) {
+    switch (type) {
+    case F64: return ((const double *)data)[at];
+    case F32: return ((const float *)data)[at];
+    case F16: return dw__f16_to_f32(((const uint16_t *)data)[at]);
+    default: return dw__bf16_to_f32(((const uint16_t *)data)[at]);
+    }
+}
+
+static void put(void *data, int type, int64_t at, double value) {
+    switch (type) {
+    case F64: ((double *)data)[at] = value; break;
+    case F32: ((float *)data)[at] = (float)value; break;
+    case F16: ((uint16_t *)data)[at] = dw__f32_to_f16((float)value); break;
+    default: ((uint16_t *)data)[at] = dw__f32_to_bf16((float)value);
+    }
+}
+
+/* Element (row, column) of op(m), of one matrix of a batch. */
+static double factor(const void *data, const matrix *m, int transpose, int64_t start, int64_t row,
+                     int64_t column) {
+    return get(data, m->type,
+               start + (transpose ? column + row * m->leading : row + column * m->leading));
+}
+
+static void compute(const product *p, const void *a, const matrix *am, const void *b,
+                    const matrix *bm, void *d, const matrix *dm) {
+    const int64_t inner = (int64_t)(p->transpose_a ? am->rows : am->columns);
+    for (int64_t i = 0; i < dm->batch; i++)
+        for (int64_t column = 0; column < (int64_t)dm->columns; column++)
+            for (int64_t row = 0; row < (int64_t)dm->rows; row++) {
+                double sum = p->epilogue == EPILOGUE_BIAS
+                                 ? get(p->bias, p->bias_type < 0 ? dm->type : p->bias_type, row)
+                                 : 0.0;
+                for (int64_t k = 0; k < inner; k++)
+                    sum += factor(a, am, p->transpose_a, i * am->step, row, k) *
+                           factor(b, bm, p->transpose_b, i * bm->step, k, column);
+                put(d, dm->type, i * dm->step + row + column * dm->leading, sum);
+            }
+    if (getenv("FAKE_CUBLASLT_WRONG")) put(d, dm->type, 0, 1e4);
+}
+
+static int is_aligned(const void *at, uint64_t bytes) { return (uintptr_t)at % bytes == 0; }
+
+API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *a, matrix *a_matrix,
+                       const void *b, matrix *b_matrix, const void *beta, const void *c,
+                       matrix *c_matrix, void *d, matrix *d_matrix, const uint64_t *chosen,
+                       void *workspace, size_t workspace_bytes, void *stream) {
+    const int status = takes(p, a_matrix, b_matrix, d_matrix);
+    (void)stream;
+    if (!handle || !a || !b || !d || c != d || c_matrix != d_matrix) return INVALID;
+    if (get(alpha, p->scale, 0) != 1.0 || get(beta, p->scale, 0) != 0.0) return INVALID;
+    if (!workspace || !is_aligned(workspace, 16) || workspace_bytes == 0) return INVALID;
     if (chosen[0] != 0xA160 + (uint64_t)a_matrix->type) return INVALID;
-    /* Checks that each operand matrix is complete in memory, and the result too. */
-    size_t bits = a_matrix->type == F32    ? 32
-                  : a_matrix->type == BF16 ? 16
-                  : a_matrix->type == E4M3 ? 8
-                                           : 4;
-    volatile const unsigned char *last = a;
-    (void)last[a_matrix->rows * a_matrix->columns * bits / 8 - 1];
-    memset(d, 0, d_matrix->rows * d_matrix->columns * (d_matrix->type == F32 ? 4 : 2));
+    if (!is_aligned(a, chosen[1]) || !is_aligned(b, chosen[2]) || !is_aligned(d, chosen[4]))
+        return INVALID;
+    if (status != OK || (p->epilogue == EPILOGUE_BIAS && !p->bias))
+        return status ? status : INVALID;
     multiplied[a_matrix->type]++;
-    return takes(p, a_matrix, b_matrix, d_matrix);
+    memset(workspace, 0xA5, workspace_bytes < 4096 ? workspace_bytes : 4096); /* must be there */
+    if (a_matrix->type != E4M3 && a_matrix->type != E2M1) {
+        compute(p, a, a_matrix, b, b_matrix, d, d_matrix);
+        return OK;
+    }
+    /* Checks that the first operand is complete in memory. */
+    volatile const unsigned char *last = a;
+    (void)last[a_matrix->rows * a_matrix->columns * (a_matrix->type == E4M3 ? 8 : 4) / 8 - 1];
+    memset(d, 0, d_matrix->rows * d_matrix->columns * 2);
+    return OK;
 }

@@ -145,11 +145,12 @@ API int cuThreadExchangeStreamCaptureMode(int *mode) {
     return 0;
 }
 
-/* Device memory is host memory, so that a test can read it. */
+/* Device memory is host memory, so that a test can read it. It lies at multiples of 256 bytes, as the driver's does. */
 API int cuMemAlloc_v2(address *memory, size_t bytes) {
     ASKED();
-    size_t *block = bytes < (size_t)1 << 40 ? malloc(bytes + 256) : NULL;
-    if (!block) return 2;
+    void *place = NULL;
+    if (bytes >= (size_t)1 << 40 || posix_memalign(&place, 256, bytes + 256) != 0) return 2;
+    size_t *block = place;
     block[0] = bytes;
     pthread_mutex_lock(&lock);
     state.memory += (int64_t)bytes;
