@@ -26,6 +26,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__graph_attention,
     &dw__graph_attention_backward,
     &dw__graph_gemm,
+    &dw__graph_cublaslt,
     &dw__gpu_elementwise,
     &dw__gpu_move,
     &dw__gpu_reduce,

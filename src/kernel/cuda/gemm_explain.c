@@ -71,22 +71,28 @@ static dw_status cublas_supports(const dw__kernel *kernel, const void *call,
     return dw__fail(DW_UNSUPPORTED, "nothing in the library brings codes and block scales to it");
 }
 
-/* The planner's model, with the constants that were fitted to published runs. */
-static void cublas_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                           dw__kernel_seconds *result) {
+const char dw__gemm_library_source[] = "the planner's model of the library's GEMMs";
+
+double dw__gemm_library_seconds(const dw__gpu_target *gpu, double m, double n, double k,
+                                double groups, double bytes, double part) {
     const dw__constants *constants = &dw__constants_default;
-    const dw_gemm *c = call;
     const dw__gemm_machine machine = {.capability = gpu->capability,
                                       .sm_count = gpu->sm_count,
-                                      .rate =
-                                          gpu->flops * dw__gemm_part(constants, gpu->capability),
+                                      .rate = gpu->flops * part *
+                                              dw__gemm_part(constants, gpu->capability),
                                       .bandwidth = gpu->bytes * constants->memory_efficiency,
                                       .depth = constants->gemm_depth};
+    if (m == 0 || n == 0 || k == 0 || groups == 0) return 0.0;
+    return dw__gemm_model(constants, &machine, m, n, k, groups, bytes);
+}
+
+static void cublas_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                           dw__kernel_seconds *result) {
+    const dw_gemm *c = call;
     (void)kernel;
-    snprintf(result->from, sizeof result->from, "the planner's model of the library's GEMMs");
-    if (dw__gemm_is_empty(c) || c->k == 0) return;
-    result->seconds = dw__gemm_model(constants, &machine, (double)c->m, (double)dw__gemm_rows_b(c),
-                                     (double)c->k, 1.0, work_of(c).bytes);
+    snprintf(result->from, sizeof result->from, "%s", dw__gemm_library_source);
+    result->seconds = dw__gemm_library_seconds(gpu, (double)c->m, (double)dw__gemm_rows_b(c),
+                                               (double)c->k, 1.0, work_of(c).bytes, 1.0);
 }
 
 const dw__kernel dw__torch_gemm = {

@@ -97,6 +97,11 @@ extern const dw__kernel dw__reference_gemm;
 extern const dw__kernel dw__torch_gemm;
 void dw__gemm_kernel_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                              dw__kernel_seconds *result);
+/* Seconds of `groups` GEMMs of cuBLAS that move `bytes` in all: the planner's model, with the constants that were fitted
+ * to published runs. `part`: of the rate of dense GEMMs in 16 bits, for other types. 0 if a size is. */
+double dw__gemm_library_seconds(const dw__gpu_target *gpu, double m, double n, double k,
+                                double groups, double bytes, double part);
+extern const char dw__gemm_library_source[]; /* names the model */
 struct json_t *dw__gemm_describe_tile(const dw__kernel *kernel, const void *call,
                                       const dw__gpu_target *gpu);
 

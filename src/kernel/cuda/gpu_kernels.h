@@ -8,6 +8,7 @@
 extern const dw__kernel dw__softmax;                                       /* softmax.c */
 extern const dw__kernel dw__graph_attention, dw__graph_attention_backward; /* graph_attention.c */
 extern const dw__kernel dw__graph_gemm;                                    /* graph_gemm.c */
+extern const dw__kernel dw__graph_cublaslt;                                /* graph_cublaslt.c */
 extern const dw__kernel dw__gpu_elementwise;                               /* elementwise.c */
 extern const dw__kernel dw__gpu_move;                                      /* move.c */
 extern const dw__kernel dw__gpu_reduce;                                    /* reduce.c */

@@ -3,9 +3,11 @@
 #include <string.h>
 
 static const dw__gpu_target architectures[] = {
-    {"sm_90a", 90, 132, 989.4e12, 4.8e12, "H200 SXM data sheet: 989 TFLOP/s dense, 4.8 TB/s"},
-    {"sm_100a", 100, 148, 2250e12, 7.7e12, "HGX B200 data sheet: 2250 TFLOP/s dense, 7.7 TB/s"},
-    {"sm_103a", 103, 148, 2250e12, 7.7e12, "HGX B300 data sheet: 2250 TFLOP/s dense, 7.7 TB/s"},
+    {"sm_90a", 90, 132, 989.4e12, 4.8e12, "H200 SXM data sheet: 989 TFLOP/s dense, 4.8 TB/s", NULL},
+    {"sm_100a", 100, 148, 2250e12, 7.7e12, "HGX B200 data sheet: 2250 TFLOP/s dense, 7.7 TB/s",
+     NULL},
+    {"sm_103a", 103, 148, 2250e12, 7.7e12, "HGX B300 data sheet: 2250 TFLOP/s dense, 7.7 TB/s",
+     NULL},
 };
 
 dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target) {
@@ -33,6 +35,7 @@ dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGE
         .bytes = 2e3 * context->memory_clock_khz * context->memory_bus_bits /
                  8.0, /* two transfers per clock */
         .source = "the driver's SMs, clocks and bus width",
+        .context = context,
     };
 }
 

@@ -12,6 +12,7 @@ typedef struct dw__gpu_target {
     double flops; /* of dense BF16 or F16 GEMMs, in FLOP/s */
     double bytes; /* of memory, in bytes/s */
     const char *source;
+    const dw__context *context; /* the present GPU's; NULL: an architecture */
 } dw__gpu_target;
 
 /* B200 and B300, whose kernels are compiled for sm_100f. */

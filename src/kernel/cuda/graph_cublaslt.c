@@ -1,0 +1,524 @@
+/* Matrix multiplications and linear layers of a graph by NVIDIA's cuBLASLt, on a real GPU.
+ *
+ * The library's matrices are column-major, so it computes y^T = b^T a^T: our b is its A, our a its B, our y its D. A
+ * matrix whose rows are contiguous is, read by columns, its transpose. Each distinct GEMM (types, sizes, strides,
+ * alignment, epilogue) is described to the library once in each context, which then names an algorithm. These
+ * descriptions are entries of a table that only grows, so that calls find theirs without a lock.
+ *
+ * A variant is a class of GEMMs: the types, how the operands lie, whether there are batches and a bias. It has no code of
+ * ours. Its first-use check multiplies small matrices of that class.
+ *
+ * Results have the same bits in every run. The library promises this for one algorithm on one GPU. The heuristic's
+ * answer depends on the GEMM and the GPU alone, and split sums are added in a separate step, in the compute type
+ * (DW_LT_REDUCTION_COMPUTE_TYPE; the other schemes round partial sums to the result's type).
+ */
+#include "device/cublaslt.h"
+#include "kernel/cuda/gpu_gemm.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { WORKSPACE = 32 << 20, MOST_ALGORITHMS = 8, ALIGNMENT = 16 };
+
+/* ---- the GEMM of a call ------------------------------------------------------------------------------- */
+
+/* All that the library is told, but addresses. The members have one size, so that no byte is padding. */
+typedef struct gemm_key {
+    int64_t context; /* dw__context.index */
+    int64_t m, n, k, batch;
+    int64_t a_leading, b_leading, y_leading; /* elements from one row, or column, to the next */
+    int64_t a_step, b_step, y_step;          /* elements from one batch to the next */
+    int64_t a_turned, b_turned;              /* columns are contiguous, not rows */
+    int64_t type, result;                    /* dw_dtype */
+    int64_t bias;
+    int64_t a_alignment, b_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
+} gemm_key;
+
+/* Axes outside of a GEMM's columns, with the elements that each operand has from one index to the next. */
+typedef struct outer_axes {
+    int count;
+    struct {
+        int64_t size, a, b, y;
+    } axis[DW_MAX_RANK];
+} outer_axes;
+
+static bool is_linear(const dw__call *c) { return c->op == DW_OP_LINEAR; }
+
+/* Appends an axis, or merges it into the one outside of it. */
+static void add_axis(outer_axes *axes, int64_t size, int64_t a, int64_t b, int64_t y) {
+    if (size == 1) return;
+    if (axes->count > 0) {
+        const int last = axes->count - 1;
+        if (axes->axis[last].a == a * size && axes->axis[last].b == b * size &&
+            axes->axis[last].y == y * size) {
+            axes->axis[last].size *= size;
+            axes->axis[last].a = a;
+            axes->axis[last].b = b;
+            axes->axis[last].y = y;
+            return;
+        }
+    }
+    axes->axis[axes->count].size = size;
+    axes->axis[axes->count].a = a;
+    axes->axis[axes->count].b = b;
+    axes->axis[axes->count++].y = y;
+}
+
+/* Describes a matrix by its leading dimension. False: neither rows nor columns are contiguous, or elements overlap. */
+static bool lay(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride,
+                int64_t *leading, int64_t *turned) {
+    *turned = 0;
+    *leading = rows == 1 ? columns : row_stride;
+    if ((columns == 1 || column_stride == 1) && *leading >= columns) return true;
+    *turned = 1;
+    *leading = columns == 1 ? rows : column_stride;
+    return (rows == 1 || row_stride == 1) && *leading >= rows;
+}
+
+/* A caller's tensor of one element lies anywhere, and when a plan is made its address is not known. */
+static int64_t alignment_of(const dw__tensor *t) {
+    const uintptr_t address = (uintptr_t)t->data;
+    if (dw__tensor_count(t) == 1) return (int64_t)dw_dtype_bytes(t->dtype);
+    return address % ALIGNMENT ? (int64_t)(address & -address) : ALIGNMENT;
+}
+
+/* Divides the merged axes into one of batches and the rows of a, which are the last axis if b has no part in it. Without
+ * rows every axis is one of batches. */
+static bool split_axes(const outer_axes *axes, bool rows, gemm_key *g, int64_t *a_row,
+                       int64_t *y_row) {
+    int batches = axes->count;
+    g->m = g->batch = 1;
+    g->a_step = g->b_step = g->y_step = 0;
+    *a_row = g->k;
+    *y_row = g->n;
+    if (rows && batches > 0 && axes->axis[batches - 1].b == 0) {
+        batches--;
+        g->m = axes->axis[batches].size;
+        *a_row = axes->axis[batches].a;
+        *y_row = axes->axis[batches].y;
+    }
+    if (batches == 0) return true;
+    g->batch = axes->axis[0].size;
+    g->a_step = axes->axis[0].a;
+    g->b_step = axes->axis[0].b;
+    g->y_step = axes->axis[0].y;
+    return batches == 1;
+}
+
+/* False: the operands lie in a way that the library does not read. A call without a result has m, n or batch 0. */
+static bool key_of(const dw__call *c, gemm_key *g) {
+    const dw__tensor *a = &c->inputs[0], *b = &c->inputs[1], *y = &c->outputs[0];
+    const bool linear = is_linear(c);
+    const int last = y->rank - 1, b_last = b->rank - 1;
+    const bool a_turned = !linear && dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_A, 0) != 0,
+               b_turned = linear ? dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0
+                                 : dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_B, 0) != 0;
+    const int a_column_axis = a_turned ? last - 1 : last,
+              b_row_axis = b_turned ? b_last : b_last - 1,
+              b_column_axis = b_turned ? b_last - 1 : b_last;
+    outer_axes axes = {0};
+    int64_t a_row, y_row, y_turned;
+    memset(g, 0, sizeof *g);
+    g->type = a->dtype;
+    g->result = y->dtype;
+    g->n = y->shape[last];
+    g->k = a->shape[a_column_axis];
+    g->a_alignment = alignment_of(a);
+    g->b_alignment = alignment_of(b);
+    g->y_alignment = alignment_of(y);
+    g->bias = linear && c->input_count > 2 && c->inputs[2].rank >= 0;
+    if (dw__tensor_count(y) == 0) return true;
+    if (g->k == 0) return false;
+    for (int axis = 0; axis < last; axis++) {
+        const bool is_row = linear || axis == last - 1;
+        add_axis(&axes, y->shape[axis], a->stride[a_turned && axis == last - 1 ? last : axis],
+                 is_row ? 0 : b->stride[axis], y->stride[axis]);
+    }
+    /* Rows that are one in memory, or whose elements have gaps, still can be batches. */
+    for (int rows = 1; rows >= 0; rows--)
+        if (split_axes(&axes, rows, g, &a_row, &y_row) &&
+            lay(g->m, g->k, a_row, a->stride[a_column_axis], &g->a_leading, &g->a_turned) &&
+            lay(g->k, g->n, b->stride[b_row_axis], b->stride[b_column_axis], &g->b_leading,
+                &g->b_turned) &&
+            lay(g->m, g->n, y_row, y->stride[last], &g->y_leading, &y_turned) && !y_turned)
+            return true;
+    return false;
+}
+
+static bool is_empty(const gemm_key *g) { return g->m == 0 || g->n == 0 || g->batch == 0; }
+
+/* ---- the library's descriptions ------------------------------------------------------------------------- */
+
+typedef struct gemm {
+    struct gemm *next; /* in its bucket */
+    gemm_key key;
+    void *handle, *product, *a, *b, *y; /* a and b are the call's, not the library's */
+    dw__lt_algorithm algorithm;
+    pthread_mutex_t bias; /* the address of the bias is a part of `product` */
+} gemm;
+
+enum { BUCKETS = 1 << 10 };
+static gemm *_Atomic buckets[BUCKETS];                   /* lists that only grow at their heads */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of additions */
+
+static gemm *_Atomic *bucket_of(const gemm_key *key) {
+    uint64_t words[sizeof *key / sizeof(uint64_t)], hash = 0;
+    memcpy(words, key, sizeof words);
+    for (size_t i = 0; i < DW_COUNT(words); i++) {
+        hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+    }
+    return &buckets[hash % BUCKETS];
+}
+
+static gemm *find(gemm *_Atomic *bucket, const gemm_key *key) {
+    gemm *g = atomic_load_explicit(bucket, memory_order_acquire);
+    while (g && memcmp(&g->key, key, sizeof *key) != 0) g = g->next;
+    return g;
+}
+
+static int lt_type(int64_t dtype) {
+    switch (dtype) {
+    case DW_BF16: return DW_LT_BF16;
+    case DW_F16: return DW_LT_F16;
+    case DW_F64: return DW_LT_F64;
+    default: return DW_LT_F32;
+    }
+}
+
+/* The matrix by columns: its rows are contiguous unless it is turned. */
+static dw_status describe_matrix(const dw__cublaslt *lt, int64_t type, int64_t rows,
+                                 int64_t columns, int64_t leading, int64_t turned, int64_t batch,
+                                 int64_t step, void **matrix) {
+    const int32_t count = (int32_t)batch;
+    DW_RETURN_IF_FAILED(dw__cublaslt_check(
+        lt->matrix_create(matrix, lt_type(type), (uint64_t)(turned ? rows : columns),
+                          (uint64_t)(turned ? columns : rows), leading),
+        "cublasLtMatrixLayoutCreate"));
+    if (batch == 1) return DW_OK;
+    int result = lt->matrix_set(*matrix, DW_LT_BATCH_COUNT, &count, sizeof count);
+    if (result == 0) result = lt->matrix_set(*matrix, DW_LT_BATCH_STRIDE, &step, sizeof step);
+    return dw__cublaslt_check(result, "cublasLtMatrixLayoutSetAttribute");
+}
+
+static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
+    const gemm_key *key = &g->key;
+    const bool wide = key->type == DW_F64;
+    const int first = key->b_turned ? DW_LT_TRANSPOSED : DW_LT_NORMAL,
+              second = key->a_turned ? DW_LT_TRANSPOSED : DW_LT_NORMAL,
+              epilogue = DW_LT_EPILOGUE_BIAS, bias_type = lt_type(key->type);
+    DW_RETURN_IF_FAILED(dw__cublaslt_check(
+        lt->product_create(&g->product, wide ? DW_LT_COMPUTE_F64 : DW_LT_COMPUTE_F32,
+                           wide ? DW_LT_F64 : DW_LT_F32),
+        "cublasLtMatmulDescCreate"));
+    int result = lt->product_set(g->product, DW_LT_TRANSPOSE_A, &first, sizeof first);
+    if (result == 0)
+        result = lt->product_set(g->product, DW_LT_TRANSPOSE_B, &second, sizeof second);
+    if (result == 0 && key->bias)
+        result = lt->product_set(g->product, DW_LT_EPILOGUE, &epilogue, sizeof epilogue);
+    if (result == 0 && key->bias)
+        result = lt->product_set(g->product, DW_LT_BIAS_TYPE, &bias_type, sizeof bias_type);
+    return dw__cublaslt_check(result, "cublasLtMatmulDescSetAttribute");
+}
+
+/* The library's A, B, C and D are our b, a, y and y. */
+static dw_status set_preference(const dw__cublaslt *lt, const gemm_key *key, void *preference) {
+    const uint64_t workspace = WORKSPACE;
+    const uint32_t reductions = DW_LT_REDUCTION_COMPUTE_TYPE;
+    const uint32_t alignment[] = {(uint32_t)key->b_alignment, (uint32_t)key->a_alignment,
+                                  (uint32_t)key->y_alignment, (uint32_t)key->y_alignment};
+    int result =
+        lt->preference_set(preference, DW_LT_PREFER_WORKSPACE, &workspace, sizeof workspace);
+    if (result == 0)
+        result =
+            lt->preference_set(preference, DW_LT_PREFER_REDUCTIONS, &reductions, sizeof reductions);
+    for (int i = 0; i < 4 && result == 0; i++)
+        result = lt->preference_set(preference, DW_LT_PREFER_ALIGNMENT_A + i, &alignment[i],
+                                    sizeof alignment[i]);
+    return dw__cublaslt_check(result, "cublasLtMatmulPreferenceSetAttribute");
+}
+
+static dw_status choose_algorithm(const dw__cublaslt *lt, gemm *g) {
+    static const char call[] = "cublasLtMatmulAlgoGetHeuristic";
+    dw_status status = DW_OK;
+    dw__lt_algorithm found[MOST_ALGORITHMS] = {{{0}, 0, 0, 0.0f, {0}}};
+    void *preference = NULL;
+    int count = 0;
+    DW_TRY(
+        dw__cublaslt_check(lt->preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
+    DW_TRY(set_preference(lt, &g->key, preference));
+    DW_TRY(dw__cublaslt_check(lt->choose(g->handle, g->product, g->b, g->a, g->y, g->y, preference,
+                                         MOST_ALGORITHMS, found, &count),
+                              call));
+    for (int i = 0; i < count; i++) {
+        if (found[i].state != 0 || found[i].workspace > WORKSPACE) continue;
+        g->algorithm = found[i];
+        goto cleanup;
+    }
+    DW_TRY(dw__fail(DW_UNSUPPORTED, "%s: none of %d algorithms supports the GEMM", call, count));
+
+cleanup:
+    if (preference) lt->preference_destroy(preference);
+    return status;
+}
+
+static void release(const dw__cublaslt *lt, gemm *g) {
+    if (!g) return;
+    if (g->product) lt->product_destroy(g->product);
+    if (g->a) lt->matrix_destroy(g->a);
+    if (g->b) lt->matrix_destroy(g->b);
+    if (g->y) lt->matrix_destroy(g->y);
+    dw__free(g);
+}
+
+static dw_status describe(const dw__cublaslt *lt, const dw__context *context, gemm *g) {
+    const gemm_key *k = &g->key;
+    DW_RETURN_IF_FAILED(dw__cublaslt_handle(lt, context, &g->handle));
+    DW_RETURN_IF_FAILED(describe_product(lt, g));
+    DW_RETURN_IF_FAILED(describe_matrix(lt, k->type, k->m, k->k, k->a_leading, k->a_turned,
+                                        k->batch, k->a_step, &g->a));
+    DW_RETURN_IF_FAILED(describe_matrix(lt, k->type, k->k, k->n, k->b_leading, k->b_turned,
+                                        k->batch, k->b_step, &g->b));
+    DW_RETURN_IF_FAILED(
+        describe_matrix(lt, k->result, k->m, k->n, k->y_leading, 0, k->batch, k->y_step, &g->y));
+    return choose_algorithm(lt, g);
+}
+
+static dw_status add(const dw__cublaslt *lt, const dw__context *context, const gemm_key *key,
+                     gemm **made) {
+    gemm *_Atomic *bucket = bucket_of(key);
+    dw_status status = DW_OK;
+    int before = 0;
+    bool relaxed = false;
+    *made = dw__calloc(1, sizeof **made);
+    if (!*made) return dw__fail_memory("a GEMM", sizeof **made);
+    (*made)->key = *key;
+    DW_TRY(context->device->capture_relax(&before));
+    relaxed = true;
+    DW_TRY(describe(lt, context, *made));
+    pthread_mutex_init(&(*made)->bias, NULL);
+    (*made)->next = atomic_load_explicit(bucket, memory_order_relaxed);
+    atomic_store_explicit(bucket, *made, memory_order_release);
+
+cleanup:
+    if (relaxed) context->device->capture_restore(before);
+    if (status == DW_OK) return DW_OK;
+    release(lt, *made);
+    return dw__fail_prefix(status, "%s of m %lld, n %lld, k %lld in %lld batches, %s",
+                           key->bias ? "a linear layer" : "a matmul", (long long)key->m,
+                           (long long)key->n, (long long)key->k, (long long)key->batch,
+                           dw_dtype_name((dw_dtype)key->type));
+}
+
+/* The description of a GEMM that is not empty, made if this is the first call of its kind. */
+static dw_status gemm_of(const dw__context *context, gemm_key *key, gemm **found) {
+    const dw__cublaslt *lt;
+    dw_status status = DW_OK;
+    key->context = context->index;
+    *found = find(bucket_of(key), key);
+    if (*found) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__cublaslt_load(&lt));
+    pthread_mutex_lock(&lock);
+    *found = find(bucket_of(key), key); /* another thread may have added it */
+    if (!*found) status = add(lt, context, key, found);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* ---- variants -------------------------------------------------------------------------------------------- */
+
+static uint64_t params_of(const gemm_key *g) {
+    return (uint64_t)g->type | (uint64_t)g->result << 4 | (uint64_t)g->a_turned << 8 |
+           (uint64_t)g->b_turned << 9 | (uint64_t)(g->batch > 1) << 10 | (uint64_t)g->bias << 11;
+}
+
+/* Sizes of which no tile is a divisor, and sizes of whole tiles. */
+static void example(uint64_t params, int index, dw__call *c) {
+    static const dw_attr transposed[2][2][3] = {{{{.key = DW_ATTR_KEY_DTYPE, .integer = DW_F32},
+                                                  {.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = 0},
+                                                  {.key = DW_ATTR_KEY_TRANSPOSE_B, .integer = 0}},
+                                                 {{.key = DW_ATTR_KEY_DTYPE, .integer = DW_F32},
+                                                  {.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = 0},
+                                                  {.key = DW_ATTR_KEY_TRANSPOSE_B, .integer = 1}}},
+                                                {{{.key = DW_ATTR_KEY_DTYPE, .integer = DW_F32},
+                                                  {.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = 1},
+                                                  {.key = DW_ATTR_KEY_TRANSPOSE_B, .integer = 0}},
+                                                 {{.key = DW_ATTR_KEY_DTYPE, .integer = DW_F32},
+                                                  {.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = 1},
+                                                  {.key = DW_ATTR_KEY_TRANSPOSE_B, .integer = 1}}}};
+    static const dw_attr of_linear[2] = {{.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = 0},
+                                         {.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = 1}};
+    const dw_dtype type = (dw_dtype)(params & 15), result = (dw_dtype)(params >> 4 & 15);
+    const int a_turned = params >> 8 & 1, b_turned = params >> 9 & 1;
+    const bool batched = params >> 10 & 1, bias = params >> 11 & 1;
+    const int64_t batch = batched ? 2 : 1, m = index ? 128 : 70, n = index ? 64 : 129,
+                  k = index ? 96 : 37;
+    const uint32_t first = result == type;
+    *c = (dw__call){.op = bias ? DW_OP_LINEAR : DW_OP_MATMUL,
+                    .attr_count = bias ? 1 : 3 - first,
+                    .attrs = bias ? &of_linear[b_turned] : transposed[a_turned][b_turned] + first,
+                    .input_count = bias ? 3 : 2,
+                    .output_count = 1,
+                    .inputs = {{.dtype = type, .rank = 3, .shape = {batch, m, k}},
+                               {.dtype = type, .rank = 3, .shape = {batch, k, n}},
+                               {.dtype = type, .rank = 1, .shape = {n}}},
+                    .outputs = {{.dtype = result, .rank = 3, .shape = {batch, m, n}}}};
+    if (!bias && a_turned) c->inputs[0].shape[1] = k, c->inputs[0].shape[2] = m;
+    if (b_turned) c->inputs[1].shape[1] = n, c->inputs[1].shape[2] = k;
+    if (bias) {
+        dw__tensor *w = &c->inputs[1];
+        w->rank = 2;
+        w->shape[0] = w->shape[1], w->shape[1] = w->shape[2];
+    }
+    for (uint32_t i = 0; i < c->input_count; i++) dw__tensor_set_contiguous(&c->inputs[i]);
+    dw__tensor_set_contiguous(&c->outputs[0]);
+    if (!bias) return;
+    /* A gap keeps batches from merging into the rows; a turned x has its columns contiguous. */
+    int64_t *stride = c->inputs[0].stride;
+    stride[0] = m * k + 16;
+    stride[1] = a_turned ? 1 : k;
+    stride[2] = a_turned ? m : 1;
+}
+
+/* ---- the entry --------------------------------------------------------------------------------------------- */
+
+static bool computes(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL; }
+
+static dw_status refuse(const dw__kernel *kernel, const char *expected) {
+    return dw__fail(DW_UNSUPPORTED, "%s: expected %s", kernel->name, expected);
+}
+
+/* The library does not add a bias in F64, and may read biases as vectors. A tensor of one element may lie anywhere. */
+static dw_status check_bias(const dw__kernel *kernel, const dw__call *c, const gemm_key *g) {
+    const dw__tensor *bias = &c->inputs[2];
+    if (!g->bias) return DW_OK;
+    if (g->type == DW_F64) return refuse(kernel, "no bias in f64");
+    if (g->n == 1 || !dw__tensor_is_contiguous(bias) || (uintptr_t)bias->data % ALIGNMENT != 0)
+        return refuse(kernel, "a contiguous bias of several elements at a multiple of 16 bytes");
+    return DW_OK;
+}
+
+static dw_status check_call(const dw__kernel *kernel, const dw__call *c, gemm_key *g) {
+    const int64_t most = INT32_MAX;
+    if (!dw__dtype_is_float(c->inputs[0].dtype))
+        return dw__fail(DW_TYPE, "%s: the element type is %s; expected bf16, f16, f32 or f64",
+                        kernel->name, dw_dtype_name(c->inputs[0].dtype));
+    if (!key_of(c, g)) return refuse(kernel, kernel->needs);
+    if (g->m > most || g->n > most || g->k > most || g->batch > most)
+        return refuse(kernel, "sizes below 2^31");
+    return check_bias(kernel, c, g);
+}
+
+/* DW_OK on the GPU that the library runs on, and for architectures. */
+static dw_status check_device(const dw__kernel *kernel, const dw__gpu_target *gpu) {
+    const dw__cublaslt *lt;
+    if (!gpu || !gpu->context) return DW_OK;
+    if (gpu->context->device != &dw__device_cuda || gpu->context->ptx_only)
+        return dw__fail(DW_TYPE, "%s is for GPUs, not for emulated ones", kernel->name);
+    const dw_status status = dw__cublaslt_load(&lt);
+    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "%s", kernel->name);
+}
+
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    gemm_key g;
+    DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
+    DW_RETURN_IF_FAILED(check_call(kernel, c, &g));
+    DW_RETURN_IF_FAILED(check_device(kernel, gpu));
+    /* On Hopper no other kernel computes `linear`: it is expanded unless this one is sure to run. */
+    if (!is_linear(c) || !gpu || !gpu->context) return DW_OK;
+    return dw__gpu_kernel_runs(kernel, call, gpu->context);
+}
+
+/* FMA units compute F32 at a sixteenth of the tensor cores' rate in 16 bits, F64's tensor cores at the same. */
+static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__kernel_seconds *result) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    gemm_key g;
+    double bytes = (double)dw__tensor_bytes(&c->outputs[0]);
+    (void)kernel;
+    if (!key_of(c, &g)) return;
+    for (uint32_t i = 0; i < c->input_count; i++)
+        if (c->inputs[i].rank >= 0) bytes += (double)dw__tensor_bytes(&c->inputs[i]);
+    const double part = g.type == DW_BF16 || g.type == DW_F16 ? 1.0 : 1.0 / 16.0;
+    result->seconds = dw__gemm_library_seconds(gpu, (double)g.m, (double)g.n, (double)g.k,
+                                               (double)g.batch, bytes, part);
+    snprintf(result->from, sizeof result->from, "%s", dw__gemm_library_source);
+}
+
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
+                                 const dw__context *context, size_t *bytes) {
+    gemm_key key;
+    gemm *g = NULL;
+    (void)kernel;
+    *bytes = 0;
+    (void)key_of(&((const dw__operation_call *)call)->call, &key);
+    if (is_empty(&key)) return DW_OK;
+    DW_RETURN_IF_FAILED(gemm_of(context, &key, &g));
+    *bytes = g->algorithm.workspace;
+    return DW_OK;
+}
+
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant) {
+    gemm_key key;
+    gemm *g = NULL;
+    (void)key_of(&((const dw__operation_call *)call)->call, &key);
+    DW_RETURN_IF_FAILED(dw__variant_of(context, kernel, params_of(&key), variant));
+    if (is_empty(&key) || (*variant)->disabled) return DW_OK;
+    return gemm_of(context, &key, &g);
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    static const float one = 1.0f, zero = 0.0f;
+    static const double one_f64 = 1.0, zero_f64 = 0.0;
+    const dw__operation_call *c = call;
+    const dw__cublaslt *lt;
+    gemm_key key;
+    gemm *g = NULL;
+    int result = 0;
+    (void)variant;
+    (void)key_of(&c->call, &key);
+    if (is_empty(&key)) return DW_OK;
+    DW_RETURN_IF_FAILED(gemm_of(context, &key, &g)); /* prepare() has made it */
+    DW_RETURN_IF_FAILED(dw__cublaslt_load(&lt));
+    const bool wide = key.type == DW_F64;
+    void *y = c->call.outputs[0].data;
+    if (key.bias) {
+        pthread_mutex_lock(&g->bias);
+        result = lt->product_set(g->product, DW_LT_BIAS_POINTER, &c->call.inputs[2].data,
+                                 sizeof(void *));
+    }
+    if (result == 0)
+        result = lt->multiply(g->handle, g->product, wide ? (const void *)&one_f64 : &one,
+                              c->call.inputs[1].data, g->b, c->call.inputs[0].data, g->a,
+                              wide ? (const void *)&zero_f64 : &zero, y, g->y, y, g->y,
+                              g->algorithm.data, c->workspace, g->algorithm.workspace, c->stream);
+    if (key.bias) pthread_mutex_unlock(&g->bias);
+    return dw__cublaslt_check(result, "cublasLtMatmul");
+}
+
+const dw__kernel dw__graph_cublaslt = {
+    .name = "cublaslt",
+    .backend = "cublas",
+    .kind = DW__CALL_OPERATION,
+    .computes = computes,
+    .proof = DW__PROOF_OF_PROVIDER,
+    .shown = "NVIDIA's library; has not run on hardware with Deepwell",
+    .operation = "linear, matmul",
+    .source = "src/kernel/cuda/graph_cublaslt.c",
+    .architectures = DW__GPU_ARCHITECTURES,
+    .elements = "BF16, F16, F32, F64; the result of 16-bit operands also F32",
+    .needs = "matrices with contiguous rows or columns, batches at one distance, sizes above 0",
+    .supports = supports,
+    .seconds = seconds,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    .first_use = &dw__operation_first_use,
+    .tolerance = "sums in F32 (F64 in F64), rounded once",
+    .example = example,
+    .tolerance_factor = 8.0,
+};

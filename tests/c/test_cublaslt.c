@@ -1,0 +1,566 @@
+/* Matrix multiplications and linear layers by cuBLASLt, up to a fake of that library which computes on the host: single
+ * calls of every layout, and plans of the engine, against the operation's definition in FP64. */
+#include "deepwell/engine.h"
+#include "device/cublaslt.h"
+#include "fake/fake_gpu.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include "kernel/reference/interpret.h"
+#include "kernel/reference/scalar.h"
+#include <math.h>
+
+#define REQUIRE_OK(call) CHILD_REQUIRE((call) == DW_OK)
+
+static const dw__context *context;
+static dw__gpu_target gpu;
+static char gpu_name[DW__TARGET_NAME];
+
+static void begin(const char *library) {
+    setenv("DEEPWELL_CUBLASLT", library, 1);
+    REQUIRE_OK(dw__device_cuda.context(&context));
+    gpu = dw__gpu_target_of(context, gpu_name);
+}
+
+static int asked_of_library(const char *name, int argument) {
+    void *library = dlopen(FAKE_CUBLASLT, RTLD_NOW | RTLD_NOLOAD);
+    int (*ask)(int) = NULL;
+    if (library) *(void **)&ask = dlsym(library, name);
+    return ask ? ask(argument) : -1;
+}
+
+/* ---- one call ---------------------------------------------------------------------------------------------- */
+
+enum { GUARD = 64, OPERANDS = 3 };
+
+typedef struct operand {
+    dw__tensor tensor, wide; /* wide: F64, contiguous */
+    char *block;
+    size_t bytes; /* between the guards */
+} operand;
+
+typedef struct problem {
+    dw__operation_call call;
+    operand inputs[OPERANDS], result;
+    dw_attr attrs[3];
+} problem;
+
+static int64_t offset_of(const dw__tensor *t, int64_t index) {
+    int64_t offset = 0;
+    for (int axis = t->rank - 1; axis >= 0; axis--) {
+        offset += index % t->shape[axis] * t->stride[axis];
+        index /= t->shape[axis];
+    }
+    return offset;
+}
+
+/* Memory of the device, which is the host's here, `shift` elements from a multiple of 256 bytes, between guards. */
+static void place(operand *o, int shift, uint32_t stream) {
+    dw__tensor *t = &o->tensor;
+    const size_t width = dw_dtype_bytes(t->dtype);
+    int64_t last = 0;
+    for (int axis = 0; axis < t->rank; axis++) last += (t->shape[axis] - 1) * t->stride[axis];
+    o->bytes = (size_t)(last + 1) * width;
+    o->block =
+        aligned_alloc(256, (o->bytes + 256 + (size_t)shift * width + GUARD + 255) / 256 * 256);
+    CHILD_REQUIRE(o->block);
+    t->data = o->block + 256 + (size_t)shift * width;
+    memset((char *)t->data - GUARD, 0x5A, o->bytes + 2 * GUARD);
+    o->wide = *t;
+    o->wide.dtype = DW_F64;
+    dw__tensor_set_contiguous(&o->wide);
+    o->wide.data = dw__malloc(dw__tensor_bytes(&o->wide));
+    CHILD_REQUIRE(o->wide.data);
+    for (int64_t i = 0; i < dw__tensor_count(t); i++) {
+        const double number = (double)dw__trial_normal(7, stream, (size_t)i);
+        dw__scalar_store(t->data, t->dtype, offset_of(t, i), (dw__scalar){.number = number});
+    }
+    /* Broadcast elements have been stored several times. */
+    for (int64_t i = 0; i < dw__tensor_count(t); i++)
+        dw__scalar_store(o->wide.data, DW_F64, i,
+                         dw__scalar_load(t->data, t->dtype, offset_of(t, i)));
+}
+
+static void check_guards(const operand *o) {
+    const unsigned char *data = o->tensor.data;
+    for (int i = 1; i <= GUARD; i++) {
+        CHILD_REQUIRE(data[-i] == 0x5A);
+        CHILD_REQUIRE(data[o->bytes + (size_t)i - 1] == 0x5A);
+    }
+}
+
+static void expect_result(const problem *p) {
+    const dw__call *c = &p->call.call;
+    const dw__interpret_options precise = {.high_precision = true};
+    dw_graph *graph = NULL;
+    dw_value inputs[OPERANDS];
+    dw_node node;
+    dw__tensor leaves[OPERANDS], found;
+    double largest = 0.0;
+    REQUIRE_OK(dw_graph_create(&graph));
+    for (uint32_t i = 0; i < c->input_count; i++) {
+        const char name[] = {'x', (char)('a' + i), '\0'};
+        leaves[i] = p->inputs[i].wide;
+        REQUIRE_OK(dw_graph_leaf(graph, DW_ROLE_INPUT, name, c->inputs[i].dtype, c->inputs[i].rank,
+                                 c->inputs[i].shape, &inputs[i]));
+    }
+    REQUIRE_OK(
+        dw_graph_append(graph, c->op, c->input_count, inputs, c->attr_count, c->attrs, &node));
+    REQUIRE_OK(dw_graph_add_output(graph, dw_node_output(graph, node, 0)));
+    REQUIRE_OK(dw__interpret(graph, NULL, leaves, &found, &precise));
+    const dw__tensor *y = &c->outputs[0];
+    const int64_t count = dw__tensor_count(y), k = c->inputs[0].shape[c->inputs[0].rank - 1];
+    for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(((double *)found.data)[i]));
+    const double unit = y->dtype == DW_BF16  ? 0x1p-8
+                        : y->dtype == DW_F16 ? 0x1p-11
+                        : y->dtype == DW_F64 ? 0x1p-52
+                                             : 0x1p-23,
+                 bound = unit * largest * (y->dtype == DW_F64 ? 8.0 * sqrt((double)k) : 1.0);
+    for (int64_t i = 0; i < count; i++) {
+        const double got = dw__scalar_load(y->data, y->dtype, offset_of(y, i)).number;
+        if (!(fabs(got - ((double *)found.data)[i]) <= bound))
+            fprintf(stderr, "element %lld: %g, expected %g\n", (long long)i, got,
+                    ((double *)found.data)[i]);
+        CHILD_REQUIRE(fabs(got - ((double *)found.data)[i]) <= bound);
+    }
+    dw__free_aligned(found.data);
+    dw_graph_destroy(graph);
+}
+
+static void finish(problem *p) {
+    for (uint32_t i = 0; i < p->call.call.input_count; i++) {
+        free(p->inputs[i].block);
+        dw__free(p->inputs[i].wide.data);
+    }
+    free(p->result.block);
+    dw__free(p->result.wide.data);
+}
+
+/* The call's kernel runs it, and is the named one. `shift`: elements from an aligned address, of all tensors but the
+ * bias. Takes over the memory. */
+static void run(problem *p, int shift) {
+    dw__call *c = &p->call.call;
+    const dw__variant *variant = NULL;
+    size_t bytes = 0;
+    c->attrs = p->attrs;
+    c->output_count = 1;
+    for (uint32_t i = 0; i < c->input_count; i++) {
+        place(&p->inputs[i], i == 2 ? 0 : shift, i);
+        c->inputs[i] = p->inputs[i].tensor;
+    }
+    place(&p->result, shift, 9);
+    memset(p->result.tensor.data, 0xFF, p->result.bytes);
+    c->outputs[0] = p->result.tensor;
+    const dw__kernel *kernel = dw__kernel_for(&p->call, &gpu, NULL);
+    CHILD_REQUIRE(kernel == &dw__graph_cublaslt);
+    REQUIRE_OK(kernel->prepare(kernel, &p->call, context, &variant));
+    REQUIRE_OK(dw__variant_status(variant));
+    REQUIRE_OK(kernel->workspace_bytes(kernel, &p->call, context, &bytes));
+    CHILD_REQUIRE(bytes == 4096);
+    p->call.workspace = aligned_alloc(256, bytes);
+    const int chosen = asked_of_library("fake_cublaslt_chosen", 0),
+              live = asked_of_library("fake_cublaslt_live", 0);
+    REQUIRE_OK(kernel->enqueue(&p->call, context, variant));
+    CHILD_REQUIRE(asked_of_library("fake_cublaslt_chosen", 0) == chosen);
+    CHILD_REQUIRE(asked_of_library("fake_cublaslt_live", 0) == live);
+    expect_result(p);
+    check_guards(&p->result);
+    dw__kernel_seconds time = {0};
+    kernel->seconds(kernel, &p->call, &gpu, &time);
+    CHILD_REQUIRE(time.seconds > 0.0);
+    free(p->call.workspace);
+    finish(p);
+}
+
+/* ---- layouts --------------------------------------------------------------------------------------------------- */
+
+typedef enum layout {
+    CONTIGUOUS,
+    PADDED,    /* gaps between the rows of the last two axes */
+    PERMUTED,  /* columns are contiguous */
+    BROADCAST, /* the batches are one matrix */
+    LAYOUTS
+} layout;
+
+static void set_layout(dw__tensor *t, layout how) {
+    dw__tensor_set_contiguous(t);
+    if (t->rank < 2) return;
+    const int last = t->rank - 1;
+    const int64_t rows = t->shape[last - 1], columns = t->shape[last];
+    int64_t step = rows * columns;
+    if (how == PADDED) {
+        t->stride[last - 1] = columns + 3;
+        step = rows * (columns + 3) + 5;
+    } else if (how == PERMUTED) {
+        t->stride[last - 1] = 1;
+        t->stride[last] = rows;
+    } else if (how == BROADCAST)
+        step = 0;
+    for (int axis = last - 2; axis >= 0; axis--) {
+        t->stride[axis] = step;
+        step *= t->shape[axis];
+    }
+}
+
+static dw__tensor make(dw_dtype dtype, int rank, const int64_t *batch, int64_t rows,
+                       int64_t columns) {
+    dw__tensor t = {.dtype = dtype, .rank = rank};
+    for (int axis = 0; axis < rank - 2; axis++) t.shape[axis] = batch[axis];
+    t.shape[rank - 2] = rows;
+    t.shape[rank - 1] = columns;
+    dw__tensor_set_contiguous(&t);
+    return t;
+}
+
+static const int64_t sizes[][3] = {{1, 1, 1},   {1, 5, 9},   {7, 1, 3},   {3, 5, 1},
+                                   {17, 33, 9}, {5, 13, 67}, {64, 48, 32}};
+static const int64_t batches[][2] = {{3, 2}, {1, 1}, {1, 4}};
+
+static void multiply(dw_dtype type, dw_dtype result, const int64_t *size, int rank,
+                     const int64_t *batch, int turned, layout a, layout b, int shift) {
+    const int64_t m = size[0], n = size[1], k = size[2];
+    problem p = {.call = {.call = {.op = DW_OP_MATMUL, .input_count = 2}}};
+    if (result != type)
+        p.attrs[p.call.call.attr_count++] =
+            (dw_attr){.key = DW_ATTR_KEY_DTYPE, .integer = (int64_t)result};
+    p.attrs[p.call.call.attr_count++] =
+        (dw_attr){.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = turned & 1};
+    p.attrs[p.call.call.attr_count++] =
+        (dw_attr){.key = DW_ATTR_KEY_TRANSPOSE_B, .integer = turned >> 1};
+    p.inputs[0].tensor = turned & 1 ? make(type, rank, batch, k, m) : make(type, rank, batch, m, k);
+    p.inputs[1].tensor =
+        turned >> 1 ? make(type, rank, batch, n, k) : make(type, rank, batch, k, n);
+    p.result.tensor = make(result, rank, batch, m, n);
+    set_layout(&p.inputs[0].tensor, a);
+    set_layout(&p.inputs[1].tensor, b);
+    run(&p, shift);
+}
+
+static void matmuls(void *unused) {
+    static const dw_dtype types[][2] = {{DW_F32, DW_F32},  {DW_F64, DW_F64}, {DW_BF16, DW_BF16},
+                                        {DW_BF16, DW_F32}, {DW_F16, DW_F16}, {DW_F16, DW_F32}};
+    (void)unused;
+    begin(FAKE_CUBLASLT);
+    for (size_t t = 0; t < DW_COUNT(types); t++)
+        for (size_t s = 0; s < DW_COUNT(sizes); s++)
+            for (int turned = 0; turned < 4; turned++)
+                for (int pair = 0; pair < LAYOUTS * LAYOUTS; pair++) {
+                    const int rank = 2 + (pair + turned) % 3;
+                    multiply(types[t][0], types[t][1], sizes[s], rank,
+                             batches[(s + (size_t)pair) % DW_COUNT(batches)], turned,
+                             (layout)(pair / LAYOUTS), (layout)(pair % LAYOUTS), pair % 3);
+                }
+    CHILD_REQUIRE(asked_of_library("fake_cublaslt_multiplied", DW_LT_BF16) > 100);
+}
+
+static void layer(dw_dtype type, const int64_t *size, int rank, int turned, bool bias, layout x,
+                  layout w, int shift) {
+    const int64_t m = size[0], n = size[1], k = size[2];
+    problem p = {
+        .call = {.call = {.op = DW_OP_LINEAR, .input_count = bias ? 3 : 2, .attr_count = 1}}};
+    p.attrs[0] = (dw_attr){.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = turned};
+    p.inputs[0].tensor = make(type, rank < 2 ? 2 : rank, batches[0], m, k);
+    p.inputs[1].tensor = turned ? make(type, 2, NULL, n, k) : make(type, 2, NULL, k, n);
+    p.inputs[2].tensor = (dw__tensor){.dtype = type, .rank = 1, .shape = {n}, .stride = {1}};
+    p.result.tensor = make(type, rank < 2 ? 2 : rank, batches[0], m, n);
+    set_layout(&p.inputs[0].tensor, x);
+    set_layout(&p.inputs[1].tensor, w);
+    if (rank == 1) { /* one row */
+        p.inputs[0].tensor = (dw__tensor){.dtype = type, .rank = 1, .shape = {k}, .stride = {1}};
+        p.result.tensor = (dw__tensor){.dtype = type, .rank = 1, .shape = {n}, .stride = {1}};
+    }
+    run(&p, shift);
+}
+
+static void linears(void *unused) {
+    static const dw_dtype types[] = {DW_F32, DW_F64, DW_BF16, DW_F16};
+    (void)unused;
+    begin(FAKE_CUBLASLT);
+    for (size_t t = 0; t < DW_COUNT(types); t++)
+        for (size_t s = 0; s < DW_COUNT(sizes); s++)
+            for (int turned = 0; turned < 2; turned++)
+                for (int bias = 0; bias < (types[t] == DW_F64 || sizes[s][1] == 1 ? 1 : 2); bias++)
+                    for (int pair = 0; pair < 9; pair++)
+                        for (int rank = 1; rank <= 4; rank++)
+                            layer(types[t], sizes[s], rank, turned, bias, (layout)(pair / 3),
+                                  (layout)(pair % 3), pair % 2);
+}
+
+/* ---- calls that it leaves to others ----------------------------------------------------------------------------- */
+
+static const dw__kernel *kernel_of(const dw__operation_call *call) {
+    return dw__kernel_for(call, &gpu, NULL);
+}
+
+static void refusals(void *unused) {
+    (void)unused;
+    begin(FAKE_CUBLASLT);
+    const int64_t batch[] = {3, 2};
+    dw__operation_call call = {.call = {.op = DW_OP_MATMUL, .input_count = 2, .output_count = 1}};
+    dw__call *c = &call.call;
+    c->inputs[0] = make(DW_F32, 4, batch, 5, 7);
+    c->inputs[1] = make(DW_F32, 4, batch, 7, 9);
+    c->outputs[0] = make(DW_F32, 4, batch, 5, 9);
+    CHILD_REQUIRE(kernel_of(&call) == &dw__graph_cublaslt);
+    const dw__call good = *c;
+    /* Batches at two distances, the second with a gap. */
+    c->inputs[0].stride[0] += 1;
+    CHILD_REQUIRE(kernel_of(&call) == &dw__gpu_matmul);
+    /* Neither rows nor columns are contiguous. */
+    *c = good;
+    c->inputs[1].stride[3] = 2, c->inputs[1].stride[2] = 18;
+    CHILD_REQUIRE(kernel_of(&call) == &dw__gpu_matmul);
+    /* All rows are one. */
+    *c = good;
+    c->inputs[0].stride[2] = 0;
+    CHILD_REQUIRE(kernel_of(&call) == &dw__gpu_matmul);
+    CHILD_REQUIRE(dw__graph_cublaslt.supports(&dw__graph_cublaslt, &call, &gpu) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "cublaslt: expected matrices with contiguous rows"));
+    /* Results are sums of nothing. */
+    *c = good;
+    c->inputs[0].shape[3] = c->inputs[1].shape[2] = 0;
+    CHILD_REQUIRE(kernel_of(&call) == &dw__gpu_matmul);
+    /* An architecture may be asked about without a GPU; an emulated GPU has no library. */
+    *c = good;
+    dw__gpu_target other = gpu;
+    other.context = NULL;
+    CHILD_REQUIRE(dw__graph_cublaslt.supports(&dw__graph_cublaslt, &call, &other) == DW_OK);
+    dw__context emulated = *context;
+    emulated.device = &dw__device_emulator_sm_90a;
+    other.context = &emulated;
+    CHILD_REQUIRE(dw__graph_cublaslt.supports(&dw__graph_cublaslt, &call, &other) == DW_TYPE);
+
+    c->op = DW_OP_LINEAR;
+    c->input_count = 3;
+    c->inputs[0] = make(DW_F64, 2, NULL, 5, 7);
+    c->inputs[1] = make(DW_F64, 2, NULL, 9, 7);
+    c->inputs[2] = (dw__tensor){.dtype = DW_F64, .rank = 1, .shape = {9}, .stride = {1}};
+    c->outputs[0] = make(DW_F64, 2, NULL, 5, 9);
+    CHILD_REQUIRE(kernel_of(&call) == NULL);
+    CHILD_REQUIRE(dw__kernel_fail_none(&call, &gpu) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "cublaslt: expected no bias in f64"));
+    for (int i = 0; i < 3; i++) c->inputs[i].dtype = DW_F16;
+    c->outputs[0].dtype = DW_F16;
+    CHILD_REQUIRE(kernel_of(&call) == &dw__graph_cublaslt);
+    c->inputs[2].stride[0] = 2;
+    CHILD_REQUIRE(kernel_of(&call) == NULL);
+    c->inputs[2].stride[0] = 1;
+    c->inputs[2].data = (void *)(uintptr_t)258;
+    CHILD_REQUIRE(kernel_of(&call) == NULL);
+    c->inputs[2].data = NULL;
+    c->inputs[1].shape[0] = c->inputs[2].shape[0] = c->outputs[0].shape[1] = 1;
+    CHILD_REQUIRE(kernel_of(&call) == NULL);
+    c->inputs[1].shape[0] = c->inputs[2].shape[0] = c->outputs[0].shape[1] = 9;
+    /* No row: nothing is launched. */
+    const dw__variant *variant = NULL;
+    size_t bytes = 1;
+    c->inputs[0].shape[0] = c->outputs[0].shape[0] = 0;
+    CHILD_REQUIRE(kernel_of(&call) == &dw__graph_cublaslt);
+    REQUIRE_OK(dw__graph_cublaslt.prepare(&dw__graph_cublaslt, &call, context, &variant));
+    REQUIRE_OK(dw__graph_cublaslt.workspace_bytes(&dw__graph_cublaslt, &call, context, &bytes));
+    CHILD_REQUIRE(bytes == 0);
+    const int before = asked_of_library("fake_cublaslt_multiplied", DW_LT_F16);
+    REQUIRE_OK(dw__graph_cublaslt.enqueue(&call, context, variant));
+    CHILD_REQUIRE(asked_of_library("fake_cublaslt_multiplied", DW_LT_F16) == before);
+}
+
+/* ---- plans of the engine --------------------------------------------------------------------------------------------- */
+
+enum { WIDTH = 24, INNER = 19 };
+
+/* h = x w^T + b, y = h h^T in batches; the gradient of w needs a matmul with transpose_a. */
+static void plan_layer(dw_engine **engine, dw_plan **plan, dw_status expected) {
+    dw_graph *graph = NULL;
+    dw_value x, w, b, h, y;
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_dim rows;
+    const dw_attr turned = {.key = DW_ATTR_KEY_TRANSPOSE_B, .integer = 1};
+    options.device = &dw__device_cuda;
+    REQUIRE_OK(dw_graph_create(&graph));
+    REQUIRE_OK(dw_graph_symbol(graph, "S", &rows));
+    REQUIRE_OK(dw_graph_leaf(graph, DW_ROLE_INPUT, "x", DW_F32, 3, (dw_dim[]){2, rows, INNER}, &x));
+    REQUIRE_OK(
+        dw_graph_leaf(graph, DW_ROLE_PARAMETER, "w", DW_F32, 2, (dw_dim[]){WIDTH, INNER}, &w));
+    REQUIRE_OK(dw_graph_leaf(graph, DW_ROLE_PARAMETER, "b", DW_F32, 1, (dw_dim[]){WIDTH}, &b));
+    REQUIRE_OK(dw_graph_apply(graph, DW_OP_LINEAR, 3, (dw_value[]){x, w, b}, 0, NULL, &h));
+    REQUIRE_OK(dw_graph_apply(graph, DW_OP_MATMUL, 2, (dw_value[]){h, h}, 1, &turned, &y));
+    REQUIRE_OK(dw_graph_add_output(graph, y));
+    REQUIRE_OK(dw_engine_create(graph, 1, (uint32_t[]){0}, 1, (dw_value[]){w}, &options, engine));
+    CHILD_REQUIRE(dw_engine_plan(*engine, (int64_t[]){5}, plan) == expected);
+    dw_graph_destroy(graph);
+}
+
+static bool lists(const dw_plan *plan, const char *word) {
+    char *text = NULL;
+    REQUIRE_OK(dw_plan_describe(plan, &text));
+    const bool has = strstr(text, word) != NULL;
+    if (getenv("TEST_VERBOSE")) fprintf(stderr, "%s\n", text);
+    dw_text_free(text);
+    return has;
+}
+
+static void by_cublaslt(void *unused) {
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    float *x, *w, *b, *y;
+    void *arena = NULL, *stream = NULL;
+    (void)unused;
+    begin(FAKE_CUBLASLT);
+    plan_layer(&engine, &plan, DW_OK);
+    CHILD_REQUIRE(lists(plan, "cublaslt") && lists(plan, "linear") && !lists(plan, " matmul 0"));
+    REQUIRE_OK(dw_device_allocate(&dw__device_cuda, dw_plan_arena_bytes(plan), &arena));
+    REQUIRE_OK(dw_device_allocate(&dw__device_cuda, 2 * 5 * INNER * sizeof *x, (void **)&x));
+    REQUIRE_OK(dw_device_allocate(&dw__device_cuda, WIDTH * INNER * sizeof *w, (void **)&w));
+    REQUIRE_OK(dw_device_allocate(&dw__device_cuda, WIDTH * sizeof *b, (void **)&b));
+    REQUIRE_OK(dw_device_allocate(&dw__device_cuda, 2 * 5 * 5 * sizeof *y, (void **)&y));
+    for (size_t i = 0; i < 2 * 5 * INNER; i++) x[i] = dw__trial_normal(1, 0, i);
+    for (size_t i = 0; i < WIDTH * INNER; i++) w[i] = dw__trial_normal(1, 1, i);
+    for (size_t i = 0; i < WIDTH; i++) b[i] = dw__trial_normal(1, 2, i);
+    REQUIRE_OK(dw__device_cuda.stream_create(&stream));
+    REQUIRE_OK(dw_plan_forward(plan, arena, (dw_binding[]){{x, NULL}, {w, NULL}, {b, NULL}},
+                               (dw_binding[]){{y, NULL}}, stream));
+    REQUIRE_OK(dw_plan_synchronize(plan, stream));
+    for (int batch = 0; batch < 2; batch++)
+        for (int row = 0; row < 5; row++)
+            for (int column = 0; column < 5; column++) {
+                double sum = 0.0;
+                for (int i = 0; i < WIDTH; i++) {
+                    double left = (double)b[i], right = (double)b[i];
+                    for (int k = 0; k < INNER; k++) {
+                        left += (double)x[(batch * 5 + row) * INNER + k] * (double)w[i * INNER + k];
+                        right +=
+                            (double)x[(batch * 5 + column) * INNER + k] * (double)w[i * INNER + k];
+                    }
+                    sum += left * right;
+                }
+                /* h is rounded once, then y: units of F32 of sums of magnitude up to 24 * 20^2. */
+                CHILD_REQUIRE(fabs((double)y[(batch * 5 + row) * 5 + column] - sum) < 2e-3);
+            }
+    dw_device_release(&dw__device_cuda, x, 0);
+    dw_device_release(&dw__device_cuda, w, 0);
+    dw_device_release(&dw__device_cuda, b, 0);
+    dw_device_release(&dw__device_cuda, y, 0);
+    dw_device_release(&dw__device_cuda, arena, 0);
+    dw__device_cuda.stream_destroy(stream);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+}
+
+/* The plan has Deepwell's own kernels, of which the fake compiler makes none that could be checked. */
+static void expect_own_kernels(void) {
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    plan_layer(&engine, &plan, DW_OK);
+    CHILD_REQUIRE(lists(plan, "matmul") && !lists(plan, "cublaslt") && !lists(plan, "linear"));
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+}
+
+static void turned_off(void *unused) {
+    const dw__cublaslt *library;
+    (void)unused;
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
+    begin("off");
+    expect_own_kernels();
+    CHILD_REQUIRE(dw__cublaslt_load(&library) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "cuBLASLt is off (DEEPWELL_CUBLASLT=off)"));
+}
+
+static void missing(void *unused) {
+    const dw__cublaslt *library;
+    (void)unused;
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
+    begin("/nowhere/libcublasLt.so.13");
+    expect_own_kernels();
+    CHILD_REQUIRE(dw__cublaslt_load(&library) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "was not found: DEEPWELL_CUBLASLT=/nowhere/libcublasLt"));
+}
+
+static void another_library(void *unused) {
+    const dw__cublaslt *library;
+    (void)unused;
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
+    begin(FAKE_CUDA);
+    expect_own_kernels();
+    CHILD_REQUIRE(dw__cublaslt_load(&library) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "cuBLASLt has no function cublasLtCreate"));
+}
+
+static void without_algorithm(void *status) {
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
+    setenv("FAKE_CUBLASLT_FAIL", status, 1);
+    begin(FAKE_CUBLASLT);
+    expect_own_kernels();
+    const int64_t batch[] = {3};
+    const dw__variant *variant = NULL;
+    dw__operation_call call = {.call = {.op = DW_OP_MATMUL, .input_count = 2, .output_count = 1}};
+    call.call.inputs[0] = make(DW_BF16, 3, batch, 5, 7);
+    call.call.inputs[1] = make(DW_BF16, 3, batch, 7, 9);
+    call.call.outputs[0] = make(DW_BF16, 3, batch, 5, 9);
+    const int live = asked_of_library("fake_cublaslt_live", 0);
+    CHILD_REQUIRE(dw__graph_cublaslt.prepare(&dw__graph_cublaslt, &call, context, &variant) ==
+                  DW_UNSUPPORTED);
+    CHILD_REQUIRE(asked_of_library("fake_cublaslt_live", 0) == live);
+    CHILD_REQUIRE(strstr(dw_last_error(), "a matmul of m 5, n 9, k 7 in 3 batches, bf16: "
+                                          "cublasLtMatmulAlgoGetHeuristic: "));
+    CHILD_REQUIRE(strstr(dw_last_error(), strcmp(status, "15") == 0 ? "cuBLASLt's status is 15"
+                                                                    : "none of 0 algorithms"));
+}
+
+/* The first-use check refuses a library that computes wrong results; the call's next kernel is tried. */
+static void wrong(void *unused) {
+    (void)unused;
+    setenv("FAKE_CUBLASLT_WRONG", "1", 1);
+    begin(FAKE_CUBLASLT);
+    const dw__variant *variant = NULL;
+    dw__operation_call call = {.call = {.op = DW_OP_MATMUL, .input_count = 2, .output_count = 1}};
+    call.call.inputs[0] = make(DW_F32, 2, NULL, 5, 7);
+    call.call.inputs[1] = make(DW_F32, 2, NULL, 7, 9);
+    call.call.outputs[0] = make(DW_F32, 2, NULL, 5, 9);
+    REQUIRE_OK(dw__graph_cublaslt.prepare(&dw__graph_cublaslt, &call, context, &variant));
+    CHILD_REQUIRE(variant->disabled);
+    CHILD_REQUIRE(strstr(variant->reason, "kernel cublaslt disagrees with the operation's"));
+    call.call.op = DW_OP_LINEAR;
+    call.call.inputs[1] = make(DW_F32, 2, NULL, 9, 7);
+    CHILD_REQUIRE(kernel_of(&call) == NULL); /* so it is expanded */
+}
+
+/* ---- the program ------------------------------------------------------------------------------------------------------ */
+
+#define IN_CHILD(name, check, argument)                                                            \
+    static void name(void **state) {                                                               \
+        (void)state;                                                                               \
+        expect_child(start_child(check, argument));                                                \
+    }
+IN_CHILD(test_matmul, matmuls, NULL)
+IN_CHILD(test_linear, linears, NULL)
+IN_CHILD(test_refusals, refusals, NULL)
+IN_CHILD(test_plan, by_cublaslt, NULL)
+IN_CHILD(test_off, turned_off, NULL)
+IN_CHILD(test_missing, missing, NULL)
+IN_CHILD(test_another_library, another_library, NULL)
+IN_CHILD(test_no_algorithm, without_algorithm, "none")
+IN_CHILD(test_not_supported, without_algorithm, "15")
+IN_CHILD(test_wrong, wrong, NULL)
+
+static int set_up(void **state) {
+    if (begin_on_fake_gpu(state) != 0) return -1;
+    unsetenv("DEEPWELL_FIRST_USE_CHECK");
+    unsetenv("FAKE_CUBLASLT_FAIL");
+    unsetenv("FAKE_CUBLASLT_WRONG");
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_matmul),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_off),
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_another_library),
+        cmocka_unit_test(test_no_algorithm),
+        cmocka_unit_test(test_not_supported),
+        cmocka_unit_test(test_wrong),
+    };
+    return cmocka_run_group_tests(tests, set_up, end_on_fake_gpu);
+}
