@@ -468,7 +468,7 @@ static void each_allocation_fails(void *unused) {
 
 /* ---- measuring -------------------------------------------------------------------------------- */
 
-enum { COPY_BYTES = 1 << 20, MATRIX = 96 };
+enum { COPY_BYTES = 1 << 20, MATRIX = 32 };
 /* Sets the times that the fake driver's events report for every series. */
 #define SERIES_SECONDS 1.5e-3
 
