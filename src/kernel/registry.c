@@ -23,6 +23,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__sm100_gemm_scaled,
     &dw__quantize_blocks,
     &dw__softmax,
+    &dw__gpu_norm,
     &dw__graph_attention,
     &dw__graph_attention_backward,
     &dw__graph_gemm,
