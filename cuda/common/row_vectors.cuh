@@ -64,24 +64,38 @@ DEVICE void store_vector(void *row, int column, int columns, const value *values
     }
 }
 
-// Replaces each number by its sum over the row's threads, in all of them.
-template <int COUNT> DEVICE void sum_over_row(value (&x)[COUNT]) {
+template <bool MAXIMUM> DEVICE value combine(value a, value b) {
+    if constexpr (MAXIMUM) return a > b ? a : b;
+    else
+        return a + b;
+}
+
+// Replaces each number by its sum or maximum over the row's threads, in all of them.
+template <bool MAXIMUM, int COUNT> DEVICE void reduce_over_row(value (&x)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
 #pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) x[i] += __shfl_xor_sync(0xffffffffu, x[i], distance);
+        for (int distance = 16; distance > 0; distance /= 2)
+            x[i] = combine<MAXIMUM>(x[i], __shfl_xor_sync(0xffffffffu, x[i], distance));
     if constexpr (LANES > 32) {
         __shared__ value shares[COUNT][LANES / 32];
-        __syncthreads(); // the sums before have been read
+        __syncthreads(); // the numbers before have been read
         if (threadIdx.x % 32 == 0)
             for (int i = 0; i < COUNT; i++) shares[i][threadIdx.x / 32] = x[i];
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             x[i] = shares[i][0];
-            for (int warp = 1; warp < LANES / 32; warp++) x[i] += shares[i][warp];
+            for (int warp = 1; warp < LANES / 32; warp++) x[i] = combine<MAXIMUM>(x[i], shares[i][warp]);
         }
     }
+}
+
+template <int COUNT> DEVICE void sum_over_row(value (&x)[COUNT]) { reduce_over_row<false>(x); }
+DEVICE value max_over_row(value x) { // of numbers that are not NaN
+    value each[1] = {x};
+    reduce_over_row<true>(each);
+    return each[0];
 }
 
 #endif

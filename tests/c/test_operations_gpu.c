@@ -210,7 +210,7 @@ static bool repeats_another(const ops_case *c, dw_dtype dtype) {
 /* A kernel of these leaves out results that nobody reads. */
 static bool omits_results(dw_op op) {
     return op == DW_OP_LAYER_NORM || op == DW_OP_LAYER_NORM_BACKWARD || op == DW_OP_RMS_NORM ||
-           op == DW_OP_RMS_NORM_BACKWARD;
+           op == DW_OP_RMS_NORM_BACKWARD || op == DW_OP_CROSS_ENTROPY;
 }
 
 static void run_case(const ops_case *c, const dw_graph *graph, ops_layout layout, int single,
@@ -258,6 +258,16 @@ static const char *const more_cases[] = {
     "rms_norm f32[2,40000] f32[40000] eps=1e-5",
     "rms_norm_backward bf16[7,1024] bf16[7,1024] bf16[1024] bf16[7]",
     "rms_norm_backward f32[5,8200] f32[5,8200] f32[8200] f32[5]",
+    "cross_entropy f32[5,4099] i64[5]:target4099 reduction=mean label_smoothing=0.1",
+    "cross_entropy bf16[3,20000] i64[3]:target20000 reduction=mean",
+    "cross_entropy f16[3,17003] i64[3]:target17003 reduction=none",
+    "cross_entropy f64[3,4099] i64[3]:target4099 reduction=sum label_smoothing=0.1",
+    "cross_entropy f32[2900,7] i64[2900]:target7 reduction=mean",
+    "cross_entropy_backward f32[5,4099] i64[5]:target4099 f32[5] f32[] reduction=mean",
+    "cross_entropy_backward bf16[3,20000] i64[3]:target20000 bf16[3] bf16[3] reduction=none",
+    "cross_entropy_backward f64[3,1500] i64[3]:target1500 f64[3] f64[] reduction=mean",
+    "cross_entropy_backward f32[2900,7] i64[2900]:target7 f32[2900] f32[] reduction=mean",
+    "!cross_entropy_backward f32[3,5] i64[3]:outside5 f32[3] f32[] reduction=mean",
 };
 
 static dw_status visit(void *context, const char *text, dw_dtype dtype) {

@@ -159,8 +159,8 @@ def test_gemm_states_its_proof(tmp_path):
 
 # Kernels of the graph's operations: no GPU has run them yet.
 _OF_GRAPHS = (
-    "softmax", "norm", "attention", "attention_backward", "gemm", "elementwise", "move", "reduce",
-    "gather", "matmul", "scan", "sort", "graph_quantize", "scatter",
+    "softmax", "norm", "cross_entropy", "attention", "attention_backward", "gemm", "elementwise",
+    "move", "reduce", "gather", "matmul", "scan", "sort", "graph_quantize", "scatter",
 )  # fmt: skip
 
 
