@@ -77,34 +77,41 @@ typedef struct dw_trainer_options {
 
     const char *checkpoint; /* folder of checkpoints, created if missing; NULL: none */
     int64_t keep;           /* number of newest checkpoints to keep; 1 or more */
+    /* Where the model is trained, a name of device.h; NULL: "cpu". On "cuda" the trainer belongs to the GPU of the
+     * context that is current in dw_trainer_create. Only precision "fp32" runs on a GPU. `struct_size` may end before
+     * this member, which means NULL. */
+    const char *device;
 } dw_trainer_options;
 #define DW_TRAINER_OPTIONS_DEFAULT                                                                 \
     {                                                                                              \
         .struct_size = sizeof(dw_trainer_options), .shuffle = 1, .sequence = 256, .batch = 8,      \
         .dropout = 1, .steps = 1000, .lr = 3e-4, .min_lr_ratio = 0.1, .beta1 = 0.9, .beta2 = 0.95, \
         .eps = 1e-8, .weight_decay = 0.1, .clip = 1.0, .bad_steps = 5, .validation_batches = 32,   \
-        .precision = "fp32", .keep = 2                                                             \
+        .precision = "fp32", .keep = 2, .device = "cpu"                                            \
     }
 
 /* Reads the configuration and the data's headers and plans one step. Copies the strings and arrays of `options`.
- * DW_INVALID_ARGUMENT names the option. */
+ * DW_INVALID_ARGUMENT names the option. DW_UNSUPPORTED: the device is not here, or does not train this model in this
+ * precision. */
 DW_API dw_status dw_trainer_create(const dw_trainer_options *options, dw_trainer **trainer);
 DW_API void dw_trainer_destroy(dw_trainer *trainer); /* may be NULL; writes nothing */
 
 typedef struct dw_trainer_info {
     const char *family; /* "llama"; belongs to the trainer */
+    const char *device; /* its name; valid until the process ends */
     int64_t parameters; /* elements */
     int64_t tokens_per_step;
     int64_t data_tokens, data_sequences;
     int64_t validation_tokens, validation_sequences; /* 0 without validation data */
     uint32_t data_files;
     /* Bytes of this trainer's memory. arena: activations and scratch of one forward and backward (and of validation).
-     * accumulation: gradients of one part of backward, if there is more than one micro-batch. library: allocated by
-     * oneDNN while a GEMM runs. */
+     * accumulation: if there is more than one micro-batch, gradients of one part of backward, on a GPU all gradients.
+     * library: allocated by oneDNN while a GEMM runs. update: scratch of the gradient norm and, on a GPU, of AdamW. */
     size_t parameter_bytes, gradient_bytes, optimizer_bytes, arena_bytes, accumulation_bytes,
-        batch_bytes, library_bytes;
-    /* Predicted largest resident set: the sum of these plus what the process held when the trainer was created.
-     * Excludes code loaded by the first step and stacks of threads (some MiB). */
+        batch_bytes, library_bytes, update_bytes;
+    /* On the CPU the predicted largest resident set: the sum of these plus what the process held when the trainer was
+     * created. Excludes code loaded by the first step and stacks of threads (some MiB). On a GPU the sum alone: what
+     * dw_device_memory will report, without the driver's own memory. */
     size_t predicted_bytes;
 } dw_trainer_info;
 DW_API void dw_trainer_describe(const dw_trainer *trainer, dw_trainer_info *info);
@@ -130,7 +137,9 @@ typedef struct dw_train_report {
     char culprit[256];
 } dw_train_report;
 /* Runs one step: forward, backward, clipping, AdamW. DW_STATE: all steps are done; or training diverged: bad_steps
- * steps in a row, or the last step of the run, were not finite (*report describes the latest). */
+ * steps in a row, or the last step of the run, were not finite (*report describes the latest). DW_DEVICE: the GPU
+ * failed; the trainer can only be destroyed, and checkpoints stay. A step that fails in another way than divergence
+ * leaves report->step 0, and the message names the step. */
 DW_API dw_status dw_trainer_step(dw_trainer *trainer, dw_train_report *report);
 /* Computes the mean loss on the validation data, without dropout. DW_STATE: there is no validation data. */
 DW_API dw_status dw_trainer_validate(dw_trainer *trainer, double *loss);

@@ -22,13 +22,19 @@ static void hex_of(uint64_t hash, char hex[HEX_BYTES]) {
  * neither does the number of steps (only the schedule's). Returns NULL if memory is exhausted. */
 static json_t *options_json(const dw_trainer_options *o) {
     return json_pack(
-        "{s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:f, s:s}",
+        "{s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:f, s:s, s:s}",
         "sequence", (json_int_t)o->sequence, "batch", (json_int_t)o->batch, "micro_batch",
         (json_int_t)o->micro_batch, "init", o->init != 0, "shuffle", o->shuffle != 0, "dropout",
         o->dropout != 0, "warmup_steps", (json_int_t)o->warmup_steps, "lr", o->lr, "min_lr_ratio",
         o->min_lr_ratio, "beta1", o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay",
-        o->weight_decay, "decay_all", o->decay_all != 0, "clip", o->clip, "precision",
-        o->precision);
+        o->weight_decay, "decay_all", o->decay_all != 0, "clip", o->clip, "precision", o->precision,
+        "device", o->device);
+}
+
+/* Checkpoints of earlier versions were made on the CPU and do not say so. */
+static int add_device(json_t *options) {
+    if (!json_is_object(options) || json_object_get(options, "device")) return 0;
+    return json_object_set_new(options, "device", json_string("cpu"));
 }
 
 static json_t *data_json(const dw__dataset *data) {
@@ -245,7 +251,8 @@ static dw_status compare(const char *folder, const json_t *root, const dw_traine
     json_t *random =
         json_pack("{s:s, s:I}", "generator", "philox4x32-10", "seed", (json_int_t)options->seed);
     json_t *mine = options_json(options);
-    if (!random || !mine) DW_TRY(dw__fail_memory("comparing options", HEX_BYTES));
+    if (!random || !mine || add_device(json_object_get(root, "options")) != 0)
+        DW_TRY(dw__fail_memory("comparing options", HEX_BYTES));
     DW_TRY(compare_values(&out, random, json_object_get(root, "random")));
     DW_TRY(compare_values(&out, mine, json_object_get(root, "options")));
     DW_TRY(compare_data(&out, data, json_object_get(root, "data")));

@@ -40,9 +40,7 @@ static dw_status read_config(dw_trainer *t) {
                            : dw_model_config_load(model, &t->config);
 }
 
-/* Computes the offset of each parameter in the flat blocks. */
-static dw_status lay_out_parameters(dw_trainer *t) {
-    enum { ALIGNMENT_ELEMENTS = DW__CPU_ALIGNMENT / sizeof(float) };
+static dw_status list_parameters(dw_trainer *t) {
     t->count = dw_model_parameter_count(t->config);
     t->parameters = dw__arena_alloc(t->memory, t->count * sizeof *t->parameters);
     t->offsets = dw__arena_alloc(t->memory, t->count * sizeof *t->offsets);
@@ -53,13 +51,45 @@ static dw_status lay_out_parameters(dw_trainer *t) {
     if (!t->parameters || !t->offsets || !t->weight_pointers || !t->gradients_bound ||
         !t->part_bound || !t->tensors)
         return dw__fail_memory("a trainer's parameters", t->count * sizeof *t->parameters);
-    for (uint32_t i = 0; i < t->count; i++) {
-        dw_model_parameter_at(t->config, i, &t->parameters[i]);
-        t->offsets[i] = t->elements;
-        t->elements += (t->parameters[i].count + ALIGNMENT_ELEMENTS - 1) / ALIGNMENT_ELEMENTS *
-                       ALIGNMENT_ELEMENTS;
-    }
+    for (uint32_t i = 0; i < t->count; i++) dw_model_parameter_at(t->config, i, &t->parameters[i]);
     return DW_OK;
+}
+
+static bool decays(const dw_trainer *t, uint32_t i) {
+    return t->options.decay_all || t->parameters[i].decay;
+}
+
+/* 0: weight decay; 1: none; 2: not updated. */
+static int update_group(const dw_trainer *t, uint32_t i) {
+    if (!dw_engine_has_grad(t->train.engine, i)) return 2;
+    return decays(t, i) ? 0 : 1;
+}
+
+static void place_parameter(dw_trainer *t, uint32_t i) {
+    enum { ALIGNMENT_ELEMENTS = DW__CPU_ALIGNMENT / sizeof(float) };
+    t->offsets[i] = t->elements;
+    t->elements +=
+        (t->parameters[i].count + ALIGNMENT_ELEMENTS - 1) / ALIGNMENT_ELEMENTS * ALIGNMENT_ELEMENTS;
+}
+
+/* Computes the offset of each parameter in the flat blocks: in their order, but on a GPU, which updates the blocks as a
+ * whole, by groups. */
+static void place_parameters(dw_trainer *t) {
+    if (!t->gpu) {
+        for (uint32_t i = 0; i < t->count; i++) place_parameter(t, i);
+        return;
+    }
+    int64_t ends[3];
+    for (int group = 0; group < 3; group++) {
+        for (uint32_t i = 0; i < t->count; i++)
+            if (update_group(t, i) == group) place_parameter(t, i);
+        ends[group] = t->elements;
+    }
+    t->gpu->sizes = (dw__gpu_update_sizes){.decayed = ends[0],
+                                           .updated = ends[1],
+                                           .elements = ends[2],
+                                           .piece = DW__GPU_PIECE,
+                                           .adds = t->options.micro_batch < t->options.batch};
 }
 
 /* ---- programs -------------------------------------------------------------------------------- */
@@ -89,6 +119,8 @@ static dw_status make_program(dw_trainer *t, bool training, dw__program *p) {
     options.labels_moved = 1;
     dw_engine_options engine = DW_ENGINE_OPTIONS_DEFAULT;
     engine.precision = &t->policy;
+    engine.device = t->device;
+    engine.cuda_graphs = t->gpu != NULL;
     const uint32_t loss = 0;
     int64_t sizes[2] = {t->options.micro_batch, t->options.sequence};
     dw_value *wrt = dw__malloc(t->count * sizeof *wrt);
@@ -114,11 +146,11 @@ static dw_status bind_leaves(dw_trainer *t, dw__program *p) {
         if (i < t->count)
             p->leaves[i].data = t->weight_pointers[i];
         else if (strcmp(name, "input_ids") == 0)
-            p->leaves[i].data = t->input;
+            p->leaves[i].data = t->gpu ? t->gpu->input : t->input;
         else if (strcmp(name, "labels") == 0)
-            p->leaves[i].data = t->labels;
+            p->leaves[i].data = t->gpu ? t->gpu->labels : t->labels;
         else if (strcmp(name, "seed") == 0)
-            p->leaves[i].data = t->random_seed;
+            p->leaves[i].data = t->gpu ? t->gpu->seed : t->random_seed;
         else
             return dw__fail(DW_INTERNAL, "the model's graph has a leaf \"%s\"", name);
     }
@@ -128,6 +160,10 @@ static dw_status bind_leaves(dw_trainer *t, dw__program *p) {
 /* The gradients of all micro-batches but the first need memory only until they are added. */
 static dw_status place_accumulation(dw_trainer *t) {
     if (t->options.micro_batch == t->options.batch) return DW_OK;
+    if (t->gpu) {
+        t->accumulation.bytes = (size_t)t->elements * sizeof(float);
+        return DW_OK;
+    }
     size_t pinned = 0;
     t->lives = dw__arena_alloc(t->memory, t->count * sizeof *t->lives);
     if (!t->lives) return dw__fail_memory("lives of gradients", t->count * sizeof *t->lives);
@@ -169,14 +205,15 @@ static dw_status open_data(dw_trainer *t) {
 
 static dw_status create(dw_trainer *t, const dw_trainer_options *options) {
     DW_RETURN_IF_FAILED(dw__trainer_take_options(t, options));
-    DW_RETURN_IF_FAILED(dw_device_find("cpu", &t->device));
+    DW_RETURN_IF_FAILED(dw__trainer_find_device(t));
     DW_RETURN_IF_FAILED(read_config(t));
     dw_model_describe(t->config, &t->model);
     DW_RETURN_IF_FAILED(check_sequence(t));
-    DW_RETURN_IF_FAILED(lay_out_parameters(t));
+    DW_RETURN_IF_FAILED(list_parameters(t));
     DW_RETURN_IF_FAILED(open_data(t));
     DW_RETURN_IF_FAILED(make_program(t, true, &t->train));
     if (t->validation) DW_RETURN_IF_FAILED(make_program(t, false, &t->validate));
+    place_parameters(t);
     DW_RETURN_IF_FAILED(place_accumulation(t));
     t->norm_bytes = dw__norm_scratch(t->elements);
     t->arena.bytes = dw_plan_arena_bytes(t->train.plan);
@@ -185,6 +222,7 @@ static dw_status create(dw_trainer *t, const dw_trainer_options *options) {
     t->library_bytes = dw_plan_library_bytes(t->train.plan);
     if (t->validation && dw_plan_library_bytes(t->validate.plan) > t->library_bytes)
         t->library_bytes = dw_plan_library_bytes(t->validate.plan);
+    if (t->gpu) return dw__trainer_gpu_create(t);
     /* Prepares oneDNN for small GEMMs, which use it even if no plan reserves memory for it. */
     DW_RETURN_IF_FAILED(dw__onednn_prepare());
     t->baseline_bytes = resident_bytes(); /* with graphs, plans and code, before the first block */
@@ -210,6 +248,7 @@ void dw_trainer_destroy(dw_trainer *t) {
     dw__checkpoints_close(t->checkpoints);
     release_program(&t->train);
     release_program(&t->validate);
+    dw__trainer_gpu_destroy(t);
     dw__dataset_close(t->data);
     dw__dataset_close(t->validation);
     dw_model_config_destroy(t->config);
@@ -227,6 +266,7 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
     size_t flat = (size_t)t->elements * sizeof(float);
     *info = (dw_trainer_info){
         .family = t->model.family,
+        .device = dw_device_name(t->device),
         .parameters = (int64_t)t->model.sizes.parameters,
         .tokens_per_step = o->batch * o->sequence,
         .data_tokens = dw__dataset_tokens(t->data),
@@ -240,14 +280,19 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
         .batch_bytes =
             (size_t)(2 * o->micro_batch * o->sequence + o->sequence + 1) * sizeof(int64_t),
         .library_bytes = t->library_bytes,
+        .update_bytes = t->norm_bytes,
     };
+    if (t->gpu) {
+        info->batch_bytes = t->gpu->batch.bytes;
+        info->update_bytes = dw__gpu_update_bytes(t->gpu->update);
+    }
     if (t->validation) {
         info->validation_tokens = dw__dataset_tokens(t->validation);
         info->validation_sequences = dw__dataset_sequences(t->validation);
     }
     info->predicted_bytes = t->baseline_bytes + info->parameter_bytes + info->gradient_bytes +
                             info->optimizer_bytes + info->arena_bytes + info->accumulation_bytes +
-                            info->batch_bytes + info->library_bytes + t->norm_bytes;
+                            info->batch_bytes + info->library_bytes + info->update_bytes;
 }
 
 /* ---- begin ----------------------------------------------------------------------------------- */
@@ -278,15 +323,15 @@ static dw_status allocate_all(dw_trainer *t) {
     DW_RETURN_IF_FAILED(allocate_zeros(t, &t->exp_avg_sq));
     DW_RETURN_IF_FAILED(allocate(t, arena_bytes, &t->arena));
     DW_RETURN_IF_FAILED(allocate(t, accumulation_bytes, &t->accumulation));
+    if (t->gpu) DW_RETURN_IF_FAILED(dw__trainer_gpu_begin(t));
     return allocate_batch(t);
 }
 
 /* AdamW's tensors; those with weight decay come first. */
 static void list_tensors(dw_trainer *t) {
-    for (int decayed = 1; decayed >= 0; decayed--) {
+    for (int group = 0; group < 2; group++) {
         for (uint32_t i = 0; i < t->count; i++) {
-            bool decays = t->options.decay_all || t->parameters[i].decay;
-            if (decays != (bool)decayed || !dw_engine_has_grad(t->train.engine, i)) continue;
+            if (update_group(t, i) != group) continue;
             t->tensors[t->updated++] = (dw_adamw_tensor){
                 .param = t->weight_pointers[i],
                 .grad = dw__trainer_tensor(&t->gradients, t, i),
@@ -295,17 +340,19 @@ static void list_tensors(dw_trainer *t) {
                 .count = t->parameters[i].count,
             };
         }
-        if (decayed) t->decayed = t->updated;
+        if (group == 0) t->decayed = t->updated;
     }
 }
 
 static dw_status bind_all(dw_trainer *t) {
     for (uint32_t i = 0; i < t->count; i++) {
         t->weight_pointers[i] = dw__trainer_tensor(&t->weights, t, i);
-        if (dw_engine_has_grad(t->train.engine, i))
-            t->gradients_bound[i].data = dw__trainer_tensor(&t->gradients, t, i);
+        if (!dw_engine_has_grad(t->train.engine, i)) continue;
+        t->gradients_bound[i].data = dw__trainer_tensor(&t->gradients, t, i);
+        if (t->gpu && t->accumulation.data)
+            t->part_bound[i].data = dw__trainer_tensor(&t->accumulation, t, i);
     }
-    list_tensors(t);
+    if (!t->gpu) list_tensors(t);
     DW_RETURN_IF_FAILED(bind_leaves(t, &t->train));
     return t->validation ? bind_leaves(t, &t->validate) : DW_OK;
 }
@@ -321,10 +368,23 @@ static dw_status open_checkpoints(dw_trainer *t, bool resume) {
                     t->options.checkpoint, newest);
 }
 
-static dw_status load_weights(dw_trainer *t, bool resume) {
+dw_status dw__trainer_load_weights(dw_trainer *t, const char *folder) {
+    dw_status status = DW_OK;
+    float *weights = NULL, **list = NULL;
+    DW_TRY(dw__trainer_host_block(t, &t->weights, &weights));
+    DW_TRY(dw__trainer_host_list(t, weights, &list));
+    DW_TRY(folder ? dw_model_load(t->config, folder, NULL, list)
+                  : dw_model_init(t->config, t->options.seed, list));
+    DW_TRY(dw__trainer_put_block(t, &t->weights, weights));
+cleanup:
+    dw__free(list);
+    dw__trainer_release_host(t, weights);
+    return status;
+}
+
+static dw_status load_state(dw_trainer *t, bool resume) {
     if (resume && dw__checkpoints_newest(t->checkpoints) >= 0) return dw__trainer_resume(t);
-    if (t->options.init) return dw_model_init(t->config, t->options.seed, t->weight_pointers);
-    return dw_model_load(t->config, t->options.model, NULL, t->weight_pointers);
+    return dw__trainer_load_weights(t, t->options.init ? NULL : t->options.model);
 }
 
 dw_status dw_trainer_begin(dw_trainer *t, int resume) {
@@ -341,7 +401,7 @@ dw_status dw_trainer_begin(dw_trainer *t, int resume) {
         DW_RETURN_IF_FAILED(dw__dataset_check(t->validation, t->model.sizes.vocabulary));
     DW_RETURN_IF_FAILED(allocate_all(t));
     DW_RETURN_IF_FAILED(bind_all(t));
-    DW_RETURN_IF_FAILED(load_weights(t, resume));
+    DW_RETURN_IF_FAILED(load_state(t, resume));
     t->begun = true;
     return DW_OK;
 }

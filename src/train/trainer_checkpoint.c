@@ -38,6 +38,17 @@ static dw_status describe_averages(const dw_trainer *t, dw__arena *memory,
     return DW_OK;
 }
 
+static dw_status put_average(const dw_trainer *t, size_t which, dw_safetensors_writer *writer) {
+    float *average = NULL;
+    DW_RETURN_IF_FAILED(dw__trainer_host_block(t, average_block(t, which), &average));
+    dw_status status = DW_OK;
+    for (uint32_t i = 0; i < t->count && status == DW_OK; i++)
+        status = dw_safetensors_writer_put(writer, average + t->offsets[i],
+                                           (size_t)t->parameters[i].count * sizeof(float));
+    dw__trainer_release_host(t, average);
+    return status;
+}
+
 static dw_status write_averages(const dw_trainer *t, const char *path) {
     dw_status status = DW_OK;
     uint32_t count = (uint32_t)DW_COUNT(averages) * t->count;
@@ -48,10 +59,7 @@ static dw_status write_averages(const dw_trainer *t, const char *path) {
     DW_TRY(describe_averages(t, memory, tensors));
     DW_TRY(dw_safetensors_writer_create(path, count, tensors, 0, NULL, &writer));
     for (size_t which = 0; which < DW_COUNT(averages); which++)
-        for (uint32_t i = 0; i < t->count; i++)
-            DW_TRY(dw_safetensors_writer_put(writer,
-                                             dw__trainer_tensor(average_block(t, which), t, i),
-                                             (size_t)t->parameters[i].count * sizeof(float)));
+        DW_TRY(put_average(t, which, writer));
     DW_TRY(dw_safetensors_writer_commit(writer));
 cleanup:
     dw_safetensors_writer_destroy(writer);
@@ -66,26 +74,26 @@ static const char *source_folder(const dw_trainer *t) {
     return folder ? t->options.model : NULL;
 }
 
-static dw_status write_into(const dw_trainer *t, const char *folder) {
+/* `weights`: the host's list. */
+static dw_status write_into(const dw_trainer *t, const char *folder, float *const *weights) {
     char path[PATH_MAX];
     dw_model_save_options save = DW_MODEL_SAVE_OPTIONS_DEFAULT;
     save.source = source_folder(t);
     if (snprintf(path, sizeof path, "%s/optimizer.safetensors", folder) >= PATH_MAX)
         return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
     DW_RETURN_IF_FAILED(
-        dw_model_save_into(t->config, folder, &save, (const float *const *)t->weight_pointers));
+        dw_model_save_into(t->config, folder, &save, (const float *const *)weights));
     DW_RETURN_IF_FAILED(write_averages(t, path));
     dw__progress progress = {t->step, t->updates, t->options.schedule_steps};
     return dw__manifest_write(folder, &t->options, t->data, &progress);
 }
 
 /* Fails with the name of the first parameter that is not finite. */
-static dw_status check_finite(const dw_trainer *t, const char *what) {
-    if (isfinite(dw__norm(t->weights.data, t->elements, t->norm_scratch))) return DW_OK;
+static dw_status check_finite(const dw_trainer *t, float *const *weights, const char *what) {
     uint32_t i = 0;
-    while (i + 1 < t->count &&
-           isfinite(dw__norm(t->weight_pointers[i], t->parameters[i].count, t->norm_scratch)))
+    while (i < t->count && isfinite(dw__norm(weights[i], t->parameters[i].count, t->norm_scratch)))
         i++;
+    if (i == t->count) return DW_OK;
     return dw__fail(DW_STATE,
                     "training has diverged: after step %" PRId64 " the weights of \"%s\" are not "
                     "finite, so %s is not written; start a new run with an earlier checkpoint as "
@@ -108,14 +116,11 @@ static dw_status publish(dw_trainer *t) {
     return t->step == t->options.steps ? dw__trainer_prune(t) : DW_OK;
 }
 
-dw_status dw_trainer_checkpoint(dw_trainer *t) {
-    if (!t->begun || !t->checkpoints)
-        return dw__fail(DW_STATE, "the trainer has not begun, or has no folder of checkpoints");
-    if (dw__checkpoints_newest(t->checkpoints) == t->step) return DW_OK;
-    DW_RETURN_IF_FAILED(check_finite(t, "a checkpoint"));
+static dw_status write_checkpoint(dw_trainer *t, float *const *weights) {
+    DW_RETURN_IF_FAILED(check_finite(t, weights, "a checkpoint"));
     const char *folder = NULL;
     DW_RETURN_IF_FAILED(dw__checkpoints_begin(t->checkpoints, t->step, &folder));
-    dw_status status = write_into(t, folder);
+    dw_status status = write_into(t, folder, weights);
     if (status == DW_OK) status = publish(t);
     if (status == DW_OK) return DW_OK;
     /* The cleanup may fail for the same reason. The first message says why. */
@@ -126,6 +131,33 @@ dw_status dw_trainer_checkpoint(dw_trainer *t) {
                     message);
 }
 
+static dw_status save_model(dw_trainer *t, const char *folder, float *const *weights) {
+    DW_RETURN_IF_FAILED(check_finite(t, weights, "the model"));
+    dw_model_save_options save = DW_MODEL_SAVE_OPTIONS_DEFAULT;
+    save.source = source_folder(t);
+    return dw_model_save(t->config, folder, &save, (const float *const *)weights);
+}
+
+/* Writes a checkpoint, or with `folder` the model alone. */
+static dw_status write_weights(dw_trainer *t, const char *folder) {
+    dw_status status = DW_OK;
+    float *weights = NULL, **list = NULL;
+    DW_TRY(dw__trainer_host_block(t, &t->weights, &weights));
+    DW_TRY(dw__trainer_host_list(t, weights, &list));
+    DW_TRY(folder ? save_model(t, folder, list) : write_checkpoint(t, list));
+cleanup:
+    dw__free(list);
+    dw__trainer_release_host(t, weights);
+    return status;
+}
+
+dw_status dw_trainer_checkpoint(dw_trainer *t) {
+    if (!t->begun || !t->checkpoints)
+        return dw__fail(DW_STATE, "the trainer has not begun, or has no folder of checkpoints");
+    if (dw__checkpoints_newest(t->checkpoints) == t->step) return DW_OK;
+    return write_weights(t, NULL);
+}
+
 dw_status dw_trainer_check_save(const dw_trainer *t, const char *folder) {
     dw_model_save_options save = DW_MODEL_SAVE_OPTIONS_DEFAULT;
     save.source = source_folder(t);
@@ -134,16 +166,13 @@ dw_status dw_trainer_check_save(const dw_trainer *t, const char *folder) {
 
 dw_status dw_trainer_save(dw_trainer *t, const char *folder) {
     if (!t->begun) return dw__fail(DW_STATE, "call dw_trainer_begin first; it must succeed");
-    DW_RETURN_IF_FAILED(check_finite(t, "the model"));
-    dw_model_save_options save = DW_MODEL_SAVE_OPTIONS_DEFAULT;
-    save.source = source_folder(t);
-    return dw_model_save(t->config, folder, &save, (const float *const *)t->weight_pointers);
+    return write_weights(t, folder);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
 static dw_status read_average(const dw_trainer *t, const dw_safetensors *file, const char *path,
-                              size_t which, uint32_t i) {
+                              size_t which, uint32_t i, float *average) {
     const dw_model_parameter *p = &t->parameters[i];
     char name[1024];
     uint32_t at = 0;
@@ -158,8 +187,20 @@ static dw_status read_average(const dw_trainer *t, const dw_safetensors *file, c
             "\"%s\": \"%s\" does not have the shape of its parameter, or is not F32; the "
             "checkpoint is not of this model",
             path, name);
-    return dw_safetensors_read_bytes(file, at, 0, dw__trainer_tensor(average_block(t, which), t, i),
+    return dw_safetensors_read_bytes(file, at, 0, average + t->offsets[i],
                                      (size_t)p->count * sizeof(float));
+}
+
+static dw_status read_block(const dw_trainer *t, const dw_safetensors *file, const char *path,
+                            size_t which) {
+    dw_status status = DW_OK;
+    float *average = NULL;
+    DW_TRY(dw__trainer_host_block(t, average_block(t, which), &average));
+    for (uint32_t i = 0; i < t->count; i++) DW_TRY(read_average(t, file, path, which, i, average));
+    DW_TRY(dw__trainer_put_block(t, average_block(t, which), average));
+cleanup:
+    dw__trainer_release_host(t, average);
+    return status;
 }
 
 static dw_status read_averages(const dw_trainer *t, const char *path) {
@@ -167,7 +208,7 @@ static dw_status read_averages(const dw_trainer *t, const char *path) {
     dw_safetensors *file = NULL;
     DW_TRY(dw_safetensors_open(path, &file));
     for (size_t which = 0; which < DW_COUNT(averages); which++)
-        for (uint32_t i = 0; i < t->count; i++) DW_TRY(read_average(t, file, path, which, i));
+        DW_TRY(read_block(t, file, path, which));
 cleanup:
     dw_safetensors_close(file);
     return status;
@@ -216,7 +257,7 @@ dw_status dw__trainer_resume(dw_trainer *t) {
     if (!t->schedule_is_given) t->options.schedule_steps = progress.schedule_steps;
     DW_RETURN_IF_FAILED(dw__trainer_check_schedule(&t->options));
     DW_RETURN_IF_FAILED(check_model(t, folder));
-    DW_RETURN_IF_FAILED(dw_model_load(t->config, folder, NULL, t->weight_pointers));
+    DW_RETURN_IF_FAILED(dw__trainer_load_weights(t, folder));
     DW_RETURN_IF_FAILED(read_averages(t, path));
     t->step = progress.step;
     t->updates = progress.updates;

@@ -2,6 +2,7 @@
 #include "train/trainer_internal.h"
 #include <float.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <string.h>
 
 static dw_status copy_string(dw_trainer *t, const char **text) {
@@ -99,7 +100,8 @@ dw_status dw__trainer_check_schedule(const dw_trainer_options *o) {
 }
 
 dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *options) {
-    static const dw__struct known = {"dw_trainer_options", sizeof *options, {0}};
+    static const dw__struct known = {
+        "dw_trainer_options", sizeof *options, {offsetof(dw_trainer_options, device)}};
     dw_trainer_options *o = &t->options;
     DW_RETURN_IF_FAILED(dw__struct_read(&known, options, o));
     o->init = o->init != 0;
@@ -108,6 +110,7 @@ dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *opti
     if (o->data_count == 0)
         return dw__fail(DW_INVALID_ARGUMENT, "no data are named; give files of tokens or a folder");
     if (!o->precision) o->precision = "fp32";
+    if (!o->device) o->device = "cpu";
     if (o->checkpoint && !*o->checkpoint)
         return dw__fail(DW_INVALID_ARGUMENT, "the checkpoint folder's name is empty");
     t->schedule_is_given = o->schedule_steps != 0;
@@ -118,6 +121,7 @@ dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *opti
     DW_RETURN_IF_FAILED(copy_string(t, &o->model));
     DW_RETURN_IF_FAILED(copy_string(t, &o->precision));
     DW_RETURN_IF_FAILED(copy_string(t, &o->checkpoint));
+    DW_RETURN_IF_FAILED(copy_string(t, &o->device));
     DW_RETURN_IF_FAILED(copy_list(t, o->data_count, &o->data));
     return copy_list(t, o->validation_count, &o->validation);
 }

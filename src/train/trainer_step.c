@@ -60,22 +60,39 @@ static dw_status backward_more(dw_trainer *t, const dw_binding *loss, const dw_b
     return DW_OK;
 }
 
-/* Loss and gradients of the whole batch: means over its tokens. Every micro-batch has the same number of tokens. */
-static dw_status run_batch(dw_trainer *t, double *loss) {
+static dw_status run_micro_batch(dw_trainer *t, int64_t micro, float share, float *loss) {
+    dw_binding loss_bound = {loss, NULL}, grad_bound = {&share, NULL};
+    DW_RETURN_IF_FAILED(
+        dw_plan_forward(t->train.plan, t->arena.data, t->train.leaves, &loss_bound, NULL));
+    return micro == 0 ? backward_first(t, &loss_bound, &grad_bound)
+                      : backward_more(t, &loss_bound, &grad_bound);
+}
+
+/* Loss and gradients of the whole batch: means over its tokens. Every micro-batch has the same number of tokens.
+ * Returns the norm of the gradients too. */
+static dw_status run_batch(dw_trainer *t, double *loss, double *norm) {
     int64_t micro_batches = t->options.batch / t->options.micro_batch;
-    float micro_loss = 0.0f, share = (float)(1.0 / (double)micro_batches);
-    dw_binding loss_bound = {&micro_loss, NULL}, grad_bound = {&share, NULL};
     *loss = 0.0;
     for (int64_t micro = 0; micro < micro_batches; micro++) {
         DW_RETURN_IF_FAILED(read_micro_batch(t, micro));
         t->random_seed[0] = (int64_t)t->options.seed;
         t->random_seed[1] = t->step * micro_batches + micro;
+        if (t->gpu) {
+            DW_RETURN_IF_FAILED(dw__trainer_gpu_train(t, micro));
+            continue;
+        }
+        float micro_loss = 0.0f;
         DW_RETURN_IF_FAILED(
-            dw_plan_forward(t->train.plan, t->arena.data, t->train.leaves, &loss_bound, NULL));
-        DW_RETURN_IF_FAILED(micro == 0 ? backward_first(t, &loss_bound, &grad_bound)
-                                       : backward_more(t, &loss_bound, &grad_bound));
+            run_micro_batch(t, micro, (float)(1.0 / (double)micro_batches), &micro_loss));
         *loss += (double)micro_loss / (double)micro_batches;
     }
+    if (!t->gpu) {
+        *norm = dw__norm(t->gradients.data, t->elements, t->norm_scratch);
+        return DW_OK;
+    }
+    DW_RETURN_IF_FAILED(dw__trainer_gpu_finish_step(t, micro_batches, norm));
+    for (int64_t micro = 0; micro < micro_batches; micro++)
+        *loss += (double)t->gpu->losses_read[micro] / (double)micro_batches;
     return DW_OK;
 }
 
@@ -93,29 +110,38 @@ static dw_status update(dw_trainer *t, double norm, double lr) {
                               .weight_decay = o->weight_decay,
                               .grad_scale = scale < 1.0 ? scale : 1.0,
                               .step = t->updates + 1};
-    DW_RETURN_IF_FAILED(dw_adamw_step(t->tensors, t->decayed, &adamw));
-    adamw.weight_decay = 0.0;
-    DW_RETURN_IF_FAILED(dw_adamw_step(t->tensors + t->decayed, t->updated - t->decayed, &adamw));
+    if (t->gpu) {
+        DW_RETURN_IF_FAILED(dw__trainer_gpu_update(t, &adamw));
+    } else {
+        DW_RETURN_IF_FAILED(dw_adamw_step(t->tensors, t->decayed, &adamw));
+        adamw.weight_decay = 0.0;
+        DW_RETURN_IF_FAILED(
+            dw_adamw_step(t->tensors + t->decayed, t->updated - t->decayed, &adamw));
+    }
     t->updates++;
     return DW_OK;
 }
 
+static const char *name_culprit(const dw_trainer *t, const float *gradients) {
+    for (uint32_t i = 0; i < t->count; i++) {
+        if (!t->gradients_bound[i].data) continue;
+        if (!isfinite(dw__norm(gradients + t->offsets[i], t->parameters[i].count, t->norm_scratch)))
+            return t->parameters[i].name;
+    }
+    return "a gradient";
+}
+
 /* Stores the name of the first value that is not finite. */
-static void find_culprit(const dw_trainer *t, dw_train_report *report) {
-    const char *name = "a gradient";
-    if (!isfinite(report->loss)) {
-        name = "the loss";
-    } else {
-        for (uint32_t i = 0; i < t->count; i++) {
-            if (!t->gradients_bound[i].data) continue;
-            if (isfinite(
-                    dw__norm(t->gradients_bound[i].data, t->parameters[i].count, t->norm_scratch)))
-                continue;
-            name = t->parameters[i].name;
-            break;
-        }
+static dw_status find_culprit(const dw_trainer *t, dw_train_report *report) {
+    const char *name = "the loss";
+    float *gradients = NULL;
+    if (isfinite(report->loss)) {
+        DW_RETURN_IF_FAILED(dw__trainer_host_block(t, &t->gradients, &gradients));
+        name = name_culprit(t, gradients);
+        dw__trainer_release_host(t, gradients);
     }
     snprintf(report->culprit, sizeof report->culprit, "%s", name);
+    return DW_OK;
 }
 
 /* A bad last step is a failure too: with its weights the loss or a gradient is not finite. */
@@ -138,6 +164,16 @@ static dw_status check_begun(const dw_trainer *t) {
     return dw__fail(DW_STATE, "call dw_trainer_begin first; it must succeed");
 }
 
+/* The numbers of a step, and its update if they are finite. */
+static dw_status compute(dw_trainer *t, dw_train_report *report) {
+    DW_RETURN_IF_FAILED(run_batch(t, &report->loss, &report->gradient_norm));
+    bool finite = isfinite(report->loss) && isfinite(report->gradient_norm);
+    if (!finite) return find_culprit(t, report);
+    DW_RETURN_IF_FAILED(update(t, report->gradient_norm, report->lr));
+    report->applied = 1;
+    return DW_OK;
+}
+
 dw_status dw_trainer_step(dw_trainer *t, dw_train_report *report) {
     DW_RETURN_IF_FAILED(check_begun(t));
     if (t->step >= t->options.steps)
@@ -145,13 +181,11 @@ dw_status dw_trainer_step(dw_trainer *t, dw_train_report *report) {
     double start = dw__seconds();
     *report =
         (dw_train_report){.step = t->step + 1, .lr = dw__learning_rate(&t->options, t->step + 1)};
-    DW_RETURN_IF_FAILED(run_batch(t, &report->loss));
-    report->gradient_norm = dw__norm(t->gradients.data, t->elements, t->norm_scratch);
-    report->applied = isfinite(report->loss) && isfinite(report->gradient_norm);
-    if (report->applied)
-        DW_RETURN_IF_FAILED(update(t, report->gradient_norm, report->lr));
-    else
-        find_culprit(t, report);
+    dw_status status = compute(t, report);
+    if (status != DW_OK) {
+        *report = (dw_train_report){0};
+        return dw__fail_prefix(status, "step %" PRId64, t->step + 1);
+    }
     t->step++;
     report->seconds = dw__seconds() - start;
     if (!report->applied) return judge_bad_step(t, report);
@@ -159,22 +193,34 @@ dw_status dw_trainer_step(dw_trainer *t, dw_train_report *report) {
     return dw__trainer_prune(t);
 }
 
+int64_t dw__trainer_validation_batches(const dw_trainer *t) {
+    if (!t->validation) return 0;
+    int64_t batches = dw__dataset_sequences(t->validation) / t->options.micro_batch;
+    int64_t most = t->options.validation_batches;
+    return most > 0 && batches > most ? most : batches;
+}
+
 dw_status dw_trainer_validate(dw_trainer *t, double *loss) {
     DW_RETURN_IF_FAILED(check_begun(t));
     if (!t->validation) return dw__fail(DW_STATE, "the trainer was made without validation data");
-    int64_t rows = t->options.micro_batch;
-    int64_t batches = dw__dataset_sequences(t->validation) / rows;
-    if (t->options.validation_batches > 0 && batches > t->options.validation_batches)
-        batches = t->options.validation_batches;
+    int64_t rows = t->options.micro_batch, batches = dw__trainer_validation_batches(t);
     float batch_loss = 0.0f;
     dw_binding bound = {&batch_loss, NULL};
     double sum = 0.0;
     for (int64_t i = 0; i < batches; i++) {
         for (int64_t row = 0; row < rows; row++)
             DW_RETURN_IF_FAILED(read_row(t, t->validation, i * rows + row, row));
+        if (t->gpu) {
+            DW_RETURN_IF_FAILED(dw__trainer_gpu_validate(t, i));
+            continue;
+        }
         DW_RETURN_IF_FAILED(
             dw_plan_forward(t->validate.plan, t->arena.data, t->validate.leaves, &bound, NULL));
         sum += batch_loss;
+    }
+    if (t->gpu) {
+        DW_RETURN_IF_FAILED(dw__trainer_gpu_finish_validation(t, batches));
+        for (int64_t i = 0; i < batches; i++) sum += t->gpu->losses_read[i];
     }
     *loss = sum / (double)batches;
     return DW_OK;
