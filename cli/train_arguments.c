@@ -54,6 +54,7 @@ static const argument arguments[] = {
     {"--clip", NUMBER, OPTION(clip)},
     {"--max-bad-steps", COUNT, OPTION(bad_steps)},
     {"--precision", TEXT, OPTION(precision)},
+    {"--device", TEXT, OPTION(device)},
     {"--checkpoint", TEXT, OPTION(checkpoint)},
     {"--save-every", COUNT, REQUEST(save_every)},
     {"--keep", COUNT, OPTION(keep)},
@@ -113,6 +114,9 @@ void train_print_help(void) {
         "                       finite (default 5); such a last step fails too\n"
         "  --precision NAME     precision of linear layers: fp32, bf16, mxfp8 or nvfp4 (default\n"
         "                       fp32)\n"
+        "  --device NAME        where to train: cpu (default), cuda, or an emulated GPU such as\n"
+        "                       emulator:sm_90a. GPUs train in fp32; this is proven on the\n"
+        "                       emulator, has not run on hardware and is not fast yet\n"
         "\n"
         "Results:\n"
         "  --output DIR         folder for the trained model, for transformers\n"

@@ -1,5 +1,6 @@
 /* The output of `deepwell train`: one updating line on a terminal, plain lines elsewhere, or JSON. */
 #include "cli.h"
+#include "deepwell/device.h"
 #include "train.h"
 #include <inttypes.h>
 #include <math.h>
@@ -26,9 +27,18 @@ static const char *size_text(double bytes, char text[32]) {
     return text;
 }
 
-/* Returns the largest resident set so far in bytes, 0 if the system does not report it. */
-static double peak_bytes(void) {
+static int on_gpu(const train_reporter *r) { return strcmp(r->info.device, "cpu") != 0; }
+
+/* Returns the largest resident set so far in bytes, 0 if the system does not report it; on a GPU the most of its
+ * memory. */
+static double peak_bytes(const train_reporter *r) {
+    const dw_device *device;
+    size_t most = 0;
     double kilobytes = 0.0;
+    if (on_gpu(r)) {
+        if (dw_device_find(r->info.device, &device) == DW_OK) dw_device_memory(device, NULL, &most);
+        return (double)most;
+    }
     char line[256];
     FILE *file = fopen("/proc/self/status", "re");
     if (!file) return 0.0;
@@ -88,15 +98,17 @@ static void close_line(train_reporter *r) {
 
 static void print_plan_json(const dw_trainer_info *i, int64_t steps) {
     print_json(json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I}}",
-        "event", "plan", "family", i->family, "parameters", (json_int_t)i->parameters, "steps",
-        (json_int_t)steps, "tokens_per_step", (json_int_t)i->tokens_per_step, "data_tokens",
-        (json_int_t)i->data_tokens, "data_sequences", (json_int_t)i->data_sequences,
-        "validation_tokens", (json_int_t)i->validation_tokens, "validation_sequences",
-        (json_int_t)i->validation_sequences, "memory", "parameters", (json_int_t)i->parameter_bytes,
-        "gradients", (json_int_t)i->gradient_bytes, "optimizer", (json_int_t)i->optimizer_bytes,
-        "arena", (json_int_t)i->arena_bytes, "accumulation", (json_int_t)i->accumulation_bytes,
-        "batch", (json_int_t)i->batch_bytes, "predicted_peak", (json_int_t)i->predicted_bytes));
+        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:I}}",
+        "event", "plan", "family", i->family, "device", i->device, "parameters",
+        (json_int_t)i->parameters, "steps", (json_int_t)steps, "tokens_per_step",
+        (json_int_t)i->tokens_per_step, "data_tokens", (json_int_t)i->data_tokens, "data_sequences",
+        (json_int_t)i->data_sequences, "validation_tokens", (json_int_t)i->validation_tokens,
+        "validation_sequences", (json_int_t)i->validation_sequences, "memory", "parameters",
+        (json_int_t)i->parameter_bytes, "gradients", (json_int_t)i->gradient_bytes, "optimizer",
+        (json_int_t)i->optimizer_bytes, "arena", (json_int_t)i->arena_bytes, "accumulation",
+        (json_int_t)i->accumulation_bytes, "batch", (json_int_t)i->batch_bytes, "predicted_peak",
+        (json_int_t)i->predicted_bytes));
 }
 
 void train_report_plan(train_reporter *r) {
@@ -122,6 +134,10 @@ void train_report_plan(train_reporter *r) {
            size_text((double)i->predicted_bytes, a), size_text((double)i->parameter_bytes, b),
            size_text((double)(i->gradient_bytes + i->accumulation_bytes + i->optimizer_bytes), c),
            size_text((double)i->arena_bytes, d));
+    if (on_gpu(r)) {
+        cli_print_bold("device  ");
+        printf("%s; the memory is its own\n", i->device);
+    }
     fflush(stdout);
 }
 
@@ -143,7 +159,7 @@ static int step_line(const train_reporter *r, const dw_train_report *s, char *li
         line, bytes,
         "step %" PRId64 "/%" PRId64 "  loss %.4f  norm %.3g  lr %.3g  %.0f tokens/s  memory "
         "%s (predicted %s)  left %s",
-        s->step, steps, s->loss, s->gradient_norm, s->lr, tokens, size_text(peak_bytes(), used),
+        s->step, steps, s->loss, s->gradient_norm, s->lr, tokens, size_text(peak_bytes(r), used),
         size_text((double)r->info.predicted_bytes, predicted),
         time_text((double)(steps - s->step) * r->step_seconds, left));
 }
@@ -178,7 +194,7 @@ void train_report_step(train_reporter *r, const dw_train_report *s) {
     if (r->request->json) {
         json_t *object = train_step_json(s, r->info.tokens_per_step);
         if (object)
-            json_object_set_new(object, "memory_peak", json_integer((json_int_t)peak_bytes()));
+            json_object_set_new(object, "memory_peak", json_integer((json_int_t)peak_bytes(r)));
         print_json(event_json("step", object));
     } else if (!s->applied) {
         print_bad_step(r, s);
