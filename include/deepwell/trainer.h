@@ -78,8 +78,7 @@ typedef struct dw_trainer_options {
     const char *checkpoint; /* folder of checkpoints, created if missing; NULL: none */
     int64_t keep;           /* number of newest checkpoints to keep; 1 or more */
     /* Where the model is trained, a name of device.h; NULL: "cpu". On "cuda" the trainer belongs to the GPU of the
-     * context that is current in dw_trainer_create. Only precision "fp32" runs on a GPU. `struct_size` may end before
-     * this member, which means NULL. */
+     * context that is current in dw_trainer_create. `struct_size` may end before this member: NULL. */
     const char *device;
 } dw_trainer_options;
 #define DW_TRAINER_OPTIONS_DEFAULT                                                                 \
@@ -91,8 +90,8 @@ typedef struct dw_trainer_options {
     }
 
 /* Reads the configuration and the data's headers and plans one step. Copies the strings and arrays of `options`.
- * DW_INVALID_ARGUMENT names the option. DW_UNSUPPORTED: the device is not here, or does not train this model in this
- * precision. */
+ * DW_INVALID_ARGUMENT names the option. DW_UNSUPPORTED: the device is not here, or has no kernel for a node of the
+ * model. */
 DW_API dw_status dw_trainer_create(const dw_trainer_options *options, dw_trainer **trainer);
 DW_API void dw_trainer_destroy(dw_trainer *trainer); /* may be NULL; writes nothing */
 

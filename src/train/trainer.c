@@ -246,9 +246,9 @@ dw_status dw_trainer_create(const dw_trainer_options *options, dw_trainer **trai
 void dw_trainer_destroy(dw_trainer *t) {
     if (!t) return;
     dw__checkpoints_close(t->checkpoints);
+    dw__trainer_gpu_destroy(t);
     release_program(&t->train);
     release_program(&t->validate);
-    dw__trainer_gpu_destroy(t);
     dw__dataset_close(t->data);
     dw__dataset_close(t->validation);
     dw_model_config_destroy(t->config);

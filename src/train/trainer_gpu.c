@@ -2,17 +2,12 @@
  * each micro-batch; losses and the gradient norm are copied out once per step. The update begins when the host has seen
  * that they are finite and that the data gave no error. */
 #include "train/trainer_internal.h"
-#include <string.h>
 
 dw_status dw__trainer_find_device(dw_trainer *t) {
     dw_status status = dw_device_find(t->options.device, &t->device);
     if (status == DW_NOT_FOUND) return dw__fail_prefix(DW_INVALID_ARGUMENT, "device");
     DW_RETURN_IF_FAILED(status);
     if (!t->device->launch) return DW_OK;
-    if (strcmp(t->options.precision, "fp32") != 0)
-        return dw__fail(DW_UNSUPPORTED,
-                        "precision \"%s\" is trained on the CPU only; on \"%s\" use fp32",
-                        t->options.precision, t->options.device);
     t->gpu = dw__arena_alloc(t->memory, sizeof *t->gpu);
     if (!t->gpu) return dw__fail_memory("a trainer's state on a GPU", sizeof *t->gpu);
     *t->gpu = (dw__gpu){0};
@@ -66,8 +61,9 @@ dw_status dw__trainer_gpu_create(dw_trainer *t) {
 
 void dw__trainer_gpu_destroy(dw_trainer *t) {
     if (!t->gpu) return;
-    dw__gpu_update_destroy(t->gpu->update);
+    /* Releasing the device's memory waits for the last update, which uses plans and other memory. */
     if (t->gpu->batch.data) dw_device_release(t->device, t->gpu->batch.data, t->gpu->batch.bytes);
+    dw__gpu_update_destroy(t->gpu->update);
     dw__free(t->gpu->losses_read);
 }
 

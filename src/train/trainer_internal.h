@@ -90,7 +90,7 @@ dw_status dw__trainer_check_schedule(const dw_trainer_options *options);
 
 /* ---- trainer_gpu.c ------------------------------------------------------------------------------- */
 
-/* Finds the device that the options name and checks that it can train. */
+/* Finds the device that the options name. */
 dw_status dw__trainer_find_device(dw_trainer *t);
 /* Plans the update. Needs the plans of forward and backward, and the layout of the parameters. */
 dw_status dw__trainer_gpu_create(dw_trainer *t);

@@ -72,7 +72,7 @@ def test_an_emulated_gpu_trains_and_resumes(model, data, compiler, tmp_path):
     ("arguments", "status", "named"),
     [
         (["--device", "gpu"], 2, '"gpu"'),
-        (["--device", EMULATED, "--precision", "mxfp8"], 3, "mxfp8"),
+        (["--device", EMULATED, "--precision", "fp8"], 3, "fp8"),
         (["--device", EMULATED, "--dry-run"], 0, None),
     ],
 )
