@@ -214,7 +214,7 @@ dw_status dw__gpu_square(dw__gpu_update *u, void *arena, const float *block) {
     return DW_OK;
 }
 
-dw_status dw__gpu_norm(dw__gpu_update *u, double *norm) {
+dw_status dw__gpu_gradient_norm(dw__gpu_update *u, double *norm) {
     DW_RETURN_IF_FAILED(dw_device_copy_out(u->device, u->sums, u->memory + u->sums_at,
                                            (size_t)u->pieces * sizeof *u->sums));
     double sum = 0.0;

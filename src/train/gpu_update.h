@@ -2,7 +2,7 @@
  * that the engine runs on pieces of the blocks. Learning rate, step and gradient scale are inputs of the graph, so each
  * plan is made once.
  *
- * The functions enqueue their work on the legacy default stream. dw__gpu_norm waits for it, and dw__gpu_adamw for what
+ * The functions enqueue their work on the legacy default stream. dw__gpu_gradient_norm waits for it, and dw__gpu_adamw for what
  * was enqueued before it. */
 #ifndef DW_GPU_UPDATE_H
 #define DW_GPU_UPDATE_H
@@ -38,7 +38,7 @@ dw_status dw__gpu_add(dw__gpu_update *update, void *arena, float *to, const floa
 /* Enqueues the sums of squares of the block's pieces, in F64 and in an order that the sizes determine. */
 dw_status dw__gpu_square(dw__gpu_update *update, void *arena, const float *block);
 /* Waits, and returns the root of the sum of what dw__gpu_square computed last. */
-dw_status dw__gpu_norm(dw__gpu_update *update, double *norm);
+dw_status dw__gpu_gradient_norm(dw__gpu_update *update, double *norm);
 
 typedef struct dw__gpu_blocks {
     float *weights, *gradients, *exp_avg, *exp_avg_sq;

@@ -127,7 +127,7 @@ static dw_status finish(const dw_trainer *t, const dw__program *p, int64_t losse
 dw_status dw__trainer_gpu_finish_step(dw_trainer *t, int64_t micro_batches, double *norm) {
     DW_RETURN_IF_FAILED(dw__gpu_square(t->gpu->update, t->arena.data, t->gradients.data));
     DW_RETURN_IF_FAILED(finish(t, &t->train, micro_batches));
-    return dw__gpu_norm(t->gpu->update, norm);
+    return dw__gpu_gradient_norm(t->gpu->update, norm);
 }
 
 dw_status dw__trainer_gpu_finish_validation(dw_trainer *t, int64_t batches) {

@@ -116,7 +116,7 @@ static void updates_agree(void **state) {
         OK(dw_device_copy_in(device, added, more, sizeof more));
         OK(dw__gpu_add(update, arena, blocks[1], added));
         OK(dw__gpu_square(update, arena, blocks[1]));
-        OK(dw__gpu_norm(update, &norm));
+        OK(dw__gpu_gradient_norm(update, &norm));
         assert_true(fabs(norm - sqrt(sum)) <= ELEMENTS * 0x1p-53 * sqrt(sum));
         options.lr = 0.01 * step;
         options.weight_decay = 0.1;
