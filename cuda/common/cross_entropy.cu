@@ -2,11 +2,11 @@
 //
 // Both are bound by memory. LANES threads share a row: a warp has a short row (a block then has several), a block has a
 // long one. Forward reads the logits once: each thread keeps the largest of its logits and the sum of exponentials
-// relative to it, and scales the sum when it meets a larger one. Backward reads them once and computes the probabilities
+// relative to it, and scales the sum when it meets a larger one. Backward reads them once and computes probabilities
 // again from the log-sum-exp. One block adds the losses of rows in an order that depends on their number alone, with
 // compensation, so that results have the same bits in every run.
 //
-// A target outside of the classes is reported (data_error.h), and its row is treated like an ignored one. Statistics and
+// A target outside of the classes is reported (data_error.h), and its row is treated as an ignored one. Statistics and
 // sums are F32 (F64 in F64), each result is rounded once.
 //
 // Defines: TYPE, LANES, ALIGNED (row_vectors.cuh).

@@ -198,9 +198,10 @@ dw_status dw__import_dim(dw_graph *to, const dw_graph *from, dw_dim dim, dw_dim 
 /* Copies all attributes of a node and imports the dims in DIMS lists. Memory comes from to's arena. */
 dw_status dw__import_attrs(dw_graph *to, const dw_graph *from, dw_node node, const dw_attr **attrs);
 
-/* Replaces every node of one composite operation by its expansion. DW_OP_COUNT means all composites. */
+/* Replaces every node of one composite operation by its expansion. */
 dw_status dw__expand_op(dw_graph **graph, dw_op op);
-/* Replaces each composite node that `wanted` names by its expansion, and those of its expansion likewise. */
+/* Replaces each composite node that `wanted` names by its expansion, and those of its expansion likewise. A failure
+ * leaves the graph as it was. */
 typedef bool (*dw__expand_rule)(const dw_graph *graph, dw_node node, void *context);
 dw_status dw__expand_where(dw_graph **graph, dw__expand_rule wanted, void *context);
 /* Expands the layers that dw_graph_apply_precision has quantized; `changed` says whether there are any.

@@ -1,6 +1,6 @@
-/* Expansions of cross-entropy and of cross-entropy after a linear layer, forward and backward. x is
- * [T, V]: T targets, V classes.
- */
+/* Expansions of cross-entropy, forward and backward, into primitives, and of cross-entropy after a linear layer into
+ * matrix multiplications and cross-entropy, for which a device may have a kernel. The logits are [T, V]: T targets, V
+ * classes. */
 #include "graph/emit.h"
 #include "graph/op_rules.h"
 #include <string.h>
@@ -26,11 +26,12 @@ static dw_value emit_valid_count(dw__emitter *e, dw_value valid, dw_dtype dtype)
     return dw__emit_reduce(e, DW_OP_REDUCE_SUM, dw__emit_cast(e, valid, dtype), 0, false);
 }
 
-/* Outputs: loss and lse. */
-static dw_status expand_loss(dw__emitter *e, const dw_graph *source, dw_node node, dw_value logits,
-                             dw_value target, dw_value *outputs) {
+dw_status dw__expand_cross_entropy(dw_graph *graph, const dw_graph *source, dw_node node,
+                                   const dw_value *inputs, dw_value *outputs) {
+    dw__emitter emitter = {graph, DW_OK}, *e = &emitter;
+    const dw_value target = inputs[1];
     options o = read_options(source, node);
-    dw_value x = dw__emit_widen(e, logits), lse = DW_NONE;
+    dw_value x = dw__emit_widen(e, inputs[0]), lse = DW_NONE;
     if (e->status != DW_OK) return e->status;
     dw__type type = dw__type_of(e->graph, x);
     dw__emit_softmax(e, x, 1, NULL, &lse);
@@ -58,20 +59,16 @@ static dw_status expand_loss(dw__emitter *e, const dw_graph *source, dw_node nod
     return e->status;
 }
 
-dw_status dw__expand_cross_entropy(dw_graph *graph, const dw_graph *source, dw_node node,
-                                   const dw_value *inputs, dw_value *outputs) {
-    dw__emitter e = {graph, DW_OK};
-    return expand_loss(&e, source, node, inputs[0], inputs[1], outputs);
-}
-
 /* (softmax(x) - (1-s)*onehot(target) - s/V) * weight in the compute dtype. The weight is dloss for valid
  * targets and 0 for others; for a mean it is divided by the number of valid targets. */
-static dw_value emit_dlogits(dw__emitter *e, options o, dw_value x, dw_value target, dw_value lse,
-                             dw_value dloss) {
-    x = dw__emit_widen(e, x);
-    lse = dw__emit_widen(e, lse);
-    dloss = dw__emit_widen(e, dloss);
-    if (e->status != DW_OK) return DW_NONE;
+dw_status dw__expand_cross_entropy_backward(dw_graph *graph, const dw_graph *source, dw_node node,
+                                            const dw_value *inputs, dw_value *outputs) {
+    dw__emitter emitter = {graph, DW_OK}, *e = &emitter;
+    const options o = read_options(source, node);
+    const dw_value target = inputs[1];
+    dw_value x = dw__emit_widen(e, inputs[0]), lse = dw__emit_widen(e, inputs[2]),
+             dloss = dw__emit_widen(e, inputs[3]);
+    if (e->status != DW_OK) return e->status;
     dw__type type = dw__type_of(e->graph, x);
     dw_value valid = dw__emit_with_number(e, DW_OP_NE, target, o.ignore_index);
     if (o.reduction == REDUCTION_MEAN)
@@ -90,16 +87,23 @@ static dw_value emit_dlogits(dw__emitter *e, options o, dw_value x, dw_value tar
     dw_value hit = dw__emit_binary(e, DW_OP_EQ, class, dw__emit_spread_last(e, target, class));
     dw_value less = dw__emit_with_number(e, DW_OP_SUB, g, 1.0 - o.smoothing);
     g = dw__emit_select(e, hit, less, g);
-    return dw__emit_binary(e, DW_OP_MUL, g, dw__emit_spread_last(e, weight, g));
+    dw_value dx = dw__emit_binary(e, DW_OP_MUL, g, dw__emit_spread_last(e, weight, g));
+    outputs[0] = dw__emit_cast(e, dx, dw__output_dtype(source, node, 0));
+    return e->status;
 }
 
-dw_status dw__expand_cross_entropy_backward(dw_graph *graph, const dw_graph *source, dw_node node,
-                                            const dw_value *inputs, dw_value *outputs) {
-    dw__emitter e = {graph, DW_OK};
-    dw_value dx =
-        emit_dlogits(&e, read_options(source, node), inputs[0], inputs[1], inputs[2], inputs[3]);
-    outputs[0] = dw__emit_cast(&e, dx, dw__output_dtype(source, node, 0));
-    return e.status;
+/* Emits cross_entropy or its gradient with the attributes of `node`. */
+static dw_node emit_loss(dw__emitter *e, dw_op op, uint32_t count, const dw_value *inputs,
+                         const dw_graph *source, dw_node node) {
+    static const dw_attr_key keys[] = {DW_ATTR_KEY_REDUCTION, DW_ATTR_KEY_IGNORE_INDEX,
+                                       DW_ATTR_KEY_LABEL_SMOOTHING};
+    dw_attr attrs[DW_COUNT(keys)];
+    uint32_t attr_count = 0;
+    for (size_t i = 0; i < DW_COUNT(keys); i++) {
+        const dw_attr *attr = dw_node_attr(source, node, keys[i]);
+        if (attr) attrs[attr_count++] = *attr;
+    }
+    return dw__emit_node(e, op, count, inputs, attr_count, attrs);
 }
 
 /* Computes the logits in the compute dtype. */
@@ -117,7 +121,13 @@ dw_status dw__expand_linear_cross_entropy(dw_graph *graph, const dw_graph *sourc
     bool transpose_w = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
     dw_value logits = emit_logits(&e, dw__emit_widen(&e, inputs[0]), dw__emit_widen(&e, inputs[1]),
                                   inputs[2], transpose_w);
-    return expand_loss(&e, source, node, logits, inputs[3], outputs);
+    const dw_node loss =
+        emit_loss(&e, DW_OP_CROSS_ENTROPY, 2, (dw_value[]){logits, inputs[3]}, source, node);
+    if (e.status != DW_OK) return e.status;
+    for (uint32_t i = 0; i < 2; i++)
+        outputs[i] =
+            dw__emit_cast(&e, dw_node_output(graph, loss, i), dw__output_dtype(source, node, i));
+    return e.status;
 }
 
 /* Operands: x, w, b?, logits?, target, lse, dloss. dlogits stays in the compute dtype. */
@@ -129,8 +139,11 @@ dw_status dw__expand_linear_cross_entropy_backward(dw_graph *graph, const dw_gra
     dw_value x = dw__emit_widen(&e, inputs[0]), w = dw__emit_widen(&e, inputs[1]);
     dw_value logits =
         inputs[3] != DW_NONE ? inputs[3] : emit_logits(&e, x, w, inputs[2], transpose_w);
-    dw_value dlogits =
-        emit_dlogits(&e, read_options(source, node), logits, inputs[4], inputs[5], inputs[6]);
+    dw_value operands[] = {dw__emit_widen(&e, logits), inputs[4], dw__emit_widen(&e, inputs[5]),
+                           dw__emit_widen(&e, inputs[6])};
+    const dw_node loss = emit_loss(&e, DW_OP_CROSS_ENTROPY_BACKWARD, 4, operands, source, node);
+    if (e.status != DW_OK) return e.status;
+    const dw_value dlogits = dw_node_output(graph, loss, 0);
     dw_value dx = dw__emit_matmul(&e, dlogits, w, false, !transpose_w);
     dw_value dw = transpose_w ? dw__emit_matmul(&e, dlogits, x, true, false)
                               : dw__emit_matmul(&e, x, dlogits, true, false);

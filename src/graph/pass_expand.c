@@ -38,8 +38,12 @@ cleanup:
 }
 
 static bool is_operation(const dw_graph *graph, dw_node node, void *context) {
-    const dw_op only = *(const dw_op *)context;
-    return only == DW_OP_COUNT || graph->nodes.items[node].op == only;
+    return graph->nodes.items[node].op == *(const dw_op *)context;
+}
+
+static bool is_any(const dw_graph *graph, dw_node node, void *context) {
+    (void)graph, (void)node, (void)context;
+    return true;
 }
 
 dw_status dw__expand_op(dw_graph **graph, dw_op op) {
@@ -48,9 +52,17 @@ dw_status dw__expand_op(dw_graph **graph, dw_op op) {
 }
 
 dw_status dw__expand_where(dw_graph **graph, dw__expand_rule wanted, void *context) {
+    dw_status status = DW_OK;
     bool changed = true;
-    while (changed) DW_RETURN_IF_FAILED(expand_round(graph, wanted, context, &changed));
-    return DW_OK;
+    dw_graph *expanded = NULL; /* a copy, because a later round may fail */
+    DW_TRY(dw_graph_clone(*graph, &expanded));
+    while (changed) DW_TRY(expand_round(&expanded, wanted, context, &changed));
+    dw_graph_destroy(*graph);
+    *graph = expanded;
+    expanded = NULL;
+cleanup:
+    dw_graph_destroy(expanded);
+    return status;
 }
 
-dw_status dw__pass_expand(dw_graph **graph) { return dw__expand_op(graph, DW_OP_COUNT); }
+dw_status dw__pass_expand(dw_graph **graph) { return dw__expand_where(graph, is_any, NULL); }
