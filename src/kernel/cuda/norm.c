@@ -23,19 +23,16 @@ static norm_variant unpack(uint64_t params) {
 
 static int per_vector(int type) { return 16 / (int)dw_dtype_bytes((dw_dtype)type); }
 
-/* A warp processes a short row, a block a longer one, as far as registers suffice: forward holds x, backward x, dy and
- * the sums for both gradients, 16 of each. Longer rows stay in memory. */
+/* A warp processes a short row, a block of 256 or 512 threads a longer one, as far as registers suffice: forward holds
+ * four vectors of x, w and b, backward 16 elements of x, dy and the sums for both gradients. Longer rows stay in
+ * memory. */
 static void choose_threads(int64_t columns, norm_variant *v) {
-    static const int sizes[2][3][2] = {{{32, 4}, {256, 4}, {1024, 2}},
-                                       {{32, 4}, {256, 4}, {512, 4}}};
-    const int per = per_vector(v->type), held = v->backward ? 16 / per : 4;
+    static const int lanes[] = {32, 256, 512};
+    const int per = per_vector(v->type), held = v->backward && per > 4 ? 16 / per : 4;
     const int64_t vectors = (columns + per - 1) / per;
-    for (size_t i = 0; i < DW_COUNT(sizes[0]); i++) {
-        v->lanes = sizes[v->backward][i][0];
-        for (v->vectors = 1; v->vectors <= sizes[v->backward][i][1] && v->vectors <= held;
-             v->vectors *= 2)
+    for (size_t i = 0; i < DW_COUNT(lanes); i++)
+        for (v->lanes = lanes[i], v->vectors = 1; v->vectors <= held; v->vectors *= 2)
             if (vectors <= (int64_t)v->lanes * v->vectors) return;
-    }
     v->vectors = 0;
 }
 
