@@ -232,9 +232,9 @@ static void test_unsupported_calls(void **state) {
     call.call.inputs[0].stride[1] = 2;
     assert_int_equal(dw__softmax.supports(&dw__softmax, &call, &hopper), DW_UNSUPPORTED);
     assert_non_null(strstr(dw_last_error(), "contiguous rows"));
-    call.call.op = DW_OP_LAYER_NORM;
+    call.call.op = DW_OP_ROPE;
     assert_int_equal(dw__kernel_fail_none(&call, &hopper), DW_UNSUPPORTED);
-    assert_non_null(strstr(dw_last_error(), "there is no kernel of layer_norm for sm_90a"));
+    assert_non_null(strstr(dw_last_error(), "there is no kernel of rope for sm_90a"));
 }
 
 /* ---- first use ------------------------------------------------------------------------------------ */
