@@ -143,14 +143,16 @@ static void *work(void *argument) {
     inside_task = true;
     own_worker = (int)(intptr_t)argument;
     uint32_t seen = 0;
-    while (!atomic_load(&pool.stop)) {
+    for (;;) {
         if (enter(&seen)) {
             take_indexes(own_worker);
             leave();
         }
+        /* The caller sets `stop` before it begins the generation that wakes the workers, so that a worker whose `seen`
+         * is of that generation, which it would wait to end, finds `stop` set here. */
+        if (atomic_load(&pool.stop)) return NULL;
         await_generation(seen);
     }
-    return NULL;
 }
 
 /* ---- starting and stopping; `turn` is held --------------------------------------------------- */

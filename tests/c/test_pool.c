@@ -51,6 +51,23 @@ static void runs_each_index_once(void **state) {
     }
 }
 
+static void do_nothing(void *context, int64_t index, int worker) {
+    (void)context;
+    (void)index;
+    (void)worker;
+}
+
+/* Workers are stopped while they start, run their first loop, or go to sleep after it. */
+static void workers_stop_at_any_moment(void **state) {
+    (void)state;
+    for (int round = 0; round < 3000; round++) {
+        assert_int_equal(dw__pool_set_threads(2 + round % 3), DW_OK);
+        dw__pool_run(2 + round % 5, do_nothing, NULL);
+        for (volatile int wait = 0; wait < round % 257 * 16; wait++) {
+        }
+    }
+}
+
 typedef struct limited {
     int limit;
     _Atomic int highest;
@@ -331,6 +348,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(runs_each_index_once),
         cmocka_unit_test(a_limit_holds_whatever_others_set),
         cmocka_unit_test(survives_many_short_loops),
+        cmocka_unit_test(workers_stop_at_any_moment),
         cmocka_unit_test(results_do_not_depend_on_threads),
         cmocka_unit_test(nested_loops_run_serially_on_their_worker),
         cmocka_unit_test(concurrent_callers_take_turns),
