@@ -1,7 +1,7 @@
 /* config.json: the configurations that Deepwell builds, and one message for every other one. */
 #include "base/base.h"
 #include "deepwell/model.h"
-#include "model_sizes.h"
+#include "same_model_sizes.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -4,8 +4,8 @@
 #include "deepwell/log.h"
 #include "deepwell/planner.h"
 #include "model/model_internal.h"
-#include "model_sizes.h"
 #include "plan/planner_internal.h"
+#include "same_model_sizes.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
