@@ -20,7 +20,7 @@ os.environ["DEEPWELL_MEASURE"] = "0"
 import deepwell  # noqa: E402
 import torch  # noqa: E402
 from deepwell.guards import unusual_mode  # noqa: E402
-from deepwell.optimize import _flattened, _signature  # noqa: E402
+from deepwell.optimize import _autocast_types, _flattened, _signature  # noqa: E402
 
 
 def microseconds(function) -> float:
@@ -74,7 +74,8 @@ def main() -> int:
     step(model)()
     forward = model.forward
     flat, spec = _flattened((x,), {})
-    state, key = forward._state(), _signature(flat, spec, forward.session.target)[0]
+    state = forward._state()
+    key = _signature(flat, spec, forward.session.target, _autocast_types())[0]
     key = key, state.module.training
     entry, (leaves, sizes) = forward._find(state, key, flat, (x,), {})
     program = entry.program
@@ -100,7 +101,7 @@ def main() -> int:
         ("  of it: PyTorch's modes", unusual_mode),
         (
             "  arguments flattened, kind of call",
-            lambda: _signature(*_flattened((x,), {}), target),
+            lambda: _signature(*_flattened((x,), {}), target, _autocast_types()),
         ),
         ("  guards: the module is unchanged", forward._state),
         ("  capture found, leaves bound", lambda: forward._find(state, key, flat, (x,), {})),

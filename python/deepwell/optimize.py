@@ -644,7 +644,8 @@ class OptimizedForward:
             flat, spec = _flattened(args, kwargs)
             if spec is None:
                 return kind, None, "called with a key-value cache"
-            key, reason = _signature(flat, spec, self.session.target)
+            autocast = _autocast_types()
+            key, reason = _signature(flat, spec, self.session.target, autocast)
         if reason is None:
             state = self._state()
             reason = state.reason
@@ -654,7 +655,7 @@ class OptimizedForward:
             entry, found = self._find(state, key, flat, args, kwargs)
             if entry is None:
                 return kind, None, found
-            replay = functools.partial(self._original_on, spec, state, _autocast_types())
+            replay = functools.partial(self._original_on, spec, state, autocast)
             return kind, entry.run(flat, found, replay), None
         return kind, None, reason
 
@@ -958,8 +959,11 @@ def _autocast_types() -> tuple[torch.dtype | None, ...]:
     )
 
 
-def _signature(flat: list[Any], spec: Any, target: Target) -> tuple[Any, str | None]:
-    """Returns what distinguishes this kind of call from others, or why the engine does not support it."""
+def _signature(
+    flat: list[Any], spec: Any, target: Target, autocast: tuple[torch.dtype | None, ...]
+) -> tuple[Any, str | None]:
+    """Returns what distinguishes this kind of call from others, or why the engine does not support it. ``autocast``:
+    the result of _autocast_types()."""
     parts: list[Any] = []
     # Position of each tensor, since a forward can see that two arguments are the same.
     first: dict[int, int] = {}
@@ -983,7 +987,7 @@ def _signature(flat: list[Any], spec: Any, target: Target) -> tuple[Any, str | N
         else:
             return None, f"an argument is a {type(value).__name__}"
     parts.append((torch.dtype, torch.get_default_dtype()))
-    parts.append((torch.autocast, _autocast_types()))
+    parts.append((torch.autocast, autocast))
     return (spec, tuple(parts)), None
 
 
