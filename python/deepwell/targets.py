@@ -16,7 +16,7 @@ from deepwell import _deepwell
 
 EMULATED = ("emulator:sm_90a",)
 
-# What kernels on a GPU need of the address of a tensor.
+# The alignment, in bytes, that kernels on a GPU need of the address of a tensor.
 _ALIGNMENT = 16
 
 Tensors = Sequence["torch.Tensor | None"]

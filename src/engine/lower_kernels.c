@@ -3,8 +3,8 @@
  * On a CPU there is always a kernel, the reference if no other. On a GPU there may be none. The plan then fails with a
  * message that names the node, and each kernel with its reason.
  *
- * What a CPU's kernel parses (a body, say) depends on attributes and element types alone. It belongs to the engine and
- * is shared by all layers and plans that agree in those.
+ * A CPU's kernel may parse attributes once, such as the body of a fused program. The result depends on attributes and
+ * element types alone; it belongs to the engine, and all layers and plans that agree in those share it.
  */
 #include "engine/lowering.h"
 #include <stdio.h>

@@ -27,8 +27,8 @@ typedef struct dw__program {
     dw_binding *leaves; /* one per leaf of the graph */
 } dw__program;
 
-/* What training on a GPU adds: the batch's place in the device's memory. A step enqueues forward and backward of all
- * micro-batches and the norm, and then waits once, for losses and norm. */
+/* The state of a trainer on a GPU, where the batch lies in the device's memory, too. A step enqueues forward and backward
+ * of all micro-batches and the norm, and then waits once, for losses and norm. */
 typedef struct dw__gpu {
     dw__gpu_update *update;
     dw__gpu_update_sizes sizes;
