@@ -64,38 +64,32 @@ dw_value dw__spread_column(const dw__matcher *m, dw_value value) {
 
 /* ---- the pass ------------------------------------------------------------------------------- */
 
-/* Recognisers in order of preference for one root operation. An `exact` one rounds where the chain rounds.
- * The others round once at their end, so they skip chains in BF16 and F16, where the rounding of every step
- * shows. */
+/* Recognisers in order of preference for one root operation. In BF16 and F16 a composite rounds once, where the chain
+ * rounded after every step: it is closer to the exact result, and so are the gradients. */
 static const struct {
     dw_op root;
     dw__recognizer *recognize;
-    bool exact;
 } recognizers[] = {
-    {DW_OP_MUL, dw__recognize_gelu, false},
-    {DW_OP_MUL, dw__recognize_silu, false},
-    {DW_OP_MUL, dw__recognize_swiglu, false},
-    {DW_OP_MUL, dw__recognize_layer_norm, false},
-    {DW_OP_DIV, dw__recognize_layer_norm, false},
-    {DW_OP_MUL, dw__recognize_rms_norm, false},
-    {DW_OP_MUL, dw__recognize_norm_weight, false},
-    {DW_OP_ADD, dw__recognize_norm_bias, false},
-    {DW_OP_DIV, dw__recognize_softmax, false},
-    {DW_OP_ADD, dw__recognize_rope, false},
-    {DW_OP_CONCAT, dw__recognize_partial_rope, true},
-    {DW_OP_ADD, dw__recognize_concat, true},
-    {DW_OP_MATMUL, dw__recognize_grouped_matmul, true},
-    {DW_OP_ADD, dw__recognize_grouped_bias, false},
-    {DW_OP_MATMUL, dw__recognize_matmul, true},
-    {DW_OP_MATMUL, dw__recognize_written_attention, false},
-    {DW_OP_ADD, dw__recognize_bias, false},
-    {DW_OP_RESHAPE, dw__recognize_flat_linear, true},
+    {DW_OP_CAST, dw__recognize_wide_norm},
+    {DW_OP_MUL, dw__recognize_gelu},
+    {DW_OP_MUL, dw__recognize_silu},
+    {DW_OP_MUL, dw__recognize_swiglu},
+    {DW_OP_MUL, dw__recognize_layer_norm},
+    {DW_OP_DIV, dw__recognize_layer_norm},
+    {DW_OP_MUL, dw__recognize_rms_norm},
+    {DW_OP_MUL, dw__recognize_norm_weight},
+    {DW_OP_ADD, dw__recognize_norm_bias},
+    {DW_OP_DIV, dw__recognize_softmax},
+    {DW_OP_ADD, dw__recognize_rope},
+    {DW_OP_CONCAT, dw__recognize_partial_rope},
+    {DW_OP_ADD, dw__recognize_concat},
+    {DW_OP_MATMUL, dw__recognize_grouped_matmul},
+    {DW_OP_ADD, dw__recognize_grouped_bias},
+    {DW_OP_MATMUL, dw__recognize_matmul},
+    {DW_OP_MATMUL, dw__recognize_written_attention},
+    {DW_OP_ADD, dw__recognize_bias},
+    {DW_OP_RESHAPE, dw__recognize_flat_linear},
 };
-
-static bool is_half(const dw_graph *graph, dw_node node) {
-    dw_dtype dtype = dw_value_dtype(graph, dw_node_output(graph, node, 0));
-    return dtype == DW_BF16 || dtype == DW_F16;
-}
 
 static dw_status recognize_node(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
     dw_graph *graph = rewrite->graph;
@@ -108,7 +102,7 @@ static dw_status recognize_node(dw__rewrite *rewrite, dw_node node, dw_value *re
         return m.e.status;
     }
     for (size_t i = 0; i < DW_COUNT(recognizers); i++) {
-        if (recognizers[i].root != op || (!recognizers[i].exact && is_half(graph, node))) continue;
+        if (recognizers[i].root != op) continue;
         dw_value made = recognizers[i].recognize(&m);
         if (m.e.status != DW_OK) return m.e.status;
         if (made == DW_NONE) continue;

@@ -19,7 +19,7 @@ typedef struct dw__matcher {
 typedef dw_value dw__recognizer(dw__matcher *m);
 dw__recognizer dw__recognize_gelu, dw__recognize_silu, dw__recognize_swiglu;
 dw__recognizer dw__recognize_layer_norm, dw__recognize_rms_norm, dw__recognize_norm_weight,
-    dw__recognize_norm_bias, dw__recognize_softmax;
+    dw__recognize_norm_bias, dw__recognize_wide_norm, dw__recognize_softmax;
 dw__recognizer dw__recognize_rope, dw__recognize_partial_rope;
 dw__recognizer dw__recognize_matmul, dw__recognize_bias, dw__recognize_flat_linear;
 dw__recognizer dw__recognize_written_attention;

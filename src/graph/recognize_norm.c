@@ -138,6 +138,39 @@ dw_value dw__recognize_norm_bias(dw__matcher *m) {
     return DW_NONE;
 }
 
+/* Returns the operand of type `dtype` that a cast widened to `value`; DW_NONE if there is none. */
+static dw_value narrow_operand(const dw__matcher *m, dw_value value, dw_dtype dtype) {
+    dw_node cast = dw__made_by(m->e.graph, value, DW_OP_CAST);
+    if (cast == DW_NONE) return DW_NONE;
+    dw_value narrow = dw__operand(m, cast, 0);
+    return dw_value_dtype(m->e.graph, narrow) == dtype ? narrow : DW_NONE;
+}
+
+/* Matches a norm in F32 of operands in BF16 or F16 whose result is rounded to their type. A norm in that type computes
+ * in F32 and rounds once, so its result is the same. */
+dw_value dw__recognize_wide_norm(dw__matcher *m) {
+    static const dw_op norms[] = {DW_OP_RMS_NORM, DW_OP_LAYER_NORM};
+    const dw_graph *graph = m->e.graph;
+    const dw_dtype dtype = dw_value_dtype(graph, dw_node_output(graph, m->root, 0));
+    if (dtype != DW_BF16 && dtype != DW_F16) return DW_NONE;
+    for (size_t i = 0; i < DW_COUNT(norms); i++) {
+        dw_node norm = dw__swallow(m, dw__operand(m, m->root, 0), norms[i]);
+        if (norm == DW_NONE || dw_value_dtype(graph, dw_node_output(graph, norm, 0)) != DW_F32)
+            continue;
+        dw_value operands[3];
+        const uint32_t count = dw_node_input_count(graph, norm);
+        for (uint32_t k = 0; k < count; k++) {
+            const dw_value wide = dw__operand(m, norm, k);
+            operands[k] = wide == DW_NONE ? DW_NONE : narrow_operand(m, wide, dtype);
+            if (operands[k] == DW_NONE && wide != DW_NONE) return DW_NONE;
+        }
+        dw_attr attr =
+            dw_attr_float(DW_ATTR_KEY_EPS, dw_node_float(graph, norm, DW_ATTR_KEY_EPS, 0.0));
+        return dw__emit(&m->e, norms[i], count, operands, 1, &attr);
+    }
+    return DW_NONE;
+}
+
 /* ---- softmax -------------------------------------------------------------------------------- */
 
 /* If `value` is an operand reduced over one axis by `op`, kept and broadcast back, returns the operand. */
