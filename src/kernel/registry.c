@@ -38,6 +38,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__gpu_sort,
     &dw__graph_quantize,
     &dw__gpu_scatter,
+    &dw__gpu_rope,
     /* PyTorch's, which explanations know */
     &dw__torch_attention[DW__ATTENTION_FORWARD][0],
     &dw__torch_attention[DW__ATTENTION_FORWARD][1],

@@ -20,6 +20,7 @@ extern const dw__kernel dw__gpu_scan;                                      /* sc
 extern const dw__kernel dw__gpu_sort;                                      /* sort.c */
 extern const dw__kernel dw__graph_quantize;                                /* graph_quantize.c */
 extern const dw__kernel dw__gpu_scatter;                                   /* scatter.c */
+extern const dw__kernel dw__gpu_rope;                                      /* rope.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 
