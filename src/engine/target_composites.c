@@ -1,4 +1,5 @@
-/* Composites that no kernel of a GPU computes become primitives before the graph is scheduled.
+/* Composites that no kernel of the target computes become primitives before the graph is scheduled. So do those in BF16
+ * and F16 for which a CPU has only the reference kernel: their primitives are in F32, which has fast kernels.
  *
  * A plan's sizes are not known yet. Kernels are asked about two calls, in which every symbol is an even number and an odd
  * one, and a composite stays only if a kernel supports both. Kernels answer by element types, ranks and the sizes that
@@ -6,6 +7,7 @@
  * without a kernel.
  */
 #include "engine/engine_internal.h"
+#include "graph/passes.h"
 
 static const int64_t typical_sizes[] = {128, 127};
 
@@ -38,15 +40,43 @@ static dw_status describe(const dw_graph *graph, dw_node node, question *q) {
     return DW_OK;
 }
 
+static bool is_half(const dw__tensor *t) {
+    return t->rank >= 0 && (t->dtype == DW_BF16 || t->dtype == DW_F16);
+}
+
+static bool has_kernel(const question *q) {
+    const bool on_gpu = q->target->context != NULL;
+    const dw__kernel *kernel = dw__kernel_for(&q->call, on_gpu ? &q->target->gpu : NULL, NULL);
+    if (!kernel || on_gpu) return kernel != NULL;
+    return !is_half(&q->call.call.outputs[0]) || !dw__kernel_is_reference(kernel);
+}
+
 /* A node that cannot be described at these sizes stays as it is. */
 static bool lacks_kernel(const dw_graph *graph, dw_node node, void *context) {
     question *q = context;
     for (size_t t = 0; t < DW_COUNT(typical_sizes); t++) {
         for (uint32_t i = 0; i < q->symbols; i++) q->sizes[i] = typical_sizes[t];
         if (describe(graph, node, q) != DW_OK) continue;
-        if (!dw__kernel_for(&q->call, &q->target->gpu, NULL)) return true;
+        if (!has_kernel(q)) return true;
     }
     return false;
+}
+
+/* A CPU's matmul in BF16 or F16 reads its operands as they are and gives F32, which is then rounded. */
+static dw_status round_matmul(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
+    dw_graph *graph = rewrite->graph;
+    dw__emitter e = {graph, DW_OK};
+    const dw_dtype dtype = dw_value_dtype(graph, replacements[0]);
+    if (dw_node_op(graph, node) != DW_OP_MATMUL || !lacks_kernel(graph, node, rewrite->context))
+        return DW_OK;
+    const dw_attr attrs[] = {
+        dw_attr_int(DW_ATTR_KEY_DTYPE, DW_F32),
+        dw_attr_int(DW_ATTR_KEY_TRANSPOSE_A, dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_A, 0)),
+        dw_attr_int(DW_ATTR_KEY_TRANSPOSE_B, dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_B, 0))};
+    const dw_value operands[] = {dw_node_input(graph, node, 0), dw_node_input(graph, node, 1)},
+                   wide = dw__emit(&e, DW_OP_MATMUL, 2, operands, DW_COUNT(attrs), attrs);
+    replacements[0] = dw__emit_cast(&e, wide, dtype);
+    return e.status;
 }
 
 dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target) {
@@ -54,13 +84,14 @@ dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target) {
     const uint32_t symbols = dw_graph_symbol_count(*graph);
     int64_t *sizes = dw__malloc((symbols + 1) * sizeof *sizes);
     question *q = dw__calloc(1, sizeof *q);
-    if (!sizes || !q) DW_TRY(dw__fail_memory("the operations of a GPU", sizeof *q));
+    if (!sizes || !q) DW_TRY(dw__fail_memory("the operations of a target", sizeof *q));
     q->symbols = symbols;
     q->target = target;
     q->sizes = sizes;
     q->memory = dw__arena_create();
-    if (!q->memory) DW_TRY(dw__fail_memory("the operations of a GPU", 1));
+    if (!q->memory) DW_TRY(dw__fail_memory("the operations of a target", 1));
     DW_TRY(dw__expand_where(graph, lacks_kernel, q));
+    if (!target->context) DW_TRY(dw__rewrite_each(graph, round_matmul, q));
 cleanup:
     if (q) dw__arena_destroy(q->memory);
     dw__free(q);
