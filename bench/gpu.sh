@@ -1,24 +1,25 @@
 #!/bin/bash
-# Builds, checks and measures what runs on an H100 or H200, in one call of less than ten minutes:
+# Builds, checks and measures what runs on an H100 or H200. The steps take some twenty minutes together, of which
+# whole models (step) take eight:
 #
 #     bench/gpu.sh [--out DIR] [--prebuilt DIR] [--only STEP[,STEP]...]
 #
 # --out        where logs and figures go (default: build/gpu-results)
 # --prebuilt   a folder with libdeepwell.so, _deepwell.abi3.so and test_engine_gpu made elsewhere; otherwise they are
 #              built here
-# --only       of: build smoke tests sanitize attention train
+# --only       of: build smoke tests sanitize attention train step
 #
 # Wants python3 with PyTorch for CUDA (2.9 or later), transformers, pytest and hypothesis. Every step is tried;
 # the table at the end says how each went, and the exit status is 1 if one failed.
 set -u
 cd "$(dirname "$0")/.."
-out=build/gpu-results prebuilt= only=build,smoke,tests,sanitize,attention,train
+out=build/gpu-results prebuilt= only=build,smoke,tests,sanitize,attention,train,step
 while [ $# -gt 0 ]; do
     case $1 in
         --out) out=$2; shift 2 ;;
         --prebuilt) prebuilt=$2; shift 2 ;;
         --only) only=$2; shift 2 ;;
-        *) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
+        *) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 mkdir -p "$out"
@@ -78,6 +79,7 @@ step tests 240 python3 -m pytest -q -p no:cacheprovider tests/gpu
 wait
 step attention 150 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so --out "$out/attention.json"
 step train 150 python3 bench/hopper_train.py --out "$out/train.json"
+step step 500 python3 bench/hopper_step.py --profile --out "$out/step.json"
 printf '\n'
 cat "$out"/*.row
 ! grep -qvE '^[a-z]+ +passed ' "$out"/*.row

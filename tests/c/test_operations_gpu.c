@@ -419,7 +419,7 @@ static int find_device(void **state) {
     if (dw_device_find(name ? name : "emulator:sm_90a", &device) != DW_OK)
         fail_msg("%s", dw_last_error());
 #ifdef TEST_NVRTC
-    setenv("DEEPWELL_NVRTC", TEST_NVRTC, 0);
+    if (!getenv("DEEPWELL_TEST_DEVICE")) setenv("DEEPWELL_NVRTC", TEST_NVRTC, 0);
 #endif
     if (dw_jit_compiler(&compiler) == DW_OK) return 0;
     print_message("%s\n", dw_last_error());

@@ -39,7 +39,7 @@ static int setup(void **state) {
     if (getenv("DEEPWELL_TEST_DEVICE")) device_name = getenv("DEEPWELL_TEST_DEVICE");
     if (dw_device_find(device_name, &device) != DW_OK) fail_msg("%s", dw_last_error());
 #ifdef TEST_NVRTC
-    setenv("DEEPWELL_NVRTC", TEST_NVRTC, 0);
+    if (!getenv("DEEPWELL_TEST_DEVICE")) setenv("DEEPWELL_NVRTC", TEST_NVRTC, 0);
 #endif
     strcpy(folder, "/tmp/deepwell-test-XXXXXX");
     if (!mkdtemp(folder)) return -1;

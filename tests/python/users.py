@@ -98,7 +98,7 @@ def same(
 
 def uneven(y: torch.Tensor) -> torch.Tensor:
     """Returns a loss that no norm or softmax before it makes constant."""
-    weights = torch.cos(torch.arange(y.numel(), dtype=torch.float64)).to(y.dtype)
+    weights = torch.cos(torch.arange(y.numel(), dtype=torch.float64, device=y.device)).to(y.dtype)
     return (torch.sin(2 * y) * weights.view(y.shape)).sum()
 
 

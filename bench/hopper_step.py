@@ -1,0 +1,343 @@
+"""Measures whole training steps on one GPU: PyTorch, torch.compile, Liger's kernels and Deepwell in one run.
+
+    python3 bench/hopper_step.py [MODEL ...] [--ways WAY,...] [--steps N] [--profile] [--out FILE.json]
+
+A step is forward, backward and PyTorch's fused AdamW, with BF16 parameters, random weights and random tokens. Each way
+runs in a process of its own, so that its peak of memory and its first step are its own. The time of a step is the
+median of ``--steps`` steps, each between two CUDA events; ``host`` is how long the CPU needs to queue a step when the
+GPU is idle. ``--profile`` lists the kernels of one step by time.
+
+Ways:
+    eager       PyTorch
+    compile     torch.compile(model)
+    liger       Liger's kernels, where ``liger_kernel`` can be imported
+    attention   deepwell.optimize with attention replaced alone, then torch.compile
+    engine      deepwell.optimize with the whole model in the engine
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("DEEPWELL_MEASURE", "0")  # this script makes the comparison itself
+
+WAYS = ["eager", "compile", "liger", "attention", "engine"]
+MODELS = {
+    "gpt2": (16, 1024),
+    "llama-1b": (4, 2048),
+    "llama-8b-8": (2, 4096),
+    "qwen3-0.6b": (4, 2048),
+    "bert-large": (16, 512),
+    "vit-large": (32, 197),
+    "t5-large": (8, 512),
+    "blocks": (4, 128),
+}
+
+
+def small_blocks():
+    """Four pre-norm blocks, hidden 256, 4 heads: hardly any work for the GPU, so that the host's time shows."""
+    from torch import nn
+
+    layer = nn.TransformerEncoderLayer(
+        256, 4, 1024, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+    )
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+
+def build(name: str, device: str = "cuda"):
+    """Returns the model, in training mode, in BF16, and the arguments of its forward."""
+    import torch
+    import transformers as hf
+
+    torch.manual_seed(0)
+    batch, length = MODELS[name]
+    no_dropout = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    llama = dict(num_key_value_heads=8, bos_token_id=0, eos_token_id=0, vocab_size=128256)
+    with torch.device(device):
+        torch.set_default_dtype(torch.bfloat16)
+        if name == "gpt2":
+            model = hf.GPT2LMHeadModel(hf.GPT2Config(**no_dropout, use_cache=False))
+        elif name == "llama-1b":
+            model = hf.LlamaForCausalLM(
+                hf.LlamaConfig(
+                    hidden_size=2048,
+                    intermediate_size=8192,
+                    num_hidden_layers=16,
+                    num_attention_heads=32,
+                    head_dim=64,
+                    tie_word_embeddings=True,
+                    use_cache=False,
+                    **llama,
+                )
+            )
+        elif name == "llama-8b-8":
+            model = hf.LlamaForCausalLM(
+                hf.LlamaConfig(
+                    hidden_size=4096,
+                    intermediate_size=14336,
+                    num_hidden_layers=8,
+                    num_attention_heads=32,
+                    max_position_embeddings=8192,
+                    use_cache=False,
+                    **llama,
+                )
+            )
+        elif name == "qwen3-0.6b":
+            model = hf.Qwen3ForCausalLM(
+                hf.Qwen3Config(
+                    vocab_size=151936,
+                    hidden_size=1024,
+                    intermediate_size=3072,
+                    num_hidden_layers=28,
+                    num_attention_heads=16,
+                    num_key_value_heads=8,
+                    head_dim=128,
+                    tie_word_embeddings=True,
+                    use_cache=False,
+                )
+            )
+        elif name == "bert-large":
+            model = hf.BertForMaskedLM(
+                hf.BertConfig(
+                    hidden_size=1024,
+                    num_hidden_layers=24,
+                    num_attention_heads=16,
+                    intermediate_size=4096,
+                    hidden_dropout_prob=0.0,
+                    attention_probs_dropout_prob=0.0,
+                )
+            )
+        elif name == "vit-large":
+            model = hf.ViTForImageClassification(
+                hf.ViTConfig(
+                    hidden_size=1024,
+                    num_hidden_layers=24,
+                    num_attention_heads=16,
+                    intermediate_size=4096,
+                    hidden_dropout_prob=0.0,
+                    attention_probs_dropout_prob=0.0,
+                    num_labels=1000,
+                )
+            )
+        elif name == "t5-large":
+            model = hf.T5ForConditionalGeneration(
+                hf.T5Config(
+                    d_model=1024,
+                    d_kv=64,
+                    d_ff=4096,
+                    num_layers=24,
+                    num_heads=16,
+                    dropout_rate=0.0,
+                    decoder_start_token_id=0,
+                    use_cache=False,
+                )
+            )
+        else:
+            model = small_blocks()
+        if name == "blocks":
+            arguments = {"src": torch.randn(batch, length, 256)}
+        elif name == "vit-large":
+            arguments = {
+                "pixel_values": torch.randn(batch, 3, 224, 224),
+                "labels": torch.randint(0, 1000, (batch,)),
+            }
+        else:
+            ids = torch.randint(0, model.config.vocab_size, (batch, length))
+            arguments = {"input_ids": ids, "labels": ids.clone()}
+        torch.set_default_dtype(torch.float32)
+    return model.train(), arguments
+
+
+def prepared(way: str, model):
+    import deepwell
+    import torch
+
+    if way == "compile":
+        return torch.compile(model)
+    if way == "attention":
+        return torch.compile(deepwell.optimize(model, target="auto", verbose=False))
+    if way == "engine":
+        return deepwell.optimize(model, target="sm_90a", verbose=False)
+    return model
+
+
+def measure(name: str, way: str, steps: int, profile: bool) -> dict:
+    """Returns the figures of one way, measured in this process."""
+    import torch
+
+    if way == "liger":
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+        model, arguments = build(name)
+        _apply_liger_kernel_to_instance(model=model)
+    else:
+        model, arguments = build(name)
+    batch, length = MODELS[name]
+    run = prepared(way, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> torch.Tensor:
+        made = run(**arguments)
+        loss = made.loss if hasattr(made, "loss") else made.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    losses = [step()]
+    torch.cuda.synchronize()
+    first = time.perf_counter() - begin
+    losses += [step() for _ in range(4)]
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    events[0].record()
+    for i in range(steps):
+        losses.append(step())
+        events[i + 1].record()
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) for a, b in zip(events, events[1:])]
+    peak = torch.cuda.max_memory_allocated()
+    host = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        step()
+        host.append(time.perf_counter() - begin)
+        torch.cuda.synchronize()
+    # The model's own part of the host's time: forward and backward.
+    model_host = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        made = run(**arguments)
+        loss = made.loss if hasattr(made, "loss") else made.square().mean()
+        loss.backward()
+        model_host.append(time.perf_counter() - begin)
+        torch.cuda.synchronize()
+        optimizer.zero_grad(set_to_none=True)
+    del made, loss
+    milliseconds = statistics.median(times)
+    figures = {
+        "ms": milliseconds,
+        "ms_spread": [min(times), max(times)],
+        "tokens_per_s": batch * length / milliseconds * 1e3,
+        "peak_gib": peak / 2**30,
+        "first_step_s": first,
+        "host_ms": statistics.median(host) * 1e3,
+        "model_host_ms": statistics.median(model_host) * 1e3,
+        "losses": [float(loss) for loss in losses[:5] + losses[-1:]],
+    }
+    if way in ("engine", "attention"):
+        import deepwell
+
+        figures["summary"] = deepwell.summary(model)
+    if profile:
+        figures["kernels"] = kernels(step)
+    return figures
+
+
+def kernels(step) -> list[dict]:
+    """Returns the kernels of one step, the longest first: name, calls, milliseconds."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+        step()
+        torch.cuda.synchronize()
+    total: dict[str, list[float]] = {}
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            entry = total.setdefault(event.name, [0, 0.0])
+            entry[0] += 0.5
+            entry[1] += event.device_time / 2e3
+    ordered = sorted(total.items(), key=lambda item: -item[1][1])
+    return [{"name": n, "calls": calls, "ms": ms} for n, (calls, ms) in ordered]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--limit", type=int, default=150, help="seconds for one way")
+    parser.add_argument("--out")
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "WAY"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        figures = measure(*options.one, options.steps, options.profile)
+        print("figures " + json.dumps(figures))
+        return 0
+    if unknown := [m for m in options.models if m not in MODELS]:
+        parser.error(f"no model called '{unknown[0]}': one of {', '.join(MODELS)}")
+    ways = options.ways.split(",")
+    if unknown := [w for w in ways if w not in WAYS]:
+        parser.error(f"no way called '{unknown[0]}': one of {', '.join(WAYS)}")
+    if importlib.util.find_spec("liger_kernel") is None:
+        ways = [w for w in ways if w != "liger"]
+    results: dict[str, dict] = {}
+    failed = 0
+    for name in options.models or [m for m in MODELS if m != "blocks"]:
+        for way in ways:
+            command = [sys.executable, __file__, "--one", name, way, "--steps", str(options.steps)]
+            command += ["--profile"] * options.profile
+            try:
+                run = subprocess.run(
+                    command, capture_output=True, text=True, timeout=options.limit
+                )
+                said = run.stdout.rpartition("figures ")[2] if "figures " in run.stdout else ""
+                problem = "" if said else (run.stdout + run.stderr)[-4000:]
+            except subprocess.TimeoutExpired as error:
+                said, problem = "", f"stopped after {error.timeout} s"
+            if problem:
+                failed += 1
+                print(f"{name:12} {way:10} failed\n{problem}", flush=True)
+                results.setdefault(name, {})[way] = {"problem": problem}
+                continue
+            f = json.loads(said)
+            results.setdefault(name, {})[way] = f
+            print(
+                f"{name:12} {way:10} {f['ms']:8.2f} ms {f['tokens_per_s']:9.0f} tokens/s {f['peak_gib']:6.2f} GiB, first"
+                f" step {f['first_step_s']:5.1f} s, host {f['host_ms']:6.2f} ms (model {f['model_host_ms']:.2f}), loss"
+                f" {f['losses'][0]:.4f} .. {f['losses'][-1]:.4f}",
+                flush=True,
+            )
+            for kernel in f.get("kernels", [])[:40]:
+                print(f"    {kernel['ms']:8.3f} ms {kernel['calls']:6.0f}  {kernel['name'][:110]}")
+    if options.out:
+        import torch
+
+        report = {
+            "date": datetime.date.today().isoformat(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+            "torch": torch.__version__,
+            "steps": options.steps,
+            "results": results,
+        }
+        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
