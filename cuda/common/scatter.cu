@@ -2,7 +2,7 @@
 //
 // The indexes are sorted with their places (sort.cuh), so that the addends of one row of the result are neighbours in
 // the order; a thread block adds those of one row and stores it once. scatter_tiles has filled the result with zeros,
-// which rows that no index selects keep. No atomic addition: the order of additions depends on the indexes alone, so
+// which rows that no index selects keep; a call that accumulates adds to what the result held. No atomic addition: the order of additions depends on the indexes alone, so
 // that results have the same bits in every run. BF16 and F16 accumulate in F32 and round once. An index outside of its
 // axis is reported (data_error.h) and its addends are left out.
 //
@@ -38,7 +38,8 @@ struct alignas(VECTOR * sizeof(element::stored)) piece {
 extern "C" __global__ void __launch_bounds__(DW_SCATTER_THREADS) scatter_tiles(const __grid_constant__ dw_scatter_params p) {
     __shared__ item tile[DW_SORT_TILE];
     const piece zeros = {};
-    EACH_ELEMENT(e, p.outers * p.rows * p.inners / VECTOR) ((piece *)p.result)[e] = zeros;
+    const long long pieces = p.accumulates ? 0 : p.outers * p.rows * p.inners / VECTOR;
+    EACH_ELEMENT(e, pieces) ((piece *)p.result)[e] = zeros;
     for (long long first = blockIdx.x * (long long)DW_SORT_TILE; first < p.count;
          first += gridDim.x * (long long)DW_SORT_TILE) {
         __syncthreads(); // the entries of the tile before have been read
@@ -97,9 +98,11 @@ extern "C" __global__ void __launch_bounds__(DW_SCATTER_THREADS) scatter_rows(co
                     sum[i] = (value)(sum[i] + sums[(other * p.lanes + lane) * VECTOR + i]);
         }
         if (way > 0 || inner >= p.inners) continue;
+        const long long to = (outer * p.rows + row) * p.inners + inner;
         piece made;
+        if (p.accumulates) add_piece(p.result, to, sum);
 #pragma unroll
         for (int i = 0; i < VECTOR; i++) element::store(made.x, i, sum[i]);
-        *(piece *)((element::stored *)p.result + (outer * p.rows + row) * p.inners + inner) = made;
+        *(piece *)((element::stored *)p.result + to) = made;
     }
 }

@@ -15,6 +15,7 @@ typedef struct dw_scatter_params {
     long long count;   /* of indexes, fewer than 2^32 */
     long long rows;    /* indexes are from 0 to rows - 1; fewer than 2^32 - 1 */
     long long padding; /* an index whose addends are left out; -1: none */
+    int accumulates;   /* adds to the result's contents, which are zeros otherwise */
     long long outers, inners;
     const void *from; /* entries in workspace: scatter_merge and scatter_rows read them */
     void *to;         /* scatter_tiles and scatter_merge write them */

@@ -35,9 +35,12 @@ static bool is_near(const dw__lowering *l, dw_node node, dw_node reader) {
 
 bool dw__lower_may_wait(const dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
-    if (!dw__lower_has_epilogues(l, record->op) && !dw__lower_accumulates(l, record->op))
+    const dw_dtype dtype = value_of(l, record->outputs[0])->dtype;
+    if (dw__lower_accumulates(l, record->op)) {
+        if (!dw__dtype_is_float(dtype)) return false;
+    } else if (!dw__lower_has_epilogues(l, record->op) || dtype != DW_F32) {
         return false;
-    if (value_of(l, record->outputs[0])->dtype != DW_F32) return false;
+    }
     dw_node reader = first_reader(l, record->outputs[0], 0);
     return reader != DW_NONE && row_of(l, reader)->program &&
            record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
@@ -121,16 +124,14 @@ static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, b
     return DW_OK;
 }
 
-/* True if the program is the sum of its two F32 inputs and nothing else. */
+/* True if the program is the sum of its two inputs, in their floating-point type, and nothing else. */
 static bool is_sum(const dw__lowering *l, const dw__step *program) {
     const dw_attr *text = dw__find_attr(program->attr_count, program->attrs, DW_ATTR_KEY_BODY);
-    const dw_dtype dtypes[2] = {DW_F32, DW_F32};
-    if (program->input_count != 2 || program->output_count != 1 || !text ||
-        program->inputs[0].view.dtype != DW_F32 || program->inputs[1].view.dtype != DW_F32 ||
-        dw__body_parse(text->string, 2, dtypes, l->body) != DW_OK) {
-        return false;
-    }
-    return dw__body_is_sum(l->body);
+    const dw_dtype dtype = program->outputs[0].view.dtype, dtypes[2] = {dtype, dtype};
+    return program->input_count == 2 && program->output_count == 1 && text &&
+           dw__dtype_is_float(dtype) && program->inputs[0].view.dtype == dtype &&
+           program->inputs[1].view.dtype == dtype &&
+           dw__body_parse(text->string, 2, dtypes, l->body) == DW_OK && dw__body_is_sum(l->body);
 }
 
 /* Tries to replace a program that adds its two inputs by the deferred node that computes input `i`: its

@@ -286,6 +286,17 @@ static char *listing_of(model_builder builder, double dropout) {
     return text;
 }
 
+/* The gradient of the embedding is added to that of the head, where it lies. */
+static void gradients_of_a_tied_embedding_are_added_in_place(void **state) {
+    (void)state;
+    need_compiler();
+    char *text = listing_of(model_gpt, 0.0), *end = strstr(text, " +-> ");
+    if (!end) fail_msg("no accumulation in %s", text);
+    while (end > text && *end != '\n') end--;
+    assert_int_equal(strncmp(strstr(end, ": "), ": scatter ", 10), 0);
+    dw_text_free(text);
+}
+
 static void expect_kernel(model_builder builder, double dropout, const char *kernel) {
     char *text = listing_of(builder, dropout);
     if (!strstr(text, kernel)) fail_msg("no \"%s\" in %s", kernel, text);
@@ -841,6 +852,7 @@ static int find_device(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gpt_agrees),
+        cmocka_unit_test(gradients_of_a_tied_embedding_are_added_in_place),
         cmocka_unit_test(gpt_with_dropout_agrees),
         cmocka_unit_test(llama_agrees),
         cmocka_unit_test(attention_runs_by_its_kernels),

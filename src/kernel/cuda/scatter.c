@@ -1,5 +1,5 @@
 /* scatter_add and embedding_backward, by cuda/common/scatter.cu: the result is filled with zeros while the indexes are
- * sorted, then each row that has addends is written once. A variant is compiled for the types of elements and indexes,
+ * sorted, unless the call accumulates; then each row that has addends is written once. A variant is compiled for the types of elements and indexes,
  * and for 16-byte accesses. */
 #include "common/scatter_params.h"
 #include "common/sort_params.h"
@@ -83,14 +83,15 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                            .padding = c->call.op == DW_OP_EMBEDDING_BACKWARD
                                           ? dw__call_int(&c->call, DW_ATTR_KEY_PADDING_INDEX, -1)
                                           : -1,
+                           .accumulates = c->call.accumulates,
                            .outers = product(y->shape, 0, axis),
                            .inners = inners,
                            .to = buffers[0],
                            .lanes = (int)lanes,
                            .error = c->error};
     /* blocks to fill the result, or to sort */
-    const int64_t fills =
-                      (dw__tensor_count(y) / vector + DW_SCATTER_THREADS - 1) / DW_SCATTER_THREADS,
+    const int64_t pieces = p.accumulates ? 0 : dw__tensor_count(y) / vector,
+                  fills = (pieces + DW_SCATTER_THREADS - 1) / DW_SCATTER_THREADS,
                   tiles = (p.count + DW_SORT_TILE - 1) / DW_SORT_TILE;
     int next = 0;
     DW_RETURN_IF_FAILED(dw__gpu_launch(c, context, entries[TILES], variant->functions[TILES],
@@ -168,6 +169,7 @@ const dw__kernel dw__gpu_scatter = {
     .enqueue = enqueue,
     .entry_points = entry_points,
     .first_use = &dw__operation_first_use,
+    .accumulates = true,
     .tolerance = "accumulates in F32 (F64 in F64) and rounds once; integers exactly",
     .example = example,
     .tolerance_factor = 8.0,
