@@ -29,6 +29,15 @@ static bool add_power(const dw__matcher *m, product *p, dw_node pow) {
     return add_factor(p, dw__operand(m, pow, 0), (int)exponent);
 }
 
+/* Looks through a cast from one floating-point type to another. A chain in BF16 or F16 computes with a number that its
+ * type cannot represent in F32, between two casts. */
+static dw_value uncast(const dw__matcher *m, dw_value value) {
+    const dw_node cast = dw__swallow(m, value, DW_OP_CAST);
+    if (cast == DW_NONE) return value;
+    const dw_value x = dw__operand(m, cast, 0);
+    return dw__dtype_is_float(dw_value_dtype(m->e.graph, x)) ? x : value;
+}
+
 /* Flattens `value` into `p`. An inner result with other readers becomes a single factor. */
 static bool flatten(const dw__matcher *m, dw_value value, int depth, product *p) {
     double number;
@@ -38,6 +47,7 @@ static bool flatten(const dw__matcher *m, dw_value value, int depth, product *p)
         return true;
     }
     if (depth > 0 && !dw__single(m, value)) return add_factor(p, value, 1);
+    if (uncast(m, value) != value) return flatten(m, uncast(m, value), depth + 1, p);
     dw_node node = dw__made_by(m->e.graph, value, DW_OP_MUL);
     if (node != DW_NONE)
         return flatten(m, dw__operand(m, node, 0), depth + 1, p) &&
@@ -113,7 +123,8 @@ dw_value dw__recognize_gelu(dw__matcher *m) {
     if (!flatten(m, root, 0, &p) || p.count != 2 || !dw__near(p.coefficient, 0.5)) return DW_NONE;
     for (int i = 0; i < 2; i++) {
         const char *form = gelu_form(m, p.factors[1 - i], p.factors[i]);
-        if (!form) continue;
+        if (!form || dw_value_dtype(m->e.graph, p.factors[i]) != dw_value_dtype(m->e.graph, root))
+            continue;
         dw_attr attr = dw_attr_string(DW_ATTR_KEY_APPROXIMATE, form);
         return dw__emit(&m->e, DW_OP_GELU, 1, &p.factors[i], 1, &attr);
     }

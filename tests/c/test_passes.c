@@ -235,6 +235,36 @@ static void gelu_whose_inside_is_read_is_left_alone(void **state) {
     assert_int_equal(count_op(DW_OP_GELU), 0);
 }
 
+/* x * number as a chain in BF16 has it: the product is in F32 if BF16 does not represent the number. */
+static dw_value rounded_product(dw_value x, double factor) {
+    dw_value product = number(DW_OP_MUL, dw__emit_cast(&e, x, DW_F32), factor);
+    return dw__emit_cast(&e, product, DW_BF16);
+}
+
+static void gelu_in_bf16_is_recognised_through_casts(void **state) {
+    (void)state;
+    dw_value x = leaf("x", DW_BF16, 2, B, D(7));
+    dw_value inner = add(x, rounded_product(number(DW_OP_POW, x, 3.0), 0.044715));
+    dw_value t = op1(DW_OP_TANH, rounded_product(inner, sqrt(2.0 / M_PI)));
+    output(mul(number(DW_OP_MUL, x, 0.5), number(DW_OP_ADD, t, 1.0)));
+    RECOGNIZE();
+    assert_int_equal(dw_graph_node_count(e.graph), 1);
+    assert_string_equal(dw_node_attr(e.graph, 0, DW_ATTR_KEY_APPROXIMATE)->string, "tanh");
+    assert_int_equal(dw_value_dtype(e.graph, dw_node_output(e.graph, 0, 0)), DW_BF16);
+}
+
+/* The product is in F32 and x in BF16: a GELU of x would round. */
+static void gelu_of_another_type_is_left_alone(void **state) {
+    (void)state;
+    dw_value x = leaf("x", DW_BF16, 2, B, D(7)), wide = dw__emit_cast(&e, x, DW_F32);
+    dw_value narrow = dw__emit_cast(&e, number(DW_OP_MUL, wide, sqrt(0.5)), DW_BF16);
+    dw_value chance = number(DW_OP_ADD, op1(DW_OP_ERF, narrow), 1.0);
+    output(number(DW_OP_MUL, mul(dw__emit_cast(&e, x, DW_F32), dw__emit_cast(&e, chance, DW_F32)),
+                  0.5));
+    RECOGNIZE();
+    assert_int_equal(count_op(DW_OP_GELU), 0);
+}
+
 static void gelu_by_erf_is_recognised(void **state) {
     (void)state;
     dw_value x = leaf("x", DW_F32, 1, D(7));
@@ -1151,6 +1181,8 @@ int main(void) {
         TEST(gelu_is_recognised_in_every_order),
         TEST(gelu_with_another_constant_is_none),
         TEST(gelu_whose_inside_is_read_is_left_alone),
+        TEST(gelu_in_bf16_is_recognised_through_casts),
+        TEST(gelu_of_another_type_is_left_alone),
         TEST(gelu_by_erf_is_recognised),
         TEST(silu_and_swiglu_are_recognised),
         TEST(rms_norm_is_recognised),
