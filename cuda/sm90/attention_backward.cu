@@ -3,7 +3,7 @@
 //
 //       dV = P^T dO     dP = dO V^T     dS = P * (dP - delta)     dK = scale dS^T Q     dQ = scale dS K
 //
-//   prepare   Computes delta and LSE in powers of two; zeros the dQ accumulators.
+//   prepare   Computes delta and LSE in powers of two; zeros the dQ accumulators (not with DETERMINISTIC).
 //   main      A thread block owns TILE_N keys of one head. It iterates over the queries that see them, TILE_M at a
 //             time, and over all query heads that share the keys. dK and dV stay in registers; dQ is added to
 //             F32 accumulators in memory that thread blocks share. One warp issues TMA, CONSUMERS warpgroups compute.
@@ -24,6 +24,15 @@
 // This suits many heads with few rows, whose accumulators stay in the cache; otherwise the traffic of the
 // accumulators and the other kernels would take a third of the time.
 //
+// DETERMINISTIC 1: thread blocks add to a tile of dQ in a fixed order, from its last keys to its first, and each waits
+// for its turn. The order follows the diagonal of a causal mask: a block with keys n begins at the tile where the
+// order reaches n, one tile after the block with keys n + 1, so that blocks that advance at the same rate never wait.
+// Without a mask each block follows one tile behind the one before it, which costs as many steps as a head has
+// blocks, once per launch. The keys of a head are assigned from the last to the first, so that a block waits only for
+// blocks with a smaller index; these have started before it, so the grid cannot deadlock. A warp per consumer polls
+// and releases the turns, so that consumers only wait at a barrier of their thread block. The first block stores
+// instead of adding, so that the accumulators need no zeros.
+//
 // Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES_Q, STAGES_DO, CONSUMERS
 // (attention_backward_layout.h, with the dynamic shared memory that they take), ELEMENT, WINDOW (1: some row may not
 // see some key), SOFTCAP, DROPOUT, PACKED, DETERMINISTIC, SERIAL.
@@ -41,6 +50,7 @@
 #define ROTATED 0
 #endif
 static_assert(!ROTATED || !DETERMINISTIC, "blocks of keys take turns from the first tile on");
+#define TURNS (DETERMINISTIC && !SERIAL)
 
 #define KEYS_AS_ROWS (HEAD_DIM <= 128)
 #define BLOCKS ((HEAD_DIM + 63) / 64) // blocks of 64 columns: the width of a row in shared memory
@@ -178,9 +188,12 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
         }
 #else
     float4 *sums = (float4 *)(p.dq_sum + t.tile * TILE_M * COLUMNS);
-    for (int i = threadIdx.x; i < TILE_M * COLUMNS / 4; i += SIDE_THREADS) sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+    // With TURNS the first thread block of main that sees the tile stores its sums.
+    if (!TURNS || first_key_of(p, t.s, t.m) > last_key_of(p, t.s, t.m))
+        for (int i = threadIdx.x; i < TILE_M * COLUMNS / 4; i += SIDE_THREADS)
+            sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
 #endif
-#if DETERMINISTIC && !SERIAL
+#if TURNS
     if (threadIdx.x < CONSUMERS) p.turn[t.tile * CONSUMERS + threadIdx.x] = 0;
 #endif
     // Lanes that share a row, with 8 columns each.
@@ -264,10 +277,10 @@ typedef struct work {
 } work;
 
 // Work items: the key blocks of one head are adjacent and share its queries in the cache; those that most queries see
-// come first. Returns false if there is no item.
+// under a causal mask come first, or last with TURNS. Returns false if there is no item.
 DEVICE bool find_work(const dw_attention_params &p, int index, work &w) {
-    int blocks = (p.rows_k + TILE_N - 1) / TILE_N, head = index / blocks;
-    w.first_key = (index - head * blocks) * TILE_N;
+    int blocks = (p.rows_k + TILE_N - 1) / TILE_N, head = index / blocks, block = index - head * blocks;
+    w.first_key = (TURNS ? blocks - 1 - block : block) * TILE_N;
     int batch = head / p.heads_kv;
     w.head_kv = head - batch * p.heads_kv;
     w.s = find_sequence(p, batch);
@@ -631,30 +644,51 @@ DEVICE void store_scores(uint32 tile, const uint32 *packed, const place &at) {
 
 [[maybe_unused]] DEVICE void sync_consumer(int consumer) { named_sync(2 + consumer, 128); }
 
-// Deterministic: key blocks add to a tile's accumulators in ascending order.
-DEVICE void await_turn(const dw_attention_params &p, const work &w, int consumer, long long tile, int m) {
-#if DETERMINISTIC && !SERIAL
-    int turn = w.first_key / TILE_N - first_key_of(p, w.s, m) / TILE_N;
-    if ((threadIdx.x & 127) == 0)
-        while (global_load_acquire(p.turn + tile * CONSUMERS + consumer) != turn) __nanosleep(64);
-    sync_consumer(consumer);
-#endif
+// TURNS: the number of key blocks that add to a tile's accumulators before this one.
+DEVICE int turn_of(const dw_attention_params &p, const work &w, int m) {
+    return last_key_of(p, w.s, m) / TILE_N - w.first_key / TILE_N;
 }
 
-DEVICE void pass_turn(const dw_attention_params &p, const work &w, int consumer, long long tile, int m) {
-#if DETERMINISTIC && !SERIAL
-    __threadfence();
-    sync_consumer(consumer);
-    if ((threadIdx.x & 127) == 0) {
-        int *turn = p.turn + tile * CONSUMERS + consumer;
-        global_store_release(turn, *(volatile int *)turn + 1);
+// The barriers between a consumer and the warp that keeps its turns.
+#define TURN_HAS_COME(consumer) (5 + (consumer))
+#define SUMS_ARE_ADDED(consumer) (8 + (consumer))
+#define TURN_THREADS (128 + 32)
+
+// A warp waits for each turn of a consumer and passes it on. The release covers the consumer's additions, which
+// precede it at a barrier.
+DEVICE void keep_turns(const dw_attention_params &p, int consumer) {
+#pragma unroll 1
+    for (int index = blockIdx.x; index < p.tiles; index = next_work(p, index)) {
+        work w;
+        if (!find_work(p, index, w)) continue;
+#pragma unroll 1
+        for (int head = 0; head < p.group; head++) {
+            long long tile = w.s.tile + (long long)(w.head_kv * p.group + head) * w.s.tile_stride + w.begin;
+            int *turn = p.turn + tile * CONSUMERS + consumer;
+#pragma unroll 1
+            for (int m = w.begin; m < w.end; m++, turn += CONSUMERS) {
+                int own = turn_of(p, w, m);
+                if (lane_index() == 0 && own > 0)
+                    while (global_load_acquire(turn) != own) __nanosleep(32);
+                __syncwarp();
+                named_arrive(TURN_HAS_COME(consumer), TURN_THREADS);
+                named_sync(SUMS_ARE_ADDED(consumer), TURN_THREADS);
+                if (lane_index() == 0) global_store_release(turn, own + 1);
+            }
+        }
     }
-#endif
 }
 
-DEVICE void add_dq(const dw_attention_params &p, const float *dq, long long tile, int consumer, int slice) {
+// Adds to a tile's accumulators; the first with TURNS stores.
+DEVICE void add_dq(const dw_attention_params &p, const float *dq, long long tile, int consumer, int slice, bool first) {
     int portion = consumer * DQ_SLICES + slice;
     float *to = p.dq_sum + tile * TILE_M * COLUMNS + portion * (128 * DQ_SUMS) + (threadIdx.x & 127) * 4;
+    if (TURNS && first) {
+#pragma unroll
+        for (int i = 0; i < DQ_SUMS / 4; i++)
+            *(float4 *)(to + i * 512) = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < DQ_SUMS / 4; i++) global_add_f32x4(to + i * 512, dq + 4 * i);
 }
@@ -870,7 +904,8 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
                 wgmma_wait<1>();
             }
             keep<DQ_SUMS>(dq);
-            await_turn(p, w, at.consumer, tile, m);
+            bool first = TURNS && turn_of(p, w, m) == 0;
+            if (TURNS) named_sync(TURN_HAS_COME(at.consumer), TURN_THREADS);
 #pragma unroll
             for (int slice = 0; slice < DQ_SLICES; slice++) {
                 if (slice > 0) {
@@ -880,9 +915,9 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
                     keep<DQ_SUMS>(dq);
                 }
                 if (SERIAL) store_own_sums(p, w, at, head, m, slice, dq);
-                else add_dq(p, dq, tile, at.consumer, slice);
+                else add_dq(p, dq, tile, at.consumer, slice, first);
             }
-            pass_turn(p, w, at.consumer, tile, m);
+            if (TURNS) named_arrive(SUMS_ARE_ADDED(at.consumer), TURN_THREADS);
             wgmma_wait<0>();
             keep<SUMS>(dk);
             release(s.q_empty + 8 * q.stage);
@@ -936,6 +971,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x < 128) {
         registers_down<CONSUMERS == 3 ? 32 : 24>();
+#if TURNS
+        // The shuffle tells the compiler that the branch is uniform; otherwise the producer would spill registers.
+        int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
+        if (warp > 0) {
+            if (warp <= CONSUMERS) keep_turns(p, warp - 1);
+            return;
+        }
+#endif
         if (threadIdx.x == 0) produce(p, s, &map_q, &map_k, &map_v, &map_do);
     } else {
         registers_up<CONSUMERS == 3 ? 160 : 240>();

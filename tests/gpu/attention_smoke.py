@@ -139,6 +139,25 @@ def cases() -> list[Case]:
             Case(**one, dropout=0.1, lengths_q=(100, 65), lengths_k=(200, 31)),
             Case(**one, deterministic=True, rows_q=700, rows_k=700, window=(-1, 0), heads_kv=1),
             Case(**one, deterministic=True, rows_q=333, rows_k=700, dropout=0.1),
+            Case(**one, deterministic=True, rows_q=321, rows_k=450, window=(40, 30)),
+            Case(
+                **one,
+                deterministic=True,
+                rows_q=300,
+                rows_k=100,
+                window=(-1, 0),
+                bottom_right=True,
+                note="empty rows",
+            ),
+            Case(
+                **one,
+                deterministic=True,
+                lengths_q=(100, 0, 300, 7),
+                lengths_k=(200, 50, 329, 1),
+                window=(-1, 0),
+                bottom_right=True,
+                heads_kv=2,
+            ),
         ]
     for d in (8, 40, 72, 80, 112, 160, 200, 248):
         made.append(Case(head_dim=d, rows_q=130, rows_k=190, window=(-1, 0)))
