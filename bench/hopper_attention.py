@@ -2,8 +2,11 @@
 run.
 
     python3 bench/hopper_attention.py --lib build/release/lib/libdeepwell.so [--out FILE.json] [-k TEXT] [--host-only]
+        [--deterministic] [--shape B,H,S,D]... [--interleaved]
 
-Inputs are random BF16, contiguous [batch, heads, seq_len, head_dim]. Each time is the median of rounds in which the
+Inputs are random BF16, contiguous [batch, heads, seq_len, head_dim]; with --interleaved, q, k and v are views of one
+[batch, seq_len, 3, heads, head_dim]. --deterministic also measures the deterministic backward and compares the bits of
+two of its runs. The variable DEEPWELL_SERIAL=0 or 1 excludes or forces the serial backward kernel. Each time is the median of rounds in which the
 candidates take turns, between two events, after a write of 512 MiB, which empties the L2 cache and gives the host a
 head start. TFLOP/s count 4 B H S S D forward, half of it if causal, and 2.5 times that backward. Host times are CPU
 time per call, for calls that are only enqueued.
@@ -42,6 +45,7 @@ SHAPES = [
     for rows in (512, 1024, 2048, 4096, 8192, 16384)
     for causal in (False, True)
 ]
+DETERMINISTIC = "deterministic"
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
@@ -61,18 +65,21 @@ def call_for(tensors: dict[str, torch.Tensor], causal: bool) -> native.Call:
 
 
 class Ours:
-    def __init__(self, library, q, k, v, d_o, causal) -> None:
+    def __init__(self, library, q, k, v, d_o, causal, deterministic=False) -> None:
         self.library = library
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         results = {name: torch.empty_like(t) for name, t in dict(o=q, dq=q, dk=k, dv=v).items()}
         self.tensors = dict(q=q, k=k, v=v, d_o=d_o, lse=lse, **results)
         self.call = call_for(self.tensors, causal)
+        self.call.deterministic = deterministic
         self.refused = library.supported(self.call, False)
         self.refused_backward = self.refused or library.supported(self.call, True)
         if not self.refused_backward:
             size = library.workspace(self.call)
             self.workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
             self.call.workspace, self.call.workspace_bytes = self.workspace.data_ptr(), size
+            if deterministic:
+                self.forward()  # backward needs its results, and only backward is measured
 
     def forward(self) -> None:
         said = self.library.forward(self.call)
@@ -133,21 +140,39 @@ def differ(ours: torch.Tensor, other: torch.Tensor) -> float:
     return float((ours - other).norm() / other.norm())
 
 
+def repeats(entry: Ours) -> bool:
+    """Returns whether two runs of backward give the same bits."""
+    entry.backward()
+    first = [t.clone() for t in entry.results()]
+    entry.backward()
+    return all(torch.equal(a, b) for a, b in zip(first, entry.results()))
+
+
+def inputs_of(shape, interleaved: bool) -> list[torch.Tensor]:
+    batch, heads, length, dim, _ = shape
+    kind = dict(device="cuda", dtype=torch.bfloat16)
+    if not interleaved:
+        return [torch.randn(batch, heads, length, dim, **kind) for _ in range(4)]
+    qkv = torch.randn(batch, length, 3, heads, dim, **kind)
+    d_o = torch.randn(batch, length, heads, dim, **kind)
+    return [*qkv.permute(2, 0, 3, 1, 4).unbind(), d_o.transpose(1, 2)]
+
+
 def device_times(library, options) -> tuple[list[dict], bool]:
     device = torch.device("cuda")
     flush = torch.empty(512 << 18, dtype=torch.float32, device=device)
     rows, right = [], True
-    for shape in SHAPES:
+    given = [(*shape, causal) for shape in options.shape for causal in (False, True)]
+    for shape in given or SHAPES:
         batch, heads, length, dim, causal = shape
         name = f"B{batch} H{heads} S{length} D{dim} {'causal' if causal else 'full'}"
         if options.k not in name:
             continue
         torch.manual_seed(length + dim)
-        q, k, v, d_o = (
-            torch.randn(batch, heads, length, dim, device=device, dtype=torch.bfloat16)
-            for _ in range(4)
-        )
+        q, k, v, d_o = inputs_of(shape, options.interleaved)
         makers = {"ours": lambda: Ours(library, q, k, v, d_o, causal)}
+        if options.deterministic:
+            makers[DETERMINISTIC] = lambda: Ours(library, q, k, v, d_o, causal, True)
         makers |= {n: (lambda b=b: Peer(b, q, k, v, d_o, causal)) for n, b in PEERS.items()}
         entries = {n: make() for n, make in makers.items()}
         row = {
@@ -160,6 +185,7 @@ def device_times(library, options) -> tuple[list[dict], bool]:
                 n: getattr(e, what)
                 for n, e in entries.items()
                 if not (e.refused if what == "forward" else e.refused_backward)
+                and (n != DETERMINISTIC or what == "backward")
             }
             made = timed(runs, flush, options.rounds)
             row[what] = {
@@ -170,6 +196,15 @@ def device_times(library, options) -> tuple[list[dict], bool]:
             row["difference"] = dict(zip(("o", "dq", "dk", "dv"), [differ(a, b) for a, b in pairs]))
             # Both results round; correct pairs differ by about 0.004.
             if not all(value < 0.02 for value in row["difference"].values()):
+                right = False
+        if DETERMINISTIC in row["backward"]:
+            pairs = zip(entries[DETERMINISTIC].results(), entries["ours"].results())
+            row["deterministic"] = {
+                "repeats": repeats(entries[DETERMINISTIC]),
+                "difference": [differ(a, b) for a, b in pairs],
+            }
+            same, apart = row["deterministic"]["repeats"], row["deterministic"]["difference"]
+            if not same or max(apart) > 0.02:
                 right = False
         rows.append(row)
         print(line(row), flush=True)
@@ -187,6 +222,10 @@ def line(row: dict) -> str:
         ]
         if "ours" in found and "cudnn" in found:
             parts.append(f"({found['cudnn']['ms'] / found['ours']['ms']:.3f})")
+    if DETERMINISTIC in row["backward"]:
+        ours, fixed = row["backward"]["ours"]["ms"], row["backward"][DETERMINISTIC]["ms"]
+        same = "same" if row["deterministic"]["repeats"] else "OTHER"
+        parts.append(f"{fixed:.3f} ms deterministic ({fixed / ours:.3f}), {same} bits")
     if "difference" in row:
         parts.append("diff " + " ".join(f"{value:.4f}" for value in row["difference"].values()))
     if "ours" in row["refused"]:
@@ -295,6 +334,15 @@ def main() -> int:
     parser.add_argument("--out")
     parser.add_argument("-k", default="", help="shapes whose name contains this")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--interleaved", action="store_true")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        type=lambda text: tuple(int(n) for n in text.split(",")),
+        help="batch,heads,seq_len,head_dim, both full and causal, instead of the usual shapes",
+    )
     parser.add_argument("--host-only", action="store_true")
     options = parser.parse_args()
     if not torch.cuda.is_available():
