@@ -170,6 +170,13 @@ def test_attention_backward_is_right_on_the_emulator(case):
     assert "1 right, 0 wrong" in _smoke("-k", case)
 
 
+# Each case also runs twice and compares the bits. The first has tiles of queries that see no key.
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["d64-b2-h4-s300x100-causal-br", "d64-b2-h4-s321x450-window40,30"])
+def test_deterministic_attention_backward_is_right_on_the_emulator(case):
+    assert "1 right, 0 wrong" in _smoke("--backward", "-k", case, "-k", "deterministic")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["d64-b1-h12-s1024-causal-qkv", "d128-b1-h8/2-s2048-causal-bshd"])
 def test_attention_of_awkward_layouts_is_right_on_the_emulator(case):
