@@ -1,7 +1,9 @@
-// The operations of generated elementwise programs (src/kernel/cuda/elementwise_source.c), one function each.
+// What generated elementwise programs (src/kernel/cuda/elementwise_source.c) are made of.
 //
-// Programs compute in C types: float for BF16, F16 and F32, double, int, long long, and bool. Each step of BF16 or F16
-// rounds its result, so that a fused chain gives the bits of its operations one by one. Integer arithmetic wraps.
+// A thread computes TURNS vectors of VECTOR neighbouring elements, which the source defines before inclusion, as well
+// as INDEX, the integer type of elements' offsets. Programs compute in C types: float for BF16, F16 and F32, double, int,
+// long long, and bool. Each step of BF16 or F16 rounds its result, so that a fused chain gives the bits of its operations
+// one by one. Integer arithmetic wraps.
 #ifndef DW_ELEMENTWISE_CUH
 #define DW_ELEMENTWISE_CUH
 
@@ -9,10 +11,162 @@
 #include "random_word.cuh"
 #include "tensor_types.cuh"
 
-// ---- rounding ---------------------------------------------------------------------------------------------
+enum { THREADS = 256, LANES = VECTOR > 1 ? 2 : 1, GROUPS = VECTOR / LANES };
+#define EACH(i, count) _Pragma("unroll") for (int i = 0; i < (count); i++)
+
+// ---- elements in registers ----------------------------------------------------------------------------------
+
+// LANES neighbouring elements, as they lie in memory. Two of BF16 or F16 share a register.
+template <class E> struct lanes {
+    typedef typename E::stored stored;
+    typedef typename E::value value;
+    stored x[LANES];
+    __device__ __forceinline__ value get(int j) const { return E::load(x, j); }
+    __device__ __forceinline__ void set(const value *values) { EACH(j, LANES) E::store(x, j, values[j]); }
+    static __device__ __forceinline__ lanes same(stored bits) {
+        lanes made;
+        EACH(j, LANES) made.x[j] = bits;
+        return made;
+    }
+};
+
+#if VECTOR > 1
+typedef unsigned half_bits;
+#define HALF_REGISTER "r"
+#define HALF_TYPE(type) type "x2"
+#else
+typedef unsigned short half_bits;
+#define HALF_REGISTER "h"
+#define HALF_TYPE(type) type
+#endif
+enum { HALF_SIGNS = VECTOR > 1 ? 0x80008000 : 0x8000 };
+
+template <class E> struct half_lanes {
+    typedef unsigned short stored;
+    typedef float value;
+    half_bits bits;
+    static __device__ __forceinline__ half_lanes same(unsigned short x) {
+        return {(half_bits)(LANES > 1 ? x * 0x10001u : x)};
+    }
+};
+template <> struct lanes<bf16_element> : half_lanes<bf16_element> {
+    __device__ __forceinline__ lanes() {}
+    __device__ __forceinline__ lanes(half_lanes<bf16_element> x) { bits = x.bits; }
+    __device__ __forceinline__ float get(int j) const {
+        return __uint_as_float(j == 0 ? (unsigned)bits << 16 : (unsigned)bits & 0xffff0000u);
+    }
+    __device__ __forceinline__ void set(const float *values) {
+#if VECTOR > 1
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(values[1]), "f"(values[0]));
+#else
+        bits = float_to_bf16(values[0]);
+#endif
+    }
+};
+template <> struct lanes<f16_element> : half_lanes<f16_element> {
+    __device__ __forceinline__ lanes() {}
+    __device__ __forceinline__ lanes(half_lanes<f16_element> x) { bits = x.bits; }
+    __device__ __forceinline__ float get(int j) const { return f16_to_float((unsigned short)(bits >> 16 * j)); }
+    __device__ __forceinline__ void set(const float *values) {
+#if VECTOR > 1
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(values[1]), "f"(values[0]));
+#else
+        bits = float_to_f16(values[0]);
+#endif
+    }
+};
+
+// Arithmetic of BF16 and F16 without a detour by F32. The bits are the same: an F32 has enough digits for a second
+// rounding to change nothing (Figueroa 1995), and the product of two is exact in it.
+#define HALF_OPERATION(name, type, instruction)                                                                      \
+    DEVICE lanes<type##_element> lanes_##name(lanes<type##_element> x, lanes<type##_element> y) {                    \
+        asm(instruction "." HALF_TYPE(#type) " %0, %0, %1;" : "+" HALF_REGISTER(x.bits) : HALF_REGISTER(y.bits));    \
+        return x;                                                                                                    \
+    }
+#define HALF_OPERATIONS(type)                                                                                        \
+    HALF_OPERATION(add, type, "add.rn")                                                                              \
+    HALF_OPERATION(sub, type, "sub.rn")                                                                              \
+    HALF_OPERATION(mul, type, "mul.rn")                                                                              \
+    DEVICE lanes<type##_element> lanes_neg(lanes<type##_element> x) { return x.bits ^= HALF_SIGNS, x; }              \
+    DEVICE lanes<type##_element> lanes_abs(lanes<type##_element> x) { return x.bits &= ~HALF_SIGNS, x; }
+HALF_OPERATIONS(bf16)
+HALF_OPERATIONS(f16)
+
+// The index of lane j's element, in a program's loops.
+#define ELEMENT ((unsigned long long)v * VECTOR + group * LANES + j)
+
+// One step of a program: `name` is the lanes whose numbers are the expression, in which `j` is the lane.
+#define STEP(element, name, ...)                                                                                     \
+    lanes<element> name;                                                                                             \
+    {                                                                                                                \
+        element::value values[LANES];                                                                                \
+        EACH(j, LANES) values[j] = (__VA_ARGS__);                                                                    \
+        name.set(values);                                                                                            \
+    }
 
 DEVICE float round_bf16(float x) { return bf16_to_float(float_to_bf16(x)); }
 DEVICE float round_f16(float x) { return f16_to_float(float_to_f16(x)); }
+
+// ---- elements in memory -------------------------------------------------------------------------------------
+
+// The bytes of a vector as one access of 16 bytes or fewer.
+template <int BYTES> struct alignas(BYTES) access {
+    unsigned words[BYTES / 4];
+};
+template <> struct access<2> {
+    unsigned short words[1];
+};
+template <> struct access<1> {
+    unsigned char words[1];
+};
+// The compiler splits a store of floats into four, so that the wide ones are instructions.
+DEVICE void put(size_t at, const access<16> &x) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x.words[0]), "r"(x.words[1]),
+                 "r"(x.words[2]), "r"(x.words[3])
+                 : "memory");
+}
+DEVICE void put(size_t at, const access<8> &x) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(x.words[0]), "r"(x.words[1]) : "memory");
+}
+template <int BYTES> DEVICE void put(size_t at, const access<BYTES> &x) {
+    *(access<BYTES> *)__cvta_global_to_generic(at) = x;
+}
+template <class E> struct vector {
+    lanes<E> at[GROUPS];
+};
+
+// `at`: offset in elements.
+template <class E> DEVICE size_t address_of(long long address, INDEX at) {
+    return (size_t)(address + (long long)at * (int)sizeof(typename E::stored));
+}
+template <class E> DEVICE const void *place(long long address, INDEX at) {
+    return __cvta_global_to_generic(address_of<E>(address, at));
+}
+template <class E> DEVICE vector<E> load_vector(long long address, INDEX at) {
+    const access<sizeof(vector<E>)> bytes = *(const access<sizeof(vector<E>)> *)place<E>(address, at);
+    vector<E> x;
+    memcpy(&x, &bytes, sizeof x);
+    return x;
+}
+template <class E> DEVICE lanes<E> load_same(long long address, INDEX at) {
+    return lanes<E>::same(*(const typename E::stored *)place<E>(address, at));
+}
+template <class E> DEVICE void store_vector(long long address, INDEX at, const vector<E> &x) {
+    access<sizeof(vector<E>)> bytes;
+    memcpy(&bytes, &x, sizeof x);
+    put(address_of<E>(address, at), bytes);
+}
+
+// Returns x / divisor for 0 <= x < 2^31: floor((floor(x * m / 2^32) + x) / 2^s), where s = ceil(log2(divisor)) and m is
+// floor(2^32 * (2^s - divisor) / divisor) + 1 (Granlund and Montgomery 1994); `inverse` holds s above m.
+DEVICE int quotient(int x, long long divisor, long long inverse) {
+    (void)divisor;
+    return (int)((__umulhi((unsigned)x, (unsigned)inverse) + (unsigned)x) >> (int)(inverse >> 32));
+}
+DEVICE long long quotient(long long x, long long divisor, long long inverse) {
+    (void)inverse;
+    return (long long)((unsigned long long)x / (unsigned long long)divisor);
+}
 
 // ---- floating point ---------------------------------------------------------------------------------------
 
@@ -36,7 +190,17 @@ template <class F> DEVICE bool op_is_finite(F x) { return x - x == 0; }
 // The argument of exp is never positive, so it cannot overflow.
 template <class F> DEVICE F op_sigmoid(F x) {
     const F e = exp(-fabs(x));
-    return x >= 0 ? 1 / (1 + e) : e / (1 + e);
+    return (x >= 0 ? 1 : e) / (1 + e);
+}
+
+// One step of Newton's method makes the approximate reciprocal nearly exact; 1 + e is in [1, 2]. The result is within 3
+// units in the last place.
+DEVICE float op_sigmoid(float x) {
+    const float e = exp(-fabs(x)), d = 1 + e;
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+    r = fmaf(r, fmaf(-d, r, 1.0f), r);
+    return (x >= 0 ? 1 : e) * r;
 }
 
 template <class F> DEVICE F op_add(F x, F y) { return x + y; }
@@ -44,6 +208,8 @@ template <class F> DEVICE F op_sub(F x, F y) { return x - y; }
 template <class F> DEVICE F op_mul(F x, F y) { return x * y; }
 template <class F> DEVICE F op_div(F x, F y) { return x / y; }
 template <class F> DEVICE F op_pow(F x, F y) { return pow(x, y); }
+template <class F> DEVICE F op_square(F x) { return x * x; }
+template <class F> DEVICE F op_cube(F x) { return x * x * x; }
 template <class F> DEVICE F op_max(F x, F y) { return x != x || x > y ? x : y; } // NaN if either is
 template <class F> DEVICE F op_min(F x, F y) { return x != x || x < y ? x : y; }
 // The remainder has the sign of the divisor, as in Python.
@@ -72,6 +238,92 @@ template <class F> DEVICE F op_gelu_tanh(F x) { return (F)0.5 * x * (1 + tanh(ge
 template <class F> DEVICE F op_gelu_tanh_backward(F x, F dy) {
     const F t = tanh(gelu_tanh_argument(x)), slope = (F)0.79788456080286535588 * (1 + (F)0.134145 * x * x);
     return dy * ((F)0.5 * (1 + t) + (F)0.5 * x * (1 - t * t) * slope);
+}
+
+// ---- functions of F32 for results that are rounded to BF16 or F16 ------------------------------------------------
+
+// Few instructions, and relative errors far below the 2^-12 of a rounding to F16. A sigmoid below 2^-126 is 0, which
+// loses results of silu below 2^-119. No such number is an F16.
+DEVICE float exp2_flushed(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float reciprocal_flushed(float x) { // 0 above 2^126
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#define LOG2_E 1.4426950408889634f
+// The argument of ex2 is rounded: the error is 2^-17 next to overflow, and 2^-20 within the range of F16.
+DEVICE float half_exp(float x) {
+    float y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x * LOG2_E));
+    return y;
+}
+DEVICE float half_sqrt(float x) {
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float half_rsqrt(float x) {
+    float y;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float half_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float half_div(float x, float y) {
+    float z;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+DEVICE float logistic(float exponent) { return reciprocal_flushed(1 + exp2_flushed(exponent)); }
+DEVICE float half_sigmoid(float x) { return logistic(-LOG2_E * x); }
+// 1 - 2 / (1 + exp(2 x)) has an absolute error of 2^-22: relative to tanh 2^-19 at 1/8. The odd polynomial leaves out
+// 17/315 x^7, which is 2^-22 of x there.
+DEVICE float half_tanh(float x) {
+    const float square = x * x;
+    const float small = x + x * square * (-1.0f / 3 + 2.0f / 15 * square), large = 1 - 2 * logistic(2 * LOG2_E * x);
+    return fabs(x) < 0.125f ? small : large;
+}
+DEVICE float half_silu(float x) { return x * half_sigmoid(x); }
+DEVICE float half_swiglu(float x, float y) { return half_silu(x) * y; }
+DEVICE float half_silu_backward(float x, float dy) {
+    const float s = half_sigmoid(x);
+    return dy * s * (1 + x * (1 - s));
+}
+// (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)), here for y = gelu_tanh_argument(x).
+#define GELU_TANH_FACTOR (-2 * LOG2_E * 0.79788456080286535588f)
+DEVICE float gelu_tanh_share(float x) {
+    return logistic(x * (GELU_TANH_FACTOR + GELU_TANH_FACTOR * 0.044715f * (x * x)));
+}
+DEVICE float half_gelu_tanh(float x) { return x * gelu_tanh_share(x); }
+DEVICE float half_gelu_tanh_backward(float x, float dy) {
+    const float s = gelu_tanh_share(x);
+    const float slope = x * (2 * 0.79788456080286535588f + 2 * 0.79788456080286535588f * 0.134145f * (x * x));
+    return dy * (s + s * (1 - s) * slope);
+}
+// Abramowitz and Stegun 7.1.26: the normal distribution is within 2^-23 of cdf. `density` is exp(-x^2 / 2).
+DEVICE float normal_cdf(float x, float *density) {
+    const float t = reciprocal_flushed(1 + 0.3275911f * 0.70710678118654752440f * fabs(x));
+    const float polynomial =
+        t * (0.127414796f + t * (-0.142248368f + t * (0.7107068705f + t * (-0.7265760135f + t * 0.5307027145f))));
+    *density = exp2_flushed(-0.5f * LOG2_E * (x * x));
+    const float tail = polynomial * *density;
+    return x >= 0 ? 1 - tail : tail;
+}
+DEVICE float half_gelu(float x) {
+    float density;
+    return x * normal_cdf(x, &density);
+}
+DEVICE float half_gelu_backward(float x, float dy) {
+    float density;
+    const float cdf = normal_cdf(x, &density);
+    return dy * (cdf + x * 0.39894228040143267794f * density);
 }
 
 // ---- integers: arithmetic wraps -----------------------------------------------------------------------------
@@ -143,11 +395,16 @@ template <class To, class From> DEVICE To op_cast(From x) { return cast_of<To, F
 
 // ---- random numbers -------------------------------------------------------------------------------------------
 
-// Uniform in [0, 1), a function of seed, stream and element.
-DEVICE float uniform(const long long *seed, long long seed_stride, long long stream, unsigned long long element) {
-    const unsigned word =
-        random_word((unsigned long long)seed[0], (unsigned long long)seed[seed_stride], stream, element);
-    return (float)(word >> 8) * 0x1p-24f;
+struct random_key {
+    unsigned long long seed, offset;
+};
+DEVICE random_key load_key(long long address, long long stride) {
+    const unsigned long long *const words = (const unsigned long long *)place<i64_element>(address, 0);
+    return {words[0], words[stride]};
+}
+// 24 random bits, a function of key, stream and element.
+DEVICE unsigned random_bits(random_key key, long long stream, unsigned long long element) {
+    return random_word(key.seed, key.offset, stream, element) >> 8;
 }
 
 #endif

@@ -1,18 +1,17 @@
 /* Elementwise operations and fused programs, by kernels whose source is made at run time (elementwise_source.c).
  *
- * A program is a body, the types of its tensors and the rank of its merged iteration. Programs with equal sources are
- * one entry of a table that lives as long as the process; a variant's parameter is the program's number there.
+ * A program is a body and the form of its tensors (elementwise_form.c). Programs with equal sources are one entry of a
+ * table that lives as long as the process; a variant's parameter is the program's number there.
  */
 #include "kernel/cuda/elementwise.h"
 #include "kernel/cuda/gpu_kernels.h"
-#include "kernel/cuda/iteration.h"
 #include <pthread.h>
 #include <stdio.h>
 
 enum { MOST_WORDS = 500 }; /* 4,000 bytes of parameters */
 
 typedef struct program {
-    dw__elementwise_types types;
+    dw__elementwise_form form;
     char *source;
 } program;
 
@@ -30,10 +29,10 @@ static const program *program_at(uint64_t number) {
     return found;
 }
 
-static dw_status add_program(const dw__elementwise_types *types, char *source, uint32_t *number) {
+static dw_status add_program(const dw__elementwise_form *form, char *source, uint32_t *number) {
     program *made = dw__malloc(sizeof *made);
     if (!made) return dw__fail_memory("an elementwise program", sizeof *made);
-    *made = (program){.types = *types, .source = source};
+    *made = (program){.form = *form, .source = source};
     *number = (uint32_t)programs.count;
     dw_status status = DW_PUSH(&programs, made);
     if (status == DW_OK) status = dw__map_set(numbers, source, *number);
@@ -45,13 +44,13 @@ static dw_status add_program(const dw__elementwise_types *types, char *source, u
 }
 
 /* Takes over the source. */
-static dw_status number_of(const dw__elementwise_types *types, dw__text *source, uint32_t *number) {
+static dw_status number_of(const dw__elementwise_form *form, dw__text *source, uint32_t *number) {
     dw_status status = DW_OK;
     pthread_mutex_lock(&lock);
     if (!numbers) numbers = dw__map_create();
     if (!numbers) DW_TRY(dw__fail_memory("the elementwise programs", 0));
     if (!dw__map_get(numbers, source->text, number)) {
-        DW_TRY(add_program(types, source->text, number));
+        DW_TRY(add_program(form, source->text, number));
         *source = (dw__text){0};
     }
 cleanup:
@@ -86,63 +85,49 @@ static dw_status body_of(const dw__call *c, dw__body *body) {
     return DW_OK;
 }
 
-/* The merged iteration; `types` has its marks. */
-static void iterate(const dw__call *c, dw__elementwise_types *types, dw__iteration *it) {
-    const dw__tensor *shape = &c->outputs[0];
-    dw__iteration_begin(it, shape->rank, shape->shape);
-    for (uint32_t i = 0; i < c->input_count; i++) {
-        int64_t stride[DW_MAX_RANK];
-        if (!types->is_read[i]) continue;
-        dw__broadcast_strides(&c->inputs[i], shape, stride);
-        dw__iteration_add(it, stride);
-    }
-    for (uint32_t o = 0; o < c->output_count; o++) dw__iteration_add(it, c->outputs[o].stride);
-    dw__iteration_merge(it);
-    types->rank = it->rank;
-}
-
-static void types_of(const dw__call *c, const dw__body *body, dw__elementwise_types *types) {
-    types->input_count = c->input_count;
-    types->output_count = c->output_count;
-    for (uint32_t i = 0; i < c->input_count; i++) types->inputs[i] = c->inputs[i].dtype;
-    for (uint32_t o = 0; o < c->output_count; o++) types->outputs[o] = c->outputs[o].dtype;
-    dw__elementwise_mark(body, types);
-}
-
 static bool have_one_shape(const dw__tensor *a, const dw__tensor *b) {
     bool same = a->rank == b->rank;
     for (int axis = 0; same && axis < a->rank; axis++) same = a->shape[axis] == b->shape[axis];
     return same;
 }
 
-/* The parameters of a call must fit into a launch. Each operand that is read and each result has an address and, for each
- * merged axis, a stride. */
-static dw_status check_words(const dw__kernel *kernel, const dw__call *c) {
+/* What a call is made of, too large for the stack of a thread. */
+typedef struct analysis {
+    dw__body body;
+    dw__elementwise_form form;
+    dw__iteration iteration;
+} analysis;
+
+/* Free *made with dw__free. */
+static dw_status analyse(const dw__call *c, analysis **made) {
     dw_status status = DW_OK;
-    struct {
-        dw__body body;
-        dw__elementwise_types types;
-        dw__iteration iteration;
-    } *work = NULL;
+    analysis *a = dw__calloc(1, sizeof *a);
+    if (!a) return dw__fail_memory("an elementwise program", sizeof *a);
+    DW_TRY(body_of(c, &a->body));
+    dw__elementwise_form_of(c, &a->body, &a->form, &a->iteration);
+    *made = a;
+    return DW_OK;
+cleanup:
+    dw__free(a);
+    return status;
+}
+
+/* The parameters of a call must fit into a launch. */
+static dw_status check_words(const dw__kernel *kernel, const dw__call *c) {
+    analysis *a;
     /* Most calls fit whatever their body reads, and however their axes merge. */
-    if (3 + DW_MAX_RANK + (size_t)(c->input_count + c->output_count) * (1 + DW_MAX_RANK) <=
+    if (3 + 2 * DW_MAX_RANK + (size_t)(c->input_count + c->output_count) * (1 + DW_MAX_RANK) <=
         MOST_WORDS)
         return DW_OK;
-    work = dw__calloc(1, sizeof *work);
-    if (!work) return dw__fail_memory("an elementwise program", sizeof *work);
-    DW_TRY(body_of(c, &work->body));
-    types_of(c, &work->body, &work->types);
-    iterate(c, &work->types, &work->iteration);
-    const size_t words = dw__elementwise_words(&work->types);
-    if (words > MOST_WORDS)
-        DW_TRY(dw__fail(DW_UNSUPPORTED,
-                        "%s: %u operands and results with %d axes that do not merge need %zu words "
-                        "of parameters; expected %d or fewer",
-                        kernel->name, c->input_count + c->output_count, work->types.rank, words,
-                        MOST_WORDS));
-cleanup:
-    dw__free(work);
-    return status;
+    DW_RETURN_IF_FAILED(analyse(c, &a));
+    const size_t words = dw__elementwise_words(&a->form);
+    const int rank = a->form.rank;
+    dw__free(a);
+    if (words <= MOST_WORDS) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "%s: %u operands and results with %d axes that do not merge need %zu words of "
+                    "parameters; expected %d or fewer",
+                    kernel->name, c->input_count + c->output_count, rank, words, MOST_WORDS);
 }
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
@@ -160,21 +145,14 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     dw_status status = DW_OK;
     dw__text source = {0};
     uint32_t number = 0;
-    struct {
-        dw__body body;
-        dw__elementwise_types types;
-        dw__iteration iteration;
-    } *work = dw__calloc(1, sizeof *work);
-    if (!work) return dw__fail_memory("an elementwise program", sizeof *work);
-    DW_TRY(body_of(c, &work->body));
-    types_of(c, &work->body, &work->types);
-    iterate(c, &work->types, &work->iteration);
-    DW_TRY(dw__elementwise_source(&work->body, &work->types, &source));
-    DW_TRY(number_of(&work->types, &source, &number));
+    analysis *a = NULL;
+    DW_TRY(analyse(c, &a));
+    DW_TRY(dw__elementwise_source(&a->body, &a->form, &source));
+    DW_TRY(number_of(&a->form, &source, &number));
     DW_TRY(dw__variant_of(context, kernel, number, variant));
 cleanup:
     dw__text_free(&source);
-    dw__free(work);
+    dw__free(a);
     return status;
 }
 
@@ -188,35 +166,24 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
     return DW_OK;
 }
 
-static int64_t *put(int64_t *word, const void *data, const int64_t *stride, int rank) {
-    *word++ = (int64_t)(uintptr_t)data;
-    for (int axis = 0; axis < rank; axis++) *word++ = stride[axis];
-    return word;
-}
-
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
-    dw__elementwise_types types = program_at(variant->params)->types;
+    const dw__elementwise_form *form = &program_at(variant->params)->form;
     dw__iteration it;
-    int64_t words[MOST_WORDS], *word = words;
-    iterate(&c->call, &types, &it);
+    int64_t words[MOST_WORDS];
+    void *arguments[] = {words};
+    dw__elementwise_iterate(&c->call, form, &it);
     if (it.count == 0) return DW_OK;
-    *word++ = it.count;
-    *word++ = (int64_t)(uintptr_t)c->error.word;
-    *word++ = c->error.mark;
-    for (int axis = 0; axis < it.rank; axis++) *word++ = it.shape[axis];
-    uint32_t tensor = 0;
-    for (uint32_t i = 0; i < c->call.input_count; i++) {
-        const dw__tensor *in = &c->call.inputs[i];
-        const int64_t whole[DW_MAX_RANK] = {in->rank > 0 ? in->stride[0] : 0};
-        if (types.is_read[i])
-            word = put(word, in->data, it.stride[tensor++], it.rank);
-        else if (types.is_seed[i])
-            word = put(word, in->data, whole, it.rank);
-    }
-    for (uint32_t o = 0; o < c->call.output_count; o++)
-        word = put(word, c->call.outputs[o].data, it.stride[tensor++], it.rank);
-    return dw__gpu_launch_each(c, context, "elementwise", variant->functions[0], it.count, words);
+    dw__elementwise_fill(form, &it, c, words);
+    const int64_t of_block = (int64_t)DW__ELEMENTWISE_THREADS * form->turns;
+    return context->device->launch(&(dw__launch){
+        .name = "elementwise",
+        .function = variant->functions[0],
+        .grid = {(unsigned)((words[0] + of_block - 1) / of_block), 1, 1},
+        .block = {DW__ELEMENTWISE_THREADS, 1, 1},
+        .stream = c->stream,
+        .arguments = arguments,
+    });
 }
 
 const dw__kernel dw__gpu_elementwise = {
