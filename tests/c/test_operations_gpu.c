@@ -342,12 +342,29 @@ static void fill_bits(const dw__tensor *t) {
         words[i] = (uint16_t)ops_random_bits(&random);
 }
 
-/* Compares the GPU's results with the interpreter's, which must be the same but for the signs of NaNs. */
+/* Compares the GPU's results with the interpreter's, which must be the same but for the signs of NaNs, and frees them. */
+static void expect_exactly(const dw_graph *graph, const dw__tensor *leaves, attempt *a,
+                           const char *text) {
+    dw__tensor expected[OPS_MAX_OUTPUTS];
+    OK(dw__interpret(graph, NULL, leaves, expected, NULL));
+    for (uint32_t i = 0; i < a->result_count; i++) {
+        for (int64_t j = 0; j < dw__tensor_count(&expected[i]); j++) {
+            const double got = ops_element(&a->results[i], j),
+                         wanted = ops_element(&expected[i], j);
+            if (got == wanted && signbit(got) == signbit(wanted)) continue;
+            if (!(isnan(got) && isnan(wanted)))
+                fail_msg("%s: element %lld of result %u is %g, expected %g", text, (long long)j, i,
+                         got, wanted);
+        }
+        ops_block_destroy(&a->outputs[i]);
+        dw__free_aligned(expected[i].data);
+    }
+}
+
 static void check_exactly(const char *text, void (*fill)(const dw__tensor *t)) {
     ops_case c;
     dw_graph *graph = NULL;
     ops_operands operands;
-    dw__tensor expected[OPS_MAX_OUTPUTS];
     attempt a = {.c = &c, .operands = &operands, .single = -1};
     OK(ops_case_parse(text, &c));
     OK(ops_case_graph(&c, &graph));
@@ -357,18 +374,7 @@ static void check_exactly(const char *text, void (*fill)(const dw__tensor *t)) {
     OK(run_graph(graph, &a));
     dw__tensor leaves[OPS_MAX_INPUTS];
     ops_operands_leaves(&operands, leaves);
-    OK(dw__interpret(graph, NULL, leaves, expected, NULL));
-    for (uint32_t i = 0; i < a.result_count; i++) {
-        for (int64_t j = 0; j < dw__tensor_count(&expected[i]); j++) {
-            const double got = ops_element(&a.results[i], j), wanted = ops_element(&expected[i], j);
-            if (got == wanted && signbit(got) == signbit(wanted)) continue;
-            if (!(isnan(got) && isnan(wanted)))
-                fail_msg("%s: element %lld of result %u is %g, expected %g", text, (long long)j, i,
-                         got, wanted);
-        }
-        ops_block_destroy(&a.outputs[i]);
-        dw__free_aligned(expected[i].data);
-    }
+    expect_exactly(graph, leaves, &a, text);
     ops_operands_destroy(&operands);
     dw_graph_destroy(graph);
 }
@@ -413,6 +419,101 @@ static void quantization_of_any_bits_is_the_definitions(void **state) {
         if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_bits);
 }
 
+/* ---- elementwise programs ------------------------------------------------------------------------------------ */
+
+/* Small whole numbers, with which the programs below are exact in every type. */
+static void fill_numbers(const dw__tensor *t) {
+    ops_random random = ops_random_start(5, "numbers");
+    for (int64_t i = 0; i < dw__tensor_count(t); i++) {
+        const int64_t number = (int64_t)(ops_random_bits(&random) % 9) - 4;
+        dw__scalar value = {.integer = t->dtype == DW_BOOL ? number > 0 : number};
+        if (dw__dtype_is_float(t->dtype)) value.number = (double)number;
+        dw__scalar_store(t->data, t->dtype, i, value);
+    }
+}
+
+/* Vectors of every length, tensors that are broadcast, sliced and permuted, and types of several sizes. */
+static void programs_of_every_form_are_exact(void **state) {
+    (void)state;
+    static const char *const graphs[] = {
+        /* whole vectors, alone, and with a row and a column that are broadcast */
+        "input %x: bf16[24, 40]\n%y = fused(%x) "
+        "{body=\"t0=mul(i0,c3);t1=sub(t0,c7);out(t1)\"}\nreturn %y\n",
+        "input %x: bf16[24, 40]\ninput %b: bf16[40]\ninput %c: bf16[24, 1]\n"
+        "%y, %t = fused(%x, %b, %c) {body=\"t0=add(i0,i1);t1=mul(t0,i2);out(t1,t0)\"}\nreturn %y, "
+        "%t\n",
+        "input %x: f16[3, 5, 6]\ninput %b: f16[5, 1]\ninput %c: f16[3, 1, 6]\n"
+        "%y = fused(%x, %b, %c) "
+        "{body=\"t0=sub(i0,i1);t1=abs(t0);t2=neg(i2);t3=add(t1,t2);out(t3)\"}\n"
+        "return %y\n",
+        /* sizes that vectors do not divide */
+        "input %x: bf16[7, 37]\ninput %b: bf16[37]\n"
+        "%y = fused(%x, %b) {body=\"t0=sub(i0,i1);out(t0)\"}\nreturn %y\n",
+        "input %x: f32[5, 6]\ninput %b: f32[6]\n"
+        "%y = fused(%x, %b) {body=\"t0=mul(i0,i1);out(t0)\"}\nreturn %y\n",
+        /* views that begin at an odd element, at the second, fourth and eighth */
+        "input %x: bf16[6, 48]\n%s = slice(%x) {start=[1, 1], limit=[5, 33], step=[1, 1]}\n"
+        "%y = fused(%s) {body=\"t0=add(i0,c1);out(t0)\"}\nreturn %y\n",
+        "input %x: bf16[6, 48]\n%s = slice(%x) {start=[1, 2], limit=[5, 34], step=[1, 1]}\n"
+        "%y = fused(%s) {body=\"t0=add(i0,c1);out(t0)\"}\nreturn %y\n",
+        "input %x: bf16[6, 48]\n%s = slice(%x) {start=[1, 4], limit=[5, 36], step=[1, 1]}\n"
+        "%t = slice(%x) {start=[0, 8], limit=[4, 40], step=[1, 1]}\n"
+        "%y = fused(%s, %t) {body=\"t0=mul(i0,i1);out(t0)\"}\nreturn %y\n",
+        "input %x: bf16[6, 48]\n%s = slice(%x) {start=[0, 0], limit=[6, 48], step=[1, 3]}\n"
+        "%y = fused(%s) {body=\"t0=add(i0,c1);out(t0)\"}\nreturn %y\n",
+        /* heads ahead of positions, as in rotary embeddings */
+        "input %x: bf16[2, 5, 3, 16]\ninput %c: f32[5, 16]\n"
+        "%p = permute(%x) {perm=[0, 2, 1, 3]}\n"
+        "%y = fused(%p, %c) {body=\"t0=cast_f32(i0);t1=mul(t0,i1);t2=cast_bf16(t1);out(t2)\"}\n"
+        "return %y\n",
+        "input %x: f32[4, 6, 10]\n%p = permute(%x) {perm=[2, 1, 0]}\n"
+        "%y = fused(%p) {body=\"t0=neg(i0);out(t0)\"}\nreturn %y\n",
+        /* types of several sizes, results of several types, a constant result */
+        "input %m: bool[9, 16]\ninput %x: bf16[9, 16]\ninput %z: f32[9, 16]\ninput %k: i64[16]\n"
+        "%y, %u, %v = fused(%m, %x, %z, %k) "
+        "{body=\"t0=select(i0,i1,c2);t1=cast_f32(t0);t2=add(t1,i2);"
+        "t3=cast_f32(i3);t4=gt(t2,t3);out(t2,t4,t0)\"}\nreturn %y, %u, %v\n",
+        "input %m: bool[64, 3]\n%y = fused(%m) {body=\"t0=logical_not(i0);out(t0)\"}\nreturn %y\n",
+        "input %x: i32[30]\n%y = fused(%x) {body=\"t0=mul(i0,i0);t1=sub(t0,c5);out(t1)\"}\nreturn "
+        "%y\n",
+        "input %x: f64[3, 4]\n%y = fused(%x) "
+        "{body=\"t0=pow(i0,c3);t1=pow(i0,c2);t2=add(t0,t1);out(t2)\"}\n"
+        "return %y\n",
+        /* no elements; several vectors of a thread, the last block of which is short */
+        "input %x: f32[0, 8]\ninput %b: f32[8]\n"
+        "%y = fused(%x, %b) {body=\"t0=mul(i0,i1);out(t0)\"}\nreturn %y\n",
+        "input %x: bf16[1031, 1024]\ninput %b: bf16[1024]\n"
+        "%y = fused(%x, %b) {body=\"t0=add(i0,i1);out(t0)\"}\nreturn %y\n",
+        "input %x: bf16[1051, 1001]\n%y = fused(%x) {body=\"t0=neg(i0);out(t0)\"}\nreturn %y\n",
+    };
+    for (size_t i = 0; i < DW_COUNT(graphs); i++) {
+        dw__text text = {0};
+        dw_graph *graph = NULL;
+        ops_operands operands = {0};
+        OK(dw__text_printf(&text, "deepwell graph 1\n%s", graphs[i]));
+        if (only && !strstr(text.text, only)) {
+            dw__text_free(&text);
+            continue;
+        }
+        OK(dw_graph_from_text(text.text, &graph));
+        operands.count = dw_graph_leaf_count(graph);
+        for (uint32_t j = 0; j < operands.count; j++) {
+            dw__tensor *t = &operands.tensors[j];
+            OK(dw__value_tensor_at(graph, dw_graph_leaf_at(graph, j), NULL, t));
+            OK(ops_block_create(dw__tensor_bytes(t), &operands.blocks[j]));
+            t->data = operands.blocks[j].data;
+            fill_numbers(t);
+        }
+        attempt a = {.operands = &operands, .single = -1};
+        make_results(graph, &a);
+        OK(run_graph(graph, &a));
+        expect_exactly(graph, operands.tensors, &a, text.text);
+        ops_operands_destroy(&operands);
+        dw_graph_destroy(graph);
+        dw__text_free(&text);
+    }
+}
+
 static int find_device(void **state) {
     (void)state;
     const char *name = getenv("DEEPWELL_TEST_DEVICE"), *compiler;
@@ -430,6 +531,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_elements_keep_their_order),
         cmocka_unit_test(quantization_of_any_bits_is_the_definitions),
+        cmocka_unit_test(programs_of_every_form_are_exact),
         cmocka_unit_test(every_operation_agrees_with_its_definition),
     };
     only = argc > 1 ? argv[1] : NULL;
