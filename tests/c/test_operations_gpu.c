@@ -6,6 +6,9 @@
 #include "deepwell/engine.h"
 #include "deepwell/jit.h"
 #include "graph/internal.h"
+#include "kernel/cuda/elementwise.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include "kernel/cuda/gpu_target.h"
 #include "kernel/reference/interpret.h"
 #include "kernel/reference/scalar.h"
 #include "ops/ops_expect.h"
@@ -514,6 +517,57 @@ static void programs_of_every_form_are_exact(void **state) {
     }
 }
 
+/* Tensors whose offsets need 64 bits are too large for a test, so that a small program is compiled as if they did. */
+static void offsets_of_64_bits_give_the_same_elements(void **state) {
+    (void)state;
+    enum { ROWS = 5, COLUMNS = 24, COUNT = ROWS * COLUMNS };
+    const int64_t row = COLUMNS, one = 1;
+    float x[COUNT], b[COLUMNS], y[COUNT];
+    dw__operation_call c = {.call = {.op = DW_OP_ADD, .input_count = 2, .output_count = 1}};
+    dw__tensor *tensors[] = {&c.call.inputs[0], &c.call.inputs[1], &c.call.outputs[0]};
+    float *data[] = {x, b, y};
+    const dw__context *context;
+    static dw__body body; /* large */
+    dw__elementwise_form form;
+    dw__iteration it;
+    dw__text source = {0};
+    int64_t words[64];
+    void *function, *arguments[] = {words};
+    for (int i = 0; i < COUNT; i++) x[i] = (float)i, b[i % COLUMNS] = (float)(1000 * (i % COLUMNS));
+    for (int i = 0; i < 3; i++) {
+        *tensors[i] = i == 1 ? (dw__tensor){.dtype = DW_F32, .rank = 1, .shape = {COLUMNS}}
+                             : (dw__tensor){.dtype = DW_F32, .rank = 2, .shape = {ROWS, COLUMNS}};
+        tensors[i]->stride[0] = i == 1 ? one : row, tensors[i]->stride[1] = i == 1 ? 0 : one;
+        OK(dw_device_allocate(device, dw__tensor_bytes(tensors[i]), &tensors[i]->data));
+        OK(dw_device_copy_in(device, tensors[i]->data, data[i], dw__tensor_bytes(tensors[i])));
+    }
+    OK(dw__elementwise_body(&c.call, &body));
+    dw__elementwise_form_of(&c.call, &body, &form, &it);
+    assert_int_equal(form.vector, 4);
+    assert_true(form.divides && !form.is_wide);
+    form.is_wide = true;
+    OK(dw__elementwise_source(&body, &form, &source));
+    assert_true(dw__elementwise_words(&form) <= DW_COUNT(words));
+    dw__elementwise_fill(&form, &it, &c, words);
+    OK(dw__gpu_context(device, "elementwise", &context));
+    OK(dw__jit_load(context,
+                    &(dw__jit_variant){.source = "elementwise",
+                                       .text = source.text,
+                                       .entry = "elementwise",
+                                       .arch = dw__gpu_arch(context->capability)},
+                    0, &function));
+    OK(context->device->launch(&(dw__launch){.name = "elementwise",
+                                             .function = function,
+                                             .grid = {1, 1, 1},
+                                             .block = {DW__ELEMENTWISE_THREADS, 1, 1},
+                                             .arguments = arguments}));
+    OK(dw_device_copy_out(device, y, tensors[2]->data, sizeof y));
+    for (int i = 0; i < COUNT; i++) assert_true(y[i] == x[i] + b[i % COLUMNS]);
+    for (int i = 0; i < 3; i++)
+        dw_device_release(device, tensors[i]->data, dw__tensor_bytes(tensors[i]));
+    dw__text_free(&source);
+}
+
 static int find_device(void **state) {
     (void)state;
     const char *name = getenv("DEEPWELL_TEST_DEVICE"), *compiler;
@@ -532,6 +586,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(equal_elements_keep_their_order),
         cmocka_unit_test(quantization_of_any_bits_is_the_definitions),
         cmocka_unit_test(programs_of_every_form_are_exact),
+        cmocka_unit_test(offsets_of_64_bits_give_the_same_elements),
         cmocka_unit_test(every_operation_agrees_with_its_definition),
     };
     only = argc > 1 ? argv[1] : NULL;
