@@ -517,6 +517,73 @@ static void programs_of_every_form_are_exact(void **state) {
     }
 }
 
+static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+static double silu(double x) { return x / (1.0 + exp(-x)); }
+static double gelu(double x) { return 0.5 * x * erfc(-x / sqrt(2.0)); }
+static double gelu_tanh(double x) {
+    return x * sigmoid(2.0 * sqrt(2.0 / acos(-1.0)) * (x + 0.044715 * x * x * x));
+}
+static double rsqrt(double x) { return 1.0 / sqrt(x); }
+static double reciprocal(double x) { return 1.0 / x; }
+
+static void fill_every(const dw__tensor *t) {
+    for (int64_t i = 0; i < dw__tensor_count(t); i++) ((uint16_t *)t->data)[i] = (uint16_t)i;
+}
+
+/* The functions of F32 that programs compute for results of BF16 and F16, for every operand: little more than the one
+ * rounding of the exact result. Sigmoids below 2^-126 are zero. */
+static void short_functions_round_nearly_once(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        double (*exact)(double);
+        double margin; /* more than the rounding, relative to it */
+    } functions[] = {
+        {"exp %s[65536]", exp, 0.01},
+        {"tanh %s[65536]", tanh, 0.01},
+        {"sigmoid %s[65536]", sigmoid, 0.01},
+        {"silu %s[65536]", silu, 0.01},
+        {"gelu %s[65536] approximate=none", gelu, 0.02},
+        {"gelu %s[65536] approximate=tanh", gelu_tanh, 0.02},
+        {"sqrt %s[65536]", sqrt, 0.01},
+        {"rsqrt %s[65536]", rsqrt, 0.01},
+        {"reciprocal %s[65536]", reciprocal, 0.01},
+    };
+    for (size_t i = 0; i < 2 * DW_COUNT(functions); i++) {
+        const bool brain = i % 2;
+        const double unit = brain ? 0x1p-8 : 0x1p-11, tiny = brain ? 0x1p-118 : 0x1p-25;
+        const double largest = brain ? 0x1.fep127 : 65504.0;
+        const double margin = 1.0 + functions[i / 2].margin;
+        double worst = 0.0;
+        char text[80];
+        ops_case c;
+        dw_graph *graph = NULL;
+        ops_operands operands;
+        attempt a = {.c = &c, .operands = &operands, .single = -1};
+        snprintf(text, sizeof text, functions[i / 2].text, brain ? "bf16" : "f16");
+        if (only && !strstr(text, only)) continue;
+        OK(ops_case_parse(text, &c));
+        OK(ops_case_graph(&c, &graph));
+        OK(ops_operands_create(&c, OPS_CONTIGUOUS, OPS_NORMAL, 1, &operands));
+        fill_every(&operands.tensors[0]);
+        make_results(graph, &a);
+        OK(run_graph(graph, &a));
+        for (int64_t j = 0; j < 65536; j++) {
+            const double x = ops_element(&operands.tensors[0], j);
+            const double got = ops_element(&a.results[0], j), exact = functions[i / 2].exact(x);
+            if (isnan(exact) ? isnan(got) : got == exact) continue;
+            if (fabs(exact) > largest && fabs(got) >= largest) continue;
+            const double error = fabs(got - exact) / (unit * fabs(exact) + tiny);
+            if (!(error <= margin)) fail_msg("%s of %g is %g, expected %g", text, x, got, exact);
+            if (error > worst) worst = error;
+        }
+        if (only) print_message("%s: %.4f of the rounding\n", text, worst);
+        ops_block_destroy(&a.outputs[0]);
+        ops_operands_destroy(&operands);
+        dw_graph_destroy(graph);
+    }
+}
+
 /* Tensors whose offsets need 64 bits are too large for a test, so that a small program is compiled as if they did. */
 static void offsets_of_64_bits_give_the_same_elements(void **state) {
     (void)state;
@@ -586,6 +653,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(equal_elements_keep_their_order),
         cmocka_unit_test(quantization_of_any_bits_is_the_definitions),
         cmocka_unit_test(programs_of_every_form_are_exact),
+        cmocka_unit_test(short_functions_round_nearly_once),
         cmocka_unit_test(offsets_of_64_bits_give_the_same_elements),
         cmocka_unit_test(every_operation_agrees_with_its_definition),
     };
