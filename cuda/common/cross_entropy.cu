@@ -1,7 +1,10 @@
 // Cross-entropy of rows of logits with one target each, forward and backward.
 //
 // Both are bound by memory. LANES threads share a row: a warp has a short row (a block then has several), a block has a
-// long one. Forward reads the logits once: each thread keeps the largest of its logits and the sum of exponentials
+// long one. Each thread reads vectors of 16 bytes, TOGETHER of them before it uses the first. Rows begin anywhere: the
+// elements before the first multiple of 16 bytes and behind the last one are read one by one.
+//
+// Forward reads the logits once: each thread keeps the largest of its logits and the sum of exponentials
 // relative to it, and scales the sum when it meets a larger one. Backward reads them once and computes probabilities
 // again from the log-sum-exp. One block adds the losses of rows in an order that depends on their number alone, with
 // compensation, so that results have the same bits in every run.
@@ -9,17 +12,77 @@
 // A target outside of the classes is reported (data_error.h), and its row is treated as an ignored one. Statistics and
 // sums are F32 (F64 in F64), each result is rounded once.
 //
-// Defines: TYPE, LANES, ALIGNED (row_vectors.cuh).
+// Defines: TYPE of the logits, STATISTICS: type of lse, losses and their gradients, LANES (row_vectors.cuh).
 //
 // Bytes: forward one read of the logits; backward one read of the logits and one write of their gradient.
 
 #include "cross_entropy_params.h"
 #define VECTORS 0
+#define ALIGNED 0
 #include "row_vectors.cuh"
 
 #define ROWS_PER_BLOCK (DW_LOSS_BLOCK(LANES) / LANES)
+#define TOGETHER 4
+
+typedef element_of<STATISTICS> statistic;
+
+DEVICE void store_statistic(void *data, long long at, value x) {
+    statistic::store(data, at, (statistic::value)x);
+}
 
 DEVICE value infinity() { return (value)__int_as_float(0x7f800000); }
+
+// ---- vectors of a row that begins anywhere ---------------------------------------------------------------
+
+// The elements from the last multiple of 16 bytes to the row's beginning.
+DEVICE int shift_of(const void *row) { return (int)((unsigned long long)row % 16 / sizeof(stored)); }
+
+DEVICE bool is_inside(int column, int columns) { return (unsigned)column < (unsigned)columns; }
+DEVICE bool is_whole(int column, int columns) { return column >= 0 && column + PER_VECTOR <= columns; }
+
+// A vector of which some elements may lie outside of the row: these are -infinity.
+DEVICE piece load_some(const stored *row, int column, int columns) {
+    piece v;
+    if (is_whole(column, columns)) return *(const piece *)(row + column);
+#pragma unroll
+    for (int j = 0; j < PER_VECTOR; j++) {
+        element::store(v.x, j, -infinity());
+        if (is_inside(column + j, columns)) v.x[j] = row[column + j];
+    }
+    return v;
+}
+
+// Calls visit(vector, column of its first element) for each of this thread's vectors of a row. The first column may be
+// negative.
+template <typename VISIT> DEVICE void each_piece(const stored *row, int columns, VISIT visit) {
+    const int step = LANES * PER_VECTOR;
+    for (int column = (int)threadIdx.x % LANES * PER_VECTOR - shift_of(row); column < columns;
+         column += TOGETHER * step) {
+        if (column >= 0 && is_whole(column + (TOGETHER - 1) * step, columns)) {
+            piece v[TOGETHER];
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) v[i] = *(const piece *)(row + column + i * step);
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) visit(v[i], column + i * step);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < TOGETHER && column + i * step < columns; i++)
+                visit(load_some(row, column + i * step, columns), column + i * step);
+        }
+    }
+}
+
+// Stores the elements of a vector that lie inside of the row. `aligned`: the row has the shift of the vectors.
+DEVICE void store_some(stored *row, int column, int columns, bool aligned, piece v) {
+    if (aligned && is_whole(column, columns)) *(piece *)(row + column) = v;
+    else {
+#pragma unroll
+        for (int j = 0; j < PER_VECTOR; j++)
+            if (is_inside(column + j, columns)) row[column + j] = v.x[j];
+    }
+}
+
+// ---- numbers ---------------------------------------------------------------------------------------------
 
 // e^x. In 16-bit types the approximation's error and that of scaling x stay below their rounding.
 DEVICE double exponential(double x) { return exp(x); }
@@ -34,7 +97,7 @@ DEVICE double logarithm(double x) { return log(x); }
 DEVICE float logarithm(float x) { return logf(x); }
 
 DEVICE bool is_counted(const dw_cross_entropy_params &p, long long target) {
-    return target != p.ignored && target >= 0 && target < p.columns;
+    return target != p.ignored && target >= 0 && target < p.classes;
 }
 
 // The target of a row, or -1 if the row is ignored. The row's first thread reports a target outside of the classes.
@@ -51,26 +114,43 @@ DEVICE long long target_of(const dw_cross_entropy_params &p, long long row) {
 
 // ---- forward ---------------------------------------------------------------------------------------------
 
+// The logit of one column, for the few that are read by themselves.
+DEVICE value logit_at(const dw_cross_entropy_params &p, const stored *row, long long column) {
+    const value x = element::load(row, column);
+    return p.bias ? x + element::load(p.bias, column) : x;
+}
+
+DEVICE void load_logits(const dw_cross_entropy_params &p, const piece &v, int column, value *x) {
+#pragma unroll
+    for (int j = 0; j < PER_VECTOR; j++) x[j] = element::load(v.x, j);
+    if (!p.bias) return;
+#pragma unroll
+    for (int j = 0; j < PER_VECTOR; j++)
+        if (is_inside(column + j, p.columns)) x[j] += element::load(p.bias, column + j);
+}
+
 DEVICE void forward_row(const dw_cross_entropy_params &p, long long row) {
     const stored *from = (const stored *)p.x + row * p.x_stride;
     value largest = -infinity(), sums[2] = {0, 0}; // of exponentials relative to `largest`, and of logits
-    each_vector(p.columns, [&](int column, int) {
-        value x[PER_VECTOR], most = -infinity();
-        load_vector(from, column, p.columns, x);
+    each_piece(from, p.columns, [&](const piece &v, int column) {
+        value x[PER_VECTOR], most = -infinity(), part[2] = {0, 0};
+        load_logits(p, v, column, x);
+        if (p.smoothing != 0) {
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) {
-            if (column + j >= p.columns) x[j] = -infinity(); // adds nothing
-            else
-                sums[1] += x[j];
-            if (x[j] > most) most = x[j];
+            for (int j = 0; j < PER_VECTOR; j++)
+                if (is_inside(column + j, p.columns)) sums[1] += x[j];
         }
+#pragma unroll
+        for (int j = 0; j < PER_VECTOR; j++)
+            if (x[j] > most) most = x[j];
         if (most > largest) {
             sums[0] *= exponential(largest - most);
             largest = most;
         }
         const value shift = largest == -infinity() ? (value)0 : largest; // -inf - -inf would be NaN
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) sums[0] += exponential(x[j] - shift);
+        for (int j = 0; j < PER_VECTOR; j++) part[j & 1] += exponential(x[j] - shift);
+        sums[0] += part[0] + part[1];
     });
     value most = max_over_row(largest);
     if (most == -infinity()) most = 0;
@@ -80,15 +160,15 @@ DEVICE void forward_row(const dw_cross_entropy_params &p, long long row) {
     const long long target = target_of(p, row);
     const value log_sum = logarithm(sums[0]);
     value loss = 0;
-    if (target >= 0) loss = (most - element::load(from, target)) + log_sum;
+    if (target >= 0) loss = (most - logit_at(p, from, target)) + log_sum;
     if (target >= 0 && p.smoothing != 0) {
         const value even = (most - sums[1] / (value)p.columns) + log_sum;
         loss = (value)(1 - p.smoothing) * loss + (value)p.smoothing * even;
     }
-    if (p.lse) element::store(p.lse, row, most + log_sum);
+    if (p.lse) store_statistic(p.lse, row, most + log_sum);
     if (p.reduction != DW_LOSS_NONE) ((value *)p.partials)[row] = loss;
     else if (p.loss)
-        element::store(p.loss, row, loss);
+        store_statistic(p.loss, row, loss);
 }
 
 extern "C" __global__ void __launch_bounds__(DW_LOSS_BLOCK(LANES))
@@ -127,41 +207,60 @@ extern "C" __global__ void __launch_bounds__(DW_LOSS_SUM_THREADS)
     }
     sum = sum_over_block(lost == lost ? sum + lost : sum); // infinite sums have NaN there
     if (p.reduction == DW_LOSS_MEAN) sum /= targets_that_count(p);
-    if (threadIdx.x == 0) element::store(p.loss, 0, sum);
+    if (threadIdx.x == 0) store_statistic(p.loss, 0, sum);
 }
 
 extern "C" __global__ void __launch_bounds__(DW_LOSS_SUM_THREADS)
     cross_entropy_share(const __grid_constant__ dw_cross_entropy_params p) {
     const value count = targets_that_count(p);
-    if (threadIdx.x == 0) *(value *)p.partials = element::load(p.dloss, 0) / count;
+    if (threadIdx.x == 0) *(value *)p.partials = (value)statistic::load(p.dloss, 0) / count;
 }
 
 // ---- backward --------------------------------------------------------------------------------------------
 
-// dx = (exp(x - lse) - smoothing / columns - (1 - smoothing) at the target) * the loss's gradient; zeros if ignored.
+DEVICE void clear_row(stored *to, int columns) {
+    for (int column = (int)threadIdx.x % LANES * PER_VECTOR - shift_of(to); column < columns;
+         column += LANES * PER_VECTOR)
+        store_some(to, column, columns, true, piece{});
+}
+
+// dx = (exp(x - lse) - smoothing / classes - (1 - smoothing) at the target) * the loss's gradient; zeros if ignored.
 DEVICE void backward_row(const dw_cross_entropy_params &p, long long row) {
     const stored *from = (const stored *)p.x + row * p.x_stride;
+    stored *to = (stored *)p.dx + row * p.dx_stride;
     const long long target = target_of(p, row);
-    const value lse = element::load(p.lse, row), even = (value)(p.smoothing / p.columns),
+    if (target < 0) return clear_row(to, p.columns);
+    const bool aligned = shift_of(to) == shift_of(from);
+    const int at = (int)(target - p.first);
+    const value lse = (value)statistic::load(p.lse, row), even = (value)(p.smoothing / p.classes),
                 hit = (value)(1 - p.smoothing);
-    const value weight = p.reduction == DW_LOSS_MEAN ? *(const value *)p.partials
-                                                     : element::load(p.dloss, p.reduction == DW_LOSS_NONE ? row : 0);
-    each_vector(p.columns, [&](int column, int) {
-        value x[PER_VECTOR] = {};
-        if (target >= 0) {
-            load_vector(from, column, p.columns, x);
+    const value weight = p.reduction == DW_LOSS_MEAN
+                             ? *(const value *)p.partials
+                             : (value)statistic::load(p.dloss, p.reduction == DW_LOSS_NONE ? row : 0);
+    each_piece(from, p.columns, [&](const piece &v, int column) {
+        value x[PER_VECTOR];
+        piece made;
+        load_logits(p, v, column, x);
 #pragma unroll
-            for (int j = 0; j < PER_VECTOR; j++) {
-                x[j] = exponential(x[j] - lse) - even;
-                if (column + j == target) x[j] -= hit;
-                x[j] *= weight;
-            }
+        for (int j = 0; j < PER_VECTOR; j++) {
+            x[j] = exponential(x[j] - lse) - even;
+            if (column + j == at) x[j] -= hit;
+            element::store(made.x, j, x[j] * weight);
         }
-        store_vector((stored *)p.dx + row * p.columns, column, p.columns, x);
+        store_some(to, column, p.columns, aligned, made);
     });
 }
 
 extern "C" __global__ void __launch_bounds__(DW_LOSS_BLOCK(LANES))
     cross_entropy_backward(const __grid_constant__ dw_cross_entropy_params p) {
     EACH_ROW(row) backward_row(p, row);
+}
+
+// ---- sums over blocks of classes -------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(DW_LOSS_SUM_THREADS)
+    cross_entropy_round(const __grid_constant__ dw_cross_entropy_round_params p) {
+    const long long step = (long long)gridDim.x * DW_LOSS_SUM_THREADS;
+    for (long long i = (long long)blockIdx.x * DW_LOSS_SUM_THREADS + threadIdx.x; i < p.count; i += step)
+        element::store(p.result, i, ((const value *)p.sums)[i]);
 }

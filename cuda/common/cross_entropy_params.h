@@ -8,9 +8,11 @@
 #define DW_LOSS_SUM 1
 #define DW_LOSS_NONE 2
 
-/* Rows of `columns` contiguous logits, `x_stride` elements from row to row. All else is contiguous. */
+/* Rows of `columns` contiguous logits, `x_stride` elements from row to row. Backward may be given a part of the classes:
+ * those from `first` on. All else is contiguous. */
 typedef struct dw_cross_entropy_params {
-    const void *x;
+    const void *x;    /* backward: dx may be the same memory */
+    const void *bias; /* added to the logits of each row, of their type; NULL: none */
     const long long *target;
     void *lse;         /* one for each row. Forward: a result, NULL if unwanted */
     void *loss;        /* forward: one for each row, or their sum or mean; NULL if unwanted */
@@ -19,11 +21,18 @@ typedef struct dw_cross_entropy_params {
     /* Workspace, of the type that sums are computed in. Forward: the losses of rows, unless the reduction is none.
      * Backward: dloss divided by the number of targets that count, if the reduction is mean. */
     void *partials;
-    long long x_stride, rows, ignored;
+    long long x_stride, dx_stride, rows, ignored;
     double smoothing;
-    int columns, reduction;
+    int columns, classes, first, reduction;
     dw_data_error error;
 } dw_cross_entropy_params;
+
+/* Sums to round to the logits' type. */
+typedef struct dw_cross_entropy_round_params {
+    const void *sums; /* of the type that sums are computed in */
+    void *result;
+    long long count;
+} dw_cross_entropy_round_params;
 
 /* Threads of a block: 256, or LANES if that is larger. */
 #define DW_LOSS_BLOCK(lanes) ((lanes) > 256 ? (lanes) : 256)
