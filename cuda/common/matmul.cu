@@ -2,7 +2,8 @@
 //
 // It is right for every call, so that a plan never lacks a kernel; where tensor cores apply, other kernels come first. A
 // block computes a tile of 64 x 64: 16 values of k at a time are copied to shared memory, each thread keeps 4 x 4 results
-// in registers. Products are summed in order of k, in F32 (F64 for F64), and rounded once.
+// in registers. Products are summed in order of k, in F32 (F64 for F64), and rounded once, after the result's
+// earlier contents are added if the call accumulates.
 //
 // Defines: TYPE, RESULT (element_types.h).
 //
@@ -69,8 +70,10 @@ extern "C" __global__ void __launch_bounds__(DW_MATMUL_THREADS) matmul(const __g
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
             const long long r = row + my_row + i * (TILE / EACH), c = column + my_column + j * (TILE / EACH);
-            if (r < p.m && c < p.n)
-                result_element::store(p.y, y + r * p.y_row + c * p.y_column, (result_element::value)sums[i][j]);
+            const long long at = y + r * p.y_row + c * p.y_column;
+            if (r >= p.m || c >= p.n) continue;
+            if (p.accumulates) sums[i][j] += (value)result_element::load(p.y, at);
+            result_element::store(p.y, at, (result_element::value)sums[i][j]);
         }
     }
 }

@@ -10,7 +10,7 @@
 #define DW_MATMUL_DEPTH 16
 #define DW_MATMUL_THREADS 256
 
-/* Y[b] = A[b] B[b], with A [m, k], B [k, n]; strides in elements. */
+/* Y[b] = A[b] B[b], or Y[b] + A[b] B[b] if `accumulates`, with A [m, k], B [k, n]; strides in elements. */
 typedef struct dw_matmul_params {
     const void *a, *b;
     void *y;
@@ -20,6 +20,7 @@ typedef struct dw_matmul_params {
     long long shape[DW_MATMUL_AXES], a_stride[DW_MATMUL_AXES], b_stride[DW_MATMUL_AXES],
         y_stride[DW_MATMUL_AXES];
     int rank; /* of the batch; at least 1 */
+    int accumulates;
 } dw_matmul_params;
 
 #endif

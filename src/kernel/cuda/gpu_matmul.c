@@ -27,6 +27,7 @@ static dw_matmul_params params_of(const dw__call *c) {
         .y_column = y->stride[last],
         .batches = 1,
         .rank = batch > 0 ? batch : 1,
+        .accumulates = c->accumulates,
         .shape = {1},
     };
     for (int axis = 0; axis < batch; axis++) {
@@ -145,4 +146,5 @@ const dw__kernel dw__gpu_matmul = {
     .tolerance = "accumulates in F32 (F64 in F64) and rounds once",
     .example = example,
     .tolerance_factor = 8.0,
+    .accumulates = true,
 };

@@ -472,8 +472,8 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
-    static const float one = 1.0f, zero = 0.0f;
-    static const double one_f64 = 1.0, zero_f64 = 0.0;
+    static const float factors[] = {0.0f, 1.0f};
+    static const double wide_factors[] = {0.0, 1.0};
     const dw__operation_call *c = call;
     const dw__cublaslt *lt;
     gemm_key key;
@@ -485,6 +485,9 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     DW_RETURN_IF_FAILED(gemm_of(context, &key, &g)); /* prepare() has made it */
     DW_RETURN_IF_FAILED(dw__cublaslt_load(&lt));
     const bool wide = key.type == DW_F64;
+    const void *alpha = wide ? (const void *)&wide_factors[1] : &factors[1],
+               *beta = wide ? (const void *)&wide_factors[c->call.accumulates]
+                            : &factors[c->call.accumulates];
     void *y = c->call.outputs[0].data;
     if (key.bias) {
         pthread_mutex_lock(&g->bias);
@@ -492,9 +495,8 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                                  sizeof(void *));
     }
     if (result == 0)
-        result = lt->multiply(g->handle, g->product, wide ? (const void *)&one_f64 : &one,
-                              c->call.inputs[1].data, g->b, c->call.inputs[0].data, g->a,
-                              wide ? (const void *)&zero_f64 : &zero, y, g->y, y, g->y,
+        result = lt->multiply(g->handle, g->product, alpha, c->call.inputs[1].data, g->b,
+                              c->call.inputs[0].data, g->a, beta, y, g->y, y, g->y,
                               g->algorithm.data, c->workspace, g->algorithm.workspace, c->stream);
     if (key.bias) pthread_mutex_unlock(&g->bias);
     return dw__cublaslt_check(result, "cublasLtMatmul");
@@ -521,4 +523,5 @@ const dw__kernel dw__graph_cublaslt = {
     .tolerance = "sums in F32 (F64 in F64), rounded once",
     .example = example,
     .tolerance_factor = 8.0,
+    .accumulates = true,
 };

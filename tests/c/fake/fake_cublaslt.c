@@ -226,7 +226,7 @@ static double factor(const void *data, const matrix *m, int transpose, int64_t s
 }
 
 static void compute(const product *p, const void *a, const matrix *am, const void *b,
-                    const matrix *bm, void *d, const matrix *dm) {
+                    const matrix *bm, double beta, void *d, const matrix *dm) {
     const int64_t inner = (int64_t)(p->transpose_a ? am->rows : am->columns);
     for (int64_t i = 0; i < dm->batch; i++)
         for (int64_t column = 0; column < (int64_t)dm->columns; column++)
@@ -237,7 +237,9 @@ static void compute(const product *p, const void *a, const matrix *am, const voi
                 for (int64_t k = 0; k < inner; k++)
                     sum += factor(a, am, p->transpose_a, i * am->step, row, k) *
                            factor(b, bm, p->transpose_b, i * bm->step, k, column);
-                put(d, dm->type, i * dm->step + row + column * dm->leading, sum);
+                const int64_t at = i * dm->step + row + column * dm->leading;
+                if (beta != 0.0) sum += beta * get(d, dm->type, at);
+                put(d, dm->type, at, sum);
             }
     if (getenv("FAKE_CUBLASLT_WRONG")) put(d, dm->type, 0, 1e4);
 }
@@ -251,7 +253,8 @@ API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *
     const int status = takes(p, a_matrix, b_matrix, d_matrix);
     (void)stream;
     if (!handle || !a || !b || !d || c != d || c_matrix != d_matrix) return INVALID;
-    if (get(alpha, p->scale, 0) != 1.0 || get(beta, p->scale, 0) != 0.0) return INVALID;
+    const double scale = get(alpha, p->scale, 0), kept = get(beta, p->scale, 0);
+    if (scale != 1.0 || (kept != 0.0 && kept != 1.0)) return INVALID;
     if (!workspace || !is_aligned(workspace, 16) || workspace_bytes == 0) return INVALID;
     if (chosen[0] != 0xA160 + (uint64_t)a_matrix->type) return INVALID;
     if (!is_aligned(a, chosen[1]) || !is_aligned(b, chosen[2]) || !is_aligned(d, chosen[4]))
@@ -261,7 +264,7 @@ API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *
     multiplied[a_matrix->type]++;
     memset(workspace, 0xA5, workspace_bytes < 4096 ? workspace_bytes : 4096); /* must be there */
     if (a_matrix->type != E4M3 && a_matrix->type != E2M1) {
-        compute(p, a, a_matrix, b, b_matrix, d, d_matrix);
+        compute(p, a, a_matrix, b, b_matrix, kept, d, d_matrix);
         return OK;
     }
     /* Checks that the first operand is complete in memory. */
