@@ -113,10 +113,13 @@
  *  cross_entropy_backward(x, target, lse, dloss; as cross_entropy) -> dx
  *  linear_cross_entropy(x [T,K], w, b?, target [T] i64; as cross_entropy, and transpose_w=1) -> loss, lse [T]
  *                                         cross_entropy(linear(x, w, b)); only one block of the logits [T,V] is
- *                                         in memory at a time
+ *                                         in memory at a time. loss and lse are F32 for BF16 and F16. A GPU
+ *                                         rounds the logits to x's type, as `linear` does; the arithmetic behind
+ *                                         is F32
  *  linear_cross_entropy_backward(x [T,K], w, b?, logits [T,V]?, target, lse, dloss; as linear_cross_entropy)
  *      -> dx [T,K], dw, db [V]            the gradients of cross_entropy(linear(x, w, b)); only one block of dlogits
- *                                         is in memory at a time; absent logits are recomputed
+ *                                         is in memory at a time; absent logits are recomputed. lse and dloss
+ *                                         have the forward's type. A GPU rounds dlogits to x's type
  *  adamw(p, g, m, v, step; lr, beta1, beta2, eps, weight_decay) -> p, m, v     step: i64 scalar, from 1
  *                                         (Loshchilov and Hutter 2019, algorithm 2, as torch.optim.AdamW)
  */

@@ -114,7 +114,7 @@ static dw_value emit_logits(dw__emitter *e, dw_value x, dw_value w, dw_value b, 
                            dw__emit_broadcast_like(e, dw__emit_widen(e, b), logits));
 }
 
-/* Operands: x, w, b?, target. The logits are never rounded to the operands' dtype. */
+/* Operands: x, w, b?, target. The logits stay in the compute dtype. */
 dw_status dw__expand_linear_cross_entropy(dw_graph *graph, const dw_graph *source, dw_node node,
                                           const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};

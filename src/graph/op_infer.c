@@ -1159,10 +1159,12 @@ static dw_status check_loss(const dw__draft *draft, uint32_t x, uint32_t target)
     return want_float_between(draft, DW_ATTR_KEY_LABEL_SMOOTHING, 0, 1);
 }
 
-/* Checks lse [T] and the gradient of the loss, which follow x and its targets. */
-static dw_status check_loss_backward(const dw__draft *draft, uint32_t x, uint32_t lse) {
+/* Checks lse [T] and the gradient of the loss, which follow x and its targets and have type `dtype`. */
+static dw_status check_loss_backward(const dw__draft *draft, uint32_t x, uint32_t lse,
+                                     dw_dtype dtype) {
     uint32_t gradient = lse + 1;
-    DW_RETURN_IF_FAILED(want_same_dtype(draft, x, lse, gradient));
+    DW_RETURN_IF_FAILED(want_dtype(draft, lse, dtype));
+    DW_RETURN_IF_FAILED(want_dtype(draft, gradient, dtype));
     DW_RETURN_IF_FAILED(want_shape(draft, lse, 1, shape_of(draft, x), "[T], the rows of x"));
     if (reduces_to_scalar(draft)) return want_scalar(draft, gradient);
     return want_shape(draft, gradient, 1, shape_of(draft, x), "[T], for reduction \"none\"");
@@ -1176,7 +1178,7 @@ dw_status dw__infer_cross_entropy(const dw__draft *draft, dw__inferred *out) {
 
 dw_status dw__infer_cross_entropy_backward(const dw__draft *draft, dw__inferred *out) {
     DW_RETURN_IF_FAILED(check_loss(draft, 0, 1));
-    DW_RETURN_IF_FAILED(check_loss_backward(draft, 0, 2));
+    DW_RETURN_IF_FAILED(check_loss_backward(draft, 0, 2, dtype_of(draft, 0)));
     return give_like(draft, out, 0);
 }
 
@@ -1185,8 +1187,9 @@ dw_status dw__infer_linear_cross_entropy(const dw__draft *draft, dw__inferred *o
     dw_dim results;
     DW_RETURN_IF_FAILED(check_linear(draft, X, W, B, &results));
     DW_RETURN_IF_FAILED(check_loss(draft, X, TARGET));
-    give(out, dtype_of(draft, X), reduces_to_scalar(draft) ? 0 : 1, shape_of(draft, X));
-    return give_rows(draft, out, X);
+    const dw_dtype dtype = dw__compute_dtype(dtype_of(draft, X));
+    give(out, dtype, reduces_to_scalar(draft) ? 0 : 1, shape_of(draft, X));
+    return give(out, dtype, 1, shape_of(draft, X));
 }
 
 dw_status dw__infer_linear_cross_entropy_backward(const dw__draft *draft, dw__inferred *out) {
@@ -1199,7 +1202,8 @@ dw_status dw__infer_linear_cross_entropy_backward(const dw__draft *draft, dw__in
         DW_RETURN_IF_FAILED(want_same_dtype(draft, X, LOGITS, LOGITS));
         DW_RETURN_IF_FAILED(want_shape(draft, LOGITS, 2, logits, "linear(x, w, b)"));
     }
-    DW_RETURN_IF_FAILED(check_loss_backward(draft, X, LSE));
+    DW_RETURN_IF_FAILED(
+        check_loss_backward(draft, X, LSE, dw__compute_dtype(dtype_of(draft, X))));
     give_like(draft, out, X);
     give_like(draft, out, W);
     return give(out, dtype_of(draft, X), 1, &results);

@@ -164,8 +164,8 @@ static dw_status emit_loss(dw__rewriter *rewriter, const loss *l) {
                             b == DW_NONE ? DW_NONE : map[b],
                             map[operand(from, l->entropy, 0)],
                             map[operand(from, l->entropy, 1)],
-                            map[operand(from, l->entropy, 2)],
-                            map[operand(from, l->entropy, 3)]};
+                            dw__emit_widen(&e, map[operand(from, l->entropy, 2)]),
+                            dw__emit_widen(&e, map[operand(from, l->entropy, 3)])};
     dw_node made =
         dw__emit_node(&e, DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD, 7, operands, count, attrs);
     for (uint32_t i = 0; i < l->reader_count && e.status == DW_OK; i++) {

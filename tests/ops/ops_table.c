@@ -493,23 +493,23 @@ static const char *const rows[] = {
     "linear_cross_entropy F[0,5] F[7,5] - i64[0]:index7 reduction=sum",
     "!linear_cross_entropy F[3,7] F[5,7] - i64[3]:outside5 reduction=mean",
     "linear_cross_entropy f32[16389,5] f32[391,5] f32[391] i64[16389]:target391 reduction=none",
-    "linear_cross_entropy_backward F[3,7] F[5,7] F[5] - i64[3]:index5 F[3] F[] reduction=mean",
-    "linear_cross_entropy_backward F[129,31] F[1543,31] - - i64[129]:target1543 F[129] F[129] "
+    "linear_cross_entropy_backward F[3,7] F[5,7] F[5] - i64[3]:index5 S[3] S[] reduction=mean",
+    "linear_cross_entropy_backward F[129,31] F[1543,31] - - i64[129]:target1543 S[129] S[129] "
     "reduction=none",
-    "linear_cross_entropy_backward F[33,17] F[17,65] F[65] - i64[33]:target65 F[33] F[] "
+    "linear_cross_entropy_backward F[33,17] F[17,65] F[65] - i64[33]:target65 S[33] S[] "
     "reduction=sum label_smoothing=0.1 transpose_w=0",
-    "linear_cross_entropy_backward F[3,5] F[7,5] F[7] - i64[3]:ignored F[3] F[] reduction=sum",
-    "linear_cross_entropy_backward F[0,5] F[7,5] F[7] - i64[0]:index7 F[0] F[] reduction=sum",
+    "linear_cross_entropy_backward F[3,5] F[7,5] F[7] - i64[3]:ignored S[3] S[] reduction=sum",
+    "linear_cross_entropy_backward F[0,5] F[7,5] F[7] - i64[0]:index7 S[0] S[] reduction=sum",
     "linear_cross_entropy_backward f32[16389,5] f32[391,5] f32[391] - i64[16389]:target391 "
     "f32[16389] f32[] reduction=sum label_smoothing=0.1",
-    "linear_cross_entropy_backward F[3,7] F[5,7] F[5] F[3,5] i64[3]:index5 F[3] F[] reduction=mean",
-    "linear_cross_entropy_backward F[33,17] F[65,17] - F[33,65] i64[33]:target65 F[33] F[] "
+    "linear_cross_entropy_backward F[3,7] F[5,7] F[5] F[3,5] i64[3]:index5 S[3] S[] reduction=mean",
+    "linear_cross_entropy_backward F[33,17] F[65,17] - F[33,65] i64[33]:target65 S[33] S[] "
     "reduction=mean",
-    "linear_cross_entropy_backward F[33,17] F[17,65] F[65] F[33,65] i64[33]:target65 F[33] F[] "
+    "linear_cross_entropy_backward F[33,17] F[17,65] F[65] F[33,65] i64[33]:target65 S[33] S[] "
     "reduction=sum "
     "label_smoothing=0.1 transpose_w=0",
-    "linear_cross_entropy_backward F[129,31] F[127,31] - F[129,127] i64[129]:target127 F[129] "
-    "F[129] reduction=none",
+    "linear_cross_entropy_backward F[129,31] F[127,31] - F[129,127] i64[129]:target127 S[129] "
+    "S[129] reduction=none",
     "adamw F[257] F[257] F[257] F[257]:positive i64[]:count lr=0.001 beta1=0.9 beta2=0.999 "
     "eps=1e-8 weight_decay=0.01",
     "adamw F[3,5] F[3,5] F[3,5] F[3,5]:positive i64[]:count lr=0.1 beta1=0.8 beta2=0.95 eps=1e-6 "
