@@ -25,6 +25,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__softmax,
     &dw__gpu_norm,
     &dw__gpu_cross_entropy,
+    &dw__gpu_linear_cross_entropy,
     &dw__graph_attention,
     &dw__graph_attention_backward,
     &dw__graph_gemm,

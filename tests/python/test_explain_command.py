@@ -161,6 +161,7 @@ def test_gemm_states_its_proof(tmp_path):
 _OF_GRAPHS = (
     "softmax", "norm", "cross_entropy", "attention", "attention_backward", "gemm", "elementwise",
     "move", "reduce", "gather", "matmul", "scan", "sort", "graph_quantize", "scatter",
+    "linear_cross_entropy",
 )  # fmt: skip
 
 
