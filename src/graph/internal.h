@@ -209,6 +209,10 @@ dw_status dw__expand_where(dw_graph **graph, dw__expand_rule wanted, void *conte
 dw_status dw__expand_quantized(dw_graph **graph, bool *changed);
 /* Replaces sums of pads that fill one tensor side by side by a concatenation. */
 dw_status dw__join_pads(dw_graph **graph);
+/* Replaces each linear layer and the cross-entropy of its logits, with casts and reshapes between them, by
+ * linear_cross_entropy, if nothing else reads the logits. For GPUs, which round its logits to the layer's type; call it
+ * before the gradient is taken. */
+dw_status dw__recognize_head(dw_graph **graph);
 
 /* Gives the nodes appended to `to` from now on the origin of `node` of `from`: region, layer, module, backward. */
 dw_status dw__copy_origin(dw_graph *to, const dw_graph *from, dw_node node);

@@ -1,7 +1,11 @@
-/* Recognises the backward of cross-entropy after a linear layer. If only that layer's own gradients use
- * dlogits [T, V], linear_cross_entropy_backward computes them without ever storing dlogits whole.
+/* Recognises cross-entropy after a linear layer, forward (dw__recognize_head, for GPUs) and backward.
  *
- * The match looks forward, at the readers of dlogits, so it works on the whole graph rather than at a root. */
+ * Forward: if nothing else reads the logits, linear_cross_entropy computes the loss without ever storing them whole, and
+ * its gradient recomputes them.
+ *
+ * Backward: if only the layer's own gradients use dlogits [T, V], linear_cross_entropy_backward computes them without
+ * ever storing dlogits whole. The match looks forward, at the readers of dlogits, so it works on the whole graph rather
+ * than at a root. */
 #include "graph/recognize.h"
 
 #define MAX_READERS 8
@@ -209,6 +213,87 @@ dw_status dw__recognize_loss(dw_graph **graph) {
     DW_TRY(dw__rewriter_end(&rewriter, graph));
 cleanup:
     dw__free(skipped);
+    dw__rewriter_abort(&rewriter);
+    return status;
+}
+
+/* ---- forward -------------------------------------------------------------------------------- */
+
+/* Returns the linear layer whose result is the logits of `entropy`, behind reshapes and a cast to the compute dtype, if
+ * nothing else reads the logits or the log-sum-exp; else DW_NONE. */
+static dw_node lone_linear(const dw_graph *graph, dw_node entropy, const uint32_t *uses) {
+    dw_value value = operand(graph, entropy, 0);
+    const dw__type flat = dw__type_of(graph, value);
+    if (uses[dw_node_output(graph, entropy, 1)] > 0) return DW_NONE;
+    for (;;) {
+        const dw_node maker = dw_value_node(graph, value);
+        if (maker == DW_NONE || uses[value] != 1) return DW_NONE;
+        switch (dw_node_op(graph, maker)) {
+        case DW_OP_LINEAR: {
+            const dw__type y = dw__type_of(graph, value);
+            const bool fits = y.rank > 1 && y.shape[y.rank - 1] == flat.shape[1] &&
+                              (y.dtype == flat.dtype || dw__compute_dtype(y.dtype) == flat.dtype);
+            return fits && !dw_node_is_backward(graph, maker) ? maker : DW_NONE;
+        }
+        case DW_OP_RESHAPE: break;
+        case DW_OP_CAST:
+            if (dw_value_dtype(graph, value) !=
+                dw__compute_dtype(dw_value_dtype(graph, operand(graph, maker, 0))))
+                return DW_NONE;
+            break;
+        default: return DW_NONE;
+        }
+        value = operand(graph, maker, 0);
+    }
+}
+
+static dw_status emit_head(dw__rewriter *rewriter, dw_node entropy, dw_node linear) {
+    const dw_graph *from = rewriter->from;
+    dw__emitter e = {rewriter->to, DW_OK};
+    const dw_value *map = rewriter->map;
+    dw_attr attrs[DW_ATTR_KEY_COUNT];
+    const dw_attr *own;
+    uint32_t count = from->nodes.items[entropy].attr_count;
+    DW_RETURN_IF_FAILED(dw__copy_origin(rewriter->to, from, entropy));
+    DW_RETURN_IF_FAILED(dw__import_attrs(rewriter->to, from, entropy, &own));
+    for (uint32_t i = 0; i < count; i++) attrs[i] = own[i];
+    attrs[count++] = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, transposes_w(from, linear));
+    const dw_value x = map[operand(from, linear, 0)], b = operand(from, linear, 2);
+    const dw__type type = dw__type_of(rewriter->to, x);
+    const dw_dim rows = dw__emit_dim_product(&e, type.rank - 1, type.shape);
+    const dw_value operands[] = {
+        dw__emit_reshape(&e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]}),
+        map[operand(from, linear, 1)], b == DW_NONE ? DW_NONE : map[b],
+        map[operand(from, entropy, 1)]};
+    const dw_node made = dw__emit_node(&e, DW_OP_LINEAR_CROSS_ENTROPY, 4, operands, count, attrs);
+    for (uint32_t i = 0; i < 2 && e.status == DW_OK; i++) {
+        const dw_value old = dw_node_output(from, entropy, i);
+        rewriter->map[old] =
+            dw__emit_cast(&e, dw_node_output(rewriter->to, made, i), dw_value_dtype(from, old));
+    }
+    return e.status;
+}
+
+dw_status dw__recognize_head(dw_graph **graph) {
+    dw_status status = DW_OK;
+    const dw_graph *from = *graph;
+    dw__rewriter rewriter;
+    uint32_t *uses = NULL;
+    DW_RETURN_IF_FAILED(dw__count_uses(from, &uses));
+    status = dw__rewriter_begin(&rewriter, from);
+    if (status != DW_OK) {
+        dw__free(uses);
+        return status;
+    }
+    for (dw_node n = 0; n < dw_graph_node_count(from); n++) {
+        dw_node linear = DW_NONE;
+        if (dw_node_op(from, n) == DW_OP_CROSS_ENTROPY) linear = lone_linear(from, n, uses);
+        DW_TRY(linear != DW_NONE ? emit_head(&rewriter, n, linear)
+                                 : dw__rewriter_copy(&rewriter, n));
+    }
+    DW_TRY(dw__rewriter_end(&rewriter, graph));
+cleanup:
+    dw__free(uses);
     dw__rewriter_abort(&rewriter);
     return status;
 }

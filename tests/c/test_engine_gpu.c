@@ -136,6 +136,50 @@ static void llama_agrees(void **state) {
     agrees(model_llama, 0.0, 2, 17);
 }
 
+/* ---- the head of a language model ------------------------------------------------------------------------ */
+
+/* As Hugging Face's models under autocast: a linear layer in BF16, the loss of its logits in F32. With `read`, the logits
+ * are an output, too. */
+static dw_status add_head(model *m, bool read) {
+    enum { WIDTH = 24, CLASSES = 101 };
+    model_begin(m);
+    dw__emitter *e = &m->e;
+    const dw_dim hidden[] = {m->batch, m->sequence, WIDTH}, weight[] = {CLASSES, WIDTH};
+    const dw_dim tokens = dw__emit_dim_mul(e, m->batch, m->sequence), flat[] = {tokens, CLASSES};
+    const dw_value x = model_leaf(m, DW_ROLE_PARAMETER, "x", DW_F32, 3, hidden),
+                   w = model_leaf(m, DW_ROLE_PARAMETER, "w", DW_F32, 2, weight),
+                   target = model_leaf(m, DW_ROLE_INPUT, "target", DW_I64, 1, &tokens);
+    const dw_value operands[] = {dw__emit_cast(e, x, DW_BF16), dw__emit_cast(e, w, DW_BF16)};
+    dw_value logits = dw__emit(e, DW_OP_LINEAR, 2, operands, 0, NULL);
+    logits = dw__emit_cast(e, logits, DW_F32);
+    const dw_attr attrs[] = {dw_attr_string(DW_ATTR_KEY_REDUCTION, "mean"),
+                             dw_attr_int(DW_ATTR_KEY_IGNORE_INDEX, -100)};
+    const dw_value loss = dw__emit(
+        e, DW_OP_CROSS_ENTROPY, 2, (dw_value[]){dw__emit_reshape(e, logits, 2, flat), target}, 2,
+        attrs);
+    if (e->status == DW_OK) e->status = dw_graph_add_output(m->graph, loss);
+    if (e->status == DW_OK && read) e->status = dw_graph_add_output(m->graph, logits);
+    return e->status;
+}
+static dw_status head_alone(model *m) { return add_head(m, false); }
+static dw_status head_with_logits(model *m) { return add_head(m, true); }
+
+static char *listing_of(model_builder builder, double dropout);
+static void expect_kernel(model_builder builder, double dropout, const char *kernel);
+
+/* Logits that are an output are computed whole. */
+static void logits_that_nobody_reads_stay_in_blocks(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(head_alone, 0.0, 2, 9);
+    expect_kernel(head_alone, 0.0, " linear_cross_entropy ");
+    expect_kernel(head_alone, 0.0, " linear_cross_entropy_backward ");
+    agrees(head_with_logits, 0.0, 2, 9);
+    char *text = listing_of(head_with_logits, 0.0);
+    assert_null(strstr(text, " linear_cross_entropy "));
+    dw_text_free(text);
+}
+
 /* ---- attention in BF16 and F16, by the kernels of wgmma and TMA ----------------------------------------- */
 
 /* The tolerance is that of engine_problem.h. The interpreter in FP32 rounds operands and results to 16 bits, so its
@@ -855,6 +899,7 @@ int main(void) {
         cmocka_unit_test(gradients_of_a_tied_embedding_are_added_in_place),
         cmocka_unit_test(gpt_with_dropout_agrees),
         cmocka_unit_test(llama_agrees),
+        cmocka_unit_test(logits_that_nobody_reads_stay_in_blocks),
         cmocka_unit_test(attention_runs_by_its_kernels),
         cmocka_unit_test(statistics_of_attention_need_no_output),
         cmocka_unit_test(windows_of_attention_agree),
