@@ -99,6 +99,7 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
     if (engine->wrt_count) {
         DW_TRY(differentiate(engine, grad_outputs));
         DW_TRY(run_passes(&engine->graph, DW_COUNT(after), after));
+        if (target.context) DW_TRY(dw__recognize_loss(&engine->graph, true));
     }
     DW_TRY(dw__join_pads(&engine->graph));
     /* Tensors that several layers, or forward and backward, quantize alike are then quantized once. */

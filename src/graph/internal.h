@@ -209,6 +209,10 @@ dw_status dw__expand_where(dw_graph **graph, dw__expand_rule wanted, void *conte
 dw_status dw__expand_quantized(dw_graph **graph, bool *changed);
 /* Replaces sums of pads that fill one tensor side by side by a concatenation. */
 dw_status dw__join_pads(dw_graph **graph);
+/* Replaces each cross_entropy_backward whose result only its linear layer's own gradients read, and these, by
+ * linear_cross_entropy_backward. A part of the pass `recognize`. `casts`: also if there are casts between a layer in 16
+ * bits and a loss in F32; for GPUs, whose kernel then computes in F32 as well. */
+dw_status dw__recognize_loss(dw_graph **graph, bool casts);
 /* Replaces each linear layer and the cross-entropy of its logits, with casts and reshapes between them, by
  * linear_cross_entropy, if nothing else reads the logits. For GPUs, which round its logits to the layer's type; call it
  * before the gradient is taken. */

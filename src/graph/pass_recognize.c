@@ -117,7 +117,7 @@ dw_status dw__pass_recognize(dw_graph **graph) {
     dw_graph *work = NULL;
     DW_TRY(dw_graph_clone(*graph, &work));
     DW_TRY(dw__rewrite_each(&work, recognize_node, NULL));
-    DW_TRY(dw__recognize_loss(&work));
+    DW_TRY(dw__recognize_loss(&work, false));
     dw__replace_graph(graph, &work);
 cleanup:
     dw_graph_destroy(work);

@@ -27,8 +27,6 @@ dw__recognizer dw__recognize_grouped_matmul, dw__recognize_grouped_bias;
 dw__recognizer dw__recognize_concat;
 /* Returns true if it emitted the node `replacement`, which replaces the root. */
 bool dw__recognize_attention(dw__matcher *m, dw_node *replacement);
-/* Not local: runs over the whole graph after the other recognisers. */
-dw_status dw__recognize_loss(dw_graph **graph);
 
 /* ---- attention ------------------------------------------------------------------------------ */
 

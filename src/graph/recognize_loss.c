@@ -4,8 +4,8 @@
  * its gradient recomputes them.
  *
  * Backward: if only the layer's own gradients use dlogits [T, V], linear_cross_entropy_backward computes them without
- * ever storing dlogits whole. The match looks forward, at the readers of dlogits, so it works on the whole graph rather
- * than at a root. */
+ * ever storing dlogits whole. For GPUs there may be casts between the layer in 16 bits and a loss in F32. The match
+ * looks forward, at the readers of dlogits, so it works on the whole graph rather than at a root. */
 #include "graph/recognize.h"
 
 #define MAX_READERS 8
@@ -14,8 +14,9 @@
 typedef struct loss {
     dw_node entropy, linear; /* cross_entropy_backward; the forward linear layer of the logits */
     dw_node readers[MAX_READERS];  /* readers of dlogits, in order */
-    dw_node reshapes[MAX_READERS]; /* reshapes of dlogits between it and its readers */
+    dw_node reshapes[MAX_READERS]; /* reshapes and casts of dlogits between it and its readers */
     uint32_t reader_count, reshape_count;
+    bool casts; /* looks through casts */
 } loss;
 
 typedef enum reader_role { READS_DX, READS_DW, READS_DB, READS_OTHERWISE } reader_role;
@@ -24,13 +25,23 @@ static dw_value operand(const dw_graph *graph, dw_node node, uint32_t index) {
     return dw_node_input(graph, node, index);
 }
 
-/* Looks through reshapes. */
-static dw_value unreshaped(const dw_graph *graph, dw_value value) {
+/* True for a node whose result is its operand in another shape or, with `casts`, another type. */
+static bool passes_on(const dw_graph *graph, dw_node node, bool casts) {
+    const dw_op op = dw_node_op(graph, node);
+    return op == DW_OP_RESHAPE || (casts && op == DW_OP_CAST);
+}
+
+/* Looks through reshapes and, with `casts`, casts. */
+static dw_value passed_on(const dw_graph *graph, dw_value value, bool casts) {
     for (;;) {
-        dw_node node = dw__made_by(graph, value, DW_OP_RESHAPE);
-        if (node == DW_NONE) return value;
+        dw_node node = dw_value_node(graph, value);
+        if (node == DW_NONE || !passes_on(graph, node, casts)) return value;
         value = operand(graph, node, 0);
     }
+}
+
+static dw_value unreshaped(const dw_graph *graph, dw_value value) {
+    return passed_on(graph, value, false);
 }
 
 static bool is_flat(const dw_graph *graph, dw_value value) {
@@ -48,7 +59,7 @@ static bool is_weight_gradient(const dw_graph *graph, const loss *l, dw_node nod
     dw_value dlogits = operand(graph, node, from_dlogits);
     return is_flat(graph, x) && is_flat(graph, dlogits) &&
            unreshaped(graph, x) == unreshaped(graph, operand(graph, l->linear, 0)) &&
-           unreshaped(graph, dlogits) == dw_node_output(graph, l->entropy, 0) &&
+           passed_on(graph, dlogits, l->casts) == dw_node_output(graph, l->entropy, 0) &&
            dw_value_shape(graph, x)[1] ==
                dw_value_shape(graph,
                               operand(graph, l->linear,
@@ -73,6 +84,8 @@ static bool keeps_classes(const dw_graph *graph, const loss *l, dw_value value) 
 
 static reader_role role_of(const dw_graph *graph, const loss *l, dw_node node) {
     dw_value first = operand(graph, node, 0);
+    const dw_dtype type = dw_value_dtype(graph, operand(graph, l->linear, 0));
+    if (dw_value_dtype(graph, dw_node_output(graph, node, 0)) != type) return READS_OTHERWISE;
     switch (dw_node_op(graph, node)) {
     case DW_OP_LINEAR: {
         bool back = operand(graph, node, 1) == operand(graph, l->linear, 1) &&
@@ -114,24 +127,26 @@ static bool reads_dlogits(const dw_graph *graph, const loss *l, dw_node node) {
 }
 
 /* Returns the linear layer of the logits of `entropy` if it can take part, else DW_NONE. */
-static dw_node logits_linear(const dw_graph *graph, dw_node entropy) {
+static dw_node logits_linear(const dw_graph *graph, dw_node entropy, bool casts) {
     dw_value logits = operand(graph, entropy, 0);
-    dw_node linear = dw__made_by(graph, unreshaped(graph, logits), DW_OP_LINEAR);
+    dw_node linear = dw__made_by(graph, passed_on(graph, logits, casts), DW_OP_LINEAR);
     if (linear == DW_NONE || dw_node_is_backward(graph, linear)) return DW_NONE;
     dw__type y = dw__type_of(graph, dw_node_output(graph, linear, 0));
     dw__type flat = dw__type_of(graph, logits);
+    if (y.dtype != flat.dtype && dw__compute_dtype(y.dtype) != flat.dtype) return DW_NONE;
     return y.rank > 1 && y.shape[y.rank - 1] == flat.shape[1] ? linear : DW_NONE;
 }
 
 /* Fills `l` for the node and checks all readers of its result. */
-static bool match_loss(const dw_graph *graph, dw_node entropy, loss *l) {
-    *l = (loss){.entropy = entropy, .linear = logits_linear(graph, entropy)};
+static bool match_loss(const dw_graph *graph, dw_node entropy, bool casts, loss *l) {
+    *l = (loss){
+        .entropy = entropy, .linear = logits_linear(graph, entropy, casts), .casts = casts};
     if (l->linear == DW_NONE) return false;
     if (is_graph_output(graph, dw_node_output(graph, entropy, 0))) return false;
     bool has_weight = false;
     for (dw_node n = entropy + 1; n < graph->nodes.count; n++) {
         if (!reads_dlogits(graph, l, n)) continue;
-        if (dw_node_op(graph, n) == DW_OP_RESHAPE) {
+        if (passes_on(graph, n, casts)) {
             if (l->reshape_count == MAX_READERS ||
                 is_graph_output(graph, dw_node_output(graph, n, 0)))
                 return false;
@@ -163,10 +178,14 @@ static dw_status emit_loss(dw__rewriter *rewriter, const loss *l) {
     dw_value x = map[operand(from, l->linear, 0)], b = operand(from, l->linear, 2);
     dw__type type = dw__type_of(rewriter->to, x);
     dw_dim rows = dw__emit_dim_product(&e, type.rank - 1, type.shape);
+    dw_dim classes;
+    DW_RETURN_IF_FAILED(dw__import_dim(
+        rewriter->to, from, dw_value_shape(from, operand(from, l->entropy, 0))[1], &classes));
     dw_value operands[7] = {dw__emit_reshape(&e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]}),
                             map[operand(from, l->linear, 1)],
                             b == DW_NONE ? DW_NONE : map[b],
-                            map[operand(from, l->entropy, 0)],
+                            dw__emit_reshape(&e, map[dw_node_output(from, l->linear, 0)], 2,
+                                             (dw_dim[]){rows, classes}),
                             map[operand(from, l->entropy, 1)],
                             dw__emit_widen(&e, map[operand(from, l->entropy, 2)]),
                             dw__emit_widen(&e, map[operand(from, l->entropy, 3)])};
@@ -186,18 +205,18 @@ static dw_status emit_loss(dw__rewriter *rewriter, const loss *l) {
 }
 
 /* A node with `skipped[node]` has no copy in the new graph: its results are mapped already or unread. */
-static dw_status rewrite_node(dw__rewriter *rewriter, dw_node n, bool *skipped) {
+static dw_status rewrite_node(dw__rewriter *rewriter, dw_node n, bool casts, bool *skipped) {
     loss l;
     if (skipped[n]) return DW_OK;
     if (dw_node_op(rewriter->from, n) != DW_OP_CROSS_ENTROPY_BACKWARD ||
-        !match_loss(rewriter->from, n, &l))
+        !match_loss(rewriter->from, n, casts, &l))
         return dw__rewriter_copy(rewriter, n);
     for (uint32_t i = 0; i < l.reader_count; i++) skipped[l.readers[i]] = true;
     for (uint32_t i = 0; i < l.reshape_count; i++) skipped[l.reshapes[i]] = true;
     return emit_loss(rewriter, &l);
 }
 
-dw_status dw__recognize_loss(dw_graph **graph) {
+dw_status dw__recognize_loss(dw_graph **graph, bool casts) {
     dw_status status = DW_OK;
     const dw_graph *from = *graph;
     dw__rewriter rewriter;
@@ -209,7 +228,7 @@ dw_status dw__recognize_loss(dw_graph **graph) {
         return status;
     }
     for (dw_node n = 0; n < dw_graph_node_count(from); n++)
-        DW_TRY(rewrite_node(&rewriter, n, skipped));
+        DW_TRY(rewrite_node(&rewriter, n, casts, skipped));
     DW_TRY(dw__rewriter_end(&rewriter, graph));
 cleanup:
     dw__free(skipped);

@@ -808,6 +808,51 @@ static void dlogits_that_others_read_stay(void **state) {
     assert_int_equal(count_op(DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD), 0);
 }
 
+/* A layer in BF16 whose logits are cast to F32 for the loss, and its gradients. */
+static void language_model_head_in_bf16(bool read, bool gradients) {
+    dw_value x = leaf("x", DW_BF16, 3, B, S, D(4)), w = leaf("w", DW_BF16, 2, D(5), D(4));
+    dw_value target = leaf("target", DW_I64, 1, rows());
+    dw_value logits = dw__emit(&e, DW_OP_LINEAR, 2, (dw_value[]){x, w}, 0, NULL);
+    logits = dw__emit_cast(&e, logits, DW_F32);
+    dw_attr mean = dw_attr_string(DW_ATTR_KEY_REDUCTION, "mean");
+    dw_value loss = dw__emit(&e, DW_OP_CROSS_ENTROPY, 2,
+                             (dw_value[]){reshape(logits, 2, rows(), D(5)), target}, 1, &mean);
+    output(loss);
+    if (read) output(logits);
+    if (!gradients) return;
+    dw_value dloss = leaf("dloss", DW_F32, 0), wrt[] = {x, w}, grads[2];
+    OK(dw_graph_gradient(e.graph, 1, &loss, &dloss, 2, wrt, grads));
+    for (int i = 0; i < 2; i++) output(grads[i]);
+}
+
+static void gpus_look_through_casts_of_logits(void **state) {
+    for (int casts = 0; casts < 2; casts++) {
+        language_model_head_in_bf16(true, true);
+        RUN(DW_PASS_FOLD, DW_PASS_RECOGNIZE, DW_PASS_FOLD, DW_PASS_COMMON, DW_PASS_DEAD_CODE);
+        OK(dw__recognize_loss(&e.graph, casts));
+        RUN(DW_PASS_COMMON, DW_PASS_DEAD_CODE);
+        assert_int_equal(count_op(DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD), casts);
+        assert_int_equal(count_op(DW_OP_CROSS_ENTROPY_BACKWARD), !casts);
+        assert_int_equal(count_op(DW_OP_LINEAR), casts ? 1 : 2);
+        assert_int_equal(count_op(DW_OP_MATMUL), !casts);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
+static void logits_that_are_read_stay_whole(void **state) {
+    for (int read = 0; read < 2; read++) {
+        language_model_head_in_bf16(read, false);
+        OK(dw__recognize_head(&e.graph));
+        RUN(DW_PASS_DEAD_CODE);
+        assert_int_equal(count_op(DW_OP_LINEAR_CROSS_ENTROPY), !read);
+        assert_int_equal(count_op(DW_OP_LINEAR), read);
+        assert_int_equal(dw_value_dtype(e.graph, dw_graph_output(e.graph, 0)), DW_F32);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
 /* Gradients of slices that divide one matmul's result: disjoint pads, added in any order. */
 static dw_value pad_at(dw_value x, dw_dim low, dw_dim high) {
     dw_dim lows[2] = {0, low}, highs[2] = {0, high};
@@ -1215,6 +1260,8 @@ int main(void) {
         TEST(a_sum_with_more_than_a_row_is_no_bias),
         TEST(the_loss_goes_back_through_its_head),
         TEST(dlogits_that_others_read_stay),
+        TEST(gpus_look_through_casts_of_logits),
+        TEST(logits_that_are_read_stay_whole),
         TEST(pads_side_by_side_are_concat),
         TEST(pads_with_gaps_or_overlap_are_added),
         TEST(identities_fold_and_others_stay),
