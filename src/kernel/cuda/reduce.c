@@ -3,17 +3,22 @@
 #include "common/reduce_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/iteration.h"
+#include <stdlib.h>
 
+/* The compile-time parameters of a variant: the defines of reduce.cu. */
 typedef struct reduce_variant {
     int type, reduction, lanes;
+    bool columns, vector, spread, split;
 } reduce_variant;
 
 static uint64_t pack(reduce_variant v) {
-    return (uint64_t)(v.type | v.reduction << 4 | v.lanes << 8);
+    return (uint64_t)(v.type | v.reduction << 4 | v.columns << 8 | v.vector << 9 | v.spread << 10 |
+                      v.split << 11 | v.lanes << 12);
 }
 static reduce_variant unpack(uint64_t params) {
     const int p = (int)params;
-    return (reduce_variant){p & 15, p >> 4 & 15, p >> 8};
+    return (reduce_variant){p & 15,     p >> 4 & 15, p >> 12,    p >> 8 & 1,
+                            p >> 9 & 1, p >> 10 & 1, p >> 11 & 1};
 }
 
 static int reduction_of(dw_op op) {
@@ -30,40 +35,167 @@ static int reduction_of(dw_op op) {
 
 static bool finds_place(dw_op op) { return op == DW_OP_ARG_MAX || op == DW_OP_ARG_MIN; }
 
+/* ---- how a call is computed -------------------------------------------------------------------- */
+
+/* Axes that an operation visits in any order: their sizes, and the strides of the operand and the result. */
+typedef struct axes {
+    int rank;
+    int64_t shape[DW_MAX_RANK], x[DW_MAX_RANK], y[DW_MAX_RANK];
+} axes;
+
+/* Adds an axis in the order of the operand's strides, the largest first. An axis of stride 0 precedes all others. */
+static void add_axis(axes *a, int64_t size, int64_t x, int64_t y) {
+    int at = a->rank++;
+    for (; at > 0 && a->x[at - 1] != 0 && (x == 0 || llabs(a->x[at - 1]) < llabs(x)); at--) {
+        a->shape[at] = a->shape[at - 1];
+        a->x[at] = a->x[at - 1];
+        a->y[at] = a->y[at - 1];
+    }
+    a->shape[at] = size;
+    a->x[at] = x;
+    a->y[at] = y;
+}
+
 /* The axes that stay, with the strides of the operand and the result; and the axes that are reduced. */
 static void split_axes(const dw__call *c, dw__iteration *kept, dw__iteration *reduced) {
     const dw__tensor *x = &c->inputs[0], *y = &c->outputs[0];
     const int64_t axis_of_place = dw__call_int(c, DW_ATTR_KEY_AXIS, 0);
     const dw_attr place = {.count = 1, .list = &axis_of_place},
-                  *axes = finds_place(c->op) ? &place : dw__call_attr(c, DW_ATTR_KEY_AXES);
+                  *list = finds_place(c->op) ? &place : dw__call_attr(c, DW_ATTR_KEY_AXES);
     const bool keeps = dw__call_int(c, DW_ATTR_KEY_KEEP, 0) != 0;
-    int64_t shape[2][DW_MAX_RANK], x_stride[2][DW_MAX_RANK], y_stride[DW_MAX_RANK];
-    int rank[2] = {0, 0}, out = 0;
+    axes split[2] = {{0}, {0}};
+    int out = 0;
     uint32_t next = 0;
     for (int axis = 0; axis < x->rank; axis++) {
-        const int is_reduced = next < axes->count && axes->list[next] == axis;
-        shape[is_reduced][rank[is_reduced]] = x->shape[axis];
-        x_stride[is_reduced][rank[is_reduced]] = x->stride[axis];
-        if (!is_reduced) y_stride[rank[0]] = y->stride[keeps ? axis : out++];
-        rank[is_reduced]++;
-        next += (uint32_t)is_reduced;
+        const bool is_reduced = next < list->count && list->list[next] == axis;
+        int64_t y_stride = 0;
+        if (!is_reduced) y_stride = y->stride[keeps ? axis : out++];
+        if (x->shape[axis] != 1)
+            add_axis(&split[is_reduced], x->shape[axis], x->stride[axis], y_stride);
+        next += is_reduced;
     }
-    dw__iteration_begin(kept, rank[0], shape[0]);
-    dw__iteration_add(kept, x_stride[0]);
-    dw__iteration_add(kept, y_stride);
+    dw__iteration_begin(kept, split[0].rank, split[0].shape);
+    dw__iteration_add(kept, split[0].x);
+    dw__iteration_add(kept, split[0].y);
     dw__iteration_merge(kept);
-    dw__iteration_begin(reduced, rank[1], shape[1]);
-    dw__iteration_add(reduced, x_stride[1]);
+    dw__iteration_begin(reduced, split[1].rank, split[1].shape);
+    dw__iteration_add(reduced, split[1].x);
     dw__iteration_merge(reduced);
 }
 
-/* Rows are read by a warp or a block. Where neighbouring results read neighbouring elements, as sums of columns do,
- * each thread has a result of its own. */
-static int choose_lanes(const dw__iteration *kept, const dw__iteration *reduced) {
-    const bool is_column =
-        kept->stride[0][kept->rank - 1] == 1 && reduced->stride[0][reduced->rank - 1] != 1;
-    if (is_column && kept->shape[kept->rank - 1] >= 32) return 1;
-    return reduced->count < 16 ? 1 : reduced->count <= 1024 ? 32 : DW_REDUCE_THREADS;
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* True if the axes but the last have strides of whole vectors. */
+static bool strides_fit(const dw__iteration *it, int ranks, int64_t per) {
+    for (int axis = 0; axis < ranks; axis++)
+        if (it->stride[0][axis] % per != 0) return false;
+    return true;
+}
+
+/* True if vectors of `per` elements along the last axis of `along` can be loaded, where the operand is aligned. Rows
+ * may end with a part of a vector. */
+static bool has_vectors(const dw__iteration *along, const dw__iteration *other, bool columns,
+                        int64_t per) {
+    const int last = along->rank - 1;
+    const bool whole = along->shape[last] % per == 0 || (!columns && last == 0);
+    return along->stride[0][last] == 1 && along->shape[last] >= per && whole &&
+           strides_fit(along, last, per) && strides_fit(other, other->rank, per);
+}
+
+/* Columns: as many neighbouring results as there are, at most 32 units, unless a result has few rows. Rows: a thread, a
+ * few, a warp or a block for each. */
+static int choose_lanes(bool columns, int64_t kept_units, int64_t units) {
+    int groups = 1;
+    if (!columns)
+        return units <= 2 ? 1 : units <= 16 ? 8 : units <= 256 ? 32 : DW_REDUCE_THREADS;
+    if (units < 16) return 1;
+    while (groups < 32 && groups < kept_units) groups *= 2;
+    return DW_REDUCE_THREADS / groups;
+}
+
+/* How a variant computes a call. */
+typedef struct reduce_plan {
+    dw__iteration kept, reduced;
+    /* units (common/reduce_params.h) that make a result, blocks for all results, and parts of the units */
+    int64_t units, tail, tiles, parts, part_units;
+} reduce_plan;
+
+static int64_t vector_of(const dw__call *c) {
+    return DW_REDUCE_VECTOR((int)dw_dtype_bytes(c->inputs[0].dtype));
+}
+
+/* Where the results have too few blocks to fill a GPU, the units are split until there are about 4 blocks for each of an
+ * H200's 132 SMs. That number is the same for every GPU, so that the same bits result. A thread has at least one batch
+ * of a part. */
+static int64_t parts_for(const reduce_variant *v, const reduce_plan *plan) {
+    const int64_t blocks = 528, least = v->lanes * (int64_t)DW_REDUCE_BATCH(v->vector);
+    if (v->reduction == DW_REDUCE_PROD || v->lanes == 1 || plan->tiles == 0) return 1;
+    return larger(1, smaller((blocks + plan->tiles / 2) / plan->tiles, ceiling(plan->units, least)));
+}
+
+static void lay_out(const dw__call *c, const reduce_variant *v, reduce_plan *plan) {
+    const int64_t per = v->vector ? vector_of(c) : 1;
+    dw__iteration *reduced = &plan->reduced;
+    split_axes(c, &plan->kept, reduced);
+    plan->units = reduced->count;
+    plan->tail = 0;
+    if (!v->columns) {
+        plan->units = reduced->count / per;
+        plan->tail = reduced->count % per;
+        reduced->shape[reduced->rank - 1] /= per;
+        reduced->stride[0][reduced->rank - 1] *= per;
+    }
+    plan->tiles = ceiling(plan->kept.count, DW_REDUCE_THREADS / v->lanes * (v->columns ? per : 1));
+    plan->parts = v->split ? parts_for(v, plan) : 1;
+    plan->part_units = larger(1, ceiling(ceiling(plan->units, plan->parts), v->lanes)) * v->lanes;
+    plan->parts = larger(1, ceiling(plan->units, plan->part_units));
+}
+
+/* `aligned`: the operand lies at a multiple of a vector's bytes. */
+static reduce_variant choose_variant(const dw__call *c, bool aligned, reduce_plan *plan) {
+    const int64_t vector = vector_of(c);
+    dw__iteration kept, reduced;
+    split_axes(c, &kept, &reduced);
+    const int64_t step = llabs(kept.stride[0][kept.rank - 1]),
+                  reduced_step = llabs(reduced.stride[0][reduced.rank - 1]);
+    reduce_variant v = {.type = dw__gpu_element(c->inputs[0].dtype),
+                        .reduction = reduction_of(c->op),
+                        .columns = reduced.count == 1 || (step > 0 && step < reduced_step),
+                        .spread = reduced.rank > 1,
+                        .split = true};
+    v.vector = aligned && (v.columns ? has_vectors(&kept, &reduced, true, vector)
+                                     : has_vectors(&reduced, &kept, false, vector));
+    const int64_t per = v.vector ? vector : 1;
+    v.lanes = choose_lanes(v.columns, ceiling(kept.count, per),
+                           v.columns ? reduced.count : reduced.count / per);
+    lay_out(c, &v, plan);
+    v.split = plan->parts > 1;
+    return v;
+}
+
+/* The bytes of what a thread keeps for each result (`kept` in reduce.cu). */
+static size_t kept_bytes(const dw__call *c) {
+    const dw_dtype dtype = c->inputs[0].dtype;
+    if (finds_place(c->op)) return 16;
+    return dtype == DW_BF16 || dtype == DW_F16 ? sizeof(float) : dw_dtype_bytes(dtype);
+}
+
+/* Enough for every alignment of the operand, whose address may not be known yet. */
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
+                                 const dw__context *context, size_t *bytes) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    (void)kernel;
+    (void)context;
+    *bytes = 0;
+    for (int aligned = 0; aligned < 2; aligned++) {
+        reduce_plan plan;
+        const reduce_variant v = choose_variant(c, aligned, &plan);
+        const size_t needed = (size_t)(plan.parts * plan.kept.count) * kept_bytes(c);
+        if (v.split && needed > *bytes) *bytes = needed;
+    }
+    return DW_OK;
 }
 
 static bool computes(dw_op op) { return reduction_of(op) >= 0; }
@@ -76,88 +208,133 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    dw__iteration kept, reduced;
-    split_axes(c, &kept, &reduced);
-    const reduce_variant v = {dw__gpu_element(c->inputs[0].dtype), reduction_of(c->op),
-                              choose_lanes(&kept, &reduced)};
+    const uintptr_t bytes = (uintptr_t)vector_of(c) * dw_dtype_bytes(c->inputs[0].dtype);
+    reduce_plan plan;
+    const reduce_variant v =
+        choose_variant(c, (uintptr_t)c->inputs[0].data % bytes == 0, &plan);
     return dw__variant_of(context, kernel, pack(v), variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
-    const int64_t per_block = DW_REDUCE_THREADS / unpack(variant->params).lanes;
-    const dw_op op = c->call.op;
-    dw__iteration kept, reduced;
-    split_axes(&c->call, &kept, &reduced);
+    const reduce_variant v = unpack(variant->params);
+    reduce_plan plan;
+    lay_out(&c->call, &v, &plan);
+    const dw__iteration *kept = &plan.kept, *reduced = &plan.reduced;
     dw_reduce_params params = {.x = c->call.inputs[0].data,
                                .result = c->call.outputs[0].data,
-                               .count = kept.count,
-                               .reduced = reduced.count,
-                               .rank = kept.rank,
-                               .reduced_rank = reduced.rank};
-    for (int axis = 0; axis < kept.rank; axis++) {
-        params.shape[axis] = kept.shape[axis];
-        params.x_stride[axis] = kept.stride[0][axis];
-        params.result_stride[axis] = kept.stride[1][axis];
+                               .partials = c->workspace,
+                               .count = kept->count,
+                               .reduced = plan.units,
+                               .tail = plan.tail,
+                               .parts = plan.parts,
+                               .part_units = plan.part_units,
+                               .rank = kept->rank,
+                               .reduced_rank = reduced->rank};
+    for (int axis = 0; axis < kept->rank; axis++) {
+        params.shape[axis] = kept->shape[axis];
+        params.x_stride[axis] = kept->stride[0][axis];
+        params.result_stride[axis] = kept->stride[1][axis];
     }
-    for (int axis = 0; axis < reduced.rank; axis++) {
-        params.reduced_shape[axis] = reduced.shape[axis];
-        params.reduced_stride[axis] = reduced.stride[0][axis];
+    for (int axis = 0; axis < reduced->rank; axis++) {
+        params.reduced_shape[axis] = reduced->shape[axis];
+        params.reduced_stride[axis] = reduced->stride[0][axis];
     }
-    if (finds_place(op) && reduced.count == 0 && kept.count > 0)
+    if (finds_place(c->call.op) && reduced->count == 0 && kept->count > 0)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "%s: the axis has no elements to choose from; give it at least one",
-                        dw_op_name(op));
-    return dw__gpu_launch(c, context, "reduce", variant->functions[0],
-                          (kept.count + per_block - 1) / per_block, DW_REDUCE_THREADS, &params);
+                        dw_op_name(c->call.op));
+    DW_RETURN_IF_FAILED(dw__gpu_launch(c, context, "reduce", variant->functions[0],
+                                       plan.tiles * plan.parts, DW_REDUCE_THREADS, &params));
+    if (!v.split) return DW_OK;
+    return dw__gpu_launch(c, context, "reduce_parts", variant->functions[1],
+                          ceiling(kept->count, DW_REDUCE_PARTS_RESULTS), DW_REDUCE_PARTS_THREADS,
+                          &params);
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
+    static const char *const entries[] = {"reduce", "reduce_parts"};
     const reduce_variant v = unpack(params);
     (void)kernel;
-    points->code = (dw__jit_variant){
-        .source = "common/reduce.cu", .entry = "reduce", .arch = dw__gpu_arch(capability)};
-    dw__jit_add_define(&points->code, "TYPE", v.type);
-    dw__jit_add_define(&points->code, "REDUCTION", v.reduction);
-    dw__jit_add_define(&points->code, "LANES", v.lanes);
+    for (int i = 0; i <= v.split; i++) {
+        points[i].code = (dw__jit_variant){.source = "common/reduce.cu",
+                                           .entry = entries[i],
+                                           .arch = dw__gpu_arch(capability)};
+        dw__jit_add_define(&points[i].code, "TYPE", v.type);
+        dw__jit_add_define(&points[i].code, "REDUCTION", v.reduction);
+        dw__jit_add_define(&points[i].code, "LANES", v.lanes);
+        dw__jit_add_define(&points[i].code, "COLUMNS", v.columns);
+        dw__jit_add_define(&points[i].code, "VECTOR", v.vector);
+        dw__jit_add_define(&points[i].code, "SPREAD", v.spread);
+        dw__jit_add_define(&points[i].code, "SPLIT", v.split);
+    }
     return DW_OK;
 }
 
-/* The middle axis of three, then the first and the last, or rows that are contiguous. Sums and extremes have several turns for every lane; products
- * few terms, whose result every type can hold. */
+/* ---- the first-use check's calls ------------------------------------------------------------------ */
+
+/* Units of the reduced axes: a full batch of loads and a part of one, or two parts. Products have few terms, whose
+ * result every type can hold. */
+static int64_t example_units(const reduce_variant *v) {
+    const int64_t batch = v->lanes * (int64_t)DW_REDUCE_BATCH(v->vector);
+    if (v->reduction == DW_REDUCE_PROD) return v->columns ? 3 : 1;
+    return v->split ? 3 * batch / 2 + 1 : batch + v->lanes / 2 + 1;
+}
+
+/* [outer, kept, reduced, inner], reduced over axes 0 and 2, with an inner axis of columns or of one element. The outer
+ * axis has one element unless the reduced axes are spread; with places, which have one reduced axis, it is left out.
+ * There is padding between rows, an odd number of elements unless units are vectors. In the second trial the kept
+ * results of columns lie on two axes, and rows end with a part of a vector. */
 static void example(uint64_t params, int index, dw__call *c) {
     static const dw_op ops[] = {
         [DW_REDUCE_SUM] = DW_OP_REDUCE_SUM,  [DW_REDUCE_MAX] = DW_OP_REDUCE_MAX,
         [DW_REDUCE_MIN] = DW_OP_REDUCE_MIN,  [DW_REDUCE_PROD] = DW_OP_REDUCE_PROD,
         [DW_REDUCE_ARG_MAX] = DW_OP_ARG_MAX, [DW_REDUCE_ARG_MIN] = DW_OP_ARG_MIN};
-    static const int64_t middle[] = {1}, ends[] = {0, 2};
-    static const dw_attr axes[2] = {{.key = DW_ATTR_KEY_AXES, .count = 1, .list = middle},
-                                    {.key = DW_ATTR_KEY_AXES, .count = 2, .list = ends}},
+    static const int64_t list[] = {0, 2};
+    static const dw_attr axes = {.key = DW_ATTR_KEY_AXES, .count = 2, .list = list},
                          axis = {.key = DW_ATTR_KEY_AXIS, .integer = 1};
     const reduce_variant v = unpack(params);
-    const int64_t length = v.reduction == DW_REDUCE_PROD ? 3 : 3 * (int64_t)v.lanes + 5;
     const dw_dtype dtype = (dw_dtype)v.type;
+    const int64_t vector = DW_REDUCE_VECTOR((int)dw_dtype_bytes(dtype)), per = v.vector ? vector : 1,
+                  units = example_units(&v), groups = DW_REDUCE_THREADS / v.lanes,
+                  outer = v.spread ? 2 : 1, inner_units = ceiling(units, outer);
+    int64_t kept = 2, reduced = inner_units, inner = (groups + groups / 4 + 1) * per, pitch, step;
+    if (v.columns) {
+        if (!index || v.reduction == DW_REDUCE_PROD) kept = 1;
+        pitch = inner + (v.vector ? vector : inner % 2 + 1);
+        step = reduced * pitch;
+    } else {
+        kept = groups + groups / 4 + 2;
+        reduced *= per;
+        if (v.vector && index && !v.spread && v.reduction != DW_REDUCE_PROD) reduced += vector - 1;
+        inner = pitch = 1;
+        step = v.vector ? ceiling(reduced, vector) * vector + vector : reduced + reduced % 2 + 1;
+    }
+    const dw__tensor x = {.dtype = dtype,
+                          .rank = 4,
+                          .shape = {outer, kept, reduced, inner},
+                          .stride = {(kept + 1) * step, step, pitch, 1}};
     *c = (dw__call){.op = ops[v.reduction],
                     .attr_count = 1,
-                    .attrs = &axes[index],
+                    .attrs = &axes,
                     .input_count = 1,
                     .output_count = 1,
-                    .inputs = {{.dtype = dtype, .rank = 3, .shape = {3, length, 5}}},
-                    .outputs = {{.dtype = dtype, .rank = 2, .shape = {3, 5}}}};
+                    .inputs = {x},
+                    .outputs = {{.dtype = dtype, .rank = 2, .shape = {kept, inner}}}};
     if (finds_place(c->op)) {
         c->attrs = &axis;
         c->outputs[0].dtype = DW_I64;
-        if (index) c->inputs[0].shape[2] = c->outputs[0].shape[1] = 1; /* contiguous rows */
-    } else if (index) {
-        c->inputs[0].shape[1] = 7;
-        c->inputs[0].shape[2] = length;
-        c->outputs[0].rank = 1;
-        c->outputs[0].shape[0] = 7;
+        c->inputs[0].rank = 3;
+        for (int i = 0; i < 3; i++) {
+            c->inputs[0].shape[i] = x.shape[i + 1];
+            c->inputs[0].stride[i] = x.stride[i + 1];
+        }
     }
-    dw__tensor_set_contiguous(&c->inputs[0]);
     dw__tensor_set_contiguous(&c->outputs[0]);
 }
+
+/* ---- the entry ------------------------------------------------------------------------------------ */
 
 const dw__kernel dw__gpu_reduce = {
     .name = "reduce",
@@ -172,6 +349,7 @@ const dw__kernel dw__gpu_reduce = {
     .needs = "any strides",
     .supports = supports,
     .seconds = dw__gpu_seconds_of_bytes,
+    .workspace_bytes = workspace_bytes,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = entry_points,
