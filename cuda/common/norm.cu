@@ -1,14 +1,15 @@
 // Layer norm and RMS norm along rows, forward and backward.
 //
 // All are bound by memory. LANES threads share a row: a warp has a short row (a block then has several), a block has a
-// long one. They hold it in registers between its statistics and its result; VECTORS is 0 for rows that are too long,
-// which are read again, from L2, in each pass. The variance is the mean of (x - mean)^2, so nothing cancels.
+// long one. They hold it in registers, in its own type, between its statistics and its result, and load the next row
+// meanwhile, so that memory always has loads in flight. VECTORS is 0 for rows that are too long, which are read again,
+// from L2, in each pass. The variance is the mean of (x - mean)^2, so nothing cancels.
 //
 // Gradients of w and b are sums over rows. Each block adds its part of the rows in registers (in the workspace where
 // VECTORS is 0) and writes the sums to the workspace; norm_sums adds the parts. Which rows a part has depends on sizes
 // and the number of SMs alone, and nothing is added atomically, so results have the same bits in every run. A thread
 // adds at most 64 rows in sequence, then warps of a block are added pairwise. norm_sums compensates its sums and adds
-// 32 of them pairwise. So the error of a gradient is at most (64 + 3 + 5 + 3) 2^-24 times the sum of the magnitudes of
+// 32 of them pairwise. So the error of a gradient is at most (64 + 2 + 5 + 3) 2^-24 times the sum of the magnitudes of
 // its terms, plus the rounding of each term, in F32, for any number of rows.
 //
 // Statistics and sums are F32 (F64 in F64), each result is rounded once.
@@ -22,6 +23,11 @@
 
 #define ROWS_PER_BLOCK (DW_NORM_BLOCK(LANES) / LANES)
 
+// Blocks of an SM, which bound the registers of a thread: 64 in forward; 168 in backward, 128 where a block has a row.
+#define IS_SMALL (sizeof(value) == 4 && ALIGNED && LANES <= 256)
+#define FORWARD_BLOCKS (!IS_SMALL || HELD > 3 ? 1 : DW_NORM_FORWARD_BLOCKS(LANES))
+#define BACKWARD_BLOCKS (!IS_SMALL || VALUES > 24 ? 1 : LANES == 32 ? 3 : 2)
+
 DEVICE value root(value x) {
     if constexpr (sizeof(value) == 8) return sqrt(x);
     else
@@ -32,39 +38,90 @@ DEVICE const stored *row_of(const void *base, long long stride, long long row) {
     return (const stored *)base + row * stride;
 }
 
-// This thread's pieces of w or b.
-DEVICE void load_held(const void *vector, int columns, piece *held) {
+// A vector in four registers. The compiler would give each element of a piece a register.
+struct alignas(16) words {
+    unsigned x[4];
+};
+
+DEVICE words load_words(const void *row, int column, int columns) {
+    words v = {};
+    if constexpr (ALIGNED) {
+        if (column < columns) v = *(const words *)((const stored *)row + column);
+    } else {
+        union {
+            piece elements;
+            words v;
+        } same = {load_piece(row, column, columns)};
+        v = same.v;
+    }
+    return v;
+}
+
+DEVICE value element_in(const words &v, int j) {
+    if constexpr (TYPE == DW_ELEMENT_F64)
+        return __hiloint2double((int)v.x[j * 2 + 1 & 3], (int)v.x[j * 2 & 3]);
+    else if constexpr (TYPE == DW_ELEMENT_F32)
+        return __uint_as_float(v.x[j & 3]);
+    else if constexpr (TYPE == DW_ELEMENT_BF16)
+        return __uint_as_float(j % 2 ? v.x[j / 2] & 0xffff0000u : v.x[j / 2] << 16);
+    else
+        return f16_to_float((unsigned short)(v.x[j / 2] >> j % 2 * 16));
+}
+
+// This thread's vectors of a row, or of w or b; none where VECTORS is 0.
+DEVICE void load_held(const void *from, int columns, words *held) {
     each_vector(columns, [&](int column, int at) {
-        if (vector && VECTORS > 0) held[at] = load_piece(vector, column, columns);
+        if (from && VECTORS > 0) held[at] = load_words(from, column, columns);
     });
 }
 
+// The values of a vector, from the vectors held or else from memory.
+DEVICE void take(const words *held, const void *row, int column, int columns, int at, value *values) {
+    if constexpr (VECTORS == 0) {
+        load_vector(row, column, columns, values);
+    } else {
+#pragma unroll
+        for (int j = 0; j < PER_VECTOR; j++) values[j] = element_in(held[at], j);
+    }
+}
+
+// Hides that the vectors held keep their values, so that the compiler converts them again in each pass instead of
+// keeping the results in twice as many registers.
+DEVICE void convert_again(words *held) {
+    if constexpr (VECTORS > 0 && sizeof(stored) == 2)
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) asm volatile("" : "+r"(held[i].x[j]));
+}
+
+// True if element j of the vector at `column` is in the row; rows are whole vectors where ALIGNED.
+DEVICE bool in_row(int column, int j, int columns) { return (ALIGNED ? column : column + j) < columns; }
+
 // ---- forward ---------------------------------------------------------------------------------------------
 
-DEVICE void forward_row(const dw_norm_params &p, long long row, piece *w, piece *b) {
+DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
     const stored *from = row_of(p.x, p.x_stride, row);
     const int columns = p.columns;
-    value x[VALUES], mean[1] = {0}, square[1] = {0};
+    value v[PER_VECTOR], mean[1] = {0}, square[1] = {0};
     if constexpr (CENTRED) {
         each_vector(columns, [&](int column, int at) {
-            value *v = x + at * PER_VECTOR;
-            load_vector(from, column, columns, v);
+            take(x, from, column, columns, at, v);
 #pragma unroll
             for (int j = 0; j < PER_VECTOR; j++) mean[0] += v[j];
         });
         sum_over_row(mean);
         mean[0] /= (value)columns;
+        convert_again(x);
     }
     each_vector(columns, [&](int column, int at) {
-        value *v = x + at * PER_VECTOR;
-        if (VECTORS == 0 || !CENTRED) load_vector(from, column, columns, v);
+        take(x, from, column, columns, at, v);
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) {
-            v[j] -= mean[0];
-            if (column + j < columns) square[0] += v[j] * v[j];
-        }
+        for (int j = 0; j < PER_VECTOR; j++)
+            if (in_row(column, j, columns)) square[0] += (v[j] - mean[0]) * (v[j] - mean[0]);
     });
     sum_over_row(square);
+    convert_again(x);
     // If the square of the mean overflows, rstd becomes NaN, as the operation's definition says.
     const value nothing = mean[0] * mean[0] * (value)0;
     const value rstd = 1 / root(square[0] / (value)columns + (value)p.eps) + nothing;
@@ -75,30 +132,32 @@ DEVICE void forward_row(const dw_norm_params &p, long long row, piece *w, piece 
     if (!p.result) return;
     stored *to = (stored *)row_of(p.result, p.result_stride, row);
     each_vector(columns, [&](int column, int at) {
-        value *v = x + at * PER_VECTOR;
-        if constexpr (VECTORS == 0) {
-            load_vector(from, column, columns, v);
-            if (p.w) w[0] = load_piece(p.w, column, columns);
-            if (p.b) b[0] = load_piece(p.b, column, columns);
-        }
+        take(x, from, column, columns, at, v);
+        words w = {}, b = {}; // from L1: registers are for rows in flight
+        if (p.w) w = load_words(p.w, column, columns);
+        if (p.b) b = load_words(p.b, column, columns);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++) {
-            v[j] = (VECTORS == 0 ? v[j] - mean[0] : v[j]) * rstd;
-            if (p.w) v[j] *= element::load(w[at].x, j);
-            if (p.b) v[j] += element::load(b[at].x, j);
+            v[j] = (v[j] - mean[0]) * rstd;
+            if (p.w) v[j] *= element_in(w, j);
+            if (p.b) v[j] += element_in(b, j);
         }
         store_vector(to, column, columns, v);
     });
 }
 
-extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES))
+extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), FORWARD_BLOCKS)
     norm_forward(const __grid_constant__ dw_norm_params p) {
-    piece w[HELD] = {}, b[HELD] = {};
-    load_held(p.w, p.columns, w);
-    load_held(p.b, p.columns, b);
-    for (long long row = (long long)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / LANES; row < p.rows;
-         row += (long long)gridDim.x * ROWS_PER_BLOCK)
-        forward_row(p, row, w, b);
+    const long long step = (long long)gridDim.x * ROWS_PER_BLOCK;
+    long long row = (long long)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / LANES;
+    words x[HELD] = {}, next[HELD] = {};
+    if (row < p.rows) load_held(row_of(p.x, p.x_stride, row), p.columns, next);
+    for (; row < p.rows; row += step) {
+#pragma unroll
+        for (int i = 0; i < HELD; i++) x[i] = next[i];
+        if (row + step < p.rows) load_held(row_of(p.x, p.x_stride, row + step), p.columns, next);
+        forward_row(p, row, x);
+    }
 }
 
 // ---- backward --------------------------------------------------------------------------------------------
@@ -123,46 +182,44 @@ DEVICE void add_terms(const dw_norm_params &p, int which, bool first, int column
 }
 
 // With xhat the normalised x and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)), without mean(g) for RMS norm.
-DEVICE void backward_row(const dw_norm_params &p, long long row, bool first, piece *w, value (*sums)[VALUES]) {
+DEVICE void backward_row(const dw_norm_params &p, long long row, bool first, value mean, value rstd, words *x,
+                         words *dy, value (*sums)[VALUES]) {
     const stored *x_row = row_of(p.x, p.x_stride, row), *dy_row = row_of(p.dy, p.dy_stride, row);
-    const value rstd = element::load(p.rstd, row), mean = CENTRED ? element::load(p.mean, row) : (value)0;
     const int columns = p.columns;
-    value xhat[VALUES], dy[VALUES], means[2] = {0, 0}; // of g xhat, and of g
+    value xhat[PER_VECTOR], given[PER_VECTOR], means[2] = {0, 0}; // of g xhat, and of g
+    words w = {}; // from L1: registers are for rows in flight and sums
     const auto load = [&](int column, int at) {
-        value *a = xhat + at * PER_VECTOR;
-        load_vector(x_row, column, columns, a);
-        load_vector(dy_row, column, columns, dy + at * PER_VECTOR);
-        if (VECTORS == 0 && p.w) w[0] = load_piece(p.w, column, columns);
+        take(x, x_row, column, columns, at, xhat);
+        take(dy, dy_row, column, columns, at, given);
+        if (p.w) w = load_words(p.w, column, columns);
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) a[j] = (a[j] - mean) * rstd;
+        for (int j = 0; j < PER_VECTOR; j++) xhat[j] = (xhat[j] - mean) * rstd;
     };
-    const auto weighted = [&](int at, int j) {
-        const value g = dy[at * PER_VECTOR + j];
-        return p.w ? g * element::load(w[at].x, j) : g;
-    };
+    const auto weighted = [&](int j) { return p.w ? given[j] * element_in(w, j) : given[j]; };
     each_vector(columns, [&](int column, int at) {
         load(column, at);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++) {
-            const value g = weighted(at, j);
-            if (column + j < columns) means[0] += g * xhat[at * PER_VECTOR + j];
+            const value g = weighted(j);
+            if (in_row(column, j, columns)) means[0] += g * xhat[j];
             means[1] += g;
         }
     });
     sum_over_row(means);
+    convert_again(x);
+    convert_again(dy);
     const value along = means[0] / (value)columns, middle = CENTRED ? means[1] / (value)columns : (value)0;
     each_vector(columns, [&](int column, int at) {
         value dx[PER_VECTOR], terms[PER_VECTOR];
-        if (VECTORS == 0) load(column, at);
+        load(column, at);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++) {
-            const value normal = xhat[at * PER_VECTOR + j];
-            dx[j] = (weighted(at, j) - normal * along - middle) * rstd;
-            terms[j] = dy[at * PER_VECTOR + j] * normal;
+            dx[j] = (weighted(j) - xhat[j] * along - middle) * rstd;
+            terms[j] = given[j] * xhat[j];
         }
         if (p.result) store_vector((stored *)row_of(p.result, p.result_stride, row), column, columns, dx);
         add_terms(p, 0, first, column, terms, sums[0] + at * PER_VECTOR);
-        if (CENTRED) add_terms(p, 1, first, column, dy + at * PER_VECTOR, sums[SUMS - 1] + at * PER_VECTOR);
+        if (CENTRED) add_terms(p, 1, first, column, given, sums[SUMS - 1] + at * PER_VECTOR);
     });
 }
 
@@ -196,14 +253,30 @@ DEVICE void store_partials(const dw_norm_params &p, int which, const value *sums
     }
 }
 
-extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES))
+extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), BACKWARD_BLOCKS)
     norm_backward(const __grid_constant__ dw_norm_params p) {
     const long long first = blockIdx.x * p.part_rows, last = min(first + p.part_rows, p.rows);
-    piece w[HELD] = {};
     value sums[SUMS][VALUES] = {};
-    load_held(p.w, p.columns, w);
-    for (long long row = first + threadIdx.x / LANES; row < last; row += ROWS_PER_BLOCK)
-        backward_row(p, row, row == first, w, sums);
+    words x[HELD] = {}, dy[HELD] = {}, next_x[HELD] = {}, next_dy[HELD] = {};
+    value next_mean = 0, next_rstd = 0;
+    const auto load_next = [&](long long row) {
+        if (row >= last) return;
+        if (CENTRED) next_mean = element::load(p.mean, row);
+        next_rstd = element::load(p.rstd, row);
+        load_held(row_of(p.x, p.x_stride, row), p.columns, next_x);
+        load_held(row_of(p.dy, p.dy_stride, row), p.columns, next_dy);
+    };
+    load_next(first + threadIdx.x / LANES);
+    for (long long row = first + threadIdx.x / LANES; row < last; row += ROWS_PER_BLOCK) {
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            x[i] = next_x[i];
+            dy[i] = next_dy[i];
+        }
+        const value mean = next_mean, rstd = next_rstd;
+        load_next(row + ROWS_PER_BLOCK);
+        backward_row(p, row, row == first, mean, rstd, x, dy, sums);
+    }
     if constexpr (VECTORS > 0) {
         if (p.dw) store_partials(p, 0, sums[0]);
         if (CENTRED && p.db) store_partials(p, 1, sums[SUMS - 1]);

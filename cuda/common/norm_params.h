@@ -20,8 +20,11 @@ typedef struct dw_norm_params {
     int columns;
 } dw_norm_params;
 
-/* Threads of a block: 256, or LANES if that is larger. */
-#define DW_NORM_BLOCK(lanes) ((lanes) > 256 ? (lanes) : 256)
+/* Threads of a block: 128, or LANES if that is larger. */
+#define DW_NORM_BLOCK(lanes) ((lanes) > 128 ? (lanes) : 128)
+
+/* Blocks of forward that an SM holds at once, where a row has few registers. */
+#define DW_NORM_FORWARD_BLOCKS(lanes) (1024 / DW_NORM_BLOCK(lanes))
 
 /* Columns and threads of a block that adds the parts. */
 #define DW_NORM_SUM_COLUMNS 32

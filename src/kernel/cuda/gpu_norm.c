@@ -23,16 +23,19 @@ static norm_variant unpack(uint64_t params) {
 
 static int per_vector(int type) { return 16 / (int)dw_dtype_bytes((dw_dtype)type); }
 
-/* A warp processes a short row, a block of 256 or 512 threads a longer one, as far as registers suffice: forward holds
- * four vectors of x, w and b, backward 16 elements of x, dy and the sums for both gradients. Longer rows stay in
- * memory. */
+/* A warp processes a short row, a block of 256 or 512 threads a longer one, as far as registers suffice: at most four
+ * vectors of each operand, and two where a block adds two gradients for each of 8 elements of a vector. Longer rows stay
+ * in memory. */
 static void choose_threads(int64_t columns, norm_variant *v) {
     static const int lanes[] = {32, 256, 512};
-    const int per = per_vector(v->type), held = v->backward && per > 4 ? 16 / per : 4;
+    const int per = per_vector(v->type);
     const int64_t vectors = (columns + per - 1) / per;
-    for (size_t i = 0; i < DW_COUNT(lanes); i++)
-        for (v->lanes = lanes[i], v->vectors = 1; v->vectors <= held; v->vectors *= 2)
+    for (size_t i = 0; i < DW_COUNT(lanes); i++) {
+        const int held = v->backward && per > 4 && lanes[i] > 32 ? 2 : 4;
+        v->lanes = lanes[i];
+        for (v->vectors = 1; v->vectors <= held; v->vectors++)
             if (vectors <= (int64_t)v->lanes * v->vectors) return;
+    }
     v->vectors = 0;
 }
 
@@ -101,14 +104,16 @@ static int64_t row_stride(const dw__tensor *tensor) {
     return stride;
 }
 
-/* Blocks of the backward pass fill the GPU twice, where there are enough rows. A thread adds from 4 to 64 rows. */
-static int64_t part_rows(int64_t rows, int lanes, int sm_count) {
-    const int64_t together = DW_NORM_BLOCK(lanes) / lanes, blocks = 2 * (int64_t)sm_count,
+/* Blocks of the backward pass are as many as a GPU holds at once, where there are enough rows. A thread adds from 4 to 64
+ * rows. */
+static int64_t part_rows(int64_t rows, const norm_variant *v, int sm_count) {
+    const int64_t together = DW_NORM_BLOCK(v->lanes) / v->lanes,
+                  blocks = (v->lanes == 32 ? 3 : v->vectors == 1 ? 4 : 2) * (int64_t)sm_count,
                   share = (rows + blocks - 1) / blocks;
     return share < 4 * together ? 4 * together : share > 64 * together ? 64 * together : share;
 }
 
-static dw_norm_params params_of(const dw__call *c, int lanes, int sm_count) {
+static dw_norm_params params_of(const dw__call *c, const norm_variant *v, int sm_count) {
     const bool backward = is_backward(c->op), centred = is_centred(c->op);
     const dw__tensor *x = x_of(c), *w = &c->inputs[backward + 1], *b = &c->inputs[2];
     dw_norm_params p = {.x = x->data,
@@ -119,7 +124,7 @@ static dw_norm_params params_of(const dw__call *c, int lanes, int sm_count) {
                         .x_stride = row_stride(x),
                         .result_stride = columns_of(c),
                         .columns = (int)columns_of(c)};
-    p.part_rows = part_rows(p.rows, lanes, sm_count);
+    p.part_rows = part_rows(p.rows, v, sm_count);
     p.parts = (p.rows + p.part_rows - 1) / p.part_rows;
     if (backward) {
         p.dy = c->inputs[0].data;
@@ -141,7 +146,7 @@ static norm_variant variant_of(const dw__call *c) {
                       .centred = is_centred(c->op),
                       .backward = is_backward(c->op)};
     choose_threads(columns_of(c), &v);
-    const dw_norm_params p = params_of(c, v.lanes, 1);
+    const dw_norm_params p = params_of(c, &v, 1);
     const uint64_t together = ((uint64_t)p.x_stride | (uint64_t)p.dy_stride | (uint64_t)p.columns) *
                               (uint64_t)dw_dtype_bytes(x_of(c)->dtype);
     v.aligned = ((together | (uintptr_t)p.x | (uintptr_t)p.dy | (uintptr_t)p.w | (uintptr_t)p.b |
@@ -153,7 +158,8 @@ static norm_variant variant_of(const dw__call *c) {
 static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    const dw_norm_params p = params_of(c, variant_of(c).lanes, context->sm_count);
+    const norm_variant v = variant_of(c);
+    const dw_norm_params p = params_of(c, &v, context->sm_count);
     (void)kernel;
     *bytes = is_backward(c->op) ? (size_t)(2 * p.parts * p.columns) *
                                       (x_of(c)->dtype == DW_F64 ? sizeof(double) : sizeof(float))
@@ -170,15 +176,18 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
     const norm_variant v = unpack(variant->params);
-    dw_norm_params p = params_of(&c->call, v.lanes, context->sm_count);
+    dw_norm_params p = params_of(&c->call, &v, context->sm_count);
     const unsigned threads = DW_NORM_BLOCK(v.lanes);
     const int64_t together = threads / (unsigned)v.lanes,
                   tiles = (p.columns + DW_NORM_SUM_COLUMNS - 1) / DW_NORM_SUM_COLUMNS;
     void *arguments[] = {&p};
     p.partials = c->workspace;
-    if (!v.backward)
+    if (!v.backward) { /* as many blocks as the GPU holds at once, which load the next row beside each */
+        const int64_t blocks = (p.rows + together - 1) / together,
+                      resident = (int64_t)context->sm_count * DW_NORM_FORWARD_BLOCKS(v.lanes);
         return dw__gpu_launch(c, context, "norm_forward", variant->functions[0],
-                              (p.rows + together - 1) / together, threads, &p);
+                              blocks < resident ? blocks : resident, threads, &p);
+    }
     if (p.parts > 0 && p.columns > 0)
         DW_RETURN_IF_FAILED(context->device->launch(
             &(dw__launch){.name = "norm_backward",
