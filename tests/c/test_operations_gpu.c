@@ -446,6 +446,38 @@ static void equal_elements_keep_their_order(void **state) {
         if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_ties);
 }
 
+/* Sums in F32 of many parts and rows have the same bits in every run. */
+static void sums_have_the_same_bits_again(void **state) {
+    (void)state;
+    static const char *const calls[] = {
+        "reduce_sum bf16[300,776] axes=[0]",
+        "reduce_sum f32[2,20000] axes=[1]",
+        "layer_norm_backward bf16[70,768] bf16[70,768] bf16[768] bf16[70] bf16[70]",
+    };
+    for (size_t i = 0; i < DW_COUNT(calls); i++) {
+        ops_case c;
+        dw_graph *graph = NULL;
+        ops_operands operands;
+        attempt runs[2];
+        if (only && !strstr(calls[i], only)) continue;
+        OK(ops_case_parse(calls[i], &c));
+        OK(ops_case_graph(&c, &graph));
+        OK(ops_operands_create(&c, OPS_CONTIGUOUS, OPS_NORMAL, 1, &operands));
+        for (int run = 0; run < 2; run++) {
+            runs[run] = (attempt){.c = &c, .operands = &operands, .single = -1};
+            make_results(graph, &runs[run]);
+            OK(run_graph(graph, &runs[run]));
+        }
+        for (uint32_t o = 0; o < runs[0].result_count; o++) {
+            assert_memory_equal(runs[0].outputs[o].data, runs[1].outputs[o].data,
+                                runs[0].outputs[o].bytes);
+            for (int run = 0; run < 2; run++) ops_block_destroy(&runs[run].outputs[o]);
+        }
+        ops_operands_destroy(&operands);
+        dw_graph_destroy(graph);
+    }
+}
+
 static void quantization_of_any_bits_is_the_definitions(void **state) {
     (void)state;
     static const char *const calls[] = {
@@ -752,6 +784,7 @@ static int find_device(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_elements_keep_their_order),
+        cmocka_unit_test(sums_have_the_same_bits_again),
         cmocka_unit_test(quantization_of_any_bits_is_the_definitions),
         cmocka_unit_test(programs_of_every_form_are_exact),
         cmocka_unit_test(short_functions_round_nearly_once),

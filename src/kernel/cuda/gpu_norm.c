@@ -182,7 +182,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                   tiles = (p.columns + DW_NORM_SUM_COLUMNS - 1) / DW_NORM_SUM_COLUMNS;
     void *arguments[] = {&p};
     p.partials = c->workspace;
-    if (!v.backward) { /* as many blocks as the GPU holds at once, which load the next row beside each */
+    if (!v.backward) { /* as many blocks as the GPU holds at once, each with many rows */
         const int64_t blocks = (p.rows + together - 1) / together,
                       resident = (int64_t)context->sm_count * DW_NORM_FORWARD_BLOCKS(v.lanes);
         return dw__gpu_launch(c, context, "norm_forward", variant->functions[0],

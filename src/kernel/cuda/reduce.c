@@ -132,7 +132,8 @@ static int64_t vector_of(const dw__call *c) {
 static int64_t parts_for(const reduce_variant *v, const reduce_plan *plan) {
     const int64_t blocks = 528, least = v->lanes * (int64_t)DW_REDUCE_BATCH(v->vector);
     if (v->reduction == DW_REDUCE_PROD || v->lanes == 1 || plan->tiles == 0) return 1;
-    return larger(1, smaller((blocks + plan->tiles / 2) / plan->tiles, ceiling(plan->units, least)));
+    return larger(1,
+                  smaller((blocks + plan->tiles / 2) / plan->tiles, ceiling(plan->units, least)));
 }
 
 static void lay_out(const dw__call *c, const reduce_variant *v, reduce_plan *plan) {
@@ -296,9 +297,10 @@ static void example(uint64_t params, int index, dw__call *c) {
                          axis = {.key = DW_ATTR_KEY_AXIS, .integer = 1};
     const reduce_variant v = unpack(params);
     const dw_dtype dtype = (dw_dtype)v.type;
-    const int64_t vector = DW_REDUCE_VECTOR((int)dw_dtype_bytes(dtype)), per = v.vector ? vector : 1,
-                  units = example_units(&v), groups = DW_REDUCE_THREADS / v.lanes,
-                  outer = v.spread ? 2 : 1, inner_units = ceiling(units, outer);
+    const int64_t vector = DW_REDUCE_VECTOR((int)dw_dtype_bytes(dtype)),
+                  per = v.vector ? vector : 1, units = example_units(&v),
+                  groups = DW_REDUCE_THREADS / v.lanes, outer = v.spread ? 2 : 1,
+                  inner_units = ceiling(units, outer);
     int64_t kept = 2, reduced = inner_units, inner = (groups + groups / 4 + 1) * per, pitch, step;
     if (v.columns) {
         if (!index || v.reduction == DW_REDUCE_PROD) kept = 1;
