@@ -106,12 +106,15 @@ def test_kernels_give_an_h200s_words():
     assert said.count("\nequal") >= 20, said
 
 
+def _compilers() -> list[Path]:
+    """NVRTC of this Python's packages."""
+    return [path for part in sys.path for path in Path(part).glob("nvidia/*/lib/libnvrtc.so.1[23]")]
+
+
 def _compile_cases(folder: Path, cases: str):
     """Compiles to PTX the kernels of compare_machines' cases whose names contain this text."""
     program = _ROOT / "build" / "release" / "bin" / "compare_machines"
-    compilers = [
-        path for part in sys.path for path in Path(part).glob("nvidia/*/lib/libnvrtc.so.1[23]")
-    ]
+    compilers = _compilers()
     if not compilers:
         pytest.skip("this Python has no NVRTC")
     compiled = subprocess.run(
@@ -146,9 +149,10 @@ def test_every_variant_gives_an_h200s_words(tmp_path):
 def _smoke(*arguments: str) -> str:
     script = _ROOT / "tests" / "gpu" / "attention_smoke.py"
     library = ["--lib", str(_LIB / "libdeepwell.so")]
+    compilers = {"DEEPWELL_NVRTC": str(path) for path in _compilers()[:1]}
     run = subprocess.run(
         [sys.executable, str(script), *library, *arguments],
-        env=_environment(),
+        env={**_environment(), **compilers},
         capture_output=True,
         text=True,
         timeout=900,
