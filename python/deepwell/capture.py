@@ -128,6 +128,8 @@ class Captured:
     dynamic: bool = True  # False: captured for fixed sizes
     # For each output of the graph, the leaves (by position) by which it can be differentiated.
     depends: List[FrozenSet[int]] = field(default_factory=list)
+    # For each output of the graph, its element type and shape.
+    output_types: List[Tuple[str, Tuple[Dim, ...]]] = field(default_factory=list)
     # Tensors that the forward reads and whose values became part of the graph, with their versions.
     folded: List[Tuple[torch.Tensor, int]] = field(default_factory=list)
     copied_layers: int = 0  # layers that were not traced but copied from an equal one
@@ -509,6 +511,7 @@ class _Capture:
             method=traced.method,
             dynamic=bool(sources),
             depends=_differentiable_by(kept, nodes, graph_outputs),
+            output_types=[(value.dtype, value.shape) for value in graph_outputs],
             folded=leaves.folded,
             _module=weakref.ref(self.users),
         )

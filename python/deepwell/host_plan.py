@@ -21,6 +21,7 @@ from deepwell import _deepwell
 from deepwell.arena import ArenaPool
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.ir import IR, capture
+from deepwell.lazy_logits import defer
 from deepwell.machine import GB, GIB, Hardware
 from deepwell.runtime import Program
 from deepwell.step_memory import StepGraph, check_precision, optimizer_name
@@ -118,8 +119,9 @@ class _Graphs:
                     "a capture does not cover a batch of one sequence, which PyTorch traces separately: pass autoplan the "
                     "model instead, or a larger global_batch"
                 )
-            program = Program(model.captured.json, ArenaPool(), self.precision)
-            program.set_dependencies(model.captured.depends)
+            captured, deferred = defer(model.captured, "lazy", self.precision)
+            program = Program(captured.json, ArenaPool(), self.precision, deferred=deferred)
+            program.set_dependencies(captured.depends)
             return model.name, StepGraph(program), 2
         if isinstance(model, torch.nn.Module):
             # Sizes above 1 become symbols, so two sequences stand for any number.

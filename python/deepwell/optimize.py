@@ -40,6 +40,7 @@ from deepwell.comparison import (
 from deepwell.contents import Reads
 from deepwell.errors import CaptureError, UnsupportedError
 from deepwell.guards import ModuleState, named_tensors, state_kept, unusual_mode
+from deepwell.lazy_logits import defer, without_logits
 from deepwell.report import Report
 from deepwell.runtime import Program
 from deepwell.targets import EMULATED, EmulatedGpu, Gpu, Target
@@ -56,6 +57,7 @@ _MAX_STATES = 8
 # Shapes of calls that are measured to be slower in the engine. Beyond this number they are forgotten.
 _MAX_SLOWER = 256
 _SLOWER = "measured slower than PyTorch"
+_RESTORED = "deepwell.restore was called"
 # Failed attempts after which a module without any capture is left to PyTorch for good.
 _MAX_FAILURES = 4
 PRECISIONS = ("auto", "fp32", "bf16", "mxfp8", "nvfp4")
@@ -71,7 +73,7 @@ def optimize(
     verbose: bool = True,
     profile: bool = False,
     inplace: bool = True,
-    logits: bool = True,
+    logits: bool | str = "lazy",
 ) -> torch.nn.Module:
     """Makes ``model`` train faster with the same results. Returns the model.
 
@@ -89,11 +91,13 @@ def optimize(
         verbose: prints at the first call what was replaced, what was left alone, and why.
         profile: ``deepwell.summary(model)`` then shows the mean time of a forward.
         inplace: False optimizes ``copy.deepcopy(model)`` instead.
-        logits: False (outputs without logits) is not supported in this version.
+        logits: for models that return a loss and logits. "lazy": the logits are made when they are first looked at.
+            True: each forward makes them. False: they are never made, and None is in their place. See
+            docs/optimize.md.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: a precision that does not exist.
+        ValueError: a precision that does not exist, or another value of ``logits``.
         UnsupportedError: an option that this version does not have.
     """
     if not isinstance(model, torch.nn.Module):
@@ -112,10 +116,10 @@ def optimize(
             f"target={target!r} is not supported in this version: use target='auto', 'cpu', 'sm_90a', "
             + ", ".join(f"'{name}'" for name in (*EMULATED, *linear.TARGETS))
         )
-    if not logits:
-        raise UnsupportedError(
-            "logits=False is not supported in this version: use logits=True, which keeps the model's "
-            "outputs"
+    if not any(logits is mode for mode in (True, False)) and logits != "lazy":
+        raise ValueError(
+            f"logits={logits!r} does not exist: use 'lazy' (made when they are looked at), True (always made) or False "
+            "(never made)"
         )
     if not inplace:
         model = copy.deepcopy(model)
@@ -127,6 +131,12 @@ def optimize(
             f"target={target!r} is for a model on a GPU, and this one is not: move it there first "
             "(model.cuda()), or use target='auto'"
         )
+    engine = target == "cpu" or not on_gpu or target == "sm_90a"
+    if logits is False and (not engine or target in linear.TARGETS):
+        raise UnsupportedError(
+            "logits=False is not supported where PyTorch runs the model's forward: use logits='lazy', or a target whose "
+            "engine runs the whole model ('cpu', 'sm_90a')"
+        )
     if target in linear.TARGETS and target.startswith("emulator:"):
         return _optimize_emulated(model, root, precision, target, verbose)
     if on_gpu and target not in ("cpu", "sm_90a"):
@@ -134,7 +144,7 @@ def optimize(
     place = _place(root, target)
     precision = "fp32" if precision == "auto" else precision
     report = Report(root, verbose=verbose, profile=profile, precision=precision, target=place)
-    session = Session(report, precision, place)
+    session = Session(report, precision, place, logits)
     if isinstance(root, torch.jit.ScriptModule):
         reason = "it is a TorchScript module"
     else:
@@ -271,10 +281,13 @@ def _unsupported_tensor(tensors: dict[str, torch.Tensor], target: Target) -> str
 class Session:
     """One call of optimize(): the report, the target and the arenas that its modules share."""
 
-    def __init__(self, report: Report, precision: str, target: Target) -> None:
+    def __init__(
+        self, report: Report, precision: str, target: Target, logits: bool | str = "lazy"
+    ) -> None:
         self.report = report
         self.precision = precision
         self.target = target
+        self.logits = logits
         self.pool = ArenaPool()
 
     def install(self, module: torch.nn.Module, path: str) -> None:
@@ -300,7 +313,12 @@ class Session:
 
     # A copied model has its own report of the same modules and no arenas.
     def __getstate__(self) -> dict[str, Any]:
-        return {"report": self.report, "precision": self.precision, "target": self.target}
+        return {
+            "report": self.report,
+            "precision": self.precision,
+            "target": self.target,
+            "logits": self.logits,
+        }
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.report = saved["report"]
@@ -308,6 +326,7 @@ class Session:
         self.target = (
             saved.get("target") or Target()
         )  # missing in models saved by an earlier version
+        self.logits = saved.get("logits", True)
         self.pool = ArenaPool()
 
 
@@ -331,8 +350,12 @@ class _Entry:
         captured: Captured,
         tensors: dict[str, torch.Tensor],
         session: Session,
+        logits: bool | str,
     ) -> None:
-        self.program = Program(captured.json, session.pool, session.precision, session.target)
+        captured, deferred = defer(captured, logits, session.precision)
+        self.program = Program(
+            captured.json, session.pool, session.precision, session.target, deferred
+        )
         self.program.set_dependencies(captured.depends)
         self.rebuild = captured.rebuild_outputs
         self._captured = captured
@@ -560,7 +583,7 @@ class OptimizedForward:
 
     def remove(self) -> None:
         """Restores the original. If a wrapper holds this forward, it behaves like the original from now on."""
-        self._left_alone = "deepwell.restore was called"
+        self._left_alone = _RESTORED
         module = self.module
         found = module.__dict__.get("forward")
         ours = getattr(found, "__func__", None) is _unbound(type(module))
@@ -597,14 +620,21 @@ class OptimizedForward:
 
     _call_uncompiled = torch.compiler.disable(_call_announced, reason=_UNCOMPILED)
 
+    def _in_pytorch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the original forward, with logits as optimize was asked."""
+        result = self.original(*args, **kwargs)
+        return without_logits(result) if self.session.logits is False and not self.path else result
+
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._left_alone is not None or getattr(self._busy, "out", False) or _tracing.active:
+        if getattr(self._busy, "out", False) or _tracing.active or self._left_alone is _RESTORED:
             return self.original(*args, **kwargs)
+        if self._left_alone is not None:
+            return self._in_pytorch(args, kwargs)
         report = self.session.report
         shapes = _shapes(args, kwargs, self.module.training) if self._slower else None
         if shapes in self._slower:
             report.count_fallback(self.path, _SLOWER)
-            return self.original(*args, **kwargs)
+            return self._in_pytorch(args, kwargs)
         attempts_before = self._attempts
         started = time.perf_counter() if report.profile else 0.0
         kind, result, reason = self._run(args, kwargs)
@@ -617,7 +647,7 @@ class OptimizedForward:
             self._note_slower(_shapes(args, kwargs, self.module.training))
         attempts = self._attempts
         try:
-            return self.original(*args, **kwargs)
+            return self._in_pytorch(args, kwargs)
         except BaseException:
             if (
                 attempts > attempts_before
@@ -762,7 +792,9 @@ class OptimizedForward:
                     self.module, args, kwargs, without_hooks=True, forward=self.previous
                 )
             self._watch(state, captured)
-            entry = _Entry(captured, state.module.tensors(), self.session)
+            # A module inside returns what the modules around it use.
+            logits = "lazy" if self.path and self.session.logits is False else self.session.logits
+            entry = _Entry(captured, state.module.tensors(), self.session, logits)
         except (CaptureError, _deepwell.Error) as error:
             state.failed[key] = reason = str(error)
             if getattr(error, "of_call", False):

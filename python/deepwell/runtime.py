@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import math
 import threading
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool, Lease
+from deepwell.lazy_logits import Deferred, Layer, LazyLogits
 from deepwell.targets import Target
 
 DTYPES = {
@@ -158,8 +159,11 @@ class Program:
         pool: ArenaPool,
         precision: str = "fp32",
         target: Target | None = None,
+        deferred: Mapping[int, Deferred] | None = None,
     ) -> None:
         self.target = target or Target()
+        # Outputs that hold the input of a linear layer. Callers get the layer's result, which is made when it is used.
+        self.deferred = dict(deferred or {})
         parsed = json.loads(graph_json)
         if precision == "nvfp4" and all(leaf["role"] != "seed" for leaf in parsed["leaves"]):
             graph_json = json.dumps(_with_seed(parsed))
@@ -210,10 +214,12 @@ class Program:
 
     def leaf_shape(self, leaf: int, sizes: tuple[int, ...]) -> list[int]:
         """Returns the shape that a leaf has at these sizes of the symbols."""
+        return self._shape(self._leaf_shapes[leaf], sizes)
+
+    def _shape(self, dims: Sequence[Any], sizes: tuple[int, ...]) -> list[int]:
         scope = dict(zip(self.symbols, sizes))
         return [
-            dim if isinstance(dim, int) else eval(dim, {"__builtins__": {}}, scope)
-            for dim in self._leaf_shapes[leaf]
+            dim if isinstance(dim, int) else eval(dim, {"__builtins__": {}}, scope) for dim in dims
         ]
 
     def call_bytes(self, leaves: Sequence[torch.Tensor | None], sizes: tuple[int, ...]) -> int:
@@ -286,10 +292,10 @@ class Program:
         wrt = self._wrt(leaves)
         if not wrt:
             variant = self.variant((), ())
-            leaves = [self.target.operand(leaf) for leaf in leaves]
-            outputs, lease = self._forward(variant.prepared(sizes), leaves)
+            operands = [self.target.operand(leaf) for leaf in leaves]
+            outputs, lease = self._forward(variant.prepared(sizes), operands)
             lease.release()
-            return tuple(outputs)
+            return tuple(self.presented(outputs, self.layers(outputs, leaves, sizes)))
         variant = self.variant(wrt, self._expected_outputs(sizes))
         return _apply(_Pass(self, variant, sizes, replay), leaves)
 
@@ -300,6 +306,32 @@ class Program:
         lease = self.lease(prepared)
         self.target.forward(prepared.plan, lease.arena, leaves, outputs)
         return outputs, lease
+
+    def layers(
+        self, outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], sizes: tuple[int, ...]
+    ) -> dict[int, Layer]:
+        """Returns the layers of deferred outputs, by output."""
+        return {
+            index: Layer(
+                deferred,
+                outputs[index],
+                leaves,
+                None if deferred.shape is None else self._shape(deferred.shape, sizes),
+            )
+            for index, deferred in self.deferred.items()
+        }
+
+    @staticmethod
+    def presented(
+        outputs: list[torch.Tensor], layers: Mapping[int, Layer]
+    ) -> list[torch.Tensor]:
+        """Returns the outputs as callers get them."""
+        if not layers:
+            return outputs
+        presented = list(outputs)
+        for index, layer in layers.items():
+            presented[index] = LazyLogits.of(layer)
+        return presented
 
     def dense(self, grad: torch.Tensor | None) -> torch.Tensor | None:
         """Returns an output's gradient as a plan reads it."""
@@ -321,7 +353,7 @@ class _Pass:
 
     __slots__ = (
         "program", "variant", "sizes", "prepared", "lease", "replay", "leaves", "shapes", "keeps_graph", "bound",
-        "versions", "grads", "running", "all_at_once", "differentiated_again",
+        "versions", "grads", "more", "running", "all_at_once", "differentiated_again",
     )  # fmt: skip
 
     def __init__(
@@ -331,6 +363,29 @@ class _Pass:
         self.prepared = variant.prepared(sizes)
         self.lease: Lease | None = None  # the arena of forward
         self.replay = replay
+        self.more: dict[int, torch.Tensor] = {}  # gradients beside the engine's
+
+    def through_layers(
+        self, layers: Mapping[int, Layer], output_grads: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Returns the gradients of the graph's outputs from those that the caller gives, and adds to ``more`` those of
+        the parameters of deferred layers."""
+        grads = list(output_grads)
+        self.more = {}
+        for index, layer in layers.items():
+            if grads[index] is not None:
+                grads[index], found = layer.backward(grads[index], self.variant.wrt)
+                for leaf, grad in found.items():
+                    known = self.more.get(leaf)
+                    self.more[leaf] = grad if known is None else known + grad
+        return grads
+
+    def begin_with_layers_alone(self) -> None:
+        """Handles gradients that reach nothing but the parameters of deferred layers."""
+        self.keeps_graph = _keeps_graph()
+        self.grads = {}
+        self.bound = self.running = None
+        self.all_at_once = True
 
     def begin(self, leaves, outputs, output_grads) -> None:
         """Stores what all parts read, before part 0."""
@@ -426,7 +481,8 @@ class _Pass:
                 raise _changed_in_place(leaf, version)
 
     def take(self, leaf: int) -> torch.Tensor | None:
-        return self.grads.pop(leaf, None)
+        grad, more = self.grads.pop(leaf, None), self.more.pop(leaf, None)
+        return more if grad is None else grad if more is None else grad.add_(more)
 
 
 class _Run(torch.autograd.Function):
@@ -438,6 +494,8 @@ class _Run(torch.autograd.Function):
         operands = [program.target.operand(leaf) for leaf in leaves]
         outputs, shared.lease = program._forward(shared.prepared, operands)
         shared.shapes = [leaf.shape for leaf in leaves]
+        ctx.layers = program.layers(outputs, shared.leaves, shared.sizes)
+        presented = program.presented(outputs, ctx.layers)
         ctx.shared, ctx.token = shared, token is not None
         # Copies belong to this function. Everything else is saved through autograd, which detects in-place changes
         # before backward.
@@ -454,10 +512,10 @@ class _Run(torch.autograd.Function):
         ctx.leaves = [None if index in copies else leaf for index, leaf in enumerate(leaves)]
         ctx.versions = [leaf._version for leaf in leaves]
         if shared.prepared.constant_outputs:
-            constant = [outputs[index] for index in shared.prepared.constant_outputs]
+            constant = [presented[index] for index in shared.prepared.constant_outputs]
             ctx.mark_non_differentiable(*constant)
         ctx.set_materialize_grads(False)
-        return tuple(outputs)
+        return tuple(presented)
 
     @staticmethod
     def backward(ctx, *output_grads):
@@ -471,6 +529,12 @@ class _Run(torch.autograd.Function):
         if shared.differentiated_again or not _all_plain(output_grads):
             shared.begin_in_pytorch(_unchanged_leaves(ctx, attached=True), used, output_grads)
             return _Run._hand_on(ctx)
+        if ctx.layers:
+            output_grads = shared.through_layers(ctx.layers, output_grads)
+            used = tuple([index for index in used if output_grads[index] is not None])
+            if not used:
+                shared.begin_with_layers_alone()
+                return _Run._hand_on(ctx)
         program.expect(used)
         if set(used) <= set(shared.variant.grad_outputs):
             leaves: list[torch.Tensor | None] = [None] * len(ctx.versions)

@@ -21,6 +21,7 @@ from deepwell import _deepwell
 from deepwell.arena import ArenaPool
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.ir import IR, call_arguments, capture
+from deepwell.lazy_logits import defer
 from deepwell.machine import GB, GIB, Hardware, hardware
 from deepwell.optim import AdamW
 from deepwell.optimize import PRECISIONS
@@ -82,7 +83,7 @@ class StepGraph:
     @classmethod
     def of_model(cls, model: torch.nn.Module, ir: IR, flat: list[Any], precision: str) -> StepGraph:
         """Builds the graph as deepwell.optimize would run the call with the flattened arguments ``flat``."""
-        captured = ir.captured
+        captured, deferred = defer(ir.captured, "lazy", precision)
 
         def tensor(leaf: Any) -> torch.Tensor:
             if leaf.kind == "parameter":
@@ -92,7 +93,7 @@ class StepGraph:
             return flat[leaf.position] if leaf.kind == "input" else leaf.value
 
         leaves = {i: tensor(leaf) for i, leaf in enumerate(captured.leaves) if leaf.kind != "seed"}
-        program = Program(captured.json, ArenaPool(), precision)
+        program = Program(captured.json, ArenaPool(), precision, deferred=deferred)
         program.set_dependencies(captured.depends)
         wrt = tuple(i for i, leaf in leaves.items() if leaf.requires_grad)
         given = [value for value in flat if isinstance(value, torch.Tensor)]
