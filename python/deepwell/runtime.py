@@ -322,9 +322,7 @@ class Program:
         }
 
     @staticmethod
-    def presented(
-        outputs: list[torch.Tensor], layers: Mapping[int, Layer]
-    ) -> list[torch.Tensor]:
+    def presented(outputs: list[torch.Tensor], layers: Mapping[int, Layer]) -> list[torch.Tensor]:
         """Returns the outputs as callers get them."""
         if not layers:
             return outputs
