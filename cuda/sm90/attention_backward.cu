@@ -656,7 +656,7 @@ DEVICE int turn_of(const dw_attention_params &p, const work &w, int m) {
 
 // A warp waits for each turn of a consumer and passes it on. The release covers the consumer's additions, which
 // precede it at a barrier.
-DEVICE void keep_turns(const dw_attention_params &p, int consumer) {
+[[maybe_unused]] DEVICE void keep_turns(const dw_attention_params &p, int consumer) {
 #pragma unroll 1
     for (int index = blockIdx.x; index < p.tiles; index = next_work(p, index)) {
         work w;
