@@ -5,9 +5,13 @@
  *
  *     a concatenation    the result is written into its slice, if all operands can be
  *     a permute          the result is written so that the permuted view is contiguous
+ *
+ * On a GPU the rows of a matrix multiplication's result in 16 bits begin at multiples of 16 bytes, also if the result
+ * has no multiple of 8 columns: GEMMs that write and read other rows are several times slower.
  */
 #include "engine/lowering.h"
 #include "engine/views.h"
+#include <string.h>
 
 /* True for a view that shows each element of its operand once. */
 static bool rearranges(const dw__lowering *l, dw_node node) {
@@ -120,6 +124,53 @@ static dw_status find_request(dw__lowering *l, dw_value source, dw_value value, 
         return DW_OK;
     }
     return DW_OK;
+}
+
+/* ---- rows at multiples of 16 bytes ------------------------------------------------------------ */
+
+/* True for operations whose GPU kernels read rows at any one distance about as fast as contiguous ones. */
+static bool reads_rows(dw_op op) {
+    return op == DW_OP_FUSED || op == DW_OP_CAST || op == DW_OP_MATMUL || op == DW_OP_LINEAR ||
+           op == DW_OP_CROSS_ENTROPY || op == DW_OP_CROSS_ENTROPY_BACKWARD ||
+           op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD;
+}
+
+/* True if all readers of `value`, also behind reshapes that keep its last axis, read rows. */
+static bool is_read_by_rows(dw__lowering *l, dw_value value, int64_t columns, int depth) {
+    const dw_engine *engine = l->engine;
+    for (uint32_t u = engine->use_start[value]; u < engine->use_start[value + 1]; u++) {
+        const dw_node reader = engine->use_nodes[u];
+        if (reads_rows(record_of(l, reader)->op)) continue;
+        dw__tensor type;
+        const dw_value result = record_of(l, reader)->outputs[0];
+        if (row_of(l, reader)->view != DW__VIEW_RESHAPE || depth == DW__LOWER_MOST_VIEWS ||
+            engine->direct[result] != DW_NONE || dw__lower_type(l, result, &type) != DW_OK ||
+            type.rank < 2 || type.shape[type.rank - 1] != columns ||
+            !is_read_by_rows(l, result, columns, depth + 1))
+            return false;
+    }
+    return true;
+}
+
+dw_status dw__lower_pad_rows(dw__lowering *l, dw__step *step) {
+    enum { MULTIPLE = 64, LEAST_COLUMNS = 1024 }; /* padding adds little to longer rows */
+    const dw_op op = record_of(l, step->node)->op;
+    dw__tensor *y = &step->outputs[0].view;
+    const dw_value value = record_of(l, step->node)->outputs[0];
+    if (!l->plan->target.context || (op != DW_OP_MATMUL && op != DW_OP_LINEAR) || y->rank < 2 ||
+        dw_dtype_bytes(y->dtype) != 2 || dw__tensor_count(y) == 0)
+        return DW_OK;
+    const int64_t columns = y->shape[y->rank - 1];
+    if (columns % 8 == 0 || columns < LEAST_COLUMNS || step->outputs[0].storage != DW_NONE ||
+        l->engine->direct[value] != DW_NONE || l->engine->output_uses[value] > 0 ||
+        !is_read_by_rows(l, value, columns, 0))
+        return DW_OK;
+    dw__tensor padded = *y;
+    padded.shape[y->rank - 1] = (columns + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+    dw__tensor_set_contiguous(&padded);
+    memcpy(y->stride, padded.stride, sizeof y->stride);
+    return dw__lower_add_storage(l, DW_HOME_ARENA, 0, dw__tensor_bytes(&padded),
+                                 &step->outputs[0].storage);
 }
 
 dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step) {

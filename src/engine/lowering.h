@@ -134,6 +134,9 @@ dw_status dw__lower_choose_kernel(dw__lowering *l, dw__step *step);
 
 /* Lays out the step's results as later nodes want them, if a kernel supports that. */
 dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step);
+/* On a GPU, places the result of a matrix multiplication in 16 bits so that its rows begin at multiples of 16 bytes, if
+ * it has no place yet and all its readers read rows at any distance. */
+dw_status dw__lower_pad_rows(dw__lowering *l, dw__step *step);
 /* Makes no instruction if all operands were written in place. */
 dw_status dw__lower_concat(dw__lowering *l, dw_node node);
 

@@ -180,6 +180,32 @@ static void logits_that_nobody_reads_stay_in_blocks(void **state) {
     dw_text_free(text);
 }
 
+/* Batches of products, read by a program, a product and a reshape. A plan's listing marks padded tensors by "~". */
+static dw_status padded_products(model *m) {
+    enum { WIDTH = 3, COLUMNS = 1031 };
+    model_begin(m);
+    dw__emitter *e = &m->e;
+    const dw_dim left[] = {m->batch, m->sequence, WIDTH}, right[] = {m->batch, WIDTH, COLUMNS};
+    const dw_value a = model_leaf(m, DW_ROLE_PARAMETER, "a", DW_F32, 3, left),
+                   b = model_leaf(m, DW_ROLE_PARAMETER, "b", DW_F32, 3, right);
+    const dw_value y = dw__emit_matmul(e, dw__emit_cast(e, a, DW_BF16),
+                                       dw__emit_cast(e, b, DW_BF16), false, false);
+    const dw_dim flat[] = {dw__emit_dim_mul(e, m->batch, m->sequence), COLUMNS};
+    const dw_value results[] = {
+        dw__emit_cast(e, dw__emit_matmul(e, y, y, true, false), DW_F32),
+        dw__emit_unary(e, DW_OP_TANH, dw__emit_cast(e, dw__emit_reshape(e, y, 2, flat), DW_F32))};
+    for (size_t i = 0; i < DW_COUNT(results) && e->status == DW_OK; i++)
+        e->status = dw_graph_add_output(m->graph, results[i]);
+    return e->status;
+}
+
+static void rows_of_products_are_padded(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(padded_products, 0.0, 2, 3);
+    expect_kernel(padded_products, 0.0, "~");
+}
+
 /* ---- attention in BF16 and F16, by the kernels of wgmma and TMA ----------------------------------------- */
 
 /* The tolerance is that of engine_problem.h. The interpreter in FP32 rounds operands and results to 16 bits, so its
@@ -900,6 +926,7 @@ int main(void) {
         cmocka_unit_test(gpt_with_dropout_agrees),
         cmocka_unit_test(llama_agrees),
         cmocka_unit_test(logits_that_nobody_reads_stay_in_blocks),
+        cmocka_unit_test(rows_of_products_are_padded),
         cmocka_unit_test(attention_runs_by_its_kernels),
         cmocka_unit_test(statistics_of_attention_need_no_output),
         cmocka_unit_test(windows_of_attention_agree),
