@@ -1202,8 +1202,7 @@ dw_status dw__infer_linear_cross_entropy_backward(const dw__draft *draft, dw__in
         DW_RETURN_IF_FAILED(want_same_dtype(draft, X, LOGITS, LOGITS));
         DW_RETURN_IF_FAILED(want_shape(draft, LOGITS, 2, logits, "linear(x, w, b)"));
     }
-    DW_RETURN_IF_FAILED(
-        check_loss_backward(draft, X, LSE, dw__compute_dtype(dtype_of(draft, X))));
+    DW_RETURN_IF_FAILED(check_loss_backward(draft, X, LSE, dw__compute_dtype(dtype_of(draft, X))));
     give_like(draft, out, X);
     give_like(draft, out, W);
     return give(out, dtype_of(draft, X), 1, &results);

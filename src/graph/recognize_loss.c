@@ -139,8 +139,7 @@ static dw_node logits_linear(const dw_graph *graph, dw_node entropy, bool casts)
 
 /* Fills `l` for the node and checks all readers of its result. */
 static bool match_loss(const dw_graph *graph, dw_node entropy, bool casts, loss *l) {
-    *l = (loss){
-        .entropy = entropy, .linear = logits_linear(graph, entropy, casts), .casts = casts};
+    *l = (loss){.entropy = entropy, .linear = logits_linear(graph, entropy, casts), .casts = casts};
     if (l->linear == DW_NONE) return false;
     if (is_graph_output(graph, dw_node_output(graph, entropy, 0))) return false;
     bool has_weight = false;
@@ -181,14 +180,14 @@ static dw_status emit_loss(dw__rewriter *rewriter, const loss *l) {
     dw_dim classes;
     DW_RETURN_IF_FAILED(dw__import_dim(
         rewriter->to, from, dw_value_shape(from, operand(from, l->entropy, 0))[1], &classes));
-    dw_value operands[7] = {dw__emit_reshape(&e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]}),
-                            map[operand(from, l->linear, 1)],
-                            b == DW_NONE ? DW_NONE : map[b],
-                            dw__emit_reshape(&e, map[dw_node_output(from, l->linear, 0)], 2,
-                                             (dw_dim[]){rows, classes}),
-                            map[operand(from, l->entropy, 1)],
-                            dw__emit_widen(&e, map[operand(from, l->entropy, 2)]),
-                            dw__emit_widen(&e, map[operand(from, l->entropy, 3)])};
+    dw_value operands[7] = {
+        dw__emit_reshape(&e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]}),
+        map[operand(from, l->linear, 1)],
+        b == DW_NONE ? DW_NONE : map[b],
+        dw__emit_reshape(&e, map[dw_node_output(from, l->linear, 0)], 2, (dw_dim[]){rows, classes}),
+        map[operand(from, l->entropy, 1)],
+        dw__emit_widen(&e, map[operand(from, l->entropy, 2)]),
+        dw__emit_widen(&e, map[operand(from, l->entropy, 3)])};
     dw_node made =
         dw__emit_node(&e, DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD, 7, operands, count, attrs);
     for (uint32_t i = 0; i < l->reader_count && e.status == DW_OK; i++) {

@@ -154,9 +154,9 @@ static dw_status add_head(model *m, bool read) {
     logits = dw__emit_cast(e, logits, DW_F32);
     const dw_attr attrs[] = {dw_attr_string(DW_ATTR_KEY_REDUCTION, "mean"),
                              dw_attr_int(DW_ATTR_KEY_IGNORE_INDEX, -100)};
-    const dw_value loss = dw__emit(
-        e, DW_OP_CROSS_ENTROPY, 2, (dw_value[]){dw__emit_reshape(e, logits, 2, flat), target}, 2,
-        attrs);
+    const dw_value loss =
+        dw__emit(e, DW_OP_CROSS_ENTROPY, 2,
+                 (dw_value[]){dw__emit_reshape(e, logits, 2, flat), target}, 2, attrs);
     if (e->status == DW_OK) e->status = dw_graph_add_output(m->graph, loss);
     if (e->status == DW_OK && read) e->status = dw_graph_add_output(m->graph, logits);
     return e->status;

@@ -713,9 +713,8 @@ static void offsets_of_64_bits_give_the_same_elements(void **state) {
 /* -1, 0 and 1. */
 static void fill_small(const dw__tensor *t, ops_random *random) {
     for (int64_t i = 0; t->rank >= 0 && i < dw__tensor_count(t); i++)
-        dw__scalar_store(
-            t->data, t->dtype, i,
-            (dw__scalar){.number = (double)(ops_random_bits(random) % 3) - 1.0});
+        dw__scalar_store(t->data, t->dtype, i,
+                         (dw__scalar){.number = (double)(ops_random_bits(random) % 3) - 1.0});
 }
 
 /* Small integers, whose logits BF16 and F16 hold exactly: the statistics of forward then are as exact as F32's. Backward
@@ -746,8 +745,7 @@ static void exact_logits_give_exact_statistics(void **state) {
         OK(ops_case_graph(&c, &graph));
         OK(ops_operands_create(&c, OPS_CONTIGUOUS, OPS_NORMAL, 1, &operands));
         ops_random random = ops_random_start(5, "integers");
-        for (uint32_t t = 0; t < 3; t++)
-            fill_small(&operands.tensors[t], &random);
+        for (uint32_t t = 0; t < 3; t++) fill_small(&operands.tensors[t], &random);
         make_results(graph, &a);
         make_results(graph, &again);
         OK(run_graph(graph, &a));

@@ -158,7 +158,9 @@ static void example(uint64_t params, int index, dw__call *c) {
                                     {.key = DW_ATTR_KEY_LABEL_SMOOTHING, .number = 0.1}},
                          none = {.key = DW_ATTR_KEY_REDUCTION, .string = "none"};
     const dw__loss_variant v = dw__loss_unpack(params);
-    const int64_t columns = v.lanes == 32 ? 1023 : v.lanes == 256 ? 9001 : 17407,
+    const int64_t columns = v.lanes == 32    ? 1023
+                            : v.lanes == 256 ? 9001
+                                             : 17407,
                   rows = index ? 11 : 3;
     const dw__tensor whole = {.dtype = v.type,
                               .rank = 2,

@@ -5,10 +5,10 @@
 #include "kernel/gpu_kernel.h"
 
 /* Kernels of the graph's operations. */
-extern const dw__kernel dw__softmax;                                       /* softmax.c */
-extern const dw__kernel dw__gpu_norm;                                      /* gpu_norm.c */
-extern const dw__kernel dw__gpu_cross_entropy;                             /* cross_entropy.c */
-extern const dw__kernel dw__gpu_linear_cross_entropy;                      /* linear_cross_entropy.c */
+extern const dw__kernel dw__softmax;                  /* softmax.c */
+extern const dw__kernel dw__gpu_norm;                 /* gpu_norm.c */
+extern const dw__kernel dw__gpu_cross_entropy;        /* cross_entropy.c */
+extern const dw__kernel dw__gpu_linear_cross_entropy; /* linear_cross_entropy.c */
 extern const dw__kernel dw__graph_attention, dw__graph_attention_backward; /* graph_attention.c */
 extern const dw__kernel dw__graph_gemm;                                    /* graph_gemm.c */
 extern const dw__kernel dw__graph_cublaslt;                                /* graph_cublaslt.c */

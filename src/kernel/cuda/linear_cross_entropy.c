@@ -87,8 +87,8 @@ static void head_of(const dw__call *c, head *h) {
     /* F32 sums of dx, if it has 16 bits and several blocks */
     const bool sums = h->backward && width < 4 && h->block < h->classes;
     h->sums = (size_t)round_up((int64_t)logits, ALIGNMENT);
-    h->partials =
-        h->sums + (size_t)round_up(sums ? h->rows * h->size * (int64_t)sizeof(float) : 0, ALIGNMENT);
+    h->partials = h->sums + (size_t)round_up(sums ? h->rows * h->size * (int64_t)sizeof(float) : 0,
+                                             ALIGNMENT);
     h->gemm = h->partials +
               (size_t)round_up((h->backward ? 1 : h->rows) * (int64_t)sizeof(double), ALIGNMENT);
 }
@@ -190,7 +190,7 @@ static dw_cross_entropy_params params_of(const run *r) {
     return (dw_cross_entropy_params){
         .bias = h->bias && !h->logits ? h->bias->data : NULL,
         .target = h->target->data,
-        .partials = (char *)r->given->workspace + h->partials,
+        .partials = r->variant ? (char *)r->given->workspace + h->partials : NULL,
         .rows = h->rows,
         .ignored = dw__call_int(h->c, DW_ATTR_KEY_IGNORE_INDEX, -100),
         .smoothing = dw__call_float(h->c, DW_ATTR_KEY_LABEL_SMOOTHING, 0.0),
@@ -329,7 +329,9 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
     const dw__call *c = &((const dw__operation_call *)call)->call;
     head h;
     head_of(c, &h);
-    const double products = !h.backward ? 1.0 : h.logits ? 2.0 : 3.0,
+    const double products = !h.backward ? 1.0
+                            : h.logits  ? 2.0
+                                        : 3.0,
                  logits = (double)h.rows * (double)h.classes,
                  rate = dw_dtype_bytes(h.x->dtype) < 4 ? gpu->flops : gpu->flops / 16.0;
     (void)kernel;
@@ -380,10 +382,15 @@ static void example(uint64_t params, int index, dw__call *c) {
                                     {.key = DW_ATTR_KEY_LABEL_SMOOTHING, .number = 0.1}},
                          none = {.key = DW_ATTR_KEY_REDUCTION, .string = "none"};
     const dw__loss_variant v = dw__loss_unpack(params);
-    const int64_t classes = v.lanes == 32 ? 1023 : v.lanes == 256 ? 9001 : 17407, size = 5,
-                  rows = index ? 11 : 3;
+    const int64_t classes = v.lanes == 32    ? 1023
+                            : v.lanes == 256 ? 9001
+                                             : 17407,
+                  size = 5, rows = index ? 11 : 3;
     const dw__tensor x = {.dtype = v.type, .rank = 2, .shape = {rows, size}, .stride = {size, 1}},
-                     w = {.dtype = v.type, .rank = 2, .shape = {classes, size}, .stride = {size, 1}},
+                     w = {.dtype = v.type,
+                          .rank = 2,
+                          .shape = {classes, size},
+                          .stride = {size, 1}},
                      b = {.dtype = v.type, .rank = 1, .shape = {classes}, .stride = {1}},
                      each = {.dtype = v.statistics, .rank = 1, .shape = {rows}, .stride = {1}},
                      target = {.dtype = DW_I64, .rank = 1, .shape = {rows}, .stride = {1}};
@@ -398,10 +405,8 @@ static void example(uint64_t params, int index, dw__call *c) {
                     .inputs = {x, w, b, target},
                     .outputs = {loss, each}};
     if (!v.backward) return;
-    c->inputs[3] = (dw__tensor){.dtype = v.type,
-                                .rank = 2,
-                                .shape = {rows, classes},
-                                .stride = {classes, 1}};
+    c->inputs[3] =
+        (dw__tensor){.dtype = v.type, .rank = 2, .shape = {rows, classes}, .stride = {classes, 1}};
     c->inputs[4] = target;
     c->inputs[5] = each;
     c->inputs[6] = loss;
@@ -420,8 +425,9 @@ const dw__kernel dw__gpu_linear_cross_entropy = {
     .source = "src/kernel/cuda/linear_cross_entropy.c, cuda/common/cross_entropy.cu",
     .architectures = DW__GPU_ARCHITECTURES,
     .elements = "BF16, F16, F32, F64",
-    .needs = "1 to 2^30 classes; rows of given logits at one distance; targets, lse, dloss and bias "
-             "contiguous",
+    .needs =
+        "1 to 2^30 classes; rows of given logits at one distance; targets, lse, dloss and bias "
+        "contiguous",
     .supports = supports,
     .seconds = seconds,
     .workspace_bytes = workspace_bytes,
@@ -429,7 +435,8 @@ const dw__kernel dw__gpu_linear_cross_entropy = {
     .enqueue = enqueue,
     .entry_points = dw__loss_entry_points,
     .first_use = &dw__operation_first_use,
-    .tolerance = "logits and dlogits rounded to the type of x; all else as matmul and cross_entropy",
+    .tolerance =
+        "logits and dlogits rounded to the type of x; all else as matmul and cross_entropy",
     .example = example,
     /* A logit of magnitude 10 that is rounded to BF16 changes its exponential by 2 percent. */
     .tolerance_factor = 0x1p15,
