@@ -126,8 +126,8 @@ DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
     const value nothing = mean[0] * mean[0] * (value)0;
     const value rstd = 1 / root(square[0] / (value)columns + (value)p.eps) + nothing;
     if (threadIdx.x % LANES == 0) {
-        if (CENTRED && p.mean) element::store(p.mean, row, mean[0]);
-        if (p.rstd) element::store(p.rstd, row, rstd);
+        if (CENTRED && p.mean) ((value *)p.mean)[row] = mean[0];
+        if (p.rstd) ((value *)p.rstd)[row] = rstd;
     }
     if (!p.result) return;
     stored *to = (stored *)row_of(p.result, p.result_stride, row);
@@ -261,8 +261,8 @@ extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), BACKWARD_BLOC
     value next_mean = 0, next_rstd = 0;
     const auto load_next = [&](long long row) {
         if (row >= last) return;
-        if (CENTRED) next_mean = element::load(p.mean, row);
-        next_rstd = element::load(p.rstd, row);
+        if (CENTRED) next_mean = ((const value *)p.mean)[row];
+        next_rstd = ((const value *)p.rstd)[row];
         load_held(row_of(p.x, p.x_stride, row), p.columns, next_x);
         load_held(row_of(p.dy, p.dy_stride, row), p.columns, next_dy);
     };

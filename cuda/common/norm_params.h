@@ -3,7 +3,7 @@
 #define DW_NORM_PARAMS_H
 
 /* Rows of `columns` contiguous elements; `*_stride` is the distance from row to row in elements. Statistics are
- * contiguous, one for each row; w, b and their gradients have `columns` contiguous elements. */
+ * contiguous, one for each row, F32 (F64 in F64); w, b and their gradients have `columns` contiguous elements. */
 typedef struct dw_norm_params {
     const void *x, *dy; /* dy: backward */
     const void *w, *b;  /* NULL: absent */

@@ -85,7 +85,8 @@
  *                                         of the outer products x[t] y[t]^T over the rows t with i[t] = e
  *  embedding(w [V,E], i [..]; padding_index=-1) -> [..,E]   padding_index: that row receives no gradient
  *  embedding_backward(i, dy; size, padding_index=-1) -> [V,E]     size = [V]
- *  layer_norm(x [..,N], w? [N], b? [N]; eps) -> y, mean [..], rstd [..]     biased variance
+ *  layer_norm(x [..,N], w? [N], b? [N]; eps) -> y, mean [..], rstd [..]     biased variance; statistics of BF16 and
+ *                                         F16 are F32, also those of rms_norm
  *  layer_norm_backward(dy, x, w?, mean, rstd) -> dx, dw [N], db [N]
  *  rms_norm(x [..,N], w? [N]; eps) -> y, rstd [..]
  *  rms_norm_backward(dy, x, w?, rstd) -> dx, dw [N]

@@ -972,13 +972,19 @@ static dw_status want_epsilon(const dw__draft *draft) {
 
 /* Checks a row statistic: one number for each row, so x's shape without the last dim. */
 static dw_status want_row_statistic(const dw__draft *draft, uint32_t index, uint32_t x) {
-    DW_RETURN_IF_FAILED(want_same_dtype(draft, x, index, index));
+    DW_RETURN_IF_FAILED(want_dtype(draft, index, dw__compute_dtype(dtype_of(draft, x))));
     return want_shape(draft, index, rank_of(draft, x) - 1, shape_of(draft, x),
                       "x's shape without the last dim");
 }
 
 static dw_status give_rows(const dw__draft *draft, dw__inferred *out, uint32_t x) {
     return give(out, dtype_of(draft, x), rank_of(draft, x) - 1, shape_of(draft, x));
+}
+
+/* A statistic of each row, in the type that norms compute in. */
+static dw_status give_statistic(const dw__draft *draft, dw__inferred *out, uint32_t x) {
+    return give(out, dw__compute_dtype(dtype_of(draft, x)), rank_of(draft, x) - 1,
+                shape_of(draft, x));
 }
 
 static dw_status give_last_dim(const dw__draft *draft, dw__inferred *out, uint32_t x) {
@@ -989,15 +995,15 @@ dw_status dw__infer_layer_norm(const dw__draft *draft, dw__inferred *out) {
     DW_RETURN_IF_FAILED(check_norm(draft, 0, 1, 2));
     DW_RETURN_IF_FAILED(want_epsilon(draft));
     give_like(draft, out, 0);
-    give_rows(draft, out, 0);
-    return give_rows(draft, out, 0);
+    give_statistic(draft, out, 0);
+    return give_statistic(draft, out, 0);
 }
 
 dw_status dw__infer_rms_norm(const dw__draft *draft, dw__inferred *out) {
     DW_RETURN_IF_FAILED(check_norm(draft, 0, 1, 1));
     DW_RETURN_IF_FAILED(want_epsilon(draft));
     give_like(draft, out, 0);
-    return give_rows(draft, out, 0);
+    return give_statistic(draft, out, 0);
 }
 
 /* Operands: dy, x, w?, then the row statistics. */

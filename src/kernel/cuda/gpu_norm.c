@@ -108,7 +108,10 @@ static int64_t row_stride(const dw__tensor *tensor) {
  * rows. */
 static int64_t part_rows(int64_t rows, const norm_variant *v, int sm_count) {
     const int64_t together = DW_NORM_BLOCK(v->lanes) / v->lanes,
-                  blocks = (v->lanes == 32 ? 3 : v->vectors == 1 ? 4 : 2) * (int64_t)sm_count,
+                  blocks = (v->lanes == 32    ? 3
+                            : v->vectors == 1 ? 4
+                                              : 2) *
+                           (int64_t)sm_count,
                   share = (rows + blocks - 1) / blocks;
     return share < 4 * together ? 4 * together : share > 64 * together ? 64 * together : share;
 }
@@ -218,7 +221,10 @@ static void example(uint64_t params, int index, dw__call *c) {
                               .shape = {rows, columns},
                               .stride = {columns, 1}},
                      vector = {.dtype = dtype, .rank = 1, .shape = {columns}, .stride = {1}},
-                     statistic = {.dtype = dtype, .rank = 1, .shape = {rows}, .stride = {1}};
+                     statistic = {.dtype = dtype == DW_F64 ? DW_F64 : DW_F32,
+                                  .rank = 1,
+                                  .shape = {rows},
+                                  .stride = {1}};
     dw__tensor spaced = whole;
     if (index) spaced.stride[0] += per_vector(v.type);
     const uint32_t statistics = 1 + v.centred;
