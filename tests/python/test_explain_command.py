@@ -168,7 +168,7 @@ _OF_GRAPHS = (
 def test_kernels_state_their_proof(tmp_path):
     run = explain("kernels", "--json", cache=tmp_path)
     kernels = {row["name"]: row for row in json.loads(run.stdout)}
-    assert "has not run on hardware" in kernels.pop("cublaslt")["proof"]
+    assert "has trained GPT-2 with it" in kernels.pop("cublaslt")["proof"]
     for name, row in kernels.items():
         on_blackwell = "sm_100" in row["architectures"] or "sm_103" in row["architectures"]
         assert (UNPROVEN in row["proof"]) == (on_blackwell or name in _OF_GRAPHS), name
