@@ -215,10 +215,12 @@ if((DEEPWELL_NVCC OR DEEPWELL_NVRTC) AND NOT DEEPWELL_CUBINS STREQUAL "OFF")
         list(GET row 4 stages_q)
         list(GET row 5 stages_do)
         list(GET row 6 consumers)
-        deepwell_add_module(sm_90a sm90/attention_backward.cu CONSUMERS=${consumers} DETERMINISTIC=0
-            DROPOUT=0 ELEMENT=0 HEAD_DIM=${head_dim} PACKED=0 SOFTCAP=0
-            STAGES_DO=${stages_do} STAGES_Q=${stages_q} TILE_M=${tile_m} TILE_N=${tile_n}
-            WINDOW=${window})
+        foreach(deterministic 0 1) # the engine asks for 1
+            deepwell_add_module(sm_90a sm90/attention_backward.cu CONSUMERS=${consumers}
+                DETERMINISTIC=${deterministic} DROPOUT=0 ELEMENT=0 HEAD_DIM=${head_dim} PACKED=0
+                SOFTCAP=0 STAGES_DO=${stages_do} STAGES_Q=${stages_q} TILE_M=${tile_m}
+                TILE_N=${tile_n} WINDOW=${window})
+        endforeach()
     endforeach()
     # Blackwell's GEMM: the tiles of small and of large calls, with and without a bias.
     deepwell_has_sm_100f(compiles)
