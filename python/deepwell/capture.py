@@ -371,7 +371,8 @@ class _Capture:
         for what in seen:
             raise CaptureError(
                 f"{type(self.module).__name__} {what}; a graph has no such effects. You can leave it as it is: the module "
-                "then runs in PyTorch, and the modules inside it may still be captured"
+                "then runs in PyTorch, and the modules inside it may still be captured",
+                of_effect=True,
             )
 
     def tensors(self) -> List[torch.Tensor]:

@@ -520,6 +520,7 @@ class OptimizedForward:
         self._states: list[_State] = []  # the current one first
         self._reads = Reads()  # everything that the forward was observed to read, over all captures
         self._left_alone: str | None = None  # why PyTorch runs it for good
+        self._awaited: str | None = None  # an effect of the first call, after which a capture may succeed
         self._captured_once = False
         self._attempts = 0
         self._slower: set[Any] = set()  # shapes of calls for which PyTorch is faster
@@ -739,6 +740,8 @@ class OptimizedForward:
         entry, bound = self._accepting(state, key, flat)
         if entry is None:
             if key in state.failed:
+                if self._awaited is not None:  # the call had no effect on the module's state
+                    self._replace_attention(self._awaited)
                 return None, state.failed[key]
             with self._lock:
                 # Another thread may have made it meanwhile.
@@ -800,7 +803,7 @@ class OptimizedForward:
             if getattr(error, "of_call", False):
                 self._attempts -= 1  # nothing was traced
             elif not self._captured_once:
-                self._descend(reason)
+                self._descend(reason, getattr(error, "of_effect", False))
             return reason
         self._captured_once = True
         state.entries.setdefault(key, []).append(entry)
@@ -826,17 +829,24 @@ class OptimizedForward:
             )
         state.module.adopt(watched)
 
-    def _descend(self, reason: str) -> None:
+    def _descend(self, reason: str, of_effect: bool) -> None:
         """Tries the modules inside, after a capture failed and if there is none. This module is tried again a few
-        times, for other kinds of call and when it changes. On a GPU its attention is replaced instead."""
+        times, for other kinds of call and when it changes. On a GPU its attention is replaced instead, for good; an
+        effect that only the first call may have (Hugging Face models set ``config.problem_type``) is waited for."""
         if self._attempts >= _MAX_FAILURES:
             self._left_alone = reason
         self.session.report.leave(self.path, self.module, reason)
-        if isinstance(self.session.target, Gpu):
-            self._left_alone = reason
-            self.session.report.attention(install.install(self.module, "GPU"))
-        else:
+        if not isinstance(self.session.target, Gpu):
             self.session.descend(self.module, self.path)
+        elif of_effect and self._attempts == 1:
+            self._awaited = reason
+        else:
+            self._replace_attention(reason)
+
+    def _replace_attention(self, reason: str) -> None:
+        self._awaited = None
+        self._left_alone = reason
+        self.session.report.attention(install.install(self.module, "GPU"))
 
     # ---- comparison with PyTorch ---------------------------------------------------------------------
 

@@ -137,3 +137,41 @@ def test_a_model_that_cannot_be_captured_keeps_its_attention() -> None:
     deepwell.optimize(model, target="sm_90a", verbose=False)
     close(model(x).detach().cpu(), expected.cpu(), unit=BF16_UNIT)
     assert "attention" in deepwell.summary(model)
+
+
+def test_an_effect_of_the_first_call_is_waited_for() -> None:
+    """Hugging Face's classifiers set ``config.problem_type`` when they first see labels."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(4)
+    model = ViTForImageClassification(
+        ViTConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=96,
+                  image_size=32, patch_size=8, num_labels=10)
+    ).cuda().eval()  # fmt: skip
+    arguments = {
+        "pixel_values": torch.randn(3, 3, 32, 32, device="cuda"),
+        "labels": torch.randint(0, 10, (3,), device="cuda"),
+    }
+    deepwell.optimize(model, target="sm_90a", verbose=False)
+    for _ in range(3):
+        model(**arguments).loss.backward()
+    assert engine_calls(model)[0] == 2, deepwell.summary(model)
+
+
+def test_an_effect_of_every_call_keeps_attention() -> None:
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.TransformerEncoderLayer(64, 2, 128, batch_first=True, dropout=0.0)
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.inner(x)
+
+    model = Counts().cuda().bfloat16()
+    x = torch.randn(2, 16, 64, device="cuda", dtype=torch.bfloat16)
+    deepwell.optimize(model, target="sm_90a", verbose=False)
+    for _ in range(3):
+        model(x)
+    assert model.calls == 3 and "attention" in deepwell.summary(model)
