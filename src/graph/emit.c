@@ -151,6 +151,17 @@ dw_value dw__emit_matmul(dw__emitter *e, dw_value a, dw_value b, bool transpose_
     return dw__emit(e, DW_OP_MATMUL, 2, (dw_value[]){a, b}, count, attrs);
 }
 
+dw_value dw__emit_wide_matmul(dw__emitter *e, dw_value a, dw_value b, bool transpose_a,
+                              bool transpose_b) {
+    if (e->status != DW_OK) return DW_NONE;
+    const dw_dtype dtype = dw_value_dtype(e->graph, a), wide = dw__compute_dtype(dtype);
+    const dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_TRANSPOSE_A, transpose_a),
+                             dw_attr_int(DW_ATTR_KEY_TRANSPOSE_B, transpose_b),
+                             dw_attr_int(DW_ATTR_KEY_DTYPE, wide)};
+    if (wide == dtype) return dw__emit_matmul(e, a, b, transpose_a, transpose_b);
+    return dw__emit(e, DW_OP_MATMUL, 2, (dw_value[]){a, b}, DW_COUNT(attrs), attrs);
+}
+
 dw_value dw__emit_reduce_axes(dw__emitter *e, dw_op op, dw_value x, uint32_t count,
                               const int64_t *axes, bool keep) {
     if (count == 0) return x;

@@ -60,6 +60,9 @@ dw_value dw__emit_slice(dw__emitter *e, dw_value x, int axis, dw_dim start, dw_d
 dw_value dw__emit_concat(dw__emitter *e, dw_value x, dw_value y, int axis);
 dw_value dw__emit_matmul(dw__emitter *e, dw_value a, dw_value b, bool transpose_a,
                          bool transpose_b);
+/* The same, with the result in dw__compute_dtype of the operands' dtype: products of BF16 and F16 are not rounded. */
+dw_value dw__emit_wide_matmul(dw__emitter *e, dw_value a, dw_value b, bool transpose_a,
+                              bool transpose_b);
 
 /* Reduces over one axis (keep as given), or over all axes before the last `trailing` ones. */
 dw_value dw__emit_reduce(dw__emitter *e, dw_op op, dw_value x, int axis, bool keep);

@@ -1,5 +1,6 @@
 /* Expansion of attention and its backward: the definition with S x S scores. Tiled kernels must agree with
- * it.
+ * it. In BF16 and F16 the products give F32, and the probabilities and the gradients of the scores are rounded before
+ * they are multiplied, as in those kernels.
  *
  * A plain reshape turns q [B, H, Sq, D] into [B, Hk, G*Sq, D] with G = H/Hk query heads per key head. One
  * batched matmul then serves all query heads of a key head, and matmuls that sum over G*Sq also sum the
@@ -36,12 +37,11 @@ static shapes read_shapes(dw__emitter *e, const operands *in) {
     return s;
 }
 
-static operands read_operands(dw__emitter *e, const dw_graph *source, dw_node node,
-                              const dw_value *inputs) {
+static operands read_operands(const dw_graph *source, dw_node node, const dw_value *inputs) {
     return (operands){
-        .q = dw__emit_widen(e, inputs[0]),
-        .k = dw__emit_widen(e, inputs[1]),
-        .v = dw__emit_widen(e, inputs[2]),
+        .q = inputs[0],
+        .k = inputs[1],
+        .v = inputs[2],
         .mask = inputs[3],
         .seed = inputs[4],
         .scale = dw_node_float(source, node, DW_ATTR_KEY_SCALE, 1.0),
@@ -96,7 +96,7 @@ static dw_value position_mask(dw__emitter *e, const shapes *s, const operands *i
  * derivative of the soft cap, or DW_NONE if there is no soft cap. */
 static dw_value emit_scores(dw__emitter *e, const shapes *s, const operands *in, dw_value *slope) {
     dw_value q = to_groups(e, s, in->q, s->head);
-    dw_value scores = to_heads(e, s, dw__emit_matmul(e, q, in->k, false, true), s->full[3]);
+    dw_value scores = to_heads(e, s, dw__emit_wide_matmul(e, q, in->k, false, true), s->full[3]);
     scores = dw__emit_with_number(e, DW_OP_MUL, scores, in->scale);
     if (in->softcap > 0.0) {
         scores = dw__emit_with_number(e, DW_OP_DIV, scores, in->softcap);
@@ -113,7 +113,7 @@ static dw_value emit_scores(dw__emitter *e, const shapes *s, const operands *in,
     if (in->mask != DW_NONE && dw_value_dtype(e->graph, in->mask) == DW_BOOL) {
         allowed = merge_condition(e, allowed, dw__emit_broadcast(e, in->mask, 4, s->full));
     } else if (in->mask != DW_NONE) {
-        dw_value bias = dw__emit_cast(e, in->mask, dw_value_dtype(e->graph, in->q));
+        dw_value bias = dw__emit_cast(e, in->mask, dw_value_dtype(e->graph, scores));
         scores = dw__emit_binary(e, DW_OP_ADD, scores, dw__emit_broadcast(e, bias, 4, s->full));
     }
     if (allowed == DW_NONE) return scores;
@@ -134,16 +134,22 @@ static dw_value emit_dropped(dw__emitter *e, const shapes *s, const operands *in
     return dw__emit_select(e, *kept, scaled, dw__emit_like(e, x, 0.0));
 }
 
+/* Rounds to the dtype of the operands and reshapes to groups. */
+static dw_value round_groups(dw__emitter *e, const shapes *s, const operands *in, dw_value x) {
+    if (e->status != DW_OK) return DW_NONE;
+    return to_groups(e, s, dw__emit_cast(e, x, dw_value_dtype(e->graph, in->q)), s->full[3]);
+}
+
 dw_status dw__expand_attention(dw_graph *graph, const dw_graph *source, dw_node node,
                                const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
-    operands in = read_operands(&e, source, node, inputs);
+    operands in = read_operands(source, node, inputs);
     shapes s = read_shapes(&e, &in);
     dw_value scores = emit_scores(&e, &s, &in, NULL);
     dw_value probabilities = DW_NONE, lse = DW_NONE, kept = DW_NONE;
     dw__emit_softmax(&e, scores, 3, &probabilities, &lse);
     dw_value weights = emit_dropped(&e, &s, &in, probabilities, &kept);
-    dw_value o = dw__emit_matmul(&e, to_groups(&e, &s, weights, s.full[3]), in.v, false, false);
+    dw_value o = dw__emit_wide_matmul(&e, round_groups(&e, &s, &in, weights), in.v, false, false);
     o = to_heads(&e, &s, o, s.value_head);
     outputs[0] = dw__emit_cast(&e, o, dw__output_dtype(source, node, 0));
     outputs[1] = lse; /* not rounded */
@@ -171,16 +177,17 @@ static dw_value emit_probabilities(dw__emitter *e, dw_value scores, dw_value lse
 dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source, dw_node node,
                                         const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
-    operands in = read_operands(&e, source, node, inputs);
+    operands in = read_operands(source, node, inputs);
     dw_value o = dw__emit_widen(&e, inputs[5]), lse = inputs[6];
     dw_value d_o = dw__emit_widen(&e, inputs[7]), kept = DW_NONE;
     shapes s = read_shapes(&e, &in);
     dw_value slope = DW_NONE, scores = emit_scores(&e, &s, &in, &slope);
     dw_value p = emit_probabilities(&e, scores, lse);
-    dw_value z = to_groups(&e, &s, emit_dropped(&e, &s, &in, p, &kept), s.full[3]);
-    dw_value d_o_groups = to_groups(&e, &s, d_o, s.value_head);
-    dw_value dv = dw__emit_matmul(&e, z, d_o_groups, true, false);
-    dw_value dz = to_heads(&e, &s, dw__emit_matmul(&e, d_o_groups, in.v, false, true), s.full[3]);
+    dw_value z = round_groups(&e, &s, &in, emit_dropped(&e, &s, &in, p, &kept));
+    dw_value d_o_groups = to_groups(&e, &s, inputs[7], s.value_head);
+    dw_value dv = dw__emit_wide_matmul(&e, z, d_o_groups, true, false);
+    dw_value dz =
+        to_heads(&e, &s, dw__emit_wide_matmul(&e, d_o_groups, in.v, false, true), s.full[3]);
     dw_value dp = emit_dropped(&e, &s, &in, dz, &kept);
     dw_value dot =
         dw__emit_reduce(&e, DW_OP_REDUCE_SUM, dw__emit_binary(&e, DW_OP_MUL, d_o, o), 3, false);
@@ -188,9 +195,9 @@ dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source,
     dw_value ds = dw__emit_binary(&e, DW_OP_MUL, p, inner);
     if (slope != DW_NONE) ds = dw__emit_binary(&e, DW_OP_MUL, ds, slope);
     ds = dw__emit_with_number(&e, DW_OP_MUL, ds, in.scale);
-    ds = to_groups(&e, &s, ds, s.full[3]);
-    dw_value dq = to_heads(&e, &s, dw__emit_matmul(&e, ds, in.k, false, false), s.head);
-    dw_value dk = dw__emit_matmul(&e, ds, to_groups(&e, &s, in.q, s.head), true, false);
+    ds = round_groups(&e, &s, &in, ds);
+    dw_value dq = to_heads(&e, &s, dw__emit_wide_matmul(&e, ds, in.k, false, false), s.head);
+    dw_value dk = dw__emit_wide_matmul(&e, ds, to_groups(&e, &s, in.q, s.head), true, false);
     outputs[0] = dw__emit_cast(&e, dq, dw__output_dtype(source, node, 0));
     outputs[1] = dw__emit_cast(&e, dk, dw__output_dtype(source, node, 1));
     outputs[2] = dw__emit_cast(&e, dv, dw__output_dtype(source, node, 2));
