@@ -25,6 +25,7 @@ typedef struct dw_attention_params {
 
     float dropout, keep_scale; /* keep_scale = 1 / (1 - dropout) */
     unsigned keep_threshold;   /* an element is kept if (word >> 8) >= keep_threshold */
+    unsigned dropout_stream;   /* the low 32 bits, which are all that Philox's counter takes */
     long long seed, seed_offset;
     const long long *seed_memory;
 

@@ -1,23 +1,23 @@
-// Philox4x32-10 as in src/number/philox.h, stream 0. The dropout mask is a function of (seed, offset, element), so
-// backward recomputes the mask of forward.
+// Philox4x32-10 as in src/number/philox.h. The dropout mask is a function of (seed, offset, stream, element), so backward
+// recomputes the mask of forward.
 #ifndef DW_PHILOX_CUH
 #define DW_PHILOX_CUH
 
 #include "attention_params.h"
 
 typedef struct philox_key {
-    uint32 key0, key1, offset0, offset1;
+    uint32 key0, key1, offset0, offset1, stream;
 } philox_key;
 
 DEVICE philox_key philox_key_of(const dw_attention_params &p) {
     uint64 seed = p.seed_memory ? p.seed_memory[0] : p.seed;
     uint64 offset = p.seed_memory ? p.seed_memory[1] : p.seed_offset;
-    return {(uint32)seed, (uint32)(seed >> 32), (uint32)offset, (uint32)(offset >> 32)};
+    return {(uint32)seed, (uint32)(seed >> 32), (uint32)offset, (uint32)(offset >> 32), p.dropout_stream};
 }
 
 // Returns the four words of elements 4 * block .. 4 * block + 3.
 DEVICE uint4 philox(philox_key key, uint64 block) {
-    uint4 x = make_uint4((uint32)block, (uint32)(block >> 32) << 20, key.offset0, key.offset1);
+    uint4 x = make_uint4((uint32)block, key.stream ^ (uint32)(block >> 32) << 20, key.offset0, key.offset1);
     uint32 key0 = key.key0, key1 = key.key1;
 #pragma unroll
     for (int round = 0; round < 10; round++) {

@@ -67,7 +67,7 @@ typedef struct dw_attention {
 
     /* Dropout of the probabilities. Element (b, h, i, j) of [batch, heads_q, seq_len_q, seq_len_kv] is kept and divided
      * by 1 - dropout if its uniform random number is at least `dropout`. The number is Philox of the element's
-     * row-major index, with key `seed`, offset `seed_offset` and stream 0 (deepwell/number.h). */
+     * row-major index, with key `seed`, offset `seed_offset` and stream `dropout_stream` (deepwell/number.h). */
     float dropout; /* in [0, 1) */
     int64_t seed, seed_offset;
     /* Device memory {seed, offset}, read in place of the two members above; for replayed CUDA graphs. May be NULL. */
@@ -92,6 +92,10 @@ typedef struct dw_attention {
      * seq_len_kv; no packed sequences, soft cap or dropout. Its heads must be adjacent (head stride = head_dim), and k
      * and v must have the same row and batch strides. `struct_size` may end before this member, which means NULL. */
     const char *kernel;
+
+    /* Calls with different streams below 2^20 draw independent masks from one seed: one stream for each layer of a
+     * model. The low 32 bits count. `struct_size` may end before this member, which means 0. */
+    int64_t dropout_stream;
 } dw_attention;
 
 /* ---- calls ---------------------------------------------------------------------------------- */

@@ -113,7 +113,11 @@ static void test_parameters(void **state) {
         assert_int_equal(p.keep_threshold, cases[i].threshold);
         assert_true((double)p.keep_threshold * 0x1p-24 >= (double)call.dropout);
         assert_true(((double)p.keep_threshold - 1) * 0x1p-24 < (double)call.dropout);
+        assert_int_equal(p.dropout_stream, 0);
     }
+    call.dropout_stream = ((int64_t)1 << 33) + 5;
+    dw__attention_set_params(&call, &p);
+    assert_int_equal(p.dropout_stream, 5); /* Philox's counter takes the low 32 bits */
 }
 
 /* A window is compiled in only if it hides a key from a row. */

@@ -97,7 +97,7 @@ static void workspace(void *unused) {
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && provider->workspace == call.workspace);
 }
 
-/* Programs compiled before calls had this member still work. */
+/* Programs compiled before calls had the last members still work. */
 static void shorter_structure(void *unused) {
     (void)unused;
     on_blackwell();
@@ -117,6 +117,14 @@ static void shorter_structure(void *unused) {
     call.struct_size--;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_INVALID_ARGUMENT && SAID("struct_size is"));
     CHILD_REQUIRE(dw_attention_class(&call, true, text, sizeof text) == DW_INVALID_ARGUMENT);
+    /* A structure that ends before the stream of dropout has the named kernel. */
+    dw_attention read;
+    call.struct_size = offsetof(dw_attention, dropout_stream);
+    call.dropout_stream = 3;
+    CHILD_REQUIRE(dw__attention_read(&call, &read) == DW_OK);
+    CHILD_REQUIRE(read.kernel == call.kernel && read.dropout_stream == 0);
+    call.struct_size = sizeof call;
+    CHILD_REQUIRE(dw__attention_read(&call, &read) == DW_OK && read.dropout_stream == 3);
 }
 
 /* ---- rejected calls ----------------------------------------------------------------------------------------- */

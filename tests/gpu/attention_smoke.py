@@ -44,6 +44,7 @@ class Case:
     bottom_right: bool = False
     dropout: float = 0.0
     seed_memory: bool = False
+    dropout_stream: int = 0
     lengths_q: tuple[int, ...] | None = None
     lengths_k: tuple[int, ...] | None = None
     deterministic: bool = False
@@ -72,6 +73,7 @@ class Case:
         parts += [f"softcap{self.softcap:g}"] * (self.softcap > 0)
         parts += [f"dropout{self.dropout:g}"] * (self.dropout > 0)
         parts += ["seedmem"] * self.seed_memory
+        parts += [f"stream{self.dropout_stream}"] * (self.dropout_stream > 0)
         parts += [f"scale{self.scale:g}"] if self.scale is not None else []
         parts += [self.data] * (self.data != "normal")
         parts += ["deterministic"] * self.deterministic
@@ -136,6 +138,15 @@ def cases() -> list[Case]:
             Case(**one, lengths_q=(33, 64), lengths_k=(500, 31), window=(20, 20), layout="qkv"),
             Case(**one, dropout=0.2, rows_q=190, rows_k=257),
             Case(**one, dropout=0.5, window=(-1, 0), seed_memory=True, heads_kv=2),
+            Case(**one, dropout=0.3, dropout_stream=3, rows_q=131, rows_k=259),
+            Case(
+                **one,
+                dropout=0.1,
+                dropout_stream=(1 << 33) + 5,
+                window=(-1, 0),
+                seed_memory=True,
+                deterministic=True,
+            ),
             Case(**one, dropout=0.1, lengths_q=(100, 65), lengths_k=(200, 31)),
             Case(**one, deterministic=True, rows_q=700, rows_k=700, window=(-1, 0), heads_kv=1),
             Case(**one, deterministic=True, rows_q=333, rows_k=700, dropout=0.1),
@@ -281,6 +292,7 @@ class Run:
             dropout=case.dropout,
             seed=0x1234_5678_9ABC if case.dropout else 0,
             seed_offset=(7 << 32) + 3 if case.dropout else 0,
+            dropout_stream=case.dropout_stream,
             lengths_q=case.lengths_q,
             lengths_k=case.lengths_k,
         )
@@ -305,6 +317,7 @@ class Run:
         call.window_left, call.window_right = case.window
         call.bottom_right = case.bottom_right
         call.dropout = case.dropout
+        call.dropout_stream = case.dropout_stream
         if case.seed_memory:
             memory = torch.tensor([ref.seed, ref.seed_offset], dtype=torch.int64, device=device)
             call.seed_memory = self._kept(memory)

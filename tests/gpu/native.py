@@ -60,6 +60,7 @@ class Call(ctypes.Structure):
         ("workspace_bytes", ctypes.c_size_t),
         ("stream", ctypes.c_void_p),
         ("kernel", ctypes.c_char_p),
+        ("dropout_stream", ctypes.c_int64),
     ]
 
 

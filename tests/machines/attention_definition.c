@@ -61,9 +61,9 @@ static double kept(const sequence *s, int64_t head, int64_t i, int64_t j) {
     const dw_attention *c = &s->c->call;
     if (c->dropout == 0.0f) return 1;
     const int64_t index = ((s->batch * c->heads_q + head) * c->seq_len_q + i) * c->seq_len_kv + j;
-    return dw__philox_uniform(c->seed, c->seed_offset, 0, (uint64_t)index) >= c->dropout
-               ? 1 / (1 - (double)c->dropout)
-               : 0;
+    const float random =
+        dw__philox_uniform(c->seed, c->seed_offset, c->dropout_stream, (uint64_t)index);
+    return random >= c->dropout ? 1 / (1 - (double)c->dropout) : 0;
 }
 
 /* Returns the score of query i and key j; -infinity if it is masked. *slope receives its derivative by scale q k. */

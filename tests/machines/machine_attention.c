@@ -25,7 +25,9 @@ static void add(attention_case c, bool backward) {
     call->scale = c.data == ATTENTION_ANY ? 1.0f / sqrtf((float)call->head_dim) : 0.125f;
     call->window_left = c.mask == ATTENTION_WINDOW ? 30 : -1;
     call->window_right = c.mask == ATTENTION_WINDOW ? 10 : c.mask == ATTENTION_CAUSAL ? 0 : -1;
-    if (call->dropout > 0.0f) call->seed = 0x123456789ABC, call->seed_offset = 7;
+    if (call->dropout > 0.0f)
+        call->seed = 0x123456789ABC, call->seed_offset = 7,
+        call->dropout_stream = ((int64_t)1 << 33) + 5;
     if (c.ends_q) {
         call->total_q = c.ends_q[call->batch], call->total_k = c.ends_k[call->batch];
         for (int b = 0; b < call->batch; b++) {

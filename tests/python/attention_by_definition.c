@@ -52,10 +52,10 @@ static void store(const dw_attention *c, const dw_attention_tensor *t, int64_t b
     *place = (uint16_t)(bits | (rounded < 0 ? 0x8000 : 0));
 }
 
-static double uniform(int64_t seed, int64_t offset, uint64_t index) {
+static double uniform(int64_t seed, int64_t offset, int64_t stream, uint64_t index) {
     uint64_t block = index / 4;
-    uint32_t x[4] = {(uint32_t)block, (uint32_t)(block >> 32) << 20, (uint32_t)offset,
-                     (uint32_t)((uint64_t)offset >> 32)};
+    uint32_t x[4] = {(uint32_t)block, (uint32_t)stream ^ (uint32_t)(block >> 32) << 20,
+                     (uint32_t)offset, (uint32_t)((uint64_t)offset >> 32)};
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
     for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
         uint64_t a = (uint64_t)0xD2511F53u * x[0], b = (uint64_t)0xCD9E8D57u * x[2];
@@ -113,7 +113,7 @@ static void sequence(const dw_attention *c, int64_t b, int64_t seq_len_q, int64_
                 if (c->dropout > 0) {
                     uint64_t index =
                         (uint64_t)(((b * c->heads_q + h) * c->seq_len_q + i) * c->seq_len_kv + j);
-                    keep[j] = uniform(seed, offset, index) >= c->dropout
+                    keep[j] = uniform(seed, offset, c->dropout_stream, index) >= c->dropout
                                   ? 1 / (1 - (double)c->dropout)
                                   : 0;
                 }

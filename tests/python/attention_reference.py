@@ -45,6 +45,7 @@ class Call:
     dropout: float = 0.0
     seed: int = 0
     seed_offset: int = 0
+    dropout_stream: int = 0
     lengths_q: tuple[int, ...] | None = None  # packed
     lengths_k: tuple[int, ...] | None = None
 
@@ -79,11 +80,10 @@ class Result:
         return float(torch.nan_to_num(error, nan=math.inf).max()), float(share.max()), where
 
 
-def uniform(seed: int, offset: int, index: torch.Tensor) -> torch.Tensor:
-    """Returns the Philox uniforms of elements ``index`` (number.h: stream 0), F32 values as
-    FP64."""
+def uniform(seed: int, offset: int, index: torch.Tensor, stream: int = 0) -> torch.Tensor:
+    """Returns the Philox uniforms of elements ``index`` (number.h), F32 values as FP64."""
     block, word = index >> 2, index & 3
-    c0, c1 = block & _LOW, ((block >> 32) << 20) & _LOW
+    c0, c1 = block & _LOW, ((block >> 32) << 20 ^ stream) & _LOW
     c2 = torch.full_like(block, offset & _LOW)
     c3 = torch.full_like(block, (offset >> 32) & _LOW)
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW
@@ -102,7 +102,8 @@ def kept(call: Call, batch: int, heads: int, rows_q: int, rows_k: int, device) -
     index = torch.arange(total, device=device, dtype=torch.int64)
     # Compares in FP32, like a kernel.
     p = torch.tensor(call.dropout, dtype=torch.float32).double().item()
-    return (uniform(call.seed, call.seed_offset, index) >= p).view(batch, heads, rows_q, rows_k)
+    random = uniform(call.seed, call.seed_offset, index, call.dropout_stream)
+    return (random >= p).view(batch, heads, rows_q, rows_k)
 
 
 def visible(call: Call, rows_q: int, rows_k: int, device) -> torch.Tensor:

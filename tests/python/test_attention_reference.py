@@ -200,14 +200,18 @@ def test_uniforms_are_philox():
     counter = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
     key = [0xA4093822, 0x299F31D0]
     want = [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
-    block = counter[0]  # the element whose counter has these low words, with stream 0
+    block = counter[0]  # the element whose counter has this low word
     seed = key[1] << 32 | key[0]
     offset = counter[3] << 32 | counter[2]
-    # counter[1] is high32(block) << 20: choose the plain case, zero, and compare with a scalar Philox instead.
+    # counter[1] is the stream here; high32(block) << 20 is 0. A stream's low 32 bits count.
     index = torch.tensor([4 * block, 4 * block + 3])
-    got = reference.uniform(seed, offset, index)
-    words = _philox([block, 0, counter[2], counter[3]], key)
-    assert got.tolist() == [(words[0] >> 8) * 2.0**-24, (words[3] >> 8) * 2.0**-24]
+    for stream, words in (
+        (0, _philox([block, 0, counter[2], counter[3]], key)),
+        (counter[1], want),
+        ((2 << 32) + counter[1], want),
+    ):
+        got = reference.uniform(seed, offset, index, stream)
+        assert got.tolist() == [(words[0] >> 8) * 2.0**-24, (words[3] >> 8) * 2.0**-24]
     assert _philox(counter, key) == want
 
 

@@ -251,6 +251,7 @@ void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
         .dropout = c->dropout,
         .keep_scale = (float)(1.0 / (1.0 - (double)c->dropout)),
         .keep_threshold = (unsigned)ceil((double)c->dropout * 16777216.0),
+        .dropout_stream = (unsigned)c->dropout_stream,
         .seed = c->seed,
         .seed_offset = c->seed_offset,
         .seed_memory = (const long long *)c->seed_memory,

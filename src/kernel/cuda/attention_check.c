@@ -149,7 +149,9 @@ static dw_status check_tensors(const dw_attention *c, dw__attention_pass pass, b
 
 dw_status dw__attention_read(const dw_attention *given, dw_attention *call) {
     static const dw__struct known = {
-        "dw_attention", sizeof *call, {offsetof(dw_attention, kernel)}};
+        "dw_attention",
+        sizeof *call,
+        {offsetof(dw_attention, kernel), offsetof(dw_attention, dropout_stream)}};
     return dw__struct_read(&known, given, call);
 }
 

@@ -64,6 +64,7 @@ static dw_attention make_call(dw__trial *t, const dw__attention_shape *shape) {
         .dropout = shape->dropout ? 0.2f : 0.0f,
         .seed = 11,
         .seed_offset = 5,
+        .dropout_stream = 3,
         .deterministic = shape->deterministic,
         .stream = t->stream,
     };

@@ -51,7 +51,7 @@ size_t dw__attention_lay_out(dw_attention *call, dw__attention_operand which, bo
 
 /* ---- attention_check.c ---------------------------------------------------------------------- */
 
-/* Reads a call of this version or of the first one, whose structure is shorter. Fails for other sizes and for NULL. */
+/* Reads a call of this version or of an earlier one, whose structure is shorter. Fails for other sizes and for NULL. */
 dw_status dw__attention_read(const dw_attention *given, dw_attention *call);
 
 /* Checks whether the call's members are consistent, with or without a GPU. If `launching`, pointers must be set;
