@@ -223,6 +223,7 @@ typedef struct attention_case {
     int64_t more_keys;   /* than queries */
     bool mask;           /* additive, of the operands' type */
     bool constant_keys;  /* k and v have no gradient */
+    int64_t stream;      /* of dropout */
     uint32_t first, end; /* results of attention that are the graph's outputs: o, lse */
 } attention_case;
 
@@ -238,7 +239,7 @@ static dw_status add_attention(model *m, const attention_case *c) {
     dw_attr attrs[] = {
         dw_attr_float(DW_ATTR_KEY_SCALE, c->scale), dw_attr_float(DW_ATTR_KEY_SOFTCAP, c->softcap),
         dw_attr_int(DW_ATTR_KEY_CAUSAL, c->causal), dw_attr_int(DW_ATTR_KEY_WINDOW, c->window),
-        dw_attr_float(DW_ATTR_KEY_P, m->dropout),   dw_attr_int(DW_ATTR_KEY_STREAM, 0)};
+        dw_attr_float(DW_ATTR_KEY_P, m->dropout),   dw_attr_int(DW_ATTR_KEY_STREAM, c->stream)};
     dw_dim keys = m->sequence;
     dw_node node = DW_NONE;
     if (m->e.status == DW_OK && c->more_keys)
@@ -289,6 +290,26 @@ static dw_status window_training(model *m) {
         m, &(attention_case){
                .type = DW_BF16, .head_dim = 64, .scale = 4.0, .causal = 1, .window = 5, .end = 1});
 }
+/* Streams of dropout; of the second the low 32 bits count. */
+static dw_status third_stream_training(model *m) {
+    return add_attention(m, &(attention_case){.type = DW_BF16,
+                                              .head_dim = 64,
+                                              .scale = 4.0,
+                                              .causal = 1,
+                                              .window = -1,
+                                              .end = 1,
+                                              .stream = 3});
+}
+static dw_status far_stream_training(model *m) {
+    return add_attention(m, &(attention_case){.type = DW_F16,
+                                              .head_dim = 40,
+                                              .scale = 4.0,
+                                              .causal = 2,
+                                              .window = -1,
+                                              .more_keys = 230,
+                                              .end = 1,
+                                              .stream = ((int64_t)1 << 33) + 5});
+}
 /* Narrow heads, and more keys than a tile has: several thread blocks add to the same rows of dQ. */
 static dw_status capped_training(model *m) {
     return add_attention(m, &(attention_case){.type = DW_F16,
@@ -337,6 +358,37 @@ static dw_status packed_training(model *m) {
     o = dw__emit_cast(&m->e, o, DW_F32);
     if (m->e.status == DW_OK) m->e.status = dw_graph_add_output(m->graph, o);
     return m->e.status;
+}
+
+/* Two layers of a GPT's attention in BF16, each of whose dropouts has a stream of its own. */
+static dw_status two_layers(model *m) {
+    enum { LAYERS = 2, SIZE = 16, WIDTH = HEADS * SIZE };
+    static const int64_t heads_first[4] = {0, 2, 1, 3};
+    model_begin(m);
+    dw__emitter *e = &m->e;
+    const dw_dim joined[3] = {m->batch, m->sequence, WIDTH};
+    const dw_dim split[4] = {m->batch, m->sequence, HEADS, SIZE};
+    dw_value x = model_leaf(m, DW_ROLE_PARAMETER, "x", DW_F32, 3, joined);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        dw_value qkv = model_linear(m, x, "qkv", layer, 3 * WIDTH, WIDTH, true);
+        dw_value operands[5] = {DW_NONE, DW_NONE, DW_NONE, DW_NONE, m->seed};
+        qkv = dw__emit_cast(e, qkv, DW_BF16);
+        for (int i = 0; i < 3; i++) {
+            operands[i] = dw__emit_slice(e, qkv, 2, i * WIDTH, (i + 1) * WIDTH);
+            operands[i] = dw__emit_reshape(e, operands[i], 4, split);
+            operands[i] = dw__emit_permute(e, operands[i], 4, heads_first);
+        }
+        const dw_attr attrs[] = {dw_attr_float(DW_ATTR_KEY_SCALE, 0.25),
+                                 dw_attr_int(DW_ATTR_KEY_CAUSAL, 1),
+                                 dw_attr_float(DW_ATTR_KEY_P, m->dropout),
+                                 dw_attr_int(DW_ATTR_KEY_STREAM, m->streams++)};
+        dw_value o = dw__emit(e, DW_OP_ATTENTION, 5, operands, DW_COUNT(attrs), attrs);
+        o = dw__emit_reshape(e, dw__emit_permute(e, o, 4, heads_first), 3, joined);
+        o = model_linear(m, dw__emit_cast(e, o, DW_F32), "out", layer, WIDTH, WIDTH, true);
+        x = dw__emit_binary(e, DW_OP_ADD, x, model_dropout(m, o));
+    }
+    if (e->status == DW_OK) e->status = dw_graph_add_output(m->graph, x);
+    return e->status;
 }
 
 /* The plan of a model as text: an instruction is listed by its kernel, with the type and shape of its first operand. */
@@ -436,6 +488,29 @@ static void attention_trains_with_dropout(void **state) {
     need_compiler();
     agrees(causal_training, 0.25, 1, 77);
     expect_training(causal_training, 0.25, "bf16[2,4,77,64]");
+    agrees(third_stream_training, 0.25, 1, 77);
+    expect_training(third_stream_training, 0.25, "bf16[2,4,77,64]");
+    agrees(far_stream_training, 0.25, 1, 33);
+    expect_training(far_stream_training, 0.25, "f16[2,4,77,40]");
+}
+
+static int times_in(const char *text, const char *part) {
+    int times = 0;
+    while ((text = strstr(text, part))) times++, text++;
+    return times;
+}
+
+/* Every layer has a stream of its own, and no layer stores its scores. */
+static void layers_train_with_dropout(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(two_layers, 0.25, 2, 19);
+    char *text = listing_of(two_layers, 0.25);
+    if (times_in(text, ": attention bf16[2,4,77,16]") != 2 ||
+        times_in(text, ": attention_backward bf16[2,4,77,16]") != 2 || strstr(text, "softmax") ||
+        strstr(text, "[2,4,77,77]"))
+        fail_msg("expected the kernels of attention alone in %s", text);
+    dw_text_free(text);
 }
 
 /* The kernels read and write the layouts of the neighbours, so that nothing is copied. */
@@ -946,6 +1021,7 @@ int main(void) {
         cmocka_unit_test_setup(attention_trains_by_its_kernels, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_on_more_keys_than_queries, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_with_dropout, without_first_use_check),
+        cmocka_unit_test_setup(layers_train_with_dropout, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_in_place, without_first_use_check),
         cmocka_unit_test(a_program_of_many_operands_runs),
     };

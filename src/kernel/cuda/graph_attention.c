@@ -74,7 +74,10 @@ static dw_attention call_of(const dw__operation_call *given, size_t *used) {
         a.o = result_of(&c->outputs[O], given->workspace, used);
         a.lse = c->outputs[LSE].data;
     }
-    if (a.dropout > 0.0f) a.seed_memory = c->inputs[SEED].data;
+    if (a.dropout > 0.0f) {
+        a.seed_memory = c->inputs[SEED].data;
+        a.dropout_stream = dw__call_int(c, DW_ATTR_KEY_STREAM, 0);
+    }
     set_mask(c, &a);
     return a;
 }
@@ -117,11 +120,8 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     if (dw__call_int(c, DW_ATTR_KEY_WINDOW, -1) == 0)
         return dw__fail(DW_UNSUPPORTED, "%s: window is 0, which leaves no key; expected 1 or more",
                         kernel->name);
-    if (dw__call_float(c, DW_ATTR_KEY_P, 0.0) > 0.0 &&
-        (dw__call_int(c, DW_ATTR_KEY_STREAM, 0) != 0 ||
-         !dw__tensor_is_contiguous(&c->inputs[SEED])))
-        return dw__fail(DW_UNSUPPORTED, "%s: expected dropout of stream 0 and a contiguous seed",
-                        kernel->name);
+    if (dw__call_float(c, DW_ATTR_KEY_P, 0.0) > 0.0 && !dw__tensor_is_contiguous(&c->inputs[SEED]))
+        return dw__fail(DW_UNSUPPORTED, "%s: expected a contiguous seed", kernel->name);
     if (!all_have_rows(c))
         return dw__fail(DW_UNSUPPORTED,
                         "%s: expected contiguous rows of q, k, v, o and their gradients, and a "
