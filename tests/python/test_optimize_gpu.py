@@ -138,6 +138,75 @@ def test_dropout_repeats_with_its_seed() -> None:
     assert engine_calls(model) == (3, 0)
 
 
+class DroppedWeights(nn.Module):
+    """The weights of two attentions after dropout: values are rows of the identity."""
+
+    def forward(self, q, k, rows_of_one):
+        attend = nn.functional.scaled_dot_product_attention
+        first = attend(q, k, rows_of_one, dropout_p=0.1)
+        return first, attend(q, k, rows_of_one, dropout_p=0.1)
+
+
+@pytest.fixture
+def without_first_use_check(monkeypatch) -> None:
+    """test_attention_first_use runs these checks on the emulator, where they take most of the time."""
+    monkeypatch.setenv("DEEPWELL_FIRST_USE_CHECK", "off")
+
+
+def test_masks_of_attention_are_those_of_the_cpu(without_first_use_check) -> None:
+    """Each dropout of a model has a stream of its own; an element of the weights is 0 exactly if it is dropped."""
+    draw = torch.Generator().manual_seed(4)
+    q, k = (torch.randn(2, 3, n, 40, generator=draw).bfloat16() for n in (35, 37))
+    rows_of_one = torch.eye(37, 40).bfloat16().expand(2, 3, 37, 40).contiguous()
+    masks = []
+    for target in ("cpu", EMULATED):
+        model = deepwell.optimize(DroppedWeights(), target=target, verbose=False)
+        torch.manual_seed(5)
+        results = model(q, k, rows_of_one)
+        assert engine_calls(model) == (1, 0), deepwell.summary(model)
+        masks.append([weights[..., :37] == 0 for weights in results])
+    for cpu, gpu in zip(*masks):
+        assert torch.equal(cpu, gpu)
+        assert 0.08 < gpu.double().mean() < 0.12  # of 7770 elements; five standard deviations are 0.017
+    assert not torch.equal(*masks[1])
+
+
+def test_gpt2_trains_with_the_dropout_of_the_cpu(without_first_use_check) -> None:
+    """With the CPU's masks in every layer, logits and gradients in BF16 are close to the CPU's in F32: at most twice as
+    far as the CPU's in BF16, because the GPU's kernels also round the weights and their gradients to BF16."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(6)
+    plain = GPT2LMHeadModel(
+        GPT2Config(n_layer=2, n_embd=32, n_head=2, n_positions=32, vocab_size=48, attn_pdrop=0.1)
+    ).bfloat16().train()  # fmt: skip
+    ids = torch.randint(0, 48, (1, 13), generator=torch.Generator().manual_seed(7))
+
+    def results(dtype, target, seed=8):
+        model = copy.deepcopy(plain).to(dtype)
+        deepwell.optimize(model, target=target, verbose=False)
+        torch.manual_seed(seed)
+        output = model(input_ids=ids, labels=ids)
+        output.loss.backward()
+        assert engine_calls(model) == (1, 0), deepwell.summary(model)
+        return {"logits": output.logits, **{n: p.grad for n, p in model.named_parameters()}}
+
+    right = results(torch.float32, "cpu")
+
+    def distances(found):
+        return {
+            name: ((found[name].double() - value).norm() / value.norm()).item()
+            for name, value in right.items()
+        }
+
+    cpu = distances(results(torch.bfloat16, "cpu"))
+    gpu = distances(results(torch.bfloat16, EMULATED))
+    others = distances(results(torch.float32, "cpu", seed=9))
+    for name, error in gpu.items():
+        assert error <= 2 * max(cpu[name], 2.0**-9), (name, error, cpu[name])
+        assert error < 0.2 * others[name], (name, error, others[name])
+
+
 def test_copies_run_there_as_well() -> None:
     _, ours = pair(Net)
     expected = ours(rows())
