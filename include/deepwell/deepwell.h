@@ -19,6 +19,7 @@
 #ifndef DEEPWELL_DEEPWELL_H
 #define DEEPWELL_DEEPWELL_H
 
+#include "deepwell/adamw.h"
 #include "deepwell/attention.h"
 #include "deepwell/autoplan.h"
 #include "deepwell/device.h"

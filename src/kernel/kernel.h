@@ -67,7 +67,8 @@ typedef enum dw__call_kind {
     DW__CALL_ATTENTION_BACKWARD, /* dw_attention */
     DW__CALL_GEMM,               /* dw_gemm */
     DW__CALL_GROUPED_GEMM,       /* dw_grouped_gemm */
-    DW__CALL_QUANTIZE            /* dw_quantize */
+    DW__CALL_QUANTIZE,           /* dw_quantize */
+    DW__CALL_ADAMW               /* dw_adamw_gpu */
 } dw__call_kind;
 
 /* ---- entries ------------------------------------------------------------------------------------- */

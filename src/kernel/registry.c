@@ -1,4 +1,5 @@
 /* The registry: lists the kernels of every device, for each operation in order of preference. */
+#include "kernel/cuda/gpu_adamw.h"
 #include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -22,6 +23,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__sm100_attention_forward,
     &dw__sm100_gemm_scaled,
     &dw__quantize_blocks,
+    &dw__gpu_adamw_update,
     &dw__softmax,
     &dw__gpu_norm,
     &dw__gpu_cross_entropy,

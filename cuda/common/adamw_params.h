@@ -1,0 +1,72 @@
+/* Launch parameters of the kernels of AdamW (adamw.cu). Plain C, read by the host and by device code.
+ *
+ * Tensors are described in the launch parameters, because a CUDA graph keeps those: a table in device memory would have
+ * to be copied there before every replay. Up to TENSORS tensors share a launch. 4 KB of parameters work everywhere, and
+ * 32 KB from CUDA 12.1 on. A tensor is divided into chunks of DW_ADAMW_CHUNK elements, and each block of a launch
+ * processes one. */
+#ifndef DW_ADAMW_PARAMS_H
+#define DW_ADAMW_PARAMS_H
+
+#define DW_ADAMW_THREADS 256
+#define DW_ADAMW_CHUNK 4096
+/* The two sizes of a launch's table. */
+#define DW_ADAMW_FEW 80
+#define DW_ADAMW_MANY 640
+/* Tensors of a launch of adamw_begin, and its threads: it has one block. */
+#define DW_ADAMW_STEPS 256
+#define DW_ADAMW_BEGIN_THREADS 1024
+
+/* What adamw_begin computes once for all updates of a step. */
+typedef struct dw_adamw_common {
+    float unscale; /* 1 / *grad_scale */
+    float clip;    /* multiplies unscaled gradients */
+    float norm;    /* of all unscaled gradients; 0 if it is not computed */
+    int skip;      /* 1: *found_inf is 1, so that nothing changes */
+} dw_adamw_common;
+
+/* What adamw_begin computes for each tensor from its step. */
+typedef struct dw_adamw_scalars {
+    float step_size;    /* lr / (1 - beta1^step) */
+    float inverse_root; /* 1 / sqrt(1 - beta2^step) */
+} dw_adamw_scalars;
+
+/* The launch of adamw_begin. */
+typedef struct dw_adamw_begin_params {
+    dw_adamw_common *common;
+    dw_adamw_scalars *scalars; /* [tensors] */
+    const double *partials;    /* sums of squares, [partial_count], added if `first` */
+    const float *grad_scale;   /* NULL: 1 */
+    const float *found_inf;    /* NULL: 0 */
+    float *norm;               /* receives the norm; NULL: unwanted */
+    const float *lr_at;        /* NULL: lr */
+    double lr, beta1, beta2;
+    double max_norm; /* negative: gradients are not clipped */
+    long long partial_count;
+    int first; /* 1: the first launch of a step, which writes *common */
+    int tensors;
+    float *step[DW_ADAMW_STEPS]; /* each is incremented */
+} dw_adamw_begin_params;
+
+/* Launches of adamw_norm and adamw_update. The table's length is the define TENSORS of the compiled variant. The host
+ * fills the larger one, of which a launch reads what its variant has. */
+#ifndef TENSORS
+#define TENSORS DW_ADAMW_MANY
+#endif
+typedef struct dw_adamw_entry {
+    void *p, *g, *m, *v; /* adamw_norm reads g alone */
+    long long count;
+    int first_chunk; /* in the launch; a tensor without elements has no chunks */
+} dw_adamw_entry;
+typedef struct dw_adamw_params {
+    const dw_adamw_common *common;
+    const dw_adamw_scalars *scalars; /* [tensors] */
+    double *partials;                /* adamw_norm: of each chunk of the launch, the sum of squares */
+    const float *lr_at;              /* NULL: lr */
+    float lr, beta1, beta2, weight_decay, eps;
+    int maximize;
+    int store_gradients; /* 1: unscaled gradients replace the gradients */
+    int tensors;
+    dw_adamw_entry tensor[TENSORS];
+} dw_adamw_params;
+
+#endif

@@ -1,0 +1,406 @@
+/* AdamW on an emulated Hopper GPU, its checker on, against the formula in FP64. DEEPWELL_TEST_DEVICE=cuda runs the same
+ * on a GPU. The tests are skipped where there is no NVRTC, which compiles the kernels. */
+#include "common/adamw_params.h"
+#include "deepwell/adamw.h"
+#include "deepwell/jit.h"
+#include "kernel/gpu_kernel.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        dw_status ok_status = (call);                                                              \
+        if (ok_status != DW_OK) fail_msg("%s: %s", #call, dw_last_error());                        \
+    } while (0)
+
+static const dw_device *device;
+
+static int setup(void **state) {
+    (void)state;
+    const char *name = getenv("DEEPWELL_TEST_DEVICE");
+#ifdef TEST_NVRTC
+    if (!name) setenv("DEEPWELL_NVRTC", TEST_NVRTC, 0);
+#endif
+    if (dw_device_find(name ? name : "emulator:sm_90a", &device) != DW_OK)
+        fail_msg("%s", dw_last_error());
+    return 0;
+}
+
+static void need_compiler(void) {
+    const char *compiler;
+    if (dw_jit_compiler(&compiler) == DW_OK) return;
+    print_message("%s\n", dw_last_error());
+    skip();
+}
+
+static uint32_t random_bits = 1;
+/* In [-1, 1). */
+static float draw(void) {
+    random_bits = random_bits * 1664525u + 1013904223u;
+    return (float)((double)random_bits / 2147483648.0 - 1.0);
+}
+
+/* ---- tensors ----------------------------------------------------------------------------------- */
+
+enum { P, G, M, V, BLOCKS, MOST = 300 };
+
+typedef struct group {
+    dw_adamw_gpu_group call;
+    dw_adamw_gpu_tensor tensors[MOST];
+    void *memory[BLOCKS][MOST]; /* the device's; a tensor begins `offset` elements later */
+    float *host[BLOCKS][MOST];  /* what the device's memory held before the step */
+    float *steps;
+    int offset[MOST];
+} group;
+
+static dw_dtype type_of(const group *g, int block) {
+    return block <= G ? g->call.param_dtype : g->call.state_dtype;
+}
+
+static size_t bytes_of(const group *g, int block, int tensor) {
+    return (size_t)(g->tensors[tensor].count + g->offset[tensor]) *
+           dw_dtype_bytes(type_of(g, block));
+}
+
+/* Copies a block between the device and floats. */
+static void move(group *g, int block, int tensor, float *host, bool in) {
+    const dw_dtype type = type_of(g, block);
+    const size_t count = (size_t)g->tensors[tensor].count, shift = (size_t)g->offset[tensor];
+    char *raw = calloc(1, bytes_of(g, block, tensor) + 1);
+    if (!in) OK(dw_device_copy_out(device, raw, g->memory[block][tensor], bytes_of(g, block, tensor)));
+    for (size_t i = 0; i < count; i++)
+        if (in)
+            dw__trial_set(raw, type, shift + i, host[i]);
+        else
+            host[i] = dw__trial_get(raw, type, shift + i);
+    if (in) OK(dw_device_copy_in(device, g->memory[block][tensor], raw, bytes_of(g, block, tensor)));
+    free(raw);
+}
+
+static void make_tensor(group *g, int tensor, int64_t count, int offset, double scale) {
+    void *at[BLOCKS];
+    g->tensors[tensor].count = count;
+    g->offset[tensor] = offset;
+    for (int b = 0; b < BLOCKS; b++) {
+        g->host[b][tensor] = calloc((size_t)count + 1, sizeof(float));
+        OK(dw_device_allocate(device, bytes_of(g, b, tensor) + 1, &g->memory[b][tensor]));
+        for (int64_t i = 0; i < count; i++) {
+            const float x = draw();
+            g->host[b][tensor][i] = b == V ? 0.01f * x * x : b == G ? x * (float)scale : x;
+        }
+        move(g, b, tensor, g->host[b][tensor], true);
+        move(g, b, tensor, g->host[b][tensor], false); /* rounded */
+        at[b] = (char *)g->memory[b][tensor] + (size_t)offset * dw_dtype_bytes(type_of(g, b));
+    }
+    g->tensors[tensor] =
+        (dw_adamw_gpu_tensor){at[P], at[G], at[M], at[V], g->steps + tensor, count};
+}
+
+static group *make_group(dw_dtype param, dw_dtype state, int tensors, double scale) {
+    static const int64_t counts[] = {1, 7, 8, 1023, 0, 4096, 4097, 8200, 513};
+    group *g = calloc(1, sizeof *g);
+    float steps[MOST];
+    g->call = (dw_adamw_gpu_group){.param_dtype = param,
+                                   .state_dtype = state,
+                                   .tensors = g->tensors,
+                                   .count = (uint32_t)tensors,
+                                   .lr = 0.01,
+                                   .beta1 = 0.9,
+                                   .beta2 = 0.999,
+                                   .eps = 1e-6,
+                                   .weight_decay = 0.1};
+    for (int i = 0; i < tensors; i++) steps[i] = (float)(i % 5 * 10);
+    OK(dw_device_allocate(device, sizeof steps, (void **)&g->steps));
+    OK(dw_device_copy_in(device, g->steps, steps, (size_t)tensors * sizeof *steps));
+    for (int i = 0; i < tensors; i++) {
+        const int64_t count = tensors > 20 ? 1 + i % 40 : counts[i % 9];
+        make_tensor(g, i, count, i % 3 == 1 ? 1 + i % 7 : 0, scale);
+    }
+    return g;
+}
+
+static void release(group *g) {
+    for (int b = 0; b < BLOCKS; b++)
+        for (uint32_t i = 0; i < g->call.count; i++) {
+            dw_device_release(device, g->memory[b][i], bytes_of(g, b, (int)i) + 1);
+            free(g->host[b][i]);
+        }
+    dw_device_release(device, g->steps, MOST * sizeof(float));
+    free(g);
+}
+
+/* ---- steps -------------------------------------------------------------------------------------- */
+
+/* Device memory for a call's numbers: grad_scale, found_inf, norm, lr. */
+enum { SCALE, INF, NORM, LR, NUMBERS };
+
+typedef struct step {
+    group *groups[3];
+    int count;
+    double max_norm, scale; /* scale 0: no grad_scale */
+    bool found_inf, lr_on_device;
+    float *numbers;
+    float norm; /* result */
+} step;
+
+static double norm_of(const step *s) {
+    double sum = 0.0;
+    for (int k = 0; k < s->count; k++)
+        for (uint32_t i = 0; i < s->groups[k]->call.count; i++)
+            for (int64_t j = 0; j < s->groups[k]->tensors[i].count; j++)
+                sum += pow((double)s->groups[k]->host[G][i][j], 2);
+    return sqrt(sum) / (s->scale != 0.0 ? s->scale : 1.0);
+}
+
+static void run_step(step *s, int times) {
+    dw_adamw_gpu_group groups[3];
+    float numbers[NUMBERS] = {(float)s->scale, s->found_inf ? 1.0f : 0.0f, -1.0f, 0.0f};
+    for (int k = 0; k < s->count; k++) groups[k] = s->groups[k]->call;
+    OK(dw_device_allocate(device, sizeof numbers, (void **)&s->numbers));
+    if (s->lr_on_device) numbers[LR] = (float)groups[0].lr, groups[0].lr = 7.0, groups[0].lr_at = s->numbers + LR;
+    OK(dw_device_copy_in(device, s->numbers, numbers, sizeof numbers));
+    dw_adamw_gpu call = {.struct_size = sizeof call,
+                         .device = device,
+                         .groups = groups,
+                         .group_count = (uint32_t)s->count,
+                         .max_norm = s->max_norm,
+                         .grad_scale = s->scale != 0.0 ? s->numbers + SCALE : NULL,
+                         .found_inf = s->numbers + INF,
+                         .norm = s->numbers + NORM};
+    OK(dw_adamw_gpu_workspace(&call, &call.workspace_bytes));
+    OK(dw_device_allocate(device, call.workspace_bytes, &call.workspace));
+    OK(dw_device_fill(device, call.workspace, 0xff, call.workspace_bytes));
+    if (times == 1) {
+        OK(dw_adamw_gpu_run(&call));
+    } else { /* recorded once and replayed */
+        void *stream, *graph = NULL;
+        OK(device->stream_create(&stream));
+        call.stream = stream;
+        OK(device->graph_begin(stream));
+        OK(dw_adamw_gpu_run(&call));
+        OK(device->graph_end(stream, &graph));
+        for (int i = 0; i < times; i++) OK(device->graph_launch(graph, stream));
+        OK(device->stream_synchronize(stream));
+        device->graph_destroy(graph);
+        device->stream_destroy(stream);
+    }
+    OK(dw_device_copy_out(device, numbers, s->numbers, sizeof numbers));
+    s->norm = numbers[NORM];
+    dw_device_release(device, call.workspace, call.workspace_bytes);
+    dw_device_release(device, s->numbers, sizeof numbers);
+}
+
+typedef struct element {
+    double x[BLOCKS], size[BLOCKS];
+} element;
+
+/* The step of Loshchilov and Hutter; `size` has the magnitudes of the terms that make each result. beta1 and beta2 are
+ * FP32 numbers, as in PyTorch's kernel, and so are the corrections that belong to them. */
+static element define(const dw_adamw_gpu_group *o, element e, double t, double scale, double clip) {
+    const double b1 = (double)(float)o->beta1, b2 = (double)(float)o->beta2;
+    e.x[G] /= scale;
+    const double g = e.x[G] * clip * (o->maximize ? -1.0 : 1.0);
+    e.size[G] = fabs(e.x[G]);
+    e.size[M] = b1 * fabs(e.x[M]) + (1 - b1) * fabs(g);
+    e.x[M] = b1 * e.x[M] + (1 - b1) * g;
+    e.x[V] = e.size[V] = b2 * e.x[V] + (1 - b2) * g * g;
+    const double m_hat = e.x[M] / (1 - pow(b1, t)), v_hat = e.x[V] / (1 - pow(b2, t));
+    const double rate = o->lr / (sqrt(v_hat) + o->eps);
+    e.size[P] = fabs(e.x[P]) + rate * e.size[M] / (1 - pow(b1, t));
+    e.x[P] = e.x[P] * (1 - o->lr * o->weight_decay) - rate * m_hat;
+    return e;
+}
+
+/* Half a unit of the stored type, and 16 roundings in FP32 of the terms. */
+static void agree(dw_dtype type, double got, double right, double size, const char *what) {
+    const double unit = type == DW_BF16 ? 0x1p-8 : type == DW_F16 ? 0x1p-11 : 0x1p-24,
+                 least = type == DW_F16 ? 0x1p-25 : 0x1p-149;
+    if (isnan(right) ? isnan(got)
+                     : fabs(got - right) <= unit * fabs(right) + 16 * 0x1p-24 * size + least)
+        return;
+    fail_msg("%s is %.9g; expected %.9g", what, got, right);
+}
+
+static void check_group(const step *s, group *g, double clip) {
+    static const char *const names[BLOCKS] = {"p", "g", "m", "v"};
+    float steps[MOST];
+    OK(dw_device_copy_out(device, steps, g->steps, g->call.count * sizeof *steps));
+    for (int i = 0; i < (int)g->call.count; i++) {
+        const int64_t count = g->tensors[i].count;
+        float *got[BLOCKS];
+        assert_true(steps[i] == (float)(i % 5 * 10 + !s->found_inf));
+        for (int b = 0; b < BLOCKS; b++) {
+            got[b] = calloc((size_t)count + 1, sizeof(float));
+            move(g, b, i, got[b], false);
+        }
+        for (int64_t j = 0; j < count; j++) {
+            element e = {{0}, {0}};
+            for (int b = 0; b < BLOCKS; b++) e.x[b] = (double)g->host[b][i][j];
+            if (!s->found_inf)
+                e = define(&g->call, e, (double)steps[i], s->scale != 0.0 ? s->scale : 1.0, clip);
+            for (int b = 0; b < BLOCKS; b++) {
+                if (s->found_inf || (b == G && s->scale == 0.0))
+                    assert_memory_equal(&got[b][j], &g->host[b][i][j], sizeof(float));
+                else
+                    agree(type_of(g, b), (double)got[b][j], e.x[b], e.size[b], names[b]);
+            }
+        }
+        for (int b = 0; b < BLOCKS; b++) free(got[b]);
+    }
+}
+
+static void check_step(step *s) {
+    const double norm = norm_of(s);
+    run_step(s, 1);
+    double clip = 1.0;
+    if (s->max_norm > 0.0) {
+        clip = s->max_norm / (norm + 1e-6);
+        if (clip > 1.0) clip = 1.0;
+        if (isfinite(norm))
+            agree(DW_F32, (double)s->norm, norm, norm, "the norm");
+        else
+            assert_true(isnan(norm) ? isnan(s->norm) : isinf(s->norm));
+    } else {
+        assert_true(s->norm == 0.0f);
+    }
+    for (int k = 0; k < s->count; k++) check_group(s, s->groups[k], clip);
+    for (int k = 0; k < s->count; k++) release(s->groups[k]);
+}
+
+/* ---- tests -------------------------------------------------------------------------------------- */
+
+static void types_agree(void **state) {
+    static const dw_dtype types[][2] = {{DW_BF16, DW_BF16}, {DW_F32, DW_F32}, {DW_F16, DW_F16},
+                                        {DW_BF16, DW_F32},  {DW_F32, DW_BF16}};
+    (void)state;
+    need_compiler();
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        step s = {.groups = {make_group(types[i][0], types[i][1], 9, 1.0)}, .count = 1};
+        check_step(&s);
+        step clipped = {.groups = {make_group(types[i][0], types[i][1], 9, 100.0)},
+                        .count = 1,
+                        .max_norm = 2.0,
+                        .scale = 100.0,
+                        .lr_on_device = i % 2 == 0};
+        clipped.groups[0]->call.maximize = i % 2 != 0;
+        check_step(&clipped);
+    }
+}
+
+static void groups_share_a_norm(void **state) {
+    (void)state;
+    need_compiler();
+    for (int clips = 0; clips < 2; clips++) {
+        step s = {.groups = {make_group(DW_BF16, DW_BF16, 5, 1.0), make_group(DW_F32, DW_F32, 9, 0.5),
+                             make_group(DW_BF16, DW_BF16, 3, 2.0)},
+                  .count = 3,
+                  .max_norm = clips ? 1.5 : 1e6};
+        s.groups[1]->call.weight_decay = 0.0;
+        s.groups[2]->call.lr = 0.1;
+        check_step(&s);
+    }
+}
+
+/* More tensors than one launch of adamw_begin, and than the smaller table. */
+static void many_tensors(void **state) {
+    (void)state;
+    need_compiler();
+    for (int clips = 0; clips < 2; clips++) {
+        step s = {.groups = {make_group(DW_BF16, DW_BF16, MOST, 1.0)},
+                  .count = 1,
+                  .max_norm = clips ? 0.7 : 0.0};
+        check_step(&s);
+    }
+}
+
+static void found_inf_changes_nothing(void **state) {
+    (void)state;
+    need_compiler();
+    step s = {.groups = {make_group(DW_BF16, DW_BF16, 9, 1.0)}, .count = 1, .scale = 8.0, .found_inf = true};
+    check_step(&s);
+}
+
+static void put_gradient(group *g, int tensor, float x) {
+    g->host[G][tensor][0] = x;
+    move(g, G, tensor, g->host[G][tensor], true);
+}
+
+/* As clip_grad_norm_ followed by a step: finite gradients become 0 if the norm is infinite, and NaN if it is NaN. */
+static void infinite_gradients(void **state) {
+    (void)state;
+    need_compiler();
+    const float values[] = {INFINITY, -INFINITY, NAN};
+    for (int i = 0; i < 3; i++) {
+        step s = {.groups = {make_group(DW_F32, DW_F32, 9, 1.0)}, .count = 1, .max_norm = 1.0};
+        put_gradient(s.groups[0], 3, values[i]);
+        check_step(&s);
+    }
+}
+
+/* Equal steps give equal bits, and a recorded graph advances its own steps. */
+static void bits_repeat_and_graphs_advance(void **state) {
+    (void)state;
+    need_compiler();
+    float *kept[3] = {NULL};
+    for (int run = 0; run < 3; run++) {
+        random_bits = 77;
+        step s = {.groups = {make_group(DW_F32, DW_F32, 9, 1.0)}, .count = 1, .max_norm = 0.5};
+        run_step(&s, run == 0 ? 1 : 3);
+        if (run == 0) run_step(&s, 1), run_step(&s, 1);
+        kept[run] = calloc(8200, sizeof(float));
+        move(s.groups[0], P, 7, kept[run], false);
+        float steps[9];
+        OK(dw_device_copy_out(device, steps, s.groups[0]->steps, sizeof steps));
+        assert_true(steps[0] == 3.0f && steps[1] == 13.0f);
+        release(s.groups[0]);
+    }
+    assert_memory_equal(kept[0], kept[1], 8200 * sizeof(float));
+    assert_memory_equal(kept[0], kept[2], 8200 * sizeof(float));
+    for (int run = 0; run < 3; run++) free(kept[run]);
+}
+
+static void wrong_calls(void **state) {
+    float number;
+    (void)state;
+    dw_adamw_gpu_tensor tensor = {&number, &number, &number, &number, &number, 1};
+    dw_adamw_gpu_group g = {.param_dtype = DW_F32,
+                            .state_dtype = DW_F32,
+                            .tensors = &tensor,
+                            .count = 1,
+                            .beta1 = 0.9,
+                            .beta2 = 0.9};
+    dw_adamw_gpu call = {
+        .struct_size = sizeof call, .device = device, .groups = &g, .group_count = 1};
+    assert_int_equal(dw_adamw_gpu_run(&call), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "dw_adamw_gpu_workspace"));
+    tensor.grad = NULL;
+    assert_int_equal(dw_adamw_gpu_run(&call), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "tensor 0 of group 0"));
+    g.param_dtype = DW_I32;
+    assert_int_equal(dw_adamw_gpu_run(&call), DW_TYPE);
+    call.max_norm = NAN;
+    assert_int_equal(dw_adamw_gpu_run(&call), DW_INVALID_ARGUMENT);
+    call.max_norm = 0.0, call.group_count = 0;
+    OK(dw_adamw_gpu_run(&call));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(types_agree),
+        cmocka_unit_test(groups_share_a_norm),
+        cmocka_unit_test(many_tensors),
+        cmocka_unit_test(found_inf_changes_nothing),
+        cmocka_unit_test(infinite_gradients),
+        cmocka_unit_test(bits_repeat_and_graphs_advance),
+        cmocka_unit_test(wrong_calls),
+    };
+    return cmocka_run_group_tests(tests, setup, NULL);
+}
