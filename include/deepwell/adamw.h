@@ -33,11 +33,11 @@ extern "C" {
 /* Device memory, contiguous. Addresses are aligned to an element, and updates are fastest if they are aligned to 16
  * bytes. */
 typedef struct dw_adamw_gpu_tensor {
-    void *param;                 /* param_dtype; updated in place, like the two averages */
-    void *grad;                  /* param_dtype; written only if the call has a grad_scale */
-    void *exp_avg, *exp_avg_sq;  /* state_dtype */
-    float *step;                 /* one number: updates so far. It is incremented. */
-    int64_t count;               /* elements; at most 2^40 */
+    void *param;                /* param_dtype; updated in place, like the two averages */
+    void *grad;                 /* param_dtype; written only if the call has a grad_scale */
+    void *exp_avg, *exp_avg_sq; /* state_dtype */
+    float *step;                /* one number: updates so far. It is incremented. */
+    int64_t count;              /* elements; at most 2^40 */
 } dw_adamw_gpu_tensor;
 
 /* Tensors of the same types with the same options. */
@@ -63,7 +63,8 @@ typedef struct dw_adamw_gpu {
     /* Device memory, as of torch.amp.GradScaler; NULL: none. Gradients are divided by *grad_scale first, also in
      * memory. If *found_inf is 1, neither tensors nor steps change. */
     const float *grad_scale, *found_inf;
-    float *norm;     /* device memory; receives the norm before clipping, 0 without clipping. NULL: unwanted */
+    float *
+        norm; /* device memory; receives the norm before clipping, 0 without clipping. NULL: unwanted */
     void *workspace; /* device memory of dw_adamw_gpu_workspace bytes, at a multiple of 16 */
     size_t workspace_bytes;
     void *stream; /* CUstream; NULL is the legacy default stream */

@@ -75,13 +75,15 @@ static void move(group *g, int block, int tensor, float *host, bool in) {
     const dw_dtype type = type_of(g, block);
     const size_t count = (size_t)g->tensors[tensor].count, shift = (size_t)g->offset[tensor];
     char *raw = calloc(1, bytes_of(g, block, tensor) + 1);
-    if (!in) OK(dw_device_copy_out(device, raw, g->memory[block][tensor], bytes_of(g, block, tensor)));
+    if (!in)
+        OK(dw_device_copy_out(device, raw, g->memory[block][tensor], bytes_of(g, block, tensor)));
     for (size_t i = 0; i < count; i++)
         if (in)
             dw__trial_set(raw, type, shift + i, host[i]);
         else
             host[i] = dw__trial_get(raw, type, shift + i);
-    if (in) OK(dw_device_copy_in(device, g->memory[block][tensor], raw, bytes_of(g, block, tensor)));
+    if (in)
+        OK(dw_device_copy_in(device, g->memory[block][tensor], raw, bytes_of(g, block, tensor)));
     free(raw);
 }
 
@@ -165,7 +167,8 @@ static void run_step(step *s, int times) {
     float numbers[NUMBERS] = {(float)s->scale, s->found_inf ? 1.0f : 0.0f, -1.0f, 0.0f};
     for (int k = 0; k < s->count; k++) groups[k] = s->groups[k]->call;
     OK(dw_device_allocate(device, sizeof numbers, (void **)&s->numbers));
-    if (s->lr_on_device) numbers[LR] = (float)groups[0].lr, groups[0].lr = 7.0, groups[0].lr_at = s->numbers + LR;
+    if (s->lr_on_device)
+        numbers[LR] = (float)groups[0].lr, groups[0].lr = 7.0, groups[0].lr_at = s->numbers + LR;
     OK(dw_device_copy_in(device, s->numbers, numbers, sizeof numbers));
     dw_adamw_gpu call = {.struct_size = sizeof call,
                          .device = device,
@@ -221,7 +224,9 @@ static element define(const dw_adamw_gpu_group *o, element e, double t, double s
 
 /* Half a unit of the stored type, and 16 roundings in FP32 of the terms. */
 static void agree(dw_dtype type, double got, double right, double size, const char *what) {
-    const double unit = type == DW_BF16 ? 0x1p-8 : type == DW_F16 ? 0x1p-11 : 0x1p-24,
+    const double unit = type == DW_BF16  ? 0x1p-8
+                        : type == DW_F16 ? 0x1p-11
+                                         : 0x1p-24,
                  least = type == DW_F16 ? 0x1p-25 : 0x1p-149;
     if (isnan(right) ? isnan(got)
                      : fabs(got - right) <= unit * fabs(right) + 16 * 0x1p-24 * size + least)
@@ -278,8 +283,11 @@ static void check_step(step *s) {
 /* ---- tests -------------------------------------------------------------------------------------- */
 
 static void types_agree(void **state) {
-    static const dw_dtype types[][2] = {{DW_BF16, DW_BF16}, {DW_F32, DW_F32}, {DW_F16, DW_F16},
-                                        {DW_BF16, DW_F32},  {DW_F32, DW_BF16}};
+    static const dw_dtype types[][2] = {{DW_BF16, DW_BF16},
+                                        {DW_F32, DW_F32},
+                                        {DW_F16, DW_F16},
+                                        {DW_BF16, DW_F32},
+                                        {DW_F32, DW_BF16}};
     (void)state;
     need_compiler();
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
@@ -299,7 +307,8 @@ static void groups_share_a_norm(void **state) {
     (void)state;
     need_compiler();
     for (int clips = 0; clips < 2; clips++) {
-        step s = {.groups = {make_group(DW_BF16, DW_BF16, 5, 1.0), make_group(DW_F32, DW_F32, 9, 0.5),
+        step s = {.groups = {make_group(DW_BF16, DW_BF16, 5, 1.0),
+                             make_group(DW_F32, DW_F32, 9, 0.5),
                              make_group(DW_BF16, DW_BF16, 3, 2.0)},
                   .count = 3,
                   .max_norm = clips ? 1.5 : 1e6};
@@ -324,7 +333,10 @@ static void many_tensors(void **state) {
 static void found_inf_changes_nothing(void **state) {
     (void)state;
     need_compiler();
-    step s = {.groups = {make_group(DW_BF16, DW_BF16, 9, 1.0)}, .count = 1, .scale = 8.0, .found_inf = true};
+    step s = {.groups = {make_group(DW_BF16, DW_BF16, 9, 1.0)},
+              .count = 1,
+              .scale = 8.0,
+              .found_inf = true};
     check_step(&s);
 }
 
@@ -394,12 +406,9 @@ static void wrong_calls(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(types_agree),
-        cmocka_unit_test(groups_share_a_norm),
-        cmocka_unit_test(many_tensors),
-        cmocka_unit_test(found_inf_changes_nothing),
-        cmocka_unit_test(infinite_gradients),
-        cmocka_unit_test(bits_repeat_and_graphs_advance),
+        cmocka_unit_test(types_agree),        cmocka_unit_test(groups_share_a_norm),
+        cmocka_unit_test(many_tensors),       cmocka_unit_test(found_inf_changes_nothing),
+        cmocka_unit_test(infinite_gradients), cmocka_unit_test(bits_repeat_and_graphs_advance),
         cmocka_unit_test(wrong_calls),
     };
     return cmocka_run_group_tests(tests, setup, NULL);

@@ -16,8 +16,8 @@ void dw__adamw_define(const dw_adamw_gpu_group *group, double step, double scale
     e->m_size = beta1 * fabs(e->m) + (1.0 - beta1) * fabs(x);
     e->m = beta1 * e->m + (1.0 - beta1) * x;
     e->v = beta2 * e->v + (1.0 - beta2) * x * x;
-    const double factor = group->lr / (1.0 - pow(beta1, step)) /
-                          (sqrt(e->v) / sqrt(1.0 - pow(beta2, step)) + eps);
+    const double factor =
+        group->lr / (1.0 - pow(beta1, step)) / (sqrt(e->v) / sqrt(1.0 - pow(beta2, step)) + eps);
     e->p_size = fabs(e->p) + factor * e->m_size;
     e->p = e->p * (1.0 - decay) - factor * e->m;
 }
@@ -53,7 +53,8 @@ static dw_dtype type_of(const state *s, int block) {
 }
 
 static float number(const dw__trial *t, int block, int tensor, int64_t at) {
-    const float x = dw__trial_normal(2026, (uint32_t)(block + BLOCKS * (tensor + 8 * t->index)), (size_t)at);
+    const float x =
+        dw__trial_normal(2026, (uint32_t)(block + BLOCKS * (tensor + 8 * t->index)), (size_t)at);
     const state *s = t->state;
     switch (block) {
     case G: return s->clips ? x * grad_scale : x;
@@ -78,9 +79,9 @@ static dw_status add_tensor(dw__trial *t, state *s, int tensor) {
         device[b] = (char *)s->blocks[b][tensor]->device + shift;
     }
     ((float *)s->steps->host)[tensor] = (float)(tensor * tensor);
-    s->tensors[tensor] =
-        (dw_adamw_gpu_tensor){device[P], device[G], device[M],
-                              device[V], (float *)s->steps->device + tensor, counts[tensor]};
+    s->tensors[tensor] = (dw_adamw_gpu_tensor){
+        device[P],     device[G], device[M], device[V], (float *)s->steps->device + tensor,
+        counts[tensor]};
     return DW_OK;
 }
 

@@ -71,8 +71,7 @@ static dw_status check(const dw_adamw_gpu *c) {
         DW_RETURN_IF_FAILED(check_options(g, i));
         for (uint32_t j = 0; j < g->count; j++) {
             const dw_status status = check_tensor(g, &g->tensors[j]);
-            if (status != DW_OK)
-                return dw__fail_prefix(status, "tensor %u of group %u", j, i);
+            if (status != DW_OK) return dw__fail_prefix(status, "tensor %u of group %u", j, i);
         }
     }
     return DW_OK;
@@ -140,8 +139,8 @@ static int64_t fill_table(const dw_adamw_gpu_group *g, uint32_t first, int most,
     for (uint32_t i = first; i < g->count && p->tensors < most; i++) {
         const dw_adamw_gpu_tensor *t = &g->tensors[i];
         if (chunks + chunks_of(t->count) > INT_MAX) break;
-        p->tensor[p->tensors++] = (dw_adamw_entry){
-            t->param, t->grad, t->exp_avg, t->exp_avg_sq, t->count, (int)chunks};
+        p->tensor[p->tensors++] =
+            (dw_adamw_entry){t->param, t->grad, t->exp_avg, t->exp_avg_sq, t->count, (int)chunks};
         chunks += chunks_of(t->count);
     }
     return chunks;
@@ -245,10 +244,9 @@ static dw_status enqueue_with(const dw_adamw_gpu *c, const dw__context *context,
         for (uint32_t i = 0; i < c->group_count; i++) {
             const dw_adamw_gpu_group *g = &c->groups[i];
             DW_RETURN_IF_FAILED(variant_of(g, context, given, &variant));
-            DW_RETURN_IF_FAILED(
-                order[which] == BEGIN
-                    ? begin(c, context, variant, g, tensors)
-                    : pass(c, context, variant, order[which], g, tensors, chunks));
+            DW_RETURN_IF_FAILED(order[which] == BEGIN
+                                    ? begin(c, context, variant, g, tensors)
+                                    : pass(c, context, variant, order[which], g, tensors, chunks));
             tensors += g->count;
             for (uint32_t j = 0; j < g->count; j++) chunks += chunks_of(g->tensors[j].count);
         }
