@@ -11,6 +11,7 @@ from torch.optim.adamw import adamw as torch_adamw
 from deepwell import _deepwell
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 CAPABILITIES = ((9, 0), (10, 0), (10, 3))
 emulated: str | None = None  # tests: the emulated GPU that updates parameters on the CPU
 
@@ -106,15 +107,28 @@ class AdamW(torch.optim.Optimizer):
 
     def _place_of(self, group: dict[str, Any], param: torch.Tensor) -> str | None:
         """Returns what updates a parameter: "cuda", the emulated GPU, "cpu", or None for PyTorch."""
-        state = self.state.get(param, {})
-        tensors = [param, param.grad]
-        tensors += [state[name] for name in ("exp_avg", "exp_avg_sq") if name in state]
-        if group["amsgrad"] or not _have_one_layout(tensors):
+        if group["amsgrad"]:
+            return None
+        state, grad = self.state.get(param, {}), param.grad
+        m, v = state.get("exp_avg"), state.get("exp_avg_sq")
+        at, count = param.data_ptr(), param.numel()
+        known = self.__dict__.setdefault("_places", {}).get(param)
+        # Looks at the parameter and its averages once, as long as they are the same.
+        if known is None or known[0] is not m or known[1] is not v or known[2:4] != (at, count):
+            place = self._place_of_states(param, [each for each in (m, v) if each is not None])
+            known = (m, v, at, count, place, param.stride(), param.dtype)
+            self._places[param] = known
+        if grad.dtype is not known[6] or grad.stride() != known[5] or type(grad) not in PLAIN:
+            return None
+        return known[4] if grad.device == param.device else None
+
+    def _place_of_states(self, param: torch.Tensor, averages: list[torch.Tensor]) -> str | None:
+        tensors = [param, *averages]
+        if not _have_one_layout(tensors):
             return None
         types = [tensor.dtype for tensor in tensors]
         if param.is_cuda or (param.device.type == "cpu" and emulated):
-            known = types[0] == types[1] and types[2:] == types[2:3] * len(types[2:])
-            if not known or any(dtype not in DTYPES for dtype in types):
+            if any(dtype not in DTYPES for dtype in types) or len(set(types[1:])) > 1:
                 return None
             return emulated if not param.is_cuda else _gpu(param.device)
         plain = param.device.type == "cpu" and set(types) == {torch.float32}
@@ -132,8 +146,9 @@ class AdamW(torch.optim.Optimizer):
                 state["max_exp_avg_sq"] = torch.zeros_like(
                     param, memory_format=torch.preserve_format
                 )
-        if on_gpu:  # a state_dict may have the step elsewhere
-            state["step"] = torch.as_tensor(state["step"]).to(param.device, torch.float32)
+        step = state["step"]
+        if on_gpu and (step.device != param.device or step.dtype != torch.float32):
+            state["step"] = step.to(param.device, torch.float32)  # a state_dict had it elsewhere
         return state
 
     @torch.no_grad()
@@ -204,17 +219,18 @@ class AdamW(torch.optim.Optimizer):
         scale, found = (_on(device, getattr(self, n, None)) for n in ("grad_scale", "found_inf"))
         for group, param in members:
             state = self._state_of(group, param, on_gpu=True)
-            key = (id(group), param.dtype, state["exp_avg"].dtype)
+            exp_avg, exp_avg_sq, count = state["exp_avg"], state["exp_avg_sq"], state["step"]
+            key = (id(group), param.dtype, exp_avg.dtype)
             flat = calls.setdefault(key, (group, []))[1]
             flat += (
                 param.data_ptr(),
                 param.grad.data_ptr(),
-                state["exp_avg"].data_ptr(),
-                state["exp_avg_sq"].data_ptr(),
-                state["step"].data_ptr(),
+                exp_avg.data_ptr(),
+                exp_avg_sq.data_ptr(),
+                count.data_ptr(),
                 param.numel(),
             )
-            changed += (param, state["exp_avg"], state["exp_avg_sq"], state["step"])
+            changed += (param, exp_avg, exp_avg_sq, count)
             if scale is not None:
                 changed.append(param.grad)
         groups = []
@@ -243,10 +259,11 @@ class AdamW(torch.optim.Optimizer):
                 norm = torch.zeros((), dtype=torch.float32, device=device)
         on_cuda = device.type == "cuda"
         stream = torch.cuda.current_stream(device).cuda_stream if on_cuda else 0
-        spaces = self.__dict__.setdefault("_workspaces", {})
+        # The last one is used. Captured graphs may use the others.
+        spaces = self.__dict__.setdefault("_workspaces", {}).setdefault(device, [])
         with torch.cuda.device(device) if on_cuda else contextlib.nullcontext():
             while True:
-                space = spaces.get(device)
+                space = spaces[-1] if spaces else None
                 needed = _deepwell.adamw_gpu(
                     name,
                     groups,
@@ -260,7 +277,7 @@ class AdamW(torch.optim.Optimizer):
                 )
                 if not isinstance(needed, int):
                     break
-                spaces[device] = torch.empty(needed, dtype=torch.uint8, device=device)
+                spaces.append(torch.empty(needed, dtype=torch.uint8, device=device))
         if needed is not None:
             return False
         self.grad_norm = norm
@@ -340,7 +357,7 @@ def _have_one_layout(tensors: list[torch.Tensor]) -> bool:
     for tensor in tensors:
         if tensor.device != first.device or tensor.stride() != strides:
             return False
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if type(tensor) not in PLAIN:
             return False
     # The update is elementwise, so any common order of the elements works. Dense means no gaps and no overlap.
     span = 1 + sum((size - 1) * stride for size, stride in zip(first.shape, strides))

@@ -10,6 +10,7 @@
  * agree with the table, 1 if not, 2 for wrong usage, 3 without a compiler.
  */
 #include "base/json.h"
+#include "common/adamw_params.h"
 #include "common/quantize_params.h"
 #include "jit/jit_internal.h"
 #include "jit/nvrtc.h"
@@ -250,6 +251,19 @@ static void list_quantize(const char *arch) {
             }
 }
 
+/* AdamW of the types that training uses, with each size of its table. */
+static void list_adamw(const char *arch) {
+    static const dw_dtype types[][2] = {{DW_BF16, DW_BF16}, {DW_BF16, DW_F32}, {DW_F32, DW_F32}};
+    for (size_t i = 0; i < DW_COUNT(types); i++)
+        for (int many = 0; many < 2; many++) {
+            dw__jit_variant v = {.source = "common/adamw.cu", .entry = "", .arch = arch};
+            dw__jit_add_define(&v, "PARAM", types[i][0]);
+            dw__jit_add_define(&v, "STATE", types[i][1]);
+            dw__jit_add_define(&v, "TENSORS", many ? DW_ADAMW_MANY : DW_ADAMW_FEW);
+            add_job(v, i == 0 && many);
+        }
+}
+
 static void list_jobs(void) {
     for (int f16 = 0; f16 < 2; f16++)
         add_job(dw__attention_reference_variant(f16, DW__ATTENTION_FORWARD, "sm_90a"), !f16);
@@ -263,6 +277,8 @@ static void list_jobs(void) {
     list_gemm_scaled();
     list_quantize("sm_90a");
     list_quantize(family_arch);
+    list_adamw("sm_90a");
+    list_adamw(family_arch);
 }
 
 /* ---- the compiler's output -------------------------------------------------------------------------- */

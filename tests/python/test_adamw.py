@@ -151,7 +151,7 @@ def test_mixed_types_in_one_group(monkeypatch) -> None:
     if not _deepwell.jit_compiler():
         pytest.skip("the kernels need NVRTC")
     monkeypatch.setattr(optim, "emulated", "emulator:sm_90a")
-    ours = parameters() + parameters(torch.bfloat16, seed=1) + parameters(torch.float16, seed=2)
+    ours = parameters() + parameters(torch.bfloat16, seed=1)
     theirs = [torch.nn.Parameter(param.detach().clone()) for param in ours]
     our = deepwell.AdamW(ours, lr=0.01, eps=1e-3, max_grad_norm=1.0)
     set_gradients(ours, 5)
