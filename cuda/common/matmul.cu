@@ -2,8 +2,8 @@
 //
 // It is right for every call, so that a plan never lacks a kernel; where tensor cores apply, other kernels come first. A
 // block computes a tile of 64 x 64: 16 values of k at a time are copied to shared memory, each thread keeps 4 x 4 results
-// in registers. Products are summed in order of k, in F32 (F64 for F64), and rounded once, after the result's
-// earlier contents are added if the call accumulates.
+// in registers. Products are summed in order of k, in F32 (F64 for F64), and rounded once, after the
+// addend, if there is one, has been added.
 //
 // Defines: TYPE, RESULT (element_types.h).
 //
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(DW_MATMUL_THREADS) matmul(const __g
     const long long batch = blockIdx.x / tiles, tile = blockIdx.x % tiles;
     const long long row = tile / tiles_n * TILE, column = tile % tiles_n * TILE;
     const long long a = batch_offset(p, p.a_stride, batch), b = batch_offset(p, p.b_stride, batch),
-                    y = batch_offset(p, p.y_stride, batch);
+                    y = batch_offset(p, p.y_stride, batch), addend = batch_offset(p, p.addend_stride, batch);
     const int my_row = (int)threadIdx.x / (TILE / EACH), my_column = (int)threadIdx.x % (TILE / EACH);
     value sums[EACH][EACH] = {};
     for (long long k = 0; k < p.k; k += DEPTH) {
@@ -72,7 +72,8 @@ extern "C" __global__ void __launch_bounds__(DW_MATMUL_THREADS) matmul(const __g
             const long long r = row + my_row + i * (TILE / EACH), c = column + my_column + j * (TILE / EACH);
             const long long at = y + r * p.y_row + c * p.y_column;
             if (r >= p.m || c >= p.n) continue;
-            if (p.accumulates) sums[i][j] += (value)result_element::load(p.y, at);
+            if (p.addend)
+                sums[i][j] += (value)result_element::load(p.addend, addend + r * p.addend_row + c * p.addend_column);
             result_element::store(p.y, at, (result_element::value)sums[i][j]);
         }
     }

@@ -10,17 +10,19 @@
 #define DW_MATMUL_DEPTH 16
 #define DW_MATMUL_THREADS 256
 
-/* Y[b] = A[b] B[b], or Y[b] + A[b] B[b] if `accumulates`, with A [m, k], B [k, n]; strides in elements. */
+/* Y[b] = A[b] B[b], or C[b] + A[b] B[b] with an addend C, with A [m, k], B [k, n], C and Y [m, n];
+ * strides in elements. C may be Y. */
 typedef struct dw_matmul_params {
     const void *a, *b;
+    const void *addend; /* NULL: none */
     void *y;
     long long m, n, k;
-    long long a_row, a_column, b_row, b_column, y_row, y_column;
+    long long a_row, a_column, b_row, b_column, y_row, y_column,
+        addend_row, addend_column;
     long long batches; /* at most 2^31 - 1 blocks in all */
     long long shape[DW_MATMUL_AXES], a_stride[DW_MATMUL_AXES], b_stride[DW_MATMUL_AXES],
-        y_stride[DW_MATMUL_AXES];
+        y_stride[DW_MATMUL_AXES], addend_stride[DW_MATMUL_AXES];
     int rank; /* of the batch; at least 1 */
-    int accumulates;
 } dw_matmul_params;
 
 #endif

@@ -14,9 +14,11 @@
 //
 // Statistics and sums are F32 (F64 in F64), each result is rounded once.
 //
-// Defines: TYPE, LANES, VECTORS, ALIGNED (row_vectors.cuh), CENTRED: 1 for layer norm, 0 for RMS norm.
+// Defines: TYPE, LANES, VECTORS, ALIGNED (row_vectors.cuh), CENTRED: 1 for layer norm, 0 for RMS norm; ADDS: 1 if an
+// addend of y's or dx's shape is added to it before it is rounded.
 //
-// Bytes: forward one read of x and one write of y; backward one read of x and dy, and one write of dx.
+// Bytes: forward one read of x and one write of y; backward one read of x and dy, and one write of dx;
+// one read of the addend.
 
 #include "norm_params.h"
 #include "row_vectors.cuh"
@@ -98,12 +100,29 @@ DEVICE void convert_again(words *held) {
 // True if element j of the vector at `column` is in the row; rows are whole vectors where ALIGNED.
 DEVICE bool in_row(int column, int j, int columns) { return (ALIGNED ? column : column + j) < columns; }
 
+// The addend's vectors of a row, which are loaded long before they are needed.
+DEVICE void load_addend(const dw_norm_params &p, long long row, words *held) {
+    if constexpr (ADDS) load_held(row_of(p.addend, p.addend_stride, row), p.columns, held);
+}
+
+// Adds the addend's vector to a result's. A thread reads a vector before it writes the result there.
+DEVICE void add_addend(const dw_norm_params &p, long long row, const words *held, int column, int at, value *result) {
+    if constexpr (ADDS) {
+        value more[PER_VECTOR];
+        take(held, row_of(p.addend, p.addend_stride, row), column, p.columns, at, more);
+#pragma unroll
+        for (int j = 0; j < PER_VECTOR; j++) result[j] += more[j];
+    }
+}
+
 // ---- forward ---------------------------------------------------------------------------------------------
 
 DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
     const stored *from = row_of(p.x, p.x_stride, row);
     const int columns = p.columns;
     value v[PER_VECTOR], mean[1] = {0}, square[1] = {0};
+    words addend[HELD];
+    if (p.result) load_addend(p, row, addend);
     if constexpr (CENTRED) {
         each_vector(columns, [&](int column, int at) {
             take(x, from, column, columns, at, v);
@@ -142,6 +161,7 @@ DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
             if (p.w) v[j] *= element_in(w, j);
             if (p.b) v[j] += element_in(b, j);
         }
+        add_addend(p, row, addend, column, at, v);
         store_vector(to, column, columns, v);
     });
 }
@@ -187,7 +207,8 @@ DEVICE void backward_row(const dw_norm_params &p, long long row, bool first, val
     const stored *x_row = row_of(p.x, p.x_stride, row), *dy_row = row_of(p.dy, p.dy_stride, row);
     const int columns = p.columns;
     value xhat[PER_VECTOR], given[PER_VECTOR], means[2] = {0, 0}; // of g xhat, and of g
-    words w = {}; // from L1: registers are for rows in flight and sums
+    words w = {}, addend[HELD]; // w from L1: registers are for rows in flight and sums
+    if (p.result) load_addend(p, row, addend);
     const auto load = [&](int column, int at) {
         take(x, x_row, column, columns, at, xhat);
         take(dy, dy_row, column, columns, at, given);
@@ -217,7 +238,10 @@ DEVICE void backward_row(const dw_norm_params &p, long long row, bool first, val
             dx[j] = (weighted(j) - xhat[j] * along - middle) * rstd;
             terms[j] = given[j] * xhat[j];
         }
-        if (p.result) store_vector((stored *)row_of(p.result, p.result_stride, row), column, columns, dx);
+        if (p.result) {
+            add_addend(p, row, addend, column, at, dx);
+            store_vector((stored *)row_of(p.result, p.result_stride, row), column, columns, dx);
+        }
         add_terms(p, 0, first, column, terms, sums[0] + at * PER_VECTOR);
         if (CENTRED) add_terms(p, 1, first, column, given, sums[SUMS - 1] + at * PER_VECTOR);
     });

@@ -7,13 +7,14 @@
 typedef struct dw_norm_params {
     const void *x, *dy; /* dy: backward */
     const void *w, *b;  /* NULL: absent */
+    const void *addend; /* added to the result, which may be the same; NULL: none */
     void *result;       /* y or dx; backward: NULL if unwanted */
     void *mean,
         *rstd; /* results of forward, NULL if unwanted; operands of backward. RMS norm has no mean */
     void *dw, *db; /* NULL: unwanted */
     void *
         partials; /* backward: [2][parts][columns] of the type that sums are computed in, first those of dw */
-    long long x_stride, dy_stride, result_stride;
+    long long x_stride, dy_stride, addend_stride, result_stride;
     long long rows, part_rows, parts; /* one block processes one part: the next part_rows rows */
     double eps;
     /* at most as many as LANES * VECTORS vectors of 16 bytes hold; any number if VECTORS is 0 */

@@ -28,6 +28,8 @@ void dw__bind_step(const dw_plan *plan, const dw__bindings *b, const dw__step *s
         call->inputs[i].data = address(plan, b, &step->inputs[i]);
     for (uint32_t o = 0; o < step->output_count; o++)
         call->outputs[o].data = address(plan, b, &step->outputs[o]);
+    if (step->accumulates == DW__ADDS_TO_ADDEND)
+        call->addend.data = address(plan, b, &step->addend);
 }
 
 bool dw__wants_result(const dw__call *call) {

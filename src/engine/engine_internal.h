@@ -105,7 +105,8 @@ typedef struct dw__step {
     uint32_t attr_count, input_count, output_count;
     const dw_attr *attrs;
     dw__operand *inputs, *outputs;
-    bool accumulates;     /* adds its result to what the output holds */
+    dw__accumulation accumulates; /* what is added to output 0 */
+    dw__operand addend;           /* DW__ADDS_TO_ADDEND only */
     const void *prepared; /* parsed attributes, owned by the engine */
 } dw__step;
 

@@ -1,14 +1,18 @@
 /* Lowering: a step that waits for the elementwise program that reads its result.
  *
- * A node is deferred if some kernel can compute it together with a program behind it, or add its result to what the
- * output holds, and if a program soon reads it. When that program is lowered:
+ * A node is deferred if some kernel can compute it together with a program behind it, or add another tensor to its
+ * first result, and if a program soon reads that result. When that program is lowered:
  *
  *     epilogue        both become one instruction; the deferred result is stored only if something else reads it
  *     accumulation    a program that is the sum of two inputs becomes the deferred step alone, which adds its
- *                     result to the other input where that lies (the gradient of tied embeddings)
+ *                     first result to the other input: where that lies, if nothing reads it later (gradients of
+ *                     residuals and of tied embeddings), or else out of place (residuals)
  *     otherwise       the deferred step runs just before the program
+ *
+ * A node with several results is lowered before anything reads one of the others.
  */
 #include "engine/lowering.h"
+#include "engine/views.h"
 
 /* Returns the first node that reads the value's elements; looks through reshapes. */
 static dw_node first_reader(const dw__lowering *l, dw_value value, int depth) {
@@ -51,14 +55,38 @@ bool dw__lower_waits(const dw__lowering *l, const dw__operand *operand) {
 }
 
 dw_status dw__lower_defer(dw__lowering *l, dw_node node) {
-    dw_value value = record_of(l, node)->outputs[0];
-    dw__tensor type;
-    DW_RETURN_IF_FAILED(dw__lower_type(l, value, &type));
-    dw__operand place;
-    DW_RETURN_IF_FAILED(dw__lower_place_value(l, value, &type, &place));
-    storage_of(l, place.storage)->deferred = node;
-    dw__lower_define(l, value, &place);
+    const dw__node_record *record = record_of(l, node);
+    for (uint32_t o = 0; o < record->output_count; o++) {
+        const dw_value value = record->outputs[o];
+        dw__operand place = {.storage = DW_NONE};
+        dw__tensor type;
+        DW_RETURN_IF_FAILED(dw__lower_type(l, value, &type));
+        place.view = type;
+        if (use_count(l, value) + l->engine->output_uses[value] > 0) {
+            DW_RETURN_IF_FAILED(dw__lower_place_value(l, value, &type, &place));
+            storage_of(l, place.storage)->deferred = node;
+        }
+        dw__lower_define(l, value, &place);
+    }
     return DW_OK;
+}
+
+/* The step of a deferred node, with its results where dw__lower_defer has placed them. */
+static dw_status make_deferred(dw__lowering *l, dw_node node, dw__step *step) {
+    const dw__node_record *record = record_of(l, node);
+    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, step));
+    for (uint32_t o = 0; o < record->output_count; o++)
+        step->outputs[o] = l->values[record->outputs[o]];
+    return DW_OK;
+}
+
+/* The node's results are no longer waited for. */
+static void undefer(dw__lowering *l, dw_node node) {
+    const dw__node_record *record = record_of(l, node);
+    for (uint32_t o = 0; o < record->output_count; o++) {
+        const uint32_t storage = l->values[record->outputs[o]].storage;
+        if (storage != DW_NONE) storage_of(l, storage)->deferred = DW_NONE;
+    }
 }
 
 static void read_operands(dw__lowering *l, dw_node node) {
@@ -68,10 +96,9 @@ static void read_operands(dw__lowering *l, dw_node node) {
 
 dw_status dw__lower_deferred(dw__lowering *l, uint32_t storage) {
     dw_node node = storage_of(l, storage)->deferred;
-    storage_of(l, storage)->deferred = DW_NONE;
     dw__step step;
-    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
-    step.outputs[0] = l->values[record_of(l, node)->outputs[0]];
+    undefer(l, node);
+    DW_RETURN_IF_FAILED(make_deferred(l, node, &step));
     DW_RETURN_IF_FAILED(dw__lower_choose_kernel(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_add_step(l, &step));
     read_operands(l, node);
@@ -134,26 +161,67 @@ static bool is_sum(const dw__lowering *l, const dw__step *program) {
            dw__body_parse(text->string, 2, dtypes, l->body) == DW_OK && dw__body_is_sum(l->body);
 }
 
+/* Sets `can` if a kernel of the target adds to the step's first result in this way. */
+static dw_status find_adder(dw__lowering *l, dw__step *step, dw__accumulation way, bool *can) {
+    step->accumulates = way;
+    step->outputs[0].storage = DW_NONE;
+    *can = false;
+    dw__lower_select(l, step, NULL, -1);
+    if (!step->kernel) return DW_OK;
+    const dw_status status = dw__lower_prepare(l, step);
+    *can = status == DW_OK;
+    return status == DW_UNSUPPORTED ? DW_OK : status;
+}
+
+/* Tries to let the deferred step write the sum over the program's input `other`. */
+static dw_status add_in_place(dw__lowering *l, dw__step *program, dw__step *step, uint32_t other,
+                              bool *done) {
+    DW_RETURN_IF_FAILED(find_adder(l, step, DW__ADDS_TO_OUTPUT, done));
+    *done = *done && dw__lower_take_over(l, program, step, other, 0);
+    return DW_OK;
+}
+
+static bool is_broadcast(const dw__tensor *view) {
+    for (int axis = 0; axis < view->rank; axis++)
+        if (view->shape[axis] > 1 && view->stride[axis] == 0) return true;
+    return false;
+}
+
+/* Tries to let the deferred step read the program's input `other` and write the sum elsewhere. */
+static dw_status add_out_of_place(dw__lowering *l, dw__step *program, dw__step *step,
+                                  uint32_t other, bool *done) {
+    const dw__operand *input = &program->inputs[other];
+    const dw__tensor *y = &step->outputs[0].view;
+    *done = false;
+    step->addend = *input;
+    if (dw__tensor_count(&input->view) != dw__tensor_count(y) || is_broadcast(&input->view) ||
+        !dw__view_reshape(&input->view, y->rank, y->shape, &step->addend.view))
+        return DW_OK;
+    DW_RETURN_IF_FAILED(find_adder(l, step, DW__ADDS_TO_ADDEND, done));
+    return *done ? dw__lower_place_outputs(l, program) : DW_OK;
+}
+
 /* Tries to replace a program that adds its two inputs by the deferred node that computes input `i`: its
- * result is added to the other input where that lies. */
+ * first result is added to the other input. */
 static dw_status accumulate(dw__lowering *l, dw__step *program, uint32_t i, bool *done) {
     *done = false;
     if (!is_sum(l, program)) return DW_OK;
     uint32_t storage = program->inputs[i].storage;
     dw_node node = storage_of(l, storage)->deferred;
     dw__step step;
-    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
-    step.accumulates = true;
-    dw__lower_select(l, &step, NULL, -1);
-    if (storage_of(l, storage)->reads_left != 1 || !dw__lower_is_whole(l, &program->inputs[i]) ||
-        !step.kernel || !dw__lower_take_over(l, program, &step, 1 - i, 0)) {
+    DW_RETURN_IF_FAILED(make_deferred(l, node, &step));
+    if (storage != step.outputs[0].storage || storage_of(l, storage)->reads_left != 1 ||
+        !dw__lower_is_whole(l, &program->inputs[i]) ||
+        dw__tensor_count(&program->outputs[0].view) != dw__tensor_count(&step.outputs[0].view))
         return DW_OK;
-    }
-    storage_of(l, storage)->deferred = DW_NONE;
+    DW_RETURN_IF_FAILED(add_in_place(l, program, &step, 1 - i, done));
+    if (!*done) DW_RETURN_IF_FAILED(add_out_of_place(l, program, &step, 1 - i, done));
+    if (!*done) return DW_OK;
+    undefer(l, node);
     step.outputs[0].storage = program->outputs[0].storage;
+    step.outputs[0].offset = program->outputs[0].offset;
     DW_RETURN_IF_FAILED(dw__lower_add_step(l, &step));
     read_operands(l, node);
-    *done = true;
     return DW_OK;
 }
 
@@ -165,6 +233,7 @@ dw_status dw__lower_program(dw__lowering *l, dw_node node) {
         if (!dw__lower_waits(l, &program.inputs[i])) continue;
         /* The program reads the results of other deferred nodes, too, so they come first. */
         DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, program.inputs[i].storage));
+        if (!dw__lower_waits(l, &program.inputs[i])) break; /* the same node made both */
         bool done = false;
         dw_node waiting = storage_of(l, program.inputs[i].storage)->deferred;
         if (dw__lower_accumulates(l, record_of(l, waiting)->op)) {

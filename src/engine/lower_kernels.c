@@ -34,6 +34,7 @@ void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilo
         call->inputs[i].data = aligned_address(&step->inputs[i]);
     for (uint32_t o = 0; o < step->output_count; o++)
         call->outputs[o].data = aligned_address(&step->outputs[o]);
+    if (step->accumulates == DW__ADDS_TO_ADDEND) call->addend.data = aligned_address(&step->addend);
 }
 
 /* ---- choice ---------------------------------------------------------------------------------- */

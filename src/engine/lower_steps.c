@@ -11,6 +11,8 @@ void dw__step_shape(const dw__step *step, dw__call *call) {
     call->prepared = step->prepared;
     call->epilogue = NULL;
     call->accumulates = step->accumulates;
+    call->addend = step->addend.view;
+    call->addend.data = NULL;
     for (uint32_t i = 0; i < step->input_count; i++) {
         call->inputs[i] = step->inputs[i].view;
         call->inputs[i].data = NULL;

@@ -19,6 +19,7 @@ static void touch_step(dw_plan *plan, const dw__step *step, uint32_t instruction
     for (uint32_t o = 0; o < step->output_count; o++) {
         touch(plan, step->outputs[o].storage, instruction);
     }
+    if (step->accumulates == DW__ADDS_TO_ADDEND) touch(plan, step->addend.storage, instruction);
 }
 
 static bool writes_gradients_only(const dw_plan *plan, const dw__step *step) {

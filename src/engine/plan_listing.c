@@ -40,7 +40,12 @@ static dw_status list_step(const dw_plan *plan, const dw__step *step, dw__text *
         if (step->inputs[i].view.rank < 0) continue;
         DW_RETURN_IF_FAILED(list_operand(plan, &step->inputs[i], out));
     }
-    DW_RETURN_IF_FAILED(dw__text_printf(out, step->accumulates ? " +->" : " ->"));
+    if (step->accumulates == DW__ADDS_TO_ADDEND) {
+        DW_RETURN_IF_FAILED(dw__text_printf(out, " +"));
+        DW_RETURN_IF_FAILED(list_operand(plan, &step->addend, out));
+    }
+    DW_RETURN_IF_FAILED(
+        dw__text_printf(out, step->accumulates == DW__ADDS_TO_OUTPUT ? " +->" : " ->"));
     for (uint32_t o = 0; o < step->output_count; o++) {
         DW_RETURN_IF_FAILED(list_operand(plan, &step->outputs[o], out));
     }

@@ -31,6 +31,13 @@ typedef struct dw__tensor {
 
 /* ---- calls --------------------------------------------------------------------------------------- */
 
+/* What is added to output 0 of a call before it is rounded, and the most that a kernel can add. */
+typedef enum dw__accumulation {
+    DW__ADDS_NOTHING,
+    DW__ADDS_TO_OUTPUT, /* its contents, in place */
+    DW__ADDS_TO_ADDEND  /* a tensor of its type and shape that lies elsewhere */
+} dw__accumulation;
+
 typedef struct dw__call {
     dw_op op;
     uint32_t attr_count;
@@ -48,7 +55,8 @@ typedef struct dw__call {
      * operation's result. The result itself is stored only if outputs[0] has data. */
     const struct dw__call *epilogue;
     int replaced;
-    bool accumulates; /* the result is added to the contents of the output */
+    dw__accumulation accumulates;
+    dw__tensor addend; /* DW__ADDS_TO_ADDEND only */
 } dw__call;
 
 /* A call of one of the graph's operations. Kernels of the CPU read its first member alone; a GPU's have their tensors
@@ -126,7 +134,7 @@ struct dw__kernel {
      * this flag write contiguous results. */
     bool strided_results;
     bool with_epilogue; /* for calls with an epilogue only */
-    bool accumulates;   /* for calls that accumulate, too */
+    dw__accumulation accumulates; /* the most that it adds to output 0 */
 
     /* ---- of a CPU ---- */
     /* Returns the most bytes that libraries allocate by themselves during the call, on all threads together; may be
@@ -203,6 +211,8 @@ dw_op dw__kernel_copy_op(int rank, dw_attr *attr);
 const dw_attr *dw__call_attr(const dw__call *call, dw_attr_key key);
 int64_t dw__call_int(const dw__call *call, dw_attr_key key, int64_t absent);
 double dw__call_float(const dw__call *call, dw_attr_key key, double absent);
+/* Returns the tensor that is added to output 0, which may be output 0 itself, or NULL. */
+const dw__tensor *dw__call_addend(const dw__call *call);
 int64_t dw__tensor_count(const dw__tensor *tensor);
 /* Bytes of a contiguous tensor of this type and shape, which lowering has found to have fewer than 2^61. */
 size_t dw__tensor_bytes(const dw__tensor *tensor);

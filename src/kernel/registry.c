@@ -91,7 +91,7 @@ const dw__kernel *const *dw__kernel_candidates(dw_op op, bool on_gpu) {
 /* True if the kernel does as much as the call asks for beyond its operation. */
 static bool does_all(const dw__kernel *kernel, const dw__call *call) {
     return kernel->with_epilogue == (call->epilogue != NULL) &&
-           (kernel->accumulates || !call->accumulates);
+           kernel->accumulates >= call->accumulates;
 }
 
 const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
@@ -176,6 +176,11 @@ int64_t dw__call_int(const dw__call *call, dw_attr_key key, int64_t absent) {
 double dw__call_float(const dw__call *call, dw_attr_key key, double absent) {
     const dw_attr *attr = dw__call_attr(call, key);
     return attr ? attr->number : absent;
+}
+
+const dw__tensor *dw__call_addend(const dw__call *call) {
+    if (call->accumulates == DW__ADDS_NOTHING) return NULL;
+    return call->accumulates == DW__ADDS_TO_OUTPUT ? &call->outputs[0] : &call->addend;
 }
 
 int64_t dw__tensor_count(const dw__tensor *tensor) {

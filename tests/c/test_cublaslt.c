@@ -39,7 +39,7 @@ typedef struct operand {
 
 typedef struct problem {
     dw__operation_call call;
-    operand inputs[OPERANDS], result;
+    operand inputs[OPERANDS], result, addend;
     dw_attr attrs[3];
 } problem;
 
@@ -95,6 +95,9 @@ static void expect_result(const problem *p) {
     dw_node node;
     dw__tensor leaves[OPERANDS], found;
     double largest = 0.0;
+    const double *added = c->accumulates == DW__ADDS_TO_ADDEND   ? p->addend.wide.data
+                          : c->accumulates == DW__ADDS_TO_OUTPUT ? p->result.wide.data
+                                                                 : NULL;
     REQUIRE_OK(dw_graph_create(&graph));
     for (uint32_t i = 0; i < c->input_count; i++) {
         const char name[] = {'x', (char)('a' + i), '\0'};
@@ -109,7 +112,7 @@ static void expect_result(const problem *p) {
     const dw__tensor *y = &c->outputs[0];
     const int64_t count = dw__tensor_count(y), k = c->inputs[0].shape[c->inputs[0].rank - 1];
     for (int64_t i = 0; i < count; i++) {
-        const double before = c->accumulates ? fabs(((double *)p->result.wide.data)[i]) : 0.0;
+        const double before = added ? fabs(added[i]) : 0.0;
         largest = fmax(largest, fabs(((double *)found.data)[i]) + before);
     }
     const double unit = y->dtype == DW_BF16  ? 0x1p-8
@@ -119,7 +122,7 @@ static void expect_result(const problem *p) {
                  bound = unit * largest * (y->dtype == DW_F64 ? 8.0 * sqrt((double)k) : 1.0);
     for (int64_t i = 0; i < count; i++) {
         const double got = dw__scalar_load(y->data, y->dtype, offset_of(y, i)).number;
-        if (c->accumulates) ((double *)found.data)[i] += ((double *)p->result.wide.data)[i];
+        if (added) ((double *)found.data)[i] += added[i];
         if (!(fabs(got - ((double *)found.data)[i]) <= bound))
             fprintf(stderr, "element %lld: %g, expected %g\n", (long long)i, got,
                     ((double *)found.data)[i]);
@@ -136,6 +139,8 @@ static void finish(problem *p) {
     }
     free(p->result.block);
     dw__free(p->result.wide.data);
+    free(p->addend.block);
+    dw__free(p->addend.wide.data);
 }
 
 /* The call's kernel runs it, and is the named one. `shift`: elements from an aligned address, of all tensors but the
@@ -151,7 +156,11 @@ static void run(problem *p, int shift) {
         c->inputs[i] = p->inputs[i].tensor;
     }
     place(&p->result, shift, 9);
-    if (!c->accumulates) memset(p->result.tensor.data, 0xFF, p->result.bytes);
+    if (c->accumulates == DW__ADDS_TO_ADDEND) {
+        place(&p->addend, shift, 10);
+        c->addend = p->addend.tensor;
+    }
+    if (c->accumulates != DW__ADDS_TO_OUTPUT) memset(p->result.tensor.data, 0xFF, p->result.bytes);
     c->outputs[0] = p->result.tensor;
     const dw__kernel *kernel = dw__kernel_for(&p->call, &gpu, NULL);
     CHILD_REQUIRE(kernel == &dw__graph_cublaslt);
@@ -167,6 +176,7 @@ static void run(problem *p, int shift) {
     CHILD_REQUIRE(asked_of_library("fake_cublaslt_live", 0) == live);
     expect_result(p);
     check_guards(&p->result);
+    if (c->accumulates == DW__ADDS_TO_ADDEND) check_guards(&p->addend);
     dw__kernel_seconds time = {0};
     kernel->seconds(kernel, &p->call, &gpu, &time);
     CHILD_REQUIRE(time.seconds > 0.0);
@@ -235,7 +245,9 @@ static void multiply(dw_dtype type, dw_dtype result, const int64_t *size, int ra
     p.result.tensor = make(result, rank, batch, m, n);
     set_layout(&p.inputs[0].tensor, a);
     set_layout(&p.inputs[1].tensor, b);
-    p.call.call.accumulates = shift == 1;
+    p.call.call.accumulates = (dw__accumulation)((turned + shift) % 3);
+    p.addend.tensor = p.result.tensor;
+    set_layout(&p.addend.tensor, (a + b) % 2 ? PADDED : CONTIGUOUS);
     run(&p, shift);
 }
 
@@ -268,9 +280,13 @@ static void layer(dw_dtype type, const int64_t *size, int rank, int turned, bool
     p.result.tensor = make(type, rank < 2 ? 2 : rank, batches[0], m, n);
     set_layout(&p.inputs[0].tensor, x);
     set_layout(&p.inputs[1].tensor, w);
+    p.call.call.accumulates = (dw__accumulation)((x + shift) % 3);
+    p.addend.tensor = p.result.tensor;
+    if (w != PERMUTED) set_layout(&p.addend.tensor, PADDED);
     if (rank == 1) { /* one row */
         p.inputs[0].tensor = (dw__tensor){.dtype = type, .rank = 1, .shape = {k}, .stride = {1}};
         p.result.tensor = (dw__tensor){.dtype = type, .rank = 1, .shape = {n}, .stride = {1}};
+        p.addend.tensor = p.result.tensor;
     }
     run(&p, shift);
 }

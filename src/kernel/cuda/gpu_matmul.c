@@ -27,14 +27,20 @@ static dw_matmul_params params_of(const dw__call *c) {
         .y_column = y->stride[last],
         .batches = 1,
         .rank = batch > 0 ? batch : 1,
-        .accumulates = c->accumulates,
         .shape = {1},
     };
+    const dw__tensor *addend = dw__call_addend(c);
+    if (addend) {
+        p.addend = addend->data;
+        p.addend_row = addend->stride[last - 1];
+        p.addend_column = addend->stride[last];
+    }
     for (int axis = 0; axis < batch; axis++) {
         p.shape[axis] = y->shape[axis];
         p.a_stride[axis] = a->stride[axis];
         p.b_stride[axis] = b->stride[axis];
         p.y_stride[axis] = y->stride[axis];
+        if (addend) p.addend_stride[axis] = addend->stride[axis];
         p.batches *= y->shape[axis];
     }
     return p;
@@ -146,5 +152,5 @@ const dw__kernel dw__gpu_matmul = {
     .tolerance = "accumulates in F32 (F64 in F64) and rounds once",
     .example = example,
     .tolerance_factor = 8.0,
-    .accumulates = true,
+    .accumulates = DW__ADDS_TO_ADDEND,
 };

@@ -7,18 +7,18 @@
 /* The compile-time parameters of a variant: the defines of norm.cu, and its entry point. */
 typedef struct norm_variant {
     int type, lanes, vectors;
-    bool centred, aligned, backward;
+    bool centred, aligned, backward, adds;
 } norm_variant;
 
 static uint64_t pack(norm_variant v) {
     return (uint64_t)(v.type | v.lanes << 4 | v.vectors << 15 | v.centred << 18 | v.aligned << 19 |
-                      v.backward << 20);
+                      v.backward << 20 | v.adds << 21);
 }
 
 static norm_variant unpack(uint64_t params) {
     const int p = (int)params;
-    return (norm_variant){p & 15,      p >> 4 & 0x7FF, p >> 15 & 7,
-                          p >> 18 & 1, p >> 19 & 1,    p >> 20 & 1};
+    return (norm_variant){p & 15,      p >> 4 & 0x7FF, p >> 15 & 7, p >> 18 & 1,
+                          p >> 19 & 1, p >> 20 & 1,    p >> 21 & 1};
 }
 
 static int per_vector(int type) { return 16 / (int)dw_dtype_bytes((dw_dtype)type); }
@@ -54,6 +54,7 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
         dw__jit_add_define(&points[i].code, "LANES", v.lanes);
         dw__jit_add_define(&points[i].code, "VECTORS", v.vectors);
         dw__jit_add_define(&points[i].code, "ALIGNED", v.aligned);
+        dw__jit_add_define(&points[i].code, "ADDS", v.adds);
     }
     return DW_OK;
 }
@@ -95,6 +96,9 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
                             "operands contiguous",
                             kernel->name);
     }
+    if (c->accumulates == DW__ADDS_TO_ADDEND && !dw__tensor_row_stride(&c->addend, &stride))
+        return dw__fail(DW_UNSUPPORTED, "%s: expected an addend of rows at one distance",
+                        kernel->name);
     return DW_OK;
 }
 
@@ -118,7 +122,8 @@ static int64_t part_rows(int64_t rows, const norm_variant *v, int sm_count) {
 
 static dw_norm_params params_of(const dw__call *c, const norm_variant *v, int sm_count) {
     const bool backward = is_backward(c->op), centred = is_centred(c->op);
-    const dw__tensor *x = x_of(c), *w = &c->inputs[backward + 1], *b = &c->inputs[2];
+    const dw__tensor *x = x_of(c), *w = &c->inputs[backward + 1], *b = &c->inputs[2],
+                     *addend = dw__call_addend(c);
     dw_norm_params p = {.x = x->data,
                         .w = w->rank < 0 ? NULL : w->data,
                         .result = c->outputs[0].data,
@@ -127,6 +132,10 @@ static dw_norm_params params_of(const dw__call *c, const norm_variant *v, int sm
                         .x_stride = row_stride(x),
                         .result_stride = columns_of(c),
                         .columns = (int)columns_of(c)};
+    if (addend) {
+        p.addend = addend->data;
+        p.addend_stride = row_stride(addend);
+    }
     p.part_rows = part_rows(p.rows, v, sm_count);
     p.parts = (p.rows + p.part_rows - 1) / p.part_rows;
     if (backward) {
@@ -147,13 +156,15 @@ static dw_norm_params params_of(const dw__call *c, const norm_variant *v, int sm
 static norm_variant variant_of(const dw__call *c) {
     norm_variant v = {.type = dw__gpu_element(x_of(c)->dtype),
                       .centred = is_centred(c->op),
-                      .backward = is_backward(c->op)};
+                      .backward = is_backward(c->op),
+                      .adds = c->accumulates != DW__ADDS_NOTHING};
     choose_threads(columns_of(c), &v);
     const dw_norm_params p = params_of(c, &v, 1);
-    const uint64_t together = ((uint64_t)p.x_stride | (uint64_t)p.dy_stride | (uint64_t)p.columns) *
+    const uint64_t together = ((uint64_t)p.x_stride | (uint64_t)p.dy_stride |
+                               (uint64_t)p.addend_stride | (uint64_t)p.columns) *
                               (uint64_t)dw_dtype_bytes(x_of(c)->dtype);
     v.aligned = ((together | (uintptr_t)p.x | (uintptr_t)p.dy | (uintptr_t)p.w | (uintptr_t)p.b |
-                  (uintptr_t)p.result) &
+                  (uintptr_t)p.addend | (uintptr_t)p.result) &
                  15) == 0;
     return v;
 }
@@ -234,7 +245,9 @@ static void example(uint64_t params, int index, dw__call *c) {
                     .input_count = v.backward ? 3 + statistics : 1 + statistics,
                     .output_count = 1 + statistics,
                     .inputs = {spaced, vector, vector},
-                    .outputs = {whole, statistic, statistic}};
+                    .outputs = {whole, statistic, statistic},
+                    .accumulates = v.adds ? DW__ADDS_TO_ADDEND : DW__ADDS_NOTHING,
+                    .addend = spaced};
     if (!v.backward) return;
     c->inputs[1] = spaced;
     c->inputs[3] = c->inputs[4] = statistic;
@@ -264,4 +277,5 @@ const dw__kernel dw__gpu_norm = {
     .tolerance = "sums in F32 (F64 in F64), at most 64 terms in sequence over rows; one rounding",
     .example = example,
     .tolerance_factor = 8.0,
+    .accumulates = DW__ADDS_TO_ADDEND,
 };

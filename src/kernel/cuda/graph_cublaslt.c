@@ -11,6 +11,8 @@
  * Results have the same bits in every run. The library promises this for one algorithm on one GPU. The heuristic's
  * answer depends on the GEMM and the GPU alone, and split sums are added in a separate step, in the compute type
  * (DW_LT_REDUCTION_COMPUTE_TYPE; the other schemes round partial sums to the result's type).
+ *
+ * An addend is the library's C, with a beta of 1; a bias is its epilogue, which applies to A B + C.
  */
 #include "device/cublaslt.h"
 #include "kernel/cuda/gpu_gemm.h"
@@ -28,34 +30,36 @@ enum { WORKSPACE = 32 << 20, MOST_ALGORITHMS = 8, ALIGNMENT = 16 };
 typedef struct gemm_key {
     int64_t context; /* dw__context.index */
     int64_t m, n, k, batch;
-    int64_t a_leading, b_leading, y_leading; /* elements from one row, or column, to the next */
-    int64_t a_step, b_step, y_step;          /* elements from one batch to the next */
+    /* elements from one row, or column, to the next; c is the addend, or y if there is none */
+    int64_t a_leading, b_leading, c_leading, y_leading;
+    int64_t a_step, b_step, c_step, y_step;  /* elements from one batch to the next */
     int64_t a_turned, b_turned;              /* columns are contiguous, not rows */
     int64_t type, result;                    /* dw_dtype */
-    int64_t bias;
-    int64_t a_alignment, b_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
+    int64_t bias, apart; /* apart: c is not y */
+    int64_t a_alignment, b_alignment, c_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
 } gemm_key;
 
 /* Axes outside of a GEMM's columns, with the elements that each operand has from one index to the next. */
 typedef struct outer_axes {
     int count;
     struct {
-        int64_t size, a, b, y;
+        int64_t size, a, b, c, y;
     } axis[DW_MAX_RANK];
 } outer_axes;
 
 static bool is_linear(const dw__call *c) { return c->op == DW_OP_LINEAR; }
 
 /* Appends an axis, or merges it into the one outside of it. */
-static void add_axis(outer_axes *axes, int64_t size, int64_t a, int64_t b, int64_t y) {
+static void add_axis(outer_axes *axes, int64_t size, int64_t a, int64_t b, int64_t c, int64_t y) {
     if (size == 1) return;
     if (axes->count > 0) {
         const int last = axes->count - 1;
         if (axes->axis[last].a == a * size && axes->axis[last].b == b * size &&
-            axes->axis[last].y == y * size) {
+            axes->axis[last].c == c * size && axes->axis[last].y == y * size) {
             axes->axis[last].size *= size;
             axes->axis[last].a = a;
             axes->axis[last].b = b;
+            axes->axis[last].c = c;
             axes->axis[last].y = y;
             return;
         }
@@ -63,6 +67,7 @@ static void add_axis(outer_axes *axes, int64_t size, int64_t a, int64_t b, int64
     axes->axis[axes->count].size = size;
     axes->axis[axes->count].a = a;
     axes->axis[axes->count].b = b;
+    axes->axis[axes->count].c = c;
     axes->axis[axes->count++].y = y;
 }
 
@@ -87,29 +92,32 @@ static int64_t alignment_of(const dw__tensor *t) {
 /* Divides the merged axes into one of batches and the rows of a, which are the last axis if b has no part in it. Without
  * rows every axis is one of batches. */
 static bool split_axes(const outer_axes *axes, bool rows, gemm_key *g, int64_t *a_row,
-                       int64_t *y_row) {
+                       int64_t *c_row, int64_t *y_row) {
     int batches = axes->count;
     g->m = g->batch = 1;
-    g->a_step = g->b_step = g->y_step = 0;
+    g->a_step = g->b_step = g->c_step = g->y_step = 0;
     *a_row = g->k;
-    *y_row = g->n;
+    *c_row = *y_row = g->n;
     if (rows && batches > 0 && axes->axis[batches - 1].b == 0) {
         batches--;
         g->m = axes->axis[batches].size;
         *a_row = axes->axis[batches].a;
+        *c_row = axes->axis[batches].c;
         *y_row = axes->axis[batches].y;
     }
     if (batches == 0) return true;
     g->batch = axes->axis[0].size;
     g->a_step = axes->axis[0].a;
     g->b_step = axes->axis[0].b;
+    g->c_step = axes->axis[0].c;
     g->y_step = axes->axis[0].y;
     return batches == 1;
 }
 
 /* False: the operands lie in a way that the library does not read. A call without a result has m, n or batch 0. */
 static bool key_of(const dw__call *c, gemm_key *g) {
-    const dw__tensor *a = &c->inputs[0], *b = &c->inputs[1], *y = &c->outputs[0];
+    const dw__tensor *a = &c->inputs[0], *b = &c->inputs[1], *y = &c->outputs[0],
+                     *addend = dw__call_addend(c) ? dw__call_addend(c) : y;
     const bool linear = is_linear(c);
     const int last = y->rank - 1, b_last = b->rank - 1;
     const bool a_turned = !linear && dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_A, 0) != 0,
@@ -119,7 +127,7 @@ static bool key_of(const dw__call *c, gemm_key *g) {
               b_row_axis = b_turned ? b_last : b_last - 1,
               b_column_axis = b_turned ? b_last - 1 : b_last;
     outer_axes axes = {0};
-    int64_t a_row, y_row, y_turned;
+    int64_t a_row, c_row, y_row, c_turned, y_turned;
     memset(g, 0, sizeof *g);
     g->type = a->dtype;
     g->result = y->dtype;
@@ -127,6 +135,8 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     g->k = a->shape[a_column_axis];
     g->a_alignment = alignment_of(a);
     g->b_alignment = alignment_of(b);
+    g->c_alignment = alignment_of(addend);
+    g->apart = addend != y;
     g->y_alignment = alignment_of(y);
     g->bias = linear && c->input_count > 2 && c->inputs[2].rank >= 0;
     if (dw__tensor_count(y) == 0) return true;
@@ -134,14 +144,15 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     for (int axis = 0; axis < last; axis++) {
         const bool is_row = linear || axis == last - 1;
         add_axis(&axes, y->shape[axis], a->stride[a_turned && axis == last - 1 ? last : axis],
-                 is_row ? 0 : b->stride[axis], y->stride[axis]);
+                 is_row ? 0 : b->stride[axis], addend->stride[axis], y->stride[axis]);
     }
     /* Rows that are one in memory, or whose elements have gaps, still can be batches. */
     for (int rows = 1; rows >= 0; rows--)
-        if (split_axes(&axes, rows, g, &a_row, &y_row) &&
+        if (split_axes(&axes, rows, g, &a_row, &c_row, &y_row) &&
             lay(g->m, g->k, a_row, a->stride[a_column_axis], &g->a_leading, &g->a_turned) &&
             lay(g->k, g->n, b->stride[b_row_axis], b->stride[b_column_axis], &g->b_leading,
                 &g->b_turned) &&
+            lay(g->m, g->n, c_row, addend->stride[last], &g->c_leading, &c_turned) && !c_turned &&
             lay(g->m, g->n, y_row, y->stride[last], &g->y_leading, &y_turned) && !y_turned)
             return true;
     return false;
@@ -154,7 +165,8 @@ static bool is_empty(const gemm_key *g) { return g->m == 0 || g->n == 0 || g->ba
 typedef struct gemm {
     struct gemm *next; /* in its bucket */
     gemm_key key;
-    void *handle, *product, *a, *b, *y; /* a and b are the call's, not the library's */
+    /* a and b are the call's, not the library's; c is NULL where it is y */
+    void *handle, *product, *a, *b, *c, *y;
     dw__lt_algorithm algorithm;
     pthread_mutex_t bias; /* the address of the bias is a part of `product` */
 } gemm;
@@ -223,12 +235,12 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
     return dw__cublaslt_check(result, "cublasLtMatmulDescSetAttribute");
 }
 
-/* The library's A, B, C and D are our b, a, y and y. */
+/* The library's A, B, C and D are our b, a, c and y. */
 static dw_status set_preference(const dw__cublaslt *lt, const gemm_key *key, void *preference) {
     const uint64_t workspace = WORKSPACE;
     const uint32_t reductions = DW_LT_REDUCTION_COMPUTE_TYPE;
     const uint32_t alignment[] = {(uint32_t)key->b_alignment, (uint32_t)key->a_alignment,
-                                  (uint32_t)key->y_alignment, (uint32_t)key->y_alignment};
+                                  (uint32_t)key->c_alignment, (uint32_t)key->y_alignment};
     int result =
         lt->preference_set(preference, DW_LT_PREFER_WORKSPACE, &workspace, sizeof workspace);
     if (result == 0)
@@ -240,6 +252,9 @@ static dw_status set_preference(const dw__cublaslt *lt, const gemm_key *key, voi
     return dw__cublaslt_check(result, "cublasLtMatmulPreferenceSetAttribute");
 }
 
+/* The library adds in place only where C and D have one description. */
+static void *addend_matrix(const gemm *g) { return g->key.apart ? g->c : g->y; }
+
 static dw_status choose_algorithm(const dw__cublaslt *lt, gemm *g) {
     static const char call[] = "cublasLtMatmulAlgoGetHeuristic";
     dw_status status = DW_OK;
@@ -249,8 +264,8 @@ static dw_status choose_algorithm(const dw__cublaslt *lt, gemm *g) {
     DW_TRY(
         dw__cublaslt_check(lt->preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
     DW_TRY(set_preference(lt, &g->key, preference));
-    DW_TRY(dw__cublaslt_check(lt->choose(g->handle, g->product, g->b, g->a, g->y, g->y, preference,
-                                         MOST_ALGORITHMS, found, &count),
+    DW_TRY(dw__cublaslt_check(lt->choose(g->handle, g->product, g->b, g->a, addend_matrix(g),
+                                         g->y, preference, MOST_ALGORITHMS, found, &count),
                               call));
     for (int i = 0; i < count; i++) {
         if (found[i].state != 0 || found[i].workspace > WORKSPACE) continue;
@@ -269,6 +284,7 @@ static void release(const dw__cublaslt *lt, gemm *g) {
     if (g->product) lt->product_destroy(g->product);
     if (g->a) lt->matrix_destroy(g->a);
     if (g->b) lt->matrix_destroy(g->b);
+    if (g->c) lt->matrix_destroy(g->c);
     if (g->y) lt->matrix_destroy(g->y);
     dw__free(g);
 }
@@ -281,6 +297,9 @@ static dw_status describe(const dw__cublaslt *lt, const dw__context *context, ge
                                         k->batch, k->a_step, &g->a));
     DW_RETURN_IF_FAILED(describe_matrix(lt, k->type, k->k, k->n, k->b_leading, k->b_turned,
                                         k->batch, k->b_step, &g->b));
+    if (k->apart)
+        DW_RETURN_IF_FAILED(describe_matrix(lt, k->result, k->m, k->n, k->c_leading, 0, k->batch,
+                                            k->c_step, &g->c));
     DW_RETURN_IF_FAILED(
         describe_matrix(lt, k->result, k->m, k->n, k->y_leading, 0, k->batch, k->y_step, &g->y));
     return choose_algorithm(lt, g);
@@ -437,7 +456,7 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
                     dw__kernel_seconds *result) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     gemm_key g;
-    double bytes = (double)dw__tensor_bytes(&c->outputs[0]);
+    double bytes = (double)dw__tensor_bytes(&c->outputs[0]) * (dw__call_addend(c) ? 2.0 : 1.0);
     (void)kernel;
     if (!key_of(c, &g)) return;
     for (uint32_t i = 0; i < c->input_count; i++)
@@ -485,9 +504,9 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     DW_RETURN_IF_FAILED(gemm_of(context, &key, &g)); /* prepare() has made it */
     DW_RETURN_IF_FAILED(dw__cublaslt_load(&lt));
     const bool wide = key.type == DW_F64;
+    const dw__tensor *addend = dw__call_addend(&c->call);
     const void *alpha = wide ? (const void *)&wide_factors[1] : &factors[1],
-               *beta = wide ? (const void *)&wide_factors[c->call.accumulates]
-                            : &factors[c->call.accumulates];
+               *beta = wide ? (const void *)&wide_factors[addend != NULL] : &factors[addend != NULL];
     void *y = c->call.outputs[0].data;
     if (key.bias) {
         pthread_mutex_lock(&g->bias);
@@ -496,8 +515,8 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     }
     if (result == 0)
         result = lt->multiply(g->handle, g->product, alpha, c->call.inputs[1].data, g->b,
-                              c->call.inputs[0].data, g->a, beta, y, g->y, y, g->y,
-                              g->algorithm.data, c->workspace, g->algorithm.workspace, c->stream);
+                              c->call.inputs[0].data, g->a, beta, addend ? addend->data : y,
+                              addend_matrix(g), y, g->y, g->algorithm.data, c->workspace, g->algorithm.workspace, c->stream);
     if (key.bias) pthread_mutex_unlock(&g->bias);
     return dw__cublaslt_check(result, "cublasLtMatmul");
 }
@@ -523,5 +542,5 @@ const dw__kernel dw__graph_cublaslt = {
     .tolerance = "sums in F32 (F64 in F64), rounded once",
     .example = example,
     .tolerance_factor = 8.0,
-    .accumulates = true,
+    .accumulates = DW__ADDS_TO_ADDEND,
 };

@@ -133,7 +133,8 @@ typedef struct factor {
     bool transposed;
 } factor;
 
-static dw_status multiply(run *r, factor a, factor b, dw__tensor result, bool accumulates) {
+static dw_status multiply(run *r, factor a, factor b, dw__tensor result,
+                          dw__accumulation accumulates) {
     const dw_attr attrs[] = {{.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = a.transposed},
                              {.key = DW_ATTR_KEY_TRANSPOSE_B, .integer = b.transposed}};
     dw__operation_call made = {.call = {.op = DW_OP_MATMUL,

@@ -39,6 +39,7 @@ void dw__gpu_seconds_of_bytes(const dw__kernel *kernel, const void *call, const 
     (void)kernel;
     for (uint32_t i = 0; i < c->input_count; i++) bytes += bytes_of(&c->inputs[i]);
     for (uint32_t o = 0; o < c->output_count; o++) bytes += bytes_of(&c->outputs[o]);
+    if (dw__call_addend(c)) bytes += bytes_of(dw__call_addend(c));
     result->seconds = launch + bytes / gpu->bytes;
     snprintf(result->from, sizeof result->from, "estimate: bytes at the data sheet's rate");
 }

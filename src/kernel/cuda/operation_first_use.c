@@ -10,7 +10,7 @@
 
 typedef struct state {
     dw__operation_call call;
-    dw__trial_part *inputs[DW_MAX_INPUTS], *outputs[DW_MAX_OUTPUTS];
+    dw__trial_part *inputs[DW_MAX_INPUTS], *outputs[DW_MAX_OUTPUTS], *addend;
     dw__tensor expected[DW_MAX_OUTPUTS]; /* F64, contiguous */
 } state;
 
@@ -70,6 +70,19 @@ static dw_status make_graph(const dw__call *c, dw_graph **graph) {
     return DW_OK;
 }
 
+/* Fills the addend and adds it to the first expected result. */
+static dw_status expect_sum(dw__trial *t, state *s) {
+    const dw__tensor *addend = &s->call.call.addend;
+    const int64_t count = dw__tensor_count(addend);
+    dw__trial_part *wide;
+    if (s->call.call.accumulates == DW__ADDS_NOTHING) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__trial_scratch(t, (size_t)count * sizeof(double), &wide));
+    fill_tensor(s->addend->host, addend, DW_MAX_INPUTS, wide->host);
+    for (int64_t i = 0; i < count; i++)
+        ((double *)s->expected[0].data)[i] += ((const double *)wide->host)[i];
+    return DW_OK;
+}
+
 /* Fills the operands. Evaluates the operation's definition. */
 static dw_status expect(dw__trial *t, state *s) {
     const dw__call *c = &s->call.call;
@@ -93,6 +106,7 @@ static dw_status expect(dw__trial *t, state *s) {
         DW_TRY(dw__trial_scratch(t, dw__tensor_bytes(&found[i]), &part));
         s->expected[i].data = memcpy(part->host, found[i].data, dw__tensor_bytes(&found[i]));
     }
+    DW_TRY(expect_sum(t, s));
 
 cleanup:
     for (uint32_t i = 0; i < c->output_count; i++) dw__free_aligned(found[i].data);
@@ -122,6 +136,10 @@ static dw_status prepare(dw__trial *t) {
     for (uint32_t i = 0; i < c->output_count; i++) {
         DW_RETURN_IF_FAILED(dw__trial_add(t, span_of(&c->outputs[i]), &s->outputs[i]));
         c->outputs[i].data = s->outputs[i]->device;
+    }
+    if (c->accumulates == DW__ADDS_TO_ADDEND) {
+        DW_RETURN_IF_FAILED(dw__trial_add(t, span_of(&c->addend), &s->addend));
+        c->addend.data = s->addend->device;
     }
     DW_RETURN_IF_FAILED(add_workspace(t, s));
     s->call.stream = t->stream;

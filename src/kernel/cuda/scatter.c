@@ -83,7 +83,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                            .padding = c->call.op == DW_OP_EMBEDDING_BACKWARD
                                           ? dw__call_int(&c->call, DW_ATTR_KEY_PADDING_INDEX, -1)
                                           : -1,
-                           .accumulates = c->call.accumulates,
+                           .accumulates = c->call.accumulates != DW__ADDS_NOTHING,
                            .outers = product(y->shape, 0, axis),
                            .inners = inners,
                            .to = buffers[0],
@@ -169,7 +169,7 @@ const dw__kernel dw__gpu_scatter = {
     .enqueue = enqueue,
     .entry_points = entry_points,
     .first_use = &dw__operation_first_use,
-    .accumulates = true,
+    .accumulates = DW__ADDS_TO_OUTPUT,
     .tolerance = "accumulates in F32 (F64 in F64) and rounds once; integers exactly",
     .example = example,
     .tolerance_factor = 8.0,

@@ -174,13 +174,19 @@ static int takes(const product *p, const matrix *a, const matrix *b, const matri
     return narrow_takes(p, a, d);
 }
 
+/* C may have a leading dimension and a step of its own, and overlap itself. */
+static int same_shape(const matrix *c, const matrix *d) {
+    return c->type == d->type && c->rows == d->rows && c->columns == d->columns &&
+           c->batch == d->batch;
+}
+
 /* Algorithms carry the operands' type and the alignment that they were chosen for. */
 API int cublasLtMatmulAlgoGetHeuristic(void *handle, product *p, matrix *a, matrix *b, matrix *c,
                                        matrix *d, preference *wanted, int most,
                                        algorithm *algorithms, int *count) {
     const char *failing = getenv("FAKE_CUBLASLT_FAIL");
     chosen_count++;
-    if (!handle || most < 1 || c != d || wanted->workspace == 0) return INVALID;
+    if (!handle || most < 1 || !same_shape(c, d) || wanted->workspace == 0) return INVALID;
     if (failing && strcmp(failing, "none") != 0) return atoi(failing);
     *count = 0;
     const int status = takes(p, a, b, d);
@@ -226,7 +232,8 @@ static double factor(const void *data, const matrix *m, int transpose, int64_t s
 }
 
 static void compute(const product *p, const void *a, const matrix *am, const void *b,
-                    const matrix *bm, double beta, void *d, const matrix *dm) {
+                    const matrix *bm, double beta, const void *c, const matrix *cm, void *d,
+                    const matrix *dm) {
     const int64_t inner = (int64_t)(p->transpose_a ? am->rows : am->columns);
     for (int64_t i = 0; i < dm->batch; i++)
         for (int64_t column = 0; column < (int64_t)dm->columns; column++)
@@ -238,7 +245,9 @@ static void compute(const product *p, const void *a, const matrix *am, const voi
                     sum += factor(a, am, p->transpose_a, i * am->step, row, k) *
                            factor(b, bm, p->transpose_b, i * bm->step, k, column);
                 const int64_t at = i * dm->step + row + column * dm->leading;
-                if (beta != 0.0) sum += beta * get(d, dm->type, at);
+                if (beta != 0.0)
+                    sum += beta *
+                           get(c, cm->type, i * cm->step + row + column * cm->leading);
                 put(d, dm->type, at, sum);
             }
     if (getenv("FAKE_CUBLASLT_WRONG")) put(d, dm->type, 0, 1e4);
@@ -252,19 +261,21 @@ API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *
                        void *workspace, size_t workspace_bytes, void *stream) {
     const int status = takes(p, a_matrix, b_matrix, d_matrix);
     (void)stream;
-    if (!handle || !a || !b || !d || c != d || c_matrix != d_matrix) return INVALID;
+    if (!handle || !a || !b || !c || !d || (c == d) != (c_matrix == d_matrix)) return INVALID;
+    if (!same_shape(c_matrix, d_matrix)) return INVALID;
     const double scale = get(alpha, p->scale, 0), kept = get(beta, p->scale, 0);
     if (scale != 1.0 || (kept != 0.0 && kept != 1.0)) return INVALID;
     if (!workspace || !is_aligned(workspace, 16) || workspace_bytes == 0) return INVALID;
     if (chosen[0] != 0xA160 + (uint64_t)a_matrix->type) return INVALID;
-    if (!is_aligned(a, chosen[1]) || !is_aligned(b, chosen[2]) || !is_aligned(d, chosen[4]))
+    if (!is_aligned(a, chosen[1]) || !is_aligned(b, chosen[2]) || !is_aligned(c, chosen[3]) ||
+        !is_aligned(d, chosen[4]))
         return INVALID;
     if (status != OK || (p->epilogue == EPILOGUE_BIAS && !p->bias))
         return status ? status : INVALID;
     multiplied[a_matrix->type]++;
     memset(workspace, 0xA5, workspace_bytes < 4096 ? workspace_bytes : 4096); /* must be there */
     if (a_matrix->type != E4M3 && a_matrix->type != E2M1) {
-        compute(p, a, a_matrix, b, b_matrix, kept, d, d_matrix);
+        compute(p, a, a_matrix, b, b_matrix, kept, c, c_matrix, d, d_matrix);
         return OK;
     }
     /* Checks that the first operand is complete in memory. */
