@@ -18,8 +18,9 @@ typedef state_element::stored state_stored;
 
 #define NARROWEST (sizeof(param_stored) < sizeof(state_stored) ? sizeof(param_stored) : sizeof(state_stored))
 #define PER_VECTOR ((int)(16 / NARROWEST))
-// Vectors that a thread loads before it uses the first.
-#define AHEAD 2
+// Vectors of each tensor that a thread loads before it uses the first: 4 blocks of an SM have 64 KB in flight. With 2 an
+// SM holds fewer blocks, or registers spill.
+#define AHEAD 1
 #define STRIDE (DW_ADAMW_THREADS * PER_VECTOR) // elements of a vector of each thread
 
 template <class T> struct alignas(16) vector_of {
@@ -158,12 +159,11 @@ struct constants {
     float decay, beta1, beta2, one_minus_beta1, one_minus_beta2, step_size, inverse_root, eps;
 };
 
-// Replaces p, m, v, and g by the unscaled gradient. Where p has 16 bits, its rounding hides the error of approximate
+// Replaces p, m and v; g is not unscaled yet. Where p has 16 bits, its rounding hides the error of approximate
 // roots and quotients, which is below 2^-21 of the change.
-DEVICE void update(const constants &c, float &p, float &g, float &m, float &v) {
+DEVICE void update(const constants &c, float &p, float g, float &m, float &v) {
     float root, quotient;
-    g *= c.unscale;
-    const float x = g * c.clip;
+    const float x = g * c.unscale * c.clip;
     m = fmaf(c.beta1, m, c.one_minus_beta1 * x);
     v = fmaf(c.beta2, v, c.one_minus_beta2 * (x * x));
     if constexpr (sizeof(param_stored) == 2) asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(v));
@@ -176,7 +176,7 @@ DEVICE void update(const constants &c, float &p, float &g, float &m, float &v) {
     p = fmaf(-c.decay, p, p) - quotient;
 }
 
-extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS) adamw_update(const __grid_constant__ dw_adamw_params p) {
+extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, 4) adamw_update(const __grid_constant__ dw_adamw_params p) {
     const int tensor = tensor_of_block(p);
     const dw_adamw_entry &of = p.tensor[tensor];
     const bool store_gradients = p.store_gradients != 0;
@@ -214,27 +214,33 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS) adamw_update(cons
             if (at >= c.whole) continue;
 #pragma unroll
             for (int j = 0; j < PER_VECTOR; j++) {
-                float px = param_element::load(pv[i].x, j), gx = param_element::load(gv[i].x, j);
+                const float gx = param_element::load(gv[i].x, j);
+                float px = param_element::load(pv[i].x, j);
                 float mx = state_element::load(mv[i].x, j), vx = state_element::load(vv[i].x, j);
                 update(k, px, gx, mx, vx);
                 param_element::store(pv[i].x, j, px);
-                param_element::store(gv[i].x, j, gx);
                 state_element::store(mv[i].x, j, mx);
                 state_element::store(vv[i].x, j, vx);
             }
             *(param_vector *)(ps + at) = pv[i];
-            if (store_gradients) *(param_vector *)(gs + at) = gv[i];
+            if (store_gradients) {
+#pragma unroll
+                for (int j = 0; j < PER_VECTOR; j++)
+                    param_element::store(gv[i].x, j, param_element::load(gv[i].x, j) * k.unscale);
+                *(param_vector *)(gs + at) = gv[i];
+            }
             *(state_vector *)(ms + at) = mv[i];
             *(state_vector *)(vs + at) = vv[i];
         }
     }
     if (common.skip) return;
     for (int at = c.whole + (int)threadIdx.x; at < c.count; at += DW_ADAMW_THREADS) {
-        float px = param_element::load(ps, at), gx = param_element::load(gs, at);
+        const float gx = param_element::load(gs, at);
+        float px = param_element::load(ps, at);
         float mx = state_element::load(ms, at), vx = state_element::load(vs, at);
         update(k, px, gx, mx, vx);
         param_element::store(ps, at, px);
-        if (store_gradients) param_element::store(gs, at, gx);
+        if (store_gradients) param_element::store(gs, at, gx * k.unscale);
         state_element::store(ms, at, mx);
         state_element::store(vs, at, vx);
     }
