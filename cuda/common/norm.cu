@@ -17,8 +17,8 @@
 // Defines: TYPE, LANES, VECTORS, ALIGNED (row_vectors.cuh), CENTRED: 1 for layer norm, 0 for RMS norm; ADDS: 1 if an
 // addend of y's or dx's shape is added to it before it is rounded.
 //
-// Bytes: forward one read of x and one write of y; backward one read of x and dy, and one write of dx;
-// one read of the addend.
+// Bytes: forward one read of x and one write of y; backward one read of x and dy, and one write of dx; in
+// both one read of the addend.
 
 #include "norm_params.h"
 #include "row_vectors.cuh"

@@ -107,7 +107,7 @@ typedef struct dw__step {
     dw__operand *inputs, *outputs;
     dw__accumulation accumulates; /* what is added to output 0 */
     dw__operand addend;           /* DW__ADDS_TO_ADDEND only */
-    const void *prepared; /* parsed attributes, owned by the engine */
+    const void *prepared;         /* parsed attributes, owned by the engine */
 } dw__step;
 
 typedef struct dw__instruction {

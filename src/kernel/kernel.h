@@ -133,7 +133,7 @@ struct dw__kernel {
     /* Results may have any strides, so that a plan can choose the layout that later operations read. Kernels without
      * this flag write contiguous results. */
     bool strided_results;
-    bool with_epilogue; /* for calls with an epilogue only */
+    bool with_epilogue;           /* for calls with an epilogue only */
     dw__accumulation accumulates; /* the most that it adds to output 0 */
 
     /* ---- of a CPU ---- */

@@ -32,10 +32,10 @@ typedef struct gemm_key {
     int64_t m, n, k, batch;
     /* elements from one row, or column, to the next; c is the addend, or y if there is none */
     int64_t a_leading, b_leading, c_leading, y_leading;
-    int64_t a_step, b_step, c_step, y_step;  /* elements from one batch to the next */
-    int64_t a_turned, b_turned;              /* columns are contiguous, not rows */
-    int64_t type, result;                    /* dw_dtype */
-    int64_t bias, apart; /* apart: c is not y */
+    int64_t a_step, b_step, c_step, y_step; /* elements from one batch to the next */
+    int64_t a_turned, b_turned;             /* columns are contiguous, not rows */
+    int64_t type, result;                   /* dw_dtype */
+    int64_t bias, apart;                    /* apart: c is not y */
     int64_t a_alignment, b_alignment, c_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
 } gemm_key;
 
@@ -264,8 +264,8 @@ static dw_status choose_algorithm(const dw__cublaslt *lt, gemm *g) {
     DW_TRY(
         dw__cublaslt_check(lt->preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
     DW_TRY(set_preference(lt, &g->key, preference));
-    DW_TRY(dw__cublaslt_check(lt->choose(g->handle, g->product, g->b, g->a, addend_matrix(g),
-                                         g->y, preference, MOST_ALGORITHMS, found, &count),
+    DW_TRY(dw__cublaslt_check(lt->choose(g->handle, g->product, g->b, g->a, addend_matrix(g), g->y,
+                                         preference, MOST_ALGORITHMS, found, &count),
                               call));
     for (int i = 0; i < count; i++) {
         if (found[i].state != 0 || found[i].workspace > WORKSPACE) continue;
@@ -506,7 +506,8 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     const bool wide = key.type == DW_F64;
     const dw__tensor *addend = dw__call_addend(&c->call);
     const void *alpha = wide ? (const void *)&wide_factors[1] : &factors[1],
-               *beta = wide ? (const void *)&wide_factors[addend != NULL] : &factors[addend != NULL];
+               *beta =
+                   wide ? (const void *)&wide_factors[addend != NULL] : &factors[addend != NULL];
     void *y = c->call.outputs[0].data;
     if (key.bias) {
         pthread_mutex_lock(&g->bias);
@@ -516,7 +517,8 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     if (result == 0)
         result = lt->multiply(g->handle, g->product, alpha, c->call.inputs[1].data, g->b,
                               c->call.inputs[0].data, g->a, beta, addend ? addend->data : y,
-                              addend_matrix(g), y, g->y, g->algorithm.data, c->workspace, g->algorithm.workspace, c->stream);
+                              addend_matrix(g), y, g->y, g->algorithm.data, c->workspace,
+                              g->algorithm.workspace, c->stream);
     if (key.bias) pthread_mutex_unlock(&g->bias);
     return dw__cublaslt_check(result, "cublasLtMatmul");
 }

@@ -133,18 +133,18 @@ typedef struct factor {
     bool transposed;
 } factor;
 
-static dw_status multiply(run *r, factor a, factor b, dw__tensor result,
-                          dw__accumulation accumulates) {
+static dw_status multiply(run *r, factor a, factor b, dw__tensor result, bool accumulates) {
     const dw_attr attrs[] = {{.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = a.transposed},
                              {.key = DW_ATTR_KEY_TRANSPOSE_B, .integer = b.transposed}};
-    dw__operation_call made = {.call = {.op = DW_OP_MATMUL,
-                                        .attr_count = 2,
-                                        .attrs = attrs,
-                                        .input_count = 2,
-                                        .output_count = 1,
-                                        .inputs = {a.matrix, b.matrix},
-                                        .outputs = {result},
-                                        .accumulates = accumulates}};
+    dw__operation_call made = {
+        .call = {.op = DW_OP_MATMUL,
+                 .attr_count = 2,
+                 .attrs = attrs,
+                 .input_count = 2,
+                 .output_count = 1,
+                 .inputs = {a.matrix, b.matrix},
+                 .outputs = {result},
+                 .accumulates = accumulates ? DW__ADDS_TO_OUTPUT : DW__ADDS_NOTHING}};
     return call_kernel(r, &made);
 }
 

@@ -246,8 +246,7 @@ static void compute(const product *p, const void *a, const matrix *am, const voi
                            factor(b, bm, p->transpose_b, i * bm->step, k, column);
                 const int64_t at = i * dm->step + row + column * dm->leading;
                 if (beta != 0.0)
-                    sum += beta *
-                           get(c, cm->type, i * cm->step + row + column * cm->leading);
+                    sum += beta * get(c, cm->type, i * cm->step + row + column * cm->leading);
                 put(d, dm->type, at, sum);
             }
     if (getenv("FAKE_CUBLASLT_WRONG")) put(d, dm->type, 0, 1e4);
