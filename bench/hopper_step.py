@@ -299,9 +299,7 @@ def main() -> int:
             command = [sys.executable, __file__, "--one", name, way, "--steps", str(options.steps)]
             command += ["--profile"] * options.profile
             try:
-                run = subprocess.run(
-                    command, capture_output=True, text=True, timeout=options.limit
-                )
+                run = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
                 said = run.stdout.rpartition("figures ")[2] if "figures " in run.stdout else ""
                 problem = "" if said else (run.stdout + run.stderr)[-4000:]
             except subprocess.TimeoutExpired as error:

@@ -520,7 +520,9 @@ class OptimizedForward:
         self._states: list[_State] = []  # the current one first
         self._reads = Reads()  # everything that the forward was observed to read, over all captures
         self._left_alone: str | None = None  # why PyTorch runs it for good
-        self._awaited: str | None = None  # an effect of the first call, after which a capture may succeed
+        self._awaited: str | None = (
+            None  # an effect of the first call, after which a capture may succeed
+        )
         self._captured_once = False
         self._attempts = 0
         self._slower: set[Any] = set()  # shapes of calls for which PyTorch is faster

@@ -231,7 +231,9 @@ class Report:
         return lines
 
 
-_RUN_ON_A_GPU = "the engine has run on an H200, but its present kernels are proven on the emulator alone"
+_RUN_ON_A_GPU = (
+    "the engine has run on an H200, but its present kernels are proven on the emulator alone"
+)
 
 
 def _described(target: Target) -> tuple[str, str]:

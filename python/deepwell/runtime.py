@@ -308,7 +308,10 @@ class Program:
         return outputs, lease
 
     def layers(
-        self, outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], sizes: tuple[int, ...]
+        self,
+        outputs: Sequence[torch.Tensor],
+        leaves: Sequence[torch.Tensor],
+        sizes: tuple[int, ...],
     ) -> dict[int, Layer]:
         """Returns the layers of deferred outputs, by output."""
         return {

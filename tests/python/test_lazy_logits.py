@@ -271,7 +271,9 @@ READERS = {
     "comparison": lambda x: x > 0,
     "cpu": lambda x: x.detach().cpu() + 0,
     "numpy": lambda x: torch.from_numpy(x.detach().cpu().numpy()),
-    "numpy without gradient": lambda x: torch.from_numpy(x.numpy()) if not x.requires_grad else None,
+    "numpy without gradient": lambda x: (
+        torch.from_numpy(x.numpy()) if not x.requires_grad else None
+    ),
     "asarray": lambda x: torch.from_numpy(np.asarray(x.detach())),
     "ufunc": lambda x: torch.as_tensor(np.exp(x.detach())),
     "list": lambda x: torch.tensor(x.tolist()),

@@ -167,7 +167,9 @@ def test_masks_of_attention_are_those_of_the_cpu(without_first_use_check) -> Non
         masks.append([weights[..., :37] == 0 for weights in results])
     for cpu, gpu in zip(*masks):
         assert torch.equal(cpu, gpu)
-        assert 0.08 < gpu.double().mean() < 0.12  # of 7770 elements; five standard deviations are 0.017
+        assert (
+            0.08 < gpu.double().mean() < 0.12
+        )  # of 7770 elements; five standard deviations are 0.017
     assert not torch.equal(*masks[1])
 
 

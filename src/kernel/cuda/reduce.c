@@ -108,8 +108,7 @@ static bool has_vectors(const dw__iteration *along, const dw__iteration *other, 
  * few, a warp or a block for each. */
 static int choose_lanes(bool columns, int64_t kept_units, int64_t units) {
     int groups = 1;
-    if (!columns)
-        return units <= 2 ? 1 : units <= 16 ? 8 : units <= 256 ? 32 : DW_REDUCE_THREADS;
+    if (!columns) return units <= 2 ? 1 : units <= 16 ? 8 : units <= 256 ? 32 : DW_REDUCE_THREADS;
     if (units < 16) return 1;
     while (groups < 32 && groups < kept_units) groups *= 2;
     return DW_REDUCE_THREADS / groups;
@@ -211,8 +210,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     const dw__call *c = &((const dw__operation_call *)call)->call;
     const uintptr_t bytes = (uintptr_t)vector_of(c) * dw_dtype_bytes(c->inputs[0].dtype);
     reduce_plan plan;
-    const reduce_variant v =
-        choose_variant(c, (uintptr_t)c->inputs[0].data % bytes == 0, &plan);
+    const reduce_variant v = choose_variant(c, (uintptr_t)c->inputs[0].data % bytes == 0, &plan);
     return dw__variant_of(context, kernel, pack(v), variant);
 }
 
@@ -259,9 +257,8 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
     const reduce_variant v = unpack(params);
     (void)kernel;
     for (int i = 0; i <= v.split; i++) {
-        points[i].code = (dw__jit_variant){.source = "common/reduce.cu",
-                                           .entry = entries[i],
-                                           .arch = dw__gpu_arch(capability)};
+        points[i].code = (dw__jit_variant){
+            .source = "common/reduce.cu", .entry = entries[i], .arch = dw__gpu_arch(capability)};
         dw__jit_add_define(&points[i].code, "TYPE", v.type);
         dw__jit_add_define(&points[i].code, "REDUCTION", v.reduction);
         dw__jit_add_define(&points[i].code, "LANES", v.lanes);
