@@ -2,10 +2,10 @@
 
     python3 bench/hopper_step.py [MODEL ...] [--ways WAY,...] [--steps N] [--profile] [--out FILE.json]
 
-A step is forward, backward and PyTorch's fused AdamW, with BF16 parameters, random weights and random tokens. Each way
-runs in a process of its own, so that its peak of memory and its first step are its own. The time of a step is the
-median of ``--steps`` steps, each between two CUDA events; ``host`` is how long the CPU needs to queue a step when the
-GPU is idle. ``--profile`` lists the kernels of one step by time.
+A step is forward, backward and PyTorch's fused AdamW (unless the way says otherwise), with BF16 parameters, random
+weights and random tokens. Each way runs in a process of its own, so that its peak of memory and its first step are its
+own. The time of a step is the median of ``--steps`` steps, each between two CUDA events; ``host`` is how long the CPU
+needs to queue a step when the GPU is idle. ``--profile`` lists the kernels of one step by time.
 
 Ways:
     eager       PyTorch
@@ -13,6 +13,7 @@ Ways:
     liger       Liger's kernels, where ``liger_kernel`` can be imported
     attention   deepwell.optimize with attention replaced alone, then torch.compile
     engine      deepwell.optimize with the whole model in the engine
+    adamw       the same, with deepwell.AdamW
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DEEPWELL_MEASURE", "0")  # this script makes the comparison itself
 
-WAYS = ["eager", "compile", "liger", "attention", "engine"]
+WAYS = ["eager", "compile", "liger", "attention", "engine", "adamw"]
 MODELS = {
     "gpt2": (16, 1024),
     "llama-1b": (4, 2048),
@@ -168,7 +169,7 @@ def prepared(way: str, model):
         return torch.compile(model)
     if way == "attention":
         return torch.compile(deepwell.optimize(model, target="auto", verbose=False))
-    if way == "engine":
+    if way in ("engine", "adamw"):
         return deepwell.optimize(model, target="sm_90a", verbose=False)
     return model
 
@@ -186,7 +187,12 @@ def measure(name: str, way: str, steps: int, profile: bool) -> dict:
         model, arguments = build(name)
     batch, length = MODELS[name]
     run = prepared(way, model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    if way == "adamw":
+        import deepwell
+
+        optimizer = deepwell.AdamW(model.parameters(), lr=1e-4)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> torch.Tensor:
         made = run(**arguments)
@@ -241,7 +247,7 @@ def measure(name: str, way: str, steps: int, profile: bool) -> dict:
         "model_host_ms": statistics.median(model_host) * 1e3,
         "losses": [float(loss) for loss in losses[:5] + losses[-1:]],
     }
-    if way in ("engine", "attention"):
+    if way in ("engine", "adamw", "attention"):
         import deepwell
 
         figures["summary"] = deepwell.summary(model)
