@@ -192,7 +192,7 @@ static dw_status padded_products(model *m) {
                                        dw__emit_cast(e, b, DW_BF16), false, false);
     const dw_dim flat[] = {dw__emit_dim_mul(e, m->batch, m->sequence), COLUMNS};
     const dw_value results[] = {
-        dw__emit_cast(e, dw__emit_matmul(e, y, y, true, false), DW_F32),
+        dw__emit_cast(e, dw__emit_matmul(e, y, y, false, true), DW_F32),
         dw__emit_unary(e, DW_OP_TANH, dw__emit_cast(e, dw__emit_reshape(e, y, 2, flat), DW_F32))};
     for (size_t i = 0; i < DW_COUNT(results) && e->status == DW_OK; i++)
         e->status = dw_graph_add_output(m->graph, results[i]);
