@@ -128,19 +128,12 @@ static dw_status find_request(dw__lowering *l, dw_value source, dw_value value, 
 
 /* ---- rows at multiples of 16 bytes ------------------------------------------------------------ */
 
-/* True for operations whose GPU kernels read rows at any one distance about as fast as contiguous ones. */
-static bool reads_rows(dw_op op) {
-    return op == DW_OP_FUSED || op == DW_OP_CAST || op == DW_OP_MATMUL || op == DW_OP_LINEAR ||
-           op == DW_OP_CROSS_ENTROPY || op == DW_OP_CROSS_ENTROPY_BACKWARD ||
-           op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD;
-}
-
 /* True if all readers of `value`, also behind reshapes that keep its last axis, read rows. */
 static bool is_read_by_rows(dw__lowering *l, dw_value value, int64_t columns, int depth) {
     const dw_engine *engine = l->engine;
     for (uint32_t u = engine->use_start[value]; u < engine->use_start[value + 1]; u++) {
         const dw_node reader = engine->use_nodes[u];
-        if (reads_rows(record_of(l, reader)->op)) continue;
+        if (dw__op_reads_spaced_rows(record_of(l, reader)->op)) continue;
         dw__tensor type;
         const dw_value result = record_of(l, reader)->outputs[0];
         if (row_of(l, reader)->view != DW__VIEW_RESHAPE || depth == DW__LOWER_MOST_VIEWS ||
@@ -157,7 +150,7 @@ dw_status dw__lower_pad_rows(dw__lowering *l, dw__step *step) {
     const dw_op op = record_of(l, step->node)->op;
     dw__tensor *y = &step->outputs[0].view;
     const dw_value value = record_of(l, step->node)->outputs[0];
-    if (!l->plan->target.context || (op != DW_OP_MATMUL && op != DW_OP_LINEAR) || y->rank < 2 ||
+    if (!l->plan->target.context || !dw__op_is_product(op) || y->rank < 2 ||
         dw_dtype_bytes(y->dtype) != 2 || dw__tensor_count(y) == 0)
         return DW_OK;
     const int64_t columns = y->shape[y->rank - 1];

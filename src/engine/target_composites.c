@@ -7,7 +7,6 @@
  * without a kernel.
  */
 #include "engine/engine_internal.h"
-#include "graph/passes.h"
 
 static const int64_t typical_sizes[] = {128, 127};
 
@@ -62,23 +61,6 @@ static bool lacks_kernel(const dw_graph *graph, dw_node node, void *context) {
     return false;
 }
 
-/* A CPU's matmul in BF16 or F16 reads its operands as they are and gives F32, which is then rounded. */
-static dw_status round_matmul(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
-    dw_graph *graph = rewrite->graph;
-    dw__emitter e = {graph, DW_OK};
-    const dw_dtype dtype = dw_value_dtype(graph, replacements[0]);
-    if (dw_node_op(graph, node) != DW_OP_MATMUL || !lacks_kernel(graph, node, rewrite->context))
-        return DW_OK;
-    const dw_attr attrs[] = {
-        dw_attr_int(DW_ATTR_KEY_DTYPE, DW_F32),
-        dw_attr_int(DW_ATTR_KEY_TRANSPOSE_A, dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_A, 0)),
-        dw_attr_int(DW_ATTR_KEY_TRANSPOSE_B, dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_B, 0))};
-    const dw_value operands[] = {dw_node_input(graph, node, 0), dw_node_input(graph, node, 1)},
-                   wide = dw__emit(&e, DW_OP_MATMUL, 2, operands, DW_COUNT(attrs), attrs);
-    replacements[0] = dw__emit_cast(&e, wide, dtype);
-    return e.status;
-}
-
 dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target) {
     dw_status status = DW_OK;
     const uint32_t symbols = dw_graph_symbol_count(*graph);
@@ -91,7 +73,7 @@ dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target) {
     q->memory = dw__arena_create();
     if (!q->memory) DW_TRY(dw__fail_memory("the operations of a target", 1));
     DW_TRY(dw__expand_where(graph, lacks_kernel, q));
-    if (!target->context) DW_TRY(dw__rewrite_each(graph, round_matmul, q));
+    if (!target->context) DW_TRY(dw__widen_products(graph, lacks_kernel, q));
 cleanup:
     if (q) dw__arena_destroy(q->memory);
     dw__free(q);

@@ -171,6 +171,10 @@ bool dw__op_keeps_order(dw_op op);
  * which is read whole): a result may overwrite an operand, and a tile of it needs only that tile. */
 bool dw__op_is_pointwise(dw_op op);
 bool dw__op_is_cheap(dw_op op);
+/* True for a matmul or a linear layer. */
+bool dw__op_is_product(dw_op op);
+/* True for operations whose kernels on a GPU read rows at any one distance about as fast as contiguous ones. */
+bool dw__op_reads_spaced_rows(dw_op op);
 /* "mask" for operand 3 of attention */
 const char *dw__operand_name(dw_op op, uint32_t index);
 
@@ -204,6 +208,8 @@ dw_status dw__expand_op(dw_graph **graph, dw_op op);
  * leaves the graph as it was. */
 typedef bool (*dw__expand_rule)(const dw_graph *graph, dw_node node, void *context);
 dw_status dw__expand_where(dw_graph **graph, dw__expand_rule wanted, void *context);
+/* Lets each matmul in BF16 or F16 that `wanted` names give F32, which is then rounded. */
+dw_status dw__widen_products(dw_graph **graph, dw__expand_rule wanted, void *context);
 /* Expands the layers that dw_graph_apply_precision has quantized; `changed` says whether there are any.
  * Call it after the gradient, for which these layers have rules of their own. */
 dw_status dw__expand_quantized(dw_graph **graph, bool *changed);

@@ -541,6 +541,14 @@ bool dw__op_is_pointwise(dw_op op) {
     return dw__op_table[op].elementwise || dw__op_table[op].program;
 }
 
+bool dw__op_is_product(dw_op op) { return op == DW_OP_MATMUL || op == DW_OP_LINEAR; }
+
+bool dw__op_reads_spaced_rows(dw_op op) {
+    return op == DW_OP_FUSED || op == DW_OP_CAST || dw__op_is_product(op) ||
+           op == DW_OP_CROSS_ENTROPY || op == DW_OP_CROSS_ENTROPY_BACKWARD ||
+           op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD;
+}
+
 bool dw__op_is_cheap(dw_op op) {
     return dw__op_table[op].cheap || dw__op_table[op].elementwise || dw__op_is_view(op);
 }

@@ -66,3 +66,27 @@ cleanup:
 }
 
 dw_status dw__pass_expand(dw_graph **graph) { return dw__expand_where(graph, is_any, NULL); }
+
+typedef struct products {
+    dw__expand_rule wanted;
+    void *context;
+} products;
+
+static dw_status widen_product(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
+    const products *p = rewrite->context;
+    dw_graph *graph = rewrite->graph;
+    dw__emitter e = {graph, DW_OK};
+    const dw_dtype dtype = dw_value_dtype(graph, replacements[0]);
+    if (dw_node_op(graph, node) != DW_OP_MATMUL || !p->wanted(graph, node, p->context))
+        return DW_OK;
+    const dw_value wide =
+        dw__emit_wide_matmul(&e, dw_node_input(graph, node, 0), dw_node_input(graph, node, 1),
+                             dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_A, 0) != 0,
+                             dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_B, 0) != 0);
+    replacements[0] = dw__emit_cast(&e, wide, dtype);
+    return e.status;
+}
+
+dw_status dw__widen_products(dw_graph **graph, dw__expand_rule wanted, void *context) {
+    return dw__rewrite_each(graph, widen_product, &(products){wanted, context});
+}
