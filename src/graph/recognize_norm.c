@@ -98,18 +98,10 @@ dw_value dw__recognize_layer_norm(dw__matcher *m) {
     return dw__emit(&m->e, DW_OP_LAYER_NORM, 1, &x, 1, &attr);
 }
 
-/* The operand of a cast to F32, or the value itself. Two casts of one value are two values, but equal. */
-static dw_value before_widening(const dw__matcher *m, dw_value value) {
-    dw_node cast = dw__made_by(m->e.graph, value, DW_OP_CAST);
-    return cast != DW_NONE && dw_value_dtype(m->e.graph, value) == DW_F32 ? dw__operand(m, cast, 0)
-                                                                          : value;
-}
-
 dw_value dw__recognize_rms_norm(dw__matcher *m) {
     dw_value z, of;
     double eps;
-    if (!normalized_operands(m, &z, &of, &eps) || before_widening(m, of) != before_widening(m, z))
-        return DW_NONE;
+    if (!normalized_operands(m, &z, &of, &eps) || of != z) return DW_NONE;
     dw_attr attr = dw_attr_float(DW_ATTR_KEY_EPS, eps);
     return dw__emit(&m->e, DW_OP_RMS_NORM, 1, &z, 1, &attr);
 }
