@@ -16,7 +16,7 @@
 #define DW_ADAMW_STEPS 256
 #define DW_ADAMW_BEGIN_THREADS 1024
 
-/* What adamw_begin computes once for all updates of a step. */
+/* The factors of a step, which adamw_begin computes once for all updates. */
 typedef struct dw_adamw_common {
     float unscale; /* 1 / *grad_scale */
     float clip;    /* multiplies unscaled gradients */
@@ -24,7 +24,7 @@ typedef struct dw_adamw_common {
     int skip;      /* 1: *found_inf is 1, so that nothing changes */
 } dw_adamw_common;
 
-/* What adamw_begin computes for each tensor from its step. */
+/* The factors of a tensor, which adamw_begin computes from the tensor's step. */
 typedef struct dw_adamw_scalars {
     float step_size;    /* lr / (1 - beta1^step) */
     float inverse_root; /* 1 / sqrt(1 - beta2^step) */
@@ -60,8 +60,8 @@ typedef struct dw_adamw_entry {
 typedef struct dw_adamw_params {
     const dw_adamw_common *common;
     const dw_adamw_scalars *scalars; /* [tensors] */
-    double *partials;                /* adamw_norm: of each chunk of the launch, the sum of squares */
-    const float *lr_at;              /* NULL: lr */
+    double *partials;   /* adamw_norm: of each chunk of the launch, the sum of squares */
+    const float *lr_at; /* NULL: lr */
     float lr, beta1, beta2, weight_decay, eps;
     int maximize;
     int store_gradients; /* 1: unscaled gradients replace the gradients */

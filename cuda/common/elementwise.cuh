@@ -1,4 +1,4 @@
-// What generated elementwise programs (src/kernel/cuda/elementwise_source.c) are made of.
+// The types and functions that generated elementwise programs (src/kernel/cuda/elementwise_source.c) use.
 //
 // A thread computes TURNS vectors of VECTOR neighbouring elements, which the source defines before inclusion, as well
 // as INDEX, the integer type of elements' offsets. Programs compute in C types: float for BF16, F16 and F32, double, int,

@@ -31,7 +31,8 @@ typedef struct dw__tensor {
 
 /* ---- calls --------------------------------------------------------------------------------------- */
 
-/* What is added to output 0 of a call before it is rounded, and the most that a kernel can add. */
+/* The tensor that is added to output 0 of a call before it is rounded. Of a kernel: the last of these that it supports,
+ * with all before it. */
 typedef enum dw__accumulation {
     DW__ADDS_NOTHING,
     DW__ADDS_TO_OUTPUT, /* its contents, in place */

@@ -91,7 +91,7 @@ static bool have_one_shape(const dw__tensor *a, const dw__tensor *b) {
     return same;
 }
 
-/* What a call is made of, too large for the stack of a thread. */
+/* The parts of a call, which are too large for the stack of a thread. */
 typedef struct analysis {
     dw__body body;
     dw__elementwise_form form;
