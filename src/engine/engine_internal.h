@@ -163,8 +163,8 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
 /* ---- target_composites.c --------------------------------------------------------------------- */
 
 /* Expands the composites that no kernel of the target computes, and what a CPU computes in BF16 or F16 by the reference
- * alone. */
-dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target);
+ * alone. `tried` is false if the graph has nothing to look at: on a CPU, no value in BF16 or F16. */
+dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target, bool *tried);
 
 /* ---- graph_readers.c ------------------------------------------------------------------------- */
 

@@ -39,15 +39,11 @@ static dw_status describe(const dw_graph *graph, dw_node node, question *q) {
     return DW_OK;
 }
 
-static bool is_half(const dw__tensor *t) {
-    return t->rank >= 0 && (t->dtype == DW_BF16 || t->dtype == DW_F16);
-}
-
 static bool has_kernel(const question *q) {
     const bool on_gpu = q->target->context != NULL;
     const dw__kernel *kernel = dw__kernel_for(&q->call, on_gpu ? &q->target->gpu : NULL, NULL);
     if (!kernel || on_gpu) return kernel != NULL;
-    return !is_half(&q->call.call.outputs[0]) || !dw__kernel_is_reference(kernel);
+    return !dw__dtype_is_half(q->call.call.outputs[0].dtype) || !dw__kernel_is_reference(kernel);
 }
 
 /* A node that cannot be described at these sizes stays as it is. */
@@ -61,8 +57,16 @@ static bool lacks_kernel(const dw_graph *graph, dw_node node, void *context) {
     return false;
 }
 
-dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target) {
+static bool has_half(const dw_graph *graph) {
+    for (size_t v = 0; v < graph->values.count; v++)
+        if (dw__dtype_is_half(graph->values.items[v].dtype)) return true;
+    return false;
+}
+
+dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target, bool *tried) {
     dw_status status = DW_OK;
+    *tried = target->context || has_half(*graph);
+    if (!*tried) return DW_OK;
     const uint32_t symbols = dw_graph_symbol_count(*graph);
     int64_t *sizes = dw__malloc((symbols + 1) * sizeof *sizes);
     question *q = dw__calloc(1, sizeof *q);

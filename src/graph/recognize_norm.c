@@ -152,7 +152,7 @@ dw_value dw__recognize_wide_norm(dw__matcher *m) {
     static const dw_op norms[] = {DW_OP_RMS_NORM, DW_OP_LAYER_NORM};
     const dw_graph *graph = m->e.graph;
     const dw_dtype dtype = dw_value_dtype(graph, dw_node_output(graph, m->root, 0));
-    if (dtype != DW_BF16 && dtype != DW_F16) return DW_NONE;
+    if (!dw__dtype_is_half(dtype)) return DW_NONE;
     for (size_t i = 0; i < DW_COUNT(norms); i++) {
         dw_node norm = dw__swallow(m, dw__operand(m, m->root, 0), norms[i]);
         if (norm == DW_NONE || dw_value_dtype(graph, dw_node_output(graph, norm, 0)) != DW_F32)

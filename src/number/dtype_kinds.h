@@ -12,6 +12,7 @@ static inline bool dw__dtype_is_integer(dw_dtype dtype) {
 static inline bool dw__dtype_is_float(dw_dtype dtype) {
     return dtype >= DW_BF16 && dtype <= DW_F64;
 }
+static inline bool dw__dtype_is_half(dw_dtype dtype) { return dtype == DW_BF16 || dtype == DW_F16; }
 /* Operations of a graph do not compute in the type. */
 static inline bool dw__dtype_is_code(dw_dtype dtype) {
     return dtype > DW_F64 && dtype < DW_DTYPE_COUNT;

@@ -11,7 +11,6 @@
 #include <string.h>
 
 static bool is_integer(dw_dtype dtype) { return dtype == DW_I32 || dtype == DW_I64; }
-static bool is_half(dw_dtype dtype) { return dtype == DW_BF16 || dtype == DW_F16; }
 
 static const char *element_of(dw_dtype dtype) {
     static const char *const names[DW_DTYPE_COUNT] = {
@@ -123,8 +122,9 @@ static dw_status print_name(const dw__body_code *code, dw__text *out) {
     if (power) return dw__text_printf(out, "op_%s", power);
     DW_RETURN_IF_FAILED(dw__text_printf(out, "%s_",
                                         may_fail(code) ? "integer"
-                                        : is_half(code->dtype) && has_half_form(code->op) ? "half"
-                                                                                          : "op"));
+                                        : dw__dtype_is_half(code->dtype) && has_half_form(code->op)
+                                            ? "half"
+                                            : "op"));
     if (code->op == DW_OP_GELU || code->op == DW_OP_GELU_BACKWARD)
         return dw__text_printf(out, "gelu%s%s", code->tanh_approximation ? "_tanh" : "",
                                code->op == DW_OP_GELU ? "" : "_backward");
@@ -144,7 +144,7 @@ static dw_status print_apply(const dw__body_code *code, dw__text *out) {
 
 /* Operations of BF16 and F16 that have instructions for lanes (HALF_OPERATIONS in cuda/common/elementwise.cuh). */
 static bool has_lanes(const dw__body_code *code) {
-    return is_half(code->dtype) &&
+    return dw__dtype_is_half(code->dtype) &&
            (code->op == DW_OP_ADD || code->op == DW_OP_SUB || code->op == DW_OP_MUL ||
             code->op == DW_OP_NEG || code->op == DW_OP_ABS);
 }
