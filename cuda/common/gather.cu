@@ -1,11 +1,12 @@
 // Gathers and scatters along one axis by a tensor of indexes.
 //
-// gather: each thread reads an index and copies one element. scatter: each thread has one element of the result, walks
+// gather: each thread reads an index and copies one element, or VECTOR neighbours that have the same index. scatter: each thread has one element of the result, walks
 // all indexes that may select it and adds in their order; no atomic addition, so that results have the same bits in
 // every run. BF16 and F16 accumulate in F32 and round once. An index outside of its axis is reported (data_error.h): a
 // gather then gives zero, a scatter leaves the addend out.
 //
-// Defines: TYPE (element_types.h), WIDE: indexes are i64, else i32.
+// Defines: TYPE (element_types.h), WIDE: indexes are i64, else i32; VECTOR: elements of a thread, 16 bytes of them or 1
+// (1 in a scatter).
 
 #include "gather_params.h"
 #include "strided.cuh"
@@ -16,6 +17,10 @@ typedef element::value value;
 DEVICE long long index_at(const void *index, long long at) {
     return WIDE ? ((const long long *)index)[at] : (long long)((const int *)index)[at];
 }
+
+struct alignas(VECTOR == 1 ? sizeof(element::stored) : 16) piece {
+    element::stored x[VECTOR];
+};
 
 struct place {
     long long x, index, result, coordinate; // offsets, and the coordinate on the selected axis
@@ -44,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
         const long long index = index_at(p.index, at.index);
         const bool valid = index >= 0 && index < p.axis_size;
         if (!valid) report(p.error, DW_DATA_INDEX);
-        element::store(p.result, at.result, valid ? element::load(p.x, at.x + index * p.x_step) : (value)0);
+        const piece zeros = {};
+        ((piece *)p.result)[at.result] = valid ? ((const piece *)p.x)[at.x + index * p.x_step] : zeros;
     }
 }
 

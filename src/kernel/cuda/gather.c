@@ -1,5 +1,6 @@
 /* Gathers and scatters along an axis, by cuda/common/gather.cu: take, take_along and its transpose put_along_add. (The
- * transpose of take is in scatter.c.) A variant is compiled for the type of the elements and of the indexes. */
+ * transpose of take is in scatter.c.) A variant is compiled for the type of the elements and of the indexes, and a gather
+ * for 16-byte accesses or single elements. */
 #include "common/gather_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/iteration.h"
@@ -52,6 +53,48 @@ static void layout_put_along_add(const dw__call *c, int axis, dw_gather_params *
     p->x_step = u->stride[axis];
 }
 
+/* A gather's axes, merged as far as x, the indexes and the result allow. */
+static void merge_axes(dw_gather_params *p) {
+    long long *strides[] = {p->x_stride, p->index_stride, p->result_stride};
+    dw__iteration it;
+    int64_t taken[DW_MAX_RANK];
+    for (int axis = 0; axis < p->rank; axis++) taken[axis] = p->shape[axis];
+    dw__iteration_begin(&it, p->rank, taken);
+    for (int i = 0; i < 3; i++) {
+        for (int axis = 0; axis < p->rank; axis++) taken[axis] = strides[i][axis];
+        dw__iteration_add(&it, taken);
+    }
+    dw__iteration_merge(&it);
+    p->rank = it.rank;
+    for (int axis = 0; axis < it.rank; axis++) {
+        p->shape[axis] = it.shape[axis];
+        for (int i = 0; i < 3; i++) strides[i][axis] = it.stride[i][axis];
+    }
+}
+
+/* The elements of 16 bytes where neighbours of the last axis share an index and every such group is aligned, else 1. */
+static int vector_of(const dw_gather_params *p, dw_dtype dtype) {
+    const int most = (int)(16 / dw_dtype_bytes(dtype)), last = p->rank - 1;
+    bool fits = (((uintptr_t)p->x | (uintptr_t)p->result) & 15) == 0 && p->x_step % most == 0 &&
+                p->shape[last] % most == 0 && p->x_stride[last] == 1 &&
+                p->result_stride[last] == 1 && p->index_stride[last] == 0;
+    for (int axis = 0; axis < last; axis++)
+        fits &= p->x_stride[axis] % most == 0 && p->result_stride[axis] % most == 0;
+    return fits ? most : 1;
+}
+
+static void count_vectors(dw_gather_params *p, int vector) {
+    const int last = p->rank - 1;
+    if (vector == 1) return;
+    p->count /= vector;
+    p->x_step /= vector;
+    p->shape[last] /= vector;
+    for (int axis = 0; axis < last; axis++) {
+        p->x_stride[axis] /= vector;
+        p->result_stride[axis] /= vector;
+    }
+}
+
 static dw_gather_params params_of(const dw__operation_call *call) {
     const dw__call *c = &call->call;
     const dw__tensor *y = &c->outputs[0];
@@ -69,10 +112,14 @@ static dw_gather_params params_of(const dw__operation_call *call) {
     if (c->op == DW_OP_TAKE) layout_take(c, axis, &p);
     if (c->op == DW_OP_TAKE_ALONG) layout_take_along(c, axis, &p);
     if (c->op == DW_OP_PUT_ALONG_ADD) layout_put_along_add(c, axis, &p);
+    if (!scatters(c->op)) merge_axes(&p);
     return p;
 }
 
 /* ---- the entry ----------------------------------------------------------------------------------------- */
+
+static bool is_scatter_in(uint64_t params) { return params >> 5 & 1; }
+static int vector_in(uint64_t params) { return (int)(params >> 6); }
 
 static bool computes(dw_op op) {
     return op == DW_OP_TAKE || op == DW_OP_TAKE_ALONG || scatters(op);
@@ -86,14 +133,19 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    const uint64_t type = (uint64_t)dw__gpu_element(elements_of(c)->dtype),
-                   wide = index_of(c)->dtype == DW_I64, is_scatter = scatters(c->op);
-    return dw__variant_of(context, kernel, type | wide << 4 | is_scatter << 5, variant);
+    const dw_gather_params p = params_of(call);
+    const dw_dtype dtype = elements_of(c)->dtype;
+    const uint64_t type = (uint64_t)dw__gpu_element(dtype), wide = index_of(c)->dtype == DW_I64,
+                   is_scatter = scatters(c->op),
+                   vector = is_scatter ? 1 : (uint64_t)vector_of(&p, dtype);
+    return dw__variant_of(context, kernel, type | wide << 4 | is_scatter << 5 | vector << 6,
+                          variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
     dw_gather_params params = params_of(c);
+    count_vectors(&params, vector_in(variant->params));
     return dw__gpu_launch_each(c, context, entries[scatters(c->call.op)], variant->functions[0],
                                params.count, &params);
 }
@@ -102,37 +154,40 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
                               dw__entry_point *points) {
     (void)kernel;
     points->code = (dw__jit_variant){.source = "common/gather.cu",
-                                     .entry = entries[params >> 5],
+                                     .entry = entries[is_scatter_in(params)],
                                      .arch = dw__gpu_arch(capability)};
     dw__jit_add_define(&points->code, "TYPE", (int)(params & 15));
     dw__jit_add_define(&points->code, "WIDE", (int)(params >> 4 & 1));
+    dw__jit_add_define(&points->code, "VECTOR", vector_in(params));
     return DW_OK;
 }
 
 /* Indexes are from 0 to 2 (operation_first_use.c), so every axis that they select from has three places or more. The
- * first trial gathers by a matrix of indexes for all, or scatters along the first axis. */
+ * first trial gathers by a matrix of indexes for all, as both do in vectors, or scatters along the first axis. */
 static void example(uint64_t params, int index, dw__call *c) {
     static const int64_t size[] = {4, 7, 5};
     static const dw_attr middle[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
                                      {.key = DW_ATTR_KEY_SIZE, .count = 3, .list = size}},
                          first[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
                                     {.key = DW_ATTR_KEY_SIZE, .count = 3, .list = size}};
-    const bool is_scatter = params >> 5 != 0;
+    const bool is_scatter = is_scatter_in(params), in_vectors = vector_in(params) > 1;
     const dw_dtype dtype = (dw_dtype)(params & 15), index_dtype = params >> 4 & 1 ? DW_I64 : DW_I32;
     dw__tensor whole = {.dtype = dtype, .rank = 3, .shape = {4, 7, 5}},
                indexes = {.dtype = index_dtype, .rank = 3, .shape = {3, 6, 5}},
                part = {.dtype = dtype, .rank = 3, .shape = {3, 6, 5}};
     if (!index && is_scatter) indexes.shape[0] = part.shape[0] = 9;
-    if (!index && !is_scatter) {
+    const bool takes = !is_scatter && (!index || in_vectors);
+    if (takes) {
         indexes = (dw__tensor){.dtype = index_dtype, .rank = 2, .shape = {2, 3}};
-        part = (dw__tensor){.dtype = dtype, .rank = 4, .shape = {4, 2, 3, 5}};
+        if (in_vectors) whole.shape[2] = 16 * (3 + index);
+        part = (dw__tensor){.dtype = dtype, .rank = 4, .shape = {4, 2, 3, whole.shape[2]}};
     }
     dw__tensor_set_contiguous(&whole);
     dw__tensor_set_contiguous(&indexes);
     dw__tensor_set_contiguous(&part);
     *c = (dw__call){.op = is_scatter ? DW_OP_PUT_ALONG_ADD
-                          : index    ? DW_OP_TAKE_ALONG
-                                     : DW_OP_TAKE,
+                          : takes    ? DW_OP_TAKE
+                                     : DW_OP_TAKE_ALONG,
                     .attr_count = is_scatter ? 2 : 1,
                     .attrs = is_scatter && !index ? first : middle,
                     .input_count = 2,
