@@ -72,29 +72,9 @@ template <typename VISIT> DEVICE void each_piece(const stored *row, int columns,
     }
 }
 
-// Stores 16 bytes at once. The compiler would divide the copy of a piece into its elements where another branch stores
-// these one by one.
-DEVICE void store_whole(stored *to, const piece &v) {
-    unsigned words[4] = {};
-#pragma unroll
-    for (int j = 0; j < PER_VECTOR; j++) {
-        if constexpr (sizeof(stored) == 2) words[j / 2] |= (unsigned)v.x[j] << j % 2 * 16;
-        else if constexpr (sizeof(stored) == 4)
-            words[j % 4] = __float_as_uint((float)v.x[j]);
-        else {
-            words[j * 2 % 4] = (unsigned)__double2loint((double)v.x[j]);
-            words[(j * 2 + 1) % 4] = (unsigned)__double2hiint((double)v.x[j]);
-        }
-    }
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-                 : "memory");
-}
-
 // Stores the elements of a vector that lie inside of the row. `aligned`: the row has the shift of the vectors.
 DEVICE void store_some(stored *row, int column, int columns, bool aligned, const piece &v) {
-    if (aligned && is_whole(column, columns)) store_whole(row + column, v);
+    if (aligned && is_whole(column, columns)) store_at_once((piece *)(row + column), v);
     else {
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++)

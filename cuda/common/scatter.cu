@@ -1,13 +1,13 @@
 // scatter_add and embedding_backward: sums of the rows that select the same index.
 //
 // The indexes are sorted with their places (sort.cuh), so that the addends of one row of the result are neighbours in
-// the order; a thread block adds those of one row and stores it once. scatter_tiles has filled the result with zeros,
-// which rows that no index selects keep; a call that accumulates adds to what the result held. No atomic addition: the order of additions depends on the indexes alone, so
-// that results have the same bits in every run. BF16 and F16 accumulate in F32 and round once. An index outside of its
-// axis is reported (data_error.h) and its addends are left out.
-//
-// `lanes` threads of a block lie side by side along a row, each with VECTOR elements; the others take every so many-th
-// addend, and their sums are added in order at the end.
+// the order. scatter_rows divides the sorted entries into tiles of DW_SCATTER_TILE: `lanes` threads walk the entries of a
+// tile, each for VECTOR elements of every row, and store a row of the result whose addends all lie in the tile. A row
+// whose addends lie in several tiles is added up by scatter_finish from the sums of its tiles. scatter_tiles has filled
+// the result with zeros, which rows that no index selects keep; a call that accumulates adds to what the result held.
+// No atomic addition: the order of additions depends on the indexes alone, so that results have the same bits in every
+// run. BF16 and F16 accumulate in F32 and round once. An index outside of its axis is reported (data_error.h) and its
+// addends are left out.
 //
 // Defines: TYPE (element_types.h), WIDE: indexes are i64, else i32; VECTOR: elements of a thread, 16 bytes of them or 1.
 //
@@ -57,52 +57,122 @@ extern "C" __global__ void __launch_bounds__(DW_SCATTER_THREADS) scatter_merge(c
         ((item *)p.to)[merged_place(entries, p.count, p.run, e)] = entries[e];
 }
 
-DEVICE void add_piece(const void *x, long long at, value *sum) {
-    const piece own = *(const piece *)((const element::stored *)x + at);
+struct row_sum {
+    value x[VECTOR];
+};
+
+DEVICE void add_piece(row_sum &sum, const piece &own) {
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++) sum[i] = (value)(sum[i] + element::load(own.x, i));
+    for (int i = 0; i < VECTOR; i++) sum.x[i] = (value)(sum.x[i] + element::load(own.x, i));
 }
 
-// Returns the end of the entries that have the same key as entry `start`.
-DEVICE long long end_of(const item *entries, long long count, long long start) {
-    return start + rank_in(entries + start, count - start, {entries[start].key, LAST});
+DEVICE piece *result_of(const dw_scatter_params &p, long long outer, unsigned row, long long inner) {
+    return (piece *)((element::stored *)p.result + ((outer * p.rows + row) * p.inners + inner));
+}
+
+DEVICE void store_sum(piece *to, const row_sum &sum) {
+    piece made;
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) element::store(made.x, i, sum.x[i]);
+    store_at_once(to, made);
+}
+
+// The sum of a tile's share of a row: the row that began in an earlier tile, or the one that a later tile continues.
+DEVICE row_sum *share_of(const dw_scatter_params &p, long long tile, long long outer, int later, long long inner) {
+    return (row_sum *)((value *)p.shares + ((tile * p.outers + outer) * 2 + later) * p.inners + inner);
+}
+
+// What `lanes` threads do: a tile, one of the outer indexes, and the first of this thread's elements.
+struct work {
+    long long tile, outer, inner;
+};
+
+DEVICE work work_of(const dw_scatter_params &p, long long group) {
+    const long long width = (long long)p.lanes * VECTOR, columns = (p.inners + width - 1) / width;
+    work w;
+    w.inner = group % columns * width + (long long)((int)threadIdx.x % p.lanes) * VECTOR;
+    w.outer = group / columns % p.outers;
+    w.tile = group / columns / p.outers;
+    return w;
+}
+
+// Each thread's work, over all groups of the grid.
+template <typename VISIT> DEVICE void each_work(const dw_scatter_params &p, VISIT visit) {
+    const long long step = (long long)gridDim.x * (DW_SCATTER_THREADS / p.lanes);
+    for (long long group = ((long long)blockIdx.x * DW_SCATTER_THREADS + threadIdx.x) / p.lanes;; group += step) {
+        const work w = work_of(p, group);
+        if (w.tile * DW_SCATTER_TILE >= p.count) break;
+        if (w.inner < p.inners) visit(w);
+    }
+}
+
+// True if entry `at` exists and has this key.
+DEVICE bool has_key(const dw_scatter_params &p, long long at, unsigned key) {
+    return at >= 0 && at < p.count && ((const item *)p.from)[at].key == key;
+}
+
+DEVICE void add_tile(const dw_scatter_params &p, const work &w) {
+    const item *entries = (const item *)p.from;
+    const long long first = w.tile * DW_SCATTER_TILE, from = w.outer * p.count * p.inners + w.inner;
+    const int count = (int)min((long long)DW_SCATTER_TILE, p.count - first);
+    bool began_before = has_key(p, first - 1, entries[first].key);
+    row_sum sum = {};
+    for (int batch = 0; batch < count; batch += DW_SCATTER_BATCH) {
+        item item_at[DW_SCATTER_BATCH];
+        piece own[DW_SCATTER_BATCH] = {}, held[DW_SCATTER_BATCH] = {};
+#pragma unroll
+        for (int i = 0; i < DW_SCATTER_BATCH; i++)
+            item_at[i] = batch + i < count ? entries[first + batch + i] : last_entry<unsigned>();
+#pragma unroll
+        for (int i = 0; i < DW_SCATTER_BATCH; i++) {
+            if (item_at[i].key == LAST) continue;
+            own[i] = *(const piece *)((const element::stored *)p.x + (from + item_at[i].at * p.inners));
+            if (p.accumulates) held[i] = *result_of(p, w.outer, item_at[i].key, w.inner);
+        }
+#pragma unroll
+        for (int i = 0; i < DW_SCATTER_BATCH; i++) {
+            const unsigned row = item_at[i].key;
+            if (row == LAST) break; // no row follows
+            add_piece(sum, own[i]);
+            const long long next = first + batch + i + 1;
+            if (has_key(p, next, row)) {
+                if (batch + i + 1 < count) continue;
+                *share_of(p, w.tile, w.outer, !began_before, w.inner) = sum;
+            } else if (began_before) {
+                *share_of(p, w.tile, w.outer, 0, w.inner) = sum;
+            } else {
+                add_piece(sum, held[i]);
+                store_sum(result_of(p, w.outer, row, w.inner), sum);
+            }
+            began_before = false;
+            sum = {};
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(DW_SCATTER_THREADS) scatter_rows(const __grid_constant__ dw_scatter_params p) {
-    __shared__ value sums[DW_SCATTER_THREADS * VECTOR];
+    each_work(p, [&](const work &w) { add_tile(p, w); });
+}
+
+// Adds up the row that begins in this tile and ends in another, if there is one.
+DEVICE void add_shares(const dw_scatter_params &p, const work &w) {
     const item *entries = (const item *)p.from;
-    const int lane = (int)threadIdx.x % p.lanes, way = (int)threadIdx.x / p.lanes, ways = DW_SCATTER_THREADS / p.lanes;
-    const long long width = (long long)p.lanes * VECTOR, columns = (p.inners + width - 1) / width;
-    for (long long work = blockIdx.x; work < p.count * p.outers * columns; work += gridDim.x) {
-        const long long start = work / columns % p.count, outer = work / columns / p.count,
-                        inner = work % columns * width + (long long)lane * VECTOR;
-        const unsigned row = entries[start].key;
-        if (row == LAST || (start > 0 && entries[start - 1].key == row)) continue; // the same for the whole block
-        const long long end = end_of(entries, p.count, start), from = outer * p.count * p.inners + inner;
-        value sum[VECTOR];
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) sum[i] = (value)0;
-        if (inner < p.inners) {
+    const long long first = w.tile * DW_SCATTER_TILE, next = first + DW_SCATTER_TILE;
+    if (next >= p.count) return;
+    const unsigned row = entries[next - 1].key;
+    if (row == LAST || !has_key(p, next, row) || has_key(p, first - 1, row)) return;
+    row_sum sum = *share_of(p, w.tile, w.outer, 1, w.inner);
 #pragma unroll 4
-            for (long long i = start + way; i < end; i += ways) add_piece(p.x, from + entries[i].at * p.inners, sum);
-        }
-        const int used = (int)min((long long)ways, end - start);
-        if (used > 1) { // the same for the whole block
-            __syncthreads(); // the sums of the row before have been read
+    for (long long tile = w.tile + 1; has_key(p, tile * DW_SCATTER_TILE, row); tile++) {
+        const row_sum more = *share_of(p, tile, w.outer, 0, w.inner);
 #pragma unroll
-            for (int i = 0; i < VECTOR; i++) sums[threadIdx.x * VECTOR + i] = sum[i];
-            __syncthreads();
-            for (int other = 1; way == 0 && other < used; other++)
-#pragma unroll
-                for (int i = 0; i < VECTOR; i++)
-                    sum[i] = (value)(sum[i] + sums[(other * p.lanes + lane) * VECTOR + i]);
-        }
-        if (way > 0 || inner >= p.inners) continue;
-        const long long to = (outer * p.rows + row) * p.inners + inner;
-        piece made;
-        if (p.accumulates) add_piece(p.result, to, sum);
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) element::store(made.x, i, sum[i]);
-        *(piece *)((element::stored *)p.result + to) = made;
+        for (int i = 0; i < VECTOR; i++) sum.x[i] = (value)(sum.x[i] + more.x[i]);
     }
+    piece *to = result_of(p, w.outer, row, w.inner);
+    if (p.accumulates) add_piece(sum, *to);
+    store_sum(to, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(DW_SCATTER_THREADS) scatter_finish(const __grid_constant__ dw_scatter_params p) {
+    each_work(p, [&](const work &w) { add_shares(p, w); });
 }

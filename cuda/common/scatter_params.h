@@ -6,6 +6,8 @@
 #include "data_error.h"
 
 #define DW_SCATTER_THREADS 256
+#define DW_SCATTER_TILE 32 /* entries that one group of threads adds up */
+#define DW_SCATTER_BATCH 4 /* addends that a thread reads before it adds the first */
 
 /* Addends are [outers, count, inners], results [outers, rows, inners], both contiguous. */
 typedef struct dw_scatter_params {
@@ -17,10 +19,11 @@ typedef struct dw_scatter_params {
     long long padding; /* an index whose addends are left out; -1: none */
     int accumulates;   /* adds to the result's contents, which are zeros otherwise */
     long long outers, inners;
-    const void *from; /* entries in workspace: scatter_merge and scatter_rows read them */
+    const void *from; /* entries in workspace: scatter_merge, scatter_rows and scatter_finish read them */
     void *to;         /* scatter_tiles and scatter_merge write them */
     long long run;    /* scatter_merge: entries of a sorted run */
-    int lanes; /* scatter_rows: threads side by side, a power of 2; the others divide the addends */
+    void *shares; /* [tiles, outers, 2, inners], of the type that sums have */
+    int lanes;    /* threads side by side, a power of 2 */
     dw_data_error error;
 } dw_scatter_params;
 

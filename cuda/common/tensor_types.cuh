@@ -69,4 +69,21 @@ template <> struct element_of<DW_ELEMENT_F16> : f16_element {};
 template <> struct element_of<DW_ELEMENT_F32> : f32_element {};
 template <> struct element_of<DW_ELEMENT_F64> : f64_element {};
 
+// Stores a struct of 16 bytes at once, or a smaller one. Where another branch stores the same elements one by one, the
+// compiler divides a plain copy of the struct in the same way.
+template <class Piece> DEVICE void store_at_once(Piece *to, const Piece &from) {
+    if constexpr (sizeof(Piece) == 16) {
+        union {
+            Piece piece;
+            unsigned word[4];
+        } same = {from};
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                     :
+                     : "l"(to), "r"(same.word[0]), "r"(same.word[1]), "r"(same.word[2]), "r"(same.word[3])
+                     : "memory");
+    } else {
+        *to = from;
+    }
+}
+
 #endif

@@ -12,7 +12,7 @@
 
 /* ---- variants (variants.c) --------------------------------------------------------------------- */
 
-enum { DW__ENTRY_POINTS = 3 };
+enum { DW__ENTRY_POINTS = 4 };
 
 /* One entry point of a variant's code and the dynamic shared memory that its launch asks for. */
 struct dw__entry_point {

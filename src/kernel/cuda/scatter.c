@@ -1,12 +1,13 @@
 /* scatter_add and embedding_backward, by cuda/common/scatter.cu: the result is filled with zeros while the indexes are
- * sorted, unless the call accumulates; then each row that has addends is written once. A variant is compiled for the types of elements and indexes,
- * and for 16-byte accesses. */
+ * sorted, unless the call accumulates; then each row that has addends is written once. A variant is compiled for the
+ * types of elements and indexes, and for 16-byte accesses. */
 #include "common/scatter_params.h"
 #include "common/sort_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 
-enum { TILES, MERGE, ROWS }; /* entry points */
-static const char *const entries[] = {"scatter_tiles", "scatter_merge", "scatter_rows"};
+enum { TILES, MERGE, ROWS, FINISH }; /* entry points */
+static const char *const entries[] = {"scatter_tiles", "scatter_merge", "scatter_rows",
+                                      "scatter_finish"};
 enum { ENTRY_BYTES = 8 };
 
 static int axis_of(const dw__call *c) {
@@ -31,6 +32,19 @@ static size_t buffer_bytes(const dw__call *c) {
     return ((size_t)dw__tensor_count(&c->inputs[0]) * ENTRY_BYTES + 255) / 256 * 256;
 }
 
+static int64_t tiles_of(const dw__call *c) {
+    return (dw__tensor_count(&c->inputs[0]) + DW_SCATTER_TILE - 1) / DW_SCATTER_TILE;
+}
+
+/* Of the sums that rows have in each tile; F32 for 16-bit types. */
+static size_t share_bytes(const dw__call *c) {
+    const dw__tensor *y = &c->outputs[0];
+    const int64_t outers = product(y->shape, 0, axis_of(c)),
+                  inners = product(y->shape, axis_of(c) + 1, y->rank);
+    const size_t width = dw_dtype_bytes(y->dtype);
+    return (size_t)(tiles_of(c) * outers * 2 * inners) * (width < 4 ? 4 : width);
+}
+
 static bool computes(dw_op op) { return op == DW_OP_SCATTER_ADD || op == DW_OP_EMBEDDING_BACKWARD; }
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
@@ -47,9 +61,10 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 
 static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
     (void)kernel;
     (void)context;
-    *bytes = 2 * buffer_bytes(&((const dw__operation_call *)call)->call);
+    *bytes = 2 * buffer_bytes(c) + share_bytes(c);
     return DW_OK;
 }
 
@@ -61,7 +76,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     return dw__variant_of(context, kernel, type | wide << 4 | vector << 5, variant);
 }
 
-/* Threads side by side: as many pieces as a row has, up to a warp. */
+/* Threads side by side: as many pieces as a row has, up to a warp. Those of one warp then do the same work. */
 static int lanes_for(int64_t pieces) {
     int lanes = 1;
     while (lanes < 32 && lanes < pieces) lanes *= 2;
@@ -87,6 +102,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                            .outers = product(y->shape, 0, axis),
                            .inners = inners,
                            .to = buffers[0],
+                           .shares = buffers[1] + buffer_bytes(&c->call),
                            .lanes = (int)lanes,
                            .error = c->error};
     /* blocks to fill the result, or to sort */
@@ -104,9 +120,15 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                                                 variant->functions[MERGE], p.count, &p));
     }
     p.from = buffers[next];
-    return dw__gpu_launch(c, context, entries[ROWS], variant->functions[ROWS],
-                          p.count * p.outers * ((inners + lanes * vector - 1) / (lanes * vector)),
-                          DW_SCATTER_THREADS, &p);
+    /* `lanes` threads for each tile, outer index and part of a row */
+    const int64_t groups =
+        tiles_of(&c->call) * p.outers * ((inners + lanes * vector - 1) / (lanes * vector));
+    for (int entry = ROWS; entry <= FINISH; entry++)
+        DW_RETURN_IF_FAILED(
+            dw__gpu_launch(c, context, entries[entry], variant->functions[entry],
+                           (groups * lanes + DW_SCATTER_THREADS - 1) / DW_SCATTER_THREADS,
+                           DW_SCATTER_THREADS, &p));
+    return DW_OK;
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
