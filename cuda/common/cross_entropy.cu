@@ -4,7 +4,7 @@
 // long one. Each thread reads vectors of 16 bytes, TOGETHER of them before it uses the first. Rows begin anywhere: the
 // elements before the first multiple of 16 bytes and behind the last one are read one by one.
 //
-// Forward reads the logits once: each thread keeps the largest of its logits and the sum of exponentials
+// Forward reads the logits once, and stores them with the bias if it is asked to: each thread keeps the largest of its logits and the sum of exponentials
 // relative to it, and scales the sum when it meets a larger one. Backward reads them once and computes probabilities
 // again from the log-sum-exp. One block adds the losses of rows in an order that depends on their number alone, with
 // compensation, so that results have the same bits in every run.
@@ -114,10 +114,11 @@ DEVICE long long target_of(const dw_cross_entropy_params &p, long long row) {
 
 // ---- forward ---------------------------------------------------------------------------------------------
 
-// The logit of one column, for the few that are read by themselves.
+// The logit of one column, for the few that are read by themselves. Where sums with the bias have been stored (p.dx),
+// they are read.
 DEVICE value logit_at(const dw_cross_entropy_params &p, const stored *row, long long column) {
     const value x = element::load(row, column);
-    return p.bias ? x + element::load(p.bias, column) : x;
+    return p.bias && !p.dx ? x + element::load(p.bias, column) : x;
 }
 
 DEVICE void load_logits(const dw_cross_entropy_params &p, const piece &v, int column, value *x) {
@@ -135,6 +136,15 @@ DEVICE void forward_row(const dw_cross_entropy_params &p, long long row) {
     each_piece(from, p.columns, [&](const piece &v, int column) {
         value x[PER_VECTOR], most = -infinity(), part[2] = {0, 0};
         load_logits(p, v, column, x);
+        if (p.dx) {
+            piece made;
+#pragma unroll
+            for (int j = 0; j < PER_VECTOR; j++) {
+                element::store(made.x, j, x[j]);
+                x[j] = element::load(made.x, j);
+            }
+            store_some((stored *)from, column, p.columns, true, made);
+        }
         if (p.smoothing != 0) {
 #pragma unroll
             for (int j = 0; j < PER_VECTOR; j++)
@@ -156,6 +166,7 @@ DEVICE void forward_row(const dw_cross_entropy_params &p, long long row) {
     if (most == -infinity()) most = 0;
     if (largest != most) sums[0] *= exponential(largest - most);
     sum_over_row(sums);
+    if (LANES == 32) __syncwarp(); // stored logits are visible to the row's first thread
     if (threadIdx.x % LANES != 0) return;
     const long long target = target_of(p, row);
     const value log_sum = logarithm(sums[0]);

@@ -17,7 +17,8 @@ typedef struct dw_cross_entropy_params {
     void *lse;         /* one for each row. Forward: a result, NULL if unwanted */
     void *loss;        /* forward: one for each row, or their sum or mean; NULL if unwanted */
     const void *dloss; /* backward: of each row, or of their sum or mean */
-    void *dx;
+    void *
+        dx; /* forward: the same memory as x, where sums with the bias are stored; NULL: they are not */
     /* Workspace, of the type that sums are computed in. Forward: the losses of rows, unless the reduction is none.
      * Backward: dloss divided by the number of targets that count, if the reduction is mean. */
     void *partials;

@@ -112,11 +112,12 @@
  *      -> loss (scalar, or [T]), lse [T]  as torch.nn.functional.cross_entropy; mean over targets that are
  *                                         not ignored. A target outside [0,V) is an error at run time
  *  cross_entropy_backward(x, target, lse, dloss; as cross_entropy) -> dx
- *  linear_cross_entropy(x [T,K], w, b?, target [T] i64; as cross_entropy, and transpose_w=1) -> loss, lse [T]
- *                                         cross_entropy(linear(x, w, b)); only one block of the logits [T,V] is
- *                                         in memory at a time. loss and lse are F32 for BF16 and F16. A GPU
- *                                         rounds the logits to x's type, as `linear` does; the arithmetic behind
- *                                         is F32
+ *  linear_cross_entropy(x [T,K], w, b?, target [T] i64; as cross_entropy, and transpose_w=1)
+ *      -> loss, lse [T], logits [T,V]     cross_entropy(linear(x, w, b)). If nothing reads the logits, only one
+ *                                         block of them is in memory at a time; for a backward alone, an engine
+ *                                         keeps them or leaves them out (docs/cuda.md). loss and lse are F32 for
+ *                                         BF16 and F16. A GPU rounds the logits to x's type, as `linear` does;
+ *                                         the arithmetic behind is F32
  *  linear_cross_entropy_backward(x [T,K], w, b?, logits [T,V]?, target, lse, dloss; as linear_cross_entropy)
  *      -> dx [T,K], dw, db [V]            the gradients of cross_entropy(linear(x, w, b)); only one block of dlogits
  *                                         is in memory at a time; absent logits are recomputed. lse and dloss

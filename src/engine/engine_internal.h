@@ -107,6 +107,7 @@ typedef struct dw__step {
     dw__operand *inputs, *outputs;
     dw__accumulation accumulates; /* what is added to output 0 */
     dw__operand addend;           /* DW__ADDS_TO_ADDEND only */
+    uint64_t disposable;          /* as in dw__call */
     const void *prepared;         /* parsed attributes, owned by the engine */
 } dw__step;
 

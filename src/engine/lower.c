@@ -19,9 +19,11 @@ dw_status dw__lower_plain(dw__lowering *l, dw_node node) {
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
     DW_RETURN_IF_FAILED(dw__lower_lay_out_results(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_pad_rows(l, &step));
+    DW_RETURN_IF_FAILED(dw__lower_logits(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_choose_kernel(l, &step));
     if (dw__step_is_fast(&step)) dw__lower_reuse_inputs(l, &step, NULL);
     DW_RETURN_IF_FAILED(dw__lower_place_outputs(l, &step));
+    dw__lower_find_disposable(l, &step);
     DW_RETURN_IF_FAILED(dw__lower_add_step(l, &step));
     dw__lower_finish(l, &step);
     return DW_OK;

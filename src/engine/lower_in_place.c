@@ -1,4 +1,5 @@
-/* Lowering: a pointwise step writes its result over an operand that nothing reads later.
+/* Lowering: a pointwise step writes its result over an operand that nothing reads later. (Other steps learn which
+ * operands those are, and may use their memory: dw__lower_find_disposable.)
  *
  * The operand must be a whole buffer of the arena with the result's layout and element size, and the step must read
  * each of its elements before it stores the result there. If the result belongs in a gradient of the caller, the
@@ -11,6 +12,17 @@ uint32_t dw__lower_reads_in(const dw__step *step, uint32_t storage) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < step->input_count; i++) count += step->inputs[i].storage == storage;
     return count;
+}
+
+void dw__lower_find_disposable(const dw__lowering *l, dw__step *step) {
+    step->disposable = 0;
+    for (uint32_t i = 0; i < step->input_count; i++) {
+        if (step->inputs[i].storage == DW_NONE) continue;
+        const dw__storage *storage = storage_of(l, step->inputs[i].storage);
+        if (storage->home == DW_HOME_ARENA && storage->deferred == DW_NONE &&
+            storage->reads_left == 1 && dw__lower_reads_in(step, step->inputs[i].storage) == 1)
+            step->disposable |= (uint64_t)1 << i;
+    }
 }
 
 /* A kernel may store result `o` as soon as the body has computed it. Returns true if nothing in the body

@@ -145,8 +145,20 @@ static bool is_read_by_rows(dw__lowering *l, dw_value value, int64_t columns, in
     return true;
 }
 
+enum { ROW_MULTIPLE = 64, LEAST_COLUMNS = 1024 }; /* padding adds little to longer rows */
+
+dw_status dw__lower_pad(dw__lowering *l, dw__operand *result) {
+    dw__tensor padded = result->view;
+    int64_t *columns = &padded.shape[padded.rank - 1];
+    if (*columns % 8 != 0 && *columns >= LEAST_COLUMNS)
+        *columns = (*columns + ROW_MULTIPLE - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
+    dw__tensor_set_contiguous(&padded);
+    memcpy(result->view.stride, padded.stride, sizeof padded.stride);
+    result->offset = 0;
+    return dw__lower_add_storage(l, DW_HOME_ARENA, 0, dw__tensor_bytes(&padded), &result->storage);
+}
+
 dw_status dw__lower_pad_rows(dw__lowering *l, dw__step *step) {
-    enum { MULTIPLE = 64, LEAST_COLUMNS = 1024 }; /* padding adds little to longer rows */
     const dw_op op = record_of(l, step->node)->op;
     dw__tensor *y = &step->outputs[0].view;
     const dw_value value = record_of(l, step->node)->outputs[0];
@@ -158,12 +170,7 @@ dw_status dw__lower_pad_rows(dw__lowering *l, dw__step *step) {
         l->engine->direct[value] != DW_NONE || l->engine->output_uses[value] > 0 ||
         !is_read_by_rows(l, value, columns, 0))
         return DW_OK;
-    dw__tensor padded = *y;
-    padded.shape[y->rank - 1] = (columns + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
-    dw__tensor_set_contiguous(&padded);
-    memcpy(y->stride, padded.stride, sizeof y->stride);
-    return dw__lower_add_storage(l, DW_HOME_ARENA, 0, dw__tensor_bytes(&padded),
-                                 &step->outputs[0].storage);
+    return dw__lower_pad(l, &step->outputs[0]);
 }
 
 dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step) {

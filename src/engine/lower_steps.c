@@ -11,6 +11,7 @@ void dw__step_shape(const dw__step *step, dw__call *call) {
     call->prepared = step->prepared;
     call->epilogue = NULL;
     call->accumulates = step->accumulates;
+    call->disposable = step->disposable;
     call->addend = step->addend.view;
     call->addend.data = NULL;
     for (uint32_t i = 0; i < step->input_count; i++) {
@@ -57,7 +58,7 @@ dw_status dw__lower_place_outputs(dw__lowering *l, dw__step *step) {
     for (uint32_t o = 0; o < record->output_count; o++) {
         dw_value value = record->outputs[o];
         if (use_count(l, value) + l->engine->output_uses[value] == 0) continue;
-        if (step->outputs[o].storage != DW_NONE) continue;
+        if (step->outputs[o].storage != DW_NONE || step->outputs[o].view.rank < 0) continue;
         dw__tensor type = step->outputs[o].view;
         DW_RETURN_IF_FAILED(dw__lower_place_value(l, value, &type, &step->outputs[o]));
     }

@@ -7,6 +7,7 @@
  *     lower_views.c       views without an instruction
  *     lower_copies.c      operands that are copied for a faster kernel
  *     lower_layouts.c     results in the layout that later nodes read
+ *     lower_logits.c      whether forward keeps logits for backward
  *     lower_in_place.c    results that overwrite an operand
  *     lower_epilogues.c   a step and the elementwise program behind it as one
  *     lower_outputs.c     outputs and gradients in the caller's buffers
@@ -137,10 +138,21 @@ dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step);
 /* On a GPU, places the result of a matrix multiplication in 16 bits so that its rows begin at multiples of 16 bytes, if
  * it has no place yet and all its readers read rows at any distance. */
 dw_status dw__lower_pad_rows(dw__lowering *l, dw__step *step);
+/* Places a result in the arena, its rows at multiples of 16 bytes if they are long. */
+dw_status dw__lower_pad(dw__lowering *l, dw__operand *result);
 /* Makes no instruction if all operands were written in place. */
 dw_status dw__lower_concat(dw__lowering *l, dw_node node);
 
+/* ---- lower_logits.c -------------------------------------------------------------------------- */
+
+/* Places the logits of linear_cross_entropy for backward, or leaves them out: the result's rank is then -1. Other steps
+ * stay as they are. */
+dw_status dw__lower_logits(dw__lowering *l, dw__step *step);
+
 /* ---- lower_in_place.c ------------------------------------------------------------------------ */
+
+/* Marks the operands that lie in the arena and that nothing reads after the step (dw__call.disposable). */
+void dw__lower_find_disposable(const dw__lowering *l, dw__step *step);
 
 /* How many of the step's inputs lie in the storage. */
 uint32_t dw__lower_reads_in(const dw__step *step, uint32_t storage);

@@ -114,7 +114,7 @@ static dw_value emit_logits(dw__emitter *e, dw_value x, dw_value w, dw_value b, 
                            dw__emit_broadcast_like(e, dw__emit_widen(e, b), logits));
 }
 
-/* Operands: x, w, b?, target. The logits stay in the compute dtype. */
+/* Operands: x, w, b?, target. The loss is that of logits in the compute dtype. */
 dw_status dw__expand_linear_cross_entropy(dw_graph *graph, const dw_graph *source, dw_node node,
                                           const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
@@ -127,6 +127,7 @@ dw_status dw__expand_linear_cross_entropy(dw_graph *graph, const dw_graph *sourc
     for (uint32_t i = 0; i < 2; i++)
         outputs[i] =
             dw__emit_cast(&e, dw_node_output(graph, loss, i), dw__output_dtype(source, node, i));
+    outputs[2] = dw__emit_cast(&e, logits, dw__output_dtype(source, node, 2));
     return e.status;
 }
 

@@ -138,16 +138,17 @@ DW__GRADIENT(dw__gradient_rms_norm) {
 
 /* ---- matmuls -------------------------------------------------------------------------------- */
 
-/* The forward pass does not save the logits; backward recomputes them. */
+/* Backward reads the logits if forward keeps them, which is decided when sizes are known (engine/lower_logits.c); else it
+ * computes them again. */
 DW__GRADIENT(dw__gradient_linear_cross_entropy) {
-    if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE)
+    if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE || output_grads[2] != DW_NONE)
         return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);
     dw__emitter e = {graph, DW_OK};
     enum { X, W, B, TARGET };
     dw_value operands[] = {dw_node_input(graph, node, X),
                            dw_node_input(graph, node, W),
                            dw_node_input(graph, node, B),
-                           DW_NONE,
+                           dw_node_output(graph, node, 2),
                            dw_node_input(graph, node, TARGET),
                            dw_node_output(graph, node, 1),
                            output_grads[0]};

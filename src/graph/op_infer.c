@@ -1195,7 +1195,8 @@ dw_status dw__infer_linear_cross_entropy(const dw__draft *draft, dw__inferred *o
     DW_RETURN_IF_FAILED(check_loss(draft, X, TARGET));
     const dw_dtype dtype = dw__compute_dtype(dtype_of(draft, X));
     give(out, dtype, reduces_to_scalar(draft) ? 0 : 1, shape_of(draft, X));
-    return give(out, dtype, 1, shape_of(draft, X));
+    give(out, dtype, 1, shape_of(draft, X));
+    return give(out, dtype_of(draft, X), 2, (dw_dim[]){shape_of(draft, X)[0], results});
 }
 
 dw_status dw__infer_linear_cross_entropy_backward(const dw__draft *draft, dw__inferred *out) {

@@ -493,7 +493,7 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .allowed_attrs = A(REDUCTION) | A(IGNORE_INDEX) | A(LABEL_SMOOTHING),
         .infer = dw__infer_cross_entropy_backward, .expand = dw__expand_cross_entropy_backward,
         .cost = dw__cost_cross_entropy},
-    [DW_OP_LINEAR_CROSS_ENTROPY] = { /* loss, lse */
+    [DW_OP_LINEAR_CROSS_ENTROPY] = { /* loss, lse, logits */
         .name = "linear_cross_entropy", .stratum = DW__COMPOSITE,
         .operands = {"x", "w", "b", "target"},
         .min_inputs = 4, .max_inputs = 4, .optional_inputs = OPERAND(2),

@@ -58,6 +58,8 @@ typedef struct dw__call {
     int replaced;
     dw__accumulation accumulates;
     dw__tensor addend; /* DW__ADDS_TO_ADDEND only */
+    /* Bit i: nothing reads input i, or the memory around its elements, after this call, which may overwrite them. */
+    uint64_t disposable;
 } dw__call;
 
 /* A call of one of the graph's operations. Kernels of the CPU read its first member alone; a GPU's have their tensors

@@ -196,7 +196,7 @@ static const struct derivation {
     {DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
      DW_OP_LINEAR_CROSS_ENTROPY,
      {0, 1, 2, 4, MAP_END},
-     {MAP_END, 5}},
+     {MAP_END, 5, MAP_END}},
 };
 
 /* Makes the forward node as a case: the types of its operands, and the attributes that it accepts. */

@@ -29,6 +29,7 @@ bool dw__head_read(const dw__call *call, dw__head *out) {
     out->tokens = out->x->shape[0];
     out->size = out->x->shape[1];
     out->vocabulary = out->w->shape[out->transpose_w ? 0 : 1];
+    if (!backward) out->made = call->outputs[2].data;
     if (!backward) return true;
     out->logits = inputs[LOGITS].rank >= 0 ? &inputs[LOGITS] : NULL;
     out->lse = &inputs[LSE];

@@ -10,6 +10,7 @@ typedef struct dw__head {
     const dw__tensor *x, *w, *b, *target;
     const dw__tensor *logits, *lse, *dloss; /* backward only; logits NULL: recompute them */
     float *dx, *dw, *db;                    /* backward only; NULL: not needed */
+    float *made;                            /* forward only: where logits are stored, or NULL */
     bool transpose_w;                       /* w is [V, K], else [K, V] */
     bool is_mean, is_none;
     int64_t ignore_index;

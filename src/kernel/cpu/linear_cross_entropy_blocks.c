@@ -1,6 +1,6 @@
-/* cross_entropy(linear(x, w, b)) and its gradients without storing the logits: a GEMM computes a block of
- * them, the block is used, and the next one overwrites it. If the logits exist already, backward reads its
- * blocks from them, and the block holds only dlogits.
+/* cross_entropy(linear(x, w, b)) and its gradients without storing the logits, unless they are asked for: a GEMM
+ * computes a block of them, the block is used, and the next one overwrites it. If the logits exist already, backward
+ * reads its blocks from them, and the block holds only dlogits.
  *
  *               vocabulary ->          Blocks follow each other along the vocabulary, so that each part of w is
  *     tokens  +----+----+----+         read once per round of tokens. Forward keeps three running numbers per
@@ -222,6 +222,9 @@ static void add_row_task(void *context, int64_t index, int worker) {
     token_sums *sums = &j->tokens[j->first + index];
     const float *logits = j->block + index * j->width;
     dw__row_sums more = dw__loss_loops_now()->row_sums(j->width, logits);
+    if (j->head->made)
+        memcpy(j->head->made + (j->first + index) * j->head->vocabulary + j->column, logits,
+               (size_t)j->width * sizeof *logits);
     if (j->column == 0) {
         *sums = (token_sums){.row = more};
     } else {

@@ -9,6 +9,9 @@
  * Backward has blocks of classes:  logits = x w[classes]^T, unless they are given; dlogits in their place, by lse;
  *                                  dw[classes] = dlogits^T x; db[classes] = column sums; dx += dlogits w[classes].
  *
+ * Forward stores all logits if they are asked for, and then has one block. So has backward if it may overwrite the
+ * logits that it is given.
+ *
  * With blocks of classes each element of dw and db is the result of one GEMM, or one sum, and is rounded once. Blocks of
  * rows would add to an F32 copy of dw for each block: [V, K] is 1 GB for 128256 classes of 2048 features, where the F32
  * sums of dx, [T, K], are 67 MB for 8192 rows.
@@ -28,12 +31,19 @@ enum { PITCH = 64, ALIGNMENT = 256, ROW_UNIT = 8, CLASS_UNIT = 64, LARGE_UNIT = 
 
 /* ---- blocks --------------------------------------------------------------------------------------- */
 
-static size_t most_bytes;
+static size_t given_bound; /* 0: none */
 
-static void read_most_bytes(void) {
+static void read_bound(void) {
     const char *text = getenv("DEEPWELL_LOGITS_BYTES");
     const long long given = text ? atoll(text) : 0;
-    most_bytes = given > 0 ? (size_t)given : (size_t)256 << 20;
+    if (given > 0) given_bound = (size_t)given;
+}
+
+bool dw__logits_bound(size_t *bytes) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, read_bound);
+    *bytes = given_bound;
+    return given_bound > 0;
 }
 
 static int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
@@ -41,9 +51,9 @@ static int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit 
 /* Divides `total` rows or classes, of which each one takes `bytes` bytes, into blocks of about one size, a multiple of
  * `unit`. */
 static int64_t block_of(int64_t total, size_t bytes, int64_t unit) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, read_most_bytes);
-    int64_t most = bytes > 0 ? (int64_t)(most_bytes / bytes) : total;
+    size_t bound;
+    if (!dw__logits_bound(&bound)) bound = (size_t)256 << 20;
+    int64_t most = bytes > 0 ? (int64_t)(bound / bytes) : total;
     if (total <= most) return total;
     if (most >= 8 * LARGE_UNIT) unit = LARGE_UNIT;
     most = most < unit ? unit : most / unit * unit;
@@ -51,24 +61,28 @@ static int64_t block_of(int64_t total, size_t bytes, int64_t unit) {
     return round_up((total + blocks - 1) / blocks, unit);
 }
 
-/* The number of classes, of those left, that one product computes: whole vectors of 16 bytes, then what remains. */
+/* The number of classes, of those left, that one product computes: in 16 bits whole vectors of 16 bytes, then what
+ * remains. */
 static int64_t classes_at_once(int64_t left, dw_dtype type) {
-    const int64_t vector = 16 / (int64_t)dw_dtype_bytes(type);
-    return left > vector ? left / vector * vector : left;
+    enum { VECTOR = 8 };
+    return dw_dtype_bytes(type) == 2 && left > VECTOR ? left / VECTOR * VECTOR : left;
 }
 
 /* A call's tensors and the parts of its workspace. */
 typedef struct head {
     const dw__call *c;
-    const dw__tensor *x, *w, *bias, *logits, *target; /* bias and logits: NULL if absent */
+    const dw__tensor *x, *w, *bias, *target; /* bias: NULL if absent */
+    const dw__tensor
+        *logits; /* backward: those given; forward: where to store all; NULL: neither */
     bool backward, transpose_w;
+    bool in_place; /* the logits, or dlogits, lie in `logits` and not in the workspace */
     int64_t rows, size, classes;
     int64_t block, pitch; /* rows or classes of a block; elements from row to row of its logits */
     size_t sums, partials, gemm; /* offsets: the logits are first */
 } head;
 
 static void head_of(const dw__call *c, head *h) {
-    enum { X, W, B, LOGITS, BACKWARD_TARGET };
+    enum { X, W, B, LOGITS, BACKWARD_TARGET, MADE = 2 };
     *h = (head){.c = c,
                 .x = &c->inputs[X],
                 .w = &c->inputs[W],
@@ -77,12 +91,17 @@ static void head_of(const dw__call *c, head *h) {
                 .transpose_w = dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0};
     h->target = &c->inputs[h->backward ? BACKWARD_TARGET : LOGITS];
     if (h->backward && c->inputs[LOGITS].rank >= 0) h->logits = &c->inputs[LOGITS];
+    if (!h->backward && c->outputs[MADE].data) h->logits = &c->outputs[MADE];
+    h->in_place = h->logits && (!h->backward || c->disposable >> LOGITS & 1);
     h->rows = h->x->shape[0];
     h->size = h->x->shape[1];
     h->classes = h->w->shape[h->transpose_w ? 0 : 1];
     const size_t width = dw_dtype_bytes(h->x->dtype);
-    size_t logits;
-    if (h->backward) {
+    size_t logits = 0;
+    if (h->in_place) {
+        h->block = h->backward ? h->classes : h->rows;
+        (void)dw__tensor_row_stride(h->logits, &h->pitch);
+    } else if (h->backward) {
         h->block = block_of(h->classes, (size_t)h->rows * width, CLASS_UNIT);
         h->pitch = round_up(h->block, PITCH);
         logits = (size_t)(h->rows * h->pitch) * width;
@@ -184,7 +203,13 @@ static factor classes_of_w(const head *h, int64_t first, int64_t count, bool tra
     return (factor){part(h->w, h->transpose_w ? 0 : 1, first, count), transposed};
 }
 
-static dw__tensor scratch(const run *r, int64_t rows, int64_t columns) {
+/* The logits of a block, or dlogits. */
+static dw__tensor block_at(const run *r, int64_t row, int64_t rows, int64_t column,
+                           int64_t columns) {
+    if (r->h->in_place) {
+        const dw__tensor of_rows = part(r->h->logits, 0, row, rows);
+        return part(&of_rows, 1, column, columns);
+    }
     return (dw__tensor){.data = r->variant ? r->given->workspace : NULL,
                         .dtype = r->h->x->dtype,
                         .rank = 2,
@@ -197,7 +222,7 @@ static dw__tensor scratch(const run *r, int64_t rows, int64_t columns) {
 static dw_cross_entropy_params params_of(const run *r) {
     const head *h = r->h;
     return (dw_cross_entropy_params){
-        .bias = h->bias && !h->logits ? h->bias->data : NULL,
+        .bias = h->bias && !(h->backward && h->logits) ? h->bias->data : NULL,
         .target = h->target->data,
         .partials = r->variant ? (char *)r->given->workspace + h->partials : NULL,
         .rows = h->rows,
@@ -210,7 +235,7 @@ static dw_cross_entropy_params params_of(const run *r) {
 
 static dw_status forward_rows(run *r, int64_t first, int64_t count) {
     const head *h = r->h;
-    const dw__tensor logits = scratch(r, count, h->classes), *loss = &h->c->outputs[0],
+    const dw__tensor logits = block_at(r, first, count, 0, h->classes), *loss = &h->c->outputs[0],
                      *lse = &h->c->outputs[1];
     for (int64_t from = 0, together; from < h->classes; from += together) {
         together = classes_at_once(h->classes - from, h->x->dtype);
@@ -222,6 +247,7 @@ static dw_status forward_rows(run *r, int64_t first, int64_t count) {
     dw_cross_entropy_params p = params_of(r);
     p.x = logits.data;
     p.x_stride = h->pitch;
+    if (h->in_place && p.bias) p.dx = logits.data;
     p.columns = p.classes;
     p.rows = count;
     p.target += first;
@@ -257,11 +283,13 @@ static dw_status dlogits_of_classes(run *r, dw_cross_entropy_params p, int64_t f
     const int64_t count = dlogits.shape[1];
     int64_t stride;
     dw__tensor logits = dlogits;
-    if (h->logits)
-        logits = part(h->logits, 1, first, count);
-    else
+    if (h->logits) logits = part(h->logits, 1, first, count);
+    for (int64_t from = 0, together; !h->logits && from < count; from += together) {
+        together = classes_at_once(count - from, h->x->dtype);
         DW_RETURN_IF_FAILED(multiply(r, (factor){*h->x, false},
-                                     classes_of_w(h, first, count, h->transpose_w), logits, false));
+                                     classes_of_w(h, first + from, together, h->transpose_w),
+                                     part(&logits, 1, from, together), false));
+    }
     if (!r->variant) return DW_OK;
     (void)dw__tensor_row_stride(&logits, &stride);
     p.x = logits.data;
@@ -304,12 +332,15 @@ static dw_status backward(run *r) {
     }
     if (r->variant && p.reduction == DW_LOSS_MEAN)
         DW_RETURN_IF_FAILED(dw__loss_total(r->given, r->context, r->variant, &p));
-    for (int64_t first = 0, count; first < h->classes; first += count) {
-        const int64_t left = h->classes - first;
-        count = classes_at_once(left < h->block ? left : h->block, h->x->dtype);
-        const dw__tensor dlogits = scratch(r, h->rows, count);
+    for (int64_t first = 0; first < h->classes; first += h->block) {
+        const int64_t left = h->classes - first, count = left < h->block ? left : h->block;
+        const dw__tensor dlogits = block_at(r, 0, h->rows, first, count);
         DW_RETURN_IF_FAILED(dlogits_of_classes(r, p, first, dlogits));
-        DW_RETURN_IF_FAILED(gradients_of_classes(r, first, dlogits, dx));
+        for (int64_t from = 0, together; from < count; from += together) {
+            together = classes_at_once(count - from, h->x->dtype);
+            DW_RETURN_IF_FAILED(
+                gradients_of_classes(r, first + from, part(&dlogits, 1, from, together), dx));
+        }
     }
     if (!sums || !r->variant || !wants(r, DX)) return DW_OK;
     dw_cross_entropy_round_params rounded = {
@@ -400,14 +431,13 @@ static void example(uint64_t params, int index, dw__call *c) {
                             : v.lanes == 256 ? 9001
                                              : 17407,
                   size = 5, rows = index ? 11 : 3;
-    const dw__tensor x = {.dtype = v.type, .rank = 2, .shape = {rows, size}, .stride = {size, 1}},
-                     w = {.dtype = v.type,
-                          .rank = 2,
-                          .shape = {classes, size},
-                          .stride = {size, 1}},
-                     b = {.dtype = v.type, .rank = 1, .shape = {classes}, .stride = {1}},
-                     each = {.dtype = v.statistics, .rank = 1, .shape = {rows}, .stride = {1}},
-                     target = {.dtype = DW_I64, .rank = 1, .shape = {rows}, .stride = {1}};
+    const dw__tensor
+        x = {.dtype = v.type, .rank = 2, .shape = {rows, size}, .stride = {size, 1}},
+        w = {.dtype = v.type, .rank = 2, .shape = {classes, size}, .stride = {size, 1}},
+        b = {.dtype = v.type, .rank = 1, .shape = {classes}, .stride = {1}},
+        each = {.dtype = v.statistics, .rank = 1, .shape = {rows}, .stride = {1}},
+        target = {.dtype = DW_I64, .rank = 1, .shape = {rows}, .stride = {1}},
+        logits = {.dtype = v.type, .rank = 2, .shape = {rows, classes}, .stride = {classes, 1}};
     dw__tensor loss = each;
     if (index) loss.rank = 0; /* the mean */
     *c = (dw__call){.op = v.backward ? DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD
@@ -415,12 +445,11 @@ static void example(uint64_t params, int index, dw__call *c) {
                     .attr_count = index ? 3 : 1,
                     .attrs = index ? attrs : &none,
                     .input_count = v.backward ? 7 : 4,
-                    .output_count = v.backward ? 3 : 2,
+                    .output_count = 3,
                     .inputs = {x, w, b, target},
-                    .outputs = {loss, each}};
+                    .outputs = {loss, each, logits}};
     if (!v.backward) return;
-    c->inputs[3] =
-        (dw__tensor){.dtype = v.type, .rank = 2, .shape = {rows, classes}, .stride = {classes, 1}};
+    c->inputs[3] = logits;
     c->inputs[4] = target;
     c->inputs[5] = each;
     c->inputs[6] = loss;

@@ -1,0 +1,39 @@
+/* Lowering: whether forward keeps the logits of linear_cross_entropy for backward.
+ *
+ * Kept logits save backward one of its three matrix multiplications. They are alive from the loss to the first gradient,
+ * together with all that forward has saved. They are kept if they take no more memory than that, so that they at most
+ * double it, and if the user has not set a bound below their size (dw__logits_bound). Where activations are computed
+ * again in backward, little is saved, and the logits of long sequences would be most of a step's memory.
+ *
+ * Logits that are left out are an absent operand of backward. A CPU's kernels never keep them.
+ */
+#include "engine/lowering.h"
+#include "kernel/cuda/gpu_loss.h"
+
+/* Bytes in the arena that later nodes read. */
+static size_t saved_bytes(const dw__lowering *l) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < l->plan->storages.count; i++) {
+        const dw__storage *storage = &l->plan->storages.items[i];
+        if (storage->home == DW_HOME_ARENA && storage->reads_left > 0) bytes += storage->bytes;
+    }
+    return bytes;
+}
+
+static bool keeps(const dw__lowering *l, size_t bytes) {
+    size_t bound;
+    if (!l->plan->target.context || bytes > saved_bytes(l)) return false;
+    return !dw__logits_bound(&bound) || bytes <= bound;
+}
+
+dw_status dw__lower_logits(dw__lowering *l, dw__step *step) {
+    enum { LOGITS = 2 };
+    const dw__node_record *record = record_of(l, step->node);
+    if (record->op != DW_OP_LINEAR_CROSS_ENTROPY) return DW_OK;
+    const dw_value value = record->outputs[LOGITS];
+    dw__operand *logits = &step->outputs[LOGITS];
+    if (use_count(l, value) == 0 || l->engine->output_uses[value] > 0) return DW_OK;
+    if (keeps(l, dw__tensor_bytes(&logits->view))) return dw__lower_pad(l, logits);
+    logits->view.rank = -1;
+    return DW_OK;
+}
