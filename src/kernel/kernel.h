@@ -133,6 +133,8 @@ struct dw__kernel {
      * of the result, at reduction length n: bound = factor * sqrt(n) * 2^-24 for F32. 0: the kernels behind it have
      * theirs. */
     double tolerance_factor;
+    /* The product of a 16-bit `linear` may be rounded before the bias is added, so that a result has two roundings. */
+    bool rounds_before_bias;
     /* Results may have any strides, so that a plan can choose the layout that later operations read. Kernels without
      * this flag write contiguous results. */
     bool strided_results;

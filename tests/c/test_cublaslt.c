@@ -544,6 +544,32 @@ static void wrong(void *unused) {
     CHILD_REQUIRE(kernel_of(&call) == NULL); /* so it is expanded */
 }
 
+/* A library that rounds a product before it adds the bias keeps its layers, and one with wrong results does not. */
+static void rounds_before_bias(void *is_wrong) {
+    static const dw_dtype types[] = {DW_BF16, DW_F16};
+    setenv("FAKE_CUBLASLT_ROUNDS", "1", 1);
+    if (is_wrong) setenv("FAKE_CUBLASLT_WRONG", "1", 1);
+    begin(FAKE_CUBLASLT);
+    for (int i = 0; i < 4; i++) {
+        const dw_dtype type = types[i / 2];
+        const dw_attr turned = {.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = i % 2};
+        const dw__variant *variant = NULL;
+        dw__operation_call call = {.call = {.op = DW_OP_LINEAR,
+                                            .attr_count = 1,
+                                            .attrs = &turned,
+                                            .input_count = 3,
+                                            .output_count = 1}};
+        dw__call *c = &call.call;
+        c->inputs[0] = make(type, 2, NULL, 5, 7);
+        c->inputs[1] = i % 2 ? make(type, 2, NULL, 9, 7) : make(type, 2, NULL, 7, 9);
+        c->inputs[2] = (dw__tensor){.dtype = type, .rank = 1, .shape = {9}, .stride = {1}};
+        c->outputs[0] = make(type, 2, NULL, 5, 9);
+        REQUIRE_OK(dw__graph_cublaslt.prepare(&dw__graph_cublaslt, &call, context, &variant));
+        if (variant->disabled != (is_wrong != NULL)) fprintf(stderr, "%s\n", variant->reason);
+        CHILD_REQUIRE(variant->disabled == (is_wrong != NULL));
+    }
+}
+
 /* ---- the program ------------------------------------------------------------------------------------------------------ */
 
 #define IN_CHILD(name, check, argument)                                                            \
@@ -561,12 +587,15 @@ IN_CHILD(test_another_library, another_library, NULL)
 IN_CHILD(test_no_algorithm, without_algorithm, "none")
 IN_CHILD(test_not_supported, without_algorithm, "15")
 IN_CHILD(test_wrong, wrong, NULL)
+IN_CHILD(test_rounds_before_bias, rounds_before_bias, NULL)
+IN_CHILD(test_rounds_and_wrong, rounds_before_bias, "wrong")
 
 static int set_up(void **state) {
     if (begin_on_fake_gpu(state) != 0) return -1;
     unsetenv("DEEPWELL_FIRST_USE_CHECK");
     unsetenv("FAKE_CUBLASLT_FAIL");
     unsetenv("FAKE_CUBLASLT_WRONG");
+    unsetenv("FAKE_CUBLASLT_ROUNDS");
     return 0;
 }
 
@@ -582,6 +611,8 @@ int main(void) {
         cmocka_unit_test(test_no_algorithm),
         cmocka_unit_test(test_not_supported),
         cmocka_unit_test(test_wrong),
+        cmocka_unit_test(test_rounds_before_bias),
+        cmocka_unit_test(test_rounds_and_wrong),
     };
     return cmocka_run_group_tests(tests, set_up, end_on_fake_gpu);
 }

@@ -129,7 +129,8 @@ static double error_bound(const ops_expectation *expected, double factor, uint32
         if (!cancels(op) && isfinite(wanted)) scale = fabs(wanted);
     }
     double spread = sqrt(n) * scale + change;
-    return factor * unit * spread + half * scale + n * float_traits[dtype].tiny;
+    return factor * unit * spread + half * (scale + expected->before[output]) +
+           n * float_traits[dtype].tiny;
 }
 
 static bool agrees(double got, double wanted, double bound, dw_dtype dtype) {

@@ -2,12 +2,13 @@
  *
  * The tolerance of a result follows from the arithmetic (docs/testing.md):
  *
- *     bound = factor * u * (sqrt(n) * scale + 4 * A) + half * scale + tiny
+ *     bound = factor * u * (sqrt(n) * scale + 4 * A) + half * (scale + before) + tiny
  *
  * factor: the kernel's tolerance_factor; u: unit roundoff of the type of the computation (F32 for BF16 and F16, except
  * in bodies of `fused`, where each step rounds); n: terms per element; scale: largest magnitude of the result; A:
  * change of the result per relative change of the operands, measured by random perturbation (the problem's condition,
- * which no kernel can improve); half: unit roundoff of a BF16 or F16 result; tiny: its smallest normal number, n times.
+ * which no kernel can improve); half: unit roundoff of a BF16 or F16 result; before: largest magnitude of a sum that is rounded to the result's type on
+ * the way to it, usually none; tiny: the type's smallest normal number, n times.
  * For elementwise operations the same bound applies with scale and A of the single element (and 1 * A). Bools and
  * integers must be equal. */
 #ifndef DW_OPS_EXPECT_H
@@ -21,6 +22,7 @@ typedef struct ops_expectation {
     dw__tensor values[OPS_MAX_OUTPUTS];    /* F64 for every float */
     double scale[OPS_MAX_OUTPUTS];         /* largest finite magnitude */
     double amplification[OPS_MAX_OUTPUTS]; /* the largest A of any element */
+    double before[OPS_MAX_OUTPUTS];        /* ops_expect() leaves it 0 */
     /* A of every element; NULL if the output is not a float. */
     double *changes[OPS_MAX_OUTPUTS];
 } ops_expectation;

@@ -541,8 +541,9 @@ const dw__kernel dw__graph_cublaslt = {
     .prepare = prepare,
     .enqueue = enqueue,
     .first_use = &dw__operation_first_use,
-    .tolerance = "sums in F32 (F64 in F64), rounded once",
+    .tolerance = "sums in F32 (F64 in F64), rounded once; with a bias twice: before it is added, and after",
     .example = example,
     .tolerance_factor = 8.0,
+    .rounds_before_bias = true,
     .accumulates = DW__ADDS_TO_ADDEND,
 };

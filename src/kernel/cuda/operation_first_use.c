@@ -12,6 +12,7 @@ typedef struct state {
     dw__operation_call call;
     dw__trial_part *inputs[DW_MAX_INPUTS], *outputs[DW_MAX_OUTPUTS], *addend;
     dw__tensor expected[DW_MAX_OUTPUTS]; /* F64, contiguous */
+    const double *bias; /* of `linear`, if the kernel may round the product before it is added; else NULL */
 } state;
 
 static size_t span_of(const dw__tensor *t) {
@@ -99,6 +100,8 @@ static dw_status expect(dw__trial *t, state *s) {
         leaves[i].data = part->host;
         fill_tensor(s->inputs[i]->host, &c->inputs[i], i, leaves[i].data);
     }
+    if (t->variant->kernel->rounds_before_bias && c->op == DW_OP_LINEAR && c->input_count > 2)
+        s->bias = leaves[2].data;
     DW_TRY(make_graph(c, &graph));
     DW_TRY(dw__interpret(graph, NULL, leaves, found, &precise));
     for (uint32_t i = 0; i < c->output_count; i++) {
@@ -168,20 +171,30 @@ static double terms_of(const dw__call *c, const dw__tensor *made) {
     return fmax(row, operands / (double)dw__tensor_count(made));
 }
 
+/* How much more element `index` of a result may differ, because the product is rounded before the bias is added. */
+static double rounding_of_product(const state *s, const dw__tensor *right, int64_t index,
+                                  double unit) {
+    if (!s->bias) return 0.0;
+    const double sum = number_at(right->data, right->dtype, index);
+    return unit * (1.0 + unit) * fabs(sum - s->bias[index % right->shape[right->rank - 1]]);
+}
+
 static bool output_agrees(const dw__trial *t, const state *s, uint32_t output, char *text,
                           size_t bytes) {
     const dw__tensor *made = &s->call.call.outputs[output], *right = &s->expected[output];
     const int64_t count = dw__tensor_count(made);
+    const double unit = unit_roundoff(made->dtype);
     double largest = 0.0;
     for (int64_t i = 0; i < count; i++)
         largest = fmax(largest, fabs(number_at(right->data, right->dtype, i)));
-    const double bound =
-        (unit_roundoff(made->dtype) +
+    const double once =
+        (unit +
          t->variant->kernel->tolerance_factor * sqrt(terms_of(&s->call.call, made)) * 0x1p-24) *
         largest;
     for (int64_t i = 0; i < count; i++) {
         const double x = number_at(s->outputs[output]->host, made->dtype, offset_of(made, i)),
-                     expected = number_at(right->data, right->dtype, i);
+                     expected = number_at(right->data, right->dtype, i),
+                     bound = once + rounding_of_product(s, right, i, unit);
         if (fabs(x - expected) <= bound) continue; /* a NaN is beyond every bound */
         snprintf(text, bytes, "element %lld of result %u of %s is %g, expected %g within %.2g",
                  (long long)i, output, dw_op_name(s->call.call.op), x, expected, bound);

@@ -2,7 +2,9 @@
  * double, on the host, where the fake driver has its memory; results of narrower operands are zeros. The rules come
  * from the documentation: matrices are column-major, for FP8 the first factor is transposed, the workspace has the
  * stated size, and the algorithm is one that it returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or
- * with "none" it finds no algorithm. FAKE_CUBLASLT_WRONG spoils the first element of results. */
+ * with "none" it finds no algorithm. FAKE_CUBLASLT_WRONG spoils the first element of results. With
+ * FAKE_CUBLASLT_ROUNDS the sum is rounded to the result's type before the bias is added, as some kernels of the real
+ * one do. */
 #include "number/half.h"
 #include <stddef.h>
 #include <stdint.h>
@@ -231,22 +233,31 @@ static double factor(const void *data, const matrix *m, int transpose, int64_t s
                start + (transpose ? column + row * m->leading : row + column * m->leading));
 }
 
+static double rounded(int type, double value) {
+    double place;
+    put(&place, type, 0, value);
+    return get(&place, type, 0);
+}
+
 static void compute(const product *p, const void *a, const matrix *am, const void *b,
                     const matrix *bm, double beta, const void *c, const matrix *cm, void *d,
                     const matrix *dm) {
     const int64_t inner = (int64_t)(p->transpose_a ? am->rows : am->columns);
+    const int rounds = getenv("FAKE_CUBLASLT_ROUNDS") != NULL;
     for (int64_t i = 0; i < dm->batch; i++)
         for (int64_t column = 0; column < (int64_t)dm->columns; column++)
             for (int64_t row = 0; row < (int64_t)dm->rows; row++) {
-                double sum = p->epilogue == EPILOGUE_BIAS
-                                 ? get(p->bias, p->bias_type < 0 ? dm->type : p->bias_type, row)
-                                 : 0.0;
+                double sum = 0.0;
                 for (int64_t k = 0; k < inner; k++)
                     sum += factor(a, am, p->transpose_a, i * am->step, row, k) *
                            factor(b, bm, p->transpose_b, i * bm->step, k, column);
                 const int64_t at = i * dm->step + row + column * dm->leading;
                 if (beta != 0.0)
                     sum += beta * get(c, cm->type, i * cm->step + row + column * cm->leading);
+                if (p->epilogue == EPILOGUE_BIAS) {
+                    if (rounds) sum = rounded(dm->type, sum);
+                    sum += get(p->bias, p->bias_type < 0 ? dm->type : p->bias_type, row);
+                }
                 put(d, dm->type, at, sum);
             }
     if (getenv("FAKE_CUBLASLT_WRONG")) put(d, dm->type, 0, 1e4);
