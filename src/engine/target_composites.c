@@ -43,7 +43,10 @@ static bool has_kernel(const question *q) {
     const bool on_gpu = q->target->context != NULL;
     const dw__kernel *kernel = dw__kernel_for(&q->call, on_gpu ? &q->target->gpu : NULL, NULL);
     if (!kernel || on_gpu) return kernel != NULL;
-    return !dw__dtype_is_half(q->call.call.outputs[0].dtype) || !dw__kernel_is_reference(kernel);
+    /* The result of a product in 16 bits may be F32. */
+    const dw__call *c = &q->call.call;
+    const dw_dtype type = c->op == DW_OP_MATMUL ? c->inputs[0].dtype : c->outputs[0].dtype;
+    return !dw__dtype_is_half(type) || !dw__kernel_is_reference(kernel);
 }
 
 /* A node that cannot be described at these sizes stays as it is. */

@@ -208,7 +208,8 @@ dw_status dw__expand_op(dw_graph **graph, dw_op op);
  * leaves the graph as it was. */
 typedef bool (*dw__expand_rule)(const dw_graph *graph, dw_node node, void *context);
 dw_status dw__expand_where(dw_graph **graph, dw__expand_rule wanted, void *context);
-/* Lets each matmul in BF16 or F16 that `wanted` names give F32, which is then rounded. */
+/* Lets each matmul in BF16 or F16 that `wanted` names give F32, which is then rounded. If `wanted` names that one too,
+ * its operands become F32. */
 dw_status dw__widen_products(dw_graph **graph, dw__expand_rule wanted, void *context);
 /* Expands the layers that dw_graph_apply_precision has quantized; `changed` says whether there are any.
  * Call it after the gradient, for which these layers have rules of their own. */

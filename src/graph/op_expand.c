@@ -1,6 +1,7 @@
 /* Expansions of the composites of ops.h into primitives: elementwise ones, softmax, linear,
  * embedding, rotary embedding, dropout, AdamW. An expansion is the definition of its composite: it
- * computes in F32 (F64 for F64) and rounds once at the end.
+ * computes in F32 (F64 for F64) and rounds once at the end. Products of 16-bit operands give F32 without casts of the
+ * operands, so that matrix units compute them.
  */
 #include "graph/emit.h"
 #include "graph/op_rules.h"
@@ -214,10 +215,9 @@ dw_status dw__expand_linear(dw_graph *graph, const dw_graph *source, dw_node nod
                             const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
     bool transpose_w = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
-    dw_value x = dw__emit_widen(&e, inputs[0]), w = dw__emit_widen(&e, inputs[1]);
-    if (e.status != DW_OK) return e.status;
+    dw_value x = inputs[0], w = inputs[1];
     dw__type type = dw__type_of(graph, x), weight = dw__type_of(graph, w);
-    dw_value y = dw__emit_matmul(&e, dw__emit_flatten_rows(&e, x), w, false, transpose_w);
+    dw_value y = dw__emit_wide_matmul(&e, dw__emit_flatten_rows(&e, x), w, false, transpose_w);
     type.shape[type.rank - 1] = weight.shape[transpose_w ? 0 : 1];
     y = dw__emit_reshape(&e, y, type.rank, type.shape);
     if (inputs[2] != DW_NONE) {
@@ -233,15 +233,14 @@ dw_status dw__expand_grouped_linear(dw_graph *graph, const dw_graph *source, dw_
                                     const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
     bool transpose_w = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
-    dw_value x = dw__emit_widen(&e, inputs[0]), w = dw__emit_widen(&e, inputs[1]);
-    if (e.status != DW_OK) return e.status;
+    dw_value x = inputs[0], w = inputs[1];
     dw__type type = dw__type_of(graph, x), weight = dw__type_of(graph, w);
     dw_dim rows = type.shape[0], one = 1;
     dw_dim results = weight.shape[transpose_w ? 1 : 2];
     dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0);
     dw_value taken = dw__emit(&e, DW_OP_TAKE, 2, (dw_value[]){w, inputs[2]}, 1, &axis);
     dw_value row = dw__emit_reshape(&e, x, 3, (dw_dim[]){rows, one, type.shape[1]});
-    dw_value y = dw__emit_matmul(&e, row, taken, false, transpose_w);
+    dw_value y = dw__emit_wide_matmul(&e, row, taken, false, transpose_w);
     y = dw__emit_reshape(&e, y, 2, (dw_dim[]){rows, results});
     if (inputs[3] != DW_NONE) {
         dw_value bias = dw__emit_widen(&e, inputs[3]);
@@ -256,13 +255,12 @@ dw_status dw__expand_grouped_linear_backward_weight(dw_graph *graph, const dw_gr
                                                     dw_node node, const dw_value *inputs,
                                                     dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
-    dw_value x = dw__emit_widen(&e, inputs[0]), y = dw__emit_widen(&e, inputs[1]);
-    if (e.status != DW_OK) return e.status;
+    dw_value x = inputs[0], y = inputs[1];
     dw__type left = dw__type_of(graph, x), right = dw__type_of(graph, y);
     dw_dim one = 1;
     x = dw__emit_reshape(&e, x, 3, (dw_dim[]){left.shape[0], left.shape[1], one});
     y = dw__emit_reshape(&e, y, 3, (dw_dim[]){right.shape[0], one, right.shape[1]});
-    dw_value outer = dw__emit_matmul(&e, x, y, false, false);
+    dw_value outer = dw__emit_wide_matmul(&e, x, y, false, false);
     dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_AXIS, 0),
                        *dw_node_attr(source, node, DW_ATTR_KEY_SIZE)};
     dw_value sum =

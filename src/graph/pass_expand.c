@@ -72,12 +72,13 @@ typedef struct products {
     void *context;
 } products;
 
-static dw_status widen_product(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
+static dw_status widen_result(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
     const products *p = rewrite->context;
     dw_graph *graph = rewrite->graph;
     dw__emitter e = {graph, DW_OK};
     const dw_dtype dtype = dw_value_dtype(graph, replacements[0]);
-    if (dw_node_op(graph, node) != DW_OP_MATMUL || !p->wanted(graph, node, p->context))
+    if (!dw__dtype_is_half(dtype) || dw_node_op(graph, node) != DW_OP_MATMUL ||
+        !p->wanted(graph, node, p->context))
         return DW_OK;
     const dw_value wide =
         dw__emit_wide_matmul(&e, dw_node_input(graph, node, 0), dw_node_input(graph, node, 1),
@@ -87,6 +88,21 @@ static dw_status widen_product(dw__rewrite *rewrite, dw_node node, dw_value *rep
     return e.status;
 }
 
+static dw_status widen_operands(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
+    const products *p = rewrite->context;
+    dw_graph *graph = rewrite->graph;
+    dw__emitter e = {graph, DW_OK};
+    if (dw_node_op(graph, node) != DW_OP_MATMUL || !p->wanted(graph, node, p->context))
+        return DW_OK;
+    replacements[0] = dw__emit_matmul(&e, dw__emit_widen(&e, dw_node_input(graph, node, 0)),
+                                      dw__emit_widen(&e, dw_node_input(graph, node, 1)),
+                                      dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_A, 0) != 0,
+                                      dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_B, 0) != 0);
+    return e.status;
+}
+
 dw_status dw__widen_products(dw_graph **graph, dw__expand_rule wanted, void *context) {
-    return dw__rewrite_each(graph, widen_product, &(products){wanted, context});
+    products p = {wanted, context};
+    DW_RETURN_IF_FAILED(dw__rewrite_each(graph, widen_result, &p));
+    return dw__rewrite_each(graph, widen_operands, &p);
 }

@@ -465,6 +465,32 @@ static void by_cublaslt(void *unused) {
     dw_engine_destroy(engine);
 }
 
+/* The library adds no bias to a single column. The layer becomes a product of its 16-bit operands, which are not cast. */
+static void expands_in_16_bits(void *unused) {
+    dw_graph *graph = NULL;
+    dw_value x, w, b, h;
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    (void)unused;
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1); /* the fake compiler's programs cannot be checked */
+    begin(FAKE_CUBLASLT);
+    options.device = &dw__device_cuda;
+    REQUIRE_OK(dw_graph_create(&graph));
+    REQUIRE_OK(dw_graph_leaf(graph, DW_ROLE_INPUT, "x", DW_BF16, 3, (dw_dim[]){2, 5, INNER}, &x));
+    REQUIRE_OK(dw_graph_leaf(graph, DW_ROLE_PARAMETER, "w", DW_BF16, 2, (dw_dim[]){1, INNER}, &w));
+    REQUIRE_OK(dw_graph_leaf(graph, DW_ROLE_PARAMETER, "b", DW_BF16, 1, (dw_dim[]){1}, &b));
+    REQUIRE_OK(dw_graph_apply(graph, DW_OP_LINEAR, 3, (dw_value[]){x, w, b}, 0, NULL, &h));
+    REQUIRE_OK(dw_graph_add_output(graph, h));
+    REQUIRE_OK(dw_engine_create(graph, 1, (uint32_t[]){0}, 1, (dw_value[]){w}, &options, &engine));
+    REQUIRE_OK(dw_engine_plan(engine, NULL, &plan));
+    CHILD_REQUIRE(lists(plan, "cublaslt bf16[10,19]") && !lists(plan, "f32[10,19]") &&
+                  !lists(plan, "f32[1,19]"));
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    dw_graph_destroy(graph);
+}
+
 /* The plan has Deepwell's own kernels, of which the fake compiler makes none that could be checked. */
 static void expect_own_kernels(void) {
     dw_engine *engine = NULL;
@@ -581,6 +607,7 @@ IN_CHILD(test_matmul, matmuls, NULL)
 IN_CHILD(test_linear, linears, NULL)
 IN_CHILD(test_refusals, refusals, NULL)
 IN_CHILD(test_plan, by_cublaslt, NULL)
+IN_CHILD(test_expansion, expands_in_16_bits, NULL)
 IN_CHILD(test_off, turned_off, NULL)
 IN_CHILD(test_missing, missing, NULL)
 IN_CHILD(test_another_library, another_library, NULL)
@@ -605,6 +632,7 @@ int main(void) {
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_expansion),
         cmocka_unit_test(test_off),
         cmocka_unit_test(test_missing),
         cmocka_unit_test(test_another_library),
