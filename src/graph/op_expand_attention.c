@@ -171,11 +171,24 @@ static dw_value emit_probabilities(dw__emitter *e, dw_value scores, dw_value lse
     return dw__emit_binary(e, DW_OP_DIV, p, dw__emit_spread_last(e, sum, p));
 }
 
+/* Sums the gradient of the masked scores over the axes along which the mask is repeated. */
+static dw_value emit_mask_gradient(dw__emitter *e, const operands *in, dw_value ds) {
+    if (e->status != DW_OK) return DW_NONE;
+    const dw__type mask = dw__type_of(e->graph, in->mask), scores = dw__type_of(e->graph, ds);
+    int64_t axes[4];
+    uint32_t count = 0;
+    for (int i = 0; i < 4; i++)
+        if (mask.shape[i] != scores.shape[i]) axes[count++] = i;
+    const dw_value sum = dw__emit_reduce_axes(e, DW_OP_REDUCE_SUM, ds, count, axes, true);
+    return dw__emit_cast(e, sum, mask.dtype);
+}
+
 /* P are the probabilities, Z the probabilities after dropout: dv = Z^T do; dP = dropout(do v^T); dS = P * (dP
- * - rowsum(do * o)), times the slope of the soft cap; dq = scale dS k; dk = scale dS^T q (Dao 2023, section
- * 2.3). */
-dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source, dw_node node,
-                                        const dw_value *inputs, dw_value *outputs) {
+ * - rowsum(do * o)), which is the gradient of the mask, times the slope of the soft cap; dq = scale dS k; dk = scale
+ * dS^T q (Dao 2023, section 2.3). */
+dw_status dw__emit_attention_gradients(dw_graph *graph, const dw_graph *source, dw_node node,
+                                       const dw_value *inputs, bool mask_needed,
+                                       dw_value *gradients) {
     dw__emitter e = {graph, DW_OK};
     operands in = read_operands(source, node, inputs);
     dw_value o = dw__emit_widen(&e, inputs[5]), lse = inputs[6];
@@ -193,13 +206,20 @@ dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source,
         dw__emit_reduce(&e, DW_OP_REDUCE_SUM, dw__emit_binary(&e, DW_OP_MUL, d_o, o), 3, false);
     dw_value inner = dw__emit_binary(&e, DW_OP_SUB, dp, dw__emit_spread_last(&e, dot, dp));
     dw_value ds = dw__emit_binary(&e, DW_OP_MUL, p, inner);
+    if (mask_needed) gradients[3] = emit_mask_gradient(&e, &in, ds);
     if (slope != DW_NONE) ds = dw__emit_binary(&e, DW_OP_MUL, ds, slope);
     ds = dw__emit_with_number(&e, DW_OP_MUL, ds, in.scale);
     ds = round_groups(&e, &s, &in, ds);
     dw_value dq = to_heads(&e, &s, dw__emit_wide_matmul(&e, ds, in.k, false, false), s.head);
     dw_value dk = dw__emit_wide_matmul(&e, ds, to_groups(&e, &s, in.q, s.head), true, false);
-    outputs[0] = dw__emit_cast(&e, dq, dw__output_dtype(source, node, 0));
-    outputs[1] = dw__emit_cast(&e, dk, dw__output_dtype(source, node, 1));
-    outputs[2] = dw__emit_cast(&e, dv, dw__output_dtype(source, node, 2));
+    const dw_dtype dtype = dw_value_dtype(graph, in.q);
+    gradients[0] = dw__emit_cast(&e, dq, dtype);
+    gradients[1] = dw__emit_cast(&e, dk, dtype);
+    gradients[2] = dw__emit_cast(&e, dv, dtype);
     return e.status;
+}
+
+dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source, dw_node node,
+                                        const dw_value *inputs, dw_value *outputs) {
+    return dw__emit_attention_gradients(graph, source, node, inputs, false, outputs);
 }

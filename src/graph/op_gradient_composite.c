@@ -213,8 +213,7 @@ DW__GRADIENT(dw__gradient_embedding) {
 }
 
 DW__GRADIENT(dw__gradient_attention) {
-    bool mask_needed = needed[3];
-    if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE || mask_needed)
+    if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE)
         return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);
     dw__emitter e = {graph, DW_OK};
     dw_value operands[8];
@@ -222,6 +221,8 @@ DW__GRADIENT(dw__gradient_attention) {
     operands[5] = dw_node_output(graph, node, 0);
     operands[6] = dw_node_output(graph, node, 1);
     operands[7] = output_grads[0];
+    if (needed[3]) /* attention_backward has no result for the mask */
+        return dw__emit_attention_gradients(graph, graph, node, operands, true, input_grads);
     hand_out(&e, emit_as(&e, DW_OP_ATTENTION_BACKWARD, 8, operands, node), 0, 3, needed,
              input_grads);
     return e.status;
