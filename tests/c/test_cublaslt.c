@@ -191,6 +191,7 @@ typedef enum layout {
     PADDED,    /* gaps between the rows of the last two axes */
     PERMUTED,  /* columns are contiguous */
     BROADCAST, /* the batches are one matrix */
+    HEADS,     /* the last axis of batches lies between rows and columns: batches at two distances */
     LAYOUTS
 } layout;
 
@@ -206,6 +207,11 @@ static void set_layout(dw__tensor *t, layout how) {
     } else if (how == PERMUTED) {
         t->stride[last - 1] = 1;
         t->stride[last] = rows;
+    } else if (how == HEADS && t->rank > 2) {
+        t->stride[last - 2] = columns;
+        t->stride[last - 1] = t->shape[last - 2] * columns;
+        if (t->rank > 3) t->stride[0] = t->shape[1] * rows * columns;
+        return;
     } else if (how == BROADCAST)
         step = 0;
     for (int axis = last - 2; axis >= 0; axis--) {
@@ -322,8 +328,18 @@ static void refusals(void *unused) {
     c->outputs[0] = make(DW_F32, 4, batch, 5, 9);
     CHILD_REQUIRE(kernel_of(&call) == &dw__graph_cublaslt);
     const dw__call good = *c;
-    /* Batches at two distances, the second with a gap. */
+    /* Batches at two distances, the second with a gap; more of them than there should be calls; three distances. */
     c->inputs[0].stride[0] += 1;
+    CHILD_REQUIRE(kernel_of(&call) == &dw__graph_cublaslt);
+    c->inputs[0].shape[0] = c->inputs[1].shape[0] = c->outputs[0].shape[0] = 65;
+    c->inputs[0].shape[1] = c->inputs[1].shape[1] = c->outputs[0].shape[1] = 66;
+    CHILD_REQUIRE(kernel_of(&call) == &dw__gpu_matmul);
+    const int64_t three[] = {2, 2, 2};
+    c->inputs[0] = make(DW_F32, 5, three, 5, 7);
+    c->inputs[1] = make(DW_F32, 5, three, 7, 9);
+    c->outputs[0] = make(DW_F32, 5, three, 5, 9);
+    CHILD_REQUIRE(kernel_of(&call) == &dw__graph_cublaslt);
+    c->inputs[0].stride[0] += 1, c->inputs[1].stride[1] += 1;
     CHILD_REQUIRE(kernel_of(&call) == &dw__gpu_matmul);
     /* Neither rows nor columns are contiguous. */
     *c = good;

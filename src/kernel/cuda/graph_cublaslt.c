@@ -22,7 +22,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WORKSPACE = 32 << 20, MOST_ALGORITHMS = 8, ALIGNMENT = 16 };
+enum { WORKSPACE = 32 << 20, MOST_ALGORITHMS = 8, ALIGNMENT = 16, MOST_CALLS = 64 };
 
 /* ---- the GEMM of a call ------------------------------------------------------------------------------- */
 
@@ -33,6 +33,8 @@ typedef struct gemm_key {
     /* elements from one row, or column, to the next; c is the addend, or y if there is none */
     int64_t a_leading, b_leading, c_leading, y_leading;
     int64_t a_step, b_step, c_step, y_step; /* elements from one batch to the next */
+    /* The library is called for each index of a second axis of batches, with as many elements from one to the next. */
+    int64_t calls, a_next, b_next, c_next, y_next;
     int64_t a_turned, b_turned;             /* columns are contiguous, not rows */
     int64_t type, result;                   /* dw_dtype */
     int64_t bias, apart;                    /* apart: c is not y */
@@ -89,13 +91,14 @@ static int64_t alignment_of(const dw__tensor *t) {
     return address % ALIGNMENT ? (int64_t)(address & -address) : ALIGNMENT;
 }
 
-/* Divides the merged axes into one of batches and the rows of a, which are the last axis if b has no part in it. Without
- * rows every axis is one of batches. */
+/* Divides the merged axes into one or two of batches and the rows of a, which are the last axis if b has no part in it.
+ * Without rows there is one axis, of batches. */
 static bool split_axes(const outer_axes *axes, bool rows, gemm_key *g, int64_t *a_row,
                        int64_t *c_row, int64_t *y_row) {
-    int batches = axes->count;
-    g->m = g->batch = 1;
+    int batches = axes->count, inner = 0;
+    g->m = g->batch = g->calls = 1;
     g->a_step = g->b_step = g->c_step = g->y_step = 0;
+    g->a_next = g->b_next = g->c_next = g->y_next = 0;
     *a_row = g->k;
     *c_row = *y_row = g->n;
     if (rows && batches > 0 && axes->axis[batches - 1].b == 0) {
@@ -106,12 +109,26 @@ static bool split_axes(const outer_axes *axes, bool rows, gemm_key *g, int64_t *
         *y_row = axes->axis[batches].y;
     }
     if (batches == 0) return true;
-    g->batch = axes->axis[0].size;
-    g->a_step = axes->axis[0].a;
-    g->b_step = axes->axis[0].b;
-    g->c_step = axes->axis[0].c;
-    g->y_step = axes->axis[0].y;
-    return batches == 1;
+    if (batches == 2) { /* a call for each index of the shorter axis */
+        inner = axes->axis[1].size > axes->axis[0].size;
+        g->calls = axes->axis[!inner].size;
+        g->a_next = axes->axis[!inner].a;
+        g->b_next = axes->axis[!inner].b;
+        g->c_next = axes->axis[!inner].c;
+        g->y_next = axes->axis[!inner].y;
+    }
+    g->batch = axes->axis[inner].size;
+    g->a_step = axes->axis[inner].a;
+    g->b_step = axes->axis[inner].b;
+    g->c_step = axes->axis[inner].c;
+    g->y_step = axes->axis[inner].y;
+    return batches == 1 || (rows && batches == 2 && g->calls <= MOST_CALLS);
+}
+
+/* The alignment of all calls' addresses, which are so many elements apart. */
+static int64_t alignment_with(int64_t alignment, int64_t next, const dw__tensor *t) {
+    const int64_t bytes = next * (int64_t)dw_dtype_bytes(t->dtype);
+    return bytes == 0 || bytes % alignment == 0 ? alignment : bytes & -bytes;
 }
 
 /* False: the operands lie in a way that the library does not read. A call without a result has m, n or batch 0. */
@@ -153,8 +170,13 @@ static bool key_of(const dw__call *c, gemm_key *g) {
             lay(g->k, g->n, b->stride[b_row_axis], b->stride[b_column_axis], &g->b_leading,
                 &g->b_turned) &&
             lay(g->m, g->n, c_row, addend->stride[last], &g->c_leading, &c_turned) && !c_turned &&
-            lay(g->m, g->n, y_row, y->stride[last], &g->y_leading, &y_turned) && !y_turned)
+            lay(g->m, g->n, y_row, y->stride[last], &g->y_leading, &y_turned) && !y_turned) {
+            g->a_alignment = alignment_with(g->a_alignment, g->a_next, a);
+            g->b_alignment = alignment_with(g->b_alignment, g->b_next, b);
+            g->c_alignment = alignment_with(g->c_alignment, g->c_next, addend);
+            g->y_alignment = alignment_with(g->y_alignment, g->y_next, y);
             return true;
+        }
     return false;
 }
 
@@ -463,7 +485,7 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
         if (c->inputs[i].rank >= 0) bytes += (double)dw__tensor_bytes(&c->inputs[i]);
     const double part = g.type == DW_BF16 || g.type == DW_F16 ? 1.0 : 1.0 / 16.0;
     result->seconds = dw__gemm_library_seconds(gpu, (double)g.m, (double)g.n, (double)g.k,
-                                               (double)g.batch, bytes, part);
+                                               (double)(g.batch * g.calls), bytes, part);
     snprintf(result->from, sizeof result->from, "%s", dw__gemm_library_source);
 }
 
@@ -490,6 +512,10 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     return gemm_of(context, &key, &g);
 }
 
+static void *at(const dw__tensor *t, int64_t element) {
+    return (char *)t->data + element * (int64_t)dw_dtype_bytes(t->dtype);
+}
+
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     static const float factors[] = {0.0f, 1.0f};
     static const double wide_factors[] = {0.0, 1.0};
@@ -508,17 +534,18 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     const void *alpha = wide ? (const void *)&wide_factors[1] : &factors[1],
                *beta =
                    wide ? (const void *)&wide_factors[addend != NULL] : &factors[addend != NULL];
-    void *y = c->call.outputs[0].data;
     if (key.bias) {
         pthread_mutex_lock(&g->bias);
         result = lt->product_set(g->product, DW_LT_BIAS_POINTER, &c->call.inputs[2].data,
                                  sizeof(void *));
     }
-    if (result == 0)
-        result = lt->multiply(g->handle, g->product, alpha, c->call.inputs[1].data, g->b,
-                              c->call.inputs[0].data, g->a, beta, addend ? addend->data : y,
-                              addend_matrix(g), y, g->y, g->algorithm.data, c->workspace,
-                              g->algorithm.workspace, c->stream);
+    for (int64_t i = 0; i < key.calls && result == 0; i++) {
+        void *y = at(&c->call.outputs[0], i * key.y_next);
+        result = lt->multiply(g->handle, g->product, alpha, at(&c->call.inputs[1], i * key.b_next),
+                              g->b, at(&c->call.inputs[0], i * key.a_next), g->a, beta,
+                              addend ? at(addend, i * key.c_next) : y, addend_matrix(g), y, g->y,
+                              g->algorithm.data, c->workspace, g->algorithm.workspace, c->stream);
+    }
     if (key.bias) pthread_mutex_unlock(&g->bias);
     return dw__cublaslt_check(result, "cublasLtMatmul");
 }
@@ -534,7 +561,7 @@ const dw__kernel dw__graph_cublaslt = {
     .source = "src/kernel/cuda/graph_cublaslt.c",
     .architectures = DW__GPU_ARCHITECTURES,
     .elements = "BF16, F16, F32, F64; the result of 16-bit operands also F32",
-    .needs = "matrices with contiguous rows or columns, batches at one distance, sizes above 0",
+    .needs = "matrices with contiguous rows or columns, batches at one distance or two, sizes above 0",
     .supports = supports,
     .seconds = seconds,
     .workspace_bytes = workspace_bytes,
