@@ -320,11 +320,22 @@ bool dw__simplify_bias(dw__matcher *m, dw__attention_parts *parts, dw_value *bia
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
+/* Returns whether the mask adds zeros, or hides nothing. */
+static bool is_void(const dw__matcher *m, dw_value mask) {
+    double number;
+    const bool is_condition = dw_value_dtype(m->e.graph, mask) == DW_BOOL;
+    return dw__is_splat(m->e.graph, mask, &number) && number == (is_condition ? 1.0 : 0.0);
+}
+
 /* Moves the conditions that attributes can express from the mask to the attributes, and removes its
  * broadcast. Returns true if anything changed. */
 static bool simplify_mask(dw__matcher *m, dw__attention_parts *parts) {
     dw_value *mask = &parts->operands[3];
     if (*mask == DW_NONE) return false;
+    if (is_void(m, *mask)) {
+        *mask = DW_NONE;
+        return true;
+    }
     dw_value bare = dw__unbroadcast(m, *mask), rest;
     if (dw_value_dtype(m->e.graph, bare) == DW_BOOL) {
         if (remove_positions(m, bare, parts, &rest)) {

@@ -545,6 +545,19 @@ static void masks_are_passed_unbroadcast(void **state) {
     assert_int_equal(dw_value_shape(e.graph, passed)[1], 1);
 }
 
+static void masks_that_change_nothing_are_left_out(void **state) {
+    for (int form = 0; form < 4; form++) {
+        const dw_dtype dtype = form & 1 ? DW_BOOL : DW_F32;
+        const double value = (form & 1) != (form >> 1); /* forms 0 and 1 change nothing */
+        output(attend(dw__emit_constant(&e, dtype, 4, (dw_dim[]){B, D(2), S, S}, value), 0));
+        RECOGNIZE();
+        const dw_value mask = dw_node_input(e.graph, find_op(DW_OP_ATTENTION), 3);
+        assert_int_equal(mask == DW_NONE, form < 2);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
 static dw_value repeat_heads(dw_value x, dw_dim heads, dw_dim times, dw_dim width) {
     dw_value five = reshape(x, 5, B, heads, D(1), S, width);
     return reshape(broadcast(five, 5, B, heads, times, S, width), 4, B, heads * times, S, width);
@@ -1254,6 +1267,7 @@ int main(void) {
         TEST(causal_and_padding_leaves_the_padding),
         TEST(other_masks_are_not_causal),
         TEST(masks_are_passed_unbroadcast),
+        TEST(masks_that_change_nothing_are_left_out),
         TEST(repeated_heads_are_shared),
         TEST(heads_repeated_in_another_order_are_not),
         TEST(conv1d_of_gpt2_is_linear),
