@@ -99,17 +99,27 @@ def test_a_captured_step_replays() -> None:
 
 
 def test_memory_is_pytorchs_and_comes_back() -> None:
+    # Blocks that earlier tests left idle may be larger than what is put into them, and count as a whole.
+    gc.collect()
+    torch.cuda.empty_cache()
     _, ours = pair(lambda: nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)))
     x = torch.randn(512, 64, device="cuda")
-    ours(x).sum().backward()
-    gc.collect()  # what the capture left
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+
+    def allocated_after_steps() -> int:
+        """The least after any of three steps: what is merely freed late counts in some of them only."""
+        readings = []
+        for _ in range(3):
+            ours.zero_grad()
+            ours(x).sum().backward()
+            torch.cuda.synchronize()
+            gc.collect()
+            readings.append(torch.cuda.memory_allocated())
+        return min(readings)
+
+    allocated_after_steps()  # the capture, and what it leaves
+    before = allocated_after_steps()
     torch.cuda.reset_peak_memory_stats()
-    for _ in range(5):
-        ours.zero_grad()
-        ours(x).sum().backward()
-    assert torch.cuda.memory_allocated() == before
+    assert allocated_after_steps() <= before
     assert torch.cuda.max_memory_allocated() > before
 
 
