@@ -32,10 +32,15 @@ enum {                                           /* cublasLtMatmulDescAttributes
        DW_LT_SCALE_MODE_A = 31,
        DW_LT_SCALE_MODE_B = 32,
 };
-enum { DW_LT_EPILOGUE_BIAS = 4 }; /* cublasLtEpilogue_t: adds element i to row i of D */
-enum {                            /* cublasLtMatrixLayoutAttribute_t */
-       DW_LT_BATCH_COUNT = 5,     /* int32_t */
-       DW_LT_BATCH_STRIDE = 6,    /* int64_t: elements from one matrix to the next */
+enum {                          /* cublasLtEpilogue_t */
+       DW_LT_EPILOGUE_BIAS = 4, /* adds element i to row i of D */
+       DW_LT_EPILOGUE_SUMS_A =
+           256, /* stores the sum of op(A) over k, for row i of D, in element i */
+       DW_LT_EPILOGUE_SUMS_B = 512, /* the same of op(B), for column i of D */
+};
+enum {                         /* cublasLtMatrixLayoutAttribute_t */
+       DW_LT_BATCH_COUNT = 5,  /* int32_t */
+       DW_LT_BATCH_STRIDE = 6, /* int64_t: elements from one matrix to the next */
 };
 enum {                               /* cublasLtMatmulPreferenceAttributes_t */
        DW_LT_PREFER_WORKSPACE = 1,   /* uint64_t: most bytes */

@@ -108,7 +108,8 @@ typedef struct dw__step {
     dw__accumulation accumulates; /* what is added to output 0 */
     dw__operand addend;           /* DW__ADDS_TO_ADDEND only */
     uint64_t disposable;          /* as in dw__call */
-    const void *prepared;         /* parsed attributes, owned by the engine */
+    dw__operand_sum sums; /* the operand whose sums are the last output, which is not the node's */
+    const void *prepared; /* parsed attributes, owned by the engine */
 } dw__step;
 
 typedef struct dw__instruction {

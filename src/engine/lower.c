@@ -6,6 +6,7 @@
  *     concatenation    lower_layouts.c    no instruction if the operands were written in place
  *     program          lower_epilogues.c  perhaps one instruction together with the node in front of it
  *     deferred         lower_epilogues.c  waits for such a program
+ *     sum of rows      lower_sums.c       perhaps one instruction with a product of the same rows
  *     any other        here               an instruction, by the first kernel that supports it
  *
  * lower_copies.c, lower_layouts.c and lower_in_place.c decide where its operands and results lie.
@@ -29,8 +30,10 @@ dw_status dw__lower_plain(dw__lowering *l, dw_node node) {
     return DW_OK;
 }
 
-static dw_status lower_node(dw__lowering *l, dw_node node) {
+dw_status dw__lower_node(dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
+    if (l->values[record->outputs[0]].storage != DW_NONE) return DW_OK; /* with an earlier node */
+    if (dw__lower_waits_for_sum(l, node)) return DW_OK;
     if (row_of(l, node)->program) return dw__lower_program(l, node);
     if (row_of(l, node)->view == DW__VIEW_RESHAPE) {
         dw__tensor type, view;
@@ -43,6 +46,9 @@ static dw_status lower_node(dw__lowering *l, dw_node node) {
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
     if (dw__op_is_view(record->op)) return dw__lower_view(l, node);
     if (row_of(l, node)->concatenates) return dw__lower_concat(l, node);
+    bool done = false;
+    DW_RETURN_IF_FAILED(dw__lower_product_and_sum(l, node, &done));
+    if (done) return DW_OK;
     if (dw__lower_may_wait(l, node)) return dw__lower_defer(l, node);
     return dw__lower_plain(l, node);
 }
@@ -89,7 +95,7 @@ static dw_status lower_all(dw__lowering *l) {
             DW_RETURN_IF_FAILED(dw__lower_deliver_given(l, true));
         }
         if (node == count) break;
-        dw_status status = lower_node(l, node);
+        dw_status status = dw__lower_node(l, node);
         if (status == DW_OK) status = dw__lower_deliver_node(l, node);
         if (status != DW_OK) {
             char label[160];
@@ -123,9 +129,10 @@ static dw_status open_lowering(dw_plan *plan, dw__lowering *l) {
     l->first_slot = dw__malloc(values * sizeof *l->first_slot);
     l->next_slot = dw__malloc(outputs * sizeof *l->next_slot);
     l->claimed = dw__calloc(outputs, sizeof *l->claimed);
+    l->waiting = dw__malloc(nodes * sizeof *l->waiting);
     l->body = dw__malloc(sizeof *l->body);
     if (!l->values || !l->requests || !l->concat_storage || !l->first_slot || !l->next_slot ||
-        !l->claimed || !l->body) {
+        !l->claimed || !l->waiting || !l->body) {
         return dw__fail_memory("a plan that is being made", values * sizeof *l->values);
     }
     for (size_t v = 0; v < values; v++) l->values[v].storage = l->requests[v].storage = DW_NONE;
@@ -141,6 +148,7 @@ static void close_lowering(dw__lowering *l) {
     dw__free(l->first_slot);
     dw__free(l->next_slot);
     dw__free(l->claimed);
+    dw__free(l->waiting);
     dw__free(l->body);
     dw__free(l);
 }

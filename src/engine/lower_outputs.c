@@ -25,6 +25,7 @@ dw_status dw__lower_deliver_node(dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
     for (uint32_t o = 0; o < record->output_count; o++) {
         dw_value value = record->outputs[o];
+        if (l->values[value].storage == DW_NONE) continue;
         for (uint32_t slot = l->first_slot[value]; slot != DW_NONE; slot = l->next_slot[slot]) {
             bool here = record->backward == (slot >= l->engine->output_count);
             if (here) DW_RETURN_IF_FAILED(deliver(l, slot, value));

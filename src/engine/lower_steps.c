@@ -14,6 +14,7 @@ void dw__step_shape(const dw__step *step, dw__call *call) {
     call->disposable = step->disposable;
     call->addend = step->addend.view;
     call->addend.data = NULL;
+    call->sums = step->sums;
     for (uint32_t i = 0; i < step->input_count; i++) {
         call->inputs[i] = step->inputs[i].view;
         call->inputs[i].data = NULL;

@@ -10,6 +10,7 @@
  *     lower_logits.c      whether forward keeps logits for backward
  *     lower_in_place.c    results that overwrite an operand
  *     lower_epilogues.c   a step and the elementwise program behind it as one
+ *     lower_sums.c        a product and the sums of its operand's rows as one
  *     lower_outputs.c     outputs and gradients in the caller's buffers
  */
 #ifndef DW_LOWERING_H
@@ -31,6 +32,8 @@ typedef struct dw__lowering {
     uint32_t *first_slot;     /* by value: the first output that is this value, or DW_NONE */
     uint32_t *next_slot;      /* by output: the next output that is the same value */
     bool *claimed;            /* by output: its buffer holds a value already */
+    dw_node *waiting;         /* nodes that read a sum which waits for a product, in order */
+    uint32_t waiting_count;
     dw__body *body;           /* scratch */
     dw__operation_call first; /* scratch */
     dw__call second;          /* scratch */
@@ -70,6 +73,8 @@ static inline dw_status dw__lower_attrs(dw__lowering *l, dw_node node, const dw_
 
 /* ---- lower.c --------------------------------------------------------------------------------- */
 
+/* Lowers a node in one of the ways that lower.c lists, unless it is lowered. */
+dw_status dw__lower_node(dw__lowering *l, dw_node node);
 /* Lowers a node to an instruction of its own. */
 dw_status dw__lower_plain(dw__lowering *l, dw_node node);
 
@@ -117,9 +122,10 @@ bool dw__step_is_fast(const dw__step *step);
  * unusable on this GPU, the step gets the next one that supports it. */
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step);
 /* True if some kernel of the target computes this operation with an epilogue, adds its result to what the output holds,
- * or writes its results with any strides. */
+ * also sums an operand, or writes its results with any strides. */
 bool dw__lower_has_epilogues(const dw__lowering *l, dw_op op);
 bool dw__lower_accumulates(const dw__lowering *l, dw_op op);
+bool dw__lower_sums_operands(const dw__lowering *l, dw_op op);
 bool dw__lower_lays_out(const dw__lowering *l, dw_op op);
 
 /* ---- lower_views.c, lower_copies.c ----------------------------------------------------------- */
@@ -178,9 +184,18 @@ dw_status dw__lower_deferred(dw__lowering *l, uint32_t storage);
 dw_status dw__lower_deferred_inputs(dw__lowering *l, dw_node node, uint32_t except);
 dw_status dw__lower_program(dw__lowering *l, dw_node node);
 
+/* ---- lower_sums.c ---------------------------------------------------------------------------- */
+
+/* Lowers a product and the sum of an operand's rows as one instruction, if `node` is one of the two and a kernel
+ * computes both. `done`: the node needs no instruction of its own, now or when its turn comes. */
+dw_status dw__lower_product_and_sum(dw__lowering *l, dw_node node, bool *done);
+/* True if the node reads a value that waits for a product. It is then lowered behind that product, and delivered. */
+bool dw__lower_waits_for_sum(dw__lowering *l, dw_node node);
+
 /* ---- lower_outputs.c ------------------------------------------------------------------------- */
 
-/* Copies the node's results into the output buffers of its region that they were not computed in. */
+/* Copies the node's results into the output buffers of its region that they were not computed in. A result that is not
+ * lowered yet stays out: what lowers it delivers it. */
 dw_status dw__lower_deliver_node(dw__lowering *l, dw_node node);
 /* The same for outputs that no node of the region computes: leaves, and gradients known in forward. */
 dw_status dw__lower_deliver_given(dw__lowering *l, bool backward);

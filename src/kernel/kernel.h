@@ -39,6 +39,9 @@ typedef enum dw__accumulation {
     DW__ADDS_TO_ADDEND  /* a tensor of its type and shape that lies elsewhere */
 } dw__accumulation;
 
+/* The operand of a product that a call also sums over the product's inner axis. */
+typedef enum dw__operand_sum { DW__SUMS_NOTHING, DW__SUMS_A, DW__SUMS_B } dw__operand_sum;
+
 typedef struct dw__call {
     dw_op op;
     uint32_t attr_count;
@@ -60,6 +63,9 @@ typedef struct dw__call {
     dw__tensor addend; /* DW__ADDS_TO_ADDEND only */
     /* Bit i: nothing reads input i, or the memory around its elements, after this call, which may overwrite them. */
     uint64_t disposable;
+    /* Of a matmul without batches: one more output of rank 1, behind the operation's own, receives the sums of operand
+     * a [m,k] or b [k,n], as they are multiplied, over k: m or n elements, summed in F32 and rounded once. */
+    dw__operand_sum sums;
 } dw__call;
 
 /* A call of one of the graph's operations. Kernels of the CPU read its first member alone; a GPU's have their tensors
@@ -140,6 +146,7 @@ struct dw__kernel {
     bool strided_results;
     bool with_epilogue;           /* for calls with an epilogue only */
     dw__accumulation accumulates; /* the most that it adds to output 0 */
+    bool sums_operands;           /* computes calls with `sums`, which accumulate nothing */
 
     /* ---- of a CPU ---- */
     /* Returns the most bytes that libraries allocate by themselves during the call, on all threads together; may be
@@ -204,10 +211,12 @@ const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_t
 /* DW_UNSUPPORTED with the reason of each kernel of the call's operation. */
 dw_status dw__kernel_fail_none(const dw__operation_call *call, const dw__gpu_target *gpu);
 bool dw__kernel_is_reference(const dw__kernel *kernel);
-/* Returns whether some kernel of `op` has strided_results, is for calls with an epilogue, or accumulates. */
+/* Returns whether some kernel of `op` has strided_results, is for calls with an epilogue, accumulates, or sums
+ * operands. */
 bool dw__kernel_lays_out_results(dw_op op, bool on_gpu);
 bool dw__kernel_has_epilogues(dw_op op, bool on_gpu);
 bool dw__kernel_accumulates(dw_op op, bool on_gpu);
+bool dw__kernel_sums_operands(dw_op op, bool on_gpu);
 /* Returns the operation that copies a tensor of `rank` axes between any two layouts, and its attribute. */
 dw_op dw__kernel_copy_op(int rank, dw_attr *attr);
 

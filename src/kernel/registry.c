@@ -91,7 +91,8 @@ const dw__kernel *const *dw__kernel_candidates(dw_op op, bool on_gpu) {
 /* True if the kernel does as much as the call asks for beyond its operation. */
 static bool does_all(const dw__kernel *kernel, const dw__call *call) {
     return kernel->with_epilogue == (call->epilogue != NULL) &&
-           kernel->accumulates >= call->accumulates;
+           kernel->accumulates >= call->accumulates &&
+           (kernel->sums_operands || call->sums == DW__SUMS_NOTHING);
 }
 
 const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
@@ -150,6 +151,12 @@ bool dw__kernel_has_epilogues(dw_op op, bool on_gpu) {
 bool dw__kernel_accumulates(dw_op op, bool on_gpu) {
     const dw__kernel *const *kernel = dw__kernel_candidates(op, on_gpu);
     while (*kernel && !(*kernel)->accumulates) kernel++;
+    return *kernel != NULL;
+}
+
+bool dw__kernel_sums_operands(dw_op op, bool on_gpu) {
+    const dw__kernel *const *kernel = dw__kernel_candidates(op, on_gpu);
+    while (*kernel && !(*kernel)->sums_operands) kernel++;
     return *kernel != NULL;
 }
 

@@ -39,7 +39,7 @@ typedef struct operand {
 
 typedef struct problem {
     dw__operation_call call;
-    operand inputs[OPERANDS], result, addend;
+    operand inputs[OPERANDS], result, addend, sums;
     dw_attr attrs[3];
 } problem;
 
@@ -132,6 +132,29 @@ static void expect_result(const problem *p) {
     dw_graph_destroy(graph);
 }
 
+/* The sums of an operand over k, of a matrix that lies as `turned` says: with k rows, or with k columns. */
+static void expect_sums(const problem *p) {
+    const dw__call *c = &p->call.call;
+    const bool of_a = c->sums == DW__SUMS_A;
+    const dw__tensor *wide = &p->inputs[of_a ? 0 : 1].wide, *sums = &c->outputs[1];
+    const bool turned =
+        dw__call_int(c, of_a ? DW_ATTR_KEY_TRANSPOSE_A : DW_ATTR_KEY_TRANSPOSE_B, 0) != 0;
+    const bool down = of_a == turned; /* sums columns */
+    const int64_t rows = wide->shape[0], columns = wide->shape[1], k = down ? rows : columns;
+    const double unit = sums->dtype == DW_BF16 ? 0x1p-8 : sums->dtype == DW_F16 ? 0x1p-11 : 0x1p-23;
+    CHILD_REQUIRE(sums->shape[0] == (down ? columns : rows));
+    for (int64_t i = 0; i < sums->shape[0]; i++) {
+        double sum = 0.0, magnitude = 0.0;
+        for (int64_t j = 0; j < k; j++) {
+            const double x = ((const double *)wide->data)[down ? j * columns + i : i * columns + j];
+            sum += x;
+            magnitude += fabs(x);
+        }
+        const double got = dw__scalar_load(sums->data, sums->dtype, i).number;
+        CHILD_REQUIRE(fabs(got - sum) <= unit * magnitude);
+    }
+}
+
 static void finish(problem *p) {
     for (uint32_t i = 0; i < p->call.call.input_count; i++) {
         free(p->inputs[i].block);
@@ -141,6 +164,8 @@ static void finish(problem *p) {
     dw__free(p->result.wide.data);
     free(p->addend.block);
     dw__free(p->addend.wide.data);
+    free(p->sums.block);
+    dw__free(p->sums.wide.data);
 }
 
 /* The call's kernel runs it, and is the named one. `shift`: elements from an aligned address, of all tensors but the
@@ -162,12 +187,18 @@ static void run(problem *p, int shift) {
     }
     if (c->accumulates != DW__ADDS_TO_OUTPUT) memset(p->result.tensor.data, 0xFF, p->result.bytes);
     c->outputs[0] = p->result.tensor;
+    if (c->sums) {
+        c->output_count = 2;
+        place(&p->sums, 0, 11);
+        memset(p->sums.tensor.data, 0xFF, p->sums.bytes);
+        c->outputs[1] = p->sums.tensor;
+    }
     const dw__kernel *kernel = dw__kernel_for(&p->call, &gpu, NULL);
     CHILD_REQUIRE(kernel == &dw__graph_cublaslt);
     REQUIRE_OK(kernel->prepare(kernel, &p->call, context, &variant));
     REQUIRE_OK(dw__variant_status(variant));
     REQUIRE_OK(kernel->workspace_bytes(kernel, &p->call, context, &bytes));
-    CHILD_REQUIRE(bytes == 4096);
+    CHILD_REQUIRE(c->sums ? bytes > 4096 : bytes == 4096);
     p->call.workspace = aligned_alloc(256, bytes);
     const int chosen = asked_of_library("fake_cublaslt_chosen", 0),
               live = asked_of_library("fake_cublaslt_live", 0);
@@ -176,6 +207,10 @@ static void run(problem *p, int shift) {
     CHILD_REQUIRE(asked_of_library("fake_cublaslt_live", 0) == live);
     expect_result(p);
     check_guards(&p->result);
+    if (c->sums) {
+        expect_sums(p);
+        check_guards(&p->sums);
+    }
     if (c->accumulates == DW__ADDS_TO_ADDEND) check_guards(&p->addend);
     dw__kernel_seconds time = {0};
     kernel->seconds(kernel, &p->call, &gpu, &time);
@@ -272,6 +307,60 @@ static void matmuls(void *unused) {
                              (layout)(pair / LAYOUTS), (layout)(pair % LAYOUTS), pair % 3);
                 }
     CHILD_REQUIRE(asked_of_library("fake_cublaslt_multiplied", DW_LT_BF16) > 100);
+}
+
+/* The layouts in which the library sums an operand, and then those in which it does not. */
+static void sums_of_operands(void *unused) {
+    static const dw_dtype types[][2] = {{DW_F32, DW_F32},
+                                        {DW_BF16, DW_BF16},
+                                        {DW_BF16, DW_F32},
+                                        {DW_F16, DW_F16},
+                                        {DW_F16, DW_F32}};
+    (void)unused;
+    begin(FAKE_CUBLASLT);
+    for (size_t t = 0; t < DW_COUNT(types); t++)
+        for (size_t s = 0; s < DW_COUNT(sizes); s++)
+            for (int of_b = 0; of_b < 2; of_b++)
+                for (int turned = 0; turned < 4; turned++)
+                    for (int padded = 0; padded < 4; padded++) {
+                        const int64_t m = sizes[s][0], n = sizes[s][1], k = sizes[s][2];
+                        problem p = {.call = {.call = {.op = DW_OP_MATMUL, .input_count = 2}}};
+                        dw__call *c = &p.call.call;
+                        if ((of_b ? n : m) == 1) continue;
+                        if (k == 1) continue; /* then either layout is the other */
+                        if (types[t][0] != types[t][1])
+                            p.attrs[c->attr_count++] = (dw_attr){.key = DW_ATTR_KEY_DTYPE,
+                                                                 .integer = (int64_t)types[t][1]};
+                        p.attrs[c->attr_count++] =
+                            (dw_attr){.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = turned & 1};
+                        p.attrs[c->attr_count++] =
+                            (dw_attr){.key = DW_ATTR_KEY_TRANSPOSE_B, .integer = turned >> 1};
+                        p.inputs[0].tensor = turned & 1 ? make(types[t][0], 2, NULL, k, m)
+                                                        : make(types[t][0], 2, NULL, m, k);
+                        p.inputs[1].tensor = turned >> 1 ? make(types[t][0], 2, NULL, n, k)
+                                                         : make(types[t][0], 2, NULL, k, n);
+                        p.result.tensor = make(types[t][1], 2, NULL, m, n);
+                        set_layout(&p.inputs[0].tensor, padded & 1 ? PADDED : CONTIGUOUS);
+                        set_layout(&p.inputs[1].tensor, padded >> 1 ? PADDED : CONTIGUOUS);
+                        c->sums = of_b ? DW__SUMS_B : DW__SUMS_A;
+                        p.sums.tensor = (dw__tensor){.dtype = types[t][1],
+                                                     .rank = 1,
+                                                     .shape = {of_b ? n : m},
+                                                     .stride = {1}};
+                        if (of_b ? !(turned >> 1) : turned & 1) {
+                            run(&p, padded % 3);
+                            continue;
+                        }
+                        const dw__variant *variant = NULL;
+                        c->attrs = p.attrs;
+                        c->output_count = 2;
+                        for (int i = 0; i < 2; i++) c->inputs[i] = p.inputs[i].tensor;
+                        c->outputs[0] = p.result.tensor;
+                        c->outputs[1] = p.sums.tensor;
+                        const dw_status status = dw__graph_cublaslt.prepare(
+                            &dw__graph_cublaslt, &p.call, context, &variant);
+                        CHILD_REQUIRE(status == DW_UNSUPPORTED || variant->disabled);
+                    }
 }
 
 static void layer(dw_dtype type, const int64_t *size, int rank, int turned, bool bias, layout x,
@@ -507,6 +596,125 @@ static void expands_in_16_bits(void *unused) {
     dw_graph_destroy(graph);
 }
 
+/* ---- gradients of biases ----------------------------------------------------------------------------------------- */
+
+enum { ROWS = 2 * 5 };
+
+typedef struct bias_case {
+    dw_dtype type;
+    int turned;
+    bool apart; /* the library does not sum */
+    bool
+        cast; /* parameters are F32 and cast to the type, and the layer reads a SiLU that backward repeats */
+} bias_case;
+
+static dw_value parameter(dw_graph *graph, const bias_case *at, const char *name, int rank,
+                          const dw_dim *shape, dw_value *used) {
+    const dw_attr type = {.key = DW_ATTR_KEY_DTYPE, .integer = at->type};
+    dw_value made;
+    REQUIRE_OK(dw_graph_leaf(graph, DW_ROLE_PARAMETER, name, at->cast ? DW_F32 : at->type, rank,
+                             shape, &made));
+    *used = made;
+    if (at->cast) REQUIRE_OK(dw_graph_apply(graph, DW_OP_CAST, 1, &made, 1, &type, used));
+    return made;
+}
+
+static void plan_bias(const bias_case *at, dw_engine **engine, dw_plan **plan) {
+    dw_graph *graph = NULL;
+    dw_value x, w, b, h;
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    const dw_attr turned = {.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = at->turned};
+    options.device = &dw__device_cuda;
+    REQUIRE_OK(dw_graph_create(&graph));
+    REQUIRE_OK(dw_graph_leaf(graph, DW_ROLE_INPUT, "x", at->type, 3, (dw_dim[]){2, 5, INNER}, &x));
+    const dw_value wrt[] = {
+        parameter(graph, at, "w", 2,
+                  at->turned ? (dw_dim[]){WIDTH, INNER} : (dw_dim[]){INNER, WIDTH}, &w),
+        parameter(graph, at, "b", 1, (dw_dim[]){WIDTH}, &b), x};
+    if (at->cast) REQUIRE_OK(dw_graph_apply(graph, DW_OP_SILU, 1, &x, 0, NULL, &x));
+    REQUIRE_OK(dw_graph_apply(graph, DW_OP_LINEAR, 3, (dw_value[]){x, w, b}, 1, &turned, &h));
+    REQUIRE_OK(dw_graph_add_output(graph, h));
+    REQUIRE_OK(dw_engine_create(graph, 1, (uint32_t[]){0}, 3, wrt, &options, engine));
+    REQUIRE_OK(dw_engine_plan(*engine, NULL, plan));
+    dw_graph_destroy(graph);
+}
+
+static void *numbers(dw_dtype type, size_t count, uint32_t stream) {
+    void *made = NULL;
+    REQUIRE_OK(dw_device_allocate(&dw__device_cuda, count * dw_dtype_bytes(type), &made));
+    for (size_t i = 0; i < count; i++)
+        dw__scalar_store(made, type, (int64_t)i,
+                         (dw__scalar){.number = (double)dw__trial_normal(3, stream, i)});
+    return made;
+}
+
+static double at(const void *data, dw_dtype type, int64_t i) {
+    return dw__scalar_load(data, type, i).number;
+}
+
+static void expect_near(double got, double expected, double magnitude, dw_dtype type) {
+    CHILD_REQUIRE(fabs(got - expected) <= (type == DW_BF16 ? 0x1p-8 : 0x1p-20) * magnitude);
+}
+
+/* Backward with each gradient wanted or left out. */
+static void bias_gradient(void *argument) {
+    const bias_case *c = argument;
+    const dw_dtype type = c->type;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    void *arena = NULL, *stream = NULL;
+    if (c->apart) setenv("FAKE_CUBLASLT_NO_SUMS", "1", 1);
+    /* The fake compiler's kernels are empty. */
+    if (c->apart || c->cast) setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
+    begin(FAKE_CUBLASLT);
+    plan_bias(c, &engine, &plan);
+    CHILD_REQUIRE(lists(plan, ": reduce ") == c->apart);
+    if (c->apart || c->cast) goto done;
+    void *x = numbers(type, ROWS * INNER, 0), *w = numbers(type, WIDTH * INNER, 1),
+         *b = numbers(type, WIDTH, 2), *y = numbers(type, ROWS * WIDTH, 3),
+         *dy = numbers(type, ROWS * WIDTH, 4);
+    REQUIRE_OK(dw_device_allocate(&dw__device_cuda, dw_plan_arena_bytes(plan), &arena));
+    REQUIRE_OK(dw__device_cuda.stream_create(&stream));
+    for (int wanted = 0; wanted < 4; wanted++) {
+        void *dw = numbers(type, WIDTH * INNER, 5), *db = numbers(type, WIDTH, 6);
+        const dw_binding leaves[] = {{x, NULL}, {w, NULL}, {b, NULL}};
+        REQUIRE_OK(dw_plan_forward(plan, arena, leaves, (dw_binding[]){{y, NULL}}, stream));
+        REQUIRE_OK(dw_plan_backward(
+            plan, arena, leaves, (dw_binding[]){{y, NULL}}, (dw_binding[]){{dy, NULL}},
+            (dw_binding[]){
+                {wanted & 1 ? dw : NULL, NULL}, {wanted & 2 ? db : NULL, NULL}, {NULL, NULL}},
+            stream));
+        REQUIRE_OK(dw_plan_synchronize(plan, stream));
+        for (int64_t n = 0; n < WIDTH; n++) {
+            double sum = 0.0, magnitude = 0.0;
+            for (int64_t row = 0; row < ROWS; row++) {
+                sum += at(dy, type, row * WIDTH + n);
+                magnitude += fabs(at(dy, type, row * WIDTH + n));
+            }
+            if (wanted & 2) expect_near(at(db, type, n), sum, magnitude, type);
+            for (int64_t k = 0; wanted & 1 && k < INNER; k++) {
+                sum = magnitude = 0.0;
+                for (int64_t row = 0; row < ROWS; row++) {
+                    const double product =
+                        at(dy, type, row * WIDTH + n) * at(x, type, row * INNER + k);
+                    sum += product;
+                    magnitude += fabs(product);
+                }
+                expect_near(at(dw, type, c->turned ? n * INNER + k : k * WIDTH + n), sum, magnitude,
+                            type);
+            }
+        }
+        dw_device_release(&dw__device_cuda, dw, 0);
+        dw_device_release(&dw__device_cuda, db, 0);
+    }
+    for (int i = 0; i < 6; i++)
+        dw_device_release(&dw__device_cuda, (void *[]){x, w, b, y, dy, arena}[i], 0);
+    dw__device_cuda.stream_destroy(stream);
+done:
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+}
+
 /* The plan has Deepwell's own kernels, of which the fake compiler makes none that could be checked. */
 static void expect_own_kernels(void) {
     dw_engine *engine = NULL;
@@ -624,6 +832,15 @@ IN_CHILD(test_linear, linears, NULL)
 IN_CHILD(test_refusals, refusals, NULL)
 IN_CHILD(test_plan, by_cublaslt, NULL)
 IN_CHILD(test_expansion, expands_in_16_bits, NULL)
+IN_CHILD(test_sums, sums_of_operands, NULL)
+IN_CHILD(test_bias_f32, bias_gradient, (&(bias_case){DW_F32, 1, false, false}))
+IN_CHILD(test_bias_f32_kn, bias_gradient, (&(bias_case){DW_F32, 0, false, false}))
+IN_CHILD(test_bias_bf16, bias_gradient, (&(bias_case){DW_BF16, 1, false, false}))
+IN_CHILD(test_bias_bf16_kn, bias_gradient, (&(bias_case){DW_BF16, 0, false, false}))
+IN_CHILD(test_bias_cast, bias_gradient, (&(bias_case){DW_BF16, 1, false, true}))
+IN_CHILD(test_bias_cast_apart, bias_gradient, (&(bias_case){DW_BF16, 0, true, true}))
+IN_CHILD(test_bias_apart, bias_gradient, (&(bias_case){DW_F32, 1, true, false}))
+IN_CHILD(test_bias_apart_kn, bias_gradient, (&(bias_case){DW_F32, 0, true, false}))
 IN_CHILD(test_off, turned_off, NULL)
 IN_CHILD(test_missing, missing, NULL)
 IN_CHILD(test_another_library, another_library, NULL)
@@ -639,6 +856,7 @@ static int set_up(void **state) {
     unsetenv("FAKE_CUBLASLT_FAIL");
     unsetenv("FAKE_CUBLASLT_WRONG");
     unsetenv("FAKE_CUBLASLT_ROUNDS");
+    unsetenv("FAKE_CUBLASLT_NO_SUMS");
     return 0;
 }
 
@@ -649,6 +867,15 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_expansion),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_bias_f32),
+        cmocka_unit_test(test_bias_f32_kn),
+        cmocka_unit_test(test_bias_bf16),
+        cmocka_unit_test(test_bias_bf16_kn),
+        cmocka_unit_test(test_bias_cast),
+        cmocka_unit_test(test_bias_cast_apart),
+        cmocka_unit_test(test_bias_apart),
+        cmocka_unit_test(test_bias_apart_kn),
         cmocka_unit_test(test_off),
         cmocka_unit_test(test_missing),
         cmocka_unit_test(test_another_library),

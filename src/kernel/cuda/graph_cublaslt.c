@@ -12,7 +12,8 @@
  * answer depends on the GEMM and the GPU alone, and split sums are added in a separate step, in the compute type
  * (DW_LT_REDUCTION_COMPUTE_TYPE; the other schemes round partial sums to the result's type).
  *
- * An addend is the library's C, with a beta of 1; a bias is its epilogue, which applies to A B + C.
+ * An addend is the library's C, with a beta of 1; a bias is its epilogue, which applies to A B + C. The sums of an
+ * operand over k are another epilogue, which the library has for some layouts: the heuristic tells.
  */
 #include "device/cublaslt.h"
 #include "kernel/cuda/gpu_gemm.h"
@@ -22,7 +23,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WORKSPACE = 32 << 20, MOST_ALGORITHMS = 8, ALIGNMENT = 16, MOST_CALLS = 64 };
+enum {
+    WORKSPACE = 32 << 20,
+    MOST_ALGORITHMS = 8,
+    ALIGNMENT = 16,
+    ROOM_ALIGNMENT = 256,
+    MOST_CALLS = 64
+};
 
 /* ---- the GEMM of a call ------------------------------------------------------------------------------- */
 
@@ -38,6 +45,7 @@ typedef struct gemm_key {
     int64_t a_turned, b_turned;             /* columns are contiguous, not rows */
     int64_t type, result;                   /* dw_dtype */
     int64_t bias, apart;                    /* apart: c is not y */
+    int64_t sums, sum_type;                 /* dw__operand_sum, and the sums' dw_dtype */
     int64_t a_alignment, b_alignment, c_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
 } gemm_key;
 
@@ -156,6 +164,8 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     g->apart = addend != y;
     g->y_alignment = alignment_of(y);
     g->bias = linear && c->input_count > 2 && c->inputs[2].rank >= 0;
+    g->sums = c->sums;
+    if (g->sums) g->sum_type = c->outputs[1].dtype;
     if (dw__tensor_count(y) == 0) return true;
     if (g->k == 0) return false;
     for (int axis = 0; axis < last; axis++) {
@@ -190,7 +200,7 @@ typedef struct gemm {
     /* a and b are the call's, not the library's; c is NULL where it is y */
     void *handle, *product, *a, *b, *c, *y;
     dw__lt_algorithm algorithm;
-    pthread_mutex_t bias; /* the address of the bias is a part of `product` */
+    pthread_mutex_t bias; /* the address of the bias, or of the sums, is a part of `product` */
 } gemm;
 
 enum { BUCKETS = 1 << 10 };
@@ -242,7 +252,11 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
     const bool wide = key->type == DW_F64;
     const int first = key->b_turned ? DW_LT_TRANSPOSED : DW_LT_NORMAL,
               second = key->a_turned ? DW_LT_TRANSPOSED : DW_LT_NORMAL,
-              epilogue = DW_LT_EPILOGUE_BIAS, bias_type = lt_type(key->type);
+              epilogue = key->bias                 ? DW_LT_EPILOGUE_BIAS
+                         : key->sums == DW__SUMS_A ? DW_LT_EPILOGUE_SUMS_B
+                                                   : DW_LT_EPILOGUE_SUMS_A,
+              bias_type = lt_type(key->bias ? key->type : key->sum_type);
+    const bool has_epilogue = key->bias || key->sums;
     DW_RETURN_IF_FAILED(dw__cublaslt_check(
         lt->product_create(&g->product, wide ? DW_LT_COMPUTE_F64 : DW_LT_COMPUTE_F32,
                            wide ? DW_LT_F64 : DW_LT_F32),
@@ -250,9 +264,9 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
     int result = lt->product_set(g->product, DW_LT_TRANSPOSE_A, &first, sizeof first);
     if (result == 0)
         result = lt->product_set(g->product, DW_LT_TRANSPOSE_B, &second, sizeof second);
-    if (result == 0 && key->bias)
+    if (result == 0 && has_epilogue)
         result = lt->product_set(g->product, DW_LT_EPILOGUE, &epilogue, sizeof epilogue);
-    if (result == 0 && key->bias)
+    if (result == 0 && has_epilogue)
         result = lt->product_set(g->product, DW_LT_BIAS_TYPE, &bias_type, sizeof bias_type);
     return dw__cublaslt_check(result, "cublasLtMatmulDescSetAttribute");
 }
@@ -372,7 +386,8 @@ static dw_status gemm_of(const dw__context *context, gemm_key *key, gemm **found
 
 static uint64_t params_of(const gemm_key *g) {
     return (uint64_t)g->type | (uint64_t)g->result << 4 | (uint64_t)g->a_turned << 8 |
-           (uint64_t)g->b_turned << 9 | (uint64_t)(g->batch > 1) << 10 | (uint64_t)g->bias << 11;
+           (uint64_t)g->b_turned << 9 | (uint64_t)(g->batch > 1) << 10 | (uint64_t)g->bias << 11 |
+           (uint64_t)g->sums << 12 | (uint64_t)g->sum_type << 14;
 }
 
 /* Sizes of which no tile is a divisor, and sizes of whole tiles. */
@@ -397,6 +412,7 @@ static void example(uint64_t params, int index, dw__call *c) {
     const int64_t batch = batched ? 2 : 1, m = index ? 128 : 70, n = index ? 64 : 129,
                   k = index ? 96 : 37;
     const uint32_t first = result == type;
+    const dw__operand_sum sums = (dw__operand_sum)(params >> 12 & 3);
     *c = (dw__call){.op = bias ? DW_OP_LINEAR : DW_OP_MATMUL,
                     .attr_count = bias ? 1 : 3 - first,
                     .attrs = bias ? &of_linear[b_turned] : transposed[a_turned][b_turned] + first,
@@ -406,6 +422,14 @@ static void example(uint64_t params, int index, dw__call *c) {
                                {.dtype = type, .rank = 3, .shape = {batch, k, n}},
                                {.dtype = type, .rank = 1, .shape = {n}}},
                     .outputs = {{.dtype = result, .rank = 3, .shape = {batch, m, n}}}};
+    if (sums) {
+        c->sums = sums;
+        c->output_count = 2;
+        c->outputs[1] = (dw__tensor){.dtype = (dw_dtype)(params >> 14 & 15),
+                                     .rank = 1,
+                                     .shape = {sums == DW__SUMS_A ? m : n},
+                                     .stride = {1}};
+    }
     if (!bias && a_turned) c->inputs[0].shape[1] = k, c->inputs[0].shape[2] = m;
     if (b_turned) c->inputs[1].shape[1] = n, c->inputs[1].shape[2] = k;
     if (bias) {
@@ -441,6 +465,18 @@ static dw_status check_bias(const dw__kernel *kernel, const dw__call *c, const g
     return DW_OK;
 }
 
+static dw_status check_sums(const dw__kernel *kernel, const dw__call *c, const gemm_key *g) {
+    const dw__tensor *sums = &c->outputs[1];
+    if (!g->sums) return DW_OK;
+    if (g->type == DW_F64 || g->batch != 1 || is_empty(g) || c->accumulates)
+        return refuse(kernel, "sums of an operand of one product, not in f64, that adds nothing");
+    if (dw__tensor_count(sums) != (g->sums == DW__SUMS_A ? g->m : g->n) ||
+        dw__tensor_count(sums) == 1 || !dw__tensor_is_contiguous(sums) ||
+        (uintptr_t)sums->data % ALIGNMENT != 0)
+        return refuse(kernel, "contiguous sums of several columns at a multiple of 16 bytes");
+    return DW_OK;
+}
+
 static dw_status check_call(const dw__kernel *kernel, const dw__call *c, gemm_key *g) {
     const int64_t most = INT32_MAX;
     if (!dw__dtype_is_float(c->inputs[0].dtype))
@@ -449,6 +485,7 @@ static dw_status check_call(const dw__kernel *kernel, const dw__call *c, gemm_ke
     if (!key_of(c, g)) return refuse(kernel, kernel->needs);
     if (g->m > most || g->n > most || g->k > most || g->batch > most)
         return refuse(kernel, "sizes below 2^31");
+    DW_RETURN_IF_FAILED(check_sums(kernel, c, g));
     return check_bias(kernel, c, g);
 }
 
@@ -489,16 +526,31 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
     snprintf(result->from, sizeof result->from, "%s", dw__gemm_library_source);
 }
 
+static size_t room_for(size_t bytes) {
+    return (bytes + ROOM_ALIGNMENT - 1) / ROOM_ALIGNMENT * ROOM_ALIGNMENT;
+}
+
+/* The library always writes both the product and the sums. One that nobody reads goes to the workspace. */
+static void place_unread(const dw__operation_call *c, const gemm *g, void **y, void **sums) {
+    char *room = (char *)c->workspace + room_for(g->algorithm.workspace);
+    if (!*y) *y = room;
+    if (!*sums) *sums = room + room_for(dw__tensor_bytes(&c->call.outputs[0]));
+}
+
 static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
     gemm_key key;
     gemm *g = NULL;
     (void)kernel;
     *bytes = 0;
-    (void)key_of(&((const dw__operation_call *)call)->call, &key);
+    (void)key_of(c, &key);
     if (is_empty(&key)) return DW_OK;
     DW_RETURN_IF_FAILED(gemm_of(context, &key, &g));
     *bytes = g->algorithm.workspace;
+    if (key.sums)
+        *bytes = room_for(*bytes) + room_for(dw__tensor_bytes(&c->outputs[0])) +
+                 room_for(dw__tensor_bytes(&c->outputs[1]));
     return DW_OK;
 }
 
@@ -534,19 +586,22 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     const void *alpha = wide ? (const void *)&wide_factors[1] : &factors[1],
                *beta =
                    wide ? (const void *)&wide_factors[addend != NULL] : &factors[addend != NULL];
-    if (key.bias) {
+    void *bias = key.bias ? c->call.inputs[2].data : c->call.outputs[1].data,
+         *unread = c->call.outputs[0].data;
+    const bool has_bias = key.bias || key.sums;
+    if (key.sums) place_unread(c, g, &unread, &bias);
+    if (has_bias) {
         pthread_mutex_lock(&g->bias);
-        result = lt->product_set(g->product, DW_LT_BIAS_POINTER, &c->call.inputs[2].data,
-                                 sizeof(void *));
+        result = lt->product_set(g->product, DW_LT_BIAS_POINTER, &bias, sizeof(void *));
     }
     for (int64_t i = 0; i < key.calls && result == 0; i++) {
-        void *y = at(&c->call.outputs[0], i * key.y_next);
+        void *y = key.sums ? unread : at(&c->call.outputs[0], i * key.y_next);
         result = lt->multiply(g->handle, g->product, alpha, at(&c->call.inputs[1], i * key.b_next),
                               g->b, at(&c->call.inputs[0], i * key.a_next), g->a, beta,
                               addend ? at(addend, i * key.c_next) : y, addend_matrix(g), y, g->y,
                               g->algorithm.data, c->workspace, g->algorithm.workspace, c->stream);
     }
-    if (key.bias) pthread_mutex_unlock(&g->bias);
+    if (has_bias) pthread_mutex_unlock(&g->bias);
     return dw__cublaslt_check(result, "cublasLtMatmul");
 }
 
@@ -573,4 +628,5 @@ const dw__kernel dw__graph_cublaslt = {
     .tolerance_factor = 8.0,
     .rounds_before_bias = true,
     .accumulates = DW__ADDS_TO_ADDEND,
+    .sums_operands = true,
 };

@@ -32,6 +32,11 @@ static int64_t offset_of(const dw__tensor *t, int64_t index) {
     return offset;
 }
 
+/* Without the sums of an operand. */
+static uint32_t results_of_operation(const dw__call *c) {
+    return c->output_count - (c->sums != DW__SUMS_NOTHING);
+}
+
 /* ---- operands and expected results ------------------------------------------------------------------------------- */
 
 /* Random floating-point numbers, integers from 0 to 2, codes below 64, which are finite in every format, and both
@@ -66,7 +71,7 @@ static dw_status make_graph(const dw__call *c, dw_graph **graph) {
     }
     DW_RETURN_IF_FAILED(
         dw_graph_append(*graph, c->op, c->input_count, inputs, c->attr_count, c->attrs, &node));
-    for (uint32_t i = 0; i < c->output_count; i++)
+    for (uint32_t i = 0; i < results_of_operation(c); i++)
         DW_RETURN_IF_FAILED(dw_graph_add_output(*graph, dw_node_output(*graph, node, i)));
     return DW_OK;
 }
@@ -81,6 +86,26 @@ static dw_status expect_sum(dw__trial *t, state *s) {
     fill_tensor(s->addend->host, addend, DW_MAX_INPUTS, wide->host);
     for (int64_t i = 0; i < count; i++)
         ((double *)s->expected[0].data)[i] += ((const double *)wide->host)[i];
+    return DW_OK;
+}
+
+/* The sums of a matrix, the last two axes of `wide`, over k, its rows or its columns. */
+static dw_status expect_operand_sums(dw__trial *t, state *s, const dw__tensor *wide) {
+    const dw__call *c = &s->call.call;
+    const bool of_a = c->sums == DW__SUMS_A;
+    const bool turned =
+        dw__call_int(c, of_a ? DW_ATTR_KEY_TRANSPOSE_A : DW_ATTR_KEY_TRANSPOSE_B, 0) != 0;
+    const int64_t rows = wide->shape[wide->rank - 2], columns = wide->shape[wide->rank - 1];
+    dw__tensor *sums = &s->expected[c->output_count - 1];
+    dw__trial_part *part;
+    *sums = c->outputs[c->output_count - 1];
+    sums->dtype = DW_F64;
+    DW_RETURN_IF_FAILED(dw__trial_scratch(t, dw__tensor_bytes(sums), &part));
+    sums->data = memset(part->host, 0, dw__tensor_bytes(sums));
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t column = 0; column < columns; column++)
+            ((double *)sums->data)[of_a == turned ? column : row] +=
+                ((const double *)wide->data)[row * columns + column];
     return DW_OK;
 }
 
@@ -104,12 +129,13 @@ static dw_status expect(dw__trial *t, state *s) {
         s->bias = leaves[2].data;
     DW_TRY(make_graph(c, &graph));
     DW_TRY(dw__interpret(graph, NULL, leaves, found, &precise));
-    for (uint32_t i = 0; i < c->output_count; i++) {
+    for (uint32_t i = 0; i < results_of_operation(c); i++) {
         s->expected[i] = found[i];
         DW_TRY(dw__trial_scratch(t, dw__tensor_bytes(&found[i]), &part));
         s->expected[i].data = memcpy(part->host, found[i].data, dw__tensor_bytes(&found[i]));
     }
     DW_TRY(expect_sum(t, s));
+    if (c->sums) DW_TRY(expect_operand_sums(t, s, &leaves[c->sums == DW__SUMS_A ? 0 : 1]));
 
 cleanup:
     for (uint32_t i = 0; i < c->output_count; i++) dw__free_aligned(found[i].data);

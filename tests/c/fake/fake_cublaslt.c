@@ -2,9 +2,9 @@
  * double, on the host, where the fake driver has its memory; results of narrower operands are zeros. The rules come
  * from the documentation: matrices are column-major, for FP8 the first factor is transposed, the workspace has the
  * stated size, and the algorithm is one that it returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or
- * with "none" it finds no algorithm. FAKE_CUBLASLT_WRONG spoils the first element of results. With
- * FAKE_CUBLASLT_ROUNDS the sum is rounded to the result's type before the bias is added, as some kernels of the real
- * one do. */
+ * with "none" it finds no algorithm. With FAKE_CUBLASLT_NO_SUMS it sums no operand. FAKE_CUBLASLT_WRONG spoils the first
+ * element of results. With FAKE_CUBLASLT_ROUNDS the sum is rounded to the result's type before the bias is added, as some
+ * kernels of the real one do. */
 #include "number/half.h"
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +24,8 @@ enum {
     E2M1 = 33,
     EPILOGUE_NONE = 1,
     EPILOGUE_BIAS = 4,
+    EPILOGUE_SUMS_A = 256,
+    EPILOGUE_SUMS_B = 512,
 };
 
 typedef struct product {
@@ -163,7 +165,13 @@ static int takes(const product *p, const matrix *a, const matrix *b, const matri
     if (d->batch > 1 && d->step < d->leading * (int64_t)(d->columns - 1) + (int64_t)d->rows)
         return INVALID; /* the results overlap */
     if (a->type != b->type) return NOT_SUPPORTED;
-    if (p->epilogue != EPILOGUE_NONE && p->epilogue != EPILOGUE_BIAS) return NOT_SUPPORTED;
+    if (p->epilogue == EPILOGUE_SUMS_A || p->epilogue == EPILOGUE_SUMS_B) {
+        /* The operand's columns are summed as they lie in memory, in the type of D. */
+        if (p->epilogue == EPILOGUE_SUMS_A ? p->transpose_a : !p->transpose_b) return NOT_SUPPORTED;
+        if (d->batch > 1 || p->bias_type != d->type || getenv("FAKE_CUBLASLT_NO_SUMS"))
+            return NOT_SUPPORTED;
+    } else if (p->epilogue != EPILOGUE_NONE && p->epilogue != EPILOGUE_BIAS)
+        return NOT_SUPPORTED;
     switch (a->type) {
     case F64:
         return p->compute == 70 && d->type == F64 && p->epilogue == EPILOGUE_NONE ? OK
@@ -263,6 +271,20 @@ static void compute(const product *p, const void *a, const matrix *am, const voi
     if (getenv("FAKE_CUBLASLT_WRONG")) put(d, dm->type, 0, 1e4);
 }
 
+/* Sums of op(A) by rows, or of op(B) by columns. */
+static void sum_operand(const product *p, const void *a, const matrix *am, const void *b,
+                        const matrix *bm, const matrix *dm) {
+    const int64_t inner = (int64_t)(p->transpose_a ? am->rows : am->columns);
+    const int of_a = p->epilogue == EPILOGUE_SUMS_A;
+    for (int64_t i = 0; i < (int64_t)(of_a ? dm->rows : dm->columns); i++) {
+        double sum = 0.0;
+        for (int64_t k = 0; k < inner; k++)
+            sum += of_a ? factor(a, am, p->transpose_a, 0, i, k)
+                        : factor(b, bm, p->transpose_b, 0, k, i);
+        put((void *)p->bias, p->bias_type, i, sum);
+    }
+}
+
 static int is_aligned(const void *at, uint64_t bytes) { return (uintptr_t)at % bytes == 0; }
 
 API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *a, matrix *a_matrix,
@@ -280,12 +302,14 @@ API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *
     if (!is_aligned(a, chosen[1]) || !is_aligned(b, chosen[2]) || !is_aligned(c, chosen[3]) ||
         !is_aligned(d, chosen[4]))
         return INVALID;
-    if (status != OK || (p->epilogue == EPILOGUE_BIAS && !p->bias))
+    if (status != OK || (p->epilogue != EPILOGUE_NONE && !p->bias))
         return status ? status : INVALID;
     multiplied[a_matrix->type]++;
     memset(workspace, 0xA5, workspace_bytes < 4096 ? workspace_bytes : 4096); /* must be there */
     if (a_matrix->type != E4M3 && a_matrix->type != E2M1) {
         compute(p, a, a_matrix, b, b_matrix, kept, c, c_matrix, d, d_matrix);
+        if (p->epilogue == EPILOGUE_SUMS_A || p->epilogue == EPILOGUE_SUMS_B)
+            sum_operand(p, a, a_matrix, b, b_matrix, d_matrix);
         return OK;
     }
     /* Checks that the first operand is complete in memory. */
