@@ -408,11 +408,17 @@ static void example(uint64_t params, int index, dw__call *c) {
                                          {.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = 1}};
     const dw_dtype type = (dw_dtype)(params & 15), result = (dw_dtype)(params >> 4 & 15);
     const int a_turned = params >> 8 & 1, b_turned = params >> 9 & 1;
+    const dw__operand_sum sums = (dw__operand_sum)(params >> 12 & 3);
     const bool batched = params >> 10 & 1, bias = params >> 11 & 1;
-    const int64_t batch = batched ? 2 : 1, m = index ? 128 : 70, n = index ? 64 : 129,
+    const int64_t batch = batched ? 2 : 1,
+                  m = index  ? 128
+                      : sums ? 72
+                             : 70,
+                  n = index  ? 64
+                      : sums ? 136
+                             : 129,
                   k = index ? 96 : 37;
     const uint32_t first = result == type;
-    const dw__operand_sum sums = (dw__operand_sum)(params >> 12 & 3);
     *c = (dw__call){.op = bias ? DW_OP_LINEAR : DW_OP_MATMUL,
                     .attr_count = bias ? 1 : 3 - first,
                     .attrs = bias ? &of_linear[b_turned] : transposed[a_turned][b_turned] + first,
@@ -468,6 +474,8 @@ static dw_status check_bias(const dw__kernel *kernel, const dw__call *c, const g
 static dw_status check_sums(const dw__kernel *kernel, const dw__call *c, const gemm_key *g) {
     const dw__tensor *sums = &c->outputs[1];
     if (!g->sums) return DW_OK;
+    if (dw__dtype_is_half((dw_dtype)g->type) && (g->m % 8 != 0 || g->n % 8 != 0))
+        return refuse(kernel, "sums beside a product in 16 bits of multiples of 8 columns");
     if (g->type == DW_F64 || g->batch != 1 || is_empty(g) || c->accumulates)
         return refuse(kernel, "sums of an operand of one product, not in f64, that adds nothing");
     if (dw__tensor_count(sums) != (g->sums == DW__SUMS_A ? g->m : g->n) ||
