@@ -26,7 +26,7 @@ static dw_status load(void) {
     const bool old = dw__cuda_driver(&cuda) == DW_OK && cuda->version < 13000;
     DW_RETURN_IF_FAILED(dw__library_open("cuBLASLt (libcublasLt.so.13 or .12)", variable,
                                          names + (old ? 1 : 0), &library));
-#define LOAD(member, name, parameters)                                                             \
+#define LOAD(member, name, ...)                                                                    \
     *(void **)&loaded.member = dlsym(library, #name);                                              \
     if (!loaded.member)                                                                            \
         return dw__fail(DW_UNSUPPORTED,                                                            \
@@ -34,6 +34,7 @@ static dw_status load(void) {
                         "; name a libcublasLt.so.13 or .12 in %s",                                 \
                         variable);
     DW_CUBLASLT_FUNCTIONS(LOAD)
+    LOAD(version, cublasLtGetVersion)
 #undef LOAD
     return DW_OK;
 }

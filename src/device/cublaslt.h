@@ -91,6 +91,9 @@ _Static_assert(sizeof(dw__lt_algorithm) == 96, "as the library has it");
     X(choose, cublasLtMatmulAlgoGetHeuristic,                                                      \
       (void *handle, void *product, void *a, void *b, void *c, void *d, void *preference,          \
        int most, dw__lt_algorithm *algorithms, int *count))                                        \
+    X(check, cublasLtMatmulAlgoCheck,                                                              \
+      (void *handle, void *product, void *a, void *b, void *c, void *d, const void *algorithm,     \
+       dw__lt_algorithm *result))                                                                  \
     X(multiply, cublasLtMatmul,                                                                    \
       (void *handle, void *product, const void *alpha, const void *a, void *a_matrix,              \
        const void *b, void *b_matrix, const void *beta, const void *c, void *c_matrix, void *d,    \
@@ -101,6 +104,7 @@ typedef struct dw__cublaslt {
 #define DW_CUBLASLT_MEMBER(member, name, parameters) int(*member) parameters;
     DW_CUBLASLT_FUNCTIONS(DW_CUBLASLT_MEMBER)
 #undef DW_CUBLASLT_MEMBER
+    size_t (*version)(void); /* cublasLtGetVersion: 130100 for 13.1.0 */
 } dw__cublaslt;
 
 /* The library. The result, or the failure, is the same for the life of the process. DW_UNSUPPORTED: it is not there, or

@@ -34,9 +34,32 @@ static dw_status read_file(const dw__private *folder, const char *name, json_t *
     return status == DW_OUT_OF_MEMORY ? status : DW_OK;
 }
 
-/* True if the entry has a time or the reason for its absence. */
-static bool says_something(const json_t *entry) {
+/* The checksum of a record's text, with what it was measured for. */
+static dw_status checksum(const char *shape_class, const char *with, const char *detail,
+                          dw__jit_digest *sum) {
+    dw__text text = {0};
+    dw_status status = dw__text_printf(&text, "%s\n%s\n%s", shape_class, with ? with : "", detail);
+    if (status == DW_OK) *sum = dw__jit_digest_of(text.text);
+    dw__text_free(&text);
+    return status;
+}
+
+static bool is_sound(const char *shape_class, const json_t *of_class, const json_t *entry) {
+    const json_t *detail = json_object_get(entry, "detail");
+    const char *check = json_string_value(json_object_get(entry, "check"));
+    dw__jit_digest sum;
+    if (!detail) return true;
+    return check && json_is_string(detail) &&
+           checksum(shape_class, json_string_value(json_object_get(of_class, "with")),
+                    json_string_value(detail), &sum) == DW_OK &&
+           strcmp(check, sum.text) == 0;
+}
+
+/* True if the class has a sound entry with a time or the reason for its absence. */
+static bool says_something(const char *shape_class, const json_t *of_class, const char *name) {
+    const json_t *entry = json_object_get(of_class, name);
     const char *failure = json_string_value(json_object_get(entry, "failure"));
+    if (!is_sound(shape_class, of_class, entry)) return false;
     return (failure && *failure) || json_number_value(json_object_get(entry, "seconds")) > 0.0;
 }
 
@@ -45,7 +68,8 @@ static void copy_text(const json_t *text, char *to, size_t bytes) {
     snprintf(to, bytes, "%s", from ? from : "");
 }
 
-/* A shape class is an object: candidates' names with {"seconds", "error"} or {"failure"}, and "with". */
+/* A shape class is an object: candidates' names with {"seconds", "error"} or {"failure"}, and perhaps {"detail",
+ * "check"}; and "with". */
 dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *name,
                         dw__tuned *found) {
     dw_status status = DW_OK;
@@ -62,7 +86,8 @@ dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *na
     double error = json_number_value(json_object_get(entry, "error"));
     copy_text(json_object_get(entry, "failure"), found->failure, sizeof found->failure);
     copy_text(json_object_get(of_class, "with"), found->with, sizeof found->with);
-    if (!says_something(entry))
+    copy_text(json_object_get(entry, "detail"), found->detail, sizeof found->detail);
+    if (!says_something(shape_class, of_class, name))
         DW_TRY(dw__fail(DW_NOT_FOUND, "%s has not been measured for \"%s\" on %s", name,
                         shape_class, gpu));
     if (found->failure[0]) goto cleanup;
@@ -122,25 +147,37 @@ static size_t plain_bytes(const char *text) {
     return bytes;
 }
 
-static json_t *entry_of(const dw_tune_time *time) {
+static json_t *record_of(const dw_tune_time *time) {
     const char *why = time->failure;
     if (why && plain_bytes(why) == 0) why = "no reason was given";
     if (why) return json_pack("{s:s%}", "failure", why, plain_bytes(why));
     return json_pack("{s:f, s:f}", "seconds", time->seconds, "error", time->error);
 }
 
+/* Sets the candidate's entry, with a text if `detail` is not NULL. */
+static dw_status set_entry(json_t *of_class, const char *shape_class, const char *with,
+                           const dw_tune_time *time, const char *detail) {
+    json_t *entry = record_of(time);
+    dw__jit_digest sum;
+    DW_RETURN_IF_FAILED(set(of_class, time->name, entry));
+    if (!detail) return DW_OK;
+    DW_RETURN_IF_FAILED(checksum(shape_class, with, detail, &sum));
+    DW_RETURN_IF_FAILED(set(entry, "detail", json_string(detail)));
+    return set(entry, "check", json_string(sum.text));
+}
+
 /* True if all of `times` are present, measured with `with`. */
-static bool has_all(const json_t *of_class, const char *with, const dw_tune_time *times,
-                    size_t count) {
+static bool has_all(const char *shape_class, const json_t *of_class, const char *with,
+                    const dw_tune_time *times, size_t count) {
     const char *before = json_string_value(json_object_get(of_class, "with"));
     if (!before || strcmp(before, with) != 0) return false;
     for (size_t i = 0; i < count; i++)
-        if (!says_something(json_object_get(of_class, times[i].name))) return false;
+        if (!says_something(shape_class, of_class, times[i].name)) return false;
     return true;
 }
 
-dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *with,
-                         const dw_tune_time *times, size_t count) {
+static dw_status write_file(const char *gpu, const char *shape_class, const char *with,
+                            const dw_tune_time *times, size_t count, const char *detail) {
     dw_status status = DW_OK;
     dw__private folder = {.file = -1};
     dw__text name = {0}, text = {0};
@@ -155,10 +192,11 @@ dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *w
     DW_TRY(set(root, "gpu", json_string(gpu)));
     DW_TRY(enter(root, "measured", &measured));
     DW_TRY(enter(measured, shape_class, &of_class));
-    if (with && has_all(of_class, with, times, count)) goto cleanup;
+    if (with && has_all(shape_class, of_class, with, times, count)) goto cleanup;
     if (with) json_object_clear(of_class); /* the old times were measured with something else */
     if (with) DW_TRY(set(of_class, "with", json_string(with)));
-    for (size_t i = 0; i < count; i++) DW_TRY(set(of_class, times[i].name, entry_of(&times[i])));
+    for (size_t i = 0; i < count; i++)
+        DW_TRY(set_entry(of_class, shape_class, with, &times[i], detail));
     DW_TRY(dw__json_write(root, &text));
     DW_TRY(dw__private_write(&folder, name.text, text.text, text.length));
 
@@ -169,6 +207,16 @@ cleanup:
     dw__text_free(&name);
     dw__text_free(&text);
     return status;
+}
+
+dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *with,
+                         const dw_tune_time *times, size_t count) {
+    return write_file(gpu, shape_class, with, times, count, NULL);
+}
+
+dw_status dw__tune_write_detail(const char *gpu, const char *shape_class, const char *with,
+                                const dw_tune_time *time, const char *detail) {
+    return write_file(gpu, shape_class, with, time, 1, detail);
 }
 
 /* ---- the calling thread's GPU ----------------------------------------------------------------------- */

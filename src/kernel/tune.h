@@ -12,6 +12,7 @@ typedef struct dw__tuned {
     double seconds, error; /* seconds is 0 if it failed */
     char failure[256];     /* reason of the failure */
     char with[256];        /* software that the class was measured with; empty if unknown */
+    char detail[160];      /* text of the record, such as an algorithm; empty if it has none */
 } dw__tuned;
 
 /* Returns DW_NOT_FOUND if nothing was measured or the file is damaged. The next measurement then starts a new
@@ -21,5 +22,10 @@ dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *na
 /* If `with` is NULL, replaces the entries of the named candidates; else works like dw_tune_publish. */
 dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *with,
                          const dw_tune_time *times, size_t count);
+
+/* The same for one candidate and a text that dw__tune_read returns with its time: at most 159 bytes, ASCII. A record
+ * whose text has changed on disk counts as missing. */
+dw_status dw__tune_write_detail(const char *gpu, const char *shape_class, const char *with,
+                                const dw_tune_time *time, const char *detail);
 
 #endif

@@ -830,6 +830,120 @@ static void rounds_before_bias(void *is_wrong) {
     }
 }
 
+/* ---- measured algorithms ----------------------------------------------------------------------------------------- */
+
+typedef struct choice {
+    const char *times, *version, *autotune, *cache;
+    bool short_of_memory;
+    int expected; /* algorithm; -1: any */
+    int measured; /* GEMMs; -1: any */
+} choice;
+
+static char kept_path[300];
+
+/* A process that multiplies 2^29 pairs once. */
+static void choose(void *argument) {
+    const choice *c = argument;
+    const dw__variant *variant = NULL;
+    dw__operation_call call = {.call = {.op = DW_OP_MATMUL, .input_count = 2, .output_count = 1}};
+    char workspace[8192];
+    setenv("FAKE_CUBLASLT_TIMES", c->times, 1);
+    setenv("FAKE_CUBLASLT_VERSION", c->version ? c->version : "130100", 1);
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
+    if (c->autotune) setenv("DEEPWELL_AUTOTUNE", c->autotune, 1);
+    if (c->cache) setenv("DEEPWELL_CACHE", c->cache, 1);
+    fake->l2_bytes = 1 << 16; /* which is overwritten often */
+    begin(FAKE_CUBLASLT);
+    call.call.inputs[0] = make(DW_BF16, 2, NULL, 1024, 1024);
+    call.call.inputs[1] = make(DW_BF16, 2, NULL, 1024, 512);
+    call.call.outputs[0] = make(DW_BF16, 2, NULL, 1024, 512);
+    const int64_t memory = fake->memory;
+    if (c->short_of_memory) fake->failing = "cuMemAlloc_v2", fake->result = 2;
+    REQUIRE_OK(dw__graph_cublaslt.prepare(&dw__graph_cublaslt, &call, context, &variant));
+    CHILD_REQUIRE(fake->memory == memory);
+    const int measured = asked_of_library("fake_cublaslt_multiplied", DW_LT_BF16);
+    if (c->measured >= 0) CHILD_REQUIRE(measured == c->measured);
+    for (int i = 0; i < 2; i++) call.call.inputs[i].data = workspace;
+    call.call.outputs[0].data = workspace;
+    call.workspace = (void *)(((uintptr_t)workspace + 255) / 256 * 256);
+    for (int i = 0; i < 2; i++) call.call.inputs[i].data = call.workspace;
+    call.call.outputs[0].data = call.workspace;
+    REQUIRE_OK(dw__graph_cublaslt.enqueue(&call, context, variant));
+    const int used = asked_of_library("fake_cublaslt_last", 0);
+    if (c->expected >= 0) CHILD_REQUIRE(used == c->expected);
+}
+
+static void run_choice(choice c) { expect_child(start_child(choose, &c)); }
+
+static void set_kept(const char *text, size_t bytes) {
+    assert_int_equal(dw__file_write(kept_path, text, bytes), DW_OK);
+}
+
+enum { ALL_RUNS = 4 * 6 }; /* of four algorithms, one warm-up and five runs */
+
+/* The fastest is kept: later processes measure nothing, whatever is faster now. */
+static void test_fastest(void **state) {
+    (void)state;
+    run_choice((choice){.times = "5 5 2 4", .autotune = "0", .expected = 0, .measured = 0});
+    run_choice((choice){.times = "5 5 2 4", .autotune = "off", .expected = 0, .measured = 0});
+    run_choice((choice){.times = "5 5 2 4", .expected = 2, .measured = ALL_RUNS});
+    run_choice((choice){.times = "1 9 9 9", .expected = 2, .measured = 0});
+    run_choice((choice){.times = "1 9 9 9", .autotune = "0", .expected = 0, .measured = 0});
+    /* The library no longer has it. */
+    run_choice((choice){.times = "5 1", .expected = 0, .measured = 0});
+    /* Another version of the library. */
+    run_choice(
+        (choice){.times = "9 3 9 9", .version = "130200", .expected = 1, .measured = ALL_RUNS});
+    run_choice((choice){.times = "9 9 9 1", .version = "130200", .expected = 1, .measured = 0});
+    /* A gain below 3 %. */
+    run_choice((choice){.times = "5 4.9 5 5", .expected = 0, .measured = ALL_RUNS});
+    run_choice((choice){.times = "5 1 5 5", .expected = 0, .measured = 0});
+    /* A choice that cannot be kept is not made. */
+    run_choice((choice){.times = "5 1", .cache = "/proc/none", .expected = 0, .measured = 0});
+    /* There is nothing to choose, and nothing is kept. */
+    run_choice((choice){.times = "5", .version = "130300", .expected = 0, .measured = 0});
+}
+
+static void test_no_memory(void **state) {
+    (void)state;
+    assert_int_equal(unlink(kept_path), 0);
+    run_choice((choice){.times = "5 1", .short_of_memory = true, .expected = 0, .measured = 0});
+    run_choice((choice){.times = "5 1", .expected = 0, .measured = 0});
+}
+
+/* Whatever the file holds, an algorithm of the library computes, and it is measured again if its text has changed. */
+static void test_damaged(void **state) {
+    (void)state;
+    char *text = NULL, *changed = NULL;
+    size_t bytes = 0;
+    assert_int_equal(unlink(kept_path), 0);
+    run_choice((choice){.times = "5 5 2 4", .expected = 2, .measured = ALL_RUNS});
+    assert_int_equal(dw__file_read(kept_path, &text, &bytes), DW_OK);
+    changed = dw__malloc(bytes);
+    assert_non_null(changed);
+    const char *detail = strstr(text, "\"detail\"");
+    assert_non_null(detail);
+    const size_t first = (size_t)(strchr(detail + 8, '"') + 1 - text);
+    for (size_t i = 0; i < 128; i += 9) {
+        memcpy(changed, text, bytes);
+        changed[first + i] = changed[first + i] == '1' ? '0' : '1';
+        set_kept(changed, bytes);
+        run_choice((choice){.times = "5 1 5 5", .expected = 1, .measured = ALL_RUNS});
+        run_choice((choice){.times = "1 5 5 5", .expected = 1, .measured = 0});
+    }
+    for (uint32_t i = 0; i < 100; i++) {
+        memcpy(changed, text, bytes);
+        const uint64_t at = (i * 2654435761u) % bytes;
+        changed[at] = (char)(changed[at] ^ (1 + i % 255));
+        set_kept(changed, i % 5 == 0 ? (size_t)at : bytes);
+        run_choice((choice){.times = "5 1 2 4", .expected = -1, .measured = -1});
+    }
+    set_kept("{}", 2);
+    run_choice((choice){.times = "5 5 2 4", .expected = 2, .measured = ALL_RUNS});
+    dw__free(changed);
+    dw__free(text);
+}
+
 /* ---- the program ------------------------------------------------------------------------------------------------------ */
 
 #define IN_CHILD(name, check, argument)                                                            \
@@ -863,6 +977,9 @@ IN_CHILD(test_rounds_and_wrong, rounds_before_bias, "wrong")
 static int set_up(void **state) {
     if (begin_on_fake_gpu(state) != 0) return -1;
     unsetenv("DEEPWELL_FIRST_USE_CHECK");
+    unsetenv("DEEPWELL_AUTOTUNE");
+    unsetenv("FAKE_CUBLASLT_TIMES");
+    snprintf(kept_path, sizeof kept_path, "%s/tune/Fake_GPU_0.json", folder);
     unsetenv("FAKE_CUBLASLT_FAIL");
     unsetenv("FAKE_CUBLASLT_WRONG");
     unsetenv("FAKE_CUBLASLT_ROUNDS");
@@ -894,6 +1011,9 @@ int main(void) {
         cmocka_unit_test(test_wrong),
         cmocka_unit_test(test_rounds_before_bias),
         cmocka_unit_test(test_rounds_and_wrong),
+        cmocka_unit_test(test_fastest),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_damaged),
     };
     return cmocka_run_group_tests(tests, set_up, end_on_fake_gpu);
 }

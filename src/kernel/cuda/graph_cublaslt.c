@@ -9,8 +9,9 @@
  * ours. Its first-use check multiplies small matrices of that class.
  *
  * Results have the same bits in every run. The library promises this for one algorithm on one GPU. The heuristic's
- * answer depends on the GEMM and the GPU alone, and split sums are added in a separate step, in the compute type
- * (DW_LT_REDUCTION_COMPUTE_TYPE; the other schemes round partial sums to the result's type).
+ * answer depends on the GEMM and the GPU alone; which of its algorithms is fastest is measured once and kept on disk
+ * (lt_algorithm.h). Split sums are added in a separate step, in the compute type (DW_LT_REDUCTION_COMPUTE_TYPE; the
+ * other schemes round partial sums to the result's type).
  *
  * An addend is the library's C, with a beta of 1; a bias is its epilogue, which applies to A B + C. The sums of an
  * operand over k are another epilogue, which the library has for some layouts: the heuristic tells.
@@ -18,18 +19,13 @@
 #include "device/cublaslt.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
+#include "kernel/cuda/lt_algorithm.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    WORKSPACE = 32 << 20,
-    MOST_ALGORITHMS = 8,
-    ALIGNMENT = 16,
-    ROOM_ALIGNMENT = 256,
-    MOST_CALLS = 64
-};
+enum { WORKSPACE = 32 << 20, ALIGNMENT = 16, ROOM_ALIGNMENT = 256, MOST_CALLS = 64 };
 
 /* ---- the GEMM of a call ------------------------------------------------------------------------------- */
 
@@ -291,24 +287,78 @@ static dw_status set_preference(const dw__cublaslt *lt, const gemm_key *key, voi
 /* The library adds in place only where C and D have one description. */
 static void *addend_matrix(const gemm *g) { return g->key.apart ? g->c : g->y; }
 
-static dw_status choose_algorithm(const dw__cublaslt *lt, gemm *g) {
+static size_t bytes_from_first(int64_t type, int64_t lines, int64_t line, int64_t leading,
+                               int64_t batch, int64_t step) {
+    return (size_t)((batch - 1) * step + (lines - 1) * leading + line) *
+           dw_dtype_bytes((dw_dtype)type);
+}
+
+/* Equal GEMMs have equal names on all contexts. */
+static dw_status name_of(const gemm_key *key, dw__text *name) {
+    int64_t words[sizeof *key / sizeof(int64_t)];
+    memcpy(words, key, sizeof words);
+    DW_RETURN_IF_FAILED(dw__text_printf(name, "gemm"));
+    for (size_t i = 1; i < DW_COUNT(words); i++) /* behind the context */
+        DW_RETURN_IF_FAILED(dw__text_printf(name, " %lld", (long long)words[i]));
+    return DW_OK;
+}
+
+static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context, gemm *g,
+                              const dw__lt_algorithm *algorithms, int count) {
+    const gemm_key *k = &g->key;
+    const int64_t sums = k->sums == DW__SUMS_A ? k->m : k->sums ? k->n : 0;
+    dw__text name = {0};
+    const dw_status status = name_of(k, &name);
+    const dw__lt_gemm described = {
+        .library = lt,
+        .context = context,
+        .name = name.text,
+        .type = (dw_dtype)k->type,
+        .flops = 2.0 * (double)k->m * (double)k->n * (double)k->k * (double)k->batch,
+        .handle = g->handle,
+        .product = g->product,
+        .a = g->b,
+        .b = g->a,
+        .c = addend_matrix(g),
+        .d = g->y,
+        .a_bytes = bytes_from_first(k->type, k->b_turned ? k->n : k->k, k->b_turned ? k->k : k->n,
+                                    k->b_leading, k->batch, k->b_step),
+        .b_bytes = bytes_from_first(k->type, k->a_turned ? k->k : k->m, k->a_turned ? k->m : k->k,
+                                    k->a_leading, k->batch, k->a_step),
+        .c_bytes = k->apart
+                       ? bytes_from_first(k->result, k->m, k->n, k->c_leading, k->batch, k->c_step)
+                       : 0,
+        .d_bytes = bytes_from_first(k->result, k->m, k->n, k->y_leading, k->batch, k->y_step),
+        .bias_bytes = k->bias ? (size_t)k->n * dw_dtype_bytes((dw_dtype)k->type)
+                      : sums  ? (size_t)sums * dw_dtype_bytes((dw_dtype)k->sum_type)
+                              : 0,
+    };
+    if (k->type == DW_F64)
+        g->algorithm = algorithms[0];
+    else if (status == DW_OK)
+        dw__lt_choose(&described, algorithms, count, WORKSPACE, &g->algorithm);
+    dw__text_free(&name);
+    return status;
+}
+
+static dw_status choose_algorithm(const dw__cublaslt *lt, const dw__context *context, gemm *g) {
     static const char call[] = "cublasLtMatmulAlgoGetHeuristic";
     dw_status status = DW_OK;
-    dw__lt_algorithm found[MOST_ALGORITHMS] = {{{0}, 0, 0, 0.0f, {0}}};
+    dw__lt_algorithm found[DW__LT_MOST_ALGORITHMS] = {{{0}, 0, 0, 0.0f, {0}}};
     void *preference = NULL;
-    int count = 0;
+    int count = 0, supported = 0;
     DW_TRY(
         dw__cublaslt_check(lt->preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
     DW_TRY(set_preference(lt, &g->key, preference));
     DW_TRY(dw__cublaslt_check(lt->choose(g->handle, g->product, g->b, g->a, addend_matrix(g), g->y,
-                                         preference, MOST_ALGORITHMS, found, &count),
+                                         preference, DW__LT_MOST_ALGORITHMS, found, &count),
                               call));
-    for (int i = 0; i < count; i++) {
-        if (found[i].state != 0 || found[i].workspace > WORKSPACE) continue;
-        g->algorithm = found[i];
-        goto cleanup;
-    }
-    DW_TRY(dw__fail(DW_UNSUPPORTED, "%s: none of %d algorithms supports the GEMM", call, count));
+    for (int i = 0; i < count; i++)
+        if (found[i].state == 0 && found[i].workspace <= WORKSPACE) found[supported++] = found[i];
+    if (supported == 0)
+        DW_TRY(
+            dw__fail(DW_UNSUPPORTED, "%s: none of %d algorithms supports the GEMM", call, count));
+    DW_TRY(choose_among(lt, context, g, found, supported));
 
 cleanup:
     if (preference) lt->preference_destroy(preference);
@@ -338,7 +388,7 @@ static dw_status describe(const dw__cublaslt *lt, const dw__context *context, ge
                                             k->c_step, &g->c));
     DW_RETURN_IF_FAILED(
         describe_matrix(lt, k->result, k->m, k->n, k->y_leading, 0, k->batch, k->y_step, &g->y));
-    return choose_algorithm(lt, g);
+    return choose_algorithm(lt, context, g);
 }
 
 static dw_status add(const dw__cublaslt *lt, const dw__context *context, const gemm_key *key,

@@ -4,8 +4,13 @@
  * stated size, and the algorithm is one that it returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or
  * with "none" it finds no algorithm. With FAKE_CUBLASLT_NO_SUMS it sums no operand. FAKE_CUBLASLT_WRONG spoils the first
  * element of results. With FAKE_CUBLASLT_ROUNDS the sum is rounded to the result's type before the bias is added, as some
- * kernels of the real one do. */
+ * kernels of the real one do.
+ *
+ * FAKE_CUBLASLT_TIMES, such as "3 1 2", gives it that many algorithms for each GEMM, which compute nothing and take so
+ * many milliseconds by the fake driver's events; without it there is one. */
+#include "fake_cuda.h"
 #include "number/half.h"
+#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -59,6 +64,26 @@ API int fake_cublaslt_multiplied(int type);
 API int fake_cublaslt_multiplied(int type) { return multiplied[type]; }
 API int fake_cublaslt_chosen(void);
 API int fake_cublaslt_chosen(void) { return chosen_count; }
+static int last_algorithm;
+API int fake_cublaslt_last(void);
+API int fake_cublaslt_last(void) { return last_algorithm; }
+API size_t cublasLtGetVersion(void);
+API size_t cublasLtGetVersion(void) {
+    const char *version = getenv("FAKE_CUBLASLT_VERSION");
+    return version ? (size_t)atol(version) : 130100;
+}
+
+/* The milliseconds of an algorithm; -1: there are fewer. */
+static float time_of(uint64_t index) {
+    const char *times = getenv("FAKE_CUBLASLT_TIMES");
+    char *end = NULL;
+    if (!times) return index == 0 ? 1.5f : -1.0f;
+    for (uint64_t i = 0;; i++, times = end) {
+        const float time = strtof(times, &end);
+        if (end == times) return -1.0f;
+        if (i == index) return time;
+    }
+}
 
 static void *made(size_t bytes) {
     live++;
@@ -207,10 +232,22 @@ API int cublasLtMatmulAlgoGetHeuristic(void *handle, product *p, matrix *a, matr
         algorithms++;
         ++*count;
     }
-    algorithms[0].data[0] = 0xA160 + (uint64_t)a->type;
-    for (int i = 0; i < 4; i++) algorithms[0].data[1 + i] = wanted->alignment[i];
-    algorithms[0].workspace = wanted->workspace < 4096 ? wanted->workspace : 4096;
-    ++*count;
+    for (uint64_t index = 0; time_of(index) > 0.0f && *count < most; index++, algorithms++) {
+        algorithms->data[0] = 0xA160 + (uint64_t)a->type;
+        for (int i = 0; i < 4; i++) algorithms->data[1 + i] = wanted->alignment[i];
+        algorithms->data[5] = index;
+        algorithms->workspace = wanted->workspace < 4096 ? wanted->workspace : 4096;
+        ++*count;
+    }
+    return OK;
+}
+
+API int cublasLtMatmulAlgoCheck(void *handle, product *p, matrix *a, matrix *b, matrix *c,
+                                matrix *d, const uint64_t *kept, algorithm *result) {
+    if (!handle || !same_shape(c, d) || kept[0] != 0xA160 + (uint64_t)a->type) return INVALID;
+    if (time_of(kept[5]) < 0.0f) return NOT_SUPPORTED;
+    result->state = takes(p, a, b, d);
+    result->workspace = 4096;
     return OK;
 }
 
@@ -305,7 +342,15 @@ API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *
     if (status != OK || (p->epilogue != EPILOGUE_NONE && !p->bias))
         return status ? status : INVALID;
     multiplied[a_matrix->type]++;
+    last_algorithm = (int)chosen[5];
     memset(workspace, 0xA5, workspace_bytes < 4096 ? workspace_bytes : 4096); /* must be there */
+    if (getenv("FAKE_CUBLASLT_TIMES")) {
+        fake_cuda *(*driver)(void) = NULL;
+        *(void **)&driver = dlsym(RTLD_DEFAULT, "fake_cuda_state");
+        if (!driver || time_of(chosen[5]) < 0.0f) return INVALID;
+        driver()->event_milliseconds = time_of(chosen[5]);
+        return OK;
+    }
     if (a_matrix->type != E4M3 && a_matrix->type != E2M1) {
         compute(p, a, a_matrix, b, b_matrix, kept, c, c_matrix, d, d_matrix);
         if (p->epilogue == EPILOGUE_SUMS_A || p->epilogue == EPILOGUE_SUMS_B)

@@ -10,8 +10,12 @@
 #define API __attribute__((visibility("default")))
 typedef uint64_t address;
 
-static fake_cuda state = {
-    .version = 13000, .devices = 1, .capability = 90, .sm_count = 132, .shared_bytes = 232448};
+static fake_cuda state = {.version = 13000,
+                          .devices = 1,
+                          .capability = 90,
+                          .sm_count = 132,
+                          .shared_bytes = 232448,
+                          .l2_bytes = 60 << 20};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 API fake_cuda *fake_cuda_state(void);
@@ -85,7 +89,7 @@ API int cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 34: *value = 0; return 0;
     case 36: *value = 3201000; return 0;
     case 37: *value = 6144; return 0;
-    case 38: *value = 60 << 20; return 0;
+    case 38: *value = state.l2_bytes; return 0;
     case 50: *value = 0; return 0;
     case 75: *value = state.capability / 10; return 0;
     case 76: *value = state.capability % 10; return 0;
@@ -247,7 +251,7 @@ API int cuEventSynchronize(void *event) {
 API int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
     ASKED();
     (void)from, (void)to;
-    *milliseconds = 1.5f;
+    *milliseconds = state.event_milliseconds > 0.0f ? state.event_milliseconds : 1.5f;
     return 0;
 }
 

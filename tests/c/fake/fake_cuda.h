@@ -27,7 +27,7 @@ typedef struct fake_launch {
 
 typedef struct fake_cuda {
     /* Properties of the fake; set them before the library's first call. */
-    int version, devices, capability, sm_count, shared_bytes;
+    int version, devices, capability, sm_count, shared_bytes, l2_bytes;
     /* Names of the GPUs; NULL: numbered. Their PCI addresses are 0000:10:00.0, 0000:11:00.0, ... */
     const char *name;
     /* The call with this name returns this result and does nothing. */
@@ -42,6 +42,7 @@ typedef struct fake_cuda {
     /* Contexts: 0 is none; `current` is per process here. */
     uint64_t current;
     int64_t memory;             /* bytes allocated and not released */
+    float event_milliseconds;   /* between two events; 0: 1.5 ms */
     int graphs, graph_launches; /* executable graphs that exist, and launches of them */
 
     /* Records of the calls. */

@@ -1,0 +1,224 @@
+/* The fastest algorithm of a GEMM by cuBLASLt; see lt_algorithm.h.
+ *
+ * Algorithms of one GEMM may add its products in different orders, so that results differ in their last bits. Therefore
+ * a choice is made once for each GPU model and version of the library: the first process that has measured keeps its
+ * choice in the file of measurements (kernel/tune.h), and reads back what is kept there, as all others do. If memory is
+ * short, the heuristic's first is kept.
+ *
+ * Runs of all algorithms take turns. Before each run the L2 cache is overwritten. The first algorithm is kept unless
+ * another is faster by 3 %.
+ */
+#include "kernel/cuda/lt_algorithm.h"
+#include "jit/jit_internal.h"
+#include "kernel/gpu_kernel.h"
+#include "kernel/tune.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WARMUPS = 1, RUNS = 5, PATTERN_BYTES = 1 << 18, WORDS = 8, DIGITS = 16 };
+static const double least_flops = 1e9, least_gain = 0.03;
+static const char entry[] = "cublaslt"; /* of the class in the file */
+
+static bool is_on(void) {
+    const char *value = getenv("DEEPWELL_AUTOTUNE");
+    return !value || (strcmp(value, "0") != 0 && strcmp(value, "off") != 0);
+}
+
+/* ---- what is kept ------------------------------------------------------------------------------------------- */
+
+static void print(const dw__lt_algorithm *algorithm, char text[WORDS * DIGITS + 1]) {
+    for (int i = 0; i < WORDS; i++)
+        snprintf(text + DIGITS * i, DIGITS + 1, "%016llx", (unsigned long long)algorithm->data[i]);
+}
+
+static bool parse(const char *text, dw__lt_algorithm *algorithm) {
+    if (strlen(text) != WORDS * DIGITS || strspn(text, "0123456789abcdef") != WORDS * DIGITS)
+        return false;
+    for (int i = 0; i < WORDS; i++) {
+        char word[DIGITS + 1] = "";
+        memcpy(word, text + DIGITS * i, DIGITS);
+        algorithm->data[i] = strtoull(word, NULL, 16);
+    }
+    return true;
+}
+
+/* Returns whether a choice is kept. It is `chosen`, or the heuristic's first if the library no longer takes it. */
+static bool read_choice(const dw__lt_gemm *g, const char *with, size_t most_workspace,
+                        dw__lt_algorithm *chosen) {
+    dw__lt_algorithm kept = {.state = 0}, result = {.state = 0};
+    dw__tuned found;
+    if (dw__tune_read(g->context->name, g->name, entry, &found) != DW_OK ||
+        strcmp(found.with, with) != 0 || !parse(found.detail, &kept))
+        return false;
+    if (g->library->check(g->handle, g->product, g->a, g->b, g->c, g->d, kept.data, &result) != 0 ||
+        result.state != 0 || result.workspace > most_workspace)
+        return true;
+    kept.workspace = result.workspace;
+    *chosen = kept;
+    return true;
+}
+
+/* ---- measurement ---------------------------------------------------------------------------------------------- */
+
+typedef struct bench {
+    const dw__lt_gemm *gemm;
+    const dw_device *device;
+    void *stream, *events[2];
+    char *memory;
+    size_t bytes, workspace_bytes, flush_bytes;
+    void *a, *b, *c, *d, *bias, *workspace, *flush;
+} bench;
+
+static size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+/* Operands are nearly normal numbers, because zeros would draw less power and run at another clock. */
+static dw_status fill(const bench *m, const void *pattern, char *to, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += PATTERN_BYTES) {
+        const size_t left = bytes - at;
+        DW_RETURN_IF_FAILED(m->device->copy_in(
+            to + at, pattern, left < PATTERN_BYTES ? left : PATTERN_BYTES, m->stream));
+    }
+    return DW_OK;
+}
+
+static dw_status fill_operands(const bench *m) {
+    const size_t width = dw_dtype_bytes(m->gemm->type);
+    dw_status status = DW_OK;
+    void *pattern = NULL;
+    DW_RETURN_IF_FAILED(m->device->host_allocate(PATTERN_BYTES, &pattern));
+    for (size_t i = 0; i < PATTERN_BYTES / width; i++)
+        dw__trial_set(pattern, m->gemm->type, i, dw__trial_normal(7, 0, i));
+    DW_TRY(fill(m, pattern, m->a, m->gemm->a_bytes));
+    DW_TRY(fill(m, pattern, m->b, m->gemm->b_bytes));
+    DW_TRY(fill(m, pattern, m->c, m->gemm->c_bytes));
+    DW_TRY(m->device->fill_on(m->bias, 0, m->gemm->bias_bytes, m->stream));
+
+cleanup:
+    if (m->device->stream_synchronize(m->stream) != DW_OK && status == DW_OK) status = DW_DEVICE;
+    m->device->host_release(pattern);
+    return status;
+}
+
+static dw_status open_bench(bench *m, const dw__lt_gemm *g, size_t workspace_bytes) {
+    const size_t sizes[] = {g->a_bytes,
+                            g->b_bytes,
+                            g->c_bytes,
+                            g->d_bytes,
+                            g->bias_bytes,
+                            workspace_bytes,
+                            2 * (size_t)g->context->l2_bytes};
+    void **const places[] = {&m->a, &m->b, &m->c, &m->d, &m->bias, &m->workspace, &m->flush};
+    *m = (bench){.gemm = g,
+                 .device = g->context->device,
+                 .workspace_bytes = workspace_bytes,
+                 .flush_bytes = 2 * (size_t)g->context->l2_bytes};
+    for (size_t i = 0; i < DW_COUNT(sizes); i++) m->bytes += padded(sizes[i]);
+    DW_RETURN_IF_FAILED(m->device->allocate(m->bytes, (void **)&m->memory));
+    char *at = m->memory;
+    for (size_t i = 0; i < DW_COUNT(sizes); at += padded(sizes[i++])) *places[i] = at;
+    DW_RETURN_IF_FAILED(m->device->stream_create(&m->stream));
+    DW_RETURN_IF_FAILED(m->device->event_create(&m->events[0]));
+    DW_RETURN_IF_FAILED(m->device->event_create(&m->events[1]));
+    if (g->bias_bytes)
+        DW_RETURN_IF_FAILED(dw__cublaslt_check(
+            g->library->product_set(g->product, DW_LT_BIAS_POINTER, &m->bias, sizeof m->bias),
+            "cublasLtMatmulDescSetAttribute"));
+    return fill_operands(m);
+}
+
+static void close_bench(bench *m) {
+    if (m->stream) (void)m->device->stream_synchronize(m->stream);
+    if (m->memory) m->device->release(m->memory, m->bytes);
+    if (m->events[0]) m->device->event_destroy(m->events[0]);
+    if (m->events[1]) m->device->event_destroy(m->events[1]);
+    if (m->stream) m->device->stream_destroy(m->stream);
+}
+
+static dw_status time_run(const bench *m, const dw__lt_algorithm *algorithm, double *seconds) {
+    static const float factors[] = {0.0f, 1.0f};
+    const dw__lt_gemm *g = m->gemm;
+    const bool adds = g->c_bytes > 0;
+    if (m->flush_bytes)
+        DW_RETURN_IF_FAILED(m->device->fill_on(m->flush, 0, m->flush_bytes, m->stream));
+    DW_RETURN_IF_FAILED(m->device->event_record(m->events[0], m->stream));
+    DW_RETURN_IF_FAILED(dw__cublaslt_check(
+        g->library->multiply(g->handle, g->product, &factors[1], m->a, g->a, m->b, g->b,
+                             &factors[adds], adds ? m->c : m->d, g->c, m->d, g->d, algorithm->data,
+                             m->workspace, algorithm->workspace, m->stream),
+        "cublasLtMatmul"));
+    DW_RETURN_IF_FAILED(m->device->event_record(m->events[1], m->stream));
+    return m->device->event_seconds(m->events[0], m->events[1], seconds);
+}
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The fastest by the median of its runs. */
+static dw_status measure(const bench *m, const dw__lt_algorithm *algorithms, int count, int *best,
+                         double *seconds) {
+    double times[DW__LT_MOST_ALGORITHMS][RUNS], now;
+    for (int run = -WARMUPS; run < RUNS; run++)
+        for (int i = 0; i < count; i++) {
+            const dw_status status = time_run(m, &algorithms[i], &now);
+            if (i > 0 && (status == DW_UNSUPPORTED || status == DW_INTERNAL))
+                now = HUGE_VAL; /* the library refuses it */
+            else
+                DW_RETURN_IF_FAILED(status);
+            if (run >= 0) times[i][run] = now;
+        }
+    for (int i = 0; i < count; i++) {
+        qsort(times[i], RUNS, sizeof times[i][0], by_size);
+        const double median = times[i][RUNS / 2];
+        if (i > 0 && !(median < times[0][RUNS / 2] * (1.0 - least_gain) && median < *seconds))
+            continue;
+        *best = i;
+        *seconds = median;
+    }
+    return DW_OK;
+}
+
+/* ---- choice ----------------------------------------------------------------------------------------------------- */
+
+/* Measures, and keeps the choice unless another process has kept one. */
+static void make_choice(const dw__lt_gemm *g, const char *with, const dw__lt_algorithm *algorithms,
+                        int count) {
+    dw_tune_time time = {.name = entry};
+    char text[WORDS * DIGITS + 1];
+    size_t workspace = 1;
+    int best = 0;
+    bench m;
+    for (int i = 0; i < count; i++)
+        if (algorithms[i].workspace > workspace) workspace = algorithms[i].workspace;
+    dw_status status = open_bench(&m, g, workspace);
+    if (status == DW_OK) status = measure(&m, algorithms, count, &best, &time.seconds);
+    close_bench(&m);
+    if (status != DW_OK) {
+        best = 0;
+        time.failure = dw_last_error();
+    }
+    print(&algorithms[best], text);
+    (void)dw__tune_write_detail(g->context->name, g->name, with, &time, text);
+}
+
+/* A choice that cannot be kept would differ from run to run. */
+static bool can_be_kept(void) {
+    dw__private folder;
+    const dw_status status = dw__cache_open("tune", true, &folder);
+    dw__private_close(&folder);
+    return status == DW_OK;
+}
+
+void dw__lt_choose(const dw__lt_gemm *g, const dw__lt_algorithm *algorithms, int count,
+                   size_t most_workspace, dw__lt_algorithm *chosen) {
+    char with[64];
+    *chosen = algorithms[0];
+    if (g->flops < least_flops || g->context->device != &dw__device_cuda || !is_on()) return;
+    snprintf(with, sizeof with, "cuBLASLt %zu", g->library->version());
+    if (read_choice(g, with, most_workspace, chosen) || count == 1 || !can_be_kept()) return;
+    make_choice(g, with, algorithms, count);
+    (void)read_choice(g, with, most_workspace, chosen);
+}

@@ -1,0 +1,34 @@
+/* The algorithm of a GEMM by cuBLASLt: the fastest of the heuristic's, measured once and kept on disk. */
+#ifndef DW_LT_ALGORITHM_H
+#define DW_LT_ALGORITHM_H
+
+#include "device/cublaslt.h"
+#include "kernel/kernel.h"
+
+enum { DW__LT_MOST_ALGORITHMS = 8 };
+
+/* A GEMM as the library has it: D = op(A) op(B) + beta C. */
+typedef struct dw__lt_gemm {
+    const dw__cublaslt *library;
+    const dw__context *context;
+    const char *name; /* of the GEMM: equal names have equal algorithms */
+    dw_dtype type;    /* of A and B: F32, F16 or BF16 */
+    double flops;
+    void *handle, *product, *a, *b, *c, *d; /* c may be d */
+    size_t a_bytes, b_bytes, d_bytes;       /* from the first element to the last */
+    size_t c_bytes;                         /* 0: C is D, and beta is 0 */
+    size_t
+        bias_bytes; /* what the epilogue reads or writes; 0: nothing. Its address is set in `product` */
+} dw__lt_gemm;
+
+/* Chooses among `count` algorithms, of which there is at least one and which all support the GEMM: the one that is kept
+ * for this GEMM, GPU model and version of the library; else, for GEMMs worth it on a real GPU, the fastest, which is
+ * then kept; else the first. All processes choose the same, and so do later runs, as long as the file is kept. Never
+ * fails: without a folder, memory or a time, the first is chosen. Measures on a stream and memory of its own; the
+ * thread may allocate (capture_relax).
+ *
+ * DEEPWELL_AUTOTUNE=0 or "off": the first. */
+void dw__lt_choose(const dw__lt_gemm *gemm, const dw__lt_algorithm *algorithms, int count,
+                   size_t most_workspace, dw__lt_algorithm *chosen);
+
+#endif
