@@ -900,8 +900,37 @@ static void test_fastest(void **state) {
     run_choice((choice){.times = "5 1 5 5", .expected = 0, .measured = 0});
     /* A choice that cannot be kept is not made. */
     run_choice((choice){.times = "5 1", .cache = "/proc/none", .expected = 0, .measured = 0});
-    /* There is nothing to choose, and nothing is kept. */
-    run_choice((choice){.times = "5", .version = "130300", .expected = 0, .measured = 0});
+    /* There is nothing to choose, but its time is kept. */
+    run_choice((choice){.times = "5", .version = "130300", .expected = 0, .measured = 6});
+}
+
+/* The sums are a step of their own if the library is slow at them: 0.1 ms more, for the 2 MiB of an operand. */
+static void sum(void *more) {
+    const dw__variant *variant = NULL;
+    dw__operation_call call = {.call = {.op = DW_OP_MATMUL, .input_count = 2, .output_count = 2}};
+    dw__call *c = &call.call;
+    setenv("FAKE_CUBLASLT_TIMES", "3 2", 1);
+    if (more) setenv("FAKE_CUBLASLT_SUM_TIME", more, 1);
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
+    fake->l2_bytes = 1 << 16;
+    begin(FAKE_CUBLASLT);
+    c->inputs[0] = make(DW_BF16, 2, NULL, 512, 1024);
+    c->inputs[1] = make(DW_BF16, 2, NULL, 1024, 1024);
+    c->outputs[0] = make(DW_BF16, 2, NULL, 512, 1024);
+    c->outputs[1] = (dw__tensor){.dtype = DW_BF16, .rank = 1, .shape = {1024}, .stride = {1}};
+    c->sums = DW__SUMS_B;
+    const dw_status status =
+        dw__graph_cublaslt.prepare(&dw__graph_cublaslt, &call, context, &variant);
+    CHILD_REQUIRE(status == (more ? DW_UNSUPPORTED : DW_OK));
+    CHILD_REQUIRE(!more || strstr(dw_last_error(), "faster than a step of their own"));
+}
+
+static void test_slow_sums(void **state) {
+    (void)state;
+    char more[] = "0.1";
+    expect_child(start_child(sum, NULL));
+    assert_int_equal(unlink(kept_path), 0);
+    expect_child(start_child(sum, more));
 }
 
 static void test_no_memory(void **state) {
@@ -1012,6 +1041,7 @@ int main(void) {
         cmocka_unit_test(test_rounds_before_bias),
         cmocka_unit_test(test_rounds_and_wrong),
         cmocka_unit_test(test_fastest),
+        cmocka_unit_test(test_slow_sums),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_damaged),
     };

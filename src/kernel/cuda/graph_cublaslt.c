@@ -196,6 +196,7 @@ typedef struct gemm {
     /* a and b are the call's, not the library's; c is NULL where it is y */
     void *handle, *product, *a, *b, *c, *y;
     dw__lt_algorithm algorithm;
+    double seconds;       /* measured; 0: not known */
     pthread_mutex_t bias; /* the address of the bias, or of the sums, is a part of `product` */
 } gemm;
 
@@ -253,6 +254,7 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
                                                    : DW_LT_EPILOGUE_SUMS_A,
               bias_type = lt_type(key->bias ? key->type : key->sum_type);
     const bool has_epilogue = key->bias || key->sums;
+    const void *aligned = (const char *)0 + ROOM_ALIGNMENT; /* stands for the sums' address */
     DW_RETURN_IF_FAILED(dw__cublaslt_check(
         lt->product_create(&g->product, wide ? DW_LT_COMPUTE_F64 : DW_LT_COMPUTE_F32,
                            wide ? DW_LT_F64 : DW_LT_F32),
@@ -264,6 +266,8 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
         result = lt->product_set(g->product, DW_LT_EPILOGUE, &epilogue, sizeof epilogue);
     if (result == 0 && has_epilogue)
         result = lt->product_set(g->product, DW_LT_BIAS_TYPE, &bias_type, sizeof bias_type);
+    if (result == 0 && key->sums)
+        result = lt->product_set(g->product, DW_LT_BIAS_POINTER, &aligned, sizeof aligned);
     return dw__cublaslt_check(result, "cublasLtMatmulDescSetAttribute");
 }
 
@@ -336,7 +340,7 @@ static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context
     if (k->type == DW_F64)
         g->algorithm = algorithms[0];
     else if (status == DW_OK)
-        dw__lt_choose(&described, algorithms, count, WORKSPACE, &g->algorithm);
+        dw__lt_choose(&described, algorithms, count, WORKSPACE, &g->algorithm, &g->seconds);
     dw__text_free(&name);
     return status;
 }
@@ -612,6 +616,24 @@ static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
     return DW_OK;
 }
 
+/* DW_UNSUPPORTED if the product alone and a step for the sums are faster than both at once: the library has fewer
+ * algorithms for these. A step reads the operand at 0.65 of the memory's rate, as on an H200. */
+static dw_status check_gain(const dw__kernel *kernel, const dw__context *context, const gemm *g) {
+    gemm_key alone = g->key;
+    gemm *product = NULL;
+    const double launch = 4e-6, share = 0.65,
+                 rate = 2e3 * (double)context->memory_clock_khz * context->memory_bus_bits / 8.0;
+    const int64_t columns = g->key.sums == DW__SUMS_A ? g->key.m : g->key.n;
+    if (!g->key.sums || g->seconds == 0.0 || rate <= 0.0) return DW_OK;
+    alone.sums = alone.sum_type = 0;
+    DW_RETURN_IF_FAILED(gemm_of(context, &alone, &product));
+    const double bytes =
+        (double)g->key.k * (double)columns * (double)dw_dtype_bytes((dw_dtype)g->key.type);
+    if (product->seconds == 0.0 || g->seconds <= product->seconds + launch + bytes / (share * rate))
+        return DW_OK;
+    return refuse(kernel, "sums beside a product that are faster than a step of their own");
+}
+
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     gemm_key key;
@@ -619,7 +641,8 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     (void)key_of(&((const dw__operation_call *)call)->call, &key);
     DW_RETURN_IF_FAILED(dw__variant_of(context, kernel, params_of(&key), variant));
     if (is_empty(&key) || (*variant)->disabled) return DW_OK;
-    return gemm_of(context, &key, &g);
+    DW_RETURN_IF_FAILED(gemm_of(context, &key, &g));
+    return check_gain(kernel, context, g);
 }
 
 static void *at(const dw__tensor *t, int64_t element) {

@@ -46,7 +46,7 @@ static bool parse(const char *text, dw__lt_algorithm *algorithm) {
 
 /* Returns whether a choice is kept. It is `chosen`, or the heuristic's first if the library no longer takes it. */
 static bool read_choice(const dw__lt_gemm *g, const char *with, size_t most_workspace,
-                        dw__lt_algorithm *chosen) {
+                        dw__lt_algorithm *chosen, double *seconds) {
     dw__lt_algorithm kept = {.state = 0}, result = {.state = 0};
     dw__tuned found;
     if (dw__tune_read(g->context->name, g->name, entry, &found) != DW_OK ||
@@ -57,6 +57,7 @@ static bool read_choice(const dw__lt_gemm *g, const char *with, size_t most_work
         return true;
     kept.workspace = result.workspace;
     *chosen = kept;
+    *seconds = found.seconds;
     return true;
 }
 
@@ -213,12 +214,13 @@ static bool can_be_kept(void) {
 }
 
 void dw__lt_choose(const dw__lt_gemm *g, const dw__lt_algorithm *algorithms, int count,
-                   size_t most_workspace, dw__lt_algorithm *chosen) {
+                   size_t most_workspace, dw__lt_algorithm *chosen, double *seconds) {
     char with[64];
     *chosen = algorithms[0];
+    *seconds = 0.0;
     if (g->flops < least_flops || g->context->device != &dw__device_cuda || !is_on()) return;
     snprintf(with, sizeof with, "cuBLASLt %zu", g->library->version());
-    if (read_choice(g, with, most_workspace, chosen) || count == 1 || !can_be_kept()) return;
+    if (read_choice(g, with, most_workspace, chosen, seconds) || !can_be_kept()) return;
     make_choice(g, with, algorithms, count);
-    (void)read_choice(g, with, most_workspace, chosen);
+    (void)read_choice(g, with, most_workspace, chosen, seconds);
 }

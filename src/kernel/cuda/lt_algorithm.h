@@ -25,10 +25,10 @@ typedef struct dw__lt_gemm {
  * for this GEMM, GPU model and version of the library; else, for GEMMs worth it on a real GPU, the fastest, which is
  * then kept; else the first. All processes choose the same, and so do later runs, as long as the file is kept. Never
  * fails: without a folder, memory or a time, the first is chosen. Measures on a stream and memory of its own; the
- * thread may allocate (capture_relax).
+ * thread may allocate (capture_relax). `seconds` receives the time that is kept with the choice; 0: there is none.
  *
  * DEEPWELL_AUTOTUNE=0 or "off": the first. */
 void dw__lt_choose(const dw__lt_gemm *gemm, const dw__lt_algorithm *algorithms, int count,
-                   size_t most_workspace, dw__lt_algorithm *chosen);
+                   size_t most_workspace, dw__lt_algorithm *chosen, double *seconds);
 
 #endif
