@@ -11,7 +11,8 @@
  *     dw_engine_destroy(engine);
  *
  * The arena must not change between forward and backward. To run backward more than once, copy its saved part (the
- * first dw_plan_saved_bytes) before and restore it. Several threads may use an engine and its plans at a time, each
+ * first dw_plan_saved_bytes) before and restore it. An arena may consist of segments that are released while backward
+ * runs (dw_plan_segment). Several threads may use an engine and its plans at a time, each
  * with its own arena. Outputs and gradients are contiguous memory of the caller, never part of the arena.
  */
 #ifndef DEEPWELL_ENGINE_H
@@ -41,9 +42,13 @@ typedef struct dw_engine_options {
      * run that binds others is recorded again. If the caller's stream records a CUDA graph, the run becomes part of
      * it. */
     int cuda_graphs;
+    /* The most segments of a plan's arena, from 1 to DW_MOST_SEGMENTS; other values become the nearest of these. More
+     * than one is for callers that release segments (dw_plan_segment). */
+    int arena_segments;
 } dw_engine_options;
 #define DW_ENGINE_OPTIONS_DEFAULT                                                                  \
-    { sizeof(dw_engine_options), 1, 1, NULL, NULL, 0 }
+    { sizeof(dw_engine_options), 1, 1, NULL, NULL, 0, 1 }
+enum { DW_MOST_SEGMENTS = 4 };
 
 /* `graph` holds the forward pass only and is not changed; the engine keeps a copy. `grad_outputs`: indices of the
  * outputs that receive gradients. `wrt`: leaves whose gradients are wanted. Both may be empty (inference). `options`
@@ -74,6 +79,20 @@ DW_API void dw_plan_release(dw_plan *plan);
 
 DW_API size_t dw_plan_arena_bytes(const dw_plan *plan);
 DW_API size_t dw_plan_saved_bytes(const dw_plan *plan);
+
+/* A segment of the arena: memory that may be released before backward has ended, so that gradients can take its place.
+ * Segment 0 lasts until the last part of backward; later segments are released earlier. A plan has as many, up to
+ * dw_engine_options.arena_segments, as lower the peak of segments and gradients by a sixteenth of the arena or more;
+ * most plans have one. Calls that take an arena use one block in which the segments lie one after another. */
+typedef struct dw_segment {
+    size_t offset;      /* in one block; a multiple of the arena's alignment */
+    size_t bytes;       /* 0: its memory may be NULL */
+    size_t saved_bytes; /* its first bytes, which hold all that backward reads from forward */
+    uint32_t part;      /* the last part of backward that uses it */
+} dw_segment;
+DW_API uint32_t dw_plan_segment_count(const dw_plan *plan); /* at least 1 */
+/* Zeros if there is no segment `index`. */
+DW_API dw_segment dw_plan_segment(const dw_plan *plan, uint32_t index);
 DW_API uint32_t dw_plan_output_count(const dw_plan *plan);
 /* Writes the shape of output `index` at these sizes and returns its rank. */
 DW_API int dw_plan_output_shape(const dw_plan *plan, uint32_t index, int64_t shape[DW_MAX_RANK]);
@@ -126,6 +145,17 @@ DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena
                                        const dw_binding *leaves, const dw_binding *outputs,
                                        const dw_binding *output_grads, const dw_binding *grads,
                                        void *stream);
+
+/* Forward, and a part of backward, with memory for each segment of the arena: dw_plan_segment_count pointers, aligned as
+ * an arena is. All are needed in forward. After the part dw_segment.part a segment's memory may be released or used
+ * otherwise (on a GPU by later work of the stream), and its pointer may be NULL. Fail as the calls with an arena do. */
+DW_API dw_status dw_plan_forward_segments(dw_plan *plan, void *const *segments,
+                                          const dw_binding *leaves, const dw_binding *outputs,
+                                          void *stream);
+DW_API dw_status dw_plan_backward_part_segments(dw_plan *plan, uint32_t part, void *const *segments,
+                                                const dw_binding *leaves, const dw_binding *outputs,
+                                                const dw_binding *output_grads,
+                                                const dw_binding *grads, void *stream);
 /* Waits for all work on the stream of a GPU. Reports errors that depend on data, from all runs of the plan since the
  * last call: DW_INDEX if an index lay outside of its axis, DW_INVALID_ARGUMENT for integers divided by zero. DW_DEVICE:
  * a kernel failed. On the CPU each run reports such errors itself, and this call returns DW_OK at once. */

@@ -9,9 +9,11 @@
  * AVX-512. Everything else belongs to the caller, and shapes and the order of a step give its size:
  *
  *     forward           parameters, constants, optimizer states, inputs, the arena, all outputs
- *     backward, part p  the same, without outputs that are no longer read; gradients of outputs; gradients of leaves as
- *                       parts write them (dw_plan_grad_parts)
- *     update            gradients of all leaves; the optimizer's temporaries; the arena, kept for the next step
+ *     backward, part p  the same, without outputs that are no longer read and segments of the arena that earlier parts
+ *                       used last (dw_plan_segment); gradients of outputs; gradients of leaves as parts write them
+ *                       (dw_plan_grad_parts)
+ *     update            gradients of all leaves; the optimizer's temporaries; the arena's segment 0, kept for the next
+ *                       step
  *
  * Bytes are those of the tensors. They exclude the rounding of allocators and the data structures of graphs and plans.
  */
@@ -57,7 +59,7 @@ typedef struct dw_step_moment {
     size_t constants;
     size_t inputs;    /* and the seed */
     size_t optimizer; /* states */
-    size_t arena;
+    size_t arena;     /* its segments that are not released yet */
     size_t outputs, output_gradients;
     size_t gradients; /* of leaves */
     size_t temporaries;

@@ -4,7 +4,9 @@
 void *dw__storage_address(const dw_plan *plan, const dw__bindings *b, uint32_t index) {
     const dw__storage *storage = &plan->storages.items[index];
     switch (storage->home) {
-    case DW_HOME_ARENA: return b->arena + storage->offset;
+    case DW_HOME_ARENA:
+        return (char *)b->segments[storage->segment] +
+               (storage->offset - plan->segments[storage->segment].offset);
     case DW_HOME_OUTPUT: return b->outputs[storage->index].data;
     case DW_HOME_GRAD: return b->grads[storage->index].data;
     case DW_HOME_LEAF: break;

@@ -57,6 +57,8 @@ dw_status dw_engine_create(const dw_graph *graph, uint32_t grad_output_count,
     engine->profile_clock = profile_clock();
     engine->device = options.device;
     engine->cuda_graphs = options.cuda_graphs != 0;
+    engine->most_segments = options.arena_segments < 1 ? 1 : (uint32_t)options.arena_segments;
+    if (engine->most_segments > DW_MOST_SEGMENTS) engine->most_segments = DW_MOST_SEGMENTS;
     engine->grad_slot = dw__calloc((size_t)wrt_count + 1, sizeof *engine->grad_slot);
     engine->wrt_of = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_of);
     engine->wrt_leaf = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_leaf);

@@ -10,8 +10,10 @@
  *     target.c            where a plan runs
  *     lower*.c            nodes at concrete sizes become storages and instructions (lowering.h)
  *     views.c             strided views of a tensor
- *     plan.c, placement.c lifetimes and places of storages in the arena
+ *     plan.c              lifetimes of storages; plans are made and destroyed
+ *     placement.c         places of intervals, which know nothing of plans
  *     parts.c             backward in parts
+ *     segments.c          the arena's segments, and the places of storages in them
  *     plan_listing.c      a plan as text
  *     run.c, bindings.c   checks of a run, and the addresses of storages
  *     executor_cpu.c      instructions on the CPU (executor.h)
@@ -28,6 +30,7 @@
 #define DW_ENGINE_INTERNAL_H
 
 #include "deepwell/engine.h"
+#include "engine/placement.h"
 #include "engine/target.h"
 #include "graph/internal.h"
 #include "kernel/kernel.h"
@@ -35,6 +38,7 @@
 #include <stdatomic.h>
 
 enum { DW_PLAN_CACHE = 32 };
+enum { DW__MOST_PARTS = 17 }; /* of a plan's backward */
 
 enum { DW_READ_FORWARD = 1, DW_READ_BACKWARD = 2 };
 
@@ -50,6 +54,7 @@ struct dw_engine {
     uint32_t quantized_count; /* linear layers that are quantized */
     const dw_device *device;  /* of its plans; NULL: the CPU */
     bool cuda_graphs;
+    uint32_t most_segments; /* of a plan's arena */
 
     /* Readers of each value: nodes use_nodes[use_start[v] .. use_start[v + 1]). */
     uint32_t *use_start;
@@ -80,7 +85,8 @@ typedef struct dw__storage {
     dw__home home;
     uint32_t index; /* of the leaf, the output, or the wrt */
     size_t bytes;
-    size_t offset;        /* in the arena */
+    size_t offset;        /* in the arena, whose segments lie one after another */
+    uint32_t segment;     /* of the arena */
     uint32_t first, last; /* instructions; first > last: never used */
     bool saved;           /* written by forward, read by backward */
     /* For lowering: */
@@ -142,6 +148,8 @@ struct dw_plan {
     dw__tensor *leaves;      /* shapes, with contiguous strides */
     dw__tensor *outputs;     /* of the caller's graph */
     size_t arena_bytes, saved_bytes;
+    dw_segment segments[DW_MOST_SEGMENTS]; /* one, or as many as are worth it */
+    uint32_t segment_count;
     size_t bound_bytes;               /* no placement needs fewer bytes (rounded up) */
     uint32_t part_count;              /* of backward */
     uint32_t *part_ends;              /* instructions; the last is the end of the code */
@@ -177,6 +185,13 @@ dw_status dw__engine_index_graph(dw_engine *engine);
 
 /* Cuts backward into parts. Call it when lifetimes are known. */
 dw_status dw__plan_cut_backward(dw_plan *plan);
+/* Returns the part of an instruction of backward, and 0 for one of forward. */
+uint32_t dw__plan_part_of(const dw_plan *plan, uint32_t instruction);
+
+/* ---- segments.c ------------------------------------------------------------------------------ */
+
+/* Chooses the arena's segments and places all storages in them. Call it when backward is cut. */
+dw_status dw__plan_place(dw_plan *plan);
 
 /* ---- training_schedule.c --------------------------------------------------------------------- */
 

@@ -15,9 +15,9 @@
 
 /* The caller's buffers in one run. */
 typedef struct dw__bindings {
-    char *arena;
-    const dw_binding *leaves;       /* of the caller's graph */
-    const dw_binding *output_grads; /* NULL in forward */
+    void *segments[DW_MOST_SEGMENTS]; /* of the arena; NULL once released */
+    const dw_binding *leaves;         /* of the caller's graph */
+    const dw_binding *output_grads;   /* NULL in forward */
     const dw_binding *outputs;
     const dw_binding *grads; /* NULL in forward */
     void *zeros;             /* stands for output gradients that are NULL */

@@ -22,8 +22,8 @@ typedef struct dw__gpu_record {
 /* ---- addresses ------------------------------------------------------------------------------------ */
 
 static size_t address_count(const dw_engine *engine) {
-    return 2 + (size_t)engine->leaf_count + engine->output_count + engine->grad_output_count +
-           engine->wrt_count;
+    return DW_MOST_SEGMENTS + 1 + (size_t)engine->leaf_count + engine->output_count +
+           engine->grad_output_count + engine->wrt_count;
 }
 
 static void **put(void **at, const dw_binding *bindings, uint32_t count) {
@@ -32,7 +32,7 @@ static void **put(void **at, const dw_binding *bindings, uint32_t count) {
 }
 
 static void list_addresses(const dw_engine *engine, const dw__bindings *b, void **at) {
-    *at++ = b->arena;
+    for (int s = 0; s < DW_MOST_SEGMENTS; s++) *at++ = b->segments[s];
     *at++ = b->zeros;
     at = put(at, b->leaves, engine->leaf_count);
     at = put(at, b->outputs, engine->output_count);

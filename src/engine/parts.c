@@ -3,7 +3,7 @@
 #include "engine/engine_internal.h"
 
 /* approximate number; each part completes at least a sixteenth of the gradients' bytes */
-enum { PARTS = 16 };
+enum { PARTS = DW__MOST_PARTS - 1 };
 static const size_t PART_BYTES_MIN = (size_t)8 << 20;
 
 /* Adds to completed[i] the bytes of the gradients that instruction i uses last. Returns their sum in backward. */
@@ -20,7 +20,7 @@ static size_t count_completed(const dw_plan *plan, size_t *completed) {
     return total;
 }
 
-static uint32_t part_of(const dw_plan *plan, uint32_t instruction) {
+uint32_t dw__plan_part_of(const dw_plan *plan, uint32_t instruction) {
     uint32_t part = 0;
     while (part + 1 < plan->part_count && instruction >= plan->part_ends[part]) part++;
     return part;
@@ -29,7 +29,7 @@ static uint32_t part_of(const dw_plan *plan, uint32_t instruction) {
 static dw_status allocate_parts(dw_plan *plan) {
     const dw_engine *engine = plan->engine;
     uint32_t gradients = engine->wrt_count + 1;
-    plan->part_ends = dw__arena_alloc(plan->memory, (PARTS + 2) * sizeof *plan->part_ends);
+    plan->part_ends = dw__arena_alloc(plan->memory, DW__MOST_PARTS * sizeof *plan->part_ends);
     plan->grad_first = dw__arena_alloc(plan->memory, gradients * sizeof *plan->grad_first);
     plan->grad_last = dw__arena_alloc(plan->memory, gradients * sizeof *plan->grad_last);
     plan->output_last =
@@ -65,7 +65,7 @@ static dw_status find_ends(dw_plan *plan) {
 /* Records the last part that reads a leaf or an output of the caller. */
 static void note_reader(dw_plan *plan, const dw__storage *storage) {
     if (storage->last < plan->first_backward) return;
-    uint32_t *reader = NULL, last = part_of(plan, storage->last);
+    uint32_t *reader = NULL, last = dw__plan_part_of(plan, storage->last);
     if (storage->home == DW_HOME_OUTPUT) reader = &plan->output_last[storage->index];
     if (storage->home == DW_HOME_LEAF && storage->index < plan->engine->leaf_count)
         reader = &plan->leaf_last[storage->index];
@@ -74,7 +74,8 @@ static void note_reader(dw_plan *plan, const dw__storage *storage) {
 
 static void note_gradient(dw_plan *plan, const dw__storage *storage) {
     if (storage->home != DW_HOME_GRAD) return;
-    uint32_t first = part_of(plan, storage->first), last = part_of(plan, storage->last);
+    uint32_t first = dw__plan_part_of(plan, storage->first),
+             last = dw__plan_part_of(plan, storage->last);
     uint32_t *grad_first = &plan->grad_first[storage->index];
     uint32_t *grad_last = &plan->grad_last[storage->index];
     if (first < *grad_first) *grad_first = first;

@@ -1,7 +1,6 @@
-/* Plans: lifetimes and placement of the storages that lowering made; queries. */
+/* Plans: lifetimes of the storages that lowering made; queries. */
 #include "base/pool.h"
 #include "engine/executor.h"
-#include "engine/placement.h"
 
 /* ---- lifetimes ------------------------------------------------------------------------------- */
 
@@ -47,38 +46,6 @@ static void find_lifetimes(dw_plan *plan) {
     }
 }
 
-static bool in_arena(const dw__storage *storage) {
-    return storage->home == DW_HOME_ARENA && storage->first <= storage->last;
-}
-
-static dw_status place_storages(dw_plan *plan) {
-    dw_status status = DW_OK;
-    uint32_t count = 0;
-    dw__interval *items = dw__calloc(plan->storages.count + 1, sizeof *items);
-    if (!items) return dw__fail_memory("lifetimes", plan->storages.count * sizeof *items);
-    for (size_t s = 0; s < plan->storages.count; s++) {
-        dw__storage *storage = &plan->storages.items[s];
-        if (!in_arena(storage)) continue;
-        storage->saved =
-            storage->first < plan->first_backward && storage->last >= plan->first_backward;
-        items[count++] = (dw__interval){.bytes = storage->bytes,
-                                        .first = storage->first,
-                                        .last = storage->last,
-                                        .pinned = storage->saved};
-    }
-    size_t alignment = plan->target.alignment;
-    DW_TRY(dw__placement_bound(count, items, alignment, &plan->bound_bytes));
-    DW_TRY(dw__place(count, items, alignment, &plan->saved_bytes, &plan->arena_bytes));
-    count = 0;
-    for (size_t s = 0; s < plan->storages.count; s++) {
-        dw__storage *storage = &plan->storages.items[s];
-        if (in_arena(storage)) storage->offset = items[count++].offset;
-    }
-cleanup:
-    dw__free(items);
-    return status;
-}
-
 /* ---- lifecycle ------------------------------------------------------------------------------- */
 
 dw_status dw__plan_create(dw_engine *engine, const dw__target *target, const int64_t *sizes,
@@ -104,7 +71,7 @@ dw_status dw__plan_create(dw_engine *engine, const dw__target *target, const int
     DW_TRY(dw__lower(plan));
     find_lifetimes(plan);
     DW_TRY(dw__plan_cut_backward(plan));
-    DW_TRY(place_storages(plan));
+    DW_TRY(dw__plan_place(plan));
     if (target->executor->open) DW_TRY(target->executor->open(plan));
     *out = plan;
     plan = NULL;
@@ -128,6 +95,12 @@ void dw__plan_destroy(dw_plan *plan) {
 
 size_t dw_plan_arena_bytes(const dw_plan *plan) { return plan->arena_bytes; }
 size_t dw_plan_saved_bytes(const dw_plan *plan) { return plan->saved_bytes; }
+uint32_t dw_plan_segment_count(const dw_plan *plan) { return plan->segment_count; }
+
+dw_segment dw_plan_segment(const dw_plan *plan, uint32_t index) {
+    return index < plan->segment_count ? plan->segments[index] : (dw_segment){0};
+}
+
 uint32_t dw_plan_output_count(const dw_plan *plan) { return plan->engine->output_count; }
 
 int dw_plan_output_shape(const dw_plan *plan, uint32_t index, int64_t shape[DW_MAX_RANK]) {

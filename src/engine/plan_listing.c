@@ -89,9 +89,15 @@ dw_status dw_plan_describe(const dw_plan *plan, char **text) {
     }
     DW_TRY(dw__text_printf(&out,
                            ": %zu instructions, %u of them forward; arena %zu bytes, "
-                           "of which saved %zu; lower bound %zu\n",
+                           "of which saved %zu; lower bound %zu",
                            plan->code.count, plan->first_backward, plan->arena_bytes,
                            plan->saved_bytes, plan->bound_bytes));
+    for (uint32_t s = 0; s < plan->segment_count && plan->segment_count > 1; s++) {
+        const dw_segment *segment = &plan->segments[s];
+        DW_TRY(dw__text_printf(&out, "%s %zu bytes to part %u",
+                               s ? "," : "; segments:", segment->bytes, segment->part));
+    }
+    DW_TRY(dw__text_printf(&out, "%s", "\n"));
     uint64_t runs = atomic_load(&plan->runs);
     for (uint32_t i = 0; i < plan->code.count; i++) DW_TRY(list_instruction(plan, i, runs, &out));
     *text = out.text;

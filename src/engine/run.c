@@ -15,6 +15,27 @@ static dw_status check_arena(const dw_plan *plan, const void *arena) {
     return DW_OK;
 }
 
+/* The segments of an arena in one block. */
+static void find_segments(const dw_plan *plan, void *arena, void **segments) {
+    for (uint32_t s = 0; s < plan->segment_count; s++)
+        segments[s] = arena ? (char *)arena + plan->segments[s].offset : NULL;
+}
+
+/* In `part` of backward, segments that only earlier parts use may be NULL. */
+static dw_status check_segments(const dw_plan *plan, void *const *segments, uint32_t part) {
+    size_t alignment = plan->target.alignment;
+    for (uint32_t s = 0; s < plan->segment_count; s++) {
+        const dw_segment *segment = &plan->segments[s];
+        if (segment->bytes == 0 || segment->part < part) continue;
+        if (segments[s] && (uintptr_t)segments[s] % alignment == 0) continue;
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "segment %u of the arena at %p must be %zu bytes, aligned to %zu, until "
+                        "part %u of backward has run: allocate what dw_plan_segment returns",
+                        s, segments[s], segment->bytes, alignment, segment->part);
+    }
+    return DW_OK;
+}
+
 static dw_status check_tensor(const dw_plan *plan, const char *what, const char *name,
                               const dw__tensor *shape, const dw_binding *binding) {
     if (!binding->data && dw__tensor_count(shape) > 0) {
@@ -91,15 +112,31 @@ static dw_status execute(dw_plan *plan, const dw__bindings *b, uint32_t from, ui
     return status == DW_OK ? ended : status;
 }
 
-dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
-                          const dw_binding *outputs, void *stream) {
-    DW_RETURN_IF_FAILED(check_arena(plan, arena));
+/* Copies the addresses of the segments that `part` of backward or a later one uses; forward is before part 0. */
+static void bind_segments(const dw_plan *plan, void *const *segments, uint32_t part,
+                          dw__bindings *b) {
+    for (uint32_t s = 0; s < plan->segment_count; s++)
+        if (plan->segments[s].part >= part) b->segments[s] = segments[s];
+}
+
+dw_status dw_plan_forward_segments(dw_plan *plan, void *const *segments, const dw_binding *leaves,
+                                   const dw_binding *outputs, void *stream) {
+    DW_RETURN_IF_FAILED(check_segments(plan, segments, 0));
     DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_FORWARD));
     DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_FORWARD, 0));
-    dw__bindings b = {.arena = arena, .leaves = leaves, .outputs = outputs, .stream = stream};
+    dw__bindings b = {.leaves = leaves, .outputs = outputs, .stream = stream};
+    bind_segments(plan, segments, 0, &b);
     DW_RETURN_IF_FAILED(execute(plan, &b, 0, plan->first_backward));
     atomic_fetch_add(&plan->runs, 1);
     return DW_OK;
+}
+
+dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
+                          const dw_binding *outputs, void *stream) {
+    void *segments[DW_MOST_SEGMENTS];
+    DW_RETURN_IF_FAILED(check_arena(plan, arena));
+    find_segments(plan, arena, segments);
+    return dw_plan_forward_segments(plan, segments, leaves, outputs, stream);
 }
 
 /* Returns the bytes of the largest output gradient that is NULL. */
@@ -125,16 +162,16 @@ static dw_status make_zeros(dw_plan *plan, size_t bytes, void **zeros) {
 }
 
 /* Runs instructions [from, to) of backward. `part` is the first part that they belong to. */
-static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint32_t to, void *arena,
-                              const dw_binding *leaves, const dw_binding *outputs,
-                              const dw_binding *output_grads, const dw_binding *grads,
-                              void *stream) {
+static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint32_t to,
+                              void *const *segments, const dw_binding *leaves,
+                              const dw_binding *outputs, const dw_binding *output_grads,
+                              const dw_binding *grads, void *stream) {
     const dw_engine *engine = plan->engine;
     if (engine->wrt_count == 0) {
         return dw__fail(DW_STATE, "the engine was made without gradients: name the leaves whose "
                                   "gradients are wanted in dw_engine_create");
     }
-    DW_RETURN_IF_FAILED(check_arena(plan, arena));
+    DW_RETURN_IF_FAILED(check_segments(plan, segments, part));
     DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_BACKWARD));
     DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_BACKWARD, part));
     for (uint32_t i = 0; i < engine->grad_output_count; i++) {
@@ -147,12 +184,12 @@ static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint3
     DW_RETURN_IF_FAILED(check_grads(plan, grads));
     dw_status status = DW_OK;
     size_t zeros = zeros_needed(plan, output_grads);
-    dw__bindings b = {.arena = arena,
-                      .leaves = leaves,
+    dw__bindings b = {.leaves = leaves,
                       .output_grads = output_grads,
                       .outputs = outputs,
                       .grads = grads,
                       .stream = stream};
+    bind_segments(plan, segments, part, &b);
     DW_TRY(make_zeros(plan, zeros, &b.zeros));
     status = execute(plan, &b, from, to);
 cleanup:
@@ -160,24 +197,42 @@ cleanup:
     return status;
 }
 
+static dw_status check_arena_of_backward(const dw_plan *plan, const void *arena) {
+    return plan->engine->wrt_count ? check_arena(plan, arena) : DW_OK;
+}
+
 dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *leaves,
                            const dw_binding *outputs, const dw_binding *output_grads,
                            const dw_binding *grads, void *stream) {
-    return run_backward(plan, 0, plan->first_backward, (uint32_t)plan->code.count, arena, leaves,
+    void *segments[DW_MOST_SEGMENTS];
+    DW_RETURN_IF_FAILED(check_arena_of_backward(plan, arena));
+    find_segments(plan, arena, segments);
+    return run_backward(plan, 0, plan->first_backward, (uint32_t)plan->code.count, segments, leaves,
                         outputs, output_grads, grads, stream);
 }
 
-dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena, const dw_binding *leaves,
-                                const dw_binding *outputs, const dw_binding *output_grads,
-                                const dw_binding *grads, void *stream) {
+dw_status dw_plan_backward_part_segments(dw_plan *plan, uint32_t part, void *const *segments,
+                                         const dw_binding *leaves, const dw_binding *outputs,
+                                         const dw_binding *output_grads, const dw_binding *grads,
+                                         void *stream) {
     if (part >= plan->part_count) {
         return dw__fail(DW_INVALID_ARGUMENT,
                         "there is no part %u of backward: the plan has %u parts", part,
                         plan->part_count);
     }
     uint32_t from = part == 0 ? plan->first_backward : plan->part_ends[part - 1];
-    return run_backward(plan, part, from, plan->part_ends[part], arena, leaves, outputs,
+    return run_backward(plan, part, from, plan->part_ends[part], segments, leaves, outputs,
                         output_grads, grads, stream);
+}
+
+dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena, const dw_binding *leaves,
+                                const dw_binding *outputs, const dw_binding *output_grads,
+                                const dw_binding *grads, void *stream) {
+    void *segments[DW_MOST_SEGMENTS];
+    DW_RETURN_IF_FAILED(check_arena_of_backward(plan, arena));
+    find_segments(plan, arena, segments);
+    return dw_plan_backward_part_segments(plan, part, segments, leaves, outputs, output_grads,
+                                          grads, stream);
 }
 
 dw_status dw_plan_synchronize(dw_plan *plan, void *stream) {

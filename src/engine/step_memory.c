@@ -1,4 +1,4 @@
-/* The memory of a training step: the plan's arena, and tensors of the caller that come and go by phases. */
+/* The memory of a training step: the segments of the plan's arena, and tensors of the caller that come and go by phases. */
 #include "deepwell/step_memory.h"
 #include "engine/engine_internal.h"
 #include <string.h>
@@ -41,6 +41,14 @@ static size_t outputs_alive(const dw_plan *plan, const uint8_t *kept, int64_t pa
         if (part < 0 || (kept && kept[i]) || (read && plan->output_last[i] >= part))
             bytes += dw__tensor_bytes(&plan->outputs[i]);
     }
+    return bytes;
+}
+
+/* Returns the bytes of the arena's segments that exist in `part` of backward. */
+static size_t segments_alive(const dw_plan *plan, uint32_t part) {
+    size_t bytes = 0;
+    for (uint32_t s = 0; s < plan->segment_count; s++)
+        if (plan->segments[s].part >= part) bytes += plan->segments[s].bytes;
     return bytes;
 }
 
@@ -146,7 +154,7 @@ dw_status dw_plan_step_memory(const dw_plan *plan, const dw_step_options *given,
     }
     uint32_t count = dw_plan_step_moments(plan);
     size_t temporaries, all_gradients = gradients_in_all(plan);
-    dw_step_moment held = {.arena = plan->arena_bytes, .resident = options.resident};
+    dw_step_moment held = {.arena = segments_alive(plan, 0), .resident = options.resident};
     count_leaves(plan, &held);
     count_optimizer(plan, options.optimizer, &held.optimizer, &temporaries);
     *peak = 0;
@@ -160,6 +168,7 @@ dw_status dw_plan_step_memory(const dw_plan *plan, const dw_step_options *given,
         } else if (i <= plan->part_count) {
             moment->phase = DW_STEP_BACKWARD;
             moment->part = i - 1;
+            moment->arena = segments_alive(plan, i - 1);
             uint32_t from = i == 1 ? plan->first_backward : plan->part_ends[i - 2];
             moment->library = library_bytes(plan, from, plan->part_ends[i - 1]);
             moment->outputs = outputs_alive(plan, options.outputs_kept, i - 1);
@@ -167,6 +176,7 @@ dw_status dw_plan_step_memory(const dw_plan *plan, const dw_step_options *given,
             moment->gradients = gradients_made(plan, i - 1, options.add_gradients != 0);
         } else {
             moment->phase = DW_STEP_UPDATE;
+            moment->arena = plan->segments[0].bytes;
             moment->outputs = outputs_alive(plan, options.outputs_kept, plan->part_count);
             moment->gradients = all_gradients;
             moment->temporaries = temporaries;

@@ -164,7 +164,7 @@ static dw_status place_accumulation(dw_trainer *t) {
         t->accumulation.bytes = (size_t)t->elements * sizeof(float);
         return DW_OK;
     }
-    size_t pinned = 0;
+    dw__extent extent;
     t->lives = dw__arena_alloc(t->memory, t->count * sizeof *t->lives);
     if (!t->lives) return dw__fail_memory("lives of gradients", t->count * sizeof *t->lives);
     for (uint32_t i = 0; i < t->count; i++) {
@@ -172,7 +172,9 @@ static dw_status place_accumulation(dw_trainer *t) {
         t->lives[i].bytes = (size_t)t->parameters[i].count * sizeof(float);
         dw_plan_grad_parts(t->train.plan, i, &t->lives[i].first, &t->lives[i].last);
     }
-    return dw__place(t->count, t->lives, DW__CPU_ALIGNMENT, &pinned, &t->accumulation.bytes);
+    DW_RETURN_IF_FAILED(dw__place(t->count, t->lives, DW__CPU_ALIGNMENT, 1, &extent));
+    t->accumulation.bytes = extent.bytes;
+    return DW_OK;
 }
 
 /* ---- create ---------------------------------------------------------------------------------- */

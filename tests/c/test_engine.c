@@ -6,7 +6,7 @@
 #include "base/pool.h"
 #include "deepwell/step_memory.h"
 #include "engine/executor.h"
-#include "engine_problem.h"
+#include "engine_segments.h"
 #include <jansson.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -653,6 +653,246 @@ static void every_failing_allocation_is_survived(void **state) {
     dw_graph_destroy(graph);
 }
 
+/* ---- segments --------------------------------------------------------------------------------- */
+
+/* A plan of the chain with segments, and the results of one whose arena has one segment. */
+typedef struct chain {
+    dw_graph *graph;
+    problem p;
+    dw_engine *engine;
+    dw_plan *plan, *whole;
+    dw_engine *of_whole;
+    results expected;
+} chain;
+
+static void chain_begin(chain *c) {
+    c->graph = build(model_chain, 0.0);
+    problem_begin(&c->p, c->graph, 1, 1);
+    c->of_whole = make_segmented_engine(&c->p, NULL, 0, 1);
+    c->engine = make_segmented_engine(&c->p, NULL, 0, DW_MOST_SEGMENTS);
+    OK(dw_engine_plan(c->of_whole, c->p.sizes, &c->whole));
+    OK(dw_engine_plan(c->engine, c->p.sizes, &c->plan));
+    run_both(c->of_whole, &c->p, &c->expected);
+}
+
+static void chain_end(chain *c) {
+    results_end(&c->expected);
+    dw_plan_release(c->plan);
+    dw_plan_release(c->whole);
+    dw_engine_destroy(c->engine);
+    dw_engine_destroy(c->of_whole);
+    problem_end(&c->p);
+    dw_graph_destroy(c->graph);
+}
+
+/* Storages that live at the same time share no byte, and each lies in one segment that lasts as long. */
+static void check_places(const dw_plan *plan) {
+    for (size_t i = 0; i < plan->storages.count; i++) {
+        const dw__storage *a = &plan->storages.items[i];
+        if (a->home != DW_HOME_ARENA || a->first > a->last || a->bytes == 0) continue;
+        const dw_segment in = dw_plan_segment(plan, a->segment);
+        assert_true(a->offset >= in.offset);
+        assert_true(a->offset + a->bytes <= in.offset + in.bytes);
+        assert_true(dw__plan_part_of(plan, a->last) <= in.part);
+        if (a->saved) assert_true(a->offset + a->bytes <= in.offset + in.saved_bytes);
+        for (size_t j = 0; j < i; j++) {
+            const dw__storage *b = &plan->storages.items[j];
+            if (b->home != DW_HOME_ARENA || b->bytes == 0) continue;
+            if (a->first > b->last || b->first > a->last) continue;
+            assert_true(a->offset + a->bytes <= b->offset || b->offset + b->bytes <= a->offset);
+        }
+    }
+}
+
+static void segments_lie_one_after_another(void **state) {
+    (void)state;
+    chain c;
+    chain_begin(&c);
+    const uint32_t count = dw_plan_segment_count(c.plan);
+    assert_true(count > 1 && count <= DW_MOST_SEGMENTS);
+    size_t end = 0;
+    for (uint32_t s = 0; s < count; s++) {
+        const dw_segment segment = dw_plan_segment(c.plan, s);
+        const uint32_t after = s ? dw_plan_segment(c.plan, s - 1).part : dw_plan_part_count(c.plan);
+        assert_true(segment.part < after);
+        if (s == 0) assert_int_equal(segment.part, dw_plan_part_count(c.plan) - 1);
+        assert_true(segment.offset >= end && segment.offset < end + 64);
+        assert_int_equal(segment.offset % 64, 0);
+        assert_true(segment.saved_bytes <= segment.bytes);
+        end = segment.offset + segment.bytes;
+    }
+    assert_int_equal(end, dw_plan_arena_bytes(c.plan));
+    assert_int_equal(dw_plan_segment(c.plan, count).bytes, 0);
+    check_places(c.plan);
+    /* A caller of one segment pays nothing for them, and the others pay little. */
+    assert_int_equal(dw_plan_segment_count(c.whole), 1);
+    assert_int_equal(dw_plan_segment(c.whole, 0).bytes, dw_plan_arena_bytes(c.whole));
+    assert_int_equal(dw_plan_segment(c.whole, 0).saved_bytes, dw_plan_saved_bytes(c.whole));
+    check_places(c.whole);
+    const size_t whole = dw_plan_arena_bytes(c.whole);
+    assert_true(dw_plan_arena_bytes(c.plan) <= whole + whole / 32);
+    chain_end(&c);
+}
+
+static bound bind_chain(const chain *c, const results *r, dw_binding *outputs, dw_binding *grads) {
+    bind_all(r->output_count, r->outputs, outputs);
+    bind_all(r->grad_count, r->grads, grads);
+    return (bound){.leaves = c->p.leaf_bindings,
+                   .outputs = outputs,
+                   .output_grads = c->p.output_grad_bindings,
+                   .grads = grads};
+}
+
+/* With memory that is given back, and in one block of which nothing is. */
+static void segments_may_be_released_early(void **state) {
+    (void)state;
+    chain c;
+    chain_begin(&c);
+    const dw_device *cpu = NULL;
+    dw_binding outputs[MOST_OUTPUTS], grads[MOST_LEAVES];
+    results apart, block;
+    OK(dw_device_find("cpu", &cpu));
+    results_begin(&c.p, c.engine, &apart);
+    const bound b = bind_chain(&c, &apart, outputs, grads);
+    run_in_segments(cpu, c.plan, &b);
+    expect_same_bits(&c.p, &c.expected, &apart);
+    run_both(c.engine, &c.p, &block);
+    expect_same_bits(&c.p, &c.expected, &block);
+    results_end(&block);
+    results_end(&apart);
+    chain_end(&c);
+}
+
+/* Every segment is overwritten after its last part: no later part reads it or writes there. A copy of the saved parts
+ * then gives the same gradients again. */
+static void released_segments_are_not_touched(void **state) {
+    (void)state;
+    chain c;
+    chain_begin(&c);
+    dw_binding outputs[MOST_OUTPUTS], grads[MOST_LEAVES];
+    results r;
+    results_begin(&c.p, c.engine, &r);
+    const bound b = bind_chain(&c, &r, outputs, grads);
+    const uint32_t count = dw_plan_segment_count(c.plan);
+    char *memory[2] = {make_arena(c.plan), make_arena(c.plan)};
+    void *segments[2][DW_MOST_SEGMENTS];
+    memset(memory[1], 0xFF, dw_plan_arena_bytes(c.plan));
+    for (int k = 0; k < 2; k++)
+        for (uint32_t s = 0; s < count; s++)
+            segments[k][s] = memory[k] + dw_plan_segment(c.plan, s).offset;
+    OK(dw_plan_forward_segments(c.plan, segments[0], b.leaves, b.outputs, NULL));
+    for (uint32_t s = 0; s < count; s++)
+        memcpy(segments[1][s], segments[0][s], dw_plan_segment(c.plan, s).saved_bytes);
+    for (int k = 0; k < 2; k++) {
+        for (uint32_t part = 0; part < dw_plan_part_count(c.plan); part++) {
+            OK(dw_plan_backward_part_segments(c.plan, part, segments[k], b.leaves, b.outputs,
+                                              b.output_grads, b.grads, NULL));
+            for (uint32_t s = 0; s < count; s++) {
+                const dw_segment segment = dw_plan_segment(c.plan, s);
+                if (segment.part == part) memset(segments[k][s], 0xFF, segment.bytes);
+            }
+        }
+        const unsigned char *bytes = (const unsigned char *)memory[k];
+        for (uint32_t s = 0; s < count; s++) {
+            const dw_segment segment = dw_plan_segment(c.plan, s);
+            for (size_t i = 0; i < segment.bytes; i++)
+                if (bytes[segment.offset + i] != 0xFF) fail_msg("segment %u, byte %zu", s, i);
+        }
+        expect_same_bits(&c.p, &c.expected, &r);
+        for (uint32_t j = 0; j < r.grad_count; j++)
+            memset(r.grads[j].data, 0x5A, bytes_of(&r.grads[j]));
+    }
+    dw__free_aligned(memory[0]);
+    dw__free_aligned(memory[1]);
+    results_end(&r);
+    chain_end(&c);
+}
+
+static void a_step_counts_live_segments(void **state) {
+    (void)state;
+    enum { MOST_MOMENTS = 32 };
+    chain c;
+    chain_begin(&c);
+    dw_step_moment moments[MOST_MOMENTS], before[MOST_MOMENTS];
+    uint32_t peak, peak_before;
+    const uint32_t count = dw_plan_step_moments(c.plan);
+    assert_true(count <= MOST_MOMENTS && count == dw_plan_step_moments(c.whole));
+    OK(dw_plan_step_memory(c.plan, NULL, moments, &peak));
+    OK(dw_plan_step_memory(c.whole, NULL, before, &peak_before));
+    for (uint32_t i = 0; i < count; i++) {
+        size_t live = 0;
+        uint32_t part = i == 0 ? 0 : i - 1;
+        for (uint32_t s = 0; s < dw_plan_segment_count(c.plan); s++) {
+            const dw_segment segment = dw_plan_segment(c.plan, s);
+            if (s == 0 || segment.part >= part) live += segment.bytes;
+        }
+        assert_int_equal(moments[i].arena, live);
+        assert_int_equal(before[i].arena, dw_plan_arena_bytes(c.whole));
+        assert_int_equal(moments[i].total - moments[i].arena, before[i].total - before[i].arena);
+    }
+    assert_true(moments[peak].total + dw_plan_arena_bytes(c.whole) / 16 <=
+                before[peak_before].total);
+    char *text = NULL;
+    OK(dw_plan_describe(c.plan, &text));
+    assert_non_null(strstr(text, "; segments: "));
+    dw_text_free(text);
+    chain_end(&c);
+}
+
+static void segments_that_are_needed_must_be_bound(void **state) {
+    (void)state;
+    chain c;
+    chain_begin(&c);
+    dw_binding outputs[MOST_OUTPUTS], grads[MOST_LEAVES];
+    const bound b = bind_chain(&c, &c.expected, outputs, grads);
+    const uint32_t count = dw_plan_segment_count(c.plan), parts = dw_plan_part_count(c.plan);
+    char *memory = make_arena(c.plan);
+    void *segments[DW_MOST_SEGMENTS] = {NULL};
+    for (uint32_t s = 0; s < count; s++) segments[s] = memory + dw_plan_segment(c.plan, s).offset;
+    segments[count - 1] = NULL;
+    assert_int_equal(dw_plan_forward_segments(c.plan, segments, b.leaves, b.outputs, NULL),
+                     DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "segment"));
+    segments[count - 1] = memory + 1;
+    assert_int_equal(dw_plan_backward_part_segments(c.plan, 0, segments, b.leaves, b.outputs,
+                                                    b.output_grads, b.grads, NULL),
+                     DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_plan_backward_part_segments(c.plan, parts, segments, b.leaves, b.outputs,
+                                                    b.output_grads, b.grads, NULL),
+                     DW_INVALID_ARGUMENT);
+    dw__free_aligned(memory);
+    chain_end(&c);
+}
+
+/* One segment: without gradients, with a backward of one part, and at any number that makes no sense. */
+static void most_plans_have_one_segment(void **state) {
+    (void)state;
+    fixture f;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    for (int wanted = -1; wanted <= 4; wanted += 5) {
+        dw_plan *plan = NULL;
+        dw_engine *engine = make_segmented_engine(&f.p, NULL, 0, wanted);
+        OK(dw_engine_plan(engine, f.p.sizes, &plan));
+        assert_int_equal(dw_plan_segment_count(plan), 1);
+        assert_int_equal(dw_plan_segment(plan, 0).bytes, dw_plan_arena_bytes(plan));
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+    }
+    fixture_end(&f);
+    problem none;
+    dw_plan *plan = NULL;
+    dw_graph *graph = build(model_chain, 0.0);
+    problem_begin(&none, graph, 1, 1);
+    none.wrt_count = none.grad_output_count = 0;
+    dw_engine *engine = make_segmented_engine(&none, NULL, 0, DW_MOST_SEGMENTS);
+    OK(dw_engine_plan(engine, none.sizes, &plan));
+    assert_int_equal(dw_plan_segment_count(plan), 1);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    problem_end(&none);
+    dw_graph_destroy(graph);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_may_be_given_values),
@@ -677,6 +917,12 @@ int main(void) {
         cmocka_unit_test(inference_saves_no_values),
         cmocka_unit_test(a_plan_is_run_by_the_executor_of_its_target),
         cmocka_unit_test(plan_of_a_target_serves_smaller_targets),
+        cmocka_unit_test(segments_lie_one_after_another),
+        cmocka_unit_test(segments_may_be_released_early),
+        cmocka_unit_test(released_segments_are_not_touched),
+        cmocka_unit_test(a_step_counts_live_segments),
+        cmocka_unit_test(segments_that_are_needed_must_be_bound),
+        cmocka_unit_test(most_plans_have_one_segment),
         cmocka_unit_test(misuse_is_rejected),
         cmocka_unit_test(every_failing_allocation_is_survived),
     };

@@ -3,7 +3,7 @@
  * The tests are skipped where there is no NVRTC, which compiles elementwise programs. */
 #include "deepwell/jit.h"
 #include "engine/executor.h"
-#include "engine_problem.h"
+#include "engine_segments.h"
 
 static const dw_device *device;
 
@@ -1075,6 +1075,49 @@ static void a_program_of_many_operands_runs(void **state) {
     dw_graph_destroy(graph);
 }
 
+/* Gradients with segments that are given back while backward runs, by single launches and by graphs, have the bits that
+ * one block gives. The second step of the graphs has new memory, so they are recorded again. */
+static void segments_may_be_released_early(void **state) {
+    (void)state;
+    need_compiler();
+    dw_graph *graph = build(model_chain, 0.0);
+    problem p;
+    results expected, got;
+    on_device leaves, outputs, output_grads, grads;
+    problem_begin(&p, graph, 1, 1);
+    dw_engine *whole = make_segmented_engine(&p, device, 0, 1);
+    run_on_device(whole, &p, 1, &expected);
+    for (int graphs = 0; graphs < 2; graphs++) {
+        dw_plan *plan = NULL;
+        dw_engine *engine = make_segmented_engine(&p, device, graphs, DW_MOST_SEGMENTS);
+        OK(dw_engine_plan(engine, p.sizes, &plan));
+        assert_true(dw_plan_segment_count(plan) > 1);
+        results_begin(&p, engine, &got);
+        send_all(p.leaf_count, p.leaves, &leaves);
+        send_all(p.output_count, p.output_grads, &output_grads);
+        send_all(got.output_count, got.outputs, &outputs);
+        send_all(got.grad_count, got.grads, &grads);
+        bound b = {leaves.bindings, outputs.bindings, output_grads.bindings, grads.bindings, NULL};
+        OK(device->stream_create(&b.stream));
+        for (int step = 0; step < 1 + graphs; step++) run_in_segments(device, plan, &b);
+        device->stream_destroy(b.stream);
+        fetch_all(&outputs, got.outputs);
+        fetch_all(&grads, got.grads);
+        expect_same_bits(&p, &expected, &got);
+        release_all(&leaves);
+        release_all(&output_grads);
+        release_all(&outputs);
+        release_all(&grads);
+        results_end(&got);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+    }
+    results_end(&expected);
+    dw_engine_destroy(whole);
+    problem_end(&p);
+    dw_graph_destroy(graph);
+}
+
 static int find_device(void **state) {
     (void)state;
     const char *name = getenv("DEEPWELL_TEST_DEVICE");
@@ -1117,6 +1160,7 @@ int main(void) {
         cmocka_unit_test_setup(attention_trains_with_dropout, without_first_use_check),
         cmocka_unit_test_setup(layers_train_with_dropout, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_in_place, without_first_use_check),
+        cmocka_unit_test(segments_may_be_released_early),
         cmocka_unit_test(a_program_of_many_operands_runs),
     };
     return cmocka_run_group_tests(tests, find_device, NULL);

@@ -1,0 +1,229 @@
+/* The arena's segments, and the places of storages in them.
+ *
+ * The gradients of the parameters pile up while backward runs, and what forward saved is needed less and less. A caller
+ * that releases memory after a part of backward therefore needs less at its peak. A segment is released after the last
+ * part that reads it; a storage lies in a segment that lasts at least as long.
+ */
+#include "engine/engine_internal.h"
+
+_Static_assert((int)DW_MOST_SEGMENTS == (int)DW_PLACEMENT_SEGMENTS, "as many as placement has");
+
+/* What the choice needs to know, in bytes by part of backward. */
+typedef struct profile {
+    uint32_t parts;
+    size_t saved[DW__MOST_PARTS]; /* read by this part last */
+    size_t other[DW__MOST_PARTS]; /* the most that is live at once, besides what forward saved */
+    size_t grads[DW__MOST_PARTS]; /* gradients that parts up to this one have begun */
+    size_t bound;                 /* the most that is live at once in forward or backward */
+} profile;
+
+/* Segments that are cut after some parts: bit p of `cuts` says that one is released after part p. */
+typedef struct choice {
+    uint32_t cuts, count;
+    size_t peak; /* of live segments and gradients */
+} choice;
+
+static bool in_arena(const dw__storage *storage) {
+    return storage->home == DW_HOME_ARENA && storage->first <= storage->last;
+}
+
+static size_t rounded(const dw_plan *plan, size_t bytes) {
+    size_t alignment = plan->target.alignment;
+    return (bytes + alignment - 1) / alignment * alignment;
+}
+
+/* ---- the profile ------------------------------------------------------------------------------ */
+
+/* Fills `other`: the most bytes of storages that are not saved, during each part. */
+static dw_status profile_other(const dw_plan *plan, profile *found) {
+    const size_t instructions = plan->code.count;
+    size_t *change = dw__calloc(instructions + 1, sizeof *change), live = 0;
+    if (!change) return dw__fail_memory("the profile of live bytes", instructions * sizeof *change);
+    for (size_t s = 0; s < plan->storages.count; s++) {
+        const dw__storage *storage = &plan->storages.items[s];
+        if (!in_arena(storage) || storage->saved) continue;
+        change[storage->first] += rounded(plan, storage->bytes);
+        change[storage->last + 1] -= rounded(plan, storage->bytes);
+    }
+    for (uint32_t i = 0, part = 0; i < instructions; i++) {
+        live += change[i];
+        if (i < plan->first_backward) continue;
+        while (i >= plan->part_ends[part]) part++;
+        if (live > found->other[part]) found->other[part] = live;
+    }
+    dw__free(change);
+    return DW_OK;
+}
+
+static dw_status make_profile(const dw_plan *plan, profile *found) {
+    *found = (profile){.parts = plan->part_count, .bound = plan->bound_bytes};
+    for (size_t s = 0; s < plan->storages.count; s++) {
+        const dw__storage *storage = &plan->storages.items[s];
+        if (in_arena(storage) && storage->saved)
+            found->saved[dw__plan_part_of(plan, storage->last)] += rounded(plan, storage->bytes);
+    }
+    for (uint32_t i = 0; i < plan->engine->wrt_count; i++) {
+        if (plan->grad_first[i] == UINT32_MAX) continue;
+        size_t bytes = dw__tensor_bytes(&plan->leaves[plan->engine->wrt_leaf[i]]);
+        for (uint32_t p = plan->grad_first[i]; p < found->parts; p++) found->grads[p] += bytes;
+    }
+    return profile_other(plan, found);
+}
+
+/* ---- the choice ------------------------------------------------------------------------------- */
+
+/* Returns the most bytes of live segments and gradients in a part; live[p]: bytes of the segments that part p has. */
+static size_t peak_of(const profile *of, const size_t *live) {
+    size_t peak = 0;
+    for (uint32_t p = 0; p < of->parts; p++) {
+        if (live[p] + of->grads[p] > peak) peak = live[p] + of->grads[p];
+    }
+    return peak;
+}
+
+/* Estimates the peak with these cuts: a segment has what forward saved for its parts. What else is live lies where
+ * parts before have read everything, and for the rest in the segment that is kept to the end. */
+static size_t estimate(const profile *of, uint32_t cuts) {
+    size_t live[DW__MOST_PARTS], kept = 0, read = 0, sum = 0;
+    for (uint32_t p = 0; p < of->parts; p++) {
+        size_t missing = of->other[p] > read ? of->other[p] - read : 0;
+        if (missing > kept) kept = missing;
+        read = cuts >> p & 1 ? 0 : read + of->saved[p];
+    }
+    for (uint32_t p = of->parts; p-- > 0;) {
+        sum += of->saved[p];
+        live[p] = sum + kept;
+    }
+    /* A segment is released as a whole. */
+    for (uint32_t p = 1; p < of->parts; p++) {
+        if (!(cuts >> (p - 1) & 1)) live[p] = live[p - 1];
+    }
+    /* What only forward needs lies in the segment that is released first. */
+    size_t more = live[0] < of->bound ? of->bound - live[0] : 0;
+    for (uint32_t p = 0; p < of->parts; p++) {
+        live[p] += more;
+        if (cuts >> p & 1) break;
+    }
+    return peak_of(of, live);
+}
+
+/* Fills best[n - 1] with the lowest peak of n segments. */
+static void search(const profile *of, uint32_t most, choice *best) {
+    for (uint32_t n = 0; n < most; n++) best[n] = (choice){.peak = SIZE_MAX, .count = n + 1};
+    for (uint32_t cuts = 0; cuts < (uint32_t)1 << (of->parts - 1); cuts++) {
+        uint32_t count = 1 + (uint32_t)__builtin_popcount(cuts);
+        if (count > most) continue;
+        size_t peak = estimate(of, cuts);
+        if (peak >= best[count - 1].peak) continue;
+        best[count - 1].peak = peak;
+        best[count - 1].cuts = cuts;
+    }
+}
+
+/* ---- places ----------------------------------------------------------------------------------- */
+
+/* Places the intervals, one for each storage in the arena, in the segments of a choice. */
+static dw_status place(const dw_plan *plan, const choice *chosen, uint32_t count,
+                       dw__interval *items, dw_segment *segments) {
+    dw__extent extents[DW_MOST_SEGMENTS];
+    uint32_t n = 0, at = 0;
+    for (uint32_t p = plan->part_count; p-- > 0;) {
+        if (p + 1 == plan->part_count || (chosen->cuts >> p & 1)) segments[n++].part = p;
+    }
+    for (size_t s = 0; s < plan->storages.count; s++) {
+        const dw__storage *storage = &plan->storages.items[s];
+        if (!in_arena(storage)) continue;
+        uint32_t last = dw__plan_part_of(plan, storage->last), most = n - 1;
+        while (segments[most].part < last) most--;
+        items[at++].most = most;
+    }
+    DW_RETURN_IF_FAILED(dw__place(count, items, plan->target.alignment, n, extents));
+    size_t end = 0;
+    for (uint32_t s = 0; s < n; s++) {
+        segments[s].offset = rounded(plan, end);
+        segments[s].bytes = extents[s].bytes;
+        segments[s].saved_bytes = extents[s].pinned_bytes;
+        end = segments[s].offset + segments[s].bytes;
+        if (end > DW_PLACEMENT_MOST)
+            return dw__fail(DW_SHAPE, "the segments of the arena need more than 2^62 bytes "
+                                      "together at these sizes: use a smaller batch or sequence");
+    }
+    return DW_OK;
+}
+
+static void keep(dw_plan *plan, const dw__interval *items, uint32_t count,
+                 const dw_segment *segments) {
+    plan->segment_count = count;
+    for (uint32_t s = 0; s < count; s++) {
+        plan->segments[s] = segments[s];
+        if (segments[s].bytes) plan->arena_bytes = segments[s].offset + segments[s].bytes;
+        if (segments[s].saved_bytes)
+            plan->saved_bytes = segments[s].offset + segments[s].saved_bytes;
+    }
+    uint32_t at = 0;
+    for (size_t s = 0; s < plan->storages.count; s++) {
+        dw__storage *storage = &plan->storages.items[s];
+        if (!in_arena(storage)) continue;
+        storage->segment = items[at].segment;
+        storage->offset = segments[items[at].segment].offset + items[at].offset;
+        at++;
+    }
+}
+
+static size_t placed_peak(const profile *of, uint32_t count, const dw_segment *segments) {
+    size_t live[DW__MOST_PARTS] = {0};
+    for (uint32_t s = 0; s < count; s++) {
+        for (uint32_t p = 0; p <= segments[s].part; p++) live[p] += segments[s].bytes;
+    }
+    return peak_of(of, live);
+}
+
+/* Places the storages, which lie in one segment already, in the segments of the best choice: the fewest whose peak is
+ * near the lowest. They are worth it if the peak falls by a sixteenth of the arena and the arena hardly grows. */
+static dw_status cut(dw_plan *plan, uint32_t count, dw__interval *items) {
+    const size_t whole = plan->arena_bytes;
+    profile of;
+    choice best[DW_MOST_SEGMENTS];
+    dw_segment segments[DW_MOST_SEGMENTS];
+    DW_RETURN_IF_FAILED(make_profile(plan, &of));
+    uint32_t most = plan->engine->most_segments < of.parts ? plan->engine->most_segments : of.parts;
+    search(&of, most, best);
+    const size_t before = placed_peak(&of, 1, plan->segments);
+    uint32_t n = most;
+    while (n > 1 && best[n - 2].peak <= best[most - 1].peak + whole / 32) n--;
+    for (; n > 1; n--) {
+        DW_RETURN_IF_FAILED(place(plan, &best[n - 1], count, items, segments));
+        size_t grown = segments[n - 1].offset + segments[n - 1].bytes;
+        if (grown > whole + whole / 32 || placed_peak(&of, n, segments) + whole / 16 > before)
+            continue;
+        keep(plan, items, n, segments);
+        return DW_OK;
+    }
+    return DW_OK;
+}
+
+dw_status dw__plan_place(dw_plan *plan) {
+    dw_status status = DW_OK;
+    uint32_t count = 0;
+    dw_segment whole;
+    const choice one = {.count = 1};
+    dw__interval *items = dw__calloc(plan->storages.count + 1, sizeof *items);
+    if (!items) return dw__fail_memory("lifetimes", plan->storages.count * sizeof *items);
+    for (size_t s = 0; s < plan->storages.count; s++) {
+        dw__storage *storage = &plan->storages.items[s];
+        if (!in_arena(storage)) continue;
+        storage->saved =
+            storage->first < plan->first_backward && storage->last >= plan->first_backward;
+        items[count++] = (dw__interval){.bytes = storage->bytes,
+                                        .first = storage->first,
+                                        .last = storage->last,
+                                        .pinned = storage->saved};
+    }
+    DW_TRY(dw__placement_bound(count, items, plan->target.alignment, &plan->bound_bytes));
+    DW_TRY(place(plan, &one, count, items, &whole));
+    keep(plan, items, 1, &whole);
+    if (plan->engine->most_segments > 1 && plan->part_count > 1) DW_TRY(cut(plan, count, items));
+cleanup:
+    dw__free(items);
+    return status;
+}

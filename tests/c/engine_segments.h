@@ -1,0 +1,71 @@
+/* A model whose backward has several parts, so that its arena has segments, and a step that takes their memory away. */
+#ifndef DW_ENGINE_SEGMENTS_H
+#define DW_ENGINE_SEGMENTS_H
+
+#include "engine_problem.h"
+
+enum {
+    CHAIN_LAYERS = 6,
+    CHAIN_COUNT = (1 << 21) + 37 /* each gradient is large enough for a part of its own */
+};
+
+/* h = tanh(h) * p, once for each parameter p. */
+static inline dw_status model_chain(model *m) {
+    model_begin(m);
+    dw_dim count = CHAIN_COUNT;
+    dw_value h = model_leaf(m, DW_ROLE_INPUT, "x", DW_F32, 1, &count);
+    for (int layer = 0; layer < CHAIN_LAYERS; layer++) {
+        char name[16];
+        snprintf(name, sizeof name, "p.%d", layer);
+        dw_value p = model_leaf(m, DW_ROLE_PARAMETER, name, DW_F32, 1, &count);
+        h = dw__emit_binary(&m->e, DW_OP_MUL, dw__emit_unary(&m->e, DW_OP_TANH, h), p);
+    }
+    if (m->e.status == DW_OK) m->e.status = dw_graph_add_output(m->graph, h);
+    return m->e.status;
+}
+
+static inline dw_engine *make_segmented_engine(const problem *p, const dw_device *device,
+                                               int graphs, int segments) {
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    options.recompute = options.fuse = 0; /* the whole chain would be computed again */
+    options.device = device;
+    options.cuda_graphs = graphs;
+    options.arena_segments = segments;
+    dw_engine *engine = NULL;
+    OK(dw_engine_create(p->graph, p->grad_output_count, p->grad_outputs, p->wrt_count, p->wrt,
+                        &options, &engine));
+    return engine;
+}
+
+/* Every call's tensors, in the memory of a device. */
+typedef struct bound {
+    const dw_binding *leaves, *outputs, *output_grads, *grads;
+    void *stream;
+} bound;
+
+/* Forward and backward with memory of its own for each segment. It is given back when the last part that uses it has
+ * run. */
+static inline void run_in_segments(const dw_device *device, dw_plan *plan, const bound *b) {
+    void *segments[DW_MOST_SEGMENTS] = {NULL};
+    const uint32_t count = dw_plan_segment_count(plan);
+    for (uint32_t s = 0; s < count; s++) {
+        const size_t bytes = dw_plan_segment(plan, s).bytes;
+        OK(dw_device_allocate(device, bytes, &segments[s]));
+        OK(dw_device_fill(device, segments[s], 0xFF, bytes)); /* NaNs */
+    }
+    OK(dw_plan_forward_segments(plan, segments, b->leaves, b->outputs, b->stream));
+    for (uint32_t part = 0; part < dw_plan_part_count(plan); part++) {
+        OK(dw_plan_backward_part_segments(plan, part, segments, b->leaves, b->outputs,
+                                          b->output_grads, b->grads, b->stream));
+        OK(dw_plan_synchronize(plan, b->stream));
+        for (uint32_t s = 0; s < count; s++) {
+            const dw_segment segment = dw_plan_segment(plan, s);
+            if (segment.part != part) continue;
+            dw_device_release(device, segments[s], segment.bytes);
+            segments[s] = NULL;
+        }
+    }
+    for (uint32_t s = 0; s < count; s++) assert_null(segments[s]);
+}
+
+#endif
