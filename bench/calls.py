@@ -86,10 +86,10 @@ def main() -> int:
     grads = [torch.empty_like(leaf) for leaf in leaves if leaf.requires_grad]
 
     def run_forward():
-        target.forward(prepared.plan, lease.arena, leaves, outputs)
+        target.forward(prepared.plan, lease, leaves, outputs)
 
     def run_backward():
-        target.backward(prepared.plan, -1, lease.arena, leaves, outputs, outputs, grads)
+        target.backward(prepared.plan, -1, lease, leaves, outputs, outputs, grads)
 
     rows = [
         ("forward without gradients, PyTorch", without_gradients(plain)),

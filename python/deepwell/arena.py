@@ -1,13 +1,15 @@
 """Arenas, reused between runs.
 
-A forward leases an arena until its autograd node is freed, so two forwards before a backward use two arenas. Idle
-arenas are kept for the next step: every step touches the whole arena, and fresh memory costs a page fault per page.
+A forward leases an arena until its autograd node is freed, so two forwards before a backward use two arenas. An arena
+consists of segments, each memory of its own. Segment 0 lasts until the end of backward; idle ones are kept for the next
+step, because every step touches the whole arena, and fresh memory costs a page fault per page. The other segments, which
+only GPUs have, are freed while backward runs: their memory is PyTorch's again, for the gradients.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Sequence
 
 from deepwell.targets import Target
 
@@ -15,7 +17,7 @@ _KEPT_IDLE = 2
 
 
 class ArenaPool:
-    """Idle arenas. Thread-safe."""
+    """Idle segments. Thread-safe."""
 
     def __init__(self) -> None:
         # Reentrant: the garbage collector may run while the lock is held, and release a lease of this thread.
@@ -23,29 +25,37 @@ class ArenaPool:
         # By target and stream (Target.arena_key).
         self._idle: dict[Any, list[Any]] = {}
 
-    def lease(self, size: int, target: Target) -> "Lease":
-        """Returns an arena of at least ``size`` bytes: an idle one, unless all are too small or wastefully large."""
+    def lease(self, sizes: Sequence[int], target: Target) -> "Lease":
+        """Returns an arena whose segments have at least ``sizes`` bytes."""
         key = target.arena_key()
+        first = self._take(sizes[0], key)
+        lease = Lease(self, key, target.arena(sizes[0]) if first is None else first)
+        for size in sizes[1:]:
+            lease.add(target.arena(size))
+        return lease
+
+    def _take(self, size: int, key: Any) -> Any:
+        """Returns an idle segment of at least ``size`` bytes, or None if all are too small or wastefully large."""
         with self._lock:
             idle = self._idle.setdefault(key, [])
             best = None
-            for arena in idle:
-                fits = size <= arena.bytes <= 2 * size + (1 << 22)
-                if fits and (best is None or arena.bytes < best.bytes):
-                    best = arena
+            for segment in idle:
+                fits = size <= segment.bytes <= 2 * size + (1 << 22)
+                if fits and (best is None or segment.bytes < best.bytes):
+                    best = segment
             if best is not None:
                 idle.remove(best)
-                return Lease(self, key, best)
-            # The sizes have changed, so the idle arenas would only add to the peak.
-            idle.clear()
-        return Lease(self, key, target.arena(size))
+            else:
+                # The sizes have changed, so the idle segments would only add to the peak.
+                idle.clear()
+            return best
 
-    def give(self, key: Any, arena: Any) -> None:
+    def give(self, key: Any, segment: Any) -> None:
         with self._lock:
             idle = self._idle.setdefault(key, [])
-            idle.append(arena)
+            idle.append(segment)
             if len(idle) > _KEPT_IDLE:
-                idle.remove(min(idle, key=lambda arena: arena.bytes))
+                idle.remove(min(idle, key=lambda segment: segment.bytes))
 
     def clear(self) -> None:
         with self._lock:
@@ -57,19 +67,36 @@ class ArenaPool:
 
 
 class Lease:
-    """An arena in use. It returns to its pool on ``release`` or when the lease is garbage-collected."""
+    """An arena in use. Segment 0 returns to its pool on ``release`` or when the lease is garbage-collected; the others
+    are freed then, or by ``free`` before."""
 
-    __slots__ = ("_pool", "_key", "arena")
+    __slots__ = ("_pool", "_key", "_segments", "addresses")
 
-    def __init__(self, pool: ArenaPool, key: Any, arena: Any) -> None:
+    def __init__(self, pool: ArenaPool, key: Any, first: Any) -> None:
         self._pool = pool
         self._key = key
-        self.arena: Any = arena
+        self._segments: list[Any] = []
+        self.addresses: list[int | None] = []  # of the segments; None once they are freed
+        self.add(first)
+
+    def add(self, segment: Any) -> None:
+        self._segments.append(segment)
+        self.addresses.append(segment.address)
+
+    def free(self, segments: Sequence[int]) -> None:
+        """Frees these segments, none of which is segment 0."""
+        for index in segments:
+            self._segments[index] = self.addresses[index] = None
+
+    def copy_from(self, other: "Lease", sizes: Sequence[int]) -> None:
+        """Copies the first bytes of each segment."""
+        for ours, theirs, size in zip(self._segments, other._segments, sizes):
+            ours.copy_from(theirs, size)
 
     def release(self) -> None:
-        arena, self.arena = self.arena, None
-        if arena is not None:
-            self._pool.give(self._key, arena)
+        segments, self._segments, self.addresses = self._segments, [], []
+        if segments:
+            self._pool.give(self._key, segments[0])
 
     def __del__(self) -> None:
         self.release()

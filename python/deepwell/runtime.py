@@ -67,7 +67,8 @@ class _Prepared:
 
     def __init__(self, variant: _Variant, plan: _deepwell.Plan) -> None:
         self.plan = plan
-        self.arena_bytes: int = plan.arena_bytes
+        self.segment_bytes = [size for size, _, _ in plan.segments]
+        self.saved_bytes = [saved for _, saved, _ in plan.segments]
         self.outputs = [(shape, DTYPES[dtype]) for dtype, shape in plan.outputs]
         self.constant_outputs = [
             index
@@ -75,6 +76,11 @@ class _Prepared:
             if index in variant.constant_outputs or not dtype.is_floating_point
         ]
         self.part_count: int = plan.part_count
+        # For each part, the segments of the arena that no later part uses. Segment 0 is kept to the end.
+        self.freed: list[list[int]] = [[] for _ in range(self.part_count)]
+        for index, (_, _, part) in enumerate(plan.segments):
+            if index:
+                self.freed[part].append(index)
         self.output_parts: tuple[int, ...] = plan.output_parts
         self.leaf_parts: tuple[int, ...] = plan.leaf_parts
         # Leaves whose gradients are returned after each part: once they are complete and no later part reads the leaf,
@@ -273,7 +279,7 @@ class Program:
         return self._expected
 
     def lease(self, prepared: _Prepared) -> Lease:
-        return self._pool.lease(prepared.arena_bytes, self.target)
+        return self._pool.lease(prepared.segment_bytes, self.target)
 
     def _wrt(self, leaves: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
         """Returns the leaves that require a gradient now."""
@@ -304,7 +310,7 @@ class Program:
     ) -> tuple[list[torch.Tensor], Lease]:
         outputs = [self.target.new(shape, dtype) for shape, dtype in prepared.outputs]
         lease = self.lease(prepared)
-        self.target.forward(prepared.plan, lease.arena, leaves, outputs)
+        self.target.forward(prepared.plan, lease, leaves, outputs)
         return outputs, lease
 
     def layers(
@@ -399,7 +405,7 @@ class _Pass:
         if self.keeps_graph:
             # Backward overwrites what forward saved, so this one runs on a copy and the original stays for the next.
             self.running = self.program.lease(self.prepared)
-            self.running.arena.copy_from(self.lease.arena, self.prepared.plan.saved_bytes)
+            self.running.copy_from(self.lease, self.prepared.saved_bytes)
         self.all_at_once = False
 
     def begin_again(self, leaves: list[torch.Tensor], used: tuple[int, ...], output_grads) -> None:
@@ -415,7 +421,7 @@ class _Pass:
             for leaf, has in zip(variant.wrt, variant.has_grad)
         ]
         target = self.program.target
-        target.backward(prepared.plan, -1, lease.arena, leaves, outputs, seeds, grads)
+        target.backward(prepared.plan, -1, lease, leaves, outputs, seeds, grads)
         self.grads = {leaf: grad for leaf, grad in zip(variant.wrt, grads) if grad is not None}
         self.bound = self.running = None
         self.all_at_once = True
@@ -461,7 +467,8 @@ class _Pass:
                 self.grads[leaf] = self._new_grad(leaf)
             grads = [None if leaf is None else self.grads[leaf] for leaf in prepared.written[part]]
             target = self.program.target
-            target.backward(prepared.plan, part, self.running.arena, *self.bound, grads)
+            target.backward(prepared.plan, part, self.running, *self.bound, grads)
+            self.running.free(prepared.freed[part])
             # Frees what only the parts so far have read (mostly the logits).
             outputs = self.bound[1]
             for index, last in enumerate(prepared.output_parts):

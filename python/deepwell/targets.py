@@ -8,11 +8,14 @@ An emulated GPU has its own memory: the operands of each run, which are on the C
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Sequence
+from typing import TYPE_CHECKING, Any, ContextManager, Sequence
 
 import torch
 
 from deepwell import _deepwell
+
+if TYPE_CHECKING:
+    from deepwell.arena import Lease
 
 EMULATED = ("emulator:sm_90a",)
 
@@ -32,6 +35,8 @@ class Target:
     name = "cpu"  # of the engine's device
     kind = "cpu"  # the type of PyTorch's device on which the tensors are
     cuda_graphs = False
+    # The most segments of an arena. One on a CPU, where memory that was released costs a page fault per page.
+    arena_segments = 1
     # A comparison with PyTorch runs calls with more bytes than this on smaller sizes.
     large_call = 64 << 20
 
@@ -41,7 +46,11 @@ class Target:
 
     def engine(self, *arguments: Any, precision: str) -> _deepwell.Engine:
         return _deepwell.Engine(
-            *arguments, precision=precision, device=self.name, cuda_graphs=self.cuda_graphs
+            *arguments,
+            precision=precision,
+            device=self.name,
+            cuda_graphs=self.cuda_graphs,
+            arena_segments=self.arena_segments,
         )
 
     def begin(self) -> None:
@@ -88,17 +97,18 @@ class Target:
         return None
 
     def arena(self, size: int) -> Any:
-        """Returns memory with the attributes ``address`` and ``bytes`` and the method ``copy_from(other, bytes)``."""
+        """Returns memory for a segment, with the attributes ``address`` and ``bytes`` and the method
+        ``copy_from(other, bytes)``."""
         return _deepwell.Arena(size)
 
     # ---- runs ----------------------------------------------------------------------------------------
 
-    def forward(self, plan: _deepwell.Plan, arena: Any, leaves: Tensors, outputs: Tensors) -> None:
-        plan.forward(arena.address, addresses(leaves), addresses(outputs))
+    def forward(self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors) -> None:
+        plan.forward(arena.addresses, addresses(leaves), addresses(outputs))
 
-    def backward(self, plan: _deepwell.Plan, part: int, arena: Any, *tensors: Tensors) -> None:
+    def backward(self, plan: _deepwell.Plan, part: int, arena: Lease, *tensors: Tensors) -> None:
         """``tensors``: leaves, outputs, gradients of outputs, gradients of leaves. ``part`` -1 runs all parts."""
-        plan.backward(part, arena.address, *map(addresses, tensors))
+        plan.backward(part, arena.addresses, *map(addresses, tensors))
 
     # A target has no state that a copied or unpickled model needs.
     def __reduce__(self):
@@ -106,7 +116,7 @@ class Target:
 
 
 class _Memory:
-    """An arena in PyTorch's memory on a GPU."""
+    """A segment of an arena, in PyTorch's memory on a GPU: PyTorch's allocator has it again when this is deleted."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
@@ -122,6 +132,7 @@ class Gpu(Target):
     name = "cuda"
     kind = "cuda"
     cuda_graphs = True
+    arena_segments = 4
     large_call = 8 << 30
 
     def __init__(self, index: int) -> None:
@@ -157,13 +168,13 @@ class Gpu(Target):
     def arena(self, size: int) -> _Memory:
         return _Memory(size, self.device)
 
-    def forward(self, plan: _deepwell.Plan, arena: Any, leaves: Tensors, outputs: Tensors) -> None:
+    def forward(self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors) -> None:
         with self.current():
-            plan.forward(arena.address, addresses(leaves), addresses(outputs), self._stream())
+            plan.forward(arena.addresses, addresses(leaves), addresses(outputs), self._stream())
 
-    def backward(self, plan: _deepwell.Plan, part: int, arena: Any, *tensors: Tensors) -> None:
+    def backward(self, plan: _deepwell.Plan, part: int, arena: Lease, *tensors: Tensors) -> None:
         with self.current():
-            plan.backward(part, arena.address, *map(addresses, tensors), self._stream())
+            plan.backward(part, arena.addresses, *map(addresses, tensors), self._stream())
 
     def __reduce__(self):
         return (Gpu, (self.device.index,))
@@ -173,6 +184,7 @@ class EmulatedGpu(Target):
     """An emulated GPU, for a model on the CPU: as slow as the emulator is."""
 
     cuda_graphs = True
+    arena_segments = 4
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -210,16 +222,16 @@ class EmulatedGpu(Target):
     def _addresses(sent: Sequence[_deepwell.Arena | None]) -> list[int | None]:
         return [None if memory is None else memory.address for memory in sent]
 
-    def forward(self, plan: _deepwell.Plan, arena: Any, leaves: Tensors, outputs: Tensors) -> None:
+    def forward(self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors) -> None:
         sent, made = self._send(leaves), self._send(outputs)
-        plan.forward(arena.address, self._addresses(sent), self._addresses(made))
+        plan.forward(arena.addresses, self._addresses(sent), self._addresses(made))
         plan.synchronize(0)
         self._fetch(outputs, made)
 
-    def backward(self, plan: _deepwell.Plan, part: int, arena: Any, *tensors: Tensors) -> None:
+    def backward(self, plan: _deepwell.Plan, part: int, arena: Lease, *tensors: Tensors) -> None:
         # Gradients are sent as well: an earlier part may have begun them.
         sent = [self._send(each) for each in tensors]
-        plan.backward(part, arena.address, *map(self._addresses, sent))
+        plan.backward(part, arena.addresses, *map(self._addresses, sent))
         plan.synchronize(0)
         self._fetch(tensors[-1], sent[-1])
 

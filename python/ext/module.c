@@ -257,6 +257,34 @@ static PyObject *plan_saved_bytes(PyObject *self, void *closure) {
     return PyLong_FromSize_t(dw_plan_saved_bytes(((plan_slot *)object_slot(self))->plan));
 }
 
+/* ((bytes, saved bytes, last part of backward that uses it), ...) */
+static PyObject *plan_segments(PyObject *self, void *closure) {
+    (void)closure;
+    const dw_plan *plan = ((plan_slot *)object_slot(self))->plan;
+    const uint32_t count = dw_plan_segment_count(plan);
+    PyObject *segments = PyTuple_New((Py_ssize_t)count);
+    for (uint32_t s = 0; segments != NULL && s < count; s++) {
+        const dw_segment segment = dw_plan_segment(plan, s);
+        PyObject *entry = Py_BuildValue("(nnI)", (Py_ssize_t)segment.bytes,
+                                        (Py_ssize_t)segment.saved_bytes, segment.part);
+        if (entry == NULL)
+            Py_CLEAR(segments);
+        else
+            PyTuple_SetItem(segments, (Py_ssize_t)s, entry);
+    }
+    return segments;
+}
+
+/* Reads the addresses of a plan's segments. Returns false with an exception. */
+static bool read_segments(const dw_plan *plan, PyObject *sequence,
+                          void *segments[DW_MOST_SEGMENTS]) {
+    const uint32_t count = dw_plan_segment_count(plan);
+    dw_binding *read = read_bindings(sequence, (Py_ssize_t)count, "segments of the arena");
+    for (uint32_t s = 0; read != NULL && s < count; s++) segments[s] = read[s].data;
+    PyMem_Free(read);
+    return read != NULL;
+}
+
 /* ((dtype name, (dim, ...)), ...) */
 static PyObject *plan_outputs(PyObject *self, void *closure) {
     (void)closure;
@@ -293,24 +321,24 @@ static PyObject *plan_describe(PyObject *self, PyObject *unused) {
     return take_text(status, text);
 }
 
-/* forward(arena, leaves, outputs, stream=0), with addresses. */
+/* forward(segments, leaves, outputs, stream=0), with addresses. */
 static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
     if (count != 3 && count != 4) {
         PyErr_SetString(PyExc_TypeError,
-                        "forward(arena, leaves, outputs, stream=0) takes 3 or 4 arguments");
+                        "forward(segments, leaves, outputs, stream=0) takes 3 or 4 arguments");
         return NULL;
     }
-    void *arena = PyLong_AsVoidPtr(args[0]);
-    void *stream = count == 4 && !PyErr_Occurred() ? PyLong_AsVoidPtr(args[3]) : NULL;
-    if (PyErr_Occurred()) return NULL;
+    void *segments[DW_MOST_SEGMENTS];
+    void *stream = count == 4 ? PyLong_AsVoidPtr(args[3]) : NULL;
+    if (PyErr_Occurred() || !read_segments(slot->plan, args[0], segments)) return NULL;
     dw_binding *leaves = read_bindings(args[1], slot->leaf_count, "leaves");
     dw_binding *outputs =
         leaves == NULL ? NULL : read_bindings(args[2], slot->output_count, "outputs");
     dw_status status = DW_OK;
     if (outputs != NULL) {
         Py_BEGIN_ALLOW_THREADS;
-        status = dw_plan_forward(slot->plan, arena, leaves, outputs, stream);
+        status = dw_plan_forward_segments(slot->plan, segments, leaves, outputs, stream);
         Py_END_ALLOW_THREADS;
     }
     bool read = outputs != NULL;
@@ -321,20 +349,20 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-/* backward(part, arena, leaves, outputs, output_grads, grads, stream=0), with addresses, None if absent. A negative
+/* backward(part, segments, leaves, outputs, output_grads, grads, stream=0), with addresses, None if absent. A negative
  * part runs all parts. */
 static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
     if (count != 6 && count != 7) {
         PyErr_SetString(PyExc_TypeError,
-                        "backward(part, arena, leaves, outputs, output_grads, grads, stream=0) "
+                        "backward(part, segments, leaves, outputs, output_grads, grads, stream=0) "
                         "takes 6 or 7 arguments");
         return NULL;
     }
     long part = PyLong_AsLong(args[0]);
-    void *arena = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]);
+    void *segments[DW_MOST_SEGMENTS];
     void *stream = count == 7 && !PyErr_Occurred() ? PyLong_AsVoidPtr(args[6]) : NULL;
-    if (PyErr_Occurred()) return NULL;
+    if (PyErr_Occurred() || !read_segments(slot->plan, args[1], segments)) return NULL;
     const char *names[4] = {"leaves", "outputs", "output_grads", "grads"};
     Py_ssize_t expected[4] = {slot->leaf_count, slot->output_count, slot->grad_output_count,
                               slot->wrt_count};
@@ -347,10 +375,11 @@ static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t
     dw_status status = DW_OK;
     if (read) {
         Py_BEGIN_ALLOW_THREADS;
-        status = part < 0 ? dw_plan_backward(slot->plan, arena, bound[0], bound[1], bound[2],
-                                             bound[3], stream)
-                          : dw_plan_backward_part(slot->plan, (uint32_t)part, arena, bound[0],
-                                                  bound[1], bound[2], bound[3], stream);
+        uint32_t from = part < 0 ? 0 : (uint32_t)part;
+        uint32_t last = part < 0 ? dw_plan_part_count(slot->plan) - 1 : from;
+        for (uint32_t p = from; status == DW_OK && p <= last; p++)
+            status = dw_plan_backward_part_segments(slot->plan, p, segments, bound[0], bound[1],
+                                                    bound[2], bound[3], stream);
         Py_END_ALLOW_THREADS;
     }
     for (int i = 0; i < 4; i++) PyMem_Free(bound[i]);
@@ -500,6 +529,7 @@ static PyObject *plan_leaf_parts(PyObject *self, void *closure) {
 static PyGetSetDef plan_getset[] = {
     {"arena_bytes", plan_arena_bytes, NULL, "arena that forward and backward need", NULL},
     {"saved_bytes", plan_saved_bytes, NULL, "prefix of it that backward reads", NULL},
+    {"segments", plan_segments, NULL, "((bytes, saved bytes, last part), ...) of the arena", NULL},
     {"outputs", plan_outputs, NULL, "((dtype, shape), ...)", NULL},
     {"part_count", plan_part_count, NULL, "parts of backward", NULL},
     {"output_parts", plan_output_parts, NULL, "last part of backward that reads each output", NULL},
@@ -508,9 +538,9 @@ static PyGetSetDef plan_getset[] = {
     {0}};
 static PyMethodDef plan_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))plan_forward, METH_FASTCALL,
-     "forward(arena, leaves, outputs, stream=0)"},
+     "forward(segments, leaves, outputs, stream=0)"},
     {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_FASTCALL,
-     "backward(part, arena, leaves, outputs, output_grads, grads, stream=0); part -1: all"},
+     "backward(part, segments, leaves, outputs, output_grads, grads, stream=0); part -1: all"},
     {"synchronize", plan_synchronize, METH_O, "waits for a stream and raises data errors"},
     {"describe", plan_describe, METH_NOARGS, "one line per instruction"},
     {"step_memory", plan_step_memory, METH_VARARGS,
@@ -651,17 +681,19 @@ static void engine_dealloc(PyObject *self) {
 }
 
 /* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, precision="fp32", bf16_share, device="cpu",
- * cuda_graphs=False): grad_outputs are indices of outputs, wrt of leaves. */
+ * cuda_graphs=False, arena_segments=1): grad_outputs are indices of outputs, wrt of leaves. */
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph",     "grad_outputs", "wrt",    "recompute",   "fuse",
-                            "precision", "bf16_share",   "device", "cuda_graphs", NULL};
+    static char *names[] = {"graph",       "grad_outputs",   "wrt",        "recompute",
+                            "fuse",        "precision",      "bf16_share", "device",
+                            "cuda_graphs", "arena_segments", NULL};
     PyObject *graph_object = NULL, *outputs_object = NULL, *wrt_object = NULL;
-    int recompute = 1, fuse = 1, cuda_graphs = 0;
+    int recompute = 1, fuse = 1, cuda_graphs = 0, arena_segments = 1;
     const char *precision = "fp32", *device = "cpu";
     double bf16_share = -1.0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppsdsp:Engine", names, state.graph_type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppsdspi:Engine", names, state.graph_type,
                                      &graph_object, &outputs_object, &wrt_object, &recompute, &fuse,
-                                     &precision, &bf16_share, &device, &cuda_graphs))
+                                     &precision, &bf16_share, &device, &cuda_graphs,
+                                     &arena_segments))
         return NULL;
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
     dw_status status = dw_device_find(device, &options.device);
@@ -706,6 +738,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     options.fuse = fuse;
     options.precision = &policy;
     options.cuda_graphs = cuda_graphs;
+    options.arena_segments = arena_segments;
     dw_engine *engine = NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = dw_engine_create(graph, (uint32_t)output_count, output_indices, (uint32_t)wrt_count,

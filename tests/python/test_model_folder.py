@@ -158,14 +158,14 @@ def run(graph_json, weights, ids, labels=None, weighting=None):
     inputs = [ids] if labels is None else [ids, labels]
     leaves = [w.data_ptr() for w in weights.values()] + [i.data_ptr() for i in inputs]
     assert len(leaves) == len(graph.leaves)
-    plan.forward(arena.address, leaves, [output.data_ptr()])
+    plan.forward((arena.address,), leaves, [output.data_ptr()])
     if weighting is None:
         return output, None
     gradients = {name: torch.full_like(w, math.nan) for name, w in weights.items()}
     weighting = weighting.to(dtype).contiguous()  # kept alive while its memory is read
     plan.backward(
         -1,
-        arena.address,
+        (arena.address,),
         leaves,
         [output.data_ptr()],
         [weighting.data_ptr()],

@@ -37,8 +37,8 @@ def make_calls():
         "output_parts": lambda: plan.output_parts,
         "describe": plan.describe,
         "Arena": lambda: _deepwell.Arena(4096),
-        "forward": lambda: plan.forward(arena.address, (x, w), (y,)),
-        "backward": lambda: plan.backward(-1, arena.address, (x, w), (y,), (dy,), (dw,)),
+        "forward": lambda: plan.forward((arena.address,), (x, w), (y,)),
+        "backward": lambda: plan.backward(-1, (arena.address,), (x, w), (y,), (dy,), (dw,)),
         "machine": _deepwell.machine,
         "refusal": lambda: refused(_deepwell.Graph, "{}"),
     }, tensors

@@ -1,10 +1,13 @@
-"""Backward in parts: a model so large that its gradients arrive in several portions."""
+"""Backward in parts: a model so large that its gradients arrive in several portions. With segments, as on a GPU, parts of
+the arena are freed between them."""
 
 import copy
 
 import deepwell
 import pytest
 import torch
+from deepwell.arena import Lease
+from deepwell.targets import Target
 from test_autograd import assert_grads_close, loss_of
 from users import engine_calls
 from zoo import llama
@@ -12,8 +15,14 @@ from zoo import llama
 pytestmark = pytest.mark.usefixtures("always")
 
 
+@pytest.fixture(params=[1, 4], ids=["whole", "segments"])
+def segments(request, monkeypatch) -> int:
+    monkeypatch.setattr(Target, "arena_segments", request.param)
+    return request.param
+
+
 @pytest.fixture
-def models():
+def models(segments):
     plain = llama(
         hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8,
         num_key_value_heads=4, vocab_size=4000,
@@ -21,24 +30,56 @@ def models():
     return plain, deepwell.optimize(copy.deepcopy(plain), verbose=False)
 
 
-def part_count(model) -> int:
-    """Returns the number of parts in the plans of the model's training engines."""
+def training_plans(model) -> list:
+    """Returns the prepared plans of the model's training engines."""
     entries = [e for made in model.forward._states[0].entries.values() for e in made]
-    return max(
-        plan.part_count
+    return [
+        prepared
         for entry in entries
         for (wrt, _), variant in entry.program._variants.items()
         if wrt
-        for plan in variant._prepared.values()
-    )
+        for prepared in variant._prepared.values()
+    ]
 
 
-def test_gradients_agree_and_accumulate(models) -> None:
+def test_gradients_agree_and_accumulate(models, segments) -> None:
     for model in models:
         for seed in (1, 2):
             loss_of(model, seed).backward()
     assert_grads_close(models[1], models[0])
-    assert part_count(models[1]) >= 4 and engine_calls(models[1]) == (2, 0)
+    assert engine_calls(models[1]) == (2, 0)
+    plans = [prepared.plan for prepared in training_plans(models[1])]
+    assert all(plan.part_count >= 4 for plan in plans)
+    assert all((len(plan.segments) > 1) == (segments > 1) for plan in plans)
+
+
+def test_segments_are_freed_while_backward_runs(models, segments, monkeypatch) -> None:
+    """Each is freed once, after its last part and before any gradient of the next one exists. Segment 0 goes back to the
+    pool for the next step."""
+    _, ours = models
+    happened = []
+    free, release = Lease.free, Lease.release
+    monkeypatch.setattr(
+        Lease, "free", lambda lease, which: (free(lease, which), happened.extend(which))
+    )
+    monkeypatch.setattr(
+        Lease, "release", lambda lease: (happened.append("released"), release(lease))
+    )
+    for parameter in ours.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: happened.append("gradient"))
+    loss = loss_of(ours, 1)
+    happened.clear()
+    loss.backward()
+    (prepared,) = training_plans(ours)
+    count = len(prepared.plan.segments)
+    order = [step for step in happened if step not in ("gradient", "released")]
+    assert order == list(range(count - 1, 0, -1)) and (count > 1) == (segments > 1)
+    if count > 1:
+        first = happened.index(count - 1)
+        assert "gradient" in happened[first:] and happened.index("released") > first
+    address = ours.forward.session.pool._idle[None][0].address
+    loss_of(ours, 2).backward()
+    assert [segment.address for segment in ours.forward.session.pool._idle[None]] == [address]
 
 
 def test_gradients_arrive_in_portions(models) -> None:
