@@ -120,6 +120,40 @@ def test_sizes_that_change_and_two_forwards_before_a_backward() -> None:
         close(a.grad, b.grad)
 
 
+class Wide(nn.Module):
+    """A few rows through layers that are each large enough for a part of backward of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.layers = nn.ModuleList(nn.Linear(1500, 1500, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+def test_segments_are_freed_while_backward_runs(monkeypatch) -> None:
+    """The emulator refuses an access to memory that was freed. The first backward keeps the graph, and so a copy."""
+    from deepwell.arena import Lease
+
+    freed = []
+    free = Lease.free
+    monkeypatch.setattr(Lease, "free", lambda lease, which: (free(lease, which), freed.extend(which)))
+
+    def use(model):
+        x = torch.randn(3, 1500, generator=torch.Generator().manual_seed(5))
+        y = uneven(model(x))
+        y.backward(retain_graph=True)
+        y.backward()
+
+    plain, ours = pair(Wide)
+    same(plain, ours, use)
+    assert engine_calls(ours) == (1, 0)
+    assert freed and freed == freed[: len(freed) // 2] * 2
+
+
 def test_an_index_outside_is_an_error() -> None:
     model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8), nn.GELU())
     deepwell.optimize(model, target=EMULATED, verbose=False)
