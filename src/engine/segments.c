@@ -190,7 +190,7 @@ static dw_status cut(dw_plan *plan, uint32_t count, dw__interval *items) {
     search(&of, most, best);
     const size_t before = placed_peak(&of, 1, plan->segments);
     uint32_t n = most;
-    while (n > 1 && best[n - 2].peak <= best[most - 1].peak + whole / 32) n--;
+    while (n > 1 && best[n - 2].peak <= best[most - 1].peak + whole / 64) n--;
     for (; n > 1; n--) {
         DW_RETURN_IF_FAILED(place(plan, &best[n - 1], count, items, segments));
         size_t grown = segments[n - 1].offset + segments[n - 1].bytes;

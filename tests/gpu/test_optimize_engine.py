@@ -9,7 +9,9 @@ import gc
 import deepwell
 import pytest
 import torch
-from test_optimize_gpu import errors, gpt2, llama
+from deepwell.arena import Lease
+from deepwell.targets import Gpu
+from test_optimize_gpu import Wide, errors, gpt2, llama
 from torch import nn
 from users import BF16_UNIT, Net, close, engine_calls, rows, uneven
 
@@ -121,6 +123,40 @@ def test_memory_is_pytorchs_and_comes_back() -> None:
     torch.cuda.reset_peak_memory_stats()
     assert allocated_after_steps() <= before
     assert torch.cuda.max_memory_allocated() > before
+
+
+def test_gradients_take_the_place_of_segments(monkeypatch) -> None:
+    """The peak of a step falls, gradients keep their bits, and after some steps every segment has an address that it had
+    before, so that graphs are replayed."""
+    addresses: list[tuple] = []
+    free = Lease.free
+
+    def noted(lease, which):
+        addresses.append(tuple(lease.addresses))
+        free(lease, which)
+
+    monkeypatch.setattr(Lease, "free", noted)
+    x = torch.randn(1024, 1500, device="cuda")
+    peaks, gradients = [], []
+    for segments in (1, 4):
+        monkeypatch.setattr(Gpu, "arena_segments", segments)
+        ours = deepwell.optimize(Wide().cuda(), target="sm_90a", verbose=False)
+        for step in range(8):
+            if step == 7:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                known = set(addresses)
+                addresses.clear()
+            ours.zero_grad()
+            ours(x).square().sum().backward()
+        assert engine_calls(ours) == (8, 0), deepwell.summary(ours)
+        assert set(addresses) <= known
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        gradients.append([p.grad for p in ours.parameters()])
+        addresses.clear()
+    assert all(map(torch.equal, *gradients))
+    assert peaks[1] <= peaks[0] - (1 << 22), peaks
 
 
 def test_an_index_outside_is_an_error_of_the_next_call() -> None:

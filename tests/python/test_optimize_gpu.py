@@ -140,7 +140,12 @@ def test_segments_are_freed_while_backward_runs(monkeypatch) -> None:
 
     freed = []
     free = Lease.free
-    monkeypatch.setattr(Lease, "free", lambda lease, which: (free(lease, which), freed.extend(which)))
+
+    def counted(lease, which):
+        free(lease, which)
+        freed.extend(which)
+
+    monkeypatch.setattr(Lease, "free", counted)
 
     def use(model):
         x = torch.randn(3, 1500, generator=torch.Generator().manual_seed(5))

@@ -59,12 +59,17 @@ def test_segments_are_freed_while_backward_runs(models, segments, monkeypatch) -
     _, ours = models
     happened = []
     free, release = Lease.free, Lease.release
-    monkeypatch.setattr(
-        Lease, "free", lambda lease, which: (free(lease, which), happened.extend(which))
-    )
-    monkeypatch.setattr(
-        Lease, "release", lambda lease: (happened.append("released"), release(lease))
-    )
+
+    def noted_free(lease, which):
+        free(lease, which)
+        happened.extend(which)
+
+    def noted_release(lease):
+        happened.append("released")
+        release(lease)
+
+    monkeypatch.setattr(Lease, "free", noted_free)
+    monkeypatch.setattr(Lease, "release", noted_release)
     for parameter in ours.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: happened.append("gradient"))
     loss = loss_of(ours, 1)
