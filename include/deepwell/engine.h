@@ -137,7 +137,8 @@ DW_API void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *fi
                                uint32_t *last);
 /* The last part that reads output `index`. Its binding may be NULL in later parts. */
 DW_API uint32_t dw_plan_output_part(const dw_plan *plan, uint32_t index);
-/* The last part that reads leaf `index`. After it the leaf may be changed (for example, updated). */
+/* The last part that reads leaf `index`. After it the leaf may be changed (for example, updated), and its binding may be
+ * NULL. */
 DW_API uint32_t dw_plan_leaf_part(const dw_plan *plan, uint32_t index);
 /* The other arguments are those of dw_plan_backward, the same for every part of one backward. Fails as
  * dw_plan_backward does, and with DW_INVALID_ARGUMENT if there is no such part. */

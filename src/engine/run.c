@@ -65,10 +65,12 @@ static dw_status check_tensor(const dw_plan *plan, const char *what, const char 
     return DW_OK;
 }
 
-static dw_status check_leaves(const dw_plan *plan, const dw_binding *leaves, uint8_t when) {
+/* In `part` of backward, leaves that only earlier parts read may be NULL. */
+static dw_status check_leaves(const dw_plan *plan, const dw_binding *leaves, uint8_t when,
+                              uint32_t part) {
     const dw_engine *engine = plan->engine;
     for (uint32_t i = 0; i < engine->leaf_count; i++) {
-        if (!(engine->leaf_reads[i] & when)) continue;
+        if (!(engine->leaf_reads[i] & when) || plan->leaf_last[i] < part) continue;
         const char *name = dw_value_name(engine->graph, dw_graph_leaf_at(engine->graph, i));
         DW_RETURN_IF_FAILED(check_tensor(plan, "leaf", name, &plan->leaves[i], &leaves[i]));
     }
@@ -122,7 +124,7 @@ static void bind_segments(const dw_plan *plan, void *const *segments, uint32_t p
 dw_status dw_plan_forward_segments(dw_plan *plan, void *const *segments, const dw_binding *leaves,
                                    const dw_binding *outputs, void *stream) {
     DW_RETURN_IF_FAILED(check_segments(plan, segments, 0));
-    DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_FORWARD));
+    DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_FORWARD, 0));
     DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_FORWARD, 0));
     dw__bindings b = {.leaves = leaves, .outputs = outputs, .stream = stream};
     bind_segments(plan, segments, 0, &b);
@@ -172,7 +174,7 @@ static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint3
                                   "gradients are wanted in dw_engine_create");
     }
     DW_RETURN_IF_FAILED(check_segments(plan, segments, part));
-    DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_BACKWARD));
+    DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_BACKWARD, part));
     DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_BACKWARD, part));
     for (uint32_t i = 0; i < engine->grad_output_count; i++) {
         if (!output_grads[i].data) continue;
