@@ -58,6 +58,8 @@ _UNWATCHED = frozenset(torch.nn.Module().__dict__) | {
     "_compiled_call_impl",
     "_output_capturing_hooks_installed",
 }
+# Fast checks of tensors that a state keeps: each is for one choice of modes (autocast, gradients).
+_MAX_LIKENESSES = 4
 # Marks a value that first_change does not compare.
 _ANY = ...
 
@@ -239,6 +241,7 @@ class ModuleState:
         self._dtypes = [tensor.dtype for tensor in unique]
         self._shapes = [tensor.shape for tensor in unique]
         self._devices = [tensor.device for tensor in unique]
+        self._likenesses: tuple[Any, ...] = ()
 
     def _unsupported(self, root: torch.nn.Module) -> str | None:
         for name in _GLOBAL_HOOKS:
@@ -281,11 +284,17 @@ class ModuleState:
     def _converted(self) -> bool:
         """Returns whether a tensor has new data (`p.data = ...`) of another shape, dtype or device."""
         unique = self._unique
-        return (
+        for likeness in self._likenesses:
+            if likeness.check(*unique):
+                return False
+        converted = (
             [tensor.dtype for tensor in unique] != self._dtypes
             or [tensor.shape for tensor in unique] != self._shapes
             or [tensor.device for tensor in unique] != self._devices
         )
+        if not converted:
+            self._likenesses = (*_likeness_checks(unique), *self._likenesses[: _MAX_LIKENESSES - 1])
+        return converted
 
     def compare(self, now: "ModuleState") -> str | None:
         """Returns what differs in ``now``, or None. Tensors may be replaced by tensors of the same kind."""
@@ -315,6 +324,21 @@ class ModuleState:
     def adopt(self, now: "ModuleState") -> None:
         """Replaces this snapshot by ``now``, which compares equal: the same module, possibly with other tensors."""
         self.__dict__.update(now.__dict__)
+
+
+def _likeness_checks(tensors: list[torch.Tensor]) -> list[Any]:
+    """Returns the fast check that torch.compile makes of its inputs, for tensors with the dtypes, shapes, strides and
+    devices of these, under the current modes; nothing if this PyTorch has no such check."""
+    try:
+        return [
+            torch._C._dynamo.guards.TensorGuards(
+                *tensors,
+                dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+                dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+            )
+        ]
+    except Exception:
+        return []
 
 
 def _kept(container: Any) -> tuple[Any, ...]:
