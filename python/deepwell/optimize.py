@@ -1017,6 +1017,8 @@ def _signature(
                 return None, f"an argument is a {type(value).__name__}, not a plain tensor"
             if not target.accepts(value) or value.layout != torch.strided:
                 return None, f"an argument is on {value.device} with layout {value.layout}"
+            if torch._C._functorch.is_functorch_wrapped_tensor(value):
+                return None, "an argument comes from inside of a torch.func transform"
             if value.is_neg() or value.is_conj():
                 return None, "an argument is negated or conjugated lazily"
             if value.is_inference() and torch.is_grad_enabled():

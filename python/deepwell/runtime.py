@@ -62,10 +62,71 @@ def _shape_check(shapes: Sequence[Sequence[Any]], symbols: Sequence[str]):
     return check
 
 
-class _Prepared:
-    """A plan and everything that its runs need, read from it once."""
+def _evaluated(
+    dims: Sequence[Any], symbols: Sequence[str], sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Returns the shape at these sizes of the symbols."""
+    scope = dict(zip(symbols, sizes))
+    return tuple(
+        [dim if isinstance(dim, int) else eval(dim, {"__builtins__": {}}, scope) for dim in dims]
+    )
 
-    def __init__(self, variant: _Variant, plan: _deepwell.Plan) -> None:
+
+# Gradients of fewer bytes share one allocation with the others of their part: an allocation takes the host longer than
+# such a gradient takes a GPU. Larger ones have their own, so that each can be freed alone.
+_SHARED_BYTES = 1 << 20
+_SHARED_ALIGNMENT = 256
+
+# PyTorch's own generated code makes its views in this way. Unlike a view of autograd's, the result has a version of its
+# own.
+_view: Callable[..., torch.Tensor] = getattr(
+    torch._C._dynamo.guards, "_reinterpret_tensor", torch.as_strided
+)
+
+
+class _Allocations:
+    """How new gradients are allocated, by their positions among the gradients."""
+
+    def __init__(
+        self,
+        shared: Sequence[tuple[int, tuple[int, ...], torch.dtype]],
+        alone: Sequence[tuple[int, tuple[int, ...], torch.dtype]],
+    ) -> None:
+        self.alone = [*alone, *shared] if len(shared) == 1 else list(alone)
+        self.blocks: list[tuple[int, torch.dtype, list[Any]]] = []
+        for dtype in {dtype for _, _, dtype in shared} if len(shared) > 1 else ():
+            views = []
+            size = 0
+            for position, shape, kind in shared:
+                if kind is dtype:
+                    views.append((position, shape, _strides(shape), size))
+                    step = _SHARED_ALIGNMENT // dtype.itemsize
+                    size += -(-math.prod(shape) // step) * step
+            self.blocks.append((size, dtype, views))
+
+    def make(self, target: Target, grads: list[torch.Tensor | None]) -> None:
+        for position, shape, dtype in self.alone:
+            grads[position] = target.new(shape, dtype)
+        for size, dtype, views in self.blocks:
+            block = target.new((size,), dtype)
+            for position, shape, strides, offset in views:
+                grads[position] = _view(block, shape, strides, offset)
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = []
+    step = 1
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= dim
+    return tuple(reversed(strides))
+
+
+class _Prepared:
+    """A plan and everything that its runs need, read from it once. Gradients have the positions of their leaves in
+    ``variant.wrt``."""
+
+    def __init__(self, variant: _Variant, plan: _deepwell.Plan, sizes: tuple[int, ...]) -> None:
         self.plan = plan
         self.segment_bytes = [size for size, _, _ in plan.segments]
         self.saved_bytes = [saved for _, saved, _ in plan.segments]
@@ -86,18 +147,32 @@ class _Prepared:
         # Leaves whose gradients are returned after each part: once they are complete and no later part reads the leaf,
         # because a hook may update the leaf as soon as it has its gradient. Leaves without gradients belong to part 0.
         self.leaves_by_part: list[list[int]] = [[] for _ in range(self.part_count)]
-        # For each part, the leaves whose gradients it writes (None: not in this part), and those that it starts to
-        # write.
-        self.written: list[list[int | None]] = [[] for _ in range(self.part_count)]
-        self.begun: list[list[int]] = [[] for _ in range(self.part_count)]
-        for leaf, has, (first, last) in zip(variant.wrt, variant.has_grad, plan.grad_parts):
+        self.grads_by_part: list[list[int]] = [[] for _ in range(self.part_count)]
+        shared: list[list[Any]] = [[] for _ in range(self.part_count)]
+        alone: list[list[Any]] = [[] for _ in range(self.part_count)]
+        for position, (leaf, has, (first, last)) in enumerate(
+            zip(variant.wrt, variant.has_grad, plan.grad_parts)
+        ):
             handed_on = max(last, self.leaf_parts[leaf]) if has else 0
             self.leaves_by_part[handed_on].append(leaf)
-            for part, written in enumerate(self.written):
-                written.append(leaf if has and first <= part <= last else None)
+            self.grads_by_part[handed_on].append(position)
             if has:
-                self.begun[first].append(leaf)
-        self.first_leaves = frozenset(self.leaves_by_part[0])
+                dims, dtype = variant.leaves[leaf]
+                shape = _evaluated(dims, variant.symbols, sizes)
+                small = math.prod(shape) * dtype.itemsize < _SHARED_BYTES
+                kept = shared if small and handed_on == first else alone
+                kept[first].append((position, shape, dtype))
+        # The gradients that each part starts to write.
+        self.begun = [_Allocations(*each) for each in zip(shared, alone)]
+        # The leaves that a part and those after it read, and those that no part after it reads.
+        self.read_from = [
+            [leaf for leaf in variant.leaves_read if self.leaf_parts[leaf] >= part]
+            for part in range(self.part_count)
+        ]
+        self.read_last = [
+            [leaf for leaf in variant.leaves_read if self.leaf_parts[leaf] == part]
+            for part in range(self.part_count)
+        ]
 
 
 class _Variant:
@@ -111,8 +186,12 @@ class _Variant:
         precision: str,
         constant_outputs: list[int],
         target: Target,
+        leaves: Sequence[tuple[Sequence[Any], torch.dtype]],
+        symbols: Sequence[str],
     ) -> None:
+        """``leaves``: their shapes, by ``symbols``, and dtypes."""
         self.wrt = wrt
+        self.leaves, self.symbols = leaves, symbols
         self.target = target
         self.constant_outputs = constant_outputs
         self.grad_outputs = grad_outputs
@@ -132,7 +211,7 @@ class _Variant:
                 self._prepared.pop(next(iter(self._prepared)), None)
             with self.target.current():
                 plan = self.engine.plan(sizes)
-            prepared = self._prepared[key] = _Prepared(self, plan)
+            prepared = self._prepared[key] = _Prepared(self, plan, sizes)
         return prepared
 
     def plan(self, sizes: tuple[int, ...]) -> _deepwell.Plan:
@@ -218,15 +297,9 @@ class Program:
             shapes.append(leaf.shape)
         return self._check(shapes, sizes)
 
-    def leaf_shape(self, leaf: int, sizes: tuple[int, ...]) -> list[int]:
+    def leaf_shape(self, leaf: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape that a leaf has at these sizes of the symbols."""
-        return self._shape(self._leaf_shapes[leaf], sizes)
-
-    def _shape(self, dims: Sequence[Any], sizes: tuple[int, ...]) -> list[int]:
-        scope = dict(zip(self.symbols, sizes))
-        return [
-            dim if isinstance(dim, int) else eval(dim, {"__builtins__": {}}, scope) for dim in dims
-        ]
+        return _evaluated(self._leaf_shapes[leaf], self.symbols, sizes)
 
     def call_bytes(self, leaves: Sequence[torch.Tensor | None], sizes: tuple[int, ...]) -> int:
         """Returns the bytes of arena and outputs of a call at these sizes, with the gradients that ``leaves``
@@ -251,6 +324,8 @@ class Program:
                         self.precision,
                         self.constant_outputs(wrt),
                         self.target,
+                        list(zip(self._leaf_shapes, self.leaf_dtypes)),
+                        self.symbols,
                     )
         return variant
 
@@ -298,12 +373,11 @@ class Program:
         wrt = self._wrt(leaves)
         if not wrt:
             variant = self.variant((), ())
-            operands = [self.target.operand(leaf) for leaf in leaves]
-            outputs, lease = self._forward(variant.prepared(sizes), operands)
+            outputs, lease = self._forward(variant.prepared(sizes), self.target.operands(leaves))
             lease.release()
             return tuple(self.presented(outputs, self.layers(outputs, leaves, sizes)))
         variant = self.variant(wrt, self._expected_outputs(sizes))
-        return _apply(_Pass(self, variant, sizes, replay), leaves)
+        return _apply(_Pass(self, variant, sizes, replay, leaves))
 
     def _forward(
         self, prepared: _Prepared, leaves: Sequence[torch.Tensor]
@@ -325,7 +399,9 @@ class Program:
                 deferred,
                 outputs[index],
                 leaves,
-                None if deferred.shape is None else self._shape(deferred.shape, sizes),
+                None
+                if deferred.shape is None
+                else _evaluated(deferred.shape, self.symbols, sizes),
             )
             for index, deferred in self.deferred.items()
         }
@@ -359,18 +435,39 @@ class _Pass:
     """
 
     __slots__ = (
-        "program", "variant", "sizes", "prepared", "lease", "replay", "leaves", "shapes", "keeps_graph", "bound",
-        "versions", "grads", "more", "running", "all_at_once", "differentiated_again",
+        "program", "variant", "sizes", "prepared", "lease", "replay", "leaves", "operands", "copied", "keeps_graph",
+        "bound", "versions", "grads", "more", "running", "all_at_once", "differentiated_again",
     )  # fmt: skip
 
     def __init__(
-        self, program: Program, variant: _Variant, sizes: tuple[int, ...], replay: Replay | None
+        self,
+        program: Program,
+        variant: _Variant,
+        sizes: tuple[int, ...],
+        replay: Replay | None,
+        leaves: list[torch.Tensor],
     ) -> None:
         self.program, self.variant, self.sizes = program, variant, sizes
         self.prepared = variant.prepared(sizes)
         self.lease: Lease | None = None  # the arena of forward
         self.replay = replay
+        self.leaves = leaves
         self.more: dict[int, torch.Tensor] = {}  # gradients beside the engine's
+
+    def forward(self) -> list[torch.Tensor]:
+        """Runs forward and returns the graph's outputs."""
+        leaves = self.leaves
+        # Also kept to run forward again, if unexpected gradients arrive.
+        self.operands = operands = self.program.target.operands(leaves)
+        outputs, self.lease = self.program._forward(self.prepared, operands)
+        self.versions = [leaf._version for leaf in leaves]
+        # Copies belong to this pass: a change of the original does not matter.
+        self.copied = frozenset(
+            [i for i, leaf in enumerate(leaves) if operands[i] is not leaf]
+            if operands is not leaves
+            else ()
+        )
+        return outputs
 
     def through_layers(
         self, layers: Mapping[int, Layer], output_grads: Sequence[torch.Tensor | None]
@@ -390,17 +487,18 @@ class _Pass:
     def begin_with_layers_alone(self) -> None:
         """Handles gradients that reach nothing but the parameters of deferred layers."""
         self.keeps_graph = _keeps_graph()
-        self.grads = {}
+        self.grads = [None] * len(self.variant.wrt)
         self.bound = self.running = None
         self.all_at_once = True
 
-    def begin(self, leaves, outputs, output_grads) -> None:
+    def begin(self, outputs, output_grads) -> None:
         """Stores what all parts read, before part 0."""
         self.keeps_graph = _keeps_graph()
+        leaves: list[torch.Tensor | None] = [None] * len(self.operands)
+        for index in self.variant.leaves_read:
+            leaves[index] = self.operands[index]
         self.bound = leaves, outputs, output_grads
-        if self.prepared.part_count > 1:
-            self.versions = [None if leaf is None else leaf._version for leaf in leaves]
-        self.grads: dict[int, torch.Tensor] = {}
+        self.grads: list[torch.Tensor | None] = [None] * len(self.variant.wrt)
         self.running = self.lease
         if self.keeps_graph:
             # Backward overwrites what forward saved, so this one runs on a copy and the original stays for the next.
@@ -416,13 +514,11 @@ class _Pass:
         prepared = variant.prepared(self.sizes)
         outputs, lease = self.program._forward(prepared, leaves)
         seeds = [self.program.dense(output_grads[index]) for index in used]
-        grads = [
-            self._new_grad(leaf) if has else None
-            for leaf, has in zip(variant.wrt, variant.has_grad)
-        ]
         target = self.program.target
-        target.backward(prepared.plan, -1, lease, leaves, outputs, seeds, grads)
-        self.grads = {leaf: grad for leaf, grad in zip(variant.wrt, grads) if grad is not None}
+        self.grads = [None] * len(variant.wrt)
+        for allocations in prepared.begun:
+            allocations.make(target, self.grads)
+        target.backward(prepared.plan, -1, lease, leaves, outputs, seeds, self.grads)
         self.bound = self.running = None
         self.all_at_once = True
 
@@ -443,34 +539,30 @@ class _Pass:
             )
         with torch.enable_grad():
             outputs = self.replay()
-            found = torch.autograd.grad(
+            self.grads = list(torch.autograd.grad(
                 [outputs[index] for index in used],
                 [leaves[leaf] for leaf in self.variant.wrt],
                 [output_grads[index] for index in used],
                 create_graph=self.differentiated_again,
                 allow_unused=True,
-            )
-        self.grads = {leaf: grad for leaf, grad in zip(self.variant.wrt, found) if grad is not None}
+            ))
         self.bound = self.running = None
         self.all_at_once = True
 
-    def _new_grad(self, leaf: int) -> torch.Tensor:
-        return self.program.target.new(self.shapes[leaf], self.program.leaf_dtypes[leaf])
-
-    def run(self, part: int) -> None:
-        """Runs one part. Its gradients can then be returned."""
+    def run(self, part: int) -> list[torch.Tensor | None]:
+        """Runs one part. Returns the gradients of the leaves in ``prepared.leaves_by_part``."""
         prepared = self.prepared
         if not self.all_at_once:
-            if part > 0:
-                self._check_unchanged(part)
-            for leaf in prepared.begun[part]:
-                self.grads[leaf] = self._new_grad(leaf)
-            grads = [None if leaf is None else self.grads[leaf] for leaf in prepared.written[part]]
+            if part > 0:  # hooks of the user have run since the last part
+                self.check_unchanged(self.bound[0], prepared.read_from[part])
             target = self.program.target
-            target.backward(prepared.plan, part, self.running, *self.bound, grads)
+            prepared.begun[part].make(target, self.grads)
+            target.backward(prepared.plan, part, self.running, *self.bound, self.grads)
             self.running.free(prepared.freed[part])
             # Frees what only the parts so far have read (mostly the logits).
-            outputs = self.bound[1]
+            leaves, outputs, _ = self.bound
+            for leaf in prepared.read_last[part]:
+                leaves[leaf] = None
             for index, last in enumerate(prepared.output_parts):
                 if last <= part:
                     outputs[index] = None
@@ -481,44 +573,73 @@ class _Pass:
             if not self.keeps_graph and self.lease is not None:
                 self.lease.release()
                 self.lease = None
+        return self._taken(part)
 
-    def _check_unchanged(self, part: int) -> None:
-        """Checks the leaves between two parts of backward, because hooks of the user run there."""
-        for leaf, version, last in zip(self.bound[0], self.versions, self.prepared.leaf_parts):
-            if leaf is not None and last >= part and leaf._version != version:
-                raise _changed_in_place(leaf, version)
+    def _taken(self, part: int) -> list[torch.Tensor | None]:
+        """Returns the gradients that a part hands on, and keeps no reference: autograd then stores them without a
+        copy."""
+        grads, taken = self.grads, []
+        for position in self.prepared.grads_by_part[part]:
+            taken.append(grads[position])
+            grads[position] = None
+        if self.more:
+            for index, leaf in enumerate(self.prepared.leaves_by_part[part]):
+                more, grad = self.more.pop(leaf, None), taken[index]
+                if more is not None:
+                    taken[index] = more if grad is None else grad.add_(more)
+        return taken
 
-    def take(self, leaf: int) -> torch.Tensor | None:
-        grad, more = self.grads.pop(leaf, None), self.more.pop(leaf, None)
-        return more if grad is None else grad if more is None else grad.add_(more)
+    def check_unchanged(self, leaves: Sequence[torch.Tensor], read: Sequence[int]) -> None:
+        """Raises an error if one of the leaves ``read`` has been changed in place since forward."""
+        versions = self.versions
+        if [leaves[leaf]._version for leaf in read] == [versions[leaf] for leaf in read]:
+            return
+        for leaf in read:
+            found = leaves[leaf]
+            if found._version != versions[leaf] and leaf not in self.copied:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace "
+                    f"operation: a tensor of shape {list(found.shape)} is at version {found._version}, and "
+                    f"backward needs version {versions[leaf]}"
+                )
+
+    def unchanged_operands(self) -> list[torch.Tensor]:
+        """Returns every operand of forward, outside of autograd's graph. Raises an error if one has been changed in
+        place since."""
+        self.check_unchanged(self.leaves, range(len(self.leaves)))
+        return [operand.detach() for operand in self.operands]
+
+    def unchanged_leaves(self) -> list[torch.Tensor]:
+        """Returns every leaf of forward, as part of autograd's graph. Raises an error if one has been changed in place
+        since."""
+        self.check_unchanged(self.leaves, range(len(self.leaves)))
+        return self.leaves
 
 
-class _Run(torch.autograd.Function):
-    """Forward, and part 0 of backward. Everything that backward reads is saved through autograd."""
+class _Function(torch.autograd.Function):
+    @classmethod
+    def call(cls, *arguments):
+        """Is ``apply`` without its loop over the arguments for torch.func, under which no engine runs."""
+        return super(torch.autograd.Function, cls).apply(*arguments)
+
+
+class _Run(_Function):
+    """Forward, and part 0 of backward. Its arguments are the leaves of part 0, whose gradients it returns.
+
+    What backward reads of the outputs is saved through autograd, and leaves are compared with their versions: changing
+    either in place before backward is an error, as in PyTorch."""
 
     @staticmethod
-    def forward(ctx, shared: _Pass, token, *leaves):
-        program, variant = shared.program, shared.variant
-        operands = [program.target.operand(leaf) for leaf in leaves]
-        outputs, shared.lease = program._forward(shared.prepared, operands)
-        shared.shapes = [leaf.shape for leaf in leaves]
+    def forward(ctx, shared: _Pass, token, *own):
+        del own
+        program = shared.program
+        outputs = shared.forward()
         ctx.layers = program.layers(outputs, shared.leaves, shared.sizes)
         presented = program.presented(outputs, ctx.layers)
         ctx.shared, ctx.token = shared, token is not None
-        # Copies belong to this function. Everything else is saved through autograd, which detects in-place changes
-        # before backward.
-        ctx.copies = copies = {}
-        for index, (copy, leaf) in enumerate(zip(operands, leaves)):
-            if copy is not leaf:
-                copies[index] = copy
-        ctx.saved_leaves = [index for index in variant.leaves_read if index not in copies]
-        ctx.save_for_backward(
-            *[leaves[index] for index in ctx.saved_leaves],
-            *[outputs[index] for index in variant.outputs_read],
-        )
-        # References to run forward again, if unexpected gradients arrive.
-        ctx.leaves = [None if index in copies else leaf for index, leaf in enumerate(leaves)]
-        ctx.versions = [leaf._version for leaf in leaves]
+        # Without anything saved, autograd would let a second backward through.
+        read = [outputs[index] for index in shared.variant.outputs_read]
+        ctx.save_for_backward(*read or [program.target.token()])
         if shared.prepared.constant_outputs:
             constant = [presented[index] for index in shared.prepared.constant_outputs]
             ctx.mark_non_differentiable(*constant)
@@ -531,11 +652,12 @@ class _Run(torch.autograd.Function):
         shared, program = ctx.shared, ctx.shared.program
         used = tuple([index for index, grad in enumerate(output_grads) if grad is not None])
         if not used:
-            return (None, None, *[None] * len(ctx.versions))
+            return (None, None, *[None] * len(shared.prepared.leaves_by_part[0]))
+        shared.check_unchanged(shared.leaves, shared.variant.leaves_read)
         # Grad mode is on in a backward that is itself differentiated (create_graph).
         shared.differentiated_again = torch.is_grad_enabled()
         if shared.differentiated_again or not _all_plain(output_grads):
-            shared.begin_in_pytorch(_unchanged_leaves(ctx, attached=True), used, output_grads)
+            shared.begin_in_pytorch(shared.unchanged_leaves(), used, output_grads)
             return _Run._hand_on(ctx)
         if ctx.layers:
             output_grads = shared.through_layers(ctx.layers, output_grads)
@@ -545,83 +667,48 @@ class _Run(torch.autograd.Function):
                 return _Run._hand_on(ctx)
         program.expect(used)
         if set(used) <= set(shared.variant.grad_outputs):
-            leaves: list[torch.Tensor | None] = [None] * len(ctx.versions)
-            for index, tensor in zip(ctx.saved_leaves, saved):
-                leaves[index] = tensor
-            for index, copy in ctx.copies.items():
-                leaves[index] = copy
             outputs: list[torch.Tensor | None] = [None] * program.output_count
-            for index, tensor in zip(shared.variant.outputs_read, saved[len(ctx.saved_leaves) :]):
+            for index, tensor in zip(shared.variant.outputs_read, saved):
                 outputs[index] = tensor
             seeds = [program.dense(output_grads[index]) for index in shared.variant.grad_outputs]
-            shared.begin(leaves, outputs, seeds)
+            shared.begin(outputs, seeds)
         else:
-            shared.begin_again(_unchanged_leaves(ctx), used, output_grads)
+            shared.begin_again(shared.unchanged_operands(), used, output_grads)
         return _Run._hand_on(ctx)
 
     @staticmethod
     def _hand_on(ctx):
         shared = ctx.shared
         if not shared.keeps_graph:
-            ctx.leaves = shared.leaves = shared.replay = None
-        shared.run(0)
-        own = shared.prepared.first_leaves
-        grads = [shared.take(leaf) if leaf in own else None for leaf in range(len(ctx.versions))]
+            shared.leaves = shared.operands = shared.replay = None
+        grads = shared.run(0)
         return (None, shared.program.target.token() if ctx.token else None, *grads)
 
 
-class _Part(torch.autograd.Function):
+class _Part(_Function):
     """A later part of backward. Its forward only makes the token that links it to the previous part."""
 
     @staticmethod
-    def forward(ctx, shared: _Pass, part: int, own: list[int], token, *leaves):
-        del leaves
-        ctx.shared, ctx.part, ctx.own, ctx.token = shared, part, own, token is not None
+    def forward(ctx, shared: _Pass, part: int, token, *own):
+        del own
+        ctx.shared, ctx.part, ctx.token = shared, part, token is not None
         return shared.program.target.token()
 
     @staticmethod
     def backward(ctx, grad):
         del grad
-        ctx.shared.run(ctx.part)
-        grads = [ctx.shared.take(leaf) for leaf in ctx.own]
-        token = ctx.shared.program.target.token() if ctx.token else None
-        return (None, None, None, token, *grads)
+        shared = ctx.shared
+        grads = shared.run(ctx.part)
+        return (None, None, shared.program.target.token() if ctx.token else None, *grads)
 
 
-def _apply(shared: _Pass, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _apply(shared: _Pass) -> tuple[torch.Tensor, ...]:
     """Applies the functions of one pass, last part first, and returns the outputs."""
-    parts = shared.prepared.leaves_by_part
-    shared.leaves = leaves
-    given = list(leaves)
+    leaves, parts = shared.leaves, shared.prepared.leaves_by_part
     token = None
     for part in range(len(parts) - 1, 0, -1):
-        own = parts[part]
-        token = _Part.apply(shared, part, own, token, *[leaves[leaf] for leaf in own])
-        for leaf in own:  # its gradient comes from this part
-            given[leaf] = leaves[leaf].detach()
-    return _Run.apply(shared, token, *given)
-
-
-def _unchanged_leaves(ctx, attached: bool = False) -> list[torch.Tensor]:
-    """Returns every leaf of the forward. Raises an error if one has been changed in place since. ``attached``: as part
-    of autograd's graph."""
-    leaves = []
-    for index, (leaf, version) in enumerate(zip(ctx.leaves, ctx.versions)):
-        if leaf is not None and leaf._version != version:
-            raise _changed_in_place(leaf, version)
-        if attached:
-            leaves.append(ctx.shared.leaves[index])
-        else:
-            leaves.append(ctx.copies[index] if leaf is None else leaf.detach())
-    return leaves
-
-
-def _changed_in_place(leaf: torch.Tensor, version: int) -> RuntimeError:
-    return RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: a tensor of shape {list(leaf.shape)} is at version {leaf._version}, and "
-        f"backward needs version {version}"
-    )
+        token = _Part.call(shared, part, token, *[leaves[leaf] for leaf in parts[part]])
+    return _Run.call(shared, token, *[leaves[leaf] for leaf in parts[0]])
 
 
 def _all_plain(grads: Sequence[torch.Tensor | None]) -> bool:

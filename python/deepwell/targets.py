@@ -1,6 +1,6 @@
 """Where a captured graph runs: this CPU, a GPU, or an emulated GPU.
 
-A target makes the tensors and arenas of a run, and passes their addresses to the plan. On a GPU all memory is PyTorch's,
+A target makes the tensors and arenas of a run, and passes them to the plan. On a GPU all memory is PyTorch's,
 so that ``torch.cuda.memory_allocated`` counts it, and all work goes to PyTorch's current stream; no call waits for it.
 An emulated GPU has its own memory: the operands of each run, which are on the CPU, are copied there and back.
 """
@@ -19,14 +19,9 @@ if TYPE_CHECKING:
 
 EMULATED = ("emulator:sm_90a",)
 
-# The alignment, in bytes, that kernels on a GPU need of the address of a tensor.
-_ALIGNMENT = 16
-
 Tensors = Sequence["torch.Tensor | None"]
 
-
-def addresses(tensors: Tensors) -> list[int | None]:
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+_NOTHING = contextlib.nullcontext()
 
 
 class Target:
@@ -37,6 +32,8 @@ class Target:
     cuda_graphs = False
     # The most segments of an arena. One on a CPU, where memory that was released costs a page fault per page.
     arena_segments = 1
+    # Plans need the address of a tensor to be a multiple of this number of bytes.
+    alignment = 1
     # A comparison with PyTorch runs calls with more bytes than this on smaller sizes.
     large_call = 64 << 20
 
@@ -63,7 +60,7 @@ class Target:
 
     def current(self) -> ContextManager[Any]:
         """Plans are made and run while this is entered."""
-        return contextlib.nullcontext()
+        return _NOTHING
 
     def wait(self) -> None:
         """Waits until the work of this target is done."""
@@ -78,7 +75,18 @@ class Target:
 
     def operand(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the tensor, or a copy if a plan cannot read it where it lies."""
-        return tensor.contiguous()
+        made = tensor.contiguous()
+        return made if made.data_ptr() % self.alignment == 0 else made.clone()
+
+    def operands(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the tensors, or a list with copies of those that a plan cannot read where they lie."""
+        unreadable = _deepwell.unreadable(tensors, self.alignment)
+        if not unreadable:
+            return tensors
+        made = list(tensors)
+        for position in unreadable:
+            made[position] = self.operand(tensors[position])
+        return made
 
     def fresh_seed(self) -> torch.Tensor:
         """Returns the Philox key and offset of one call, from PyTorch's generator: torch.manual_seed repeats them."""
@@ -104,11 +112,11 @@ class Target:
     # ---- runs ----------------------------------------------------------------------------------------
 
     def forward(self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors) -> None:
-        plan.forward(arena.addresses, addresses(leaves), addresses(outputs))
+        plan.forward(arena.addresses, leaves, outputs)
 
     def backward(self, plan: _deepwell.Plan, part: int, arena: Lease, *tensors: Tensors) -> None:
         """``tensors``: leaves, outputs, gradients of outputs, gradients of leaves. ``part`` -1 runs all parts."""
-        plan.backward(part, arena.addresses, *map(addresses, tensors))
+        plan.backward(part, arena.addresses, *tensors)
 
     # A target has no state that a copied or unpickled model needs.
     def __reduce__(self):
@@ -126,6 +134,12 @@ class _Memory:
         self.tensor[:size].copy_(other.tensor[:size])
 
 
+# PyTorch's own generated code asks for the current stream in this way, which makes no object.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+    lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+
+
 class Gpu(Target):
     """One NVIDIA GPU."""
 
@@ -133,6 +147,7 @@ class Gpu(Target):
     kind = "cuda"
     cuda_graphs = True
     arena_segments = 4
+    alignment = 16
     large_call = 8 << 30
 
     def __init__(self, index: int) -> None:
@@ -146,7 +161,8 @@ class Gpu(Target):
         return 0
 
     def current(self) -> ContextManager[Any]:
-        return torch.cuda.device(self.device)
+        here = torch.cuda.current_device() == self.device.index
+        return _NOTHING if here else torch.cuda.device(self.device)
 
     def wait(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -154,12 +170,8 @@ class Gpu(Target):
     def accepts(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
 
-    def operand(self, tensor: torch.Tensor) -> torch.Tensor:
-        made = tensor.contiguous()
-        return made if made.data_ptr() % _ALIGNMENT == 0 else made.clone()
-
     def _stream(self) -> int:
-        return torch.cuda.current_stream(self.device).cuda_stream
+        return _raw_stream(self.device.index)
 
     def arena_key(self) -> Any:
         # Another stream may still work in an arena that was given back.
@@ -170,11 +182,11 @@ class Gpu(Target):
 
     def forward(self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors) -> None:
         with self.current():
-            plan.forward(arena.addresses, addresses(leaves), addresses(outputs), self._stream())
+            plan.forward(arena.addresses, leaves, outputs, self._stream())
 
     def backward(self, plan: _deepwell.Plan, part: int, arena: Lease, *tensors: Tensors) -> None:
         with self.current():
-            plan.backward(part, arena.addresses, *map(addresses, tensors), self._stream())
+            plan.backward(part, arena.addresses, *tensors, self._stream())
 
     def __reduce__(self):
         return (Gpu, (self.device.index,))

@@ -1,5 +1,5 @@
-/* _deepwell: the binding of libdeepwell for Python. It only translates: addresses are passed as integers, and failures
- * raise exceptions. It uses the limited API, so that one binary serves CPython 3.10 and later. The GIL is released
+/* _deepwell: the binding of libdeepwell for Python. It only translates: operands are passed as tensors or as addresses,
+ * and failures raise exceptions. It uses the limited API, so that one binary serves CPython 3.10 and later. The GIL is released
  * while an engine runs. The caller keeps the tensors behind the addresses alive. */
 #include "attention_module.h"
 #include "ext.h"
@@ -15,6 +15,7 @@ typedef struct module_state {
     /* deepwell._deepwell.IndexError, derived from Error and Python's IndexError. */
     PyObject *index_error;
     PyObject *graph_type, *engine_type, *plan_type, *arena_type;
+    PyObject *data_ptr, *is_contiguous; /* names of a tensor's methods */
 } module_state;
 
 static module_state state; /* single-phase module: one per process */
@@ -173,14 +174,29 @@ static PyType_Slot arena_slots[] = {{Py_tp_new, arena_new},
 static PyType_Spec arena_spec = {"deepwell._deepwell.Arena", sizeof(PyObject) + sizeof(arena_slot),
                                  0, Py_TPFLAGS_DEFAULT, arena_slots};
 
-/* ---- sequences of integers ------------------------------------------------------------------------ */
+/* ---- operands and sequences of integers ----------------------------------------------------------- */
 
-/* Reads a tuple or list of `expected` addresses (None: NULL) into fresh bindings (PyMem_Free). */
+/* Reads the address of an operand: a tensor, an integer, or None (NULL). */
+static bool read_address(PyObject *operand, void **address) {
+    *address = NULL;
+    if (operand == Py_None) return true;
+    if (PyLong_Check(operand)) {
+        *address = PyLong_AsVoidPtr(operand);
+    } else {
+        PyObject *found = PyObject_CallMethodObjArgs(operand, state.data_ptr, NULL);
+        if (found == NULL) return false;
+        *address = PyLong_AsVoidPtr(found);
+        Py_DECREF(found);
+    }
+    return !PyErr_Occurred();
+}
+
+/* Reads a tuple or list of `expected` operands into fresh bindings (PyMem_Free). */
 static dw_binding *read_bindings(PyObject *sequence, Py_ssize_t expected, const char *what) {
     Py_ssize_t count = PySequence_Size(sequence);
     if (count < 0) return NULL;
     if (expected >= 0 && count != expected) {
-        PyErr_Format(PyExc_ValueError, "%s: %zd addresses given, %zd expected", what, count,
+        PyErr_Format(PyExc_ValueError, "%s: %zd operands given, %zd expected", what, count,
                      expected);
         return NULL;
     }
@@ -192,9 +208,9 @@ static dw_binding *read_bindings(PyObject *sequence, Py_ssize_t expected, const 
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(sequence, i);
         if (item == NULL) goto failed;
-        if (item != Py_None) bindings[i].data = PyLong_AsVoidPtr(item);
+        bool read = read_address(item, &bindings[i].data);
         Py_DECREF(item);
-        if (PyErr_Occurred()) goto failed;
+        if (!read) goto failed;
     }
     return bindings;
 failed:
@@ -321,7 +337,7 @@ static PyObject *plan_describe(PyObject *self, PyObject *unused) {
     return take_text(status, text);
 }
 
-/* forward(segments, leaves, outputs, stream=0), with addresses. */
+/* forward(segments, leaves, outputs, stream=0), with tensors or addresses. */
 static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
     if (count != 3 && count != 4) {
@@ -349,8 +365,8 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-/* backward(part, segments, leaves, outputs, output_grads, grads, stream=0), with addresses, None if absent. A negative
- * part runs all parts. */
+/* backward(part, segments, leaves, outputs, output_grads, grads, stream=0), with tensors or addresses, None if absent. A
+ * negative part runs all parts. */
 static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
     if (count != 6 && count != 7) {
@@ -1078,7 +1094,40 @@ static PyObject *module_first_replaced(PyObject *self, PyObject *places) {
     return PyLong_FromLong(-1);
 }
 
+/* unreadable(tensors, alignment) -> the positions, in a list, of tensors that are not contiguous or whose address is not
+ * a multiple of `alignment` bytes. */
+static PyObject *module_unreadable(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 2 || !PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "unreadable(tensors, alignment) takes a list and a number");
+        return NULL;
+    }
+    size_t alignment = PyLong_AsSize_t(args[1]);
+    if (alignment == 0 && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "unreadable: alignment 0; expected at least 1 byte");
+    PyObject *found = PyErr_Occurred() ? NULL : PyList_New(0);
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_Size(args[0]); i++) {
+        PyObject *tensor = PyList_GetItem(args[0], i);
+        Py_INCREF(tensor); /* a method of it may change the list */
+        void *address = NULL;
+        PyObject *contiguous = PyObject_CallMethodObjArgs(tensor, state.is_contiguous, NULL);
+        bool read = contiguous != NULL && read_address(tensor, &address);
+        Py_DECREF(tensor);
+        Py_XDECREF(contiguous);
+        PyObject *position = NULL;
+        if (read && (contiguous != Py_True || (uintptr_t)address % alignment != 0)) {
+            position = PyLong_FromSsize_t(i);
+            read = position != NULL && PyList_Append(found, position) == 0;
+        }
+        Py_XDECREF(position);
+        if (!read) Py_CLEAR(found);
+    }
+    return found;
+}
+
 static PyMethodDef functions[] = {
+    {"unreadable", (PyCFunction)(void (*)(void))module_unreadable, METH_FASTCALL,
+     "unreadable([tensor, ...], alignment) -> [position, ...]"},
     {"first_replaced", module_first_replaced, METH_O,
      "first_replaced((holder, key, value, ...)) -> position"},
     {"first_change", module_first_change, METH_O, "first_change([dict, kept, ...]) -> position"},
@@ -1141,6 +1190,9 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (state.index_error == NULL) goto failed;
     Py_INCREF(state.index_error);
     if (PyModule_AddObject(module, "IndexError", state.index_error) != 0) goto failed;
+    state.data_ptr = PyUnicode_InternFromString("data_ptr");
+    state.is_contiguous = PyUnicode_InternFromString("is_contiguous");
+    if (state.data_ptr == NULL || state.is_contiguous == NULL) goto failed;
     state.arena_type = add_type(module, "Arena", &arena_spec);
     state.graph_type = add_type(module, "Graph", &graph_spec);
     state.engine_type = add_type(module, "Engine", &engine_spec);

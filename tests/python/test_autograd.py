@@ -7,6 +7,7 @@ import deepwell
 import pytest
 import torch
 from compare import assert_same_function, gradients
+from deepwell import _deepwell, guards
 from torch import nn
 from users import engine_calls
 from zoo import BY_NAME, gpt2, llama, small_gpt2
@@ -341,3 +342,49 @@ def test_writes_without_gradient(function, captured: bool) -> None:
         module(x).sin().sum().backward()
     assert_grads_close(ours, plain)
     assert engine_calls(ours)[0] == (1 if captured else 0)
+
+
+def test_an_argument_that_a_transform_left_behind_goes_to_pytorch() -> None:
+    """torch.func's tensors have no memory of their own, also after their transform has ended."""
+    model = deepwell.optimize(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), verbose=False)
+    kept = []
+    torch.func.grad(lambda x: kept.append(x) or x.sum())(torch.randn(3))
+    torch.testing.assert_close(model(kept[0]), nn.Sequential.forward(model, kept[0]))
+    assert engine_calls(model) == (0, 1) and "torch.func" in deepwell.summary(model)
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["torch's check", "own check"])
+def test_new_data_of_another_kind_is_noticed(fast, monkeypatch) -> None:
+    """Parameters may get new data through ``.data``: of the same kind, with other strides, or of another dtype."""
+    if not fast:
+        monkeypatch.setattr(guards, "_likeness_checks", lambda tensors: [])
+    model = deepwell.optimize(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), verbose=False)
+    weight, x = model[0].weight, torch.randn(4, 8)
+
+    def check(x) -> None:
+        torch.testing.assert_close(model(x), nn.Sequential.forward(model, x))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(x)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), nn.Sequential.forward(model, x))
+
+    for data in (torch.randn(8, 8), torch.randn(8, 8).t(), torch.randn(16, 16)[::2, ::2]):
+        weight.data = data
+        check(x)
+        model(x).sum().backward()
+    assert engine_calls(model)[1] == 0
+    model.double()
+    assert model(x.double()).dtype == torch.float64
+
+
+def test_tensors_that_plans_cannot_read() -> None:
+    whole = torch.zeros(64, 64, dtype=torch.uint8)
+    tensors = [whole, whole.t(), whole[1:], whole[0, 3:], torch.tensor(1.0), whole[0, 1:2]]
+    assert _deepwell.unreadable(tensors, 1) == [1]
+    assert _deepwell.unreadable(tensors, 16) == [1, 3, 5]
+    assert _deepwell.unreadable([], 16) == []
+    for wrong in ([None], [1], (whole,)):
+        with pytest.raises((AttributeError, TypeError)):
+            _deepwell.unreadable(wrong, 1)
+    with pytest.raises(ValueError):
+        _deepwell.unreadable(tensors, 0)

@@ -140,3 +140,61 @@ def test_frozen_layers(models) -> None:
             parameter.requires_grad_("layers.1" not in name and "embed" not in name)
         loss_of(model, 1).backward()
     assert_grads_close(models[1], models[0])
+
+
+def test_gradients_are_the_memory_that_the_engine_wrote(models, monkeypatch) -> None:
+    """Autograd stores the engine's tensors without a copy. Small ones share memory, without overlap; they are ordinary
+    tensors all the same. A large one can be freed alone."""
+    written: set[int] = set()
+    backward = Target.backward
+
+    def recording(self, plan, part, arena, *tensors):
+        written.update(grad.data_ptr() for grad in tensors[-1] if grad is not None)
+        backward(self, plan, part, arena, *tensors)
+
+    monkeypatch.setattr(Target, "backward", recording)
+    _, ours = models
+    loss_of(ours, 1).backward()
+    ends = []
+    storages = {}
+    for parameter in ours.parameters():
+        grad = parameter.grad
+        assert grad.data_ptr() in written and grad.data_ptr() % 64 == 0
+        assert grad.is_contiguous() and not grad._is_view() and grad._version == 0
+        ends.append((grad.data_ptr(), grad.data_ptr() + grad.nbytes))
+        storages.setdefault(grad.untyped_storage().data_ptr(), []).append(grad)
+    ends.sort()
+    assert all(end <= begin for (_, end), (begin, _) in zip(ends, ends[1:]))
+    assert any(len(sharing) > 1 for sharing in storages.values())
+    for sharing in storages.values():
+        assert len(sharing) == 1 or all(grad.nbytes < 1 << 20 for grad in sharing)
+    first, second = next(sharing for sharing in storages.values() if len(sharing) > 1)[:2]
+    before = second.clone()
+    first.zero_()
+    assert torch.equal(second, before) and second._version == 0
+
+
+def test_a_leaf_changed_between_two_parts_is_an_error(models) -> None:
+    """A hook that runs when the first gradients are complete changes a parameter that later parts read."""
+    _, ours = models
+
+    def change(_) -> None:
+        with torch.no_grad():
+            ours.model.layers[0].mlp.up_proj.weight.mul_(2)
+
+    ours.lm_head.weight.register_post_accumulate_grad_hook(change)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss_of(ours, 1).backward()
+
+
+def test_a_hook_may_replace_the_data_of_a_leaf_that_is_still_read(models) -> None:
+    """As in PyTorch, backward then reads the new data: addresses are taken anew for each part."""
+    for model in models:
+        weight = model.model.layers[0].mlp.up_proj.weight
+
+        def replace(_, weight=weight) -> None:
+            weight.data = weight.data.clone()
+
+        model.lm_head.weight.register_post_accumulate_grad_hook(replace)
+        loss_of(model, 1).backward()
+    assert_grads_close(models[1], models[0])
