@@ -223,7 +223,8 @@ class ModuleState:
         self._tensors = named_tensors(root)
         self._set_tensors(contents.tensors)
         self.training = (root.training, *[module.training for module in submodules])
-        self._watched = (_kept(root.__dict__), watched)
+        watched[:0] = [None, _kept(root.__dict__)]
+        self._watched = watched, _deepwell.watch(watched)  # the second points into the first
         self._places = _flat(root, [*contents.places, *self._outside])
         self._probes = [tuple(probe[1:]) for probe in contents.probes]
         # The first value that the forwards read and that cannot be watched.
@@ -269,10 +270,9 @@ class ModuleState:
     def unchanged(self) -> bool:
         """Returns whether nothing has changed. True is certain; False may be wrong."""
         root = self._root()
-        kept, watched = self._watched
+        watched, watch = self._watched
         if (
-            _deepwell.first_change(watched) >= 0
-            or _deepwell.first_change([root.__dict__, kept]) >= 0
+            _deepwell.first_change(watch, root.__dict__) >= 0
             or _deepwell.first_replaced(self._places) >= 0
         ):
             return False

@@ -1025,40 +1025,107 @@ static PyObject *module_adamw(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* first_change(watched): `watched` is a flat list of dict, tuple, dict, tuple, ...; a tuple holds the keys and values
- * that its dict had, in order. Returns the index of the first dict that no longer holds these very objects, or -1. A
- * list may replace a dict and is compared item by item. An Ellipsis in a tuple matches any value. */
-static PyObject *module_first_change(PyObject *self, PyObject *watched) {
+/* What watch() was given, in one run of memory. No reference is held. */
+typedef struct watched_container {
+    PyObject *container; /* NULL: the one that first_change is given */
+    bool is_list;
+    Py_ssize_t count; /* of values */
+    Py_ssize_t first; /* position of its first value, or of its first key and value, in `kept` */
+} watched_container;
+typedef struct watch_list {
+    Py_ssize_t count;
+    PyObject **kept;
+    watched_container containers[];
+} watch_list;
+static const char WATCH_NAME[] = "deepwell._deepwell.watch";
+
+static void watch_free(PyObject *capsule) {
+    PyMem_Free(PyCapsule_GetPointer(capsule, WATCH_NAME));
+}
+
+static bool watch_fill(watch_list *list, PyObject *watched) {
+    Py_ssize_t used = 0;
+    for (Py_ssize_t i = 0; i < list->count; i++) {
+        PyObject *container = PyList_GetItem(watched, 2 * i);
+        PyObject *kept = PyList_GetItem(watched, 2 * i + 1);
+        const Py_ssize_t size = PyTuple_Size(kept);
+        const bool is_list = PyList_Check(container), given = container == Py_None;
+        if (!is_list && !given && !PyDict_Check(container)) {
+            PyErr_SetString(PyExc_TypeError, "watch: neither a dict nor a list");
+            return false;
+        }
+        list->containers[i] = (watched_container){
+            .container = given ? NULL : container,
+            .is_list = is_list,
+            .count = is_list ? size : size / 2,
+            .first = used,
+        };
+        for (Py_ssize_t k = 0; k < size; k++) list->kept[used++] = PyTuple_GetItem(kept, k);
+    }
+    return true;
+}
+
+/* watch(watched): `watched` is a flat list of dict, tuple, dict, tuple, ...; a tuple holds the keys and values that its
+ * dict has, in order. A list may replace a dict; its tuple holds its items. None stands for the dict that first_change
+ * is given. Returns what first_change reads. The caller keeps `watched`, unchanged, as long as that is used. */
+static PyObject *module_watch(PyObject *self, PyObject *watched) {
     (void)self;
-    if (!PyList_Check(watched)) {
-        PyErr_SetString(PyExc_TypeError, "first_change(watched) takes a list");
+    if (!PyList_Check(watched) || PyList_Size(watched) % 2 != 0) {
+        PyErr_SetString(PyExc_TypeError, "watch(watched) takes a list of pairs");
         return NULL;
     }
-    Py_ssize_t count = PyList_Size(watched);
-    for (Py_ssize_t i = 0; i + 1 < count; i += 2) {
-        PyObject *container = PyList_GetItem(watched, i);
-        PyObject *kept = PyList_GetItem(watched, i + 1);
-        Py_ssize_t size = PyTuple_Size(kept);
-        if (size < 0) return NULL;
-        bool same = false;
-        if (PyDict_Check(container)) {
-            PyObject *key = NULL, *value = NULL;
-            Py_ssize_t position = 0, at = 0;
-            same = 2 * PyDict_Size(container) == size;
-            while (same && PyDict_Next(container, &position, &key, &value)) {
-                PyObject *was = PyTuple_GetItem(kept, at + 1);
-                same = PyTuple_GetItem(kept, at) == key && (was == value || was == Py_Ellipsis);
-                at += 2;
-            }
-        } else if (PyList_Check(container)) {
-            same = PyList_Size(container) == size;
-            for (Py_ssize_t at = 0; same && at < size; at++)
-                same = PyList_GetItem(container, at) == PyTuple_GetItem(kept, at);
-        } else {
-            PyErr_SetString(PyExc_TypeError, "first_change: neither a dict nor a list");
+    const Py_ssize_t count = PyList_Size(watched) / 2;
+    Py_ssize_t total = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *kept = PyList_GetItem(watched, 2 * i + 1);
+        if (!PyTuple_Check(kept)) {
+            PyErr_SetString(PyExc_TypeError, "watch: what a container holds is not a tuple");
             return NULL;
         }
-        if (!same) return PyLong_FromSsize_t(i);
+        total += PyTuple_Size(kept);
+    }
+    const size_t head = sizeof(watch_list) + (size_t)count * sizeof(watched_container);
+    watch_list *list = PyMem_Malloc(head + (size_t)total * sizeof(PyObject *));
+    if (list == NULL) return PyErr_NoMemory();
+    list->count = count;
+    list->kept = (PyObject **)((char *)list + head);
+    PyObject *capsule =
+        watch_fill(list, watched) ? PyCapsule_New(list, WATCH_NAME, watch_free) : NULL;
+    if (capsule == NULL) PyMem_Free(list);
+    return capsule;
+}
+
+static bool holds_the_same(const watched_container *c, PyObject *container,
+                           PyObject *const *kept) {
+    if (c->is_list) {
+        if (PyList_Size(container) != c->count) return false;
+        for (Py_ssize_t i = 0; i < c->count; i++)
+            if (PyList_GetItem(container, i) != kept[i]) return false;
+        return true;
+    }
+    if (PyDict_Size(container) != c->count) return false;
+    if (c->count == 0) return true;
+    PyObject *key = NULL, *value = NULL;
+    Py_ssize_t position = 0;
+    for (; PyDict_Next(container, &position, &key, &value); kept += 2)
+        if (key != kept[0] || (value != kept[1] && kept[1] != Py_Ellipsis)) return false;
+    return true;
+}
+
+/* first_change(watch, given): returns the index of the first container that no longer holds the very objects that it
+ * held at watch(), or -1. `given` is a dict in place of None there. An Ellipsis in a tuple matches any value. */
+static PyObject *module_first_change(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 2 || !PyDict_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "first_change(watch, given) takes a watch and a dict");
+        return NULL;
+    }
+    const watch_list *list = PyCapsule_GetPointer(args[0], WATCH_NAME);
+    if (list == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < list->count; i++) {
+        const watched_container *c = &list->containers[i];
+        PyObject *container = c->container != NULL ? c->container : args[1];
+        if (!holds_the_same(c, container, list->kept + c->first)) return PyLong_FromSsize_t(i);
     }
     return PyLong_FromLong(-1);
 }
@@ -1130,7 +1197,9 @@ static PyMethodDef functions[] = {
      "unreadable([tensor, ...], alignment) -> [position, ...]"},
     {"first_replaced", module_first_replaced, METH_O,
      "first_replaced((holder, key, value, ...)) -> position"},
-    {"first_change", module_first_change, METH_O, "first_change([dict, kept, ...]) -> position"},
+    {"watch", module_watch, METH_O, "watch([dict, kept, ...]) -> what first_change reads"},
+    {"first_change", (PyCFunction)(void (*)(void))module_first_change, METH_FASTCALL,
+     "first_change(watch, given) -> position"},
     {"version", module_version, METH_NOARGS, "version of libdeepwell"},
     {"machine", module_machine, METH_NOARGS, "the CPU engine of this process, as JSON"},
     {"set_threads", module_set_threads, METH_VARARGS, "set_threads(count)"},

@@ -388,3 +388,37 @@ def test_tensors_that_plans_cannot_read() -> None:
             _deepwell.unreadable(wrong, 1)
     with pytest.raises(ValueError):
         _deepwell.unreadable(tensors, 0)
+
+
+def test_a_watch_compares_objects_not_values() -> None:
+    """A watched dict or list holds the same objects in the same order, or it has changed; `...` matches any value."""
+    given, table, items = {"a": 1}, {"x": 2.5, "y": (3,)}, [4.5, "five"]
+    watched = [
+        None, ("a", given["a"]),
+        table, ("x", table["x"], "y", ...),
+        items, tuple(items),
+        {}, (),
+    ]  # fmt: skip
+    watch = _deepwell.watch(watched)
+    assert _deepwell.first_change(watch, given) == -1
+    assert _deepwell.first_change(watch, {"a": 2}) == 0 and _deepwell.first_change(watch, {}) == 0
+    table["y"] = (4,)
+    assert _deepwell.first_change(watch, given) == -1
+    was = table["x"]
+    table["x"] = float("2.5")
+    assert _deepwell.first_change(watch, given) == 1
+    table["x"] = was
+    items.append(6)
+    assert _deepwell.first_change(watch, given) == 2
+    items.pop()
+    items[1] = "six"
+    assert _deepwell.first_change(watch, given) == 2
+    items[1] = watched[5][1]
+    watched[6]["new"] = 1
+    assert _deepwell.first_change(watch, given) == 3
+    for wrong in ((), [{}], [{}, 1], [1, ()]):
+        with pytest.raises(TypeError):
+            _deepwell.watch(wrong)
+    for arguments in ((watch,), (watch, 1), (None, {})):
+        with pytest.raises((TypeError, ValueError)):
+            _deepwell.first_change(*arguments)
