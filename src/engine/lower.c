@@ -103,6 +103,8 @@ static dw_status lower_all(dw__lowering *l) {
             return dw__fail_prefix(status, "%s", label);
         }
     }
+    if (l->waiting_count > 0)
+        return dw__fail(DW_INTERNAL, "node %u waits for a sum that was not lowered", l->waiting[0]);
     return DW_OK;
 }
 

@@ -21,7 +21,7 @@ static dw_value source_of(const dw__lowering *l, dw_value value) {
 /* True if the node sums a tensor of floating point over all axes but the last. */
 static bool sums_rows(const dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
-    if (record->op != DW_OP_REDUCE_SUM) return false;
+    if (!dw__op_is_sum(record->op)) return false;
     const dw__value_record *x = value_of(l, record->inputs[0]);
     const dw_attr *axes = dw_node_attr(l->graph, node, DW_ATTR_KEY_AXES);
     if (!dw__dtype_is_float(x->dtype) || x->rank < 2 || (int)axes->count != x->rank - 1)
@@ -47,7 +47,7 @@ static bool multiplies_rows(const dw__lowering *l, dw_node product, uint32_t i, 
 static dw__operand_sum operand_of(const dw__lowering *l, dw_node product, dw_node sum) {
     const dw__node_record *record = record_of(l, product);
     const dw_value x = record_of(l, sum)->inputs[0];
-    if (record->op != DW_OP_MATMUL || record->backward != record_of(l, sum)->backward)
+    if (!dw__op_is_matmul(record->op) || record->backward != record_of(l, sum)->backward)
         return DW__SUMS_NOTHING;
     if (multiplies_rows(l, product, 0, x)) return DW__SUMS_A;
     return multiplies_rows(l, product, 1, x) ? DW__SUMS_B : DW__SUMS_NOTHING;
@@ -122,8 +122,8 @@ static dw_status make_inputs(dw__lowering *l, dw_node node) {
     return dw__lower_deferred_inputs(l, node, DW_NONE);
 }
 
-/* True if what reads the value before the product can wait for it: elementwise programs of no more than `count` elements
- * and reshapes, so that little memory waits with them. */
+/* True if what reads the value before the product can wait for it: elementwise programs of at most `count` elements and
+ * reshapes, so that little memory waits with them. */
 static bool readers_can_wait(const dw__lowering *l, dw_value value, dw_node product, int64_t count,
                              int depth) {
     for (uint32_t u = l->engine->use_start[value]; u < l->engine->use_start[value + 1]; u++) {
@@ -222,7 +222,9 @@ static dw_status lower_at_product(dw__lowering *l, dw_node product, bool *done) 
 
 static dw_status lower_at_sum(dw__lowering *l, dw_node sum, bool *done) {
     const dw_node product = product_of(l, sum);
-    if (product == DW_NONE || product < sum || sum_of(l, product) != sum) return DW_OK;
+    if (product == DW_NONE || product < sum || sum_of(l, product) != sum ||
+        !dw__lower_sums_operands(l, record_of(l, product)->op))
+        return DW_OK;
     if (!can_run(l, product)) {
         const dw_value y = record_of(l, sum)->outputs[0];
         dw__tensor type;
@@ -236,8 +238,8 @@ static dw_status lower_at_sum(dw__lowering *l, dw_node sum, bool *done) {
 
 dw_status dw__lower_product_and_sum(dw__lowering *l, dw_node node, bool *done) {
     *done = false;
-    if (!dw__lower_sums_operands(l, DW_OP_MATMUL)) return DW_OK;
-    const bool is_product = record_of(l, node)->op == DW_OP_MATMUL;
-    if (!is_product && !sums_rows(l, node)) return DW_OK;
-    return is_product ? lower_at_product(l, node, done) : lower_at_sum(l, node, done);
+    if (dw__op_is_matmul(record_of(l, node)->op) &&
+        dw__lower_sums_operands(l, record_of(l, node)->op))
+        return lower_at_product(l, node, done);
+    return sums_rows(l, node) ? lower_at_sum(l, node, done) : DW_OK;
 }

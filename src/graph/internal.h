@@ -173,6 +173,10 @@ bool dw__op_is_pointwise(dw_op op);
 bool dw__op_is_cheap(dw_op op);
 /* True for a matmul or a linear layer. */
 bool dw__op_is_product(dw_op op);
+/* True for the product of matrices whose operands transpose_a and transpose_b turn. */
+bool dw__op_is_matmul(dw_op op);
+/* True for the sum over axes. */
+bool dw__op_is_sum(dw_op op);
 /* True for operations whose kernels on a GPU read rows at any one distance about as fast as contiguous ones. */
 bool dw__op_reads_spaced_rows(dw_op op);
 /* "mask" for operand 3 of attention */

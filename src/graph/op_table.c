@@ -543,6 +543,10 @@ bool dw__op_is_pointwise(dw_op op) {
 
 bool dw__op_is_product(dw_op op) { return op == DW_OP_MATMUL || op == DW_OP_LINEAR; }
 
+bool dw__op_is_matmul(dw_op op) { return op == DW_OP_MATMUL; }
+
+bool dw__op_is_sum(dw_op op) { return op == DW_OP_REDUCE_SUM; }
+
 bool dw__op_reads_spaced_rows(dw_op op) {
     return op == DW_OP_FUSED || op == DW_OP_CAST || dw__op_is_product(op) ||
            op == DW_OP_CROSS_ENTROPY || op == DW_OP_CROSS_ENTROPY_BACKWARD ||

@@ -94,7 +94,7 @@ static dw_status fill_operands(const bench *m) {
     DW_TRY(fill(m, pattern, m->a, m->gemm->a_bytes));
     DW_TRY(fill(m, pattern, m->b, m->gemm->b_bytes));
     DW_TRY(fill(m, pattern, m->c, m->gemm->c_bytes));
-    DW_TRY(m->device->fill_on(m->bias, 0, m->gemm->bias_bytes, m->stream));
+    if (m->gemm->bias_bytes) DW_TRY(m->device->fill_on(m->bias, 0, m->gemm->bias_bytes, m->stream));
 
 cleanup:
     if (m->device->stream_synchronize(m->stream) != DW_OK && status == DW_OK) status = DW_DEVICE;
