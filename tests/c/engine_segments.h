@@ -5,7 +5,7 @@
 #include "engine_problem.h"
 
 enum {
-    CHAIN_LAYERS = 6,
+    CHAIN_LAYERS = 4,
     CHAIN_COUNT = (1 << 21) + 37 /* each gradient is large enough for a part of its own */
 };
 

@@ -1075,8 +1075,8 @@ static void a_program_of_many_operands_runs(void **state) {
     dw_graph_destroy(graph);
 }
 
-/* Gradients with segments that are given back while backward runs, by single launches and by graphs, have the bits that
- * one block gives. The second step of the graphs has new memory, so they are recorded again. */
+/* Gradients with segments that are given back while backward runs have the bits that one block gives. The second step has
+ * new memory, so the graphs are recorded again. */
 static void segments_may_be_released_early(void **state) {
     (void)state;
     need_compiler();
@@ -1084,35 +1084,33 @@ static void segments_may_be_released_early(void **state) {
     problem p;
     results expected, got;
     on_device leaves, outputs, output_grads, grads;
+    dw_plan *plan = NULL;
     problem_begin(&p, graph, 1, 1);
     dw_engine *whole = make_segmented_engine(&p, device, 0, 1);
+    dw_engine *engine = make_segmented_engine(&p, device, 1, DW_MOST_SEGMENTS);
     run_on_device(whole, &p, 1, &expected);
-    for (int graphs = 0; graphs < 2; graphs++) {
-        dw_plan *plan = NULL;
-        dw_engine *engine = make_segmented_engine(&p, device, graphs, DW_MOST_SEGMENTS);
-        OK(dw_engine_plan(engine, p.sizes, &plan));
-        assert_true(dw_plan_segment_count(plan) > 1);
-        results_begin(&p, engine, &got);
-        send_all(p.leaf_count, p.leaves, &leaves);
-        send_all(p.output_count, p.output_grads, &output_grads);
-        send_all(got.output_count, got.outputs, &outputs);
-        send_all(got.grad_count, got.grads, &grads);
-        bound b = {leaves.bindings, outputs.bindings, output_grads.bindings, grads.bindings, NULL};
-        OK(device->stream_create(&b.stream));
-        for (int step = 0; step < 1 + graphs; step++) run_in_segments(device, plan, &b);
-        device->stream_destroy(b.stream);
-        fetch_all(&outputs, got.outputs);
-        fetch_all(&grads, got.grads);
-        expect_same_bits(&p, &expected, &got);
-        release_all(&leaves);
-        release_all(&output_grads);
-        release_all(&outputs);
-        release_all(&grads);
-        results_end(&got);
-        dw_plan_release(plan);
-        dw_engine_destroy(engine);
-    }
+    OK(dw_engine_plan(engine, p.sizes, &plan));
+    assert_true(dw_plan_segment_count(plan) > 1);
+    results_begin(&p, engine, &got);
+    send_all(p.leaf_count, p.leaves, &leaves);
+    send_all(p.output_count, p.output_grads, &output_grads);
+    send_all(got.output_count, got.outputs, &outputs);
+    send_all(got.grad_count, got.grads, &grads);
+    bound b = {leaves.bindings, outputs.bindings, output_grads.bindings, grads.bindings, NULL};
+    OK(device->stream_create(&b.stream));
+    for (int step = 0; step < 2; step++) run_in_segments(device, plan, &b);
+    device->stream_destroy(b.stream);
+    fetch_all(&outputs, got.outputs);
+    fetch_all(&grads, got.grads);
+    expect_same_bits(&p, &expected, &got);
+    release_all(&leaves);
+    release_all(&output_grads);
+    release_all(&outputs);
+    release_all(&grads);
+    results_end(&got);
     results_end(&expected);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
     dw_engine_destroy(whole);
     problem_end(&p);
     dw_graph_destroy(graph);
