@@ -45,7 +45,7 @@ from deepwell.lowering.quiet import (
     watched_autograd,
     watched_encoder,
 )
-from deepwell.lowering.repeat import Repeats
+from deepwell.lowering.repeat import NotRepeatable, Repeats
 from deepwell.lowering.symbols import Symbols
 from deepwell.lowering.trace import ALL, LEADING, NONE, Traced, Tracer, placeholder
 from deepwell.observe import Recorder
@@ -347,7 +347,7 @@ class _Capture:
             unchanged(effects),
             watched_encoder() as observed,
         ):
-            self._effects, self._observed = effects, observed
+            self._effects, self._observed, self._recorder = effects, observed, recorder
             for trace, axes in attempts:
                 try:
                     captured = self._attempt(trace, axes)
@@ -424,6 +424,8 @@ class _Capture:
             try:
                 with self._module_as_it_was(), repeats.tracing():
                     captured = self._lower_in_either_form(trace(axes), repeats)
+                if repeats.copies > 0 and self._recorder.tells_objects_apart():
+                    raise NotRepeatable("the layers may read something that depends on their identity")
                 captured.copied_layers = repeats.copies
                 return captured
             except Exception as error:

@@ -174,6 +174,13 @@ def read_by(code: types.CodeType, namespace: dict[str, Any]) -> Reads:
     return found
 
 
+# Kinds of globals that do not depend on who reads them.
+_SAME_FOR_ALL = (
+    bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, types.FunctionType,
+    types.BuiltinFunctionType, torch.dtype, torch.device,
+)  # fmt: skip
+
+
 class Unrecordable(Exception):
     """The forward does something that a graph cannot represent."""
 
@@ -197,6 +204,17 @@ class Recorder:
         self._tensors = tensors
         self._strangers = strangers
         self.strayed = False
+
+    def tells_objects_apart(self) -> bool:
+        """Returns whether the user's code may treat equal objects differently by their identity: it names ``id`` or
+        ``hash``, or reads variables around it, containers or other objects outside of the module."""
+        for code in self.codes:
+            if set(code.co_freevars) - {"__class__"}:
+                return True
+            if any(name in ("id", "hash") for part in parts(code) for name in part.co_names):
+                return True
+        values = [namespace.get(name) for namespace, name in self.reads.places.values()]
+        return not all(isinstance(value, _SAME_FOR_ALL) for value in values)
 
     def close(self) -> None:
         """Drops the references to what was watched."""

@@ -794,7 +794,12 @@ class OptimizedForward:
                 # Hooks, and functions that someone has wrapped around this forward, run around the engine: tracing
                 # must neither run them nor capture them.
                 captured = capture_graph(
-                    self.module, args, kwargs, without_hooks=True, forward=self.previous
+                    self.module,
+                    args,
+                    kwargs,
+                    repeat=True,
+                    without_hooks=True,
+                    forward=self.previous,
                 )
             self._watch(state, captured)
             # A module inside returns what the modules around it use.
