@@ -137,7 +137,10 @@ static dw_status open_lowering(dw_plan *plan, dw__lowering *l) {
         !l->claimed || !l->waiting || !l->body) {
         return dw__fail_memory("a plan that is being made", values * sizeof *l->values);
     }
-    for (size_t v = 0; v < values; v++) l->values[v].storage = l->requests[v].storage = DW_NONE;
+    for (size_t v = 0; v < values; v++) {
+        l->values[v].storage = l->requests[v].storage = DW_NONE;
+        l->values[v].view.rank = 0;
+    }
     for (size_t n = 0; n < nodes; n++) l->concat_storage[n] = DW_NONE;
     list_slots(l);
     return DW_OK;

@@ -94,8 +94,9 @@ static dw_node sum_of(const dw__lowering *l, dw_node product) {
     return of_a < of_b ? of_a : of_b;
 }
 
+/* Also true of a value that is left out (lower_logits.c). */
 static bool is_lowered(const dw__lowering *l, dw_value value) {
-    return l->values[value].storage != DW_NONE;
+    return l->values[value].storage != DW_NONE || l->values[value].view.rank < 0;
 }
 
 /* True if all inputs are lowered, or reshapes of lowered values. */

@@ -26,7 +26,8 @@ typedef struct dw__lowering {
     dw_plan *plan;
     const dw_engine *engine;
     const dw_graph *graph;
-    dw__operand *values;      /* by value: where it lies; storage DW_NONE: not lowered yet */
+    /* By value: where it lies. Storage DW_NONE: not lowered yet, unread or, with rank -1, left out. */
+    dw__operand *values;
     dw__operand *requests;    /* by value: where later nodes want it; storage DW_NONE: anywhere */
     uint32_t *concat_storage; /* by concatenation: storage that its operands are written into */
     uint32_t *first_slot;     /* by value: the first output that is this value, or DW_NONE */
