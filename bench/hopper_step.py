@@ -168,9 +168,9 @@ def prepared(way: str, model):
     if way == "compile":
         return torch.compile(model)
     if way == "attention":
-        return torch.compile(deepwell.optimize(model, target="auto", verbose=False))
+        return torch.compile(deepwell.optimize(model, target="attention", verbose=False))
     if way in ("engine", "adamw"):
-        return deepwell.optimize(model, target="sm_90a", verbose=False)
+        return deepwell.optimize(model, verbose=False)
     return model
 
 

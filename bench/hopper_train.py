@@ -94,7 +94,7 @@ def gradient_errors(model, tokens, options) -> dict[str, float]:
         for ours in (False, True):
             copied = copy.deepcopy(model)
             if ours and not options.cpu:
-                deepwell.optimize(copied, verbose=False)
+                deepwell.optimize(copied, target="attention", verbose=False)
             run = torch.compile(copied, fullgraph=True) if compiled else copied
             error = (gradients(run, tokens) - exact).norm() / exact.norm()
             errors[("deepwell" if ours else "pytorch") + name] = float(error)
@@ -154,7 +154,7 @@ def main() -> int:
     for name, (optimized, compiled, math_attention) in runs.items():
         copied = copy.deepcopy(model)
         if optimized and not options.cpu:
-            deepwell.optimize(copied, verbose=False)
+            deepwell.optimize(copied, target="attention", verbose=False)
         losses, milliseconds = train(copied, data, options, compiled, math_attention)
         results[name] = {"losses": losses, "ms": milliseconds}
         if optimized and not options.cpu:

@@ -83,11 +83,12 @@ def optimize(
             rounded, forward and backward: "bf16", "mxfp8", "nvfp4" (docs/precision.md). The results then
             differ from the model's own. PyTorch runs the model's own precision if the engine cannot run a
             module, with a warning.
-        target: "auto" (where the model is) or "cpu". On a GPU "auto" replaces attention alone (docs/attention.md).
-            "sm_90a", for a model on one Hopper GPU, runs the whole model in the engine on that GPU; this is proven on
-            the emulator and has not run on hardware, so "auto" never chooses it. "emulator:sm_90a" does the same for a
-            model on the CPU, on an emulated GPU. "sm_100a", "sm_103a", "emulator:sm_100a" and "emulator:sm_103a" give
-            linear layers kernels for Blackwell GPUs, with the same proof (docs/blackwell.md).
+        target: "auto": the engine runs the model where it is, on the CPU or on one Hopper GPU (H100, H200). On other
+            GPUs, on several, and in a group of processes, "auto" replaces attention alone, as "attention" does
+            everywhere (docs/attention.md). "cpu" and "sm_90a" (one Hopper GPU) ask for the engine by name.
+            "emulator:sm_90a" runs a model on the CPU on an emulated Hopper GPU. "sm_100a", "sm_103a",
+            "emulator:sm_100a" and "emulator:sm_103a" give linear layers kernels for Blackwell GPUs, which are proven
+            on the emulator and have not run on hardware (docs/blackwell.md).
         verbose: prints at the first call what was replaced, what was left alone, and why.
         profile: ``deepwell.summary(model)`` then shows the mean time of a forward.
         inplace: False optimizes ``copy.deepcopy(model)`` instead.
@@ -111,9 +112,9 @@ def optimize(
         raise ValueError(
             f"precision={precision!r} does not exist: use one of {', '.join(PRECISIONS)}"
         )
-    if target not in ("auto", "cpu", "sm_90a", *EMULATED, *linear.TARGETS):
+    if target not in ("auto", "attention", "cpu", "sm_90a", *EMULATED, *linear.TARGETS):
         raise UnsupportedError(
-            f"target={target!r} is not supported in this version: use target='auto', 'cpu', 'sm_90a', "
+            f"target={target!r} is not supported in this version: use target='auto', 'attention', 'cpu', 'sm_90a', "
             + ", ".join(f"'{name}'" for name in (*EMULATED, *linear.TARGETS))
         )
     if not any(logits is mode for mode in (True, False)) and logits != "lazy":
@@ -126,11 +127,13 @@ def optimize(
     restore(model)
     root = _unwrap(model)
     on_gpu = any(tensor.device.type == "cuda" for tensor in named_tensors(root).values())
-    if target.startswith("sm_") and not on_gpu:
+    if (target == "attention" or target.startswith("sm_")) and not on_gpu:
         raise UnsupportedError(
             f"target={target!r} is for a model on a GPU, and this one is not: move it there first "
             "(model.cuda()), or use target='auto'"
         )
+    if target == "auto" and precision == "auto" and on_gpu and _is_on_one_hopper(root):
+        target = "sm_90a"
     engine = target == "cpu" or not on_gpu or target == "sm_90a"
     if logits is False and (not engine or target in linear.TARGETS):
         raise UnsupportedError(
@@ -158,6 +161,16 @@ def optimize(
     return model
 
 
+def _is_on_one_hopper(root: torch.nn.Module) -> bool:
+    """Returns whether the model is on one GPU for which the engine has kernels, and in this process alone."""
+    devices = {tensor.device for tensor in named_tensors(root).values()}
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        if distributed.get_world_size() > 1:
+            return False
+    return len(devices) == 1 and torch.cuda.get_device_capability(devices.pop()) == (9, 0)
+
+
 def _place(root: torch.nn.Module, target: str) -> Target:
     """Returns where the engine runs the model."""
     if target in EMULATED:
@@ -168,7 +181,7 @@ def _place(root: torch.nn.Module, target: str) -> Target:
     if len(devices) > 1:
         raise UnsupportedError(
             f"target='sm_90a' is for a model on one GPU, and this one is on {len(devices)} devices: use "
-            "target='auto', which replaces its attention"
+            "target='attention', which replaces its attention"
         )
     device = devices.pop()
     found = torch.cuda.get_device_capability(device)

@@ -102,6 +102,7 @@ struct json_t;
 typedef enum dw__proof {
     DW__PROOF_OF_PROVIDER, /* the library or PyTorch vouches for it */
     DW__MEASURED_ON_HARDWARE,
+    DW__RUN_ON_HOPPER, /* has trained whole models there; on other GPUs tested on the emulator */
     DW__PROVEN_ON_EMULATOR /* tested on the emulator; no hardware has run it */
 } dw__proof;
 

@@ -47,11 +47,13 @@ typedef struct bound {
  * run. */
 static inline void run_in_segments(const dw_device *device, dw_plan *plan, const bound *b) {
     void *segments[DW_MOST_SEGMENTS] = {NULL};
+    char byte;
     const uint32_t count = dw_plan_segment_count(plan);
     for (uint32_t s = 0; s < count; s++) {
         const size_t bytes = dw_plan_segment(plan, s).bytes;
         OK(dw_device_allocate(device, bytes, &segments[s]));
-        OK(dw_device_fill(device, segments[s], 0xFF, bytes)); /* NaNs */
+        OK(dw_device_fill(device, segments[s], 0xFF, bytes));  /* NaNs */
+        OK(dw_device_copy_out(device, &byte, segments[s], 1)); /* waits for the fill */
     }
     OK(dw_plan_forward_segments(plan, segments, b->leaves, b->outputs, b->stream));
     for (uint32_t part = 0; part < dw_plan_part_count(plan); part++) {

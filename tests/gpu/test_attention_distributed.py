@@ -43,7 +43,7 @@ def _loss(model, ids):
 
 def _optimize(model, device):
     if device.type == "cuda":
-        return deepwell.optimize(model, verbose=False)
+        return deepwell.optimize(model, target="attention", verbose=False)
     install.install(model, "test")
     return model
 

@@ -15,7 +15,7 @@ from test_attention_models import encoder, hugging_face  # noqa: E402
 
 def optimized(model, device):
     if device.type == "cuda":
-        return deepwell.optimize(model, verbose=False)
+        return deepwell.optimize(model, target="attention", verbose=False)
     install.install(model, "test")
     return model
 

@@ -14,6 +14,9 @@ const char dw__gpu_proof_emulator[] = "proven on the emulator, not run on hardwa
 const char *dw__gpu_kernel_proof(const dw__kernel *k) {
     if (k->shown) return k->shown;
     return k->proof == DW__MEASURED_ON_HARDWARE ? "tested and measured on an H200"
+           : k->proof == DW__RUN_ON_HOPPER
+               ? "on sm_90a run on an H200 in the training of whole models; on sm_100f proven on "
+                 "the emulator, not run on hardware"
            : k->proof == DW__PROVEN_ON_EMULATOR ? dw__gpu_proof_emulator
                                                 : NULL;
 }
