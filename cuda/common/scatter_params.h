@@ -19,11 +19,12 @@ typedef struct dw_scatter_params {
     long long padding; /* an index whose addends are left out; -1: none */
     int accumulates;   /* adds to the result's contents, which are zeros otherwise */
     long long outers, inners;
-    const void *from; /* entries in workspace: scatter_merge, scatter_rows and scatter_finish read them */
-    void *to;         /* scatter_tiles and scatter_merge write them */
-    long long run;    /* scatter_merge: entries of a sorted run */
-    void *shares; /* [tiles, outers, 2, inners], of the type that sums have */
-    int lanes;    /* threads side by side, a power of 2 */
+    const void
+        *from; /* entries in workspace: scatter_merge, scatter_rows and scatter_finish read them */
+    void *to;  /* scatter_tiles and scatter_merge write them */
+    long long run; /* scatter_merge: entries of a sorted run */
+    void *shares;  /* [tiles, outers, 2, inners], of the type that sums have */
+    int lanes;     /* threads side by side, a power of 2 */
     dw_data_error error;
 } dw_scatter_params;
 

@@ -425,7 +425,9 @@ class _Capture:
                 with self._module_as_it_was(), repeats.tracing():
                     captured = self._lower_in_either_form(trace(axes), repeats)
                 if repeats.copies > 0 and self._recorder.tells_objects_apart():
-                    raise NotRepeatable("the layers may read something that depends on their identity")
+                    raise NotRepeatable(
+                        "the layers may read something that depends on their identity"
+                    )
                 captured.copied_layers = repeats.copies
                 return captured
             except Exception as error:

@@ -399,9 +399,7 @@ class Program:
                 deferred,
                 outputs[index],
                 leaves,
-                None
-                if deferred.shape is None
-                else _evaluated(deferred.shape, self.symbols, sizes),
+                None if deferred.shape is None else _evaluated(deferred.shape, self.symbols, sizes),
             )
             for index, deferred in self.deferred.items()
         }
@@ -539,13 +537,15 @@ class _Pass:
             )
         with torch.enable_grad():
             outputs = self.replay()
-            self.grads = list(torch.autograd.grad(
-                [outputs[index] for index in used],
-                [leaves[leaf] for leaf in self.variant.wrt],
-                [output_grads[index] for index in used],
-                create_graph=self.differentiated_again,
-                allow_unused=True,
-            ))
+            self.grads = list(
+                torch.autograd.grad(
+                    [outputs[index] for index in used],
+                    [leaves[leaf] for leaf in self.variant.wrt],
+                    [output_grads[index] for index in used],
+                    create_graph=self.differentiated_again,
+                    allow_unused=True,
+                )
+            )
         self.bound = self.running = None
         self.all_at_once = True
 

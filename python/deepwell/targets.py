@@ -111,7 +111,9 @@ class Target:
 
     # ---- runs ----------------------------------------------------------------------------------------
 
-    def forward(self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors) -> None:
+    def forward(
+        self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors
+    ) -> None:
         plan.forward(arena.addresses, leaves, outputs)
 
     def backward(self, plan: _deepwell.Plan, part: int, arena: Lease, *tensors: Tensors) -> None:
@@ -180,7 +182,9 @@ class Gpu(Target):
     def arena(self, size: int) -> _Memory:
         return _Memory(size, self.device)
 
-    def forward(self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors) -> None:
+    def forward(
+        self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors
+    ) -> None:
         with self.current():
             plan.forward(arena.addresses, leaves, outputs, self._stream())
 
@@ -234,7 +238,9 @@ class EmulatedGpu(Target):
     def _addresses(sent: Sequence[_deepwell.Arena | None]) -> list[int | None]:
         return [None if memory is None else memory.address for memory in sent]
 
-    def forward(self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors) -> None:
+    def forward(
+        self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors
+    ) -> None:
         sent, made = self._send(leaves), self._send(outputs)
         plan.forward(arena.addresses, self._addresses(sent), self._addresses(made))
         plan.synchronize(0)

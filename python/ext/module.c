@@ -1039,9 +1039,7 @@ typedef struct watch_list {
 } watch_list;
 static const char WATCH_NAME[] = "deepwell._deepwell.watch";
 
-static void watch_free(PyObject *capsule) {
-    PyMem_Free(PyCapsule_GetPointer(capsule, WATCH_NAME));
-}
+static void watch_free(PyObject *capsule) { PyMem_Free(PyCapsule_GetPointer(capsule, WATCH_NAME)); }
 
 static bool watch_fill(watch_list *list, PyObject *watched) {
     Py_ssize_t used = 0;
@@ -1095,8 +1093,7 @@ static PyObject *module_watch(PyObject *self, PyObject *watched) {
     return capsule;
 }
 
-static bool holds_the_same(const watched_container *c, PyObject *container,
-                           PyObject *const *kept) {
+static bool holds_the_same(const watched_container *c, PyObject *container, PyObject *const *kept) {
     if (c->is_list) {
         if (PyList_Size(container) != c->count) return false;
         for (Py_ssize_t i = 0; i < c->count; i++)
@@ -1166,7 +1163,8 @@ static PyObject *module_first_replaced(PyObject *self, PyObject *places) {
 static PyObject *module_unreadable(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 2 || !PyList_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "unreadable(tensors, alignment) takes a list and a number");
+        PyErr_SetString(PyExc_TypeError,
+                        "unreadable(tensors, alignment) takes a list and a number");
         return NULL;
     }
     size_t alignment = PyLong_AsSize_t(args[1]);

@@ -226,7 +226,7 @@ typedef enum layout {
     PADDED,    /* gaps between the rows of the last two axes */
     PERMUTED,  /* columns are contiguous */
     BROADCAST, /* the batches are one matrix */
-    HEADS,     /* the last axis of batches lies between rows and columns: batches at two distances */
+    HEADS, /* the last axis of batches lies between rows and columns: batches at two distances */
     LAYOUTS
 } layout;
 
@@ -583,7 +583,8 @@ static void expands_in_16_bits(void *unused) {
     dw_engine *engine = NULL;
     dw_plan *plan = NULL;
     (void)unused;
-    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1); /* the fake compiler's programs cannot be checked */
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off",
+           1); /* the fake compiler's programs cannot be checked */
     begin(FAKE_CUBLASLT);
     options.device = &dw__device_cuda;
     REQUIRE_OK(dw_graph_create(&graph));

@@ -4,6 +4,7 @@ emulator is slow, so the models are small. tests/gpu has the tests that need a G
 from __future__ import annotations
 
 import copy
+import sys
 
 import deepwell
 import pytest
@@ -13,12 +14,39 @@ from torch import nn
 from users import BF16_UNIT, Net, close, engine_calls, rows, same, train_step, uneven
 
 EMULATED = "emulator:sm_90a"
+optimize_module = sys.modules["deepwell.optimize"]  # its name in the package is the function
 
 
 @pytest.fixture(autouse=True)
 def _with_a_compiler():
     if not _deepwell.jit_compiler():
         pytest.skip("elementwise programs need NVRTC")
+
+
+@pytest.mark.parametrize(
+    "devices, capability, processes, chosen",
+    [
+        (["cuda:0", "cuda:0"], (9, 0), 1, True),
+        (["cuda:0", "cuda:1"], (9, 0), 1, False),
+        (["cuda:0", "cpu"], (9, 0), 1, False),
+        (["cuda:0"], (8, 0), 1, False),
+        (["cuda:0"], (10, 0), 1, False),
+        (["cuda:0"], (9, 0), 2, False),
+    ],
+)
+def test_auto_chooses_the_engine_on_one_hopper(
+    monkeypatch, devices, capability, processes, chosen
+) -> None:
+    class Placed:
+        def __init__(self, device: str) -> None:
+            self.device = torch.device(device)
+
+    tensors = {str(i): Placed(device) for i, device in enumerate(devices)}
+    monkeypatch.setattr(optimize_module, "named_tensors", lambda root: tensors)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: processes > 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: processes)
+    assert optimize_module._is_on_one_hopper(nn.Linear(1, 1)) == chosen
 
 
 def pair(build) -> tuple[nn.Module, nn.Module]:

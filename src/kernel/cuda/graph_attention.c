@@ -162,7 +162,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 
 /* No first-use check: the kernels that they call have theirs. */
 #define GRAPH_ATTENTION                                                                            \
-    .backend = "deepwell", .kind = DW__CALL_OPERATION, .proof = DW__RUN_ON_HOPPER,            \
+    .backend = "deepwell", .kind = DW__CALL_OPERATION, .proof = DW__RUN_ON_HOPPER,                 \
     .source = "src/kernel/cuda/graph_attention.c", .elements = "BF16, F16",                        \
     .needs = "no mask but causal and windows; what the attention kernels of the GPU need",         \
     .supports = supports, .workspace_bytes = workspace_bytes, .prepare = prepare,                  \

@@ -38,10 +38,10 @@ typedef struct gemm_key {
     int64_t a_step, b_step, c_step, y_step; /* elements from one batch to the next */
     /* The library is called for each index of a second axis of batches, with as many elements from one to the next. */
     int64_t calls, a_next, b_next, c_next, y_next;
-    int64_t a_turned, b_turned;             /* columns are contiguous, not rows */
-    int64_t type, result;                   /* dw_dtype */
-    int64_t bias, apart;                    /* apart: c is not y */
-    int64_t sums, sum_type;                 /* dw__operand_sum, and the sums' dw_dtype */
+    int64_t a_turned, b_turned; /* columns are contiguous, not rows */
+    int64_t type, result;       /* dw_dtype */
+    int64_t bias, apart;        /* apart: c is not y */
+    int64_t sums, sum_type;     /* dw__operand_sum, and the sums' dw_dtype */
     int64_t a_alignment, b_alignment, c_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
 } gemm_key;
 
@@ -697,14 +697,16 @@ const dw__kernel dw__graph_cublaslt = {
     .source = "src/kernel/cuda/graph_cublaslt.c",
     .architectures = DW__GPU_ARCHITECTURES,
     .elements = "BF16, F16, F32, F64; the result of 16-bit operands also F32",
-    .needs = "matrices with contiguous rows or columns, batches at one distance or two, sizes above 0",
+    .needs =
+        "matrices with contiguous rows or columns, batches at one distance or two, sizes above 0",
     .supports = supports,
     .seconds = seconds,
     .workspace_bytes = workspace_bytes,
     .prepare = prepare,
     .enqueue = enqueue,
     .first_use = &dw__operation_first_use,
-    .tolerance = "sums in F32 (F64 in F64), rounded once; with a bias twice: before it is added, and after",
+    .tolerance =
+        "sums in F32 (F64 in F64), rounded once; with a bias twice: before it is added, and after",
     .example = example,
     .tolerance_factor = 8.0,
     .rounds_before_bias = true,

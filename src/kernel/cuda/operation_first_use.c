@@ -12,7 +12,8 @@ typedef struct state {
     dw__operation_call call;
     dw__trial_part *inputs[DW_MAX_INPUTS], *outputs[DW_MAX_OUTPUTS], *addend;
     dw__tensor expected[DW_MAX_OUTPUTS]; /* F64, contiguous */
-    const double *bias; /* of `linear`, if the kernel may round the product before it is added; else NULL */
+    const double
+        *bias; /* of `linear`, if the kernel may round the product before it is added; else NULL */
 } state;
 
 static size_t span_of(const dw__tensor *t) {
@@ -213,10 +214,9 @@ static bool output_agrees(const dw__trial *t, const state *s, uint32_t output, c
     double largest = 0.0;
     for (int64_t i = 0; i < count; i++)
         largest = fmax(largest, fabs(number_at(right->data, right->dtype, i)));
-    const double once =
-        (unit +
-         t->variant->kernel->tolerance_factor * sqrt(terms_of(&s->call.call, made)) * 0x1p-24) *
-        largest;
+    const double once = (unit + t->variant->kernel->tolerance_factor *
+                                    sqrt(terms_of(&s->call.call, made)) * 0x1p-24) *
+                        largest;
     for (int64_t i = 0; i < count; i++) {
         const double x = number_at(s->outputs[output]->host, made->dtype, offset_of(made, i)),
                      expected = number_at(right->data, right->dtype, i),
