@@ -8,7 +8,6 @@
  * Logits that are left out are an absent operand of backward. A CPU's kernels never keep them.
  */
 #include "engine/lowering.h"
-#include "kernel/cuda/gpu_loss.h"
 
 /* Bytes in the arena that later nodes read. */
 static size_t saved_bytes(const dw__lowering *l) {
@@ -27,11 +26,11 @@ static bool keeps(const dw__lowering *l, size_t bytes) {
 }
 
 dw_status dw__lower_logits(dw__lowering *l, dw__step *step) {
-    enum { LOGITS = 2 };
     const dw__node_record *record = record_of(l, step->node);
-    if (record->op != DW_OP_LINEAR_CROSS_ENTROPY) return DW_OK;
-    const dw_value value = record->outputs[LOGITS];
-    dw__operand *logits = &step->outputs[LOGITS];
+    const uint32_t result = dw__op_dispensable_result(record->op);
+    if (result == DW_NONE) return DW_OK;
+    const dw_value value = record->outputs[result];
+    dw__operand *logits = &step->outputs[result];
     if (use_count(l, value) == 0 || l->engine->output_uses[value] > 0) return DW_OK;
     if (keeps(l, dw__tensor_bytes(&logits->view))) return dw__lower_pad(l, logits);
     logits->view.rank = -1;

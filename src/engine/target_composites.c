@@ -45,7 +45,7 @@ static bool has_kernel(const question *q) {
     if (!kernel || on_gpu) return kernel != NULL;
     /* The result of a product in 16 bits may be F32. */
     const dw__call *c = &q->call.call;
-    const dw_dtype type = c->op == DW_OP_MATMUL ? c->inputs[0].dtype : c->outputs[0].dtype;
+    const dw_dtype type = dw__op_is_matmul(c->op) ? c->inputs[0].dtype : c->outputs[0].dtype;
     return !dw__dtype_is_half(type) || !dw__kernel_is_reference(kernel);
 }
 

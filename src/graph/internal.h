@@ -177,6 +177,8 @@ bool dw__op_is_product(dw_op op);
 bool dw__op_is_matmul(dw_op op);
 /* True for the sum over axes. */
 bool dw__op_is_sum(dw_op op);
+/* The result that the operation's gradient computes again if a plan leaves it out, or DW_NONE. */
+uint32_t dw__op_dispensable_result(dw_op op);
 /* True for operations whose kernels on a GPU read rows at any one distance about as fast as contiguous ones. */
 bool dw__op_reads_spaced_rows(dw_op op);
 /* "mask" for operand 3 of attention */

@@ -547,6 +547,11 @@ bool dw__op_is_matmul(dw_op op) { return op == DW_OP_MATMUL; }
 
 bool dw__op_is_sum(dw_op op) { return op == DW_OP_REDUCE_SUM; }
 
+uint32_t dw__op_dispensable_result(dw_op op) {
+    enum { LOGITS = 2 };
+    return op == DW_OP_LINEAR_CROSS_ENTROPY ? LOGITS : DW_NONE;
+}
+
 bool dw__op_reads_spaced_rows(dw_op op) {
     return op == DW_OP_FUSED || op == DW_OP_CAST || dw__op_is_product(op) ||
            op == DW_OP_CROSS_ENTROPY || op == DW_OP_CROSS_ENTROPY_BACKWARD ||

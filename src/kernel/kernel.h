@@ -217,6 +217,9 @@ bool dw__kernel_is_reference(const dw__kernel *kernel);
 bool dw__kernel_lays_out_results(dw_op op, bool on_gpu);
 bool dw__kernel_has_epilogues(dw_op op, bool on_gpu);
 bool dw__kernel_accumulates(dw_op op, bool on_gpu);
+/* The user's bound on the bytes of logits that are in a GPU's memory at a time (DEEPWELL_LOGITS_BYTES). False: there is
+ * none. */
+bool dw__logits_bound(size_t *bytes);
 bool dw__kernel_sums_operands(dw_op op, bool on_gpu);
 /* Returns the operation that copies a tensor of `rank` axes between any two layouts, and its attribute. */
 dw_op dw__kernel_copy_op(int rank, dw_attr *attr);

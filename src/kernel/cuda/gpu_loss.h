@@ -18,9 +18,6 @@ dw__loss_variant dw__loss_unpack(uint64_t params);
 /* The number of threads that share a row of so many logits. */
 int dw__loss_lanes(int64_t columns);
 
-/* The user's bound on the bytes of logits that are in memory at a time (DEEPWELL_LOGITS_BYTES). False: there is none. */
-bool dw__logits_bound(size_t *bytes);
-
 /* Entry points of a variant. DW__LOSS_TOTAL: forward, the sum or mean of `partials`; backward, dloss divided by the
  * number of targets that count. DW__LOSS_ROUND is for backward alone. */
 enum { DW__LOSS_ROWS, DW__LOSS_TOTAL, DW__LOSS_ROUND };
