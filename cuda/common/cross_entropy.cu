@@ -4,10 +4,10 @@
 // long one. Each thread reads vectors of 16 bytes, TOGETHER of them before it uses the first. Rows begin anywhere: the
 // elements before the first multiple of 16 bytes and behind the last one are read one by one.
 //
-// Forward reads the logits once, and stores them with the bias if it is asked to: each thread keeps the largest of its logits and the sum of exponentials
-// relative to it, and scales the sum when it meets a larger one. Backward reads them once and computes probabilities
-// again from the log-sum-exp. One block adds the losses of rows in an order that depends on their number alone, with
-// compensation, so that results have the same bits in every run.
+// Forward reads the logits once: each thread keeps the largest of its logits and the sum of exponentials relative to it,
+// and scales the sum when it meets a larger one. It also stores the sums of logits and bias if it is asked to. Backward
+// reads the logits once and computes probabilities again from the log-sum-exp. One block adds the losses of rows in an
+// order that depends on their number alone, with compensation, so that results have the same bits in every run.
 //
 // A target outside of the classes is reported (data_error.h), and its row is treated as an ignored one. Statistics and
 // sums are F32 (F64 in F64), each result is rounded once.

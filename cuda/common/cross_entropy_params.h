@@ -17,8 +17,8 @@ typedef struct dw_cross_entropy_params {
     void *lse;         /* one for each row. Forward: a result, NULL if unwanted */
     void *loss;        /* forward: one for each row, or their sum or mean; NULL if unwanted */
     const void *dloss; /* backward: of each row, or of their sum or mean */
-    void *
-        dx; /* forward: the same memory as x, where sums with the bias are stored; NULL: they are not */
+    /* Backward: the gradient of x. Forward: x, if the sums of logits and bias are to be stored there; else NULL. */
+    void *dx;
     /* Workspace, of the type that sums are computed in. Forward: the losses of rows, unless the reduction is none.
      * Backward: dloss divided by the number of targets that count, if the reduction is mean. */
     void *partials;

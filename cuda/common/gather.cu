@@ -1,9 +1,9 @@
 // Gathers and scatters along one axis by a tensor of indexes.
 //
-// gather: each thread reads an index and copies one element, or VECTOR neighbours that have the same index. scatter: each thread has one element of the result, walks
-// all indexes that may select it and adds in their order; no atomic addition, so that results have the same bits in
-// every run. BF16 and F16 accumulate in F32 and round once. An index outside of its axis is reported (data_error.h): a
-// gather then gives zero, a scatter leaves the addend out.
+// gather: each thread reads an index and copies one element, or VECTOR neighbours that have the same index. scatter:
+// each thread has one element of the result, walks all indexes that may select it and adds in their order; no atomic
+// addition, so that results have the same bits in every run. BF16 and F16 accumulate in F32 and round once. An index
+// outside of its axis is reported (data_error.h): a gather then gives zero, a scatter leaves the addend out.
 //
 // Defines: TYPE (element_types.h), WIDE: indexes are i64, else i32; VECTOR: elements of a thread, 16 bytes of them or 1
 // (1 in a scatter).

@@ -82,7 +82,7 @@ DEVICE row_sum *share_of(const dw_scatter_params &p, long long tile, long long o
     return (row_sum *)((value *)p.shares + ((tile * p.outers + outer) * 2 + later) * p.inners + inner);
 }
 
-// What `lanes` threads do: a tile, one of the outer indexes, and the first of this thread's elements.
+// The work of `lanes` threads is a tile at one of the outer indexes. `inner` is the first of this thread's elements.
 struct work {
     long long tile, outer, inner;
 };

@@ -455,7 +455,7 @@ class _Pass:
     def forward(self) -> list[torch.Tensor]:
         """Runs forward and returns the graph's outputs."""
         leaves = self.leaves
-        # Also kept to run forward again, if unexpected gradients arrive.
+        # The operands are kept for backward, and to run forward again if unexpected gradients arrive.
         self.operands = operands = self.program.target.operands(leaves)
         outputs, self.lease = self.program._forward(self.prepared, operands)
         self.versions = [leaf._version for leaf in leaves]
@@ -626,8 +626,8 @@ class _Function(torch.autograd.Function):
 class _Run(_Function):
     """Forward, and part 0 of backward. Its arguments are the leaves of part 0, whose gradients it returns.
 
-    What backward reads of the outputs is saved through autograd, and leaves are compared with their versions: changing
-    either in place before backward is an error, as in PyTorch."""
+    Outputs that backward reads are saved through autograd, and leaves are compared with their versions: changing either
+    in place before backward is an error, as in PyTorch."""
 
     @staticmethod
     def forward(ctx, shared: _Pass, token, *own):

@@ -1025,7 +1025,7 @@ static PyObject *module_adamw(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* What watch() was given, in one run of memory. No reference is held. */
+/* A container that watch() was given. All of them lie in one array, and no reference to them is held. */
 typedef struct watched_container {
     PyObject *container; /* NULL: the one that first_change is given */
     bool is_list;

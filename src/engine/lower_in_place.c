@@ -14,13 +14,19 @@ uint32_t dw__lower_reads_in(const dw__step *step, uint32_t storage) {
     return count;
 }
 
+/* True if the storage is the arena's, is filled, and nothing reads it after the step. */
+static bool is_read_last(const dw__lowering *l, const dw__step *step, uint32_t index) {
+    const dw__storage *storage = storage_of(l, index);
+    return storage->home == DW_HOME_ARENA && storage->deferred == DW_NONE &&
+           storage->reads_left == dw__lower_reads_in(step, index);
+}
+
 void dw__lower_find_disposable(const dw__lowering *l, dw__step *step) {
     step->disposable = 0;
     for (uint32_t i = 0; i < step->input_count; i++) {
-        if (step->inputs[i].storage == DW_NONE) continue;
-        const dw__storage *storage = storage_of(l, step->inputs[i].storage);
-        if (storage->home == DW_HOME_ARENA && storage->deferred == DW_NONE &&
-            storage->reads_left == 1 && dw__lower_reads_in(step, step->inputs[i].storage) == 1)
+        const uint32_t storage = step->inputs[i].storage;
+        if (storage != DW_NONE && dw__lower_reads_in(step, storage) == 1 &&
+            is_read_last(l, step, storage))
             step->disposable |= (uint64_t)1 << i;
     }
 }
@@ -42,10 +48,7 @@ static bool may_overwrite(const dw__lowering *l, const dw__step *step, const dw_
     const dw__operand *input = &step->inputs[i], *output = &step->outputs[o];
     if (!dw__lower_is_whole(l, input) || !dw__view_same(&input->view, &output->view)) return false;
     if (dw_dtype_bits(input->view.dtype) != dw_dtype_bits(output->view.dtype)) return false;
-    const dw__storage *storage = storage_of(l, input->storage);
-    if (storage->home != DW_HOME_ARENA || storage->deferred != DW_NONE) return false;
-    if (storage->reads_left != dw__lower_reads_in(step, input->storage))
-        return false; /* read later */
+    if (!is_read_last(l, step, input->storage)) return false;
     for (uint32_t j = 0; j < step->input_count; j++) {
         if (step->inputs[j].storage != input->storage) continue;
         if (!dw__view_same(&step->inputs[j].view, &input->view)) return false;

@@ -8,7 +8,7 @@
 
 _Static_assert((int)DW_MOST_SEGMENTS == (int)DW_PLACEMENT_SEGMENTS, "as many as placement has");
 
-/* What the choice needs to know, in bytes by part of backward. */
+/* The figures that segments are chosen by, in bytes by part of backward. */
 typedef struct profile {
     uint32_t parts;
     size_t saved[DW__MOST_PARTS]; /* read by this part last */
@@ -98,7 +98,7 @@ static size_t estimate(const profile *of, uint32_t cuts) {
     for (uint32_t p = 1; p < of->parts; p++) {
         if (!(cuts >> (p - 1) & 1)) live[p] = live[p - 1];
     }
-    /* What only forward needs lies in the segment that is released first. */
+    /* Buffers that only forward uses lie in the segment that is released first. */
     size_t more = live[0] < of->bound ? of->bound - live[0] : 0;
     for (uint32_t p = 0; p < of->parts; p++) {
         live[p] += more;

@@ -142,14 +142,18 @@ static inline void run_both(dw_engine *engine, const problem *p, results *r) {
     dw_plan_release(plan);
 }
 
+static inline dw_engine *make_engine_with(const problem *p, const dw_engine_options *options) {
+    dw_engine *engine = NULL;
+    OK(dw_engine_create(p->graph, p->grad_output_count, p->grad_outputs, p->wrt_count, p->wrt,
+                        options, &engine));
+    return engine;
+}
+
 static inline dw_engine *make_engine(const problem *p, int recompute, int fuse) {
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
     options.recompute = recompute;
     options.fuse = fuse;
-    dw_engine *engine = NULL;
-    OK(dw_engine_create(p->graph, p->grad_output_count, p->grad_outputs, p->wrt_count, p->wrt,
-                        &options, &engine));
-    return engine;
+    return make_engine_with(p, &options);
 }
 
 /* ---- the oracle ------------------------------------------------------------------------------ */

@@ -31,10 +31,7 @@ static inline dw_engine *make_segmented_engine(const problem *p, const dw_device
     options.device = device;
     options.cuda_graphs = graphs;
     options.arena_segments = segments;
-    dw_engine *engine = NULL;
-    OK(dw_engine_create(p->graph, p->grad_output_count, p->grad_outputs, p->wrt_count, p->wrt,
-                        &options, &engine));
-    return engine;
+    return make_engine_with(p, &options);
 }
 
 /* Every call's tensors, in the memory of a device. */

@@ -45,10 +45,7 @@ static dw_engine *make_gpu_engine(const problem *p, int fuse, int graphs) {
     options.fuse = fuse;
     options.device = device;
     options.cuda_graphs = graphs;
-    dw_engine *engine = NULL;
-    OK(dw_engine_create(p->graph, p->grad_output_count, p->grad_outputs, p->wrt_count, p->wrt,
-                        &options, &engine));
-    return engine;
+    return make_engine_with(p, &options);
 }
 
 static dw_status plan_on_device(const dw_graph *graph, dw_engine **engine, dw_plan **plan) {

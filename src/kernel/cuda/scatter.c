@@ -36,7 +36,7 @@ static int64_t tiles_of(const dw__call *c) {
     return (dw__tensor_count(&c->inputs[0]) + DW_SCATTER_TILE - 1) / DW_SCATTER_TILE;
 }
 
-/* Of the sums that rows have in each tile; F32 for 16-bit types. */
+/* Returns the size of the sums that rows have in each tile, which are F32 for 16-bit types. */
 static size_t share_bytes(const dw__call *c) {
     const dw__tensor *y = &c->outputs[0];
     const int64_t outers = product(y->shape, 0, axis_of(c)),
