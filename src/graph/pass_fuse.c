@@ -30,7 +30,8 @@ static dw_status units_open(dw__units *u, const dw_graph *graph) {
         if (!*arrays[i]) return dw__fail_memory("fusion", count * sizeof **arrays[i]);
     }
     u->wanted = dw__calloc(graph->values.count, sizeof *u->wanted);
-    if (!u->wanted) return dw__fail_memory("fusion", graph->values.count);
+    u->sums = dw__calloc(count, sizeof *u->sums);
+    if (!u->wanted || !u->sums) return dw__fail_memory("fusion", graph->values.count + count);
     for (uint32_t n = 0; n < count; n++) {
         u->unit_of[n] = u->first[n] = u->last[n] = n;
         u->next[n] = DW_NONE;
@@ -48,6 +49,7 @@ static void units_close(dw__units *u) {
     dw__free(u->seen);
     dw__free(u->stack);
     dw__free(u->wanted);
+    dw__free(u->sums);
 }
 
 static uint32_t producer_unit(const dw__units *u, dw_value value) {
@@ -117,7 +119,8 @@ static bool compatible(const dw__units *u, uint32_t a, uint32_t b) {
     const dw__node_record *y = &graph->nodes.items[u->first[b]];
     if (!dw__fuse_is_elementwise(graph, u->first[a]) ||
         !dw__fuse_is_elementwise(graph, u->first[b]) || x->backward != y->backward ||
-        u->size[a] + u->size[b] > DW__FUSE_MAX_MEMBERS)
+        u->size[a] + u->size[b] > DW__FUSE_MAX_MEMBERS ||
+        (u->sums[u->last[a]] && u->sums[u->last[b]] && u->size[a] == 1 && u->size[b] == 1))
         return false;
     dw__type p = dw__type_of(graph, x->outputs[0]), q = dw__type_of(graph, y->outputs[0]);
     return dw__shape_equal(&p, &q) && joint_inputs(u, a, b) <= DW_MAX_INPUTS;
@@ -147,6 +150,34 @@ static void try_join(dw__units *u, uint32_t a, uint32_t b) {
     if (a == b || a == DW_NONE || b == DW_NONE || !compatible(u, a, b)) return;
     if (path_outside(u, a, b) || path_outside(u, b, a)) return;
     join(u, a, b);
+}
+
+/* Marks the additions whose operands are read by nothing else and are products of matrices or other marked additions:
+ * the gradient of what several linear layers read. Engines let the products add to each other. */
+static dw_status find_sums(dw__units *u) {
+    const dw_graph *graph = u->graph;
+    uint32_t *uses = dw__calloc(graph->values.count, sizeof *uses);
+    if (!uses) return dw__fail_memory("fusion", graph->values.count * sizeof *uses);
+    for (size_t i = 0; i < graph->outputs.count; i++) uses[graph->outputs.items[i]]++;
+    for (dw_node n = 0; n < graph->nodes.count; n++)
+        for (uint32_t i = 0; i < graph->nodes.items[n].input_count; i++)
+            if (graph->nodes.items[n].inputs[i] != DW_NONE) uses[graph->nodes.items[n].inputs[i]]++;
+    for (dw_node n = 0; n < graph->nodes.count; n++) {
+        const dw__node_record *node = &graph->nodes.items[n];
+        u->sums[n] = node->op == DW_OP_ADD;
+        for (uint32_t i = 0; u->sums[n] && i < node->input_count; i++) {
+            dw_value operand = node->inputs[i];
+            dw_node from = graph->values.items[operand].node;
+            u->sums[n] = uses[operand] == 1 && from != DW_NONE;
+            if (!u->sums[n] || u->sums[from]) continue;
+            if (graph->nodes.items[from].op == DW_OP_RESHAPE)
+                from = graph->values.items[graph->nodes.items[from].inputs[0]].node;
+            u->sums[n] = from != DW_NONE && (graph->nodes.items[from].op == DW_OP_LINEAR ||
+                                             graph->nodes.items[from].op == DW_OP_MATMUL);
+        }
+    }
+    dw__free(uses);
+    return DW_OK;
 }
 
 /* ---- choice of units to join ---------------------------------------------------------------- */
@@ -190,6 +221,7 @@ static void mark_wanted(dw__units *u) {
 
 static dw_status form_units(dw__units *u) {
     const dw_graph *graph = u->graph;
+    DW_RETURN_IF_FAILED(find_sums(u));
     for (dw_node n = 0; n < graph->nodes.count; n++) join_producers(u, n);
     dw_node *reader = dw__malloc(graph->values.count * sizeof *reader);
     if (!reader) return dw__fail_memory("fusion", graph->values.count * sizeof *reader);

@@ -20,6 +20,7 @@ typedef struct dw__units {
     uint32_t stamp;
     uint32_t *stack; /* stack of units for searches */
     bool *wanted;    /* indexed by value: another unit or the caller reads it */
+    bool *sums;      /* indexed by node: adds products, see find_sums */
 } dw__units;
 
 /* True for nodes that a `fused` node can contain. */

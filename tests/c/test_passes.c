@@ -1084,6 +1084,19 @@ static void a_chain_becomes_one_node(void **state) {
     assert_int_equal(dw_value_rank(e.graph, dw_node_input(e.graph, 0, 1)), 1);
 }
 
+/* The gradient of what three linear layers read: an engine lets each product add to the one before. */
+static void sums_of_products_stay_apart(void **state) {
+    (void)state;
+    dw_value x = leaf("x", DW_F32, 2, S, S), products[6];
+    for (int i = 0; i < 6; i++) products[i] = dw__emit_matmul(&e, x, x, i & 1, i & 2);
+    output(add(add(products[0], products[1]), products[2]));
+    /* Another operation, and a product that something else reads, are joined. */
+    output(op1(DW_OP_NEG, add(products[3], products[4])));
+    output(add(add(products[5], x), x));
+    RUN(DW_PASS_FUSE);
+    assert_int_equal(count_op(DW_OP_FUSED), 4);
+}
+
 /* x feeds both ends of a path that leaves the group: the joined group would wait for itself. */
 static void a_detour_keeps_groups_apart(void **state) {
     (void)state;
@@ -1284,6 +1297,7 @@ int main(void) {
         TEST(half_results_stay_apart_until_the_gradient),
         TEST(dead_nodes_go_and_leaves_stay),
         TEST(a_chain_becomes_one_node),
+        TEST(sums_of_products_stay_apart),
         TEST(a_detour_keeps_groups_apart),
         TEST(forward_and_backward_stay_apart),
         TEST(other_shapes_stay_apart),
