@@ -1,10 +1,30 @@
-/* Backward in parts. The instructions of backward are cut where enough gradients are complete, so that a
- * caller can use gradients, and free their memory, before backward is done. */
+/* Backward in parts. The instructions of backward are cut where enough gradients are complete, so that a caller can use
+ * gradients, and free their memory, before backward is done. They are also cut where much of what forward saved has been
+ * read, mostly logits, so that its segment of the arena can be released before further gradients begin. */
 #include "engine/engine_internal.h"
 
 /* approximate number; each part completes at least a sixteenth of the gradients' bytes */
 enum { PARTS = DW__MOST_PARTS - 1 };
-static const size_t PART_BYTES_MIN = (size_t)8 << 20;
+static const size_t PART_BYTES_MIN = (size_t)8 << 20, RELEASED_BYTES_MIN = (size_t)64 << 20;
+
+/* Sets after[i] if instruction i is the last reader of at least an eighth of what forward saved, and if the gradients are
+ * that large too: fewer do not raise the peak by much. */
+static void mark_releases(const dw_plan *plan, size_t gradients, bool *after) {
+    size_t saved = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t s = 0; s < plan->storages.count; s++) {
+            const dw__storage *storage = &plan->storages.items[s];
+            if (storage->home != DW_HOME_ARENA || storage->first >= plan->first_backward ||
+                storage->last < plan->first_backward || storage->last >= plan->code.count)
+                continue;
+            if (pass == 0)
+                saved += storage->bytes;
+            else if (storage->bytes >= saved / 8 && storage->bytes >= RELEASED_BYTES_MIN)
+                after[storage->last] = true;
+        }
+        if (gradients < saved / 8) return;
+    }
+}
 
 /* Adds to completed[i] the bytes of the gradients that instruction i uses last. Returns their sum in backward. */
 static size_t count_completed(const dw_plan *plan, size_t *completed) {
@@ -44,14 +64,16 @@ static dw_status allocate_parts(dw_plan *plan) {
 
 static dw_status find_ends(dw_plan *plan) {
     uint32_t end = (uint32_t)plan->code.count;
-    size_t *completed = dw__calloc((size_t)end + 1, sizeof *completed);
+    size_t *completed = dw__calloc((size_t)end + 1, sizeof *completed + sizeof(bool));
     if (!completed)
         return dw__fail_memory("the parts of a plan's backward", end * sizeof *completed);
+    bool *releases = (bool *)(completed + end + 1);
     size_t total = count_completed(plan, completed);
+    mark_releases(plan, total, releases);
     size_t enough = total / PARTS > PART_BYTES_MIN ? total / PARTS : PART_BYTES_MIN, complete = 0;
     for (uint32_t i = plan->first_backward; i < end; i++) {
         complete += completed[i];
-        if (complete < enough || plan->part_count == PARTS) continue;
+        if ((complete < enough && !releases[i]) || plan->part_count == PARTS) continue;
         plan->part_ends[plan->part_count++] = i + 1;
         complete = 0;
     }

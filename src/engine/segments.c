@@ -179,7 +179,8 @@ static size_t placed_peak(const profile *of, uint32_t count, const dw_segment *s
 }
 
 /* Places the storages, which lie in one segment already, in the segments of the best choice: the fewest whose peak is
- * near the lowest. They are worth it if the peak falls by a sixteenth of the arena and the arena hardly grows. */
+ * near the lowest. They are worth it if the peak falls by a sixteenth of the arena, and by four times what the arena
+ * grows. */
 static dw_status cut(dw_plan *plan, uint32_t count, dw__interval *items) {
     const size_t whole = plan->arena_bytes;
     profile of;
@@ -194,8 +195,9 @@ static dw_status cut(dw_plan *plan, uint32_t count, dw__interval *items) {
     for (; n > 1; n--) {
         DW_RETURN_IF_FAILED(place(plan, &best[n - 1], count, items, segments));
         size_t grown = segments[n - 1].offset + segments[n - 1].bytes;
-        if (grown > whole + whole / 32 || placed_peak(&of, n, segments) + whole / 16 > before)
-            continue;
+        const size_t peak = placed_peak(&of, n, segments),
+                     growth = grown > whole ? grown - whole : 0;
+        if (peak + whole / 16 > before || peak + 4 * growth > before) continue;
         keep(plan, items, n, segments);
         return DW_OK;
     }
