@@ -7,13 +7,6 @@
 #include "engine/training_schedule.h"
 #include <string.h>
 
-/* True if backward runs the value's node itself. */
-static bool computed_in_backward(const dw__scheduling *s, dw_value value) {
-    dw_node node = producer(s, value);
-    if (node == DW_NONE) return false;
-    return s->in_forward[node] ? s->recomputed[value] : true;
-}
-
 /* True if the node is emitted when a reader needs it. */
 static bool on_demand(const dw__scheduling *s, dw_node node) {
     const dw__node_record *record = record_of(s, node);
@@ -23,11 +16,10 @@ static bool on_demand(const dw__scheduling *s, dw_node node) {
 /* Returns a node that computes an operand of `node` and has not been emitted, or DW_NONE. Nodes that were
  * found ready count as missing only with `ready_is_missing`. */
 static dw_node missing_producer(const dw__scheduling *s, dw_node node, bool ready_is_missing) {
-    const dw__node_record *record = record_of(s, node);
-    for (uint32_t i = 0; i < record->input_count; i++) {
-        dw_value input = record->inputs[i];
-        if (input == DW_NONE || !computed_in_backward(s, input)) continue;
-        dw_node from = producer(s, input);
+    for (uint32_t i = 0; i < dw__operand_count(s, node); i++) {
+        const dw_value input = dw__operand_at(s, node, i);
+        if (input == DW_NONE || !dw__computed_in_backward(s, input)) continue;
+        const dw_node from = dw__runs_in(s, producer(s, input));
         if (!s->emitted[from] && (ready_is_missing || !s->ready[from])) return from;
     }
     return DW_NONE;
@@ -46,8 +38,8 @@ static void emit(dw__scheduling *s, dw_node node) {
         }
         s->emitted[top] = true;
         s->order[s->order_count++] = top;
-        const dw__node_record *record = record_of(s, top);
-        for (uint32_t o = 0; o < record->output_count; o++) s->live[record->outputs[o]] = true;
+        for (uint32_t o = 0; o < dw__result_count(s, top); o++)
+            s->live[dw__result_at(s, top, o)] = true;
         height--;
     }
 }
@@ -69,32 +61,33 @@ static bool is_ready(dw__scheduling *s, dw_node node) {
     return true;
 }
 
-static uint32_t reads_by(const dw__scheduling *s, const dw__node_record *record, dw_value root) {
+/* The root of an operand, DW_NONE if it is absent. */
+static dw_value operand_root(const dw__scheduling *s, dw_node node, uint32_t index) {
+    const dw_value input = dw__operand_at(s, node, index);
+    return input == DW_NONE ? DW_NONE : s->root[input];
+}
+
+static uint32_t reads_by(const dw__scheduling *s, dw_node node, dw_value root) {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < record->input_count; i++) {
-        count += record->inputs[i] != DW_NONE && s->root[record->inputs[i]] == root;
-    }
+    for (uint32_t i = 0; i < dw__operand_count(s, node); i++)
+        count += operand_root(s, node, i) == root;
     return count;
 }
 
 /* Bytes alive after the node minus bytes alive before it. */
 static int64_t growth(const dw__scheduling *s, dw_node node) {
-    const dw__node_record *record = record_of(s, node);
     int64_t bytes = 0;
-    for (uint32_t o = 0; o < record->output_count; o++) {
-        dw_value value = record->outputs[o];
+    for (uint32_t o = 0; o < dw__result_count(s, node); o++) {
+        const dw_value value = dw__result_at(s, node, o);
         if (!s->free_root[value] && s->reads[value] > 0) bytes += s->bytes[value];
     }
-    for (uint32_t i = 0; i < record->input_count; i++) {
-        if (record->inputs[i] == DW_NONE) continue;
-        dw_value root = s->root[record->inputs[i]];
-        if (s->free_root[root]) continue;
+    for (uint32_t i = 0; i < dw__operand_count(s, node); i++) {
+        const dw_value root = operand_root(s, node, i);
+        if (root == DW_NONE || s->free_root[root]) continue;
         bool again = false;
-        for (uint32_t j = 0; j < i; j++) {
-            again |= record->inputs[j] != DW_NONE && s->root[record->inputs[j]] == root;
-        }
+        for (uint32_t j = 0; j < i; j++) again |= operand_root(s, node, j) == root;
         if (again) continue;
-        bool dies = s->reads[root] == reads_by(s, record, root);
+        bool dies = s->reads[root] == reads_by(s, node, root);
         if (s->live[root] && dies) bytes -= s->bytes[root];
         if (!s->live[root] && !dies) bytes += s->bytes[root];
     }
@@ -104,10 +97,9 @@ static int64_t growth(const dw__scheduling *s, dw_node node) {
 static void count_reads(dw__scheduling *s) {
     for (dw_node node = 0; node < s->node_count; node++) {
         s->real[node] = !on_demand(s, node);
-        if (!s->real[node]) continue;
-        const dw__node_record *record = record_of(s, node);
-        for (uint32_t i = 0; i < record->input_count; i++) {
-            if (record->inputs[i] != DW_NONE) s->reads[s->root[record->inputs[i]]]++;
+        for (uint32_t i = 0; s->real[node] && i < dw__operand_count(s, node); i++) {
+            const dw_value root = operand_root(s, node, i);
+            if (root != DW_NONE) s->reads[root]++;
         }
     }
     /* Saved values are in memory when backward begins. */
@@ -155,11 +147,9 @@ static uint32_t find_best(dw__scheduling *s, const dw_node *waiting, uint32_t be
 }
 
 static void finish_reads(dw__scheduling *s, dw_node node) {
-    const dw__node_record *record = record_of(s, node);
-    for (uint32_t i = 0; i < record->input_count; i++) {
-        if (record->inputs[i] == DW_NONE) continue;
-        dw_value root = s->root[record->inputs[i]];
-        if (--s->reads[root] == 0) s->live[root] = false;
+    for (uint32_t i = 0; i < dw__operand_count(s, node); i++) {
+        const dw_value root = operand_root(s, node, i);
+        if (root != DW_NONE && --s->reads[root] == 0) s->live[root] = false;
     }
 }
 

@@ -3,7 +3,7 @@
  *     engine.c            creates, destroys and describes engines
  *     engine_graph.c      passes, gradient, fusion
  *     target_composites.c composites that a GPU has no kernel for
- *     training_schedule.c, saved_values.c, backward_order.c, min_cut.c
+ *     training_schedule.c, saved_values.c, repeated_nodes.c, backward_order.c, min_cut.c
  *                         what is saved and what is computed again; the order of backward
  *     graph_readers.c     readers of each value; values computed in the caller's buffers
  *     plan_cache.c        the plans of an engine
@@ -178,6 +178,9 @@ dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target, bool
 
 /* ---- graph_readers.c ------------------------------------------------------------------------- */
 
+/* Lists the readers of each value, once for each operand, in order: (*readers)[(*starts)[value] .. (*starts)[value + 1]).
+ * The caller releases both lists, also after an error. */
+dw_status dw__index_readers(const dw_graph *graph, uint32_t **starts, dw_node **readers);
 /* Fills first_backward, the readers of values, `direct` and the reads of leaves and outputs. */
 dw_status dw__engine_index_graph(dw_engine *engine);
 

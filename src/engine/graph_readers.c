@@ -2,18 +2,14 @@
  * the caller's buffers, and when each leaf and output is read. */
 #include "engine/engine_internal.h"
 
-static dw_status index_uses(dw_engine *engine) {
-    const dw_graph *graph = engine->graph;
+dw_status dw__index_readers(const dw_graph *graph, uint32_t **starts, dw_node **readers) {
     size_t values = graph->values.count, reads = 0;
     for (size_t n = 0; n < graph->nodes.count; n++) reads += graph->nodes.items[n].input_count;
-    engine->use_start = dw__calloc(values + 2, sizeof *engine->use_start);
-    engine->use_nodes = dw__calloc(reads + 1, sizeof *engine->use_nodes);
-    engine->output_uses = dw__calloc(values + 1, sizeof *engine->output_uses);
-    if (!engine->use_start || !engine->use_nodes || !engine->output_uses) {
+    uint32_t *start = *starts = dw__calloc(values + 2, sizeof *start);
+    *readers = dw__calloc(reads + 1, sizeof **readers);
+    if (!start || !*readers)
         return dw__fail_memory("the readers of values", (values + reads) * sizeof(uint32_t));
-    }
-    /* Counting sort: use_start[v + 2] counts, then use_start[v + 1] runs through v's readers. */
-    uint32_t *start = engine->use_start;
+    /* Counting sort: start[v + 2] counts, then start[v + 1] runs through v's readers. */
     for (size_t n = 0; n < graph->nodes.count; n++) {
         const dw__node_record *node = &graph->nodes.items[n];
         for (uint32_t i = 0; i < node->input_count; i++) {
@@ -24,15 +20,21 @@ static dw_status index_uses(dw_engine *engine) {
     for (size_t n = 0; n < graph->nodes.count; n++) {
         const dw__node_record *node = &graph->nodes.items[n];
         for (uint32_t i = 0; i < node->input_count; i++) {
-            if (node->inputs[i] != DW_NONE) {
-                engine->use_nodes[start[node->inputs[i] + 1]++] = (dw_node)n;
-            }
+            if (node->inputs[i] != DW_NONE) (*readers)[start[node->inputs[i] + 1]++] = (dw_node)n;
         }
     }
+    return DW_OK;
+}
+
+static dw_status index_uses(dw_engine *engine) {
+    const dw_graph *graph = engine->graph;
+    engine->output_uses = dw__calloc(graph->values.count + 1, sizeof *engine->output_uses);
+    if (!engine->output_uses)
+        return dw__fail_memory("the readers of values", graph->values.count * sizeof(uint32_t));
     for (size_t i = 0; i < graph->outputs.count; i++) {
         engine->output_uses[graph->outputs.items[i]]++;
     }
-    return DW_OK;
+    return dw__index_readers(graph, &engine->use_start, &engine->use_nodes);
 }
 
 /* Follows a chain of reshapes from `value` down to the value that it begins with. DW_NONE if the chain

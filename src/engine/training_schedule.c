@@ -1,9 +1,11 @@
 /* Scheduling: forward nodes first, then backward in an order that needs little memory.
  *
- * saved_values.c chooses what backward computes again, backward_order.c the order. Both compare sizes, which are not
+ * saved_values.c chooses what backward computes again, repeated_nodes.c what of it runs together with a program of
+ * backward, backward_order.c the order. They compare sizes, which are not
  * known yet: every symbol counts as NOMINAL_SIZE.
  */
 #include "engine/training_schedule.h"
+#include "graph/body.h"
 #include <string.h>
 
 enum { NOMINAL_SIZE = 128 };
@@ -18,6 +20,8 @@ static dw_status allocate(dw__scheduling *s) {
     s->free_root = dw__calloc(values, sizeof *s->free_root);
     s->recomputed = dw__calloc(values, sizeof *s->recomputed);
     /* A forward node may run twice: in forward, and again in backward. */
+    s->runs_in = dw__malloc(nodes * sizeof *s->runs_in);
+    s->repeats = dw__malloc(nodes * sizeof *s->repeats);
     s->order = dw__calloc(2 * nodes, sizeof *s->order);
     s->emitted = dw__calloc(nodes, sizeof *s->emitted);
     s->real = dw__calloc(nodes, sizeof *s->real);
@@ -29,11 +33,12 @@ static dw_status allocate(dw__scheduling *s) {
     s->next_view = dw__calloc(s->graph->outputs.count + 1, sizeof *s->next_view);
     if (!s->sizes || !s->bytes || !s->root || !s->in_forward || !s->free_root || !s->recomputed ||
         !s->order || !s->emitted || !s->real || !s->reads || !s->live || !s->ready || !s->stack ||
-        !s->first_view || !s->next_view) {
+        !s->first_view || !s->next_view || !s->runs_in || !s->repeats) {
         return dw__fail_memory("the schedule", values * sizeof *s->bytes);
     }
     for (size_t i = 0; i < symbols; i++) s->sizes[i] = NOMINAL_SIZE;
-    return DW_OK;
+    for (size_t i = 0; i < nodes; i++) s->runs_in[i] = s->repeats[i] = DW_NONE;
+    return dw__index_readers(s->graph, &s->reader_start, &s->readers);
 }
 
 static void release(dw__scheduling *s) {
@@ -43,6 +48,10 @@ static void release(dw__scheduling *s) {
     dw__free(s->in_forward);
     dw__free(s->free_root);
     dw__free(s->recomputed);
+    dw__free(s->reader_start);
+    dw__free(s->readers);
+    dw__free(s->runs_in);
+    dw__free(s->repeats);
     dw__free(s->order);
     dw__free(s->emitted);
     dw__free(s->real);
@@ -113,26 +122,73 @@ static void find_roots(dw__scheduling *s) {
     }
 }
 
+/* Parses the body of a program. */
+static dw_status parse_body(const dw__scheduling *s, dw_node node, dw__body *body) {
+    const dw__node_record *record = record_of(s, node);
+    dw_dtype dtypes[DW_MAX_INPUTS];
+    for (uint32_t i = 0; i < record->input_count; i++)
+        dtypes[i] = s->graph->values.items[record->inputs[i]].dtype;
+    return dw__body_parse(dw_node_attr(s->graph, node, DW_ATTR_KEY_BODY)->string,
+                          record->input_count, dtypes, body);
+}
+
+/* Adds the operands of the node that the program `node` repeats to its own, and writes the joint body. */
+static dw_status join_bodies(const dw__scheduling *s, dw_node node, dw_value *inputs,
+                             uint32_t *input_count, dw__text *text) {
+    const dw__node_record *repeated = record_of(s, s->repeats[node]);
+    uint16_t numbers[DW_MAX_INPUTS];
+    dw_status status = DW_OK;
+    dw__body *bodies = dw__malloc(3 * sizeof *bodies);
+    if (!bodies) return dw__fail_memory("the bodies of two programs", 3 * sizeof *bodies);
+    for (uint32_t i = 0; i < repeated->input_count; i++) {
+        const dw_value input = s->rewriter.map[repeated->inputs[i]];
+        uint32_t at = 0;
+        while (at < *input_count && inputs[at] != input) at++;
+        if (at == *input_count) inputs[(*input_count)++] = input;
+        numbers[i] = (uint16_t)at;
+    }
+    DW_TRY(parse_body(s, node, &bodies[0]));
+    DW_TRY(parse_body(s, s->repeats[node], &bodies[1]));
+    if (!dw__body_join(&bodies[0], &bodies[1], numbers, (uint16_t)*input_count, &bodies[2]))
+        DW_TRY(dw__fail(DW_INTERNAL, "nodes %u and %u are too long for one program", node,
+                        s->repeats[node]));
+    DW_TRY(dw__body_print(&bodies[2], text));
+cleanup:
+    dw__free(bodies);
+    return status;
+}
+
 /* Copies the node into the new graph as a node of backward. */
 static dw_status copy_backward(dw__scheduling *s, dw_node node) {
     dw_graph *to = s->rewriter.to;
     const dw__node_record record = *record_of(s, node);
     const dw_attr *attrs = NULL;
+    dw_status status = DW_OK;
+    dw__text text = {0};
+    uint32_t input_count = record.input_count;
+    dw_node copy = DW_NONE;
+    dw_attr body;
     DW_RETURN_IF_FAILED(dw__import_attrs(to, s->graph, node, &attrs));
     dw_value inputs[DW_MAX_INPUTS];
     for (uint32_t i = 0; i < record.input_count; i++) {
         inputs[i] = record.inputs[i] == DW_NONE ? DW_NONE : s->rewriter.map[record.inputs[i]];
     }
-    DW_RETURN_IF_FAILED(dw_graph_set_origin(to, record.region, record.layer, record.module));
-    dw_graph_set_backward(to, 1);
-    dw_node copy = DW_NONE;
-    DW_RETURN_IF_FAILED(dw_graph_append(to, record.op, record.input_count, inputs,
-                                        record.attr_count, attrs, &copy));
-    for (uint32_t o = 0; o < record.output_count; o++) {
-        bool saved = s->in_forward[node] && !s->recomputed[record.outputs[o]];
-        if (!saved) s->rewriter.map[record.outputs[o]] = to->nodes.items[copy].outputs[o];
+    if (s->repeats[node] != DW_NONE) {
+        DW_TRY(join_bodies(s, node, inputs, &input_count, &text));
+        body = dw_attr_string(DW_ATTR_KEY_BODY, text.text);
+        attrs = &body;
     }
-    return DW_OK;
+    DW_TRY(dw_graph_set_origin(to, record.region, record.layer, record.module));
+    dw_graph_set_backward(to, 1);
+    DW_TRY(dw_graph_append(to, record.op, input_count, inputs, record.attr_count, attrs, &copy));
+    for (uint32_t o = 0; o < dw__result_count(s, node); o++) {
+        const dw_value value = dw__result_at(s, node, o);
+        bool saved = s->in_forward[producer(s, value)] && !s->recomputed[value];
+        if (!saved) s->rewriter.map[value] = to->nodes.items[copy].outputs[o];
+    }
+cleanup:
+    dw__text_free(&text);
+    return status;
 }
 
 static dw_status write_graph(dw__scheduling *s, dw_graph **graph) {
@@ -170,7 +226,10 @@ dw_status dw__schedule(dw_graph **graph, uint32_t forward_outputs, bool recomput
     DW_TRY(allocate(&s));
     find_roots(&s);
     DW_TRY(find_forward(&s));
-    if (recompute) DW_TRY(dw__choose_recomputed(&s));
+    if (recompute) {
+        DW_TRY(dw__choose_recomputed(&s));
+        dw__join_repeated(&s);
+    }
     DW_TRY(dw__order_backward(&s));
     DW_TRY(write_graph(&s, graph));
 cleanup:

@@ -264,6 +264,93 @@ dw_status dw__body_print(const dw__body *body, dw__text *out) {
     return print_operands(body->output_count, body->outputs, out);
 }
 
+/* ---- joining ------------------------------------------------------------------------------- */
+
+static bool same_operand(const dw__body_operand *a, const dw__body_operand *b) {
+    if (a->source != b->source) return false;
+    return is_constant(a) ? memcmp(&a->constant, &b->constant, sizeof a->constant) == 0
+                          : a->index == b->index;
+}
+
+static bool same_code(const dw__body_code *a, const dw__body_code *b) {
+    if (a->op != b->op || a->tanh_approximation != b->tanh_approximation || a->dtype != b->dtype ||
+        a->operand_dtype != b->operand_dtype || a->operand_count != b->operand_count)
+        return false;
+    for (uint32_t k = 0; k < a->operand_count; k++)
+        if (!same_operand(&a->operands[k], &b->operands[k])) return false;
+    return true;
+}
+
+/* Returns the instruction of `body` that computes the same, or its end. */
+static uint16_t find_code(const dw__body *body, const dw__body_code *code) {
+    uint16_t i = 0;
+    while (i < body->code_count && !same_code(&body->code[i], code)) i++;
+    return i;
+}
+
+/* Gives an operand its numbers in another body. */
+static void renumber(dw__body_operand *operand, const uint16_t *inputs, const uint16_t *results) {
+    if (operand->source == DW_BODY_INPUT && inputs) operand->index = inputs[operand->index];
+    if (operand->source == DW_BODY_RESULT) operand->index = results[operand->index];
+}
+
+/* Appends `from`, whose inputs have the given numbers (NULL: their own). */
+static bool append_body(dw__body *body, const dw__body *from, const uint16_t *inputs) {
+    uint16_t results[DW_BODY_MAX_CODE];
+    for (uint16_t i = 0; i < from->code_count; i++) {
+        dw__body_code code = from->code[i];
+        for (uint32_t k = 0; k < code.operand_count; k++)
+            renumber(&code.operands[k], inputs, results);
+        results[i] = find_code(body, &code);
+        if (results[i] == DW_BODY_MAX_CODE) return false;
+        body->code[results[i]] = code;
+        if (results[i] == body->code_count) body->code_count++;
+    }
+    if (body->output_count + from->output_count > DW_MAX_OUTPUTS) return false;
+    for (uint16_t i = 0; i < from->output_count; i++) {
+        body->outputs[body->output_count] = from->outputs[i];
+        renumber(&body->outputs[body->output_count++], inputs, results);
+    }
+    return true;
+}
+
+/* Marks the instructions whose results are outputs alone. */
+static void find_ends(const dw__body *body, bool *ends) {
+    for (uint16_t i = 0; i < body->code_count; i++) ends[i] = false;
+    for (uint16_t i = 0; i < body->output_count; i++)
+        if (body->outputs[i].source == DW_BODY_RESULT) ends[body->outputs[i].index] = true;
+    for (uint16_t i = 0; i < body->code_count; i++)
+        for (uint32_t k = 0; k < body->code[i].operand_count; k++)
+            if (body->code[i].operands[k].source == DW_BODY_RESULT)
+                ends[body->code[i].operands[k].index] = false;
+}
+
+static void put_ends_last(dw__body *body) {
+    dw__body_code old[DW_BODY_MAX_CODE];
+    uint16_t place[DW_BODY_MAX_CODE], next = 0;
+    bool ends[DW_BODY_MAX_CODE];
+    find_ends(body, ends);
+    for (int end = 0; end < 2; end++)
+        for (uint16_t i = 0; i < body->code_count; i++)
+            if (ends[i] == (bool)end) place[i] = next++;
+    memcpy(old, body->code, body->code_count * sizeof *old);
+    for (uint16_t i = 0; i < body->code_count; i++) {
+        for (uint32_t k = 0; k < old[i].operand_count; k++)
+            renumber(&old[i].operands[k], NULL, place);
+        body->code[place[i]] = old[i];
+    }
+    for (uint16_t i = 0; i < body->output_count; i++) renumber(&body->outputs[i], NULL, place);
+}
+
+bool dw__body_join(const dw__body *a, const dw__body *b, const uint16_t *b_inputs,
+                   uint16_t input_count, dw__body *joint) {
+    joint->input_count = input_count;
+    joint->code_count = joint->output_count = 0;
+    if (!append_body(joint, a, NULL) || !append_body(joint, b, b_inputs)) return false;
+    put_ends_last(joint);
+    return true;
+}
+
 /* ---- what a body does ---------------------------------------------------------------------- */
 
 static bool is_input(const dw__body_operand *operand, uint32_t input) {

@@ -133,6 +133,27 @@ static void recomputation_saves_memory(void **state) {
     fixture_end(&few);
 }
 
+/* The activation of each layer is computed again by the program of its gradient. */
+static void repeated_activations_share_a_program(void **state) {
+    (void)state;
+    fixture f;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    int joint = 0, alone = 0;
+    for (dw_node n = 0; n < dw_graph_node_count(f.engine->graph); n++) {
+        const dw__node_record *node = &f.engine->graph->nodes.items[n];
+        if (node->op != DW_OP_FUSED || !node->backward) continue;
+        const char *body = dw_node_attr(f.engine->graph, n, DW_ATTR_KEY_BODY)->string;
+        if (!strstr(body, "=gelu_tanh(")) continue;
+        if (strstr(body, "=gelu_tanh_backward("))
+            joint++;
+        else
+            alone++;
+    }
+    assert_int_equal(joint, MODEL_LAYERS);
+    assert_int_equal(alone, 0);
+    fixture_end(&f);
+}
+
 static void backward_needs_only_the_saved_prefix(void **state) {
     (void)state;
     fixture f;
@@ -902,6 +923,7 @@ int main(void) {
         cmocka_unit_test(llama_agrees),
         cmocka_unit_test(predicted_peak_equals_the_real_peak),
         cmocka_unit_test(recomputation_saves_memory),
+        cmocka_unit_test(repeated_activations_share_a_program),
         cmocka_unit_test(backward_needs_only_the_saved_prefix),
         cmocka_unit_test(two_forwards_may_come_before_a_backward),
         cmocka_unit_test(unwanted_gradients_may_be_left_out),

@@ -380,6 +380,48 @@ static void bodies_know_which_inputs_results_may_overwrite(void **state) {
     assert_false(dw__body_may_overwrite(&body, 0, 1)); /* a copied operand is not computed */
 }
 
+/* An activation's gradient with respect to both inputs, and its result. */
+static void joint_bodies_compute_both_and_overwrite_inputs(void **state) {
+    (void)state;
+    static dw__body a, b, joint;
+    static const uint16_t inputs[2] = {1, 2};
+    const dw_dtype dtypes[3] = {DW_F32, DW_F32, DW_F32};
+    dw__text text = {0};
+    OK(dw__body_parse("t0=silu(i1);t1=mul(t0,i0);t2=exp(i2);t3=add(t2,t1);out(t3,t1,i2)", 3, dtypes,
+                      &a));
+    parse("t0=silu(i0);t1=mul(t0,i1);out(t1)", &b);
+    assert_true(dw__body_join(&a, &b, inputs, 3, &joint));
+    OK(dw__body_print(&joint, &text));
+    /* silu is computed once; what other instructions read comes first. */
+    assert_string_equal(text.text, "t0=silu(i1);t1=mul(t0,i0);t2=exp(i2);t3=add(t2,t1);"
+                                   "t4=mul(t0,i2);out(t3,t1,i2,t4)");
+    dw__text_free(&text);
+    parse("t0=neg(i0);t1=exp(i1);t2=mul(t1,i0);out(t0,t2)", &a);
+    assert_false(dw__body_may_overwrite(&a, 0, 0));
+    parse("t0=abs(i1);out(t0)", &b);
+    assert_true(dw__body_join(&a, &b, (const uint16_t[2]){0, 1}, 2, &joint));
+    OK(dw__body_print(&joint, &text));
+    assert_string_equal(text.text, "t0=exp(i1);t1=neg(i0);t2=mul(t0,i0);t3=abs(i1);out(t1,t2,t3)");
+    dw__text_free(&text);
+    /* 200 and 100 instructions are too many. */
+    static dw__body longest;
+    longest = (dw__body){.input_count = 1, .code_count = 200};
+    for (uint16_t i = 0; i < 200; i++)
+        longest.code[i] =
+            (dw__body_code){.op = DW_OP_ADD,
+                            .dtype = DW_F32,
+                            .operand_dtype = DW_F32,
+                            .operand_count = 2,
+                            .operands = {{.source = DW_BODY_INPUT}, {DW_BODY_CONSTANT, 0, i}}};
+    b = longest;
+    for (uint16_t i = 0; i < 200; i++) b.code[i].operands[1].constant += 100;
+    b.code_count = 100;
+    assert_true(dw__body_join(&longest, &b, (const uint16_t[1]){0}, 1, &joint)); /* all alike */
+    assert_int_equal(joint.code_count, 200);
+    b.code_count = 200;
+    assert_false(dw__body_join(&longest, &b, (const uint16_t[1]){0}, 1, &joint));
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 static void flags_agree_with_the_other_columns(void **state) {
@@ -406,6 +448,7 @@ int main(void) {
         cmocka_unit_test(copy_operation_is_a_permute),
         cmocka_unit_test(bodies_that_are_a_sum_are_recognised),
         cmocka_unit_test(bodies_know_which_inputs_results_may_overwrite),
+        cmocka_unit_test(joint_bodies_compute_both_and_overwrite_inputs),
         cmocka_unit_test(flags_agree_with_the_other_columns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
