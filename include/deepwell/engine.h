@@ -81,14 +81,16 @@ DW_API size_t dw_plan_arena_bytes(const dw_plan *plan);
 DW_API size_t dw_plan_saved_bytes(const dw_plan *plan);
 
 /* A segment of the arena: memory that may be released before backward has ended, so that gradients can take its place.
- * Segment 0 lasts until the last part of backward; later segments are released earlier. A plan has as many, up to
- * dw_engine_options.arena_segments, as lower the peak of segments and gradients by a sixteenth of the arena or more;
- * most plans have one. Calls that take an arena use one block in which the segments lie one after another. */
+ * Segment 0 lasts until the last part of backward; later segments are released earlier. The last one may instead begin
+ * late, with a part of backward for which others have been released, and then lasts until the last part, too. A plan has
+ * as many, up to dw_engine_options.arena_segments, as lower the peak of segments and gradients by a sixteenth of the
+ * arena or more; most plans have one. Calls that take an arena use one block in which the segments lie one after another. */
 typedef struct dw_segment {
-    size_t offset;      /* in one block; a multiple of the arena's alignment */
-    size_t bytes;       /* 0: its memory may be NULL */
-    size_t saved_bytes; /* its first bytes, which hold all that backward reads from forward */
-    uint32_t part;      /* the last part of backward that uses it */
+    size_t offset;       /* in one block; a multiple of the arena's alignment */
+    size_t bytes;        /* 0: its memory may be NULL */
+    size_t saved_bytes;  /* its first bytes, which hold all that backward reads from forward */
+    uint32_t part;       /* the last part of backward that uses it */
+    uint32_t first_part; /* the first part that uses it; 0: forward needs it */
 } dw_segment;
 DW_API uint32_t dw_plan_segment_count(const dw_plan *plan); /* at least 1 */
 /* Zeros if there is no segment `index`. */
@@ -148,7 +150,8 @@ DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena
                                        void *stream);
 
 /* Forward, and a part of backward, with memory for each segment of the arena: dw_plan_segment_count pointers, aligned as
- * an arena is. All are needed in forward. After the part dw_segment.part a segment's memory may be released or used
+ * an arena is. Those of dw_segment.first_part 0 are needed in forward, the others may be NULL before that part. After
+ * the part dw_segment.part a segment's memory may be released or used
  * otherwise (on a GPU by later work of the stream), and its pointer may be NULL. Fail as the calls with an arena do. */
 DW_API dw_status dw_plan_forward_segments(dw_plan *plan, void *const *segments,
                                           const dw_binding *leaves, const dw_binding *outputs,

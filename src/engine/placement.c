@@ -67,8 +67,10 @@ typedef struct dw__filled {
 } dw__filled;
 
 /* Sets the segment and offset of a buffer that is not pinned: the tightest hole of all segments that it may use, or
- * the place where a segment grows least. Between equals the segment that is released first is taken. */
-static void find_place(dw__interval *item, size_t alignment, const dw__filled *segments) {
+ * the place where a segment grows least. Between equals the segment that is released first is taken. A buffer for which
+ * a segment would grow goes to the late one, if it may. */
+static void find_place(dw__interval *item, size_t alignment, const dw__filled *segments,
+                       uint32_t late) {
     size_t best_room = SIZE_MAX, best_growth = SIZE_MAX;
     for (uint32_t s = 0; s <= item->most; s++) {
         size_t room, held = segments[s].extent->bytes;
@@ -80,6 +82,10 @@ static void find_place(dw__interval *item, size_t alignment, const dw__filled *s
         item->segment = s;
         item->offset = offset;
     }
+    if (!item->late || best_room != SIZE_MAX || best_growth == 0) return;
+    item->segment = late;
+    item->offset =
+        find_offset(item, alignment, segments[late].count, segments[late].placed, &best_room);
 }
 
 static void pin(dw__interval *item, size_t alignment, const dw__filled *segments) {
@@ -114,7 +120,7 @@ dw_status dw__place(uint32_t count, dw__interval *items, size_t alignment, uint3
             if (item->pinned) {
                 pin(item, alignment, segments);
             } else {
-                find_place(item, alignment, segments);
+                find_place(item, alignment, segments, segment_count - 1);
             }
             /* Offsets and sizes are at most DW_PLACEMENT_MOST each, so their sum has not wrapped. */
             end = item->offset + item->bytes;

@@ -94,8 +94,10 @@ dw_status dw_plan_describe(const dw_plan *plan, char **text) {
                            plan->saved_bytes, plan->bound_bytes));
     for (uint32_t s = 0; s < plan->segment_count && plan->segment_count > 1; s++) {
         const dw_segment *segment = &plan->segments[s];
-        DW_TRY(dw__text_printf(&out, "%s %zu bytes to part %u",
-                               s ? "," : "; segments:", segment->bytes, segment->part));
+        DW_TRY(dw__text_printf(&out, "%s %zu bytes ", s ? "," : "; segments:", segment->bytes));
+        if (segment->first_part)
+            DW_TRY(dw__text_printf(&out, "from part %u ", segment->first_part));
+        DW_TRY(dw__text_printf(&out, "to part %u", segment->part));
     }
     DW_TRY(dw__text_printf(&out, "%s", "\n"));
     uint64_t runs = atomic_load(&plan->runs);

@@ -21,17 +21,18 @@ static void find_segments(const dw_plan *plan, void *arena, void **segments) {
         segments[s] = arena ? (char *)arena + plan->segments[s].offset : NULL;
 }
 
-/* In `part` of backward, segments that only earlier parts use may be NULL. */
+/* In `part` of backward, 0 for forward, segments that only other parts use may be NULL. */
 static dw_status check_segments(const dw_plan *plan, void *const *segments, uint32_t part) {
     size_t alignment = plan->target.alignment;
     for (uint32_t s = 0; s < plan->segment_count; s++) {
         const dw_segment *segment = &plan->segments[s];
-        if (segment->bytes == 0 || segment->part < part) continue;
+        if (segment->bytes == 0 || segment->part < part || segment->first_part > part) continue;
         if (segments[s] && (uintptr_t)segments[s] % alignment == 0) continue;
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "segment %u of the arena at %p must be %zu bytes, aligned to %zu, until "
-                        "part %u of backward has run: allocate what dw_plan_segment returns",
-                        s, segments[s], segment->bytes, alignment, segment->part);
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "segment %u of the arena at %p must be %zu bytes, aligned to %zu, from part "
+            "%u to part %u of backward: allocate what dw_plan_segment returns",
+            s, segments[s], segment->bytes, alignment, segment->first_part, segment->part);
     }
     return DW_OK;
 }

@@ -3,6 +3,9 @@
  * The gradients of the parameters pile up while backward runs, and what forward saved is needed less and less. A caller
  * that releases memory after a part of backward therefore needs less at its peak. A segment is released after the last
  * part that reads it; a storage lies in a segment that lasts at least as long.
+ *
+ * The peak is mostly before the first release, when what later parts compute is not in memory yet. It lies in what they
+ * have read, and for the rest in a segment that begins late, after that release.
  */
 #include "engine/engine_internal.h"
 
@@ -82,17 +85,20 @@ static size_t peak_of(const profile *of, const size_t *live) {
 }
 
 /* Estimates the peak with these cuts: a segment has what forward saved for its parts. What else is live lies where
- * parts before have read everything, and for the rest in the segment that is kept to the end. */
+ * parts before have read everything, and for the rest, up to the first release, in the segment that is kept to the end,
+ * and after it in the late one. */
 static size_t estimate(const profile *of, uint32_t cuts) {
-    size_t live[DW__MOST_PARTS], kept = 0, read = 0, sum = 0;
-    for (uint32_t p = 0; p < of->parts; p++) {
+    size_t live[DW__MOST_PARTS], kept[2] = {0}, read = 0, sum = 0;
+    for (uint32_t p = 0, late = 0; p < of->parts; p++) {
         size_t missing = of->other[p] > read ? of->other[p] - read : 0;
-        if (missing > kept) kept = missing;
+        if (missing > kept[late]) kept[late] = missing;
         read = cuts >> p & 1 ? 0 : read + of->saved[p];
+        late |= cuts >> p & 1;
     }
+    if (kept[1] < kept[0]) kept[1] = kept[0];
     for (uint32_t p = of->parts; p-- > 0;) {
         sum += of->saved[p];
-        live[p] = sum + kept;
+        live[p] = sum + kept[(cuts & (((uint32_t)1 << p) - 1)) != 0];
     }
     /* A segment is released as a whole. */
     for (uint32_t p = 1; p < of->parts; p++) {
@@ -122,22 +128,30 @@ static void search(const profile *of, uint32_t most, choice *best) {
 
 /* ---- places ----------------------------------------------------------------------------------- */
 
-/* Places the intervals, one for each storage in the arena, in the segments of a choice. */
+/* Places the intervals, one for each storage in the arena, in the segments of a choice, and in a late one if there may
+ * be one more. */
 static dw_status place(const dw_plan *plan, const choice *chosen, uint32_t count,
-                       dw__interval *items, dw_segment *segments) {
+                       dw__interval *items, dw_segment *segments, uint32_t *segment_count) {
     dw__extent extents[DW_MOST_SEGMENTS];
     uint32_t n = 0, at = 0;
     for (uint32_t p = plan->part_count; p-- > 0;) {
-        if (p + 1 == plan->part_count || (chosen->cuts >> p & 1)) segments[n++].part = p;
+        if (p + 1 == plan->part_count || (chosen->cuts >> p & 1))
+            segments[n++] = (dw_segment){.part = p};
     }
+    const uint32_t early = n, release = segments[n - 1].part;
+    if (early > 1 && early < plan->engine->most_segments)
+        segments[n++] = (dw_segment){.part = plan->part_count - 1, .first_part = release + 1};
     for (size_t s = 0; s < plan->storages.count; s++) {
         const dw__storage *storage = &plan->storages.items[s];
         if (!in_arena(storage)) continue;
-        uint32_t last = dw__plan_part_of(plan, storage->last), most = n - 1;
+        uint32_t last = dw__plan_part_of(plan, storage->last), most = early - 1;
         while (segments[most].part < last) most--;
+        items[at].late = n > early && storage->first >= plan->part_ends[release];
         items[at++].most = most;
     }
     DW_RETURN_IF_FAILED(dw__place(count, items, plan->target.alignment, n, extents));
+    if (n > early && extents[early].bytes == 0) n = early;
+    *segment_count = n;
     size_t end = 0;
     for (uint32_t s = 0; s < n; s++) {
         segments[s].offset = rounded(plan, end);
@@ -173,7 +187,8 @@ static void keep(dw_plan *plan, const dw__interval *items, uint32_t count,
 static size_t placed_peak(const profile *of, uint32_t count, const dw_segment *segments) {
     size_t live[DW__MOST_PARTS] = {0};
     for (uint32_t s = 0; s < count; s++) {
-        for (uint32_t p = 0; p <= segments[s].part; p++) live[p] += segments[s].bytes;
+        for (uint32_t p = segments[s].first_part; p <= segments[s].part; p++)
+            live[p] += segments[s].bytes;
     }
     return peak_of(of, live);
 }
@@ -187,18 +202,21 @@ static dw_status cut(dw_plan *plan, uint32_t count, dw__interval *items) {
     choice best[DW_MOST_SEGMENTS];
     dw_segment segments[DW_MOST_SEGMENTS];
     DW_RETURN_IF_FAILED(make_profile(plan, &of));
-    uint32_t most = plan->engine->most_segments < of.parts ? plan->engine->most_segments : of.parts;
+    uint32_t most = plan->engine->most_segments;
+    if (most > 2) most--; /* for the late one */
+    if (most > of.parts) most = of.parts;
     search(&of, most, best);
     const size_t before = placed_peak(&of, 1, plan->segments);
     uint32_t n = most;
     while (n > 1 && best[n - 2].peak <= best[most - 1].peak + whole / 64) n--;
     for (; n > 1; n--) {
-        DW_RETURN_IF_FAILED(place(plan, &best[n - 1], count, items, segments));
-        size_t grown = segments[n - 1].offset + segments[n - 1].bytes;
-        const size_t peak = placed_peak(&of, n, segments),
+        uint32_t placed;
+        DW_RETURN_IF_FAILED(place(plan, &best[n - 1], count, items, segments, &placed));
+        size_t grown = segments[placed - 1].offset + segments[placed - 1].bytes;
+        const size_t peak = placed_peak(&of, placed, segments),
                      growth = grown > whole ? grown - whole : 0;
         if (peak + whole / 16 > before || peak + 4 * growth > before) continue;
-        keep(plan, items, n, segments);
+        keep(plan, items, placed, segments);
         return DW_OK;
     }
     return DW_OK;
@@ -206,7 +224,7 @@ static dw_status cut(dw_plan *plan, uint32_t count, dw__interval *items) {
 
 dw_status dw__plan_place(dw_plan *plan) {
     dw_status status = DW_OK;
-    uint32_t count = 0;
+    uint32_t count = 0, segment_count;
     dw_segment whole;
     const choice one = {.count = 1};
     dw__interval *items = dw__calloc(plan->storages.count + 1, sizeof *items);
@@ -222,7 +240,7 @@ dw_status dw__plan_place(dw_plan *plan) {
                                         .pinned = storage->saved};
     }
     DW_TRY(dw__placement_bound(count, items, plan->target.alignment, &plan->bound_bytes));
-    DW_TRY(place(plan, &one, count, items, &whole));
+    DW_TRY(place(plan, &one, count, items, &whole, &segment_count));
     keep(plan, items, 1, &whole);
     if (plan->engine->most_segments > 1 && plan->part_count > 1) DW_TRY(cut(plan, count, items));
 cleanup:

@@ -48,7 +48,8 @@ static size_t outputs_alive(const dw_plan *plan, const uint8_t *kept, int64_t pa
 static size_t segments_alive(const dw_plan *plan, uint32_t part) {
     size_t bytes = 0;
     for (uint32_t s = 0; s < plan->segment_count; s++)
-        if (plan->segments[s].part >= part) bytes += plan->segments[s].bytes;
+        if (plan->segments[s].part >= part && plan->segments[s].first_part <= part)
+            bytes += plan->segments[s].bytes;
     return bytes;
 }
 

@@ -40,20 +40,30 @@ typedef struct bound {
     void *stream;
 } bound;
 
-/* Forward and backward with memory of its own for each segment. It is given back when the last part that uses it has
- * run. */
+static inline void *new_segment(const dw_device *device, size_t bytes) {
+    void *segment = NULL;
+    char byte;
+    OK(dw_device_allocate(device, bytes, &segment));
+    OK(dw_device_fill(device, segment, 0xFF, bytes));  /* NaNs */
+    OK(dw_device_copy_out(device, &byte, segment, 1)); /* waits for the fill */
+    return segment;
+}
+
+/* Forward and backward with memory of its own for each segment, from the first part that uses it to the last. */
 static inline void run_in_segments(const dw_device *device, dw_plan *plan, const bound *b) {
     void *segments[DW_MOST_SEGMENTS] = {NULL};
-    char byte;
     const uint32_t count = dw_plan_segment_count(plan);
     for (uint32_t s = 0; s < count; s++) {
-        const size_t bytes = dw_plan_segment(plan, s).bytes;
-        OK(dw_device_allocate(device, bytes, &segments[s]));
-        OK(dw_device_fill(device, segments[s], 0xFF, bytes));  /* NaNs */
-        OK(dw_device_copy_out(device, &byte, segments[s], 1)); /* waits for the fill */
+        const dw_segment segment = dw_plan_segment(plan, s);
+        if (segment.first_part == 0) segments[s] = new_segment(device, segment.bytes);
     }
     OK(dw_plan_forward_segments(plan, segments, b->leaves, b->outputs, b->stream));
     for (uint32_t part = 0; part < dw_plan_part_count(plan); part++) {
+        for (uint32_t s = 0; s < count; s++) {
+            const dw_segment segment = dw_plan_segment(plan, s);
+            if (segment.first_part == part && part > 0)
+                segments[s] = new_segment(device, segment.bytes);
+        }
         OK(dw_plan_backward_part_segments(plan, part, segments, b->leaves, b->outputs,
                                           b->output_grads, b->grads, b->stream));
         OK(dw_plan_synchronize(plan, b->stream));

@@ -715,6 +715,7 @@ static void check_places(const dw_plan *plan) {
         assert_true(a->offset >= in.offset);
         assert_true(a->offset + a->bytes <= in.offset + in.bytes);
         assert_true(dw__plan_part_of(plan, a->last) <= in.part);
+        if (in.first_part > 0) assert_true(a->first >= plan->part_ends[in.first_part - 1]);
         if (a->saved) assert_true(a->offset + a->bytes <= in.offset + in.saved_bytes);
         for (size_t j = 0; j < i; j++) {
             const dw__storage *b = &plan->storages.items[j];

@@ -23,7 +23,8 @@ static void check(uint32_t count, const dw__interval *items, uint32_t segments,
         const dw__interval *a = &items[i];
         if (a->bytes == 0) continue;
         assert_int_equal(a->offset % alignment, 0);
-        assert_true(a->pinned ? a->segment == a->most : a->segment <= a->most);
+        assert_true(a->pinned ? a->segment == a->most
+                              : a->segment <= a->most || (a->late && a->segment == segments - 1));
         dw__extent *in = &seen[a->segment];
         if (a->offset + a->bytes > in->bytes) in->bytes = a->offset + a->bytes;
         if (a->pinned && a->offset + a->bytes > in->pinned_bytes)
@@ -171,6 +172,25 @@ static void random_lives_in_segments_never_collide(void **state) {
     }
 }
 
+/* The second buffer fits the hole that the first leaves; the third would make segment 0 grow. */
+static void buffers_without_a_hole_go_to_the_late_segment(void **state) {
+    (void)state;
+    dw__interval items[4] = {
+        {.bytes = 640, .first = 0, .last = 9, .pinned = true},
+        {.bytes = 256, .first = 0, .last = 2},
+        {.bytes = 256, .first = 4, .last = 8, .late = true},
+        {.bytes = 192, .first = 5, .last = 7, .late = true},
+    };
+    dw__extent extents[2];
+    assert_int_equal(dw__place(4, items, alignment, 2, extents), DW_OK);
+    check(4, items, 2, extents);
+    assert_int_equal(items[2].segment, 0);
+    assert_int_equal(items[2].offset, 640);
+    assert_int_equal(items[3].segment, 1);
+    assert_int_equal(extents[0].bytes, 640 + 256);
+    assert_int_equal(extents[1].bytes, 192);
+}
+
 static void failure_of_memory_is_reported(void **state) {
     (void)state;
     dw__interval items[2] = {{.bytes = 1}, {.bytes = 2}};
@@ -191,6 +211,7 @@ int main(void) {
         cmocka_unit_test(random_lives_never_collide),
         cmocka_unit_test(segments_are_separate),
         cmocka_unit_test(random_lives_in_segments_never_collide),
+        cmocka_unit_test(buffers_without_a_hole_go_to_the_late_segment),
         cmocka_unit_test(failure_of_memory_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
