@@ -681,6 +681,8 @@ class _Run(_Function):
         shared = ctx.shared
         if not shared.keeps_graph:
             shared.leaves = shared.operands = shared.replay = None
+            # Whoever keeps the loss keeps ``ctx``, and the layers keep the input of the head.
+            ctx.layers = {}
         grads = shared.run(0)
         return (None, shared.program.target.token() if ctx.token else None, *grads)
 

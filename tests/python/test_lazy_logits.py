@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import pickle
+import weakref
 
 import deepwell
 import numpy as np
@@ -353,6 +354,25 @@ def test_a_second_derivative() -> None:
         (grad,) = torch.autograd.grad(call(model).logits.pow(3).mean(), weight, create_graph=True)
         grad.square().sum().backward()
     same_grads(ours, plain)
+
+
+def test_backward_frees_the_input_of_the_head(monkeypatch) -> None:
+    """A loss that is kept after backward keeps nothing else of the pass."""
+    inputs = []
+    of = LazyLogits.of.__func__
+
+    def noted(cls, layer):
+        inputs.append(weakref.ref(layer.hidden))
+        return of(cls, layer)
+
+    monkeypatch.setattr(LazyLogits, "of", classmethod(noted))
+    _, ours = without_gradients(gpt2)
+    loss = call(ours).loss
+    assert inputs[-1]() is not None
+    loss.backward(retain_graph=True)
+    assert inputs[-1]() is not None
+    loss.backward()
+    assert inputs[-1]() is None
 
 
 def test_two_forwards_before_a_backward_and_a_graph_that_is_kept() -> None:
