@@ -25,6 +25,7 @@ typedef struct dw_device dw_device;
  *     "cpu"
  *     "cuda"              the GPU whose context is current on the calling thread; without one, the first GPU
  *     "emulator:sm_90a"   an emulated GPU; also sm_100a, sm_103a and sm_120a (docs/emulator.md)
+ *     "plan:sm_90a"       a Hopper GPU that need not be there: engines make plans for it, and nothing runs
  * DW_NOT_FOUND: the name is unknown; the message lists the devices. DW_UNSUPPORTED: "cuda" without a GPU, without a
  * driver, or with a driver that is too old; an emulated GPU without libdeepwell_emulator.so. Neither the driver nor the
  * emulator is loaded before such a device is looked up. */

@@ -15,13 +15,17 @@ static dw__cublaslt loaded;
 static dw_status outcome;
 static char failure[1024]; /* message of the first attempt, for every later caller */
 
+dw_status dw__cublaslt_wanted(void) {
+    const char *named = getenv(variable);
+    if (!named || strcmp(named, "off") != 0) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "cuBLASLt is off (%s=off)", variable);
+}
+
 static dw_status load(void) {
     static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", NULL};
-    const char *named = getenv(variable);
     const dw__cuda *cuda = NULL;
     void *library = NULL;
-    if (named && strcmp(named, "off") == 0)
-        return dw__fail(DW_UNSUPPORTED, "cuBLASLt is off (%s=off)", variable);
+    DW_RETURN_IF_FAILED(dw__cublaslt_wanted());
     /* A driver older than 13 cannot run the later library. */
     const bool old = dw__cuda_driver(&cuda) == DW_OK && cuda->version < 13000;
     DW_RETURN_IF_FAILED(dw__library_open("cuBLASLt (libcublasLt.so.13 or .12)", variable,

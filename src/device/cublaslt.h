@@ -110,6 +110,8 @@ typedef struct dw__cublaslt {
 /* The library. The result, or the failure, is the same for the life of the process. DW_UNSUPPORTED: it is not there, or
  * lacks a function. Call it only where there is a GPU. */
 dw_status dw__cublaslt_load(const dw__cublaslt **library);
+/* DW_UNSUPPORTED if DEEPWELL_CUBLASLT turns the library off. Loads nothing. */
+dw_status dw__cublaslt_wanted(void);
 /* The handle of a context, which must be current. It is made once and lives until the process ends. */
 dw_status dw__cublaslt_handle(const dw__cublaslt *library, const dw__context *context,
                               void **handle);

@@ -10,6 +10,7 @@ static const dw_device *const devices[] = {
     &dw__device_emulator_sm_100a,
     &dw__device_emulator_sm_103a,
     &dw__device_emulator_sm_120a,
+    &dw__device_plan_sm_90a,
 };
 
 dw_status dw_device_find(const char *name, const dw_device **device) {
@@ -20,9 +21,8 @@ dw_status dw_device_find(const char *name, const dw_device **device) {
         return DW_OK;
     }
     return dw__fail(DW_NOT_FOUND,
-                    "there is no device \"%s\": use \"cpu\", \"cuda\", or \"emulator:\" and one of "
-                    "sm_90a, sm_100a, "
-                    "sm_103a, sm_120a",
+                    "there is no device \"%s\": use \"cpu\", \"cuda\", \"plan:sm_90a\", or \"emulator:\" "
+                    "and one of sm_90a, sm_100a, sm_103a, sm_120a",
                     name);
 }
 

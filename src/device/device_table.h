@@ -25,6 +25,7 @@ typedef struct dw__context {
     int driver_version;             /* 13000 */
     const struct dw_device *device; /* the device of the context */
     bool ptx_only;                  /* supports modules as PTX, not machine code */
+    bool plans_only; /* plans are made for it, and nothing is compiled or runs (device_plan.c) */
 } dw__context;
 
 typedef struct dw__launch {
@@ -118,6 +119,7 @@ struct dw_device {
 };
 
 extern const dw_device dw__device_cpu, dw__device_cuda, dw__device_emulator_sm_90a,
-    dw__device_emulator_sm_100a, dw__device_emulator_sm_103a, dw__device_emulator_sm_120a;
+    dw__device_emulator_sm_100a, dw__device_emulator_sm_103a, dw__device_emulator_sm_120a,
+    dw__device_plan_sm_90a;
 
 #endif

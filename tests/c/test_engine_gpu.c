@@ -133,6 +133,65 @@ static void llama_agrees(void **state) {
     agrees(model_llama, 0.0, 2, 17);
 }
 
+/* ---- plans for a GPU that is not there ---------------------------------------------------------------- */
+
+static char *described_on(const char *name, model_builder builder, size_t *arena) {
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_graph *graph = build(builder, 0.0);
+    dw_plan *plan = NULL;
+    char *text = NULL;
+    problem p;
+    problem_begin(&p, graph, 2, 17);
+    OK(dw_device_find(name, &options.device));
+    dw_engine *engine = make_engine_with(&p, &options);
+    OK(dw_engine_plan(engine, p.sizes, &plan));
+    OK(dw_plan_describe(plan, &text));
+    *arena = dw_plan_arena_bytes(plan);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    problem_end(&p);
+    dw_graph_destroy(graph);
+    return text;
+}
+
+/* Without cuBLASLt both choose the same kernels and places. With it, a planned GPU reserves the most workspace. */
+static void a_planned_gpu_has_the_plan_of_an_emulated_one(void **state) {
+    static const model_builder builders[] = {model_gpt, model_llama};
+    const char *set = getenv("DEEPWELL_CUBLASLT");
+    char before[512];
+    size_t emulated, planned, with_library;
+    (void)state;
+    if (strcmp(device->name, "emulator:sm_90a") != 0) skip();
+    need_compiler();
+    snprintf(before, sizeof before, "%s", set ? set : "");
+    for (size_t i = 0; i < DW_COUNT(builders); i++) {
+        setenv("DEEPWELL_CUBLASLT", "off", 1);
+        char *expected = described_on("emulator:sm_90a", builders[i], &emulated),
+             *found = described_on("plan:sm_90a", builders[i], &planned);
+        assert_string_equal(found, expected);
+        assert_int_equal(planned, emulated);
+        dw_text_free(found);
+        dw_text_free(expected);
+        unsetenv("DEEPWELL_CUBLASLT");
+        found = described_on("plan:sm_90a", builders[i], &with_library);
+        assert_non_null(strstr(found, "cublaslt"));
+        assert_true(with_library >= (size_t)32 << 20);
+        dw_text_free(found);
+    }
+    if (set) setenv("DEEPWELL_CUBLASLT", before, 1);
+}
+
+static void a_planned_gpu_runs_nothing(void **state) {
+    const dw_device *planned = NULL;
+    void *memory = NULL;
+    (void)state;
+    OK(dw_device_find("plan:sm_90a", &planned));
+    assert_string_equal(dw_device_name(planned), "plan:sm_90a");
+    assert_int_equal(dw_device_allocate(planned, 64, &memory), DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "runs nothing"));
+    assert_int_equal(planned->launch(&(dw__launch){.name = "any"}), DW_UNSUPPORTED);
+}
+
 /* ---- the head of a language model ------------------------------------------------------------------------ */
 
 enum { HEAD_WIDTH = 24, PRODUCT_COLUMNS = 1100 };
@@ -1131,6 +1190,8 @@ int main(void) {
         cmocka_unit_test(residuals_are_added_by_other_steps),
         cmocka_unit_test(gpt_with_dropout_agrees),
         cmocka_unit_test(llama_agrees),
+        cmocka_unit_test(a_planned_gpu_has_the_plan_of_an_emulated_one),
+        cmocka_unit_test(a_planned_gpu_runs_nothing),
         cmocka_unit_test(logits_are_kept_if_more_is_saved),
         cmocka_unit_test(logits_that_nobody_reads_stay_in_blocks),
         cmocka_unit_test(rows_of_products_are_padded),

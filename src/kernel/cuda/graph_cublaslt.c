@@ -406,7 +406,10 @@ static dw_status add(const dw__cublaslt *lt, const dw__context *context, const g
     (*made)->key = *key;
     DW_TRY(context->device->capture_relax(&before));
     relaxed = true;
-    DW_TRY(describe(lt, context, *made));
+    if (context->plans_only) /* only the library on a GPU knows what it needs: the most */
+        (*made)->algorithm.workspace = WORKSPACE;
+    else
+        DW_TRY(describe(lt, context, *made));
     pthread_mutex_init(&(*made)->bias, NULL);
     (*made)->next = atomic_load_explicit(bucket, memory_order_relaxed);
     atomic_store_explicit(bucket, *made, memory_order_release);
@@ -423,12 +426,12 @@ cleanup:
 
 /* The description of a GEMM that is not empty, made if this is the first call of its kind. */
 static dw_status gemm_of(const dw__context *context, gemm_key *key, gemm **found) {
-    const dw__cublaslt *lt;
+    const dw__cublaslt *lt = NULL;
     dw_status status = DW_OK;
     key->context = context->index;
     *found = find(bucket_of(key), key);
     if (*found) return DW_OK;
-    DW_RETURN_IF_FAILED(dw__cublaslt_load(&lt));
+    if (!context->plans_only) DW_RETURN_IF_FAILED(dw__cublaslt_load(&lt));
     pthread_mutex_lock(&lock);
     *found = find(bucket_of(key), key); /* another thread may have added it */
     if (!*found) status = add(lt, context, key, found);
@@ -555,6 +558,7 @@ static dw_status check_call(const dw__kernel *kernel, const dw__call *c, gemm_ke
 static dw_status check_device(const dw__kernel *kernel, const dw__gpu_target *gpu) {
     const dw__cublaslt *lt;
     if (!gpu || !gpu->context) return DW_OK;
+    if (gpu->context->plans_only) return dw__cublaslt_wanted();
     if (gpu->context->device != &dw__device_cuda || gpu->context->ptx_only)
         return dw__fail(DW_TYPE, "%s is for GPUs, not for emulated ones", kernel->name);
     const dw_status status = dw__cublaslt_load(&lt);

@@ -42,6 +42,7 @@ static dw_status load_functions(const dw__context *context, dw__variant *v) {
             return dw__fail(
                 DW_UNSUPPORTED, "the kernel needs %u bytes of shared memory, GPU %d (%s) gives %d",
                 points[i].shared_bytes, context->ordinal, context->name, context->shared_bytes);
+    if (context->plans_only) return DW_OK;
     for (int i = 0; i < DW__ENTRY_POINTS && points[i].code.entry; i++)
         DW_RETURN_IF_FAILED(
             dw__jit_load(context, &points[i].code, points[i].shared_bytes, &v->functions[i]));
@@ -59,7 +60,8 @@ static dw_status add(dw__variant *_Atomic *bucket, const dw__context *context,
     made->params = params;
     made->context = context->index;
     DW_TRY(load_functions(context, made));
-    if (kernel->first_use && dw__first_use_is_on()) DW_TRY(dw__first_use_check(context, made));
+    if (kernel->first_use && !context->plans_only && dw__first_use_is_on())
+        DW_TRY(dw__first_use_check(context, made));
     if (made->disabled) dw__log(DW_LOG_WARNING, "%s", made->reason);
     made->next = atomic_load_explicit(bucket, memory_order_relaxed);
     atomic_store_explicit(bucket, made, memory_order_release);
