@@ -272,13 +272,18 @@ _AUTOCAST_KINDS = ("cpu", "cuda")
 _TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _unsupported_tensor(tensors: dict[str, torch.Tensor], target: Target) -> str | None:
-    """Returns why this version has no engine for these parameters and buffers, or None."""
+def unsupported_parameter(model: torch.nn.Module) -> str | None:
+    """Returns why the engine has no step of this model, wherever it is, or None."""
+    return _unsupported_tensor(named_tensors(_unwrap(model)), None)
+
+
+def _unsupported_tensor(tensors: dict[str, torch.Tensor], target: Target | None) -> str | None:
+    """Returns why this version has no engine for these parameters and buffers, or None. ``target`` None: any."""
     for name, tensor in tensors.items():
         trained = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
         if type(tensor) is not torch.nn.Parameter and type(tensor) is not torch.Tensor:
             return f"parameter '{name}' is a {type(tensor).__name__}, not a plain tensor"
-        if not target.accepts(tensor):
+        if target is not None and not target.accepts(tensor):
             return f"'{name}' is on {tensor.device}, and the engine is for {target.device}"
         if trained and tensor.dtype not in _TRAINED:
             return f"parameter '{name}' is {tensor.dtype}: the engine trains " + ", ".join(

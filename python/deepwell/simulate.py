@@ -56,14 +56,17 @@ def dryrun(
     The dict has peak_bytes, memory_gb (10^9 bytes) and memory_gib of the step, peak, moments (what is held in forward,
     in each part of backward, and in the update), arena and fits. Further arguments:
 
-        optimizer      "adamw_dw", "adamw" or None
+        target         "auto": where the model is, or the GPU that hw names; "cpu"; "sm_90a" (a Hopper GPU, which need
+                       not be there); "emulator:sm_90a"
+        optimizer      "adamw_dw", "adamw" or "adamw_fused" (torch.optim.AdamW, with fused=True), such an optimizer or
+                       its class, or None
         precision      as for optimize
         accumulate     True: gradients are added to those of earlier micro-batches
         keep_outputs   True: the caller holds all outputs until the step ends (the default if there is no loss)
         threads        number of threads
-        hw             hardware whose host memory the step must fit into; None: this machine
+        hw             hardware whose memory the step must fit into, "h200" say; None: this machine
 
-    docs/engine.md says what is counted.
+    docs/engine.md says what is counted, docs/dryrun.md what there is on a GPU.
     """
     if isinstance(plan, HostPlan):
         raise UnsupportedError(

@@ -196,6 +196,22 @@ class Gpu(Target):
         return (Gpu, (self.device.index,))
 
 
+class PlannedGpu(Target):
+    """A Hopper GPU that need not be there. Plans are made for it, and nothing runs."""
+
+    name = "plan:sm_90a"
+    kind = "cuda"
+    cuda_graphs = True
+    arena_segments = Gpu.arena_segments
+    alignment = Gpu.alignment
+
+    def begin(self) -> None:
+        pass
+
+    def plan_key(self) -> int:
+        return 0
+
+
 class EmulatedGpu(Target):
     """An emulated GPU, for a model on the CPU: as slow as the emulator is."""
 

@@ -157,7 +157,8 @@ def test_does_not_fit() -> None:
     with torch.device("meta"):
         model = MODELS["gpt2-124m"].build().train()
     ids = torch.zeros(512, 1024, dtype=torch.long, device="meta")
-    report = dw.dryrun(model, {"input_ids": ids, "labels": ids}, hw={"profile": "h100", "gpus": 1})
+    arguments = {"input_ids": ids, "labels": ids}
+    report = dw.dryrun(model, arguments, target="cpu", hw={"profile": "h100", "gpus": 1})
     assert report["memory_gb"] > 50 and report["capacity_gb"] > 0
     assert report["fits"] == (report["memory_gb"] <= report["capacity_gb"])
 
