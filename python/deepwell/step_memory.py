@@ -147,10 +147,13 @@ class StepGraph:
         known = {leaf.untyped_storage()._cdata for leaf in leaves.values()}
         rest = [t for t in own if t.untyped_storage()._cdata not in known]
         copies = [t.nbytes for t in leaves.values() if not t.is_contiguous()]
+        # Tensors of numbers that forward makes, whose values are in the graph: the capture keeps those on the device.
+        places = ("cuda", "meta") if program.target.kind == "cuda" else ("cpu",)
+        numbers = [t for t, _ in captured.folded if t.device.type in places]
         memory = gpu_memory.leaves_of(
             leaves,
             program.leaf_roles,
-            rest,
+            [*rest, *numbers],
             program.target.alignment,
             isinstance(target, (Gpu, PlannedGpu)) and all(not t.is_cuda for t in model.parameters()),
         )

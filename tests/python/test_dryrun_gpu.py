@@ -130,7 +130,7 @@ def test_logits_that_are_kept_and_left_out(monkeypatch) -> None:
     kept = check(Call.of("gpt2"))
     monkeypatch.setenv("DEEPWELL_LOGITS_BYTES", "4096")
     left_out = check(Call.of("gpt2"))
-    assert left_out["arena"]["bytes"] < kept["arena"]["bytes"]
+    assert left_out["arena"]["saved_bytes"] < kept["arena"]["saved_bytes"]
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
