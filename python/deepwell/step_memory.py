@@ -194,9 +194,7 @@ class StepGraph:
         sizes = self.sizes(batch, seq_len)
         variant, kept = self.variant(sizes, None)
         plan = variant.plan(sizes)
-        moments, at = plan.step_memory(
-            _counted_as(optimizer), accumulate, kept, self.resident
-        )
+        moments, at = plan.step_memory(_counted_as(optimizer), accumulate, kept, self.resident)
         return moments[at]
 
     def fit(

@@ -23,9 +23,20 @@ VOCABULARY = 50257
 @pytest.fixture(autouse=True)
 def _the_engine_runs(monkeypatch):
     monkeypatch.setenv("DEEPWELL_MEASURE", "0")
+    monkeypatch.setattr(gpu_memory, "_moment", _noted_moment)
     yield
     gc.collect()
     torch.cuda.empty_cache()
+
+
+_predicted: dict[tuple[str, int], collections.Counter] = {}  # the blocks of the last prediction
+_moment = gpu_memory._moment
+
+
+def _noted_moment(phase, part, held):
+    blocks = [size for field in gpu_memory.FIELDS for size in held.get(field, ()) if size]
+    _predicted[phase, part] = collections.Counter(blocks)
+    return _moment(phase, part, held)
 
 
 def tokens(rows: int, length: int, vocabulary: int) -> dict:
@@ -148,7 +159,7 @@ def breakdown(report: dict, step, measured: list[tuple[int, int]], base: dict) -
     ]
     for moment in report["moments"]:
         lines.append("  " + json.dumps({k: v for k, v in moment.items() if v}))
-    lines.append(f"  arena {report['arena']['bytes']}, device {report['device']}, exact {report['plan_exact']}")
+    lines.append(f"  arena {report['arena']['bytes']}, planned on {report['device']}")
     try:
         there = collections.Counter(
             block.get("requested_size", block["size"])
@@ -163,12 +174,18 @@ def breakdown(report: dict, step, measured: list[tuple[int, int]], base: dict) -
         torch.cuda.memory._record_memory_history(enabled=None)
         events = snapshot["device_traces"][torch.cuda.current_device()]
         at = blocks_at_the_peak(events, there)
+        predicted = _predicted[report["peak"]["phase"], report["peak"]["part"]]
+        lines.append(f"  there and not predicted, by size: {sorted((at - predicted).items())}")
+        lines.append(f"  predicted and not there, by size: {sorted((predicted - at).items())}")
         lines.append(f"  blocks before the step, by size: {sorted(there.items())[-60:]}")
         lines.append(f"  blocks at the measured peak, by size: {sorted(at.items())[-80:]}")
         made = collections.Counter(e["size"] for e in events if e["action"] == "alloc")
         lines.append(f"  allocations of the step, by size: {sorted(made.items())[-80:]}")
         for event in [e for e in events if e["action"] == "alloc"][:40]:
-            frames = [f"{f['filename'].split('/')[-1]}:{f['line']}" for f in event.get("frames", [])[:4]]
+            frames = [
+                f"{frame['filename'].split('/')[-1]}:{frame['line']}"
+                for frame in event.get("frames", [])[:4]
+            ]
             lines.append(f"    {event['size']} {' < '.join(frames)}")
     except Exception as error:
         lines.append(f"  no history: {error!r}")
@@ -276,8 +293,10 @@ def test_a_plan_without_the_gpu(monkeypatch) -> None:
     here = dw.dryrun(model, call, target="sm_90a")
     monkeypatch.setattr(step_memory, "_gpu_here", lambda model: None)
     away = dw.dryrun(model, call, target="sm_90a", hw="h200")
-    print(f"gpt2 planned without the GPU: {away['peak_bytes'] - here['peak_bytes']} bytes from {here['peak_bytes']}, "
-          f"arena {away['arena']['bytes']} and {here['arena']['bytes']}")  # fmt: skip
+    print(
+        f"gpt2 planned without the GPU: {away['peak_bytes'] - here['peak_bytes']} bytes from "
+        f"{here['peak_bytes']}, arena {away['arena']['bytes']} and {here['arena']['bytes']}"
+    )
     assert here["plan_exact"] and not away["plan_exact"]
     assert abs(away["peak_bytes"] - here["peak_bytes"]) <= 64 << 20
     for one, other in zip(here["moments"], away["moments"]):
