@@ -196,6 +196,7 @@ def check(build, dtype: torch.dtype, which: str, accumulate: bool = False) -> di
     gc.collect()
     torch.cuda.empty_cache()
     torch.manual_seed(0)
+    torch.cuda.init()  # before it there are no counters
     base = counters()
     model, call = build()
     model = model.to(dtype).train()
