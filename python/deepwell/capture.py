@@ -623,12 +623,12 @@ class _Leaves:
             for v in capture.tensors()
             if type(v) is torch.Tensor and not v.is_meta and v.layout is torch.strided
         }
-        self._registered = set()  # memory that a stand-in's forward must not reach in another way
-        if capture.module is not capture.users:
-            self._registered = {
-                _memory(v) for v in named_tensors(module).values()
-                if not v.is_meta and v.layout is torch.strided
-            }  # fmt: skip
+        # The module's tensors, which a forward may also reach in another way than through the module.
+        self._registered = {
+            _memory(v): ("parameter" if isinstance(v, torch.nn.Parameter) else "buffer", name)
+            for name, v in named_tensors(module).items()
+            if not v.is_meta and v.layout is torch.strided
+        }
         self.folded: List[Tuple[torch.Tensor, int]] = []
         self._first_name: Dict[str, str] = {}
         first: Dict[int, str] = {}
@@ -650,9 +650,17 @@ class _Leaves:
     def _constant(self, tensor: torch.Tensor, example: Any) -> Value:
         """Binds a tensor that the forward made of Python numbers, or that an attribute or a global holds. The latter
         stays the user's, who may change it in place."""
-        if not tensor.is_meta and _memory(tensor) in self._registered:
-            raise Strayed
+        registered = self._registered.get(_memory(tensor)) if not tensor.is_meta else None
         owned = self._attributes.get(_memory(tensor)) if not tensor.is_meta else None
+        if registered is not None:
+            if self._capture.module is not self._capture.users:
+                raise Strayed
+            if owned is None:
+                return self.bind(*registered, example)
+            raise CaptureError(
+                f"{type(self._capture.module).__name__} uses '{registered[1]}' and a tensor that shares its memory: "
+                "clone one of them"
+            )
         if (tensor if owned is None else owned).requires_grad:
             raise CaptureError(
                 f"{type(self._capture.module).__name__} uses a tensor of shape {list(tensor.shape)} that "

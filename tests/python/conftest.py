@@ -1,9 +1,11 @@
 import collections
+import functools
 import os
 import signal
 import sys
 import textwrap
 
+import deepwell
 import pytest
 import torch
 
@@ -16,6 +18,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 from attention_tools import served_on_cpu  # noqa: E402
 from users import Support  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _target(monkeypatch):
+    """DEEPWELL_TEST_TARGET in the environment: the target of models for which a test names none."""
+    target = os.environ.get("DEEPWELL_TEST_TARGET")
+    if target:
+        monkeypatch.setattr(deepwell, "optimize", functools.partial(deepwell.optimize, target=target))
 
 
 @pytest.fixture

@@ -262,9 +262,13 @@ def test_stray_module(support) -> None:
     support.check(ours)
 
 
-def test_stray_parameter() -> None:
+@pytest.mark.support(
+    "Threads and processes", "a parameter that is found through objects of the user's", "engine"
+)
+def test_stray_parameter(support) -> None:
     plain, ours = pair(FindsWeight)
     same(plain, ours, train_step)
+    support.check(ours)
 
 
 class Numbered(torch.utils.data.Dataset):
