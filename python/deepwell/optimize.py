@@ -43,6 +43,7 @@ from deepwell.guards import ModuleState, named_tensors, state_kept, unusual_mode
 from deepwell.lazy_logits import defer, without_logits
 from deepwell.report import Report
 from deepwell.runtime import Program
+from deepwell.sharding import gathers, is_sharded, sharded_inside
 from deepwell.targets import EMULATED, EmulatedGpu, Gpu, Target
 
 # Captures of one module. Each kind of call (which arguments, which dtypes, which axes are 1, which submodules train) is
@@ -83,9 +84,9 @@ def optimize(
             rounded, forward and backward: "bf16", "mxfp8", "nvfp4" (docs/precision.md). The results then
             differ from the model's own. PyTorch runs the model's own precision if the engine cannot run a
             module, with a warning.
-        target: "auto": the engine runs the model where it is, on the CPU or on one Hopper GPU (H100, H200). On other
-            GPUs, on several, and in a group of processes, "auto" replaces attention alone, as "attention" does
-            everywhere (docs/attention.md). "cpu" and "sm_90a" (one Hopper GPU) ask for the engine by name.
+        target: "auto": the engine runs the model where it is, on the CPU or on one Hopper GPU (H100, H200), also in a
+            group of processes with a GPU each. On other GPUs, and for a model on several, "auto" replaces attention
+            alone, as "attention" does everywhere (docs/attention.md). "cpu" and "sm_90a" (one Hopper GPU) ask for the engine by name.
             "emulator:sm_90a" runs a model on the CPU on an emulated Hopper GPU. "sm_100a", "sm_103a",
             "emulator:sm_100a" and "emulator:sm_103a" give linear layers kernels for Blackwell GPUs, which are proven
             on the emulator and have not run on hardware (docs/blackwell.md).
@@ -151,7 +152,8 @@ def optimize(
     if isinstance(root, torch.jit.ScriptModule):
         reason = "it is a TorchScript module"
     else:
-        reason = _unsupported_tensor(named_tensors(root), place)
+        sharded = any(is_sharded(module) for module in root.modules())
+        reason = None if sharded else _unsupported_tensor(named_tensors(root), place)
         session.install(root, "")  # also now, since it may be converted later
     if reason is not None:
         report.leave("", root, reason)
@@ -162,13 +164,12 @@ def optimize(
 
 
 def _is_on_one_hopper(root: torch.nn.Module) -> bool:
-    """Returns whether the model is on one GPU for which the engine has kernels, and in this process alone."""
+    """Returns whether the model is on one GPU for which the engine has kernels, with whole parameters in its forward. It
+    may be one of a group of processes, each with a GPU of its own."""
     devices = {tensor.device for tensor in named_tensors(root).values()}
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        if distributed.get_world_size() > 1:
-            return False
-    return len(devices) == 1 and torch.cuda.get_device_capability(devices.pop()) == (9, 0)
+    if len(devices) != 1 or not gathers(root):
+        return False
+    return torch.cuda.get_device_capability(devices.pop()) == (9, 0)
 
 
 def _place(root: torch.nn.Module, target: str) -> Target:
@@ -504,7 +505,18 @@ class _State:
 
     def __init__(self, module: torch.nn.Module, reads: Reads, target: Target) -> None:
         self.module = ModuleState(module, reads)
-        self.reason = self.module.reason or _unsupported_tensor(self.module.tensors(), target)
+        # A module inside to which fully_shard was applied, or None.
+        self.sharded_inside = sharded_inside(module)
+        # Whether tensors are split over processes even while the forward runs.
+        self.split = self.sharded_inside is None and any(
+            type(tensor).__name__ == "DTensor" for tensor in self.module.tensors().values()
+        )
+        if self.sharded_inside is not None:
+            self.reason = (
+                f"fully_shard was applied to '{self.sharded_inside}': such modules run in the engine each by itself"
+            )
+        else:
+            self.reason = self.module.reason or _unsupported_tensor(self.module.tensors(), target)
         self.entries: dict[Any, list[_Entry]] = {}
         self.failed: dict[Any, str] = {}
         self.count = 0
@@ -700,6 +712,8 @@ class OptimizedForward:
         if reason is None:
             state = self._state()
             reason = state.reason
+            if reason is not None:
+                self._place_elsewhere(state)
         if reason is None:
             key = key, state.module.training
             kind = state, key
@@ -709,6 +723,17 @@ class OptimizedForward:
             replay = functools.partial(self._original_on, spec, state, autocast)
             return kind, entry.run(flat, found, replay), None
         return kind, None, reason
+
+    def _place_elsewhere(self, state: _State) -> None:
+        """Puts the engine into the modules that FSDP2 gathers, and on a GPU Deepwell's attention into a module of which
+        each process has a part, both for good."""
+        if state.sharded_inside is not None:
+            self._left_alone = state.reason
+            self.session.report.leave(self.path, self.module, state.reason)
+            self.session.descend(self.module, self.path)
+        elif state.split and isinstance(self.session.target, Gpu):
+            self.session.report.leave(self.path, self.module, state.reason)
+            self._replace_attention(state.reason)
 
     def _original_on(self, spec: Any, state: _State, autocast: Any, flat: list[Any]) -> Any:
         """Runs the original forward on flattened arguments, some time after the call, with autocast as it was then."""
@@ -822,6 +847,8 @@ class OptimizedForward:
             self._watch(state, captured)
             # A module inside returns what the modules around it use.
             logits = "lazy" if self.path and self.session.logits is False else self.session.logits
+            if logits == "lazy" and is_sharded(self.module):
+                logits = True  # FSDP2 may free the head's weight after forward
             entry = _Entry(captured, state.module.tensors(), self.session, logits)
         except (CaptureError, _deepwell.Error) as error:
             state.failed[key] = reason = str(error)

@@ -24,19 +24,22 @@ def _with_a_compiler():
 
 
 @pytest.mark.parametrize(
-    "devices, capability, processes, chosen",
+    "devices, capability, whole, chosen",
     [
-        (["cuda:0", "cuda:0"], (9, 0), 1, True),
-        (["cuda:0", "cuda:1"], (9, 0), 1, False),
-        (["cuda:0", "cpu"], (9, 0), 1, False),
-        (["cuda:0"], (8, 0), 1, False),
-        (["cuda:0"], (10, 0), 1, False),
-        (["cuda:0"], (9, 0), 2, False),
+        (["cuda:0", "cuda:0"], (9, 0), True, True),
+        (["cuda:1"], (9, 0), True, True),
+        (["cuda:0", "cuda:1"], (9, 0), True, False),
+        (["cuda:0", "cpu"], (9, 0), True, False),
+        (["cuda:0"], (8, 0), True, False),
+        (["cuda:0"], (10, 0), True, False),
+        (["cuda:0"], (9, 0), False, False),
     ],
 )
 def test_auto_chooses_the_engine_on_one_hopper(
-    monkeypatch, devices, capability, processes, chosen
+    monkeypatch, devices, capability, whole, chosen
 ) -> None:
+    """``whole``: forwards see whole parameters."""
+
     class Placed:
         def __init__(self, device: str) -> None:
             self.device = torch.device(device)
@@ -44,8 +47,7 @@ def test_auto_chooses_the_engine_on_one_hopper(
     tensors = {str(i): Placed(device) for i, device in enumerate(devices)}
     monkeypatch.setattr(optimize_module, "named_tensors", lambda root: tensors)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: processes > 1)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: processes)
+    monkeypatch.setattr(optimize_module, "gathers", lambda root: whole)
     assert optimize_module._is_on_one_hopper(nn.Linear(1, 1)) == chosen
 
 
