@@ -4,6 +4,11 @@ Both sides run in turns, through the calls that users make, and the medians deci
 time of the calling thread, which other programs do not lengthen. With several threads it is the wall clock, which they
 do lengthen: PyTorch's OpenMP threads spin while they wait for a thread that was preempted. Rounds with many involuntary
 context switches are therefore discarded. If too few rounds remain, both sides are timed with one thread instead.
+
+On a GPU the clock is the wall clock of several calls in a row, as a training makes them, with one wait at the end. The
+rounds before it are warm-up: kernels are compiled, CUDA graphs recorded and algorithms chosen in them. Nothing here
+communicates: in a group of processes each compares and decides by itself, and a wait is for the current stream alone, so
+that no process waits for a collective that another has not reached.
 """
 
 from __future__ import annotations
@@ -31,6 +36,9 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 3, 101
 _LONG_ROUND = 2.0
 # If a call's first round is shorter than this, it is warm-up and does not count.
 _SHORT_ROUND = 0.02
+# On a GPU: rounds of warm-up, the least seconds of a sample, and its most calls.
+_WARM_ROUNDS = 3
+_SAMPLE, _MOST_CALLS = 0.02, 20
 # Most involuntary context switches per second of an undisturbed round. An idle system has about ten, a busy one about
 # a hundred.
 _MOST_SWITCHES = 25.0
@@ -96,18 +104,34 @@ def _wall_time(function: Callable[[], None]) -> _Sample:
     return seconds, _switches() - switches > 1 + _MOST_SWITCHES * seconds
 
 
-def _plain_time(function: Callable[[], None]) -> _Sample:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started, False
+def _batch_time(
+    original: Callable[[], None], engine: Callable[[], None], wait: Callable[[], None]
+) -> Callable[[Callable[[], None]], _Sample]:
+    """Warms both sides up. Returns a clock for a call on a GPU: the mean of as many calls as fill a sample."""
+
+    def seconds(function: Callable[[], None], calls: int) -> float:
+        started = time.perf_counter()
+        for _ in range(calls):
+            function()
+        wait()
+        return (time.perf_counter() - started) / calls
+
+    wait()
+    for _ in range(_WARM_ROUNDS):
+        fastest = min(seconds(original, 1), seconds(engine, 1))
+    calls = max(1, min(_MOST_CALLS, math.ceil(_SAMPLE / max(fastest, 1e-6))))
+    return lambda function: (seconds(function, calls), False)
 
 
 def compare(
-    original: Callable[[], None], engine: Callable[[], None], on_gpu: bool = False
+    original: Callable[[], None],
+    engine: Callable[[], None],
+    wait: Callable[[], None] | None = None,
 ) -> Timing:
-    """Times both sides in turns. On a GPU both must wait for their work."""
-    if on_gpu:
-        found = _compare(original, engine, _plain_time)
+    """Times both sides in turns. On a GPU neither waits for its work, and ``wait`` does."""
+    if wait is not None:
+        timed = _batch_time(original, engine, wait)
+        found = _compare(original, engine, timed)
         assert found is not None
         return found
     threads = torch.get_num_threads()
@@ -179,11 +203,9 @@ def _timing(rounds: list[tuple[float, float]]) -> Timing:
     )
 
 
-def differentiated(
-    call: Callable[[], Any], targets: list[torch.Tensor], wait: Callable[[], None] = lambda: None
-) -> Callable[[], None]:
-    """Returns a function that runs the call, and its backward to ``targets`` if there are any. It calls ``wait`` at the
-    end, and frees everything before it returns, so that the two sides are never in memory together."""
+def differentiated(call: Callable[[], Any], targets: list[torch.Tensor]) -> Callable[[], None]:
+    """Returns a function that runs the call, and its backward to ``targets`` if there are any. It frees everything before
+    it returns."""
 
     def run() -> None:
         outputs = [
@@ -196,7 +218,6 @@ def differentiated(
             torch.autograd.grad(
                 chosen, targets, [torch.ones_like(value) for value in chosen], allow_unused=True
             )
-        wait()
 
     return run
 

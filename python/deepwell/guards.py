@@ -675,8 +675,9 @@ def state_kept(root: torch.nn.Module) -> Iterator[None]:
         )
     ]
     values = [(b, b._version, b.detach().clone()) for b in root.buffers() if not b.is_inference()]
+    gpus = sorted({t.device.index for t in named_tensors(root).values() if t.is_cuda})
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=gpus):
             yield
     finally:
         for table, content in tables:

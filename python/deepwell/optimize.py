@@ -923,6 +923,9 @@ class OptimizedForward:
             or any(parameter._backward_hooks for parameter in self.module.parameters())
         ):
             return False
+        if self.session.target.is_recorded():  # a CUDA graph of the caller's
+            del entry.slower[size]
+            return False
         structure = pytree.tree_structure((args, kwargs))
         for copies in (entry.smaller_call(flat, bound), [_detached(value) for value in flat]):
             call = entry.bind_call(copies)
@@ -952,7 +955,16 @@ class OptimizedForward:
             if torch.is_grad_enabled() and isinstance(tensor, torch.Tensor) and tensor.requires_grad
         ]
 
+        target = self.session.target
+        bound = entry.bind_call(copies)
+        assert bound is not None
+        # On a GPU an idle arena is not kept beside PyTorch's activations, where both are large.
+        large = entry.program.call_bytes(*bound) > target.large_call // 16
+        alone = isinstance(target, Gpu) and large
+
         def original() -> Any:
+            if alone:
+                self.session.pool.clear()
             with self._out():
                 return self.original(*args, **kwargs)
 
@@ -967,12 +979,11 @@ class OptimizedForward:
             return result
 
         # The comparison must restore all state that the forward changes, also changes that no capture noticed.
-        target = self.session.target
         with state_kept(self.module):
             return compare(
-                differentiated(original, targets, target.wait),
-                differentiated(engine, targets, target.wait),
-                on_gpu=isinstance(target, Gpu),
+                differentiated(original, targets),
+                differentiated(engine, targets),
+                target.wait if isinstance(target, Gpu) else None,
             )
 
 

@@ -63,7 +63,11 @@ class Target:
         return _NOTHING
 
     def wait(self) -> None:
-        """Waits until the work of this target is done."""
+        """Waits until the work on the current stream is done."""
+
+    def is_recorded(self) -> bool:
+        """Returns whether the caller records the current stream in a CUDA graph."""
+        return False
 
     # ---- tensors -------------------------------------------------------------------------------------
 
@@ -167,7 +171,11 @@ class Gpu(Target):
         return _NOTHING if here else torch.cuda.device(self.device)
 
     def wait(self) -> None:
-        torch.cuda.synchronize(self.device)
+        torch.cuda.current_stream(self.device).synchronize()
+
+    def is_recorded(self) -> bool:
+        with self.current():
+            return torch.cuda.is_current_stream_capturing()
 
     def accepts(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import deepwell
@@ -130,6 +131,32 @@ def test_one_thread_does_not_count_other_programs(monkeypatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     found = compare(lambda: busy(0.002), lambda: (time.sleep(0.01), busy(0.001)))
     assert found.ratio > 1 and not found.slower
+
+
+def test_samples_of_a_gpu_are_several_warm_calls(monkeypatch) -> None:
+    """Nothing waits between the calls of a sample, and slow first calls do not count."""
+    clock = types.SimpleNamespace(perf_counter=time.thread_time)  # without other programs
+    monkeypatch.setattr(comparison, "time", clock)
+    events: list[str] = []
+
+    def side(name: str, first: float, later: float):
+        def run() -> None:
+            busy(first if events.count(name) < 3 else later)
+            events.append(name)
+
+        return run
+
+    found = compare(
+        side("theirs", 0.002, 0.002), side("ours", 0.02, 0.001), lambda: events.append("wait")
+    )
+    assert 1.5 < found.ratio < 2.5 and not found.slower
+    assert found.engine < 0.0015
+    runs = " ".join(events).split("wait")
+    warm, samples = runs[1:7], [run.split() for run in runs[7:-1]]
+    assert all(len(run.split()) == 1 for run in warm)
+    assert all(len(set(run)) == 1 and len(run) >= 10 for run in samples), samples
+    first = [run[0] for run in samples]
+    assert first[:4] == ["theirs", "ours", "ours", "theirs"]
 
 
 # ---- measurements
