@@ -19,15 +19,20 @@ precision. For your own model, `deepwell.summary(model)` reports what ran where,
     model(**batch)
     print(deepwell.summary(model))
 
-Every line below is a test (`tests/python/test_users_*.py`). It compares values and gradients with plain PyTorch,
-and checks in the summary what served the model:
+Every line below is a test (`tests/python/test_users_*.py`), for models in the engine on the CPU and on an emulated
+Hopper GPU; `tests/gpu/test_support.py` repeats what a device may change on a GPU. A test compares values and gradients
+with plain PyTorch, and checks in the summary what served the model:
 
 - engine: Deepwell ran the model.
 - PyTorch: the module's own forward ran; the summary counts the call and gives the reason.
 - engine and PyTorch: PyTorch ran the part that the reason names, the engine ran the rest.
 - refused: an error says what to do.
 
-`copy.copy(model)` is not supported, because the copy would share the original's forward. Use `copy.deepcopy`.
+On a GPU, PyTorch runs the whole of a model whose forward cannot be captured, with Deepwell's attention; on the CPU the
+modules inside are tried.
+
+`copy.copy(model)` is not supported, because the copy would share the original's forward: use `copy.deepcopy`.
+`nn.DataParallel` makes such copies: use `DistributedDataParallel`.
 
 `scripts/support.py` writes this page.
 """

@@ -27,7 +27,10 @@ def sharded_inside(root: torch.nn.Module) -> str | None:
     """Returns the path of a module inside of ``root`` to which ``fully_shard`` was applied, or None."""
     if _class("FSDPModule") is None:
         return None
-    return next((path for path, m in root.named_modules() if m is not root and is_sharded(m)), None)
+    for path, module in root.named_modules():
+        if module is not root and is_sharded(module):
+            return path
+    return None
 
 
 def gathers(root: torch.nn.Module) -> bool:

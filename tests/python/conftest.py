@@ -5,7 +5,6 @@ import signal
 import sys
 import textwrap
 
-import deepwell
 import pytest
 import torch
 
@@ -16,16 +15,31 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import deepwell  # noqa: E402
 from attention_tools import served_on_cpu  # noqa: E402
+from deepwell import _deepwell  # noqa: E402
+from deepwell.targets import EMULATED  # noqa: E402
 from users import Support  # noqa: E402
 
 
+def pytest_generate_tests(metafunc):
+    """Tests of users' behaviours run on the CPU and on an emulated GPU."""
+    if metafunc.definition.get_closest_marker("support") is None:
+        return
+    slow = metafunc.definition.get_closest_marker("slow_emulated") is not None
+    emulated = pytest.param(EMULATED[0], marks=[pytest.mark.slow] if slow else [])
+    metafunc.parametrize("_target", [None, emulated], ids=["cpu", "gpu"], indirect=True)
+
+
 @pytest.fixture(autouse=True)
-def _target(monkeypatch):
-    """DEEPWELL_TEST_TARGET in the environment: the target of models for which a test names none."""
-    target = os.environ.get("DEEPWELL_TEST_TARGET")
-    if target:
-        monkeypatch.setattr(deepwell, "optimize", functools.partial(deepwell.optimize, target=target))
+def _target(request, monkeypatch):
+    """The target of models for which a test of users' behaviours names none."""
+    target = getattr(request, "param", None)
+    if target is None:
+        return
+    if target in EMULATED and not _deepwell.jit_compiler():
+        pytest.skip("elementwise programs need NVRTC")
+    monkeypatch.setattr(deepwell, "optimize", functools.partial(deepwell.optimize, target=target))
 
 
 @pytest.fixture

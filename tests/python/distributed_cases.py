@@ -186,6 +186,16 @@ def ddp_where_processes_differ(case: Case) -> None:
         served(model, engine=True)
 
 
+def ddp_compared(case: Case) -> None:
+    """Each process compares with PyTorch by itself, without communication, and may decide as no other does."""
+    os.environ.pop("DEEPWELL_MEASURE")
+    try:
+        model = case.optimize(case.build())
+        train(case, case.wrap(model), model)
+    finally:
+        os.environ["DEEPWELL_MEASURE"] = "0"
+
+
 def ddp_with_frozen_parameters(case: Case) -> None:
     model, plain = case.build(), case.build()
     for each in (model, plain):
@@ -279,7 +289,7 @@ def tensor_parallelism(case: Case) -> None:
 
 CASES = (
     ddp_after_optimize, ddp_before_optimize, ddp_with_unused_parameters, ddp_with_a_static_graph,
-    ddp_accumulation, ddp_where_processes_differ, ddp_with_frozen_parameters,
+    ddp_accumulation, ddp_compared, ddp_where_processes_differ, ddp_with_frozen_parameters,
     fsdp2_after_optimize, fsdp2_before_optimize, fsdp2_blocks_optimized, fsdp2_of_a_whole_model,
     fsdp2_in_bfloat16, fsdp2_accumulation, tensor_parallelism,
 )  # fmt: skip

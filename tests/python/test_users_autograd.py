@@ -193,6 +193,7 @@ def test_aliased_arguments(support) -> None:
     support.check(ours)
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support("Autograd", "inputs_embeds that require gradients", "engine")
 def test_inputs_embeds(support) -> None:
     def use(model):
@@ -300,6 +301,7 @@ def test_tensor_hooks(support) -> None:
     support.check(ours)
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support("Hooks", "an optimizer that steps inside of backward", "engine")
 def test_optimizer_in_backward(support) -> None:
     """The model is so large that backward has several parts: a parameter is not updated before the
@@ -397,6 +399,7 @@ def test_checkpoint_inside_reentrant(support) -> None:
     support.check(ours)
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support(
     "Checkpointing",
     "gradient_checkpointing_enable() of Hugging Face",

@@ -75,6 +75,7 @@ def test_pickle_and_save(support) -> None:
     support.check(loaded, unpickled)
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support(
     "Copies and files",
     "loading a saved model where Deepwell is not installed",
@@ -109,6 +110,7 @@ def test_unpickled_without_deepwell(support, tmp_path) -> None:
         raise ImportError(found.stdout)
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support("Copies and files", "a saved model loaded in a new process", "engine")
 def test_loaded_in_a_new_process(support, tmp_path) -> None:
     model = optimized(Net())
@@ -169,6 +171,7 @@ def test_load_by_assignment(support) -> None:
     assert ours.forward.session.report._units[""].captures == 1
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support("Copies and files", "save_pretrained and from_pretrained", "engine")
 def test_save_pretrained(support, tmp_path) -> None:
     from zoo import gpt2

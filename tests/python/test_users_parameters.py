@@ -305,6 +305,7 @@ def test_lora_after(support) -> None:
     assert captures(ours) <= 4
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support("Parameters", "LoRA (PEFT) added before optimize", "engine")
 def test_lora_before(support) -> None:
     plain, ours = pair(lambda: lora(small_gpt2()))

@@ -15,6 +15,9 @@ import torch
 import transformers
 from users import Net, close, optimized, pair, rows, same, train_step
 
+# What a forward reads is watched in the same way for every target.
+pytestmark = pytest.mark.slow_emulated
+
 # ---- reading
 # -----------------------------------------------------------------------------------------
 

@@ -353,6 +353,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support(
     "Memory", "hundreds of steps, some without a backward, leave nothing", "engine"
 )
@@ -377,6 +378,7 @@ def test_steps_leak_nothing(support) -> None:
     support.check(ours)
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support(
     "Memory",
     "models made, trained and dropped in turn leave no parameters, gradients or arenas",

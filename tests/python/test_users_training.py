@@ -72,6 +72,7 @@ def run_trainer(model: nn.Module, folder, **options):
     ]
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support(
     "Trainers", "Hugging Face Trainer: accumulation, padding, eval, saving", "engine"
 )
@@ -88,6 +89,7 @@ def test_trainer(support, tmp_path) -> None:
     support.check(ours)
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support("Trainers", "Trainer with bf16=True (autocast)", "engine")
 def test_trainer_autocast(support, tmp_path) -> None:
     plain, ours = pair(small_gpt2)
@@ -326,6 +328,7 @@ def test_generate(family, support) -> None:
     support.check(ours)
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support(
     "Generation",
     "generate() first, training after; without a cache",
@@ -349,6 +352,7 @@ def test_generate_then_train(support) -> None:
     support.check(ours)
 
 
+@pytest.mark.slow_emulated
 @pytest.mark.support(
     "Generation",
     "output_attentions, output_hidden_states, use_cache, by call and by config",
