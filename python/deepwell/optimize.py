@@ -356,6 +356,8 @@ _UNCOMPILED = "an engine of Deepwell runs this forward"
 _frames_compiled: Callable[[], Any] = getattr(
     torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True
 )
+# Sets what _frames_compiled returns, and returns what it was.
+_compile_frames: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 # A graph's operands: one tensor per leaf, and the sizes of the symbols.
 _Bound = tuple[list[torch.Tensor], tuple[int, ...]]
@@ -387,8 +389,9 @@ class _Entry:
         ]
         self.bind(tensors)
         self.program.check_inputs([index for index, _ in self._inputs])
-        # By grad mode and magnitude: whether it was measured slower than the original.
-        self.slower: dict[tuple[bool, int], bool] = {}
+        # By grad mode, whether torch.compile compiles the original, and magnitude: whether it was measured slower than
+        # the original.
+        self.slower: dict[tuple[bool, bool, int], bool] = {}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Binds the parameters and buffers in ``tensors``."""
@@ -641,55 +644,88 @@ class OptimizedForward:
     # ---- a call ------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _frames_compiled() is not None:
-            return self._call_uncompiled(args, kwargs)
-        return self._call_announced(args, kwargs)
-
-    def _call_announced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self._call(args, kwargs)
+        compiler = _frames_compiled()
+        if compiler is None:
+            result, forward, failed = self._decide(args, kwargs)
+        else:
+            result, forward, failed = self._decide_uncompiled(args, kwargs, compiler)
+        if forward is not None:
+            # Called from here, where torch.compile sees it, so that it compiles what the engine does not run.
+            try:
+                result = forward(*args, **kwargs)
+            except BaseException:
+                failed()
+                raise
         if not self.session.report.announced and not self.path and not _tracing.active:
-            self.session.report.announce()
+            self._announce()
         return result
 
-    _call_uncompiled = torch.compiler.disable(_call_announced, reason=_UNCOMPILED)
+    @torch.compiler.disable
+    def _announce(self) -> None:
+        self.session.report.announce()
 
-    def _in_pytorch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the original forward, with logits as optimize was asked."""
-        result = self.original(*args, **kwargs)
-        return without_logits(result) if self.session.logits is False and not self.path else result
+    @functools.partial(torch.compiler.disable, reason=_UNCOMPILED)
+    def _decide_uncompiled(self, args: Any, kwargs: Any, compiler: Any) -> Any:
+        self._busy.compiler = compiler
+        try:
+            return self._decide(args, kwargs)
+        finally:
+            self._busy.compiler = None
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @property
+    def _is_compiled(self) -> bool:
+        """Whether torch.compile compiles what this call leaves to PyTorch."""
+        return getattr(self._busy, "compiler", None) is not None
+
+    def _in_pytorch(self) -> Callable[..., Any]:
+        """Returns the original forward, with logits as optimize was asked."""
+        if self.session.logits is not False or self.path:
+            return self.original
+        original = self.original
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return without_logits(original(*args, **kwargs))
+
+        return forward
+
+    def _decide(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Callable[..., Any] | None, Callable[[], None]]:
+        """Returns (the engine's result, None, ...), or what must run instead as the second item, and what to do if that
+        raises an error as the third."""
         if getattr(self._busy, "out", False) or _tracing.active or self._left_alone is _RESTORED:
-            return self.original(*args, **kwargs)
+            return None, self.original, _nothing
         if self._left_alone is not None:
-            return self._in_pytorch(args, kwargs)
+            return None, self._in_pytorch(), _nothing
         report = self.session.report
-        shapes = _shapes(args, kwargs, self.module.training) if self._slower else None
+        shapes = self._shapes(args, kwargs) if self._slower else None
         if shapes in self._slower:
             report.count_fallback(self.path, _SLOWER)
-            return self._in_pytorch(args, kwargs)
+            return None, self._in_pytorch(), _nothing
         attempts_before = self._attempts
         started = time.perf_counter() if report.profile else 0.0
         kind, result, reason = self._run(args, kwargs)
         if reason is None:
             report.count_call(self.path, time.perf_counter() - started if report.profile else 0.0)
-            return result
+            return result, None, _nothing
         if self._captured_once or self._attempts == 0:
             report.count_fallback(self.path, reason)
         if reason is _SLOWER:
-            self._note_slower(_shapes(args, kwargs, self.module.training))
-        attempts = self._attempts
-        try:
-            return self._in_pytorch(args, kwargs)
-        except BaseException:
-            if (
-                attempts > attempts_before
-            ):  # for example wrong arguments, which say nothing about other calls
-                self._attempts = attempts_before
-                self._left_alone = None
-                state, key = kind
-                state.failed.pop(key, None)
-            raise
+            self._note_slower(self._shapes(args, kwargs))
+        if self._attempts == attempts_before:
+            return None, self._in_pytorch(), _nothing
+
+        def failed() -> None:
+            # for example wrong arguments, which say nothing about other calls
+            self._attempts = attempts_before
+            self._left_alone = None
+            state, key = kind
+            state.failed.pop(key, None)
+
+        return None, self._in_pytorch(), failed
+
+    def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _shapes(args, kwargs, (self.module.training, self._is_compiled))
 
     def _note_slower(self, shapes: Any) -> None:
         """Sends later calls of these shapes to PyTorch without checking the module, which only the engine needs."""
@@ -798,7 +834,7 @@ class OptimizedForward:
             if entry is None:
                 state.failed[key] = "the captured graph does not cover these shapes or strides"
                 return None, state.failed[key]
-        size = torch.is_grad_enabled(), magnitude(bound[1])
+        size = torch.is_grad_enabled(), self._is_compiled, magnitude(bound[1])
         slower = entry.slower.get(size)
         if slower is not False and getattr(self._busy, "comparing", False):
             return entry, bound
@@ -913,7 +949,7 @@ class OptimizedForward:
         """
         grad = torch.is_grad_enabled()
         # Until the result is known the engine runs: in the calls below, and in other threads meanwhile.
-        size = grad, magnitude(bound[1])
+        size = grad, self._is_compiled, magnitude(bound[1])
         entry.slower[size] = False
         if (
             os.environ.get("DEEPWELL_MEASURE") == "0"
@@ -942,7 +978,12 @@ class OptimizedForward:
                     _deepwell.trim_memory()
             entry.slower[size] = timing.slower
             self.session.report.measured(
-                self.path, self.module, grad, timing, call[1] if call[1] != bound[1] else None
+                self.path,
+                self.module,
+                grad,
+                timing,
+                call[1] if call[1] != bound[1] else None,
+                self._is_compiled,
             )
             return timing.slower
         return False
@@ -962,11 +1003,19 @@ class OptimizedForward:
         large = entry.program.call_bytes(*bound) > target.large_call // 16
         alone = isinstance(target, Gpu) and large
 
+        compiler = getattr(self._busy, "compiler", None)
+        forward = self.original
+        compiler = None if compiler is True else compiler  # a PyTorch that does not give its callback
+
         def original() -> Any:
             if alone:
                 self.session.pool.clear()
             with self._out():
-                return self.original(*args, **kwargs)
+                before = _compile_frames(compiler)
+                try:
+                    return forward(*args, **kwargs)
+                finally:
+                    _compile_frames(before)
 
         def engine() -> Any:
             self._busy.comparing = True
@@ -980,8 +1029,11 @@ class OptimizedForward:
 
         # The comparison must restore all state that the forward changes, also changes that no capture noticed.
         with state_kept(self.module):
+            theirs = differentiated(original, targets)
+            if compiler is not None:
+                theirs()  # compiles
             return compare(
-                differentiated(original, targets),
+                theirs,
                 differentiated(engine, targets),
                 target.wait if isinstance(target, Gpu) else None,
             )
@@ -1030,9 +1082,14 @@ def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any]
     return pytree.tree_flatten((args, kwargs))
 
 
-def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Any:
-    """Returns a key, from the arguments alone, under which the faster side is stored; None if they are not plain."""
-    parts: list[Any] = [training, torch.is_grad_enabled(), len(args), *kwargs]
+def _nothing() -> None:
+    """Does nothing."""
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
+    """Returns a key, from the arguments and the module's mode, under which the faster side is stored; None if they are
+    not plain."""
+    parts: list[Any] = [mode, torch.is_grad_enabled(), len(args), *kwargs]
     for value in (*args, *kwargs.values()):
         kind = type(value)
         if kind not in _PLAIN:

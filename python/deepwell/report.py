@@ -119,10 +119,13 @@ class Report:
         grad: bool,
         timing: Timing,
         part: tuple[int, ...] | None,
+        compiled: bool,
     ) -> None:
         """Records a comparison. ``part``: the sizes at which a large call was compared, if they are not the call's
-        own."""
+        own. ``compiled``: torch.compile compiled PyTorch's side."""
         what = "forward + backward" if grad else "forward"
+        if compiled:
+            what += " (torch.compile)"
         if part is not None:
             what += f" (a part of the call, {' x '.join(map(str, part))})"
         self._unit(path, module).timings[what] = timing

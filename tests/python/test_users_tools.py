@@ -1,6 +1,7 @@
 """PyTorch's tools around an optimized model: compilers, exporters, profilers; threads, processes, memory."""
 
 import copy
+import dataclasses
 import gc
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ import deepwell
 import pytest
 import torch
 from deepwell.guards import Effects
+from deepwell.optimize import OptimizedForward
 from torch import nn
 from torch.utils.data import DataLoader
 from users import Net, close, optimized, pair, rows, same, tally, train_step, uneven
@@ -26,6 +28,64 @@ def test_compile_after(support) -> None:
     ours.compile(backend="eager")
     same(plain, ours, train_step)
     support.check(ours)
+
+
+class Graphs:
+    """A backend of torch.compile that counts the calls of its graphs."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, graph, inputs):
+        def run(*arguments):
+            self.calls += 1
+            return graph(*arguments)
+
+        return run
+
+
+class Prints(Net):
+    """PyTorch runs its forward, and ``hidden`` has a graph of torch.compile's."""
+
+    def forward(self, x):
+        print("called", file=sys.stderr)
+        return super().forward(x)
+
+
+@pytest.mark.support(
+    "Compilers", "torch.compile(model) where the engine does not run it: compiled", "PyTorch", "in its forward"
+)
+def test_compile_what_the_engine_leaves(support) -> None:
+    plain, ours = pair(Prints)
+    graphs = Graphs()
+    compiled = torch.compile(ours, backend=graphs)
+    same(plain, ours, lambda m: [train_step(compiled if m is ours else m, seed) for seed in (1, 2)])
+    assert graphs.calls >= 2
+    support.check(ours)
+
+
+def test_the_engine_is_compared_with_torch_compile(monkeypatch) -> None:
+    """Under torch.compile it must not be slower than the compiled forward, which runs otherwise."""
+    monkeypatch.delenv("DEEPWELL_MEASURE", raising=False)
+    compared = OptimizedForward._compared
+    ran: list[int] = []
+
+    def slower(self, *arguments):
+        before = graphs.calls
+        timing = compared(self, *arguments)
+        ran.append(graphs.calls - before)
+        return dataclasses.replace(timing, ratio=0.5, low=0.5, high=0.5)
+
+    monkeypatch.setattr(OptimizedForward, "_compared", slower)
+    graphs = Graphs()
+    plain, ours = pair()
+    compiled = torch.compile(ours, backend=graphs)
+    same(plain, ours, lambda m: [train_step(compiled if m is ours else m, seed) for seed in (1, 2)])
+    assert len(ran) == 1 and ran[0] > 3
+    assert graphs.calls == ran[0] + 2
+    train_step(ours)  # without torch.compile it is another comparison
+    assert len(ran) == 2 and ran[1] == 0
+    assert "forward + backward (torch.compile)" in deepwell.summary(ours)
 
 
 @pytest.mark.support("Compilers", "optimize(torch.compile(model))", "engine")
