@@ -133,7 +133,8 @@ def optimize(
             f"target={target!r} is for a model on a GPU, and this one is not: move it there first "
             "(model.cuda()), or use target='auto'"
         )
-    if target == "auto" and precision == "auto" and on_gpu and _is_on_one_hopper(root):
+    follows = target == "auto" and precision == "auto"
+    if follows and on_gpu and _is_on_one_hopper(root):
         target = "sm_90a"
     engine = target == "cpu" or not on_gpu or target == "sm_90a"
     if logits is False and (not engine or target in linear.TARGETS):
@@ -148,7 +149,7 @@ def optimize(
     place = _place(root, target)
     precision = "fp32" if precision == "auto" else precision
     report = Report(root, verbose=verbose, profile=profile, precision=precision, target=place)
-    session = Session(report, precision, place, logits)
+    session = Session(report, precision, place, logits, follows)
     if isinstance(root, torch.jit.ScriptModule):
         reason = "it is a TorchScript module"
     else:
@@ -170,6 +171,16 @@ def _is_on_one_hopper(root: torch.nn.Module) -> bool:
     if len(devices) != 1 or not gathers(root):
         return False
     return torch.cuda.get_device_capability(devices.pop()) == (9, 0)
+
+
+def _place_of(root: torch.nn.Module) -> Target | None:
+    """Returns where "auto" runs a model in the engine where it is now, or None."""
+    devices = {tensor.device for tensor in named_tensors(root).values()}
+    if devices == {torch.device("cpu")}:
+        return Target()
+    if all(device.type == "cuda" for device in devices) and _is_on_one_hopper(root):
+        return Gpu(devices.pop().index)
+    return None
 
 
 def _place(root: torch.nn.Module, target: str) -> Target:
@@ -298,12 +309,19 @@ def _unsupported_tensor(tensors: dict[str, torch.Tensor], target: Target | None)
 
 
 class Session:
-    """One call of optimize(): the report, the target and the arenas that its modules share."""
+    """One call of optimize(): the report, the target and the arenas that its modules share. ``follows``: the target is
+    where the model is, also after it has been moved."""
 
     def __init__(
-        self, report: Report, precision: str, target: Target, logits: bool | str = "lazy"
+        self,
+        report: Report,
+        precision: str,
+        target: Target,
+        logits: bool | str = "lazy",
+        follows: bool = False,
     ) -> None:
         self.report = report
+        self.follows = follows
         self.precision = precision
         self.target = target
         self.logits = logits
@@ -313,6 +331,18 @@ class Session:
         forward = OptimizedForward(module, path, self)
         module.__dict__["forward"] = _installed[module] = forward
         self.report.installed(path, module)
+
+    def follow(self, module: torch.nn.Module) -> bool:
+        """Moves the target to the module if that has been moved. Returns whether it has."""
+        first = next(module.parameters(), None) if self.follows else None
+        if first is None or first.device == self.target.device:
+            return False
+        target = _place_of(module)
+        if target is None or target.device == self.target.device:
+            return False
+        self.target = target
+        self.report.placed(target)
+        return True
 
     def descend(self, module: torch.nn.Module, path: str) -> None:
         """Leaves ``module`` to PyTorch and tries its submodules one by one."""
@@ -337,6 +367,7 @@ class Session:
             "precision": self.precision,
             "target": self.target,
             "logits": self.logits,
+            "follows": self.follows,
         }
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
@@ -346,6 +377,7 @@ class Session:
             saved.get("target") or Target()
         )  # missing in models saved by an earlier version
         self.logits = saved.get("logits", True)
+        self.follows = saved.get("follows", False)
         self.pool = ArenaPool()
 
 
@@ -705,6 +737,8 @@ class OptimizedForward:
         attempts_before = self._attempts
         started = time.perf_counter() if report.profile else 0.0
         kind, result, reason = self._run(args, kwargs)
+        if reason is not None and self.session.follow(self.module):
+            kind, result, reason = self._run(args, kwargs)
         if reason is None:
             report.count_call(self.path, time.perf_counter() - started if report.profile else 0.0)
             return result, None, _nothing

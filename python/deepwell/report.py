@@ -68,14 +68,13 @@ class Report:
     ) -> None:
         dtypes = {str(p.dtype).removeprefix("torch.").upper() for p in root.parameters()}
         names = {"FLOAT32": "FP32", "BFLOAT16": "BF16", "FLOAT16": "FP16"}
-        where, self._machine = _described(target)
-        self._title = f"{where} " + "/".join(sorted(names.get(d, d) for d in dtypes) or ["FP32"])
+        self._types = "/".join(sorted(names.get(d, d) for d in dtypes) or ["FP32"])
         self._precision = precision.upper() if precision != "fp32" else None
         if self._precision:
-            self._title += f", linear layers in {self._precision}"
+            self._types += f", linear layers in {self._precision}"
+        self.placed(target)
         self._header_stands = False
         self._units: dict[str, _Unit] = {}
-        self._where = where
         self._attention: dict[str, str] = {}  # attention that was replaced in what no graph holds
         self._verbose = verbose
         self.profile = profile
@@ -86,6 +85,10 @@ class Report:
         if unit is None:
             unit = self._units[path] = _Unit(path, type(module).__name__ if module else "?")
         return unit
+
+    def placed(self, target: Target) -> None:
+        """Records where the model runs."""
+        self._where, self._machine = _described(target)
 
     # ---- events --------------------------------------------------------------------------------------
 
@@ -186,7 +189,7 @@ class Report:
             print("\n".join(self._lines()) if self._header_stands else self.text(), flush=True)
 
     def _header(self) -> str:
-        return f"{_RULE}\nDeepwell Optimizer - {self._title}\n{_RULE}"
+        return f"{_RULE}\nDeepwell Optimizer - {self._where} {self._types}\n{_RULE}"
 
     def text(self) -> str:
         return "\n".join([self._header(), *self._lines()])

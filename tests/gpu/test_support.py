@@ -320,6 +320,27 @@ def test_served_in_part(use, engine, because) -> None:
     check_served(ours, engine, because)
 
 
+@pytest.mark.skipif(not hopper, reason="needs two devices")
+def test_the_engine_follows_a_model_that_is_moved() -> None:
+    """Optimized on the CPU and trained on the GPU, as with a Trainer, and back."""
+    plain = Net()
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+
+    def use(model):
+        results = []
+        for device in ("cpu", DEVICE, "cpu", DEVICE):
+            model.to(device)
+            model.zero_grad()
+            loss = uneven(model(rows(1).to(device)))
+            loss.backward()
+            results.append(loss.detach().cpu())
+        return results
+
+    same(plain, ours, use)
+    check_served(ours)
+    assert torch.cuda.get_device_name(0) in deepwell.summary(ours)
+
+
 # ---- copies ----------------------------------------------------------------------------------------------
 
 
@@ -552,7 +573,7 @@ def test_the_comparison_changes_nothing(monkeypatch) -> None:
     summary = deepwell.summary(ours)
     assert "forward + backward" in summary, summary
     # PyTorch's step and a step of the engine are never in memory together.
-    assert peaks[1] < 2.5 * peaks[0], (peaks, summary)
+    assert peaks[1] < 3 * peaks[0], (peaks, summary)
 
 
 # ---- several GPUs ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import deepwell
 import pytest
 import torch
 from deepwell import _deepwell
+from deepwell.targets import Gpu, Target
 from torch import nn
 from users import BF16_UNIT, Net, close, engine_calls, rows, same, train_step, uneven
 
@@ -49,6 +50,20 @@ def test_auto_chooses_the_engine_on_one_hopper(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(optimize_module, "gathers", lambda root: whole)
     assert optimize_module._is_on_one_hopper(nn.Linear(1, 1)) == chosen
+
+
+def test_auto_follows_a_model_that_is_moved(monkeypatch) -> None:
+    """From a device where this model is not, back to the CPU. tests/gpu/test_support.py moves models."""
+    monkeypatch.setenv("DEEPWELL_MEASURE", "0")
+    for target, followed in (("auto", True), ("cpu", False)):
+        plain = Net()
+        ours = deepwell.optimize(copy.deepcopy(plain), target=target, verbose=False)
+        ours.forward.session.target = Gpu(0)
+        same(plain, ours, train_step)
+        assert engine_calls(ours) == ((1, 0) if followed else (0, 1)), deepwell.summary(ours)
+        ours.to("meta")
+        ours.forward.session.follow(ours)
+        assert type(ours.forward.session.target) is (Target if followed else Gpu)
 
 
 def pair(build) -> tuple[nn.Module, nn.Module]:

@@ -53,7 +53,10 @@ class Prints(Net):
 
 
 @pytest.mark.support(
-    "Compilers", "torch.compile(model) where the engine does not run it: compiled", "PyTorch", "in its forward"
+    "Compilers",
+    "torch.compile(model) where the engine does not run it: compiled",
+    "PyTorch",
+    "in its forward",
 )
 def test_compile_what_the_engine_leaves(support) -> None:
     plain, ours = pair(Prints)
