@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/support.py
 
-Each test marked ``support(area, behaviour, served, because)`` in tests/python/test_users_*.py is a line;
-the test itself compares its mark with what happens (tests/python/users.py).
+Each test marked ``support(area, behaviour, served, because)`` in tests/python/test_users_*.py, and each such case of
+distributed_cases.py, is a line; the test itself compares its mark with what happens (tests/python/users.py).
 """
 
 import ast
@@ -19,9 +19,9 @@ precision. For your own model, `deepwell.summary(model)` reports what ran where,
     model(**batch)
     print(deepwell.summary(model))
 
-Every line below is a test (`tests/python/test_users_*.py`), for models in the engine on the CPU and on an emulated
-Hopper GPU; `tests/gpu/test_support.py` repeats what a device may change on a GPU. A test compares values and gradients
-with plain PyTorch, and checks in the summary what served the model:
+Every line below is a test (`tests/python/test_users_*.py`, `distributed_cases.py`), for models in the engine on the CPU
+and on an emulated Hopper GPU; `tests/gpu/test_support.py` repeats what a device may change on a GPU. A test compares
+values and gradients with plain PyTorch, and checks in the summary what served the model:
 
 - engine: Deepwell ran the model.
 - PyTorch: the module's own forward ran; the summary counts the call and gives the reason.
@@ -49,7 +49,8 @@ def _mark(decorator: ast.expr) -> tuple[str, ...] | None:
 def behaviours(root: pathlib.Path) -> list[tuple[str, ...]]:
     """(area, behaviour, served, because) of each marked test, in the order of files and lines."""
     found = []
-    for path in sorted((root / "tests" / "python").glob("test_users_*.py")):
+    tests = root / "tests" / "python"
+    for path in (*sorted(tests.glob("test_users_*.py")), tests / "distributed_cases.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef):
                 marks = filter(None, map(_mark, node.decorator_list))

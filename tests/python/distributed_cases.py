@@ -1,5 +1,6 @@
 """Training in a group of processes, one engine each: DistributedDataParallel, FSDP2, tensor parallelism. Each case
-compares with plain PyTorch on the batch of all processes. Used on CPUs (test_distributed.py: gloo, an emulated GPU) and
+compares with plain PyTorch on the batch of all processes, and returns the model whose summary must agree with the case's
+mark. Used on CPUs (test_distributed.py: gloo, an emulated GPU) and
 on GPUs (tests/gpu/test_support.py: NCCL, one GPU each)."""
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 import traceback
 from contextlib import nullcontext
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -107,15 +109,6 @@ def check_gradients(case: Case, model: nn.Module, plain: nn.Module, unit: float 
             close(found.cpu(), expected.cpu(), f"gradient of {name}", unit)
 
 
-def served(model: nn.Module, *, engine: bool) -> None:
-    import deepwell
-    from users import tally
-
-    calls, reasons = tally(model)
-    summary = deepwell.summary(model)
-    assert (calls > 0) == engine, f"{calls} calls of the engine, {dict(reasons)}\n{summary}"
-
-
 def train(case: Case, run: nn.Module, model: nn.Module, unit: float = 0.0, **options) -> None:
     """Two steps, the second from the parameters that the first has made."""
     plain = case.build(**options)
@@ -135,32 +128,41 @@ def train(case: Case, run: nn.Module, model: nn.Module, unit: float = 0.0, **opt
 # ---- DistributedDataParallel -----------------------------------------------------------------------------
 
 
-def ddp_after_optimize(case: Case) -> None:
+@pytest.mark.support("Several processes", "DistributedDataParallel after optimize", "engine")
+def ddp_after_optimize(case: Case) -> nn.Module | None:
     model = case.optimize(case.build())
     train(case, case.wrap(model), model)
-    served(model, engine=True)
+    return model
 
 
-def ddp_before_optimize(case: Case) -> None:
+@pytest.mark.support("Several processes", "DistributedDataParallel before optimize", "engine")
+def ddp_before_optimize(case: Case) -> nn.Module | None:
     wrapped = case.optimize(case.wrap(case.build()))
     train(case, wrapped, wrapped.module)
-    served(wrapped.module, engine=True)
+    return wrapped.module
 
 
-def ddp_with_unused_parameters(case: Case) -> None:
+@pytest.mark.support(
+    "Several processes", "find_unused_parameters, gradient_as_bucket_view", "engine"
+)
+def ddp_with_unused_parameters(case: Case) -> nn.Module | None:
     model = case.optimize(case.build(unused=True))
     wrapped = case.wrap(model, find_unused_parameters=True, gradient_as_bucket_view=True)
     train(case, wrapped, model, unused=True)
-    served(model, engine=True)
+    return model
 
 
-def ddp_with_a_static_graph(case: Case) -> None:
+@pytest.mark.support("Several processes", "static_graph", "engine")
+def ddp_with_a_static_graph(case: Case) -> nn.Module | None:
     model = case.optimize(case.build())
     train(case, case.wrap(model, static_graph=True), model)
-    served(model, engine=True)
+    return model
 
 
-def ddp_accumulation(case: Case) -> None:
+@pytest.mark.support(
+    "Several processes", "accumulation over microbatches, with no_sync and without", "engine"
+)
+def ddp_accumulation(case: Case) -> nn.Module | None:
     """With no_sync, and without it: both give the sum over microbatches."""
     for synchronized in (False, True):
         model, plain = case.optimize(case.build()), case.build()
@@ -171,10 +173,15 @@ def ddp_accumulation(case: Case) -> None:
                 loss_of(wrapped(case.mine(seed))).backward()
             loss_of(plain(case.batch(seed))).backward()
         check_gradients(case, model, plain)
-        served(model, engine=True)
+    return model
 
 
-def ddp_where_processes_differ(case: Case) -> None:
+@pytest.mark.support(
+    "Several processes",
+    "processes that decide differently between the engine and PyTorch",
+    "engine",
+)
+def ddp_where_processes_differ(case: Case) -> nn.Module | None:
     """The engine runs in the first process and PyTorch in the others, as comparisons may decide."""
     import deepwell
 
@@ -182,11 +189,11 @@ def ddp_where_processes_differ(case: Case) -> None:
     if case.rank > 0:
         deepwell.restore(model)
     train(case, case.wrap(model), model)
-    if case.rank == 0:
-        served(model, engine=True)
+    return model if case.rank == 0 else None
 
 
-def ddp_compared(case: Case) -> None:
+@pytest.mark.support("Several processes", "comparison with PyTorch in each process", "engine")
+def ddp_compared(case: Case) -> nn.Module | None:
     """Each process compares with PyTorch by itself, without communication, and may decide as no other does."""
     os.environ.pop("DEEPWELL_MEASURE")
     try:
@@ -194,9 +201,13 @@ def ddp_compared(case: Case) -> None:
         train(case, case.wrap(model), model)
     finally:
         os.environ["DEEPWELL_MEASURE"] = "0"
+    return None if case.device.type == "cuda" else model  # either side may be faster there
 
 
-def ddp_with_frozen_parameters(case: Case) -> None:
+@pytest.mark.support(
+    "Several processes", "frozen parameters under DistributedDataParallel", "engine"
+)
+def ddp_with_frozen_parameters(case: Case) -> nn.Module | None:
     model, plain = case.build(), case.build()
     for each in (model, plain):
         each.blocks[0].requires_grad_(False)
@@ -204,34 +215,50 @@ def ddp_with_frozen_parameters(case: Case) -> None:
     loss_of(wrapped(case.mine(1))).backward()
     loss_of(plain(case.batch(1))).backward()
     check_gradients(case, model, plain)
-    served(model, engine=True)
+    return model
 
 
 # ---- FSDP2 -----------------------------------------------------------------------------------------------
 
 
-def fsdp2_after_optimize(case: Case) -> None:
+@pytest.mark.support(
+    "Several processes",
+    "fully_shard of blocks and model after optimize",
+    "engine and PyTorch",
+    "fully_shard was applied",
+)
+def fsdp2_after_optimize(case: Case) -> nn.Module | None:
     model = case.shard(case.optimize(case.build()))
     train(case, model, model)
-    served(model, engine=True)
+    return model
 
 
-def fsdp2_before_optimize(case: Case) -> None:
+@pytest.mark.support(
+    "Several processes",
+    "fully_shard of blocks and model before optimize",
+    "engine and PyTorch",
+    "fully_shard was applied",
+)
+def fsdp2_before_optimize(case: Case) -> nn.Module | None:
     model = case.optimize(case.shard(case.build()))
     train(case, model, model)
-    served(model, engine=True)
+    return model
 
 
-def fsdp2_blocks_optimized(case: Case) -> None:
+@pytest.mark.support("Several processes", "optimize of each block, fully_shard after", "engine")
+def fsdp2_blocks_optimized(case: Case) -> nn.Module | None:
     model = case.build()
     for block in model.blocks:
         case.optimize(block)
     case.shard(model)
     train(case, model, model)
-    served(model, engine=True)
+    return model
 
 
-def fsdp2_of_a_whole_model(case: Case) -> None:
+@pytest.mark.support(
+    "Several processes", "fully_shard of a whole model, freed after forward", "engine"
+)
+def fsdp2_of_a_whole_model(case: Case) -> nn.Module | None:
     """One unit, freed after forward."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -239,10 +266,16 @@ def fsdp2_of_a_whole_model(case: Case) -> None:
     mesh = init_device_mesh(case.device.type, (case.world,))
     model = fully_shard(case.optimize(case.build()), mesh=mesh, reshard_after_forward=True)
     train(case, model, model)
-    served(model, engine=True)
+    return model
 
 
-def fsdp2_in_bfloat16(case: Case) -> None:
+@pytest.mark.support(
+    "Several processes",
+    "MixedPrecisionPolicy of FSDP2",
+    "engine and PyTorch",
+    "fully_shard was applied",
+)
+def fsdp2_in_bfloat16(case: Case) -> nn.Module | None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from users import BF16_UNIT
 
@@ -252,23 +285,32 @@ def fsdp2_in_bfloat16(case: Case) -> None:
     loss_of(model(case.mine(1))).backward()
     loss_of(plain(case.batch(1))).backward()
     check_gradients(case, model, plain, 2 * BF16_UNIT)  # the reference does not round
-    served(model, engine=True)
+    return model
 
 
-def fsdp2_accumulation(case: Case) -> None:
+@pytest.mark.support(
+    "Several processes",
+    "set_requires_gradient_sync of FSDP2",
+    "engine and PyTorch",
+    "fully_shard was applied",
+)
+def fsdp2_accumulation(case: Case) -> nn.Module | None:
     model, plain = case.optimize(case.shard(case.build())), case.build()
     for seed in (1, 2, 3):
         model.set_requires_gradient_sync(seed == 3)
         loss_of(model(case.mine(seed))).backward()
         loss_of(plain(case.batch(seed))).backward()
     check_gradients(case, model, plain)
-    served(model, engine=True)
+    return model
 
 
 # ---- tensor parallelism ----------------------------------------------------------------------------------
 
 
-def tensor_parallelism(case: Case) -> None:
+@pytest.mark.support(
+    "Several processes", "tensor parallelism (parallelize_module)", "PyTorch", "DTensor"
+)
+def tensor_parallelism(case: Case) -> nn.Module | None:
     """Each process has a part of each weight while it computes: the forward is PyTorch's."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
@@ -285,6 +327,7 @@ def tensor_parallelism(case: Case) -> None:
     for each in (model, plain):
         loss_of(each(case.batch(1))).backward()
     check_gradients(case, model, plain)
+    return None if case.device.type == "cuda" else model  # PyTorch's, with Deepwell's attention
 
 
 CASES = (
@@ -298,6 +341,8 @@ CASES = (
 def run_all(rank: int, world: int, port: int, kind: str, target: str, results) -> None:
     """Runs every case in one process group. Failures are in ``results``, by rank and case."""
     sys.path.insert(0, os.path.dirname(__file__))
+    from users import Support
+
     os.environ["DEEPWELL_MEASURE"] = "0"
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if kind == "cuda" else torch.device("cpu")
@@ -311,7 +356,9 @@ def run_all(rank: int, world: int, port: int, kind: str, target: str, results) -
     )
     for function in CASES:
         try:
-            function(Case(device, target))
+            model = function(Case(device, target))
+            if model is not None:
+                Support(*function.pytestmark[0].args).check(model)
             results[rank, function.__name__] = ""
         except BaseException:
             results[rank, function.__name__] = traceback.format_exc()
