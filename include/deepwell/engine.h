@@ -45,9 +45,12 @@ typedef struct dw_engine_options {
     /* The most segments of a plan's arena, from 1 to DW_MOST_SEGMENTS; other values become the nearest of these. More
      * than one is for callers that release segments (dw_plan_segment). */
     int arena_segments;
+    /* The bytes of gradients, at least, that a part of backward completes (dw_plan_part_count); 0: 8 MiB. Each part is a
+     * launch for the host, and its gradients exist together. */
+    size_t part_bytes;
 } dw_engine_options;
 #define DW_ENGINE_OPTIONS_DEFAULT                                                                  \
-    { sizeof(dw_engine_options), 1, 1, NULL, NULL, 0, 1 }
+    { sizeof(dw_engine_options), 1, 1, NULL, NULL, 0, 1, 0 }
 enum { DW_MOST_SEGMENTS = 4 };
 
 /* `graph` holds the forward pass only and is not changed; the engine keeps a copy. `grad_outputs`: indices of the

@@ -72,9 +72,7 @@ def _evaluated(
     )
 
 
-# Gradients of fewer bytes share one allocation with the others of their part: an allocation takes the host longer than
-# such a gradient takes a GPU. Larger ones have their own, so that each can be freed alone.
-_SHARED_BYTES = 1 << 20
+# In an allocation that gradients share (Target.shared_gradients).
 _SHARED_ALIGNMENT = 256
 
 # PyTorch's own generated code makes its views in this way. Unlike a view of autograd's, the result has a version of its
@@ -159,7 +157,7 @@ class _Prepared:
             if has:
                 dims, dtype = variant.leaves[leaf]
                 shape = _evaluated(dims, variant.symbols, sizes)
-                small = math.prod(shape) * dtype.itemsize < _SHARED_BYTES
+                small = math.prod(shape) * dtype.itemsize < variant.target.shared_gradients
                 kept = shared if small and handed_on == first else alone
                 kept[first].append((position, shape, dtype))
         # The gradients that each part starts to write.

@@ -697,19 +697,20 @@ static void engine_dealloc(PyObject *self) {
 }
 
 /* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, precision="fp32", bf16_share, device="cpu",
- * cuda_graphs=False, arena_segments=1): grad_outputs are indices of outputs, wrt of leaves. */
+ * cuda_graphs=False, arena_segments=1, part_bytes=0): grad_outputs are indices of outputs, wrt of leaves. */
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"graph",       "grad_outputs",   "wrt",        "recompute",
                             "fuse",        "precision",      "bf16_share", "device",
-                            "cuda_graphs", "arena_segments", NULL};
+                            "cuda_graphs", "arena_segments", "part_bytes", NULL};
     PyObject *graph_object = NULL, *outputs_object = NULL, *wrt_object = NULL;
     int recompute = 1, fuse = 1, cuda_graphs = 0, arena_segments = 1;
     const char *precision = "fp32", *device = "cpu";
     double bf16_share = -1.0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppsdspi:Engine", names, state.graph_type,
+    Py_ssize_t part_bytes = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppsdspin:Engine", names, state.graph_type,
                                      &graph_object, &outputs_object, &wrt_object, &recompute, &fuse,
                                      &precision, &bf16_share, &device, &cuda_graphs,
-                                     &arena_segments))
+                                     &arena_segments, &part_bytes))
         return NULL;
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
     dw_status status = dw_device_find(device, &options.device);
@@ -755,6 +756,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     options.precision = &policy;
     options.cuda_graphs = cuda_graphs;
     options.arena_segments = arena_segments;
+    options.part_bytes = part_bytes > 0 ? (size_t)part_bytes : 0;
     dw_engine *engine = NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = dw_engine_create(graph, (uint32_t)output_count, output_indices, (uint32_t)wrt_count,

@@ -34,6 +34,8 @@ static dw_status read_options(const dw_engine_options *given, dw_engine_options 
     return given ? dw__struct_read(&known, given, options) : DW_OK;
 }
 
+static const size_t PART_BYTES = (size_t)8 << 20; /* dw_engine_options.part_bytes by default */
+
 /* DEEPWELL_PROFILE=cpu counts the CPU time of the process, which other programs on the machine do not change. */
 static double (*profile_clock(void))(void) {
     const char *value = getenv("DEEPWELL_PROFILE");
@@ -59,6 +61,7 @@ dw_status dw_engine_create(const dw_graph *graph, uint32_t grad_output_count,
     engine->cuda_graphs = options.cuda_graphs != 0;
     engine->most_segments = options.arena_segments < 1 ? 1 : (uint32_t)options.arena_segments;
     if (engine->most_segments > DW_MOST_SEGMENTS) engine->most_segments = DW_MOST_SEGMENTS;
+    engine->part_bytes = options.part_bytes ? options.part_bytes : PART_BYTES;
     engine->grad_slot = dw__calloc((size_t)wrt_count + 1, sizeof *engine->grad_slot);
     engine->wrt_of = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_of);
     engine->wrt_leaf = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_leaf);

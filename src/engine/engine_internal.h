@@ -55,6 +55,7 @@ struct dw_engine {
     const dw_device *device;  /* of its plans; NULL: the CPU */
     bool cuda_graphs;
     uint32_t most_segments; /* of a plan's arena */
+    size_t part_bytes;      /* of gradients, at least, that a part of backward completes */
 
     /* Readers of each value: nodes use_nodes[use_start[v] .. use_start[v + 1]). */
     uint32_t *use_start;

@@ -5,7 +5,7 @@
 
 /* approximate number; each part completes at least a sixteenth of the gradients' bytes */
 enum { PARTS = DW__MOST_PARTS - 1 };
-static const size_t PART_BYTES_MIN = (size_t)8 << 20, RELEASED_BYTES_MIN = (size_t)64 << 20;
+static const size_t RELEASED_BYTES_MIN = (size_t)64 << 20;
 
 /* Sets after[i] if instruction i is the last reader of at least an eighth of what forward saved, and if the gradients are
  * that large too: fewer do not raise the peak by much. */
@@ -70,7 +70,8 @@ static dw_status find_ends(dw_plan *plan) {
     bool *releases = (bool *)(completed + end + 1);
     size_t total = count_completed(plan, completed);
     mark_releases(plan, total, releases);
-    size_t enough = total / PARTS > PART_BYTES_MIN ? total / PARTS : PART_BYTES_MIN, complete = 0;
+    const size_t least = plan->engine->part_bytes;
+    size_t enough = total / PARTS > least ? total / PARTS : least, complete = 0;
     for (uint32_t i = plan->first_backward; i < end; i++) {
         complete += completed[i];
         if ((complete < enough && !releases[i]) || plan->part_count == PARTS) continue;
