@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 from typing import Any, Callable, Mapping, Sequence
 
@@ -89,7 +90,9 @@ class _Allocations:
         self,
         shared: Sequence[tuple[int, tuple[int, ...], torch.dtype]],
         alone: Sequence[tuple[int, tuple[int, ...], torch.dtype]],
+        target: Target,
     ) -> None:
+        self.target = target
         self.alone = [*alone, *shared] if len(shared) == 1 else list(alone)
         self.blocks: list[tuple[int, torch.dtype, list[Any]]] = []
         for dtype in {dtype for _, _, dtype in shared} if len(shared) > 1 else ():
@@ -97,18 +100,34 @@ class _Allocations:
             size = 0
             for position, shape, kind in shared:
                 if kind is dtype:
-                    views.append((position, shape, _strides(shape), size))
+                    views.append((position, shape, size))
                     step = _SHARED_ALIGNMENT // dtype.itemsize
                     size += -(-math.prod(shape) // step) * step
             self.blocks.append((size, dtype, views))
+        # The same for the extension; None if it cannot make PyTorch's tensors.
+        self._prepared = _deepwell.allocations(
+            target.device.type,
+            target.device.index or 0,
+            [
+                *[(_name(dtype), 0, [(at, shape, 0)]) for at, shape, dtype in self.alone],
+                *[(_name(dtype), size, views) for size, dtype, views in self.blocks],
+            ],
+        )
 
-    def make(self, target: Target, grads: list[torch.Tensor | None]) -> None:
+    def make(self, grads: list[torch.Tensor | None]) -> None:
+        if self._prepared and _deepwell.allocate_gradients(self._prepared, grads):
+            return
+        # If there is no memory, PyTorch's own error says so here.
         for position, shape, dtype in self.alone:
-            grads[position] = target.new(shape, dtype)
+            grads[position] = self.target.new(shape, dtype)
         for size, dtype, views in self.blocks:
-            block = target.new((size,), dtype)
-            for position, shape, strides, offset in views:
-                grads[position] = _view(block, shape, strides, offset)
+            block = self.target.new((size,), dtype)
+            for position, shape, offset in views:
+                grads[position] = _view(block, shape, _strides(shape), offset)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -161,7 +180,7 @@ class _Prepared:
                 kept = shared if small and handed_on == first else alone
                 kept[first].append((position, shape, dtype))
         # The gradients that each part starts to write.
-        self.begun = [_Allocations(*each) for each in zip(shared, alone)]
+        self.begun = [_Allocations(*each, variant.target) for each in zip(shared, alone)]
         # The leaves that a part and those after it read, and those that no part after it reads.
         self.read_from = [
             [leaf for leaf in variant.leaves_read if self.leaf_parts[leaf] >= part]
@@ -171,6 +190,20 @@ class _Prepared:
             [leaf for leaf in variant.leaves_read if self.leaf_parts[leaf] == part]
             for part in range(self.part_count)
         ]
+
+
+def _prepare_extension() -> None:
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    _deepwell.tensors_prepare(
+        getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),  # PyTorch 2.10 and later
+        torch.Tensor,
+        torch.nn.Parameter,
+        os.path.join(folder, "libtorch_cpu.so"),
+        os.path.join(folder, "libtorch_python.so"),
+    )
+
+
+_prepare_extension()
 
 
 class _Variant:
@@ -263,6 +296,7 @@ class Program:
         self._variants: dict[tuple[tuple[int, ...], tuple[int, ...]], _Variant] = {}
         # Outputs that received gradients in the last backward; None before the first one.
         self._expected: tuple[int, ...] | None = None
+        self._last_wrt: tuple[int, ...] = ()
         self.output_count = len(parsed["outputs"])
         self._depends: list[frozenset[int]] = []
         self._constant_outputs: dict[tuple[int, ...], list[int]] = {}
@@ -299,7 +333,7 @@ class Program:
         """Returns the shape that a leaf has at these sizes of the symbols."""
         return _evaluated(self._leaf_shapes[leaf], self.symbols, sizes)
 
-    def call_bytes(self, leaves: Sequence[torch.Tensor | None], sizes: tuple[int, ...]) -> int:
+    def call_bytes(self, leaves: list[torch.Tensor | None], sizes: tuple[int, ...]) -> int:
         """Returns the bytes of arena and outputs of a call at these sizes, with the gradients that ``leaves``
         require."""
         wrt = self._wrt(leaves)
@@ -354,13 +388,12 @@ class Program:
     def lease(self, prepared: _Prepared) -> Lease:
         return self._pool.lease(prepared.segment_bytes, self.target)
 
-    def _wrt(self, leaves: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
+    def _wrt(self, leaves: list[torch.Tensor | None]) -> tuple[int, ...]:
         """Returns the leaves that require a gradient now."""
         if not torch.is_grad_enabled():
             return ()
-        return tuple(
-            [i for i, leaf in enumerate(leaves) if leaf is not None and leaf.requires_grad]
-        )
+        found = self._last_wrt = _deepwell.differentiable(leaves, self._last_wrt)
+        return found
 
     def run(
         self, leaves: list[torch.Tensor], sizes: tuple[int, ...], replay: Replay | None = None
@@ -414,7 +447,11 @@ class Program:
 
     def dense(self, grad: torch.Tensor | None) -> torch.Tensor | None:
         """Returns an output's gradient as a plan reads it."""
-        return None if grad is None else self.target.operand(grad.resolve_neg().to_dense())
+        if grad is None:
+            return None
+        if grad.layout is not torch.strided or grad.is_neg():
+            grad = grad.resolve_neg().to_dense()
+        return self.target.operand(grad)
 
 
 # Computes the graph's outputs in PyTorch, with autograd's graph.
@@ -456,7 +493,7 @@ class _Pass:
         # The operands are kept for backward, and to run forward again if unexpected gradients arrive.
         self.operands = operands = self.program.target.operands(leaves)
         outputs, self.lease = self.program._forward(self.prepared, operands)
-        self.versions = [leaf._version for leaf in leaves]
+        self.versions = _deepwell.versions(leaves)
         # Copies belong to this pass: a change of the original does not matter.
         self.copied = frozenset(
             [i for i, leaf in enumerate(leaves) if operands[i] is not leaf]
@@ -513,7 +550,7 @@ class _Pass:
         target = self.program.target
         self.grads = [None] * len(variant.wrt)
         for allocations in prepared.begun:
-            allocations.make(target, self.grads)
+            allocations.make(self.grads)
         target.backward(prepared.plan, -1, lease, leaves, outputs, seeds, self.grads)
         self.bound = self.running = None
         self.all_at_once = True
@@ -553,9 +590,8 @@ class _Pass:
         if not self.all_at_once:
             if part > 0:  # hooks of the user have run since the last part
                 self.check_unchanged(self.bound[0], prepared.read_from[part])
-            target = self.program.target
-            prepared.begun[part].make(target, self.grads)
-            target.backward(prepared.plan, part, self.running, *self.bound, self.grads)
+            prepared.begun[part].make(self.grads)
+            self.program.target.backward(prepared.plan, part, self.running, *self.bound, self.grads)
             self.running.free(prepared.freed[part])
             # Frees what only the parts so far have read (mostly the logits).
             leaves, outputs, _ = self.bound
@@ -587,11 +623,11 @@ class _Pass:
                     taken[index] = more if grad is None else grad.add_(more)
         return taken
 
-    def check_unchanged(self, leaves: Sequence[torch.Tensor], read: Sequence[int]) -> None:
+    def check_unchanged(self, leaves: list[torch.Tensor], read: Sequence[int]) -> None:
         """Raises an error if one of the leaves ``read`` has been changed in place since forward."""
-        versions = self.versions
-        if [leaves[leaf]._version for leaf in read] == [versions[leaf] for leaf in read]:
+        if _deepwell.same_versions(leaves, self.versions, read):
             return
+        versions = memoryview(self.versions).cast("q")
         for leaf in read:
             found = leaves[leaf]
             if found._version != versions[leaf] and leaf not in self.copied:

@@ -1,29 +1,9 @@
 /* Attention called directly from Python. */
 #include "attention_module.h"
+#include "tensors.h"
 #include <math.h>
 
 /* ---- a forward without PyTorch's dispatcher ------------------------------------------------------------------- */
-
-/* DLPack 1.3, dlpack.h: the members that are used, at their offsets. */
-typedef struct exchanged_tensor {
-    void *data;
-    int32_t device_type, device;
-    int32_t rank;
-    uint8_t code, bits;
-    uint16_t lanes;
-    int64_t *sizes, *strides; /* the tensor's own */
-    uint64_t byte_offset;
-} exchanged_tensor;
-
-typedef struct exchange_api {
-    uint32_t major, minor;
-    struct exchange_api *previous;
-    int (*allocate)(void);    /* not used: PyTorch's record_stream does not know such memory */
-    int (*from_object)(void); /* not used: it takes a reference */
-    int (*to_object)(void);   /* not used */
-    int (*view)(void *object, exchanged_tensor *out);
-    int (*stream)(int32_t device_type, int32_t device, void **stream);
-} exchange_api;
 
 enum { DLPACK_INT = 0, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4, DLPACK_CUDA = 2 };
 
@@ -32,9 +12,9 @@ static const exchange_api *exchange; /* NULL: this PyTorch does not have it */
 /* attention_exchange(capsule) -> whether attention_call works */
 static PyObject *attention_exchange(PyObject *self, PyObject *capsule) {
     (void)self;
-    const exchange_api *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    if (api == NULL) return NULL;
-    if (api->major == 1 && api->view != NULL && api->stream != NULL) exchange = api;
+    const exchange_api *api = exchange_of(capsule);
+    if (PyErr_Occurred()) return NULL;
+    if (api != NULL) exchange = api;
     return PyBool_FromLong(exchange != NULL);
 }
 

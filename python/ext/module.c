@@ -3,6 +3,7 @@
  * while an engine runs. The caller keeps the tensors behind the addresses alive. */
 #include "attention_module.h"
 #include "ext.h"
+#include "tensors.h"
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,6 @@ typedef struct module_state {
     /* deepwell._deepwell.IndexError, derived from Error and Python's IndexError. */
     PyObject *index_error;
     PyObject *graph_type, *engine_type, *plan_type, *arena_type;
-    PyObject *data_ptr, *is_contiguous; /* names of a tensor's methods */
 } module_state;
 
 static module_state state; /* single-phase module: one per process */
@@ -183,10 +183,7 @@ static bool read_address(PyObject *operand, void **address) {
     if (PyLong_Check(operand)) {
         *address = PyLong_AsVoidPtr(operand);
     } else {
-        PyObject *found = PyObject_CallMethodObjArgs(operand, state.data_ptr, NULL);
-        if (found == NULL) return false;
-        *address = PyLong_AsVoidPtr(found);
-        Py_DECREF(found);
+        return tensor_address(operand, address);
     }
     return !PyErr_Occurred();
 }
@@ -1160,41 +1157,7 @@ static PyObject *module_first_replaced(PyObject *self, PyObject *places) {
     return PyLong_FromLong(-1);
 }
 
-/* unreadable(tensors, alignment) -> the positions, in a list, of tensors that are not contiguous or whose address is not
- * a multiple of `alignment` bytes. */
-static PyObject *module_unreadable(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    if (count != 2 || !PyList_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError,
-                        "unreadable(tensors, alignment) takes a list and a number");
-        return NULL;
-    }
-    size_t alignment = PyLong_AsSize_t(args[1]);
-    if (alignment == 0 && !PyErr_Occurred())
-        PyErr_SetString(PyExc_ValueError, "unreadable: alignment 0; expected at least 1 byte");
-    PyObject *found = PyErr_Occurred() ? NULL : PyList_New(0);
-    for (Py_ssize_t i = 0; found != NULL && i < PyList_Size(args[0]); i++) {
-        PyObject *tensor = PyList_GetItem(args[0], i);
-        Py_INCREF(tensor); /* a method of it may change the list */
-        void *address = NULL;
-        PyObject *contiguous = PyObject_CallMethodObjArgs(tensor, state.is_contiguous, NULL);
-        bool read = contiguous != NULL && read_address(tensor, &address);
-        Py_DECREF(tensor);
-        Py_XDECREF(contiguous);
-        PyObject *position = NULL;
-        if (read && (contiguous != Py_True || (uintptr_t)address % alignment != 0)) {
-            position = PyLong_FromSsize_t(i);
-            read = position != NULL && PyList_Append(found, position) == 0;
-        }
-        Py_XDECREF(position);
-        if (!read) Py_CLEAR(found);
-    }
-    return found;
-}
-
 static PyMethodDef functions[] = {
-    {"unreadable", (PyCFunction)(void (*)(void))module_unreadable, METH_FASTCALL,
-     "unreadable([tensor, ...], alignment) -> [position, ...]"},
     {"first_replaced", module_first_replaced, METH_O,
      "first_replaced((holder, key, value, ...)) -> position"},
     {"watch", module_watch, METH_O, "watch([dict, kept, ...]) -> what first_change reads"},
@@ -1241,6 +1204,7 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (PyModule_AddFunctions(module, planner_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, gemm_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, simulate_functions) != 0) goto failed;
+    if (PyModule_AddFunctions(module, tensors_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, attention_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, attention_decision_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, attention_operator_functions) != 0) goto failed;
@@ -1259,9 +1223,7 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (state.index_error == NULL) goto failed;
     Py_INCREF(state.index_error);
     if (PyModule_AddObject(module, "IndexError", state.index_error) != 0) goto failed;
-    state.data_ptr = PyUnicode_InternFromString("data_ptr");
-    state.is_contiguous = PyUnicode_InternFromString("is_contiguous");
-    if (state.data_ptr == NULL || state.is_contiguous == NULL) goto failed;
+    if (!tensors_begin()) goto failed;
     state.arena_type = add_type(module, "Arena", &arena_spec);
     state.graph_type = add_type(module, "Graph", &graph_spec);
     state.engine_type = add_type(module, "Engine", &engine_spec);

@@ -8,6 +8,8 @@ import pytest
 import torch
 from compare import assert_same_function, gradients
 from deepwell import _deepwell, guards
+from deepwell.runtime import _Allocations
+from deepwell.targets import Target
 from torch import nn
 from users import engine_calls
 from zoo import BY_NAME, gpt2, llama, small_gpt2
@@ -388,6 +390,89 @@ def test_tensors_that_plans_cannot_read() -> None:
             _deepwell.unreadable(wrong, 1)
     with pytest.raises(ValueError):
         _deepwell.unreadable(tensors, 0)
+
+
+def test_a_tensor_that_only_pytorch_can_describe_is_read() -> None:
+    """Layouts with axes of size 1, no elements, subclasses and zero-dim tensors agree with PyTorch's own answer."""
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    tensors = [
+        base[:1, :, :1].expand(1, 3, 1),
+        base.permute(2, 0, 1),
+        base[:, :0],
+        base[0, 0, 0],
+        base[:, :1],
+        nn.Parameter(base[1]),
+        nn.Buffer(base[..., ::2]),
+        base.bfloat16().as_strided((2, 2), (2, 1), 1),
+    ]
+    expected = [i for i, tensor in enumerate(tensors) if not tensor.is_contiguous()]
+    assert _deepwell.unreadable(tensors, 1) == expected
+    expected = [
+        i for i, t in enumerate(tensors) if not t.is_contiguous() or t.data_ptr() % 64 != 0
+    ]
+    assert _deepwell.unreadable(tensors, 64) == expected
+
+
+def test_positions_that_require_a_gradient() -> None:
+    tensors = [torch.zeros(2), nn.Parameter(torch.zeros(2)), None, torch.zeros(1).requires_grad_()]
+    found = _deepwell.differentiable(tensors, ())
+    assert found == (1, 3)
+    assert _deepwell.differentiable(tensors, found) is found
+    for last in ((1,), (1, 2), (1, 3, 4), (0, 3)):
+        assert _deepwell.differentiable(tensors, last) == (1, 3)
+    tensors[1].requires_grad_(False)
+    assert _deepwell.differentiable(tensors, found) == (3,)
+    assert _deepwell.differentiable([], found) == ()
+    for wrong in ((tensors, None), (tuple(tensors), ()), ([1], ())):
+        with pytest.raises((AttributeError, TypeError)):
+            _deepwell.differentiable(*wrong)
+
+
+def test_versions_of_many_tensors() -> None:
+    tensors = [torch.zeros(2) for _ in range(3)]
+    tensors[1].add_(1)
+    versions = _deepwell.versions(tensors)
+    assert memoryview(versions).cast("q").tolist() == [0, 1, 0]
+    assert _deepwell.same_versions(tensors, versions, range(3))
+    tensors[2].zero_()
+    assert _deepwell.same_versions(tensors, versions, [0, 1])
+    assert not _deepwell.same_versions(tensors, versions, (2,))
+    for wrong in ([3], [-1]):
+        with pytest.raises(IndexError):
+            _deepwell.same_versions(tensors, versions, wrong)
+    with pytest.raises(AttributeError):
+        _deepwell.versions([None])
+    with pytest.raises(AttributeError):
+        _deepwell.same_versions([None, *tensors], versions, [0])
+
+
+def test_gradients_are_allocated_by_the_extension_as_by_pytorch() -> None:
+    shared = [(3, (5, 7), torch.bfloat16), (0, (), torch.float32), (4, (2, 1, 3), torch.bfloat16)]
+    shared.append((2, (9,), torch.float32))
+    allocations = _Allocations(shared, [(5, (64, 3), torch.float64)], Target())
+    assert allocations._prepared is not None
+    made: list = [None] * 6
+    allocations.make(made)
+    allocations._prepared = None
+    expected: list = [None] * 6
+    allocations.make(expected)
+    assert made[1] is None and expected[1] is None
+    for grad, other in zip(made, expected):
+        if grad is None:
+            continue
+        assert type(grad) is torch.Tensor and grad.device == other.device
+        assert grad.dtype == other.dtype and grad.shape == other.shape
+        assert grad.stride() == other.stride() and grad._version == 0 and not grad._is_view()
+        assert grad.storage_offset() == other.storage_offset()
+        assert grad.untyped_storage().nbytes() == other.untyped_storage().nbytes()
+    assert made[3].untyped_storage().data_ptr() == made[4].untyped_storage().data_ptr()
+    assert made[0].untyped_storage().data_ptr() == made[2].untyped_storage().data_ptr()
+
+
+def test_no_memory_for_gradients_is_pytorchs_own_error() -> None:
+    allocations = _Allocations([], [(0, (1 << 50,), torch.float64)], Target())
+    with pytest.raises(RuntimeError, match="memory"):
+        allocations.make([None])
 
 
 def test_a_watch_compares_objects_not_values() -> None:

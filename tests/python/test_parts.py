@@ -7,7 +7,7 @@ import deepwell
 import pytest
 import torch
 from deepwell.arena import Lease
-from deepwell.targets import Target
+from deepwell.targets import Gpu, Target
 from test_autograd import assert_grads_close, loss_of
 from users import engine_calls
 from zoo import llama
@@ -172,6 +172,28 @@ def test_gradients_are_the_memory_that_the_engine_wrote(models, monkeypatch) -> 
     before = second.clone()
     first.zero_()
     assert torch.equal(second, before) and second._version == 0
+
+
+def test_parts_on_a_gpu_are_larger_unless_a_process_group_sends_them() -> None:
+    target = Gpu(0)
+    assert Target().part_bytes() == 0 and target.part_bytes() == 64 << 20
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        assert target.part_bytes() == 25 << 20
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_the_bytes_of_a_part_are_an_option(models, monkeypatch) -> None:
+    """A part completes at least as many bytes of gradients, except for the last one."""
+    monkeypatch.setattr(Target, "part_bytes", lambda self: 1 << 40)
+    plain, ours = models
+    for model in (plain, ours):
+        loss_of(model, 1).backward()
+    assert_grads_close(ours, plain)
+    assert [prepared.plan.part_count for prepared in training_plans(ours)] == [1]
 
 
 def test_a_leaf_changed_between_two_parts_is_an_error(models) -> None:
