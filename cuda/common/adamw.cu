@@ -4,17 +4,22 @@
 // A step is adamw_norm, if gradients are clipped, then adamw_begin (one block), then adamw_update. Bits repeat: the sum
 // of squares of each chunk is stored by itself, and adamw_begin adds them in a fixed order.
 //
-// Defines: PARAM, STATE: the element types of p and g, and of m and v (element_types.h); TENSORS (adamw_params.h).
+// Defines: PARAM, GRAD, STATE: the element types of p, of g, and of m and v (element_types.h). COPY: the type in which the
+// update also writes the new p, for models that compute in 16 bits and keep p in FP32; 0: none. TENSORS (adamw_params.h).
 //
-// Bytes per element: adamw_norm reads g; adamw_update reads p, g, m and v and writes p, m and v.
+// Bytes per element: adamw_norm reads g; adamw_update reads p, g, m and v and writes p, m, v and the copy.
 
 #include "adamw_params.h"
 #include "tensor_types.cuh"
 
 typedef element_of<PARAM> param_element;
+typedef element_of<GRAD> grad_element;
 typedef element_of<STATE> state_element;
+typedef element_of<COPY ? COPY : PARAM> copy_element;
 typedef param_element::stored param_stored;
+typedef grad_element::stored grad_stored;
 typedef state_element::stored state_stored;
+typedef copy_element::stored copy_stored;
 
 #define NARROWEST (sizeof(param_stored) < sizeof(state_stored) ? sizeof(param_stored) : sizeof(state_stored))
 #define PER_VECTOR ((int)(16 / NARROWEST))
@@ -23,11 +28,13 @@ typedef state_element::stored state_stored;
 #define AHEAD 1
 #define STRIDE (DW_ADAMW_THREADS * PER_VECTOR) // elements of a vector of each thread
 
-template <class T> struct alignas(16) vector_of {
+template <class T> struct alignas(sizeof(T) * PER_VECTOR < 16 ? sizeof(T) * PER_VECTOR : 16) vector_of {
     T x[PER_VECTOR];
 };
 typedef vector_of<param_stored> param_vector;
+typedef vector_of<grad_stored> grad_vector;
 typedef vector_of<state_stored> state_vector;
+typedef vector_of<copy_stored> copy_vector;
 
 // Finds the block's tensor, by the first chunks of all.
 DEVICE int tensor_of_block(const dw_adamw_params &p) {
@@ -78,29 +85,40 @@ DEVICE double sum_over_block(double x) {
     return sum_over_warp(x);
 }
 
-// Squares are added in FP32 within a vector and in FP64 beyond, because some GPUs have few FP64 units.
+// Squares are added in FP32 within a vector and in FP64 beyond, because some GPUs have few FP64 units. Where they overflow
+// FP32, they are added in FP64, so that the norm of finite gradients is finite.
+DEVICE double sum_of_squares(const grad_vector &v) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < PER_VECTOR; j++) {
+        const float x = grad_element::load(v.x, j);
+        squares += x * x;
+    }
+    if (squares <= 3.402823466e38f) return (double)squares;
+    double sum = 0.0;
+#pragma unroll
+    for (int j = 0; j < PER_VECTOR; j++) {
+        const double x = (double)grad_element::load(v.x, j);
+        sum += x * x;
+    }
+    return sum;
+}
+
 extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS) adamw_norm(const __grid_constant__ dw_adamw_params p) {
     const int tensor = tensor_of_block(p);
-    const param_stored *g = (const param_stored *)p.tensor[tensor].g;
-    const chunk c = chunk_of_block(p, tensor, address(g) % 16 == 0);
+    const grad_stored *g = (const grad_stored *)p.tensor[tensor].g;
+    const chunk c = chunk_of_block(p, tensor, address(g) % alignof(grad_vector) == 0);
     double sum = 0.0;
     g += c.first;
 #pragma unroll
     for (int pass = 0; pass < DW_ADAMW_CHUNK / STRIDE; pass++) {
         const int at = pass * STRIDE + (int)threadIdx.x * PER_VECTOR;
         if (at >= c.whole) continue;
-        const param_vector v = *(const param_vector *)(g + at);
-        float squares = 0.0f;
-#pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) {
-            const float x = param_element::load(v.x, j);
-            squares += x * x;
-        }
-        sum += (double)squares;
+        sum += sum_of_squares(*(const grad_vector *)(g + at));
     }
     for (int at = c.whole + (int)threadIdx.x; at < c.count; at += DW_ADAMW_THREADS) {
-        const float x = param_element::load(g, at);
-        sum += (double)(x * x);
+        const double x = (double)grad_element::load(g, at);
+        sum += x * x;
     }
     sum = sum_over_block(sum);
     if (threadIdx.x == 0) p.partials[blockIdx.x] = sum;
@@ -124,7 +142,7 @@ DEVICE float clip_of(double norm, double max_norm) {
 
 extern "C" __global__ void __launch_bounds__(DW_ADAMW_BEGIN_THREADS)
     adamw_begin(const __grid_constant__ dw_adamw_begin_params p) {
-    const bool skip = p.found_inf && *p.found_inf == 1.0f;
+    __shared__ int skip_of_step;
     if (p.first) {
         const double scale = p.grad_scale ? (double)*p.grad_scale : 1.0;
         double sum = 0.0;
@@ -136,11 +154,18 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_BEGIN_THREADS)
             common.unscale = (float)(1.0 / scale);
             common.clip = p.max_norm < 0.0 ? 1.0f : clip_of(norm, p.max_norm);
             common.norm = p.max_norm < 0.0 ? 0.0f : (float)norm;
-            common.skip = skip;
+            common.skip = (p.found_inf && *p.found_inf == 1.0f) || (p.finite_only && !(norm <= 1.7976931348623157e308));
             *p.common = common;
+            skip_of_step = common.skip;
             if (p.norm) *p.norm = common.norm;
+            if (p.told) {
+                p.told->norm = p.max_norm < 0.0 ? 0.0 : norm;
+                p.told->applied = !common.skip;
+            }
         }
+        __syncthreads();
     }
+    const bool skip = p.first ? skip_of_step != 0 : p.common->skip != 0;
     const int i = (int)threadIdx.x;
     if (i >= p.tensors || skip) return;
     const float step = *p.step[i] + 1.0f;
@@ -180,9 +205,15 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, 4) adamw_update(c
     const int tensor = tensor_of_block(p);
     const dw_adamw_entry &of = p.tensor[tensor];
     const bool store_gradients = p.store_gradients != 0;
-    const chunk c = chunk_of_block(p, tensor, (address(of.p) | address(of.g) | address(of.m) | address(of.v)) % 16 == 0);
-    param_stored *ps = (param_stored *)of.p + c.first, *gs = (param_stored *)of.g + c.first;
+    copy_stored *cs = 0;
+    if constexpr (COPY != 0) cs = (copy_stored *)p.copy[tensor];
+    const bool aligned = (address(of.p) | address(of.m) | address(of.v)) % 16 == 0 &&
+                         address(of.g) % alignof(grad_vector) == 0 && address(cs) % alignof(copy_vector) == 0;
+    const chunk c = chunk_of_block(p, tensor, aligned);
+    param_stored *ps = (param_stored *)of.p + c.first;
+    grad_stored *gs = (grad_stored *)of.g + c.first;
     state_stored *ms = (state_stored *)of.m + c.first, *vs = (state_stored *)of.v + c.first;
+    if constexpr (COPY != 0) cs += c.first;
     const dw_adamw_common common = *p.common;
     const dw_adamw_scalars scalars = p.scalars[tensor];
     const float lr = p.lr_at ? *p.lr_at : p.lr;
@@ -196,14 +227,15 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, 4) adamw_update(c
     k.eps = p.eps;
 #pragma unroll 1
     for (int pass = 0; pass < c.whole; pass += AHEAD * STRIDE) {
-        param_vector pv[AHEAD], gv[AHEAD];
+        param_vector pv[AHEAD];
+        grad_vector gv[AHEAD];
         state_vector mv[AHEAD], vv[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const int at = pass + i * STRIDE + (int)threadIdx.x * PER_VECTOR;
             if (at >= c.whole) continue;
             pv[i] = *(const param_vector *)(ps + at);
-            gv[i] = *(const param_vector *)(gs + at);
+            gv[i] = *(const grad_vector *)(gs + at);
             mv[i] = *(const state_vector *)(ms + at);
             vv[i] = *(const state_vector *)(vs + at);
         }
@@ -214,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, 4) adamw_update(c
             if (at >= c.whole) continue;
 #pragma unroll
             for (int j = 0; j < PER_VECTOR; j++) {
-                const float gx = param_element::load(gv[i].x, j);
+                const float gx = grad_element::load(gv[i].x, j);
                 float px = param_element::load(pv[i].x, j);
                 float mx = state_element::load(mv[i].x, j), vx = state_element::load(vv[i].x, j);
                 update(k, px, gx, mx, vx);
@@ -223,11 +255,18 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, 4) adamw_update(c
                 state_element::store(vv[i].x, j, vx);
             }
             *(param_vector *)(ps + at) = pv[i];
+            if constexpr (COPY != 0) {
+                copy_vector copied;
+#pragma unroll
+                for (int j = 0; j < PER_VECTOR; j++)
+                    copy_element::store(copied.x, j, param_element::load(pv[i].x, j));
+                *(copy_vector *)(cs + at) = copied;
+            }
             if (store_gradients) {
 #pragma unroll
                 for (int j = 0; j < PER_VECTOR; j++)
-                    param_element::store(gv[i].x, j, param_element::load(gv[i].x, j) * k.unscale);
-                *(param_vector *)(gs + at) = gv[i];
+                    grad_element::store(gv[i].x, j, grad_element::load(gv[i].x, j) * k.unscale);
+                *(grad_vector *)(gs + at) = gv[i];
             }
             *(state_vector *)(ms + at) = mv[i];
             *(state_vector *)(vs + at) = vv[i];
@@ -235,12 +274,13 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, 4) adamw_update(c
     }
     if (common.skip) return;
     for (int at = c.whole + (int)threadIdx.x; at < c.count; at += DW_ADAMW_THREADS) {
-        const float gx = param_element::load(gs, at);
+        const float gx = grad_element::load(gs, at);
         float px = param_element::load(ps, at);
         float mx = state_element::load(ms, at), vx = state_element::load(vs, at);
         update(k, px, gx, mx, vx);
         param_element::store(ps, at, px);
-        if (store_gradients) param_element::store(gs, at, gx * k.unscale);
+        if constexpr (COPY != 0) copy_element::store(cs, at, param_element::load(ps, at));
+        if (store_gradients) grad_element::store(gs, at, gx * k.unscale);
         state_element::store(ms, at, mx);
         state_element::store(vs, at, vx);
     }

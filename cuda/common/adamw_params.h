@@ -12,6 +12,8 @@
 /* The two sizes of a launch's table. */
 #define DW_ADAMW_FEW 80
 #define DW_ADAMW_MANY 640
+/* Most tensors of a launch that also writes copies. */
+#define DW_ADAMW_COPIES 8
 /* Tensors of a launch of adamw_begin, and its threads: it has one block. */
 #define DW_ADAMW_STEPS 256
 #define DW_ADAMW_BEGIN_THREADS 1024
@@ -21,8 +23,14 @@ typedef struct dw_adamw_common {
     float unscale; /* 1 / *grad_scale */
     float clip;    /* multiplies unscaled gradients */
     float norm;    /* of all unscaled gradients; 0 if it is not computed */
-    int skip;      /* 1: *found_inf is 1, so that nothing changes */
+    int skip;      /* 1: nothing changes */
 } dw_adamw_common;
+
+/* What a step tells its caller (dw_adamw_gpu_outcome). */
+typedef struct dw_adamw_told {
+    double norm;
+    int applied;
+} dw_adamw_told;
 
 /* The factors of a tensor, which adamw_begin computes from the tensor's step. */
 typedef struct dw_adamw_scalars {
@@ -38,11 +46,13 @@ typedef struct dw_adamw_begin_params {
     const float *grad_scale;   /* NULL: 1 */
     const float *found_inf;    /* NULL: 0 */
     float *norm;               /* receives the norm; NULL: unwanted */
+    dw_adamw_told *told;       /* NULL: unwanted */
     const float *lr_at;        /* NULL: lr */
     double lr, beta1, beta2;
     double max_norm; /* negative: gradients are not clipped */
     long long partial_count;
     int first; /* 1: the first launch of a step, which writes *common */
+    int finite_only; /* 1: a norm that is not finite skips the step */
     int tensors;
     float *step[DW_ADAMW_STEPS]; /* each is incremented */
 } dw_adamw_begin_params;
@@ -66,6 +76,7 @@ typedef struct dw_adamw_params {
     int maximize;
     int store_gradients; /* 1: unscaled gradients replace the gradients */
     int tensors;
+    void *copy[DW_ADAMW_COPIES]; /* by tensor: receives the updated parameters in the type COPY, if there is one */
     dw_adamw_entry tensor[TENSORS];
 } dw_adamw_params;
 

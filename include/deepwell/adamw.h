@@ -14,7 +14,7 @@
  * Calls are asynchronous on the caller's stream. They run in the calling thread's current context; if there is none, in
  * the first device's primary context. They allocate no device memory, do not synchronise except at a kernel's first
  * use, and may be captured in a CUDA graph, which keeps the addresses of the tensors. Up to 640 tensors of a group share
- * a launch (80 with a driver older than CUDA 12.1). One launch per 256 tensors precedes the updates, and one more per
+ * a launch (80 with a driver older than CUDA 12.1; 8 with copies). One launch per 256 tensors precedes the updates, and one more per
  * launch if gradients are clipped.
  */
 #ifndef DEEPWELL_ADAMW_H
@@ -34,21 +34,32 @@ extern "C" {
  * bytes. */
 typedef struct dw_adamw_gpu_tensor {
     void *param;                /* param_dtype; updated in place, like the two averages */
-    void *grad;                 /* param_dtype; written only if the call has a grad_scale */
+    void *grad;                 /* grad_dtype; written only if the call has a grad_scale */
     void *exp_avg, *exp_avg_sq; /* state_dtype */
     float *step;                /* one number: updates so far. It is incremented. */
     int64_t count;              /* elements; at most 2^40 */
+    void *copy;                 /* copy_dtype; receives the updated param, rounded to nearest even */
 } dw_adamw_gpu_tensor;
 
 /* Tensors of the same types with the same options. */
 typedef struct dw_adamw_gpu_group {
-    dw_dtype param_dtype, state_dtype; /* DW_BF16, DW_F16 or DW_F32 */
+    /* DW_BF16, DW_F16 or DW_F32. A model that computes in BF16 with FP32 parameters behind it has param_dtype and
+     * state_dtype DW_F32, grad_dtype and copy_dtype DW_BF16. */
+    dw_dtype param_dtype, state_dtype;
+    dw_dtype grad_dtype; /* 0: param_dtype */
+    dw_dtype copy_dtype; /* 0: tensors have no copy */
     const dw_adamw_gpu_tensor *tensors;
     uint32_t count;
     double lr, beta1, beta2, eps, weight_decay;
     const float *lr_at; /* device memory, read instead of lr; NULL: lr */
     int maximize;       /* 1: ascends the gradient */
 } dw_adamw_gpu_group;
+
+/* What a step did, in device memory. */
+typedef struct dw_adamw_gpu_outcome {
+    double norm; /* before clipping; 0 without clipping */
+    int applied; /* 0: tensors and steps are unchanged */
+} dw_adamw_gpu_outcome;
 
 /* One step. Fill it with zeros first. */
 typedef struct dw_adamw_gpu {
@@ -65,6 +76,8 @@ typedef struct dw_adamw_gpu {
     const float *grad_scale, *found_inf;
     float *
         norm; /* device memory; receives the norm before clipping, 0 without clipping. NULL: unwanted */
+    int finite_only; /* 1: if the norm is computed and not finite, neither tensors nor steps change */
+    dw_adamw_gpu_outcome *outcome; /* device memory; NULL: unwanted */
     void *workspace; /* device memory of dw_adamw_gpu_workspace bytes, at a multiple of 16 */
     size_t workspace_bytes;
     void *stream; /* CUstream; NULL is the legacy default stream */

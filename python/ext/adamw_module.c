@@ -78,7 +78,7 @@ static bool read_tensor(PyObject *flat, Py_ssize_t index, dw_adamw_gpu_tensor *t
         numbers[i] = PyLong_AsUnsignedLongLong(PyList_GetItem(flat, INTEGERS * index + i));
     *t = (dw_adamw_gpu_tensor){(void *)(uintptr_t)numbers[0],  (void *)(uintptr_t)numbers[1],
                                (void *)(uintptr_t)numbers[2],  (void *)(uintptr_t)numbers[3],
-                               (float *)(uintptr_t)numbers[4], (int64_t)numbers[5]};
+                               (float *)(uintptr_t)numbers[4], (int64_t)numbers[5], NULL};
     return PyErr_Occurred() == NULL;
 }
 

@@ -50,7 +50,8 @@ static float draw(void) {
 
 /* ---- tensors ----------------------------------------------------------------------------------- */
 
-enum { P, G, M, V, BLOCKS, MOST = 300 };
+/* C: the copies, which are there if the group has a copy_dtype. */
+enum { P, G, M, V, C, BLOCKS, MOST = 300 };
 
 typedef struct group {
     dw_adamw_gpu_group call;
@@ -62,7 +63,9 @@ typedef struct group {
 } group;
 
 static dw_dtype type_of(const group *g, int block) {
-    return block <= G ? g->call.param_dtype : g->call.state_dtype;
+    if (block == G && g->call.grad_dtype) return g->call.grad_dtype;
+    if (block == C && g->call.copy_dtype) return g->call.copy_dtype;
+    return block == M || block == V ? g->call.state_dtype : g->call.param_dtype;
 }
 
 static size_t bytes_of(const group *g, int block, int tensor) {
@@ -103,15 +106,21 @@ static void make_tensor(group *g, int tensor, int64_t count, int offset, double 
         at[b] = (char *)g->memory[b][tensor] + (size_t)offset * dw_dtype_bytes(type_of(g, b));
     }
     g->tensors[tensor] =
-        (dw_adamw_gpu_tensor){at[P], at[G], at[M], at[V], g->steps + tensor, count};
+        (dw_adamw_gpu_tensor){at[P],           at[G], at[M],
+                              at[V],           g->steps + tensor,
+                              count,           g->call.copy_dtype ? at[C] : NULL};
 }
 
-static group *make_group(dw_dtype param, dw_dtype state, int tensors, double scale) {
+/* grad and copy may be 0, as in dw_adamw_gpu_group. */
+static group *make_mixed_group(dw_dtype param, dw_dtype grad, dw_dtype state, dw_dtype copy,
+                               int tensors, double scale) {
     static const int64_t counts[] = {1, 7, 8, 1023, 0, 4096, 4097, 8200, 513};
     group *g = calloc(1, sizeof *g);
     float steps[MOST];
     g->call = (dw_adamw_gpu_group){.param_dtype = param,
                                    .state_dtype = state,
+                                   .grad_dtype = grad,
+                                   .copy_dtype = copy,
                                    .tensors = g->tensors,
                                    .count = (uint32_t)tensors,
                                    .lr = 0.01,
@@ -127,6 +136,10 @@ static group *make_group(dw_dtype param, dw_dtype state, int tensors, double sca
         make_tensor(g, i, count, i % 3 == 1 ? 1 + i % 7 : 0, scale);
     }
     return g;
+}
+
+static group *make_group(dw_dtype param, dw_dtype state, int tensors, double scale) {
+    return make_mixed_group(param, 0, state, 0, tensors, scale);
 }
 
 static void release(group *g) {
@@ -148,9 +161,10 @@ typedef struct step {
     group *groups[3];
     int count;
     double max_norm, scale; /* scale 0: no grad_scale */
-    bool found_inf, lr_on_device;
+    bool found_inf, lr_on_device, finite_only;
     float *numbers;
     float norm; /* result */
+    dw_adamw_gpu_outcome outcome; /* result */
 } step;
 
 static double norm_of(const step *s) {
@@ -177,7 +191,9 @@ static void run_step(step *s, int times) {
                          .max_norm = s->max_norm,
                          .grad_scale = s->scale != 0.0 ? s->numbers + SCALE : NULL,
                          .found_inf = s->numbers + INF,
-                         .norm = s->numbers + NORM};
+                         .norm = s->numbers + NORM,
+                         .finite_only = s->finite_only};
+    OK(dw_device_allocate(device, sizeof s->outcome, (void **)&call.outcome));
     OK(dw_adamw_gpu_workspace(&call, &call.workspace_bytes));
     OK(dw_device_allocate(device, call.workspace_bytes, &call.workspace));
     OK(dw_device_fill(device, call.workspace, 0xff, call.workspace_bytes));
@@ -197,6 +213,8 @@ static void run_step(step *s, int times) {
     }
     OK(dw_device_copy_out(device, numbers, s->numbers, sizeof numbers));
     s->norm = numbers[NORM];
+    OK(dw_device_copy_out(device, &s->outcome, call.outcome, sizeof s->outcome));
+    dw_device_release(device, call.outcome, sizeof s->outcome);
     dw_device_release(device, call.workspace, call.workspace_bytes);
     dw_device_release(device, s->numbers, sizeof numbers);
 }
@@ -219,6 +237,7 @@ static element define(const dw_adamw_gpu_group *o, element e, double t, double s
     const double rate = o->lr / (sqrt(v_hat) + o->eps);
     e.size[P] = fabs(e.x[P]) + rate * e.size[M] / (1 - pow(b1, t));
     e.x[P] = e.x[P] * (1 - o->lr * o->weight_decay) - rate * m_hat;
+    e.x[C] = e.x[P], e.size[C] = e.size[P];
     return e;
 }
 
@@ -234,14 +253,14 @@ static void agree(dw_dtype type, double got, double right, double size, const ch
     fail_msg("%s is %.9g; expected %.9g", what, got, right);
 }
 
-static void check_group(const step *s, group *g, double clip) {
-    static const char *const names[BLOCKS] = {"p", "g", "m", "v"};
+static void check_group(const step *s, group *g, double clip, bool applied) {
+    static const char *const names[BLOCKS] = {"p", "g", "m", "v", "the copy"};
     float steps[MOST];
     OK(dw_device_copy_out(device, steps, g->steps, g->call.count * sizeof *steps));
     for (int i = 0; i < (int)g->call.count; i++) {
         const int64_t count = g->tensors[i].count;
         float *got[BLOCKS];
-        assert_true(steps[i] == (float)(i % 5 * 10 + !s->found_inf));
+        assert_true(steps[i] == (float)(i % 5 * 10 + applied));
         for (int b = 0; b < BLOCKS; b++) {
             got[b] = calloc((size_t)count + 1, sizeof(float));
             move(g, b, i, got[b], false);
@@ -249,10 +268,10 @@ static void check_group(const step *s, group *g, double clip) {
         for (int64_t j = 0; j < count; j++) {
             element e = {{0}, {0}};
             for (int b = 0; b < BLOCKS; b++) e.x[b] = (double)g->host[b][i][j];
-            if (!s->found_inf)
+            if (applied)
                 e = define(&g->call, e, (double)steps[i], s->scale != 0.0 ? s->scale : 1.0, clip);
             for (int b = 0; b < BLOCKS; b++) {
-                if (s->found_inf || (b == G && s->scale == 0.0))
+                if (!applied || (b == G && s->scale == 0.0) || (b == C && !g->call.copy_dtype))
                     assert_memory_equal(&got[b][j], &g->host[b][i][j], sizeof(float));
                 else
                     agree(type_of(g, b), (double)got[b][j], e.x[b], e.size[b], names[b]);
@@ -265,6 +284,8 @@ static void check_group(const step *s, group *g, double clip) {
 static void check_step(step *s) {
     const double norm = norm_of(s);
     run_step(s, 1);
+    const bool applied =
+        !s->found_inf && !(s->finite_only && s->max_norm > 0.0 && !isfinite(norm));
     double clip = 1.0;
     if (s->max_norm > 0.0) {
         clip = s->max_norm / (norm + 1e-6);
@@ -276,7 +297,10 @@ static void check_step(step *s) {
     } else {
         assert_true(s->norm == 0.0f);
     }
-    for (int k = 0; k < s->count; k++) check_group(s, s->groups[k], clip);
+    assert_int_equal(s->outcome.applied, applied);
+    if (s->max_norm > 0.0 && isfinite(norm))
+        assert_true(fabs(s->outcome.norm - norm) <= 8 * 0x1p-24 * norm);
+    for (int k = 0; k < s->count; k++) check_group(s, s->groups[k], clip, applied);
     for (int k = 0; k < s->count; k++) release(s->groups[k]);
 }
 
@@ -301,6 +325,27 @@ static void types_agree(void **state) {
         clipped.groups[0]->call.maximize = i % 2 != 0;
         check_step(&clipped);
     }
+}
+
+/* FP32 parameters behind a model in 16 bits. More tensors than one launch with copies has. */
+static void copies_agree(void **state) {
+    static const dw_dtype types[][4] = {{DW_F32, DW_BF16, DW_F32, DW_BF16},
+                                        {DW_F32, DW_F32, DW_F32, DW_BF16},
+                                        {DW_F32, DW_F16, DW_BF16, DW_F16}};
+    (void)state;
+    need_compiler();
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        for (int clips = 0; clips < 2; clips++) {
+            const dw_dtype *t = types[i];
+            step s = {.groups = {make_mixed_group(t[0], t[1], t[2], t[3], 9 + 2 * clips, 1.0),
+                                 make_mixed_group(t[0], t[1], t[2], t[3], 2, 1.0)},
+                      .count = 2,
+                      .max_norm = clips ? 2.0 : 0.0,
+                      .scale = clips ? 4.0 : 0.0,
+                      .lr_on_device = clips != 0};
+            s.groups[1]->call.weight_decay = 0.0;
+            check_step(&s);
+        }
 }
 
 static void groups_share_a_norm(void **state) {
@@ -357,6 +402,24 @@ static void infinite_gradients(void **state) {
     }
 }
 
+/* With finite_only such a step is left out. The square of 1e30 is no FP32 number, but the norm of such gradients is
+ * finite, so they are clipped. */
+static void only_finite_steps(void **state) {
+    (void)state;
+    need_compiler();
+    const float values[] = {INFINITY, NAN, 1e30f, 1.0f};
+    for (int i = 0; i < 4; i++) {
+        /* More tensors than threads of the warp that computes the norm. */
+        step s = {.groups = {make_group(DW_F32, DW_F32, 40, 1.0),
+                             make_group(DW_F32, DW_F32, 3, 1.0)},
+                  .count = 2,
+                  .max_norm = 1.0,
+                  .finite_only = true};
+        put_gradient(s.groups[0], 3, values[i]);
+        check_step(&s);
+    }
+}
+
 /* Equal steps give equal bits, and a recorded graph advances its own steps. */
 static void bits_repeat_and_graphs_advance(void **state) {
     (void)state;
@@ -382,7 +445,7 @@ static void bits_repeat_and_graphs_advance(void **state) {
 static void wrong_calls(void **state) {
     float number;
     (void)state;
-    dw_adamw_gpu_tensor tensor = {&number, &number, &number, &number, &number, 1};
+    dw_adamw_gpu_tensor tensor = {&number, &number, &number, &number, &number, 1, NULL};
     dw_adamw_gpu_group g = {.param_dtype = DW_F32,
                             .state_dtype = DW_F32,
                             .tensors = &tensor,
@@ -396,6 +459,12 @@ static void wrong_calls(void **state) {
     tensor.grad = NULL;
     assert_int_equal(dw_adamw_gpu_run(&call), DW_INVALID_ARGUMENT);
     assert_non_null(strstr(dw_last_error(), "tensor 0 of group 0"));
+    tensor.grad = &number;
+    g.copy_dtype = DW_BF16;
+    assert_int_equal(dw_adamw_gpu_run(&call), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "copy"));
+    g.copy_dtype = DW_I32;
+    assert_int_equal(dw_adamw_gpu_run(&call), DW_TYPE);
     g.param_dtype = DW_I32;
     assert_int_equal(dw_adamw_gpu_run(&call), DW_TYPE);
     call.max_norm = NAN;
@@ -409,6 +478,7 @@ int main(void) {
         cmocka_unit_test(types_agree),        cmocka_unit_test(groups_share_a_norm),
         cmocka_unit_test(many_tensors),       cmocka_unit_test(found_inf_changes_nothing),
         cmocka_unit_test(infinite_gradients), cmocka_unit_test(bits_repeat_and_graphs_advance),
+        cmocka_unit_test(copies_agree),       cmocka_unit_test(only_finite_steps),
         cmocka_unit_test(wrong_calls),
     };
     return cmocka_run_group_tests(tests, setup, NULL);

@@ -31,12 +31,12 @@ double dw__adamw_bound(dw_dtype type, double value, double size) {
 /* ---- the trials -------------------------------------------------------------------------------------- */
 
 /* Vectors and a rest over two chunks, one element, no elements, and a tensor that is not aligned to 16 bytes. */
-enum { TENSORS_OF_TRIAL = 4, BLOCKS = 4 };
+enum { TENSORS_OF_TRIAL = 4, BLOCKS = 5 };
 static const int64_t counts[TENSORS_OF_TRIAL] = {DW_ADAMW_CHUNK + 37, 1, 0, 1023};
 static const int offsets[TENSORS_OF_TRIAL] = {0, 0, 0, 1};
 static const double max_norm = 3.0;
 static const float grad_scale = 64.0f;
-enum { P, G, M, V };
+enum { P, G, M, V, C }; /* C: the copies */
 
 typedef struct state {
     dw__adamw_shape shape;
@@ -49,7 +49,12 @@ typedef struct state {
 } state;
 
 static dw_dtype type_of(const state *s, int block) {
-    return (dw_dtype)(block <= G ? s->shape.param : s->shape.state);
+    switch (block) {
+    case P: return (dw_dtype)s->shape.param;
+    case G: return (dw_dtype)s->shape.grad;
+    case C: return (dw_dtype)(s->shape.copy ? s->shape.copy : s->shape.param);
+    default: return (dw_dtype)s->shape.state;
+    }
 }
 
 static float number(const dw__trial *t, int block, int tensor, int64_t at) {
@@ -81,7 +86,7 @@ static dw_status add_tensor(dw__trial *t, state *s, int tensor) {
     ((float *)s->steps->host)[tensor] = (float)(tensor * tensor);
     s->tensors[tensor] = (dw_adamw_gpu_tensor){
         device[P],     device[G], device[M], device[V], (float *)s->steps->device + tensor,
-        counts[tensor]};
+        counts[tensor], s->shape.copy ? device[C] : NULL};
     return DW_OK;
 }
 
@@ -93,6 +98,8 @@ static dw_status prepare(dw__trial *t) {
     t->consequence = ", its calls are refused";
     s->group = (dw_adamw_gpu_group){.param_dtype = (dw_dtype)s->shape.param,
                                     .state_dtype = (dw_dtype)s->shape.state,
+                                    .grad_dtype = (dw_dtype)s->shape.grad,
+                                    .copy_dtype = (dw_dtype)s->shape.copy,
                                     .tensors = s->tensors,
                                     .count = TENSORS_OF_TRIAL,
                                     .lr = 0.01,
@@ -142,16 +149,17 @@ static bool near(double got, double right, double bound) { return fabs(got - rig
 
 static bool element_agrees(const state *s, int tensor, int64_t at, double clip, char *text,
                            size_t bytes) {
-    static const char *const names[BLOCKS] = {"parameter", "gradient", "exp_avg", "exp_avg_sq"};
+    static const char *const names[BLOCKS] = {"parameter", "gradient", "exp_avg", "exp_avg_sq",
+                                              "copy"};
     dw__adamw_element e = {.p = (double)get(s, s->before, P, tensor, at),
                            .g = (double)get(s, s->before, G, tensor, at),
                            .m = (double)get(s, s->before, M, tensor, at),
                            .v = (double)get(s, s->before, V, tensor, at)};
     dw__adamw_define(&s->group, 1.0 + tensor * tensor, s->clips ? (double)grad_scale : 1.0, clip,
                      &e);
-    const double right[BLOCKS] = {e.p, e.g, e.m, e.v},
-                 size[BLOCKS] = {e.p_size, fabs(e.g), e.m_size, fabs(e.v)};
-    for (int b = 0; b < BLOCKS; b++) {
+    const double right[BLOCKS] = {e.p, e.g, e.m, e.v, e.p},
+                 size[BLOCKS] = {e.p_size, fabs(e.g), e.m_size, fabs(e.v), e.p_size};
+    for (int b = 0; b < (s->shape.copy ? BLOCKS : C); b++) {
         const double got = (double)get(s, s->blocks, b, tensor, at);
         if (near(got, right[b], dw__adamw_bound(type_of(s, b), right[b], size[b]))) continue;
         snprintf(text, bytes, "%s %lld of a tensor of %lld is %.9g, expected %.9g", names[b],

@@ -5,6 +5,7 @@
 #include "kernel/cuda/gpu_kernels.h"
 #include <limits.h>
 #include <math.h>
+#include <stddef.h>
 
 enum { UPDATE, BEGIN, NORM }; /* entry points */
 
@@ -16,12 +17,21 @@ static const int many_driver = 12010;
 
 static bool is_float(dw_dtype type) { return type == DW_BF16 || type == DW_F16 || type == DW_F32; }
 
+static dw_dtype grad_dtype(const dw_adamw_gpu_group *g) {
+    return g->grad_dtype ? g->grad_dtype : g->param_dtype;
+}
+
 static dw_status check_options(const dw_adamw_gpu_group *g, uint32_t index) {
     if (!is_float(g->param_dtype) || !is_float(g->state_dtype))
         return dw__fail(DW_TYPE,
                         "adamw: group %u has parameters of %s and averages of %s; expected bf16, "
                         "f16 or f32",
                         index, dw_dtype_name(g->param_dtype), dw_dtype_name(g->state_dtype));
+    if (!is_float(grad_dtype(g)) || (g->copy_dtype && !is_float(g->copy_dtype)))
+        return dw__fail(DW_TYPE,
+                        "adamw: group %u has gradients of %s and copies of %s; expected 0, bf16, "
+                        "f16 or f32",
+                        index, dw_dtype_name(g->grad_dtype), dw_dtype_name(g->copy_dtype));
     if (!(g->beta1 >= 0.0 && g->beta1 < 1.0 && g->beta2 >= 0.0 && g->beta2 < 1.0))
         return dw__fail(DW_INVALID_ARGUMENT,
                         "adamw: the betas of group %u are %g and %g; each must be in [0, 1)", index,
@@ -38,9 +48,11 @@ static dw_status check_options(const dw_adamw_gpu_group *g, uint32_t index) {
 static dw_status check_tensor(const dw_adamw_gpu_group *g, const dw_adamw_gpu_tensor *t) {
     const dw__size_range count = {"count", t->count, 0, most_elements};
     const size_t param = dw_dtype_bytes(g->param_dtype), state = dw_dtype_bytes(g->state_dtype);
-    const bool needed = t->count > 0;
+    const bool needed = t->count > 0, copies = g->copy_dtype != 0;
     const dw__address addresses[] = {{"param", t->param, param, needed},
-                                     {"grad", t->grad, param, needed},
+                                     {"grad", t->grad, dw_dtype_bytes(grad_dtype(g)), needed},
+                                     {"copy", t->copy, copies ? dw_dtype_bytes(g->copy_dtype) : 1,
+                                      needed && copies},
                                      {"exp_avg", t->exp_avg, state, needed},
                                      {"exp_avg_sq", t->exp_avg_sq, state, needed},
                                      {"step", t->step, sizeof(float), true}};
@@ -60,7 +72,8 @@ static dw_status check(const dw_adamw_gpu *c) {
                         c->group_count);
     const dw__address scalars[] = {{"grad_scale", c->grad_scale, sizeof(float), false},
                                    {"found_inf", c->found_inf, sizeof(float), false},
-                                   {"norm", c->norm, sizeof(float), false}};
+                                   {"norm", c->norm, sizeof(float), false},
+                                   {"outcome", c->outcome, sizeof(double), false}};
     DW_RETURN_IF_FAILED(dw__check_addresses("adamw", scalars, DW_COUNT(scalars)));
     for (uint32_t i = 0; i < c->group_count; i++) {
         const dw_adamw_gpu_group *g = &c->groups[i];
@@ -98,6 +111,9 @@ static layout layout_of(const dw_adamw_gpu *c) {
     l.bytes = l.partials_at + (size_t)l.chunks * sizeof(double);
     return l;
 }
+_Static_assert(sizeof(dw_adamw_told) == sizeof(dw_adamw_gpu_outcome) &&
+                   offsetof(dw_adamw_told, applied) == offsetof(dw_adamw_gpu_outcome, applied),
+               "the same struct for device code");
 _Static_assert(sizeof(dw_adamw_common) % sizeof(double) == 0 &&
                    sizeof(dw_adamw_scalars) % sizeof(double) == 0,
                "partial sums are aligned");
@@ -139,6 +155,7 @@ static int64_t fill_table(const dw_adamw_gpu_group *g, uint32_t first, int most,
     for (uint32_t i = first; i < g->count && p->tensors < most; i++) {
         const dw_adamw_gpu_tensor *t = &g->tensors[i];
         if (chunks + chunks_of(t->count) > INT_MAX) break;
+        if (g->copy_dtype) p->copy[p->tensors] = t->copy;
         p->tensor[p->tensors++] =
             (dw_adamw_entry){t->param, t->grad, t->exp_avg, t->exp_avg_sq, t->count, (int)chunks};
         chunks += chunks_of(t->count);
@@ -153,7 +170,8 @@ static dw_status pass(const dw_adamw_gpu *c, const dw__context *context, const d
     const layout l = layout_of(c);
     dw_adamw_params p = params_of(c, g);
     for (uint32_t first = 0; first < g->count; first += (uint32_t)p.tensors) {
-        const int64_t blocks = fill_table(g, first, (int)shape.tensors, &p);
+        const int most = g->copy_dtype ? DW_ADAMW_COPIES : (int)shape.tensors;
+        const int64_t blocks = fill_table(g, first, most, &p);
         p.scalars = (dw_adamw_scalars *)((char *)c->workspace + l.scalars_at) + tensors + first;
         p.partials = (double *)((char *)c->workspace + l.partials_at) + chunks;
         chunks += blocks;
@@ -174,6 +192,8 @@ static dw_status begin(const dw_adamw_gpu *c, const dw__context *context,
         .grad_scale = c->grad_scale,
         .found_inf = c->found_inf,
         .norm = c->norm,
+        .told = (dw_adamw_told *)c->outcome,
+        .finite_only = c->finite_only != 0,
         .lr_at = g->lr_at,
         .lr = g->lr,
         /* As the update has them, so that the corrections belong to its averages. */
@@ -197,10 +217,13 @@ static dw_status begin(const dw_adamw_gpu *c, const dw__context *context,
 /* ---- variants ---------------------------------------------------------------------------------------- */
 
 static uint64_t shape_of(const dw_adamw_gpu_group *g, const dw__context *context) {
-    const bool many = g->count > DW_ADAMW_FEW && (context->device != &dw__device_cuda ||
-                                                  context->driver_version >= many_driver);
+    const bool many =
+        g->count > DW_ADAMW_FEW && !g->copy_dtype &&
+        (context->device != &dw__device_cuda || context->driver_version >= many_driver);
     return (dw__adamw_shape){.param = (uint64_t)g->param_dtype,
                              .state = (uint64_t)g->state_dtype,
+                             .grad = (uint64_t)grad_dtype(g),
+                             .copy = (uint64_t)g->copy_dtype,
                              .tensors = many ? DW_ADAMW_MANY : DW_ADAMW_FEW}
         .params;
 }
@@ -215,7 +238,9 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
         points[i].code = (dw__jit_variant){
             .source = "common/adamw.cu", .entry = names[i], .arch = dw__gpu_arch(capability)};
         dw__jit_add_define(&points[i].code, "PARAM", dw__gpu_element((dw_dtype)shape.param));
+        dw__jit_add_define(&points[i].code, "GRAD", dw__gpu_element((dw_dtype)shape.grad));
         dw__jit_add_define(&points[i].code, "STATE", dw__gpu_element((dw_dtype)shape.state));
+        dw__jit_add_define(&points[i].code, "COPY", (int)shape.copy);
         dw__jit_add_define(&points[i].code, "TENSORS", (int)shape.tensors);
     }
     return DW_OK;
@@ -229,6 +254,13 @@ static dw_status variant_of(const dw_adamw_gpu_group *g, const dw__context *cont
     DW_RETURN_IF_FAILED(
         dw__variant_of(context, &dw__gpu_adamw_update, shape_of(g, context), variant));
     return dw__variant_status(*variant);
+}
+
+dw_status dw__adamw_prepare(const dw_device *device, const dw_adamw_gpu_group *group) {
+    const dw__context *context;
+    const dw__variant *variant;
+    DW_RETURN_IF_FAILED(dw__gpu_context(device, "adamw", &context));
+    return variant_of(group, context, NULL, &variant);
 }
 
 /* All groups run by `given`; NULL: each by its own variant. A variant that is missing or refused is found before
@@ -280,7 +312,7 @@ const dw__kernel dw__gpu_adamw_update = {
     .operation = "AdamW of many tensors, with clipping",
     .source = "cuda/common/adamw.cu",
     .architectures = DW__GPU_ARCHITECTURES,
-    .elements = "BF16, F16, F32; averages likewise",
+    .elements = "BF16, F16, F32; gradients, averages and copies likewise",
     .needs = "contiguous tensors; fastest from multiples of 16 bytes",
     .supports = supports,
     .prepare = prepare,

@@ -10,7 +10,8 @@ typedef union dw__adamw_shape {
     struct {
         uint64_t param : 8, state : 8; /* dw_dtype */
         uint64_t tensors : 16;         /* length of a launch's table */
-        uint64_t unused : 32;
+        uint64_t grad : 8, copy : 8;   /* dw_dtype; copy 0: none */
+        uint64_t unused : 16;
     };
     uint64_t params; /* of dw__variant */
 } dw__adamw_shape;
@@ -18,6 +19,9 @@ _Static_assert(sizeof(dw__adamw_shape) == sizeof(uint64_t), "packed, and no bit 
 
 extern const dw__kernel dw__gpu_adamw_update;
 extern const dw__first_use dw__adamw_first_use; /* adamw_first_use.c */
+
+/* Makes the kernels of a group's types ready in the current context, so that later calls load nothing. */
+dw_status dw__adamw_prepare(const dw_device *device, const dw_adamw_gpu_group *group);
 
 /* The definition in FP64 of one element's step, for checks. */
 typedef struct dw__adamw_element {
