@@ -167,13 +167,15 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_BEGIN_THREADS)
     }
     const bool skip = p.first ? skip_of_step != 0 : p.common->skip != 0;
     const int i = (int)threadIdx.x;
-    if (i >= p.tensors || skip) return;
-    const float step = *p.step[i] + 1.0f;
-    const double lr = p.lr_at ? (double)*p.lr_at : p.lr;
-    dw_adamw_scalars scalars;
-    *p.step[i] = step;
-    scalars.step_size = (float)(lr / (1.0 - power(p.beta1, (unsigned)step)));
-    scalars.inverse_root = (float)(1.0 / __dsqrt_rn(1.0 - power(p.beta2, (unsigned)step)));
+    if (i >= p.tensors) return;
+    dw_adamw_scalars scalars = {0.0f, 0.0f};
+    if (!skip) {
+        const float step = *p.step[i] + 1.0f;
+        const double lr = p.lr_at ? (double)*p.lr_at : p.lr;
+        *p.step[i] = step;
+        scalars.step_size = (float)(lr / (1.0 - power(p.beta1, (unsigned)step)));
+        scalars.inverse_root = (float)(1.0 / __dsqrt_rn(1.0 - power(p.beta2, (unsigned)step)));
+    }
     p.scalars[i] = scalars;
 }
 

@@ -38,7 +38,7 @@ typedef struct dw_adamw_gpu_tensor {
     void *exp_avg, *exp_avg_sq; /* state_dtype */
     float *step;                /* one number: updates so far. It is incremented. */
     int64_t count;              /* elements; at most 2^40 */
-    void *copy;                 /* copy_dtype; receives the updated param, rounded to nearest even */
+    void *copy; /* copy_dtype; receives the updated param, rounded to nearest even */
 } dw_adamw_gpu_tensor;
 
 /* Tensors of the same types with the same options. */

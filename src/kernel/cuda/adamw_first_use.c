@@ -84,9 +84,13 @@ static dw_status add_tensor(dw__trial *t, state *s, int tensor) {
         device[b] = (char *)s->blocks[b][tensor]->device + shift;
     }
     ((float *)s->steps->host)[tensor] = (float)(tensor * tensor);
-    s->tensors[tensor] = (dw_adamw_gpu_tensor){
-        device[P],     device[G], device[M], device[V], (float *)s->steps->device + tensor,
-        counts[tensor], s->shape.copy ? device[C] : NULL};
+    s->tensors[tensor] = (dw_adamw_gpu_tensor){device[P],
+                                               device[G],
+                                               device[M],
+                                               device[V],
+                                               (float *)s->steps->device + tensor,
+                                               counts[tensor],
+                                               s->shape.copy ? device[C] : NULL};
     return DW_OK;
 }
 

@@ -49,13 +49,13 @@ static dw_status check_tensor(const dw_adamw_gpu_group *g, const dw_adamw_gpu_te
     const dw__size_range count = {"count", t->count, 0, most_elements};
     const size_t param = dw_dtype_bytes(g->param_dtype), state = dw_dtype_bytes(g->state_dtype);
     const bool needed = t->count > 0, copies = g->copy_dtype != 0;
-    const dw__address addresses[] = {{"param", t->param, param, needed},
-                                     {"grad", t->grad, dw_dtype_bytes(grad_dtype(g)), needed},
-                                     {"copy", t->copy, copies ? dw_dtype_bytes(g->copy_dtype) : 1,
-                                      needed && copies},
-                                     {"exp_avg", t->exp_avg, state, needed},
-                                     {"exp_avg_sq", t->exp_avg_sq, state, needed},
-                                     {"step", t->step, sizeof(float), true}};
+    const dw__address addresses[] = {
+        {"param", t->param, param, needed},
+        {"grad", t->grad, dw_dtype_bytes(grad_dtype(g)), needed},
+        {"copy", t->copy, copies ? dw_dtype_bytes(g->copy_dtype) : 1, needed && copies},
+        {"exp_avg", t->exp_avg, state, needed},
+        {"exp_avg_sq", t->exp_avg_sq, state, needed},
+        {"step", t->step, sizeof(float), true}};
     DW_RETURN_IF_FAILED(dw__check_sizes("adamw", &count, 1));
     return dw__check_addresses("adamw", addresses, DW_COUNT(addresses));
 }
