@@ -136,7 +136,7 @@ typedef struct dw_model_graph_options {
     size_t struct_size; /* sizeof(dw_model_graph_options) */
     dw_model_output output;
     int dropout;    /* 1: training, with the configuration's dropout; 0: none */
-    dw_dtype dtype; /* of parameters and logits: DW_F32 or DW_F64 */
+    dw_dtype dtype; /* of parameters, activations and logits: DW_F32, DW_F64 or DW_BF16, whose loss is F32 */
     /* DW_MODEL_LOSS only. 0: position t is scored on label t + 1, so that labels may be the input_ids, as in
      * transformers. 1: position t is scored on label t, because the caller has shifted the labels. */
     int labels_moved;

@@ -373,8 +373,8 @@ static dw_status check_options(const dw_model_config *config,
                         "output is %d; expected DW_MODEL_LOGITS or "
                         "DW_MODEL_LOSS",
                         (int)options->output);
-    if (options->dtype != DW_F32 && options->dtype != DW_F64)
-        return dw__fail(DW_UNSUPPORTED, "dtype is %s; models are built in f32 or f64",
+    if (options->dtype != DW_F32 && options->dtype != DW_F64 && options->dtype != DW_BF16)
+        return dw__fail(DW_UNSUPPORTED, "dtype is %s; models are built in bf16, f32 or f64",
                         (unsigned)options->dtype < DW_DTYPE_COUNT ? dw_dtype_name(options->dtype)
                                                                   : "none");
     return DW_OK;
