@@ -98,10 +98,10 @@ static void close_line(train_reporter *r) {
 
 static void print_plan_json(const dw_trainer_info *i, int64_t steps) {
     print_json(json_pack(
-        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, "
+        "{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, "
         "s:I}}",
-        "event", "plan", "family", i->family, "device", i->device, "parameters",
-        (json_int_t)i->parameters, "steps", (json_int_t)steps, "tokens_per_step",
+        "event", "plan", "family", i->family, "device", i->device, "precision", i->precision,
+        "parameters", (json_int_t)i->parameters, "steps", (json_int_t)steps, "tokens_per_step",
         (json_int_t)i->tokens_per_step, "data_tokens", (json_int_t)i->data_tokens, "data_sequences",
         (json_int_t)i->data_sequences, "validation_tokens", (json_int_t)i->validation_tokens,
         "validation_sequences", (json_int_t)i->validation_sequences, "memory", "parameters",
@@ -136,7 +136,7 @@ void train_report_plan(train_reporter *r) {
            size_text((double)i->arena_bytes, d));
     if (on_gpu(r)) {
         cli_print_bold("device  ");
-        printf("%s; the memory is its own\n", i->device);
+        printf("%s, precision %s; the memory is its own\n", i->device, i->precision);
     }
     fflush(stdout);
 }

@@ -73,7 +73,10 @@ typedef struct dw_trainer_options {
     /* dw_trainer_step fails after this many steps in a row without a finite loss and gradient; 1 or more. */
     int64_t bad_steps;
     int64_t validation_batches; /* of micro_batch sequences, from the start; 0: all */
-    const char *precision; /* of linear layers: "fp32", "bf16", "mxfp8", "nvfp4" (precision.h) */
+    /* "fp32", "bf16", "mxfp8", "nvfp4"; NULL: "bf16" on a GPU, else "fp32". On a GPU "bf16" is the type of activations,
+     * gradients and matrix products, with parameters and averages in FP32 behind it. The others, and "bf16" on the CPU,
+     * round the operands of linear layers (precision.h). */
+    const char *precision;
 
     const char *checkpoint; /* folder of checkpoints, created if missing; NULL: none */
     int64_t keep;           /* number of newest checkpoints to keep; 1 or more */
@@ -86,7 +89,7 @@ typedef struct dw_trainer_options {
         .struct_size = sizeof(dw_trainer_options), .shuffle = 1, .sequence = 256, .batch = 8,      \
         .dropout = 1, .steps = 1000, .lr = 3e-4, .min_lr_ratio = 0.1, .beta1 = 0.9, .beta2 = 0.95, \
         .eps = 1e-8, .weight_decay = 0.1, .clip = 1.0, .bad_steps = 5, .validation_batches = 32,   \
-        .precision = "fp32", .keep = 2, .device = "cpu"                                            \
+        .keep = 2, .device = "cpu"                                                                 \
     }
 
 /* Reads the configuration and the data's headers and plans one step. Copies the strings and arrays of `options`.
@@ -96,16 +99,18 @@ DW_API dw_status dw_trainer_create(const dw_trainer_options *options, dw_trainer
 DW_API void dw_trainer_destroy(dw_trainer *trainer); /* may be NULL; writes nothing */
 
 typedef struct dw_trainer_info {
-    const char *family; /* "llama"; belongs to the trainer */
-    const char *device; /* its name; valid until the process ends */
-    int64_t parameters; /* elements */
+    const char *family;    /* "llama"; belongs to the trainer */
+    const char *device;    /* its name; valid until the process ends */
+    const char *precision; /* the one in use; belongs to the trainer */
+    int64_t parameters;    /* elements */
     int64_t tokens_per_step;
     int64_t data_tokens, data_sequences;
     int64_t validation_tokens, validation_sequences; /* 0 without validation data */
     uint32_t data_files;
     /* Bytes of this trainer's memory. arena: activations and scratch of one forward and backward (and of validation).
-     * accumulation: if there is more than one micro-batch, gradients of one part of backward, on a GPU all gradients.
-     * library: allocated by oneDNN while a GEMM runs. update: scratch of the gradient norm and, on a GPU, of AdamW. */
+     * accumulation: if there is more than one micro-batch, gradients of one part of backward, on a GPU of a micro-batch.
+     * parameter: on a GPU in BF16 also the weights in BF16. library: allocated by oneDNN while a GEMM runs. update:
+     * scratch of the gradient norm and, on a GPU, of AdamW. */
     size_t parameter_bytes, gradient_bytes, optimizer_bytes, arena_bytes, accumulation_bytes,
         batch_bytes, library_bytes, update_bytes;
     /* On the CPU the predicted largest resident set: the sum of these plus what the process held when the trainer was

@@ -74,6 +74,8 @@ dw_status dw__gpu_begin(dw__run *run);
 dw_status dw__gpu_end(dw__run *run);
 void dw__gpu_forget(dw_plan *plan);
 dw_status dw__gpu_synchronize(dw_plan *plan, void *stream);
+/* The word of data errors, for kernels that follow a run on its stream: not 0 if the run has found one. */
+const unsigned *dw__gpu_data_error(const dw_plan *plan);
 /* Enqueues instructions [from, to) on a stream. */
 dw_status dw__gpu_enqueue_range(dw__run *run, uint32_t from, uint32_t to, void *stream);
 

@@ -97,6 +97,10 @@ static dw_status take_data_error(const dw_plan *plan) {
     return fail_data(plan, atomic_exchange(kept->word, 0));
 }
 
+const unsigned *dw__gpu_data_error(const dw_plan *plan) {
+    return (const unsigned *)((const dw__gpu_kept *)plan->kept)->word;
+}
+
 dw_status dw__gpu_begin(dw__run *run) {
     dw_plan *plan = run->plan;
     dw_status status = take_data_error(plan);

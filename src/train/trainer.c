@@ -65,11 +65,12 @@ static int update_group(const dw_trainer *t, uint32_t i) {
     return decays(t, i) ? 0 : 1;
 }
 
+/* On a GPU parameters begin at multiples of 256 bytes in 16 bits too, which the fastest GEMMs may ask for. */
 static void place_parameter(dw_trainer *t, uint32_t i) {
-    enum { ALIGNMENT_ELEMENTS = DW__CPU_ALIGNMENT / sizeof(float) };
+    const int64_t alignment =
+        t->gpu ? DW__GPU_ALIGNMENT / 2 : (int64_t)(DW__CPU_ALIGNMENT / sizeof(float));
     t->offsets[i] = t->elements;
-    t->elements +=
-        (t->parameters[i].count + ALIGNMENT_ELEMENTS - 1) / ALIGNMENT_ELEMENTS * ALIGNMENT_ELEMENTS;
+    t->elements += (t->parameters[i].count + alignment - 1) / alignment * alignment;
 }
 
 /* Computes the offset of each parameter in the flat blocks: in their order, but on a GPU, which updates the blocks as a
@@ -85,11 +86,8 @@ static void place_parameters(dw_trainer *t) {
             if (update_group(t, i) == group) place_parameter(t, i);
         ends[group] = t->elements;
     }
-    t->gpu->sizes = (dw__gpu_update_sizes){.decayed = ends[0],
-                                           .updated = ends[1],
-                                           .elements = ends[2],
-                                           .piece = DW__GPU_PIECE,
-                                           .adds = t->options.micro_batch < t->options.batch};
+    t->gpu->decayed = ends[0];
+    t->gpu->updated = ends[1];
 }
 
 /* ---- programs -------------------------------------------------------------------------------- */
@@ -117,10 +115,10 @@ static dw_status make_program(dw_trainer *t, bool training, dw__program *p) {
     options.output = DW_MODEL_LOSS;
     options.dropout = training && t->options.dropout;
     options.labels_moved = 1;
+    if (t->gpu) options.dtype = t->gpu->model;
     dw_engine_options engine = DW_ENGINE_OPTIONS_DEFAULT;
     engine.precision = &t->policy;
     engine.device = t->device;
-    engine.cuda_graphs = t->gpu != NULL;
     const uint32_t loss = 0;
     int64_t sizes[2] = {t->options.micro_batch, t->options.sequence};
     dw_value *wrt = dw__malloc(t->count * sizeof *wrt);
@@ -157,11 +155,11 @@ static dw_status bind_leaves(dw_trainer *t, dw__program *p) {
     return DW_OK;
 }
 
-/* The gradients of all micro-batches but the first need memory only until they are added. */
+/* Gradients of a micro-batch need memory until they are added. */
 static dw_status place_accumulation(dw_trainer *t) {
     if (t->options.micro_batch == t->options.batch) return DW_OK;
     if (t->gpu) {
-        t->accumulation.bytes = (size_t)t->elements * sizeof(float);
+        t->accumulation.bytes = (size_t)t->elements * dw_dtype_bytes(t->gpu->model);
         return DW_OK;
     }
     dw__extent extent;
@@ -263,12 +261,23 @@ void dw_trainer_destroy(dw_trainer *t) {
     dw__free(t);
 }
 
+/* Of the gradients that AdamW reads. A sum over micro-batches is F32. */
+static size_t gradient_bytes(const dw_trainer *t) {
+    const bool rounded = t->gpu && t->accumulation.bytes == 0;
+    return (size_t)t->elements * dw_dtype_bytes(rounded ? t->gpu->model : DW_F32);
+}
+
+static size_t rounded_bytes(const dw_trainer *t) {
+    return t->gpu->model == DW_F32 ? 0 : (size_t)t->elements * dw_dtype_bytes(t->gpu->model);
+}
+
 void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
     const dw_trainer_options *o = &t->options;
     size_t flat = (size_t)t->elements * sizeof(float);
     *info = (dw_trainer_info){
         .family = t->model.family,
         .device = dw_device_name(t->device),
+        .precision = o->precision,
         .parameters = (int64_t)t->model.sizes.parameters,
         .tokens_per_step = o->batch * o->sequence,
         .data_tokens = dw__dataset_tokens(t->data),
@@ -285,6 +294,8 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
         .update_bytes = t->norm_bytes,
     };
     if (t->gpu) {
+        info->parameter_bytes += rounded_bytes(t);
+        info->gradient_bytes = gradient_bytes(t);
         info->batch_bytes = t->gpu->batch.bytes;
         info->update_bytes = dw__gpu_update_bytes(t->gpu->update);
     }
@@ -300,8 +311,8 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
 /* ---- begin ----------------------------------------------------------------------------------- */
 
 /* The blocks are zeroed, so that the gaps between parameters add nothing to a norm. */
-static dw_status allocate_zeros(dw_trainer *t, dw__block *block) {
-    DW_RETURN_IF_FAILED(allocate(t, (size_t)t->elements * sizeof(float), block));
+static dw_status allocate_zeros(dw_trainer *t, size_t bytes, dw__block *block) {
+    DW_RETURN_IF_FAILED(allocate(t, bytes, block));
     return dw_device_fill(t->device, block->data, 0, block->bytes);
 }
 
@@ -317,14 +328,15 @@ static dw_status allocate_batch(dw_trainer *t) {
 }
 
 static dw_status allocate_all(dw_trainer *t) {
-    size_t arena_bytes = t->arena.bytes, accumulation_bytes = t->accumulation.bytes;
-    t->arena.bytes = t->accumulation.bytes = 0; /* not allocated yet */
-    DW_RETURN_IF_FAILED(allocate_zeros(t, &t->weights));
-    DW_RETURN_IF_FAILED(allocate_zeros(t, &t->gradients));
-    DW_RETURN_IF_FAILED(allocate_zeros(t, &t->exp_avg));
-    DW_RETURN_IF_FAILED(allocate_zeros(t, &t->exp_avg_sq));
-    DW_RETURN_IF_FAILED(allocate(t, arena_bytes, &t->arena));
-    DW_RETURN_IF_FAILED(allocate(t, accumulation_bytes, &t->accumulation));
+    const size_t flat = (size_t)t->elements * sizeof(float);
+    DW_RETURN_IF_FAILED(allocate_zeros(t, flat, &t->weights));
+    DW_RETURN_IF_FAILED(allocate_zeros(t, gradient_bytes(t), &t->gradients));
+    DW_RETURN_IF_FAILED(allocate_zeros(t, flat, &t->exp_avg));
+    DW_RETURN_IF_FAILED(allocate_zeros(t, flat, &t->exp_avg_sq));
+    DW_RETURN_IF_FAILED(allocate(t, t->arena.bytes, &t->arena));
+    const bool zeros = t->gpu && t->accumulation.bytes > 0;
+    DW_RETURN_IF_FAILED(zeros ? allocate_zeros(t, t->accumulation.bytes, &t->accumulation)
+                              : allocate(t, t->accumulation.bytes, &t->accumulation));
     if (t->gpu) DW_RETURN_IF_FAILED(dw__trainer_gpu_begin(t));
     return allocate_batch(t);
 }
@@ -335,7 +347,7 @@ static void list_tensors(dw_trainer *t) {
         for (uint32_t i = 0; i < t->count; i++) {
             if (update_group(t, i) != group) continue;
             t->tensors[t->updated++] = (dw_adamw_tensor){
-                .param = t->weight_pointers[i],
+                .param = dw__trainer_tensor(&t->weights, t, i),
                 .grad = dw__trainer_tensor(&t->gradients, t, i),
                 .exp_avg = dw__trainer_tensor(&t->exp_avg, t, i),
                 .exp_avg_sq = dw__trainer_tensor(&t->exp_avg_sq, t, i),
@@ -346,13 +358,18 @@ static void list_tensors(dw_trainer *t) {
     }
 }
 
+static void *tensor_at(const dw_trainer *t, const dw__block *block, uint32_t i, dw_dtype type) {
+    return (char *)block->data + (size_t)t->offsets[i] * dw_dtype_bytes(type);
+}
+
+/* On a GPU with several micro-batches each writes its gradients to the same block. */
 static dw_status bind_all(dw_trainer *t) {
+    const dw_dtype type = t->gpu ? t->gpu->model : DW_F32;
+    const bool rounded = type != DW_F32, adds = t->gpu && t->accumulation.bytes > 0;
     for (uint32_t i = 0; i < t->count; i++) {
-        t->weight_pointers[i] = dw__trainer_tensor(&t->weights, t, i);
+        t->weight_pointers[i] = tensor_at(t, rounded ? &t->gpu->rounded : &t->weights, i, type);
         if (!dw_engine_has_grad(t->train.engine, i)) continue;
-        t->gradients_bound[i].data = dw__trainer_tensor(&t->gradients, t, i);
-        if (t->gpu && t->accumulation.data)
-            t->part_bound[i].data = dw__trainer_tensor(&t->accumulation, t, i);
+        t->gradients_bound[i].data = tensor_at(t, adds ? &t->accumulation : &t->gradients, i, type);
     }
     if (!t->gpu) list_tensors(t);
     DW_RETURN_IF_FAILED(bind_leaves(t, &t->train));
@@ -404,6 +421,7 @@ dw_status dw_trainer_begin(dw_trainer *t, int resume) {
     DW_RETURN_IF_FAILED(allocate_all(t));
     DW_RETURN_IF_FAILED(bind_all(t));
     DW_RETURN_IF_FAILED(load_state(t, resume));
+    if (t->gpu) DW_RETURN_IF_FAILED(dw__trainer_gpu_restart(t));
     t->begun = true;
     return DW_OK;
 }

@@ -1,7 +1,9 @@
-/* Training on a GPU. Parameters, gradients, averages and the arena are the device's memory. The batch is copied in for
- * each micro-batch; losses and the gradient norm are copied out once per step. The update begins when the host has seen
- * that they are finite and that the data gave no error. */
+/* Training on a GPU. Parameters, gradients, averages and the arena are the device's memory. Forward, backward and update
+ * of a step are recorded as CUDA graphs and replayed. Loss, norm and whether the step was applied are copied out at its
+ * end, the only time that the host waits; before that it reads the tokens of the next step. */
+#include "engine/executor.h"
 #include "train/trainer_internal.h"
+#include <string.h>
 
 dw_status dw__trainer_find_device(dw_trainer *t) {
     dw_status status = dw_device_find(t->options.device, &t->device);
@@ -10,8 +12,10 @@ dw_status dw__trainer_find_device(dw_trainer *t) {
     if (!t->device->launch) return DW_OK;
     t->gpu = dw__arena_alloc(t->memory, sizeof *t->gpu);
     if (!t->gpu) return dw__fail_memory("a trainer's state on a GPU", sizeof *t->gpu);
-    *t->gpu = (dw__gpu){0};
-    return DW_OK;
+    *t->gpu = (dw__gpu){.model = DW_F32};
+    if (strcmp(t->options.precision, "bf16") != 0) return DW_OK;
+    t->gpu->model = DW_BF16;
+    return dw_precision_policy_init(&t->policy, "fp32");
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -23,17 +27,24 @@ static size_t reserve(size_t *total, size_t bytes) {
     return at;
 }
 
+static int64_t micro_batches(const dw_trainer *t) {
+    return t->options.batch / t->options.micro_batch;
+}
+
+static size_t token_bytes(const dw_trainer *t) {
+    return (size_t)(t->options.micro_batch * t->options.sequence) * sizeof(int64_t);
+}
+
 /* Sets the pointers into the batch, whose size becomes known. */
 static void lay_out_batch(dw_trainer *t) {
     dw__gpu *g = t->gpu;
-    const size_t tokens = (size_t)(t->options.micro_batch * t->options.sequence);
     char *base = g->batch.data;
     size_t total = 0;
-    const size_t input = reserve(&total, tokens * sizeof(int64_t));
-    const size_t labels = reserve(&total, tokens * sizeof(int64_t));
+    const size_t input = reserve(&total, token_bytes(t));
+    const size_t labels = reserve(&total, token_bytes(t));
     const size_t seed = reserve(&total, sizeof t->random_seed);
+    g->stage_bytes = total;
     const size_t loss = reserve(&total, sizeof *g->loss), share = reserve(&total, sizeof *g->share);
-    const size_t losses = reserve(&total, (size_t)g->most_losses * sizeof *g->losses);
     g->batch.bytes = total;
     if (!base) return;
     g->input = base + input;
@@ -41,103 +52,206 @@ static void lay_out_batch(dw_trainer *t) {
     g->seed = base + seed;
     g->loss = (float *)(base + loss);
     g->share = (float *)(base + share);
-    g->losses = (float *)(base + losses);
 }
 
 dw_status dw__trainer_gpu_create(dw_trainer *t) {
     dw__gpu *g = t->gpu;
     const dw_trainer_options *o = &t->options;
-    const dw_adamw_options adamw = {
-        .struct_size = sizeof adamw, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps};
-    DW_RETURN_IF_FAILED(dw__gpu_update_create(t->device, &g->sizes, &adamw, &g->update));
-    const size_t arena_bytes = dw__gpu_update_arena_bytes(g->update);
-    if (arena_bytes > t->arena.bytes) t->arena.bytes = arena_bytes;
-    g->most_losses = o->batch / o->micro_batch;
-    const int64_t batches = dw__trainer_validation_batches(t);
-    if (batches > g->most_losses) g->most_losses = batches;
+    const dw__gpu_update_options update = {
+        .device = t->device,
+        .decayed = g->decayed,
+        .updated = g->updated,
+        .elements = t->elements,
+        .model = g->model,
+        .adds = micro_batches(t) > 1,
+        .beta1 = o->beta1,
+        .beta2 = o->beta2,
+        .eps = o->eps,
+        .weight_decay = o->weight_decay,
+        .clip = o->clip,
+    };
     lay_out_batch(t);
-    return DW_OK;
+    return dw__gpu_update_create(&update, &g->update);
 }
 
 void dw__trainer_gpu_destroy(dw_trainer *t) {
-    if (!t->gpu) return;
-    /* Releasing the device's memory waits for the last update, which uses plans and other memory. */
-    if (t->gpu->batch.data) dw_device_release(t->device, t->gpu->batch.data, t->gpu->batch.bytes);
-    dw__gpu_update_destroy(t->gpu->update);
-    dw__free(t->gpu->losses_read);
+    dw__gpu *g = t->gpu;
+    if (!g) return;
+    for (int work = 0; work < DW__GPU_WORKS; work++) t->device->graph_destroy(g->graphs[work]);
+    if (g->stream) t->device->stream_destroy(g->stream);
+    for (size_t i = 0; i < DW_COUNT(g->stages); i++)
+        if (g->stages[i].memory) t->device->host_release(g->stages[i].memory);
+    if (g->batch.data) dw_device_release(t->device, g->batch.data, g->batch.bytes);
+    if (g->rounded.data) dw_device_release(t->device, g->rounded.data, g->rounded.bytes);
+    dw__gpu_update_destroy(g->update);
+}
+
+static dw_status allocate_stages(dw_trainer *t) {
+    dw__gpu *g = t->gpu;
+    for (size_t i = 0; i < DW_COUNT(g->stages); i++) {
+        void *memory = NULL;
+        const size_t bytes = (size_t)micro_batches(t) * g->stage_bytes;
+        DW_RETURN_IF_FAILED(t->device->host_allocate(bytes, &memory));
+        g->stages[i] = (dw__gpu_stage){memory, -1};
+    }
+    return DW_OK;
 }
 
 dw_status dw__trainer_gpu_begin(dw_trainer *t) {
     dw__gpu *g = t->gpu;
-    const float share = (float)((double)t->options.micro_batch / (double)t->options.batch);
-    const size_t bytes = (size_t)g->most_losses * sizeof *g->losses_read;
-    g->losses_read = dw__malloc(bytes);
-    if (!g->losses_read) return dw__fail_memory("a step's losses", bytes);
+    const float share = (float)(1.0 / (double)micro_batches(t));
+    const bool adds = micro_batches(t) > 1;
+    const size_t rounded = (size_t)t->elements * dw_dtype_bytes(g->model);
+    DW_RETURN_IF_FAILED(t->device->stream_create(&g->stream));
+    DW_RETURN_IF_FAILED(allocate_stages(t));
     DW_RETURN_IF_FAILED(dw_device_allocate(t->device, g->batch.bytes, &g->batch.data));
     lay_out_batch(t);
-    DW_RETURN_IF_FAILED(dw__gpu_update_begin(g->update));
-    if (t->accumulation.data)
+    DW_RETURN_IF_FAILED(dw_device_copy_in(t->device, g->share, &share, sizeof share));
+    if (g->model != DW_F32) {
+        DW_RETURN_IF_FAILED(dw_device_allocate(t->device, rounded, &g->rounded.data));
+        g->rounded.bytes = rounded;
+    }
+    const dw__gpu_blocks blocks = {
+        .weights = t->weights.data,
+        .exp_avg = t->exp_avg.data,
+        .exp_avg_sq = t->exp_avg_sq.data,
+        .rounded = g->rounded.data,
+        .gradients = adds ? t->accumulation.data : t->gradients.data,
+        .sum = adds ? t->gradients.data : NULL,
+    };
+    DW_RETURN_IF_FAILED(dw__gpu_update_begin(g->update, &blocks));
+    /* The stream does not wait for the default stream, on which blocks were filled. */
+    return t->device->stream_synchronize(NULL);
+}
+
+dw_status dw__trainer_gpu_restart(dw_trainer *t) {
+    return dw__gpu_update_restart(t->gpu->update, t->updates, t->gpu->stream);
+}
+
+/* ---- recorded work --------------------------------------------------------------------------- */
+
+static dw_status forward(const dw_trainer *t, const dw__program *p) {
+    const dw_binding loss = {t->gpu->loss, NULL};
+    return dw_plan_forward(p->plan, t->arena.data, p->leaves, &loss, t->gpu->stream);
+}
+
+static dw_status train_micro_batch(const dw_trainer *t) {
+    const dw__gpu *g = t->gpu;
+    const dw_binding loss = {g->loss, NULL}, share = {g->share, NULL};
+    DW_RETURN_IF_FAILED(forward(t, &t->train));
+    DW_RETURN_IF_FAILED(dw_plan_backward(t->train.plan, t->arena.data, t->train.leaves, &loss,
+                                         &share, t->gradients_bound, g->stream));
+    DW_RETURN_IF_FAILED(dw__gpu_update_add(g->update, g->loss, dw__gpu_data_error(t->train.plan),
+                                           (double)micro_batches(t), g->stream));
+    return micro_batches(t) == 1 ? dw__gpu_update_run(g->update, g->stream) : DW_OK;
+}
+
+static dw_status enqueue(const dw_trainer *t, dw__gpu_work work) {
+    const dw__gpu *g = t->gpu;
+    switch (work) {
+    case DW__GPU_MICRO_BATCH: return train_micro_batch(t);
+    case DW__GPU_UPDATE: return dw__gpu_update_run(g->update, g->stream);
+    default: break;
+    }
+    DW_RETURN_IF_FAILED(forward(t, &t->validate));
+    return dw__gpu_update_add_loss(g->update, g->loss, dw__gpu_data_error(t->validate.plan), 1.0,
+                                   g->stream);
+}
+
+static dw_status record(const dw_trainer *t, dw__gpu_work work) {
+    const dw_device *device = t->device;
+    void *graph = NULL;
+    DW_RETURN_IF_FAILED(device->graph_begin(t->gpu->stream));
+    const dw_status status = enqueue(t, work);
+    /* A recording is ended in any case. */
+    const dw_status ended = device->graph_end(t->gpu->stream, &graph);
+    if (status == DW_OK && ended == DW_OK) {
+        t->gpu->graphs[work] = graph;
+        return DW_OK;
+    }
+    if (graph) device->graph_destroy(graph);
+    return status == DW_OK ? ended : status;
+}
+
+static dw_status replay(const dw_trainer *t, dw__gpu_work work) {
+    if (!t->gpu->graphs[work]) DW_RETURN_IF_FAILED(record(t, work));
+    return t->device->graph_launch(t->gpu->graphs[work], t->gpu->stream);
+}
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+/* The places of a micro-batch in a stage. */
+typedef struct staged {
+    char *begin;
+    int64_t *input, *labels, *seed;
+} staged;
+
+static staged place_of(const dw_trainer *t, const dw__gpu_stage *stage, int64_t micro) {
+    const dw__gpu *g = t->gpu;
+    char *begin = stage->memory + (size_t)micro * g->stage_bytes;
+    const char *base = g->batch.data;
+    return (staged){begin, (int64_t *)(begin + ((char *)g->input - base)),
+                    (int64_t *)(begin + ((char *)g->labels - base)),
+                    (int64_t *)(begin + ((char *)g->seed - base))};
+}
+
+/* Reads the tokens of the step behind step `step`. */
+static dw_status read_step(dw_trainer *t, dw__gpu_stage *stage, int64_t step) {
+    stage->step = -1;
+    for (int64_t micro = 0; micro < micro_batches(t); micro++) {
+        const staged to = place_of(t, stage, micro);
         DW_RETURN_IF_FAILED(
-            dw_device_fill(t->device, t->accumulation.data, 0, t->accumulation.bytes));
-    return dw_device_copy_in(t->device, g->share, &share, sizeof share);
+            dw__trainer_read_micro_batch(t, step, micro, to.input, to.labels, to.seed));
+    }
+    stage->step = step;
+    return DW_OK;
+}
+
+static dw_status send_batch(const dw_trainer *t, const dw__gpu_stage *stage, int64_t micro) {
+    const dw__gpu *g = t->gpu;
+    return t->device->copy_in(g->batch.data, place_of(t, stage, micro).begin, g->stage_bytes,
+                              g->stream);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* Pageable memory of the host is copied before the call returns, so the host may fill its buffers again at once. */
-static dw_status send_batch(const dw_trainer *t) {
-    const dw__gpu *g = t->gpu;
-    const size_t bytes = (size_t)(t->options.micro_batch * t->options.sequence) * sizeof(int64_t);
-    DW_RETURN_IF_FAILED(t->device->copy_in(g->input, t->input, bytes, NULL));
-    DW_RETURN_IF_FAILED(t->device->copy_in(g->labels, t->labels, bytes, NULL));
-    return t->device->copy_in(g->seed, t->random_seed, sizeof t->random_seed, NULL);
+dw_status dw__trainer_gpu_step(dw_trainer *t, double lr, double *loss, double *norm,
+                               bool *applied) {
+    dw__gpu *g = t->gpu;
+    dw__gpu_stage *stage = &g->stages[t->step % 2], *next = &g->stages[(t->step + 1) % 2];
+    const dw_train_numbers *numbers = NULL;
+    if (stage->step != t->step) DW_RETURN_IF_FAILED(read_step(t, stage, t->step));
+    DW_RETURN_IF_FAILED(dw__gpu_update_send(g->update, lr, g->stream));
+    for (int64_t micro = 0; micro < micro_batches(t); micro++) {
+        DW_RETURN_IF_FAILED(send_batch(t, stage, micro));
+        DW_RETURN_IF_FAILED(replay(t, DW__GPU_MICRO_BATCH));
+    }
+    if (micro_batches(t) > 1) DW_RETURN_IF_FAILED(replay(t, DW__GPU_UPDATE));
+    DW_RETURN_IF_FAILED(dw__gpu_update_receive(g->update, g->stream, &numbers));
+    /* If this fails, the next step reads again and reports it. */
+    if (t->step + 1 < t->options.steps) (void)read_step(t, next, t->step + 1);
+    DW_RETURN_IF_FAILED(dw_plan_synchronize(t->train.plan, g->stream));
+    *loss = numbers->loss;
+    *norm = numbers->told.norm;
+    *applied = numbers->told.applied != 0;
+    return DW_OK;
 }
 
-/* Runs forward of the batch that the host's buffers hold, and keeps its loss as number `at`. */
-static dw_status forward(const dw_trainer *t, const dw__program *p, int64_t at) {
-    const dw__gpu *g = t->gpu;
-    const dw_binding loss = {g->loss, NULL};
-    DW_RETURN_IF_FAILED(send_batch(t));
-    DW_RETURN_IF_FAILED(dw_plan_forward(p->plan, t->arena.data, p->leaves, &loss, NULL));
-    return dw_device_copy(t->device, g->losses + at, g->loss, sizeof *g->loss);
-}
-
-dw_status dw__trainer_gpu_train(dw_trainer *t, int64_t micro) {
-    const dw__gpu *g = t->gpu;
-    const dw_binding loss = {g->loss, NULL}, share = {g->share, NULL};
-    DW_RETURN_IF_FAILED(forward(t, &t->train, micro));
-    DW_RETURN_IF_FAILED(dw_plan_backward(t->train.plan, t->arena.data, t->train.leaves, &loss,
-                                         &share, micro == 0 ? t->gradients_bound : t->part_bound,
-                                         NULL));
-    if (micro == 0) return DW_OK;
-    return dw__gpu_add(g->update, t->arena.data, t->gradients.data, t->accumulation.data);
-}
-
-dw_status dw__trainer_gpu_validate(dw_trainer *t, int64_t batch) {
-    return forward(t, &t->validate, batch);
-}
-
-/* Waits for runs of the program, whose data may have been wrong, and reads their losses. */
-static dw_status finish(const dw_trainer *t, const dw__program *p, int64_t losses) {
-    DW_RETURN_IF_FAILED(dw_plan_synchronize(p->plan, NULL));
-    return dw_device_copy_out(t->device, t->gpu->losses_read, t->gpu->losses,
-                              (size_t)losses * sizeof(float));
-}
-
-dw_status dw__trainer_gpu_finish_step(dw_trainer *t, int64_t micro_batches, double *norm) {
-    DW_RETURN_IF_FAILED(dw__gpu_square(t->gpu->update, t->arena.data, t->gradients.data));
-    DW_RETURN_IF_FAILED(finish(t, &t->train, micro_batches));
-    return dw__gpu_gradient_norm(t->gpu->update, norm);
-}
-
-dw_status dw__trainer_gpu_finish_validation(dw_trainer *t, int64_t batches) {
-    return finish(t, &t->validate, batches);
-}
-
-dw_status dw__trainer_gpu_update(dw_trainer *t, const dw_adamw_options *adamw) {
-    const dw__gpu_blocks blocks = {t->weights.data, t->gradients.data, t->exp_avg.data,
-                                   t->exp_avg_sq.data};
-    return dw__gpu_adamw(t->gpu->update, t->arena.data, &blocks, adamw);
+dw_status dw__trainer_gpu_validate(dw_trainer *t, int64_t batches, double *loss) {
+    dw__gpu *g = t->gpu;
+    const dw_train_numbers *numbers = NULL;
+    DW_RETURN_IF_FAILED(dw__gpu_update_send(g->update, 0.0, g->stream));
+    for (int64_t batch = 0; batch < batches; batch++) {
+        DW_RETURN_IF_FAILED(dw__trainer_read_validation(t, batch, t->input, t->labels));
+        /* Pageable memory of the host is copied before the call returns, so it may be filled again at once. */
+        DW_RETURN_IF_FAILED(t->device->copy_in(g->input, t->input, token_bytes(t), g->stream));
+        DW_RETURN_IF_FAILED(t->device->copy_in(g->labels, t->labels, token_bytes(t), g->stream));
+        DW_RETURN_IF_FAILED(replay(t, DW__GPU_VALIDATION));
+    }
+    DW_RETURN_IF_FAILED(dw__gpu_update_receive(g->update, g->stream, &numbers));
+    DW_RETURN_IF_FAILED(dw_plan_synchronize(t->validate.plan, g->stream));
+    *loss = numbers->loss;
+    return DW_OK;
 }
 
 /* ---- the host's view ------------------------------------------------------------------------- */
@@ -150,6 +264,25 @@ dw_status dw__trainer_host_block(const dw_trainer *t, const dw__block *block, fl
     float *copy = dw__malloc(block->bytes);
     if (!copy) return dw__fail_memory("a copy of a GPU's tensors", block->bytes);
     dw_status status = dw_device_copy_out(t->device, copy, block->data, block->bytes);
+    if (status == DW_OK)
+        *floats = copy;
+    else
+        dw__free(copy);
+    return status;
+}
+
+dw_status dw__trainer_host_gradients(const dw_trainer *t, float **floats) {
+    const dw_dtype type = t->gpu && !t->accumulation.bytes ? t->gpu->model : DW_F32;
+    if (type == DW_F32) return dw__trainer_host_block(t, &t->gradients, floats);
+    float *copy = dw__malloc((size_t)t->elements * sizeof *copy);
+    if (!copy) return dw__fail_memory("a copy of a GPU's gradients", (size_t)t->elements);
+    /* Read into the upper half, and widened from the front. */
+    uint16_t *halves = (uint16_t *)copy + t->elements;
+    dw_status status = dw_device_copy_out(t->device, halves, t->gradients.data, t->gradients.bytes);
+    for (int64_t i = 0; i < t->elements && status == DW_OK; i++) {
+        const uint32_t bits = (uint32_t)halves[i] << 16;
+        memcpy(&copy[i], &bits, sizeof bits);
+    }
     if (status == DW_OK)
         *floats = copy;
     else

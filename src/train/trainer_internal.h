@@ -27,17 +27,35 @@ typedef struct dw__program {
     dw_binding *leaves; /* one per leaf of the graph */
 } dw__program;
 
-/* The state of a trainer on a GPU, where the batch lies in the device's memory, too. A step enqueues forward and backward
- * of all micro-batches and the norm, and then waits once, for losses and norm. */
+/* What one recorded graph does. */
+typedef enum dw__gpu_work {
+    DW__GPU_MICRO_BATCH, /* forward and backward; with one micro-batch the update too */
+    DW__GPU_UPDATE,      /* of several micro-batches */
+    DW__GPU_VALIDATION,  /* forward of a micro-batch */
+    DW__GPU_WORKS
+} dw__gpu_work;
+
+/* Tokens of a step's micro-batches in page-locked memory of the host, from where they are copied while the host reads
+ * on: for each micro-batch input, labels and seed, as they lie in the device's batch. */
+typedef struct dw__gpu_stage {
+    char *memory;
+    int64_t step; /* steps done before the step that it holds; -1: none */
+} dw__gpu_stage;
+
+/* The state of a trainer on a GPU, where the batch lies in the device's memory, too. A step is one launch of a recorded
+ * graph, or one per micro-batch and one for the update; the host waits once, at its end. */
 typedef struct dw__gpu {
+    void *stream;
+    void *graphs[DW__GPU_WORKS]; /* NULL: not recorded yet */
     dw__gpu_update *update;
-    dw__gpu_update_sizes sizes;
-    dw__block batch; /* holds what the pointers below point to */
+    int64_t decayed, updated; /* ends of the groups of parameters, in elements */
+    dw_dtype model;           /* of the model's parameters, activations and gradients */
+    dw__block rounded;        /* the weights in that type, if it is not F32 */
+    dw__block batch;          /* holds what the pointers below point to */
     void *input, *labels, *seed;
     float *loss, *share; /* of a micro-batch; its share of the step's loss */
-    float *losses;       /* of a step's micro-batches, or of validation */
-    float *losses_read;  /* the host's copy */
-    int64_t most_losses;
+    size_t stage_bytes;  /* of a micro-batch: the first bytes of the batch */
+    dw__gpu_stage stages[2];
 } dw__gpu;
 
 struct dw_trainer {
@@ -58,10 +76,11 @@ struct dw_trainer {
     int64_t *offsets;               /* count, in elements */
     int64_t elements;               /* including the gaps */
     dw__block weights, gradients, exp_avg, exp_avg_sq, arena;
-    float **weight_pointers; /* count; the device's addresses */
+    void **weight_pointers; /* count; the addresses that the model reads */
 
-    /* With several micro-batches, the gradients of all but the first. On the CPU each lives from its first to its last
-     * part of backward and is then added to the sum. On a GPU they have the layout of the gradients. */
+    /* With several micro-batches, gradients that are added to `gradients`. On the CPU those of all but the first
+     * micro-batch, each from its first to its last part of backward. On a GPU those of each micro-batch, in the layout
+     * of the gradients and in the model's type. */
     dw__block accumulation;
     dw__interval *lives;         /* count, or NULL; on the CPU */
     dw_binding *gradients_bound; /* count entries: of the first micro-batch */
@@ -92,18 +111,19 @@ dw_status dw__trainer_check_schedule(const dw_trainer_options *options);
 
 /* Finds the device that the options name. */
 dw_status dw__trainer_find_device(dw_trainer *t);
-/* Plans the update. Needs the plans of forward and backward, and the layout of the parameters. */
+/* Plans the step. Needs the plans of forward and backward, and the layout of the parameters. */
 dw_status dw__trainer_gpu_create(dw_trainer *t);
 void dw__trainer_gpu_destroy(dw_trainer *t);
 dw_status dw__trainer_gpu_begin(dw_trainer *t);
-/* Enqueue a micro-batch, which the host's buffers hold: forward and backward, or forward of validation. */
-dw_status dw__trainer_gpu_train(dw_trainer *t, int64_t micro);
-dw_status dw__trainer_gpu_validate(dw_trainer *t, int64_t batch);
-/* Wait. The losses are in t->gpu->losses_read then. */
-dw_status dw__trainer_gpu_finish_step(dw_trainer *t, int64_t micro_batches, double *norm);
-dw_status dw__trainer_gpu_finish_validation(dw_trainer *t, int64_t batches);
-dw_status dw__trainer_gpu_update(dw_trainer *t, const dw_adamw_options *adamw);
+/* Call it when the weights were written. */
+dw_status dw__trainer_gpu_restart(dw_trainer *t);
+/* Runs the step behind `t->step`, waits, and says whether it was applied. Meanwhile reads the next step's tokens. */
+dw_status dw__trainer_gpu_step(dw_trainer *t, double lr, double *loss, double *norm, bool *applied);
+/* Returns the sum of the losses of the first `batches` micro-batches of the validation data. */
+dw_status dw__trainer_gpu_validate(dw_trainer *t, int64_t batches, double *loss);
 
+/* The gradients in F32 for the host; release them with dw__trainer_release_host. */
+dw_status dw__trainer_host_gradients(const dw_trainer *t, float **floats);
 /* The floats of a block for the host, to be released: on the CPU the block itself, on a GPU a copy. */
 dw_status dw__trainer_host_block(const dw_trainer *t, const dw__block *block, float **floats);
 /* Writes them to the block; on the CPU they are there already. */
@@ -111,6 +131,14 @@ dw_status dw__trainer_put_block(const dw_trainer *t, const dw__block *block, con
 void dw__trainer_release_host(const dw_trainer *t, float *floats);
 /* The address of each parameter in such a block; release the list with dw__free. */
 dw_status dw__trainer_host_list(const dw_trainer *t, float *floats, float ***list);
+
+/* ---- trainer_step.c ------------------------------------------------------------------------------ */
+
+/* Reads micro-batch `micro` of the step behind step `step`, and the seed of its dropout; or one of validation. */
+dw_status dw__trainer_read_micro_batch(dw_trainer *t, int64_t step, int64_t micro, int64_t *input,
+                                       int64_t *labels, int64_t seed[2]);
+dw_status dw__trainer_read_validation(dw_trainer *t, int64_t batch, int64_t *input,
+                                      int64_t *labels);
 
 /* ---- others ---------------------------------------------------------------------------------------- */
 

@@ -109,8 +109,8 @@ dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *opti
     if (!o->model) return dw__fail(DW_INVALID_ARGUMENT, "no model is named; give its folder");
     if (o->data_count == 0)
         return dw__fail(DW_INVALID_ARGUMENT, "no data are named; give files of tokens or a folder");
-    if (!o->precision) o->precision = "fp32";
     if (!o->device) o->device = "cpu";
+    if (!o->precision) o->precision = strcmp(o->device, "cpu") == 0 ? "fp32" : "bf16";
     if (o->checkpoint && !*o->checkpoint)
         return dw__fail(DW_INVALID_ARGUMENT, "the checkpoint folder's name is empty");
     t->schedule_is_given = o->schedule_steps != 0;

@@ -10,27 +10,40 @@
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
-/* Reads row `row` of the micro-batch: sequence `index` of `data`, and the same shifted by one token as labels. */
-static dw_status read_row(dw_trainer *t, const dw__dataset *data, int64_t index, int64_t row) {
-    int64_t length = t->options.sequence;
+/* Reads a row: sequence `index` of `data`, and the same shifted by one token as labels. */
+static dw_status read_row(dw_trainer *t, const dw__dataset *data, int64_t index, int64_t *input,
+                          int64_t *labels) {
+    const size_t bytes = (size_t)t->options.sequence * sizeof(int64_t);
     DW_RETURN_IF_FAILED(dw__dataset_read(data, index, t->model.sizes.vocabulary, t->sequence));
-    memcpy(t->input + row * length, t->sequence, (size_t)length * sizeof(int64_t));
-    memcpy(t->labels + row * length, t->sequence + 1, (size_t)length * sizeof(int64_t));
+    memcpy(input, t->sequence, bytes);
+    memcpy(labels, t->sequence + 1, bytes);
     return DW_OK;
 }
 
-/* Sample n = (step - 1) * batch + row of the run, counted from 0, is sequence n mod N of epoch n / N in that
- * epoch's order. */
-static dw_status read_micro_batch(dw_trainer *t, int64_t micro) {
+/* Sample n = step * batch + row of the run, counted from 0, is sequence n mod N of epoch n / N in that epoch's order. */
+dw_status dw__trainer_read_micro_batch(dw_trainer *t, int64_t step, int64_t micro, int64_t *input,
+                                       int64_t *labels, int64_t seed[2]) {
     const dw_trainer_options *o = &t->options;
-    int64_t count = dw__dataset_sequences(t->data);
+    const int64_t count = dw__dataset_sequences(t->data);
+    seed[0] = (int64_t)o->seed;
+    seed[1] = step * (o->batch / o->micro_batch) + micro;
     for (int64_t row = 0; row < o->micro_batch; row++) {
-        int64_t sample = t->step * o->batch + micro * o->micro_batch + row;
+        int64_t sample = step * o->batch + micro * o->micro_batch + row;
         int64_t index = sample % count;
         if (o->shuffle)
             index = dw__permute_index(index, count, o->seed, (uint64_t)(sample / count));
-        DW_RETURN_IF_FAILED(read_row(t, t->data, index, row));
+        DW_RETURN_IF_FAILED(
+            read_row(t, t->data, index, input + row * o->sequence, labels + row * o->sequence));
     }
+    return DW_OK;
+}
+
+dw_status dw__trainer_read_validation(dw_trainer *t, int64_t batch, int64_t *input,
+                                      int64_t *labels) {
+    const int64_t rows = t->options.micro_batch, length = t->options.sequence;
+    for (int64_t row = 0; row < rows; row++)
+        DW_RETURN_IF_FAILED(read_row(t, t->validation, batch * rows + row, input + row * length,
+                                     labels + row * length));
     return DW_OK;
 }
 
@@ -74,25 +87,14 @@ static dw_status run_batch(dw_trainer *t, double *loss, double *norm) {
     int64_t micro_batches = t->options.batch / t->options.micro_batch;
     *loss = 0.0;
     for (int64_t micro = 0; micro < micro_batches; micro++) {
-        DW_RETURN_IF_FAILED(read_micro_batch(t, micro));
-        t->random_seed[0] = (int64_t)t->options.seed;
-        t->random_seed[1] = t->step * micro_batches + micro;
-        if (t->gpu) {
-            DW_RETURN_IF_FAILED(dw__trainer_gpu_train(t, micro));
-            continue;
-        }
         float micro_loss = 0.0f;
+        DW_RETURN_IF_FAILED(
+            dw__trainer_read_micro_batch(t, t->step, micro, t->input, t->labels, t->random_seed));
         DW_RETURN_IF_FAILED(
             run_micro_batch(t, micro, (float)(1.0 / (double)micro_batches), &micro_loss));
         *loss += (double)micro_loss / (double)micro_batches;
     }
-    if (!t->gpu) {
-        *norm = dw__norm(t->gradients.data, t->elements, t->norm_scratch);
-        return DW_OK;
-    }
-    DW_RETURN_IF_FAILED(dw__trainer_gpu_finish_step(t, micro_batches, norm));
-    for (int64_t micro = 0; micro < micro_batches; micro++)
-        *loss += (double)t->gpu->losses_read[micro] / (double)micro_batches;
+    *norm = dw__norm(t->gradients.data, t->elements, t->norm_scratch);
     return DW_OK;
 }
 
@@ -110,16 +112,9 @@ static dw_status update(dw_trainer *t, double norm, double lr) {
                               .weight_decay = o->weight_decay,
                               .grad_scale = scale < 1.0 ? scale : 1.0,
                               .step = t->updates + 1};
-    if (t->gpu) {
-        DW_RETURN_IF_FAILED(dw__trainer_gpu_update(t, &adamw));
-    } else {
-        DW_RETURN_IF_FAILED(dw_adamw_step(t->tensors, t->decayed, &adamw));
-        adamw.weight_decay = 0.0;
-        DW_RETURN_IF_FAILED(
-            dw_adamw_step(t->tensors + t->decayed, t->updated - t->decayed, &adamw));
-    }
-    t->updates++;
-    return DW_OK;
+    DW_RETURN_IF_FAILED(dw_adamw_step(t->tensors, t->decayed, &adamw));
+    adamw.weight_decay = 0.0;
+    return dw_adamw_step(t->tensors + t->decayed, t->updated - t->decayed, &adamw);
 }
 
 static const char *name_culprit(const dw_trainer *t, const float *gradients) {
@@ -136,7 +131,7 @@ static dw_status find_culprit(const dw_trainer *t, dw_train_report *report) {
     const char *name = "the loss";
     float *gradients = NULL;
     if (isfinite(report->loss)) {
-        DW_RETURN_IF_FAILED(dw__trainer_host_block(t, &t->gradients, &gradients));
+        DW_RETURN_IF_FAILED(dw__trainer_host_gradients(t, &gradients));
         name = name_culprit(t, gradients);
         dw__trainer_release_host(t, gradients);
     }
@@ -165,11 +160,19 @@ static dw_status check_begun(const dw_trainer *t) {
 }
 
 /* The numbers of a step, and its update if they are finite. */
-static dw_status compute(dw_trainer *t, dw_train_report *report) {
+static dw_status run_step(dw_trainer *t, dw_train_report *report, bool *applied) {
+    if (t->gpu)
+        return dw__trainer_gpu_step(t, report->lr, &report->loss, &report->gradient_norm, applied);
     DW_RETURN_IF_FAILED(run_batch(t, &report->loss, &report->gradient_norm));
-    bool finite = isfinite(report->loss) && isfinite(report->gradient_norm);
-    if (!finite) return find_culprit(t, report);
-    DW_RETURN_IF_FAILED(update(t, report->gradient_norm, report->lr));
+    *applied = isfinite(report->loss) && isfinite(report->gradient_norm);
+    return *applied ? update(t, report->gradient_norm, report->lr) : DW_OK;
+}
+
+static dw_status compute(dw_trainer *t, dw_train_report *report) {
+    bool applied = false;
+    DW_RETURN_IF_FAILED(run_step(t, report, &applied));
+    if (!applied) return find_culprit(t, report);
+    t->updates++;
     report->applied = 1;
     return DW_OK;
 }
@@ -203,24 +206,16 @@ int64_t dw__trainer_validation_batches(const dw_trainer *t) {
 dw_status dw_trainer_validate(dw_trainer *t, double *loss) {
     DW_RETURN_IF_FAILED(check_begun(t));
     if (!t->validation) return dw__fail(DW_STATE, "the trainer was made without validation data");
-    int64_t rows = t->options.micro_batch, batches = dw__trainer_validation_batches(t);
+    const int64_t batches = dw__trainer_validation_batches(t);
     float batch_loss = 0.0f;
     dw_binding bound = {&batch_loss, NULL};
     double sum = 0.0;
-    for (int64_t i = 0; i < batches; i++) {
-        for (int64_t row = 0; row < rows; row++)
-            DW_RETURN_IF_FAILED(read_row(t, t->validation, i * rows + row, row));
-        if (t->gpu) {
-            DW_RETURN_IF_FAILED(dw__trainer_gpu_validate(t, i));
-            continue;
-        }
+    if (t->gpu) DW_RETURN_IF_FAILED(dw__trainer_gpu_validate(t, batches, &sum));
+    for (int64_t i = 0; i < batches && !t->gpu; i++) {
+        DW_RETURN_IF_FAILED(dw__trainer_read_validation(t, i, t->input, t->labels));
         DW_RETURN_IF_FAILED(
             dw_plan_forward(t->validate.plan, t->arena.data, t->validate.leaves, &bound, NULL));
         sum += batch_loss;
-    }
-    if (t->gpu) {
-        DW_RETURN_IF_FAILED(dw__trainer_gpu_finish_validation(t, batches));
-        for (int64_t i = 0; i < batches; i++) sum += t->gpu->losses_read[i];
     }
     *loss = sum / (double)batches;
     return DW_OK;

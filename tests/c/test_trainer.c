@@ -171,7 +171,7 @@ static void weights_that_are_not_finite_are_not_written(void **state) {
         OK(dw_trainer_create(&o, &trainer));
         OK(dw_trainer_begin(trainer, 0));
         uint32_t last = trainer->count - 1;
-        trainer->weight_pointers[last][trainer->parameters[last].count - 1] =
+        ((float *)trainer->weight_pointers[last])[trainer->parameters[last].count - 1] =
             which ? INFINITY : NAN;
         assert_int_equal(dw_trainer_checkpoint(trainer), DW_STATE);
         assert_non_null(strstr(dw_last_error(), trainer->parameters[last].name));

@@ -1,8 +1,9 @@
-/* Training on an emulated Hopper GPU: the update against dw_adamw_step, steps against the same steps on the CPU, and
- * resumed runs against whole ones. DEEPWELL_TEST_DEVICE=cuda runs the same on a GPU. The tests are skipped where there
+/* Training on an emulated Hopper GPU: the update against dw_adamw_step, steps in F32 against the same steps on the CPU,
+ * steps in BF16 against steps in F32, and resumed runs against whole ones. DEEPWELL_TEST_DEVICE=cuda runs the same on a GPU. The tests are skipped where there
  * is no NVRTC, which compiles elementwise programs. */
 #include "base/base.h"
 #include "deepwell/jit.h"
+#include "kernel/gpu_kernel.h"
 #include "train/trainer_internal.h"
 #include <math.h>
 #include <setjmp.h>
@@ -27,7 +28,7 @@ static const char config[] =
     " \"layer_norm_epsilon\": 1e-5, \"activation_function\": \"gelu_new\", \"resid_pdrop\": 0.1,"
     " \"embd_pdrop\": 0.1, \"attn_pdrop\": 0.1, \"initializer_range\": 0.1}";
 
-enum { TOKENS = 60, STEPS = 4 };
+enum { TOKENS = 60, STEPS = 4, WIDTH = 8 };
 
 static const char *device_name = "emulator:sm_90a";
 static const dw_device *device;
@@ -67,8 +68,9 @@ static void need_compiler(void) {
 
 /* ---- the update ------------------------------------------------------------------------------ */
 
-/* Ranges with and without decay and one that is not updated, none of them a whole number of pieces. */
-enum { PIECE = 64, DECAYED = 144, UPDATED = 240, ELEMENTS = 272, BLOCKS = 4, UPDATES = 3 };
+/* Ranges with and without decay and one that is not updated; more than one chunk of AdamW. */
+enum { DECAYED = 4224, UPDATED = 4608, ELEMENTS = 4736, UPDATES = 3, PARTS = 2 };
+enum { WEIGHTS, AVERAGE, SQUARES, SUM, BLOCKS };
 
 static uint32_t random_bits = 1;
 /* In [-1, 1). */
@@ -85,73 +87,141 @@ static void agree(const float *got, const float *wanted, const float *sizes, int
             fail_msg("element %d is %.9g; expected %.9g", i, (double)got[i], (double)wanted[i]);
 }
 
+static void *on_device(size_t bytes) {
+    void *made = NULL;
+    OK(dw_device_allocate(device, bytes, &made));
+    OK(dw_device_fill(device, made, 0, bytes));
+    return made;
+}
+
+static float rounded(float x, dw_dtype type) {
+    uint32_t stored = 0;
+    dw__trial_set(&stored, type, 0, x);
+    return dw__trial_get(&stored, type, 0);
+}
+
+/* Gradients of `parts` micro-batches are added in F32, as on the host; their rounding, and that of the weights, is
+ * exact. */
+static void check_updates(dw_dtype model, int parts, double clip) {
+    const dw__gpu_update_options options = {.device = device,
+                                            .decayed = DECAYED,
+                                            .updated = UPDATED,
+                                            .elements = ELEMENTS,
+                                            .model = model,
+                                            .adds = parts > 1,
+                                            .beta1 = 0.9,
+                                            .beta2 = 0.95,
+                                            .eps = 1e-8,
+                                            .weight_decay = 0.1,
+                                            .clip = clip};
+    const size_t width = dw_dtype_bytes(model);
+    static float host[BLOCKS][ELEMENTS], magnitude[BLOCKS][ELEMENTS], got[ELEMENTS];
+    char *narrow = malloc(ELEMENTS * sizeof(float));
+    void *stream, *blocks[BLOCKS], *part = on_device(ELEMENTS * width);
+    void *copy = model == DW_F32 ? NULL : on_device(ELEMENTS * width);
+    float *loss = on_device(sizeof *loss);
+    unsigned *no_error = on_device(sizeof *no_error);
+    dw__gpu_update *update = NULL;
+    OK(device->stream_create(&stream));
+    OK(dw__gpu_update_create(&options, &update));
+    memset(host, 0, sizeof host);
+    memset(magnitude, 0, sizeof magnitude);
+    for (int i = 0; i < ELEMENTS; i++) host[WEIGHTS][i] = draw();
+    for (int b = 0; b < BLOCKS; b++) blocks[b] = on_device(sizeof host[b]);
+    OK(dw_device_copy_in(device, blocks[WEIGHTS], host[WEIGHTS], sizeof host[WEIGHTS]));
+    const dw__gpu_blocks all = {blocks[WEIGHTS],
+                                blocks[AVERAGE],
+                                blocks[SQUARES],
+                                copy,
+                                part,
+                                parts > 1 ? blocks[SUM] : NULL};
+    OK(dw__gpu_update_begin(update, &all));
+    OK(dw__gpu_update_restart(update, 0, stream));
+    for (int step = 1; step <= UPDATES; step++) {
+        const dw_train_numbers *numbers;
+        double sum = 0.0, losses = 0.0;
+        OK(dw__gpu_update_send(update, 0.01 * step, stream));
+        for (int k = 0; k < parts; k++) {
+            const float micro_loss = draw();
+            for (int i = 0; i < ELEMENTS; i++) {
+                const float g = rounded(draw(), model);
+                dw__trial_set(narrow, model, (size_t)i, g);
+                host[SUM][i] = k == 0 ? g : host[SUM][i] + g;
+            }
+            losses += (double)micro_loss / parts;
+            OK(dw_device_copy_in(device, part, narrow, ELEMENTS * width));
+            OK(dw_device_copy_in(device, loss, &micro_loss, sizeof micro_loss));
+            OK(dw__gpu_update_add(update, loss, no_error, parts, stream));
+        }
+        for (int i = 0; i < UPDATED; i++) sum += (double)host[SUM][i] * (double)host[SUM][i];
+        OK(dw__gpu_update_run(update, stream));
+        OK(dw__gpu_update_receive(update, stream, &numbers));
+        OK(device->stream_synchronize(stream));
+        assert_true(numbers->loss == losses);
+        assert_int_equal(numbers->told.applied, 1);
+        /* Squares are added in FP32 within a vector of four. */
+        assert_true(fabs(numbers->told.norm - sqrt(sum)) <= 4 * 0x1p-24 * sqrt(sum));
+        dw_adamw_options adamw = {.struct_size = sizeof adamw,
+                                  .lr = 0.01 * step,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .eps = 1e-8,
+                                  .weight_decay = 0.1,
+                                  .grad_scale = clip > 0.0 ? clip / (sqrt(sum) + 1e-6) : 1.0,
+                                  .step = step};
+        assert_true(adamw.grad_scale <= 1.0);
+        const dw_adamw_tensor tensors[2] = {
+            {host[WEIGHTS], host[SUM], host[AVERAGE], host[SQUARES], DECAYED},
+            {host[WEIGHTS] + DECAYED, host[SUM] + DECAYED, host[AVERAGE] + DECAYED,
+             host[SQUARES] + DECAYED, UPDATED - DECAYED}};
+        OK(dw_adamw_step(&tensors[0], 1, &adamw));
+        adamw.weight_decay = 0.0;
+        OK(dw_adamw_step(&tensors[1], 1, &adamw));
+        /* A step is at most lr / sqrt(1 - beta2), and averages are at most the largest gradient so far. */
+        for (int i = 0; i < ELEMENTS; i++) {
+            const float g = host[SUM][i] * (float)adamw.grad_scale;
+            magnitude[WEIGHTS][i] += fabsf(host[WEIGHTS][i]) + 5.0f * (float)adamw.lr;
+            magnitude[AVERAGE][i] += fabsf(g);
+            magnitude[SQUARES][i] += g * g;
+        }
+    }
+    for (int b = 0; b < SUM; b++) {
+        OK(dw_device_copy_out(device, got, blocks[b], sizeof got));
+        agree(got, host[b], magnitude[b], UPDATED);
+        assert_memory_equal(got + UPDATED, host[b] + UPDATED, (ELEMENTS - UPDATED) * sizeof(float));
+        if (b > WEIGHTS || !copy) continue;
+        OK(dw_device_copy_out(device, narrow, copy, ELEMENTS * width));
+        for (int i = 0; i < ELEMENTS; i++)
+            assert_true(dw__trial_get(narrow, model, (size_t)i) == rounded(got[i], model));
+    }
+    for (int b = 0; b < BLOCKS; b++) dw_device_release(device, blocks[b], sizeof host[b]);
+    dw_device_release(device, part, ELEMENTS * width);
+    if (copy) dw_device_release(device, copy, ELEMENTS * width);
+    dw_device_release(device, loss, sizeof *loss);
+    dw_device_release(device, no_error, sizeof *no_error);
+    device->stream_destroy(stream);
+    dw__gpu_update_destroy(update);
+    free(narrow);
+}
+
 static void updates_agree(void **state) {
     (void)state;
     need_compiler();
-    const dw__gpu_update_sizes sizes = {DECAYED, UPDATED, ELEMENTS, PIECE, true};
-    dw_adamw_options options = {
-        .struct_size = sizeof options, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
-    float host[BLOCKS][ELEMENTS], got[BLOCKS][ELEMENTS], magnitude[BLOCKS][ELEMENTS] = {{0}};
-    float more[ELEMENTS];
-    void *blocks[BLOCKS], *added = NULL, *arena = NULL;
-    dw__gpu_update *update = NULL;
-    OK(dw__gpu_update_create(device, &sizes, &options, &update));
-    const size_t arena_bytes = dw__gpu_update_arena_bytes(update);
-    OK(dw_device_allocate(device, arena_bytes, &arena));
-    OK(dw_device_allocate(device, sizeof more, &added));
-    OK(dw__gpu_update_begin(update));
-    for (int b = 0; b < BLOCKS; b++) {
-        for (int i = 0; i < ELEMENTS; i++) host[b][i] = b < 2 ? draw() : 0.0f;
-        OK(dw_device_allocate(device, sizeof host[b], &blocks[b]));
-        OK(dw_device_copy_in(device, blocks[b], host[b], sizeof host[b]));
-    }
-    const dw__gpu_blocks flat = {blocks[0], blocks[1], blocks[2], blocks[3]};
-    for (int step = 1; step <= UPDATES; step++) {
-        double norm = 0.0, sum = 0.0;
-        for (int i = 0; i < ELEMENTS; i++) {
-            more[i] = draw();
-            host[1][i] += more[i];
-            sum += (double)host[1][i] * (double)host[1][i];
-        }
-        OK(dw_device_copy_in(device, added, more, sizeof more));
-        OK(dw__gpu_add(update, arena, blocks[1], added));
-        OK(dw__gpu_square(update, arena, blocks[1]));
-        OK(dw__gpu_gradient_norm(update, &norm));
-        assert_true(fabs(norm - sqrt(sum)) <= ELEMENTS * 0x1p-53 * sqrt(sum));
-        options.lr = 0.01 * step;
-        options.weight_decay = 0.1;
-        options.grad_scale = 1.0 / (1 + step);
-        options.step = step;
-        OK(dw__gpu_adamw(update, arena, &flat, &options));
-        const dw_adamw_tensor tensors[2] = {{host[0], host[1], host[2], host[3], DECAYED},
-                                            {host[0] + DECAYED, host[1] + DECAYED,
-                                             host[2] + DECAYED, host[3] + DECAYED,
-                                             UPDATED - DECAYED}};
-        OK(dw_adamw_step(&tensors[0], 1, &options));
-        options.weight_decay = 0.0;
-        OK(dw_adamw_step(&tensors[1], 1, &options));
-        /* A step is at most lr / sqrt(1 - beta2), and averages are at most the largest gradient so far. */
-        for (int i = 0; i < ELEMENTS; i++) {
-            magnitude[0][i] += fabsf(host[0][i]) + 5.0f * (float)options.lr;
-            magnitude[2][i] += fabsf(host[1][i]);
-            magnitude[3][i] += host[1][i] * host[1][i];
-        }
-    }
-    for (int b = 0; b < BLOCKS; b++) {
-        OK(dw_device_copy_out(device, got[b], blocks[b], sizeof got[b]));
-        agree(got[b], host[b], magnitude[b], UPDATED);
-        assert_memory_equal(got[b] + UPDATED, host[b] + UPDATED,
-                            (ELEMENTS - UPDATED) * sizeof(float));
-        dw_device_release(device, blocks[b], sizeof host[b]);
-    }
-    dw_device_release(device, added, sizeof more);
-    dw_device_release(device, arena, arena_bytes);
-    dw__gpu_update_destroy(update);
+    check_updates(DW_F32, 1, 0.0);
+    check_updates(DW_F32, PARTS, 3.0);
+    check_updates(DW_BF16, 1, 3.0);
+    check_updates(DW_BF16, PARTS, 0.0);
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-static dw_trainer_options options(const char *on) {
+/* Precisions of runs on a GPU, with sequences for each forward and backward. */
+static const struct {
+    const char *precision;
+    int64_t micro_batch;
+} ways[] = {{"fp32", 2}, {"fp32", 4}, {"bf16", 2}, {"bf16", 4}};
+
+static dw_trainer_options options(const char *on, const char *precision) {
     dw_trainer_options o = DW_TRAINER_OPTIONS_DEFAULT;
     o.model = folder;
     o.init = 1;
@@ -165,6 +235,7 @@ static dw_trainer_options options(const char *on) {
     o.lr = 1e-3;
     o.checkpoint = checkpoints;
     o.device = on;
+    o.precision = precision;
     return o;
 }
 
@@ -189,8 +260,10 @@ static float *copy_block(const dw_trainer *t, const dw__block *block) {
 }
 
 /* Trains up to step `steps` and writes a checkpoint. */
-static void train(const char *on, int64_t steps, result *r) {
-    dw_trainer_options o = options(on);
+static void train(const char *on, const char *precision, int64_t micro_batch, int64_t steps,
+                  result *r) {
+    dw_trainer_options o = options(on, precision);
+    o.micro_batch = micro_batch;
     dw_trainer *t = NULL;
     dw_train_report report;
     OK(dw_trainer_create(&o, &t));
@@ -212,30 +285,79 @@ static void train(const char *on, int64_t steps, result *r) {
 static void steps_agree_with_the_cpu(void **state) {
     (void)state;
     need_compiler();
-    result cpu, gpu;
-    OK(dw__folder_remove(checkpoints));
-    train("cpu", STEPS, &cpu);
-    OK(dw__folder_remove(checkpoints));
-    train(device_name, STEPS, &gpu);
-    /* Each element of a gradient differs by some units of FP32 of the largest one, at most the norm: a few hundred
-     * operations lie between a weight and the loss. AdamW divides by the gradient's size, so an element whose gradient
-     * is mostly error may move by lr in the other direction; it changes the loss by 2 lr times that error. */
-    const double error = 256 * 0x1p-24;
-    for (int i = 0; i < STEPS; i++) {
-        double norm = cpu.norms[i], moved = 2 * 1e-3 * i * (double)cpu.elements;
-        assert_true(fabs(gpu.losses[i] - cpu.losses[i]) <= error * (cpu.losses[i] + moved * norm));
-        assert_true(fabs(gpu.norms[i] - norm) <= error * norm * (1 + moved));
+    for (int64_t micro_batch = 2; micro_batch <= 4; micro_batch += 2) {
+        result cpu, gpu;
+        OK(dw__folder_remove(checkpoints));
+        train("cpu", "fp32", micro_batch, STEPS, &cpu);
+        OK(dw__folder_remove(checkpoints));
+        train(device_name, "fp32", micro_batch, STEPS, &gpu);
+        /* Each element of a gradient differs by some units of FP32 of the largest one, at most the norm: a few hundred
+         * operations lie between a weight and the loss. AdamW divides by the gradient's size, so an element whose
+         * gradient is mostly error may move by lr in the other direction; it changes the loss by 2 lr times that
+         * error. */
+        const double error = 256 * 0x1p-24;
+        for (int i = 0; i < STEPS; i++) {
+            double norm = cpu.norms[i], moved = 2 * 1e-3 * i * (double)cpu.elements;
+            assert_true(fabs(gpu.losses[i] - cpu.losses[i]) <=
+                        error * (cpu.losses[i] + moved * norm));
+            assert_true(fabs(gpu.norms[i] - norm) <= error * norm * (1 + moved));
+        }
+        assert_true(fabs(gpu.validation - cpu.validation) <= 1e-4 * cpu.validation);
+        assert_true(gpu.losses[STEPS - 1] != gpu.losses[0]);
+        result_end(&cpu);
+        result_end(&gpu);
     }
-    assert_true(fabs(gpu.validation - cpu.validation) <= 1e-4 * cpu.validation);
-    assert_true(gpu.losses[STEPS - 1] != gpu.losses[0]);
-    result_end(&cpu);
-    result_end(&gpu);
+}
+
+/* The largest magnitude of a logit: the last norm's results are at most sqrt(WIDTH) long. */
+static double most_logit(const result *r, const dw_trainer *t) {
+    const float *rows = r->weights + t->offsets[0];
+    double most = 0.0;
+    assert_string_equal(t->parameters[0].name, "transformer.wte.weight");
+    for (int row = 0; row < 53; row++) {
+        double sum = 0.0;
+        for (int i = 0; i < WIDTH; i++) sum += pow((double)rows[row * WIDTH + i], 2);
+        most = fmax(most, sqrt(sum) * sqrt(WIDTH));
+    }
+    return most;
+}
+
+/* Some 24 roundings lie between a token and its logits in this model: those of its weights, of each result, and of the
+ * products of attention. Each changes the hidden state by up to 2^-8 of itself, and so the logits by as much of the
+ * largest; the loss changes by up to twice the change of a logit. Steps differ too: a weight moves by up to lr sqrt(1 /
+ * (1 - beta2)) in each, in the one run as in the other, which changes the loss by up to that times the sum of the
+ * gradient's magnitudes, at most sqrt(elements) times its norm. */
+static void bf16_follows_fp32(void **state) {
+    (void)state;
+    need_compiler();
+    for (int64_t micro_batch = 2; micro_batch <= 4; micro_batch += 2) {
+        result full, half;
+        dw_trainer *t = NULL;
+        dw_trainer_options o = options(device_name, "fp32");
+        OK(dw_trainer_create(&o, &t));
+        OK(dw__folder_remove(checkpoints));
+        train(device_name, "fp32", micro_batch, STEPS, &full);
+        OK(dw__folder_remove(checkpoints));
+        train(device_name, "bf16", micro_batch, STEPS, &half);
+        const double rounding = 2 * 24 * 0x1p-8 * most_logit(&full, t);
+        for (int i = 0; i < STEPS; i++) {
+            const double moved = 2 * 1e-3 * i * sqrt(1 / 0.05) * full.norms[i];
+            assert_true(half.losses[i] != full.losses[i]);
+            assert_true(fabs(half.losses[i] - full.losses[i]) <=
+                        rounding + moved * sqrt((double)full.elements));
+        }
+        /* Without steps that differ, the first loss and norm agree much better. */
+        assert_true(fabs(half.losses[0] - full.losses[0]) <= 0.1 * rounding);
+        assert_true(fabs(half.norms[0] - full.norms[0]) <= 24 * 0x1p-8 * full.norms[0]);
+        dw_trainer_destroy(t);
+        result_end(&full);
+        result_end(&half);
+    }
 }
 
 static void first_step(const char *on, const char *precision, dw_train_report *report) {
-    dw_trainer_options o = options(on);
+    dw_trainer_options o = options(on, precision);
     dw_trainer *t = NULL;
-    o.precision = precision;
     o.checkpoint = NULL;
     OK(dw_trainer_create(&o, &t));
     OK(dw_trainer_begin(t, 0));
@@ -248,7 +370,7 @@ static void first_step(const char *on, const char *precision, dw_train_report *r
 static void precisions_agree_with_the_cpu(void **state) {
     (void)state;
     need_compiler();
-    static const char *const names[] = {"bf16", "mxfp8", "nvfp4"};
+    static const char *const names[] = {"mxfp8", "nvfp4"};
     dw_train_report fp32, cpu, gpu;
     first_step("cpu", "fp32", &fp32);
     for (size_t i = 0; i < DW_COUNT(names); i++) {
@@ -264,30 +386,49 @@ static void precisions_agree_with_the_cpu(void **state) {
 static void a_resumed_run_has_the_same_bits(void **state) {
     (void)state;
     need_compiler();
-    result whole, first, resumed;
-    OK(dw__folder_remove(checkpoints));
-    train(device_name, STEPS, &whole);
-    OK(dw__folder_remove(checkpoints));
-    const int64_t live = dw__memory_live();
-    train(device_name, 2, &first);
-    train(device_name, STEPS, &resumed);
-    assert_int_equal(dw__memory_live(), live);
-    const size_t bytes = (size_t)whole.elements * sizeof(float);
-    assert_memory_equal(whole.weights, resumed.weights, bytes);
-    assert_memory_equal(whole.exp_avg, resumed.exp_avg, bytes);
-    assert_memory_equal(whole.losses, first.losses, 2 * sizeof(double));
-    assert_memory_equal(whole.losses + 2, resumed.losses + 2, (STEPS - 2) * sizeof(double));
-    assert_true(whole.validation == resumed.validation);
-    result_end(&whole);
-    result_end(&first);
-    result_end(&resumed);
-    /* Another device would give other bits. */
-    dw_trainer_options o = options("cpu");
+    for (size_t way = 0; way < DW_COUNT(ways); way++) {
+        const char *precision = ways[way].precision;
+        const int64_t micro_batch = ways[way].micro_batch;
+        result whole, first, resumed;
+        OK(dw__folder_remove(checkpoints));
+        train(device_name, precision, micro_batch, STEPS, &whole);
+        OK(dw__folder_remove(checkpoints));
+        const int64_t live = dw__memory_live();
+        train(device_name, precision, micro_batch, 2, &first);
+        train(device_name, precision, micro_batch, STEPS, &resumed);
+        assert_int_equal(dw__memory_live(), live);
+        const size_t bytes = (size_t)whole.elements * sizeof(float);
+        assert_memory_equal(whole.weights, resumed.weights, bytes);
+        assert_memory_equal(whole.exp_avg, resumed.exp_avg, bytes);
+        assert_memory_equal(whole.losses, first.losses, 2 * sizeof(double));
+        assert_memory_equal(whole.losses + 2, resumed.losses + 2, (STEPS - 2) * sizeof(double));
+        assert_true(whole.validation == resumed.validation);
+        result_end(&whole);
+        result_end(&first);
+        result_end(&resumed);
+    }
+}
+
+static void refuse(const char *on, const char *precision, const char *why) {
+    dw_trainer_options o = options(on, precision);
     dw_trainer *t = NULL;
     OK(dw_trainer_create(&o, &t));
     assert_int_equal(dw_trainer_begin(t, 1), DW_STATE);
-    assert_non_null(strstr(dw_last_error(), "device is \"cpu\" (checkpoint: \""));
+    assert_non_null(strstr(dw_last_error(), why));
     dw_trainer_destroy(t);
+}
+
+/* Another device or precision would give other bits. */
+static void other_runs_are_not_resumed(void **state) {
+    (void)state;
+    need_compiler();
+    result made;
+    OK(dw__folder_remove(checkpoints));
+    train(device_name, "fp32", 2, 1, &made);
+    result_end(&made);
+    refuse("cpu", "fp32", "device is \"cpu\" (checkpoint: \"");
+    refuse(device_name, "bf16", "precision is \"bf16\" (checkpoint: \"fp32\")");
+    refuse(device_name, NULL, "precision is \"bf16\" (checkpoint: \"fp32\")");
 }
 
 /* ---- failures -------------------------------------------------------------------------------- */
@@ -299,7 +440,7 @@ static void an_index_outside_fails_the_step(void **state) {
     static const uint16_t bad[16] = {1, 2, 3, 60, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8};
     char path[160];
     const char *const list[] = {path};
-    dw_trainer_options o = options(device_name);
+    dw_trainer_options o = options(device_name, NULL);
     dw_trainer *t = NULL;
     dw_train_report report;
     snprintf(path, sizeof path, "%s/bad.bin", folder);
@@ -323,61 +464,101 @@ static void an_index_outside_fails_the_step(void **state) {
     dw_trainer_destroy(t);
 }
 
-static void a_step_that_is_not_finite_changes_nothing(void **state) {
-    (void)state;
-    need_compiler();
-    dw_trainer_options o = options(device_name);
+/* Puts a number in the model's weights, and runs a step that must not change anything. */
+static void bad_step(size_t way, uint32_t parameter, float number, bool bad_loss) {
+    dw_trainer_options o = options(device_name, ways[way].precision);
     dw_trainer *t = NULL;
     dw_train_report report;
-    const float infinite = INFINITY;
+    uint32_t stored = 0;
+    o.micro_batch = ways[way].micro_batch;
     o.checkpoint = NULL;
     OK(dw_trainer_create(&o, &t));
     OK(dw_trainer_begin(t, 0));
-    OK(dw_device_copy_in(t->device, t->weight_pointers[t->count - 1], &infinite, sizeof infinite));
-    float *before = copy_block(t, &t->weights);
+    OK(dw_trainer_step(t, &report));
+    assert_true(report.applied);
+    dw__trial_set(&stored, t->gpu->model, 0, number);
+    OK(dw_device_copy_in(t->device, t->weight_pointers[parameter], &stored,
+                         dw_dtype_bytes(t->gpu->model)));
+    float *before[3] = {copy_block(t, &t->weights), copy_block(t, &t->exp_avg),
+                        copy_block(t, &t->exp_avg_sq)};
     OK(dw_trainer_step(t, &report));
     assert_false(report.applied);
-    assert_string_equal(report.culprit, "the loss");
-    float *after = copy_block(t, &t->weights);
-    assert_memory_equal(before, after, t->weights.bytes);
-    assert_int_equal(dw_trainer_save(t, folder), DW_STATE);
-    assert_non_null(strstr(dw_last_error(), t->parameters[t->count - 1].name));
-    free(before);
-    free(after);
+    assert_int_equal(dw_trainer_steps_done(t), 2);
+    assert_int_equal(t->updates, 1);
+    if (bad_loss)
+        assert_string_equal(report.culprit, "the loss");
+    else
+        assert_ptr_equal(strstr(report.culprit, "transformer."), report.culprit);
+    float *after[3] = {copy_block(t, &t->weights), copy_block(t, &t->exp_avg),
+                       copy_block(t, &t->exp_avg_sq)};
+    for (int i = 0; i < 3; i++) {
+        assert_memory_equal(before[i], after[i], t->weights.bytes);
+        free(before[i]);
+        free(after[i]);
+    }
+    /* The weights are as they were, so the next step is applied. */
+    OK(dw__trainer_gpu_restart(t));
+    if (t->gpu->model != DW_F32) {
+        OK(dw_trainer_step(t, &report));
+        assert_true(report.applied);
+    } else {
+        assert_int_equal(dw_trainer_save(t, folder), DW_STATE);
+        assert_non_null(strstr(dw_last_error(), t->parameters[parameter].name));
+    }
     dw_trainer_destroy(t);
+}
+
+static void a_step_that_is_not_finite_changes_nothing(void **state) {
+    (void)state;
+    need_compiler();
+    const uint32_t last = 15; /* the bias of the last norm */
+    for (size_t way = 0; way < DW_COUNT(ways); way++) bad_step(way, last, INFINITY, true);
 }
 
 static void other_options(void **state) {
     (void)state;
     dw_trainer *t = NULL;
-    dw_trainer_options o = options("cuda:7");
+    dw_trainer_options o = options("cuda:7", NULL);
     assert_int_equal(dw_trainer_create(&o, &t), DW_INVALID_ARGUMENT);
     assert_non_null(strstr(dw_last_error(), "cuda:7"));
     /* A program that was built before the option. */
-    o = options(device_name);
+    o = options(device_name, NULL);
     o.struct_size = offsetof(dw_trainer_options, device);
     OK(dw_trainer_create(&o, &t));
     dw_trainer_info info;
     dw_trainer_describe(t, &info);
     assert_string_equal(info.device, "cpu");
+    assert_string_equal(info.precision, "fp32");
     dw_trainer_destroy(t);
 }
 
 static void memory_is_predicted(void **state) {
     (void)state;
     need_compiler();
-    size_t before = 0, now = 0;
-    dw_trainer_options o = options(device_name);
-    dw_trainer *t = NULL;
-    dw_trainer_info info;
-    o.checkpoint = NULL;
-    OK(dw_trainer_create(&o, &t));
-    dw_trainer_describe(t, &info);
-    dw_device_memory(device, &before, NULL);
-    OK(dw_trainer_begin(t, 0));
-    dw_device_memory(device, &now, NULL);
-    assert_int_equal(now - before, info.predicted_bytes);
-    dw_trainer_destroy(t);
+    for (size_t way = 0; way < DW_COUNT(ways); way++) {
+        size_t before = 0, now = 0, most = 0;
+        dw_trainer_options o = options(device_name, ways[way].precision);
+        dw_trainer *t = NULL;
+        dw_trainer_info info;
+        dw_train_report report;
+        double loss;
+        o.micro_batch = ways[way].micro_batch;
+        o.checkpoint = NULL;
+        OK(dw_trainer_create(&o, &t));
+        dw_trainer_describe(t, &info);
+        assert_string_equal(info.precision, ways[way].precision);
+        dw_device_memory(device, &before, NULL);
+        dw_device_memory_restart(device);
+        OK(dw_trainer_begin(t, 0));
+        dw_device_memory(device, &now, NULL);
+        assert_int_equal(now - before, info.predicted_bytes);
+        OK(dw_trainer_step(t, &report));
+        OK(dw_trainer_validate(t, &loss));
+        dw_device_memory(device, &now, &most);
+        assert_int_equal(now - before, info.predicted_bytes);
+        assert_int_equal(most - before, info.predicted_bytes);
+        dw_trainer_destroy(t);
+    }
 }
 
 int main(void) {
@@ -385,7 +566,9 @@ int main(void) {
         cmocka_unit_test(updates_agree),
         cmocka_unit_test(steps_agree_with_the_cpu),
         cmocka_unit_test(precisions_agree_with_the_cpu),
+        cmocka_unit_test(bf16_follows_fp32),
         cmocka_unit_test(a_resumed_run_has_the_same_bits),
+        cmocka_unit_test(other_runs_are_not_resumed),
         cmocka_unit_test(an_index_outside_fails_the_step),
         cmocka_unit_test(a_step_that_is_not_finite_changes_nothing),
         cmocka_unit_test(other_options),

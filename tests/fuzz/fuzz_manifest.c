@@ -27,6 +27,7 @@ static void make_checkpoint(void) {
     scratch_write("optimizer.safetensors", "\2\0\0\0\0\0\0\0{}", 10, path);
     for (int i = 0; i < TOKENS; i++) tokens[i] = (uint16_t)(i * 7 % VOCABULARY);
     options.sequence = 8, options.batch = 2, options.steps = STEPS, options.seed = 1;
+    options.precision = "fp32";
     scratch_write(".tokens.bin", tokens, sizeof tokens, tokens_path);
     dw__dataset *data = open_data();
     fuzz_require(dw__manifest_write(scratch_folder, &options, data, &progress) == DW_OK, "write");

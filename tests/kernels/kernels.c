@@ -272,6 +272,15 @@ static void list_adamw(const char *arch) {
         }
 }
 
+static void list_train_step(const char *arch) {
+    static const int elements[] = {DW_BF16, DW_F32};
+    for (size_t i = 0; i < DW_COUNT(elements); i++) {
+        dw__jit_variant v = {.source = "common/train_step.cu", .entry = "", .arch = arch};
+        dw__jit_add_define(&v, "ELEMENT", elements[i]);
+        add_job(v, i == 0);
+    }
+}
+
 static void list_jobs(void) {
     for (int f16 = 0; f16 < 2; f16++)
         add_job(dw__attention_reference_variant(f16, DW__ATTENTION_FORWARD, "sm_90a"), !f16);
@@ -287,6 +296,8 @@ static void list_jobs(void) {
     list_quantize(family_arch);
     list_adamw("sm_90a");
     list_adamw(family_arch);
+    list_train_step("sm_90a");
+    list_train_step(family_arch);
 }
 
 /* ---- the compiler's output -------------------------------------------------------------------------- */

@@ -46,21 +46,25 @@ def compiler():
     return {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
-def test_an_emulated_gpu_trains_and_resumes(model, data, compiler, tmp_path):
+# tests/c/test_trainer_gpu.c derives tolerances; this test shows that the program runs.
+@pytest.mark.parametrize(("precision", "tolerance"), [(["--precision", "fp32"], 1e-4), ([], 2e-2)])
+def test_an_emulated_gpu_trains_and_resumes(
+    precision, tolerance, model, data, compiler, tmp_path
+):
     log, output, kept = tmp_path / "log.jsonl", tmp_path / "out", tmp_path / "checkpoints"
     whole = ["--model", model, "--data", data, *OPTIONS, "--schedule-steps", STEPS]
-    on_gpu = [*whole, "--device", EMULATED, "--checkpoint", kept, "--resume"]
+    on_gpu = [*whole, *precision, "--device", EMULATED, "--checkpoint", kept, "--resume"]
     run(*on_gpu, "--steps", 2, "--log", log, environment=compiler)
     done = run(*on_gpu, "--steps", STEPS, "--log", log, "--output", output, "--json",
                environment=compiler)  # fmt: skip
     run(*whole, "--steps", STEPS, "--log", tmp_path / "cpu.jsonl", "--output", tmp_path / "cpu")
-    # tests/c/test_trainer_gpu.c derives a tolerance; this test shows that the program runs.
-    np.testing.assert_allclose(losses(log), losses(tmp_path / "cpu.jsonl"), rtol=1e-4)
+    np.testing.assert_allclose(losses(log), losses(tmp_path / "cpu.jsonl"), rtol=tolerance)
     assert len(losses(log)) == STEPS
     assert sum(p.numel() for p in transformers.GPT2LMHeadModel.from_pretrained(output).parameters())
     events = [json.loads(line) for line in done.stdout.splitlines()]
     plan = events[0]
     assert (plan["event"], plan["device"]) == ("plan", EMULATED)
+    assert plan["precision"] == (precision[1] if precision else "bf16")
     peaks = [event["memory_peak"] for event in events if event["event"] == "step"]
     assert peaks[-1] == plan["memory"]["predicted_peak"]
     # The CPU would give other bits.
