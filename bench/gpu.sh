@@ -5,15 +5,15 @@
 #     bench/gpu.sh [--out DIR] [--prebuilt DIR] [--only STEP[,STEP]...]
 #
 # --out        where logs and figures go (default: build/gpu-results)
-# --prebuilt   a folder with libdeepwell.so, _deepwell.abi3.so and test_engine_gpu made elsewhere; otherwise they are
-#              built here
-# --only       of: build smoke tests sanitize attention train step
+# --prebuilt   a folder with libdeepwell.so, _deepwell.abi3.so, test_engine_gpu and the program deepwell made elsewhere;
+#              otherwise they are built here
+# --only       of: build smoke tests sanitize attention train step command
 #
 # Wants python3 with PyTorch for CUDA (2.9 or later), transformers, pytest and hypothesis. Every step is tried;
 # the table at the end says how each went, and the exit status is 1 if one failed.
 set -u
 cd "$(dirname "$0")/.."
-out=build/gpu-results prebuilt= only=build,smoke,tests,sanitize,attention,train,step
+out=build/gpu-results prebuilt= only=build,smoke,tests,sanitize,attention,train,step,command
 while [ $# -gt 0 ]; do
     case $1 in
         --out) out=$2; shift 2 ;;
@@ -42,7 +42,7 @@ build() {
         mkdir -p "$lib" && cp "$prebuilt"/*.so* "$lib"/
     else
         cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE="$(command -v python3)" &&
-            cmake --build build/gpu --target deepwell deepwell_python test_engine_gpu
+            cmake --build build/gpu --target deepwell deepwell_python deepwell_program test_engine_gpu
     fi && ln -sfn "$PWD/$lib/_deepwell.abi3.so" python/deepwell/_deepwell.abi3.so
 }
 
@@ -80,6 +80,7 @@ wait
 step attention 150 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so --out "$out/attention.json"
 step train 150 python3 bench/hopper_train.py --out "$out/train.json"
 step step 500 python3 bench/hopper_step.py --profile --out "$out/step.json"
+step command 300 python3 bench/hopper_train_command.py --program "${prebuilt:-build/gpu/bin}/deepwell" --out "$out/command.json"
 printf '\n'
 cat "$out"/*.row
 ! grep -qvE '^[a-z]+ +passed ' "$out"/*.row
