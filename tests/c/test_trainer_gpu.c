@@ -355,14 +355,50 @@ static void bf16_follows_fp32(void **state) {
     }
 }
 
-static void first_step(const char *on, const char *precision, dw_train_report *report) {
+static void first_step_of(const char *model, const char *on, const char *precision,
+                          dw_train_report *report) {
     dw_trainer_options o = options(on, precision);
     dw_trainer *t = NULL;
+    o.model = model;
     o.checkpoint = NULL;
     OK(dw_trainer_create(&o, &t));
     OK(dw_trainer_begin(t, 0));
     OK(dw_trainer_step(t, report));
     dw_trainer_destroy(t);
+}
+
+static void first_step(const char *on, const char *precision, dw_train_report *report) {
+    first_step_of(folder, on, precision, report);
+}
+
+/* The other kinds of models compute in BF16 as well: rotary embeddings, norms of heads, gates, grouped heads. The
+ * roundings between a token and its logits are as many as in GPT-2, and the head's weights as large. */
+static void other_families_compute_in_bf16(void **state) {
+    (void)state;
+    need_compiler();
+    static const char form[] =
+        "{\"model_type\": \"%s\", \"architectures\": [\"%s\"], \"vocab_size\": 53,"
+        " \"max_position_embeddings\": 16, \"hidden_size\": 8, \"intermediate_size\": 24,"
+        " \"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"num_key_value_heads\": 1,"
+        " \"head_dim\": 4, \"rms_norm_eps\": 1e-6, \"hidden_act\": \"silu\","
+        " \"rope_theta\": 10000.0, \"tie_word_embeddings\": true,"
+        " \"initializer_range\": 0.1}";
+    static const char *const families[][2] = {{"llama", "LlamaForCausalLM"},
+                                              {"qwen3", "Qwen3ForCausalLM"}};
+    char path[128], text[1024];
+    snprintf(path, sizeof path, "%s/other.json", folder);
+    for (size_t i = 0; i < DW_COUNT(families); i++) {
+        dw_train_report full, half;
+        const int length = snprintf(text, sizeof text, form, families[i][0], families[i][1]);
+        OK(dw__file_write(path, text, (size_t)length));
+        first_step_of(path, device_name, "fp32", &full);
+        first_step_of(path, device_name, "bf16", &half);
+        /* As in bf16_follows_fp32, for logits of at most sqrt(8) times weights of length 0.1 sqrt(8) on average. */
+        assert_true(half.applied && half.loss != full.loss);
+        assert_true(fabs(half.loss - full.loss) <= 0.1 * 2 * 24 * 0x1p-8 * 0.8);
+        assert_true(fabs(half.gradient_norm - full.gradient_norm) <=
+                    24 * 0x1p-8 * full.gradient_norm);
+    }
 }
 
 /* Two devices round an operand differently only where its distance to the middle of two numbers is an error of FP32. So
@@ -590,6 +626,7 @@ int main(void) {
         cmocka_unit_test(steps_agree_with_the_cpu),
         cmocka_unit_test(precisions_agree_with_the_cpu),
         cmocka_unit_test(bf16_follows_fp32),
+        cmocka_unit_test(other_families_compute_in_bf16),
         cmocka_unit_test(a_resumed_run_has_the_same_bits),
         cmocka_unit_test(other_runs_are_not_resumed),
         cmocka_unit_test(an_index_outside_fails_the_step),
