@@ -69,7 +69,7 @@ struct dw_trainer {
     const dw_device *device;
     dw__program train, validate; /* validate.plan is NULL if there is none */
 
-    /* All parameters in one block, each 64-byte aligned, with zeros in the gaps. The gradients and AdamW's
+    /* All parameters in one block, each 64-byte aligned (on a GPU 256), with zeros in the gaps. The gradients and AdamW's
      * averages have the same layout. */
     uint32_t count;
     dw_model_parameter *parameters; /* count */
@@ -83,8 +83,8 @@ struct dw_trainer {
      * of the gradients and in the model's type. */
     dw__block accumulation;
     dw__interval *lives;         /* count, or NULL; on the CPU */
-    dw_binding *gradients_bound; /* count entries: of the first micro-batch */
-    dw_binding *part_bound;      /* count entries: of the others */
+    dw_binding *gradients_bound; /* count entries: of the first micro-batch; on a GPU of each */
+    dw_binding *part_bound;      /* count entries: of the others; on the CPU */
 
     dw_adamw_tensor *tensors; /* count entries: decayed ones first */
     uint32_t decayed, updated;
