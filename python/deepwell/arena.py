@@ -3,7 +3,8 @@
 A forward leases an arena until its autograd node is freed, so two forwards before a backward use two arenas. An arena
 consists of segments, each memory of its own. Segment 0 lasts until the end of backward; idle ones are kept for the next
 step, because every step touches the whole arena, and fresh memory costs a page fault per page. The other segments, which
-only GPUs have, are freed while backward runs: their memory is PyTorch's again, for the gradients.
+only GPUs have, are freed while backward runs: their memory is PyTorch's again, for the gradients. One of them may be
+allocated only then, after others have been freed.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class ArenaPool:
         # By target and stream (Target.arena_key).
         self._idle: dict[Any, list[Any]] = {}
 
-    def lease(self, sizes: Sequence[int], target: Target) -> "Lease":
-        """Returns an arena whose segments have at least ``sizes`` bytes."""
+    def lease(self, sizes: Sequence[int | None], target: Target) -> "Lease":
+        """Returns an arena whose segments have at least ``sizes`` bytes. None is in the place of one that begins late."""
         key = target.arena_key()
         first = self._take(sizes[0], key)
         lease = Lease(self, key, target.arena(sizes[0]) if first is None else first)
         for size in sizes[1:]:
-            lease.add(target.arena(size))
+            lease.add(None if size is None else target.arena(size))
         return lease
 
     def _take(self, size: int, key: Any) -> Any:
@@ -76,12 +77,17 @@ class Lease:
         self._pool = pool
         self._key = key
         self._segments: list[Any] = []
-        self.addresses: list[int | None] = []  # of the segments; None once they are freed
+        self.addresses: list[int | None] = []  # of the segments; None before they begin and once they are freed
         self.add(first)
 
     def add(self, segment: Any) -> None:
         self._segments.append(segment)
-        self.addresses.append(segment.address)
+        self.addresses.append(None if segment is None else segment.address)
+
+    def begin(self, index: int, segment: Any) -> None:
+        """Provides a segment that begins late."""
+        self._segments[index] = segment
+        self.addresses[index] = segment.address
 
     def free(self, segments: Sequence[int]) -> None:
         """Frees these segments, none of which is segment 0."""
@@ -91,7 +97,8 @@ class Lease:
     def copy_from(self, other: "Lease", sizes: Sequence[int]) -> None:
         """Copies the first bytes of each segment."""
         for ours, theirs, size in zip(self._segments, other._segments, sizes):
-            ours.copy_from(theirs, size)
+            if size:
+                ours.copy_from(theirs, size)
 
     def release(self) -> None:
         segments, self._segments, self.addresses = self._segments, [], []

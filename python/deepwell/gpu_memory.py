@@ -168,14 +168,14 @@ def moments_of(
     the caller keeps it."""
     prepared = variant.prepared(sizes)
     outputs = [math.prod(shape) * dtype.itemsize for shape, dtype in prepared.outputs]
-    segments = prepared.plan.segments  # (bytes, saved bytes, last part)
+    segments = prepared.plan.segments  # (bytes, saved bytes, last part, first part)
     always = {field: list(blocks) for field, blocks in leaves.storages.items()}
     passing = dict(leaves.copied)  # operands that live from forward to their last reader
     if program.seed_leaf is not None:
         passing[program.seed_leaf] = _SEED
     forward = {
         **always,
-        "arena": [size for size, _, _ in segments],
+        "arena": [size for size, _, _, first in segments if first == 0],
         "outputs": outputs + [outputs[i] for i in leaves.cloned],
         "inputs": [*always.get("inputs", ()), *passing.values()],
     }
@@ -212,7 +212,7 @@ def moments_of(
     for part in range(prepared.part_count):
         held = {
             **always,
-            "arena": [size for size, _, last in segments if last >= part],
+            "arena": [size for size, _, last, first in segments if first <= part <= last],
             "outputs": [
                 size
                 for i, size in enumerate(outputs)

@@ -145,8 +145,9 @@ class _Prepared:
 
     def __init__(self, variant: _Variant, plan: _deepwell.Plan, sizes: tuple[int, ...]) -> None:
         self.plan = plan
-        self.segment_bytes = [size for size, _, _ in plan.segments]
-        self.saved_bytes = [saved for _, saved, _ in plan.segments]
+        # None for segments that begin late.
+        self.segment_bytes = [None if first else size for size, _, _, first in plan.segments]
+        self.saved_bytes = [saved for _, saved, _, _ in plan.segments]
         self.outputs = [(shape, DTYPES[dtype]) for dtype, shape in plan.outputs]
         self.constant_outputs = [
             index
@@ -156,7 +157,11 @@ class _Prepared:
         self.part_count: int = plan.part_count
         # For each part, the segments of the arena that no later part uses. Segment 0 is kept to the end.
         self.freed: list[list[int]] = [[] for _ in range(self.part_count)]
-        for index, (_, _, part) in enumerate(plan.segments):
+        # For each part, the index and the bytes of segments that begin with it.
+        self.late: list[list[tuple[int, int]]] = [[] for _ in range(self.part_count)]
+        for index, (size, _, part, first) in enumerate(plan.segments):
+            if first:
+                self.late[first].append((index, size))
             if index:
                 self.freed[part].append(index)
         self.output_parts: tuple[int, ...] = plan.output_parts
@@ -549,8 +554,10 @@ class _Pass:
         seeds = [self.program.dense(output_grads[index]) for index in used]
         target = self.program.target
         self.grads = [None] * len(variant.wrt)
-        for allocations in prepared.begun:
+        for allocations, late in zip(prepared.begun, prepared.late):
             allocations.make(self.grads)
+            for index, size in late:
+                lease.begin(index, target.arena(size))
         target.backward(prepared.plan, -1, lease, leaves, outputs, seeds, self.grads)
         self.bound = self.running = None
         self.all_at_once = True
@@ -590,6 +597,8 @@ class _Pass:
         if not self.all_at_once:
             if part > 0:  # hooks of the user have run since the last part
                 self.check_unchanged(self.bound[0], prepared.read_from[part])
+            for index, size in prepared.late[part]:
+                self.running.begin(index, self.program.target.arena(size))
             prepared.begun[part].make(self.grads)
             self.program.target.backward(prepared.plan, part, self.running, *self.bound, self.grads)
             self.running.free(prepared.freed[part])

@@ -270,7 +270,7 @@ static PyObject *plan_saved_bytes(PyObject *self, void *closure) {
     return PyLong_FromSize_t(dw_plan_saved_bytes(((plan_slot *)object_slot(self))->plan));
 }
 
-/* ((bytes, saved bytes, last part of backward that uses it), ...) */
+/* ((bytes, saved bytes, last part of backward that uses it, first part or 0 if forward uses it), ...) */
 static PyObject *plan_segments(PyObject *self, void *closure) {
     (void)closure;
     const dw_plan *plan = ((plan_slot *)object_slot(self))->plan;
@@ -278,8 +278,9 @@ static PyObject *plan_segments(PyObject *self, void *closure) {
     PyObject *segments = PyTuple_New((Py_ssize_t)count);
     for (uint32_t s = 0; segments != NULL && s < count; s++) {
         const dw_segment segment = dw_plan_segment(plan, s);
-        PyObject *entry = Py_BuildValue("(nnI)", (Py_ssize_t)segment.bytes,
-                                        (Py_ssize_t)segment.saved_bytes, segment.part);
+        PyObject *entry =
+            Py_BuildValue("(nnII)", (Py_ssize_t)segment.bytes, (Py_ssize_t)segment.saved_bytes,
+                          segment.part, segment.first_part);
         if (entry == NULL)
             Py_CLEAR(segments);
         else
@@ -542,7 +543,7 @@ static PyObject *plan_leaf_parts(PyObject *self, void *closure) {
 static PyGetSetDef plan_getset[] = {
     {"arena_bytes", plan_arena_bytes, NULL, "arena that forward and backward need", NULL},
     {"saved_bytes", plan_saved_bytes, NULL, "prefix of it that backward reads", NULL},
-    {"segments", plan_segments, NULL, "((bytes, saved bytes, last part), ...) of the arena", NULL},
+    {"segments", plan_segments, NULL, "((bytes, saved bytes, last part, first part), ...) of the arena", NULL},
     {"outputs", plan_outputs, NULL, "((dtype, shape), ...)", NULL},
     {"part_count", plan_part_count, NULL, "parts of backward", NULL},
     {"output_parts", plan_output_parts, NULL, "last part of backward that reads each output", NULL},

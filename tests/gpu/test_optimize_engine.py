@@ -162,6 +162,39 @@ def test_gradients_take_the_place_of_segments(monkeypatch) -> None:
     assert peaks[1] <= peaks[0] - (1 << 22), peaks
 
 
+def test_scratch_may_be_allocated_after_logits_are_freed(monkeypatch) -> None:
+    """Gradients keep their bits, also with retain_graph."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    begun = []
+    begin = Lease.begin
+
+    def noted(lease, index, segment):
+        assert lease.addresses[index] is None
+        begun.append(index)
+        begin(lease, index, segment)
+
+    monkeypatch.setattr(Lease, "begin", noted)
+    config = LlamaConfig(hidden_size=512, num_hidden_layers=6, intermediate_size=2048, vocab_size=64000,
+                         num_attention_heads=8, num_key_value_heads=8, use_cache=False)  # fmt: skip
+    ids = torch.randint(0, 64000, (4, 1024), generator=torch.Generator().manual_seed(3)).cuda()
+    torch.manual_seed(4)
+    plain = LlamaForCausalLM(config).cuda().bfloat16()
+    gradients = []
+    for segments in (1, 4, 4):
+        monkeypatch.setattr(Gpu, "arena_segments", segments)
+        ours = deepwell.optimize(copy.deepcopy(plain), target="sm_90a", verbose=False)
+        loss = ours(input_ids=ids, labels=ids).loss
+        if len(gradients) == 2:
+            loss.backward(retain_graph=True)
+            ours.zero_grad()
+        loss.backward()
+        gradients.append([p.grad.cpu() for p in ours.parameters()])
+        assert len(begun) == (0, 1, 3)[len(gradients) - 1]
+    assert all(map(torch.equal, gradients[0], gradients[1]))
+    assert all(map(torch.equal, gradients[0], gradients[2]))
+
+
 def test_an_index_outside_is_an_error_of_the_next_call() -> None:
     model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8), nn.GELU()).cuda()
     deepwell.optimize(model, target="sm_90a", verbose=False)

@@ -142,7 +142,7 @@ def test_parts_and_segments(accumulate) -> None:
     report = check(call, optimizer=None, accumulate=accumulate)
     parts = [m for m in report["moments"] if m["phase"] == "backward"]
     assert len(parts) > 1
-    assert parts[-1]["arena"] < parts[0]["arena"] <= report["arena"]["bytes"]
+    assert min(m["arena"] for m in parts) < parts[0]["arena"] <= report["arena"]["bytes"]
 
 
 class Dropped(nn.Module):
@@ -210,6 +210,25 @@ def test_hardware_and_the_meta_device() -> None:
         assert unnamed["moments"] != report["moments"]  # another optimizer
     on_cpu = dw.dryrun(model, call, hw="h200", target="cpu")
     assert on_cpu["target"] == "cpu" and "allocated_bytes" not in on_cpu
+
+
+def test_scratch_waits_until_logits_are_released() -> None:
+    """The peak of a language model is where its head's gradient begins: the arena's scratch for the layers is not there
+    yet, and later the logits are not there any more."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(
+            LlamaConfig(hidden_size=1024, num_hidden_layers=6, intermediate_size=4096, vocab_size=64000,
+                        num_attention_heads=8, num_key_value_heads=8, use_cache=False)
+        ).to(torch.bfloat16)  # fmt: skip
+        ids = torch.zeros(4, 2048, dtype=torch.long)
+    report = dw.dryrun(model, {"input_ids": ids, "labels": ids}, target="sm_90a", optimizer=None)
+    forward, *parts = report["moments"][:-1]
+    logits = 8192 * 64000 * 2
+    assert report["peak"] == parts[0] and parts[0]["arena"] == forward["arena"]
+    scratch = parts[1]["arena"] - (forward["arena"] - logits)
+    assert 0 < scratch < logits
 
 
 def test_logits_that_are_left_out() -> None:
