@@ -42,4 +42,11 @@
      DW_BACKWARD_SCORES(head_dim, tile_m, tile_n) +                                                \
      (stages_q)*DW_BACKWARD_STATISTICS(tile_m) * 4 + 256)
 
+/* The kernel of a bias's gradient: tiles of queries by keys, a ring of stages with 64 columns of both, and barriers. */
+#define DW_BACKWARD_BIAS_ROWS 128
+#define DW_BACKWARD_BIAS_STAGES 4
+#define DW_BACKWARD_BIAS_THREADS (128 * 3)
+#define DW_BACKWARD_BIAS_SHARED                                                                    \
+    (1024 + DW_BACKWARD_BIAS_STAGES * 2 * DW_BACKWARD_BIAS_ROWS * 128 + 128)
+
 #endif

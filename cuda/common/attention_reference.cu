@@ -79,7 +79,15 @@ static __device__ bool sees(const dw_attention_params &p, const sequence &s, int
     return j >= at - p.window_left && j <= at + p.window_right;
 }
 
-// A score before the exponential, and its derivative with respect to q k.
+// The mask of a pair, in the bias's type: a number, or a byte.
+static __device__ float bias_of(const dw_attention_params &p, int batch, int head, int i, int j) {
+    if (!p.bias_kind) return 0.f;
+    long long at = batch * p.bias.batch + head * p.bias.head + i * p.bias.row + j * p.bias_key;
+    if (p.bias_kind == 1) return load_element(p.bias, at);
+    return ((const uint8 *)p.bias.data)[at] ? 0.f : -INFINITY_F;
+}
+
+// A score before the exponential and without its bias, and its derivative with respect to q k.
 static __device__ float score(const dw_attention_params &p, float qk, float *slope) {
     if (p.cap_scale == 0.f) {
         *slope = p.scale;
@@ -113,14 +121,15 @@ extern "C" __global__ void reference_attention_forward(const __grid_constant__ d
         for (int j = 0; j < s.rows_k; j++) {
             if (!sees(p, s, i, j)) continue;
             load_row(k, p.k, place_k(p.k, s, head_kv, j), p.head_dim);
-            highest = fmaxf(highest, score(p, dot(q, k), &slope));
+            highest = fmaxf(highest, score(p, dot(q, k), &slope) + bias_of(p, batch, head, i, j));
         }
         for (int j = 0; j < s.rows_k; j++) {
             if (!sees(p, s, i, j)) continue;
             load_row(k, p.k, place_k(p.k, s, head_kv, j), p.head_dim);
-            float e = expf(score(p, dot(q, k), &slope) - highest), keep = kept(p, batch, head, i, j);
+            float e = score(p, dot(q, k), &slope) + bias_of(p, batch, head, i, j), keep = kept(p, batch, head, i, j);
+            e = e == -INFINITY_F ? 0.f : expf(e - highest);
             sum += e;
-            if (keep == 0.f) continue;
+            if (keep == 0.f || e == 0.f) continue;
             load_row(k, p.v, place_k(p.v, s, head_kv, j), p.head_dim);
             for (int c = 0; c < PER_LANE; c++) o[c] += e * keep * k[c];
         }
@@ -130,12 +139,28 @@ extern "C" __global__ void reference_attention_forward(const __grid_constant__ d
     }
 }
 
-// Computes P and dS of a pair of rows from the statistics of query row i.
-static __device__ void pair(const dw_attention_params &p, float qk, float dp, float lse, float delta, float keep,
-                            float *probability, float *ds) {
-    float slope, e = expf(score(p, qk, &slope) - lse);
+// Whether a bias has absorbed all scores of a row, and with them the logarithm of their number in its LSE.
+static __device__ bool is_absorbed(const dw_attention_params &p, float lse) {
+    return p.bias_kind && lse < -1e30f && lse != -INFINITY_F;
+}
+
+// The sum of the exponentials of such a row, relative to its LSE: each score is its bias.
+static __device__ float absorbed_sum(const dw_attention_params &p, const sequence &s, int batch, int head, int i, float lse) {
+    float sum = 0.f;
+    for (int j = threadIdx.x & 31; j < s.rows_k; j += 32)
+        if (sees(p, s, i, j)) sum += expf(bias_of(p, batch, head, i, j) - lse);
+    return warp_sum(sum);
+}
+
+// Computes P and dS of query row i and key row j from the statistics of the first. dS is the gradient of the bias, that
+// times the slope the gradient of q k.
+static __device__ void pair(const dw_attention_params &p, const sequence &s, int batch, int head, int i, int j, float qk,
+                            float dp, float lse, float delta, float *probability, float *ds, float *slope) {
+    float x = score(p, qk, slope) + bias_of(p, batch, head, i, j), keep = kept(p, batch, head, i, j);
+    float e = x == -INFINITY_F ? 0.f : expf(x - lse);
+    if (is_absorbed(p, lse)) e /= absorbed_sum(p, s, batch, head, i, lse);
     *probability = e * keep;
-    *ds = e * (dp * keep - delta) * slope;
+    *ds = e * (dp * keep - delta);
 }
 
 // Work items: first the rows of dQ, then those of dK and dV. Reads O and LSE as forward stored them.
@@ -143,7 +168,7 @@ extern "C" __global__ void reference_attention_backward(const __grid_constant__ 
     long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     long long warps = (long long)gridDim.x * blockDim.x / 32;
     long long items_q = (long long)p.batch * p.heads_q * p.rows_q, items_k = (long long)p.batch * p.heads_kv * p.rows_k;
-    float q[PER_LANE], k[PER_LANE], v[PER_LANE], o[PER_LANE], d_o[PER_LANE], probability, ds;
+    float q[PER_LANE], k[PER_LANE], v[PER_LANE], o[PER_LANE], d_o[PER_LANE], probability, ds, slope;
 
     for (long long item = warp; item < items_q; item += warps) {
         int i = (int)(item % p.rows_q), head = (int)(item / p.rows_q % p.heads_q);
@@ -159,8 +184,8 @@ extern "C" __global__ void reference_attention_backward(const __grid_constant__ 
             if (!sees(p, s, i, j)) continue;
             load_row(k, p.k, place_k(p.k, s, head_kv, j), p.head_dim);
             load_row(v, p.v, place_k(p.v, s, head_kv, j), p.head_dim);
-            pair(p, dot(q, k), dot(d_o, v), lse, delta, kept(p, batch, head, i, j), &probability, &ds);
-            for (int c = 0; c < PER_LANE; c++) dq[c] += ds * k[c];
+            pair(p, s, batch, head, i, j, dot(q, k), dot(d_o, v), lse, delta, &probability, &ds, &slope);
+            for (int c = 0; c < PER_LANE; c++) dq[c] += ds * slope * k[c];
         }
         store_row(dq, p.dq, place_q(p.dq, s, head, i), p.head_dim, 1.f);
     }
@@ -179,15 +204,41 @@ extern "C" __global__ void reference_attention_backward(const __grid_constant__ 
                 load_row(q, p.q, place_q(p.q, s, head, i), p.head_dim);
                 load_row(o, p.o, place_q(p.o, s, head, i), p.head_dim);
                 load_row(d_o, p.d_o, place_q(p.d_o, s, head, i), p.head_dim);
-                pair(p, dot(q, k), dot(d_o, v), p.lse[place_lse(p, s, head, i)], dot(o, d_o),
-                     kept(p, batch, head, i, j), &probability, &ds);
+                pair(p, s, batch, head, i, j, dot(q, k), dot(d_o, v), p.lse[place_lse(p, s, head, i)], dot(o, d_o),
+                     &probability, &ds, &slope);
                 for (int c = 0; c < PER_LANE; c++) {
-                    dk[c] += ds * q[c];
+                    dk[c] += ds * slope * q[c];
                     dv[c] += probability * d_o[c];
                 }
             }
         }
         store_row(dk, p.dk, place_k(p.dk, s, head_kv, j), p.head_dim, 1.f);
         store_row(dv, p.dv, place_k(p.dv, s, head_kv, j), p.head_dim, 1.f);
+    }
+
+    if (p.bias_kind != 1 || !p.d_bias.data) return;
+    long long items = (long long)p.bias_batches * p.bias_heads * p.rows_q * p.rows_k;
+    for (long long item = warp; item < items; item += warps) {
+        int j = (int)(item % p.rows_k), i = (int)(item / p.rows_k % p.rows_q);
+        int first_head = (int)(item / p.rows_k / p.rows_q % p.bias_heads);
+        int first_batch = (int)(item / p.rows_k / p.rows_q / p.bias_heads);
+        int last_head = p.bias_heads == 1 ? p.heads_q - 1 : first_head;
+        int last_batch = p.bias_batches == 1 ? p.batch - 1 : first_batch;
+        float sum = 0.f;
+        for (int batch = first_batch; batch <= last_batch; batch++)
+            for (int head = first_head; head <= last_head; head++) {
+                sequence s = sequence_of(p, batch);
+                if (!sees(p, s, i, j)) continue;
+                load_row(q, p.q, place_q(p.q, s, head, i), p.head_dim);
+                load_row(k, p.k, place_k(p.k, s, head / p.group, j), p.head_dim);
+                load_row(v, p.v, place_k(p.v, s, head / p.group, j), p.head_dim);
+                load_row(o, p.o, place_q(p.o, s, head, i), p.head_dim);
+                load_row(d_o, p.d_o, place_q(p.d_o, s, head, i), p.head_dim);
+                pair(p, s, batch, head, i, j, dot(q, k), dot(d_o, v), p.lse[place_lse(p, s, head, i)], dot(o, d_o),
+                     &probability, &ds, &slope);
+                sum += ds;
+            }
+        if ((threadIdx.x & 31) == 0)
+            store_element(p.d_bias, first_batch * p.d_bias.batch + first_head * p.d_bias.head + i * p.d_bias.row + j, sum);
     }
 }

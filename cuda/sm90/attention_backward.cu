@@ -35,9 +35,10 @@
 //
 // Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES_Q, STAGES_DO, CONSUMERS
 // (attention_backward_layout.h, with the dynamic shared memory that they take), ELEMENT, WINDOW (1: some row may not
-// see some key), SOFTCAP, DROPOUT, PACKED, DETERMINISTIC, SERIAL.
+// see some key), SOFTCAP, DROPOUT, PACKED, DETERMINISTIC, SERIAL, BIAS (attention_bias.cuh).
 
 #include "attention_backward_layout.h"
+#include "attention_bias.cuh"
 #include "attention_params.h"
 #include "sm90.cuh"
 #include "philox.cuh"
@@ -51,6 +52,12 @@
 #endif
 static_assert(!ROTATED || !DETERMINISTIC, "blocks of keys take turns from the first tile on");
 #define TURNS (DETERMINISTIC && !SERIAL)
+static_assert(!BIAS || (!SOFTCAP && !PACKED), "a mask has the layout of the scores");
+#if BIAS
+#define SCORE_SCALE(p) LOG2_E // of the exponents: the scores are scaled already
+#else
+#define SCORE_SCALE(p) ((p).scale_log2)
+#endif
 
 #define KEYS_AS_ROWS (HEAD_DIM <= 128)
 #define BLOCKS ((HEAD_DIM + 63) / 64) // blocks of 64 columns: the width of a row in shared memory
@@ -165,13 +172,59 @@ DEVICE float multiply_pair(uint32 a, uint32 b, float sum) {
 
 // Returns whether the rounding of the LSE and of the scores is so large that exponents could overflow. The exponents
 // of such a query come from flatten_scores, and its LSE is 0 in the statistics.
+//
+// With BIAS a mask makes such queries: all of their scores may have been absorbed by the least number of its type, and
+// then the LSE has lost the logarithm of their number. prepare sums their exponentials relative to the LSE again.
+#if BIAS
+DEVICE bool is_large(float lse) { return fabsf(lse) >= LARGE_LSE && fabsf(lse) != INFINITY_F; }
+#else
 DEVICE bool is_large(float lse) { return !SOFTCAP && fabsf(lse) >= 0x1p24f && lse != INFINITY_F; }
+#endif
 
-DEVICE float scaled_lse(const dw_attention_params &p, const sequence &s, int head, int row) {
+DEVICE float stored_lse(const dw_attention_params &p, const sequence &s, int head, int row) {
     long long place = PACKED ? (long long)head * p.total_q + s.start_q + row
                              : ((long long)s.batch * p.heads_q + head) * p.rows_q + row;
-    return p.lse[place] * 1.4426950408889634f;
+    return p.lse[place];
 }
+
+DEVICE float scaled_lse(const dw_attention_params &p, const sequence &s, int head, int row) {
+    return stored_lse(p, s, head, row) * 1.4426950408889634f;
+}
+
+#if BIAS
+// The sum of a query's exponentials relative to its LSE, in all threads of the block. `parts` has one number per warp.
+DEVICE float sum_exponentials(const dw_attention_params &p, const query_tile &t, int row, float *parts) {
+    float sum = 0.f;
+    float lse = stored_lse(p, t.s, t.head, row);
+    long long line = bias_line(p, t.s.batch, t.head, row);
+    const uint16 *q = (const uint16 *)p.q.data + place_row(p.q, t.s, t.head, row);
+    int first = 0, last = t.s.rows_k - 1;
+#if WINDOW
+    int center = row + (p.bottom_right ? t.s.rows_k - t.s.rows_q : 0);
+    first = max(first, center - p.window_left);
+    last = min(last, center + p.window_right);
+#endif
+    for (int key = first + threadIdx.x; key <= last; key += SIDE_THREADS) {
+        const uint16 *k = (const uint16 *)p.k.data + place_row(p.k, t.s, t.head / p.group, key);
+        float dot = 0.f;
+        for (int i = 0; i < p.head_dim; i += 8) {
+            uint4 a = *(const uint4 *)(q + i), b = *(const uint4 *)(k + i);
+            dot = multiply_pair(a.x, b.x, multiply_pair(a.y, b.y, multiply_pair(a.z, b.z, multiply_pair(a.w, b.w, dot))));
+        }
+        float score = fmaf(dot, p.scale, element_low(bias_element(p, line + key * p.bias_key)));
+        sum += exp2_approx(fminf(score - lse, 0.f) * LOG2_E);
+    }
+#pragma unroll
+    for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(0xffffffff, sum, step);
+    if (lane_index() == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < SIDE_THREADS / 32; i++) sum += parts[i];
+    __syncthreads();
+    return sum;
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     sm90_attention_backward_prepare(const __grid_constant__ dw_attention_params p) {
@@ -217,15 +270,29 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
             // Rows past the end and rows that see no key: exp2(s - infinity) is 0, and so are P and dS.
             float lse = INFINITY_F;
             if (i < t.s.rows_q) {
+#if BIAS
+                if (is_large(stored_lse(p, t.s, t.head, i))) large = true;
+                lse = scaled_lse(p, t.s, t.head, i);
+                if (lse == -INFINITY_F) lse = INFINITY_F;
+#else
                 lse = scaled_lse(p, t.s, t.head, i);
                 if (lse == -INFINITY_F) lse = INFINITY_F;
                 if (is_large(lse)) lse = 0.f, large = true;
+#endif
             }
             lse_out[row] = lse;
             delta_out[row] = delta;
         }
     }
     large = __syncthreads_or(large);
+#if BIAS
+    __shared__ float parts[SIDE_THREADS / 32];
+    for (int row = 0; large && row < TILE_M && t.first_row + row < t.s.rows_q; row++) {
+        if (!is_large(stored_lse(p, t.s, t.head, t.first_row + row))) continue;
+        float sum = sum_exponentials(p, t, t.first_row + row, parts);
+        if (threadIdx.x == 0) lse_out[row] = log2_approx(sum);
+    }
+#endif
     // The flag and its padding, which the copies of main read with it.
     if (threadIdx.x < 4) lse_out[2 * TILE_M + threadIdx.x] = large ? 1.f : 0.f;
 }
@@ -502,6 +569,40 @@ DEVICE void next_statistics(statistics &s, uint32 stats, const place &at, int c)
 
 DEVICE float statistic(const statistics &s, int h, int b) { return (KEYS_AS_ROWS ? b : h) ? s.value.y : s.value.x; }
 
+// Reads the bias of a thread's scores: word 2 c + h has the two of (c, h), before the transposition. Queries past the end read
+// that of the last query.
+#define BIAS_WORDS (SCORES / 2)
+DEVICE void load_bias(const dw_attention_params &p, const work &w, const place &at, int head, int first_query, uint32 *words) {
+#if BIAS
+    int first_key = w.first_key + at.consumer * KEYS;
+    long long plane = bias_line(p, w.s.batch, head, 0);
+#pragma unroll
+    for (int c = 0; c < SCORES / 4; c++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#if KEYS_AS_ROWS // of 8 queries and 8 keys, to be transposed
+            int query = first_query + 8 * c + at.lane / 4, key = first_key + at.warp * 16 + 8 * h + 2 * (at.lane & 3);
+#else
+            int query = first_query + at.warp * 16 + at.lane / 4 + 8 * h, key = first_key + 8 * c + 2 * (at.lane & 3);
+#endif
+            long long line = plane + min(query, w.s.rows_q - 1) * p.bias.row;
+            words[2 * c + h] = bias_pair(p, line, key, w.s.rows_k);
+        }
+#endif
+}
+
+// Scales the scores and adds their bias.
+DEVICE void add_bias(const dw_attention_params &p, const uint32 *words, float *scores) {
+#if BIAS
+#pragma unroll
+    for (int i = 0; i < BIAS_WORDS; i++) {
+        uint32 word = KEYS_AS_ROWS ? transpose_elements(words[i]) : words[i];
+        scores[2 * i] = fmaf(scores[2 * i], p.scale, element_low(word));
+        scores[2 * i + 1] = fmaf(scores[2 * i + 1], p.scale, element_high(word));
+    }
+#endif
+}
+
 // Sets scores of pairs that do not see each other to -infinity.
 DEVICE void mask_scores(const dw_attention_params &p, const work &w, const place &at, int first_query, float *scores) {
 #pragma unroll
@@ -551,6 +652,11 @@ DEVICE void flatten_scores(const dw_attention_params &p, const work &w, const pl
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
         int row = first_query + QUERY(i / 4, i / 2 % 2, i % 2);
+#if BIAS
+        float stored = row < w.s.rows_q ? stored_lse(p, w.s, head, row) : 0.f;
+        if (is_large(stored)) scores[i] = fminf(scores[i] - stored, 0.f);
+        continue;
+#endif
         float lse = row < w.s.rows_q ? scaled_lse(p, w.s, head, row) : 0.f;
         float above = fmaf(scores[i], p.scale_log2, fabsf(lse) * 0x1p-21f - lse);
         if (is_large(lse)) scores[i] = fminf(above, 0.f) / p.scale_log2;
@@ -860,11 +966,14 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             clear_rows(derivatives, TILE_M, w.s.rows_q - first_query, at.consumer);
             multiply_scores(dp, s.v, derivatives, at.consumer);
 
+            [[maybe_unused]] uint32 bias[BIAS_WORDS];
+            load_bias(p, w, at, head, first_query, bias);
             wgmma_wait<1>();
             keep<SCORES>(scores);
+            add_bias(p, bias, scores);
             if (shared_load_f32(stats + 8 * TILE_M) != 0.f) flatten_scores(p, w, at, head, first_query, scores);
             if (!all_seen(p, w, at, first_query)) mask_scores(p, w, at, first_query, scores);
-            if (!SOFTCAP) take_exponentials(scores, stats, at, p.scale_log2);
+            if (!SOFTCAP) take_exponentials(scores, stats, at, SCORE_SCALE(p));
 #if EARLY_DV
             pack_scores(packed_p, scores);
             multiply_sums(dv, packed_p, p_tile, derivatives, at.consumer);
@@ -985,3 +1094,259 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         consume(p, s);
     }
 }
+
+// ---- bias: the gradient of a mask of numbers -----------------------------------------------------------------------
+//
+// A thread block owns BIAS_ROWS queries by as many keys of the gradient, and adds up dS over the batches and heads that
+// share them, in a fixed order, in registers; it computes S and dP once more. 64 columns of Q and K, or of dO and V, are
+// a stage of the ring. Rows are queries, 64 for each of two consumers.
+
+#if BIAS == 1
+#define BIAS_ROWS DW_BACKWARD_BIAS_ROWS
+#define BIAS_STAGES DW_BACKWARD_BIAS_STAGES
+#define BIAS_BYTES (BIAS_ROWS * 128)
+#define BIAS_SUMS (BIAS_ROWS / 2)
+
+typedef struct bias_tile {
+    int batch, batch_end, head, head_end; // whose dS it sums
+    int first_row, first_key;
+    int diagonal;
+    bool seen, cut; // some pair sees each other; some does not
+} bias_tile;
+
+DEVICE bias_tile find_bias_tile(const dw_attention_params &p) {
+    int columns = (p.rows_k + BIAS_ROWS - 1) / BIAS_ROWS, lines = (p.rows_q + BIAS_ROWS - 1) / BIAS_ROWS;
+    int index = blockIdx.x;
+    bias_tile t;
+    t.first_key = index % columns * BIAS_ROWS;
+    index /= columns;
+    t.first_row = index % lines * BIAS_ROWS;
+    index /= lines;
+    t.head = index % p.bias_heads;
+    t.batch = index / p.bias_heads;
+    t.head_end = p.bias_heads == 1 ? p.heads_q : t.head + 1;
+    t.batch_end = p.bias_batches == 1 ? p.batch : t.batch + 1;
+    t.diagonal = p.bottom_right ? p.rows_k - p.rows_q : 0;
+    t.seen = true;
+    t.cut = false;
+#if WINDOW
+    int last_row = min(t.first_row + BIAS_ROWS, p.rows_q) - 1, last_key = min(t.first_key + BIAS_ROWS, p.rows_k) - 1;
+    t.seen = t.first_key <= last_row + t.diagonal + p.window_right &&
+             last_key >= t.first_row + t.diagonal - p.window_left;
+    t.cut = last_key > t.first_row + t.diagonal + p.window_right ||
+            t.first_key < last_row + t.diagonal - p.window_left;
+#endif
+    return t;
+}
+
+typedef struct bias_shared {
+    uint32 tiles, full, empty;
+} bias_shared;
+
+DEVICE bias_shared layout_bias(uint32 base) {
+    bias_shared s;
+    s.tiles = (base + 1023) & ~1023u;
+    s.full = s.tiles + BIAS_STAGES * 2 * BIAS_BYTES;
+    s.empty = s.full + 8 * BIAS_STAGES;
+    return s;
+}
+
+DEVICE void produce_bias(const dw_attention_params &p, const bias_shared &s, const bias_tile &t, const tensor_map *map_q,
+                         const tensor_map *map_k, const tensor_map *map_v, const tensor_map *map_do) {
+    ring r = {0, 0};
+    for (int batch = t.batch; batch < t.batch_end; batch++)
+        for (int head = t.head; head < t.head_end; head++)
+            for (int i = 0; i < 2 * BLOCKS; i++) {
+                uint32 full = s.full + 8 * r.stage, to = s.tiles + r.stage * 2 * BIAS_BYTES;
+                int column = i % BLOCKS * 64;
+                barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
+                barrier_expect(full, 2 * BIAS_BYTES);
+                tma_load(to, i < BLOCKS ? map_q : map_do, full, column, t.first_row, head, batch);
+                tma_load(to + BIAS_BYTES, i < BLOCKS ? map_k : map_v, full, column, t.first_key, head / p.group, batch);
+                advance(r, BIAS_STAGES);
+            }
+}
+
+// Adds the product of 64 columns; does not wait.
+DEVICE void multiply_stage(float *sums, uint32 tile, int consumer, int accumulate) {
+    wgmma_fence();
+    uint32 rows = descriptor_base(tile + consumer * 64 * 128, 0), keys = descriptor_base(tile + BIAS_BYTES, 0);
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        wgmma_ss<BIAS_ROWS, 0, 0>(sums, descriptor(rows, step * 32), descriptor(keys, step * 32), accumulate || step > 0);
+    wgmma_commit();
+}
+
+// What the scores of a thread's row, or those of a head, depend on.
+typedef struct bias_row {
+    float lse, delta;
+    float flat; // the LSE of a large one, whose scores are relative to it; else 0
+    long long line; // in the bias
+    uint64 element; // of the dropout mask
+} bias_row;
+
+DEVICE bias_row find_bias_row(const dw_attention_params &p, int batch, int head, int row) {
+    bias_row r = {INFINITY_F, 0.f, 0.f, bias_line(p, batch, head, min(row, p.rows_q - 1)), 0};
+    if (row >= p.rows_q) return r;
+    sequence s = find_sequence(p, batch);
+    long long tile = s.tile + (long long)head * s.tile_stride + row / TILE_M;
+    const float *stats = p.delta + tile * DW_BACKWARD_STATISTICS(TILE_M);
+    r.lse = stats[row % TILE_M];
+    r.delta = stats[TILE_M + row % TILE_M];
+    if (stats[2 * TILE_M] != 0.f) {
+        float stored = stored_lse(p, s, head, row);
+        if (is_large(stored)) r.flat = stored;
+    }
+    r.element = (((uint64)batch * p.heads_q + head) * p.rows_q + row) * p.rows_k;
+    return r;
+}
+
+// Converts scores to probabilities, in place.
+DEVICE void bias_probabilities(const dw_attention_params &p, const bias_tile &t, const bias_row *rows, float *scores) {
+#pragma unroll
+    for (int group = 0; group < BIAS_ROWS / 32; group++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32 words[4];
+            read_bias(p, rows[h].line, t.first_key + 32 * group, p.rows_k, words);
+            arrange_bias(p, words);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int b = 0; b < 2; b++) {
+                    float &score = scores[4 * (4 * group + i) + 2 * h + b];
+                    score = fmaf(score, p.scale, b ? element_high(words[i]) : element_low(words[i]));
+                    if (rows[h].flat != 0.f) score = fminf(score - rows[h].flat, 0.f);
+                    score = exp2_approx(fmaf(score, LOG2_E, -rows[h].lse));
+                }
+        }
+}
+
+// Sets probabilities of pairs that do not see each other to 0.
+DEVICE void hide_bias_pairs(const dw_attention_params &p, const bias_tile &t, int row, float *scores) {
+#if WINDOW
+    int line = row + t.diagonal - t.first_key - 2 * (lane_index() & 3);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int low = line + 8 * h - p.window_left, high = line + 8 * h + p.window_right;
+        asm volatile("" : "+r"(high)); // keeps a single branch around all of this
+#pragma unroll
+        for (int c = 0; c < BIAS_ROWS / 8; c++)
+#pragma unroll
+            for (int b = 0; b < 2; b++)
+                if (8 * c + b < low || 8 * c + b > high) scores[4 * c + 2 * h + b] = 0.f;
+    }
+#endif
+}
+
+// Adds dS.
+DEVICE void add_bias_gradients(const dw_attention_params &p, const bias_tile &t, const bias_row *rows, const float *scores,
+                               const float *dp, float *sums) {
+#if DROPOUT
+    philox_key key = philox_key_of(p);
+#endif
+#pragma unroll
+    for (int c = 0; c < BIAS_ROWS / 8; c++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#if DROPOUT
+            uint32 kept = philox_keeps_pair(key, rows[h].element + t.first_key + 8 * c + 2 * (lane_index() & 3),
+                                            p.keep_threshold);
+#endif
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                int i = 4 * c + 2 * h + b;
+                float d = dp[i];
+#if DROPOUT
+                d = kept >> b & 1 ? d * p.keep_scale : 0.f;
+#endif
+                sums[i] = fmaf(scores[i], d - rows[h].delta, sums[i]);
+            }
+        }
+}
+
+DEVICE void write_bias_gradients(const dw_attention_params &p, const bias_tile &t, int row, const float *sums) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int query = row + 8 * h;
+        uint16 *line = (uint16 *)p.d_bias.data + t.batch * p.d_bias.batch + t.head * p.d_bias.head + query * p.d_bias.row;
+        if (p.d_bias_wide) {
+            write_row(line + t.first_key, sums + 2 * h, BIAS_ROWS, 0, p.rows_k - t.first_key, query < p.rows_q, 1.f);
+            continue;
+        }
+        if (query >= p.rows_q) continue;
+#pragma unroll
+        for (int c = 0; c < BIAS_ROWS / 8; c++) {
+            int key = t.first_key + 8 * c + 2 * (lane_index() & 3);
+            uint32 packed = pack_elements(sums[4 * c + 2 * h], sums[4 * c + 2 * h + 1]);
+            if (key < p.rows_k) line[key] = (uint16)packed;
+            if (key + 1 < p.rows_k) line[key + 1] = (uint16)(packed >> 16);
+        }
+    }
+}
+
+DEVICE void consume_bias(const dw_attention_params &p, const bias_shared &s, const bias_tile &t) {
+    int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), consumer = warp / 4 - 1;
+    int row = t.first_row + consumer * 64 + warp % 4 * 16 + (int)lane_index() / 4;
+    ring r = {0, 0};
+    float sums[BIAS_SUMS];
+#pragma unroll
+    for (int i = 0; i < BIAS_SUMS; i++) sums[i] = 0.f;
+    if (t.seen)
+        for (int batch = t.batch; batch < t.batch_end; batch++)
+            for (int head = t.head; head < t.head_end; head++) {
+                bias_row rows[2];
+                float scores[BIAS_SUMS], dp[BIAS_SUMS];
+                uint32 last = 0;
+#pragma unroll
+                for (int h = 0; h < 2; h++) rows[h] = find_bias_row(p, batch, head, row + 8 * h);
+#pragma unroll
+                for (int i = 0; i < 2 * BLOCKS; i++) {
+                    barrier_wait(s.full + 8 * r.stage, r.phase);
+                    multiply_stage(i < BLOCKS ? scores : dp, s.tiles + r.stage * 2 * BIAS_BYTES, consumer, i % BLOCKS > 0);
+                    if (i > 0) {
+                        wgmma_wait<1>();
+                        release(last);
+                    }
+                    last = s.empty + 8 * r.stage;
+                    advance(r, BIAS_STAGES);
+                }
+                keep<BIAS_SUMS>(scores);
+                bias_probabilities(p, t, rows, scores);
+                if (t.cut) hide_bias_pairs(p, t, row, scores);
+                wgmma_wait<0>();
+                keep<BIAS_SUMS>(dp);
+                release(last);
+                add_bias_gradients(p, t, rows, scores, dp, sums);
+            }
+    write_bias_gradients(p, t, row, sums);
+}
+
+extern "C" __global__ void __launch_bounds__(DW_BACKWARD_BIAS_THREADS, 1)
+    sm90_attention_backward_bias(const __grid_constant__ tensor_map map_q, const __grid_constant__ tensor_map map_k,
+                                 const __grid_constant__ tensor_map map_v, const __grid_constant__ tensor_map map_do,
+                                 const __grid_constant__ dw_attention_params p) {
+    extern __shared__ uint8 memory[];
+    bias_shared s = layout_bias(shared_address(memory));
+    bias_tile t = find_bias_tile(p);
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_q);
+        prefetch_map(&map_k);
+        prefetch_map(&map_v);
+        prefetch_map(&map_do);
+        for (int i = 0; i < BIAS_STAGES; i++) {
+            barrier_init(s.full + 8 * i, 1);
+            barrier_init(s.empty + 8 * i, 8);
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        registers_down<24>();
+        if (threadIdx.x == 0 && t.seen) produce_bias(p, s, t, &map_q, &map_k, &map_v, &map_do);
+    } else {
+        registers_up<240>();
+        consume_bias(p, s, t);
+    }
+}
+#endif

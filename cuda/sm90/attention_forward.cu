@@ -8,8 +8,9 @@
 // "FlashAttention-3" (2024).
 //
 // Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES, CONSUMERS (attention_tiles.h), ELEMENT, WINDOW
-// (1: some row may not see some key), SOFTCAP, DROPOUT, PACKED.
+// (1: some row may not see some key), SOFTCAP, DROPOUT, PACKED, BIAS (attention_bias.cuh).
 
+#include "attention_bias.cuh"
 #include "attention_params.h"
 #include "attention_schedule.cuh"
 #include "sm90.cuh"
@@ -23,6 +24,7 @@
 
 static_assert(TILE_M == 64 * CONSUMERS, "a consumer has 64 rows");
 static_assert(TILE_N % 16 == 0, "probabilities are multiplied 16 keys at a time");
+static_assert(!BIAS || (TILE_N % 32 == 0 && !SOFTCAP && !PACKED), "a mask is read 32 keys at a time");
 
 // ---- shared memory ------------------------------------------------------------------------------------------
 
@@ -110,7 +112,8 @@ DEVICE void multiply_values(float *output, const uint32 *probabilities, uint32 v
     wgmma_commit();
 }
 
-// State of the online softmax for the two rows of a thread. Maxima are of unscaled scores.
+// State of the online softmax for the two rows of a thread. Maxima are of unscaled scores; with BIAS, of scaled scores
+// and their bias.
 typedef struct softmax {
     float maximum[2], sum[2];
 } softmax;
@@ -124,6 +127,41 @@ DEVICE void cap_scores(const dw_attention_params &p, float *scores) {
 #if SOFTCAP
 #pragma unroll
     for (int i = 0; i < TILE_N / 2; i++) scores[i] = tanh_exact(scores[i] * p.cap_scale);
+#endif
+}
+
+#if BIAS
+#define SCORE_SCALE(p) LOG2_E // of the exponents
+#else
+#define SCORE_SCALE(p) ((p).scale_log2)
+#endif
+
+// Reads the bias of a thread's two rows; rows past the end read that of the last row.
+DEVICE void load_bias(const dw_attention_params &p, const tile &t, int row, int first_key, uint32 *bias) {
+#if BIAS
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        long long line = bias_line(p, t.batch, t.head, min(row + 8 * half, t.rows_q - 1));
+#pragma unroll
+        for (int i = 0; i < TILE_N / 8; i += 4)
+            read_bias(p, line, first_key + 8 * i, t.rows_k, bias + half * (TILE_N / 8) + i);
+    }
+#endif
+}
+
+// Scales the scores and adds their bias.
+DEVICE void add_bias(const dw_attention_params &p, uint32 *bias, float *scores) {
+#if BIAS
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int i = 0; i < TILE_N / 8; i++) {
+            uint32 *words = bias + half * (TILE_N / 8);
+            if (i % 4 == 0) arrange_bias(p, words + i);
+            float *score = scores + 4 * i + 2 * half;
+            score[0] = fmaf(score[0], p.scale, element_low(words[i]));
+            score[1] = fmaf(score[1], p.scale, element_high(words[i]));
+        }
 #endif
 }
 
@@ -285,7 +323,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
     int consumer = threadIdx.x / 128 - 1;
     int thread_row = consumer * 64 + (threadIdx.x & 127) / 32 * 16 + lane_index() / 4;
     uint32 q_rows = s.q + consumer * 64 * 128;
-    float scale = p.scale_log2;
+    float scale = SCORE_SCALE(p);
     ring k = {0, 0}, v = {0, 0};
     uint32 q_phase = 0;
     if (consumer == CONSUMERS - 1) pass_turn(consumer); // consumer 0 has the first turn
@@ -320,6 +358,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         float scores[TILE_N / 2], output[HEAD_DIM / 2], shrink[2];
         uint32 probabilities[TILE_N / 4];
         softmax state = {{-INFINITY_F, -INFINITY_F}, {0.f, 0.f}};
+        [[maybe_unused]] uint32 bias[TILE_N / 4];
 
         barrier_wait(s.q_full, q_phase);
         q_phase ^= 1;
@@ -329,12 +368,14 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         take_turn(consumer);
         multiply_scores(scores, q_rows, s.k + k.stage * KV_BYTES);
         pass_turn(consumer);
+        load_bias(p, t, row, n * TILE_N, bias);
         wgmma_wait<0>();
         keep<TILE_N / 2>(scores);
         release(s.k_empty + 8 * k.stage);
         if (n == t.begin) release(s.q_empty);
         advance(k, STAGES);
         cap_scores(p, scores);
+        add_bias(p, bias, scores);
         if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last) mask_scores(scores, limit, n * TILE_N);
         take_exponentials(scores, state, shrink, scale);
         drop_probabilities(p, scores, t, row, n * TILE_N);
@@ -352,12 +393,14 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             multiply_values(output, probabilities, values, accumulate);
             accumulate = 1;
             pass_turn(consumer);
+            load_bias(p, t, row, n * TILE_N, bias);
             wgmma_wait<1>();
             keep<TILE_N / 2>(scores);
             release(s.k_empty + 8 * k.stage);
             if (n == t.begin) release(s.q_empty);
             advance(k, STAGES);
             cap_scores(p, scores);
+            add_bias(p, bias, scores);
             if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last) mask_scores(scores, limit, n * TILE_N);
             take_exponentials(scores, state, shrink, scale);
             drop_probabilities(p, scores, t, row, n * TILE_N);
@@ -384,6 +427,9 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             bool none = state.maximum[i] == -INFINITY_F;
             factor[i] = none ? 0.f : p.keep_scale / sum;
             float lse = fmaf(state.maximum[i], scale, log2_approx(sum)) * 0.6931471805599453f;
+#if BIAS // the maximum may be the least number
+            lse = fmaf(log2_approx(sum), 0.6931471805599453f, state.maximum[i]);
+#endif
             write_lse(p, t, row + 8 * i, none ? -INFINITY_F : lse);
         }
         wgmma_wait<0>();

@@ -42,6 +42,23 @@ typedef struct dw_attention_tensor {
     int64_t batch, head, row; /* strides of the first three axes */
 } dw_attention_tensor;
 
+/* A mask of all pairs of a query and a key, [batch, heads_q, seq_len_q, seq_len_kv]. A stride of 0 repeats it along that
+ * axis: a padding mask repeats along heads and queries, ALiBi along the batch. Elements may have any strides and
+ * addresses; reading is fastest if keys are adjacent, rows are multiples of 16 bytes apart and seq_len_kv is a multiple
+ * of 8. */
+typedef struct dw_attention_bias {
+    void *data;
+    int64_t batch, head, row, key; /* strides in elements */
+} dw_attention_bias;
+
+typedef enum dw_attention_bias_kind {
+    DW_ATTENTION_NO_BIAS,
+    /* Numbers of the call's dtype are added to the scaled scores. -infinity hides a pair. */
+    DW_ATTENTION_ADDED,
+    /* Bytes: 0 hides a pair, 1 does not. */
+    DW_ATTENTION_VISIBLE
+} dw_attention_bias_kind;
+
 /* One call. Fill it with zeros first: zero means "none" or "off" unless the member's comment says otherwise. */
 typedef struct dw_attention {
     size_t struct_size;      /* sizeof(dw_attention) */
@@ -96,6 +113,16 @@ typedef struct dw_attention {
     /* Calls with different streams below 2^20 draw independent masks from one seed: one stream for each layer of a
      * model. The low 32 bits count. `struct_size` may end before this member, which means 0. */
     int64_t dropout_stream;
+
+    /* A mask besides the window. Not with a soft cap, packed sequences or a kernel's name; on Hopper only. A row that
+     * sees no key gets O = 0, LSE = -infinity and no gradient; one whose keys all have the least number of the type has
+     * equal probabilities. `struct_size` may end before these members, which means none. */
+    dw_attention_bias_kind bias_kind;
+    dw_attention_bias bias;
+    /* Backward writes the gradient of a DW_ATTENTION_ADDED bias here unless `data` is NULL, summed over the axes along
+     * which the bias repeats (always in the same order); the bias must have queries and keys of its own. Keys are
+     * adjacent: `key` is not read. */
+    dw_attention_bias d_bias;
 } dw_attention;
 
 /* ---- calls ---------------------------------------------------------------------------------- */

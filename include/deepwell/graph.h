@@ -102,6 +102,7 @@ typedef enum dw_attr_kind {
     X(CAUSAL, "causal", INT)                                                                       \
     X(WINDOW, "window", INT)                                                                       \
     X(SOFTCAP, "softcap", FLOAT)                                                                   \
+    X(MASK_GRADIENT, "mask_gradient", INT)                                                         \
     X(TRANSPOSE_A, "transpose_a", INT)                                                             \
     X(TRANSPOSE_B, "transpose_b", INT)                                                             \
     X(TRANSPOSE_W, "transpose_w", INT)                                                             \

@@ -105,9 +105,10 @@
  *                                         lse = -inf. p, stream: dropout of the probabilities,
  *                                         random_uniform's element index over [B,H,Sq,Sk]. lse is F32 (F64 for
  *                                         F64): rounded to 16 bits it would change weights by up to a percent
- *  attention_backward(q, k, v, mask?, seed?, o, lse, do; as attention) -> dq, dk, dv
+ *  attention_backward(q, k, v, mask?, seed?, o, lse, do; as attention, and mask_gradient=0) -> dq, dk, dv, dmask
  *                                         o and lse: of attention. Probabilities are exp(score - lse). Their rows sum to 1 also if
- *                                         lse < DW_LOW_SCORE, which is too large to hold a digit of a score
+ *                                         lse < DW_LOW_SCORE, which is too large to hold a digit of a score.
+ *                                         dmask exists with mask_gradient=1, which needs a float mask; it has its shape
  *  cross_entropy(x [T,V], target [T] i64; reduction="mean"|"sum"|"none", ignore_index=-100, label_smoothing=0)
  *      -> loss (scalar, or [T]), lse [T]  as torch.nn.functional.cross_entropy; mean over targets that are
  *                                         not ignored. A target outside [0,V) is an error at run time

@@ -9,7 +9,10 @@ dw_status dw__struct_read(const dw__struct *known, const void *given, void *copy
                         "%s is NULL; expected a structure with struct_size = sizeof(%s)",
                         known->name, known->name);
     memcpy(&size, given, sizeof size);
-    if (size != known->bytes && (size == 0 || (size != known->older[0] && size != known->older[1])))
+    bool accepted = size == known->bytes;
+    for (size_t i = 0; i < DW_COUNT(known->older); i++)
+        accepted |= size != 0 && size == known->older[i];
+    if (!accepted)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "%s.struct_size is %zu; expected %zu: set it to sizeof(%s), and build "
                         "against the headers of this version",

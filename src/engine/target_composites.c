@@ -1,5 +1,6 @@
 /* Composites that no kernel of the target computes become primitives before the graph is scheduled. So do those in BF16
- * and F16 for which a CPU has only the reference kernel: their primitives are in F32, which has fast kernels.
+ * and F16 for which a CPU has only the reference kernel: their primitives are in F32, which has fast kernels. On a CPU that
+ * includes attention_backward with the gradient of the mask, in every type.
  *
  * A plan's sizes are not known yet. Kernels are asked about two calls, in which every symbol is an even number and an odd
  * one, and a composite stays only if a kernel supports both. Kernels answer by element types, ranks and the sizes that
@@ -39,6 +40,14 @@ static dw_status describe(const dw_graph *graph, dw_node node, question *q) {
     return DW_OK;
 }
 
+static bool has_mask_gradient(const dw_graph *graph) {
+    for (size_t n = 0; n < graph->nodes.count; n++)
+        if (graph->nodes.items[n].op == DW_OP_ATTENTION_BACKWARD &&
+            dw_node_int(graph, (dw_node)n, DW_ATTR_KEY_MASK_GRADIENT, 0))
+            return true;
+    return false;
+}
+
 static bool has_kernel(const question *q) {
     const bool on_gpu = q->target->context != NULL;
     const dw__kernel *kernel = dw__kernel_for(&q->call, on_gpu ? &q->target->gpu : NULL, NULL);
@@ -46,7 +55,8 @@ static bool has_kernel(const question *q) {
     /* The result of a product in 16 bits may be F32. */
     const dw__call *c = &q->call.call;
     const dw_dtype type = dw__op_is_matmul(c->op) ? c->inputs[0].dtype : c->outputs[0].dtype;
-    return !dw__dtype_is_half(type) || !dw__kernel_is_reference(kernel);
+    const bool summed = dw__call_int(c, DW_ATTR_KEY_MASK_GRADIENT, 0) != 0;
+    return (!summed && !dw__dtype_is_half(type)) || !dw__kernel_is_reference(kernel);
 }
 
 /* A node that cannot be described at these sizes stays as it is. */
@@ -68,7 +78,7 @@ static bool has_half(const dw_graph *graph) {
 
 dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target, bool *tried) {
     dw_status status = DW_OK;
-    *tried = target->context || has_half(*graph);
+    *tried = target->context || has_half(*graph) || has_mask_gradient(*graph);
     if (!*tried) return DW_OK;
     const uint32_t symbols = dw_graph_symbol_count(*graph);
     int64_t *sizes = dw__malloc((symbols + 1) * sizeof *sizes);

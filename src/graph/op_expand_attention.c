@@ -186,9 +186,8 @@ static dw_value emit_mask_gradient(dw__emitter *e, const operands *in, dw_value 
 /* P are the probabilities, Z the probabilities after dropout: dv = Z^T do; dP = dropout(do v^T); dS = P * (dP
  * - rowsum(do * o)), which is the gradient of the mask, times the slope of the soft cap; dq = scale dS k; dk = scale
  * dS^T q (Dao 2023, section 2.3). */
-dw_status dw__emit_attention_gradients(dw_graph *graph, const dw_graph *source, dw_node node,
-                                       const dw_value *inputs, bool mask_needed,
-                                       dw_value *gradients) {
+dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source, dw_node node,
+                                        const dw_value *inputs, dw_value *gradients) {
     dw__emitter e = {graph, DW_OK};
     operands in = read_operands(source, node, inputs);
     dw_value o = dw__emit_widen(&e, inputs[5]), lse = inputs[6];
@@ -206,7 +205,8 @@ dw_status dw__emit_attention_gradients(dw_graph *graph, const dw_graph *source, 
         dw__emit_reduce(&e, DW_OP_REDUCE_SUM, dw__emit_binary(&e, DW_OP_MUL, d_o, o), 3, false);
     dw_value inner = dw__emit_binary(&e, DW_OP_SUB, dp, dw__emit_spread_last(&e, dot, dp));
     dw_value ds = dw__emit_binary(&e, DW_OP_MUL, p, inner);
-    if (mask_needed) gradients[3] = emit_mask_gradient(&e, &in, ds);
+    if (dw_node_int(source, node, DW_ATTR_KEY_MASK_GRADIENT, 0))
+        gradients[3] = emit_mask_gradient(&e, &in, ds);
     if (slope != DW_NONE) ds = dw__emit_binary(&e, DW_OP_MUL, ds, slope);
     ds = dw__emit_with_number(&e, DW_OP_MUL, ds, in.scale);
     ds = round_groups(&e, &s, &in, ds);
@@ -217,9 +217,4 @@ dw_status dw__emit_attention_gradients(dw_graph *graph, const dw_graph *source, 
     gradients[1] = dw__emit_cast(&e, dk, dtype);
     gradients[2] = dw__emit_cast(&e, dv, dtype);
     return e.status;
-}
-
-dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source, dw_node node,
-                                        const dw_value *inputs, dw_value *outputs) {
-    return dw__emit_attention_gradients(graph, source, node, inputs, false, outputs);
 }

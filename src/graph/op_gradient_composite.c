@@ -221,10 +221,13 @@ DW__GRADIENT(dw__gradient_attention) {
     operands[5] = dw_node_output(graph, node, 0);
     operands[6] = dw_node_output(graph, node, 1);
     operands[7] = output_grads[0];
-    if (needed[3]) /* attention_backward has no result for the mask */
-        return dw__emit_attention_gradients(graph, graph, node, operands, true, input_grads);
-    hand_out(&e, emit_as(&e, DW_OP_ATTENTION_BACKWARD, 8, operands, node), 0, 3, needed,
-             input_grads);
+    const dw__node_record *record = &graph->nodes.items[node];
+    dw_attr attrs[DW_ATTR_KEY_COUNT];
+    uint32_t count = 0;
+    for (; count < record->attr_count; count++) attrs[count] = record->attrs[count];
+    if (needed[3]) attrs[count++] = dw_attr_int(DW_ATTR_KEY_MASK_GRADIENT, 1);
+    hand_out(&e, dw__emit_node(&e, DW_OP_ATTENTION_BACKWARD, 8, operands, count, attrs), 0,
+             needed[3] ? 4 : 3, needed, input_grads);
     return e.status;
 }
 

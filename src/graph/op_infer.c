@@ -1134,7 +1134,7 @@ dw_status dw__infer_attention(const dw__draft *draft, dw__inferred *out) {
 }
 
 dw_status dw__infer_attention_backward(const dw__draft *draft, dw__inferred *out) {
-    enum { O = 5, LSE = 6, DO = 7 };
+    enum { MASK = 3, O = 5, LSE = 6, DO = 7 };
     DW_RETURN_IF_FAILED(check_attention(draft));
     const dw_dim *query = shape_of(draft, 0);
     const dw_dim result[4] = {query[0], query[1], query[2], shape_of(draft, 2)[3]};
@@ -1145,7 +1145,12 @@ dw_status dw__infer_attention_backward(const dw__draft *draft, dw__inferred *out
     DW_RETURN_IF_FAILED(want_shape(draft, LSE, 3, query, "[B, H, Sq]"));
     DW_RETURN_IF_FAILED(want_shape(draft, DO, 4, result, "[B, H, Sq, Dv]"));
     for (uint32_t i = 0; i < 3; i++) give_like(draft, out, i);
-    return DW_OK;
+    DW_RETURN_IF_FAILED(want_flag(draft, DW_ATTR_KEY_MASK_GRADIENT));
+    if (int_of(draft, DW_ATTR_KEY_MASK_GRADIENT, 0) == 0) return DW_OK;
+    if (!has(draft, MASK) || dtype_of(draft, MASK) == DW_BOOL)
+        return refuse(draft, DW_INVALID_ARGUMENT,
+                      "mask_gradient=1 needs a mask of a float type, which is absent");
+    return give_like(draft, out, MASK);
 }
 
 /* ---- loss and optimizer -------------------------------------------------------------------- */

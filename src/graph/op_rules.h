@@ -63,12 +63,6 @@ dw__expansion_function dw__expand_mean, dw__expand_relu, dw__expand_silu, dw__ex
     dw__expand_attention_backward, dw__expand_cross_entropy, dw__expand_cross_entropy_backward,
     dw__expand_linear_cross_entropy, dw__expand_linear_cross_entropy_backward, dw__expand_adamw;
 
-/* The primitives of attention's gradients, of q, k, v and, if it is needed, of the mask. `inputs` are those of
- * attention_backward; `node`, of `source`, is one or attention itself. */
-dw_status dw__emit_attention_gradients(dw_graph *graph, const dw_graph *source, dw_node node,
-                                       const dw_value *inputs, bool mask_needed,
-                                       dw_value *gradients);
-
 typedef dw_status dw__cost_function(const dw_graph *graph, dw_node node, const int64_t *sizes,
                                     dw_cost *cost);
 dw__cost_function dw__cost_elementwise, dw__cost_move, dw__cost_take, dw__cost_scatter,

@@ -472,12 +472,13 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .allowed_attrs = A(SCALE) | A(SOFTCAP) | A(CAUSAL) | A(WINDOW) | A(P) | A(STREAM),
         .infer = dw__infer_attention, .gradient = dw__gradient_attention,
         .expand = dw__expand_attention, .cost = dw__cost_attention},
-    [DW_OP_ATTENTION_BACKWARD] = { /* dq, dk, dv */
+    [DW_OP_ATTENTION_BACKWARD] = { /* dq, dk, dv, dmask */
         .name = "attention_backward", .stratum = DW__COMPOSITE,
         .operands = {"q", "k", "v", "mask", "seed", "o", "lse", "do"},
         .min_inputs = 8, .max_inputs = 8, .optional_inputs = OPERAND(3) | OPERAND(4),
         .required_attrs = A(SCALE),
-        .allowed_attrs = A(SCALE) | A(SOFTCAP) | A(CAUSAL) | A(WINDOW) | A(P) | A(STREAM),
+        .allowed_attrs = A(SCALE) | A(SOFTCAP) | A(CAUSAL) | A(WINDOW) | A(P) | A(STREAM) |
+                         A(MASK_GRADIENT),
         .infer = dw__infer_attention_backward, .expand = dw__expand_attention_backward,
         .cost = dw__cost_attention_backward},
     [DW_OP_CROSS_ENTROPY] = { /* loss, lse */

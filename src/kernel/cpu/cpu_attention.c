@@ -89,6 +89,7 @@ static bool read_forward(const dw__call *call, dw__attention *out) {
 
 static bool read_backward(const dw__call *call, dw__attention *out) {
     if (!read_common(call, out) || !read_lse(&call->inputs[6], out)) return false;
+    if (dw__call_int(call, DW_ATTR_KEY_MASK_GRADIENT, 0)) return false;
     if (!has_rows(&call->inputs[5]) || !has_rows(&call->inputs[7])) return false;
     for (int i = 0; i < 3; i++) {
         if (!has_rows(&call->outputs[i])) return false;
@@ -283,7 +284,7 @@ const dw__kernel dw__attention_backward_tiled = {
     .name = "cpu.attention_backward.tiled",
     .op = DW_OP_ATTENTION_BACKWARD,
     .source = "ours, C with vector extensions",
-    .needs = "F32 with contiguous rows",
+    .needs = "F32 with contiguous rows; no gradient of the mask",
     .supports = backward_supports,
     .workspace_bytes = backward_scratch,
     .run = backward_run,

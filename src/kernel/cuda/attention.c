@@ -144,13 +144,14 @@ dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attenti
         .dropout = call->dropout > 0.0f,
         .packed = call->offsets_q != NULL,
         .window = limits_right(call) || limits_left(call),
+        .bias = call->bias_kind,
         .deterministic = pass == DW__ATTENTION_BACKWARD && call->deterministic,
     };
     for (size_t i = DW_COUNT(head_dims); i > 0; i--)
         if (call->head_dim <= head_dims[i - 1]) shape.head_dim = head_dims[i - 1];
     for (size_t i = 0; i < DW_COUNT(forward_tiles) && pass == DW__ATTENTION_FORWARD; i++)
         if (forward_tiles[i].head_dim == shape.head_dim && forward_tiles[i].keys > 0 &&
-            forward_tiles[i].window == shape.window)
+            forward_tiles[i].window == shape.window && !shape.bias)
             shape.many_keys = call->seq_len_kv >= forward_tiles[i].keys;
     if (pass == DW__ATTENTION_BACKWARD && is_serial(call, &shape, sm_count)) {
         shape.serial = true;
@@ -170,8 +171,10 @@ const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape
         if (backward) return NULL;
         tiles = blackwell_tiles, count = DW_COUNT(blackwell_tiles);
     }
+    /* A bias takes the tiles with the most registers to spare, which are those of a window. */
+    const bool windowed = shape->window || (shape->bias && !backward);
     for (size_t i = 0; i < count; i++)
-        if (tiles[i].head_dim == shape->head_dim && tiles[i].window == shape->window &&
+        if (tiles[i].head_dim == shape->head_dim && tiles[i].window == windowed &&
             (tiles[i].keys == 0 || shape->many_keys))
             return &tiles[i];
     return NULL;
@@ -198,6 +201,7 @@ dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__atte
     dw__jit_add_define(&variant, "TILE_N", tile->n);
     dw__jit_add_define(&variant, "CONSUMERS", tile->consumers);
     dw__jit_add_define(&variant, backward ? "STAGES_Q" : "STAGES", tile->stages);
+    if (shape->bias) dw__jit_add_define(&variant, "BIAS", shape->bias);
     if (!backward) return variant;
     dw__jit_add_define(&variant, "STAGES_DO", tile->stages_do);
     dw__jit_add_define(&variant, "DETERMINISTIC", shape->deterministic);
@@ -221,6 +225,30 @@ dw__jit_variant dw__attention_reference_variant(bool f16, dw__attention_pass pas
 
 static dw_strided strided(const dw_attention_tensor *t) {
     return (dw_strided){t->data, t->batch, t->head, t->row};
+}
+
+static dw_strided strided_bias(const dw_attention_bias *t) {
+    return (dw_strided){t->data, t->batch, t->head, t->row};
+}
+
+/* Whether rows can be accessed 8 keys at a time, each of `element_bytes`. */
+static bool is_wide(const dw_attention *c, const dw_attention_bias *t, int64_t key,
+                    size_t element_bytes) {
+    return key == 1 && c->seq_len_kv % 8 == 0 && t->batch % 8 == 0 && t->head % 8 == 0 &&
+           t->row % 8 == 0 && (uintptr_t)t->data % (8 * element_bytes) == 0;
+}
+
+static void set_bias(const dw_attention *c, dw_attention_params *p) {
+    if (c->bias_kind == DW_ATTENTION_NO_BIAS) return;
+    p->bias_kind = (int)c->bias_kind;
+    p->bias = strided_bias(&c->bias);
+    p->bias_key = c->bias.key;
+    p->bias_batches = c->bias.batch == 0 ? 1 : c->batch;
+    p->bias_heads = c->bias.head == 0 ? 1 : c->heads_q;
+    p->bias_wide =
+        is_wide(c, &c->bias, c->bias.key, c->bias_kind == DW_ATTENTION_ADDED ? 2 : 1);
+    p->d_bias = strided_bias(&c->d_bias);
+    p->d_bias_wide = is_wide(c, &c->d_bias, 1, 2);
 }
 
 static int reach(int32_t window, bool limited) {
@@ -265,6 +293,7 @@ void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
         .dv = strided(&c->dv),
         .lse = c->lse,
     };
+    set_bias(c, p);
 }
 
 /* ---- tensor maps ---------------------------------------------------------------------------------- */
@@ -385,6 +414,31 @@ static dw_status launch_rows(const dw_attention *call, const dw__context *contex
     });
 }
 
+/* Launches the kernel of the bias's gradient, one thread block for each of its tiles. */
+static dw_status launch_bias(const dw_attention *call, const dw__context *context, void *function,
+                             dw_attention_params *params) {
+    static const dw__attention_operand rows[] = {DW__ATTENTION_Q, DW__ATTENTION_K, DW__ATTENTION_V,
+                                                 DW__ATTENTION_D_O};
+    const int tile = DW_BACKWARD_BIAS_ROWS;
+    const int64_t columns = (call->seq_len_kv + (int64_t)tile - 1) / tile;
+    dw__tensor_map maps[4];
+    int tiles;
+    DW_RETURN_IF_FAILED(count_tiles(call->seq_len_q, tile,
+                                    columns * params->bias_heads * params->bias_batches, &tiles));
+    for (size_t i = 0; i < DW_COUNT(rows); i++)
+        DW_RETURN_IF_FAILED(dw__attention_map(context, call, rows[i], tile, &maps[i]));
+    void *arguments[] = {&maps[0], &maps[1], &maps[2], &maps[3], params};
+    return context->device->launch(&(dw__launch){
+        .name = "sm90_attention_backward_bias",
+        .function = function,
+        .grid = {(unsigned)tiles, 1, 1},
+        .block = {DW_BACKWARD_BIAS_THREADS, 1, 1},
+        .shared_bytes = DW_BACKWARD_BIAS_SHARED,
+        .stream = call->stream,
+        .arguments = arguments,
+    });
+}
+
 static dw_status enqueue_backward(const void *given, const dw__context *context,
                                   const dw__variant *variant) {
     const dw_attention *call = given;
@@ -409,6 +463,9 @@ static dw_status enqueue_backward(const void *given, const dw__context *context,
     void *arguments[] = {&maps[0], &maps[1], &maps[2], &maps[3], &params};
     DW_RETURN_IF_FAILED(launch_rows(call, context, "sm90_attention_backward_prepare",
                                     variant->functions[DW__ATTENTION_PREPARE], row_tiles, &params));
+    if (shape.bias == DW_ATTENTION_ADDED && call->d_bias.data)
+        DW_RETURN_IF_FAILED(
+            launch_bias(call, context, variant->functions[DW__ATTENTION_BIAS], &params));
     DW_RETURN_IF_FAILED(context->device->launch(&(dw__launch){
         .name = "sm90_attention_backward",
         .function = variant->functions[DW__ATTENTION_MAIN],
@@ -478,6 +535,11 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
     for (int i = DW__ATTENTION_PREPARE; i <= DW__ATTENTION_FINISH; i++)
         if (pass == DW__ATTENTION_BACKWARD)
             points[i].code = dw__attention_variant(&shape, pass, more[i], arch);
+    if (pass == DW__ATTENTION_BACKWARD && shape.bias == DW_ATTENTION_ADDED) {
+        points[DW__ATTENTION_BIAS].code =
+            dw__attention_variant(&shape, pass, "sm90_attention_backward_bias", arch);
+        points[DW__ATTENTION_BIAS].shared_bytes = DW_BACKWARD_BIAS_SHARED;
+    }
     return DW_OK;
 }
 

@@ -15,14 +15,15 @@ static const int64_t most_stride =
 const char *dw__attention_describe(const void *given, char *text, size_t bytes) {
     const dw_attention *call = given;
     snprintf(text, bytes,
-             "batch %d, %d query heads on %d, seq_len %d x %d, head_dim %d, %s%s%s%s%s",
+             "batch %d, %d query heads on %d, seq_len %d x %d, head_dim %d, %s%s%s%s%s%s",
              (int)call->batch, (int)call->heads_q, (int)call->heads_kv, (int)call->seq_len_q,
              (int)call->seq_len_kv, (int)call->head_dim, call->dtype == DW_F16 ? "f16" : "bf16",
              call->offsets_q ? ", packed" : "",
              call->window_right == 0 && call->window_left < 0    ? ", causal"
              : call->window_right >= 0 || call->window_left >= 0 ? ", window"
                                                                  : "",
-             call->softcap > 0.0f ? ", soft cap" : "", call->dropout > 0.0f ? ", dropout" : "");
+             call->softcap > 0.0f ? ", soft cap" : "", call->dropout > 0.0f ? ", dropout" : "",
+             call->bias_kind != DW_ATTENTION_NO_BIAS ? ", bias" : "");
     return text;
 }
 
@@ -147,11 +148,51 @@ static dw_status check_tensors(const dw_attention *c, dw__attention_pass pass, b
     return DW_OK;
 }
 
+static bool is_stride(int64_t stride) { return stride >= 0 && stride <= most_stride; }
+
+static dw_status check_bias(const dw_attention *c, dw__attention_pass pass, bool launching) {
+    const bool summed = pass == DW__ATTENTION_BACKWARD && c->d_bias.data;
+    const bool added = c->bias_kind == DW_ATTENTION_ADDED;
+    const dw_attention_bias *b = &c->bias, *d = &c->d_bias;
+    if (c->bias_kind == DW_ATTENTION_NO_BIAS) return DW_OK;
+    if (!added && c->bias_kind != DW_ATTENTION_VISIBLE)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "attention: bias_kind is %d; expected one of dw_attention_bias_kind",
+                        (int)c->bias_kind);
+    if (c->offsets_q || c->softcap > 0.0f)
+        return dw__fail(DW_UNSUPPORTED,
+                        "attention: a bias with %s is not supported; use another implementation",
+                        c->offsets_q ? "packed sequences" : "a soft cap");
+    if (!is_stride(b->batch) || !is_stride(b->head) || !is_stride(b->row) || !is_stride(b->key))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "attention: the strides of bias are %lld, %lld, %lld and %lld; expected "
+                        "numbers from 0 to %lld",
+                        (long long)b->batch, (long long)b->head, (long long)b->row,
+                        (long long)b->key, (long long)most_stride);
+    const dw__address addresses[] = {{"bias", b->data, added ? 2 : 1, launching},
+                                     {"d_bias", d->data, 2, false}};
+    DW_RETURN_IF_FAILED(dw__check_addresses("attention", addresses, DW_COUNT(addresses)));
+    if (!summed) return DW_OK;
+    if (!added || (c->seq_len_q > 1 && b->row == 0) || (c->seq_len_kv > 1 && b->key == 0))
+        return dw__fail(DW_UNSUPPORTED,
+                        "attention: d_bias is given for a bias %s; expected numbers with queries "
+                        "and keys of their own",
+                        added ? "that repeats along queries or keys" : "of bytes");
+    if (!is_stride(d->batch) || !is_stride(d->head) || !is_stride(d->row))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "attention: the strides of d_bias are %lld, %lld and %lld; expected "
+                        "numbers from 0 to %lld",
+                        (long long)d->batch, (long long)d->head, (long long)d->row,
+                        (long long)most_stride);
+    return DW_OK;
+}
+
 dw_status dw__attention_read(const dw_attention *given, dw_attention *call) {
     static const dw__struct known = {
         "dw_attention",
         sizeof *call,
-        {offsetof(dw_attention, kernel), offsetof(dw_attention, dropout_stream)}};
+        {offsetof(dw_attention, kernel), offsetof(dw_attention, dropout_stream),
+         offsetof(dw_attention, bias_kind)}};
     return dw__struct_read(&known, given, call);
 }
 
@@ -165,6 +206,7 @@ dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass,
     DW_RETURN_IF_FAILED(check_sizes(call));
     DW_RETURN_IF_FAILED(check_packed(call));
     DW_RETURN_IF_FAILED(check_numbers(call));
+    DW_RETURN_IF_FAILED(check_bias(call, pass, launching));
     return check_tensors(call, pass, launching);
 }
 
@@ -181,6 +223,7 @@ dw_status dw__attention_check_capability(const dw_attention *c, dw__attention_pa
                         : c->softcap > 0.0f            ? "a soft cap"
                         : c->dropout > 0.0f            ? "dropout"
                         : c->offsets_q                 ? "packed sequences"
+                        : c->bias_kind                 ? "a bias"
                         : c->head_dim > 128            ? "head dimensions above 128"
                                                        : NULL;
     if (capability == 90) return DW_OK;

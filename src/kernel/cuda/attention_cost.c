@@ -96,6 +96,7 @@ void dw__attention_seconds(const dw__kernel *kernel, const void *call, const dw_
 static const char *lacking_in_sdpa(const dw_attention *c) {
     if (c->offsets_q)
         return "scaled_dot_product_attention has no packed sequences of dense tensors";
+    if (c->bias_kind) return "calls with a bias are not measured";
     if (c->softcap > 0.0f) return "scaled_dot_product_attention has no soft cap";
     if (c->window_left >= 0 || c->window_right > 0)
         return "a window is an arbitrary mask to scaled_dot_product_attention";

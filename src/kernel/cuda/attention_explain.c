@@ -34,6 +34,7 @@ uint64_t dw_attention_class_number(const dw_attention *c, bool backward) {
         uint64_t value;
         unsigned bits;
     } parts[] = {
+        {(uint64_t)c->bias_kind, 2},
         {(uint64_t)c->head_dim, 12},
         {group, 12},
         {rounded_log2((uint64_t)c->seq_len_q), 6},
@@ -63,13 +64,13 @@ static dw_status read_call(const dw_attention *given, bool backward, dw_attentio
 
 static void name_class(const dw_attention *call, bool backward, char *text, size_t bytes) {
     static const char *const masks[] = {"", " causal", " causal-top-left", " window"};
-    snprintf(text, bytes, "attention %s %s d%d group%d q%lld k%lld heads%lld%s%s%s%s%s",
+    snprintf(text, bytes, "attention %s %s d%d group%d q%lld k%lld heads%lld%s%s%s%s%s%s",
              backward ? "backward" : "forward", call->dtype == DW_F16 ? "f16" : "bf16",
              (int)call->head_dim, (int)(call->heads_q / call->heads_kv),
              power_of_2((uint64_t)call->seq_len_q), power_of_2((uint64_t)call->seq_len_kv),
              power_of_2((uint64_t)call->batch * (uint64_t)call->heads_q), masks[mask_of(call)],
              call->offsets_q ? " packed" : "", call->softcap > 0.0f ? " softcap" : "",
-             call->dropout > 0.0f ? " dropout" : "",
+             call->dropout > 0.0f ? " dropout" : "", call->bias_kind ? " bias" : "",
              backward && call->deterministic ? " deterministic" : "");
 }
 

@@ -13,6 +13,7 @@ enum {
     HEADS_KV = 2,
     ROWS_Q = 150,
     ROWS_K = 201,
+    ALIGNED_ROWS_K = 208, /* 8 keys of a bias are read at once */
     TOTAL_Q = 211,
     TOTAL_K = 290,
     MANY_ROWS = 270, /* CUTLASS's tiles have 256 rows */
@@ -21,7 +22,7 @@ enum {
 };
 static const int32_t offsets[2][BATCH + 1] = {{0, 61, TOTAL_Q}, {0, ROWS_K, TOTAL_K}};
 
-enum { LSE = DW__ATTENTION_OPERANDS, PARTS };
+enum { LSE = DW__ATTENTION_OPERANDS, D_BIAS, PARTS };
 
 typedef struct state {
     dw__attention_shape shape;
@@ -43,6 +44,7 @@ static dw_attention make_call(dw__trial *t, const dw__attention_shape *shape) {
         seq_len_kv = shape->window ? seq_len_q : second ? ROWS_Q : ROWS_K;
     } else if (second) {
         head_dim -= 8;
+        if (shape->bias) seq_len_kv = ALIGNED_ROWS_K;
     }
     if (second) t->context.sm_count = FEW;
     return (dw_attention){
@@ -66,6 +68,7 @@ static dw_attention make_call(dw__trial *t, const dw__attention_shape *shape) {
         .seed_offset = 5,
         .dropout_stream = 3,
         .deterministic = shape->deterministic,
+        .bias_kind = (dw_attention_bias_kind)shape->bias,
         .stream = t->stream,
     };
 }
@@ -95,6 +98,37 @@ static dw_status add_tensor(dw__trial *t, state *s, dw__attention_operand which)
             dw__trial_set(s->made[which]->host, s->call.dtype, i, dw__trial_normal(2024, which, i));
     dw__attention_tensor(&s->call, which)->data = s->made[which]->device;
     dw__attention_tensor(&s->reference, which)->data = s->right[which]->device;
+    return DW_OK;
+}
+
+/* The first trial's bias repeats along the heads, the second's along the batch. Every seventh element hides its pair, and
+ * so do all of the third query. */
+static dw_status add_bias(dw__trial *t, state *s) {
+    const bool added = s->shape.bias == DW_ATTENTION_ADDED;
+    const int64_t rows = s->call.seq_len_q, keys = s->call.seq_len_kv, pairs = rows * keys,
+                  planes = t->index == 0 ? BATCH : HEADS_Q;
+    const dw_attention_bias layout = {NULL, t->index == 0 ? pairs : 0, t->index == 0 ? 0 : pairs,
+                                      keys, 1};
+    const size_t bytes = (size_t)(planes * pairs) * (added ? 2 : 1);
+    dw__trial_part *part;
+    DW_RETURN_IF_FAILED(dw__trial_add(t, bytes, &part));
+    for (size_t i = 0; i < (size_t)(planes * pairs); i++) {
+        const bool hidden = i % 7 == 3 || i / (size_t)keys % (size_t)rows == 2;
+        if (added)
+            dw__trial_set(part->host, s->call.dtype, i,
+                          hidden ? -INFINITY : dw__trial_normal(2024, PARTS, i));
+        else
+            ((uint8_t *)part->host)[i] = !hidden;
+    }
+    s->call.bias = s->call.d_bias = layout;
+    s->call.bias.data = part->device;
+    s->reference.bias = s->call.bias;
+    s->reference.d_bias = layout;
+    if (!added || s->pass == DW__ATTENTION_FORWARD) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__trial_add(t, bytes, &s->made[D_BIAS]));
+    DW_RETURN_IF_FAILED(dw__trial_add(t, bytes, &s->right[D_BIAS]));
+    s->call.d_bias.data = s->made[D_BIAS]->device;
+    s->reference.d_bias.data = s->right[D_BIAS]->device;
     return DW_OK;
 }
 
@@ -137,6 +171,7 @@ static dw_status prepare(dw__trial *t) {
         s->call.o = s->reference.o;
         s->call.lse = s->reference.lse;
     }
+    if (s->shape.bias) DW_RETURN_IF_FAILED(add_bias(t, s));
     DW_RETURN_IF_FAILED(add_workspace(t, s));
     if (kernel->provided)
         snprintf(t->detail, sizeof t->detail, ", head_dim %d%s", (int)s->shape.head_dim,
@@ -184,7 +219,10 @@ static bool is_close(const state *s, int which, char *text, size_t bytes) {
                      y = (double)dw__trial_get(right->host, type, i);
         if (x == y || fabs(x - y) <= tolerance) continue; /* equal infinities do not differ */
         snprintf(text, bytes, "element %zu of %s is %g, expected %g within %.2g", i,
-                 lse ? "lse" : dw__attention_operands[which].name, x, y, tolerance);
+                 lse               ? "lse"
+                 : which == D_BIAS ? "d_bias"
+                                   : dw__attention_operands[which].name,
+                 x, y, tolerance);
         return false;
     }
     return true;
@@ -195,7 +233,9 @@ static bool agrees(const dw__trial *t, char *text, size_t bytes) {
     if (s->pass == DW__ATTENTION_FORWARD)
         return is_close(s, DW__ATTENTION_O, text, bytes) && is_close(s, LSE, text, bytes);
     return is_close(s, DW__ATTENTION_DQ, text, bytes) &&
-           is_close(s, DW__ATTENTION_DK, text, bytes) && is_close(s, DW__ATTENTION_DV, text, bytes);
+           is_close(s, DW__ATTENTION_DK, text, bytes) &&
+           is_close(s, DW__ATTENTION_DV, text, bytes) &&
+           (!s->made[D_BIAS] || is_close(s, D_BIAS, text, bytes));
 }
 
 const dw__first_use dw__attention_first_use = {

@@ -84,8 +84,9 @@ typedef union dw__attention_shape {
         /* there are enough keys for the wide tiles, if the head dimension has any */
         bool many_keys : 1;
         bool serial : 1;    /* backward: one thread block processes all keys of a head */
-        bool blackwell : 1; /* sm_100f: forward only, without packing, soft cap or dropout */
-        uint64_t unused : 39;
+        bool blackwell : 1; /* sm_100f: forward only, without packing, soft cap, dropout or bias */
+        uint64_t bias : 2;  /* a dw_attention_bias_kind */
+        uint64_t unused : 37;
     };
     uint64_t params; /* of dw__variant */
 } dw__attention_shape;
@@ -136,7 +137,7 @@ dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attenti
 extern const dw__kernel dw__sm90_attention_forward, dw__sm90_attention_backward,
     dw__sm100_attention_forward;
 /* Entry points of backward's variants. */
-enum { DW__ATTENTION_MAIN, DW__ATTENTION_PREPARE, DW__ATTENTION_FINISH };
+enum { DW__ATTENTION_MAIN, DW__ATTENTION_PREPARE, DW__ATTENTION_FINISH, DW__ATTENTION_BIAS };
 /* The references: attention by its definition, on any GPU. They are not in the registry. */
 extern const dw__kernel dw__reference_attention[2];
 

@@ -66,6 +66,7 @@ static dw_status check_features(const dw_attention *c, const dw_cutlass_kernel *
     const char *lacks = c->dtype != DW_BF16      ? "elements other than bf16"
                         : c->offsets_q           ? "packed sequences"
                         : c->softcap > 0.0f      ? "a soft cap"
+                        : c->bias_kind           ? "a bias"
                         : c->dropout > 0.0f      ? "dropout"
                         : is_causal(c) && window ? "a window other than the causal one"
                                                  : NULL;

@@ -10,7 +10,7 @@
 /* Operands and results of the operations (deepwell/ops.h). */
 enum { Q, K, V, MASK, SEED, GIVEN_O, GIVEN_LSE, D_O };
 enum { O, LSE };
-enum { DQ, DK, DV };
+enum { DQ, DK, DV, DMASK };
 
 /* ---- the kernels' call ------------------------------------------------------------------------------- */
 
@@ -26,6 +26,23 @@ static void set_mask(const dw__call *c, dw_attention *a) {
     a->window_left = window < 0 || window > INT32_MAX ? -1 : (int32_t)(window - 1);
     a->window_right = causal ? 0 : -1;
     a->bottom_right = causal == 2;
+}
+
+/* A mask's tensor: its axes of length 1 repeat. */
+static dw_attention_bias bias_of(const dw__tensor *t) {
+    int64_t stride[4];
+    for (int axis = 0; axis < 4; axis++) stride[axis] = t->shape[axis] == 1 ? 0 : t->stride[axis];
+    return (dw_attention_bias){t->data, stride[0], stride[1], stride[2], stride[3]};
+}
+
+static bool sums_mask(const dw__call *c) { return c->output_count > DMASK; }
+
+static void set_bias(const dw__call *c, dw_attention *a) {
+    const dw__tensor *mask = &c->inputs[MASK];
+    if (mask->rank < 0) return;
+    a->bias_kind = mask->dtype == DW_BOOL ? DW_ATTENTION_VISIBLE : DW_ATTENTION_ADDED;
+    a->bias = bias_of(mask);
+    if (sums_mask(c)) a->d_bias = bias_of(&c->outputs[DMASK]);
 }
 
 /* The tensor of a result. If nothing reads it, its room starts at `*used` bytes of the workspace. */
@@ -79,6 +96,7 @@ static dw_attention call_of(const dw__operation_call *given, size_t *used) {
         a.dropout_stream = dw__call_int(c, DW_ATTR_KEY_STREAM, 0);
     }
     set_mask(c, &a);
+    set_bias(c, &a);
     return a;
 }
 
@@ -106,6 +124,13 @@ static bool all_have_rows(const dw__call *c) {
     return rows && dw__tensor_is_contiguous(lse);
 }
 
+/* Whether the kernel of the mask's gradient can write it: the mask repeats along batch and heads alone. */
+static bool has_pairs(const dw__call *c) {
+    const dw__tensor *mask = &c->inputs[MASK], *gradient = &c->outputs[DMASK];
+    return mask->shape[2] == c->inputs[Q].shape[2] && mask->shape[3] == c->inputs[K].shape[2] &&
+           (gradient->shape[3] <= 1 || gradient->stride[3] == 1);
+}
+
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__operation_call *given = call;
     const dw__call *c = &given->call;
@@ -114,8 +139,13 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     if (c->inputs[Q].shape[2] == 0 || c->inputs[K].shape[2] == 0)
         return dw__fail(DW_UNSUPPORTED, "%s: expected at least one query and one key",
                         kernel->name);
-    if (c->inputs[MASK].rank >= 0 || c->inputs[V].shape[3] != c->inputs[Q].shape[3])
-        return dw__fail(DW_UNSUPPORTED, "%s: expected no mask, and v with the head dimension of q",
+    if (c->inputs[V].shape[3] != c->inputs[Q].shape[3])
+        return dw__fail(DW_UNSUPPORTED, "%s: expected v with the head dimension of q",
+                        kernel->name);
+    if (sums_mask(c) && !has_pairs(c))
+        return dw__fail(DW_UNSUPPORTED,
+                        "%s: expected a mask with queries and keys of its own, whose gradient has "
+                        "adjacent keys",
                         kernel->name);
     if (dw__call_int(c, DW_ATTR_KEY_WINDOW, -1) == 0)
         return dw__fail(DW_UNSUPPORTED, "%s: window is 0, which leaves no key; expected 1 or more",
@@ -164,7 +194,8 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 #define GRAPH_ATTENTION                                                                            \
     .backend = "deepwell", .kind = DW__CALL_OPERATION, .proof = DW__RUN_ON_HOPPER,                 \
     .source = "src/kernel/cuda/graph_attention.c", .elements = "BF16, F16",                        \
-    .needs = "no mask but causal and windows; what the attention kernels of the GPU need",         \
+    .needs = "what the attention kernels of the GPU need; the gradient of a mask with all queries " \
+             "and keys",                                                                            \
     .supports = supports, .workspace_bytes = workspace_bytes, .prepare = prepare,                  \
     .enqueue = enqueue, .strided_results = true, .tolerance = DW__ATTENTION_TOLERANCE
 
