@@ -4,12 +4,13 @@ emulator is slow, so the models are small. tests/gpu has the tests that need a G
 from __future__ import annotations
 
 import copy
+import re
 import sys
 
 import deepwell
 import pytest
 import torch
-from deepwell import _deepwell
+from deepwell import _deepwell, runtime
 from deepwell.targets import Gpu, Target
 from torch import nn
 from users import BF16_UNIT, Net, close, engine_calls, rows, same, train_step, uneven
@@ -124,6 +125,69 @@ def test_models_are_as_exact_as_in_pytorch(build, dtype) -> None:
     floor = 2.0**-22 if dtype == torch.float32 else 2.0**-10
     for name, error in found.items():
         assert error <= most * max(expected[name], floor), (name, error, expected[name])
+
+
+def t5() -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(3)
+    return T5ForConditionalGeneration(
+        T5Config(vocab_size=96, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, dropout_rate=0.0,
+                 decoder_start_token_id=0, pad_token_id=0, use_cache=False)
+    )  # fmt: skip
+
+
+def bert() -> nn.Module:
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(4)
+    return BertForMaskedLM(
+        BertConfig(vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+                   max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    )  # fmt: skip
+
+
+def graphs_of_engines(monkeypatch) -> list[str]:
+    """The returned list receives the graph after passes of each engine that is made later."""
+    found: list[str] = []
+    make = runtime._Variant.__init__
+
+    def made(self, *arguments, **named) -> None:
+        make(self, *arguments, **named)
+        found.append(self.engine.text())
+
+    monkeypatch.setattr(runtime._Variant, "__init__", made)
+    return found
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("build", [t5, bert])
+def test_masks_and_biases_stay_in_attention(
+    monkeypatch, without_first_use_check, build, padded
+) -> None:
+    """Scores are never stored: a learned bias and padding are operands of the attention kernels. The distance from FP64 is
+    at most 1.5 times PyTorch's, which rounds the scores but neither weights nor gradients of scores in its backward."""
+    graphs = graphs_of_engines(monkeypatch)
+    draw = torch.Generator().manual_seed(5)
+    arguments = {
+        name: torch.randint(1, 96, (2, rows), generator=draw)
+        for name, rows in (("input_ids", 40), ("labels", 24 if build is t5 else 40))
+    }
+    if padded:
+        arguments["attention_mask"] = (torch.arange(40) < torch.tensor([[40], [27]])).long()
+    plain = build().bfloat16()
+    reference = copy.deepcopy(plain).double()
+    ours = deepwell.optimize(copy.deepcopy(plain), target=EMULATED, verbose=False)
+    found = errors(ours, copy.deepcopy(reference), arguments)
+    expected = errors(plain, reference, arguments)
+    assert engine_calls(ours) == (1, 0), deepwell.summary(ours)
+    layers = 6 if build is t5 else 2
+    graph = max(graphs, key=len)  # forward and backward; the other has no backward
+    assert graph.count(" = attention(") == graph.count(" = attention_backward(") == layers
+    assert graph.count("mask_gradient=1") == (4 if build is t5 else 0)
+    assert not re.search(r"\[B, 4, [^]]*\] = matmul\(", graph)
+    for name, error in found.items():
+        assert error <= 1.5 * max(expected[name], 2.0**-10), (name, error, expected[name])
 
 
 def test_a_network_trains() -> None:

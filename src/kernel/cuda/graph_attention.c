@@ -142,6 +142,9 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     if (c->inputs[V].shape[3] != c->inputs[Q].shape[3])
         return dw__fail(DW_UNSUPPORTED, "%s: expected v with the head dimension of q",
                         kernel->name);
+    if (c->inputs[MASK].rank >= 0 && c->inputs[MASK].shape[3] > 1 &&
+        c->inputs[MASK].stride[3] != 1)
+        return dw__fail(DW_UNSUPPORTED, "%s: expected a mask with adjacent keys", kernel->name);
     if (sums_mask(c) && !has_pairs(c))
         return dw__fail(DW_UNSUPPORTED,
                         "%s: expected a mask with queries and keys of its own, whose gradient has "
