@@ -27,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_VARIANTS = 512, MOST_ENTRIES = 4, MOST_THREADS = 64 };
+enum { MOST_VARIANTS = 768, MOST_ENTRIES = 4, MOST_THREADS = 64 };
 
 typedef struct resources {
     char entry[64];
@@ -75,6 +75,7 @@ static void list_attention(dw__attention_pass pass) {
     static const int head_dims[] = {64, 96, 128, 192, 256};
     static const struct {
         bool window, packed, softcap, dropout, deterministic, serial, quick;
+        dw_attention_bias_kind bias;
     } features[] = {
         {.quick = true},
         {.window = true, .quick = true},
@@ -92,6 +93,11 @@ static void list_attention(dw__attention_pass pass) {
         {.serial = true, .quick = true},
         {.window = true, .serial = true},
         {.window = true, .packed = true, .softcap = true, .dropout = true, .serial = true},
+        {.deterministic = true, .bias = DW_ATTENTION_ADDED, .quick = true},
+        {.window = true, .deterministic = true, .bias = DW_ATTENTION_ADDED},
+        {.window = true, .deterministic = true, .dropout = true, .bias = DW_ATTENTION_ADDED},
+        {.deterministic = true, .bias = DW_ATTENTION_VISIBLE},
+        {.window = true, .serial = true, .bias = DW_ATTENTION_ADDED},
     };
     for (size_t d = 0; d < DW_COUNT(head_dims); d++)
         for (int f16 = 0; f16 < 2; f16++)
@@ -109,6 +115,7 @@ static void list_attention(dw__attention_pass pass) {
                             pass == DW__ATTENTION_BACKWARD && features[f].deterministic,
                         .many_keys = many,
                         .serial = features[f].serial,
+                        .bias = features[f].bias,
                     };
                     bool quick = features[f].quick && !f16 && !many && head_dims[d] % 128 == 0;
                     add_job(dw__attention_variant(&shape, pass, "", "sm_90a"), quick);
