@@ -2,11 +2,13 @@
 run.
 
     python3 bench/hopper_attention.py --lib build/release/lib/libdeepwell.so [--out FILE.json] [-k TEXT] [--host-only]
-        [--deterministic] [--shape B,H,S,D]... [--interleaved]
+        [--deterministic] [--shape B,H,S,D]... [--interleaved] [--bias learned|alibi|padding]
 
 Inputs are random BF16, contiguous [batch, heads, seq_len, head_dim]; with --interleaved, q, k and v are views of one
 [batch, seq_len, 3, heads, head_dim]. --deterministic also measures the deterministic backward and compares the bits of
-two of its runs. The variable DEEPWELL_SERIAL=0 or 1 excludes or forces the serial backward kernel. Each time is the median of rounds in which the
+two of its runs. --bias adds numbers to the scores: [1, heads, seq_len, seq_len] whose gradient is computed (T5), the
+same without a gradient (ALiBi), or [batch, 1, 1, seq_len] of 0 and -infinity (padding); the peers are then PyTorch's
+memory-efficient and cuDNN operators with attn_mask, and flex_attention, compiled. The variable DEEPWELL_SERIAL=0 or 1 excludes or forces the serial backward kernel. Each time is the median of rounds in which the
 candidates take turns, between two events, after a write of 512 MiB, which empties the L2 cache and gives the host a
 head start. TFLOP/s count 4 B H S S D forward, half of it if causal, and 2.5 times that backward. Host times are CPU
 time per call, for calls that are only enqueued.
@@ -47,6 +49,24 @@ SHAPES = [
 ]
 DETERMINISTIC = "deterministic"
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+BIASED_PEERS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "flex": None,
+}
+
+
+def bias_for(kind: str, q: torch.Tensor) -> torch.Tensor | None:
+    batch, heads, rows, _ = q.shape
+    if not kind:
+        return None
+    if kind == "padding":
+        kept = torch.linspace(rows // 2, rows, batch, device=q.device).long()
+        hidden = torch.arange(rows, device=q.device) >= kept[:, None]
+        return torch.zeros(batch, 1, 1, rows, device=q.device, dtype=q.dtype).masked_fill_(
+            hidden[:, None, None], -math.inf
+        )
+    return torch.randn(1, heads, rows, rows, device=q.device, dtype=q.dtype)
 
 
 def call_for(tensors: dict[str, torch.Tensor], causal: bool) -> native.Call:
@@ -65,13 +85,23 @@ def call_for(tensors: dict[str, torch.Tensor], causal: bool) -> native.Call:
 
 
 class Ours:
-    def __init__(self, library, q, k, v, d_o, causal, deterministic=False) -> None:
+    def __init__(
+        self, library, q, k, v, d_o, causal, deterministic=False, bias=None, learned=False
+    ) -> None:
         self.library = library
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         results = {name: torch.empty_like(t) for name, t in dict(o=q, dq=q, dk=k, dv=v).items()}
         self.tensors = dict(q=q, k=k, v=v, d_o=d_o, lse=lse, **results)
         self.call = call_for(self.tensors, causal)
         self.call.deterministic = deterministic
+        self.names = ["o", "dq", "dk", "dv"]
+        if bias is not None:
+            self.tensors["bias"] = bias
+            self.call.bias_kind, self.call.bias = 1, native.described_bias(bias)
+        if learned:
+            self.tensors["d_bias"] = torch.empty_like(bias)
+            self.call.d_bias = native.described_bias(self.tensors["d_bias"])
+            self.names.append("d_bias")
         self.refused = library.supported(self.call, False)
         self.refused_backward = self.refused or library.supported(self.call, True)
         if not self.refused_backward:
@@ -92,26 +122,65 @@ class Ours:
             raise RuntimeError(said)
 
     def results(self) -> list[torch.Tensor]:
-        return [self.tensors[name] for name in ("o", "dq", "dk", "dv")]
+        return [self.tensors[name] for name in self.names]
 
 
 class Peer:
-    def __init__(self, backend, q, k, v, d_o, causal) -> None:
+    def __init__(self, backend, q, k, v, d_o, causal, bias=None, learned=False) -> None:
         self.backend, self.d_o, self.causal = backend, d_o, causal
         self.leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        self.bias = None if bias is None else bias.detach().requires_grad_(learned)
+        self.hides = None  # the causal mask beside a bias, which these operators take as one tensor
+        if bias is not None and causal:
+            self.hides = torch.ones(q.shape[2], k.shape[2], device=q.device).tril() == 0
+        if bias is not None and backend is None:
+            self.flex = self._flex(q, k)
+        self.wanted = [*self.leaves, self.bias] if learned else self.leaves
         self.o, self.grads, self.refused = None, None, ""
         try:
             self.forward()
-        except RuntimeError as error:
-            self.refused = str(error).splitlines()[0]
-        self.refused_backward = self.refused
+            self.refused_backward = ""
+            if bias is not None:
+                self.backward()
+        except Exception as error:  # compilers have exceptions of their own
+            said = (str(error) or repr(error)).splitlines()[0]
+            self.refused_backward = said
+            if self.o is None:
+                self.refused = said
+
+    def _flex(self, q, k):
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        attend, bias = torch.compile(flex_attention, dynamic=False), self.bias
+        b, h, i, _ = (n > 1 for n in bias.shape)  # axes of length 1 repeat
+
+        def score(value, batch, head, query, key):
+            return value + bias[batch * int(b), head * int(h), query * int(i), key]
+
+        mask = None
+        if self.causal:
+            rows, keys = q.shape[2], k.shape[2]
+            mask = create_block_mask(
+                lambda b, h, i, j: i >= j, None, None, rows, keys, device=q.device
+            )
+        return lambda: attend(*self.leaves, score_mod=score, block_mask=mask)
 
     def forward(self) -> None:
-        with sdpa_kernel(self.backend):
-            self.o = F.scaled_dot_product_attention(*self.leaves, is_causal=self.causal)
+        if self.bias is None:
+            with sdpa_kernel(self.backend):
+                self.o = F.scaled_dot_product_attention(*self.leaves, is_causal=self.causal)
+        elif self.backend is None:
+            self.o = self.flex()
+        else:
+            q, k, _ = self.leaves
+            mask = self.bias if self.hides is None else self.bias.masked_fill(self.hides, -math.inf)
+            with sdpa_kernel(self.backend):
+                self.o = F.scaled_dot_product_attention(
+                    *self.leaves, attn_mask=mask.expand(*q.shape[:3], k.shape[2])
+                )
 
     def backward(self) -> None:
-        self.grads = torch.autograd.grad(self.o, self.leaves, self.d_o, retain_graph=True)
+        self.grads = torch.autograd.grad(self.o, self.wanted, self.d_o, retain_graph=True)
 
     def results(self) -> list[torch.Tensor]:
         return [self.o.detach(), *self.grads]
@@ -170,10 +239,18 @@ def device_times(library, options) -> tuple[list[dict], bool]:
             continue
         torch.manual_seed(length + dim)
         q, k, v, d_o = inputs_of(shape, options.interleaved)
-        makers = {"ours": lambda: Ours(library, q, k, v, d_o, causal)}
+        bias, learned = bias_for(options.bias, q), options.bias == "learned"
+        makers = {
+            "ours": lambda: Ours(library, q, k, v, d_o, causal, bias=bias, learned=learned)
+        }
         if options.deterministic:
-            makers[DETERMINISTIC] = lambda: Ours(library, q, k, v, d_o, causal, True)
-        makers |= {n: (lambda b=b: Peer(b, q, k, v, d_o, causal)) for n, b in PEERS.items()}
+            makers[DETERMINISTIC] = lambda: Ours(
+                library, q, k, v, d_o, causal, True, bias, learned
+            )
+        makers |= {
+            n: (lambda b=b: Peer(b, q, k, v, d_o, causal, bias, learned))
+            for n, b in options.peers.items()
+        }
         entries = {n: make() for n, make in makers.items()}
         row = {
             "shape": name,
@@ -191,9 +268,10 @@ def device_times(library, options) -> tuple[list[dict], bool]:
             row[what] = {
                 n: {"ms": ms, "tflops": flops * factor / ms * 1e-9} for n, ms in made.items()
             }
-        if "ours" in row["backward"] and "cudnn" in row["backward"]:
-            pairs = zip(entries["ours"].results(), entries["cudnn"].results())
-            row["difference"] = dict(zip(("o", "dq", "dk", "dv"), [differ(a, b) for a, b in pairs]))
+        other = next((n for n in options.peers if n in row["backward"]), "")
+        if "ours" in row["backward"] and other:
+            pairs = zip(entries["ours"].results(), entries[other].results())
+            row["difference"] = dict(zip(entries["ours"].names, [differ(a, b) for a, b in pairs]))
             # Both results round; correct pairs differ by about 0.004.
             if not all(value < 0.02 for value in row["difference"].values()):
                 right = False
@@ -207,21 +285,25 @@ def device_times(library, options) -> tuple[list[dict], bool]:
             if not same or max(apart) > 0.02:
                 right = False
         rows.append(row)
-        print(line(row), flush=True)
+        print(line(row, options.peers), flush=True)
+        for name, reason in row["refused"].items():
+            if options.bias:
+                print(f"    {name}: {reason}")
     return rows, right
 
 
-def line(row: dict) -> str:
+def line(row: dict, peers: dict) -> str:
     parts = [f"{row['shape']:34}"]
     for what in ("forward", "backward"):
         found = row[what]
         parts.append(what[:3])
         parts += [
             f"{n} {found[n]['tflops']:6.1f}" if n in found else f"{n}      -"
-            for n in ("ours", *PEERS)
+            for n in ("ours", *peers)
         ]
-        if "ours" in found and "cudnn" in found:
-            parts.append(f"({found['cudnn']['ms'] / found['ours']['ms']:.3f})")
+        best = min((found[n]["ms"] for n in peers if n in found and n != "flash"), default=0.0)
+        if "ours" in found and best:
+            parts.append(f"({best / found['ours']['ms']:.3f})")
     if DETERMINISTIC in row["backward"]:
         ours, fixed = row["backward"]["ours"]["ms"], row["backward"][DETERMINISTIC]["ms"]
         same = "same" if row["deterministic"]["repeats"] else "OTHER"
@@ -233,10 +315,10 @@ def line(row: dict) -> str:
     return " ".join(parts)
 
 
-def geometric_means(rows: list[dict]) -> dict:
+def geometric_means(rows: list[dict], peers: dict) -> dict:
     means = {}
     for what in ("forward", "backward"):
-        for peer in PEERS:
+        for peer in peers:
             ratios = [
                 r[what][peer]["ms"] / r[what]["ours"]["ms"]
                 for r in rows
@@ -344,7 +426,9 @@ def main() -> int:
         help="batch,heads,seq_len,head_dim, both full and causal, instead of the usual shapes",
     )
     parser.add_argument("--host-only", action="store_true")
+    parser.add_argument("--bias", default="", choices=["", "learned", "alibi", "padding"])
     options = parser.parse_args()
+    options.peers = BIASED_PEERS if options.bias else PEERS
     if not torch.cuda.is_available():
         print("no CUDA device: nothing was measured")
         return 3
@@ -362,7 +446,7 @@ def main() -> int:
     }
     print(" ".join(f"{key} {value}" for key, value in report.items()), flush=True)
     rows, right = ([], True) if options.host_only else device_times(library, options)
-    report["shapes"], report["geometric_means"] = rows, geometric_means(rows)
+    report["shapes"], report["geometric_means"] = rows, geometric_means(rows, options.peers)
     for name, mean in report["geometric_means"].items():
         print(f"ours, {name}: {mean['ratio']:.3f} (geometric mean over {mean['shapes']} shapes)")
     report["host_microseconds"] = host_times(library)

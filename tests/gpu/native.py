@@ -20,6 +20,16 @@ class Tensor(ctypes.Structure):
     ]
 
 
+class Bias(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("row", ctypes.c_int64),
+        ("key", ctypes.c_int64),
+    ]
+
+
 class Call(ctypes.Structure):
     """struct dw_attention of deepwell/attention.h."""
 
@@ -61,6 +71,9 @@ class Call(ctypes.Structure):
         ("stream", ctypes.c_void_p),
         ("kernel", ctypes.c_char_p),
         ("dropout_stream", ctypes.c_int64),
+        ("bias_kind", ctypes.c_int),
+        ("bias", Bias),
+        ("d_bias", Bias),
     ]
 
 
@@ -80,6 +93,12 @@ def described(tensor: torch.Tensor) -> Tensor:
     strides = [0, *tensor.stride()] if tensor.dim() == 3 else list(tensor.stride())
     assert strides[3] == 1 or tensor.shape[-1] == 1
     return Tensor(tensor.data_ptr(), *strides[:3])
+
+
+def described_bias(tensor: torch.Tensor) -> Bias:
+    """Four axes, of which those of length 1 repeat."""
+    strides = (0 if n == 1 else stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return Bias(tensor.data_ptr(), *strides)
 
 
 class Library:

@@ -171,11 +171,12 @@ const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape
         if (backward) return NULL;
         tiles = blackwell_tiles, count = DW_COUNT(blackwell_tiles);
     }
-    /* A bias takes the tiles with the most registers to spare, which are those of a window. */
+    /* A bias takes the tiles with the most registers to spare: those of a window with few keys. */
     const bool windowed = shape->window || (shape->bias && !backward);
+    const bool many_keys = shape->many_keys && !shape->bias;
     for (size_t i = 0; i < count; i++)
         if (tiles[i].head_dim == shape->head_dim && tiles[i].window == windowed &&
-            (tiles[i].keys == 0 || shape->many_keys))
+            (tiles[i].keys == 0 || many_keys))
             return &tiles[i];
     return NULL;
 }
