@@ -314,6 +314,7 @@ typedef struct attention_case {
     int64_t causal, window;
     int64_t more_keys;   /* than queries */
     bool mask;           /* additive, of the operands' type */
+    bool learned_mask;   /* it has a gradient */
     bool constant_keys;  /* k and v have no gradient */
     int64_t stream;      /* of dropout */
     uint32_t first, end; /* results of attention that are the graph's outputs: o, lse */
@@ -340,8 +341,9 @@ static dw_status add_attention(model *m, const attention_case *c) {
                             rounded_leaf(m, c, "k", KEY_HEADS, keys),
                             rounded_leaf(m, c, "v", KEY_HEADS, keys), DW_NONE, m->seed};
     if (c->mask) {
-        const dw_dim shape[4] = {1, 1, m->sequence, keys};
-        dw_value mask = model_leaf(m, DW_ROLE_INPUT, "mask", DW_F32, 4, shape);
+        const dw_dim shape[4] = {1, c->learned_mask ? HEADS : 1, m->sequence, keys};
+        dw_value mask = model_leaf(m, c->learned_mask ? DW_ROLE_PARAMETER : DW_ROLE_INPUT, "mask",
+                                   DW_F32, 4, shape);
         operands[3] = dw__emit_cast(&m->e, mask, c->type);
     }
     if (m->e.status == DW_OK)
@@ -427,6 +429,25 @@ static dw_status masked_training(model *m) {
         m,
         &(attention_case){
             .type = DW_BF16, .head_dim = 64, .scale = 4.0, .window = -1, .mask = true, .end = 1});
+}
+static dw_status learned_mask_training(model *m) {
+    return add_attention(m, &(attention_case){.type = DW_BF16,
+                                              .head_dim = 64,
+                                              .scale = 4.0,
+                                              .causal = 1,
+                                              .window = -1,
+                                              .mask = true,
+                                              .learned_mask = true,
+                                              .end = 1});
+}
+static dw_status capped_mask_training(model *m) {
+    return add_attention(m, &(attention_case){.type = DW_BF16,
+                                              .head_dim = 64,
+                                              .scale = 4.0,
+                                              .softcap = 8.0,
+                                              .window = -1,
+                                              .mask = true,
+                                              .end = 1});
 }
 
 /* Self-attention from one tensor [B, S, 3 * HEADS * 64]: views of it are q, k and v, and the output is [B, S, ..]. */
@@ -672,12 +693,21 @@ static void attention_trains_in_place(void **state) {
     dw_text_free(text);
 }
 
-/* No kernel adds a mask: such attention becomes primitives. */
-static void masked_attention_trains_by_primitives(void **state) {
+static void masked_attention_trains(void **state) {
     (void)state;
     need_compiler();
     agrees(masked_training, 0.0, 2, 19);
-    char *text = listing_of(masked_training, 0.0);
+    expect_training(masked_training, 0.0, "bf16[2,4,77,64]");
+    agrees(learned_mask_training, 0.0, 2, 77);
+    expect_training(learned_mask_training, 0.0, "bf16[2,4,77,64]");
+}
+
+/* No kernel has a mask and a soft cap: such attention becomes primitives. */
+static void capped_attention_with_a_mask_trains_by_primitives(void **state) {
+    (void)state;
+    need_compiler();
+    agrees(capped_mask_training, 0.0, 2, 19);
+    char *text = listing_of(capped_mask_training, 0.0);
     if (strstr(text, ": attention")) fail_msg("a kernel of attention in %s", text);
     dw_text_free(text);
 }
@@ -1198,7 +1228,8 @@ int main(void) {
         cmocka_unit_test(attention_runs_by_its_kernels),
         cmocka_unit_test(statistics_of_attention_need_no_output),
         cmocka_unit_test(windows_of_attention_agree),
-        cmocka_unit_test(masked_attention_trains_by_primitives),
+        cmocka_unit_test(masked_attention_trains),
+        cmocka_unit_test(capped_attention_with_a_mask_trains_by_primitives),
         cmocka_unit_test(a_linear_layer_runs_by_its_kernel),
         cmocka_unit_test(a_composite_whose_kernel_depends_on_a_size_runs_at_every_size),
         cmocka_unit_test(a_refused_kernel_leaves_the_call_to_the_next),
