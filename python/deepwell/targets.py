@@ -228,6 +228,8 @@ class PlannedGpu(Target):
     cuda_graphs = True
     arena_segments = Gpu.arena_segments
     alignment = Gpu.alignment
+    shared_gradients = Gpu.shared_gradients
+    part_bytes = Gpu.part_bytes
 
     def begin(self) -> None:
         pass

@@ -6,13 +6,15 @@ static size_t align_up(size_t bytes, size_t alignment) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/* Order of placement: pinned buffers by time, then the others by the segments that they may use, size and time. The
- * address breaks ties, so that the result does not depend on qsort. */
+/* Order of placement: pinned buffers by time, then the others by the segments that they may use, size and time; those for
+ * the late segment last, because they find holes where the others have been. The address breaks ties, so that the result
+ * does not depend on qsort. */
 static int compare(const void *left, const void *right) {
     const dw__interval *a = *(dw__interval *const *)left;
     const dw__interval *b = *(dw__interval *const *)right;
     if (a->pinned != b->pinned) return a->pinned ? -1 : 1;
     if (a->pinned && a->first != b->first) return a->first < b->first ? -1 : 1;
+    if (a->late != b->late) return a->late ? 1 : -1;
     if (a->most != b->most) return a->most < b->most ? -1 : 1;
     if (a->bytes != b->bytes) return a->bytes > b->bytes ? -1 : 1;
     if (a->first != b->first) return a->first < b->first ? -1 : 1;

@@ -184,18 +184,24 @@ static void keep(dw_plan *plan, const dw__interval *items, uint32_t count,
     }
 }
 
-static size_t placed_peak(const profile *of, uint32_t count, const dw_segment *segments) {
+/* Returns the peak of these segments and the gradients; *most: the most bytes of segments at once. */
+static size_t placed_peak(const profile *of, uint32_t count, const dw_segment *segments,
+                          size_t *most) {
     size_t live[DW__MOST_PARTS] = {0};
+    *most = 0;
     for (uint32_t s = 0; s < count; s++) {
         for (uint32_t p = segments[s].first_part; p <= segments[s].part; p++)
             live[p] += segments[s].bytes;
+    }
+    for (uint32_t p = 0; p < of->parts; p++) {
+        if (live[p] > *most) *most = live[p];
     }
     return peak_of(of, live);
 }
 
 /* Places the storages, which lie in one segment already, in the segments of the best choice: the fewest whose peak is
- * near the lowest. They are worth it if the peak falls by a sixteenth of the arena, and by four times what the arena
- * grows. */
+ * near the lowest. They are worth it if the peak falls by a sixteenth of the arena, and by four times what
+ * segments take more at once than the arena did. */
 static dw_status cut(dw_plan *plan, uint32_t count, dw__interval *items) {
     const size_t whole = plan->arena_bytes;
     profile of;
@@ -206,15 +212,15 @@ static dw_status cut(dw_plan *plan, uint32_t count, dw__interval *items) {
     if (most > 2) most--; /* for the late one */
     if (most > of.parts) most = of.parts;
     search(&of, most, best);
-    const size_t before = placed_peak(&of, 1, plan->segments);
+    size_t held;
+    const size_t before = placed_peak(&of, 1, plan->segments, &held);
     uint32_t n = most;
     while (n > 1 && best[n - 2].peak <= best[most - 1].peak + whole / 64) n--;
     for (; n > 1; n--) {
         uint32_t placed;
         DW_RETURN_IF_FAILED(place(plan, &best[n - 1], count, items, segments, &placed));
-        size_t grown = segments[placed - 1].offset + segments[placed - 1].bytes;
-        const size_t peak = placed_peak(&of, placed, segments),
-                     growth = grown > whole ? grown - whole : 0;
+        const size_t peak = placed_peak(&of, placed, segments, &held),
+                     growth = held > whole ? held - whole : 0;
         if (peak + whole / 16 > before || peak + 4 * growth > before) continue;
         keep(plan, items, placed, segments);
         return DW_OK;
