@@ -240,13 +240,9 @@ def device_times(library, options) -> tuple[list[dict], bool]:
         torch.manual_seed(length + dim)
         q, k, v, d_o = inputs_of(shape, options.interleaved)
         bias, learned = bias_for(options.bias, q), options.bias == "learned"
-        makers = {
-            "ours": lambda: Ours(library, q, k, v, d_o, causal, bias=bias, learned=learned)
-        }
+        makers = {"ours": lambda: Ours(library, q, k, v, d_o, causal, bias=bias, learned=learned)}
         if options.deterministic:
-            makers[DETERMINISTIC] = lambda: Ours(
-                library, q, k, v, d_o, causal, True, bias, learned
-            )
+            makers[DETERMINISTIC] = lambda: Ours(library, q, k, v, d_o, causal, True, bias, learned)
         makers |= {
             n: (lambda b=b: Peer(b, q, k, v, d_o, causal, bias, learned))
             for n, b in options.peers.items()

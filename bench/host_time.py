@@ -101,7 +101,10 @@ def measure(name: str, options: argparse.Namespace) -> None:
         torch.cuda.get_device_name = lambda device: "a fake GPU"
         model = deepwell.optimize(model, target="cpu", precision="fp32", verbose=False)
     times: list[tuple[float, ...]] = []
-    inside = {"forward": 0.0, "backward": 0.0}  # seconds of the current step in the library and the driver
+    inside = {
+        "forward": 0.0,
+        "backward": 0.0,
+    }  # seconds of the current step in the library and the driver
     target = type(model.forward.session.target)
 
     def timed(name: str) -> None:

@@ -77,7 +77,9 @@ class Lease:
         self._pool = pool
         self._key = key
         self._segments: list[Any] = []
-        self.addresses: list[int | None] = []  # of the segments; None before they begin and once they are freed
+        self.addresses: list[
+            int | None
+        ] = []  # of the segments; None before they begin and once they are freed
         self.add(first)
 
     def add(self, segment: Any) -> None:

@@ -206,9 +206,7 @@ def moments_of(
         )
     ]
     clones = [outputs[i] for i in leaves.cloned if kept[i]]
-    read = {
-        leaf: prepared.leaf_parts[leaf] for leaf in passing if leaf in set(variant.leaves_read)
-    }
+    read = {leaf: prepared.leaf_parts[leaf] for leaf in passing if leaf in set(variant.leaves_read)}
     for part in range(prepared.part_count):
         held = {
             **always,

@@ -221,6 +221,8 @@ class ModuleState:
         self._outside = list(outside.values())
         self._submodules = submodules
         self._tensors = named_tensors(root)
+        # As they are now: a conversion or a move gives the same parameters other data.
+        self._likeness = _likeness(self._tensors)
         self._set_tensors(contents.tensors)
         self.training = (root.training, *[module.training for module in submodules])
         watched[:0] = [None, _kept(root.__dict__)]
@@ -317,8 +319,8 @@ class ModuleState:
         )
         if difference is not None:
             return difference
-        if _likeness(self._tensors) != _likeness(now._tensors):
-            return _tensor_difference(self._tensors, now._tensors)
+        if self._likeness != now._likeness:
+            return _tensor_difference(self._likeness, now._likeness)
         return now.reason if self.reason != now.reason else None
 
     def adopt(self, now: "ModuleState") -> None:
@@ -373,8 +375,8 @@ def _likeness(tensors: dict[str, torch.Tensor]) -> list[Any]:
     ]
 
 
-def _tensor_difference(was: dict[str, Any], now: dict[str, Any]) -> str:
-    for old, new in zip(_likeness(was), _likeness(now)):
+def _tensor_difference(was: list[Any], now: list[Any]) -> str:
+    for old, new in zip(was, now):
         if old == new:
             continue
         owner, _, _ = old[0].rpartition(".")

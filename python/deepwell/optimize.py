@@ -547,9 +547,7 @@ class _State:
             type(tensor).__name__ == "DTensor" for tensor in self.module.tensors().values()
         )
         if self.sharded_inside is not None:
-            self.reason = (
-                f"fully_shard was applied to '{self.sharded_inside}': such modules run in the engine each by itself"
-            )
+            self.reason = f"fully_shard was applied to '{self.sharded_inside}': such modules run in the engine each by itself"
         else:
             self.reason = self.module.reason or _unsupported_tensor(self.module.tensors(), target)
         self.entries: dict[Any, list[_Entry]] = {}
@@ -1039,7 +1037,9 @@ class OptimizedForward:
 
         compiler = getattr(self._busy, "compiler", None)
         forward = self.original
-        compiler = None if compiler is True else compiler  # a PyTorch that does not give its callback
+        compiler = (
+            None if compiler is True else compiler
+        )  # a PyTorch that does not give its callback
 
         def original() -> Any:
             if alone:

@@ -155,7 +155,8 @@ class StepGraph:
             program.leaf_roles,
             [*rest, *numbers],
             program.target.alignment,
-            isinstance(target, (Gpu, PlannedGpu)) and all(not t.is_cuda for t in model.parameters()),
+            isinstance(target, (Gpu, PlannedGpu))
+            and all(not t.is_cuda for t in model.parameters()),
         )
         memory.cloned = tuple(
             output.index for output in captured.outputs if output.kind == "graph" and output.copied

@@ -42,9 +42,7 @@ static dw_status describe(const dw_graph *graph, dw_node node, question *q) {
 
 static bool has_mask_gradient(const dw_graph *graph) {
     for (size_t n = 0; n < graph->nodes.count; n++)
-        if (graph->nodes.items[n].op == DW_OP_ATTENTION_BACKWARD &&
-            dw_node_int(graph, (dw_node)n, DW_ATTR_KEY_MASK_GRADIENT, 0))
-            return true;
+        if (dw_node_int(graph, (dw_node)n, DW_ATTR_KEY_MASK_GRADIENT, 0)) return true;
     return false;
 }
 

@@ -84,7 +84,10 @@ def vit():
 
     model = ViTForImageClassification(ViTConfig(num_hidden_layers=2, num_labels=10))
     model.config.problem_type = "single_label_classification"  # otherwise the first call sets it
-    return model, {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.tensor([1, 2, 3, 4])}
+    return model, {
+        "pixel_values": torch.randn(4, 3, 224, 224),
+        "labels": torch.tensor([1, 2, 3, 4]),
+    }
 
 
 def t5():

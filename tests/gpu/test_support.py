@@ -579,9 +579,7 @@ def test_the_comparison_changes_nothing(monkeypatch) -> None:
 # ---- several GPUs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    not (hopper and torch.cuda.device_count() > 1), reason="needs two Hopper GPUs"
-)
+@pytest.mark.skipif(not (hopper and torch.cuda.device_count() > 1), reason="needs two Hopper GPUs")
 def test_a_model_on_another_gpu_than_the_current_one() -> None:
     """In the main thread, in a thread that has used no GPU, with a plan made in backward, and with both in turn."""
     assert torch.cuda.current_device() == 0

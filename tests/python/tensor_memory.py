@@ -25,9 +25,7 @@ class _Shadowed:
 def shadow_arenas(monkeypatch) -> None:
     """From now on, arenas of emulated GPUs count as tensors."""
     make = EmulatedGpu.arena
-    monkeypatch.setattr(
-        EmulatedGpu, "arena", lambda self, size: _Shadowed(make(self, size), size)
-    )
+    monkeypatch.setattr(EmulatedGpu, "arena", lambda self, size: _Shadowed(make(self, size), size))
 
 
 def counted_peaks(prepare: Callable[[], Callable[[], None]], steps: int) -> list[int]:

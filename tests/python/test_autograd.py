@@ -407,9 +407,7 @@ def test_a_tensor_that_only_pytorch_can_describe_is_read() -> None:
     ]
     expected = [i for i, tensor in enumerate(tensors) if not tensor.is_contiguous()]
     assert _deepwell.unreadable(tensors, 1) == expected
-    expected = [
-        i for i, t in enumerate(tensors) if not t.is_contiguous() or t.data_ptr() % 64 != 0
-    ]
+    expected = [i for i, t in enumerate(tensors) if not t.is_contiguous() or t.data_ptr() % 64 != 0]
     assert _deepwell.unreadable(tensors, 64) == expected
 
 

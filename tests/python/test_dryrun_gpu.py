@@ -112,7 +112,8 @@ def check(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize(
-    "name", ["gpt2", "llama", "vit", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bert", "t5"))]
+    "name",
+    ["gpt2", "llama", "vit", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bert", "t5"))],
 )
 def test_counted_memory(name, dtype) -> None:
     report = check(Call.of(name, dtype))
@@ -303,5 +304,3 @@ def test_what_is_not_supported() -> None:
 
 def test_rounding() -> None:
     assert [gpu_memory.rounded(size) for size in (0, 1, 512, 513)] == [0, 512, 512, 1024]
-
-

@@ -301,3 +301,17 @@ def test_before_the_first_call() -> None:
     assert isinstance(model.__dict__["forward"], OptimizedForward)
     assert "Total modules replaced: 0" in deepwell.summary(model)
     assert "not optimized" in deepwell.summary(deepwell.restore(model))
+
+
+def test_a_conversion_and_back_uses_the_capture_of_its_type(monkeypatch) -> None:
+    """Conversions and moves give the same parameters other data, so that a capture must remember what they were."""
+    monkeypatch.setenv("DEEPWELL_MEASURE", "0")
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+    ours = deepwell.optimize(copy.deepcopy(plain), target="cpu", verbose=False)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
+        found, expected = ours.to(dtype)(x.to(dtype)), plain.to(dtype)(x.to(dtype))
+        assert found.dtype == dtype
+        tolerance = 2.0**-20 if dtype == torch.float32 else 2.0**-6
+        assert (found.double() - expected.double()).abs().max() <= tolerance
+    assert len(ours.__dict__["forward"]._states) == 2
