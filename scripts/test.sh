@@ -95,7 +95,7 @@ sanitized() {
 # well. `long` runs all of them.
 WITHOUT_THREADS='^(test_amx|test_cuda_explain|test_graph|test_hostile_graphs|test_gradient|test_model_config|test_out_of_memory|'
 WITHOUT_THREADS+='test_pipeline_time|test_planner.*|test_runs|test_simulate|test_autoplan|test_(quantized_)?gemm|'
-WITHOUT_THREADS+='test_attention_first_use|test_(engine|operations|trainer)_gpu|test_emulator_(tcgen05|instructions|attention|gemm_scaled)|fuzz_.*)$'
+WITHOUT_THREADS+='test_attention_(first_use|bias)|test_(engine|operations|trainer)_gpu|test_emulator_(tcgen05|instructions|attention|gemm_scaled)|fuzz_.*)$'
 
 # Long tests of the search for plans. fuzz_autoplan and fuzz_planner_graph run the same code under AddressSanitizer.
 SEARCHES='^(test_autoplan|test_pipeline_time)$'

@@ -175,7 +175,7 @@ def test_scratch_may_be_allocated_after_logits_are_freed(monkeypatch) -> None:
         begin(lease, index, segment)
 
     monkeypatch.setattr(Lease, "begin", noted)
-    config = LlamaConfig(hidden_size=512, num_hidden_layers=6, intermediate_size=2048, vocab_size=64000,
+    config = LlamaConfig(hidden_size=1024, num_hidden_layers=6, intermediate_size=4096, vocab_size=64000,
                          num_attention_heads=8, num_key_value_heads=8, use_cache=False)  # fmt: skip
     ids = torch.randint(0, 64000, (4, 1024), generator=torch.Generator().manual_seed(3)).cuda()
     torch.manual_seed(4)
