@@ -11,7 +11,7 @@ import pytest
 import torch
 from deepwell.arena import Lease
 from deepwell.targets import Gpu
-from test_optimize_gpu import Wide, errors, gpt2, llama
+from test_optimize_gpu import errors, gpt2, llama
 from torch import nn
 from users import BF16_UNIT, Net, close, engine_calls, rows, uneven
 
@@ -125,6 +125,21 @@ def test_memory_is_pytorchs_and_comes_back() -> None:
     assert torch.cuda.max_memory_allocated() > before
 
 
+class Deep(nn.Module):
+    """Layers that are each a part of backward, and enough of them that freeing what they saved lowers the peak whatever
+    workspace cuBLASLt takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.layers = nn.ModuleList(nn.Linear(1500, 1500, bias=False) for _ in range(12))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
 def test_gradients_take_the_place_of_segments(monkeypatch) -> None:
     """The peak of a step falls, gradients keep their bits, and after some steps every segment has an address that it had
     before, so that graphs are replayed."""
@@ -143,7 +158,7 @@ def test_gradients_take_the_place_of_segments(monkeypatch) -> None:
         monkeypatch.setattr(Gpu, "arena_segments", segments)
         gc.collect()
         before = torch.cuda.memory_allocated()  # one segment stays allocated between steps
-        ours = deepwell.optimize(Wide().cuda(), target="sm_90a", verbose=False)
+        ours = deepwell.optimize(Deep().cuda(), target="sm_90a", verbose=False)
         for step in range(8):
             if step == 7:
                 torch.cuda.synchronize()
