@@ -80,6 +80,18 @@ DW_API const dw_graph *dw_engine_graph(const dw_engine *engine);
 DW_API dw_status dw_engine_plan(dw_engine *engine, const int64_t *sizes, dw_plan **plan);
 DW_API void dw_plan_release(dw_plan *plan);
 
+typedef struct dw_plan_options {
+    size_t struct_size; /* sizeof(dw_plan_options) */
+    /* 1: on a GPU, products of F32 operands round these to TF32 (10 bits behind the point, F32's range; sums in F32),
+     * which tensor cores multiply many times faster than FMA units multiply F32. Other targets ignore it. */
+    int tf32;
+} dw_plan_options;
+#define DW_PLAN_OPTIONS_DEFAULT                                                                    \
+    { sizeof(dw_plan_options), 0 }
+/* dw_engine_plan with options; NULL: the defaults. Plans with other options are other plans. */
+DW_API dw_status dw_engine_plan_with(dw_engine *engine, const int64_t *sizes,
+                                     const dw_plan_options *options, dw_plan **plan);
+
 DW_API size_t dw_plan_arena_bytes(const dw_plan *plan);
 DW_API size_t dw_plan_saved_bytes(const dw_plan *plan);
 

@@ -238,15 +238,15 @@ class _Variant:
         self._prepared: dict[tuple[int, ...], _Prepared] = {}
 
     def prepared(self, sizes: tuple[int, ...]) -> _Prepared:
-        """Returns what a run needs at these sizes, and on a CPU at the current number of threads, because kernels'
-        scratch is per thread."""
+        """Returns what a run needs at these sizes, and by what else the target's plans depend on: on a CPU the current
+        number of threads, because kernels' scratch is per thread, on a GPU whether PyTorch multiplies F32 as TF32."""
         key = (self.target.plan_key(), *sizes)
         prepared = self._prepared.get(key)
         if prepared is None:
             if len(self._prepared) >= 32:
                 self._prepared.pop(next(iter(self._prepared)), None)
             with self.target.current():
-                plan = self.engine.plan(sizes)
+                plan = self.engine.plan(sizes, self.target.tf32())
             prepared = self._prepared[key] = _Prepared(self, plan, sizes)
         return prepared
 

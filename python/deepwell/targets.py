@@ -66,6 +66,10 @@ class Target:
         """Returns what plans depend on, except for the sizes."""
         return _deepwell.get_threads()
 
+    def tf32(self) -> bool:
+        """Returns whether matrix products of F32 operands round these to TF32."""
+        return False
+
     def current(self) -> ContextManager[Any]:
         """Plans are made and run while this is entered."""
         return _NOTHING
@@ -180,7 +184,11 @@ class Gpu(Target):
         pass
 
     def plan_key(self) -> int:
-        return 0
+        return self.tf32()
+
+    def tf32(self) -> bool:
+        # Set by torch.set_float32_matmul_precision and by torch.backends.
+        return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
     def current(self) -> ContextManager[Any]:
         here = torch.cuda.current_device() == self.device.index

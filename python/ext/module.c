@@ -543,7 +543,8 @@ static PyObject *plan_leaf_parts(PyObject *self, void *closure) {
 static PyGetSetDef plan_getset[] = {
     {"arena_bytes", plan_arena_bytes, NULL, "arena that forward and backward need", NULL},
     {"saved_bytes", plan_saved_bytes, NULL, "prefix of it that backward reads", NULL},
-    {"segments", plan_segments, NULL, "((bytes, saved bytes, last part, first part), ...) of the arena", NULL},
+    {"segments", plan_segments, NULL,
+     "((bytes, saved bytes, last part, first part), ...) of the arena", NULL},
     {"outputs", plan_outputs, NULL, "((dtype, shape), ...)", NULL},
     {"part_count", plan_part_count, NULL, "parts of backward", NULL},
     {"output_parts", plan_output_parts, NULL, "last part of backward that reads each output", NULL},
@@ -841,7 +842,8 @@ static PyObject *engine_text(PyObject *self, PyObject *unused) {
 
 static PyObject *engine_plan(PyObject *self, PyObject *args) {
     PyObject *sequence = NULL;
-    if (!PyArg_ParseTuple(args, "O:plan", &sequence)) return NULL;
+    dw_plan_options options = DW_PLAN_OPTIONS_DEFAULT;
+    if (!PyArg_ParseTuple(args, "O|p:plan", &sequence, &options.tf32)) return NULL;
     engine_slot *slot = object_slot(self);
     Py_ssize_t count = 0;
     int64_t *sizes = read_integers(sequence, &count);
@@ -855,7 +857,7 @@ static PyObject *engine_plan(PyObject *self, PyObject *args) {
     dw_plan *plan = NULL;
     dw_status status;
     Py_BEGIN_ALLOW_THREADS;
-    status = dw_engine_plan(slot->engine, sizes, &plan);
+    status = dw_engine_plan_with(slot->engine, sizes, &options, &plan);
     Py_END_ALLOW_THREADS;
     PyMem_Free(sizes);
     if (status != DW_OK) return fail(status);
@@ -911,7 +913,7 @@ static PyObject *engine_fit_step(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef engine_methods[] = {
-    {"plan", engine_plan, METH_VARARGS, "plan(sizes) -> Plan"},
+    {"plan", engine_plan, METH_VARARGS, "plan(sizes, tf32=False) -> Plan"},
     {"fit_step", engine_fit_step, METH_VARARGS,
      "fit_step(sizes, symbol, least, optimizer, outputs_kept, resident, capacity) -> (micro-batch, "
      "fits, moment)"},

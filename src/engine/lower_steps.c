@@ -15,6 +15,7 @@ void dw__step_shape(const dw__step *step, dw__call *call) {
     call->addend = step->addend.view;
     call->addend.data = NULL;
     call->sums = step->sums;
+    call->tf32 = step->tf32;
     for (uint32_t i = 0; i < step->input_count; i++) {
         call->inputs[i] = step->inputs[i].view;
         call->inputs[i].data = NULL;
@@ -30,6 +31,7 @@ dw_status dw__lower_make_step(dw__lowering *l, dw_node node, dw__step *step) {
     memset(step, 0, sizeof *step);
     step->node = node;
     step->op = record->op;
+    step->tf32 = l->plan->target.tf32;
     step->attr_count = record->attr_count;
     step->input_count = record->input_count;
     step->output_count = record->output_count;

@@ -40,6 +40,14 @@ static void evict(dw_engine *engine) {
 }
 
 dw_status dw_engine_plan(dw_engine *engine, const int64_t *sizes, dw_plan **out) {
+    return dw_engine_plan_with(engine, sizes, NULL, out);
+}
+
+dw_status dw_engine_plan_with(dw_engine *engine, const int64_t *sizes, const dw_plan_options *given,
+                              dw_plan **out) {
+    static const dw__struct known = {"dw_plan_options", sizeof(dw_plan_options), {0}};
+    dw_plan_options options = DW_PLAN_OPTIONS_DEFAULT;
+    if (given) DW_RETURN_IF_FAILED(dw__struct_read(&known, given, &options));
     for (uint32_t i = 0; i < dw_graph_symbol_count(engine->graph); i++) {
         if (sizes[i] < 0) {
             return dw__fail(DW_INVALID_ARGUMENT, "size %s is %lld: sizes must not be negative",
@@ -49,6 +57,7 @@ dw_status dw_engine_plan(dw_engine *engine, const int64_t *sizes, dw_plan **out)
     dw__target target;
     dw_status status = DW_OK;
     DW_RETURN_IF_FAILED(dw__target_of(engine->device, engine->cuda_graphs, &target));
+    target.tf32 = options.tf32 && target.context;
     pthread_mutex_lock(&engine->lock);
     dw_plan *plan = find_plan(engine, &target, sizes);
     if (plan) {

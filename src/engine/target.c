@@ -37,6 +37,6 @@ void dw__target_copy(dw__target *to, const dw__target *from) {
 
 bool dw__target_serves(const dw__target *target, const dw__target *wanted) {
     return target->device == wanted->device && target->executor == wanted->executor &&
-           target->context == wanted->context && target->alignment == wanted->alignment &&
-           target->threads >= wanted->threads;
+           target->context == wanted->context && target->tf32 == wanted->tf32 &&
+           target->alignment == wanted->alignment && target->threads >= wanted->threads;
 }

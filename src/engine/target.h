@@ -24,6 +24,7 @@ typedef struct dw__target {
     /* On a GPU: */
     const dw__context *context; /* NULL: a CPU */
     dw__gpu_target gpu;         /* for kernels' supports(); its name points to gpu_name */
+    bool tf32;                  /* as in dw__call */
     char gpu_name[DW__TARGET_NAME];
 } dw__target;
 

@@ -66,6 +66,8 @@ typedef struct dw__call {
     /* A matmul without batches may have one more output of rank 1, behind the operation's own. It receives the sums over
      * k of operand a [m,k] or b [k,n], as they are multiplied: m or n elements, summed in F32 and rounded once. */
     dw__operand_sum sums;
+    /* Products of F32 operands may round these to TF32: 10 bits behind the point, F32's range. */
+    bool tf32;
 } dw__call;
 
 /* A call of one of the graph's operations. Kernels of the CPU read its first member alone; a GPU's have their tensors

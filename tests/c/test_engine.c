@@ -351,6 +351,14 @@ static void plans_are_cached_and_kept_while_in_use(void **state) {
     OK(dw_engine_plan(f.engine, f.p.sizes, &again));
     assert_ptr_equal(again, f.plan);
     dw_plan_release(again);
+    dw_plan_options options = DW_PLAN_OPTIONS_DEFAULT;
+    options.tf32 = 1; /* for GPUs */
+    OK(dw_engine_plan_with(f.engine, f.p.sizes, &options, &again));
+    assert_ptr_equal(again, f.plan);
+    dw_plan_release(again);
+    options.struct_size = 1;
+    assert_int_equal(dw_engine_plan_with(f.engine, f.p.sizes, &options, &again),
+                     DW_INVALID_ARGUMENT);
     int64_t live = 0;
     for (int64_t s = 1; s <= 60; s++) {
         OK(dw_engine_plan(f.engine, (int64_t[]){1, s}, &other));

@@ -135,18 +135,21 @@ static void llama_agrees(void **state) {
 
 /* ---- plans for a GPU that is not there ---------------------------------------------------------------- */
 
-static char *described_on(const char *name, model_builder builder, size_t *arena) {
+/* A plan as text (dw_plan_describe): an instruction is listed by its kernel, with the type and shape of its first
+ * operand. `arena`: may be NULL. */
+static char *described_on(const char *name, model_builder builder, double dropout, int64_t sequence,
+                          size_t *arena) {
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
-    dw_graph *graph = build(builder, 0.0);
+    dw_graph *graph = build(builder, dropout);
     dw_plan *plan = NULL;
     char *text = NULL;
     problem p;
-    problem_begin(&p, graph, 2, 17);
+    problem_begin(&p, graph, 2, sequence);
     OK(dw_device_find(name, &options.device));
     dw_engine *engine = make_engine_with(&p, &options);
     OK(dw_engine_plan(engine, p.sizes, &plan));
     OK(dw_plan_describe(plan, &text));
-    *arena = dw_plan_arena_bytes(plan);
+    if (arena) *arena = dw_plan_arena_bytes(plan);
     dw_plan_release(plan);
     dw_engine_destroy(engine);
     problem_end(&p);
@@ -166,14 +169,14 @@ static void a_planned_gpu_has_the_plan_of_an_emulated_one(void **state) {
     snprintf(before, sizeof before, "%s", set ? set : "");
     for (size_t i = 0; i < DW_COUNT(builders); i++) {
         setenv("DEEPWELL_CUBLASLT", "off", 1);
-        char *expected = described_on("emulator:sm_90a", builders[i], &emulated),
-             *found = described_on("plan:sm_90a", builders[i], &planned);
+        char *expected = described_on("emulator:sm_90a", builders[i], 0.0, 17, &emulated),
+             *found = described_on("plan:sm_90a", builders[i], 0.0, 17, &planned);
         assert_string_equal(found, expected);
         assert_int_equal(planned, emulated);
         dw_text_free(found);
         dw_text_free(expected);
         unsetenv("DEEPWELL_CUBLASLT");
-        found = described_on("plan:sm_90a", builders[i], &with_library);
+        found = described_on("plan:sm_90a", builders[i], 0.0, 17, &with_library);
         assert_non_null(strstr(found, "cublaslt"));
         assert_true(with_library >= (size_t)32 << 20);
         dw_text_free(found);
@@ -237,7 +240,9 @@ static dw_status head_alone(model *m) { return add_head(m, false, false); }
 static dw_status head_with_logits(model *m) { return add_head(m, true, false); }
 static dw_status head_of_a_model(model *m) { return add_head(m, false, true); }
 
-static char *listing_of(model_builder builder, double dropout);
+static char *listing_of(model_builder builder, double dropout) {
+    return described_on(device->name, builder, dropout, 77, NULL);
+}
 static void expect_kernel(model_builder builder, double dropout, const char *kernel);
 
 /* Logits are kept for backward if they take no more memory than what is saved besides. Their rows are then padded, which
@@ -504,21 +509,26 @@ static dw_status two_layers(model *m) {
     return e->status;
 }
 
-/* The plan of a model as text: an instruction is listed by its kernel, with the type and shape of its first operand. */
-static char *listing_of(model_builder builder, double dropout) {
-    dw_graph *graph = build(builder, dropout);
+static void products_in_tf32_are_another_plan(void **state) {
+    dw_graph *graph = build(model_gpt, 0.0);
+    dw_plan_options options = DW_PLAN_OPTIONS_DEFAULT;
+    dw_plan *plans[4] = {NULL};
     problem p;
-    dw_plan *plan = NULL;
-    char *text = NULL;
-    problem_begin(&p, graph, 2, 77);
+    (void)state;
+    need_compiler();
+    problem_begin(&p, graph, 2, 17);
     dw_engine *engine = make_gpu_engine(&p, 1, 0);
-    OK(dw_engine_plan(engine, p.sizes, &plan));
-    OK(dw_plan_describe(plan, &text));
-    dw_plan_release(plan);
+    for (int i = 0; i < 4; i++) {
+        options.tf32 = i % 2;
+        OK(dw_engine_plan_with(engine, p.sizes, &options, &plans[i]));
+    }
+    assert_ptr_equal(plans[0], plans[2]);
+    assert_ptr_equal(plans[1], plans[3]);
+    assert_ptr_not_equal(plans[0], plans[1]);
+    for (int i = 0; i < 4; i++) dw_plan_release(plans[i]);
     dw_engine_destroy(engine);
     problem_end(&p);
     dw_graph_destroy(graph);
-    return text;
 }
 
 /* The gradient of the embedding is added to that of the head, where it lies. */
@@ -1219,6 +1229,7 @@ static int find_device(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gpt_agrees),
+        cmocka_unit_test(products_in_tf32_are_another_plan),
         cmocka_unit_test(gradients_of_a_tied_embedding_are_added_in_place),
         cmocka_unit_test(residuals_are_added_by_other_steps),
         cmocka_unit_test(gpt_with_dropout_agrees),

@@ -42,6 +42,7 @@ typedef struct gemm_key {
     int64_t type, result;       /* dw_dtype */
     int64_t bias, apart;        /* apart: c is not y */
     int64_t sums, sum_type;     /* dw__operand_sum, and the sums' dw_dtype */
+    int64_t tf32;               /* operands are F32, multiplied as TF32 */
     int64_t a_alignment, b_alignment, c_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
 } gemm_key;
 
@@ -161,6 +162,7 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     g->y_alignment = alignment_of(y);
     g->bias = linear && c->input_count > 2 && c->inputs[2].rank >= 0;
     g->sums = c->sums;
+    g->tf32 = c->tf32 && a->dtype == DW_F32;
     if (g->sums) g->sum_type = c->outputs[1].dtype;
     if (dw__tensor_count(y) == 0) return true;
     if (g->k == 0) return false;
@@ -255,10 +257,12 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
               bias_type = lt_type(key->bias ? key->type : key->sum_type);
     const bool has_epilogue = key->bias || key->sums;
     const void *aligned = (const char *)0 + ROOM_ALIGNMENT; /* stands for the sums' address */
-    DW_RETURN_IF_FAILED(dw__cublaslt_check(
-        lt->product_create(&g->product, wide ? DW_LT_COMPUTE_F64 : DW_LT_COMPUTE_F32,
-                           wide ? DW_LT_F64 : DW_LT_F32),
-        "cublasLtMatmulDescCreate"));
+    DW_RETURN_IF_FAILED(dw__cublaslt_check(lt->product_create(&g->product,
+                                                              wide        ? DW_LT_COMPUTE_F64
+                                                              : key->tf32 ? DW_LT_COMPUTE_TF32
+                                                                          : DW_LT_COMPUTE_F32,
+                                                              wide ? DW_LT_F64 : DW_LT_F32),
+                                           "cublasLtMatmulDescCreate"));
     int result = lt->product_set(g->product, DW_LT_TRANSPOSE_A, &first, sizeof first);
     if (result == 0)
         result = lt->product_set(g->product, DW_LT_TRANSPOSE_B, &second, sizeof second);
@@ -444,7 +448,7 @@ static dw_status gemm_of(const dw__context *context, gemm_key *key, gemm **found
 static uint64_t params_of(const gemm_key *g) {
     return (uint64_t)g->type | (uint64_t)g->result << 4 | (uint64_t)g->a_turned << 8 |
            (uint64_t)g->b_turned << 9 | (uint64_t)(g->batch > 1) << 10 | (uint64_t)g->bias << 11 |
-           (uint64_t)g->sums << 12 | (uint64_t)g->sum_type << 14;
+           (uint64_t)g->sums << 12 | (uint64_t)g->sum_type << 14 | (uint64_t)g->tf32 << 18;
 }
 
 /* Sizes of which no tile is a divisor, and sizes of whole tiles. */
@@ -481,6 +485,7 @@ static void example(uint64_t params, int index, dw__call *c) {
                     .attrs = bias ? &of_linear[b_turned] : transposed[a_turned][b_turned] + first,
                     .input_count = bias ? 3 : 2,
                     .output_count = 1,
+                    .tf32 = params >> 18 & 1,
                     .inputs = {{.dtype = type, .rank = 3, .shape = {batch, m, k}},
                                {.dtype = type, .rank = 3, .shape = {batch, k, n}},
                                {.dtype = type, .rank = 1, .shape = {n}}},
@@ -576,7 +581,8 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     return dw__gpu_kernel_runs(kernel, call, gpu->context);
 }
 
-/* FMA units compute F32 at a sixteenth of the tensor cores' rate in 16 bits, F64's tensor cores at the same. */
+/* FMA units compute F32 at a sixteenth of the tensor cores' rate in 16 bits, F64's tensor cores at the same; TF32 has
+ * half of that rate. */
 static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                     dw__kernel_seconds *result) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
@@ -586,7 +592,7 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
     if (!key_of(c, &g)) return;
     for (uint32_t i = 0; i < c->input_count; i++)
         if (c->inputs[i].rank >= 0) bytes += (double)dw__tensor_bytes(&c->inputs[i]);
-    const double part = g.type == DW_BF16 || g.type == DW_F16 ? 1.0 : 1.0 / 16.0;
+    const double part = dw__dtype_is_half((dw_dtype)g.type) ? 1.0 : g.tf32 ? 0.5 : 1.0 / 16.0;
     result->seconds = dw__gemm_library_seconds(gpu, (double)g.m, (double)g.n, (double)g.k,
                                                (double)(g.batch * g.calls), bytes, part);
     snprintf(result->from, sizeof result->from, "%s", dw__gemm_library_source);
@@ -709,8 +715,9 @@ const dw__kernel dw__graph_cublaslt = {
     .prepare = prepare,
     .enqueue = enqueue,
     .first_use = &dw__operation_first_use,
-    .tolerance =
-        "sums in F32 (F64 in F64), rounded once; with a bias twice: before it is added, and after",
+    .tolerance = "sums in F32 (F64 in F64), rounded once; with a bias twice: before it is added, "
+                 "and after; F32 operands are "
+                 "rounded to TF32 where the plan allows it",
     .example = example,
     .tolerance_factor = 8.0,
     .rounds_before_bias = true,

@@ -171,7 +171,8 @@ static dw_status multiply(run *r, factor a, factor b, dw__tensor result, bool ac
                  .output_count = 1,
                  .inputs = {a.matrix, b.matrix},
                  .outputs = {result},
-                 .accumulates = accumulates ? DW__ADDS_TO_OUTPUT : DW__ADDS_NOTHING}};
+                 .accumulates = accumulates ? DW__ADDS_TO_OUTPUT : DW__ADDS_NOTHING,
+                 .tf32 = r->h->c->tf32}};
     return call_kernel(r, &made);
 }
 

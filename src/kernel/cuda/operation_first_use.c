@@ -183,6 +183,10 @@ static double unit_roundoff(dw_dtype dtype) {
     return dtype == DW_BF16 ? 0x1p-8 : dtype == DW_F16 ? 0x1p-11 : 0.0;
 }
 
+/* Of a product of normal numbers, relative to the largest result: TF32 operands are off by at most 2^-10, truncated, and
+ * the products' errors add up like the products themselves. */
+#define TF32_ERROR (2 * 0x1p-10)
+
 static double number_at(const void *data, dw_dtype dtype, int64_t offset) {
     const dw__scalar value = dw__scalar_load(data, dtype, offset);
     return dw__dtype_is_float(dtype) ? value.number : (double)value.integer;
@@ -210,13 +214,14 @@ static bool output_agrees(const dw__trial *t, const state *s, uint32_t output, c
                           size_t bytes) {
     const dw__tensor *made = &s->call.call.outputs[output], *right = &s->expected[output];
     const int64_t count = dw__tensor_count(made);
-    const double unit = unit_roundoff(made->dtype);
+    const double unit = unit_roundoff(made->dtype), operands = s->call.call.tf32 ? TF32_ERROR : 0.0;
     double largest = 0.0;
     for (int64_t i = 0; i < count; i++)
         largest = fmax(largest, fabs(number_at(right->data, right->dtype, i)));
-    const double once = (unit + t->variant->kernel->tolerance_factor *
-                                    sqrt(terms_of(&s->call.call, made)) * 0x1p-24) *
-                        largest;
+    const double once =
+        (unit + operands +
+         t->variant->kernel->tolerance_factor * sqrt(terms_of(&s->call.call, made)) * 0x1p-24) *
+        largest;
     for (int64_t i = 0; i < count; i++) {
         const double x = number_at(s->outputs[output]->host, made->dtype, offset_of(made, i)),
                      expected = number_at(right->data, right->dtype, i),
