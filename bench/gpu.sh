@@ -60,6 +60,13 @@ sanitize() {
             [ $tool = racecheck ] || found=$((found + 1))
         done
     done
+    for tool in memcheck synccheck initcheck racecheck; do
+        echo "== $tool, training steps of the engine"
+        PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $tool --error-exitcode 9 \
+            python3 tests/gpu/engine_sanitize.py && continue
+        echo "$tool, the engine: findings"
+        [ $tool = racecheck ] || found=$((found + 1))
+    done
     echo "$found runs of memcheck, synccheck and initcheck with findings"
     [ $found = 0 ]
 }
@@ -73,9 +80,9 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 rm -f "$out"/*.row
 step build 180 bash -c build
 # Correctness checks run in parallel; measurements have the machine to themselves.
-step sanitize 280 bash -c sanitize &
+step sanitize 600 bash -c sanitize &
 step smoke 200 python3 tests/gpu/attention_smoke.py --lib $lib/libdeepwell.so
-step tests 240 python3 -m pytest -q -p no:cacheprovider tests/gpu
+step tests 400 python3 -m pytest -q -p no:cacheprovider tests/gpu
 wait
 step attention 150 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so --out "$out/attention.json"
 step train 150 python3 bench/hopper_train.py --out "$out/train.json"
