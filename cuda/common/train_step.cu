@@ -1,5 +1,5 @@
-// What a training step in one CUDA graph needs besides the model and AdamW: the step's loss, the sum of the gradients of
-// micro-batches, and the rounding of parameters that were loaded.
+// Kernels of a training step in one CUDA graph that belong neither to the model nor to AdamW. They compute the step's
+// loss, add the gradients of micro-batches, and round parameters that were loaded.
 //
 // Defines: ELEMENT, the type of the model's parameters and gradients (element_types.h).
 //

@@ -55,7 +55,7 @@ typedef struct dw_adamw_gpu_group {
     int maximize;       /* 1: ascends the gradient */
 } dw_adamw_gpu_group;
 
-/* What a step did, in device memory. */
+/* The result of a step. It lies in device memory. */
 typedef struct dw_adamw_gpu_outcome {
     double norm; /* before clipping; 0 without clipping */
     int applied; /* 0: tensors and steps are unchanged */

@@ -40,7 +40,7 @@ _OPTIMIZERS = {
     torch.optim.AdamW: "adamw",
 }
 _TARGETS = ("auto", "cpu", "sm_90a", *EMULATED)
-# Of a GPU's memory, what PyTorch's tensors cannot have: the CUDA context with its kernels and libraries.
+# The CUDA context, with its kernels and libraries, takes this much of a GPU's memory.
 _CONTEXT_BYTES = 1 << 30
 
 

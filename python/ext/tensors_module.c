@@ -1,5 +1,5 @@
-/* What a call through an optimized module asks of many tensors at once, and the tensors of gradients. Each function
- * replaces a loop of Python over all parameters. */
+/* A call through an optimized module reads the addresses and versions of many tensors, and backward makes tensors for
+ * gradients. Each function here does this for all parameters, in place of a loop in Python. */
 #include "tensors.h"
 #include <dlfcn.h>
 #include <string.h>

@@ -261,7 +261,7 @@ void dw_trainer_destroy(dw_trainer *t) {
     dw__free(t);
 }
 
-/* Of the gradients that AdamW reads. A sum over micro-batches is F32. */
+/* Returns the size of the gradients that AdamW reads. A sum over micro-batches is F32. */
 static size_t gradient_bytes(const dw_trainer *t) {
     const bool rounded = t->gpu && t->accumulation.bytes == 0;
     return (size_t)t->elements * dw_dtype_bytes(rounded ? t->gpu->model : DW_F32);

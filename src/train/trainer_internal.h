@@ -27,7 +27,7 @@ typedef struct dw__program {
     dw_binding *leaves; /* one per leaf of the graph */
 } dw__program;
 
-/* What one recorded graph does. */
+/* Each kind of work is recorded as one CUDA graph. */
 typedef enum dw__gpu_work {
     DW__GPU_MICRO_BATCH, /* forward and backward; with one micro-batch the update too */
     DW__GPU_UPDATE,      /* of several micro-batches */

@@ -20,7 +20,7 @@
 
 static const dw_device *device;
 
-/* What the bias holds besides normal numbers. In bytes a number below 0 hides its pair. */
+/* Besides normal numbers a bias may hold one of these. In a bias of bytes a number below 0 hides its pair. */
 typedef enum content {
     NUMBERS,
     HIDDEN,   /* every fifth pair is hidden by -infinity, and all pairs of every third query */
