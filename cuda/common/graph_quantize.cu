@@ -83,11 +83,13 @@ DEVICE float scale_value(bool e8m0, unsigned code) {
     return __uint_as_float(code == 0xff ? NOT_A_NUMBER : code ? code << 23 : 0x00400000u);
 }
 
-// `most`: bits of the block's largest magnitude; a NaN's are above infinity's.
-DEVICE block_scale e8m0_scale(const dw_code_format &f, unsigned most) {
+// `most`: bits of the block's largest magnitude; a NaN's are above infinity's. `rule`: of dw_graph_quantize_params.
+DEVICE block_scale e8m0_scale(const dw_code_format &f, int rule, unsigned most) {
     const unsigned fraction = 0x7fffffu, largest = largest_bits(f);
-    int code = (int)((most + fraction - (largest & fraction)) >> 23) - ((int)(largest >> 23) - 127);
-    code = most > INFINITE ? 0xff : most == INFINITE ? 254 : max(code, 0);
+    const unsigned carry = rule == 0 ? fraction - (largest & fraction) : rule == 1 ? 0 : fraction;
+    const int exponent = (int)(largest >> 23) - 127;
+    int code = (int)((most + carry) >> 23) - exponent;
+    code = most > INFINITE ? 0xff : most == INFINITE ? (rule == 0 ? 254 : 255 - exponent) : max(code, 0);
     const unsigned factor = code < 254 ? (unsigned)(254 - code) << 23 : 0x00400000u;
     return {(unsigned)code, scale_value(true, code), __uint_as_float(factor), most > INFINITE};
 }
@@ -193,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
             }
         for (int distance = p.block / 2; distance > 0; distance /= 2)
             most = max(most, __shfl_xor_sync(0xffffffffu, most, distance));
-        const block_scale scale = p.e8m0 ? e8m0_scale(p.format, most) : e4m3_scale(most, tensor_scale);
+        const block_scale scale = p.e8m0 ? e8m0_scale(p.format, p.rule, most) : e4m3_scale(most, tensor_scale);
         if (p.scales && lane == 0 && own < across * down) p.scales[own / across * p.scale_columns + own % across] = scale.code;
         for (int i = 0; i < height; i++) {
             const long long outer = top + i;

@@ -129,7 +129,8 @@ typedef enum dw_attr_kind {
     X(WGRAD_X, "wgrad_x", STRING)                                                                  \
     X(SQUARE, "square", INT)                                                                       \
     X(HADAMARD, "hadamard", INT)                                                                   \
-    X(STOCHASTIC, "stochastic", INT)
+    X(STOCHASTIC, "stochastic", INT)                                                               \
+    X(SCALE_RULE, "scale_rule", STRING)
 
 typedef enum dw_attr_key {
 #define DW_ATTR_ENUM(key, name, kind) DW_ATTR_KEY_##key,

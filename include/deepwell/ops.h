@@ -46,13 +46,13 @@
  *   matmul(a, b; transpose_a=0, transpose_b=0, dtype)   a [batch.., M, K] (or [batch.., K, M]), b [batch.., K, N]
  *                                         (or [batch.., N, K]): equal batch dims; y [batch.., M, N]. dtype, of the
  *                                         result: the operands' (if absent), or f32 for bf16 and f16
- *   quantize(x [M,N], seed?; scheme, axis, square=0, hadamard=0, stochastic=0, stream)
+ *   quantize(x [M,N], seed?; scheme, axis, square=0, hadamard=0, stochastic=0, stream, scale_rule)
  *      -> y bf16 [M,N], scale f32 []      rounds x for a matmul that reduces over axis: x is about y * scale, and y
  *                                         holds the exact values of codes and block scales (deepwell/number.h). scheme
  *                                         (deepwell/scheme.h): bf16, mxfp8, mxfp8-e5m2, mxfp6, mxfp6-e2m3, mxfp4 or
- *                                         nvfp4; the MX schemes with scales by RCEIL. square: one scale for 32 x 32
- *                                         (nvfp4: 16 x 16). The last block may be shorter. scale: nvfp4's tensor scale,
- *                                         else 1. hadamard: whole runs of 16 along axis are rotated first, by
+ *                                         nvfp4. scale_rule, for MX: "rceil" (if absent), "floor" or "ceil". square: one
+ *                                         scale for 32 x 32 (nvfp4: 16 x 16). The last block may be shorter. scale:
+ *                                         nvfp4's tensor scale, else 1. hadamard: whole runs of 16 along axis are rotated first, by
  *                                         dw_hadamard with random signs of seed 0, offset 0, stream 0. stochastic:
  *                                         rounding by seed and stream. bf16 has none of these three. Gradient: straight
  *                                         through

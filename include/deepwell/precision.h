@@ -13,6 +13,7 @@
 #define DEEPWELL_PRECISION_H
 
 #include "deepwell/graph.h"
+#include "deepwell/number.h"
 #include "deepwell/scheme.h"
 
 #ifdef __cplusplus
@@ -20,7 +21,8 @@ extern "C" {
 #endif
 
 /* How an operand is rounded. Its text form, used in the attributes of `quantized_linear`, is the scheme's name followed
- * by "+square", "+hadamard" and "+stochastic" for the members that are 1: "nvfp4+hadamard+stochastic". */
+ * by "+square", "+hadamard" and "+stochastic" for the members that are 1, and by "+floor" or "+ceil" for those scale
+ * rules: "nvfp4+hadamard+stochastic", "mxfp8+floor". */
 typedef struct dw_operand_precision {
     /* FP32 (all six operands of a layer: not quantized), BF16, MXFP8, MXFP8_E5M2, MXFP6, MXFP6_E2M3, MXFP4 or NVFP4.
      * The GEMM reads the values as BF16, which represents those of the last six exactly. */
@@ -32,6 +34,8 @@ typedef struct dw_operand_precision {
      * agree; not with `square`. */
     int hadamard;
     int stochastic; /* 1: stochastic rounding; for gradients only, DW_DGRAD_DY and DW_WGRAD_DY */
+    /* DEFAULT, which is RCEIL for MX and AMAX for NVFP4; MX schemes also have RCEIL, FLOOR and CEIL. */
+    dw_scale_rule scale_rule;
 } dw_operand_precision;
 
 /* The operands of a linear layer's GEMMs. Names in attributes: "forward_x" ... "wgrad_x". */
@@ -49,11 +53,14 @@ typedef struct dw_layer_precision {
     dw_operand_precision operand[DW_LINEAR_OPERANDS];
 } dw_layer_precision;
 
-/* Reads a row of the table of policies: "fp32" (not quantized), "bf16", "mxfp8" or "nvfp4". DW_UNSUPPORTED: the name is
- * that of a scheme without a row, or "fp8". DW_INVALID_ARGUMENT: the name is unknown. The message lists the names. */
+/* Reads a row of the table of policies: "fp32" (not quantized), "bf16", "mxfp8", "mxfp6", "mxfp4" or "nvfp4".
+ * DW_UNSUPPORTED: the name is that of a scheme without a row, or "fp8". DW_INVALID_ARGUMENT: the name is unknown. The
+ * message lists the names. */
 DW_API dw_status dw_layer_precision_named(const char *name, dw_layer_precision *layer);
 
-/* A precision for the layers of `module` and inside it: "h.3" covers "h.3.mlp.c_fc", not "h.30". */
+/* A precision for the layers of `module` and inside it: "h.3" covers "h.3.mlp.c_fc", not "h.30". `module` may be a
+ * pattern: `*` stands for any characters, dots included, `?` for one character, and "[0-3]" or "[!0-3]" for one of a
+ * set. "*.mlp" covers the layers in all modules called mlp. */
 typedef struct dw_precision_exception {
     const char *module;
     dw_layer_precision layer;
@@ -70,6 +77,9 @@ typedef struct dw_precision_policy {
     /* Exceptions to the members above; the last match applies. Owned by the caller. */
     uint32_t exception_count;
     const dw_precision_exception *exceptions;
+    /* 0: what cannot be computed in the policy's precision keeps the model's: a layer in F64, and in Python what PyTorch
+     * runs instead of the engine. 1: it is an error. */
+    int strict;
 } dw_precision_policy;
 /* Sets the published recipe called `name`, a name of dw_layer_precision_named: high_regions embed, norm, router, head
  * and loss; bf16_share 0.15 for "nvfp4", else 0; no exceptions. Fails as dw_layer_precision_named does. */
@@ -78,9 +88,10 @@ DW_API dw_status dw_precision_policy_init(dw_precision_policy *policy, const cha
 DW_API int dw_precision_policy_needs_seed(const dw_precision_policy *policy);
 
 /* Replaces each `linear` of the forward pass that the policy quantizes by a `quantized_linear`. A matmul of two
- * activations (its second operand depends on an input) is not a linear layer, and a layer in F64 is not changed.
- * `count` (may be NULL): number of replaced layers. DW_INVALID_ARGUMENT: the policy is invalid, or the graph lacks the
- * seed leaf that it needs; DW_UNSUPPORTED: Deepwell does not implement one of its schemes. On failure *graph is
+ * activations (its second operand depends on an input) is not a linear layer, and a layer in F64 is not changed; nor is a
+ * layer of a BF16 model with "bf16", whose operands are BF16 already. `count` (may be NULL): number of replaced layers. DW_INVALID_ARGUMENT: the policy is invalid, or the graph lacks the
+ * seed leaf that it needs; DW_UNSUPPORTED: Deepwell does not implement one of its schemes, or the policy is strict and a
+ * layer is in F64. On failure *graph is
  * unchanged. An engine whose options have a policy calls this on its copy of the graph. */
 DW_API dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *policy,
                                           uint32_t *count);

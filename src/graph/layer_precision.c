@@ -5,14 +5,15 @@
 
 /* ---- policies by name ------------------------------------------------------------------------ */
 
-#define ALL(scheme)                                                                                \
+#define ALL(key)                                                                                   \
     {                                                                                              \
         {                                                                                          \
-            {DW_SCHEME_##scheme, 0, 0, 0}, {DW_SCHEME_##scheme, 0, 0, 0},                          \
-                {DW_SCHEME_##scheme, 0, 0, 0}, {DW_SCHEME_##scheme, 0, 0, 0},                      \
-                {DW_SCHEME_##scheme, 0, 0, 0}, {                                                   \
-                DW_SCHEME_##scheme, 0, 0, 0                                                        \
-            }                                                                                      \
+            [DW_FORWARD_X] = {.scheme = DW_SCHEME_##key},                                          \
+            [DW_FORWARD_W] = {.scheme = DW_SCHEME_##key},                                          \
+            [DW_DGRAD_DY] = {.scheme = DW_SCHEME_##key},                                           \
+            [DW_DGRAD_W] = {.scheme = DW_SCHEME_##key},                                            \
+            [DW_WGRAD_DY] = {.scheme = DW_SCHEME_##key},                                           \
+            [DW_WGRAD_X] = {.scheme = DW_SCHEME_##key},                                            \
         }                                                                                          \
     }
 
@@ -24,6 +25,15 @@ static const struct policy_row {
     {"fp32", 0.0, ALL(FP32)},
     {"bf16", 0.0, ALL(BF16)},
     {"mxfp8", 0.0, ALL(MXFP8)},
+    {"mxfp6", 0.0, ALL(MXFP6)},
+    {"mxfp4",
+     0.0,
+     {{[DW_FORWARD_X] = {.scheme = DW_SCHEME_MXFP4},
+       [DW_FORWARD_W] = {.scheme = DW_SCHEME_MXFP4},
+       [DW_DGRAD_DY] = {.scheme = DW_SCHEME_MXFP4, .hadamard = 1, .stochastic = 1},
+       [DW_DGRAD_W] = {.scheme = DW_SCHEME_MXFP4, .hadamard = 1},
+       [DW_WGRAD_DY] = {.scheme = DW_SCHEME_MXFP4, .hadamard = 1, .stochastic = 1},
+       [DW_WGRAD_X] = {.scheme = DW_SCHEME_MXFP4, .hadamard = 1}}}},
     {"nvfp4",
      0.15,
      {{[DW_FORWARD_X] = {.scheme = DW_SCHEME_NVFP4},
@@ -34,7 +44,19 @@ static const struct policy_row {
        [DW_WGRAD_X] = {.scheme = DW_SCHEME_NVFP4, .hadamard = 1}}}},
 };
 
+/* Writes "fp32, bf16 or nvfp4". */
+static void list_names(char *text, size_t bytes) {
+    size_t length = 0;
+    for (size_t i = 0; i < DW_COUNT(policies) && length < bytes; i++)
+        length += (size_t)snprintf(text + length, bytes - length, "%s%s",
+                                   i == 0                         ? ""
+                                   : i + 1 == DW_COUNT(policies) ? " or "
+                                                                  : ", ",
+                                   policies[i].name);
+}
+
 static dw_status find_row(const char *name, const struct policy_row **row) {
+    char names[128];
     for (size_t i = 0; name && i < DW_COUNT(policies); i++) {
         if (strcmp(name, policies[i].name) != 0) continue;
         *row = &policies[i];
@@ -43,9 +65,16 @@ static dw_status find_row(const char *name, const struct policy_row **row) {
     bool known = name && strcmp(name, "fp8") == 0;
     for (int i = 0; name && i < DW_SCHEME_COUNT; i++)
         known |= strcmp(name, dw_scheme_name((dw_scheme)i)) == 0;
+    list_names(names, sizeof names);
     return dw__fail(known ? DW_UNSUPPORTED : DW_INVALID_ARGUMENT,
-                    "precision \"%.64s\" is %s: use fp32, bf16, mxfp8 or nvfp4",
-                    name ? name : "(null)", known ? "not supported" : "not a precision");
+                    "precision \"%.64s\" is %s: use %s", name ? name : "(null)",
+                    known ? "not supported" : "not a precision", names);
+}
+
+const char *dw__layer_name(const dw_layer_precision *layer) {
+    for (size_t i = 0; i < DW_COUNT(policies); i++)
+        if (dw__layer_equal(layer, &policies[i].layer)) return policies[i].name;
+    return NULL;
 }
 
 dw_status dw_layer_precision_named(const char *name, dw_layer_precision *layer) {
@@ -79,12 +108,30 @@ int dw_precision_policy_needs_seed(const dw_precision_policy *policy) {
 
 enum { FLAGS = 3 };
 static const char *const flag_names[FLAGS] = {"square", "hadamard", "stochastic"};
+/* RCEIL is what an operand without a rule has. */
+static const char *const rule_names[] = {
+    [DW_SCALE_RCEIL] = "rceil", [DW_SCALE_FLOOR] = "floor", [DW_SCALE_CEIL] = "ceil"};
+
+const char *dw__rule_word(dw_scale_rule rule) {
+    return rule == DW_SCALE_FLOOR || rule == DW_SCALE_CEIL ? rule_names[rule] : NULL;
+}
+
+dw_status dw__rule_find(const char *what, const char *name, dw_scale_rule *rule) {
+    for (int i = DW_SCALE_RCEIL; i < (int)DW_COUNT(rule_names); i++) {
+        if (strcmp(name, rule_names[i]) != 0) continue;
+        *rule = (dw_scale_rule)i;
+        return DW_OK;
+    }
+    return dw__fail(DW_INVALID_ARGUMENT, "%s is \"%.64s\"; expected rceil, floor or ceil", what,
+                    name);
+}
 
 dw__operand_words dw__operand_text(const dw_operand_precision *precision) {
     dw__operand_words words;
-    snprintf(words.text, sizeof words.text, "%s%s%s%s", dw_scheme_name(precision->scheme),
+    const char *rule = dw__rule_word(precision->scale_rule);
+    snprintf(words.text, sizeof words.text, "%s%s%s%s%s%s", dw_scheme_name(precision->scheme),
              precision->square ? "+square" : "", precision->hadamard ? "+hadamard" : "",
-             precision->stochastic ? "+stochastic" : "");
+             precision->stochastic ? "+stochastic" : "", rule ? "+" : "", rule ? rule : "");
     return words;
 }
 
@@ -97,15 +144,19 @@ dw_status dw__operand_read(const char *text, dw_operand_precision *precision) {
     int *const flags[FLAGS] = {&precision->square, &precision->hadamard, &precision->stochastic};
     for (const char *at = text + length; *at; at += 1 + length) {
         length = strcspn(at + 1, "+");
-        int flag = 0;
-        while (flag < FLAGS && (strlen(flag_names[flag]) != length ||
-                                strncmp(flag_names[flag], at + 1, length) != 0))
-            flag++;
-        if (flag == FLAGS)
+        snprintf(name, sizeof name, "%.*s", (int)(length < sizeof name ? length : sizeof name),
+                 at + 1);
+        bool known = false;
+        for (int flag = 0; flag < FLAGS; flag++) {
+            if (strcmp(name, flag_names[flag]) != 0) continue;
+            *flags[flag] = 1;
+            known = true;
+        }
+        if (!known && dw__rule_find("scale rule", name, &precision->scale_rule) != DW_OK)
             return dw__fail(DW_INVALID_ARGUMENT,
-                            "\"%.64s\": expected a scheme, then +square, +hadamard or +stochastic",
+                            "\"%.64s\": expected a scheme, then +square, +hadamard, +stochastic, "
+                            "+rceil, +floor or +ceil",
                             text);
-        *flags[flag] = 1;
     }
     return DW_OK;
 }
@@ -127,6 +178,15 @@ static dw_status check_operand(const dw_layer_precision *layer, int i) {
             return dw__fail(DW_INVALID_ARGUMENT, "%s: bf16 has no blocks and takes no %s", name,
                             flag_names[flag]);
     }
+    if (operand->scale_rule != DW_SCALE_DEFAULT && operand->scale_rule != DW_SCALE_RCEIL &&
+        !dw__rule_word(operand->scale_rule))
+        return dw__fail(DW_INVALID_ARGUMENT, "%s: the scale rule is %d; expected one of MX", name,
+                        (int)operand->scale_rule);
+    if (operand->scale_rule != DW_SCALE_DEFAULT && !dw__scheme_in(operand->scheme, dw__mx_schemes))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: %s has no scale rule %s, which is for %s: leave the rule out", name,
+                        dw_scheme_name(operand->scheme), rule_names[operand->scale_rule],
+                        dw__scheme_list(dw__mx_schemes).text);
     if (operand->stochastic && !is_gradient(i))
         return dw__fail(DW_INVALID_ARGUMENT,
                         "%s is rounded stochastically; only dgrad_dy and wgrad_dy can be", name);
@@ -160,11 +220,15 @@ bool dw__layer_is_stochastic(const dw_layer_precision *layer) {
     return false;
 }
 
+static bool same_rule(dw_scale_rule a, dw_scale_rule b) {
+    return a == b || (!dw__rule_word(a) && !dw__rule_word(b));
+}
+
 bool dw__layer_equal(const dw_layer_precision *a, const dw_layer_precision *b) {
     for (int i = 0; i < DW_LINEAR_OPERANDS; i++) {
         const dw_operand_precision *x = &a->operand[i], *y = &b->operand[i];
         if (x->scheme != y->scheme || x->square != y->square || x->hadamard != y->hadamard ||
-            x->stochastic != y->stochastic)
+            x->stochastic != y->stochastic || !same_rule(x->scale_rule, y->scale_rule))
             return false;
     }
     return true;

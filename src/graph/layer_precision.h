@@ -14,6 +14,11 @@ static inline dw_attr_key dw__operand_key(dw_linear_operand operand) {
 /* Schemes that `quantize` computes. */
 #define DW__QUANTIZED_SCHEMES (DW__SCHEME(BF16) | dw__exact_in_bf16)
 
+/* Returns "floor" or "ceil", and NULL for the other rules, which no text names: they are the default ones. */
+const char *dw__rule_word(dw_scale_rule rule);
+/* Reads "rceil", "floor" or "ceil". DW_INVALID_ARGUMENT: the message begins with `what`. */
+dw_status dw__rule_find(const char *what, const char *name, dw_scale_rule *rule);
+
 /* The attribute's text. */
 typedef struct dw__operand_words {
     char text[64];
@@ -26,6 +31,8 @@ dw_status dw__operand_read(const char *text, dw_operand_precision *precision);
 dw_status dw__layer_check(const dw_layer_precision *layer);
 bool dw__layer_is_quantized(const dw_layer_precision *layer);
 bool dw__layer_is_stochastic(const dw_layer_precision *layer);
+/* Returns the name of the policy that gives a layer these precisions, or NULL. */
+const char *dw__layer_name(const dw_layer_precision *layer);
 bool dw__layer_equal(const dw_layer_precision *a, const dw_layer_precision *b);
 
 #endif

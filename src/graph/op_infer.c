@@ -761,6 +761,12 @@ static dw_status check_quantize(const dw__draft *draft, dw__scheme_set set, dw_s
             return refuse(draft, DW_INVALID_ARGUMENT, "%s=1 with scheme=bf16, which has no blocks",
                           dw_attr_name(of_blocks[i]));
     }
+    const dw_attr *rule = attr_of(draft, DW_ATTR_KEY_SCALE_RULE);
+    dw_scale_rule ignored;
+    if (rule) DW_RETURN_IF_FAILED(named(draft, dw__rule_find("scale_rule", rule->string, &ignored)));
+    if (rule && !dw__scheme_in(*scheme, dw__mx_schemes))
+        return refuse(draft, DW_INVALID_ARGUMENT, "scale_rule=%s with scheme=%s; only MX has rules",
+                      rule->string, dw_scheme_name(*scheme));
     if (int_of(draft, DW_ATTR_KEY_SQUARE, 0) && int_of(draft, DW_ATTR_KEY_HADAMARD, 0))
         return refuse(draft, DW_INVALID_ARGUMENT,
                       "hadamard=1 with square=1; a rotation is for blocks along one axis");

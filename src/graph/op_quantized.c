@@ -27,7 +27,7 @@ typedef struct quantized {
 /* Quantizes the matrix `x` in blocks along `axis` as `operand` of the layer is quantized. */
 static quantized quantize(dw__emitter *e, dw_operand_precision precision, dw_value x, int axis,
                           dw_value seed, int64_t stream) {
-    dw_attr attrs[6];
+    dw_attr attrs[7];
     uint32_t count = 0;
     const dw_scheme_info *scheme = dw_scheme_describe(precision.scheme);
     /* One axis where it makes no difference, so that equal nodes are merged. */
@@ -40,6 +40,8 @@ static quantized quantize(dw__emitter *e, dw_operand_precision precision, dw_val
         attrs[count++] = dw_attr_int(DW_ATTR_KEY_STOCHASTIC, 1);
         attrs[count++] = dw_attr_int(DW_ATTR_KEY_STREAM, stream);
     }
+    const char *rule = dw__rule_word(precision.scale_rule);
+    if (rule) attrs[count++] = dw_attr_string(DW_ATTR_KEY_SCALE_RULE, rule);
     dw_value operands[] = {x, precision.stochastic ? seed : DW_NONE};
     dw_node node = dw__emit_node(e, DW_OP_QUANTIZE, 2, operands, count, attrs);
     if (e->status != DW_OK) return (quantized){DW_NONE, DW_NONE};

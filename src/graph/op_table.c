@@ -319,14 +319,16 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .name = "quantize", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
         .min_inputs = 1, .max_inputs = 2, .cheap = true, .optional_inputs = OPERAND(1),
         .required_attrs = A(SCHEME) | A(AXIS),
-        .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM),
+        .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM) |
+                         A(SCALE_RULE),
         .infer = dw__infer_quantize, .gradient = dw__gradient_quantize,
         .cost = dw__cost_quantize},
     [DW_OP_QUANTIZE_BLOCKS] = { /* codes and scales, as a matmul of codes reads them */
         .name = "quantize_blocks", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
         .min_inputs = 1, .max_inputs = 2, .cheap = true, .stops_gradient = true,
         .optional_inputs = OPERAND(1), .required_attrs = A(SCHEME) | A(AXIS),
-        .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM),
+        .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM) |
+                         A(SCALE_RULE),
         .infer = dw__infer_quantize_blocks, .cost = dw__cost_quantize},
     [DW_OP_DEQUANTIZE_BLOCKS] = { /* what codes and scales mean */
         .name = "dequantize_blocks", .stratum = DW__PRIMITIVE, .operands = {"codes", "scales"},

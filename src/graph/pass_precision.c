@@ -37,10 +37,61 @@ static bool quantizes(const dw_precision_policy *policy) {
     return any;
 }
 
-static bool is_inside(const char *module, const char *outer) {
-    size_t length = strlen(outer);
-    return strncmp(module, outer, length) == 0 &&
-           (length == 0 || module[length] == '\0' || module[length] == '.');
+/* Returns the end of a set "[...]" in a pattern, or NULL if it has none: the bracket is then a character. The first
+ * character of a set may be "]". */
+static const char *set_end(const char *set) {
+    const char *at = set + 1;
+    if (*at == '!') at++;
+    if (*at == ']') at++;
+    while (*at && *at != ']') at++;
+    return *at ? at + 1 : NULL;
+}
+
+/* Returns whether one character matches the pattern's first element, and where the next element begins. */
+static bool matches_one(const char *pattern, char c, const char **next) {
+    const char *end = *pattern == '[' ? set_end(pattern) : NULL;
+    if (!end) return *next = pattern + 1, *pattern == '?' || *pattern == c;
+    const char *at = pattern + 1;
+    bool inverted = *at == '!', found = false;
+    if (inverted) at++;
+    for (; at < end - 1; at++) {
+        char last = *at;
+        const char *first = at;
+        if (at[1] == '-' && at + 2 < end - 1) last = at[2], at += 2;
+        found |= *first <= c && c <= last;
+    }
+    return *next = end, found != inverted;
+}
+
+/* Matches the first `length` characters of `name`. After a mismatch the last `*` covers one more character, so that the
+ * time is at most the product of the lengths. */
+static bool matches(const char *pattern, const char *name, size_t length) {
+    const char *end = name + length, *star = NULL, *covered = NULL, *next;
+    while (name < end) {
+        if (*pattern == '*') {
+            star = ++pattern;
+            covered = name;
+        } else if (*pattern && matches_one(pattern, *name, &next)) {
+            pattern = next;
+            name++;
+        } else if (star) {
+            pattern = star;
+            name = ++covered;
+        } else {
+            return false;
+        }
+    }
+    while (*pattern == '*') pattern++;
+    return !*pattern;
+}
+
+/* Returns whether the pattern matches the module or one around it. The empty name is the root's, around all. */
+static bool covers(const char *pattern, const char *module) {
+    if (matches(pattern, module, 0)) return true;
+    for (size_t length = 1; length <= strlen(module); length++)
+        if ((module[length] == '.' || !module[length]) && matches(pattern, module, length))
+            return true;
+    return false;
 }
 
 /* ---- which layer has which precision --------------------------------------------------------- */
@@ -71,7 +122,7 @@ static const dw_layer_precision *layer_of(const dw_precision_policy *policy,
     const dw_layer_precision *layer =
         policy->high_regions >> node->region & 1 ? NULL : &policy->layer;
     for (uint32_t i = policy->exception_count; i-- > 0;) {
-        if (!is_inside(node->module, policy->exceptions[i].module)) continue;
+        if (!covers(policy->exceptions[i].module, node->module)) continue;
         layer = &policy->exceptions[i].layer;
         break;
     }
@@ -90,8 +141,15 @@ static dw_status assign(const dw_graph *graph, const dw_precision_policy *policy
     for (size_t n = 0; n < nodes; n++) {
         const dw__node_record *node = &graph->nodes.items[n];
         if (node->op != DW_OP_LINEAR || node->backward || activations[node->inputs[1]]) continue;
-        if (graph->values.items[node->outputs[0]].dtype == DW_F64) continue;
         layers[n] = layer_of(policy, node);
+        if (layers[n] && graph->values.items[node->outputs[0]].dtype == DW_F64) {
+            layers[n] = NULL;
+            if (policy->strict)
+                DW_TRY(dw__fail(DW_UNSUPPORTED,
+                                "the layer in module '%s' computes in f64, and the policy is strict: "
+                                "use fallback \"safe\", or give the module the precision fp32",
+                                node->module));
+        }
         count += layers[n] && dw__layer_equal(layers[n], &policy->layer);
     }
     size_t last = (size_t)floor(policy->bf16_share * (double)count + 0.5);
@@ -99,6 +157,12 @@ static dw_status assign(const dw_graph *graph, const dw_precision_policy *policy
         if (!layers[n] || !dw__layer_equal(layers[n], &policy->layer)) continue;
         layers[n] = bf16;
         last--;
+    }
+    for (size_t n = 0; n < nodes; n++) {
+        const dw__node_record *node = &graph->nodes.items[n];
+        if (layers[n] && graph->values.items[node->outputs[0]].dtype == DW_BF16 &&
+            dw__layer_equal(layers[n], bf16))
+            layers[n] = NULL; /* the operands are BF16 already */
     }
     *assigned = layers;
     layers = NULL;

@@ -1,4 +1,5 @@
 #include "kernel/quantization.h"
+#include "graph/layer_precision.h"
 #include <string.h>
 
 enum { RUN = 16 }; /* length of a rotation */
@@ -17,6 +18,9 @@ dw_status dw__quantization_of(const dw__call *call, dw__quantization *q) {
     q->hadamard = dw__call_int(call, DW_ATTR_KEY_HADAMARD, 0) != 0;
     q->options.square = dw__call_int(call, DW_ATTR_KEY_SQUARE, 0) != 0;
     q->options.axis = (int)dw__call_int(call, DW_ATTR_KEY_AXIS, 1);
+    const dw_attr *rule = dw__call_attr(call, DW_ATTR_KEY_SCALE_RULE);
+    if (rule)
+        DW_RETURN_IF_FAILED(dw__rule_find("scale_rule", rule->string, &q->options.scale_rule));
     if (dw__call_int(call, DW_ATTR_KEY_STOCHASTIC, 0)) {
         q->options.rounding = DW_ROUND_STOCHASTIC;
         q->options.random.stream = dw__call_int(call, DW_ATTR_KEY_STREAM, 0);

@@ -15,6 +15,9 @@ static inline bool dw__scheme_in(dw_scheme scheme, dw__scheme_set set) {
 /* Schemes whose blocks have a length. */
 extern const dw__scheme_set dw__block_schemes;
 
+/* The schemes of OCP MX, with E8M0 scales. */
+extern const dw__scheme_set dw__mx_schemes;
+
 /* Block schemes whose values, before the tensor's scale, BF16 represents exactly, except for numbers below 2^-126. */
 extern const dw__scheme_set dw__exact_in_bf16;
 

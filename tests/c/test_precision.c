@@ -126,6 +126,64 @@ static void shares_and_exceptions(void **state) {
     dw_graph_destroy(graph);
 }
 
+/* Returns the scheme of layer h0, whose module is h.0.mlp.c_fc, under an exception for `pattern`. */
+static const char *scheme_under(const char *pattern) {
+    const dw_precision_exception exception = {pattern, layer_named("mxfp4")};
+    dw_precision_policy policy;
+    dw_graph *graph;
+    OK(dw_graph_from_text("deepwell graph 1\n\ninput %x: f32[2, 3]\nseed %s: i64[2]\n"
+                          "parameter %w: f32[5, 3]\n\n"
+                          "%h0 = linear(%x, %w)  # mlp 0 h.0.mlp.c_fc\n\nreturn %h0\n",
+                          &graph));
+    OK(dw_precision_policy_init(&policy, "mxfp8"));
+    policy.exceptions = &exception;
+    policy.exception_count = 1;
+    OK(dw_graph_apply_precision(&graph, &policy, NULL));
+    const bool covered = strcmp(scheme_at(graph, "h0"), "mxfp4") == 0;
+    dw_graph_destroy(graph);
+    return covered ? "covered" : "not covered";
+}
+
+static void patterns_cover_modules_and_what_is_inside(void **state) {
+    (void)state;
+    static const char *const covering[] = {
+        "",          "h",       "h.0.mlp",  "h.0.mlp.c_fc", "*",         "h.*.mlp", "*.mlp",
+        "*mlp.*",    "h.?",     "*_fc",     "h.[0-3].*",    "h.[!1-9]",  "h.[02]",  "**.c_f?",
+        "*.c_[a-f]*", "h.0.*.*", "h.[]0].*"};
+    static const char *const others[] = {"h.1",     "h.00",   "mlp",      "h.0.ml",      "h.0.mlp.c",
+                                         "h.?.?",   "h.[1-3]", "h.[!0-3]", "h.0.mlp.*.x", "*.attn.*",
+                                         "h.[0",    "H",       "h.0.mlp.c_fc."};
+    for (size_t i = 0; i < DW_COUNT(covering); i++)
+        if (strcmp(scheme_under(covering[i]), "covered") != 0)
+            fail_msg("\"%s\" does not cover h.0.mlp.c_fc", covering[i]);
+    for (size_t i = 0; i < DW_COUNT(others); i++)
+        if (strcmp(scheme_under(others[i]), "covered") == 0)
+            fail_msg("\"%s\" covers h.0.mlp.c_fc", others[i]);
+    /* The name is not that long, and a pattern of many stars takes no longer than the product of the lengths. */
+    assert_string_equal(scheme_under("*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*b"), "not covered");
+}
+
+static void layers_in_the_policys_precision_are_left(void **state) {
+    (void)state;
+    dw_graph *graph;
+    dw_precision_policy policy;
+    uint32_t count = 9;
+    static const char *const text =
+        "deepwell graph 1\n\ninput %x: bf16[2, 3]\nparameter %w: bf16[3, 3]\n\n"
+        "%y = linear(%x, %w)\n%z = linear(%y, %w)\n\nreturn %z\n";
+    OK(dw_graph_from_text(text, &graph));
+    OK(dw_precision_policy_init(&policy, "bf16"));
+    OK(dw_graph_apply_precision(&graph, &policy, &count));
+    assert_int_equal(count, 0);
+    OK(dw_precision_policy_init(&policy, "mxfp8"));
+    policy.bf16_share = 0.5;
+    OK(dw_graph_apply_precision(&graph, &policy, &count));
+    assert_int_equal(count, 1);
+    assert_string_equal(scheme_at(graph, "y"), "mxfp8");
+    assert_string_equal(scheme_at(graph, "z"), "fp32");
+    dw_graph_destroy(graph);
+}
+
 static void policies_have_names(void **state) {
     (void)state;
     static const struct {
@@ -136,6 +194,8 @@ static void policies_have_names(void **state) {
     } rows[] = {{"fp32", DW_SCHEME_FP32, 0, 0},
                 {"bf16", DW_SCHEME_BF16, 0, 0},
                 {"mxfp8", DW_SCHEME_MXFP8, 0, 0},
+                {"mxfp6", DW_SCHEME_MXFP6, 0, 0},
+                {"mxfp4", DW_SCHEME_MXFP4, 0, 1},
                 {"nvfp4", DW_SCHEME_NVFP4, 0.15, 1}};
     dw_precision_policy policy;
     dw_layer_precision layer;
@@ -197,6 +257,15 @@ static void wrong_policies_are_rejected(void **state) {
     refuse(&graph, &policy, "wgrad_x is rounded stochastically; only");
     policy = good, dy->scheme = DW_SCHEME_BF16, dy->stochastic = 1;
     refuse(&graph, &policy, "dgrad_dy: bf16 has no blocks and takes no stochastic");
+    policy = good, dy->scale_rule = DW_SCALE_FLOOR; /* accepted by itself; the share is not */
+    policy.bf16_share = -1;
+    refuse(&graph, &policy, "bf16_share");
+    policy = good, dy->scale_rule = DW_SCALE_AMAX;
+    refuse(&graph, &policy, "dgrad_dy: the scale rule is 4; expected one of MX");
+    policy = good, dy->scheme = DW_SCHEME_NVFP4, dy->scale_rule = DW_SCALE_CEIL;
+    refuse(&graph, &policy, "dgrad_dy: nvfp4 has no scale rule ceil, which is for mxfp8");
+    policy = good, policy.strict = 1;
+    refuse_with(DW_UNSUPPORTED, &graph, &policy, "the layer in module 'h.1.mlp' computes in f64");
     policy = good, policy.bf16_share = NAN;
     refuse(&graph, &policy, "bf16_share of the precision policy is nan");
     policy = good, policy.bf16_share = 1.5;
@@ -458,6 +527,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(default_policy_leaves_heads_and_matmuls_of_activations),
         cmocka_unit_test(shares_and_exceptions),
+        cmocka_unit_test(patterns_cover_modules_and_what_is_inside),
+        cmocka_unit_test(layers_in_the_policys_precision_are_left),
         cmocka_unit_test(policies_have_names),
         cmocka_unit_test(wrong_policies_are_rejected),
         cmocka_unit_test(engines_agree_with_the_reference),

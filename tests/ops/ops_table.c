@@ -15,7 +15,7 @@
     "forward_x=nvfp4 forward_w=nvfp4+square dgrad_dy=nvfp4+stochastic "                            \
     "dgrad_w=nvfp4+square wgrad_dy=nvfp4+hadamard+stochastic wgrad_x=nvfp4+hadamard"
 #define MIXED_LAYER                                                                                \
-    "forward_x=mxfp8 forward_w=nvfp4+square dgrad_dy=mxfp8-e5m2 "                                  \
+    "forward_x=mxfp8+floor forward_w=nvfp4+square dgrad_dy=mxfp8-e5m2 "                                 \
     "dgrad_w=bf16 wgrad_dy=mxfp4+hadamard+stochastic wgrad_x=mxfp6+hadamard"
 
 #define Q_3x5 "F[2,4,3,8] F[2,2,5,8] F[2,2,5,8]"
@@ -278,6 +278,11 @@ static const char *const rows[] = {
     "quantize f32[67,131] i64[2]:seed scheme=nvfp4 axis=1 stochastic=1 stream=5",
     "quantize f32[67,131] i64[2]:seed scheme=nvfp4 axis=0 stochastic=1 stream=6",
     "quantize bf16[33,65] - scheme=mxfp8 axis=0",
+    "quantize f32[33,65] - scheme=mxfp8 axis=1 scale_rule=floor",
+    "quantize f32[65,33] - scheme=mxfp8-e5m2 axis=0 scale_rule=ceil",
+    "quantize bf16[37,65] - scheme=mxfp6 axis=1 square=1 scale_rule=floor",
+    "quantize f32[33,65] i64[2]:seed scheme=mxfp4 axis=0 stochastic=1 stream=5 scale_rule=ceil",
+    "quantize f32[33,65] - scheme=mxfp6-e2m3 axis=1 scale_rule=rceil",
     "quantize f16[33,65] - scheme=nvfp4 axis=1",
     "quantize f32[0,5] - scheme=mxfp8 axis=0",
     "quantize f32[5,0] - scheme=nvfp4 axis=0 hadamard=1",
@@ -336,6 +341,7 @@ static const char *const rows[] = {
     "quantize_blocks f32[37,18] - scheme=mxfp6-e2m3 axis=0",
     "quantize_blocks f32[17,33] - scheme=mxfp4 axis=1",
     "quantize_blocks f32[17,33] - scheme=mxfp4 axis=0",
+    "quantize_blocks f32[17,33] - scheme=mxfp4 axis=1 scale_rule=floor",
     "quantize_blocks f32[1,37] - scheme=nvfp4 axis=1",
     "quantize_blocks f32[129,257] - scheme=nvfp4 axis=0",
     "quantize_blocks f32[65,33] - scheme=nvfp4 axis=1 square=1",

@@ -75,6 +75,9 @@ static dw_graph_quantize_params params_of(const dw__call *c, const dw__quantizat
         p.square = q->options.square != 0;
         p.format = format_of(q->layout.element);
         p.e8m0 = q->layout.scale == DW_E8M0;
+        p.rule = q->options.scale_rule == DW_SCALE_FLOOR  ? 1
+                 : q->options.scale_rule == DW_SCALE_CEIL ? 2
+                                                          : 0;
         p.code_row_bytes = q->layout.row_bytes;
         p.scale_columns = q->layout.scale_cols;
         p.paired = q->layout.element == DW_E2M1;
