@@ -115,10 +115,11 @@ DEVICE unsigned most_of_block(unsigned x) {
     return x;
 }
 
-// dw_nvfp4_tensor_scale
+// dw_nvfp4_tensor_scale, and dw__quantize_whole_scale (kernel/quantization.h)
 DEVICE float tensor_scale_of(const dw_graph_quantize_params &p) {
     const float amax = p.amax ? __uint_as_float(most_of_block(p.amax[threadIdx.x])) : 0.f;
-    return amax > 0.f ? fmaxf(amax / (448.f * 6.f), 1.175494351e-38f) : 1.f;
+    const float largest = p.whole ? __uint_as_float(largest_bits(p.format)) : 448.f * 6.f;
+    return amax > 0.f ? fmaxf(amax / largest, 1.175494351e-38f) : 1.f;
 }
 
 // ---- kernels -----------------------------------------------------------------------------------------------------
@@ -195,13 +196,15 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
             }
         for (int distance = p.block / 2; distance > 0; distance /= 2)
             most = max(most, __shfl_xor_sync(0xffffffffu, most, distance));
-        const block_scale scale = p.e8m0 ? e8m0_scale(p.format, p.rule, most) : e4m3_scale(most, tensor_scale);
+        const block_scale scale = p.whole  ? block_scale{0u, 1.f, 1.f, false}
+                                  : p.e8m0 ? e8m0_scale(p.format, p.rule, most)
+                                           : e4m3_scale(most, tensor_scale);
         if (p.scales && lane == 0 && own < across * down) p.scales[own / across * p.scale_columns + own % across] = scale.code;
         for (int i = 0; i < height; i++) {
             const long long outer = top + i;
             const bool is_inside = has_column && outer < outers(p);
             const float x = !is_inside ? 0.f : p.axis ? load(p, outer, inner) : load(p, inner, outer);
-            const unsigned scaled = __float_as_uint(x * scale.factor);
+            const unsigned scaled = __float_as_uint(p.whole ? x / tensor_scale : x * scale.factor);
             const unsigned magnitude = min(scaled & 0x7fffffffu, largest_bits(p.format));
             unsigned code;
             if (p.stochastic)
@@ -211,6 +214,8 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
                                                    (unsigned long long)(outer * inners(p) + inner)));
             else
                 code = nearest_code(p.format, magnitude);
+            if (p.whole && (scaled & 0x7fffffffu) >= INFINITE) // infinite or NaN
+                code = (scaled & 0x7fffffffu) == INFINITE && p.format.infinity ? p.format.infinity : p.format.nan;
             if (scaled >> 31) code |= p.format.sign;
             if (scale.is_nan) code = p.format.nan;
             if (is_inside) store_value(p, outer, inner, p.rounds ? code_value(p.format, code) * scale.value : x);

@@ -31,6 +31,7 @@ typedef struct dw_graph_quantize_params {
     int rounds; /* 0: the values are those of BF16, without codes */
     dw_code_format format;
     int e8m0; /* 1: E8M0 scales; 0: UE4M3 scales below a tensor scale */
+    int whole; /* 1: one scale for the tensor, amax / largest number of the format; no other scales */
     int rule; /* of E8M0 scales: 0 RCEIL, 1 FLOOR, 2 CEIL */
     int stochastic;
     const long long *seed; /* two words, seed_stride apart: seed and offset */

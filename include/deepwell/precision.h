@@ -24,8 +24,9 @@ extern "C" {
  * by "+square", "+hadamard" and "+stochastic" for the members that are 1, and by "+floor" or "+ceil" for those scale
  * rules: "nvfp4+hadamard+stochastic", "mxfp8+floor". */
 typedef struct dw_operand_precision {
-    /* FP32 (all six operands of a layer: not quantized), BF16, MXFP8, MXFP8_E5M2, MXFP6, MXFP6_E2M3, MXFP4 or NVFP4.
-     * The GEMM reads the values as BF16, which represents those of the last six exactly. */
+    /* FP32 (all six operands of a layer: not quantized), BF16, FP8_TENSOR, FP8_TENSOR_E5M2, MXFP8, MXFP8_E5M2, MXFP6,
+     * MXFP6_E2M3, MXFP4 or NVFP4. The GEMM reads the values as BF16, which represents those of the last eight exactly;
+     * the tensor's scale (FP8_TENSOR..., NVFP4) multiplies its result. */
     dw_scheme scheme;
     /* The members below apply to schemes with blocks only. 1: one scale for block x block elements, so that the numbers
      * are the same along both axes. */
@@ -53,9 +54,9 @@ typedef struct dw_layer_precision {
     dw_operand_precision operand[DW_LINEAR_OPERANDS];
 } dw_layer_precision;
 
-/* Reads a row of the table of policies: "fp32" (not quantized), "bf16", "mxfp8", "mxfp6", "mxfp4" or "nvfp4".
- * DW_UNSUPPORTED: the name is that of a scheme without a row, or "fp8". DW_INVALID_ARGUMENT: the name is unknown. The
- * message lists the names. */
+/* Reads a row of the table of policies: "fp32" (not quantized), "bf16", "fp8", "mxfp8", "mxfp6", "mxfp4" or "nvfp4".
+ * DW_UNSUPPORTED: the name is that of a scheme without a row. DW_INVALID_ARGUMENT: the name is unknown. The message
+ * lists the names. */
 DW_API dw_status dw_layer_precision_named(const char *name, dw_layer_precision *layer);
 
 /* A precision for the layers of `module` and inside it: "h.3" covers "h.3.mlp.c_fc", not "h.30". `module` may be a

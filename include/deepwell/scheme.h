@@ -45,7 +45,8 @@ typedef enum dw_scale_layout {
     X(MXFP6, "mxfp6", E3M2, 32, E8M0, TILES, 0)                                                    \
     X(MXFP6_E2M3, "mxfp6-e2m3", E2M3, 32, E8M0, TILES, 0)                                          \
     X(MXFP4, "mxfp4", E2M1, 32, E8M0, TILES, 0)                                                    \
-    X(NVFP4, "nvfp4", E2M1, 16, UE4M3, TILES, 1)
+    X(NVFP4, "nvfp4", E2M1, 16, UE4M3, TILES, 1)                                                   \
+    X(FP8_TENSOR_E5M2, "fp8-tensor-e5m2", E5M2, DW_BLOCK_TENSOR, F32, ROWS, 0)
 
 typedef enum dw_scheme {
 #define DW_SCHEME_ENUM(key, name, element, block, scale, layout, tensor_scale) DW_SCHEME_##key,

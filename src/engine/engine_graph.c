@@ -77,11 +77,6 @@ static dw_status leaf_positions(const dw_graph *graph, uint32_t count, const dw_
 dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
                                  const uint32_t *grad_outputs, const dw_value *wrt,
                                  const dw_engine_options *options) {
-    static const dw_pass before[] = {DW_PASS_FOLD, DW_PASS_RECOGNIZE, DW_PASS_FOLD, DW_PASS_COMMON,
-                                     DW_PASS_DEAD_CODE};
-    /* Backward has patterns of its own. */
-    static const dw_pass after[] = {DW_PASS_FOLD, DW_PASS_RECOGNIZE, DW_PASS_FOLD, DW_PASS_COMMON,
-                                    DW_PASS_DEAD_CODE};
     static const dw_pass shared[] = {DW_PASS_FOLD, DW_PASS_COMMON, DW_PASS_DEAD_CODE};
     static const dw_pass fuse[] = {DW_PASS_FUSE, DW_PASS_DEAD_CODE};
     dw_status status = DW_OK;
@@ -90,7 +85,7 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
     DW_TRY(dw__target_of(options->device, false, &target));
     DW_TRY(leaf_positions(graph, engine->wrt_count, wrt, engine->wrt_leaf));
     DW_TRY(dw_graph_clone(graph, &engine->graph));
-    DW_TRY(run_passes(&engine->graph, DW_COUNT(before), before));
+    DW_TRY(dw__simplify_graph(&engine->graph));
     if (options->precision) {
         DW_TRY(
             dw_graph_apply_precision(&engine->graph, options->precision, &engine->quantized_count));
@@ -98,7 +93,7 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
     if (target.context) DW_TRY(dw__recognize_head(&engine->graph));
     if (engine->wrt_count) {
         DW_TRY(differentiate(engine, grad_outputs));
-        DW_TRY(run_passes(&engine->graph, DW_COUNT(after), after));
+        DW_TRY(dw__simplify_graph(&engine->graph)); /* backward has patterns of its own */
         if (target.context) DW_TRY(dw__recognize_loss(&engine->graph, true));
     }
     DW_TRY(dw__join_pads(&engine->graph));

@@ -217,6 +217,9 @@ dw_status dw__expand_where(dw_graph **graph, dw__expand_rule wanted, void *conte
 /* Lets each matmul in BF16 or F16 that `wanted` names give F32, which is then rounded. If `wanted` names that one too,
  * its operands become F32. */
 dw_status dw__widen_products(dw_graph **graph, dw__expand_rule wanted, void *context);
+/* Folds, recognizes, and merges and removes nodes: an engine does this to a graph before it looks at its layers, and to
+ * a backward that it has appended. */
+dw_status dw__simplify_graph(dw_graph **graph);
 /* Expands the layers that dw_graph_apply_precision has quantized; `changed` says whether there are any.
  * Call it after the gradient, for which these layers have rules of their own. */
 dw_status dw__expand_quantized(dw_graph **graph, bool *changed);

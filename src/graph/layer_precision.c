@@ -24,6 +24,14 @@ static const struct policy_row {
 } policies[] = {
     {"fp32", 0.0, ALL(FP32)},
     {"bf16", 0.0, ALL(BF16)},
+    {"fp8",
+     0.0,
+     {{[DW_FORWARD_X] = {.scheme = DW_SCHEME_FP8_TENSOR},
+       [DW_FORWARD_W] = {.scheme = DW_SCHEME_FP8_TENSOR},
+       [DW_DGRAD_DY] = {.scheme = DW_SCHEME_FP8_TENSOR_E5M2},
+       [DW_DGRAD_W] = {.scheme = DW_SCHEME_FP8_TENSOR},
+       [DW_WGRAD_DY] = {.scheme = DW_SCHEME_FP8_TENSOR_E5M2},
+       [DW_WGRAD_X] = {.scheme = DW_SCHEME_FP8_TENSOR}}}},
     {"mxfp8", 0.0, ALL(MXFP8)},
     {"mxfp6", 0.0, ALL(MXFP6)},
     {"mxfp4",
@@ -62,13 +70,18 @@ static dw_status find_row(const char *name, const struct policy_row **row) {
         *row = &policies[i];
         return DW_OK;
     }
-    bool known = name && strcmp(name, "fp8") == 0;
+    bool known = false;
     for (int i = 0; name && i < DW_SCHEME_COUNT; i++)
         known |= strcmp(name, dw_scheme_name((dw_scheme)i)) == 0;
     list_names(names, sizeof names);
     return dw__fail(known ? DW_UNSUPPORTED : DW_INVALID_ARGUMENT,
                     "precision \"%.64s\" is %s: use %s", name ? name : "(null)",
                     known ? "not supported" : "not a precision", names);
+}
+
+const dw_layer_precision *dw__bf16_layer(void) {
+    static const dw_layer_precision bf16 = ALL(BF16);
+    return &bf16;
 }
 
 const char *dw__layer_name(const dw_layer_precision *layer) {
@@ -174,9 +187,9 @@ static dw_status check_operand(const dw_layer_precision *layer, int i) {
         if (flags[flag] != 0 && flags[flag] != 1)
             return dw__fail(DW_INVALID_ARGUMENT, "%s: %s is %d; expected 0 or 1", name,
                             flag_names[flag], flags[flag]);
-        if (flags[flag] && operand->scheme == DW_SCHEME_BF16)
-            return dw__fail(DW_INVALID_ARGUMENT, "%s: bf16 has no blocks and takes no %s", name,
-                            flag_names[flag]);
+        if (flags[flag] && !dw__scheme_in(operand->scheme, dw__block_schemes))
+            return dw__fail(DW_INVALID_ARGUMENT, "%s: %s has no blocks and takes no %s", name,
+                            dw_scheme_name(operand->scheme), flag_names[flag]);
     }
     if (operand->scale_rule != DW_SCALE_DEFAULT && operand->scale_rule != DW_SCALE_RCEIL &&
         !dw__rule_word(operand->scale_rule))

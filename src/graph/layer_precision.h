@@ -2,8 +2,8 @@
 #ifndef DW_GRAPH_LAYER_PRECISION_H
 #define DW_GRAPH_LAYER_PRECISION_H
 
-#include "base/base.h"
 #include "deepwell/precision.h"
+#include "graph/internal.h"
 #include "number/scheme_sets.h"
 
 /* The attribute of an operand. */
@@ -12,7 +12,7 @@ static inline dw_attr_key dw__operand_key(dw_linear_operand operand) {
 }
 
 /* Schemes that `quantize` computes. */
-#define DW__QUANTIZED_SCHEMES (DW__SCHEME(BF16) | dw__exact_in_bf16)
+#define DW__QUANTIZED_SCHEMES (DW__SCHEME(BF16) | dw__fp8_tensor_schemes | dw__exact_in_bf16)
 
 /* Returns "floor" or "ceil", and NULL for the other rules, which no text names: they are the default ones. */
 const char *dw__rule_word(dw_scale_rule rule);
@@ -31,8 +31,32 @@ dw_status dw__operand_read(const char *text, dw_operand_precision *precision);
 dw_status dw__layer_check(const dw_layer_precision *layer);
 bool dw__layer_is_quantized(const dw_layer_precision *layer);
 bool dw__layer_is_stochastic(const dw_layer_precision *layer);
+/* The row "bf16" of the table of policies. */
+const dw_layer_precision *dw__bf16_layer(void);
 /* Returns the name of the policy that gives a layer these precisions, or NULL. */
 const char *dw__layer_name(const dw_layer_precision *layer);
+/* Checks the members of a policy. The message says what is wrong with it. */
+dw_status dw__policy_check(const dw_precision_policy *policy);
+
+/* Why a layer has its precision. */
+typedef enum dw__layer_reason {
+    DW__NO_LAYER, /* not a linear layer */
+    DW__BY_DEFAULT,
+    DW__BY_REGION,
+    DW__BY_EXCEPTION,
+    DW__BY_SHARE,
+    DW__KEPT_F64,
+    DW__KEPT_BF16
+} dw__layer_reason;
+typedef struct dw__layer_choice {
+    const dw_layer_precision *layer; /* of the policy, or static; NULL: the model's precision */
+    dw__layer_reason reason;
+    uint32_t exception; /* DW__BY_EXCEPTION */
+} dw__layer_choice;
+/* Chooses the precision of each node of a checked policy's graph. Free *choices with dw__free. */
+dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *policy,
+                            dw__layer_choice **choices);
+
 bool dw__layer_equal(const dw_layer_precision *a, const dw_layer_precision *b);
 
 #endif

@@ -757,9 +757,9 @@ static dw_status check_quantize(const dw__draft *draft, dw__scheme_set set, dw_s
     if (has(draft, 1)) DW_RETURN_IF_FAILED(want_seed(draft, 1));
     for (size_t i = 0; i < DW_COUNT(of_blocks); i++) {
         DW_RETURN_IF_FAILED(want_flag(draft, of_blocks[i]));
-        if (int_of(draft, of_blocks[i], 0) && *scheme == DW_SCHEME_BF16)
-            return refuse(draft, DW_INVALID_ARGUMENT, "%s=1 with scheme=bf16, which has no blocks",
-                          dw_attr_name(of_blocks[i]));
+        if (int_of(draft, of_blocks[i], 0) && !dw__scheme_in(*scheme, dw__block_schemes))
+            return refuse(draft, DW_INVALID_ARGUMENT, "%s=1 with scheme=%s, which has no blocks",
+                          dw_attr_name(of_blocks[i]), dw_scheme_name(*scheme));
     }
     const dw_attr *rule = attr_of(draft, DW_ATTR_KEY_SCALE_RULE);
     dw_scale_rule ignored;

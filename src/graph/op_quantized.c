@@ -31,7 +31,7 @@ static quantized quantize(dw__emitter *e, dw_operand_precision precision, dw_val
     uint32_t count = 0;
     const dw_scheme_info *scheme = dw_scheme_describe(precision.scheme);
     /* One axis where it makes no difference, so that equal nodes are merged. */
-    bool along = scheme->block != DW_BLOCK_NONE && !precision.square;
+    bool along = scheme->block > 0 && !precision.square;
     attrs[count++] = dw_attr_string(DW_ATTR_KEY_SCHEME, scheme->name);
     attrs[count++] = dw_attr_int(DW_ATTR_KEY_AXIS, along ? axis : 1);
     if (precision.square) attrs[count++] = dw_attr_int(DW_ATTR_KEY_SQUARE, 1);
@@ -45,8 +45,9 @@ static quantized quantize(dw__emitter *e, dw_operand_precision precision, dw_val
     dw_value operands[] = {x, precision.stochastic ? seed : DW_NONE};
     dw_node node = dw__emit_node(e, DW_OP_QUANTIZE, 2, operands, count, attrs);
     if (e->status != DW_OK) return (quantized){DW_NONE, DW_NONE};
+    const bool scaled = scheme->tensor_scale || scheme->block == DW_BLOCK_TENSOR;
     return (quantized){dw_node_output(e->graph, node, 0),
-                       scheme->tensor_scale ? dw_node_output(e->graph, node, 1) : DW_NONE};
+                       scaled ? dw_node_output(e->graph, node, 1) : DW_NONE};
 }
 
 /* Computes a b in F32 with shape [.., columns of b], applies the tensor scales and casts to `dtype`. */

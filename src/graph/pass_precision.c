@@ -13,7 +13,7 @@ static dw_status check_layer(const dw_layer_precision *layer, const char *whose,
                  : dw__fail_prefix(status, "the precision policy");
 }
 
-static dw_status check_policy(const dw_precision_policy *policy) {
+dw_status dw__policy_check(const dw_precision_policy *policy) {
     static const dw__struct known = {"dw_precision_policy", sizeof *policy, {0}};
     DW_RETURN_IF_FAILED(dw__struct_read(&known, policy, NULL));
     DW_RETURN_IF_FAILED(check_layer(&policy->layer, NULL, 0));
@@ -116,59 +116,58 @@ static dw_status find_activations(const dw_graph *graph, bool **activations) {
     return DW_OK;
 }
 
-/* Returns NULL for a layer that is not quantized. */
-static const dw_layer_precision *layer_of(const dw_precision_policy *policy,
-                                          const dw__node_record *node) {
-    const dw_layer_precision *layer =
-        policy->high_regions >> node->region & 1 ? NULL : &policy->layer;
+static dw__layer_choice choice_of(const dw_precision_policy *policy, const dw__node_record *node) {
+    dw__layer_choice choice = {&policy->layer, DW__BY_DEFAULT, 0};
+    if (policy->high_regions >> node->region & 1)
+        choice = (dw__layer_choice){NULL, DW__BY_REGION, 0};
     for (uint32_t i = policy->exception_count; i-- > 0;) {
         if (!covers(policy->exceptions[i].module, node->module)) continue;
-        layer = &policy->exceptions[i].layer;
+        choice = (dw__layer_choice){&policy->exceptions[i].layer, DW__BY_EXCEPTION, i};
         break;
     }
-    return layer && dw__layer_is_quantized(layer) ? layer : NULL;
+    if (choice.layer && !dw__layer_is_quantized(choice.layer)) choice.layer = NULL;
+    return choice;
 }
 
-/* Finds the precision of each node; NULL leaves the node unchanged. `bf16` serves the policy's share in BF16. */
-static dw_status assign(const dw_graph *graph, const dw_precision_policy *policy,
-                        const dw_layer_precision *bf16, const dw_layer_precision ***assigned) {
+dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *policy,
+                            dw__layer_choice **chosen) {
     dw_status status = DW_OK;
     bool *activations = NULL;
     size_t count = 0, nodes = graph->nodes.count;
-    const dw_layer_precision **layers = dw__calloc(nodes + 1, sizeof *layers);
-    if (!layers) return dw__fail_memory("precisions of layers", nodes * sizeof *layers);
+    dw__layer_choice *choices = dw__calloc(nodes + 1, sizeof *choices);
+    if (!choices) return dw__fail_memory("precisions of layers", nodes * sizeof *choices);
     DW_TRY(find_activations(graph, &activations));
     for (size_t n = 0; n < nodes; n++) {
         const dw__node_record *node = &graph->nodes.items[n];
         if (node->op != DW_OP_LINEAR || node->backward || activations[node->inputs[1]]) continue;
-        layers[n] = layer_of(policy, node);
-        if (layers[n] && graph->values.items[node->outputs[0]].dtype == DW_F64) {
-            layers[n] = NULL;
+        choices[n] = choice_of(policy, node);
+        if (choices[n].layer && graph->values.items[node->outputs[0]].dtype == DW_F64) {
             if (policy->strict)
                 DW_TRY(dw__fail(DW_UNSUPPORTED,
                                 "the layer in module '%s' computes in f64, and the policy is strict: "
                                 "use fallback \"safe\", or give the module the precision fp32",
                                 node->module));
+            choices[n] = (dw__layer_choice){NULL, DW__KEPT_F64, 0};
         }
-        count += layers[n] && dw__layer_equal(layers[n], &policy->layer);
+        count += choices[n].layer && dw__layer_equal(choices[n].layer, &policy->layer);
     }
     size_t last = (size_t)floor(policy->bf16_share * (double)count + 0.5);
     for (size_t n = nodes; n-- > 0 && last > 0;) {
-        if (!layers[n] || !dw__layer_equal(layers[n], &policy->layer)) continue;
-        layers[n] = bf16;
+        if (!choices[n].layer || !dw__layer_equal(choices[n].layer, &policy->layer)) continue;
+        choices[n] = (dw__layer_choice){dw__bf16_layer(), DW__BY_SHARE, 0};
         last--;
     }
     for (size_t n = 0; n < nodes; n++) {
         const dw__node_record *node = &graph->nodes.items[n];
-        if (layers[n] && graph->values.items[node->outputs[0]].dtype == DW_BF16 &&
-            dw__layer_equal(layers[n], bf16))
-            layers[n] = NULL; /* the operands are BF16 already */
+        if (choices[n].layer && graph->values.items[node->outputs[0]].dtype == DW_BF16 &&
+            dw__layer_equal(choices[n].layer, dw__bf16_layer()))
+            choices[n] = (dw__layer_choice){NULL, DW__KEPT_BF16, 0};
     }
-    *assigned = layers;
-    layers = NULL;
+    *chosen = choices;
+    choices = NULL;
 cleanup:
     dw__free(activations);
-    dw__free((void *)layers);
+    dw__free(choices);
     return status;
 }
 
@@ -227,11 +226,10 @@ dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *
                                    uint32_t *count) {
     dw_status status = DW_OK;
     const dw_graph *from = *graph;
-    const dw_layer_precision **layers = NULL;
-    dw_layer_precision bf16;
+    dw__layer_choice *choices = NULL;
     dw__rewriter rewriter = {0};
     uint32_t changed = 0;
-    DW_TRY(check_policy(policy));
+    DW_TRY(dw__policy_check(policy));
     if (count) *count = 0;
     if (!quantizes(policy)) return DW_OK;
     dw_value seed = find_seed(from);
@@ -240,16 +238,15 @@ dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *
             dw__fail(DW_INVALID_ARGUMENT,
                      "the policy rounds gradients stochastically, and the graph has no seed: "
                      "add a leaf of role DW_ROLE_SEED, i64[2], and bind a new one at each step"));
-    DW_TRY(dw_layer_precision_named("bf16", &bf16));
-    DW_TRY(assign(from, policy, &bf16, &layers));
+    DW_TRY(dw__choose_layers(from, policy, &choices));
     DW_TRY(dw__rewriter_begin(&rewriter, from));
     int64_t stream = first_free_stream(from);
     for (dw_node n = 0; n < dw_graph_node_count(from); n++) {
-        if (!layers[n]) {
+        if (!choices[n].layer) {
             DW_TRY(dw__rewriter_copy(&rewriter, n));
         } else {
-            DW_TRY(quantize_layer(&rewriter, n, layers[n], seed, stream));
-            stream += dw__layer_is_stochastic(layers[n]) ? 2 : 0;
+            DW_TRY(quantize_layer(&rewriter, n, choices[n].layer, seed, stream));
+            stream += dw__layer_is_stochastic(choices[n].layer) ? 2 : 0;
             changed++;
         }
     }
@@ -257,7 +254,7 @@ dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *
     if (count) *count = changed;
 cleanup:
     dw__rewriter_abort(&rewriter);
-    dw__free((void *)layers);
+    dw__free(choices);
     return status == DW_OK ? status : dw__fail_prefix(status, "precision");
 }
 

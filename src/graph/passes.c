@@ -28,6 +28,13 @@ dw_status dw_graph_run_pass(dw_graph **graph, dw_pass pass) {
     return status == DW_OK ? status : dw__fail_prefix(status, "pass %s", passes[pass].name);
 }
 
+dw_status dw__simplify_graph(dw_graph **graph) {
+    static const dw_pass run[] = {DW_PASS_FOLD, DW_PASS_RECOGNIZE, DW_PASS_FOLD, DW_PASS_COMMON,
+                                  DW_PASS_DEAD_CODE};
+    for (size_t i = 0; i < DW_COUNT(run); i++) DW_RETURN_IF_FAILED(dw_graph_run_pass(graph, run[i]));
+    return DW_OK;
+}
+
 dw_status dw__count_uses(const dw_graph *graph, uint32_t **uses) {
     uint32_t *count = dw__calloc(graph->values.count, sizeof *count);
     if (!count) return dw__fail_memory("use counts", graph->values.count * sizeof *count);

@@ -14,7 +14,11 @@ dw_status dw__quantization_of(const dw__call *call, dw__quantization *q) {
         dw_scheme_find(dw__call_attr(call, DW_ATTR_KEY_SCHEME)->string, &q->options.scheme));
     q->bf16 = q->options.scheme == DW_SCHEME_BF16;
     if (q->bf16) return DW_OK;
-    q->tensor_scale = dw_scheme_describe(q->options.scheme)->tensor_scale;
+    const dw_scheme_info *scheme = dw_scheme_describe(q->options.scheme);
+    q->whole = scheme->block == DW_BLOCK_TENSOR;
+    q->element = scheme->element;
+    q->tensor_scale = scheme->tensor_scale || q->whole;
+    if (q->whole) return DW_OK;
     q->hadamard = dw__call_int(call, DW_ATTR_KEY_HADAMARD, 0) != 0;
     q->options.square = dw__call_int(call, DW_ATTR_KEY_SQUARE, 0) != 0;
     q->options.axis = (int)dw__call_int(call, DW_ATTR_KEY_AXIS, 1);
@@ -47,7 +51,7 @@ static float *rotated_of(const dw__quantization *q, void *scratch) {
 }
 
 size_t dw__quantize_scratch(const dw__quantization *q) {
-    if (q->bf16) return 0;
+    if (q->bf16 || q->whole) return 0;
     size_t rotated = q->hadamard ? (size_t)(q->rows * q->cols) * sizeof(float) : 0;
     return round_up(q->layout.code_bytes) + round_up(q->layout.scale_bytes) + round_up(rotated);
 }
@@ -89,6 +93,30 @@ dw_status dw__quantize_encode(const dw__quantization *q, const float *x, int64_t
         *scale = options.tensor_scale = dw_nvfp4_tensor_scale(amax);
     }
     return dw_block_quantize(&options, q->rows, q->cols, x, row_stride, to.codes, 0, to.scales);
+}
+
+dw_status dw__quantize_whole_scale(const dw__quantization *q, const float *x, int64_t row_stride,
+                                   float *scale) {
+    float amax = 0.0f;
+    DW_RETURN_IF_FAILED(dw_amax(q->rows, q->cols, x, row_stride, &amax));
+    const float least = 0x1p-126f, found = amax / dw_dtype_max(q->element);
+    *scale = amax == 0.0f ? 1.0f : found < least ? least : found;
+    return DW_OK;
+}
+
+dw_status dw__quantize_whole(const dw__quantization *q, int64_t count, const float *x, float scale,
+                             float *result) {
+    enum { CHUNK = 1024 };
+    uint8_t codes[CHUNK];
+    dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
+    options.overflow = DW_OVERFLOW_NONFINITE; /* no quotient of a finite number overflows */
+    for (int64_t start = 0; start < count; start += CHUNK) {
+        const int64_t length = count - start < CHUNK ? count - start : CHUNK;
+        for (int64_t i = 0; i < length; i++) result[start + i] = x[start + i] / scale;
+        DW_RETURN_IF_FAILED(dw_encode(q->element, length, result + start, &options, codes));
+        DW_RETURN_IF_FAILED(dw_decode(q->element, length, codes, result + start));
+    }
+    return DW_OK;
 }
 
 dw_status dw__quantize_decode(const dw__quantization *q, dw__coded from, int64_t first,

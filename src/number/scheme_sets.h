@@ -18,6 +18,9 @@ extern const dw__scheme_set dw__block_schemes;
 /* The schemes of OCP MX, with E8M0 scales. */
 extern const dw__scheme_set dw__mx_schemes;
 
+/* FP8 with one F32 scale for the tensor. */
+extern const dw__scheme_set dw__fp8_tensor_schemes;
+
 /* Block schemes whose values, before the tensor's scale, BF16 represents exactly, except for numbers below 2^-126. */
 extern const dw__scheme_set dw__exact_in_bf16;
 

@@ -359,7 +359,8 @@ static void schemes_by_name(void **state) {
                 {"mxfp6", DW_E3M2, 32, DW_E8M0, DW_SCALES_TILES, 0},
                 {"mxfp6-e2m3", DW_E2M3, 32, DW_E8M0, DW_SCALES_TILES, 0},
                 {"mxfp4", DW_E2M1, 32, DW_E8M0, DW_SCALES_TILES, 0},
-                {"nvfp4", DW_E2M1, 16, DW_UE4M3, DW_SCALES_TILES, 1}};
+                {"nvfp4", DW_E2M1, 16, DW_UE4M3, DW_SCALES_TILES, 1},
+                {"fp8-tensor-e5m2", DW_E5M2, DW_BLOCK_TENSOR, DW_F32, DW_SCALES_ROWS, 0}};
     (void)state;
     dw_scheme scheme;
     assert_int_equal(DW_COUNT(rows), DW_SCHEME_COUNT);
@@ -377,7 +378,7 @@ static void schemes_by_name(void **state) {
     }
     assert_null(dw_scheme_describe(DW_SCHEME_COUNT));
     REFUSED(dw_scheme_find("fp8", &scheme), "expected bf16, fp32, fp16, fp8-tensor");
-    REFUSED(dw_scheme_find(NULL, &scheme), "mxfp4 or nvfp4");
+    REFUSED(dw_scheme_find(NULL, &scheme), "nvfp4 or fp8-tensor-e5m2");
     dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
     options.scheme = DW_SCHEME_FP8_ROW;
     assert_int_equal(dw_block_layout_of(&options, 1, 1, &(dw_block_layout){0}), DW_UNSUPPORTED);

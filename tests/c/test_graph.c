@@ -482,9 +482,14 @@ static void product_rules(void **state) {
         {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"fp8\", axis=0}", DW_PARSE,
          "quantize: there is no scheme \"fp8\": expected bf16, fp32"},
         {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"fp8-block\", axis=0}", DW_UNSUPPORTED,
-         "quantize: the scheme fp8-block is not supported: expected bf16, mxfp8, mxfp8-e5m2, "
-         "mxfp6, "
-         "mxfp6-e2m3, mxfp4 or nvfp4"},
+         "quantize: the scheme fp8-block is not supported: expected bf16, fp8-tensor, "
+         "mxfp8, mxfp8-e5m2, mxfp6, mxfp6-e2m3, mxfp4, nvfp4 or fp8-tensor-e5m2"},
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"fp8-tensor\", axis=0, square=1}",
+         DW_PARSE, "square=1 with scheme=fp8-tensor, which has no blocks"},
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"nvfp4\", axis=0, scale_rule=\"ceil\"}",
+         DW_PARSE, "scale_rule=ceil with scheme=nvfp4; only MX has rules"},
+        {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"mxfp8\", axis=0, scale_rule=\"amax\"}",
+         DW_PARSE, "scale_rule is \"amax\"; expected rceil, floor or ceil"},
         {"x: f32[B, S]", "%y, %s = quantize(%x) {scheme=\"mxfp8\", axis=2}", DW_PARSE, "axis=2"},
         {"x: f32[B, S, 2]", "%y, %s = quantize(%x) {scheme=\"mxfp8\", axis=2}", DW_SHAPE,
          "x [B, S, 2] has rank 3; expected rank 2"},

@@ -215,8 +215,11 @@ static void policies_have_names(void **state) {
                                        "nvfp4+hadamard"};
     for (int j = 0; j < DW_LINEAR_OPERANDS; j++)
         assert_string_equal(dw__operand_text(&policy.layer.operand[j]).text, text[j]);
-    assert_int_equal(dw_layer_precision_named("fp8", &layer), DW_UNSUPPORTED);
-    assert_non_null(strstr(dw_last_error(), "\"fp8\" is not supported: use fp32, bf16"));
+    OK(dw_layer_precision_named("fp8", &layer));
+    assert_int_equal(layer.operand[DW_WGRAD_X].scheme, DW_SCHEME_FP8_TENSOR);
+    assert_int_equal(layer.operand[DW_WGRAD_DY].scheme, DW_SCHEME_FP8_TENSOR_E5M2);
+    assert_int_equal(dw_layer_precision_named("fp8-row", &layer), DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "\"fp8-row\" is not supported: use fp32, bf16, fp8"));
     assert_int_equal(dw_precision_policy_init(&policy, "fp8-block"), DW_UNSUPPORTED);
     assert_int_equal(dw_precision_policy_init(&policy, "int4"), DW_INVALID_ARGUMENT);
     assert_int_equal(dw_precision_policy_init(&policy, NULL), DW_INVALID_ARGUMENT);
@@ -242,7 +245,7 @@ static void wrong_policies_are_rejected(void **state) {
     refuse(&graph, &policy, "struct_size");
     dw_operand_precision *dy = &policy.layer.operand[DW_DGRAD_DY];
     policy = good, dy->scheme = DW_SCHEME_COUNT;
-    refuse(&graph, &policy, "the precision policy: dgrad_dy: scheme is 12");
+    refuse(&graph, &policy, "the precision policy: dgrad_dy: scheme is 13");
     policy = good, dy->scheme = DW_SCHEME_FP8_BLOCK;
     refuse_with(DW_UNSUPPORTED, &graph, &policy, "the scheme fp8-block is not supported: expected");
     policy = good, dy->scheme = DW_SCHEME_FP32; /* one operand alone */
@@ -255,6 +258,8 @@ static void wrong_policies_are_rejected(void **state) {
     refuse(&graph, &policy, "dgrad_dy has square blocks and a Hadamard transform");
     policy = good, policy.layer.operand[DW_WGRAD_X].stochastic = 1;
     refuse(&graph, &policy, "wgrad_x is rounded stochastically; only");
+    policy = good, dy->scheme = DW_SCHEME_FP8_TENSOR, dy->square = 1;
+    refuse(&graph, &policy, "dgrad_dy: fp8-tensor has no blocks and takes no square");
     policy = good, dy->scheme = DW_SCHEME_BF16, dy->stochastic = 1;
     refuse(&graph, &policy, "dgrad_dy: bf16 has no blocks and takes no stochastic");
     policy = good, dy->scale_rule = DW_SCALE_FLOOR; /* accepted by itself; the share is not */
@@ -417,14 +422,14 @@ static double apart(const dw__tensor *a, const dw__tensor *b) {
 }
 
 /* A code at a boundary changes if the F32 sums before it differ. A few such codes move a result by one code's
- * step in a sum of dozens: 2^-8 / 35 (BF16), 2^-4 / 35 (E4M3) or 2^-2 / 35 (E2M1) of the largest element, and
+ * step in a sum of dozens: 2^-8 / 35 (BF16), 2^-4 / 35 (E4M3), 2^-3 / 35 (E5M2) or 2^-2 / 35 (E2M1) of the largest element, and
  * gradients pass through three layers. A wrong operand moves all elements by a code's step. */
 static void engines_agree_with_the_reference(void **state) {
     (void)state;
     static const struct {
         const char *name;
         double bound;
-    } rows[] = {{"fp32", 1e-5}, {"bf16", 1e-3}, {"mxfp8", 1e-2}, {"nvfp4", 4e-2}};
+    } rows[] = {{"fp32", 1e-5}, {"bf16", 1e-3}, {"fp8", 2e-2}, {"mxfp8", 1e-2}, {"nvfp4", 4e-2}};
     problem p;
     problem_begin(&p);
     dw__tensor seeds;

@@ -8,6 +8,9 @@
 #define BF16_LAYER                                                                                 \
     "forward_x=bf16 forward_w=bf16 dgrad_dy=bf16 "                                                 \
     "dgrad_w=bf16 wgrad_dy=bf16 wgrad_x=bf16"
+#define FP8_LAYER                                                                                  \
+    "forward_x=fp8-tensor forward_w=fp8-tensor dgrad_dy=fp8-tensor-e5m2 "                          \
+    "dgrad_w=fp8-tensor wgrad_dy=fp8-tensor-e5m2 wgrad_x=fp8-tensor"
 #define MXFP8_LAYER                                                                                \
     "forward_x=mxfp8 forward_w=mxfp8 dgrad_dy=mxfp8 "                                              \
     "dgrad_w=mxfp8 wgrad_dy=mxfp8 wgrad_x=mxfp8"
@@ -278,6 +281,13 @@ static const char *const rows[] = {
     "quantize f32[67,131] i64[2]:seed scheme=nvfp4 axis=1 stochastic=1 stream=5",
     "quantize f32[67,131] i64[2]:seed scheme=nvfp4 axis=0 stochastic=1 stream=6",
     "quantize bf16[33,65] - scheme=mxfp8 axis=0",
+    "quantize f32[1,1] - scheme=fp8-tensor axis=0",
+    "quantize f32[131,67] - scheme=fp8-tensor axis=1",
+    "quantize f32[7,1029] - scheme=fp8-tensor-e5m2 axis=1",
+    "quantize bf16[33,65] - scheme=fp8-tensor axis=0",
+    "quantize f16[37,129] - scheme=fp8-tensor-e5m2 axis=0",
+    "quantize f32[0,5] - scheme=fp8-tensor axis=0",
+    "quantize bf16[67,131] i64[2]:seed scheme=nvfp4 axis=0 hadamard=1 stochastic=1 stream=5",
     "quantize f32[33,65] - scheme=mxfp8 axis=1 scale_rule=floor",
     "quantize f32[65,33] - scheme=mxfp8-e5m2 axis=0 scale_rule=ceil",
     "quantize bf16[37,65] - scheme=mxfp6 axis=1 square=1 scale_rule=floor",
@@ -355,6 +365,7 @@ static const char *const rows[] = {
     "dequantize_blocks e2m1[33,66] e8m0[33,3] scheme=mxfp4 axis=1",
     "dequantize_blocks e2m1[18,36] ue4m3[18,3] scheme=nvfp4 axis=0",
     "quantized_linear f32[1,7] f32[5,7] f32[5] - " BF16_LAYER,
+    "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " FP8_LAYER,
     "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " BF16_LAYER,
     "quantized_linear f32[65,33] f32[33,127] - - " BF16_LAYER " transpose_w=0",
     "quantized_linear f32[1,7] f32[5,7] f32[5] - " MXFP8_LAYER,

@@ -1,4 +1,5 @@
-/* quantize, quantize_blocks and dequantize_blocks. The codecs (number/) round an F32 matrix: quantize_blocks has them
+/* quantize, quantize_blocks and dequantize_blocks. The codecs (number/) round an F32 matrix; quantize first widens a
+ * BF16 or F16 one into its scratch. quantize_blocks has them
  * write its results, quantize its scratch, from which it decodes contiguous BF16, band by band, as dequantize_blocks
  * does. */
 #include "base/pool.h"
@@ -11,8 +12,10 @@ static const int64_t ROUND_TASK = 1 << 14; /* elements */
 
 typedef struct job {
     dw__quantization q;
-    const float *x;
+    const dw__tensor *operand;
+    const float *x; /* of F32, or widened */
     int64_t row_stride;
+    float *widened, scale;
     uint16_t *y;
     dw__coded coded;
     char *worker_bands;
@@ -65,15 +68,52 @@ static void round_task(void *context, int64_t index, int worker) {
         round_row(j->x + row * j->row_stride, j->q.cols, j->y + row * j->q.cols);
 }
 
-static bool rows_of_f32(const dw__tensor *x) {
-    return x->dtype == DW_F32 && (x->stride[1] == 1 || x->shape[1] == 1) &&
+/* FP8 with one scale. */
+static dw_status round_whole_rows(const job *j, int64_t first) {
+    enum { CHUNK = 512 };
+    float values[CHUNK];
+    const int64_t rows = rows_per_task(&j->q), cols = j->q.cols;
+    for (int64_t row = first; row < first + rows && row < j->q.rows; row++)
+        for (int64_t start = 0; start < cols; start += CHUNK) {
+            const int64_t count = cols - start < CHUNK ? cols - start : CHUNK;
+            DW_RETURN_IF_FAILED(dw__quantize_whole(&j->q, count, j->x + row * j->row_stride + start,
+                                                   j->scale, values));
+            round_row(values, count, j->y + row * cols + start);
+        }
+    return DW_OK;
+}
+
+static void round_whole_task(void *context, int64_t index, int worker) {
+    (void)worker;
+    job *j = context;
+    if (round_whole_rows(j, index * rows_per_task(&j->q)) != DW_OK) atomic_store(&j->failed, 1);
+}
+
+static void widen_task(void *context, int64_t index, int worker) {
+    (void)worker;
+    job *j = context;
+    const int64_t rows = rows_per_task(&j->q), cols = j->q.cols;
+    const bool bf16 = j->operand->dtype == DW_BF16;
+    for (int64_t row = index * rows; row < (index + 1) * rows && row < j->q.rows; row++) {
+        const uint16_t *from = (const uint16_t *)j->operand->data + row * j->row_stride;
+        float *to = j->widened + row * cols;
+        for (int64_t i = 0; i < cols; i++)
+            to[i] = bf16 ? dw__bf16_to_f32(from[i]) : dw__f16_to_f32(from[i]);
+    }
+}
+
+static bool is_rows(const dw__tensor *x) {
+    return (x->stride[1] == 1 || x->shape[1] == 1) &&
            (x->stride[0] >= x->shape[1] || x->shape[0] == 1);
 }
+static bool rows_of_f32(const dw__tensor *x) { return x->dtype == DW_F32 && is_rows(x); }
+static bool is_narrow(const dw__tensor *x) { return x->dtype == DW_BF16 || x->dtype == DW_F16; }
 
 static dw_status supports(const dw__kernel *kernel, const void *given, const dw__gpu_target *gpu) {
     const dw__call *call = given;
     (void)gpu;
-    return rows_of_f32(&call->inputs[0]) && call->outputs[0].dtype == DW_BF16
+    const dw__tensor *x = &call->inputs[0];
+    return (x->dtype == DW_F32 || is_narrow(x)) && is_rows(x) && call->outputs[0].dtype == DW_BF16
                ? DW_OK
                : dw__kernel_refuse(kernel);
 }
@@ -102,8 +142,11 @@ static dw_status workspace_bytes(const dw__kernel *kernel, const void *given,
     const dw__call *call = given;
     (void)kernel, (void)context;
     dw__quantization q;
-    if (dw__quantization_of(call, &q) != DW_OK || q.bf16) return DW_OK;
-    *bytes = shared_bytes(&q) + (size_t)dw__pool_threads() * band_bytes(&q);
+    if (dw__quantization_of(call, &q) != DW_OK) return DW_OK;
+    const size_t widened = is_narrow(&call->inputs[0]) ? sizeof(float) : 0;
+    *bytes = ((size_t)(q.rows * q.cols) * widened + 63) / 64 * 64;
+    if (!q.bf16 && !q.whole)
+        *bytes += shared_bytes(&q) + (size_t)dw__pool_threads() * band_bytes(&q);
     return DW_OK;
 }
 static dw_status scratch_of_blocks(const dw__kernel *kernel, const void *given,
@@ -142,20 +185,33 @@ static dw_status decode(job *j, char *bands) {
 static bool is_empty(const dw__quantization *q) { return q->rows == 0 || q->cols == 0; }
 
 static dw_status run(const dw__call *call, void *scratch) {
-    job j = {.x = call->inputs[0].data, .y = call->outputs[0].data};
-    float scale = 1.0f;
+    job j = {.operand = &call->inputs[0],
+             .x = call->inputs[0].data,
+             .y = call->outputs[0].data,
+             .scale = 1.0f};
     DW_RETURN_IF_FAILED(dw__quantization_of(call, &j.q));
     const dw__quantization *q = &j.q;
+    const int64_t tasks = (q->rows + rows_per_task(q) - 1) / rows_per_task(q);
     j.row_stride = row_stride_of(call);
+    if (is_narrow(j.operand) && !is_empty(q)) {
+        j.widened = scratch;
+        scratch = (char *)scratch + ((size_t)(q->rows * q->cols) * sizeof(float) + 63) / 64 * 64;
+        dw__pool_run(tasks, widen_task, &j);
+        j.x = j.widened;
+        j.row_stride = q->cols;
+    }
     if (q->bf16) {
-        if (j.y && !is_empty(q))
-            dw__pool_run((q->rows + rows_per_task(q) - 1) / rows_per_task(q), round_task, &j);
+        if (j.y && !is_empty(q)) dw__pool_run(tasks, round_task, &j);
+    } else if (q->whole && !is_empty(q)) {
+        DW_RETURN_IF_FAILED(dw__quantize_whole_scale(q, j.x, j.row_stride, &j.scale));
+        if (j.y) dw__pool_run(tasks, round_whole_task, &j);
+        if (atomic_load(&j.failed)) return round_whole_rows(&j, 0); /* for this thread's message */
     } else if (!is_empty(q)) {
         j.coded = dw__quantize_in_scratch(q, scratch);
-        DW_RETURN_IF_FAILED(dw__quantize_encode(q, j.x, j.row_stride, j.coded, scratch, &scale));
+        DW_RETURN_IF_FAILED(dw__quantize_encode(q, j.x, j.row_stride, j.coded, scratch, &j.scale));
         DW_RETURN_IF_FAILED(decode(&j, (char *)scratch + shared_bytes(q)));
     }
-    if (call->outputs[1].data) *(float *)call->outputs[1].data = scale;
+    if (call->outputs[1].data) *(float *)call->outputs[1].data = j.scale;
     return DW_OK;
 }
 
@@ -185,7 +241,7 @@ static const dw__kernel quantize_bands = {
     .name = "cpu.quantize",
     .op = DW_OP_QUANTIZE,
     .source = "ours, codecs in C per instruction set",
-    .needs = "rows of F32, and a BF16 result",
+    .needs = "rows of F32, BF16 or F16, and a BF16 result",
     .supports = supports,
     .workspace_bytes = workspace_bytes,
     .run = run,

@@ -30,7 +30,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw__quantization q;
     DW_RETURN_IF_FAILED(options_of(c, &q));
-    if (!q.bf16 && q.layout.block != 16 && q.layout.block != 32)
+    if (!q.bf16 && !q.whole && q.layout.block != 16 && q.layout.block != 32)
         return dw__fail(DW_UNSUPPORTED, "%s: blocks of %lld; expected 16 or 32", kernel->name,
                         (long long)q.layout.block);
     return dw__gpu_kernel_has(kernel, gpu);
@@ -68,7 +68,10 @@ static dw_graph_quantize_params params_of(const dw__call *c, const dw__quantizat
                                           char *workspace) {
     const dw__tensor *x = &c->inputs[0], *values = &c->outputs[0], *seed = &c->inputs[1];
     dw_graph_quantize_params p = {.rows = q->rows, .columns = q->cols, .axis = 1, .block = 32};
-    if (!q->bf16) {
+    if (q->whole) {
+        p.rounds = p.whole = 1;
+        p.format = format_of(q->element);
+    } else if (!q->bf16) {
         p.rounds = 1;
         p.axis = q->options.axis;
         p.block = (int)q->layout.block;
@@ -102,7 +105,7 @@ static dw_graph_quantize_params params_of(const dw__call *c, const dw__quantizat
     }
     if (q->tensor_scale) p.amax = (unsigned *)workspace;
     if (q->hadamard) p.rotated = (float *)(workspace + MAGNITUDE_BYTES);
-    if (!q->bf16 && q->options.rounding == DW_ROUND_STOCHASTIC) {
+    if (!q->bf16 && !q->whole && q->options.rounding == DW_ROUND_STOCHASTIC) {
         p.stochastic = 1;
         p.seed = seed->data;
         p.seed_stride = seed->stride[0];
@@ -203,7 +206,7 @@ const dw__kernel dw__graph_quantize = {
     .operation = "quantize, quantize_blocks, dequantize_blocks",
     .source = "cuda/common/graph_quantize.cu",
     .architectures = DW__GPU_ARCHITECTURES,
-    .elements = "BF16, F16, F32; codes of MXFP8, MXFP6, MXFP4, NVFP4",
+    .elements = "BF16, F16, F32; codes of FP8, MXFP8, MXFP6, MXFP4, NVFP4",
     .needs = "any strides; codes are contiguous",
     .supports = supports,
     .seconds = dw__gpu_seconds_of_bytes,

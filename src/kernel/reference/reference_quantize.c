@@ -35,7 +35,10 @@ dw_status dw__reference_quantize(const dw__call *call, void *unused) {
     void *scratch = dw__malloc_aligned(scratch_bytes + 1);
     if (!values || !scratch) DW_TRY(dw__fail_memory("a matrix to quantize", bytes + scratch_bytes));
     load(&call->inputs[0], values);
-    if (!q.bf16) {
+    if (q.whole) {
+        DW_TRY(dw__quantize_whole_scale(&q, values, q.cols, &scale));
+        DW_TRY(dw__quantize_whole(&q, count, values, scale, values));
+    } else if (!q.bf16) {
         const dw__coded coded = dw__quantize_in_scratch(&q, scratch);
         DW_TRY(dw__quantize_encode(&q, values, q.cols, coded, scratch, &scale));
         DW_TRY(dw__quantize_decode(&q, coded, 0, q.options.axis == 1 ? q.rows : q.cols, values));
