@@ -85,6 +85,32 @@ typedef struct dw_precision_policy {
 /* Sets the published recipe called `name`, a name of dw_layer_precision_named: high_regions embed, norm, router, head
  * and loss; bf16_share 0.15 for "nvfp4", else 0; no exceptions. Fails as dw_layer_precision_named does. */
 DW_API dw_status dw_precision_policy_init(dw_precision_policy *policy, const char *name);
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+/* Reads a policy from JSON, as docs/precision.md describes it: {"format": "deepwell.precision", "version": 1, "default":
+ * "mxfp8", ...}. *policy owns its exceptions; release it with dw_precision_policy_destroy. DW_PARSE: the text is not
+ * such JSON. DW_INVALID_ARGUMENT, DW_UNSUPPORTED: as dw_graph_apply_precision. */
+DW_API dw_status dw_precision_policy_parse(const char *json, size_t bytes,
+                                           dw_precision_policy **policy);
+/* As dw_precision_policy_parse, of the file called `name` if that ends in ".json", else of the published recipe `name`.
+ * DW_IO: the file cannot be read. */
+DW_API dw_status dw_precision_policy_load(const char *name, dw_precision_policy **policy);
+DW_API void dw_precision_policy_destroy(dw_precision_policy *policy); /* NULL: does nothing */
+/* Writes a policy as dw_precision_policy_parse reads it. Policies with the same meaning and the same exceptions have the
+ * same text. Free *json with dw_text_free. */
+DW_API dw_status dw_precision_policy_json(const dw_precision_policy *policy, char **json);
+
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+/* Writes for each linear layer of a forward graph, in the order in which an engine runs them, which precision it has
+ * and why: [{"module": "h.0.mlp.c_fc", "region": "mlp", "dtype": "f32", "name": "mxfp8", "operands": {"forward_x":
+ * "mxfp8", ...}, "reason": "default"}, ...]. "operands" is absent if the layer keeps the model's precision, and "name"
+ * if no named policy has these operands. The reasons: "default", "region", "module" (with its "pattern"), "share" (of
+ * bf16_share), "f64", "bf16" (the layer has that precision already). Free *json with dw_text_free. */
+DW_API dw_status dw_precision_layers_json(const dw_graph *graph, const dw_precision_policy *policy,
+                                          char **json);
+
 /* Returns 1 if an operand is rounded stochastically; graphs then need a seed leaf (DW_ROLE_SEED). */
 DW_API int dw_precision_policy_needs_seed(const dw_precision_policy *policy);
 

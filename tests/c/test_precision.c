@@ -225,6 +225,152 @@ static void policies_have_names(void **state) {
     assert_int_equal(dw_precision_policy_init(&policy, NULL), DW_INVALID_ARGUMENT);
 }
 
+/* ---- files ----------------------------------------------------------------------------------- */
+
+#define HEADER "{\"format\": \"deepwell.precision\", \"version\": 1, "
+
+static dw_precision_policy *parse(const char *text) {
+    dw_precision_policy *policy;
+    OK(dw_precision_policy_parse(text, strlen(text), &policy));
+    return policy;
+}
+
+/* A policy's text reads back as the same text. */
+static void reads_back(const char *text, const char *const *parts, size_t count) {
+    dw_precision_policy *policy = parse(text), *again;
+    char *written, *twice;
+    OK(dw_precision_policy_json(policy, &written));
+    OK(dw_precision_policy_parse(written, strlen(written), &again));
+    OK(dw_precision_policy_json(again, &twice));
+    assert_string_equal(written, twice);
+    for (size_t i = 0; i < count; i++)
+        if (!strstr(written, parts[i])) fail_msg("%s lacks: %s", written, parts[i]);
+    dw_text_free(written);
+    dw_text_free(twice);
+    dw_precision_policy_destroy(policy);
+    dw_precision_policy_destroy(again);
+}
+
+static void policies_are_read_and_written(void **state) {
+    (void)state;
+    static const char *const plain[] = {"\"default\": \"nvfp4\"",
+                                        "\"bf16_share\": 0.15",
+                                        "\"block_size\": 16",
+                                        "\"sensitive_layers\": [\n    \"embedding\",\n    \"norm\",\n    "
+                                        "\"router\",\n    \"final_linear\",\n    \"loss\"\n  ]",
+                                        "\"layers\": []", "\"fallback\": \"safe\""};
+    reads_back(HEADER "\"default\": \"nvfp4\"}", plain, DW_COUNT(plain));
+    static const char *const full[] = {
+        "\"scale_rule\": \"floor\"",   "\"forward_x\": \"mxfp8-e5m2\"",
+        "\"forward_x\": \"mxfp8+rceil\"", "\"dgrad_dy\": \"fp8-tensor-e5m2\"",
+        "\"precision\": \"fp8\"",      "\"norm\",\n    \"final_linear\",\n    \"model.layers.0\"",
+        "\"fallback\": \"strict\""};
+    const char *text =
+        HEADER "\"default\": {\"recipe\": \"mxfp8\", \"forward_x\": \"mxfp8-e5m2\"}, "
+               "\"sensitive_layers\": [\"lm_head\", \"model.layers.0\", \"norms\"], \"layers\": ["
+               "{\"module\": \"*.mlp\", \"precision\": {\"forward_x\": \"mxfp8+rceil\"}}, "
+               "{\"module\": \"a\\\"b\", \"precision\": {\"dgrad_dy\": \"fp8\"}}, "
+               "{\"module\": \"x\", \"precision\": \"fp32\"}, "
+               "{\"module\": \"y\", \"precision\": \"fp8\"}], "
+               "\"scale_rule\": \"floor\", \"block_size\": 32, \"fallback\": \"strict\"}";
+    reads_back(text, full, DW_COUNT(full));
+    dw_precision_policy *policy = parse(text);
+    assert_int_equal(policy->high_regions, 1u << DW_REGION_HEAD | 1u << DW_REGION_NORM);
+    assert_int_equal(policy->exception_count, 5);
+    assert_string_equal(policy->exceptions[1].module, "a\"b");
+    assert_string_equal(policy->exceptions[4].module, "model.layers.0");
+    assert_false(dw__layer_is_quantized(&policy->exceptions[4].layer));
+    assert_int_equal(policy->exceptions[0].layer.operand[DW_FORWARD_X].scale_rule, DW_SCALE_RCEIL);
+    assert_int_equal(policy->exceptions[0].layer.operand[DW_FORWARD_W].scale_rule, DW_SCALE_FLOOR);
+    assert_int_equal(policy->strict, 1);
+    dw_precision_policy_destroy(policy);
+
+    OK(dw_precision_policy_load("mxfp6", &policy));
+    assert_int_equal(policy->layer.operand[DW_FORWARD_X].scheme, DW_SCHEME_MXFP6);
+    dw_precision_policy_destroy(policy);
+    dw_precision_policy_destroy(NULL);
+    assert_int_equal(dw_precision_policy_load("/none/policy.json", &policy), DW_IO);
+    assert_null(policy);
+    assert_int_equal(dw_precision_policy_load("int4", &policy), DW_INVALID_ARGUMENT);
+}
+
+static void wrong_files_are_rejected(void **state) {
+    (void)state;
+    static const struct {
+        dw_status status;
+        const char *text, *message;
+    } rows[] = {
+        {DW_PARSE, "[]", "the policy is an array; expected an object"},
+        {DW_PARSE, "{}", "format is \"\"; expected \"deepwell.precision\""},
+        {DW_PARSE, "{\"format\": \"deepwell.precision\", \"version\": 2}", "version is 2; expected 1"},
+        {DW_PARSE, HEADER "\"defaults\": 1}", "unknown member \"defaults\"; expected format, "},
+        {DW_PARSE, HEADER "\"layers\": []}", "default: precision is missing; expected a name"},
+        {DW_INVALID_ARGUMENT, HEADER "\"default\": \"int8\"}",
+         "default: precision \"int8\" is not a precision: use fp32, bf16, fp8, mxfp8, mxfp6, mxfp4 or "
+         "nvfp4"},
+        {DW_PARSE, HEADER "\"default\": {\"forward_x\": \"bf16\"}}",
+         "default: forward_w is missing; expected it, or a \"recipe\""},
+        {DW_INVALID_ARGUMENT, HEADER "\"default\": {\"recipe\": \"mxfp8\", \"dgrad_w\": \"e4m3\"}}",
+         "default: dgrad_w: there is no scheme \"e4m3\""},
+        {DW_UNSUPPORTED, HEADER "\"default\": {\"recipe\": \"mxfp8\", \"dgrad_w\": \"fp8-row\"}}",
+         "the precision policy: dgrad_w: the scheme fp8-row is not supported"},
+        {DW_PARSE, HEADER "\"default\": \"bf16\", \"layers\": [{\"modul\": \"x\"}]}",
+         "an entry of layers has an unknown member \"modul\""},
+        {DW_PARSE, HEADER "\"default\": \"bf16\", \"layers\": [{\"precision\": \"fp8\"}]}",
+         "the module of layers[0] is missing"},
+        {DW_INVALID_ARGUMENT,
+         HEADER "\"default\": \"bf16\", \"layers\": [{\"module\": \"h\", \"precision\": \"f\"}]}",
+         "layers[0], module \"h\": precision \"f\" is not a precision"},
+        {DW_PARSE, HEADER "\"default\": \"bf16\", \"sensitive_layers\": [3]}",
+         "sensitive_layers[0] is an integer; expected the name or pattern"},
+        {DW_PARSE, HEADER "\"default\": \"bf16\", \"sensitive_layers\": \"head\"}",
+         "sensitive_layers is a string; expected an array"},
+        {DW_INVALID_ARGUMENT, HEADER "\"default\": \"nvfp4\", \"block_size\": 32}",
+         "block_size is 32, and forward_x of the default, nvfp4, has blocks of 16: use block_size 16"},
+        {DW_INVALID_ARGUMENT, HEADER "\"default\": \"bf16\", \"block_size\": 32}",
+         "block_size is 32, and no operand has blocks of that size"},
+        {DW_INVALID_ARGUMENT, HEADER "\"default\": \"fp8\", \"scale_rule\": \"floor\"}",
+         "scale_rule is floor, and no layer has a scheme of MX (mxfp8, "},
+        {DW_INVALID_ARGUMENT, HEADER "\"default\": \"mxfp8\", \"scale_rule\": \"amax\"}",
+         "scale_rule is \"amax\"; expected rceil, floor or ceil"},
+        {DW_PARSE, HEADER "\"default\": \"mxfp8\", \"bf16_share\": 2}", "bf16_share"},
+        {DW_INVALID_ARGUMENT, HEADER "\"default\": \"mxfp8\", \"fallback\": \"maybe\"}",
+         "fallback is \"maybe\"; expected safe or strict"},
+    };
+    for (size_t i = 0; i < DW_COUNT(rows); i++) {
+        dw_precision_policy *policy;
+        dw_status found = dw_precision_policy_parse(rows[i].text, strlen(rows[i].text), &policy);
+        if (found != rows[i].status || !strstr(dw_last_error(), rows[i].message))
+            fail_msg("%s: status %d: %s lacks: %s", rows[i].text, (int)found, dw_last_error(),
+                     rows[i].message);
+        assert_null(policy);
+    }
+}
+
+static void layers_are_listed_with_their_reasons(void **state) {
+    (void)state;
+    static const char *const parts[] = {
+        "\"module\": \"h.0.mlp.c_fc\",\n    \"region\": \"mlp\",\n    \"dtype\": \"f32\",\n    "
+        "\"reason\": \"default\",\n    \"name\": \"mxfp8\"",
+        "\"module\": \"h.00\",\n    \"region\": \"none\",\n    \"dtype\": \"f32\",\n    "
+        "\"reason\": \"share\",\n    \"name\": \"bf16\"",
+        "\"reason\": \"module\",\n    \"pattern\": \"*.c_proj\"", "\"reason\": \"f64\"",
+        "\"module\": \"lm_head\",\n    \"region\": \"head\",\n    \"dtype\": \"f32\",\n    "
+        "\"reason\": \"region\"\n  }"};
+    dw_graph *graph = make_graph();
+    dw_precision_policy *policy =
+        parse(HEADER "\"default\": \"mxfp8\", \"bf16_share\": 0.5, \"layers\": [{\"module\": "
+                     "\"*.c_proj\", \"precision\": {\"forward_x\": \"mxfp4\"}}]}");
+    char *json;
+    OK(dw_precision_layers_json(graph, policy, &json));
+    for (size_t i = 0; i < DW_COUNT(parts); i++)
+        if (!strstr(json, parts[i])) fail_msg("%s lacks: %s", json, parts[i]);
+    assert_null(strstr(json, "attn")); /* a matmul of activations is no layer */
+    dw_text_free(json);
+    dw_precision_policy_destroy(policy);
+    dw_graph_destroy(graph);
+}
+
 static void refuse_with(dw_status status, dw_graph **graph, const dw_precision_policy *policy,
                         const char *message) {
     dw_graph *before = *graph;
@@ -535,6 +681,9 @@ int main(void) {
         cmocka_unit_test(patterns_cover_modules_and_what_is_inside),
         cmocka_unit_test(layers_in_the_policys_precision_are_left),
         cmocka_unit_test(policies_have_names),
+        cmocka_unit_test(policies_are_read_and_written),
+        cmocka_unit_test(wrong_files_are_rejected),
+        cmocka_unit_test(layers_are_listed_with_their_reasons),
         cmocka_unit_test(wrong_policies_are_rejected),
         cmocka_unit_test(engines_agree_with_the_reference),
         cmocka_unit_test(options_of_the_first_version_are_accepted),
