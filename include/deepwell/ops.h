@@ -62,6 +62,12 @@
  *                                         blocks]. The reduction axis is last. A dim with blocks is a number, or a
  *                                         multiple of the block in symbols. No gradient
  *   dequantize_blocks(codes, scales; scheme, axis, square=0) -> bf16 [M,N]     quantize's y from codes and scales
+ *   quantize_tensor(x [M,N]; scheme) -> codes [M,N], turned [N,M], scale f32 []
+ *                                         the codes of quantize with scheme fp8-tensor or fp8-tensor-e5m2, and the same
+ *                                         codes transposed: x is about codes * scale. No gradient
+ *   multiply_codes(a [M,K], b [N,K], scale_a f32 [], scale_b f32 []; dtype=f32) -> [M,N]
+ *                                         a b^T scale_a scale_b of e4m3 or e5m2 codes, summed in F32; dtype: f32, bf16
+ *                                         or f16. No gradient
  *  fused(x...; body) -> y...              an elementwise chain in one pass (graph/body.h). Every input
  *                                         broadcasts to the one iteration shape as `broadcast` would
  *
@@ -159,7 +165,8 @@ extern "C" {
     X(REDUCE_PROD, "reduce_prod") X(ARG_MAX, "arg_max") X(ARG_MIN, "arg_min")                      \
     X(CUMSUM, "cumsum") X(SORT, "sort") X(TOP_K, "top_k")                                          \
     X(MATMUL, "matmul") X(QUANTIZE, "quantize") X(QUANTIZE_BLOCKS, "quantize_blocks")               \
-    X(DEQUANTIZE_BLOCKS, "dequantize_blocks") X(FUSED, "fused")                                    \
+    X(DEQUANTIZE_BLOCKS, "dequantize_blocks") X(QUANTIZE_TENSOR, "quantize_tensor")                \
+    X(MULTIPLY_CODES, "multiply_codes") X(FUSED, "fused")                                          \
     X(MEAN, "mean") X(RELU, "relu") X(SILU, "silu") X(GELU, "gelu") X(SWIGLU, "swiglu")            \
     X(GELU_BACKWARD, "gelu_backward") X(SILU_BACKWARD, "silu_backward")                            \
     X(SOFTMAX, "softmax") X(LOG_SOFTMAX, "log_softmax") X(SOFTMAX_BACKWARD, "softmax_backward")    \

@@ -13,6 +13,7 @@ enum { /* cudaDataType_t */
        DW_LT_F16 = 2,
        DW_LT_BF16 = 14,
        DW_LT_E4M3 = 28,
+       DW_LT_E5M2 = 29,
        DW_LT_E2M1 = 33,
 };
 enum { /* cublasComputeType_t */

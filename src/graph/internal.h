@@ -223,6 +223,9 @@ dw_status dw__simplify_graph(dw_graph **graph);
 /* Expands the layers that dw_graph_apply_precision has quantized; `changed` says whether there are any.
  * Call it after the gradient, for which these layers have rules of their own. */
 dw_status dw__expand_quantized(dw_graph **graph, bool *changed);
+/* Replaces products of FP8 values, as dw__expand_quantized leaves them, by products of codes; `changed` says whether there
+ * are any. For targets whose kernels multiply codes. */
+dw_status dw__multiply_codes(dw_graph **graph, bool *changed);
 /* Replaces sums of pads that fill one tensor side by side by a concatenation. */
 dw_status dw__join_pads(dw_graph **graph);
 /* Replaces each cross_entropy_backward whose result only its linear layer's own gradients read, and these, by

@@ -763,7 +763,8 @@ static dw_status check_quantize(const dw__draft *draft, dw__scheme_set set, dw_s
     }
     const dw_attr *rule = attr_of(draft, DW_ATTR_KEY_SCALE_RULE);
     dw_scale_rule ignored;
-    if (rule) DW_RETURN_IF_FAILED(named(draft, dw__rule_find("scale_rule", rule->string, &ignored)));
+    if (rule)
+        DW_RETURN_IF_FAILED(named(draft, dw__rule_find("scale_rule", rule->string, &ignored)));
     if (rule && !dw__scheme_in(*scheme, dw__mx_schemes))
         return refuse(draft, DW_INVALID_ARGUMENT, "scale_rule=%s with scheme=%s; only MX has rules",
                       rule->string, dw_scheme_name(*scheme));
@@ -831,6 +832,41 @@ dw_status dw__infer_dequantize_blocks(const dw__draft *draft, dw__inferred *out)
     DW_RETURN_IF_FAILED(want_shape(draft, 1, 2, scales, "a scale for each block of codes"));
     const dw_dim *codes = shape_of(draft, 0);
     return give(out, DW_BF16, 2, (dw_dim[]){codes[1 - axis], codes[axis]});
+}
+
+dw_status dw__infer_quantize_tensor(const dw__draft *draft, dw__inferred *out) {
+    dw_scheme scheme;
+    DW_RETURN_IF_FAILED(want_quantizable(draft, 0));
+    DW_RETURN_IF_FAILED(want_rank(draft, 0, 2));
+    DW_RETURN_IF_FAILED(read_scheme(draft, dw__fp8_tensor_schemes, &scheme));
+    const dw_dtype element = dw_scheme_describe(scheme)->element;
+    const dw_dim *x = shape_of(draft, 0);
+    give(out, element, 2, x);
+    give(out, element, 2, (dw_dim[]){x[1], x[0]});
+    return give(out, DW_F32, 0, NULL);
+}
+
+dw_status dw__infer_multiply_codes(const dw__draft *draft, dw__inferred *out) {
+    enum { A, B, SCALE_A, SCALE_B };
+    const dw_dtype result = (dw_dtype)int_of(draft, DW_ATTR_KEY_DTYPE, DW_F32);
+    for (uint32_t i = A; i <= B; i++) {
+        if (dtype_of(draft, i) != DW_E4M3 && dtype_of(draft, i) != DW_E5M2)
+            return refuse(draft, DW_TYPE, "%s is %s; expected e4m3 or e5m2", operand_name(draft, i),
+                          dw_dtype_name(dtype_of(draft, i)));
+        DW_RETURN_IF_FAILED(want_rank(draft, i, 2));
+    }
+    for (uint32_t i = SCALE_A; i <= SCALE_B; i++) {
+        DW_RETURN_IF_FAILED(want_dtype(draft, i, DW_F32));
+        DW_RETURN_IF_FAILED(want_rank(draft, i, 0));
+    }
+    if (shape_of(draft, A)[1] != shape_of(draft, B)[1])
+        return refuse(draft, DW_SHAPE,
+                      "the last dims of a and b are %s and %s; expected equal ones",
+                      show_dim(draft, shape_of(draft, A)[1]).text,
+                      show_dim(draft, shape_of(draft, B)[1]).text);
+    if (result != DW_F32 && result != DW_BF16 && result != DW_F16)
+        return refuse(draft, DW_TYPE, "dtype=%s; expected f32, bf16 or f16", dw_dtype_name(result));
+    return give(out, result, 2, (dw_dim[]){shape_of(draft, A)[0], shape_of(draft, B)[0]});
 }
 
 /* Checks that x's rows have length K and that weight `w` and bias `b` agree. Returns the number N of results. */

@@ -336,6 +336,15 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .stops_gradient = true, .required_attrs = A(SCHEME) | A(AXIS),
         .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE),
         .infer = dw__infer_dequantize_blocks, .cost = dw__cost_quantize},
+    [DW_OP_QUANTIZE_TENSOR] = { /* FP8 codes with one scale, in both orientations */
+        .name = "quantize_tensor", .stratum = DW__PRIMITIVE, .operands = {"x"},
+        .min_inputs = 1, .max_inputs = 1, .stops_gradient = true, .required_attrs = A(SCHEME),
+        .allowed_attrs = A(SCHEME), .infer = dw__infer_quantize_tensor, .cost = dw__cost_quantize},
+    [DW_OP_MULTIPLY_CODES] = { /* a b^T of FP8 codes, with their scales */
+        .name = "multiply_codes", .stratum = DW__PRIMITIVE,
+        .operands = {"a", "b", "scale_a", "scale_b"}, .min_inputs = 4, .max_inputs = 4,
+        .reads_codes = true, .stops_gradient = true, .allowed_attrs = A(DTYPE),
+        .infer = dw__infer_multiply_codes, .cost = dw__cost_matmul},
     [DW_OP_FUSED] = { /* elementwise program (body.h) */
         .name = "fused", .stratum = DW__PRIMITIVE, .operands = {"x"},
         .min_inputs = 1, .max_inputs = DW_MAX_INPUTS, .program = true, .cheap = true,

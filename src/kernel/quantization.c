@@ -104,16 +104,27 @@ dw_status dw__quantize_whole_scale(const dw__quantization *q, const float *x, in
     return DW_OK;
 }
 
-dw_status dw__quantize_whole(const dw__quantization *q, int64_t count, const float *x, float scale,
-                             float *result) {
+dw_status dw__quantize_whole_codes(const dw__quantization *q, int64_t count, const float *x,
+                                   float scale, uint8_t *codes) {
     enum { CHUNK = 1024 };
-    uint8_t codes[CHUNK];
+    float quotients[CHUNK];
     dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
     options.overflow = DW_OVERFLOW_NONFINITE; /* no quotient of a finite number overflows */
     for (int64_t start = 0; start < count; start += CHUNK) {
         const int64_t length = count - start < CHUNK ? count - start : CHUNK;
-        for (int64_t i = 0; i < length; i++) result[start + i] = x[start + i] / scale;
-        DW_RETURN_IF_FAILED(dw_encode(q->element, length, result + start, &options, codes));
+        for (int64_t i = 0; i < length; i++) quotients[i] = x[start + i] / scale;
+        DW_RETURN_IF_FAILED(dw_encode(q->element, length, quotients, &options, codes + start));
+    }
+    return DW_OK;
+}
+
+dw_status dw__quantize_whole(const dw__quantization *q, int64_t count, const float *x, float scale,
+                             float *result) {
+    enum { CHUNK = 1024 };
+    uint8_t codes[CHUNK];
+    for (int64_t start = 0; start < count; start += CHUNK) {
+        const int64_t length = count - start < CHUNK ? count - start : CHUNK;
+        DW_RETURN_IF_FAILED(dw__quantize_whole_codes(q, length, x + start, scale, codes));
         DW_RETURN_IF_FAILED(dw_decode(q->element, length, codes, result + start));
     }
     return DW_OK;

@@ -42,6 +42,8 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__graph_quantize,
     &dw__gpu_scatter,
     &dw__gpu_rope,
+    &dw__gpu_quantize_tensor,
+    &dw__gpu_multiply_codes,
     /* PyTorch's, which explanations know */
     &dw__torch_attention[DW__ATTENTION_FORWARD][0],
     &dw__torch_attention[DW__ATTENTION_FORWARD][1],

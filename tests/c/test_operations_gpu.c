@@ -510,6 +510,9 @@ static void quantization_of_any_bits_is_the_definitions(void **state) {
         "quantize f32[70,131] i64[2]:seed scheme=nvfp4 axis=0 stochastic=1 stream=3",
         "quantize_blocks f32[70,131] - scheme=nvfp4 axis=1 square=1",
         "quantize_blocks bf16[70,131] - scheme=mxfp8 axis=0",
+        "quantize_tensor bf16[70,131] scheme=fp8-tensor",
+        "quantize_tensor f16[144,272] scheme=fp8-tensor-e5m2",
+        "quantize_tensor f32[150,264] scheme=fp8-tensor",
         "dequantize_blocks e5m2[70,131] e8m0[70,5] scheme=mxfp8-e5m2 axis=1",
         "dequantize_blocks e2m1[70,132] ue4m3[70,9] scheme=nvfp4 axis=0",
     };

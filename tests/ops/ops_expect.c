@@ -10,12 +10,14 @@
 /* Operations whose result is discontinuous: its change under a perturbation does not show its condition. */
 static bool is_discontinuous(dw_op op) {
     return op == DW_OP_FLOOR || op == DW_OP_CEIL || op == DW_OP_SIGN || op == DW_OP_REM ||
-           op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS;
+           op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS ||
+           op == DW_OP_QUANTIZE_TENSOR;
 }
 
 /* Operations whose result is one of a format's numbers: either right or wrong. */
 static bool is_exact(dw_op op) {
-    return op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS;
+    return op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS ||
+           op == DW_OP_QUANTIZE_TENSOR;
 }
 
 static dw_status interpret(const dw_graph *graph, const ops_operands *operands,

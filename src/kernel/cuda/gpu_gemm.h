@@ -129,4 +129,8 @@ dw__gemm_case dw__gemm_case_of(const dw__variant *variant);         /* gemm.c */
 dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant); /* gpu_cutlass.c */
 extern const dw__first_use dw__gemm_first_use;
 
+/* Makes a call of multiply_codes, for examples: a [m, k], b [n, k]. */
+void dw__multiply_codes_example(dw_dtype a, dw_dtype b, dw_dtype result, int64_t m, int64_t n,
+                                int64_t k, dw__call *call);
+
 #endif

@@ -22,6 +22,7 @@ extern const dw__kernel dw__gpu_sort;                                      /* so
 extern const dw__kernel dw__graph_quantize;                                /* graph_quantize.c */
 extern const dw__kernel dw__gpu_scatter;                                   /* scatter.c */
 extern const dw__kernel dw__gpu_rope;                                      /* rope.c */
+extern const dw__kernel dw__gpu_quantize_tensor, dw__gpu_multiply_codes;   /* tensor_codes.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 

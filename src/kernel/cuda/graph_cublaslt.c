@@ -38,11 +38,11 @@ typedef struct gemm_key {
     int64_t a_step, b_step, c_step, y_step; /* elements from one batch to the next */
     /* The library is called for each index of a second axis of batches, with as many elements from one to the next. */
     int64_t calls, a_next, b_next, c_next, y_next;
-    int64_t a_turned, b_turned; /* columns are contiguous, not rows */
-    int64_t type, result;       /* dw_dtype */
-    int64_t bias, apart;        /* apart: c is not y */
-    int64_t sums, sum_type;     /* dw__operand_sum, and the sums' dw_dtype */
-    int64_t tf32;               /* operands are F32, multiplied as TF32 */
+    int64_t a_turned, b_turned;   /* columns are contiguous, not rows */
+    int64_t type, type_b, result; /* dw_dtype; type is a's, and b's unless these are codes */
+    int64_t bias, apart;          /* apart: c is not y */
+    int64_t sums, sum_type;       /* dw__operand_sum, and the sums' dw_dtype */
+    int64_t tf32;                 /* operands are F32, multiplied as TF32 */
     int64_t a_alignment, b_alignment, c_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
 } gemm_key;
 
@@ -55,6 +55,7 @@ typedef struct outer_axes {
 } outer_axes;
 
 static bool is_linear(const dw__call *c) { return c->op == DW_OP_LINEAR; }
+static bool multiplies_codes(const dw__call *c) { return c->op == DW_OP_MULTIPLY_CODES; }
 
 /* Appends an axis, or merges it into the one outside of it. */
 static void add_axis(outer_axes *axes, int64_t size, int64_t a, int64_t b, int64_t c, int64_t y) {
@@ -143,8 +144,9 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     const bool linear = is_linear(c);
     const int last = y->rank - 1, b_last = b->rank - 1;
     const bool a_turned = !linear && dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_A, 0) != 0,
-               b_turned = linear ? dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0
-                                 : dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_B, 0) != 0;
+               b_turned = linear                ? dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0
+                          : multiplies_codes(c) ? true
+                                                : dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_B, 0) != 0;
     const int a_column_axis = a_turned ? last - 1 : last,
               b_row_axis = b_turned ? b_last : b_last - 1,
               b_column_axis = b_turned ? b_last - 1 : b_last;
@@ -152,6 +154,7 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     int64_t a_row, c_row, y_row, c_turned, y_turned;
     memset(g, 0, sizeof *g);
     g->type = a->dtype;
+    g->type_b = b->dtype;
     g->result = y->dtype;
     g->n = y->shape[last];
     g->k = a->shape[a_column_axis];
@@ -198,8 +201,9 @@ typedef struct gemm {
     /* a and b are the call's, not the library's; c is NULL where it is y */
     void *handle, *product, *a, *b, *c, *y;
     dw__lt_algorithm algorithm;
-    double seconds;       /* measured; 0: not known */
-    pthread_mutex_t bias; /* the address of the bias, or of the sums, is a part of `product` */
+    double seconds; /* measured; 0: not known */
+    pthread_mutex_t
+        addresses; /* those of the bias, the sums or the scales are a part of `product` */
 } gemm;
 
 enum { BUCKETS = 1 << 10 };
@@ -227,6 +231,8 @@ static int lt_type(int64_t dtype) {
     case DW_BF16: return DW_LT_BF16;
     case DW_F16: return DW_LT_F16;
     case DW_F64: return DW_LT_F64;
+    case DW_E4M3: return DW_LT_E4M3;
+    case DW_E5M2: return DW_LT_E5M2;
     default: return DW_LT_F32;
     }
 }
@@ -321,7 +327,9 @@ static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context
         .library = lt,
         .context = context,
         .name = name.text,
-        .type = (dw_dtype)k->type,
+        .type_a = (dw_dtype)k->type_b,
+        .type_b = (dw_dtype)k->type,
+        .type_c = (dw_dtype)k->result,
         .flops = 2.0 * (double)k->m * (double)k->n * (double)k->k * (double)k->batch,
         .handle = g->handle,
         .product = g->product,
@@ -329,7 +337,7 @@ static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context
         .b = g->a,
         .c = addend_matrix(g),
         .d = g->y,
-        .a_bytes = bytes_from_first(k->type, k->b_turned ? k->n : k->k, k->b_turned ? k->k : k->n,
+        .a_bytes = bytes_from_first(k->type_b, k->b_turned ? k->n : k->k, k->b_turned ? k->k : k->n,
                                     k->b_leading, k->batch, k->b_step),
         .b_bytes = bytes_from_first(k->type, k->a_turned ? k->k : k->m, k->a_turned ? k->m : k->k,
                                     k->a_leading, k->batch, k->a_step),
@@ -389,7 +397,7 @@ static dw_status describe(const dw__cublaslt *lt, const dw__context *context, ge
     DW_RETURN_IF_FAILED(describe_product(lt, g));
     DW_RETURN_IF_FAILED(describe_matrix(lt, k->type, k->m, k->k, k->a_leading, k->a_turned,
                                         k->batch, k->a_step, &g->a));
-    DW_RETURN_IF_FAILED(describe_matrix(lt, k->type, k->k, k->n, k->b_leading, k->b_turned,
+    DW_RETURN_IF_FAILED(describe_matrix(lt, k->type_b, k->k, k->n, k->b_leading, k->b_turned,
                                         k->batch, k->b_step, &g->b));
     if (k->apart)
         DW_RETURN_IF_FAILED(describe_matrix(lt, k->result, k->m, k->n, k->c_leading, 0, k->batch,
@@ -414,7 +422,7 @@ static dw_status add(const dw__cublaslt *lt, const dw__context *context, const g
         (*made)->algorithm.workspace = WORKSPACE;
     else
         DW_TRY(describe(lt, context, *made));
-    pthread_mutex_init(&(*made)->bias, NULL);
+    pthread_mutex_init(&(*made)->addresses, NULL);
     (*made)->next = atomic_load_explicit(bucket, memory_order_relaxed);
     atomic_store_explicit(bucket, *made, memory_order_release);
 
@@ -448,7 +456,8 @@ static dw_status gemm_of(const dw__context *context, gemm_key *key, gemm **found
 static uint64_t params_of(const gemm_key *g) {
     return (uint64_t)g->type | (uint64_t)g->result << 4 | (uint64_t)g->a_turned << 8 |
            (uint64_t)g->b_turned << 9 | (uint64_t)(g->batch > 1) << 10 | (uint64_t)g->bias << 11 |
-           (uint64_t)g->sums << 12 | (uint64_t)g->sum_type << 14 | (uint64_t)g->tf32 << 18;
+           (uint64_t)g->sums << 12 | (uint64_t)g->sum_type << 14 | (uint64_t)g->tf32 << 18 |
+           (uint64_t)g->type_b << 19;
 }
 
 /* Sizes of which no tile is a divisor, and sizes of whole tiles. */
@@ -480,6 +489,11 @@ static void example(uint64_t params, int index, dw__call *c) {
                              : 129,
                   k = index ? 96 : 37;
     const uint32_t first = result == type;
+    if (dw__dtype_is_code(type)) {
+        dw__multiply_codes_example(type, (dw_dtype)(params >> 19 & 15), result, index ? 128 : 80,
+                                   index ? 64 : 144, index ? 96 : 48, c);
+        return;
+    }
     *c = (dw__call){.op = bias ? DW_OP_LINEAR : DW_OP_MATMUL,
                     .attr_count = bias ? 1 : 3 - first,
                     .attrs = bias ? &of_linear[b_turned] : transposed[a_turned][b_turned] + first,
@@ -517,7 +531,9 @@ static void example(uint64_t params, int index, dw__call *c) {
 
 /* ---- the entry --------------------------------------------------------------------------------------------- */
 
-static bool computes(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL; }
+static bool computes(dw_op op) {
+    return op == DW_OP_LINEAR || op == DW_OP_MATMUL || op == DW_OP_MULTIPLY_CODES;
+}
 
 static dw_status refuse(const dw__kernel *kernel, const char *expected) {
     return dw__fail(DW_UNSUPPORTED, "%s: expected %s", kernel->name, expected);
@@ -547,14 +563,25 @@ static dw_status check_sums(const dw__kernel *kernel, const dw__call *c, const g
     return DW_OK;
 }
 
+/* The library multiplies codes as op(A)^T B alone, which key_of() gives for them. */
+static dw_status check_codes(const dw__kernel *kernel, const gemm_key *g) {
+    if (g->type == DW_E5M2 && g->type_b == DW_E5M2)
+        return refuse(kernel, "E4M3 codes on one side of a product of codes at least");
+    if (g->n % 16 != 0 || g->k % 16 != 0 || g->a_alignment < 16 || g->b_alignment < 16 ||
+        g->y_alignment < 16)
+        return refuse(kernel, "codes in multiples of 16 columns, at multiples of 16 bytes");
+    return DW_OK;
+}
+
 static dw_status check_call(const dw__kernel *kernel, const dw__call *c, gemm_key *g) {
     const int64_t most = INT32_MAX;
-    if (!dw__dtype_is_float(c->inputs[0].dtype))
+    if (!dw__dtype_is_float(c->inputs[0].dtype) && !multiplies_codes(c))
         return dw__fail(DW_TYPE, "%s: the element type is %s; expected bf16, f16, f32 or f64",
                         kernel->name, dw_dtype_name(c->inputs[0].dtype));
     if (!key_of(c, g)) return refuse(kernel, kernel->needs);
     if (g->m > most || g->n > most || g->k > most || g->batch > most)
         return refuse(kernel, "sizes below 2^31");
+    if (multiplies_codes(c)) return check_codes(kernel, g);
     DW_RETURN_IF_FAILED(check_sums(kernel, c, g));
     return check_bias(kernel, c, g);
 }
@@ -573,7 +600,8 @@ static dw_status check_device(const dw__kernel *kernel, const dw__gpu_target *gp
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     gemm_key g;
-    DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
+    DW_RETURN_IF_FAILED(multiplies_codes(c) ? dw__gpu_kernel_has(kernel, gpu)
+                                            : dw__gpu_kernel_computes(kernel, c, gpu));
     DW_RETURN_IF_FAILED(check_call(kernel, c, &g));
     DW_RETURN_IF_FAILED(check_device(kernel, gpu));
     /* On Hopper no other kernel computes `linear`: it is expanded unless this one is sure to run. */
@@ -592,7 +620,10 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
     if (!key_of(c, &g)) return;
     for (uint32_t i = 0; i < c->input_count; i++)
         if (c->inputs[i].rank >= 0) bytes += (double)dw__tensor_bytes(&c->inputs[i]);
-    const double part = dw__dtype_is_half((dw_dtype)g.type) ? 1.0 : g.tf32 ? 0.5 : 1.0 / 16.0;
+    const double part = multiplies_codes(c)                   ? 2.0
+                        : dw__dtype_is_half((dw_dtype)g.type) ? 1.0
+                        : g.tf32                              ? 0.5
+                                                              : 1.0 / 16.0;
     result->seconds = dw__gemm_library_seconds(gpu, (double)g.m, (double)g.n, (double)g.k,
                                                (double)(g.batch * g.calls), bytes, part);
     snprintf(result->from, sizeof result->from, "%s", dw__gemm_library_source);
@@ -659,6 +690,13 @@ static void *at(const dw__tensor *t, int64_t element) {
     return (char *)t->data + element * (int64_t)dw_dtype_bytes(t->dtype);
 }
 
+/* The library's A is our b. */
+static int set_scales(const dw__cublaslt *lt, const gemm *g, const dw__call *c) {
+    void *const of_a = c->inputs[3].data, *const of_b = c->inputs[2].data;
+    const int result = lt->product_set(g->product, DW_LT_SCALES_A, &of_a, sizeof of_a);
+    return result ? result : lt->product_set(g->product, DW_LT_SCALES_B, &of_b, sizeof of_b);
+}
+
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     static const float factors[] = {0.0f, 1.0f};
     static const double wide_factors[] = {0.0, 1.0};
@@ -679,12 +717,11 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                    wide ? (const void *)&wide_factors[addend != NULL] : &factors[addend != NULL];
     void *bias = key.bias ? c->call.inputs[2].data : c->call.outputs[1].data,
          *unread = c->call.outputs[0].data;
-    const bool has_bias = key.bias || key.sums;
+    const bool has_bias = key.bias || key.sums, has_scales = multiplies_codes(&c->call);
     if (key.sums) place_unread(c, g, &unread, &bias);
-    if (has_bias) {
-        pthread_mutex_lock(&g->bias);
-        result = lt->product_set(g->product, DW_LT_BIAS_POINTER, &bias, sizeof(void *));
-    }
+    if (has_bias || has_scales) pthread_mutex_lock(&g->addresses);
+    if (has_bias) result = lt->product_set(g->product, DW_LT_BIAS_POINTER, &bias, sizeof(void *));
+    if (has_scales) result = set_scales(lt, g, &c->call);
     for (int64_t i = 0; i < key.calls && result == 0; i++) {
         void *y = key.sums ? unread : at(&c->call.outputs[0], i * key.y_next);
         result = lt->multiply(g->handle, g->product, alpha, at(&c->call.inputs[1], i * key.b_next),
@@ -692,7 +729,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                               addend ? at(addend, i * key.c_next) : y, addend_matrix(g), y, g->y,
                               g->algorithm.data, c->workspace, g->algorithm.workspace, c->stream);
     }
-    if (has_bias) pthread_mutex_unlock(&g->bias);
+    if (has_bias || has_scales) pthread_mutex_unlock(&g->addresses);
     return dw__cublaslt_check(result, "cublasLtMatmul");
 }
 
@@ -703,10 +740,10 @@ const dw__kernel dw__graph_cublaslt = {
     .computes = computes,
     .proof = DW__PROOF_OF_PROVIDER,
     .shown = "NVIDIA's library; Deepwell has trained whole models with it on an H200",
-    .operation = "linear, matmul",
+    .operation = "linear, matmul, multiply_codes",
     .source = "src/kernel/cuda/graph_cublaslt.c",
     .architectures = DW__GPU_ARCHITECTURES,
-    .elements = "BF16, F16, F32, F64; the result of 16-bit operands also F32",
+    .elements = "BF16, F16, F32, F64; the result of 16-bit operands also F32; FP8 codes",
     .needs =
         "matrices with contiguous rows or columns, batches at one distance or two, sizes above 0",
     .supports = supports,

@@ -9,6 +9,7 @@
  * another is faster by 3 %.
  */
 #include "kernel/cuda/lt_algorithm.h"
+#include "deepwell/number.h"
 #include "jit/jit_internal.h"
 #include "kernel/gpu_kernel.h"
 #include "kernel/tune.h"
@@ -84,17 +85,41 @@ static dw_status fill(const bench *m, const void *pattern, char *to, size_t byte
     return DW_OK;
 }
 
+/* Writes nearly normal numbers, or their codes. */
+static dw_status make_pattern(dw_dtype type, void *pattern) {
+    enum { CHUNK = 256 };
+    const dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
+    float numbers[CHUNK];
+    if (!dw__dtype_is_code(type)) {
+        for (size_t i = 0; i < PATTERN_BYTES / dw_dtype_bytes(type); i++)
+            dw__trial_set(pattern, type, i, dw__trial_normal(7, 0, i));
+        return DW_OK;
+    }
+    for (size_t at = 0; at < PATTERN_BYTES; at += CHUNK) {
+        for (size_t i = 0; i < CHUNK; i++) numbers[i] = 16.0f * dw__trial_normal(7, 0, at + i);
+        DW_RETURN_IF_FAILED(dw_encode(type, CHUNK, numbers, &options, (uint8_t *)pattern + at));
+    }
+    return DW_OK;
+}
+
 static dw_status fill_operands(const bench *m) {
-    const size_t width = dw_dtype_bytes(m->gemm->type);
+    const dw__lt_gemm *g = m->gemm;
+    const struct {
+        void *to;
+        size_t bytes;
+        dw_dtype type;
+    } operands[] = {{m->a, g->a_bytes, g->type_a},
+                    {m->b, g->b_bytes, g->type_b},
+                    {m->c, g->c_bytes, g->type_c}};
     dw_status status = DW_OK;
     void *pattern = NULL;
     DW_RETURN_IF_FAILED(m->device->host_allocate(PATTERN_BYTES, &pattern));
-    for (size_t i = 0; i < PATTERN_BYTES / width; i++)
-        dw__trial_set(pattern, m->gemm->type, i, dw__trial_normal(7, 0, i));
-    DW_TRY(fill(m, pattern, m->a, m->gemm->a_bytes));
-    DW_TRY(fill(m, pattern, m->b, m->gemm->b_bytes));
-    DW_TRY(fill(m, pattern, m->c, m->gemm->c_bytes));
-    if (m->gemm->bias_bytes) DW_TRY(m->device->fill_on(m->bias, 0, m->gemm->bias_bytes, m->stream));
+    for (size_t i = 0; i < DW_COUNT(operands); i++) {
+        DW_TRY(make_pattern(operands[i].type, pattern));
+        DW_TRY(fill(m, pattern, operands[i].to, operands[i].bytes));
+        DW_TRY(m->device->stream_synchronize(m->stream)); /* the pattern is made anew */
+    }
+    if (g->bias_bytes) DW_TRY(m->device->fill_on(m->bias, 0, g->bias_bytes, m->stream));
 
 cleanup:
     if (m->device->stream_synchronize(m->stream) != DW_OK && status == DW_OK) status = DW_DEVICE;

@@ -186,6 +186,12 @@ static double unit_roundoff(dw_dtype dtype) {
 /* Of a product of normal numbers, relative to the largest result: TF32 operands are off by at most 2^-10, truncated, and
  * the products' errors add up like the products themselves. */
 #define TF32_ERROR (2 * 0x1p-10)
+/* Hopper's tensor cores keep 14 bits of sums of FP8 products (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). */
+#define FP8_ERROR 0x1p-10
+
+static double error_of_operands(const dw__call *c) {
+    return c->op == DW_OP_MULTIPLY_CODES ? FP8_ERROR : c->tf32 ? TF32_ERROR : 0.0;
+}
 
 static double number_at(const void *data, dw_dtype dtype, int64_t offset) {
     const dw__scalar value = dw__scalar_load(data, dtype, offset);
@@ -214,7 +220,7 @@ static bool output_agrees(const dw__trial *t, const state *s, uint32_t output, c
                           size_t bytes) {
     const dw__tensor *made = &s->call.call.outputs[output], *right = &s->expected[output];
     const int64_t count = dw__tensor_count(made);
-    const double unit = unit_roundoff(made->dtype), operands = s->call.call.tf32 ? TF32_ERROR : 0.0;
+    const double unit = unit_roundoff(made->dtype), operands = error_of_operands(&s->call.call);
     double largest = 0.0;
     for (int64_t i = 0; i < count; i++)
         largest = fmax(largest, fabs(number_at(right->data, right->dtype, i)));

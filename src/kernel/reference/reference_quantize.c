@@ -1,4 +1,5 @@
-/* `quantize`, `quantize_blocks` and `dequantize_blocks` with the codecs' own functions, on contiguous copies. */
+/* The operations of quantization, and the product of codes, with the codecs' own functions, on contiguous copies. */
+#include "deepwell/number.h"
 #include "kernel/quantization.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"
@@ -95,5 +96,62 @@ dw_status dw__reference_dequantize_blocks(const dw__call *call, void *unused) {
     if (call->outputs[0].data) store(values, &call->outputs[0]);
 cleanup:
     dw__free_aligned(values);
+    return status;
+}
+
+dw_status dw__reference_quantize_tensor(const dw__call *call, void *unused) {
+    (void)unused;
+    enum { CODES, TURNED, SCALE };
+    dw_status status = DW_OK;
+    dw__quantization q;
+    float scale = 1.0f;
+    DW_RETURN_IF_FAILED(dw__quantization_of(call, &q));
+    const int64_t count = q.rows * q.cols;
+    float *values = dw__malloc_aligned((size_t)count * sizeof(float) + 1);
+    uint8_t *codes = dw__malloc_aligned((size_t)count + 1), *turned = call->outputs[TURNED].data;
+    if (!values || !codes)
+        DW_TRY(dw__fail_memory("a matrix to quantize", (size_t)count * (1 + sizeof(float))));
+    load(&call->inputs[0], values);
+    DW_TRY(dw__quantize_whole_scale(&q, values, q.cols, &scale));
+    DW_TRY(dw__quantize_whole_codes(&q, count, values, scale, codes));
+    put_bytes(&call->outputs[CODES], codes);
+    for (int64_t i = 0; turned && i < q.rows; i++)
+        for (int64_t j = 0; j < q.cols; j++) turned[j * q.rows + i] = codes[i * q.cols + j];
+    if (call->outputs[SCALE].data) store(&scale, &call->outputs[SCALE]);
+cleanup:
+    dw__free_aligned(values);
+    dw__free_aligned(codes);
+    return status;
+}
+
+static dw_status decode(const dw__tensor *codes, float **values) {
+    const int64_t count = dw__tensor_count(codes);
+    *values = dw__malloc_aligned((size_t)count * sizeof(float) + 1);
+    if (!*values) return dw__fail_memory("decoded numbers", (size_t)count * sizeof(float));
+    return dw_decode(codes->dtype, count, codes->data, *values);
+}
+
+dw_status dw__reference_multiply_codes(const dw__call *call, void *unused) {
+    (void)unused;
+    const dw__tensor *a = &call->inputs[0], *b = &call->inputs[1], *y = &call->outputs[0];
+    const int64_t m = a->shape[0], n = b->shape[0], k = a->shape[1];
+    const double scale_a = dw__scalar_load(call->inputs[2].data, call->inputs[2].dtype, 0).number,
+                 scale_b = dw__scalar_load(call->inputs[3].data, call->inputs[3].dtype, 0).number;
+    dw_status status = DW_OK;
+    float *of_a = NULL, *of_b = NULL;
+    if (!y->data) return DW_OK;
+    DW_TRY(decode(a, &of_a));
+    DW_TRY(decode(b, &of_b));
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0.0;
+            for (int64_t l = 0; l < k; l++)
+                sum += (double)of_a[i * k + l] * (double)of_b[j * k + l];
+            dw__scalar_store(y->data, y->dtype, i * n + j,
+                             (dw__scalar){.number = sum * scale_a * scale_b});
+        }
+cleanup:
+    dw__free_aligned(of_a);
+    dw__free_aligned(of_b);
     return status;
 }

@@ -1,0 +1,35 @@
+/* FP8 codes of a matrix with one scale, and products of codes: the parameters of their kernels (tensor_codes.cu). Plain
+ * C, read by the host and by device code alike. */
+#ifndef DW_TENSOR_CODES_PARAMS_H
+#define DW_TENSOR_CODES_PARAMS_H
+
+#define DW_TENSOR_CODES_THREADS 256
+/* The most blocks that look for the largest magnitude: each stores one number. */
+#define DW_TENSOR_CODES_PARTS 1024
+/* A block of quantize_tensor_codes has so many rows and columns. */
+#define DW_TENSOR_CODES_TILE 128
+
+typedef struct dw_tensor_codes_params {
+    const void *x; /* [rows, columns], strides in elements */
+    long long rows, columns, row_stride, column_stride;
+    unsigned *magnitudes; /* [parts]: bits of the largest finite magnitudes */
+    int parts;
+    /* results, contiguous; NULL: not wanted */
+    unsigned char *codes;  /* [rows, columns] */
+    unsigned char *turned; /* [columns, rows] */
+    float *scale;
+} dw_tensor_codes_params;
+
+#define DW_MULTIPLY_CODES_TILE 64
+#define DW_MULTIPLY_CODES_DEPTH 32
+#define DW_MULTIPLY_CODES_THREADS 256
+
+/* Y = A B^T scale_a scale_b: A [m, k], B [n, k], Y [m, n], all contiguous */
+typedef struct dw_multiply_codes_params {
+    const unsigned char *a, *b;
+    const float *scale_a, *scale_b;
+    void *y;
+    long long m, n, k;
+} dw_multiply_codes_params;
+
+#endif

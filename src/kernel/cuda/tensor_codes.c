@@ -1,0 +1,261 @@
+/* quantize_tensor and multiply_codes of the graph, by cuda/common/tensor_codes.cu. The product runs on FMA units: it is
+ * for the shapes that cuBLASLt does not take. */
+#include "common/tensor_codes_params.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include "kernel/quantization.h"
+#include <stdio.h>
+
+/* ---- codes ----------------------------------------------------------------------------------------------- */
+
+enum { AMAX, CODES, ENTRIES }; /* entry points */
+static const char *const entries[] = {"quantize_tensor_amax", "quantize_tensor_codes"};
+enum { VECTOR = 8, ALIGNMENT = 16, MAGNITUDE_BYTES = DW_TENSOR_CODES_PARTS * 4 };
+
+/* A plan's operands have addresses of that alignment before they have memory. */
+static bool is_whole(const dw__tensor *x) {
+    return (x->stride[1] == 1 || x->shape[1] == 1) && x->shape[1] % VECTOR == 0 &&
+           x->stride[0] % VECTOR == 0 && (uintptr_t)x->data % ALIGNMENT == 0;
+}
+
+static bool is_e5m2(const dw__tensor *codes) { return codes->dtype == DW_E5M2; }
+
+static dw_status codes_supports(const dw__kernel *kernel, const void *call,
+                                const dw__gpu_target *gpu) {
+    (void)call;
+    return dw__gpu_kernel_has(kernel, gpu);
+}
+
+static dw_status codes_workspace(const dw__kernel *kernel, const void *call,
+                                 const dw__context *context, size_t *bytes) {
+    (void)kernel, (void)call, (void)context;
+    *bytes = MAGNITUDE_BYTES;
+    return DW_OK;
+}
+
+/* The matrix is read twice. */
+static void codes_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                          dw__kernel_seconds *result) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    dw__gpu_seconds_of_bytes(kernel, call, gpu, result);
+    result->seconds += 4e-6 + (double)dw__tensor_bytes(&c->inputs[0]) / gpu->bytes;
+}
+
+static dw_status codes_prepare(const dw__kernel *kernel, const void *call,
+                               const dw__context *context, const dw__variant **variant) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    const uint64_t type = (uint64_t)dw__gpu_element(c->inputs[0].dtype);
+    return dw__variant_of(context, kernel,
+                          type | (uint64_t)is_e5m2(&c->outputs[0]) << 4 |
+                              (uint64_t)is_whole(&c->inputs[0]) << 5,
+                          variant);
+}
+
+static dw_status launch(const dw__operation_call *c, const dw__context *context,
+                        const dw__variant *variant, int entry, int64_t blocks,
+                        dw_tensor_codes_params *p) {
+    return dw__gpu_launch(c, context, entries[entry], variant->functions[entry], blocks,
+                          DW_TENSOR_CODES_THREADS, p);
+}
+
+static dw_status codes_enqueue(const void *call, const dw__context *context,
+                               const dw__variant *variant) {
+    const dw__operation_call *c = call;
+    const dw__tensor *x = &c->call.inputs[0];
+    const int64_t vectors = x->shape[0] * ((x->shape[1] + VECTOR - 1) / VECTOR),
+                  wanted = (vectors + DW_TENSOR_CODES_THREADS - 1) / DW_TENSOR_CODES_THREADS,
+                  resident = (int64_t)context->sm_count * (2048 / DW_TENSOR_CODES_THREADS),
+                  most = resident < DW_TENSOR_CODES_PARTS ? resident : DW_TENSOR_CODES_PARTS,
+                  tiles = (x->shape[0] + DW_TENSOR_CODES_TILE - 1) / DW_TENSOR_CODES_TILE *
+                          ((x->shape[1] + DW_TENSOR_CODES_TILE - 1) / DW_TENSOR_CODES_TILE);
+    dw_tensor_codes_params p = {.x = x->data,
+                                .rows = x->shape[0],
+                                .columns = x->shape[1],
+                                .row_stride = x->stride[0],
+                                .column_stride = x->stride[1],
+                                .magnitudes = c->workspace,
+                                .parts = (int)(wanted < most ? wanted : most),
+                                .codes = c->call.outputs[0].data,
+                                .turned = c->call.outputs[1].data,
+                                .scale = c->call.outputs[2].data};
+    if (p.parts) DW_RETURN_IF_FAILED(launch(c, context, variant, AMAX, p.parts, &p));
+    return launch(c, context, variant, CODES, tiles ? tiles : 1, &p);
+}
+
+static dw_status codes_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
+                                    dw__entry_point *points) {
+    (void)kernel;
+    for (int i = 0; i < ENTRIES; i++) {
+        points[i].code = (dw__jit_variant){.source = "common/tensor_codes.cu",
+                                           .entry = entries[i],
+                                           .arch = dw__gpu_arch(capability)};
+        dw__jit_add_define(&points[i].code, "TYPE", (int)(params & 15));
+        dw__jit_add_define(&points[i].code, "E5M2", (int)(params >> 4 & 1));
+        dw__jit_add_define(&points[i].code, "WHOLE", (int)(params >> 5 & 1));
+    }
+    return DW_OK;
+}
+
+/* Several tiles each way; the first has edges within a vector, if the variant allows it. */
+static void codes_example(uint64_t params, int index, dw__call *c) {
+    static const dw_attr schemes[] = {{.key = DW_ATTR_KEY_SCHEME, .string = "fp8-tensor"},
+                                      {.key = DW_ATTR_KEY_SCHEME, .string = "fp8-tensor-e5m2"}};
+    const bool e5m2 = params >> 4 & 1, whole = params >> 5 & 1;
+    const int64_t rows = index ? 144 : 133, columns = index || whole ? 272 : 259;
+    const dw_dtype code = e5m2 ? DW_E5M2 : DW_E4M3;
+    *c = (dw__call){
+        .op = DW_OP_QUANTIZE_TENSOR,
+        .attr_count = 1,
+        .attrs = &schemes[e5m2],
+        .input_count = 1,
+        .output_count = 3,
+        .inputs = {{.dtype = (dw_dtype)(params & 15), .rank = 2, .shape = {rows, columns}}},
+        .outputs = {{.dtype = code, .rank = 2, .shape = {rows, columns}},
+                    {.dtype = code, .rank = 2, .shape = {columns, rows}},
+                    {.dtype = DW_F32}}};
+    dw__tensor_set_contiguous(&c->inputs[0]);
+    for (int i = 0; i < 3; i++) dw__tensor_set_contiguous(&c->outputs[i]);
+}
+
+const dw__kernel dw__gpu_quantize_tensor = {
+    .name = "quantize_tensor",
+    .backend = "deepwell",
+    .kind = DW__CALL_OPERATION,
+    .op = DW_OP_QUANTIZE_TENSOR,
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .operation = "quantize_tensor",
+    .source = "cuda/common/tensor_codes.cu",
+    .architectures = DW__GPU_ARCHITECTURES,
+    .elements = "BF16, F16, F32; codes of FP8",
+    .needs = "any strides",
+    .supports = codes_supports,
+    .seconds = codes_seconds,
+    .workspace_bytes = codes_workspace,
+    .prepare = codes_prepare,
+    .enqueue = codes_enqueue,
+    .entry_points = codes_entry_points,
+    .first_use = &dw__operation_first_use,
+    .tolerance = "every byte is the definition's",
+    .example = codes_example,
+    .tolerance_factor = 0.0,
+};
+
+/* ---- products -------------------------------------------------------------------------------------------- */
+
+static int64_t blocks_of(const dw__tensor *y) {
+    return (y->shape[0] + DW_MULTIPLY_CODES_TILE - 1) / DW_MULTIPLY_CODES_TILE *
+           ((y->shape[1] + DW_MULTIPLY_CODES_TILE - 1) / DW_MULTIPLY_CODES_TILE);
+}
+
+static dw_status product_supports(const dw__kernel *kernel, const void *call,
+                                  const dw__gpu_target *gpu) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    if (blocks_of(&c->outputs[0]) > INT32_MAX)
+        return dw__fail(DW_UNSUPPORTED, "%s: %lld tiles; expected fewer than 2^31", kernel->name,
+                        (long long)blocks_of(&c->outputs[0]));
+    return dw__gpu_kernel_has(kernel, gpu);
+}
+
+static void product_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                            dw__kernel_seconds *result) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    (void)kernel;
+    result->seconds = 4e-6 + 2.0 * (double)dw__tensor_count(&c->outputs[0]) *
+                                 (double)c->inputs[0].shape[1] / (gpu->flops / 16.0);
+    snprintf(result->from, sizeof result->from, "estimate: FLOPs at the rate of FMA units");
+}
+
+static dw_status product_prepare(const dw__kernel *kernel, const void *call,
+                                 const dw__context *context, const dw__variant **variant) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    return dw__variant_of(context, kernel,
+                          (uint64_t)dw__gpu_element(c->outputs[0].dtype) |
+                              (uint64_t)is_e5m2(&c->inputs[0]) << 4 |
+                              (uint64_t)is_e5m2(&c->inputs[1]) << 5,
+                          variant);
+}
+
+static dw_status product_enqueue(const void *call, const dw__context *context,
+                                 const dw__variant *variant) {
+    const dw__operation_call *c = call;
+    const dw__tensor *in = c->call.inputs, *y = &c->call.outputs[0];
+    dw_multiply_codes_params p = {.a = in[0].data,
+                                  .b = in[1].data,
+                                  .scale_a = in[2].data,
+                                  .scale_b = in[3].data,
+                                  .y = y->data,
+                                  .m = y->shape[0],
+                                  .n = y->shape[1],
+                                  .k = in[0].shape[1]};
+    void *arguments[] = {&p};
+    const int64_t blocks = blocks_of(y);
+    if (blocks == 0) return DW_OK;
+    return context->device->launch(&(dw__launch){
+        .name = "multiply_codes",
+        .function = variant->functions[0],
+        .grid = {(unsigned)blocks, 1, 1},
+        .block = {DW_MULTIPLY_CODES_THREADS, 1, 1},
+        .stream = c->stream,
+        .arguments = arguments,
+    });
+}
+
+static dw_status product_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
+                                      dw__entry_point *points) {
+    (void)kernel;
+    points->code = (dw__jit_variant){.source = "common/tensor_codes.cu",
+                                     .entry = "multiply_codes",
+                                     .arch = dw__gpu_arch(capability)};
+    dw__jit_add_define(&points->code, "RESULT", (int)(params & 15));
+    dw__jit_add_define(&points->code, "CODES_A", (int)(params >> 4 & 1));
+    dw__jit_add_define(&points->code, "CODES_B", (int)(params >> 5 & 1));
+    return DW_OK;
+}
+
+void dw__multiply_codes_example(dw_dtype a, dw_dtype b, dw_dtype result, int64_t m, int64_t n,
+                                int64_t k, dw__call *c) {
+    static const dw_attr types[] = {{.key = DW_ATTR_KEY_DTYPE, .integer = DW_BF16},
+                                    {.key = DW_ATTR_KEY_DTYPE, .integer = DW_F16},
+                                    {.key = DW_ATTR_KEY_DTYPE, .integer = DW_F32}};
+    *c = (dw__call){.op = DW_OP_MULTIPLY_CODES,
+                    .attr_count = 1,
+                    .attrs = &types[result == DW_BF16  ? 0
+                                    : result == DW_F16 ? 1
+                                                       : 2],
+                    .input_count = 4,
+                    .output_count = 1,
+                    .inputs = {{.dtype = a, .rank = 2, .shape = {m, k}},
+                               {.dtype = b, .rank = 2, .shape = {n, k}},
+                               {.dtype = DW_F32},
+                               {.dtype = DW_F32}},
+                    .outputs = {{.dtype = result, .rank = 2, .shape = {m, n}}}};
+    for (int i = 0; i < 4; i++) dw__tensor_set_contiguous(&c->inputs[i]);
+    dw__tensor_set_contiguous(&c->outputs[0]);
+}
+
+static void product_example(uint64_t params, int index, dw__call *c) {
+    dw__multiply_codes_example(params >> 4 & 1 ? DW_E5M2 : DW_E4M3,
+                               params >> 5 & 1 ? DW_E5M2 : DW_E4M3, (dw_dtype)(params & 15),
+                               index ? 64 : 70, index ? 128 : 129, index ? 96 : 37, c);
+}
+
+const dw__kernel dw__gpu_multiply_codes = {
+    .name = "multiply_codes",
+    .backend = "deepwell",
+    .kind = DW__CALL_OPERATION,
+    .op = DW_OP_MULTIPLY_CODES,
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .operation = "multiply_codes",
+    .source = "cuda/common/tensor_codes.cu",
+    .architectures = DW__GPU_ARCHITECTURES,
+    .elements = "E4M3, E5M2; the result BF16, F16, F32",
+    .needs = "no tensor cores",
+    .supports = product_supports,
+    .seconds = product_seconds,
+    .prepare = product_prepare,
+    .enqueue = product_enqueue,
+    .entry_points = product_entry_points,
+    .first_use = &dw__operation_first_use,
+    .tolerance = "accumulates in F32 and rounds once",
+    .example = product_example,
+    .tolerance_factor = 8.0,
+};
