@@ -39,6 +39,10 @@ typedef struct dw_operand_precision {
     dw_scale_rule scale_rule;
 } dw_operand_precision;
 
+/* Writes the text form, at most `bytes` bytes with the NUL; 64 suffice. */
+DW_API void dw_operand_precision_text(const dw_operand_precision *precision, char *text,
+                                      size_t bytes);
+
 /* The operands of a linear layer's GEMMs. Names in attributes: "forward_x" ... "wgrad_x". */
 typedef enum dw_linear_operand {
     DW_FORWARD_X, /* y = x w^T, reduced over K */

@@ -33,7 +33,7 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
     from deepwell.optim import AdamW
     from deepwell.optimize import optimize, restore, summary
     from deepwell.plans import Plan, autoplan
-    from deepwell.precision import MicroscalingConfig, Precision
+    from deepwell.precision import MicroscalingConfig, Precision, PrecisionPolicy
     from deepwell.simulate import dryrun
 
     # Last: the function takes the name of the module that it is built on.
@@ -54,6 +54,7 @@ __all__ = [
     "MicroscalingConfig",
     "Plan",
     "Precision",
+    "PrecisionPolicy",
     "UnsupportedError",
     "__version__",
     "activate_sdpa",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
@@ -144,6 +145,15 @@ class Captured:
     @property
     def training_flags(self) -> Tuple[bool, ...]:
         return self.guards.training
+
+    def inside(self, path: str) -> Captured:
+        """Returns the capture with the names that its modules have in a model in which it is the module ``path``."""
+        if not path:
+            return self
+        graph = json.loads(self.json)
+        for node in graph["nodes"]:
+            node["module"] = ".".join(filter(None, (path, node.get("module"))))
+        return replace(self, json=json.dumps(graph))
 
     def accepts_sizes(self, sizes: Sequence[int]) -> bool:
         return self.guards.sizes_hold([name for name, _, _ in self.symbols], sizes)

@@ -24,7 +24,8 @@ from deepwell.ir import IR, capture
 from deepwell.lazy_logits import defer
 from deepwell.machine import GB, GIB, Hardware
 from deepwell.runtime import Program
-from deepwell.step_memory import StepGraph, check_precision, optimizer_name
+from deepwell.precision import PrecisionPolicy, policy_of
+from deepwell.step_memory import StepGraph, optimizer_name
 
 # Fraction of the memory left free: predictions cover tensors, not the rest of a process.
 _RESERVE = 0.05
@@ -103,15 +104,15 @@ def _example(model: torch.nn.Module, batch: int, seq_len: int) -> dict[str, torc
 class _Graphs:
     """The graphs for micro-batches. A capture does not cover size 1, which has a graph of its own."""
 
-    def __init__(self, model: Any, seq_len: int, precision: str) -> None:
-        self.model, self.seq_len, self.precision = model, seq_len, precision
+    def __init__(self, model: Any, seq_len: int, policy: PrecisionPolicy | None) -> None:
+        self.model, self.seq_len, self.policy = model, seq_len, policy
 
     def of(self, batch: int) -> tuple[str, StepGraph, int]:
         """Returns (name, graph, smallest micro-batch of the graph) for a batch of this size."""
         model = self.model
         if isinstance(model, (str, os.PathLike)):
             path = os.fspath(model)
-            program = Program(_deepwell.model_graph(path, loss=True), ArenaPool(), self.precision)
+            program = Program(_deepwell.model_graph(path, loss=True), ArenaPool(), self.policy)
             return os.path.basename(os.path.normpath(path)), StepGraph(program), 1
         if isinstance(model, IR):
             if batch == 1:
@@ -119,8 +120,8 @@ class _Graphs:
                     "a capture does not cover a batch of one sequence, which PyTorch traces separately: pass autoplan the "
                     "model instead, or a larger global_batch"
                 )
-            captured, deferred = defer(model.captured, "lazy", self.precision)
-            program = Program(captured.json, ArenaPool(), self.precision, deferred=deferred)
+            captured, deferred = defer(model.captured, "lazy", self.policy)
+            program = Program(captured.json, ArenaPool(), self.policy, deferred=deferred)
             program.set_dependencies(captured.depends)
             return model.name, StepGraph(program), 2
         if isinstance(model, torch.nn.Module):
@@ -138,7 +139,7 @@ class _Graphs:
                 raise UnsupportedError(
                     f"the capture of {ir.name} does not hold for {batch} sequences of {self.seq_len}"
                 )
-            graph = StepGraph.of_model(model, ir, list(kwargs.values()), self.precision)
+            graph = StepGraph.of_model(model, ir, list(kwargs.values()), self.policy)
             return ir.name, graph, 1 if batch == 1 else 2
         raise DeepwellError(
             "without GPUs a plan is for Deepwell's own engine, which needs the model itself: a module (it may be on the "
@@ -158,9 +159,7 @@ def host_plan(
     optimizer: Any = "adamw_dw",
 ) -> HostPlan:
     """Implements `autoplan` for hardware without a GPU."""
-    precision = str(getattr(precision, "value", precision)).lower()
-    check_precision(precision)
-    precision = "fp32" if precision == "auto" else precision
+    policy = policy_of(precision)
     name = optimizer_name(optimizer)
     memory = hw.figures.get("host_memory")
     if memory is None:
@@ -174,7 +173,7 @@ def host_plan(
     reserve = _RESERVE * memory.value if reserve_gb is None else reserve_gb * GB
     capacity = int(memory.value - reserve)
     fixed = _fixed_micro_batch(constraints, global_batch)
-    graphs = _Graphs(model, seq_len, precision)
+    graphs = _Graphs(model, seq_len, policy)
     _deepwell.set_threads(torch.get_num_threads())
     try:
         found = _fit(
@@ -193,7 +192,7 @@ def host_plan(
                 "global_batch": global_batch,
                 "micro_batch": micro_batch,
                 "micro_batches": global_batch // micro_batch,
-                "precision": precision,
+                "precision": "fp32" if policy is None else policy.name,
                 "optimizer": name,
                 "threads": _deepwell.get_threads(),
             },

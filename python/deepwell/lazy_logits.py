@@ -18,9 +18,11 @@ import torch
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from deepwell import _deepwell
 from deepwell.capture import Captured, Output
 from deepwell.lowering import dims
 from deepwell.lowering.builder import FLOATS, TORCH_DTYPES
+from deepwell.precision import PrecisionPolicy
 
 # Logits are deferred if they have at least this many times as many elements as the layer's input. Llama-2 70B has 3.9
 # times as many.
@@ -116,7 +118,7 @@ class _Graph:
 
 
 def defer(
-    captured: Captured, logits: bool | str, precision: str = "fp32"
+    captured: Captured, logits: bool | str, policy: PrecisionPolicy | None = None
 ) -> tuple[Captured, dict[int, Deferred]]:
     """Returns the capture for a way of returning logits, and the deferred ones by output of the graph.
 
@@ -133,7 +135,7 @@ def defer(
     names = graph.parsed["outputs"]
     deferred: dict[int, Deferred] = {}
     for index in range(len(names)):
-        found = None if losses[index] else _deferred(captured, graph, index, losses, precision)
+        found = None if losses[index] else _deferred(captured, graph, index, losses, policy)
         if found is not None:
             deferred[index], names[index] = found
     if not deferred:
@@ -142,7 +144,7 @@ def defer(
 
 
 def _deferred(
-    captured: Captured, graph: _Graph, index: int, losses: Sequence[bool], precision: str
+    captured: Captured, graph: _Graph, index: int, losses: Sequence[bool], policy: PrecisionPolicy | None
 ) -> tuple[Deferred, str] | None:
     """Returns how an output of the graph can be deferred, and the name of the layer's input."""
     names = graph.parsed["outputs"]
@@ -150,9 +152,8 @@ def _deferred(
     layer = graph.layer_of(names[index], False) if dtype in FLOATS else None
     if layer is None or not graph.is_large(layer) or not _is_alone(captured, index):
         return None
-    # The default policy of a precision leaves the region "head" as it is.
-    if precision != "fp32" and layer["region"] != "head":
-        return None
+    if policy is not None and not _keeps(policy, captured, layer["module"]):
+        return None  # PyTorch, which computes them later, would not round their operands
     given, weight, bias = layer["inputs"]
     if given not in graph.makers or given in names:
         return None
@@ -177,6 +178,12 @@ def _deferred(
         ),
         given,
     )
+
+
+def _keeps(policy: PrecisionPolicy, captured: Captured, module: str) -> bool:
+    """Returns whether the linear layers of a module keep the model's precision."""
+    choices = policy.choices(_deepwell.Graph(captured.json))
+    return not any(layer["module"] == module and "operands" in layer for layer in choices)
 
 
 def _is_alone(captured: Captured, index: int) -> bool:

@@ -41,6 +41,7 @@ from deepwell.contents import Reads
 from deepwell.errors import CaptureError, UnsupportedError
 from deepwell.guards import ModuleState, named_tensors, state_kept, unusual_mode
 from deepwell.lazy_logits import defer, without_logits
+from deepwell.precision import Precision, PrecisionPolicy, policy_of
 from deepwell.report import Report
 from deepwell.runtime import Program
 from deepwell.sharding import gathers, is_sharded, sharded_inside
@@ -61,7 +62,6 @@ _SLOWER = "measured slower than PyTorch"
 _RESTORED = "deepwell.restore was called"
 # Failed attempts after which a module without any capture is left to PyTorch for good.
 _MAX_FAILURES = 4
-PRECISIONS = ("auto", "fp32", "bf16", "mxfp8", "nvfp4")
 # Leaf types. Calls with only these arguments need no pytree, which would take longer than a small model.
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _PLAIN = _TENSORS | {bool, int, float, str, type(None), torch.dtype, torch.device}
@@ -69,7 +69,7 @@ _PLAIN = _TENSORS | {bool, int, float, str, type(None), torch.dtype, torch.devic
 
 def optimize(
     model: torch.nn.Module,
-    precision: str = "auto",
+    precision: str | Precision | PrecisionPolicy = "auto",
     target: str = "auto",
     verbose: bool = True,
     profile: bool = False,
@@ -81,9 +81,10 @@ def optimize(
     Args:
         model: any module. Parameters, names, ``state_dict``, hooks and outputs do not change.
         precision: "auto" or "fp32" (the model's own), or how the operands of linear layers' matmuls are
-            rounded, forward and backward: "bf16", "mxfp8", "nvfp4" (docs/precision.md). The results then
-            differ from the model's own. PyTorch runs the model's own precision if the engine cannot run a
-            module, with a warning.
+            rounded, forward and backward: "bf16", "fp8", "mxfp8", "mxfp6", "mxfp4", "nvfp4", a ``Precision``, or a
+            ``PrecisionPolicy`` with a precision for each layer (docs/precision.md). The results then differ from the
+            model's own. PyTorch runs the model's own precision if the engine cannot run a module, with a warning, or
+            with an error if the policy's fallback is "strict". On a Hopper GPU the formats are simulated.
         target: "auto": the engine runs the model where it is, on the CPU or on one Hopper GPU (H100, H200), also in a
             group of processes with a GPU each. On other GPUs, and for a model on several, "auto" replaces attention
             alone, as "attention" does everywhere (docs/attention.md). "cpu" and "sm_90a" (one Hopper GPU) ask for the engine by name.
@@ -100,19 +101,11 @@ def optimize(
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: a precision that does not exist, or another value of ``logits``.
-        UnsupportedError: an option that this version does not have.
+        UnsupportedError: an option that this version does not have, or a model that a strict policy does not fit.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"deepwell.optimize needs a torch.nn.Module, not {type(model).__name__}")
-    if precision == "fp8":
-        raise UnsupportedError(
-            "precision='fp8' is not supported in this version: use 'mxfp8', which has FP8 elements, "
-            "'nvfp4', 'bf16' or 'fp32'"
-        )
-    if precision not in PRECISIONS:
-        raise ValueError(
-            f"precision={precision!r} does not exist: use one of {', '.join(PRECISIONS)}"
-        )
+    policy = policy_of(precision)
     if target not in ("auto", "attention", "cpu", "sm_90a", *EMULATED, *linear.TARGETS):
         raise UnsupportedError(
             f"target={target!r} is not supported in this version: use target='auto', 'attention', 'cpu', 'sm_90a', "
@@ -133,7 +126,7 @@ def optimize(
             f"target={target!r} is for a model on a GPU, and this one is not: move it there first "
             "(model.cuda()), or use target='auto'"
         )
-    follows = target == "auto" and precision == "auto"
+    follows = target == "auto"
     if follows and on_gpu and _is_on_one_hopper(root):
         target = "sm_90a"
     engine = target == "cpu" or not on_gpu or target == "sm_90a"
@@ -143,13 +136,12 @@ def optimize(
             "engine runs the whole model ('cpu', 'sm_90a')"
         )
     if target in linear.TARGETS and target.startswith("emulator:"):
-        return _optimize_emulated(model, root, precision, target, verbose)
+        return _optimize_emulated(model, root, policy, target, verbose)
     if on_gpu and target not in ("cpu", "sm_90a"):
-        return _optimize_on_gpu(model, root, precision, target, verbose)
+        return _optimize_on_gpu(model, root, policy, target, verbose)
     place = _place(root, target)
-    precision = "fp32" if precision == "auto" else precision
-    report = Report(root, verbose=verbose, profile=profile, precision=precision, target=place)
-    session = Session(report, precision, place, logits, follows)
+    report = Report(root, verbose=verbose, profile=profile, policy=policy, target=place)
+    session = Session(report, policy, place, logits, follows)
     if isinstance(root, torch.jit.ScriptModule):
         reason = "it is a TorchScript module"
     else:
@@ -157,7 +149,11 @@ def optimize(
         reason = None if sharded else _unsupported_tensor(named_tensors(root), place)
         session.install(root, "")  # also now, since it may be converted later
     if reason is not None:
-        report.leave("", root, reason)
+        try:
+            report.leave("", root, reason)
+        except UnsupportedError:  # a strict policy
+            restore(model)
+            raise
         report.announce()
     else:
         report.announce_start()
@@ -205,18 +201,22 @@ def _place(root: torch.nn.Module, target: str) -> Target:
     return Gpu(device.index)
 
 
-def _keeps_precision(precision: str, where: str) -> None:
-    if precision != "auto":
+def _keeps_precision(policy: PrecisionPolicy | None, where: str) -> None:
+    if policy is not None:
         raise UnsupportedError(
-            f"precision={precision!r} is not supported on {where} in this version: use precision='auto', "
-            "which keeps the model's own"
+            f"precision={policy.name!r} is not supported {where} in this version, but on the CPU and on one Hopper GPU: "
+            "use precision='auto', which keeps the model's own"
         )
 
 
 def _optimize_on_gpu(
-    model: torch.nn.Module, root: torch.nn.Module, precision: str, target: str, verbose: bool
+    model: torch.nn.Module,
+    root: torch.nn.Module,
+    policy: PrecisionPolicy | None,
+    target: str,
+    verbose: bool,
 ) -> torch.nn.Module:
-    _keeps_precision(precision, "a GPU")
+    _keeps_precision(policy, f"with target={target!r} for a model that is where this one is")
     devices = sorted({t.device.index for t in named_tensors(root).values() if t.is_cuda})
     if target in linear.TARGETS:
         for index in devices:
@@ -236,10 +236,14 @@ def _optimize_on_gpu(
 
 
 def _optimize_emulated(
-    model: torch.nn.Module, root: torch.nn.Module, precision: str, target: str, verbose: bool
+    model: torch.nn.Module,
+    root: torch.nn.Module,
+    policy: PrecisionPolicy | None,
+    target: str,
+    verbose: bool,
 ) -> torch.nn.Module:
     """Optimizes for an emulated GPU, which is slow and as correct as the emulator."""
-    _keeps_precision(precision, "an emulated GPU")
+    _keeps_precision(policy, f"with target={target!r}")
     made = install.Installation(f"{target}, emulated on the CPU")
     made.add_linear(*linear.install(root, target))
     made.mark(root)
@@ -315,14 +319,14 @@ class Session:
     def __init__(
         self,
         report: Report,
-        precision: str,
+        policy: PrecisionPolicy | None,
         target: Target,
         logits: bool | str = "lazy",
         follows: bool = False,
     ) -> None:
         self.report = report
         self.follows = follows
-        self.precision = precision
+        self.policy = policy  # None: the model's own precision
         self.target = target
         self.logits = logits
         self.pool = ArenaPool()
@@ -364,7 +368,7 @@ class Session:
     def __getstate__(self) -> dict[str, Any]:
         return {
             "report": self.report,
-            "precision": self.precision,
+            "policy": self.policy,
             "target": self.target,
             "logits": self.logits,
             "follows": self.follows,
@@ -372,7 +376,8 @@ class Session:
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.report = saved["report"]
-        self.precision = saved["precision"]
+        # An earlier version saved a name.
+        self.policy = saved["policy"] if "policy" in saved else policy_of(saved["precision"])
         self.target = (
             saved.get("target") or Target()
         )  # missing in models saved by an earlier version
@@ -404,11 +409,12 @@ class _Entry:
         tensors: dict[str, torch.Tensor],
         session: Session,
         logits: bool | str,
+        path: str,
     ) -> None:
-        captured, deferred = defer(captured, logits, session.precision)
-        self.program = Program(
-            captured.json, session.pool, session.precision, session.target, deferred
-        )
+        if session.policy is not None:
+            captured = captured.inside(path)  # a policy's names are those of the whole model
+        captured, deferred = defer(captured, logits, session.policy)
+        self.program = Program(captured.json, session.pool, session.policy, session.target, deferred)
         self.program.set_dependencies(captured.depends)
         self.rebuild = captured.rebuild_outputs
         self._captured = captured
@@ -917,7 +923,7 @@ class OptimizedForward:
             logits = "lazy" if self.path and self.session.logits is False else self.session.logits
             if logits == "lazy" and is_sharded(self.module):
                 logits = True  # FSDP2 may free the head's weight after forward
-            entry = _Entry(captured, state.module.tensors(), self.session, logits)
+            entry = _Entry(captured, state.module.tensors(), self.session, logits, self.path)
         except (CaptureError, _deepwell.Error) as error:
             state.failed[key] = reason = str(error)
             if getattr(error, "of_call", False):
@@ -985,7 +991,7 @@ class OptimizedForward:
         entry.slower[size] = False
         if (
             os.environ.get("DEEPWELL_MEASURE") == "0"
-            or self.session.precision != "fp32"  # PyTorch would compute something else
+            or self.session.policy is not None  # PyTorch would compute something else
             or self.session.target.name in EMULATED  # slower in any case
             # gradient hooks of the user would run
             or any(parameter._backward_hooks for parameter in self.module.parameters())

@@ -15,6 +15,8 @@ import torch
 
 from deepwell import _deepwell
 from deepwell.comparison import Timing
+from deepwell.errors import UnsupportedError
+from deepwell.precision import PrecisionPolicy, shown, told
 from deepwell.targets import EmulatedGpu, Gpu, Target
 
 _RULE = "=" * 60
@@ -44,7 +46,9 @@ class _Unit:
     class_name: str
     inside: Counter[str] = field(default_factory=Counter)
     nodes: int = 0
-    quantized: int = 0  # number of quantized linear layers
+    # Numbers of linear layers, by the name of their precision.
+    precisions: Counter[str] = field(default_factory=Counter)
+    patterns: set[str] = field(default_factory=set)  # of the policy, that apply to a layer
     captures: int = 0
     capture_seconds: float = 0.0
     left_alone: str | None = None
@@ -64,12 +68,13 @@ class Report:
         verbose: bool,
         profile: bool,
         target: Target,
-        precision: str = "fp32",
+        policy: PrecisionPolicy | None = None,
     ) -> None:
         dtypes = {str(p.dtype).removeprefix("torch.").upper() for p in root.parameters()}
         names = {"FLOAT32": "FP32", "BFLOAT16": "BF16", "FLOAT16": "FP16"}
         self._types = "/".join(sorted(names.get(d, d) for d in dtypes) or ["FP32"])
-        self._precision = precision.upper() if precision != "fp32" else None
+        self._policy = policy
+        self._precision = None if policy is None else _called(policy)
         if self._precision:
             self._types += f", linear layers in {self._precision}"
         self.placed(target)
@@ -88,6 +93,7 @@ class Report:
 
     def placed(self, target: Target) -> None:
         """Records where the model runs."""
+        self._on_gpu = isinstance(target, (Gpu, EmulatedGpu))
         self._where, self._machine = _described(target)
 
     # ---- events --------------------------------------------------------------------------------------
@@ -97,11 +103,7 @@ class Report:
 
     def leave(self, path: str, module: torch.nn.Module, reason: str) -> None:
         if self._precision and any(True for _ in module.parameters()):
-            warnings.warn(
-                f"deepwell: {path or 'the model'} is left to PyTorch, not in {self._precision}: {reason}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            self._leave_precision(f"{path or 'the model'} is left to PyTorch", reason)
         self._unit(path, module).left_alone = reason
 
     def captured(self, path: str, module: torch.nn.Module, program, seconds: float) -> None:
@@ -110,7 +112,11 @@ class Report:
         unit.capture_seconds += seconds
         unit.nodes = program.graph.node_count
         if self._precision:
-            unit.quantized = program.quantized_count
+            layers = program.precisions()
+            unit.precisions = Counter(
+                shown(layer) if "operands" in layer else _OWN for layer in layers
+            )
+            unit.patterns = {layer["pattern"] for layer in layers if "pattern" in layer}
         unit.inside = Counter(
             kind for submodule in module.modules() if (kind := _kind(submodule)) is not None
         )
@@ -149,14 +155,21 @@ class Report:
         unit.calls += 1
         unit.seconds += seconds
 
+    def _leave_precision(self, what: str, reason: str) -> None:
+        """Warns that something has the model's own precision, or raises an error if the policy is strict."""
+        if self._policy is not None and self._policy.fallback == "strict":
+            raise UnsupportedError(
+                f"{what.replace('ran', 'would run').replace('is left', 'would be left')}, not in {self._precision}: "
+                f"{reason}. The policy's fallback is 'strict': use 'safe' to allow this"
+            )
+        warnings.warn(
+            f"deepwell: {what}, not in {self._precision}: {reason}", RuntimeWarning, stacklevel=3
+        )
+
     def count_fallback(self, path: str, reason: str) -> None:
         fallbacks = self._unit(path).fallbacks
         if self._precision and not fallbacks[reason]:
-            warnings.warn(
-                f"deepwell: {path or 'the model'} ran in PyTorch, not in {self._precision}: {reason}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            self._leave_precision(f"{path or 'the model'} ran in PyTorch", reason)
         fallbacks[reason] += 1
 
     # ---- text ----------------------------------------------------------------------------------------
@@ -191,6 +204,27 @@ class Report:
     def _header(self) -> str:
         return f"{_RULE}\nDeepwell Optimizer - {self._where} {self._types}\n{_RULE}"
 
+    def _policy_lines(self, units: list[_Unit]) -> list[str]:
+        """Describes the policy in effect."""
+        assert self._policy is not None
+        sensitive = ", ".join(self._policy.sensitive_layers) or "none"
+        lines = [f"  Policy: {self._precision}; sensitive layers: {sensitive}"]
+        lines += [
+            f"      {pattern}: {told(precision)}"
+            for pattern, precision in self._policy.layers.items()
+        ]
+        matched = {pattern for unit in units for pattern in unit.patterns}
+        lines += [
+            f"      {pattern!r} applies to no linear layer: check the name with policy.table(model)"
+            for pattern in self._policy.layers
+            if pattern not in matched
+        ]
+        names = {name for unit in units for name in unit.precisions} - {_OWN, "BF16"}
+        if self._on_gpu and names:
+            many = ", ".join(sorted(names))
+            lines.append(f"  {many} simulated in BF16: {_missing(names)}")
+        return lines
+
     def text(self) -> str:
         return "\n".join([self._header(), *self._lines()])
 
@@ -205,7 +239,7 @@ class Report:
                 f"({unit.nodes} nodes, captured in {unit.capture_seconds:.2f} s)"
             )
             if self._precision:
-                lines.append(f"      {unit.quantized} linear layers in {self._precision}")
+                lines.append(f"      {_layers_told(unit.precisions)}")
             lines += [f"      {what}: {_told(timing)}" for what, timing in unit.timings.items()]
             if self.profile and unit.calls:
                 mean = unit.seconds / unit.calls * 1e3
@@ -217,6 +251,8 @@ class Report:
                 f"  [{unit.path or 'model'}] {unit.class_name} left alone: {_reason(unit)}"
             )
             lines += _counts(unit)
+        if self._policy is not None and replaced:
+            lines += self._policy_lines(replaced)
         lines += [_RULE, "Optimization Summary", _RULE]
         lines.append(f"Total modules replaced: {len(replaced) + len(self._attention)}")
         totals: Counter[str] = Counter()
@@ -235,6 +271,33 @@ class Report:
         else:
             lines.append("The model runs in PyTorch as before.")
         return lines
+
+
+# A layer that keeps the model's precision.
+_OWN = "the model's own precision"
+
+
+def _called(policy: PrecisionPolicy) -> str:
+    """Returns the policy's name in capitals, or "a mixed precision"."""
+    return "a mixed precision" if policy.name == "mixed" else policy.name.upper()
+
+
+def _missing(names: set[str]) -> str:
+    """Says why the engine simulates these precisions on a Hopper GPU."""
+    cores = sorted({name for name in names if not name.startswith("FP8")})
+    if not cores:
+        return "the engine's GEMMs do not use this GPU's FP8 tensor cores"
+    return f"this GPU has no {' or '.join(cores)} tensor cores"
+
+
+def _layers_told(precisions: Counter[str]) -> str:
+    counted = [f"{count} in {name}" for name, count in precisions.most_common() if name != _OWN]
+    if precisions[_OWN]:
+        counted.append(f"{precisions[_OWN]} in {_OWN}")
+    if not counted:
+        return "no linear layers"
+    first, *others = counted
+    return ", ".join([first.replace(" in ", " linear layers in ", 1), *others])
 
 
 _RUN_ON_A_GPU = "the whole model in the engine"

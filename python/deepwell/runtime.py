@@ -18,6 +18,7 @@ import torch
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool, Lease
 from deepwell.lazy_logits import Deferred, Layer, LazyLogits
+from deepwell.precision import PrecisionPolicy
 from deepwell.targets import Target
 
 DTYPES = {
@@ -219,7 +220,7 @@ class _Variant:
         graph: _deepwell.Graph,
         wrt: tuple[int, ...],
         grad_outputs: tuple[int, ...],
-        precision: str,
+        policy: PrecisionPolicy | None,
         constant_outputs: list[int],
         target: Target,
         leaves: Sequence[tuple[Sequence[Any], torch.dtype]],
@@ -231,7 +232,7 @@ class _Variant:
         self.target = target
         self.constant_outputs = constant_outputs
         self.grad_outputs = grad_outputs
-        self.engine = target.engine(graph, grad_outputs, wrt, precision=precision)
+        self.engine = target.engine(graph, grad_outputs, wrt, policy=policy)
         self.has_grad = [self.engine.has_grad(index) for index in range(len(wrt))]
         self.leaves_read = self.engine.backward_leaves
         self.outputs_read = self.engine.backward_outputs
@@ -278,7 +279,7 @@ class Program:
         self,
         graph_json: str,
         pool: ArenaPool,
-        precision: str = "fp32",
+        policy: PrecisionPolicy | None = None,
         target: Target | None = None,
         deferred: Mapping[int, Deferred] | None = None,
     ) -> None:
@@ -286,10 +287,11 @@ class Program:
         # Outputs that hold the input of a linear layer. Callers get the layer's result, which is made when it is used.
         self.deferred = dict(deferred or {})
         parsed = json.loads(graph_json)
-        if precision == "nvfp4" and all(leaf["role"] != "seed" for leaf in parsed["leaves"]):
+        needs_seed = policy is not None and policy.needs_seed
+        if needs_seed and all(leaf["role"] != "seed" for leaf in parsed["leaves"]):
             graph_json = json.dumps(_with_seed(parsed))
         self.graph = _deepwell.Graph(graph_json)
-        self.precision = precision
+        self.policy = policy  # None: the graph's own precision
         self.symbols: list[str] = parsed["symbols"]
         self.leaf_roles = [leaf["role"] for leaf in parsed["leaves"]]
         self.leaf_dtypes = [DTYPES[leaf["dtype"]] for leaf in parsed["leaves"]]
@@ -358,7 +360,7 @@ class Program:
                         self.graph,
                         wrt,
                         grad_outputs,
-                        self.precision,
+                        self.policy,
                         self.constant_outputs(wrt),
                         self.target,
                         list(zip(self._leaf_shapes, self.leaf_dtypes)),
@@ -366,10 +368,9 @@ class Program:
                     )
         return variant
 
-    @property
-    def quantized_count(self) -> int:
-        """Number of linear layers with quantized operands."""
-        return self.variant((), ()).engine.quantized_count
+    def precisions(self) -> list[dict[str, Any]]:
+        """Returns the precision of each linear layer, and why; empty without a policy."""
+        return [] if self.policy is None else self.policy.choices(self.graph)
 
     def expect(self, grad_outputs: tuple[int, ...]) -> None:
         """Sets the outputs of the last backward, for which the next forward prepares."""
@@ -572,10 +573,10 @@ class _Pass:
                 "the forward that Deepwell ran drew random numbers that PyTorch cannot repeat: call "
                 "deepwell.restore(model) first, or model.eval()"
             )
-        if self.program.precision != "fp32":
+        if self.program.policy is not None:
             raise RuntimeError(
                 "this backward needs PyTorch's own graph (a second derivative, or gradients in batches), which "
-                f"has no precision {self.program.precision!r}: call deepwell.restore(model) first"
+                f"has no precision {self.program.policy.name!r}: call deepwell.restore(model) first"
             )
         with torch.enable_grad():
             outputs = self.replay()

@@ -26,7 +26,8 @@ from deepwell.guards import named_tensors
 from deepwell.lazy_logits import defer
 from deepwell.machine import GB, GIB, Hardware, hardware
 from deepwell.optim import AdamW
-from deepwell.optimize import PRECISIONS, unsupported_parameter
+from deepwell.optimize import unsupported_parameter
+from deepwell.precision import Precision, PrecisionPolicy, policy_of
 from deepwell.runtime import DTYPES, Program
 from deepwell.targets import EMULATED, EmulatedGpu, Gpu, PlannedGpu, Target
 
@@ -79,13 +80,6 @@ def _counted_as(name: str) -> str:
     return "adamw_dw" if name == "adamw_fused" else name
 
 
-def check_precision(precision: str) -> None:
-    if precision not in PRECISIONS:
-        raise ValueError(
-            f"precision={precision!r} does not exist: use one of {', '.join(PRECISIONS)}"
-        )
-
-
 def _storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
     """Returns the bytes of all tensors. Each storage counts once, so tied parameters and views add nothing."""
     storages = {}
@@ -124,11 +118,11 @@ class StepGraph:
         model: torch.nn.Module,
         ir: IR,
         flat: list[Any],
-        precision: str,
+        policy: PrecisionPolicy | None,
         target: Target | None = None,
     ) -> StepGraph:
         """Builds the graph as deepwell.optimize would run the call with the flattened arguments ``flat``."""
-        captured, deferred = defer(ir.captured, "lazy", precision)
+        captured, deferred = defer(ir.captured, "lazy", policy)
 
         def tensor(leaf: Any) -> torch.Tensor:
             if leaf.kind == "parameter":
@@ -138,7 +132,7 @@ class StepGraph:
             return flat[leaf.position] if leaf.kind == "input" else leaf.value
 
         leaves = {i: tensor(leaf) for i, leaf in enumerate(captured.leaves) if leaf.kind != "seed"}
-        program = Program(captured.json, ArenaPool(), precision, target, deferred)
+        program = Program(captured.json, ArenaPool(), policy, target, deferred)
         program.set_dependencies(captured.depends)
         wrt = tuple(i for i, leaf in leaves.items() if leaf.requires_grad)
         given = [value for value in flat if isinstance(value, torch.Tensor)]
@@ -308,7 +302,7 @@ def predict_step(
     example_inputs: Any = None,
     *,
     optimizer: Any = "adamw_dw",
-    precision: str = "auto",
+    precision: str | Precision | PrecisionPolicy = "auto",
     target: str = "auto",
     accumulate: bool = False,
     keep_outputs: bool | None = None,
@@ -318,7 +312,7 @@ def predict_step(
     """Predicts the memory of one training step of ``model`` behind ``deepwell.optimize``, to the byte. Nothing is
     computed and no tensor is made. See ``deepwell.dryrun``."""
     name = optimizer_name(optimizer)
-    check_precision(precision)
+    policy = policy_of(precision)
     described = _described(hw)
     place = _target_of(model, target, described)
     on_cpu = type(place) is Target
@@ -330,8 +324,7 @@ def predict_step(
     sizes = tuple(flat[i].shape[axis] for i, axis in ir.captured.symbol_sources)
     _deepwell.set_threads(torch.get_num_threads() if threads is None else threads)
     try:
-        made_for = "fp32" if precision == "auto" else precision
-        step = StepGraph.of_model(model, ir, flat, made_for, place)
+        step = StepGraph.of_model(model, ir, flat, policy, place)
         variant, kept = step.variant(sizes, keep_outputs)
         plan = variant.plan(sizes)
         planned_threads = _deepwell.get_threads()
@@ -354,7 +347,7 @@ def predict_step(
         "model": ir.name,
         "sizes": dict(zip(ir.symbols, sizes)),
         "optimizer": name,
-        "precision": step.program.precision,
+        "precision": "fp32" if policy is None else policy.name,
         "target": place.name if on_cpu or isinstance(place, EmulatedGpu) else "sm_90a",
         "threads": planned_threads if on_cpu else None,
         "peak_bytes": most,

@@ -16,6 +16,7 @@ from deepwell import _deepwell
 
 if TYPE_CHECKING:
     from deepwell.arena import Lease
+    from deepwell.precision import PrecisionPolicy
 
 EMULATED = ("emulator:sm_90a",)
 
@@ -44,10 +45,10 @@ class Target:
         self.device = torch.device("cpu")
         self._zero: torch.Tensor | None = None
 
-    def engine(self, *arguments: Any, precision: str) -> _deepwell.Engine:
+    def engine(self, *arguments: Any, policy: PrecisionPolicy | None) -> _deepwell.Engine:
         return _deepwell.Engine(
             *arguments,
-            precision=precision,
+            policy=None if policy is None else policy._policy,
             device=self.name,
             cuda_graphs=self.cuda_graphs,
             arena_segments=self.arena_segments,

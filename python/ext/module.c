@@ -15,7 +15,7 @@ typedef struct module_state {
     PyObject *error; /* deepwell._deepwell.Error */
     /* deepwell._deepwell.IndexError, derived from Error and Python's IndexError. */
     PyObject *index_error;
-    PyObject *graph_type, *engine_type, *plan_type, *arena_type;
+    PyObject *graph_type, *policy_type, *engine_type, *plan_type, *arena_type;
 } module_state;
 
 static module_state state; /* single-phase module: one per process */
@@ -682,6 +682,91 @@ static PyType_Slot graph_slots[] = {{Py_tp_new, graph_new},
 static PyType_Spec graph_spec = {"deepwell._deepwell.Graph", sizeof(PyObject) + sizeof(graph_slot),
                                  0, Py_TPFLAGS_DEFAULT, graph_slots};
 
+/* ---- Policy ---------------------------------------------------------------------------------------- */
+
+typedef struct policy_slot {
+    dw_precision_policy *policy;
+} policy_slot;
+
+static PyObject *policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)kwargs;
+    const char *json = NULL;
+    Py_ssize_t bytes = 0;
+    if (!PyArg_ParseTuple(args, "s#:Policy", &json, &bytes)) return NULL;
+    dw_precision_policy *policy = NULL;
+    dw_status status = dw_precision_policy_parse(json, (size_t)bytes, &policy);
+    if (status != DW_OK) return fail(status);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *self = allocate(type, 0);
+    if (self == NULL)
+        dw_precision_policy_destroy(policy);
+    else
+        ((policy_slot *)object_slot(self))->policy = policy;
+    return self;
+}
+
+static void policy_dealloc(PyObject *self) {
+    dw_precision_policy_destroy(((policy_slot *)object_slot(self))->policy);
+    release_object(self);
+}
+
+static PyObject *policy_json(PyObject *self, PyObject *unused) {
+    (void)unused;
+    char *text = NULL;
+    dw_status status =
+        dw_precision_policy_json(((policy_slot *)object_slot(self))->policy, &text);
+    return take_text(status, text);
+}
+
+static PyObject *policy_layers(PyObject *self, PyObject *args) {
+    PyObject *graph = NULL;
+    char *text = NULL;
+    if (!PyArg_ParseTuple(args, "O!:layers", state.graph_type, &graph)) return NULL;
+    dw_status status = dw_precision_layers_json(((graph_slot *)object_slot(graph))->graph,
+                                                ((policy_slot *)object_slot(self))->policy, &text);
+    return take_text(status, text);
+}
+
+/* operands() -> [(text of each operand), ...]: of the default, then of each exception */
+static PyObject *policy_operands(PyObject *self, PyObject *unused) {
+    (void)unused;
+    const dw_precision_policy *policy = ((policy_slot *)object_slot(self))->policy;
+    PyObject *rows = PyList_New(0);
+    for (uint32_t i = 0; rows != NULL && i <= policy->exception_count; i++) {
+        const dw_layer_precision *layer = i ? &policy->exceptions[i - 1].layer : &policy->layer;
+        char text[DW_LINEAR_OPERANDS][64];
+        for (int j = 0; j < DW_LINEAR_OPERANDS; j++)
+            dw_operand_precision_text(&layer->operand[j], text[j], sizeof text[j]);
+        PyObject *row = Py_BuildValue("(ssssss)", text[0], text[1], text[2], text[3], text[4], text[5]);
+        if (row == NULL || PyList_Append(rows, row) != 0) Py_CLEAR(rows);
+        Py_XDECREF(row);
+    }
+    return rows;
+}
+
+static PyObject *policy_needs_seed(PyObject *self, void *closure) {
+    (void)closure;
+    return PyBool_FromLong(
+        dw_precision_policy_needs_seed(((policy_slot *)object_slot(self))->policy));
+}
+
+static PyGetSetDef policy_getset[] = {
+    {"needs_seed", policy_needs_seed, NULL, "whether graphs need a seed leaf", NULL}, {0}};
+static PyMethodDef policy_methods[] = {
+    {"json", policy_json, METH_NOARGS, "the policy's text"},
+    {"operands", policy_operands, METH_NOARGS, "the operands' texts of the default and exceptions"},
+    {"layers", policy_layers, METH_VARARGS, "layers(graph) -> JSON, a precision for each layer"},
+    {0}};
+static PyType_Slot policy_slots[] = {{Py_tp_new, policy_new},
+                                     {Py_tp_dealloc, policy_dealloc},
+                                     {Py_tp_getset, policy_getset},
+                                     {Py_tp_methods, policy_methods},
+                                     {Py_tp_doc, "Policy(json): a precision policy, checked"},
+                                     {0, NULL}};
+static PyType_Spec policy_spec = {"deepwell._deepwell.Policy",
+                                  sizeof(PyObject) + sizeof(policy_slot), 0, Py_TPFLAGS_DEFAULT,
+                                  policy_slots};
+
 /* ---- Engine ---------------------------------------------------------------------------------------- */
 
 typedef struct engine_slot {
@@ -695,31 +780,27 @@ static void engine_dealloc(PyObject *self) {
     release_object(self);
 }
 
-/* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, precision="fp32", bf16_share, device="cpu",
- * cuda_graphs=False, arena_segments=1, part_bytes=0): grad_outputs are indices of outputs, wrt of leaves. */
+/* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, policy=None, device="cpu", cuda_graphs=False,
+ * arena_segments=1, part_bytes=0): grad_outputs are indices of outputs, wrt of leaves. */
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph",       "grad_outputs",   "wrt",        "recompute",
-                            "fuse",        "precision",      "bf16_share", "device",
-                            "cuda_graphs", "arena_segments", "part_bytes", NULL};
+    static char *names[] = {"graph",  "grad_outputs", "wrt",            "recompute",  "fuse", "policy",
+                            "device", "cuda_graphs",  "arena_segments", "part_bytes", NULL};
     PyObject *graph_object = NULL, *outputs_object = NULL, *wrt_object = NULL;
     int recompute = 1, fuse = 1, cuda_graphs = 0, arena_segments = 1;
-    const char *precision = "fp32", *device = "cpu";
-    double bf16_share = -1.0;
+    const char *device = "cpu";
+    PyObject *policy = Py_None;
     Py_ssize_t part_bytes = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppsdspin:Engine", names, state.graph_type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppOspin:Engine", names, state.graph_type,
                                      &graph_object, &outputs_object, &wrt_object, &recompute, &fuse,
-                                     &precision, &bf16_share, &device, &cuda_graphs,
-                                     &arena_segments, &part_bytes))
+                                     &policy, &device, &cuda_graphs, &arena_segments, &part_bytes))
         return NULL;
+    if (policy != Py_None && !PyObject_TypeCheck(policy, (PyTypeObject *)state.policy_type)) {
+        PyErr_SetString(PyExc_TypeError, "Engine: policy must be a Policy or None");
+        return NULL;
+    }
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
     dw_status status = dw_device_find(device, &options.device);
     if (status != DW_OK) return fail(status);
-    dw_precision_policy policy;
-    if (dw_precision_policy_init(&policy, precision) != DW_OK) {
-        PyErr_SetString(PyExc_ValueError, dw_last_error());
-        return NULL;
-    }
-    if (bf16_share >= 0.0) policy.bf16_share = bf16_share;
     const dw_graph *graph = ((graph_slot *)object_slot(graph_object))->graph;
     PyObject *self = NULL;
     uint32_t *output_indices = NULL;
@@ -752,7 +833,8 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     options.recompute = recompute;
     options.fuse = fuse;
-    options.precision = &policy;
+    if (policy != Py_None)
+        options.precision = ((policy_slot *)object_slot(policy))->policy;
     options.cuda_graphs = cuda_graphs;
     options.arena_segments = arena_segments;
     options.part_bytes = part_bytes > 0 ? (size_t)part_bytes : 0;
@@ -925,8 +1007,7 @@ static PyType_Slot engine_slots[] = {
     {Py_tp_dealloc, engine_dealloc},
     {Py_tp_methods, engine_methods},
     {Py_tp_getset, engine_getset},
-    {Py_tp_doc, "Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, precision='fp32', "
-                "bf16_share=-1)"},
+    {Py_tp_doc, "Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, policy=None, ...)"},
     {0, NULL}};
 static PyType_Spec engine_spec = {"deepwell._deepwell.Engine",
                                   sizeof(PyObject) + sizeof(engine_slot), 0, Py_TPFLAGS_DEFAULT,
@@ -1229,9 +1310,10 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (!tensors_begin()) goto failed;
     state.arena_type = add_type(module, "Arena", &arena_spec);
     state.graph_type = add_type(module, "Graph", &graph_spec);
+    state.policy_type = add_type(module, "Policy", &policy_spec);
     state.engine_type = add_type(module, "Engine", &engine_spec);
     state.plan_type = add_type(module, "Plan", &plan_spec);
-    if (!state.arena_type || !state.graph_type || !state.engine_type || !state.plan_type)
+    if (!state.arena_type || !state.graph_type || !state.policy_type || !state.engine_type || !state.plan_type)
         goto failed;
     return module;
 failed:

@@ -148,6 +148,10 @@ dw__operand_words dw__operand_text(const dw_operand_precision *precision) {
     return words;
 }
 
+void dw_operand_precision_text(const dw_operand_precision *precision, char *text, size_t bytes) {
+    snprintf(text, bytes, "%s", dw__operand_text(precision).text);
+}
+
 dw_status dw__operand_read(const char *text, dw_operand_precision *precision) {
     size_t length = strcspn(text, "+");
     char name[32];

@@ -72,7 +72,7 @@ def test_by_name_by_capture_and_fixed(empty) -> None:
     [
         (None, dict(constraints=["tp=2"]), UnsupportedError, "tp=2.*micro_batch"),
         (None, dict(constraints=["micro_batch=5"]), DeepwellError, "5.*12"),
-        (None, dict(precision="fp8"), ValueError, "fp8.*mxfp8"),
+        (None, dict(precision="fp7"), ValueError, "fp7.*mxfp8"),
         (None, dict(global_batch=0), DeepwellError, "global_batch 0"),
         ({"layers": 3}, {}, DeepwellError, "module.*dict"),
         ("nonsense", {}, DeepwellError, "nonsense"),
