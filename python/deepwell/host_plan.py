@@ -23,8 +23,8 @@ from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.ir import IR, capture
 from deepwell.lazy_logits import defer
 from deepwell.machine import GB, GIB, Hardware
-from deepwell.runtime import Program
 from deepwell.precision import PrecisionPolicy, policy_of
+from deepwell.runtime import Program
 from deepwell.step_memory import StepGraph, optimizer_name
 
 # Fraction of the memory left free: predictions cover tensors, not the rest of a process.

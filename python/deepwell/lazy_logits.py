@@ -144,7 +144,11 @@ def defer(
 
 
 def _deferred(
-    captured: Captured, graph: _Graph, index: int, losses: Sequence[bool], policy: PrecisionPolicy | None
+    captured: Captured,
+    graph: _Graph,
+    index: int,
+    losses: Sequence[bool],
+    policy: PrecisionPolicy | None,
 ) -> tuple[Deferred, str] | None:
     """Returns how an output of the graph can be deferred, and the name of the layer's input."""
     names = graph.parsed["outputs"]

@@ -414,7 +414,9 @@ class _Entry:
         if session.policy is not None:
             captured = captured.inside(path)  # a policy's names are those of the whole model
         captured, deferred = defer(captured, logits, session.policy)
-        self.program = Program(captured.json, session.pool, session.policy, session.target, deferred)
+        self.program = Program(
+            captured.json, session.pool, session.policy, session.target, deferred
+        )
         self.program.set_dependencies(captured.depends)
         self.rebuild = captured.rebuild_outputs
         self._captured = captured

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from deepwell import _deepwell, gpu_memory
 from deepwell.arena import ArenaPool
 from deepwell.errors import DeepwellError, UnsupportedError
-from deepwell.ir import IR, call_arguments, capture
 from deepwell.guards import named_tensors
+from deepwell.ir import IR, call_arguments, capture
 from deepwell.lazy_logits import defer
 from deepwell.machine import GB, GIB, Hardware, hardware
 from deepwell.optim import AdamW

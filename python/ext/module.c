@@ -713,8 +713,7 @@ static void policy_dealloc(PyObject *self) {
 static PyObject *policy_json(PyObject *self, PyObject *unused) {
     (void)unused;
     char *text = NULL;
-    dw_status status =
-        dw_precision_policy_json(((policy_slot *)object_slot(self))->policy, &text);
+    dw_status status = dw_precision_policy_json(((policy_slot *)object_slot(self))->policy, &text);
     return take_text(status, text);
 }
 
@@ -737,7 +736,8 @@ static PyObject *policy_operands(PyObject *self, PyObject *unused) {
         char text[DW_LINEAR_OPERANDS][64];
         for (int j = 0; j < DW_LINEAR_OPERANDS; j++)
             dw_operand_precision_text(&layer->operand[j], text[j], sizeof text[j]);
-        PyObject *row = Py_BuildValue("(ssssss)", text[0], text[1], text[2], text[3], text[4], text[5]);
+        PyObject *row =
+            Py_BuildValue("(ssssss)", text[0], text[1], text[2], text[3], text[4], text[5]);
         if (row == NULL || PyList_Append(rows, row) != 0) Py_CLEAR(rows);
         Py_XDECREF(row);
     }
@@ -783,8 +783,9 @@ static void engine_dealloc(PyObject *self) {
 /* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, policy=None, device="cpu", cuda_graphs=False,
  * arena_segments=1, part_bytes=0): grad_outputs are indices of outputs, wrt of leaves. */
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph",  "grad_outputs", "wrt",            "recompute",  "fuse", "policy",
-                            "device", "cuda_graphs",  "arena_segments", "part_bytes", NULL};
+    static char *names[] = {"graph",          "grad_outputs", "wrt",    "recompute",
+                            "fuse",           "policy",       "device", "cuda_graphs",
+                            "arena_segments", "part_bytes",   NULL};
     PyObject *graph_object = NULL, *outputs_object = NULL, *wrt_object = NULL;
     int recompute = 1, fuse = 1, cuda_graphs = 0, arena_segments = 1;
     const char *device = "cpu";
@@ -833,8 +834,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     options.recompute = recompute;
     options.fuse = fuse;
-    if (policy != Py_None)
-        options.precision = ((policy_slot *)object_slot(policy))->policy;
+    if (policy != Py_None) options.precision = ((policy_slot *)object_slot(policy))->policy;
     options.cuda_graphs = cuda_graphs;
     options.arena_segments = arena_segments;
     options.part_bytes = part_bytes > 0 ? (size_t)part_bytes : 0;
@@ -1313,7 +1313,8 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     state.policy_type = add_type(module, "Policy", &policy_spec);
     state.engine_type = add_type(module, "Engine", &engine_spec);
     state.plan_type = add_type(module, "Plan", &plan_spec);
-    if (!state.arena_type || !state.graph_type || !state.policy_type || !state.engine_type || !state.plan_type)
+    if (!state.arena_type || !state.graph_type || !state.policy_type || !state.engine_type ||
+        !state.plan_type)
         goto failed;
     return module;
 failed:

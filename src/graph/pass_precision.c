@@ -143,10 +143,11 @@ dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *po
         choices[n] = choice_of(policy, node);
         if (choices[n].layer && graph->values.items[node->outputs[0]].dtype == DW_F64) {
             if (policy->strict)
-                DW_TRY(dw__fail(DW_UNSUPPORTED,
-                                "the layer in module '%s' computes in f64, and the policy is strict: "
-                                "use fallback \"safe\", or give the module the precision fp32",
-                                node->module));
+                DW_TRY(
+                    dw__fail(DW_UNSUPPORTED,
+                             "the layer in module '%s' computes in f64, and the policy is strict: "
+                             "use fallback \"safe\", or give the module the precision fp32",
+                             node->module));
             choices[n] = (dw__layer_choice){NULL, DW__KEPT_F64, 0};
         }
         count += choices[n].layer && dw__layer_equal(choices[n].layer, &policy->layer);

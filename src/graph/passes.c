@@ -31,7 +31,8 @@ dw_status dw_graph_run_pass(dw_graph **graph, dw_pass pass) {
 dw_status dw__simplify_graph(dw_graph **graph) {
     static const dw_pass run[] = {DW_PASS_FOLD, DW_PASS_RECOGNIZE, DW_PASS_FOLD, DW_PASS_COMMON,
                                   DW_PASS_DEAD_CODE};
-    for (size_t i = 0; i < DW_COUNT(run); i++) DW_RETURN_IF_FAILED(dw_graph_run_pass(graph, run[i]));
+    for (size_t i = 0; i < DW_COUNT(run); i++)
+        DW_RETURN_IF_FAILED(dw_graph_run_pass(graph, run[i]));
     return DW_OK;
 }
 

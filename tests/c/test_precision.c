@@ -147,12 +147,12 @@ static const char *scheme_under(const char *pattern) {
 static void patterns_cover_modules_and_what_is_inside(void **state) {
     (void)state;
     static const char *const covering[] = {
-        "",          "h",       "h.0.mlp",  "h.0.mlp.c_fc", "*",         "h.*.mlp", "*.mlp",
-        "*mlp.*",    "h.?",     "*_fc",     "h.[0-3].*",    "h.[!1-9]",  "h.[02]",  "**.c_f?",
-        "*.c_[a-f]*", "h.0.*.*", "h.[]0].*"};
-    static const char *const others[] = {"h.1",     "h.00",   "mlp",      "h.0.ml",      "h.0.mlp.c",
-                                         "h.?.?",   "h.[1-3]", "h.[!0-3]", "h.0.mlp.*.x", "*.attn.*",
-                                         "h.[0",    "H",       "h.0.mlp.c_fc."};
+        "",       "h",       "h.0.mlp",    "h.0.mlp.c_fc", "*",         "h.*.mlp",
+        "*.mlp",  "*mlp.*",  "h.?",        "*_fc",         "h.[0-3].*", "h.[!1-9]",
+        "h.[02]", "**.c_f?", "*.c_[a-f]*", "h.0.*.*",      "h.[]0].*"};
+    static const char *const others[] = {
+        "h.1",      "h.00",        "mlp",      "h.0.ml", "h.0.mlp.c", "h.?.?",        "h.[1-3]",
+        "h.[!0-3]", "h.0.mlp.*.x", "*.attn.*", "h.[0",   "H",         "h.0.mlp.c_fc."};
     for (size_t i = 0; i < DW_COUNT(covering); i++)
         if (strcmp(scheme_under(covering[i]), "covered") != 0)
             fail_msg("\"%s\" does not cover h.0.mlp.c_fc", covering[i]);
@@ -160,7 +160,8 @@ static void patterns_cover_modules_and_what_is_inside(void **state) {
         if (strcmp(scheme_under(others[i]), "covered") == 0)
             fail_msg("\"%s\" covers h.0.mlp.c_fc", others[i]);
     /* The name is not that long, and a pattern of many stars takes no longer than the product of the lengths. */
-    assert_string_equal(scheme_under("*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*b"), "not covered");
+    assert_string_equal(scheme_under("*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*b"),
+                        "not covered");
 }
 
 static void layers_in_the_policys_precision_are_left(void **state) {
@@ -191,12 +192,9 @@ static void policies_have_names(void **state) {
         dw_scheme scheme;
         double share;
         int seed;
-    } rows[] = {{"fp32", DW_SCHEME_FP32, 0, 0},
-                {"bf16", DW_SCHEME_BF16, 0, 0},
-                {"mxfp8", DW_SCHEME_MXFP8, 0, 0},
-                {"mxfp6", DW_SCHEME_MXFP6, 0, 0},
-                {"mxfp4", DW_SCHEME_MXFP4, 0, 1},
-                {"nvfp4", DW_SCHEME_NVFP4, 0.15, 1}};
+    } rows[] = {{"fp32", DW_SCHEME_FP32, 0, 0},   {"bf16", DW_SCHEME_BF16, 0, 0},
+                {"mxfp8", DW_SCHEME_MXFP8, 0, 0}, {"mxfp6", DW_SCHEME_MXFP6, 0, 0},
+                {"mxfp4", DW_SCHEME_MXFP4, 0, 1}, {"nvfp4", DW_SCHEME_NVFP4, 0.15, 1}};
     dw_precision_policy policy;
     dw_layer_precision layer;
     for (size_t i = 0; i < DW_COUNT(rows); i++) {
@@ -253,18 +251,22 @@ static void reads_back(const char *text, const char *const *parts, size_t count)
 
 static void policies_are_read_and_written(void **state) {
     (void)state;
-    static const char *const plain[] = {"\"default\": \"nvfp4\"",
-                                        "\"bf16_share\": 0.15",
-                                        "\"block_size\": 16",
-                                        "\"sensitive_layers\": [\n    \"embedding\",\n    \"norm\",\n    "
-                                        "\"router\",\n    \"final_linear\",\n    \"loss\"\n  ]",
-                                        "\"layers\": []", "\"fallback\": \"safe\""};
+    static const char *const plain[] = {
+        "\"default\": \"nvfp4\"",
+        "\"bf16_share\": 0.15",
+        "\"block_size\": 16",
+        "\"sensitive_layers\": [\n    \"embedding\",\n    \"norm\",\n    "
+        "\"router\",\n    \"final_linear\",\n    \"loss\"\n  ]",
+        "\"layers\": []",
+        "\"fallback\": \"safe\""};
     reads_back(HEADER "\"default\": \"nvfp4\"}", plain, DW_COUNT(plain));
-    static const char *const full[] = {
-        "\"scale_rule\": \"floor\"",   "\"forward_x\": \"mxfp8-e5m2\"",
-        "\"forward_x\": \"mxfp8+rceil\"", "\"dgrad_dy\": \"fp8-tensor-e5m2\"",
-        "\"precision\": \"fp8\"",      "\"norm\",\n    \"final_linear\",\n    \"model.layers.0\"",
-        "\"fallback\": \"strict\""};
+    static const char *const full[] = {"\"scale_rule\": \"floor\"",
+                                       "\"forward_x\": \"mxfp8-e5m2\"",
+                                       "\"forward_x\": \"mxfp8+rceil\"",
+                                       "\"dgrad_dy\": \"fp8-tensor-e5m2\"",
+                                       "\"precision\": \"fp8\"",
+                                       "\"norm\",\n    \"final_linear\",\n    \"model.layers.0\"",
+                                       "\"fallback\": \"strict\""};
     const char *text =
         HEADER "\"default\": {\"recipe\": \"mxfp8\", \"forward_x\": \"mxfp8-e5m2\"}, "
                "\"sensitive_layers\": [\"lm_head\", \"model.layers.0\", \"norms\"], \"layers\": ["
@@ -302,11 +304,13 @@ static void wrong_files_are_rejected(void **state) {
     } rows[] = {
         {DW_PARSE, "[]", "the policy is an array; expected an object"},
         {DW_PARSE, "{}", "format is \"\"; expected \"deepwell.precision\""},
-        {DW_PARSE, "{\"format\": \"deepwell.precision\", \"version\": 2}", "version is 2; expected 1"},
+        {DW_PARSE, "{\"format\": \"deepwell.precision\", \"version\": 2}",
+         "version is 2; expected 1"},
         {DW_PARSE, HEADER "\"defaults\": 1}", "unknown member \"defaults\"; expected format, "},
         {DW_PARSE, HEADER "\"layers\": []}", "default: precision is missing; expected a name"},
         {DW_INVALID_ARGUMENT, HEADER "\"default\": \"int8\"}",
-         "default: precision \"int8\" is not a precision: use fp32, bf16, fp8, mxfp8, mxfp6, mxfp4 or "
+         "default: precision \"int8\" is not a precision: use fp32, bf16, fp8, mxfp8, mxfp6, mxfp4 "
+         "or "
          "nvfp4"},
         {DW_PARSE, HEADER "\"default\": {\"forward_x\": \"bf16\"}}",
          "default: forward_w is missing; expected it, or a \"recipe\""},
@@ -326,7 +330,8 @@ static void wrong_files_are_rejected(void **state) {
         {DW_PARSE, HEADER "\"default\": \"bf16\", \"sensitive_layers\": \"head\"}",
          "sensitive_layers is a string; expected an array"},
         {DW_INVALID_ARGUMENT, HEADER "\"default\": \"nvfp4\", \"block_size\": 32}",
-         "block_size is 32, and forward_x of the default, nvfp4, has blocks of 16: use block_size 16"},
+         "block_size is 32, and forward_x of the default, nvfp4, has blocks of 16: use block_size "
+         "16"},
         {DW_INVALID_ARGUMENT, HEADER "\"default\": \"bf16\", \"block_size\": 32}",
          "block_size is 32, and no operand has blocks of that size"},
         {DW_INVALID_ARGUMENT, HEADER "\"default\": \"fp8\", \"scale_rule\": \"floor\"}",

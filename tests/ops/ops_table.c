@@ -18,7 +18,7 @@
     "forward_x=nvfp4 forward_w=nvfp4+square dgrad_dy=nvfp4+stochastic "                            \
     "dgrad_w=nvfp4+square wgrad_dy=nvfp4+hadamard+stochastic wgrad_x=nvfp4+hadamard"
 #define MIXED_LAYER                                                                                \
-    "forward_x=mxfp8+floor forward_w=nvfp4+square dgrad_dy=mxfp8-e5m2 "                                 \
+    "forward_x=mxfp8+floor forward_w=nvfp4+square dgrad_dy=mxfp8-e5m2 "                            \
     "dgrad_w=bf16 wgrad_dy=mxfp4+hadamard+stochastic wgrad_x=mxfp6+hadamard"
 
 #define Q_3x5 "F[2,4,3,8] F[2,2,5,8] F[2,2,5,8]"
@@ -476,26 +476,34 @@ static const char *const rows[] = {
     "attention F[2,2,130,16] F[2,2,67,16] F[2,2,67,16] F[2,1,1,67]:mask scale=0.25",
     "attention F[2,2,66,16] F[2,1,136,16] F[2,1,136,16] bool[2,1,1,136] scale=0.25 causal=1",
     "attention F[2,2,9,16] F[2,2,67,16] F[2,2,67,16] F[2,1,9,1] scale=0.25 window=3",
-    "attention F[1,2,70,24] F[1,2,72,24] F[1,2,72,24] F[1,2,70,72] i64[2]:seed scale=0.2 p=0.2 stream=2",
+    "attention F[1,2,70,24] F[1,2,72,24] F[1,2,72,24] F[1,2,70,72] i64[2]:seed scale=0.2 p=0.2 "
+    "stream=2",
     "attention_backward " Q_3x5 " - - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35",
     "attention_backward " Q_3x5 " - - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 causal=1",
     "attention_backward " Q_3x5 " - - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 causal=2 window=2",
     "attention_backward " Q_3x5 " bool[2,1,1,5] - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35",
     "attention_backward " Q_3x5 " F[1,4,3,5] - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35",
     "attention_backward " Q_3x5 " - - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 softcap=2",
-    "attention_backward " Q_3x5 " F[1,4,3,5] - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 mask_gradient=1",
-    "attention_backward " Q_3x5 " F[2,1,3,5]:mask - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 causal=1 "
+    "attention_backward " Q_3x5
+    " F[1,4,3,5] - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 mask_gradient=1",
+    "attention_backward " Q_3x5
+    " F[2,1,3,5]:mask - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 causal=1 "
     "mask_gradient=1",
-    "attention_backward " Q_3x5 " F[2,1,1,5] - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 mask_gradient=1",
+    "attention_backward " Q_3x5
+    " F[2,1,1,5] - F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 mask_gradient=1",
     "attention_backward " Q_3x5 " F[1,1,3,5] i64[2]:seed F[2,4,3,8] S[2,4,3] F[2,4,3,8] scale=0.35 "
     "softcap=2 p=0.2 stream=1 mask_gradient=1",
-    "attention_backward F[2,4,70,16] F[2,2,136,16] F[2,2,136,16] F[1,4,70,136] - F[2,4,70,16] S[2,4,70] "
+    "attention_backward F[2,4,70,16] F[2,2,136,16] F[2,2,136,16] F[1,4,70,136] - F[2,4,70,16] "
+    "S[2,4,70] "
     "F[2,4,70,16] scale=0.25 causal=2 mask_gradient=1",
-    "attention_backward F[3,2,130,16] F[3,2,67,16] F[3,2,67,16] F[1,2,130,67] i64[2]:seed F[3,2,130,16] "
+    "attention_backward F[3,2,130,16] F[3,2,67,16] F[3,2,67,16] F[1,2,130,67] i64[2]:seed "
+    "F[3,2,130,16] "
     "S[3,2,130] F[3,2,130,16] scale=0.25 p=0.2 stream=2 mask_gradient=1",
-    "attention_backward F[2,2,66,16] F[2,1,136,16] F[2,1,136,16] bool[2,1,1,136] - F[2,2,66,16] S[2,2,66] "
+    "attention_backward F[2,2,66,16] F[2,1,136,16] F[2,1,136,16] bool[2,1,1,136] - F[2,2,66,16] "
+    "S[2,2,66] "
     "F[2,2,66,16] scale=0.25 causal=1",
-    "attention_backward F[1,2,9,144] F[1,1,40,144] F[1,1,40,144] F[1,1,9,40] - F[1,2,9,144] S[1,2,9] "
+    "attention_backward F[1,2,9,144] F[1,1,40,144] F[1,1,40,144] F[1,1,9,40] - F[1,2,9,144] "
+    "S[1,2,9] "
     "F[1,2,9,144] scale=0.08 mask_gradient=1",
     "attention_backward F[1,6,65,32] F[1,2,65,32] F[1,2,65,32] F[1,6,65,65] i64[2]:seed "
     "F[1,6,65,32] "

@@ -26,7 +26,11 @@ def gpt2(device="cpu"):
 def rows_of(policy, model):
     """Returns the cells of the table by layer."""
     lines = policy.table(model).splitlines()
-    return {line.split()[0]: line.split(None, 7)[1:] for line in lines[1:] if "applies to no" not in line}
+    return {
+        line.split()[0]: line.split(None, 7)[1:]
+        for line in lines[1:]
+        if "applies to no" not in line
+    }
 
 
 def test_the_documents_code():
@@ -108,7 +112,9 @@ def test_text_and_files(tmp_path):
     ]
     for policy in policies:
         again = PrecisionPolicy.from_json(policy.to_json())
-        assert again == policy and hash(again) == hash(policy) and again.to_json() == policy.to_json()
+        assert (
+            again == policy and hash(again) == hash(policy) and again.to_json() == policy.to_json()
+        )
         assert pickle.loads(pickle.dumps(policy)) == policy == copy.deepcopy(policy)
         policy.save(tmp_path / "policy.json")
         assert PrecisionPolicy.load(tmp_path / "policy.json") == policy
@@ -127,7 +133,9 @@ def test_text_and_files(tmp_path):
     assert policies[2].layers == {'x"\\[!a-]': Precision.FP8, "y": Precision.BF16}
     assert policies[2].microscaling == MicroscalingConfig(32, "floor")
     assert policies[1].microscaling == MicroscalingConfig(16) and policies[1].name == "nvfp4"
-    assert PrecisionPolicy(sensitive_layers=["head"]) == PrecisionPolicy(sensitive_layers=["lm_head"])
+    assert PrecisionPolicy(sensitive_layers=["head"]) == PrecisionPolicy(
+        sensitive_layers=["lm_head"]
+    )
     (tmp_path / "policy.json").write_text("{")
     with pytest.raises(ValueError, match="policy.json: precision policy: .*line 1"):
         PrecisionPolicy.load(tmp_path / "policy.json")
@@ -141,12 +149,27 @@ def test_text_and_files(tmp_path):
         ([3], {}, TypeError, "default_compute is a int: expected a Precision, its name, or"),
         (["nvfp4", None, MicroscalingConfig()], {}, ValueError, "nvfp4, has blocks of 16"),
         (["fp8", None, MicroscalingConfig()], {}, ValueError, "no operand has blocks of that size"),
-        (["mxfp8", None, 32], {}, TypeError, "microscaling is a int: expected a MicroscalingConfig"),
+        (
+            ["mxfp8", None, 32],
+            {},
+            TypeError,
+            "microscaling is a int: expected a MicroscalingConfig",
+        ),
         (["mxfp8", "head"], {}, TypeError, r"expected a list, \['head'\]"),
         (["mxfp8", [3]], {}, ValueError, r"sensitive_layers\[0\] is an integer"),
         ([{"forward_x": "fp8"}], {}, ValueError, "default: forward_w is missing; expected it, or"),
-        ([], {"layers": {"h": {"forward": "fp8"}}}, ValueError, 'unknown member "forward"; expected'),
-        ([], {"layers": {"h": {"dgrad_w": "e4m3"}}}, ValueError, 'dgrad_w: there is no scheme "e4m3"'),
+        (
+            [],
+            {"layers": {"h": {"forward": "fp8"}}},
+            ValueError,
+            'unknown member "forward"; expected',
+        ),
+        (
+            [],
+            {"layers": {"h": {"dgrad_w": "e4m3"}}},
+            ValueError,
+            'dgrad_w: there is no scheme "e4m3"',
+        ),
         ([], {"layers": {"h": {"forward_x": "mxfp8+stochastic"}}}, ValueError, "only dgrad_dy and"),
         ([], {"bf16_share": 2}, ValueError, "bf16_share is 2; expected 0 to 1"),
         ([], {"fallback": "no"}, ValueError, 'fallback is "no"; expected safe or strict'),
@@ -164,7 +187,9 @@ def test_a_strict_policy_never_falls_back():
     dw.optimize(model, precision=strict, verbose=False)
     model(torch.randn(3, 8))
     with torch.autograd.graph.save_on_cpu():
-        with pytest.raises(UnsupportedError, match="the model would run in PyTorch, not in MXFP8: "):
+        with pytest.raises(
+            UnsupportedError, match="the model would run in PyTorch, not in MXFP8: "
+        ):
             model(torch.randn(3, 8))
     wide = torch.nn.Linear(8, 8).double()
     with pytest.raises(UnsupportedError, match="float64.*fallback is 'strict': use 'safe'"):
@@ -200,7 +225,9 @@ def test_names_in_a_model_that_is_captured_in_pieces():
         for _ in range(2):
             model(torch.randn(3, 8))
     text = dw.summary(model)
-    assert "1 linear layers in FP8, 1 in MXFP8" in text or "1 linear layers in MXFP8, 1 in FP8" in text
+    assert (
+        "1 linear layers in FP8, 1 in MXFP8" in text or "1 linear layers in MXFP8, 1 in FP8" in text
+    )
     assert "block.a: FP8" in text and "applies to no" not in text
 
 

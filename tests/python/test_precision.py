@@ -180,7 +180,11 @@ def operand(x, recipe, kind, columns=False, random=None):
     if recipe == "mxfp6":
         return mx(x, "e3m2"), 1.0
     if recipe == "mxfp4":  # arXiv 2502.20586: both GEMMs of backward are rotated
-        return mx(rotated(x) if columns or kind.endswith("backward") or kind == "gradient" else x, "e2m1", random=random), 1.0
+        return mx(
+            rotated(x) if columns or kind.endswith("backward") or kind == "gradient" else x,
+            "e2m1",
+            random=random,
+        ), 1.0
     if columns:
         x = rotated(x)
     kind = kind.partition(" ")[0]
@@ -414,7 +418,9 @@ def test_which_layers_have_the_recipe(name, count):
     ids = torch.arange(12).reshape(1, 12)
     model(input_ids=ids, labels=ids)
     share = round(0.15 * count)
-    told = f"{count - share} linear layers in NVFP4, {share} in BF16, 1 in the model's own precision"
+    told = (
+        f"{count - share} linear layers in NVFP4, {share} in BF16, 1 in the model's own precision"
+    )
     assert told in deepwell.summary(model)
 
 
