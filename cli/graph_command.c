@@ -13,8 +13,7 @@ typedef struct request {
     const char *sizes; /* "B=8,S=256", or NULL */
     int passes, plan;
     long grad_output; /* -1: inference */
-    bool quantizes;   /* as `policy` says */
-    dw_precision_policy policy;
+    dw_precision_policy *policy;
 } request;
 
 static void print_help(void) {
@@ -27,7 +26,8 @@ static void print_help(void) {
            "  --plan SIZES    also print the engine's plan: kernels, buffers, arena\n"
            "  --grad OUTPUT   add the gradients of output number OUTPUT (from 0) with respect\n"
            "                  to all parameters\n"
-           "  --precision P   precision of linear layers: fp32, bf16, mxfp8, nvfp4\n");
+           "  --precision P   precision of linear layers: fp32, bf16, fp8, mxfp8, mxfp6,\n"
+           "                  mxfp4, nvfp4, or the file of a policy (NAME.json)\n");
 }
 
 static int fail(const char *what) {
@@ -115,7 +115,7 @@ static int read_sizes(const dw_graph *graph, const char *text, int64_t *sizes) {
 static dw_status make_engine(const dw_graph *graph, const request *r, dw_engine **engine) {
     long grad_output = r->grad_output;
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
-    if (r->quantizes) options.precision = &r->policy;
+    options.precision = r->policy;
     if (grad_output < 0) return dw_engine_create(graph, 0, NULL, 0, NULL, &options, engine);
     uint32_t leaf_count = dw_graph_leaf_count(graph), wrt_count = 0;
     uint32_t output = (uint32_t)grad_output;
@@ -169,7 +169,7 @@ static int show(const request *r, const dw_graph *graph) {
     dw_engine *engine = NULL;
     int result = CLI_DONE;
     if (r->sizes && !read_sizes(graph, r->sizes, sizes)) result = CLI_USAGE;
-    int wants_engine = r->passes || r->plan || r->grad_output >= 0 || r->quantizes;
+    int wants_engine = r->passes || r->plan || r->grad_output >= 0 || r->policy;
     if (result == CLI_DONE && wants_engine && make_engine(graph, r, &engine) != DW_OK) {
         result = fail(r->file);
     }
@@ -194,9 +194,9 @@ static int read_value(const char *option, const char *value, request *r) {
         if (*end || end == value || r->grad_output < 0 || r->grad_output > INT32_MAX)
             return cli_usage_error("--grad needs the number of an output, not '%s'", value);
     } else if (strcmp(option, "--precision") == 0) {
-        if (dw_precision_policy_init(&r->policy, value) != DW_OK)
+        dw_precision_policy_destroy(r->policy);
+        if (dw_precision_policy_load(value, &r->policy) != DW_OK)
             return cli_usage_error("%s", dw_last_error());
-        r->quantizes = strcmp(value, "fp32") != 0;
     } else {
         r->sizes = value;
         r->plan |= strcmp(option, "--plan") == 0;
@@ -230,13 +230,16 @@ int cli_graph(int argc, char **argv) {
     }
     request r = {.grad_output = -1};
     int result = read_arguments(argc, argv, &r);
-    if (result != CLI_DONE) return result;
     size_t bytes = 0;
-    char *text = read_file(r.file, &bytes);
-    if (!text) return CLI_FAILED;
-    dw_graph *graph = NULL;
-    result = load(text, bytes, &graph) == DW_OK ? show(&r, graph) : fail(r.file);
-    dw_graph_destroy(graph);
-    free(text);
+    char *text = result == CLI_DONE ? read_file(r.file, &bytes) : NULL;
+    if (text) {
+        dw_graph *graph = NULL;
+        result = load(text, bytes, &graph) == DW_OK ? show(&r, graph) : fail(r.file);
+        dw_graph_destroy(graph);
+        free(text);
+    } else if (result == CLI_DONE) {
+        result = CLI_FAILED;
+    }
+    dw_precision_policy_destroy(r.policy);
     return result;
 }

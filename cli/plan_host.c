@@ -12,18 +12,19 @@ static const double GIB = 1024.0 * 1024.0 * 1024.0, RESERVE = 0.05;
 static dw_status make_engine(const dw_graph *graph, const char *precision, dw_engine **engine) {
     const uint32_t loss = 0, leaves = dw_graph_leaf_count(graph);
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
-    dw_precision_policy policy;
+    dw_precision_policy *policy;
     uint32_t count = 0;
-    dw_status status = dw_precision_policy_init(&policy, precision);
-    if (status != DW_OK) return status;
-    options.precision = &policy;
     dw_value *parameters = calloc(leaves + 1, sizeof *parameters);
     if (!parameters) return DW_OUT_OF_MEMORY;
+    dw_status status = dw_precision_policy_load(precision, &policy);
+    options.precision = policy;
     for (uint32_t at = 0; at < leaves; at++) {
         dw_value leaf = dw_graph_leaf_at(graph, at);
         if (dw_value_role(graph, leaf) == DW_ROLE_PARAMETER) parameters[count++] = leaf;
     }
-    status = dw_engine_create(graph, 1, &loss, count, parameters, &options, engine);
+    if (status == DW_OK)
+        status = dw_engine_create(graph, 1, &loss, count, parameters, &options, engine);
+    dw_precision_policy_destroy(policy);
     free(parameters);
     return status;
 }

@@ -73,9 +73,9 @@ typedef struct dw_trainer_options {
     /* dw_trainer_step fails after this many steps in a row without a finite loss and gradient; 1 or more. */
     int64_t bad_steps;
     int64_t validation_batches; /* of micro_batch sequences, from the start; 0: all */
-    /* "fp32", "bf16", "mxfp8", "nvfp4"; NULL: "bf16" on a GPU, else "fp32". On a GPU "bf16" is the type of activations,
-     * gradients and matrix products, with parameters and averages in FP32 behind it. The others, and "bf16" on the CPU,
-     * round the operands of linear layers (precision.h). */
+    /* A name of dw_layer_precision_named, or the path of a policy's file, which ends in ".json"; NULL: "bf16" on a GPU,
+     * else "fp32". On a GPU "bf16" is the type of activations, gradients and matrix products, with parameters and averages
+     * in FP32 behind it. The others, and "bf16" on the CPU, round the operands of linear layers (precision.h). */
     const char *precision;
 
     const char *checkpoint; /* folder of checkpoints, created if missing; NULL: none */

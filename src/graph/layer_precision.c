@@ -57,9 +57,9 @@ static void list_names(char *text, size_t bytes) {
     size_t length = 0;
     for (size_t i = 0; i < DW_COUNT(policies) && length < bytes; i++)
         length += (size_t)snprintf(text + length, bytes - length, "%s%s",
-                                   i == 0                         ? ""
+                                   i == 0                        ? ""
                                    : i + 1 == DW_COUNT(policies) ? " or "
-                                                                  : ", ",
+                                                                 : ", ",
                                    policies[i].name);
 }
 

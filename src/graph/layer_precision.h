@@ -35,6 +35,8 @@ bool dw__layer_is_stochastic(const dw_layer_precision *layer);
 const dw_layer_precision *dw__bf16_layer(void);
 /* Returns the name of the policy that gives a layer these precisions, or NULL. */
 const char *dw__layer_name(const dw_layer_precision *layer);
+/* Returns whether dw_precision_policy_load reads a file of this name. */
+bool dw__policy_is_file(const char *name);
 /* Checks the members of a policy. The message says what is wrong with it. */
 dw_status dw__policy_check(const dw_precision_policy *policy);
 

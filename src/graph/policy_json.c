@@ -25,11 +25,11 @@ static const struct region_word {
     const char *word;
     dw_region region;
 } region_words[] = {
-    {"embedding", DW_REGION_EMBED}, {"norm", DW_REGION_NORM},       {"router", DW_REGION_ROUTER},
-    {"final_linear", DW_REGION_HEAD}, {"loss", DW_REGION_LOSS},     {"attention", DW_REGION_ATTN},
-    {"mlp", DW_REGION_MLP},         {"experts", DW_REGION_EXPERTS}, {"embed", DW_REGION_EMBED},
-    {"embeddings", DW_REGION_EMBED}, {"norms", DW_REGION_NORM},     {"lm_head", DW_REGION_HEAD},
-    {"head", DW_REGION_HEAD},       {"logits", DW_REGION_HEAD},     {"attn", DW_REGION_ATTN},
+    {"embedding", DW_REGION_EMBED},   {"norm", DW_REGION_NORM},       {"router", DW_REGION_ROUTER},
+    {"final_linear", DW_REGION_HEAD}, {"loss", DW_REGION_LOSS},       {"attention", DW_REGION_ATTN},
+    {"mlp", DW_REGION_MLP},           {"experts", DW_REGION_EXPERTS}, {"embed", DW_REGION_EMBED},
+    {"embeddings", DW_REGION_EMBED},  {"norms", DW_REGION_NORM},      {"lm_head", DW_REGION_HEAD},
+    {"head", DW_REGION_HEAD},         {"logits", DW_REGION_HEAD},     {"attn", DW_REGION_ATTN},
 };
 
 static const struct region_word *find_word(const char *word) {
@@ -93,8 +93,8 @@ static dw_status read_operand(const json_t *json, int operand, dw_operand_precis
 /* `base`: the precision of operands that an object does not name; NULL: it must name all or a recipe. */
 static dw_status read_precision(const json_t *json, const dw_layer_precision *base,
                                 dw_layer_precision *layer) {
-    static const char *const members[] = {"recipe",   "forward_x", "forward_w", "dgrad_dy",
-                                          "dgrad_w",  "wgrad_dy",  "wgrad_x"};
+    static const char *const members[] = {"recipe",  "forward_x", "forward_w", "dgrad_dy",
+                                          "dgrad_w", "wgrad_dy",  "wgrad_x"};
     const char *name = NULL;
     if (json_is_string(json)) {
         name = json_string_value(json);
@@ -133,10 +133,11 @@ static dw_status read_name(const char *what, size_t index, const json_t *json, c
         return dw__fail(DW_PARSE, "%s[%zu] is %s; expected the name or pattern of a module", what,
                         index, dw__json_kind(json));
     if (!dw__json_is_plain(text) || strlen(text) > MOST_NAME)
-        return dw__fail(DW_PARSE,
-                        "%s[%zu] has control characters or more than %d bytes; expected the name or "
-                        "pattern of a module",
-                        what, index, (int)MOST_NAME);
+        return dw__fail(
+            DW_PARSE,
+            "%s[%zu] has control characters or more than %d bytes; expected the name or "
+            "pattern of a module",
+            what, index, (int)MOST_NAME);
     *name = text;
     return DW_OK;
 }
@@ -252,8 +253,7 @@ static dw_status read_blocks(const json_t *root, owned_policy *own) {
 
 static dw_status want_array(const json_t *root, const char *name, const json_t **array) {
     *array = dw__json_member(root, name);
-    return !*array || json_is_array(*array) ? DW_OK
-                                            : dw__json_wrong_kind(name, *array, "an array");
+    return !*array || json_is_array(*array) ? DW_OK : dw__json_wrong_kind(name, *array, "an array");
 }
 
 /* Everything but layers, of which the default precision is needed first. */
@@ -267,8 +267,8 @@ static dw_status read_default(const json_t *root, dw_precision_policy *policy) {
     DW_RETURN_IF_FAILED(dw_precision_policy_init(&recipe, name ? name : "fp32"));
     policy->struct_size = sizeof *policy;
     policy->high_regions = dw__json_member(root, "sensitive_layers") ? 0 : recipe.high_regions;
-    DW_RETURN_IF_FAILED(dw__json_number(root, "bf16_share", 0.0, 1.0, recipe.bf16_share,
-                                        &policy->bf16_share));
+    DW_RETURN_IF_FAILED(
+        dw__json_number(root, "bf16_share", 0.0, 1.0, recipe.bf16_share, &policy->bf16_share));
     DW_RETURN_IF_FAILED(dw__json_text(root, "fallback", &fallback));
     policy->strict = fallback && strcmp(fallback, "strict") == 0;
     if (fallback && !policy->strict && strcmp(fallback, "safe") != 0)
@@ -325,6 +325,11 @@ dw_status dw_precision_policy_parse(const char *json, size_t bytes, dw_precision
     return DW_OK;
 }
 
+bool dw__policy_is_file(const char *name) {
+    const size_t length = strlen(name);
+    return length > 5 && strcmp(name + length - 5, ".json") == 0;
+}
+
 dw_status dw_precision_policy_load(const char *name, dw_precision_policy **policy) {
     enum { MOST_BYTES = 16 << 20 };
     char *text = NULL;
@@ -332,8 +337,7 @@ dw_status dw_precision_policy_load(const char *name, dw_precision_policy **polic
     if (!name || !policy)
         return dw__fail(DW_INVALID_ARGUMENT, "the name of a precision policy is NULL");
     *policy = NULL;
-    const size_t length = strlen(name);
-    if (length > 5 && strcmp(name + length - 5, ".json") == 0) {
+    if (dw__policy_is_file(name)) {
         DW_RETURN_IF_FAILED(dw__file_read_at_most(name, MOST_BYTES, &text, &bytes));
         dw_status status = dw_precision_policy_parse(text, bytes, policy);
         dw__free(text);
@@ -387,8 +391,8 @@ static dw_status write_operands(json_t *object, const dw_layer_precision *layer,
         const bool named = is_mx(&operand) && rule_of(&operand) != common,
                    nearest = named && rule_of(&operand) == DW_SCALE_RCEIL;
         if (!named) operand.scale_rule = DW_SCALE_DEFAULT;
-        json_t *text = json_sprintf("%s%s", dw__operand_text(&operand).text,
-                                    nearest ? "+rceil" : "");
+        json_t *text =
+            json_sprintf("%s%s", dw__operand_text(&operand).text, nearest ? "+rceil" : "");
         DW_RETURN_IF_FAILED(set(object, operand_name(i), text));
     }
     return DW_OK;
@@ -489,9 +493,8 @@ dw_status dw_precision_policy_json(const dw_precision_policy *policy, char **jso
 static dw_status write_layer(json_t *list, const dw_graph *graph, const dw_precision_policy *policy,
                              dw_node n, const dw__layer_choice *choice) {
     static const char *const words[] = {
-        [DW__BY_DEFAULT] = "default",       [DW__BY_REGION] = "region",
-        [DW__BY_EXCEPTION] = "module",      [DW__BY_SHARE] = "share",
-        [DW__KEPT_F64] = "f64",             [DW__KEPT_BF16] = "bf16"};
+        [DW__BY_DEFAULT] = "default", [DW__BY_REGION] = "region", [DW__BY_EXCEPTION] = "module",
+        [DW__BY_SHARE] = "share",     [DW__KEPT_F64] = "f64",     [DW__KEPT_BF16] = "bf16"};
     const dw__node_record *node = &graph->nodes.items[n];
     json_t *entry = json_object();
     DW_RETURN_IF_FAILED(append(list, entry));

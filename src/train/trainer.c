@@ -103,7 +103,7 @@ static void release_program(dw__program *p) {
 static dw_status add_seed(const dw_trainer *t, dw_graph *graph) {
     const dw_dim two = 2;
     dw_value seed;
-    if (!dw_precision_policy_needs_seed(&t->policy) || dw_graph_find(graph, "seed") != DW_NONE)
+    if (!dw_precision_policy_needs_seed(t->policy) || dw_graph_find(graph, "seed") != DW_NONE)
         return DW_OK;
     return dw_graph_leaf(graph, DW_ROLE_SEED, "seed", DW_I64, 1, &two, &seed);
 }
@@ -117,7 +117,7 @@ static dw_status make_program(dw_trainer *t, bool training, dw__program *p) {
     options.labels_moved = 1;
     if (t->gpu) options.dtype = t->gpu->model;
     dw_engine_options engine = DW_ENGINE_OPTIONS_DEFAULT;
-    engine.precision = &t->policy;
+    engine.precision = t->policy;
     engine.device = t->device;
     const uint32_t loss = 0;
     int64_t sizes[2] = {t->options.micro_batch, t->options.sequence};
@@ -252,6 +252,7 @@ void dw_trainer_destroy(dw_trainer *t) {
     dw__dataset_close(t->data);
     dw__dataset_close(t->validation);
     dw_model_config_destroy(t->config);
+    dw_precision_policy_destroy(t->policy);
     dw__block *blocks[] = {&t->weights,    &t->gradients, &t->exp_avg,
                            &t->exp_avg_sq, &t->arena,     &t->accumulation};
     for (size_t i = 0; i < DW_COUNT(blocks); i++) release(t, blocks[i]);
@@ -277,7 +278,7 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
     *info = (dw_trainer_info){
         .family = t->model.family,
         .device = dw_device_name(t->device),
-        .precision = o->precision,
+        .precision = t->precision,
         .parameters = (int64_t)t->model.sizes.parameters,
         .tokens_per_step = o->batch * o->sequence,
         .data_tokens = dw__dataset_tokens(t->data),

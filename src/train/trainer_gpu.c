@@ -15,7 +15,7 @@ dw_status dw__trainer_find_device(dw_trainer *t) {
     *t->gpu = (dw__gpu){.model = DW_F32};
     if (strcmp(t->options.precision, "bf16") != 0) return DW_OK;
     t->gpu->model = DW_BF16;
-    return dw_precision_policy_init(&t->policy, "fp32");
+    return dw_precision_policy_init(t->policy, "fp32");
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

@@ -59,9 +59,10 @@ typedef struct dw__gpu {
 } dw__gpu;
 
 struct dw_trainer {
-    dw_trainer_options options; /* strings in `memory`; schedule_steps is the schedule in use */
-    bool schedule_is_given;     /* the caller gave it, so a checkpoint does not replace it */
-    dw_precision_policy policy; /* of linear layers */
+    dw_trainer_options options;  /* strings in `memory`; schedule_steps is the schedule in use */
+    bool schedule_is_given;      /* the caller gave it, so a checkpoint does not replace it */
+    dw_precision_policy *policy; /* of linear layers */
+    const char *precision;       /* its name or file; options.precision has the text of a file */
     dw__arena *memory;
     dw_model_config *config;
     dw_model_info model;

@@ -1,4 +1,5 @@
 /* The options of a trainer: copied, so that the caller may free its strings, and checked. */
+#include "graph/layer_precision.h"
 #include "train/trainer_internal.h"
 #include <float.h>
 #include <inttypes.h>
@@ -99,6 +100,21 @@ dw_status dw__trainer_check_schedule(const dw_trainer_options *o) {
                     o->schedule_steps + 1, o->steps, o->schedule_steps);
 }
 
+/* A checkpoint keeps the text of a policy's file, so that a run does not resume with another one. */
+static dw_status take_precision(dw_trainer *t) {
+    const char **option = &t->options.precision;
+    char *text;
+    t->precision = *option;
+    DW_RETURN_IF_FAILED(copy_string(t, &t->precision));
+    DW_RETURN_IF_FAILED(dw_precision_policy_load(*option, &t->policy));
+    if (!dw__policy_is_file(*option)) return copy_string(t, option);
+    DW_RETURN_IF_FAILED(dw_precision_policy_json(t->policy, &text));
+    *option = text;
+    dw_status status = copy_string(t, option);
+    dw_text_free(text);
+    return status;
+}
+
 dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *options) {
     static const dw__struct known = {
         "dw_trainer_options", sizeof *options, {offsetof(dw_trainer_options, device)}};
@@ -117,9 +133,8 @@ dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *opti
     DW_RETURN_IF_FAILED(check_counts(o));
     DW_RETURN_IF_FAILED(check_numbers(o));
     DW_RETURN_IF_FAILED(dw__trainer_check_schedule(o));
-    DW_RETURN_IF_FAILED(dw_precision_policy_init(&t->policy, o->precision));
     DW_RETURN_IF_FAILED(copy_string(t, &o->model));
-    DW_RETURN_IF_FAILED(copy_string(t, &o->precision));
+    DW_RETURN_IF_FAILED(take_precision(t));
     DW_RETURN_IF_FAILED(copy_string(t, &o->checkpoint));
     DW_RETURN_IF_FAILED(copy_string(t, &o->device));
     DW_RETURN_IF_FAILED(copy_list(t, o->data_count, &o->data));

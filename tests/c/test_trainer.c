@@ -218,7 +218,7 @@ static void wrong_options(void **state) {
     assert_int_equal(dw_trainer_create(&o, &trainer), DW_INVALID_ARGUMENT);
     assert_non_null(strstr(dw_last_error(), "16 positions"));
     o = options();
-    o.precision = "fp8";
+    o.precision = "fp8-row";
     assert_int_equal(dw_trainer_create(&o, &trainer), DW_UNSUPPORTED);
     o = options();
     o.checkpoint = NULL;

@@ -65,7 +65,7 @@ def test_precision(graph):
         (["--plan"], 2),
         (["--grad", "first"], 2),
         (["--grad", "9"], 1),
-        (["--precision", "fp8"], 2),
+        (["--precision", "fp8-row"], 2),
         (["--precision", "nvfp4"], 1),  # the graph has no seed
     ],
 )

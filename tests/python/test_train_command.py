@@ -161,6 +161,25 @@ def test_quantized_linear_layers(precision, models, data, tmp_path):
     assert abs(np.mean(low[-10:]) - np.mean(full[-10:])) < 0.1 * fall
 
 
+def test_a_policys_file(models, data, tmp_path):
+    """It means what its text says, and a checkpoint resumes with the same text alone."""
+    file, kept = tmp_path / "policy.json", tmp_path / "checkpoints"
+    policy = {"format": "deepwell.precision", "version": 1, "default": "fp8"}
+    logs = [tmp_path / "file.jsonl", tmp_path / "name.jsonl"]
+    whole = ["--model", models["llama"], "--data", data, *OPTIONS, "--output", tmp_path / "out",
+             "--overwrite"]  # fmt: skip
+    file.write_text(json.dumps(policy))
+    run(*whole, "--precision", file, "--log", logs[0], "--steps", 5, "--checkpoint", kept)
+    run(*whole, "--precision", "fp8", "--log", logs[1], "--steps", 5)
+    assert losses(logs[0]) == losses(logs[1])
+    file.write_text(json.dumps({**policy, "layers": [{"module": "*.mlp", "precision": "fp32"}]}))
+    refused = run(*whole, "--precision", file, "--checkpoint", kept, "--resume", status=1)
+    assert "precision is" in refused.stderr and "*.mlp" in refused.stderr
+    file.write_text("{}")
+    refused = run(*whole, "--precision", file, status=1)
+    assert "policy.json: precision policy: format is" in refused.stderr
+
+
 def test_order_of_the_files_and_decay_of_everything(models, data, tokens, tmp_path):
     log = tmp_path / "log.jsonl"
     run("--model", models["gpt2"], "--data", data, *OPTIONS, "--no-shuffle", "--decay-all",
@@ -299,7 +318,7 @@ def data_of(path: Path, content: bytes) -> Path:
         (["--val-every", 3], 2, "--val"),
         (["--precision", "bf17"], 2, "bf17"),
         (["--token-type", "int8"], 2, "int8"),
-        (["--precision", "fp8"], 3, "fp8"),
+        (["--precision", "fp8-row"], 3, "fp8-row"),
     ],
 )
 def test_wrong_usage(arguments, status, named, models, data, tmp_path):

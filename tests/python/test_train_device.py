@@ -74,7 +74,7 @@ def test_an_emulated_gpu_trains_and_resumes(precision, tolerance, model, data, c
     ("arguments", "status", "named"),
     [
         (["--device", "gpu"], 2, '"gpu"'),
-        (["--device", EMULATED, "--precision", "fp8"], 3, "fp8"),
+        (["--device", EMULATED, "--precision", "fp8-row"], 3, "fp8-row"),
         (["--device", EMULATED, "--dry-run"], 0, None),
     ],
 )
