@@ -3,7 +3,9 @@
 import copy
 import json
 import pickle
+import re
 import warnings
+from pathlib import Path
 
 import deepwell
 import deepwell as dw
@@ -52,6 +54,17 @@ def test_the_documents_code():
     named(input_ids=ids, labels=ids).loss.backward()
     for ours, theirs in zip(model.parameters(), named.parameters()):
         assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_the_guides_code():
+    """docs/precision.md: the policy that it makes is the file that it shows."""
+    guide = (Path(__file__).parents[2] / "docs" / "precision.md").read_text()
+    blocks = re.findall(r"```(python|json)\n(.*?)```", guide, re.DOTALL)
+    made = {"deepwell": dw, "model": gpt2("meta")}
+    (code,) = [text for kind, text in blocks if "PrecisionPolicy(" in text]
+    exec(code.partition("model = ")[0], made)
+    (text,) = [text for kind, text in blocks if kind == "json"]
+    assert PrecisionPolicy.from_json(text) == made["policy"]
 
 
 def test_a_precision_for_each_layer():
