@@ -201,11 +201,11 @@ def _place(root: torch.nn.Module, target: str) -> Target:
     return Gpu(device.index)
 
 
-def _keeps_precision(policy: PrecisionPolicy | None, where: str) -> None:
+def _keeps_precision(policy: PrecisionPolicy | None, why: str) -> None:
     if policy is not None:
         raise UnsupportedError(
-            f"precision={policy.name!r} is not supported {where} in this version, but on the CPU and on one Hopper GPU: "
-            "use precision='auto', which keeps the model's own"
+            f"precision={policy.name!r} is supported on the CPU and on one Hopper GPU, {why}: use precision='auto', which "
+            "keeps the model's own"
         )
 
 
@@ -216,7 +216,8 @@ def _optimize_on_gpu(
     target: str,
     verbose: bool,
 ) -> torch.nn.Module:
-    _keeps_precision(policy, f"with target={target!r} for a model that is where this one is")
+    on = ", ".join(sorted({str(tensor.device) for tensor in named_tensors(root).values()}))
+    _keeps_precision(policy, f"not with target={target!r} for this model, which is on {on}")
     devices = sorted({t.device.index for t in named_tensors(root).values() if t.is_cuda})
     if target in linear.TARGETS:
         for index in devices:
@@ -243,7 +244,7 @@ def _optimize_emulated(
     verbose: bool,
 ) -> torch.nn.Module:
     """Optimizes for an emulated GPU, which is slow and as correct as the emulator."""
-    _keeps_precision(policy, f"with target={target!r}")
+    _keeps_precision(policy, f"not with target={target!r}")
     made = install.Installation(f"{target}, emulated on the CPU")
     made.add_linear(*linear.install(root, target))
     made.mark(root)

@@ -679,6 +679,33 @@ static void every_failing_allocation_is_survived(void **state) {
     problem_end(&p);
 }
 
+static void files_survive_failing_allocations(void **state) {
+    (void)state;
+    const char *text = HEADER "\"default\": {\"recipe\": \"nvfp4\", \"dgrad_w\": \"bf16\"}, "
+                              "\"sensitive_layers\": [\"a\"], \"layers\": [{\"module\": \"b\", "
+                              "\"precision\": {\"forward_x\": \"mxfp8+floor\"}}]}";
+    dw_graph *graph = make_graph();
+    int64_t live = dw__memory_live();
+    bool done = false;
+    for (int64_t allowed = 0; !done; allowed++) {
+        dw_precision_policy *policy = NULL;
+        char *json = NULL, *layers_json = NULL;
+        dw__memory_fail_after(allowed);
+        dw_status status = dw_precision_policy_parse(text, strlen(text), &policy);
+        if (status == DW_OK) status = dw_precision_policy_json(policy, &json);
+        if (status == DW_OK) status = dw_precision_layers_json(graph, policy, &layers_json);
+        dw__memory_fail_after(-1);
+        done = status == DW_OK;
+        if (!done && status != DW_OUT_OF_MEMORY)
+            fail_msg("after %d allocations: %s", (int)allowed, dw_last_error());
+        dw_text_free(json);
+        dw_text_free(layers_json);
+        dw_precision_policy_destroy(policy);
+        assert_int_equal(dw__memory_live(), live);
+    }
+    dw_graph_destroy(graph);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(default_policy_leaves_heads_and_matmuls_of_activations),
@@ -693,6 +720,7 @@ int main(void) {
         cmocka_unit_test(engines_agree_with_the_reference),
         cmocka_unit_test(options_of_the_first_version_are_accepted),
         cmocka_unit_test(every_failing_allocation_is_survived),
+        cmocka_unit_test(files_survive_failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

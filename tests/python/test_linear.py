@@ -143,7 +143,8 @@ def test_targets():
     with pytest.raises(UnsupportedError, match="'emulator:sm_103a'"):
         deepwell.optimize(model_of(), target="sm_120a")
     with pytest.raises(
-        UnsupportedError, match="precision='mxfp8' is not supported with target='emulator"
+        UnsupportedError,
+        match="precision='mxfp8' is supported on the CPU and .*, not with target='emulator",
     ):
         deepwell.optimize(model_of(), target=TARGET, precision="mxfp8")
 

@@ -559,17 +559,18 @@ def check_typed(model, call, recipe, dtype, x, dy, sums=1.0):
     """Checks a layer whose operands and results have the type: they are rounded to it before quantization, and once
     more behind the sums. ``sums``: how much larger the error of sums may be than that of rounding to nearest."""
     torch.manual_seed(77)
-    seed = [int(word) for word in torch.empty(2, dtype=torch.int64).random_()]
+    seed = torch.empty(2, dtype=torch.int64, device=x.device).random_().tolist()
     torch.manual_seed(77)
     y = call(x)
     assert y.dtype == dtype
     y.backward(dy)
-    typed = [t.detach().to(dtype).float().numpy() for t in (x, model.weight, model.bias, dy)]
+    operands = (x, model.weight, model.bias, dy)
+    typed = [t.detach().cpu().to(dtype).float().numpy() for t in operands]
     expected = linear(recipe, *typed, seed)
     for name, got, (wanted, bound) in zip(
         ("y", "dx", "dw", "db"), (y.detach(), x.grad, model.weight.grad, model.bias.grad), expected
     ):
-        error = np.abs(got.double().numpy() - wanted)
+        error = np.abs(got.double().cpu().numpy() - wanted)
         bound = sums * bound + ROUNDOFF[dtype] * (np.abs(wanted) + sums * bound) + LEAST[dtype]
         worst = (error / bound).max()
         assert worst <= 1, f"{name}: {error.max():.3g} off, {worst:.2f} of what rounding may be"
