@@ -14,6 +14,8 @@ Ways:
     attention   deepwell.optimize with attention replaced alone, then torch.compile
     engine      deepwell.optimize with the whole model in the engine
     adamw       the same, with deepwell.AdamW
+    fp8         the engine with precision="fp8": linear layers but the head multiply FP8 codes
+    torchao     torchao's FP8 with one scale for each tensor, then torch.compile, where ``torchao`` can be imported
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DEEPWELL_MEASURE", "0")  # this script makes the comparison itself
 
-WAYS = ["eager", "compile", "liger", "attention", "engine", "adamw"]
+WAYS = ["eager", "compile", "liger", "attention", "engine", "adamw", "fp8", "torchao"]
 MODELS = {
     "gpt2": (16, 1024),
     "llama-1b": (4, 2048),
@@ -169,6 +171,17 @@ def prepared(way: str, model):
         return torch.compile(model)
     if way == "attention":
         return torch.compile(deepwell.optimize(model, target="attention", verbose=False))
+    if way == "fp8":
+        return deepwell.optimize(model, precision="fp8", verbose=False)
+    if way == "torchao":
+        from torchao.float8 import convert_to_float8_training
+
+        heads = {"lm_head", "classifier", "cls"}
+        return torch.compile(
+            convert_to_float8_training(
+                model, module_filter_fn=lambda module, name: name.split(".")[0] not in heads
+            )
+        )
     if way in ("engine", "adamw"):
         return deepwell.optimize(model, verbose=False)
     return model
@@ -247,7 +260,7 @@ def measure(name: str, way: str, steps: int, profile: bool) -> dict:
         "model_host_ms": statistics.median(model_host) * 1e3,
         "losses": [float(loss) for loss in losses[:5] + losses[-1:]],
     }
-    if way in ("engine", "adamw", "attention"):
+    if way in ("engine", "adamw", "fp8", "attention"):
         import deepwell
 
         figures["summary"] = deepwell.summary(model)
@@ -296,8 +309,9 @@ def main() -> int:
     ways = options.ways.split(",")
     if unknown := [w for w in ways if w not in WAYS]:
         parser.error(f"no way called '{unknown[0]}': one of {', '.join(WAYS)}")
-    if importlib.util.find_spec("liger_kernel") is None:
-        ways = [w for w in ways if w != "liger"]
+    for way, package in (("liger", "liger_kernel"), ("torchao", "torchao")):
+        if importlib.util.find_spec(package) is None:
+            ways = [w for w in ways if w != way]
     results: dict[str, dict] = {}
     failed = 0
     for name in options.models or [m for m in MODELS if m != "blocks"]:
