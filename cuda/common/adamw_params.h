@@ -9,11 +9,14 @@
 
 #define DW_ADAMW_THREADS 256
 #define DW_ADAMW_CHUNK 4096
-/* The two sizes of a launch's table. */
+/* Elements that share a scale, and threads that share such a block. */
+#define DW_ADAMW_BLOCK_ELEMENTS 128
+#define DW_ADAMW_BLOCK_THREADS 16
+/* The two sizes of a launch's table, and those of tables with extra addresses: of copies, of scales. */
 #define DW_ADAMW_FEW 80
 #define DW_ADAMW_MANY 640
-/* Most tensors of a launch that also writes copies. */
-#define DW_ADAMW_COPIES 8
+#define DW_ADAMW_FEW_EXTRA 56
+#define DW_ADAMW_MANY_EXTRA 448
 /* Tensors of a launch of adamw_begin, and its threads: it has one block. */
 #define DW_ADAMW_STEPS 256
 #define DW_ADAMW_BEGIN_THREADS 1024
@@ -36,6 +39,7 @@ typedef struct dw_adamw_told {
 typedef struct dw_adamw_scalars {
     float step_size;    /* lr / (1 - beta1^step) */
     float inverse_root; /* 1 / sqrt(1 - beta2^step) */
+    unsigned step, unused;
 } dw_adamw_scalars;
 
 /* The launch of adamw_begin. */
@@ -58,7 +62,8 @@ typedef struct dw_adamw_begin_params {
 } dw_adamw_begin_params;
 
 /* Launches of adamw_norm and adamw_update. The table's length is the define TENSORS of the compiled variant. The host
- * fills the larger one, of which a launch reads what its variant has. */
+ * fills the larger one, of which a launch reads what its variant has. EXTRAS addresses of each tensor follow the table of
+ * the variant: of the copy, if it has one, and of the scales, if it has some. */
 #ifndef TENSORS
 #define TENSORS DW_ADAMW_MANY
 #endif
@@ -66,18 +71,24 @@ typedef struct dw_adamw_entry {
     void *p, *g, *m, *v; /* adamw_norm reads g alone */
     long long count;
     int first_chunk; /* in the launch; a tensor without elements has no chunks */
+    unsigned stream; /* of random bits */
 } dw_adamw_entry;
 typedef struct dw_adamw_params {
     const dw_adamw_common *common;
     const dw_adamw_scalars *scalars; /* [tensors] */
     double *partials;   /* adamw_norm: of each chunk of the launch, the sum of squares */
     const float *lr_at; /* NULL: lr */
+    unsigned long long seed;
     float lr, beta1, beta2, weight_decay, eps;
     int maximize;
     int store_gradients; /* 1: unscaled gradients replace the gradients */
     int tensors;
-    void *copy[DW_ADAMW_COPIES]; /* by tensor: receives the updated parameters in the type COPY, if there is one */
     dw_adamw_entry tensor[TENSORS];
+#ifdef EXTRAS
+#if EXTRAS > 0
+    void *extra[TENSORS * EXTRAS]; /* of a tensor: EXTRAS in a row */
+#endif
+#endif
 } dw_adamw_params;
 
 #endif

@@ -4,11 +4,11 @@
 
 #include "tensor_types.cuh"
 
-DEVICE unsigned random_word(unsigned long long seed, unsigned long long offset, long long stream,
-                            unsigned long long element) {
-    const unsigned long long block = element >> 2;
-    unsigned x[4] = {(unsigned)block, (unsigned)stream ^ (unsigned)(block >> 32) << 20, (unsigned)offset,
-                     (unsigned)(offset >> 32)};
+// The words of elements 4 * block to 4 * block + 3.
+DEVICE void random_words(unsigned long long seed, unsigned long long offset, long long stream,
+                         unsigned long long block, unsigned x[4]) {
+    x[0] = (unsigned)block, x[1] = (unsigned)stream ^ (unsigned)(block >> 32) << 20;
+    x[2] = (unsigned)offset, x[3] = (unsigned)(offset >> 32);
     unsigned key0 = (unsigned)seed, key1 = (unsigned)(seed >> 32);
 #pragma unroll
     for (int round = 0; round < 10; round++) {
@@ -17,6 +17,12 @@ DEVICE unsigned random_word(unsigned long long seed, unsigned long long offset, 
         x[0] = high1 ^ x[1] ^ key0, x[1] = low1, x[2] = high0 ^ x[3] ^ key1, x[3] = low0;
         key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
     }
+}
+
+DEVICE unsigned random_word(unsigned long long seed, unsigned long long offset, long long stream,
+                            unsigned long long element) {
+    unsigned x[4];
+    random_words(seed, offset, stream, element >> 2, x);
     const unsigned low = element & 1 ? x[1] : x[0], high = element & 1 ? x[3] : x[2];
     return element & 2 ? high : low;
 }

@@ -1,4 +1,4 @@
-/* AdamW on a GPU: updates many tensors in one launch, with gradient clipping by the norm of all gradients.
+/* AdamW of many tensors by one call, with gradient clipping by the norm of all gradients.
  *
  *     dw_adamw_gpu_group group = {.param_dtype = DW_BF16, .state_dtype = DW_BF16, .tensors = tensors, .count = 148,
  *                                 .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
@@ -7,15 +7,31 @@
  *     if (dw_adamw_gpu_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
  * The formula and its roundings are those of torch.optim.AdamW(fused=True): FP32 arithmetic, each stored value rounded
- * once. Bits repeat. It needs compute capability 9.0, 10.0 or 10.3, or a device "emulator:sm_90a" or
- * "emulator:sm_100a". It has been tested on the emulator but not on hardware. The first use of each kernel on a GPU
- * compares it with the formula in FP64. dw_adamw_step (deepwell/engine.h) is the update on a CPU.
+ * once. Bits repeat. On a GPU it needs compute capability 9.0, 10.0 or 10.3, or a device "emulator:sm_90a" or
+ * "emulator:sm_100a". The first use of each kernel on a GPU is checked. A device "cpu" runs the same call on all cores
+ * in host memory; dw_adamw_step (deepwell/engine.h) is faster there if everything is F32.
  *
- * Calls are asynchronous on the caller's stream. They run in the calling thread's current context; if there is none, in
- * the first device's primary context. They allocate no device memory, do not synchronise except at a kernel's first
- * use, and may be captured in a CUDA graph, which keeps the addresses of the tensors. Up to 640 tensors of a group share
- * a launch (80 with a driver older than CUDA 12.1; 8 with copies). One launch per 256 tensors precedes the updates, and one more per
- * launch if gradients are clipped.
+ * States in fewer bits, and stochastic rounding. A number that is stored in BF16 may be rounded stochastically: up or
+ * down with probabilities that make its expectation exact, so that changes below its precision add up. The random bits
+ * are a function of the seed, the tensor's stream, its step and the element's position in memory: word
+ * `element % 4` of Philox4x32-10 with the key `seed` and the counter {element / 4, stream, step, 0}. The low 16 bits w0
+ * of the word round the parameter, the high 16 bits w1 round exp_avg_sq, and w0 ^ w1 rounds exp_avg; any two of the
+ * three are independent. State_dtype DW_E4M3 stores blocks of DW_ADAMW_BLOCK elements, each with an F32 scale:
+ *
+ *     exp_avg     = code * scale            code: E4M3 (OFP8); scale: the block's largest magnitude / 448
+ *     exp_avg_sq  = (code * scale)^2        code: 4 exponent and 4 fraction bits without a sign, exponent bias 7, largest
+ *                                           480, 0xFF is NaN; scale: the root of the block's largest number / 480
+ *
+ * The fraction bits come last, and exponent field 0 is subnormal. A positive exp_avg_sq never becomes 0. Stochastic
+ * rounding of exp_avg_sq makes the expectation of the square exact. A number that is not finite becomes NaN. Calls with
+ * stochastic rounding or DW_E4M3 compute without fused multiply-adds, so that every device gives the same bits for the
+ * same factor of clipping.
+ *
+ * Calls on a GPU are asynchronous on the caller's stream. They run in the calling thread's current context; if there is
+ * none, in the first device's primary context. They allocate no device memory, do not synchronise except at a kernel's
+ * first use, and may be captured in a CUDA graph, which keeps the addresses of the tensors. Up to 640 tensors of a group
+ * share a launch, or 448 with copies or DW_E4M3 (80 and 56 with a driver older than CUDA 12.1). One launch per 256
+ * tensors precedes the updates, and one more per launch if gradients are clipped.
  */
 #ifndef DEEPWELL_ADAMW_H
 #define DEEPWELL_ADAMW_H
@@ -30,6 +46,10 @@
 extern "C" {
 #endif
 
+#define DW_ADAMW_BLOCK 128
+/* Numbers in the member `scales` of a tensor of `count` elements. */
+#define DW_ADAMW_SCALES(count) (2 * (((count) + DW_ADAMW_BLOCK - 1) / DW_ADAMW_BLOCK))
+
 /* Device memory, contiguous. Addresses are aligned to an element, and updates are fastest if they are aligned to 16
  * bytes. */
 typedef struct dw_adamw_gpu_tensor {
@@ -39,13 +59,16 @@ typedef struct dw_adamw_gpu_tensor {
     float *step;                /* one number: updates so far. It is incremented. */
     int64_t count;              /* elements; at most 2^40 */
     void *copy; /* copy_dtype; receives the updated param, rounded to nearest even */
+    /* state_dtype DW_E4M3: DW_ADAMW_SCALES(count) numbers, those of exp_avg before those of exp_avg_sq. */
+    float *scales;
+    uint32_t stream; /* numbers the tensor's random bits, below 2^20 */
 } dw_adamw_gpu_tensor;
 
 /* Tensors of the same types with the same options. */
 typedef struct dw_adamw_gpu_group {
     /* DW_BF16, DW_F16 or DW_F32. A model that computes in BF16 with FP32 parameters behind it has param_dtype and
      * state_dtype DW_F32, grad_dtype and copy_dtype DW_BF16. */
-    dw_dtype param_dtype, state_dtype;
+    dw_dtype param_dtype, state_dtype; /* state_dtype may also be DW_E4M3 */
     dw_dtype grad_dtype; /* 0: param_dtype */
     dw_dtype copy_dtype; /* 0: tensors have no copy */
     const dw_adamw_gpu_tensor *tensors;
@@ -53,6 +76,9 @@ typedef struct dw_adamw_gpu_group {
     double lr, beta1, beta2, eps, weight_decay;
     const float *lr_at; /* device memory, read instead of lr; NULL: lr */
     int maximize;       /* 1: ascends the gradient */
+    /* 1: parameters and averages that are stored in BF16, and codes of averages, are rounded stochastically. */
+    int stochastic;
+    uint64_t seed; /* of all random bits */
 } dw_adamw_gpu_group;
 
 /* The result of a step. It lies in device memory. */
@@ -83,10 +109,10 @@ typedef struct dw_adamw_gpu {
     void *stream; /* CUstream; NULL is the legacy default stream */
 } dw_adamw_gpu;
 
-/* Runs a step. DW_INVALID_ARGUMENT, DW_TYPE: the call is inconsistent. DW_UNSUPPORTED: there is no kernel for this GPU,
+/* Runs a step. On the CPU it has returned when the step is done. DW_INVALID_ARGUMENT, DW_TYPE: the call is inconsistent. DW_UNSUPPORTED: there is no kernel for this GPU,
  * or the kernel failed its first-use check. */
 DW_API dw_status dw_adamw_gpu_run(const dw_adamw_gpu *call);
-/* Returns the bytes of workspace, which depend on the counts of elements. */
+/* Returns the bytes of workspace, which depend on the counts of elements; 0 on the CPU. */
 DW_API dw_status dw_adamw_gpu_workspace(const dw_adamw_gpu *call, size_t *bytes);
 
 #ifdef __cplusplus

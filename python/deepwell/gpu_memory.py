@@ -77,10 +77,12 @@ def _workspace(parameters: Sequence[tuple[int, torch.dtype]], max_norm: float | 
             value
             for size, kind in parameters
             if kind is dtype
-            for value in (*[somewhere] * 5, size // dtype.itemsize)
+            for value in (*[somewhere] * 5, size // dtype.itemsize, 0, 0, 0)
         ]
         name = ADAMW_DTYPES[dtype]
-        groups.append((name, name, flat, 1e-3, 0, 0.9, 0.999, 1e-8, 0.01, False))
+        groups.append(
+            (name, name, name, "", flat, 1e-3, 0, 0.9, 0.999, 1e-8, 0.01, False, False, 0)
+        )
     norm = somewhere if max_norm else 0
     needed = _deepwell.adamw_gpu("plan:sm_90a", groups, max_norm or 0.0, 0, 0, norm, 0, 0, 0)
     if not isinstance(needed, int):

@@ -11,6 +11,9 @@ from torch.optim.adamw import adamw as torch_adamw
 from deepwell import _deepwell
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+CODES = torch.float8_e4m3fn  # of exp_avg in 8 bits; those of exp_avg_sq are in torch.uint8
+STATE_DTYPES = {**DTYPES, CODES: "e4m3"}
+BLOCK = 128  # elements that share a scale (deepwell/adamw.h)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 CAPABILITIES = ((9, 0), (10, 0), (10, 3))
 emulated: str | None = None  # tests: the emulated GPU that updates parameters on the CPU
@@ -31,10 +34,21 @@ class AdamW(torch.optim.Optimizer):
     ``max_grad_norm`` clips gradients by the norm of all of them, in the same passes, and replaces
     ``torch.nn.utils.clip_grad_norm_``. The tensors in ``.grad`` keep their values. After a step
     ``grad_norm`` is a tensor with the norm before clipping.
+
+    ``state_dtype`` is the type of the averages: ``torch.float32``, ``torch.bfloat16``, or ``"8bit"`` for blocks of 128
+    8-bit codes with a float32 scale each; None is the type of the parameter. ``stochastic_rounding`` rounds bfloat16
+    parameters, and averages in bfloat16 and 8 bits, up or down at random with the exact value as expectation; by
+    default it is on if ``state_dtype`` is ``torch.bfloat16`` or ``"8bit"``. The random bits depend on ``seed``, the
+    step, the parameter's position and the element alone. ``master_weights`` keeps a float32 copy of parameters in 16
+    bits, which is updated instead of them. docs/optimizers.md has the formats.
     """
 
     max_grad_norm: float | None = None
     grad_norm: torch.Tensor | None = None
+    state_dtype: torch.dtype | str | None = None
+    stochastic_rounding: bool = False
+    master_weights: bool = False
+    seed: int = 0
 
     def __init__(
         self,
@@ -48,6 +62,10 @@ class AdamW(torch.optim.Optimizer):
         maximize: bool = False,
         capturable: bool = False,
         max_grad_norm: float | None = None,
+        state_dtype: torch.dtype | str | None = None,
+        stochastic_rounding: bool | None = None,
+        master_weights: bool = False,
+        seed: int = 0,
     ) -> None:
         if not 0.0 <= float(lr):
             raise ValueError(f"lr is {lr}; it must be 0 or more")
@@ -59,6 +77,18 @@ class AdamW(torch.optim.Optimizer):
             raise ValueError(f"weight_decay is {weight_decay}; it must be 0 or more")
         if max_grad_norm is not None and not max_grad_norm > 0.0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}; it must be positive, or None")
+        if state_dtype not in (None, torch.float32, torch.bfloat16, "8bit"):
+            raise ValueError(
+                f'state_dtype is {state_dtype!r}; expected torch.float32, torch.bfloat16, "8bit" or None'
+            )
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"seed is {seed}; it must be in [0, 2**64)")
+        if stochastic_rounding is None:
+            stochastic_rounding = state_dtype in (torch.bfloat16, "8bit")
+        self.state_dtype = state_dtype
+        self.stochastic_rounding = stochastic_rounding
+        self.master_weights = master_weights
+        self.seed = seed
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -78,18 +108,29 @@ class AdamW(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        if group["amsgrad"] and self._own_formats:
+            del self.param_groups[-1]
+            raise ValueError(
+                "deepwell.AdamW has no amsgrad with state_dtype, stochastic_rounding or master_weights; leave one out"
+            )
         # Kept in the state_dict, from which torch.optim.AdamW takes it.
         if group["fused"] is None and all(param.is_cuda for param in group["params"]):
             group["fused"] = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm}
+        kept = ("max_grad_norm", "state_dtype", "stochastic_rounding", "master_weights", "seed")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
+
+    @property
+    def _own_formats(self) -> bool:
+        """Returns whether numbers are stored as PyTorch's optimizer does not store them."""
+        return self.state_dtype is not None or self.stochastic_rounding or self.master_weights
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Returns whether torch.amp.GradScaler leaves it to step() to unscale and to skip."""
         places = {self._place_of(*each) for each in self._with_gradients()}
-        return len(places) == 1 and places <= {"cuda", emulated} - {None}
+        return len(places) == 1 and places <= {"cuda", "cpu", emulated} - {None}
 
     def _with_gradients(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
         """Returns each parameter that has a gradient, after its group."""
@@ -106,7 +147,8 @@ class AdamW(torch.optim.Optimizer):
         return found
 
     def _place_of(self, group: dict[str, Any], param: torch.Tensor) -> str | None:
-        """Returns what updates a parameter: "cuda", the emulated GPU, "cpu", or None for PyTorch."""
+        """Returns what updates a parameter: the device "cuda" or "cpu" or an emulated GPU, "plain" for the CPU's loop
+        over float32, or None for PyTorch."""
         if group["amsgrad"]:
             return None
         state, grad = self.state.get(param, {}), param.grad
@@ -127,12 +169,17 @@ class AdamW(torch.optim.Optimizer):
         if not _have_one_layout(tensors):
             return None
         types = [tensor.dtype for tensor in tensors]
+        if self._own_formats:
+            if param.dtype not in DTYPES:
+                return None
+            place = _gpu(param.device) if param.is_cuda else emulated or "cpu"
+            return place if param.is_cuda or param.device.type == "cpu" else None
         if param.is_cuda or (param.device.type == "cpu" and emulated):
             if any(dtype not in DTYPES for dtype in types) or len(set(types[1:])) > 1:
                 return None
             return emulated if not param.is_cuda else _gpu(param.device)
         plain = param.device.type == "cpu" and set(types) == {torch.float32}
-        return "cpu" if plain else None
+        return "plain" if plain else None
 
     def _state_of(self, group: dict[str, Any], param: torch.Tensor, on_gpu: bool) -> dict[str, Any]:
         state = self.state[param]
@@ -140,16 +187,64 @@ class AdamW(torch.optim.Optimizer):
             state["step"] = torch.zeros(
                 (), dtype=torch.float32, device=param.device if on_gpu else "cpu"
             )
-            state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            kinds = (self.state_dtype, self.state_dtype)
+            if self.state_dtype == "8bit":
+                kinds = (CODES, torch.uint8)
+                state["scales"] = torch.zeros(_scales_shape(param), device=param.device)
+            for name, kind in zip(("exp_avg", "exp_avg_sq"), kinds):
+                state[name] = torch.zeros_like(
+                    param, dtype=kind, memory_format=torch.preserve_format
+                )
             if group["amsgrad"]:
                 state["max_exp_avg_sq"] = torch.zeros_like(
                     param, memory_format=torch.preserve_format
                 )
+            if self._has_master(param):
+                state["master"] = param.detach().to(torch.float32)
         step = state["step"]
         if on_gpu and (step.device != param.device or step.dtype != torch.float32):
             state["step"] = step.to(param.device, torch.float32)  # a state_dict had it elsewhere
         return state
+
+    def _has_master(self, param: torch.Tensor) -> bool:
+        return self.master_weights and param.dtype in (torch.bfloat16, torch.float16)
+
+    def averages(self, param: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns exp_avg and exp_avg_sq of a parameter in float32, whatever their type in ``state``."""
+        state = self.state[param]
+        if "scales" not in state:
+            return state["exp_avg"].float(), state["exp_avg_sq"].float()
+        return _decoded(state)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what this optimizer or ``torch.optim.AdamW`` saved. Averages of another type become ``state_dtype``."""
+        super().load_state_dict(state_dict)  # gives all tensors the type of their parameter
+        params = [param for group in self.param_groups for param in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for key, param in zip(keys, params):
+            if key in state_dict["state"]:
+                self._restore(param, state_dict["state"][key])
+
+    def _restore(self, param: torch.Tensor, saved: dict[str, Any]) -> None:
+        """Replaces what the base class has loaded, where that lost bits or has another type than ``state_dtype``."""
+        state = self.state[param]
+        coded = "scales" in saved
+        for name in ("scales", "master"):
+            state.pop(name, None)
+        if coded and self.state_dtype == "8bit":
+            for name in ("exp_avg", "exp_avg_sq", "scales"):
+                state[name] = saved[name].to(param.device, copy=True)
+        elif coded or self.state_dtype is not None:
+            m, v = (saved["exp_avg"], saved["exp_avg_sq"]) if not coded else _decoded(saved)
+            if self.state_dtype == "8bit":
+                state.update(_encoded(m.to(param.device), v.to(param.device)))
+            else:
+                kind = self.state_dtype or param.dtype
+                state["exp_avg"] = m.to(param.device, kind, copy=True)
+                state["exp_avg_sq"] = v.to(param.device, kind, copy=True)
+        if self._has_master(param):
+            master = saved.get("master", param.detach())
+            state["master"] = master.to(param.device, torch.float32, copy=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -157,20 +252,40 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._update(self._with_gradients())
+        return loss
+
+    def _update(self, found: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
+        """Updates parameters, each given after its group."""
         places: dict[Any, list[tuple[dict[str, Any], torch.Tensor]]] = {}
-        for group, param in self._with_gradients():
+        for group, param in found:
             place = self._place_of(group, param)
-            key = (place, param.device) if place not in ("cpu", None) else place
+            if place is None and self._own_formats:
+                self._refuse(param)
+            key = (place, param.device) if place not in ("plain", None) else place
             places.setdefault(key, []).append((group, param))
         clips = self.max_grad_norm is not None
         if clips and len(places) > 1:  # one norm over several devices
+            if self._own_formats:
+                raise RuntimeError(
+                    "deepwell.AdamW: max_grad_norm over parameters on several devices has no state_dtype, "
+                    "stochastic_rounding or master_weights; clip the gradients before the step"
+                )
             places = {None: [each for some in places.values() for each in some]}
         for key, members in places.items():
-            if key == "cpu":
+            if key == "plain":
                 self._step_on_cpu(members)
-            elif key is None or not self._step_on_gpu(*key, members):
+            elif key is None or not self._step_on_device(*key, members):
+                if self._own_formats:
+                    self._refuse(members[0][1])
                 self._step_with_torch(members)
-        return loss
+
+    def _refuse(self, param: torch.Tensor) -> None:
+        raise RuntimeError(
+            f"deepwell.AdamW: a parameter of shape {tuple(param.shape)}, {param.dtype}, on {param.device} cannot have "
+            "state_dtype, stochastic_rounding or master_weights; expected a dense float32, bfloat16 or float16 tensor "
+            "with a gradient of the same type and strides on the CPU or on a Hopper or Blackwell GPU"
+        )
 
     def _step_on_cpu(self, members: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
         factor = 1.0
@@ -206,7 +321,7 @@ class AdamW(torch.optim.Optimizer):
             )
         torch.autograd.graph.increment_version(changed)
 
-    def _step_on_gpu(
+    def _step_on_device(
         self,
         name: str,
         device: torch.device,
@@ -217,31 +332,44 @@ class AdamW(torch.optim.Optimizer):
         changed: list[torch.Tensor] = []
         kept: list[torch.Tensor] = []  # until the call has been enqueued
         scale, found = (_on(device, getattr(self, n, None)) for n in ("grad_scale", "found_inf"))
+        positions: dict[torch.Tensor, int] = {}
+        if self.stochastic_rounding:
+            every = (param for group in self.param_groups for param in group["params"])
+            positions = {param: position for position, param in enumerate(every)}
         for group, param in members:
-            state = self._state_of(group, param, on_gpu=True)
+            state = self._state_of(group, param, on_gpu=name != "cpu")
             exp_avg, exp_avg_sq, count = state["exp_avg"], state["exp_avg_sq"], state["step"]
+            master, scales = state.get("master"), state.get("scales")
             key = (id(group), param.dtype, exp_avg.dtype)
             flat = calls.setdefault(key, (group, []))[1]
             flat += (
-                param.data_ptr(),
+                _address(param if master is None else master),
                 param.grad.data_ptr(),
                 exp_avg.data_ptr(),
                 exp_avg_sq.data_ptr(),
                 count.data_ptr(),
                 param.numel(),
+                0 if master is None else param.data_ptr(),
+                _address(scales),
+                positions.get(param, 0),
             )
             changed += (param, exp_avg, exp_avg_sq, count)
+            changed += (each for each in (master, scales) if each is not None)
             if scale is not None:
                 changed.append(param.grad)
         groups = []
         for (_, param_type, state_type), (group, flat) in calls.items():
+            of_param = DTYPES[param_type]
+            has_master = self.master_weights and of_param != "f32"
             lr = group["lr"]
             lr_at = _on(device, lr) if isinstance(lr, torch.Tensor) and not lr.is_cpu else None
             kept.append(lr_at)
             groups.append(
                 (
-                    DTYPES[param_type],
-                    DTYPES[state_type],
+                    "f32" if has_master else of_param,
+                    of_param,
+                    STATE_DTYPES[state_type],
+                    of_param if has_master else "",
                     flat,
                     0.0 if lr_at is not None else float(lr),
                     _address(lr_at),
@@ -250,6 +378,8 @@ class AdamW(torch.optim.Optimizer):
                     float(group["eps"]),
                     float(group["weight_decay"]),
                     bool(group["maximize"]),
+                    self.stochastic_rounding,
+                    self.seed,
                 )
             )
         norm = None
@@ -257,6 +387,8 @@ class AdamW(torch.optim.Optimizer):
             norm = self.grad_norm
             if norm is None or norm.device != device:
                 norm = torch.zeros((), dtype=torch.float32, device=device)
+        if name == "cpu":
+            _deepwell.set_threads(torch.get_num_threads())
         on_cuda = device.type == "cuda"
         stream = torch.cuda.current_stream(device).cuda_stream if on_cuda else 0
         # The last one is used. Captured graphs may use the others.
@@ -348,6 +480,62 @@ def _on(device: torch.device, number: torch.Tensor | None) -> torch.Tensor | Non
 
 def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+# ---- averages in 8 bits: between codes and float32, where a state_dict has another type ----------------
+
+
+def _scales_shape(param: torch.Tensor) -> tuple[int, int]:
+    return (2, -(-param.numel() // BLOCK))
+
+
+def _in_blocks(dense: torch.Tensor) -> torch.Tensor:
+    """Returns the elements of a dense tensor in the order of memory, in blocks; zeros fill up the last one."""
+    flat = dense.as_strided((dense.numel(),), (1,))
+    return torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+
+
+def _like(blocks: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+    """Returns elements in blocks as a tensor with the shape and strides of ``dense``."""
+    made = torch.empty_like(dense, dtype=blocks.dtype)
+    made.as_strided((dense.numel(),), (1,)).copy_(blocks.reshape(-1)[: dense.numel()])
+    return made
+
+
+def _root_values(device: torch.device) -> torch.Tensor:
+    """Returns the numbers of the 256 codes of exp_avg_sq's root: 4 exponent bits, 4 fraction bits, bias 7."""
+    code = torch.arange(256, device=device)
+    exponent, fraction = code >> 4, (code & 15).float() / 16
+    normal = torch.ldexp(1 + fraction, exponent - 7)
+    values = torch.where(exponent == 0, fraction * 2.0**-6, normal)
+    values[255] = torch.nan
+    return values
+
+
+def _decoded(state: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    m, v = state["exp_avg"], state["exp_avg_sq"]
+    scales = state["scales"].unsqueeze(-1)
+    first = _in_blocks(m.float()) * scales[0]
+    root = _root_values(v.device)[_in_blocks(v.int())] * scales[1]
+    return _like(first, m), _like(root * root, v)
+
+
+def _encoded(m: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    first, root = _in_blocks(m.float()), _in_blocks(v.float()).sqrt()
+    values = _root_values(v.device)[:255]
+    scales = [
+        torch.where(x.isfinite(), x, 0).abs().amax(1, keepdim=True) / largest
+        for x, largest in ((first, 448.0), (root, 480.0))
+    ]
+    first_codes, root_codes = (x / s.clamp_min(2.0**-120) for x, s in zip((first, root), scales))
+    nearest = torch.bucketize(root_codes, (values[1:] + values[:-1]) / 2)
+    nearest = torch.where((nearest == 0) & (root > 0), 1, nearest.clamp_max(254))
+    nearest = torch.where(root.isfinite(), nearest, 255)
+    return {
+        "exp_avg": _like(first_codes.clamp(-448, 448).to(CODES), m),
+        "exp_avg_sq": _like(nearest.to(torch.uint8), v),
+        "scales": torch.cat(scales, 1).t().contiguous(),
+    }
 
 
 def _have_one_layout(tensors: list[torch.Tensor]) -> bool:

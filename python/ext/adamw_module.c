@@ -1,10 +1,10 @@
-/* AdamW on a GPU (deepwell/adamw.h) for Python. On a GPU the addresses are the caller's. An emulated GPU has its own
+/* AdamW (deepwell/adamw.h) for Python. On a GPU and on the CPU the addresses are the caller's. An emulated GPU has its own
  * memory: operands are copied there and back. */
 #include "ext.h"
 #include <stdbool.h>
 #include <string.h>
 
-enum { INTEGERS = 6 }; /* of a tensor: p, g, m, v, step, count */
+enum { INTEGERS = 9 }; /* of a tensor: p, g, m, v, step, count, copy, scales, stream */
 
 typedef struct operand {
     void **at; /* the pointer in the call */
@@ -19,11 +19,16 @@ static size_t list_operands(dw_adamw_gpu *call, dw_adamw_gpu_group *groups, oper
     for (uint32_t i = 0; i < call->group_count; i++) {
         dw_adamw_gpu_group *g = &groups[i];
         const size_t param = dw_dtype_bytes(g->param_dtype), state = dw_dtype_bytes(g->state_dtype);
+        const size_t grad = dw_dtype_bytes(g->grad_dtype);
+        const size_t copy = g->copy_dtype ? dw_dtype_bytes(g->copy_dtype) : 0;
         for (uint32_t j = 0; j < g->count; j++) {
             dw_adamw_gpu_tensor *t = (dw_adamw_gpu_tensor *)&g->tensors[j];
             const size_t elements = (size_t)t->count;
             all[count++] = (operand){&t->param, NULL, elements * param};
-            all[count++] = (operand){&t->grad, NULL, elements * param};
+            all[count++] = (operand){&t->grad, NULL, elements * grad};
+            all[count++] = (operand){&t->copy, NULL, elements * copy};
+            all[count++] = (operand){(void **)&t->scales, NULL,
+                                     (size_t)DW_ADAMW_SCALES(t->count) * sizeof(float)};
             all[count++] = (operand){&t->exp_avg, NULL, elements * state};
             all[count++] = (operand){&t->exp_avg_sq, NULL, elements * state};
             all[count++] = (operand){(void **)&t->step, NULL, sizeof(float)};
@@ -62,13 +67,14 @@ static dw_status run_staged(dw_adamw_gpu *call, dw_adamw_gpu_group *groups, oper
 /* ---- the call ---------------------------------------------------------------------------------------- */
 
 static bool dtype_of(const char *name, dw_dtype *dtype) {
-    static const dw_dtype types[] = {DW_BF16, DW_F16, DW_F32};
+    static const dw_dtype types[] = {DW_BF16, DW_F16, DW_F32, DW_E4M3};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
         if (strcmp(name, dw_dtype_name(types[i])) == 0) {
             *dtype = types[i];
             return true;
         }
-    PyErr_Format(PyExc_ValueError, "adamw_gpu: the type is %s; expected bf16, f16 or f32", name);
+    PyErr_Format(PyExc_ValueError, "adamw_gpu: the type is %s; expected bf16, f16, f32 or e4m3",
+                 name);
     return false;
 }
 
@@ -76,26 +82,35 @@ static bool read_tensor(PyObject *flat, Py_ssize_t index, dw_adamw_gpu_tensor *t
     unsigned long long numbers[INTEGERS];
     for (int i = 0; i < INTEGERS; i++)
         numbers[i] = PyLong_AsUnsignedLongLong(PyList_GetItem(flat, INTEGERS * index + i));
-    *t = (dw_adamw_gpu_tensor){(void *)(uintptr_t)numbers[0],  (void *)(uintptr_t)numbers[1],
-                               (void *)(uintptr_t)numbers[2],  (void *)(uintptr_t)numbers[3],
-                               (float *)(uintptr_t)numbers[4], (int64_t)numbers[5], NULL};
+    *t = (dw_adamw_gpu_tensor){.param = (void *)(uintptr_t)numbers[0],
+                               .grad = (void *)(uintptr_t)numbers[1],
+                               .exp_avg = (void *)(uintptr_t)numbers[2],
+                               .exp_avg_sq = (void *)(uintptr_t)numbers[3],
+                               .step = (float *)(uintptr_t)numbers[4],
+                               .count = (int64_t)numbers[5],
+                               .copy = (void *)(uintptr_t)numbers[6],
+                               .scales = (float *)(uintptr_t)numbers[7],
+                               .stream = (uint32_t)numbers[8]};
     return PyErr_Occurred() == NULL;
 }
 
-/* Reads (param type, state type, flat list, lr, address of lr or 0, beta1, beta2, eps, weight_decay, maximize). */
+/* Reads (param type, grad type, state type, copy type or "", flat list, lr, address of lr or 0, beta1, beta2, eps,
+ * weight_decay, maximize, stochastic, seed). */
 static bool read_group(PyObject *given, dw_adamw_gpu_group *g) {
-    const char *param = NULL, *state = NULL;
+    const char *param = NULL, *grad = NULL, *state = NULL, *copy = NULL;
     PyObject *flat = NULL;
-    unsigned long long lr_at = 0;
-    if (!PyArg_ParseTuple(given, "ssO!dKddddp:adamw_gpu", &param, &state, &PyList_Type, &flat,
-                          &g->lr, &lr_at, &g->beta1, &g->beta2, &g->eps, &g->weight_decay,
-                          &g->maximize) ||
-        !dtype_of(param, &g->param_dtype) || !dtype_of(state, &g->state_dtype))
+    unsigned long long lr_at = 0, seed = 0;
+    if (!PyArg_ParseTuple(given, "ssssO!dKddddppK:adamw_gpu", &param, &grad, &state, &copy,
+                          &PyList_Type, &flat, &g->lr, &lr_at, &g->beta1, &g->beta2, &g->eps,
+                          &g->weight_decay, &g->maximize, &g->stochastic, &seed) ||
+        !dtype_of(param, &g->param_dtype) || !dtype_of(grad, &g->grad_dtype) ||
+        !dtype_of(state, &g->state_dtype) || (*copy && !dtype_of(copy, &g->copy_dtype)))
         return false;
+    g->seed = seed;
     g->lr_at = (const float *)(uintptr_t)lr_at;
     const Py_ssize_t size = PyList_Size(flat);
     if (size % INTEGERS != 0) {
-        PyErr_Format(PyExc_ValueError, "adamw_gpu: %zd integers; six for each tensor", size);
+        PyErr_Format(PyExc_ValueError, "adamw_gpu: %zd integers; nine for each tensor", size);
         return false;
     }
     g->count = (uint32_t)(size / INTEGERS);
@@ -108,12 +123,12 @@ static bool read_group(PyObject *given, dw_adamw_gpu_group *g) {
 }
 
 static PyObject *run(const char *name, dw_adamw_gpu *call, dw_adamw_gpu_group *groups) {
-    const bool staged = strcmp(name, "cuda") != 0;
+    const bool staged = strcmp(name, "cuda") != 0 && strcmp(name, "cpu") != 0;
     operand *operands = NULL;
     size_t needed = 0, tensors = 0;
     for (uint32_t i = 0; i < call->group_count; i++) tensors += groups[i].count;
     if (staged) {
-        operands = PyMem_Calloc(5 * tensors + call->group_count + 4, sizeof *operands);
+        operands = PyMem_Calloc(7 * tensors + call->group_count + 4, sizeof *operands);
         if (operands == NULL) return PyErr_NoMemory();
     }
     dw_status status;
@@ -165,5 +180,5 @@ static PyObject *adamw_gpu(PyObject *self, PyObject *args) {
 }
 
 PyMethodDef adamw_functions[] = {{"adamw_gpu", adamw_gpu, METH_VARARGS,
-                                  "one AdamW update of many tensors on a GPU, with clipping"},
+                                  "one AdamW update of many tensors on a device, with clipping"},
                                  {0}};

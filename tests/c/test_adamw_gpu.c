@@ -105,8 +105,13 @@ static void make_tensor(group *g, int tensor, int64_t count, int offset, double 
         move(g, b, tensor, g->host[b][tensor], false); /* rounded */
         at[b] = (char *)g->memory[b][tensor] + (size_t)offset * dw_dtype_bytes(type_of(g, b));
     }
-    g->tensors[tensor] = (dw_adamw_gpu_tensor){
-        at[P], at[G], at[M], at[V], g->steps + tensor, count, g->call.copy_dtype ? at[C] : NULL};
+    g->tensors[tensor] = (dw_adamw_gpu_tensor){.param = at[P],
+                                               .grad = at[G],
+                                               .exp_avg = at[M],
+                                               .exp_avg_sq = at[V],
+                                               .step = g->steps + tensor,
+                                               .count = count,
+                                               .copy = g->call.copy_dtype ? at[C] : NULL};
 }
 
 /* grad and copy may be 0, as in dw_adamw_gpu_group. */
@@ -441,7 +446,12 @@ static void bits_repeat_and_graphs_advance(void **state) {
 static void wrong_calls(void **state) {
     float number;
     (void)state;
-    dw_adamw_gpu_tensor tensor = {&number, &number, &number, &number, &number, 1, NULL};
+    dw_adamw_gpu_tensor tensor = {.param = &number,
+                                  .grad = &number,
+                                  .exp_avg = &number,
+                                  .exp_avg_sq = &number,
+                                  .step = &number,
+                                  .count = 1};
     dw_adamw_gpu_group g = {.param_dtype = DW_F32,
                             .state_dtype = DW_F32,
                             .tensors = &tensor,

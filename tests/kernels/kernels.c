@@ -262,20 +262,31 @@ static void list_quantize(const char *arch) {
 static void list_adamw(const char *arch) {
     static const struct {
         dw_dtype param, grad, state, copy;
-    } types[] = {{DW_BF16, DW_BF16, DW_BF16, 0},
-                 {DW_BF16, DW_BF16, DW_F32, 0},
-                 {DW_F32, DW_F32, DW_F32, 0},
-                 {DW_F32, DW_BF16, DW_F32, DW_BF16},
-                 {DW_F32, DW_F32, DW_F32, DW_BF16}};
+        int stochastic;
+    } types[] = {{DW_BF16, DW_BF16, DW_BF16, 0, 0},
+                 {DW_BF16, DW_BF16, DW_F32, 0, 0},
+                 {DW_F32, DW_F32, DW_F32, 0, 0},
+                 {DW_F32, DW_BF16, DW_F32, DW_BF16, 0},
+                 {DW_F32, DW_F32, DW_F32, DW_BF16, 0},
+                 {DW_BF16, DW_BF16, DW_BF16, 0, 1},
+                 {DW_BF16, DW_BF16, DW_E4M3, 0, 1},
+                 {DW_F32, DW_F32, DW_BF16, 0, 1},
+                 {DW_F32, DW_F32, DW_E4M3, 0, 1},
+                 {DW_F32, DW_BF16, DW_E4M3, DW_BF16, 1}};
     for (size_t i = 0; i < DW_COUNT(types); i++)
-        for (int many = 0; many < (types[i].copy ? 1 : 2); many++) {
+        for (int many = 0; many < 2; many++) {
+            const bool extra = types[i].copy || types[i].state == DW_E4M3;
             dw__jit_variant v = {.source = "common/adamw.cu", .entry = "", .arch = arch};
             dw__jit_add_define(&v, "PARAM", types[i].param);
             dw__jit_add_define(&v, "GRAD", types[i].grad);
             dw__jit_add_define(&v, "STATE", types[i].state);
             dw__jit_add_define(&v, "COPY", (int)types[i].copy);
-            dw__jit_add_define(&v, "TENSORS", many ? DW_ADAMW_MANY : DW_ADAMW_FEW);
-            add_job(v, i == 0 && many);
+            dw__jit_add_define(&v, "STOCHASTIC", types[i].stochastic);
+            if (extra)
+                dw__jit_add_define(&v, "TENSORS", many ? DW_ADAMW_MANY_EXTRA : DW_ADAMW_FEW_EXTRA);
+            else
+                dw__jit_add_define(&v, "TENSORS", many ? DW_ADAMW_MANY : DW_ADAMW_FEW);
+            add_job(v, (i == 0 || i == 6) && many);
         }
 }
 

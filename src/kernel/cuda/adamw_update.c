@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
 
 enum { UPDATE, BEGIN, NORM }; /* entry points */
 
@@ -22,10 +23,10 @@ static dw_dtype grad_dtype(const dw_adamw_gpu_group *g) {
 }
 
 static dw_status check_options(const dw_adamw_gpu_group *g, uint32_t index) {
-    if (!is_float(g->param_dtype) || !is_float(g->state_dtype))
+    if (!is_float(g->param_dtype) || (!is_float(g->state_dtype) && g->state_dtype != DW_E4M3))
         return dw__fail(DW_TYPE,
                         "adamw: group %u has parameters of %s and averages of %s; expected bf16, "
-                        "f16 or f32",
+                        "f16 or f32, and for averages also e4m3",
                         index, dw_dtype_name(g->param_dtype), dw_dtype_name(g->state_dtype));
     if (!is_float(grad_dtype(g)) || (g->copy_dtype && !is_float(g->copy_dtype)))
         return dw__fail(DW_TYPE,
@@ -55,8 +56,12 @@ static dw_status check_tensor(const dw_adamw_gpu_group *g, const dw_adamw_gpu_te
         {"copy", t->copy, copies ? dw_dtype_bytes(g->copy_dtype) : 1, needed && copies},
         {"exp_avg", t->exp_avg, state, needed},
         {"exp_avg_sq", t->exp_avg_sq, state, needed},
+        {"scales", t->scales, sizeof(float), needed && g->state_dtype == DW_E4M3},
         {"step", t->step, sizeof(float), true}};
     DW_RETURN_IF_FAILED(dw__check_sizes("adamw", &count, 1));
+    if (t->stream >= 1u << 20)
+        return dw__fail(DW_INVALID_ARGUMENT, "adamw: stream is %u; expected a number below 2^20",
+                        t->stream);
     return dw__check_addresses("adamw", addresses, DW_COUNT(addresses));
 }
 
@@ -111,6 +116,7 @@ static layout layout_of(const dw_adamw_gpu *c) {
     l.bytes = l.partials_at + (size_t)l.chunks * sizeof(double);
     return l;
 }
+_Static_assert(DW_ADAMW_BLOCK == DW_ADAMW_BLOCK_ELEMENTS, "the same blocks in device code");
 _Static_assert(sizeof(dw_adamw_told) == sizeof(dw_adamw_gpu_outcome) &&
                    offsetof(dw_adamw_told, applied) == offsetof(dw_adamw_gpu_outcome, applied),
                "the same struct for device code");
@@ -144,24 +150,33 @@ static dw_adamw_params params_of(const dw_adamw_gpu *c, const dw_adamw_gpu_group
         .eps = (float)g->eps,
         .maximize = g->maximize != 0,
         .store_gradients = c->grad_scale != NULL,
+        .seed = g->seed,
     };
 }
 
-/* Fills the table with tensors from `first` on, and returns the chunks of the launch. */
+/* Fills a table of `most` entries with tensors from `first` on, and returns the chunks of the launch. The extra
+ * addresses lie behind the table, in memory of the host's longer one. */
 static int64_t fill_table(const dw_adamw_gpu_group *g, uint32_t first, int most,
                           dw_adamw_params *p) {
+    const bool copies = g->copy_dtype != 0, scales = g->state_dtype == DW_E4M3;
+    char *extra = (char *)&p->tensor[most];
     int64_t chunks = 0;
     p->tensors = 0;
     for (uint32_t i = first; i < g->count && p->tensors < most; i++) {
         const dw_adamw_gpu_tensor *t = &g->tensors[i];
         if (chunks + chunks_of(t->count) > INT_MAX) break;
-        if (g->copy_dtype) p->copy[p->tensors] = t->copy;
+        if (copies) memcpy(extra, &t->copy, sizeof t->copy), extra += sizeof t->copy;
+        if (scales) memcpy(extra, &t->scales, sizeof t->scales), extra += sizeof t->scales;
         p->tensor[p->tensors++] =
-            (dw_adamw_entry){t->param, t->grad, t->exp_avg, t->exp_avg_sq, t->count, (int)chunks};
+            (dw_adamw_entry){t->param, t->grad,     t->exp_avg, t->exp_avg_sq,
+                             t->count, (int)chunks, t->stream};
         chunks += chunks_of(t->count);
     }
     return chunks;
 }
+_Static_assert(DW_ADAMW_MANY_EXTRA * (sizeof(dw_adamw_entry) + 2 * sizeof(void *)) <=
+                   DW_ADAMW_MANY * sizeof(dw_adamw_entry),
+               "extra addresses lie in the host's table");
 
 /* Launches the norm or the update of a group; `tensors` and `chunks` count those of the groups before. */
 static dw_status pass(const dw_adamw_gpu *c, const dw__context *context, const dw__variant *variant,
@@ -170,8 +185,7 @@ static dw_status pass(const dw_adamw_gpu *c, const dw__context *context, const d
     const layout l = layout_of(c);
     dw_adamw_params p = params_of(c, g);
     for (uint32_t first = 0; first < g->count; first += (uint32_t)p.tensors) {
-        const int most = g->copy_dtype ? DW_ADAMW_COPIES : (int)shape.tensors;
-        const int64_t blocks = fill_table(g, first, most, &p);
+        const int64_t blocks = fill_table(g, first, (int)shape.tensors, &p);
         p.scalars = (dw_adamw_scalars *)((char *)c->workspace + l.scalars_at) + tensors + first;
         p.partials = (double *)((char *)c->workspace + l.partials_at) + chunks;
         chunks += blocks;
@@ -217,14 +231,19 @@ static dw_status begin(const dw_adamw_gpu *c, const dw__context *context,
 /* ---- variants ---------------------------------------------------------------------------------------- */
 
 static uint64_t shape_of(const dw_adamw_gpu_group *g, const dw__context *context) {
+    const bool extra = g->copy_dtype || g->state_dtype == DW_E4M3;
+    const uint32_t few = extra ? DW_ADAMW_FEW_EXTRA : DW_ADAMW_FEW;
     const bool many =
-        g->count > DW_ADAMW_FEW && !g->copy_dtype &&
+        g->count > few &&
         (context->device != &dw__device_cuda || context->driver_version >= many_driver);
     return (dw__adamw_shape){.param = (uint64_t)g->param_dtype,
                              .state = (uint64_t)g->state_dtype,
                              .grad = (uint64_t)grad_dtype(g),
                              .copy = (uint64_t)g->copy_dtype,
-                             .tensors = many ? DW_ADAMW_MANY : DW_ADAMW_FEW}
+                             .stochastic = g->stochastic != 0,
+                             .tensors = !many   ? few
+                                        : extra ? DW_ADAMW_MANY_EXTRA
+                                                : DW_ADAMW_MANY}
         .params;
 }
 
@@ -239,8 +258,9 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
             .source = "common/adamw.cu", .entry = names[i], .arch = dw__gpu_arch(capability)};
         dw__jit_add_define(&points[i].code, "PARAM", dw__gpu_element((dw_dtype)shape.param));
         dw__jit_add_define(&points[i].code, "GRAD", dw__gpu_element((dw_dtype)shape.grad));
-        dw__jit_add_define(&points[i].code, "STATE", dw__gpu_element((dw_dtype)shape.state));
+        dw__jit_add_define(&points[i].code, "STATE", (int)shape.state);
         dw__jit_add_define(&points[i].code, "COPY", (int)shape.copy);
+        dw__jit_add_define(&points[i].code, "STOCHASTIC", (int)shape.stochastic);
         dw__jit_add_define(&points[i].code, "TENSORS", (int)shape.tensors);
     }
     return DW_OK;
@@ -312,7 +332,7 @@ const dw__kernel dw__gpu_adamw_update = {
     .operation = "AdamW of many tensors, with clipping",
     .source = "cuda/common/adamw.cu",
     .architectures = DW__GPU_ARCHITECTURES,
-    .elements = "BF16, F16, F32; gradients, averages and copies likewise",
+    .elements = "BF16, F16, F32; gradients, averages and copies likewise; averages also 8-bit codes",
     .needs = "contiguous tensors; fastest from multiples of 16 bytes",
     .supports = supports,
     .prepare = prepare,
@@ -326,7 +346,7 @@ const dw__kernel dw__gpu_adamw_update = {
 
 dw_status dw_adamw_gpu_workspace(const dw_adamw_gpu *call, size_t *bytes) {
     DW_RETURN_IF_FAILED(check(call));
-    *bytes = layout_of(call).bytes;
+    *bytes = call->device == &dw__device_cpu ? 0 : layout_of(call).bytes;
     return DW_OK;
 }
 
@@ -335,6 +355,7 @@ dw_status dw_adamw_gpu_run(const dw_adamw_gpu *call) {
     DW_RETURN_IF_FAILED(check(call));
     const layout l = layout_of(call);
     if (l.tensors == 0) return DW_OK;
+    if (call->device == &dw__device_cpu) return dw__adamw_cpu_run(call);
     if (!call->workspace || call->workspace_bytes < l.bytes || (uintptr_t)call->workspace % 16 != 0)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "adamw: the workspace has %zu bytes at %p; expected %zu bytes of device "

@@ -11,7 +11,8 @@ typedef union dw__adamw_shape {
         uint64_t param : 8, state : 8; /* dw_dtype */
         uint64_t tensors : 16;         /* length of a launch's table */
         uint64_t grad : 8, copy : 8;   /* dw_dtype; copy 0: none */
-        uint64_t unused : 16;
+        uint64_t stochastic : 8;
+        uint64_t unused : 8;
     };
     uint64_t params; /* of dw__variant */
 } dw__adamw_shape;
@@ -19,6 +20,14 @@ _Static_assert(sizeof(dw__adamw_shape) == sizeof(uint64_t), "packed, and no bit 
 
 extern const dw__kernel dw__gpu_adamw_update;
 extern const dw__first_use dw__adamw_first_use; /* adamw_first_use.c */
+
+/* Returns whether calls of a variant give the same bits on every device. */
+static inline bool dw__adamw_exact(dw__adamw_shape shape) {
+    return shape.stochastic || shape.state == DW_E4M3;
+}
+
+/* A checked call on the CPU (cpu/adamw_call.c). */
+dw_status dw__adamw_cpu_run(const dw_adamw_gpu *call);
 
 /* Makes the kernels of a group's types ready in the current context, so that later calls load nothing. */
 dw_status dw__adamw_prepare(const dw_device *device, const dw_adamw_gpu_group *group);
