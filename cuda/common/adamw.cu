@@ -273,7 +273,9 @@ DEVICE constants constants_of(const dw_adamw_params &p, const dw_adamw_common &c
 }
 
 #if !BLOCKS
-extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, 4) adamw_update(const __grid_constant__ dw_adamw_params p) {
+// Stochastic rounding needs more registers than 4 blocks of an SM have.
+extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, STOCHASTIC ? 3 : 4)
+    adamw_update(const __grid_constant__ dw_adamw_params p) {
     const int tensor = tensor_of_block(p);
     const dw_adamw_entry &of = p.tensor[tensor];
     const bool store_gradients = p.store_gradients != 0;

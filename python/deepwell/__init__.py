@@ -30,6 +30,7 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
     from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
     from deepwell.host_plan import HostPlan
     from deepwell.machine import Hardware, hardware, print_hardware_info, probe
+    from deepwell.muon import Muon
     from deepwell.optim import AdamW
     from deepwell.optimize import optimize, restore, summary
     from deepwell.plans import Plan, autoplan
@@ -52,6 +53,7 @@ __all__ = [
     "HostPlan",
     "IR",
     "MicroscalingConfig",
+    "Muon",
     "Plan",
     "Precision",
     "PrecisionPolicy",
