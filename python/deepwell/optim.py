@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from typing import Any, Callable, Iterable
 
 import torch
@@ -49,6 +51,7 @@ class AdamW(torch.optim.Optimizer):
     stochastic_rounding: bool = False
     master_weights: bool = False
     seed: int = 0
+    _release: _Release | None = None
 
     def __init__(
         self,
@@ -113,6 +116,8 @@ class AdamW(torch.optim.Optimizer):
             raise ValueError(
                 "deepwell.AdamW has no amsgrad with state_dtype, stochastic_rounding or master_weights; leave one out"
             )
+        if self._release is not None:
+            self._release.watch(group)
         # Kept in the state_dict, from which torch.optim.AdamW takes it.
         if group["fused"] is None and all(param.is_cuda for param in group["params"]):
             group["fused"] = True
@@ -206,6 +211,47 @@ class AdamW(torch.optim.Optimizer):
             state["step"] = step.to(param.device, torch.float32)  # a state_dict had it elsewhere
         return state
 
+    # ---- gradient release ----------------------------------------------------------------------------
+
+    def release_gradients(
+        self, accumulation: int = 1, pending_bytes: int = 32 << 20
+    ) -> _Release:
+        """Updates parameters while backward runs and frees their gradients, so that few gradients exist at once.
+
+        A parameter is updated when the last of ``accumulation`` backward passes has its gradient. Up to
+        ``pending_bytes`` of gradients wait for each other, to be updated by one call; with 0 none waits. ``step()`` then
+        ends a step and updates only what has a gradient still, and the results have the same bits as without release.
+        ``remove()`` of the returned handle ends it.
+
+        The norm of all gradients, gradients of other ranks, and a scaler's verdict are known only after backward:
+        ``max_grad_norm``, several ranks and ``torch.amp.GradScaler`` are errors.
+        """
+        if self.max_grad_norm is not None:
+            raise ValueError(
+                "release_gradients: max_grad_norm needs the norm of all gradients, which is known only after backward; "
+                "leave one of them out"
+            )
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            if torch.distributed.get_world_size() > 1:
+                raise RuntimeError(
+                    "release_gradients: there are several ranks, whose gradients are reduced after the hooks of "
+                    "parameters; leave it out"
+                )
+        if accumulation < 1 or pending_bytes < 0:
+            raise ValueError(
+                f"release_gradients: accumulation is {accumulation} and pending_bytes {pending_bytes}; expected at least "
+                "1 and 0"
+            )
+        if self._release is not None:
+            raise RuntimeError("release_gradients: gradients are released already; remove() that first")
+        self._release = _Release(self, accumulation, pending_bytes)
+        return self._release
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        if self._release is not None:
+            self._release.forget()
+
     def _has_master(self, param: torch.Tensor) -> bool:
         return self.master_weights and param.dtype in (torch.bfloat16, torch.float16)
 
@@ -252,7 +298,13 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._update(self._with_gradients())
+        if self._release is not None:
+            self._release.end_step()
+        found = self._with_gradients()
+        self._update(found)
+        if self._release is not None:
+            for _, param in found:
+                param.grad = None
         return loss
 
     def _update(self, found: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
@@ -467,6 +519,86 @@ class AdamW(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=group["maximize"],
         )
+
+
+class _Release:
+    """Hooks that update parameters during backward."""
+
+    def __init__(self, optimizer: AdamW, accumulation: int, pending_bytes: int) -> None:
+        self.optimizer, self.accumulation, self.limit = optimizer, accumulation, pending_bytes
+        self.pending: list[tuple[dict[str, Any], torch.Tensor]] = []
+        self.bytes = 0
+        self.passes: dict[torch.Tensor, int] = {}  # backward passes since the last step
+        self.lock = threading.RLock()  # autograd has a thread for each device
+        self.hooks: dict[torch.Tensor, Any] = {}
+        for group in optimizer.param_groups:
+            self.watch(group)
+
+    def watch(self, group: dict[str, Any]) -> None:
+        for param in group["params"]:
+            if param.requires_grad:
+                hook = functools.partial(self.collect, group)
+                self.hooks[param] = param.register_post_accumulate_grad_hook(hook)
+
+    @torch.no_grad()
+    def collect(self, group: dict[str, Any], param: torch.Tensor) -> None:
+        with self.lock:
+            passes = self.passes[param] = self.passes.get(param, 0) + 1
+            if passes > self.accumulation:
+                raise RuntimeError(
+                    f"deepwell: backward pass {passes} since the last step(), but release_gradients has accumulation="
+                    f"{self.accumulation}: parameters are updated already; call step() after each {self.accumulation}, "
+                    "or give the number of passes of a step"
+                )
+            if passes < self.accumulation:
+                return
+            if not self.pending:  # what is left when backward ends is updated then
+                torch.autograd.Variable._execution_engine.queue_callback(self.update)
+            self.pending.append((group, param))
+            self.bytes += param.grad.nbytes
+            if self.bytes >= self.limit:
+                self.update()
+
+    @torch.no_grad()
+    def update(self) -> None:
+        with self.lock:
+            found, self.pending, self.bytes = self.pending, [], 0
+            if not found:
+                return
+            for _, param in found:
+                if param.grad.is_sparse:
+                    raise RuntimeError(
+                        "deepwell.AdamW does not support sparse gradients; use torch.optim.SparseAdam"
+                    )
+            self.optimizer._update(found)
+            for _, param in found:
+                param.grad = None
+
+    def end_step(self) -> None:
+        if getattr(self.optimizer, "grad_scale", None) is not None:
+            raise RuntimeError(
+                "deepwell: release_gradients has updated parameters before torch.amp.GradScaler looked at the gradients; "
+                "leave the scaler or the release out"
+            )
+        most = max(self.passes.values(), default=self.accumulation)
+        if most < self.accumulation:
+            raise RuntimeError(
+                f"deepwell: step() after {most} of {self.accumulation} backward passes of release_gradients; call it "
+                "after the last"
+            )
+        self.update()
+        self.passes.clear()
+
+    def forget(self) -> None:
+        """Begins a step again, as zero_grad does, unless parameters have been updated since the last one."""
+        if max(self.passes.values(), default=0) < self.accumulation:
+            self.passes.clear()
+
+    def remove(self) -> None:
+        for hook in self.hooks.values():
+            hook.remove()
+        self.hooks.clear()
+        self.optimizer._release = None
 
 
 def _gpu(device: torch.device) -> str | None:
