@@ -171,6 +171,12 @@ class Muon(AdamW):
             master = saved.get("master", param.detach())
             state["master"] = master.to(param.device, torch.float32, copy=True)
 
+    def _state_bytes(self, group: dict[str, Any], param: torch.Tensor) -> int:
+        if not group["muon"]:
+            return super()._state_bytes(group, param)
+        width = self._momentum_dtype(param).itemsize + (4 if self._has_master(param) else 0)
+        return 4 + width * param.numel()
+
     def _momentum_dtype(self, param: torch.Tensor) -> torch.dtype:
         if self.state_dtype is None:
             return param.dtype

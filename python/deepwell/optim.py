@@ -255,6 +255,27 @@ class AdamW(torch.optim.Optimizer):
     def _has_master(self, param: torch.Tensor) -> bool:
         return self.master_weights and param.dtype in (torch.bfloat16, torch.float16)
 
+    @property
+    def has_other_memory(self) -> bool:
+        """Returns whether states or gradients take other memory than those of ``torch.optim.AdamW(fused=True)``."""
+        return self._own_formats or self._release is not None
+
+    def state_bytes(self) -> int:
+        """Returns the bytes that the states of all parameters have after a step in which each had a gradient."""
+        return sum(
+            self._state_bytes(group, param)
+            for group in self.param_groups
+            for param in group["params"]
+        )
+
+    def _state_bytes(self, group: dict[str, Any], param: torch.Tensor) -> int:
+        count = param.numel()
+        master = 4 * count if self._has_master(param) else 0
+        if self.state_dtype == "8bit":
+            return 4 + 2 * count + 8 * -(-count // BLOCK) + master
+        width = (self.state_dtype or param.dtype).itemsize
+        return 4 + (3 if group["amsgrad"] else 2) * width * count + master
+
     def averages(self, param: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns exp_avg and exp_avg_sq of a parameter in float32, whatever their type in ``state``."""
         state = self.state[param]

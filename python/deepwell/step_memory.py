@@ -50,13 +50,13 @@ def optimizer_name(optimizer: Any) -> str:
     name = None
     if isinstance(optimizer, (str, type, type(None))):
         name = _OPTIMIZERS.get(optimizer)
-    elif type(optimizer) in _OPTIMIZERS:
+    elif type(optimizer) in _OPTIMIZERS and not getattr(optimizer, "has_other_memory", False):
         name = _name_with(type(optimizer), optimizer.param_groups)
     if name is None:
         raise UnsupportedError(
             f"the memory of the optimizer {optimizer!r} is not known: use 'adamw_dw' (deepwell.AdamW), 'adamw' "
             "(torch.optim.AdamW with its defaults), 'adamw_fused' (torch.optim.AdamW(fused=True)), or None and add the "
-            "bytes of its states"
+            "bytes of its states, which state_bytes() of Deepwell's optimizers returns"
         )
     return name
 

@@ -15,6 +15,7 @@ import deepwell
 import pytest
 import torch
 from deepwell import _deepwell, optim
+from deepwell.step_memory import optimizer_name
 
 FORMATS = [torch.float32, torch.bfloat16, "8bit"]
 SHAPES = [(7, 13), (1,), (0,), (129,), (4500,), (3, 128)]
@@ -206,6 +207,10 @@ def test_resume_and_copies_give_the_same_bits(kind) -> None:
         scales = 8 * -(-param.numel() // 128) if kind == "8bit" else 0
         assert held == 4 + (nbytes + 4) * param.numel() + scales
         assert all(state[name].shape == param.shape for name in ("exp_avg", "exp_avg_sq"))
+    states = optimizer.state.values()
+    assert optimizer.state_bytes() == sum(x.nbytes for state in states for x in state.values())
+    with pytest.raises(deepwell.UnsupportedError, match="state_bytes"):
+        optimizer_name(optimizer)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, "8bit"])

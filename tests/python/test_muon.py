@@ -142,6 +142,8 @@ def test_resume_gives_the_same_bits(kind) -> None:
         for key, value in optimizer.state[a].items():
             assert torch.equal(value.float(), second.state[b][key].float()), (name, key)
             assert value.dtype is second.state[b][key].dtype, (name, key)
+    states = optimizer.state.values()
+    assert optimizer.state_bytes() == sum(x.nbytes for state in states for x in state.values())
     buffer = optimizer.state[model.up.weight]["momentum_buffer"]
     assert buffer.dtype is torch.bfloat16
 
