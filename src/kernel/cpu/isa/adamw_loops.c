@@ -69,6 +69,20 @@ static const float e4m3_largest = 448.0f, root_largest = 480.0f;
 /* A block whose largest magnitude is smaller becomes 0: its reciprocal would be infinite. */
 static const float least_scaled = 0x1p-100f;
 
+/* The loops below have constant bounds and one width of elements each, so that compilers vectorise them. */
+
+static void widen(const uint8_t *codes, int count, uint32_t to[BLOCK]) {
+    uint8_t copy[BLOCK] = {0};
+    memcpy(copy, codes, (size_t)count);
+    for (int i = 0; i < BLOCK; i++) to[i] = copy[i];
+}
+
+static void narrow(const uint32_t from[BLOCK], int count, uint8_t *codes) {
+    uint8_t copy[BLOCK];
+    for (int i = 0; i < BLOCK; i++) copy[i] = (uint8_t)from[i];
+    memcpy(codes, copy, (size_t)count);
+}
+
 static inline float from_code(uint32_t code, uint32_t first_normal, uint32_t normal,
                               uint32_t subnormal, int dropped) {
     const bool small = code < first_normal;
@@ -77,32 +91,37 @@ static inline float from_code(uint32_t code, uint32_t first_normal, uint32_t nor
 }
 
 static void load_codes(const uint8_t *codes, float scale, int count, float to[BLOCK]) {
-    for (int i = count; i < BLOCK; i++) to[i] = 0.0f;
-    for (int i = 0; i < count; i++) {
-        const uint32_t code = codes[i] & 0x7Fu;
+    uint32_t stored[BLOCK];
+    widen(codes, count, stored);
+    for (int i = 0; i < BLOCK; i++) {
+        const uint32_t code = stored[i] & 0x7Fu;
         const float x = from_code(code, 8, E4M3_NORMAL, E4M3_SUBNORMAL, E4M3_DROPPED) * scale;
         const uint32_t bits = code == E4M3_NAN ? 0x7FC00000u : dw__f32_bits(x);
-        to[i] = dw__f32_from_bits(bits | (codes[i] & 0x80u) << 24);
+        to[i] = dw__f32_from_bits(bits | (stored[i] & 0x80u) << 24);
     }
 }
 
 static void load_roots(const uint8_t *codes, float scale, int count, float to[BLOCK]) {
-    for (int i = count; i < BLOCK; i++) to[i] = 0.0f;
-    for (int i = 0; i < count; i++) {
-        const float x = from_code(codes[i], 16, ROOT_NORMAL, ROOT_SUBNORMAL, ROOT_DROPPED) * scale;
-        to[i] = dw__f32_from_bits(codes[i] == ROOT_NAN ? 0x7FC00000u : dw__f32_bits(x * x));
+    uint32_t stored[BLOCK];
+    widen(codes, count, stored);
+    for (int i = 0; i < BLOCK; i++) {
+        const float x = from_code(stored[i], 16, ROOT_NORMAL, ROOT_SUBNORMAL, ROOT_DROPPED) * scale;
+        to[i] = dw__f32_from_bits(stored[i] == ROOT_NAN ? 0x7FC00000u : dw__f32_bits(x * x));
     }
 }
 
 /* Returns the largest finite magnitude. Elements beyond a tensor's end are 0. */
 static float largest(const float x[BLOCK]) {
-    uint32_t most = 0;
-    for (int i = 0; i < BLOCK; i++) {
-        const uint32_t bits = dw__f32_bits(x[i]) & 0x7FFFFFFFu;
-        const uint32_t finite = bits < 0x7F800000u ? bits : 0;
-        most = finite > most ? finite : most;
-    }
-    return dw__f32_from_bits(most);
+    enum { COLUMNS = 16 };
+    int32_t most[COLUMNS] = {0}, all = 0;
+    for (int i = 0; i < BLOCK; i += COLUMNS)
+        for (int j = 0; j < COLUMNS; j++) {
+            const int32_t bits = (int32_t)(dw__f32_bits(x[i + j]) & 0x7FFFFFFFu);
+            const int32_t finite = bits < 0x7F800000 ? bits : 0;
+            most[j] = finite > most[j] ? finite : most[j];
+        }
+    for (int j = 0; j < COLUMNS; j++) all = most[j] > all ? most[j] : all;
+    return dw__f32_from_bits((uint32_t)all);
 }
 
 static void scale_of(float most, float largest_code, float *scale, float *inverse) {
@@ -114,48 +133,53 @@ static void scale_of(float most, float largest_code, float *scale, float *invers
 static void store_codes(uint8_t *codes, float *scale, int count, const float x[BLOCK],
                         const uint32_t *random) {
     float inverse;
-    uint8_t made[BLOCK];
+    uint32_t made[BLOCK], added[BLOCK];
     scale_of(largest(x), e4m3_largest, scale, &inverse);
+    for (int i = 0; i < BLOCK; i++) added[i] = random ? random[i] << 4 : 0;
     for (int i = 0; i < BLOCK; i++) {
         const uint32_t magnitude = dw__f32_bits(x[i]) & 0x7FFFFFFFu;
         float y = dw__f32_from_bits(magnitude) * inverse;
         y = y > e4m3_largest ? e4m3_largest : y;
         const bool small = y < least_normal;
         const uint32_t bits = dw__f32_bits(y + (small ? least_normal : 0.0f));
-        const uint32_t added = random ? random[i] << 4 : even_below(bits, E4M3_DROPPED);
+        const uint32_t below = random ? added[i] : even_below(bits, E4M3_DROPPED);
         uint32_t code =
-            ((bits + added) >> E4M3_DROPPED) - (small ? E4M3_SUBNORMAL : E4M3_NORMAL);
+            ((bits + below) >> E4M3_DROPPED) - (small ? E4M3_SUBNORMAL : E4M3_NORMAL);
         code = magnitude >= 0x7F800000u ? E4M3_NAN : code;
-        made[i] = (uint8_t)(code | (dw__f32_bits(x[i]) >> 24 & 0x80u));
+        made[i] = code | (dw__f32_bits(x[i]) >> 24 & 0x80u);
     }
-    memcpy(codes, made, (size_t)count);
+    narrow(made, count, codes);
 }
 
 /* Between codes of roots a < b a square v becomes b^2 with probability (v - a^2) / (b^2 - a^2). */
 static void store_roots(uint8_t *codes, float *scale, int count, const float v[BLOCK],
                         const uint32_t *random) {
-    float root[BLOCK], inverse;
-    uint8_t made[BLOCK];
+    float root[BLOCK], above[BLOCK], bound[BLOCK], inverse;
+    uint32_t made[BLOCK];
     for (int i = 0; i < BLOCK; i += DW_LANES) v_store(root + i, v_sqrt(v_load(v + i)));
     scale_of(largest(root), root_largest, scale, &inverse);
     for (int i = 0; i < BLOCK; i++) {
-        const uint32_t magnitude = dw__f32_bits(root[i]) & 0x7FFFFFFFu;
-        float y = dw__f32_from_bits(magnitude) * inverse;
+        float y = dw__f32_from_bits(dw__f32_bits(root[i]) & 0x7FFFFFFFu) * inverse;
         y = y > root_largest ? root_largest : y;
         const bool small = y < least_normal;
         const float shift = small ? least_normal : 0.0f;
-        const uint32_t bits = dw__f32_bits(y + shift), kept = bits >> ROOT_DROPPED;
+        const uint32_t kept = dw__f32_bits(y + shift) >> ROOT_DROPPED;
         const float low = dw__f32_from_bits(kept << ROOT_DROPPED) - shift;
         const float high = dw__f32_from_bits((kept + 1) << ROOT_DROPPED) - shift;
-        const float above = (y - low) * (y + low), width = (high - low) * (high + low);
-        const float uniform = random ? (float)(int32_t)random[i] * 0x1p-16f : 0.0f;
-        const bool up = random ? above > uniform * width : y - low > high - y;
-        uint32_t code = kept - (small ? ROOT_SUBNORMAL : ROOT_NORMAL) + up;
-        code = code == 0 && magnitude > 0 ? 1 : code;
-        code = magnitude >= 0x7F800000u ? ROOT_NAN : code;
-        made[i] = (uint8_t)code;
+        above[i] = random ? (y - low) * (y + low) : y - low;
+        bound[i] = random ? (high - low) * (high + low) : high - y;
+        made[i] = kept - (small ? ROOT_SUBNORMAL : ROOT_NORMAL);
     }
-    memcpy(codes, made, (size_t)count);
+    if (random)
+        for (int i = 0; i < BLOCK; i++) bound[i] *= (float)(int32_t)random[i] * 0x1p-16f;
+    for (int i = 0; i < BLOCK; i++) {
+        const uint32_t magnitude = dw__f32_bits(root[i]) & 0x7FFFFFFFu;
+        uint32_t code = made[i] + (above[i] > bound[i] ? 1u : 0u);
+        const uint32_t least = magnitude > 0 ? 1 : 0;
+        code = code < least ? least : code;
+        made[i] = magnitude >= 0x7F800000u ? ROOT_NAN : code;
+    }
+    narrow(made, count, codes);
 }
 
 /* ---- a block --------------------------------------------------------------------------------------- */
