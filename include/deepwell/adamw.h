@@ -69,8 +69,8 @@ typedef struct dw_adamw_gpu_group {
     /* DW_BF16, DW_F16 or DW_F32. A model that computes in BF16 with FP32 parameters behind it has param_dtype and
      * state_dtype DW_F32, grad_dtype and copy_dtype DW_BF16. */
     dw_dtype param_dtype, state_dtype; /* state_dtype may also be DW_E4M3 */
-    dw_dtype grad_dtype; /* 0: param_dtype */
-    dw_dtype copy_dtype; /* 0: tensors have no copy */
+    dw_dtype grad_dtype;               /* 0: param_dtype */
+    dw_dtype copy_dtype;               /* 0: tensors have no copy */
     const dw_adamw_gpu_tensor *tensors;
     uint32_t count;
     double lr, beta1, beta2, eps, weight_decay;

@@ -443,6 +443,128 @@ static void bits_repeat_and_graphs_advance(void **state) {
     for (int run = 0; run < 3; run++) free(kept[run]);
 }
 
+/* ---- formats ------------------------------------------------------------------------------------- */
+
+enum { FORMAT_PARTS = 7, PART_SCALES = 5, PART_STEP = 6 };
+
+/* A tensor of a call with states of any format: host memory, and the device's. */
+typedef struct coded {
+    int64_t count;
+    size_t bytes[FORMAT_PARTS], shift[FORMAT_PARTS];
+    char *host[FORMAT_PARTS];
+    void *memory[FORMAT_PARTS];
+} coded;
+
+static void make_coded(coded *c, const dw_adamw_gpu_group *g, int64_t count, int offset) {
+    const dw_dtype types[FORMAT_PARTS] = {g->param_dtype,
+                                          g->grad_dtype,
+                                          g->state_dtype,
+                                          g->state_dtype,
+                                          g->copy_dtype ? g->copy_dtype : DW_F32,
+                                          DW_F32,
+                                          DW_F32};
+    c->count = count;
+    for (int b = 0; b < FORMAT_PARTS; b++) {
+        const int64_t numbers =
+            b == PART_SCALES ? DW_ADAMW_SCALES(count) : (b == PART_STEP ? 1 : count);
+        c->shift[b] = (size_t)(b == PART_STEP ? 0 : offset) * dw_dtype_bytes(types[b]);
+        c->bytes[b] = c->shift[b] + (size_t)numbers * dw_dtype_bytes(types[b]);
+        c->host[b] = calloc(1, c->bytes[b] + 1);
+        for (int64_t i = 0; i < numbers; i++) {
+            const float x = draw(), size = draw();
+            char *at = c->host[b] + c->shift[b];
+            if (types[b] == DW_E4M3) /* not NaN; without a sign where it is a square */
+                at[i] = (char)((random_bits >> 20) % (b == M ? 127 : 255));
+            else
+                dw__trial_set(at, types[b], (size_t)i,
+                              b == PART_STEP     ? 3.0f
+                              : b == PART_SCALES ? fabsf(x)
+                              : b == V           ? x * x
+                                                 : x * expf(6.0f * size));
+        }
+        OK(dw_device_allocate(device, c->bytes[b] + 1, &c->memory[b]));
+        OK(dw_device_copy_in(device, c->memory[b], c->host[b], c->bytes[b]));
+    }
+}
+
+static dw_adamw_gpu_tensor tensor_at(const coded *c, void *const memory[FORMAT_PARTS],
+                                     uint32_t stream) {
+    char *at[FORMAT_PARTS];
+    for (int b = 0; b < FORMAT_PARTS; b++) at[b] = (char *)memory[b] + c->shift[b];
+    return (dw_adamw_gpu_tensor){.param = at[P],
+                                 .grad = at[G],
+                                 .exp_avg = at[M],
+                                 .exp_avg_sq = at[V],
+                                 .copy = at[C],
+                                 .scales = (float *)at[PART_SCALES],
+                                 .step = (float *)at[PART_STEP],
+                                 .count = c->count,
+                                 .stream = stream};
+}
+
+static void run_formats(dw_adamw_gpu_group *g, const dw_device *where) {
+    dw_adamw_gpu call = {
+        .struct_size = sizeof call, .device = where, .groups = g, .group_count = 1};
+    OK(dw_adamw_gpu_workspace(&call, &call.workspace_bytes));
+    if (call.workspace_bytes > 0)
+        OK(dw_device_allocate(device, call.workspace_bytes, &call.workspace));
+    OK(dw_adamw_gpu_run(&call));
+    if (call.workspace) dw_device_release(device, call.workspace, call.workspace_bytes);
+}
+
+/* Codes and stochastic rounding give the bits of the CPU, also for tensors that are not aligned, and for more tensors
+ * than the smaller table has. */
+static void formats_have_the_bits_of_the_cpu(void **state) {
+    static const struct {
+        dw_dtype param, grad, state, copy;
+        int stochastic, tensors;
+    } cases[] = {{DW_BF16, DW_BF16, DW_E4M3, 0, 1, 60},
+                 {DW_F32, DW_BF16, DW_E4M3, DW_BF16, 1, 9},
+                 {DW_BF16, DW_BF16, DW_BF16, 0, 1, 9},
+                 {DW_F32, DW_F32, DW_BF16, 0, 1, 9},
+                 {DW_F32, DW_F32, DW_E4M3, 0, 0, 60}};
+    static const int64_t counts[] = {1, 7, 129, 1023, 0, 4096, 4097, 8200, 513};
+    static coded all[60];
+    static dw_adamw_gpu_tensor tensors[60];
+    const dw_device *cpu;
+    (void)state;
+    need_compiler();
+    OK(dw_device_find("cpu", &cpu));
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        dw_adamw_gpu_group g = {.param_dtype = cases[k].param,
+                                .grad_dtype = cases[k].grad,
+                                .state_dtype = cases[k].state,
+                                .copy_dtype = cases[k].copy,
+                                .tensors = tensors,
+                                .count = (uint32_t)cases[k].tensors,
+                                .lr = 0.01,
+                                .beta1 = 0.9,
+                                .beta2 = 0.999,
+                                .eps = 1e-8,
+                                .weight_decay = 0.1,
+                                .maximize = k == 1,
+                                .stochastic = cases[k].stochastic,
+                                .seed = 1234567890123ull};
+        for (int i = 0; i < cases[k].tensors; i++) {
+            make_coded(&all[i], &g, i < 9 ? counts[i] : 1 + i, i % 3 == 1 ? 1 + i % 7 : 0);
+            tensors[i] = tensor_at(&all[i], all[i].memory, (uint32_t)(1000 * i));
+        }
+        run_formats(&g, device);
+        for (int i = 0; i < cases[k].tensors; i++)
+            tensors[i] = tensor_at(&all[i], (void *const *)all[i].host, (uint32_t)(1000 * i));
+        run_formats(&g, cpu);
+        for (int i = 0; i < cases[k].tensors; i++)
+            for (int b = 0; b < FORMAT_PARTS; b++) {
+                char *got = calloc(1, all[i].bytes[b] + 1);
+                OK(dw_device_copy_out(device, got, all[i].memory[b], all[i].bytes[b]));
+                assert_memory_equal(got, all[i].host[b], all[i].bytes[b]);
+                dw_device_release(device, all[i].memory[b], all[i].bytes[b] + 1);
+                free(got);
+                free(all[i].host[b]);
+            }
+    }
+}
+
 static void wrong_calls(void **state) {
     float number;
     (void)state;
@@ -469,6 +591,13 @@ static void wrong_calls(void **state) {
     g.copy_dtype = DW_BF16;
     assert_int_equal(dw_adamw_gpu_run(&call), DW_INVALID_ARGUMENT);
     assert_non_null(strstr(dw_last_error(), "copy"));
+    tensor.copy = &number, g.state_dtype = DW_E4M3;
+    assert_int_equal(dw_adamw_gpu_run(&call), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "scales"));
+    g.state_dtype = DW_F32, tensor.stream = 1 << 20;
+    assert_int_equal(dw_adamw_gpu_run(&call), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "stream"));
+    tensor.stream = 0;
     g.copy_dtype = DW_I32;
     assert_int_equal(dw_adamw_gpu_run(&call), DW_TYPE);
     g.param_dtype = DW_I32;
@@ -481,10 +610,15 @@ static void wrong_calls(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(types_agree),        cmocka_unit_test(groups_share_a_norm),
-        cmocka_unit_test(many_tensors),       cmocka_unit_test(found_inf_changes_nothing),
-        cmocka_unit_test(infinite_gradients), cmocka_unit_test(bits_repeat_and_graphs_advance),
-        cmocka_unit_test(copies_agree),       cmocka_unit_test(only_finite_steps),
+        cmocka_unit_test(types_agree),
+        cmocka_unit_test(groups_share_a_norm),
+        cmocka_unit_test(many_tensors),
+        cmocka_unit_test(found_inf_changes_nothing),
+        cmocka_unit_test(infinite_gradients),
+        cmocka_unit_test(bits_repeat_and_graphs_advance),
+        cmocka_unit_test(copies_agree),
+        cmocka_unit_test(only_finite_steps),
+        cmocka_unit_test(formats_have_the_bits_of_the_cpu),
         cmocka_unit_test(wrong_calls),
     };
     return cmocka_run_group_tests(tests, setup, NULL);

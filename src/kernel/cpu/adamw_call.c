@@ -115,8 +115,8 @@ static void run_step(const dw_adamw_gpu *c, step *s) {
     const double scale = c->grad_scale ? (double)*c->grad_scale : 1.0;
     const double norm = clips ? norm_of(s, scale) : 0.0;
     const double factor = clips ? c->max_norm / (norm + 1e-6) : 1.0;
-    const bool skip = (c->found_inf && *c->found_inf == 1.0f) ||
-                      (clips && c->finite_only && !isfinite(norm));
+    const bool skip =
+        (c->found_inf && *c->found_inf == 1.0f) || (clips && c->finite_only && !isfinite(norm));
     if (c->norm) *c->norm = (float)norm;
     if (c->outcome) *c->outcome = (dw_adamw_gpu_outcome){norm, !skip};
     if (skip) return;
@@ -126,8 +126,8 @@ static void run_step(const dw_adamw_gpu *c, step *s) {
             const dw_adamw_gpu_tensor *t = &c->groups[i].tensors[k];
             const float count = *t->step += 1.0f;
             if (t->count == 0) continue;
-            s->jobs[at++].factors = factors_of(c, &c->groups[i], count, scale,
-                                               (float)(factor > 1.0 ? 1.0 : factor));
+            s->jobs[at++].factors =
+                factors_of(c, &c->groups[i], count, scale, (float)(factor > 1.0 ? 1.0 : factor));
         }
     dw__pool_run(dw__ceil_div(s->jobs[s->count].first, TASK_BLOCKS), update_task, s);
 }

@@ -120,7 +120,8 @@ static dw_status prepare(dw__trial *t) {
     state *s = t->state;
     dw__trial_part *workspace;
     s->shape.params = t->variant->params;
-    s->clips = t->index == 1 && !dw__adamw_exact(s->shape); /* the norm is added up in another order */
+    s->clips =
+        t->index == 1 && !dw__adamw_exact(s->shape); /* the norm is added up in another order */
     t->consequence = ", its calls are refused";
     s->group = (dw_adamw_gpu_group){.param_dtype = (dw_dtype)s->shape.param,
                                     .state_dtype = (dw_dtype)s->shape.state,
@@ -198,8 +199,8 @@ static bool element_agrees(const state *s, int tensor, int64_t at, double clip, 
 
 /* Runs the step on the CPU, in the memory of the operands before it. */
 static bool agrees_with_cpu(const state *s, char *text, size_t bytes) {
-    static const char *const names[BLOCKS] = {"parameter", "gradient", "exp_avg",
-                                              "exp_avg_sq", "copy",    "scale"};
+    static const char *const names[BLOCKS] = {"parameter",  "gradient", "exp_avg",
+                                              "exp_avg_sq", "copy",     "scale"};
     dw_adamw_gpu_tensor tensors[TENSORS_OF_TRIAL];
     float steps[TENSORS_OF_TRIAL];
     dw_adamw_gpu_group group = s->group;
@@ -208,8 +209,8 @@ static bool agrees_with_cpu(const state *s, char *text, size_t bytes) {
     for (int i = 0; i < TENSORS_OF_TRIAL; i++) {
         void *at[BLOCKS];
         for (int b = 0; b < BLOCKS; b++)
-            at[b] = (char *)s->before[b][i]->host +
-                    (size_t)offsets[i] * dw_dtype_bytes(type_of(s, b));
+            at[b] =
+                (char *)s->before[b][i]->host + (size_t)offsets[i] * dw_dtype_bytes(type_of(s, b));
         steps[i] = (float)(i * i);
         tensors[i] = s->tensors[i];
         tensors[i].param = at[P], tensors[i].grad = at[G], tensors[i].copy = at[C];

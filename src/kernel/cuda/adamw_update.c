@@ -167,14 +167,13 @@ static int64_t fill_table(const dw_adamw_gpu_group *g, uint32_t first, int most,
         if (chunks + chunks_of(t->count) > INT_MAX) break;
         if (copies) memcpy(extra, &t->copy, sizeof t->copy), extra += sizeof t->copy;
         if (scales) memcpy(extra, &t->scales, sizeof t->scales), extra += sizeof t->scales;
-        p->tensor[p->tensors++] =
-            (dw_adamw_entry){t->param, t->grad,     t->exp_avg, t->exp_avg_sq,
-                             t->count, (int)chunks, t->stream};
+        p->tensor[p->tensors++] = (dw_adamw_entry){t->param, t->grad,     t->exp_avg, t->exp_avg_sq,
+                                                   t->count, (int)chunks, t->stream};
         chunks += chunks_of(t->count);
     }
     return chunks;
 }
-_Static_assert(DW_ADAMW_MANY_EXTRA * (sizeof(dw_adamw_entry) + 2 * sizeof(void *)) <=
+_Static_assert(DW_ADAMW_MANY_EXTRA *(sizeof(dw_adamw_entry) + 2 * sizeof(void *)) <=
                    DW_ADAMW_MANY * sizeof(dw_adamw_entry),
                "extra addresses lie in the host's table");
 
@@ -233,9 +232,8 @@ static dw_status begin(const dw_adamw_gpu *c, const dw__context *context,
 static uint64_t shape_of(const dw_adamw_gpu_group *g, const dw__context *context) {
     const bool extra = g->copy_dtype || g->state_dtype == DW_E4M3;
     const uint32_t few = extra ? DW_ADAMW_FEW_EXTRA : DW_ADAMW_FEW;
-    const bool many =
-        g->count > few &&
-        (context->device != &dw__device_cuda || context->driver_version >= many_driver);
+    const bool many = g->count > few && (context->device != &dw__device_cuda ||
+                                         context->driver_version >= many_driver);
     return (dw__adamw_shape){.param = (uint64_t)g->param_dtype,
                              .state = (uint64_t)g->state_dtype,
                              .grad = (uint64_t)grad_dtype(g),
@@ -332,7 +330,8 @@ const dw__kernel dw__gpu_adamw_update = {
     .operation = "AdamW of many tensors, with clipping",
     .source = "cuda/common/adamw.cu",
     .architectures = DW__GPU_ARCHITECTURES,
-    .elements = "BF16, F16, F32; gradients, averages and copies likewise; averages also 8-bit codes",
+    .elements =
+        "BF16, F16, F32; gradients, averages and copies likewise; averages also 8-bit codes",
     .needs = "contiguous tensors; fastest from multiples of 16 bytes",
     .supports = supports,
     .prepare = prepare,

@@ -143,8 +143,7 @@ static void store_codes(uint8_t *codes, float *scale, int count, const float x[B
         const bool small = y < least_normal;
         const uint32_t bits = dw__f32_bits(y + (small ? least_normal : 0.0f));
         const uint32_t below = random ? added[i] : even_below(bits, E4M3_DROPPED);
-        uint32_t code =
-            ((bits + below) >> E4M3_DROPPED) - (small ? E4M3_SUBNORMAL : E4M3_NORMAL);
+        uint32_t code = ((bits + below) >> E4M3_DROPPED) - (small ? E4M3_SUBNORMAL : E4M3_NORMAL);
         code = magnitude >= 0x7F800000u ? E4M3_NAN : code;
         made[i] = code | (dw__f32_bits(x[i]) >> 24 & 0x80u);
     }
