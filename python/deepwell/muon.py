@@ -68,17 +68,17 @@ def _is_hidden(name: str, param: torch.Tensor) -> bool:
 class Muon(AdamW):
     """Muon for the matrices of hidden layers; ``deepwell.AdamW`` for embeddings, the head, norms and biases.
 
-    ``params`` is a model, or pairs of names and parameters, or groups with an entry ``"muon"``: True or False. For a model
-    ``hidden_parameters`` chooses the matrices; for pairs, two axes and the name do. ``hidden``, a list of names, replaces
-    both choices. A parameter of three axes that is named there is a stack of matrices.
+    ``params`` is a model, or pairs of names and parameters, or groups with an entry ``"muon"``: True or False. For a
+    model ``hidden_parameters`` chooses the matrices; for pairs, two axes and the name do. ``hidden``, a list of names,
+    replaces both choices. A parameter of three axes that is named there is a stack of matrices.
 
     A matrix [n, m] moves by ``lr * 0.2 * sqrt(max(n, m))`` times the orthogonalized momentum, whose root mean square is
     then that of AdamW's updates, so that learning rate and weight decay of AdamW fit; with ``scale="original"`` by
-    ``lr * sqrt(max(1, n / m))`` times it. ``adamw_lr`` and ``adamw_weight_decay`` of the other parameters are by default
-    the same.
+    ``lr * sqrt(max(1, n / m))`` times it. ``adamw_lr`` and ``adamw_weight_decay`` of the other parameters are by
+    default the same.
 
     ``state_dtype`` and the options after it are those of ``deepwell.AdamW``. The momentum has ``state_dtype``, bfloat16
-    for ``"8bit"``, and the type of the parameter by default.
+    for ``"8bit"``, and the type of the parameter by default. ``max_grad_norm`` clips all gradients together, in place.
     """
 
     def __init__(
@@ -204,7 +204,9 @@ class Muon(AdamW):
             of_key[-1].append((group, param))
         positions = {
             param: position
-            for position, param in enumerate(p for group in self.param_groups for p in group["params"])
+            for position, param in enumerate(
+                p for group in self.param_groups for p in group["params"]
+            )
         }
         for (_, _, steps), of_key in batches.items():
             for members in of_key:

@@ -213,14 +213,12 @@ class AdamW(torch.optim.Optimizer):
 
     # ---- gradient release ----------------------------------------------------------------------------
 
-    def release_gradients(
-        self, accumulation: int = 1, pending_bytes: int = 32 << 20
-    ) -> _Release:
+    def release_gradients(self, accumulation: int = 1, pending_bytes: int = 32 << 20) -> _Release:
         """Updates parameters while backward runs and frees their gradients, so that few gradients exist at once.
 
         A parameter is updated when the last of ``accumulation`` backward passes has its gradient. Up to
-        ``pending_bytes`` of gradients wait for each other, to be updated by one call; with 0 none waits. ``step()`` then
-        ends a step and updates only what has a gradient still, and the results have the same bits as without release.
+        ``pending_bytes`` of gradients wait for each other, to be updated by one call; with 0 none waits. ``step()``
+        then ends a step and updates only what has a gradient still. Results have the same bits as without release.
         ``remove()`` of the returned handle ends it.
 
         The norm of all gradients, gradients of other ranks, and a scaler's verdict are known only after backward:
@@ -239,11 +237,13 @@ class AdamW(torch.optim.Optimizer):
                 )
         if accumulation < 1 or pending_bytes < 0:
             raise ValueError(
-                f"release_gradients: accumulation is {accumulation} and pending_bytes {pending_bytes}; expected at least "
-                "1 and 0"
+                f"release_gradients: accumulation is {accumulation} and pending_bytes {pending_bytes}; expected at "
+                "least 1 and 0"
             )
         if self._release is not None:
-            raise RuntimeError("release_gradients: gradients are released already; remove() that first")
+            raise RuntimeError(
+                "release_gradients: gradients are released already; remove() that first"
+            )
         self._release = _Release(self, accumulation, pending_bytes)
         return self._release
 
@@ -355,9 +355,9 @@ class AdamW(torch.optim.Optimizer):
 
     def _refuse(self, param: torch.Tensor) -> None:
         raise RuntimeError(
-            f"deepwell.AdamW: a parameter of shape {tuple(param.shape)}, {param.dtype}, on {param.device} cannot have "
-            "state_dtype, stochastic_rounding or master_weights; expected a dense float32, bfloat16 or float16 tensor "
-            "with a gradient of the same type and strides on the CPU or on a Hopper or Blackwell GPU"
+            f"deepwell.AdamW: a parameter of shape {tuple(param.shape)}, {param.dtype}, on {param.device} cannot "
+            "have state_dtype, stochastic_rounding or master_weights; expected a dense float32, bfloat16 or float16 "
+            "tensor with a gradient of the same type and strides on the CPU or on a Hopper or Blackwell GPU"
         )
 
     def _step_on_cpu(self, members: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
@@ -598,8 +598,8 @@ class _Release:
     def end_step(self) -> None:
         if getattr(self.optimizer, "grad_scale", None) is not None:
             raise RuntimeError(
-                "deepwell: release_gradients has updated parameters before torch.amp.GradScaler looked at the gradients; "
-                "leave the scaler or the release out"
+                "deepwell: release_gradients has updated parameters before torch.amp.GradScaler looked at the "
+                "gradients; leave the scaler or the release out"
             )
         most = max(self.passes.values(), default=self.accumulation)
         if most < self.accumulation:

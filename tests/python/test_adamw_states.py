@@ -101,7 +101,9 @@ def exact_step(p, g, m, v, step):
 
 def spacing(exact, fractions, least):
     """The distance of neighbouring numbers of a format with so many fraction bits and a least exponent."""
-    return torch.ldexp(torch.ones_like(exact), torch.frexp(exact.abs())[1] - 1 - fractions).clamp_min(least)
+    return torch.ldexp(
+        torch.ones_like(exact), torch.frexp(exact.abs())[1] - 1 - fractions
+    ).clamp_min(least)
 
 
 @pytest.mark.parametrize("stochastic", [True, False])
@@ -118,13 +120,17 @@ def test_a_step_against_float64(dtype, kind, stochastic) -> None:
             continue
         p, m, v = exact_step(p, param.grad.double(), m, v, 4)
         steps = 1.0 if stochastic else 0.5
-        float_error = 2.0**-20  # 16 roundings in float32, of terms below 1 in magnitude beside the sum
+        float_error = (
+            2.0**-20
+        )  # 16 roundings in float32, of terms below 1 in magnitude beside the sum
         width = spacing(p, 7, 0.0) * steps if dtype is torch.bfloat16 else 0.0
         assert ((param.double() - p).abs() <= width + float_error * (1 + p.abs())).all()
         got_m, got_v = (average.double() for average in optimizer.averages(param))
         if kind == "8bit":
             state = optimizer.state[param]
-            scales = optim._like(state["scales"].unsqueeze(-1).expand(2, -1, 128)[0], param).double()
+            scales = optim._like(
+                state["scales"].unsqueeze(-1).expand(2, -1, 128)[0], param
+            ).double()
             roots = optim._like(state["scales"].unsqueeze(-1).expand(2, -1, 128)[1], param).double()
             width_m = spacing(m / scales, 3, 2.0**-9) * scales * steps
             root = v.sqrt()
@@ -144,7 +150,9 @@ def test_stochastic_rounding_keeps_the_mean(kind) -> None:
     """The mean of n roundings of a number between neighbours at distance d differs from it by a random number whose
     deviation is at most d / (2 sqrt(n)); 6 deviations are allowed."""
     n = 128 * 512
-    param = torch.nn.Parameter(torch.full((n,), 1.0 + 2**-9 + 2**-12, dtype=torch.float32).bfloat16())
+    param = torch.nn.Parameter(
+        torch.full((n,), 1.0 + 2**-9 + 2**-12, dtype=torch.float32).bfloat16()
+    )
     optimizer = deepwell.AdamW([param], lr=2.0**-12, weight_decay=0.0, state_dtype=kind, seed=5)
     grad = torch.full((n,), 0.3)
     grad[::128] = 1.0  # the largest of each block
@@ -157,7 +165,10 @@ def test_stochastic_rounding_keeps_the_mean(kind) -> None:
     g = param.grad[1].double().item()
     few = torch.ones(n, dtype=torch.bool)
     few[::128] = False
-    exact_m, exact_v = (1 - torch.tensor(0.9).double().item()) * g, (1 - torch.tensor(0.999).double().item()) * g * g
+    exact_m, exact_v = (
+        (1 - torch.tensor(0.9).double().item()) * g,
+        (1 - torch.tensor(0.999).double().item()) * g * g,
+    )
     for got, exact, width in ((m, exact_m, 2**-3), (v, exact_v, 2**-3)):
         deviation = width * exact / 2 / n**0.5
         assert abs(got[few].double().mean().item() - exact) < 6 * deviation + 1e-6 * exact
@@ -170,7 +181,9 @@ def test_the_roundings_of_an_element_are_independent() -> None:
     ups = []
     for _ in range(2):
         params = [torch.nn.Parameter(torch.full((n,), 1.001).bfloat16()) for _ in range(2)]
-        optimizer = deepwell.AdamW(params, lr=2.0**-10, weight_decay=0.0, state_dtype=torch.bfloat16, betas=(0.7, 0.7))
+        optimizer = deepwell.AdamW(
+            params, lr=2.0**-10, weight_decay=0.0, state_dtype=torch.bfloat16, betas=(0.7, 0.7)
+        )
         for param in params:
             param.grad = torch.full((n,), 0.7).bfloat16()
         optimizer.step()

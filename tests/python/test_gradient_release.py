@@ -14,7 +14,9 @@ WIDTH, LAYERS = 48, 6
 def make_model():
     torch.manual_seed(0)
     blocks = [
-        torch.nn.Sequential(torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.GELU(), torch.nn.Linear(4 * WIDTH, WIDTH))
+        torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.GELU(), torch.nn.Linear(4 * WIDTH, WIDTH)
+        )
         for _ in range(LAYERS)
     ]
     return torch.nn.Sequential(*blocks)

@@ -43,7 +43,9 @@ def test_steps_agree_with_torch(scale, nesterov) -> None:
         our.step()
         their.step()
     for a, b in zip(ours, theirs, strict=True):
-        factor = 0.2 * max(a.shape) ** 0.5 if scale == "rms" else max(1, a.shape[0] / a.shape[1]) ** 0.5
+        factor = (
+            0.2 * max(a.shape) ** 0.5 if scale == "rms" else max(1, a.shape[0] / a.shape[1]) ** 0.5
+        )
         assert (a - b).abs().max() <= 3 * 0.02 * factor * 1.3 * 8 * 2.0**-8
         torch.testing.assert_close(
             our.state[a]["momentum_buffer"], their.state[b]["momentum_buffer"], rtol=1e-5, atol=1e-6
@@ -111,7 +113,9 @@ def losses(make, dtype=torch.float32, steps=40):
     found = []
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(ids).float().flatten(0, 1), (ids * 5 % 16).flatten())
+        loss = torch.nn.functional.cross_entropy(
+            model(ids).float().flatten(0, 1), (ids * 5 % 16).flatten()
+        )
         loss.backward()
         optimizer.step()
         found.append(loss.item())
@@ -120,7 +124,9 @@ def losses(make, dtype=torch.float32, steps=40):
 
 def test_others_are_updated_as_by_adamw() -> None:
     """Without hidden matrices the losses are those of AdamW; with them they halve in 40 steps, too."""
-    adamw, _, _ = losses(lambda m: deepwell.AdamW(m.parameters(), lr=0.01, weight_decay=0.1, betas=(0.9, 0.95)))
+    adamw, _, _ = losses(
+        lambda m: deepwell.AdamW(m.parameters(), lr=0.01, weight_decay=0.1, betas=(0.9, 0.95))
+    )
     same, _, _ = losses(lambda m: deepwell.Muon(m, lr=0.01, hidden=[]))
     assert same == adamw
     with_muon, _, _ = losses(lambda m: deepwell.Muon(m, lr=0.01))
@@ -129,7 +135,12 @@ def test_others_are_updated_as_by_adamw() -> None:
 
 @pytest.mark.parametrize("kind", [None, torch.bfloat16, "8bit"])
 def test_resume_gives_the_same_bits(kind) -> None:
-    options = {"lr": 0.01, "state_dtype": kind, "stochastic_rounding": True, "master_weights": kind is None}
+    options = {
+        "lr": 0.01,
+        "state_dtype": kind,
+        "stochastic_rounding": True,
+        "master_weights": kind is None,
+    }
     _, model, optimizer = losses(lambda m: deepwell.Muon(m, **options), torch.bfloat16, 3)
     other = copy.deepcopy(model)
     second = deepwell.Muon(other, **options)
