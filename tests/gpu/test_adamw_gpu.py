@@ -128,3 +128,93 @@ def test_a_step_does_not_wait() -> None:
         our.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- states in fewer bits, Muon, gradient release: the CPU's bits and the same memory ----------------
+
+
+def run_formats(device: str, dtype: torch.dtype, **options):
+    params = [torch.nn.Parameter(param.detach().to(device)) for param in parameters(dtype)[:12]]
+    optimizer = deepwell.AdamW(params, lr=0.01, weight_decay=0.1, **options)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for param in params:
+            grad = torch.randn(param.shape) * torch.exp(2 * torch.randn(param.shape))
+            param.grad = grad.to(dtype).to(device)
+        optimizer.step()
+    return params, optimizer
+
+
+@pytest.mark.parametrize("master", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, "8bit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_formats_have_the_bits_of_the_cpu(dtype, kind, master) -> None:
+    options = {
+        "state_dtype": kind,
+        "stochastic_rounding": True,
+        "master_weights": master,
+        "seed": 9,
+    }
+    on_cpu, cpu = run_formats("cpu", dtype, **options)
+    on_gpu, gpu = run_formats("cuda", dtype, **options)
+    for a, b in zip(on_cpu, on_gpu, strict=True):
+        assert torch.equal(a, b.cpu())
+        for name, value in cpu.state[a].items():
+            assert torch.equal(value.float(), gpu.state[b][name].cpu().float()), name
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, "8bit"])
+def test_a_captured_step_draws_new_bits(kind) -> None:
+    """Replays give the bits of steps: the random bits follow the count of steps on the GPU."""
+    runs = []
+    for captured in (False, True):
+        ours, _, our, _ = pair(torch.bfloat16, state_dtype=kind)
+        set_gradients(ours, 0)
+        our.step()
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                our.step()
+        for seed in range(1, 4):
+            set_gradients(ours, seed)
+            graph.replay() if captured else our.step()
+        runs.append(ours)
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_muon_agrees_with_torch() -> None:
+    first = parameters(torch.float32)[0].detach()
+    ours, theirs = ([torch.nn.Parameter(first.clone()) for _ in range(3)] for _ in range(2))
+    our = deepwell.Muon([(f"layer.{i}", p) for i, p in enumerate(ours)], lr=0.02)
+    their = torch.optim.Muon(theirs, lr=0.02, adjust_lr_fn="match_rms_adamw")
+    for seed in range(2):
+        set_gradients(ours, seed)
+        set_gradients(theirs, seed)
+        our.step()
+        their.step()
+    for a, b in zip(ours, theirs, strict=True):
+        # As in tests/python/test_muon.py: roundings of products in bfloat16.
+        assert (a - b).abs().max() <= 2 * 0.02 * 0.2 * max(a.shape) ** 0.5 * 8 * 2.0**-8
+
+
+def test_released_gradients_leave_memory() -> None:
+    """16 layers of 16 MiB: with release, at most two gradients and a layer's activations exist beside the weights."""
+    peaks = []
+    for released in (False, True):
+        model = torch.nn.Sequential(
+            *[torch.nn.Linear(2048, 2048, bias=False, device="cuda") for _ in range(16)]
+        )
+        optimizer = deepwell.AdamW(model.parameters(), lr=1e-3, state_dtype="8bit")
+        if released:
+            optimizer.release_gradients(pending_bytes=0)
+        for _ in range(2):
+            optimizer.zero_grad()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            model(torch.ones(8, 2048, device="cuda")).sum().backward()
+            optimizer.step()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        del model, optimizer
+    weight = 2048 * 2048 * 4
+    assert peaks[0] > 15 * weight and peaks[1] < 4 * weight
