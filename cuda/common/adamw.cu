@@ -4,7 +4,7 @@
 // A step is adamw_norm, if gradients are clipped, then adamw_begin (one block), then adamw_update. Bits repeat: the sum
 // of squares of each chunk is stored by itself, and adamw_begin adds them in a fixed order.
 //
-// Defines: PARAM, GRAD, STATE: the element types of p, of g, and of m and v (element_types.h); STATE 7: blocks of codes.
+// Defines: PARAM, GRAD, STATE: the element types of p, of g, and of m and v (element_types.h); STATE 7: blocks of codes; STATE 0: none.
 // COPY: the type in which the update also writes the new p, for models that compute in 16 bits and keep p in FP32; 0: none.
 // STOCHASTIC: 1: stored values in BF16 and codes are rounded stochastically. TENSORS (adamw_params.h).
 //
@@ -14,7 +14,8 @@
 // Bytes per element: adamw_norm reads g; adamw_update reads p, g, m and v and writes p, m, v and the copy.
 
 #define BLOCKS (STATE == 7)
-#define EXACT (STOCHASTIC || BLOCKS)
+#define AVERAGES (STATE != 0)
+#define EXACT (STOCHASTIC || BLOCKS || !AVERAGES)
 #define EXTRAS ((COPY != 0) + BLOCKS)
 
 #include "adamw_params.h"
@@ -27,6 +28,7 @@ struct code_element {
 };
 template <int type> struct state_of : element_of<type> {};
 template <> struct state_of<7> : code_element {};
+template <> struct state_of<0> : element_of<PARAM> {}; // no memory has them
 
 typedef element_of<PARAM> param_element;
 typedef element_of<GRAD> grad_element;
@@ -215,6 +217,10 @@ struct constants {
 DEVICE void update(const constants &c, float &p, float g, float &m, float &v) {
     if constexpr (EXACT) {
         const float x = __fmul_rn(__fmul_rn(g, c.unscale), c.clip);
+        if constexpr (!AVERAGES) {
+            p = __fadd_rn(__fadd_rn(p, -__fmul_rn(c.decay, p)), -__fmul_rn(c.step_size, x));
+            return;
+        }
         m = __fadd_rn(__fmul_rn(c.beta1, m), __fmul_rn(c.one_minus_beta1, x));
         v = __fadd_rn(__fmul_rn(c.beta2, v), __fmul_rn(c.one_minus_beta2, __fmul_rn(x, x)));
         const float denominator = __fadd_rn(__fmul_rn(__fsqrt_rn(v), c.inverse_root), c.eps);
@@ -302,8 +308,10 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, STOCHASTIC ? 3 : 
             if (at >= c.whole) continue;
             pv[i] = *(const param_vector *)(ps + at);
             gv[i] = *(const grad_vector *)(gs + at);
-            mv[i] = *(const state_vector *)(ms + at);
-            vv[i] = *(const state_vector *)(vs + at);
+            if constexpr (AVERAGES) {
+                mv[i] = *(const state_vector *)(ms + at);
+                vv[i] = *(const state_vector *)(vs + at);
+            }
         }
         if (common.skip) return; // tested here, so that these loads do not wait for it
 #pragma unroll
@@ -315,14 +323,17 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, STOCHASTIC ? 3 : 
             for (int j = 0; j < PER_VECTOR; j++) {
                 const float gx = grad_element::load(gv[i].x, j);
                 float px = param_element::load(pv[i].x, j);
-                float mx = state_element::load(mv[i].x, j), vx = state_element::load(vv[i].x, j);
+                float mx = 0.0f, vx = 0.0f;
+                if constexpr (AVERAGES) mx = state_element::load(mv[i].x, j), vx = state_element::load(vv[i].x, j);
                 update(k, px, gx, mx, vx);
                 if (STOCHASTIC && j % 4 == 0)
                     random_words(p.seed, scalars.step, of.stream, (unsigned long long)(c.first + at + j) / 4, words);
                 const element_bits random = bits_of(words[j % 4]);
                 store_rounded<PARAM>(pv[i].x, j, px, random.p);
-                store_rounded<STATE>(mv[i].x, j, mx, random.m);
-                store_rounded<STATE>(vv[i].x, j, vx, random.v);
+                if constexpr (AVERAGES) {
+                    store_rounded<STATE>(mv[i].x, j, mx, random.m);
+                    store_rounded<STATE>(vv[i].x, j, vx, random.v);
+                }
             }
             *(param_vector *)(ps + at) = pv[i];
             if constexpr (COPY != 0) {
@@ -338,23 +349,28 @@ extern "C" __global__ void __launch_bounds__(DW_ADAMW_THREADS, STOCHASTIC ? 3 : 
                     grad_element::store(gv[i].x, j, grad_element::load(gv[i].x, j) * k.unscale);
                 *(grad_vector *)(gs + at) = gv[i];
             }
-            *(state_vector *)(ms + at) = mv[i];
-            *(state_vector *)(vs + at) = vv[i];
+            if constexpr (AVERAGES) {
+                *(state_vector *)(ms + at) = mv[i];
+                *(state_vector *)(vs + at) = vv[i];
+            }
         }
     }
     if (common.skip) return;
     for (int at = c.whole + (int)threadIdx.x; at < c.count; at += DW_ADAMW_THREADS) {
         const float gx = grad_element::load(gs, at);
         float px = param_element::load(ps, at);
-        float mx = state_element::load(ms, at), vx = state_element::load(vs, at);
+        float mx = 0.0f, vx = 0.0f;
+        if constexpr (AVERAGES) mx = state_element::load(ms, at), vx = state_element::load(vs, at);
         update(k, px, gx, mx, vx);
         const element_bits random =
             bits_of(STOCHASTIC ? random_word(p.seed, scalars.step, of.stream, (unsigned long long)(c.first + at)) : 0);
         store_rounded<PARAM>(ps, at, px, random.p);
         if constexpr (COPY != 0) copy_element::store(cs, at, param_element::load(ps, at));
         if (store_gradients) grad_element::store(gs, at, gx * k.unscale);
-        store_rounded<STATE>(ms, at, mx, random.m);
-        store_rounded<STATE>(vs, at, vx, random.v);
+        if constexpr (AVERAGES) {
+            store_rounded<STATE>(ms, at, mx, random.m);
+            store_rounded<STATE>(vs, at, vx, random.v);
+        }
     }
 }
 #endif

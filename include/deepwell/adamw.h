@@ -24,8 +24,11 @@
  *
  * The fraction bits come last, and exponent field 0 is subnormal. A positive exp_avg_sq never becomes 0. Stochastic
  * rounding of exp_avg_sq makes the expectation of the square exact. A number that is not finite becomes NaN. Calls with
- * stochastic rounding or DW_E4M3 compute without fused multiply-adds, so that every device gives the same bits for the
+ * stochastic rounding, DW_E4M3 or 0 compute without fused multiply-adds, so that every device gives the same bits for the
  * same factor of clipping.
+ *
+ * State_dtype 0 has no averages: param moves by -lr * grad, after weight decay, for optimizers that compute a direction
+ * themselves. The betas must be 0, and eps is not read.
  *
  * Calls on a GPU are asynchronous on the caller's stream. They run in the calling thread's current context; if there is
  * none, in the first device's primary context. They allocate no device memory, do not synchronise except at a kernel's
@@ -55,7 +58,7 @@ extern "C" {
 typedef struct dw_adamw_gpu_tensor {
     void *param;                /* param_dtype; updated in place, like the two averages */
     void *grad;                 /* grad_dtype; written only if the call has a grad_scale */
-    void *exp_avg, *exp_avg_sq; /* state_dtype */
+    void *exp_avg, *exp_avg_sq; /* state_dtype; not read if that is 0 */
     float *step;                /* one number: updates so far. It is incremented. */
     int64_t count;              /* elements; at most 2^40 */
     void *copy; /* copy_dtype; receives the updated param, rounded to nearest even */
@@ -68,7 +71,7 @@ typedef struct dw_adamw_gpu_tensor {
 typedef struct dw_adamw_gpu_group {
     /* DW_BF16, DW_F16 or DW_F32. A model that computes in BF16 with FP32 parameters behind it has param_dtype and
      * state_dtype DW_F32, grad_dtype and copy_dtype DW_BF16. */
-    dw_dtype param_dtype, state_dtype; /* state_dtype may also be DW_E4M3 */
+    dw_dtype param_dtype, state_dtype; /* state_dtype may also be DW_E4M3, or 0 */
     dw_dtype grad_dtype;               /* 0: param_dtype */
     dw_dtype copy_dtype;               /* 0: tensors have no copy */
     const dw_adamw_gpu_tensor *tensors;

@@ -11,7 +11,8 @@ from typing import Any, Iterable
 
 import torch
 
-from deepwell.optim import AdamW
+from deepwell import optim
+from deepwell.optim import DTYPES, AdamW
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the odd polynomial a x + b x^3 + c x^5
 EPS = 1e-7  # the least norm that a matrix is divided by
@@ -202,57 +203,113 @@ class Muon(AdamW):
             if of_key[-1] and (len(of_key[-1]) + 1) * param.numel() > BATCH_ELEMENTS:
                 of_key.append([])
             of_key[-1].append((group, param))
-        positions = {
-            param: position
-            for position, param in enumerate(
-                p for group in self.param_groups for p in group["params"]
-            )
-        }
+        positions = self._positions()
         for (_, _, steps), of_key in batches.items():
             for members in of_key:
                 directions = torch.stack([self._direction(*each) for each in members])
-                for (group, param), update in zip(members, orthogonalized(directions, steps)):
-                    self._move(group, param, update, positions[param])
+                updates = orthogonalized(directions, steps)
+                calls: dict[Any, list[Any]] = {}
+                for (group, param), update in zip(members, updates):
+                    place = _place(param)
+                    key = (place, id(group), param.dtype)
+                    calls.setdefault(key, []).append((group, param, update))
+                for (place, _, _), some in calls.items():
+                    if place is None or not self._move(place, some, positions):
+                        self._move_with_torch(some)
 
     def _direction(self, group: dict[str, Any], param: torch.Tensor) -> torch.Tensor:
         """Adds the gradient to the momentum. Returns the momentum, or that of the next step by Nesterov's rule, in
         bfloat16."""
         state, grad, keep = self.state[param], param.grad, group["momentum"]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
             state["momentum_buffer"] = torch.zeros_like(param, dtype=self._momentum_dtype(param))
             if self._has_master(param):
                 state["master"] = param.detach().to(torch.float32)
         buffer = state["momentum_buffer"]
-        state["step"] = state["step"] + 1
         grad = (-grad if group["maximize"] else grad).to(torch.float32)
         average = torch.lerp(buffer.to(torch.float32), grad, 1.0 - keep)
         buffer.copy_(average)
         return (torch.lerp(grad, average, keep) if group["nesterov"] else average).bfloat16()
 
     def _move(
-        self, group: dict[str, Any], param: torch.Tensor, update: torch.Tensor, position: int
-    ) -> None:
-        n, m = param.shape[-2:]
-        rms = group["scale"] == "rms"
-        factor = 0.2 * math.sqrt(max(n, m)) if rms else math.sqrt(max(1.0, n / m))
-        state, lr = self.state[param], group["lr"]
-        weight = state.get("master", param)
-        moved = weight.to(torch.float32) * (1.0 - lr * group["weight_decay"])
-        moved = moved - update.to(torch.float32) * (lr * factor)
-        if "master" in state:
-            state["master"].copy_(moved)
-        elif self.stochastic_rounding and param.dtype is torch.bfloat16:
-            moved = self._rounded(moved, int(state["step"]), position)
-        param.copy_(moved)
-
-    def _rounded(self, x: torch.Tensor, step: int, position: int) -> torch.Tensor:
-        """Rounds finite numbers to ones that bfloat16 has, up or down with x as expectation."""
-        generator = torch.Generator(x.device)
-        generator.manual_seed((self.seed * 1_000_003 + step) * 1_000_003 + position & (1 << 63) - 1)
-        random = torch.randint(
-            0, 1 << 16, x.shape, generator=generator, dtype=torch.int32, device=x.device
+        self,
+        place: str,
+        some: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]],
+        positions: dict[torch.Tensor, int],
+    ) -> bool:
+        """Moves parameters of one group, type and shape by one call, as AdamW's but without averages. Returns False,
+        with nothing changed, if no kernel supports it."""
+        group, first, _ = some[0]
+        device, of_param = first.device, DTYPES[first.dtype]
+        factor = _factor(group, first)
+        lr, flat, kept, changed = group["lr"], [], [], []
+        for _, param, update in some:
+            state = self.state[param]
+            if state["step"].device != device or state["step"].dtype is not torch.float32:
+                state["step"] = state["step"].to(device, torch.float32)
+            if update.stride() != param.stride():
+                update = torch.empty_like(param, dtype=torch.bfloat16).copy_(update)
+                kept.append(update)
+            master = state.get("master")
+            flat += (
+                (param if master is None else master).data_ptr(),
+                update.data_ptr(),
+                0,
+                0,
+                state["step"].data_ptr(),
+                param.numel(),
+                0 if master is None else param.data_ptr(),
+                0,
+                positions.get(param, 0),
+            )
+            changed += (param, state["step"], *(() if master is None else (master,)))
+        lr_at = None
+        if isinstance(lr, torch.Tensor) and not lr.is_cpu:
+            lr_at = lr.to(device, torch.float32) * factor
+        has_master = self._has_master(first)
+        call = (
+            "f32" if has_master else of_param,
+            "bf16",
+            "",
+            of_param if has_master else "",
+            flat,
+            0.0 if lr_at is not None else float(lr) * factor,
+            0 if lr_at is None else lr_at.data_ptr(),
+            0.0,
+            0.0,
+            0.0,
+            group["weight_decay"] / factor,
+            False,
+            self.stochastic_rounding,
+            self.seed,
         )
-        bits = x.contiguous().view(torch.int32)
-        up = (bits + random) & -(1 << 16)
-        return torch.where(x.isfinite(), up, bits).view(torch.float32)
+        if not self._run(place, device, [call]):
+            return False
+        torch.autograd.graph.increment_version(changed)
+        return True
+
+    def _move_with_torch(
+        self, some: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]
+    ) -> None:
+        for group, param, update in some:
+            if self._own_formats:
+                self._refuse(param)
+            lr = group["lr"]
+            self.state[param]["step"] += 1
+            param.mul_(1.0 - lr * group["weight_decay"])
+            param.sub_(update.to(param.dtype) * (lr * _factor(group, param)))
+
+
+def _place(param: torch.Tensor) -> str | None:
+    """Returns the device whose kernels update a parameter, or None for PyTorch."""
+    if param.dtype not in DTYPES or not optim._have_one_layout([param]):
+        return None
+    if param.is_cuda:
+        return optim._gpu(param.device)
+    return (optim.emulated or "cpu") if param.device.type == "cpu" else None
+
+
+def _factor(group: dict[str, Any], param: torch.Tensor) -> float:
+    n, m = param.shape[-2:]
+    return 0.2 * math.sqrt(max(n, m)) if group["scale"] == "rms" else math.sqrt(max(1.0, n / m))

@@ -405,10 +405,7 @@ class AdamW(torch.optim.Optimizer):
         changed: list[torch.Tensor] = []
         kept: list[torch.Tensor] = []  # until the call has been enqueued
         scale, found = (_on(device, getattr(self, n, None)) for n in ("grad_scale", "found_inf"))
-        positions: dict[torch.Tensor, int] = {}
-        if self.stochastic_rounding:
-            every = (param for group in self.param_groups for param in group["params"])
-            positions = {param: position for position, param in enumerate(every)}
+        positions = self._positions()
         for group, param in members:
             state = self._state_of(group, param, on_gpu=name != "cpu")
             exp_avg, exp_avg_sq, count = state["exp_avg"], state["exp_avg_sq"], state["step"]
@@ -460,6 +457,29 @@ class AdamW(torch.optim.Optimizer):
             norm = self.grad_norm
             if norm is None or norm.device != device:
                 norm = torch.zeros((), dtype=torch.float32, device=device)
+        if not self._run(name, device, groups, scale, found, norm):
+            return False
+        self.grad_norm = norm
+        torch.autograd.graph.increment_version(changed)
+        return True
+
+    def _positions(self) -> dict[torch.Tensor, int]:
+        """Returns the numbers of parameters in random bits."""
+        if not self.stochastic_rounding:
+            return {}
+        every = (param for group in self.param_groups for param in group["params"])
+        return {param: position for position, param in enumerate(every)}
+
+    def _run(
+        self,
+        name: str,
+        device: torch.device,
+        groups: list[tuple[Any, ...]],
+        scale: torch.Tensor | None = None,
+        found: torch.Tensor | None = None,
+        norm: torch.Tensor | None = None,
+    ) -> bool:
+        """Runs the call of deepwell/adamw.h. Returns False, with nothing changed, if no kernel supports it."""
         if name == "cpu":
             _deepwell.set_threads(torch.get_num_threads())
         on_cuda = device.type == "cuda"
@@ -472,7 +492,7 @@ class AdamW(torch.optim.Optimizer):
                 needed = _deepwell.adamw_gpu(
                     name,
                     groups,
-                    self.max_grad_norm or 0.0,
+                    0.0 if norm is None else self.max_grad_norm,
                     _address(scale),
                     _address(found),
                     _address(norm),
@@ -481,13 +501,8 @@ class AdamW(torch.optim.Optimizer):
                     stream,
                 )
                 if not isinstance(needed, int):
-                    break
+                    return needed is None
                 spaces.append(torch.empty(needed, dtype=torch.uint8, device=device))
-        if needed is not None:
-            return False
-        self.grad_norm = norm
-        torch.autograd.graph.increment_version(changed)
-        return True
 
     def _clipping(self, grads: list[torch.Tensor]) -> torch.Tensor:
         """Sets grad_norm and returns the factor of clip_grad_norm_."""

@@ -94,7 +94,7 @@ static bool read_tensor(PyObject *flat, Py_ssize_t index, dw_adamw_gpu_tensor *t
     return PyErr_Occurred() == NULL;
 }
 
-/* Reads (param type, grad type, state type, copy type or "", flat list, lr, address of lr or 0, beta1, beta2, eps,
+/* Reads (param type, grad type, state type or "", copy type or "", flat list, lr, address of lr or 0, beta1, beta2, eps,
  * weight_decay, maximize, stochastic, seed). */
 static bool read_group(PyObject *given, dw_adamw_gpu_group *g) {
     const char *param = NULL, *grad = NULL, *state = NULL, *copy = NULL;
@@ -104,7 +104,7 @@ static bool read_group(PyObject *given, dw_adamw_gpu_group *g) {
                           &PyList_Type, &flat, &g->lr, &lr_at, &g->beta1, &g->beta2, &g->eps,
                           &g->weight_decay, &g->maximize, &g->stochastic, &seed) ||
         !dtype_of(param, &g->param_dtype) || !dtype_of(grad, &g->grad_dtype) ||
-        !dtype_of(state, &g->state_dtype) || (*copy && !dtype_of(copy, &g->copy_dtype)))
+        (*state && !dtype_of(state, &g->state_dtype)) || (*copy && !dtype_of(copy, &g->copy_dtype)))
         return false;
     g->seed = seed;
     g->lr_at = (const float *)(uintptr_t)lr_at;

@@ -458,8 +458,8 @@ typedef struct coded {
 static void make_coded(coded *c, const dw_adamw_gpu_group *g, int64_t count, int offset) {
     const dw_dtype types[FORMAT_PARTS] = {g->param_dtype,
                                           g->grad_dtype,
-                                          g->state_dtype,
-                                          g->state_dtype,
+                                          g->state_dtype ? g->state_dtype : DW_F32,
+                                          g->state_dtype ? g->state_dtype : DW_F32,
                                           g->copy_dtype ? g->copy_dtype : DW_F32,
                                           DW_F32,
                                           DW_F32};
@@ -518,11 +518,10 @@ static void formats_have_the_bits_of_the_cpu(void **state) {
     static const struct {
         dw_dtype param, grad, state, copy;
         int stochastic, tensors;
-    } cases[] = {{DW_BF16, DW_BF16, DW_E4M3, 0, 1, 60},
-                 {DW_F32, DW_BF16, DW_E4M3, DW_BF16, 1, 9},
-                 {DW_BF16, DW_BF16, DW_BF16, 0, 1, 9},
-                 {DW_F32, DW_F32, DW_BF16, 0, 1, 9},
-                 {DW_F32, DW_F32, DW_E4M3, 0, 0, 60}};
+    } cases[] = {{DW_BF16, DW_BF16, DW_E4M3, 0, 1, 60}, {DW_F32, DW_BF16, DW_E4M3, DW_BF16, 1, 9},
+                 {DW_BF16, DW_BF16, DW_BF16, 0, 1, 9},  {DW_F32, DW_F32, DW_BF16, 0, 1, 9},
+                 {DW_F32, DW_F32, DW_E4M3, 0, 0, 60},   {DW_BF16, DW_BF16, 0, 0, 1, 9},
+                 {DW_F32, DW_BF16, 0, DW_BF16, 0, 9}};
     static const int64_t counts[] = {1, 7, 129, 1023, 0, 4096, 4097, 8200, 513};
     static coded all[60];
     static dw_adamw_gpu_tensor tensors[60];
@@ -538,8 +537,8 @@ static void formats_have_the_bits_of_the_cpu(void **state) {
                                 .tensors = tensors,
                                 .count = (uint32_t)cases[k].tensors,
                                 .lr = 0.01,
-                                .beta1 = 0.9,
-                                .beta2 = 0.999,
+                                .beta1 = cases[k].state ? 0.9 : 0.0,
+                                .beta2 = cases[k].state ? 0.999 : 0.0,
                                 .eps = 1e-8,
                                 .weight_decay = 0.1,
                                 .maximize = k == 1,

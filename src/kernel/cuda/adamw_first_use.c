@@ -55,7 +55,7 @@ static dw_dtype type_of(const state *s, int block) {
     case G: return (dw_dtype)s->shape.grad;
     case C: return (dw_dtype)(s->shape.copy ? s->shape.copy : s->shape.param);
     case S: return DW_F32;
-    default: return (dw_dtype)s->shape.state;
+    default: return s->shape.state ? (dw_dtype)s->shape.state : DW_F32;
     }
 }
 
@@ -130,8 +130,8 @@ static dw_status prepare(dw__trial *t) {
                                     .tensors = s->tensors,
                                     .count = TENSORS_OF_TRIAL,
                                     .lr = 0.01,
-                                    .beta1 = 0.9,
-                                    .beta2 = 0.95,
+                                    .beta1 = s->shape.state ? 0.9 : 0.0,
+                                    .beta2 = s->shape.state ? 0.95 : 0.0,
                                     .eps = 1e-6,
                                     .weight_decay = 0.1,
                                     .maximize = s->clips,

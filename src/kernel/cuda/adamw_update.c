@@ -23,10 +23,11 @@ static dw_dtype grad_dtype(const dw_adamw_gpu_group *g) {
 }
 
 static dw_status check_options(const dw_adamw_gpu_group *g, uint32_t index) {
-    if (!is_float(g->param_dtype) || (!is_float(g->state_dtype) && g->state_dtype != DW_E4M3))
+    if (!is_float(g->param_dtype) ||
+        (g->state_dtype != 0 && !is_float(g->state_dtype) && g->state_dtype != DW_E4M3))
         return dw__fail(DW_TYPE,
                         "adamw: group %u has parameters of %s and averages of %s; expected bf16, "
-                        "f16 or f32, and for averages also e4m3",
+                        "f16 or f32, and for averages also e4m3 or 0",
                         index, dw_dtype_name(g->param_dtype), dw_dtype_name(g->state_dtype));
     if (!is_float(grad_dtype(g)) || (g->copy_dtype && !is_float(g->copy_dtype)))
         return dw__fail(DW_TYPE,
@@ -37,6 +38,10 @@ static dw_status check_options(const dw_adamw_gpu_group *g, uint32_t index) {
         return dw__fail(DW_INVALID_ARGUMENT,
                         "adamw: the betas of group %u are %g and %g; each must be in [0, 1)", index,
                         g->beta1, g->beta2);
+    if (g->state_dtype == 0 && !(g->beta1 == 0.0 && g->beta2 == 0.0))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "adamw: group %u has no averages, but betas of %g and %g; expected 0 and 0",
+                        index, g->beta1, g->beta2);
     if (!(g->lr >= 0.0 && g->eps >= 0.0 && g->weight_decay >= 0.0))
         return dw__fail(DW_INVALID_ARGUMENT,
                         "adamw: lr %g, eps %g and weight_decay %g of group %u must not be negative "
@@ -49,13 +54,13 @@ static dw_status check_options(const dw_adamw_gpu_group *g, uint32_t index) {
 static dw_status check_tensor(const dw_adamw_gpu_group *g, const dw_adamw_gpu_tensor *t) {
     const dw__size_range count = {"count", t->count, 0, most_elements};
     const size_t param = dw_dtype_bytes(g->param_dtype), state = dw_dtype_bytes(g->state_dtype);
-    const bool needed = t->count > 0, copies = g->copy_dtype != 0;
+    const bool needed = t->count > 0, copies = g->copy_dtype != 0, averages = g->state_dtype != 0;
     const dw__address addresses[] = {
         {"param", t->param, param, needed},
         {"grad", t->grad, dw_dtype_bytes(grad_dtype(g)), needed},
         {"copy", t->copy, copies ? dw_dtype_bytes(g->copy_dtype) : 1, needed && copies},
-        {"exp_avg", t->exp_avg, state, needed},
-        {"exp_avg_sq", t->exp_avg_sq, state, needed},
+        {"exp_avg", t->exp_avg, state, needed && averages},
+        {"exp_avg_sq", t->exp_avg_sq, state, needed && averages},
         {"scales", t->scales, sizeof(float), needed && g->state_dtype == DW_E4M3},
         {"step", t->step, sizeof(float), true}};
     DW_RETURN_IF_FAILED(dw__check_sizes("adamw", &count, 1));

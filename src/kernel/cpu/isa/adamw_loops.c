@@ -213,14 +213,23 @@ static void compute(const dw__adamw_factors *k, float p[BLOCK], const float g[BL
     }
 }
 
+/* A step without averages. */
+static void move(const dw__adamw_factors *k, float p[BLOCK], const float g[BLOCK]) {
+    for (int i = 0; i < BLOCK; i += DW_LANES) {
+        const vf x = v_load(g + i) * k->unscale * k->clip, param = v_load(p + i);
+        v_store(p + i, (param - k->decay * param) - k->step_size * x);
+    }
+}
+
 static void update(const dw_adamw_gpu_group *group, const dw_adamw_gpu_tensor *t,
                    const dw__adamw_factors *k, int64_t block) {
     const int64_t first = block * BLOCK, blocks = (t->count + BLOCK - 1) / BLOCK;
     const int count = t->count - first < BLOCK ? (int)(t->count - first) : BLOCK;
     const dw_dtype grad = group->grad_dtype ? group->grad_dtype : group->param_dtype;
-    const bool codes = group->state_dtype == DW_E4M3;
+    const bool codes = group->state_dtype == DW_E4M3, averages = group->state_dtype != 0;
     float p[BLOCK], g[BLOCK], m[BLOCK], v[BLOCK];
-    uint8_t *m_codes = (uint8_t *)t->exp_avg + first, *v_codes = (uint8_t *)t->exp_avg_sq + first;
+    uint8_t *m_codes = codes ? (uint8_t *)t->exp_avg + first : NULL;
+    uint8_t *v_codes = codes ? (uint8_t *)t->exp_avg_sq + first : NULL;
     randomness r;
     if (group->stochastic) draw(group, t->stream, k->step, first, &r);
     load(group->param_dtype, t->param, first, count, p);
@@ -228,11 +237,14 @@ static void update(const dw_adamw_gpu_group *group, const dw_adamw_gpu_tensor *t
     if (codes) {
         load_codes(m_codes, t->scales[block], count, m);
         load_roots(v_codes, t->scales[blocks + block], count, v);
-    } else {
+    } else if (averages) {
         load(group->state_dtype, t->exp_avg, first, count, m);
         load(group->state_dtype, t->exp_avg_sq, first, count, v);
     }
-    compute(k, p, g, m, v);
+    if (averages)
+        compute(k, p, g, m, v);
+    else
+        move(k, p, g);
     const uint32_t *const rp = group->stochastic ? r.param : NULL,
                           *const rm = group->stochastic ? r.exp_avg : NULL,
                           *const rv = group->stochastic ? r.exp_avg_sq : NULL;
@@ -248,7 +260,7 @@ static void update(const dw_adamw_gpu_group *group, const dw_adamw_gpu_tensor *t
     if (codes) {
         store_codes(m_codes, &t->scales[block], count, m, rm);
         store_roots(v_codes, &t->scales[blocks + block], count, v, rv);
-    } else {
+    } else if (averages) {
         store(group->state_dtype, t->exp_avg, first, count, m, rm);
         store(group->state_dtype, t->exp_avg_sq, first, count, v, rv);
     }
