@@ -263,11 +263,12 @@ static void list_adamw(const char *arch) {
     static const struct {
         dw_dtype param, grad, state, copy;
         int stochastic;
-    } types[] = {{DW_BF16, DW_BF16, DW_BF16, 0, 0},    {DW_BF16, DW_BF16, DW_F32, 0, 0},
-                 {DW_F32, DW_F32, DW_F32, 0, 0},       {DW_F32, DW_BF16, DW_F32, DW_BF16, 0},
-                 {DW_F32, DW_F32, DW_F32, DW_BF16, 0}, {DW_BF16, DW_BF16, DW_BF16, 0, 1},
-                 {DW_BF16, DW_BF16, DW_E4M3, 0, 1},    {DW_F32, DW_F32, DW_BF16, 0, 1},
-                 {DW_F32, DW_F32, DW_E4M3, 0, 1},      {DW_F32, DW_BF16, DW_E4M3, DW_BF16, 1}};
+    } types[] = {{DW_BF16, DW_BF16, DW_BF16, 0, 0},     {DW_BF16, DW_BF16, DW_F32, 0, 0},
+                 {DW_F32, DW_F32, DW_F32, 0, 0},        {DW_F32, DW_BF16, DW_F32, DW_BF16, 0},
+                 {DW_F32, DW_F32, DW_F32, DW_BF16, 0},  {DW_BF16, DW_BF16, DW_BF16, 0, 1},
+                 {DW_BF16, DW_BF16, DW_E4M3, 0, 1},     {DW_F32, DW_F32, DW_BF16, 0, 1},
+                 {DW_F32, DW_F32, DW_E4M3, 0, 1},       {DW_F32, DW_BF16, DW_E4M3, DW_BF16, 1},
+                 {DW_BF16, DW_BF16, (dw_dtype)0, 0, 1}, {DW_F32, DW_BF16, (dw_dtype)0, 0, 0}};
     for (size_t i = 0; i < DW_COUNT(types); i++)
         for (int many = 0; many < 2; many++) {
             const bool extra = types[i].copy || types[i].state == DW_E4M3;
