@@ -226,6 +226,26 @@ def test_resume_and_copies_give_the_same_bits(kind) -> None:
         optimizer_name(optimizer)
 
 
+def test_groups_that_join_and_types_in_one_group() -> None:
+    """Each parameter has the bits that it has by itself at the same position."""
+    options = {"lr": 0.01, "weight_decay": 0.1, "state_dtype": "8bit", "seed": 4}
+    mixed = parameters(torch.float32) + parameters(torch.bfloat16, 1)
+    optimizer = deepwell.AdamW(mixed, **options)
+    late = parameters(torch.bfloat16, 2)
+    optimizer.add_param_group({"params": late, "lr": 0.02})
+    every = mixed + late
+    alone = [torch.nn.Parameter(param.detach().clone()) for param in every]
+    set_gradients(every, 1)
+    optimizer.step()
+    for position, (param, single) in enumerate(zip(every, alone, strict=True)):
+        before = [torch.nn.Parameter(torch.zeros(1)) for _ in range(position)]
+        lr = 0.02 if position >= len(mixed) else 0.01
+        own = deepwell.AdamW([*before, single], **{**options, "lr": lr})
+        single.grad = param.grad
+        own.step()
+        assert same(bits([param], optimizer), bits([single], own))
+
+
 @pytest.mark.parametrize("kind", [torch.bfloat16, "8bit"])
 def test_averages_change_their_type(kind) -> None:
     """Between torch.optim.AdamW and 8 bits: each number becomes one within half a spacing; a second way back changes
