@@ -116,6 +116,41 @@ DW_API int dw_plan_output_shape(const dw_plan *plan, uint32_t index, int64_t sha
 DW_API dw_dtype dw_plan_output_dtype(const dw_plan *plan, uint32_t index);
 /* One line per instruction: kernel, shapes, bytes, offset. Free *text with dw_text_free. */
 DW_API dw_status dw_plan_describe(const dw_plan *plan, char **text);
+/* The plan's instructions as a JSON array of objects, in the order in which they run:
+ *     phase ("forward" or "backward"), part (of backward; 0 in forward), op, name (of its first result), kernel, source,
+ *     module, layer, region         where the graph has them, otherwise null
+ *     scheme                        how the operands of a matmul are quantized ("mxfp8"), otherwise null
+ *     inputs, outputs               lists of {"dtype", "shape"}; results that nothing stores are left out
+ *     epilogue                      {"op", "kernel"} of the elementwise program in the same instruction, or null
+ *     flops, bytes                  of the operation; of the operands that the instruction reads and writes
+ *     seconds, seconds_from         the cost model's time and its origin, null where the kernel has no cost model
+ * Free *json with dw_text_free. */
+DW_API dw_status dw_plan_operations(const dw_plan *plan, char **json);
+
+/* Times each instruction of the plan's runs from now on and forgets earlier times (`on` 1), or no longer (0; the times
+ * stay). On a CPU by the clock around each instruction. On a GPU by events between instructions: such a run replays no
+ * recorded graph, and waits before its first instruction and after its last. A kernel that is shorter than its launch
+ * takes the host then counts as long as the launch. Runs that the caller's stream records are not timed. */
+DW_API void dw_plan_profile(dw_plan *plan, int on);
+typedef struct dw_instruction_time {
+    uint64_t runs;  /* 0: not timed, or the caller left out all that the instruction writes */
+    double seconds; /* of all runs together */
+    double start;   /* of the last run: seconds of the monotonic clock */
+} dw_instruction_time;
+/* Writes the times of the first `capacity` instructions and returns the number of all. */
+DW_API uint32_t dw_plan_times(const dw_plan *plan, uint32_t capacity, dw_instruction_time *times);
+
+/* One instruction of a plan by itself, on operands of its own: floating-point numbers between -1 and 1, indices that lie
+ * in every axis, true. For measurements of a kernel; a result may overwrite an operand, as in the plan.
+ * dw_instruction_create allocates the operands on the plan's device. The plan must outlive the instruction. DW_NOT_FOUND:
+ * there is no such instruction. DW_UNSUPPORTED: the plan is for a device that is not here. */
+typedef struct dw_instruction dw_instruction;
+DW_API dw_status dw_instruction_create(dw_plan *plan, uint32_t index, dw_instruction **instruction);
+/* On a GPU the kernel is enqueued on `stream` (NULL: the legacy default stream). Elsewhere the call returns when it is
+ * done. Fails as dw_plan_forward does. One thread at a time. */
+DW_API dw_status dw_instruction_run(dw_instruction *instruction, void *stream);
+/* The instruction may be NULL. On a GPU its work must be done. */
+DW_API void dw_instruction_destroy(dw_instruction *instruction);
 
 /* A caller's tensor bound to a leaf or an output. */
 typedef struct dw_binding {

@@ -15,7 +15,7 @@ typedef struct module_state {
     PyObject *error; /* deepwell._deepwell.Error */
     /* deepwell._deepwell.IndexError, derived from Error and Python's IndexError. */
     PyObject *index_error;
-    PyObject *graph_type, *policy_type, *engine_type, *plan_type, *arena_type;
+    PyObject *graph_type, *policy_type, *engine_type, *plan_type, *arena_type, *instruction_type;
 } module_state;
 
 static module_state state; /* single-phase module: one per process */
@@ -335,6 +335,106 @@ static PyObject *plan_describe(PyObject *self, PyObject *unused) {
     return take_text(status, text);
 }
 
+static PyObject *plan_operations(PyObject *self, PyObject *unused) {
+    (void)unused;
+    char *text = NULL;
+    dw_status status = dw_plan_operations(((plan_slot *)object_slot(self))->plan, &text);
+    return take_text(status, text);
+}
+
+static PyObject *plan_profile(PyObject *self, PyObject *on) {
+    const int wanted = PyObject_IsTrue(on);
+    if (wanted < 0) return NULL;
+    dw_plan_profile(((plan_slot *)object_slot(self))->plan, wanted);
+    Py_RETURN_NONE;
+}
+
+/* Returns [(runs, seconds of all runs, start of the last one), ...] by instruction. */
+static PyObject *plan_times(PyObject *self, PyObject *unused) {
+    (void)unused;
+    const dw_plan *plan = ((plan_slot *)object_slot(self))->plan;
+    const uint32_t count = dw_plan_times(plan, 0, NULL);
+    dw_instruction_time *times = PyMem_Calloc((size_t)count + 1, sizeof *times);
+    if (times == NULL) return PyErr_NoMemory();
+    dw_plan_times(plan, count, times);
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (uint32_t i = 0; list != NULL && i < count; i++) {
+        PyObject *entry = Py_BuildValue("(Kdd)", (unsigned long long)times[i].runs,
+                                        times[i].seconds, times[i].start);
+        if (entry == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SetItem(list, (Py_ssize_t)i, entry);
+    }
+    PyMem_Free(times);
+    return list;
+}
+
+/* ---- single instructions ---------------------------------------------------------------------------- */
+
+typedef struct instruction_slot {
+    dw_instruction *instruction;
+    PyObject *plan; /* keeps it alive */
+} instruction_slot;
+
+static PyObject *plan_instruction(PyObject *self, PyObject *args) {
+    unsigned int index = 0;
+    if (!PyArg_ParseTuple(args, "I:instruction", &index)) return NULL;
+    dw_instruction *made = NULL;
+    dw_plan *plan = ((plan_slot *)object_slot(self))->plan;
+    dw_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_instruction_create(plan, index, &made);
+    Py_END_ALLOW_THREADS;
+    if (status != DW_OK) return fail(status);
+    PyTypeObject *type = (PyTypeObject *)state.instruction_type;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *object = allocate(type, 0);
+    if (object == NULL) {
+        dw_instruction_destroy(made);
+        return NULL;
+    }
+    Py_INCREF(self);
+    *(instruction_slot *)object_slot(object) = (instruction_slot){made, self};
+    return object;
+}
+
+static void instruction_dealloc(PyObject *self) {
+    instruction_slot *slot = object_slot(self);
+    dw_instruction_destroy(slot->instruction);
+    Py_XDECREF(slot->plan);
+    release_object(self);
+}
+
+/* run(stream=0) */
+static PyObject *instruction_run(PyObject *self, PyObject *args) {
+    PyObject *stream_object = NULL;
+    if (!PyArg_ParseTuple(args, "|O:run", &stream_object)) return NULL;
+    void *stream = stream_object == NULL ? NULL : PyLong_AsVoidPtr(stream_object);
+    if (PyErr_Occurred()) return NULL;
+    dw_instruction *instruction = ((instruction_slot *)object_slot(self))->instruction;
+    dw_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_instruction_run(instruction, stream);
+    Py_END_ALLOW_THREADS;
+    if (status != DW_OK) return fail(status);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef instruction_methods[] = {
+    {"run", instruction_run, METH_VARARGS, "run(stream=0); on a GPU it waits for nothing"}, {0}};
+static PyType_Slot instruction_slots[] = {
+    {Py_tp_dealloc, instruction_dealloc},
+    {Py_tp_methods, instruction_methods},
+    {Py_tp_doc, "An instruction of a plan by itself, on operands of its own"},
+    {0, NULL}};
+static PyType_Spec instruction_spec = {"deepwell._deepwell.Instruction",
+                                       sizeof(PyObject) + sizeof(instruction_slot), 0,
+                                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                       instruction_slots};
+
+/* ---- runs of a plan --------------------------------------------------------------------------------- */
+
 /* forward(segments, leaves, outputs, stream=0), with tensors or addresses. */
 static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
@@ -558,6 +658,11 @@ static PyMethodDef plan_methods[] = {
      "backward(part, segments, leaves, outputs, output_grads, grads, stream=0); part -1: all"},
     {"synchronize", plan_synchronize, METH_O, "waits for a stream and raises data errors"},
     {"describe", plan_describe, METH_NOARGS, "one line per instruction"},
+    {"operations", plan_operations, METH_NOARGS, "the instructions as JSON (dw_plan_operations)"},
+    {"profile", plan_profile, METH_O, "profile(on): times instructions from now on, or no longer"},
+    {"times", plan_times, METH_NOARGS, "[(runs, seconds, start of the last run), ...]"},
+    {"instruction", plan_instruction, METH_VARARGS,
+     "instruction(index) -> Instruction with operands of its own"},
     {"step_memory", plan_step_memory, METH_VARARGS,
      "step_memory(optimizer, add_gradients, outputs_kept, resident) -> (moments, index of the "
      "peak)"},
@@ -1313,8 +1418,9 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     state.policy_type = add_type(module, "Policy", &policy_spec);
     state.engine_type = add_type(module, "Engine", &engine_spec);
     state.plan_type = add_type(module, "Plan", &plan_spec);
+    state.instruction_type = add_type(module, "Instruction", &instruction_spec);
     if (!state.arena_type || !state.graph_type || !state.policy_type || !state.engine_type ||
-        !state.plan_type)
+        !state.plan_type || !state.instruction_type)
         goto failed;
     return module;
 failed:

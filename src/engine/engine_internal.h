@@ -14,7 +14,9 @@
  *     placement.c         places of intervals, which know nothing of plans
  *     parts.c             backward in parts
  *     segments.c          the arena's segments, and the places of storages in them
- *     plan_listing.c      a plan as text
+ *     plan_listing.c      a plan as text, and its instructions as JSON
+ *     plan_times.c        the time of each instruction
+ *     single_instruction.c an instruction by itself, on operands of its own
  *     run.c, bindings.c   checks of a run, and the addresses of storages
  *     executor_cpu.c      instructions on the CPU (executor.h)
  *     executor_stream.c   instructions on a stream of a GPU
@@ -73,7 +75,7 @@ struct dw_engine {
     } prepared;
     dw__map *prepared_index; /* by kernel, attributes and types, as text */
 
-    double (*profile_clock)(void); /* NULL: instructions are not timed */
+    double (*profile_clock)(void); /* of the environment, for its plans; NULL: none */
     bool has_lock;
     pthread_mutex_t lock; /* of the plans' list and reference counts */
     dw_plan *plans;       /* most recently used first */
@@ -127,8 +129,11 @@ typedef struct dw__instruction {
     uint32_t scratch;   /* storage, or DW_NONE */
     size_t library;     /* bytes that libraries allocate by themselves while it runs */
     bool optional;      /* writes only gradients: skipped if the caller left all of them out */
-    _Atomic uint64_t nanoseconds;
+    /* While dw_plan.clock is set: number of runs, their nanoseconds, and the clock when the last of them began. */
+    _Atomic uint64_t runs, nanoseconds, began;
 } dw__instruction;
+
+typedef double (*dw__clock)(void); /* seconds */
 
 struct dw_plan {
     dw_engine *engine;
@@ -161,8 +166,8 @@ struct dw_plan {
 
     pthread_mutex_t lock; /* of `kept` */
     bool has_lock;
-    void *kept; /* by the executor, from one run to the next */
-    _Atomic uint64_t runs;
+    void *kept;               /* by the executor, from one run to the next */
+    _Atomic(dw__clock) clock; /* NULL: instructions are not timed */
 };
 
 /* ---- engine_graph.c -------------------------------------------------------------------------- */
@@ -221,6 +226,14 @@ void dw__plan_destroy(dw_plan *plan);
 
 /* The step as a call without an epilogue, with every data NULL. */
 void dw__step_shape(const dw__step *step, dw__call *call);
+
+/* ---- plan_times.c ---------------------------------------------------------------------------- */
+
+static inline bool dw__plan_is_timed(const dw_plan *plan) {
+    return atomic_load_explicit(&plan->clock, memory_order_relaxed) != NULL;
+}
+/* Counts a run of the instruction that began at `start` and took `seconds`. */
+void dw__instruction_ran(dw__instruction *instruction, double start, double seconds);
 
 /* ---- plan_listing.c -------------------------------------------------------------------------- */
 

@@ -78,6 +78,9 @@ dw_status dw__gpu_synchronize(dw_plan *plan, void *stream);
 const unsigned *dw__gpu_data_error(const dw_plan *plan);
 /* Enqueues instructions [from, to) on a stream. */
 dw_status dw__gpu_enqueue_range(dw__run *run, uint32_t from, uint32_t to, void *stream);
+/* The same on the run's stream, which nothing records, with an event between any two instructions. Waits for the work
+ * before the range and for the range itself. */
+dw_status dw__gpu_time_range(dw__run *run, uint32_t from, uint32_t to);
 
 /* ---- bindings.c ------------------------------------------------------------------------------ */
 

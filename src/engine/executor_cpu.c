@@ -46,7 +46,9 @@ static void forget(dw_plan *plan) {
     plan->kept = NULL;
 }
 
-static dw_status run_instruction(const dw__run *run, const dw__instruction *instruction) {
+/* Sets *ran to false if the caller left out all that the instruction writes. */
+static dw_status run_instruction(const dw__run *run, const dw__instruction *instruction,
+                                 bool *ran) {
     const dw_plan *plan = run->plan;
     cpu_state *state = run->state;
     void *scratch = NULL;
@@ -60,22 +62,24 @@ static dw_status run_instruction(const dw__run *run, const dw__instruction *inst
         state->call.epilogue = &state->epilogue;
         state->call.replaced = instruction->replaced;
     }
+    *ran = wanted;
     return wanted ? instruction->step.kernel->run(&state->call, scratch) : DW_OK;
 }
 
 static dw_status run_range(dw__run *run, uint32_t from, uint32_t to) {
     const dw_engine *engine = run->plan->engine;
-    double (*clock)(void) = engine->profile_clock;
+    const dw__clock clock = atomic_load_explicit(&run->plan->clock, memory_order_relaxed);
     for (uint32_t i = from; i < to; i++) {
         dw__instruction *instruction = &run->plan->code.items[i];
         double start = clock ? clock() : 0.0;
-        dw_status status = run_instruction(run, instruction);
+        bool ran;
+        dw_status status = run_instruction(run, instruction, &ran);
         if (status != DW_OK) {
             char label[160];
             dw__node_label(engine->graph, instruction->step.node, label, sizeof label);
             return dw__fail_prefix(status, "%s", label);
         }
-        if (clock) atomic_fetch_add(&instruction->nanoseconds, (uint64_t)(1e9 * (clock() - start)));
+        if (clock && ran) dw__instruction_ran(instruction, start, clock() - start);
     }
     return DW_OK;
 }

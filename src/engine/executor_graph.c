@@ -117,7 +117,8 @@ static dw_status run_range(dw__run *run, uint32_t from, uint32_t to) {
     bool recorded;
     if (from == to) return DW_OK;
     DW_RETURN_IF_FAILED(run->plan->target.device->stream_records(stream, &recorded));
-    return recorded ? dw__gpu_enqueue_range(run, from, to, stream) : replay(run, from, to);
+    if (recorded) return dw__gpu_enqueue_range(run, from, to, stream);
+    return dw__plan_is_timed(run->plan) ? dw__gpu_time_range(run, from, to) : replay(run, from, to);
 }
 
 static void forget(dw_plan *plan) {

@@ -142,32 +142,92 @@ void dw__gpu_forget(dw_plan *plan) {
     plan->kept = NULL;
 }
 
-dw_status dw__gpu_enqueue_range(dw__run *run, uint32_t from, uint32_t to, void *stream) {
+/* Enqueues one instruction. Sets *ran to false if the caller left out all that it writes. */
+static dw_status enqueue(dw__run *run, uint32_t index, void *stream, bool *ran) {
     const dw_plan *plan = run->plan;
     const dw__gpu_kept *kept = plan->kept;
     dw__operation_call *call = &((dw__gpu_call *)run->state)->call;
-    for (uint32_t i = from; i < to; i++) {
-        const dw__instruction *instruction = &plan->code.items[i];
-        const dw__step *step = &instruction->step;
-        dw__bind_step(plan, run->bindings, step, &call->call);
-        if (instruction->optional && !dw__wants_result(&call->call)) continue;
-        call->stream = stream;
-        call->workspace = instruction->scratch == DW_NONE
-                              ? NULL
-                              : dw__storage_address(plan, run->bindings, instruction->scratch);
-        call->error = (dw_data_error){(unsigned *)kept->word, i};
-        dw_status status = step->kernel->enqueue(call, plan->target.context, step->variant);
-        if (status != DW_OK) {
-            char label[160];
-            dw__node_label(plan->engine->graph, step->node, label, sizeof label);
-            return dw__fail_prefix(status, "%s, %s", label, step->kernel->name);
-        }
+    const dw__instruction *instruction = &plan->code.items[index];
+    const dw__step *step = &instruction->step;
+    dw__bind_step(plan, run->bindings, step, &call->call);
+    *ran = !instruction->optional || dw__wants_result(&call->call);
+    if (!*ran) return DW_OK;
+    call->stream = stream;
+    call->workspace = instruction->scratch == DW_NONE
+                          ? NULL
+                          : dw__storage_address(plan, run->bindings, instruction->scratch);
+    call->error = (dw_data_error){(unsigned *)kept->word, index};
+    dw_status status = step->kernel->enqueue(call, plan->target.context, step->variant);
+    if (status == DW_OK) return DW_OK;
+    char label[160];
+    dw__node_label(plan->engine->graph, step->node, label, sizeof label);
+    return dw__fail_prefix(status, "%s, %s", label, step->kernel->name);
+}
+
+dw_status dw__gpu_enqueue_range(dw__run *run, uint32_t from, uint32_t to, void *stream) {
+    bool ran;
+    for (uint32_t i = from; i < to; i++) DW_RETURN_IF_FAILED(enqueue(run, i, stream, &ran));
+    return DW_OK;
+}
+
+/* ---- timed runs ----------------------------------------------------------------------------------- */
+
+/* Enqueues the range with an event in front of and behind each instruction. ran[i]: whether instruction from + i ran. */
+static dw_status enqueue_between(dw__run *run, uint32_t from, uint32_t to, void *const *events,
+                                 bool *ran) {
+    const dw_device *device = run->plan->target.device;
+    void *stream = run->bindings->stream;
+    DW_RETURN_IF_FAILED(device->event_record(events[0], stream));
+    for (uint32_t i = 0; i < to - from; i++) {
+        DW_RETURN_IF_FAILED(enqueue(run, from + i, stream, &ran[i]));
+        DW_RETURN_IF_FAILED(device->event_record(events[i + 1], stream));
     }
     return DW_OK;
 }
 
+/* The stream is idle when the first event is recorded, so that this event happens at `start` on the host's clock. */
+static dw_status read_times(dw__run *run, uint32_t from, uint32_t to, void *const *events,
+                            const bool *ran, double start) {
+    dw_plan *plan = run->plan;
+    const dw_device *device = plan->target.device;
+    double whole;
+    DW_RETURN_IF_FAILED(device->event_seconds(events[0], events[to - from], &whole)); /* waits */
+    for (uint32_t i = 0; i < to - from; i++) {
+        double seconds;
+        DW_RETURN_IF_FAILED(device->event_seconds(events[i], events[i + 1], &seconds));
+        if (ran[i]) dw__instruction_ran(&plan->code.items[from + i], start, seconds);
+        start += seconds;
+    }
+    return DW_OK;
+}
+
+dw_status dw__gpu_time_range(dw__run *run, uint32_t from, uint32_t to) {
+    const dw_device *device = run->plan->target.device;
+    const size_t count = (size_t)(to - from) + 1;
+    dw_status status = DW_OK;
+    void **events = dw__calloc(count, sizeof *events);
+    bool *ran = dw__calloc(count, sizeof *ran);
+    if (!events || !ran) DW_TRY(dw__fail_memory("the events of a timed run", count));
+    for (size_t i = 0; i < count; i++) DW_TRY(device->event_create(&events[i]));
+    DW_TRY(device->stream_synchronize(run->bindings->stream));
+    const double start = dw__seconds();
+    DW_TRY(enqueue_between(run, from, to, events, ran));
+    DW_TRY(read_times(run, from, to, events, ran, start));
+cleanup:
+    for (size_t i = 0; events && i < count; i++)
+        if (events[i]) device->event_destroy(events[i]);
+    dw__free(events);
+    dw__free(ran);
+    return status;
+}
+
 static dw_status run_range(dw__run *run, uint32_t from, uint32_t to) {
-    return dw__gpu_enqueue_range(run, from, to, run->bindings->stream);
+    void *stream = run->bindings->stream;
+    bool recorded = true;
+    if (from < to && dw__plan_is_timed(run->plan))
+        DW_RETURN_IF_FAILED(run->plan->target.device->stream_records(stream, &recorded));
+    return recorded ? dw__gpu_enqueue_range(run, from, to, stream)
+                    : dw__gpu_time_range(run, from, to);
 }
 
 dw_status dw__gpu_synchronize(dw_plan *plan, void *stream) {

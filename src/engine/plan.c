@@ -55,6 +55,7 @@ dw_status dw__plan_create(dw_engine *engine, const dw__target *target, const int
     dw_plan *plan = dw__calloc(1, sizeof *plan);
     if (!plan) return dw__fail_memory("a plan", sizeof *plan);
     plan->engine = engine;
+    atomic_init(&plan->clock, engine->profile_clock);
     dw__target_copy(&plan->target, target);
     int limit = dw__pool_limit(target->threads); /* kernels measure their scratch for as many */
     plan->memory = dw__arena_create();

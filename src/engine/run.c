@@ -129,9 +129,7 @@ dw_status dw_plan_forward_segments(dw_plan *plan, void *const *segments, const d
     DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_FORWARD, 0));
     dw__bindings b = {.leaves = leaves, .outputs = outputs, .stream = stream};
     bind_segments(plan, segments, 0, &b);
-    DW_RETURN_IF_FAILED(execute(plan, &b, 0, plan->first_backward));
-    atomic_fetch_add(&plan->runs, 1);
-    return DW_OK;
+    return execute(plan, &b, 0, plan->first_backward);
 }
 
 dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,

@@ -394,6 +394,98 @@ static void a_plan_describes_itself(void **state) {
     fixture_end(&f);
 }
 
+/* One step of a fixture, forward and backward, with gradients of all parameters. */
+static void step_of(fixture *f) {
+    results r;
+    run_both(f->engine, &f->p, &r);
+    results_end(&r);
+}
+
+static uint64_t runs_of(const dw_plan *plan, double *seconds) {
+    enum { MOST = 256 };
+    dw_instruction_time times[MOST];
+    const uint32_t count = dw_plan_times(plan, MOST, times);
+    uint64_t runs = 0;
+    double end = 0.0;
+    assert_in_range(count, 10, MOST);
+    *seconds = 0.0;
+    for (uint32_t i = 0; i < count; i++) {
+        runs += times[i].runs;
+        *seconds += times[i].seconds;
+        if (times[i].runs == 0) continue;
+        assert_true(times[i].start >= end); /* in order, one after the other */
+        end = times[i].start;
+    }
+    return runs;
+}
+
+static void instructions_are_timed_on_request(void **state) {
+    (void)state;
+    fixture f;
+    double seconds;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    const uint32_t count = dw_plan_times(f.plan, 0, NULL);
+    step_of(&f);
+    assert_int_equal(runs_of(f.plan, &seconds), 0);
+    dw_plan_profile(f.plan, 1);
+    const double before = dw__seconds();
+    step_of(&f);
+    step_of(&f);
+    dw_plan_profile(f.plan, 0);
+    step_of(&f);
+    assert_int_equal(runs_of(f.plan, &seconds), 2 * count);
+    assert_true(seconds > 0.0 && seconds < dw__seconds() - before);
+    dw_plan_profile(f.plan, 1); /* forgets */
+    assert_int_equal(runs_of(f.plan, &seconds), 0);
+    fixture_end(&f);
+}
+
+static void instructions_are_listed_and_run_by_themselves(void **state) {
+    (void)state;
+    for (int o = 0; o < 2; o++) {
+        fixture f;
+        char *text = NULL;
+        json_error_t error;
+        int backward = 0;
+        fixture_begin(&f, o ? model_llama : model_gpt, 0.25 * (1 - o), 1);
+        OK(dw_plan_operations(f.plan, &text));
+        json_t *list = json_loads(text, 0, &error);
+        assert_non_null(list);
+        const uint32_t count = (uint32_t)json_array_size(list);
+        assert_int_equal(count, dw_plan_times(f.plan, 0, NULL));
+        for (uint32_t i = 0; i < count; i++) {
+            json_t *one = json_array_get(list, i);
+            const char *op = json_string_value(json_object_get(one, "op"));
+            const bool product = strcmp(op, "matmul") == 0 || strcmp(op, "linear") == 0;
+            const double flops = json_number_value(json_object_get(one, "flops"));
+            dw_instruction *instruction = NULL;
+            assert_true(json_number_value(json_object_get(one, "bytes")) > 0.0);
+            assert_true(json_is_null(json_object_get(one, "seconds"))); /* no model of a CPU */
+            if (product) {
+                json_t *a = json_array_get(json_object_get(one, "inputs"), 0);
+                json_t *shape = json_object_get(a, "shape");
+                /* Two for each element of an operand and each column of the result. */
+                double elements = 2.0;
+                for (size_t k = 0; k < json_array_size(shape); k++)
+                    elements *= json_number_value(json_array_get(shape, k));
+                assert_true(flops >= elements);
+            }
+            backward += strcmp(json_string_value(json_object_get(one, "phase")), "backward") == 0;
+            OK(dw_instruction_create(f.plan, i, &instruction));
+            OK(dw_instruction_run(instruction, NULL));
+            OK(dw_instruction_run(instruction, NULL));
+            dw_instruction_destroy(instruction);
+        }
+        assert_in_range(backward, 1, count - 1);
+        dw_instruction *none = NULL;
+        assert_int_equal(dw_instruction_create(f.plan, count, &none), DW_NOT_FOUND);
+        assert_null(none);
+        json_decref(list);
+        dw_text_free(text);
+        fixture_end(&f);
+    }
+}
+
 /* Heads are split and merged by views: no instruction of the plans only moves elements. */
 static void heads_are_never_copied(void **state) {
     (void)state;
@@ -942,6 +1034,8 @@ int main(void) {
         cmocka_unit_test(threads_may_share_a_plan),
         cmocka_unit_test(plans_are_cached_and_kept_while_in_use),
         cmocka_unit_test(a_plan_describes_itself),
+        cmocka_unit_test(instructions_are_timed_on_request),
+        cmocka_unit_test(instructions_are_listed_and_run_by_themselves),
         cmocka_unit_test(heads_are_never_copied),
         cmocka_unit_test(a_tied_table_needs_no_second_gradient),
         cmocka_unit_test(the_machine_describes_itself),

@@ -1012,6 +1012,53 @@ static void graphs_follow_their_addresses(void **state) {
     dw_graph_destroy(graph);
 }
 
+/* A timed run computes the same, with recorded graphs and without, and its times lie in the host's. */
+static void instructions_are_timed_on_request(void **state) {
+    (void)state;
+    need_compiler();
+    for (int graphs = 0; graphs < 2; graphs++) {
+        dw_graph *graph = NULL;
+        dw_engine *engine = NULL;
+        dw_plan *plan = NULL;
+        char *memory = NULL, *arena = NULL;
+        void *stream = NULL;
+        dw_instruction_time times[2];
+        dw_instruction *alone = NULL;
+        exp_on_device(graphs, &graph, &engine, &plan);
+        const size_t bytes = dw_plan_arena_bytes(plan);
+        OK(dw_device_allocate(device, 1024, (void **)&memory));
+        OK(dw_device_allocate(device, bytes, (void **)&arena));
+        OK(dw_device_fill(device, memory, 0, 1024));
+        OK(device->stream_create(&stream));
+        exp_at(plan, memory, arena, 0, stream);
+        assert_int_equal(dw_plan_times(plan, 2, times), 2); /* exp, and its gradient */
+        assert_int_equal(times[0].runs + times[1].runs, 0);
+        dw_plan_profile(plan, 1);
+        const double before = dw__seconds();
+        exp_at(plan, memory, arena, 0, stream);
+        exp_at(plan, memory, arena, 0, stream);
+        const double after = dw__seconds();
+        dw_plan_profile(plan, 0);
+        expect_exp_at(memory, 0);
+        dw_plan_times(plan, 2, times);
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(times[i].runs, 2);
+            assert_true(times[i].seconds > 0.0 && times[i].seconds < after - before);
+            assert_true(times[i].start > before && times[i].start < after);
+        }
+        OK(dw_instruction_create(plan, 0, &alone));
+        OK(dw_instruction_run(alone, stream));
+        OK(dw_plan_synchronize(plan, stream));
+        dw_instruction_destroy(alone);
+        device->stream_destroy(stream);
+        dw_device_release(device, arena, bytes);
+        dw_device_release(device, memory, 1024);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+        dw_graph_destroy(graph);
+    }
+}
+
 static void a_run_becomes_part_of_the_callers_graph(void **state) {
     (void)state;
     need_compiler();
@@ -1252,6 +1299,7 @@ int main(void) {
         cmocka_unit_test(a_gradient_that_is_not_aligned_is_refused),
         cmocka_unit_test(an_output_gradient_that_is_left_out_is_zero),
         cmocka_unit_test(graphs_follow_their_addresses),
+        cmocka_unit_test(instructions_are_timed_on_request),
         cmocka_unit_test(a_run_becomes_part_of_the_callers_graph),
         cmocka_unit_test(an_operation_without_a_kernel_is_named),
         cmocka_unit_test(codes_are_copied_as_bytes),
