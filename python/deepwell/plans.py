@@ -14,6 +14,7 @@ import json
 import os
 import re
 import types
+import warnings
 from typing import Any, Iterable, Mapping
 
 from deepwell import _deepwell
@@ -188,26 +189,40 @@ def _with_experts(model: dict[str, Any], moe: Mapping[str, Any]) -> dict[str, An
     return changed
 
 
-def _check_arch(arch: str, hw: Hardware) -> None:
-    """Checks that the number in "blackwell-sm100" or "sm_90a" is the hardware's."""
+# The published profile of GPUs with each compute capability.
+_PROFILES = {90: "h100", 100: "b200", 103: "b300", 120: "rtx5090"}
+
+
+def _with_arch(arch: str, hw: Hardware) -> Hardware:
+    """Checks that the number in "blackwell-sm100" or "sm_90a" is the hardware's. If ``hw`` is this machine, which has no
+    such GPU, returns the published profile of one, with a warning: as many as there are GPUs here, or one node."""
     number = re.search(r"sm_?(\d+)", arch)
     if number is None:
         raise DeepwellError(f"arch is {arch!r}; expected a name with sm and a number: sm100")
-    if int(number[1]) != hw._capability:
-        raise DeepwellError(
-            f"arch is {arch!r}, and {hw.name} is {hw.architecture}; leave one of them out"
-        )
+    capability = int(number[1])
+    if capability == hw._capability and hw.gpu_count > 0:
+        return hw
+    profile = _PROFILES.get(capability)
+    if hw.machine is None or profile is None:
+        elsewhere = 'name the GPUs to plan for, such as hw="b200:8", or leave it out'
+        has = f"{hw.name} is {hw.architecture}" if hw.gpu_count else f"{hw.name} has no GPUs"
+        raise DeepwellError(f"arch is {arch!r}, and {has}: {elsewhere}")
+    count = hw.gpu_count or hardware(profile).gpus_per_node
+    has = f"{hw.architecture} GPUs" if hw.gpu_count else "no GPUs"
+    warnings.warn(
+        f'deepwell: this machine has {has}; the plan for {arch} is for the profile "{profile}:{count}". Pass it as hw to '
+        "plan for it without this warning",
+        stacklevel=3,
+    )
+    return hardware(f"{profile}:{count}")
 
 
-def _check_for_host(hw: Hardware, arch: str | None, moe: Mapping[str, Any] | None) -> None:
+def _check_for_host(hw: Hardware, moe: Mapping[str, Any] | None) -> None:
     """Refuses arguments that need GPUs if the machine has none."""
-    elsewhere = 'name the GPUs to plan for, such as hw="b200:8", or leave it out'
-    if arch is not None:
-        raise DeepwellError(f"arch is {arch!r}, and {hw.name} has no GPUs: {elsewhere}")
     if moe is not None:
         raise UnsupportedError(
             f"moe replaces a model's MLPs by experts in a plan for GPUs. {hw.name} has no GPUs and runs the model as it "
-            f"is: {elsewhere}"
+            'is: name the GPUs to plan for, such as hw="b200:8" or arch="blackwell-sm100", or leave it out'
         )
 
 
@@ -243,11 +258,13 @@ def autoplan(
 
     ``model``: a name ("llama3-70b"), a Hugging Face folder, config.json or model, the result of ``deepwell.capture``,
     or a dict of the planner's fields. ``hw``: as for ``deepwell.hardware``; None is this machine. ``global_batch``:
-    sequences per optimizer step. ``constraints``: {"tp": 8} or ["tp=8", "pp<=4"]. ``moe``: replaces the model's MLPs by
-    experts, {"experts": 8, "top_k": 2}; "capacity_factor" or "imbalance" give the tokens of the most loaded expert
-    rank, relative to an even share. ``reserve_gb``: 10^9 bytes of each GPU (or of the host) to leave free; None is 5 %.
-    ``precision``: of the GEMMs; None is BF16. ``bold``: True allows layouts with parts that have no known measurement;
-    by default they are only listed, as ``plan.bolder``.
+    sequences per optimizer step. ``arch``: "blackwell-sm100" and the like must be what ``hw`` has; if ``hw`` is this
+    machine and has no such GPU, the plan is for the published profile of one, and a warning names it.
+    ``constraints``: {"tp": 8} or ["tp=8", "pp<=4"]. ``moe``: replaces the model's MLPs by experts, {"experts": 8,
+    "top_k": 2}; "capacity_factor" or "imbalance" give the tokens of the most loaded expert rank, relative to an even
+    share. ``reserve_gb``: 10^9 bytes of each GPU (or of the host) to leave free; None is 5 %. ``precision``: of the
+    GEMMs; None is BF16. ``bold``: True allows layouts with parts that have no known measurement; by default they are
+    only listed, as ``plan.bolder``.
 
     The default framework is "deepwell", whose training on GPUs is not built yet (``plan.remarks`` says so).
     constraints={"framework": "megatron"} plans for a framework that runs today.
@@ -263,15 +280,15 @@ def autoplan(
         hw = hardware(dict(hw) if isinstance(hw, Mapping) else hw)
     if isinstance(constraints, Mapping):
         constraints = [f"{key}={value}" for key, value in constraints.items()]
+    if arch is not None:
+        hw = _with_arch(arch, hw)
     if hw.gpu_count == 0:
-        _check_for_host(hw, arch, moe)
+        _check_for_host(hw, moe)
         precision = "fp32" if precision is None else precision
         return host_plan(
             model, hw, int(seq_len), int(global_batch), precision, constraints, reserve_gb
         )
     name, fields = _model_of(model)
-    if arch is not None:
-        _check_arch(arch, hw)
     if moe is not None:
         constraints = [*constraints, *_load_of(moe)]
         fields = _with_experts(fields, moe)

@@ -87,14 +87,27 @@ def test_bad_input(empty, what, changes, error, message) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"moe": {"experts": 8, "capacity_factor": 1.25}}, "moe replaces.*hw="),
+        ({"moe": {"experts": 8, "capacity_factor": 1.25}}, "moe replaces.*hw=.*arch="),
         ({"moe": {"capacity_factor": 1.25}}, "moe replaces.*has no GPUs"),
-        ({"arch": "blackwell-sm100"}, "arch is 'blackwell-sm100'.*has no GPUs.*b200:8"),
     ],
 )
 def test_gpu_options_are_rejected_by_name(empty, changes, message) -> None:
     with pytest.raises(DeepwellError, match=message):
         dw.autoplan(empty, hw=host(2**40), **SIZES, **changes)
+
+
+def test_an_arch_that_is_not_here_is_planned_for_its_profile(empty) -> None:
+    arch = "blackwell-sm100"
+    moe = {"experts": 8, "capacity_factor": 1.25}
+    with pytest.warns(UserWarning, match='this machine has no GPUs.*"b200:8"'):
+        plan = dw.autoplan(empty, hw=host(2**40), **SIZES, arch=arch, moe=moe, what_ifs=False)
+    assert (plan.hardware.name, plan.layout.gpus, plan.model.experts) == ("b200", 8, 8)
+    described = json.loads(host(2**40).to_json())
+    del described["machine"]  # some other machine
+    with pytest.raises(DeepwellError, match="arch is 'blackwell-sm100'.*has no GPUs.*b200:8"):
+        dw.autoplan(empty, hw=Hardware(json.dumps(described)), **SIZES, arch=arch)
+    with pytest.raises(DeepwellError, match="arch is 'sm75'.*has no GPUs"):
+        dw.autoplan(empty, hw=host(2**40), **SIZES, arch="sm75")
 
 
 def test_the_program_plans_for_a_machine_without_gpus(tmp_path) -> None:
