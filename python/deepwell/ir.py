@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from typing import Any, Mapping, Sequence
@@ -21,11 +22,20 @@ class IR:
         parameters: {name: shape}, tied parameters once.
         parameter_count: total number of elements of the parameters.
         node_count: operations in the graph.
+        module: the module that was captured, and `arguments`, (args, kwargs) of the call. None if the graph came without.
     """
 
-    def __init__(self, name: str, captured: Captured) -> None:
+    def __init__(
+        self,
+        name: str,
+        captured: Captured,
+        module: torch.nn.Module | None = None,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
+    ) -> None:
         self.name = name
         self.captured = captured
+        self.module = module
+        self.arguments = arguments
         self._graph = _deepwell.Graph(captured.json)
         self._recognized: Any = None  # the graph with composite operations, made on first use
         self._parsed = json.loads(captured.json)
@@ -87,6 +97,55 @@ def _count(shape: tuple[int, ...]) -> int:
     return product
 
 
+def _first_layer(model: torch.nn.Module) -> torch.nn.Module | None:
+    """Returns the layer that reads the model's only required argument, if the order of the modules tells."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    required = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) != 1:
+        return None
+    known = (
+        torch.nn.Embedding,
+        torch.nn.Linear,
+        torch.nn.LayerNorm,
+        torch.nn.TransformerEncoderLayer,
+    )
+    return next((module for module in model.modules() if isinstance(module, known)), None)
+
+
+def made_arguments(
+    model: torch.nn.Module, batch: int = 2, seq_len: int = 8, labels: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Returns arguments of a call of ``model`` with zeros: token ids for a Hugging Face model (``labels``: also as
+    labels, if it has a loss) and for a model whose first layer is an embedding; vectors for a model that begins with a
+    linear layer or a norm. None: the model does not say what it reads."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    ids = torch.zeros(batch, seq_len, dtype=torch.long, device=device)
+    if hasattr(model, "config") and getattr(model, "main_input_name", "") == "input_ids":
+        has_loss = labels and "labels" in inspect.signature(model.forward).parameters
+        return (), {"input_ids": ids, "labels": ids} if has_loss else {"input_ids": ids}
+    first = _first_layer(model)
+    if isinstance(first, torch.nn.Embedding):
+        return (ids,), {}
+    if first is None:
+        return None
+    parameter = next(first.parameters(), None)
+    if isinstance(first, torch.nn.LayerNorm):
+        width = tuple(first.normalized_shape)
+    elif isinstance(first, torch.nn.TransformerEncoderLayer):
+        width = (first.linear1.in_features,)
+    else:
+        width = (first.in_features,)
+    dtype = torch.get_default_dtype() if parameter is None else parameter.dtype
+    return (torch.zeros(batch, seq_len, *width, dtype=dtype, device=device),), {}
+
+
 def call_arguments(
     model: torch.nn.Module, example_inputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -94,13 +153,13 @@ def call_arguments(
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if example_inputs is None:
-        if not hasattr(model, "config") or getattr(model, "main_input_name", "") != "input_ids":
+        made = made_arguments(model)
+        if made is None:
             raise CaptureError(
                 f"{type(model).__name__} does not declare its inputs: pass example_inputs, a tuple of "
                 "positional or a dict of keyword arguments"
             )
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        kwargs = {"input_ids": torch.zeros(2, 8, dtype=torch.long, device=device)}
+        args, kwargs = made
     elif isinstance(example_inputs, Mapping):
         kwargs = dict(example_inputs)
     elif isinstance(example_inputs, torch.Tensor):
@@ -123,11 +182,14 @@ def capture(model: torch.nn.Module, example_inputs: Any = None) -> IR:
     Args:
         model: may be on the meta device, since nothing is computed.
         example_inputs: a tuple of positional arguments, a mapping of keyword arguments, or a pair of both. Only dtypes
-            and ranks matter (sizes above 1 become symbols). None: token ids, for a Hugging Face model.
+            and ranks matter (sizes above 1 become symbols). None: token ids for a Hugging Face model, or what the first
+            layer of a model with one required argument reads: ids for an embedding, vectors for a linear layer or a
+            norm.
 
     Raises:
         CaptureError: names the operation and the module that could not be captured, and what to do.
     """
     args, kwargs = call_arguments(model, example_inputs)
     without_weights = all(p.is_meta for p in model.parameters())
-    return IR(type(model).__name__, capture_graph(model, args, kwargs, repeat=without_weights))
+    captured = capture_graph(model, args, kwargs, repeat=without_weights)
+    return IR(type(model).__name__, captured, model, (args, kwargs))

@@ -13,7 +13,7 @@ void dw__instruction_ran(dw__instruction *instruction, double start, double seco
 void dw_plan_profile(dw_plan *plan, int on) {
     const dw__clock of_environment = plan->engine->profile_clock;
     if (!on) {
-        atomic_store(&plan->clock, NULL);
+        atomic_store(&plan->clock, of_environment);
         return;
     }
     for (uint32_t i = 0; i < plan->code.count; i++) {

@@ -25,6 +25,23 @@ def test_meta_device_needs_no_memory() -> None:
     assert ir.parameters["model.layers.0.mlp.up_proj.weight"] == (11008, 4096)
 
 
+def test_inputs_are_made_from_the_first_layer() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = torch.nn.Embedding(11, 6), torch.nn.Linear(6, 11)
+
+        def forward(self, tokens, scale=1.0):
+            return self.head(self.table(tokens)) * scale
+
+    model = Model()
+    ir = deepwell.capture(model)
+    assert ir.module is model and ir.arguments[0][0].dtype == torch.long
+    encoder = torch.nn.TransformerEncoderLayer(12, 3, 20, batch_first=True)
+    for layer, width in ((mlp(), 37), (torch.nn.LayerNorm(5), 5), (encoder, 12)):
+        assert deepwell.capture(layer.eval()).arguments[0][0].shape == (2, 8, width)
+
+
 def test_text_and_json_read_back() -> None:
     from deepwell import _deepwell
 
@@ -35,7 +52,7 @@ def test_text_and_json_read_back() -> None:
 
 def test_errors() -> None:
     with pytest.raises(deepwell.CaptureError, match="example_inputs"):
-        deepwell.capture(mlp())
+        deepwell.capture(torch.nn.MultiheadAttention(8, 2))
     with pytest.raises(TypeError, match="example_inputs"):
         deepwell.capture(mlp(), 3)
     with pytest.raises(ValueError, match="sizes"):
