@@ -128,9 +128,10 @@ DW_API dw_status dw_plan_describe(const dw_plan *plan, char **text);
 DW_API dw_status dw_plan_operations(const dw_plan *plan, char **json);
 
 /* Times each instruction of the plan's runs from now on and forgets earlier times (`on` 1), or no longer (0; the times
- * stay), unless the environment has DEEPWELL_PROFILE. On a CPU by the clock around each instruction. On a GPU by events between instructions: such a run replays no
- * recorded graph, and waits before its first instruction and after its last. A kernel that is shorter than its launch
- * takes the host then counts as long as the launch. Runs that the caller's stream records are not timed. */
+ * stay), unless the environment has DEEPWELL_PROFILE. On a CPU by the clock around each instruction. On a GPU by events
+ * between instructions: such a run replays no recorded graph, and waits before its first instruction and after its last.
+ * A kernel that is shorter than its launch takes the host then counts as long as the launch. Runs that the caller's
+ * stream records are not timed. */
 DW_API void dw_plan_profile(dw_plan *plan, int on);
 typedef struct dw_instruction_time {
     uint64_t runs;  /* 0: not timed, or the caller left out all that the instruction writes */

@@ -27,6 +27,8 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
         DWSelfAttention,
     )
     from deepwell.attention.sdpa import activate_sdpa, deactivate_sdpa
+    from deepwell.compiled import Engine, compile, optimize_for_blackwell
+    from deepwell.compiled_ops import CompiledOp
     from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
     from deepwell.host_plan import HostPlan
     from deepwell.machine import Hardware, hardware, print_hardware_info, probe
@@ -47,8 +49,10 @@ __all__ = [
     "BlackwellConfig",
     "BlackwellFlashAttention",
     "CaptureError",
+    "CompiledOp",
     "DWSelfAttention",
     "DeepwellError",
+    "Engine",
     "Hardware",
     "HostPlan",
     "IR",
@@ -62,11 +66,13 @@ __all__ = [
     "activate_sdpa",
     "autoplan",
     "capture",
+    "compile",
     "deactivate_sdpa",
     "dryrun",
     "hardware",
     "numbers",
     "optimize",
+    "optimize_for_blackwell",
     "print_hardware_info",
     "probe",
     "restore",

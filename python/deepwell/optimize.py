@@ -253,6 +253,11 @@ def _optimize_emulated(
     return model
 
 
+def installed(model: torch.nn.Module) -> list[OptimizedForward]:
+    """Returns Deepwell's forwards in the model, outer modules first."""
+    return [forward for module in model.modules() if (forward := _installed.get(module))]
+
+
 def restore(model: torch.nn.Module) -> torch.nn.Module:
     """Undoes ``optimize`` exactly. Returns the model. Does nothing to a model that is not optimized."""
     install.restore(model)
@@ -364,6 +369,10 @@ class Session:
                 self.report.leave(child_path, child, "a single operation gains nothing")
             else:
                 self.install(child, child_path)
+
+    def left_to_pytorch(self) -> list[tuple[str, str, str]]:
+        """Returns path, class and reason of what PyTorch runs because the engine cannot."""
+        return self.report.left_to_pytorch(_SLOWER)
 
     # A copied model has its own report of the same modules and no arenas.
     def __getstate__(self) -> dict[str, Any]:
@@ -737,7 +746,8 @@ class OptimizedForward:
         if self._left_alone is not None:
             return None, self._in_pytorch(), _nothing
         report = self.session.report
-        shapes = self._shapes(args, kwargs) if self._slower else None
+        asks = self._slower and not getattr(self._busy, "comparing", False)
+        shapes = self._shapes(args, kwargs) if asks else None
         if shapes in self._slower:
             report.count_fallback(self.path, _SLOWER)
             return None, self._in_pytorch(), _nothing
@@ -976,6 +986,27 @@ class OptimizedForward:
         self._awaited = None
         self._left_alone = reason
         self.session.report.attention(install.install(self.module, "GPU"))
+
+    # ---- looking inside ----------------------------------------------------------------------------
+
+    def programs(self) -> list[Program]:
+        """Returns the captured graphs, those of the module's current state first."""
+        return [
+            entry.program
+            for state in self._states
+            for entries in state.entries.values()
+            for entry in entries
+        ]
+
+    @contextlib.contextmanager
+    def in_engine(self) -> Iterator[None]:
+        """Inside the context, calls by this thread run in the engine also where PyTorch was measured to be faster."""
+        was = getattr(self._busy, "comparing", False)
+        self._busy.comparing = True
+        try:
+            yield
+        finally:
+            self._busy.comparing = was
 
     # ---- comparison with PyTorch ---------------------------------------------------------------------
 

@@ -172,6 +172,14 @@ class Report:
             self._leave_precision(f"{path or 'the model'} ran in PyTorch", reason)
         fallbacks[reason] += 1
 
+    def left_to_pytorch(self, but: str) -> list[tuple[str, str, str]]:
+        """Returns path, class and reason of what PyTorch runs, or has run, for any reason but ``but``."""
+        left = []
+        for unit in self._units.values():
+            reasons = [unit.left_alone] if unit.left_alone else list(unit.fallbacks)
+            left += [(unit.path, unit.class_name, r) for r in reasons if r != but]
+        return left
+
     # ---- text ----------------------------------------------------------------------------------------
 
     def announce_start(self) -> None:

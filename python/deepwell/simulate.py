@@ -17,8 +17,11 @@ from typing import Any
 import torch
 
 from deepwell import _deepwell
+from deepwell.compiled import Engine
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.host_plan import HostPlan
+from deepwell.optimize import _unwrap
+from deepwell.plans import Plan
 from deepwell.step_memory import predict_step
 
 
@@ -67,7 +70,13 @@ def dryrun(
         hw             hardware whose memory the step must fit into, "h200" say; None: this machine
 
     docs/engine.md says what is counted, docs/dryrun.md what there is on a GPU.
+
+    `dryrun(engine)` of what `deepwell.compile` returns is the dry run of its plan, or the memory of its step on this
+    machine if it has none, with the same fields and None for what is not known. "measured" is what `engine.profile`
+    measured, or None.
     """
+    if isinstance(plan, Engine):
+        return _of_engine(plan, example_inputs, trace, report, step)
     if isinstance(plan, HostPlan):
         raise UnsupportedError(
             "a plan for Deepwell's engine has no schedule to simulate: use dryrun(model, example_inputs) for its memory"
@@ -88,3 +97,57 @@ def dryrun(
         raise DeepwellError(str(error)) from None
     figures["trace"], figures["report"] = paths
     return figures
+
+
+# Fields that a dry run of any engine has.
+_FIELDS = (
+    "memory_gb", "step_time_ms", "expected_speedup", "baseline", "bubble_fraction", "mfu", "overlap", "fits",
+    "capacity_gb", "trace", "report",
+)  # fmt: skip
+
+
+def _of_engine(
+    engine: Engine, example_inputs: Any, trace: Any, report: Any, step: dict[str, Any]
+) -> dict[str, Any]:
+    plan = engine.plan
+    if isinstance(plan, Plan):
+        figures = dryrun(plan, example_inputs, trace, report, **step)
+        figures["planned_for"] = f"{plan.layout.gpus} x {plan.hardware.name}"
+    elif trace is not None or report is not None:
+        raise UnsupportedError(
+            "trace and report need a plan for GPUs; engine.profile(trace=...) writes what a step of this engine does"
+        )
+    else:
+        figures = _host_step(engine, plan, example_inputs, step)
+        figures["planned_for"] = None
+    measured = engine.measured
+    if measured is not None:
+        names = ("step_time_ms", "forward_ms", "backward_ms", "device", "engine_runs")
+        measured = {name: measured[name] for name in names}
+    return {**dict.fromkeys(_FIELDS), "basis": "predicted", **figures, "measured": measured}
+
+
+def _host_step(
+    engine: Engine, plan: HostPlan | None, example_inputs: Any, step: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the memory of a step on this machine: by the plan, or at the sizes of the example inputs."""
+    if plan is not None and example_inputs is None and not step:
+        return {
+            "model": plan.model_name,
+            "sizes": {"B": plan.layout.micro_batch, "S": plan.layout.seq_len},
+            "peak_bytes": plan.peak_bytes,
+            "memory_gb": plan.memory_gb,
+            "memory_gib": plan.memory_gib,
+            "peak": plan.peak,
+            "capacity_gb": plan.capacity_gb,
+            "fits": plan.fits,
+        }
+    if example_inputs is None and engine.ir is None:
+        raise DeepwellError(
+            "this engine has no example inputs, because the model was not captured: pass example_inputs"
+        )
+    known = engine.ir if example_inputs is None else None
+    call = engine.ir.arguments if example_inputs is None else example_inputs
+    return predict_step(
+        _unwrap(engine.model), call, **{"precision": engine.precision, "ir": known, **step}
+    )

@@ -308,9 +308,10 @@ def predict_step(
     keep_outputs: bool | None = None,
     threads: int | None = None,
     hw: Any = None,
+    ir: IR | None = None,
 ) -> dict[str, Any]:
     """Predicts the memory of one training step of ``model`` behind ``deepwell.optimize``, to the byte. Nothing is
-    computed and no tensor is made. See ``deepwell.dryrun``."""
+    computed and no tensor is made. See ``deepwell.dryrun``. ``ir``: the capture of this call, if there is one."""
     name = optimizer_name(optimizer)
     policy = policy_of(precision)
     described = _described(hw)
@@ -319,7 +320,8 @@ def predict_step(
     capacity = _host_memory(described) if on_cpu else None
     threads_before = _deepwell.get_threads()
     args, kwargs = call_arguments(model, example_inputs)
-    ir = capture(model, (args, kwargs))
+    if ir is None:
+        ir = capture(model, (args, kwargs))
     flat, _ = pytree.tree_flatten((args, kwargs))
     sizes = tuple(flat[i].shape[axis] for i, axis in ir.captured.symbol_sources)
     _deepwell.set_threads(torch.get_num_threads() if threads is None else threads)

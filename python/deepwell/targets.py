@@ -137,6 +137,11 @@ class Target:
         """``tensors``: leaves, outputs, gradients of outputs, gradients of leaves. ``part`` -1 runs all parts."""
         plan.backward(part, arena.addresses, *tensors)
 
+    def run_alone(self, instruction: _deepwell.Instruction) -> None:
+        """Runs one instruction of a plan by itself."""
+        self.begin()
+        instruction.run()
+
     # A target has no state that a copied or unpickled model needs.
     def __reduce__(self):
         return (type(self), ())
@@ -224,6 +229,10 @@ class Gpu(Target):
     def backward(self, plan: _deepwell.Plan, part: int, arena: Lease, *tensors: Tensors) -> None:
         with self.current():
             plan.backward(part, arena.addresses, *tensors, self._stream())
+
+    def run_alone(self, instruction: _deepwell.Instruction) -> None:
+        with self.current():
+            instruction.run(self._stream())
 
     def __reduce__(self):
         return (Gpu, (self.device.index,))

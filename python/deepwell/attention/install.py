@@ -128,6 +128,11 @@ def restore(model: torch.nn.Module) -> None:
         module.__dict__.pop(_MARK, None)
 
 
+def installation(model: torch.nn.Module) -> Installation | None:
+    """Returns what install() did to this very module."""
+    return model.__dict__.get(_MARK)
+
+
 def installed(model: torch.nn.Module) -> str | None:
     """Returns the summary of a model on which install() was called."""
     for module in model.modules():
