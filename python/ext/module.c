@@ -428,10 +428,9 @@ static PyType_Slot instruction_slots[] = {
     {Py_tp_methods, instruction_methods},
     {Py_tp_doc, "An instruction of a plan by itself, on operands of its own"},
     {0, NULL}};
-static PyType_Spec instruction_spec = {"deepwell._deepwell.Instruction",
-                                       sizeof(PyObject) + sizeof(instruction_slot), 0,
-                                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                                       instruction_slots};
+static PyType_Spec instruction_spec = {
+    "deepwell._deepwell.Instruction", sizeof(PyObject) + sizeof(instruction_slot), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, instruction_slots};
 
 /* ---- runs of a plan --------------------------------------------------------------------------------- */
 

@@ -1,5 +1,4 @@
 /* A plan's instructions: as text with one line for each, and as JSON for programs. */
-#include "base/json.h"
 #include "engine/engine_internal.h"
 #include <stdio.h>
 #include <string.h>
@@ -112,18 +111,19 @@ cleanup:
 
 /* ---- as JSON --------------------------------------------------------------------------------------- */
 
-static json_t *tensor_json(const dw__tensor *view) {
-    json_t *shape = json_array();
-    for (int axis = 0; axis < view->rank; axis++)
-        json_array_append_new(shape, json_integer((json_int_t)view->shape[axis]));
-    return json_pack("{s:s,s:o}", "dtype", dw_dtype_name(view->dtype), "shape", shape);
-}
-
-static void append_operands(json_t *list, const dw__operand *operands, uint32_t count, int but) {
+/* Appends tensors to a list, without operand `but` and those that no memory holds. */
+static dw_status write_operands(dw__text *out, const dw__operand *operands, uint32_t count, int but,
+                                bool *first) {
     for (uint32_t i = 0; i < count; i++) {
-        const bool held = operands[i].storage != DW_NONE && operands[i].view.rank >= 0;
-        if (held && (int)i != but) json_array_append_new(list, tensor_json(&operands[i].view));
+        const dw__tensor *view = &operands[i].view;
+        if (operands[i].storage == DW_NONE || view->rank < 0 || (int)i == but) continue;
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "%s{\"dtype\": \"%s\", \"shape\": ",
+                                            *first ? "" : ", ", dw_dtype_name(view->dtype)));
+        DW_RETURN_IF_FAILED(dw__write_list(out, NULL, (uint32_t)view->rank, view->shape, ""));
+        DW_RETURN_IF_FAILED(dw__text_append(out, "}", 1));
+        *first = false;
     }
+    return DW_OK;
 }
 
 /* Bytes that the operand's elements take in memory. */
@@ -186,61 +186,101 @@ static void predict(const dw_plan *plan, const dw__step *step, dw__kernel_second
     step->kernel->seconds(step->kernel, &call, &plan->target.gpu, result);
 }
 
-static json_t *text_or_null(const char *text) {
-    return text && *text ? json_string(text) : json_null();
+/* "key": "text", or null if the text is NULL or empty */
+static dw_status write_text(dw__text *out, const char *key, const char *text) {
+    DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"%s\": ", key));
+    return text && *text ? dw__write_string(out, text) : dw__text_append(out, "null", 4);
 }
 
-static json_t *instruction_json(const dw_plan *plan, uint32_t index) {
-    static const char *const copy = "copy";
+static dw_status write_number(dw__text *out, const char *key, double number) {
+    char text[DW__NUMBER_BYTES];
+    dw__number_text(number, text);
+    return dw__text_printf(out, ", \"%s\": %s", key, text);
+}
+
+static dw_status write_origin(dw__text *out, const dw_graph *graph, dw_node node) {
+    const dw__node_record *record = node == DW_NONE ? NULL : &graph->nodes.items[node];
+    const bool region = record && record->region != DW_REGION_NONE;
+    DW_RETURN_IF_FAILED(
+        write_text(out, "name", record ? dw_value_name(graph, record->outputs[0]) : NULL));
+    DW_RETURN_IF_FAILED(write_text(out, "module", record ? record->module : NULL));
+    DW_RETURN_IF_FAILED(write_text(out, "region", region ? dw_region_name(record->region) : NULL));
+    if (record && record->layer >= 0) return dw__text_printf(out, ", \"layer\": %d", record->layer);
+    return dw__text_printf(out, ", \"layer\": null");
+}
+
+static dw_status write_tensors(dw__text *out, const dw__instruction *instruction) {
+    const dw__step *step = &instruction->step, *epilogue = instruction->epilogue;
+    bool first = true;
+    DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"inputs\": ["));
+    DW_RETURN_IF_FAILED(write_operands(out, step->inputs, step->input_count, -1, &first));
+    if (epilogue)
+        DW_RETURN_IF_FAILED(write_operands(out, epilogue->inputs, epilogue->input_count,
+                                           instruction->replaced, &first));
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "], \"outputs\": ["));
+    first = true;
+    DW_RETURN_IF_FAILED(write_operands(out, step->outputs, step->output_count, -1, &first));
+    if (epilogue)
+        DW_RETURN_IF_FAILED(
+            write_operands(out, epilogue->outputs, epilogue->output_count, -1, &first));
+    return dw__text_append(out, "]", 1);
+}
+
+static dw_status write_costs(const dw_plan *plan, const dw__instruction *instruction,
+                             dw__text *out) {
+    const dw__step *step = &instruction->step, *epilogue = instruction->epilogue;
+    double flops = node_flops(plan, step->node), bytes = step_bytes(step, -1);
+    if (epilogue) {
+        flops += node_flops(plan, epilogue->node);
+        bytes += step_bytes(epilogue, instruction->replaced);
+    }
+    DW_RETURN_IF_FAILED(write_number(out, "flops", flops));
+    DW_RETURN_IF_FAILED(write_number(out, "bytes", bytes));
+    dw__kernel_seconds time;
+    predict(plan, step, &time);
+    if (time.seconds <= 0.0)
+        return dw__text_printf(out, ", \"seconds\": null, \"seconds_from\": null");
+    DW_RETURN_IF_FAILED(write_number(out, "seconds", time.seconds));
+    return write_text(out, "seconds_from", time.from);
+}
+
+static dw_status write_instruction(const dw_plan *plan, uint32_t index, dw__text *out) {
     const dw__instruction *instruction = &plan->code.items[index];
     const dw__step *step = &instruction->step, *epilogue = instruction->epilogue;
     const dw_graph *graph = plan->engine->graph;
-    const dw__node_record *record = step->node == DW_NONE ? NULL : &graph->nodes.items[step->node];
-    const bool backward = index >= plan->first_backward;
-    json_t *inputs = json_array(), *outputs = json_array();
-    double flops = node_flops(plan, step->node), bytes = step_bytes(step, -1);
-    append_operands(inputs, step->inputs, step->input_count, -1);
-    append_operands(outputs, step->outputs, step->output_count, -1);
-    json_t *behind = json_null();
-    if (epilogue) {
-        append_operands(inputs, epilogue->inputs, epilogue->input_count, instruction->replaced);
-        append_operands(outputs, epilogue->outputs, epilogue->output_count, -1);
-        flops += node_flops(plan, epilogue->node);
-        bytes += step_bytes(epilogue, instruction->replaced);
-        behind = json_pack("{s:s,s:s}", "op", dw_op_name(epilogue->op), "kernel",
-                           epilogue->kernel->name);
-    }
-    dw__kernel_seconds time;
-    predict(plan, step, &time);
-    const bool known = time.seconds > 0.0;
-    json_t *json = json_pack(
-        "{s:s,s:i,s:s,s:o,s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:f,s:f,s:o,s:o}", "phase",
-        backward ? "backward" : "forward", "part", (int)dw__plan_part_of(plan, index), "op",
-        record ? dw_op_name(record->op) : copy, "name",
-        record ? text_or_null(dw_value_name(graph, record->outputs[0])) : json_null(), "kernel",
-        step->kernel->name, "source", text_or_null(step->kernel->source), "module",
-        text_or_null(record ? record->module : NULL), "layer",
-        record && record->layer >= 0 ? json_integer(record->layer) : json_null(), "region",
-        record && record->region != DW_REGION_NONE ? json_string(dw_region_name(record->region))
-                                                   : json_null(),
-        "scheme", text_or_null(step_scheme(graph, step->node)), "inputs", inputs, "outputs",
-        outputs, "epilogue", behind, "flops", flops, "bytes", bytes, "seconds",
-        known ? json_real(time.seconds) : json_null(), "seconds_from",
-        known ? text_or_null(time.from) : json_null());
-    return json;
+    const bool copy = step->node == DW_NONE;
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "{\"phase\": \"%s\", \"part\": %u",
+                                        index < plan->first_backward ? "forward" : "backward",
+                                        dw__plan_part_of(plan, index)));
+    DW_RETURN_IF_FAILED(
+        write_text(out, "op", copy ? "copy" : dw_op_name(graph->nodes.items[step->node].op)));
+    DW_RETURN_IF_FAILED(write_origin(out, graph, step->node));
+    DW_RETURN_IF_FAILED(write_text(out, "kernel", step->kernel->name));
+    DW_RETURN_IF_FAILED(write_text(out, "source", step->kernel->source));
+    DW_RETURN_IF_FAILED(write_text(out, "scheme", step_scheme(graph, step->node)));
+    DW_RETURN_IF_FAILED(write_tensors(out, instruction));
+    if (epilogue)
+        DW_RETURN_IF_FAILED(dw__text_printf(out,
+                                            ", \"epilogue\": {\"op\": \"%s\", \"kernel\": \"%s\"}",
+                                            dw_op_name(epilogue->op), epilogue->kernel->name));
+    else
+        DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"epilogue\": null"));
+    DW_RETURN_IF_FAILED(write_costs(plan, instruction, out));
+    return dw__text_append(out, "}", 1);
 }
 
 dw_status dw_plan_operations(const dw_plan *plan, char **json) {
     dw_status status = DW_OK;
-    json_t *list = json_array();
-    if (!list) return dw__fail_memory("the list of a plan's instructions", plan->code.count);
+    dw__text out = {0};
+    DW_TRY(dw__text_append(&out, "[", 1));
     for (uint32_t i = 0; i < plan->code.count; i++) {
-        json_t *one = instruction_json(plan, i);
-        if (!one || json_array_append_new(list, one) != 0)
-            DW_TRY(dw__fail_memory("the list of a plan's instructions", plan->code.count));
+        if (i > 0) DW_TRY(dw__text_append(&out, ",\n ", 3));
+        DW_TRY(write_instruction(plan, i, &out));
     }
-    DW_TRY(dw__json_string(list, json));
+    DW_TRY(dw__text_append(&out, "]\n", 2));
+    *json = out.text;
+    out.text = NULL;
 cleanup:
-    json_decref(list);
+    dw__text_free(&out);
     return status;
 }

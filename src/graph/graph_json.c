@@ -20,8 +20,7 @@ enum { VERSION = 1 };
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* A graph's text holds no control characters, so only these two characters need escaping. */
-static dw_status write_string(dw__text *out, const char *text) {
+dw_status dw__write_string(dw__text *out, const char *text) {
     DW_RETURN_IF_FAILED(dw__text_append(out, "\"", 1));
     while (*text) {
         size_t plain = strcspn(text, "\"\\");
@@ -36,7 +35,7 @@ static dw_status write_string(dw__text *out, const char *text) {
 static dw_status write_value(dw__text *out, const dw_graph *graph, dw_value value) {
     const dw__value_record *record = &graph->values.items[value];
     DW_RETURN_IF_FAILED(dw__text_printf(out, "{\"name\": "));
-    DW_RETURN_IF_FAILED(write_string(out, record->name));
+    DW_RETURN_IF_FAILED(dw__write_string(out, record->name));
     if (record->node == DW_NONE)
         DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"role\": \"%s\"", dw_role_name(record->role)));
     DW_RETURN_IF_FAILED(
@@ -56,8 +55,8 @@ static dw_status write_attr(dw__text *out, const dw_graph *graph, const dw_attr 
     switch (dw_attr_kind_of(attr->key)) {
     case DW_ATTR_INT: return dw__text_printf(out, "%lld", (long long)attr->integer);
     case DW_ATTR_FLOAT: return write_number(out, attr->number);
-    case DW_ATTR_DTYPE: return write_string(out, dw_dtype_name((dw_dtype)attr->integer));
-    case DW_ATTR_STRING: return write_string(out, attr->string);
+    case DW_ATTR_DTYPE: return dw__write_string(out, dw_dtype_name((dw_dtype)attr->integer));
+    case DW_ATTR_STRING: return dw__write_string(out, attr->string);
     case DW_ATTR_INTS: return dw__write_list(out, NULL, attr->count, attr->list, "");
     case DW_ATTR_DIMS: return dw__write_list(out, graph, attr->count, attr->list, "\"");
     }
@@ -71,7 +70,7 @@ static dw_status write_origin(dw__text *out, const dw__node_record *node) {
     if (node->layer >= 0) DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"layer\": %d", node->layer));
     if (*node->module) {
         DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"module\": "));
-        DW_RETURN_IF_FAILED(write_string(out, node->module));
+        DW_RETURN_IF_FAILED(dw__write_string(out, node->module));
     }
     return node->backward ? dw__text_printf(out, ", \"backward\": true") : DW_OK;
 }
@@ -84,7 +83,7 @@ static dw_status write_node(dw__text *out, const dw_graph *graph, const dw__node
         if (node->inputs[i] == DW_NONE)
             DW_RETURN_IF_FAILED(dw__text_append(out, "null", 4));
         else
-            DW_RETURN_IF_FAILED(write_string(out, graph->values.items[node->inputs[i]].name));
+            DW_RETURN_IF_FAILED(dw__write_string(out, graph->values.items[node->inputs[i]].name));
     }
     DW_RETURN_IF_FAILED(dw__text_printf(out, "], \"outputs\": ["));
     for (uint32_t i = 0; i < node->output_count; i++) {
@@ -121,7 +120,8 @@ static dw_status write_graph(dw__text *out, const dw_graph *graph) {
     DW_RETURN_IF_FAILED(dw__text_printf(out, "],\n \"outputs\": ["));
     for (size_t i = 0; i < graph->outputs.count; i++) {
         if (i > 0) DW_RETURN_IF_FAILED(dw__text_append(out, ", ", 2));
-        DW_RETURN_IF_FAILED(write_string(out, graph->values.items[graph->outputs.items[i]].name));
+        DW_RETURN_IF_FAILED(
+            dw__write_string(out, graph->values.items[graph->outputs.items[i]].name));
     }
     return dw__text_printf(out, "]}\n");
 }

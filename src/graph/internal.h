@@ -271,6 +271,8 @@ enum { DW__NUMBER_BYTES = 32 };
 void dw__number_text(double number, char text[DW__NUMBER_BYTES]);
 /* Parses the output of dw__number_text. Returns the end of the number, or NULL if `text` begins with none. */
 const char *dw__number_parse(const char *text, double *number);
+/* Writes a JSON string. A graph's text holds no control characters, so only two characters need escaping. */
+dw_status dw__write_string(dw__text *out, const char *text);
 /* Writes "[1, 2]". With `dims_of` the entries are dims of that graph, and `quote` encloses symbolic ones. */
 dw_status dw__write_list(dw__text *out, const dw_graph *dims_of, uint32_t count,
                          const int64_t *list, const char *quote);

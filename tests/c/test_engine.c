@@ -774,6 +774,28 @@ static void every_failing_allocation_is_survived(void **state) {
     dw_graph_destroy(graph);
 }
 
+static void failing_allocations_beside_a_plan_are_survived(void **state) {
+    (void)state;
+    fixture f;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    const int64_t live = dw__memory_live();
+    bool done = false;
+    for (int64_t allowed = 0; !done; allowed++) {
+        char *text = NULL;
+        dw_instruction *instruction = NULL;
+        dw__memory_fail_after(allowed);
+        dw_status status = dw_plan_operations(f.plan, &text);
+        if (status == DW_OK) status = dw_instruction_create(f.plan, 8, &instruction);
+        dw__memory_fail_after(-1);
+        done = status == DW_OK;
+        if (!done) assert_int_equal(status, DW_OUT_OF_MEMORY);
+        dw_text_free(text);
+        dw_instruction_destroy(instruction);
+        assert_int_equal(dw__memory_live(), live);
+    }
+    fixture_end(&f);
+}
+
 /* ---- segments --------------------------------------------------------------------------------- */
 
 /* A plan of the chain with segments, and the results of one whose arena has one segment. */
@@ -1050,6 +1072,7 @@ int main(void) {
         cmocka_unit_test(most_plans_have_one_segment),
         cmocka_unit_test(misuse_is_rejected),
         cmocka_unit_test(every_failing_allocation_is_survived),
+        cmocka_unit_test(failing_allocations_beside_a_plan_are_survived),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -174,4 +174,4 @@ def test_bad_input() -> None:
     with pytest.raises(TypeError, match="example_inputs.*threads"):
         dw.dryrun("plan.json", arguments, threads=2)
     with pytest.raises(dw.CaptureError, match="example_inputs"):
-        dw.dryrun(model)
+        dw.dryrun(torch.nn.MultiheadAttention(8, 2))
