@@ -230,12 +230,23 @@ class Engine:
                 raise DeepwellError(
                     "this engine has no example inputs, because the model was not captured: pass the model's arguments"
                 )
-            inputs, kwargs = self.ir.arguments[0], dict(self.ir.arguments[1])
+            inputs, kwargs = self._example()
         made = step_profile.measure(self.model, self._root, inputs, kwargs, steps, warmup, trace)
         if made.ops:
             self._ops = made.ops
         self.measured = made.report
         return made.report
+
+    def _example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the example inputs where the model is now; zeros for those without values."""
+        device = next((p.device for p in self._root.parameters()), torch.device("cpu"))
+
+        def placed(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.device == device:
+                return value
+            return torch.zeros_like(value, device=device) if value.is_meta else value.to(device)
+
+        return pytree.tree_map(placed, self.ir.arguments)
 
     # ---- text ----------------------------------------------------------------------------------------
 
@@ -471,7 +482,8 @@ def optimize_for_blackwell(
     if seq_len < 1 or batch_size < 1:
         raise ValueError(f"seq_len is {seq_len} and batch_size {batch_size}; expected 1 or more")
     root = _unwrap(model)
-    if example_inputs is None:
+    given = example_inputs is not None
+    if not given:
         example_inputs = made_arguments(root, batch_size, seq_len, labels=True)
     devices = {t.device.index for t in named_tensors(root).values() if t.is_cuda}
     capability = torch.cuda.get_device_capability(min(devices)) if len(devices) == 1 else (0, 0)
@@ -480,8 +492,12 @@ def optimize_for_blackwell(
     target = targets.get(capability, "auto")
     hw = _one_gpu(probe()) if here else hardware("b200:1")
     notes = []
-    not_captured = None
     ir, not_captured = _captured(root, example_inputs, "safe")
+    if ir is None and not given and example_inputs is not None:
+        # The model may support shorter sequences only. The graph is the same for all sizes that it supports.
+        ir, _ = _captured(root, made_arguments(root, labels=True), "safe")
+        if ir is not None:
+            notes.append(f"the graph is not that of {batch_size} x {seq_len}: {not_captured}")
     plan = None
     try:
         plan = autoplan(

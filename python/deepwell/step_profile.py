@@ -24,6 +24,9 @@ from deepwell.compiled_ops import CompiledOp, listed_ops
 from deepwell.optimize import installed
 from deepwell.targets import Target
 
+# The host's clock before a step, after its forward, and after its backward (None: there was none).
+_Span = tuple[float, float, "float | None"]
+
 
 @dataclasses.dataclass
 class _Running:
@@ -42,10 +45,6 @@ class _Event:
     step: int
     start: float
     seconds: float
-
-
-# The host's clock before a step, after its forward, and after its backward (None: there was none).
-_Span = tuple[float, float, "float | None"]
 
 
 @dataclasses.dataclass
@@ -83,9 +82,13 @@ def _waiter(model: torch.nn.Module) -> Callable[[], None]:
 
 
 def _step(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wait: Callable[[], None]
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wait: Callable[[], None],
+    split: bool = True,
 ) -> _Span:
-    """Runs a step. Nothing is added to ``.grad``."""
+    """Runs a step. Nothing is added to ``.grad``. ``split``: waits for forward before backward begins."""
     given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     targets = [tensor for tensor in [*model.parameters(), *given] if tensor.requires_grad]
     wait()
@@ -95,7 +98,8 @@ def _step(
         for value in pytree.tree_leaves(model(*args, **kwargs))
         if isinstance(value, torch.Tensor) and value.requires_grad
     ]
-    wait()
+    if split:
+        wait()
     middle = time.perf_counter()
     if not targets or not outputs:
         return began, middle, None
@@ -113,6 +117,11 @@ def _plans(root: torch.nn.Module) -> list[_Running]:
         for program in forward.programs()
         for plan in program.plans()
     ]
+
+
+def _length(span: _Span) -> float:
+    began, middle, end = span
+    return (middle if end is None else end) - began
 
 
 def _median_ms(values: Sequence[float | None]) -> float | None:
@@ -138,15 +147,16 @@ def measure(
     with _left_as_it_is(root):
         for _ in range(max(warmup, 1)):  # the first one may capture
             _step(model, args, kwargs, wait)
-        plain = [_step(model, args, kwargs, wait) for _ in range(steps)]
-        ends = [middle if end is None else end for _, middle, end in plain]
+        whole = halves = [_step(model, args, kwargs, wait) for _ in range(steps)]
+        if any(parameter.is_cuda for parameter in root.parameters()):
+            whole = [_step(model, args, kwargs, wait, split=False) for _ in range(steps)]
         report: dict[str, Any] = {
             "steps": steps,
             "device": _device(root),
-            "step_time_ms": _median_ms([end - p[0] for p, end in zip(plain, ends)]),
-            "forward_ms": _median_ms([middle - began for began, middle, _ in plain]),
-            "backward_ms": _median_ms([None if e is None else e - m for _, m, e in plain]),
-            "step_times_ms": [1e3 * (end - p[0]) for p, end in zip(plain, ends)],
+            "step_time_ms": _median_ms([_length(span) for span in whole]),
+            "forward_ms": _median_ms([middle - began for began, middle, _ in halves]),
+            "backward_ms": _median_ms([None if e is None else e - m for _, m, e in halves]),
+            "step_times_ms": [1e3 * _length(span) for span in whole],
             "trace": path,
         }
         ops, events, spans = _timed(model, root, args, kwargs, steps, wait)
@@ -247,7 +257,7 @@ def _of_engine(ops: list[CompiledOp], events: list[_Event], spans: list[_Span]) 
         op = ops[event.at]
         counted.setdefault((op.phase, op.op, op.kernel), []).append(event.seconds)
     total = sum(event.seconds for event in events)
-    lengths = [(middle if end is None else end) - began for began, middle, end in spans]
+    lengths = [_length(span) for span in spans]
     return {
         "method": "events between instructions" if on_gpu else "the clock around each instruction",
         "operations_ms": 1e3 * total / len(spans),
