@@ -289,7 +289,7 @@ def _of_gemms(precision: Any) -> Any:
 
 
 def _named(precision: Any) -> str:
-    return str(getattr(precision, "value", precision))
+    return str(getattr(precision, "value", getattr(precision, "name", precision)))
 
 
 def _ops_text(ops: list[CompiledOp]) -> list[str]:
