@@ -186,8 +186,6 @@ class Engine:
     def _planned_ops(self) -> list[CompiledOp]:
         if self.ir is None:
             return []
-        forwards = installed(self._root)
-        precision = forwards[0].session.precision if forwards else self.precision
         place = self._place()
         flat, _ = pytree.tree_flatten(self.ir.arguments)
         sizes = tuple(flat[at].shape[axis] for at, axis in self.ir.captured.symbol_sources)
@@ -197,7 +195,7 @@ class Engine:
                 self._root,
                 self.ir,
                 flat,
-                _of_gemms(precision),
+                _of_gemms(self.precision),
                 place,
             )
             variant, _ = step.variant(sizes, None)

@@ -372,16 +372,6 @@ class Program:
         """Returns the precision of each linear layer, and why; empty without a policy."""
         return [] if self.policy is None else self.policy.choices(self.graph)
 
-    def plans(self) -> list[_deepwell.Plan]:
-        """Returns the plans that runs use now, of those that were made so far."""
-        now = self.target.plan_key()
-        return [
-            prepared.plan
-            for variant in list(self._variants.values())
-            for key, prepared in list(variant._prepared.items())
-            if key[0] == now
-        ]
-
     def expect(self, grad_outputs: tuple[int, ...]) -> None:
         """Sets the outputs of the last backward, for which the next forward prepares."""
         self._expected = grad_outputs
@@ -400,6 +390,16 @@ class Program:
             scalars = [i for i in floating if len(outputs[i][1]) == 0]
             self._expected = tuple(scalars[:1] or floating)
         return self._expected
+
+    def plans(self) -> list[_deepwell.Plan]:
+        """Returns the plans that runs use now, of those that were made so far."""
+        now = self.target.plan_key()
+        return [
+            prepared.plan
+            for variant in list(self._variants.values())
+            for key, prepared in list(variant._prepared.items())
+            if key[0] == now
+        ]
 
     def lease(self, prepared: _Prepared) -> Lease:
         return self._pool.lease(prepared.segment_bytes, self.target)

@@ -12,10 +12,11 @@
 #endif
 
 typedef struct module_state {
+    PyObject *instruction_type;
     PyObject *error; /* deepwell._deepwell.Error */
     /* deepwell._deepwell.IndexError, derived from Error and Python's IndexError. */
     PyObject *index_error;
-    PyObject *graph_type, *policy_type, *engine_type, *plan_type, *arena_type, *instruction_type;
+    PyObject *graph_type, *policy_type, *engine_type, *plan_type, *arena_type;
 } module_state;
 
 static module_state state; /* single-phase module: one per process */
@@ -1411,15 +1412,16 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (state.index_error == NULL) goto failed;
     Py_INCREF(state.index_error);
     if (PyModule_AddObject(module, "IndexError", state.index_error) != 0) goto failed;
+    state.instruction_type = add_type(module, "Instruction", &instruction_spec);
+    if (!state.instruction_type) goto failed;
     if (!tensors_begin()) goto failed;
     state.arena_type = add_type(module, "Arena", &arena_spec);
     state.graph_type = add_type(module, "Graph", &graph_spec);
     state.policy_type = add_type(module, "Policy", &policy_spec);
     state.engine_type = add_type(module, "Engine", &engine_spec);
     state.plan_type = add_type(module, "Plan", &plan_spec);
-    state.instruction_type = add_type(module, "Instruction", &instruction_spec);
     if (!state.arena_type || !state.graph_type || !state.policy_type || !state.engine_type ||
-        !state.plan_type || !state.instruction_type)
+        !state.plan_type)
         goto failed;
     return module;
 failed:
