@@ -10,6 +10,7 @@ import deepwell as dw
 import pytest
 import torch
 from deepwell import _deepwell
+from deepwell.targets import PlannedGpu
 from torch import nn
 from zoo import mlp, small_gpt2
 
@@ -293,6 +294,19 @@ def test_an_emulated_gpu_is_profiled_by_events() -> None:
     assert profile["method"] == "events between instructions" and engine.target == "emulator:sm_90a"
     assert all(op.predicted_ms > 0 and op.measured_ms > 0 for op in engine.compiled_ops)
     engine.compiled_ops[0].backend_op()
+
+
+def test_every_kernel_of_a_planned_gpu_has_a_cost(monkeypatch) -> None:
+    with torch.device("meta"):
+        model = small_gpt2(n_embd=128, n_head=2).bfloat16()
+    call = {name: ids.to("meta") for name, ids in language_call(2, 64).items()}
+    engine = dw.compile(dw.capture(model, call))
+    monkeypatch.setattr(dw.Engine, "_place", lambda self: PlannedGpu())
+    ops = engine.compiled_ops
+    assert {"attention", "attention_backward"} <= {op.op for op in ops}
+    assert all(op.predicted_ms > 0 and op.predicted_from for op in ops)
+    with pytest.raises(dw.UnsupportedError, match="a GPU that is not here .sm_90a."):
+        ops[0].backend_op()
 
 
 def test_the_page_runs(tmp_path, monkeypatch, capsys) -> None:

@@ -142,8 +142,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     if (c->inputs[V].shape[3] != c->inputs[Q].shape[3])
         return dw__fail(DW_UNSUPPORTED, "%s: expected v with the head dimension of q",
                         kernel->name);
-    if (c->inputs[MASK].rank >= 0 && c->inputs[MASK].shape[3] > 1 &&
-        c->inputs[MASK].stride[3] != 1)
+    if (c->inputs[MASK].rank >= 0 && c->inputs[MASK].shape[3] > 1 && c->inputs[MASK].stride[3] != 1)
         return dw__fail(DW_UNSUPPORTED, "%s: expected a mask with adjacent keys", kernel->name);
     if (sums_mask(c) && !has_pairs(c))
         return dw__fail(DW_UNSUPPORTED,
@@ -163,6 +162,16 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     const dw_attention a = call_of(given, &used);
     const dw__kernel *by = kernel_of(c, gpu->capability);
     return by->supports(by, &a, gpu);
+}
+
+static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__kernel_seconds *result) {
+    const dw__operation_call *given = call;
+    const dw__kernel *by = kernel_of(&given->call, gpu->capability);
+    size_t used;
+    const dw_attention a = call_of(given, &used);
+    (void)kernel;
+    by->seconds(by, &a, gpu, result);
 }
 
 static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
@@ -197,10 +206,12 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 #define GRAPH_ATTENTION                                                                            \
     .backend = "deepwell", .kind = DW__CALL_OPERATION, .proof = DW__RUN_ON_HOPPER,                 \
     .source = "src/kernel/cuda/graph_attention.c", .elements = "BF16, F16",                        \
-    .needs = "what the attention kernels of the GPU need; the gradient of a mask with all queries " \
-             "and keys",                                                                            \
-    .supports = supports, .workspace_bytes = workspace_bytes, .prepare = prepare,                  \
-    .enqueue = enqueue, .strided_results = true, .tolerance = DW__ATTENTION_TOLERANCE
+    .needs =                                                                                       \
+        "what the attention kernels of the GPU need; the gradient of a mask with all queries "     \
+        "and keys",                                                                                \
+    .supports = supports, .seconds = seconds, .workspace_bytes = workspace_bytes,                  \
+    .prepare = prepare, .enqueue = enqueue, .strided_results = true,                               \
+    .tolerance = DW__ATTENTION_TOLERANCE
 
 const dw__kernel dw__graph_attention = {
     GRAPH_ATTENTION,
