@@ -44,6 +44,7 @@
 #include "deepwell/status.h"
 #include "deepwell/step_memory.h"
 #include "deepwell/threads.h"
+#include "deepwell/tokenizer.h"
 #include "deepwell/trainer.h"
 #include "deepwell/version.h"
 
