@@ -20,6 +20,7 @@
 #define DEEPWELL_DEEPWELL_H
 
 #include "deepwell/adamw.h"
+#include "deepwell/artifact.h"
 #include "deepwell/attention.h"
 #include "deepwell/autoplan.h"
 #include "deepwell/device.h"
@@ -27,6 +28,7 @@
 #include "deepwell/engine.h"
 #include "deepwell/explain.h"
 #include "deepwell/gemm.h"
+#include "deepwell/generate.h"
 #include "deepwell/graph.h"
 #include "deepwell/hardware.h"
 #include "deepwell/jit.h"

@@ -135,18 +135,28 @@ typedef enum dw_model_output {
 typedef struct dw_model_graph_options {
     size_t struct_size; /* sizeof(dw_model_graph_options) */
     dw_model_output output;
-    int dropout;    /* 1: training, with the configuration's dropout; 0: none */
-    dw_dtype dtype; /* of parameters, activations and logits: DW_F32, DW_F64 or DW_BF16, whose loss is F32 */
+    int dropout; /* 1: training, with the configuration's dropout; 0: none */
+    dw_dtype
+        dtype; /* of parameters, activations and logits: DW_F32, DW_F64 or DW_BF16, whose loss is F32 */
     /* DW_MODEL_LOSS only. 0: position t is scored on label t + 1, so that labels may be the input_ids, as in
      * transformers. 1: position t is scored on label t, because the caller has shifted the labels. */
     int labels_moved;
+    /* 1: a step of generation, whose queries also attend to keys and values of earlier tokens (see below). Needs
+     * DW_MODEL_LOGITS and dropout 0. `struct_size` may end before this member, which means 0. */
+    int cached;
 } dw_model_graph_options;
 #define DW_MODEL_GRAPH_OPTIONS_DEFAULT                                                             \
-    { sizeof(dw_model_graph_options), DW_MODEL_LOGITS, 0, DW_F32, 0 }
+    { sizeof(dw_model_graph_options), DW_MODEL_LOGITS, 0, DW_F32, 0, 0 }
 
 /* The forward pass over the symbols B (index 0) and S (index 1), with one output. Leaves: the parameters; input_ids
  * [B,S] i64; with DW_MODEL_LOSS, labels [B,S] i64; with a dropout probability above 0, "seed", i64[2] of DW_ROLE_SEED.
- * `options` NULL: the defaults. */
+ * `options` NULL: the defaults.
+ *
+ * With `cached` the symbols are B, S, C (capacity of the cache) and R. Leaves behind input_ids: position, i64[1], the
+ * number of tokens before; rows, i64[R], the tokens of input_ids whose logits are wanted; and for each layer N
+ * "cache.N.key" and "cache.N.value" [C,B,kv_heads,head_dim], of which the first `position` entries are read (the others
+ * must be finite). Outputs: for each layer its new keys and values [S,B,kv_heads,head_dim], which belong into the cache
+ * at `position` and may be bound there directly; then the logits [B,R,V]. */
 DW_API dw_status dw_model_graph(const dw_model_config *config,
                                 const dw_model_graph_options *options, dw_graph **graph);
 

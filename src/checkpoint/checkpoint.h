@@ -23,5 +23,7 @@ dw_status dw__stored_size(dw_stored_dtype dtype, int rank, const int64_t *shape,
                           uint64_t *bytes);
 /* Converts `count` elements to F32. Returns false for types that are not floating point (integers, bools). */
 bool dw__stored_to_f32(dw_stored_dtype dtype, size_t count, const void *from, float *to);
+/* Rounds `count` elements to BF16 or F16, to nearest even. */
+void dw__stored_from_f32(dw_stored_dtype dtype, size_t count, const float *from, uint16_t *to);
 
 #endif

@@ -168,13 +168,6 @@ dw_status dw_safetensors_writer_put(dw_safetensors_writer *writer, const void *b
     return DW_OK;
 }
 
-static void convert(dw_stored_dtype dtype, size_t count, const float *from, uint16_t *to) {
-    if (dtype == DW_STORED_BF16)
-        for (size_t i = 0; i < count; i++) to[i] = dw__f32_to_bf16(from[i]);
-    else
-        for (size_t i = 0; i < count; i++) to[i] = dw__f32_to_f16(from[i]);
-}
-
 dw_status dw_safetensors_writer_put_f32(dw_safetensors_writer *writer, const float *elements,
                                         int64_t count) {
     enum { STEP = DW__CONVERSION_BYTES / sizeof(uint16_t) };
@@ -200,7 +193,7 @@ dw_status dw_safetensors_writer_put_f32(dw_safetensors_writer *writer, const flo
         return dw_safetensors_writer_put(writer, elements, (size_t)count * sizeof *elements);
     for (int64_t at = 0; at < count; at += STEP) {
         size_t here = count - at < STEP ? (size_t)(count - at) : STEP;
-        convert(dtype, here, elements + at, piece);
+        dw__stored_from_f32(dtype, here, elements + at, piece);
         DW_RETURN_IF_FAILED(dw_safetensors_writer_put(writer, piece, here * sizeof *piece));
     }
     return DW_OK;

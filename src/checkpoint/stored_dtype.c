@@ -69,3 +69,10 @@ bool dw__stored_to_f32(dw_stored_dtype dtype, size_t count, const void *from, fl
     default: return false;
     }
 }
+
+void dw__stored_from_f32(dw_stored_dtype dtype, size_t count, const float *from, uint16_t *to) {
+    if (dtype == DW_STORED_BF16)
+        for (size_t i = 0; i < count; i++) to[i] = dw__f32_to_bf16(from[i]);
+    else
+        for (size_t i = 0; i < count; i++) to[i] = dw__f32_to_f16(from[i]);
+}

@@ -17,6 +17,11 @@ typedef struct builder {
     int layer;                  /* -1 outside of the layers */
     int64_t stream;             /* stream of the next dropout */
     dw_value cos, sin;          /* [1,1,S,D] */
+    /* With a cache of keys and values; DW_NONE without. */
+    dw_dim capacity, row_count;
+    dw_value position, rows;
+    dw_value past,
+        past_in_window; /* [1,1,1,C] and [1,1,S,C] bool: cached keys that queries attend to */
 } builder;
 
 /* ---- origin of nodes ----------------------------------------------------------------------- */
@@ -120,6 +125,86 @@ static dw_value swap_heads(builder *b, dw_value x) {
     return dw__emit_permute(&b->e, x, 4, (int64_t[]){0, 2, 1, 3});
 }
 
+/* ---- cache of keys and values -------------------------------------------------------------- */
+
+/* The leaf of the layer's cache, [C,B,Hk,D] -> [B,Hk,C,D]. */
+static dw_value cached(builder *b, const char *which) {
+    char name[64];
+    snprintf(name, sizeof name, "cache.%d.%s", b->layer, which);
+    return dw__emit_permute(&b->e, dw_graph_find(b->e.graph, name), 4, (int64_t[]){1, 2, 0, 3});
+}
+
+/* New keys or values [B,Hk,S,D] become an output [S,B,Hk,D]. */
+static void add_cache_output(builder *b, dw_value x) {
+    x = dw__emit_permute(&b->e, x, 4, (int64_t[]){2, 0, 1, 3});
+    if (b->e.status == DW_OK) b->e.status = dw_graph_add_output(b->e.graph, x);
+}
+
+/* Adds the position to integers that count the new tokens. */
+static dw_value add_position(builder *b, dw_value index) {
+    dw__type type = dw__type_of(b->e.graph, index);
+    dw_dim ones[DW_MAX_RANK] = {1, 1, 1, 1};
+    dw_value position = dw__emit_reshape(&b->e, b->position, type.rank, ones);
+    position = dw__emit_cast(&b->e, position, type.dtype);
+    return dw__emit_binary(&b->e, DW_OP_ADD, index,
+                           dw__emit_broadcast_like(&b->e, position, index));
+}
+
+/* Which cached keys the queries attend to: those before the position, and within the window of each query. */
+static void masks(builder *b) {
+    dw__emitter *e = &b->e;
+    dw_dim keys[] = {1, 1, 1, b->capacity}, all[] = {1, 1, b->length, b->capacity};
+    at(b, DW_REGION_ATTN, "");
+    dw_value index = dw__emit_iota(e, DW_I64, 4, keys, 3);
+    dw_value position = dw__emit_reshape(e, b->position, 4, (dw_dim[]){1, 1, 1, 1});
+    b->past = dw__emit_binary(e, DW_OP_LT, index, dw__emit_broadcast(e, position, 4, keys));
+    if (b->config->window == 0) return;
+    dw_value query = add_position(b, dw__emit_iota(e, DW_I64, 4, all, 2));
+    dw_value first = dw__emit_with_number(e, DW_OP_SUB, query, (double)b->config->window);
+    dw_value inside = dw__emit_binary(e, DW_OP_GT, dw__emit_broadcast(e, index, 4, all), first);
+    b->past_in_window =
+        dw__emit_binary(e, DW_OP_AND, inside, dw__emit_broadcast(e, b->past, 4, all));
+}
+
+/* Attention over cached and new keys together. Each set has its own softmax, and the log-sum-exp of both gives the
+ * weight of each result: sigmoid(lse_cached - lse_new). An empty cache has the weight 0. */
+static dw_value attention_with_cache(builder *b, dw_value q, dw_value k, dw_value v,
+                                     uint32_t attr_count, const dw_attr *attrs) {
+    dw__emitter *e = &b->e;
+    dw_dtype dtype = b->options->dtype, wide = dw__compute_dtype(dtype);
+    dw_attr scale = attrs[0];
+    dw_value mask = b->config->sliding[b->layer] ? b->past_in_window : b->past;
+    dw_value past_inputs[] = {q, cached(b, "key"), cached(b, "value"), mask, DW_NONE};
+    dw_value new_inputs[] = {q, k, v, DW_NONE, DW_NONE};
+    dw_node past = dw__emit_node(e, DW_OP_ATTENTION, 5, past_inputs, 1, &scale);
+    dw_node fresh = dw__emit_node(e, DW_OP_ATTENTION, 5, new_inputs, attr_count, attrs);
+    add_cache_output(b, k);
+    add_cache_output(b, v);
+    if (e->status != DW_OK) return DW_NONE;
+    dw_value o_past = dw__emit_cast(e, dw_node_output(e->graph, past, 0), wide);
+    dw_value o_new = dw__emit_cast(e, dw_node_output(e->graph, fresh, 0), wide);
+    dw_value weight =
+        dw__emit_unary(e, DW_OP_SIGMOID,
+                       dw__emit_binary(e, DW_OP_SUB, dw_node_output(e->graph, past, 1),
+                                       dw_node_output(e->graph, fresh, 1)));
+    dw_dim shape[] = {b->batch, b->config->sizes.heads, b->length, 1};
+    weight = dw__emit_broadcast_like(e, dw__emit_reshape(e, weight, 4, shape), o_new);
+    dw_value difference = dw__emit_binary(e, DW_OP_SUB, o_past, o_new);
+    dw_value o =
+        dw__emit_binary(e, DW_OP_ADD, o_new, dw__emit_binary(e, DW_OP_MUL, weight, difference));
+    return dw__emit_cast(e, o, dtype);
+}
+
+/* Keeps the tokens whose logits are wanted. */
+static dw_value wanted_rows(builder *b, dw_value x) {
+    if (!b->options->cached) return x;
+    at(b, DW_REGION_HEAD, "");
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 1);
+    return dw__emit(&b->e, DW_OP_TAKE, 2, (dw_value[]){x, b->rows}, 1, &axis);
+}
+
+/* ---- attention ----------------------------------------------------------------------------- */
+
 /* q [B,H,S,D], k and v [B,Hk,S,D] -> [B,S,H*D] */
 static dw_value attention(builder *b, dw_value q, dw_value k, dw_value v) {
     const dw_model_config *c = b->config;
@@ -135,7 +220,8 @@ static dw_value attention(builder *b, dw_value q, dw_value k, dw_value v) {
         attrs[count++] = dw_attr_int(DW_ATTR_KEY_STREAM, b->stream++);
     }
     dw_value inputs[] = {q, k, v, DW_NONE, drops ? b->seed : DW_NONE};
-    dw_value o = dw__emit(&b->e, DW_OP_ATTENTION, 5, inputs, count, attrs);
+    dw_value o = b->options->cached ? attention_with_cache(b, q, k, v, count, attrs)
+                                    : dw__emit(&b->e, DW_OP_ATTENTION, 5, inputs, count, attrs);
     return dw__emit_reshape(
         &b->e, swap_heads(b, o), 3,
         (dw_dim[]){b->batch, b->length, (dw_dim)c->sizes.heads * c->sizes.head_dim});
@@ -174,6 +260,10 @@ static dw_value gpt2_hidden(builder *b) {
     dw_value x = embedding(b, "transformer.wte", b->ids, -1);
     at(b, DW_REGION_NONE, "transformer");
     dw_value index = dw__emit_iota(&b->e, DW_I64, 1, &b->length, 0);
+    if (b->options->cached) /* tokens that only fill a chunk up may lie behind the table */
+        index = dw__emit_binary(
+            &b->e, DW_OP_MIN, add_position(b, index),
+            dw__emit_constant(&b->e, DW_I64, 1, &b->length, (double)(c->sizes.positions - 1)));
     dw_value places = embedding(b, "transformer.wpe", index, -1);
     at(b, DW_REGION_NONE, "transformer");
     places = dw__emit_broadcast_like(&b->e, places, x);
@@ -181,7 +271,7 @@ static dw_value gpt2_hidden(builder *b) {
     x = dropout(b, x, c->embedding_dropout, DW_REGION_NONE, "transformer.drop");
     for (b->layer = 0; b->layer < c->sizes.layers; b->layer++) x = gpt2_layer(b, x);
     b->layer = -1;
-    return layer_norm(b, "transformer.ln_f", x);
+    return layer_norm(b, "transformer.ln_f", wanted_rows(b, x));
 }
 
 /* ---- Llama, Qwen3, Mistral ----------------------------------------------------------------- */
@@ -243,6 +333,7 @@ static void rotations(builder *b) {
     dw_value inverse = frequencies(b);
     dw_dim table[] = {b->length, half}, shape[] = {1, 1, b->length, 2 * half};
     dw_value places = dw__emit_iota(e, DW_F32, 2, table, 0);
+    if (b->options->cached) places = add_position(b, places);
     dw_value angles =
         dw__emit_binary(e, DW_OP_MUL, places, dw__emit_broadcast(e, inverse, 2, table));
     angles = dw__emit_reshape(e, dw__emit_concat(e, angles, angles, 1), 4, shape);
@@ -295,7 +386,7 @@ static dw_value llama_hidden(builder *b) {
     rotations(b);
     for (b->layer = 0; b->layer < b->config->sizes.layers; b->layer++) x = llama_layer(b, x);
     b->layer = -1;
-    return rms_norm(b, "model.norm", x);
+    return rms_norm(b, "model.norm", wanted_rows(b, x));
 }
 
 /* ---- head ---------------------------------------------------------------------------------- */
@@ -343,6 +434,27 @@ static bool has_dropout(const dw_model_config *config) {
     return info.dropout;
 }
 
+static dw_status add_cache_leaves(builder *b) {
+    dw_graph *graph = b->e.graph;
+    const dw_model_sizes *m = &b->config->sizes;
+    dw_dim one = 1, shape[] = {b->capacity, b->batch, m->kv_heads, m->head_dim};
+    DW_RETURN_IF_FAILED(
+        dw_graph_leaf(graph, DW_ROLE_INPUT, "position", DW_I64, 1, &one, &b->position));
+    DW_RETURN_IF_FAILED(
+        dw_graph_leaf(graph, DW_ROLE_INPUT, "rows", DW_I64, 1, &b->row_count, &b->rows));
+    for (int layer = 0; layer < m->layers; layer++) {
+        static const char *const names[] = {"key", "value"};
+        for (int which = 0; which < 2; which++) {
+            char name[64];
+            dw_value leaf;
+            snprintf(name, sizeof name, "cache.%d.%s", layer, names[which]);
+            DW_RETURN_IF_FAILED(
+                dw_graph_leaf(graph, DW_ROLE_INPUT, name, b->options->dtype, 4, shape, &leaf));
+        }
+    }
+    return DW_OK;
+}
+
 static dw_status add_leaves(builder *b) {
     dw_graph *graph = b->e.graph;
     const dw_model_config *c = b->config;
@@ -360,14 +472,16 @@ static dw_status add_leaves(builder *b) {
             dw_graph_leaf(graph, DW_ROLE_INPUT, "labels", DW_I64, 2, shape, &b->labels));
     if (b->options->dropout && has_dropout(c))
         DW_RETURN_IF_FAILED(dw_graph_leaf(graph, DW_ROLE_SEED, "seed", DW_I64, 1, &pair, &b->seed));
-    return DW_OK;
+    return b->options->cached ? add_cache_leaves(b) : DW_OK;
 }
 
 static dw_status check_options(const dw_model_config *config,
                                const dw_model_graph_options *options) {
-    static const dw__struct known = {"dw_model_graph_options", sizeof *options, {0}};
     if (!config) return dw__fail(DW_INVALID_ARGUMENT, "the configuration of a model is NULL");
-    DW_RETURN_IF_FAILED(dw__struct_read(&known, options, NULL));
+    if (options->cached && (options->output != DW_MODEL_LOGITS || options->dropout))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "cached is set with %s; expected the logits without dropout",
+                        options->dropout ? "dropout" : "another output");
     if (options->output != DW_MODEL_LOGITS && options->output != DW_MODEL_LOSS)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "output is %d; expected DW_MODEL_LOGITS or "
@@ -382,16 +496,23 @@ static dw_status check_options(const dw_model_config *config,
 
 dw_status dw_model_graph(const dw_model_config *config, const dw_model_graph_options *options,
                          dw_graph **graph) {
-    static const dw_model_graph_options defaults = DW_MODEL_GRAPH_OPTIONS_DEFAULT;
+    static const dw__struct known = {
+        "dw_model_graph_options", sizeof *options, {offsetof(dw_model_graph_options, cached)}};
+    dw_model_graph_options given = DW_MODEL_GRAPH_OPTIONS_DEFAULT;
     dw_status status = DW_OK;
-    if (!options) options = &defaults;
-    DW_RETURN_IF_FAILED(check_options(config, options));
+    if (options) DW_RETURN_IF_FAILED(dw__struct_read(&known, options, &given));
+    DW_RETURN_IF_FAILED(check_options(config, &given));
     builder b = {
-        .config = config, .options = options, .labels = DW_NONE, .seed = DW_NONE, .layer = -1};
+        .config = config, .options = &given, .labels = DW_NONE, .seed = DW_NONE, .layer = -1};
     DW_TRY(dw_graph_create(&b.e.graph));
     DW_TRY(dw_graph_symbol(b.e.graph, "B", &b.batch));
     DW_TRY(dw_graph_symbol(b.e.graph, "S", &b.length));
+    if (given.cached) {
+        DW_TRY(dw_graph_symbol(b.e.graph, "C", &b.capacity));
+        DW_TRY(dw_graph_symbol(b.e.graph, "R", &b.row_count));
+    }
     DW_TRY(add_leaves(&b));
+    if (given.cached) masks(&b);
     dw_value hidden = config->family == DW__BUILT_GPT2 ? gpt2_hidden(&b) : llama_hidden(&b);
     dw_value output = head(&b, hidden);
     DW_TRY(b.e.status);
