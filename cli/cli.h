@@ -15,9 +15,11 @@ int cli_doctor(int argc, char **argv);
 int cli_dryrun(int argc, char **argv);
 int cli_emulate(int argc, char **argv);
 int cli_explain(int argc, char **argv);
+int cli_export(int argc, char **argv);
 int cli_graph(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_probe(int argc, char **argv);
+int cli_run(int argc, char **argv);
 int cli_train(int argc, char **argv);
 
 /* Prints `text`, in bold if stdout is a terminal and NO_COLOR is not set. */

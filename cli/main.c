@@ -15,9 +15,11 @@ static const cli_command commands[] = {
     {"dryrun", "one step of a plan, simulated: timeline, memory, bubble", cli_dryrun},
     {"emulate", "a CUDA program's kernels on the CPU, and their mistakes", cli_emulate},
     {"explain", "which backend computes an operation on a GPU, and its time", cli_explain},
+    {"export", "one file of a model and its tokenizer, for `deepwell run`", cli_export},
     {"graph", "a graph from a file: text, cost, the engine's plan", cli_graph},
     {"plan", "the fastest layout of a training run that fits, and why", cli_plan},
     {"probe", "this machine's GPUs, links, CPU and network, as text or as a file", cli_probe},
+    {"run", "generates text from an exported model, without Python", cli_run},
     {"train", "trains a Hugging Face model on files of tokens, without Python", cli_train},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };

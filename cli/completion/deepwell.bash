@@ -2,10 +2,24 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'doctor dryrun emulate explain graph plan probe train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'doctor dryrun emulate explain export graph plan probe run train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
+    export)
+        mapfile -t COMPREPLY < <(
+            compgen -W '--checkpoint --output --dtype --no-tokenizer --json --help' -- "$word"
+            compgen -f -- "$word"
+        )
+        ;;
+    run)
+        local options='--prompt --tokens --max-tokens --temperature --top-k --top-p --seed --ignore-end --device
+            --dtype --json --help'
+        mapfile -t COMPREPLY < <(
+            compgen -W "$options" -- "$word"
+            compgen -f -- "$word"
+        )
+        ;;
     graph)
         mapfile -t COMPREPLY < <(
             compgen -W '--passes --sizes --plan --grad --precision --help' -- "$word"
