@@ -30,6 +30,7 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
     from deepwell.compiled import Engine, compile, optimize_for_blackwell
     from deepwell.compiled_ops import CompiledOp
     from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
+    from deepwell.export import Artifact, export, load_engine
     from deepwell.host_plan import HostPlan
     from deepwell.machine import Hardware, hardware, print_hardware_info, probe
     from deepwell.muon import Muon
@@ -46,6 +47,7 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
 
 __all__ = [
     "AdamW",
+    "Artifact",
     "BlackwellConfig",
     "BlackwellFlashAttention",
     "CaptureError",
@@ -69,7 +71,9 @@ __all__ = [
     "compile",
     "deactivate_sdpa",
     "dryrun",
+    "export",
     "hardware",
+    "load_engine",
     "numbers",
     "optimize",
     "optimize_for_blackwell",

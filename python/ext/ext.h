@@ -15,6 +15,7 @@ PyObject *extension_fail(dw_status status);
 int planner_model_from_dict(PyObject *dict, dw_model_sizes *model);
 
 extern PyMethodDef adamw_functions[];    /* adamw_module.c */
+extern PyMethodDef artifact_functions[]; /* artifact_module.c */
 extern PyMethodDef autoplan_functions[]; /* autoplan.c */
 extern PyMethodDef hardware_functions[]; /* hardware_module.c */
 extern PyMethodDef model_functions[];    /* model.c */

@@ -1386,6 +1386,7 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     if (PyModule_AddFunctions(module, adamw_functions) != 0) goto failed;
+    if (PyModule_AddFunctions(module, artifact_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, autoplan_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, hardware_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, model_functions) != 0) goto failed;
