@@ -7,10 +7,10 @@
  *     ...                                                     // deepwell/generate.h runs it
  *     dw_artifact_close(artifact);
  *
- * The file is a safetensors file. Beside the model's parameters it holds, as tensors of bytes, config.json, the graph of
- * a step of generation, tokenizer.json, and a manifest with a hash of every other tensor. It holds no code. Files are not
- * trusted: everything but the weights is checked when the file is opened, and each weight when it is read. docs/export.md
- * describes the format.
+ * The file is a safetensors file. Beside the model's parameters it holds, as tensors of bytes, config.json, the graph
+ * of a step of generation, tokenizer.json, and a manifest with a hash of every other tensor. It holds no code. Files
+ * are not trusted: everything but the weights is checked when the file is opened, and each weight when it is read.
+ * docs/export.md describes the format.
  */
 #ifndef DEEPWELL_ARTIFACT_H
 #define DEEPWELL_ARTIFACT_H
@@ -42,8 +42,8 @@ typedef struct dw_artifact_options {
     { sizeof(dw_artifact_options), NULL, NULL, 0, NULL, 0 }
 
 /* Writes the artifact of a model: a Hugging Face folder (model.h), or a folder of checkpoints (trainer.h), of which the
- * newest is taken. The file is written beside `path`, synced and renamed. `options` NULL: the defaults. DW_INVALID_ARGUMENT:
- * an option is not valid. DW_UNSUPPORTED: Deepwell does not build the model, or does not support its tokenizer. Fails
+ * newest is taken. The file is written beside `path`, synced and renamed. `options` NULL: the defaults.
+ * DW_INVALID_ARGUMENT: an option is not valid. DW_UNSUPPORTED: Deepwell does not build the model, or does not support its tokenizer. Fails
  * also as dw_model_load does. */
 DW_API dw_status dw_artifact_export(const char *folder, const char *path,
                                     const dw_artifact_options *options);

@@ -10,8 +10,8 @@
  *     dw_tokenizer_destroy(tokenizer);
  *
  * Supported are tokenizers of byte-level BPE with the split patterns of GPT-2, Llama 3 and Qwen, and NFC as their
- * normalizer or none. The ids are those of Hugging Face's `tokenizers`. Every other kind of tokenizer is refused by name
- * when it is read. docs/export.md lists the fields. A tokenizer does not change, so several threads may use it.
+ * normalizer or none. The ids are those of Hugging Face's `tokenizers`. Every other kind of tokenizer is refused by
+ * name when it is read. docs/export.md lists the fields. A tokenizer does not change, so several threads may use it.
  */
 #ifndef DEEPWELL_TOKENIZER_H
 #define DEEPWELL_TOKENIZER_H

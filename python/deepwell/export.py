@@ -40,7 +40,9 @@ class Artifact:
     """An exported model. ``config`` is its config.json as a dict, ``dtype`` the type of the weights in the file ("f32",
     "bf16", "f16"), ``end_tokens`` the ids after which a text ends. Weights are read when they are first needed."""
 
-    def __init__(self, path: str | os.PathLike[str], device: str = "cpu", dtype: str | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], device: str = "cpu", dtype: str | None = None
+    ) -> None:
         self.path = os.fspath(path)
         self.device = device
         with _errors():
@@ -60,7 +62,9 @@ class Artifact:
 
     def _session(self) -> Any:
         if self._made_session is None:
-            self._made_session = _deepwell.session_create(self._artifact, self.device, self._compute_dtype)
+            self._made_session = _deepwell.session_create(
+                self._artifact, self.device, self._compute_dtype
+            )
         return self._made_session
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -70,7 +74,9 @@ class Artifact:
 
     def decode(self, ids: Any, skip_special: bool = True) -> str:
         with _errors():
-            return _deepwell.artifact_decode(self._artifact, _row(ids), skip_special).decode("utf-8", "replace")
+            return _deepwell.artifact_decode(self._artifact, _row(ids), skip_special).decode(
+                "utf-8", "replace"
+            )
 
     def generate(
         self,
@@ -102,7 +108,9 @@ class Artifact:
             longest = max((len(row) for row in rows), default=0)
             fill = (self.end_tokens or [0])[0]
             filled = [row + [fill] * (longest - len(row)) for row in rows]
-            return torch.tensor(filled, dtype=torch.int64, device=inputs.device).reshape(len(rows), longest)
+            return torch.tensor(filled, dtype=torch.int64, device=inputs.device).reshape(
+                len(rows), longest
+            )
         row = _row(inputs)
         made = row + self._continue(row, options)
         if isinstance(inputs, torch.Tensor):
@@ -137,7 +145,9 @@ def _model_of(engine: Any) -> torch.nn.Module:
     """The model in an engine, a trainer or a wrapper: the object itself if it has a Hugging Face configuration."""
     found = engine
     for _ in range(8):
-        if isinstance(found, torch.nn.Module) and hasattr(getattr(found, "config", None), "to_dict"):
+        if isinstance(found, torch.nn.Module) and hasattr(
+            getattr(found, "config", None), "to_dict"
+        ):
             return found
         inner = getattr(found, "model", None)
         found = inner if inner is not None else getattr(found, "module", None)
@@ -173,7 +183,9 @@ def _weights(model: torch.nn.Module, config: str) -> list[torch.Tensor]:
                 f"export: {type(model).__name__} has no parameter {name!r}; expected a model with a language-model head"
             )
         if list(tensor.shape) != shape:
-            raise DeepwellError(f"export: {name} has the shape {list(tensor.shape)}; the configuration says {shape}")
+            raise DeepwellError(
+                f"export: {name} has the shape {list(tensor.shape)}; the configuration says {shape}"
+            )
         found.append(tensor.detach().to("cpu", torch.float32).contiguous())
     return found
 
@@ -209,7 +221,9 @@ def export(
     return Artifact(path)
 
 
-def load_engine(path: str | os.PathLike[str], device: str = "cpu", dtype: str | None = None) -> Artifact:
+def load_engine(
+    path: str | os.PathLike[str], device: str = "cpu", dtype: str | None = None
+) -> Artifact:
     """Opens a file that ``export`` or ``deepwell export`` wrote. ``device``: "cpu", "cuda", or an emulated GPU.
     ``dtype``: of the computation, "f32" or "bf16"; by default FP32 on a CPU, and on a GPU BF16 if the file has it."""
     return Artifact(path, device, dtype)

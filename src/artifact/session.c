@@ -1,9 +1,9 @@
 /* Runs the graph of an artifact over a sequence that grows.
  *
- * One run of the graph reads S tokens and the cache of the tokens before. S is a power of two (a chunk is filled up with
- * tokens whose results are not used), and so is the cache's capacity C, so that a whole text needs few plans. The graph's
- * new keys and values are bound to their places in the cache. The run itself reads only the places before them, so the
- * cache is neither copied nor moved until it grows.
+ * One run of the graph reads S tokens and the cache of the tokens before. S is a power of two (a chunk is filled up
+ * with tokens whose results are not used), and so is the cache's capacity C, so that a whole text needs few plans. The
+ * graph's new keys and values are bound to their places in the cache. The run itself reads only the places before them,
+ * so the cache is neither copied nor moved until it grows.
  *
  *     cache: 2 * layers regions, of C entries each; an entry is [B = 1, kv_heads, head_dim] */
 #include "artifact/artifact_internal.h"

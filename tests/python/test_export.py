@@ -46,8 +46,17 @@ _LLAMA3_ROPE = dict(
 
 
 def gpt2(**changes):
-    sizes = dict(vocab_size=VOCABULARY, n_embd=24, n_layer=2, n_head=3, n_positions=160, initializer_range=0.3)
-    return GPT2LMHeadModel(GPT2Config(**{**sizes, "bos_token_id": None, "eos_token_id": None, **changes})).eval()
+    sizes = dict(
+        vocab_size=VOCABULARY,
+        n_embd=24,
+        n_layer=2,
+        n_head=3,
+        n_positions=160,
+        initializer_range=0.3,
+    )
+    return GPT2LMHeadModel(
+        GPT2Config(**{**sizes, "bos_token_id": None, "eos_token_id": None, **changes})
+    ).eval()
 
 
 FAMILIES = {
@@ -94,7 +103,9 @@ def test_greedy_tokens_are_those_of_transformers(family, tmp_path):
     with torch.no_grad():
         exact = model.double()(expected).logits
     # The error of a sum of n products in FP32 is about sqrt(n) roundings, over a few layers.
-    assert _relative_error(artifact.logits(expected), exact) < 64 * 2.0**-24 * math.sqrt(_LLAMA["hidden_size"])
+    assert _relative_error(artifact.logits(expected), exact) < 64 * 2.0**-24 * math.sqrt(
+        _LLAMA["hidden_size"]
+    )
 
 
 def test_a_batch_is_continued_row_by_row(tmp_path):
@@ -121,7 +132,9 @@ def test_text(tmp_path):
     assert artifact.encode(text) == ids
     assert artifact.decode(ids) == text
     expected = _greedy(model, torch.tensor([ids]), 20)[0, len(ids) :]
-    assert artifact.generate(text, 20) == tokenizer.decode(expected.tolist(), skip_special_tokens=True)
+    assert artifact.generate(text, 20) == tokenizer.decode(
+        expected.tolist(), skip_special_tokens=True
+    )
 
     received = []
     artifact.generate(text, 20, on_token=lambda id: received.append(id) or len(received) == 3)
@@ -135,7 +148,9 @@ def test_text(tmp_path):
     assert report["prompt_tokens"] == ids
     assert report["tokens"] == expected.tolist()
     assert report["text"] == artifact.generate(text, 20)
-    result = run("run", tmp_path / "model.engine", "--tokens", ",".join(map(str, ids)), "--max-tokens", "20")
+    result = run(
+        "run", tmp_path / "model.engine", "--tokens", ",".join(map(str, ids)), "--max-tokens", "20"
+    )
     assert [int(id) for id in result.stdout.split()] == expected.tolist()
 
 
@@ -152,10 +167,14 @@ def test_sampling_follows_the_probabilities(tmp_path):
     # Five standard deviations of a frequency.
     assert (frequencies(temperature=1.5) - probabilities).abs().max() < 5 * 0.5 / math.sqrt(count)
     kept = logits.topk(3).indices
-    assert set(frequencies(temperature=5.0, top_k=3).nonzero().flatten().tolist()) == set(kept.tolist())
+    assert set(frequencies(temperature=5.0, top_k=3).nonzero().flatten().tolist()) == set(
+        kept.tolist()
+    )
     order = probabilities.argsort(descending=True)
     nucleus = order[: int((probabilities[order].cumsum(0) < 0.6).sum()) + 1]
-    assert set(frequencies(temperature=1.5, top_p=0.6).nonzero().flatten().tolist()) == set(nucleus.tolist())
+    assert set(frequencies(temperature=1.5, top_p=0.6).nonzero().flatten().tolist()) == set(
+        nucleus.tolist()
+    )
     text = artifact.generate(prompt, 30, temperature=1.0, seed=4)
     assert text == artifact.generate(prompt, 30, temperature=1.0, seed=4)
     assert text != artifact.generate(prompt, 30, temperature=1.0, seed=5)
@@ -178,7 +197,9 @@ def test_types_of_files(tmp_path):
 
 
 def test_an_emulated_gpu(tmp_path):
-    model = MistralForCausalLM(MistralConfig(**{**_LLAMA, "num_hidden_layers": 1}, sliding_window=4)).eval()
+    model = MistralForCausalLM(
+        MistralConfig(**{**_LLAMA, "num_hidden_layers": 1}, sliding_window=4)
+    ).eval()
     dw.export(model, tmp_path / "model.engine")
     ids = torch.randint(VOCABULARY, (1, 6))
     artifact = dw.load_engine(tmp_path / "model.engine", device="emulator:sm_90a")
@@ -227,7 +248,9 @@ def test_what_cannot_be_exported(tmp_path):
         artifact.generate([])
     with pytest.raises(dw.DeepwellError, match="longer than the model's 160 positions"):
         artifact.generate([1] * 161)
-    assert len(artifact.generate([1] * 158, 10)) == 161  # the token behind the last position is not read again
+    assert (
+        len(artifact.generate([1] * 158, 10)) == 161
+    )  # the token behind the last position is not read again
 
 
 def test_program(tmp_path):
@@ -242,8 +265,22 @@ def test_program(tmp_path):
     gpt2(n_layer=3).save_pretrained(tmp_path / "run" / "step-000000000010")
     result = run("export", "--checkpoint", tmp_path / "run", "-o", tmp_path / "run.engine")
     assert result.returncode == 0 and dw.load_engine(tmp_path / "run.engine").config["n_layer"] == 3
-    sampled = ("--tokens", "1,2", "--temperature", "0.9", "--top-k", "50", "--top-p", "0.9", "--max-tokens", "8")
-    assert run("run", file, *sampled, "--seed", "1").stdout == run("run", file, *sampled, "--seed", "1").stdout
+    sampled = (
+        "--tokens",
+        "1,2",
+        "--temperature",
+        "0.9",
+        "--top-k",
+        "50",
+        "--top-p",
+        "0.9",
+        "--max-tokens",
+        "8",
+    )
+    assert (
+        run("run", file, *sampled, "--seed", "1").stdout
+        == run("run", file, *sampled, "--seed", "1").stdout
+    )
     for arguments, status, message in [
         (("export", "-o", "x"), 2, "needs --checkpoint"),
         (("export", "--checkpoint", tmp_path / "model"), 2, "needs -o"),
