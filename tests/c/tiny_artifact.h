@@ -8,7 +8,7 @@
 
 #define TINY_CONFIG                                                                                \
     "{\"model_type\": \"llama\", \"vocab_size\": 11, \"hidden_size\": 8, \"intermediate_size\": "  \
-    "12, \"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "       \
+    "12, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "       \
     "\"max_position_embeddings\": 64, \"initializer_range\": 0.5, \"eos_token_id\": 3}"
 
 /* Writes the artifact to `path`. */
