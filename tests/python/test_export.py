@@ -3,11 +3,14 @@
 import json
 import math
 import os
+import re
+import subprocess
+from pathlib import Path
 
 import deepwell as dw
 import pytest
 import torch
-from program import run
+from program import PROGRAM, run
 from test_tokenizer import trained
 from transformers import (
     GPT2Config,
@@ -22,6 +25,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 211
 _LLAMA = dict(
     vocab_size=VOCABULARY,
@@ -298,3 +302,37 @@ def test_program(tmp_path):
         assert (result.returncode, message in result.stderr) == (status, True), result.stderr
     assert "Usage: deepwell run" in run("run", "--help").stdout
     assert "Usage: deepwell export" in run("export", "--help").stdout
+
+
+def _blocks(language):
+    page = (ROOT / "docs/export.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+
+
+def test_examples_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = trained("gpt2")
+    model = gpt2(vocab_size=tokenizer.get_vocab_size())
+    model.save_pretrained("trained")
+    tokenizer.save("trained/tokenizer.json")
+    Path("prompt.txt").write_text("Once upon a time\n")
+    (shell,), (python,), (program,) = _blocks("sh"), _blocks("python"), _blocks("c")
+
+    path = f"{PROGRAM.parent}:{os.environ['PATH']}"
+    result = subprocess.run(
+        ["bash", "-ec", shell], env={**os.environ, "PATH": path}, capture_output=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    names = {"model": model, "tokenizer": tokenizer}
+    exec(python, names)
+    assert names["ids"].shape == (1, 23) and names["logits"].shape[0] == 3
+
+    library = (ROOT / "python/deepwell/_deepwell.abi3.so").resolve().parent
+    Path("example.c").write_text(program)
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", f"-L{library}"]
+    command = ["cc", *flags, "example.c", "-o", "example", "-ldeepwell", f"-Wl,-rpath,{library}"]
+    subprocess.run(command, check=True, timeout=60)
+    printed = subprocess.run(["./example", "model.engine", "Once upon"], capture_output=True)
+    assert printed.returncode == 0
+    text = printed.stdout.decode("utf-8", "replace")
+    assert text == names["artifact"].generate("Once upon") + "\n"
