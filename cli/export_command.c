@@ -24,6 +24,8 @@ static void print_help(void) {
         "                     checkpoints of 'deepwell train', of which the newest is taken\n"
         "  -o, --output FILE  the file to write\n"
         "  --dtype TYPE       of the weights in the file: f32, bf16 or f16 (default: as in DIR)\n"
+        "  --precision NAME   how operands of linear layers are rounded when the model runs: fp32\n"
+        "                     (not at all, the default), bf16, mxfp8 or nvfp4\n"
         "  --no-tokenizer     leave the tokenizer out; the model then reads and writes token ids\n"
         "  --json             print the result as one JSON object\n");
 }
@@ -37,6 +39,8 @@ static int read_arguments(int argc, char **argv, request *r) {
             value = &r->output;
         else if (strcmp(argument, "--dtype") == 0)
             value = &r->options.dtype;
+        else if (strcmp(argument, "--precision") == 0)
+            value = &r->options.precision;
         else if (strcmp(argument, "--no-tokenizer") == 0)
             r->options.tokenizer = "";
         else if (strcmp(argument, "--json") == 0)
@@ -47,6 +51,9 @@ static int read_arguments(int argc, char **argv, request *r) {
         if (at + 1 == argc) return cli_usage_error("%s needs a value", argument);
         *value = argv[++at];
     }
+    dw_precision_policy policy;
+    if (r->options.precision && dw_precision_policy_init(&policy, r->options.precision) != DW_OK)
+        return cli_usage_error("%s", dw_last_error());
     if (!r->checkpoint) return cli_usage_error("export needs --checkpoint: the model's folder");
     if (!r->output) return cli_usage_error("export needs -o: the file to write");
     const char *dtype = r->options.dtype;

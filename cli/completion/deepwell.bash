@@ -8,7 +8,7 @@ _deepwell() {
     case ${COMP_WORDS[1]} in
     export)
         mapfile -t COMPREPLY < <(
-            compgen -W '--checkpoint --output --dtype --no-tokenizer --json --help' -- "$word"
+            compgen -W '--checkpoint --output --dtype --precision --no-tokenizer --json --help' -- "$word"
             compgen -f -- "$word"
         )
         ;;

@@ -37,9 +37,12 @@ typedef struct dw_artifact_options {
      * field of config.json. */
     const char *generation;
     size_t generation_bytes;
+    /* How operands of linear layers are rounded when the artifact runs: a policy of dw_precision_policy_init. NULL:
+     * "fp32", not at all. */
+    const char *precision;
 } dw_artifact_options;
 #define DW_ARTIFACT_OPTIONS_DEFAULT                                                                \
-    { sizeof(dw_artifact_options), NULL, NULL, 0, NULL, 0 }
+    { sizeof(dw_artifact_options), NULL, NULL, 0, NULL, 0, NULL }
 
 /* Writes the artifact of a model: a Hugging Face folder (model.h), or a folder of checkpoints (trainer.h), of which the
  * newest is taken. The file is written beside `path`, synced and renamed. `options` NULL: the defaults.
@@ -64,6 +67,7 @@ DW_API void dw_artifact_close(dw_artifact *artifact);
 typedef struct dw_artifact_info {
     dw_model_info model;
     const char *dtype;         /* of the weights in the file: "f32", "bf16" or "f16" */
+    const char *precision;     /* the policy of linear layers: "fp32", "mxfp8", ... */
     const char *config;        /* text of config.json */
     const int64_t *end_tokens; /* ids after which a text ends; may be none */
     size_t end_count;

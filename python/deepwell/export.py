@@ -38,7 +38,7 @@ def _errors() -> Iterator[None]:
 
 class Artifact:
     """An exported model. ``config`` is its config.json as a dict, ``dtype`` the type of the weights in the file ("f32",
-    "bf16", "f16"), ``end_tokens`` the ids after which a text ends. Weights are read when they are first needed."""
+    "bf16", "f16"), ``precision`` the rounding of linear layers, ``end_tokens`` the ids after which a text ends. Weights are read when they are first needed."""
 
     def __init__(
         self, path: str | os.PathLike[str], device: str = "cpu", dtype: str | None = None
@@ -50,6 +50,7 @@ class Artifact:
         info = _deepwell.artifact_info(self._artifact)
         self.config: dict[str, Any] = json.loads(info["config"])
         self.dtype: str = info["dtype"]
+        self.precision: str = info["precision"]
         self.end_tokens: list[int] = info["end_tokens"]
         self.has_tokenizer: bool = info["has_tokenizer"]
         self._vocabulary: int = info["vocabulary"]
@@ -195,18 +196,20 @@ def export(
     path: str | os.PathLike[str] = "model.engine",
     tokenizer: Any = None,
     dtype: str | None = None,
+    precision: str = "fp32",
 ) -> Artifact:
     """Writes a model to one file that ``load_engine``, ``deepwell run`` and C read, and opens it.
 
     ``model``: GPT-2, Llama, Qwen3 or Mistral of transformers with a language-model head, optimized or not; an object
     that holds one as ``.model`` (an engine, a trainer); or a folder of ``save_pretrained`` or of ``deepwell train``'s
     checkpoints, whose tokenizer is then the default. ``tokenizer``: a tokenizer.json, or a fast tokenizer of
-    transformers. ``dtype`` of the file: "f32", "bf16" or "f16"; by default the model's.
+    transformers. ``dtype`` of the file: "f32", "bf16" or "f16"; by default the model's. ``precision`` says how operands of
+    linear layers are rounded when the artifact runs ("fp32": not at all; "bf16", "mxfp8", "nvfp4").
     """
     text = _tokenizer_text(tokenizer)
     if isinstance(model, (str, os.PathLike)):
         with _errors():
-            _deepwell.artifact_export(os.fspath(model), os.fspath(path), dtype, text)
+            _deepwell.artifact_export(os.fspath(model), os.fspath(path), dtype, text, precision)
         return Artifact(path)
     found = _model_of(model)
     config = json.dumps(found.config.to_dict(), default=str)
@@ -217,7 +220,7 @@ def export(
             dtype = _DTYPES.get(next(found.parameters()).dtype, "f32")
         addresses = [weight.data_ptr() for weight in weights]
         end = json.dumps({"eos_token_id": getattr(generation, "eos_token_id", None)})
-        _deepwell.artifact_write(config, addresses, os.fspath(path), dtype, text, end)
+        _deepwell.artifact_write(config, addresses, os.fspath(path), dtype, text, end, precision)
     return Artifact(path)
 
 

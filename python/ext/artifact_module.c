@@ -52,15 +52,15 @@ static PyObject *list_of(const int64_t *ids, size_t count) {
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* artifact_export(folder, path, dtype=None, tokenizer=None) */
+/* artifact_export(folder, path, dtype=None, tokenizer=None, precision=None) */
 static PyObject *artifact_export(PyObject *self, PyObject *args) {
     const char *folder = NULL, *path = NULL;
     dw_artifact_options options = DW_ARTIFACT_OPTIONS_DEFAULT;
     Py_ssize_t bytes = 0;
     dw_status status;
     (void)self;
-    if (!PyArg_ParseTuple(args, "ss|zz#:artifact_export", &folder, &path, &options.dtype,
-                          &options.tokenizer, &bytes))
+    if (!PyArg_ParseTuple(args, "ss|zz#z:artifact_export", &folder, &path, &options.dtype,
+                          &options.tokenizer, &bytes, &options.precision))
         return NULL;
     options.tokenizer_bytes = (size_t)bytes;
     Py_BEGIN_ALLOW_THREADS;
@@ -94,7 +94,7 @@ static PyObject *artifact_parameters(PyObject *self, PyObject *args) {
     return list;
 }
 
-/* artifact_write(config, addresses, path, dtype, tokenizer, generation): F32 weights at the addresses, in the order of
+/* artifact_write(config, addresses, path, dtype, tokenizer, generation, precision): F32 weights at the addresses, in the order of
  * artifact_parameters */
 static PyObject *artifact_write(PyObject *self, PyObject *args) {
     const char *json = NULL, *path = NULL;
@@ -104,9 +104,9 @@ static PyObject *artifact_write(PyObject *self, PyObject *args) {
     dw_model_config *config = NULL;
     size_t count = 0;
     (void)self;
-    if (!PyArg_ParseTuple(args, "s#Oszz#z#:artifact_write", &json, &bytes, &addresses, &path,
+    if (!PyArg_ParseTuple(args, "s#Oszz#z#z:artifact_write", &json, &bytes, &addresses, &path,
                           &options.dtype, &options.tokenizer, &tokenizer, &options.generation,
-                          &generation))
+                          &generation, &options.precision))
         return NULL;
     options.tokenizer_bytes = (size_t)tokenizer;
     options.generation_bytes = (size_t)generation;
@@ -149,15 +149,16 @@ static PyObject *artifact_open(PyObject *self, PyObject *args) {
     return capsule;
 }
 
-/* artifact_info(artifact) -> {config, dtype, vocabulary, end_tokens, has_tokenizer} */
+/* artifact_info(artifact) -> {config, dtype, precision, vocabulary, end_tokens, has_tokenizer} */
 static PyObject *artifact_info(PyObject *self, PyObject *capsule) {
     dw_artifact_info info;
     (void)self;
     const dw_artifact *artifact = PyCapsule_GetPointer(capsule, ARTIFACT_NAME);
     if (artifact == NULL) return NULL;
     dw_artifact_describe(artifact, &info);
-    return Py_BuildValue("{s:s, s:s, s:i, s:N, s:O}", "config", info.config, "dtype", info.dtype,
-                         "vocabulary", info.model.sizes.vocabulary, "end_tokens",
+    return Py_BuildValue("{s:s, s:s, s:s, s:i, s:N, s:O}", "config", info.config, "dtype",
+                         info.dtype, "precision", info.precision, "vocabulary",
+                         info.model.sizes.vocabulary, "end_tokens",
                          list_of(info.end_tokens, info.end_count), "has_tokenizer",
                          dw_artifact_tokenizer(artifact) ? Py_True : Py_False);
 }

@@ -5,7 +5,7 @@
  *     deepwell.graph.f32    the graph of a step of generation (dw_model_graph with `cached`), in its JSON form
  *     deepwell.graph.bf16   the same in BF16, if the weights are BF16
  *     deepwell.manifest     {"format": "deepwell artifact", "version": 1, "deepwell": DW_VERSION, "dtype": "bf16",
- *                            "end_tokens": [2], "plan": {"chunk": 128, "capacity": 64},
+ *                            "precision": "fp32", "end_tokens": [2], "plan": {"chunk": 128, "capacity": 64},
  *                            "xxh3": {NAME: "0123456789abcdef", ...}}
  *
  * The manifest is the last tensor, since it has the hash of every other one. */
@@ -14,6 +14,7 @@
 
 #include "base/json.h"
 #include "deepwell/artifact.h"
+#include "deepwell/precision.h"
 #include "deepwell/safetensors.h"
 
 #define DW__ARTIFACT_FORMAT "deepwell artifact"
@@ -37,6 +38,8 @@ extern const char *const dw__artifact_text_names[DW__TEXT_COUNT];
 /* The element types of weights: "f32", "bf16", "f16". Returns -1 for another name. */
 int dw__artifact_dtype_find(const char *name);
 const char *dw__artifact_dtype_name(dw_stored_dtype dtype);
+/* The policy called `name`, without what only backward does. */
+dw_status dw__artifact_policy(const char *name, dw_precision_policy *policy);
 dw_status dw__artifact_hash(const char *bytes, size_t count, uint64_t *hash);
 /* The graph of a step of generation. */
 dw_status dw__artifact_graph(const dw_model_config *config, dw_dtype dtype, dw_graph **graph);
@@ -57,7 +60,8 @@ struct dw_artifact {
     json_t *manifest;
     dw__end_tokens ends;
     dw_stored_dtype dtype;
-    uint32_t *parameters; /* numbers of the parameters in the file */
+    const char *precision; /* the manifest's */
+    uint32_t *parameters;  /* numbers of the parameters in the file */
     int64_t chunk, capacity;
 };
 

@@ -78,6 +78,7 @@ static dw_status read_plan(dw_artifact *a) {
 static dw_status read_manifest(dw_artifact *a) {
     static const dw__json_limits limits = {8, MANIFEST_VALUES};
     const char *format, *dtype;
+    dw_precision_policy policy;
     int64_t version;
     DW_RETURN_IF_FAILED(dw__json_parse("manifest", a->texts[DW__TEXT_MANIFEST],
                                        a->text_bytes[DW__TEXT_MANIFEST], limits, &a->manifest));
@@ -99,6 +100,9 @@ static dw_status read_manifest(dw_artifact *a) {
         return dw__fail(DW_PARSE, "dtype is \"%.32s\"; expected f32, bf16 or f16",
                         dtype ? dtype : "");
     a->dtype = (dw_stored_dtype)stored;
+    DW_RETURN_IF_FAILED(dw__json_text(a->manifest, "precision", &a->precision));
+    if (!a->precision) return dw__json_wrong_kind("precision", NULL, "the name of a policy");
+    DW_RETURN_IF_FAILED(dw__artifact_policy(a->precision, &policy));
     DW_RETURN_IF_FAILED(read_plan(a));
     return check_texts(a);
 }
@@ -287,6 +291,7 @@ void dw_artifact_close(dw_artifact *artifact) {
 void dw_artifact_describe(const dw_artifact *artifact, dw_artifact_info *info) {
     dw_model_describe(artifact->config, &info->model);
     info->dtype = dw__artifact_dtype_name(artifact->dtype);
+    info->precision = artifact->precision;
     info->config = artifact->texts[DW__TEXT_CONFIG];
     info->end_tokens = artifact->ends.items;
     info->end_count = artifact->ends.count;

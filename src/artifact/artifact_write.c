@@ -37,6 +37,13 @@ const char *dw__artifact_dtype_name(dw_stored_dtype dtype) {
     return NULL;
 }
 
+dw_status dw__artifact_policy(const char *name, dw_precision_policy *policy) {
+    DW_RETURN_IF_FAILED(dw_precision_policy_init(policy, name));
+    for (int operand = DW_DGRAD_DY; operand < DW_LINEAR_OPERANDS; operand++)
+        policy->layer.operand[operand].stochastic = 0;
+    return DW_OK;
+}
+
 dw_status dw__artifact_hash(const char *bytes, size_t count, uint64_t *hash) {
     dw__hasher *hasher = dw__hasher_create();
     if (!hasher) return dw__fail_memory("a hash", DW_HASH_BLOCK);
@@ -91,6 +98,7 @@ static dw_status find_end_tokens(const dw_model_config *config, const dw_artifac
 typedef struct maker {
     const dw_model_config *config;
     dw_stored_dtype dtype;
+    const char *precision;
     dw__end_tokens ends;
     const float *const *weights;
     uint32_t parameter_count, count; /* count: with the texts */
@@ -123,11 +131,11 @@ static dw_status write_manifest(maker *m) {
             json_decref(ends);
             ends = NULL;
         }
-    json_t *json =
-        json_pack("{s:s, s:i, s:s, s:s, s:o, s:{s:i, s:i}, s:o}", "format", DW__ARTIFACT_FORMAT,
-                  "version", DW__ARTIFACT_VERSION, "deepwell", DW_VERSION, "dtype",
-                  dw__artifact_dtype_name(m->dtype), "end_tokens", ends, "plan", "chunk",
-                  DW__ARTIFACT_CHUNK, "capacity", DW__ARTIFACT_CAPACITY, "xxh3", hashes);
+    json_t *json = json_pack("{s:s, s:i, s:s, s:s, s:s, s:o, s:{s:i, s:i}, s:o}", "format",
+                             DW__ARTIFACT_FORMAT, "version", DW__ARTIFACT_VERSION, "deepwell",
+                             DW_VERSION, "dtype", dw__artifact_dtype_name(m->dtype), "precision",
+                             m->precision, "end_tokens", ends, "plan", "chunk", DW__ARTIFACT_CHUNK,
+                             "capacity", DW__ARTIFACT_CAPACITY, "xxh3", hashes);
     if (!json) return dw__fail_memory("a manifest", m->count * sizeof *m->hashes);
     dw__free(m->texts[DW__TEXT_MANIFEST]);
     m->texts[DW__TEXT_MANIFEST] = NULL;
@@ -257,6 +265,7 @@ cleanup:
 }
 
 static dw_status read_options(const dw_artifact_options *options, dw_stored_dtype *dtype) {
+    dw_precision_policy policy;
     static const dw__struct known = {"dw_artifact_options", sizeof *options, {0}};
     DW_RETURN_IF_FAILED(dw__struct_read(&known, options, NULL));
     int found = options->dtype ? dw__artifact_dtype_find(options->dtype) : (int)DW_STORED_F32;
@@ -264,7 +273,7 @@ static dw_status read_options(const dw_artifact_options *options, dw_stored_dtyp
         return dw__fail(DW_INVALID_ARGUMENT, "dtype is \"%.32s\"; expected f32, bf16 or f16",
                         options->dtype);
     *dtype = (dw_stored_dtype)found;
-    return DW_OK;
+    return options->precision ? dw__artifact_policy(options->precision, &policy) : DW_OK;
 }
 
 dw_status dw_artifact_write(const dw_model_config *config, const char *path,
@@ -279,6 +288,7 @@ dw_status dw_artifact_write(const dw_model_config *config, const char *path,
                         : !path ? "path"
                                 : "weights");
     DW_RETURN_IF_FAILED(read_options(options, &m.dtype));
+    m.precision = options->precision ? options->precision : "fp32";
     m.parameter_count = dw_model_parameter_count(config);
     DW_TRY(make_texts(&m, options));
     DW_TRY(list_tensors(&m));

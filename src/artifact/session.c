@@ -158,6 +158,7 @@ dw_status dw_session_create(const dw_artifact *artifact, const dw_session_option
     static const dw_session_options defaults = DW_SESSION_OPTIONS_DEFAULT;
     dw_status status = DW_OK;
     dw_engine_options engine = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_precision_policy policy;
     if (!artifact || !session) return dw__fail(DW_INVALID_ARGUMENT, "an artifact is NULL");
     dw_session *s = dw__calloc(1, sizeof *s);
     if (!s) return dw__fail_memory("a session", sizeof *s);
@@ -169,6 +170,8 @@ dw_status dw_session_create(const dw_artifact *artifact, const dw_session_option
     s->parameters = dw_model_parameter_count(artifact->config);
     s->entry_bytes = (size_t)sizes->kv_heads * (size_t)sizes->head_dim * dw_dtype_bytes(s->dtype);
     engine.device = s->device;
+    DW_TRY(dw__artifact_policy(artifact->precision, &policy));
+    if (strcmp(artifact->precision, "fp32") != 0) engine.precision = &policy;
     DW_TRY(dw_engine_create(artifact->graphs[s->dtype == DW_BF16], 0, NULL, 0, NULL, &engine,
                             &s->engine));
     DW_TRY(allocate(s));

@@ -30,9 +30,10 @@ static char *manifest_of(uint32_t count, const dw_stored_tensor *tensors, char *
         snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
         json_object_set_new(hashes, tensors[i].name, json_string(digits));
     }
-    json_t *json = json_pack("{s:s, s:i, s:s, s:[i], s:{s:i, s:i}, s:o}", "format",
-                             DW__ARTIFACT_FORMAT, "version", DW__ARTIFACT_VERSION, "dtype", "f32",
-                             "end_tokens", 3, "plan", "chunk", 4, "capacity", 8, "xxh3", hashes);
+    json_t *json =
+        json_pack("{s:s, s:i, s:s, s:s, s:[i], s:{s:i, s:i}, s:o}", "format", DW__ARTIFACT_FORMAT,
+                  "version", DW__ARTIFACT_VERSION, "dtype", "f32", "precision", "fp32",
+                  "end_tokens", 3, "plan", "chunk", 4, "capacity", 8, "xxh3", hashes);
     fuzz_require(dw__json_string(json, &text) == DW_OK, "manifest");
     json_decref(json);
     return text;

@@ -200,6 +200,19 @@ def test_types_of_files(tmp_path):
         dw.load_engine(tmp_path / "half.engine", dtype="bf16").generate([1], 1)
 
 
+def test_rounded_linear_layers(tmp_path):
+    """The error lies within the steps of the formats."""
+    model = FAMILIES["llama"]()
+    ids = torch.randint(VOCABULARY, (1, 20))
+    exact = model.double()(ids).logits
+    for precision, low, high in [("bf16", 1e-4, 0.05), ("mxfp8", 5e-3, 0.5), ("nvfp4", 5e-3, 2.0)]:
+        artifact = dw.export(model, tmp_path / "model.engine", precision=precision)
+        assert artifact.precision == precision
+        assert low < _relative_error(artifact.logits(ids), exact) < high
+    with pytest.raises(dw.DeepwellError, match="no policy|unknown|fp32"):
+        dw.export(model, tmp_path / "other.engine", precision="other")
+
+
 def test_an_emulated_gpu(tmp_path):
     model = MistralForCausalLM(
         MistralConfig(**{**_LLAMA, "num_hidden_layers": 1}, sliding_window=4)
@@ -208,6 +221,11 @@ def test_an_emulated_gpu(tmp_path):
     ids = torch.randint(VOCABULARY, (1, 6))
     artifact = dw.load_engine(tmp_path / "model.engine", device="emulator:sm_90a")
     try:
+        assert torch.equal(artifact.generate(ids, 3), _greedy(model, ids, 3))
+        # Entries of the cache that are no multiple of 16 bytes.
+        model = gpt2(n_embd=6, n_head=1, n_layer=1)
+        dw.export(model, tmp_path / "model.engine")
+        artifact = dw.load_engine(tmp_path / "model.engine", device="emulator:sm_90a")
         assert torch.equal(artifact.generate(ids, 3), _greedy(model, ids, 3))
     except dw.UnsupportedError as error:
         pytest.skip(str(error))
