@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Writes src/tokenizer/unicode_tables.c: the Unicode properties that tokenizers need.
 
+    pip install unicodedata2==16.0.0
     python3 scripts/unicode_tables.py > src/tokenizer/unicode_tables.c
 
-The tables hold what this Python's unicodedata knows: letters, numbers and white space as ranges, and what canonical
-composition (NFC, Unicode Standard Annex #15) needs: combining classes and canonical decompositions.
+The package has the data of Unicode 16, the version of the `tokenizers` package; Python's own data depend on its version.
+The tables hold letters, numbers and white space as ranges, and what canonical composition (NFC, Unicode Standard Annex
+#15) needs: combining classes and canonical decompositions.
 """
 
 import sys
-import unicodedata
+
+import unicodedata2 as unicodedata
 
 LETTER, NUMBER, SPACE = 1, 2, 3
 WHITE_SPACE = {

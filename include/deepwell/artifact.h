@@ -26,8 +26,8 @@ extern "C" {
 
 typedef struct dw_artifact_options {
     size_t struct_size; /* sizeof(dw_artifact_options) */
-    /* Element type of the weights in the file: "f32", "bf16" or "f16". NULL: that of the folder's weights if it is one
-     * of these, else "f32"; dw_artifact_write: "f32". */
+    /* Element type of the weights in the file: "f32", "bf16" or "f16". NULL: that of all the folder's weights if it is
+     * one of these, else "f32"; dw_artifact_write: "f32". */
     const char *dtype;
     /* Text of a tokenizer.json; "" with 0 bytes: none. NULL: that of the folder, if it has one; dw_artifact_write:
      * none. */

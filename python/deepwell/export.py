@@ -146,6 +146,7 @@ def _model_of(engine: Any) -> torch.nn.Module:
     """The model in an engine, a trainer or a wrapper: the object itself if it has a Hugging Face configuration."""
     found = engine
     for _ in range(8):
+        found = getattr(found, "_orig_mod", found)  # of torch.compile
         if isinstance(found, torch.nn.Module) and hasattr(
             getattr(found, "config", None), "to_dict"
         ):
@@ -182,6 +183,10 @@ def _weights(model: torch.nn.Module, config: str) -> list[torch.Tensor]:
         if tensor is None:
             raise UnsupportedError(
                 f"export: {type(model).__name__} has no parameter {name!r}; expected a model with a language-model head"
+            )
+        if tensor.is_meta:
+            raise UnsupportedError(
+                f"export: {name} is on the meta device; load the model's weights first"
             )
         if list(tensor.shape) != shape:
             raise DeepwellError(

@@ -338,12 +338,15 @@ static dw_status read_companion(const char *folder, const char *name, char **tex
     return dw__file_read_at_most(path, COMPANION_MOST, text, bytes);
 }
 
-/* The type of the weights of a folder, if an artifact can have it. */
+/* The type of the weights of a folder if all have one that an artifact can have; else *dtype stays NULL, which means
+ * F32 and loses nothing. */
 static dw_status stored_type(const char *folder, const char **dtype) {
     dw_safetensors *file = NULL;
     DW_RETURN_IF_FAILED(dw_safetensors_open(folder, &file));
-    if (dw_safetensors_count(file))
-        *dtype = dw__artifact_dtype_name(dw_safetensors_at(file, 0)->dtype);
+    bool same = dw_safetensors_count(file) > 0;
+    for (uint32_t i = 1; i < dw_safetensors_count(file); i++)
+        same = same && dw_safetensors_at(file, i)->dtype == dw_safetensors_at(file, 0)->dtype;
+    if (same) *dtype = dw__artifact_dtype_name(dw_safetensors_at(file, 0)->dtype);
     dw_safetensors_close(file);
     return DW_OK;
 }

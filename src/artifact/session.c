@@ -198,7 +198,11 @@ void dw_session_destroy(dw_session *session) {
 
 int64_t dw_session_length(const dw_session *session) { return session->length; }
 
-void dw_session_reset(dw_session *session) { session->length = 0; }
+void dw_session_reset(dw_session *session) {
+    /* The next text begins with a small cache, and with zeros: an earlier one may have left NaN. */
+    release(session, &session->cache);
+    session->capacity = session->length = 0;
+}
 
 /* ---- a run --------------------------------------------------------------------------------- */
 

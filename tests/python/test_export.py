@@ -243,6 +243,10 @@ def test_optimized_models_holders_and_folders(tmp_path):
     class Engine:
         pass
 
+    compiled = torch.compile(model)
+    artifact = dw.export(torch.nn.parallel.DataParallel(compiled), tmp_path / "wrapped.engine")
+    assert artifact.generate(ids, 5) == expected
+
     engine = Engine()
     engine.model = dw.optimize(model, verbose=False)
     artifact = dw.export(engine, tmp_path / "optimized.engine")
@@ -256,6 +260,8 @@ def test_what_cannot_be_exported(tmp_path):
         dw.export(torch.nn.Linear(2, 2), tmp_path / "x")
     with pytest.raises(dw.UnsupportedError, match="language-model head"):
         dw.export(GPT2Model(gpt2().config), tmp_path / "x")
+    with pytest.raises(dw.UnsupportedError, match="meta device"):
+        dw.export(gpt2().to("meta"), tmp_path / "x")
     with pytest.raises(dw.UnsupportedError, match="tokenizer is int"):
         dw.export(gpt2(), tmp_path / "x", tokenizer=3)
     with pytest.raises(dw.DeepwellError, match='dtype is "f8"; expected f32, bf16 or f16'):
