@@ -5,7 +5,7 @@
  *     deepwell.graph.f32    the graph of a step of generation (dw_model_graph with `cached`), in its JSON form
  *     deepwell.graph.bf16   the same in BF16, if the weights are BF16
  *     deepwell.manifest     {"format": "deepwell artifact", "version": 1, "deepwell": DW_VERSION, "dtype": "bf16",
- *                            "precision": "fp32", "end_tokens": [2], "plan": {"chunk": 128, "capacity": 64},
+ *                            "precision": "fp32", "end_tokens": [2], "plan": {"chunk": 256, "capacity": 64},
  *                            "xxh3": {NAME: "0123456789abcdef", ...}}
  *
  * The manifest is the last tensor, since it has the hash of every other one. */
@@ -20,7 +20,7 @@
 #define DW__ARTIFACT_FORMAT "deepwell artifact"
 enum {
     DW__ARTIFACT_VERSION = 1,
-    DW__ARTIFACT_CHUNK = 128,   /* most tokens of one run of the graph */
+    DW__ARTIFACT_CHUNK = 256,   /* most tokens of one run of the graph */
     DW__ARTIFACT_CAPACITY = 64, /* smallest capacity of the cache; larger ones are twice the last */
     DW__HASH_DIGITS = 16
 };

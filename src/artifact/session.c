@@ -321,15 +321,25 @@ static int64_t power_of_two(int64_t count) {
     return power;
 }
 
+/* Chooses how many of the tokens that are left run next, and in a run of which size. A short run costs as much as
+ * reading the weights, whatever its size; a long one costs its size, so that at most a quarter of it is filled up. */
+static void choose_run(int64_t left, int64_t chunk, run *r) {
+    enum { SHORT = 16 };
+    r->count = left < chunk ? left : chunk;
+    r->padded = power_of_two(r->count);
+    if (r->padded <= SHORT || r->count > r->padded - r->padded / 4) return;
+    r->padded /= 2;
+    r->count = r->padded;
+}
+
 dw_status dw_session_append(dw_session *session, const int64_t *ids, size_t count, int all,
                             float *logits) {
     int64_t before = session->length;
     size_t vocabulary = (size_t)session->model.sizes.vocabulary;
     DW_RETURN_IF_FAILED(check_ids(session, ids, count));
     for (size_t at = 0; at < count;) {
-        size_t left = count - at, chunk = (size_t)session->artifact->chunk;
-        run r = {ids + at, (int64_t)(left < chunk ? left : chunk), 0, 1};
-        r.padded = power_of_two(r.count);
+        run r = {.ids = ids + at, .rows = 1};
+        choose_run((int64_t)(count - at), session->artifact->chunk, &r);
         if (all && logits) r.rows = r.padded;
         at += (size_t)r.count;
         bool wanted = logits && (all || at == count);

@@ -162,6 +162,30 @@ static void memory_may_run_out(void **state) {
     assert_true(dw__memory_live() >= live);
 }
 
+/* Callers that were built before `cached` existed, and what it cannot be combined with. */
+static void options_of_the_graph(void **state) {
+    (void)state;
+    dw_model_graph_options options = DW_MODEL_GRAPH_OPTIONS_DEFAULT;
+    dw_model_config *config = NULL;
+    dw_graph *graph = NULL;
+    assert_ok(dw_model_config_parse(TINY_CONFIG, strlen(TINY_CONFIG), &config));
+    options.cached = 1;
+    options.struct_size = offsetof(dw_model_graph_options, cached);
+    assert_ok(dw_model_graph(config, &options, &graph));
+    assert_int_equal(dw_graph_symbol_count(graph), 2);
+    dw_graph_destroy(graph);
+    options.struct_size = sizeof options;
+    assert_ok(dw_model_graph(config, &options, &graph));
+    assert_int_equal(dw_graph_symbol_count(graph), 4);
+    assert_int_equal(dw_graph_output_count(graph), 3);
+    dw_graph_destroy(graph);
+    options.output = DW_MODEL_LOSS;
+    assert_int_equal(dw_model_graph(config, &options, &graph), DW_INVALID_ARGUMENT);
+    options.output = DW_MODEL_LOGITS, options.dropout = 1;
+    assert_int_equal(dw_model_graph(config, &options, &graph), DW_INVALID_ARGUMENT);
+    dw_model_config_destroy(config);
+}
+
 /* ---- sampling ------------------------------------------------------------------------------ */
 
 static void sampling(void **state) {
@@ -197,9 +221,13 @@ static void sampling(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces_give_the_same_logits), cmocka_unit_test(description),
-        cmocka_unit_test(damage_is_reported),          cmocka_unit_test(other_files_are_refused),
-        cmocka_unit_test(memory_may_run_out),          cmocka_unit_test(sampling),
+        cmocka_unit_test(pieces_give_the_same_logits),
+        cmocka_unit_test(description),
+        cmocka_unit_test(damage_is_reported),
+        cmocka_unit_test(other_files_are_refused),
+        cmocka_unit_test(options_of_the_graph),
+        cmocka_unit_test(memory_may_run_out),
+        cmocka_unit_test(sampling),
     };
     return cmocka_run_group_tests_name("artifact", tests, make_folder, remove_folder);
 }
