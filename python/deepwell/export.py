@@ -56,17 +56,29 @@ class Artifact:
         self._vocabulary: int = info["vocabulary"]
         self._compute_dtype = dtype
         self._made_session = None
-        self._lock = threading.Lock()  # a session is for one thread at a time
+        self._lock = threading.RLock()  # a session is for one thread at a time
+        self._runs = False
 
     def __repr__(self) -> str:
         return f"deepwell.Artifact({self.path!r}, {self.config.get('model_type')}, {self.dtype}, {self.device})"
 
-    def _session(self) -> Any:
-        if self._made_session is None:
-            self._made_session = _deepwell.session_create(
-                self._artifact, self.device, self._compute_dtype
-            )
-        return self._made_session
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Any]:
+        """The session, for this thread alone."""
+        with self._lock, _errors():
+            if self._runs:
+                raise DeepwellError(
+                    "the artifact is generating: call it again after its on_token has returned"
+                )
+            if self._made_session is None:
+                self._made_session = _deepwell.session_create(
+                    self._artifact, self.device, self._compute_dtype
+                )
+            self._runs = True
+            try:
+                yield self._made_session
+            finally:
+                self._runs = False
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The ids of a text; with ``special`` also the tokens that the tokenizer puts around every text."""
@@ -119,8 +131,8 @@ class Artifact:
         return made
 
     def _continue(self, ids: list[int], options: tuple[Any, ...]) -> list[int]:
-        with self._lock, _errors():
-            return _deepwell.session_generate(self._session(), ids, *options)
+        with self._session() as session:
+            return _deepwell.session_generate(session, ids, *options)
 
     def logits(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """The FP32 logits behind each token: [S, vocabulary] for ids [S], [B, S, vocabulary] for [B, S]."""
@@ -129,8 +141,8 @@ class Artifact:
             return torch.stack(rows) if rows else torch.empty(*ids.shape, self._vocabulary)
         row = _row(ids)
         result = torch.empty(len(row), self._vocabulary)
-        with self._lock, _errors():
-            _deepwell.session_logits(self._session(), row, result.data_ptr())
+        with self._session() as session:
+            _deepwell.session_logits(session, row, result.data_ptr())
         return result
 
 

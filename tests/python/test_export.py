@@ -146,6 +146,9 @@ def test_text(tmp_path):
     with pytest.raises(ZeroDivisionError):
         artifact.generate(text, 20, on_token=lambda id: 1 / 0)
 
+    with pytest.raises(dw.DeepwellError, match="after its on_token has returned"):
+        artifact.generate(text, 20, on_token=lambda id: artifact.generate(text, 1))
+
     # The program prints the same text, and reads the prompt from its input or an option.
     result = run("run", tmp_path / "model.engine", "--prompt", text, "--max-tokens", "20", "--json")
     report = json.loads(result.stdout)
