@@ -57,6 +57,7 @@ _Static_assert(QUERIES == KEYS && STEP % DW_LANES == 0, "stairs are squares of w
  *               [. . . x] */
 typedef struct tile {
     int64_t batch, head, query, query_count, key, key_count;
+    int64_t lanes; /* of scores that are computed: a multiple of STEP that holds the queries */
     bool has_stairs;
     int64_t first_lane[STEPS], key_limit[STEPS];
 } tile;
@@ -135,7 +136,8 @@ static bool fill_bias(const dw__attention *a, const tile *t, float *bias) {
     if (cut) {
         fill_position(a, t, bias);
     } else {
-        memset(bias, 0, TILE * sizeof(float));
+        for (int64_t kk = 0; kk < t->key_count; kk++)
+            memset(bias + kk * QUERIES, 0, (size_t)t->lanes * sizeof(float));
     }
     if (a->mask) add_mask(a, t, bias);
     return true;
@@ -147,14 +149,14 @@ static bool fill_bias(const dw__attention *a, const tile *t, float *bias) {
 static void multiply_rows(const tile *t, int64_t depth, float alpha, const float *rows,
                           int64_t stride, const float *block, float *out) {
     if (!t->has_stairs) {
-        multiply(false, t->key_count, QUERIES, depth, alpha, rows, stride, block, QUERIES, 0.0f,
+        multiply(false, t->key_count, t->lanes, depth, alpha, rows, stride, block, QUERIES, 0.0f,
                  out, QUERIES);
         return;
     }
     for (int64_t key = 0; key < t->key_count; key += STEP) {
         int64_t lane = t->first_lane[key / STEP];
-        if (lane == QUERIES) break;
-        multiply(false, at_most(STEP, t->key_count - key), QUERIES - lane, depth, alpha,
+        if (lane >= t->lanes) break;
+        multiply(false, at_most(STEP, t->key_count - key), t->lanes - lane, depth, alpha,
                  rows + key * stride, stride, block + lane, QUERIES, 0.0f,
                  out + key * QUERIES + lane, QUERIES);
     }
@@ -255,7 +257,7 @@ static void multiply_elements(const tile *t, const float *x, const float *y, flo
 /* Replaces scores x by cap * tanh(x / cap). If slope is not NULL it receives the derivative 1 - tanh^2. */
 static void cap_scores(const tile *t, float cap, float *scores, float *slope) {
     float inverse = 1.0f / cap;
-    for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
+    for (int64_t lane = 0; lane < t->lanes; lane += DW_LANES) {
         for (int64_t kk = 0; kk < t->key_limit[lane / STEP]; kk++) {
             int64_t at = kk * QUERIES + lane;
             vf bent = v_tanh(v_load(scores + at) * inverse);
@@ -285,7 +287,7 @@ typedef struct forward_state {
 /* Replaces scores by exp(score - maximum) and updates the maximum, the sum and the correction of the previous
  * sums. A query that has not seen any key keeps maximum -inf and sum 0. */
 static void softmax_step(const tile *t, const float *bias, forward_state *s) {
-    for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
+    for (int64_t lane = 0; lane < t->lanes; lane += DW_LANES) {
         float *scores = s->scores + lane;
         int64_t key_count = t->key_limit[lane / STEP];
         vf before = v_load(s->maximum + lane), maximum = before;
@@ -369,6 +371,7 @@ static void forward(const dw__attention *a, int64_t batch, int64_t head, int64_t
     }
     tile t = {.batch = batch, .head = head, .query = query};
     t.query_count = at_most(QUERIES, a->queries - query);
+    t.lanes = (t.query_count + STEP - 1) / STEP * STEP; /* few in a step of generation */
     transpose_block(t.query_count, a->head_size, rows_at(&a->q, batch, head, query), a->q.row,
                     s.queries);
     int64_t first, end;
@@ -554,7 +557,7 @@ static void backward(const dw__attention *a, const dw__attention_part *part, flo
     int64_t written = part->key;
     for (int64_t head = part->head; head < part->head_end; head++) {
         for (int64_t query = part->query; query < part->query_end; query += QUERIES) {
-            tile t = {.batch = part->batch, .head = head, .query = query};
+            tile t = {.batch = part->batch, .head = head, .query = query, .lanes = QUERIES};
             t.query_count = at_most(QUERIES, part->query_end - query);
             backward_queries(a, part, &t, &written, &s);
         }
