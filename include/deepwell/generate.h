@@ -38,8 +38,6 @@ DW_API dw_status dw_session_create(const dw_artifact *artifact, const dw_session
                                    dw_session **session);
 DW_API void dw_session_destroy(dw_session *session); /* may be NULL */
 
-/* Number of tokens so far. */
-DW_API int64_t dw_session_length(const dw_session *session);
 /* Forgets all tokens. */
 DW_API void dw_session_reset(dw_session *session);
 /* Appends tokens to the sequence. `logits` (may be NULL) receives those of the next token: [vocabulary], or with `all`

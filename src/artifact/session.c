@@ -196,8 +196,6 @@ void dw_session_destroy(dw_session *session) {
     dw__free(session);
 }
 
-int64_t dw_session_length(const dw_session *session) { return session->length; }
-
 void dw_session_reset(dw_session *session) {
     /* The next text begins with a small cache, and with zeros: an earlier one may have left NaN. */
     release(session, &session->cache);

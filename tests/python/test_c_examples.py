@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import train_runs
 from test_installed_files import ROOT, install
+from test_tokenizer import trained
 
 EXAMPLES = sorted((ROOT / "examples" / "c").glob("*.c"))
 
@@ -55,8 +56,8 @@ def run(prefix: Path, *command, **environment) -> subprocess.CompletedProcess:
     )
 
 
-def test_there_are_four_short_examples():
-    names = ["attend", "experts", "plan_cluster", "train_folder"]
+def test_there_are_five_short_examples():
+    names = ["attend", "experts", "plan_cluster", "tokenize", "train_folder"]
     assert [source.stem for source in EXAMPLES] == names
     for source in EXAMPLES:
         assert len(source.read_text().splitlines()) < 100, source
@@ -104,6 +105,19 @@ def test_a_folder_is_trained(built, tmp_path):
     assert again.returncode == 1 and "train_folder: " in again.stderr
     names = run(built, built / "train_folder")
     assert names.returncode == 2 and "gpt2" in names.stderr
+
+
+def test_a_text_is_tokenized(built, tmp_path):
+    tokenizer = trained("gpt2")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = "The engine's 日本"
+    result = run(built, built / "tokenize", tmp_path, text)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert [int(line.split("\t")[0]) for line in lines[:-1]] == tokenizer.encode(text).ids
+    assert lines[-1].endswith(f"the tokenizer has {tokenizer.get_vocab_size()}")
+    missing = run(built, built / "tokenize", tmp_path / "none", text)
+    assert missing.returncode == 1 and "tokenize: cannot open" in missing.stderr
 
 
 def test_a_cluster_is_planned(built):
