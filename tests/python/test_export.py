@@ -99,11 +99,11 @@ def _relative_error(logits, exact):
 def test_greedy_tokens_are_those_of_transformers(family, tmp_path):
     model = FAMILIES[family]()
     artifact = dw.export(model, tmp_path / "model.engine")
-    # One token; a chunk that is filled up; a whole one; one more token; several; all positions of GPT-2's table.
-    for length in (1, 7, 64, 65, 129):
+    # One token; a chunk that is filled up; one that is not; two, to the last position of GPT-2's table.
+    for length in (1, 7, 65, 144):
         ids = torch.randint(VOCABULARY, (1, length))
-        expected = _greedy(model, ids, 31)
-        assert torch.equal(artifact.generate(ids, 31), expected)
+        expected = _greedy(model, ids, 16)
+        assert torch.equal(artifact.generate(ids, 16), expected)
     with torch.no_grad():
         exact = model.double()(expected).logits
     # The error of a sum of n products in FP32 is about sqrt(n) roundings, over a few layers.
