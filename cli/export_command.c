@@ -102,7 +102,12 @@ int cli_export(int argc, char **argv) {
     if (result != CLI_DONE) return result;
     dw_status status = dw_artifact_export(r.checkpoint, r.output, &r.options);
     if (status == DW_OK) status = dw_artifact_open(r.output, &artifact);
-    if (status != DW_OK) return cli_fail(), status == DW_UNSUPPORTED ? CLI_UNSUPPORTED : CLI_FAILED;
+    if (status != DW_OK) {
+        cli_fail();
+        if (status == DW_UNSUPPORTED && strstr(dw_last_error(), "tokenizer.json"))
+            fprintf(stderr, "deepwell: --no-tokenizer exports the model without its tokenizer\n");
+        return status == DW_UNSUPPORTED ? CLI_UNSUPPORTED : CLI_FAILED;
+    }
     result = report(&r, artifact);
     dw_artifact_close(artifact);
     return result;

@@ -166,17 +166,22 @@ static dw_status make_graph(maker *m, dw__artifact_text which, dw_dtype dtype) {
     return status;
 }
 
-static dw_status make_texts(maker *m, const dw_artifact_options *options) {
+static dw_status check_tokenizer(const dw_artifact_options *options) {
     dw_tokenizer *tokenizer = NULL;
+    if (!options->tokenizer || !options->tokenizer_bytes) return DW_OK;
+    DW_RETURN_IF_FAILED(
+        dw_tokenizer_parse(options->tokenizer, options->tokenizer_bytes, &tokenizer));
+    dw_tokenizer_destroy(tokenizer);
+    return DW_OK;
+}
+
+static dw_status make_texts(maker *m, const dw_artifact_options *options) {
     DW_RETURN_IF_FAILED(dw__json_string(m->config->json, &m->texts[DW__TEXT_CONFIG]));
     m->text_bytes[DW__TEXT_CONFIG] = (int64_t)strlen(m->texts[DW__TEXT_CONFIG]);
-    if (options->tokenizer && options->tokenizer_bytes) {
-        DW_RETURN_IF_FAILED(
-            dw_tokenizer_parse(options->tokenizer, options->tokenizer_bytes, &tokenizer));
-        dw_tokenizer_destroy(tokenizer);
+    DW_RETURN_IF_FAILED(check_tokenizer(options));
+    if (options->tokenizer && options->tokenizer_bytes)
         DW_RETURN_IF_FAILED(
             copy_text(m, DW__TEXT_TOKENIZER, options->tokenizer, options->tokenizer_bytes));
-    }
     DW_RETURN_IF_FAILED(make_graph(m, DW__TEXT_GRAPH_F32, DW_F32));
     if (m->dtype == DW_STORED_BF16)
         DW_RETURN_IF_FAILED(make_graph(m, DW__TEXT_GRAPH_BF16, DW_BF16));
@@ -391,6 +396,7 @@ dw_status dw_artifact_export(const char *folder, const char *path,
             read_companion(chosen, "generation_config.json", &generation, &given.generation_bytes));
         given.generation = generation;
     }
+    DW_TRY(check_tokenizer(&given)); /* before the weights, which may take long */
     if (!given.dtype) DW_TRY(stored_type(chosen, &given.dtype));
     DW_TRY(load_weights(config, chosen, &weights));
     DW_TRY(dw_artifact_write(config, path, &given, (const float *const *)weights));

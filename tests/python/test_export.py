@@ -292,6 +292,12 @@ def test_program(tmp_path):
     report = json.loads(result.stdout)
     assert report["model"] == "gpt2" and report["dtype"] == "f32" and not report["tokenizer"]
     assert report["bytes"] == file.stat().st_size
+    (tmp_path / "model" / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+    result = run("export", "--checkpoint", tmp_path / "model", "-o", tmp_path / "other.engine")
+    assert result.returncode == 3 and "model is Unigram" in result.stderr
+    assert "--no-tokenizer exports" in result.stderr
+    command = ("export", "--checkpoint", tmp_path / "model", "--no-tokenizer")
+    assert run(*command, "-o", tmp_path / "other.engine").returncode == 0
     # A folder of checkpoints: the newest one.
     gpt2(n_layer=1).save_pretrained(tmp_path / "run" / "step-000000000009")
     gpt2(n_layer=3).save_pretrained(tmp_path / "run" / "step-000000000010")
