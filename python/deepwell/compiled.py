@@ -32,6 +32,7 @@ from deepwell.ir import IR, capture, made_arguments
 from deepwell.machine import Hardware, hardware, probe
 from deepwell.optimize import _unwrap, installed, optimize, restore
 from deepwell.plans import Plan, autoplan
+from deepwell.precision import policy_of
 from deepwell.step_memory import StepGraph
 from deepwell.targets import Gpu, Target
 
@@ -195,7 +196,7 @@ class Engine:
                 self._root,
                 self.ir,
                 flat,
-                _of_gemms(self.precision),
+                policy_of(self.precision),
                 place,
             )
             variant, _ = step.variant(sizes, None)
@@ -279,11 +280,6 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine of {type(self._root).__name__} on {self.target}, precision {_named(self.precision)}>"
-
-
-def _of_gemms(precision: Any) -> Any:
-    """Returns what a program takes for a precision of optimize()."""
-    return "fp32" if isinstance(precision, str) and precision == "auto" else precision
 
 
 def _named(precision: Any) -> str:
