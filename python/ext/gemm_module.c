@@ -2,89 +2,280 @@
  * operands are copied there, and D is copied back. */
 #include "ext.h"
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct operand {
-    dw_matrix *matrix;
+    void **data; /* the call's pointer; NULL: the operand is absent */
     size_t bytes;
     bool written;
     void *host;
 } operand;
 
-static size_t matrix_bytes(const dw_matrix *x, int64_t rows, int64_t columns, dw_dtype type) {
-    return rows > 0
-               ? ((size_t)(rows - 1) * (size_t)x->stride + (size_t)columns) * dw_dtype_bytes(type)
-               : 0;
+/* The bytes of a matrix whose rows have `row_bytes` bytes and start `stride_bytes` apart. */
+static size_t matrix_bytes(int64_t rows, size_t row_bytes, size_t stride_bytes) {
+    return rows > 0 && row_bytes > 0 ? (size_t)(rows - 1) * stride_bytes + row_bytes : 0;
 }
 
-/* Fills in the call, with operands in the device's memory. */
-static dw_status run_staged(dw_gemm *call) {
-    const int64_t rows_b = call->activation == DW_ACTIVATION_SWIGLU ? 2 * call->n : call->n;
-    dw_matrix bias = {(void *)(uintptr_t)call->bias, rows_b};
-    operand all[] = {
-        {&call->a, matrix_bytes(&call->a, call->m, call->k, call->dtype), false, NULL},
-        {&call->b, matrix_bytes(&call->b, rows_b, call->k, call->dtype), false, NULL},
-        {&bias, call->bias ? matrix_bytes(&bias, 1, rows_b, call->dtype) : 0, false, NULL},
-        {&call->d, matrix_bytes(&call->d, call->m, call->n, call->output), true, NULL},
-    };
-    const size_t count = sizeof all / sizeof all[0];
+static size_t numbers_bytes(const dw_matrix *x, int64_t rows, int64_t columns, dw_dtype type) {
+    const size_t element = dw_dtype_bytes(type);
+    return matrix_bytes(rows, (size_t)columns * element, (size_t)x->stride * element);
+}
+
+static size_t codes_bytes(const dw_matrix *x, int64_t rows, int64_t k, dw_scheme scheme) {
+    const size_t row =
+        dw_scheme_describe(scheme)->element == DW_E2M1 ? ((size_t)k + 1) / 2 : (size_t)k;
+    return matrix_bytes(rows, row, (size_t)x->stride);
+}
+
+static size_t scales_bytes(int64_t rows, int64_t k, dw_scheme scheme) {
+    const int block = dw_scheme_describe(scheme)->block;
+    return block > 0 ? (size_t)dw_scales_swizzled_bytes(rows, (k + block - 1) / block) : 0;
+}
+
+/* Moves the call's operands to the device's memory, so that `run` can be called; afterwards copies the results back
+ * and releases the memory. */
+static dw_status run_staged(const dw_device *device, operand *all, size_t count,
+                            dw_status (*run)(const void *call), const void *call) {
     size_t made = 0;
     dw_status status = DW_OK;
     for (; made < count && status == DW_OK; made++) {
         operand *o = &all[made];
-        o->host = o->matrix->data;
-        o->matrix->data = NULL;
-        if (o->bytes == 0) continue;
-        status = dw_device_allocate(call->device, o->bytes, &o->matrix->data);
-        if (status == DW_OK && !o->written)
-            status = dw_device_copy_in(call->device, o->matrix->data, o->host, o->bytes);
+        o->host = *o->data;
+        *o->data = NULL;
+        if (o->bytes == 0 || !o->host) continue;
+        status = dw_device_allocate(device, o->bytes, o->data);
+        /* D is copied in as well: what lies between its rows stays as it was. */
+        if (status == DW_OK) status = dw_device_copy_in(device, *o->data, o->host, o->bytes);
     }
-    call->bias = bias.data;
-    if (status == DW_OK) status = dw_gemm_run(call);
+    if (status == DW_OK) status = run(call);
     for (size_t i = 0; i < made; i++) {
         operand *o = &all[i];
-        if (status == DW_OK && o->written && o->bytes > 0)
-            status = dw_device_copy_out(call->device, o->host, o->matrix->data, o->bytes);
-        dw_device_release(call->device, o->matrix->data, o->bytes);
+        if (!*o->data) continue;
+        if (status == DW_OK && o->written)
+            status = dw_device_copy_out(device, o->host, *o->data, o->bytes);
+        dw_device_release(device, *o->data, o->bytes);
     }
     return status;
 }
 
-/* gemm(device, f16, f32_output, (m, n, k), activation, a, stride_a, b, stride_b, bias, d, stride_d, stream) -> None
- * if computed, else the reason why no kernel supports it. `bias` 0: none. */
-static PyObject *gemm(PyObject *self, PyObject *args) {
+static dw_status run_gemm(const void *call) { return dw_gemm_run(call); }
+
+static dw_status run_gemm_staged(dw_gemm *call) {
+    const int swiglu = call->activation == DW_ACTIVATION_SWIGLU;
+    const int64_t rows_b = swiglu ? 2 * call->n : call->n;
+    const int64_t m = call->m, k = call->k;
+    const size_t bias_bytes = (size_t)rows_b * dw_dtype_bytes(call->dtype);
+    size_t a_bytes, b_bytes, scales_a = 0, scales_b = 0;
+    if (call->quantized) {
+        a_bytes = codes_bytes(&call->a, m, k, call->scheme_a);
+        b_bytes = codes_bytes(&call->b, rows_b, k, call->scheme_b);
+        scales_a = scales_bytes(m, k, call->scheme_a);
+        scales_b = (swiglu ? 2 : 1) * scales_bytes(call->n, k, call->scheme_b);
+    } else {
+        a_bytes = numbers_bytes(&call->a, m, k, call->dtype);
+        b_bytes = numbers_bytes(&call->b, rows_b, k, call->dtype);
+    }
+    operand all[] = {
+        {&call->a.data, a_bytes, false, NULL},
+        {&call->b.data, b_bytes, false, NULL},
+        {(void **)&call->bias, bias_bytes, false, NULL},
+        {&call->residual.data, numbers_bytes(&call->residual, m, call->n, call->output), false,
+         NULL},
+        {(void **)&call->scales_a, scales_a, false, NULL},
+        {(void **)&call->scales_b, scales_b, false, NULL},
+        {(void **)&call->factor_a, sizeof(float), false, NULL},
+        {(void **)&call->factor_b, sizeof(float), false, NULL},
+        {&call->d.data, numbers_bytes(&call->d, m, call->n, call->output), true, NULL},
+    };
+    return run_staged(call->device, all, sizeof all / sizeof all[0], run_gemm, call);
+}
+
+static bool in_own_memory(const char *device) { return strcmp(device, "cuda") != 0; }
+
+/* Returns `done`, or the reason why no kernel supports the call, or raises. Takes a reference to `done`. */
+static PyObject *answer(dw_status status, dw_status supported, PyObject *done) {
+    if (status == DW_OK && supported == DW_OK) return done;
+    Py_DECREF(done);
+    if (supported == DW_UNSUPPORTED) return PyUnicode_FromString(dw_last_error());
+    return extension_fail(status == DW_OK ? supported : status);
+}
+
+/* gemm(device, f16, f32_output, (m, n, k), activation, a, stride_a, b, stride_b, bias, d, stride_d, stream, *,
+ * alpha=1, residual=0, stride_residual=0, scheme_a=-1, scheme_b=-1, scales_a=0, scales_b=0, factor_a=0, factor_b=0,
+ * kernel=None, workspace=0, workspace_bytes=-1) -> None if computed, else the reason why no kernel supports it.
+ * Addresses of 0 mean "none". Schemes are numbers of number_names; -1: not quantized. With workspace_bytes -1 the call
+ * computes nothing and returns the bytes of workspace that it needs, or the reason. */
+static PyObject *gemm(PyObject *self, PyObject *args, PyObject *named) {
     (void)self;
-    const char *device = NULL;
-    int f16 = 0, f32_output = 0, activation = 0;
-    unsigned long long a = 0, b = 0, bias = 0, d = 0, stream = 0;
-    long long m = 0, n = 0, k = 0, stride_a = 0, stride_b = 0, stride_d = 0;
-    if (!PyArg_ParseTuple(args, "spp(LLL)iKLKLKKLK:gemm", &device, &f16, &f32_output, &m, &n, &k,
-                          &activation, &a, &stride_a, &b, &stride_b, &bias, &d, &stride_d, &stream))
+    static char *names[] = {"device",          "f16",      "f32_output", "sizes",
+                            "activation",      "a",        "stride_a",   "b",
+                            "stride_b",        "bias",     "d",          "stride_d",
+                            "stream",          "alpha",    "residual",   "stride_residual",
+                            "scheme_a",        "scheme_b", "scales_a",   "scales_b",
+                            "factor_a",        "factor_b", "kernel",     "workspace",
+                            "workspace_bytes", NULL};
+    const char *device = NULL, *kernel = NULL;
+    int f16 = 0, f32_output = 0, activation = 0, scheme_a = -1, scheme_b = -1;
+    float alpha = 1.0f;
+    PyObject *sizes = NULL;
+    unsigned long long a = 0, b = 0, bias = 0, d = 0, stream = 0, residual = 0, scales_a = 0;
+    unsigned long long scales_b = 0, factor_a = 0, factor_b = 0, workspace = 0;
+    long long m = 0, n = 0, k = 0, stride_a = 0, stride_b = 0, stride_d = 0, stride_residual = 0;
+    long long workspace_bytes = 0;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, named, "sppO!iKLKLKKLK|$fKLiiKKKKzKL:gemm", names, &device, &f16, &f32_output,
+            &PyTuple_Type, &sizes, &activation, &a, &stride_a, &b, &stride_b, &bias, &d, &stride_d,
+            &stream, &alpha, &residual, &stride_residual, &scheme_a, &scheme_b, &scales_a,
+            &scales_b, &factor_a, &factor_b, &kernel, &workspace, &workspace_bytes) ||
+        !PyArg_ParseTuple(sizes, "LLL", &m, &n, &k))
         return NULL;
+    const bool quantized = scheme_a >= 0;
+    if (quantized && (scheme_a >= DW_SCHEME_COUNT || scheme_b < 0 || scheme_b >= DW_SCHEME_COUNT))
+        return PyErr_Format(PyExc_ValueError, "schemes %d and %d: expected two of number_names",
+                            scheme_a, scheme_b);
     dw_gemm call = {.struct_size = sizeof call,
                     .dtype = f16 ? DW_F16 : DW_BF16,
                     .m = m,
                     .n = n,
                     .k = k,
-                    .alpha = 1.0f,
+                    .alpha = alpha,
                     .activation = (dw_activation)activation,
                     .a = {(void *)(uintptr_t)a, stride_a},
                     .b = {(void *)(uintptr_t)b, stride_b},
                     .d = {(void *)(uintptr_t)d, stride_d},
                     .bias = (const void *)(uintptr_t)bias,
-                    .stream = (void *)(uintptr_t)stream};
+                    .residual = {(void *)(uintptr_t)residual, stride_residual},
+                    .stream = (void *)(uintptr_t)stream,
+                    .quantized = quantized,
+                    .scheme_a = quantized ? (dw_scheme)scheme_a : DW_SCHEME_BF16,
+                    .scheme_b = quantized ? (dw_scheme)scheme_b : DW_SCHEME_BF16,
+                    .scales_a = (const void *)(uintptr_t)scales_a,
+                    .scales_b = (const void *)(uintptr_t)scales_b,
+                    .factor_a = (const float *)(uintptr_t)factor_a,
+                    .factor_b = (const float *)(uintptr_t)factor_b,
+                    .kernel = kernel,
+                    .workspace = (void *)(uintptr_t)workspace};
+    const bool asks = workspace_bytes < 0;
+    call.workspace_bytes = asks ? 0 : (size_t)workspace_bytes;
     call.output = f32_output ? DW_F32 : call.dtype;
     dw_status status, supported = DW_OK;
+    size_t needed = 0;
     Py_BEGIN_ALLOW_THREADS;
     status = dw_device_find(device, &call.device);
-    if (status == DW_OK) supported = dw_gemm_supported(&call);
-    if (status == DW_OK && supported == DW_OK)
-        status = strcmp(device, "cuda") == 0 ? dw_gemm_run(&call) : run_staged(&call);
+    if (status == DW_OK && asks) supported = dw_gemm_workspace(&call, &needed);
+    if (status == DW_OK && !asks) supported = dw_gemm_supported(&call);
+    if (status == DW_OK && supported == DW_OK && !asks)
+        status = in_own_memory(device) ? run_gemm_staged(&call) : dw_gemm_run(&call);
     Py_END_ALLOW_THREADS;
-    if (supported == DW_UNSUPPORTED) return PyUnicode_FromString(dw_last_error());
-    if (status == DW_OK) status = supported;
-    if (status != DW_OK) return extension_fail(status);
-    Py_RETURN_NONE;
+    return answer(status, supported, asks ? PyLong_FromSize_t(needed) : Py_NewRef(Py_None));
+}
+
+/* ---- groups ------------------------------------------------------------------------------------ */
+
+/* Fills in the call's pointers from the first group's: A's and D's rows follow each other. */
+static void place_groups(dw_grouped_gemm *call, char *a, char *b, char *d, void **pointers) {
+    const size_t element = dw_dtype_bytes(call->dtype);
+    int64_t row = 0;
+    for (int32_t g = 0; g < call->groups; row += call->m[g], g++) {
+        pointers[g] = a + (size_t)row * (size_t)call->stride_a * element;
+        pointers[call->groups + g] =
+            b + (size_t)g * (size_t)call->n * (size_t)call->stride_b * element;
+        pointers[2 * call->groups + g] = d + (size_t)row * (size_t)call->stride_d * element;
+    }
+    call->a = pointers;
+    call->b = pointers + call->groups;
+    call->d = pointers + 2 * call->groups;
+}
+
+typedef struct placed_groups {
+    dw_grouped_gemm *call;
+    void *a, *b, *d, **pointers;
+} placed_groups;
+
+static dw_status run_groups(const void *context) {
+    const placed_groups *p = context;
+    place_groups(p->call, p->a, p->b, p->d, p->pointers);
+    return dw_grouped_gemm_run(p->call);
+}
+
+static dw_status run_groups_staged(placed_groups *p, int64_t rows) {
+    const dw_grouped_gemm *call = p->call;
+    const size_t element = dw_dtype_bytes(call->dtype);
+    operand all[] = {
+        {&p->a, (size_t)rows * (size_t)call->stride_a * element, false, NULL},
+        {&p->b, (size_t)call->groups * (size_t)call->n * (size_t)call->stride_b * element, false,
+         NULL},
+        {&p->d, (size_t)rows * (size_t)call->stride_d * element, true, NULL},
+    };
+    return run_staged(call->device, all, sizeof all / sizeof all[0], run_groups, p);
+}
+
+/* grouped_gemm(device, f16, sizes, n, k, a, stride_a, b, stride_b, d, stride_d, stream, alpha, kernel, workspace,
+ * workspace_bytes) -> as gemm. `sizes`: a tuple of each group's rows. A's groups follow each other, and so do D's; B's
+ * have n rows each. Strides are in elements. */
+static PyObject *grouped_gemm(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *device = NULL, *kernel = NULL;
+    int f16 = 0;
+    PyObject *sizes = NULL;
+    unsigned long long a = 0, b = 0, d = 0, stream = 0, workspace = 0;
+    long long n = 0, k = 0, stride_a = 0, stride_b = 0, stride_d = 0, workspace_bytes = 0;
+    float alpha = 1.0f;
+    if (!PyArg_ParseTuple(args, "spO!LLKLKLKLKfzKL:grouped_gemm", &device, &f16, &PyTuple_Type,
+                          &sizes, &n, &k, &a, &stride_a, &b, &stride_b, &d, &stride_d, &stream,
+                          &alpha, &kernel, &workspace, &workspace_bytes))
+        return NULL;
+    const Py_ssize_t groups = PyTuple_Size(sizes);
+    if (groups > INT32_MAX) return PyErr_Format(PyExc_ValueError, "%zd groups", groups);
+    int64_t *m = calloc((size_t)groups + 1, sizeof *m), rows = 0;
+    void **pointers = calloc(3 * (size_t)groups + 1, sizeof *pointers);
+    PyObject *result = NULL;
+    if (!m || !pointers) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t g = 0; g < groups; g++) {
+        m[g] = PyLong_AsLongLong(PyTuple_GetItem(sizes, g));
+        if (m[g] == -1 && PyErr_Occurred()) goto done;
+        if (m[g] < 0) {
+            PyErr_Format(PyExc_ValueError, "group %zd has %lld rows", g, (long long)m[g]);
+            goto done;
+        }
+        rows += m[g];
+    }
+    dw_grouped_gemm call = {.struct_size = sizeof call,
+                            .dtype = f16 ? DW_F16 : DW_BF16,
+                            .alpha = alpha,
+                            .groups = (int32_t)groups,
+                            .n = n,
+                            .k = k,
+                            .m = m,
+                            .stride_a = stride_a,
+                            .stride_b = stride_b,
+                            .stride_d = stride_d,
+                            .stream = (void *)(uintptr_t)stream,
+                            .kernel = kernel,
+                            .workspace = (void *)(uintptr_t)workspace};
+    const bool asks = workspace_bytes < 0;
+    call.workspace_bytes = asks ? 0 : (size_t)workspace_bytes;
+    placed_groups placed = {&call, (void *)(uintptr_t)a, (void *)(uintptr_t)b, (void *)(uintptr_t)d,
+                            pointers};
+    place_groups(&call, placed.a, placed.b, placed.d, pointers);
+    dw_status status, supported = DW_OK;
+    size_t needed = 0;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_device_find(device, &call.device);
+    if (status == DW_OK && asks) supported = dw_grouped_gemm_workspace(&call, &needed);
+    if (status == DW_OK && !asks) supported = dw_grouped_gemm_supported(&call);
+    if (status == DW_OK && supported == DW_OK && !asks)
+        status = in_own_memory(device) ? run_groups_staged(&placed, rows) : run_groups(&placed);
+    Py_END_ALLOW_THREADS;
+    result = answer(status, supported, asks ? PyLong_FromSize_t(needed) : Py_NewRef(Py_None));
+done:
+    free(m);
+    free(pointers);
+    return result;
 }
 
 /* gpu_kernels() -> JSON: dw_gpu_kernels. */
@@ -100,8 +291,11 @@ static PyObject *gpu_kernels(PyObject *self, PyObject *unused) {
 }
 
 PyMethodDef gemm_functions[] = {
-    {"gemm", gemm, METH_VARARGS,
+    {"gemm", (PyCFunction)(void (*)(void))gemm, METH_VARARGS | METH_KEYWORDS,
      "gemm(device, f16, f32_output, (m, n, k), activation, a, stride_a, b, stride_b, bias, d, "
-     "stride_d, stream) -> None or why not"},
+     "stride_d, stream, *, ...) -> None or why not"},
+    {"grouped_gemm", grouped_gemm, METH_VARARGS,
+     "grouped_gemm(device, f16, sizes, n, k, a, stride_a, b, stride_b, d, stride_d, stream, alpha, "
+     "kernel, workspace, workspace_bytes) -> None or why not"},
     {"gpu_kernels", gpu_kernels, METH_NOARGS, "Deepwell's GPU kernels, as JSON"},
     {0}};
