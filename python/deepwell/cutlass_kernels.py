@@ -1,9 +1,22 @@
 """An alias of deepwell.kernels.cutlass_bindings."""
 
 from deepwell.kernels import cutlass_bindings as _bindings
-from deepwell.kernels.cutlass_bindings import MicroscaleManager
+from deepwell.kernels.cutlass_bindings import (
+    CutlassConfig,
+    CutlassKernel,
+    GroupedGEMMKernel,
+    KernelProfiler,
+    MicroscaleManager,
+)
 
-__all__ = ["CUTLASS_AVAILABLE", "MicroscaleManager"]
+__all__ = [
+    "CUTLASS_AVAILABLE",
+    "CutlassConfig",
+    "CutlassKernel",
+    "GroupedGEMMKernel",
+    "KernelProfiler",
+    "MicroscaleManager",
+]
 
 CUTLASS_AVAILABLE: bool  # computed on first use, by __getattr__
 

@@ -16,10 +16,11 @@ import torch
 
 from deepwell import _deepwell
 from deepwell.attention.instance import InstanceForward
+from deepwell.kernels.gemm import launch, operand
 
 UNPROVEN = "proven on the emulator, not run on hardware"
 TARGETS = ("sm_100a", "sm_103a", "emulator:sm_100a", "emulator:sm_103a")
-_DTYPES = (torch.bfloat16, torch.float16)
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 # Reasons why PyTorch's GEMM ran, with their counts, in this process.
 fallbacks: Counter[str] = Counter()
@@ -48,39 +49,18 @@ def gemm(
 ) -> torch.Tensor | str:
     """Returns x weight^T + bias of matrices, computed by the kernel, or the reason why it cannot."""
     k, n = weight.shape[1], weight.shape[0]
-    if x.dtype not in _DTYPES:
+    if x.dtype not in _NAMES:
         return f"the input is {x.dtype}"
     if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
         return f"the input is {x.dtype} and the weight {weight.dtype}"
-    rows, weight = x.reshape(-1, k).contiguous(), weight.contiguous()
-    bias = None if bias is None else bias.contiguous()
-    if any(t is not None and t.data_ptr() % 16 for t in (rows, weight)):
-        return "an operand's address is not a multiple of 16 bytes"
-    out = torch.empty(rows.shape[0], n, dtype=x.dtype, device=x.device)
-
-    def run(stream: int) -> str | None:
-        return _deepwell.gemm(
-            device,
-            x.dtype == torch.float16,
-            False,
-            (rows.shape[0], n, k),
-            0,
-            rows.data_ptr(),
-            k,
-            weight.data_ptr(),
-            k,
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            n,
-            stream,
-        )
-
-    if device == "cuda":
-        with torch.cuda.device(x.device):
-            reason = run(torch.cuda.current_stream().cuda_stream)
-    else:
-        reason = run(0)
-    return out.reshape(*x.shape[:-1], n) if reason is None else reason
+    rows = launch(
+        device,
+        operand(x.reshape(-1, k), _NAMES[x.dtype]),
+        operand(weight, _NAMES[x.dtype]),
+        x.dtype,
+        bias=bias,
+    )
+    return rows if isinstance(rows, str) else rows.reshape(*x.shape[:-1], n)
 
 
 class _Gemm(torch.autograd.Function):

@@ -1,25 +1,40 @@
-"""Microscaling under the names that CUTLASS users know, and whether CUTLASS's own kernels run here.
+"""GEMMs, microscaling and timing under the names that CUTLASS users know, and whether CUTLASS's own kernels run here.
 
-CUTLASS's kernels belong to an optional library, which C calls by the names in ``deepwell/gemm.h`` (docs/cutlass.md).
-This module has no classes for them yet.
+    kernel = CutlassKernel(CutlassConfig())
+    kernel.initialize(m, n, k, "mxfp8")
+    out = kernel.gemm(a, b)          # [m, k] x [k, n]
+    kernel.backend                   # what computed it
+
+Where a kernel of Deepwell's, or of the optional CUTLASS library (docs/cutlass.md), supports a call, it runs; elsewhere
+PyTorch multiplies the exact values of that precision. docs/kernels.md describes all classes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+from collections.abc import Sequence
 
 import torch
 
 from deepwell import _deepwell, numbers
-from deepwell.errors import UnsupportedError
+from deepwell.errors import DeepwellError, UnsupportedError
+from deepwell.kernels import gemm as _gemm
+from deepwell.kernels.profiler import KernelProfiler
 from deepwell.machine import probe
+from deepwell.precision import Precision
 
-__all__ = ["CUTLASS_AVAILABLE", "MicroscaleManager"]
+__all__ = [
+    "CUTLASS_AVAILABLE",
+    "CutlassConfig",
+    "CutlassKernel",
+    "GroupedGEMMKernel",
+    "KernelProfiler",
+    "MicroscaleManager",
+]
 
 CUTLASS_AVAILABLE: bool  # computed on first use, by __getattr__
-
-_NOT_BUILT = ("CutlassConfig", "CutlassKernel", "GroupedGEMMKernel", "KernelProfiler")
 
 
 @functools.cache
@@ -35,13 +50,283 @@ def _fits_a_gpu() -> bool:
 def __getattr__(name: str):
     if name == "CUTLASS_AVAILABLE":
         return _fits_a_gpu()
-    if name in _NOT_BUILT:
-        raise AttributeError(
-            f"module {__name__!r} has no {name}: Python classes for CUTLASS's kernels are not built yet. Call the "
-            "kernels of `make cutlass` from C by name (docs/cutlass.md); for models use deepwell.optimize, for "
-            "number formats deepwell.numbers"
-        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class CutlassConfig:
+    """Which kernels may run.
+
+    ``use_tcgen05``: False leaves out kernels for Blackwell's tensor cores. ``tmem_residency``: accumulators stay in
+    tensor memory, which tcgen05.mma always does; False needs ``use_tcgen05=False``. ``microscale_block_size``: elements
+    that share a scale. MXFP8, MXFP6 and MXFP4 have 32. NVFP4 always has 16, with either value.
+    """
+
+    use_tcgen05: bool = True
+    tmem_residency: bool = True
+    microscale_block_size: int = 32
+
+    def __post_init__(self) -> None:
+        if self.microscale_block_size not in (16, 32):
+            raise ValueError(
+                f"microscale_block_size is {self.microscale_block_size}: expected 32 (MXFP8, MXFP6, MXFP4) or 16 "
+                "(NVFP4)"
+            )
+        if self.use_tcgen05 and not self.tmem_residency:
+            raise UnsupportedError(
+                "tmem_residency is False and use_tcgen05 True: tcgen05.mma accumulates in tensor memory only; pass "
+                "use_tcgen05=False too"
+            )
+
+
+def _checked_precision(
+    precision: str | Precision, use_microscaling: bool | None, config: CutlassConfig
+) -> str:
+    name = _gemm.precision_name(precision)
+    scaled = Precision(name).is_microscaled
+    if use_microscaling is not None and use_microscaling != scaled:
+        known = ", ".join(p.value for p in Precision if p.is_microscaled != scaled)
+        raise ValueError(
+            f"use_microscaling is {use_microscaling} with precision {name}: expected {scaled}, or one of {known}"
+        )
+    if scaled and name != "nvfp4" and config.microscale_block_size != 32:
+        raise UnsupportedError(
+            f"microscale_block_size is {config.microscale_block_size}: {name} has blocks of 32"
+        )
+    return name
+
+
+def _size(name: str, value: int, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}: expected an integer of at least {least}")
+    return value
+
+
+def _refuse_gradients(*operands) -> None:
+    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise UnsupportedError(
+            "an operand requires a gradient, and this GEMM computes none: call it under torch.no_grad(), or use "
+            "deepwell.kernels.production_kernels.ProductionKernelManager"
+        )
+
+
+def _result_dtype(operands: Sequence, out_dtype: torch.dtype | None) -> torch.dtype:
+    if out_dtype is None:
+        types = [x.dtype for x in operands if isinstance(x, torch.Tensor)]
+        out_dtype = functools.reduce(torch.promote_types, types) if types else torch.float32
+    if out_dtype not in _gemm.DTYPES:
+        raise TypeError(f"the result would be {out_dtype}: expected float32, bfloat16 or float16")
+    return out_dtype
+
+
+class CutlassKernel:
+    """The GEMM alpha a b + beta c in one precision, for one set of sizes.
+
+    ``device``: "cuda", or an emulated GPU such as "emulator:sm_100a" for tensors on the CPU; None: the GPU of the
+    operands. ``kernel``: the only kernel to try, a name from `deepwell explain kernels`. After a call ``backend`` names
+    what computed it, and ``reason`` why no kernel did (None if one did).
+    """
+
+    def __init__(
+        self,
+        config: CutlassConfig | None = None,
+        *,
+        device: str | None = None,
+        kernel: str | None = None,
+    ) -> None:
+        self.config = config or CutlassConfig()
+        self.device, self.kernel = device, kernel
+        self.precision: str | None = None
+        self.m = self.n = self.k = 0
+        self.backend: str | None = None
+        self.reason: str | None = None
+
+    def initialize(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        precision: str | Precision = "bf16",
+        use_microscaling: bool | None = None,
+    ) -> CutlassKernel:
+        """Sets the sizes and the precision of the operands. `use_microscaling` None: as the precision has it."""
+        self.precision = _checked_precision(precision, use_microscaling, self.config)
+        self.m, self.n, self.k = _size("m", m), _size("n", n), _size("k", k)
+        return self
+
+    @property
+    def flops(self) -> int:
+        """Operations of one call: 2 m n k."""
+        return 2 * self.m * self.n * self.k
+
+    def gemm(
+        self,
+        a,
+        b,
+        c: torch.Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Returns alpha a b + beta c, [m, n].
+
+        a is [m, k] and b [k, n], as for torch.matmul. Either may instead be quantized along its last axis, as a
+        numbers.Quantized or a pair (codes, scales) of MicroscaleManager: then b is [n, k]. With beta 0, c is not read.
+        The result has `out_dtype`, else the type of the operands that are plain tensors, else float32. Sums are FP32.
+        No gradients: an operand that requires one is refused.
+        """
+        if self.precision is None:
+            raise DeepwellError("initialize(m, n, k, precision) has not been called")
+        _refuse_gradients(a, b, c)
+        dtype = _result_dtype((a, b), out_dtype)
+        left = self._operand(a, self.m, "a", plain_is_transposed=False)
+        right = self._operand(b, self.n, "b", plain_is_transposed=True)
+        if left.device != right.device:
+            raise ValueError(f"a is on {left.device} and b on {right.device}: expected one device")
+        residual = None
+        if beta != 0.0:
+            if c is None or tuple(c.shape) != (self.m, self.n):
+                shape = None if c is None else tuple(c.shape)
+                raise ValueError(f"c is {shape} with beta {beta}: expected {(self.m, self.n)}")
+            residual = c.detach()
+            if beta != 1.0 or c.dtype != dtype:
+                residual = residual.float() * beta
+        wide = dtype if residual is None or residual.dtype == dtype else torch.float32
+        made, self.backend, self.reason = _gemm.multiply(
+            left,
+            right,
+            wide,
+            alpha=alpha,
+            residual=residual,
+            device=self.device,
+            tcgen05=self.config.use_tcgen05,
+            kernel=self.kernel,
+        )
+        return made.to(dtype)
+
+    def _operand(self, x, rows: int, what: str, plain_is_transposed: bool) -> _gemm.Operand:
+        if isinstance(x, numbers.Quantized):
+            made = _gemm.from_quantized(x, self.precision, what)
+        elif isinstance(x, tuple):
+            return _gemm.from_pair(x, self.precision, rows, self.k, what)
+        else:
+            if isinstance(x, torch.Tensor) and x.dim() == 2 and plain_is_transposed:
+                x = x.t()
+            made = _gemm.operand(x, self.precision, what)
+        if (made.rows, made.k) != (rows, self.k):
+            shape = (self.k, rows) if plain_is_transposed else (rows, self.k)
+            found = (made.k, made.rows) if plain_is_transposed else (made.rows, made.k)
+            if isinstance(x, numbers.Quantized):
+                shape, found = (rows, self.k), (made.rows, made.k)
+            raise ValueError(f"{what} has shape {found}: expected {shape}, as initialized")
+        return made
+
+
+class GroupedGEMMKernel:
+    """GEMMs of groups that differ in their rows, as of the experts of a mixture. Arguments and attributes as those of
+    CutlassKernel."""
+
+    def __init__(
+        self,
+        config: CutlassConfig | None = None,
+        *,
+        device: str | None = None,
+        kernel: str | None = None,
+    ) -> None:
+        self.config = config or CutlassConfig()
+        self.device, self.kernel = device, kernel
+        self.precision: str | None = None
+        self.groups = self.n = self.k = 0
+        self.backend: str | None = None
+        self.reason: str | None = None
+
+    def initialize(
+        self,
+        groups: int,
+        n: int,
+        k: int,
+        precision: str | Precision = "bf16",
+        use_microscaling: bool | None = None,
+    ) -> GroupedGEMMKernel:
+        self.precision = _checked_precision(precision, use_microscaling, self.config)
+        self.groups, self.n, self.k = _size("groups", groups, 1), _size("n", n), _size("k", k)
+        return self
+
+    def gemm(self, a: torch.Tensor, b: torch.Tensor, group_sizes) -> torch.Tensor:
+        """Returns [rows, n]: the rows of group g of a [rows, k], times b[g] of b [groups, k, n].
+
+        Groups follow each other in a, and `group_sizes` (integers, or a tensor of them) are their numbers of rows, 0
+        allowed. For weights stored as [groups, n, k], pass weights.mT, which is not copied. Each expert is quantized on
+        its own. The result has the type of the operands. No gradients.
+        """
+        if self.precision is None:
+            raise DeepwellError("initialize(groups, n, k, precision) has not been called")
+        _refuse_gradients(a, b)
+        dtype = _result_dtype((a, b), None)
+        sizes = tuple(int(x) for x in torch.as_tensor(group_sizes).tolist())
+        if len(sizes) != self.groups or min(sizes) < 0 or sum(sizes) != len(a):
+            raise ValueError(
+                f"group_sizes is {sizes}: expected {self.groups} numbers of rows, {len(a)} together"
+            )
+        if tuple(b.shape) != (self.groups, self.k, self.n) or tuple(a.shape[1:]) != (self.k,):
+            raise ValueError(
+                f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}: expected (rows, {self.k}) and "
+                f"{(self.groups, self.k, self.n)}"
+            )
+        weights = b.detach().mT
+        self.reason = None
+        if self.precision in ("bf16", "fp16") and len(a) and self.n and self.k:
+            made = self._one_call(a.detach(), weights, sizes, dtype)
+            if made is not None:
+                return made
+        return self._one_by_one(a.detach(), weights, sizes, dtype)
+
+    def _one_call(self, a, weights, sizes, dtype) -> torch.Tensor | None:
+        narrow = torch.bfloat16 if self.precision == "bf16" else torch.float16
+        if self.device is None and a.device.type != "cuda":
+            self.reason = "the operands are on the CPU"
+            return None
+        names = [self.kernel] if self.kernel else [None] if self.config.use_tcgen05 else []
+        if not self.kernel and self.config.use_tcgen05 and self.device in (None, "cuda"):
+            names = [*_gemm.provider_kernels(a.device, self.precision, grouped=True), *names]
+        for name in names:
+            made = _gemm.launch_grouped(
+                self.device or "cuda", a.to(narrow), weights.to(narrow), sizes, kernel=name
+            )
+            if isinstance(made, torch.Tensor):
+                self.backend = f"kernel {name or 'sm100_gemm'} on {self.device or 'cuda'}"
+                self.reason = None
+                return made.to(dtype)
+            self.reason = self.reason or made
+        return None
+
+    def _one_by_one(self, a, weights, sizes, dtype) -> torch.Tensor:
+        out = torch.empty(len(a), self.n, dtype=dtype, device=a.device)
+        ran: dict[str, None] = {}
+        start = 0
+        for group, size in enumerate(sizes):
+            if size == 0:
+                continue
+            rows = slice(start, start + size)
+            start += size
+            made, backend, reason = _gemm.multiply(
+                _gemm.operand(a[rows], self.precision, "a"),
+                _gemm.operand(weights[group], self.precision, "b"),
+                dtype,
+                device=self.device,
+                tcgen05=self.config.use_tcgen05,
+                kernel=self.kernel,
+            )
+            out[rows] = made
+            ran[backend] = None
+            self.reason = self.reason or reason
+        self.backend = f"one group after another: {' and '.join(ran)}" if ran else "nothing to do"
+        return out
+
+
+# ---- microscaling --------------------------------------------------------------------------------
 
 
 def _check_block(block_size: int, only: int, scheme: str) -> None:
@@ -49,8 +334,41 @@ def _check_block(block_size: int, only: int, scheme: str) -> None:
         raise UnsupportedError(f"block_size is {block_size}: {scheme} has blocks of {only}")
 
 
+def _quantized(x: torch.Tensor, scheme: str, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns codes and scales on the device of x; the CPU computes them."""
+    q = numbers.quantize(x.cpu() if isinstance(x, torch.Tensor) else x, scheme, **options)
+    return _moved(q.codes, x.device), _moved(q.scales, x.device)
+
+
+def _moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return x if x.device == device else x.view(torch.uint8).to(device).view(x.dtype)
+
+
+def _dequantized(elements, scales, scheme, shape, tensor_scale=1.0) -> torch.Tensor:
+    cpu = torch.device("cpu")
+    q = numbers.Quantized(
+        _moved(elements, cpu),
+        _moved(scales, cpu),
+        tensor_scale,
+        scheme,
+        "default",
+        False,
+        1,
+        tuple(shape),
+    )
+    return numbers.dequantize(q).to(elements.device)
+
+
+def _check_pairs(x: torch.Tensor, scheme: str) -> None:
+    if x.dim() == 0 or x.shape[-1] % 2:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}: {scheme} packs pairs, the last axis must be even"
+        )
+
+
 class MicroscaleManager:
-    """Quantizes along the last axis, and dequantizes."""
+    """Quantizes along the last axis, and dequantizes to float32. Tensors on a GPU pass through the CPU: results are on
+    their device again. Scales are [..., blocks], not in the order of tensor cores."""
 
     @staticmethod
     def quantize_mxfp8(
@@ -58,18 +376,46 @@ class MicroscaleManager:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (elements float8_e4m3fn, scales float8_e8m0fnu)."""
         _check_block(block_size, 32, "MXFP8")
-        q = numbers.quantize(x, "mxfp8", scale_rule=scale_rule)
-        return q.codes, q.scales
+        return _quantized(x, "mxfp8", scale_rule=scale_rule)
 
     @staticmethod
     def dequantize_mxfp8(
         elements: torch.Tensor, scales: torch.Tensor, block_size: int = 32
     ) -> torch.Tensor:
         _check_block(block_size, 32, "MXFP8")
-        shape = tuple(elements.shape)
-        return numbers.dequantize(
-            numbers.Quantized(elements, scales, 1.0, "mxfp8", "default", False, 1, shape)
-        )
+        return _dequantized(elements, scales, "mxfp8", elements.shape)
+
+    @staticmethod
+    def quantize_mxfp6(
+        x: torch.Tensor, block_size: int = 32, scale_rule: str = "rceil"
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns (elements uint8, one E3M2 code each, scales float8_e8m0fnu). numbers.fp6_pack packs the codes."""
+        _check_block(block_size, 32, "MXFP6")
+        return _quantized(x, "mxfp6", scale_rule=scale_rule)
+
+    @staticmethod
+    def dequantize_mxfp6(
+        elements: torch.Tensor, scales: torch.Tensor, block_size: int = 32
+    ) -> torch.Tensor:
+        _check_block(block_size, 32, "MXFP6")
+        return _dequantized(elements, scales, "mxfp6", elements.shape)
+
+    @staticmethod
+    def quantize_mxfp4(
+        x: torch.Tensor, block_size: int = 32, scale_rule: str = "rceil"
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns (elements float4_e2m1fn_x2, scales float8_e8m0fnu). The last axis must be even."""
+        _check_block(block_size, 32, "MXFP4")
+        _check_pairs(x, "MXFP4")
+        return _quantized(x, "mxfp4", scale_rule=scale_rule)
+
+    @staticmethod
+    def dequantize_mxfp4(
+        elements: torch.Tensor, scales: torch.Tensor, block_size: int = 32
+    ) -> torch.Tensor:
+        _check_block(block_size, 32, "MXFP4")
+        shape = (*elements.shape[:-1], 2 * elements.shape[-1])
+        return _dequantized(elements, scales, "mxfp4", shape)
 
     @staticmethod
     def quantize_nvfp4(
@@ -78,12 +424,8 @@ class MicroscaleManager:
         """Returns (elements float4_e2m1fn_x2, scales float8_e4m3fn). numbers.nvfp4_tensor_scale(x) gives the scale that
         uses the whole range. The last axis must be even."""
         _check_block(block_size, 16, "NVFP4")
-        if x.dim() == 0 or x.shape[-1] % 2:
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}: NVFP4 packs pairs, the last axis must be even"
-            )
-        q = numbers.quantize(x, "nvfp4", tensor_scale=tensor_scale)
-        return q.codes, q.scales
+        _check_pairs(x, "NVFP4")
+        return _quantized(x, "nvfp4", tensor_scale=tensor_scale)
 
     @staticmethod
     def dequantize_nvfp4(
@@ -94,6 +436,4 @@ class MicroscaleManager:
     ) -> torch.Tensor:
         _check_block(block_size, 16, "NVFP4")
         shape = (*elements.shape[:-1], 2 * elements.shape[-1])
-        return numbers.dequantize(
-            numbers.Quantized(elements, scales, tensor_scale, "nvfp4", "default", False, 1, shape)
-        )
+        return _dequantized(elements, scales, "nvfp4", shape, tensor_scale)
