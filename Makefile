@@ -66,7 +66,7 @@ help: ## this list
 	@echo "  alone; empty: pip's own), TORCH_VERSION"
 
 C_FILES = $(shell git ls-files '*.c' '*.h')
-PYTHON_FOLDERS = python tests examples bench scripts
+PYTHON_FOLDERS = python tests examples bench benchmarks scripts
 
 # ---- steps ---------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ typedef struct cli_command {
     int (*run)(int argc, char **argv);
 } cli_command;
 
+int cli_bench(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_dryrun(int argc, char **argv);
 int cli_emulate(int argc, char **argv);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 static const cli_command commands[] = {
+    {"bench", "training steps, GEMMs, attention: Deepwell beside PyTorch", cli_bench},
     {"doctor", "what this machine can do, what is missing, what to do next", cli_doctor},
     {"dryrun", "one step of a plan, simulated: timeline, memory, bubble", cli_dryrun},
     {"emulate", "a CUDA program's kernels on the CPU, and their mistakes", cli_emulate},

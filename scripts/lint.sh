@@ -43,6 +43,6 @@ else
 fi
 check cmake -S . -B build/lint -G Ninja -DCMAKE_BUILD_TYPE=Release -DDEEPWELL_WERROR=ON -DDEEPWELL_CUBINS=OFF
 check cmake --build build/lint
-check .venv/bin/ruff check python tests examples bench scripts
-check .venv/bin/ruff format --check python tests examples bench scripts
+check .venv/bin/ruff check python tests examples bench benchmarks scripts
+check .venv/bin/ruff format --check python tests examples bench benchmarks scripts
 exit $failed

@@ -2,10 +2,18 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'doctor dryrun emulate explain export graph plan probe run train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'bench doctor dryrun emulate explain export graph plan probe run train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
+    bench)
+        local options='step attention gemm moe memory --model --precision --batch-size --seq-len --num-experts
+            --size --heads --head-dim --hidden --iterations --device --json --help'
+        mapfile -t COMPREPLY < <(
+            compgen -W "$options" -- "$word"
+            compgen -f -- "$word"
+        )
+        ;;
     export)
         mapfile -t COMPREPLY < <(
             compgen -W '--checkpoint --output --dtype --precision --no-tokenizer --json --help' -- "$word"
