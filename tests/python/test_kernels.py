@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import pathlib
+import re
 
 import deepwell as dw
 import pytest
@@ -282,3 +284,16 @@ def test_the_alias_has_the_same_names():
     for module in (cutlass_kernels, cutlass_bindings):
         with pytest.raises(AttributeError):
             _ = module.NoSuchThing
+
+
+@needs_kernels
+def test_the_document_runs(capsys):
+    """Runs all Python blocks of docs/kernels.md in one namespace and compares what they print with their comments."""
+    text = (pathlib.Path(__file__).parents[2] / "docs/kernels.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 6
+    code = "\n".join(blocks)
+    exec(compile(code, "docs/kernels.md", "exec"), {})
+    printed = capsys.readouterr().out
+    shown = re.findall(r"^print\(.*?\) +# (.*)$", code, re.MULTILINE)
+    assert len(shown) == 4 and all(line in printed.splitlines() for line in shown)
