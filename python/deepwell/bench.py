@@ -97,13 +97,13 @@ class _Peak:
 
 
 def _peak_rate(device: torch.device, precision: str) -> float | None:
-    """Returns the GPU's published or measured operations per second in this precision, or None."""
+    """Returns the GPU's operations per second in this precision, or None if it has no such arithmetic."""
     if device.type != "cuda":
         return None
     gpus = deepwell.probe().gpus
     index = device.index or 0
     rates = gpus[index].rates if index < len(gpus) else {}
-    name = {"fp16": "bf16", "mxfp8": "fp8", "mxfp6": "fp8", "mxfp4": "fp4", "nvfp4": "fp4"}
+    name = {"fp16": "bf16", "mxfp6": "mxfp8", "mxfp4": "fp4", "nvfp4": "fp4"}
     figure = rates.get(name.get(precision, precision))
     return None if figure is None else figure.value
 

@@ -277,14 +277,15 @@ class GroupedGEMMKernel:
             )
         weights = b.detach().mT
         self.reason = None
-        if self.precision in ("bf16", "fp16") and len(a) and self.n and self.k:
+        # One call writes the type of its operands: a wider result needs a call for each group.
+        narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        if narrow == dtype and len(a) and self.n and self.k:
             made = self._one_call(a.detach(), weights, sizes, dtype)
             if made is not None:
                 return made
         return self._one_by_one(a.detach(), weights, sizes, dtype)
 
     def _one_call(self, a, weights, sizes, dtype) -> torch.Tensor | None:
-        narrow = torch.bfloat16 if self.precision == "bf16" else torch.float16
         if self.device is None and a.device.type != "cuda":
             self.reason = "the operands are on the CPU"
             return None
@@ -293,12 +294,12 @@ class GroupedGEMMKernel:
             names = [*_gemm.provider_kernels(a.device, self.precision, grouped=True), *names]
         for name in names:
             made = _gemm.launch_grouped(
-                self.device or "cuda", a.to(narrow), weights.to(narrow), sizes, kernel=name
+                self.device or "cuda", a.to(dtype), weights.to(dtype), sizes, kernel=name
             )
             if isinstance(made, torch.Tensor):
                 self.backend = f"kernel {name or 'sm100_gemm'} on {self.device or 'cuda'}"
                 self.reason = None
-                return made.to(dtype)
+                return made
             self.reason = self.reason or made
         return None
 
