@@ -171,6 +171,60 @@ static PyObject *gemm(PyObject *self, PyObject *args, PyObject *named) {
     return answer(status, supported, asks ? PyLong_FromSize_t(needed) : Py_NewRef(Py_None));
 }
 
+/* ---- quantization ---------------------------------------------------------------------------- */
+
+static dw_status run_quantize(const void *call) { return dw_quantize_run(call); }
+
+/* quantize_on(device, dtype, scheme, rows, cols, source, stride, codes, codes_stride, scales, tensor_scale, amax,
+ * stream) -> None if computed, else the reason why no kernel supports it. Blocks run along rows, and scales are in the
+ * order of dw_scales_swizzle. `dtype`: 0 BF16, 1 F16, 2 F32. `scheme`: a number of number_names. NVFP4 writes
+ * tensor_scale and amax; for other schemes they are 0. */
+static PyObject *quantize_on(PyObject *self, PyObject *args) {
+    (void)self;
+    static const dw_dtype types[] = {DW_BF16, DW_F16, DW_F32};
+    const char *device = NULL;
+    int dtype = 0, scheme = 0;
+    long long rows = 0, cols = 0, stride = 0, codes_stride = 0;
+    unsigned long long source = 0, codes = 0, scales = 0, tensor_scale = 0, amax = 0, stream = 0;
+    if (!PyArg_ParseTuple(args, "siiLLKLKLKKKK:quantize_on", &device, &dtype, &scheme, &rows, &cols,
+                          &source, &stride, &codes, &codes_stride, &scales, &tensor_scale, &amax,
+                          &stream))
+        return NULL;
+    if (scheme < 0 || scheme >= DW_SCHEME_COUNT || dtype < 0 || dtype > 2 || rows < 0)
+        return PyErr_Format(PyExc_ValueError, "dtype %d, scheme %d, %lld rows", dtype, scheme,
+                            rows);
+    dw_quantize call = {
+        .struct_size = sizeof call,
+        .dtype = types[dtype],
+        .scheme = (dw_scheme)scheme,
+        .rows = rows,
+        .cols = cols,
+        .source = (const void *)(uintptr_t)source,
+        .row_stride = stride,
+        .along_rows = {1, (void *)(uintptr_t)codes, codes_stride, (void *)(uintptr_t)scales},
+        .tensor_scale = (float *)(uintptr_t)tensor_scale,
+        .amax = (float *)(uintptr_t)amax,
+        .stream = (void *)(uintptr_t)stream};
+    const dw_matrix matrix = {NULL, stride};
+    operand all[] = {
+        {(void **)&call.source, numbers_bytes(&matrix, rows, cols, call.dtype), false, NULL},
+        {&call.along_rows.codes, (size_t)rows * (size_t)codes_stride, true, NULL},
+        {&call.along_rows.scales, scales_bytes(rows, cols, call.scheme), true, NULL},
+        {(void **)&call.tensor_scale, sizeof(float), true, NULL},
+        {(void **)&call.amax, sizeof(float), true, NULL},
+    };
+    dw_status status, supported = DW_OK;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_device_find(device, &call.device);
+    if (status == DW_OK) supported = dw_quantize_supported(&call);
+    if (status == DW_OK && supported == DW_OK)
+        status = in_own_memory(device)
+                     ? run_staged(call.device, all, sizeof all / sizeof all[0], run_quantize, &call)
+                     : dw_quantize_run(&call);
+    Py_END_ALLOW_THREADS;
+    return answer(status, supported, Py_NewRef(Py_None));
+}
+
 /* ---- groups ------------------------------------------------------------------------------------ */
 
 /* Fills in the call's pointers from the first group's: A's and D's rows follow each other. */
@@ -297,5 +351,8 @@ PyMethodDef gemm_functions[] = {
     {"grouped_gemm", grouped_gemm, METH_VARARGS,
      "grouped_gemm(device, f16, sizes, n, k, a, stride_a, b, stride_b, d, stride_d, stream, alpha, "
      "kernel, workspace, workspace_bytes) -> None or why not"},
+    {"quantize_on", quantize_on, METH_VARARGS,
+     "quantize_on(device, dtype, scheme, rows, cols, source, stride, codes, codes_stride, scales, "
+     "tensor_scale, amax, stream) -> None or why not"},
     {"gpu_kernels", gpu_kernels, METH_NOARGS, "Deepwell's GPU kernels, as JSON"},
     {0}};

@@ -9,7 +9,7 @@ import deepwell as dw
 import pytest
 import torch
 from deepwell import cutlass_kernels, linear, numbers
-from deepwell.kernels import cutlass_bindings
+from deepwell.kernels import cutlass_bindings, gemm
 from deepwell.kernels.cutlass_bindings import (
     CutlassConfig,
     CutlassKernel,
@@ -94,6 +94,20 @@ def test_gemm_by_a_kernel(precision):
         made = kernel.gemm(a, b, c.to(narrow), beta=1.0, out_dtype=narrow)
         assert made.dtype == narrow and kernel.reason is None
         check(made, x, y, extra=c.to(narrow).double())
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", ["mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_quantizes_to_the_same_bits(precision, dtype):
+    for rows, k in [(3, 65), (130, 48)]:
+        x = operands(rows, 1, k, dtype)[0]
+        ours, theirs = (gemm.operand(x, precision, device=d) for d in (TARGET, None))
+        assert ours.tiles is not None and theirs.tiles is None
+        assert torch.equal(ours.codes, theirs.codes)
+        assert torch.equal(ours.tiles, numbers.swizzle_scales(theirs.scales))
+        assert float(ours.factor) == theirs.factor
+        assert torch.equal(ours.numbers(), theirs.numbers())
 
 
 @needs_kernels

@@ -120,6 +120,12 @@ def _result_dtype(operands: Sequence, out_dtype: torch.dtype | None) -> torch.dt
     return out_dtype
 
 
+def _quantizer(device: str | None, x) -> str | None:
+    """Returns the device that quantizes x: the one given, else the GPU of x."""
+    on_gpu = isinstance(x, torch.Tensor) and x.device.type == "cuda"
+    return device or ("cuda" if on_gpu else None)
+
+
 class CutlassKernel:
     """The GEMM alpha a b + beta c in one precision, for one set of sizes.
 
@@ -214,7 +220,7 @@ class CutlassKernel:
         else:
             if isinstance(x, torch.Tensor) and x.dim() == 2 and plain_is_transposed:
                 x = x.t()
-            made = _gemm.operand(x, self.precision, what)
+            made = _gemm.operand(x, self.precision, what, _quantizer(self.device, x))
         if (made.rows, made.k) != (rows, self.k):
             shape = (self.k, rows) if plain_is_transposed else (rows, self.k)
             found = (made.k, made.rows) if plain_is_transposed else (made.rows, made.k)
@@ -306,6 +312,7 @@ class GroupedGEMMKernel:
     def _one_by_one(self, a, weights, sizes, dtype) -> torch.Tensor:
         out = torch.empty(len(a), self.n, dtype=dtype, device=a.device)
         ran: dict[str, None] = {}
+        device = _quantizer(self.device, a)
         start = 0
         for group, size in enumerate(sizes):
             if size == 0:
@@ -313,8 +320,8 @@ class GroupedGEMMKernel:
             rows = slice(start, start + size)
             start += size
             made, backend, reason = _gemm.multiply(
-                _gemm.operand(a[rows], self.precision, "a"),
-                _gemm.operand(weights[group], self.precision, "b"),
+                _gemm.operand(a[rows], self.precision, "a", device),
+                _gemm.operand(weights[group], self.precision, "b", device),
                 dtype,
                 device=self.device,
                 tcgen05=self.config.use_tcgen05,

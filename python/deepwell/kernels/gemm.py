@@ -41,7 +41,8 @@ class Operand:
     """A matrix of `rows` rows along the reduction axis of length `k`.
 
     Either ``values`` (FP32, BF16, FP16) are its numbers, or its numbers are ``factor`` times the values of ``codes``
-    (bytes, [rows, bytes of a row]) with ``scales`` (bytes, [rows, blocks]). ``scheme`` is the layout of the codes, a
+    (bytes, [rows, bytes of a row]) with ``scales`` (bytes, [rows, blocks]) or, in the order of tensor cores, ``tiles``.
+    ``factor`` is a number, or one on the operand's device. ``scheme`` is the layout of the codes, a
     name of `numbers.SCHEMES`. FP8 with one scale per tensor is MXFP8 whose block scales are all 1.
     """
 
@@ -52,7 +53,8 @@ class Operand:
     scheme: str | None = None
     codes: torch.Tensor | None = None
     scales: torch.Tensor | None = None
-    factor: float = 1.0
+    tiles: torch.Tensor | None = None
+    factor: float | torch.Tensor = 1.0
 
     @property
     def device(self) -> torch.device:
@@ -62,9 +64,13 @@ class Operand:
         """Returns the numbers before `factor` on the operand's device; those of codes are float32 and exact."""
         if self.values is not None:
             return self.values
+        scales = self.scales
+        if scales is None:
+            blocks = -(-self.k // _BLOCKS[self.precision])
+            scales = numbers.unswizzle_scales(self.tiles.cpu(), self.rows, blocks)
         made = numbers.Quantized(
             self.codes.cpu(),
-            self.scales.cpu(),
+            scales.cpu(),
             1.0,
             self.scheme,
             "default",
@@ -85,13 +91,18 @@ def _matrix(x: torch.Tensor, what: str) -> torch.Tensor:
     return x.detach()
 
 
-def operand(x: torch.Tensor, precision: str, what: str = "x") -> Operand:
-    """Converts a matrix [rows, k] to `precision`. Blocks run along k. On a GPU the CPU quantizes, and codes and scales
-    are copied back."""
+def operand(x: torch.Tensor, precision: str, what: str = "x", device: str | None = None) -> Operand:
+    """Converts a matrix [rows, k] to `precision`. Blocks run along k. `device`: quantize there, "cuda" or an emulated
+    GPU, if a kernel supports it. Otherwise the CPU quantizes, to the same bits, and codes and scales are copied back to
+    the device of x."""
     x = _matrix(x, what)
     rows, k = x.shape
     if precision in _NUMBERS:
         return Operand(precision, rows, k, values=x.to(_NUMBERS[precision]))
+    if device is not None:
+        made = _quantized_on(device, x, precision)
+        if made is not None:
+            return made
     on_cpu = x.cpu()
     if precision == "fp8":
         finite = on_cpu.float().nan_to_num(0.0, 0.0, 0.0).abs()
@@ -110,6 +121,52 @@ def operand(x: torch.Tensor, precision: str, what: str = "x") -> Operand:
             factor=factor,
         )
     return from_quantized(numbers.quantize(on_cpu, precision), precision, what, x.device)
+
+
+def _quantized_on(device: str, x: torch.Tensor, precision: str) -> Operand | None:
+    """Quantizes by dw_quantize (deepwell/quantize.h). Returns None if no kernel supports it."""
+    if precision not in ("mxfp8", "mxfp4", "nvfp4") or x.numel() == 0:
+        return None
+    if (device == "cuda") != (x.device.type == "cuda"):
+        return None
+    x = x.contiguous()
+    rows, k = x.shape
+    row_bytes = k if precision == "mxfp8" else -(-k // 2)
+    codes = torch.empty(rows, row_bytes + -row_bytes % 16, dtype=torch.uint8, device=x.device)
+    count = _deepwell.scales_swizzled_bytes(rows, -(-k // _BLOCKS[precision]))
+    tiles = torch.empty(count, dtype=torch.uint8, device=x.device)
+    # The tensor scale, and the largest value, which nothing reads.
+    found = torch.empty(2, dtype=torch.float32, device=x.device)
+    scaled = precision == "nvfp4"
+
+    def run(stream: int) -> str | None:
+        return _deepwell.quantize_on(
+            device,
+            (torch.bfloat16, torch.float16, torch.float32).index(x.dtype),
+            numbers._SCHEMES[precision],
+            rows,
+            k,
+            x.data_ptr(),
+            k,
+            codes.data_ptr(),
+            codes.stride(0),
+            tiles.data_ptr(),
+            found.data_ptr() if scaled else 0,
+            found[1:].data_ptr() if scaled else 0,
+            stream,
+        )
+
+    if _on_device(device, x, run) is not None:
+        return None
+    return Operand(
+        precision,
+        rows,
+        k,
+        scheme=precision,
+        codes=codes[:, :row_bytes],
+        tiles=tiles,
+        factor=found[:1] if scaled else 1.0,
+    )
 
 
 def from_quantized(
@@ -200,6 +257,11 @@ def _workspace(device: str, x: torch.Tensor, call, kernel: str | None):
     return torch.empty(needed, dtype=torch.uint8, device=x.device), needed
 
 
+def _tiles(x: Operand) -> torch.Tensor:
+    """Returns the operand's scales in the order of tensor cores, on its device."""
+    return numbers.swizzle_scales(x.scales.cpu()).to(x.device) if x.tiles is None else x.tiles
+
+
 def launch(
     device: str,
     a: Operand,
@@ -227,6 +289,8 @@ def launch(
         return f"no kernel multiplies {a.precision.upper()} and {b.precision.upper()}"
     if "mxfp6" in (a.precision, b.precision):
         return "no kernel multiplies MXFP6"
+    if a.values is None and activation == "swiglu":
+        return "SwiGLU of quantized operands is not supported from Python"
     dtype = (
         a.values.dtype
         if a.values is not None
@@ -250,16 +314,14 @@ def launch(
     kept: list[torch.Tensor] = []  # scales and factors, alive until the call is made
     if quantized:
         for side, x in (("a", a), ("b", b)):
-            parts = [x.scales]
-            if side == "b" and activation == "swiglu":
-                parts = [x.scales[:n], x.scales[n:]]
-            scales = torch.cat([numbers.swizzle_scales(part.cpu()) for part in parts])
-            scales = scales.to(rows_a.device)
-            factor = torch.tensor([x.factor], dtype=torch.float32, device=rows_a.device)
-            kept += [scales, factor]
+            scales = _tiles(x)
+            kept.append(scales)
             named[f"scheme_{side}"] = numbers._SCHEMES[x.scheme]
             named[f"scales_{side}"] = scales.data_ptr()
-            named[f"factor_{side}"] = factor.data_ptr() if x.factor != 1.0 else 0
+            if isinstance(x.factor, torch.Tensor) or x.factor != 1.0:
+                factor = torch.as_tensor(x.factor, dtype=torch.float32, device=rows_a.device)
+                kept.append(factor)
+                named[f"factor_{side}"] = factor.data_ptr()
 
     def run(stream: int, workspace: int, workspace_bytes: int) -> str | int | None:
         return _deepwell.gemm(
@@ -366,7 +428,7 @@ def simulate(
     """Returns alpha a b^T, computed by PyTorch, and what ran in words. Values of quantized operands are exact; sums are
     FP32, also under autocast."""
     x, y = a.numbers(), b.numbers()
-    factor = alpha * a.factor * b.factor
+    factor = alpha * float(a.factor) * float(b.factor)
     name = a.precision.upper()
     plain = a.values is not None and b.values is not None and x.dtype == y.dtype
     with torch.autocast(x.device.type, enabled=False):
