@@ -59,9 +59,30 @@ static dw_status run_staged(const dw_device *device, operand *all, size_t count,
     return status;
 }
 
-static dw_status run_gemm(const void *call) { return dw_gemm_run(call); }
+/* The call's operands that are not void pointers, while they are moved. */
+typedef struct staged_gemm {
+    dw_gemm *call;
+    void *bias, *scales_a, *scales_b, *factor_a, *factor_b;
+} staged_gemm;
+
+static dw_status run_gemm(const void *context) {
+    const staged_gemm *s = context;
+    dw_gemm call = *s->call;
+    call.bias = s->bias;
+    call.scales_a = s->scales_a;
+    call.scales_b = s->scales_b;
+    call.factor_a = s->factor_a;
+    call.factor_b = s->factor_b;
+    return dw_gemm_run(&call);
+}
 
 static dw_status run_gemm_staged(dw_gemm *call) {
+    staged_gemm s = {call,
+                     (void *)call->bias,
+                     (void *)call->scales_a,
+                     (void *)call->scales_b,
+                     (void *)call->factor_a,
+                     (void *)call->factor_b};
     const int swiglu = call->activation == DW_ACTIVATION_SWIGLU;
     const int64_t rows_b = swiglu ? 2 * call->n : call->n;
     const int64_t m = call->m, k = call->k;
@@ -79,16 +100,16 @@ static dw_status run_gemm_staged(dw_gemm *call) {
     operand all[] = {
         {&call->a.data, a_bytes, false, NULL},
         {&call->b.data, b_bytes, false, NULL},
-        {(void **)&call->bias, bias_bytes, false, NULL},
+        {&s.bias, bias_bytes, false, NULL},
         {&call->residual.data, numbers_bytes(&call->residual, m, call->n, call->output), false,
          NULL},
-        {(void **)&call->scales_a, scales_a, false, NULL},
-        {(void **)&call->scales_b, scales_b, false, NULL},
-        {(void **)&call->factor_a, sizeof(float), false, NULL},
-        {(void **)&call->factor_b, sizeof(float), false, NULL},
+        {&s.scales_a, scales_a, false, NULL},
+        {&s.scales_b, scales_b, false, NULL},
+        {&s.factor_a, sizeof(float), false, NULL},
+        {&s.factor_b, sizeof(float), false, NULL},
         {&call->d.data, numbers_bytes(&call->d, m, call->n, call->output), true, NULL},
     };
-    return run_staged(call->device, all, sizeof all / sizeof all[0], run_gemm, call);
+    return run_staged(call->device, all, sizeof all / sizeof all[0], run_gemm, &s);
 }
 
 static bool in_own_memory(const char *device) { return strcmp(device, "cuda") != 0; }
@@ -103,7 +124,7 @@ static PyObject *answer(dw_status status, dw_status supported, PyObject *done) {
 
 /* gemm(device, f16, f32_output, (m, n, k), activation, a, stride_a, b, stride_b, bias, d, stride_d, stream, *,
  * alpha=1, residual=0, stride_residual=0, scheme_a=-1, scheme_b=-1, scales_a=0, scales_b=0, factor_a=0, factor_b=0,
- * kernel=None, workspace=0, workspace_bytes=-1) -> None if computed, else the reason why no kernel supports it.
+ * kernel=None, workspace=0, workspace_bytes=0) -> None if computed, else the reason why no kernel supports it.
  * Addresses of 0 mean "none". Schemes are numbers of number_names; -1: not quantized. With workspace_bytes -1 the call
  * computes nothing and returns the bytes of workspace that it needs, or the reason. */
 static PyObject *gemm(PyObject *self, PyObject *args, PyObject *named) {
@@ -173,7 +194,36 @@ static PyObject *gemm(PyObject *self, PyObject *args, PyObject *named) {
 
 /* ---- quantization ---------------------------------------------------------------------------- */
 
-static dw_status run_quantize(const void *call) { return dw_quantize_run(call); }
+typedef struct staged_quantize {
+    const dw_quantize *call;
+    void *source, *codes, *scales, *tensor_scale, *amax;
+} staged_quantize;
+
+static dw_status run_quantize(const void *context) {
+    const staged_quantize *s = context;
+    dw_quantize call = *s->call;
+    call.source = s->source;
+    call.along_rows.codes = s->codes;
+    call.along_rows.scales = s->scales;
+    call.tensor_scale = s->tensor_scale;
+    call.amax = s->amax;
+    return dw_quantize_run(&call);
+}
+
+static dw_status run_quantize_staged(const dw_quantize *call) {
+    const dw_quantized_matrix *to = &call->along_rows;
+    staged_quantize s = {call,       (void *)call->source, to->codes,
+                         to->scales, call->tensor_scale,   call->amax};
+    const dw_matrix matrix = {NULL, call->row_stride};
+    operand all[] = {
+        {&s.source, numbers_bytes(&matrix, call->rows, call->cols, call->dtype), false, NULL},
+        {&s.codes, (size_t)call->rows * (size_t)to->stride, true, NULL},
+        {&s.scales, scales_bytes(call->rows, call->cols, call->scheme), true, NULL},
+        {&s.tensor_scale, sizeof(float), true, NULL},
+        {&s.amax, sizeof(float), true, NULL},
+    };
+    return run_staged(call->device, all, sizeof all / sizeof all[0], run_quantize, &s);
+}
 
 /* quantize_on(device, dtype, scheme, rows, cols, source, stride, codes, codes_stride, scales, tensor_scale, amax,
  * stream) -> None if computed, else the reason why no kernel supports it. Blocks run along rows, and scales are in the
@@ -205,22 +255,12 @@ static PyObject *quantize_on(PyObject *self, PyObject *args) {
         .tensor_scale = (float *)(uintptr_t)tensor_scale,
         .amax = (float *)(uintptr_t)amax,
         .stream = (void *)(uintptr_t)stream};
-    const dw_matrix matrix = {NULL, stride};
-    operand all[] = {
-        {(void **)&call.source, numbers_bytes(&matrix, rows, cols, call.dtype), false, NULL},
-        {&call.along_rows.codes, (size_t)rows * (size_t)codes_stride, true, NULL},
-        {&call.along_rows.scales, scales_bytes(rows, cols, call.scheme), true, NULL},
-        {(void **)&call.tensor_scale, sizeof(float), true, NULL},
-        {(void **)&call.amax, sizeof(float), true, NULL},
-    };
     dw_status status, supported = DW_OK;
     Py_BEGIN_ALLOW_THREADS;
     status = dw_device_find(device, &call.device);
     if (status == DW_OK) supported = dw_quantize_supported(&call);
     if (status == DW_OK && supported == DW_OK)
-        status = in_own_memory(device)
-                     ? run_staged(call.device, all, sizeof all / sizeof all[0], run_quantize, &call)
-                     : dw_quantize_run(&call);
+        status = in_own_memory(device) ? run_quantize_staged(&call) : dw_quantize_run(&call);
     Py_END_ALLOW_THREADS;
     return answer(status, supported, Py_NewRef(Py_None));
 }
