@@ -304,7 +304,9 @@ def bench_step(options: argparse.Namespace) -> Row:
         with _Peak(options.on) as peak:
             model = copy.deepcopy(original)
             if label == "deepwell":
-                model = deepwell.optimize(model, precision=options.precision, verbose=False)
+                model = _optimized(
+                    model, "auto" if options.precision == name else options.precision
+                )
             losses[label], ms = _train(model, tokens, options)
         rate = name if label == "pytorch" or options.precision == "auto" else options.precision
         rows[label] = _rates(
@@ -326,6 +328,13 @@ def bench_step(options: argparse.Namespace) -> Row:
         **rows,
         "accuracy": {"loss_difference": max(abs(x - y) for x, y in pairs)},
     }
+
+
+def _optimized(model: torch.nn.Module, precision: str) -> torch.nn.Module:
+    try:
+        return deepwell.optimize(model, precision=precision, verbose=False)
+    except ValueError as error:
+        raise UnsupportedError(f"step in {precision} is not supported: {error}") from None
 
 
 def _train(model, tokens, options) -> tuple[list[float], float]:
