@@ -301,18 +301,15 @@ def bench_step(options: argparse.Namespace) -> Row:
     flops = float(models.step_flops(sizes, batch, seq_len))
     losses, rows = {}, {}
     for label in ("pytorch", "deepwell"):
-        with _Peak(options.on) as peak:
-            model = copy.deepcopy(original)
-            if label == "deepwell":
-                model = _optimized(
-                    model, "auto" if options.precision == name else options.precision
-                )
-            losses[label], ms = _train(model, tokens, options)
+        model = copy.deepcopy(original)
+        if label == "deepwell":
+            model = _optimized(model, "auto" if options.precision == name else options.precision)
+        losses[label], ms, memory = _train(model, tokens, options)
         rate = name if label == "pytorch" or options.precision == "auto" else options.precision
         rows[label] = _rates(
             ms, flops=flops, tokens=tokens.numel(), peak=_peak_rate(options.on, rate)
         )
-        rows[label]["peak_memory_bytes"] = peak.bytes
+        rows[label]["peak_memory_bytes"] = memory
         rows[label]["last_loss"] = losses[label][-1]
         del model
         if options.on.type == "cuda":
@@ -337,8 +334,9 @@ def _optimized(model: torch.nn.Module, precision: str) -> torch.nn.Module:
         raise UnsupportedError(f"step in {precision} is not supported: {error}") from None
 
 
-def _train(model, tokens, options) -> tuple[list[float], float]:
-    """Returns the loss of every step, and the median time of a step after the first ones."""
+def _train(model, tokens, options) -> tuple[list[float], float, int | None]:
+    """Returns the loss of every step, and the median time and the peak memory of the steps after the first ones, in
+    which Deepwell captures the model and compares itself with PyTorch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     losses: list[torch.Tensor] = []
 
@@ -351,8 +349,9 @@ def _train(model, tokens, options) -> tuple[list[float], float]:
 
     for _ in range(_WARMUP):
         step()
-    ms = statistics.median(times_ms(step, options.iterations, options.on))
-    return [loss.item() for loss in losses], ms
+    with _Peak(options.on) as peak:
+        ms = statistics.median(times_ms(step, options.iterations, options.on))
+    return [loss.item() for loss in losses], ms, peak.bytes
 
 
 def bench_moe(options: argparse.Namespace) -> Row:
