@@ -49,7 +49,7 @@ void train_report_validation(train_reporter *reporter, int64_t step, double loss
 /* Prints a line of text, or with --json {"event": event, "step": step, "path": path}. */
 void train_report_event(train_reporter *reporter, const char *event, int64_t step, const char *path,
                         const char *text);
-/* Prints where the learning rate's cosine ends, if that is not the run's last step. */
+/* Prints where the learning rate's schedule ends, if that is not the run's last step. */
 void train_report_schedule(train_reporter *reporter, int64_t step, int64_t schedule_steps);
 void train_report_end(train_reporter *reporter);
 

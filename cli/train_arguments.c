@@ -44,6 +44,7 @@ static const argument arguments[] = {
     {"--no-dropout", NO_FLAG, OPTION(dropout)},
     {"--steps", COUNT, OPTION(steps)},
     {"--warmup", COUNT, OPTION(warmup_steps)},
+    {"--schedule", TEXT, OPTION(schedule)},
     {"--schedule-steps", COUNT, OPTION(schedule_steps)},
     {"--lr", NUMBER, OPTION(lr)},
     {"--min-lr-ratio", NUMBER, OPTION(min_lr_ratio)},
@@ -99,8 +100,9 @@ void train_print_help(void) {
         "                       (default: the batch)\n"
         "  --lr X               peak learning rate, at most 1 (default 3e-4)\n"
         "  --warmup N           steps of linear warm-up (default 0)\n"
-        "  --min-lr-ratio X     the cosine ends at X times --lr (default 0.1)\n"
-        "  --schedule-steps N   step at which the cosine ends; later steps keep that rate\n"
+        "  --schedule NAME      cosine (default), linear, or constant: the rate after warm-up\n"
+        "  --min-lr-ratio X     the schedule ends at X times --lr (default 0.1)\n"
+        "  --schedule-steps N   step at which the schedule ends; later steps keep that rate\n"
         "                       (default: --steps; a resumed run keeps its own)\n"
         "  --betas X,Y          AdamW's betas (default 0.9,0.95)\n"
         "  --eps X              AdamW's epsilon, at least 1e-20 (default 1e-8)\n"

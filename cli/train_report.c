@@ -232,7 +232,7 @@ void train_report_event(train_reporter *r, const char *event, int64_t step, cons
 
 void train_report_schedule(train_reporter *r, int64_t step, int64_t schedule_steps) {
     const dw_trainer_options *o = &r->request->options;
-    if (schedule_steps == o->steps) return;
+    if (schedule_steps == o->steps || strcmp(o->schedule, "constant") == 0) return;
     if (r->request->json) {
         print_json(json_pack("{s:s, s:I, s:I}", "event", "schedule", "step", (json_int_t)step,
                              "schedule_steps", (json_int_t)schedule_steps));

@@ -23,6 +23,7 @@
 #include "deepwell/artifact.h"
 #include "deepwell/attention.h"
 #include "deepwell/autoplan.h"
+#include "deepwell/checkpoints.h"
 #include "deepwell/device.h"
 #include "deepwell/dtype.h"
 #include "deepwell/engine.h"
@@ -48,6 +49,7 @@
 #include "deepwell/threads.h"
 #include "deepwell/tokenizer.h"
 #include "deepwell/trainer.h"
+#include "deepwell/training.h"
 #include "deepwell/version.h"
 
 #endif

@@ -59,8 +59,8 @@ typedef struct dw_trainer_options {
     int64_t steps; /* of the whole run; a resumed run may have more */
     /* Learning rate at step t = 1, 2, ...: lr * t / warmup_steps up to warmup_steps, then
      * lr * (m + (1 - m) * (1 + cos(pi * (t - warmup_steps) / (schedule_steps - warmup_steps))) / 2), m = min_lr_ratio,
-     * and lr * m after schedule_steps. schedule_steps 0: the checkpoint's value when resuming, else `steps`. lr must be
-     * at most 1, because a step of AdamW moves a weight by up to about lr. */
+     * and lr * m after schedule_steps. `schedule` has other forms. schedule_steps 0: the checkpoint's value when
+     * resuming, else `steps`. lr must be at most 1, because a step of AdamW moves a weight by up to about lr. */
     int64_t warmup_steps, schedule_steps;
     double lr, min_lr_ratio;
     /* AdamW (engine.h). weight_decay applies to matrices, with decay_all to all parameters. It must be at most 1 / lr,
@@ -83,13 +83,17 @@ typedef struct dw_trainer_options {
     /* Where the model is trained, a name of device.h; NULL: "cpu". On "cuda" the trainer belongs to the GPU of the
      * context that is current in dw_trainer_create. `struct_size` may end before this member: NULL. */
     const char *device;
+    /* The learning rate after the warm-up: "cosine", as above; "linear": lr * (1 - (1 - m) * p), with p the cosine's
+     * (t - warmup_steps) / (schedule_steps - warmup_steps), and lr * m after schedule_steps; "constant": lr. NULL:
+     * "cosine". `struct_size` may end before this member. */
+    const char *schedule;
 } dw_trainer_options;
 #define DW_TRAINER_OPTIONS_DEFAULT                                                                 \
     {                                                                                              \
         .struct_size = sizeof(dw_trainer_options), .shuffle = 1, .sequence = 256, .batch = 8,      \
         .dropout = 1, .steps = 1000, .lr = 3e-4, .min_lr_ratio = 0.1, .beta1 = 0.9, .beta2 = 0.95, \
         .eps = 1e-8, .weight_decay = 0.1, .clip = 1.0, .bad_steps = 5, .validation_batches = 32,   \
-        .keep = 2, .device = "cpu"                                                                 \
+        .keep = 2, .device = "cpu", .schedule = "cosine"                                           \
     }
 
 /* Reads the configuration and the data's headers and plans one step. Copies the strings and arrays of `options`.

@@ -23,5 +23,6 @@ extern PyMethodDef number_functions[];   /* number.c */
 extern PyMethodDef planner_functions[];  /* planner.c */
 extern PyMethodDef gemm_functions[];     /* gemm_module.c */
 extern PyMethodDef simulate_functions[]; /* simulate_module.c */
+extern PyMethodDef training_functions[]; /* training_module.c */
 
 #endif

@@ -1395,6 +1395,7 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (PyModule_AddFunctions(module, gemm_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, simulate_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, tensors_functions) != 0) goto failed;
+    if (PyModule_AddFunctions(module, training_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, attention_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, attention_decision_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, attention_operator_functions) != 0) goto failed;

@@ -1,4 +1,5 @@
-#include "train/checkpoints.h"
+#include "deepwell/checkpoints.h"
+#include "base/base.h"
 #include "train/manifest.h"
 #include <dirent.h>
 #include <errno.h>
@@ -16,7 +17,7 @@
 #define WRITING ".writing-"
 #define REMOVING ".removing-"
 
-struct dw__checkpoints {
+struct dw_checkpoints {
     char folder[PATH_MAX];
     int lock;
     int64_t newest;
@@ -26,7 +27,7 @@ struct dw__checkpoints {
 };
 
 /* Writes folder/prefix000000000020. The length of the folder's path was checked when it was opened. */
-static void path_of(const dw__checkpoints *c, const char *prefix, int64_t step,
+static void path_of(const dw_checkpoints *c, const char *prefix, int64_t step,
                     char path[PATH_MAX]) {
     int length = snprintf(path, PATH_MAX, "%s/%s%012" PRId64, c->folder, prefix, step);
     if (length >= PATH_MAX) path[0] = '\0';
@@ -55,7 +56,7 @@ static int later_first(const void *a, const void *b) {
 }
 
 /* A checkpoint gets its name after its manifest, so a folder with that name but without a manifest is foreign. */
-static dw_status check_checkpoint(const dw__checkpoints *c, int64_t step) {
+static dw_status check_checkpoint(const dw_checkpoints *c, int64_t step) {
     char folder[PATH_MAX], manifest[PATH_MAX + 16];
     int64_t said = 0;
     path_of(c, COMPLETE, step, folder);
@@ -75,7 +76,7 @@ static dw_status check_checkpoint(const dw__checkpoints *c, int64_t step) {
 }
 
 /* Lists the steps of the checkpoints, newest first. If `clean` is set, removes leftovers on the way. */
-static dw_status list(const dw__checkpoints *c, bool clean, listing *found) {
+static dw_status list(const dw_checkpoints *c, bool clean, listing *found) {
     dw_status status = DW_OK;
     char path[PATH_MAX];
     DIR *opened = opendir(c->folder);
@@ -94,7 +95,7 @@ cleanup:
     return status;
 }
 
-static void set_newest(dw__checkpoints *c, int64_t step) {
+static void set_newest(dw_checkpoints *c, int64_t step) {
     c->newest = step;
     c->newest_path[0] = '\0';
     if (step >= 0) path_of(c, COMPLETE, step, c->newest_path);
@@ -120,7 +121,7 @@ static dw_status make_folder(const char *folder) {
     return DW_OK;
 }
 
-static dw_status lock(dw__checkpoints *c) {
+static dw_status lock(dw_checkpoints *c) {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%.*s/.lock", PATH_MAX - 16, c->folder);
     c->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -134,7 +135,7 @@ static dw_status lock(dw__checkpoints *c) {
     return dw__fail_io("cannot lock", path, errno);
 }
 
-dw_status dw__checkpoints_open(const char *folder, dw__checkpoints **checkpoints) {
+dw_status dw_checkpoints_open(const char *folder, dw_checkpoints **checkpoints) {
     enum { ROOM_FOR_NAMES = 256 };
     dw_status status = DW_OK;
     listing found = {0};
@@ -143,7 +144,7 @@ dw_status dw__checkpoints_open(const char *folder, dw__checkpoints **checkpoints
         return dw__fail(DW_INVALID_ARGUMENT,
                         "the checkpoint folder's path has %zu characters; use between 1 and %d",
                         length, PATH_MAX - ROOM_FOR_NAMES);
-    dw__checkpoints *c = dw__calloc(1, sizeof *c);
+    dw_checkpoints *c = dw__calloc(1, sizeof *c);
     if (!c) return dw__fail_memory("a folder of checkpoints", sizeof *c);
     memcpy(c->folder, folder, length + 1);
     c->lock = -1;
@@ -156,24 +157,24 @@ dw_status dw__checkpoints_open(const char *folder, dw__checkpoints **checkpoints
     *checkpoints = c;
     c = NULL;
 cleanup:
-    dw__checkpoints_close(c);
+    dw_checkpoints_close(c);
     dw__free(found.items);
     return status;
 }
 
-void dw__checkpoints_close(dw__checkpoints *c) {
+void dw_checkpoints_close(dw_checkpoints *c) {
     if (!c) return;
-    dw__checkpoints_abort(c);
+    dw_checkpoints_abort(c);
     if (c->lock >= 0) close(c->lock);
     dw__free(c);
 }
 
-int64_t dw__checkpoints_newest(const dw__checkpoints *c) { return c->newest; }
-const char *dw__checkpoints_newest_path(const dw__checkpoints *c) { return c->newest_path; }
+int64_t dw_checkpoints_newest(const dw_checkpoints *c) { return c->newest; }
+const char *dw_checkpoints_newest_path(const dw_checkpoints *c) { return c->newest_path; }
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-dw_status dw__checkpoints_begin(dw__checkpoints *c, int64_t step, const char **folder) {
+dw_status dw_checkpoints_begin(dw_checkpoints *c, int64_t step, const char **folder) {
     path_of(c, WRITING, step, c->writing_path);
     DW_RETURN_IF_FAILED(dw__folder_remove(c->writing_path));
     if (mkdir(c->writing_path, 0777) != 0)
@@ -183,14 +184,14 @@ dw_status dw__checkpoints_begin(dw__checkpoints *c, int64_t step, const char **f
     return DW_OK;
 }
 
-void dw__checkpoints_abort(dw__checkpoints *c) {
+void dw_checkpoints_abort(dw_checkpoints *c) {
     if (c->writing < 0) return;
     c->writing = -1;
     (void)dw__folder_remove(c->writing_path); /* a leftover is removed at the next start */
 }
 
 /* Renames the checkpoint first, so that nobody sees it half removed. */
-static dw_status remove_checkpoint(dw__checkpoints *c, int64_t step) {
+static dw_status remove_checkpoint(dw_checkpoints *c, int64_t step) {
     char path[PATH_MAX], removing[PATH_MAX];
     path_of(c, COMPLETE, step, path);
     path_of(c, REMOVING, step, removing);
@@ -199,7 +200,7 @@ static dw_status remove_checkpoint(dw__checkpoints *c, int64_t step) {
     return dw__folder_remove(removing);
 }
 
-dw_status dw__checkpoints_prune(dw__checkpoints *c, int64_t keep) {
+dw_status dw_checkpoints_prune(dw_checkpoints *c, int64_t keep) {
     dw_status status = DW_OK;
     listing found = {0};
     DW_TRY(list(c, false, &found));
@@ -211,7 +212,7 @@ cleanup:
     return status;
 }
 
-dw_status dw__checkpoints_commit(dw__checkpoints *c) {
+dw_status dw_checkpoints_commit(dw_checkpoints *c) {
     char path[PATH_MAX];
     path_of(c, COMPLETE, c->writing, path);
     /* Its files are on disk already, because every writer syncs its file. */
@@ -221,4 +222,60 @@ dw_status dw__checkpoints_commit(dw__checkpoints *c) {
     set_newest(c, c->writing);
     c->writing = -1;
     return dw__folder_sync(c->folder);
+}
+
+/* ---- a checkpoint of its own ----------------------------------------------------------------- */
+
+struct dw_checkpoint_writer {
+    dw__folder_writer folder;
+    char path[PATH_MAX];
+};
+
+/* A folder with other files is the user's. */
+static dw_status check_replaced(const char *path) {
+    char manifest[PATH_MAX + 16];
+    DIR *opened = opendir(path);
+    if (!opened) return DW_OK; /* dw__folder_begin names what is wrong */
+    bool empty = true;
+    for (struct dirent *entry; (entry = readdir(opened));)
+        empty &= strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
+    closedir(opened);
+    snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
+    if (empty || access(manifest, F_OK) == 0) return DW_OK;
+    return dw__fail(DW_STATE,
+                    "the folder \"%s\" holds files, but no checkpoint (manifest.json), and would be "
+                    "replaced; name another folder",
+                    path);
+}
+
+dw_status dw_checkpoint_writer_create(const char *path, dw_checkpoint_writer **writer) {
+    dw_checkpoint_writer *made = dw__calloc(1, sizeof *made);
+    if (!made) return dw__fail_memory("a checkpoint", sizeof *made);
+    made->folder.lock = -1;
+    dw_status status = DW_OK;
+    if (*path == '\0' || snprintf(made->path, PATH_MAX, "%s", path) >= PATH_MAX)
+        status = dw__fail(DW_INVALID_ARGUMENT, "the checkpoint's path is empty or too long");
+    if (status == DW_OK) status = check_replaced(path);
+    if (status == DW_OK) status = dw__folder_make_above(made->path);
+    if (status == DW_OK) status = dw__folder_begin(made->path, &made->folder);
+    if (status == DW_OK) {
+        *writer = made;
+    } else {
+        dw_checkpoint_writer_destroy(made);
+    }
+    return status;
+}
+
+const char *dw_checkpoint_writer_folder(const dw_checkpoint_writer *writer) {
+    return writer->folder.temporary;
+}
+
+dw_status dw_checkpoint_writer_commit(dw_checkpoint_writer *writer) {
+    return dw__folder_commit(&writer->folder, writer->path);
+}
+
+void dw_checkpoint_writer_destroy(dw_checkpoint_writer *writer) {
+    if (!writer) return;
+    dw__folder_end(&writer->folder);
+    dw__free(writer);
 }

@@ -21,6 +21,12 @@ struct dw__dataset {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+dw__token_store dw__token_store_of(dw_token_type type, int64_t vocabulary) {
+    if (type == DW_TOKEN_U16) return DW_TOKEN_STORE_U16;
+    if (type == DW_TOKEN_U32) return DW_TOKEN_STORE_U32;
+    return vocabulary <= 65536 ? DW_TOKEN_STORE_U16 : DW_TOKEN_STORE_U32;
+}
+
 static dw_status read_layout(dw__dataset *d, dw__dataset_file *f, dw__token_store raw) {
     dw_status status = DW_OK;
     size_t head_bytes = f->bytes < DW_TOKEN_HEAD_BYTES ? (size_t)f->bytes : DW_TOKEN_HEAD_BYTES;

@@ -9,6 +9,7 @@
 #ifndef DW_DATASET_H
 #define DW_DATASET_H
 
+#include "deepwell/trainer.h"
 #include "train/token_file.h"
 
 typedef struct dw__dataset dw__dataset;
@@ -20,6 +21,9 @@ typedef struct dw__dataset_file {
     uint64_t bytes, hash;   /* hash: valid after dw__dataset_check */
     int64_t first_sequence; /* number of this file's first sequence in the whole row */
 } dw__dataset_file;
+
+/* The type of .bin files without a header. */
+dw__token_store dw__token_store_of(dw_token_type type, int64_t vocabulary);
 
 /* Opens each path. For a folder it opens the .bin and .npy files in order of their names. A sequence has
  * `sequence` + 1 tokens. A file with fewer tokens adds no sequence; DW_INVALID_ARGUMENT if there is no

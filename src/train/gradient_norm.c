@@ -37,12 +37,16 @@ static void sum_task(void *context, int64_t task, int worker) {
 }
 
 /* The square of an F32 is at most 2^256 in F64, so no sum of finite elements overflows. */
-double dw__norm(const float *elements, int64_t count, double *scratch) {
+double dw__square_sum(const float *elements, int64_t count, double *scratch) {
     pass p = {NULL, elements, count, scratch};
     dw__pool_run(task_count(count), sum_task, &p);
     double sum = 0.0;
     for (int64_t i = 0; i < task_count(count); i++) sum += scratch[i];
-    return sqrt(sum);
+    return sum;
+}
+
+double dw__norm(const float *elements, int64_t count, double *scratch) {
+    return sqrt(dw__square_sum(elements, count, scratch));
 }
 
 static void add_task(void *context, int64_t task, int worker) {

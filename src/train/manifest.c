@@ -22,19 +22,27 @@ static void hex_of(uint64_t hash, char hex[HEX_BYTES]) {
  * neither does the number of steps (only the schedule's). Returns NULL if memory is exhausted. */
 static json_t *options_json(const dw_trainer_options *o) {
     return json_pack(
-        "{s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:f, s:s, s:s}",
+        "{s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:f, s:s, s:s, "
+        "s:s, s:s}",
         "sequence", (json_int_t)o->sequence, "batch", (json_int_t)o->batch, "micro_batch",
         (json_int_t)o->micro_batch, "init", o->init != 0, "shuffle", o->shuffle != 0, "dropout",
         o->dropout != 0, "warmup_steps", (json_int_t)o->warmup_steps, "lr", o->lr, "min_lr_ratio",
         o->min_lr_ratio, "beta1", o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay",
         o->weight_decay, "decay_all", o->decay_all != 0, "clip", o->clip, "precision", o->precision,
-        "device", o->device);
+        "device", o->device, "optimizer", "adamw", "schedule", o->schedule);
 }
 
-/* Checkpoints of earlier versions were made on the CPU and do not say so. */
-static int add_device(json_t *options) {
-    if (!json_is_object(options) || json_object_get(options, "device")) return 0;
-    return json_object_set_new(options, "device", json_string("cpu"));
+/* Checkpoints of earlier versions do not say what they had no choice of. */
+static int add_defaults(json_t *options) {
+    static const char *const defaults[][2] = {
+        {"device", "cpu"}, {"optimizer", "adamw"}, {"schedule", "cosine"}};
+    if (!json_is_object(options)) return 0;
+    for (size_t i = 0; i < DW_COUNT(defaults); i++) {
+        const char *key = defaults[i][0];
+        if (json_object_get(options, key)) continue;
+        if (json_object_set_new(options, key, json_string(defaults[i][1])) != 0) return -1;
+    }
+    return 0;
 }
 
 static json_t *data_json(const dw__dataset *data) {
@@ -54,6 +62,26 @@ static json_t *data_json(const dw__dataset *data) {
         }
     }
     return list;
+}
+
+dw_status dw__manifest_run(const dw_trainer_options *options, const dw__dataset *data, char **run) {
+    json_t *root =
+        json_pack("{s:{s:s, s:I}, s:o, s:o}", "random", "generator", "philox4x32-10", "seed",
+                  (json_int_t)options->seed, "options", options_json(options), "data",
+                  data ? data_json(data) : json_array());
+    if (!root) return dw__fail_memory("a run's description", sizeof *options);
+    dw_status status = dw__json_string(root, run);
+    json_decref(root);
+    return status;
+}
+
+static dw_status parse_run(const char *run, json_t **root) {
+    static const dw__json_limits limits = {.depth = 8, .values = 1 << 20};
+    DW_RETURN_IF_FAILED(dw__json_parse("a run's description", run, strlen(run), limits, root));
+    if (json_is_object(*root)) return DW_OK;
+    json_decref(*root);
+    *root = NULL;
+    return dw__fail(DW_INVALID_ARGUMENT, "a run's description is not a JSON object");
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -92,21 +120,21 @@ static dw_status files_json(const char *folder, json_t *list) {
     return status;
 }
 
-dw_status dw__manifest_write(const char *folder, const dw_trainer_options *options,
-                             const dw__dataset *data, const dw__progress *progress) {
+dw_status dw__manifest_write(const char *folder, const char *run, const dw__progress *progress) {
     dw_status status = DW_OK;
     char path[PATH_MAX];
     dw__text text = {0};
-    json_t *files = json_array(), *root = NULL;
+    json_t *files = json_array(), *root = NULL, *described = NULL;
     if (!files) DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
+    DW_TRY(parse_run(run, &described));
     DW_TRY(files_json(folder, files));
-    root = json_pack("{s:s, s:i, s:s, s:I, s:I, s:I, s:{s:s, s:I}, s:o, s:o, s:O}", "format",
-                     FORMAT, "version", VERSION, "deepwell", dw_version(), "step",
-                     (json_int_t)progress->step, "updates", (json_int_t)progress->updates,
-                     "schedule_steps", (json_int_t)progress->schedule_steps, "random", "generator",
-                     "philox4x32-10", "seed", (json_int_t)options->seed, "options",
-                     options_json(options), "data", data_json(data), "files", files);
-    if (!root) DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
+    root = json_pack("{s:s, s:i, s:s, s:I, s:I, s:I}", "format", FORMAT, "version", VERSION,
+                     "deepwell", dw_version(), "step", (json_int_t)progress->step, "updates",
+                     (json_int_t)progress->updates, "schedule_steps",
+                     (json_int_t)progress->schedule_steps);
+    if (!root || json_object_update_missing(root, described) != 0 ||
+        json_object_set(root, "files", files) != 0)
+        DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
     DW_TRY(manifest_path(folder, path));
     DW_TRY(dw__json_write(root, &text));
     DW_TRY(dw__text_printf(&text, "\n"));
@@ -115,6 +143,7 @@ cleanup:
     dw__text_free(&text);
     json_decref(root);
     json_decref(files);
+    json_decref(described);
     return status;
 }
 
@@ -216,46 +245,53 @@ static dw_status compare_values(dw__text *out, const json_t *here, const json_t 
     return DW_OK;
 }
 
-static dw_status compare_data(dw__text *out, const dw__dataset *data, const json_t *there) {
-    size_t count = json_array_size(there);
+static const char *text_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "?";
+}
+
+static bool is_same_file(const json_t *here, const json_t *there) {
+    static const char *const keys[] = {"xxh3", "bytes", "tokens"};
+    for (size_t i = 0; i < DW_COUNT(keys); i++) {
+        const json_t *a = json_object_get(here, keys[i]), *b = json_object_get(there, keys[i]);
+        if (!a || !b || !json_equal(a, b)) return false;
+    }
+    return true;
+}
+
+static dw_status compare_data(dw__text *out, const json_t *here, const json_t *there) {
+    const size_t count = json_array_size(here), others = json_array_size(there);
     const char *separator = out->length > 0 ? "; " : "";
-    if (dw__dataset_file_count(data) != count)
-        return dw__text_printf(out, "%sthe data are %" PRIu32 " files (checkpoint: %zu)", separator,
-                               dw__dataset_file_count(data), count);
-    for (uint32_t i = 0; i < count; i++) {
-        const dw__dataset_file *f = dw__dataset_file_at(data, i);
-        const json_t *entry = json_array_get(there, i);
-        const char *hash = json_string_value(json_object_get(entry, "xxh3"));
-        const char *path = json_string_value(json_object_get(entry, "path"));
-        int64_t bytes = json_integer_value(json_object_get(entry, "bytes"));
-        int64_t tokens = json_integer_value(json_object_get(entry, "tokens"));
-        char hex[HEX_BYTES];
-        hex_of(f->hash, hex);
-        if (hash && strcmp(hash, hex) == 0 && (uint64_t)bytes == f->bytes &&
-            tokens == f->layout.count)
-            continue;
+    if (count != others)
+        return dw__text_printf(out, "%sthe data are %zu files (checkpoint: %zu)", separator, count,
+                               others);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *mine = json_array_get(here, i), *its = json_array_get(there, i);
+        if (is_same_file(mine, its)) continue;
         return dw__text_printf(
             out,
-            "%sdata file %" PRIu32 " is \"%s\" with %" PRIu64 " bytes, hash %s (checkpoint: "
-            "\"%.300s\" with %" PRId64 " bytes, hash %.32s)",
-            separator, i + 1, f->path, f->bytes, hex, path ? path : "?", bytes, hash ? hash : "?");
+            "%sdata file %zu is \"%s\" with %lld bytes, hash %s (checkpoint: \"%.300s\" with %lld "
+            "bytes, hash %.32s)",
+            separator, i + 1, text_of(mine, "path"),
+            (long long)json_integer_value(json_object_get(mine, "bytes")), text_of(mine, "xxh3"),
+            text_of(its, "path"), (long long)json_integer_value(json_object_get(its, "bytes")),
+            text_of(its, "xxh3"));
     }
     return DW_OK;
 }
 
 /* The option `steps` may differ from the checkpoint's, because the schedule has its own number of steps. */
-static dw_status compare(const char *folder, const json_t *root, const dw_trainer_options *options,
-                         const dw__dataset *data) {
+static dw_status compare(const char *folder, const json_t *root, const json_t *run) {
+    static const char *const objects[] = {"random", "options"};
     dw_status status = DW_OK;
     dw__text out = {0};
-    json_t *random =
-        json_pack("{s:s, s:I}", "generator", "philox4x32-10", "seed", (json_int_t)options->seed);
-    json_t *mine = options_json(options);
-    if (!random || !mine || add_device(json_object_get(root, "options")) != 0)
+    if (add_defaults(json_object_get(root, "options")) != 0)
         DW_TRY(dw__fail_memory("comparing options", HEX_BYTES));
-    DW_TRY(compare_values(&out, random, json_object_get(root, "random")));
-    DW_TRY(compare_values(&out, mine, json_object_get(root, "options")));
-    DW_TRY(compare_data(&out, data, json_object_get(root, "data")));
+    for (size_t i = 0; i < DW_COUNT(objects); i++)
+        DW_TRY(compare_values(&out, json_object_get(run, objects[i]),
+                              json_object_get(root, objects[i])));
+    const json_t *data = json_object_get(run, "data");
+    if (data) DW_TRY(compare_data(&out, data, json_object_get(root, "data")));
     if (out.length > 0)
         DW_TRY(dw__fail(
             DW_STATE,
@@ -265,8 +301,6 @@ static dw_status compare(const char *folder, const json_t *root, const dw_traine
             folder, out.text));
 cleanup:
     dw__text_free(&out);
-    json_decref(random);
-    json_decref(mine);
     return status;
 }
 
@@ -303,23 +337,21 @@ cleanup:
     return judge(status, folder);
 }
 
-dw_status dw__manifest_read(const char *folder, const dw_trainer_options *options,
-                            const dw__dataset *data, dw__progress *progress) {
+dw_status dw__manifest_read(const char *folder, const char *run, dw__progress *progress,
+                            char **text) {
     dw_status status = DW_OK;
     char path[PATH_MAX];
-    json_t *root = NULL;
-    DW_RETURN_IF_FAILED(manifest_path(folder, path));
+    json_t *root = NULL, *described = NULL;
+    DW_RETURN_IF_FAILED(parse_run(run, &described));
+    DW_TRY(manifest_path(folder, path));
     DW_TRY(load(path, &root));
     DW_TRY(check_form(path, root));
     DW_TRY(check_files(folder, path, root));
-    DW_TRY(compare(folder, root, options, data));
+    DW_TRY(compare(folder, root, described));
     DW_TRY(read_progress(path, root, progress));
-    if (progress->step > options->steps)
-        DW_TRY(dw__fail(DW_STATE,
-                        "the checkpoint \"%s\" is of step %" PRId64 ", but steps is %" PRId64
-                        "; give at least the checkpoint's",
-                        folder, progress->step, options->steps));
+    if (text) DW_TRY(dw__json_string(root, text));
 cleanup:
     json_decref(root);
+    json_decref(described);
     return judge(status, folder);
 }

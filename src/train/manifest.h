@@ -19,18 +19,23 @@
 
 typedef struct dw__progress {
     int64_t step, updates;
-    int64_t schedule_steps; /* step at which the cosine of the learning rate ends */
+    int64_t schedule_steps; /* step at which the schedule of the learning rate ends */
 } dw__progress;
 
-/* Hashes the files of `folder` and writes its manifest.json, which is the last file of a checkpoint. */
-dw_status dw__manifest_write(const char *folder, const dw_trainer_options *options,
-                             const dw__dataset *data, const dw__progress *progress);
+/* Returns what identifies a run, as JSON text: {"random": {...}, "options": {...}, "data": [...]}. `data` was checked, or
+ * is NULL: "data" is then empty. Release the text with dw__free. */
+dw_status dw__manifest_run(const dw_trainer_options *options, const dw__dataset *data, char **run);
+/* Hashes the files of `folder` and writes its manifest.json, which is the last file of a checkpoint. `run`: JSON text of
+ * an object, whose members become members of the manifest. */
+dw_status dw__manifest_write(const char *folder, const char *run, const dw__progress *progress);
 /* Reads the step that the manifest of `folder` names. Fails like dw__manifest_read if the manifest cannot be read. */
 dw_status dw__manifest_step(const char *folder, int64_t *step);
-/* Reads the manifest of `folder`, checks the size and hash of the files that it lists, and compares options
- * and data with it: DW_STATE lists every difference. DW_PARSE: the manifest is malformed. DW_IO: files are
- * missing or changed; the message says how to continue without this checkpoint. */
-dw_status dw__manifest_read(const char *folder, const dw_trainer_options *options,
-                            const dw__dataset *data, dw__progress *progress);
+/* Reads the manifest of `folder`, checks the size and hash of the files that it lists, and compares "random", "options"
+ * and "data" of `run` with it: DW_STATE lists every difference. A member that `run` lacks is not compared.
+ * DW_INVALID_ARGUMENT: `run` is not JSON of an object. DW_PARSE: the manifest is malformed. DW_IO: files are missing or
+ * changed; the message says how to continue without this checkpoint. `text` receives the manifest's JSON, for dw__free,
+ * unless it is NULL. */
+dw_status dw__manifest_read(const char *folder, const char *run, dw__progress *progress,
+                            char **text);
 
 #endif

@@ -24,3 +24,8 @@ int64_t dw__permute_index(int64_t index, int64_t count, uint64_t seed, uint64_t 
     while (x >= (uint64_t)count);
     return (int64_t)x;
 }
+
+int64_t dw__sample_sequence(int64_t sample, int64_t count, int shuffle, uint64_t seed) {
+    int64_t index = sample % count;
+    return shuffle ? dw__permute_index(index, count, seed, (uint64_t)(sample / count)) : index;
+}

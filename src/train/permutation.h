@@ -16,4 +16,8 @@
 /* The position of `index` in the shuffled order. Requires 0 <= index < count <= 2^62. */
 int64_t dw__permute_index(int64_t index, int64_t count, uint64_t seed, uint64_t epoch);
 
+/* The sequence that sample `sample` of a run reads, both counted from 0: sample mod count of epoch sample / count, in
+ * that epoch's order, or with shuffle 0 in the files' order. */
+int64_t dw__sample_sequence(int64_t sample, int64_t count, int shuffle, uint64_t seed);
+
 #endif

@@ -187,10 +187,7 @@ static dw_status check_sequence(const dw_trainer *t) {
 
 static dw_status open_data(dw_trainer *t) {
     const dw_trainer_options *o = &t->options;
-    dw__token_store raw =
-        t->model.sizes.vocabulary <= 65536 ? DW_TOKEN_STORE_U16 : DW_TOKEN_STORE_U32;
-    if (o->token_type == DW_TOKEN_U16) raw = DW_TOKEN_STORE_U16;
-    if (o->token_type == DW_TOKEN_U32) raw = DW_TOKEN_STORE_U32;
+    const dw__token_store raw = dw__token_store_of(o->token_type, t->model.sizes.vocabulary);
     DW_RETURN_IF_FAILED(dw__dataset_open(o->data_count, o->data, raw, o->sequence, &t->data));
     if (o->validation_count == 0) return DW_OK;
     DW_RETURN_IF_FAILED(
@@ -245,7 +242,7 @@ dw_status dw_trainer_create(const dw_trainer_options *options, dw_trainer **trai
 /* The message of a failure must survive the cleanup, so no call below may record a failure of its own. */
 void dw_trainer_destroy(dw_trainer *t) {
     if (!t) return;
-    dw__checkpoints_close(t->checkpoints);
+    dw_checkpoints_close(t->checkpoints);
     dw__trainer_gpu_destroy(t);
     release_program(&t->train);
     release_program(&t->validate);
@@ -379,8 +376,8 @@ static dw_status bind_all(dw_trainer *t) {
 
 static dw_status open_checkpoints(dw_trainer *t, bool resume) {
     if (!t->options.checkpoint) return DW_OK;
-    DW_RETURN_IF_FAILED(dw__checkpoints_open(t->options.checkpoint, &t->checkpoints));
-    int64_t newest = dw__checkpoints_newest(t->checkpoints);
+    DW_RETURN_IF_FAILED(dw_checkpoints_open(t->options.checkpoint, &t->checkpoints));
+    int64_t newest = dw_checkpoints_newest(t->checkpoints);
     if (resume || newest < 0) return DW_OK;
     return dw__fail(DW_STATE,
                     "\"%s\" holds checkpoints of an earlier run, up to step %" PRId64
@@ -403,7 +400,7 @@ cleanup:
 }
 
 static dw_status load_state(dw_trainer *t, bool resume) {
-    if (resume && dw__checkpoints_newest(t->checkpoints) >= 0) return dw__trainer_resume(t);
+    if (resume && dw_checkpoints_newest(t->checkpoints) >= 0) return dw__trainer_resume(t);
     return dw__trainer_load_weights(t, t->options.init ? NULL : t->options.model);
 }
 
@@ -431,5 +428,5 @@ int64_t dw_trainer_steps_done(const dw_trainer *t) { return t->step; }
 int64_t dw_trainer_schedule_steps(const dw_trainer *t) { return t->options.schedule_steps; }
 
 const char *dw_trainer_checkpoint_path(const dw_trainer *t) {
-    return t->checkpoints ? dw__checkpoints_newest_path(t->checkpoints) : "";
+    return t->checkpoints ? dw_checkpoints_newest_path(t->checkpoints) : "";
 }

@@ -85,7 +85,11 @@ static dw_status write_into(const dw_trainer *t, const char *folder, float *cons
         dw_model_save_into(t->config, folder, &save, (const float *const *)weights));
     DW_RETURN_IF_FAILED(write_averages(t, path));
     dw__progress progress = {t->step, t->updates, t->options.schedule_steps};
-    return dw__manifest_write(folder, &t->options, t->data, &progress);
+    char *run = NULL;
+    DW_RETURN_IF_FAILED(dw__manifest_run(&t->options, t->data, &run));
+    dw_status status = dw__manifest_write(folder, run, &progress);
+    dw__free(run);
+    return status;
 }
 
 /* Fails with the name of the first parameter that is not finite. */
@@ -104,14 +108,14 @@ static dw_status check_finite(const dw_trainer *t, float *const *weights, const 
 dw_status dw__trainer_prune(dw_trainer *t) {
     if (!t->prune) return DW_OK;
     t->prune = false;
-    return dw__checkpoints_prune(t->checkpoints, t->options.keep);
+    return dw_checkpoints_prune(t->checkpoints, t->options.keep);
 }
 
 /* Older checkpoints stay until a step has been applied to the weights of the new one: those weights may be
  * finite and still give a loss that is not finite. After the last step no step follows, so they are removed
  * at once. */
 static dw_status publish(dw_trainer *t) {
-    DW_RETURN_IF_FAILED(dw__checkpoints_commit(t->checkpoints));
+    DW_RETURN_IF_FAILED(dw_checkpoints_commit(t->checkpoints));
     t->prune = true;
     return t->step == t->options.steps ? dw__trainer_prune(t) : DW_OK;
 }
@@ -119,14 +123,14 @@ static dw_status publish(dw_trainer *t) {
 static dw_status write_checkpoint(dw_trainer *t, float *const *weights) {
     DW_RETURN_IF_FAILED(check_finite(t, weights, "a checkpoint"));
     const char *folder = NULL;
-    DW_RETURN_IF_FAILED(dw__checkpoints_begin(t->checkpoints, t->step, &folder));
+    DW_RETURN_IF_FAILED(dw_checkpoints_begin(t->checkpoints, t->step, &folder));
     dw_status status = write_into(t, folder, weights);
     if (status == DW_OK) status = publish(t);
     if (status == DW_OK) return DW_OK;
     /* The cleanup may fail for the same reason. The first message says why. */
     char message[1024];
     snprintf(message, sizeof message, "%s", dw_last_error());
-    dw__checkpoints_abort(t->checkpoints);
+    dw_checkpoints_abort(t->checkpoints);
     return dw__fail(status, "the checkpoint of step %" PRId64 " was not written: %s", t->step,
                     message);
 }
@@ -154,7 +158,7 @@ cleanup:
 dw_status dw_trainer_checkpoint(dw_trainer *t) {
     if (!t->begun || !t->checkpoints)
         return dw__fail(DW_STATE, "the trainer has not begun, or has no folder of checkpoints");
-    if (dw__checkpoints_newest(t->checkpoints) == t->step) return DW_OK;
+    if (dw_checkpoints_newest(t->checkpoints) == t->step) return DW_OK;
     return write_weights(t, NULL);
 }
 
@@ -247,13 +251,25 @@ cleanup:
     return status;
 }
 
+static dw_status read_manifest(const dw_trainer *t, const char *folder, dw__progress *progress) {
+    char *run = NULL;
+    DW_RETURN_IF_FAILED(dw__manifest_run(&t->options, t->data, &run));
+    dw_status status = dw__manifest_read(folder, run, progress, NULL);
+    dw__free(run);
+    if (status != DW_OK || progress->step <= t->options.steps) return status;
+    return dw__fail(DW_STATE,
+                    "the checkpoint \"%s\" is of step %" PRId64 ", but steps is %" PRId64
+                    "; give at least the checkpoint's",
+                    folder, progress->step, t->options.steps);
+}
+
 dw_status dw__trainer_resume(dw_trainer *t) {
-    const char *folder = dw__checkpoints_newest_path(t->checkpoints);
+    const char *folder = dw_checkpoints_newest_path(t->checkpoints);
     char path[PATH_MAX];
     dw__progress progress;
     if (snprintf(path, sizeof path, "%s/optimizer.safetensors", folder) >= PATH_MAX)
         return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
-    DW_RETURN_IF_FAILED(dw__manifest_read(folder, &t->options, t->data, &progress));
+    DW_RETURN_IF_FAILED(read_manifest(t, folder, &progress));
     if (!t->schedule_is_given) t->options.schedule_steps = progress.schedule_steps;
     DW_RETURN_IF_FAILED(dw__trainer_check_schedule(&t->options));
     DW_RETURN_IF_FAILED(check_model(t, folder));

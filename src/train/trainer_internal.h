@@ -9,7 +9,7 @@
 #include "deepwell/trainer.h"
 #include "engine/placement.h"
 #include "engine/target.h"
-#include "train/checkpoints.h"
+#include "deepwell/checkpoints.h"
 #include "train/dataset.h"
 #include "train/gpu_update.h"
 
@@ -97,12 +97,14 @@ struct dw_trainer {
     dw__gpu *gpu;          /* NULL on the CPU */
     size_t baseline_bytes; /* resident when the trainer was made, before it has tensors */
 
-    dw__checkpoints *checkpoints; /* NULL if there are none */
+    dw_checkpoints *checkpoints; /* NULL if there are none */
     bool begun;
-    bool prune; /* a checkpoint was written since the last dw__checkpoints_prune */
+    bool prune; /* a checkpoint was written since the last dw_checkpoints_prune */
     int64_t step, updates, bad_in_a_row;
 };
 
+/* Copies `options`, sets defaults and checks the options of a step, but not the model, the data and the folders. */
+dw_status dw__trainer_read_options(const dw_trainer_options *options, dw_trainer_options *copy);
 /* Copies `options` to t->options and checks them. */
 dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *options);
 /* Checks warmup_steps, min_lr_ratio and steps against schedule_steps. */

@@ -1,5 +1,6 @@
 /* The options of a trainer: copied, so that the caller may free its strings, and checked. */
 #include "graph/layer_precision.h"
+#include "train/learning_rate.h"
 #include "train/trainer_internal.h"
 #include <float.h>
 #include <inttypes.h>
@@ -92,7 +93,9 @@ static dw_status check_numbers(const dw_trainer_options *o) {
 
 dw_status dw__trainer_check_schedule(const dw_trainer_options *o) {
     DW_RETURN_IF_FAILED(check_count("warmup_steps", o->warmup_steps, 0, o->schedule_steps));
-    if (o->steps <= o->schedule_steps || o->lr == 0.0 || o->min_lr_ratio > 0.0) return DW_OK;
+    const bool falls = strcmp(o->schedule, "constant") != 0;
+    if (!falls || o->steps <= o->schedule_steps || o->lr == 0.0 || o->min_lr_ratio > 0.0)
+        return DW_OK;
     return dw__fail(DW_INVALID_ARGUMENT,
                     "the learning rate of steps %" PRId64 " to %" PRId64
                     " would be 0: min_lr_ratio is 0 and the schedule ends at step %" PRId64
@@ -115,26 +118,41 @@ static dw_status take_precision(dw_trainer *t) {
     return status;
 }
 
-dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *options) {
+static dw_status check_schedule_name(const dw_trainer_options *o) {
+    if (dw__schedule_is_known(o->schedule)) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "schedule is \"%s\"; use \"cosine\", \"linear\" or \"constant\"", o->schedule);
+}
+
+dw_status dw__trainer_read_options(const dw_trainer_options *options, dw_trainer_options *o) {
     static const dw__struct known = {
-        "dw_trainer_options", sizeof *options, {offsetof(dw_trainer_options, device)}};
-    dw_trainer_options *o = &t->options;
+        "dw_trainer_options",
+        sizeof *options,
+        {offsetof(dw_trainer_options, device), offsetof(dw_trainer_options, schedule)}};
     DW_RETURN_IF_FAILED(dw__struct_read(&known, options, o));
     o->init = o->init != 0;
     o->shuffle = o->shuffle != 0;
+    if (!o->device) o->device = "cpu";
+    if (!o->schedule) o->schedule = "cosine";
+    if (!o->precision) o->precision = strcmp(o->device, "cpu") == 0 ? "fp32" : "bf16";
+    DW_RETURN_IF_FAILED(check_counts(o));
+    DW_RETURN_IF_FAILED(check_numbers(o));
+    DW_RETURN_IF_FAILED(check_schedule_name(o));
+    return dw__trainer_check_schedule(o);
+}
+
+dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *options) {
+    dw_trainer_options *o = &t->options;
+    DW_RETURN_IF_FAILED(dw__trainer_read_options(options, o));
     if (!o->model) return dw__fail(DW_INVALID_ARGUMENT, "no model is named; give its folder");
     if (o->data_count == 0)
         return dw__fail(DW_INVALID_ARGUMENT, "no data are named; give files of tokens or a folder");
-    if (!o->device) o->device = "cpu";
-    if (!o->precision) o->precision = strcmp(o->device, "cpu") == 0 ? "fp32" : "bf16";
     if (o->checkpoint && !*o->checkpoint)
         return dw__fail(DW_INVALID_ARGUMENT, "the checkpoint folder's name is empty");
-    t->schedule_is_given = o->schedule_steps != 0;
-    DW_RETURN_IF_FAILED(check_counts(o));
-    DW_RETURN_IF_FAILED(check_numbers(o));
-    DW_RETURN_IF_FAILED(dw__trainer_check_schedule(o));
+    t->schedule_is_given = options->schedule_steps != 0;
     DW_RETURN_IF_FAILED(copy_string(t, &o->model));
     DW_RETURN_IF_FAILED(take_precision(t));
+    DW_RETURN_IF_FAILED(copy_string(t, &o->schedule));
     DW_RETURN_IF_FAILED(copy_string(t, &o->checkpoint));
     DW_RETURN_IF_FAILED(copy_string(t, &o->device));
     DW_RETURN_IF_FAILED(copy_list(t, o->data_count, &o->data));

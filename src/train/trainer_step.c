@@ -20,7 +20,6 @@ static dw_status read_row(dw_trainer *t, const dw__dataset *data, int64_t index,
     return DW_OK;
 }
 
-/* Sample n = step * batch + row of the run, counted from 0, is sequence n mod N of epoch n / N in that epoch's order. */
 dw_status dw__trainer_read_micro_batch(dw_trainer *t, int64_t step, int64_t micro, int64_t *input,
                                        int64_t *labels, int64_t seed[2]) {
     const dw_trainer_options *o = &t->options;
@@ -29,9 +28,7 @@ dw_status dw__trainer_read_micro_batch(dw_trainer *t, int64_t step, int64_t micr
     seed[1] = step * (o->batch / o->micro_batch) + micro;
     for (int64_t row = 0; row < o->micro_batch; row++) {
         int64_t sample = step * o->batch + micro * o->micro_batch + row;
-        int64_t index = sample % count;
-        if (o->shuffle)
-            index = dw__permute_index(index, count, o->seed, (uint64_t)(sample / count));
+        int64_t index = dw__sample_sequence(sample, count, o->shuffle, o->seed);
         DW_RETURN_IF_FAILED(
             read_row(t, t->data, index, input + row * o->sequence, labels + row * o->sequence));
     }

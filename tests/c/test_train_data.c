@@ -1,7 +1,8 @@
 /* Tests the parts of a trainer that do not need a model: token files, order, learning rate, norm, checkpoint
  * folders. */
 #include "base/pool.h"
-#include "train/checkpoints.h"
+#include "deepwell/checkpoints.h"
+#include "deepwell/training.h"
 #include "train/dataset.h"
 #include "train/gradient_norm.h"
 #include "train/learning_rate.h"
@@ -131,6 +132,26 @@ static void learning_rate_has_the_documented_points(void **state) {
     o.warmup_steps = o.schedule_steps; /* warm-up alone must not divide by zero */
     assert_true(fabs(dw__learning_rate(&o, 110) - 0.5) < 1e-15);
     assert_true(fabs(dw__learning_rate(&o, 55) - 0.25) < 1e-15);
+}
+
+static void other_schedules(void **state) {
+    (void)state;
+    dw_trainer_options o = DW_TRAINER_OPTIONS_DEFAULT;
+    o.lr = 0.5, o.min_lr_ratio = 0.2, o.schedule_steps = 110, o.warmup_steps = 10;
+    o.schedule = "linear";
+    assert_true(fabs(dw__learning_rate(&o, 5) - 0.25) < 1e-15);
+    assert_true(fabs(dw__learning_rate(&o, 10) - 0.5) < 1e-15);
+    assert_true(fabs(dw__learning_rate(&o, 35) - 0.4) < 1e-15); /* a quarter of the way to 0.1 */
+    assert_true(dw__learning_rate(&o, 110) == 0.5 * 0.2);
+    o.schedule = "constant";
+    assert_true(fabs(dw__learning_rate(&o, 5) - 0.25) < 1e-15);
+    assert_true(dw__learning_rate(&o, 11) == 0.5 && dw__learning_rate(&o, 1000) == 0.5);
+    double lr = 0.0;
+    FAILS(dw_training_rate(&o, 0, &lr), DW_INVALID_ARGUMENT, "steps count from 1");
+    OK(dw_training_rate(&o, 1, &lr));
+    assert_true(fabs(lr - 0.05) < 1e-15);
+    o.schedule = "sine";
+    FAILS(dw_training_rate(&o, 1, &lr), DW_INVALID_ARGUMENT, "schedule is \"sine\"");
 }
 
 /* ---- norm ------------------------------------------------------------------------------------ */
@@ -331,49 +352,49 @@ static void invalid_data_are_rejected(void **state) {
 
 /* ---- checkpoint folders ---------------------------------------------------------------------- */
 
-static void add_checkpoint(dw__checkpoints *c, int64_t step, int64_t keep) {
+static void add_checkpoint(dw_checkpoints *c, int64_t step, int64_t keep) {
     const char *path = NULL;
     char manifest[512], text[128];
-    OK(dw__checkpoints_begin(c, step, &path));
+    OK(dw_checkpoints_begin(c, step, &path));
     snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
     int length =
         snprintf(text, sizeof text,
                  "{\"format\": \"deepwell checkpoint\", \"version\": 1, \"step\": %d}", (int)step);
     OK(dw__file_write(manifest, text, (size_t)length));
-    OK(dw__checkpoints_commit(c));
-    OK(dw__checkpoints_prune(c, keep));
+    OK(dw_checkpoints_commit(c));
+    OK(dw_checkpoints_prune(c, keep));
 }
 
 static void checkpoints_come_and_go(void **state) {
     (void)state;
     char path[256];
     strcpy(path, in_folder("deep/er"));
-    dw__checkpoints *c = NULL, *other = NULL;
-    OK(dw__checkpoints_open(path, &c));
-    assert_int_equal(dw__checkpoints_newest(c), -1);
-    FAILS(dw__checkpoints_open(path, &other), DW_STATE, "another process");
+    dw_checkpoints *c = NULL, *other = NULL;
+    OK(dw_checkpoints_open(path, &c));
+    assert_int_equal(dw_checkpoints_newest(c), -1);
+    FAILS(dw_checkpoints_open(path, &other), DW_STATE, "another process");
     for (int64_t step = 5; step <= 20; step += 5) add_checkpoint(c, step, 2);
-    assert_int_equal(dw__checkpoints_newest(c), 20);
+    assert_int_equal(dw_checkpoints_newest(c), 20);
     assert_int_equal(access(in_folder("deep/er/step-000000000010"), F_OK), -1);
     assert_int_equal(access(in_folder("deep/er/step-000000000015/manifest.json"), F_OK), 0);
 
     /* A killed process may leave a half-written folder and a half-removed one. */
     const char *begun = NULL;
-    OK(dw__checkpoints_begin(c, 25, &begun));
-    dw__checkpoints_abort(c);
-    dw__checkpoints_close(c);
+    OK(dw_checkpoints_begin(c, 25, &begun));
+    dw_checkpoints_abort(c);
+    dw_checkpoints_close(c);
     assert_int_equal(mkdir(in_folder("deep/er/.writing-000000000025"), 0777), 0);
     write_file("deep/er/.writing-000000000025/model.safetensors", "x", 1);
     assert_int_equal(mkdir(in_folder("deep/er/.removing-000000000005"), 0777), 0);
     assert_int_equal(mkdir(in_folder("deep/er/step-mine"), 0777), 0);
     assert_int_equal(mkdir(in_folder("deep/er/step-0000000000030"), 0777), 0);
-    OK(dw__checkpoints_open(path, &c));
-    assert_int_equal(dw__checkpoints_newest(c), 20);
+    OK(dw_checkpoints_open(path, &c));
+    assert_int_equal(dw_checkpoints_newest(c), 20);
     assert_int_equal(access(in_folder("deep/er/.writing-000000000025"), F_OK), -1);
     assert_int_equal(access(in_folder("deep/er/.removing-000000000005"), F_OK), -1);
     /* Not a checkpoint of ours. */
     assert_int_equal(access(in_folder("deep/er/step-mine"), F_OK), 0);
-    dw__checkpoints_close(c);
+    dw_checkpoints_close(c);
 }
 
 static void rename_in_folder(const char *from, const char *to) {
@@ -387,50 +408,50 @@ static void checkpoints_with_wrong_names(void **state) {
     (void)state;
     char path[256];
     strcpy(path, in_folder("ck"));
-    dw__checkpoints *c = NULL;
-    OK(dw__checkpoints_open(path, &c));
+    dw_checkpoints *c = NULL;
+    OK(dw_checkpoints_open(path, &c));
     add_checkpoint(c, 10, 9);
     add_checkpoint(c, 15, 9);
-    dw__checkpoints_close(c);
+    dw_checkpoints_close(c);
 
     assert_int_equal(mkdir(in_folder("ck/step-000000000030"), 0777), 0);
     write_file("ck/step-000000000030/model.safetensors", "x", 1);
-    FAILS(dw__checkpoints_open(path, &c), DW_STATE, "ck/step-000000000030\" is not a complete");
+    FAILS(dw_checkpoints_open(path, &c), DW_STATE, "ck/step-000000000030\" is not a complete");
     OK(dw__folder_remove(in_folder("ck/step-000000000030")));
 
     assert_int_equal(symlink("step-000000000010", in_folder("ck/step-000000000020")), 0);
-    FAILS(dw__checkpoints_open(path, &c), DW_STATE, "step-000000000020\" holds the checkpoint");
+    FAILS(dw_checkpoints_open(path, &c), DW_STATE, "step-000000000020\" holds the checkpoint");
     assert_non_null(strstr(dw_last_error(), "of step 10"));
     OK(dw__folder_remove(in_folder("ck/step-000000000020")));
 
     rename_in_folder("ck/step-000000000015", "ck/step-999999999999");
-    FAILS(dw__checkpoints_open(path, &c), DW_STATE, "of step 15");
+    FAILS(dw_checkpoints_open(path, &c), DW_STATE, "of step 15");
     rename_in_folder("ck/step-999999999999", "ck/step-000000000015");
 
     write_file("ck/step-000000000010/manifest.json", "{", 1);
-    FAILS(dw__checkpoints_open(path, &c), DW_PARSE, "remove that folder");
+    FAILS(dw_checkpoints_open(path, &c), DW_PARSE, "remove that folder");
     OK(dw__folder_remove(in_folder("ck/step-000000000010")));
 
     /* During a run, its checkpoints stay, and checkpoints of later steps are not removed. */
-    OK(dw__checkpoints_open(path, &c));
+    OK(dw_checkpoints_open(path, &c));
     rename_in_folder("ck/step-000000000015", "ck/step-999999999999");
     add_checkpoint(c, 16, 1);
     add_checkpoint(c, 17, 1);
     assert_int_equal(access(in_folder("ck/step-000000000016"), F_OK), -1);
     assert_int_equal(access(in_folder("ck/step-000000000017"), F_OK), 0);
     assert_int_equal(access(in_folder("ck/step-999999999999"), F_OK), 0);
-    dw__checkpoints_close(c);
+    dw_checkpoints_close(c);
 }
 
 static void unusable_checkpoint_folders_are_rejected(void **state) {
     (void)state;
-    dw__checkpoints *c = NULL;
+    dw_checkpoints *c = NULL;
     char path[256];
     strcpy(path, write_file("file", "x", 1));
-    FAILS(dw__checkpoints_open(path, &c), DW_IO, "file");
+    FAILS(dw_checkpoints_open(path, &c), DW_IO, "file");
     strcat(path, "/below");
-    FAILS(dw__checkpoints_open(path, &c), DW_IO, "file");
-    FAILS(dw__checkpoints_open("", &c), DW_INVALID_ARGUMENT, "0 characters");
+    FAILS(dw_checkpoints_open(path, &c), DW_IO, "file");
+    FAILS(dw_checkpoints_open("", &c), DW_INVALID_ARGUMENT, "0 characters");
 }
 
 int main(void) {
@@ -439,6 +460,7 @@ int main(void) {
         cmocka_unit_test(permutation_mixes),
         cmocka_unit_test(permutation_of_huge_counts),
         cmocka_unit_test(learning_rate_has_the_documented_points),
+        cmocka_unit_test(other_schedules),
         cmocka_unit_test(norm_is_that_of_long_double),
         cmocka_unit_test(accumulate_adds),
         cmocka_unit_test(npy_headers),
