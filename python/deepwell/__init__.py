@@ -39,6 +39,7 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
     from deepwell.plans import Plan, autoplan
     from deepwell.precision import MicroscalingConfig, Precision, PrecisionPolicy
     from deepwell.simulate import dryrun
+    from deepwell.trainer import DivergenceError, Trainer
 
     # Last: the function takes the name of the module that it is built on.
     from deepwell.ir import IR, capture  # isort: skip
@@ -55,6 +56,7 @@ __all__ = [
     "DWSelfAttention",
     "DeepwellError",
     "Engine",
+    "DivergenceError",
     "Hardware",
     "HostPlan",
     "IR",
@@ -63,6 +65,7 @@ __all__ = [
     "Plan",
     "Precision",
     "PrecisionPolicy",
+    "Trainer",
     "UnsupportedError",
     "__version__",
     "activate_sdpa",

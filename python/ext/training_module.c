@@ -522,7 +522,19 @@ static PyObject *safetensors_read(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* safetensors_list(path) -> [(name, dtype, elements), ...]; `path` may be a folder. */
+static PyObject *shape_of(const dw_stored_tensor *tensor) {
+    PyObject *shape = PyTuple_New(tensor->rank);
+    for (int i = 0; shape != NULL && i < tensor->rank; i++) {
+        PyObject *dim = PyLong_FromLongLong(tensor->shape[i]);
+        if (dim == NULL)
+            Py_CLEAR(shape);
+        else
+            PyTuple_SetItem(shape, i, dim);
+    }
+    return shape;
+}
+
+/* safetensors_list(path) -> [(name, dtype, shape), ...]; `path` may be a folder. */
 static PyObject *safetensors_list(PyObject *self, PyObject *args) {
     PyObject *path = NULL;
     dw_safetensors *file = NULL;
@@ -534,8 +546,8 @@ static PyObject *safetensors_list(PyObject *self, PyObject *args) {
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list != NULL && i < dw_safetensors_count(file); i++) {
         const dw_stored_tensor *stored = dw_safetensors_at(file, i);
-        PyObject *entry = Py_BuildValue("(ssL)", stored->name, dw_stored_dtype_name(stored->dtype),
-                                        (long long)stored->count);
+        PyObject *entry = Py_BuildValue("(ssN)", stored->name, dw_stored_dtype_name(stored->dtype),
+                                        shape_of(stored));
         if (entry == NULL || PyList_Append(list, entry) != 0) Py_CLEAR(list);
         Py_XDECREF(entry);
     }
@@ -568,5 +580,5 @@ PyMethodDef training_functions[] = {
     {"safetensors_write", safetensors_write, METH_VARARGS, "safetensors_write(path, tensors)"},
     {"safetensors_read", safetensors_read, METH_VARARGS, "safetensors_read(path, tensors)"},
     {"safetensors_list", safetensors_list, METH_VARARGS,
-     "safetensors_list(path) -> [(name, dtype, elements)]"},
+     "safetensors_list(path) -> [(name, dtype, shape)]"},
     {0}};

@@ -1,0 +1,1 @@
+"""Parts of ``deepwell.Trainer``: data and their position, random state, checkpoints, progress."""
