@@ -773,6 +773,8 @@ class Trainer:
         if self._checkpoints is not None:
             self._checkpoints.wait()  # at most one copy in memory
             self._checkpoints.report(self._checkpoint_written)
+            if self.last_report is not None and self.last_report.applied:
+                self._checkpoints.applied(self.keep)
         if self._log is not None:
             self._log.sync()
         snapshot = self._snapshot()
