@@ -866,9 +866,9 @@ class Trainer:
             torch.manual_seed(self.options["seed"] + self.step)
             return
         self._check_ranks(path, kept)
-        position = dict(kept["data"])
-        if kept["ranks"] != self.ranks and "batches" in position:
-            position["batches"] = position["batches"] * kept["ranks"] // self.ranks
+        position = kept["data"]
+        if kept["ranks"] != self.ranks:
+            position = self.data.on_other_ranks(position, kept["ranks"], self.ranks)
         self._random = kept["random"][self.rank % len(kept["random"])]
         self.data.restore(position, self.step, self._set_random)
         for callback, saved in zip(self.callbacks, kept["callbacks"]):

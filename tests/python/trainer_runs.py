@@ -2,7 +2,7 @@
 takes longer than a run. ``python trainer_runs.py FOLDER KILLS SEED`` kills runs at random moments until so many died,
 checks after each that no checkpoint was lost, and compares the result with a run that nobody killed.
 
-    python trainer_runs.py --ranks FOLDER STEPS RANKS KIND    trains on several ranks (gloo), and resumes if it can
+    python trainer_runs.py --ranks FOLDER    trains on several ranks (gloo), whose number changes
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import deepwell
 import numpy
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = 40
@@ -105,7 +107,7 @@ def kill(folder: Path, kills: int, seed: int) -> None:
     while True:
         process = fork(killed)
         if died < kills:
-            time.sleep(chance.uniform(0, length / (20 if chance.random() < 1 / 3 else 3)))
+            time.sleep(chance.uniform(0, length / (20 if chance.random() < 1 / 3 else 8)))
             os.kill(process, signal.SIGKILL)
         status = os.waitpid(process, 0)[1]
         assert status in (0, signal.SIGKILL), status
@@ -127,9 +129,9 @@ def kill(folder: Path, kills: int, seed: int) -> None:
     print(json.dumps({"died": died}))
 
 
-def on_ranks(folder: Path, steps: int, ranks: int, kind: str) -> None:
+def on_ranks(folder: Path, steps: int, ranks: int, kind: str, port: int) -> None:
     processes = []
-    port = 20000 + os.getpid() % 20000
+    folder.mkdir(exist_ok=True)
     for rank in range(ranks):
         process = os.fork()
         if process == 0:
@@ -137,15 +139,26 @@ def on_ranks(folder: Path, steps: int, ranks: int, kind: str) -> None:
             try:
                 train_rank(folder, steps, rank, ranks, port, kind)
                 status = 0
-            finally:
-                os._exit(status)
+            except BaseException as error:
+                print(f"rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(status)
         processes.append(process)
-    sys.exit(any([os.waitpid(process, 0)[1] for process in processes]))
+    failed = [process for process in processes if os.waitpid(process, 0)[1] != 0]
+    if failed:
+        sys.exit(1)
+
+
+def on_changing_ranks(folder: Path) -> None:
+    """Runs of 9 steps: on one rank, and on two, one and two."""
+    port = 20000 + os.getpid() % 20000
+    on_ranks(folder / "one", 9, 1, "", port)
+    for kind in ("ddp", "fsdp"):
+        for steps, ranks in ((3, 2), (6, 1), (9, 2)):
+            port += 1
+            on_ranks(folder / kind, steps, ranks, kind, port)
 
 
 def train_rank(folder: Path, steps: int, rank: int, ranks: int, port: int, kind: str) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
     if ranks > 1:
         dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     model = Small()
@@ -153,11 +166,9 @@ def train_rank(folder: Path, steps: int, rank: int, ranks: int, port: int, kind:
     if ranks > 1 and kind == "ddp":
         model = DistributedDataParallel(model)
     if ranks > 1 and kind == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
         fully_shard(model)
     deepwell.Trainer(
-        model, Whole(), shuffle=False, optimize=False, progress=False, lr=1e-2, batch=12, steps=steps, schedule_steps=20, elastic=kind != "fixed",
+        model, Whole(), shuffle=False, optimize=False, progress=False, lr=1e-2, batch=12, steps=steps, schedule_steps=20, elastic=True,
         checkpoint=folder / "ck", log=folder / "log.jsonl", resume=True,
     ).fit()  # fmt: skip
     if ranks > 1:
@@ -180,6 +191,6 @@ class Whole(torch.utils.data.Dataset):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] == "--ranks":
-        on_ranks(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+        on_changing_ranks(Path(sys.argv[2]))
     else:
         kill(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -37,6 +37,8 @@ class Source(Protocol):
 
     def restore(self, state: dict[str, Any], step: int, ready: Ready) -> None: ...
 
+    def on_other_ranks(self, state: dict[str, Any], before: int, now: int) -> dict[str, Any]: ...
+
 
 # ---- token files ---------------------------------------------------------------------------------
 
@@ -87,6 +89,9 @@ class TokenFiles:
 
     def restore(self, state: dict[str, Any], step: int, ready: Ready) -> None:
         ready()
+
+    def on_other_ranks(self, state: dict[str, Any], before: int, now: int) -> dict[str, Any]:
+        return state
 
 
 def is_paths(data: Any) -> bool:
@@ -200,6 +205,9 @@ class _Epochs:
         self._restore_start(state["start"])
         self._skip(ready)
 
+    def on_other_ranks(self, state: dict[str, Any], before: int, now: int) -> dict[str, Any]:
+        raise NotImplementedError  # not elastic
+
     def _skip(self, ready: Ready) -> None:
         raise NotImplementedError
 
@@ -209,6 +217,15 @@ class MapLoader(_Epochs):
 
     kind = "map"
     elastic = True
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "rows": self.loader.batch_size}
+
+    def on_other_ranks(self, state: dict[str, Any], before: int, now: int) -> dict[str, Any]:
+        """The batches of all ranks so far, in rows, are skipped; a part of a batch is read again."""
+        rows = state["rows"] or 1
+        batches = state["batches"] * rows * before // ((self.loader.batch_size or rows) * now)
+        return {**state, "batches": batches}
 
     def _skip(self, ready: Ready) -> None:
         loader = self.loader
