@@ -37,7 +37,7 @@ _deepwell() {
     train)
         local options='--model --init --data --val --val-every --val-batches --token-type
             --no-shuffle --sequence --batch --micro-batch --seed --no-dropout --steps
-            --warmup --schedule-steps --lr --min-lr-ratio --betas --eps --weight-decay --decay-all --clip
+            --warmup --schedule --schedule-steps --lr --min-lr-ratio --betas --eps --weight-decay --decay-all --clip
             --max-bad-steps --precision --device --checkpoint --save-every --keep --resume --output --overwrite
             --log --report-every --json --dry-run --help'
         mapfile -t COMPREPLY < <(

@@ -177,7 +177,9 @@ class Trainer:
         if token_type not in (None, "uint16", "uint32"):
             raise ValueError(f'token_type is {token_type!r}; use "uint16" or "uint32"')
         if resume is True and checkpoint is None:
-            raise ValueError("resume=True needs checkpoint=FOLDER; or name the checkpoint: resume=PATH")
+            raise ValueError(
+                "resume=True needs checkpoint=FOLDER; or name the checkpoint: resume=PATH"
+            )
         state.check_sharding(model)
         self.rank, self.ranks = _rank()
         self.model, self.module = model, state.unwrap(model)
@@ -620,7 +622,11 @@ class Trainer:
                 loss = self.loss_fn(model, batch)
             elif isinstance(batch, Mapping):
                 output = model(**batch)
-                loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+                loss = (
+                    output.get("loss")
+                    if isinstance(output, Mapping)
+                    else getattr(output, "loss", None)
+                )
             else:
                 raise ValueError(
                     f"a batch is a {type(batch).__name__}; expected a dict for model(**batch).loss: give "
@@ -649,7 +655,9 @@ class Trainer:
         """
         if self.ranks == 1 and not isinstance(norm, torch.Tensor):
             return float(loss), norm
-        shared = torch.stack([loss.double() / self.ranks, loss.new_tensor(self._stop_wanted).double()])
+        shared = torch.stack(
+            [loss.double() / self.ranks, loss.new_tensor(self._stop_wanted).double()]
+        )
         if self.ranks > 1:
             dist.all_reduce(shared)
         norm = torch.as_tensor(norm, dtype=torch.float64, device=loss.device)
@@ -808,7 +816,8 @@ class Trainer:
             "optimizer": rest,
             "precision": _policy(self.precision),
             "callbacks": [
-                each.state_dict() if hasattr(each, "state_dict") else None for each in self.callbacks
+                each.state_dict() if hasattr(each, "state_dict") else None
+                for each in self.callbacks
             ],
         }
         return Snapshot(
@@ -885,7 +894,9 @@ class Trainer:
             return
         ranks = f'the checkpoint "{path}" is of a run on {kept["ranks"]} ranks, and this one has {self.ranks}'
         if not self.elastic:
-            raise DeepwellError(f"{ranks}; give elastic=True to go on with other bits, or as many ranks")
+            raise DeepwellError(
+                f"{ranks}; give elastic=True to go on with other bits, or as many ranks"
+            )
         if not self.data.elastic:
             raise DeepwellError(
                 f"{ranks}; the position of this dataloader cannot be converted: use token files, a dataset, or a "

@@ -10,35 +10,21 @@
 
 typedef enum option_kind { INT64, UINT64, INT32, NUMBER, TEXT, PATHS } option_kind;
 
-#define OPTION(name, kind) {#name, kind, offsetof(dw_trainer_options, name)}
+#define OPTION(name, kind)                                                                         \
+    { #name, kind, offsetof(dw_trainer_options, name) }
 static const struct option {
     const char *name;
     option_kind kind;
     size_t offset;
 } known_options[] = {
-    OPTION(init, INT32),
-    OPTION(data, PATHS),
-    OPTION(token_type, INT32),
-    OPTION(shuffle, INT32),
-    OPTION(sequence, INT64),
-    OPTION(batch, INT64),
-    OPTION(micro_batch, INT64),
-    OPTION(seed, UINT64),
-    OPTION(dropout, INT32),
-    OPTION(steps, INT64),
-    OPTION(warmup_steps, INT64),
-    OPTION(schedule_steps, INT64),
-    OPTION(lr, NUMBER),
-    OPTION(min_lr_ratio, NUMBER),
-    OPTION(beta1, NUMBER),
-    OPTION(beta2, NUMBER),
-    OPTION(eps, NUMBER),
-    OPTION(weight_decay, NUMBER),
-    OPTION(decay_all, INT32),
-    OPTION(clip, NUMBER),
-    OPTION(precision, TEXT),
-    OPTION(device, TEXT),
-    OPTION(schedule, TEXT),
+    OPTION(init, INT32),        OPTION(data, PATHS),          OPTION(token_type, INT32),
+    OPTION(shuffle, INT32),     OPTION(sequence, INT64),      OPTION(batch, INT64),
+    OPTION(micro_batch, INT64), OPTION(seed, UINT64),         OPTION(dropout, INT32),
+    OPTION(steps, INT64),       OPTION(warmup_steps, INT64),  OPTION(schedule_steps, INT64),
+    OPTION(lr, NUMBER),         OPTION(min_lr_ratio, NUMBER), OPTION(beta1, NUMBER),
+    OPTION(beta2, NUMBER),      OPTION(eps, NUMBER),          OPTION(weight_decay, NUMBER),
+    OPTION(decay_all, INT32),   OPTION(clip, NUMBER),         OPTION(precision, TEXT),
+    OPTION(device, TEXT),       OPTION(schedule, TEXT),
 };
 
 /* `list`: a sequence of bytes, which the caller keeps. */

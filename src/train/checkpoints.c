@@ -242,10 +242,11 @@ static dw_status check_replaced(const char *path) {
     closedir(opened);
     snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
     if (empty || access(manifest, F_OK) == 0) return DW_OK;
-    return dw__fail(DW_STATE,
-                    "the folder \"%s\" holds files, but no checkpoint (manifest.json), and would be "
-                    "replaced; name another folder",
-                    path);
+    return dw__fail(
+        DW_STATE,
+        "the folder \"%s\" holds files, but no checkpoint (manifest.json), and would be "
+        "replaced; name another folder",
+        path);
 }
 
 dw_status dw_checkpoint_writer_create(const char *path, dw_checkpoint_writer **writer) {

@@ -29,6 +29,7 @@ double dw__learning_rate(const dw_trainer_options *options, int64_t step) {
     if (!schedule->falls) return options->lr;
     if (step >= options->schedule_steps) return options->lr * options->min_lr_ratio;
     double progress = (double)(step - warmup) / (double)(options->schedule_steps - warmup);
-    double share = options->min_lr_ratio + (1.0 - options->min_lr_ratio) * schedule->falls(progress);
+    double share =
+        options->min_lr_ratio + (1.0 - options->min_lr_ratio) * schedule->falls(progress);
     return options->lr * share;
 }

@@ -65,10 +65,9 @@ static json_t *data_json(const dw__dataset *data) {
 }
 
 dw_status dw__manifest_run(const dw_trainer_options *options, const dw__dataset *data, char **run) {
-    json_t *root =
-        json_pack("{s:{s:s, s:I}, s:o, s:o}", "random", "generator", "philox4x32-10", "seed",
-                  (json_int_t)options->seed, "options", options_json(options), "data",
-                  data ? data_json(data) : json_array());
+    json_t *root = json_pack("{s:{s:s, s:I}, s:o, s:o}", "random", "generator", "philox4x32-10",
+                             "seed", (json_int_t)options->seed, "options", options_json(options),
+                             "data", data ? data_json(data) : json_array());
     if (!root) return dw__fail_memory("a run's description", sizeof *options);
     dw_status status = dw__json_string(root, run);
     json_decref(root);

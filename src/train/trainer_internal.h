@@ -2,6 +2,7 @@
 #ifndef DW_TRAINER_INTERNAL_H
 #define DW_TRAINER_INTERNAL_H
 
+#include "deepwell/checkpoints.h"
 #include "deepwell/device.h"
 #include "deepwell/engine.h"
 #include "deepwell/model.h"
@@ -9,7 +10,6 @@
 #include "deepwell/trainer.h"
 #include "engine/placement.h"
 #include "engine/target.h"
-#include "deepwell/checkpoints.h"
 #include "train/dataset.h"
 #include "train/gpu_update.h"
 

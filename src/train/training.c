@@ -59,8 +59,8 @@ dw_status dw_token_data_sample(dw_token_data *data, int64_t sample, int64_t *tok
     if (sample < 0)
         return dw__fail(DW_INVALID_ARGUMENT, "sample %" PRId64 " of a run; samples count from 0",
                         sample);
-    int64_t sequence = dw__sample_sequence(sample, dw_token_data_sequences(data), data->shuffle,
-                                           data->seed);
+    int64_t sequence =
+        dw__sample_sequence(sample, dw_token_data_sequences(data), data->shuffle, data->seed);
     return dw__dataset_read(data->files, sequence, data->vocabulary, tokens);
 }
 
@@ -84,8 +84,7 @@ dw_status dw_gradient_norm(uint32_t count, const float *const *gradients, const 
     double *scratch = dw__malloc(bytes);
     if (!scratch) return dw__fail_memory("the norm of the gradients", bytes);
     double sum = 0.0;
-    for (uint32_t i = 0; i < count; i++)
-        sum += dw__square_sum(gradients[i], elements[i], scratch);
+    for (uint32_t i = 0; i < count; i++) sum += dw__square_sum(gradients[i], elements[i], scratch);
     dw__free(scratch);
     *norm = sqrt(sum);
     return DW_OK;

@@ -3,18 +3,20 @@
 import copy
 import json
 import random
+import re
 import types
 import warnings
+from pathlib import Path
 
+import deepwell
 import numpy as np
 import pytest
 import torch
 import train_runs
+import transformers
+from deepwell.trainer import StepReport
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 from train_runs import SEQUENCE, VOCABULARY, losses, read_log
-
-import deepwell
-from deepwell.trainer import StepReport
 
 
 @pytest.fixture(scope="module")
@@ -137,18 +139,33 @@ def test_the_bits_of_a_loop_by_hand(always, accumulate):
 def test_clipping_and_schedule_as_pytorch(folder):
     """The norm is summed in F64, so it is compared with a tolerance: each F32 sum of n squares is off by at most n
     roundings, and here n is below 2,000."""
-    model, other = train_runs.load_model(folder / "model").eval(), train_runs.load_model(folder / "model").eval()
+    model, other = (
+        train_runs.load_model(folder / "model").eval(),
+        train_runs.load_model(folder / "model").eval(),
+    )
     tokens = train_runs.random_tokens(600)
     seen = Losses()
-    options = {"sequence": SEQUENCE, "batch": 4, "steps": 5, "lr": 1e-3, "warmup_steps": 2, "seed": 7, "clip": 0.5}
-    for dropout in (each for each in (*model.modules(), *other.modules()) if isinstance(each, torch.nn.Dropout)):
+    options = {
+        "sequence": SEQUENCE,
+        "batch": 4,
+        "steps": 5,
+        "lr": 1e-3,
+        "warmup_steps": 2,
+        "seed": 7,
+        "clip": 0.5,
+    }
+    for dropout in (
+        each for each in (*model.modules(), *other.modules()) if isinstance(each, torch.nn.Dropout)
+    ):
         dropout.p = 0.0
     deepwell.Trainer(model, folder / "tokens.bin", optimize=False, progress=False, schedule="linear",
                      callbacks=[seen], **options).fit()  # fmt: skip
     decayed = [each for each in other.parameters() if each.dim() >= 2]
     others = [each for each in other.parameters() if each.dim() < 2]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed}, {"params": others, "weight_decay": 0.0}], betas=(0.9, 0.95), weight_decay=0.1
+        [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        weight_decay=0.1,
     )
     other.train()
     for step in range(1, 6):
@@ -230,7 +247,10 @@ def test_a_resumed_run_has_the_same_bits(kind, stop, tmp_path):
     wanted, trainer = run(whole)
     trainer.fit()
     _, trainer = run(first, checkpoint=tmp_path / "ck")
-    first.on_step = lambda trainer, report: (first.reports.append(report), report.step == stop and trainer.stop())  # noqa: E501
+    first.on_step = lambda trainer, report: (
+        first.reports.append(report),
+        report.step == stop and trainer.stop(),
+    )  # noqa: E501
     trainer.fit()
     torch.manual_seed(77)  # the state of this process is another one
     model, trainer = run(second, checkpoint=tmp_path / "ck", resume=True)
@@ -248,7 +268,9 @@ def test_a_resumed_run_has_the_same_bits(kind, stop, tmp_path):
 def test_rows_before_the_position_are_not_loaded_again(tmp_path):
     def run(**options):
         rows = Rows()
-        quiet(small_model(), DataLoader(rows, batch_size=2), checkpoint=tmp_path / "ck", **options).fit()
+        quiet(
+            small_model(), DataLoader(rows, batch_size=2), checkpoint=tmp_path / "ck", **options
+        ).fit()
         return rows.loaded
 
     assert run(steps=8) == list(range(16))
@@ -264,7 +286,9 @@ def test_save_and_resume_from_a_folder_of_any_name(tmp_path):
         "config.json", "manifest.json", "model.safetensors", "optimizer.safetensors", "trainer.json",
     }  # fmt: skip
     trainer.fit(steps=5)
-    other = quiet(small_model(), Rows(), steps=5, batch=4, schedule_steps=3, resume=tmp_path / "deep" / "kept")
+    other = quiet(
+        small_model(), Rows(), steps=5, batch=4, schedule_steps=3, resume=tmp_path / "deep" / "kept"
+    )
     assert other.fit().steps == 5
     assert other.last_report.loss == trainer.last_report.loss
     trainer.save(tmp_path / "deep" / "kept")  # replaces a checkpoint
@@ -304,7 +328,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     file = tmp_path / "ck" / "step-000000000002" / "trainer.json"
     file.write_text(file.read_text().replace("map", "mop"))
     with pytest.raises(RuntimeError, match="trainer.json.* is not what was written"):
-        quiet(small_model(), Rows(), steps=3, batch=4, checkpoint=tmp_path / "ck", resume=True).fit()
+        quiet(
+            small_model(), Rows(), steps=3, batch=4, checkpoint=tmp_path / "ck", resume=True
+        ).fit()
 
 
 @pytest.mark.parametrize(
@@ -327,7 +353,10 @@ def test_other_optimizers_resume(make, tmp_path):
         return seen.losses
 
     whole = run(6)
-    assert run(4, checkpoint=tmp_path / "ck") + run(6, checkpoint=tmp_path / "ck", resume=True) == whole
+    assert (
+        run(4, checkpoint=tmp_path / "ck") + run(6, checkpoint=tmp_path / "ck", resume=True)
+        == whole
+    )
 
 
 # ---- one implementation with `deepwell train` --------------------------------------------------------
@@ -352,7 +381,7 @@ def as_trainer(folder, where, steps, **options) -> deepwell.Trainer:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "mistral"])
-def test_the_command_and_the_trainer_resume_each_other(family, tmp_path_factory):
+def test_the_command_and_the_trainer_resume_each_other(always, family, tmp_path_factory):
     """Both compute in F32, in different orders, so losses agree to a few roundings times the steps."""
     folder = tmp_path_factory.mktemp("both")
     made = train_runs.config(family)
@@ -360,12 +389,11 @@ def test_the_command_and_the_trainer_resume_each_other(family, tmp_path_factory)
         if hasattr(made, name):
             setattr(made, name, 0.0)
     torch.manual_seed(0)
-    import transformers
-
     transformers.AutoModelForCausalLM.from_config(made).save_pretrained(folder / "model")
     train_runs.save_tokens(folder / "tokens.bin", train_runs.random_tokens(600))
     logs = {}
-    for order in ("command", "trainer", "both"):
+    orders = ("command", "trainer", "both") if family == "gpt2" else ("command", "both")
+    for order in orders:
         where = tmp_path_factory.mktemp(order)
         for part, steps in enumerate((7, 12, 14)):
             resume = ["--resume"] if part else []
@@ -432,7 +460,9 @@ def test_a_bad_batch_is_skipped(tmp_path):
         nonlocal before
         now = copy.deepcopy(trainer.module.first.weight)
         if report.step == 4:
-            assert torch.equal(now, before) and not report.applied and report.not_finite == "the loss"
+            assert (
+                torch.equal(now, before) and not report.applied and report.not_finite == "the loss"
+            )
         before = now
 
     trainer.callbacks.append(types.SimpleNamespace(on_step=on_step))
@@ -460,7 +490,9 @@ def test_a_diverged_run_goes_back_to_its_checkpoint(tmp_path):
     trainer.fit()
     # Step 5 is lost; the data after the bad batches follow.
     assert backs == [(8, 4)]
-    assert [report.applied for report in seen.reports] == [not 6 <= step <= 8 for step in range(1, 13)]
+    assert [report.applied for report in seen.reports] == [
+        not 6 <= step <= 8 for step in range(1, 13)
+    ]
     assert trainer.step == 12 and trainer.updates == 8
     manifest = json.loads((tmp_path / "ck" / "step-000000000012" / "manifest.json").read_text())
     assert manifest["step"] == 12 and manifest["updates"] == 8
@@ -515,7 +547,9 @@ def test_validation_changes_nothing(tmp_path):
         assert not model.first.training and model.last.training
         return seen.losses
 
-    assert run() == run(eval_dataloader=DataLoader(Rows(), batch_size=4, shuffle=True), eval_every=1)
+    assert run() == run(
+        eval_dataloader=DataLoader(Rows(), batch_size=4, shuffle=True), eval_every=1
+    )
 
 
 def test_tensorboard(monkeypatch, tmp_path):
@@ -527,7 +561,9 @@ def test_tensorboard(monkeypatch, tmp_path):
     fake.SummaryWriter = lambda folder, purge_step: board
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", fake)
     quiet(small_model(), Rows(), steps=2, batch=4, tensorboard=tmp_path).fit()
-    assert [each[0] for each in written[:3]] == ["loss", "gradient_norm", "lr"] and written[-1] == "closed"
+    assert [each[0] for each in written[:3]] == ["loss", "gradient_norm", "lr"] and written[
+        -1
+    ] == "closed"
 
 
 # ---- what is given -----------------------------------------------------------------------------------
@@ -593,3 +629,27 @@ def test_a_loss_function():
 def test_losses_reads_the_log_of_a_trainer(folder, tmp_path):
     as_trainer(folder, tmp_path, 3, optimize=False).fit()
     assert len(losses(tmp_path / "log.jsonl")) == 3
+
+
+def test_the_page(always, monkeypatch, tmp_path):
+    """Runs each block of Python in docs/trainer.md, in one namespace."""
+    page = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 5
+    monkeypatch.chdir(tmp_path)
+    train_runs.save_tokens(tmp_path / "tokens.bin", train_runs.random_tokens(600))
+    torch.manual_seed(0)
+    config = train_runs.config("gpt2")
+    config.n_layer = 1
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, VOCABULARY, (4, 8))]
+    names = {
+        "torch": torch,
+        "model": model,
+        "loader": DataLoader(rows, batch_size=2),
+        "engine": types.SimpleNamespace(model=model, plan=None, precision="fp32"),
+    }
+    for block in blocks:
+        exec(block, names)
+        assert names["trainer"].fit().steps == names["trainer"].step > 0
+    assert (tmp_path / "trained" / "manifest.json").exists()

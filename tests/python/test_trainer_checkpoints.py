@@ -115,7 +115,9 @@ def test_a_disk_that_is_full(whole, tmp_path):
     limit = trainer_runs.WIDTH**2 * 4 + 1000
     trainer = trainer_runs.trainer(tmp_path, save_every=10, callbacks=[Limits(limit)], resume=False)
     try:
-        with pytest.raises(deepwell.DeepwellError, match="step 20 was not written.*File too large") as caught:
+        with pytest.raises(
+            deepwell.DeepwellError, match="step 20 was not written.*File too large"
+        ) as caught:
             trainer.fit()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
@@ -228,5 +230,7 @@ def test_other_ranks_need_elastic(tmp_path):
     (step,) = (tmp_path / "ck").glob("step-*2")
     trainer.ranks, trainer.elastic = 2, False
     kept = json.loads((step / "trainer.json").read_text())
-    with pytest.raises(deepwell.DeepwellError, match="1 ranks, and this one has 2; give elastic=True"):
+    with pytest.raises(
+        deepwell.DeepwellError, match="1 ranks, and this one has 2; give elastic=True"
+    ):
         trainer._check_ranks(str(step), kept)

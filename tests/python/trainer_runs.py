@@ -65,7 +65,9 @@ def trainer(folder: Path, **options) -> deepwell.Trainer:
 
 def result(folder: Path) -> dict[str, bytes]:
     last = folder / "ck" / f"step-{STEPS:012}"
-    found = {name: (last / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
+    found = {
+        name: (last / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")
+    }
     kept = json.loads((last / "trainer.json").read_text())
     found["random"] = json.dumps(kept["random"])
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]

@@ -305,9 +305,7 @@ def _samplers(loader: Any) -> list[Any]:
         getattr(batch_sampler, "sampler", None),
         getattr(loader, "dataset", None),
     ]
-    return [
-        each for i, each in enumerate(found) if each is not None and _first(found, each) == i
-    ]
+    return [each for i, each in enumerate(found) if each is not None and _first(found, each) == i]
 
 
 def _first(items: Sequence[Any], item: Any) -> int:
@@ -371,7 +369,9 @@ def _loader_of(
             )
         return DataLoader(dataset, batch_size=batch, collate_fn=collate)
     if batch % ranks:
-        raise ValueError(f"batch is {batch}; it must be a multiple of the number of ranks ({ranks})")
+        raise ValueError(
+            f"batch is {batch}; it must be a multiple of the number of ranks ({ranks})"
+        )
     sampler: Any = None
     if ranks > 1:
         sampler = DistributedSampler(dataset, ranks, rank, shuffle=shuffle, seed=seed)
