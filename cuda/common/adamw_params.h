@@ -55,7 +55,7 @@ typedef struct dw_adamw_begin_params {
     double lr, beta1, beta2;
     double max_norm; /* negative: gradients are not clipped */
     long long partial_count;
-    int first; /* 1: the first launch of a step, which writes *common */
+    int first;       /* 1: the first launch of a step, which writes *common */
     int finite_only; /* 1: a norm that is not finite skips the step */
     int tensors;
     float *step[DW_ADAMW_STEPS]; /* each is incremented */

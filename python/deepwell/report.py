@@ -229,8 +229,16 @@ class Report:
         ]
         names = {name for unit in units for name in unit.precisions} - {_OWN, "BF16"}
         if self._on_gpu and names:
-            many = ", ".join(sorted(names))
-            lines.append(f"  {many} simulated in BF16: {_missing(names)}")
+            simulated = sorted(name for name in names if not name.startswith("FP8"))
+            if len(simulated) < len(names):
+                lines.append(
+                    "  FP8 codes are multiplied as they are, by cuBLASLt where it takes their sizes"
+                )
+            if simulated:
+                cores = " or ".join(simulated)
+                lines.append(
+                    f"  {', '.join(simulated)} simulated in BF16: this GPU has no {cores} tensor cores"
+                )
         return lines
 
     def text(self) -> str:
@@ -288,14 +296,6 @@ _OWN = "the model's own precision"
 def _called(policy: PrecisionPolicy) -> str:
     """Returns the policy's name in capitals, or "a mixed precision"."""
     return "a mixed precision" if policy.name == "mixed" else policy.name.upper()
-
-
-def _missing(names: set[str]) -> str:
-    """Says why the engine simulates these precisions on a Hopper GPU."""
-    cores = sorted({name for name in names if not name.startswith("FP8")})
-    if not cores:
-        return "the engine's GEMMs do not use this GPU's FP8 tensor cores"
-    return f"this GPU has no {' or '.join(cores)} tensor cores"
 
 
 def _layers_told(precisions: Counter[str]) -> str:

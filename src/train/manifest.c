@@ -123,9 +123,9 @@ dw_status dw__manifest_write(const char *folder, const char *run, const dw__prog
     dw_status status = DW_OK;
     char path[PATH_MAX];
     dw__text text = {0};
-    json_t *files = json_array(), *root = NULL, *described = NULL;
-    if (!files) DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
+    json_t *files = NULL, *root = NULL, *described = NULL;
     DW_TRY(parse_run(run, &described));
+    if (!(files = json_array())) DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
     DW_TRY(files_json(folder, files));
     root = json_pack("{s:s, s:i, s:s, s:I, s:I, s:I}", "format", FORMAT, "version", VERSION,
                      "deepwell", dw_version(), "step", (json_int_t)progress->step, "updates",

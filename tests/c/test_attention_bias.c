@@ -45,7 +45,8 @@ static const problem problems[] = {
     {64, 2, 4, 2, 130, 264, .axes = "xxxx", .gradient = true, .causal = true, .bottom_right = true,
      .deterministic = true, .content = HIDDEN},
     /* absorbed rows have equal probabilities, hidden ones none */
-    {64, 2, 2, 1, 66, 136, .axes = "x1xx", .gradient = true, .content = ABSORBED, .deterministic = true},
+    {64, 2, 2, 1, 66, 136, .axes = "x1xx", .gradient = true, .content = ABSORBED,
+     .deterministic = true},
     {64, 2, 2, 2, 66, 136, .axes = "11xx", .gradient = true, .content = LOW},
     {64, 2, 2, 2, 66, 72, .axes = "x1xx", .content = ABSORBED, .causal = true},
     /* padding, ALiBi, one number for a query */
@@ -60,7 +61,8 @@ static const problem problems[] = {
     {192, 2, 2, 2, 70, 104, .axes = "1xxx", .gradient = true, .content = ABSORBED},
     {256, 1, 2, 1, 70, 90, .axes = "1xxx", .gradient = true, .causal = true},
     {72, 2, 2, 2, 66, 72, .axes = "1xxx", .gradient = true, .f16 = true, .content = HIDDEN},
-    {64, 2, 2, 2, 130, 136, .axes = "1xxx", .gradient = true, .dropout = 0.2f, .deterministic = true},
+    {64, 2, 2, 2, 130, 136, .axes = "1xxx", .gradient = true, .dropout = 0.2f,
+     .deterministic = true},
 };
 
 /* ---- data ------------------------------------------------------------------------------------------ */
@@ -251,8 +253,9 @@ static bool find_probabilities(const run *r, int b, int h, int i, double *p, dou
         const int64_t at = place_bias(r, b, h, i, j);
         double add = x->bytes ? (((const uint8_t *)r->bias.host)[at] ? 0 : -INFINITY)
                               : number(r, &r->bias, at);
-        p[j] = j > last ? -INFINITY
-                        : (double)0.2f * dot(r, Q, place(r, Q, b, h, i), K, place(r, K, b, kv, j)) + add;
+        p[j] = j > last
+                   ? -INFINITY
+                   : (double)0.2f * dot(r, Q, place(r, Q, b, h, i), K, place(r, K, b, kv, j)) + add;
         top = fmax(top, p[j]);
     }
     if (top == -INFINITY) {
@@ -270,7 +273,7 @@ static double kept(const run *r, int b, int h, int i, int j) {
     const int64_t index = (((int64_t)b * x->heads_q + h) * x->rows_q + i) * x->rows_k + j;
     if (x->dropout == 0.0f) return 1;
     return dw__philox_uniform(5, 9, 0, (uint64_t)index) >= x->dropout ? 1 / (1 - (double)x->dropout)
-                                                                     : 0;
+                                                                      : 0;
 }
 
 /* The bound of a result: P and dS are rounded to the type before they are multiplied, by at most its unit roundoff; the
@@ -302,8 +305,8 @@ static void check_row(const run *r, int b, int h, int i, double *p) {
     for (int d = 0; d < x->head_dim; d++) {
         double o = 0, size = 0;
         for (int j = 0; j < x->rows_k; j++) {
-            const double term = p[j] * kept(r, b, h, i, j) *
-                                number(r, &r->of[V], place(r, V, b, kv, j) + d);
+            const double term =
+                p[j] * kept(r, b, h, i, j) * number(r, &r->of[V], place(r, V, b, kv, j) + d);
             o += term, size += fabs(term);
         }
         const int64_t at = place(r, O, b, h, i) + d;

@@ -1,5 +1,6 @@
 /* Any manifest beside a checkpoint's files is rejected with a message, or belongs to a run that can continue: its
  * updates are no more than its steps, and files and data agree with it. */
+#include "deepwell/graph.h"
 #include "scratch_folder.h"
 #include "train/manifest.h"
 
@@ -7,7 +8,7 @@ enum { TOKENS = 40, VOCABULARY = 11, STEPS = 30 };
 
 static dw_trainer_options options = DW_TRAINER_OPTIONS_DEFAULT;
 static char tokens_path[256];
-static char *run; /* kept for the whole process */
+static char run[4096];
 
 static dw__dataset *open_data(void) {
     const char *path = tokens_path;
@@ -31,7 +32,10 @@ static void make_checkpoint(void) {
     options.precision = "fp32";
     scratch_write(".tokens.bin", tokens, sizeof tokens, tokens_path);
     dw__dataset *data = open_data();
-    fuzz_require(dw__manifest_run(&options, data, &run) == DW_OK, "describe");
+    char *described = NULL;
+    fuzz_require(dw__manifest_run(&options, data, &described) == DW_OK, "describe");
+    fuzz_require((size_t)snprintf(run, sizeof run, "%s", described) < sizeof run, "a description");
+    dw_text_free(described);
     fuzz_require(dw__manifest_write(scratch_folder, run, &progress) == DW_OK, "write");
     progress = (dw__progress){0};
     fuzz_require(dw__manifest_read(scratch_folder, run, &progress, NULL) == DW_OK &&

@@ -96,7 +96,6 @@ def test_moe(capsys, monkeypatch):
         (["step", "--model", "mixtral-8x7b"], 3, "mixture"),
         (["step", "--model", "llama3-405b"], 3, "deepwell plan"),
         (["attention", "--precision", "nvfp4"], 3, "nvfp4"),
-        (["step", "--precision", "mxfp4", "--iterations", "1"], 3, "mxfp4"),
     ],
 )
 def test_exit_statuses(capsys, arguments, status, words):
