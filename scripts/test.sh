@@ -93,12 +93,15 @@ sanitized() {
 
 # Tests that ThreadSanitizer makes four times longer and that have no threads, or only threads that shorter tests have as
 # well. `long` runs all of them.
-WITHOUT_THREADS='^(test_amx|test_cuda_explain|test_graph|test_hostile_graphs|test_gradient|test_model_config|test_out_of_memory|'
-WITHOUT_THREADS+='test_pipeline_time|test_planner.*|test_runs|test_simulate|test_autoplan|test_(quantized_)?gemm|'
-WITHOUT_THREADS+='test_attention_(first_use|bias)|test_(engine|operations|trainer)_gpu|test_emulator_(tcgen05|instructions|attention|gemm_scaled)|fuzz_.*)$'
+WITHOUT_THREADS='^(test_amx|test_cuda_explain|test_cublaslt|test_cutlass_gemm|test_adamw_gpu|test_op_flags|test_graph|'
+WITHOUT_THREADS+='test_hostile_graphs|test_gradient|test_model_config|test_out_of_memory|test_pipeline_time|test_planner.*|'
+WITHOUT_THREADS+='test_runs|test_simulate|test_autoplan|test_(quantized_)?gemm|test_attention_(first_use|bias)|'
+WITHOUT_THREADS+='test_(engine|operations|trainer)_gpu|test_emulator_(tcgen05|instructions|attention|gemm_scaled|memory)|'
+WITHOUT_THREADS+='fuzz_.*)$'
 
-# Long tests of the search for plans. fuzz_autoplan and fuzz_planner_graph run the same code under AddressSanitizer.
-SEARCHES='^(test_autoplan|test_pipeline_time)$'
+# Long tests that AddressSanitizer leaves out, because others run the same code under it: fuzz_autoplan and
+# fuzz_planner_graph the search for plans, test_engine_gpu and test_attention_device attention on an emulated GPU.
+COVERED='^(test_autoplan|test_pipeline_time|test_attention_bias)$'
 
 # A build's output goes to a log. If the build fails, the stage that needs it builds again and prints the errors.
 sanitized_builds() {
@@ -162,7 +165,7 @@ quick)
 sanitizers)
     say_instruction_sets
     stage "builds with sanitizers" sanitized_builds
-    stage "C under AddressSanitizer and UndefinedBehaviorSanitizer" sanitized asan -E "$SEARCHES"
+    stage "C under AddressSanitizer and UndefinedBehaviorSanitizer" sanitized asan -E "$COVERED"
     stage "C under ThreadSanitizer" sanitized tsan -E "$WITHOUT_THREADS"
     stage "fuzzing" fuzz_briefly
     slowest_c_tests asan
