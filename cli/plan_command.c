@@ -34,7 +34,8 @@ static void print_help(void) {
         "\n"
         "Options:\n"
         "  --precision P        bf16 (the default), fp8-tensor, fp8-row, fp8-block, mxfp8,\n"
-        "                       nvfp4, or auto for the fastest that the GPUs have\n"
+        "                       nvfp4, or auto for the fastest that the GPUs have; without GPUs a\n"
+        "                       policy's name or file (docs/precision.md)\n"
         "  --set CONSTRAINT...  constrain any field of a layout: tp=8, 'pp<=4', recompute=full,\n"
         "                       schedule=1f1b, framework=megatron\n"
         "  --reserve GIB        memory to leave free on each GPU (default: 5 %%, for errors of\n"
@@ -191,7 +192,6 @@ int cli_plan(int argc, char **argv) {
     if (result == CLI_DONE) result = read_count("--seq-len", r.seq_len, &asked.seq_len);
     if (result == CLI_DONE)
         result = read_count("--global-batch", r.global_batch, &asked.global_batch);
-    if (result == CLI_DONE && r.precision) result = read_precision(r.precision, &asked.precision);
     if (result == CLI_DONE && r.reserve) result = read_reserve(r.reserve, &asked.reserve);
     if (result != CLI_DONE) return result;
     assert(r.model);
@@ -201,9 +201,11 @@ int cli_plan(int argc, char **argv) {
         dw_hardware_destroy(hardware);
         return result;
     }
-    if (dw_model_sizes_find(r.model, &model) != DW_OK) {
+    if (r.precision) result = read_precision(r.precision, &asked.precision);
+    if (result == CLI_DONE && dw_model_sizes_find(r.model, &model) != DW_OK) result = cli_fail();
+    if (result != CLI_DONE) {
         dw_hardware_destroy(hardware);
-        return cli_fail();
+        return result;
     }
     name_of(r.model, name, sizeof name);
     asked.model_name = name;
