@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from deepwell import _deepwell, optim
 from deepwell.errors import DeepwellError
+from deepwell.muon import Muon
 from deepwell.optimize import optimize as optimize_model
 from deepwell.training import data as sources
 from deepwell.training import progress as printing
@@ -92,8 +93,8 @@ class Trainer:
         model: any nn.Module; Deepwell optimizes it (``optimize=False``: it stays as it is). It may be in
             DistributedDataParallel, or sharded by fully_shard.
         dataloader: a DataLoader, a dataset, an iterable of batches, or paths of token files.
-        optimizer: "adamw_dw", "adamw", the name of another class of deepwell.optim, an optimizer, or a function from
-            the groups of parameters to an optimizer.
+        optimizer: "adamw_dw", "adamw", "muon", an optimizer, or a function from the groups of parameters to an
+            optimizer.
         loss_fn: ``loss_fn(model, batch)`` returns the mean loss. Default: ``model(**batch).loss``.
         steps, epochs: length of the run; without both, one epoch.
         lr, warmup_steps, schedule, schedule_steps, min_lr_ratio: the learning rate, as in docs/train.md. With an
@@ -320,8 +321,10 @@ class Trainer:
                 "weight_decay": self.options["weight_decay"],
             }
             known = inspect.signature(factory).parameters
+            # Muon makes its own groups: matrices between embeddings and head, and all others.
+            params = self.model if factory is Muon else self._groups()
             self.optimizer = factory(
-                self._groups(), **{key: value for key, value in settings.items() if key in known}
+                params, **{key: value for key, value in settings.items() if key in known}
             )
         elif callable(optimizer):
             self.optimizer = optimizer(self._groups())
@@ -949,21 +952,13 @@ def _device_of(model: torch.nn.Module) -> torch.device:
 
 
 def _optimizer_class(name: str) -> Any:
-    if name == "adamw_dw":
-        return optim.AdamW
-    if name == "adamw":
-        return torch.optim.AdamW
-    classes = {
-        key.lower(): value
-        for key, value in vars(optim).items()
-        if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer)
-    }
-    if name.lower() not in classes:
-        names = ", ".join(sorted({"adamw", "adamw_dw", *classes} - {"optimizer"}))
+    classes = {"adamw_dw": optim.AdamW, "adamw": torch.optim.AdamW, "muon": Muon}
+    if name not in classes:
         raise ValueError(
-            f'optimizer is "{name}"; use one of {names}, or give an optimizer or a function that makes one'
+            f'optimizer is "{name}"; use one of {", ".join(sorted(classes))}, or give an optimizer or a function that '
+            "makes one"
         )
-    return classes[name.lower()]
+    return classes[name]
 
 
 def _tokens_of(batch: Any) -> int:

@@ -588,6 +588,25 @@ def test_an_engine(folder, tmp_path):
     train_runs.load_model(tmp_path / "run")
 
 
+def test_muon_trains_a_compiled_engine(folder, tmp_path):
+    """What deepwell.compile itself returns; a run that is resumed has the bits of a whole one."""
+    rows = torch.randint(0, VOCABULARY, (8, SEQUENCE), generator=torch.Generator().manual_seed(0))
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    weights = []
+    for name, parts in (("whole", [4]), ("parts", [2, 4])):
+        for steps in parts:
+            model = train_runs.load_model(folder / "model")
+            torch.manual_seed(0)  # the model has dropout
+            engine = deepwell.compile(deepwell.capture(model, (rows[:2],)))
+            trainer = deepwell.Trainer.from_engine(
+                engine, optimizer="muon", dataloader=DataLoader(data, batch_size=2), steps=steps,
+                schedule_steps=4, lr=1e-3, checkpoint=tmp_path / name, save_every=2, resume=True, progress=False,
+            )  # fmt: skip
+            assert trainer.fit().steps == steps and type(trainer.optimizer) is deepwell.Muon
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert all(map(torch.equal, *weights))
+
+
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
