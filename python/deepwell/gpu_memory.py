@@ -84,7 +84,7 @@ def _workspace(parameters: Sequence[tuple[int, torch.dtype]], max_norm: float | 
             (name, name, name, "", flat, 1e-3, 0, 0.9, 0.999, 1e-8, 0.01, False, False, 0)
         )
     norm = somewhere if max_norm else 0
-    needed = _deepwell.adamw_gpu("plan:sm_90a", groups, max_norm or 0.0, 0, 0, norm, 0, 0, 0)
+    needed = _deepwell.adamw_gpu("plan:sm_90a", groups, max_norm or 0.0, 0, 0, norm, 0, 0, 0, 0)
     if not isinstance(needed, int):
         raise UnsupportedError(f"the workspace of deepwell.AdamW is not known: {needed}")
     return needed

@@ -328,6 +328,27 @@ class AdamW(torch.optim.Optimizer):
                 param.grad = None
         return loss
 
+    @torch.no_grad()
+    def step_if_finite(self, loss: torch.Tensor, max_norm: float) -> torch.Tensor | None:
+        """Enqueues a step on a GPU that changes nothing if ``loss`` or the norm of the gradients is not finite.
+
+        Gradients are clipped to ``max_norm`` as by ``max_grad_norm``; infinity clips nothing. Returns [2] float64 on
+        the GPU, to be read later by ``outcome_of``. None, with nothing changed: the parameters are not all on one GPU
+        that Deepwell has kernels for, or their gradients are released during backward.
+        """
+        found = self._with_gradients()
+        places = {(self._place_of(*each), each[1].device) for each in found}
+        name, device = next(iter(places), (None, None))
+        if len(places) != 1 or name in (None, "plain", "cpu") or self._release is not None:
+            return None
+        outcome = torch.zeros(2, dtype=torch.float64, device=device)
+        not_finite = loss.detach().isfinite().logical_not()
+        return (
+            outcome
+            if self._step_on_device(name, device, found, outcome, not_finite, max_norm)
+            else None
+        )
+
     def _update(self, found: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
         """Updates parameters, each given after its group."""
         places: dict[Any, list[tuple[dict[str, Any], torch.Tensor]]] = {}
@@ -399,12 +420,18 @@ class AdamW(torch.optim.Optimizer):
         name: str,
         device: torch.device,
         members: list[tuple[dict[str, Any], torch.Tensor]],
+        outcome: torch.Tensor | None = None,
+        not_finite: torch.Tensor | None = None,
+        max_norm: float | None = None,
     ) -> bool:
-        """Returns False, with nothing changed, if no kernel supports the step."""
+        """Returns False, with nothing changed, if no kernel supports the step. With an ``outcome`` a step that is
+        ``not_finite``, or whose norm is not, changes nothing."""
         calls: dict[tuple[int, Any, Any], tuple[dict[str, Any], list[int]]] = {}
         changed: list[torch.Tensor] = []
         kept: list[torch.Tensor] = []  # until the call has been enqueued
         scale, found = (_on(device, getattr(self, n, None)) for n in ("grad_scale", "found_inf"))
+        found = _on(device, not_finite) if found is None else found
+        max_norm = self.max_grad_norm if max_norm is None else max_norm
         positions = self._positions()
         for group, param in members:
             state = self._state_of(group, param, on_gpu=name != "cpu")
@@ -453,11 +480,11 @@ class AdamW(torch.optim.Optimizer):
                 )
             )
         norm = None
-        if self.max_grad_norm is not None:
+        if max_norm is not None:
             norm = self.grad_norm
             if norm is None or norm.device != device:
                 norm = torch.zeros((), dtype=torch.float32, device=device)
-        if not self._run(name, device, groups, scale, found, norm):
+        if not self._run(name, device, groups, scale, found, norm, max_norm, outcome):
             return False
         self.grad_norm = norm
         torch.autograd.graph.increment_version(changed)
@@ -478,6 +505,8 @@ class AdamW(torch.optim.Optimizer):
         scale: torch.Tensor | None = None,
         found: torch.Tensor | None = None,
         norm: torch.Tensor | None = None,
+        max_norm: float | None = None,
+        outcome: torch.Tensor | None = None,
     ) -> bool:
         """Runs the call of deepwell/adamw.h. Returns False, with nothing changed, if no kernel supports it."""
         if name == "cpu":
@@ -492,10 +521,11 @@ class AdamW(torch.optim.Optimizer):
                 needed = _deepwell.adamw_gpu(
                     name,
                     groups,
-                    0.0 if norm is None else self.max_grad_norm,
+                    0.0 if max_norm is None else max_norm,
                     _address(scale),
                     _address(found),
                     _address(norm),
+                    _address(outcome),
                     _address(space),
                     0 if space is None else space.numel(),
                     stream,
@@ -635,6 +665,12 @@ class _Release:
             hook.remove()
         self.hooks.clear()
         self.optimizer._release = None
+
+
+def outcome_of(numbers: torch.Tensor) -> tuple[float, bool]:
+    """Returns the norm of the gradients and whether the step was applied, from what ``step_if_finite`` returned, on the
+    CPU: the bytes of dw_adamw_gpu_outcome."""
+    return float(numbers[0]), bool(numbers.view(torch.int32)[2])
 
 
 def _gpu(device: torch.device) -> str | None:

@@ -34,6 +34,17 @@ from deepwell.training.writer import TRAINER, Checkpoints, Snapshot, texts_of, w
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+@dataclass
+class _Queued:
+    """A step that the GPU has not finished."""
+
+    step: int
+    lr: float
+    tokens: int
+    numbers: torch.Tensor  # [3] float64 in pinned memory: the loss, and the outcome of the update
+    copied: Any  # the event after the copy of the numbers; None where nothing is asynchronous
+
+
 class DivergenceError(DeepwellError):
     """Losses or gradients of several steps in a row were not finite."""
 
@@ -249,6 +260,9 @@ class Trainer:
         self._printer: printing.Printer | None = None
         self._random: dict[str, Any] | None = None  # to be set before the next batch
         self._bad_in_a_row = 0
+        self._queued: _Queued | None = None  # the last step, unless its result is known
+        self._finished_at = 0.0
+        self._updates_on_gpu = self._can_update_on_gpu()
         self._rollbacks: dict[int, int] = {}
         self._stop_wanted = False  # by this rank
         self._stopping = False  # all ranks know it
@@ -341,6 +355,15 @@ class Trainer:
             self.options["lr"] = 1.0  # the schedule gives each group's share of its peak
             self.options["weight_decay"] = 0.0
 
+    def _can_update_on_gpu(self) -> bool:
+        """Whether the GPU itself judges a step, which then needs no wait: deepwell.AdamW on one rank."""
+        return (
+            self.ranks == 1
+            and type(self.optimizer) is optim.AdamW
+            and self.optimizer.max_grad_norm is None
+            and (self.device.type == "cuda" or optim.emulated is not None)
+        )
+
     def _source(self, data: Any, batch: int, shuffle: bool, training: bool) -> Any:
         if not sources.is_paths(data):
             seed = self.options["seed"]
@@ -423,8 +446,10 @@ class Trainer:
                     self._advance()
                     if self.ranks == 1:
                         self._stopping = self._stop_wanted
+                self._settle()
                 self._finish()
         finally:
+            self._forget_queued()
             self._close()
             self._call("on_end")
         if self._signal == signal.SIGINT:
@@ -443,6 +468,7 @@ class Trainer:
         It replaces an earlier checkpoint there. ``Trainer(..., resume=path)`` continues from it, and transformers loads
         it as a model.
         """
+        self._settle()
         if self._checkpoints is not None:
             self._checkpoints.wait()
         snapshot = self._snapshot()
@@ -473,6 +499,7 @@ class Trainer:
             self._board = printing.tensorboard(self.tensorboard_path, self.step)
         self._resumed = True  # a second fit continues the log
         self._saved_at = time.monotonic()
+        self._finished_at = time.perf_counter()
 
     def _find_checkpoint(self) -> tuple[int, str]:
         found: list[Any] = [-1, ""]
@@ -490,24 +517,52 @@ class Trainer:
         return found[0], found[1]
 
     def _advance(self) -> None:
-        """Runs a step, then the validation and the checkpoint that are due."""
-        report = self._run_step()
+        """Runs a step, then the validation and the checkpoint that are due.
+
+        On a GPU a step is judged and reported when the next one has been queued, so that the GPU does not wait for this
+        process. Steps that something else follows, and steps after one that was not applied, are waited for.
+        """
+        earlier, self._queued = self._queued, None
+        made = self._run_step()
+        if isinstance(made, _Queued):
+            self._queued = made
+        if earlier is not None:
+            self._complete(self._report_of(earlier))
+        last = self.step == self.steps
+        validates = self.validation is not None and (
+            last or bool(self.eval_every and self.step % self.eval_every == 0)
+        )
+        saves = self.folder is not None and not last and self._save_is_due()
+        if isinstance(made, StepReport):
+            self._complete(made)
+        elif self._bad_in_a_row or last or validates or saves or self._stop_wanted:
+            self._settle()
+        if validates:
+            self._validate()
+        if saves and self.last_report.applied:
+            self._checkpoint()
+        if validates or saves:
+            self._finished_at = time.perf_counter()
+
+    def _complete(self, report: StepReport) -> None:
+        """Reports a step whose result is known, and acts on it."""
         self.last_report = report
+        self.updates += report.applied
         self._report(report)
         if not report.applied:
-            self._judge()
+            self._judge(report)
         else:
             self._bad_in_a_row = 0
             if self._checkpoints is not None:
                 self._checkpoints.report(self._checkpoint_written)
                 self._checkpoints.applied(self.keep)
         self._call("on_step", report)
-        last = self.step == self.steps
-        due = self.eval_every and self.step % self.eval_every == 0
-        if self.validation is not None and (last or due):
-            self._validate()
-        if self.folder is not None and report.applied and not last and self._save_is_due():
-            self._checkpoint()
+
+    def _settle(self) -> None:
+        """Completes a step that is still queued."""
+        if self._queued is not None:
+            queued, self._queued = self._queued, None
+            self._complete(self._report_of(queued))
 
     def _save_is_due(self) -> bool:
         by_time = self.save_minutes is not None and (
@@ -564,8 +619,7 @@ class Trainer:
 
     # ---- a step ----------------------------------------------------------------------------------
 
-    def _run_step(self) -> StepReport:
-        began = time.perf_counter()
+    def _run_step(self) -> StepReport | _Queued:
         if not self.model.training:
             self.model.train()
         lr = self._set_rate()
@@ -582,29 +636,74 @@ class Trainer:
                     one = one / self.accumulate
                 one.backward()
             loss = one.detach() if loss is None else loss + one.detach()
+        tokens *= self.ranks
+        outcome = None
+        if self._updates_on_gpu:
+            outcome = self.optimizer.step_if_finite(loss, self.clip if self.clip > 0 else math.inf)
+        if outcome is not None:
+            self.step += 1
+            queued = self._queue(lr, tokens, torch.cat([loss.double().reshape(1), outcome]))
+            if self._waits_for_no_step():
+                return queued
+            return self._report_of(queued, named=True)
         named = [each for each in self._trained if each[1].grad is not None]
         norm = state.gradient_norm([param.grad for _, param in named])
         loss_value, norm_value = self._numbers(loss, norm)
         self.step += 1
         applied = math.isfinite(loss_value) and math.isfinite(norm_value)
-        culprit = ""
         if applied:
             self._update([param for _, param in named], norm_value)
-        else:
+        return self._finished(self.step, loss_value, norm_value, lr, tokens, applied, named=True)
+
+    def _waits_for_no_step(self) -> bool:
+        """Whether a step may be judged after the next one has begun: nothing looks at each step, and none was bad."""
+        watched = any(hasattr(callback, "on_step") for callback in self.callbacks)
+        return not watched and self._bad_in_a_row == 0 and self.max_bad_steps > 1
+
+    def _queue(self, lr: float, tokens: int, numbers: torch.Tensor) -> _Queued:
+        if not numbers.is_cuda:
+            return _Queued(self.step, lr, tokens, numbers, None)
+        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        pinned.copy_(numbers, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return _Queued(self.step, lr, tokens, pinned, copied)
+
+    def _forget_queued(self) -> None:
+        """Counts the update of a step that is still queued when ``fit`` fails, so that the next ``fit`` continues."""
+        if self._queued is not None:
+            queued, self._queued = self._queued, None
+            self.updates += self._report_of(queued).applied
+
+    def _report_of(self, queued: _Queued, named: bool = False) -> StepReport:
+        """Waits for a queued step. ``named``: its gradients are still in memory."""
+        if queued.copied is not None:
+            queued.copied.synchronize()
+        loss = float(queued.numbers[0])
+        norm, applied = optim.outcome_of(queued.numbers[1:])
+        return self._finished(queued.step, loss, norm, queued.lr, queued.tokens, applied, named)
+
+    def _finished(
+        self,
+        step: int,
+        loss: float,
+        norm: float,
+        lr: float,
+        tokens: int,
+        applied: bool,
+        named: bool,
+    ) -> StepReport:
+        culprit = ""
+        if not applied:
             culprit = "the loss"
-            if math.isfinite(loss_value):
-                culprit = state.first_not_finite(named, state.gradient_norm)
-            self.optimizer.zero_grad(set_to_none=True)
-        return StepReport(
-            step=self.step,
-            loss=loss_value,
-            gradient_norm=norm_value,
-            lr=lr,
-            seconds=time.perf_counter() - began,
-            applied=applied,
-            not_finite=culprit,
-            tokens=tokens * self.ranks,
-        )
+            if math.isfinite(loss):
+                with_gradients = self._trained if named else []
+                culprit = state.first_not_finite(with_gradients, state.gradient_norm)
+            if named:
+                self.optimizer.zero_grad(set_to_none=True)
+        now = time.perf_counter()
+        seconds, self._finished_at = now - self._finished_at, now
+        return StepReport(step, loss, norm, lr, seconds, applied, culprit, tokens)
 
     def _set_rate(self) -> float:
         rate = _deepwell.learning_rate(self.options, self.step + 1)
@@ -674,14 +773,13 @@ class Trainer:
             if factor < 1.0:
                 torch._foreach_mul_([param.grad for param in params], factor)
         self.optimizer.step()
-        self.updates += 1
 
     # ---- divergence ------------------------------------------------------------------------------
 
-    def _judge(self) -> None:
+    def _judge(self, report: StepReport) -> None:
         """Goes back to the newest checkpoint after too many bad steps in a row, or fails."""
         self._bad_in_a_row += 1
-        last = self.step == self.steps
+        last = report.step == self.steps
         if self._bad_in_a_row < self.max_bad_steps and not last:
             return
         target = [-1, ""]
@@ -695,10 +793,9 @@ class Trainer:
             self._rollbacks[step] = self._rollbacks.get(step, 0) + 1
             self._roll_back(step, path)
             return
-        report = self.last_report
         rows = f"{self._bad_in_a_row} step{'s' if self._bad_in_a_row > 1 else ''} in a row"
         raise DivergenceError(
-            f"training has diverged: {rows} up to step {self.step} not finite ({report.not_finite}; loss "
+            f"training has diverged: {rows} up to step {report.step} not finite ({report.not_finite}; loss "
             f"{report.loss:g}, gradient norm {report.gradient_norm:g}) and not applied; resume from an earlier "
             "checkpoint with a smaller learning rate or a longer warm-up"
         )

@@ -38,6 +38,7 @@ static size_t list_operands(dw_adamw_gpu *call, dw_adamw_gpu_group *groups, oper
     all[count++] = (operand){(void **)&call->grad_scale, NULL, sizeof(float)};
     all[count++] = (operand){(void **)&call->found_inf, NULL, sizeof(float)};
     all[count++] = (operand){(void **)&call->norm, NULL, sizeof(float)};
+    all[count++] = (operand){(void **)&call->outcome, NULL, sizeof *call->outcome};
     all[count++] = (operand){&call->workspace, NULL, call->workspace_bytes};
     return count;
 }
@@ -128,7 +129,7 @@ static PyObject *run(const char *name, dw_adamw_gpu *call, dw_adamw_gpu_group *g
     size_t needed = 0, tensors = 0;
     for (uint32_t i = 0; i < call->group_count; i++) tensors += groups[i].count;
     if (staged) {
-        operands = PyMem_Calloc(7 * tensors + call->group_count + 4, sizeof *operands);
+        operands = PyMem_Calloc(7 * tensors + call->group_count + 5, sizeof *operands);
         if (operands == NULL) return PyErr_NoMemory();
     }
     dw_status status;
@@ -145,19 +146,19 @@ static PyObject *run(const char *name, dw_adamw_gpu *call, dw_adamw_gpu_group *g
     Py_RETURN_NONE;
 }
 
-/* adamw_gpu(device, groups, max_norm, grad_scale, found_inf, norm, workspace, workspace_bytes, stream): the addresses
- * may be 0. Returns None if the step was enqueued, else the bytes of workspace that it needs, or the reason why no
- * kernel supports it. */
+/* adamw_gpu(device, groups, max_norm, grad_scale, found_inf, norm, outcome, workspace, workspace_bytes, stream): the
+ * addresses may be 0. A step with an outcome changes nothing if the norm is not finite. Returns None if the step was
+ * enqueued, else the bytes of workspace that it needs, or the reason why no kernel supports it. */
 static PyObject *adamw_gpu(PyObject *self, PyObject *args) {
     (void)self;
     const char *device = NULL;
     PyObject *list = NULL, *result = NULL;
-    unsigned long long grad_scale = 0, found_inf = 0, norm = 0, workspace = 0, bytes = 0,
-                       stream = 0;
+    unsigned long long grad_scale = 0, found_inf = 0, norm = 0, outcome = 0, workspace = 0,
+                       bytes = 0, stream = 0;
     dw_adamw_gpu call = {.struct_size = sizeof call};
-    if (!PyArg_ParseTuple(args, "sO!dKKKKKK:adamw_gpu", &device, &PyList_Type, &list,
-                          &call.max_norm, &grad_scale, &found_inf, &norm, &workspace, &bytes,
-                          &stream))
+    if (!PyArg_ParseTuple(args, "sO!dKKKKKKK:adamw_gpu", &device, &PyList_Type, &list,
+                          &call.max_norm, &grad_scale, &found_inf, &norm, &outcome, &workspace,
+                          &bytes, &stream))
         return NULL;
     const Py_ssize_t count = PyList_Size(list);
     dw_adamw_gpu_group *groups = PyMem_Calloc((size_t)count + 1, sizeof *groups);
@@ -167,6 +168,8 @@ static PyObject *adamw_gpu(PyObject *self, PyObject *args) {
     call.grad_scale = (const float *)(uintptr_t)grad_scale;
     call.found_inf = (const float *)(uintptr_t)found_inf;
     call.norm = (float *)(uintptr_t)norm;
+    call.outcome = (dw_adamw_gpu_outcome *)(uintptr_t)outcome;
+    call.finite_only = outcome != 0;
     call.workspace = (void *)(uintptr_t)workspace;
     call.workspace_bytes = (size_t)bytes;
     call.stream = (void *)(uintptr_t)stream;

@@ -14,6 +14,7 @@ import pytest
 import torch
 import train_runs
 import transformers
+from deepwell import optim
 from deepwell.trainer import StepReport
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 from train_runs import SEQUENCE, VOCABULARY, losses, read_log
@@ -506,6 +507,41 @@ def test_going_back_again_and_again_ends(tmp_path):
         trainer.fit()
     # Step 4 was bad, so the checkpoint that step 3's would replace is there, too.
     assert len(list((tmp_path / "ck").glob("step-*"))) >= 2
+
+
+@pytest.mark.parametrize("bad", [[], [4], [4, 5], [5]])
+def test_a_step_on_a_gpu_is_judged_while_the_next_one_runs(tmp_path, monkeypatch, bad):
+    """Weights, logs and checkpoints are those of a run that waits for each step, as a callback makes it do."""
+    monkeypatch.setattr(optim, "emulated", "emulator:sm_90a")
+    behind: list[int] = []
+    judge = deepwell.Trainer._report_of
+
+    def watched(trainer, queued, **named):
+        behind.append(trainer.step - queued.step)
+        return judge(trainer, queued, **named)
+
+    monkeypatch.setattr(deepwell.Trainer, "_report_of", watched)
+    runs = []
+    for name, callbacks in (("queued", []), ("waits", [Losses()])):
+        behind.clear()
+        seed_all(4)
+        trainer = quiet(small_model(), Poisoned(bad), batch=2, shuffle=False, steps=12, clip=0.5, save_every=5,
+                        checkpoint=tmp_path / name, callbacks=callbacks, log=tmp_path / f"{name}.jsonl")  # fmt: skip
+        result = trainer.fit()
+        lines = read_log(tmp_path / f"{name}.jsonl")
+        assert [line["applied"] for line in lines] == [step not in bad for step in range(1, 13)]
+        assert trainer.updates == 12 - len(bad) and result.steps == 12
+        timed = ("seconds", "tokens_per_second")
+        runs.append([{k: v for k, v in line.items() if k not in timed} for line in lines])
+        runs.append([each.detach().clone() for each in trainer.model.parameters()])
+        runs.append(sorted(path.name for path in (tmp_path / name).iterdir()))
+        if callbacks:
+            assert not any(behind)
+        else:
+            waits = {5, 10, 12} | {step + 1 for step in bad if step < 12}
+            assert behind == [int(step not in waits) for step in range(1, 13)]
+    assert runs[0] == runs[3] and runs[2] == runs[5]
+    assert all(map(torch.equal, runs[1], runs[4]))
 
 
 # ---- what is reported --------------------------------------------------------------------------------
