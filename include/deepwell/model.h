@@ -102,6 +102,8 @@ DW_API dw_status dw_model_config_named(const char *name, dw_model_config **confi
 /* `path_or_name`: an existing file or folder, else a name of the catalogue. */
 DW_API dw_status dw_model_config_find(const char *path_or_name, dw_model_config **config);
 DW_API void dw_model_config_destroy(dw_model_config *config); /* may be NULL */
+/* Writes the fields of config.json, as they were read, to *text. Free with dw_text_free. */
+DW_API dw_status dw_model_config_json(const dw_model_config *config, char **text);
 
 typedef struct dw_model_info {
     const char *family; /* model_type; belongs to the config */

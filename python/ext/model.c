@@ -20,6 +20,21 @@ static int read_dtype(const char *name, dw_dtype *dtype) {
     return 0;
 }
 
+/* model_config(path or name) -> text of config.json */
+static PyObject *model_config(PyObject *self, PyObject *args) {
+    const char *path = NULL;
+    char *text = NULL;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "s:model_config", &path)) return NULL;
+    dw_model_config *config = open_config(path);
+    if (config == NULL) return NULL;
+    dw_status status = dw_model_config_json(config, &text);
+    PyObject *result = status == DW_OK ? PyUnicode_FromString(text) : extension_fail(status);
+    dw_text_free(text);
+    dw_model_config_destroy(config);
+    return result;
+}
+
 /* model_graph(path, loss=False, dropout=False, dtype="f32", labels_moved=False) -> JSON of the graph */
 static PyObject *model_graph(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"path", "loss", "dropout", "dtype", "labels_moved", NULL};
@@ -159,6 +174,7 @@ static PyObject *model_save(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 PyMethodDef model_functions[] = {
+    {"model_config", model_config, METH_VARARGS, "model_config(path or name) -> JSON"},
     {"model_graph", (PyCFunction)(void (*)(void))model_graph, METH_VARARGS | METH_KEYWORDS,
      "model_graph(path, loss=False, dropout=False, dtype='f32', labels_moved=False) -> JSON"},
     {"model_parameters", model_parameters, METH_VARARGS,

@@ -313,6 +313,11 @@ void dw_model_config_destroy(dw_model_config *config) {
     dw__free(config);
 }
 
+dw_status dw_model_config_json(const dw_model_config *config, char **text) {
+    if (!config || !text) return dw__fail(DW_INVALID_ARGUMENT, "config or text is NULL");
+    return dw__json_string(config->json, text);
+}
+
 void dw_model_describe(const dw_model_config *config, dw_model_info *info) {
     double most =
         fmax(config->attention_dropout, fmax(config->embedding_dropout, config->residual_dropout));

@@ -413,6 +413,11 @@ static void names_of_the_catalogue(void **state) {
     assert_int_equal(dw_model_config_find(NULL, &config), DW_INVALID_ARGUMENT);
     assert_null(config);
     assert_ok(dw_model_config_find("gpt2", &config));
+    char *text = NULL;
+    assert_ok(dw_model_config_json(config, &text));
+    assert_non_null(strstr(text, "\"n_embd\": 768"));
+    dw_text_free(text);
+    assert_int_equal(dw_model_config_json(NULL, &text), DW_INVALID_ARGUMENT);
     dw_model_config_destroy(config);
     config = NULL;
     assert_null(config);
