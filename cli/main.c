@@ -18,6 +18,7 @@ static const cli_command commands[] = {
     {"explain", "which backend computes an operation on a GPU, and its time", cli_explain},
     {"export", "one file of a model and its tokenizer, for `deepwell run`", cli_export},
     {"graph", "a graph from a file: text, cost, the engine's plan", cli_graph},
+    {"parity", "training in FP8, MXFP8 or NVFP4 compared with BF16: curves, verdict", cli_parity},
     {"plan", "the fastest layout of a training run that fits, and why", cli_plan},
     {"probe", "this machine's GPUs, links, CPU and network, as text or as a file", cli_probe},
     {"run", "generates text from an exported model, without Python", cli_run},

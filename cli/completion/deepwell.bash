@@ -2,7 +2,7 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'bench doctor dryrun emulate explain export graph plan probe run train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'bench doctor dryrun emulate explain export graph parity plan probe run train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
@@ -60,6 +60,14 @@ _deepwell() {
     explain)
         mapfile -t COMPREPLY < <(
             compgen -W 'attention gemm kernels --backward --target --measure --json --help' -- "$word"
+        )
+        ;;
+    parity)
+        local options='--model --init --data --held-out --token-type --precision --steps --seeds --batch --micro-batch
+            --sequence --lr --warmup --schedule --no-dropout --bar --device --output --fresh --json --help'
+        mapfile -t COMPREPLY < <(
+            compgen -W "$options" -- "$word"
+            compgen -f -- "$word"
         )
         ;;
     plan)

@@ -41,8 +41,9 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
     from deepwell.simulate import dryrun
     from deepwell.trainer import DivergenceError, Trainer
 
-    # Last: the function takes the name of the module that it is built on.
+    # Last: the functions take the names of the modules that they are built on.
     from deepwell.ir import IR, capture  # isort: skip
+    from deepwell.parity import ParityResult, parity  # isort: skip
 
     __version__ = _deepwell.version()
 
@@ -62,6 +63,7 @@ __all__ = [
     "IR",
     "MicroscalingConfig",
     "Muon",
+    "ParityResult",
     "Plan",
     "Precision",
     "PrecisionPolicy",
@@ -80,6 +82,7 @@ __all__ = [
     "numbers",
     "optimize",
     "optimize_for_blackwell",
+    "parity",
     "print_hardware_info",
     "probe",
     "restore",
