@@ -1,0 +1,257 @@
+"""Trains GPT-2 124M in BF16, FP8, MXFP8 and NVFP4 on one GPU and compares the losses, by deepwell.parity.
+
+    python3 bench/hopper_parity.py --make-tokens tokens.bin      # anywhere, with the package tokenizers
+    python3 bench/hopper_parity.py --tokens tokens.bin --output OUT [--reuse EARLIER] [--only RUN,...] [--limit SECONDS]
+    python3 bench/hopper_parity.py --tokens tokens.bin --probe 40       # time of a step in each precision
+
+Random weights, sequences of 1024, 16 of them a step, 2,000 steps of AdamW at 6e-4, a cosine after 100 steps of warm-up.
+A run is a precision and a seed, `bf16:1`; a precision alone stands for seed 0. By default BF16 runs with three seeds and
+each other precision with one. Finished runs are lines of OUT/runs.jsonl, and those of EARLIER/runs.jsonl are not made
+again, so that the experiment may be spread over several calls: --limit starts no run that would end later than so many
+seconds after the start, judged by the longest run so far. With a run in BF16, OUT has the report, the page and, with
+matplotlib, the picture of all runs so far. The precisions in files are those of examples/policies.
+
+The text is source code in Python: the standard library's, and the installed packages'. --make-tokens trains a byte-level
+BPE of 32,768 tokens on it and writes ten million tokens (20 MB). Without --tokens the bytes of the standard library
+are the tokens.
+
+The exit status is that of `deepwell parity`, or 1 if a run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+import sysconfig
+import time
+import traceback
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+POLICIES = Path(__file__).resolve().parents[1] / "examples" / "policies"
+PRECISIONS = {
+    "fp8": "fp8",
+    "mxfp8-floor": POLICIES / "mxfp8-floor.json",
+    "mxfp8-rceil": POLICIES / "mxfp8-rceil.json",
+    "nvfp4-plain": POLICIES / "nvfp4-plain.json",
+    "nvfp4-recipe": POLICIES / "nvfp4-recipe.json",
+}
+RUNS = ["bf16:0", *(f"{name}:0" for name in PRECISIONS), "bf16:1", "bf16:2"]
+VOCABULARY = 32768
+END_OF_TEXT = "<|endoftext|>"
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def sources(packages: bool) -> list[Path]:
+    """Returns the modules of the standard library, and of the packages if they are wanted, in an order that depends on
+    their names alone and mixes them, so that the held-out end is text of the same kind."""
+    paths = sysconfig.get_paths()
+    library, installed = Path(paths["stdlib"]), Path(paths["purelib"])
+    found = [path for path in library.rglob("*.py") if installed not in path.parents]
+    if packages:
+        found += installed.rglob("*.py")
+
+    def name(path: Path) -> str:
+        base = installed if installed in path.parents else library
+        return path.relative_to(base).as_posix()
+
+    return sorted(found, key=lambda path: hashlib.sha256(name(path).encode()).digest())
+
+
+def texts(packages: bool) -> Iterator[str]:
+    """Yields the modules that are neither empty nor equal to an earlier one."""
+    seen = set()
+    for path in sources(packages):
+        raw = path.read_bytes()
+        digest = hashlib.sha256(raw).digest()
+        if len(raw) < 64 or len(raw) > 1 << 20 or digest in seen:
+            continue
+        seen.add(digest)
+        try:
+            yield raw.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+
+
+def make_tokens(path: Path, most: int) -> None:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    began = time.perf_counter()
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+
+    def sample() -> Iterator[str]:
+        size = 0
+        for text in texts(packages=True):
+            size += len(text)
+            if size > 16 << 20:
+                return
+            yield text
+
+    tokenizer.train_from_iterator(sample(), trainer)
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    tokens, size, modules = array("H"), 0, 0
+    for text in texts(packages=True):
+        tokens.extend(tokenizer.encode(text).ids)
+        tokens.append(end)
+        size, modules = size + len(text), modules + 1
+        if len(tokens) >= most:
+            break
+    del tokens[most:]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tokens.tobytes())
+    tokenizer.save(str(path.with_suffix(".tokenizer.json")))
+    print(
+        f"{path}: {len(tokens):,} tokens of {modules:,} modules, {size / len(tokens):.2f} characters each, in "
+        f"{time.perf_counter() - began:.0f} s"
+    )
+
+
+def make_bytes(path: Path) -> Path:
+    """Writes the standard library's bytes, each a token, and 256 between modules."""
+    tokens = array("H")
+    for text in texts(packages=False):
+        tokens.extend(text.encode())
+        tokens.append(256)
+    path.write_bytes(tokens.tobytes())
+    return path
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def gpt2():
+    import transformers as hf
+
+    config = hf.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+    return hf.GPT2LMHeadModel(config)
+
+
+def small_gpt2():
+    """A model that a CPU trains in seconds, to try this script."""
+    import transformers as hf
+
+    sizes = dict(n_layer=2, n_embd=64, n_head=2, n_positions=1024)
+    none = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    return hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, **none, use_cache=False))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--make-tokens", type=Path, metavar="FILE")
+    parser.add_argument("--token-count", type=int, default=10_000_000)
+    parser.add_argument("--tokens", type=Path)
+    parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", "build/parity")))
+    parser.add_argument("--reuse", type=Path, help="folder of an earlier call's results")
+    parser.add_argument("--only", default=",".join(RUNS), help=f"default: {','.join(RUNS)}")
+    parser.add_argument("--limit", type=float, default=520.0, help="seconds for this call")
+    parser.add_argument("--probe", type=int, metavar="STEPS", help="times a few steps of each run")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--sequence", type=int, default=1024)
+    parser.add_argument("--lr", type=float, default=6e-4)
+    parser.add_argument("--small", action="store_true", help="a tiny model, to try the script")
+    parser.add_argument("--device", default=None)
+    return parser.parse_args()
+
+
+def main() -> int:
+    began = time.perf_counter()
+    options = parse()
+    if options.make_tokens:
+        make_tokens(options.make_tokens, options.token_count)
+        return 0
+    import torch
+    from deepwell.errors import DeepwellError
+    from deepwell.parity import RUNS as RECORD
+    from deepwell.parity import Comparison, Settings, variants_of, write_reports
+
+    variants = {variant.name: variant for variant in variants_of(PRECISIONS)}
+    runs = (run.partition(":") for run in options.only.split(",") if run)
+    chosen = [(name, int(seed or 0)) for name, _, seed in runs]
+    if unknown := [name for name, _ in chosen if name not in variants]:
+        raise SystemExit(f"no precision called '{unknown[0]}': one of {', '.join(variants)}")
+    output = options.output / "probe" if options.probe else options.output
+    output.mkdir(parents=True, exist_ok=True)
+    if options.reuse and not options.probe:
+        earlier = options.reuse / RECORD
+        if earlier.exists() and earlier.resolve() != (output / RECORD).resolve():
+            shutil.copyfile(earlier, output / RECORD)
+    tokens = options.tokens or make_bytes(output / "bytes.bin")
+    comparison = Comparison(
+        small_gpt2 if options.small else gpt2,
+        tokens,
+        list(variants.values()),
+        Settings(
+            options.probe or options.steps,
+            batch=options.batch,
+            sequence=options.sequence,
+            lr=options.lr,
+            eval_every=options.probe or max(1, options.steps // 10),
+        ),
+        output=output,
+        fresh=bool(options.probe),
+        device=options.device,
+        show=sys.stderr.isatty(),
+    )
+    longest, failed = 0.0, False
+    if options.probe:
+        chosen = list(dict.fromkeys((name, 0) for name, _ in chosen))
+    for name, seed in chosen:
+        known = comparison.ledger.find(variants[name], seed) is not None
+        spent = time.perf_counter() - began
+        if not known and spent + longest * 1.1 > options.limit:
+            print(f"{name}:{seed} left for another call after {spent:.0f} s", flush=True)
+            continue
+        try:
+            run = comparison.run(variants[name], seed)
+        except Exception:
+            failed = True
+            print(f"{name}:{seed} failed", flush=True)
+            traceback.print_exc()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # raises if the GPU's state is lost
+            continue
+        if run is None:
+            print(f"{name}:{seed} unsupported: {comparison.unsupported[name]}", flush=True)
+            continue
+        if not known:
+            longest = max(longest, run.seconds)
+        print(
+            f"{name}:{seed} held-out loss {run.loss:.4f}, training loss {run.training_loss:.4f}, {run.step_ms:.2f} ms a "
+            f"step, {run.seconds:.0f} s{', from an earlier call' if known else ''} {run.diverged}",
+            flush=True,
+        )
+    try:
+        result = comparison.result()
+    except DeepwellError as error:
+        print(error)
+        return 1
+    print(result)
+    if missing := write_reports(result, output):
+        print(missing)
+    print(f"{time.perf_counter() - began:.0f} s")
+    return 1 if failed else result.exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
