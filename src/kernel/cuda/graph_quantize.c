@@ -1,5 +1,6 @@
-/* quantize, quantize_blocks and dequantize_blocks of the graph, by cuda/common/graph_quantize.cu. A variant is compiled
- * for the type of the matrix, and for quantizing or dequantizing; the scheme is a parameter. */
+/* quantize, quantize_blocks and dequantize_blocks of the graph, by cuda/common/graph_quantize.cu, and by round_blocks.cu
+ * where that computes the call. A variant is compiled for the type of the matrix, and for quantizing or dequantizing; in
+ * round_blocks.cu also for the shape of blocks. The scheme is a parameter. */
 #include "common/graph_quantize_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/quantization.h"
@@ -7,6 +8,7 @@
 
 enum { ROTATE, AMAX, ENCODE }; /* entry points that quantize */
 static const char *const encoders[] = {"quantize_rotate", "quantize_amax", "quantize_encode"};
+static const char *const rounders[] = {"round_blocks_amax", "round_blocks"};
 enum { MAGNITUDE_BYTES = DW_MAGNITUDES * 4 }; /* at the start of the workspace */
 
 static bool decodes(const dw__call *c) { return c->op == DW_OP_DEQUANTIZE_BLOCKS; }
@@ -26,6 +28,51 @@ static bool computes(dw_op op) {
     return op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS;
 }
 
+/* ---- round_blocks.cu ------------------------------------------------------------------------------ */
+
+/* Whether round_blocks.cu computes the call, which depends on types, options and strides. */
+static bool rounds_blocks(const dw__call *c, const dw__quantization *q) {
+    const dw__tensor *x = &c->inputs[0], *values = &c->outputs[0];
+    const bool is_float = x->dtype == DW_BF16 || x->dtype == DW_F16 || x->dtype == DW_F32;
+    return c->op == DW_OP_QUANTIZE && is_float && !q->bf16 && !q->whole &&
+           (x->stride[1] == 1 || q->cols == 1) && (values->stride[1] == 1 || q->cols == 1);
+}
+
+/* Bits of a variant behind the type. Those after ROUNDS are of round_blocks.cu. */
+enum {
+    DECODES = 1 << 4,
+    ROUNDS = 1 << 5,
+    ALONG_COLUMNS = 1 << 6,
+    BLOCKS_OF_32 = 1 << 7,
+    SQUARE = 1 << 8
+};
+enum { ROTATES = 1 << 9, PAIRED = 1 << 10 };
+
+static uint64_t round_variant(const dw__call *c, const dw__quantization *q) {
+    const dw__tensor *x = &c->inputs[0], *values = &c->outputs[0];
+    const size_t pair = 2 * dw_dtype_bytes(x->dtype);
+    const bool paired = q->cols % 2 == 0 && x->stride[0] % 2 == 0 && values->stride[0] % 2 == 0 &&
+                        (uintptr_t)x->data % pair == 0 && (uintptr_t)values->data % 4 == 0;
+    return ROUNDS | (q->options.axis ? ALONG_COLUMNS : 0) |
+           (q->layout.block == 32 ? BLOCKS_OF_32 : 0) | (q->options.square ? SQUARE : 0) |
+           (q->hadamard ? ROTATES : 0) | (paired ? PAIRED : 0);
+}
+
+static int64_t round_tiles(const dw_graph_quantize_params *p) {
+    const int64_t band = p->axis && !p->square ? 16 : p->block;
+    return (p->rows + band - 1) / band * ((p->columns + 63) / 64);
+}
+
+static void round_defines(dw__jit_variant *code, uint64_t params) {
+    dw__jit_add_define(code, "BLOCK", params & BLOCKS_OF_32 ? 32 : 16);
+    dw__jit_add_define(code, "ALONG_COLUMNS", (params & ALONG_COLUMNS) != 0);
+    dw__jit_add_define(code, "SQUARE", (params & SQUARE) != 0);
+    dw__jit_add_define(code, "ROTATE", (params & ROTATES) != 0);
+    dw__jit_add_define(code, "PAIRED", (params & PAIRED) != 0);
+}
+
+/* ---- the entry ------------------------------------------------------------------------------------ */
+
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw__quantization q;
@@ -43,15 +90,20 @@ static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
     (void)kernel;
     (void)context;
     DW_RETURN_IF_FAILED(options_of(&((const dw__operation_call *)call)->call, &q));
-    *bytes = MAGNITUDE_BYTES + (q.hadamard ? (size_t)(q.rows * q.cols) * sizeof(float) : 0);
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    *bytes = MAGNITUDE_BYTES;
+    if (q.hadamard && !rounds_blocks(c, &q)) *bytes += (size_t)(q.rows * q.cols) * sizeof(float);
     return DW_OK;
 }
 
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    const uint64_t type = (uint64_t)dw__gpu_element(matrix_of(c)->dtype);
-    return dw__variant_of(context, kernel, type | (uint64_t)decodes(c) << 4, variant);
+    dw__quantization q;
+    uint64_t params = (uint64_t)dw__gpu_element(matrix_of(c)->dtype) | (decodes(c) ? DECODES : 0);
+    DW_RETURN_IF_FAILED(options_of(c, &q));
+    if (rounds_blocks(c, &q)) params |= round_variant(c, &q);
+    return dw__variant_of(context, kernel, params, variant);
 }
 
 static dw_code_format format_of(dw_dtype element) {
@@ -129,6 +181,21 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     dw_graph_quantize_params p = params_of(&c->call, &q, c->workspace);
     const int64_t count = q.rows * q.cols, outers = p.axis ? q.rows : q.cols,
                   inners = p.axis ? q.cols : q.rows;
+    if (variant->params & ROUNDS) {
+        const int64_t warps = DW_GRAPH_QUANTIZE_THREADS / 32, tiles = round_tiles(&p);
+        p.rotated = NULL;
+        if (p.amax)
+            DW_RETURN_IF_FAILED(context->device->launch(
+                &(dw__launch){.name = rounders[0],
+                              .function = variant->functions[0],
+                              .grid = {DW_MAGNITUDES, 1, 1}, /* each has a part */
+                              .block = {DW_GRAPH_QUANTIZE_THREADS, 1, 1},
+                              .stream = c->stream,
+                              .arguments = (void *[]){&p}}));
+        return dw__gpu_launch(c, context, rounders[1], variant->functions[1],
+                              tiles ? (tiles + warps - 1) / warps : 1, DW_GRAPH_QUANTIZE_THREADS,
+                              &p);
+    }
     if (decodes(&c->call))
         return dw__gpu_launch_each(c, context, "dequantize", variant->functions[0], count, &p);
     if (p.rotated)
@@ -145,18 +212,55 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
-    const bool is_decoder = params >> 4 != 0;
+    const bool is_decoder = params & DECODES, rounds = params & ROUNDS;
+    const int count = is_decoder ? 1 : rounds ? (int)DW_COUNT(rounders) : (int)DW_COUNT(encoders);
     (void)kernel;
-    for (int i = 0; i < (is_decoder ? 1 : (int)DW_COUNT(encoders)); i++) {
-        points[i].code = (dw__jit_variant){.source = "common/graph_quantize.cu",
-                                           .entry = is_decoder ? "dequantize" : encoders[i],
+    for (int i = 0; i < count; i++) {
+        points[i].code = (dw__jit_variant){.source = rounds ? "common/round_blocks.cu"
+                                                            : "common/graph_quantize.cu",
+                                           .entry = is_decoder ? "dequantize"
+                                                    : rounds   ? rounders[i]
+                                                               : encoders[i],
                                            .arch = dw__gpu_arch(capability)};
         dw__jit_add_define(&points[i].code, "TYPE", (int)(params & 15));
+        if (rounds) round_defines(&points[i].code, params);
     }
     return DW_OK;
 }
 
-/* NVFP4 of a rotated matrix along its columns, and the codes of MXFP6 along its rows; blocks end within the matrix. */
+#define ROUNDED(along, name, ...)                                                                  \
+    {                                                                                              \
+        {.key = DW_ATTR_KEY_AXIS, .integer = along}, {.key = DW_ATTR_KEY_SCHEME, .string = name},  \
+            __VA_ARGS__                                                                            \
+    }
+#define ROUNDED_EACH_WAY(along, name)                                                              \
+    {                                                                                              \
+        ROUNDED(along, name, {.key = DW_ATTR_KEY_AXIS}),                                           \
+            ROUNDED(along, name, {.key = DW_ATTR_KEY_SQUARE, .integer = 1}),                       \
+            ROUNDED(along, name, {.key = DW_ATTR_KEY_HADAMARD, .integer = 1})                      \
+    }
+
+/* A call of `quantize` that the variant of round_blocks.cu computes; tiles and blocks end within the matrix. */
+static void rounded_example(uint64_t params, int index, dw__call *c) {
+    static const dw_attr attrs[2][2][3][3] = {
+        {ROUNDED_EACH_WAY(0, "nvfp4"), ROUNDED_EACH_WAY(0, "mxfp8")},
+        {ROUNDED_EACH_WAY(1, "nvfp4"), ROUNDED_EACH_WAY(1, "mxfp8")}};
+    const int form = params & SQUARE ? 1 : params & ROTATES ? 2 : 0;
+    const int64_t rows = index ? 9 : 108, columns = (index ? 198 : 70) + (params & PAIRED ? 0 : 1);
+    *c = (dw__call){
+        .op = DW_OP_QUANTIZE,
+        .attr_count = form ? 3 : 2,
+        .attrs = attrs[!!(params & ALONG_COLUMNS)][!!(params & BLOCKS_OF_32)][form],
+        .input_count = 1,
+        .output_count = 2,
+        .inputs = {{.dtype = (dw_dtype)(params & 15), .rank = 2, .shape = {rows, columns}}},
+        .outputs = {{.dtype = DW_BF16, .rank = 2, .shape = {rows, columns}}, {.dtype = DW_F32}}};
+    dw__tensor_set_contiguous(&c->inputs[0]);
+    dw__tensor_set_contiguous(&c->outputs[0]);
+}
+
+/* The codes of NVFP4 of a rotated matrix along its columns, and those of MXFP6 along its rows; blocks end within the
+ * matrix. */
 static void example(uint64_t params, int index, dw__call *c) {
     enum { ROWS = 44, COLUMNS = 70 };
     static const dw_attr nvfp4[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
@@ -164,37 +268,35 @@ static void example(uint64_t params, int index, dw__call *c) {
                                     {.key = DW_ATTR_KEY_HADAMARD, .integer = 1}},
                          mxfp6[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
                                     {.key = DW_ATTR_KEY_SCHEME, .string = "mxfp6"}};
-    const dw__tensor matrix = {.rank = 2, .shape = {ROWS, COLUMNS}}, scale = {.dtype = DW_F32};
-    dw__tensor x = matrix, values = matrix, codes = matrix,
-               scales = {.dtype = DW_E8M0, .rank = 2, .shape = {ROWS, (COLUMNS + 31) / 32}};
-    const bool is_decoder = params >> 4 != 0;
-    x.dtype = (dw_dtype)(params & 15);
-    values.dtype = DW_BF16;
-    codes.dtype = DW_E3M2;
-    dw__tensor_set_contiguous(&x);
-    dw__tensor_set_contiguous(&values);
-    dw__tensor_set_contiguous(&codes);
-    dw__tensor_set_contiguous(&scales);
+    const bool is_decoder = params & DECODES, rotated = !is_decoder && index == 0;
+    const dw__tensor x = {.dtype = (dw_dtype)(params & 15), .rank = 2, .shape = {ROWS, COLUMNS}},
+                     values = {.dtype = DW_BF16, .rank = 2, .shape = {ROWS, COLUMNS}},
+                     scale = {.dtype = DW_F32},
+                     codes[] = {{.dtype = DW_E3M2, .rank = 2, .shape = {ROWS, COLUMNS}},
+                                {.dtype = DW_E2M1, .rank = 2, .shape = {COLUMNS, ROWS}}},
+                     scales[] = {
+                         {.dtype = DW_E8M0, .rank = 2, .shape = {ROWS, (COLUMNS + 31) / 32}},
+                         {.dtype = DW_UE4M3, .rank = 2, .shape = {COLUMNS, (ROWS + 15) / 16}}};
+    if (params & ROUNDS) {
+        rounded_example(params, index, c);
+        return;
+    }
     if (is_decoder)
         *c = (dw__call){.op = DW_OP_DEQUANTIZE_BLOCKS,
                         .input_count = 2,
                         .output_count = 1,
-                        .inputs = {codes, scales},
+                        .inputs = {codes[0], scales[0]},
                         .outputs = {values}};
-    else if (index)
+    else
         *c = (dw__call){.op = DW_OP_QUANTIZE_BLOCKS,
                         .input_count = 1,
                         .output_count = 3,
                         .inputs = {x},
-                        .outputs = {codes, scales, scale}};
-    else
-        *c = (dw__call){.op = DW_OP_QUANTIZE,
-                        .input_count = 1,
-                        .output_count = 2,
-                        .inputs = {x},
-                        .outputs = {values, scale}};
-    c->attrs = is_decoder || index ? mxfp6 : nvfp4;
-    c->attr_count = is_decoder || index ? DW_COUNT(mxfp6) : DW_COUNT(nvfp4);
+                        .outputs = {codes[rotated], scales[rotated], scale}};
+    c->attrs = rotated ? nvfp4 : mxfp6;
+    c->attr_count = rotated ? DW_COUNT(nvfp4) : DW_COUNT(mxfp6);
+    for (uint32_t i = 0; i < c->input_count; i++) dw__tensor_set_contiguous(&c->inputs[i]);
+    for (uint32_t i = 0; i < c->output_count; i++) dw__tensor_set_contiguous(&c->outputs[i]);
 }
 
 const dw__kernel dw__graph_quantize = {
