@@ -1,18 +1,19 @@
 """Trains GPT-2 124M in BF16, FP8, MXFP8 and NVFP4 on one GPU and compares the losses, by deepwell.parity.
 
     python3 bench/hopper_parity.py --make-tokens tokens.bin      # anywhere, with the package tokenizers
-    python3 bench/hopper_parity.py --tokens tokens.bin --output OUT [--reuse EARLIER] [--only RUN,...] [--limit SECONDS]
+    python3 bench/hopper_parity.py --tokens tokens.bin --output OUT [--reuse EARLIER] [--only RUN,...] [--limit SECONDS] [--gpus N]
     python3 bench/hopper_parity.py --tokens tokens.bin --probe 40       # time of a step in each precision
 
 Random weights, sequences of 1024, 16 of them a step, 2,000 steps of AdamW at 6e-4, a cosine after 100 steps of warm-up.
-A run is a precision and a seed, `bf16:1`; a precision alone stands for seed 0. By default BF16 runs with three seeds and
-each other precision with one. Finished runs are lines of OUT/runs.jsonl, and those of EARLIER/runs.jsonl are not made
+A run is a precision and a seed, `bf16:1`; a precision alone stands for seed 0. By default BF16 runs with three seeds, the
+recipes with two, and NVFP4 without one of its recipe's parts with one. --gpus divides the runs among so many GPUs. Finished runs are lines of OUT/runs.jsonl, and those of EARLIER/runs.jsonl are not made
 again, so that the experiment may be spread over several calls: --limit starts no run that would end later than so many
 seconds after the start, judged by the longest run so far. With a run in BF16, OUT has the report, the page and, with
 matplotlib, the picture of all runs so far. The precisions in files are those of examples/policies.
 
 The text is source code in Python: the standard library's, and the installed packages'. --make-tokens trains a byte-level
-BPE of 32,768 tokens on it and writes ten million tokens (20 MB). Without --tokens the bytes of the standard library
+BPE of 32,768 tokens on it and writes 34.5 million tokens (69 MB), more than 2,000 steps read, so that a run reads none
+twice. Without --tokens the bytes of the standard library
 are the tokens.
 
 The exit status is that of `deepwell parity`, or 1 if a run failed.
@@ -24,6 +25,7 @@ import argparse
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 import time
@@ -36,14 +38,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 POLICIES = Path(__file__).resolve().parents[1] / "examples" / "policies"
-PRECISIONS = {
-    "fp8": "fp8",
-    "mxfp8-floor": POLICIES / "mxfp8-floor.json",
-    "mxfp8-rceil": POLICIES / "mxfp8-rceil.json",
-    "nvfp4-plain": POLICIES / "nvfp4-plain.json",
-    "nvfp4-recipe": POLICIES / "nvfp4-recipe.json",
-}
-RUNS = ["bf16:0", *(f"{name}:0" for name in PRECISIONS), "bf16:1", "bf16:2"]
+FILES = sorted(path.stem for path in POLICIES.glob("*.json"))
+PRECISIONS = {"fp8": "fp8", **{name: POLICIES / f"{name}.json" for name in FILES}}
+RECIPES = ("fp8", "mxfp8-floor", "mxfp8-rceil", "nvfp4-recipe")
+RUNS = [
+    *(f"bf16:{seed}" for seed in range(3)),
+    *(f"{name}:0" for name in PRECISIONS),
+    *(f"{name}:1" for name in RECIPES),
+]
 VOCABULARY = 32768
 END_OF_TEXT = "<|endoftext|>"
 
@@ -56,7 +58,7 @@ def sources(packages: bool) -> list[Path]:
     their names alone and mixes them, so that the held-out end is text of the same kind."""
     paths = sysconfig.get_paths()
     library, installed = Path(paths["stdlib"]), Path(paths["purelib"])
-    found = [path for path in library.rglob("*.py") if installed not in path.parents]
+    found = [path for path in library.rglob("*.py") if "site-packages" not in path.parts]
     if packages:
         found += installed.rglob("*.py")
 
@@ -158,12 +160,13 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--make-tokens", type=Path, metavar="FILE")
-    parser.add_argument("--token-count", type=int, default=10_000_000)
+    parser.add_argument("--token-count", type=int, default=34_500_000)
     parser.add_argument("--tokens", type=Path)
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", "build/parity")))
     parser.add_argument("--reuse", type=Path, help="folder of an earlier call's results")
     parser.add_argument("--only", default=",".join(RUNS), help=f"default: {','.join(RUNS)}")
     parser.add_argument("--limit", type=float, default=520.0, help="seconds for this call")
+    parser.add_argument("--gpus", type=int, default=1, help="divide the runs among so many GPUs")
     parser.add_argument("--probe", type=int, metavar="STEPS", help="times a few steps of each run")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=16)
@@ -174,12 +177,64 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def share_out(runs: list[str], gpus: int) -> list[list[str]]:
+    """Divides runs among GPUs, the longest first, each to the GPU with the least to do. Times are relative to BF16's."""
+    cost = {"bf16": 1.0, "fp8": 1.1, "mxfp8": 1.6, "nvfp4": 2.0}
+    shares, loads = [[] for _ in range(gpus)], [0.0] * gpus
+    for run in sorted(runs, key=lambda run: -cost[run.split(":")[0].split("-")[0]]):
+        least = loads.index(min(loads))
+        shares[least].append(run)
+        loads[least] += cost[run.split(":")[0].split("-")[0]]
+    return [share for share in shares if share]
+
+
+def run_on_gpus(options: argparse.Namespace) -> list[str]:
+    """Makes the runs in one process for each GPU, and returns the lines of their records."""
+    words, processes = sys.argv[1:], []
+    for index, share in enumerate(
+        share_out([run for run in options.only.split(",") if run], options.gpus)
+    ):
+        folder = options.output / f"gpu{index}"
+        command = [
+            *words,
+            "--gpus",
+            "1",
+            "--only",
+            ",".join(share),
+            "--output",
+            str(folder),
+            "--tokens",
+            str(options.tokens),
+        ]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(index)}
+        processes.append(
+            (folder, subprocess.Popen([sys.executable, __file__, *command], env=environment))
+        )
+    lines: list[str] = []
+    for folder, process in processes:
+        process.wait()
+        record = folder / "runs.jsonl"
+        if record.exists():
+            lines += [
+                line for line in record.read_text().splitlines()[bool(lines) :] if line not in lines
+            ]
+    return lines
+
+
 def main() -> int:
     began = time.perf_counter()
     options = parse()
     if options.make_tokens:
         make_tokens(options.make_tokens, options.token_count)
         return 0
+    if options.tokens is None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        options.tokens = make_bytes(options.output / "bytes.bin")
+    if options.gpus > 1:
+        lines = run_on_gpus(options)
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "runs.jsonl").write_text("".join(line + "\n" for line in lines))
+        options.limit, options.reuse = 0.0, None
     import torch
     from deepwell.errors import DeepwellError
     from deepwell.parity import RUNS as RECORD
@@ -196,17 +251,16 @@ def main() -> int:
         earlier = options.reuse / RECORD
         if earlier.exists() and earlier.resolve() != (output / RECORD).resolve():
             shutil.copyfile(earlier, output / RECORD)
-    tokens = options.tokens or make_bytes(output / "bytes.bin")
     comparison = Comparison(
         small_gpt2 if options.small else gpt2,
-        tokens,
+        options.tokens,
         list(variants.values()),
         Settings(
             options.probe or options.steps,
             batch=options.batch,
             sequence=options.sequence,
             lr=options.lr,
-            eval_every=options.probe or max(1, options.steps // 10),
+            eval_every=options.probe or max(1, options.steps // 5),
         ),
         output=output,
         fresh=bool(options.probe),

@@ -288,12 +288,20 @@ def test_policies():
     """The files of examples/policies, and the parts of the NVFP4 recipe that they name."""
     folder = ROOT / "examples" / "policies"
     made = {path.stem: deepwell.PrecisionPolicy.load(path) for path in folder.glob("*.json")}
-    assert sorted(made) == ["mxfp8-floor", "mxfp8-rceil", "nvfp4-plain", "nvfp4-recipe"]
+    parts = ("all-layers", "nearest", "plain", "recipe", "rows", "unrotated")
+    assert sorted(made) == ["mxfp8-floor", "mxfp8-rceil", *(f"nvfp4-{part}" for part in parts)]
     assert made["nvfp4-recipe"] == deepwell.PrecisionPolicy("nvfp4")
     assert made["mxfp8-rceil"] == deepwell.PrecisionPolicy("mxfp8")
     assert made["mxfp8-floor"].microscaling.scale_rule == "floor"
     assert set(made["nvfp4-plain"].default_compute.values()) == {"nvfp4"}
     assert made["nvfp4-plain"].bf16_share == 0.0
+    recipe = json.loads((folder / "nvfp4-recipe.json").read_text())["default"]
+    for name, part in (("rows", "+square"), ("unrotated", "+hadamard"), ("nearest", "+stochastic")):
+        without = {operand: scheme.replace(part, "") for operand, scheme in recipe.items()}
+        assert made[f"nvfp4-{name}"].default_compute == without != recipe
+        assert made[f"nvfp4-{name}"].bf16_share == 0.15
+    assert made["nvfp4-all-layers"].default_compute == deepwell.Precision.NVFP4
+    assert made["nvfp4-all-layers"].bf16_share == 0.0
 
 
 def test_the_page(place, monkeypatch):
