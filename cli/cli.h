@@ -21,6 +21,7 @@ int cli_graph(int argc, char **argv);
 int cli_parity(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_probe(int argc, char **argv);
+int cli_reshard(int argc, char **argv);
 int cli_run(int argc, char **argv);
 int cli_train(int argc, char **argv);
 

@@ -21,6 +21,7 @@ static const cli_command commands[] = {
     {"parity", "training in FP8, MXFP8 or NVFP4 compared with BF16: curves, verdict", cli_parity},
     {"plan", "the fastest layout of a training run that fits, and why", cli_plan},
     {"probe", "this machine's GPUs, links, CPU and network, as text or as a file", cli_probe},
+    {"reshard", "a checkpoint to or from torch.distributed.checkpoint", cli_reshard},
     {"run", "generates text from an exported model, without Python", cli_run},
     {"train", "trains a Hugging Face model on files of tokens, without Python", cli_train},
 };

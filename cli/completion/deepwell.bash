@@ -2,7 +2,7 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'bench doctor dryrun emulate explain export graph parity plan probe run train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'bench doctor dryrun emulate explain export graph parity plan probe reshard run train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
@@ -17,6 +17,13 @@ _deepwell() {
     export)
         mapfile -t COMPREPLY < <(
             compgen -W '--checkpoint --output --dtype --precision --no-tokenizer --json --help' -- "$word"
+            compgen -f -- "$word"
+        )
+        ;;
+    reshard)
+        local options='--output --tied --flat --like --step --model-key --optimizer-key --json --help'
+        mapfile -t COMPREPLY < <(
+            compgen -W "$options" -- "$word"
             compgen -f -- "$word"
         )
         ;;

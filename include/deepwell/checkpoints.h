@@ -11,6 +11,9 @@
  * A checkpoint appears by a rename and disappears by a rename. A process that is killed at any moment leaves
  * only complete checkpoints and leftovers that their names show.
  *
+ * A folder with the files of torch.distributed.checkpoint (.metadata, *.distcp) in place of the two files of tensors is a
+ * checkpoint for dw_checkpoint_seal and dw_checkpoint_verify. deepwell.Trainer resumes from it.
+ *
  * dw_trainer writes them by itself. A program that computes the steps in another way writes the files of a checkpoint
  * between dw_checkpoints_begin and dw_checkpoints_commit, the manifest last, and syncs each of them. */
 #ifndef DEEPWELL_CHECKPOINTS_H
@@ -63,7 +66,8 @@ DW_API void dw_checkpoint_writer_destroy(dw_checkpoint_writer *writer);
 /* ---- manifests --------------------------------------------------------------------------------- */
 
 /* Hashes the files of `folder` and writes its manifest.json. `run`: JSON text of an object that identifies the run, whose
- * members become members of the manifest (dw_training_describe makes one). DW_INVALID_ARGUMENT: `run` is not that, or
+ * members become members of the manifest (dw_training_describe makes one). A run {"converted": true} is another
+ * program's: dw_checkpoint_verify compares no options and no data with it. DW_INVALID_ARGUMENT: `run` is not that, or
  * there are more updates than steps. DW_IO. */
 DW_API dw_status dw_checkpoint_seal(const char *folder, const char *run, int64_t step,
                                     int64_t updates, int64_t schedule_steps);

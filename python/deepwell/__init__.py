@@ -20,7 +20,7 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
             "that fits this machine (see pytorch.org), then import deepwell again"
         ) from error
 
-    from deepwell import _deepwell, numbers
+    from deepwell import _deepwell, checkpoints, numbers
     from deepwell.attention.modules import (
         BlackwellConfig,
         BlackwellFlashAttention,
@@ -73,6 +73,7 @@ __all__ = [
     "activate_sdpa",
     "autoplan",
     "capture",
+    "checkpoints",
     "compile",
     "deactivate_sdpa",
     "dryrun",

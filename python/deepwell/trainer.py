@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator
@@ -914,6 +915,7 @@ class Trainer:
             "random": randoms,
             "data": self.data.state(),
             "optimizer": rest,
+            "tied": state.tied_of(self.module),
             "precision": _policy(self.precision),
             "callbacks": [
                 each.state_dict() if hasattr(each, "state_dict") else None
@@ -947,19 +949,25 @@ class Trainer:
         state.load_optimizer(
             self.module,
             self.optimizer,
-            os.path.join(path, "optimizer.safetensors"),
+            path,
             kept["optimizer"] if kept is not None else None,
             updates,
         )
 
     def _load(self, path: str) -> None:
+        if state.is_distributed(path) and not os.path.exists(os.path.join(path, "manifest.json")):
+            raise DeepwellError(
+                f'"{path}" is a folder of torch.distributed.checkpoint of another program; convert it (deepwell reshard '
+                "FOLDER -o OUT --like MODEL), and resume from the result"
+            )
         manifest = json.loads(_deepwell.checkpoint_verify(path, self._describe()))
         if manifest["step"] > self.steps:
             raise DeepwellError(
                 f'the checkpoint "{path}" is of step {manifest["step"]}, but steps is {self.steps}; give at least the '
                 "checkpoint's"
             )
-        if not self.schedule_is_given:
+        converted = bool(manifest.get("converted"))
+        if not self.schedule_is_given and not converted:
             self.options["schedule_steps"] = manifest["schedule_steps"]
             self._describe()
         kept = self._read_trainer(path)
@@ -970,9 +978,8 @@ class Trainer:
             )
         self._load_tensors(path, kept, manifest["updates"])
         self.step, self.updates = manifest["step"], manifest["updates"]
-        if kept is None:
-            self.data.restore({"kind": "tokens"}, self.step, lambda: None)
-            torch.manual_seed(self.options["seed"] + self.step)
+        if kept is None or converted:
+            self._restore_without_position(path)
             return
         self._check_ranks(path, kept)
         position = kept["data"]
@@ -983,6 +990,18 @@ class Trainer:
         for callback, saved in zip(self.callbacks, kept["callbacks"]):
             if saved is not None and hasattr(callback, "load_state_dict"):
                 callback.load_state_dict(saved)
+
+    def _restore_without_position(self, path: str) -> None:
+        """The checkpoint has no random state and no position in the data; that of token files is the step."""
+        torch.manual_seed(self.options["seed"] + self.step)
+        if self.reads_tokens:
+            self.data.restore({"kind": "tokens"}, self.step, lambda: None)
+            return
+        warnings.warn(
+            f'"{path}" was made of another program\'s checkpoint, which has no position in the data; the dataloader '
+            "begins anew",
+            stacklevel=2,
+        )
 
     def _set_random(self) -> None:
         if self._random is not None:

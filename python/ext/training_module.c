@@ -86,6 +86,7 @@ static int read_options(PyObject *dict, dw_trainer_options *options) {
 #define TOKENS "deepwell.tokens"
 #define CHECKPOINTS "deepwell.checkpoints"
 #define WRITER "deepwell.checkpoint_writer"
+#define TENSORS "deepwell.safetensors_writer"
 
 static void destroy_tokens(PyObject *capsule) {
     dw_token_data_close(PyCapsule_GetPointer(capsule, TOKENS));
@@ -95,6 +96,10 @@ static void destroy_checkpoints(PyObject *capsule) {
 }
 static void destroy_writer(PyObject *capsule) {
     dw_checkpoint_writer_destroy(PyCapsule_GetPointer(capsule, WRITER));
+}
+
+static void destroy_tensors(PyObject *capsule) {
+    dw_safetensors_writer_destroy(PyCapsule_GetPointer(capsule, TENSORS));
 }
 
 static PyObject *done(dw_status status) {
@@ -457,6 +462,60 @@ static PyObject *safetensors_write(PyObject *self, PyObject *args) {
     return fine ? done(status) : NULL;
 }
 
+/* safetensors_create(path, ((name, dtype, shape, 0), ...)) -> writer. The data follow in this order. */
+static PyObject *safetensors_create(PyObject *self, PyObject *args) {
+    PyObject *path = NULL, *list = NULL, *capsule = NULL;
+    uint32_t count = 0;
+    dw_safetensors_writer *writer = NULL;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O&O!:safetensors_create", PyUnicode_FSConverter, &path,
+                          &PyTuple_Type, &list))
+        return NULL;
+    memory_tensor *tensors = read_tensors(list, &count);
+    dw_stored_tensor *described =
+        tensors == NULL ? NULL : PyMem_Calloc((size_t)count + 1, sizeof *described);
+    if (tensors != NULL && described == NULL) PyErr_NoMemory();
+    if (described != NULL) {
+        for (uint32_t i = 0; i < count; i++) described[i] = tensors[i].tensor;
+        dw_status status = dw_safetensors_writer_create(PyBytes_AsString(path), count, described, 0,
+                                                        NULL, &writer);
+        if (status != DW_OK)
+            extension_fail(status);
+        else if ((capsule = PyCapsule_New(writer, TENSORS, destroy_tensors)) == NULL)
+            dw_safetensors_writer_destroy(writer);
+    }
+    PyMem_Free(described);
+    PyMem_Free(tensors);
+    Py_DECREF(path);
+    return capsule;
+}
+
+/* safetensors_put(writer, address, bytes) */
+static PyObject *safetensors_put(PyObject *self, PyObject *args) {
+    PyObject *capsule = NULL;
+    unsigned long long address = 0, bytes = 0;
+    dw_status status = DW_OK;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OKK:safetensors_put", &capsule, &address, &bytes)) return NULL;
+    dw_safetensors_writer *writer = PyCapsule_GetPointer(capsule, TENSORS);
+    if (writer == NULL) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_safetensors_writer_put(writer, (const void *)(uintptr_t)address, (size_t)bytes);
+    Py_END_ALLOW_THREADS;
+    return done(status);
+}
+
+static PyObject *safetensors_commit(PyObject *self, PyObject *capsule) {
+    dw_status status = DW_OK;
+    (void)self;
+    dw_safetensors_writer *writer = PyCapsule_GetPointer(capsule, TENSORS);
+    if (writer == NULL) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_safetensors_writer_commit(writer);
+    Py_END_ALLOW_THREADS;
+    return done(status);
+}
+
 /* The dtype and shape in the file must be the tensor's. Returns its number in the file, or -1 with an exception. */
 static long long find_tensor(const dw_safetensors *file, const char *path, const memory_tensor *t) {
     uint32_t at = 0;
@@ -564,6 +623,10 @@ PyMethodDef training_functions[] = {
     {"checkpoint_verify", checkpoint_verify, METH_VARARGS,
      "checkpoint_verify(folder, run) -> manifest"},
     {"safetensors_write", safetensors_write, METH_VARARGS, "safetensors_write(path, tensors)"},
+    {"safetensors_create", safetensors_create, METH_VARARGS,
+     "safetensors_create(path, tensors) -> writer"},
+    {"safetensors_put", safetensors_put, METH_VARARGS, "safetensors_put(writer, address, bytes)"},
+    {"safetensors_commit", safetensors_commit, METH_O, "completes the file"},
     {"safetensors_read", safetensors_read, METH_VARARGS, "safetensors_read(path, tensors)"},
     {"safetensors_list", safetensors_list, METH_VARARGS,
      "safetensors_list(path) -> [(name, dtype, shape)]"},

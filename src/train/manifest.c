@@ -85,7 +85,12 @@ static dw_status parse_run(const char *run, json_t **root) {
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static int is_file(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+/* The file in which torch.distributed.checkpoint lists the tensors of a folder: the only hidden file of a checkpoint. */
+#define DISTRIBUTED ".metadata"
+
+static int is_file(const struct dirent *entry) {
+    return entry->d_name[0] != '.' || strcmp(entry->d_name, DISTRIBUTED) == 0;
+}
 
 static dw_status add_file(json_t *list, const char *folder, const char *name) {
     char path[PATH_MAX], hex[HEX_BYTES];
@@ -196,7 +201,8 @@ static dw_status check_file(const char *folder, const char *manifest, const json
     const json_t *bytes = json_object_get(entry, "bytes");
     char path[PATH_MAX], hex[HEX_BYTES];
     uint64_t found_bytes = 0, found_hash = 0;
-    if (!name || !hash || !json_is_integer(bytes) || strchr(name, '/') || name[0] == '.')
+    if (!name || !hash || !json_is_integer(bytes) || strchr(name, '/') ||
+        (name[0] == '.' && strcmp(name, DISTRIBUTED) != 0))
         return fail_manifest(manifest, "\"files\" to have a plain name, bytes and xxh3 each");
     if (snprintf(path, sizeof path, "%s/%s", folder, name) >= PATH_MAX)
         return fail_manifest(manifest, "a shorter name in \"files\"");
@@ -211,7 +217,7 @@ static dw_status check_file(const char *folder, const char *manifest, const json
     return DW_OK;
 }
 
-/* The two files that resuming requires must be listed. */
+/* The files that resuming requires must be listed: config.json, and the optimizer's or torch.distributed.checkpoint's. */
 static dw_status check_files(const char *folder, const char *manifest, const json_t *root) {
     const json_t *files = json_object_get(root, "files");
     bool config = false, optimizer = false;
@@ -221,7 +227,7 @@ static dw_status check_files(const char *folder, const char *manifest, const jso
         DW_RETURN_IF_FAILED(check_file(folder, manifest, entry));
         const char *name = json_string_value(json_object_get(entry, "name"));
         config |= strcmp(name, "config.json") == 0;
-        optimizer |= strcmp(name, "optimizer.safetensors") == 0;
+        optimizer |= strcmp(name, "optimizer.safetensors") == 0 || strcmp(name, DISTRIBUTED) == 0;
     }
     if (!config || !optimizer)
         return fail_manifest(manifest, "config.json and optimizer.safetensors in \"files\"");
@@ -279,13 +285,15 @@ static dw_status compare_data(dw__text *out, const json_t *here, const json_t *t
     return DW_OK;
 }
 
-/* The option `steps` may differ from the checkpoint's, because the schedule has its own number of steps. */
+/* The option `steps` may differ from the checkpoint's, because the schedule has its own number of steps. A checkpoint
+ * converted from another program's says "converted": true and has neither options nor data to compare. */
 static dw_status compare(const char *folder, const json_t *root, const json_t *run) {
     static const char *const objects[] = {"random", "options"};
     dw_status status = DW_OK;
     dw__text out = {0};
     if (add_defaults(json_object_get(root, "options")) != 0)
         DW_TRY(dw__fail_memory("comparing options", HEX_BYTES));
+    if (json_is_true(json_object_get(root, "converted"))) return DW_OK;
     for (size_t i = 0; i < DW_COUNT(objects); i++)
         DW_TRY(compare_values(&out, json_object_get(run, objects[i]),
                               json_object_get(root, objects[i])));

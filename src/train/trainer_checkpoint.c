@@ -270,7 +270,8 @@ dw_status dw__trainer_resume(dw_trainer *t) {
     if (snprintf(path, sizeof path, "%s/optimizer.safetensors", folder) >= PATH_MAX)
         return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
     DW_RETURN_IF_FAILED(read_manifest(t, folder, &progress));
-    if (!t->schedule_is_given) t->options.schedule_steps = progress.schedule_steps;
+    if (!t->schedule_is_given && progress.schedule_steps > 0)
+        t->options.schedule_steps = progress.schedule_steps;
     DW_RETURN_IF_FAILED(dw__trainer_check_schedule(&t->options));
     DW_RETURN_IF_FAILED(check_model(t, folder));
     DW_RETURN_IF_FAILED(dw__trainer_load_weights(t, folder));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Callable, Iterable, Iterator
 
@@ -26,7 +27,7 @@ DTYPES = {
     torch.float32: "F32",
     torch.float64: "F64",
 }
-_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 _MOST_BYTES = 1 << 28  # read at a time
 
 
@@ -71,6 +72,17 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def tied_of(model: torch.nn.Module) -> dict[str, str]:
+    """Returns the names that tensors_of leaves out, each with the name that it keeps."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        kept = first.setdefault(id(value), name)
+        if kept != name:
+            tied[name] = kept
+    return tied
+
+
 # ---- copies --------------------------------------------------------------------------------------
 
 
@@ -91,19 +103,33 @@ def copies(tensors: dict[str, torch.Tensor], kept: bool) -> dict[str, torch.Tens
     return copied
 
 
-def _entry(name: str, tensor: torch.Tensor) -> Entry:
-    if tensor.dtype not in DTYPES:
-        raise UnsupportedError(
-            f'"{name}" has the type {tensor.dtype}, which files of tensors do not have'
-        )
-    return name, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr()
+def dtype_name(dtype: torch.dtype, name: str) -> str:
+    """Returns the name of a dtype in files of tensors."""
+    if dtype not in DTYPES:
+        raise UnsupportedError(f'"{name}" has the type {dtype}, which files of tensors do not have')
+    return DTYPES[dtype]
+
+
+def entry(name: str, tensor: torch.Tensor) -> Entry:
+    return name, dtype_name(tensor.dtype, name), tuple(tensor.shape), tensor.data_ptr()
 
 
 def write(path: str, tensors: dict[str, torch.Tensor]) -> None:
-    _deepwell.safetensors_write(path, tuple(_entry(*item) for item in tensors.items()))
+    _deepwell.safetensors_write(path, tuple(entry(*item) for item in tensors.items()))
 
 
 # ---- reading -------------------------------------------------------------------------------------
+
+
+def is_distributed(folder: str | os.PathLike) -> bool:
+    """Returns whether a folder is one of torch.distributed.checkpoint."""
+    return os.path.isfile(os.path.join(folder, ".metadata"))
+
+
+def _distributed(folder: str) -> Any:
+    from deepwell.training import distributed  # PyTorch's part of it takes long to import
+
+    return distributed.Folder(folder)
 
 
 def _pieces(
@@ -123,10 +149,14 @@ def _pieces(
 
 @torch.no_grad()
 def read_into(path: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Reads tensors of the same names, types and shapes; a sharded one takes its shard."""
+    """Reads tensors of the same names, types and shapes; a sharded one takes its shard. ``path``: a file of tensors, or a
+    folder with the model's, also one of torch.distributed.checkpoint."""
+    if is_distributed(path):
+        _distributed(path).read({f"model.{name}": each for name, each in tensors.items()})
+        return
     for piece in _pieces(tensors.items()):
         read = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in piece}
-        _deepwell.safetensors_read(path, tuple(_entry(*item) for item in read.items()))
+        _deepwell.safetensors_read(path, tuple(entry(*item) for item in read.items()))
         for name, tensor in piece:
             tensor.copy_(_as_shard(read[name], tensor))
 
@@ -139,13 +169,26 @@ def _as_shard(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
 
 
+def _read_averages(folder: str) -> dict[str, torch.Tensor]:
+    """Returns the tensors of an optimizer's state by their names in optimizer.safetensors."""
+    if not is_distributed(folder):
+        return read_all(os.path.join(folder, "optimizer.safetensors"))
+    source = _distributed(folder)
+    names = {}
+    for key, (size, _) in source.tensors.items():
+        if key.startswith("optim.state.") and len(size) > 0:
+            name, _, kind = key[len("optim.state.") :].rpartition(".")
+            names[f"{kind}.{name}"] = key
+    return {name: each for piece in source.pieces(names) for name, each in piece.items()}
+
+
 def read_all(path: str) -> dict[str, torch.Tensor]:
     read = {}
     for name, dtype, shape in _deepwell.safetensors_list(path):
-        if dtype not in _BY_NAME:
+        if dtype not in TORCH_DTYPES:
             raise DeepwellError(f'"{path}": "{name}" has the type {dtype}, which PyTorch lacks')
-        read[name] = torch.empty(shape, dtype=_BY_NAME[dtype])
-    _deepwell.safetensors_read(path, tuple(_entry(*item) for item in read.items()))
+        read[name] = torch.empty(shape, dtype=TORCH_DTYPES[dtype])
+    _deepwell.safetensors_read(path, tuple(entry(*item) for item in read.items()))
     return read
 
 
@@ -167,11 +210,11 @@ def names_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[s
     ]
 
 
-def _plain(value: Any, where: str) -> Any:
+def to_json(value: Any, where: str) -> Any:
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         return {"tensor": value.item(), "dtype": DTYPES[value.dtype]}
     if isinstance(value, (list, tuple)):
-        return [_plain(each, where) for each in value]
+        return [to_json(each, where) for each in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise UnsupportedError(
@@ -179,10 +222,10 @@ def _plain(value: Any, where: str) -> Any:
     )
 
 
-def _loaded(value: Any) -> Any:
+def from_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return torch.tensor(value["tensor"], dtype=_BY_NAME[value["dtype"]])
-    return tuple(_loaded(each) for each in value) if isinstance(value, list) else value
+        return torch.tensor(value["tensor"], dtype=TORCH_DTYPES[value["dtype"]])
+    return tuple(from_json(each) for each in value) if isinstance(value, list) else value
 
 
 def is_adamw(optimizer: torch.optim.Optimizer) -> bool:
@@ -217,19 +260,17 @@ def split_optimizer(
                 tensors[f"{key}.{name}"] = value
             else:
                 where = f'the optimizer\'s state "{key}" of "{name}"'
-                numbers[name][key] = _plain(value, where)
+                numbers[name][key] = to_json(value, where)
     groups = [
-        {
-            key: _plain(value, f'the optimizer\'s "{key}"')
-            for key, value in group.items()
-            if key != "params"
-        }
+        {key: to_json(value, f'the optimizer\'s "{key}"') for key, value in group.items()}
         for group in stored["param_groups"]
     ]
-    return _in_order(tensors, names), {"groups": groups, "numbers": numbers}
+    for group in groups:
+        group["params"] = [names[index] for index in group["params"]]
+    return in_order(tensors, names), {"groups": groups, "numbers": numbers}
 
 
-def _in_order(tensors: dict[str, torch.Tensor], names: list[str]) -> dict[str, torch.Tensor]:
+def in_order(tensors: dict[str, torch.Tensor], names: list[str]) -> dict[str, torch.Tensor]:
     """Kind after kind, as `deepwell train` writes them."""
     kinds = dict.fromkeys(key.partition(".")[0] for key in tensors)
     wanted = (f"{kind}.{name}" for kind in kinds for name in names)
@@ -243,10 +284,10 @@ def load_optimizer(
     kept: dict[str, Any] | None,
     updates: int,
 ) -> None:
-    """``kept``: the JSON of split_optimizer; None: a checkpoint of `deepwell train`."""
+    """``path``: the folder of a checkpoint. ``kept``: the JSON of split_optimizer; None: of `deepwell train`."""
     names = names_of(model, optimizer)
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    read = read_all(path)
+    read = _read_averages(path)
     if kept is None:
         if not is_adamw(optimizer):
             raise DeepwellError(
@@ -264,7 +305,7 @@ def load_optimizer(
     for index, name in enumerate(names):
         if name not in numbers:
             continue
-        values = {key: _loaded(value) for key, value in numbers[name].items()}
+        values = {key: from_json(value) for key, value in numbers[name].items()}
         for key, value in by_name.get(name, {}).items():
             values[key] = _placed(value, params[index])
         if kept is None and not all(key in values for key in _AVERAGES):
@@ -278,7 +319,8 @@ def load_optimizer(
                 f"{len(stored['param_groups'])}; make the groups as they were"
             )
         for group, saved in zip(stored["param_groups"], kept["groups"]):
-            group.update({key: _loaded(value) for key, value in saved.items() if key in group})
+            kept_keys = [key for key in saved if key in group and key != "params"]
+            group.update({key: from_json(saved[key]) for key in kept_keys})
     optimizer.load_state_dict({"state": state, "param_groups": stored["param_groups"]})
 
 
