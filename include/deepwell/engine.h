@@ -133,6 +133,11 @@ DW_API dw_status dw_plan_operations(const dw_plan *plan, char **json);
  * A kernel that is shorter than its launch takes the host then counts as long as the launch. Runs that the caller's
  * stream records are not timed. */
 DW_API void dw_plan_profile(dw_plan *plan, int on);
+/* Calls `watcher` in front of each instruction of a timed run (`begins` 1) and behind it (0), in the thread that runs the
+ * plan; on a GPU the kernels have been enqueued then, not run. A profiler that records ranges finds out so which kernels
+ * are of which instruction. NULL: no longer. No run of the plan may be in progress. */
+typedef void (*dw_instruction_watcher)(void *context, uint32_t instruction, int begins);
+DW_API void dw_plan_watch(dw_plan *plan, dw_instruction_watcher watcher, void *context);
 typedef struct dw_instruction_time {
     uint64_t runs;  /* 0: not timed, or the caller left out all that the instruction writes */
     double seconds; /* of all runs together */

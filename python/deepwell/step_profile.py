@@ -1,8 +1,9 @@
 """Measures a step of an optimized model: forward, and backward to its parameters.
 
 The step is timed first, as it runs in a training. Then each instruction of the engine's plans is timed in further steps
-(dw_plan_profile in deepwell/engine.h): on a CPU by the clock around it, on a GPU by events between instructions, which
-no recorded CUDA graph has. Where PyTorch runs the model, PyTorch's profiler times its operators and kernels instead.
+(dw_plan_profile in deepwell/engine.h), in runs that replay no recorded CUDA graph: on a CPU by the clock around it, on a
+GPU by the times of its kernels (kernel_times.py), or by events between instructions where PyTorch's profiler cannot time
+kernels. Where PyTorch runs the model, PyTorch's profiler times its operators and kernels instead.
 Gradients, buffers and random states stay as they are.
 """
 
@@ -19,7 +20,7 @@ from typing import Any, Callable, Iterator, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from deepwell import _deepwell
+from deepwell import _deepwell, kernel_times
 from deepwell.compiled_ops import CompiledOp, listed_ops
 from deepwell.optimize import installed
 from deepwell.targets import Target
@@ -45,6 +46,7 @@ class _Event:
     step: int
     start: float
     seconds: float
+    kernels: list[kernel_times.Kernel] | None = None  # None: not known by kernels
 
 
 @dataclasses.dataclass
@@ -206,15 +208,26 @@ def _timed(
             stack.enter_context(forward.in_engine())
         _step(model, args, kwargs, wait)  # makes the plans
         running = _plans(root)
-        found: list[list[tuple[int, int, float, float]]] = [[] for _ in running]
+        found: list[list[tuple[Any, ...]]] = [[] for _ in running]
         spans = []
-        for step in range(steps):
+
+        def timed() -> _Span:
             with _timing(running):
-                spans.append(_step(model, args, kwargs, wait))
-            for mine, one in zip(found, running):
-                for index, (runs, seconds, start) in enumerate(one.plan.times()):
-                    if runs:
-                        mine.append((index, step, start, seconds / runs))
+                return _step(model, args, kwargs, wait)
+
+        if _has_kernels(root):
+            kernels, spans = kernel_times.measure([one.plan for one in running], timed, steps)
+            for (at, index, step), mine in _by_instruction(kernels).items():
+                start, end = mine[0].start, max(each.start + each.seconds for each in mine)
+                found[at].append((index, step, start, end - start, mine))
+        if not any(found):
+            spans = []
+            for step in range(steps):
+                spans.append(timed())
+                for mine, one in zip(found, running):
+                    for index, (runs, seconds, start) in enumerate(one.plan.times()):
+                        if runs:
+                            mine.append((index, step, start, seconds / runs))
     ops: list[CompiledOp] = []
     events: list[_Event] = []
     for mine, one in zip(found, running):
@@ -227,12 +240,34 @@ def _timed(
         op.measured_ms, op.runs = None, 0
     for event in events:
         op = ops[event.at]
-        op.measured_ms = (op.measured_ms or 0.0) + 1e3 * event.seconds
+        op.measured_ms = (op.measured_ms or 0.0) + 1e3 * _busy(event)
         op.runs += 1
     for op in ops:
         if op.measured_ms is not None:
             op.measured_ms /= op.runs
     return ops, events, spans
+
+
+def _has_kernels(root: torch.nn.Module) -> bool:
+    """Returns whether the kernels of the model can be timed one by one."""
+    return any(p.is_cuda for p in root.parameters()) and kernel_times.supported()
+
+
+def _by_instruction(
+    kernels: Sequence[kernel_times.Kernel],
+) -> dict[tuple[int, int, int], list[kernel_times.Kernel]]:
+    """(number of the plan, instruction, step) -> its kernels, in order."""
+    found: dict[tuple[int, int, int], list[kernel_times.Kernel]] = {}
+    for kernel in kernels:
+        found.setdefault((*kernel.at, kernel.step), []).append(kernel)
+    return found
+
+
+def _busy(event: _Event) -> float:
+    """Seconds of an instruction: those of its kernels, without what is between them, where they are known."""
+    if event.kernels is None:
+        return event.seconds
+    return sum(kernel.seconds for kernel in event.kernels)
 
 
 def _runs_in_engine(
@@ -251,15 +286,19 @@ def _runs_in_engine(
 
 def _of_engine(ops: list[CompiledOp], events: list[_Event], spans: list[_Span]) -> dict[str, Any]:
     """Returns the fields of a report whose step ran in the engine."""
-    on_gpu = ops[0].backend_op.device != "cpu"
+    method = "the clock around each instruction"
+    if ops[0].backend_op.device != "cpu":
+        method = "events between instructions"
+    if any(event.kernels is not None for event in events):
+        method = "kernels by CUPTI"
     counted: dict[tuple[str, str, str], list[float]] = {}
     for event in events:
         op = ops[event.at]
-        counted.setdefault((op.phase, op.op, op.kernel), []).append(event.seconds)
-    total = sum(event.seconds for event in events)
+        counted.setdefault((op.phase, op.op, op.kernel), []).append(_busy(event))
+    total = sum(map(_busy, events))
     lengths = [_length(span) for span in spans]
     return {
-        "method": "events between instructions" if on_gpu else "the clock around each instruction",
+        "method": method,
         "operations_ms": 1e3 * total / len(spans),
         # Python, autograd, allocations, and what PyTorch runs beside the engine, in the steps that were timed.
         "outside_ms": 1e3 * max(sum(lengths) - total, 0.0) / len(spans),
@@ -331,7 +370,8 @@ def _write_trace(
     path: str, device: str, ops: list[CompiledOp], events: list[_Event], spans: list[_Span]
 ) -> None:
     """Writes the timed steps in the JSON trace format for ui.perfetto.dev or chrome://tracing: a process, with a thread
-    for the phases of each step and one for the engine's stream. Times are in microseconds."""
+    for the phases of each step, one for the engine's instructions, and one for the kernels of each of the GPU's streams
+    where they are known. Times are in microseconds."""
     zero = min([span[0] for span in spans] + [event.start for event in events])
 
     def event_of(name: str, category: str, thread: int, start: float, seconds: float, **args: Any):
@@ -372,5 +412,25 @@ def _write_trace(
                 bytes=op.bytes,
             )
         )
+    streams: dict[int, int] = {}  # of the GPU -> thread of the trace
+    for event in events:
+        for kernel in event.kernels or ():
+            if kernel.stream not in streams:
+                thread = streams[kernel.stream] = 2 + len(streams)
+                name = {"name": f"kernels of the GPU's stream {kernel.stream}"}
+                written.append(
+                    {"ph": "M", "name": "thread_name", "pid": 0, "tid": thread, "args": name}
+                )
+            written.append(
+                event_of(
+                    kernel.name,
+                    "kernel",
+                    streams[kernel.stream],
+                    kernel.start,
+                    kernel.seconds,
+                    step=kernel.step,
+                    instruction=ops[event.at].backend_op.name,
+                )
+            )
     with open(path, "w", encoding="utf-8") as file:
         file.write("[\n" + ",\n".join(json.dumps(one) for one in written) + "\n]\n")

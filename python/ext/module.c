@@ -253,10 +253,13 @@ typedef struct plan_slot {
     dw_plan *plan;
     PyObject *engine; /* keeps the engine, and so the plan, alive */
     Py_ssize_t leaf_count, output_count, grad_output_count, wrt_count;
+    PyObject *watcher; /* called around the instructions of timed runs; NULL: none */
 } plan_slot;
 
 static void plan_dealloc(PyObject *self) {
     plan_slot *slot = object_slot(self);
+    if (slot->watcher != NULL) dw_plan_watch(slot->plan, NULL, NULL);
+    Py_XDECREF(slot->watcher);
     if (slot->plan != NULL) dw_plan_release(slot->plan);
     Py_XDECREF(slot->engine);
     release_object(self);
@@ -347,6 +350,26 @@ static PyObject *plan_profile(PyObject *self, PyObject *on) {
     const int wanted = PyObject_IsTrue(on);
     if (wanted < 0) return NULL;
     dw_plan_profile(((plan_slot *)object_slot(self))->plan, wanted);
+    Py_RETURN_NONE;
+}
+
+/* A watcher cannot make a run fail, so that its exceptions are reported as those of a destructor. */
+static void call_watcher(void *watcher, uint32_t instruction, int begins) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *result =
+        PyObject_CallFunction(watcher, "IO", instruction, begins ? Py_True : Py_False);
+    if (result == NULL) PyErr_WriteUnraisable(watcher);
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+}
+
+static PyObject *plan_watch(PyObject *self, PyObject *watcher) {
+    plan_slot *slot = object_slot(self);
+    PyObject *earlier = slot->watcher;
+    slot->watcher = watcher == Py_None ? NULL : watcher;
+    Py_XINCREF(slot->watcher);
+    dw_plan_watch(slot->plan, slot->watcher != NULL ? call_watcher : NULL, slot->watcher);
+    Py_XDECREF(earlier);
     Py_RETURN_NONE;
 }
 
@@ -660,6 +683,9 @@ static PyMethodDef plan_methods[] = {
     {"describe", plan_describe, METH_NOARGS, "one line per instruction"},
     {"operations", plan_operations, METH_NOARGS, "the instructions as JSON (dw_plan_operations)"},
     {"profile", plan_profile, METH_O, "profile(on): times instructions from now on, or no longer"},
+    {"watch", plan_watch, METH_O,
+     "watch(f): calls f(instruction, begins) around the instructions of timed runs; None: no "
+     "longer"},
     {"times", plan_times, METH_NOARGS, "[(runs, seconds, start of the last run), ...]"},
     {"instruction", plan_instruction, METH_VARARGS,
      "instruction(index) -> Instruction with operands of its own"},

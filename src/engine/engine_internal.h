@@ -166,8 +166,10 @@ struct dw_plan {
 
     pthread_mutex_t lock; /* of `kept` */
     bool has_lock;
-    void *kept;               /* by the executor, from one run to the next */
-    _Atomic(dw__clock) clock; /* NULL: instructions are not timed */
+    void *kept;                     /* by the executor, from one run to the next */
+    _Atomic(dw__clock) clock;       /* NULL: instructions are not timed */
+    dw_instruction_watcher watcher; /* of timed runs; NULL: none */
+    void *watcher_context;
 };
 
 /* ---- engine_graph.c -------------------------------------------------------------------------- */
@@ -231,6 +233,10 @@ void dw__step_shape(const dw__step *step, dw__call *call);
 
 static inline bool dw__plan_is_timed(const dw_plan *plan) {
     return atomic_load_explicit(&plan->clock, memory_order_relaxed) != NULL;
+}
+/* Calls the watcher of a timed run, if there is one. */
+static inline void dw__instruction_watched(const dw_plan *plan, uint32_t index, int begins) {
+    if (plan->watcher) plan->watcher(plan->watcher_context, index, begins);
 }
 /* Counts a run of the instruction that began at `start` and took `seconds`. */
 void dw__instruction_ran(dw__instruction *instruction, double start, double seconds);

@@ -71,15 +71,18 @@ static dw_status run_range(dw__run *run, uint32_t from, uint32_t to) {
     const dw__clock clock = atomic_load_explicit(&run->plan->clock, memory_order_relaxed);
     for (uint32_t i = from; i < to; i++) {
         dw__instruction *instruction = &run->plan->code.items[i];
+        if (clock) dw__instruction_watched(run->plan, i, 1);
         double start = clock ? clock() : 0.0;
         bool ran;
         dw_status status = run_instruction(run, instruction, &ran);
+        const double end = clock ? clock() : 0.0;
+        if (clock) dw__instruction_watched(run->plan, i, 0);
         if (status != DW_OK) {
             char label[160];
             dw__node_label(engine->graph, instruction->step.node, label, sizeof label);
             return dw__fail_prefix(status, "%s", label);
         }
-        if (clock && ran) dw__instruction_ran(instruction, start, clock() - start);
+        if (clock && ran) dw__instruction_ran(instruction, start, end - start);
     }
     return DW_OK;
 }

@@ -179,7 +179,10 @@ static dw_status enqueue_between(dw__run *run, uint32_t from, uint32_t to, void 
     void *stream = run->bindings->stream;
     DW_RETURN_IF_FAILED(device->event_record(events[0], stream));
     for (uint32_t i = 0; i < to - from; i++) {
-        DW_RETURN_IF_FAILED(enqueue(run, from + i, stream, &ran[i]));
+        dw__instruction_watched(run->plan, from + i, 1);
+        const dw_status status = enqueue(run, from + i, stream, &ran[i]);
+        dw__instruction_watched(run->plan, from + i, 0);
+        DW_RETURN_IF_FAILED(status);
         DW_RETURN_IF_FAILED(device->event_record(events[i + 1], stream));
     }
     return DW_OK;

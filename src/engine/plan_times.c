@@ -25,6 +25,11 @@ void dw_plan_profile(dw_plan *plan, int on) {
     atomic_store(&plan->clock, of_environment ? of_environment : dw__seconds);
 }
 
+void dw_plan_watch(dw_plan *plan, dw_instruction_watcher watcher, void *context) {
+    plan->watcher = watcher;
+    plan->watcher_context = context;
+}
+
 uint32_t dw_plan_times(const dw_plan *plan, uint32_t capacity, dw_instruction_time *times) {
     const uint32_t count = (uint32_t)plan->code.count;
     for (uint32_t i = 0; i < count && i < capacity; i++) {

@@ -419,6 +419,41 @@ static uint64_t runs_of(const dw_plan *plan, double *seconds) {
     return runs;
 }
 
+typedef struct instructions_seen {
+    uint32_t instructions, count; /* how many began; how many the plan has */
+    int inside;                   /* between the calls in front of an instruction and behind it */
+} instructions_seen;
+
+static void watch(void *context, uint32_t instruction, int begins) {
+    instructions_seen *seen = context;
+    assert_int_equal(seen->inside, !begins);
+    if (begins)
+        assert_int_equal(instruction, seen->instructions++ % seen->count);
+    else
+        assert_int_equal(instruction, (seen->instructions - 1) % seen->count);
+    seen->inside = begins;
+}
+
+static void timed_runs_are_watched(void **state) {
+    (void)state;
+    fixture f;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    const uint32_t count = dw_plan_times(f.plan, 0, NULL);
+    instructions_seen seen = {.count = count};
+    dw_plan_watch(f.plan, watch, &seen);
+    step_of(&f); /* not timed */
+    assert_int_equal(seen.instructions, 0);
+    dw_plan_profile(f.plan, 1);
+    step_of(&f);
+    step_of(&f);
+    assert_int_equal(seen.instructions, 2 * count);
+    assert_int_equal(seen.inside, 0);
+    dw_plan_watch(f.plan, NULL, NULL);
+    step_of(&f);
+    assert_int_equal(seen.instructions, 2 * count);
+    fixture_end(&f);
+}
+
 static void instructions_are_timed_on_request(void **state) {
     (void)state;
     fixture f;
@@ -1057,6 +1092,7 @@ int main(void) {
         cmocka_unit_test(plans_are_cached_and_kept_while_in_use),
         cmocka_unit_test(a_plan_describes_itself),
         cmocka_unit_test(instructions_are_timed_on_request),
+        cmocka_unit_test(timed_runs_are_watched),
         cmocka_unit_test(instructions_are_listed_and_run_by_themselves),
         cmocka_unit_test(heads_are_never_copied),
         cmocka_unit_test(a_tied_table_needs_no_second_gradient),

@@ -9,7 +9,7 @@ from pathlib import Path
 import deepwell as dw
 import pytest
 import torch
-from deepwell import _deepwell
+from deepwell import _deepwell, kernel_times, step_profile
 from deepwell.targets import PlannedGpu
 from torch import nn
 from zoo import mlp, small_gpt2
@@ -122,6 +122,83 @@ def test_a_profile_measures(compiled, tmp_path, monkeypatch) -> None:
     assert measured["step_time_ms"] == profile["step_time_ms"]
     with pytest.raises(ValueError, match="steps is 0"):
         engine.profile(steps=0)
+
+
+class OnGpu:
+    """A kernel of PyTorch's profiler's results, as a GPU's are, for a range of the CPU's."""
+
+    def __init__(self, of, number: int, linked: int) -> None:
+        self.of, self.number, self.linked = of, number, linked
+
+    name = lambda self: f"kernel {self.number}"  # noqa: E731
+    device_type = lambda self: torch.autograd.DeviceType.CUDA  # noqa: E731
+    linked_correlation_id = lambda self: self.linked  # noqa: E731
+    device_resource_id = lambda self: 7  # noqa: E731
+    duration_ns = lambda self: 1000 + self.number  # noqa: E731
+    start_ns = lambda self: self.of.start_ns() + 10_000 * self.number  # noqa: E731
+
+
+def test_a_profile_by_kernels(compiled, tmp_path, monkeypatch) -> None:
+    """Two kernels for each instruction, as if a GPU had run them, and one that belongs to none."""
+    engine, _ = compiled
+    made = []
+
+    def kernels_of(events, began):
+        ranges = [e for e in events if e.name().startswith("deepwell instruction")]
+        made.extend(ranges)
+        of_gpu = [OnGpu(e, number, e.correlation_id()) for e in ranges for number in (0, 1)]
+        return whole(list(events) + of_gpu + [OnGpu(ranges[0], 2, 0)], began)
+
+    whole = kernel_times.kernels_of
+    monkeypatch.setattr(kernel_times, "kernels_of", kernels_of)
+    monkeypatch.setattr(step_profile, "_has_kernels", lambda root: True)
+    file = tmp_path / "trace.json"
+    profile = engine.profile(steps=2, trace=file)
+    ops = engine.compiled_ops
+    assert profile["method"] == "kernels by CUPTI"
+    assert [e.name() for e in made[: len(ops)]] == [e.name() for e in made[len(ops) :]]
+    assert all(op.measured_ms == pytest.approx(2.001e-3) and op.runs == 2 for op in ops)
+    assert profile["operations_ms"] == pytest.approx(2.001e-3 * len(ops))
+    written = json.loads(file.read_text())
+    kernels = [e for e in written if e["ph"] == "X" and e["tid"] == 2]
+    assert len(kernels) == 2 * 2 * len(ops)
+    assert {e["args"]["instruction"] for e in kernels} == {op.backend_op.name for op in ops}
+    assert "kernels of the GPU's stream 7" in file.read_text()
+    runs = [e for e in written if e["ph"] == "X" and e["tid"] == 1]
+    assert len(runs) == 2 * len(ops)
+    for e in runs:
+        assert e["dur"] == pytest.approx(
+            11.001, abs=0.01
+        )  # from the first kernel to the last one's end
+        phases = [p for p in written if p["ph"] == "X" and p["tid"] == 0]
+        (phase,) = [p for p in phases if p["ts"] - 50 <= e["ts"] <= p["ts"] + p["dur"] + 50
+                    and (p["name"], p["args"]["step"]) == (e["cat"], e["args"]["step"])]  # fmt: skip
+        assert phase is not None
+    # While another profiler runs, this one does not.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert not kernel_times.supported()
+
+
+def test_a_profile_without_kernels_falls_back(compiled, monkeypatch) -> None:
+    engine, _ = compiled
+    monkeypatch.setattr(step_profile, "_has_kernels", lambda root: True)
+    profile = engine.profile(steps=2)  # CUPTI reports nothing
+    assert profile["method"] == "the clock around each instruction"
+    assert all(op.measured_ms > 0 and op.runs == 2 for op in engine.compiled_ops)
+
+
+@pytest.mark.gpu
+def test_kernels_of_a_gpu_are_timed(tmp_path) -> None:
+    model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda().bfloat16()
+    x = torch.randn(1024, 512, device="cuda", dtype=torch.bfloat16)
+    engine = dw.compile(model, example_inputs=x, fallback="none")
+    file = tmp_path / "trace.json"
+    profile = engine.profile(steps=3, trace=file)
+    assert profile["method"] == "kernels by CUPTI"
+    assert all(op.measured_ms > 0 and op.runs == 3 for op in engine.compiled_ops)
+    assert profile["operations_ms"] < profile["step_time_ms"] * 1.5
+    written = json.loads(file.read_text())
+    assert [e for e in written if e.get("cat") == "kernel"]
 
 
 def test_a_profile_of_what_pytorch_runs(tmp_path) -> None:
