@@ -33,6 +33,7 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
     from deepwell.export import Artifact, export, load_engine
     from deepwell.host_plan import HostPlan
     from deepwell.machine import Hardware, hardware, print_hardware_info, probe
+    from deepwell.moe import DeepwellMoE
     from deepwell.muon import Muon
     from deepwell.optim import AdamW
     from deepwell.optimize import optimize, restore, summary
@@ -56,6 +57,7 @@ __all__ = [
     "CompiledOp",
     "DWSelfAttention",
     "DeepwellError",
+    "DeepwellMoE",
     "DivergenceError",
     "Engine",
     "Hardware",

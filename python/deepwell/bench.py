@@ -355,12 +355,6 @@ def _train(model, tokens, options) -> tuple[list[float], float, int | None]:
 
 
 def bench_moe(options: argparse.Namespace) -> Row:
-    layer_type = getattr(deepwell, "DeepwellMoE", None)
-    if layer_type is None:
-        raise UnsupportedError(
-            "moe is not supported: this version has no deepwell.DeepwellMoE; `deepwell bench gemm --num-experts N` "
-            "times the grouped GEMM of a mixture"
-        )
     if options.precision not in ("auto", "fp32", "fp16", "bf16"):
         raise UnsupportedError(
             f"moe in {options.precision} is not supported: use bf16, fp16 or fp32"
@@ -371,7 +365,13 @@ def bench_moe(options: argparse.Namespace) -> Row:
     hidden = options.hidden or (64 if options.on.type == "cpu" else 1024)
     dtype, name = _dtype(options)
     torch.manual_seed(_SEED)
-    layer = layer_type(hidden, 4 * hidden, experts, min(2, experts)).to(options.on, dtype)
+    try:
+        layer = deepwell.DeepwellMoE(hidden, 4 * hidden, experts, min(2, experts))
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"{error}. `deepwell bench gemm --num-experts N` times the grouped GEMM of a mixture"
+        ) from None
+    layer = layer.to(options.on, dtype)
     dense = torch.nn.Sequential(
         torch.nn.Linear(hidden, 4 * hidden), torch.nn.GELU(), torch.nn.Linear(4 * hidden, hidden)
     ).to(options.on, dtype)
