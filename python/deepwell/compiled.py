@@ -32,7 +32,7 @@ from deepwell.ir import IR, capture, made_arguments
 from deepwell.machine import Hardware, hardware, probe
 from deepwell.optimize import _unwrap, installed, optimize, restore
 from deepwell.plans import Plan, autoplan
-from deepwell.precision import policy_of
+from deepwell.precision import Precision, policy_of
 from deepwell.step_memory import StepGraph
 from deepwell.targets import Gpu, Target
 
@@ -372,7 +372,7 @@ def _compiled(
         raise TypeError(
             f"deepwell.compile needs the result of deepwell.capture or a module, not {type(ir).__name__}"
         )
-    warned = _plan_notes(plan)
+    warned = _plan_notes(plan, precision)
     notes = list(warned)
     tensors = named_tensors(_unwrap(model)).values()
     if any(tensor.is_meta for tensor in tensors):
@@ -424,10 +424,27 @@ def _optimized(
         return "auto", [f"the model runs in its own precision, because {error}"]
 
 
-def _plan_notes(plan: Plan | HostPlan | None) -> list[str]:
-    if not isinstance(plan, Plan) or plan.layout.gpus <= 1:
+def _plan_notes(plan: Plan | HostPlan | None, precision: Any) -> list[str]:
+    if not isinstance(plan, Plan):
         return []
+    return [*_precision_notes(plan, precision), *_process_notes(plan)]
+
+
+def _precision_notes(plan: Plan, precision: Any) -> list[str]:
+    asked = _named(precision).lower()
+    planned = plan.layout.precision.removesuffix("-tensor")
+    if asked in ("auto", planned) or asked not in [p.value for p in Precision]:
+        return []
+    return [
+        f"the plan's times and memory are for {planned} GEMMs and the engine has {asked}: pass precision={asked!r} to "
+        "deepwell.autoplan too"
+    ]
+
+
+def _process_notes(plan: Plan) -> list[str]:
     layout = plan.layout
+    if layout.gpus <= 1:
+        return []
     here = torch.cuda.device_count()
     axes = [f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "pp", "ep", "dp")]
     used = ", ".join(axis for axis in axes if not axis.endswith(" 1"))

@@ -111,6 +111,14 @@ def _refuse_gradients(*operands) -> None:
         )
 
 
+def _refuse_bare_codes(*operands) -> None:
+    for name, x in zip("ab", operands):
+        if isinstance(x, torch.Tensor) and x.element_size() == 1:
+            raise TypeError(
+                f"{name} is {x.dtype}, codes without their scales: pass both as a pair, (codes, scales) of MicroscaleManager"
+            )
+
+
 def _result_dtype(operands: Sequence, out_dtype: torch.dtype | None) -> torch.dtype:
     if out_dtype is None:
         types = [x.dtype for x in operands if isinstance(x, torch.Tensor)]
@@ -186,6 +194,7 @@ class CutlassKernel:
         if self.precision is None:
             raise DeepwellError("initialize(m, n, k, precision) has not been called")
         _refuse_gradients(a, b, c)
+        _refuse_bare_codes(a, b)
         dtype = _result_dtype((a, b), out_dtype)
         left = self._operand(a, self.m, "a", plain_is_transposed=False)
         right = self._operand(b, self.n, "b", plain_is_transposed=True)
