@@ -112,8 +112,8 @@ typedef struct dw_simulation_figures {
     /* Relative to the baseline: the fastest usual layout that fits, in the same framework and precision. The usual
      * layouts are FSDP (ZeRO-3) over all GPUs, with or without tensor parallelism within a node, and ZeRO-1 with tensor
      * parallelism within a node and a 1F1B or interleaved pipeline. Sizes are powers of 2, experts may use any of them,
-     * micro-batches are 1 to 8, recomputation is the least that fits. Context parallelism is used only if nothing fits
-     * without it. */
+     * micro-batches are 1 to 8, recomputation is the least that fits. A twentieth of the memory is left free, as by
+     * plans, unless nothing fits so. Context parallelism is used only if nothing fits without it. */
     double speedup;
     dw_layout baseline_layout; /* set if speedup is not 0 */
     char baseline[192];        /* the baseline in words */

@@ -15,8 +15,6 @@
 
 enum { KEPT_MOST = 33, ROUND_FIRST = 8, ROUND_MOST = 256, WHAT_IFS_MOST = 48 };
 
-/* Part of the GPU's memory left free. Predictions are off by some percent, and a run that exceeds the memory fails. */
-static const double RESERVE = 0.05;
 /* Part of the host's memory left to the system and the data loader. */
 static const double HOST_RESERVE = 0.1;
 /* Layouts within this part of the fastest count as equally fast; the simplest of them is chosen. */
@@ -649,7 +647,8 @@ dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autoplan **p
     *plan = NULL;
     DW_RETURN_IF_FAILED(check_request(request));
     dw_hardware hardware = *request->hardware;
-    double reserve = request->reserve < 0 ? RESERVE * hardware.memory.value : request->reserve;
+    double reserve =
+        request->reserve < 0 ? DW__PLAN_RESERVE * hardware.memory.value : request->reserve;
     hardware.memory.value -= reserve;
     hardware.host_memory.value *= 1 - HOST_RESERVE;
     dw__problem problem = {.model = request->model,

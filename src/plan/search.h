@@ -31,6 +31,10 @@ void dw__limits_finish(dw__limits *limits);
 
 /* ---- space ---------------------------------------------------------------------------------- */
 
+/* Part of a GPU's memory that plans leave free by default. Predictions are off by some percent, and a run that exceeds
+ * the memory fails. */
+#define DW__PLAN_RESERVE 0.05
+
 /* The inputs of a search. The hardware's memory excludes the reserve. */
 typedef struct dw__problem {
     const dw_model_sizes *model;

@@ -273,7 +273,11 @@ static void try_sizes(baseline *b, dw_layout layout) {
 
 static dw_status compare_usual(const dw_model_sizes *model, const dw_hardware *hardware,
                                dw_simulation_figures *f, const dw_layout *layout) {
-    baseline b = {.model = model, .hardware = hardware};
+    baseline b = {.model = model};
+    /* Usual layouts leave memory free as plans do. Only if none fits so may they use all of it. */
+    dw_hardware reduced = *hardware;
+    reduced.memory.value *= 1 - DW__PLAN_RESERVE;
+    const dw_hardware *const hardwares[] = {&reduced, hardware};
     dw_layout other = *layout;
     dw__text words = {0};
     other.attention_tp = other.etp = other.shard = other.offload_layers = 0;
@@ -284,8 +288,11 @@ static dw_status compare_usual(const dw_model_sizes *model, const dw_hardware *h
     f->speedup = 0;
     f->speedup_reason = no_answer;
     /* Uses the least context parallelism with which a layout fits, for long sequences only. */
-    for (other.cp = 1; b.seconds <= 0 && layout->gpus % other.cp == 0; other.cp *= 2)
-        if (other.cp == 1 || layout->seq_len % (2 * other.cp) == 0) try_sizes(&b, other);
+    for (int at = 0; at < 2 && b.seconds <= 0; at++) {
+        b.hardware = hardwares[at];
+        for (other.cp = 1; b.seconds <= 0 && layout->gpus % other.cp == 0; other.cp *= 2)
+            if (other.cp == 1 || layout->seq_len % (2 * other.cp) == 0) try_sizes(&b, other);
+    }
     if (b.seconds <= 0) {
         f->speedup_reason = b.divides ? "none of the usual layouts fits into the GPUs' memory"
                                       : "no usual layout divides the batch into whole sequences";

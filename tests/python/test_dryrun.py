@@ -318,3 +318,12 @@ def test_baseline_is_a_usual_layout():
     figures = dw.dryrun(found)
     assert isinstance(figures["expected_speedup"], float) and 0.3 < figures["expected_speedup"] < 2
     assert "pp " in figures["baseline"]
+
+
+def test_a_plan_is_not_slower_than_the_usual_layouts():
+    """The baseline leaves as much memory free as the plan; ties within half a percent go to the simpler layout."""
+    plan = dw.autoplan(
+        "llama3-70b", hw="b200:64", seq_len=8192, global_batch=512, precision="mxfp8",
+        what_ifs=False, constraints={"framework": "megatron"},
+    )  # fmt: skip
+    assert dw.dryrun(plan)["expected_speedup"] > 0.995
