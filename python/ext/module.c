@@ -1425,9 +1425,16 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (PyModule_AddFunctions(module, attention_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, attention_decision_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, attention_operator_functions) != 0) goto failed;
-    state.error = PyErr_NewExceptionWithDoc("deepwell._deepwell.Error",
-                                            "A failure in libdeepwell; .status names its kind.",
-                                            PyExc_RuntimeError, NULL);
+    /* Users catch deepwell.DeepwellError, whichever layer has found the mistake. */
+    PyObject *errors = PyImport_ImportModule("deepwell.errors");
+    if (errors == NULL) goto failed;
+    PyObject *base = PyObject_GetAttrString(errors, "DeepwellError");
+    Py_DECREF(errors);
+    if (base == NULL) goto failed;
+    state.error =
+        PyErr_NewExceptionWithDoc("deepwell._deepwell.Error",
+                                  "A failure in libdeepwell; .status names its kind.", base, NULL);
+    Py_DECREF(base);
     if (state.error == NULL) goto failed;
     Py_INCREF(state.error);
     if (PyModule_AddObject(module, "Error", state.error) != 0) goto failed;

@@ -177,7 +177,9 @@ USES = {
             dw.DeepwellMoE(64, 256, num_experts=8, top_k=2, capacity_factor=1.25)""",
     "DeepwellError": """
         with pytest.raises(dw.DeepwellError, match='abacus'):
-            dw.hardware('abacus:8')""",
+            dw.hardware('abacus:8')
+        with pytest.raises(dw.DeepwellError, match='nothing.bin'):
+            dw.Trainer(model, ['nothing.bin'], sequence=16, batch=2, steps=1)""",
     "UnsupportedError": """
         with pytest.raises(dw.UnsupportedError, match='sm_70'):
             dw.optimize(model, target='sm_70')""",
