@@ -16,8 +16,8 @@
  * into primitives (ops.h).
  *
  * A dimension (dw_dim) is a non-negative number, or a negative handle of a polynomial with integer coefficients over
- * the graph's symbols ("B", "S"). Polynomials are unique per graph, so two dims of one graph are equal exactly if their
- * handles are equal.
+ * the graph's symbols ("B", "S") and over quotients that are rounded up ("ceil(B*S/32)"). Polynomials are unique per
+ * graph, so two dims of one graph are the same polynomial exactly if their handles are equal.
  *
  * A graph must not be changed by one thread while another uses it; any number of threads may read it. Returned strings
  * belong to the graph. The result of passing a dim, value or node of another graph is undefined.
@@ -194,7 +194,7 @@ DW_API dw_status dw_dim_eval(const dw_graph *graph, dw_dim dim, const int64_t *s
                              int64_t *value);
 /* Writes "B*S + 1" into buffer. Returns the full length and truncates, like snprintf. */
 DW_API size_t dw_dim_text(const dw_graph *graph, dw_dim dim, char *buffer, size_t bytes);
-/* Reads what dw_dim_text writes: sums of products of integers and symbols. Creates new symbols. DW_PARSE. */
+/* Reads what dw_dim_text writes: sums of products of integers, symbols and quotients. Creates new symbols. DW_PARSE. */
 DW_API dw_status dw_dim_parse(dw_graph *graph, const char *text, dw_dim *dim);
 
 /* ---- building ------------------------------------------------------------------------------ */

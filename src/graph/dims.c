@@ -1,4 +1,5 @@
-/* Dimensions: numbers, and polynomials with integer coefficients over the graph's symbols.
+/* Dimensions: numbers, and polynomials with integer coefficients over the graph's symbols and over quotients
+ * ceil(polynomial / number).
  *
  * A polynomial is a list of terms with nonzero coefficients in graded lexicographic order (higher degree
  * first, then earlier symbols first). This order is canonical: equal polynomials have equal lists. Each
@@ -6,6 +7,10 @@
  *
  *     dim >= 0    the number itself
  *     dim <  0    polynomial number -1 - dim; negative constants are stored this way too
+ *
+ * A quotient is a factor of a term, like a symbol. Its dividend has no term that the divisor divides, and no common
+ * factor with it, so that equal quotients mostly are one: ceil((32*B + S) / 64) is a quotient, ceil((64*B + 2) / 64) is
+ * B + 1, and ceil(ceil(B / 32) / 4) is ceil(B / 128).
  *
  * Arithmetic runs in a fixed buffer, and every step is checked for overflow. */
 #include "graph/internal.h"
@@ -17,6 +22,9 @@ enum {
     MAX_DEGREE = 16,
     MAX_TERMS = 64,
     MAX_SYMBOLS = 1024,
+    FIRST_QUOTIENT = MAX_SYMBOLS, /* factors of a term from here on are quotients */
+    MAX_QUOTIENTS = 1 << 14,
+    MAX_NESTING = 8, /* of quotients; bounds recursion */
     FIRST_SLOTS = 64,
     TEXT_BYTES = 256 /* of a dim in a message */
 };
@@ -26,6 +34,13 @@ typedef struct term {
     uint16_t degree;
     uint16_t symbols[MAX_DEGREE]; /* ascending, repeated for powers; zero beyond degree */
 } term;
+
+/* ceil(dividend / divisor) */
+typedef struct quotient {
+    dw_dim dividend;
+    int64_t divisor;
+    int nesting; /* 1: the dividend has no quotients */
+} quotient;
 
 typedef struct polynomial {
     uint32_t count;
@@ -48,6 +63,10 @@ struct dw__dims {
         stored **items;
         size_t count, capacity;
     } polynomials;
+    struct {
+        quotient *items;
+        size_t count, capacity;
+    } quotients;
     uint32_t *slots; /* 1 + index of a polynomial; 0 if the slot is free */
     size_t slot_count;
 };
@@ -76,6 +95,7 @@ void dw__dims_destroy(struct dw__dims *dims) {
     dw__arena_destroy(dims->arena);
     dw__free(dims->symbols.items);
     dw__free(dims->polynomials.items);
+    dw__free(dims->quotients.items);
     dw__free(dims->slots);
     dw__free(dims);
 }
@@ -293,6 +313,8 @@ dw_status dw__dims_clone(const struct dw__dims *from, struct dw__dims **out) {
         const stored *entry = from->polynomials.items[i];
         DW_TRY(intern(copy, entry->terms, entry->count, &dim));
     }
+    for (size_t i = 0; i < from->quotients.count; i++)
+        DW_TRY(DW_PUSH(&copy->quotients, from->quotients.items[i]));
     *out = copy;
 cleanup:
     if (status != DW_OK) dw__dims_destroy(copy);
@@ -399,6 +421,123 @@ dw_status dw_dim_div(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *out) {
     return intern(graph->dims, quotient.terms, quotient.count, out);
 }
 
+/* Returns the factor that stands for the quotient. The dividend is as ceil_divide leaves it. */
+static dw_status find_or_add_quotient(struct dw__dims *dims, dw_dim dividend, int64_t divisor,
+                                      uint16_t *factor) {
+    for (size_t i = 0; i < dims->quotients.count; i++) {
+        const quotient *known = &dims->quotients.items[i];
+        if (known->dividend != dividend || known->divisor != divisor) continue;
+        *factor = (uint16_t)(FIRST_QUOTIENT + i);
+        return DW_OK;
+    }
+    quotient made = {dividend, divisor, 1};
+    const stored *entry = dims->polynomials.items[-1 - dividend];
+    for (uint32_t i = 0; i < entry->count; i++)
+        for (int k = 0; k < entry->terms[i].degree; k++) {
+            if (entry->terms[i].symbols[k] < FIRST_QUOTIENT) continue;
+            const int inner =
+                dims->quotients.items[entry->terms[i].symbols[k] - FIRST_QUOTIENT].nesting;
+            if (made.nesting <= inner) made.nesting = inner + 1;
+        }
+    if (made.nesting > MAX_NESTING || dims->quotients.count == MAX_QUOTIENTS)
+        return dw__fail(DW_UNSUPPORTED,
+                        "a dimension has quotients nested %d deep, or is quotient number %zu: use "
+                        "numbers for some symbols",
+                        made.nesting, dims->quotients.count + 1);
+    DW_RETURN_IF_FAILED(DW_PUSH(&dims->quotients, made));
+    *factor = (uint16_t)(FIRST_QUOTIENT + dims->quotients.count - 1);
+    return DW_OK;
+}
+
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a < 0 ? -a : a;
+}
+
+/* ceil(a / divisor) for divisor > 0; a may be negative */
+static int64_t ceil_of(int64_t a, int64_t divisor) { return a / divisor + (a % divisor > 0); }
+
+static dw_status ceil_divide(struct dw__dims *dims, const term *terms, uint32_t count,
+                             int64_t divisor, dw_dim *out) {
+    polynomial whole, rest; /* the result is whole + ceil(rest / divisor) */
+    whole.count = rest.count = 0;
+    int64_t factor = divisor;
+    for (uint32_t i = 0; i < count; i++) {
+        term t = terms[i];
+        if (t.coefficient % divisor == 0) {
+            t.coefficient /= divisor;
+            DW_RETURN_IF_FAILED(add_term(&whole, &t));
+        } else {
+            factor = common_divisor(factor, t.coefficient);
+            rest.terms[rest.count++] = t; /* in order already */
+        }
+    }
+    for (uint32_t i = 0; i < rest.count; i++) rest.terms[i].coefficient /= factor;
+    divisor /= factor;
+    term last = {.coefficient = 1};
+    if (rest.count == 1 && rest.terms[0].degree == 0) {
+        last.coefficient = ceil_of(rest.terms[0].coefficient, divisor);
+    } else if (rest.count > 0) {
+        dw_dim dividend;
+        const term *only = rest.count == 1 ? &rest.terms[0] : NULL;
+        if (only && only->degree == 1 && only->coefficient == 1 &&
+            only->symbols[0] >= FIRST_QUOTIENT) {
+            const quotient inner = dims->quotients.items[only->symbols[0] - FIRST_QUOTIENT];
+            if (__builtin_mul_overflow(divisor, inner.divisor, &divisor)) return overflow();
+            dividend = inner.dividend;
+        } else {
+            DW_RETURN_IF_FAILED(intern(dims, rest.terms, rest.count, &dividend));
+        }
+        last.degree = 1;
+        DW_RETURN_IF_FAILED(find_or_add_quotient(dims, dividend, divisor, &last.symbols[0]));
+    } else {
+        last.coefficient = 0;
+    }
+    DW_RETURN_IF_FAILED(add_term(&whole, &last));
+    return intern(dims, whole.terms, whole.count, out);
+}
+
+dw_status dw__dim_ceil_div(dw_graph *graph, dw_dim a, int64_t divisor, dw_dim *out) {
+    DW_RETURN_IF_FAILED(check_operands(graph, a, a));
+    if (divisor <= 0)
+        return dw__fail(DW_SHAPE, "the dim %s is divided by %lld; expected a positive number",
+                        dw__dim_words(graph, a).text, (long long)divisor);
+    term number;
+    uint32_t count;
+    const term *terms = terms_of(graph->dims, a, &number, &count);
+    return ceil_divide(graph->dims, terms, count, divisor, out);
+}
+
+/* Returns false if a number exceeds 63 bits. */
+static bool evaluate(const struct dw__dims *dims, dw_dim dim, const int64_t *sizes, int64_t *sum) {
+    term number;
+    uint32_t count;
+    const term *terms = terms_of(dims, dim, &number, &count);
+    bool over = false;
+    *sum = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        int64_t product = terms[i].coefficient;
+        for (int k = 0; k < terms[i].degree; k++) {
+            const int at = terms[i].symbols[k];
+            int64_t factor;
+            if (at < FIRST_QUOTIENT) {
+                factor = sizes[at];
+            } else {
+                const quotient *q = &dims->quotients.items[at - FIRST_QUOTIENT];
+                over |= !evaluate(dims, q->dividend, sizes, &factor);
+                factor = ceil_of(factor, q->divisor);
+            }
+            over |= __builtin_mul_overflow(product, factor, &product);
+        }
+        over |= __builtin_add_overflow(*sum, product, sum);
+    }
+    return !over;
+}
+
 dw_status dw_dim_eval(const dw_graph *graph, dw_dim dim, const int64_t *sizes, int64_t *value) {
     const int64_t largest = INT64_C(1) << 62;
     DW_RETURN_IF_FAILED(check_operands(graph, dim, dim));
@@ -406,17 +545,8 @@ dw_status dw_dim_eval(const dw_graph *graph, dw_dim dim, const int64_t *sizes, i
         return dw__fail(DW_INVALID_ARGUMENT,
                         "the dim %s has symbols, but the symbol sizes are NULL",
                         dw__dim_words(graph, dim).text);
-    term number;
-    uint32_t count;
-    const term *terms = terms_of(graph->dims, dim, &number, &count);
-    int64_t sum = 0;
-    bool over = false;
-    for (uint32_t i = 0; i < count; i++) {
-        int64_t product = terms[i].coefficient;
-        for (int k = 0; k < terms[i].degree; k++)
-            over |= __builtin_mul_overflow(product, sizes[terms[i].symbols[k]], &product);
-        over |= __builtin_add_overflow(sum, product, &sum);
-    }
+    int64_t sum;
+    const bool over = !evaluate(graph->dims, dim, sizes, &sum);
     if (over || sum < 0 || sum > largest)
         return dw__fail(DW_SHAPE, "at these symbol sizes the dim %s is %s; expected 0 to 2^62",
                         dw__dim_words(graph, dim).text, over || sum > 0 ? "larger" : "negative");
@@ -441,6 +571,21 @@ DW_PRINTF(2, 3) static void write_text(writer *out, const char *format, ...) {
     if (length > 0) out->length += (size_t)length;
 }
 
+static void write_terms(writer *out, const struct dw__dims *dims, const stored *entry);
+
+static void write_factor(writer *out, const struct dw__dims *dims, uint16_t factor) {
+    if (factor < FIRST_QUOTIENT) {
+        write_text(out, "%s", dims->symbols.items[factor]);
+        return;
+    }
+    const quotient *q = &dims->quotients.items[factor - FIRST_QUOTIENT];
+    const stored *dividend = dims->polynomials.items[-1 - q->dividend];
+    const bool several = dividend->count > 1;
+    write_text(out, "ceil(%s", several ? "(" : "");
+    write_terms(out, dims, dividend);
+    write_text(out, "%s/%lld)", several ? ")" : "", (long long)q->divisor);
+}
+
 static void write_term(writer *out, const struct dw__dims *dims, const term *written, bool first) {
     uint64_t magnitude =
         written->coefficient < 0 ? -(uint64_t)written->coefficient : (uint64_t)written->coefficient;
@@ -448,9 +593,14 @@ static void write_term(writer *out, const struct dw__dims *dims, const term *wri
     write_text(out, "%s", first ? (negative ? "-" : "") : (negative ? " - " : " + "));
     bool show_number = magnitude != 1 || written->degree == 0;
     if (show_number) write_text(out, "%llu", (unsigned long long)magnitude);
-    for (int k = 0; k < written->degree; k++)
-        write_text(out, "%s%s", k > 0 || show_number ? "*" : "",
-                   dims->symbols.items[written->symbols[k]]);
+    for (int k = 0; k < written->degree; k++) {
+        write_text(out, "%s", k > 0 || show_number ? "*" : "");
+        write_factor(out, dims, written->symbols[k]);
+    }
+}
+
+static void write_terms(writer *out, const struct dw__dims *dims, const stored *entry) {
+    for (uint32_t i = 0; i < entry->count; i++) write_term(out, dims, &entry->terms[i], i == 0);
 }
 
 size_t dw_dim_text(const dw_graph *graph, dw_dim dim, char *buffer, size_t bytes) {
@@ -461,9 +611,7 @@ size_t dw_dim_text(const dw_graph *graph, dw_dim dim, char *buffer, size_t bytes
     } else if (!dw__dim_exists(graph, dim)) {
         write_text(&out, "?");
     } else {
-        const stored *entry = graph->dims->polynomials.items[-1 - dim];
-        for (uint32_t i = 0; i < entry->count; i++)
-            write_term(&out, graph->dims, &entry->terms[i], i == 0);
+        write_terms(&out, graph->dims, graph->dims->polynomials.items[-1 - dim]);
     }
     return out.length;
 }
@@ -492,6 +640,7 @@ dw__words dw__shape_words(const dw_graph *graph, int rank, const dw_dim *shape) 
 typedef struct reader {
     struct dw__dims *dims;
     const char *text, *at;
+    int nesting; /* of quotients around `at` */
 } reader;
 
 static void skip_spaces(reader *in) {
@@ -503,43 +652,93 @@ static dw_status malformed(const reader *in, const char *expected) {
                     in->text, expected, (size_t)(in->at - in->text) + 1);
 }
 
-static dw_status read_factor(reader *in, term *product) {
-    skip_spaces(in);
-    term factor = {.coefficient = 1};
-    size_t length = symbol_length(in->at);
-    if (length > 0) {
-        factor.degree = 1;
-        DW_RETURN_IF_FAILED(find_or_add_symbol(in->dims, in->at, length, &factor.symbols[0]));
-        in->at += length;
-    } else if (isdigit((unsigned char)*in->at)) {
-        factor.coefficient = 0;
-        for (; isdigit((unsigned char)*in->at); in->at++)
-            if (__builtin_mul_overflow(factor.coefficient, 10, &factor.coefficient) ||
-                __builtin_add_overflow(factor.coefficient, *in->at - '0', &factor.coefficient))
-                return overflow();
-    } else {
-        return malformed(in, "a number or a symbol");
-    }
-    term left = *product;
-    if (left.coefficient != 0 && factor.coefficient != 0)
-        return multiply_terms(&left, &factor, product);
-    *product = (term){.coefficient = 0};
+static dw_status read_number(reader *in, int64_t *number) {
+    *number = 0;
+    for (; isdigit((unsigned char)*in->at); in->at++)
+        if (__builtin_mul_overflow(*number, 10, number) ||
+            __builtin_add_overflow(*number, *in->at - '0', number))
+            return overflow();
     return DW_OK;
 }
 
+static dw_status read_sum(reader *in, polynomial *sum);
+
+/* "ceil(B*S/32)", "ceil((B + S)/32)" */
+static dw_status read_quotient(reader *in, polynomial *made) {
+    polynomial dividend;
+    int64_t divisor = 0;
+    dw_dim dim;
+    term number;
+    dividend.count = 0;
+    in->at += strlen("ceil(");
+    if (++in->nesting > MAX_NESTING)
+        return dw__fail(DW_UNSUPPORTED, "dim \"%.200s\": quotients are nested more than %d deep",
+                        in->text, MAX_NESTING);
+    skip_spaces(in);
+    const bool several = *in->at == '(';
+    if (several) in->at++;
+    DW_RETURN_IF_FAILED(read_sum(in, &dividend));
+    if (several && *in->at != ')') return malformed(in, ")");
+    if (several) in->at++;
+    skip_spaces(in);
+    if (*in->at != '/') return malformed(in, "/");
+    in->at++;
+    skip_spaces(in);
+    DW_RETURN_IF_FAILED(read_number(in, &divisor));
+    if (divisor == 0) return malformed(in, "a positive number");
+    skip_spaces(in);
+    if (*in->at != ')') return malformed(in, ")");
+    in->at++;
+    in->nesting--;
+    DW_RETURN_IF_FAILED(ceil_divide(in->dims, dividend.terms, dividend.count, divisor, &dim));
+    const term *terms = terms_of(in->dims, dim, &number, &made->count);
+    memcpy(made->terms, terms, made->count * sizeof(term));
+    return DW_OK;
+}
+
+static dw_status read_factor(reader *in, polynomial *factor) {
+    skip_spaces(in);
+    term single = {.coefficient = 1};
+    size_t length = symbol_length(in->at);
+    if (strncmp(in->at, "ceil(", 5) == 0) return read_quotient(in, factor);
+    factor->count = 0;
+    if (length > 0) {
+        single.degree = 1;
+        DW_RETURN_IF_FAILED(find_or_add_symbol(in->dims, in->at, length, &single.symbols[0]));
+        in->at += length;
+    } else if (isdigit((unsigned char)*in->at)) {
+        DW_RETURN_IF_FAILED(read_number(in, &single.coefficient));
+    } else {
+        return malformed(in, "a number or a symbol");
+    }
+    return add_term(factor, &single);
+}
+
+/* Reads a product and adds it to the sum. */
+static dw_status read_product(reader *in, int sign, polynomial *sum) {
+    polynomial product = {.count = 1}, factor, left;
+    product.terms[0] = (term){.coefficient = sign};
+    do {
+        DW_RETURN_IF_FAILED(read_factor(in, &factor));
+        left = product;
+        product.count = 0;
+        for (uint32_t i = 0; i < left.count; i++)
+            DW_RETURN_IF_FAILED(add_scaled(&product, &left.terms[i], factor.terms, factor.count));
+        skip_spaces(in);
+    } while (*in->at == '*' && in->at++);
+    for (uint32_t i = 0; i < product.count; i++)
+        DW_RETURN_IF_FAILED(add_term(sum, &product.terms[i]));
+    return DW_OK;
+}
+
+/* Ends at the first character that does not go on with the sum. */
 static dw_status read_sum(reader *in, polynomial *sum) {
     skip_spaces(in);
     bool negative = *in->at == '-';
     if (negative) in->at++;
     for (;;) {
-        term product = {.coefficient = negative ? -1 : 1};
-        do {
-            DW_RETURN_IF_FAILED(read_factor(in, &product));
-            skip_spaces(in);
-        } while (*in->at == '*' && in->at++);
-        DW_RETURN_IF_FAILED(add_term(sum, &product));
-        if (*in->at == '\0') return DW_OK;
-        if (*in->at != '+' && *in->at != '-') return malformed(in, "+, - or *");
+        DW_RETURN_IF_FAILED(read_product(in, negative ? -1 : 1, sum));
+        if (*in->at != '+' && *in->at != '-') return DW_OK;
         negative = *in->at++ == '-';
     }
 }
@@ -548,12 +747,14 @@ dw_status dw_dim_parse(dw_graph *graph, const char *text, dw_dim *dim) {
     struct dw__dims *dims = graph->dims;
     if (!text) return dw__fail(DW_INVALID_ARGUMENT, "the text of a dim is NULL");
     size_t symbols_before = dims->symbols.count;
-    reader in = {dims, text, text};
+    reader in = {dims, text, text, 0};
     polynomial sum;
     sum.count = 0;
     dw_status status = read_sum(&in, &sum);
+    if (status == DW_OK && *in.at != '\0') status = malformed(&in, "+, - or *");
     if (status == DW_OK) status = intern(dims, sum.terms, sum.count, dim);
-    if (status != DW_OK) dims->symbols.count = symbols_before; /* no dim refers to them yet */
+    if (status != DW_OK)
+        dims->symbols.count = symbols_before; /* no dim of the caller refers to them */
     return status;
 }
 
@@ -568,6 +769,19 @@ dw_status dw__import_symbols(dw_graph *to, const dw_graph *from) {
     return DW_OK;
 }
 
+static dw_status import_factor(dw_graph *to, const dw_graph *from, uint16_t factor, dw_dim *out) {
+    if (factor < FIRST_QUOTIENT) {
+        const char *name = from->dims->symbols.items[factor];
+        term symbol = {.coefficient = 1, .degree = 1};
+        DW_RETURN_IF_FAILED(find_or_add_symbol(to->dims, name, strlen(name), &symbol.symbols[0]));
+        return intern(to->dims, &symbol, 1, out);
+    }
+    const quotient q = from->dims->quotients.items[factor - FIRST_QUOTIENT];
+    dw_dim dividend;
+    DW_RETURN_IF_FAILED(dw__import_dim(to, from, q.dividend, &dividend));
+    return dw__dim_ceil_div(to, dividend, q.divisor, out);
+}
+
 dw_status dw__import_dim(dw_graph *to, const dw_graph *from, dw_dim dim, dw_dim *out) {
     if (dim >= 0) {
         *out = dim;
@@ -578,15 +792,21 @@ dw_status dw__import_dim(dw_graph *to, const dw_graph *from, dw_dim dim, dw_dim 
     polynomial sum;
     sum.count = 0;
     for (uint32_t i = 0; i < entry->count; i++) {
-        term product = {.coefficient = entry->terms[i].coefficient};
+        polynomial product = {.count = 1}, left;
+        product.terms[0] = (term){.coefficient = entry->terms[i].coefficient};
         for (int k = 0; k < entry->terms[i].degree; k++) {
-            const char *name = from->dims->symbols.items[entry->terms[i].symbols[k]];
-            term left = product, factor = {.coefficient = 1, .degree = 1};
-            DW_RETURN_IF_FAILED(
-                find_or_add_symbol(to->dims, name, strlen(name), &factor.symbols[0]));
-            DW_RETURN_IF_FAILED(multiply_terms(&left, &factor, &product));
+            dw_dim factor;
+            term number;
+            uint32_t count;
+            DW_RETURN_IF_FAILED(import_factor(to, from, entry->terms[i].symbols[k], &factor));
+            const term *terms = terms_of(to->dims, factor, &number, &count);
+            left = product;
+            product.count = 0;
+            for (uint32_t j = 0; j < left.count; j++)
+                DW_RETURN_IF_FAILED(add_scaled(&product, &left.terms[j], terms, count));
         }
-        DW_RETURN_IF_FAILED(add_term(&sum, &product));
+        for (uint32_t j = 0; j < product.count; j++)
+            DW_RETURN_IF_FAILED(add_term(&sum, &product.terms[j]));
     }
     return intern(to->dims, sum.terms, sum.count, out);
 }

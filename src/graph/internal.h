@@ -38,6 +38,8 @@ void dw__dims_destroy(struct dw__dims *dims);
 bool dw__dim_exists(const dw_graph *graph, dw_dim dim);
 /* True for a negative constant. Arithmetic can produce one, but no shape may have it. */
 bool dw__dim_is_negative(const dw_graph *graph, dw_dim dim);
+/* The quotient rounded up; `divisor` is positive. DW_UNSUPPORTED: too many quotients, or nested too deep. */
+dw_status dw__dim_ceil_div(dw_graph *graph, dw_dim a, int64_t divisor, dw_dim *quotient);
 
 /* Text for messages, truncated to fit. It is returned by value so that it can be an argument of printf. */
 typedef struct dw__words {

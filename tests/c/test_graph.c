@@ -95,6 +95,13 @@ static void dims_are_canonical(void **state) {
         {"3 + 2*B - 1*B + 0*S", "B + 3"},
         {"B*0", "0"},
         {"9223372036854775807", "9223372036854775807"},
+        {"ceil(B/32)", "ceil(B/32)"},
+        {"ceil(64*B + 2/32)", "2*B + 1"},
+        {"2*ceil( (S + 32*B)/32 )*S", "2*B*S + 2*S*ceil(S/32)"},
+        {"ceil(48*B*S/64)", "ceil(3*B*S/4)"},
+        {"ceil(32*ceil(B/32)/128)", "ceil(B/128)"},
+        {"ceil((S + 1)/4) - ceil((1 + S)/4)", "0"},
+        {"ceil((ceil(B/3) + S)/2)", "ceil((S + ceil(B/3))/2)"},
     };
     dw_graph *graph = new_graph();
     dw_dim b, s;
@@ -112,9 +119,11 @@ static void dims_are_canonical(void **state) {
 
 static void dims_reject_malformed_text(void **state) {
     (void)state;
-    static const char *const cases[] = {"",    "+",   "B +", "B B",  "2**B",
-                                        "(B)", "B^2", "1.5", "B*-1", "9223372036854775808",
-                                        "B*",  "é",   "B\n"};
+    static const char *const cases[] = {
+        "",          "+",          "B +",     "B B",     "2**B",
+        "(B)",       "B^2",        "1.5",     "B*-1",    "9223372036854775808",
+        "B*",        "é",          "B\n",     "ceil(B)", "ceil(B/0)",
+        "ceil(B/S)", "ceil((B/2)", "ceil(B/2"};
     dw_graph *graph = new_graph();
     for (size_t i = 0; i < DW_COUNT(cases); i++) {
         dw_dim dim;
@@ -126,6 +135,42 @@ static void dims_reject_malformed_text(void **state) {
                  "\"2B\" is not a symbol name");
     assert_fails(dw_dim_parse(graph, "B + ?", &dim), DW_PARSE, "at byte 5");
     dw_graph_destroy(graph);
+}
+
+/* The value of a quotient is the dividend's divided and rounded up, in every graph that it is copied to. */
+static void quotients_round_up(void **state) {
+    (void)state;
+    static const char *const dividends[] = {"B",         "3*B*S + 7",           "B - 5",
+                                            "2*B - 3*S", "ceil(B/3)*S + 4*B*S", "0"};
+    dw_graph *graph = new_graph(), *copy = new_graph();
+    parse(graph, "B + S");
+    parse(copy, "T");
+    assert_ok(dw__import_symbols(copy, graph));
+    for (size_t i = 0; i < DW_COUNT(dividends); i++)
+        for (int64_t divisor = 1; divisor < 70; divisor += 3)
+            for (int64_t b = 0; b < 200; b += 7) {
+                const int64_t sizes[] = {b, 5}, moved[] = {-1, b, 5};
+                int64_t expected, value;
+                dw_dim dim, imported, dividend = parse(graph, dividends[i]);
+                if (dw_dim_eval(graph, dividend, sizes, &expected) != DW_OK) continue;
+                expected = (expected + divisor - 1) / divisor;
+                assert_ok(dw__dim_ceil_div(graph, dividend, divisor, &dim));
+                assert_ok(dw_dim_eval(graph, dim, sizes, &value));
+                assert_int_equal(value, expected);
+                assert_ok(dw__import_dim(copy, graph, dim, &imported));
+                assert_ok(dw_dim_eval(copy, imported, moved, &value));
+                assert_int_equal(value, expected);
+            }
+    dw_dim dim = parse(graph, "B");
+    assert_fails(dw__dim_ceil_div(graph, dim, 0, &dim), DW_SHAPE, "expected a positive number");
+    dw_status status = DW_OK;
+    for (int i = 0; i < 9 && status == DW_OK; i++) {
+        assert_ok(dw_dim_add(graph, dim, 1, &dim));
+        status = dw__dim_ceil_div(graph, dim, 2, &dim);
+    }
+    assert_fails(status, DW_UNSUPPORTED, "nested");
+    dw_graph_destroy(graph);
+    dw_graph_destroy(copy);
 }
 
 /* (a + b) - b = a, (a * b) / b = a, and evaluation is a homomorphism: on random polynomials. */
@@ -1563,6 +1608,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dims_are_canonical),
         cmocka_unit_test(dims_reject_malformed_text),
+        cmocka_unit_test(quotients_round_up),
         cmocka_unit_test(dims_algebra_holds),
         cmocka_unit_test(dims_fail_clearly),
         cmocka_unit_test(elementwise_rules),
