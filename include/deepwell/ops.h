@@ -59,15 +59,23 @@
  *   quantize_blocks(x [M,N], seed?; as quantize, without bf16) -> codes [M,N], or [N,M] with axis=0,
  *      scales, scale f32 []               the codes and block scales whose values are quantize's y: codes of the
  *                                         scheme's element, scales [rows of codes, blocks of a row]; square: [blocks,
- *                                         blocks]. The reduction axis is last. A dim with blocks is a number, or a
- *                                         multiple of the block in symbols. No gradient
+ *                                         blocks]. The reduction axis is last. No gradient
  *   dequantize_blocks(codes, scales; scheme, axis, square=0) -> bf16 [M,N]     quantize's y from codes and scales
  *   quantize_tensor(x [M,N]; scheme) -> codes [M,N], turned [N,M], scale f32 []
  *                                         the codes of quantize with scheme fp8-tensor or fp8-tensor-e5m2, and the same
  *                                         codes transposed: x is about codes * scale. No gradient
- *   multiply_codes(a [M,K], b [N,K], scale_a f32 [], scale_b f32 []; dtype=f32) -> [M,N]
+ *   quantize_tiles(x [M,N], seed?; as quantize_blocks, of mxfp8, mxfp8-e5m2, mxfp4 or nvfp4; axis)
+ *      -> codes, tiles; scale f32 []      the codes and scales of quantize_blocks as tensor cores read them. codes
+ *                                         [outer, 32 ceil(inner/32)]: zeros follow a row. tiles [ceil(outer/128), wide,
+ *                                         512]: the scales as dw_scales_swizzle arranges them, a row's for each row of
+ *                                         a square block. scale: nvfp4's tensor scale; absent for MX. Without axis:
+ *                                         codes and tiles for axis 1, then those for axis 0, with one scale; neither
+ *                                         hadamard nor stochastic then. No gradient
+ *   multiply_codes(a [M,K], b [N,K], scale_a f32 []?, scale_b f32 []?, tiles_a?, tiles_b?; dtype=f32) -> [M,N]
  *                                         a b^T scale_a scale_b of e4m3 or e5m2 codes, summed in F32; dtype: f32, bf16
- *                                         or f16. No gradient
+ *                                         or f16. With tiles, codes and tiles are quantize_tiles', each code is
+ *                                         multiplied by its block's scale, and scale_a and scale_b are there for nvfp4
+ *                                         alone. No gradient
  *  fused(x...; body) -> y...              an elementwise chain in one pass (graph/body.h). Every input
  *                                         broadcasts to the one iteration shape as `broadcast` would
  *
@@ -166,7 +174,7 @@ extern "C" {
     X(CUMSUM, "cumsum") X(SORT, "sort") X(TOP_K, "top_k")                                          \
     X(MATMUL, "matmul") X(QUANTIZE, "quantize") X(QUANTIZE_BLOCKS, "quantize_blocks")               \
     X(DEQUANTIZE_BLOCKS, "dequantize_blocks") X(QUANTIZE_TENSOR, "quantize_tensor")                \
-    X(MULTIPLY_CODES, "multiply_codes") X(FUSED, "fused")                                          \
+    X(QUANTIZE_TILES, "quantize_tiles") X(MULTIPLY_CODES, "multiply_codes") X(FUSED, "fused")      \
     X(MEAN, "mean") X(RELU, "relu") X(SILU, "silu") X(GELU, "gelu") X(SWIGLU, "swiglu")            \
     X(GELU_BACKWARD, "gelu_backward") X(SILU_BACKWARD, "silu_backward")                            \
     X(SOFTMAX, "softmax") X(LOG_SOFTMAX, "log_softmax") X(SOFTMAX_BACKWARD, "softmax_backward")    \

@@ -3,6 +3,7 @@
  * The rules are those of deepwell/ops.h. They hold symbolically: two dims agree if they are the same
  * polynomial. A bound (a slice within its dim, an index within a table) that is broken for numbers fails
  * here. A bound with symbols is checked when the sizes of the symbols are known (dw__graph_check_sizes). */
+#include "common/scale_layout.h"
 #include "graph/body.h"
 #include "graph/emit.h"
 #include "graph/layer_precision.h"
@@ -744,7 +745,7 @@ static dw_status read_scheme(const dw__draft *draft, dw__scheme_set set, dw_sche
     return dw__scheme_check(op_name(draft), *scheme, set);
 }
 
-/* Checks what quantize and quantize_blocks have in common. `set`: the schemes that the operation has. */
+/* Checks what the operations that quantize blocks have in common. `set`: the schemes that the operation has. */
 static dw_status check_quantize(const dw__draft *draft, dw__scheme_set set, dw_scheme *scheme,
                                 int *axis) {
     static const dw_attr_key of_blocks[] = {DW_ATTR_KEY_SQUARE, DW_ATTR_KEY_HADAMARD,
@@ -784,15 +785,9 @@ dw_status dw__infer_quantize(const dw__draft *draft, dw__inferred *out) {
     return give(out, DW_F32, 0, NULL);
 }
 
-/* Number of blocks of `size` along a dim. A symbolic dim has one if all of its terms are multiples of the block. */
+/* Number of blocks of `size` along a dim, of which the last may be shorter. */
 static dw_status count_blocks(const dw__draft *draft, dw_dim dim, int size, dw_dim *count) {
-    if (dim >= 0) return *count = dim / size + (dim % size != 0), DW_OK;
-    if (dw_dim_div(draft->graph, dim, size, count) == DW_OK) return DW_OK;
-    return refuse(
-        draft, DW_UNSUPPORTED,
-        "the dim %s has no fixed number of blocks of %d; expected a number, or a multiple "
-        "of %d of symbols (`quantize` takes any dim)",
-        show_dim(draft, dim).text, size, size);
+    return named(draft, dw__dim_ceil_div(draft->graph, dim, size, count));
 }
 
 /* Shape of the scales of codes [outer, inner]. */
@@ -846,27 +841,107 @@ dw_status dw__infer_quantize_tensor(const dw__draft *draft, dw__inferred *out) {
     return give(out, DW_F32, 0, NULL);
 }
 
+/* Shape of the scales of codes [outer, inner] in tiles. */
+static dw_status shape_of_tiles(const dw__draft *draft, int block, const dw_dim *codes,
+                                dw_dim *tiles) {
+    tiles[2] = DW_SCALE_TILE_BYTES;
+    DW_RETURN_IF_FAILED(count_blocks(draft, codes[0], DW_SCALE_TILE_ROWS, &tiles[0]));
+    return count_blocks(draft, codes[1], DW_SCALE_TILE_COLUMNS * block, &tiles[1]);
+}
+
+/* The codes and the tiles of one orientation. */
+static dw_status give_tiles(const dw__draft *draft, const dw_scheme_info *scheme, int axis,
+                            dw__inferred *out) {
+    const dw_dim *x = shape_of(draft, 0);
+    dw_dim codes[2] = {x[1 - axis]}, tiles[3];
+    DW_RETURN_IF_FAILED(count_blocks(draft, x[axis], DW_CODE_ROW, &codes[1]));
+    DW_RETURN_IF_FAILED(named(draft, dw_dim_mul(draft->graph, codes[1], DW_CODE_ROW, &codes[1])));
+    DW_RETURN_IF_FAILED(shape_of_tiles(draft, scheme->block, codes, tiles));
+    give(out, scheme->element, 2, codes);
+    return give(out, scheme->scale, 3, tiles);
+}
+
+dw_status dw__infer_quantize_tiles(const dw__draft *draft, dw__inferred *out) {
+    int axis;
+    dw_scheme scheme;
+    DW_RETURN_IF_FAILED(check_quantize(draft, dw__tile_schemes, &scheme, &axis));
+    const dw_scheme_info *info = dw_scheme_describe(scheme);
+    if (attr_of(draft, DW_ATTR_KEY_AXIS)) {
+        DW_RETURN_IF_FAILED(give_tiles(draft, info, axis, out));
+    } else {
+        if (int_of(draft, DW_ATTR_KEY_HADAMARD, 0) || int_of(draft, DW_ATTR_KEY_STOCHASTIC, 0))
+            return refuse(draft, DW_INVALID_ARGUMENT,
+                          "axis is absent, for codes along both; expected one with hadamard=1 or "
+                          "stochastic=1");
+        DW_RETURN_IF_FAILED(give_tiles(draft, info, 1, out));
+        DW_RETURN_IF_FAILED(give_tiles(draft, info, 0, out));
+    }
+    return info->tensor_scale ? give(out, DW_F32, 0, NULL) : DW_OK;
+}
+
+enum { CODES_A, CODES_B, SCALE_A, SCALE_B, TILES_A, TILES_B }; /* operands of multiply_codes */
+
+static dw_status want_all(const dw__draft *draft, uint32_t first, bool wanted, const char *when) {
+    for (uint32_t i = first; i < first + 2; i++)
+        if (has(draft, i) != wanted)
+            return refuse(draft, DW_INVALID_ARGUMENT, "%s is %s; expected %s %s",
+                          operand_name(draft, i), wanted ? "absent" : "there",
+                          wanted ? "one" : "none", when);
+    return DW_OK;
+}
+
+/* Checks the scales of blocks, which the types of codes and scales tell the scheme of. */
+static dw_status check_tiles(const dw__draft *draft) {
+    const bool paired = dtype_of(draft, CODES_A) == DW_E2M1,
+               tensor = has(draft, TILES_A) && dtype_of(draft, TILES_A) == DW_UE4M3;
+    DW_RETURN_IF_FAILED(want_all(draft, TILES_A, true, "for each operand, or for neither"));
+    DW_RETURN_IF_FAILED(
+        want_all(draft, SCALE_A, tensor,
+                 tensor ? "with scales of blocks in ue4m3" : "with scales of blocks in e8m0"));
+    for (uint32_t i = CODES_A; i <= CODES_B; i++) {
+        const uint32_t tiles = TILES_A + i;
+        const dw_dtype codes = dtype_of(draft, i);
+        dw_dim expected[3];
+        if (paired || tensor)
+            DW_RETURN_IF_FAILED(want_dtype(draft, i, DW_E2M1));
+        else if (codes != DW_E4M3 && codes != DW_E5M2)
+            return refuse(draft, DW_TYPE, "%s is %s; expected e4m3 or e5m2", operand_name(draft, i),
+                          dw_dtype_name(codes));
+        DW_RETURN_IF_FAILED(want_dtype(draft, tiles, tensor ? DW_UE4M3 : DW_E8M0));
+        DW_RETURN_IF_FAILED(shape_of_tiles(draft, tensor ? 16 : 32, shape_of(draft, i), expected));
+        DW_RETURN_IF_FAILED(
+            want_shape(draft, tiles, 3, expected, "the tiles of the scales of these codes"));
+    }
+    return DW_OK;
+}
+
 dw_status dw__infer_multiply_codes(const dw__draft *draft, dw__inferred *out) {
-    enum { A, B, SCALE_A, SCALE_B };
     const dw_dtype result = (dw_dtype)int_of(draft, DW_ATTR_KEY_DTYPE, DW_F32);
-    for (uint32_t i = A; i <= B; i++) {
-        if (dtype_of(draft, i) != DW_E4M3 && dtype_of(draft, i) != DW_E5M2)
+    const bool in_blocks = has(draft, TILES_A) || has(draft, TILES_B);
+    for (uint32_t i = CODES_A; i <= CODES_B; i++) {
+        if (!in_blocks && dtype_of(draft, i) != DW_E4M3 && dtype_of(draft, i) != DW_E5M2)
             return refuse(draft, DW_TYPE, "%s is %s; expected e4m3 or e5m2", operand_name(draft, i),
                           dw_dtype_name(dtype_of(draft, i)));
         DW_RETURN_IF_FAILED(want_rank(draft, i, 2));
     }
+    if (in_blocks)
+        DW_RETURN_IF_FAILED(check_tiles(draft));
+    else
+        DW_RETURN_IF_FAILED(want_all(draft, SCALE_A, true, "without scales of blocks"));
     for (uint32_t i = SCALE_A; i <= SCALE_B; i++) {
+        if (!has(draft, i)) continue;
         DW_RETURN_IF_FAILED(want_dtype(draft, i, DW_F32));
         DW_RETURN_IF_FAILED(want_rank(draft, i, 0));
     }
-    if (shape_of(draft, A)[1] != shape_of(draft, B)[1])
+    if (shape_of(draft, CODES_A)[1] != shape_of(draft, CODES_B)[1])
         return refuse(draft, DW_SHAPE,
                       "the last dims of a and b are %s and %s; expected equal ones",
-                      show_dim(draft, shape_of(draft, A)[1]).text,
-                      show_dim(draft, shape_of(draft, B)[1]).text);
+                      show_dim(draft, shape_of(draft, CODES_A)[1]).text,
+                      show_dim(draft, shape_of(draft, CODES_B)[1]).text);
     if (result != DW_F32 && result != DW_BF16 && result != DW_F16)
         return refuse(draft, DW_TYPE, "dtype=%s; expected f32, bf16 or f16", dw_dtype_name(result));
-    return give(out, result, 2, (dw_dim[]){shape_of(draft, A)[0], shape_of(draft, B)[0]});
+    return give(out, result, 2,
+                (dw_dim[]){shape_of(draft, CODES_A)[0], shape_of(draft, CODES_B)[0]});
 }
 
 /* Checks that x's rows have length K and that weight `w` and bias `b` agree. Returns the number N of results. */

@@ -340,9 +340,18 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .name = "quantize_tensor", .stratum = DW__PRIMITIVE, .operands = {"x"},
         .min_inputs = 1, .max_inputs = 1, .stops_gradient = true, .required_attrs = A(SCHEME),
         .allowed_attrs = A(SCHEME), .infer = dw__infer_quantize_tensor, .cost = dw__cost_quantize},
-    [DW_OP_MULTIPLY_CODES] = { /* a b^T of FP8 codes, with their scales */
+    [DW_OP_QUANTIZE_TILES] = { /* codes in whole rows, scales in the tiles that tensor cores read */
+        .name = "quantize_tiles", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
+        .min_inputs = 1, .max_inputs = 2, .stops_gradient = true,
+        .optional_inputs = OPERAND(1), .required_attrs = A(SCHEME),
+        .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM) |
+                         A(SCALE_RULE),
+        .infer = dw__infer_quantize_tiles, .cost = dw__cost_quantize},
+    [DW_OP_MULTIPLY_CODES] = { /* a b^T of codes, with their scales */
         .name = "multiply_codes", .stratum = DW__PRIMITIVE,
-        .operands = {"a", "b", "scale_a", "scale_b"}, .min_inputs = 4, .max_inputs = 4,
+        .operands = {"a", "b", "scale_a", "scale_b", "tiles_a", "tiles_b"},
+        .min_inputs = 2, .max_inputs = 6,
+        .optional_inputs = OPERAND(2) | OPERAND(3) | OPERAND(4) | OPERAND(5),
         .reads_codes = true, .stops_gradient = true, .allowed_attrs = A(DTYPE),
         .infer = dw__infer_multiply_codes, .cost = dw__cost_matmul},
     [DW_OP_FUSED] = { /* elementwise program (body.h) */

@@ -31,6 +31,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__graph_attention,
     &dw__graph_attention_backward,
     &dw__graph_gemm,
+    &dw__graph_gemm_scaled,
     &dw__graph_cublaslt,
     &dw__gpu_elementwise,
     &dw__gpu_move,
@@ -43,6 +44,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__gpu_scatter,
     &dw__gpu_rope,
     &dw__gpu_quantize_tensor,
+    &dw__gpu_quantize_tiles,
     &dw__gpu_multiply_codes,
     /* PyTorch's, which explanations know */
     &dw__torch_attention[DW__ATTENTION_FORWARD][0],
@@ -190,6 +192,11 @@ double dw__call_float(const dw__call *call, dw_attr_key key, double absent) {
 const dw__tensor *dw__call_addend(const dw__call *call) {
     if (call->accumulates == DW__ADDS_NOTHING) return NULL;
     return call->accumulates == DW__ADDS_TO_OUTPUT ? &call->outputs[0] : &call->addend;
+}
+
+bool dw__call_has_tiles(const dw__call *call) {
+    enum { TILES_A = 4 };
+    return call->input_count > TILES_A && call->inputs[TILES_A].rank >= 0;
 }
 
 int64_t dw__tensor_count(const dw__tensor *tensor) {

@@ -24,6 +24,9 @@ extern const dw__scheme_set dw__fp8_tensor_schemes;
 /* Block schemes whose values, before the tensor's scale, BF16 represents exactly, except for numbers below 2^-126. */
 extern const dw__scheme_set dw__exact_in_bf16;
 
+/* Block schemes whose codes tensor cores multiply with their scales in tiles (common/scale_layout.h). */
+extern const dw__scheme_set dw__tile_schemes;
+
 /* "fp8-block, mxfp8 or nvfp4" */
 typedef struct dw__scheme_words {
     char text[192];

@@ -245,7 +245,8 @@ static bool repeats_another(const ops_case *c, dw_dtype dtype) {
 /* A kernel of these leaves out results that nobody reads. */
 static bool omits_results(dw_op op) {
     return op == DW_OP_LAYER_NORM || op == DW_OP_LAYER_NORM_BACKWARD || op == DW_OP_RMS_NORM ||
-           op == DW_OP_RMS_NORM_BACKWARD || op == DW_OP_CROSS_ENTROPY || is_head(op);
+           op == DW_OP_RMS_NORM_BACKWARD || op == DW_OP_CROSS_ENTROPY || is_head(op) ||
+           op == DW_OP_QUANTIZE_TILES;
 }
 
 static void run_case(const ops_case *c, const dw_graph *graph, ops_layout layout, int single,
@@ -338,6 +339,15 @@ static const char *const more_cases[] = {
     "reduction=mean",
 };
 
+/* Only Blackwell's tensor cores multiply codes with scales of blocks. */
+static bool lacks_tensor_cores(const ops_case *c) {
+    enum { TILES_A = 4 };
+    const dw__context *context;
+    OK(device->context(&context));
+    return c->op == DW_OP_MULTIPLY_CODES && c->input_count > TILES_A &&
+           !dw__gpu_is_blackwell(context->capability);
+}
+
 static dw_status visit(void *context, const char *text, dw_dtype dtype) {
     tally *t = context;
     ops_case c;
@@ -345,6 +355,7 @@ static dw_status visit(void *context, const char *text, dw_dtype dtype) {
     if (only && !strstr(text, only)) return DW_OK;
     if (t->visited++ % EVERY != 0) return DW_OK;
     OK(ops_case_parse(text, &c));
+    if (lacks_tensor_cores(&c)) return DW_OK;
     const dw_status status = ops_case_graph(&c, &graph);
     if (status == DW_TYPE) return DW_OK; /* the operation does not support this type */
     if (status != DW_OK) fail_msg("%s: %s", text, dw_last_error());
@@ -510,6 +521,13 @@ static void quantization_of_any_bits_is_the_definitions(void **state) {
         "quantize f32[70,131] i64[2]:seed scheme=nvfp4 axis=0 stochastic=1 stream=3",
         "quantize_blocks f32[70,131] - scheme=nvfp4 axis=1 square=1",
         "quantize_blocks bf16[70,131] - scheme=mxfp8 axis=0",
+        "quantize_tiles bf16[70,131] - scheme=mxfp8",
+        "quantize_tiles f32[70,80] - scheme=nvfp4",
+        "quantize_tiles f16[144,72] - scheme=mxfp4 square=1",
+        "quantize_tiles f32[0,72] - scheme=nvfp4",
+        "quantize_tiles f32[70,131] - scheme=mxfp8-e5m2 axis=0 scale_rule=ceil",
+        "quantize_tiles bf16[70,131] - scheme=nvfp4 axis=0 hadamard=1",
+        "quantize_tiles f32[70,131] i64[2]:seed scheme=nvfp4 axis=1 stochastic=1 stream=3",
         "quantize_tensor bf16[70,131] scheme=fp8-tensor",
         "quantize_tensor f16[144,272] scheme=fp8-tensor-e5m2",
         "quantize_tensor f32[150,264] scheme=fp8-tensor",

@@ -161,12 +161,14 @@ def test_gemm_states_its_proof(tmp_path):
 _OF_GRAPHS = (
     "softmax", "norm", "cross_entropy", "attention", "attention_backward", "gemm", "elementwise",
     "move", "reduce", "gather", "matmul", "scan", "sort", "graph_quantize", "scatter",
-    "linear_cross_entropy", "rope", "quantize_tensor", "multiply_codes",
+    "linear_cross_entropy", "rope", "quantize_tensor", "quantize_tiles", "multiply_codes", "gemm_scaled",
 )  # fmt: skip
 
 
 # Kernels that no hardware has run.
-_EMULATED_ALONE = ("matmul", "scan", "sort", "graph_quantize", "gemm", "multiply_codes")
+_EMULATED_ALONE = (
+    "matmul", "scan", "sort", "graph_quantize", "gemm", "multiply_codes", "quantize_tiles",
+)  # fmt: skip
 
 
 def test_kernels_state_their_proof(tmp_path):

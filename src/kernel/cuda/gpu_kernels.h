@@ -10,7 +10,7 @@ extern const dw__kernel dw__gpu_norm;                 /* gpu_norm.c */
 extern const dw__kernel dw__gpu_cross_entropy;        /* cross_entropy.c */
 extern const dw__kernel dw__gpu_linear_cross_entropy; /* linear_cross_entropy.c */
 extern const dw__kernel dw__graph_attention, dw__graph_attention_backward; /* graph_attention.c */
-extern const dw__kernel dw__graph_gemm;                                    /* graph_gemm.c */
+extern const dw__kernel dw__graph_gemm, dw__graph_gemm_scaled;             /* graph_gemm.c */
 extern const dw__kernel dw__graph_cublaslt;                                /* graph_cublaslt.c */
 extern const dw__kernel dw__gpu_elementwise;                               /* elementwise.c */
 extern const dw__kernel dw__gpu_move;                                      /* move.c */
@@ -23,6 +23,7 @@ extern const dw__kernel dw__graph_quantize;                                /* gr
 extern const dw__kernel dw__gpu_scatter;                                   /* scatter.c */
 extern const dw__kernel dw__gpu_rope;                                      /* rope.c */
 extern const dw__kernel dw__gpu_quantize_tensor, dw__gpu_multiply_codes;   /* tensor_codes.c */
+extern const dw__kernel dw__gpu_quantize_tiles;                            /* block_codes.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 

@@ -28,6 +28,10 @@ dw__jit_variant dw__quantize_variant(const dw__quantize_shape *shape, const char
                                      const char *arch);
 
 extern const dw__kernel dw__quantize_blocks;
+/* Launches a checked call by a variant of dw__quantize_blocks. `amax_is_0`: the launch before has set *amax to 0; else
+ * the device's own fill does, which a recorded graph of an emulated device cannot hold. */
+dw_status dw__quantize_enqueue(const dw_quantize *call, const dw__context *context,
+                               const dw__variant *variant, bool amax_is_0);
 extern const dw__first_use dw__quantize_first_use; /* quantize_first_use.c */
 
 #endif

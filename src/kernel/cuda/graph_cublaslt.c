@@ -600,6 +600,8 @@ static dw_status check_device(const dw__kernel *kernel, const dw__gpu_target *gp
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     gemm_key g;
+    if (multiplies_codes(c) && dw__call_has_tiles(c))
+        return dw__fail(DW_TYPE, "%s multiplies codes without scales of blocks", kernel->name);
     DW_RETURN_IF_FAILED(multiplies_codes(c) ? dw__gpu_kernel_has(kernel, gpu)
                                             : dw__gpu_kernel_computes(kernel, c, gpu));
     DW_RETURN_IF_FAILED(check_call(kernel, c, &g));

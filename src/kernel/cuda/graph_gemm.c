@@ -1,6 +1,6 @@
 /* Linear layers and matrix multiplications of a graph, by the GEMM kernels (gemm.c): their call is made from the
  * operation's. The kernels read both operands along k, so they compute linear(x, w [N,K], b) and matmul(a, b [N,K];
- * transpose_b=1); other layouts are left to gpu_matmul.c.
+ * transpose_b=1); other layouts are left to gpu_matmul.c. Codes with scales of blocks always lie that way.
  */
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -88,6 +88,91 @@ const dw__kernel dw__graph_gemm = {
     .seconds = seconds,
     .prepare = prepare,
     .enqueue = enqueue,
+    /* No first-use check: the kernels that it calls have theirs. */
+    .tolerance = "sums in F32, then the result's rounding, against FP64",
+};
+
+/* ---- codes with scales of blocks ------------------------------------------------------------------ */
+
+static dw_scheme scheme_of(const dw__tensor *codes, const dw__tensor *tiles) {
+    if (tiles->dtype == DW_UE4M3) return DW_SCHEME_NVFP4;
+    return codes->dtype == DW_E2M1   ? DW_SCHEME_MXFP4
+           : codes->dtype == DW_E5M2 ? DW_SCHEME_MXFP8_E5M2
+                                     : DW_SCHEME_MXFP8;
+}
+
+/* Rows of codes are whole: what follows the last element is zeros, which k includes. */
+static dw_gemm scaled_call_of(const dw__operation_call *given) {
+    enum { A, B, SCALE_A, SCALE_B, TILES_A, TILES_B };
+    const dw__tensor *in = given->call.inputs, *y = &given->call.outputs[0];
+    const int64_t *k = &in[A].shape[1];
+    return (dw_gemm){.struct_size = sizeof(dw_gemm),
+                     .dtype = y->dtype == DW_F16 ? DW_F16 : DW_BF16,
+                     .output = y->dtype,
+                     .m = y->shape[0],
+                     .n = y->shape[1],
+                     .k = *k,
+                     .alpha = 1.0f,
+                     .a = {in[A].data, dw_tensor_bytes(in[A].dtype, 1, k)},
+                     .b = {in[B].data, dw_tensor_bytes(in[B].dtype, 1, k)},
+                     .d = {y->data, y->shape[1]},
+                     .quantized = 1,
+                     .scheme_a = scheme_of(&in[A], &in[TILES_A]),
+                     .scheme_b = scheme_of(&in[B], &in[TILES_B]),
+                     .scales_a = in[TILES_A].data,
+                     .scales_b = in[TILES_B].data,
+                     .factor_a = in[SCALE_A].rank < 0 ? NULL : in[SCALE_A].data,
+                     .factor_b = in[SCALE_B].rank < 0 ? NULL : in[SCALE_B].data,
+                     .stream = given->stream};
+}
+
+static dw_status scaled_supports(const dw__kernel *kernel, const void *call,
+                                 const dw__gpu_target *gpu) {
+    const dw__operation_call *given = call;
+    if (!dw__call_has_tiles(&given->call))
+        return dw__fail(DW_TYPE, "%s multiplies codes with scales of blocks", kernel->name);
+    if (gpu && !dw__gpu_is_blackwell(gpu->capability))
+        return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
+                        gpu->name);
+    const dw_gemm g = scaled_call_of(given);
+    return dw__gemm_check(&g, false);
+}
+
+static void scaled_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                           dw__kernel_seconds *result) {
+    const dw_gemm g = scaled_call_of(call);
+    (void)kernel;
+    dw__sm100_gemm_scaled.seconds(&dw__sm100_gemm_scaled, &g, gpu, result);
+}
+
+static dw_status scaled_prepare(const dw__kernel *kernel, const void *call,
+                                const dw__context *context, const dw__variant **variant) {
+    const dw_gemm g = scaled_call_of(call);
+    (void)kernel;
+    return dw__sm100_gemm_scaled.prepare(&dw__sm100_gemm_scaled, &g, context, variant);
+}
+
+static dw_status scaled_enqueue(const void *call, const dw__context *context,
+                                const dw__variant *variant) {
+    const dw_gemm g = scaled_call_of(call);
+    return dw__gemm_is_empty(&g) ? DW_OK : dw__sm100_gemm_scaled.enqueue(&g, context, variant);
+}
+
+const dw__kernel dw__graph_gemm_scaled = {
+    .name = "gemm_scaled",
+    .backend = "deepwell",
+    .kind = DW__CALL_OPERATION,
+    .op = DW_OP_MULTIPLY_CODES,
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .operation = "multiply_codes with scales of blocks",
+    .source = "src/kernel/cuda/graph_gemm.c",
+    .architectures = "sm_100f (B200, B300)",
+    .elements = "codes of MXFP8, MXFP4, NVFP4; the result BF16, F16, F32",
+    .needs = "rows of the result of 16-byte multiples",
+    .supports = scaled_supports,
+    .seconds = scaled_seconds,
+    .prepare = scaled_prepare,
+    .enqueue = scaled_enqueue,
     /* No first-use check: the kernels that it calls have theirs. */
     .tolerance = "sums in F32, then the result's rounding, against FP64",
 };

@@ -32,16 +32,13 @@ dw_block_options dw__quantize_options(const dw_quantize *c, int axis) {
 
 static bool is_empty(const dw_quantize *c) { return c->rows == 0 || c->cols == 0; }
 
-/* dw_block_quantize has more, on a CPU. */
-static const dw__scheme_set supported =
-    DW__SCHEME(MXFP8) | DW__SCHEME(MXFP8_E5M2) | DW__SCHEME(MXFP4) | DW__SCHEME(NVFP4);
-
 static dw_status check_types(const dw_quantize *c) {
     const bool nvfp4 = c->scheme == DW_SCHEME_NVFP4;
     if (c->dtype != DW_BF16 && c->dtype != DW_F16 && c->dtype != DW_F32)
         return dw__fail(DW_TYPE, "quantize: the element type is %s; expected bf16, f16 or f32",
                         dw_dtype_name(c->dtype));
-    DW_RETURN_IF_FAILED(dw__scheme_check("quantize on a GPU", c->scheme, supported));
+    /* dw_block_quantize has more, on a CPU. */
+    DW_RETURN_IF_FAILED(dw__scheme_check("quantize on a GPU", c->scheme, dw__tile_schemes));
     if (c->scale_rule != DW_SCALE_DEFAULT &&
         (nvfp4 ? c->scale_rule != DW_SCALE_AMAX
                : c->scale_rule != DW_SCALE_RCEIL && c->scale_rule != DW_SCALE_FLOOR &&
@@ -179,8 +176,8 @@ static dw_quantized result_of(const dw_quantized_matrix *to) {
     return (dw_quantized){to->codes, to->stride, to->scales};
 }
 
-static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
-    const dw_quantize *c = call;
+dw_status dw__quantize_enqueue(const dw_quantize *c, const dw__context *context,
+                               const dw__variant *variant, bool amax_is_0) {
     const bool find_amax = variant->functions[AMAX] && c->amax;
     dw_quantize_params params = {
         .source = c->source,
@@ -201,13 +198,16 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
         .stream = c->stream,
         .arguments = arguments,
     };
-    if (find_amax) {
+    if (find_amax && !amax_is_0)
         DW_RETURN_IF_FAILED(context->device->fill_on(c->amax, 0, sizeof *c->amax, c->stream));
-        DW_RETURN_IF_FAILED(context->device->launch(&launch));
-    }
+    if (find_amax) DW_RETURN_IF_FAILED(context->device->launch(&launch));
     launch.name = variant->kernel->name;
     launch.function = variant->functions[BLOCKS];
     return context->device->launch(&launch);
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    return dw__quantize_enqueue(call, context, variant, false);
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------------ */

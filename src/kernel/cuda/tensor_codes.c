@@ -149,6 +149,8 @@ static int64_t blocks_of(const dw__tensor *y) {
 static dw_status product_supports(const dw__kernel *kernel, const void *call,
                                   const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
+    if (dw__call_has_tiles(c))
+        return dw__fail(DW_TYPE, "%s multiplies codes without scales of blocks", kernel->name);
     if (blocks_of(&c->outputs[0]) > INT32_MAX)
         return dw__fail(DW_UNSUPPORTED, "%s: %lld tiles; expected fewer than 2^31", kernel->name,
                         (long long)blocks_of(&c->outputs[0]));

@@ -94,6 +94,7 @@ static const dw__kernel kernels[DW_OP_COUNT] = {
     PRIMITIVE(QUANTIZE_BLOCKS, "quantize_blocks", dw__reference_quantize_blocks),
     PRIMITIVE(DEQUANTIZE_BLOCKS, "dequantize_blocks", dw__reference_dequantize_blocks),
     PRIMITIVE(QUANTIZE_TENSOR, "quantize_tensor", dw__reference_quantize_tensor),
+    PRIMITIVE(QUANTIZE_TILES, "quantize_tiles", dw__reference_quantize_tiles),
     PRIMITIVE(MULTIPLY_CODES, "multiply_codes", dw__reference_multiply_codes),
     [DW_OP_FUSED] = {.name = "reference.fused",
                      .op = DW_OP_FUSED,

@@ -124,6 +124,53 @@ cleanup:
     return status;
 }
 
+/* One orientation of quantize_tiles. `codes` and `scales` have room for those of q. */
+static dw_status make_tiles(const dw__quantization *q, const float *values, void *scratch,
+                            float *scale, const dw__tensor *codes, const dw__tensor *tiles) {
+    const dw_block_layout *l = &q->layout;
+    const dw__coded coded = dw__quantize_in_scratch(q, scratch);
+    DW_RETURN_IF_FAILED(dw__quantize_encode(q, values, q->cols, coded, scratch, scale));
+    if (codes->data) {
+        const int64_t padded = dw_tensor_bytes(codes->dtype, 1, &codes->shape[1]);
+        memset(codes->data, 0, dw__tensor_bytes(codes));
+        for (int64_t row = 0; row < l->outer; row++)
+            memcpy((char *)codes->data + row * padded,
+                   (const char *)coded.codes + row * l->row_bytes, (size_t)l->row_bytes);
+    }
+    if (!tiles->data) return DW_OK;
+    return dw_scales_swizzle(l->outer, l->scale_cols, q->options.square ? l->block : 1,
+                             coded.scales, tiles->data);
+}
+
+dw_status dw__reference_quantize_tiles(const dw__call *call, void *unused) {
+    (void)unused;
+    dw_status status = DW_OK;
+    const bool both = !dw__call_attr(call, DW_ATTR_KEY_AXIS);
+    const dw__tensor *out = call->outputs;
+    void *scratch = NULL;
+    dw__quantization q;
+    float scale = 1.0f;
+    DW_RETURN_IF_FAILED(dw__quantization_of(call, &q));
+    const size_t bytes = (size_t)(q.rows * q.cols) * sizeof(float);
+    float *values = dw__malloc_aligned(bytes + 1);
+    if (!values) DW_TRY(dw__fail_memory("a matrix to quantize", bytes));
+    load(&call->inputs[0], values);
+    for (int i = 0; i < (both ? 2 : 1); i++) {
+        if (both) q.options.axis = 1 - i;
+        DW_TRY(dw_block_layout_of(&q.options, q.rows, q.cols, &q.layout));
+        dw__free_aligned(scratch);
+        scratch = dw__malloc_aligned(dw__quantize_scratch(&q) + 1);
+        if (!scratch) DW_TRY(dw__fail_memory("codes", dw__quantize_scratch(&q)));
+        DW_TRY(make_tiles(&q, values, scratch, &scale, &out[2 * i], &out[2 * i + 1]));
+    }
+    if (q.tensor_scale && out[call->output_count - 1].data)
+        store(&scale, &out[call->output_count - 1]);
+cleanup:
+    dw__free_aligned(values);
+    dw__free_aligned(scratch);
+    return status;
+}
+
 static dw_status decode(const dw__tensor *codes, float **values) {
     const int64_t count = dw__tensor_count(codes);
     *values = dw__malloc_aligned((size_t)count * sizeof(float) + 1);
@@ -131,24 +178,51 @@ static dw_status decode(const dw__tensor *codes, float **values) {
     return dw_decode(codes->dtype, count, codes->data, *values);
 }
 
+/* Multiplies each value by its block's scale, both exact. */
+static dw_status scale_blocks(const dw__tensor *codes, const dw__tensor *tiles, float *values) {
+    const int64_t block = tiles->dtype == DW_UE4M3 ? 16 : 32, rows = codes->shape[0],
+                  columns = codes->shape[1], wide = (columns + block - 1) / block;
+    const size_t count = (size_t)(rows * wide);
+    dw_status status = DW_OK;
+    uint8_t *scales = dw__malloc_aligned(count + 1);
+    float *factors = dw__malloc_aligned(count * sizeof(float) + 1);
+    if (!scales || !factors) DW_TRY(dw__fail_memory("scales of blocks", count * 5));
+    DW_TRY(dw_scales_unswizzle(rows, wide, 1, tiles->data, scales));
+    DW_TRY(dw_decode(tiles->dtype, (int64_t)count, scales, factors));
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++)
+            values[i * columns + j] *= factors[i * wide + j / block];
+cleanup:
+    dw__free_aligned(scales);
+    dw__free_aligned(factors);
+    return status;
+}
+
+static double scale_of(const dw__tensor *scale) {
+    return scale->rank < 0 ? 1.0 : dw__scalar_load(scale->data, scale->dtype, 0).number;
+}
+
 dw_status dw__reference_multiply_codes(const dw__call *call, void *unused) {
     (void)unused;
-    const dw__tensor *a = &call->inputs[0], *b = &call->inputs[1], *y = &call->outputs[0];
+    enum { A, B, SCALE_A, SCALE_B, TILES_A, TILES_B };
+    const dw__tensor *a = &call->inputs[A], *b = &call->inputs[B], *y = &call->outputs[0];
     const int64_t m = a->shape[0], n = b->shape[0], k = a->shape[1];
-    const double scale_a = dw__scalar_load(call->inputs[2].data, call->inputs[2].dtype, 0).number,
-                 scale_b = dw__scalar_load(call->inputs[3].data, call->inputs[3].dtype, 0).number;
+    const double scale = scale_of(&call->inputs[SCALE_A]) * scale_of(&call->inputs[SCALE_B]);
     dw_status status = DW_OK;
     float *of_a = NULL, *of_b = NULL;
     if (!y->data) return DW_OK;
     DW_TRY(decode(a, &of_a));
     DW_TRY(decode(b, &of_b));
+    if (dw__call_has_tiles(call)) {
+        DW_TRY(scale_blocks(a, &call->inputs[TILES_A], of_a));
+        DW_TRY(scale_blocks(b, &call->inputs[TILES_B], of_b));
+    }
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
             double sum = 0.0;
             for (int64_t l = 0; l < k; l++)
                 sum += (double)of_a[i * k + l] * (double)of_b[j * k + l];
-            dw__scalar_store(y->data, y->dtype, i * n + j,
-                             (dw__scalar){.number = sum * scale_a * scale_b});
+            dw__scalar_store(y->data, y->dtype, i * n + j, (dw__scalar){.number = sum * scale});
         }
 cleanup:
     dw__free_aligned(of_a);
