@@ -70,6 +70,12 @@ DW_API int dw_engine_backward_reads_leaf(const dw_engine *engine, uint32_t index
 DW_API int dw_engine_backward_reads_output(const dw_engine *engine, uint32_t index);
 /* Number of linear layers that multiply quantized operands, by the options' policy. */
 DW_API uint32_t dw_engine_quantized_count(const dw_engine *engine);
+/* Counts the products, forward and backward, of operands with scales of blocks: those that the device multiplies as codes
+ * on tensor cores, and those that it simulates, which multiply the same values in BF16. On a CPU both are 0. Returns why
+ * the first of these is simulated; "" if there is none, or the device has no tensor cores for it. The engine owns the
+ * text. */
+DW_API const char *dw_engine_code_products(const dw_engine *engine, uint32_t *multiplied,
+                                           uint32_t *simulated);
 /* The whole graph after passes, forward and backward. It belongs to the engine. */
 DW_API const dw_graph *dw_engine_graph(const dw_engine *engine);
 

@@ -17,9 +17,10 @@ import torch
 from deepwell import _deepwell
 from deepwell.attention.instance import InstanceForward
 from deepwell.kernels.gemm import launch, operand
+from deepwell.targets import BLACKWELL
 
 UNPROVEN = "proven on the emulator, not run on hardware"
-TARGETS = ("sm_100a", "sm_103a", "emulator:sm_100a", "emulator:sm_103a")
+TARGETS = BLACKWELL
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 # Reasons why PyTorch's GEMM ran, with their counts, in this process.

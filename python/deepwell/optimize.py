@@ -45,7 +45,7 @@ from deepwell.precision import Precision, PrecisionPolicy, policy_of
 from deepwell.report import Report
 from deepwell.runtime import Program
 from deepwell.sharding import gathers, is_sharded, sharded_inside
-from deepwell.targets import EMULATED, EmulatedGpu, Gpu, Target
+from deepwell.targets import BLACKWELL, EMULATED, EmulatedGpu, Gpu, Target
 
 # Captures of one module. Each kind of call (which arguments, which dtypes, which axes are 1, which submodules train) is
 # one. Beyond this number the arguments keep varying, and PyTorch runs the call.
@@ -84,13 +84,14 @@ def optimize(
             rounded, forward and backward: "bf16", "fp8", "mxfp8", "mxfp6", "mxfp4", "nvfp4", a ``Precision``, or a
             ``PrecisionPolicy`` with a precision for each layer (docs/precision.md). The results then differ from the
             model's own. PyTorch runs the model's own precision if the engine cannot run a module, with a warning, or
-            with an error if the policy's fallback is "strict". On a Hopper GPU the formats are simulated.
+            with an error if the policy's fallback is "strict". On a Hopper GPU the formats other than FP8 are simulated.
         target: "auto": the engine runs the model where it is, on the CPU or on one Hopper GPU (H100, H200), also in a
             group of processes with a GPU each. On other GPUs, and for a model on several, "auto" replaces attention
             alone, as "attention" does everywhere (docs/attention.md). "cpu" and "sm_90a" (one Hopper GPU) ask for the engine by name.
             "emulator:sm_90a" runs a model on the CPU on an emulated Hopper GPU. "sm_100a", "sm_103a",
-            "emulator:sm_100a" and "emulator:sm_103a" give linear layers kernels for Blackwell GPUs, which are proven
-            on the emulator and have not run on hardware (docs/blackwell.md).
+            "emulator:sm_100a" and "emulator:sm_103a" give linear layers kernels for Blackwell GPUs; with a precision
+            the engine runs the whole model there, and MXFP8, MXFP4 and NVFP4 are codes on tensor cores. These kernels
+            are proven on the emulator and have not run on hardware (docs/blackwell.md).
         verbose: prints at the first call what was replaced, what was left alone, and why.
         profile: ``deepwell.summary(model)`` then shows the mean time of a forward.
         inplace: False optimizes ``copy.deepcopy(model)`` instead.
@@ -129,15 +130,16 @@ def optimize(
     follows = target == "auto"
     if follows and on_gpu and _is_on_one_hopper(root):
         target = "sm_90a"
-    engine = target == "cpu" or not on_gpu or target == "sm_90a"
-    if logits is False and (not engine or target in linear.TARGETS):
+    linear_alone = target in linear.TARGETS and policy is None
+    engine = target == "cpu" or not on_gpu or target == "sm_90a" or target in BLACKWELL
+    if logits is False and (not engine or linear_alone):
         raise UnsupportedError(
             "logits=False is not supported where PyTorch runs the model's forward: use logits='lazy', or a target whose "
             "engine runs the whole model ('cpu', 'sm_90a')"
         )
-    if target in linear.TARGETS and target.startswith("emulator:"):
-        return _optimize_emulated(model, root, policy, target, verbose)
-    if on_gpu and target not in ("cpu", "sm_90a"):
+    if linear_alone and target.startswith("emulator:"):
+        return _optimize_emulated(model, root, target, verbose)
+    if linear_alone or not engine:
         return _optimize_on_gpu(model, root, policy, target, verbose)
     place = _place(root, target)
     report = Report(root, verbose=verbose, profile=profile, policy=policy, target=place)
@@ -181,31 +183,35 @@ def _place_of(root: torch.nn.Module) -> Target | None:
 
 def _place(root: torch.nn.Module, target: str) -> Target:
     """Returns where the engine runs the model."""
-    if target in EMULATED:
+    if target.startswith("emulator:"):
         return EmulatedGpu(target)
-    if target != "sm_90a":
+    if not target.startswith("sm_"):
         return Target()
     devices = {tensor.device for tensor in named_tensors(root).values()}
     if len(devices) > 1:
         raise UnsupportedError(
-            f"target='sm_90a' is for a model on one GPU, and this one is on {len(devices)} devices: use "
+            f"target={target!r} is for a model on one GPU, and this one is on {len(devices)} devices: use "
             "target='attention', which replaces its attention"
         )
     device = devices.pop()
-    found = torch.cuda.get_device_capability(device)
-    if found != (9, 0):
+    _check_capability(target, device.index)
+    return Gpu(device.index)
+
+
+def _check_capability(target: str, index: int) -> None:
+    found = torch.cuda.get_device_capability(index)
+    if target != "sm_{}{}a".format(*found):
         raise UnsupportedError(
-            f"target='sm_90a' does not match {torch.cuda.get_device_name(device)}, of compute capability "
+            f"target={target!r} does not match {torch.cuda.get_device_name(index)}, of compute capability "
             "{}.{}: use target='auto'".format(*found)
         )
-    return Gpu(device.index)
 
 
 def _keeps_precision(policy: PrecisionPolicy | None, why: str) -> None:
     if policy is not None:
         raise UnsupportedError(
-            f"precision={policy.name!r} is supported on the CPU and on one Hopper GPU, {why}: use precision='auto', which "
-            "keeps the model's own"
+            f"precision={policy.name!r} is supported on the CPU, on one Hopper GPU, and with target='sm_100a' or 'sm_103a' "
+            f"on one Blackwell GPU, {why}: use precision='auto', which keeps the model's own"
         )
 
 
@@ -221,12 +227,7 @@ def _optimize_on_gpu(
     devices = sorted({t.device.index for t in named_tensors(root).values() if t.is_cuda})
     if target in linear.TARGETS:
         for index in devices:
-            found = torch.cuda.get_device_capability(index)
-            if target != "sm_{}{}a".format(*found):
-                raise UnsupportedError(
-                    f"target={target!r} does not match {torch.cuda.get_device_name(index)}, of "
-                    "compute capability {}.{}: use target='auto'".format(*found)
-                )
+            _check_capability(target, index)
     title = ", ".join(f"{torch.cuda.get_device_name(index)}" for index in devices)
     made = install.install(root, title)
     if target in linear.TARGETS:
@@ -237,14 +238,9 @@ def _optimize_on_gpu(
 
 
 def _optimize_emulated(
-    model: torch.nn.Module,
-    root: torch.nn.Module,
-    policy: PrecisionPolicy | None,
-    target: str,
-    verbose: bool,
+    model: torch.nn.Module, root: torch.nn.Module, target: str, verbose: bool
 ) -> torch.nn.Module:
     """Optimizes for an emulated GPU, which is slow and as correct as the emulator."""
-    _keeps_precision(policy, f"not with target={target!r}")
     made = install.Installation(f"{target}, emulated on the CPU")
     made.add_linear(*linear.install(root, target))
     made.mark(root)
@@ -1026,7 +1022,7 @@ class OptimizedForward:
         if (
             os.environ.get("DEEPWELL_MEASURE") == "0"
             or self.session.policy is not None  # PyTorch would compute something else
-            or self.session.target.name in EMULATED  # slower in any case
+            or isinstance(self.session.target, EmulatedGpu)  # slower in any case
             # gradient hooks of the user would run
             or any(parameter._backward_hooks for parameter in self.module.parameters())
         ):

@@ -7,9 +7,10 @@ import json
 import sys
 import time
 import warnings
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
 
@@ -18,6 +19,9 @@ from deepwell.comparison import Timing
 from deepwell.errors import UnsupportedError
 from deepwell.precision import PrecisionPolicy, shown, told
 from deepwell.targets import EmulatedGpu, Gpu, Target
+
+if TYPE_CHECKING:
+    from deepwell.runtime import Program
 
 _RULE = "=" * 60
 _KINDS = (
@@ -49,6 +53,8 @@ class _Unit:
     # Numbers of linear layers, by the name of their precision.
     precisions: Counter[str] = field(default_factory=Counter)
     patterns: set[str] = field(default_factory=set)  # of the policy, that apply to a layer
+    program: weakref.ref[Program] | None = None  # of the last capture
+    products: tuple[int, int, str] = (0, 0, "")  # Program.code_products of a program that is gone
     captures: int = 0
     capture_seconds: float = 0.0
     left_alone: str | None = None
@@ -58,6 +64,13 @@ class _Unit:
     seconds: float = 0.0  # total time of forwards, while profiling
     fallbacks: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+
+    def code_products(self) -> tuple[int, int, str]:
+        program = self.program and self.program()
+        return program.code_products() if program else self.products
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "program": None, "products": self.code_products()}
 
 
 class Report:
@@ -112,6 +125,7 @@ class Report:
         unit.capture_seconds += seconds
         unit.nodes = program.graph.node_count
         if self._precision:
+            unit.program = weakref.ref(program)
             layers = program.precisions()
             unit.precisions = Counter(
                 shown(layer) if "operands" in layer else _OWN for layer in layers
@@ -229,16 +243,7 @@ class Report:
         ]
         names = {name for unit in units for name in unit.precisions} - {_OWN, "BF16"}
         if self._on_gpu and names:
-            simulated = sorted(name for name in names if not name.startswith("FP8"))
-            if len(simulated) < len(names):
-                lines.append(
-                    "  FP8 codes are multiplied as they are, by cuBLASLt where it takes their sizes"
-                )
-            if simulated:
-                cores = " or ".join(simulated)
-                lines.append(
-                    f"  {', '.join(simulated)} simulated in BF16: this GPU has no {cores} tensor cores"
-                )
+            lines += _codes_told(sorted(names), units)
         return lines
 
     def text(self) -> str:
@@ -287,6 +292,38 @@ class Report:
         else:
             lines.append("The model runs in PyTorch as before.")
         return lines
+
+
+def _codes_told(names: list[str], units: list[_Unit]) -> list[str]:
+    """Returns what is multiplied as codes and what is simulated, on a GPU."""
+    lines: list[str] = []
+    blocks = ", ".join(name for name in names if not name.startswith("FP8"))
+    if any(name.startswith("FP8") for name in names):
+        lines.append(
+            "  FP8 codes are multiplied as they are, by cuBLASLt where it takes their sizes"
+        )
+    if not blocks:
+        return lines
+    products = [unit.code_products() for unit in units]
+    multiplied, simulated = (sum(each[i] for each in products) for i in range(2))
+    reason = next((each[2] for each in products if each[2]), "")
+    if multiplied:
+        lines.append(
+            f"  {blocks} on tensor cores: {multiplied} of {multiplied + simulated} products, forward and backward, "
+            "multiply codes"
+        )
+    if simulated and reason:
+        lines.append(
+            f"  {blocks} simulated in BF16: {simulated} products, the first because {reason}"
+        )
+    elif simulated and multiplied:
+        lines.append(
+            f"  {blocks} simulated in BF16: {simulated} products, whose formats this GPU's tensor cores do not multiply"
+        )
+    elif not multiplied:
+        cores = blocks.replace(", ", " or ")
+        lines.append(f"  {blocks} simulated in BF16: this GPU has no {cores} tensor cores")
+    return lines
 
 
 # A layer that keeps the model's precision.

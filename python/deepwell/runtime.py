@@ -372,6 +372,12 @@ class Program:
         """Returns the precision of each linear layer, and why; empty without a policy."""
         return [] if self.policy is None else self.policy.choices(self.graph)
 
+    def code_products(self) -> tuple[int, int, str]:
+        """Returns how many products of operands with scales of blocks are multiplied as codes and how many are simulated,
+        by the engine with the most, and why the first one is simulated; "" if the target has no tensor cores for it."""
+        found = [variant.engine.code_products for variant in self._variants.values()]
+        return max(found, key=lambda each: each[0] + each[1], default=(0, 0, ""))
+
     def expect(self, grad_outputs: tuple[int, ...]) -> None:
         """Sets the outputs of the last backward, for which the next forward prepares."""
         self._expected = grad_outputs

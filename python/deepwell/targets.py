@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from deepwell.precision import PrecisionPolicy
 
 EMULATED = ("emulator:sm_90a",)
+# GPUs that the engine runs a model on if a precision and the target are named: it has not run on them.
+BLACKWELL = ("sm_100a", "sm_103a", "emulator:sm_100a", "emulator:sm_103a")
 
 Tensors = Sequence["torch.Tensor | None"]
 

@@ -1005,6 +1005,14 @@ static PyObject *engine_quantized_count(PyObject *self, void *closure) {
         dw_engine_quantized_count(((engine_slot *)object_slot(self))->engine));
 }
 
+static PyObject *engine_code_products(PyObject *self, void *closure) {
+    (void)closure;
+    uint32_t multiplied, simulated;
+    const char *reason = dw_engine_code_products(((engine_slot *)object_slot(self))->engine,
+                                                 &multiplied, &simulated);
+    return Py_BuildValue("(IIs)", (unsigned int)multiplied, (unsigned int)simulated, reason);
+}
+
 static PyObject *engine_has_grad(PyObject *self, PyObject *args) {
     unsigned int index = 0;
     if (!PyArg_ParseTuple(args, "I:has_grad", &index)) return NULL;
@@ -1043,6 +1051,8 @@ static PyGetSetDef engine_getset[] = {
     {"backward_leaves", engine_backward_leaves, NULL, "leaves that backward reads", NULL},
     {"backward_outputs", engine_backward_outputs, NULL, "outputs that backward reads", NULL},
     {"quantized_count", engine_quantized_count, NULL, "linear layers that are quantized", NULL},
+    {"code_products", engine_code_products, NULL,
+     "products of operands with scales of blocks: multiplied as codes, simulated, and why", NULL},
     {0}};
 
 static PyObject *engine_text(PyObject *self, PyObject *unused) {

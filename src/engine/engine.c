@@ -119,5 +119,11 @@ int dw_engine_backward_reads_output(const dw_engine *engine, uint32_t index) {
 }
 
 uint32_t dw_engine_quantized_count(const dw_engine *engine) { return engine->quantized_count; }
+const char *dw_engine_code_products(const dw_engine *engine, uint32_t *multiplied,
+                                    uint32_t *simulated) {
+    *multiplied = engine->products.multiplied;
+    *simulated = engine->products.simulated;
+    return engine->products.reason;
+}
 
 const dw_graph *dw_engine_graph(const dw_engine *engine) { return engine->graph; }

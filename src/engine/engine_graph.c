@@ -100,8 +100,9 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
     /* Tensors that several layers, or forward and backward, quantize alike are then quantized once. */
     DW_TRY(dw__expand_quantized(&engine->graph, &expanded));
     if (expanded) DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
-    if (expanded && target.context) {
-        DW_TRY(dw__multiply_codes(&engine->graph, &expanded));
+    if (expanded) {
+        DW_TRY(
+            dw__multiply_codes_for_target(&engine->graph, &target, &engine->products, &expanded));
         if (expanded) DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
     }
     DW_TRY(dw__expand_for_target(&engine->graph, &target, &expanded));

@@ -54,7 +54,8 @@ struct dw_engine {
     uint32_t *wrt_leaf;       /* by wrt: its position among the leaves */
     uint32_t first_backward;  /* node */
     uint32_t quantized_count; /* linear layers that are quantized */
-    const dw_device *device;  /* of its plans; NULL: the CPU */
+    dw__code_products products;
+    const dw_device *device; /* of its plans; NULL: the CPU */
     bool cuda_graphs;
     uint32_t most_segments; /* of a plan's arena */
     size_t part_bytes;      /* of gradients, at least, that a part of backward completes */
@@ -184,6 +185,9 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
 /* Expands the composites that no kernel of the target computes, and what a CPU computes in BF16 or F16 by the reference
  * alone. `tried` is false if the graph has nothing to look at: on a CPU, no value in BF16 or F16. */
 dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target, bool *tried);
+/* Replaces products of quantized values by products of codes where the target has kernels for these, and counts. */
+dw_status dw__multiply_codes_for_target(dw_graph **graph, const dw__target *target,
+                                        dw__code_products *products, bool *changed);
 
 /* ---- graph_readers.c ------------------------------------------------------------------------- */
 

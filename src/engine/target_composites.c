@@ -1,4 +1,6 @@
-/* Composites that no kernel of the target computes become primitives before the graph is scheduled. So do those in BF16
+/* What of a graph depends on the kernels of its target.
+ *
+ * Composites that no kernel of the target computes become primitives before the graph is scheduled. So do those in BF16
  * and F16 for which a CPU has only the reference kernel: their primitives are in F32, which has fast kernels. On a CPU that
  * includes attention_backward with the gradient of the mask, in every type.
  *
@@ -6,8 +8,11 @@
  * one, and a composite stays only if a kernel supports both. Kernels answer by element types, ranks and the sizes that
  * models fix, such as head dimensions; one that depends on a symbol (rows of whole 16 bytes, say) would leave some plans
  * without a kernel.
+ *
+ * Products of quantized operands are products of codes if kernels support them in the same sense.
  */
 #include "engine/engine_internal.h"
+#include <stdio.h>
 
 static const int64_t typical_sizes[] = {128, 127};
 
@@ -17,6 +22,7 @@ typedef struct question {
     int64_t *sizes; /* one for each symbol */
     dw__arena *memory;
     dw__operation_call call;
+    dw__code_products *products; /* for the reason */
 } question;
 
 static dw_status describe(const dw_graph *graph, dw_node node, question *q) {
@@ -57,6 +63,16 @@ static bool has_kernel(const question *q) {
     return (!summed && !dw__dtype_is_half(type)) || !dw__kernel_is_reference(kernel);
 }
 
+/* Copies the reason of the first kernel that is for such operands and for this target, but not for the call. */
+static void explain(const question *q, char *reason, size_t bytes) {
+    const dw__gpu_target *gpu = &q->target->gpu;
+    const dw__kernel *const *kernel = dw__kernel_candidates(q->call.call.op, true);
+    for (; *kernel && reason[0] == '\0'; kernel++) {
+        const dw_status status = (*kernel)->supports(*kernel, &q->call, gpu);
+        if (status != DW_OK && status != DW_TYPE) snprintf(reason, bytes, "%s", dw_last_error());
+    }
+}
+
 /* A node that cannot be described at these sizes stays as it is. */
 static bool lacks_kernel(const dw_graph *graph, dw_node node, void *context) {
     question *q = context;
@@ -74,24 +90,56 @@ static bool has_half(const dw_graph *graph) {
     return false;
 }
 
-dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target, bool *tried) {
-    dw_status status = DW_OK;
-    *tried = target->context || has_half(*graph) || has_mask_gradient(*graph);
-    if (!*tried) return DW_OK;
-    const uint32_t symbols = dw_graph_symbol_count(*graph);
-    int64_t *sizes = dw__malloc((symbols + 1) * sizeof *sizes);
+static dw_status ask(const dw_graph *graph, const dw__target *target, question **made) {
+    const uint32_t symbols = dw_graph_symbol_count(graph);
     question *q = dw__calloc(1, sizeof *q);
-    if (!sizes || !q) DW_TRY(dw__fail_memory("the operations of a target", sizeof *q));
+    if (q) q->sizes = dw__malloc((symbols + 1) * sizeof *q->sizes);
+    if (q) q->memory = dw__arena_create();
+    *made = q;
+    if (!q || !q->sizes || !q->memory)
+        return dw__fail_memory("the operations of a target", sizeof *q);
     q->symbols = symbols;
     q->target = target;
-    q->sizes = sizes;
-    q->memory = dw__arena_create();
-    if (!q->memory) DW_TRY(dw__fail_memory("the operations of a target", 1));
+    return DW_OK;
+}
+
+static void forget(question *q) {
+    if (!q) return;
+    dw__arena_destroy(q->memory);
+    dw__free(q->sizes);
+    dw__free(q);
+}
+
+dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target, bool *tried) {
+    dw_status status = DW_OK;
+    question *q = NULL;
+    *tried = target->context || has_half(*graph) || has_mask_gradient(*graph);
+    if (!*tried) return DW_OK;
+    DW_TRY(ask(*graph, target, &q));
     DW_TRY(dw__expand_where(graph, lacks_kernel, q));
     if (!target->context) DW_TRY(dw__widen_products(graph, lacks_kernel, q));
 cleanup:
-    if (q) dw__arena_destroy(q->memory);
-    dw__free(q);
-    dw__free(sizes);
+    forget(q);
+    return status;
+}
+
+static bool computes_codes(const dw_graph *graph, dw_node node, void *context) {
+    question *q = context;
+    if (!lacks_kernel(graph, node, q)) return true;
+    explain(q, q->products->reason, sizeof q->products->reason);
+    return false;
+}
+
+dw_status dw__multiply_codes_for_target(dw_graph **graph, const dw__target *target,
+                                        dw__code_products *products, bool *changed) {
+    dw_status status = DW_OK;
+    question *q = NULL;
+    *changed = false;
+    if (!target->context) return DW_OK;
+    DW_TRY(ask(*graph, target, &q));
+    q->products = products;
+    DW_TRY(dw__multiply_codes(graph, computes_codes, q, products, changed));
+cleanup:
+    forget(q);
     return status;
 }

@@ -1,23 +1,37 @@
-/* Rewrites products of FP8 values as products of their codes, for targets that multiply codes.
+/* Rewrites products of quantized values as products of their codes, for targets that multiply codes.
  *
  *     a, s = quantize(x) {fp8-tensor}     b, t = quantize(w) {fp8-tensor}
  *     y = matmul(a, b) * (s * t)
  *
  * becomes quantize_tensor of x and of w, and multiply_codes of the orientations in which the axis that is summed over is
- * the last one. A cast of y becomes the product's own rounding. */
+ * the last one. With scales of blocks (mxfp8, mxfp4, nvfp4) it is quantize_tiles: one node for both orientations, so
+ * that a tensor that is read both ways is read once, unless it is rotated or rounded stochastically, which each
+ * orientation is by itself. MX has no scales of tensors. A cast of y becomes the product's own rounding. */
 #include "graph/passes.h"
 #include "number/scheme_sets.h"
+#include <stdio.h>
 #include <string.h>
 
-/* An operand of a product: the node that quantizes it. */
+typedef struct pass {
+    dw__expand_rule computed;
+    void *context;
+    bool changed;
+} pass;
+
+static dw_scheme scheme_of(const dw_graph *graph, dw_node quantize) {
+    dw_scheme scheme = DW_SCHEME_BF16;
+    (void)dw_scheme_find(dw_node_attr(graph, quantize, DW_ATTR_KEY_SCHEME)->string, &scheme);
+    return scheme;
+}
+
+static bool is_whole(const dw_graph *graph, dw_node quantize) {
+    return dw__scheme_in(scheme_of(graph, quantize), dw__fp8_tensor_schemes);
+}
+
+/* An operand of a product: the node that quantizes it to codes. */
 static dw_node quantized_by(const dw_graph *graph, dw_value value) {
     const dw_node node = dw__made_by(graph, value, DW_OP_QUANTIZE);
-    dw_scheme scheme;
-    if (node == DW_NONE ||
-        dw_scheme_find(dw_node_attr(graph, node, DW_ATTR_KEY_SCHEME)->string, &scheme) != DW_OK ||
-        !dw__scheme_in(scheme, dw__fp8_tensor_schemes))
-        return DW_NONE;
-    return node;
+    return node == DW_NONE || scheme_of(graph, node) == DW_SCHEME_BF16 ? DW_NONE : node;
 }
 
 static dw_value look_through(const dw_graph *graph, dw_value value, dw_op op) {
@@ -25,88 +39,221 @@ static dw_value look_through(const dw_graph *graph, dw_value value, dw_op op) {
     return node == DW_NONE ? value : dw_node_input(graph, node, 0);
 }
 
+/* A matmul of two matrices that are quantized to codes. Turned: the axis that is summed over is the first one. */
+typedef struct product {
+    dw_node a, b; /* quantize */
+    bool a_turned, b_turned;
+} product;
+
+static bool product_of(const dw_graph *graph, dw_node matmul, product *p) {
+    if (matmul == DW_NONE) return false;
+    *p = (product){
+        .a = quantized_by(graph, dw_node_input(graph, matmul, 0)),
+        .b = quantized_by(graph, dw_node_input(graph, matmul, 1)),
+        .a_turned = dw_node_int(graph, matmul, DW_ATTR_KEY_TRANSPOSE_A, 0) != 0,
+        .b_turned = !dw_node_int(graph, matmul, DW_ATTR_KEY_TRANSPOSE_B, 0),
+    };
+    return p->a != DW_NONE && p->b != DW_NONE;
+}
+
+static bool has_tensor_scale(const dw_graph *graph, dw_node quantize) {
+    return is_whole(graph, quantize) ||
+           dw_scheme_describe(scheme_of(graph, quantize))->tensor_scale;
+}
+
 /* Returns whether `scale` is the product of the scales of two quantize nodes, in either order. */
 static bool is_scale_of(const dw_graph *graph, dw_value scale, dw_node a, dw_node b) {
     scale = look_through(graph, scale, DW_OP_BROADCAST);
     scale = look_through(graph, scale, DW_OP_RESHAPE);
-    const dw_node product = dw__made_by(graph, scale, DW_OP_MUL);
-    if (product == DW_NONE) return false;
+    const dw_node node = dw__made_by(graph, scale, DW_OP_MUL);
+    if (node == DW_NONE) return false;
     const dw_value s = dw_node_output(graph, a, 1), t = dw_node_output(graph, b, 1),
-                   first = dw_node_input(graph, product, 0),
-                   second = dw_node_input(graph, product, 1);
+                   first = dw_node_input(graph, node, 0), second = dw_node_input(graph, node, 1);
     return (first == s && second == t) || (first == t && second == s);
 }
 
+/* ---- operands ---------------------------------------------------------------------------------------- */
+
 typedef struct factor {
-    dw_value codes, scale; /* the axis that is summed over is the last one of the codes */
+    dw_node node;                 /* that makes the codes */
+    dw_value codes, scale, tiles; /* the axis that is summed over is the last one of the codes */
 } factor;
 
+/* Fails if blocks do not lie along the axis that is summed over. */
+static bool blocks_fit(const dw_graph *graph, dw_node quantize, bool turned) {
+    return dw_node_int(graph, quantize, DW_ATTR_KEY_SQUARE, 0) ||
+           dw_node_int(graph, quantize, DW_ATTR_KEY_AXIS, 1) == !turned;
+}
+
+static factor tiles_of(dw__emitter *e, dw_node quantize, bool turned) {
+    static const dw_attr_key kept[] = {DW_ATTR_KEY_SCHEME,   DW_ATTR_KEY_SQUARE,
+                                       DW_ATTR_KEY_HADAMARD, DW_ATTR_KEY_STOCHASTIC,
+                                       DW_ATTR_KEY_STREAM,   DW_ATTR_KEY_SCALE_RULE};
+    dw_attr attrs[DW_COUNT(kept) + 1];
+    uint32_t count = 0;
+    const bool one_way = dw_node_int(e->graph, quantize, DW_ATTR_KEY_HADAMARD, 0) ||
+                         dw_node_int(e->graph, quantize, DW_ATTR_KEY_STOCHASTIC, 0);
+    for (size_t i = 0; i < DW_COUNT(kept); i++) {
+        const dw_attr *attr = dw_node_attr(e->graph, quantize, kept[i]);
+        if (attr) attrs[count++] = *attr;
+    }
+    if (one_way) attrs[count++] = dw_attr_int(DW_ATTR_KEY_AXIS, !turned);
+    const dw_value inputs[] = {dw_node_input(e->graph, quantize, 0),
+                               dw_node_input_count(e->graph, quantize) > 1
+                                   ? dw_node_input(e->graph, quantize, 1)
+                                   : DW_NONE};
+    const uint32_t first = turned && !one_way ? 2 : 0, last = one_way ? 2 : 4;
+    const bool scaled = has_tensor_scale(e->graph, quantize);
+    const dw_node node = dw__emit_node(e, DW_OP_QUANTIZE_TILES, 2, inputs, count, attrs);
+    if (e->status != DW_OK) return (factor){DW_NONE, DW_NONE, DW_NONE, DW_NONE};
+    return (factor){node, dw_node_output(e->graph, node, first),
+                    scaled ? dw_node_output(e->graph, node, last) : DW_NONE,
+                    dw_node_output(e->graph, node, first + 1)};
+}
+
 static factor codes_of(dw__emitter *e, dw_node quantize, bool turned) {
+    if (!is_whole(e->graph, quantize)) return tiles_of(e, quantize, turned);
     const dw_attr scheme = dw_attr_string(
         DW_ATTR_KEY_SCHEME, dw_node_attr(e->graph, quantize, DW_ATTR_KEY_SCHEME)->string);
     const dw_value x = dw_node_input(e->graph, quantize, 0);
     const dw_node node = dw__emit_node(e, DW_OP_QUANTIZE_TENSOR, 1, &x, 1, &scheme);
-    if (e->status != DW_OK) return (factor){DW_NONE, DW_NONE};
-    return (factor){dw_node_output(e->graph, node, turned), dw_node_output(e->graph, node, 2)};
+    if (e->status != DW_OK) return (factor){DW_NONE, DW_NONE, DW_NONE, DW_NONE};
+    return (factor){node, dw_node_output(e->graph, node, turned), dw_node_output(e->graph, node, 2),
+                    DW_NONE};
 }
 
-static dw_value multiply(dw__emitter *e, factor a, factor b, dw_dtype dtype) {
+static dw_node multiply(dw__emitter *e, factor a, factor b, dw_dtype dtype) {
     const dw_attr type = {.key = DW_ATTR_KEY_DTYPE, .integer = dtype};
-    return dw__emit(e, DW_OP_MULTIPLY_CODES, 4, (dw_value[]){a.codes, b.codes, a.scale, b.scale}, 1,
-                    &type);
+    return dw__emit_node(e, DW_OP_MULTIPLY_CODES, 6,
+                         (dw_value[]){a.codes, b.codes, a.scale, b.scale, a.tiles, b.tiles}, 1,
+                         &type);
 }
 
-/* y = reshape(matmul) * scale */
-static dw_status rewrite_product(dw_graph *graph, dw_node node, dw_value *replacement) {
+/* ---- products ---------------------------------------------------------------------------------------- */
+
+/* Codes of these schemes can be multiplied with one another. Others stay simulated on every target. */
+static bool schemes_match(const dw_graph *graph, const product *p) {
+    const dw_scheme a = scheme_of(graph, p->a), b = scheme_of(graph, p->b);
+    const dw__scheme_set fp8 = DW__SCHEME(MXFP8) | DW__SCHEME(MXFP8_E5M2);
+    if (is_whole(graph, p->a) || is_whole(graph, p->b))
+        return is_whole(graph, p->a) && is_whole(graph, p->b);
+    if (!dw__scheme_in(a, dw__tile_schemes) || !dw__scheme_in(b, dw__tile_schemes)) return false;
+    return (dw__scheme_in(a, fp8) && dw__scheme_in(b, fp8)) || a == b;
+}
+
+static bool is_computed(const pass *p, const dw_graph *graph, dw_node node) {
+    return p->computed(graph, node, p->context);
+}
+
+/* The product in F32, or DW_NONE if the target cannot compute it: what was emitted is then dead. */
+static dw_value product_of_codes(pass *run, dw__emitter *e, const product *p) {
+    if (!schemes_match(e->graph, p) ||
+        (!is_whole(e->graph, p->a) &&
+         (!blocks_fit(e->graph, p->a, p->a_turned) || !blocks_fit(e->graph, p->b, p->b_turned))))
+        return DW_NONE;
+    const factor a = codes_of(e, p->a, p->a_turned), b = codes_of(e, p->b, p->b_turned);
+    const dw_node node = multiply(e, a, b, DW_F32);
+    if (e->status != DW_OK || !is_computed(run, e->graph, a.node) ||
+        !is_computed(run, e->graph, b.node) || !is_computed(run, e->graph, node))
+        return DW_NONE;
+    return dw_node_output(e->graph, node, 0);
+}
+
+/* y = reshape(matmul) * scale, where both operands have scales of tensors */
+static dw_status rewrite_scaled(pass *run, dw_graph *graph, dw_node node, dw_value *replacement) {
     for (int side = 0; side < 2; side++) {
         const dw_value scaled = dw_node_input(graph, node, side);
-        const dw_node matmul =
-            dw__made_by(graph, look_through(graph, scaled, DW_OP_RESHAPE), DW_OP_MATMUL);
-        if (matmul == DW_NONE) continue;
-        const dw_node a = quantized_by(graph, dw_node_input(graph, matmul, 0)),
-                      b = quantized_by(graph, dw_node_input(graph, matmul, 1));
-        if (a == DW_NONE || b == DW_NONE ||
-            !is_scale_of(graph, dw_node_input(graph, node, 1 - side), a, b))
+        product p;
+        if (!product_of(
+                graph, dw__made_by(graph, look_through(graph, scaled, DW_OP_RESHAPE), DW_OP_MATMUL),
+                &p) ||
+            !has_tensor_scale(graph, p.a) || !has_tensor_scale(graph, p.b) ||
+            !is_scale_of(graph, dw_node_input(graph, node, 1 - side), p.a, p.b))
             continue;
         dw__emitter e = {graph, DW_OK};
         const dw__type like = dw__type_of(graph, scaled);
-        const dw_value y = multiply(
-            &e, codes_of(&e, a, dw_node_int(graph, matmul, DW_ATTR_KEY_TRANSPOSE_A, 0)),
-            codes_of(&e, b, !dw_node_int(graph, matmul, DW_ATTR_KEY_TRANSPOSE_B, 0)), DW_F32);
-        *replacement = dw__emit_reshape(&e, y, like.rank, like.shape);
+        const dw_value y = product_of_codes(run, &e, &p);
+        if (y != DW_NONE) *replacement = dw__emit_reshape(&e, y, like.rank, like.shape);
         return e.status;
     }
     return DW_OK;
 }
 
-/* The product is made again in the cast's type; if something else reads the one in F32, both stay. */
-static dw_status rewrite_cast(dw_graph *graph, dw_node node, dw_value *replacement) {
+/* y = matmul without scales of tensors */
+static dw_status rewrite_plain(pass *run, dw_graph *graph, dw_node node, dw_value *replacement) {
+    product p;
+    if (!product_of(graph, node, &p) || has_tensor_scale(graph, p.a) ||
+        has_tensor_scale(graph, p.b) ||
+        dw_value_dtype(graph, dw_node_output(graph, node, 0)) != DW_F32)
+        return DW_OK;
+    dw__emitter e = {graph, DW_OK};
+    const dw_value y = product_of_codes(run, &e, &p);
+    if (y != DW_NONE) *replacement = y;
+    return e.status;
+}
+
+/* The product is made again in the cast's type, unless the target rounds it to F32 alone; if something else reads the
+ * one in F32, both stay. */
+static dw_status rewrite_cast(pass *run, dw_graph *graph, dw_node node, dw_value *replacement) {
+    enum { SCALES = 2, TILES = 4, INPUTS = 6 };
     const dw_dtype dtype = dw_value_dtype(graph, dw_node_output(graph, node, 0));
     const dw_value x = dw_node_input(graph, node, 0);
-    const dw_node product =
+    const dw_node wide =
         dw__made_by(graph, look_through(graph, x, DW_OP_RESHAPE), DW_OP_MULTIPLY_CODES);
-    if (product == DW_NONE || (dtype != DW_BF16 && dtype != DW_F16)) return DW_OK;
+    if (wide == DW_NONE || (dtype != DW_BF16 && dtype != DW_F16)) return DW_OK;
     dw__emitter e = {graph, DW_OK};
     const dw__type like = dw__type_of(graph, x);
-    const factor a = {dw_node_input(graph, product, 0), dw_node_input(graph, product, 2)},
-                 b = {dw_node_input(graph, product, 1), dw_node_input(graph, product, 3)};
-    *replacement = dw__emit_reshape(&e, multiply(&e, a, b, dtype), like.rank, like.shape);
+    dw_value in[INPUTS];
+    for (uint32_t i = 0; i < INPUTS; i++)
+        in[i] = i < dw_node_input_count(graph, wide) ? dw_node_input(graph, wide, i) : DW_NONE;
+    const factor a = {DW_NONE, in[0], in[SCALES], in[TILES]},
+                 b = {DW_NONE, in[1], in[SCALES + 1], in[TILES + 1]};
+    const dw_node made = multiply(&e, a, b, dtype);
+    if (e.status == DW_OK && is_computed(run, graph, made))
+        *replacement = dw__emit_reshape(&e, dw_node_output(graph, made, 0), like.rank, like.shape);
     return e.status;
 }
 
 static dw_status rule(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
-    bool *changed = rewrite->context;
+    pass *run = rewrite->context;
     const dw_value before = replacements[0];
     dw_status status = DW_OK;
-    if (dw_node_op(rewrite->graph, node) == DW_OP_MUL)
-        status = rewrite_product(rewrite->graph, node, &replacements[0]);
-    else if (dw_node_op(rewrite->graph, node) == DW_OP_CAST)
-        status = rewrite_cast(rewrite->graph, node, &replacements[0]);
-    *changed |= replacements[0] != before;
+    switch (dw_node_op(rewrite->graph, node)) {
+    case DW_OP_MUL: status = rewrite_scaled(run, rewrite->graph, node, &replacements[0]); break;
+    case DW_OP_MATMUL: status = rewrite_plain(run, rewrite->graph, node, &replacements[0]); break;
+    case DW_OP_CAST: status = rewrite_cast(run, rewrite->graph, node, &replacements[0]); break;
+    default: break;
+    }
+    run->changed |= replacements[0] != before;
     return status;
 }
 
-dw_status dw__multiply_codes(dw_graph **graph, bool *changed) {
+static bool is_in_blocks(const dw_graph *graph, dw_node quantize) {
+    return quantize != DW_NONE && !is_whole(graph, quantize);
+}
+
+/* Products of which an operand has blocks. */
+static void count_products(const dw_graph *graph, dw__code_products *products) {
+    enum { TILES_A = 4 };
+    products->multiplied = products->simulated = 0;
+    for (dw_node n = 0; n < dw_graph_node_count(graph); n++) {
+        const dw_op op = dw_node_op(graph, n);
+        if (op == DW_OP_MATMUL)
+            products->simulated +=
+                is_in_blocks(graph, quantized_by(graph, dw_node_input(graph, n, 0))) ||
+                is_in_blocks(graph, quantized_by(graph, dw_node_input(graph, n, 1)));
+        else if (op == DW_OP_MULTIPLY_CODES)
+            products->multiplied += dw_node_input_count(graph, n) > TILES_A &&
+                                    dw_node_input(graph, n, TILES_A) != DW_NONE;
+    }
+}
+
+dw_status dw__multiply_codes(dw_graph **graph, dw__expand_rule computed, void *context,
+                             dw__code_products *products, bool *changed) {
+    pass run = {.computed = computed, .context = context};
     *changed = false;
-    return dw__rewrite_each(graph, rule, changed);
+    DW_RETURN_IF_FAILED(dw__rewrite_each(graph, rule, &run));
+    count_products(*graph, products);
+    *changed = run.changed;
+    return DW_OK;
 }

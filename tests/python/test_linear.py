@@ -142,11 +142,8 @@ def test_targets():
         deepwell.optimize(model_of(), target="sm_100a")
     with pytest.raises(UnsupportedError, match="'emulator:sm_103a'"):
         deepwell.optimize(model_of(), target="sm_120a")
-    with pytest.raises(
-        UnsupportedError,
-        match="precision='mxfp8' is supported on the CPU and .*, not with target='emulator",
-    ):
-        deepwell.optimize(model_of(), target=TARGET, precision="mxfp8")
+    with pytest.raises(UnsupportedError, match="target='sm_103a' is for a model on a GPU"):
+        deepwell.optimize(model_of(), target="sm_103a", precision="mxfp8")
 
 
 WITHOUT_COMPILER = """
