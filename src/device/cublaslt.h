@@ -33,6 +33,11 @@ enum {                                           /* cublasLtMatmulDescAttributes
        DW_LT_SCALE_MODE_A = 31,
        DW_LT_SCALE_MODE_B = 32,
 };
+enum {                         /* cublasLtMatmulMatrixScale_t */
+       DW_LT_SCALES_NONE = 0,  /* or one F32 for the tensor */
+       DW_LT_SCALES_OF_16 = 1, /* E4M3, for NVFP4 */
+       DW_LT_SCALES_OF_32 = 2, /* E8M0, for MXFP8 */
+};
 enum {                          /* cublasLtEpilogue_t */
        DW_LT_EPILOGUE_BIAS = 4, /* adds element i to row i of D */
        DW_LT_EPILOGUE_SUMS_A =

@@ -123,9 +123,25 @@ cleanup:
     return status;
 }
 
+/* Returns whether a kernel for the call is there and passes its first-use check. Otherwise the product is simulated, so
+ * that no plan fails later. The sizes of a plan may want another variant, which is checked when the plan is made. */
+static bool passes_check(question *q) {
+    const dw__target *target = q->target;
+    const dw__kernel *kernel = NULL;
+    char *reason = q->products->reason;
+    if (!dw__call_has_tiles(&q->call.call)) return true; /* other products have more kernels */
+    while ((kernel = dw__kernel_for(&q->call, &target->gpu, kernel)))
+        if (dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK)
+            return true;
+        else if (reason[0] == '\0')
+            snprintf(reason, sizeof q->products->reason, "%s", dw_last_error());
+    return false;
+}
+
 static bool computes_codes(const dw_graph *graph, dw_node node, void *context) {
     question *q = context;
-    if (!lacks_kernel(graph, node, q)) return true;
+    if (!lacks_kernel(graph, node, q))
+        return dw_node_op(graph, node) != DW_OP_MULTIPLY_CODES || passes_check(q);
     explain(q, q->products->reason, sizeof q->products->reason);
     return false;
 }

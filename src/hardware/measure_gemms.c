@@ -4,12 +4,6 @@
 #include "device/cublaslt.h"
 #include "hardware/measure.h"
 
-enum { /* cublasLtMatmulMatrixScale_t */
-       SCALES_NONE = 0,
-       SCALES_OF_16 = 1, /* E4M3, for NVFP4 */
-       SCALES_OF_32 = 2, /* E8M0, for MXFP8 */
-};
-
 static dw_status check(int result, const char *what) {
     return result == 0 ? DW_OK
                        : dw__fail(DW_UNSUPPORTED, "%s: cuBLASLt's status is %d", what, result);
@@ -21,12 +15,12 @@ static const struct {
     unsigned bits;
     int scales, calls; /* calls: in one series */
 } kinds[] = {
-    {DW_RATE_FP32, 50, DW_LT_F32, DW_LT_COMPUTE_F32, 32, SCALES_NONE, 2},
-    {DW_RATE_TF32, 80, DW_LT_F32, DW_LT_COMPUTE_TF32, 32, SCALES_NONE, 8},
-    {DW_RATE_BF16, 80, DW_LT_BF16, DW_LT_COMPUTE_F32, 16, SCALES_NONE, 16},
-    {DW_RATE_FP8, 89, DW_LT_E4M3, DW_LT_COMPUTE_F32, 8, SCALES_NONE, 16},
-    {DW_RATE_MXFP8, 100, DW_LT_E4M3, DW_LT_COMPUTE_F32, 8, SCALES_OF_32, 16},
-    {DW_RATE_FP4, 100, DW_LT_E2M1, DW_LT_COMPUTE_F32, 4, SCALES_OF_16, 32},
+    {DW_RATE_FP32, 50, DW_LT_F32, DW_LT_COMPUTE_F32, 32, DW_LT_SCALES_NONE, 2},
+    {DW_RATE_TF32, 80, DW_LT_F32, DW_LT_COMPUTE_TF32, 32, DW_LT_SCALES_NONE, 8},
+    {DW_RATE_BF16, 80, DW_LT_BF16, DW_LT_COMPUTE_F32, 16, DW_LT_SCALES_NONE, 16},
+    {DW_RATE_FP8, 89, DW_LT_E4M3, DW_LT_COMPUTE_F32, 8, DW_LT_SCALES_NONE, 16},
+    {DW_RATE_MXFP8, 100, DW_LT_E4M3, DW_LT_COMPUTE_F32, 8, DW_LT_SCALES_OF_32, 16},
+    {DW_RATE_FP4, 100, DW_LT_E2M1, DW_LT_COMPUTE_F32, 4, DW_LT_SCALES_OF_16, 32},
 };
 
 enum { WORKSPACE = 32 << 20, BLOCK = 1 << 20 };
@@ -57,7 +51,7 @@ static dw_status set(product *p, int attribute, const void *value, size_t bytes)
 /* Both operands use the same block of scales. */
 static dw_status describe_scales(product *p, int kind) {
     int mode = kinds[kind].scales;
-    if (mode == SCALES_NONE) return DW_OK;
+    if (mode == DW_LT_SCALES_NONE) return DW_OK;
     DW_RETURN_IF_FAILED(set(p, DW_LT_SCALE_MODE_A, &mode, sizeof mode));
     DW_RETURN_IF_FAILED(set(p, DW_LT_SCALE_MODE_B, &mode, sizeof mode));
     DW_RETURN_IF_FAILED(set(p, DW_LT_SCALES_A, &p->scales, sizeof p->scales));
@@ -93,13 +87,13 @@ static dw_status describe(product *p, int kind, uint64_t n) {
 static void random_scales(int scales, unsigned char *block) {
     dw__bench_random(DW_RATE_FP4, block, BLOCK);
     for (int i = 0; i < BLOCK; i++)
-        block[i] = scales == SCALES_OF_32 ? (unsigned char)(0x7F - (block[i] & 3))
-                                          : (unsigned char)(0x38 - (block[i] & 7));
+        block[i] = scales == DW_LT_SCALES_OF_32 ? (unsigned char)(0x7F - (block[i] & 3))
+                                                : (unsigned char)(0x38 - (block[i] & 7));
 }
 
 /* Scales are stored in tiles of 128 rows and 4 scales. */
 static size_t scale_bytes(int scales, uint64_t n) {
-    uint64_t in_row = n / (scales == SCALES_OF_32 ? 32 : 16);
+    uint64_t in_row = n / (scales == DW_LT_SCALES_OF_32 ? 32 : 16);
     return (size_t)((n + 127) / 128 * 128 * ((in_row + 3) / 4 * 4));
 }
 
@@ -113,7 +107,7 @@ static dw_status measure(const dw__bench *bench, const dw__cublaslt *lt, void *h
     double seconds;
     void *block = dw__malloc(BLOCK);
     if (!block) DW_TRY(dw__fail_memory("random numbers", BLOCK));
-    if (kinds[kind].scales != SCALES_NONE) {
+    if (kinds[kind].scales != DW_LT_SCALES_NONE) {
         random_scales(kinds[kind].scales, block);
         DW_TRY(
             dw__bench_allocate(bench, scale_bytes(kinds[kind].scales, n), block, BLOCK, &p.scales));

@@ -99,7 +99,7 @@ bool dw__first_use_is_on(void);
 
 /* The check of every kernel with op DW__CALL_OPERATION: random operands for the kernel's own example(), and the
  * operation's definition, evaluated in FP64 by the interpreter, as the reference. Integer operands are from 0 to 2,
- * codes below 64.
+ * codes below 64 (E8M0: from 1/8 to 16).
  * Each result may differ by (u + tolerance_factor sqrt(n) 2^-24) times the largest magnitude of the expected result,
  * where u is the unit roundoff of the result's type if it has 16 bits, and n is the number of terms that make a result:
  * the length of the last axis, or the operands' elements for each result if that is more. A kernel that rounds the

@@ -831,6 +831,110 @@ static void rounds_before_bias(void *is_wrong) {
     }
 }
 
+/* ---- codes with scales of blocks --------------------------------------------------------------------------------- */
+
+/* One operand, [rows, k]: its codes and tiles, in memory of the device, and its values. */
+typedef struct factor {
+    dw__tensor codes, tiles;
+    float *values;
+} factor;
+
+static factor make_factor(dw_scheme scheme, int64_t rows, int64_t k, uint32_t stream) {
+    const int64_t wide = k / 32;
+    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+    factor f = {
+        .codes = make(dw_scheme_describe(scheme)->element, 2, NULL, rows, k),
+        .tiles = {.dtype = DW_E8M0, .rank = 3, .shape = {(rows + 127) / 128, (wide + 3) / 4, 512}}};
+    dw__tensor_set_contiguous(&f.tiles);
+    options.scheme = scheme;
+    const size_t count = (size_t)(rows * k);
+    f.values = malloc(count * sizeof *f.values);
+    f.codes.data = aligned_alloc(256, (count + 255) / 256 * 256);
+    f.tiles.data = aligned_alloc(256, (dw__tensor_bytes(&f.tiles) + 255) / 256 * 256);
+    uint8_t *scales = malloc((size_t)(rows * wide));
+    CHILD_REQUIRE(f.values && f.codes.data && f.tiles.data && scales);
+    for (size_t i = 0; i < count; i++)
+        f.values[i] = ldexpf(dw__trial_normal(5, stream, i), (int)(i / 32 % 9) - 4);
+    REQUIRE_OK(dw_block_quantize(&options, rows, k, f.values, k, f.codes.data, 0, scales));
+    REQUIRE_OK(dw_scales_swizzle(rows, wide, 1, scales, f.tiles.data));
+    REQUIRE_OK(dw_block_dequantize(&options, rows, k, f.codes.data, 0, scales, f.values, k));
+    free(scales);
+    return f;
+}
+
+static void forget(factor *f) {
+    free(f->values);
+    free(f->codes.data);
+    free(f->tiles.data);
+}
+
+static void multiply_codes(dw_scheme a_scheme, dw_scheme b_scheme, dw_dtype result, int64_t m,
+                           int64_t n, int64_t k) {
+    const dw_attr type = {.key = DW_ATTR_KEY_DTYPE, .integer = (int64_t)result};
+    factor a = make_factor(a_scheme, m, k, 1), b = make_factor(b_scheme, n, k, 2);
+    dw__operation_call call = {
+        .call = {.op = DW_OP_MULTIPLY_CODES,
+                 .attr_count = 1,
+                 .attrs = &type,
+                 .input_count = 6,
+                 .output_count = 1,
+                 .inputs = {a.codes, b.codes, {.rank = -1}, {.rank = -1}, a.tiles, b.tiles},
+                 .outputs = {make(result, 2, NULL, m, n)}}};
+    const dw__kernel *kernel = &dw__graph_cublaslt_scaled;
+    const dw__variant *variant = NULL;
+    dw__tensor *y = &call.call.outputs[0];
+    size_t bytes = 0;
+    y->data = aligned_alloc(256, (dw__tensor_bytes(y) + 255) / 256 * 256);
+    /* Ours comes first. */
+    CHILD_REQUIRE(dw__kernel_for(&call, &gpu, NULL) == &dw__graph_gemm_scaled);
+    CHILD_REQUIRE(dw__kernel_for(&call, &gpu, &dw__graph_gemm_scaled) == kernel);
+    REQUIRE_OK(kernel->prepare(kernel, &call, context, &variant));
+    REQUIRE_OK(dw__variant_status(variant));
+    REQUIRE_OK(kernel->workspace_bytes(kernel, &call, context, &bytes));
+    call.workspace = aligned_alloc(256, bytes);
+    REQUIRE_OK(kernel->enqueue(&call, context, variant));
+    const double unit = result == DW_BF16 ? 0x1p-8 : result == DW_F16 ? 0x1p-11 : 0x1p-24;
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0.0;
+            for (int64_t l = 0; l < k; l++)
+                sum += (double)a.values[i * k + l] * (double)b.values[j * k + l];
+            const double got = dw__scalar_load(y->data, result, i * n + j).number;
+            CHILD_REQUIRE(fabs(got - sum) <= unit * fabs(sum) + 0x1p-24);
+        }
+    free(y->data);
+    free(call.workspace);
+    forget(&a);
+    forget(&b);
+}
+
+static void codes_in_blocks(void *unused) {
+    (void)unused;
+    fake->capability = 100;
+    begin(FAKE_CUBLASLT);
+    multiply_codes(DW_SCHEME_MXFP8, DW_SCHEME_MXFP8, DW_BF16, 33, 48, 160);
+    multiply_codes(DW_SCHEME_MXFP8_E5M2, DW_SCHEME_MXFP8, DW_F32, 150, 144, 64);
+    multiply_codes(DW_SCHEME_MXFP8, DW_SCHEME_MXFP8_E5M2, DW_F16, 1, 16, 288);
+    CHILD_REQUIRE(asked_of_library("fake_cublaslt_multiplied", DW_LT_E4M3) >= 3);
+    /* A library that computes wrong results is refused, and so are other calls. */
+    setenv("FAKE_CUBLASLT_WRONG", "1", 1);
+    dw__operation_call call = {.call = {.op = DW_OP_MULTIPLY_CODES}};
+    dw__graph_cublaslt_scaled.example((uint64_t)DW_E4M3 | (uint64_t)DW_F32 << 4 |
+                                          (uint64_t)DW_E4M3 << 19 | (uint64_t)1 << 23,
+                                      0, &call.call);
+    const dw__variant *variant = NULL;
+    REQUIRE_OK(
+        dw__graph_cublaslt_scaled.prepare(&dw__graph_cublaslt_scaled, &call, context, &variant));
+    CHILD_REQUIRE(variant->disabled);
+    gpu.capability = 90;
+    CHILD_REQUIRE(dw__graph_cublaslt_scaled.supports(&dw__graph_cublaslt_scaled, &call, &gpu) ==
+                  DW_TYPE);
+    gpu.capability = 100;
+    call.call.inputs[4].dtype = call.call.inputs[5].dtype = DW_UE4M3;
+    CHILD_REQUIRE(dw__graph_cublaslt_scaled.supports(&dw__graph_cublaslt_scaled, &call, &gpu) ==
+                  DW_TYPE);
+}
+
 /* ---- measured algorithms ----------------------------------------------------------------------------------------- */
 
 typedef struct choice {
@@ -1002,6 +1106,7 @@ IN_CHILD(test_no_algorithm, without_algorithm, "none")
 IN_CHILD(test_not_supported, without_algorithm, "15")
 IN_CHILD(test_wrong, wrong, NULL)
 IN_CHILD(test_rounds_before_bias, rounds_before_bias, NULL)
+IN_CHILD(test_codes_in_blocks, codes_in_blocks, NULL)
 IN_CHILD(test_rounds_and_wrong, rounds_before_bias, "wrong")
 
 static int set_up(void **state) {
@@ -1041,6 +1146,7 @@ int main(void) {
         cmocka_unit_test(test_wrong),
         cmocka_unit_test(test_rounds_before_bias),
         cmocka_unit_test(test_rounds_and_wrong),
+        cmocka_unit_test(test_codes_in_blocks),
         cmocka_unit_test(test_fastest),
         cmocka_unit_test(test_slow_sums),
         cmocka_unit_test(test_no_memory),

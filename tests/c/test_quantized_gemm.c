@@ -1,6 +1,7 @@
 /* Block quantization, and GEMMs of its results, through the library's own calls on emulated GPUs with the checker on.
  * Codes must equal src/number's bit for bit, and GEMMs are compared with sums in double. Also rejected calls and
  * results of first-use checks. */
+#include "deepwell/engine.h"
 #include "deepwell/quantize.h"
 #include "emulated_call.h"
 #include "emulated_gemm_call.h"
@@ -604,12 +605,51 @@ static void keep_wrong_quantized_d(void) { /* codes of E5M2 */
     REQUIRE(strstr(dw_last_error(), "disagrees with the reference"));
     REQUIRE(strstr(dw_last_error(), "before rounding"));
 }
+/* Creates an engine of a layer that is quantized to MXFP8, for batches of any size. */
+static void layer_engine(dw_engine **engine) {
+    static const char text[] = "deepwell graph 1\nsymbols B\ninput %x: bf16[B, 96]\n"
+                               "parameter %w: bf16[40, 96]\n%y = linear(%x, %w)\nreturn %y\n";
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_graph *graph = NULL;
+    dw_precision_policy *policy = NULL;
+    options.device = device_named("emulator:sm_100a");
+    REQUIRE(dw_graph_from_text(text, &graph) == DW_OK);
+    REQUIRE(dw_precision_policy_load("mxfp8", &policy) == DW_OK);
+    options.precision = policy;
+    REQUIRE(dw_engine_create(graph, 0, NULL, 0, NULL, &options, engine) == DW_OK);
+    dw_precision_policy_destroy(policy);
+    dw_graph_destroy(graph);
+}
+/* An engine simulates the products of a GEMM that is rejected, and says so. */
+static void keep_simulated(void) {
+    const dw__context *context;
+    const dw_gemm call = {.dtype = DW_BF16,
+                          .output = DW_F32,
+                          .m = 127, /* as the engine asks, which does not know the batch */
+                          .n = 40,
+                          .k = 96,
+                          .quantized = 1,
+                          .scheme_a = DW_SCHEME_MXFP8,
+                          .scheme_b = DW_SCHEME_MXFP8};
+    uint32_t multiplied, simulated;
+    dw_engine *engine = NULL;
+    REQUIRE(device_named("emulator:sm_100a")->context(&context) == DW_OK);
+    const dw__gemm_shape shape = dw__gemm_shape_of(&call, context->sm_count);
+    const dw__jit_variant variant = dw__gemm_variant(&shape), other = gemm_variant(&gemms[1]);
+    carry(name_of(&variant), text_of(&other));
+    layer_engine(&engine);
+    const char *reason = dw_engine_code_products(engine, &multiplied, &simulated);
+    REQUIRE(multiplied == 0 && simulated == 1);
+    REQUIRE(strstr(reason, "it is not used in this process") && lines == 1);
+    dw_engine_destroy(engine);
+}
 static void wrong_gemms_are_rejected(void **state) {
     (void)state;
     need_kernels();
     in_child(keep_other_format);
     in_child(keep_without_scales);
     in_child(keep_wrong_quantized_d);
+    in_child(keep_simulated);
 }
 
 /* The same for quantization. */

@@ -175,6 +175,7 @@ def test_kernels_state_their_proof(tmp_path):
     run = explain("kernels", "--json", cache=tmp_path)
     kernels = {row["name"]: row for row in json.loads(run.stdout)}
     assert "has trained whole models with it" in kernels.pop("cublaslt")["proof"]
+    assert "not run on hardware" in kernels.pop("cublaslt_scaled")["proof"]
     for name, row in kernels.items():
         on_blackwell = "sm_100" in row["architectures"] or "sm_103" in row["architectures"]
         assert (UNPROVEN in row["proof"]) == (on_blackwell or name in _OF_GRAPHS), name

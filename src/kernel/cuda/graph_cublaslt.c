@@ -16,6 +16,7 @@
  * An addend is the library's C, with a beta of 1; a bias is its epilogue, which applies to A B + C. The sums of an
  * operand over k are another epilogue, which the library has for some layouts: the heuristic tells.
  */
+#include "common/scale_layout.h"
 #include "device/cublaslt.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -44,6 +45,7 @@ typedef struct gemm_key {
     int64_t sums, sum_type;       /* dw__operand_sum, and the sums' dw_dtype */
     int64_t tf32;                 /* operands are F32, multiplied as TF32 */
     int64_t a_alignment, b_alignment, c_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
+    int64_t scales; /* of blocks: cublasLtMatmulMatrixScale_t; not in names */
 } gemm_key;
 
 /* Axes outside of a GEMM's columns, with the elements that each operand has from one index to the next. */
@@ -166,6 +168,7 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     g->bias = linear && c->input_count > 2 && c->inputs[2].rank >= 0;
     g->sums = c->sums;
     g->tf32 = c->tf32 && a->dtype == DW_F32;
+    if (multiplies_codes(c) && dw__call_has_tiles(c)) g->scales = DW_LT_SCALES_OF_32;
     if (g->sums) g->sum_type = c->outputs[1].dtype;
     if (dw__tensor_count(y) == 0) return true;
     if (g->k == 0) return false;
@@ -262,7 +265,9 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
                                                    : DW_LT_EPILOGUE_SUMS_A,
               bias_type = lt_type(key->bias ? key->type : key->sum_type);
     const bool has_epilogue = key->bias || key->sums;
-    const void *aligned = (const char *)0 + ROOM_ALIGNMENT; /* stands for the sums' address */
+    const int scales = (int)key->scales;
+    /* Stands for the address of the sums, or of scales, without which the library names no algorithm. */
+    const void *aligned = (const char *)0 + ROOM_ALIGNMENT;
     DW_RETURN_IF_FAILED(dw__cublaslt_check(lt->product_create(&g->product,
                                                               wide        ? DW_LT_COMPUTE_F64
                                                               : key->tf32 ? DW_LT_COMPUTE_TF32
@@ -278,6 +283,12 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
         result = lt->product_set(g->product, DW_LT_BIAS_TYPE, &bias_type, sizeof bias_type);
     if (result == 0 && key->sums)
         result = lt->product_set(g->product, DW_LT_BIAS_POINTER, &aligned, sizeof aligned);
+    for (int operand = 0; operand < 2 && scales && result == 0; operand++) {
+        result = lt->product_set(g->product, DW_LT_SCALE_MODE_A + operand, &scales, sizeof scales);
+        if (result == 0)
+            result =
+                lt->product_set(g->product, DW_LT_SCALES_A + operand, &aligned, sizeof aligned);
+    }
     return dw__cublaslt_check(result, "cublasLtMatmulDescSetAttribute");
 }
 
@@ -312,7 +323,7 @@ static dw_status name_of(const gemm_key *key, dw__text *name) {
     int64_t words[sizeof *key / sizeof(int64_t)];
     memcpy(words, key, sizeof words);
     DW_RETURN_IF_FAILED(dw__text_printf(name, "gemm"));
-    for (size_t i = 1; i < DW_COUNT(words); i++) /* behind the context */
+    for (size_t i = 1; i + 1 < DW_COUNT(words); i++) /* behind the context */
         DW_RETURN_IF_FAILED(dw__text_printf(name, " %lld", (long long)words[i]));
     return DW_OK;
 }
@@ -349,7 +360,7 @@ static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context
                       : sums  ? (size_t)sums * dw_dtype_bytes((dw_dtype)k->sum_type)
                               : 0,
     };
-    if (k->type == DW_F64)
+    if (k->type == DW_F64 || k->scales) /* scales have no memory here to measure with */
         g->algorithm = algorithms[0];
     else if (status == DW_OK)
         dw__lt_choose(&described, algorithms, count, WORKSPACE, &g->algorithm, &g->seconds);
@@ -457,7 +468,23 @@ static uint64_t params_of(const gemm_key *g) {
     return (uint64_t)g->type | (uint64_t)g->result << 4 | (uint64_t)g->a_turned << 8 |
            (uint64_t)g->b_turned << 9 | (uint64_t)(g->batch > 1) << 10 | (uint64_t)g->bias << 11 |
            (uint64_t)g->sums << 12 | (uint64_t)g->sum_type << 14 | (uint64_t)g->tf32 << 18 |
-           (uint64_t)g->type_b << 19;
+           (uint64_t)g->type_b << 19 | (uint64_t)(g->scales != DW_LT_SCALES_NONE) << 23;
+}
+
+/* Adds scales of blocks to a call of multiply_codes with a k that is a multiple of 128. */
+static void add_tiles(dw__call *c) {
+    enum { SCALE_A = 2, TILES_A = 4 };
+    for (int i = 0; i < 2; i++) {
+        const int64_t *codes = c->inputs[i].shape;
+        c->inputs[SCALE_A + i].rank = -1;
+        c->inputs[TILES_A + i] =
+            (dw__tensor){.dtype = DW_E8M0,
+                         .rank = 3,
+                         .shape = {DW_SCALE_TILES_HIGH(codes[0]),
+                                   DW_SCALE_TILES_WIDE(codes[1] / 32), DW_SCALE_TILE_BYTES}};
+        dw__tensor_set_contiguous(&c->inputs[TILES_A + i]);
+    }
+    c->input_count = TILES_A + 2;
 }
 
 /* Sizes of which no tile is a divisor, and sizes of whole tiles. */
@@ -489,9 +516,12 @@ static void example(uint64_t params, int index, dw__call *c) {
                              : 129,
                   k = index ? 96 : 37;
     const uint32_t first = result == type;
+    const bool in_blocks = params >> 23 & 1;
     if (dw__dtype_is_code(type)) {
+        const int64_t short_k = in_blocks ? 128 : 48, long_k = in_blocks ? 256 : 96;
         dw__multiply_codes_example(type, (dw_dtype)(params >> 19 & 15), result, index ? 128 : 80,
-                                   index ? 64 : 144, index ? 96 : 48, c);
+                                   index ? 64 : 144, index ? long_k : short_k, c);
+        if (in_blocks) add_tiles(c);
         return;
     }
     *c = (dw__call){.op = bias ? DW_OP_LINEAR : DW_OP_MATMUL,
@@ -692,9 +722,11 @@ static void *at(const dw__tensor *t, int64_t element) {
     return (char *)t->data + element * (int64_t)dw_dtype_bytes(t->dtype);
 }
 
-/* The library's A is our b. */
+/* The library's A is our b. The scales are those of tensors, or of blocks. */
 static int set_scales(const dw__cublaslt *lt, const gemm *g, const dw__call *c) {
-    void *const of_a = c->inputs[3].data, *const of_b = c->inputs[2].data;
+    enum { SCALE_A = 2, TILES_A = 4 };
+    const int first = g->key.scales ? TILES_A : SCALE_A;
+    void *const of_a = c->inputs[first + 1].data, *const of_b = c->inputs[first].data;
     const int result = lt->product_set(g->product, DW_LT_SCALES_A, &of_a, sizeof of_a);
     return result ? result : lt->product_set(g->product, DW_LT_SCALES_B, &of_b, sizeof of_b);
 }
@@ -762,4 +794,47 @@ const dw__kernel dw__graph_cublaslt = {
     .rounds_before_bias = true,
     .accumulates = DW__ADDS_TO_ADDEND,
     .sums_operands = true,
+};
+
+/* ---- codes with scales of blocks ---------------------------------------------------------------------------------- */
+
+static bool computes_codes(dw_op op) { return op == DW_OP_MULTIPLY_CODES; }
+
+/* NVFP4 has scales of tensors too, whose product the library would read from the device as one number. */
+static dw_status scaled_supports(const dw__kernel *kernel, const void *call,
+                                 const dw__gpu_target *gpu) {
+    enum { A = 0, TILES_A = 4 };
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    gemm_key g;
+    if (gpu && !dw__gpu_is_blackwell(gpu->capability))
+        return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
+                        gpu->name);
+    if (!dw__call_has_tiles(c) || c->inputs[TILES_A].dtype != DW_E8M0 ||
+        c->inputs[A].dtype == DW_E2M1)
+        return dw__fail(DW_TYPE, "%s multiplies codes of MXFP8", kernel->name);
+    DW_RETURN_IF_FAILED(check_call(kernel, c, &g));
+    return check_device(kernel, gpu);
+}
+
+const dw__kernel dw__graph_cublaslt_scaled = {
+    .name = "cublaslt_scaled",
+    .backend = "cublas",
+    .kind = DW__CALL_OPERATION,
+    .computes = computes_codes,
+    .proof = DW__PROOF_OF_PROVIDER,
+    .shown = "NVIDIA's library; Deepwell's calls are tested with a substitute, not run on hardware",
+    .operation = "multiply_codes with scales of blocks",
+    .source = "src/kernel/cuda/graph_cublaslt.c",
+    .architectures = "sm_100f (B200, B300)",
+    .elements = "codes of MXFP8; the result BF16, F16, F32",
+    .needs = "codes and results in multiples of 16 columns, sizes above 0",
+    .supports = scaled_supports,
+    .seconds = seconds,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    .first_use = &dw__operation_first_use,
+    .tolerance = "sums in F32, rounded once",
+    .example = example,
+    .tolerance_factor = 8.0,
 };

@@ -40,17 +40,21 @@ static uint32_t results_of_operation(const dw__call *c) {
 
 /* ---- operands and expected results ------------------------------------------------------------------------------- */
 
-/* Random floating-point numbers, integers from 0 to 2, codes below 64, which are finite in every format, and both
- * booleans. `wide` receives them contiguous: F64 for floating point, else their own type. */
+/* Random floating-point numbers, integers from 0 to 2, codes below 64, which are finite in every format (E8M0: powers of
+ * two from 1/8 to 16), and both booleans. `wide` receives them contiguous: F64 for floating point, else their own type. */
 static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, void *wide) {
     const int64_t count = dw__tensor_count(t);
     const bool is_float = dw__dtype_is_float(t->dtype);
-    const int values = t->dtype == DW_BOOL ? 2 : dw__dtype_is_code(t->dtype) ? 64 : 3;
+    const int values = t->dtype == DW_BOOL           ? 2
+                       : t->dtype == DW_E8M0         ? 8
+                       : dw__dtype_is_code(t->dtype) ? 64
+                                                     : 3;
+    const double least = t->dtype == DW_E8M0 ? 124.0 : 0.0;
     for (int64_t i = 0; i < count; i++) {
         const double number = (double)dw__trial_normal(2024, stream, (size_t)i);
         const dw__scalar value =
             is_float ? (dw__scalar){.number = number}
-                     : dw__scalar_of(fmod(floor(fabs(1e3 * number)), values), t->dtype);
+                     : dw__scalar_of(least + fmod(floor(fabs(1e3 * number)), values), t->dtype);
         dw__scalar_store(data, t->dtype, offset_of(t, i), value);
         dw__scalar_store(wide, is_float ? DW_F64 : t->dtype, i,
                          dw__scalar_load(data, t->dtype, offset_of(t, i)));
@@ -65,6 +69,8 @@ static dw_status make_graph(const dw__call *c, dw_graph **graph) {
     for (uint32_t i = 0; i < c->input_count; i++) {
         char name[16];
         dw_dim shape[DW_MAX_RANK];
+        inputs[i] = DW_NONE;
+        if (c->inputs[i].rank < 0) continue;
         for (int axis = 0; axis < c->inputs[i].rank; axis++) shape[axis] = c->inputs[i].shape[axis];
         snprintf(name, sizeof name, "x%u", i);
         DW_RETURN_IF_FAILED(dw_graph_leaf(*graph, DW_ROLE_INPUT, name, c->inputs[i].dtype,
@@ -118,13 +124,16 @@ static dw_status expect(dw__trial *t, state *s) {
     dw__trial_part *part;
     dw_graph *graph = NULL;
     dw_status status = DW_OK;
+    uint32_t leaf_count = 0; /* operands that are there */
     for (uint32_t i = 0; i < c->input_count; i++) {
-        leaves[i] = c->inputs[i];
-        if (dw__dtype_is_float(leaves[i].dtype)) leaves[i].dtype = DW_F64;
-        dw__tensor_set_contiguous(&leaves[i]);
-        DW_TRY(dw__trial_scratch(t, dw__tensor_bytes(&leaves[i]), &part));
-        leaves[i].data = part->host;
-        fill_tensor(s->inputs[i]->host, &c->inputs[i], i, leaves[i].data);
+        if (c->inputs[i].rank < 0) continue;
+        dw__tensor *leaf = &leaves[leaf_count++];
+        *leaf = c->inputs[i];
+        if (dw__dtype_is_float(leaf->dtype)) leaf->dtype = DW_F64;
+        dw__tensor_set_contiguous(leaf);
+        DW_TRY(dw__trial_scratch(t, dw__tensor_bytes(leaf), &part));
+        leaf->data = part->host;
+        fill_tensor(s->inputs[i]->host, &c->inputs[i], i, leaf->data);
     }
     if (t->variant->kernel->rounds_before_bias && c->op == DW_OP_LINEAR && c->input_count > 2)
         s->bias = leaves[2].data;
@@ -160,6 +169,7 @@ static dw_status prepare(dw__trial *t) {
     dw__call *c = &s->call.call;
     t->variant->kernel->example(t->variant->params, t->index, c);
     for (uint32_t i = 0; i < c->input_count; i++) {
+        if (c->inputs[i].rank < 0) continue;
         DW_RETURN_IF_FAILED(dw__trial_add(t, span_of(&c->inputs[i]), &s->inputs[i]));
         c->inputs[i].data = s->inputs[i]->device;
     }
@@ -204,7 +214,7 @@ static double terms_of(const dw__call *c, const dw__tensor *made) {
     const double row = made->rank > 0 ? (double)made->shape[made->rank - 1] : 1.0;
     double operands = 0.0;
     for (uint32_t i = 0; i < c->input_count; i++)
-        operands += (double)dw__tensor_count(&c->inputs[i]);
+        if (c->inputs[i].rank >= 0) operands += (double)dw__tensor_count(&c->inputs[i]);
     return fmax(row, operands / (double)dw__tensor_count(made));
 }
 

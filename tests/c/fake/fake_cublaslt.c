@@ -1,5 +1,6 @@
-/* Replaces libcublasLt.so. It rejects what the real one would reject and computes GEMMs of F32, F64, F16 and BF16 in
- * double, on the host, where the fake driver has its memory; results of narrower operands are zeros. The rules come
+/* Replaces libcublasLt.so. It rejects what the real one would reject and computes GEMMs of F32, F64, F16 and BF16, and
+ * small ones of FP8 with scales of blocks, in double, on the host, where the fake driver has its memory; results of other
+ * narrower operands are zeros. The rules come
  * from the documentation: matrices are column-major, for FP8 the first factor is transposed, the workspace has the
  * stated size, and the algorithm is one that it returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or
  * with "none" it finds no algorithm. With FAKE_CUBLASLT_NO_SUMS it sums no operand. FAKE_CUBLASLT_WRONG spoils the first
@@ -27,7 +28,9 @@ enum {
     F16 = 2,
     BF16 = 14,
     E4M3 = 28,
+    E5M2 = 29,
     E2M1 = 33,
+    SCALES_OF_32 = 2,
     EPILOGUE_NONE = 1,
     EPILOGUE_BIAS = 4,
     EPILOGUE_SUMS_A = 256,
@@ -168,17 +171,18 @@ API int cublasLtMatmulPreferenceSetAttribute(preference *of, int attribute, cons
 
 /* ---- what it supports ---------------------------------------------------------------------------- */
 
+static int is_fp8(int type) { return type == E4M3 || type == E5M2; }
+
 static int narrow_takes(const product *p, const matrix *a, const matrix *d) {
     int mode = p->mode[0];
     if (p->transpose_a != 1 || p->transpose_b != 0) return NOT_SUPPORTED;
     if (p->mode[1] != mode || (mode != 0) != (p->scales[0] && p->scales[1])) return INVALID;
-    if ((a->type == E2M1) != (mode == 1) || (mode == 2 && a->type != E4M3)) return NOT_SUPPORTED;
-    if (mode != 0) { /* checks that the last tile of 128 rows and 4 scales exists */
-        uint64_t in_row = a->rows / (mode == 1 ? 16 : 32);
-        volatile const unsigned char *last = p->scales[0];
-        (void)last[(a->columns + 127) / 128 * 128 * ((in_row + 3) / 4 * 4) - 1];
-    }
-    return p->compute == 68 && d->type == BF16 ? OK : NOT_SUPPORTED;
+    if ((a->type == E2M1) != (mode == 1) || (mode == SCALES_OF_32 && !is_fp8(a->type)))
+        return NOT_SUPPORTED;
+    if (a->rows % 16 != 0 || a->leading % 16 != 0) return NOT_SUPPORTED;
+    return p->compute == 68 && (d->type == BF16 || d->type == F16 || d->type == F32)
+               ? OK
+               : NOT_SUPPORTED;
 }
 
 static int takes(const product *p, const matrix *a, const matrix *b, const matrix *d) {
@@ -190,7 +194,9 @@ static int takes(const product *p, const matrix *a, const matrix *b, const matri
     if (a->batch != b->batch || a->batch != d->batch || a->batch < 1) return INVALID;
     if (d->batch > 1 && d->step < d->leading * (int64_t)(d->columns - 1) + (int64_t)d->rows)
         return INVALID; /* the results overlap */
-    if (a->type != b->type) return NOT_SUPPORTED;
+    if (a->type != b->type &&
+        !(is_fp8(a->type) && is_fp8(b->type) && a->type + b->type != 2 * E5M2))
+        return NOT_SUPPORTED;
     if (p->epilogue == EPILOGUE_SUMS_A || p->epilogue == EPILOGUE_SUMS_B) {
         /* The operand's columns are summed as they lie in memory, in the type of D. */
         if (p->epilogue == EPILOGUE_SUMS_A ? p->transpose_a : !p->transpose_b) return NOT_SUPPORTED;
@@ -323,6 +329,44 @@ static void sum_operand(const product *p, const void *a, const matrix *am, const
     }
 }
 
+static double power_of_two(int exponent) {
+    double value = 1.0;
+    for (; exponent > 0; exponent--) value *= 2.0;
+    for (; exponent < 0; exponent++) value *= 0.5;
+    return value;
+}
+
+static double decode(int type, unsigned code) {
+    const int fraction = type == E4M3 ? 3 : 2, bias = type == E4M3 ? 7 : 15,
+              exponent = (int)(code & 127) >> fraction, digits = (int)code & ((1 << fraction) - 1);
+    const double value =
+        exponent == 0 ? digits * power_of_two(1 - bias - fraction)
+                      : (digits + (1 << fraction)) * power_of_two(exponent - bias - fraction);
+    return code & 128 ? -value : value;
+}
+
+/* Element k of a row of FP8 codes, times its block's scale: tiles of 128 rows x 4 scales follow one another along a row.
+ * Within one, 32 lines of 16 bytes each have four scales of rows 32 apart. */
+static double scaled(const unsigned char *codes, const matrix *m, const unsigned char *scales,
+                     int64_t row, int64_t k) {
+    const int64_t wide = ((int64_t)m->rows / 32 + 3) / 4, column = k / 32;
+    const unsigned char *tile = scales + (row / 128 * wide + column / 4) * 512;
+    const unsigned scale = tile[row % 32 * 16 + row % 128 / 32 * 4 + column % 4];
+    return decode(m->type, codes[row * m->leading + k]) * power_of_two((int)scale - 127);
+}
+
+static void compute_scaled(const product *p, const void *a, const matrix *am, const void *b,
+                           const matrix *bm, void *d, const matrix *dm) {
+    for (int64_t column = 0; column < (int64_t)dm->columns; column++)
+        for (int64_t row = 0; row < (int64_t)dm->rows; row++) {
+            double sum = 0.0;
+            for (int64_t k = 0; k < (int64_t)am->rows; k++)
+                sum += scaled(a, am, p->scales[0], row, k) * scaled(b, bm, p->scales[1], column, k);
+            put(d, dm->type, row + column * dm->leading, sum);
+        }
+    if (getenv("FAKE_CUBLASLT_WRONG")) put(d, dm->type, 0, 1e4);
+}
+
 static int is_aligned(const void *at, uint64_t bytes) { return (uintptr_t)at % bytes == 0; }
 
 API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *a, matrix *a_matrix,
@@ -355,15 +399,25 @@ API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *
             time_of(chosen[5]) + (more && sums ? strtof(more, NULL) : 0.0f);
         return OK;
     }
-    if (a_matrix->type != E4M3 && a_matrix->type != E2M1) {
+    if (p->mode[0] == SCALES_OF_32 &&
+        d_matrix->rows * d_matrix->columns * a_matrix->rows <= (uint64_t)1 << 23) {
+        compute_scaled(p, a, a_matrix, b, b_matrix, d, d_matrix);
+        return OK;
+    }
+    if (!is_fp8(a_matrix->type) && a_matrix->type != E2M1) {
         compute(p, a, a_matrix, b, b_matrix, kept, c, c_matrix, d, d_matrix);
         if (p->epilogue == EPILOGUE_SUMS_A || p->epilogue == EPILOGUE_SUMS_B)
             sum_operand(p, a, a_matrix, b, b_matrix, d_matrix);
         return OK;
     }
-    /* Checks that the first operand is complete in memory. */
+    /* Checks that the first operand is complete in memory, and the last tile of its scales. */
     volatile const unsigned char *last = a;
-    (void)last[a_matrix->rows * a_matrix->columns * (a_matrix->type == E4M3 ? 8 : 4) / 8 - 1];
-    memset(d, 0, d_matrix->rows * d_matrix->columns * 2);
+    (void)last[a_matrix->rows * a_matrix->columns * (a_matrix->type == E2M1 ? 4 : 8) / 8 - 1];
+    if (p->mode[0] != 0) {
+        uint64_t in_row = a_matrix->rows / (p->mode[0] == 1 ? 16 : 32);
+        last = p->scales[0];
+        (void)last[(a_matrix->columns + 127) / 128 * 128 * ((in_row + 3) / 4 * 4) - 1];
+    }
+    memset(d, 0, d_matrix->rows * d_matrix->columns * (d_matrix->type == F32 ? 4 : 2));
     return OK;
 }
