@@ -1,10 +1,11 @@
-// quantize, quantize_blocks and dequantize_blocks of the graph: every scheme with scales of one byte, either axis, any
+// quantize, quantize_blocks, dequantize_blocks and quantization_error of the graph: every scheme with scales of one byte, either axis, any
 // strides. Results are bit-identical to dw_block_quantize and dw_hadamard (deepwell/number.h), which define the rules.
 //
 // These kernels are for calls that round_blocks.cu does not compute. A group of 16 or 32 lanes computes a block, one row of
 // it at a time.
 //
-// Define: TYPE, of the matrix (element_types.h).
+// Define: TYPE, of the matrix (element_types.h); MEASURES: 1 for quantization_error, whose sums quantize_encode keeps in F64
+// for each block of threads instead of values and codes, and quantization_error_sum adds in the order of the blocks.
 //
 // Bytes per element: quantize reads it once more for the tensor scale and writes and reads four bytes if it is rotated.
 
@@ -76,6 +77,57 @@ DEVICE void store_value(const dw_graph_quantize_params &p, long long outer, long
     if (p.values) bf16_element::store(p.values, row * p.value_row_stride + column * p.value_column_stride, x);
 }
 
+#if MEASURES
+// The numbers of quantization_error, of a thread.
+struct rounding_sums {
+    double x[DW_ROUNDING_SUMS];
+};
+
+// `limit`: the magnitude from which rounding alone goes beyond the largest number of the block.
+DEVICE void add_rounding(rounding_sums &sums, double x, double value, double limit) {
+    if (x - x != 0.0 || value - value != 0.0) return;
+    sums.x[0] += x * x;
+    sums.x[1] += (x - value) * (x - value);
+    sums.x[2] += x != 0.0;
+    sums.x[3] += x != 0.0 && value == 0.0;
+    sums.x[4] += value != 0.0 && fabs(x) > limit;
+}
+
+DEVICE double sum_of_warp(double x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+// Stores the sums of a block's threads.
+DEVICE void store_sums(const dw_graph_quantize_params &p, const rounding_sums &sums) {
+    constexpr int WARPS = DW_GRAPH_QUANTIZE_THREADS / 32;
+    __shared__ double warps[DW_ROUNDING_SUMS][WARPS];
+#pragma unroll
+    for (int i = 0; i < DW_ROUNDING_SUMS; i++) {
+        const double sum = sum_of_warp(sums.x[i]);
+        if (threadIdx.x % 32 == 0) warps[i][threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x >= DW_ROUNDING_SUMS) return;
+    double sum = 0.0;
+    for (int i = 0; i < WARPS; i++) sum += warps[threadIdx.x][i];
+    p.sums[(long long)blockIdx.x * DW_ROUNDING_SUMS + threadIdx.x] = sum;
+}
+
+// One block; a warp for each number.
+extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
+    quantization_error_sum(const __grid_constant__ dw_graph_quantize_params p) {
+    const int number = (int)threadIdx.x / 32;
+    if (number >= DW_ROUNDING_SUMS) return;
+    double sum = 0.0;
+    for (int part = (int)threadIdx.x % 32; part < p.parts; part += 32)
+        sum += p.sums[(long long)part * DW_ROUNDING_SUMS + number];
+    sum = sum_of_warp(sum);
+    if (threadIdx.x % 32 == 0) p.statistics[number] = sum;
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
     quantize_encode(const __grid_constant__ dw_graph_quantize_params p) {
     const int lane = (int)threadIdx.x % p.block, height = p.square ? p.block : 1;
@@ -83,6 +135,9 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
     const long long per_block = blockDim.x / p.block;
     const float tensor_scale = tensor_scale_of(p);
     if (p.tensor_scale && blockIdx.x == 0 && threadIdx.x == 0) *p.tensor_scale = tensor_scale;
+#if MEASURES
+    rounding_sums sums = {};
+#endif
     for (long long first = blockIdx.x * per_block; first < across * down; first += gridDim.x * per_block) {
         const long long own = first + threadIdx.x / p.block, top = own / across * height,
                         inner = own % across * p.block + lane;
@@ -117,6 +172,12 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
                 code = (scaled & 0x7fffffffu) == INFINITE && p.format.infinity ? p.format.infinity : p.format.nan;
             if (scaled >> 31) code |= p.format.sign;
             if (scale.is_nan) code = p.format.nan;
+#if MEASURES
+            if (is_inside)
+                add_rounding(sums, (double)x, (double)(code_value(p.format, code) * scale.value) * (double)tensor_scale,
+                             p.limit * (double)scale.value * (double)tensor_scale);
+            continue;
+#endif
             if (is_inside) store_value(p, outer, inner, p.rounds ? code_value(p.format, code) * scale.value : x);
             const unsigned next = __shfl_down_sync(0xffffffffu, is_inside ? code : 0u, 1);
             if (!p.codes || !is_inside) continue;
@@ -125,6 +186,9 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
                 p.codes[outer * p.code_row_bytes + inner / 2] = (unsigned char)(code | next << 4);
         }
     }
+#if MEASURES
+    store_sums(p, sums);
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)

@@ -9,6 +9,11 @@
 /* Parts of a matrix whose largest magnitudes are found by themselves: one for each thread that combines them. */
 #define DW_MAGNITUDES 256
 
+/* Numbers of quantization_error, and the most blocks of threads that compute them. The number of blocks depends on the
+ * matrix alone, so that sums have the same bits on every GPU. */
+#define DW_ROUNDING_SUMS 5
+#define DW_ROUNDING_PARTS 1024
+
 /* A code of up to 8 bits: sign, exponent, fraction. */
 typedef struct dw_code_format {
     int fraction, bias; /* bits of the fraction, bias of the exponent */
@@ -45,6 +50,9 @@ typedef struct dw_graph_quantize_params {
     long long code_row_bytes, scale_columns;
     int paired; /* two codes in a byte, the first in the lower half */
     float *tensor_scale;
+    /* quantization_error: the sums of each block of threads, `parts` in all, and the result. */
+    double *sums, *statistics, limit;
+    int parts;
 } dw_graph_quantize_params;
 
 #endif

@@ -44,11 +44,15 @@ typedef int64_t dw_dim;
 #define DW_MAX_INPUTS 64 /* of one node: concat and fused have the most */
 #define DW_MAX_OUTPUTS 64
 
+/* Numbers of `quantization_error` for one operand, and for the six operands of a quantized layer. */
+enum { DW_OPERAND_STATISTICS = 5, DW_LAYER_STATISTICS = 30 };
+
 typedef enum dw_role {
-    DW_ROLE_INPUT,      /* bound at each call */
-    DW_ROLE_PARAMETER,  /* trained */
-    DW_ROLE_CONSTANT,   /* a buffer of the model: bound, not trained */
-    DW_ROLE_SEED,       /* i64[2]: Philox key and offset of this call */
+    DW_ROLE_INPUT,     /* bound at each call */
+    DW_ROLE_PARAMETER, /* trained */
+    DW_ROLE_CONSTANT,  /* a buffer of the model: bound, not trained */
+    DW_ROLE_SEED,      /* i64[2]: Philox key and offset of this call */
+    DW_ROLE_STATISTICS, /* f64[30]: its gradient is the rounding of a layer's operands (deepwell/precision.h) */
     DW_ROLE_GRADIENT,   /* gradient of an output, bound at backward */
     DW_ROLE_ACTIVATION, /* result of a node */
     DW_ROLE_COUNT

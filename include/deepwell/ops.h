@@ -71,6 +71,12 @@
  *                                         a square block. scale: nvfp4's tensor scale; absent for MX. Without axis:
  *                                         codes and tiles for axis 1, then those for axis 0, with one scale; neither
  *                                         hadamard nor stochastic then. No gradient
+ *   quantization_error(x [M,N], seed?; as quantize, without bf16) -> f64 [5]
+ *                                         what rounding as quantize does costs, over the elements of x, after the
+ *                                         rotation if there is one: sum of x^2; sum of (x - y * scale)^2; number of
+ *                                         x that are not 0; of those, numbers whose y is 0; numbers that rounding alone
+ *                                         would take beyond the largest of their block. Elements count where x and
+ *                                         y are finite. No gradient
  *   multiply_codes(a [M,K], b [N,K], scale_a f32 []?, scale_b f32 []?, tiles_a?, tiles_b?; dtype=f32) -> [M,N]
  *                                         a b^T scale_a scale_b of e4m3 or e5m2 codes, summed in F32; dtype: f32, bf16
  *                                         or f16. With tiles, codes and tiles are quantize_tiles', each code is
@@ -87,11 +93,14 @@
  *                                         softmax of a row of only -inf is zeros
  *  linear(x [..,K], w, b? [N]; transpose_w=1) -> [..,N]     w is [N,K] (torch.nn.Linear), or [K,N] with
  *                                         transpose_w=0
- *  quantized_linear(x [..,K], w, b? [N], seed?; forward_x, forward_w, dgrad_dy, dgrad_w, wgrad_dy, wgrad_x,
- *      transpose_w=1, stream) -> [..,N]   a linear whose three matmuls, forward and gradient, have quantized operands
+ *  quantized_linear(x [..,K], w, b? [N], seed?, statistics? f64 [30]; forward_x, forward_w, dgrad_dy, dgrad_w,
+ *      wgrad_dy, wgrad_x, transpose_w=1, stream) -> [..,N]
+ *                                         a linear whose three matmuls, forward and gradient, have quantized operands
  *                                         and F32 results. The attributes say how each operand is rounded, as text of
  *                                         dw_operand_precision (deepwell/precision.h): "nvfp4+square". Stochastic
- *                                         rounding needs seed and stream
+ *                                         rounding needs seed and stream. statistics is not read; its gradient is
+ *                                         quantization_error of each operand in turn, zeros where an operand is not
+ *                                         quantized in blocks or as FP8, or its matmul is not needed
  *  grouped_linear(x [T,K], w [E,N,K], i [T], b? [E,N]; transpose_w=1) -> [T,N]     multiplies row t by matrix
  *                                         i[t]: y[t] = w[i[t]] x[t] + b[i[t]]; w is [E,K,N] with
  *                                         transpose_w=0. An index out of range is an error at run time
@@ -174,7 +183,8 @@ extern "C" {
     X(CUMSUM, "cumsum") X(SORT, "sort") X(TOP_K, "top_k")                                          \
     X(MATMUL, "matmul") X(QUANTIZE, "quantize") X(QUANTIZE_BLOCKS, "quantize_blocks")               \
     X(DEQUANTIZE_BLOCKS, "dequantize_blocks") X(QUANTIZE_TENSOR, "quantize_tensor")                \
-    X(QUANTIZE_TILES, "quantize_tiles") X(MULTIPLY_CODES, "multiply_codes") X(FUSED, "fused")      \
+    X(QUANTIZE_TILES, "quantize_tiles") X(QUANTIZATION_ERROR, "quantization_error")                \
+    X(MULTIPLY_CODES, "multiply_codes") X(FUSED, "fused")                                          \
     X(MEAN, "mean") X(RELU, "relu") X(SILU, "silu") X(GELU, "gelu") X(SWIGLU, "swiglu")            \
     X(GELU_BACKWARD, "gelu_backward") X(SILU_BACKWARD, "silu_backward")                            \
     X(SOFTMAX, "softmax") X(LOG_SOFTMAX, "log_softmax") X(SOFTMAX_BACKWARD, "softmax_backward")    \

@@ -5,9 +5,10 @@
 /* ---- names --------------------------------------------------------------------------------- */
 
 static const char *const role_names[DW_ROLE_COUNT] = {
-    [DW_ROLE_INPUT] = "input",       [DW_ROLE_PARAMETER] = "parameter",
-    [DW_ROLE_CONSTANT] = "constant", [DW_ROLE_SEED] = "seed",
-    [DW_ROLE_GRADIENT] = "gradient", [DW_ROLE_ACTIVATION] = "activation",
+    [DW_ROLE_INPUT] = "input",           [DW_ROLE_PARAMETER] = "parameter",
+    [DW_ROLE_CONSTANT] = "constant",     [DW_ROLE_SEED] = "seed",
+    [DW_ROLE_GRADIENT] = "gradient",     [DW_ROLE_ACTIVATION] = "activation",
+    [DW_ROLE_STATISTICS] = "statistics",
 };
 
 static const char *const region_names[DW_REGION_COUNT] = {

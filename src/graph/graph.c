@@ -126,6 +126,11 @@ static dw_status check_leaf(const dw_graph *graph, dw_role role, const char *nam
     if (role == DW_ROLE_SEED && (dtype != DW_I64 || rank != 1 || shape[0] != 2))
         return dw__fail(DW_SHAPE, "seed \"%s\" is %s%s; expected i64[2]: Philox key and offset",
                         name, dw_dtype_name(dtype), dw__shape_words(graph, rank, shape).text);
+    if (role == DW_ROLE_STATISTICS &&
+        (dtype != DW_F64 || rank != 1 || shape[0] != DW_LAYER_STATISTICS))
+        return dw__fail(DW_SHAPE, "statistics \"%s\" are %s%s; expected f64[%d]", name,
+                        dw_dtype_name(dtype), dw__shape_words(graph, rank, shape).text,
+                        (int)DW_LAYER_STATISTICS);
     return DW_OK;
 }
 

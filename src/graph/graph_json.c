@@ -235,8 +235,8 @@ static dw_status read_leaf_members(dw_graph *graph, json_t *json) {
     int role = dw__role_find(role_name);
     if (role < 0)
         return dw__fail(DW_PARSE,
-                        "role is \"%.64s\"; expected input, parameter, constant, seed or "
-                        "gradient",
+                        "role is \"%.64s\"; expected input, parameter, constant, seed, "
+                        "statistics or gradient",
                         role_name);
     DW_RETURN_IF_FAILED(read_dtype(json_object_get(json, "dtype"), "dtype", &dtype));
     DW_RETURN_IF_FAILED(read_dims(graph, json_object_get(json, "shape"), "shape", shape, &rank));

@@ -467,7 +467,7 @@ static dw_status read_leaf(reader *in) {
     if (role < 0)
         return dw__fail(DW_PARSE,
                         "\"%.64s\" is not a leaf's role; expected input, parameter, "
-                        "constant, seed or gradient",
+                        "constant, seed, statistics or gradient",
                         word);
     DW_RETURN_IF_FAILED(read_name(in, &name));
     DW_RETURN_IF_FAILED(read_type(in, &dtype, &rank, shape));

@@ -1,5 +1,6 @@
 /* The table of policies, and the precisions of a linear layer's operands (deepwell/precision.h). */
 #include "graph/layer_precision.h"
+#include "number/format.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -235,6 +236,27 @@ bool dw__layer_is_stochastic(const dw_layer_precision *layer) {
     for (int i = 0; i < DW_LINEAR_OPERANDS; i++)
         if (layer->operand[i].stochastic) return true;
     return false;
+}
+
+bool dw__operand_is_observed(const dw_operand_precision *operand) {
+    return dw__scheme_in(operand->scheme, DW__QUANTIZED_SCHEMES & ~DW__SCHEME(BF16));
+}
+
+bool dw__layer_is_observed(const dw_layer_precision *layer) {
+    for (int i = 0; i < DW_LINEAR_OPERANDS; i++)
+        if (dw__operand_is_observed(&layer->operand[i])) return true;
+    return false;
+}
+
+/* A number x is rounded in steps of s = 2^(floor(log2 |x|) - f), which gives errors with the variance s^2 / 12. The ratio
+ * is 12 4^f E[x^2] / E[4^floor(log2 |x|)], of which all but 4^f is 13.5 dB for a normal distribution. Stochastic rounding
+ * has errors of twice the variance, s^2 / 6. */
+double dw_operand_snr_bound_db(const dw_operand_precision *precision) {
+    const double gaussian = 13.5, per_bit = 6.02, stochastic = 3.01, margin = 6.0;
+    if (!dw__operand_is_observed(precision)) return 0.0;
+    const dw_dtype element = dw_scheme_describe(precision->scheme)->element;
+    return gaussian + per_bit * dw__formats[element].fraction_bits -
+           (precision->stochastic ? stochastic : 0.0) - margin;
 }
 
 static bool same_rule(dw_scale_rule a, dw_scale_rule b) {

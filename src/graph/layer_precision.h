@@ -31,6 +31,9 @@ dw_status dw__operand_read(const char *text, dw_operand_precision *precision);
 dw_status dw__layer_check(const dw_layer_precision *layer);
 bool dw__layer_is_quantized(const dw_layer_precision *layer);
 bool dw__layer_is_stochastic(const dw_layer_precision *layer);
+/* Whether the operand is shorter than BF16, so that its rounding is worth a look; whether a layer has such operands. */
+bool dw__operand_is_observed(const dw_operand_precision *operand);
+bool dw__layer_is_observed(const dw_layer_precision *layer);
 /* The row "bf16" of the table of policies. */
 const dw_layer_precision *dw__bf16_layer(void);
 /* Returns the name of the policy that gives a layer these precisions, or NULL. */
@@ -48,7 +51,8 @@ typedef enum dw__layer_reason {
     DW__BY_EXCEPTION,
     DW__BY_SHARE,
     DW__KEPT_F64,
-    DW__KEPT_BF16
+    DW__KEPT_BF16,
+    DW__BY_GUARD
 } dw__layer_reason;
 typedef struct dw__layer_choice {
     const dw_layer_precision *layer; /* of the policy, or static; NULL: the model's precision */

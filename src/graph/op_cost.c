@@ -191,6 +191,13 @@ dw_status dw__cost_quantize(const dw_graph *graph, dw_node node, const int64_t *
     return give(&m, 2 * elements(&m, input(&m, 0)), bytes_once(&m), cost);
 }
 
+/* The same, and the sums over elements and their errors. */
+dw_status dw__cost_quantization_error(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                                      dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    return give(&m, 8 * elements(&m, input(&m, 0)), bytes_once(&m), cost);
+}
+
 dw_status dw__cost_linear(const dw_graph *graph, dw_node node, const int64_t *sizes,
                           dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);

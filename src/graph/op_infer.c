@@ -915,6 +915,15 @@ static dw_status check_tiles(const dw__draft *draft) {
     return DW_OK;
 }
 
+dw_status dw__infer_quantization_error(const dw__draft *draft, dw__inferred *out) {
+    int axis;
+    dw_scheme scheme;
+    const dw_dim numbers = DW_OPERAND_STATISTICS;
+    DW_RETURN_IF_FAILED(
+        check_quantize(draft, DW__QUANTIZED_SCHEMES & ~DW__SCHEME(BF16), &scheme, &axis));
+    return give(out, DW_F64, 1, &numbers);
+}
+
 dw_status dw__infer_multiply_codes(const dw__draft *draft, dw__inferred *out) {
     const dw_dtype result = (dw_dtype)int_of(draft, DW_ATTR_KEY_DTYPE, DW_F32);
     const bool in_blocks = has(draft, TILES_A) || has(draft, TILES_B);
@@ -988,6 +997,11 @@ dw_status dw__infer_quantized_linear(const dw__draft *draft, dw__inferred *out) 
     if (has(draft, 3)) DW_RETURN_IF_FAILED(want_seed(draft, 3));
     if (dw__layer_is_stochastic(&layer))
         DW_RETURN_IF_FAILED(want_seed_and_stream(draft, 3, "stochastic rounding of gradients"));
+    if (has(draft, 4)) {
+        const dw_dim numbers = DW_LAYER_STATISTICS;
+        DW_RETURN_IF_FAILED(want_dtype(draft, 4, DW_F64));
+        DW_RETURN_IF_FAILED(want_shape(draft, 4, 1, &numbers, "the statistics of six operands"));
+    }
     return dw__infer_linear(draft, out);
 }
 

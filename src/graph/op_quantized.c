@@ -24,9 +24,9 @@ typedef struct quantized {
     dw_value y, scale; /* scale DW_NONE: the scheme has no scale of the tensor */
 } quantized;
 
-/* Quantizes the matrix `x` in blocks along `axis` as `operand` of the layer is quantized. */
-static quantized quantize(dw__emitter *e, dw_operand_precision precision, dw_value x, int axis,
-                          dw_value seed, int64_t stream) {
+/* Appends `op`, quantize or quantization_error, for the matrix `x` with blocks along `axis`. */
+static dw_node round_matrix(dw__emitter *e, dw_op op, dw_operand_precision precision, dw_value x,
+                            int axis, dw_value seed, int64_t stream) {
     dw_attr attrs[7];
     uint32_t count = 0;
     const dw_scheme_info *scheme = dw_scheme_describe(precision.scheme);
@@ -43,7 +43,14 @@ static quantized quantize(dw__emitter *e, dw_operand_precision precision, dw_val
     const char *rule = dw__rule_word(precision.scale_rule);
     if (rule) attrs[count++] = dw_attr_string(DW_ATTR_KEY_SCALE_RULE, rule);
     dw_value operands[] = {x, precision.stochastic ? seed : DW_NONE};
-    dw_node node = dw__emit_node(e, DW_OP_QUANTIZE, 2, operands, count, attrs);
+    return dw__emit_node(e, op, 2, operands, count, attrs);
+}
+
+/* Quantizes the matrix `x` in blocks along `axis` as `operand` of the layer is quantized. */
+static quantized quantize(dw__emitter *e, dw_operand_precision precision, dw_value x, int axis,
+                          dw_value seed, int64_t stream) {
+    const dw_scheme_info *scheme = dw_scheme_describe(precision.scheme);
+    dw_node node = round_matrix(e, DW_OP_QUANTIZE, precision, x, axis, seed, stream);
     if (e->status != DW_OK) return (quantized){DW_NONE, DW_NONE};
     const bool scaled = scheme->tensor_scale || scheme->block == DW_BLOCK_TENSOR;
     return (quantized){dw_node_output(e->graph, node, 0),
@@ -86,6 +93,41 @@ dw_status dw__expand_quantized_linear(dw_graph *graph, const dw_graph *source, d
     return e.status;
 }
 
+/* The statistics of the operands whose matmuls are needed. `dy`: the gradient of y, as rows. */
+static dw_value statistics_of(dw__emitter *e, dw_node node, dw_value dy, bool dgrad, bool wgrad) {
+    dw_graph *graph = e->graph;
+    const bool transpose_w = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    const int64_t stream = dw_node_int(graph, node, DW_ATTR_KEY_STREAM, 0);
+    const dw_value w = dw_node_input(graph, node, 1), seed = dw_node_input(graph, node, 3);
+    dw_layer_precision layer;
+    for (int i = 0; i < DW_LINEAR_OPERANDS; i++)
+        layer.operand[i] = precision_of(graph, node, (dw_linear_operand)i);
+    const dw_value x = dw__emit_flatten_rows(e, dw_node_input(graph, node, 0));
+    const struct {
+        dw_value matrix;
+        int axis;
+        bool needed;
+        int64_t stream;
+    } operands[DW_LINEAR_OPERANDS] = {
+        [DW_FORWARD_X] = {x, 1, true, 0},           [DW_FORWARD_W] = {w, transpose_w, true, 0},
+        [DW_DGRAD_DY] = {dy, 1, dgrad, stream},     [DW_DGRAD_W] = {w, !transpose_w, dgrad, 0},
+        [DW_WGRAD_DY] = {dy, 0, wgrad, stream + 1}, [DW_WGRAD_X] = {x, 0, wgrad, 0}};
+    dw_value parts[DW_LINEAR_OPERANDS];
+    const dw_dim numbers = DW_OPERAND_STATISTICS;
+    for (int i = 0; i < DW_LINEAR_OPERANDS; i++) {
+        if (!operands[i].needed || !dw__operand_is_observed(&layer.operand[i])) {
+            parts[i] = dw__emit_constant(e, DW_F64, 1, &numbers, 0.0);
+            continue;
+        }
+        const dw_node made =
+            round_matrix(e, DW_OP_QUANTIZATION_ERROR, layer.operand[i], operands[i].matrix,
+                         operands[i].axis, seed, operands[i].stream);
+        parts[i] = e->status == DW_OK ? dw_node_output(graph, made, 0) : DW_NONE;
+    }
+    const dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0);
+    return dw__emit(e, DW_OP_CONCAT, DW_LINEAR_OPERANDS, parts, 1, &axis);
+}
+
 DW__GRADIENT(dw__gradient_quantized_linear) {
     dw__emitter e = {graph, DW_OK};
     bool transpose_w = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
@@ -111,6 +153,7 @@ DW__GRADIENT(dw__gradient_quantized_linear) {
         input_grads[1] = dw__emit_cast(&e, dw, w_type.dtype);
     }
     if (needed[2]) input_grads[2] = dw__emit_sum_leading(&e, output_grads[0], 1);
+    if (needed[4]) input_grads[4] = statistics_of(&e, node, dy, needed[0], needed[1]);
     return e.status;
 }
 

@@ -347,6 +347,13 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM) |
                          A(SCALE_RULE),
         .infer = dw__infer_quantize_tiles, .cost = dw__cost_quantize},
+    [DW_OP_QUANTIZATION_ERROR] = { /* signal, noise and losses of quantize */
+        .name = "quantization_error", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
+        .min_inputs = 1, .max_inputs = 2, .stops_gradient = true, .optional_inputs = OPERAND(1),
+        .required_attrs = A(SCHEME) | A(AXIS),
+        .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM) |
+                         A(SCALE_RULE),
+        .infer = dw__infer_quantization_error, .cost = dw__cost_quantization_error},
     [DW_OP_MULTIPLY_CODES] = { /* a b^T of codes, with their scales */
         .name = "multiply_codes", .stratum = DW__PRIMITIVE,
         .operands = {"a", "b", "scale_a", "scale_b", "tiles_a", "tiles_b"},
@@ -422,8 +429,9 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .allowed_attrs = A(TRANSPOSE_W), .infer = dw__infer_linear,
         .gradient = dw__gradient_linear, .expand = dw__expand_linear, .cost = dw__cost_linear},
     [DW_OP_QUANTIZED_LINEAR] = { /* linear with quantized operands */
-        .name = "quantized_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "b", "seed"},
-        .min_inputs = 2, .max_inputs = 4, .optional_inputs = OPERAND(2) | OPERAND(3),
+        .name = "quantized_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "b", "seed", "statistics"},
+        .min_inputs = 2, .max_inputs = 5,
+        .optional_inputs = OPERAND(2) | OPERAND(3) | OPERAND(4),
         .required_attrs = LAYER_PRECISION,
         .allowed_attrs = LAYER_PRECISION | A(TRANSPOSE_W) | A(STREAM),
         .infer = dw__infer_quantized_linear, .gradient = dw__gradient_quantized_linear,

@@ -13,6 +13,32 @@ static dw_status check_layer(const dw_layer_precision *layer, const char *whose,
                  : dw__fail_prefix(status, "the precision policy");
 }
 
+static dw_status check_guard(const dw_precision_guard *guard) {
+    if (guard->every < 0)
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "guard: every is %lld; expected 0 or more steps from one sample to the next",
+            (long long)guard->every);
+    if (!(guard->snr_db >= 0.0 && guard->snr_db <= 200.0))
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "guard: snr_db is %g; expected a bound from 0 to 200 dB, where 0 stands for "
+            "the bound that follows from the format",
+            guard->snr_db);
+    if (!(guard->underflow >= 0.0 && guard->underflow <= 1.0))
+        return dw__fail(DW_INVALID_ARGUMENT, "guard: underflow is %g; expected a share from 0 to 1",
+                        guard->underflow);
+    if (guard->samples < 0)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "guard: samples is %d; expected how many in a row a layer must fail",
+                        guard->samples);
+    if (!(guard->repair >= 0.0 && guard->repair <= 1.0))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "guard: repair is %g; expected a share of the steps from 0 to 1",
+                        guard->repair);
+    return DW_OK;
+}
+
 dw_status dw__policy_check(const dw_precision_policy *policy) {
     static const dw__struct known = {"dw_precision_policy", sizeof *policy, {0}};
     DW_RETURN_IF_FAILED(dw__struct_read(&known, policy, NULL));
@@ -21,6 +47,11 @@ dw_status dw__policy_check(const dw_precision_policy *policy) {
         return dw__fail(DW_INVALID_ARGUMENT,
                         "bf16_share of the precision policy is %g; expected a share from 0 to 1",
                         policy->bf16_share);
+    DW_RETURN_IF_FAILED(check_guard(&policy->guard));
+    for (uint32_t i = 0; i < policy->fallen_back_count; i++)
+        if (!policy->fallen_back[i])
+            return dw__fail(DW_INVALID_ARGUMENT,
+                            "layer %u of those that have fallen back has no name", i);
     for (uint32_t i = 0; i < policy->exception_count; i++) {
         DW_RETURN_IF_FAILED(check_layer(&policy->exceptions[i].layer, "exception", i));
         if (!policy->exceptions[i].module)
@@ -129,6 +160,12 @@ static dw__layer_choice choice_of(const dw_precision_policy *policy, const dw__n
     return choice;
 }
 
+static bool has_fallen_back(const dw_precision_policy *policy, const char *module) {
+    for (uint32_t i = 0; i < policy->fallen_back_count; i++)
+        if (strcmp(policy->fallen_back[i], module) == 0) return true;
+    return false;
+}
+
 dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *policy,
                             dw__layer_choice **chosen) {
     dw_status status = DW_OK;
@@ -160,8 +197,11 @@ dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *po
     }
     for (size_t n = 0; n < nodes; n++) {
         const dw__node_record *node = &graph->nodes.items[n];
-        if (choices[n].layer && graph->values.items[node->outputs[0]].dtype == DW_BF16 &&
-            dw__layer_equal(choices[n].layer, dw__bf16_layer()))
+        const bool is_bf16 = graph->values.items[node->outputs[0]].dtype == DW_BF16;
+        if (choices[n].layer && has_fallen_back(policy, node->module) &&
+            dw__layer_is_observed(choices[n].layer))
+            choices[n] = (dw__layer_choice){is_bf16 ? NULL : dw__bf16_layer(), DW__BY_GUARD, 0};
+        else if (choices[n].layer && is_bf16 && dw__layer_equal(choices[n].layer, dw__bf16_layer()))
             choices[n] = (dw__layer_choice){NULL, DW__KEPT_BF16, 0};
     }
     *chosen = choices;
@@ -192,17 +232,27 @@ static dw_value find_seed(const dw_graph *graph) {
     return DW_NONE;
 }
 
-/* Emits the quantized layer in the new graph under its old name. */
+/* Returns the next leaf for statistics from the position *at on, or DW_NONE. */
+static dw_value next_statistics(const dw_graph *graph, size_t *at) {
+    while (*at < graph->leaves.count) {
+        dw_value leaf = graph->leaves.items[(*at)++];
+        if (graph->values.items[leaf].role == DW_ROLE_STATISTICS) return leaf;
+    }
+    return DW_NONE;
+}
+
+/* Emits the quantized layer in the new graph under its old name. `statistics`: a leaf of the old graph, or DW_NONE. */
 static dw_status quantize_layer(dw__rewriter *rewriter, dw_node n, const dw_layer_precision *layer,
-                                dw_value seed, int64_t stream) {
+                                dw_value seed, int64_t stream, dw_value statistics) {
     const dw__node_record *node = &rewriter->from->nodes.items[n];
-    dw_value inputs[4];
+    dw_value inputs[5];
     for (uint32_t i = 0; i < 3; i++) {
         bool there = i < node->input_count && node->inputs[i] != DW_NONE;
         inputs[i] = there ? rewriter->map[node->inputs[i]] : DW_NONE;
     }
     bool random = dw__layer_is_stochastic(layer);
     inputs[3] = random ? rewriter->map[seed] : DW_NONE;
+    inputs[4] = statistics == DW_NONE ? DW_NONE : rewriter->map[statistics];
     dw__operand_words words[DW_LINEAR_OPERANDS];
     dw_attr attrs[DW_LINEAR_OPERANDS + 2];
     uint32_t count = 0;
@@ -217,7 +267,7 @@ static dw_status quantize_layer(dw__rewriter *rewriter, dw_node n, const dw_laye
     if (dw__is_automatic_name(name)) name = NULL;
     dw_node made = DW_NONE;
     DW_RETURN_IF_FAILED(dw__copy_origin(rewriter->to, rewriter->from, n));
-    DW_RETURN_IF_FAILED(dw__append_named(rewriter->to, DW_OP_QUANTIZED_LINEAR, 4, inputs, count,
+    DW_RETURN_IF_FAILED(dw__append_named(rewriter->to, DW_OP_QUANTIZED_LINEAR, 5, inputs, count,
                                          attrs, 1, &name, &made));
     rewriter->map[node->outputs[0]] = dw_node_output(rewriter->to, made, 0);
     return DW_OK;
@@ -242,15 +292,27 @@ dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *
     DW_TRY(dw__choose_layers(from, policy, &choices));
     DW_TRY(dw__rewriter_begin(&rewriter, from));
     int64_t stream = first_free_stream(from);
+    size_t leaves = 0, missing = 0;
+    const bool leaves_exist = next_statistics(from, &leaves) != DW_NONE;
+    leaves = 0;
     for (dw_node n = 0; n < dw_graph_node_count(from); n++) {
         if (!choices[n].layer) {
             DW_TRY(dw__rewriter_copy(&rewriter, n));
         } else {
-            DW_TRY(quantize_layer(&rewriter, n, choices[n].layer, seed, stream));
+            const bool observed = dw__layer_is_observed(choices[n].layer);
+            const dw_value leaf = observed ? next_statistics(from, &leaves) : DW_NONE;
+            DW_TRY(quantize_layer(&rewriter, n, choices[n].layer, seed, stream, leaf));
+            missing += observed && leaf == DW_NONE && leaves_exist;
             stream += dw__layer_is_stochastic(choices[n].layer) ? 2 : 0;
             changed++;
         }
     }
+    if (missing || next_statistics(from, &leaves) != DW_NONE)
+        DW_TRY(dw__fail(DW_INVALID_ARGUMENT,
+                        "the graph has %s leaves of role DW_ROLE_STATISTICS than layers that the "
+                        "policy quantizes: add one for each layer that dw_precision_layers_json "
+                        "gives bounds, in that order",
+                        missing ? "fewer" : "more"));
     DW_TRY(dw__rewriter_end(&rewriter, graph));
     if (count) *count = changed;
 cleanup:

@@ -5,7 +5,9 @@
  *      "sensitive_layers": ["embedding", "final_linear", "model.layers.0.*"],
  *      "layers": [{"module": "*.mlp.*", "precision": "fp8"},
  *                 {"module": "*.attn.*", "precision": {"recipe": "mxfp8", "dgrad_dy": "mxfp8-e5m2"}}],
- *      "fallback": "safe"}
+ *      "fallback": "safe",
+ *      "guard": {"every": 100, "snr_db": 20.0, "underflow": 0.9, "samples": 2, "repair": 0.05},
+ *      "fallen_back": ["model.layers.3.mlp.down_proj"]}
  *
  * A precision is the name of a policy, or an object that changes operands of a policy. Layers become exceptions in their
  * order, then sensitive layers that are not words for regions, with the precision of the model. The writer's text reads
@@ -16,7 +18,8 @@
 #include <string.h>
 
 #define FORMAT "deepwell.precision"
-enum { VERSION = 1, MOST_NAME = 512 };
+enum { VERSION = 1, MOST_NAME = 512, DEFAULT_SAMPLES = 2 };
+static const double DEFAULT_UNDERFLOW = 0.9;
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
@@ -143,9 +146,11 @@ static dw_status read_name(const char *what, size_t index, const json_t *json, c
 }
 
 static dw_status allocate_policy(const json_t *layers, const json_t *sensitive,
-                                 owned_policy **policy, char **names) {
+                                 const json_t *fallen, owned_policy **policy, char **names) {
     const size_t count = json_array_size(layers) + json_array_size(sensitive);
-    size_t bytes = sizeof(owned_policy) + count * sizeof(dw_precision_exception), index;
+    size_t bytes = sizeof(owned_policy) + count * sizeof(dw_precision_exception) +
+                   json_array_size(fallen) * sizeof(char *),
+           index;
     const size_t fixed = bytes;
     const char *name;
     json_t *entry;
@@ -163,11 +168,30 @@ static dw_status allocate_policy(const json_t *layers, const json_t *sensitive,
         DW_RETURN_IF_FAILED(read_name("sensitive_layers", index, entry, &name));
         bytes += strlen(name) + 1;
     }
+    json_array_foreach((json_t *)fallen, index, entry) {
+        DW_RETURN_IF_FAILED(read_name("fallen_back", index, entry, &name));
+        bytes += strlen(name) + 1;
+    }
     *policy = dw__calloc(1, bytes);
     if (!*policy) return dw__fail_memory("a precision policy", bytes);
     (*policy)->policy.exceptions = (*policy)->exceptions;
     *names = (char *)*policy + fixed;
     return DW_OK;
+}
+
+/* Copies the names of layers that have fallen back. Their list lies behind the exceptions. */
+static void add_fallen_back(owned_policy *own, const json_t *fallen, uint32_t exceptions,
+                            char **names) {
+    const char **list = (const char **)(own->exceptions + exceptions);
+    size_t index;
+    json_t *entry;
+    json_array_foreach((json_t *)fallen, index, entry) {
+        const size_t bytes = strlen(json_string_value(entry)) + 1;
+        list[index] = memcpy(*names, json_string_value(entry), bytes);
+        *names += bytes;
+    }
+    own->policy.fallen_back = list;
+    own->policy.fallen_back_count = (uint32_t)json_array_size(fallen);
 }
 
 static void add_exception(owned_policy *own, char **names, const char *name,
@@ -277,12 +301,29 @@ static dw_status read_default(const json_t *root, dw_precision_policy *policy) {
     return DW_OK;
 }
 
+static dw_status read_guard(const json_t *root, dw_precision_guard *guard) {
+    static const char *const members[] = {"every", "snr_db", "underflow", "samples", "repair"};
+    const json_t *json = dw__json_member(root, "guard");
+    int64_t samples;
+    *guard = (dw_precision_guard){0};
+    if (!json) return DW_OK;
+    if (!json_is_object(json)) return dw__json_wrong_kind("guard", json, "an object");
+    DW_RETURN_IF_FAILED(check_members("guard", json, DW_COUNT(members), members));
+    DW_RETURN_IF_FAILED(dw__json_integer(json, "every", 0, INT64_MAX, 100, &guard->every));
+    DW_RETURN_IF_FAILED(dw__json_number(json, "snr_db", 0.0, 200.0, 0.0, &guard->snr_db));
+    DW_RETURN_IF_FAILED(
+        dw__json_number(json, "underflow", 1e-6, 1.0, DEFAULT_UNDERFLOW, &guard->underflow));
+    DW_RETURN_IF_FAILED(dw__json_integer(json, "samples", 1, 1 << 20, DEFAULT_SAMPLES, &samples));
+    guard->samples = (int)samples;
+    return dw__json_number(json, "repair", 0.0, 1.0, 0.0, &guard->repair);
+}
+
 static dw_status read_root(const json_t *root, owned_policy **own) {
-    static const char *const members[] = {"format",     "version",    "default",
-                                          "bf16_share", "block_size", "scale_rule",
-                                          "fallback",   "layers",     "sensitive_layers"};
+    static const char *const members[] = {
+        "format",   "version", "default",          "bf16_share", "block_size", "scale_rule",
+        "fallback", "layers",  "sensitive_layers", "guard",      "fallen_back"};
     dw_precision_policy policy = {0};
-    const json_t *layers, *sensitive;
+    const json_t *layers, *sensitive, *fallen;
     const char *format;
     char *names;
     int64_t version;
@@ -299,9 +340,13 @@ static dw_status read_root(const json_t *root, owned_policy **own) {
     DW_RETURN_IF_FAILED(read_default(root, &policy));
     DW_RETURN_IF_FAILED(want_array(root, "layers", &layers));
     DW_RETURN_IF_FAILED(want_array(root, "sensitive_layers", &sensitive));
-    DW_RETURN_IF_FAILED(allocate_policy(layers, sensitive, own, &names));
+    DW_RETURN_IF_FAILED(want_array(root, "fallen_back", &fallen));
+    DW_RETURN_IF_FAILED(read_guard(root, &policy.guard));
+    DW_RETURN_IF_FAILED(allocate_policy(layers, sensitive, fallen, own, &names));
     policy.exceptions = (*own)->exceptions;
     (*own)->policy = policy;
+    add_fallen_back(*own, fallen, (uint32_t)(json_array_size(layers) + json_array_size(sensitive)),
+                    &names);
     DW_RETURN_IF_FAILED(read_layers(layers, sensitive, *own, names));
     DW_RETURN_IF_FAILED(read_blocks(root, *own));
     return dw__policy_check(&(*own)->policy);
@@ -454,6 +499,29 @@ static int common_block(const dw_precision_policy *policy) {
     return block;
 }
 
+/* Members with the value of a policy without a guard are left out, so that its text is what it always was. */
+static dw_status write_guard(json_t *root, const dw_precision_policy *policy) {
+    const dw_precision_guard *guard = &policy->guard;
+    if (guard->every || guard->repair > 0.0) {
+        json_t *json = json_object();
+        DW_RETURN_IF_FAILED(set(root, "guard", json));
+        DW_RETURN_IF_FAILED(set(json, "every", json_integer(guard->every)));
+        if (guard->snr_db > 0.0) DW_RETURN_IF_FAILED(set(json, "snr_db", json_real(guard->snr_db)));
+        DW_RETURN_IF_FAILED(
+            set(json, "underflow",
+                json_real(guard->underflow > 0.0 ? guard->underflow : DEFAULT_UNDERFLOW)));
+        DW_RETURN_IF_FAILED(
+            set(json, "samples", json_integer(guard->samples ? guard->samples : DEFAULT_SAMPLES)));
+        DW_RETURN_IF_FAILED(set(json, "repair", json_real(guard->repair)));
+    }
+    if (!policy->fallen_back_count) return DW_OK;
+    json_t *list = json_array();
+    DW_RETURN_IF_FAILED(set(root, "fallen_back", list));
+    for (uint32_t i = 0; i < policy->fallen_back_count; i++)
+        DW_RETURN_IF_FAILED(append(list, json_string(policy->fallen_back[i])));
+    return DW_OK;
+}
+
 static dw_status write_root(json_t *root, const dw_precision_policy *policy) {
     const dw_scale_rule common = common_rule(policy);
     const int block = common_block(policy);
@@ -473,7 +541,8 @@ static dw_status write_root(json_t *root, const dw_precision_policy *policy) {
     }
     DW_RETURN_IF_FAILED(write_sensitive(root, policy, layers));
     DW_RETURN_IF_FAILED(write_layers(root, policy, layers, common));
-    return set(root, "fallback", json_string(policy->strict ? "strict" : "safe"));
+    DW_RETURN_IF_FAILED(set(root, "fallback", json_string(policy->strict ? "strict" : "safe")));
+    return write_guard(root, policy);
 }
 
 dw_status dw_precision_policy_json(const dw_precision_policy *policy, char **json) {
@@ -490,11 +559,26 @@ dw_status dw_precision_policy_json(const dw_precision_policy *policy, char **jso
 
 /* ---- the layers of a graph -------------------------------------------------------------------- */
 
+static dw_status write_bounds(json_t *entry, const dw_precision_policy *policy,
+                              const dw_layer_precision *layer) {
+    json_t *bounds = json_object();
+    DW_RETURN_IF_FAILED(set(entry, "bounds", bounds));
+    for (int i = 0; i < DW_LINEAR_OPERANDS; i++) {
+        if (!dw__operand_is_observed(&layer->operand[i])) continue;
+        const double own = dw_operand_snr_bound_db(&layer->operand[i]);
+        DW_RETURN_IF_FAILED(
+            set(bounds, operand_name(i),
+                json_real(policy->guard.snr_db > 0.0 ? policy->guard.snr_db : own)));
+    }
+    return DW_OK;
+}
+
 static dw_status write_layer(json_t *list, const dw_graph *graph, const dw_precision_policy *policy,
                              dw_node n, const dw__layer_choice *choice) {
     static const char *const words[] = {
         [DW__BY_DEFAULT] = "default", [DW__BY_REGION] = "region", [DW__BY_EXCEPTION] = "module",
-        [DW__BY_SHARE] = "share",     [DW__KEPT_F64] = "f64",     [DW__KEPT_BF16] = "bf16"};
+        [DW__BY_SHARE] = "share",     [DW__KEPT_F64] = "f64",     [DW__KEPT_BF16] = "bf16",
+        [DW__BY_GUARD] = "guard"};
     const dw__node_record *node = &graph->nodes.items[n];
     json_t *entry = json_object();
     DW_RETURN_IF_FAILED(append(list, entry));
@@ -515,7 +599,9 @@ static dw_status write_layer(json_t *list, const dw_graph *graph, const dw_preci
         const dw__operand_words text = dw__operand_text(&choice->layer->operand[i]);
         DW_RETURN_IF_FAILED(set(operands, operand_name(i), json_string(text.text)));
     }
-    return DW_OK;
+    return policy->guard.every && dw__layer_is_observed(choice->layer)
+               ? write_bounds(entry, policy, choice->layer)
+               : DW_OK;
 }
 
 dw_status dw_precision_layers_json(const dw_graph *graph, const dw_precision_policy *policy,

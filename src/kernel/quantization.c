@@ -1,5 +1,7 @@
 #include "kernel/quantization.h"
 #include "graph/layer_precision.h"
+#include "number/format.h"
+#include <math.h>
 #include <string.h>
 
 enum { RUN = 16 }; /* length of a rotation */
@@ -48,6 +50,27 @@ dw__coded dw__quantize_in_scratch(const dw__quantization *q, void *scratch) {
 static float *rotated_of(const dw__quantization *q, void *scratch) {
     return (float *)((char *)scratch + round_up(q->layout.code_bytes) +
                      round_up(q->layout.scale_bytes));
+}
+
+const float *dw__quantize_rotated(const dw__quantization *q, void *scratch) {
+    return q->hadamard ? rotated_of(q, scratch) : NULL;
+}
+
+double dw__quantize_limit(const dw__quantization *q) {
+    const dw__format_info *f = &dw__formats[q->element];
+    const double largest = dw_dtype_max(q->element);
+    return largest + ldexp(0.5, ilogb(largest) - f->fraction_bits);
+}
+
+float dw__quantize_block_scale(const dw__quantization *q, dw__coded from, int64_t row,
+                               int64_t column) {
+    if (q->whole) return 1.0f;
+    int64_t outer = q->options.axis == 1 ? row : column,
+            inner = q->options.axis == 1 ? column : row;
+    if (q->options.square) outer /= q->layout.block;
+    const uint8_t *scales = from.scales;
+    return dw__decode_one(q->layout.scale,
+                          scales[outer * q->layout.scale_cols + inner / q->layout.block]);
 }
 
 size_t dw__quantize_scratch(const dw__quantization *q) {

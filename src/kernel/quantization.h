@@ -44,6 +44,29 @@ dw_status dw__quantize_whole_codes(const dw__quantization *q, int64_t count, con
                                    float scale, uint8_t *codes);
 dw_status dw__quantize_whole(const dw__quantization *q, int64_t count, const float *x, float scale,
                              float *result);
+/* The matrix that dw__quantize_encode rotated, contiguous; NULL without hadamard. `scratch`: as it was given. */
+const float *dw__quantize_rotated(const dw__quantization *q, void *scratch);
+
+/* The sums of `quantization_error`. */
+typedef struct dw__rounding_sums {
+    double signal, noise, nonzero, underflow, saturated;
+} dw__rounding_sums;
+/* Returns the magnitude from which rounding alone goes beyond the largest number of the element: that number and half of
+ * the step below it. */
+double dw__quantize_limit(const dw__quantization *q);
+/* The scale of the block of element [row, column] without the tensor's; 1 for `whole`. */
+float dw__quantize_block_scale(const dw__quantization *q, dw__coded from, int64_t row,
+                               int64_t column);
+/* Adds the element x, whose rounded value is `value` and whose block saturates from the magnitude `limit` on. */
+static inline void dw__rounding_add(dw__rounding_sums *sums, double x, double value, double limit) {
+    if (!(x - x == 0.0) || !(value - value == 0.0)) return;
+    sums->signal += x * x;
+    sums->noise += (x - value) * (x - value);
+    sums->nonzero += x != 0.0;
+    sums->underflow += x != 0.0 && value == 0.0;
+    sums->saturated += value != 0.0 && (x < 0.0 ? -x : x) > limit;
+}
+
 /* Decodes rows [first, first + count) for axis 1, else columns, to a matrix of their own. `first` must be a
  * multiple of DW_QUANTIZE_BAND. */
 enum { DW_QUANTIZE_BAND = 32 };

@@ -42,6 +42,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__gpu_scan,
     &dw__gpu_sort,
     &dw__graph_quantize,
+    &dw__quantization_error,
     &dw__gpu_scatter,
     &dw__gpu_rope,
     &dw__gpu_quantize_tensor,

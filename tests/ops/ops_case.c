@@ -197,6 +197,7 @@ double ops_case_length(const ops_case *c) {
         break;
     /* The case in which all indices are equal. */
     case DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT: length = x->shape[0]; break;
+    case DW_OP_QUANTIZATION_ERROR:
     case DW_OP_MEAN:
     case DW_OP_REDUCE_SUM:
     case DW_OP_REDUCE_PROD:

@@ -11,7 +11,8 @@
 static bool is_discontinuous(dw_op op) {
     return op == DW_OP_FLOOR || op == DW_OP_CEIL || op == DW_OP_SIGN || op == DW_OP_REM ||
            op == DW_OP_QUANTIZE || op == DW_OP_QUANTIZE_BLOCKS || op == DW_OP_DEQUANTIZE_BLOCKS ||
-           op == DW_OP_QUANTIZE_TENSOR || op == DW_OP_QUANTIZE_TILES;
+           op == DW_OP_QUANTIZE_TENSOR || op == DW_OP_QUANTIZE_TILES ||
+           op == DW_OP_QUANTIZATION_ERROR;
 }
 
 /* Operations whose result is one of a format's numbers: either right or wrong. */

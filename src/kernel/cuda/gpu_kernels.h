@@ -19,7 +19,7 @@ extern const dw__kernel dw__gpu_gather;                                    /* ga
 extern const dw__kernel dw__gpu_matmul;                                    /* gpu_matmul.c */
 extern const dw__kernel dw__gpu_scan;                                      /* scan.c */
 extern const dw__kernel dw__gpu_sort;                                      /* sort.c */
-extern const dw__kernel dw__graph_quantize;                                /* graph_quantize.c */
+extern const dw__kernel dw__graph_quantize, dw__quantization_error;        /* graph_quantize.c */
 extern const dw__kernel dw__gpu_scatter;                                   /* scatter.c */
 extern const dw__kernel dw__gpu_rope;                                      /* rope.c */
 extern const dw__kernel dw__gpu_quantize_tensor, dw__gpu_multiply_codes;   /* tensor_codes.c */

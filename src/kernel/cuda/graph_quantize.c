@@ -1,4 +1,4 @@
-/* quantize, quantize_blocks and dequantize_blocks of the graph, by cuda/common/graph_quantize.cu, and by round_blocks.cu
+/* quantize, quantize_blocks, dequantize_blocks and quantization_error of the graph, by cuda/common/graph_quantize.cu, and by round_blocks.cu
  * where that computes the call. A variant is compiled for the type of the matrix, and for quantizing or dequantizing; in
  * round_blocks.cu also for the shape of blocks. The scheme is a parameter. */
 #include "common/graph_quantize_params.h"
@@ -6,11 +6,16 @@
 #include "kernel/quantization.h"
 #include "number/format.h"
 
-enum { ROTATE, AMAX, ENCODE }; /* entry points that quantize */
+enum { ROTATE, AMAX, ENCODE, SUM }; /* entry points that quantize; SUM: of quantization_error */
 static const char *const encoders[] = {"quantize_rotate", "quantize_amax", "quantize_encode"};
+static const char *const meters[] = {"quantize_rotate", "quantize_amax", "quantize_encode",
+                                     "quantization_error_sum"};
 static const char *const rounders[] = {"round_blocks_amax", "round_blocks"};
-enum { MAGNITUDE_BYTES = DW_MAGNITUDES * 4 }; /* at the start of the workspace */
+enum { MAGNITUDE_BYTES = DW_MAGNITUDES * 4 };                   /* at the start of the workspace */
+enum { SUMS_BYTES = DW_ROUNDING_PARTS * DW_ROUNDING_SUMS * 8 }; /* behind them, to measure */
+_Static_assert(DW_ROUNDING_SUMS == DW_OPERAND_STATISTICS, "the kernel writes what the graph has");
 
+static bool measures(const dw__call *c) { return c->op == DW_OP_QUANTIZATION_ERROR; }
 static bool decodes(const dw__call *c) { return c->op == DW_OP_DEQUANTIZE_BLOCKS; }
 /* The matrix that is not coded. */
 static const dw__tensor *matrix_of(const dw__call *c) {
@@ -47,6 +52,7 @@ enum {
     SQUARE = 1 << 8
 };
 enum { ROTATES = 1 << 9, PAIRED = 1 << 10 };
+enum { MEASURES = 1 << 11 }; /* of graph_quantize.cu */
 
 static uint64_t round_variant(const dw__call *c, const dw__quantization *q) {
     const dw__tensor *x = &c->inputs[0], *values = &c->outputs[0];
@@ -83,7 +89,12 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     return dw__gpu_kernel_has(kernel, gpu);
 }
 
-/* The largest magnitudes, then the rotated matrix. */
+/* Where the rotated matrix begins. */
+static size_t rotated_offset(const dw__call *c) {
+    return MAGNITUDE_BYTES + (measures(c) ? SUMS_BYTES : 0);
+}
+
+/* The largest magnitudes, sums, then the rotated matrix. */
 static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes) {
     dw__quantization q;
@@ -91,7 +102,7 @@ static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
     (void)context;
     DW_RETURN_IF_FAILED(options_of(&((const dw__operation_call *)call)->call, &q));
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    *bytes = MAGNITUDE_BYTES;
+    *bytes = rotated_offset(c);
     if (q.hadamard && !rounds_blocks(c, &q)) *bytes += (size_t)(q.rows * q.cols) * sizeof(float);
     return DW_OK;
 }
@@ -100,7 +111,8 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw__quantization q;
-    uint64_t params = (uint64_t)dw__gpu_element(matrix_of(c)->dtype) | (decodes(c) ? DECODES : 0);
+    uint64_t params = (uint64_t)dw__gpu_element(matrix_of(c)->dtype) | (decodes(c) ? DECODES : 0) |
+                      (measures(c) ? MEASURES : 0);
     DW_RETURN_IF_FAILED(options_of(c, &q));
     if (rounds_blocks(c, &q)) params |= round_variant(c, &q);
     return dw__variant_of(context, kernel, params, variant);
@@ -137,7 +149,7 @@ static dw_graph_quantize_params params_of(const dw__call *c, const dw__quantizat
         p.scale_columns = q->layout.scale_cols;
         p.paired = q->layout.element == DW_E2M1;
     }
-    if (c->op != DW_OP_QUANTIZE_BLOCKS) {
+    if (c->op == DW_OP_QUANTIZE || decodes(c)) {
         p.values = values->data;
         p.value_row_stride = values->stride[0];
         p.value_column_stride = values->stride[1];
@@ -150,13 +162,19 @@ static dw_graph_quantize_params params_of(const dw__call *c, const dw__quantizat
     p.x = x->data;
     p.row_stride = x->stride[0];
     p.column_stride = x->stride[1];
-    p.tensor_scale = c->outputs[c->output_count - 1].data;
+    if (measures(c)) {
+        p.sums = (double *)(workspace + MAGNITUDE_BYTES);
+        p.statistics = c->outputs[0].data;
+        p.limit = dw__quantize_limit(q);
+    } else {
+        p.tensor_scale = c->outputs[c->output_count - 1].data;
+    }
     if (c->op == DW_OP_QUANTIZE_BLOCKS) {
         p.codes = c->outputs[0].data;
         p.scales = c->outputs[1].data;
     }
     if (q->tensor_scale) p.amax = (unsigned *)workspace;
-    if (q->hadamard) p.rotated = (float *)(workspace + MAGNITUDE_BYTES);
+    if (q->hadamard) p.rotated = (float *)(workspace + rotated_offset(c));
     if (!q->bf16 && !q->whole && q->options.rounding == DW_ROUND_STOCHASTIC) {
         p.stochastic = 1;
         p.seed = seed->data;
@@ -172,6 +190,22 @@ static dw_status launch(const dw__operation_call *c, const dw__context *context,
     return dw__gpu_launch(c, context, encoders[entry], variant->functions[entry],
                           (threads + DW_GRAPH_QUANTIZE_THREADS - 1) / DW_GRAPH_QUANTIZE_THREADS,
                           DW_GRAPH_QUANTIZE_THREADS, p);
+}
+
+static dw_status measure(const dw__operation_call *c, const dw__context *context,
+                         const dw__variant *variant, int64_t threads, dw_graph_quantize_params *p) {
+    const int64_t wanted = (threads + DW_GRAPH_QUANTIZE_THREADS - 1) / DW_GRAPH_QUANTIZE_THREADS;
+    if (!p->statistics) return DW_OK;
+    p->parts = (int)(wanted < 1 ? 1 : wanted < DW_ROUNDING_PARTS ? wanted : DW_ROUNDING_PARTS);
+    for (int entry = ENCODE; entry <= SUM; entry++)
+        DW_RETURN_IF_FAILED(context->device->launch(
+            &(dw__launch){.name = meters[entry],
+                          .function = variant->functions[entry],
+                          .grid = {entry == SUM ? 1 : (unsigned)p->parts, 1, 1},
+                          .block = {DW_GRAPH_QUANTIZE_THREADS, 1, 1},
+                          .stream = c->stream,
+                          .arguments = (void *[]){p}}));
+    return DW_OK;
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
@@ -207,22 +241,28 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     /* A matrix without elements has a tensor scale too. */
     const int64_t height = p.square ? p.block : 1,
                   blocks = (outers + height - 1) / height * ((inners + p.block - 1) / p.block);
+    if (measures(&c->call)) return measure(c, context, variant, blocks * p.block, &p);
     return launch(c, context, variant, ENCODE, blocks ? blocks * p.block : 1, &p);
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
-    const bool is_decoder = params & DECODES, rounds = params & ROUNDS;
-    const int count = is_decoder ? 1 : rounds ? (int)DW_COUNT(rounders) : (int)DW_COUNT(encoders);
+    const bool is_decoder = params & DECODES, rounds = params & ROUNDS, meter = params & MEASURES;
+    const int count = is_decoder ? 1
+                      : rounds   ? (int)DW_COUNT(rounders)
+                      : meter    ? (int)DW_COUNT(meters)
+                                 : (int)DW_COUNT(encoders);
     (void)kernel;
     for (int i = 0; i < count; i++) {
         points[i].code = (dw__jit_variant){.source = rounds ? "common/round_blocks.cu"
                                                             : "common/graph_quantize.cu",
                                            .entry = is_decoder ? "dequantize"
                                                     : rounds   ? rounders[i]
+                                                    : meter    ? meters[i]
                                                                : encoders[i],
                                            .arch = dw__gpu_arch(capability)};
         dw__jit_add_define(&points[i].code, "TYPE", (int)(params & 15));
+        if (meter) dw__jit_add_define(&points[i].code, "MEASURES", 1);
         if (rounds) round_defines(&points[i].code, params);
     }
     return DW_OK;
@@ -320,4 +360,47 @@ const dw__kernel dw__graph_quantize = {
     .tolerance = "every byte is the definition's",
     .example = example,
     .tolerance_factor = 0.0,
+};
+
+/* NVFP4 of a rotated matrix along its columns, and FP8 with one scale. */
+static void error_example(uint64_t params, int index, dw__call *c) {
+    static const dw_attr nvfp4[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
+                                    {.key = DW_ATTR_KEY_SCHEME, .string = "nvfp4"},
+                                    {.key = DW_ATTR_KEY_HADAMARD, .integer = 1}},
+                         fp8[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
+                                  {.key = DW_ATTR_KEY_SCHEME, .string = "fp8-tensor"}};
+    *c = (dw__call){
+        .op = DW_OP_QUANTIZATION_ERROR,
+        .input_count = 1,
+        .output_count = 1,
+        .attrs = index ? fp8 : nvfp4,
+        .attr_count = index ? DW_COUNT(fp8) : DW_COUNT(nvfp4),
+        .inputs = {{.dtype = (dw_dtype)(params & 15), .rank = 2, .shape = {44, 70}}},
+        .outputs = {{.dtype = DW_F64, .rank = 1, .shape = {DW_OPERAND_STATISTICS}}},
+    };
+    dw__tensor_set_contiguous(&c->inputs[0]);
+    dw__tensor_set_contiguous(&c->outputs[0]);
+}
+
+const dw__kernel dw__quantization_error = {
+    .name = "quantization_error",
+    .backend = "deepwell",
+    .kind = DW__CALL_OPERATION,
+    .op = DW_OP_QUANTIZATION_ERROR,
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .operation = "quantization_error",
+    .source = "cuda/common/graph_quantize.cu",
+    .architectures = DW__GPU_ARCHITECTURES,
+    .elements = "BF16, F16, F32",
+    .needs = "any strides",
+    .supports = supports,
+    .seconds = dw__gpu_seconds_of_bytes,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    .entry_points = entry_points,
+    .first_use = &dw__operation_first_use,
+    .tolerance = "sums in F64 in another order",
+    .example = error_example,
+    .tolerance_factor = 4.0, /* as cpu.quantization_error */
 };

@@ -38,6 +38,7 @@ dw_status dw__reference_matmul(const dw__call *call, void *scratch);
 dw_status dw__reference_quantize(const dw__call *call, void *scratch);
 dw_status dw__reference_quantize_blocks(const dw__call *call, void *scratch);
 dw_status dw__reference_dequantize_blocks(const dw__call *call, void *scratch);
+dw_status dw__reference_quantization_error(const dw__call *call, void *scratch);
 dw_status dw__reference_quantize_tensor(const dw__call *call, void *scratch);
 dw_status dw__reference_quantize_tiles(const dw__call *call, void *scratch);
 dw_status dw__reference_multiply_codes(const dw__call *call, void *scratch);

@@ -93,6 +93,7 @@ static const dw__kernel kernels[DW_OP_COUNT] = {
     PRIMITIVE(QUANTIZE, "quantize", dw__reference_quantize),
     PRIMITIVE(QUANTIZE_BLOCKS, "quantize_blocks", dw__reference_quantize_blocks),
     PRIMITIVE(DEQUANTIZE_BLOCKS, "dequantize_blocks", dw__reference_dequantize_blocks),
+    PRIMITIVE(QUANTIZATION_ERROR, "quantization_error", dw__reference_quantization_error),
     PRIMITIVE(QUANTIZE_TENSOR, "quantize_tensor", dw__reference_quantize_tensor),
     PRIMITIVE(QUANTIZE_TILES, "quantize_tiles", dw__reference_quantize_tiles),
     PRIMITIVE(MULTIPLY_CODES, "multiply_codes", dw__reference_multiply_codes),

@@ -53,6 +53,47 @@ cleanup:
     return status;
 }
 
+dw_status dw__reference_quantization_error(const dw__call *call, void *unused) {
+    (void)unused;
+    dw_status status = DW_OK;
+    dw__quantization q;
+    dw__coded coded = {0};
+    float scale = 1.0f;
+    dw__rounding_sums sums = {0};
+    DW_RETURN_IF_FAILED(dw__quantization_of(call, &q));
+    const int64_t count = q.rows * q.cols;
+    const size_t bytes = (size_t)count * sizeof(float), scratch_bytes = dw__quantize_scratch(&q);
+    float *x = dw__malloc_aligned(bytes + 1), *values = dw__malloc_aligned(bytes + 1);
+    void *scratch = dw__malloc_aligned(scratch_bytes + 1);
+    if (!x || !values || !scratch)
+        DW_TRY(dw__fail_memory("a matrix to quantize", 2 * bytes + scratch_bytes));
+    load(&call->inputs[0], x);
+    if (q.whole) {
+        DW_TRY(dw__quantize_whole_scale(&q, x, q.cols, &scale));
+        DW_TRY(dw__quantize_whole(&q, count, x, scale, values));
+    } else {
+        coded = dw__quantize_in_scratch(&q, scratch);
+        DW_TRY(dw__quantize_encode(&q, x, q.cols, coded, scratch, &scale));
+        DW_TRY(dw__quantize_decode(&q, coded, 0, q.options.axis == 1 ? q.rows : q.cols, values));
+    }
+    const float *rounded = q.hadamard ? dw__quantize_rotated(&q, scratch) : x;
+    for (int64_t i = 0; i < count; i++) {
+        const double block = dw__quantize_block_scale(&q, coded, i / q.cols, i % q.cols);
+        dw__rounding_add(&sums, rounded[i], (double)values[i] * scale,
+                         dw__quantize_limit(&q) * block * scale);
+    }
+    const double numbers[] = {sums.signal, sums.noise, sums.nonzero, sums.underflow,
+                              sums.saturated};
+    for (int i = 0; call->outputs[0].data && i < (int)DW_COUNT(numbers); i++)
+        dw__scalar_store(call->outputs[0].data, call->outputs[0].dtype, i,
+                         (dw__scalar){.number = numbers[i]});
+cleanup:
+    dw__free_aligned(x);
+    dw__free_aligned(values);
+    dw__free_aligned(scratch);
+    return status;
+}
+
 /* Bytes of codes and of scales are results as they are. */
 static void put_bytes(const dw__tensor *out, const void *bytes) {
     if (out->data) memcpy(out->data, bytes, dw__tensor_bytes(out));
