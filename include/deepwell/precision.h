@@ -71,6 +71,23 @@ typedef struct dw_precision_exception {
     dw_layer_precision layer;
 } dw_precision_exception;
 
+/* Guards of a training run (docs/precision.md). The library samples and judges nothing by itself: it reads and writes
+ * these numbers, adds the statistics of operands to a graph (dw_graph_apply_precision), and applies `fallen_back`. */
+typedef struct dw_precision_guard {
+    int64_t every; /* steps from one sampled step to the next; 0: none is sampled */
+    /* A layer fails a sample if the signal-to-noise ratio of one of its operands is below this; 0: below
+     * dw_operand_snr_bound_db of the operand. */
+    double snr_db;
+    /* It also fails if more than this share of an operand's elements other than 0 are rounded to 0; 0: 0.9. */
+    double underflow;
+    int samples;   /* failed in a row, after which the layer falls back to BF16; 0: 2 */
+    double repair; /* share of the run's steps, the last ones, in which every layer is BF16 */
+} dw_precision_guard;
+/* The bound of an operand for which none is given: the ratio that rounding to the scheme's element gives for numbers of a
+ * normal distribution, 6.02 f + 13.5 dB with f bits of fraction and 3 dB less if it is stochastic, less 6 dB. 0: the
+ * operand is not observed, because it is FP32 or BF16. */
+DW_API double dw_operand_snr_bound_db(const dw_operand_precision *precision);
+
 typedef struct dw_precision_policy {
     size_t struct_size; /* sizeof(dw_precision_policy) */
     dw_layer_precision layer;
@@ -85,6 +102,11 @@ typedef struct dw_precision_policy {
     /* 0: what cannot be computed in the policy's precision keeps the model's: a layer in F64, and in Python what PyTorch
      * runs instead of the engine. 1: it is an error. */
     int strict;
+    dw_precision_guard guard; /* zeros: none */
+    /* Modules whose layers are BF16 although the members above give them a shorter format, because the guard found it
+     * too short. Exact names. They count for bf16_share as before. Owned by the caller. */
+    uint32_t fallen_back_count;
+    const char *const *fallen_back;
 } dw_precision_policy;
 /* Sets the published recipe called `name`, a name of dw_layer_precision_named: high_regions embed, norm, router, head
  * and loss; bf16_share 0.15 for "nvfp4", else 0; no exceptions. Fails as dw_layer_precision_named does. */
@@ -111,7 +133,8 @@ DW_API dw_status dw_precision_policy_json(const dw_precision_policy *policy, cha
  * and why: [{"module": "h.0.mlp.c_fc", "region": "mlp", "dtype": "f32", "name": "mxfp8", "operands": {"forward_x":
  * "mxfp8", ...}, "reason": "default"}, ...]. "operands" is absent if the layer keeps the model's precision, and "name"
  * if no named policy has these operands. The reasons: "default", "region", "module" (with its "pattern"), "share" (of
- * bf16_share), "f64", "bf16" (the layer has that precision already). Free *json with dw_text_free. */
+ * bf16_share), "f64", "bf16" (the layer has that precision already), "guard" (of fallen_back). If guard.every is not 0, layers with
+ * operands shorter than BF16 also have "bounds", the dB of each such operand. Free *json with dw_text_free. */
 DW_API dw_status dw_precision_layers_json(const dw_graph *graph, const dw_precision_policy *policy,
                                           char **json);
 
@@ -124,6 +147,9 @@ DW_API int dw_precision_policy_needs_seed(const dw_precision_policy *policy);
  * seed leaf that it needs; DW_UNSUPPORTED: Deepwell does not implement one of its schemes, or the policy is strict and a
  * layer is in F64. On failure *graph is
  * unchanged. An engine whose options have a policy calls this on its copy of the graph. */
+/* If the graph has leaves of role DW_ROLE_STATISTICS, f64[DW_LAYER_STATISTICS], each layer with operands shorter than BF16
+ * takes the next one. Its gradient is then the result of quantization_error (deepwell/ops.h) for each of the six
+ * operands, and it costs nothing where this gradient is not asked for. DW_INVALID_ARGUMENT: there are more or fewer. */
 DW_API dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *policy,
                                           uint32_t *count);
 

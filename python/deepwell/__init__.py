@@ -38,7 +38,13 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
     from deepwell.optim import AdamW
     from deepwell.optimize import optimize, restore, summary
     from deepwell.plans import Plan, autoplan
-    from deepwell.precision import MicroscalingConfig, Precision, PrecisionPolicy
+    from deepwell.precision import (
+        MicroscalingConfig,
+        Precision,
+        PrecisionGuard,
+        PrecisionPolicy,
+    )
+    from deepwell.precision_guard import sample_precision
     from deepwell.simulate import dryrun
     from deepwell.trainer import DivergenceError, Trainer
 
@@ -68,6 +74,7 @@ __all__ = [
     "ParityResult",
     "Plan",
     "Precision",
+    "PrecisionGuard",
     "PrecisionPolicy",
     "Trainer",
     "UnsupportedError",
@@ -89,5 +96,6 @@ __all__ = [
     "print_hardware_info",
     "probe",
     "restore",
+    "sample_precision",
     "summary",
 ]

@@ -42,6 +42,7 @@ from deepwell.errors import CaptureError, UnsupportedError
 from deepwell.guards import ModuleState, named_tensors, state_kept, unusual_mode
 from deepwell.lazy_logits import defer, without_logits
 from deepwell.precision import Precision, PrecisionPolicy, policy_of
+from deepwell.precision_guard import Sample
 from deepwell.report import Report
 from deepwell.runtime import Program
 from deepwell.sharding import gathers, is_sharded, sharded_inside
@@ -264,6 +265,23 @@ def restore(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def sessions(model: torch.nn.Module) -> list[Session]:
+    """Returns the sessions of the model's optimized forwards; one, unless parts were optimized by themselves."""
+    found = {id(forward.session): forward.session for forward in installed(model)}
+    return list(found.values())
+
+
+def change_policy(model: torch.nn.Module, policy: PrecisionPolicy) -> None:
+    """Gives an optimized model another policy from the next call on. It had one before."""
+    for session in sessions(model):
+        if session.policy is not None:
+            session.policy = policy
+            session.report.policy_changed(policy)
+    for forward in installed(model):
+        if forward.session.policy is policy:
+            forward.change_precision()
+
+
 def summary(model: torch.nn.Module) -> str:
     """Returns what was replaced, what was left alone and why, and the calls and fallbacks so far."""
     for module in model.modules():
@@ -332,6 +350,7 @@ class Session:
         self.target = target
         self.logits = logits
         self.pool = ArenaPool()
+        self.sample: Sample | None = None  # of the step that runs, if its operands are observed
 
     def install(self, module: torch.nn.Module, path: str) -> None:
         forward = OptimizedForward(module, path, self)
@@ -390,6 +409,7 @@ class Session:
         self.logits = saved.get("logits", True)
         self.follows = saved.get("follows", False)
         self.pool = ArenaPool()
+        self.sample = None
 
 
 # torch.compile leaves calls out of its graphs with this reason. torch.compiler.disable would do the same, but costs
@@ -419,13 +439,9 @@ class _Entry:
     ) -> None:
         if session.policy is not None:
             captured = captured.inside(path)  # a policy's names are those of the whole model
-        captured, deferred = defer(captured, logits, session.policy)
-        self.program = Program(
-            captured.json, session.pool, session.policy, session.target, deferred
-        )
-        self.program.set_dependencies(captured.depends)
-        self.rebuild = captured.rebuild_outputs
-        self._captured = captured
+        self._session, self._given, self._logits = session, captured, logits
+        self._make_program()
+        captured = self._captured
         self._valid: dict[tuple[int, ...], bool] = {}
         self._sizes = captured.symbol_sources
         self._inputs = [
@@ -438,6 +454,36 @@ class _Entry:
         # By grad mode, whether torch.compile compiles the original, and magnitude: whether it was measured slower than
         # the original.
         self.slower: dict[tuple[bool, bool, int], bool] = {}
+
+    def _make_program(self) -> None:
+        """Makes the program in the session's precision."""
+        session = self._session
+        captured, self._deferred = defer(self._given, self._logits, session.policy)
+        self._captured = captured
+        self.program = self._program()
+        self.rebuild = captured.rebuild_outputs
+        self._observing: Program | None = None
+
+    def _program(self, observed: bool = False) -> Program:
+        session, captured = self._session, self._captured
+        program = Program(
+            captured.json, session.pool, session.policy, session.target, self._deferred, observed
+        )
+        program.set_dependencies(captured.depends)
+        return program
+
+    def change_precision(self) -> None:
+        """Makes the program again after the session's policy has changed. What was captured stays."""
+        bound = self._leaves[: len(self._captured.leaves)]
+        self._make_program()
+        self._leaves = [*bound, *[None] * (len(self.program.leaf_roles) - len(bound))]
+        self.program.check_inputs([index for index, _ in self._inputs])
+
+    def _observed(self, sample: Sample, leaves: list[Any]) -> tuple[Program, list[Any]]:
+        """Returns the program whose backward also gives the statistics of operands, and its leaves."""
+        if self._observing is None:
+            self._observing = self._program(observed=True)
+        return self._observing, [*leaves, *sample.leaves(self._observing)]
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Binds the parameters and buffers in ``tensors``."""
@@ -492,7 +538,10 @@ class _Entry:
         if self.program.seed_leaf is not None:
             leaves[self.program.seed_leaf] = self.program.target.fresh_seed()
         replay = None if original is None else functools.partial(self._replay, original, flat)
-        return self.rebuild(self.program.run(leaves, sizes, replay), flat)
+        program, sample = self.program, self._session.sample
+        if sample is not None and torch.is_grad_enabled():
+            program, leaves = self._observed(sample, leaves)
+        return self.rebuild(program.run(leaves, sizes, replay), flat)
 
     def smaller_call(self, flat: list[Any], bound: _Bound) -> list[Any]:
         """Returns arguments for a comparison with PyTorch: copies that share memory with ``flat``, or parts of large
@@ -982,6 +1031,16 @@ class OptimizedForward:
         self._awaited = None
         self._left_alone = reason
         self.session.report.attention(install.install(self.module, "GPU"))
+
+    def change_precision(self) -> None:
+        """Makes the programs again after the session's policy has changed."""
+        with self._lock:
+            for state in self._states:
+                for entries in state.entries.values():
+                    for entry in entries:
+                        entry.change_precision()
+            for program in self.programs()[:1]:
+                self.session.report.precisions_of(self.path, program)
 
     # ---- looking inside ----------------------------------------------------------------------------
 

@@ -65,6 +65,26 @@ class MicroscalingConfig:
             raise ValueError(f"scale_rule is {self.scale_rule!r}: expected rceil, floor or ceil")
 
 
+@dataclasses.dataclass(frozen=True)
+class PrecisionGuard:
+    """When a layer goes back to BF16 during training (docs/precision.md). ``deepwell.Trainer`` obeys it.
+
+    Args:
+        every: steps from one sampled step to the next; 0: none is sampled.
+        snr_db: a layer fails a sample if the signal-to-noise ratio of one of its operands is below this. None: below
+            the bound that follows from the operand's format.
+        underflow: it also fails if more than this share of an operand's elements other than 0 are rounded to 0.
+        samples: failed samples in a row after which the layer falls back to BF16.
+        repair: the share of the run's steps, the last ones, in which every layer is BF16.
+    """
+
+    every: int = 100
+    snr_db: float | None = None
+    underflow: float = 0.9
+    samples: int = 2
+    repair: float = 0.0
+
+
 # Precisions that a policy may have, in the order of messages.
 NAMES = ("fp32", "bf16", "fp8", "mxfp8", "mxfp6", "mxfp4", "nvfp4")
 
@@ -86,6 +106,8 @@ class PrecisionPolicy:
             ``sensitive_layers`` wins over a name here.
         bf16_share: the last layers with the default precision that are BF16 instead, as a fraction of their number.
             None: that of the recipe, 0.15 for NVFP4 and else 0.
+        guard: a ``PrecisionGuard``: layers whose operands lose too much are BF16 from then on, and the last part of
+            training is. None: nothing is sampled.
         fallback: "safe": what cannot run in the policy's precision runs in the model's own, in PyTorch if the engine
             cannot run it, with a ``RuntimeWarning`` for each reason. "strict": it raises ``UnsupportedError``.
 
@@ -106,6 +128,7 @@ class PrecisionPolicy:
         layers: Mapping[str, Precision | str | Mapping[str, str]] | None = None,
         bf16_share: float | None = None,
         fallback: str = "safe",
+        guard: PrecisionGuard | None = None,
     ) -> None:
         text: dict[str, Any] = {**_FORMAT, "default": _json_of("default_compute", default_compute)}
         if isinstance(sensitive_layers, str):
@@ -127,6 +150,11 @@ class PrecisionPolicy:
         if bf16_share is not None:
             text["bf16_share"] = float(bf16_share)
         text["fallback"] = fallback
+        if guard is not None:
+            if not isinstance(guard, PrecisionGuard):
+                raise TypeError(f"guard is a {type(guard).__name__}: expected a PrecisionGuard")
+            given = dataclasses.asdict(guard)
+            text["guard"] = {key: value for key, value in given.items() if value is not None}
         try:
             self._read(json.dumps(text))
         except TypeError as error:  # of json: not a string
@@ -175,6 +203,34 @@ class PrecisionPolicy:
     @property
     def fallback(self) -> str:
         return self._parsed["fallback"]
+
+    @property
+    def guard(self) -> PrecisionGuard | None:
+        """None if nothing is sampled and no part of training is repaired."""
+        guard = self._parsed.get("guard")
+        return None if guard is None else PrecisionGuard(**guard)
+
+    @property
+    def fallen_back(self) -> tuple[str, ...]:
+        """Modules whose layers are BF16 because a guard found their format too short."""
+        return tuple(self._parsed.get("fallen_back", ()))
+
+    def with_fallen_back(self, modules: Sequence[str]) -> PrecisionPolicy:
+        """Returns this policy with more layers that have fallen back to BF16."""
+        names = list(dict.fromkeys([*self.fallen_back, *modules]))
+        return PrecisionPolicy.from_json(json.dumps({**self._parsed, "fallen_back": names}))
+
+    def in_bf16(self) -> PrecisionPolicy:
+        """Returns the policy that rounds to BF16 what this one quantizes, as in the repair at the end of training."""
+        kept = {key: self._parsed[key] for key in ("sensitive_layers", "fallback")}
+        layers = [
+            {**entry, "precision": _bf16_for(entry["precision"])}
+            for entry in self._parsed["layers"]
+        ]
+        default = _bf16_for(self._parsed["default"])
+        return PrecisionPolicy.from_json(
+            json.dumps({**_FORMAT, **kept, "default": default, "layers": layers})
+        )
 
     @property
     def name(self) -> str:
@@ -275,7 +331,9 @@ class PrecisionPolicy:
         rows += [[f"region {word}", *_KEPT] for word in parsed["sensitive_layers"][:words]]
         names = [*modules, *parsed["sensitive_layers"][words:]]
         rows += [[name, *cells] for name, cells in zip(names, others)]
-        return f"{title}\n{_aligned(rows)}\nThe last row that fits a layer applies. -: the model's own precision."
+        rows += [[name, *["bf16"] * len(OPERANDS)] for name in self.fallen_back]
+        text = f"{title}\n{_aligned(rows)}\nThe last row that fits a layer applies. -: the model's own precision."
+        return text if self.guard is None else f"{text}\n{_guard_told(self.guard)}"
 
     def __repr__(self) -> str:
         parts = [repr(self.default_compute), f"sensitive_layers={list(self.sensitive_layers)}"]
@@ -287,6 +345,8 @@ class PrecisionPolicy:
             parts.append(f"bf16_share={self.bf16_share}")
         if self.fallback != "safe":
             parts.append(f"fallback={self.fallback!r}")
+        if self.guard is not None:
+            parts.append(f"guard={self.guard}")
         return f"PrecisionPolicy({', '.join(parts)})"
 
 
@@ -314,6 +374,27 @@ _KEPT = ("-",) * len(OPERANDS)
 
 def _cells(operands: Sequence[str]) -> Sequence[str]:
     return _KEPT if set(operands) == {"fp32"} else operands
+
+
+def _bf16_for(precision: Any) -> str:
+    kept = precision == "fp32" or (
+        not isinstance(precision, str) and set(precision.values()) == {"fp32"}
+    )
+    return "fp32" if kept else "bf16"
+
+
+def _guard_told(guard: PrecisionGuard) -> str:
+    parts = []
+    if guard.every:
+        bound = "its format's bound" if guard.snr_db is None else f"{guard.snr_db:g} dB"
+        times = "once" if guard.samples == 1 else f"{guard.samples} times in a row"
+        parts.append(
+            f"every {guard.every} steps operands are sampled; a layer below {bound}, or with more than "
+            f"{guard.underflow:.0%} of an operand rounded to 0, {times} falls back to BF16"
+        )
+    if guard.repair:
+        parts.append(f"the last {guard.repair:.0%} of the steps are BF16")
+    return f"Guard: {'; '.join(parts)}."
 
 
 def _json_of(what: str, precision: Any) -> Any:
@@ -344,6 +425,7 @@ def _reason(layer: Mapping[str, Any]) -> str:
         "share": "among the last, which are BF16",
         "f64": "computes in FP64",
         "bf16": "is BF16 already",
+        "guard": "fell back to BF16 by the guard",
     }[layer["reason"]]
 
 

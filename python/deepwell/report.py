@@ -124,16 +124,22 @@ class Report:
         unit.captures += 1
         unit.capture_seconds += seconds
         unit.nodes = program.graph.node_count
+        self.precisions_of(path, program)
+        unit.inside = Counter(
+            kind for submodule in module.modules() if (kind := _kind(submodule)) is not None
+        )
+
+    def precisions_of(self, path: str, program) -> None:
         if self._precision:
+            unit, layers = self._unit(path), program.precisions()
             unit.program = weakref.ref(program)
-            layers = program.precisions()
             unit.precisions = Counter(
                 shown(layer) if "operands" in layer else _OWN for layer in layers
             )
             unit.patterns = {layer["pattern"] for layer in layers if "pattern" in layer}
-        unit.inside = Counter(
-            kind for submodule in module.modules() if (kind := _kind(submodule)) is not None
-        )
+
+    def policy_changed(self, policy: PrecisionPolicy) -> None:
+        self._policy, self._precision = policy, _called(policy)
 
     def measured(
         self,

@@ -18,7 +18,7 @@ import torch
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool, Lease
 from deepwell.lazy_logits import Deferred, Layer, LazyLogits
-from deepwell.precision import PrecisionPolicy
+from deepwell.precision import OPERANDS, PrecisionPolicy
 from deepwell.targets import Target
 
 DTYPES = {
@@ -255,24 +255,30 @@ class _Variant:
         return self.prepared(sizes).plan
 
 
-def _with_seed(graph: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parsed graph with one more leaf, the seed."""
+def _with_leaves(graph: dict[str, Any], role: str, dtype: str, size: int, count: int) -> str:
+    """Appends leaves to the parsed graph, which it changes, under names that are free. Returns the graph as JSON."""
     names = {leaf["name"] for leaf in graph["leaves"]}
     for node in graph["nodes"]:
         for output in node["outputs"]:
             names.add(output if isinstance(output, str) else output["name"])
-    name = "seed"
-    while name in names:
-        name += "_"
-    graph["leaves"].append({"name": name, "role": "seed", "dtype": "i64", "shape": [2]})
-    return graph
+    for index in range(count):
+        name = role if count == 1 else f"{role}.{index}"
+        while name in names:
+            name += "_"
+        names.add(name)
+        graph["leaves"].append({"name": name, "role": role, "dtype": dtype, "shape": [size]})
+    return json.dumps(graph)
+
+
+STATISTICS = 5  # numbers of an operand: signal, noise, elements other than 0, underflow, saturated
 
 
 class Program:
     """A captured graph, ready to run on the tensors of a target. It has one engine for each way in which it is
     differentiated.
 
-    A precision with stochastic rounding needs a seed. A graph without one gets it as its last leaf.
+    A precision with stochastic rounding needs a seed. A graph without one gets it as its last leaf. With ``observed``
+    more leaves follow, one for each layer with short operands: their gradients are the statistics of the operands.
     """
 
     def __init__(
@@ -282,6 +288,7 @@ class Program:
         policy: PrecisionPolicy | None = None,
         target: Target | None = None,
         deferred: Mapping[int, Deferred] | None = None,
+        observed: bool = False,
     ) -> None:
         self.target = target or Target()
         # Outputs that hold the input of a linear layer. Callers get the layer's result, which is made when it is used.
@@ -289,15 +296,23 @@ class Program:
         parsed = json.loads(graph_json)
         needs_seed = policy is not None and policy.needs_seed
         if needs_seed and all(leaf["role"] != "seed" for leaf in parsed["leaves"]):
-            graph_json = json.dumps(_with_seed(parsed))
+            graph_json = _with_leaves(parsed, "seed", "i64", 2, 1)
         self.graph = _deepwell.Graph(graph_json)
+        # The layers whose operands are observed, in the order of their leaves, which are the last ones.
+        self.observed: list[dict[str, Any]] = []
+        if observed and policy is not None:
+            self.observed = [each for each in policy.choices(self.graph) if "bounds" in each]
+            numbers = STATISTICS * len(OPERANDS)
+            graph_json = _with_leaves(parsed, "statistics", "f64", numbers, len(self.observed))
+            self.graph = _deepwell.Graph(graph_json)
         self.policy = policy  # None: the graph's own precision
         self.symbols: list[str] = parsed["symbols"]
         self.leaf_roles = [leaf["role"] for leaf in parsed["leaves"]]
         self.leaf_dtypes = [DTYPES[leaf["dtype"]] for leaf in parsed["leaves"]]
         self.seed_leaf = self.leaf_roles.index("seed") if "seed" in self.leaf_roles else None
         self._leaf_shapes = [leaf["shape"] for leaf in parsed["leaves"]]
-        self.check_inputs([i for i, role in enumerate(self.leaf_roles) if role != "seed"])
+        made = ("seed", "statistics")
+        self.check_inputs([i for i, role in enumerate(self.leaf_roles) if role not in made])
         self._pool = pool
         self._lock = threading.Lock()
         self._variants: dict[tuple[tuple[int, ...], tuple[int, ...]], _Variant] = {}

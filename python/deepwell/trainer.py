@@ -24,14 +24,25 @@ import torch
 import torch.distributed as dist
 
 from deepwell import _deepwell, optim
-from deepwell.errors import DeepwellError
+from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.muon import Muon
+from deepwell.optimize import change_policy, sessions
 from deepwell.optimize import optimize as optimize_model
+from deepwell.precision import OPERANDS
+from deepwell.precision_guard import (
+    OperandReport,
+    Sample,
+    Watch,
+    reports,
+    sample_precision,
+    told,
+)
 from deepwell.training import data as sources
 from deepwell.training import progress as printing
 from deepwell.training import random_state, state
 from deepwell.training.writer import TRAINER, Checkpoints, Snapshot, texts_of, write_alone
 
+_LEAST_LOSSES = 8  # a limit for spikes needs so many, or the whole window
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -42,12 +53,15 @@ class _Queued:
     step: int
     lr: float
     tokens: int
-    numbers: torch.Tensor  # [3] float64 in pinned memory: the loss, and the outcome of the update
+    # float64 in pinned memory: the loss, the outcome of the update, and the statistics of a sampled step
+    numbers: torch.Tensor
     copied: Any  # the event after the copy of the numbers; None where nothing is asynchronous
+    spike_limit: float | None
+    layers: list[dict[str, Any]]  # of the statistics
 
 
 class DivergenceError(DeepwellError):
-    """Losses or gradients of several steps in a row were not finite."""
+    """Losses or gradients of several steps in a row were not finite, or the losses were spikes."""
 
 
 @dataclass
@@ -59,9 +73,15 @@ class StepReport:
     gradient_norm: float
     lr: float
     seconds: float
-    applied: bool  # False: the loss or a gradient was not finite, and nothing was changed
-    not_finite: str = ""  # if not applied: "the loss", or a parameter's name
+    applied: bool  # False: the loss or a gradient was not finite, or the loss a spike; nothing was changed
+    not_finite: str = ""  # if not applied: "the loss", or a parameter's name; "" for a spike
     tokens: int = 0  # elements of input_ids in the step, of all ranks; 0: not known
+    spike_limit: float | None = None  # losses above it are spikes; None: the step was not judged
+    operands: list[OperandReport] | None = None  # the rounding of each operand, in a sampled step
+
+    @property
+    def is_spike(self) -> bool:
+        return not self.applied and not self.not_finite
 
 
 @dataclass
@@ -91,6 +111,9 @@ class Callback:
     def on_checkpoint(self, trainer: Trainer, step: int, path: str) -> None:
         """The checkpoint of ``step`` is complete in the folder ``path``."""
 
+    def on_precision(self, trainer: Trainer, change: dict[str, Any]) -> None:
+        """A layer falls back to BF16, or the repair begins; ``trainer.precision_changes`` has all changes."""
+
     def on_rollback(self, trainer: Trainer, step: int) -> None:
         """Training diverged; weights and optimizer are those of the checkpoint of ``step`` again."""
 
@@ -119,8 +142,12 @@ class Trainer:
         eval_dataloader, eval_every, eval_batches: validation, after the last step and every ``eval_every``.
         checkpoint, save_every, save_minutes, keep, resume: folder of checkpoints. ``resume=True`` continues from the
             newest one, or starts; a path continues from that checkpoint.
-        max_bad_steps, max_rollbacks: after that many steps in a row that are not finite the run goes back to its newest
-            checkpoint, at most ``max_rollbacks`` times to the same one, and then fails.
+        max_bad_steps, max_rollbacks: after that many steps in a row that are not finite, or spikes, the run goes back to
+            its newest checkpoint, at most ``max_rollbacks`` times to the same one, and then fails.
+        spike_factor, spike_window: a step whose loss is above ``spike_factor`` times the mean loss of the last
+            ``spike_window`` applied steps is a spike, and is not applied. None: no loss is too large.
+        precision: as for ``deepwell.optimize``; None keeps that of an optimized model. The guard of a
+            ``PrecisionPolicy`` is obeyed.
         elastic: a resumed run may have another number of ranks.
         callbacks, progress, report_every, log, tensorboard: what is reported, see docs/trainer.md.
         tokenizer: saved with each checkpoint.
@@ -164,6 +191,8 @@ class Trainer:
         resume: bool | str | os.PathLike = False,
         max_bad_steps: int = 5,
         max_rollbacks: int = 3,
+        spike_factor: float | None = None,
+        spike_window: int = 32,
         elastic: bool = False,
         callbacks: Sequence[Any] = (),
         progress: bool = True,
@@ -184,9 +213,14 @@ class Trainer:
             ("keep", keep, 1),
             ("max_bad_steps", max_bad_steps, 1),
             ("max_rollbacks", max_rollbacks, 0),
+            ("spike_window", spike_window, 1),
         ):
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} is {value!r}; use a number of at least {least}")
+        if spike_factor is not None and not spike_factor > 1.0:
+            raise ValueError(
+                f"spike_factor is {spike_factor!r}; use a number above 1, such as 1.5, or None for no limit"
+            )
         if token_type not in (None, "uint16", "uint32"):
             raise ValueError(f'token_type is {token_type!r}; use "uint16" or "uint32"')
         if resume is True and checkpoint is None:
@@ -197,8 +231,11 @@ class Trainer:
         self.rank, self.ranks = _rank()
         self.model, self.module = model, state.unwrap(model)
         self.device = _device_of(self.module)
+        policies = [each.policy for each in sessions(model) if each.policy is not None]
+        if precision is None and policies:
+            precision = policies[0]
         if optimize:
-            optimize_model(model, verbose=False)
+            optimize_model(model, "auto" if precision is None else precision, verbose=False)
         self.loss_fn, self.accumulate, self.clip = loss_fn, accumulate, clip
         self.autocast, self.plan, self.precision = autocast, plan, precision
         self.elastic, self.tokenizer = elastic, tokenizer
@@ -206,6 +243,11 @@ class Trainer:
         self.folder, self.keep, self.resume = checkpoint, keep, resume
         self.save_every, self.save_minutes = save_every, save_minutes
         self.max_bad_steps, self.max_rollbacks = max_bad_steps, max_rollbacks
+        self.spike_factor, self.spike_window = spike_factor, spike_window
+        self.spikes = 0  # steps that were not applied for this reason, in this process
+        self._losses: list[tuple[int, float]] = []  # of the last applied steps
+        self._watch = self._make_watch()
+        self._policy = None if self._watch is None else self._watch.policy  # of the last step
         self.callbacks = list(callbacks)
         self.show = progress and self.rank == 0
         self.report_every, self.log_path, self.tensorboard_path = report_every, log, tensorboard
@@ -293,6 +335,18 @@ class Trainer:
         )
 
     # ---- what a run is made of -------------------------------------------------------------------
+
+    def _make_watch(self) -> Watch | None:
+        """Returns what obeys the guard of the model's policy, or None if it has none."""
+        guarded = [each.policy for each in sessions(self.model) if each.policy is not None]
+        guarded = [each for each in guarded if each.guard is not None]
+        asked = getattr(self.precision, "guard", None)
+        if asked is not None and not guarded:
+            raise UnsupportedError(
+                "precision has a guard, and Deepwell's engine does not run this model: pass optimize=True, or a model "
+                "that deepwell.optimize has given this policy"
+            )
+        return Watch(guarded[0]) if guarded else None
 
     def _precision_name(self) -> str:
         if self.precision not in (None, "auto"):
@@ -517,12 +571,48 @@ class Trainer:
             dist.broadcast_object_list(found, src=0)
         return found[0], found[1]
 
+    def _set_precision(self) -> None:
+        """Gives the model the policy of the next step, if that is another one."""
+        if self._watch is None:
+            return
+        step = self.step + 1
+        policy = self._watch.policy_of(step, self.steps)
+        if policy is self._policy:
+            return
+        self._policy = policy
+        change_policy(self.model, policy)
+        if step == self._watch.repair_begins(self.steps):
+            self._tell(self._watch.repaired(step))
+
+    def _tell(self, change: dict[str, Any]) -> None:
+        """Reports a change of precision."""
+        if self._printer is not None:
+            self._printer.say(told(change))
+        if self._log is not None:
+            self._log.write(
+                {
+                    "step": change.get("sampled_step", change["from_step"]),
+                    "precision_change": change,
+                }
+            )
+        self._call("on_precision", change)
+
+    def precision_report(self) -> list[OperandReport]:
+        """Returns the rounding of each operand of each layer in the newest sampled step; empty before the first one."""
+        return [] if self._watch is None else list(self._watch.last)
+
+    @property
+    def precision_changes(self) -> list[dict[str, Any]]:
+        """The layers that fell back to BF16 and why, and the repair, in their order, over the whole run."""
+        return [] if self._watch is None else list(self._watch.changes)
+
     def _advance(self) -> None:
         """Runs a step, then the validation and the checkpoint that are due.
 
         On a GPU a step is judged and reported when the next one has been queued, so that the GPU does not wait for this
         process. Steps that something else follows, and steps after one that was not applied, are waited for.
         """
+        self._set_precision()
         earlier, self._queued = self._queued, None
         made = self._run_step()
         if isinstance(made, _Queued):
@@ -551,9 +641,16 @@ class Trainer:
         self.updates += report.applied
         self._report(report)
         if not report.applied:
+            self.spikes += report.is_spike
             self._judge(report)
         else:
             self._bad_in_a_row = 0
+            if self.spike_factor is not None:
+                # One more than a limit takes, because it leaves out the step before its own.
+                self._losses = [*self._losses[-self.spike_window :], (report.step, report.loss)]
+            if report.operands is not None and self._watch is not None:
+                for change in self._watch.judge(report.step, report.operands):
+                    self._tell(change)
             if self._checkpoints is not None:
                 self._checkpoints.report(self._checkpoint_written)
                 self._checkpoints.applied(self.keep)
@@ -628,22 +725,32 @@ class Trainer:
         loss: torch.Tensor | None = None
         tokens = 0
         self.data.begin_step(self.step)
-        for micro in range(self.accumulate):
-            batch = sources.move(self.data.next(), self.device)
-            tokens += _tokens_of(batch)
-            with self._without_sync(micro < self.accumulate - 1):
-                one = self._loss(self.model, batch)
-                if self.accumulate > 1:
-                    one = one / self.accumulate
-                one.backward()
-            loss = one.detach() if loss is None else loss + one.detach()
+        limit = self._spike_limit()
+        with self._sampled() as sample:
+            for micro in range(self.accumulate):
+                batch = sources.move(self.data.next(), self.device)
+                tokens += _tokens_of(batch)
+                with self._without_sync(micro < self.accumulate - 1):
+                    one = self._loss(self.model, batch)
+                    if self.accumulate > 1:
+                        one = one / self.accumulate
+                    one.backward()
+                loss = one.detach() if loss is None else loss + one.detach()
         tokens *= self.ranks
+        observed = self._statistics(sample)
+        layers = [] if observed is None else sample.layers
         outcome = None
         if self._updates_on_gpu:
-            outcome = self.optimizer.step_if_finite(loss, self.clip if self.clip > 0 else math.inf)
+            # The GPU does not apply a step whose loss is not finite.
+            judged = loss if limit is None else torch.where(loss > limit, math.inf, loss)
+            most = self.clip if self.clip > 0 else math.inf
+            outcome = self.optimizer.step_if_finite(judged, most)
         if outcome is not None:
             self.step += 1
-            queued = self._queue(lr, tokens, torch.cat([loss.double().reshape(1), outcome]))
+            numbers = [loss.double().reshape(1), outcome]
+            if observed is not None:
+                numbers.append(observed.flatten().to(outcome.device))
+            queued = self._queue(lr, tokens, torch.cat(numbers), limit, layers)
             if self._waits_for_no_step():
                 return queued
             return self._report_of(queued, named=True)
@@ -652,23 +759,63 @@ class Trainer:
         loss_value, norm_value = self._numbers(loss, norm)
         self.step += 1
         applied = math.isfinite(loss_value) and math.isfinite(norm_value)
+        applied = applied and (limit is None or loss_value <= limit)
         if applied:
             self._update([param for _, param in named], norm_value)
-        return self._finished(self.step, loss_value, norm_value, lr, tokens, applied, named=True)
+        report = self._finished(self.step, loss_value, norm_value, lr, tokens, applied, named=True)
+        report.spike_limit = limit
+        if observed is not None:
+            report.operands = reports(layers, observed.tolist())
+        return report
+
+    @contextlib.contextmanager
+    def _sampled(self) -> Iterator[Sample | None]:
+        """Observes the operands of the step that runs inside the context, if the guard samples it."""
+        watch = self._watch
+        if watch is None or not watch.samples(self.step + 1, self.steps):
+            yield None
+            return
+        with sample_precision(self.model) as sample:
+            yield sample
+
+    def _statistics(self, sample: Sample | None) -> torch.Tensor | None:
+        """Returns the sums of a sample over all ranks, where they were computed."""
+        numbers = None if sample is None else sample.numbers()
+        if numbers is not None and self.ranks > 1:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def _spike_limit(self) -> float | None:
+        """Returns the loss above which the next step is a spike, or None if too few losses are known. It leaves out the
+        step before, whose loss a GPU may not have computed yet."""
+        if self.spike_factor is None:
+            return None
+        known = [loss for step, loss in self._losses if step < self.step][-self.spike_window :]
+        if len(known) < min(self.spike_window, _LEAST_LOSSES):
+            return None
+        mean = math.fsum(known) / len(known)
+        return self.spike_factor * mean if mean > 0.0 else None
 
     def _waits_for_no_step(self) -> bool:
         """Whether a step may be judged after the next one has begun: nothing looks at each step, and none was bad."""
         watched = any(hasattr(callback, "on_step") for callback in self.callbacks)
         return not watched and self._bad_in_a_row == 0 and self.max_bad_steps > 1
 
-    def _queue(self, lr: float, tokens: int, numbers: torch.Tensor) -> _Queued:
+    def _queue(
+        self,
+        lr: float,
+        tokens: int,
+        numbers: torch.Tensor,
+        limit: float | None,
+        layers: list[dict[str, Any]],
+    ) -> _Queued:
         if not numbers.is_cuda:
-            return _Queued(self.step, lr, tokens, numbers, None)
+            return _Queued(self.step, lr, tokens, numbers, None, limit, layers)
         pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         pinned.copy_(numbers, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        return _Queued(self.step, lr, tokens, pinned, copied)
+        return _Queued(self.step, lr, tokens, pinned, copied, limit, layers)
 
     def _forget_queued(self) -> None:
         """Counts the update of a step that is still queued when ``fit`` fails, so that the next ``fit`` continues."""
@@ -681,8 +828,13 @@ class Trainer:
         if queued.copied is not None:
             queued.copied.synchronize()
         loss = float(queued.numbers[0])
-        norm, applied = optim.outcome_of(queued.numbers[1:])
-        return self._finished(queued.step, loss, norm, queued.lr, queued.tokens, applied, named)
+        norm, applied = optim.outcome_of(queued.numbers[1:3])
+        report = self._finished(queued.step, loss, norm, queued.lr, queued.tokens, applied, named)
+        report.spike_limit = queued.spike_limit
+        if queued.layers:
+            numbers = queued.numbers[3:].view(len(queued.layers), len(OPERANDS), -1).tolist()
+            report.operands = reports(queued.layers, numbers)
+        return report
 
     def _finished(
         self,
@@ -696,8 +848,8 @@ class Trainer:
     ) -> StepReport:
         culprit = ""
         if not applied:
-            culprit = "the loss"
-            if math.isfinite(loss):
+            culprit = "" if math.isfinite(loss) and math.isfinite(norm) else "the loss"
+            if culprit and math.isfinite(loss):
                 with_gradients = self._trained if named else []
                 culprit = state.first_not_finite(with_gradients, state.gradient_norm)
             if named:
@@ -795,8 +947,11 @@ class Trainer:
             self._roll_back(step, path)
             return
         rows = f"{self._bad_in_a_row} step{'s' if self._bad_in_a_row > 1 else ''} in a row"
+        what = f"not finite ({report.not_finite}; loss"
+        if report.is_spike:
+            what = f"bad (the last loss is a spike, above {report.spike_limit:g}; loss"
         raise DivergenceError(
-            f"training has diverged: {rows} up to step {report.step} not finite ({report.not_finite}; loss "
+            f"training has diverged: {rows} up to step {report.step} {what} "
             f"{report.loss:g}, gradient norm {report.gradient_norm:g}) and not applied; resume from an earlier "
             "checkpoint with a smaller learning rate or a longer warm-up"
         )
@@ -808,6 +963,7 @@ class Trainer:
         self._load_tensors(path, kept, manifest["updates"])
         self.updates = manifest["updates"]
         self._bad_in_a_row = 0
+        self._losses = []  # those of other weights
         if self._printer is not None:
             self._printer.say(f"step {self.step}  back to the weights of {path}")
         if self._log is not None:
@@ -874,6 +1030,9 @@ class Trainer:
         if self._board is not None:
             for name in ("loss", "gradient_norm", "lr"):
                 self._board.add_scalar(name, getattr(report, name), report.step)
+            for name, value in printing.precision_numbers(report).items():
+                if isinstance(value, (int, float)):
+                    self._board.add_scalar(f"precision/{name}", value, report.step)
 
     # ---- checkpoints -----------------------------------------------------------------------------
 
@@ -917,6 +1076,8 @@ class Trainer:
             "optimizer": rest,
             "tied": state.tied_of(self.module),
             "precision": _policy(self.precision),
+            "guard": None if self._watch is None else self._watch.state(),
+            "losses": self._losses,
             "callbacks": [
                 each.state_dict() if hasattr(each, "state_dict") else None
                 for each in self.callbacks
@@ -926,13 +1087,26 @@ class Trainer:
             step=self.step,
             updates=self.updates,
             schedule_steps=self.options["schedule_steps"],
-            run=self._describe(),
+            run=self._run_of_checkpoint(),
             model=model,
             optimizer=optimizer,
             trainer=trainer,
-            texts=texts_of(self.module, self.plan),
+            texts={**texts_of(self.module, self.plan), **self._policy_text()},
             tokenizer=self.tokenizer,
         )
+
+    def _run_of_checkpoint(self) -> str:
+        """Returns what a manifest says of the run: what identifies it, and how its precision has changed."""
+        run = self._describe()
+        if self._watch is None or not self._watch.changes:
+            return run
+        return json.dumps({**json.loads(run), "precision_changes": self._watch.changes})
+
+    def _policy_text(self) -> dict[str, str]:
+        """Returns the policy of the next step, as a file, if a guard may have changed it."""
+        if self._watch is None:
+            return {}
+        return {"precision.json": self._watch.policy_of(self.step + 1, self.steps).to_json()}
 
     # ---- resuming --------------------------------------------------------------------------------
 
@@ -986,6 +1160,9 @@ class Trainer:
         if kept["ranks"] != self.ranks:
             position = self.data.on_other_ranks(position, kept["ranks"], self.ranks)
         self._random = kept["random"][self.rank % len(kept["random"])]
+        self._losses = [tuple(each) for each in kept.get("losses", [])]
+        if self._watch is not None and kept.get("guard") is not None:
+            self._watch.restore(kept["guard"])
         self.data.restore(position, self.step, self._set_random)
         for callback, saved in zip(self.callbacks, kept["callbacks"]):
             if saved is not None and hasattr(callback, "load_state_dict"):

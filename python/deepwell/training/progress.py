@@ -41,8 +41,11 @@ class Printer:
         if not report.applied:
             what = report.not_finite
             named = what if what == "the loss" else f'the gradient of "{what}"'
+            why = f"{named} is not finite"
+            if report.is_spike:
+                why = f"its loss is a spike, above {report.spike_limit:g}"
             self.say(
-                f"step {report.step} was not applied: {named} is not finite (loss {report.loss:g}, gradient norm "
+                f"step {report.step} was not applied: {why} (loss {report.loss:g}, gradient norm "
                 f"{report.gradient_norm:g})"
             )
         elif self.terminal:
@@ -130,9 +133,26 @@ def step_line(report: Any) -> dict[str, Any]:
         "tokens_per_second": report.tokens / max(report.seconds, 1e-9) if report.tokens else None,
         "applied": report.applied,
     }
-    if not report.applied:
+    if report.is_spike:
+        line["spike_limit"] = report.spike_limit
+    elif not report.applied:
         line["not_finite"] = report.not_finite
-    return line
+    return {**line, **precision_numbers(report)}
+
+
+def precision_numbers(report: Any) -> dict[str, Any]:
+    """Returns the rounding in a sampled step: the operand with the lowest SNR, and how many elements became 0 or were too
+    large, over all operands. Empty for other steps."""
+    if not report.operands:
+        return {}
+    worst = min(report.operands, key=lambda each: each.snr_db)
+    return {
+        "snr_db": _finite(worst.snr_db),
+        "snr_layer": worst.layer,
+        "snr_operand": worst.operand,
+        "underflow": sum(each.underflow for each in report.operands),
+        "saturated": sum(each.saturated for each in report.operands),
+    }
 
 
 def validation_line(step: int, loss: float) -> dict[str, Any]:
