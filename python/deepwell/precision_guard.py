@@ -160,8 +160,12 @@ class Watch:
 
     def policy_of(self, step: int, steps: int) -> PrecisionPolicy:
         """Returns the policy of a step in a run of ``steps``."""
-        if step >= self.repair_begins(steps):
+        if self.guard.repair and step >= self.repair_begins(steps):
             return self._in_bf16
+        return self.unrepaired(step)
+
+    def unrepaired(self, step: int) -> PrecisionPolicy:
+        """Returns the policy of a step without the repair: the run's, and the layers that have fallen back."""
         fallen = tuple(
             each["layer"] for each in self.changes if "layer" in each and each["from_step"] <= step
         )

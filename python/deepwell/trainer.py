@@ -1103,10 +1103,10 @@ class Trainer:
         return json.dumps({**json.loads(run), "precision_changes": self._watch.changes})
 
     def _policy_text(self) -> dict[str, str]:
-        """Returns the policy of the next step, as a file, if a guard may have changed it."""
+        """Returns the policy of the next step, as a file, if a guard may have changed it; without the repair."""
         if self._watch is None:
             return {}
-        return {"precision.json": self._watch.policy_of(self.step + 1, self.steps).to_json()}
+        return {"precision.json": self._watch.unrepaired(self.step + 1).to_json()}
 
     # ---- resuming --------------------------------------------------------------------------------
 
