@@ -61,7 +61,7 @@ def test_the_guides_code():
     guide = (Path(__file__).parents[2] / "docs" / "precision.md").read_text()
     blocks = re.findall(r"```(python|json)\n(.*?)```", guide, re.DOTALL)
     made = {"deepwell": dw, "model": gpt2("meta")}
-    (code,) = [text for kind, text in blocks if "PrecisionPolicy(" in text]
+    code = next(text for kind, text in blocks if "PrecisionPolicy(" in text)
     exec(code.partition("model = ")[0], made)
     (text,) = [text for kind, text in blocks if kind == "json"]
     assert PrecisionPolicy.from_json(text) == made["policy"]

@@ -3,6 +3,7 @@ spikes, and runs that resume in the middle of them."""
 
 import json
 import math
+import re
 import types
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from deepwell import optim
 from deepwell.optimize import sessions
 from deepwell.precision import OPERANDS
 from test_precision import blocked, e4m3, operand, policy_with_rule, rotated
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from train_runs import read_log
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -418,6 +420,26 @@ def test_an_optimized_model_keeps_its_policy(tmp_path):
     assert run.precision == policy and [each["layer"] for each in run.precision_changes] == [
         "middle"
     ]
+
+
+def test_the_guides_code(tmp_path, monkeypatch, capsys):
+    """docs/precision.md: a run with a guard, and a sample in a loop of the user's own."""
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[2] / "docs" / "precision.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    run, sample = [text for text in blocks if "Guard(" in text or "sample_precision(" in text]
+
+    class Model(Small):
+        def forward(self, x, y):
+            return SequenceClassifierOutput(loss=super().forward(x, y)["loss"])
+
+    scope = {"deepwell": dw, "model": Model(), "loader": DataLoader(Rows(), batch_size=4)}
+    exec(run.replace("steps=1000", "steps=105, progress=False"), scope)
+    assert len(scope["trainer"].precision_report()) == 16 and not scope["trainer"].spikes
+    assert scope["trainer"].precision_changes == [{"from_step": 101, "repair": True}]
+    scope["model"] = dw.optimize(Model(), precision=scope["policy"], verbose=False)
+    exec(sample, {**scope, "batch": next(iter(scope["loader"]))})
+    assert "25.56" in capsys.readouterr().out
 
 
 # ---- the policy's text -----------------------------------------------------------------------------
