@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -683,7 +684,8 @@ static void files_survive_failing_allocations(void **state) {
     (void)state;
     const char *text = HEADER "\"default\": {\"recipe\": \"nvfp4\", \"dgrad_w\": \"bf16\"}, "
                               "\"sensitive_layers\": [\"a\"], \"layers\": [{\"module\": \"b\", "
-                              "\"precision\": {\"forward_x\": \"mxfp8+floor\"}}]}";
+                              "\"precision\": {\"forward_x\": \"mxfp8+floor\"}}], "
+                              "\"guard\": {}, \"fallen_back\": [\"h.00\", \"c\"]}";
     dw_graph *graph = make_graph();
     int64_t live = dw__memory_live();
     bool done = false;
@@ -706,6 +708,141 @@ static void files_survive_failing_allocations(void **state) {
     dw_graph_destroy(graph);
 }
 
+/* ---- guards ------------------------------------------------------------------------------------ */
+
+static void guards_are_read_and_written(void **state) {
+    (void)state;
+    static const char *const full[] = {
+        "\"every\": 7",        "\"snr_db\": 20.5",
+        "\"underflow\": 0.25", "\"samples\": 3",
+        "\"repair\": 0.05",    "\"fallen_back\": [\n    \"h.0.mlp.c_fc\",\n    \"h.00\"\n  ]"};
+    const char *text = HEADER
+        "\"default\": \"mxfp8\", \"guard\": {\"every\": 7, \"snr_db\": 20.5, \"underflow\": 0.25, "
+        "\"samples\": 3, \"repair\": 0.05}, \"fallen_back\": [\"h.0.mlp.c_fc\", \"h.00\"]}";
+    reads_back(text, full, DW_COUNT(full));
+    static const char *const defaults[] = {"\"every\": 100", "\"underflow\": 0.9", "\"samples\": 2",
+                                           "\"repair\": 0.0"};
+    reads_back(HEADER "\"default\": \"fp8\", \"guard\": {}}", defaults, DW_COUNT(defaults));
+    dw_precision_policy *policy = parse(HEADER "\"default\": \"fp8\", \"guard\": {\"every\": 0}}");
+    char *json;
+    OK(dw_precision_policy_json(policy, &json)); /* it does nothing, as no guard does */
+    assert_null(strstr(json, "guard"));
+    dw_text_free(json);
+    dw_precision_policy_destroy(policy);
+    policy = parse(text);
+    assert_int_equal(policy->guard.every, 7);
+    assert_int_equal(policy->fallen_back_count, 2);
+    assert_string_equal(policy->fallen_back[1], "h.00");
+
+    /* The first and the third layer have fallen back; names are exact, so those inside of h.0 have not. */
+    dw_graph *graph = make_graph();
+    OK(dw_precision_layers_json(graph, policy, &json));
+    OK(dw_graph_apply_precision(&graph, policy, NULL));
+    assert_string_equal(scheme_at(graph, "h0"), "bf16");
+    assert_string_equal(scheme_at(graph, "h1"), "mxfp8");
+    assert_string_equal(scheme_at(graph, "h2"), "bf16");
+    assert_non_null(strstr(json, "\"reason\": \"guard\""));
+    const char *bounds = strstr(json, "\"bounds\": {\n      \"forward_x\": 20.5");
+    assert_non_null(bounds);
+    assert_null(strstr(bounds + 1, "\"bounds\"")); /* only h1 is observed */
+    dw_text_free(json);
+    dw_graph_destroy(graph);
+    dw_precision_policy_destroy(policy);
+}
+
+static void wrong_guards_are_rejected(void **state) {
+    (void)state;
+    dw_graph *graph = make_graph();
+    dw_precision_policy good, policy;
+    OK(dw_precision_policy_init(&good, "mxfp8"));
+    policy = good, policy.guard.every = -1;
+    refuse(&graph, &policy, "guard: every is -1; expected 0 or more steps");
+    policy = good, policy.guard.snr_db = NAN;
+    refuse(&graph, &policy, "guard: snr_db is nan; expected a bound from 0 to 200 dB");
+    policy = good, policy.guard.underflow = 1.5;
+    refuse(&graph, &policy, "guard: underflow is 1.5; expected a share");
+    policy = good, policy.guard.samples = -2;
+    refuse(&graph, &policy, "guard: samples is -2; expected how many");
+    policy = good, policy.guard.repair = 2.0;
+    refuse(&graph, &policy, "guard: repair is 2; expected a share of the steps");
+    const char *const nameless[] = {NULL};
+    policy = good, policy.fallen_back = nameless, policy.fallen_back_count = 1;
+    refuse(&graph, &policy, "layer 0 of those that have fallen back has no name");
+    dw_graph_destroy(graph);
+    dw_precision_policy *read = NULL;
+    const char *text = HEADER "\"default\": \"fp8\", \"guard\": {\"ever\": 1}}";
+    assert_int_equal(dw_precision_policy_parse(text, strlen(text), &read), DW_PARSE);
+    assert_non_null(
+        strstr(dw_last_error(), "guard has an unknown member \"ever\"; expected every"));
+}
+
+static dw_graph *graph_with_statistics(int count) {
+    dw_graph *graph = make_graph();
+    const dw_dim numbers = DW_LAYER_STATISTICS;
+    for (int i = 0; i < count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "statistics.%d", i);
+        OK(dw_graph_leaf(graph, DW_ROLE_STATISTICS, name, DW_F64, 1, &numbers, NULL));
+    }
+    return graph;
+}
+
+static uint32_t count_of(const dw_graph *graph, dw_op op) {
+    uint32_t count = 0;
+    for (dw_node n = 0; n < dw_graph_node_count(graph); n++) count += dw_node_op(graph, n) == op;
+    return count;
+}
+
+/* An engine has the statistics' nodes only where their gradients are asked for. */
+static void statistics_are_gradients(void **state) {
+    (void)state;
+    dw_precision_policy policy;
+    OK(dw_precision_policy_init(&policy, "mxfp8"));
+    dw_graph *graph = graph_with_statistics(2); /* of three layers */
+    refuse(&graph, &policy, "the graph has fewer leaves of role DW_ROLE_STATISTICS than layers");
+    dw_graph_destroy(graph);
+    graph = graph_with_statistics(4);
+    refuse(&graph, &policy, "the graph has more leaves of role DW_ROLE_STATISTICS than layers");
+    dw_graph_destroy(graph);
+    graph = graph_with_statistics(3);
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    options.precision = &policy;
+    const dw_value w1 = dw_graph_find(graph, "w1");
+    const dw_value wrt[] = {w1, dw_graph_find(graph, "statistics.0"),
+                            dw_graph_find(graph, "statistics.2")};
+    dw_engine *plain, *observed;
+    OK(dw_engine_create(graph, 1, (uint32_t[]){0}, 1, wrt, &options, &plain));
+    OK(dw_engine_create(graph, 1, (uint32_t[]){0}, 3, wrt, &options, &observed));
+    assert_int_equal(count_of(dw_engine_graph(plain), DW_OP_QUANTIZATION_ERROR), 0);
+    /* h0: x and w of forward alone, because nothing differentiates by its operands. h2: also dy and w of the gradient of
+     * its input; its weight has none. */
+    assert_int_equal(count_of(dw_engine_graph(observed), DW_OP_QUANTIZATION_ERROR), 2 + 4);
+    for (uint32_t i = 0; i < 3; i++) assert_true(dw_engine_has_grad(observed, i));
+    dw_engine_destroy(plain);
+    dw_engine_destroy(observed);
+    const dw_dim few = 29;
+    assert_int_equal(dw_graph_leaf(graph, DW_ROLE_STATISTICS, "short", DW_F64, 1, &few, NULL),
+                     DW_SHAPE);
+    dw_graph_destroy(graph);
+}
+
+/* 6.02 f + 13.5 - 6 dB, and 3.01 less for stochastic rounding. */
+static void bounds_follow_from_the_element(void **state) {
+    (void)state;
+    const struct {
+        dw_operand_precision operand;
+        double bound;
+    } cases[] = {{{.scheme = DW_SCHEME_FP8_TENSOR}, 25.56},
+                 {{.scheme = DW_SCHEME_FP8_TENSOR_E5M2}, 19.54},
+                 {{.scheme = DW_SCHEME_MXFP6_E2M3}, 25.56},
+                 {{.scheme = DW_SCHEME_MXFP4}, 13.52},
+                 {{.scheme = DW_SCHEME_NVFP4, .stochastic = 1}, 10.51},
+                 {{.scheme = DW_SCHEME_BF16}, 0.0},
+                 {{.scheme = DW_SCHEME_FP32}, 0.0}};
+    for (size_t i = 0; i < DW_COUNT(cases); i++)
+        assert_true(fabs(dw_operand_snr_bound_db(&cases[i].operand) - cases[i].bound) < 1e-9);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(default_policy_leaves_heads_and_matmuls_of_activations),
@@ -721,6 +858,10 @@ int main(void) {
         cmocka_unit_test(options_of_the_first_version_are_accepted),
         cmocka_unit_test(every_failing_allocation_is_survived),
         cmocka_unit_test(files_survive_failing_allocations),
+        cmocka_unit_test(guards_are_read_and_written),
+        cmocka_unit_test(wrong_guards_are_rejected),
+        cmocka_unit_test(statistics_are_gradients),
+        cmocka_unit_test(bounds_follow_from_the_element),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
