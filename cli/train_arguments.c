@@ -54,6 +54,8 @@ static const argument arguments[] = {
     {"--decay-all", FLAG, OPTION(decay_all)},
     {"--clip", NUMBER, OPTION(clip)},
     {"--max-bad-steps", COUNT, OPTION(bad_steps)},
+    {"--spike-factor", NUMBER, OPTION(spike_factor)},
+    {"--spike-window", COUNT, OPTION(spike_window)},
     {"--precision", TEXT, OPTION(precision)},
     {"--device", TEXT, OPTION(device)},
     {"--checkpoint", TEXT, OPTION(checkpoint)},
@@ -113,7 +115,10 @@ void train_print_help(void) {
         "  --no-dropout         train without dropout, whatever config.json says\n"
         "  --seed N             seed of data order, dropout and --init (default 0)\n"
         "  --max-bad-steps N    fail after N steps in a row with a loss or gradient that is not\n"
-        "                       finite (default 5); such a last step fails too\n"
+        "                       finite, or a spike (default 5); such a last step fails too\n"
+        "  --spike-factor X     do not apply a step whose loss is above X times the mean of the\n"
+        "                       last applied steps (default: no limit)\n"
+        "  --spike-window N     steps of that mean (default 32)\n"
         "  --precision NAME     fp32, bf16, fp8, mxfp8, mxfp6, mxfp4 or nvfp4, or the file of a "
         "policy\n"
         "                       (NAME.json; default: bf16 on a GPU, else fp32).\n"

@@ -66,8 +66,10 @@ json_t *train_step_json(const dw_train_report *step, int64_t tokens) {
         "{s:I, s:o, s:o, s:f, s:f, s:b}", "step", (json_int_t)step->step, "loss",
         finite_json(step->loss), "gradient_norm", finite_json(step->gradient_norm), "lr", step->lr,
         "tokens_per_second", (double)tokens / fmax(step->seconds, 1e-9), "applied", step->applied);
-    if (object && !step->applied)
+    if (object && !step->applied && *step->culprit)
         json_object_set_new(object, "not_finite", json_string(step->culprit));
+    else if (object && !step->applied)
+        json_object_set_new(object, "spike_limit", finite_json(step->spike_limit));
     return object;
 }
 
@@ -180,6 +182,13 @@ static void draw_line(train_reporter *r, const dw_train_report *s) {
 static void print_bad_step(train_reporter *r, const dw_train_report *s) {
     close_line(r);
     int loss = !isfinite(s->loss);
+    if (!*s->culprit) {
+        printf("step %" PRId64
+               " was not applied: its loss is a spike, above %g (loss %g, gradient norm %g)\n",
+               s->step, s->spike_limit, s->loss, s->gradient_norm);
+        fflush(stdout);
+        return;
+    }
     printf("step %" PRId64 " was not applied: %s%s%s is not finite (loss %g, gradient norm %g)\n",
            s->step, loss ? "" : "the gradient of \"", s->culprit, loss ? "" : "\"", s->loss,
            s->gradient_norm);

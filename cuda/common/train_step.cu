@@ -27,7 +27,8 @@ extern "C" __global__ void train_loss(const __grid_constant__ dw_train_loss_para
     const bool finite = loss - loss == 0.0f;
     p.numbers->loss += (double)loss / p.batches;
     p.numbers->micro++;
-    if (!finite || *p.data_error != 0) p.numbers->found_inf = 1.0f;
+    const bool too_large = p.numbers->micro == (int)p.batches && p.numbers->loss > p.numbers->limit;
+    if (!finite || too_large || *p.data_error != 0) p.numbers->found_inf = 1.0f;
 }
 
 extern "C" __global__ void __launch_bounds__(DW_TRAIN_THREADS) train_add(const __grid_constant__ dw_train_add_params p) {

@@ -10,8 +10,9 @@
 /* A step's numbers in the GPU's memory. The host writes them before the step, with zeros for what the step computes. */
 typedef struct dw_train_numbers {
     double loss;        /* the sum over micro-batches of their losses, each divided by their number */
+    double limit;       /* the step is not applied if the loss is above it */
     dw_adamw_told told; /* by the update */
-    float found_inf;    /* 1: a loss was not finite, or the data had an error */
+    float found_inf;    /* 1: a loss was not finite or too large, or the data had an error */
     float lr;
     int micro; /* micro-batches so far */
 } dw_train_numbers;

@@ -70,7 +70,8 @@ typedef struct dw_trainer_options {
     /* Gradients are scaled by min(1, clip / (norm + 1e-6)), with the norm over all of them; 0: no clipping. */
     double clip;
 
-    /* dw_trainer_step fails after this many steps in a row without a finite loss and gradient; 1 or more. */
+    /* dw_trainer_step fails after this many steps in a row without a finite loss and gradient, or with a loss that is a
+     * spike (below); 1 or more. */
     int64_t bad_steps;
     int64_t validation_batches; /* of micro_batch sequences, from the start; 0: all */
     /* A name of dw_layer_precision_named, or the path of a policy's file, which ends in ".json"; NULL: "bf16" on a GPU,
@@ -87,6 +88,12 @@ typedef struct dw_trainer_options {
      * (t - warmup_steps) / (schedule_steps - warmup_steps), and lr * m after schedule_steps; "constant": lr. NULL:
      * "cosine". `struct_size` may end before this member. */
     const char *schedule;
+    /* A step is a loss spike, and is not applied, if its loss is above spike_factor times the mean loss of the last
+     * spike_window applied steps. The mean leaves out the step just before, and needs 8 losses, or spike_window if that
+     * is less. spike_factor must be above 1; 0: no loss is too large. spike_window 0: 32. `struct_size` may end before
+     * these members. */
+    double spike_factor;
+    int64_t spike_window;
 } dw_trainer_options;
 #define DW_TRAINER_OPTIONS_DEFAULT                                                                 \
     {                                                                                              \
@@ -140,9 +147,10 @@ typedef struct dw_train_report {
     double gradient_norm; /* before clipping */
     double lr;
     double seconds; /* of this step */
-    int applied;    /* 0: loss or gradient was not finite, and nothing was changed */
-    /* If not applied: "the loss", or the name of a parameter whose gradient was not finite. */
+    int applied; /* 0: loss or gradient was not finite, or the loss a spike, and nothing was changed */
+    /* If not applied: "the loss", or the name of a parameter whose gradient was not finite; "" for a spike. */
     char culprit[256];
+    double spike_limit; /* losses above it are spikes; infinity: none */
 } dw_train_report;
 /* Runs one step: forward, backward, clipping, AdamW. DW_STATE: all steps are done; or training diverged: bad_steps
  * steps in a row, or the last step of the run, were not finite (*report describes the latest). DW_DEVICE: the GPU

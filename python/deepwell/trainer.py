@@ -1077,7 +1077,6 @@ class Trainer:
             "tied": state.tied_of(self.module),
             "precision": _policy(self.precision),
             "guard": None if self._watch is None else self._watch.state(),
-            "losses": self._losses,
             "callbacks": [
                 each.state_dict() if hasattr(each, "state_dict") else None
                 for each in self.callbacks
@@ -1096,11 +1095,14 @@ class Trainer:
         )
 
     def _run_of_checkpoint(self) -> str:
-        """Returns what a manifest says of the run: what identifies it, and how its precision has changed."""
-        run = self._describe()
-        if self._watch is None or not self._watch.changes:
-            return run
-        return json.dumps({**json.loads(run), "precision_changes": self._watch.changes})
+        """Returns what a manifest says of the run: what identifies it, how its precision has changed, and the losses that
+        limits for spikes are made of."""
+        run = json.loads(self._describe())
+        if self._watch is not None and self._watch.changes:
+            run["precision_changes"] = self._watch.changes
+        if self._losses:
+            run["losses"] = self._losses
+        return json.dumps(run)
 
     def _policy_text(self) -> dict[str, str]:
         """Returns the policy of the next step, as a file, if a guard may have changed it; without the repair."""
@@ -1152,6 +1154,7 @@ class Trainer:
             )
         self._load_tensors(path, kept, manifest["updates"])
         self.step, self.updates = manifest["step"], manifest["updates"]
+        self._losses = [(step, loss) for step, loss in manifest.get("losses", [])]
         if kept is None or converted:
             self._restore_without_position(path)
             return
@@ -1160,7 +1163,6 @@ class Trainer:
         if kept["ranks"] != self.ranks:
             position = self.data.on_other_ranks(position, kept["ranks"], self.ranks)
         self._random = kept["random"][self.rank % len(kept["random"])]
-        self._losses = [tuple(each) for each in kept.get("losses", [])]
         if self._watch is not None and kept.get("guard") is not None:
             self._watch.restore(kept["guard"])
         self.data.restore(position, self.step, self._set_random)

@@ -197,8 +197,8 @@ dw_status dw__gpu_update_restart(dw__gpu_update *u, int64_t updates, void *strea
     return device->stream_synchronize(stream);
 }
 
-dw_status dw__gpu_update_send(dw__gpu_update *u, double lr, void *stream) {
-    *u->sent = (dw_train_numbers){.lr = (float)lr};
+dw_status dw__gpu_update_send(dw__gpu_update *u, double lr, double limit, void *stream) {
+    *u->sent = (dw_train_numbers){.lr = (float)lr, .limit = limit};
     return u->options.device->copy_in(u->memory, u->sent, sizeof *u->sent, stream);
 }
 

@@ -124,6 +124,17 @@ static dw_status files_json(const char *folder, json_t *list) {
     return status;
 }
 
+/* Members that JSON cannot hold do not occur: an applied step has a finite loss. */
+static dw_status add_losses(json_t *root, const dw__recent_losses *recent) {
+    if (!recent || recent->count == 0) return DW_OK;
+    json_t *list = json_array();
+    bool fine = list && json_object_set_new(root, "losses", list) == 0;
+    for (int64_t i = 0; fine && i < recent->count; i++)
+        fine = json_array_append_new(
+                   list, json_pack("[I, f]", (json_int_t)recent->steps[i], recent->losses[i])) == 0;
+    return fine ? DW_OK : dw__fail_memory("a checkpoint's losses", (size_t)recent->count);
+}
+
 dw_status dw__manifest_write(const char *folder, const char *run, const dw__progress *progress) {
     dw_status status = DW_OK;
     char path[PATH_MAX];
@@ -139,6 +150,7 @@ dw_status dw__manifest_write(const char *folder, const char *run, const dw__prog
     if (!root || json_object_update_missing(root, described) != 0 ||
         json_object_set(root, "files", files) != 0)
         DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
+    DW_TRY(add_losses(root, progress->losses));
     DW_TRY(manifest_path(folder, path));
     DW_TRY(dw__json_write(root, &text));
     DW_TRY(dw__text_printf(&text, "\n"));
@@ -320,12 +332,27 @@ static dw_status judge(dw_status status, const char *folder) {
                            folder);
 }
 
+/* A checkpoint of a run without a limit for spikes has no losses; the limit then begins anew. */
+static dw_status read_losses(const char *path, const json_t *root, dw__recent_losses *recent) {
+    const json_t *list = json_object_get(root, "losses");
+    if (!recent || !list) return DW_OK;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *pair = json_array_get(list, i), *step = json_array_get(pair, 0),
+                     *loss = json_array_get(pair, 1);
+        if (!json_is_integer(step) || !json_is_number(loss))
+            return fail_manifest(path, "\"losses\" to be pairs of a step and a number");
+        dw__recent_losses_add(recent, json_integer_value(step), json_number_value(loss));
+    }
+    return DW_OK;
+}
+
 /* Older checkpoints lack schedule_steps: their schedule had as many steps as their run. */
 static dw_status read_progress(const char *path, const json_t *root, dw__progress *progress) {
     DW_RETURN_IF_FAILED(count_of(path, root, "step", &progress->step));
     DW_RETURN_IF_FAILED(count_of(path, root, "updates", &progress->updates));
     if (progress->updates > progress->step)
         return fail_manifest(path, "no more \"updates\" than steps");
+    DW_RETURN_IF_FAILED(read_losses(path, root, progress->losses));
     if (json_object_get(root, "schedule_steps"))
         return count_of(path, root, "schedule_steps", &progress->schedule_steps);
     return count_of(path, json_object_get(root, "options"), "steps", &progress->schedule_steps);

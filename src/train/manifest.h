@@ -8,6 +8,7 @@
  *      "data": [{"path": "tokens.bin", "bytes": 2000, "xxh3": "0123456789abcdef", "tokens": 1000}],
  *      "files": [{"name": "model.safetensors", "bytes": 4096, "xxh3": "..."}]}
  *
+ * With a limit for loss spikes "losses" has the losses that the next limits are made of.
  * "updates" counts the steps that were applied (AdamW's count). A step with a loss or gradient that was not
  * finite counts only as a step. Every random number is a function of seed, step and place, so the seed is the
  * generator's whole state. */
@@ -16,10 +17,13 @@
 
 #include "deepwell/trainer.h"
 #include "train/dataset.h"
+#include "train/loss_spikes.h"
 
 typedef struct dw__progress {
     int64_t step, updates;
     int64_t schedule_steps; /* step at which the schedule of the learning rate ends */
+    /* Losses of the last applied steps, "losses": [[step, loss], ...]; NULL: not written, or not read. */
+    dw__recent_losses *losses;
 } dw__progress;
 
 /* Returns what identifies a run, as JSON text: {"random": {...}, "options": {...}, "data": [...]}. `data` was checked, or

@@ -202,6 +202,8 @@ static dw_status open_data(dw_trainer *t) {
 
 static dw_status create(dw_trainer *t, const dw_trainer_options *options) {
     DW_RETURN_IF_FAILED(dw__trainer_take_options(t, options));
+    DW_RETURN_IF_FAILED(dw__recent_losses_create(t->memory, t->options.spike_factor,
+                                                 t->options.spike_window, &t->recent));
     DW_RETURN_IF_FAILED(dw__trainer_find_device(t));
     DW_RETURN_IF_FAILED(read_config(t));
     dw_model_describe(t->config, &t->model);

@@ -75,7 +75,7 @@ static const char *source_folder(const dw_trainer *t) {
 }
 
 /* `weights`: the host's list. */
-static dw_status write_into(const dw_trainer *t, const char *folder, float *const *weights) {
+static dw_status write_into(dw_trainer *t, const char *folder, float *const *weights) {
     char path[PATH_MAX];
     dw_model_save_options save = DW_MODEL_SAVE_OPTIONS_DEFAULT;
     save.source = source_folder(t);
@@ -84,7 +84,7 @@ static dw_status write_into(const dw_trainer *t, const char *folder, float *cons
     DW_RETURN_IF_FAILED(
         dw_model_save_into(t->config, folder, &save, (const float *const *)weights));
     DW_RETURN_IF_FAILED(write_averages(t, path));
-    dw__progress progress = {t->step, t->updates, t->options.schedule_steps};
+    dw__progress progress = {t->step, t->updates, t->options.schedule_steps, &t->recent};
     char *run = NULL;
     DW_RETURN_IF_FAILED(dw__manifest_run(&t->options, t->data, &run));
     dw_status status = dw__manifest_write(folder, run, &progress);
@@ -266,7 +266,7 @@ static dw_status read_manifest(const dw_trainer *t, const char *folder, dw__prog
 dw_status dw__trainer_resume(dw_trainer *t) {
     const char *folder = dw_checkpoints_newest_path(t->checkpoints);
     char path[PATH_MAX];
-    dw__progress progress;
+    dw__progress progress = {.losses = &t->recent};
     if (snprintf(path, sizeof path, "%s/optimizer.safetensors", folder) >= PATH_MAX)
         return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
     DW_RETURN_IF_FAILED(read_manifest(t, folder, &progress));

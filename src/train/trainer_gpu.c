@@ -3,6 +3,7 @@
  * end, the only time that the host waits; before that it reads the tokens of the next step. */
 #include "engine/executor.h"
 #include "train/trainer_internal.h"
+#include <math.h>
 #include <string.h>
 
 dw_status dw__trainer_find_device(dw_trainer *t) {
@@ -215,13 +216,13 @@ static dw_status send_batch(const dw_trainer *t, const dw__gpu_stage *stage, int
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-dw_status dw__trainer_gpu_step(dw_trainer *t, double lr, double *loss, double *norm,
+dw_status dw__trainer_gpu_step(dw_trainer *t, double lr, double limit, double *loss, double *norm,
                                bool *applied) {
     dw__gpu *g = t->gpu;
     dw__gpu_stage *stage = &g->stages[t->step % 2], *next = &g->stages[(t->step + 1) % 2];
     const dw_train_numbers *numbers = NULL;
     if (stage->step != t->step) DW_RETURN_IF_FAILED(read_step(t, stage, t->step));
-    DW_RETURN_IF_FAILED(dw__gpu_update_send(g->update, lr, g->stream));
+    DW_RETURN_IF_FAILED(dw__gpu_update_send(g->update, lr, limit, g->stream));
     for (int64_t micro = 0; micro < micro_batches(t); micro++) {
         DW_RETURN_IF_FAILED(send_batch(t, stage, micro));
         DW_RETURN_IF_FAILED(replay(t, DW__GPU_MICRO_BATCH));
@@ -240,7 +241,7 @@ dw_status dw__trainer_gpu_step(dw_trainer *t, double lr, double *loss, double *n
 dw_status dw__trainer_gpu_validate(dw_trainer *t, int64_t batches, double *loss) {
     dw__gpu *g = t->gpu;
     const dw_train_numbers *numbers = NULL;
-    DW_RETURN_IF_FAILED(dw__gpu_update_send(g->update, 0.0, g->stream));
+    DW_RETURN_IF_FAILED(dw__gpu_update_send(g->update, 0.0, INFINITY, g->stream));
     for (int64_t batch = 0; batch < batches; batch++) {
         DW_RETURN_IF_FAILED(dw__trainer_read_validation(t, batch, t->input, t->labels));
         /* Pageable memory of the host is copied before the call returns, so it may be filled again at once. */

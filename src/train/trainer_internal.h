@@ -12,6 +12,7 @@
 #include "engine/target.h"
 #include "train/dataset.h"
 #include "train/gpu_update.h"
+#include "train/loss_spikes.h"
 
 /* A block of device memory. */
 typedef struct dw__block {
@@ -101,6 +102,7 @@ struct dw_trainer {
     bool begun;
     bool prune; /* a checkpoint was written since the last dw_checkpoints_prune */
     int64_t step, updates, bad_in_a_row;
+    dw__recent_losses recent;
 };
 
 /* Copies `options`, sets defaults and checks the options of a step, but not the model, the data and the folders. */
@@ -120,8 +122,10 @@ void dw__trainer_gpu_destroy(dw_trainer *t);
 dw_status dw__trainer_gpu_begin(dw_trainer *t);
 /* Call it when the weights were written. */
 dw_status dw__trainer_gpu_restart(dw_trainer *t);
-/* Runs the step behind `t->step`, waits, and says whether it was applied. Meanwhile reads the next step's tokens. */
-dw_status dw__trainer_gpu_step(dw_trainer *t, double lr, double *loss, double *norm, bool *applied);
+/* Runs the step behind `t->step`, waits, and says whether it was applied, which it is not with a loss above `limit`.
+ * Meanwhile reads the next step's tokens. */
+dw_status dw__trainer_gpu_step(dw_trainer *t, double lr, double limit, double *loss, double *norm,
+                               bool *applied);
 /* Returns the sum of the losses of the first `batches` micro-batches of the validation data. */
 dw_status dw__trainer_gpu_validate(dw_trainer *t, int64_t batches, double *loss);
 

@@ -70,6 +70,8 @@ static dw_status check_counts(dw_trainer_options *o) {
     if (o->schedule_steps == 0) o->schedule_steps = o->steps;
     DW_RETURN_IF_FAILED(check_count("bad_steps", o->bad_steps, 1, INT64_MAX));
     DW_RETURN_IF_FAILED(check_count("validation_batches", o->validation_batches, 0, INT64_MAX));
+    if (o->spike_window == 0) o->spike_window = 32;
+    DW_RETURN_IF_FAILED(check_count("spike_window", o->spike_window, 1, 1 << 20));
     DW_RETURN_IF_FAILED(check_count("keep", o->keep, 1, INT64_C(1) << 30));
     if (o->seed > INT64_MAX)
         return dw__fail(DW_INVALID_ARGUMENT, "seed is %" PRIu64 "; use a number below 2^63",
@@ -88,6 +90,10 @@ static dw_status check_numbers(const dw_trainer_options *o) {
     DW_RETURN_IF_FAILED(check_beta("beta2", o->beta2));
     DW_RETURN_IF_FAILED(check_number("eps", o->eps, least_eps, FLT_MAX));
     DW_RETURN_IF_FAILED(check_weight_decay(o));
+    if (o->spike_factor != 0.0 && !(o->spike_factor > 1.0 && o->spike_factor <= DBL_MAX))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "spike_factor is %g; use a number above 1, such as 1.5, or 0 for no limit",
+                        o->spike_factor);
     return check_number("clip", o->clip, 0.0, DBL_MAX);
 }
 
@@ -131,10 +137,11 @@ static dw_status check_schedule_name(const dw_trainer_options *o) {
 }
 
 dw_status dw__trainer_read_options(const dw_trainer_options *options, dw_trainer_options *o) {
-    static const dw__struct known = {
-        "dw_trainer_options",
-        sizeof *options,
-        {offsetof(dw_trainer_options, device), offsetof(dw_trainer_options, schedule)}};
+    static const dw__struct known = {"dw_trainer_options",
+                                     sizeof *options,
+                                     {offsetof(dw_trainer_options, device),
+                                      offsetof(dw_trainer_options, schedule),
+                                      offsetof(dw_trainer_options, spike_factor)}};
     DW_RETURN_IF_FAILED(dw__struct_read(&known, options, o));
     o->init = o->init != 0;
     o->shuffle = o->shuffle != 0;

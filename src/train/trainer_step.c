@@ -127,7 +127,9 @@ static const char *name_culprit(const dw_trainer *t, const float *gradients) {
 static dw_status find_culprit(const dw_trainer *t, dw_train_report *report) {
     const char *name = "the loss";
     float *gradients = NULL;
-    if (isfinite(report->loss)) {
+    if (isfinite(report->loss) && isfinite(report->gradient_norm)) {
+        name = ""; /* a spike */
+    } else if (isfinite(report->loss)) {
         DW_RETURN_IF_FAILED(dw__trainer_host_gradients(t, &gradients));
         name = name_culprit(t, gradients);
         dw__trainer_release_host(t, gradients);
@@ -141,6 +143,16 @@ static dw_status judge_bad_step(dw_trainer *t, const dw_train_report *report) {
     t->bad_in_a_row++;
     if (t->bad_in_a_row < t->options.bad_steps && t->step < t->options.steps) return DW_OK;
     bool loss = !isfinite(report->loss);
+    if (!*report->culprit)
+        return dw__fail(
+            DW_STATE,
+            "training has diverged: %" PRId64 " step%s in a row up to step %" PRId64
+            " %s bad and not applied, the last one for a loss of %g, a spike above %g (gradient "
+            "norm %g); start a new run with an earlier checkpoint as the model, a smaller learning "
+            "rate or a longer warm-up",
+            t->bad_in_a_row, t->bad_in_a_row == 1 ? "" : "s", report->step,
+            t->bad_in_a_row == 1 ? "was" : "were", report->loss, report->spike_limit,
+            report->gradient_norm);
     return dw__fail(
         DW_STATE,
         "training has diverged: %" PRId64 " step%s in a row up to step %" PRId64
@@ -156,12 +168,14 @@ static dw_status check_begun(const dw_trainer *t) {
     return dw__fail(DW_STATE, "call dw_trainer_begin first; it must succeed");
 }
 
-/* The numbers of a step, and its update if they are finite. */
+/* The numbers of a step, and its update if they are finite and the loss is no spike. */
 static dw_status run_step(dw_trainer *t, dw_train_report *report, bool *applied) {
     if (t->gpu)
-        return dw__trainer_gpu_step(t, report->lr, &report->loss, &report->gradient_norm, applied);
+        return dw__trainer_gpu_step(t, report->lr, report->spike_limit, &report->loss,
+                                    &report->gradient_norm, applied);
     DW_RETURN_IF_FAILED(run_batch(t, &report->loss, &report->gradient_norm));
-    *applied = isfinite(report->loss) && isfinite(report->gradient_norm);
+    *applied = isfinite(report->loss) && isfinite(report->gradient_norm) &&
+               report->loss <= report->spike_limit;
     return *applied ? update(t, report->gradient_norm, report->lr) : DW_OK;
 }
 
@@ -170,6 +184,7 @@ static dw_status compute(dw_trainer *t, dw_train_report *report) {
     DW_RETURN_IF_FAILED(run_step(t, report, &applied));
     if (!applied) return find_culprit(t, report);
     t->updates++;
+    dw__recent_losses_add(&t->recent, report->step, report->loss);
     report->applied = 1;
     return DW_OK;
 }
@@ -179,8 +194,9 @@ dw_status dw_trainer_step(dw_trainer *t, dw_train_report *report) {
     if (t->step >= t->options.steps)
         return dw__fail(DW_STATE, "all %" PRId64 " steps are done", t->options.steps);
     double start = dw__seconds();
-    *report =
-        (dw_train_report){.step = t->step + 1, .lr = dw__learning_rate(&t->options, t->step + 1)};
+    *report = (dw_train_report){.step = t->step + 1,
+                                .lr = dw__learning_rate(&t->options, t->step + 1),
+                                .spike_limit = dw__recent_losses_limit(&t->recent, t->step + 1)};
     dw_status status = compute(t, report);
     if (status != DW_OK) {
         *report = (dw_train_report){0};

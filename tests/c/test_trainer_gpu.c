@@ -140,7 +140,7 @@ static void check_updates(dw_dtype model, int parts, double clip) {
     for (int step = 1; step <= UPDATES; step++) {
         const dw_train_numbers *numbers;
         double sum = 0.0, losses = 0.0;
-        OK(dw__gpu_update_send(update, 0.01 * step, stream));
+        OK(dw__gpu_update_send(update, 0.01 * step, INFINITY, stream));
         for (int k = 0; k < parts; k++) {
             const float micro_loss = draw();
             for (int i = 0; i < ELEMENTS; i++) {
@@ -565,6 +565,45 @@ static void bad_step(size_t way, bool bad_loss) {
     dw_trainer_destroy(t);
 }
 
+/* Runs a step whose loss is above the limit, which must not change anything, and one behind it. */
+static void spike(size_t way) {
+    dw_trainer_options o = options(device_name, ways[way].precision);
+    dw_trainer *t = NULL;
+    dw_train_report report;
+    o.micro_batch = ways[way].micro_batch;
+    o.checkpoint = NULL;
+    o.steps = 5;
+    o.spike_factor = 1.5;
+    o.spike_window = 1;
+    OK(dw_trainer_create(&o, &t));
+    OK(dw_trainer_begin(t, 0));
+    for (int i = 0; i < 2; i++) {
+        OK(dw_trainer_step(t, &report));
+        assert_true(report.applied && report.spike_limit == (double)INFINITY);
+    }
+    t->recent.losses[0] *= 0.5; /* of step 1, the only one that counts for step 3 */
+    float *before = copy_block(t, &t->weights), *average = copy_block(t, &t->exp_avg);
+    OK(dw_trainer_step(t, &report));
+    float *after = copy_block(t, &t->weights), *average_after = copy_block(t, &t->exp_avg);
+    assert_false(report.applied);
+    assert_string_equal(report.culprit, "");
+    assert_true(isfinite(report.loss) && isfinite(report.gradient_norm));
+    assert_true(report.loss > report.spike_limit);
+    assert_int_equal(t->updates, 2);
+    assert_memory_equal(before, after, t->weights.bytes);
+    assert_memory_equal(average, average_after, t->exp_avg.bytes);
+    OK(dw_trainer_step(t, &report));
+    assert_true(report.applied && isfinite(report.spike_limit));
+    free(before), free(after), free(average), free(average_after);
+    dw_trainer_destroy(t);
+}
+
+static void a_spike_changes_nothing(void **state) {
+    (void)state;
+    need_compiler();
+    for (size_t way = 0; way < DW_COUNT(ways); way++) spike(way);
+}
+
 static void a_step_that_is_not_finite_changes_nothing(void **state) {
     (void)state;
     need_compiler();
@@ -631,6 +670,7 @@ int main(void) {
         cmocka_unit_test(other_runs_are_not_resumed),
         cmocka_unit_test(an_index_outside_fails_the_step),
         cmocka_unit_test(a_step_that_is_not_finite_changes_nothing),
+        cmocka_unit_test(a_spike_changes_nothing),
         cmocka_unit_test(other_options),
         cmocka_unit_test(memory_is_predicted),
     };

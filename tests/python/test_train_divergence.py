@@ -2,6 +2,7 @@
 
 import json
 
+import deepwell
 import numpy as np
 import pytest
 import torch
@@ -99,3 +100,70 @@ def test_contradictory_options(options, named, model, tmp_path):
     given = arguments(model, tmp_path, [])
     assert named in run(*given, *options, status=2).stderr
     assert not (tmp_path / "ck").exists()
+
+
+# ---- loss spikes -----------------------------------------------------------------------------------
+
+SPIKE, SPIKY_STEPS = 14, 18
+
+
+def spiky(folder, steps: int, *more) -> list:
+    """Every step has the same token again and again, which is soon predicted, but step SPIKE has tokens at random."""
+    tokens = np.full(SPIKY_STEPS * SEQUENCE + 1, 8)
+    at = (SPIKE - 1) * SEQUENCE
+    tokens[at + 1 : at + SEQUENCE] = np.random.default_rng(1).integers(9, VOCABULARY, SEQUENCE - 1)
+    data = train_runs.save_tokens(folder / "tokens.bin", tokens)
+    return [
+        *("--model", folder / "model", "--data", data, "--sequence", SEQUENCE, "--batch", 1, "--no-shuffle"),
+        *("--steps", steps, "--checkpoint", folder / "ck", "--log", folder / "log.jsonl", "--schedule", "constant"),
+        *("--lr", 3e-3, "--spike-factor", 1.5, "--spike-window", 8, "--keep", 9, *more),
+    ]  # fmt: skip
+
+
+def without_speed(folder) -> list[dict]:
+    return [{**line, "tokens_per_second": 0} for line in read_log(folder / "log.jsonl")]
+
+
+def test_a_loss_spike_is_skipped_and_a_run_resumes_before_it(tmp_path):
+    folders = [tmp_path / name for name in ("whole", "cut", "trainer")]
+    for folder in folders:
+        folder.mkdir()
+        train_runs.save_model(folder / "model", "gpt2")
+    done = run(*spiky(folders[0], SPIKY_STEPS))
+    assert f"step {SPIKE} was not applied: its loss is a spike, above" in done.stdout
+    assert applied(folders[0]) == [step != SPIKE for step in range(1, SPIKY_STEPS + 1)]
+    lines = without_speed(folders[0])
+    bad = lines[SPIKE - 1]
+    assert bad["loss"] > bad["spike_limit"] and "not_finite" not in bad
+    # The mean of 8 losses, without that of the step before: steps 5 to 12.
+    known = [line["loss"] for line in lines[SPIKE - 10 : SPIKE - 2]]
+    assert bad["spike_limit"] == pytest.approx(1.5 * sum(known) / 8, rel=1e-12)
+    manifest = json.loads(
+        (folders[0] / "ck" / f"step-{SPIKY_STEPS:012}" / "manifest.json").read_text()
+    )
+    assert manifest["updates"] == SPIKY_STEPS - 1 and len(manifest["losses"]) == 9
+
+    for folder in folders[1:]:
+        run(*spiky(folder, SPIKE - 1))
+    run(*spiky(folders[1], SPIKY_STEPS), "--resume")
+    assert without_speed(folders[1]) == lines
+    weights = [next((folder / "ck").glob(f"step-{SPIKY_STEPS:012}")) for folder in folders[:2]]
+    ours, theirs = ((each / "model.safetensors").read_bytes() for each in weights)
+    assert ours == theirs
+    trainer = deepwell.Trainer(
+        train_runs.load_model(folders[2] / "model"), folders[2] / "tokens.bin", sequence=SEQUENCE, batch=1,
+        shuffle=False, steps=SPIKY_STEPS, lr=3e-3, schedule="constant", optimize=False, checkpoint=folders[2] / "ck",
+        resume=True, spike_factor=1.5, spike_window=8, progress=False, log=folders[2] / "log.jsonl",
+    )  # fmt: skip
+    trainer.fit()
+    assert trainer.spikes == 1 and applied(folders[2]) == applied(folders[0])
+    limit = read_log(folders[2] / "log.jsonl")[SPIKE - 1]["spike_limit"]
+    assert limit == pytest.approx(bad["spike_limit"], rel=1e-12)
+
+
+def test_spikes_in_a_row_are_a_failure(tmp_path):
+    train_runs.save_model(tmp_path / "model", "gpt2")
+    done = run(*spiky(tmp_path, SPIKE, "--max-bad-steps", 3), status=1)
+    assert "1 step in a row up to step 14 was bad and not applied" in done.stderr
+    assert "a spike above" in done.stderr
+    assert "spike_factor is 0.5" in run(*spiky(tmp_path, 3), "--spike-factor", 0.5, status=2).stderr
