@@ -1,11 +1,11 @@
-// quantize, quantize_blocks, dequantize_blocks and quantization_error of the graph: every scheme with scales of one byte, either axis, any
-// strides. Results are bit-identical to dw_block_quantize and dw_hadamard (deepwell/number.h), which define the rules.
+// quantize, quantize_blocks, dequantize_blocks and quantization_error of the graph: every scheme with scales of one byte,
+// either axis, any strides. Results are bit-identical to dw_block_quantize and dw_hadamard (deepwell/number.h), which define the rules.
 //
 // These kernels are for calls that round_blocks.cu does not compute. A group of 16 or 32 lanes computes a block, one row of
 // it at a time.
 //
-// Define: TYPE, of the matrix (element_types.h); MEASURES: 1 for quantization_error, whose sums quantize_encode keeps in F64
-// for each block of threads instead of values and codes, and quantization_error_sum adds in the order of the blocks.
+// Defines: TYPE, of the matrix (element_types.h); MEASURES: 1 for quantization_error. quantize_encode then writes no codes
+// but the sums of each block of threads, in F64, and quantization_error_sum adds them in the order of the blocks.
 //
 // Bytes per element: quantize reads it once more for the tensor scale and writes and reads four bytes if it is rotated.
 

@@ -133,8 +133,9 @@ DW_API dw_status dw_precision_policy_json(const dw_precision_policy *policy, cha
  * and why: [{"module": "h.0.mlp.c_fc", "region": "mlp", "dtype": "f32", "name": "mxfp8", "operands": {"forward_x":
  * "mxfp8", ...}, "reason": "default"}, ...]. "operands" is absent if the layer keeps the model's precision, and "name"
  * if no named policy has these operands. The reasons: "default", "region", "module" (with its "pattern"), "share" (of
- * bf16_share), "f64", "bf16" (the layer has that precision already), "guard" (of fallen_back). If guard.every is not 0, layers with
- * operands shorter than BF16 also have "bounds", the dB of each such operand. Free *json with dw_text_free. */
+ * bf16_share), "f64", "bf16" (the layer has that precision already), "guard" (of fallen_back). If guard.every is not 0,
+ * layers with operands shorter than BF16 also have "bounds", the dB of each such operand. Free *json with
+ * dw_text_free. */
 DW_API dw_status dw_precision_layers_json(const dw_graph *graph, const dw_precision_policy *policy,
                                           char **json);
 

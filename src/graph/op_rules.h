@@ -69,7 +69,8 @@ dw__expansion_function dw__expand_mean, dw__expand_relu, dw__expand_silu, dw__ex
 typedef dw_status dw__cost_function(const dw_graph *graph, dw_node node, const int64_t *sizes,
                                     dw_cost *cost);
 dw__cost_function dw__cost_elementwise, dw__cost_move, dw__cost_take, dw__cost_scatter,
-    dw__cost_reduce, dw__cost_sort, dw__cost_matmul, dw__cost_quantize, dw__cost_quantization_error, dw__cost_fused, dw__cost_norm,
+    dw__cost_reduce, dw__cost_sort, dw__cost_matmul, dw__cost_quantize, dw__cost_quantization_error,
+    dw__cost_fused, dw__cost_norm,
     dw__cost_norm_backward, dw__cost_softmax, dw__cost_linear, dw__cost_grouped_linear,
     dw__cost_grouped_linear_backward_weight, dw__cost_embedding, dw__cost_rope,
     dw__cost_attention, dw__cost_attention_backward, dw__cost_cross_entropy,

@@ -1,7 +1,7 @@
 /* These functions are the part of a training step on a GPU that is neither forward nor backward: they compute the step's
- * loss, add the gradients of micro-batches, and run AdamW with clipping. They enqueue kernels alone, so that a CUDA graph can record them; a
- * step whose loss or gradients are not finite, or whose loss is too large, is left out on the GPU. Numbers that change from step to step lie in the
- * GPU's memory (dw_train_numbers), and so do the counts of updates. */
+ * loss, add the gradients of micro-batches, and run AdamW with clipping. They enqueue kernels alone, so that a CUDA graph
+ * can record them; a step whose loss or gradients are not finite, or whose loss is too large, is left out on the GPU.
+ * Numbers that change from step to step lie in the GPU's memory (dw_train_numbers), and so do the counts of updates. */
 #ifndef DW_GPU_UPDATE_H
 #define DW_GPU_UPDATE_H
 

@@ -1,7 +1,6 @@
-/* quantize, quantization_error, quantize_blocks and dequantize_blocks. The codecs (number/) round an F32 matrix; quantize first widens a
- * BF16 or F16 one into its scratch. quantize_blocks has them
- * write its results, quantize its scratch, from which it decodes contiguous BF16, band by band, as dequantize_blocks
- * does. */
+/* quantize, quantization_error, quantize_blocks and dequantize_blocks. The codecs (number/) round an F32 matrix; quantize
+ * first widens a BF16 or F16 one into its scratch. quantize_blocks has them write its results, quantize its scratch, from
+ * which it decodes contiguous BF16, band by band, as dequantize_blocks does. */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/quantization.h"
