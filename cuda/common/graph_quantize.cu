@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
     const int lane = (int)threadIdx.x % p.block, height = p.square ? p.block : 1;
     const long long across = (inners(p) + p.block - 1) / p.block, down = (outers(p) + height - 1) / height;
     const long long per_block = blockDim.x / p.block;
-    const float tensor_scale = tensor_scale_of(p);
+    const float tensor_scale = tensor_scale_of(p), whole_factor = 1.f / tensor_scale;
     if (p.tensor_scale && blockIdx.x == 0 && threadIdx.x == 0) *p.tensor_scale = tensor_scale;
 #if MEASURES
     rounding_sums sums = {};
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
             const long long outer = top + i;
             const bool is_inside = has_column && outer < outers(p);
             const float x = !is_inside ? 0.f : p.axis ? load(p, outer, inner) : load(p, inner, outer);
-            const unsigned scaled = __float_as_uint(p.whole ? x / tensor_scale : x * scale.factor);
+            const unsigned scaled = __float_as_uint(x * (p.whole ? whole_factor : scale.factor));
             const unsigned magnitude = min(scaled & 0x7fffffffu, largest_bits(p.format));
             unsigned code;
             if (p.stochastic)

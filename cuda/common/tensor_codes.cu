@@ -3,113 +3,200 @@
 //
 // quantize_tensor_amax finds the largest finite magnitude, in parts; quantize_tensor_codes reads the matrix again and
 // writes its codes, and the codes of its transpose. Bytes per element of BF16: 2 read, then 2 read, 1 written for each
-// orientation.
+// orientation. The second kernel reads the matrix from its end to its beginning, because the end was read last and may
+// still be in the L2 cache. It marks what it reads as the first to evict, so that the codes replace that and not what is
+// still to be read.
 //
-// A block writes a tile of 128 x 128. The codes of a row leave as they are computed, 8 of a thread in one store, and are
-// kept in shared memory, from which each thread takes 4 columns of 16 rows, transposes them in registers, and stores 16
-// bytes of each column. Words of a row are permuted by the row's group of 16, so that neither access has a bank conflict.
+// A block of quantize_tensor_codes writes tiles of 128 x 128. It loads the next tile into registers before it stores the
+// transpose of this one, so that loads and stores overlap. The codes of a row leave as they are computed, 8 of a thread in
+// one store, and are kept in shared memory, from which each thread takes 4 columns of 8 rows, transposes them in
+// registers, and stores 8 bytes of each column. Words of a row are permuted by the row's group of 8, so that neither
+// access has a bank conflict.
 //
-// Defines: TYPE, of the matrix (element_types.h); E5M2: 1, else E4M3; WHOLE: 1 if the matrix has contiguous rows of whole vectors of
-// 8 elements, which begin at multiples of 16 bytes. For the product: RESULT, CODES_A, CODES_B (0: E4M3,
-// 1: E5M2).
+// Infinities and NaNs need instructions that finite numbers don't. The first kernel reports whether there are any, and the
+// second one has a loop for either case.
+//
+// Defines: TYPE, of the matrix (element_types.h); E5M2: 1, else E4M3; WHOLE: 1 if the matrix has contiguous rows of whole
+// vectors of 8 elements, which begin at multiples of 16 bytes, and a multiple of 8 rows. For the product: RESULT, CODES_A,
+// CODES_B (0: E4M3, 1: E5M2).
 
 #include "tensor_codes_params.h"
 #include "tensor_types.cuh"
 
 typedef unsigned short uint16;
 
-#define INFINITE 0x7f800000u
 #define NAN_CODE 0x7fu
 
 #ifdef TYPE
-typedef element_of<TYPE> element;
-typedef element::stored stored;
+typedef element_of<TYPE>::stored stored;
 
 #define THREADS DW_TENSOR_CODES_THREADS
 #define TILE DW_TENSOR_CODES_TILE
 #define VECTOR 8 // elements of a thread at a time
+#define IS_F32 (TYPE == DW_ELEMENT_F32)
+#define WORDS (IS_F32 ? 8 : 4)      // of a vector: 16-bit elements lie in pairs
+#define LOADS (IS_F32 ? 2 : 4)      // vectors in flight in each thread of quantize_tensor_amax
+#define ACROSS (TILE / VECTOR)      // threads along a row of a tile
+#define EACH (TILE * ACROSS / THREADS) // rows of a tile that one thread loads
+// Blocks for which an SM's registers suffice; each has a tile of loads in flight.
+#define RESIDENT (IS_F32 || !WHOLE ? 2 : DW_TENSOR_CODES_RESIDENT)
+// The bits of an infinity, and the distance from there to the sign bit, for each element of a word.
+#define INFINITE (IS_F32 ? 0x7f800000u : TYPE == DW_ELEMENT_F16 ? 0x7c00u : 0x7f80u)
+#define RAISE (IS_F32 ? 0x00800000u : TYPE == DW_ELEMENT_F16 ? 0x04000400u : 0x00800080u)
+#define SIGNS (IS_F32 ? 0x80000000u : 0x80008000u)
 
-struct alignas(16) piece {
-    stored x[VECTOR];
+struct vector {
+    unsigned word[WORDS];
 };
 
-// Conversions of F16 give one NaN for all; its sign is restored.
-DEVICE float load_element(const void *data, long long at) {
-    const float x = (float)element::load(data, at);
-    if constexpr (TYPE == DW_ELEMENT_F16)
-        if (x != x) return __uint_as_float(0x7fc00000u | ((unsigned)((const unsigned short *)data)[at] & 0x8000u) << 16);
-    return x;
+DEVICE unsigned raw(const vector &x, int i) {
+    return IS_F32 ? x.word[i % WORDS] : i & 1 ? x.word[i / 2] >> 16 : x.word[i / 2] & 0xffffu;
+}
+DEVICE float number(const vector &x, int i) {
+    if constexpr (IS_F32) return __uint_as_float(x.word[i % WORDS]);
+    if constexpr (TYPE == DW_ELEMENT_F16) return f16_to_float((uint16)raw(x, i));
+    return __uint_as_float(i & 1 ? x.word[i / 2] & 0xffff0000u : x.word[i / 2] << 16);
 }
 
-DEVICE void load_row(const dw_tensor_codes_params &p, long long row, long long column, float (&x)[VECTOR]) {
+// LAST: nothing reads the numbers again soon.
+template <bool LAST> DEVICE void load_words(const void *from, unsigned *word) {
+    if constexpr (LAST)
+        asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                     : "l"(from));
+    else
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                     : "l"(from));
+}
+
+// Beyond the edges there are zeros.
+template <bool LAST>
+DEVICE vector load_vector(const dw_tensor_codes_params &p, int row, int column) {
+    vector x = {};
     if constexpr (WHOLE) {
-        if (row < p.rows && column < p.columns) {
-            const piece v = *(const piece *)((const stored *)p.x + row * p.row_stride + column);
-#pragma unroll
-            for (int i = 0; i < VECTOR; i++) x[i] = load_element(v.x, i);
-            return;
-        }
+        if (row >= p.rows || column >= p.columns) return x;
+        const stored *from = (const stored *)p.x + (row * p.row_stride + column);
+        load_words<LAST>(from, x.word);
+        if constexpr (IS_F32) load_words<LAST>(from + 4, x.word + 4);
+        return x;
     }
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        const bool inside = !WHOLE && row < p.rows && column + i < p.columns;
-        x[i] = inside ? load_element(p.x, row * p.row_stride + (column + i) * p.column_stride) : 0.f;
+        if (row >= p.rows || column >= p.columns - i) continue;
+        const long long at = row * p.row_stride + (column + i) * p.column_stride;
+        if constexpr (IS_F32) x.word[i] = ((const unsigned *)p.x)[at];
+        else
+            x.word[i / 2] |= (unsigned)((const uint16 *)p.x)[at] << i % 2 * 16;
+    }
+    return x;
+}
+
+// ---- the largest magnitude ----------------------------------------------------------------------------------
+
+// Magnitudes as signed integers, raised so that infinities and NaNs, and only they, are negative.
+struct magnitudes {
+    unsigned most, special; // the largest in each half of a word; the sign of any that is negative
+};
+
+DEVICE unsigned greater(unsigned a, unsigned b) {
+    if constexpr (IS_F32) return (unsigned)max((int)a, (int)b);
+    unsigned r;
+    asm("max.s16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+DEVICE void observe(magnitudes &m, const vector &x) {
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) {
+        const unsigned raised = (x.word[i] & ~SIGNS) + RAISE;
+        m.most = greater(m.most, raised);
+        m.special |= raised;
     }
 }
 
-DEVICE unsigned most_of_block(unsigned x) {
+// The largest finite magnitude as the bits of an F32; the sign bit is set if there was another one.
+DEVICE unsigned found_by(const magnitudes &m) {
+    unsigned most = m.most - RAISE;
+    if constexpr (!IS_F32) {
+        most = max(most & 0xffffu, most >> 16);
+        most = TYPE == DW_ELEMENT_F16 ? __float_as_uint(f16_to_float((uint16)most)) : most << 16;
+    }
+    return most | (m.special & SIGNS ? 0x80000000u : 0u);
+}
+
+DEVICE unsigned combine(unsigned a, unsigned b) {
+    return max(a & 0x7fffffffu, b & 0x7fffffffu) | ((a | b) & 0x80000000u);
+}
+
+DEVICE unsigned of_block(unsigned x) {
     __shared__ unsigned warps[THREADS / 32];
-    x = __reduce_max_sync(0xffffffffu, x);
+    x = __reduce_max_sync(0xffffffffu, x & 0x7fffffffu) | (__any_sync(0xffffffffu, x >> 31) ? 0x80000000u : 0u);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
     __syncthreads();
-    for (int i = 0; i < THREADS / 32; i++) x = max(x, warps[i]);
+    for (int i = 0; i < THREADS / 32; i++) x = combine(x, warps[i]);
     return x;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     quantize_tensor_amax(const __grid_constant__ dw_tensor_codes_params p) {
-    const long long vectors = (p.columns + VECTOR - 1) / VECTOR, count = p.rows * vectors;
-    unsigned most = 0;
-    for (long long e = (long long)blockIdx.x * THREADS + threadIdx.x; e < count; e += (long long)gridDim.x * THREADS) {
-        float x[VECTOR];
-        load_row(p, e / vectors, e % vectors * VECTOR, x);
+    const unsigned vectors = ((unsigned)p.columns + VECTOR - 1) / VECTOR, step = gridDim.x * THREADS,
+                   first = blockIdx.x * THREADS + threadIdx.x, rows_on = step / vectors, vectors_on = step % vectors;
+    unsigned row = first / vectors, at = first % vectors;
+    magnitudes m = {RAISE, 0};
+    while (row < (unsigned)p.rows) {
+        vector x[LOADS];
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++) {
-            const unsigned magnitude = __float_as_uint(x[i]) & 0x7fffffffu;
-            if (magnitude < INFINITE) most = max(most, magnitude);
+        for (int i = 0; i < LOADS; i++) {
+            x[i] = load_vector<false>(p, (int)row, (int)(at * VECTOR));
+            row += rows_on, at += vectors_on;
+            if (at >= vectors) row++, at -= vectors;
         }
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) observe(m, x[i]);
     }
-    most = most_of_block(most);
+    const unsigned most = of_block(found_by(m));
     if (threadIdx.x == 0) p.magnitudes[blockIdx.x] = most;
 }
 
+// ---- codes --------------------------------------------------------------------------------------------------
+
 // The code of an infinity or a NaN in the place of what the conversion made of it: infinities become NaN where the format
 // has none, and NaNs keep their sign.
-DEVICE unsigned special_code(float x, unsigned code) {
-    const unsigned bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu;
+DEVICE unsigned special_code(unsigned bits, unsigned code) {
+    const int sign = IS_F32 ? 31 : 15;
+    const unsigned magnitude = bits & ~(1u << sign);
     if (magnitude < INFINITE) return code;
-    return (bits >> 24 & 0x80u) | (E5M2 && magnitude == INFINITE ? 0x7cu : NAN_CODE);
+    return bits >> sign << 7 | (E5M2 && magnitude == INFINITE ? 0x7cu : NAN_CODE);
 }
 
-// The codes of two numbers over the scale, the first in the low byte. The quotient of a finite number is at most the
-// format's largest one, up to rounding.
-DEVICE unsigned encode(float low, float high, float scale) {
+// The codes of elements i and i + 1, the first in the low byte. A finite number over the scale is at most the format's
+// largest one, up to rounding.
+template <bool SPECIAL> DEVICE unsigned encode(const vector &x, int i, float inverse) {
+    const float low = number(x, i) * inverse, high = number(x, i + 1) * inverse;
     uint16 pair;
-    if constexpr (E5M2)
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high / scale), "f"(low / scale));
+    if constexpr (E5M2) asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     else
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high / scale), "f"(low / scale));
-    return special_code(low, pair & 0xffu) | special_code(high, pair >> 8) << 8;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    if constexpr (!SPECIAL) return pair;
+    return special_code(raw(x, i), pair & 0xffu) | special_code(raw(x, i + 1), pair >> 8) << 8;
 }
 
 struct alignas(8) eight_codes {
     unsigned low, high;
 };
-struct alignas(16) sixteen_codes {
-    unsigned x[4];
+
+struct tile_place {
+    int row, column;
 };
 
-DEVICE int word_at(int row, int word) { return row * (TILE / 4) + (word ^ ((row >> 4 & 7) << 2)); }
+// Number 0 is the last tile.
+DEVICE tile_place place_of(const dw_tensor_codes_params &p, int number) {
+    const unsigned t = (unsigned)(p.tiles - 1 - number), across = (unsigned)p.tiles_across;
+    return {(int)(t / across * TILE), (int)(t % across * TILE)};
+}
+
+DEVICE int word_at(int row, int word) { return row * (TILE / 4) + (word ^ ((row >> 3 & 15) << 1)); }
 
 // Transposes 4 x 4 bytes.
 DEVICE void transpose(unsigned (&x)[4]) {
@@ -121,69 +208,88 @@ DEVICE void transpose(unsigned (&x)[4]) {
     x[3] = __byte_perm(c, d, 0x7632);
 }
 
-DEVICE void store_turned(const dw_tensor_codes_params &p, const unsigned *tile, long long row, long long column) {
-    const int group = (int)threadIdx.x % 8, word = (int)threadIdx.x / 8;
-    sixteen_codes columns[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        unsigned x[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) x[j] = tile[word_at(16 * group + 4 * i + j, word)];
-        transpose(x);
-#pragma unroll
-        for (int j = 0; j < 4; j++) columns[j].x[i] = x[j];
-    }
-    const long long first = row + 16 * group;
+DEVICE void store_turned(const dw_tensor_codes_params &p, const unsigned *tile, const tile_place &at) {
+    const int group = (int)threadIdx.x % (TILE / 8), word = (int)threadIdx.x / (TILE / 8);
+    unsigned low[4], high[4]; // of each column, the codes of rows 0 to 3 and 4 to 7 of the group
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const long long c = column + 4 * word + j;
-        if (c >= p.columns || first >= p.rows) continue;
-        unsigned char *to = p.turned + c * p.rows + first;
-        if (WHOLE && p.rows % 16 == 0) {
-            *(sixteen_codes *)to = columns[j];
+        low[j] = tile[word_at(8 * group + j, word)];
+        high[j] = tile[word_at(8 * group + 4 + j, word)];
+    }
+    transpose(low);
+    transpose(high);
+    const int first = at.row + 8 * group;
+    if (first >= p.rows) return;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const int c = at.column + 4 * word + j;
+        if (c >= p.columns) return;
+        unsigned char *to = p.turned + ((long long)c * p.rows + first);
+        if (WHOLE) {
+            *(eight_codes *)to = eight_codes{low[j], high[j]};
             continue;
         }
 #pragma unroll
-        for (int i = 0; i < 16; i++)
-            if (first + i < p.rows) to[i] = (unsigned char)(columns[j].x[i / 4] >> i % 4 * 8);
+        for (int i = 0; i < 8; i++)
+            if (first < p.rows - i) to[i] = (unsigned char)((i < 4 ? low[j] : high[j]) >> i % 4 * 8);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    quantize_tensor_codes(const __grid_constant__ dw_tensor_codes_params p) {
-    __shared__ alignas(16) unsigned tile[TILE * TILE / 4];
-    unsigned most = 0;
-    for (int i = (int)threadIdx.x; i < p.parts; i += THREADS) most = max(most, p.magnitudes[i]);
-    const float amax = __uint_as_float(most_of_block(most)), largest = E5M2 ? 57344.f : 448.f;
-    const float scale = amax > 0.f ? fmaxf(amax / largest, 1.175494351e-38f) : 1.f;
-    if (p.scale && blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale;
-    const long long across = (p.columns + TILE - 1) / TILE, tiles = across * ((p.rows + TILE - 1) / TILE);
-    for (long long t = blockIdx.x; t < tiles; t += gridDim.x) {
-        const long long row = t / across * TILE, column = t % across * TILE;
-        const int vector = (int)threadIdx.x % (TILE / VECTOR);
-#pragma unroll 4
-        for (int r = (int)threadIdx.x / (TILE / VECTOR); r < TILE; r += THREADS / (TILE / VECTOR)) {
-            float x[VECTOR];
-            const long long c = column + vector * VECTOR;
-            load_row(p, row + r, c, x);
-            const eight_codes made = {encode(x[0], x[1], scale) | encode(x[2], x[3], scale) << 16,
-                                      encode(x[4], x[5], scale) | encode(x[6], x[7], scale) << 16};
-            if (p.turned) *(eight_codes *)&tile[word_at(r, 2 * vector)] = made;
-            if (!p.codes || row + r >= p.rows) continue;
-            unsigned char *to = p.codes + (row + r) * p.columns + c;
-            if (WHOLE) {
-                if (c < p.columns) *(eight_codes *)to = made;
-                continue;
-            }
+DEVICE void load_tile(const dw_tensor_codes_params &p, const tile_place &at, vector (&x)[EACH]) {
+    const int row = at.row + (int)threadIdx.x / ACROSS, column = at.column + (int)threadIdx.x % ACROSS * VECTOR;
 #pragma unroll
-            for (int i = 0; i < VECTOR; i++)
-                if (c + i < p.columns) to[i] = (unsigned char)((i < 4 ? made.low : made.high) >> i % 4 * 8);
+    for (int i = 0; i < EACH; i++) x[i] = load_vector<true>(p, row + i * (THREADS / ACROSS), column);
+}
+
+template <bool SPECIAL>
+DEVICE void store_codes(const dw_tensor_codes_params &p, const tile_place &at, const vector (&x)[EACH], float inverse,
+                        unsigned *tile) {
+    const int v = (int)threadIdx.x % ACROSS, column = at.column + v * VECTOR;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int r = (int)threadIdx.x / ACROSS + i * (THREADS / ACROSS);
+        const eight_codes made = {encode<SPECIAL>(x[i], 0, inverse) | encode<SPECIAL>(x[i], 2, inverse) << 16,
+                                  encode<SPECIAL>(x[i], 4, inverse) | encode<SPECIAL>(x[i], 6, inverse) << 16};
+        if (p.turned) *(eight_codes *)&tile[word_at(r, 2 * v)] = made;
+        if (!p.codes || at.row + r >= p.rows) continue;
+        unsigned char *to = p.codes + ((long long)(at.row + r) * p.columns + column);
+        if (WHOLE) {
+            if (column < p.columns) *(eight_codes *)to = made;
+            continue;
         }
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            if (column < p.columns - j) to[j] = (unsigned char)((j < 4 ? made.low : made.high) >> j % 4 * 8);
+    }
+}
+
+template <bool SPECIAL>
+DEVICE void store_tiles(const dw_tensor_codes_params &p, vector (&x)[EACH], float inverse, unsigned *tile) {
+    for (int t = (int)blockIdx.x; t < p.tiles; t += (int)gridDim.x) {
+        const tile_place at = place_of(p, t);
+        store_codes<SPECIAL>(p, at, x, inverse, tile);
+        if (t + (int)gridDim.x < p.tiles) load_tile(p, place_of(p, t + (int)gridDim.x), x);
         if (!p.turned) continue;
         __syncthreads();
-        store_turned(p, tile, row, column);
+        store_turned(p, tile, at);
         __syncthreads(); // before the next tile is written
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    quantize_tensor_codes(const __grid_constant__ dw_tensor_codes_params p) {
+    __shared__ alignas(16) unsigned tile[TILE * TILE / 4];
+    vector x[EACH];
+    if ((int)blockIdx.x < p.tiles) load_tile(p, place_of(p, (int)blockIdx.x), x);
+    unsigned most = 0;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < p.parts; i += THREADS) most = combine(most, p.magnitudes[i]);
+    most = of_block(most);
+    const float amax = __uint_as_float(most & 0x7fffffffu), largest = E5M2 ? 57344.f : 448.f;
+    const float scale = amax > 0.f ? fmaxf(amax / largest, 1.175494351e-38f) : 1.f, inverse = 1.f / scale;
+    if (p.scale && blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale;
+    if (most >> 31) store_tiles<true>(p, x, inverse, tile);
+    else store_tiles<false>(p, x, inverse, tile);
 }
 #endif
 

@@ -3,17 +3,21 @@
 #ifndef DW_TENSOR_CODES_PARAMS_H
 #define DW_TENSOR_CODES_PARAMS_H
 
-#define DW_TENSOR_CODES_THREADS 256
+#define DW_TENSOR_CODES_THREADS 512
 /* The most blocks that look for the largest magnitude: each stores one number. */
 #define DW_TENSOR_CODES_PARTS 1024
-/* A block of quantize_tensor_codes has so many rows and columns. */
+/* A tile of quantize_tensor_codes has so many rows and columns. */
 #define DW_TENSOR_CODES_TILE 128
+/* Blocks of either kernel for each SM: enough loads are in flight, and there are registers for them. */
+#define DW_TENSOR_CODES_RESIDENT 3
 
 typedef struct dw_tensor_codes_params {
-    const void *x; /* [rows, columns], strides in elements */
-    long long rows, columns, row_stride, column_stride;
-    unsigned *magnitudes; /* [parts]: bits of the largest finite magnitudes */
-    int parts;
+    const void *x;     /* [rows, columns], strides in elements */
+    int rows, columns; /* below 2^31 - 2^10, so that the edges of tiles fit, too */
+    long long row_stride, column_stride;
+    /* [parts]: bits of the largest finite magnitudes, with the sign bit where there is an infinity or a NaN */
+    unsigned *magnitudes;
+    int parts, tiles, tiles_across; /* tiles: 0 for an empty matrix */
     /* results, contiguous; NULL: not wanted */
     unsigned char *codes;  /* [rows, columns] */
     unsigned char *turned; /* [columns, rows] */

@@ -130,13 +130,14 @@ dw_status dw__quantize_whole_scale(const dw__quantization *q, const float *x, in
 dw_status dw__quantize_whole_codes(const dw__quantization *q, int64_t count, const float *x,
                                    float scale, uint8_t *codes) {
     enum { CHUNK = 1024 };
-    float quotients[CHUNK];
+    float multiples[CHUNK];
     dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
-    options.overflow = DW_OVERFLOW_NONFINITE; /* no quotient of a finite number overflows */
+    options.overflow = DW_OVERFLOW_NONFINITE; /* no multiple of a finite number overflows */
+    const float inverse = 1.0f / scale;
     for (int64_t start = 0; start < count; start += CHUNK) {
         const int64_t length = count - start < CHUNK ? count - start : CHUNK;
-        for (int64_t i = 0; i < length; i++) quotients[i] = x[start + i] / scale;
-        DW_RETURN_IF_FAILED(dw_encode(q->element, length, quotients, &options, codes + start));
+        for (int64_t i = 0; i < length; i++) multiples[i] = x[start + i] * inverse;
+        DW_RETURN_IF_FAILED(dw_encode(q->element, length, multiples, &options, codes + start));
     }
     return DW_OK;
 }

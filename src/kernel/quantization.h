@@ -38,8 +38,8 @@ dw_status dw__quantize_encode(const dw__quantization *q, const float *x, int64_t
  * and 1 if amax is 0. Numbers that are not finite do not count. */
 dw_status dw__quantize_whole_scale(const dw__quantization *q, const float *x, int64_t row_stride,
                                    float *scale);
-/* For `whole`: writes the codes of x / scale, or the values of these codes. Each quotient is rounded to F32 before. An
- * infinity remains one, or becomes NaN where the element has none. `result` may be `x`. */
+/* For `whole`: writes the codes of x * (1 / scale), or the values of these codes. The inverse and the product are rounded
+ * to F32 before. An infinity remains one, or becomes NaN where the element has none. `result` may be `x`. */
 dw_status dw__quantize_whole_codes(const dw__quantization *q, int64_t count, const float *x,
                                    float scale, uint8_t *codes);
 dw_status dw__quantize_whole(const dw__quantization *q, int64_t count, const float *x, float scale,

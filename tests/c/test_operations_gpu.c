@@ -539,6 +539,36 @@ static void quantization_of_any_bits_is_the_definitions(void **state) {
         if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_bits);
 }
 
+/* Finite numbers of many magnitudes, a seventh of them 0 of either sign. */
+static void fill_finite(const dw__tensor *t) {
+    ops_random random = ops_random_start(6, "finite");
+    for (int64_t i = 0; i < dw__tensor_count(t); i++) {
+        const uint64_t bits = ops_random_bits(&random);
+        const double mantissa = (double)(int64_t)(bits >> 40) - 0x1p23;
+        dw__scalar_store(t->data, t->dtype, i,
+                         (dw__scalar){.number = bits % 7 ? ldexp(mantissa, (int)(bits % 13) - 29)
+                                                         : copysign(0.0, mantissa)});
+    }
+}
+
+static void quantization_of_finite_numbers_is_the_definitions(void **state) {
+    (void)state;
+    static const char *const calls[] = {
+        "quantize f32[70,131] - scheme=fp8-tensor axis=1",
+        "quantize bf16[70,131] - scheme=fp8-tensor-e5m2 axis=0",
+        "quantize_tensor bf16[70,131] scheme=fp8-tensor",
+        "quantize_tensor bf16[136,272] scheme=fp8-tensor",
+        "quantize_tensor bf16[133,272] scheme=fp8-tensor",
+        "quantize_tensor f16[144,272] scheme=fp8-tensor-e5m2",
+        "quantize_tensor f32[150,264] scheme=fp8-tensor",
+        "quantize_tensor f32[16,136] scheme=fp8-tensor-e5m2",
+        /* more tiles than blocks, and more vectors than threads in flight */
+        "quantize_tensor bf16[8,102408] scheme=fp8-tensor",
+    };
+    for (size_t i = 0; i < DW_COUNT(calls); i++)
+        if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_finite);
+}
+
 /* ---- elementwise programs ------------------------------------------------------------------------------------ */
 
 /* Small whole numbers, with which the programs below are exact in every type. */
@@ -826,6 +856,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(equal_elements_keep_their_order),
         cmocka_unit_test(sums_have_the_same_bits_again),
         cmocka_unit_test(quantization_of_any_bits_is_the_definitions),
+        cmocka_unit_test(quantization_of_finite_numbers_is_the_definitions),
         cmocka_unit_test(programs_of_every_form_are_exact),
         cmocka_unit_test(short_functions_round_nearly_once),
         cmocka_unit_test(offsets_of_64_bits_give_the_same_elements),

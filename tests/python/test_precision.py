@@ -102,11 +102,12 @@ def mx(x, kind, rule="rceil", random=None):
 
 
 def fp8(x, kind):
-    """Codes of x / s and s = amax / M, both quotients in F32 (arXiv 2209.05433; Transformer Engine's current scaling)."""
+    """Codes of x * (1 / s) and s = amax / M, each result in F32 (arXiv 2209.05433; Transformer Engine's current scaling)."""
     f32 = np.float32
     amax = np.abs(x).max(initial=0.0)
     scale = max(f32(amax) / f32(FORMATS[kind][2]), f32(2.0**-126)) if amax > 0 else f32(1)
-    return element((x / scale).astype(f32).astype(np.float64), kind), scale
+    inverse = f32(1) / f32(scale)
+    return element((x.astype(f32) * inverse).astype(f32).astype(np.float64), kind), scale
 
 
 GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)

@@ -13,15 +13,27 @@ enum { VECTOR = 8, ALIGNMENT = 16, MAGNITUDE_BYTES = DW_TENSOR_CODES_PARTS * 4 }
 
 /* A plan's operands have addresses of that alignment before they have memory. */
 static bool is_whole(const dw__tensor *x) {
-    return (x->stride[1] == 1 || x->shape[1] == 1) && x->shape[1] % VECTOR == 0 &&
-           x->stride[0] % VECTOR == 0 && (uintptr_t)x->data % ALIGNMENT == 0;
+    return (x->stride[1] == 1 || x->shape[1] == 1) && x->shape[0] % VECTOR == 0 &&
+           x->shape[1] % VECTOR == 0 && x->stride[0] % VECTOR == 0 &&
+           (uintptr_t)x->data % ALIGNMENT == 0;
 }
 
 static bool is_e5m2(const dw__tensor *codes) { return codes->dtype == DW_E5M2; }
 
+static int64_t tiles_of(const dw__tensor *x) {
+    return (x->shape[0] + DW_TENSOR_CODES_TILE - 1) / DW_TENSOR_CODES_TILE *
+           ((x->shape[1] + DW_TENSOR_CODES_TILE - 1) / DW_TENSOR_CODES_TILE);
+}
+
 static dw_status codes_supports(const dw__kernel *kernel, const void *call,
                                 const dw__gpu_target *gpu) {
-    (void)call;
+    const dw__tensor *x = &((const dw__operation_call *)call)->call.inputs[0];
+    const int64_t most = INT32_MAX - 1024; /* tensor_codes_params.h */
+    if (x->shape[0] > most || x->shape[1] > most || tiles_of(x) > most)
+        return dw__fail(DW_UNSUPPORTED,
+                        "%s: %lld x %lld elements; expected fewer than 2^31 - 1024 rows, columns "
+                        "and tiles of 128 x 128",
+                        kernel->name, (long long)x->shape[0], (long long)x->shape[1]);
     return dw__gpu_kernel_has(kernel, gpu);
 }
 
@@ -63,22 +75,24 @@ static dw_status codes_enqueue(const void *call, const dw__context *context,
     const dw__tensor *x = &c->call.inputs[0];
     const int64_t vectors = x->shape[0] * ((x->shape[1] + VECTOR - 1) / VECTOR),
                   wanted = (vectors + DW_TENSOR_CODES_THREADS - 1) / DW_TENSOR_CODES_THREADS,
-                  resident = (int64_t)context->sm_count * (2048 / DW_TENSOR_CODES_THREADS),
-                  most = resident < DW_TENSOR_CODES_PARTS ? resident : DW_TENSOR_CODES_PARTS,
-                  tiles = (x->shape[0] + DW_TENSOR_CODES_TILE - 1) / DW_TENSOR_CODES_TILE *
-                          ((x->shape[1] + DW_TENSOR_CODES_TILE - 1) / DW_TENSOR_CODES_TILE);
+                  resident = (int64_t)context->sm_count * DW_TENSOR_CODES_RESIDENT,
+                  parts = resident < DW_TENSOR_CODES_PARTS ? resident : DW_TENSOR_CODES_PARTS,
+                  across = (x->shape[1] + DW_TENSOR_CODES_TILE - 1) / DW_TENSOR_CODES_TILE,
+                  tiles = tiles_of(x), blocks = tiles < resident ? tiles : resident;
     dw_tensor_codes_params p = {.x = x->data,
-                                .rows = x->shape[0],
-                                .columns = x->shape[1],
+                                .rows = (int)x->shape[0],
+                                .columns = (int)x->shape[1],
                                 .row_stride = x->stride[0],
                                 .column_stride = x->stride[1],
                                 .magnitudes = c->workspace,
-                                .parts = (int)(wanted < most ? wanted : most),
+                                .parts = (int)(wanted < parts ? wanted : parts),
+                                .tiles = (int)tiles,
+                                .tiles_across = (int)across,
                                 .codes = c->call.outputs[0].data,
                                 .turned = c->call.outputs[1].data,
                                 .scale = c->call.outputs[2].data};
     if (p.parts) DW_RETURN_IF_FAILED(launch(c, context, variant, AMAX, p.parts, &p));
-    return launch(c, context, variant, CODES, tiles ? tiles : 1, &p);
+    return launch(c, context, variant, CODES, blocks ? blocks : 1, &p);
 }
 
 static dw_status codes_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
@@ -95,12 +109,12 @@ static dw_status codes_entry_points(const dw__kernel *kernel, int capability, ui
     return DW_OK;
 }
 
-/* Several tiles each way; the first has edges within a vector, if the variant allows it. */
+/* Several tiles each way with edges within them; the first has edges within a vector, if the variant allows it. */
 static void codes_example(uint64_t params, int index, dw__call *c) {
     static const dw_attr schemes[] = {{.key = DW_ATTR_KEY_SCHEME, .string = "fp8-tensor"},
                                       {.key = DW_ATTR_KEY_SCHEME, .string = "fp8-tensor-e5m2"}};
     const bool e5m2 = params >> 4 & 1, whole = params >> 5 & 1;
-    const int64_t rows = index ? 144 : 133, columns = index || whole ? 272 : 259;
+    const int64_t rows = index ? 144 : whole ? 136 : 133, columns = index || whole ? 272 : 259;
     const dw_dtype code = e5m2 ? DW_E5M2 : DW_E4M3;
     *c = (dw__call){
         .op = DW_OP_QUANTIZE_TENSOR,
