@@ -23,7 +23,7 @@ static dw__dataset *open_data(void) {
 static void make_checkpoint(void) {
     char path[256];
     uint16_t tokens[TOKENS];
-    dw__progress progress = {20, 19, STEPS};
+    dw__progress progress = {.step = 20, .updates = 19, .schedule_steps = STEPS};
     scratch_make();
     scratch_write("config.json", "{}\n", 3, path);
     scratch_write("optimizer.safetensors", "\2\0\0\0\0\0\0\0{}", 10, path);
@@ -48,7 +48,7 @@ static void make_checkpoint(void) {
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     static int made;
     char path[256];
-    dw__progress progress = {-1, -1, -1};
+    dw__progress progress = {.step = -1, .updates = -1, .schedule_steps = -1};
     if (!made++) make_checkpoint();
     int64_t live = dw__memory_live();
     scratch_write("manifest.json", bytes, count, path);
