@@ -196,11 +196,18 @@ static double unit_roundoff(dw_dtype dtype) {
 /* Of a product of normal numbers, relative to the largest result: TF32 operands are off by at most 2^-10, truncated, and
  * the products' errors add up like the products themselves. */
 #define TF32_ERROR (2 * 0x1p-10)
-/* Hopper's tensor cores keep 14 bits of sums of FP8 products (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). */
-#define FP8_ERROR 0x1p-10
 
+/* Of codes with scales of blocks, which Blackwell's tensor cores multiply. */
+#define BLOCK_CODES_ERROR 0x1p-10
+
+/* The error of the operands, relative to the largest result. Hopper's tensor cores add FP8 products in groups of 32 with
+ * the sum so far, and keep 14 bits of each addend relative to the largest one (DeepSeek-V3, arXiv 2412.19437, section
+ * 3.3.2). The FP8 codes of a trial are positive, so no addend is above the largest result. */
 static double error_of_operands(const dw__call *c) {
-    return c->op == DW_OP_MULTIPLY_CODES ? FP8_ERROR : c->tf32 ? TF32_ERROR : 0.0;
+    if (c->op != DW_OP_MULTIPLY_CODES) return c->tf32 ? TF32_ERROR : 0.0;
+    if (dw__call_has_tiles(c)) return BLOCK_CODES_ERROR;
+    const int64_t terms = c->inputs[0].shape[1];
+    return (double)(terms + (terms + 31) / 32) * 0x1p-13;
 }
 
 static double number_at(const void *data, dw_dtype dtype, int64_t offset) {
