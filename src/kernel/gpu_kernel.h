@@ -155,12 +155,14 @@ dw_status dw__check_tensor(const char *title, const char *name, const void *at, 
 /* DW_TYPE: the elements are neither BF16 nor F16. */
 dw_status dw__check_half(const char *title, dw_dtype dtype);
 
+enum { DW__OWN_KERNELS = 5 };
+
 /* How the public calls of a family find and run their kernel. */
 typedef struct dw__gpu_family {
     const char *title;  /* "GEMM": begins the messages */
     dw__call_kind kind; /* of kernels that a call may name */
     /* Deepwell's kernels, up to the first NULL. */
-    const dw__kernel *own[3];
+    const dw__kernel *own[DW__OWN_KERNELS];
     /* Finds Deepwell's kernel for a call and a compute capability. DW_UNSUPPORTED says why there is none. */
     dw_status (*choose)(const void *call, int capability, const dw__kernel **kernel);
     const char *(*describe)(const void *call, char *text, size_t bytes);

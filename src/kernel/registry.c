@@ -22,6 +22,8 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__sm100_gemm,
     &dw__sm100_attention_forward,
     &dw__sm100_gemm_scaled,
+    &dw__sm120_gemm,
+    &dw__sm120_gemm_scaled,
     &dw__quantize_blocks,
     &dw__gpu_adamw_update,
     &dw__softmax,

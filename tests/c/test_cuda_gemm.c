@@ -145,7 +145,7 @@ static void use_other_gpu(void *capability) {
 
 /* Each call is rejected with its reason before anything is compiled. */
 static void test_other_gpus(void **state) {
-    int capabilities[] = {90, 110, 120};
+    int capabilities[] = {90, 110, 121};
     (void)state;
     for (size_t i = 0; i < DW_COUNT(capabilities); i++)
         expect_child(start_child(use_other_gpu, &capabilities[i]));

@@ -63,11 +63,11 @@ static void use_other_gpu(void *capability) {
     fake->capability = *(int *)capability;
     CHILD_REQUIRE(dw_quantize_run(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "quantize (300 x 1000, f16 to mxfp4 along rows and "));
-    CHILD_REQUIRE(strstr(dw_last_error(), "these kernels are for 9.0, 10.0 and 10.3"));
+    CHILD_REQUIRE(strstr(dw_last_error(), "these kernels are for 9.0, 10.0, 10.3 and 12.0"));
     CHILD_REQUIRE(fake->launch_count == 0 && fake->loads == 0);
 }
 static void test_other_gpus(void **state) {
-    int capabilities[] = {80, 110, 120};
+    int capabilities[] = {80, 110, 121};
     (void)state;
     for (size_t i = 0; i < DW_COUNT(capabilities); i++)
         expect_child(start_child(use_other_gpu, &capabilities[i]));

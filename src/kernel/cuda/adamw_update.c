@@ -366,10 +366,10 @@ dw_status dw_adamw_gpu_run(const dw_adamw_gpu *call) {
                         "memory at a multiple of 16, as dw_adamw_gpu_workspace says",
                         call->workspace_bytes, call->workspace, l.bytes);
     DW_RETURN_IF_FAILED(dw__gpu_context(call->device, "adamw", &context));
-    if (context->capability != 90 && !dw__gpu_is_blackwell(context->capability))
+    if (!dw__gpu_has_kernels(context->capability))
         return dw__fail(DW_UNSUPPORTED,
                         "adamw: GPU %d is a %s (compute capability %d.%d); this kernel is for 9.0, "
-                        "10.0 and 10.3 (H100, H200, B200, B300)",
+                        "10.0, 10.3 and 12.0 (H100, H200, B200, B300, RTX 50, RTX PRO)",
                         context->ordinal, context->name, context->capability / 10,
                         context->capability % 10);
     return enqueue_with(call, context, NULL);

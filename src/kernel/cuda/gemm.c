@@ -106,7 +106,7 @@ static dw_status check_addresses(const dw_gemm *c, bool launching) {
     return dw__check_addresses("GEMM", all, DW_COUNT(all));
 }
 
-/* `width`: bytes of the unit of the stride; a row has `columns` of these units. */
+/* `element`: bytes of the unit of the stride; a row has `columns` of these units. */
 static dw_status check_matrix(const dw_matrix *x, const char *name, int64_t rows, int64_t columns,
                               size_t element, bool launching) {
     const int64_t width = (int64_t)element, most = most_stride_bytes / width;
@@ -127,7 +127,7 @@ static dw_status check_matrix(const dw_matrix *x, const char *name, int64_t rows
     return DW_OK;
 }
 
-dw_status dw__gemm_check(const dw_gemm *c, bool launching) {
+dw_status dw__gemm_check_turned(const dw_gemm *c, dw__gemm_turned turned, bool launching) {
     DW_RETURN_IF_FAILED(check_types(c));
     DW_RETURN_IF_FAILED(check_schemes(c));
     DW_RETURN_IF_FAILED(check_sizes(c));
@@ -135,13 +135,20 @@ dw_status dw__gemm_check(const dw_gemm *c, bool launching) {
     const int64_t units = dw__gemm_row_units(c);
     const size_t width = c->quantized ? 1 : dw_dtype_bytes(c->dtype),
                  width_d = c->quantized_d ? 1 : dw_dtype_bytes(c->output);
-    DW_RETURN_IF_FAILED(check_matrix(&c->a, "A", c->m, units, width, launching));
-    DW_RETURN_IF_FAILED(check_matrix(&c->b, "B", dw__gemm_rows_b(c), units, width, launching));
+    const int64_t rows[] = {c->m, dw__gemm_rows_b(c)};
+    DW_RETURN_IF_FAILED(check_matrix(&c->a, "A", turned.a ? units : rows[0],
+                                     turned.a ? rows[0] : units, width, launching));
+    DW_RETURN_IF_FAILED(check_matrix(&c->b, "B", turned.b ? units : rows[1],
+                                     turned.b ? rows[1] : units, width, launching));
     DW_RETURN_IF_FAILED(check_matrix(&c->d, "D", c->m, c->n, width_d, launching));
     if (c->residual.data)
         DW_RETURN_IF_FAILED(
             check_matrix(&c->residual, "the residual", c->m, c->n, width_d, launching));
     return check_addresses(c, launching);
+}
+
+dw_status dw__gemm_check(const dw_gemm *c, bool launching) {
+    return dw__gemm_check_turned(c, (dw__gemm_turned){false, false}, launching);
 }
 
 /* ---- tiles ----------------------------------------------------------------------------------------- */
@@ -278,7 +285,7 @@ dw__jit_variant dw__gemm_variant(const dw__gemm_shape *s) {
 dw__jit_variant dw__gemm_reference_variant(int capability, bool f16, bool f32_output) {
     dw__jit_variant v = {.source = "common/gemm_reference.cu",
                          .entry = "reference_gemm",
-                         .arch = capability == 90 ? "sm_90a" : FAMILY};
+                         .arch = dw__gpu_arch(capability)};
     dw__jit_add_define(&v, "ELEMENT", f16);
     dw__jit_add_define(&v, "OUTPUT", f32_output);
     return v;
@@ -286,15 +293,14 @@ dw__jit_variant dw__gemm_reference_variant(int capability, bool f16, bool f32_ou
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
 
-static dw__map_element element_of(dw_dtype type, bool codes) {
+dw__map_element dw__gemm_map_element(dw_dtype type, bool codes) {
     if (codes) return DW__MAP_U8;
     return type == DW_F32 ? DW__MAP_F32 : type == DW_F16 ? DW__MAP_F16 : DW__MAP_BF16;
 }
 
-/* Makes a map of `rows` x `columns` with boxes of 128 bytes x `box_rows`. */
-static dw_status make_map(const dw__context *context, const dw_matrix *x, const char *name,
-                          int64_t rows, int64_t columns, dw__map_element element, int box_rows,
-                          dw__tensor_map *map) {
+dw_status dw__gemm_map(const dw__context *context, const dw_matrix *x, const char *name,
+                       int64_t rows, int64_t columns, dw__map_element element, int box_rows,
+                       dw__tensor_map *map) {
     static const int64_t widths[] = {
         [DW__MAP_F16] = 2, [DW__MAP_BF16] = 2, [DW__MAP_F32] = 4, [DW__MAP_U8] = 1};
     const int64_t width = widths[element], row = columns * width;
@@ -312,11 +318,8 @@ static dw_status make_map(const dw__context *context, const dw_matrix *x, const 
     return dw__gpu_map(context, &shape, name, map);
 }
 
-/* Makes a map of the scales of `parts` times `rows` rows: their tiles side by side, as words of 64 bits, in boxes for
- * one step. */
-static dw_status make_scale_map(const dw__context *context, const void *scales, const char *name,
-                                int64_t rows, int parts, int64_t k, int scheme,
-                                dw__tensor_map *map) {
+dw_status dw__gemm_scale_map(const dw__context *context, const void *scales, const char *name,
+                             int64_t rows, int parts, int64_t k, int scheme, dw__tensor_map *map) {
     enum { WORDS = DW_SCALE_TILE_BYTES / 8 };
     const int64_t block = DW_SCALED_BLOCK(scheme),
                   wide = DW_SCALE_TILES_WIDE((k + block - 1) / block);
@@ -338,15 +341,16 @@ static dw_status make_operand_maps(const dw_gemm *c, const dw__context *context,
     const int scheme = (int)shape->scheme_a, parts = c->activation == DW_ACTIVATION_SWIGLU ? 2 : 1;
     const bool halves = tile->ctas == 2 || parts == 2;
     const int64_t units = dw__gemm_row_units(c);
-    const dw__map_element element = element_of(c->dtype, c->quantized);
+    const dw__map_element element = dw__gemm_map_element(c->dtype, c->quantized);
     DW_RETURN_IF_FAILED(
-        make_map(context, &c->a, "A", c->m, units, element, DW_GEMM_ROWS, &maps[0]));
-    DW_RETURN_IF_FAILED(make_map(context, &c->b, "B", dw__gemm_rows_b(c), units, element,
-                                 halves ? tile->n / 2 : tile->n, &maps[1]));
+        dw__gemm_map(context, &c->a, "A", c->m, units, element, DW_GEMM_ROWS, &maps[0]));
+    DW_RETURN_IF_FAILED(dw__gemm_map(context, &c->b, "B", dw__gemm_rows_b(c), units, element,
+                                     halves ? tile->n / 2 : tile->n, &maps[1]));
     if (!c->quantized) return DW_OK;
     DW_RETURN_IF_FAILED(
-        make_scale_map(context, c->scales_a, "A's scales", c->m, 1, c->k, scheme, &maps[2]));
-    return make_scale_map(context, c->scales_b, "B's scales", c->n, parts, c->k, scheme, &maps[3]);
+        dw__gemm_scale_map(context, c->scales_a, "A's scales", c->m, 1, c->k, scheme, &maps[2]));
+    return dw__gemm_scale_map(context, c->scales_b, "B's scales", c->n, parts, c->k, scheme,
+                              &maps[3]);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
@@ -355,7 +359,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     const dw__gemm_shape unpacked = {.params = variant->params}, *shape = &unpacked;
     const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
     const int operands = c->quantized ? 4 : 2; /* maps of them; then D's and the residual's */
-    const dw__map_element element_d = element_of(c->output, c->quantized_d);
+    const dw__map_element element_d = dw__gemm_map_element(c->output, c->quantized_d);
     const int tile_rows = dw__gemm_tile_rows(shape), tile_columns = dw__gemm_tile_columns(shape);
     dw__tensor_map maps[6], *d = &maps[operands], *residual = d + 1;
     dw_gemm_params params = {
@@ -370,13 +374,13 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
         .factor_b = c->quantized ? c->factor_b : NULL,
         .scales_d = c->quantized_d ? c->scales_d : NULL,
     };
-    DW_RETURN_IF_FAILED(make_map(context, &c->d, "D", c->m, c->n, element_d, BOX_ROWS, d));
+    DW_RETURN_IF_FAILED(dw__gemm_map(context, &c->d, "D", c->m, c->n, element_d, BOX_ROWS, d));
     *residual = *d; /* the kernel does not read these maps */
     for (int i = 0; i < operands; i++) maps[i] = *d;
     if (c->k > 0) DW_RETURN_IF_FAILED(make_operand_maps(c, context, shape, maps));
     if (c->residual.data)
-        DW_RETURN_IF_FAILED(make_map(context, &c->residual, "the residual", c->m, c->n, element_d,
-                                     BOX_ROWS, residual));
+        DW_RETURN_IF_FAILED(dw__gemm_map(context, &c->residual, "the residual", c->m, c->n,
+                                         element_d, BOX_ROWS, residual));
     /* Blocks, or pairs of blocks, are persistent and process tile after tile. */
     int64_t clusters = context->sm_count / tile->ctas > 0 ? context->sm_count / tile->ctas : 1,
             tiles = (int64_t)params.tiles_m * params.tiles_n;
@@ -430,7 +434,9 @@ static dw_status enqueue_reference(const void *call, const dw__context *context,
 
 /* ---- kernels --------------------------------------------------------------------------------------- */
 
-static const dw__kernel *kernel_for(const dw_gemm *call) {
+const dw__kernel *dw__gemm_kernel_on(const dw_gemm *call, int capability) {
+    if (dw__gpu_is_rtx_blackwell(capability))
+        return call->quantized ? &dw__sm120_gemm_scaled : &dw__sm120_gemm;
     return call->quantized ? &dw__sm100_gemm_scaled : &dw__sm100_gemm;
 }
 
@@ -438,7 +444,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     DW_RETURN_IF_FAILED(dw__gemm_check(call, false));
     if (!dw__gpu_is_blackwell(gpu->capability))
         return dw__fail(DW_TYPE, "its kernels are for sm_100f (B200, B300), not for %s", gpu->name);
-    if (kernel_for(call) == kernel) return DW_OK;
+    if (dw__gemm_kernel_on(call, gpu->capability) == kernel) return DW_OK;
     return dw__fail(DW_TYPE, "%s multiplies %s", kernel->name, kernel->elements);
 }
 
@@ -542,16 +548,16 @@ const dw__kernel dw__reference_gemm = {
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
 dw_status dw__gemm_choose(const void *call, int capability, const dw__kernel **kernel) {
-    *kernel = kernel_for(call);
-    if (dw__gpu_is_blackwell(capability)) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "these kernels are for 10.0 and 10.3 (B200, B300); use "
-                                    "PyTorch's own GEMM on this GPU");
+    *kernel = dw__gemm_kernel_on(call, capability);
+    if (dw__gpu_is_blackwell(capability) || dw__gpu_is_rtx_blackwell(capability)) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "these kernels are for 10.0 and 10.3 (B200, B300) and 12.0 "
+                                    "(RTX 50, RTX PRO); use PyTorch's own GEMM on this GPU");
 }
 
 static const dw__gpu_family family = {
     .title = "GEMM",
     .kind = DW__CALL_GEMM,
-    .own = {&dw__sm100_gemm, &dw__sm100_gemm_scaled},
+    .own = {&dw__sm100_gemm, &dw__sm100_gemm_scaled, &dw__sm120_gemm, &dw__sm120_gemm_scaled},
     .choose = dw__gemm_choose,
     .describe = dw__gemm_describe,
     .workspace_query = "dw_gemm_workspace",

@@ -24,11 +24,15 @@ static work work_of(const dw_gemm *c) {
                                             of_d * (c->residual.data ? 2.0 : 1.0)};
 }
 
-/* The larger of the times that the static cost model and memory traffic allow. */
+double dw__gemm_least_seconds(const dw_gemm *call, const dw__gpu_target *gpu,
+                              const dw__gemm_cost *cost, double flops_per_clock) {
+    const double clock = gpu->flops / (flops_per_clock * gpu->sm_count);
+    return fmax(cost->clocks / clock, work_of(call).bytes / gpu->bytes);
+}
+
 static double least_seconds(const dw_gemm *call, const dw__gpu_target *gpu,
                             const dw__gemm_cost *a) {
-    const double clock = gpu->flops / (8192.0 * gpu->sm_count);
-    return fmax(a->clocks / clock, work_of(call).bytes / gpu->bytes);
+    return dw__gemm_least_seconds(call, gpu, a, 8192.0);
 }
 
 static dw__gemm_cost cost_of(const dw_gemm *call, const dw__gpu_target *gpu,
@@ -54,10 +58,11 @@ json_t *dw__gemm_describe_tile(const dw__kernel *kernel, const void *call,
     if (dw__gemm_is_empty(call)) return json_null();
     const dw__gemm_cost a = cost_of(call, gpu, &shape);
     const dw__gemm_tile *t = &dw__gemm_tiles[shape.tile];
-    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f}", "ctas", t->ctas, "tile_n", t->n,
-                     "stages", t->stages, "tiles", (json_int_t)a.tiles, "rounds",
-                     (json_int_t)a.rounds, "steps", (json_int_t)a.steps, "step_clocks",
-                     a.step_clocks, "least_seconds", least_seconds(call, gpu, &a));
+    return json_pack("{s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f}", "ctas", t->ctas, "tile_m",
+                     dw__gemm_tile_rows(&shape), "tile_n", t->n, "stages", t->stages, "tiles",
+                     (json_int_t)a.tiles, "rounds", (json_int_t)a.rounds, "steps",
+                     (json_int_t)a.steps, "step_clocks", a.step_clocks, "least_seconds",
+                     least_seconds(call, gpu, &a));
 }
 
 /* ---- PyTorch's kernel -------------------------------------------------------------------------------- */
@@ -109,9 +114,7 @@ const dw__kernel dw__torch_gemm = {
 /* ---- explanation --------------------------------------------------------------------------------------- */
 
 dw_status dw_gemm_explain(const dw_gemm *given, const char *target, char **json) {
-    static const char asking[] =
-        "dw_gemm_run, or optimize(model, target=\"sm_100a\") on such a GPU";
-    char shape[256], because[512] = "Deepwell does not support it";
+    char asking[128], shape[256], because[512] = "Deepwell does not support it";
     dw__gpu_candidates candidates;
     dw__gpu_subject at;
     dw_gemm call;
@@ -122,6 +125,8 @@ dw_status dw_gemm_explain(const dw_gemm *given, const char *target, char **json)
     dw__gpu_candidates_of(DW__CALL_GEMM, &call, &at.target, &candidates);
     const dw__kernel *own = candidates.kernels[0];
     const bool runs = own->supports(own, &call, &at.target) == DW_OK, dense = is_dense(&call);
+    snprintf(asking, sizeof asking, "dw_gemm_run, or optimize(model, target=\"%s\") on such a GPU",
+             at.target.name);
     if (runs)
         snprintf(because, sizeof because, "Deepwell's is %s: it is used only on request (%s)",
                  dw__gpu_kernel_proof(own), dense ? asking : "dw_gemm_run");

@@ -77,13 +77,16 @@ static float random_number(part which, size_t at) {
     return 2.0f * dw__philox_uniform(SEED, which, 0, at) - 1.0f;
 }
 
-/* Adds an operand of random numbers. */
-static dw_status add_numbers(dw__trial *t, part which, int rows, int columns, dw_dtype type) {
+/* Adds an operand of random numbers: `values` has rows x columns. If it is turned, its memory has columns x rows. */
+static dw_status add_numbers(dw__trial *t, part which, int rows, int columns, dw_dtype type,
+                             bool turned) {
     const region *p = &((state *)t->state)->parts[which];
-    DW_RETURN_IF_FAILED(add_part(t, which, rows, columns, columns, type));
+    DW_RETURN_IF_FAILED(turned ? add_part(t, which, columns, rows, rows, type)
+                               : add_part(t, which, rows, columns, columns, type));
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < columns; j++) {
-            const size_t at = (size_t)i * (size_t)p->pitch + (size_t)j;
+            const size_t at = turned ? (size_t)j * (size_t)p->pitch + (size_t)i
+                                     : (size_t)i * (size_t)p->pitch + (size_t)j;
             const float number = random_number(which, at);
             /* Factors for which the activation is not linear. */
             dw__trial_set(p->memory->host, type, at,
@@ -143,12 +146,12 @@ static dw_status add_operands(dw__trial *t, const state *s) {
         DW_RETURN_IF_FAILED(add_codes(t, A, m, k, c->scheme_a, 1));
         DW_RETURN_IF_FAILED(add_codes(t, B, all_b, k, c->scheme_b, rows_b / n));
     } else {
-        DW_RETURN_IF_FAILED(add_numbers(t, A, m, k, c->dtype));
-        DW_RETURN_IF_FAILED(add_numbers(t, B, all_b, k, c->dtype));
+        DW_RETURN_IF_FAILED(add_numbers(t, A, m, k, c->dtype, s->given.turned.a));
+        DW_RETURN_IF_FAILED(add_numbers(t, B, all_b, k, c->dtype, s->given.turned.b));
     }
-    DW_RETURN_IF_FAILED(add_numbers(t, BIAS, 1, rows_b, c->dtype));
-    DW_RETURN_IF_FAILED(add_numbers(t, FACTORS, 1, 2, DW_F32));
-    if (s->given.residual) DW_RETURN_IF_FAILED(add_numbers(t, RESIDUAL, m, n, c->output));
+    DW_RETURN_IF_FAILED(add_numbers(t, BIAS, 1, rows_b, c->dtype, false));
+    DW_RETURN_IF_FAILED(add_numbers(t, FACTORS, 1, 2, DW_F32, false));
+    if (s->given.residual) DW_RETURN_IF_FAILED(add_numbers(t, RESIDUAL, m, n, c->output, false));
     DW_RETURN_IF_FAILED(add_part(t, D, m, n, n, c->quantized_d ? CODES : c->output));
     if (!c->quantized_d) return DW_OK;
     const int scales = (int)dw_scales_swizzled_bytes(m, (n + BLOCK - 1) / BLOCK);
@@ -202,8 +205,11 @@ static dw_status add_workspace(dw__trial *t, state *s) {
 static dw_status prepare(dw__trial *t) {
     state *s = t->state;
     dw_gemm *c = &s->call;
-    s->given = t->variant->kernel->provided ? dw__gemm_cutlass_case_of(t->variant)
-                                            : dw__gemm_case_of(t->variant);
+    const dw__kernel *kernel = t->variant->kernel;
+    const bool rtx = kernel == &dw__sm120_gemm || kernel == &dw__sm120_gemm_scaled;
+    s->given = kernel->provided ? dw__gemm_cutlass_case_of(t->variant)
+               : rtx            ? dw__sm120_case_of(t->variant)
+                                : dw__gemm_case_of(t->variant);
     *c = s->given.call;
     t->context.sm_count = s->given.sm_count;
     t->consequence = c->quantized || c->quantized_d ? ", its GEMMs are refused"

@@ -6,14 +6,21 @@
 #include "kernel/gpu_kernel.h"
 #include "kernel/library/cutlass.h"
 #include "sm100/gemm_scaled_params.h"
+#include "sm120/sm120_gemm_params.h"
 
 /* ---- gemm.c: calls --------------------------------------------------------------------------- */
 
 /* Converts the caller's structure, which may have the shorter form of an earlier version, to today's form. */
 dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call);
 
+/* Operands whose rows run across the contraction: A is stored as k x m, B as k x n. Public calls have none. */
+typedef struct dw__gemm_turned {
+    bool a, b;
+} dw__gemm_turned;
+
 /* Checks whether the call's members are consistent, with or without a GPU. If `launching`, pointers must be set. */
 dw_status dw__gemm_check(const dw_gemm *call, bool launching);
+dw_status dw__gemm_check_turned(const dw_gemm *call, dw__gemm_turned turned, bool launching);
 
 static inline bool dw__gemm_is_empty(const dw_gemm *call) { return call->m == 0 || call->n == 0; }
 /* Returns the number of rows of B, which is also the number of elements of the bias. */
@@ -86,9 +93,66 @@ dw__jit_variant dw__gemm_variant(const dw__gemm_shape *shape);
 /* The variant of the reference, for dense operands and D, which it does not quantize. */
 dw__jit_variant dw__gemm_reference_variant(int capability, bool f16, bool f32_output);
 
+/* ---- gemm.c: tensor maps ---------------------------------------------------------------------- */
+
+/* The elements of maps; `codes`: bytes. */
+dw__map_element dw__gemm_map_element(dw_dtype type, bool codes);
+/* Makes a map of `rows` x `columns` with boxes of 128 bytes x `box_rows`, swizzled. */
+dw_status dw__gemm_map(const dw__context *context, const dw_matrix *x, const char *name,
+                       int64_t rows, int64_t columns, dw__map_element element, int box_rows,
+                       dw__tensor_map *map);
+/* Makes a map of the scales of `parts` times `rows` rows: their tiles side by side, as words of 64 bits, in boxes for
+ * one step. */
+dw_status dw__gemm_scale_map(const dw__context *context, const void *scales, const char *name,
+                             int64_t rows, int parts, int64_t k, int scheme, dw__tensor_map *map);
+
+/* ---- sm120_gemm.c: consumer and workstation Blackwell GPUs --------------------------------------- */
+
+/* One row of DW_SM120_GEMM_TILES or DW_SM120_SCALED_TILES. */
+typedef struct dw__sm120_tile {
+    bool scaled;
+    int m, n, warps, stages;
+    int blocks; /* that an SM holds at once */
+} dw__sm120_tile;
+enum { DW__SM120_TILES = 4 };
+extern const dw__sm120_tile dw__sm120_tiles[DW__SM120_TILES];
+
+/* The compile-time parameters of a variant. */
+typedef union dw__sm120_shape {
+    struct {
+        uint64_t tile : 8;     /* of dw__sm120_tiles */
+        uint64_t scheme_a : 8; /* dw_scheme */
+        uint64_t scheme_b : 8;
+        uint64_t output : 8;     /* OUTPUT of gemm_params.h */
+        uint64_t activation : 8; /* dw_activation */
+        bool f16 : 1, bias : 1, residual : 1, turned_a : 1, turned_b : 1;
+        uint64_t unused : 19;
+    };
+    uint64_t params; /* of dw__variant */
+} dw__sm120_shape;
+_Static_assert(sizeof(dw__sm120_shape) == sizeof(uint64_t), "packed, and no bit is padding");
+
+/* Returns whether this variant exists. */
+bool dw__sm120_exists(const dw__sm120_shape *shape);
+int dw__sm120_tile_columns(const dw__sm120_shape *shape); /* of D */
+unsigned dw__sm120_shared_bytes(const dw__sm120_shape *shape);
+/* The static cost model of a tile, as dw__gemm_cost_of. step_clocks: of all blocks of an SM together. */
+dw__gemm_cost dw__sm120_cost_of(const dw_gemm *call, const dw__sm120_shape *shape, int sm_count);
+/* Chooses the variant for a checked call, as dw__gemm_shape_of. */
+dw__sm120_shape dw__sm120_shape_of(const dw_gemm *call, dw__gemm_turned turned, int sm_count);
+dw__jit_variant dw__sm120_variant(const dw__sm120_shape *shape);
+/* As the entry's functions, for calls with turned operands. */
+dw_status dw__sm120_supports(const dw_gemm *call, dw__gemm_turned turned,
+                             const dw__gpu_target *gpu);
+dw_status dw__sm120_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
+                            const dw__variant **variant);
+
 /* ---- gemm.c: kernels --------------------------------------------------------------------------- */
 
 extern const dw__kernel dw__sm100_gemm, dw__sm100_gemm_scaled;
+extern const dw__kernel dw__sm120_gemm, dw__sm120_gemm_scaled; /* sm120_gemm.c */
+/* The kernel for a call on GPUs of a compute capability that has one. */
+const dw__kernel *dw__gemm_kernel_on(const dw_gemm *call, int capability);
 /* The reference: GEMM by its definition, for dense operands on any GPU. It runs only if the first-use check refused the
  * fast kernel. */
 extern const dw__kernel dw__reference_gemm;
@@ -102,6 +166,10 @@ void dw__gemm_kernel_seconds(const dw__kernel *kernel, const void *call, const d
 double dw__gemm_library_seconds(const dw__gpu_target *gpu, double m, double n, double k,
                                 double groups, double bytes, double part);
 extern const char dw__gemm_library_source[]; /* names the model */
+/* The larger of the times that the cost model's clocks, at the tensor cores' `flops_per_clock` per SM, and the memory
+ * traffic allow. */
+double dw__gemm_least_seconds(const dw_gemm *call, const dw__gpu_target *gpu,
+                              const dw__gemm_cost *cost, double flops_per_clock);
 struct json_t *dw__gemm_describe_tile(const dw__kernel *kernel, const void *call,
                                       const dw__gpu_target *gpu);
 
@@ -119,6 +187,7 @@ extern const dw__kernel dw__cutlass_gemm, dw__cutlass_grouped_gemm;
 typedef struct dw__gemm_case {
     dw_gemm call;
     bool bias, residual;
+    dw__gemm_turned turned;
     int sm_count; /* so few SMs that each block processes several tiles */
     /* groups 1 without `rows`: a GEMM. Otherwise the number of groups, which have m rows of A together; each group has
      * its own B, and the Bs follow one another. */
@@ -126,6 +195,7 @@ typedef struct dw__gemm_case {
     int64_t rows[4];
 } dw__gemm_case;
 dw__gemm_case dw__gemm_case_of(const dw__variant *variant);         /* gemm.c */
+dw__gemm_case dw__sm120_case_of(const dw__variant *variant);        /* sm120_gemm.c */
 dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant); /* gpu_cutlass.c */
 extern const dw__first_use dw__gemm_first_use;
 

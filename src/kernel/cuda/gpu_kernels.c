@@ -15,8 +15,8 @@ const char *dw__gpu_kernel_proof(const dw__kernel *k) {
     if (k->shown) return k->shown;
     return k->proof == DW__MEASURED_ON_HARDWARE ? "tested and measured on an H200"
            : k->proof == DW__RUN_ON_HOPPER
-               ? "on sm_90a run on an H200 in the training of whole models; on sm_100f proven on "
-                 "the emulator, not run on hardware"
+               ? "on sm_90a run on an H200 in the training of whole models; on sm_100f and "
+                 "sm_120a proven on the emulator, not run on hardware"
            : k->proof == DW__PROVEN_ON_EMULATOR ? dw__gpu_proof_emulator
                                                 : NULL;
 }
@@ -86,13 +86,14 @@ dw_status dw__gpu_kernels_provided(const dw__kernel **kernels, size_t *count) {
     return DW_OK;
 }
 
-static dw_status fail_unknown(dw__call_kind kind, const char *name, const dw__kernel *const own[3],
-                              dw_status found, size_t count) {
+static dw_status fail_unknown(dw__call_kind kind, const char *name,
+                              const dw__kernel *const own[DW__OWN_KERNELS], dw_status found,
+                              size_t count) {
     dw_status status = DW_OK;
     dw__text names = {0};
     char why[1024];
     snprintf(why, sizeof why, "%s", dw_last_error());
-    for (size_t i = 0; i < 3 && own[i]; i++)
+    for (size_t i = 0; i < DW__OWN_KERNELS && own[i]; i++)
         DW_TRY(dw__text_printf(&names, "%s%s", i > 0 ? ", " : "", own[i]->name));
     if (found != DW_OK)
         DW_TRY(dw__fail(strncmp(name, "cutlass.", 8) == 0 ? DW_UNSUPPORTED : DW_INVALID_ARGUMENT,
@@ -109,7 +110,8 @@ cleanup:
 }
 
 dw_status dw__gpu_kernel_provided(dw__call_kind kind, const char *name,
-                                  const dw__kernel *const own[3], const dw__kernel **kernel) {
+                                  const dw__kernel *const own[DW__OWN_KERNELS],
+                                  const dw__kernel **kernel) {
     const dw__kernel *all;
     size_t count = 0;
     const dw_status status = dw__gpu_kernels_provided(&all, &count);

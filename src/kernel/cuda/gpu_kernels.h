@@ -27,7 +27,7 @@ extern const dw__kernel dw__gpu_quantize_tiles;                            /* bl
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 
-#define DW__GPU_ARCHITECTURES "sm_90a (H100, H200), sm_100f (B200, B300)"
+#define DW__GPU_ARCHITECTURES "sm_90a (H100, H200), sm_100f (B200, B300), sm_120a (RTX 50, RTX PRO)"
 /* The architecture to compile for. */
 const char *dw__gpu_arch(int capability);
 /* DW_TYPE unless the kernel is for `gpu` (NULL: any) of DW__GPU_ARCHITECTURES. */
@@ -60,7 +60,8 @@ dw_status dw__gpu_kernels_provided(const dw__kernel **kernels, size_t *count);
 /* Finds the library's kernel that a call names. Fails for an unknown name and lists the known ones: `own` (Deepwell's,
  * up to the first NULL) and the library's, or the reason why there is no library. */
 dw_status dw__gpu_kernel_provided(dw__call_kind kind, const char *name,
-                                  const dw__kernel *const own[3], const dw__kernel **kernel);
+                                  const dw__kernel *const own[DW__OWN_KERNELS],
+                                  const dw__kernel **kernel);
 
 /* Returns where the kernel has been shown to be right; NULL for a library's kernel that does not say. */
 const char *dw__gpu_kernel_proof(const dw__kernel *kernel);

@@ -8,6 +8,9 @@ static const dw__gpu_target architectures[] = {
      NULL},
     {"sm_103a", 103, 148, 2250e12, 7.7e12, "HGX B300 data sheet: 2250 TFLOP/s dense, 7.7 TB/s",
      NULL},
+    {"sm_120a", 120, 170, 209.5e12, 1.792e12,
+     "RTX Blackwell architecture paper, RTX 5090: 209.5 TFLOP/s dense with F32 sums, 1.79 TB/s",
+     NULL},
 };
 
 dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target) {
@@ -17,16 +20,21 @@ dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target) {
         return DW_OK;
     }
     return dw__fail(DW_INVALID_ARGUMENT,
-                    "target \"%s\" is not known; expected sm_90a, sm_100a or sm_103a", name);
+                    "target \"%s\" is not known; expected sm_90a, sm_100a, sm_103a or sm_120a",
+                    name);
 }
 
-/* Operations of dense 16-bit GEMMs per SM and clock: 8192 on Blackwell's data-centre GPUs, 4096 on Hopper; on earlier
- * GPUs 1024 for F16. */
+/* Operations of dense 16-bit GEMMs per SM and clock: 8192 on Blackwell's data-centre GPUs, 4096 on Hopper, 512 on GeForce
+ * RTX 50 with sums in F32 (workstation cards have twice that); on earlier GPUs 1024 for F16. */
 dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGET_NAME]) {
     const bool family = dw__gpu_is_blackwell(context->capability);
-    double per_clock = family ? 8192.0 : context->capability >= 90 ? 4096.0 : 2048.0;
+    const bool rtx = dw__gpu_is_rtx_blackwell(context->capability);
+    const double per_clock = family                      ? 8192.0
+                             : rtx                       ? 512.0
+                             : context->capability >= 90 ? 4096.0
+                                                         : 2048.0;
     snprintf(name, DW__TARGET_NAME, "sm_%d%s", context->capability,
-             family || context->capability == 90 ? "a" : "");
+             dw__gpu_has_kernels(context->capability) ? "a" : "");
     return (dw__gpu_target){
         .name = name,
         .capability = context->capability,

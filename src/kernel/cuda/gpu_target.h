@@ -20,6 +20,14 @@ static inline bool dw__gpu_is_blackwell(int capability) {
     return capability == 100 || capability == 103;
 }
 
+/* RTX 50 and RTX PRO Blackwell, whose kernels are compiled for sm_120a. */
+static inline bool dw__gpu_is_rtx_blackwell(int capability) { return capability == 120; }
+/* Whether there are kernels for GPUs of this compute capability. */
+static inline bool dw__gpu_has_kernels(int capability) {
+    return capability == 90 || dw__gpu_is_blackwell(capability) ||
+           dw__gpu_is_rtx_blackwell(capability);
+}
+
 /* Looks up an architecture by name, whether there is such a GPU or not, with its vendor's figures. DW_INVALID_ARGUMENT
  * lists the known names. */
 dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target);

@@ -1,9 +1,16 @@
-/* Linear layers and matrix multiplications of a graph, by the GEMM kernels (gemm.c): their call is made from the
- * operation's. The kernels read both operands along k, so they compute linear(x, w [N,K], b) and matmul(a, b [N,K];
- * transpose_b=1); other layouts are left to gpu_matmul.c. Codes with scales of blocks always lie that way.
+/* Linear layers and matrix multiplications of a graph, by the GEMM kernels (gemm.c, sm120_gemm.c): their call is made
+ * from the operation's. The kernels of sm_100f read both operands along k, so they compute linear(x, w [N,K], b) and
+ * matmul(a, b [N,K]; transpose_b=1). Those of sm_120a also read operands whose rows run across k, which the gradients of
+ * a linear layer have. Other layouts and batches are left to gpu_matmul.c.
+ * Codes with scales of blocks always lie along k.
  */
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
+
+typedef struct graph_call {
+    dw_gemm gemm;
+    dw__gemm_turned turned;
+} graph_call;
 
 /* The rows of a tensor along its last axis, as a matrix. False if they do not lie at one distance. */
 static bool matrix_of(const dw__tensor *t, dw_matrix *m) {
@@ -11,66 +18,106 @@ static bool matrix_of(const dw__tensor *t, dw_matrix *m) {
     return t->rank > 0 && dw__tensor_row_stride(t, &m->stride);
 }
 
+/* An operand of rank 2 whose rows or columns are contiguous. `k_axis`: the axis of the contraction. */
+static bool operand_of(const dw__tensor *t, int k_axis, dw_matrix *m, bool *turned) {
+    const int row_axis = 1 - k_axis;
+    m->data = t->data;
+    *turned = t->shape[k_axis] > 1 && t->stride[k_axis] != 1;
+    m->stride = t->stride[*turned ? k_axis : row_axis];
+    return !*turned || t->shape[row_axis] == 1 || t->stride[row_axis] == 1;
+}
+
 static bool is_linear(const dw__call *c) { return c->op == DW_OP_LINEAR; }
 
+/* The operands of `linear`: x of any rank, and w. */
+static bool linear_operands(const dw__call *c, graph_call *g) {
+    const dw__tensor *w = &c->inputs[1], *bias = &c->inputs[2];
+    const int k_axis = dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_W, 1) == 1 ? 1 : 0;
+    if (!matrix_of(&c->inputs[0], &g->gemm.a)) return false;
+    if (!operand_of(w, k_axis, &g->gemm.b, &g->turned.b)) return false;
+    g->gemm.k = w->shape[k_axis];
+    g->gemm.n = w->shape[1 - k_axis];
+    if (bias->rank < 0) return true;
+    g->gemm.bias = bias->data;
+    return dw__tensor_is_contiguous(bias);
+}
+
+static bool matmul_operands(const dw__call *c, graph_call *g) {
+    const dw__tensor *a = &c->inputs[0], *b = &c->inputs[1];
+    const int a_axis = dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_A, 0) == 0 ? 1 : 0,
+              b_axis = dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_B, 0) == 0 ? 0 : 1;
+    g->gemm.k = b->shape[b_axis];
+    g->gemm.n = b->shape[1 - b_axis];
+    return a->rank == 2 && operand_of(a, a_axis, &g->gemm.a, &g->turned.a) &&
+           operand_of(b, b_axis, &g->gemm.b, &g->turned.b);
+}
+
 /* False: the operation is laid out in a way that no GEMM kernel reads. */
-static bool call_of(const dw__operation_call *given, dw_gemm *g) {
+static bool call_of(const dw__operation_call *given, graph_call *g) {
     const dw__call *c = &given->call;
-    const dw__tensor *a = &c->inputs[0], *b = &c->inputs[1], *y = &c->outputs[0];
-    *g = (dw_gemm){.struct_size = sizeof *g,
-                   .dtype = a->dtype,
-                   .output = y->dtype,
-                   .alpha = 1.0f,
-                   .stream = given->stream};
-    const bool along_k = is_linear(c) ? dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_W, 1) == 1
-                                      : dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_A, 0) == 0 &&
-                                            dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_B, 0) == 1;
-    if (!along_k || b->rank != 2 || (!is_linear(c) && a->rank != 2)) return false;
-    if (!matrix_of(a, &g->a) || !matrix_of(b, &g->b) || !matrix_of(y, &g->d)) return false;
-    g->k = b->shape[1];
-    g->n = b->shape[0];
-    g->m = g->n ? dw__tensor_count(y) / g->n : 0;
-    const dw__tensor *bias = &c->inputs[2];
-    if (is_linear(c) && bias->rank >= 0) {
-        if (!dw__tensor_is_contiguous(bias)) return false;
-        g->bias = bias->data;
-    }
-    return g->m > 0 && g->n > 0 && g->k > 0;
+    const dw__tensor *a = &c->inputs[0], *b = &c->inputs[1], *y = &c->outputs[0],
+                     *addend = dw__call_addend(c);
+    *g = (graph_call){.gemm = {.struct_size = sizeof g->gemm,
+                               .dtype = a->dtype,
+                               .output = y->dtype,
+                               .alpha = 1.0f,
+                               .stream = given->stream}};
+    if (b->rank != 2 || !(is_linear(c) ? linear_operands(c, g) : matmul_operands(c, g)))
+        return false;
+    if (!matrix_of(y, &g->gemm.d)) return false;
+    if (addend && !matrix_of(addend, &g->gemm.residual)) return false;
+    g->gemm.m = g->gemm.n ? dw__tensor_count(y) / g->gemm.n : 0;
+    return g->gemm.m > 0 && g->gemm.n > 0 && g->gemm.k > 0;
 }
 
 static bool computes(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL; }
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__operation_call *given = call;
-    dw_gemm g;
+    graph_call g;
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, &given->call, gpu));
     if (!call_of(given, &g))
-        return dw__fail(
-            DW_UNSUPPORTED,
-            "%s: expected both operands with contiguous rows along k, and sizes above 0",
-            kernel->name);
-    return dw__sm100_gemm.supports(&dw__sm100_gemm, &g, gpu);
+        return dw__fail(DW_UNSUPPORTED,
+                        "%s: expected two operands, each with contiguous rows along k or across "
+                        "it, and sizes above 0",
+                        kernel->name);
+    if (gpu && !dw__gpu_is_rtx_blackwell(gpu->capability)) {
+        if (g.turned.a || g.turned.b)
+            return dw__fail(DW_UNSUPPORTED, "%s: expected operands with contiguous rows along k",
+                            kernel->name);
+        return dw__sm100_gemm.supports(&dw__sm100_gemm, &g.gemm, gpu);
+    }
+    DW_RETURN_IF_FAILED(dw__sm120_supports(&g.gemm, g.turned, gpu));
+    /* `linear` is expanded unless this kernel, or a library's, is sure to run. */
+    if (!is_linear(&given->call) || !gpu || !gpu->context || gpu->context->plans_only) return DW_OK;
+    const dw__variant *variant;
+    DW_RETURN_IF_FAILED(dw__sm120_prepare(&g.gemm, g.turned, gpu->context, &variant));
+    return dw__variant_status(variant);
 }
 
 static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                     dw__kernel_seconds *result) {
-    dw_gemm g;
+    graph_call g;
     (void)kernel;
-    if (call_of(call, &g)) dw__sm100_gemm.seconds(&dw__sm100_gemm, &g, gpu, result);
+    if (!call_of(call, &g)) return;
+    const dw__kernel *by = dw__gemm_kernel_on(&g.gemm, gpu->capability);
+    by->seconds(by, &g.gemm, gpu, result);
 }
 
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
-    dw_gemm g;
+    graph_call g;
     (void)kernel;
     (void)call_of(call, &g);
-    return dw__sm100_gemm.prepare(&dw__sm100_gemm, &g, context, variant);
+    if (dw__gpu_is_rtx_blackwell(context->capability))
+        return dw__sm120_prepare(&g.gemm, g.turned, context, variant);
+    return dw__sm100_gemm.prepare(&dw__sm100_gemm, &g.gemm, context, variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
-    dw_gemm g;
+    graph_call g;
     (void)call_of(call, &g);
-    return dw__sm100_gemm.enqueue(&g, context, variant);
+    return variant->kernel->enqueue(&g.gemm, context, variant);
 }
 
 const dw__kernel dw__graph_gemm = {
@@ -81,15 +128,16 @@ const dw__kernel dw__graph_gemm = {
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "linear, and matmul with transpose_b",
     .source = "src/kernel/cuda/graph_gemm.c",
-    .architectures = "sm_100f (B200, B300)",
+    .architectures = "sm_100f (B200, B300), sm_120a (RTX 50, RTX PRO)",
     .elements = "BF16, F16; the result also F32",
-    .needs = "contiguous rows along k, of 16-byte multiples",
+    .needs = "contiguous rows along k, on sm_120a also across it, of 16-byte multiples",
     .supports = supports,
     .seconds = seconds,
     .prepare = prepare,
     .enqueue = enqueue,
     /* No first-use check: the kernels that it calls have theirs. */
     .tolerance = "sums in F32, then the result's rounding, against FP64",
+    .accumulates = DW__ADDS_TO_ADDEND,
 };
 
 /* ---- codes with scales of blocks ------------------------------------------------------------------ */
@@ -131,7 +179,7 @@ static dw_status scaled_supports(const dw__kernel *kernel, const void *call,
     const dw__operation_call *given = call;
     if (!dw__call_has_tiles(&given->call))
         return dw__fail(DW_TYPE, "%s multiplies codes with scales of blocks", kernel->name);
-    if (gpu && !dw__gpu_is_blackwell(gpu->capability))
+    if (gpu && !dw__gpu_is_blackwell(gpu->capability) && !dw__gpu_is_rtx_blackwell(gpu->capability))
         return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
                         gpu->name);
     const dw_gemm g = scaled_call_of(given);
@@ -141,21 +189,23 @@ static dw_status scaled_supports(const dw__kernel *kernel, const void *call,
 static void scaled_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                            dw__kernel_seconds *result) {
     const dw_gemm g = scaled_call_of(call);
+    const dw__kernel *by = dw__gemm_kernel_on(&g, gpu->capability);
     (void)kernel;
-    dw__sm100_gemm_scaled.seconds(&dw__sm100_gemm_scaled, &g, gpu, result);
+    by->seconds(by, &g, gpu, result);
 }
 
 static dw_status scaled_prepare(const dw__kernel *kernel, const void *call,
                                 const dw__context *context, const dw__variant **variant) {
     const dw_gemm g = scaled_call_of(call);
+    const dw__kernel *by = dw__gemm_kernel_on(&g, context->capability);
     (void)kernel;
-    return dw__sm100_gemm_scaled.prepare(&dw__sm100_gemm_scaled, &g, context, variant);
+    return by->prepare(by, &g, context, variant);
 }
 
 static dw_status scaled_enqueue(const void *call, const dw__context *context,
                                 const dw__variant *variant) {
     const dw_gemm g = scaled_call_of(call);
-    return dw__gemm_is_empty(&g) ? DW_OK : dw__sm100_gemm_scaled.enqueue(&g, context, variant);
+    return dw__gemm_is_empty(&g) ? DW_OK : variant->kernel->enqueue(&g, context, variant);
 }
 
 const dw__kernel dw__graph_gemm_scaled = {
@@ -166,7 +216,7 @@ const dw__kernel dw__graph_gemm_scaled = {
     .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "multiply_codes with scales of blocks",
     .source = "src/kernel/cuda/graph_gemm.c",
-    .architectures = "sm_100f (B200, B300)",
+    .architectures = "sm_100f (B200, B300), sm_120a (RTX 50, RTX PRO)",
     .elements = "codes of MXFP8, MXFP4, NVFP4; the result BF16, F16, F32",
     .needs = "rows of the result of 16-byte multiples",
     .supports = scaled_supports,

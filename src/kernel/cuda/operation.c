@@ -3,10 +3,14 @@
 #include "kernel/cuda/gpu_kernels.h"
 #include <stdio.h>
 
-const char *dw__gpu_arch(int capability) { return capability == 90 ? "sm_90a" : "sm_100f"; }
+const char *dw__gpu_arch(int capability) {
+    return capability == 90                       ? "sm_90a"
+           : dw__gpu_is_rtx_blackwell(capability) ? "sm_120a"
+                                                  : "sm_100f";
+}
 
 dw_status dw__gpu_kernel_has(const dw__kernel *kernel, const dw__gpu_target *gpu) {
-    if (!gpu || gpu->capability == 90 || dw__gpu_is_blackwell(gpu->capability)) return DW_OK;
+    if (!gpu || dw__gpu_has_kernels(gpu->capability)) return DW_OK;
     return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
                     gpu->name);
 }

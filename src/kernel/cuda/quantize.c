@@ -229,7 +229,7 @@ const dw__kernel dw__quantize_blocks = {
     .elements = "BF16, F16, F32",
     .needs = "any size; rows of codes from multiples of 16 bytes",
     .shown = "on sm_90a tested, every byte the definition's, and measured on an H200; on sm_100f "
-             "proven on the emulator, not run on hardware",
+             "and sm_120a proven on the emulator, not run on hardware",
     .supports = supports,
     .prepare = prepare,
     .enqueue = enqueue,
@@ -243,9 +243,11 @@ const dw__kernel dw__quantize_blocks = {
 static dw_status choose(const void *call, int capability, const dw__kernel **kernel) {
     (void)call;
     *kernel = &dw__quantize_blocks;
-    if (capability == 90 || dw__gpu_is_blackwell(capability)) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED,
-                    "these kernels are for 9.0, 10.0 and 10.3 (H100, H200, B200, B300)");
+    if (dw__gpu_has_kernels(capability)) return DW_OK;
+    return dw__fail(
+        DW_UNSUPPORTED,
+        "these kernels are for 9.0, 10.0, 10.3 and 12.0 (H100, H200, B200, B300, RTX 50, "
+        "RTX PRO)");
 }
 
 static const dw__gpu_family family = {
