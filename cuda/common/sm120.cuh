@@ -14,7 +14,7 @@
 
 // Loads a box of a matrix into shared memory. Elements outside of the matrix arrive as zeros and count as bytes.
 DEVICE void tma_load_box(uint32 to, const tensor_map *map, uint32 barrier, int column, int row) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+    asm volatile("cp.async.bulk.tensor.2d." DW_TMA_TO ".global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
                  "l"((uint64)map), "r"(barrier), "r"(column), "r"(row)
                  : "memory");
 }

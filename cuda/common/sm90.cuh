@@ -105,9 +105,17 @@ DEVICE void prefetch_map(const tensor_map *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64)map) : "memory");
 }
 
+// Where loads write. On sm_120a, ptxas 13.0 makes a function call of loads to .shared::cluster, beside which it ignores
+// setmaxnreg.
+#if __CUDA_ARCH__ >= 1200
+#define DW_TMA_TO "shared::cta"
+#else
+#define DW_TMA_TO "shared::cluster"
+#endif
+
 // Loads a box of the tensor into shared memory. Elements outside of the tensor arrive as zeros and count as bytes.
 DEVICE void tma_load(uint32 to, const tensor_map *map, uint32 barrier, int c0, int c1, int c2, int c3) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+    asm volatile("cp.async.bulk.tensor.4d." DW_TMA_TO ".global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
                  "l"((uint64)map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 }

@@ -55,7 +55,7 @@ class Engine:
         ir: its graph, or None if it could not be captured.
         plan: the plan that it was compiled with, or None.
         precision: that of the GEMMs, as given to ``compile``; "auto" (the model's own) where it is not supported here.
-        target: where it runs: "cpu", "sm_90a", "emulator:sm_90a"; "meta" for a model without memory.
+        target: where it runs: "cpu", "sm_90a", "sm_120a", "emulator:sm_90a", "emulator:sm_120a"; "meta" for a model without memory.
         fallback: as given.
         notes: what to know about this engine, one line each.
         measured: the last result of ``profile``, or None.
@@ -499,7 +499,7 @@ def optimize_for_blackwell(
     devices = {t.device.index for t in named_tensors(root).values() if t.is_cuda}
     capability = torch.cuda.get_device_capability(min(devices)) if len(devices) == 1 else (0, 0)
     here = capability[0] in (10, 12)
-    targets = {(10, 0): "sm_100a", (10, 3): "sm_103a"}
+    targets = {(10, 0): "sm_100a", (10, 3): "sm_103a", (12, 0): "sm_120a"}
     target = targets.get(capability, "auto")
     hw = _one_gpu(probe()) if here else hardware("b200:1")
     notes = []

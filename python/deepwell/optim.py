@@ -17,7 +17,7 @@ CODES = torch.float8_e4m3fn  # of exp_avg in 8 bits; those of exp_avg_sq are in 
 STATE_DTYPES = {**DTYPES, CODES: "e4m3"}
 BLOCK = 128  # elements that share a scale (deepwell/adamw.h)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-CAPABILITIES = ((9, 0), (10, 0), (10, 3))
+CAPABILITIES = ((9, 0), (10, 0), (10, 3), (12, 0))
 emulated: str | None = None  # tests: the emulated GPU that updates parameters on the CPU
 
 

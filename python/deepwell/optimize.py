@@ -46,7 +46,7 @@ from deepwell.precision_guard import Sample
 from deepwell.report import Report
 from deepwell.runtime import Program
 from deepwell.sharding import gathers, is_sharded, sharded_inside
-from deepwell.targets import BLACKWELL, EMULATED, EmulatedGpu, Gpu, Target
+from deepwell.targets import BLACKWELL, EMULATED, ENGINES, EmulatedGpu, Gpu, Target
 
 # Captures of one module. Each kind of call (which arguments, which dtypes, which axes are 1, which submodules train) is
 # one. Beyond this number the arguments keep varying, and PyTorch runs the call.
@@ -88,11 +88,12 @@ def optimize(
             with an error if the policy's fallback is "strict". On a Hopper GPU the formats other than FP8 are simulated.
         target: "auto": the engine runs the model where it is, on the CPU or on one Hopper GPU (H100, H200), also in a
             group of processes with a GPU each. On other GPUs, and for a model on several, "auto" replaces attention
-            alone, as "attention" does everywhere (docs/attention.md). "cpu" and "sm_90a" (one Hopper GPU) ask for the engine by name.
-            "emulator:sm_90a" runs a model on the CPU on an emulated Hopper GPU. "sm_100a", "sm_103a",
-            "emulator:sm_100a" and "emulator:sm_103a" give linear layers kernels for Blackwell GPUs; with a precision
-            the engine runs the whole model there, and MXFP8, MXFP4 and NVFP4 are codes on tensor cores. These kernels
-            are proven on the emulator and have not run on hardware (docs/blackwell.md).
+            alone, as "attention" does everywhere (docs/attention.md). "cpu" and "sm_90a" (one Hopper GPU) ask for the engine by
+            name, and so does "sm_120a" (one RTX 50 or RTX PRO Blackwell GPU). "emulator:sm_90a" and "emulator:sm_120a"
+            run a model on the CPU on such an emulated GPU. "sm_100a", "sm_103a", "emulator:sm_100a" and
+            "emulator:sm_103a" give linear layers kernels for Blackwell GPUs; with a precision the engine runs the whole
+            model there. On all Blackwell GPUs MXFP8, MXFP4 and NVFP4 are codes on tensor cores. Their kernels are
+            proven on the emulator and have not run on hardware (docs/blackwell.md).
         verbose: prints at the first call what was replaced, what was left alone, and why.
         profile: ``deepwell.summary(model)`` then shows the mean time of a forward.
         inplace: False optimizes ``copy.deepcopy(model)`` instead.
@@ -108,10 +109,10 @@ def optimize(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"deepwell.optimize needs a torch.nn.Module, not {type(model).__name__}")
     policy = policy_of(precision)
-    if target not in ("auto", "attention", "cpu", "sm_90a", *EMULATED, *linear.TARGETS):
+    if target not in ("auto", "attention", "cpu", *ENGINES, *EMULATED, *linear.TARGETS):
         raise UnsupportedError(
-            f"target={target!r} is not supported in this version: use target='auto', 'attention', 'cpu', 'sm_90a', "
-            + ", ".join(f"'{name}'" for name in (*EMULATED, *linear.TARGETS))
+            f"target={target!r} is not supported in this version: use target='auto', 'attention', 'cpu', "
+            + ", ".join(f"'{name}'" for name in (*ENGINES, *EMULATED, *linear.TARGETS))
         )
     if not any(logits is mode for mode in (True, False)) and logits != "lazy":
         raise ValueError(
@@ -132,11 +133,11 @@ def optimize(
     if follows and on_gpu and _is_on_one_hopper(root):
         target = "sm_90a"
     linear_alone = target in linear.TARGETS and policy is None
-    engine = target == "cpu" or not on_gpu or target == "sm_90a" or target in BLACKWELL
+    engine = target == "cpu" or not on_gpu or target in ENGINES or target in BLACKWELL
     if logits is False and (not engine or linear_alone):
         raise UnsupportedError(
             "logits=False is not supported where PyTorch runs the model's forward: use logits='lazy', or a target whose "
-            "engine runs the whole model ('cpu', 'sm_90a')"
+            "engine runs the whole model ('cpu', 'sm_90a', 'sm_120a')"
         )
     if linear_alone and target.startswith("emulator:"):
         return _optimize_emulated(model, root, target, verbose)
@@ -211,8 +212,8 @@ def _check_capability(target: str, index: int) -> None:
 def _keeps_precision(policy: PrecisionPolicy | None, why: str) -> None:
     if policy is not None:
         raise UnsupportedError(
-            f"precision={policy.name!r} is supported on the CPU, on one Hopper GPU, and with target='sm_100a' or 'sm_103a' "
-            f"on one Blackwell GPU, {why}: use precision='auto', which keeps the model's own"
+            f"precision={policy.name!r} is supported on the CPU, on one Hopper GPU, and with target='sm_100a', 'sm_103a' or "
+            f"'sm_120a' on one Blackwell GPU, {why}: use precision='auto', which keeps the model's own"
         )
 
 

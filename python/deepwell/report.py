@@ -352,12 +352,16 @@ def _layers_told(precisions: Counter[str]) -> str:
 
 
 _RUN_ON_A_GPU = "the whole model in the engine"
+_UNPROVEN = "kernels proven on the emulator, not run on hardware, each checked at first use"
 
 
 def _described(target: Target) -> tuple[str, str]:
     """Returns the target's short name, and what it is."""
     if isinstance(target, Gpu):
-        return torch.cuda.get_device_name(target.device), _RUN_ON_A_GPU
+        name = torch.cuda.get_device_name(target.device)
+        if torch.cuda.get_device_capability(target.device) != (9, 0):
+            return name, f"{_RUN_ON_A_GPU}: {_UNPROVEN}"
+        return name, _RUN_ON_A_GPU
     if isinstance(target, EmulatedGpu):
         return target.name, "emulated on the CPU"
     machine = json.loads(_deepwell.machine())

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from deepwell.arena import Lease
     from deepwell.precision import PrecisionPolicy
 
-EMULATED = ("emulator:sm_90a",)
+EMULATED = ("emulator:sm_90a", "emulator:sm_120a")
+# The GPUs on which the engine runs any model. "auto" chooses the first alone: the others' kernels have not run on hardware.
+ENGINES = ("sm_90a", "sm_120a")
 # GPUs that the engine runs a model on if a precision and the target are named: it has not run on them.
 BLACKWELL = ("sm_100a", "sm_103a", "emulator:sm_100a", "emulator:sm_103a")
 

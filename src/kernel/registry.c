@@ -21,6 +21,8 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__sm90_attention_backward,
     &dw__sm100_gemm,
     &dw__sm100_attention_forward,
+    &dw__sm120_attention_forward,
+    &dw__sm120_attention_backward,
     &dw__sm100_gemm_scaled,
     &dw__sm120_gemm,
     &dw__sm120_gemm_scaled,

@@ -8,13 +8,12 @@ enum { HEAD_DIM = 64 };
 static const dw__attention_shape shape = {.head_dim = HEAD_DIM, .window = true, .blackwell = true};
 
 static dw__jit_variant fast_variant(void) {
-    return dw__attention_variant(&shape, DW__ATTENTION_FORWARD, "", dw__attention_arch(true));
+    return dw__attention_variant(&shape, DW__ATTENTION_FORWARD, "", "sm_100f");
 }
 
 static const dw__variant *first_use(bool wrong) {
-    const dw__jit_variant fast = fast_variant(),
-                          reference = dw__attention_reference_variant(false, DW__ATTENTION_FORWARD,
-                                                                      dw__attention_arch(true));
+    const dw__jit_variant fast = fast_variant(), reference = dw__attention_reference_variant(
+                                                     false, DW__ATTENTION_FORWARD, "sm_100f");
     const dw_device *device;
     const dw__context *context;
     const dw__variant *variant = NULL;

@@ -140,10 +140,12 @@ def test_blackwell_kernels_run_only_on_request(capsys):
 def test_targets():
     with pytest.raises(UnsupportedError, match="target='sm_100a' is for a model on a GPU"):
         deepwell.optimize(model_of(), target="sm_100a")
-    with pytest.raises(UnsupportedError, match="'emulator:sm_103a'"):
+    with pytest.raises(UnsupportedError, match="target='sm_120a' is for a model on a GPU"):
         deepwell.optimize(model_of(), target="sm_120a")
     with pytest.raises(UnsupportedError, match="target='sm_103a' is for a model on a GPU"):
         deepwell.optimize(model_of(), target="sm_103a", precision="mxfp8")
+    with pytest.raises(UnsupportedError, match="'emulator:sm_103a'"):
+        deepwell.optimize(model_of(), target="sm_80")
 
 
 WITHOUT_COMPILER = """

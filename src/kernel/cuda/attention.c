@@ -6,6 +6,7 @@
 #include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "sm100/attention_forward_tiles.h"
+#include "sm120/sm120_attention_tiles.h"
 #include "sm90/attention_tiles.h"
 #include <float.h>
 #include <math.h>
@@ -91,6 +92,17 @@ static const dw__attention_tile blackwell_tiles[] = {
 #undef ROW
 };
 
+static const dw__attention_tile rtx_tiles[] = {
+#define ROW(...) FORWARD_TILE(DW_SM120_FORWARD_SHARED_BYTES, __VA_ARGS__)
+    DW_SM120_FORWARD_TILES(ROW)
+#undef ROW
+};
+static const dw__attention_tile rtx_backward_tiles[] = {
+#define ROW(...) FORWARD_TILE(DW_SM120_BACKWARD_SHARED_BYTES, __VA_ARGS__)
+    DW_SM120_BACKWARD_TILES(ROW)
+#undef ROW
+};
+
 static const dw__attention_tile backward_tiles[] = {
 #define ROW(d, windowed, tile_m, tile_n, q_stages, do_stages, groups, most_rows)                   \
     {.head_dim = d,                                                                                \
@@ -160,8 +172,6 @@ dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attenti
     return shape;
 }
 
-const char *dw__attention_arch(bool blackwell) { return blackwell ? "sm_100f" : "sm_90a"; }
-
 const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape,
                                                 dw__attention_pass pass) {
     bool backward = pass == DW__ATTENTION_BACKWARD;
@@ -170,6 +180,10 @@ const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape
     if (shape->blackwell) { /* the GPU has no backward kernel */
         if (backward) return NULL;
         tiles = blackwell_tiles, count = DW_COUNT(blackwell_tiles);
+    }
+    if (shape->rtx) {
+        tiles = backward ? rtx_backward_tiles : rtx_tiles;
+        count = backward ? DW_COUNT(rtx_backward_tiles) : DW_COUNT(rtx_tiles);
     }
     /* A bias takes the tiles with the most registers to spare: those of a window with few keys. */
     const bool windowed = shape->window || (shape->bias && !backward);
@@ -181,13 +195,29 @@ const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape
     return NULL;
 }
 
+static dw__jit_variant rtx_backward_variant(const dw__attention_shape *shape, const char *entry) {
+    const dw__attention_tile *tile = dw__attention_tile_of(shape, DW__ATTENTION_BACKWARD);
+    dw__jit_variant variant = {
+        .source = "sm120/sm120_attention_backward.cu", .entry = entry, .arch = "sm_120a"};
+    dw__jit_add_define(&variant, "HEAD_DIM", shape->head_dim);
+    dw__jit_add_define(&variant, "ELEMENT", shape->f16);
+    dw__jit_add_define(&variant, "WINDOW", shape->window);
+    dw__jit_add_define(&variant, "TILE_M", tile->m);
+    dw__jit_add_define(&variant, "TILE_N", tile->n);
+    dw__jit_add_define(&variant, "CONSUMERS", tile->consumers);
+    dw__jit_add_define(&variant, "STAGES", tile->stages);
+    return variant;
+}
+
 dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__attention_pass pass,
                                       const char *entry, const char *arch) {
     bool backward = pass == DW__ATTENTION_BACKWARD;
     const dw__attention_tile *tile = dw__attention_tile_of(shape, pass);
+    if (backward && shape->rtx) return rtx_backward_variant(shape, entry);
     dw__jit_variant variant = {
         .source = backward           ? "sm90/attention_backward.cu"
                   : shape->blackwell ? "sm100/sm100_attention_forward.cu"
+                  : shape->rtx       ? "sm120/sm120_attention_forward.cu"
                                      : "sm90/attention_forward.cu",
         .entry = entry,
         .arch = arch,
@@ -246,8 +276,7 @@ static void set_bias(const dw_attention *c, dw_attention_params *p) {
     p->bias_key = c->bias.key;
     p->bias_batches = c->bias.batch == 0 ? 1 : c->batch;
     p->bias_heads = c->bias.head == 0 ? 1 : c->heads_q;
-    p->bias_wide =
-        is_wide(c, &c->bias, c->bias.key, c->bias_kind == DW_ATTENTION_ADDED ? 2 : 1);
+    p->bias_wide = is_wide(c, &c->bias, c->bias.key, c->bias_kind == DW_ATTENTION_ADDED ? 2 : 1);
     p->d_bias = strided_bias(&c->d_bias);
     p->d_bias_wide = is_wide(c, &c->d_bias, 1, 2);
 }
@@ -401,6 +430,41 @@ static dw_status enqueue_forward(const void *given, const dw__context *context,
     });
 }
 
+/* dQ, then dK and dV, one thread block for each tile of queries or keys. */
+static dw_status enqueue_rtx_backward(const void *given, const dw__context *context,
+                                      const dw__variant *variant) {
+    static const char *const names[] = {"sm120_attention_backward",
+                                        "sm120_attention_backward_queries"};
+    const dw_attention *call = given;
+    const dw__attention_shape shape = {.params = variant->params};
+    const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_BACKWARD);
+    dw_attention_params params;
+    dw__attention_set_params(call, &params);
+    params.delta = call->workspace;
+    for (int keys = 0; keys < 2; keys++) {
+        const int entry = keys ? DW__ATTENTION_MAIN : DW__ATTENTION_PREPARE,
+                  of_queries = keys ? tile->n : tile->m, of_keys = keys ? tile->m : tile->n;
+        dw__tensor_map maps[4];
+        DW_RETURN_IF_FAILED(count_tiles(
+            keys ? call->seq_len_kv : call->seq_len_q, tile->m,
+            (int64_t)(keys ? call->heads_kv : call->heads_q) * call->batch, &params.tiles));
+        DW_RETURN_IF_FAILED(map_inputs(call, context, of_queries, of_keys, maps));
+        DW_RETURN_IF_FAILED(
+            dw__attention_map(context, call, DW__ATTENTION_D_O, of_queries, &maps[3]));
+        void *arguments[] = {&maps[0], &maps[1], &maps[2], &maps[3], &params};
+        DW_RETURN_IF_FAILED(context->device->launch(&(dw__launch){
+            .name = names[entry],
+            .function = variant->functions[entry],
+            .grid = {(unsigned)params.tiles, 1, 1},
+            .block = {DW_SM120_ATTENTION_THREADS((unsigned)tile->consumers), 1, 1},
+            .shared_bytes = tile->shared_bytes,
+            .stream = call->stream,
+            .arguments = arguments,
+        }));
+    }
+    return DW_OK;
+}
+
 /* Launches backward's first or last kernel, with one block for each tile of queries. */
 static dw_status launch_rows(const dw_attention *call, const dw__context *context, const char *name,
                              void *function, int tiles, dw_attention_params *params) {
@@ -493,11 +557,17 @@ static dw__attention_shape shape_on(const dw_attention *call, dw__attention_pass
                                     const dw__context *context) {
     dw__attention_shape shape = dw__attention_shape_of(call, pass, context->sm_count);
     shape.blackwell = dw__gpu_is_blackwell(context->capability);
+    shape.rtx = dw__gpu_is_rtx_blackwell(context->capability);
+    if (shape.rtx) /* one kernel for any number of keys, whose sums have one order */
+        shape.many_keys = shape.serial = shape.deterministic = false;
     return shape;
 }
 
-static const dw__kernel *kernel_on(dw__attention_pass pass, int capability) {
-    if (pass == DW__ATTENTION_BACKWARD) return &dw__sm90_attention_backward;
+const dw__kernel *dw__attention_kernel_on(dw__attention_pass pass, int capability) {
+    const bool rtx = dw__gpu_is_rtx_blackwell(capability);
+    if (pass == DW__ATTENTION_BACKWARD)
+        return rtx ? &dw__sm120_attention_backward : &dw__sm90_attention_backward;
+    if (rtx) return &dw__sm120_attention_forward;
     return dw__gpu_is_blackwell(capability) ? &dw__sm100_attention_forward
                                             : &dw__sm90_attention_forward;
 }
@@ -506,8 +576,10 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     const dw__attention_pass pass = pass_of(kernel);
     DW_RETURN_IF_FAILED(dw__attention_check(call, pass, false));
     const dw_status status = dw__attention_check_capability(call, pass, gpu->capability);
-    if (status != DW_OK && dw__gpu_is_blackwell(gpu->capability)) return status;
-    if (status == DW_OK && kernel_on(pass, gpu->capability) == kernel) return DW_OK;
+    if (status != DW_OK &&
+        (dw__gpu_is_blackwell(gpu->capability) || dw__gpu_is_rtx_blackwell(gpu->capability)))
+        return status;
+    if (status == DW_OK && dw__attention_kernel_on(pass, gpu->capability) == kernel) return DW_OK;
     return dw__fail(DW_TYPE, "its kernels are for %s, not for %s",
                     dw__sm90_attention_forward.architectures, gpu->name);
 }
@@ -525,14 +597,18 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
     const dw__attention_shape shape = {.params = params};
     const dw__attention_pass pass = pass_of(kernel);
     const dw__attention_tile *tile = dw__attention_tile_of(&shape, pass);
-    const char *arch = dw__attention_arch(shape.blackwell);
-    (void)capability;
+    const char *arch = dw__gpu_arch(capability);
     if (!tile)
         return dw__fail(DW_UNSUPPORTED,
                         "there is no kernel for head_dim %d; use another implementation",
                         (int)shape.head_dim);
     points[DW__ATTENTION_MAIN].code = dw__attention_variant(&shape, pass, kernel->name, arch);
     points[DW__ATTENTION_MAIN].shared_bytes = tile->shared_bytes;
+    if (shape.rtx && pass == DW__ATTENTION_BACKWARD) {
+        points[DW__ATTENTION_PREPARE] = points[DW__ATTENTION_MAIN];
+        points[DW__ATTENTION_PREPARE].code.entry = "sm120_attention_backward_queries";
+        return DW_OK;
+    }
     for (int i = DW__ATTENTION_PREPARE; i <= DW__ATTENTION_FINISH; i++)
         if (pass == DW__ATTENTION_BACKWARD)
             points[i].code = dw__attention_variant(&shape, pass, more[i], arch);
@@ -559,13 +635,26 @@ static dw_status backward_bytes(const dw__kernel *kernel, const void *given,
     return DW_OK;
 }
 
+/* The sums of dO * O of every query. */
+static dw_status rtx_backward_bytes(const dw__kernel *kernel, const void *given,
+                                    const dw__context *context, size_t *bytes) {
+    const dw_attention *call = given;
+    (void)kernel, (void)context;
+    *bytes = dw__attention_has_no_queries(call) || dw__attention_has_no_keys(call)
+                 ? 0
+                 : ALIGNED(sizeof(float) * (size_t)call->batch * (size_t)call->heads_q *
+                           (size_t)call->seq_len_q);
+    return DW_OK;
+}
+
 #define ATTENTION                                                                                  \
-    .backend = "deepwell", .label = "Deepwell", .described = "ours, CUDA C for sm_90a",            \
-    .competes = true, .elements = "BF16, F16", .supports = supports,                               \
-    .seconds = dw__attention_seconds, .prepare = prepare, .entry_points = entry_points,            \
-    .first_use = &dw__attention_first_use, .tolerance = DW__ATTENTION_TOLERANCE
+    .backend = "deepwell", .label = "Deepwell", .competes = true, .elements = "BF16, F16",         \
+    .supports = supports, .seconds = dw__attention_seconds, .prepare = prepare,                    \
+    .entry_points = entry_points, .first_use = &dw__attention_first_use,                           \
+    .tolerance = DW__ATTENTION_TOLERANCE
 #define SM90_ATTENTION                                                                             \
-    ATTENTION, .proof = DW__MEASURED_ON_HARDWARE, .architectures = "sm_90a (H100, H200)",          \
+    ATTENTION, .described = "ours, CUDA C for sm_90a", .proof = DW__MEASURED_ON_HARDWARE,          \
+               .architectures = "sm_90a (H100, H200)",                                             \
                .needs = "head dimension up to 256, a multiple of 8; 16-byte rows"
 
 const dw__kernel dw__sm90_attention_forward = {
@@ -588,6 +677,7 @@ const dw__kernel dw__sm90_attention_backward = {
 const dw__kernel dw__sm100_attention_forward = {
     ATTENTION,
     .name = "sm100_attention_forward",
+    .described = "ours, CUDA C for sm_100f",
     .kind = DW__CALL_ATTENTION_FORWARD,
     .proof = DW__PROVEN_ON_EMULATOR,
     .asked_for = true,
@@ -598,12 +688,36 @@ const dw__kernel dw__sm100_attention_forward = {
     .enqueue = enqueue_forward,
 };
 
+#define SM120_ATTENTION                                                                            \
+    ATTENTION, .described = "ours, CUDA C for sm_120a", .proof = DW__PROVEN_ON_EMULATOR,           \
+               .asked_for = true, .architectures = "sm_120a (RTX 50, RTX PRO)"
+const dw__kernel dw__sm120_attention_forward = {
+    SM120_ATTENTION,
+    .name = "sm120_attention_forward",
+    .kind = DW__CALL_ATTENTION_FORWARD,
+    .operation = "attention forward",
+    .source = "cuda/sm120/sm120_attention_forward.cu",
+    .needs = "head dimension up to 128, a multiple of 8; 16-byte rows",
+    .enqueue = enqueue_forward,
+};
+const dw__kernel dw__sm120_attention_backward = {
+    SM120_ATTENTION,
+    .name = "sm120_attention_backward",
+    .kind = DW__CALL_ATTENTION_BACKWARD,
+    .operation = "attention backward",
+    .source = "cuda/sm120/sm120_attention_backward.cu",
+    .needs = "head dimension up to 128, a multiple of 8; no soft cap, dropout, packed sequences or "
+             "bias",
+    .workspace_bytes = rtx_backward_bytes,
+    .enqueue = enqueue_rtx_backward,
+};
+
 /* ---- attention by its definition --------------------------------------------------------------- */
 
 static dw_status reference_points(const dw__kernel *kernel, int capability, uint64_t params,
                                   dw__entry_point points[DW__ENTRY_POINTS]) {
-    points[0].code = dw__attention_reference_variant(params != 0, pass_of(kernel),
-                                                     dw__attention_arch(capability >= 100));
+    points[0].code =
+        dw__attention_reference_variant(params != 0, pass_of(kernel), dw__gpu_arch(capability));
     return DW_OK;
 }
 
@@ -641,25 +755,27 @@ const dw__kernel dw__reference_attention[] = {
 /* ---- the public calls ------------------------------------------------------------------------------ */
 
 static dw_status choose_forward(const void *call, int capability, const dw__kernel **kernel) {
-    *kernel = kernel_on(DW__ATTENTION_FORWARD, capability);
+    *kernel = dw__attention_kernel_on(DW__ATTENTION_FORWARD, capability);
     return dw__attention_check_capability(call, DW__ATTENTION_FORWARD, capability);
 }
 
 static dw_status choose_backward(const void *call, int capability, const dw__kernel **kernel) {
-    *kernel = kernel_on(DW__ATTENTION_BACKWARD, capability);
+    *kernel = dw__attention_kernel_on(DW__ATTENTION_BACKWARD, capability);
     return dw__attention_check_capability(call, DW__ATTENTION_BACKWARD, capability);
 }
 
 static const dw__gpu_family families[] = {
     [DW__ATTENTION_FORWARD] = {.title = "attention",
                                .kind = DW__CALL_ATTENTION_FORWARD,
-                               .own = {&dw__sm90_attention_forward, &dw__sm100_attention_forward},
+                               .own = {&dw__sm90_attention_forward, &dw__sm100_attention_forward,
+                                       &dw__sm120_attention_forward},
                                .choose = choose_forward,
                                .describe = dw__attention_describe,
                                .workspace_query = "the library"},
     [DW__ATTENTION_BACKWARD] = {.title = "attention",
                                 .kind = DW__CALL_ATTENTION_BACKWARD,
-                                .own = {&dw__sm90_attention_backward},
+                                .own = {&dw__sm90_attention_backward,
+                                        &dw__sm120_attention_backward},
                                 .choose = choose_backward,
                                 .describe = dw__attention_describe,
                                 .workspace_query = "dw_attention_backward_workspace"},
@@ -708,7 +824,9 @@ dw_status dw_attention_backward_workspace(const dw_attention *given, size_t *byt
         DW_RETURN_IF_FAILED(dw__gpu_context(call.device, "attention", &context));
     else if (dw__device_cuda.context(&context) != DW_OK)
         context = NULL;
-    return backward_bytes(&dw__sm90_attention_backward, &call, context, bytes);
+    const dw__kernel *kernel =
+        dw__attention_kernel_on(DW__ATTENTION_BACKWARD, context ? context->capability : 90);
+    return kernel->workspace_bytes(kernel, &call, context, bytes);
 }
 
 dw_status dw_attention_supported(const dw_attention *given, bool backward) {

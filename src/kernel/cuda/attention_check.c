@@ -188,11 +188,11 @@ static dw_status check_bias(const dw_attention *c, dw__attention_pass pass, bool
 }
 
 dw_status dw__attention_read(const dw_attention *given, dw_attention *call) {
-    static const dw__struct known = {
-        "dw_attention",
-        sizeof *call,
-        {offsetof(dw_attention, kernel), offsetof(dw_attention, dropout_stream),
-         offsetof(dw_attention, bias_kind)}};
+    static const dw__struct known = {"dw_attention",
+                                     sizeof *call,
+                                     {offsetof(dw_attention, kernel),
+                                      offsetof(dw_attention, dropout_stream),
+                                      offsetof(dw_attention, bias_kind)}};
     return dw__struct_read(&known, given, call);
 }
 
@@ -217,29 +217,41 @@ static bool blackwell_is_asked_for(const dw_attention *call) {
     return call->kernel || (setting && strcmp(setting, "try") == 0);
 }
 
-dw_status dw__attention_check_capability(const dw_attention *c, dw__attention_pass pass,
-                                         int capability) {
-    const char *lacks = pass == DW__ATTENTION_BACKWARD ? "backward"
-                        : c->softcap > 0.0f            ? "a soft cap"
-                        : c->dropout > 0.0f            ? "dropout"
-                        : c->offsets_q                 ? "packed sequences"
-                        : c->bias_kind                 ? "a bias"
-                        : c->head_dim > 128            ? "head dimensions above 128"
-                                                       : NULL;
+/* What the kernels of a GPU lack for a pass; NULL: nothing. */
+static const char *lacking(const dw_attention *c, dw__attention_pass pass, bool rtx) {
+    const bool backward = pass == DW__ATTENTION_BACKWARD;
+    if (backward && !rtx) return "backward";
+    if (rtx && !backward) return c->head_dim > 128 ? "head dimensions above 128" : NULL;
+    return c->softcap > 0.0f   ? (backward ? "a soft cap in backward" : "a soft cap")
+           : c->dropout > 0.0f ? (backward ? "dropout in backward" : "dropout")
+           : c->offsets_q      ? (backward ? "packed sequences in backward" : "packed sequences")
+           : c->bias_kind      ? (backward ? "a bias in backward" : "a bias")
+           : c->head_dim > 128 ? "head dimensions above 128"
+                               : NULL;
+}
+
+dw_status dw__attention_check_kernel(const dw_attention *c, dw__attention_pass pass,
+                                     int capability) {
+    const bool rtx = dw__gpu_is_rtx_blackwell(capability);
     if (capability == 90) return DW_OK;
-    if (!dw__gpu_is_blackwell(capability))
+    if (!rtx && !dw__gpu_is_blackwell(capability))
         return dw__fail(DW_UNSUPPORTED, "this version's kernels run on 9.0 (H100, H200); use "
                                         "PyTorch's own attention on this GPU");
-    if (lacks)
-        return dw__fail(DW_UNSUPPORTED,
-                        "there is no kernel for %s on 10.0 and 10.3 (B200, B300); "
-                        "use PyTorch's own attention on this GPU",
-                        lacks);
-    if (!blackwell_is_asked_for(c))
-        return dw__fail(DW_UNSUPPORTED,
-                        "the kernel for 10.0 and 10.3 (B200, B300) is %s: it is "
-                        "used only with DEEPWELL_BLACKWELL=try in the environment or "
-                        "by its name, and checked at first use",
-                        dw__gpu_proof_emulator);
-    return DW_OK;
+    const char *lacks = lacking(c, pass, rtx);
+    if (!lacks) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "there is no kernel for %s on %s; use PyTorch's own attention on this GPU",
+                    lacks, rtx ? "12.0 (RTX 50, RTX PRO)" : "10.0 and 10.3 (B200, B300)");
+}
+
+dw_status dw__attention_check_capability(const dw_attention *c, dw__attention_pass pass,
+                                         int capability) {
+    DW_RETURN_IF_FAILED(dw__attention_check_kernel(c, pass, capability));
+    if (capability == 90 || blackwell_is_asked_for(c)) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "the kernel for %s is %s: it is used only with DEEPWELL_BLACKWELL=try in the "
+                    "environment or by its name, and checked at first use",
+                    dw__gpu_is_rtx_blackwell(capability) ? "12.0 (RTX 50, RTX PRO)"
+                                                         : "10.0 and 10.3 (B200, B300)",
+                    dw__gpu_proof_emulator);
 }

@@ -137,7 +137,7 @@ static dw_status add_workspace(dw__trial *t, state *s) {
     const dw__kernel *kernel = t->variant->kernel;
     dw__attention_workspace places = {0};
     dw__trial_part *part;
-    if (s->pass == DW__ATTENTION_BACKWARD)
+    if (s->pass == DW__ATTENTION_BACKWARD && !s->shape.rtx)
         DW_RETURN_IF_FAILED(
             dw__attention_workspace_of(&s->call, &s->shape, t->context.sm_count, &places));
     else if (kernel->workspace_bytes)

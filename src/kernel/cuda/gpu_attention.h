@@ -60,6 +60,9 @@ dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass,
 
 /* Checks whether GPUs of this compute capability (100 for 10.0) have a kernel for this pass of a checked call.
  * DW_UNSUPPORTED gives the reason. */
+dw_status dw__attention_check_kernel(const dw_attention *call, dw__attention_pass pass,
+                                     int capability);
+/* The same, and whether the call asks for a kernel that has not run on hardware. */
 dw_status dw__attention_check_capability(const dw_attention *call, dw__attention_pass pass,
                                          int capability);
 
@@ -85,8 +88,9 @@ typedef union dw__attention_shape {
         bool many_keys : 1;
         bool serial : 1;    /* backward: one thread block processes all keys of a head */
         bool blackwell : 1; /* sm_100f: forward only, without packing, soft cap, dropout or bias */
+        bool rtx : 1;       /* sm_120a: backward without packing, soft cap, dropout or bias */
         uint64_t bias : 2;  /* a dw_attention_bias_kind */
-        uint64_t unused : 37;
+        uint64_t unused : 36;
     };
     uint64_t params; /* of dw__variant */
 } dw__attention_shape;
@@ -94,7 +98,6 @@ _Static_assert(sizeof(dw__attention_shape) == sizeof(uint64_t), "packed, and no 
 
 dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass,
                                            int sm_count);
-const char *dw__attention_arch(bool blackwell);
 
 /* Tiles of one kernel, from cuda/. `stages` counts stages of K and V in forward, and of Q in backward. */
 typedef struct dw__attention_tile {
@@ -135,7 +138,9 @@ dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attenti
 /* ---- kernels ----------------------------------------------------------------------------------- */
 
 extern const dw__kernel dw__sm90_attention_forward, dw__sm90_attention_backward,
-    dw__sm100_attention_forward;
+    dw__sm100_attention_forward, dw__sm120_attention_forward, dw__sm120_attention_backward;
+/* The kernel of a pass on GPUs of a compute capability that has one. */
+const dw__kernel *dw__attention_kernel_on(dw__attention_pass pass, int capability);
 /* Entry points of backward's variants. */
 enum { DW__ATTENTION_MAIN, DW__ATTENTION_PREPARE, DW__ATTENTION_FINISH, DW__ATTENTION_BIAS };
 /* The references: attention by its definition, on any GPU. They are not in the registry. */

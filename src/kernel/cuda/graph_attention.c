@@ -100,9 +100,11 @@ static dw_attention call_of(const dw__operation_call *given, size_t *used) {
     return a;
 }
 
+static dw__attention_pass pass_of(const dw__call *c) {
+    return is_backward(c) ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD;
+}
 static const dw__kernel *kernel_of(const dw__call *c, int capability) {
-    if (is_backward(c)) return &dw__sm90_attention_backward;
-    return capability == 90 ? &dw__sm90_attention_forward : &dw__sm100_attention_forward;
+    return dw__attention_kernel_on(pass_of(c), capability);
 }
 
 /* ---- the entries ---------------------------------------------------------------------------------------- */
@@ -161,7 +163,13 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
                         kernel->name);
     const dw_attention a = call_of(given, &used);
     const dw__kernel *by = kernel_of(c, gpu->capability);
-    return by->supports(by, &a, gpu);
+    if (!dw__gpu_is_rtx_blackwell(gpu->capability)) return by->supports(by, &a, gpu);
+    /* Whoever runs the engine there has asked for kernels that have not run on hardware. Primitives compute the call if
+     * the first-use check refuses them. */
+    DW_RETURN_IF_FAILED(dw__attention_check(&a, pass_of(c), false));
+    DW_RETURN_IF_FAILED(dw__attention_check_kernel(&a, pass_of(c), gpu->capability));
+    if (!gpu->context || gpu->context->plans_only) return DW_OK;
+    return dw__gpu_kernel_runs(by, &a, gpu->context);
 }
 
 static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
@@ -225,5 +233,5 @@ const dw__kernel dw__graph_attention_backward = {
     .name = "attention_backward",
     .op = DW_OP_ATTENTION_BACKWARD,
     .operation = "attention backward",
-    .architectures = "sm_90a (H100, H200)",
+    .architectures = "sm_90a (H100, H200), sm_120a (RTX 50, RTX PRO)",
 };
