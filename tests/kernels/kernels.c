@@ -295,6 +295,75 @@ static void list_train_step(const char *arch) {
     }
 }
 
+/* The GEMMs of consumer and workstation GPUs: each tile and each form of its operands, without an epilogue and with a
+ * complete one. */
+static void list_gemm_sm120(void) {
+    static const struct {
+        int output, activation, extras, turned_a, turned_b;
+    } forms[] = {{0, DW_GEMM_LINEAR, 0, 0, 0},
+                 {1, DW_GEMM_LINEAR, 1, 0, 0},
+                 {0, DW_GEMM_GELU, 1, 0, 0},
+                 {0, DW_GEMM_GELU_TANH, 1, 0, 0},
+                 {0, DW_GEMM_SWIGLU, 1, 0, 0},
+                 {1, DW_GEMM_SWIGLU, 1, 0, 0},
+                 {DW_GEMM_OUTPUT_MXFP8, DW_GEMM_GELU, 1, 0, 0},
+                 {DW_GEMM_OUTPUT_MXFP8, DW_GEMM_SWIGLU, 1, 0, 0},
+                 {0, DW_GEMM_LINEAR, 0, 0, 1},
+                 {1, DW_GEMM_LINEAR, 0, 1, 1},
+                 {0, DW_GEMM_LINEAR, 1, 1, 1}};
+    static const dw_scheme schemes[] = {DW_SCHEME_BF16, DW_SCHEME_MXFP8, DW_SCHEME_MXFP8_E5M2,
+                                        DW_SCHEME_MXFP4, DW_SCHEME_NVFP4};
+    for (int tile = 0; tile < DW__SM120_TILES; tile++)
+        for (size_t i = 0; i < DW_COUNT(schemes); i++)
+            for (size_t f = 0; f < DW_COUNT(forms); f++) {
+                const bool scaled = schemes[i] != DW_SCHEME_BF16,
+                           quantized = forms[f].output == DW_GEMM_OUTPUT_MXFP8;
+                const dw__sm120_shape s = {.tile = (uint64_t)tile,
+                                           .scheme_a = schemes[i],
+                                           .scheme_b = schemes[i],
+                                           .output = (uint64_t)forms[f].output,
+                                           .activation = (uint64_t)forms[f].activation,
+                                           .bias = forms[f].extras,
+                                           .residual = forms[f].extras && !quantized,
+                                           .turned_a = forms[f].turned_a,
+                                           .turned_b = forms[f].turned_b};
+                if (!dw__sm120_exists(&s) || (scaled && (s.turned_a || s.turned_b))) continue;
+                dw__jit_variant v = dw__sm120_variant(&s);
+                v.entry = "";
+                add_job(v, dw__sm120_tiles[tile].m == 128 && f == 5 && i != 2);
+            }
+}
+
+/* Attention of consumer and workstation GPUs: each head dimension and type, forward with each feature. */
+static void list_attention_sm120(void) {
+    static const int head_dims[] = {64, 96, 128};
+    static const struct {
+        bool window, packed, softcap, dropout;
+        dw_attention_bias_kind bias;
+    } features[] = {{.window = false},
+                    {.window = true},
+                    {.window = true, .packed = true, .softcap = true, .dropout = true},
+                    {.window = true, .dropout = true, .bias = DW_ATTENTION_ADDED},
+                    {.window = true, .bias = DW_ATTENTION_VISIBLE}};
+    for (size_t d = 0; d < DW_COUNT(head_dims); d++)
+        for (int f16 = 0; f16 < 2; f16++)
+            for (size_t f = 0; f < DW_COUNT(features); f++) {
+                const dw__attention_shape shape = {.head_dim = (uint64_t)head_dims[d],
+                                                   .f16 = f16,
+                                                   .softcap = features[f].softcap,
+                                                   .dropout = features[f].dropout,
+                                                   .packed = features[f].packed,
+                                                   .window = features[f].window,
+                                                   .rtx = true,
+                                                   .bias = features[f].bias};
+                const bool quick = head_dims[d] == 128 && !f16 && f == 1;
+                add_job(dw__attention_variant(&shape, DW__ATTENTION_FORWARD, "", "sm_120a"), quick);
+                if (f < 2)
+                    add_job(dw__attention_variant(&shape, DW__ATTENTION_BACKWARD, "", "sm_120a"),
+                            quick);
+            }
+}
+
 static void list_jobs(void) {
     for (int f16 = 0; f16 < 2; f16++)
         add_job(dw__attention_reference_variant(f16, DW__ATTENTION_FORWARD, "sm_90a"), !f16);
@@ -306,6 +375,8 @@ static void list_jobs(void) {
     list_gemm();
     list_quantized_gemm();
     list_gemm_scaled();
+    list_gemm_sm120();
+    list_attention_sm120();
     list_quantize("sm_90a");
     list_quantize(family_arch);
     list_adamw("sm_90a");
