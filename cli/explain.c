@@ -33,7 +33,7 @@ static void print_help(void) {
            "\n"
            "Options:\n"
            "  --backward        explain the gradients\n"
-           "  --target ARCH     use this architecture (sm_90a, sm_100a), not this machine's GPU\n"
+           "  --target ARCH     use this architecture (sm_90a, sm_100a, sm_120a), not this machine's GPU\n"
            "  --measure         time Deepwell's kernels on this GPU first and store the times\n"
            "                    (PyTorch's too: python -m deepwell.attention SHAPE)\n"
            "  --json            print one JSON object\n");
@@ -168,7 +168,8 @@ static void print_tile(const json_t *tile) {
     if (!json_is_object(tile)) return;
     const json_int_t ctas = json_integer_value(json_object_get(tile, "ctas"));
     printf("; tiles of %lld x %lld (%s), %lld of them in %lld rounds of %lld steps",
-           (long long)(128 * ctas), (long long)json_integer_value(json_object_get(tile, "tile_n")),
+           (long long)json_integer_value(json_object_get(tile, "tile_m")),
+           (long long)json_integer_value(json_object_get(tile, "tile_n")),
            ctas == 2 ? "a pair of blocks each" : "a block each",
            (long long)json_integer_value(json_object_get(tile, "tiles")),
            (long long)json_integer_value(json_object_get(tile, "rounds")),

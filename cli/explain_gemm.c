@@ -35,7 +35,7 @@ static void print_help(void) {
         "                    the function f\n"
         "\n"
         "Options:\n"
-        "  --target ARCH     use this architecture (sm_100a), not this machine's GPU\n"
+        "  --target ARCH     use this architecture (sm_100a, sm_120a), not this machine's GPU\n"
         "  --json            print one JSON object\n");
 }
 

@@ -7,8 +7,8 @@
  *     if (dw_adamw_gpu_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
  * The formula and its roundings are those of torch.optim.AdamW(fused=True): FP32 arithmetic, each stored value rounded
- * once. Bits repeat. On a GPU it needs compute capability 9.0, 10.0 or 10.3, or a device "emulator:sm_90a" or
- * "emulator:sm_100a". The first use of each kernel on a GPU is checked. A device "cpu" runs the same call on all cores
+ * once. Bits repeat. On a GPU it needs compute capability 9.0, 10.0, 10.3 or 12.0, or a device
+ * "emulator:sm_90a", "emulator:sm_100a" or "emulator:sm_120a". The first use of each kernel on a GPU is checked. A device "cpu" runs the same call on all cores
  * in host memory; dw_adamw_step (deepwell/engine.h) is faster there if everything is F32.
  *
  * States in fewer bits, and stochastic rounding. A number that is stored in BF16 may be rounded stochastically: up or

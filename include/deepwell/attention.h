@@ -6,10 +6,10 @@
  *     call.q = (dw_attention_tensor){q, 16 * 1024 * 64, 1024 * 64, 64}; // BHSD; likewise k, v and o
  *     if (dw_attention_forward(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
- * Forward needs compute capability 9.0 (H100, H200), 10.0 or 10.3 (B200, B300); backward needs 9.0. The emulated GPUs
- * "emulator:sm_90a", "emulator:sm_100a" and "emulator:sm_103a" have the same kernels. The Blackwell kernel has been
- * tested on the emulator but not on hardware. It runs only if a call names it, or with DEEPWELL_BLACKWELL=try in the
- * environment.
+ * Forward needs compute capability 9.0 (H100, H200), 10.0, 10.3 (B200, B300) or 12.0 (RTX 50, RTX PRO Blackwell); backward
+ * needs 9.0 or 12.0. The emulated GPUs "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a" and "emulator:sm_120a"
+ * have the same kernels. Those for Blackwell have been tested on the emulator but not on hardware. They run only if a call
+ * names the forward kernel, or with DEEPWELL_BLACKWELL=try in the environment.
  *
  * Calls are asynchronous on the caller's stream. On the device "cuda" they run in the calling thread's current context;
  * if there is none, in the first GPU's primary context. They allocate no device memory, do not synchronise, and may be

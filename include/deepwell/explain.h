@@ -33,7 +33,8 @@ extern "C" {
  *                    names, at the nearest shape), "estimated" or null, "expected_from",
  *                    "measured_seconds": number or null}]}
  * "cutlass" also has "proof": where its kernel has been shown to be right, or null.
- * `target` NULL: the call's device. "sm_90a", "sm_100a", "sm_103a": that architecture; it need not be present.
+ * `target` NULL: the call's device. "sm_90a", "sm_100a", "sm_103a", "sm_120a": that architecture; it need not be
+ * present.
  * Expected times come from an H200. For other architectures they are scaled by the data sheets' rates and "estimated".
  * The call's strides matter, its addresses do not. Reads no tensor and compiles nothing. DW_INVALID_ARGUMENT, DW_SHAPE,
  * DW_TYPE: the call is inconsistent, or the target is unknown (the message lists those known). DW_UNSUPPORTED: there is
@@ -43,7 +44,7 @@ DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, c
 
 /* Explains one GEMM. Its candidates are "deepwell", "cublas" (PyTorch's) and "cutlass" (an optional library,
  * docs/cutlass.md). "deepwell" has two more members: "proof", where it has been shown to be right, and "tile": null, or
- * {"ctas", "tile_n", "stages", "tiles", "rounds", "steps", "step_clocks", "least_seconds"}, which are computed, not
+ * {"ctas", "tile_m", "tile_n", "stages", "tiles", "rounds", "steps", "step_clocks", "least_seconds"}, which are computed, not
  * measured. "chosen" is PyTorch's GEMM for floating-point operands, and "deepwell" for codes and block scales, since no
  * other candidate supports those. Fails as dw_attention_explain does. Free *json with dw_text_free. */
 DW_API dw_status dw_gemm_explain(const dw_gemm *call, const char *target, char **json);

@@ -16,6 +16,7 @@ from torch import nn
 from users import BF16_UNIT, Net, close, engine_calls, rows, same, train_step, uneven
 
 EMULATED = "emulator:sm_90a"
+RTX = "emulator:sm_120a"
 optimize_module = sys.modules["deepwell.optimize"]  # its name in the package is the function
 
 
@@ -355,6 +356,27 @@ def test_gpt2_trains_with_the_dropout_of_the_cpu(without_first_use_check) -> Non
     for name, error in gpu.items():
         assert error <= 2 * max(cpu[name], 2.0**-9), (name, error, cpu[name])
         assert error < 0.2 * others[name], (name, error, others[name])
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_an_rtx_gpu_trains_by_its_gemms_and_attention(build, without_first_use_check) -> None:
+    """All GEMMs and all attention of both passes, as exact as PyTorch's in BF16, and the summary says what the target is."""
+    ids = torch.randint(0, 96, (2, 13), generator=torch.Generator().manual_seed(3))
+    arguments = {"input_ids": ids, "labels": ids}
+    plain = build().bfloat16()
+    reference = copy.deepcopy(plain).double()
+    ours = deepwell.optimize(copy.deepcopy(plain), target=RTX, verbose=False)
+    found = errors(ours, copy.deepcopy(reference), arguments)
+    expected = errors(plain, reference, arguments)
+    assert engine_calls(ours) == (1, 0) and RTX in deepwell.summary(ours)
+    for name, error in found.items():
+        assert error <= 1.1 * max(expected[name], 2.0**-10), (name, error, expected[name])
+    engine = deepwell.compile(
+        copy.deepcopy(plain), example_inputs=arguments, target=RTX, fallback="none"
+    )
+    kernels = {(op.op, op.kernel) for op in engine.compiled_ops}
+    assert {kernel for op, kernel in kernels if op in ("linear", "matmul")} == {"gemm"}
+    assert {("attention", "attention"), ("attention_backward", "attention_backward")} <= kernels
 
 
 def test_copies_run_there_as_well() -> None:

@@ -138,7 +138,8 @@ int dw__sm120_tile_columns(const dw__sm120_shape *shape); /* of D */
 unsigned dw__sm120_shared_bytes(const dw__sm120_shape *shape);
 /* The static cost model of a tile, as dw__gemm_cost_of. step_clocks: of all blocks of an SM together. */
 dw__gemm_cost dw__sm120_cost_of(const dw_gemm *call, const dw__sm120_shape *shape, int sm_count);
-/* Chooses the variant for a checked call, as dw__gemm_shape_of. */
+/* Chooses the variant for a checked call: of the tiles whose clocks are within an eighth of the fewest, the one with the
+ * fewest bytes. */
 dw__sm120_shape dw__sm120_shape_of(const dw_gemm *call, dw__gemm_turned turned, int sm_count);
 dw__jit_variant dw__sm120_variant(const dw__sm120_shape *shape);
 /* As the entry's functions, for calls with turned operands. */
