@@ -112,7 +112,8 @@ static void unfit_devices_are_refused(void **state) {
     } cases[] = {
         {"cpu", false, "attention: device \"cpu\" runs no kernels; expected \"cuda\""},
         {"cpu", true, "device \"cpu\" runs no kernels"},
-        {"emulator:sm_120a", false, "(compute capability 12.0): this version's kernels run on 9.0"},
+        {"emulator:sm_120a", false,
+         "(compute capability 12.0): the kernel for 12.0 (RTX 50, RTX PRO) is proven on the"},
         {"emulator:sm_100a", true, "there is no kernel for backward on 10.0"},
         {"emulator:sm_100a", false, "only with DEEPWELL_BLACKWELL=try"},
     };

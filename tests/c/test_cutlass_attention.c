@@ -186,7 +186,8 @@ static void names(void *unused) {
     call.kernel = "cutlass.sm100.attention.fp4";
     refused(&call, DW_INVALID_ARGUMENT,
             "kernel \"cutlass.sm100.attention.fp4\" is not known for this; expected one of "
-            "sm90_attention_forward, sm100_attention_forward, cutlass.sm100.attention");
+            "sm90_attention_forward, sm100_attention_forward, sm120_attention_forward, "
+            "cutlass.sm100.attention");
     call.kernel = "";
     refused(&call, DW_INVALID_ARGUMENT, "kernel \"\" is not known");
     /* Deepwell's kernel runs on its own GPU, and on Blackwell on request. */

@@ -159,7 +159,8 @@ static void refusals(void *unused) {
     dw_gemm call = tiny_call("cutlass.sm90.bf17");
     require_refused(&call, DW_INVALID_ARGUMENT,
                     "GEMM (m 3, n 8, k 16, bf16): kernel \"cutlass.sm90.bf17\" is not known for "
-                    "this; expected one of sm100_gemm, sm100_gemm_scaled, cutlass.sm90.bf16, "
+                    "this; expected one of sm100_gemm, sm100_gemm_scaled, sm120_gemm, "
+                    "sm120_gemm_scaled, cutlass.sm90.bf16, "
                     "cutlass.sm90.bf16.other, "
                     "cutlass.sm100.bf16, cutlass.sm100.mxfp8, cutlass.sm100.nvfp4");
     call = tiny_call("cutlass.sm100.grouped");
@@ -228,7 +229,8 @@ static void without_library(void *unused) {
     provider = NULL;
     setenv("DEEPWELL_CUTLASS", "/nowhere/libnone.so", 1);
     require_refused(&call, DW_UNSUPPORTED,
-                    "there is sm100_gemm, sm100_gemm_scaled; CUTLASS's kernels are not there");
+                    "there is sm100_gemm, sm100_gemm_scaled, sm120_gemm, sm120_gemm_scaled; "
+                    "CUTLASS's kernels are not there");
     require_refused(&call, DW_UNSUPPORTED, "`make cutlass` builds them");
     call.kernel = "mine";
     require_refused(&call, DW_INVALID_ARGUMENT, "kernel \"mine\" is not known for this");

@@ -172,13 +172,19 @@ _EMULATED_ALONE = (
 )  # fmt: skip
 
 
+def test_gemm_on_an_rtx_gpu(tmp_path):
+    run = explain("gemm", "8192,8192,8192,nvfp4", "--target", "sm_120a", cache=tmp_path)
+    assert "tiles of 128 x 128 (a block each), 4096 of them in 25 rounds of 32 steps" in run.stdout
+    assert UNPROVEN in run.stdout and "for sm_100f" not in run.stdout
+
+
 def test_kernels_state_their_proof(tmp_path):
     run = explain("kernels", "--json", cache=tmp_path)
     kernels = {row["name"]: row for row in json.loads(run.stdout)}
     assert "has trained whole models with it" in kernels.pop("cublaslt")["proof"]
     assert "not run on hardware" in kernels.pop("cublaslt_scaled")["proof"]
     for name, row in kernels.items():
-        on_blackwell = "sm_100" in row["architectures"] or "sm_103" in row["architectures"]
+        on_blackwell = "sm_1" in row["architectures"]
         assert (UNPROVEN in row["proof"]) == (on_blackwell or name in _OF_GRAPHS), name
         on_h200 = "sm_90a" in row["architectures"] and name not in _EMULATED_ALONE
         assert ("on an H200" in row["proof"]) == on_h200, name
