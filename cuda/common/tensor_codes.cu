@@ -3,9 +3,9 @@
 //
 // quantize_tensor_amax finds the largest finite magnitude, in parts; quantize_tensor_codes reads the matrix again and
 // writes its codes, and the codes of its transpose. Bytes per element of BF16: 2 read, then 2 read, 1 written for each
-// orientation. The second kernel reads the matrix from its end to its beginning, because the end was read last and may
-// still be in the L2 cache. It marks what it reads as the first to evict, so that the codes replace that and not what is
-// still to be read.
+// orientation. The first kernel reads from the matrix's end to its beginning: the kernel that made the matrix mostly wrote
+// the end last, so that it may still be in the L2 cache. The second one reads what the first one has read last, the
+// beginning, and marks it as the first to evict, so that the codes replace that and not what is still to be read.
 //
 // A block of quantize_tensor_codes writes tiles of 128 x 128. It loads the next tile into registers before it stores the
 // transpose of this one, so that loads and stores overlap. The codes of a row leave as they are computed, 8 of a thread in
@@ -75,7 +75,7 @@ template <bool LAST>
 DEVICE vector load_vector(const dw_tensor_codes_params &p, int row, int column) {
     vector x = {};
     if constexpr (WHOLE) {
-        if (row >= p.rows || column >= p.columns) return x;
+        if ((unsigned)row >= (unsigned)p.rows || column >= p.columns) return x;
         const stored *from = (const stored *)p.x + (row * p.row_stride + column);
         load_words<LAST>(from, x.word);
         if constexpr (IS_F32) load_words<LAST>(from + 4, x.word + 4);
@@ -83,7 +83,7 @@ DEVICE vector load_vector(const dw_tensor_codes_params &p, int row, int column) 
     }
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        if (row >= p.rows || column >= p.columns - i) continue;
+        if ((unsigned)row >= (unsigned)p.rows || column >= p.columns - i) continue;
         const long long at = row * p.row_stride + (column + i) * p.column_stride;
         if constexpr (IS_F32) x.word[i] = ((const unsigned *)p.x)[at];
         else
@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         vector x[LOADS];
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            x[i] = load_vector<false>(p, (int)row, (int)(at * VECTOR));
+            x[i] = load_vector<false>(p, p.rows - 1 - (int)row, (int)((vectors - 1 - at) * VECTOR));
             row += rows_on, at += vectors_on;
             if (at >= vectors) row++, at -= vectors;
         }
@@ -190,10 +190,9 @@ struct tile_place {
     int row, column;
 };
 
-// Number 0 is the last tile.
-DEVICE tile_place place_of(const dw_tensor_codes_params &p, int number) {
-    const unsigned t = (unsigned)(p.tiles - 1 - number), across = (unsigned)p.tiles_across;
-    return {(int)(t / across * TILE), (int)(t % across * TILE)};
+DEVICE tile_place place_of(const dw_tensor_codes_params &p, int tile) {
+    const unsigned across = (unsigned)p.tiles_across;
+    return {(int)((unsigned)tile / across * TILE), (int)((unsigned)tile % across * TILE)};
 }
 
 DEVICE int word_at(int row, int word) { return row * (TILE / 4) + (word ^ ((row >> 3 & 15) << 1)); }

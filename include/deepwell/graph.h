@@ -134,7 +134,8 @@ typedef enum dw_attr_kind {
     X(SQUARE, "square", INT)                                                                       \
     X(HADAMARD, "hadamard", INT)                                                                   \
     X(STOCHASTIC, "stochastic", INT)                                                               \
-    X(SCALE_RULE, "scale_rule", STRING)
+    X(SCALE_RULE, "scale_rule", STRING)                                                            \
+    X(FAST_ACCUMULATION, "fast_accumulation", INT)
 
 typedef enum dw_attr_key {
 #define DW_ATTR_ENUM(key, name, kind) DW_ATTR_KEY_##key,

@@ -107,6 +107,10 @@ typedef struct dw_precision_policy {
      * too short. Exact names. They count for bf16_share as before. Owned by the caller. */
     uint32_t fallen_back_count;
     const char *const *fallen_back;
+    /* 1: GEMMs of FP8 codes in the forward pass may sum in fewer bits than F32 has, where the GPU is then faster: on
+     * Hopper's tensor cores all K products in their own accumulators, of about 14 bits. 0: partial sums are added in F32.
+     * Backward never does this. */
+    int fast_accumulation;
 } dw_precision_policy;
 /* Sets the published recipe called `name`, a name of dw_layer_precision_named: high_regions embed, norm, router, head
  * and loss; bf16_share 0.15 for "nvfp4", else 0; no exceptions. Fails as dw_layer_precision_named does. */

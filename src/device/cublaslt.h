@@ -29,6 +29,7 @@ enum {                                           /* cublasLtMatmulDescAttributes
        DW_LT_BIAS_POINTER = 8,
        DW_LT_SCALES_A = 17,
        DW_LT_SCALES_B = 18,
+       DW_LT_FAST_ACCUMULATION = 25, /* int8_t */
        DW_LT_BIAS_TYPE = 26,
        DW_LT_SCALE_MODE_A = 31,
        DW_LT_SCALE_MODE_B = 32,

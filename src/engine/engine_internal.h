@@ -185,9 +185,11 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
 /* Expands the composites that no kernel of the target computes, and what a CPU computes in BF16 or F16 by the reference
  * alone. `tried` is false if the graph has nothing to look at: on a CPU, no value in BF16 or F16. */
 dw_status dw__expand_for_target(dw_graph **graph, const dw__target *target, bool *tried);
-/* Replaces products of quantized values by products of codes where the target has kernels for these, and counts. */
+/* Replaces products of quantized values by products of codes where the target has kernels for these, and counts. With
+ * `fast_accumulation` GEMMs of FP8 in forward may sum in fewer bits. */
 dw_status dw__multiply_codes_for_target(dw_graph **graph, const dw__target *target,
-                                        dw__code_products *products, bool *changed);
+                                        bool fast_accumulation, dw__code_products *products,
+                                        bool *changed);
 
 /* ---- graph_readers.c ------------------------------------------------------------------------- */
 

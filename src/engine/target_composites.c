@@ -147,14 +147,15 @@ static bool computes_codes(const dw_graph *graph, dw_node node, void *context) {
 }
 
 dw_status dw__multiply_codes_for_target(dw_graph **graph, const dw__target *target,
-                                        dw__code_products *products, bool *changed) {
+                                        bool fast_accumulation, dw__code_products *products,
+                                        bool *changed) {
     dw_status status = DW_OK;
     question *q = NULL;
     *changed = false;
     if (!target->context) return DW_OK;
     DW_TRY(ask(*graph, target, &q));
     q->products = products;
-    DW_TRY(dw__multiply_codes(graph, computes_codes, q, products, changed));
+    DW_TRY(dw__multiply_codes(graph, computes_codes, q, fast_accumulation, products, changed));
 cleanup:
     forget(q);
     return status;

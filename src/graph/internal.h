@@ -232,9 +232,10 @@ typedef struct dw__code_products {
     char reason[512];
 } dw__code_products;
 /* Replaces products of quantized values, as dw__expand_quantized leaves them, by products of codes, where `computed` says
- * that the target has kernels for the nodes that this takes, and counts; `changed` says whether there are any. */
+ * that the target has kernels for the nodes that this takes, and counts; `changed` says whether there are any. With
+ * `fast_accumulation` GEMMs of forward may sum in fewer bits. */
 dw_status dw__multiply_codes(dw_graph **graph, dw__expand_rule computed, void *context,
-                             dw__code_products *products, bool *changed);
+                             bool fast_accumulation, dw__code_products *products, bool *changed);
 /* Replaces sums of pads that fill one tensor side by side by a concatenation. */
 dw_status dw__join_pads(dw_graph **graph);
 /* Replaces each cross_entropy_backward whose result only its linear layer's own gradients read, and these, by

@@ -15,6 +15,7 @@
 typedef struct pass {
     dw__expand_rule computed;
     void *context;
+    bool fast_forward; /* GEMMs of forward may sum in fewer bits */
     bool changed;
 } pass;
 
@@ -42,7 +43,7 @@ static dw_value look_through(const dw_graph *graph, dw_value value, dw_op op) {
 /* A matmul of two matrices that are quantized to codes. Turned: the axis that is summed over is the first one. */
 typedef struct product {
     dw_node a, b; /* quantize */
-    bool a_turned, b_turned;
+    bool a_turned, b_turned, backward;
 } product;
 
 static bool product_of(const dw_graph *graph, dw_node matmul, product *p) {
@@ -52,6 +53,7 @@ static bool product_of(const dw_graph *graph, dw_node matmul, product *p) {
         .b = quantized_by(graph, dw_node_input(graph, matmul, 1)),
         .a_turned = dw_node_int(graph, matmul, DW_ATTR_KEY_TRANSPOSE_A, 0) != 0,
         .b_turned = !dw_node_int(graph, matmul, DW_ATTR_KEY_TRANSPOSE_B, 0),
+        .backward = graph->nodes.items[matmul].backward,
     };
     return p->a != DW_NONE && p->b != DW_NONE;
 }
@@ -122,11 +124,12 @@ static factor codes_of(dw__emitter *e, dw_node quantize, bool turned) {
                     DW_NONE};
 }
 
-static dw_node multiply(dw__emitter *e, factor a, factor b, dw_dtype dtype) {
-    const dw_attr type = {.key = DW_ATTR_KEY_DTYPE, .integer = dtype};
+static dw_node multiply(dw__emitter *e, factor a, factor b, dw_dtype dtype, bool fast) {
+    const dw_attr attrs[] = {{.key = DW_ATTR_KEY_DTYPE, .integer = dtype},
+                             dw_attr_int(DW_ATTR_KEY_FAST_ACCUMULATION, 1)};
     return dw__emit_node(e, DW_OP_MULTIPLY_CODES, 6,
-                         (dw_value[]){a.codes, b.codes, a.scale, b.scale, a.tiles, b.tiles}, 1,
-                         &type);
+                         (dw_value[]){a.codes, b.codes, a.scale, b.scale, a.tiles, b.tiles},
+                         fast ? 2 : 1, attrs);
 }
 
 /* ---- products ---------------------------------------------------------------------------------------- */
@@ -152,7 +155,8 @@ static dw_value product_of_codes(pass *run, dw__emitter *e, const product *p) {
          (!blocks_fit(e->graph, p->a, p->a_turned) || !blocks_fit(e->graph, p->b, p->b_turned))))
         return DW_NONE;
     const factor a = codes_of(e, p->a, p->a_turned), b = codes_of(e, p->b, p->b_turned);
-    const dw_node node = multiply(e, a, b, DW_F32);
+    const dw_node node =
+        multiply(e, a, b, DW_F32, run->fast_forward && is_whole(e->graph, p->a) && !p->backward);
     if (e->status != DW_OK || !is_computed(run, e->graph, a.node) ||
         !is_computed(run, e->graph, b.node) || !is_computed(run, e->graph, node))
         return DW_NONE;
@@ -208,7 +212,8 @@ static dw_status rewrite_cast(pass *run, dw_graph *graph, dw_node node, dw_value
         in[i] = i < dw_node_input_count(graph, wide) ? dw_node_input(graph, wide, i) : DW_NONE;
     const factor a = {DW_NONE, in[0], in[SCALES], in[TILES]},
                  b = {DW_NONE, in[1], in[SCALES + 1], in[TILES + 1]};
-    const dw_node made = multiply(&e, a, b, dtype);
+    const dw_node made =
+        multiply(&e, a, b, dtype, dw_node_int(graph, wide, DW_ATTR_KEY_FAST_ACCUMULATION, 0) != 0);
     if (e.status == DW_OK && is_computed(run, graph, made))
         *replacement = dw__emit_reshape(&e, dw_node_output(graph, made, 0), like.rank, like.shape);
     return e.status;
@@ -249,8 +254,8 @@ static void count_products(const dw_graph *graph, dw__code_products *products) {
 }
 
 dw_status dw__multiply_codes(dw_graph **graph, dw__expand_rule computed, void *context,
-                             dw__code_products *products, bool *changed) {
-    pass run = {.computed = computed, .context = context};
+                             bool fast_accumulation, dw__code_products *products, bool *changed) {
+    pass run = {.computed = computed, .context = context, .fast_forward = fast_accumulation};
     *changed = false;
     DW_RETURN_IF_FAILED(dw__rewrite_each(graph, rule, &run));
     count_products(*graph, products);

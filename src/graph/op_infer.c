@@ -926,6 +926,7 @@ dw_status dw__infer_quantization_error(const dw__draft *draft, dw__inferred *out
 
 dw_status dw__infer_multiply_codes(const dw__draft *draft, dw__inferred *out) {
     const dw_dtype result = (dw_dtype)int_of(draft, DW_ATTR_KEY_DTYPE, DW_F32);
+    DW_RETURN_IF_FAILED(want_flag(draft, DW_ATTR_KEY_FAST_ACCUMULATION));
     const bool in_blocks = has(draft, TILES_A) || has(draft, TILES_B);
     for (uint32_t i = CODES_A; i <= CODES_B; i++) {
         if (!in_blocks && dtype_of(draft, i) != DW_E4M3 && dtype_of(draft, i) != DW_E5M2)

@@ -359,7 +359,8 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .operands = {"a", "b", "scale_a", "scale_b", "tiles_a", "tiles_b"},
         .min_inputs = 2, .max_inputs = 6,
         .optional_inputs = OPERAND(2) | OPERAND(3) | OPERAND(4) | OPERAND(5),
-        .reads_codes = true, .stops_gradient = true, .allowed_attrs = A(DTYPE),
+        .reads_codes = true, .stops_gradient = true,
+        .allowed_attrs = A(DTYPE) | A(FAST_ACCUMULATION),
         .infer = dw__infer_multiply_codes, .cost = dw__cost_matmul},
     [DW_OP_FUSED] = { /* elementwise program (body.h) */
         .name = "fused", .stratum = DW__PRIMITIVE, .operands = {"x"},

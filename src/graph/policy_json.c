@@ -5,7 +5,7 @@
  *      "sensitive_layers": ["embedding", "final_linear", "model.layers.0.*"],
  *      "layers": [{"module": "*.mlp.*", "precision": "fp8"},
  *                 {"module": "*.attn.*", "precision": {"recipe": "mxfp8", "dgrad_dy": "mxfp8-e5m2"}}],
- *      "fallback": "safe",
+ *      "fallback": "safe", "fast_accumulation": false,
  *      "guard": {"every": 100, "snr_db": 20.0, "underflow": 0.9, "samples": 2, "repair": 0.05},
  *      "fallen_back": ["model.layers.3.mlp.down_proj"]}
  *
@@ -298,6 +298,10 @@ static dw_status read_default(const json_t *root, dw_precision_policy *policy) {
     if (fallback && !policy->strict && strcmp(fallback, "safe") != 0)
         return dw__fail(DW_INVALID_ARGUMENT, "fallback is \"%.64s\"; expected safe or strict",
                         fallback);
+    const json_t *fast = dw__json_member(root, "fast_accumulation");
+    if (fast && !json_is_boolean(fast))
+        return dw__json_wrong_kind("fast_accumulation", fast, "true or false");
+    policy->fast_accumulation = json_is_true(fast);
     return DW_OK;
 }
 
@@ -320,8 +324,9 @@ static dw_status read_guard(const json_t *root, dw_precision_guard *guard) {
 
 static dw_status read_root(const json_t *root, owned_policy **own) {
     static const char *const members[] = {
-        "format",   "version", "default",          "bf16_share", "block_size", "scale_rule",
-        "fallback", "layers",  "sensitive_layers", "guard",      "fallen_back"};
+        "format",     "version",           "default",  "bf16_share", "block_size",
+        "scale_rule", "fast_accumulation", "fallback", "layers",     "sensitive_layers",
+        "guard",      "fallen_back"};
     dw_precision_policy policy = {0};
     const json_t *layers, *sensitive, *fallen;
     const char *format;
@@ -541,6 +546,7 @@ static dw_status write_root(json_t *root, const dw_precision_policy *policy) {
     }
     DW_RETURN_IF_FAILED(write_sensitive(root, policy, layers));
     DW_RETURN_IF_FAILED(write_layers(root, policy, layers, common));
+    if (policy->fast_accumulation) DW_RETURN_IF_FAILED(set(root, "fast_accumulation", json_true()));
     DW_RETURN_IF_FAILED(set(root, "fallback", json_string(policy->strict ? "strict" : "safe")));
     return write_guard(root, policy);
 }

@@ -3,6 +3,7 @@
 #include "deepwell/engine.h"
 #include "device/cublaslt.h"
 #include "fake/fake_gpu.h"
+#include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/reference/interpret.h"
 #include "kernel/reference/scalar.h"
@@ -403,6 +404,94 @@ static void linears(void *unused) {
                         for (int rank = 1; rank <= 4; rank++)
                             layer(types[t], sizes[s], rank, turned, bias, (layout)(pair / 3),
                                   (layout)(pair % 3), pair % 2);
+}
+
+/* ---- FP8 codes --------------------------------------------------------------------------------------------------- */
+
+/* Random codes of numbers below 2, and these numbers. */
+static void *fill_codes(dw_dtype type, int64_t count, uint32_t stream, float *numbers) {
+    uint8_t *codes = aligned_alloc(256, ((size_t)count + 255) / 256 * 256);
+    CHILD_REQUIRE(codes);
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t bits = (int32_t)(1e3f * dw__trial_normal(9, stream, (size_t)i));
+        codes[i] = (uint8_t)bits & 0xbf;
+    }
+    REQUIRE_OK(dw_decode(type, count, codes, numbers));
+    return codes;
+}
+
+static void multiply_codes(dw_dtype type_a, dw_dtype type_b, dw_dtype result, bool fast) {
+    enum { M = 32, N = 48, K = 64 };
+    const dw_attr attrs[] = {
+        {.key = DW_ATTR_KEY_DTYPE, .integer = result},
+        {.key = DW_ATTR_KEY_FAST_ACCUMULATION, .integer = fast},
+    };
+    float a[M * K], b[N * K], scales[] = {0.75f, 0x1.8p-3f};
+    dw__operation_call call = {0};
+    dw__call *c = &call.call;
+    const dw__variant *variant = NULL;
+    size_t bytes = 0;
+    dw__multiply_codes_example(type_a, type_b, result, M, N, K, c);
+    c->attrs = attrs, c->attr_count = 2;
+    c->inputs[0].data = fill_codes(type_a, M * K, 1, a);
+    c->inputs[1].data = fill_codes(type_b, N * K, 2, b);
+    c->inputs[2].data = &scales[0], c->inputs[3].data = &scales[1];
+    c->outputs[0].data = aligned_alloc(256, M * N * 4);
+    const dw__kernel *kernel = dw__kernel_for(&call, &gpu, NULL);
+    CHILD_REQUIRE(kernel == &dw__graph_cublaslt && c->outputs[0].data);
+    REQUIRE_OK(kernel->prepare(kernel, &call, context, &variant));
+    REQUIRE_OK(dw__variant_status(variant));
+    REQUIRE_OK(kernel->workspace_bytes(kernel, &call, context, &bytes));
+    call.workspace = aligned_alloc(256, bytes);
+    const int before = asked_of_library("fake_cublaslt_fast", 0);
+    REQUIRE_OK(kernel->enqueue(&call, context, variant));
+    CHILD_REQUIRE(asked_of_library("fake_cublaslt_fast", 0) == before + fast);
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) {
+            double sum = 0.0;
+            for (int l = 0; l < K; l++) sum += (double)a[i * K + l] * (double)b[j * K + l];
+            sum *= (double)scales[0] * (double)scales[1];
+            const double got =
+                             dw__scalar_load(c->outputs[0].data, result, i * (int64_t)N + j).number,
+                         unit = result == DW_BF16  ? 0x1p-8
+                                : result == DW_F16 ? 0x1p-11
+                                                   : 0x1p-24;
+            CHILD_REQUIRE(fabs(got - sum) <= unit * fabs(sum) + 0x1p-25); /* F16's least numbers */
+        }
+    free(call.workspace);
+    free(c->inputs[0].data);
+    free(c->inputs[1].data);
+    free(c->outputs[0].data);
+}
+
+/* Only a call that allows it accumulates fast. */
+static void codes(void *unused) {
+    static const dw_dtype results[] = {DW_BF16, DW_F16, DW_F32};
+    (void)unused;
+    begin(FAKE_CUBLASLT);
+    for (int fast = 0; fast < 2; fast++)
+        for (size_t i = 0; i < DW_COUNT(results); i++) {
+            multiply_codes(DW_E4M3, DW_E4M3, results[i], fast != 0);
+            multiply_codes(DW_E5M2, DW_E4M3, results[i], fast != 0);
+            multiply_codes(DW_E4M3, DW_E5M2, results[i], fast != 0);
+        }
+}
+
+/* The first-use check accepts products of a GPU whose tensor cores keep 14 bits of each addend, in every type of result. */
+static void codes_in_14_bits(void *unused) {
+    static const dw_dtype results[] = {DW_BF16, DW_F16, DW_F32};
+    (void)unused;
+    begin(FAKE_CUBLASLT);
+    setenv("FAKE_CUBLASLT_14_BITS", "1", 1);
+    for (size_t i = 0; i < DW_COUNT(results); i++) {
+        const dw__variant *variant = NULL;
+        dw__operation_call call = {0};
+        dw__multiply_codes_example(DW_E4M3, DW_E4M3, results[i], 32, 48, 64, &call.call);
+        const dw__kernel *kernel = dw__kernel_for(&call, &gpu, NULL);
+        CHILD_REQUIRE(kernel == &dw__graph_cublaslt);
+        REQUIRE_OK(kernel->prepare(kernel, &call, context, &variant));
+        REQUIRE_OK(dw__variant_status(variant));
+    }
 }
 
 /* ---- calls that it leaves to others ----------------------------------------------------------------------------- */
@@ -868,8 +957,8 @@ static void forget(factor *f) {
     free(f->tiles.data);
 }
 
-static void multiply_codes(dw_scheme a_scheme, dw_scheme b_scheme, dw_dtype result, int64_t m,
-                           int64_t n, int64_t k) {
+static void multiply_block_codes(dw_scheme a_scheme, dw_scheme b_scheme, dw_dtype result, int64_t m,
+                                 int64_t n, int64_t k) {
     const dw_attr type = {.key = DW_ATTR_KEY_DTYPE, .integer = (int64_t)result};
     factor a = make_factor(a_scheme, m, k, 1), b = make_factor(b_scheme, n, k, 2);
     dw__operation_call call = {
@@ -912,9 +1001,9 @@ static void codes_in_blocks(void *unused) {
     (void)unused;
     fake->capability = 100;
     begin(FAKE_CUBLASLT);
-    multiply_codes(DW_SCHEME_MXFP8, DW_SCHEME_MXFP8, DW_BF16, 33, 48, 160);
-    multiply_codes(DW_SCHEME_MXFP8_E5M2, DW_SCHEME_MXFP8, DW_F32, 150, 144, 64);
-    multiply_codes(DW_SCHEME_MXFP8, DW_SCHEME_MXFP8_E5M2, DW_F16, 1, 16, 288);
+    multiply_block_codes(DW_SCHEME_MXFP8, DW_SCHEME_MXFP8, DW_BF16, 33, 48, 160);
+    multiply_block_codes(DW_SCHEME_MXFP8_E5M2, DW_SCHEME_MXFP8, DW_F32, 150, 144, 64);
+    multiply_block_codes(DW_SCHEME_MXFP8, DW_SCHEME_MXFP8_E5M2, DW_F16, 1, 16, 288);
     CHILD_REQUIRE(asked_of_library("fake_cublaslt_multiplied", DW_LT_E4M3) >= 3);
     /* A library that computes wrong results is refused, and so are other calls. */
     setenv("FAKE_CUBLASLT_WRONG", "1", 1);
@@ -1087,6 +1176,8 @@ static void test_damaged(void **state) {
     }
 IN_CHILD(test_matmul, matmuls, NULL)
 IN_CHILD(test_linear, linears, NULL)
+IN_CHILD(test_codes, codes, NULL)
+IN_CHILD(test_codes_in_14_bits, codes_in_14_bits, NULL)
 IN_CHILD(test_refusals, refusals, NULL)
 IN_CHILD(test_plan, by_cublaslt, NULL)
 IN_CHILD(test_expansion, expands_in_16_bits, NULL)
@@ -1126,6 +1217,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_matmul),
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_codes_in_14_bits),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_expansion),

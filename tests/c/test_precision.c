@@ -267,7 +267,8 @@ static void policies_are_read_and_written(void **state) {
                                        "\"dgrad_dy\": \"fp8-tensor-e5m2\"",
                                        "\"precision\": \"fp8\"",
                                        "\"norm\",\n    \"final_linear\",\n    \"model.layers.0\"",
-                                       "\"fallback\": \"strict\""};
+                                       "\"fallback\": \"strict\"",
+                                       "\"fast_accumulation\": true"};
     const char *text =
         HEADER "\"default\": {\"recipe\": \"mxfp8\", \"forward_x\": \"mxfp8-e5m2\"}, "
                "\"sensitive_layers\": [\"lm_head\", \"model.layers.0\", \"norms\"], \"layers\": ["
@@ -275,7 +276,8 @@ static void policies_are_read_and_written(void **state) {
                "{\"module\": \"a\\\"b\", \"precision\": {\"dgrad_dy\": \"fp8\"}}, "
                "{\"module\": \"x\", \"precision\": \"fp32\"}, "
                "{\"module\": \"y\", \"precision\": \"fp8\"}], "
-               "\"scale_rule\": \"floor\", \"block_size\": 32, \"fallback\": \"strict\"}";
+               "\"scale_rule\": \"floor\", \"block_size\": 32, \"fallback\": \"strict\", "
+               "\"fast_accumulation\": true}";
     reads_back(text, full, DW_COUNT(full));
     dw_precision_policy *policy = parse(text);
     assert_int_equal(policy->high_regions, 1u << DW_REGION_HEAD | 1u << DW_REGION_NORM);
@@ -286,6 +288,7 @@ static void policies_are_read_and_written(void **state) {
     assert_int_equal(policy->exceptions[0].layer.operand[DW_FORWARD_X].scale_rule, DW_SCALE_RCEIL);
     assert_int_equal(policy->exceptions[0].layer.operand[DW_FORWARD_W].scale_rule, DW_SCALE_FLOOR);
     assert_int_equal(policy->strict, 1);
+    assert_int_equal(policy->fast_accumulation, 1);
     dw_precision_policy_destroy(policy);
 
     OK(dw_precision_policy_load("mxfp6", &policy));
@@ -295,6 +298,44 @@ static void policies_are_read_and_written(void **state) {
     assert_int_equal(dw_precision_policy_load("/none/policy.json", &policy), DW_IO);
     assert_null(policy);
     assert_int_equal(dw_precision_policy_load("int4", &policy), DW_INVALID_ARGUMENT);
+}
+
+static void fast_accumulation_is_for_forward_alone(void **state) {
+    (void)state;
+    for (int fast = 0; fast < 2; fast++) {
+        dw_graph *graph = NULL;
+        dw_precision_policy policy;
+        const uint32_t outputs[] = {0};
+        dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+        dw_engine *engine = NULL;
+        uint32_t count[2] = {0};
+        OK(dw_graph_from_text("deepwell graph 1\nsymbols B\ninput %x: bf16[B, 48]\n"
+                              "parameter %w: bf16[32, 48]\nparameter %v: bf16[16, 32]\n"
+                              "%h: bf16[B, 32] = linear(%x, %w, _)\n"
+                              "%y: bf16[B, 16] = linear(%h, %v, _)\nreturn %y\n",
+                              &graph));
+        const dw_value wrt[] = {dw_graph_find(graph, "x"), dw_graph_find(graph, "w"),
+                                dw_graph_find(graph, "v")};
+        OK(dw_precision_policy_init(&policy, "fp8"));
+        /* Codes do not tell the passes apart then. */
+        policy.layer.operand[DW_DGRAD_DY].scheme = policy.layer.operand[DW_WGRAD_DY].scheme =
+            DW_SCHEME_FP8_TENSOR;
+        policy.fast_accumulation = fast;
+        options.precision = &policy;
+        OK(dw_device_find("plan:sm_90a", &options.device));
+        OK(dw_engine_create(graph, 1, outputs, 3, wrt, &options, &engine));
+        for (dw_node n = 0; n < dw_graph_node_count(engine->graph); n++) {
+            if (dw_node_op(engine->graph, n) != DW_OP_MULTIPLY_CODES) continue;
+            const bool backward = engine->graph->nodes.items[n].backward;
+            count[backward]++;
+            assert_int_equal(dw_node_int(engine->graph, n, DW_ATTR_KEY_FAST_ACCUMULATION, 0),
+                             fast && !backward);
+        }
+        assert_int_equal(count[0], 2);
+        assert_int_equal(count[1], 4);
+        dw_engine_destroy(engine);
+        dw_graph_destroy(graph);
+    }
 }
 
 static void wrong_files_are_rejected(void **state) {
@@ -342,6 +383,8 @@ static void wrong_files_are_rejected(void **state) {
         {DW_PARSE, HEADER "\"default\": \"mxfp8\", \"bf16_share\": 2}", "bf16_share"},
         {DW_INVALID_ARGUMENT, HEADER "\"default\": \"mxfp8\", \"fallback\": \"maybe\"}",
          "fallback is \"maybe\"; expected safe or strict"},
+        {DW_PARSE, HEADER "\"default\": \"fp8\", \"fast_accumulation\": 1}",
+         "fast_accumulation is an integer; expected true or false"},
     };
     for (size_t i = 0; i < DW_COUNT(rows); i++) {
         dw_precision_policy *policy;
@@ -852,6 +895,7 @@ int main(void) {
         cmocka_unit_test(policies_have_names),
         cmocka_unit_test(policies_are_read_and_written),
         cmocka_unit_test(wrong_files_are_rejected),
+        cmocka_unit_test(fast_accumulation_is_for_forward_alone),
         cmocka_unit_test(layers_are_listed_with_their_reasons),
         cmocka_unit_test(wrong_policies_are_rejected),
         cmocka_unit_test(engines_agree_with_the_reference),

@@ -116,6 +116,7 @@ def test_text_and_files(tmp_path):
     policies = [
         PrecisionPolicy(),
         PrecisionPolicy(Precision.NVFP4, bf16_share=0.5, fallback="strict"),
+        PrecisionPolicy("fp8", fast_accumulation=True),
         PrecisionPolicy(
             {"recipe": "mxfp8", "dgrad_dy": "mxfp8-e5m2"},
             ["lm_head", "a.b", "attention"],
@@ -140,11 +141,13 @@ def test_text_and_files(tmp_path):
             layers=policy.layers,
             bf16_share=policy.bf16_share,
             fallback=policy.fallback,
+            fast_accumulation=policy.fast_accumulation,
         )
         assert made == policy
+    assert "fast accumulation" in str(policies[2]) and policies[2] != PrecisionPolicy("fp8")
     assert policies[0] != policies[1] and policies[0] != "mxfp8"
-    assert policies[2].layers == {'x"\\[!a-]': Precision.FP8, "y": Precision.BF16}
-    assert policies[2].microscaling == MicroscalingConfig(32, "floor")
+    assert policies[3].layers == {'x"\\[!a-]': Precision.FP8, "y": Precision.BF16}
+    assert policies[3].microscaling == MicroscalingConfig(32, "floor")
     assert policies[1].microscaling == MicroscalingConfig(16) and policies[1].name == "nvfp4"
     assert PrecisionPolicy(sensitive_layers=["head"]) == PrecisionPolicy(
         sensitive_layers=["lm_head"]
@@ -186,6 +189,7 @@ def test_text_and_files(tmp_path):
         ([], {"layers": {"h": {"forward_x": "mxfp8+stochastic"}}}, ValueError, "only dgrad_dy and"),
         ([], {"bf16_share": 2}, ValueError, "bf16_share is 2; expected 0 to 1"),
         ([], {"fallback": "no"}, ValueError, 'fallback is "no"; expected safe or strict'),
+        (["fp8"], {"fast_accumulation": 1}, ValueError, "is an integer; expected true or false"),
     ],
     ids=str,
 )

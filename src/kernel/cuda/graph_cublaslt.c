@@ -44,6 +44,7 @@ typedef struct gemm_key {
     int64_t bias, apart;          /* apart: c is not y */
     int64_t sums, sum_type;       /* dw__operand_sum, and the sums' dw_dtype */
     int64_t tf32;                 /* operands are F32, multiplied as TF32 */
+    int64_t fast;                 /* codes whose sums need not be added in F32 */
     int64_t a_alignment, b_alignment, c_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
     int64_t scales; /* of blocks: cublasLtMatmulMatrixScale_t; not in names */
 } gemm_key;
@@ -169,6 +170,7 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     g->sums = c->sums;
     g->tf32 = c->tf32 && a->dtype == DW_F32;
     if (multiplies_codes(c) && dw__call_has_tiles(c)) g->scales = DW_LT_SCALES_OF_32;
+    g->fast = multiplies_codes(c) && dw__call_int(c, DW_ATTR_KEY_FAST_ACCUMULATION, 0);
     if (g->sums) g->sum_type = c->outputs[1].dtype;
     if (dw__tensor_count(y) == 0) return true;
     if (g->k == 0) return false;
@@ -265,6 +267,7 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
                                                    : DW_LT_EPILOGUE_SUMS_A,
               bias_type = lt_type(key->bias ? key->type : key->sum_type);
     const bool has_epilogue = key->bias || key->sums;
+    const int8_t fast = 1;
     const int scales = (int)key->scales;
     /* Stands for the address of the sums, or of scales, without which the library names no algorithm. */
     const void *aligned = (const char *)0 + ROOM_ALIGNMENT;
@@ -277,6 +280,8 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
     int result = lt->product_set(g->product, DW_LT_TRANSPOSE_A, &first, sizeof first);
     if (result == 0)
         result = lt->product_set(g->product, DW_LT_TRANSPOSE_B, &second, sizeof second);
+    if (result == 0 && key->fast)
+        result = lt->product_set(g->product, DW_LT_FAST_ACCUMULATION, &fast, sizeof fast);
     if (result == 0 && has_epilogue)
         result = lt->product_set(g->product, DW_LT_EPILOGUE, &epilogue, sizeof epilogue);
     if (result == 0 && has_epilogue)

@@ -1,11 +1,11 @@
-/* Replaces libcublasLt.so. It rejects what the real one would reject and computes GEMMs of F32, F64, F16 and BF16, and
- * small ones of FP8 with scales of blocks, in double, on the host, where the fake driver has its memory; results of other
- * narrower operands are zeros. The rules come
- * from the documentation: matrices are column-major, for FP8 the first factor is transposed, the workspace has the
- * stated size, and the algorithm is one that it returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or
- * with "none" it finds no algorithm. With FAKE_CUBLASLT_NO_SUMS it sums no operand. FAKE_CUBLASLT_WRONG spoils the first
- * element of results. With FAKE_CUBLASLT_ROUNDS the sum is rounded to the result's type before the bias is added, as some
- * kernels of the real one do.
+/* Replaces libcublasLt.so. It rejects what the real one would reject and computes GEMMs of F32, F64, F16, BF16, of FP8 with
+ * scales of tensors, and small ones of FP8 with scales of blocks, in double, on the host, where the fake driver has its
+ * memory; results of other operands with scales of blocks are zeros. The rules come from the documentation: matrices are
+ * column-major, for FP8 the first factor is transposed, the workspace has the stated size, and the algorithm is one that it
+ * returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or with "none" it finds no algorithm. With
+ * FAKE_CUBLASLT_NO_SUMS it sums no operand. FAKE_CUBLASLT_WRONG spoils the first element of results. With
+ * FAKE_CUBLASLT_14_BITS sums of FP8 products keep 14 bits of each addend. With FAKE_CUBLASLT_ROUNDS the sum is rounded to
+ * the result's type before the bias is added, as some kernels of the real one do.
  *
  * FAKE_CUBLASLT_TIMES, such as "3 1 2", gives it that many algorithms for each GEMM, which compute nothing and take so
  * many milliseconds by the fake driver's events; without it there is one. With sums they take FAKE_CUBLASLT_SUM_TIME
@@ -13,6 +13,8 @@
 #include "fake_cuda.h"
 #include "number/half.h"
 #include <dlfcn.h>
+#include <math.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -40,7 +42,8 @@ enum {
 typedef struct product {
     int compute, scale, transpose_a, transpose_b, epilogue, bias_type, mode[2];
     const void *bias;
-    const unsigned char *scales[2]; /* of blocks of factors */
+    const unsigned char *scales[2]; /* of blocks of factors, or of whole factors */
+    int8_t fast;
 } product;
 typedef struct matrix {
     int type;
@@ -68,6 +71,9 @@ API int fake_cublaslt_multiplied(int type);
 API int fake_cublaslt_multiplied(int type) { return multiplied[type]; }
 API int fake_cublaslt_chosen(void);
 API int fake_cublaslt_chosen(void) { return chosen_count; }
+static int multiplied_fast; /* GEMMs with fast accumulation */
+API int fake_cublaslt_fast(void);
+API int fake_cublaslt_fast(void) { return multiplied_fast; }
 static int last_algorithm;
 API int fake_cublaslt_last(void);
 API int fake_cublaslt_last(void) { return last_algorithm; }
@@ -131,6 +137,7 @@ API int cublasLtMatmulDescSetAttribute(product *of, int attribute, const void *v
     case 4: to = (place){&of->transpose_b, sizeof of->transpose_b}; break;
     case 7: to = (place){&of->epilogue, sizeof of->epilogue}; break;
     case 8: to = (place){&of->bias, sizeof of->bias}; break;
+    case 25: to = (place){&of->fast, sizeof of->fast}; break;
     case 26: to = (place){&of->bias_type, sizeof of->bias_type}; break;
     case 17:
     case 18: to = (place){&of->scales[attribute - 17], sizeof of->scales[0]}; break;
@@ -185,6 +192,16 @@ static int narrow_takes(const product *p, const matrix *a, const matrix *d) {
                : NOT_SUPPORTED;
 }
 
+/* FP8 with one scale for each factor. */
+static int fp8_takes(const product *p, const matrix *a, const matrix *b, const matrix *d) {
+    if (a->type == E5M2 && b->type == E5M2) return NOT_SUPPORTED;
+    if (p->transpose_a != 1 || p->transpose_b != 0 || p->mode[1] != 0) return NOT_SUPPORTED;
+    if (a->rows % 16 || d->rows % 16 || a->leading % 16 || b->leading % 16) return NOT_SUPPORTED;
+    return p->compute == 68 && (d->type == BF16 || d->type == F16 || d->type == F32)
+               ? OK
+               : NOT_SUPPORTED;
+}
+
 static int takes(const product *p, const matrix *a, const matrix *b, const matrix *d) {
     const uint64_t rows = p->transpose_a ? a->columns : a->rows,
                    inner = p->transpose_a ? a->rows : a->columns;
@@ -194,6 +211,8 @@ static int takes(const product *p, const matrix *a, const matrix *b, const matri
     if (a->batch != b->batch || a->batch != d->batch || a->batch < 1) return INVALID;
     if (d->batch > 1 && d->step < d->leading * (int64_t)(d->columns - 1) + (int64_t)d->rows)
         return INVALID; /* the results overlap */
+    if (p->mode[0] == 0 && is_fp8(a->type) && is_fp8(b->type)) return fp8_takes(p, a, b, d);
+    if (p->fast) return NOT_SUPPORTED;
     if (a->type != b->type &&
         !(is_fp8(a->type) && is_fp8(b->type) && a->type + b->type != 2 * E5M2))
         return NOT_SUPPORTED;
@@ -260,11 +279,24 @@ API int cublasLtMatmulAlgoCheck(void *handle, product *p, matrix *a, matrix *b, 
 
 /* ---- GEMMs ---------------------------------------------------------------------------------------- */
 
+/* The number of an FP8 code. Codes of infinity are not needed. */
+static double decode(int type, unsigned code) {
+    const int fraction = type == E4M3 ? 3 : 2, bias = type == E4M3 ? 7 : 15,
+              exponent = (int)(code & 127) >> fraction, digits = (int)code & ((1 << fraction) - 1);
+    const double value = exponent == 0
+                             ? ldexp(digits, 1 - bias - fraction)
+                             : ldexp(digits + (1 << fraction), exponent - bias - fraction);
+    if ((code & 127) == 127) return NAN;
+    return code & 128 ? -value : value;
+}
+
 static double get(const void *data, int type, int64_t at) {
     switch (type) {
     case F64: return ((const double *)data)[at];
     case F32: return ((const float *)data)[at];
     case F16: return dw__f16_to_f32(((const uint16_t *)data)[at]);
+    case E4M3:
+    case E5M2: return decode(type, ((const unsigned char *)data)[at]);
     default: return dw__bf16_to_f32(((const uint16_t *)data)[at]);
     }
 }
@@ -291,19 +323,36 @@ static double rounded(int type, double value) {
     return get(&place, type, 0);
 }
 
+enum { GROUP = 32 }; /* products that a tensor core adds at once to the sum so far */
+
+/* With `cuts` each addend keeps 14 bits relative to the largest one, as Hopper's tensor cores do with FP8 products. */
+static double sum_of(const double terms[GROUP + 1], bool cuts) {
+    double largest = 0.0, sum = 0.0;
+    for (int i = 0; i <= GROUP; i++) largest = fmax(largest, fabs(terms[i]));
+    const double unit = cuts && largest > 0.0 ? ldexp(1.0, ilogb(largest) - 13) : 0.0;
+    for (int i = 0; i <= GROUP; i++) sum += unit > 0.0 ? trunc(terms[i] / unit) * unit : terms[i];
+    return sum;
+}
+
 static void compute(const product *p, const void *a, const matrix *am, const void *b,
                     const matrix *bm, double beta, const void *c, const matrix *cm, void *d,
                     const matrix *dm) {
     const int64_t inner = (int64_t)(p->transpose_a ? am->rows : am->columns);
     const int rounds = getenv("FAKE_CUBLASLT_ROUNDS") != NULL;
+    const bool cuts = is_fp8(am->type) && getenv("FAKE_CUBLASLT_14_BITS");
     for (int64_t i = 0; i < dm->batch; i++)
         for (int64_t column = 0; column < (int64_t)dm->columns; column++)
             for (int64_t row = 0; row < (int64_t)dm->rows; row++) {
                 double sum = 0.0;
-                for (int64_t k = 0; k < inner; k++)
-                    sum += factor(a, am, p->transpose_a, i * am->step, row, k) *
-                           factor(b, bm, p->transpose_b, i * bm->step, k, column);
+                for (int64_t k = 0; k < inner; k += GROUP) {
+                    double terms[GROUP + 1] = {sum};
+                    for (int64_t j = k; j < k + GROUP && j < inner; j++)
+                        terms[1 + j - k] = factor(a, am, p->transpose_a, i * am->step, row, j) *
+                                           factor(b, bm, p->transpose_b, i * bm->step, j, column);
+                    sum = sum_of(terms, cuts);
+                }
                 const int64_t at = i * dm->step + row + column * dm->leading;
+                for (int f = 0; f < 2 && p->scales[f]; f++) sum *= get(p->scales[f], F32, 0);
                 if (beta != 0.0)
                     sum += beta * get(c, cm->type, i * cm->step + row + column * cm->leading);
                 if (p->epilogue == EPILOGUE_BIAS) {
@@ -329,22 +378,6 @@ static void sum_operand(const product *p, const void *a, const matrix *am, const
     }
 }
 
-static double power_of_two(int exponent) {
-    double value = 1.0;
-    for (; exponent > 0; exponent--) value *= 2.0;
-    for (; exponent < 0; exponent++) value *= 0.5;
-    return value;
-}
-
-static double decode(int type, unsigned code) {
-    const int fraction = type == E4M3 ? 3 : 2, bias = type == E4M3 ? 7 : 15,
-              exponent = (int)(code & 127) >> fraction, digits = (int)code & ((1 << fraction) - 1);
-    const double value =
-        exponent == 0 ? digits * power_of_two(1 - bias - fraction)
-                      : (digits + (1 << fraction)) * power_of_two(exponent - bias - fraction);
-    return code & 128 ? -value : value;
-}
-
 /* Element k of a row of FP8 codes, times its block's scale: tiles of 128 rows x 4 scales follow one another along a row.
  * Within one, 32 lines of 16 bytes each have four scales of rows 32 apart. */
 static double scaled(const unsigned char *codes, const matrix *m, const unsigned char *scales,
@@ -352,7 +385,7 @@ static double scaled(const unsigned char *codes, const matrix *m, const unsigned
     const int64_t wide = ((int64_t)m->rows / 32 + 3) / 4, column = k / 32;
     const unsigned char *tile = scales + (row / 128 * wide + column / 4) * 512;
     const unsigned scale = tile[row % 32 * 16 + row % 128 / 32 * 4 + column % 4];
-    return decode(m->type, codes[row * m->leading + k]) * power_of_two((int)scale - 127);
+    return decode(m->type, codes[row * m->leading + k]) * ldexp(1.0, (int)scale - 127);
 }
 
 static void compute_scaled(const product *p, const void *a, const matrix *am, const void *b,
@@ -404,7 +437,8 @@ API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *
         compute_scaled(p, a, a_matrix, b, b_matrix, d, d_matrix);
         return OK;
     }
-    if (!is_fp8(a_matrix->type) && a_matrix->type != E2M1) {
+    if (p->mode[0] == 0 && a_matrix->type != E2M1) {
+        multiplied_fast += p->fast;
         compute(p, a, a_matrix, b, b_matrix, kept, c, c_matrix, d, d_matrix);
         if (p->epilogue == EPILOGUE_SUMS_A || p->epilogue == EPILOGUE_SUMS_B)
             sum_operand(p, a, a_matrix, b, b_matrix, d_matrix);
