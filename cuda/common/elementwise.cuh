@@ -8,6 +8,7 @@
 #define DW_ELEMENTWISE_CUH
 
 #include "data_error.h"
+#include "magnitude.cuh"
 #include "random_word.cuh"
 #include "tensor_types.cuh"
 
@@ -155,6 +156,19 @@ template <class E> DEVICE void store_vector(long long address, INDEX at, const v
     access<sizeof(vector<E>)> bytes;
     memcpy(&bytes, &x, sizeof x);
     put(address_of<E>(address, at), bytes);
+}
+
+// The words that the lanes of a group take.
+DEVICE unsigned word_of_lane(const half_lanes<bf16_element> &x, int) { return x.bits; }
+DEVICE unsigned word_of_lane(const half_lanes<f16_element> &x, int) { return x.bits; }
+DEVICE unsigned word_of_lane(const lanes<f32_element> &x, int j) { return __float_as_uint(x.x[j]); }
+
+template <int type, class E> DEVICE void observe(magnitude<type> &m, const vector<E> &x) {
+    EACH(group, GROUPS) EACH(j, sizeof(lanes<E>) / 4 > 1 ? LANES : 1) m.observe(word_of_lane(x.at[group], j));
+}
+DEVICE void store_magnitude(long long address, unsigned found) {
+    found = magnitude_of_block<THREADS>(found);
+    if (threadIdx.x == 0) ((unsigned *)__cvta_global_to_generic((size_t)address))[blockIdx.x] = found;
 }
 
 // Returns x / divisor for 0 <= x < 2^31: floor((floor(x * m / 2^32) + x) / 2^s), where s = ceil(log2(divisor)) and m is

@@ -5,7 +5,9 @@
 // writes its codes, and the codes of its transpose. Bytes per element of BF16: 2 read, then 2 read, 1 written for each
 // orientation. The first kernel reads from the matrix's end to its beginning: the kernel that made the matrix mostly wrote
 // the end last, so that it may still be in the L2 cache. The second one reads what the first one has read last, the
-// beginning, and marks it as the first to evict, so that the codes replace that and not what is still to be read.
+// beginning, and marks it as the first to evict, so that the codes replace that and not what is still to be read. The first
+// kernel does not run where the kernel that made the matrix has found the magnitude, in parts; many parts are combined to
+// few by quantize_tensor_combine.
 //
 // A block of quantize_tensor_codes writes tiles of 128 x 128. It loads the next tile into registers before it stores the
 // transpose of this one, so that loads and stores overlap. The codes of a row leave as they are computed, 8 of a thread in
@@ -20,8 +22,8 @@
 // vectors of 8 elements, which begin at multiples of 16 bytes, and a multiple of 8 rows. For the product: RESULT, CODES_A,
 // CODES_B (0: E4M3, 1: E5M2).
 
+#include "magnitude.cuh"
 #include "tensor_codes_params.h"
-#include "tensor_types.cuh"
 
 typedef unsigned short uint16;
 
@@ -40,10 +42,7 @@ typedef element_of<TYPE>::stored stored;
 #define EACH (TILE * ACROSS / THREADS) // rows of a tile that one thread loads
 // Blocks for which an SM's registers suffice; each has a tile of loads in flight.
 #define RESIDENT (IS_F32 || !WHOLE ? 2 : DW_TENSOR_CODES_RESIDENT)
-// The bits of an infinity, and the distance from there to the sign bit, for each element of a word.
 #define INFINITE (IS_F32 ? 0x7f800000u : TYPE == DW_ELEMENT_F16 ? 0x7c00u : 0x7f80u)
-#define RAISE (IS_F32 ? 0x00800000u : TYPE == DW_ELEMENT_F16 ? 0x04000400u : 0x00800080u)
-#define SIGNS (IS_F32 ? 0x80000000u : 0x80008000u)
 
 struct vector {
     unsigned word[WORDS];
@@ -94,48 +93,9 @@ DEVICE vector load_vector(const dw_tensor_codes_params &p, int row, int column) 
 
 // ---- the largest magnitude ----------------------------------------------------------------------------------
 
-// Magnitudes as signed integers, raised so that infinities and NaNs, and only they, are negative.
-struct magnitudes {
-    unsigned most, special; // the largest in each half of a word; the sign of any that is negative
-};
-
-DEVICE unsigned greater(unsigned a, unsigned b) {
-    if constexpr (IS_F32) return (unsigned)max((int)a, (int)b);
-    unsigned r;
-    asm("max.s16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-}
-
-DEVICE void observe(magnitudes &m, const vector &x) {
+DEVICE void observe(magnitude<TYPE> &m, const vector &x) {
 #pragma unroll
-    for (int i = 0; i < WORDS; i++) {
-        const unsigned raised = (x.word[i] & ~SIGNS) + RAISE;
-        m.most = greater(m.most, raised);
-        m.special |= raised;
-    }
-}
-
-// The largest finite magnitude as the bits of an F32; the sign bit is set if there was another one.
-DEVICE unsigned found_by(const magnitudes &m) {
-    unsigned most = m.most - RAISE;
-    if constexpr (!IS_F32) {
-        most = max(most & 0xffffu, most >> 16);
-        most = TYPE == DW_ELEMENT_F16 ? __float_as_uint(f16_to_float((uint16)most)) : most << 16;
-    }
-    return most | (m.special & SIGNS ? 0x80000000u : 0u);
-}
-
-DEVICE unsigned combine(unsigned a, unsigned b) {
-    return max(a & 0x7fffffffu, b & 0x7fffffffu) | ((a | b) & 0x80000000u);
-}
-
-DEVICE unsigned of_block(unsigned x) {
-    __shared__ unsigned warps[THREADS / 32];
-    x = __reduce_max_sync(0xffffffffu, x & 0x7fffffffu) | (__any_sync(0xffffffffu, x >> 31) ? 0x80000000u : 0u);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (int i = 0; i < THREADS / 32; i++) x = combine(x, warps[i]);
-    return x;
+    for (int i = 0; i < WORDS; i++) m.observe(x.word[i]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -143,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned vectors = ((unsigned)p.columns + VECTOR - 1) / VECTOR, step = gridDim.x * THREADS,
                    first = blockIdx.x * THREADS + threadIdx.x, rows_on = step / vectors, vectors_on = step % vectors;
     unsigned row = first / vectors, at = first % vectors;
-    magnitudes m = {RAISE, 0};
+    magnitude<TYPE> m = magnitude<TYPE>::none();
     while (row < (unsigned)p.rows) {
         vector x[LOADS];
 #pragma unroll
@@ -155,7 +115,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < LOADS; i++) observe(m, x[i]);
     }
-    const unsigned most = of_block(found_by(m));
+    const unsigned most = magnitude_of_block<THREADS>(m.found());
+    if (threadIdx.x == 0) p.magnitudes[blockIdx.x] = most;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    quantize_tensor_combine(const __grid_constant__ dw_tensor_codes_params p) {
+    unsigned most = 0;
+    for (int i = (int)(blockIdx.x * THREADS + threadIdx.x); i < p.found_parts; i += (int)(gridDim.x * THREADS))
+        most = combine(most, p.found[i]);
+    most = magnitude_of_block<THREADS>(most);
     if (threadIdx.x == 0) p.magnitudes[blockIdx.x] = most;
 }
 
@@ -283,11 +252,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     unsigned most = 0;
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < p.parts; i += THREADS) most = combine(most, p.magnitudes[i]);
-    most = of_block(most);
-    const float amax = __uint_as_float(most & 0x7fffffffu), largest = E5M2 ? 57344.f : 448.f;
+    most = magnitude_of_block<THREADS>(most);
+    const float amax = __uint_as_float(most & ~SPECIAL_BIT), largest = E5M2 ? 57344.f : 448.f;
     const float scale = amax > 0.f ? fmaxf(amax / largest, 1.175494351e-38f) : 1.f, inverse = 1.f / scale;
     if (p.scale && blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale;
-    if (most >> 31) store_tiles<true>(p, x, inverse, tile);
+    if (most & SPECIAL_BIT) store_tiles<true>(p, x, inverse, tile);
     else store_tiles<false>(p, x, inverse, tile);
 }
 #endif

@@ -4,8 +4,10 @@
 #define DW_TENSOR_CODES_PARAMS_H
 
 #define DW_TENSOR_CODES_THREADS 512
-/* The most blocks that look for the largest magnitude: each stores one number. */
+/* The most blocks that look for the largest magnitude: each stores one number. More numbers than that, of the kernel that
+ * made the matrix, are combined to fewer first, by so many blocks. */
 #define DW_TENSOR_CODES_PARTS 1024
+#define DW_TENSOR_CODES_COMBINING 32
 /* A tile of quantize_tensor_codes has so many rows and columns. */
 #define DW_TENSOR_CODES_TILE 128
 /* Blocks of either kernel for each SM: enough loads are in flight, and there are registers for them. */
@@ -15,8 +17,9 @@ typedef struct dw_tensor_codes_params {
     const void *x;     /* [rows, columns], strides in elements */
     int rows, columns; /* below 2^31 - 2^10, so that the edges of tiles fit, too */
     long long row_stride, column_stride;
-    /* [parts]: bits of the largest finite magnitudes, with the sign bit where there is an infinity or a NaN */
-    unsigned *magnitudes;
+    const unsigned *found; /* [found_parts], as magnitude.cuh has them, of the kernel that made the matrix */
+    unsigned *magnitudes;  /* [parts], likewise */
+    int found_parts;
     int parts, tiles, tiles_across; /* tiles: 0 for an empty matrix */
     /* results, contiguous; NULL: not wanted */
     unsigned char *codes;  /* [rows, columns] */

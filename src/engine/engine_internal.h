@@ -119,7 +119,9 @@ typedef struct dw__step {
     dw__operand addend;           /* DW__ADDS_TO_ADDEND only */
     uint64_t disposable;          /* as in dw__call */
     dw__operand_sum sums; /* the operand whose sums are the last output, which is not the node's */
-    bool tf32;            /* as in dw__call */
+    uint32_t
+        magnitudes; /* as in dw__call: their vectors are the last outputs, which are not the node's */
+    bool tf32;      /* as in dw__call */
     const void *prepared; /* parsed attributes, owned by the engine */
 } dw__step;
 

@@ -21,9 +21,11 @@ dw_status dw__lower_plain(dw__lowering *l, dw_node node) {
     DW_RETURN_IF_FAILED(dw__lower_lay_out_results(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_pad_rows(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_logits(l, &step));
+    DW_RETURN_IF_FAILED(dw__lower_use_magnitudes(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_choose_kernel(l, &step));
     if (dw__step_is_fast(&step)) dw__lower_reuse_inputs(l, &step, NULL);
     DW_RETURN_IF_FAILED(dw__lower_place_outputs(l, &step));
+    DW_RETURN_IF_FAILED(dw__lower_find_magnitudes(l, &step));
     dw__lower_find_disposable(l, &step);
     DW_RETURN_IF_FAILED(dw__lower_add_step(l, &step));
     dw__lower_finish(l, &step);
@@ -126,6 +128,7 @@ static dw_status open_lowering(dw_plan *plan, dw__lowering *l) {
     l->engine = plan->engine;
     l->graph = graph;
     l->values = dw__malloc(values * sizeof *l->values);
+    l->magnitudes = dw__malloc(values * sizeof *l->magnitudes);
     l->requests = dw__malloc(values * sizeof *l->requests);
     l->concat_storage = dw__malloc(nodes * sizeof *l->concat_storage);
     l->first_slot = dw__malloc(values * sizeof *l->first_slot);
@@ -133,12 +136,12 @@ static dw_status open_lowering(dw_plan *plan, dw__lowering *l) {
     l->claimed = dw__calloc(outputs, sizeof *l->claimed);
     l->waiting = dw__malloc(nodes * sizeof *l->waiting);
     l->body = dw__malloc(sizeof *l->body);
-    if (!l->values || !l->requests || !l->concat_storage || !l->first_slot || !l->next_slot ||
-        !l->claimed || !l->waiting || !l->body) {
+    if (!l->values || !l->magnitudes || !l->requests || !l->concat_storage || !l->first_slot ||
+        !l->next_slot || !l->claimed || !l->waiting || !l->body) {
         return dw__fail_memory("a plan that is being made", values * sizeof *l->values);
     }
     for (size_t v = 0; v < values; v++) {
-        l->values[v].storage = l->requests[v].storage = DW_NONE;
+        l->values[v].storage = l->requests[v].storage = l->magnitudes[v].storage = DW_NONE;
         l->values[v].view.rank = 0;
     }
     for (size_t n = 0; n < nodes; n++) l->concat_storage[n] = DW_NONE;
@@ -148,6 +151,7 @@ static dw_status open_lowering(dw_plan *plan, dw__lowering *l) {
 
 static void close_lowering(dw__lowering *l) {
     dw__free(l->values);
+    dw__free(l->magnitudes);
     dw__free(l->requests);
     dw__free(l->concat_storage);
     dw__free(l->first_slot);

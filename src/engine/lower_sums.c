@@ -8,8 +8,7 @@
  */
 #include "engine/lowering.h"
 
-/* The value whose elements a chain of reshapes shows. */
-static dw_value source_of(const dw__lowering *l, dw_value value) {
+dw_value dw__lower_source(const dw__lowering *l, dw_value value) {
     for (int depth = 0; depth < DW__LOWER_MOST_VIEWS; depth++) {
         const dw_node node = value_of(l, value)->node;
         if (node == DW_NONE || row_of(l, node)->view != DW__VIEW_RESHAPE) break;
@@ -37,7 +36,8 @@ static bool multiplies_rows(const dw__lowering *l, dw_node product, uint32_t i, 
     const dw_value operand = record_of(l, product)->inputs[i];
     dw__tensor matrix, rows;
     if ((dw_node_int(l->graph, product, turn, 0) != 0) != (i == 0)) return false;
-    if (value_of(l, operand)->rank != 2 || source_of(l, operand) != source_of(l, x)) return false;
+    if (value_of(l, operand)->rank != 2 || dw__lower_source(l, operand) != dw__lower_source(l, x))
+        return false;
     if (dw__lower_type(l, operand, &matrix) != DW_OK || dw__lower_type(l, x, &rows) != DW_OK)
         return false;
     return matrix.shape[1] == rows.shape[rows.rank - 1];
@@ -69,7 +69,7 @@ static dw_node product_among(const dw__lowering *l, dw_value value, dw_node sum,
 
 /* The product that may compute the sum, or DW_NONE. */
 static dw_node product_of(const dw__lowering *l, dw_node sum) {
-    return product_among(l, source_of(l, record_of(l, sum)->inputs[0]), sum, 0);
+    return product_among(l, dw__lower_source(l, record_of(l, sum)->inputs[0]), sum, 0);
 }
 
 /* The first sum that the product computes, among the readers of `value` and of reshapes of it. */
@@ -89,8 +89,8 @@ static dw_node sum_among(const dw__lowering *l, dw_value value, dw_node product,
 /* The sum that the product computes, or DW_NONE: one, if there are several. */
 static dw_node sum_of(const dw__lowering *l, dw_node product) {
     const dw__node_record *record = record_of(l, product);
-    const dw_node of_a = sum_among(l, source_of(l, record->inputs[0]), product, 0),
-                  of_b = sum_among(l, source_of(l, record->inputs[1]), product, 0);
+    const dw_node of_a = sum_among(l, dw__lower_source(l, record->inputs[0]), product, 0),
+                  of_b = sum_among(l, dw__lower_source(l, record->inputs[1]), product, 0);
     return of_a < of_b ? of_a : of_b;
 }
 
@@ -103,7 +103,8 @@ static bool is_lowered(const dw__lowering *l, dw_value value) {
 static bool can_run(const dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
     for (uint32_t i = 0; i < record->input_count; i++)
-        if (!is_lowered(l, record->inputs[i]) && !is_lowered(l, source_of(l, record->inputs[i])))
+        if (!is_lowered(l, record->inputs[i]) &&
+            !is_lowered(l, dw__lower_source(l, record->inputs[i])))
             return false;
     return true;
 }

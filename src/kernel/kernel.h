@@ -66,6 +66,10 @@ typedef struct dw__call {
     /* A matmul without batches may have one more output of rank 1, behind the operation's own. It receives the sums over
      * k of operand a [m,k] or b [k,n], as they are multiplied: m or n elements, summed in F32 and rounded once. */
     dw__operand_sum sums;
+    /* Bit o: behind the operation's own outputs, in order of o, there is one more for output o. Each is a vector of F32
+     * whose words together say the largest finite magnitude of that output (cuda/common/magnitude.cuh). A call of an
+     * operation that quantizes its input may have such a vector for that input, behind the operation's own inputs. */
+    uint32_t magnitudes;
     /* Products of F32 operands may round these to TF32: 10 bits behind the point, F32's range. */
     bool tf32;
 } dw__call;
@@ -150,6 +154,10 @@ struct dw__kernel {
     bool with_epilogue;           /* for calls with an epilogue only */
     dw__accumulation accumulates; /* the most that it adds to output 0 */
     bool sums_operands;           /* computes calls with `sums`, which accumulate nothing */
+    bool reads_magnitudes;        /* computes calls that have the magnitudes of input 0 */
+    /* Returns the length of the vector of magnitudes for output `o`, or 0: they are not found. `call` has no magnitudes
+     * yet. NULL: computes no calls with magnitudes. */
+    int64_t (*magnitude_parts)(const dw__call *call, uint32_t o);
 
     /* ---- of a CPU ---- */
     /* Returns the most bytes that libraries allocate by themselves during the call, on all threads together; may be
@@ -223,6 +231,9 @@ bool dw__kernel_accumulates(dw_op op, bool on_gpu);
  * none. */
 bool dw__logits_bound(size_t *bytes);
 bool dw__kernel_sums_operands(dw_op op, bool on_gpu);
+bool dw__kernel_reads_magnitudes(dw_op op, bool on_gpu);
+/* The outputs that are the operation's own. */
+uint32_t dw__call_own_outputs(const dw__call *call);
 /* Returns the operation that copies a tensor of `rank` axes between any two layouts, and its attribute. */
 dw_op dw__kernel_copy_op(int rank, dw_attr *attr);
 

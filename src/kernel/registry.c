@@ -102,7 +102,8 @@ const dw__kernel *const *dw__kernel_candidates(dw_op op, bool on_gpu) {
 static bool does_all(const dw__kernel *kernel, const dw__call *call) {
     return kernel->with_epilogue == (call->epilogue != NULL) &&
            kernel->accumulates >= call->accumulates &&
-           (kernel->sums_operands || call->sums == DW__SUMS_NOTHING);
+           (kernel->sums_operands || call->sums == DW__SUMS_NOTHING) &&
+           (kernel->magnitude_parts || call->magnitudes == 0);
 }
 
 const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
@@ -168,6 +169,18 @@ bool dw__kernel_sums_operands(dw_op op, bool on_gpu) {
     const dw__kernel *const *kernel = dw__kernel_candidates(op, on_gpu);
     while (*kernel && !(*kernel)->sums_operands) kernel++;
     return *kernel != NULL;
+}
+
+bool dw__kernel_reads_magnitudes(dw_op op, bool on_gpu) {
+    const dw__kernel *const *kernel = dw__kernel_candidates(op, on_gpu);
+    while (*kernel && !(*kernel)->reads_magnitudes) kernel++;
+    return *kernel != NULL;
+}
+
+uint32_t dw__call_own_outputs(const dw__call *call) {
+    uint32_t count = call->output_count;
+    for (uint32_t left = call->magnitudes; left; left &= left - 1) count--;
+    return count;
 }
 
 /* A permute that leaves the axes where they are. */

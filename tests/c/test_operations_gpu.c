@@ -5,6 +5,7 @@
  * cases that contain it. */
 #include "deepwell/engine.h"
 #include "deepwell/jit.h"
+#include "engine/engine_internal.h"
 #include "graph/internal.h"
 #include "kernel/cuda/elementwise.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -582,6 +583,53 @@ static void fill_numbers(const dw__tensor *t) {
     }
 }
 
+/* The operations of the plan that are told the magnitudes of what they quantize. */
+static uint32_t count_told(const dw_graph *graph) {
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    uint32_t told = 0;
+    options.device = device;
+    OK(dw_engine_create(graph, 0, NULL, 0, NULL, &options, &engine));
+    OK(dw_engine_plan(engine, NULL, &plan));
+    for (size_t i = 0; i < plan->code.count; i++) {
+        const dw__step *step = &plan->code.items[i].step;
+        told += step->op == DW_OP_QUANTIZE_TENSOR && step->input_count == 2;
+    }
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    return told;
+}
+
+/* Compares the results of a graph with the interpreter's, which must be the same. */
+static void check_graph(const char *body, void (*fill)(const dw__tensor *), uint32_t told) {
+    dw__text text = {0};
+    dw_graph *graph = NULL;
+    ops_operands operands = {0};
+    OK(dw__text_printf(&text, "deepwell graph 1\n%s", body));
+    if (only && !strstr(text.text, only)) {
+        dw__text_free(&text);
+        return;
+    }
+    OK(dw_graph_from_text(text.text, &graph));
+    operands.count = dw_graph_leaf_count(graph);
+    for (uint32_t j = 0; j < operands.count; j++) {
+        dw__tensor *t = &operands.tensors[j];
+        OK(dw__value_tensor_at(graph, dw_graph_leaf_at(graph, j), NULL, t));
+        OK(ops_block_create(dw__tensor_bytes(t), &operands.blocks[j]));
+        t->data = operands.blocks[j].data;
+        fill(t);
+    }
+    attempt a = {.operands = &operands, .single = -1};
+    make_results(graph, &a);
+    OK(run_graph(graph, &a));
+    expect_exactly(graph, operands.tensors, &a, text.text);
+    if (strstr(body, "quantize_tensor")) assert_int_equal(count_told(graph), told);
+    ops_operands_destroy(&operands);
+    dw_graph_destroy(graph);
+    dw__text_free(&text);
+}
+
 /* Vectors of every length, tensors that are broadcast, sliced and permuted, and types of several sizes. */
 static void programs_of_every_form_are_exact(void **state) {
     (void)state;
@@ -636,31 +684,51 @@ static void programs_of_every_form_are_exact(void **state) {
         "%y = fused(%x, %b) {body=\"t0=add(i0,i1);out(t0)\"}\nreturn %y\n",
         "input %x: bf16[1051, 1001]\n%y = fused(%x) {body=\"t0=neg(i0);out(t0)\"}\nreturn %y\n",
     };
+    for (size_t i = 0; i < DW_COUNT(graphs); i++) check_graph(graphs[i], fill_numbers, 0);
+}
+
+/* Programs whose results are quantized with one scale find the largest magnitude on the way. Elements of one block and of
+ * several, of whole vectors and of single ones, behind a reshape, of two results, in every type. */
+static void programs_find_magnitudes(void **state) {
+    (void)state;
+#define QUANTIZED(x, c)                                                                            \
+    "%" c ", %" c "t, %" c "s = quantize_tensor(%" x ") {scheme=\"fp8-tensor\"}\n"
+    static const struct {
+        const char *text;
+        uint32_t told;
+    } graphs[] = {
+        {"input %x: bf16[24, 40]\ninput %b: bf16[40]\n"
+         "%y = fused(%x, %b) {body=\"t0=sub(i0,i1);out(t0)\"}\n" QUANTIZED(
+             "y", "c") "return %y, %c, %ct, %cs\n",
+         1},
+        {"input %x: f16[7, 37]\n%y = fused(%x) {body=\"t0=neg(i0);out(t0)\"}\n" QUANTIZED(
+             "y", "c") "return %c, %ct, %cs\n",
+         1},
+        {"input %x: f32[9, 41]\n%y = fused(%x) {body=\"t0=neg(i0);out(t0)\"}\n" QUANTIZED(
+             "y", "c") "return %c, %cs\n",
+         1},
+        {"input %x: bf16[3, 40, 136]\n%y = fused(%x) {body=\"t0=abs(i0);out(t0)\"}\n"
+         "%r = reshape(%y) {shape=[120, 136]}\n" QUANTIZED("r", "c") "return %ct, %cs\n",
+         1},
+        {"input %x: f32[40, 64]\n%y, %z = fused(%x) "
+         "{body=\"t0=neg(i0);t1=cast_bf16(t0);t2=abs(i0);out(t1,t2)\"}\n" QUANTIZED("y", "c")
+             QUANTIZED("z", "d") "return %c, %cs, %dt, %ds\n",
+         2},
+        {"input %x: bf16[1040, 1016]\n%y = fused(%x) {body=\"t0=neg(i0);out(t0)\"}\n" QUANTIZED(
+             "y", "c") "return %c, %ct, %cs\n",
+         1},
+        /* more blocks than quantize_tensor reads vectors of */
+        {"input %x: bf16[300, 1001]\n%y = fused(%x) {body=\"t0=neg(i0);out(t0)\"}\n" QUANTIZED(
+             "y", "c") "return %c, %cs\n",
+         1},
+        /* not of a program */
+        {"input %x: bf16[24, 40]\n" QUANTIZED("x", "c") "return %c, %cs\n", 0},
+    };
+#undef QUANTIZED
     for (size_t i = 0; i < DW_COUNT(graphs); i++) {
-        dw__text text = {0};
-        dw_graph *graph = NULL;
-        ops_operands operands = {0};
-        OK(dw__text_printf(&text, "deepwell graph 1\n%s", graphs[i]));
-        if (only && !strstr(text.text, only)) {
-            dw__text_free(&text);
-            continue;
-        }
-        OK(dw_graph_from_text(text.text, &graph));
-        operands.count = dw_graph_leaf_count(graph);
-        for (uint32_t j = 0; j < operands.count; j++) {
-            dw__tensor *t = &operands.tensors[j];
-            OK(dw__value_tensor_at(graph, dw_graph_leaf_at(graph, j), NULL, t));
-            OK(ops_block_create(dw__tensor_bytes(t), &operands.blocks[j]));
-            t->data = operands.blocks[j].data;
-            fill_numbers(t);
-        }
-        attempt a = {.operands = &operands, .single = -1};
-        make_results(graph, &a);
-        OK(run_graph(graph, &a));
-        expect_exactly(graph, operands.tensors, &a, text.text);
-        ops_operands_destroy(&operands);
-        dw_graph_destroy(graph);
-        dw__text_free(&text);
+        check_graph(graphs[i].text, fill_finite, graphs[i].told);
+        if (i == 1 || i == 3) /* which keep the signs of NaNs */
+            check_graph(graphs[i].text, fill_bits, graphs[i].told);
     }
 }
 
@@ -858,6 +926,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(quantization_of_any_bits_is_the_definitions),
         cmocka_unit_test(quantization_of_finite_numbers_is_the_definitions),
         cmocka_unit_test(programs_of_every_form_are_exact),
+        cmocka_unit_test(programs_find_magnitudes),
         cmocka_unit_test(short_functions_round_nearly_once),
         cmocka_unit_test(offsets_of_64_bits_give_the_same_elements),
         cmocka_unit_test(exact_logits_give_exact_statistics),

@@ -397,6 +397,7 @@ static const char *const rows[] = {
     "multiply_codes e4m3[33,128] e5m2[20,128] - - e8m0[1,1,512] e8m0[1,1,512]",
     "multiply_codes e2m1[130,256] e2m1[24,256] - - e8m0[2,2,512] e8m0[1,2,512] dtype=bf16",
     "multiply_codes e2m1[5,192] e2m1[136,192] f32[] f32[] ue4m3[1,3,512] ue4m3[2,3,512] dtype=f16",
+    "multiply_codes e4m3[34,48] e4m3[18,48] f32[] f32[] fast_accumulation=1",
     "quantized_linear f32[1,7] f32[5,7] f32[5] - " BF16_LAYER,
     "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " FP8_LAYER,
     "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " BF16_LAYER,

@@ -133,10 +133,25 @@ static dw_status check_words(const dw__kernel *kernel, const dw__call *c) {
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
-    for (uint32_t o = 1; o < c->output_count; o++)
+    for (uint32_t o = 1; o < dw__call_own_outputs(c); o++)
         if (!have_one_shape(&c->outputs[0], &c->outputs[o]))
             return dw__fail(DW_UNSUPPORTED, "%s: expected results of one shape", kernel->name);
     return check_words(kernel, c);
+}
+
+static int64_t blocks_of(const dw__elementwise_form *form, int64_t count) {
+    const int64_t of_block = (int64_t)DW__ELEMENTWISE_THREADS * form->turns;
+    return (count / form->vector + of_block - 1) / of_block;
+}
+
+/* Each block stores the largest magnitude that it has seen. */
+static int64_t magnitude_parts(const dw__call *c, uint32_t o) {
+    const dw_dtype dtype = c->outputs[o].dtype;
+    analysis *a;
+    if ((!dw__dtype_is_half(dtype) && dtype != DW_F32) || analyse(c, &a) != DW_OK) return 0;
+    const int64_t parts = blocks_of(&a->form, a->iteration.count);
+    dw__free(a);
+    return parts;
 }
 
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
@@ -175,11 +190,10 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     dw__elementwise_iterate(&c->call, form, &it);
     if (it.count == 0) return DW_OK;
     dw__elementwise_fill(form, &it, c, words);
-    const int64_t of_block = (int64_t)DW__ELEMENTWISE_THREADS * form->turns;
     return context->device->launch(&(dw__launch){
         .name = "elementwise",
         .function = variant->functions[0],
-        .grid = {(unsigned)((words[0] + of_block - 1) / of_block), 1, 1},
+        .grid = {(unsigned)blocks_of(form, it.count), 1, 1},
         .block = {DW__ELEMENTWISE_THREADS, 1, 1},
         .stream = c->stream,
         .arguments = arguments,
@@ -198,6 +212,7 @@ const dw__kernel dw__gpu_elementwise = {
     .elements = "every element type",
     .needs = "NVRTC: the source is made for each program",
     .supports = supports,
+    .magnitude_parts = magnitude_parts,
     .seconds = dw__gpu_seconds_of_bytes,
     .prepare = prepare,
     .enqueue = enqueue,

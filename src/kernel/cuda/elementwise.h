@@ -23,8 +23,9 @@ typedef struct dw__elementwise_form {
     int rank;   /* of the merged iteration */
     int vector; /* neighbouring elements of a thread: 1, 2, 4, 8 or 16, a divisor of the last axis */
     int turns;  /* vectors of a thread */
-    bool is_wide; /* offsets need 64 bits */
-    bool divides; /* a tensor needs the element's coordinates */
+    uint32_t magnitudes; /* as in dw__call */
+    bool is_wide;        /* offsets need 64 bits */
+    bool divides;        /* a tensor needs the element's coordinates */
 } dw__elementwise_form;
 
 /* Threads of a block. A block computes `turns` times as many vectors, and the grid covers all of them. */
@@ -45,8 +46,9 @@ void dw__elementwise_iterate(const dw__call *call, const dw__elementwise_form *f
  *     if the form divides, for each axis but the first: size (of the last axis: in vectors), the inverse of the size,
  *     for each input that is read and each output: address, the strides that the form marks,
  *     for each seed: address, stride
+ *     for each vector of magnitudes: address
  *
- * Inputs are in order, then outputs. */
+ * Inputs are in order, then outputs, then magnitudes. */
 dw_status dw__elementwise_source(const dw__body *body, const dw__elementwise_form *form,
                                  dw__text *source);
 /* Number of words of that array. */

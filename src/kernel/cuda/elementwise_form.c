@@ -38,7 +38,7 @@ void dw__elementwise_iterate(const dw__call *c, const dw__elementwise_form *form
         dw__broadcast_strides(&c->inputs[i], shape, stride);
         dw__iteration_add(it, stride);
     }
-    for (uint32_t o = 0; o < c->output_count; o++) dw__iteration_add(it, c->outputs[o].stride);
+    for (uint32_t o = 0; o < form->output_count; o++) dw__iteration_add(it, c->outputs[o].stride);
     dw__iteration_merge(it);
 }
 
@@ -55,7 +55,7 @@ typedef struct visited {
 static bool next(const dw__call *c, dw__elementwise_form *form, const dw__iteration *it,
                  uint32_t *index, uint32_t *row, visited *v) {
     while (*index < c->input_count && !form->in[*index].is_read) ++*index;
-    if (*index >= c->input_count + c->output_count) return false;
+    if (*index >= c->input_count + form->output_count) return false;
     const uint32_t o = *index - c->input_count;
     const bool is_input = *index < c->input_count;
     *v = (visited){.tensor = is_input ? &c->inputs[*index] : &c->outputs[o],
@@ -139,9 +139,10 @@ void dw__elementwise_form_of(const dw__call *c, const dw__body *body, dw__elemen
                              dw__iteration *it) {
     memset(form, 0, sizeof *form);
     form->input_count = c->input_count;
-    form->output_count = c->output_count;
+    form->output_count = dw__call_own_outputs(c);
+    form->magnitudes = c->magnitudes;
     for (uint32_t i = 0; i < c->input_count; i++) form->inputs[i] = c->inputs[i].dtype;
-    for (uint32_t o = 0; o < c->output_count; o++) form->outputs[o] = c->outputs[o].dtype;
+    for (uint32_t o = 0; o < form->output_count; o++) form->outputs[o] = c->outputs[o].dtype;
     mark(body, form);
     dw__elementwise_iterate(c, form, it);
     form->rank = it->rank;
@@ -167,7 +168,8 @@ static size_t words_of(const dw__elementwise_place *place) {
 size_t dw__elementwise_words(const dw__elementwise_form *form) {
     size_t words = 3 + (form->divides ? 2 * (size_t)(form->rank - 1) : 0);
     for (uint32_t i = 0; i < form->input_count; i++) words += words_of(&form->in[i]);
-    for (uint32_t o = 0; o < form->output_count; o++) words += words_of(&form->out[o]);
+    for (uint32_t o = 0; o < form->output_count; o++)
+        words += words_of(&form->out[o]) + (form->magnitudes >> o & 1);
     return words;
 }
 
@@ -208,6 +210,8 @@ void dw__elementwise_fill(const dw__elementwise_form *form, const dw__iteration 
             *word++ = in->rank > 0 ? in->stride[0] : 0;
         }
     }
-    for (uint32_t o = 0; o < c->output_count; o++)
+    for (uint32_t o = 0; o < form->output_count; o++)
         word = put(word, c->outputs[o].data, it->stride[row++], form->out[o].strides);
+    for (uint32_t o = form->output_count; o < c->output_count; o++)
+        *word++ = (int64_t)(uintptr_t)c->outputs[o].data;
 }

@@ -221,6 +221,11 @@ static dw_status print_variables(const dw__elementwise_form *form, size_t word, 
     }
     for (uint32_t o = 0; o < form->output_count; o++)
         DW_RETURN_IF_FAILED(dw__text_printf(out, "    INDEX at%u[TURNS];\n", o));
+    for (uint32_t o = 0; o < form->output_count; o++)
+        if (form->magnitudes >> o & 1)
+            DW_RETURN_IF_FAILED(
+                dw__text_printf(out, "    magnitude<%d> most%u = magnitude<%d>::none();\n",
+                                (int)form->outputs[o], o, (int)form->outputs[o]));
     return DW_OK;
 }
 
@@ -273,10 +278,24 @@ static dw_status print_group(const dw__body *body, const dw__elementwise_form *f
 
 static dw_status print_stores(const dw__elementwise_form *form, size_t word, dw__text *out) {
     for (uint32_t i = 0; i < form->input_count; i++) word += words_of(&form->in[i]);
-    for (uint32_t o = 0; o < form->output_count; word += words_of(&form->out[o++]))
+    for (uint32_t o = 0; o < form->output_count; word += words_of(&form->out[o++])) {
         DW_RETURN_IF_FAILED(dw__text_printf(
             out, "            if (p.word[%zu]) store_vector(p.word[%zu], at%u[turn], out%u);\n",
             word, word, o, o));
+        if (form->magnitudes >> o & 1)
+            DW_RETURN_IF_FAILED(
+                dw__text_printf(out, "            observe(most%u, out%u);\n", o, o));
+    }
+    return DW_OK;
+}
+
+/* The addresses of magnitudes are the last words. */
+static dw_status print_magnitudes(const dw__elementwise_form *form, dw__text *out) {
+    size_t word = dw__elementwise_words(form);
+    for (uint32_t o = form->output_count; o-- > 0;)
+        if (form->magnitudes >> o & 1)
+            DW_RETURN_IF_FAILED(dw__text_printf(
+                out, "    store_magnitude(p.word[%zu], most%u.found());\n", --word, o));
     return DW_OK;
 }
 
@@ -310,5 +329,7 @@ dw_status dw__elementwise_source(const dw__body *body, const dw__elementwise_for
     DW_RETURN_IF_FAILED(print_group(body, form, out));
     DW_RETURN_IF_FAILED(dw__text_printf(out, "            }\n"));
     DW_RETURN_IF_FAILED(print_stores(form, words, out));
-    return dw__text_printf(out, "        }\n    }\n    (void)error;\n}\n");
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "        }\n    }\n"));
+    DW_RETURN_IF_FAILED(print_magnitudes(form, out));
+    return dw__text_printf(out, "    (void)error;\n}\n");
 }

@@ -7,9 +7,13 @@
 
 /* ---- codes ----------------------------------------------------------------------------------------------- */
 
-enum { AMAX, CODES, ENTRIES }; /* entry points */
-static const char *const entries[] = {"quantize_tensor_amax", "quantize_tensor_codes"};
+enum { AMAX, CODES, COMBINE, ENTRIES }; /* entry points */
+static const char *const entries[] = {"quantize_tensor_amax", "quantize_tensor_codes",
+                                      "quantize_tensor_combine"};
 enum { VECTOR = 8, ALIGNMENT = 16, MAGNITUDE_BYTES = DW_TENSOR_CODES_PARTS * 4 };
+
+/* What made the matrix has found its magnitude. */
+static bool is_told(const dw__call *c) { return c->input_count > 1; }
 
 /* A plan's operands have addresses of that alignment before they have memory. */
 static bool is_whole(const dw__tensor *x) {
@@ -44,11 +48,12 @@ static dw_status codes_workspace(const dw__kernel *kernel, const void *call,
     return DW_OK;
 }
 
-/* The matrix is read twice. */
+/* The matrix is read twice, unless the magnitude is told. */
 static void codes_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                           dw__kernel_seconds *result) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw__gpu_seconds_of_bytes(kernel, call, gpu, result);
+    if (is_told(c)) return;
     result->seconds += 4e-6 + (double)dw__tensor_bytes(&c->inputs[0]) / gpu->bytes;
 }
 
@@ -91,7 +96,20 @@ static dw_status codes_enqueue(const void *call, const dw__context *context,
                                 .codes = c->call.outputs[0].data,
                                 .turned = c->call.outputs[1].data,
                                 .scale = c->call.outputs[2].data};
-    if (p.parts) DW_RETURN_IF_FAILED(launch(c, context, variant, AMAX, p.parts, &p));
+    if (!is_told(&c->call)) {
+        if (p.parts) DW_RETURN_IF_FAILED(launch(c, context, variant, AMAX, p.parts, &p));
+        return launch(c, context, variant, CODES, blocks ? blocks : 1, &p);
+    }
+    const dw__tensor *found = &c->call.inputs[1];
+    p.found = found->data;
+    p.found_parts = (int)found->shape[0];
+    if (p.found_parts > DW_TENSOR_CODES_PARTS) {
+        p.parts = DW_TENSOR_CODES_COMBINING;
+        DW_RETURN_IF_FAILED(launch(c, context, variant, COMBINE, p.parts, &p));
+    } else {
+        p.parts = p.found_parts;
+        p.magnitudes = found->data;
+    }
     return launch(c, context, variant, CODES, blocks ? blocks : 1, &p);
 }
 
@@ -141,6 +159,7 @@ const dw__kernel dw__gpu_quantize_tensor = {
     .architectures = DW__GPU_ARCHITECTURES,
     .elements = "BF16, F16, F32; codes of FP8",
     .needs = "any strides",
+    .reads_magnitudes = true,
     .supports = codes_supports,
     .seconds = codes_seconds,
     .workspace_bytes = codes_workspace,
