@@ -227,7 +227,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the script")
-    parser.add_argument("--device", default=None)
+    parser.add_argument("--device", help="default: a GPU if there is one")
     return parser.parse_args()
 
 
@@ -321,7 +321,7 @@ def main() -> int:
         ),
         output=output,
         fresh=bool(options.probe),
-        device=options.device,
+        device=options.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         show=sys.stderr.isatty(),
     )
     longest, failed = 0.0, False
