@@ -65,6 +65,10 @@ def test_the_guides_code():
     exec(code.partition("model = ")[0], made)
     (text,) = [text for kind, text in blocks if kind == "json"]
     assert PrecisionPolicy.from_json(text) == made["policy"]
+    # The one that its advice names.
+    (given,) = re.findall(r"`layers=(\{.*\})`", guide)
+    table = PrecisionPolicy("mxfp8", layers=json.loads(given)).table(gpt2("meta"))
+    assert "bf16" in table and "mxfp8" in table
 
 
 def test_a_precision_for_each_layer():
