@@ -14,7 +14,8 @@ def test_the_tutorial(tmp_path, monkeypatch, capsys, always):
     assert names["trainer"].step == 40
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log if "lr" in line] == list(range(1, 31))
-    assert names["prediction"]["step_time_ms"] is None and names["prediction"]["fits"]
+    assert names["prediction"]["fits"]
+    assert names["hw"].gpus or names["prediction"]["step_time_ms"] is None
     assert names["result"].verdict in ("within", "apart")
     assert (tmp_path / "run/step-000000000045/manifest.json").exists()
     told = capsys.readouterr().out
