@@ -157,10 +157,11 @@ static int show(const request *r, const dw_autoplan *plan) {
 
 static int plan_on_host(const request *r, const dw_autoplan_request *asked,
                         const dw_hardware *hardware) {
-    if (r->constraint_count > 0 || r->output || r->bold)
-        return cli_usage_error("--set, --bold and -o need GPUs, and %s has none; pass a --hardware "
-                               "with GPUs, such as h100:8",
-                               hardware->name);
+    if (r->constraint_count > 0 || r->bold)
+        return cli_usage_error(
+            "--set and --bold need GPUs, and %s has none; pass a --hardware with "
+            "GPUs, such as h100:8",
+            hardware->name);
     const plan_host_request host = {
         .model = r->model,
         .hardware = hardware,
@@ -168,7 +169,8 @@ static int plan_on_host(const request *r, const dw_autoplan_request *asked,
         .global_batch = asked->global_batch,
         .precision = r->precision && strcmp(r->precision, "auto") != 0 ? r->precision : "fp32",
         .reserve = asked->reserve,
-        .json = r->json};
+        .json = r->json,
+        .output = r->output};
     if (host.seq_len < 1 || host.global_batch < 1)
         return cli_usage_error("--seq-len and --global-batch must be 1 or more");
     return plan_host(&host);

@@ -3,6 +3,7 @@
 #include "plan_host.h"
 #include "cli.h"
 #include "deepwell/deepwell.h"
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +48,29 @@ static dw_status fit(const plan_host_request *r, dw_engine *engine, const dw_gra
     return status;
 }
 
+static void write_json(FILE *file, const plan_host_request *r, const dw_step_fit *found,
+                       double capacity) {
+    fprintf(file,
+            "{\"framework\": \"deepwell\", \"hardware\": \"cpu\", \"seq_len\": %lld, "
+            "\"global_batch\": %lld, \"micro_batch\": %lld, \"micro_batches\": %lld, "
+            "\"precision\": \"%s\", \"peak_bytes\": %zu, \"capacity_bytes\": %.0f, "
+            "\"fits\": %s}\n",
+            (long long)r->seq_len, (long long)r->global_batch, (long long)found->micro_batch,
+            (long long)(r->global_batch / found->micro_batch), r->precision, found->peak.total,
+            capacity, found->fits ? "true" : "false");
+}
+
+/* Writes the file of the plan. Returns a cli_exit. */
+static int save(const plan_host_request *r, const dw_step_fit *found, double capacity) {
+    FILE *file = fopen(r->output, "w");
+    if (file) write_json(file, r, found, capacity);
+    int failed = !file || ferror(file);
+    if (file && fclose(file) != 0) failed = 1;
+    if (!failed) return CLI_DONE;
+    fprintf(stderr, "deepwell: cannot write \"%s\": %s\n", r->output, strerror(errno));
+    return CLI_FAILED;
+}
+
 static void show(const plan_host_request *r, const dw_step_fit *found, double capacity) {
     const dw_step_moment *peak = &found->peak;
     const struct {
@@ -58,12 +82,7 @@ static void show(const plan_host_request *r, const dw_step_fit *found, double ca
                  {"library", peak->library}};
     const long long micro_batches = r->global_batch / found->micro_batch;
     if (r->json) {
-        printf("{\"framework\": \"deepwell\", \"hardware\": \"cpu\", \"seq_len\": %lld, "
-               "\"global_batch\": %lld, \"micro_batch\": %lld, \"micro_batches\": %lld, "
-               "\"precision\": \"%s\", \"peak_bytes\": %zu, \"capacity_bytes\": %.0f, "
-               "\"fits\": %s}\n",
-               (long long)r->seq_len, (long long)r->global_batch, (long long)found->micro_batch,
-               micro_batches, r->precision, peak->total, capacity, found->fits ? "true" : "false");
+        write_json(stdout, r, found, capacity);
         return;
     }
     printf("%-12s%s; a step is %lld sequences of %lld tokens\n", "Model", r->model,
@@ -95,7 +114,8 @@ int plan_host(const plan_host_request *r) {
     if (status == DW_OK) status = fit(r, engine, graph, capacity, &found);
     int result = status == DW_OK ? CLI_DONE : cli_fail();
     if (status == DW_OK) {
-        show(r, &found, capacity);
+        if (r->output) result = save(r, &found, capacity);
+        if (result == CLI_DONE) show(r, &found, capacity);
         if (!found.fits) result = CLI_FAILED;
     }
     if (engine) dw_engine_destroy(engine);

@@ -12,6 +12,7 @@ typedef struct plan_host_request {
     const char *precision; /* one of the engine's: "fp32" */
     double reserve;        /* bytes to leave free; negative: 5 % */
     int json;
+    const char *output; /* a file for the JSON, or NULL */
 } plan_host_request;
 
 /* Prints the plan. Returns a cli_exit. */

@@ -10,7 +10,7 @@
 typedef struct train_request {
     dw_trainer_options options;
     const char **data, **validation; /* lists that `options` points to */
-    const char *output, *log;
+    const char *output, *log, *plan;
     int64_t validate_every, save_every, report_every;
     int resume, overwrite, dry_run, json;
 } train_request;
@@ -19,6 +19,8 @@ void train_print_help(void);
 /* Returns CLI_DONE, or CLI_USAGE after printing a message. */
 int train_read_arguments(int argc, char **argv, train_request *request);
 void train_free_arguments(train_request *request);
+/* Sets what the plan's file says and no option does. Returns a cli_exit, after a message if it is not CLI_DONE. */
+int train_apply_plan(int argc, char **argv, train_request *request);
 
 /* ---- log: one JSON object per line, one line for each step and each validation ---------------- */
 

@@ -56,6 +56,7 @@ static const argument arguments[] = {
     {"--max-bad-steps", COUNT, OPTION(bad_steps)},
     {"--spike-factor", NUMBER, OPTION(spike_factor)},
     {"--spike-window", COUNT, OPTION(spike_window)},
+    {"--plan", TEXT, REQUEST(plan)},
     {"--precision", TEXT, OPTION(precision)},
     {"--device", TEXT, OPTION(device)},
     {"--checkpoint", TEXT, OPTION(checkpoint)},
@@ -119,13 +120,16 @@ void train_print_help(void) {
         "  --spike-factor X     do not apply a step whose loss is above X times the mean of the\n"
         "                       last applied steps (default: no limit)\n"
         "  --spike-window N     steps of that mean (default 32)\n"
+        "  --plan FILE          sequence, batch, micro-batch, precision and device of a plan for\n"
+        "                       one GPU or for this machine's CPU, where no option gives them\n"
         "  --precision NAME     fp32, bf16, fp8, mxfp8, mxfp6, mxfp4 or nvfp4, or the file of a "
         "policy\n"
         "                       (NAME.json; default: bf16 on a GPU, else fp32).\n"
         "                       bf16 on a GPU: activations, gradients and matrix products;\n"
         "                       otherwise a rounding of the operands of linear layers\n"
         "  --device NAME        where to train: cpu (default), cuda, or an emulated GPU such as\n"
-        "                       emulator:sm_90a. Measured on an H200; for Blackwell GPUs proven on\n"
+        "                       emulator:sm_90a. Measured on an H200; for Blackwell GPUs proven "
+        "on\n"
         "                       the emulator alone\n"
         "\n"
         "Results:\n"
@@ -258,7 +262,8 @@ int train_read_arguments(int argc, char **argv, train_request *r) {
         int result = read_value(r, a, argv[++at]);
         if (result != CLI_DONE) return result;
     }
-    return check(r);
+    int result = check(r);
+    return result == CLI_DONE && r->plan ? train_apply_plan(argc, argv, r) : result;
 }
 
 void train_free_arguments(train_request *r) {

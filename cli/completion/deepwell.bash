@@ -45,7 +45,8 @@ _deepwell() {
         local options='--model --init --data --val --val-every --val-batches --token-type
             --no-shuffle --sequence --batch --micro-batch --seed --no-dropout --steps
             --warmup --schedule --schedule-steps --lr --min-lr-ratio --betas --eps --weight-decay --decay-all --clip
-            --max-bad-steps --spike-factor --spike-window --precision --device --checkpoint --save-every --keep --resume --output --overwrite
+            --max-bad-steps --spike-factor --spike-window --plan --precision --device --checkpoint --save-every --keep
+            --resume --output --overwrite
             --log --report-every --json --dry-run --help'
         mapfile -t COMPREPLY < <(
             compgen -W "$options" -- "$word"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import train_runs
+from test_program import find_program
 from train_runs import SEQUENCE, VOCABULARY, command, losses, read_log, run
 
 FAMILIES = ["gpt2", "llama", "qwen3", "mistral"]
@@ -623,3 +624,68 @@ def test_help_of_tokenize_imports_neither_torch_nor_transformers(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "--model" in done.stdout
+
+
+# ---- plans ------------------------------------------------------------------------------------------
+
+
+def plan_of(folder, path, hardware, *more):
+    """Writes the plan of a model for 6 sequences of 16 tokens."""
+    words = [
+        "plan",
+        "--model",
+        folder,
+        "--hardware",
+        hardware,
+        "--seq-len",
+        SEQUENCE,
+        "--global-batch",
+        6,
+    ]
+    done = subprocess.run(
+        [find_program(), *map(str, words), "-o", path, *more],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.mark.parametrize("hardware", ["h200:1", {"name": "host", "gpus": 0, "host_memory": 8e9}])
+def test_a_plan_gives_the_options_that_are_not_given(models, data, tmp_path, hardware):
+    """The same losses as by options, for a GPU's plan and a CPU's; an option wins."""
+    if not isinstance(hardware, str):
+        (tmp_path / "host.json").write_text(json.dumps(hardware))
+        hardware = str(tmp_path / "host.json")
+    plan = plan_of(models["llama"], tmp_path / "plan.json", hardware)
+    common = ["--model", models["llama"], "--data", data, "--steps", 3, "--device", "cpu"]
+    by_options = ["--sequence", SEQUENCE, "--batch", 6, "--micro-batch", 3]
+    by_options += ["--precision", "bf16" if hardware == "h200:1" else "fp32"]
+    for name, words in (("a", by_options), ("b", ["--plan", plan, "--micro-batch", 3])):
+        run(*common, *words, "--log", tmp_path / f"{name}.log", "--checkpoint", tmp_path / name)
+    assert losses(tmp_path / "a.log") == losses(tmp_path / "b.log")
+    written = json.loads(plan.read_text())
+    if "version" not in written:  # Python's HostPlan.to_json() has the same fields in "layout"
+        plan.write_text(json.dumps({"model": "", "layout": written}))
+        run(*common, "--plan", plan, "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "more", "status", "named"),
+    [
+        ("h200:8", ["--set", "dp=8", "micro_batch=1"], 3, "is for 8 GPUs"),
+        ("h200:1", ["--set", "recompute=full"], 3, "recompute full"),
+        ("h200:1", ["--precision", "fp8-block"], 3, "fp8-block"),
+    ],
+)
+def test_plans_that_train_cannot_run(models, data, tmp_path, hardware, more, status, named):
+    batch = ["--global-batch", "8"] if hardware.endswith("8") else []
+    plan = plan_of(models["llama"], tmp_path / "plan.json", hardware, *batch, *more)
+    words = ["--model", models["llama"], "--data", data, "--output", tmp_path / "o"]
+    assert named in run("--plan", plan, *words, status=status).stderr
+    other = plan_of(models["llama"], tmp_path / "one.json", "h200:1")
+    words[1] = models["gpt2"]
+    assert "plan for this model" in run("--plan", other, *words, status=1).stderr
+    (tmp_path / "bad.json").write_text("{}")
+    assert "lacks seq_len" in run("--plan", tmp_path / "bad.json", *words, status=1).stderr
