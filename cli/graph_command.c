@@ -11,7 +11,7 @@
 typedef struct request {
     const char *file;
     const char *sizes; /* "B=8,S=256", or NULL */
-    int passes, plan;
+    int passes, plan, json;
     long grad_output; /* -1: inference */
     dw_precision_policy *policy;
 } request;
@@ -27,7 +27,9 @@ static void print_help(void) {
            "  --grad OUTPUT   add the gradients of output number OUTPUT (from 0) with respect\n"
            "                  to all parameters\n"
            "  --precision P   precision of linear layers: fp32, bf16, fp8, mxfp8, mxfp6,\n"
-           "                  mxfp4, nvfp4, or the file of a policy (NAME.json)\n");
+           "                  mxfp4, nvfp4, or the file of a policy (NAME.json)\n"
+           "  --json          print one JSON object: graph, and with the options above cost and\n"
+           "                  operations\n");
 }
 
 static int fail(const char *what) {
@@ -160,6 +162,34 @@ static int print_plan(dw_engine *engine, const int64_t *sizes) {
     return result;
 }
 
+static dw_status operations_json(dw_engine *engine, const int64_t *sizes, char **text) {
+    dw_plan *plan = NULL;
+    dw_status status = dw_engine_plan(engine, sizes, &plan);
+    if (status == DW_OK) status = dw_plan_operations(plan, text);
+    if (plan) dw_plan_release(plan);
+    return status;
+}
+
+/* Prints {"graph": ..., "cost": ..., "operations": ...}; the last two if sizes and --plan are given. */
+static int print_json(const request *r, const dw_graph *graph, dw_engine *engine,
+                      const int64_t *sizes) {
+    char *text = NULL, *operations = NULL;
+    dw_cost cost = {0};
+    dw_status status = dw_graph_to_json(graph, &text);
+    if (status == DW_OK && r->sizes) status = dw_graph_cost(graph, sizes, &cost);
+    if (status == DW_OK && r->plan) status = operations_json(engine, sizes, &operations);
+    if (status == DW_OK) {
+        printf("{\"graph\": %s", text);
+        if (r->sizes)
+            printf(", \"cost\": {\"flops\": %.17g, \"bytes\": %.17g}", cost.flops, cost.bytes);
+        if (r->plan) printf(", \"operations\": %s", operations);
+        puts("}");
+    }
+    dw_text_free(text);
+    dw_text_free(operations);
+    return status == DW_OK ? CLI_DONE : fail(r->file);
+}
+
 static int show(const request *r, const dw_graph *graph) {
     int64_t *sizes = calloc(dw_graph_symbol_count(graph) + 1u, sizeof *sizes);
     if (!sizes) {
@@ -174,9 +204,13 @@ static int show(const request *r, const dw_graph *graph) {
         result = fail(r->file);
     }
     const dw_graph *shown = engine ? dw_engine_graph(engine) : graph;
-    if (result == CLI_DONE) result = print_graph(shown);
-    if (result == CLI_DONE && r->sizes) result = print_cost(shown, sizes);
-    if (result == CLI_DONE && r->plan) result = print_plan(engine, sizes);
+    if (result == CLI_DONE && r->json) {
+        result = print_json(r, shown, engine, sizes);
+    } else if (result == CLI_DONE) {
+        result = print_graph(shown);
+        if (result == CLI_DONE && r->sizes) result = print_cost(shown, sizes);
+        if (result == CLI_DONE && r->plan) result = print_plan(engine, sizes);
+    }
     dw_engine_destroy(engine);
     free(sizes);
     return result;
@@ -214,6 +248,8 @@ static int read_arguments(int argc, char **argv, request *r) {
             if (result != CLI_DONE) return result;
         } else if (strcmp(argument, "--passes") == 0) {
             r->passes = 1;
+        } else if (strcmp(argument, "--json") == 0) {
+            r->json = 1;
         } else if (argument[0] == '-' || r->file) {
             return cli_usage_error("graph: unknown argument '%s'", argument);
         } else {

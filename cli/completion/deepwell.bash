@@ -37,7 +37,7 @@ _deepwell() {
         ;;
     graph)
         mapfile -t COMPREPLY < <(
-            compgen -W '--passes --sizes --plan --grad --precision --help' -- "$word"
+            compgen -W '--passes --sizes --plan --grad --precision --json --help' -- "$word"
             compgen -f -- "$word"
         )
         ;;

@@ -1,5 +1,6 @@
 """`deepwell graph`: a graph from a file as text, with its cost and its plan."""
 
+import json
 import os
 import resource
 import subprocess
@@ -134,3 +135,16 @@ def test_plan_larger_than_memory_is_described(graph):
     result = run("graph", graph, "--plan", "B=1000000000000000000")
     assert result.returncode == 1
     assert "2^61 bytes" in result.stderr
+
+
+def test_json_has_graph_cost_and_operations(graph, tmp_path):
+    result = run("graph", graph, "--plan", "B=7", "--grad", "0", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert set(found) == {"graph", "cost", "operations"}
+    assert {"forward", "backward"} >= {each["phase"] for each in found["operations"]}
+    # The graph's JSON is a file that the command reads, with the same cost.
+    (tmp_path / "again.json").write_text(json.dumps(found["graph"]))
+    again = run("graph", str(tmp_path / "again.json"), "--sizes", "B=7", "--json")
+    assert json.loads(again.stdout)["cost"] == found["cost"]
+    assert set(json.loads(run("graph", graph, "--json").stdout)) == {"graph"}
