@@ -158,6 +158,15 @@ USES = {
         policy = dw.PrecisionPolicy(default_compute=dw.Precision.MXFP8, sensitive_layers=['embedding', 'final_linear'],
                                     microscaling=blocks)
         dw.compile(ir, precision=policy)""",
+    "PrecisionGuard": "guarded = dw.PrecisionPolicy('mxfp8', guard=dw.PrecisionGuard(every=2))",
+    "sample_precision": """
+        dw.optimize(model, precision=guarded, verbose=False)
+        with dw.sample_precision(model) as sample:
+            model(**batch).loss.backward()
+        assert min(operand.snr_db for operand in sample.report()) > 0""",
+    "checkpoints": """
+        dw.checkpoints.to_distributed('trained', 'sharded')
+        assert 'step 2' in str(dw.checkpoints.from_distributed('sharded', 'whole'))""",
     "parity": """
         small = torch.nn.Sequential(torch.nn.Embedding(101, 8), torch.nn.Linear(8, 101))
         rows = [{'x': x} for x in torch.randint(0, 101, (3, 4, 9))]
@@ -294,7 +303,7 @@ def deepwell(*words, **options) -> subprocess.CompletedProcess[str]:
 
 # Requests that every machine answers alike, with the exit status. Tests of their own cover the commands that start
 # Python.
-IN_PYTHON = {"bench", "parity"}
+IN_PYTHON = {"bench", "parity", "reshard"}
 STATUSES = [
     (["doctor", "--json"], 0),
     (["probe", "--json"], 0),
@@ -321,7 +330,7 @@ STATUSES = [
 def test_exit_statuses(place, words, status):
     ended = deepwell(*words, cwd=place)
     assert ended.returncode == status, (ended.stdout, ended.stderr)
-    if "--json" in words and ended.stdout:
+    if "--json" in words and (ended.stdout or status == 0):
         for part in ended.stdout.splitlines() if words[0] == "train" else [ended.stdout]:
             json.loads(part)
     if status > 0 and words[0] != "plan":
