@@ -326,7 +326,7 @@ def _codes_told(names: list[str], units: list[_Unit]) -> list[str]:
         lines.append(
             f"  {blocks} simulated in BF16: {simulated} products, whose formats this GPU's tensor cores do not multiply"
         )
-    elif not multiplied:
+    elif simulated:
         cores = blocks.replace(", ", " or ")
         lines.append(f"  {blocks} simulated in BF16: this GPU has no {cores} tensor cores")
     return lines
