@@ -39,3 +39,8 @@ extern "C" __global__ void padded_rows(const __grid_constant__ dw_padded_rows_pa
 extern "C" __global__ void zeros(const __grid_constant__ dw_zeros_params p) {
     EACH_ELEMENT(vector, p.vectors) ((uint4 *)p.to)[vector] = make_uint4(0, 0, 0, 0);
 }
+
+extern "C" __global__ void scale_product(const __grid_constant__ dw_scale_product_params p) {
+    p.factors[0] = *p.a * *p.b;
+    p.factors[1] = 0.f;
+}

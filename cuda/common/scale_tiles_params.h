@@ -23,6 +23,12 @@ typedef struct dw_padded_rows_params {
     long long vectors; /* 16 bytes each, of all rows */
 } dw_padded_rows_params;
 
+/* The product of two tensors' scales, and zero: what a library reads as alpha and beta. */
+typedef struct dw_scale_product_params {
+    const float *a, *b;
+    float *factors; /* [2] */
+} dw_scale_product_params;
+
 /* Writes zeros: `vectors` of 16 bytes. */
 typedef struct dw_zeros_params {
     void *to;

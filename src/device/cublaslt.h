@@ -23,6 +23,7 @@ enum { /* cublasComputeType_t */
 };
 enum { DW_LT_NORMAL = 0, DW_LT_TRANSPOSED = 1 }; /* cublasOperation_t */
 enum {                                           /* cublasLtMatmulDescAttributes_t */
+       DW_LT_POINTER_MODE = 2,                   /* int: where alpha and beta are */
        DW_LT_TRANSPOSE_A = 3,
        DW_LT_TRANSPOSE_B = 4,
        DW_LT_EPILOGUE = 7,
@@ -34,10 +35,11 @@ enum {                                           /* cublasLtMatmulDescAttributes
        DW_LT_SCALE_MODE_A = 31,
        DW_LT_SCALE_MODE_B = 32,
 };
-enum {                         /* cublasLtMatmulMatrixScale_t */
-       DW_LT_SCALES_NONE = 0,  /* or one F32 for the tensor */
-       DW_LT_SCALES_OF_16 = 1, /* E4M3, for NVFP4 */
-       DW_LT_SCALES_OF_32 = 2, /* E8M0, for MXFP8 */
+enum { DW_LT_POINTERS_OF_DEVICE = 1 }; /* cublasLtPointerMode_t; 0: of the host */
+enum {                                 /* cublasLtMatmulMatrixScale_t */
+       DW_LT_SCALES_NONE = 0,          /* or one F32 for the tensor */
+       DW_LT_SCALES_OF_16 = 1,         /* E4M3, for NVFP4 */
+       DW_LT_SCALES_OF_32 = 2,         /* E8M0, for MXFP8 */
 };
 enum {                          /* cublasLtEpilogue_t */
        DW_LT_EPILOGUE_BIAS = 4, /* adds element i to row i of D */

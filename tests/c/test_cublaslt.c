@@ -1,5 +1,6 @@
 /* Matrix multiplications and linear layers by cuBLASLt, up to a fake of that library which computes on the host: single
  * calls of every layout, and plans of the engine, against the operation's definition in FP64. */
+#include "common/scale_tiles_params.h"
 #include "deepwell/engine.h"
 #include "device/cublaslt.h"
 #include "fake/fake_gpu.h"
@@ -924,24 +925,30 @@ static void rounds_before_bias(void *is_wrong) {
 
 /* One operand, [rows, k]: its codes and tiles, in memory of the device, and its values. */
 typedef struct factor {
-    dw__tensor codes, tiles;
+    dw__tensor codes, tiles, scale; /* scale: rank -1 for MX */
     float *values;
 } factor;
 
 static factor make_factor(dw_scheme scheme, int64_t rows, int64_t k, uint32_t stream) {
-    const int64_t wide = k / 32;
+    const dw_scheme_info *info = dw_scheme_describe(scheme);
+    const int64_t wide = k / info->block;
     dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
-    factor f = {
-        .codes = make(dw_scheme_describe(scheme)->element, 2, NULL, rows, k),
-        .tiles = {.dtype = DW_E8M0, .rank = 3, .shape = {(rows + 127) / 128, (wide + 3) / 4, 512}}};
+    factor f = {.codes = make(info->element, 2, NULL, rows, k),
+                .tiles = {.dtype = info->scale,
+                          .rank = 3,
+                          .shape = {(rows + 127) / 128, (wide + 3) / 4, 512}},
+                .scale = {.dtype = DW_F32, .rank = info->tensor_scale ? 0 : -1}};
     dw__tensor_set_contiguous(&f.tiles);
     options.scheme = scheme;
+    options.tensor_scale = info->tensor_scale ? 0.375f : 1.0f;
     const size_t count = (size_t)(rows * k);
+    float *scale = f.scale.data = malloc(sizeof *scale);
     f.values = malloc(count * sizeof *f.values);
     f.codes.data = aligned_alloc(256, (count + 255) / 256 * 256);
     f.tiles.data = aligned_alloc(256, (dw__tensor_bytes(&f.tiles) + 255) / 256 * 256);
     uint8_t *scales = malloc((size_t)(rows * wide));
-    CHILD_REQUIRE(f.values && f.codes.data && f.tiles.data && scales);
+    CHILD_REQUIRE(f.values && f.codes.data && f.tiles.data && scales && scale);
+    *scale = options.tensor_scale;
     for (size_t i = 0; i < count; i++)
         f.values[i] = ldexpf(dw__trial_normal(5, stream, i), (int)(i / 32 % 9) - 4);
     REQUIRE_OK(dw_block_quantize(&options, rows, k, f.values, k, f.codes.data, 0, scales));
@@ -955,6 +962,7 @@ static void forget(factor *f) {
     free(f->values);
     free(f->codes.data);
     free(f->tiles.data);
+    free(f->scale.data);
 }
 
 static void multiply_block_codes(dw_scheme a_scheme, dw_scheme b_scheme, dw_dtype result, int64_t m,
@@ -967,7 +975,7 @@ static void multiply_block_codes(dw_scheme a_scheme, dw_scheme b_scheme, dw_dtyp
                  .attrs = &type,
                  .input_count = 6,
                  .output_count = 1,
-                 .inputs = {a.codes, b.codes, {.rank = -1}, {.rank = -1}, a.tiles, b.tiles},
+                 .inputs = {a.codes, b.codes, a.scale, b.scale, a.tiles, b.tiles},
                  .outputs = {make(result, 2, NULL, m, n)}}};
     const dw__kernel *kernel = &dw__graph_cublaslt_scaled;
     const dw__variant *variant = NULL;
@@ -980,16 +988,20 @@ static void multiply_block_codes(dw_scheme a_scheme, dw_scheme b_scheme, dw_dtyp
     REQUIRE_OK(kernel->prepare(kernel, &call, context, &variant));
     REQUIRE_OK(dw__variant_status(variant));
     REQUIRE_OK(kernel->workspace_bytes(kernel, &call, context, &bytes));
-    call.workspace = aligned_alloc(256, bytes);
+    call.workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
     REQUIRE_OK(kernel->enqueue(&call, context, variant));
+    /* NVFP4: alpha is rounded to F32, and so are the operands' values. */
     const double unit = result == DW_BF16 ? 0x1p-8 : result == DW_F16 ? 0x1p-11 : 0x1p-24;
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
-            double sum = 0.0;
-            for (int64_t l = 0; l < k; l++)
-                sum += (double)a.values[i * k + l] * (double)b.values[j * k + l];
+            double sum = 0.0, magnitude = 0.0;
+            for (int64_t l = 0; l < k; l++) {
+                const double term = (double)a.values[i * k + l] * (double)b.values[j * k + l];
+                sum += term;
+                magnitude += fabs(term);
+            }
             const double got = dw__scalar_load(y->data, result, i * n + j).number;
-            CHILD_REQUIRE(fabs(got - sum) <= unit * fabs(sum) + 0x1p-24);
+            CHILD_REQUIRE(fabs(got - sum) <= unit * fabs(sum) + 0x1p-22 * magnitude + 0x1p-24);
         }
     free(y->data);
     free(call.workspace);
@@ -997,19 +1009,33 @@ static void multiply_block_codes(dw_scheme a_scheme, dw_scheme b_scheme, dw_dtyp
     forget(&b);
 }
 
+/* Runs instead of scale_product. */
+static void multiply_scales(const fake_launch *launch) {
+    dw_scale_product_params p;
+    CHILD_REQUIRE(strcmp(launch->name, "scale_product") == 0);
+    memcpy(&p, launch->params, sizeof p);
+    p.factors[0] = *p.a * *p.b;
+    p.factors[1] = 0.0f;
+}
+
 static void codes_in_blocks(void *unused) {
     (void)unused;
     fake->capability = 100;
+    fake->params_bytes = sizeof(dw_scale_product_params);
+    fake->kernel = multiply_scales;
     begin(FAKE_CUBLASLT);
     multiply_block_codes(DW_SCHEME_MXFP8, DW_SCHEME_MXFP8, DW_BF16, 33, 48, 160);
     multiply_block_codes(DW_SCHEME_MXFP8_E5M2, DW_SCHEME_MXFP8, DW_F32, 150, 144, 64);
     multiply_block_codes(DW_SCHEME_MXFP8, DW_SCHEME_MXFP8_E5M2, DW_F16, 1, 16, 288);
+    multiply_block_codes(DW_SCHEME_NVFP4, DW_SCHEME_NVFP4, DW_BF16, 33, 48, 160);
+    multiply_block_codes(DW_SCHEME_NVFP4, DW_SCHEME_NVFP4, DW_F32, 130, 144, 64);
     CHILD_REQUIRE(asked_of_library("fake_cublaslt_multiplied", DW_LT_E4M3) >= 3);
     /* A library that computes wrong results is refused, and so are other calls. */
     setenv("FAKE_CUBLASLT_WRONG", "1", 1);
     dw__operation_call call = {.call = {.op = DW_OP_MULTIPLY_CODES}};
     dw__graph_cublaslt_scaled.example((uint64_t)DW_E4M3 | (uint64_t)DW_F32 << 4 |
-                                          (uint64_t)DW_E4M3 << 19 | (uint64_t)1 << 23,
+                                          (uint64_t)DW_E4M3 << 19 |
+                                          (uint64_t)DW_LT_SCALES_OF_32 << 23,
                                       0, &call.call);
     const dw__variant *variant = NULL;
     REQUIRE_OK(

@@ -16,7 +16,7 @@
  * An addend is the library's C, with a beta of 1; a bias is its epilogue, which applies to A B + C. The sums of an
  * operand over k are another epilogue, which the library has for some layouts: the heuristic tells.
  */
-#include "common/scale_layout.h"
+#include "common/scale_tiles_params.h"
 #include "device/cublaslt.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -56,6 +56,8 @@ typedef struct outer_axes {
         int64_t size, a, b, c, y;
     } axis[DW_MAX_RANK];
 } outer_axes;
+
+enum { A, B, SCALE_A, SCALE_B, TILES_A, TILES_B }; /* operands of multiply_codes */
 
 static bool is_linear(const dw__call *c) { return c->op == DW_OP_LINEAR; }
 static bool multiplies_codes(const dw__call *c) { return c->op == DW_OP_MULTIPLY_CODES; }
@@ -169,7 +171,8 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     g->bias = linear && c->input_count > 2 && c->inputs[2].rank >= 0;
     g->sums = c->sums;
     g->tf32 = c->tf32 && a->dtype == DW_F32;
-    if (multiplies_codes(c) && dw__call_has_tiles(c)) g->scales = DW_LT_SCALES_OF_32;
+    if (multiplies_codes(c) && dw__call_has_tiles(c))
+        g->scales = c->inputs[TILES_A].dtype == DW_UE4M3 ? DW_LT_SCALES_OF_16 : DW_LT_SCALES_OF_32;
     g->fast = multiplies_codes(c) && dw__call_int(c, DW_ATTR_KEY_FAST_ACCUMULATION, 0);
     if (g->sums) g->sum_type = c->outputs[1].dtype;
     if (dw__tensor_count(y) == 0) return true;
@@ -238,6 +241,7 @@ static int lt_type(int64_t dtype) {
     case DW_F64: return DW_LT_F64;
     case DW_E4M3: return DW_LT_E4M3;
     case DW_E5M2: return DW_LT_E5M2;
+    case DW_E2M1: return DW_LT_E2M1;
     default: return DW_LT_F32;
     }
 }
@@ -256,6 +260,9 @@ static dw_status describe_matrix(const dw__cublaslt *lt, int64_t type, int64_t r
     if (result == 0) result = lt->matrix_set(*matrix, DW_LT_BATCH_STRIDE, &step, sizeof step);
     return dw__cublaslt_check(result, "cublasLtMatrixLayoutSetAttribute");
 }
+
+/* NVFP4's scales of tensors, whose product is alpha, are on the device. */
+static bool scales_tensors(const gemm_key *key) { return key->scales == DW_LT_SCALES_OF_16; }
 
 static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
     const gemm_key *key = &g->key;
@@ -288,6 +295,10 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
         result = lt->product_set(g->product, DW_LT_BIAS_TYPE, &bias_type, sizeof bias_type);
     if (result == 0 && key->sums)
         result = lt->product_set(g->product, DW_LT_BIAS_POINTER, &aligned, sizeof aligned);
+    if (result == 0 && scales_tensors(key)) {
+        const int pointers = DW_LT_POINTERS_OF_DEVICE;
+        result = lt->product_set(g->product, DW_LT_POINTER_MODE, &pointers, sizeof pointers);
+    }
     for (int operand = 0; operand < 2 && scales && result == 0; operand++) {
         result = lt->product_set(g->product, DW_LT_SCALE_MODE_A + operand, &scales, sizeof scales);
         if (result == 0)
@@ -473,20 +484,22 @@ static uint64_t params_of(const gemm_key *g) {
     return (uint64_t)g->type | (uint64_t)g->result << 4 | (uint64_t)g->a_turned << 8 |
            (uint64_t)g->b_turned << 9 | (uint64_t)(g->batch > 1) << 10 | (uint64_t)g->bias << 11 |
            (uint64_t)g->sums << 12 | (uint64_t)g->sum_type << 14 | (uint64_t)g->tf32 << 18 |
-           (uint64_t)g->type_b << 19 | (uint64_t)(g->scales != DW_LT_SCALES_NONE) << 23;
+           (uint64_t)g->type_b << 19 | (uint64_t)g->scales << 23;
 }
 
+static int scales_of(uint64_t params) { return (int)(params >> 23 & 3); }
+
 /* Adds scales of blocks to a call of multiply_codes with a k that is a multiple of 128. */
-static void add_tiles(dw__call *c) {
-    enum { SCALE_A = 2, TILES_A = 4 };
+static void add_tiles(dw__call *c, int scales) {
+    const bool nvfp4 = scales == DW_LT_SCALES_OF_16;
     for (int i = 0; i < 2; i++) {
-        const int64_t *codes = c->inputs[i].shape;
-        c->inputs[SCALE_A + i].rank = -1;
-        c->inputs[TILES_A + i] =
-            (dw__tensor){.dtype = DW_E8M0,
-                         .rank = 3,
-                         .shape = {DW_SCALE_TILES_HIGH(codes[0]),
-                                   DW_SCALE_TILES_WIDE(codes[1] / 32), DW_SCALE_TILE_BYTES}};
+        const int64_t *codes = c->inputs[A + i].shape;
+        if (!nvfp4) c->inputs[SCALE_A + i].rank = -1;
+        c->inputs[TILES_A + i] = (dw__tensor){
+            .dtype = nvfp4 ? DW_UE4M3 : DW_E8M0,
+            .rank = 3,
+            .shape = {DW_SCALE_TILES_HIGH(codes[0]),
+                      DW_SCALE_TILES_WIDE(codes[1] / (nvfp4 ? 16 : 32)), DW_SCALE_TILE_BYTES}};
         dw__tensor_set_contiguous(&c->inputs[TILES_A + i]);
     }
     c->input_count = TILES_A + 2;
@@ -521,12 +534,12 @@ static void example(uint64_t params, int index, dw__call *c) {
                              : 129,
                   k = index ? 96 : 37;
     const uint32_t first = result == type;
-    const bool in_blocks = params >> 23 & 1;
+    const int scales = scales_of(params);
     if (dw__dtype_is_code(type)) {
-        const int64_t short_k = in_blocks ? 128 : 48, long_k = in_blocks ? 256 : 96;
+        const int64_t short_k = scales ? 128 : 48, long_k = scales ? 256 : 96;
         dw__multiply_codes_example(type, (dw_dtype)(params >> 19 & 15), result, index ? 128 : 80,
                                    index ? 64 : 144, index ? long_k : short_k, c);
-        if (in_blocks) add_tiles(c);
+        if (scales) add_tiles(c, scales);
         return;
     }
     *c = (dw__call){.op = bias ? DW_OP_LINEAR : DW_OP_MATMUL,
@@ -688,6 +701,7 @@ static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
     if (is_empty(&key)) return DW_OK;
     DW_RETURN_IF_FAILED(gemm_of(context, &key, &g));
     *bytes = g->algorithm.workspace;
+    if (scales_tensors(&key)) *bytes = room_for(*bytes) + ROOM_ALIGNMENT;
     if (key.sums)
         *bytes = room_for(*bytes) + room_for(dw__tensor_bytes(&c->outputs[0])) +
                  room_for(dw__tensor_bytes(&c->outputs[1]));
@@ -729,7 +743,6 @@ static void *at(const dw__tensor *t, int64_t element) {
 
 /* The library's A is our b. The scales are those of tensors, or of blocks. */
 static int set_scales(const dw__cublaslt *lt, const gemm *g, const dw__call *c) {
-    enum { SCALE_A = 2, TILES_A = 4 };
     const int first = g->key.scales ? TILES_A : SCALE_A;
     void *const of_a = c->inputs[first + 1].data, *const of_b = c->inputs[first].data;
     const int result = lt->product_set(g->product, DW_LT_SCALES_A, &of_a, sizeof of_a);
@@ -744,7 +757,6 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     gemm_key key;
     gemm *g = NULL;
     int result = 0;
-    (void)variant;
     (void)key_of(&c->call, &key);
     if (is_empty(&key)) return DW_OK;
     DW_RETURN_IF_FAILED(gemm_of(context, &key, &g)); /* prepare() has made it */
@@ -754,6 +766,15 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     const void *alpha = wide ? (const void *)&wide_factors[1] : &factors[1],
                *beta =
                    wide ? (const void *)&wide_factors[addend != NULL] : &factors[addend != NULL];
+    if (scales_tensors(&key)) {
+        float *both = (float *)((char *)c->workspace + room_for(g->algorithm.workspace));
+        dw_scale_product_params scales = {c->call.inputs[SCALE_A].data,
+                                          c->call.inputs[SCALE_B].data, both};
+        DW_RETURN_IF_FAILED(
+            dw__gpu_launch(c, context, "scale_product", variant->functions[0], 1, 1, &scales));
+        alpha = &both[0];
+        beta = &both[1];
+    }
     void *bias = key.bias ? c->call.inputs[2].data : c->call.outputs[1].data,
          *unread = c->call.outputs[0].data;
     const bool has_bias = key.bias || key.sums, has_scales = multiplies_codes(&c->call);
@@ -805,20 +826,29 @@ const dw__kernel dw__graph_cublaslt = {
 
 static bool computes_codes(dw_op op) { return op == DW_OP_MULTIPLY_CODES; }
 
-/* NVFP4 has scales of tensors too, whose product the library would read from the device as one number. */
 static dw_status scaled_supports(const dw__kernel *kernel, const void *call,
                                  const dw__gpu_target *gpu) {
-    enum { A = 0, TILES_A = 4 };
     const dw__call *c = &((const dw__operation_call *)call)->call;
     gemm_key g;
     if (gpu && !dw__gpu_is_blackwell(gpu->capability))
         return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
                         gpu->name);
-    if (!dw__call_has_tiles(c) || c->inputs[TILES_A].dtype != DW_E8M0 ||
-        c->inputs[A].dtype == DW_E2M1)
-        return dw__fail(DW_TYPE, "%s multiplies codes of MXFP8", kernel->name);
+    if (!dw__call_has_tiles(c) ||
+        (c->inputs[A].dtype == DW_E2M1) != (c->inputs[TILES_A].dtype == DW_UE4M3))
+        return dw__fail(DW_TYPE, "%s multiplies codes of MXFP8 and NVFP4", kernel->name);
     DW_RETURN_IF_FAILED(check_call(kernel, c, &g));
     return check_device(kernel, gpu);
+}
+
+/* Our code for NVFP4 alone: alpha, from the scales of tensors. */
+static dw_status scaled_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
+                                     dw__entry_point *points) {
+    (void)kernel;
+    if (scales_of(params) == DW_LT_SCALES_OF_16)
+        points->code = (dw__jit_variant){.source = "common/scale_tiles.cu",
+                                         .entry = "scale_product",
+                                         .arch = dw__gpu_arch(capability)};
+    return DW_OK;
 }
 
 const dw__kernel dw__graph_cublaslt_scaled = {
@@ -831,13 +861,14 @@ const dw__kernel dw__graph_cublaslt_scaled = {
     .operation = "multiply_codes with scales of blocks",
     .source = "src/kernel/cuda/graph_cublaslt.c",
     .architectures = "sm_100f (B200, B300)",
-    .elements = "codes of MXFP8; the result BF16, F16, F32",
+    .elements = "codes of MXFP8, NVFP4; the result BF16, F16, F32",
     .needs = "codes and results in multiples of 16 columns, sizes above 0",
     .supports = scaled_supports,
     .seconds = seconds,
     .workspace_bytes = workspace_bytes,
     .prepare = prepare,
     .enqueue = enqueue,
+    .entry_points = scaled_entry_points,
     .first_use = &dw__operation_first_use,
     .tolerance = "sums in F32, rounded once",
     .example = example,

@@ -32,6 +32,7 @@ enum {
     E4M3 = 28,
     E5M2 = 29,
     E2M1 = 33,
+    SCALES_OF_16 = 1,
     SCALES_OF_32 = 2,
     EPILOGUE_NONE = 1,
     EPILOGUE_BIAS = 4,
@@ -40,7 +41,7 @@ enum {
 };
 
 typedef struct product {
-    int compute, scale, transpose_a, transpose_b, epilogue, bias_type, mode[2];
+    int compute, scale, transpose_a, transpose_b, epilogue, bias_type, mode[2], pointers;
     const void *bias;
     const unsigned char *scales[2]; /* of blocks of factors, or of whole factors */
     int8_t fast;
@@ -133,6 +134,7 @@ API int cublasLtMatmulDescSetAttribute(product *of, int attribute, const void *v
                                        size_t bytes) {
     place to = {NULL, 0};
     switch (attribute) {
+    case 2: to = (place){&of->pointers, sizeof of->pointers}; break;
     case 3: to = (place){&of->transpose_a, sizeof of->transpose_a}; break;
     case 4: to = (place){&of->transpose_b, sizeof of->transpose_b}; break;
     case 7: to = (place){&of->epilogue, sizeof of->epilogue}; break;
@@ -281,6 +283,8 @@ API int cublasLtMatmulAlgoCheck(void *handle, product *p, matrix *a, matrix *b, 
 
 /* The number of an FP8 code. Codes of infinity are not needed. */
 static double decode(int type, unsigned code) {
+    static const double e2m1[] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
+    if (type == E2M1) return code & 8 ? -e2m1[code & 7] : e2m1[code];
     const int fraction = type == E4M3 ? 3 : 2, bias = type == E4M3 ? 7 : 15,
               exponent = (int)(code & 127) >> fraction, digits = (int)code & ((1 << fraction) - 1);
     const double value = exponent == 0
@@ -378,24 +382,27 @@ static void sum_operand(const product *p, const void *a, const matrix *am, const
     }
 }
 
-/* Element k of a row of FP8 codes, times its block's scale: tiles of 128 rows x 4 scales follow one another along a row.
+/* Element k of a row of codes, times its block's scale: tiles of 128 rows x 4 scales follow one another along a row.
  * Within one, 32 lines of 16 bytes each have four scales of rows 32 apart. */
 static double scaled(const unsigned char *codes, const matrix *m, const unsigned char *scales,
                      int64_t row, int64_t k) {
-    const int64_t wide = ((int64_t)m->rows / 32 + 3) / 4, column = k / 32;
+    const int64_t block = m->type == E2M1 ? 16 : 32, wide = ((int64_t)m->rows / block + 3) / 4,
+                  column = k / block, at = row * m->leading + k;
     const unsigned char *tile = scales + (row / 128 * wide + column / 4) * 512;
     const unsigned scale = tile[row % 32 * 16 + row % 128 / 32 * 4 + column % 4];
-    return decode(m->type, codes[row * m->leading + k]) * ldexp(1.0, (int)scale - 127);
+    if (m->type == E2M1)
+        return decode(E2M1, codes[at / 2] >> at % 2 * 4 & 15) * decode(E4M3, scale);
+    return decode(m->type, codes[at]) * ldexp(1.0, (int)scale - 127);
 }
 
-static void compute_scaled(const product *p, const void *a, const matrix *am, const void *b,
-                           const matrix *bm, void *d, const matrix *dm) {
+static void compute_scaled(const product *p, double alpha, const void *a, const matrix *am,
+                           const void *b, const matrix *bm, void *d, const matrix *dm) {
     for (int64_t column = 0; column < (int64_t)dm->columns; column++)
         for (int64_t row = 0; row < (int64_t)dm->rows; row++) {
             double sum = 0.0;
             for (int64_t k = 0; k < (int64_t)am->rows; k++)
                 sum += scaled(a, am, p->scales[0], row, k) * scaled(b, bm, p->scales[1], column, k);
-            put(d, dm->type, row + column * dm->leading, sum);
+            put(d, dm->type, row + column * dm->leading, alpha * sum);
         }
     if (getenv("FAKE_CUBLASLT_WRONG")) put(d, dm->type, 0, 1e4);
 }
@@ -411,7 +418,8 @@ API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *
     if (!handle || !a || !b || !c || !d || (c == d) != (c_matrix == d_matrix)) return INVALID;
     if (!same_shape(c_matrix, d_matrix)) return INVALID;
     const double scale = get(alpha, p->scale, 0), kept = get(beta, p->scale, 0);
-    if (scale != 1.0 || (kept != 0.0 && kept != 1.0)) return INVALID;
+    /* Only alpha and beta in the device's memory, which is the host's here, may be any. */
+    if ((scale != 1.0 && !p->pointers) || (kept != 0.0 && kept != 1.0)) return INVALID;
     if (!workspace || !is_aligned(workspace, 16) || workspace_bytes == 0) return INVALID;
     if (chosen[0] != 0xA160 + (uint64_t)a_matrix->type) return INVALID;
     if (!is_aligned(a, chosen[1]) || !is_aligned(b, chosen[2]) || !is_aligned(c, chosen[3]) ||
@@ -432,9 +440,9 @@ API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *
             time_of(chosen[5]) + (more && sums ? strtof(more, NULL) : 0.0f);
         return OK;
     }
-    if (p->mode[0] == SCALES_OF_32 &&
-        d_matrix->rows * d_matrix->columns * a_matrix->rows <= (uint64_t)1 << 23) {
-        compute_scaled(p, a, a_matrix, b, b_matrix, d, d_matrix);
+    if (p->mode[0] != 0 && d_matrix->rows * d_matrix->columns * a_matrix->rows <= (uint64_t)1
+                                                                                      << 23) {
+        compute_scaled(p, scale, a, a_matrix, b, b_matrix, d, d_matrix);
         return OK;
     }
     if (p->mode[0] == 0 && a_matrix->type != E2M1) {
