@@ -830,7 +830,7 @@ static dw_status scaled_supports(const dw__kernel *kernel, const void *call,
                                  const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     gemm_key g;
-    if (gpu && !dw__gpu_is_blackwell(gpu->capability))
+    if (gpu && !dw__gpu_is_blackwell(gpu->capability) && !dw__gpu_is_rtx_blackwell(gpu->capability))
         return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
                         gpu->name);
     if (!dw__call_has_tiles(c) ||
@@ -860,7 +860,7 @@ const dw__kernel dw__graph_cublaslt_scaled = {
     .shown = "NVIDIA's library; Deepwell's calls are tested with a substitute, not run on hardware",
     .operation = "multiply_codes with scales of blocks",
     .source = "src/kernel/cuda/graph_cublaslt.c",
-    .architectures = "sm_100f (B200, B300)",
+    .architectures = "sm_100f (B200, B300), sm_120a (RTX 50, RTX PRO)",
     .elements = "codes of MXFP8, NVFP4; the result BF16, F16, F32",
     .needs = "codes and results in multiples of 16 columns, sizes above 0",
     .supports = scaled_supports,
