@@ -170,6 +170,7 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
     const long long count = tile_count(p);
     const float tensor_scale = tensor_scale_of(p);
     if (p.tensor_scale && blockIdx.x == 0 && threadIdx.x == 0) *p.tensor_scale = tensor_scale;
+    if (!p.values) return; // backward may compute the scale alone again
     for (long long index = blockIdx.x * WARPS + threadIdx.x / LANES; index < count; index += (long long)gridDim.x * WARPS) {
         tile t;
         load_tile(p, index, t);
