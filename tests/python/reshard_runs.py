@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import transformers
+from deepwell.training import state
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -63,10 +64,10 @@ def optimizer(of: torch.nn.Module) -> torch.optim.Optimizer:
 def load(folder: Path, of: torch.nn.Module, updates: torch.optim.Optimizer, flat: bool) -> None:
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     weights, averages = get_state_dict(of, updates, options=options)
-    state = {"model": weights, "optim": averages}
-    dcp.load(state, checkpoint_id=folder)
+    loaded = {"model": weights, "optim": averages}
+    dcp.load(loaded, checkpoint_id=folder)
     set_state_dict(
-        of, updates, model_state_dict=state["model"], optim_state_dict=state["optim"], options=options
+        of, updates, model_state_dict=loaded["model"], optim_state_dict=loaded["optim"], options=options
     )  # fmt: skip
 
 
@@ -76,16 +77,40 @@ def whole(of: torch.nn.Module, updates: torch.optim.Optimizer) -> dict:
     return {"model": weights, "optim": averages}
 
 
+def split(of: torch.nn.Module) -> torch.nn.Module:
+    for block in of.transformer.h:
+        fully_shard(block)
+    return fully_shard(of)
+
+
+def by_trainer(source: Path, wanted: dict) -> None:
+    """Trainer's way to resume: each rank reads its shards, and both have what torch.distributed.checkpoint loaded."""
+    torch.manual_seed(99)
+    mine = model()
+    with torch.no_grad():
+        for param in mine.parameters():
+            param.normal_()
+    mine = split(mine)
+    updates = optimizer(mine)
+    kept = json.loads((source / "trainer.json").read_text())["optimizer"]
+    state.read_into(str(source), state.tensors_of(mine))
+    state.load_optimizer(mine, updates, str(source), kept, 0)
+    found = whole(mine, updates)
+    for name, each in wanted["model"].items():
+        assert torch.equal(found["model"][name], each), name
+    for name, values in wanted["optim"].get("state", {}).items():  # of rank 0
+        for key, each in values.items():
+            assert torch.equal(found["optim"]["state"][name][key], each), (name, key)
+
+
 def rank_of(rank: int, ranks: int, port: int, source: Path, target: Path, gathered: Path) -> None:
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    sharded = model()
-    for block in sharded.transformer.h:
-        fully_shard(block)
-    fully_shard(sharded)
+    sharded = split(model())
     updates = optimizer(sharded)
     flat = "flat" in source.name
     load(source, sharded, updates, flat)
     before = whole(sharded, updates)
+    by_trainer(source, before)
     for group in updates.param_groups:
         group["lr"] = 1e-2
     sharded(**batches()[0]).loss.backward()

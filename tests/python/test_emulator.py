@@ -14,6 +14,7 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _PROBES = _ROOT / "tests" / "probes"
 _LIB = _ROOT / "build" / "release" / "lib"
+pytestmark = pytest.mark.skipif(not _LIB.exists(), reason="there is no build tree: run make")
 
 
 def _environment() -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import deepwell as dw
 import pytest
 import torch
+from deepwell import _deepwell
 from program import PROGRAM, run
 from test_tokenizer import trained
 from transformers import (
@@ -361,7 +362,7 @@ def test_examples_of_the_page(tmp_path, monkeypatch):
     exec(python, names)
     assert names["ids"].shape == (1, 23) and names["logits"].shape[0] == 3
 
-    library = (ROOT / "python/deepwell/_deepwell.abi3.so").resolve().parent
+    library = Path(_deepwell.__file__).resolve().parent
     Path("example.c").write_text(program)
     flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", f"-L{library}"]
     command = ["cc", *flags, "example.c", "-o", "example", "-ldeepwell", f"-Wl,-rpath,{library}"]

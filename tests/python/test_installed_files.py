@@ -16,6 +16,11 @@ ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "release"
 
 
+def needs_build() -> None:
+    if not BUILD.exists():
+        pytest.skip("there is no build tree: run make")
+
+
 def elf_files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob("*")) if is_elf(path)]
 
@@ -40,6 +45,7 @@ def test_run_paths_are_read_from_files(tag, tmp_path):
 
 
 def test_built_files_name_their_folders():
+    needs_build()
     files = [PROGRAM, *elf_files(BUILD / "bin"), *elf_files(BUILD / "lib")]
     names = {file.name for file in files}
     assert {"deepwell", "_deepwell.abi3.so", "libdeepwell_emulator.so", "libcuda.so.1"} <= names
@@ -48,6 +54,7 @@ def test_built_files_name_their_folders():
 
 
 def install(prefix: Path, *options: str) -> None:
+    needs_build()
     command = [cmake(), "--install", BUILD, "--prefix", prefix, *options]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 

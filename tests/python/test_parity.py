@@ -17,9 +17,9 @@ import torch
 import train_runs
 import transformers
 from deepwell import parity_command
+from program import PROGRAM
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "build/release/bin/deepwell"
 SMALL = {"sequence": 16, "batch": 8, "lr": 1e-2, "progress": False}
 STEPS = 20
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
+from deepwell import _deepwell  # noqa: E402
 from tokenizers import (  # noqa: E402
     AddedToken,
     Regex,
@@ -20,9 +21,7 @@ from tokenizers import (  # noqa: E402
 )
 
 _ROOT = Path(__file__).resolve().parents[2]
-_LIBRARY = ctypes.CDLL(
-    str((_ROOT / "python/deepwell/_deepwell.abi3.so").resolve().parent / "libdeepwell.so")
-)
+_LIBRARY = ctypes.CDLL(str(Path(_deepwell.__file__).resolve().parent / "libdeepwell.so"))
 _LIBRARY.dw_last_error.restype = ctypes.c_char_p
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
