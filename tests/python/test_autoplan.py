@@ -2,13 +2,11 @@
 
 import json
 import subprocess
-from pathlib import Path
 
 import deepwell as dw
 import pytest
 import torch
-
-PROGRAM = Path(__file__).parents[2] / "build" / "release" / "bin" / "deepwell"
+from program import PROGRAM
 
 
 @pytest.fixture(scope="module")

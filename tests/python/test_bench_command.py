@@ -14,9 +14,9 @@ import deepwell
 import pytest
 import torch
 from deepwell import bench, bench_models
-from program import PROGRAM
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "build/release/bin/deepwell"
 QUICK = ["--device", "cpu", "--iterations", "2"]
 STEP = ["--seq-len", "16", "--batch-size", "1", *QUICK]
 

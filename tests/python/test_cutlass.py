@@ -10,17 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from program import PROGRAM
 
 _ROOT = Path(__file__).parents[2]
 _LIB = _ROOT / "build" / "release" / "lib"
 _PROVIDER = _LIB / "libdeepwell_cutlass.so"
-_PROGRAM = _ROOT / "build" / "release" / "bin" / "deepwell"
 
 
 def _explain(*words: str, library: str) -> list[dict] | dict:
     environment = {**os.environ, "DEEPWELL_CUTLASS": library}
     run = subprocess.run(
-        [str(_PROGRAM), "explain", *words, "--json"],
+        [str(PROGRAM), "explain", *words, "--json"],
         env=environment,
         capture_output=True,
         text=True,

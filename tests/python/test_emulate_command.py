@@ -7,16 +7,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from program import PROGRAM
 
 _ROOT = Path(__file__).parents[2]
-_DEEPWELL = _ROOT / "build" / "release" / "bin" / "deepwell"
 _SOURCES = _ROOT / "tests" / "emulate"
 _FOUND = 99
 
 
 def _emulate(*arguments, timeout=120) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [str(_DEEPWELL), "emulate", *map(str, arguments)],
+        [str(PROGRAM), "emulate", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,

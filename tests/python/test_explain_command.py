@@ -7,8 +7,9 @@ from pathlib import Path
 
 import program
 import pytest
+from deepwell import _deepwell
 
-LIBRARIES = Path(__file__).parents[2] / "build" / "release" / "lib"
+LIBRARIES = Path(_deepwell.__file__).resolve().parent
 
 
 def explain(*arguments, cache):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 LAB = Path(__file__).parents[2] / "build" / "release" / "bin" / "deepwell-lab"
+pytestmark = pytest.mark.skipif(not LAB.exists(), reason="deepwell-lab is not built: run make")
 
 COLUMNS = (
     "id group tier model layers hidden ffn_hidden heads vocab seq_len global_batch_seqs micro_batch gpus gpu_type "
