@@ -138,9 +138,9 @@ class OnGpu:
     start_ns = lambda self: self.of.start_ns() + 10_000 * self.number  # noqa: E731
 
 
-def test_a_profile_by_kernels(compiled, tmp_path, monkeypatch) -> None:
-    """Two kernels for each instruction, as if a GPU had run them, and one that belongs to none."""
-    engine, _ = compiled
+def as_on_a_gpu(monkeypatch) -> list:
+    """PyTorch's profiler reports two kernels for each instruction, as if a GPU had run them, and one that belongs to
+    none. Returns the list to which the instructions' ranges are added."""
     made = []
 
     def kernels_of(events, began):
@@ -152,6 +152,12 @@ def test_a_profile_by_kernels(compiled, tmp_path, monkeypatch) -> None:
     whole = kernel_times.kernels_of
     monkeypatch.setattr(kernel_times, "kernels_of", kernels_of)
     monkeypatch.setattr(step_profile, "_has_kernels", lambda root: True)
+    return made
+
+
+def test_a_profile_by_kernels(compiled, tmp_path, monkeypatch) -> None:
+    engine, _ = compiled
+    made = as_on_a_gpu(monkeypatch)
     file = tmp_path / "trace.json"
     profile = engine.profile(steps=2, trace=file)
     ops = engine.compiled_ops
@@ -357,7 +363,7 @@ def test_optimize_for_blackwell_elsewhere(compiled) -> None:
     dw.restore(model)
 
 
-def test_an_emulated_gpu_is_profiled_by_events() -> None:
+def test_an_emulated_gpu_is_profiled_by_events(monkeypatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.GELU())
     x = torch.randn(2, 8)
@@ -371,6 +377,10 @@ def test_an_emulated_gpu_is_profiled_by_events() -> None:
     assert profile["method"] == "events between instructions" and engine.target == "emulator:sm_90a"
     assert all(op.predicted_ms > 0 and op.measured_ms > 0 for op in engine.compiled_ops)
     engine.compiled_ops[0].backend_op()
+    made = as_on_a_gpu(monkeypatch)
+    assert engine.profile(steps=1)["method"] == "kernels by CUPTI"
+    assert len(made) == len(engine.compiled_ops)
+    assert all(op.measured_ms == pytest.approx(2.001e-3) for op in engine.compiled_ops)
 
 
 def test_every_kernel_of_a_planned_gpu_has_a_cost(monkeypatch) -> None:

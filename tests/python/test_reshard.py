@@ -159,6 +159,35 @@ def test_a_checkpoint_of_deepwell_train(tmp_path):
     assert updates.param_groups[0]["betas"] == (options["beta1"], options["beta2"])
 
 
+def test_checkpoints_of_the_version_before(saved, sharded, tmp_path):
+    """Their trainer.json does not name the parameters of each group."""
+    older = copied(saved, tmp_path / "older", "manifest.json")
+    trainer = json.loads((older / "trainer.json").read_text())
+    for group in trainer["optimizer"]["groups"]:
+        group.pop("params")
+    trainer.pop("tied")
+    (older / "trainer.json").write_text(json.dumps(trainer))
+    manifest = json.loads((saved / "manifest.json").read_text())
+    run_of = json.dumps({key: manifest[key] for key in ("random", "options", "data")})
+    _deepwell.checkpoint_seal(older, run_of, manifest["step"], manifest["updates"], 3)
+    checkpoints.to_distributed(older, tmp_path / "dcp")
+    models = []
+    for folder in (sharded, tmp_path / "dcp"):
+        model = reshard_runs.model()
+        updates = reshard_runs.optimizer(model)
+        reshard_runs.load(folder, model, updates, flat=False)
+        models.append((model, updates))
+    for one, other in zip(models[0][0].parameters(), models[1][0].parameters()):
+        assert torch.equal(one, other)
+        same(models[0][1].state[one], models[1][1].state[other])
+    trainer["optimizer"]["groups"].append(trainer["optimizer"]["groups"][0])
+    (older / "trainer.json").write_text(json.dumps(trainer))
+    (older / "manifest.json").unlink()
+    _deepwell.checkpoint_seal(older, run_of, manifest["step"], manifest["updates"], 3)
+    with pytest.raises(deepwell.UnsupportedError, match="resume it once with this version"):
+        checkpoints.to_distributed(older, tmp_path / "dcp")
+
+
 def test_muon_and_states_in_eight_bits(tmp_path):
     for name, make in (
         ("muon", lambda model: deepwell.Muon(model, lr=1e-3)),

@@ -60,6 +60,7 @@ def environment(tmp_path_factory):
     )
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = folder.glob("*.whl")
+    assert "-cp310-abi3-linux_" in wheel.name  # one for all versions of Python from 3.10 on
     made = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True, timeout=300)
     (packages,) = (made / "lib").glob("python3*/site-packages")
