@@ -101,9 +101,9 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
     DW_TRY(dw__expand_quantized(&engine->graph, &expanded));
     if (expanded) DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
     if (expanded) {
-        DW_TRY(dw__multiply_codes_for_target(&engine->graph, &target,
-                                             options->precision->fast_accumulation != 0,
-                                             &engine->products, &expanded));
+        const bool fast = options->precision && options->precision->fast_accumulation;
+        DW_TRY(dw__multiply_codes_for_target(&engine->graph, &target, fast, &engine->products,
+                                             &expanded));
         if (expanded) DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
     }
     DW_TRY(dw__expand_for_target(&engine->graph, &target, &expanded));

@@ -44,10 +44,11 @@ typedef struct gemm_key {
     int64_t bias, apart;          /* apart: c is not y */
     int64_t sums, sum_type;       /* dw__operand_sum, and the sums' dw_dtype */
     int64_t tf32;                 /* operands are F32, multiplied as TF32 */
-    int64_t fast;                 /* codes whose sums need not be added in F32 */
     int64_t a_alignment, b_alignment, c_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
     int64_t scales; /* of blocks: cublasLtMatmulMatrixScale_t; not in names */
+    int64_t fast;   /* codes whose sums need not be added in F32; in names only where it is 1 */
 } gemm_key;
+enum { UNNAMED = 2 }; /* the last members, which names do not have */
 
 /* Axes outside of a GEMM's columns, with the elements that each operand has from one index to the next. */
 typedef struct outer_axes {
@@ -339,8 +340,9 @@ static dw_status name_of(const gemm_key *key, dw__text *name) {
     int64_t words[sizeof *key / sizeof(int64_t)];
     memcpy(words, key, sizeof words);
     DW_RETURN_IF_FAILED(dw__text_printf(name, "gemm"));
-    for (size_t i = 1; i + 1 < DW_COUNT(words); i++) /* behind the context */
+    for (size_t i = 1; i < DW_COUNT(words) - UNNAMED; i++) /* behind the context */
         DW_RETURN_IF_FAILED(dw__text_printf(name, " %lld", (long long)words[i]));
+    if (key->fast) DW_RETURN_IF_FAILED(dw__text_printf(name, " fast"));
     return DW_OK;
 }
 
