@@ -126,10 +126,10 @@ cleanup:
     return status;
 }
 
-/* Compilers support families of architectures ("sm_100f") from 12.9 on. */
+/* Compilers support families of architectures ("sm_100f") from 12.9 on, and "sm_120a" since little before. */
 static dw_status check_arch(const dw__nvrtc *nvrtc, const char *arch) {
     const bool knows = nvrtc->major > 12 || (nvrtc->major == 12 && nvrtc->minor >= 9);
-    if (knows || arch[strlen(arch) - 1] != 'f') return DW_OK;
+    if (knows || (arch[strlen(arch) - 1] != 'f' && strcmp(arch, "sm_120a") != 0)) return DW_OK;
     return dw__fail(DW_UNSUPPORTED,
                     "%s does not know %s; 12.9 or later is needed: name its libnvrtc in "
                     "DEEPWELL_NVRTC",

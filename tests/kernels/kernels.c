@@ -462,11 +462,11 @@ static void compile(job *j) {
 typedef struct selection {
     bool quick;
     const char *part, *ptx; /* folder for the PTX; NULL: none is written */
-    bool old;               /* the compiler does not support family_arch */
+    bool old;               /* the compiler does not support Blackwell's architectures */
 } selection;
 
 static bool selected(const selection *s, const job *j) {
-    if (s->old && strcmp(j->variant.arch, family_arch) == 0) return false;
+    if (s->old && strcmp(j->variant.arch, "sm_90a") != 0) return false;
     return (!s->quick || j->quick) && (!s->part || strstr(j->name, s->part));
 }
 

@@ -46,6 +46,18 @@ def test_a_layer(recipe, dtype, shape):
     assert f"{recipe.upper()} on tensor cores" in text
 
 
+@pytest.mark.parametrize("recipe,dtype", [("mxfp8", torch.bfloat16), ("nvfp4", torch.float16)])
+def test_a_layer_on_an_rtx_gpu(recipe, dtype, monkeypatch):
+    """The same by the kernels of sm_120a, which multiply by mma.sync. test_sm120_gemm_scaled runs their first-use check."""
+    monkeypatch.setenv("DEEPWELL_FIRST_USE_CHECK", "off")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(72, 136).to(dtype)
+    deepwell.optimize(model, precision=recipe, target="emulator:sm_120a", verbose=False)
+    x, dy = torch.randn(150, 72, dtype=dtype), torch.randn(150, 136, dtype=dtype)
+    check_typed(model, model, recipe, dtype, x.requires_grad_(), dy)
+    assert on_tensor_cores(model) == (3, 3)
+
+
 def test_sizes_that_the_kernels_lack_are_simulated():
     """A result's rows must be multiples of 16 bytes: of 8 elements in BF16."""
     torch.manual_seed(0)
