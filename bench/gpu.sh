@@ -7,13 +7,13 @@
 # --out        where logs and figures go (default: build/gpu-results)
 # --prebuilt   a folder with libdeepwell.so, _deepwell.abi3.so, test_engine_gpu and the program deepwell made elsewhere;
 #              otherwise they are built here
-# --only       of: build smoke tests sanitize attention train step command
+# --only       of: build smoke tests names sanitize attention train step command
 #
 # Wants python3 with PyTorch for CUDA (2.9 or later), transformers, pytest and hypothesis. Every step is tried;
 # the table at the end says how each went, and the exit status is 1 if one failed.
 set -u
 cd "$(dirname "$0")/.."
-out=build/gpu-results prebuilt= only=build,smoke,tests,sanitize,attention,train,step,command
+out=build/gpu-results prebuilt= only=build,smoke,tests,names,sanitize,attention,train,step,command
 while [ $# -gt 0 ]; do
     case $1 in
         --out) out=$2; shift 2 ;;
@@ -44,6 +44,9 @@ build() {
         cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE="$(command -v python3)" &&
             cmake --build build/gpu --target deepwell deepwell_python deepwell_program test_engine_gpu
     fi && ln -sfn "$PWD/$lib/_deepwell.abi3.so" python/deepwell/_deepwell.abi3.so
+    # where the tests of documents look for the program
+    [ -e build/release/bin/deepwell ] || { mkdir -p build/release/bin &&
+        ln -sfn "$(realpath "${prebuilt:-build/gpu/bin}")/deepwell" build/release/bin/deepwell; }
 }
 
 # racecheck does not understand mbarriers that are waited for by parity. bench/NOTES.md explains its reports, which are
@@ -82,6 +85,7 @@ step build 180 bash -c build
 # Correctness checks run in parallel; measurements have the machine to themselves.
 step sanitize 600 bash -c sanitize &
 step smoke 200 python3 tests/gpu/attention_smoke.py --lib $lib/libdeepwell.so
+step names 300 python3 -m pytest -q -p no:cacheprovider tests/python/test_promised_names.py tests/python/test_tutorial.py
 step tests 400 python3 -m pytest -q -p no:cacheprovider tests/gpu
 wait
 step attention 150 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so --out "$out/attention.json"
