@@ -314,8 +314,9 @@ extern "C" __global__ void __launch_bounds__(DW_MULTIPLY_CODES_THREADS)
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
             const long long r = row + my_row + i * (SIDE / EACH), c = column + my_column + j * (SIDE / EACH);
-            if (r < p.m && c < p.n)
-                result_element::store(p.y, r * p.n + c, (result_element::value)(sums[i][j] * scale));
+            if (r >= p.m || c >= p.n) continue;
+            const float bias = p.bias ? (float)result_element::load(p.bias, c) : 0.f;
+            result_element::store(p.y, r * p.n + c, (result_element::value)(sums[i][j] * scale + bias));
         }
     }
 }

@@ -31,10 +31,11 @@ typedef struct dw_tensor_codes_params {
 #define DW_MULTIPLY_CODES_DEPTH 32
 #define DW_MULTIPLY_CODES_THREADS 256
 
-/* Y = A B^T scale_a scale_b: A [m, k], B [n, k], Y [m, n], all contiguous */
+/* Y = A B^T scale_a scale_b + bias: A [m, k], B [n, k], Y [m, n], bias [n] of Y's type or NULL; all contiguous */
 typedef struct dw_multiply_codes_params {
     const unsigned char *a, *b;
     const float *scale_a, *scale_b;
+    const void *bias;
     void *y;
     long long m, n, k;
 } dw_multiply_codes_params;

@@ -77,12 +77,13 @@
  *                                         x that are not 0; of those, numbers whose y is 0; numbers that rounding alone
  *                                         would take beyond the largest of their block. Elements count where x and
  *                                         y are finite. No gradient
- *   multiply_codes(a [M,K], b [N,K], scale_a f32 []?, scale_b f32 []?, tiles_a?, tiles_b?; dtype=f32,
- *      fast_accumulation=0) -> [M,N]
+ *   multiply_codes(a [M,K], b [N,K], scale_a f32 []?, scale_b f32 []?, tiles_a?, tiles_b?,
+ *      bias [N]?; dtype=f32, fast_accumulation=0) -> [M,N]
  *                                         a b^T scale_a scale_b of e4m3 or e5m2 codes, summed in F32; dtype: f32, bf16
  *                                         or f16. With tiles, codes and tiles are quantize_tiles', each code is
  *                                         multiplied by its block's scale, and scale_a and scale_b are there for nvfp4
- *                                         alone. fast_accumulation=1: a kernel may sum in fewer bits, if it is faster.
+ *                                         alone. bias, of y's type, is added before the one rounding.
+ *                                         fast_accumulation=1: a kernel may sum in fewer bits, if it is faster.
  *                                         No gradient
  *  fused(x...; body) -> y...              an elementwise chain in one pass (graph/body.h). Every input
  *                                         broadcasts to the one iteration shape as `broadcast` would

@@ -124,11 +124,12 @@ static factor codes_of(dw__emitter *e, dw_node quantize, bool turned) {
                     DW_NONE};
 }
 
-static dw_node multiply(dw__emitter *e, factor a, factor b, dw_dtype dtype, bool fast) {
+static dw_node multiply(dw__emitter *e, factor a, factor b, dw_value bias, dw_dtype dtype,
+                        bool fast) {
     const dw_attr attrs[] = {{.key = DW_ATTR_KEY_DTYPE, .integer = dtype},
                              dw_attr_int(DW_ATTR_KEY_FAST_ACCUMULATION, 1)};
-    return dw__emit_node(e, DW_OP_MULTIPLY_CODES, 6,
-                         (dw_value[]){a.codes, b.codes, a.scale, b.scale, a.tiles, b.tiles},
+    return dw__emit_node(e, DW_OP_MULTIPLY_CODES, 7,
+                         (dw_value[]){a.codes, b.codes, a.scale, b.scale, a.tiles, b.tiles, bias},
                          fast ? 2 : 1, attrs);
 }
 
@@ -155,8 +156,8 @@ static dw_value product_of_codes(pass *run, dw__emitter *e, const product *p) {
          (!blocks_fit(e->graph, p->a, p->a_turned) || !blocks_fit(e->graph, p->b, p->b_turned))))
         return DW_NONE;
     const factor a = codes_of(e, p->a, p->a_turned), b = codes_of(e, p->b, p->b_turned);
-    const dw_node node =
-        multiply(e, a, b, DW_F32, run->fast_forward && is_whole(e->graph, p->a) && !p->backward);
+    const dw_node node = multiply(e, a, b, DW_NONE, DW_F32,
+                                  run->fast_forward && is_whole(e->graph, p->a) && !p->backward);
     if (e->status != DW_OK || !is_computed(run, e->graph, a.node) ||
         !is_computed(run, e->graph, b.node) || !is_computed(run, e->graph, node))
         return DW_NONE;
@@ -196,24 +197,49 @@ static dw_status rewrite_plain(pass *run, dw_graph *graph, dw_node node, dw_valu
     return e.status;
 }
 
-/* The product is made again in the cast's type, unless the target rounds it to F32 alone; if something else reads the
- * one in F32, both stay. */
+/* Returns the bias of a sum in F32 as a vector [N] of type `dtype`, or DW_NONE: cast, and broadcast over the other axes. */
+static dw_value bias_of(const dw_graph *graph, dw_value added, dw_dtype dtype, dw_dim n) {
+    added = look_through(graph, look_through(graph, added, DW_OP_BROADCAST), DW_OP_RESHAPE);
+    const dw_value bias = look_through(graph, added, DW_OP_CAST);
+    const dw__type type = dw__type_of(graph, bias);
+    return type.rank == 1 && type.dtype == dtype && type.shape[0] == n ? bias : DW_NONE;
+}
+
+/* The product behind a value in F32, and the bias that is added to it, which may be DW_NONE. */
+static dw_node product_behind(const dw_graph *graph, dw_value x, dw_dtype dtype, dw_value *bias) {
+    const dw_node sum = dw__made_by(graph, x, DW_OP_ADD);
+    *bias = DW_NONE;
+    for (int side = 0; sum != DW_NONE && side < 2; side++) {
+        const dw_node wide =
+            dw__made_by(graph, look_through(graph, dw_node_input(graph, sum, side), DW_OP_RESHAPE),
+                        DW_OP_MULTIPLY_CODES);
+        const dw__type type = dw__type_of(graph, x);
+        if (wide == DW_NONE || type.rank == 0) continue;
+        *bias =
+            bias_of(graph, dw_node_input(graph, sum, 1 - side), dtype, type.shape[type.rank - 1]);
+        if (*bias != DW_NONE) return wide;
+    }
+    return dw__made_by(graph, look_through(graph, x, DW_OP_RESHAPE), DW_OP_MULTIPLY_CODES);
+}
+
+/* The product is made again in the cast's type, with its bias, unless the target has no kernel for that; if something
+ * else reads the one in F32, both stay. */
 static dw_status rewrite_cast(pass *run, dw_graph *graph, dw_node node, dw_value *replacement) {
     enum { SCALES = 2, TILES = 4, INPUTS = 6 };
     const dw_dtype dtype = dw_value_dtype(graph, dw_node_output(graph, node, 0));
     const dw_value x = dw_node_input(graph, node, 0);
-    const dw_node wide =
-        dw__made_by(graph, look_through(graph, x, DW_OP_RESHAPE), DW_OP_MULTIPLY_CODES);
-    if (wide == DW_NONE || (dtype != DW_BF16 && dtype != DW_F16)) return DW_OK;
+    dw_value bias, in[INPUTS];
+    if (dtype != DW_BF16 && dtype != DW_F16) return DW_OK;
+    const dw_node wide = product_behind(graph, x, dtype, &bias);
+    if (wide == DW_NONE) return DW_OK;
     dw__emitter e = {graph, DW_OK};
     const dw__type like = dw__type_of(graph, x);
-    dw_value in[INPUTS];
     for (uint32_t i = 0; i < INPUTS; i++)
         in[i] = i < dw_node_input_count(graph, wide) ? dw_node_input(graph, wide, i) : DW_NONE;
     const factor a = {DW_NONE, in[0], in[SCALES], in[TILES]},
                  b = {DW_NONE, in[1], in[SCALES + 1], in[TILES + 1]};
-    const dw_node made =
-        multiply(&e, a, b, dtype, dw_node_int(graph, wide, DW_ATTR_KEY_FAST_ACCUMULATION, 0) != 0);
+    const dw_node made = multiply(&e, a, b, bias, dtype,
+                                  dw_node_int(graph, wide, DW_ATTR_KEY_FAST_ACCUMULATION, 0) != 0);
     if (e.status == DW_OK && is_computed(run, graph, made))
         *replacement = dw__emit_reshape(&e, dw_node_output(graph, made, 0), like.rank, like.shape);
     return e.status;

@@ -879,7 +879,15 @@ dw_status dw__infer_quantize_tiles(const dw__draft *draft, dw__inferred *out) {
     return info->tensor_scale ? give(out, DW_F32, 0, NULL) : DW_OK;
 }
 
-enum { CODES_A, CODES_B, SCALE_A, SCALE_B, TILES_A, TILES_B }; /* operands of multiply_codes */
+enum {
+    CODES_A,
+    CODES_B,
+    SCALE_A,
+    SCALE_B,
+    TILES_A,
+    TILES_B,
+    BIAS
+}; /* operands of multiply_codes */
 
 static dw_status want_all(const dw__draft *draft, uint32_t first, bool wanted, const char *when) {
     for (uint32_t i = first; i < first + 2; i++)
@@ -950,6 +958,10 @@ dw_status dw__infer_multiply_codes(const dw__draft *draft, dw__inferred *out) {
                       show_dim(draft, shape_of(draft, CODES_B)[1]).text);
     if (result != DW_F32 && result != DW_BF16 && result != DW_F16)
         return refuse(draft, DW_TYPE, "dtype=%s; expected f32, bf16 or f16", dw_dtype_name(result));
+    if (has(draft, BIAS)) {
+        DW_RETURN_IF_FAILED(want_dtype(draft, BIAS, result));
+        DW_RETURN_IF_FAILED(want_shape(draft, BIAS, 1, shape_of(draft, CODES_B), "[N] of b"));
+    }
     return give(out, result, 2,
                 (dw_dim[]){shape_of(draft, CODES_A)[0], shape_of(draft, CODES_B)[0]});
 }

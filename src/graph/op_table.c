@@ -356,9 +356,9 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .infer = dw__infer_quantization_error, .cost = dw__cost_quantization_error},
     [DW_OP_MULTIPLY_CODES] = { /* a b^T of codes, with their scales */
         .name = "multiply_codes", .stratum = DW__PRIMITIVE,
-        .operands = {"a", "b", "scale_a", "scale_b", "tiles_a", "tiles_b"},
-        .min_inputs = 2, .max_inputs = 6,
-        .optional_inputs = OPERAND(2) | OPERAND(3) | OPERAND(4) | OPERAND(5),
+        .operands = {"a", "b", "scale_a", "scale_b", "tiles_a", "tiles_b", "bias"},
+        .min_inputs = 2, .max_inputs = 7,
+        .optional_inputs = OPERAND(2) | OPERAND(3) | OPERAND(4) | OPERAND(5) | OPERAND(6),
         .reads_codes = true, .stops_gradient = true,
         .allowed_attrs = A(DTYPE) | A(FAST_ACCUMULATION),
         .infer = dw__infer_multiply_codes, .cost = dw__cost_matmul},

@@ -246,6 +246,8 @@ double dw__call_float(const dw__call *call, dw_attr_key key, double absent);
 const dw__tensor *dw__call_addend(const dw__call *call);
 /* Of multiply_codes: whether the codes have scales of blocks, in tiles. */
 bool dw__call_has_tiles(const dw__call *call);
+/* Of linear and multiply_codes: the bias, or NULL. */
+const dw__tensor *dw__call_bias(const dw__call *call);
 int64_t dw__tensor_count(const dw__tensor *tensor);
 /* Bytes of a contiguous tensor of this type and shape, which lowering has found to have fewer than 2^61. */
 size_t dw__tensor_bytes(const dw__tensor *tensor);

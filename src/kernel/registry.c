@@ -218,6 +218,12 @@ bool dw__call_has_tiles(const dw__call *call) {
     return call->input_count > TILES_A && call->inputs[TILES_A].rank >= 0;
 }
 
+const dw__tensor *dw__call_bias(const dw__call *call) {
+    const uint32_t bias = call->op == DW_OP_LINEAR ? 2 : call->op == DW_OP_MULTIPLY_CODES ? 6 : 0;
+    return bias && call->input_count > bias && call->inputs[bias].rank >= 0 ? &call->inputs[bias]
+                                                                            : NULL;
+}
+
 int64_t dw__tensor_count(const dw__tensor *tensor) {
     int64_t count = 1;
     for (int axis = 0; axis < tensor->rank; axis++) count *= tensor->shape[axis];

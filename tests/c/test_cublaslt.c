@@ -421,13 +421,14 @@ static void *fill_codes(dw_dtype type, int64_t count, uint32_t stream, float *nu
     return codes;
 }
 
-static void multiply_codes(dw_dtype type_a, dw_dtype type_b, dw_dtype result, bool fast) {
-    enum { M = 32, N = 48, K = 64 };
+static void multiply_codes(dw_dtype type_a, dw_dtype type_b, dw_dtype result, bool fast,
+                           bool has_bias) {
+    enum { M = 32, N = 48, K = 64, BIAS = 6 };
     const dw_attr attrs[] = {
         {.key = DW_ATTR_KEY_DTYPE, .integer = result},
         {.key = DW_ATTR_KEY_FAST_ACCUMULATION, .integer = fast},
     };
-    float a[M * K], b[N * K], scales[] = {0.75f, 0x1.8p-3f};
+    float a[M * K], b[N * K], bias[N], scales[] = {0.75f, 0x1.8p-3f};
     dw__operation_call call = {0};
     dw__call *c = &call.call;
     const dw__variant *variant = NULL;
@@ -438,6 +439,15 @@ static void multiply_codes(dw_dtype type_a, dw_dtype type_b, dw_dtype result, bo
     c->inputs[1].data = fill_codes(type_b, N * K, 2, b);
     c->inputs[2].data = &scales[0], c->inputs[3].data = &scales[1];
     c->outputs[0].data = aligned_alloc(256, M * N * 4);
+    if (has_bias) {
+        dw__multiply_codes_add_bias(c);
+        c->inputs[BIAS].data = aligned_alloc(256, 256);
+    }
+    for (int j = 0; j < N; j++) {
+        bias[j] = has_bias ? 0.375f * (float)(j - 20) : 0.0f; /* exact in every type */
+        if (has_bias)
+            dw__scalar_store(c->inputs[BIAS].data, result, j, (dw__scalar){.number = bias[j]});
+    }
     const dw__kernel *kernel = dw__kernel_for(&call, &gpu, NULL);
     CHILD_REQUIRE(kernel == &dw__graph_cublaslt && c->outputs[0].data);
     REQUIRE_OK(kernel->prepare(kernel, &call, context, &variant));
@@ -451,7 +461,7 @@ static void multiply_codes(dw_dtype type_a, dw_dtype type_b, dw_dtype result, bo
         for (int j = 0; j < N; j++) {
             double sum = 0.0;
             for (int l = 0; l < K; l++) sum += (double)a[i * K + l] * (double)b[j * K + l];
-            sum *= (double)scales[0] * (double)scales[1];
+            sum = sum * (double)scales[0] * (double)scales[1] + (double)bias[j];
             const double got =
                              dw__scalar_load(c->outputs[0].data, result, i * (int64_t)N + j).number,
                          unit = result == DW_BF16  ? 0x1p-8
@@ -462,6 +472,7 @@ static void multiply_codes(dw_dtype type_a, dw_dtype type_b, dw_dtype result, bo
     free(call.workspace);
     free(c->inputs[0].data);
     free(c->inputs[1].data);
+    free(c->inputs[BIAS].data);
     free(c->outputs[0].data);
 }
 
@@ -472,9 +483,10 @@ static void codes(void *unused) {
     begin(FAKE_CUBLASLT);
     for (int fast = 0; fast < 2; fast++)
         for (size_t i = 0; i < DW_COUNT(results); i++) {
-            multiply_codes(DW_E4M3, DW_E4M3, results[i], fast != 0);
-            multiply_codes(DW_E5M2, DW_E4M3, results[i], fast != 0);
-            multiply_codes(DW_E4M3, DW_E5M2, results[i], fast != 0);
+            multiply_codes(DW_E4M3, DW_E4M3, results[i], fast != 0, false);
+            multiply_codes(DW_E5M2, DW_E4M3, results[i], fast != 0, false);
+            multiply_codes(DW_E4M3, DW_E5M2, results[i], fast != 0, false);
+            if (results[i] != DW_F32) multiply_codes(DW_E4M3, DW_E4M3, results[i], fast != 0, true);
         }
 }
 

@@ -79,17 +79,32 @@ def test_formats_of_which_there_are_no_tensor_cores():
     assert "MXFP6 simulated in BF16: this GPU has no MXFP6 tensor cores" in deepwell.summary(model)
 
 
-def test_weights_are_quantized_once():
-    """One read makes both orientations. Backward quantizes its gradient alone and reads the codes of forward."""
-    model = torch.nn.Linear(72, 40, bias=False).bfloat16()
-    deepwell.optimize(model, precision="mxfp8", target=BLACKWELL, verbose=False)
+def plan_of_a_layer(precision, bias):
+    """Returns the graph and the plan's operations of a training step."""
+    model = torch.nn.Linear(72, 40, bias=bias).bfloat16()
+    deepwell.optimize(model, precision=precision, target=BLACKWELL, verbose=False)
     model(torch.randn(17, 72).bfloat16().requires_grad_()).sum().backward()
     (entries,) = model.__dict__["forward"]._states[0].entries.values()
     (variant,) = [v for v in entries[0].program._variants.values() if v.wrt]
-    text = variant.engine.text()
+    plan = variant.plan((17,) if entries[0].program.symbols else ()).operations()
+    return variant.engine.text(), json.loads(plan)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "fp8"])
+def test_the_product_adds_the_bias(precision):
+    """Forward writes no result in F32: the sum with the bias is rounded once, by the product."""
+    text, plan = plan_of_a_layer(precision, bias=True)
+    kernel = "gemm_scaled" if precision == "mxfp8" else "multiply_codes"
+    forward = [o["kernel"] for o in plan if o["phase"] == "forward"]
+    assert forward[-1] == kernel and "elementwise" not in forward
+    assert "dtype=bf16" in text
+
+
+def test_weights_are_quantized_once():
+    """One read makes both orientations. Backward quantizes its gradient alone and reads the codes of forward."""
+    text, plan = plan_of_a_layer("mxfp8", bias=False)
     assert text.count("= quantize_tiles(") == 3 and text.count("= multiply_codes(") == 3
     assert "quantize(" not in text
-    plan = json.loads(variant.plan((17,) if entries[0].program.symbols else ()).operations())
     assert [o["kernel"] for o in plan if o["phase"] == "backward"] == [
         "quantize_tiles",
         "gemm_scaled",

@@ -203,5 +203,7 @@ extern const dw__first_use dw__gemm_first_use;
 /* Makes a call of multiply_codes, for examples: a [m, k], b [n, k]. */
 void dw__multiply_codes_example(dw_dtype a, dw_dtype b, dw_dtype result, int64_t m, int64_t n,
                                 int64_t k, dw__call *call);
+/* Adds a bias to a call of multiply_codes. */
+void dw__multiply_codes_add_bias(dw__call *c);
 
 #endif

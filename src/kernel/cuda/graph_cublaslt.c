@@ -169,7 +169,7 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     g->c_alignment = alignment_of(addend);
     g->apart = addend != y;
     g->y_alignment = alignment_of(y);
-    g->bias = linear && c->input_count > 2 && c->inputs[2].rank >= 0;
+    g->bias = dw__call_bias(c) != NULL;
     g->sums = c->sums;
     g->tf32 = c->tf32 && a->dtype == DW_F32;
     if (multiplies_codes(c) && dw__call_has_tiles(c))
@@ -273,7 +273,7 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
               epilogue = key->bias                 ? DW_LT_EPILOGUE_BIAS
                          : key->sums == DW__SUMS_A ? DW_LT_EPILOGUE_SUMS_B
                                                    : DW_LT_EPILOGUE_SUMS_A,
-              bias_type = lt_type(key->bias ? key->type : key->sum_type);
+              bias_type = lt_type(key->bias ? key->result : key->sum_type);
     const bool has_epilogue = key->bias || key->sums;
     const int8_t fast = 1;
     const int scales = (int)key->scales;
@@ -374,7 +374,7 @@ static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context
                        ? bytes_from_first(k->result, k->m, k->n, k->c_leading, k->batch, k->c_step)
                        : 0,
         .d_bytes = bytes_from_first(k->result, k->m, k->n, k->y_leading, k->batch, k->y_step),
-        .bias_bytes = k->bias ? (size_t)k->n * dw_dtype_bytes((dw_dtype)k->type)
+        .bias_bytes = k->bias ? (size_t)k->n * dw_dtype_bytes((dw_dtype)k->result)
                       : sums  ? (size_t)sums * dw_dtype_bytes((dw_dtype)k->sum_type)
                               : 0,
     };
@@ -542,6 +542,7 @@ static void example(uint64_t params, int index, dw__call *c) {
         dw__multiply_codes_example(type, (dw_dtype)(params >> 19 & 15), result, index ? 128 : 80,
                                    index ? 64 : 144, index ? long_k : short_k, c);
         if (scales) add_tiles(c, scales);
+        if (bias) dw__multiply_codes_add_bias(c);
         return;
     }
     *c = (dw__call){.op = bias ? DW_OP_LINEAR : DW_OP_MATMUL,
@@ -591,8 +592,10 @@ static dw_status refuse(const dw__kernel *kernel, const char *expected) {
 
 /* The library does not add a bias in F64, and may read biases as vectors. A tensor of one element may lie anywhere. */
 static dw_status check_bias(const dw__kernel *kernel, const dw__call *c, const gemm_key *g) {
-    const dw__tensor *bias = &c->inputs[2];
-    if (!g->bias) return DW_OK;
+    const dw__tensor *bias = dw__call_bias(c);
+    if (!bias) return DW_OK;
+    if (multiplies_codes(c) && !dw__dtype_is_half(bias->dtype))
+        return refuse(kernel, "a bias of codes in 16 bits");
     if (g->type == DW_F64) return refuse(kernel, "no bias in f64");
     if (g->n == 1 || !dw__tensor_is_contiguous(bias) || (uintptr_t)bias->data % ALIGNMENT != 0)
         return refuse(kernel, "a contiguous bias of several elements at a multiple of 16 bytes");
@@ -631,9 +634,9 @@ static dw_status check_call(const dw__kernel *kernel, const dw__call *c, gemm_ke
     if (!key_of(c, g)) return refuse(kernel, kernel->needs);
     if (g->m > most || g->n > most || g->k > most || g->batch > most)
         return refuse(kernel, "sizes below 2^31");
+    DW_RETURN_IF_FAILED(check_bias(kernel, c, g));
     if (multiplies_codes(c)) return check_codes(kernel, g);
-    DW_RETURN_IF_FAILED(check_sums(kernel, c, g));
-    return check_bias(kernel, c, g);
+    return check_sums(kernel, c, g);
 }
 
 /* DW_OK on the GPU that the library runs on, and for architectures. */
@@ -777,7 +780,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
         alpha = &both[0];
         beta = &both[1];
     }
-    void *bias = key.bias ? c->call.inputs[2].data : c->call.outputs[1].data,
+    void *bias = key.bias ? dw__call_bias(&c->call)->data : c->call.outputs[1].data,
          *unread = c->call.outputs[0].data;
     const bool has_bias = key.bias || key.sums, has_scales = multiplies_codes(&c->call);
     if (key.sums) place_unread(c, g, &unread, &bias);

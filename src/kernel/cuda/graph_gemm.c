@@ -152,7 +152,8 @@ static dw_scheme scheme_of(const dw__tensor *codes, const dw__tensor *tiles) {
 /* Rows of codes are whole: what follows the last element is zeros, which k includes. */
 static dw_gemm scaled_call_of(const dw__operation_call *given) {
     enum { A, B, SCALE_A, SCALE_B, TILES_A, TILES_B };
-    const dw__tensor *in = given->call.inputs, *y = &given->call.outputs[0];
+    const dw__tensor *in = given->call.inputs, *y = &given->call.outputs[0],
+                     *bias = dw__call_bias(&given->call);
     const int64_t *k = &in[A].shape[1];
     return (dw_gemm){.struct_size = sizeof(dw_gemm),
                      .dtype = y->dtype == DW_F16 ? DW_F16 : DW_BF16,
@@ -164,6 +165,7 @@ static dw_gemm scaled_call_of(const dw__operation_call *given) {
                      .a = {in[A].data, dw_tensor_bytes(in[A].dtype, 1, k)},
                      .b = {in[B].data, dw_tensor_bytes(in[B].dtype, 1, k)},
                      .d = {y->data, y->shape[1]},
+                     .bias = bias ? bias->data : NULL,
                      .quantized = 1,
                      .scheme_a = scheme_of(&in[A], &in[TILES_A]),
                      .scheme_b = scheme_of(&in[B], &in[TILES_B]),
@@ -183,6 +185,9 @@ static dw_status scaled_supports(const dw__kernel *kernel, const void *call,
         return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
                         gpu->name);
     const dw_gemm g = scaled_call_of(given);
+    const dw__tensor *bias = dw__call_bias(&given->call);
+    if (bias && (!dw__dtype_is_half(bias->dtype) || !dw__tensor_is_contiguous(bias)))
+        return dw__fail(DW_UNSUPPORTED, "%s: expected a contiguous bias in 16 bits", kernel->name);
     return dw__gemm_check(&g, false);
 }
 

@@ -184,6 +184,9 @@ static dw_status product_supports(const dw__kernel *kernel, const void *call,
     const dw__call *c = &((const dw__operation_call *)call)->call;
     if (dw__call_has_tiles(c))
         return dw__fail(DW_TYPE, "%s multiplies codes without scales of blocks", kernel->name);
+    const dw__tensor *bias = dw__call_bias(c);
+    if (bias && !dw__tensor_is_contiguous(bias))
+        return dw__fail(DW_UNSUPPORTED, "%s: expected a contiguous bias", kernel->name);
     if (blocks_of(&c->outputs[0]) > INT32_MAX)
         return dw__fail(DW_UNSUPPORTED, "%s: %lld tiles; expected fewer than 2^31", kernel->name,
                         (long long)blocks_of(&c->outputs[0]));
@@ -212,11 +215,13 @@ static dw_status product_prepare(const dw__kernel *kernel, const void *call,
 static dw_status product_enqueue(const void *call, const dw__context *context,
                                  const dw__variant *variant) {
     const dw__operation_call *c = call;
-    const dw__tensor *in = c->call.inputs, *y = &c->call.outputs[0];
+    const dw__tensor *in = c->call.inputs, *y = &c->call.outputs[0],
+                     *bias = dw__call_bias(&c->call);
     dw_multiply_codes_params p = {.a = in[0].data,
                                   .b = in[1].data,
                                   .scale_a = in[2].data,
                                   .scale_b = in[3].data,
+                                  .bias = bias ? bias->data : NULL,
                                   .y = y->data,
                                   .m = y->shape[0],
                                   .n = y->shape[1],
@@ -267,10 +272,20 @@ void dw__multiply_codes_example(dw_dtype a, dw_dtype b, dw_dtype result, int64_t
     dw__tensor_set_contiguous(&c->outputs[0]);
 }
 
+void dw__multiply_codes_add_bias(dw__call *c) {
+    enum { BIAS = 6 };
+    const dw__tensor *y = &c->outputs[0];
+    for (uint32_t i = c->input_count; i < BIAS; i++) c->inputs[i].rank = -1;
+    c->inputs[BIAS] =
+        (dw__tensor){.dtype = y->dtype, .rank = 1, .shape = {y->shape[1]}, .stride = {1}};
+    c->input_count = BIAS + 1;
+}
+
 static void product_example(uint64_t params, int index, dw__call *c) {
     dw__multiply_codes_example(params >> 4 & 1 ? DW_E5M2 : DW_E4M3,
                                params >> 5 & 1 ? DW_E5M2 : DW_E4M3, (dw_dtype)(params & 15),
                                index ? 64 : 70, index ? 128 : 129, index ? 96 : 37, c);
+    if (index) dw__multiply_codes_add_bias(c);
 }
 
 const dw__kernel dw__gpu_multiply_codes = {

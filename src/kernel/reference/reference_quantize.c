@@ -249,6 +249,7 @@ dw_status dw__reference_multiply_codes(const dw__call *call, void *unused) {
     const dw__tensor *a = &call->inputs[A], *b = &call->inputs[B], *y = &call->outputs[0];
     const int64_t m = a->shape[0], n = b->shape[0], k = a->shape[1];
     const double scale = scale_of(&call->inputs[SCALE_A]) * scale_of(&call->inputs[SCALE_B]);
+    const dw__tensor *bias = dw__call_bias(call);
     dw_status status = DW_OK;
     float *of_a = NULL, *of_b = NULL;
     if (!y->data) return DW_OK;
@@ -263,7 +264,9 @@ dw_status dw__reference_multiply_codes(const dw__call *call, void *unused) {
             double sum = 0.0;
             for (int64_t l = 0; l < k; l++)
                 sum += (double)of_a[i * k + l] * (double)of_b[j * k + l];
-            dw__scalar_store(y->data, y->dtype, i * n + j, (dw__scalar){.number = sum * scale});
+            sum *= scale;
+            if (bias) sum += dw__scalar_load(bias->data, bias->dtype, j * bias->stride[0]).number;
+            dw__scalar_store(y->data, y->dtype, i * n + j, (dw__scalar){.number = sum});
         }
 cleanup:
     dw__free_aligned(of_a);
