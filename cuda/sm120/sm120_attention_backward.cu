@@ -10,10 +10,10 @@
 // A warp has 16 of the rows that stay. One thread loads; full and empty barriers lead through the ring of stages, as in
 // sm120_attention_forward.cu.
 //
-// Defines: HEAD_DIM (64, 96, 128), TILE_M, TILE_N, STAGES, CONSUMERS (sm120_attention_tiles.h), ELEMENT, WINDOW.
+// Defines: HEAD_DIM (64, 96, 128), TILE_M, TILE_N, STAGES, CONSUMERS (sm120_attention_tiles.h), ELEMENT, WINDOW,
+// DROPOUT.
 
 #define SOFTCAP 0
-#define DROPOUT 0
 #define PACKED 0
 
 #include "attention_forward_rows.cuh"
@@ -188,11 +188,12 @@ DEVICE void compute_dq(const dw_attention_params &p, const memory_layout &s, con
         multiply_rows(scores, s.x, first, k);
         multiply_rows(dp, s.y, first, k + KV_BYTES);
         mask_scores(scores, limit, n * TILE_N);
+        drop_probabilities(p, dp, t, row, n * TILE_N);
 #pragma unroll
         for (int i = 0; i < TILE_N / 2; i++) {
             int half = (i >> 1) & 1;
             float probability = exp2_approx(fmaf(scores[i], p.scale_log2, -exponent[half]));
-            dp[i] = probability * (dp[i] - delta[half]);
+            dp[i] = probability * ((DROPOUT ? dp[i] * p.keep_scale : dp[i]) - delta[half]);
         }
         add_product(dq, dp, k);
         release(s.empty + 8 * r.stage);
@@ -257,6 +258,17 @@ DEVICE void hide_pairs(const dw_attention_params &p, const key_tile &t, float *s
 #endif
 }
 
+// The factor of a probability: 0 if it is dropped. `line` counts the queries of all heads.
+DEVICE float keeps(const dw_attention_params &p, long long line, int key) {
+#if DROPOUT
+    uint64 element = (uint64)line * p.rows_k + key;
+    uint32 word = philox_word(philox(philox_key_of(p), element >> 2), (int)(element & 3));
+    return word >> 8 >= p.keep_threshold ? p.keep_scale : 0.f;
+#else
+    return 1.f;
+#endif
+}
+
 DEVICE void compute_dk_dv(const dw_attention_params &p, const memory_layout &s, const key_tile &t) {
     int first = threadIdx.x / 32 * 16, key = t.first_row + first + lane_index() / 4;
     float dk[HEAD_DIM / 2], dv[HEAD_DIM / 2], scores[TILE_N / 2], dp[TILE_N / 2];
@@ -280,8 +292,10 @@ DEVICE void compute_dk_dv(const dw_attention_params &p, const memory_layout &s, 
                 float delta = query < p.rows_q ? p.delta[line + query] : 0.f;
 #pragma unroll
                 for (int j = i; j < i + 4; j += 2) {
-                    scores[j] = exp2_approx(fmaf(scores[j], p.scale_log2, -exponent));
-                    dp[j] = scores[j] * (dp[j] - delta);
+                    float kept = keeps(p, line + query, key + 4 * (j - i));
+                    float probability = exp2_approx(fmaf(scores[j], p.scale_log2, -exponent));
+                    dp[j] = probability * (dp[j] * kept - delta);
+                    scores[j] = probability * kept;
                 }
             }
             add_product(dv, scores, d_o);

@@ -644,6 +644,9 @@ static void expect_training(model_builder builder, double dropout, const char *o
     }
 }
 
+/* On sm_120a the backward of a soft cap and of a mask is computed by primitives. */
+static bool is_rtx(void) { return strcmp(device->name, "emulator:sm_120a") == 0; }
+
 static void attention_trains_by_its_kernels(void **state) {
     (void)state;
     need_compiler();
@@ -657,7 +660,7 @@ static void attention_trains_on_more_keys_than_queries(void **state) {
     (void)state;
     need_compiler();
     agrees(capped_training, 0.0, 1, 65);
-    expect_training(capped_training, 0.0, "f16[2,4,77,40]");
+    if (!is_rtx()) expect_training(capped_training, 0.0, "f16[2,4,77,40]");
     agrees(cross_training, 0.0, 2, 33);
     expect_training(cross_training, 0.0, "bf16[2,4,77,64]");
 }
@@ -709,9 +712,9 @@ static void masked_attention_trains(void **state) {
     /* the kernels' checks at their first use are several times as long; test_attention_bias compares them */
     setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
     agrees(masked_training, 0.0, 2, 19);
-    expect_training(masked_training, 0.0, "bf16[2,4,77,64]");
+    if (!is_rtx()) expect_training(masked_training, 0.0, "bf16[2,4,77,64]");
     agrees(learned_mask_training, 0.0, 2, 77);
-    expect_training(learned_mask_training, 0.0, "bf16[2,4,77,64]");
+    if (!is_rtx()) expect_training(learned_mask_training, 0.0, "bf16[2,4,77,64]");
     unsetenv("DEEPWELL_FIRST_USE_CHECK");
 }
 

@@ -342,6 +342,7 @@ static void list_attention_sm120(void) {
         dw_attention_bias_kind bias;
     } features[] = {{.window = false},
                     {.window = true},
+                    {.window = true, .dropout = true},
                     {.window = true, .packed = true, .softcap = true, .dropout = true},
                     {.window = true, .dropout = true, .bias = DW_ATTENTION_ADDED},
                     {.window = true, .bias = DW_ATTENTION_VISIBLE}};
@@ -358,7 +359,7 @@ static void list_attention_sm120(void) {
                                                    .bias = features[f].bias};
                 const bool quick = head_dims[d] == 128 && !f16 && f == 1;
                 add_job(dw__attention_variant(&shape, DW__ATTENTION_FORWARD, "", "sm_120a"), quick);
-                if (f < 2)
+                if (f < 3)
                     add_job(dw__attention_variant(&shape, DW__ATTENTION_BACKWARD, "", "sm_120a"),
                             quick);
             }

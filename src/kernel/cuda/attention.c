@@ -202,6 +202,7 @@ static dw__jit_variant rtx_backward_variant(const dw__attention_shape *shape, co
     dw__jit_add_define(&variant, "HEAD_DIM", shape->head_dim);
     dw__jit_add_define(&variant, "ELEMENT", shape->f16);
     dw__jit_add_define(&variant, "WINDOW", shape->window);
+    dw__jit_add_define(&variant, "DROPOUT", shape->dropout);
     dw__jit_add_define(&variant, "TILE_M", tile->m);
     dw__jit_add_define(&variant, "TILE_N", tile->n);
     dw__jit_add_define(&variant, "CONSUMERS", tile->consumers);
@@ -706,8 +707,7 @@ const dw__kernel dw__sm120_attention_backward = {
     .kind = DW__CALL_ATTENTION_BACKWARD,
     .operation = "attention backward",
     .source = "cuda/sm120/sm120_attention_backward.cu",
-    .needs = "head dimension up to 128, a multiple of 8; no soft cap, dropout, packed sequences or "
-             "bias",
+    .needs = "head dimension up to 128, a multiple of 8; no soft cap, packed sequences or bias",
     .workspace_bytes = rtx_backward_bytes,
     .enqueue = enqueue_rtx_backward,
 };

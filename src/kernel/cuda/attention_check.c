@@ -222,8 +222,8 @@ static const char *lacking(const dw_attention *c, dw__attention_pass pass, bool 
     const bool backward = pass == DW__ATTENTION_BACKWARD;
     if (backward && !rtx) return "backward";
     if (rtx && !backward) return c->head_dim > 128 ? "head dimensions above 128" : NULL;
-    return c->softcap > 0.0f   ? (backward ? "a soft cap in backward" : "a soft cap")
-           : c->dropout > 0.0f ? (backward ? "dropout in backward" : "dropout")
+    return c->softcap > 0.0f           ? (backward ? "a soft cap in backward" : "a soft cap")
+           : c->dropout > 0.0f && !rtx ? "dropout"
            : c->offsets_q      ? (backward ? "packed sequences in backward" : "packed sequences")
            : c->bias_kind      ? (backward ? "a bias in backward" : "a bias")
            : c->head_dim > 128 ? "head dimensions above 128"

@@ -88,7 +88,7 @@ typedef union dw__attention_shape {
         bool many_keys : 1;
         bool serial : 1;    /* backward: one thread block processes all keys of a head */
         bool blackwell : 1; /* sm_100f: forward only, without packing, soft cap, dropout or bias */
-        bool rtx : 1;       /* sm_120a: backward without packing, soft cap, dropout or bias */
+        bool rtx : 1;       /* sm_120a: backward without packing, soft cap or bias */
         uint64_t bias : 2;  /* a dw_attention_bias_kind */
         uint64_t unused : 36;
     };
