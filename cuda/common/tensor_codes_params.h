@@ -17,8 +17,9 @@ typedef struct dw_tensor_codes_params {
     const void *x;     /* [rows, columns], strides in elements */
     int rows, columns; /* below 2^31 - 2^10, so that the edges of tiles fit, too */
     long long row_stride, column_stride;
-    const unsigned *found; /* [found_parts], as magnitude.cuh has them, of the kernel that made the matrix */
-    unsigned *magnitudes;  /* [parts], likewise */
+    /* Largest magnitudes as magnitude.cuh has them: [found_parts] of the kernel that made the matrix, [parts] */
+    const unsigned *found;
+    unsigned *magnitudes;
     int found_parts;
     int parts, tiles, tiles_across; /* tiles: 0 for an empty matrix */
     /* results, contiguous; NULL: not wanted */
