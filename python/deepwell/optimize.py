@@ -266,6 +266,15 @@ def restore(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def has_own_target(model: torch.nn.Module) -> bool:
+    """Returns whether ``optimize`` was called on the whole model with a target that another call with "auto" would lose."""
+    root = _unwrap(model)
+    forward = _installed.get(root)
+    if forward is None:
+        return install.installation(root) is not None
+    return not forward.session.follows
+
+
 def sessions(model: torch.nn.Module) -> list[Session]:
     """Returns the sessions of the model's optimized forwards; one, unless parts were optimized by themselves."""
     found = {id(forward.session): forward.session for forward in installed(model)}

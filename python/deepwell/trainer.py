@@ -26,7 +26,7 @@ import torch.distributed as dist
 from deepwell import _deepwell, optim
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.muon import Muon
-from deepwell.optimize import change_policy, sessions
+from deepwell.optimize import change_policy, has_own_target, sessions
 from deepwell.optimize import optimize as optimize_model
 from deepwell.precision import OPERANDS
 from deepwell.precision_guard import (
@@ -126,7 +126,7 @@ class Trainer:
 
     Args:
         model: any nn.Module; Deepwell optimizes it (``optimize=False``: it stays as it is). It may be in
-            DistributedDataParallel, or sharded by fully_shard.
+            DistributedDataParallel, or sharded by fully_shard. A model that is optimized for a target stays so.
         dataloader: a DataLoader, a dataset, an iterable of batches, or paths of token files.
         optimizer: "adamw_dw", "adamw", "muon", an optimizer, or a function from the groups of parameters to an
             optimizer.
@@ -232,9 +232,10 @@ class Trainer:
         self.model, self.module = model, state.unwrap(model)
         self.device = _device_of(self.module)
         policies = [each.policy for each in sessions(model) if each.policy is not None]
+        kept = precision is None and has_own_target(model)
         if precision is None and policies:
             precision = policies[0]
-        if optimize:
+        if optimize and not kept:
             optimize_model(model, "auto" if precision is None else precision, verbose=False)
         self.loss_fn, self.accumulate, self.clip = loss_fn, accumulate, clip
         self.autocast, self.plan, self.precision = autocast, plan, precision
@@ -1154,7 +1155,8 @@ class Trainer:
             )
         self._load_tensors(path, kept, manifest["updates"])
         self.step, self.updates = manifest["step"], manifest["updates"]
-        self._losses = [(step, loss) for step, loss in manifest.get("losses", [])]
+        if self.spike_factor is not None:  # else a later run would find losses of long ago
+            self._losses = [(step, loss) for step, loss in manifest.get("losses", [])]
         if kept is None or converted:
             self._restore_without_position(path)
             return

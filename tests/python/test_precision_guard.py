@@ -422,6 +422,21 @@ def test_an_optimized_model_keeps_its_policy(tmp_path):
     ]
 
 
+def test_an_optimized_model_keeps_its_target():
+    """A GPU's kernels that "auto" never chooses stay, with the policy; a precision that is given begins anew."""
+    policy = guarded("fp8", every=2)
+    for target, precision, expected in (
+        ("emulator:sm_90a", None, "emulator:sm_90a"),
+        ("emulator:sm_90a", "mxfp8", "cpu"),
+        ("auto", None, "cpu"),
+    ):
+        model = dw.optimize(small(), precision=policy, target=target, verbose=False)
+        dw.Trainer(model, Rows(), batch=4, steps=1, progress=False, precision=precision)
+        (session,) = sessions(model)
+        assert session.target.name == expected
+        assert (session.policy == policy) == (precision is None)
+
+
 def test_the_guides_code(tmp_path, monkeypatch, capsys):
     """docs/precision.md: a run with a guard, and a sample in a loop of the user's own."""
     monkeypatch.chdir(tmp_path)
@@ -557,6 +572,14 @@ def test_a_run_resumes_before_a_spike(tmp_path):
         run.fit(20)
     found = [list(map(plain, read_log(tmp_path / each / "log.jsonl"))) for each in ("whole", "cut")]
     assert found[0] == found[1] and not found[0][13]["applied"]
+
+
+def test_a_run_without_a_limit_drops_the_losses(tmp_path):
+    """Losses of steps long ago would otherwise make a limit when a later run has one again."""
+    spiky(tmp_path, []).fit(10)
+    assert len(manifest(tmp_path, 10)["losses"]) == 9
+    spiky(tmp_path, [], spike_factor=None, resume=True).fit(14)
+    assert "losses" not in manifest(tmp_path, 14)
 
 
 @pytest.mark.parametrize(
