@@ -11,7 +11,7 @@ of ranks loads it:
     dcp.load(state, checkpoint_id="sharded")
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
 
-Tensors keep their bits and pass through memory a few at a time. A result is complete or absent. docs/trainer.md
+Tensors keep their bits and pass through memory a few at a time. A result is complete or absent. docs/reshard.md
 describes both directions.
 """
 
@@ -38,6 +38,11 @@ if TYPE_CHECKING:  # PyTorch's part of it takes long to import
 MODEL, OPTIMIZER = "model", "optim"
 _WEIGHTS, _AVERAGES = "model.safetensors", "optimizer.safetensors"
 _EXTRA_TENSORS, _EXTRA_VALUES = "extra.safetensors", "extra.json"
+# The ends of names of files with tensors, or with a list of such files. The first two are safetensors'.
+_KINDS = (
+    ".safetensors", ".safetensors.index.json", ".distcp", ".bin", ".bin.index.json", ".pt", ".pth", ".h5", ".msgpack",
+    ".gguf", ".onnx",
+)  # fmt: skip
 _EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
 
 
@@ -100,8 +105,7 @@ def _is_beside(name: str) -> bool:
     """Whether a file of a checkpoint is neither tensors nor a list of files."""
     if name.startswith(".") or name in ("manifest.json", _EXTRA_VALUES):
         return False
-    kinds = (".safetensors", ".safetensors.index.json", ".distcp", ".bin", ".bin.index.json", ".pt")
-    return not name.endswith((*kinds, ".pth", ".h5", ".msgpack", ".gguf", ".onnx"))
+    return not name.endswith(_KINDS)
 
 
 def _copy_beside(source: str, folder: str, also_trainer: bool) -> None:
@@ -516,10 +520,9 @@ def _check_like(
     folder: distributed.Folder, model: Mapping[str, str], like: str, aliases: Mapping[str, str]
 ) -> None:
     """The tensors of ``like``, if it has any, must be the model's."""
-    try:
-        wanted = _list(like)
-    except _deepwell.Error:
+    if not any(name.endswith(_KINDS[:2]) for name in os.listdir(like)):
         return  # a configuration without weights
+    wanted = _list(like)
     for name, each in wanted.items():
         if name in aliases:
             continue

@@ -62,9 +62,9 @@ def _range(name: str) -> Any:
 
 @contextlib.contextmanager
 def _watched(plans: Sequence[Any]) -> Iterator[None]:
-    for number, plan in enumerate(plans):
-        plan.watch(_Ranges(number))
     try:
+        for number, plan in enumerate(plans):
+            plan.watch(_Ranges(number))
         yield
     finally:
         for plan in plans:
@@ -100,6 +100,8 @@ def kernels_of(events: Sequence[Any], began: Sequence[float]) -> list[Kernel]:
         elif name.startswith(_STEP):
             starts[int(name[len(_STEP) :])] = event.start_ns()
     order = sorted(starts)
+    if not order:
+        return []
     found = []
     for event in sorted(on_gpu, key=lambda each: each.start_ns()):
         at = instructions.get(event.linked_correlation_id())

@@ -2,7 +2,7 @@
 
     python -m deepwell.reshard_command run/step-000000000200 -o sharded
 
-docs/trainer.md describes it. Exit status: 0 written, 1 failed, 2 wrong usage, 3 not supported.
+docs/reshard.md describes it. Exit status: 0 written, 1 failed, 2 wrong usage, 3 not supported.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from deepwell import _deepwell, checkpoints
+from deepwell import checkpoints
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.training import state
+
+
+class _UsageError(Exception):
+    """The options contradict one another or the folder."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +42,7 @@ def _tied(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, mark, of = pair.partition("=")
         if not (name and mark and of):
-            raise ValueError(f"--tied is {pair!r}: expected NAME=NAME")
+            raise _UsageError(f"--tied is {pair!r}: expected NAME=NAME")
         found[name] = of
     return found
 
@@ -49,11 +53,11 @@ def _convert(options: argparse.Namespace) -> checkpoints.Resharded:
     given = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
     if state.is_distributed(options.folder):
         if options.flat:
-            raise ValueError("--flat is for conversions to torch.distributed.checkpoint")
+            raise _UsageError("--flat is for conversions to torch.distributed.checkpoint")
         return checkpoints.from_distributed(options.folder, options.output, tied=tied, **given)
     if given:
         option = next(iter(given)).replace("_", "-")
-        raise ValueError(
+        raise _UsageError(
             f'--{option} is for conversions from torch.distributed.checkpoint, and "{options.folder}" has no '
             "file .metadata"
         )
@@ -65,13 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         result = _convert(options)
-    except ValueError as error:
+    except _UsageError as error:
         print(f"deepwell: {error}\nTry 'deepwell reshard --help'.", file=sys.stderr)
         return 2
     except UnsupportedError as error:
         print(f"deepwell: {error}", file=sys.stderr)
         return 3
-    except (DeepwellError, _deepwell.Error, OSError) as error:
+    except (DeepwellError, OSError, ValueError) as error:
         print(f"deepwell: {error}", file=sys.stderr)
         return 1
     print(result.to_json() if options.json else result, flush=True)
