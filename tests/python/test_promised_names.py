@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 import torch
 import train_runs
+from deepwell import _deepwell
 from test_program import ROOT, commands, find_program
 
 PAGE = ROOT / "docs/names.md"
-LIBRARIES = ROOT / "build/release/lib"
+LIBRARIES = Path(_deepwell.__file__).resolve().parent
 
 # ---- the tables of the page ------------------------------------------------------------------------
 
@@ -416,7 +417,7 @@ def test_the_bridge_on_an_emulated_gpu(tmp_path):
     (tmp_path / "bridge.py").write_text(BRIDGE)
     paths = [LIBRARIES / "libdeepwell.so", LIBRARIES / "libdw_fmha_bridge_min.so"]
     ended = subprocess.run(
-        [ROOT / "build/release/bin/deepwell", "emulate", "--", sys.executable, "bridge.py", *paths],
+        [find_program(), "emulate", "--", sys.executable, "bridge.py", *paths],
         env={**os.environ, "DEEPWELL_FIRST_USE_CHECK": "off"},
         cwd=tmp_path,
         capture_output=True,

@@ -284,26 +284,33 @@ def test_folders_that_are_damaged(saved, sharded, tmp_path):
     fails("has no config.json; give like", loose)
     other = train_runs.save_model(tmp_path / "llama", "llama")
     fails("different models", loose, like=other)
+    (other / "model.safetensors").write_bytes(b"damaged")
+    fails("model.safetensors", loose, like=other)
     fails("step is 2, but the optimizer has counted 3", loose, like=saved, step=2)
     fails("no tensors below", loose, like=saved, model_key="wrong")
 
 
 class Runs:
+    """Makes a folder when it is read by a program that runs what files name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
     def __reduce__(self):
-        return os.mkdir, ("/tmp/deepwell-was-run",)
+        return os.mkdir, (self.folder,)
 
 
 def test_metadata_run_no_code(sharded, tmp_path):
     loose = copied(sharded, tmp_path / "loose", "manifest.json")
-    (loose / ".metadata").write_bytes(pickle.dumps(Runs()))
+    (loose / ".metadata").write_bytes(pickle.dumps(Runs(tmp_path / "was-run")))
     with pytest.raises(deepwell.DeepwellError, match="names .*mkdir"):
         checkpoints.from_distributed(loose, tmp_path / "out")
-    assert not Path("/tmp/deepwell-was-run").exists()
-    state = {"model": {"w": torch.zeros(2)}, "bad": Runs()}
+    assert not (tmp_path / "was-run").exists()
+    state = {"model": {"w": torch.zeros(2)}, "bad": Runs(tmp_path / "was-run")}
     dcp.save(state, checkpoint_id=tmp_path / "value")
     (tmp_path / "value" / "config.json").write_text("{}")
     assert checkpoints.from_distributed(tmp_path / "value", tmp_path / "out").dropped == ["bad"]
-    assert not Path("/tmp/deepwell-was-run").exists()
+    assert not (tmp_path / "was-run").exists()
 
 
 def test_folders_that_cannot_be_converted(saved, sharded, tmp_path):
