@@ -157,7 +157,13 @@ def trained(options: argparse.Namespace):
     from safetensors.torch import load_file
 
     model = small_gpt2() if options.small else gpt2()
-    model.load_state_dict(load_file(options.start), strict=False)  # the head is the embedding
+    found = model.load_state_dict(load_file(options.start), strict=False)
+    missing = set(found.missing_keys) & {name for name, _ in model.named_parameters()}
+    if (
+        missing or found.unexpected_keys
+    ):  # the head, which is the embedding, is no parameter of its own
+        differ = sorted(missing) + found.unexpected_keys
+        sys.exit(f"{options.start} is of another model: {', '.join(differ[:5])}")
     model.tie_weights()
     return model
 
