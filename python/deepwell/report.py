@@ -318,13 +318,12 @@ def _codes_told(names: list[str], units: list[_Unit]) -> list[str]:
             f"  {blocks} on tensor cores: {multiplied} of {multiplied + simulated} products, forward and backward, "
             "multiply codes"
         )
+    count = f"{simulated} product{'' if simulated == 1 else 's'}"
     if simulated and reason:
-        lines.append(
-            f"  {blocks} simulated in BF16: {simulated} products, the first because {reason}"
-        )
+        lines.append(f"  {blocks} simulated in BF16: {count}, the first because {reason}")
     elif simulated and multiplied:
         lines.append(
-            f"  {blocks} simulated in BF16: {simulated} products, whose formats this GPU's tensor cores do not multiply"
+            f"  {blocks} simulated in BF16: {count}, whose formats this GPU's tensor cores do not multiply"
         )
     elif simulated:
         cores = blocks.replace(", ", " or ")

@@ -68,7 +68,7 @@ def test_sizes_that_the_kernels_lack_are_simulated():
     assert on_tensor_cores(model) == (2, 3)  # dx and dw have rows of 72
     told = deepwell.summary(model)
     assert (
-        "MXFP8 simulated in BF16: 1 products, the first because GEMM: the rows of D are 42 " in told
+        "MXFP8 simulated in BF16: 1 product, the first because GEMM: the rows of D are 42 " in told
     )
 
 
