@@ -272,7 +272,8 @@ def run_on_gpus(options: argparse.Namespace) -> list[str]:
         )
     lines: list[str] = []
     for folder, process in processes:
-        process.wait()
+        if status := process.wait():
+            print(f"hopper_parity: the runs in {folder} ended with {status}", file=sys.stderr)
         record = folder / "runs.jsonl"
         if record.exists():
             lines += [

@@ -55,7 +55,8 @@ class Engine:
         ir: its graph, or None if it could not be captured.
         plan: the plan that it was compiled with, or None.
         precision: that of the GEMMs, as given to ``compile``; "auto" (the model's own) where it is not supported here.
-        target: where it runs: "cpu", "sm_90a", "sm_120a", "emulator:sm_90a", "emulator:sm_120a"; "meta" for a model without memory.
+        target: where it runs: "cpu", "sm_90a", "sm_120a", "emulator:sm_90a", "emulator:sm_120a"; "meta" for a model
+            without memory.
         fallback: as given.
         notes: what to know about this engine, one line each.
         measured: the last result of ``profile``, or None.
@@ -372,17 +373,16 @@ def _compiled(
         raise TypeError(
             f"deepwell.compile needs the result of deepwell.capture or a module, not {type(ir).__name__}"
         )
-    warned = _plan_notes(plan, precision)
+    planned_only = any(tensor.is_meta for tensor in named_tensors(_unwrap(model)).values())
+    refused: list[str] = []
+    if not planned_only:
+        precision, refused = _optimized(model, precision, target, fallback)
+    warned = [*_plan_notes(plan, precision), *refused]
     notes = list(warned)
-    tensors = named_tensors(_unwrap(model)).values()
-    if any(tensor.is_meta for tensor in tensors):
+    if planned_only:
         notes.append(
             "the model is on the meta device: this engine is a plan only and cannot be called"
         )
-    else:
-        precision, more = _optimized(model, precision, target, fallback)
-        notes += more
-        warned += more
     engine = Engine(model, ir, plan, precision, target, fallback, notes, not_captured)
     if fallback != "safe" and not engine.planned_only and not installed(engine._root):
         restore(model)
