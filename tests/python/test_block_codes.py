@@ -6,13 +6,13 @@ import re
 import deepwell
 import pytest
 import torch
-from deepwell import _deepwell
+from compilers import needs_blackwell_compiler
 from test_precision import check_typed
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 BLACKWELL = "emulator:sm_100a"
 
-pytestmark = pytest.mark.skipif(not _deepwell.jit_compiler(), reason="kernels need NVRTC or nvcc")
+pytestmark = needs_blackwell_compiler
 
 
 def on_tensor_cores(model):

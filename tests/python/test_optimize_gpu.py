@@ -10,6 +10,7 @@ import sys
 import deepwell
 import pytest
 import torch
+from compilers import needs_blackwell_compiler
 from deepwell import _deepwell, runtime
 from deepwell.targets import Gpu, Target
 from torch import nn
@@ -358,6 +359,7 @@ def test_gpt2_trains_with_the_dropout_of_the_cpu(without_first_use_check) -> Non
         assert error < 0.2 * others[name], (name, error, others[name])
 
 
+@needs_blackwell_compiler
 @pytest.mark.parametrize("build", [gpt2, llama])
 def test_an_rtx_gpu_trains_by_its_gemms_and_attention(build, without_first_use_check) -> None:
     """All GEMMs and all attention of both passes, as exact as PyTorch's in BF16, and the summary says what the target is."""

@@ -14,6 +14,7 @@ import deepwell
 import numpy as np
 import pytest
 import torch
+from compilers import needs_compiler
 from deepwell import _deepwell
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -607,6 +608,7 @@ def test_autocast(recipe):
     assert "1 calls by the engine, 0 by PyTorch" in deepwell.summary(model)
 
 
+@needs_compiler
 @pytest.mark.parametrize(
     "recipe,dtype",
     [("fp8", torch.bfloat16), ("nvfp4", torch.bfloat16), ("mxfp8+floor", torch.float32)],
@@ -633,6 +635,7 @@ def test_an_emulated_gpu(recipe, dtype):
     assert told in text
 
 
+@needs_compiler
 def test_programs_find_the_scale_of_what_they_make():
     """An activation's result and gradient are quantized by the magnitude that their own programs have found, in each step
     anew: calls whose operands are a hundred times as large follow each other. A few codes differ from the CPU's by one

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import train_runs
+from compilers import needs_compiler
 from deepwell import optim
 from deepwell.optimize import sessions
 from deepwell.precision import OPERANDS
@@ -190,6 +191,7 @@ def test_bounds_follow_from_the_format():
             assert not each.failure(0.9) and each.elements > 0
 
 
+@needs_compiler
 @pytest.mark.parametrize(
     "recipe,dtype", [("fp8", torch.bfloat16), ("mxfp4", torch.float32)], ids=str
 )
@@ -369,6 +371,7 @@ def test_the_last_steps_are_repaired_in_bf16(tmp_path):
     assert lines[7]["loss"] == losses[7, "bf16"] != losses[7, "mxfp4"]
 
 
+@needs_compiler
 def test_samples_are_read_behind_the_gpu(tmp_path, monkeypatch):
     """On a GPU a sampled step is waited for no more than others: the next one is queued before it is read, and nothing
     looks at the statistics in between. The run is that of one that waits for each step."""
