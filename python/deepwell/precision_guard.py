@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,16 +71,30 @@ class Sample:
     def numbers(self) -> torch.Tensor | None:
         """Returns the statistics of all layers where they were computed, [layers, 6, 5]; None if no engine ran. Statistics
         of several forwards and backwards are added up. Waits for nothing."""
-        leaves = [leaf for _, made in self._made.values() for leaf in made]
-        if not leaves:
-            return None
-        found = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-        return torch.stack(found).view(len(found), len(OPERANDS), -1)
+        found = []
+        for _, leaves in self._layers():
+            grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
+            found.append(torch.stack(grads).sum(0) if grads else torch.zeros_like(leaves[0]))
+        return torch.stack(found).view(len(found), len(OPERANDS), -1) if found else None
 
     @property
     def layers(self) -> list[dict[str, Any]]:
         """The layers of ``numbers``, as ``PrecisionPolicy.choices`` describes them."""
-        return [layer for program, _ in self._made.values() for layer in program.observed]
+        return [layer for layer, _ in self._layers()]
+
+    def _layers(self) -> list[tuple[dict[str, Any], list[torch.Tensor]]]:
+        """Returns each layer with its leaves, one for each kind of call that ran. Ranks whose kinds of calls differ, because
+        one of them has a batch of one row, have the same layers, so that their statistics can be added up."""
+        found: dict[tuple[int, str, int], tuple[dict[str, Any], list[torch.Tensor]]] = {}
+        for program, leaves in self._made.values():
+            seen: Counter[str] = Counter()  # linear layers that a module computes itself
+            for layer, leaf in zip(program.observed, leaves):
+                name = layer["module"]
+                # Modules that were optimized by themselves may share names; each such call has arenas of its own.
+                key = id(program.pool), name, seen[name]
+                seen[name] += 1
+                found.setdefault(key, (layer, []))[1].append(leaf)
+        return list(found.values())
 
     def report(self) -> list[OperandReport]:
         """Returns the rounding of each operand. Waits for the step's backward."""

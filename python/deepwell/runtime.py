@@ -313,7 +313,7 @@ class Program:
         self._leaf_shapes = [leaf["shape"] for leaf in parsed["leaves"]]
         made = ("seed", "statistics")
         self.check_inputs([i for i, role in enumerate(self.leaf_roles) if role not in made])
-        self._pool = pool
+        self.pool = pool
         self._lock = threading.Lock()
         self._variants: dict[tuple[tuple[int, ...], tuple[int, ...]], _Variant] = {}
         # Outputs that received gradients in the last backward; None before the first one.
@@ -423,7 +423,7 @@ class Program:
         ]
 
     def lease(self, prepared: _Prepared) -> Lease:
-        return self._pool.lease(prepared.segment_bytes, self.target)
+        return self.pool.lease(prepared.segment_bytes, self.target)
 
     def _wrt(self, leaves: list[torch.Tensor | None]) -> tuple[int, ...]:
         """Returns the leaves that require a gradient now."""

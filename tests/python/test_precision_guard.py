@@ -176,6 +176,20 @@ def test_observing_changes_no_gradient_and_adds_up():
     assert signal == pytest.approx(float((x.double() ** 2).sum()), rel=1e-12)
 
 
+def test_kinds_of_calls_share_a_layer():
+    """A batch of one row is captured by itself; the layer's statistics are those of both calls. So ranks whose batches
+    differ have statistics of the same shape."""
+    torch.manual_seed(5)
+    model = dw.optimize(torch.nn.Linear(40, 24), precision=guarded("mxfp8"), verbose=False)
+    calls = [(torch.randn(rows, 40), torch.randn(rows, 24)) for rows in (1, 33)]
+    separate = [sampled(model, x, dy) for x, dy in calls]
+    with dw.sample_precision(model) as sample:
+        for x, dy in calls:
+            model(x).backward(dy)
+    assert len(sample._made) == 2 and len(sample.layers) == 1
+    assert np.allclose(sample.numbers()[0].numpy(), sum(separate), rtol=1e-12)
+
+
 def test_bounds_follow_from_the_format():
     """Numbers of a normal distribution are 6 dB above the bound; blocks lose up to 2.5 dB of that, or gain up to 1."""
     torch.manual_seed(0)
