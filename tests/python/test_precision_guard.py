@@ -4,6 +4,8 @@ spikes, and runs that resume in the middle of them."""
 import json
 import math
 import re
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -359,6 +361,21 @@ def test_a_run_resumes_around_a_fallback_and_the_repair(stop, tmp_path):
     assert [each["from_step"] for each in runs["cut"].precision_changes] == [6, 10]
     for ours, theirs in zip(runs["whole"].model.parameters(), runs["cut"].model.parameters()):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_ranks_agree(kind, tmp_path):
+    """Two ranks fall back in the same step, by the statistics of both."""
+    words = [sys.executable, Path(__file__).with_name("guard_ranks.py"), tmp_path, kind]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (done.stdout, done.stderr[-3000:])
+    ours, theirs = json.loads(done.stdout)
+    assert ours == theirs
+    (change,) = ours["changes"]
+    assert (change["layer"], change["sampled_step"], change["from_step"]) == ("middle", 4, 6)
+    # Each rank reads all of a weight and half of the rows.
+    assert ours["elements"]["last forward_w"] == 2 * 48 * 4
+    assert ours["elements"]["first forward_x"] == 4 * 32
 
 
 def test_the_last_steps_are_repaired_in_bf16(tmp_path):

@@ -1,0 +1,59 @@
+"""A run with a guard on two ranks, started by test_precision_guard.py: guard_ranks.py FOLDER KIND. Prints for each rank the
+changes of precision and the numbers of elements of the newest sample, as JSON."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import deepwell
+import torch
+import torch.distributed as dist
+from deepwell.training import distributed  # noqa: F401  before the forks
+from test_precision_guard import Rows, guarded, small
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+RANKS = 2
+
+
+def train(folder: Path, kind: str, rank: int) -> None:
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
+    model = small(1e7)
+    model = DistributedDataParallel(model) if kind == "ddp" else fully_shard(model)
+    trainer = deepwell.Trainer(
+        model, Rows(), batch=4, shuffle=False, steps=8, lr=1e-3, weight_decay=0.0, schedule="constant", progress=False,
+        precision=guarded("fp8", every=2),
+    )  # fmt: skip
+    trainer.fit()
+    elements = {f"{x.layer} {x.operand}": x.elements for x in trainer.precision_report()}
+    found = {"changes": trainer.precision_changes, "elements": elements}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    os._exit(
+        0
+    )  # PyTorch's threads of DistributedDataParallel over gloo may not end when the model is destroyed
+
+
+def main(folder: Path, kind: str) -> int:
+    processes = []
+    for rank in range(RANKS):
+        process = os.fork()
+        if process == 0:
+            try:
+                train(folder, kind, rank)
+            except BaseException as error:
+                print(f"rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+        processes.append(process)
+    failed = [process for process in processes if os.waitpid(process, 0)[1] != 0]
+    if not failed:
+        print(
+            json.dumps([json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)])
+        )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
