@@ -461,41 +461,51 @@ static int64_t common_divisor(int64_t a, int64_t b) {
 /* ceil(a / divisor) for divisor > 0; a may be negative */
 static int64_t ceil_of(int64_t a, int64_t divisor) { return a / divisor + (a % divisor > 0); }
 
+/* Divides the terms and the divisor by their greatest common factor. */
+static void cancel_factor(polynomial *dividend, int64_t *divisor) {
+    int64_t factor = *divisor;
+    for (uint32_t i = 0; i < dividend->count; i++)
+        factor = common_divisor(factor, dividend->terms[i].coefficient);
+    for (uint32_t i = 0; i < dividend->count; i++) dividend->terms[i].coefficient /= factor;
+    *divisor /= factor;
+}
+
+static bool is_quotient(const polynomial *p) {
+    const term *only = &p->terms[0];
+    return p->count == 1 && only->degree == 1 && only->coefficient == 1 &&
+           only->symbols[0] >= FIRST_QUOTIENT;
+}
+
 static dw_status ceil_divide(struct dw__dims *dims, const term *terms, uint32_t count,
                              int64_t divisor, dw_dim *out) {
     polynomial whole, rest; /* the result is whole + ceil(rest / divisor) */
     whole.count = rest.count = 0;
-    int64_t factor = divisor;
     for (uint32_t i = 0; i < count; i++) {
         term t = terms[i];
         if (t.coefficient % divisor == 0) {
             t.coefficient /= divisor;
             DW_RETURN_IF_FAILED(add_term(&whole, &t));
         } else {
-            factor = common_divisor(factor, t.coefficient);
             rest.terms[rest.count++] = t; /* in order already */
         }
     }
-    for (uint32_t i = 0; i < rest.count; i++) rest.terms[i].coefficient /= factor;
-    divisor /= factor;
-    term last = {.coefficient = 1};
+    cancel_factor(&rest, &divisor);
+    while (is_quotient(&rest)) { /* ceil(ceil(3*B/2)/3) is ceil(3*B/6), which is ceil(B/2) */
+        const quotient inner = dims->quotients.items[rest.terms[0].symbols[0] - FIRST_QUOTIENT];
+        const stored *entry = dims->polynomials.items[-1 - inner.dividend];
+        if (__builtin_mul_overflow(divisor, inner.divisor, &divisor)) return overflow();
+        rest.count = entry->count;
+        memcpy(rest.terms, entry->terms, entry->count * sizeof(term));
+        cancel_factor(&rest, &divisor);
+    }
+    term last = {.coefficient = 0};
     if (rest.count == 1 && rest.terms[0].degree == 0) {
         last.coefficient = ceil_of(rest.terms[0].coefficient, divisor);
     } else if (rest.count > 0) {
         dw_dim dividend;
-        const term *only = rest.count == 1 ? &rest.terms[0] : NULL;
-        if (only && only->degree == 1 && only->coefficient == 1 &&
-            only->symbols[0] >= FIRST_QUOTIENT) {
-            const quotient inner = dims->quotients.items[only->symbols[0] - FIRST_QUOTIENT];
-            if (__builtin_mul_overflow(divisor, inner.divisor, &divisor)) return overflow();
-            dividend = inner.dividend;
-        } else {
-            DW_RETURN_IF_FAILED(intern(dims, rest.terms, rest.count, &dividend));
-        }
-        last.degree = 1;
+        DW_RETURN_IF_FAILED(intern(dims, rest.terms, rest.count, &dividend));
+        last.coefficient = last.degree = 1;
         DW_RETURN_IF_FAILED(find_or_add_quotient(dims, dividend, divisor, &last.symbols[0]));
-    } else {
-        last.coefficient = 0;
     }
     DW_RETURN_IF_FAILED(add_term(&whole, &last));
     return intern(dims, whole.terms, whole.count, out);

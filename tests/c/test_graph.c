@@ -100,6 +100,8 @@ static void dims_are_canonical(void **state) {
         {"2*ceil( (S + 32*B)/32 )*S", "2*B*S + 2*S*ceil(S/32)"},
         {"ceil(48*B*S/64)", "ceil(3*B*S/4)"},
         {"ceil(32*ceil(B/32)/128)", "ceil(B/128)"},
+        {"ceil(ceil(3*B/2)/3)", "ceil(B/2)"},
+        {"ceil(ceil(3*ceil(2*B/5)/2)/3)", "ceil(B/5)"},
         {"ceil((S + 1)/4) - ceil((1 + S)/4)", "0"},
         {"ceil((ceil(B/3) + S)/2)", "ceil((S + ceil(B/3))/2)"},
     };
