@@ -123,7 +123,7 @@ const char *dw_engine_code_products(const dw_engine *engine, uint32_t *multiplie
                                     uint32_t *simulated) {
     *multiplied = engine->products.multiplied;
     *simulated = engine->products.simulated;
-    return engine->products.reason;
+    return engine->products.simulated ? engine->products.reason : "";
 }
 
 const dw_graph *dw_engine_graph(const dw_engine *engine) { return engine->graph; }
