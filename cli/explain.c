@@ -33,7 +33,8 @@ static void print_help(void) {
            "\n"
            "Options:\n"
            "  --backward        explain the gradients\n"
-           "  --target ARCH     use this architecture (sm_90a, sm_100a, sm_120a), not this machine's GPU\n"
+           "  --target ARCH     use this architecture (sm_90a, sm_100a, sm_120a), not this "
+           "machine's GPU\n"
            "  --measure         time Deepwell's kernels on this GPU first and store the times\n"
            "                    (PyTorch's too: python -m deepwell.attention SHAPE)\n"
            "  --json            print one JSON object\n");

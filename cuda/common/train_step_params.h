@@ -9,8 +9,8 @@
 
 /* A step's numbers in the GPU's memory. The host writes them before the step, with zeros for what the step computes. */
 typedef struct dw_train_numbers {
-    double loss;        /* the sum over micro-batches of their losses, each divided by their number */
-    double limit;       /* the step is not applied if the loss is above it */
+    double loss;  /* the sum over micro-batches of their losses, each divided by their number */
+    double limit; /* the step is not applied if the loss is above it */
     dw_adamw_told told; /* by the update */
     float found_inf;    /* 1: a loss was not finite or too large, or the data had an error */
     float lr;
@@ -28,7 +28,7 @@ typedef struct dw_train_loss_params {
 typedef struct dw_train_add_params {
     const dw_train_numbers *numbers;
     const void *part; /* gradients of the micro-batch, of the type ELEMENT */
-    float *sum;       /* gradients of those so far; the first micro-batch's replaces what it holds */
+    float *sum; /* gradients of those so far; the first micro-batch's replaces what it holds */
     long long count;
 } dw_train_add_params;
 

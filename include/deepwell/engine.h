@@ -140,8 +140,8 @@ DW_API dw_status dw_plan_operations(const dw_plan *plan, char **json);
  * stream records are not timed. */
 DW_API void dw_plan_profile(dw_plan *plan, int on);
 /* Calls `watcher` in front of each instruction of a timed run (`begins` 1) and behind it (0), in the thread that runs the
- * plan; on a GPU the kernels have been enqueued then, not run. A profiler that records ranges finds out so which kernels
- * are of which instruction. NULL: no longer. No run of the plan may be in progress. */
+ * plan. On a GPU, the kernels have then been enqueued, not run. A profiler that records ranges can so assign kernels to
+ * instructions. `watcher` NULL: stops the calls. No run of the plan may be in progress. */
 typedef void (*dw_instruction_watcher)(void *context, uint32_t instruction, int begins);
 DW_API void dw_plan_watch(dw_plan *plan, dw_instruction_watcher watcher, void *context);
 typedef struct dw_instruction_time {

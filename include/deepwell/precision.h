@@ -148,13 +148,14 @@ DW_API int dw_precision_policy_needs_seed(const dw_precision_policy *policy);
 
 /* Replaces each `linear` of the forward pass that the policy quantizes by a `quantized_linear`. A matmul of two
  * activations (its second operand depends on an input) is not a linear layer, and a layer in F64 is not changed; nor is a
- * layer of a BF16 model with "bf16", whose operands are BF16 already. `count` (may be NULL): number of replaced layers. DW_INVALID_ARGUMENT: the policy is invalid, or the graph lacks the
- * seed leaf that it needs; DW_UNSUPPORTED: Deepwell does not implement one of its schemes, or the policy is strict and a
- * layer is in F64. On failure *graph is
- * unchanged. An engine whose options have a policy calls this on its copy of the graph. */
-/* If the graph has leaves of role DW_ROLE_STATISTICS, f64[DW_LAYER_STATISTICS], each layer with operands shorter than BF16
- * takes the next one. Its gradient is then the result of quantization_error (deepwell/ops.h) for each of the six
- * operands, and it costs nothing where this gradient is not asked for. DW_INVALID_ARGUMENT: there are more or fewer. */
+ * layer of a BF16 model with "bf16", whose operands are BF16 already. `count` (may be NULL): number of replaced layers.
+ * If the graph has leaves of role DW_ROLE_STATISTICS, f64[DW_LAYER_STATISTICS], each layer with operands shorter than BF16
+ * takes the next one. The gradient of such a leaf is the result of quantization_error (deepwell/ops.h) for each of the
+ * layer's six operands. It costs nothing where this gradient is not asked for.
+ * DW_INVALID_ARGUMENT: the policy is invalid, the graph lacks the seed leaf that it needs, or it has leaves of statistics,
+ * but not one for each such layer. DW_UNSUPPORTED: Deepwell does not implement one of the policy's schemes, or the policy
+ * is strict and a layer is in F64. On failure *graph is unchanged. An engine whose options have a policy calls this on its
+ * copy of the graph. */
 DW_API dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *policy,
                                           uint32_t *count);
 

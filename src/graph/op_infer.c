@@ -898,7 +898,7 @@ static dw_status want_all(const dw__draft *draft, uint32_t first, bool wanted, c
     return DW_OK;
 }
 
-/* Checks the scales of blocks, which the types of codes and scales tell the scheme of. */
+/* Checks the scales of blocks. The types of codes and scales say which scheme they have. */
 static dw_status check_tiles(const dw__draft *draft) {
     const bool paired = dtype_of(draft, CODES_A) == DW_E2M1,
                tensor = has(draft, TILES_A) && dtype_of(draft, TILES_A) == DW_UE4M3;

@@ -21,10 +21,11 @@ const dw__scheme_set dw__mx_schemes = DW__SCHEME(MXFP8) | DW__SCHEME(MXFP8_E5M2)
 
 const dw__scheme_set dw__fp8_tensor_schemes = DW__SCHEME(FP8_TENSOR) | DW__SCHEME(FP8_TENSOR_E5M2);
 
-/* BF16 has 8 significant bits. An element code has at most 4, which a scale that is a power of two does not change. In
- * NVFP4 the product of E2M1 (2 bits) and UE4M3 (4 bits) has at most 6. The F32 scales of fp8-block have 24. */
 const dw__scheme_set dw__tile_schemes =
     DW__SCHEME(MXFP8) | DW__SCHEME(MXFP8_E5M2) | DW__SCHEME(MXFP4) | DW__SCHEME(NVFP4);
+
+/* BF16 has 8 significant bits. An element code has at most 4, which a scale that is a power of two does not change. In
+ * NVFP4 the product of E2M1 (2 bits) and UE4M3 (4 bits) has at most 6. The F32 scales of fp8-block have 24. */
 const dw__scheme_set dw__exact_in_bf16 = DW__SCHEME(MXFP8) | DW__SCHEME(MXFP8_E5M2) |
                                          DW__SCHEME(MXFP6) | DW__SCHEME(MXFP6_E2M3) |
                                          DW__SCHEME(MXFP4) | DW__SCHEME(NVFP4);
