@@ -452,6 +452,8 @@ static void multiply_codes(dw_dtype type_a, dw_dtype type_b, dw_dtype result, bo
     CHILD_REQUIRE(kernel == &dw__graph_cublaslt && c->outputs[0].data);
     REQUIRE_OK(kernel->prepare(kernel, &call, context, &variant));
     REQUIRE_OK(dw__variant_status(variant));
+    /* The first-use check ran the algorithms of fast accumulation, too. */
+    CHILD_REQUIRE(!fast || asked_of_library("fake_cublaslt_fast", 0) > 0);
     REQUIRE_OK(kernel->workspace_bytes(kernel, &call, context, &bytes));
     call.workspace = aligned_alloc(256, bytes);
     const int before = asked_of_library("fake_cublaslt_fast", 0);

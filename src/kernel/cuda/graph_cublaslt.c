@@ -486,7 +486,7 @@ static uint64_t params_of(const gemm_key *g) {
     return (uint64_t)g->type | (uint64_t)g->result << 4 | (uint64_t)g->a_turned << 8 |
            (uint64_t)g->b_turned << 9 | (uint64_t)(g->batch > 1) << 10 | (uint64_t)g->bias << 11 |
            (uint64_t)g->sums << 12 | (uint64_t)g->sum_type << 14 | (uint64_t)g->tf32 << 18 |
-           (uint64_t)g->type_b << 19 | (uint64_t)g->scales << 23;
+           (uint64_t)g->type_b << 19 | (uint64_t)g->scales << 23 | (uint64_t)g->fast << 25;
 }
 
 static int scales_of(uint64_t params) { return (int)(params >> 23 & 3); }
@@ -505,6 +505,19 @@ static void add_tiles(dw__call *c, int scales) {
         dw__tensor_set_contiguous(&c->inputs[TILES_A + i]);
     }
     c->input_count = TILES_A + 2;
+}
+
+/* Lets a call of multiply_codes sum in fewer bits. */
+static void allow_fast_accumulation(dw__call *c) {
+    static const dw_attr attrs[][2] = {{{.key = DW_ATTR_KEY_DTYPE, .integer = DW_BF16},
+                                        {.key = DW_ATTR_KEY_FAST_ACCUMULATION, .integer = 1}},
+                                       {{.key = DW_ATTR_KEY_DTYPE, .integer = DW_F16},
+                                        {.key = DW_ATTR_KEY_FAST_ACCUMULATION, .integer = 1}},
+                                       {{.key = DW_ATTR_KEY_DTYPE, .integer = DW_F32},
+                                        {.key = DW_ATTR_KEY_FAST_ACCUMULATION, .integer = 1}}};
+    const dw_dtype result = c->outputs[0].dtype;
+    c->attrs = attrs[result == DW_BF16 ? 0 : result == DW_F16 ? 1 : 2];
+    c->attr_count = 2;
 }
 
 /* Sizes of which no tile is a divisor, and sizes of whole tiles. */
@@ -543,6 +556,7 @@ static void example(uint64_t params, int index, dw__call *c) {
                                    index ? 64 : 144, index ? long_k : short_k, c);
         if (scales) add_tiles(c, scales);
         if (bias) dw__multiply_codes_add_bias(c);
+        if (params >> 25 & 1) allow_fast_accumulation(c);
         return;
     }
     *c = (dw__call){.op = bias ? DW_OP_LINEAR : DW_OP_MATMUL,
