@@ -119,9 +119,8 @@ typedef struct dw__step {
     dw__operand addend;           /* DW__ADDS_TO_ADDEND only */
     uint64_t disposable;          /* as in dw__call */
     dw__operand_sum sums; /* the operand whose sums are the last output, which is not the node's */
-    uint32_t
-        magnitudes; /* as in dw__call: their vectors are the last outputs, which are not the node's */
-    bool tf32;      /* as in dw__call */
+    uint64_t magnitudes;  /* as in dw__call; their vectors follow the node's own outputs */
+    bool tf32;            /* as in dw__call */
     const void *prepared; /* parsed attributes, owned by the engine */
 } dw__step;
 

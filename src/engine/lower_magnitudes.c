@@ -59,7 +59,7 @@ dw_status dw__lower_find_magnitudes(dw__lowering *l, dw__step *step) {
         dw__tensor_set_contiguous(&vector->view);
         DW_RETURN_IF_FAILED(dw__lower_add_storage(
             l, DW_HOME_ARENA, 0, dw__tensor_bytes(&vector->view), &vector->storage));
-        step->magnitudes |= 1u << o;
+        step->magnitudes |= (uint64_t)1 << o;
         l->magnitudes[record->outputs[o]] = *vector;
     }
     return DW_OK;

@@ -69,7 +69,7 @@ typedef struct dw__call {
     /* Bit o: behind the operation's own outputs, in order of o, there is one more for output o. Each is a vector of F32
      * whose words together say the largest finite magnitude of that output (cuda/common/magnitude.cuh). A call of an
      * operation that quantizes its input may have such a vector for that input, behind the operation's own inputs. */
-    uint32_t magnitudes;
+    uint64_t magnitudes;
     /* Products of F32 operands may round these to TF32: 10 bits behind the point, F32's range. */
     bool tf32;
 } dw__call;

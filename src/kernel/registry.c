@@ -179,7 +179,7 @@ bool dw__kernel_reads_magnitudes(dw_op op, bool on_gpu) {
 
 uint32_t dw__call_own_outputs(const dw__call *call) {
     uint32_t count = call->output_count;
-    for (uint32_t left = call->magnitudes; left; left &= left - 1) count--;
+    for (uint64_t left = call->magnitudes; left; left &= left - 1) count--;
     return count;
 }
 

@@ -144,12 +144,13 @@ static int64_t blocks_of(const dw__elementwise_form *form, int64_t count) {
     return (count / form->vector + of_block - 1) / of_block;
 }
 
-/* Each block stores the largest magnitude that it has seen. */
+/* Each block stores the largest magnitude that it has seen. A vector of them takes one more word of parameters. */
 static int64_t magnitude_parts(const dw__call *c, uint32_t o) {
     const dw_dtype dtype = c->outputs[o].dtype;
     analysis *a;
     if ((!dw__dtype_is_half(dtype) && dtype != DW_F32) || analyse(c, &a) != DW_OK) return 0;
-    const int64_t parts = blocks_of(&a->form, a->iteration.count);
+    const bool fits = dw__elementwise_words(&a->form) + DW_MAX_OUTPUTS <= MOST_WORDS;
+    const int64_t parts = fits ? blocks_of(&a->form, a->iteration.count) : 0;
     dw__free(a);
     return parts;
 }

@@ -23,7 +23,7 @@ typedef struct dw__elementwise_form {
     int rank;   /* of the merged iteration */
     int vector; /* neighbouring elements of a thread: 1, 2, 4, 8 or 16, a divisor of the last axis */
     int turns;  /* vectors of a thread */
-    uint32_t magnitudes; /* as in dw__call */
+    uint64_t magnitudes; /* as in dw__call */
     bool is_wide;        /* offsets need 64 bits */
     bool divides;        /* a tensor needs the element's coordinates */
 } dw__elementwise_form;
