@@ -1,4 +1,4 @@
-/* Lowering: the largest magnitude of a tensor, found by what makes the tensor.
+/* Lowering: the largest magnitude of a tensor, found by the kernel that makes the tensor.
  *
  * An operation that quantizes a whole tensor with one scale needs the tensor's largest magnitude before the first code,
  * which is a pass over the tensor. A kernel that makes the tensor has each element in a register. Where a node quantizes

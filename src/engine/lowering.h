@@ -11,7 +11,7 @@
  *     lower_in_place.c    results that overwrite an operand
  *     lower_epilogues.c   a step and the elementwise program behind it as one
  *     lower_sums.c        a product and the sums of its operand's rows as one
- *     lower_magnitudes.c  the largest magnitude of a tensor, found by what makes the tensor
+ *     lower_magnitudes.c  the largest magnitude of a tensor, found by the kernel that makes the tensor
  *     lower_outputs.c     outputs and gradients in the caller's buffers
  */
 #ifndef DW_LOWERING_H
@@ -29,8 +29,7 @@ typedef struct dw__lowering {
     const dw_graph *graph;
     /* By value: where it lies. Storage DW_NONE: not lowered yet, unread or, with rank -1, left out. */
     dw__operand *values;
-    dw__operand
-        *magnitudes; /* by value: its vector of magnitudes (dw__call); storage DW_NONE: none */
+    dw__operand *magnitudes;  /* by value: its vector of them (dw__call); storage DW_NONE: none */
     dw__operand *requests;    /* by value: where later nodes want it; storage DW_NONE: anywhere */
     uint32_t *concat_storage; /* by concatenation: storage that its operands are written into */
     uint32_t *first_slot;     /* by value: the first output that is this value, or DW_NONE */
@@ -204,7 +203,7 @@ dw_value dw__lower_source(const dw__lowering *l, dw_value value);
 /* Lets the step find the magnitudes of results that later nodes quantize, if its kernel can. Its results have their
  * storages. */
 dw_status dw__lower_find_magnitudes(dw__lowering *l, dw__step *step);
-/* Gives the step the magnitudes of its first operand, if it quantizes that and what made it has found them. */
+/* Gives the step the magnitudes of its first operand, if it quantizes that and the step that made it has found them. */
 dw_status dw__lower_use_magnitudes(dw__lowering *l, dw__step *step);
 
 /* ---- lower_outputs.c ------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* What of a graph depends on the kernels of its target.
+/* The passes over a graph that depend on the kernels of its target.
  *
  * Composites that no kernel of the target computes become primitives before the graph is scheduled. So do those in BF16
  * and F16 for which a CPU has only the reference kernel: their primitives are in F32, which has fast kernels. On a CPU that

@@ -31,7 +31,7 @@ dw_status dw__operand_read(const char *text, dw_operand_precision *precision);
 dw_status dw__layer_check(const dw_layer_precision *layer);
 bool dw__layer_is_quantized(const dw_layer_precision *layer);
 bool dw__layer_is_stochastic(const dw_layer_precision *layer);
-/* Whether the operand is shorter than BF16, so that its rounding is worth a look; whether a layer has such operands. */
+/* Returns whether the operand is shorter than BF16, so that guards observe its rounding; whether a layer has one. */
 bool dw__operand_is_observed(const dw_operand_precision *operand);
 bool dw__layer_is_observed(const dw_layer_precision *layer);
 /* The row "bf16" of the table of policies. */

@@ -149,7 +149,7 @@ static bool is_computed(const pass *p, const dw_graph *graph, dw_node node) {
     return p->computed(graph, node, p->context);
 }
 
-/* The product in F32, or DW_NONE if the target cannot compute it: what was emitted is then dead. */
+/* Returns the product in F32, or DW_NONE if the target cannot compute it. The nodes emitted so far are then dead. */
 static dw_value product_of_codes(pass *run, dw__emitter *e, const product *p) {
     if (!schemes_match(e->graph, p) ||
         (!is_whole(e->graph, p->a) &&

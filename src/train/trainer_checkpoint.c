@@ -263,6 +263,14 @@ static dw_status read_manifest(const dw_trainer *t, const char *folder, dw__prog
                     folder, progress->step, t->options.steps);
 }
 
+/* True if the folder has its tensors in the files of torch.distributed.checkpoint. */
+static bool is_distributed(const char *folder) {
+    char path[PATH_MAX];
+    struct stat found;
+    return snprintf(path, sizeof path, "%s/.metadata", folder) < PATH_MAX &&
+           stat(path, &found) == 0;
+}
+
 dw_status dw__trainer_resume(dw_trainer *t) {
     const char *folder = dw_checkpoints_newest_path(t->checkpoints);
     char path[PATH_MAX];
@@ -270,6 +278,12 @@ dw_status dw__trainer_resume(dw_trainer *t) {
     if (snprintf(path, sizeof path, "%s/optimizer.safetensors", folder) >= PATH_MAX)
         return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
     DW_RETURN_IF_FAILED(read_manifest(t, folder, &progress));
+    if (is_distributed(folder))
+        return dw__fail(DW_UNSUPPORTED,
+                        "the checkpoint \"%s\" has the files of torch.distributed.checkpoint, from "
+                        "which deepwell train does not resume; resume with deepwell.Trainer in "
+                        "Python, or convert the checkpoint: deepwell reshard \"%s\" -o FOLDER",
+                        folder, folder);
     if (!t->schedule_is_given && progress.schedule_steps > 0)
         t->options.schedule_steps = progress.schedule_steps;
     DW_RETURN_IF_FAILED(dw__trainer_check_schedule(&t->options));

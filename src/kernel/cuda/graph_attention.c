@@ -164,8 +164,8 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     const dw_attention a = call_of(given, &used);
     const dw__kernel *by = kernel_of(c, gpu->capability);
     if (!dw__gpu_is_rtx_blackwell(gpu->capability)) return by->supports(by, &a, gpu);
-    /* Whoever runs the engine there has asked for kernels that have not run on hardware. Primitives compute the call if
-     * the first-use check refuses them. */
+    /* A program that runs the engine there has asked for kernels that have not run on hardware. Primitives compute the
+     * call if the first-use check refuses them. */
     DW_RETURN_IF_FAILED(dw__attention_check(&a, pass_of(c), false));
     DW_RETURN_IF_FAILED(dw__attention_check_kernel(&a, pass_of(c), gpu->capability));
     if (!gpu->context || gpu->context->plans_only) return DW_OK;

@@ -197,7 +197,7 @@ static double unit_roundoff(dw_dtype dtype) {
  * the products' errors add up like the products themselves. */
 #define TF32_ERROR (2 * 0x1p-10)
 
-/* Of codes with scales of blocks, which Blackwell's tensor cores multiply. */
+/* The error of codes with scales of blocks, which Blackwell's tensor cores multiply. */
 #define BLOCK_CODES_ERROR 0x1p-10
 
 /* The error of the operands, relative to the largest result. Hopper's tensor cores add FP8 products in groups of 32 with

@@ -12,7 +12,7 @@ static const char *const entries[] = {"quantize_tensor_amax", "quantize_tensor_c
                                       "quantize_tensor_combine"};
 enum { VECTOR = 8, ALIGNMENT = 16, MAGNITUDE_BYTES = DW_TENSOR_CODES_PARTS * 4 };
 
-/* What made the matrix has found its magnitude. */
+/* True if the kernel that made the matrix has found its largest magnitude. */
 static bool is_told(const dw__call *c) { return c->input_count > 1; }
 
 /* A plan's operands have addresses of that alignment before they have memory. */
@@ -48,7 +48,7 @@ static dw_status codes_workspace(const dw__kernel *kernel, const void *call,
     return DW_OK;
 }
 
-/* The matrix is read twice, unless the magnitude is told. */
+/* The matrix is read twice, unless its largest magnitude is known. */
 static void codes_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                           dw__kernel_seconds *result) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
