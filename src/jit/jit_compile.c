@@ -126,7 +126,7 @@ cleanup:
     return status;
 }
 
-/* Compilers support families of architectures ("sm_100f") from 12.9 on, and "sm_120a" since little before. */
+/* Compilers support families of architectures ("sm_100f") from 12.9 on. "sm_120a" needs the same version here. */
 static dw_status check_arch(const dw__nvrtc *nvrtc, const char *arch) {
     const bool knows = nvrtc->major > 12 || (nvrtc->major == 12 && nvrtc->minor >= 9);
     if (knows || (arch[strlen(arch) - 1] != 'f' && strcmp(arch, "sm_120a") != 0)) return DW_OK;

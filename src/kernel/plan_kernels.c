@@ -98,8 +98,9 @@ static dw_status take_candidate(const json_t *report, const char *habit, taken *
 }
 
 /* Mentions kernels that exist but are not selected. */
-static const char *unproven_for(const dw_hardware *hardware) {
-    return dw__gpu_is_blackwell(hardware->capability)
+static const char *unproven_for(const dw_hardware *hardware, bool backward) {
+    return dw__gpu_is_rtx_blackwell(hardware->capability) ||
+                   (dw__gpu_is_blackwell(hardware->capability) && !backward)
                ? " but one that is proven on the emulator, not run on hardware"
                : "";
 }
@@ -119,7 +120,7 @@ static dw_status take_attention(const dw_autoplan *plan, int backward, taken *t)
     *t = (taken){0};
     snprintf(t->kernel, sizeof t->kernel,
              "the framework's library (%s); no kernel registered for %s%s", other,
-             plan->hardware->architecture, backward ? "" : unproven_for(plan->hardware));
+             plan->hardware->architecture, unproven_for(plan->hardware, backward));
     snprintf(t->source, sizeof t->source, "%s",
              constant_of("attention", plan->hardware->capability, constant, sizeof constant));
     if (strcmp(plan->hardware->architecture, arch) != 0) return DW_OK;
@@ -147,7 +148,7 @@ static void take_product(const dw_autoplan *plan, const dw_operation_cost *cost,
     if (cost->low) snprintf(recipe, sizeof recipe, "%s", dw_scheme_name(plan->layout.precision));
     snprintf(t->kernel, sizeof t->kernel, "the framework's library (%s, %s); none registered%s",
              grouped ? "grouped GEMM" : "cuBLASLt", recipe,
-             grouped ? "" : unproven_for(plan->hardware));
+             grouped ? "" : unproven_for(plan->hardware, false));
     snprintf(t->source, sizeof t->source, "%s",
              grouped ? origin_of("gemm_grouped")
              : cost->low

@@ -14,7 +14,7 @@
 
 static inline int ceil_divide(int a, int b) { return (a + b - 1) / b; }
 
-/* Returns the options of a matrix's quantization. */
+/* The options of a matrix's quantization. */
 typedef struct recipe {
     dw_scheme scheme;
     dw_dtype dtype;
@@ -22,7 +22,8 @@ typedef struct recipe {
     bool square, rows_alone;
 } recipe;
 
-/* Quantizes a matrix to [outer, inner]. It has `parts` parts, one after the other, each with its own scales. */
+/* Codes [outer, inner] of a matrix and their scales. The matrix may have several parts, one after the other, each with its
+ * own scales. */
 typedef struct codes {
     matrix matrix;
     size_t scale_bytes;

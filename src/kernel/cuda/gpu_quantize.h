@@ -23,7 +23,7 @@ typedef union dw__quantize_shape {
 } dw__quantize_shape;
 _Static_assert(sizeof(dw__quantize_shape) == sizeof(uint64_t), "packed, and no bit is padding");
 
-/* `arch`: "sm_90a" or "sm_100f". */
+/* `arch`: "sm_90a", "sm_100f" or "sm_120a". */
 dw__jit_variant dw__quantize_variant(const dw__quantize_shape *shape, const char *entry,
                                      const char *arch);
 
