@@ -19,11 +19,21 @@ static dw__dataset *open_data(void) {
     return data;
 }
 
+/* Room for the losses of a window of two steps. */
+static dw__recent_losses no_losses(void) {
+    static int64_t steps[3];
+    static double losses[3];
+    return (dw__recent_losses){.factor = 1.5, .window = 2, .steps = steps, .losses = losses};
+}
+
 /* The corpus has a valid manifest. This check shows that the program still writes manifests like it. */
 static void make_checkpoint(void) {
     char path[256];
     uint16_t tokens[TOKENS];
-    dw__progress progress = {.step = 20, .updates = 19, .schedule_steps = STEPS};
+    dw__recent_losses recent = no_losses();
+    dw__progress progress = {.step = 20, .updates = 19, .schedule_steps = STEPS, .losses = &recent};
+    dw__recent_losses_add(&recent, 19, 2.0);
+    dw__recent_losses_add(&recent, 20, 1.25);
     scratch_make();
     scratch_write("config.json", "{}\n", 3, path);
     scratch_write("optimizer.safetensors", "\2\0\0\0\0\0\0\0{}", 10, path);
@@ -37,10 +47,12 @@ static void make_checkpoint(void) {
     fuzz_require((size_t)snprintf(run, sizeof run, "%s", described) < sizeof run, "a description");
     dw_text_free(described);
     fuzz_require(dw__manifest_write(scratch_folder, run, &progress) == DW_OK, "write");
-    progress = (dw__progress){0};
+    recent = no_losses();
+    progress = (dw__progress){.losses = &recent};
     fuzz_require(dw__manifest_read(scratch_folder, run, &progress, NULL) == DW_OK &&
                      progress.step == 20 && progress.updates == 19 &&
-                     progress.schedule_steps == STEPS,
+                     progress.schedule_steps == STEPS && recent.count == 2 &&
+                     recent.steps[1] == 20 && recent.losses[1] == 1.25,
                  "read what was written");
     dw__dataset_close(data);
 }
@@ -48,7 +60,8 @@ static void make_checkpoint(void) {
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     static int made;
     char path[256];
-    dw__progress progress = {.step = -1, .updates = -1, .schedule_steps = -1};
+    dw__recent_losses recent = no_losses();
+    dw__progress progress = {.step = -1, .updates = -1, .schedule_steps = -1, .losses = &recent};
     if (!made++) make_checkpoint();
     int64_t live = dw__memory_live();
     scratch_write("manifest.json", bytes, count, path);
@@ -59,6 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     } else {
         fuzz_require(dw_last_error()[0] != '\0', "message");
     }
+    fuzz_require(recent.count >= 0 && recent.count <= 3, "losses within their room");
     fuzz_require(dw__memory_live() == live, "all memory given back");
     return 0;
 }
