@@ -732,6 +732,26 @@ static void programs_find_magnitudes(void **state) {
     }
 }
 
+/* A program with more results than a word has bits, of which two are quantized. */
+static void programs_of_many_results_find_magnitudes(void **state) {
+    enum { RESULTS = 40 };
+    dw__text text = {0};
+    (void)state;
+    OK(dw__text_printf(&text, "input %%x: f32[9, 40]\n"));
+    for (int i = 0; i < RESULTS; i++) OK(dw__text_printf(&text, "%s%%y%d", i ? ", " : "", i));
+    OK(dw__text_printf(&text, " = fused(%%x) {body=\"t0=neg(i0)"));
+    for (int i = 1; i < RESULTS; i++) OK(dw__text_printf(&text, ";t%d=add(t%d,i0)", i, i - 1));
+    for (int i = 0; i < RESULTS; i++) OK(dw__text_printf(&text, "%st%d", i ? "," : ";out(", i));
+    OK(dw__text_printf(&text, ")\"}\n%%k = concat("));
+    for (int i = 0; i < RESULTS; i++) OK(dw__text_printf(&text, "%s%%y%d", i ? ", " : "", i));
+    OK(dw__text_printf(&text, ") {axis=0}\n"
+                              "%%c, %%ct, %%cs = quantize_tensor(%%y3) {scheme=\"fp8-tensor\"}\n"
+                              "%%d, %%dt, %%ds = quantize_tensor(%%y37) {scheme=\"fp8-tensor\"}\n"
+                              "return %%k, %%c, %%cs, %%d, %%ds\n"));
+    check_graph(text.text, fill_numbers, 2);
+    dw__text_free(&text);
+}
+
 static double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 static double silu(double x) { return x / (1.0 + exp(-x)); }
 static double gelu(double x) { return 0.5 * x * erfc(-x / sqrt(2.0)); }
@@ -927,6 +947,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(quantization_of_finite_numbers_is_the_definitions),
         cmocka_unit_test(programs_of_every_form_are_exact),
         cmocka_unit_test(programs_find_magnitudes),
+        cmocka_unit_test(programs_of_many_results_find_magnitudes),
         cmocka_unit_test(short_functions_round_nearly_once),
         cmocka_unit_test(offsets_of_64_bits_give_the_same_elements),
         cmocka_unit_test(exact_logits_give_exact_statistics),
