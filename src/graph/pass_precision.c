@@ -25,12 +25,15 @@ static dw_status check_guard(const dw_precision_guard *guard) {
             "guard: snr_db is %g; expected a bound from 0 to 200 dB, where 0 stands for "
             "the bound that follows from the format",
             guard->snr_db);
-    if (!(guard->underflow >= 0.0 && guard->underflow <= 1.0))
-        return dw__fail(DW_INVALID_ARGUMENT, "guard: underflow is %g; expected a share from 0 to 1",
-                        guard->underflow);
-    if (guard->samples < 0)
+    /* A file of a policy can hold these values (policy_json.c). */
+    if (!(guard->underflow == 0.0 || (guard->underflow >= 1e-6 && guard->underflow <= 1.0)))
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "guard: samples is %d; expected how many in a row a layer must fail",
+                        "guard: underflow is %g; expected a share from 1e-6 to 1, or 0 for 0.9",
+                        guard->underflow);
+    if (guard->samples < 0 || guard->samples > 1 << 20)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "guard: samples is %d; expected how many in a row a layer must fail, 1 to "
+                        "2^20, or 0 for 2",
                         guard->samples);
     if (!(guard->repair >= 0.0 && guard->repair <= 1.0))
         return dw__fail(DW_INVALID_ARGUMENT,

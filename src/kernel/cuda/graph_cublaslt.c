@@ -679,7 +679,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 }
 
 /* FMA units compute F32 at a sixteenth of the tensor cores' rate in 16 bits, F64's tensor cores at the same; TF32 has
- * half of that rate. */
+ * half of that rate, FP8 codes have twice the rate of 16 bits, NVFP4 codes four times. */
 static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                     dw__kernel_seconds *result) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
@@ -689,7 +689,8 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
     if (!key_of(c, &g)) return;
     for (uint32_t i = 0; i < c->input_count; i++)
         if (c->inputs[i].rank >= 0) bytes += (double)dw__tensor_bytes(&c->inputs[i]);
-    const double part = multiplies_codes(c)                   ? 2.0
+    const double part = scales_tensors(&g)                    ? 4.0 /* NVFP4 */
+                        : multiplies_codes(c)                 ? 2.0
                         : dw__dtype_is_half((dw_dtype)g.type) ? 1.0
                         : g.tf32                              ? 0.5
                                                               : 1.0 / 16.0;
