@@ -45,7 +45,7 @@ static double tolerance_factor(const ops_case *c, dw_dtype type) {
 
 /* Under AddressSanitizer the emulator takes five minutes for all cases, so that one of EVERY runs there. */
 #ifdef __SANITIZE_ADDRESS__
-enum { EVERY = 9 };
+enum { EVERY = 15 };
 #else
 enum { EVERY = 1 };
 #endif

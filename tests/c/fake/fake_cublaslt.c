@@ -329,32 +329,46 @@ static double rounded(int type, double value) {
 
 enum { GROUP = 32 }; /* products that a tensor core adds at once to the sum so far */
 
-/* With `cuts` each addend keeps 14 bits relative to the largest one, as Hopper's tensor cores do with FP8 products. */
-static double sum_of(const double terms[GROUP + 1], bool cuts) {
+/* Each addend keeps 14 bits relative to the largest one, as in Hopper's tensor cores with FP8 products. */
+static double sum_of_14_bits(const double terms[GROUP + 1]) {
     double largest = 0.0, sum = 0.0;
     for (int i = 0; i <= GROUP; i++) largest = fmax(largest, fabs(terms[i]));
-    const double unit = cuts && largest > 0.0 ? ldexp(1.0, ilogb(largest) - 13) : 0.0;
-    for (int i = 0; i <= GROUP; i++) sum += unit > 0.0 ? trunc(terms[i] / unit) * unit : terms[i];
+    if (largest == 0.0) return 0.0;
+    const double unit = ldexp(1.0, ilogb(largest) - 13);
+    for (int i = 0; i <= GROUP; i++) sum += trunc(terms[i] / unit) * unit;
+    return sum;
+}
+
+/* Element (row, column) of op(A) op(B), of one matrix of a batch. */
+static double product_at(const product *p, const void *a, const matrix *am, const void *b,
+                         const matrix *bm, int64_t batch, int64_t row, int64_t column, bool cuts) {
+    const int64_t inner = (int64_t)(p->transpose_a ? am->rows : am->columns);
+    double sum = 0.0, terms[GROUP + 1];
+    for (int64_t k = 0; k < inner; k++) {
+        const double term = factor(a, am, p->transpose_a, batch * am->step, row, k) *
+                            factor(b, bm, p->transpose_b, batch * bm->step, k, column);
+        if (!cuts) {
+            sum += term;
+            continue;
+        }
+        if (k % GROUP == 0) memset(terms, 0, sizeof terms);
+        terms[k % GROUP] = term;
+        if ((k + 1) % GROUP != 0 && k + 1 < inner) continue;
+        terms[GROUP] = sum;
+        sum = sum_of_14_bits(terms);
+    }
     return sum;
 }
 
 static void compute(const product *p, const void *a, const matrix *am, const void *b,
                     const matrix *bm, double beta, const void *c, const matrix *cm, void *d,
                     const matrix *dm) {
-    const int64_t inner = (int64_t)(p->transpose_a ? am->rows : am->columns);
     const int rounds = getenv("FAKE_CUBLASLT_ROUNDS") != NULL;
     const bool cuts = is_fp8(am->type) && getenv("FAKE_CUBLASLT_14_BITS");
     for (int64_t i = 0; i < dm->batch; i++)
         for (int64_t column = 0; column < (int64_t)dm->columns; column++)
             for (int64_t row = 0; row < (int64_t)dm->rows; row++) {
-                double sum = 0.0;
-                for (int64_t k = 0; k < inner; k += GROUP) {
-                    double terms[GROUP + 1] = {sum};
-                    for (int64_t j = k; j < k + GROUP && j < inner; j++)
-                        terms[1 + j - k] = factor(a, am, p->transpose_a, i * am->step, row, j) *
-                                           factor(b, bm, p->transpose_b, i * bm->step, j, column);
-                    sum = sum_of(terms, cuts);
-                }
+                double sum = product_at(p, a, am, b, bm, i, row, column, cuts);
                 const int64_t at = i * dm->step + row + column * dm->leading;
                 for (int f = 0; f < 2 && p->scales[f]; f++) sum *= get(p->scales[f], F32, 0);
                 if (beta != 0.0)
