@@ -129,7 +129,7 @@ static bool passes_check(question *q) {
     const dw__target *target = q->target;
     const dw__kernel *kernel = NULL;
     char *reason = q->products->reason;
-    if (!dw__call_has_tiles(&q->call.call)) return true; /* FMA units multiply other codes */
+    if (!dw__call_has_tiles(&q->call.call)) return true; /* other calls have more kernels */
     while ((kernel = dw__kernel_for(&q->call, &target->gpu, kernel)))
         if (dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK)
             return true;
@@ -140,8 +140,7 @@ static bool passes_check(question *q) {
 
 static bool computes_codes(const dw_graph *graph, dw_node node, void *context) {
     question *q = context;
-    if (!lacks_kernel(graph, node, q))
-        return dw_node_op(graph, node) != DW_OP_MULTIPLY_CODES || passes_check(q);
+    if (!lacks_kernel(graph, node, q)) return passes_check(q);
     /* Without its bias the product may still be one of codes. */
     if (!dw__call_bias(&q->call.call)) explain(q, q->products->reason, sizeof q->products->reason);
     return false;
