@@ -25,11 +25,11 @@ demo: ## train GPT-2 and Llama beside plain PyTorch and compare
 demo: all
 	$(VENV_PYTHON) examples/demo.py
 
-test: ## run the tests of C, operations, examples and Python (10 minutes on two cores)
+test: ## run the tests of C, operations, examples and Python (16 minutes on two cores)
 test: all $(VENV)/.browser
 	bash scripts/test.sh quick
 
-test-sanitizers: ## run the C tests under ASan + UBSan and TSan, and fuzzing (5 minutes after the builds)
+test-sanitizers: ## run the C tests under ASan + UBSan and TSan, and fuzzing (8 minutes after the builds)
 test-sanitizers: all
 	bash scripts/test.sh sanitizers
 

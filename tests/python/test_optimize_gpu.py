@@ -245,6 +245,7 @@ class Wide(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_segments_are_freed_while_backward_runs(monkeypatch) -> None:
     """The emulator refuses an access to memory that was freed. The first backward keeps the graph, and so a copy."""
     from deepwell.arena import Lease
