@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* What a run takes from a plan. */
+/* The members of a plan that set options of a run. */
 typedef struct planned {
     int64_t sequence, batch, micro_batch;
     const char *precision; /* a name of the library: it outlives the plan */

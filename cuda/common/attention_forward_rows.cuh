@@ -1,4 +1,4 @@
-// What the attention kernels share that keep the scores of a tile in registers, those of sm_120 and forward of sm_90: the
+// The common part of attention kernels that keep a tile's scores in registers (sm_120's, and forward of sm_90): the
 // ring of keys and values in shared memory with its producer, masks, the online softmax, and the stores of O and LSE.
 //
 // A thread holds two rows, 8 apart, of 16 rows of a warp: scores[4 i] and scores[4 i + 1] are columns 8 i + 2 (lane % 4) and

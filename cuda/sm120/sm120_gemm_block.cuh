@@ -1,4 +1,4 @@
-// What the GEMMs of sm_120 share: the tile schedule, the ring of stages, and the epilogue
+// The common part of the GEMMs of sm_120: the tile schedule, the ring of stages, and the epilogue
 // D = activation(alpha C + bias) + residual from accumulators in registers.
 //
 // A thread block is persistent and processes tile after tile of D. One thread of the last warp loads stages of 128 bytes

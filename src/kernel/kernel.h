@@ -244,9 +244,9 @@ int64_t dw__call_int(const dw__call *call, dw_attr_key key, int64_t absent);
 double dw__call_float(const dw__call *call, dw_attr_key key, double absent);
 /* Returns the tensor that is added to output 0, which may be output 0 itself, or NULL. */
 const dw__tensor *dw__call_addend(const dw__call *call);
-/* Of multiply_codes: whether the codes have scales of blocks, in tiles. */
+/* Returns whether a call of multiply_codes has scales of blocks, in tiles. */
 bool dw__call_has_tiles(const dw__call *call);
-/* Of linear and multiply_codes: the bias, or NULL. */
+/* Returns the bias of a call of linear or multiply_codes, or NULL. */
 const dw__tensor *dw__call_bias(const dw__call *call);
 int64_t dw__tensor_count(const dw__tensor *tensor);
 /* Bytes of a contiguous tensor of this type and shape, which lowering has found to have fewer than 2^61. */

@@ -217,7 +217,7 @@ static bool blackwell_is_asked_for(const dw_attention *call) {
     return call->kernel || (setting && strcmp(setting, "try") == 0);
 }
 
-/* What the kernels of a GPU lack for a pass; NULL: nothing. */
+/* Names what the kernels of a GPU do not support of a pass, or returns NULL. */
 static const char *lacking(const dw_attention *c, dw__attention_pass pass, bool rtx) {
     const bool backward = pass == DW__ATTENTION_BACKWARD;
     if (backward && !rtx) return "backward";
