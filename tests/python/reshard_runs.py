@@ -123,7 +123,7 @@ def rank_of(rank: int, ranks: int, port: int, source: Path, target: Path, gather
     after = whole(sharded, updates)
     if rank == 0:
         torch.save({"before": before, "after": after}, gathered)
-    dist.destroy_process_group()
+    dist.barrier()  # the process then ends by os._exit: see trainer_runs.py
 
 
 def ranks(count: int, *paths: Path) -> None:

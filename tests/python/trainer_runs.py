@@ -174,7 +174,7 @@ def train_rank(folder: Path, steps: int, rank: int, ranks: int, port: int, kind:
         checkpoint=folder / "ck", log=folder / "log.jsonl", resume=True,
     ).fit()  # fmt: skip
     if ranks > 1:
-        dist.destroy_process_group()
+        dist.barrier()  # the process then ends by os._exit: gloo's own shutdown may wait for a rank that has gone
 
 
 class Whole(torch.utils.data.Dataset):
