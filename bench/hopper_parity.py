@@ -9,7 +9,7 @@
 
 Sequences of 1024, 16 of them a step, 2,000 steps of AdamW at 6e-4, a cosine after 100 steps of warm-up. Weights are random,
 or with --start those of a file. --make-start trains such a file in BF16, by 1,000 steps at a constant rate. Runs from random
-weights differ by 3 % from seed to seed, because each learns to copy from its context at another time; a start behind that
+weights differ by up to 8 % from seed to seed, because each learns to copy from its context at another time; a start behind that
 point makes smaller gaps visible. A seed then stands for an order of the data alone.
 A run is a precision and a seed, `bf16:1`; a precision alone stands for seed 0. By default BF16 runs with three seeds, the
 recipes with two, and NVFP4 without one of its recipe's parts with one. --gpus divides the runs among so many GPUs. Finished runs are lines of OUT/runs.jsonl, and those of EARLIER/runs.jsonl are not made
