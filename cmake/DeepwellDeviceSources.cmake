@@ -222,6 +222,15 @@ if((DEEPWELL_NVCC OR DEEPWELL_NVRTC) AND NOT DEEPWELL_CUBINS STREQUAL "OFF")
                 TILE_N=${tile_n} WINDOW=${window})
         endforeach()
     endforeach()
+    # Hopper's GEMMs of linear layers, forward and backward: turned A, turned B, bias, residual.
+    foreach(form "0;0;0;0" "0;0;1;0" "0;0;0;1" "0;1;0;0" "0;1;0;1" "1;1;0;0" "1;1;0;1")
+        list(GET form 0 turned_a)
+        list(GET form 1 turned_b)
+        list(GET form 2 bias)
+        list(GET form 3 residual)
+        deepwell_add_module(sm_90a sm90/sm90_gemm.cu ACTIVATION=0 BIAS=${bias} ELEMENT=0 GROUPS=0 OUTPUT=0
+            RESIDUAL=${residual} STAGES=6 TILE_M=128 TILE_N=128 TURNED_A=${turned_a} TURNED_B=${turned_b})
+    endforeach()
     # Blackwell's GEMM: the tiles of small and of large calls, with and without a bias.
     deepwell_has_sm_100f(compiles)
     if(compiles)

@@ -21,15 +21,7 @@ DEVICE void tma_load_box(uint32 to, const tensor_map *map, uint32 barrier, int c
 
 // ---- fragments ----------------------------------------------------------------------------------------------
 
-// Loads four 8 x 8 matrices of 16-bit elements; lane 8 i + r provides the address of row r of matrix i.
-DEVICE void load_matrices(uint32 *m, uint32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-// The same with each matrix transposed.
+// Like load_matrices, with each matrix transposed.
 DEVICE void load_matrices_transposed(uint32 *m, uint32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])

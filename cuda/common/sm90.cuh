@@ -232,6 +232,14 @@ DEVICE void store_matrices_transposed(uint32 address, uint32 m0, uint32 m1, uint
                  : "memory");
 }
 
+// Loads four 8 x 8 matrices of 16-bit elements; lane 8 i + r provides the address of row r of matrix i.
+DEVICE void load_matrices(uint32 *m, uint32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 // Stores two matrices; lanes 0 to 15 provide the addresses.
 DEVICE void store_two_matrices_transposed(uint32 address, uint32 m0, uint32 m1) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(m0), "r"(m1)
@@ -262,6 +270,10 @@ DEVICE float4 shared_load_f32x4(uint32 address) {
 
 DEVICE void shared_store_f32(uint32 address, float v) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+
+DEVICE void shared_store_f32_pair(uint32 address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
 DEVICE uint32 shared_load_u32(uint32 address) {

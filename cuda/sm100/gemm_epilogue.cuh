@@ -8,6 +8,7 @@
 #define DW_SM100_GEMM_EPILOGUE_CUH
 
 #include "block_scale.cuh"
+#include "epilogue_parts.cuh"
 #include "gemm_block.cuh"
 #include "gemm_schedule.cuh"
 #include "scale_layout.h"
@@ -24,19 +25,6 @@
 
 static_assert(TILE_COLUMNS % BOX_COLUMNS == 0, "boxes do not cross tiles");
 static_assert(!(MXFP8 && RESIDUAL), "a residual of codes and scales is not supported");
-
-DEVICE float silu(float x) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.f + exp2_approx(x * -1.4426950408889634f)));
-    return x * r;
-}
-
-DEVICE float activate(float x) {
-    if constexpr (ACTIVATION == DW_GEMM_GELU) return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
-    if constexpr (ACTIVATION == DW_GEMM_GELU_TANH)
-        return 0.5f * x * (1.f + tanh_exact(0.7978845608028654f * fmaf(0.044715f * x * x, x, x)));
-    return x;
-}
 
 // Loads the warp's bias from `column` on, as F32, into shared memory: 64 floats for the gate, then those for the
 // other factor.

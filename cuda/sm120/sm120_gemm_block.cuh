@@ -15,6 +15,7 @@
 #define DW_SM120_GEMM_BLOCK_CUH
 
 #include "block_scale.cuh"
+#include "epilogue_parts.cuh"
 #include "scale_layout.h"
 #include "sm100/gemm_params.h"
 #include "sm120.cuh"
@@ -96,19 +97,6 @@ DEVICE int row_of_b(int pair) {
 
 // ---- epilogue ---------------------------------------------------------------------------------------------
 
-DEVICE float silu(float x) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.f + exp2_approx(x * -1.4426950408889634f)));
-    return x * r;
-}
-
-DEVICE float activate(float x) {
-    if constexpr (ACTIVATION == DW_GEMM_GELU) return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
-    if constexpr (ACTIVATION == DW_GEMM_GELU_TANH)
-        return 0.5f * x * (1.f + tanh_exact(0.7978845608028654f * fmaf(0.044715f * x * x, x, x)));
-    return x;
-}
-
 // Returns the factor of the accumulators.
 DEVICE float factor_of(const dw_sm120_gemm_params &p) {
     float alpha = p.alpha;
@@ -139,31 +127,13 @@ DEVICE void finish_row(float (*sums)[4], int half, float alpha, const float *bia
     }
 }
 
-// Loads or stores the 16 bytes of elements `at` to `at` + 7 of a row; `count` of them exist.
-DEVICE void load_chunk(const uint16 *line, int count, uint32 *words) {
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (count >= 8) v = *(const uint4 *)line;
-    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-    if (count < 8)
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (i < count) words[i / 2] |= (uint32)line[i] << 16 * (i % 2);
-}
-DEVICE void store_chunk(uint16 *line, int count, const uint32 *words) {
-    if (count >= 8) *(uint4 *)line = make_uint4(words[0], words[1], words[2], words[3]);
-    else
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (i < count) line[i] = (uint16)(words[i / 2] >> 16 * (i % 2));
-}
-
 // The four lanes of a quad hold the columns of each fragment; transposed, a lane holds 8 adjacent columns, 16 bytes, and
 // the quad stores 64 bytes of a row. `column` is the warp's first. All lanes of the warp must call this.
 DEVICE void store_elements(const dw_sm120_gemm_params &p, int row, int column, float *x) {
     uint32 words[4];
     int mine = column + 8 * (lane_index() & 3), count = row < p.m ? p.n - mine : 0;
     if constexpr (RESIDUAL) {
-        load_chunk((const uint16 *)p.residual + row * p.stride_residual + mine, count, words);
+        load_row_chunk((const uint16 *)p.residual + row * p.stride_residual + mine, count, words);
         transpose_quad(words);
 #pragma unroll
         for (int i = 0; i < 4; i++) x[2 * i] += element_low(words[i]), x[2 * i + 1] += element_high(words[i]);
@@ -171,7 +141,7 @@ DEVICE void store_elements(const dw_sm120_gemm_params &p, int row, int column, f
 #pragma unroll
     for (int i = 0; i < 4; i++) words[i] = pack_elements(x[2 * i], x[2 * i + 1]);
     transpose_quad(words);
-    if (count > 0) store_chunk((uint16 *)p.d + row * p.stride_d + mine, count, words);
+    if (count > 0) store_row_chunk((uint16 *)p.d + row * p.stride_d + mine, count, words);
 }
 
 // A quad stores the 32 bytes of a fragment's row.

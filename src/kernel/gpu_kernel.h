@@ -155,7 +155,7 @@ dw_status dw__check_tensor(const char *title, const char *name, const void *at, 
 /* DW_TYPE: the elements are neither BF16 nor F16. */
 dw_status dw__check_half(const char *title, dw_dtype dtype);
 
-enum { DW__OWN_KERNELS = 5 };
+enum { DW__OWN_KERNELS = 6 };
 
 /* How the public calls of a family find and run their kernel. */
 typedef struct dw__gpu_family {

@@ -19,6 +19,7 @@ static const dw__kernel *const *const cpu_lists[] = {
 const dw__kernel *const dw__gpu_kernels[] = {
     &dw__sm90_attention_forward,
     &dw__sm90_attention_backward,
+    &dw__sm90_gemm,
     &dw__sm100_gemm,
     &dw__sm100_attention_forward,
     &dw__sm120_attention_forward,

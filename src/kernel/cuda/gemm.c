@@ -435,6 +435,7 @@ static dw_status enqueue_reference(const void *call, const dw__context *context,
 /* ---- kernels --------------------------------------------------------------------------------------- */
 
 const dw__kernel *dw__gemm_kernel_on(const dw_gemm *call, int capability) {
+    if (capability == 90) return &dw__sm90_gemm;
     if (dw__gpu_is_rtx_blackwell(capability))
         return call->quantized ? &dw__sm120_gemm_scaled : &dw__sm120_gemm;
     return call->quantized ? &dw__sm100_gemm_scaled : &dw__sm100_gemm;
@@ -549,15 +550,17 @@ const dw__kernel dw__reference_gemm = {
 
 dw_status dw__gemm_choose(const void *call, int capability, const dw__kernel **kernel) {
     *kernel = dw__gemm_kernel_on(call, capability);
-    if (dw__gpu_is_blackwell(capability) || dw__gpu_is_rtx_blackwell(capability)) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "these kernels are for 10.0 and 10.3 (B200, B300) and 12.0 "
-                                    "(RTX 50, RTX PRO); use PyTorch's own GEMM on this GPU");
+    if (dw__gpu_has_kernels(capability)) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "these kernels are for 9.0 (H100, H200), 10.0 and 10.3 (B200, B300) and 12.0 "
+                    "(RTX 50, RTX PRO); use PyTorch's own GEMM on this GPU");
 }
 
 static const dw__gpu_family family = {
     .title = "GEMM",
     .kind = DW__CALL_GEMM,
-    .own = {&dw__sm100_gemm, &dw__sm100_gemm_scaled, &dw__sm120_gemm, &dw__sm120_gemm_scaled},
+    .own = {&dw__sm90_gemm, &dw__sm100_gemm, &dw__sm100_gemm_scaled, &dw__sm120_gemm,
+            &dw__sm120_gemm_scaled},
     .choose = dw__gemm_choose,
     .describe = dw__gemm_describe,
     .workspace_query = "dw_gemm_workspace",

@@ -207,9 +207,10 @@ static dw_status prepare(dw__trial *t) {
     dw_gemm *c = &s->call;
     const dw__kernel *kernel = t->variant->kernel;
     const bool rtx = kernel == &dw__sm120_gemm || kernel == &dw__sm120_gemm_scaled;
-    s->given = kernel->provided ? dw__gemm_cutlass_case_of(t->variant)
-               : rtx            ? dw__sm120_case_of(t->variant)
-                                : dw__gemm_case_of(t->variant);
+    s->given = kernel->provided           ? dw__gemm_cutlass_case_of(t->variant)
+               : kernel == &dw__sm90_gemm ? dw__sm90_case_of(t->variant)
+               : rtx                      ? dw__sm120_case_of(t->variant)
+                                          : dw__gemm_case_of(t->variant);
     *c = s->given.call;
     t->context.sm_count = s->given.sm_count;
     t->consequence = c->quantized || c->quantized_d ? ", its GEMMs are refused"

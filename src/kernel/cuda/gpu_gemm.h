@@ -7,6 +7,7 @@
 #include "kernel/library/cutlass.h"
 #include "sm100/gemm_scaled_params.h"
 #include "sm120/sm120_gemm_params.h"
+#include "sm90/sm90_gemm_params.h"
 
 /* ---- gemm.c: calls --------------------------------------------------------------------------- */
 
@@ -106,6 +107,59 @@ dw_status dw__gemm_map(const dw__context *context, const dw_matrix *x, const cha
 dw_status dw__gemm_scale_map(const dw__context *context, const void *scales, const char *name,
                              int64_t rows, int parts, int64_t k, int scheme, dw__tensor_map *map);
 
+/* ---- sm90_gemm.c: Hopper ---------------------------------------------------------------------- */
+
+/* One row of DW_SM90_GEMM_TILES. */
+typedef struct dw__sm90_tile {
+    int m, n, stages;
+} dw__sm90_tile;
+enum { DW__SM90_TILES = 2 };
+extern const dw__sm90_tile dw__sm90_tiles[DW__SM90_TILES];
+
+/* A call with operands along or across the contraction, of one or more products. */
+typedef struct dw__sm90_call {
+    dw_gemm gemm; /* m and k: of all groups together where these divide them */
+    dw__gemm_turned turned;
+    struct {
+        int kind; /* DW_SM90_BATCH, ... */
+        int64_t count;
+        const int32_t *offsets; /* device memory; NULL for a batch */
+    } groups;
+} dw__sm90_call;
+
+/* The compile-time parameters of a variant. */
+typedef union dw__sm90_shape {
+    struct {
+        uint64_t tile : 8;       /* of dw__sm90_tiles */
+        uint64_t groups : 8;     /* GROUPS of sm90_gemm_params.h */
+        uint64_t output : 8;     /* OUTPUT of gemm_params.h */
+        uint64_t activation : 8; /* dw_activation */
+        bool f16 : 1, bias : 1, residual : 1, turned_a : 1, turned_b : 1;
+        uint64_t unused : 27;
+    };
+    uint64_t params; /* of dw__variant */
+} dw__sm90_shape;
+_Static_assert(sizeof(dw__sm90_shape) == sizeof(uint64_t), "packed, and no bit is padding");
+
+int dw__sm90_tile_columns(const dw__sm90_shape *shape); /* of D */
+/* The static cost model of a tile, as dw__gemm_cost_of. Groups are taken for equally long. */
+dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *call, const dw__sm90_shape *shape,
+                               int sm_count);
+/* Chooses the tile with the fewest clocks for a checked call, the first of nearly equal ones. */
+dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *call, int sm_count);
+/* The share of the SMs that compute a tile, averaged over the rounds of tiles. */
+double dw__sm90_filled(const dw__sm90_call *call, int sm_count);
+dw__jit_variant dw__sm90_variant(const dw__sm90_shape *shape);
+dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
+                                dw__entry_point points[DW__ENTRY_POINTS]);
+/* As the entry's functions, for one product with turned operands. */
+dw_status dw__sm90_supports(const dw_gemm *call, dw__gemm_turned turned, const dw__gpu_target *gpu);
+dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
+                           const dw__variant **variant);
+/* Enqueues a call of any number of products; the variant is one of dw__sm90_shape_of. */
+dw_status dw__sm90_enqueue(const dw__sm90_call *call, const dw__context *context,
+                           const dw__variant *variant);
+
 /* ---- sm120_gemm.c: consumer and workstation Blackwell GPUs --------------------------------------- */
 
 /* One row of DW_SM120_GEMM_TILES or DW_SM120_SCALED_TILES. */
@@ -152,6 +206,7 @@ dw_status dw__sm120_prepare(const dw_gemm *call, dw__gemm_turned turned, const d
 
 extern const dw__kernel dw__sm100_gemm, dw__sm100_gemm_scaled;
 extern const dw__kernel dw__sm120_gemm, dw__sm120_gemm_scaled; /* sm120_gemm.c */
+extern const dw__kernel dw__sm90_gemm;                         /* sm90_gemm.c */
 /* The kernel for a call on GPUs of a compute capability that has one. */
 const dw__kernel *dw__gemm_kernel_on(const dw_gemm *call, int capability);
 /* The reference: GEMM by its definition, for dense operands on any GPU. It runs only if the first-use check refused the
@@ -196,6 +251,7 @@ typedef struct dw__gemm_case {
     int64_t rows[4];
 } dw__gemm_case;
 dw__gemm_case dw__gemm_case_of(const dw__variant *variant);         /* gemm.c */
+dw__gemm_case dw__sm90_case_of(const dw__variant *variant);         /* sm90_gemm.c */
 dw__gemm_case dw__sm120_case_of(const dw__variant *variant);        /* sm120_gemm.c */
 dw__gemm_case dw__gemm_cutlass_case_of(const dw__variant *variant); /* gpu_cutlass.c */
 extern const dw__first_use dw__gemm_first_use;

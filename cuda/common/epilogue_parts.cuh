@@ -1,0 +1,40 @@
+// What the epilogues of GEMMs share: activations, and chunks of rows that may end. Define: ACTIVATION
+// (sm100/gemm_params.h).
+#ifndef DW_EPILOGUE_PARTS_CUH
+#define DW_EPILOGUE_PARTS_CUH
+
+#include "sm100/gemm_params.h"
+#include "sm90.cuh"
+
+DEVICE float silu(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.f + exp2_approx(x * -1.4426950408889634f)));
+    return x * r;
+}
+
+DEVICE float activate(float x) {
+    if constexpr (ACTIVATION == DW_GEMM_GELU) return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
+    if constexpr (ACTIVATION == DW_GEMM_GELU_TANH)
+        return 0.5f * x * (1.f + tanh_exact(0.7978845608028654f * fmaf(0.044715f * x * x, x, x)));
+    return x;
+}
+
+// Loads or stores the 16 bytes of eight elements of a row, of which the first `count` exist.
+DEVICE void load_row_chunk(const uint16 *line, int count, uint32 *words) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (count >= 8) v = *(const uint4 *)line;
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    if (count < 8)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < count) words[i / 2] |= (uint32)line[i] << 16 * (i % 2);
+}
+DEVICE void store_row_chunk(uint16 *line, int count, const uint32 *words) {
+    if (count >= 8) *(uint4 *)line = make_uint4(words[0], words[1], words[2], words[3]);
+    else
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < count) line[i] = (uint16)(words[i / 2] >> 16 * (i % 2));
+}
+
+#endif

@@ -1,0 +1,313 @@
+/* GEMM on Hopper (sm_90a): tiles, cost model, variants, launch and the entry of the public call. Other files make calls
+ * of several products in one launch: rows in groups, groups of the contraction (sm90_gemm_params.h). */
+#include "base/json.h"
+#include "kernel/cuda/gpu_gemm.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include <math.h>
+#include <stdio.h>
+
+/* ---- tiles ----------------------------------------------------------------------------------------- */
+
+const dw__sm90_tile dw__sm90_tiles[] = {
+#define TILE(rows, columns, depth) {.m = rows, .n = columns, .stages = depth},
+    DW_SM90_GEMM_TILES(TILE)
+#undef TILE
+};
+_Static_assert(DW_COUNT(dw__sm90_tiles) == DW__SM90_TILES, "the header's number");
+
+static bool is_swiglu(const dw__sm90_shape *s) { return s->activation == DW_ACTIVATION_SWIGLU; }
+
+int dw__sm90_tile_columns(const dw__sm90_shape *s) {
+    const int n = dw__sm90_tiles[s->tile].n;
+    return is_swiglu(s) ? n / 2 : n;
+}
+
+static unsigned shared_bytes(const dw__sm90_tile *t) {
+    return DW_SM90_GEMM_SHARED_BYTES(t->m, t->n, t->stages);
+}
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* ---- cost model ------------------------------------------------------------------------------------ */
+
+/* Rate per SM and clock, by the data sheet: 989.4 TFLOP/s on 132 SMs at 1.83 GHz. */
+enum { FLOPS_PER_CLOCK = 4096 };
+
+/* The last tile of each group has on average half of its rows. */
+static double tiles_high(const dw__sm90_call *c, int tile_m) {
+    if (c->groups.kind != DW_SM90_ROWS)
+        return (double)c->groups.count * (double)ceil_divide(c->gemm.m, tile_m);
+    return (double)c->gemm.m / tile_m + (double)c->groups.count / 2.0;
+}
+
+dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, int sm_count) {
+    const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
+    const double tiles =
+                     tiles_high(c, t->m) * (double)ceil_divide(c->gemm.n, dw__sm90_tile_columns(s)),
+                 places = sm_count > 0 ? sm_count : 1;
+    int64_t k = c->gemm.k;
+    if (c->groups.kind == DW_SM90_CONTRACTION && c->groups.count > 0)
+        k = ceil_divide(k, c->groups.count) + DW_SM90_GEMM_STEP / 2;
+    dw__gemm_cost made = {
+        .tiles = (int64_t)ceil(tiles),
+        .rounds = (int64_t)ceil(tiles / places),
+        .steps = ceil_divide(k, DW_SM90_GEMM_STEP),
+        .step_clocks = 2 * t->m * t->n * DW_SM90_GEMM_STEP / FLOPS_PER_CLOCK,
+    };
+    /* While one warpgroup multiplies, the other stores D at what an SM gets of the memory. */
+    enum { OUT_BYTES_PER_CLOCK = 20 };
+    const double multiply = (double)made.steps * made.step_clocks,
+                 store = (double)t->m * dw__sm90_tile_columns(s) *
+                         (double)dw_dtype_bytes(c->gemm.output) / OUT_BYTES_PER_CLOCK,
+                 both = (multiply + store) / 2.0;
+    made.clocks = (double)made.rounds * (multiply > both ? multiply : both);
+    made.bytes = (double)made.tiles * (double)made.steps * DW_SM90_STAGE_BYTES(t->m, t->n);
+    return made;
+}
+
+dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
+    dw__sm90_shape shape = {
+        .groups = (uint64_t)c->groups.kind,
+        .output = c->gemm.output == DW_F32 ? DW_GEMM_OUTPUT_F32 : DW_GEMM_OUTPUT_ELEMENT,
+        .activation = c->gemm.activation,
+        .f16 = c->gemm.dtype == DW_F16,
+        .bias = c->gemm.bias != NULL,
+        .residual = c->gemm.residual.data != NULL,
+        .turned_a = c->turned.a,
+        .turned_b = c->turned.b,
+    };
+    const double close = 1.02; /* counted clocks are no closer to measured ones */
+    double least = INFINITY;
+    int best = 0;
+    for (shape.tile = 0; shape.tile < DW__SM90_TILES; shape.tile++) {
+        const dw__gemm_cost cost = dw__sm90_cost_of(c, &shape, sm_count);
+        if (cost.clocks * close >= least) continue;
+        least = cost.clocks;
+        best = shape.tile;
+    }
+    shape.tile = best;
+    return shape;
+}
+
+double dw__sm90_filled(const dw__sm90_call *c, int sm_count) {
+    const dw__sm90_shape shape = dw__sm90_shape_of(c, sm_count);
+    const dw__gemm_cost cost = dw__sm90_cost_of(c, &shape, sm_count);
+    return (double)cost.tiles / ((double)cost.rounds * (sm_count > 0 ? sm_count : 1));
+}
+
+static dw__gemm_cost cost_on(const dw_gemm *call, const dw__gpu_target *gpu,
+                             dw__sm90_shape *shape) {
+    const dw__sm90_call c = {.gemm = *call, .groups = {.count = 1}};
+    *shape = dw__sm90_shape_of(&c, gpu->sm_count);
+    return dw__sm90_cost_of(&c, shape, gpu->sm_count);
+}
+
+static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__kernel_seconds *result) {
+    dw__sm90_shape shape;
+    (void)kernel;
+    snprintf(result->from, sizeof result->from, "the least by counted work");
+    if (dw__gemm_is_empty(call)) return;
+    const dw__gemm_cost cost = cost_on(call, gpu, &shape);
+    result->seconds = dw__gemm_least_seconds(call, gpu, &cost, FLOPS_PER_CLOCK);
+}
+
+static json_t *describe_tile(const dw__kernel *kernel, const void *call,
+                             const dw__gpu_target *gpu) {
+    dw__sm90_shape shape;
+    (void)kernel;
+    if (dw__gemm_is_empty(call)) return json_null();
+    const dw__gemm_cost cost = cost_on(call, gpu, &shape);
+    const dw__sm90_tile *t = &dw__sm90_tiles[shape.tile];
+    return json_pack("{s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f}", "ctas", 1, "tile_m", t->m,
+                     "tile_n", t->n, "stages", t->stages, "tiles", (json_int_t)cost.tiles, "rounds",
+                     (json_int_t)cost.rounds, "steps", (json_int_t)cost.steps, "step_clocks",
+                     cost.step_clocks, "least_seconds",
+                     dw__gemm_least_seconds(call, gpu, &cost, FLOPS_PER_CLOCK));
+}
+
+/* ---- variants -------------------------------------------------------------------------------------- */
+
+dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
+    const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
+    dw__jit_variant v = {
+        .source = "sm90/sm90_gemm.cu", .entry = "sm90_gemm", .arch = dw__gpu_arch(90)};
+    dw__jit_add_define(&v, "TILE_M", t->m);
+    dw__jit_add_define(&v, "TILE_N", t->n);
+    dw__jit_add_define(&v, "STAGES", t->stages);
+    dw__jit_add_define(&v, "GROUPS", (int)s->groups);
+    dw__jit_add_define(&v, "TURNED_A", s->turned_a);
+    dw__jit_add_define(&v, "TURNED_B", s->turned_b);
+    dw__jit_add_define(&v, "ELEMENT", s->f16);
+    dw__jit_add_define(&v, "OUTPUT", s->output);
+    dw__jit_add_define(&v, "ACTIVATION", (int)s->activation);
+    dw__jit_add_define(&v, "BIAS", s->bias);
+    dw__jit_add_define(&v, "RESIDUAL", s->residual);
+    return v;
+}
+
+dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
+                                dw__entry_point points[DW__ENTRY_POINTS]) {
+    const dw__sm90_shape shape = {.params = params};
+    (void)kernel, (void)capability;
+    points[0].code = dw__sm90_variant(&shape);
+    points[0].shared_bytes = shared_bytes(&dw__sm90_tiles[shape.tile]);
+    return DW_OK;
+}
+
+/* Three tiles of rows and two of columns, the last of each incomplete, for two SMs: each block computes several tiles of
+ * more steps than its ring has stages. */
+dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
+    enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 35, STEPS = 7, MISSING = 27 };
+    const dw__sm90_shape s = {.params = variant->params};
+    const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
+    return (dw__gemm_case){
+        .call = {.dtype = type,
+                 .output = s.output == DW_GEMM_OUTPUT_F32 ? DW_F32 : type,
+                 .m = 2 * dw__sm90_tiles[s.tile].m + EXTRA_ROWS,
+                 .n = dw__sm90_tile_columns(&s) + EXTRA_COLUMNS,
+                 .k = STEPS * DW_SM90_GEMM_STEP - MISSING,
+                 .alpha = 0.75f,
+                 .activation = s.activation},
+        .bias = s.bias,
+        .residual = s.residual,
+        .turned = {s.turned_a, s.turned_b},
+        .sm_count = 2,
+        .groups = 1,
+    };
+}
+
+/* ---- launch ---------------------------------------------------------------------------------------- */
+
+/* Makes the map of an operand: `groups` matrices of `rows` rows along the contraction, or across it if it is turned. */
+static dw_status map_operand(const dw__sm90_call *c, const dw__context *context, const dw_matrix *x,
+                             const char *name, int64_t rows, int64_t groups, bool turned,
+                             int box_rows, dw__tensor_map *map) {
+    enum { WIDTH = 2 };
+    const int64_t high = turned ? c->gemm.k : rows, wide = turned ? rows : c->gemm.k,
+                  stride = high > 1 ? x->stride * WIDTH : ceil_divide(wide * WIDTH, 16) * 16;
+    const dw__tensor_map_shape shape = {
+        .element = dw__gemm_map_element(c->gemm.dtype, false),
+        .rank = 4,
+        .address = x->data,
+        .size = {(uint64_t)wide, (uint64_t)high, (uint64_t)groups, 1},
+        .stride = {(uint64_t)stride, (uint64_t)(stride * high), (uint64_t)(stride * high)},
+        .box = {DW_SM90_GEMM_STEP, (uint32_t)(turned ? DW_SM90_GEMM_STEP : box_rows), 1, 1},
+        .swizzle_bytes = 128,
+    };
+    return dw__gpu_map(context, &shape, name, map);
+}
+
+dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
+                           const dw__variant *variant) {
+    const dw__sm90_shape shape = {.params = variant->params};
+    const dw__sm90_tile *t = &dw__sm90_tiles[shape.tile];
+    const dw_gemm *g = &c->gemm;
+    const int columns = dw__sm90_tile_columns(&shape);
+    const int64_t count = c->groups.count;
+    dw__tensor_map maps[2] = {0}; /* nothing reads them if k is 0 */
+    dw_sm90_gemm_params params = {
+        .m = (int)g->m,
+        .n = (int)g->n,
+        .k = (int)g->k,
+        .groups = (int)count,
+        .tiles_m = (int)ceil_divide(g->m, t->m),
+        .tiles_n = (int)ceil_divide(g->n, columns),
+        .alpha = g->alpha,
+        .bias = g->bias,
+        .residual = g->residual.data,
+        .d = g->d.data,
+        .stride_d = g->d.stride,
+        .stride_residual = g->residual.stride,
+        .group_d = g->m * g->d.stride,
+        .group_residual = g->m * g->residual.stride,
+        .offsets = c->groups.offsets,
+    };
+    if (g->k > 0) {
+        DW_RETURN_IF_FAILED(map_operand(c, context, &g->a, "A", g->m,
+                                        c->groups.kind == DW_SM90_BATCH ? count : 1, c->turned.a,
+                                        t->m, &maps[0]));
+        DW_RETURN_IF_FAILED(map_operand(c, context, &g->b, "B", dw__gemm_rows_b(g),
+                                        c->groups.kind == DW_SM90_CONTRACTION ? 1 : count,
+                                        c->turned.b, columns, &maps[1]));
+    }
+    /* Each group of rows has at most one incomplete tile. */
+    const int64_t high = c->groups.kind == DW_SM90_ROWS ? g->m / t->m + count
+                                                        : (int64_t)params.tiles_m * count,
+                  tiles = high * params.tiles_n,
+                  places = context->sm_count > 0 ? context->sm_count : 1;
+    void *arguments[] = {&maps[0], &maps[1], &params};
+    return context->device->launch(&(dw__launch){
+        .name = variant->kernel->name,
+        .function = variant->functions[0],
+        .grid = {(unsigned)(tiles < places ? tiles : places), 1, 1},
+        .block = {DW_SM90_GEMM_THREADS, 1, 1},
+        .shared_bytes = shared_bytes(t),
+        .stream = g->stream,
+        .arguments = arguments,
+    });
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    const dw__sm90_shape shape = {.params = variant->params};
+    const dw__sm90_call c = {.gemm = *(const dw_gemm *)call,
+                             .turned = {shape.turned_a, shape.turned_b},
+                             .groups = {.count = 1}};
+    return dw__sm90_enqueue(&c, context, variant);
+}
+
+/* ---- entry ----------------------------------------------------------------------------------------- */
+
+dw_status dw__sm90_supports(const dw_gemm *call, dw__gemm_turned turned,
+                            const dw__gpu_target *gpu) {
+    DW_RETURN_IF_FAILED(dw__gemm_check_turned(call, turned, false));
+    if (gpu && gpu->capability != 90)
+        return dw__fail(DW_TYPE, "its kernels are for sm_90a (H100, H200), not for %s", gpu->name);
+    if (call->quantized || call->quantized_d)
+        return dw__fail(DW_UNSUPPORTED, "sm_90a has no tensor cores for scales of blocks; expected "
+                                        "operands and D of BF16 or F16");
+    if (turned.b && call->activation == DW_ACTIVATION_SWIGLU)
+        return dw__fail(DW_UNSUPPORTED, "the rows of B have two parts with SwiGLU; expected B with "
+                                        "contiguous rows along k");
+    return DW_OK;
+}
+
+static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
+    (void)kernel;
+    return dw__sm90_supports(call, (dw__gemm_turned){false, false}, gpu);
+}
+
+dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
+                           const dw__variant **variant) {
+    const dw__sm90_call c = {.gemm = *call, .turned = turned, .groups = {.count = 1}};
+    const dw__sm90_shape shape = dw__sm90_shape_of(&c, context->sm_count);
+    return dw__variant_of(context, &dw__sm90_gemm, shape.params, variant);
+}
+
+static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant) {
+    (void)kernel;
+    return dw__sm90_prepare(call, (dw__gemm_turned){false, false}, context, variant);
+}
+
+const dw__kernel dw__sm90_gemm = {
+    .name = "sm90_gemm",
+    .backend = "deepwell",
+    .label = "Deepwell",
+    .described = "ours, CUDA C for sm_90a",
+    .kind = DW__CALL_GEMM,
+    .proof = DW__MEASURED_ON_HARDWARE,
+    .operation = "GEMM with bias, GELU, SwiGLU, residual",
+    .source = "cuda/sm90/sm90_gemm.cu",
+    .architectures = "sm_90a (H100, H200)",
+    .elements = "BF16, F16; D also F32",
+    .needs = "16-byte rows",
+    .supports = supports,
+    .seconds = seconds,
+    .describe_tile = describe_tile,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    .entry_points = dw__sm90_entry_points,
+    .first_use = &dw__gemm_first_use,
+    .tolerance = "sums in F32, then D's rounding, against FP64",
+};

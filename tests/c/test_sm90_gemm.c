@@ -1,0 +1,214 @@
+/* The GEMM of Hopper (cuda/sm90/sm90_gemm.cu) through the library on an emulated one, with the checker on, compared with
+ * sums in double. Kernels are compiled when they are first used. */
+#include "deepwell/jit.h"
+#include "library_gemm.h"
+
+static const char gpu[] = "emulator:sm_90a";
+
+static int find_compiler(void **state) {
+    (void)state;
+#ifdef TEST_NVRTC
+    setenv("DEEPWELL_NVRTC", TEST_NVRTC, 0);
+#endif
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off",
+           1); /* except in children: the tests compare themselves */
+    return 0;
+}
+static void need_compiler(void) {
+    const char *compiler;
+    if (dw_jit_compiler(&compiler) != DW_OK) skip();
+}
+
+/* A GPU with so few SMs that blocks compute several tiles. */
+static dw__context few_sms(void) {
+    const dw__context *context;
+    assert_int_equal(device_named(gpu)->context(&context), DW_OK);
+    dw__context few = *context;
+    few.sm_count = 2;
+    return few;
+}
+
+/* One element, primes, one past a tile, K of no multiple of a step, K of 0, empty results. */
+static void small_calls_are_right(void **state) {
+    static const int shapes[][3] = {{1, 1, 1},      {128, 64, 64}, {129, 65, 65},
+                                    {67, 131, 257}, {3, 300, 129}, {257, 7, 13},
+                                    {5, 9, 0},      {0, 9, 5},     {7, 0, 5}};
+    (void)state;
+    need_compiler();
+    for (size_t i = 0; i < DW_COUNT(shapes); i++) {
+        problem p = {.m = shapes[i][0], .n = shapes[i][1], .k = shapes[i][2], .seed = i};
+        p.bias = i % 2, p.integers = i % 3 == 0;
+        expect_right(&p, gpu);
+        p.activation = DW_ACTIVATION_GELU, p.bias = p.residual = true;
+        expect_right(&p, gpu);
+    }
+}
+
+/* Every tile with every form of its epilogue and operands. */
+static void each_tile_is_right(void **state) {
+    static const struct {
+        int f16, f32_output, bias, residual, turned_a, turned_b;
+        dw_activation activation;
+    } forms[] = {
+        {0, 0, 0, 0, 0, 0, DW_ACTIVATION_NONE},      {1, 0, 1, 1, 0, 0, DW_ACTIVATION_SWIGLU},
+        {0, 1, 1, 1, 0, 0, DW_ACTIVATION_GELU_TANH}, {0, 1, 0, 1, 0, 0, DW_ACTIVATION_SWIGLU},
+        {0, 0, 0, 0, 0, 1, DW_ACTIVATION_NONE},      {1, 1, 0, 0, 1, 1, DW_ACTIVATION_NONE},
+        {0, 0, 1, 1, 1, 0, DW_ACTIVATION_NONE}};
+    const dw_device *device = device_named(gpu);
+    (void)state;
+    need_compiler();
+    dw__context few = few_sms();
+    for (int tile = 0; tile < DW__SM90_TILES; tile++)
+        for (size_t i = 0; i < DW_COUNT(forms); i++) {
+            const dw__variant *variant;
+            problem p = {.m = dw__sm90_tiles[tile].m + 61,
+                         .n = dw__sm90_tiles[tile].n + 37,
+                         .k = 459,
+                         .f16 = forms[i].f16,
+                         .f32_output = forms[i].f32_output,
+                         .bias = forms[i].bias,
+                         .residual = forms[i].residual,
+                         .turned_a = forms[i].turned_a,
+                         .turned_b = forms[i].turned_b,
+                         .integers = i % 2,
+                         .activation = forms[i].activation,
+                         .seed = 40 + i};
+            run r;
+            open_run(&p, device, &r);
+            const dw__sm90_call call = {
+                .gemm = r.call, .turned = {p.turned_a, p.turned_b}, .groups = {.count = 1}};
+            assert_int_equal(dw__gemm_check_turned(&r.call, call.turned, true), DW_OK);
+            dw__sm90_shape shape = dw__sm90_shape_of(&call, few.sm_count);
+            shape.tile = (uint64_t)tile;
+            if (dw__variant_of(&few, &dw__sm90_gemm, shape.params, &variant) != DW_OK)
+                fail_msg("%s", dw_last_error());
+            if (dw__sm90_gemm.enqueue(&r.call, &few, variant) != DW_OK)
+                fail_msg("%s", dw_last_error());
+            check(&p, &r);
+            close_run(&r);
+        }
+}
+
+/* D overwrites its own residual. */
+static void residual_may_be_d(void **state) {
+    problem p = {.m = 131,
+                 .n = 70,
+                 .k = 33,
+                 .bias = true,
+                 .residual = true,
+                 .activation = DW_ACTIVATION_GELU,
+                 .seed = 6};
+    run r;
+    (void)state;
+    need_compiler();
+    open_run(&p, device_named(gpu), &r);
+    assert_int_equal(r.device->copy(r.d.device, r.residual.device, r.d.bytes), DW_OK);
+    r.call.residual = r.call.d;
+    if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    check(&p, &r);
+    close_run(&r);
+}
+
+/* ---- the first-use check ----------------------------------------------------------------------------- */
+
+static const problem small_one = {.m = 67, .n = 41, .k = 129, .bias = true, .seed = 4};
+
+static void keep_correct(void) {
+    static const problem others[] = {
+        {.m = 5, .n = 9, .k = 70, .f16 = true, .activation = DW_ACTIVATION_SWIGLU, .seed = 9},
+        {.m = 5, .n = 9, .k = 70, .f32_output = true, .residual = true, .seed = 9}};
+    dw__context few = few_sms();
+    const dw__variant *variant;
+    run r;
+    open_run(&small_one, device_named(gpu), &r);
+    REQUIRE(dw_gemm_supported(&r.call) == DW_OK && dw_gemm_run(&r.call) == DW_OK);
+    check(&small_one, &r);
+    for (size_t i = 0; i < DW_COUNT(others); i++) expect_right(&others[i], gpu);
+    const dw__gemm_turned turned = {true, true};
+    r.call.a.stride = r.call.b.stride = 72;
+    REQUIRE(dw__sm90_prepare(&r.call, turned, &few, &variant) == DW_OK && !variant->disabled);
+    REQUIRE(lines == 0);
+    close_run(&r);
+}
+static void correct_kernels_pass(void **state) {
+    (void)state;
+    need_compiler();
+    in_child(keep_correct);
+}
+
+/* Stages are read before they have arrived: the kernel is refused, the reference computes the call, and the log says so
+ * once. */
+static void keep_without_wait(void) {
+    run r;
+    dw__text source = {0};
+    void *image;
+    size_t bytes;
+    open_run(&small_one, device_named(gpu), &r);
+    const dw__sm90_call call = {.gemm = r.call, .groups = {.count = 1}};
+    const dw__sm90_shape shape = dw__sm90_shape_of(&call, 132);
+    const dw__jit_variant variant = dw__sm90_variant(&shape);
+    REQUIRE(dw__jit_expand(variant.source, &source) == DW_OK);
+    char *const wait = strstr(source.text, "barrier_wait(s.full + 8 * r.stage, r.phase);");
+    REQUIRE(wait);
+    memset(wait, ' ', strlen("barrier_wait(s.full + 8 * r.stage, r.phase);"));
+    REQUIRE(dw__jit_compile(&variant, &source, DW__JIT_PTX, NULL, &image, &bytes, NULL) == DW_OK);
+    dw__text_free(&source);
+    carry(name_of(&variant), image);
+    REQUIRE(dw_gemm_supported(&r.call) == DW_UNSUPPORTED);
+    REQUIRE(strstr(dw_last_error(), "is not used"));
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(dw_gemm_run(&r.call) == DW_OK);
+        check(&small_one, &r);
+    }
+    REQUIRE(lines == 1 && strstr(logged, "failed on Deepwell emulator of sm_90a"));
+    close_run(&r);
+}
+static void wrong_kernels_are_rejected(void **state) {
+    (void)state;
+    need_compiler();
+    in_child(keep_without_wait);
+}
+
+/* ---- selection ------------------------------------------------------------------------------------------- */
+
+static int rows_of_tile(int kind, int64_t m, int64_t n, int64_t k, int64_t groups) {
+    const dw__sm90_call call = {
+        .gemm = {.dtype = DW_BF16, .output = DW_BF16, .m = m, .n = n, .k = k},
+        .groups = {.kind = kind, .count = groups}};
+    const dw__sm90_shape shape = dw__sm90_shape_of(&call, 132);
+    return dw__sm90_tiles[shape.tile].m;
+}
+
+static void tile_fits_the_call(void **state) {
+    (void)state;
+    assert_int_equal(rows_of_tile(DW_SM90_BATCH, 8192, 8192, 8192, 1), 128);
+    assert_int_equal(rows_of_tile(DW_SM90_BATCH, 16384, 768, 768, 1), 128);
+    assert_int_equal(rows_of_tile(DW_SM90_CONTRACTION, 2048, 2048, 65536, 64), 128);
+    assert_int_equal(rows_of_tile(DW_SM90_ROWS, 16384, 14336, 4096, 8), 128);
+    /* Groups of 64 rows on average: tiles of 128 would be half empty. */
+    assert_int_equal(rows_of_tile(DW_SM90_ROWS, 4096, 2048, 2048, 64), 64);
+}
+
+/* A GEMM of few tiles is left to the library, which can split its contraction. */
+static void few_tiles_leave_the_gpu_idle(void **state) {
+    (void)state;
+    const dw__sm90_call full = {.gemm = {.output = DW_BF16, .m = 8192, .n = 2048, .k = 2048},
+                                .groups = {.count = 1}},
+                        few = {.gemm = {.output = DW_BF16, .m = 768, .n = 768, .k = 16384},
+                               .groups = {.count = 1}};
+    assert_true(dw__sm90_filled(&full, 132) > 0.9);
+    assert_true(dw__sm90_filled(&few, 132) < 0.5);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(correct_kernels_pass),
+        cmocka_unit_test(wrong_kernels_are_rejected),
+        cmocka_unit_test(small_calls_are_right),
+        cmocka_unit_test(each_tile_is_right),
+        cmocka_unit_test(residual_may_be_d),
+        cmocka_unit_test(tile_fits_the_call),
+        cmocka_unit_test(few_tiles_leave_the_gpu_idle),
+    };
+    return cmocka_run_group_tests(tests, find_compiler, NULL);
+}
