@@ -147,8 +147,6 @@ dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *call, const dw__sm90_shape *
                                int sm_count);
 /* Chooses the tile with the fewest clocks for a checked call, the first of nearly equal ones. */
 dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *call, int sm_count);
-/* The share of the SMs that compute a tile, averaged over the rounds of tiles. */
-double dw__sm90_filled(const dw__sm90_call *call, int sm_count);
 dw__jit_variant dw__sm90_variant(const dw__sm90_shape *shape);
 dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                                 dw__entry_point points[DW__ENTRY_POINTS]);

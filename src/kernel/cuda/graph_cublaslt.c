@@ -673,7 +673,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
                                             : dw__gpu_kernel_computes(kernel, c, gpu));
     DW_RETURN_IF_FAILED(check_call(kernel, c, &g));
     DW_RETURN_IF_FAILED(check_device(kernel, gpu));
-    /* On Hopper no other kernel computes `linear`: it is expanded unless this one is sure to run. */
+    /* `linear` is expanded unless this kernel is sure to run. */
     if (!is_linear(c) || !gpu || !gpu->context) return DW_OK;
     return dw__gpu_kernel_runs(kernel, call, gpu->context);
 }

@@ -1,8 +1,8 @@
 /* Linear layers and matrix multiplications of a graph, by the GEMM kernels (gemm.c, sm90_gemm.c, sm120_gemm.c): their call
  * is made from the operation's. The kernels of sm_100f read both operands along k, so they compute linear(x, w [N,K], b)
  * and matmul(a, b [N,K]; transpose_b=1). Those of sm_90a and sm_120a also read operands whose rows run across k, which the
- * gradients of a linear layer have. On Hopper a GEMM whose tiles leave much of the GPU idle is left to cuBLASLt. Other
- * layouts and batches are left to it or to gpu_matmul.c.
+ * gradients of a linear layer have. Other layouts and batches are left to gpu_matmul.c.
+ * There are two entries, because on Hopper cuBLASLt is faster in whole steps and comes first (bench/NOTES.md).
  * Codes with scales of blocks always lie along k.
  */
 #include "kernel/cuda/gpu_gemm.h"
@@ -73,17 +73,6 @@ static bool call_of(const dw__operation_call *given, graph_call *g) {
 
 static bool computes(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL; }
 
-/* cuBLASLt splits the contraction of GEMMs that have few tiles. */
-static dw_status hopper_supports(const graph_call *g, const dw__gpu_target *gpu) {
-    enum { LEAST_PERCENT = 80 };
-    const dw__sm90_call c = {.gemm = g->gemm, .turned = g->turned, .groups = {.count = 1}};
-    DW_RETURN_IF_FAILED(dw__sm90_supports(&g->gemm, g->turned, gpu));
-    const int percent = (int)(100.0 * dw__sm90_filled(&c, gpu->sm_count));
-    if (percent >= LEAST_PERCENT) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "its tiles occupy %d %% of the SMs; expected %d or more",
-                    percent, LEAST_PERCENT);
-}
-
 static dw_status prepare_turned(const graph_call *g, const dw__context *context,
                                 const dw__variant **variant) {
     if (context->capability == 90) return dw__sm90_prepare(&g->gemm, g->turned, context, variant);
@@ -99,7 +88,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
                         "%s: expected two operands, each with contiguous rows along k or across "
                         "it, and sizes above 0",
                         kernel->name);
-    const bool hopper = gpu && gpu->capability == 90;
+    const bool hopper = kernel == &dw__graph_gemm_hopper;
     if (gpu && !hopper && !dw__gpu_is_rtx_blackwell(gpu->capability)) {
         if (g.turned.a || g.turned.b)
             return dw__fail(DW_UNSUPPORTED, "%s: expected operands with contiguous rows along k",
@@ -107,7 +96,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
         return dw__sm100_gemm.supports(&dw__sm100_gemm, &g.gemm, gpu);
     }
     if (hopper)
-        DW_RETURN_IF_FAILED(hopper_supports(&g, gpu));
+        DW_RETURN_IF_FAILED(dw__sm90_supports(&g.gemm, g.turned, gpu));
     else
         DW_RETURN_IF_FAILED(dw__sm120_supports(&g.gemm, g.turned, gpu));
     /* `linear` is expanded unless this kernel, or a library's, is sure to run. */
@@ -141,24 +130,26 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     return variant->kernel->enqueue(&g.gemm, context, variant);
 }
 
+/* No first-use check: the kernels that these call have theirs. */
+#define GRAPH_GEMM                                                                                 \
+    .backend = "deepwell", .kind = DW__CALL_OPERATION, .computes = computes,                       \
+    .proof = DW__PROVEN_ON_EMULATOR, .source = "src/kernel/cuda/graph_gemm.c",                     \
+    .elements = "BF16, F16; the result also F32", .supports = supports, .seconds = seconds,        \
+    .prepare = prepare, .enqueue = enqueue, .accumulates = DW__ADDS_TO_ADDEND,                     \
+    .tolerance = "sums in F32, then the result's rounding, against FP64"
 const dw__kernel dw__graph_gemm = {
+    GRAPH_GEMM,
     .name = "gemm",
-    .backend = "deepwell",
-    .kind = DW__CALL_OPERATION,
-    .computes = computes,
-    .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "linear, and matmul with transpose_b",
-    .source = "src/kernel/cuda/graph_gemm.c",
-    .architectures = DW__GPU_ARCHITECTURES,
-    .elements = "BF16, F16; the result also F32",
-    .needs = "contiguous rows along k, except on sm_100f also across it, of 16-byte multiples",
-    .supports = supports,
-    .seconds = seconds,
-    .prepare = prepare,
-    .enqueue = enqueue,
-    /* No first-use check: the kernels that it calls have theirs. */
-    .tolerance = "sums in F32, then the result's rounding, against FP64",
-    .accumulates = DW__ADDS_TO_ADDEND,
+    .architectures = "sm_100f (B200, B300), sm_120a (RTX 50, RTX PRO)",
+    .needs = "contiguous rows along k, on sm_120a also across it, of 16-byte multiples",
+};
+const dw__kernel dw__graph_gemm_hopper = {
+    GRAPH_GEMM,
+    .name = "gemm_hopper",
+    .operation = "linear and matmul, where there is no cuBLASLt",
+    .architectures = "sm_90a (H100, H200)",
+    .needs = "contiguous rows along k or across it, of 16-byte multiples",
 };
 
 /* ---- codes with scales of blocks ------------------------------------------------------------------ */

@@ -89,12 +89,6 @@ dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
     return shape;
 }
 
-double dw__sm90_filled(const dw__sm90_call *c, int sm_count) {
-    const dw__sm90_shape shape = dw__sm90_shape_of(c, sm_count);
-    const dw__gemm_cost cost = dw__sm90_cost_of(c, &shape, sm_count);
-    return (double)cost.tiles / ((double)cost.rounds * (sm_count > 0 ? sm_count : 1));
-}
-
 static dw__gemm_cost cost_on(const dw_gemm *call, const dw__gpu_target *gpu,
                              dw__sm90_shape *shape) {
     const dw__sm90_call c = {.gemm = *call, .groups = {.count = 1}};
