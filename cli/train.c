@@ -81,6 +81,51 @@ static int due(int64_t step, int64_t every, int64_t last) {
     return step == last || (every > 0 && step % every == 0);
 }
 
+/* Returns what the guard of the precision found in the newest step; NULL: nothing, or *result says that this failed. */
+static json_t *read_precision(run *r, int *result) {
+    char *text = NULL;
+    dw_status status = dw_trainer_precision_json(r->trainer, &text);
+    if (status != DW_OK) {
+        *result = fail(r, status);
+        return NULL;
+    }
+    json_t *found = text ? json_loads(text, 0, NULL) : NULL;
+    if (text && !found) {
+        fprintf(stderr, "deepwell: memory is exhausted\n");
+        *result = CLI_FAILED;
+    }
+    dw_text_free(text);
+    return found;
+}
+
+/* Reports and logs the repair that begins with a step, or the layers that fall back after it. */
+static int report_changes(run *r, const json_t *found, int repair) {
+    size_t i;
+    json_t *change;
+    int result = CLI_DONE;
+    json_array_foreach(json_object_get(found, "changes"), i, change) {
+        if ((json_object_get(change, "repair") != NULL) != repair) continue;
+        if (!train_report_change(&r->reporter, change)) return CLI_FAILED;
+        if ((result = log_line(r, train_change_json(change))) != CLI_DONE) return result;
+    }
+    return result;
+}
+
+/* Reports and logs a step, and what the guard of the precision did in it. */
+static int report_step(run *r, const dw_train_report *report) {
+    int result = CLI_DONE;
+    json_t *found = read_precision(r, &result);
+    const json_t *operands = json_object_get(found, "operands");
+    if (result == CLI_DONE) result = report_changes(r, found, 1);
+    if (result == CLI_DONE) {
+        train_report_step(&r->reporter, report, operands);
+        result = log_line(r, train_step_json(report, r->reporter.info.tokens_per_step, operands));
+    }
+    if (result == CLI_DONE) result = report_changes(r, found, 0);
+    json_decref(found);
+    return result;
+}
+
 /* Runs one step, then the validation and the checkpoint that are due. */
 static int advance(run *r) {
     const train_request *q = r->request;
@@ -88,8 +133,7 @@ static int advance(run *r) {
     dw_train_report report = {0};
     dw_status status = dw_trainer_step(r->trainer, &report);
     if (report.step == 0 || (status != DW_OK && report.applied)) return fail(r, status);
-    train_report_step(&r->reporter, &report);
-    int result = log_line(r, train_step_json(&report, r->reporter.info.tokens_per_step));
+    int result = report_step(r, &report);
     if (status != DW_OK) return fail(r, status);
     if (result == CLI_DONE && q->options.validation_count > 0 &&
         due(report.step, q->validate_every, last))

@@ -23,7 +23,7 @@ void train_free_arguments(train_request *request);
  * CLI_DONE. */
 int train_apply_plan(int argc, char **argv, train_request *request);
 
-/* ---- log: one JSON object per line, one line for each step and each validation ---------------- */
+/* ---- log: one JSON object per line, for each step, validation and change of precision ------- */
 
 /* Opens the log of a run that has done `step` steps and drops lines of later steps. Without `resume` the log must be
  * empty. On failure prints a message and returns NULL. */
@@ -47,7 +47,11 @@ void train_report_begin(train_reporter *reporter, const train_request *request,
                         const dw_trainer_info *info);
 /* Prints what the run will do, before anything is allocated. */
 void train_report_plan(train_reporter *reporter);
-void train_report_step(train_reporter *reporter, const dw_train_report *step);
+/* `operands`: those of a sampled step (dw_trainer_precision_json), or NULL. */
+void train_report_step(train_reporter *reporter, const dw_train_report *step,
+                       const json_t *operands);
+/* Reports a layer that falls back to BF16, or that the repair begins. Returns 0 after printing a message. */
+int train_report_change(train_reporter *reporter, json_t *change);
 void train_report_validation(train_reporter *reporter, int64_t step, double loss);
 /* Prints a line of text, or with --json {"event": event, "step": step, "path": path}. */
 void train_report_event(train_reporter *reporter, const char *event, int64_t step, const char *path,
@@ -57,7 +61,8 @@ void train_report_schedule(train_reporter *reporter, int64_t step, int64_t sched
 void train_report_end(train_reporter *reporter);
 
 /* Make the lines of the log (with "event" in front, those of --json). Return NULL if memory is short. */
-json_t *train_step_json(const dw_train_report *step, int64_t tokens);
+json_t *train_step_json(const dw_train_report *step, int64_t tokens, const json_t *operands);
+json_t *train_change_json(json_t *change);
 json_t *train_validation_json(int64_t step, double loss);
 
 #endif

@@ -1,6 +1,7 @@
 /* The output of `deepwell train`: one updating line on a terminal, plain lines elsewhere, or JSON. */
 #include "cli.h"
 #include "deepwell/device.h"
+#include "deepwell/precision_watch.h"
 #include "train.h"
 #include <inttypes.h>
 #include <math.h>
@@ -61,7 +62,32 @@ static json_t *finite_json(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-json_t *train_step_json(const dw_train_report *step, int64_t tokens) {
+static double ratio_of(const json_t *operand) {
+    const json_t *ratio = json_object_get(operand, "snr_db");
+    return json_is_number(ratio) ? json_number_value(ratio) : INFINITY;
+}
+
+/* Adds the operand with the lowest signal-to-noise ratio, and how many elements of all operands became 0 or were too large.
+ * The members are those of deepwell.Trainer's log. */
+static void add_operands(json_t *object, const json_t *operands) {
+    const json_t *worst = json_array_get(operands, 0);
+    json_int_t underflow = 0, saturated = 0;
+    size_t i;
+    json_t *each;
+    if (!worst) return;
+    json_array_foreach((json_t *)operands, i, each) {
+        underflow += json_integer_value(json_object_get(each, "underflow"));
+        saturated += json_integer_value(json_object_get(each, "saturated"));
+        if (ratio_of(each) < ratio_of(worst)) worst = each;
+    }
+    json_object_set_new(object, "snr_db", finite_json(ratio_of(worst)));
+    json_object_set(object, "snr_layer", json_object_get(worst, "layer"));
+    json_object_set(object, "snr_operand", json_object_get(worst, "operand"));
+    json_object_set_new(object, "underflow", json_integer(underflow));
+    json_object_set_new(object, "saturated", json_integer(saturated));
+}
+
+json_t *train_step_json(const dw_train_report *step, int64_t tokens, const json_t *operands) {
     json_t *object = json_pack(
         "{s:I, s:o, s:o, s:f, s:f, s:b}", "step", (json_int_t)step->step, "loss",
         finite_json(step->loss), "gradient_norm", finite_json(step->gradient_norm), "lr", step->lr,
@@ -70,7 +96,15 @@ json_t *train_step_json(const dw_train_report *step, int64_t tokens) {
         json_object_set_new(object, "not_finite", json_string(step->culprit));
     else if (object && !step->applied)
         json_object_set_new(object, "spike_limit", finite_json(step->spike_limit));
+    if (object) add_operands(object, operands);
     return object;
+}
+
+/* The step is the one whose sample made the change, or that the repair begins with. */
+json_t *train_change_json(json_t *change) {
+    json_t *step = json_object_get(change, "sampled_step");
+    if (!step) step = json_object_get(change, "from_step");
+    return json_pack("{s:O, s:O}", "step", step, "precision_change", change);
 }
 
 json_t *train_validation_json(int64_t step, double loss) {
@@ -195,13 +229,13 @@ static void print_bad_step(train_reporter *r, const dw_train_report *s) {
     fflush(stdout);
 }
 
-void train_report_step(train_reporter *r, const dw_train_report *s) {
+void train_report_step(train_reporter *r, const dw_train_report *s, const json_t *operands) {
     static const double redraw_seconds = 0.1, memory = 0.9;
     int64_t steps = r->request->options.steps, every = r->request->report_every;
     r->step_seconds =
         r->step_seconds > 0.0 ? memory * r->step_seconds + (1.0 - memory) * s->seconds : s->seconds;
     if (r->request->json) {
-        json_t *object = train_step_json(s, r->info.tokens_per_step);
+        json_t *object = train_step_json(s, r->info.tokens_per_step, operands);
         if (object)
             json_object_set_new(object, "memory_peak", json_integer((json_int_t)peak_bytes(r)));
         print_json(event_json("step", object));
@@ -215,6 +249,25 @@ void train_report_step(train_reporter *r, const dw_train_report *s) {
         puts(line);
         fflush(stdout);
     }
+}
+
+int train_report_change(train_reporter *r, json_t *change) {
+    char *json = NULL, *text = NULL;
+    if (r->request->json) {
+        print_json(event_json("precision_change", train_change_json(change)));
+        return 1;
+    }
+    json = json_dumps(change, JSON_COMPACT);
+    const int fine = json && dw_precision_change_text(json, &text) == DW_OK;
+    close_line(r);
+    if (fine)
+        puts(text);
+    else
+        fprintf(stderr, "deepwell: %s\n", json ? dw_last_error() : "memory is exhausted");
+    fflush(stdout);
+    dw_text_free(text);
+    free(json);
+    return fine;
 }
 
 void train_report_validation(train_reporter *r, int64_t step, double loss) {

@@ -40,6 +40,7 @@
 #include "deepwell/ops.h"
 #include "deepwell/planner.h"
 #include "deepwell/precision.h"
+#include "deepwell/precision_watch.h"
 #include "deepwell/quantize.h"
 #include "deepwell/safetensors.h"
 #include "deepwell/scheme.h"

@@ -71,8 +71,9 @@ typedef struct dw_precision_exception {
     dw_layer_precision layer;
 } dw_precision_exception;
 
-/* Guards of a training run (docs/precision.md). The library samples and judges nothing by itself: it reads and writes
- * these numbers, adds the statistics of operands to a graph (dw_graph_apply_precision), and applies `fallen_back`. */
+/* Guards of a training run (docs/precision.md). dw_trainer obeys them. For other loops the library reads and writes these
+ * numbers, adds the statistics of operands to a graph (dw_graph_apply_precision), judges samples (precision_watch.h), and
+ * applies `fallen_back`. */
 typedef struct dw_precision_guard {
     int64_t every; /* steps from one sampled step to the next; 0: none is sampled */
     /* A layer fails a sample if the signal-to-noise ratio of one of its operands is below this; 0: below
@@ -130,6 +131,17 @@ DW_API void dw_precision_policy_destroy(dw_precision_policy *policy); /* NULL: d
 /* Writes a policy as dw_precision_policy_parse reads it. Policies with the same meaning and the same exceptions have the
  * same text. Free *json with dw_text_free. */
 DW_API dw_status dw_precision_policy_json(const dw_precision_policy *policy, char **json);
+
+/* ---- policies made of others ------------------------------------------------------------------ */
+
+/* Makes a copy of a policy in which more modules have fallen back. Names that it has already are not repeated. */
+DW_API dw_status dw_precision_policy_with_fallen_back(const dw_precision_policy *policy,
+                                                      uint32_t count, const char *const *modules,
+                                                      dw_precision_policy **made);
+/* Makes the policy that rounds to BF16 what another one quantizes, as in the repair at the end of training. It has no
+ * guard. */
+DW_API dw_status dw_precision_policy_in_bf16(const dw_precision_policy *policy,
+                                             dw_precision_policy **made);
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
 

@@ -76,7 +76,8 @@ typedef struct dw_trainer_options {
     int64_t validation_batches; /* of micro_batch sequences, from the start; 0: all */
     /* A name of dw_layer_precision_named, or the path of a policy's file, which ends in ".json"; NULL: "bf16" on a GPU,
      * else "fp32". On a GPU "bf16" is the type of activations, gradients and matrix products, with parameters and averages
-     * in FP32 behind it. The others, and "bf16" on the CPU, round the operands of linear layers (precision.h). */
+     * in FP32 behind it. The others, and "bf16" on the CPU, round the operands of linear layers (precision.h). The guard of a
+     * policy is obeyed. */
     const char *precision;
 
     const char *checkpoint; /* folder of checkpoints, created if missing; NULL: none */
@@ -121,7 +122,8 @@ typedef struct dw_trainer_info {
     /* Bytes of this trainer's memory. arena: activations and scratch of one forward and backward (and of validation).
      * accumulation: if there is more than one micro-batch, gradients of one part of backward, on a GPU of a micro-batch.
      * parameter: on a GPU in BF16 also the weights in BF16. library: allocated by oneDNN while a GEMM runs. update:
-     * scratch of the gradient norm and, on a GPU, of AdamW. */
+     * scratch of the gradient norm and, on a GPU, of AdamW; the statistics of a guard. With a guard the arena is that of
+     * the largest of a step, a sampled step and a step in BF16. */
     size_t parameter_bytes, gradient_bytes, optimizer_bytes, arena_bytes, accumulation_bytes,
         batch_bytes, library_bytes, update_bytes;
     /* On the CPU the predicted largest resident set: the sum of these plus what the process held when the trainer was
@@ -157,6 +159,10 @@ typedef struct dw_train_report {
  * failed; the trainer can only be destroyed, and checkpoints stay. A step that fails in another way than divergence
  * leaves report->step 0, and the message names the step. */
 DW_API dw_status dw_trainer_step(dw_trainer *trainer, dw_train_report *report);
+/* Describes what the guard of the precision policy (docs/precision.md) did in the newest step: {"step": 4, "operands":
+ * [...], "changes": [...]}. "operands" is empty if the step was not sampled; precision_watch.h describes the entries.
+ * *json is NULL if nothing happened, and always without a guard. Free it with dw_text_free. */
+DW_API dw_status dw_trainer_precision_json(const dw_trainer *trainer, char **json);
 /* Computes the mean loss on the validation data, without dropout. DW_STATE: there is no validation data. */
 DW_API dw_status dw_trainer_validate(dw_trainer *trainer, double *loss);
 

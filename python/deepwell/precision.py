@@ -221,20 +221,12 @@ class PrecisionPolicy:
 
     def with_fallen_back(self, modules: Sequence[str]) -> PrecisionPolicy:
         """Returns this policy with more layers that have fallen back to BF16."""
-        names = list(dict.fromkeys([*self.fallen_back, *modules]))
-        return PrecisionPolicy.from_json(json.dumps({**self._parsed, "fallen_back": names}))
+        made = _deepwell.precision_with_fallen_back(self._text, tuple(modules))
+        return PrecisionPolicy.from_json(made)
 
     def in_bf16(self) -> PrecisionPolicy:
         """Returns the policy that rounds to BF16 what this one quantizes, as in the repair at the end of training."""
-        kept = {key: self._parsed[key] for key in ("sensitive_layers", "fallback")}
-        layers = [
-            {**entry, "precision": _bf16_for(entry["precision"])}
-            for entry in self._parsed["layers"]
-        ]
-        default = _bf16_for(self._parsed["default"])
-        return PrecisionPolicy.from_json(
-            json.dumps({**_FORMAT, **kept, "default": default, "layers": layers})
-        )
+        return PrecisionPolicy.from_json(_deepwell.precision_in_bf16(self._text))
 
     @property
     def fast_accumulation(self) -> bool:
@@ -386,13 +378,6 @@ _KEPT = ("-",) * len(OPERANDS)
 
 def _cells(operands: Sequence[str]) -> Sequence[str]:
     return _KEPT if set(operands) == {"fp32"} else operands
-
-
-def _bf16_for(precision: Any) -> str:
-    kept = precision == "fp32" or (
-        not isinstance(precision, str) and set(precision.values()) == {"fp32"}
-    )
-    return "fp32" if kept else "bf16"
 
 
 def _guard_told(guard: PrecisionGuard) -> str:

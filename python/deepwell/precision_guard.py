@@ -7,15 +7,18 @@ them. A ``Watch`` judges samples, and says which policy a step has.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepwell import _deepwell
 from deepwell.precision import OPERANDS, PrecisionPolicy
+from deepwell.runtime import STATISTICS
 
 if TYPE_CHECKING:
     from deepwell.runtime import Program
@@ -35,14 +38,6 @@ class OperandReport:
     saturated: (
         int  # elements that rounding alone would take beyond the largest number of their block
     )
-
-    def failure(self, underflow: float) -> str:
-        """Returns what is wrong with the operand, or "". ``underflow``: the most that may become 0."""
-        if self.snr_db < self.bound_db:
-            return f"SNR {self.snr_db:.1f} dB, bound {self.bound_db:.1f} dB"
-        if self.underflow > underflow * self.elements:
-            return f"{self.underflow / self.elements:.1%} of its elements became 0, bound {underflow:.0%}"
-        return ""
 
 
 class Sample:
@@ -99,24 +94,50 @@ class Sample:
     def report(self) -> list[OperandReport]:
         """Returns the rounding of each operand. Waits for the step's backward."""
         numbers = self.numbers()
-        return [] if numbers is None else reports(self.layers, numbers.tolist())
+        return [] if numbers is None else reports(self.layers, numbers)
 
 
-def reports(layers: Sequence[dict[str, Any]], numbers: Any) -> list[OperandReport]:
-    """``numbers``: of ``Sample.numbers``, as lists. Operands that no GEMM read are left out."""
-    found = []
-    for layer, operands in zip(layers, numbers):
-        for operand, (signal, noise, elements, underflow, saturated) in zip(OPERANDS, operands):
-            if operand not in layer["bounds"] or elements == 0:
-                continue
-            snr = math.inf if noise == 0 else 10 * math.log10(signal / noise) if signal else 0.0
-            found.append(
-                OperandReport(
-                    layer["module"], operand, layer["operands"][operand], snr,
-                    layer["bounds"][operand], int(elements), int(underflow), int(saturated),
-                )
-            )  # fmt: skip
-    return found
+def reports(layers: Sequence[dict[str, Any]], numbers: torch.Tensor) -> list[OperandReport]:
+    """``numbers``: of ``Sample.numbers``. Operands that no GEMM read are left out. Waits for the numbers."""
+    sums = numbers.detach().to("cpu", torch.float64).contiguous()
+    text = _deepwell.precision_operands(json.dumps(list(layers)), len(layers), sums.data_ptr())
+    return [
+        OperandReport(**{**each, "snr_db": math.inf if each["snr_db"] is None else each["snr_db"]})
+        for each in json.loads(text)
+    ]
+
+
+def over_ranks(
+    layers: Sequence[dict[str, Any]], numbers: torch.Tensor | None, device: torch.device
+) -> tuple[list[dict[str, Any]], torch.Tensor | None]:
+    """Adds up the samples of all ranks, each of which must call this. Returns the layers that any rank observed, the same on
+    all ranks, and their numbers. A rank that observed a layer in no call, because PyTorch ran its model, adds zeros."""
+    import torch.distributed as dist
+
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, list(layers))
+    known: dict[tuple[str, int], dict[str, Any]] = {}
+    for observed in every:
+        for key, layer in zip(_keys(observed), observed):
+            known.setdefault(key, layer)
+    if not known:
+        return [], None
+    sums = torch.zeros(len(known), len(OPERANDS), STATISTICS, dtype=torch.float64, device=device)
+    places = {key: place for place, key in enumerate(known)}
+    if numbers is not None:
+        sums[[places[key] for key in _keys(layers)]] = numbers.to(device)
+    dist.all_reduce(sums)
+    return list(known.values()), sums
+
+
+def _keys(layers: Sequence[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Returns what identifies each layer on all ranks: its module, and which of the module's layers it is."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for layer in layers:
+        keys.append((layer["module"], seen[layer["module"]]))
+        seen[layer["module"]] += 1
+    return keys
 
 
 @contextlib.contextmanager
@@ -148,98 +169,68 @@ def sample_precision(model: torch.nn.Module) -> Iterator[Sample]:
 
 
 class Watch:
-    """The guard of a run: which policy each step has, and which layers have fallen back.
+    """The guard of a run: which policy each step has, and which layers have fallen back (deepwell/precision_watch.h, whose
+    functions `deepwell train` calls, too).
 
     A layer that falls back because of step N is BF16 from step N + 2 on, also where the sample is known earlier, so that
     a run does not depend on when it is read.
     """
 
     def __init__(self, policy: PrecisionPolicy) -> None:
-        assert policy.guard is not None
-        self.policy, self.guard = policy, policy.guard
-        self._in_bf16 = policy.in_bf16()
-        self.changes: list[
-            dict[str, Any]
-        ] = []  # JSON, in their order: layers that fell back, repairs
-        self.failed: dict[str, int] = {}  # samples in a row, by layer
+        self.policy = policy
+        self._watch = _deepwell.precision_watch(policy.to_json())
         self.last: list[OperandReport] = []
-        self._known: dict[tuple[str, ...], PrecisionPolicy] = {}
+        self._known: dict[int, PrecisionPolicy] = {0: policy}  # by phase
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """Layers that fell back, and the repair, as JSON, in their order."""
+        return self.state().get("precision_changes", [])
 
     def repair_begins(self, steps: int) -> int:
         """Returns the first step that is repaired; one behind the last if none is."""
-        return steps - int(self.guard.repair * steps + 0.5) + 1
+        return _deepwell.precision_watch_repair_begins(self._watch, steps)
 
     def samples(self, step: int, steps: int) -> bool:
-        every = self.guard.every
-        return every > 0 and step % every == 0 and step < self.repair_begins(steps)
+        return _deepwell.precision_watch_samples(self._watch, step, steps)
 
     def policy_of(self, step: int, steps: int) -> PrecisionPolicy:
-        """Returns the policy of a step in a run of ``steps``."""
-        if self.guard.repair and step >= self.repair_begins(steps):
-            return self._in_bf16
-        return self.unrepaired(step)
+        """Returns the policy of a step in a run of ``steps``; always the same object for the same policy."""
+        phase = _deepwell.precision_watch_phase(self._watch, step, steps)
+        if phase not in self._known:
+            text = _deepwell.precision_watch_policy(self._watch, step, steps)
+            self._known[phase] = PrecisionPolicy.from_json(text)
+        return self._known[phase]
 
     def unrepaired(self, step: int) -> PrecisionPolicy:
         """Returns the policy of a step without the repair: the run's, and the layers that have fallen back."""
-        fallen = tuple(
-            each["layer"] for each in self.changes if "layer" in each and each["from_step"] <= step
-        )
-        if fallen not in self._known:
-            self._known[fallen] = self.policy.with_fallen_back(fallen) if fallen else self.policy
-        return self._known[fallen]
+        return self.policy_of(step, 0)
 
     def repaired(self, step: int) -> dict[str, Any]:
         """Records that the repair begins with a step. Returns the change."""
-        self.changes.append({"from_step": step, "repair": True})
-        return self.changes[-1]
+        return json.loads(_deepwell.precision_watch_repair(self._watch, step))
 
     def judge(self, step: int, found: list[OperandReport]) -> list[dict[str, Any]]:
         """Judges a step's sample. Returns the changes that it causes: the layers that fall back."""
         self.last = found
-        fallen = {each["layer"] for each in self.changes if "layer" in each}
-        worst: dict[str, tuple[float, OperandReport, str]] = {}
-        for each in found:
-            failure = each.failure(self.guard.underflow)
-            excess = each.snr_db - each.bound_db
-            if failure and (each.layer not in worst or excess < worst[each.layer][0]):
-                worst[each.layer] = excess, each, failure
-        changes = []
-        for layer in dict.fromkeys(each.layer for each in found):
-            self.failed[layer] = self.failed.get(layer, 0) + 1 if layer in worst else 0
-            if self.failed[layer] < self.guard.samples or layer in fallen:
-                continue
-            _, operand, failure = worst[layer]
-            changes.append(
-                {
-                    "from_step": step + 2,
-                    "layer": layer,
-                    "sampled_step": step,
-                    "operand": operand.operand,
-                    "scheme": operand.scheme,
-                    "snr_db": None if math.isinf(operand.snr_db) else operand.snr_db,
-                    "bound_db": operand.bound_db,
-                    "underflow": operand.underflow / operand.elements,
-                    "reason": failure,
-                }
-            )
-        self.changes += changes
-        return changes
+        operands = [asdict(each) for each in found]
+        for each in operands:
+            each["snr_db"] = each["snr_db"] if math.isfinite(each["snr_db"]) else None
+        return json.loads(_deepwell.precision_watch_judge(self._watch, step, json.dumps(operands)))
 
     # ---- checkpoints ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        failed = {layer: count for layer, count in self.failed.items() if count}
-        return {"changes": list(self.changes), "failed": failed}
+        """Returns what a checkpoint's manifest keeps."""
+        return json.loads(_deepwell.precision_watch_state(self._watch))
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.changes, self.failed = list(state["changes"]), dict(state["failed"])
+    def restore(self, manifest: dict[str, Any]) -> None:
+        kept = ("precision_changes", "precision_failed")
+        members = {name: manifest[name] for name in kept if name in manifest}
+        _deepwell.precision_watch_restore(self._watch, json.dumps(members))
+        self._known = {0: self.policy}
 
 
 def told(change: dict[str, Any]) -> str:
     """Describes a change in a line."""
-    if "repair" in change:
-        return f"step {change['from_step']}  every layer is BF16 from here on (repair)"
-    return (
-        f"step {change['sampled_step']}  {change['layer'] or '(the model)'} falls back to BF16 from step "
-        f"{change['from_step']} on: {change['operand']} in {change['scheme']}: {change['reason']}"
-    )
+    return _deepwell.precision_change_text(json.dumps(change))

@@ -28,11 +28,11 @@ from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.muon import Muon
 from deepwell.optimize import change_policy, has_own_target, sessions
 from deepwell.optimize import optimize as optimize_model
-from deepwell.precision import OPERANDS
 from deepwell.precision_guard import (
     OperandReport,
     Sample,
     Watch,
+    over_ranks,
     reports,
     sample_precision,
     told,
@@ -738,8 +738,7 @@ class Trainer:
                     one.backward()
                 loss = one.detach() if loss is None else loss + one.detach()
         tokens *= self.ranks
-        observed = self._statistics(sample)
-        layers = [] if observed is None else sample.layers
+        layers, observed = self._statistics(sample)
         outcome = None
         if self._updates_on_gpu:
             # The GPU does not apply a step whose loss is not finite.
@@ -766,7 +765,7 @@ class Trainer:
         report = self._finished(self.step, loss_value, norm_value, lr, tokens, applied, named=True)
         report.spike_limit = limit
         if observed is not None:
-            report.operands = reports(layers, observed.tolist())
+            report.operands = reports(layers, observed)
         return report
 
     @contextlib.contextmanager
@@ -779,12 +778,14 @@ class Trainer:
         with sample_precision(self.model) as sample:
             yield sample
 
-    def _statistics(self, sample: Sample | None) -> torch.Tensor | None:
-        """Returns the sums of a sample over all ranks, where they were computed."""
-        numbers = None if sample is None else sample.numbers()
-        if numbers is not None and self.ranks > 1:
-            dist.all_reduce(numbers)
-        return numbers
+    def _statistics(
+        self, sample: Sample | None
+    ) -> tuple[list[dict[str, Any]], torch.Tensor | None]:
+        """Returns the layers of a sample and their sums over all ranks, where they were computed."""
+        if sample is None:
+            return [], None
+        layers, numbers = sample.layers, sample.numbers()
+        return over_ranks(layers, numbers, self.device) if self.ranks > 1 else (layers, numbers)
 
     def _spike_limit(self) -> float | None:
         """Returns the loss above which the next step is a spike, or None if too few losses are known. It leaves out the
@@ -833,8 +834,7 @@ class Trainer:
         report = self._finished(queued.step, loss, norm, queued.lr, queued.tokens, applied, named)
         report.spike_limit = queued.spike_limit
         if queued.layers:
-            numbers = queued.numbers[3:].view(len(queued.layers), len(OPERANDS), -1).tolist()
-            report.operands = reports(queued.layers, numbers)
+            report.operands = reports(queued.layers, queued.numbers[3:])
         return report
 
     def _finished(
@@ -1077,7 +1077,6 @@ class Trainer:
             "optimizer": rest,
             "tied": state.tied_of(self.module),
             "precision": _policy(self.precision),
-            "guard": None if self._watch is None else self._watch.state(),
             "callbacks": [
                 each.state_dict() if hasattr(each, "state_dict") else None
                 for each in self.callbacks
@@ -1096,11 +1095,11 @@ class Trainer:
         )
 
     def _run_of_checkpoint(self) -> str:
-        """Returns what a manifest says of the run: what identifies it, how its precision has changed, and the losses that
-        limits for spikes are made of."""
+        """Returns what a manifest says of the run: what identifies it, the state of its guard, and the losses that limits
+        for spikes are made of."""
         run = json.loads(self._describe())
-        if self._watch is not None and self._watch.changes:
-            run["precision_changes"] = self._watch.changes
+        if self._watch is not None:
+            run.update(self._watch.state())
         if self._losses:
             run["losses"] = self._losses
         return json.dumps(run)
@@ -1155,6 +1154,8 @@ class Trainer:
             )
         self._load_tensors(path, kept, manifest["updates"])
         self.step, self.updates = manifest["step"], manifest["updates"]
+        if self._watch is not None:
+            self._watch.restore(manifest)
         if self.spike_factor is not None:  # else a later run would find losses of long ago
             self._losses = [(step, loss) for step, loss in manifest.get("losses", [])]
         if kept is None or converted:
@@ -1165,8 +1166,6 @@ class Trainer:
         if kept["ranks"] != self.ranks:
             position = self.data.on_other_ranks(position, kept["ranks"], self.ranks)
         self._random = kept["random"][self.rank % len(kept["random"])]
-        if self._watch is not None and kept.get("guard") is not None:
-            self._watch.restore(kept["guard"])
         self.data.restore(position, self.step, self._set_random)
         for callback, saved in zip(self.callbacks, kept["callbacks"]):
             if saved is not None and hasattr(callback, "load_state_dict"):

@@ -14,15 +14,16 @@ PyObject *extension_fail(dw_status status);
  * (planner.c). */
 int planner_model_from_dict(PyObject *dict, dw_model_sizes *model);
 
-extern PyMethodDef adamw_functions[];    /* adamw_module.c */
-extern PyMethodDef artifact_functions[]; /* artifact_module.c */
-extern PyMethodDef autoplan_functions[]; /* autoplan.c */
-extern PyMethodDef hardware_functions[]; /* hardware_module.c */
-extern PyMethodDef model_functions[];    /* model.c */
-extern PyMethodDef number_functions[];   /* number.c */
-extern PyMethodDef planner_functions[];  /* planner.c */
-extern PyMethodDef gemm_functions[];     /* gemm_module.c */
-extern PyMethodDef simulate_functions[]; /* simulate_module.c */
-extern PyMethodDef training_functions[]; /* training_module.c */
+extern PyMethodDef adamw_functions[];     /* adamw_module.c */
+extern PyMethodDef artifact_functions[];  /* artifact_module.c */
+extern PyMethodDef autoplan_functions[];  /* autoplan.c */
+extern PyMethodDef hardware_functions[];  /* hardware_module.c */
+extern PyMethodDef model_functions[];     /* model.c */
+extern PyMethodDef number_functions[];    /* number.c */
+extern PyMethodDef planner_functions[];   /* planner.c */
+extern PyMethodDef gemm_functions[];      /* gemm_module.c */
+extern PyMethodDef precision_functions[]; /* precision_module.c */
+extern PyMethodDef simulate_functions[];  /* simulate_module.c */
+extern PyMethodDef training_functions[];  /* training_module.c */
 
 #endif

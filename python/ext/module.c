@@ -1429,6 +1429,7 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (PyModule_AddFunctions(module, number_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, planner_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, gemm_functions) != 0) goto failed;
+    if (PyModule_AddFunctions(module, precision_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, simulate_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, tensors_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, training_functions) != 0) goto failed;

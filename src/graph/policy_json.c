@@ -563,6 +563,69 @@ dw_status dw_precision_policy_json(const dw_precision_policy *policy, char **jso
     return status;
 }
 
+/* ---- policies made of others ------------------------------------------------------------------ */
+
+/* Copies a policy by its text, so that the copy owns what the given one points to. */
+static dw_status copy_policy(const dw_precision_policy *policy, dw_precision_policy **copy) {
+    char *text = NULL;
+    *copy = NULL;
+    DW_RETURN_IF_FAILED(dw_precision_policy_json(policy, &text));
+    dw_status status = dw_precision_policy_parse(text, strlen(text), copy);
+    dw_text_free(text);
+    return status;
+}
+
+static bool is_listed(const char *const *names, uint32_t count, const char *name) {
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(names[i], name) == 0) return true;
+    return false;
+}
+
+dw_status dw_precision_policy_with_fallen_back(const dw_precision_policy *policy, uint32_t count,
+                                               const char *const *modules,
+                                               dw_precision_policy **made) {
+    *made = NULL;
+    DW_RETURN_IF_FAILED(dw__policy_check(policy));
+    const size_t most = (size_t)policy->fallen_back_count + count;
+    dw_precision_policy more = *policy;
+    const char **names = dw__malloc((most + 1) * sizeof *names);
+    if (!names) return dw__fail_memory("the layers that have fallen back", most * sizeof *names);
+    uint32_t listed = 0;
+    for (size_t i = 0; i < most; i++) {
+        const char *name = i < policy->fallen_back_count ? policy->fallen_back[i]
+                                                         : modules[i - policy->fallen_back_count];
+        if (!is_listed(names, listed, name)) names[listed++] = name;
+    }
+    more.fallen_back = names;
+    more.fallen_back_count = listed;
+    dw_status status = copy_policy(&more, made);
+    dw__free(names);
+    return status;
+}
+
+dw_status dw_precision_policy_in_bf16(const dw_precision_policy *policy,
+                                      dw_precision_policy **made) {
+    *made = NULL;
+    DW_RETURN_IF_FAILED(dw__policy_check(policy));
+    const size_t bytes = (policy->exception_count + 1) * sizeof(dw_precision_exception);
+    dw_precision_policy all = *policy;
+    dw_precision_exception *exceptions = dw__malloc(bytes);
+    if (!exceptions) return dw__fail_memory("a precision policy", bytes);
+    if (dw__layer_is_quantized(&all.layer)) all.layer = *dw__bf16_layer();
+    for (uint32_t i = 0; i < policy->exception_count; i++) {
+        exceptions[i] = policy->exceptions[i];
+        if (dw__layer_is_quantized(&exceptions[i].layer)) exceptions[i].layer = *dw__bf16_layer();
+    }
+    all.exceptions = exceptions;
+    all.bf16_share = 0.0;
+    all.guard = (dw_precision_guard){0};
+    all.fallen_back_count = 0;
+    all.fast_accumulation = 0;
+    dw_status status = copy_policy(&all, made);
+    dw__free(exceptions);
+    return status;
+}
+
 /* ---- the layers of a graph -------------------------------------------------------------------- */
 
 static dw_status write_bounds(json_t *entry, const dw_precision_policy *policy,

@@ -135,6 +135,20 @@ static dw_status add_losses(json_t *root, const dw__recent_losses *recent) {
     return fine ? DW_OK : dw__fail_memory("a checkpoint's losses", (size_t)recent->count);
 }
 
+static dw_status add_guard(json_t *root, const dw_precision_watch *watch) {
+    static const dw__json_limits limits = {.depth = 8, .values = 1 << 20};
+    char *text = NULL;
+    json_t *state = NULL;
+    if (!watch) return DW_OK;
+    DW_RETURN_IF_FAILED(dw_precision_watch_state(watch, &text));
+    dw_status status = dw__json_parse("the state of a guard", text, strlen(text), limits, &state);
+    if (status == DW_OK && json_object_update(root, state) != 0)
+        status = dw__fail_memory("the state of a guard", strlen(text));
+    json_decref(state);
+    dw_text_free(text);
+    return status;
+}
+
 dw_status dw__manifest_write(const char *folder, const char *run, const dw__progress *progress) {
     dw_status status = DW_OK;
     char path[PATH_MAX];
@@ -151,6 +165,7 @@ dw_status dw__manifest_write(const char *folder, const char *run, const dw__prog
         json_object_set(root, "files", files) != 0)
         DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
     DW_TRY(add_losses(root, progress->losses));
+    DW_TRY(add_guard(root, progress->watch));
     DW_TRY(manifest_path(folder, path));
     DW_TRY(dw__json_write(root, &text));
     DW_TRY(dw__text_printf(&text, "\n"));
@@ -246,13 +261,28 @@ static dw_status check_files(const char *folder, const char *manifest, const jso
     return DW_OK;
 }
 
+/* Returns whether two values are the texts of the same JSON object. deepwell.Trainer and this program write a policy in
+ * different forms. */
+static bool is_same_object(const json_t *here, const json_t *there) {
+    static const dw__json_limits limits = {.depth = 8, .values = 1 << 20};
+    const char *mine = json_string_value(here), *its = json_string_value(there);
+    json_t *a = NULL, *b = NULL;
+    if (!mine || !its || *mine != '{' || *its != '{') return false;
+    const bool same = dw__json_parse("here", mine, strlen(mine), limits, &a) == DW_OK &&
+                      dw__json_parse("there", its, strlen(its), limits, &b) == DW_OK &&
+                      json_equal(a, b);
+    json_decref(a);
+    json_decref(b);
+    return same;
+}
+
 /* Writes "batch is 8 (checkpoint: 4)" to `out` for each value that differs. */
 static dw_status compare_values(dw__text *out, const json_t *here, const json_t *there) {
     const char *key = NULL;
     json_t *value = NULL;
     json_object_foreach((json_t *)here, key, value) {
         const json_t *other = json_object_get(there, key);
-        if (other && json_equal(value, other)) continue;
+        if (other && (json_equal(value, other) || is_same_object(value, other))) continue;
         DW_RETURN_IF_FAILED(dw__text_printf(out, "%s%s is ", out->length > 0 ? "; " : "", key));
         DW_RETURN_IF_FAILED(dw__json_write(value, out));
         DW_RETURN_IF_FAILED(dw__text_printf(out, " (checkpoint: "));
@@ -346,6 +376,15 @@ static dw_status read_losses(const char *path, const json_t *root, dw__recent_lo
     return DW_OK;
 }
 
+static dw_status read_guard(const char *path, const json_t *root, dw_precision_watch *watch) {
+    char *text = NULL;
+    if (!watch) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__json_string(root, &text));
+    dw_status status = dw_precision_watch_restore(watch, text);
+    dw__free(text);
+    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "\"%s\"", path);
+}
+
 /* Older checkpoints lack schedule_steps: their schedule had as many steps as their run. */
 static dw_status read_progress(const char *path, const json_t *root, dw__progress *progress) {
     DW_RETURN_IF_FAILED(count_of(path, root, "step", &progress->step));
@@ -353,6 +392,7 @@ static dw_status read_progress(const char *path, const json_t *root, dw__progres
     if (progress->updates > progress->step)
         return fail_manifest(path, "no more \"updates\" than steps");
     DW_RETURN_IF_FAILED(read_losses(path, root, progress->losses));
+    DW_RETURN_IF_FAILED(read_guard(path, root, progress->watch));
     if (json_object_get(root, "schedule_steps"))
         return count_of(path, root, "schedule_steps", &progress->schedule_steps);
     return count_of(path, json_object_get(root, "options"), "steps", &progress->schedule_steps);

@@ -8,13 +8,15 @@
  *      "data": [{"path": "tokens.bin", "bytes": 2000, "xxh3": "0123456789abcdef", "tokens": 1000}],
  *      "files": [{"name": "model.safetensors", "bytes": 4096, "xxh3": "..."}]}
  *
- * With a limit for loss spikes "losses" has the losses that the next limits are made of.
+ * With a limit for loss spikes "losses" has the losses that the next limits are made of. With a guard "precision_changes"
+ * and "precision_failed" have its state (deepwell/precision_watch.h).
  * "updates" counts the steps that were applied (AdamW's count). A step with a loss or gradient that was not
  * finite counts only as a step. Every random number is a function of seed, step and place, so the seed is the
  * generator's whole state. */
 #ifndef DW_MANIFEST_H
 #define DW_MANIFEST_H
 
+#include "deepwell/precision_watch.h"
 #include "deepwell/trainer.h"
 #include "train/dataset.h"
 #include "train/loss_spikes.h"
@@ -24,6 +26,8 @@ typedef struct dw__progress {
     int64_t schedule_steps; /* step at which the schedule of the learning rate ends */
     /* Losses of the last applied steps, "losses": [[step, loss], ...]; NULL: not written, or not read. */
     dw__recent_losses *losses;
+    /* The guard, whose state has the members of dw_precision_watch_state; NULL: not written, or not read. */
+    dw_precision_watch *watch;
 } dw__progress;
 
 /* Returns what identifies a run, as JSON text: {"random": {...}, "options": {...}, "data": [...]}. `data` was checked, or

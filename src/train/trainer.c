@@ -11,13 +11,13 @@
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static dw_status allocate(const dw_trainer *t, size_t bytes, dw__block *block) {
+dw_status dw__trainer_allocate(const dw_trainer *t, size_t bytes, dw__block *block) {
     DW_RETURN_IF_FAILED(dw_device_allocate(t->device, bytes, &block->data));
     block->bytes = bytes;
     return DW_OK;
 }
 
-static void release(const dw_trainer *t, dw__block *block) {
+void dw__trainer_release(const dw_trainer *t, dw__block *block) {
     if (block->data) dw_device_release(t->device, block->data, block->bytes);
     *block = (dw__block){0};
 }
@@ -45,11 +45,8 @@ static dw_status list_parameters(dw_trainer *t) {
     t->parameters = dw__arena_alloc(t->memory, t->count * sizeof *t->parameters);
     t->offsets = dw__arena_alloc(t->memory, t->count * sizeof *t->offsets);
     t->weight_pointers = dw__arena_alloc(t->memory, t->count * sizeof *t->weight_pointers);
-    t->gradients_bound = dw__arena_alloc(t->memory, t->count * sizeof *t->gradients_bound);
-    t->part_bound = dw__arena_alloc(t->memory, t->count * sizeof *t->part_bound);
     t->tensors = dw__arena_alloc(t->memory, t->count * sizeof *t->tensors);
-    if (!t->parameters || !t->offsets || !t->weight_pointers || !t->gradients_bound ||
-        !t->part_bound || !t->tensors)
+    if (!t->parameters || !t->offsets || !t->weight_pointers || !t->tensors)
         return dw__fail_memory("a trainer's parameters", t->count * sizeof *t->parameters);
     for (uint32_t i = 0; i < t->count; i++) dw_model_parameter_at(t->config, i, &t->parameters[i]);
     return DW_OK;
@@ -92,10 +89,11 @@ static void place_parameters(dw_trainer *t) {
 
 /* ---- programs -------------------------------------------------------------------------------- */
 
-static void release_program(dw__program *p) {
+void dw__trainer_release_program(dw__program *p) {
     if (p->plan) dw_plan_release(p->plan);
     dw_engine_destroy(p->engine);
     dw_graph_destroy(p->graph);
+    dw_text_free(p->layers);
     *p = (dw__program){0};
 }
 
@@ -108,12 +106,66 @@ static dw_status add_seed(const dw_trainer *t, dw_graph *graph) {
     return dw_graph_leaf(graph, DW_ROLE_SEED, "seed", DW_I64, 1, &two, &seed);
 }
 
-/* Builds the graph of a micro-batch's loss and, if `training`, its gradients with respect to all parameters. */
-static dw_status make_program(dw_trainer *t, bool training, dw__program *p) {
+/* Stores the JSON of the layers whose operands are observed, and how many there are. */
+static dw_status find_observed(const dw_trainer *t, dw__program *p) {
+    static const dw__json_limits limits = {.depth = 8, .values = 1 << 22};
     dw_status status = DW_OK;
+    char *text = NULL;
+    json_t *layers = NULL, *observed = json_array();
+    DW_TRY(dw_precision_layers_json(p->graph, t->policy, &text));
+    DW_TRY(dw__json_parse("the layers of the model", text, strlen(text), limits, &layers));
+    for (size_t i = 0; observed && i < json_array_size(layers); i++) {
+        json_t *layer = json_array_get(layers, i);
+        if (json_object_get(layer, "bounds") && json_array_append(observed, layer) != 0)
+            DW_TRY(dw__fail_memory("the observed layers", strlen(text)));
+    }
+    if (!observed) DW_TRY(dw__fail_memory("the observed layers", strlen(text)));
+    p->observed = (uint32_t)json_array_size(observed);
+    DW_TRY(dw__json_string(observed, &p->layers));
+cleanup:
+    dw_text_free(text);
+    json_decref(layers);
+    json_decref(observed);
+    return status;
+}
+
+/* Adds a leaf of statistics for each observed layer, behind all others. */
+static dw_status add_statistics(const dw_trainer *t, dw__program *p) {
+    const dw_dim numbers = DW_LAYER_STATISTICS;
+    DW_RETURN_IF_FAILED(find_observed(t, p));
+    for (uint32_t i = 0; i < p->observed; i++) {
+        char name[32];
+        dw_value leaf;
+        snprintf(name, sizeof name, "statistics.%" PRIu32, i);
+        DW_RETURN_IF_FAILED(
+            dw_graph_leaf(p->graph, DW_ROLE_STATISTICS, name, DW_F64, 1, &numbers, &leaf));
+    }
+    return DW_OK;
+}
+
+/* On the CPU gradients of a micro-batch need memory until they are added. Those of statistics have a place of their own. */
+static dw_status place_accumulation(dw_trainer *t, dw__program *p) {
+    dw__extent extent;
+    if (t->gpu || t->options.micro_batch == t->options.batch) return DW_OK;
+    p->lives = dw__arena_alloc(t->memory, t->count * sizeof *p->lives);
+    if (!p->lives) return dw__fail_memory("lives of gradients", t->count * sizeof *p->lives);
+    for (uint32_t i = 0; i < t->count; i++) {
+        if (!dw_engine_has_grad(p->engine, i)) continue;
+        p->lives[i].bytes = (size_t)t->parameters[i].count * sizeof(float);
+        dw_plan_grad_parts(p->plan, i, &p->lives[i].first, &p->lives[i].last);
+    }
+    DW_RETURN_IF_FAILED(dw__place(t->count, p->lives, DW__CPU_ALIGNMENT, 1, &extent));
+    p->accumulation_bytes = extent.bytes;
+    return DW_OK;
+}
+
+/* Builds the graph of a micro-batch's loss and, unless it validates, its gradients with respect to all parameters. */
+dw_status dw__trainer_make_program(dw_trainer *t, dw__program_kind kind, dw__program *p) {
+    dw_status status = DW_OK;
+    const bool trains = kind != DW__VALIDATES;
     dw_model_graph_options options = DW_MODEL_GRAPH_OPTIONS_DEFAULT;
     options.output = DW_MODEL_LOSS;
-    options.dropout = training && t->options.dropout;
+    options.dropout = trains && t->options.dropout;
     options.labels_moved = 1;
     if (t->gpu) options.dtype = t->gpu->model;
     dw_engine_options engine = DW_ENGINE_OPTIONS_DEFAULT;
@@ -121,26 +173,32 @@ static dw_status make_program(dw_trainer *t, bool training, dw__program *p) {
     engine.device = t->device;
     const uint32_t loss = 0;
     int64_t sizes[2] = {t->options.micro_batch, t->options.sequence};
-    dw_value *wrt = dw__malloc(t->count * sizeof *wrt);
-    if (!wrt) return dw__fail_memory("a list of parameters", t->count * sizeof *wrt);
+    dw_value *wrt = NULL;
     DW_TRY(dw_model_graph(t->config, &options, &p->graph));
     DW_TRY(add_seed(t, p->graph));
-    for (uint32_t i = 0; i < t->count; i++) wrt[i] = dw_graph_leaf_at(p->graph, i);
-    DW_TRY(dw_engine_create(p->graph, training ? 1 : 0, &loss, training ? t->count : 0, wrt,
-                            &engine, &p->engine));
+    if (kind == DW__SAMPLES) DW_TRY(add_statistics(t, p));
+    const uint32_t leaf_count = dw_graph_leaf_count(p->graph), wrt_count = t->count + p->observed;
+    wrt = dw__malloc(wrt_count * sizeof *wrt);
+    if (!wrt) DW_TRY(dw__fail_memory("a list of parameters", wrt_count * sizeof *wrt));
+    for (uint32_t i = 0; i < wrt_count; i++)
+        wrt[i] = dw_graph_leaf_at(p->graph, i < t->count ? i : leaf_count - wrt_count + i);
+    DW_TRY(dw_engine_create(p->graph, trains ? 1 : 0, &loss, trains ? wrt_count : 0, wrt, &engine,
+                            &p->engine));
     DW_TRY(dw_engine_plan(p->engine, sizes, &p->plan));
-    size_t bytes = dw_graph_leaf_count(p->graph) * sizeof *p->leaves;
+    size_t bytes = leaf_count * sizeof *p->leaves;
     p->leaves = dw__arena_alloc(t->memory, bytes);
     if (!p->leaves) DW_TRY(dw__fail_memory("a trainer's bindings", bytes));
+    if (trains) DW_TRY(place_accumulation(t, p));
 cleanup:
     dw__free(wrt);
     return status;
 }
 
-static dw_status bind_leaves(dw_trainer *t, dw__program *p) {
+dw_status dw__trainer_bind_leaves(dw_trainer *t, dw__program *p) {
     uint32_t leaf_count = dw_graph_leaf_count(p->graph);
     for (uint32_t i = 0; i < leaf_count; i++) {
-        const char *name = dw_value_name(p->graph, dw_graph_leaf_at(p->graph, i));
+        const dw_value leaf = dw_graph_leaf_at(p->graph, i);
+        const char *name = dw_value_name(p->graph, leaf);
         if (i < t->count)
             p->leaves[i].data = t->weight_pointers[i];
         else if (strcmp(name, "input_ids") == 0)
@@ -149,30 +207,21 @@ static dw_status bind_leaves(dw_trainer *t, dw__program *p) {
             p->leaves[i].data = t->gpu ? t->gpu->labels : t->labels;
         else if (strcmp(name, "seed") == 0)
             p->leaves[i].data = t->gpu ? t->gpu->seed : t->random_seed;
+        else if (i >= leaf_count - p->observed)
+            p->leaves[i].data = t->guard.zeros;
         else
             return dw__fail(DW_INTERNAL, "the model's graph has a leaf \"%s\"", name);
     }
     return DW_OK;
 }
 
-/* Gradients of a micro-batch need memory until they are added. */
-static dw_status place_accumulation(dw_trainer *t) {
-    if (t->options.micro_batch == t->options.batch) return DW_OK;
-    if (t->gpu) {
-        t->accumulation.bytes = (size_t)t->elements * dw_dtype_bytes(t->gpu->model);
-        return DW_OK;
-    }
-    dw__extent extent;
-    t->lives = dw__arena_alloc(t->memory, t->count * sizeof *t->lives);
-    if (!t->lives) return dw__fail_memory("lives of gradients", t->count * sizeof *t->lives);
-    for (uint32_t i = 0; i < t->count; i++) {
-        if (!dw_engine_has_grad(t->train.engine, i)) continue;
-        t->lives[i].bytes = (size_t)t->parameters[i].count * sizeof(float);
-        dw_plan_grad_parts(t->train.plan, i, &t->lives[i].first, &t->lives[i].last);
-    }
-    DW_RETURN_IF_FAILED(dw__place(t->count, t->lives, DW__CPU_ALIGNMENT, 1, &extent));
-    t->accumulation.bytes = extent.bytes;
-    return DW_OK;
+void dw__trainer_raise(const dw__program *p, dw__needs *needs) {
+    if (!p->plan) return;
+    const dw__needs own = {dw_plan_arena_bytes(p->plan), p->accumulation_bytes,
+                           dw_plan_library_bytes(p->plan)};
+    if (own.arena > needs->arena) needs->arena = own.arena;
+    if (own.accumulation > needs->accumulation) needs->accumulation = own.accumulation;
+    if (own.library > needs->library) needs->library = own.library;
 }
 
 /* ---- create ---------------------------------------------------------------------------------- */
@@ -200,6 +249,26 @@ static dw_status open_data(dw_trainer *t) {
                     o->validation[0], dw__dataset_sequences(t->validation), o->micro_batch);
 }
 
+/* Computes the sizes of the blocks that programs share. */
+static dw_status find_memory(dw_trainer *t) {
+    dw__needs needs = {0};
+    dw__trainer_raise(&t->train, &needs);
+    dw__trainer_raise(&t->validate, &needs);
+    DW_RETURN_IF_FAILED(dw__trainer_guard_create(t, &needs));
+    const size_t entries = t->count + t->guard.most, bytes = entries * sizeof(dw_binding);
+    t->gradients_bound = dw__arena_alloc(t->memory, bytes);
+    t->part_bound = dw__arena_alloc(t->memory, bytes);
+    if (!t->gradients_bound || !t->part_bound)
+        return dw__fail_memory("a trainer's bindings", bytes);
+    const bool adds = t->options.micro_batch != t->options.batch;
+    if (t->gpu && adds) needs.accumulation = (size_t)t->elements * dw_dtype_bytes(t->gpu->model);
+    t->accumulation.bytes = needs.accumulation;
+    t->arena.bytes = needs.arena;
+    t->library_bytes = needs.library;
+    t->norm_bytes = dw__norm_scratch(t->elements);
+    return DW_OK;
+}
+
 static dw_status create(dw_trainer *t, const dw_trainer_options *options) {
     DW_RETURN_IF_FAILED(dw__trainer_take_options(t, options));
     DW_RETURN_IF_FAILED(dw__recent_losses_create(t->memory, t->options.spike_factor,
@@ -210,17 +279,11 @@ static dw_status create(dw_trainer *t, const dw_trainer_options *options) {
     DW_RETURN_IF_FAILED(check_sequence(t));
     DW_RETURN_IF_FAILED(list_parameters(t));
     DW_RETURN_IF_FAILED(open_data(t));
-    DW_RETURN_IF_FAILED(make_program(t, true, &t->train));
-    if (t->validation) DW_RETURN_IF_FAILED(make_program(t, false, &t->validate));
+    DW_RETURN_IF_FAILED(dw__trainer_make_program(t, DW__TRAINS, &t->train));
+    if (t->validation)
+        DW_RETURN_IF_FAILED(dw__trainer_make_program(t, DW__VALIDATES, &t->validate));
     place_parameters(t);
-    DW_RETURN_IF_FAILED(place_accumulation(t));
-    t->norm_bytes = dw__norm_scratch(t->elements);
-    t->arena.bytes = dw_plan_arena_bytes(t->train.plan);
-    if (t->validation && dw_plan_arena_bytes(t->validate.plan) > t->arena.bytes)
-        t->arena.bytes = dw_plan_arena_bytes(t->validate.plan);
-    t->library_bytes = dw_plan_library_bytes(t->train.plan);
-    if (t->validation && dw_plan_library_bytes(t->validate.plan) > t->library_bytes)
-        t->library_bytes = dw_plan_library_bytes(t->validate.plan);
+    DW_RETURN_IF_FAILED(find_memory(t));
     if (t->gpu) return dw__trainer_gpu_create(t);
     /* Prepares oneDNN for small GEMMs, which use it even if no plan reserves memory for it. */
     DW_RETURN_IF_FAILED(dw__onednn_prepare());
@@ -246,15 +309,16 @@ void dw_trainer_destroy(dw_trainer *t) {
     if (!t) return;
     dw_checkpoints_close(t->checkpoints);
     dw__trainer_gpu_destroy(t);
-    release_program(&t->train);
-    release_program(&t->validate);
+    dw__trainer_guard_destroy(t);
+    dw__trainer_release_program(&t->train);
+    dw__trainer_release_program(&t->validate);
     dw__dataset_close(t->data);
     dw__dataset_close(t->validation);
     dw_model_config_destroy(t->config);
     dw_precision_policy_destroy(t->policy);
     dw__block *blocks[] = {&t->weights,    &t->gradients, &t->exp_avg,
                            &t->exp_avg_sq, &t->arena,     &t->accumulation};
-    for (size_t i = 0; i < DW_COUNT(blocks); i++) release(t, blocks[i]);
+    for (size_t i = 0; i < DW_COUNT(blocks); i++) dw__trainer_release(t, blocks[i]);
     dw__free(t->norm_scratch);
     dw__free(t->input);
     if (t->memory) dw__arena_destroy(t->memory);
@@ -291,13 +355,13 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
         .batch_bytes =
             (size_t)(2 * o->micro_batch * o->sequence + o->sequence + 1) * sizeof(int64_t),
         .library_bytes = t->library_bytes,
-        .update_bytes = t->norm_bytes,
+        .update_bytes = t->norm_bytes + dw__trainer_guard_bytes(t),
     };
     if (t->gpu) {
         info->parameter_bytes += rounded_bytes(t);
         info->gradient_bytes = gradient_bytes(t);
         info->batch_bytes = t->gpu->batch.bytes;
-        info->update_bytes = dw__gpu_update_bytes(t->gpu->update);
+        info->update_bytes = dw__gpu_update_bytes(t->gpu->update) + dw__trainer_guard_bytes(t);
     }
     if (t->validation) {
         info->validation_tokens = dw__dataset_tokens(t->validation);
@@ -312,7 +376,7 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
 
 /* The blocks are zeroed, so that the gaps between parameters add nothing to a norm. */
 static dw_status allocate_zeros(dw_trainer *t, size_t bytes, dw__block *block) {
-    DW_RETURN_IF_FAILED(allocate(t, bytes, block));
+    DW_RETURN_IF_FAILED(dw__trainer_allocate(t, bytes, block));
     return dw_device_fill(t->device, block->data, 0, block->bytes);
 }
 
@@ -333,11 +397,12 @@ static dw_status allocate_all(dw_trainer *t) {
     DW_RETURN_IF_FAILED(allocate_zeros(t, gradient_bytes(t), &t->gradients));
     DW_RETURN_IF_FAILED(allocate_zeros(t, flat, &t->exp_avg));
     DW_RETURN_IF_FAILED(allocate_zeros(t, flat, &t->exp_avg_sq));
-    DW_RETURN_IF_FAILED(allocate(t, t->arena.bytes, &t->arena));
+    DW_RETURN_IF_FAILED(dw__trainer_allocate(t, t->arena.bytes, &t->arena));
     const bool zeros = t->gpu && t->accumulation.bytes > 0;
     DW_RETURN_IF_FAILED(zeros ? allocate_zeros(t, t->accumulation.bytes, &t->accumulation)
-                              : allocate(t, t->accumulation.bytes, &t->accumulation));
+                              : dw__trainer_allocate(t, t->accumulation.bytes, &t->accumulation));
     if (t->gpu) DW_RETURN_IF_FAILED(dw__trainer_gpu_begin(t));
+    DW_RETURN_IF_FAILED(dw__trainer_guard_begin(t));
     return allocate_batch(t);
 }
 
@@ -372,8 +437,14 @@ static dw_status bind_all(dw_trainer *t) {
         t->gradients_bound[i].data = tensor_at(t, adds ? &t->accumulation : &t->gradients, i, type);
     }
     if (!t->gpu) list_tensors(t);
-    DW_RETURN_IF_FAILED(bind_leaves(t, &t->train));
-    return t->validation ? bind_leaves(t, &t->validate) : DW_OK;
+    for (uint32_t i = 0; i < t->guard.most; i++) {
+        const dw_binding statistics = {t->guard.statistics + (size_t)i * DW__STATISTICS_STRIDE,
+                                       NULL};
+        t->gradients_bound[t->count + i] = t->part_bound[t->count + i] = statistics;
+    }
+    DW_RETURN_IF_FAILED(dw__trainer_bind_leaves(t, &t->train));
+    if (t->guard.samples.plan) DW_RETURN_IF_FAILED(dw__trainer_bind_leaves(t, &t->guard.samples));
+    return t->validation ? dw__trainer_bind_leaves(t, &t->validate) : DW_OK;
 }
 
 static dw_status open_checkpoints(dw_trainer *t, bool resume) {

@@ -84,7 +84,9 @@ static dw_status write_into(dw_trainer *t, const char *folder, float *const *wei
     DW_RETURN_IF_FAILED(
         dw_model_save_into(t->config, folder, &save, (const float *const *)weights));
     DW_RETURN_IF_FAILED(write_averages(t, path));
-    dw__progress progress = {t->step, t->updates, t->options.schedule_steps, &t->recent};
+    DW_RETURN_IF_FAILED(dw__trainer_guard_write(t, folder));
+    dw__progress progress = {t->step, t->updates, t->options.schedule_steps, &t->recent,
+                             t->guard.watch};
     char *run = NULL;
     DW_RETURN_IF_FAILED(dw__manifest_run(&t->options, t->data, &run));
     dw_status status = dw__manifest_write(folder, run, &progress);
@@ -274,7 +276,7 @@ static bool is_distributed(const char *folder) {
 dw_status dw__trainer_resume(dw_trainer *t) {
     const char *folder = dw_checkpoints_newest_path(t->checkpoints);
     char path[PATH_MAX];
-    dw__progress progress = {.losses = &t->recent};
+    dw__progress progress = {.losses = &t->recent, .watch = t->guard.watch};
     if (snprintf(path, sizeof path, "%s/optimizer.safetensors", folder) >= PATH_MAX)
         return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
     DW_RETURN_IF_FAILED(read_manifest(t, folder, &progress));

@@ -75,10 +75,17 @@ dw_status dw__trainer_gpu_create(dw_trainer *t) {
     return dw__gpu_update_create(&update, &g->update);
 }
 
+void dw__trainer_gpu_forget(dw_trainer *t) {
+    for (int work = 0; work < DW__GPU_WORKS; work++) {
+        t->device->graph_destroy(t->gpu->graphs[work]);
+        t->gpu->graphs[work] = NULL;
+    }
+}
+
 void dw__trainer_gpu_destroy(dw_trainer *t) {
     dw__gpu *g = t->gpu;
     if (!g) return;
-    for (int work = 0; work < DW__GPU_WORKS; work++) t->device->graph_destroy(g->graphs[work]);
+    dw__trainer_gpu_forget(t);
     if (g->stream) t->device->stream_destroy(g->stream);
     for (size_t i = 0; i < DW_COUNT(g->stages); i++)
         if (g->stages[i].memory) t->device->host_release(g->stages[i].memory);
@@ -136,13 +143,13 @@ static dw_status forward(const dw_trainer *t, const dw__program *p) {
     return dw_plan_forward(p->plan, t->arena.data, p->leaves, &loss, t->gpu->stream);
 }
 
-static dw_status train_micro_batch(const dw_trainer *t) {
+static dw_status train_micro_batch(const dw_trainer *t, const dw__program *p) {
     const dw__gpu *g = t->gpu;
     const dw_binding loss = {g->loss, NULL}, share = {g->share, NULL};
-    DW_RETURN_IF_FAILED(forward(t, &t->train));
-    DW_RETURN_IF_FAILED(dw_plan_backward(t->train.plan, t->arena.data, t->train.leaves, &loss,
-                                         &share, t->gradients_bound, g->stream));
-    DW_RETURN_IF_FAILED(dw__gpu_update_add(g->update, g->loss, dw__gpu_data_error(t->train.plan),
+    DW_RETURN_IF_FAILED(forward(t, p));
+    DW_RETURN_IF_FAILED(dw_plan_backward(p->plan, t->arena.data, p->leaves, &loss, &share,
+                                         t->gradients_bound, g->stream));
+    DW_RETURN_IF_FAILED(dw__gpu_update_add(g->update, g->loss, dw__gpu_data_error(p->plan),
                                            (double)micro_batches(t), g->stream));
     return micro_batches(t) == 1 ? dw__gpu_update_run(g->update, g->stream) : DW_OK;
 }
@@ -150,7 +157,8 @@ static dw_status train_micro_batch(const dw_trainer *t) {
 static dw_status enqueue(const dw_trainer *t, dw__gpu_work work) {
     const dw__gpu *g = t->gpu;
     switch (work) {
-    case DW__GPU_MICRO_BATCH: return train_micro_batch(t);
+    case DW__GPU_MICRO_BATCH: return train_micro_batch(t, &t->train);
+    case DW__GPU_SAMPLE: return train_micro_batch(t, &t->guard.samples);
     case DW__GPU_UPDATE: return dw__gpu_update_run(g->update, g->stream);
     default: break;
     }
@@ -216,8 +224,17 @@ static dw_status send_batch(const dw_trainer *t, const dw__gpu_stage *stage, int
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-dw_status dw__trainer_gpu_step(dw_trainer *t, double lr, double limit, double *loss, double *norm,
-                               bool *applied) {
+/* Enqueues a copy of the statistics of a micro-batch, before the next one overwrites them. */
+static dw_status receive_statistics(const dw_trainer *t, int64_t micro) {
+    const size_t numbers = (size_t)t->guard.samples.observed * DW__STATISTICS_STRIDE;
+    return t->device->copy_out(t->guard.staged + (size_t)micro * numbers, t->guard.statistics,
+                               numbers * sizeof(double), t->gpu->stream);
+}
+
+dw_status dw__trainer_gpu_step(dw_trainer *t, bool samples, double lr, double limit, double *loss,
+                               double *norm, bool *applied) {
+    const dw__program *p = samples ? &t->guard.samples : &t->train;
+    const size_t statistics = (size_t)p->observed * DW__STATISTICS_STRIDE;
     dw__gpu *g = t->gpu;
     dw__gpu_stage *stage = &g->stages[t->step % 2], *next = &g->stages[(t->step + 1) % 2];
     const dw_train_numbers *numbers = NULL;
@@ -225,13 +242,16 @@ dw_status dw__trainer_gpu_step(dw_trainer *t, double lr, double limit, double *l
     DW_RETURN_IF_FAILED(dw__gpu_update_send(g->update, lr, limit, g->stream));
     for (int64_t micro = 0; micro < micro_batches(t); micro++) {
         DW_RETURN_IF_FAILED(send_batch(t, stage, micro));
-        DW_RETURN_IF_FAILED(replay(t, DW__GPU_MICRO_BATCH));
+        DW_RETURN_IF_FAILED(replay(t, samples ? DW__GPU_SAMPLE : DW__GPU_MICRO_BATCH));
+        if (samples) DW_RETURN_IF_FAILED(receive_statistics(t, micro));
     }
     if (micro_batches(t) > 1) DW_RETURN_IF_FAILED(replay(t, DW__GPU_UPDATE));
     DW_RETURN_IF_FAILED(dw__gpu_update_receive(g->update, g->stream, &numbers));
     /* If this fails, the next step reads again and reports it. */
     if (t->step + 1 < t->options.steps) (void)read_step(t, next, t->step + 1);
-    DW_RETURN_IF_FAILED(dw_plan_synchronize(t->train.plan, g->stream));
+    DW_RETURN_IF_FAILED(dw_plan_synchronize(p->plan, g->stream));
+    for (int64_t micro = 0; samples && micro < micro_batches(t); micro++)
+        dw__trainer_guard_add(t, t->guard.staged + (size_t)micro * statistics, micro == 0);
     *loss = numbers->loss;
     *norm = numbers->told.norm;
     *applied = numbers->told.applied != 0;

@@ -2,11 +2,12 @@
 #ifndef DW_TRAINER_INTERNAL_H
 #define DW_TRAINER_INTERNAL_H
 
+#include "base/json.h"
 #include "deepwell/checkpoints.h"
 #include "deepwell/device.h"
 #include "deepwell/engine.h"
 #include "deepwell/model.h"
-#include "deepwell/precision.h"
+#include "deepwell/precision_watch.h"
 #include "deepwell/trainer.h"
 #include "engine/placement.h"
 #include "engine/target.h"
@@ -20,18 +21,45 @@ typedef struct dw__block {
     size_t bytes;
 } dw__block;
 
-/* An engine with its plan for one micro-batch, and the data of its leaves. */
+typedef enum dw__program_kind { DW__TRAINS, DW__VALIDATES, DW__SAMPLES } dw__program_kind;
+
+/* An engine with its plan for one micro-batch, and the data of its leaves. One that samples also differentiates by a leaf
+ * of statistics for each observed layer; these leaves come last. */
 typedef struct dw__program {
     dw_graph *graph;
     dw_engine *engine;
     dw_plan *plan;
     dw_binding *leaves; /* one per leaf of the graph */
+    /* On the CPU with several micro-batches: the gradients of all but the first one, each from its first to its last part
+     * of backward, and the bytes that they need; else NULL and 0. */
+    dw__interval *lives;
+    size_t accumulation_bytes;
+    uint32_t observed; /* layers whose operands are observed */
+    char *layers;      /* JSON of them, or NULL */
 } dw__program;
+
+/* Numbers from one layer's statistics to the next, so that each is aligned as a GPU's tensors are. */
+enum { DW__STATISTICS_STRIDE = 32 };
+
+/* What a guard needs (trainer_precision.c). */
+typedef struct dw__guard {
+    dw_precision_watch *watch;  /* NULL: the policy has no guard */
+    int64_t phase;              /* dw_precision_watch_phase of the programs' policy */
+    dw__program samples;        /* runs a sampled step; its plan is NULL if no layer is observed */
+    uint32_t most;              /* observed layers of the first policy; later ones observe fewer */
+    dw__block memory;           /* on a GPU: a leaf's zeros, then the statistics of a micro-batch */
+    double *zeros, *statistics; /* the same, where the program runs */
+    double *staged;             /* on a GPU: the statistics of each micro-batch, page-locked */
+    double *sums;               /* of the step's micro-batches, [most, DW_LAYER_STATISTICS] */
+    json_t *operands,
+        *changes; /* arrays: what the newest step found, and which changes it caused */
+} dw__guard;
 
 /* Each kind of work is recorded as one CUDA graph. */
 typedef enum dw__gpu_work {
     DW__GPU_MICRO_BATCH, /* forward and backward; with one micro-batch the update too */
     DW__GPU_UPDATE,      /* of several micro-batches */
+    DW__GPU_SAMPLE,      /* as DW__GPU_MICRO_BATCH, with statistics for a guard */
     DW__GPU_VALIDATION,  /* forward of a micro-batch */
     DW__GPU_WORKS
 } dw__gpu_work;
@@ -62,7 +90,7 @@ typedef struct dw__gpu {
 struct dw_trainer {
     dw_trainer_options options;  /* strings in `memory`; schedule_steps is the schedule in use */
     bool schedule_is_given;      /* the caller gave it, so a checkpoint does not replace it */
-    dw_precision_policy *policy; /* of linear layers */
+    dw_precision_policy *policy; /* of the linear layers of the programs */
     const char *precision;       /* its name or file; options.precision has the text of a file */
     dw__arena *memory;
     dw_model_config *config;
@@ -70,6 +98,7 @@ struct dw_trainer {
     dw__dataset *data, *validation; /* validation is NULL if there is none */
     const dw_device *device;
     dw__program train, validate; /* validate.plan is NULL if there is none */
+    dw__guard guard;
 
     /* All parameters in one block, each 64-byte aligned (on a GPU 256), with zeros in the gaps. The gradients and AdamW's
      * averages have the same layout. */
@@ -81,12 +110,12 @@ struct dw_trainer {
     void **weight_pointers; /* count; the addresses that the model reads */
 
     /* With several micro-batches, gradients that are added to `gradients`. On the CPU those of all but the first
-     * micro-batch, each from its first to its last part of backward. On a GPU those of each micro-batch, in the layout
-     * of the gradients and in the model's type. */
+     * micro-batch (dw__program.lives). On a GPU those of each micro-batch, in the layout of the gradients and in the
+     * model's type. */
     dw__block accumulation;
-    dw__interval *lives;         /* count, or NULL; on the CPU */
-    dw_binding *gradients_bound; /* count entries: of the first micro-batch; on a GPU of each */
-    dw_binding *part_bound;      /* count entries: of the others; on the CPU */
+    /* count entries, and guard.most for statistics: */
+    dw_binding *gradients_bound; /* of the first micro-batch; on a GPU of each */
+    dw_binding *part_bound;      /* of the others; on the CPU */
 
     dw_adamw_tensor *tensors; /* count entries: decayed ones first */
     uint32_t decayed, updated;
@@ -123,9 +152,11 @@ dw_status dw__trainer_gpu_begin(dw_trainer *t);
 /* Call it when the weights were written. */
 dw_status dw__trainer_gpu_restart(dw_trainer *t);
 /* Runs the step behind `t->step`, waits, and says whether it was applied, which it is not with a loss above `limit`.
- * Meanwhile reads the next step's tokens. */
-dw_status dw__trainer_gpu_step(dw_trainer *t, double lr, double limit, double *loss, double *norm,
-                               bool *applied);
+ * Meanwhile reads the next step's tokens. `samples`: with the statistics of the guard, in guard.staged. */
+dw_status dw__trainer_gpu_step(dw_trainer *t, bool samples, double lr, double limit, double *loss,
+                               double *norm, bool *applied);
+/* Forgets the recorded work, because the programs or their memory are others. */
+void dw__trainer_gpu_forget(dw_trainer *t);
 /* Returns the sum of the losses of the first `batches` micro-batches of the validation data. */
 dw_status dw__trainer_gpu_validate(dw_trainer *t, int64_t batches, double *loss);
 
@@ -146,6 +177,42 @@ dw_status dw__trainer_read_micro_batch(dw_trainer *t, int64_t step, int64_t micr
                                        int64_t *labels, int64_t seed[2]);
 dw_status dw__trainer_read_validation(dw_trainer *t, int64_t batch, int64_t *input,
                                       int64_t *labels);
+
+/* ---- trainer.c ------------------------------------------------------------------------------------- */
+
+/* Plans a program of t->policy. Release it with dw__trainer_release_program. */
+dw_status dw__trainer_make_program(dw_trainer *t, dw__program_kind kind, dw__program *program);
+void dw__trainer_release_program(dw__program *program);
+/* Binds the leaves of a program. */
+dw_status dw__trainer_bind_leaves(dw_trainer *t, dw__program *program);
+dw_status dw__trainer_allocate(const dw_trainer *t, size_t bytes, dw__block *block);
+void dw__trainer_release(const dw_trainer *t, dw__block *block);
+/* Computes the memory that a program needs, and raises *needs to it. */
+typedef struct dw__needs {
+    size_t arena, accumulation, library;
+} dw__needs;
+void dw__trainer_raise(const dw__program *program, dw__needs *needs);
+
+/* ---- trainer_precision.c ------------------------------------------------------------------------------ */
+
+/* Plans sampled steps and raises *needs to those of all policies that are known now. Needs the other programs. */
+dw_status dw__trainer_guard_create(dw_trainer *t, dw__needs *needs);
+/* Allocates the memory of statistics. */
+dw_status dw__trainer_guard_begin(dw_trainer *t);
+void dw__trainer_guard_destroy(dw_trainer *t);
+/* The device's memory of statistics. */
+size_t dw__trainer_guard_bytes(const dw_trainer *t);
+/* Gives the programs the policy of the next step, plans again if that is another one, and forgets what the step before
+ * found. */
+dw_status dw__trainer_guard_prepare(dw_trainer *t);
+/* Returns whether the next step is sampled and a layer is observed. */
+bool dw__trainer_guard_samples(const dw_trainer *t);
+/* Adds the statistics of a micro-batch to those of the step; `first`: they are the first ones. */
+void dw__trainer_guard_add(dw_trainer *t, const double *statistics, bool first);
+/* Describes the step's sample and, if it was applied, judges it. */
+dw_status dw__trainer_guard_judge(dw_trainer *t, int64_t step, bool applied);
+/* Writes precision.json into a checkpoint's folder: the policy of the next step without the repair. */
+dw_status dw__trainer_guard_write(const dw_trainer *t, const char *folder);
 
 /* ---- others ---------------------------------------------------------------------------------------- */
 

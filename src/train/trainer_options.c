@@ -117,11 +117,7 @@ static dw_status take_precision(dw_trainer *t) {
     DW_RETURN_IF_FAILED(copy_string(t, &t->precision));
     DW_RETURN_IF_FAILED(dw_precision_policy_load(*option, &t->policy));
     if (t->policy->guard.every || t->policy->guard.repair > 0.0)
-        return dw__fail(DW_UNSUPPORTED,
-                        "%.256s: the precision policy has a guard, and deepwell train does not "
-                        "support guards: remove \"guard\" from the file, or train with "
-                        "deepwell.Trainer in Python, which obeys it",
-                        *option);
+        DW_RETURN_IF_FAILED(dw_precision_watch_create(t->policy, &t->guard.watch));
     if (!dw__policy_is_file(*option)) return copy_string(t, option);
     DW_RETURN_IF_FAILED(dw_precision_policy_json(t->policy, &text));
     *option = text;

@@ -46,41 +46,44 @@ dw_status dw__trainer_read_validation(dw_trainer *t, int64_t batch, int64_t *inp
 
 /* ---- forward and backward -------------------------------------------------------------------- */
 
-static dw_status backward_first(dw_trainer *t, const dw_binding *loss, const dw_binding *grad) {
-    return dw_plan_backward(t->train.plan, t->arena.data, t->train.leaves, loss, grad,
-                            t->gradients_bound, NULL);
+static dw_status backward_first(dw_trainer *t, const dw__program *p, const dw_binding *loss,
+                                const dw_binding *grad) {
+    return dw_plan_backward(p->plan, t->arena.data, p->leaves, loss, grad, t->gradients_bound,
+                            NULL);
 }
 
 /* Runs backward part by part. A gradient that a part completes is added to the sum, and its memory is free again. */
-static dw_status backward_more(dw_trainer *t, const dw_binding *loss, const dw_binding *grad) {
-    uint32_t parts = dw_plan_part_count(t->train.plan);
+static dw_status backward_more(dw_trainer *t, const dw__program *p, const dw_binding *loss,
+                               const dw_binding *grad) {
+    uint32_t parts = dw_plan_part_count(p->plan);
     for (uint32_t part = 0; part < parts; part++) {
         for (uint32_t i = 0; i < t->count; i++) {
-            const dw__interval *life = &t->lives[i];
+            const dw__interval *life = &p->lives[i];
             bool alive = life->bytes > 0 && life->first <= part && part <= life->last;
             t->part_bound[i].data = alive ? (char *)t->accumulation.data + life->offset : NULL;
         }
-        DW_RETURN_IF_FAILED(dw_plan_backward_part(
-            t->train.plan, part, t->arena.data, t->train.leaves, loss, grad, t->part_bound, NULL));
+        DW_RETURN_IF_FAILED(dw_plan_backward_part(p->plan, part, t->arena.data, p->leaves, loss,
+                                                  grad, t->part_bound, NULL));
         for (uint32_t i = 0; i < t->count; i++)
-            if (t->part_bound[i].data && t->lives[i].last == part)
+            if (t->part_bound[i].data && p->lives[i].last == part)
                 dw__accumulate(t->gradients_bound[i].data, t->part_bound[i].data,
                                t->parameters[i].count);
     }
     return DW_OK;
 }
 
-static dw_status run_micro_batch(dw_trainer *t, int64_t micro, float share, float *loss) {
+static dw_status run_micro_batch(dw_trainer *t, const dw__program *p, int64_t micro, float share,
+                                 float *loss) {
     dw_binding loss_bound = {loss, NULL}, grad_bound = {&share, NULL};
-    DW_RETURN_IF_FAILED(
-        dw_plan_forward(t->train.plan, t->arena.data, t->train.leaves, &loss_bound, NULL));
-    return micro == 0 ? backward_first(t, &loss_bound, &grad_bound)
-                      : backward_more(t, &loss_bound, &grad_bound);
+    DW_RETURN_IF_FAILED(dw_plan_forward(p->plan, t->arena.data, p->leaves, &loss_bound, NULL));
+    return micro == 0 ? backward_first(t, p, &loss_bound, &grad_bound)
+                      : backward_more(t, p, &loss_bound, &grad_bound);
 }
 
 /* Loss and gradients of the whole batch: means over its tokens. Every micro-batch has the same number of tokens.
  * Returns the norm of the gradients too. */
-static dw_status run_batch(dw_trainer *t, double *loss, double *norm) {
+static dw_status run_batch(dw_trainer *t, bool samples, double *loss, double *norm) {
+    const dw__program *p = samples ? &t->guard.samples : &t->train;
     int64_t micro_batches = t->options.batch / t->options.micro_batch;
     *loss = 0.0;
     for (int64_t micro = 0; micro < micro_batches; micro++) {
@@ -88,7 +91,8 @@ static dw_status run_batch(dw_trainer *t, double *loss, double *norm) {
         DW_RETURN_IF_FAILED(
             dw__trainer_read_micro_batch(t, t->step, micro, t->input, t->labels, t->random_seed));
         DW_RETURN_IF_FAILED(
-            run_micro_batch(t, micro, (float)(1.0 / (double)micro_batches), &micro_loss));
+            run_micro_batch(t, p, micro, (float)(1.0 / (double)micro_batches), &micro_loss));
+        if (samples) dw__trainer_guard_add(t, t->guard.statistics, micro == 0);
         *loss += (double)micro_loss / (double)micro_batches;
     }
     *norm = dw__norm(t->gradients.data, t->elements, t->norm_scratch);
@@ -169,11 +173,11 @@ static dw_status check_begun(const dw_trainer *t) {
 }
 
 /* The numbers of a step, and its update if they are finite and the loss is no spike. */
-static dw_status run_step(dw_trainer *t, dw_train_report *report, bool *applied) {
+static dw_status run_step(dw_trainer *t, bool samples, dw_train_report *report, bool *applied) {
     if (t->gpu)
-        return dw__trainer_gpu_step(t, report->lr, report->spike_limit, &report->loss,
+        return dw__trainer_gpu_step(t, samples, report->lr, report->spike_limit, &report->loss,
                                     &report->gradient_norm, applied);
-    DW_RETURN_IF_FAILED(run_batch(t, &report->loss, &report->gradient_norm));
+    DW_RETURN_IF_FAILED(run_batch(t, samples, &report->loss, &report->gradient_norm));
     *applied = isfinite(report->loss) && isfinite(report->gradient_norm) &&
                report->loss <= report->spike_limit;
     return *applied ? update(t, report->gradient_norm, report->lr) : DW_OK;
@@ -181,7 +185,10 @@ static dw_status run_step(dw_trainer *t, dw_train_report *report, bool *applied)
 
 static dw_status compute(dw_trainer *t, dw_train_report *report) {
     bool applied = false;
-    DW_RETURN_IF_FAILED(run_step(t, report, &applied));
+    DW_RETURN_IF_FAILED(dw__trainer_guard_prepare(t));
+    const bool samples = dw__trainer_guard_samples(t);
+    DW_RETURN_IF_FAILED(run_step(t, samples, report, &applied));
+    if (samples) DW_RETURN_IF_FAILED(dw__trainer_guard_judge(t, report->step, applied));
     if (!applied) return find_culprit(t, report);
     t->updates++;
     dw__recent_losses_add(&t->recent, report->step, report->loss);

@@ -101,7 +101,7 @@ dw_status dw_training_describe(const dw_trainer_options *options, const dw_token
 
 dw_status dw_checkpoint_seal(const char *folder, const char *run, int64_t step, int64_t updates,
                              int64_t schedule_steps) {
-    const dw__progress progress = {step, updates, schedule_steps, NULL};
+    const dw__progress progress = {step, updates, schedule_steps, NULL, NULL};
     if (updates < 0 || updates > step || schedule_steps < 0)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "a checkpoint of step %" PRId64 " with %" PRId64
