@@ -43,6 +43,8 @@ _KINDS = (
     ".safetensors", ".safetensors.index.json", ".distcp", ".bin", ".bin.index.json", ".pt", ".pth", ".h5", ".msgpack",
     ".gguf", ".onnx",
 )  # fmt: skip
+# The members of a manifest that sealing a checkpoint writes. The others are the run's.
+_SEALED = ("format", "version", "deepwell", "step", "updates", "schedule_steps", "files")
 _EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
 
 
@@ -97,8 +99,7 @@ def _manifest(folder: str) -> dict[str, Any] | None:
 def _run_of(manifest: Mapping[str, Any] | None) -> dict[str, Any]:
     if manifest is None:
         return {"converted": True}
-    kept = ("random", "options", "data", "converted")
-    return {key: manifest[key] for key in kept if key in manifest}
+    return {key: value for key, value in manifest.items() if key not in _SEALED}
 
 
 def _is_beside(name: str) -> bool:
