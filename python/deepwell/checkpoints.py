@@ -35,7 +35,7 @@ from deepwell.training.writer import TRAINER
 if TYPE_CHECKING:  # PyTorch's part of it takes long to import
     from deepwell.training import distributed
 
-MODEL, OPTIMIZER = "model", "optim"
+MODEL, OPTIMIZER, _EXTRA = "model", "optim", "extra"
 _WEIGHTS, _AVERAGES = "model.safetensors", "optimizer.safetensors"
 _EXTRA_TENSORS, _EXTRA_VALUES = "extra.safetensors", "extra.json"
 # The ends of names of files with tensors, or with a list of such files. The first two are safetensors'.
@@ -149,6 +149,16 @@ def _result(source: str, out: str) -> Iterator[str]:
         ) from error
     finally:
         writer.clear()  # removes the folder, even while a traceback refers to this frame
+
+
+def _moved(name: str) -> str:
+    """The name in a DCP folder of an entry of extra files. One that begins like the names of model or optimizer, as another
+    program may have it that calls its model differently, would take their place, and is moved below "extra"."""
+    return f"{_EXTRA}.{name}" if name.partition(".")[0] in (MODEL, OPTIMIZER, _EXTRA) else name
+
+
+def _moved_back(name: str) -> str:
+    return name.removeprefix(f"{_EXTRA}.")
 
 
 # ---- to torch.distributed.checkpoint -------------------------------------------------------------
@@ -332,11 +342,11 @@ def to_distributed(
     kept: list[str] = []
     if os.path.isfile(extra):
         for name, like in _list(extra).items():
-            files.add(name, extra, name, like)
-            whole[name] = like
+            files.add(_moved(name), extra, name, like)
+            whole[_moved(name)] = like
             kept.append(name)
     values = _json_of(folder, _EXTRA_VALUES) or {}
-    whole.update(values)
+    whole.update({_moved(name): value for name, value in values.items()})
     step = manifest["step"] if manifest is not None else 0
     with _result(folder, out) as target:
         paths = {(MODEL, name): (MODEL, of) for name, of in aliases.items()}
@@ -591,7 +601,13 @@ def from_distributed(
             f'"{beside}" has no config.json; give like=FOLDER, a Hugging Face folder or a checkpoint of the model'
         )
     trainer = _json_of(folder, TRAINER) if manifest is not None else None
-    if optimizer_key is None:
+    original = str
+    if manifest is not None:  # of to_distributed, whose names are known
+        original = _moved_back
+        model_key = MODEL if model_key is None else model_key
+        if optimizer_key is None and _below(OPTIMIZER, [*source.tensors, *source.values]):
+            optimizer_key = OPTIMIZER
+    elif optimizer_key is None:
         optimizer_key = _find_optimizer_key(source)
     optimizer = _read_optimizer(source, optimizer_key) if optimizer_key is not None else None
     inside = set(_below(optimizer_key, source.tensors).values()) if optimizer_key else set()
@@ -616,7 +632,8 @@ def from_distributed(
         step = updates
     if step < updates:
         raise DeepwellError(f"step is {step}, but the optimizer has counted {updates} updates")
-    extra = {name: name for name in outside if name not in set(model.values())}
+    weights = set(model.values())
+    extra = {original(name): name for name in outside if name not in weights}
     in_groups = _below(optimizer_key, source.values) if optimizer_key is not None else {}
     values, dropped = _values(
         source,
@@ -631,6 +648,7 @@ def from_distributed(
         total = _write_tensors(os.path.join(target, _WEIGHTS), source, names)
         if extra:
             _write_tensors(os.path.join(target, _EXTRA_TENSORS), source, extra)
+        values = {original(name): value for name, value in values.items()}
         if values:
             _write_json(target, _EXTRA_VALUES, values)
         if optimizer is not None:

@@ -235,6 +235,57 @@ def test_folders_of_other_numbers_of_ranks(saved, sharded, tmp_path):
     assert artifact.config["model_type"] == "gpt2"
 
 
+def test_entries_with_the_names_of_model_and_optimizer(saved, tmp_path):
+    """Another program calls its model "net" and has other things under "model" and "optim". They take nobody's place, and
+    come back with their names."""
+    model = reshard_runs.model()
+    updates = reshard_runs.optimizer(model)
+    for batch in reshard_runs.batches(1):
+        model(**batch).loss.backward()
+        updates.step()
+    whole = reshard_runs.whole(model, updates)
+    ema = torch.arange(6, dtype=torch.float32).view(2, 3)
+    odd = {"model": "gpt2", "optim": [1, 2], "extra.x": 5, "model.ema": ema, "optim.ema": ema + 1}
+    state = {"net": whole["model"], "opt": whole["optim"], **odd}
+    dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    first, back = tmp_path / "first", tmp_path / "back"
+    made = checkpoints.from_distributed(tmp_path / "theirs", first, like=saved, model_key="net")
+    assert sorted(made.kept) == sorted(odd) and not made.dropped
+    checkpoints.to_distributed(first, tmp_path / "ours")
+    loaded = {"model": dict.fromkeys(whole["model"]), "extra.model": "", "extra.model.ema": ema * 0}
+    loaded["model"] = {name: torch.zeros_like(each) for name, each in whole["model"].items()}
+    dcp.load(loaded, checkpoint_id=tmp_path / "ours", no_dist=True)
+    same(loaded["model"], whole["model"])
+    assert loaded["extra.model"] == "gpt2" and torch.equal(loaded["extra.model.ema"], ema)
+    again = checkpoints.from_distributed(tmp_path / "ours", back)
+    assert sorted(again.kept) == sorted(odd)
+    assert reshard_runs.bytes_of(back) == reshard_runs.bytes_of(first)
+    assert json.loads((back / "extra.json").read_text()) == {
+        name: value for name, value in odd.items() if not isinstance(value, torch.Tensor)
+    }
+    same(load_file(back / "extra.safetensors"), {"model.ema": ema, "optim.ema": ema + 1})
+
+
+def test_a_guard_and_losses_stay_in_the_manifest(saved, tmp_path):
+    """A run that resumes from a converted checkpoint has the limits for spikes and the fallbacks of before."""
+    folder = copied(saved, tmp_path / "run", "manifest.json")
+    kept = json.loads((saved / "manifest.json").read_text())
+    state = {
+        "losses": [[3, 2.5], [4, 2.25]],
+        "precision_changes": [{"from_step": 4, "layer": "h"}],
+        "precision_failed": {"h": 2},
+    }
+    run = {key: kept[key] for key in ("random", "options", "data")}
+    counts = kept["step"], kept["updates"], kept["schedule_steps"]
+    _deepwell.checkpoint_seal(folder, json.dumps({**run, **state}), *counts)
+    checkpoints.to_distributed(folder, tmp_path / "dcp")
+    checkpoints.from_distributed(tmp_path / "dcp", tmp_path / "back")
+    for name in ("dcp", "back"):
+        found = json.loads((tmp_path / name / "manifest.json").read_text())
+        assert {key: found[key] for key in state} == state
+    assert reshard_runs.bytes_of(tmp_path / "back") == reshard_runs.bytes_of(folder)
+
+
 def test_trainer_resumes_from_a_sharded_folder(saved, sharded, tmp_path):
     results = []
     for folder in (saved, sharded):
