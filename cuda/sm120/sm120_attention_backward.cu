@@ -117,10 +117,23 @@ DEVICE void add_product(float *d, const float *numbers, uint32 b_tile) {
     }
 }
 
-// The exponent that normalizes a row: rows that do not exist, or that see no key, have probabilities of 0.
-DEVICE float exponent_of(const dw_attention_params &p, const float *lse, int row) {
-    float x = row < p.rows_q ? lse[row] : INFINITY_F;
-    return x == -INFINITY_F ? INFINITY_F : x * LOG2_E;
+// What makes probabilities of a query's scores. `shift` is added to the exponent, which is then at most `most`.
+typedef struct normalizer {
+    float shift, most;
+} normalizer;
+
+// Rows that do not exist, or that see no key, have probabilities of 0. If an LSE is so large that its rounding and that of
+// the scores could make exponents overflow, the exponent is 0 for the largest scores and far below for the others: which
+// scores are the largest is all that is known about them (as in sm90/attention_backward.cu).
+DEVICE normalizer normalizer_of(const dw_attention_params &p, const float *lse, int row) {
+    float x = row < p.rows_q ? lse[row] * LOG2_E : INFINITY_F;
+    if (x == -INFINITY_F) x = INFINITY_F;
+    bool large = fabsf(x) >= 0x1p24f && x != INFINITY_F;
+    return {large ? fabsf(x) * 0x1p-21f - x : -x, large ? 0.f : INFINITY_F};
+}
+
+DEVICE float probability_of(float score, float scale_log2, const normalizer &n) {
+    return exp2_approx(fminf(fmaf(score, scale_log2, n.shift), n.most));
 }
 
 // Writes the lane's two rows of a gradient, as those of O.
@@ -160,12 +173,13 @@ DEVICE void sum_rows(const dw_attention_params &p, const tile &t, uint32 d_o, in
 DEVICE void compute_dq(const dw_attention_params &p, const memory_layout &s, const tile &t) {
     int first = threadIdx.x / 32 * 16, row = t.first_row + first + lane_index() / 4;
     long long line = ((long long)t.batch * p.heads_q + t.head) * p.rows_q;
-    float exponent[2], delta[2], dq[HEAD_DIM / 2], scores[TILE_N / 2], dp[TILE_N / 2];
+    float delta[2], dq[HEAD_DIM / 2], scores[TILE_N / 2], dp[TILE_N / 2];
+    normalizer normalizers[2];
     limits limit;
     ring r = {0, 0};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        exponent[i] = exponent_of(p, p.lse + line, row + 8 * i);
+        normalizers[i] = normalizer_of(p, p.lse + line, row + 8 * i);
         limit.first[i] = 0;
         limit.last[i] = t.rows_k;
 #if WINDOW
@@ -192,7 +206,7 @@ DEVICE void compute_dq(const dw_attention_params &p, const memory_layout &s, con
 #pragma unroll
         for (int i = 0; i < TILE_N / 2; i++) {
             int half = (i >> 1) & 1;
-            float probability = exp2_approx(fmaf(scores[i], p.scale_log2, -exponent[half]));
+            float probability = probability_of(scores[i], p.scale_log2, normalizers[half]);
             dp[i] = probability * ((DROPOUT ? dp[i] * p.keep_scale : dp[i]) - delta[half]);
         }
         add_product(dq, dp, k);
@@ -288,12 +302,12 @@ DEVICE void compute_dk_dv(const dw_attention_params &p, const memory_layout &s, 
             for (int i = 0; i < TILE_N / 2; i++) {
                 if (i & 2) continue; // the same query, with the key 8 below
                 int query = n * TILE_N + i / 4 * 8 + 2 * (int)(lane_index() & 3) + i % 2;
-                float exponent = exponent_of(p, p.lse + line, query);
+                normalizer of_query = normalizer_of(p, p.lse + line, query);
                 float delta = query < p.rows_q ? p.delta[line + query] : 0.f;
 #pragma unroll
                 for (int j = i; j < i + 4; j += 2) {
                     float kept = keeps(p, line + query, key + 4 * (j - i));
-                    float probability = exp2_approx(fmaf(scores[j], p.scale_log2, -exponent));
+                    float probability = probability_of(scores[j], p.scale_log2, of_query);
                     dp[j] = probability * (dp[j] * kept - delta);
                     scores[j] = probability * kept;
                 }

@@ -64,6 +64,48 @@ static void gradients_repeat(void **state) {
     close_run(&r);
 }
 
+/* Every query gives one key its whole weight: that key's value gets all gradients, and nothing is infinite, although the
+ * rounding of scores and LSE is by itself larger than any exponent. */
+static void gradients_of_large_scores_are_finite(void **state) {
+    static const problem large = {64, 1, 2, 2, 70, 135, .f16 = false};
+    static const float largest[] = {3e4f, 133120.0f, 0x1p30f};
+    enum { CHOSEN = 77, DIM = 64 };
+    (void)state;
+    need_compiler();
+    for (size_t n = 0; n < DW_COUNT(largest); n++) {
+        run r;
+        open_run(&r, &large, 2);
+        for (size_t i = 0; i < r.of[Q].count; i++)
+            ((uint16_t *)r.of[Q].host)[i] = to_half(&r, largest[n]);
+        for (size_t i = 0; i < r.of[K].count; i++)
+            ((uint16_t *)r.of[K].host)[i] =
+                to_half(&r, i / DIM % 135 == CHOSEN ? largest[n] : largest[n] / 2);
+        send(&r.of[Q]), send(&r.of[K]);
+        assert_int_equal(dw_attention_forward(&r.call), DW_OK);
+        assert_int_equal(dw_attention_backward(&r.call), DW_OK);
+        for (int which = DQ; which <= DV; which++) fetch(&r.of[which]);
+        for (int which = DQ; which <= DK; which++)
+            for (size_t i = 0; i < r.of[which].count; i++)
+                assert_true(isfinite(number(&r, &r.of[which], (int64_t)i)));
+        for (int h = 0; h < 2; h++)
+            for (int j = 0; j < 135; j++)
+                for (int d = 0; d < DIM; d++) {
+                    const int64_t at = place(&r, DV, 0, h, j) + d;
+                    double exact = 0, size = 0;
+                    for (int i = 0; i < 70 && j == CHOSEN; i++) {
+                        const double x = number(&r, &r.of[D_O], place(&r, D_O, 0, h, i) + d);
+                        exact += x, size += fabs(x);
+                    }
+                    /* a sum of 70 terms in F32, rounded once */
+                    const double allowed = 0x1p-8 * fabs(exact) + 70 * 0x1p-23 * size;
+                    if (!(fabs(number(&r, &r.of[DV], at) - exact) <= allowed))
+                        fail_msg("%g: dv[%d, %d, %d] is %g; expected %g", (double)largest[n], h, j,
+                                 d, number(&r, &r.of[DV], at), exact);
+                }
+        close_run(&r);
+    }
+}
+
 /* ---- what is refused --------------------------------------------------------------------------------- */
 
 static void expect_refused(dw_attention call, bool backward, const char *words) {
@@ -92,6 +134,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_passes_agree_with_the_definition),
         cmocka_unit_test(gradients_repeat),
+        cmocka_unit_test(gradients_of_large_scores_are_finite),
         cmocka_unit_test(what_no_kernel_supports_is_refused),
     };
     return cmocka_run_group_tests(tests, find_rtx, NULL);
