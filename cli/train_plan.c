@@ -66,6 +66,17 @@ static int check_layout(const char *path, const dw_layout *l) {
     return CLI_DONE;
 }
 
+/* Prints a message and returns a cli_exit. `most`: what is too large, and by how much; may be empty. */
+static int refuse_unfit(const char *path, const char *most, const planned *found) {
+    return refuse(CLI_FAILED, path,
+                  "is for a run that does not fit the memory%s%s: plan with a smaller --seq-len or "
+                  "a device with more memory; to train all the same, give its options instead of "
+                  "--plan: --sequence %lld --batch %lld --micro-batch %lld --precision %s --device "
+                  "%s",
+                  *most ? ": " : "", most, (long long)found->sequence, (long long)found->batch,
+                  (long long)found->micro_batch, found->precision, found->device);
+}
+
 static int read_gpu_plan(const char *path, const char *model, planned *found) {
     dw_autoplan *plan = NULL;
     if (dw_autoplan_load(path, &plan) != DW_OK) return cli_fail();
@@ -78,6 +89,8 @@ static int read_gpu_plan(const char *path, const char *model, planned *found) {
     if (result == CLI_DONE)
         *found = (planned){l->seq_len, l->global_batch, l->micro_batch,
                            precision_named(dw_scheme_name(l->precision)), "cuda"};
+    if (result == CLI_DONE && !plan->prediction.fits)
+        result = refuse_unfit(path, plan->tightest ? plan->tightest : "", found);
     dw_autoplan_destroy(plan);
     return result;
 }
@@ -92,7 +105,8 @@ static int read_host_plan(const char *path, const json_t *root, planned *found) 
                        json_integer_value(json_object_get(layout, "micro_batch")),
                        precision ? precision_named(precision) : NULL, "cpu"};
     if (found->sequence > 0 && found->batch > 0 && found->micro_batch > 0 && found->precision)
-        return CLI_DONE;
+        return json_is_false(json_object_get(root, "fits")) ? refuse_unfit(path, "", found)
+                                                            : CLI_DONE;
     return refuse(CLI_FAILED, path,
                   "lacks seq_len, global_batch, micro_batch or a precision of train; expected the "
                   "output of 'deepwell plan -o'");

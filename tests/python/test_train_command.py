@@ -629,7 +629,7 @@ def test_help_of_tokenize_imports_neither_torch_nor_transformers(tmp_path):
 # ---- plans ------------------------------------------------------------------------------------------
 
 
-def plan_of(folder, path, hardware, *more):
+def plan_of(folder, path, hardware, *more, status=0):
     """Writes the plan of a model for 6 sequences of 16 tokens."""
     words = [
         "plan",
@@ -648,7 +648,7 @@ def plan_of(folder, path, hardware, *more):
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return path
 
 
@@ -669,6 +669,34 @@ def test_a_plan_gives_the_options_that_are_not_given(models, data, tmp_path, har
     if "version" not in written:  # Python's HostPlan.to_json() has the same fields in "layout"
         plan.write_text(json.dumps({"model": "", "layout": written}))
         run(*common, "--plan", plan, "--dry-run")
+
+
+@pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "host"])
+def test_a_plan_that_does_not_fit(models, data, tmp_path, gpu):
+    """`deepwell plan` writes the nearest layout and fails; training by it is refused, and its options are told."""
+    host = tmp_path / "host.json"
+    host.write_text(json.dumps({"name": "host", "gpus": 0, "host_memory": 1e5}))
+    name = "h200:1" if gpu else host
+    rows = 1 << 24
+    more = ["--seq-len", 60, "--global-batch", rows]
+    more += ["--set", f"micro_batch={rows}", "recompute=none", "offload=none"]
+    plan = plan_of(
+        models["llama"], tmp_path / "plan.json", name, *map(str, more if gpu else ()), status=1
+    )
+    words = ["--model", models["llama"], "--data", data, "--plan", plan, "--dry-run"]
+    error = run(*words, status=1).stderr
+    assert "is for a run that does not fit the memory" in error
+    sizes = f"{SEQUENCE} --batch 6 --micro-batch 1"
+    if gpu:
+        sizes = f"60 --batch {rows} --micro-batch {rows}"
+    ending = "bf16 --device cuda" if gpu else "fp32 --device cpu"
+    assert error.endswith(f"instead of --plan: --sequence {sizes} --precision {ending}\n")
+    if not gpu:  # those options train; Python's HostPlan.to_json() says "fits" at the same place
+        fields = json.loads(plan.read_text())
+        plan.write_text(json.dumps({"model": "", "layout": fields, "fits": False}))
+        assert "does not fit the memory" in run(*words, status=1).stderr
+        options = error.split("instead of --plan: ")[1].split()
+        run(*words[:4], *options, "--dry-run")
 
 
 @pytest.mark.parametrize(
