@@ -141,7 +141,8 @@ DW_API dw_status dw_plan_operations(const dw_plan *plan, char **json);
 DW_API void dw_plan_profile(dw_plan *plan, int on);
 /* Calls `watcher` in front of each instruction of a timed run (`begins` 1) and behind it (0), in the thread that runs the
  * plan. On a GPU, the kernels have then been enqueued, not run. A profiler that records ranges can so assign kernels to
- * instructions. `watcher` NULL: stops the calls. No run of the plan may be in progress. */
+ * instructions. `watcher` NULL: stops the calls. While a run of the plan is in progress, the calls may be
+ * stopped, and started again with the context that they have had; one that has begun may still return after that. */
 typedef void (*dw_instruction_watcher)(void *context, uint32_t instruction, int begins);
 DW_API void dw_plan_watch(dw_plan *plan, dw_instruction_watcher watcher, void *context);
 typedef struct dw_instruction_time {
@@ -152,8 +153,8 @@ typedef struct dw_instruction_time {
 /* Writes the times of the first `capacity` instructions and returns the number of all. */
 DW_API uint32_t dw_plan_times(const dw_plan *plan, uint32_t capacity, dw_instruction_time *times);
 
-/* One instruction of a plan by itself, on operands of its own: floating-point numbers between -1 and 1, indices that lie
- * in every axis, true. For measurements of a kernel; a result may overwrite an operand, as in the plan.
+/* One instruction of a plan by itself, on operands of its own: floating-point numbers between -1 and 1 (magnitudes from 0
+ * on), indices that lie in every axis, true. For measurements of a kernel; a result may overwrite an operand, as in the plan.
  * dw_instruction_create allocates the operands on the plan's device. The plan must outlive the instruction. DW_NOT_FOUND:
  * there is no such instruction. DW_UNSUPPORTED: the plan is for a device that is not here. */
 typedef struct dw_instruction dw_instruction;

@@ -52,8 +52,9 @@ class _Ranges:
         if begins:
             self.open = _range(f"{_PREFIX} {self.plan} {instruction}")
             self.open.__enter__()
-        else:
+        elif self.open is not None:  # else the instruction began before this watcher was set
             self.open.__exit__(None, None, None)
+            self.open = None
 
 
 def _range(name: str) -> Any:

@@ -353,13 +353,20 @@ static PyObject *plan_profile(PyObject *self, PyObject *on) {
     Py_RETURN_NONE;
 }
 
-/* A watcher cannot make a run fail, so that its exceptions are reported as those of a destructor. */
-static void call_watcher(void *watcher, uint32_t instruction, int begins) {
+/* The plan's context is the slot, which lives as long as its runs. Another thread may replace the watcher meanwhile, and so
+ * may the watcher itself, so that the call holds a reference. A watcher cannot make a run fail: its exceptions are
+ * reported as those of a destructor. */
+static void call_watcher(void *of, uint32_t instruction, int begins) {
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *result =
-        PyObject_CallFunction(watcher, "IO", instruction, begins ? Py_True : Py_False);
-    if (result == NULL) PyErr_WriteUnraisable(watcher);
-    Py_XDECREF(result);
+    PyObject *watcher = ((plan_slot *)of)->watcher;
+    if (watcher != NULL) {
+        Py_INCREF(watcher);
+        PyObject *result =
+            PyObject_CallFunction(watcher, "IO", instruction, begins ? Py_True : Py_False);
+        if (result == NULL) PyErr_WriteUnraisable(watcher);
+        Py_XDECREF(result);
+        Py_DECREF(watcher);
+    }
     PyGILState_Release(gil);
 }
 
@@ -368,7 +375,7 @@ static PyObject *plan_watch(PyObject *self, PyObject *watcher) {
     PyObject *earlier = slot->watcher;
     slot->watcher = watcher == Py_None ? NULL : watcher;
     Py_XINCREF(slot->watcher);
-    dw_plan_watch(slot->plan, slot->watcher != NULL ? call_watcher : NULL, slot->watcher);
+    dw_plan_watch(slot->plan, slot->watcher != NULL ? call_watcher : NULL, slot);
     Py_XDECREF(earlier);
     Py_RETURN_NONE;
 }

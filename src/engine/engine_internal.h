@@ -168,10 +168,10 @@ struct dw_plan {
 
     pthread_mutex_t lock; /* of `kept` */
     bool has_lock;
-    void *kept;                     /* by the executor, from one run to the next */
-    _Atomic(dw__clock) clock;       /* NULL: instructions are not timed */
-    dw_instruction_watcher watcher; /* of timed runs; NULL: none */
-    void *watcher_context;
+    void *kept;                              /* by the executor, from one run to the next */
+    _Atomic(dw__clock) clock;                /* NULL: instructions are not timed */
+    _Atomic(dw_instruction_watcher) watcher; /* of timed runs; NULL: none */
+    _Atomic(void *) watcher_context;         /* written before `watcher` */
 };
 
 /* ---- engine_graph.c -------------------------------------------------------------------------- */
@@ -236,6 +236,11 @@ void dw__plan_destroy(dw_plan *plan);
 /* The step as a call without an epilogue, with every data NULL. */
 void dw__step_shape(const dw__step *step, dw__call *call);
 
+/* ---- single_instruction.c -------------------------------------------------------------------- */
+
+/* The call of an instruction by itself, with its operands. */
+const dw__call *dw__instruction_call(const dw_instruction *instruction);
+
 /* ---- plan_times.c ---------------------------------------------------------------------------- */
 
 static inline bool dw__plan_is_timed(const dw_plan *plan) {
@@ -243,7 +248,8 @@ static inline bool dw__plan_is_timed(const dw_plan *plan) {
 }
 /* Calls the watcher of a timed run, if there is one. */
 static inline void dw__instruction_watched(const dw_plan *plan, uint32_t index, int begins) {
-    if (plan->watcher) plan->watcher(plan->watcher_context, index, begins);
+    const dw_instruction_watcher watcher = atomic_load(&plan->watcher);
+    if (watcher) watcher(atomic_load(&plan->watcher_context), index, begins);
 }
 /* Counts a run of the instruction that began at `start` and took `seconds`. */
 void dw__instruction_ran(dw__instruction *instruction, double start, double seconds);

@@ -26,8 +26,8 @@ void dw_plan_profile(dw_plan *plan, int on) {
 }
 
 void dw_plan_watch(dw_plan *plan, dw_instruction_watcher watcher, void *context) {
-    plan->watcher = watcher;
-    plan->watcher_context = context;
+    if (watcher) atomic_store(&plan->watcher_context, context);
+    atomic_store(&plan->watcher, watcher);
 }
 
 uint32_t dw_plan_times(const dw_plan *plan, uint32_t capacity, dw_instruction_time *times) {

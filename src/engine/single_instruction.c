@@ -2,6 +2,7 @@
  * memory here, so that views overlap and results overwrite operands as they do there. */
 #include "base/pool.h"
 #include "engine/engine_internal.h"
+#include <math.h>
 #include <string.h>
 
 enum { PATTERN_BYTES = 1 << 20 };
@@ -30,15 +31,25 @@ static uint64_t mixed(uint64_t x) { /* splitmix64 */
     return x ^ (x >> 31);
 }
 
-/* Writes one period of an operand's contents. Integers are below `limit`. */
-static void fill_pattern(char *pattern, dw_dtype dtype, int64_t limit) {
+/* What an operand holds. */
+typedef struct contents {
+    dw_dtype dtype;
+    int64_t limit; /* integers are below it */
+    bool
+        magnitudes; /* numbers without a sign, which there says that one is not finite (cuda/common/magnitude.cuh) */
+} contents;
+
+/* Writes one period of an operand's contents. */
+static void fill_pattern(char *pattern, contents of) {
+    const dw_dtype dtype = of.dtype;
     const size_t bytes = (size_t)(dw_dtype_bits(dtype) + 7) / 8;
     for (size_t i = 0; i < PATTERN_BYTES / bytes; i++) {
         const uint64_t random = mixed(i);
-        const float number = (float)(random >> 40) * 0x1p-23f - 1.0f;
+        const float both_signs = (float)(random >> 40) * 0x1p-23f - 1.0f;
+        const float number = of.magnitudes ? fabsf(both_signs) : both_signs;
         uint32_t bits;
         double wide = number;
-        int64_t whole = (int64_t)(random % (uint64_t)limit);
+        int64_t whole = (int64_t)(random % (uint64_t)of.limit);
         memcpy(&bits, &number, sizeof bits);
         uint16_t half = (uint16_t)(bits >> 16); /* BF16 */
         if (dtype == DW_F16) half = (uint16_t)((random >> 63 << 15) | (random % 0x3C00u));
@@ -54,12 +65,11 @@ static void fill_pattern(char *pattern, dw_dtype dtype, int64_t limit) {
     }
 }
 
-static dw_status fill(const dw_device *device, void *memory, size_t bytes, dw_dtype dtype,
-                      int64_t limit) {
+static dw_status fill(const dw_device *device, void *memory, size_t bytes, contents of) {
     char *pattern = dw__malloc(PATTERN_BYTES);
     dw_status status = DW_OK;
     if (!pattern) return dw__fail_memory("random numbers", PATTERN_BYTES);
-    fill_pattern(pattern, dtype, limit);
+    fill_pattern(pattern, of);
     for (size_t at = 0; at < bytes; at += PATTERN_BYTES) {
         const size_t left = bytes - at;
         DW_TRY(dw_device_copy_in(device, (char *)memory + at, pattern,
@@ -94,7 +104,7 @@ static void *memory_of(const dw_instruction *made, uint32_t storage) {
 }
 
 /* Allocates the storage if it has no memory yet, and fills it. */
-static dw_status hold(dw_instruction *made, uint32_t storage, dw_dtype dtype, int64_t limit) {
+static dw_status hold(dw_instruction *made, uint32_t storage, contents of) {
     const dw_device *device = made->plan->target.device;
     if (storage == DW_NONE || memory_of(made, storage)) return DW_OK;
     const size_t bytes = made->plan->storages.items[storage].bytes;
@@ -105,7 +115,7 @@ static dw_status hold(dw_instruction *made, uint32_t storage, dw_dtype dtype, in
         dw_device_release(device, block.memory, bytes ? bytes : 1);
         return dw__fail_memory("an instruction's operands", made->blocks.count);
     }
-    return fill(device, block.memory, bytes, dtype, limit);
+    return fill(device, block.memory, bytes, of);
 }
 
 static void *address_of(const dw_instruction *made, const dw__operand *operand) {
@@ -114,21 +124,30 @@ static void *address_of(const dw_instruction *made, const dw__operand *operand) 
            operand->offset * dw_dtype_bits(operand->view.dtype) / 8;
 }
 
+/* The magnitudes that another kernel has found come behind the operation's own operands (lower_magnitudes.c). */
+static bool is_magnitudes(const dw_instruction *made, const dw__step *step, uint32_t input) {
+    const dw_graph *graph = made->plan->engine->graph;
+    return step->kernel && step->kernel->reads_magnitudes &&
+           input >= dw_node_input_count(graph, step->node);
+}
+
 static dw_status bind(dw_instruction *made, const dw__step *step, dw__call *call) {
     const int64_t limit = index_limit(step);
     dw__step_shape(step, call);
     for (uint32_t i = 0; i < step->input_count; i++) {
+        const contents of = {step->inputs[i].view.dtype, limit, is_magnitudes(made, step, i)};
         if (step->inputs[i].view.rank < 0) continue;
-        DW_RETURN_IF_FAILED(hold(made, step->inputs[i].storage, step->inputs[i].view.dtype, limit));
+        DW_RETURN_IF_FAILED(hold(made, step->inputs[i].storage, of));
         call->inputs[i].data = address_of(made, &step->inputs[i]);
     }
     for (uint32_t o = 0; o < step->output_count; o++) {
-        DW_RETURN_IF_FAILED(
-            hold(made, step->outputs[o].storage, step->outputs[o].view.dtype, limit));
+        const contents of = {step->outputs[o].view.dtype, limit, false};
+        DW_RETURN_IF_FAILED(hold(made, step->outputs[o].storage, of));
         call->outputs[o].data = address_of(made, &step->outputs[o]);
     }
     if (step->accumulates == DW__ADDS_TO_ADDEND) {
-        DW_RETURN_IF_FAILED(hold(made, step->addend.storage, step->addend.view.dtype, limit));
+        const contents of = {step->addend.view.dtype, limit, false};
+        DW_RETURN_IF_FAILED(hold(made, step->addend.storage, of));
         call->addend.data = address_of(made, &step->addend);
     }
     return DW_OK;
@@ -155,7 +174,7 @@ dw_status dw_instruction_create(dw_plan *plan, uint32_t index, dw_instruction **
         made->call.call.epilogue = &made->epilogue;
         made->call.call.replaced = made->instruction->replaced;
     }
-    DW_TRY(hold(made, made->instruction->scratch, DW_F32, 1));
+    DW_TRY(hold(made, made->instruction->scratch, (contents){DW_F32, 1, false}));
     made->scratch = memory_of(made, made->instruction->scratch);
     *out = made;
     made = NULL;
@@ -163,6 +182,8 @@ cleanup:
     dw_instruction_destroy(made);
     return status;
 }
+
+const dw__call *dw__instruction_call(const dw_instruction *made) { return &made->call.call; }
 
 dw_status dw_instruction_run(dw_instruction *made, void *stream) {
     const dw__step *step = &made->instruction->step;

@@ -583,6 +583,21 @@ static void fill_numbers(const dw__tensor *t) {
     }
 }
 
+/* An instruction by itself has operands of its own, with which it is measured. A sign among the magnitudes would say that
+ * a number is not finite, for which the kernel looks at each element again. */
+static void expect_magnitudes(dw_plan *plan, uint32_t index) {
+    dw_instruction *alone = NULL;
+    OK(dw_instruction_create(plan, index, &alone));
+    const dw__tensor *given = &dw__instruction_call(alone)->inputs[1];
+    float *magnitudes = malloc(dw__tensor_bytes(given));
+    assert_non_null(magnitudes);
+    OK(dw_device_copy_out(device, magnitudes, given->data, dw__tensor_bytes(given)));
+    for (int64_t i = 0; i < given->shape[0]; i++)
+        assert_true(!signbit(magnitudes[i]) && magnitudes[i] <= 1.0f);
+    free(magnitudes);
+    dw_instruction_destroy(alone);
+}
+
 /* The operations of the plan that are told the magnitudes of what they quantize. */
 static uint32_t count_told(const dw_graph *graph) {
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
@@ -594,7 +609,9 @@ static uint32_t count_told(const dw_graph *graph) {
     OK(dw_engine_plan(engine, NULL, &plan));
     for (size_t i = 0; i < plan->code.count; i++) {
         const dw__step *step = &plan->code.items[i].step;
-        told += step->op == DW_OP_QUANTIZE_TENSOR && step->input_count == 2;
+        if (step->op != DW_OP_QUANTIZE_TENSOR || step->input_count != 2) continue;
+        expect_magnitudes(plan, (uint32_t)i);
+        told++;
     }
     dw_plan_release(plan);
     dw_engine_destroy(engine);
