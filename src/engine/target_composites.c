@@ -13,6 +13,7 @@
  */
 #include "engine/engine_internal.h"
 #include <stdio.h>
+#include <string.h>
 
 static const int64_t typical_sizes[] = {128, 127};
 
@@ -124,25 +125,36 @@ cleanup:
 }
 
 /* Returns whether a kernel for the call is there and passes its first-use check. Otherwise the product is simulated, so
- * that no plan fails later. The sizes of a plan may want another variant, which is checked when the plan is made. */
-static bool passes_check(question *q) {
+ * that no plan fails later, and `reason` has the first kernel's failure. The sizes of a plan may want another variant,
+ * which is checked when the plan is made. */
+static bool passes_check(const question *q, char *reason, size_t bytes) {
     const dw__target *target = q->target;
     const dw__kernel *kernel = NULL;
-    char *reason = q->products->reason;
     if (!dw__call_has_tiles(&q->call.call)) return true; /* other calls have more kernels */
     while ((kernel = dw__kernel_for(&q->call, &target->gpu, kernel)))
         if (dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK)
             return true;
         else if (reason[0] == '\0')
-            snprintf(reason, sizeof q->products->reason, "%s", dw_last_error());
+            snprintf(reason, bytes, "%s", dw_last_error());
     return false;
+}
+
+/* Returns whether a product with scales of blocks is simulated if the node has no kernel. A product with its bias, or in
+ * another type than F32, is then computed in two steps. */
+static bool decides(const dw__call *call) {
+    if (call->op != DW_OP_MULTIPLY_CODES) return call->op == DW_OP_QUANTIZE_TILES;
+    return dw__call_has_tiles(call) && !dw__call_bias(call) && call->outputs[0].dtype == DW_F32;
 }
 
 static bool computes_codes(const dw_graph *graph, dw_node node, void *context) {
     question *q = context;
-    if (!lacks_kernel(graph, node, q)) return passes_check(q);
-    /* Without its bias the product may still be one of codes. */
-    if (!dw__call_bias(&q->call.call)) explain(q, q->products->reason, sizeof q->products->reason);
+    char reason[sizeof q->products->reason] = "";
+    if (lacks_kernel(graph, node, q))
+        explain(q, reason, sizeof reason);
+    else if (passes_check(q, reason, sizeof reason))
+        return true;
+    if (q->products->reason[0] == '\0' && decides(&q->call.call))
+        memcpy(q->products->reason, reason, sizeof reason);
     return false;
 }
 

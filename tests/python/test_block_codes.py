@@ -72,6 +72,19 @@ def test_sizes_that_the_kernels_lack_are_simulated():
     )
 
 
+def test_the_reason_is_that_of_a_simulated_product():
+    """Rows of 44 elements are multiples of 16 bytes in F32, and not in BF16: the product is computed in F32 and rounded
+    afterwards. That it has no kernel in BF16 is not why another one, with rows of 42, is simulated."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(72, 44, bias=False), torch.nn.Linear(44, 42)
+    model = torch.nn.Sequential(*layers).bfloat16()
+    deepwell.optimize(model, precision="mxfp8", target=BLACKWELL, verbose=False)
+    model(torch.randn(17, 72).bfloat16())
+    assert on_tensor_cores(model) == (4, 5)
+    told = deepwell.summary(model)
+    assert "1 product, the first because GEMM: the rows of D are 42 elements" in told
+
+
 def test_formats_of_which_there_are_no_tensor_cores():
     model = torch.nn.Linear(72, 40).bfloat16()
     deepwell.optimize(model, precision="mxfp6", target=BLACKWELL, verbose=False)
