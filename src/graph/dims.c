@@ -25,6 +25,9 @@ enum {
     FIRST_QUOTIENT = MAX_SYMBOLS, /* factors of a term from here on are quotients */
     MAX_QUOTIENTS = 1 << 14,
     MAX_NESTING = 8, /* of quotients; bounds recursion */
+    /* Factors of a dim, with those of its quotients' dividends: what evaluating, copying and writing it takes. Nested
+     * products of quotients would otherwise take 1024^8 steps. */
+    MAX_FACTORS = 1 << 12,
     FIRST_SLOTS = 64,
     TEXT_BYTES = 256 /* of a dim in a message */
 };
@@ -39,7 +42,8 @@ typedef struct term {
 typedef struct quotient {
     dw_dim dividend;
     int64_t divisor;
-    int nesting; /* 1: the dividend has no quotients */
+    int nesting;      /* 1: the dividend has no quotients */
+    uint32_t factors; /* of the dividend, with those of its quotients */
 } quotient;
 
 typedef struct polynomial {
@@ -270,6 +274,17 @@ static dw_status double_slots(struct dw__dims *dims) {
     return DW_OK;
 }
 
+/* Returns at most MAX_FACTORS + 1. */
+static uint32_t count_factors(const struct dw__dims *dims, const term *terms, uint32_t count) {
+    uint32_t factors = 0;
+    for (uint32_t i = 0; i < count; i++)
+        for (int k = 0; k < terms[i].degree && factors <= MAX_FACTORS; k++) {
+            const int at = terms[i].symbols[k] - FIRST_QUOTIENT;
+            factors += 1 + (at < 0 ? 0 : dims->quotients.items[at].factors);
+        }
+    return factors;
+}
+
 static dw_status intern(struct dw__dims *dims, const term *terms, uint32_t count, dw_dim *dim) {
     if (count == 0 || (count == 1 && terms[0].degree == 0 && terms[0].coefficient > 0)) {
         *dim = count == 0 ? 0 : terms[0].coefficient;
@@ -285,6 +300,11 @@ static dw_status intern(struct dw__dims *dims, const term *terms, uint32_t count
             return DW_OK;
         }
     }
+    if (count_factors(dims, terms, count) > MAX_FACTORS)
+        return dw__fail(DW_UNSUPPORTED,
+                        "a dimension has more than %d factors, with those inside its quotients: "
+                        "use numbers for some symbols",
+                        MAX_FACTORS);
     if (2 * (dims->polynomials.count + 1) > dims->slot_count)
         DW_RETURN_IF_FAILED(double_slots(dims));
     size_t bytes = sizeof(stored) + count * sizeof(term);
@@ -308,13 +328,13 @@ dw_status dw__dims_clone(const struct dw__dims *from, struct dw__dims **out) {
         const char *name = from->symbols.items[i];
         DW_TRY(find_or_add_symbol(copy, name, strlen(name), &index));
     }
+    for (size_t i = 0; i < from->quotients.count; i++)
+        DW_TRY(DW_PUSH(&copy->quotients, from->quotients.items[i]));
     for (size_t i = 0; i < from->polynomials.count; i++) {
         dw_dim dim; /* the copy gets the same handle: the order is the same */
         const stored *entry = from->polynomials.items[i];
         DW_TRY(intern(copy, entry->terms, entry->count, &dim));
     }
-    for (size_t i = 0; i < from->quotients.count; i++)
-        DW_TRY(DW_PUSH(&copy->quotients, from->quotients.items[i]));
     *out = copy;
 cleanup:
     if (status != DW_OK) dw__dims_destroy(copy);
@@ -430,8 +450,8 @@ static dw_status find_or_add_quotient(struct dw__dims *dims, dw_dim dividend, in
         *factor = (uint16_t)(FIRST_QUOTIENT + i);
         return DW_OK;
     }
-    quotient made = {dividend, divisor, 1};
     const stored *entry = dims->polynomials.items[-1 - dividend];
+    quotient made = {dividend, divisor, 1, count_factors(dims, entry->terms, entry->count)};
     for (uint32_t i = 0; i < entry->count; i++)
         for (int k = 0; k < entry->terms[i].degree; k++) {
             if (entry->terms[i].symbols[k] < FIRST_QUOTIENT) continue;

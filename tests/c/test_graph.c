@@ -175,6 +175,34 @@ static void quotients_round_up(void **state) {
     dw_graph_destroy(copy);
 }
 
+/* Each level has 16 times the factors of the one before. Evaluating, writing and copying a dim takes as many steps as it has
+ * factors, so that a dim with more than 4096 is refused where it is made. */
+static void quotients_of_products_are_bounded(void **state) {
+    static const int64_t size = 3;
+    (void)state;
+    dw_graph *graph = new_graph(), *copy = new_graph();
+    dw_dim base = parse(graph, "B"), dim = 0, imported;
+    dw_status status = DW_OK;
+    int level = 0;
+    while (status == DW_OK && level < 8) {
+        dim = base;
+        for (int i = 1; i < 16 && status == DW_OK; i++) status = dw_dim_mul(graph, dim, base, &dim);
+        if (status == DW_OK) status = dw__dim_ceil_div(graph, dim, 43046720, &base);
+        level += status == DW_OK;
+    }
+    assert_fails(status, DW_UNSUPPORTED, "more than 4096 factors");
+    assert_int_equal(level, 2); /* 16 * (1 + 16 * (1 + 16)) are too many */
+    int64_t value;
+    assert_ok(dw_dim_eval(graph, base, &size,
+                          &value)); /* the first level is 2, as 3^16 / (3^16 - 1) rounded up */
+    assert_int_equal(value, 1);
+    assert_ok(dw__import_dim(copy, graph, base, &imported));
+    assert_ok(dw_dim_eval(copy, imported, &size, &value));
+    assert_int_equal(value, 1);
+    dw_graph_destroy(graph);
+    dw_graph_destroy(copy);
+}
+
 /* (a + b) - b = a, (a * b) / b = a, and evaluation is a homomorphism: on random polynomials. */
 static void dims_algebra_holds(void **state) {
     (void)state;
@@ -1631,6 +1659,7 @@ int main(void) {
         cmocka_unit_test(dims_are_canonical),
         cmocka_unit_test(dims_reject_malformed_text),
         cmocka_unit_test(quotients_round_up),
+        cmocka_unit_test(quotients_of_products_are_bounded),
         cmocka_unit_test(dims_algebra_holds),
         cmocka_unit_test(dims_fail_clearly),
         cmocka_unit_test(elementwise_rules),
