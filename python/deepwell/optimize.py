@@ -281,14 +281,21 @@ def sessions(model: torch.nn.Module) -> list[Session]:
     return list(found.values())
 
 
-def change_policy(model: torch.nn.Module, policy: PrecisionPolicy) -> None:
-    """Gives an optimized model another policy from the next call on. It had one before."""
-    for session in sessions(model):
-        if session.policy is not None:
-            session.policy = policy
-            session.report.policy_changed(policy)
+def is_optimized_in_parts(model: torch.nn.Module) -> bool:
+    """Returns whether modules of the model were optimized by themselves, and the model as a whole was not. The names in such
+    a module's policy are relative to it."""
+    root = _unwrap(model)
+    return any(not forward.path and forward.module is not root for forward in installed(model))
+
+
+def change_policy(model: torch.nn.Module, before: PrecisionPolicy, policy: PrecisionPolicy) -> None:
+    """Gives what has the policy ``before`` another one from the next call on."""
+    changed = [session for session in sessions(model) if session.policy is before]
+    for session in changed:
+        session.policy = policy
+        session.report.policy_changed(policy)
     for forward in installed(model):
-        if forward.session.policy is policy:
+        if forward.session in changed:
             forward.change_precision()
 
 

@@ -26,7 +26,12 @@ import torch.distributed as dist
 from deepwell import _deepwell, optim
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.muon import Muon
-from deepwell.optimize import change_policy, has_own_target, sessions
+from deepwell.optimize import (
+    change_policy,
+    has_own_target,
+    is_optimized_in_parts,
+    sessions,
+)
 from deepwell.optimize import optimize as optimize_model
 from deepwell.precision_guard import (
     OperandReport,
@@ -232,7 +237,11 @@ class Trainer:
         self.model, self.module = model, state.unwrap(model)
         self.device = _device_of(self.module)
         policies = [each.policy for each in sessions(model) if each.policy is not None]
-        kept = precision is None and has_own_target(model)
+        # The names in a policy are relative to the module that was optimized with it, so that a policy of a part is none of
+        # the whole model.
+        kept = precision is None and (
+            has_own_target(model) or (bool(policies) and is_optimized_in_parts(model))
+        )
         if precision is None and policies:
             precision = policies[0]
         if optimize and not kept:
@@ -346,6 +355,12 @@ class Trainer:
             raise UnsupportedError(
                 "precision has a guard, and Deepwell's engine does not run this model: pass optimize=True, or a model "
                 "that deepwell.optimize has given this policy"
+            )
+        if len(guarded) > 1:
+            raise UnsupportedError(
+                f"{len(guarded)} modules were optimized by themselves with policies that have guards, and Trainer obeys one: "
+                "give Trainer the policy of the whole model (precision=), with the names that modules have in it, or leave "
+                "out the guards of all but one"
             )
         return Watch(guarded[0]) if guarded else None
 
@@ -580,8 +595,8 @@ class Trainer:
         policy = self._watch.policy_of(step, self.steps)
         if policy is self._policy:
             return
+        change_policy(self.model, self._policy, policy)
         self._policy = policy
-        change_policy(self.model, policy)
         if step == self._watch.repair_begins(self.steps):
             self._tell(self._watch.repaired(step))
 

@@ -486,6 +486,54 @@ def test_an_optimized_model_keeps_its_target():
         assert (session.policy == policy) == (precision is None)
 
 
+class Parts(torch.nn.Module):
+    """Two modules whose layers have the same names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = torch.nn.Sequential(
+            torch.nn.Linear(32, 48), torch.nn.Tanh(), torch.nn.Linear(48, 48)
+        )
+        self.two = torch.nn.Sequential(
+            torch.nn.Linear(48, 48), torch.nn.Tanh(), torch.nn.Linear(48, 4)
+        )
+
+    def forward(self, x, y):
+        return {"loss": torch.nn.functional.mse_loss(self.two(self.one(x)), y)}
+
+
+def in_parts(*policies) -> Parts:
+    torch.manual_seed(3)
+    model = Parts()
+    for part, policy in zip((model.one, model.two), policies):
+        dw.optimize(part, precision=policy, verbose=False)
+    return model
+
+
+def test_a_policy_of_a_part_is_of_that_part(tmp_path):
+    """Its names are relative to the module that was optimized with it. A layer that falls back there leaves the layer of the
+    same name in another part, and that part's policy, as they are."""
+    guarded_one = dw.PrecisionPolicy(
+        "fp8", [], layers={"0": "bf16"}, guard=dw.PrecisionGuard(every=1, snr_db=28.0, samples=1)
+    )
+    other = dw.PrecisionPolicy("mxfp8", [])
+    model = in_parts(guarded_one, other)
+    run = trainer(model, tmp_path, steps=4)
+    run.fit()
+    (change,) = run.precision_changes
+    assert (change["layer"], change["from_step"]) == ("2", 3)
+    assert len(sessions(model)) == 2
+    policies = {session.policy.default_compute: session.policy for session in sessions(model)}
+    assert policies[dw.Precision.FP8].fallen_back == ("2",)
+    assert policies[dw.Precision.MXFP8] is other
+
+
+def test_guards_of_several_parts_are_refused(tmp_path):
+    model = in_parts(guarded("fp8", every=2), guarded("mxfp8", every=2))
+    with pytest.raises(dw.UnsupportedError, match="2 modules were optimized by themselves"):
+        trainer(model, tmp_path)
+
+
 def test_the_guides_code(tmp_path, monkeypatch, capsys):
     """docs/precision.md: a run with a guard, and a sample in a loop of the user's own."""
     monkeypatch.chdir(tmp_path)
