@@ -12,7 +12,8 @@ or with --start those of a file. --make-start trains such a file in BF16, by 1,0
 weights differ by up to 8 % from seed to seed, because each learns to copy from its context at another time; a start behind that
 point makes smaller gaps visible. A seed then stands for an order of the data alone.
 A run is a precision and a seed, `bf16:1`; a precision alone stands for seed 0. By default BF16 runs with three seeds, the
-recipes with two, and NVFP4 without one of its recipe's parts with one. --gpus divides the runs among so many GPUs. Finished runs are lines of OUT/runs.jsonl, and those of EARLIER/runs.jsonl are not made
+recipes with two, and NVFP4 without one of its recipe's parts with one. --gpus divides the runs among so many GPUs.
+Finished runs are lines of OUT/runs.jsonl. Those that are there already, and those of EARLIER/runs.jsonl, are not made
 again, so that the experiment may be spread over several calls: --limit starts no run that would end later than so many
 seconds after the start, judged by the longest run so far. With a run in BF16, OUT has the report, the page and, with
 matplotlib, the picture of all runs so far. The precisions in files are those of examples/policies.
@@ -30,14 +31,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
 import time
 import traceback
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -248,38 +248,70 @@ def share_out(runs: list[str], gpus: int) -> list[list[str]]:
     return [share for share in shares if share]
 
 
-def run_on_gpus(options: argparse.Namespace) -> list[str]:
-    """Makes the runs in one process for each GPU, and returns the lines of their records."""
-    words, processes = sys.argv[1:], []
-    for index, share in enumerate(
-        share_out([run for run in options.only.split(",") if run], options.gpus)
-    ):
-        folder = options.output / f"gpu{index}"
-        command = [
-            *words,
-            "--gpus",
-            "1",
-            "--only",
-            ",".join(share),
-            "--output",
-            str(folder),
-            "--tokens",
-            str(options.tokens),
-        ]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(index)}
-        processes.append(
-            (folder, subprocess.Popen([sys.executable, __file__, *command], env=environment))
-        )
+def merged(records: Iterable[Path]) -> list[str]:
+    """Returns the lines of several records as one: the first line, which has the settings, and each run once. A record with
+    other settings is left out."""
     lines: list[str] = []
-    for folder, process in processes:
-        if status := process.wait():
-            print(f"hopper_parity: the runs in {folder} ended with {status}", file=sys.stderr)
-        record = folder / "runs.jsonl"
-        if record.exists():
-            lines += [
-                line for line in record.read_text().splitlines()[bool(lines) :] if line not in lines
-            ]
+    for record in records:
+        text = record.read_text() if record.exists() else ""
+        found = text[: text.rfind("\n") + 1].splitlines()  # a process may have ended in a line
+        if not found:
+            continue
+        if lines and found[0] != lines[0]:
+            print(f"hopper_parity: {record} has other settings and is left out", file=sys.stderr)
+            continue
+        lines += [line for line in found if line not in lines]
     return lines
+
+
+def merge_into(folder: Path, records: Iterable[Path]) -> None:
+    """Adds the runs of these records to the record of the folder, which keeps its own."""
+    own = folder / "runs.jsonl"
+    lines = merged([own, *records])
+    if lines:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = own.with_name(f"{own.name}.new")
+        temporary.write_text("".join(line + "\n" for line in lines))
+        temporary.replace(own)
+
+
+def records_of_gpus(output: Path) -> list[Path]:
+    return sorted(output.glob("gpu*/runs.jsonl"))
+
+
+def run_on_gpus(options: argparse.Namespace) -> None:
+    """Makes the runs in one process for each GPU, and collects their records, also those of processes that failed and of an
+    earlier call that did not end."""
+    words, processes = sys.argv[1:], []
+    earlier = [options.reuse / "runs.jsonl"] if options.reuse else []
+    merge_into(options.output, [*records_of_gpus(options.output), *earlier])
+    try:
+        for index, share in enumerate(
+            share_out([run for run in options.only.split(",") if run], options.gpus)
+        ):
+            folder = options.output / f"gpu{index}"
+            command = [
+                *words,
+                "--gpus",
+                "1",
+                "--only",
+                ",".join(share),
+                "--output",
+                str(folder),
+                "--tokens",
+                str(options.tokens),
+                "--reuse",
+                str(options.output),
+            ]
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(index)}
+            processes.append(
+                (folder, subprocess.Popen([sys.executable, __file__, *command], env=environment))
+            )
+        for folder, process in processes:
+            if status := process.wait():
+                print(f"hopper_parity: the runs in {folder} ended with {status}", file=sys.stderr)
+    finally:
+        merge_into(options.output, records_of_gpus(options.output))
 
 
 def main() -> int:
@@ -295,9 +327,7 @@ def main() -> int:
         make_start(options)
         return 0
     if options.gpus > 1:
-        lines = run_on_gpus(options)
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "runs.jsonl").write_text("".join(line + "\n" for line in lines))
+        run_on_gpus(options)
         options.limit, options.reuse = 0.0, None
     import torch
     from deepwell.errors import DeepwellError
@@ -312,9 +342,7 @@ def main() -> int:
     output = options.output / "probe" if options.probe else options.output
     output.mkdir(parents=True, exist_ok=True)
     if options.reuse and not options.probe:
-        earlier = options.reuse / RECORD
-        if earlier.exists() and earlier.resolve() != (output / RECORD).resolve():
-            shutil.copyfile(earlier, output / RECORD)
+        merge_into(output, [options.reuse / RECORD])
     comparison = Comparison(
         trained(options) if options.start else small_gpt2 if options.small else gpt2,
         options.tokens,

@@ -338,29 +338,39 @@ def _of_pytorch(
             _step(model, args, kwargs, wait)
     if path is not None:
         profiler.export_chrome_trace(path)
-    averages = profiler.key_averages()
-    on_gpu = any(row.self_device_time_total for row in averages)
-    kernels = []
-    for row in averages:
-        micro = row.self_device_time_total if on_gpu else row.self_cpu_time_total
+    kernels = _rows(profiler.key_averages(), steps)
+    return {
+        "method": "torch.profiler",
+        "operations_ms": sum(row["ms"] for row in kernels) if kernels else None,
+        "outside_ms": None,
+        "operations": kernels,
+    }
+
+
+def _rows(averages: Sequence[Any], steps: int) -> list[dict[str, Any]]:
+    """Returns the time of each kernel in a step, or where there are none of each of PyTorch's operators, the longest first.
+    An operator has the time of its kernels, too, and so have the ranges around them, which are not counted again."""
+    kernels = [
+        row
+        for row in averages
+        if row.device_type != torch.autograd.DeviceType.CPU
+        and not getattr(row, "is_user_annotation", False)
+        and row.self_device_time_total
+    ]
+    rows = []
+    for row in kernels or averages:
+        micro = row.self_device_time_total if kernels else row.self_cpu_time_total
         if micro:
-            kernels.append(
+            rows.append(
                 {
                     "phase": None,
                     "op": row.key,
-                    "kernel": row.key if on_gpu else None,
+                    "kernel": row.key if kernels else None,
                     "count": row.count / steps,
                     "ms": micro / 1e3 / steps,
                 }
             )
-    kernels.sort(key=lambda row: -row["ms"])
-    total = sum(row["ms"] for row in kernels)
-    return {
-        "method": "torch.profiler",
-        "operations_ms": total if kernels else None,
-        "outside_ms": None,
-        "operations": kernels,
-    }
+    return sorted(rows, key=lambda row: -row["ms"])
 
 
 # ---- the trace ---------------------------------------------------------------------------------------

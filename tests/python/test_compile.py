@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import types
 import warnings
 from pathlib import Path
 
@@ -405,3 +406,31 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys) -> None:
         for block in blocks:
             exec(compile(block, str(PAGE), "exec"), names)
     assert (tmp_path / "trace.json").exists() and "Expected speedup" in capsys.readouterr().out
+
+
+def test_pytorchs_kernels_count_once():
+    """PyTorch's profiler gives the time of a kernel to the kernel, to the operator that launched it, and to the ranges of the
+    user around it."""
+    cpu, gpu = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
+
+    def row(key, place, on_gpu, on_cpu=0.0, annotation=False):
+        return types.SimpleNamespace(
+            key=key, device_type=place, self_device_time_total=on_gpu, self_cpu_time_total=on_cpu, count=4,
+            is_user_annotation=annotation,
+        )  # fmt: skip
+
+    operators = [row("aten::mm", cpu, 3000.0, 50.0), row("aten::add", cpu, 1000.0, 20.0)]
+    kernels = [row("gemm", gpu, 3000.0), row("add", gpu, 1000.0)]
+    ranges = [row("step", gpu, 4500.0, annotation=True)]
+    rows = step_profile._rows([*operators, *kernels, *ranges], steps=2)
+    assert [(each["op"], each["kernel"], each["ms"]) for each in rows] == [
+        ("gemm", "gemm", 1.5),
+        ("add", "add", 0.5),
+    ]
+    plain = [row("aten::mm", cpu, 0.0, 50.0), row("aten::add", cpu, 0.0, 20.0)]
+    rows = step_profile._rows(plain, steps=2)
+    assert [(each["op"], each["kernel"]) for each in rows] == [
+        ("aten::mm", None),
+        ("aten::add", None),
+    ]
+    assert sum(each["ms"] for each in rows) == pytest.approx(0.035)
