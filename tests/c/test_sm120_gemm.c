@@ -1,5 +1,5 @@
-/* The GEMM of consumer and workstation Blackwell GPUs (cuda/sm120/sm120_gemm.cu) through the library on an emulated one,
- * with the checker on, compared with sums in double. Kernels are compiled when they are first used. */
+/* The GEMM of consumer and workstation Blackwell GPUs (cuda/sm120/sm120_gemm.cu) through the library on an emulated
+ * one, with the checker on, compared with sums in double. Kernels are compiled when they are first used. */
 #include "deepwell/jit.h"
 #include "library_gemm.h"
 
@@ -75,7 +75,7 @@ static void each_tile_is_right(void **state) {
             run r;
             open_run(&p, device, &r);
             assert_int_equal(dw__gemm_check_turned(&r.call, turned, true), DW_OK);
-            dw__sm120_shape shape = dw__sm120_shape_of(&r.call, turned, 2);
+            dw__gemm_shape shape = dw__sm120_shape_of(&r.call, turned, 2);
             shape.tile = (uint64_t)tile;
             if (dw__variant_of(context, &dw__sm120_gemm, shape.params, &variant) != DW_OK)
                 fail_msg("%s", dw_last_error());
@@ -117,7 +117,7 @@ static char *small_text(dw__jit_variant *variant) {
     void *image;
     size_t bytes;
     open_run(&small_one, device_named(gpu), &r);
-    const dw__sm120_shape shape = dw__sm120_shape_of(&r.call, (dw__gemm_turned){false, false}, 188);
+    const dw__gemm_shape shape = dw__sm120_shape_of(&r.call, (dw__gemm_turned){false, false}, 188);
     *variant = dw__sm120_variant(&shape);
     REQUIRE(dw__jit_expand(variant->source, &source) == DW_OK);
     REQUIRE(dw__jit_compile(variant, &source, DW__JIT_PTX, NULL, &image, &bytes, NULL) == DW_OK);
@@ -214,7 +214,7 @@ static void cheapest_tile_is_chosen(void **state) {
                               .k = cases[i].k,
                               .activation = cases[i].activation};
         const dw__gemm_turned turned = {false, false};
-        dw__sm120_shape shape = dw__sm120_shape_of(&call, turned, 188), other = shape;
+        dw__gemm_shape shape = dw__sm120_shape_of(&call, turned, 188), other = shape;
         if (dw__sm120_tiles[shape.tile].m != cases[i].tile_m)
             fail_msg("case %zu has tiles of %d rows", i, dw__sm120_tiles[shape.tile].m);
         const double chosen = dw__sm120_cost_of(&call, &shape, 188).clocks;
@@ -232,11 +232,11 @@ static void tiles_fit(void **state) {
     for (int tile = 0; tile < DW__SM120_TILES; tile++)
         for (size_t i = 0; i < DW_COUNT(schemes); i++)
             for (int swiglu = 0; swiglu < 2; swiglu++) {
-                const dw__sm120_shape s = {.tile = (uint64_t)tile,
-                                           .scheme_a = schemes[i],
-                                           .scheme_b = schemes[i],
-                                           .activation =
-                                               swiglu ? DW_ACTIVATION_SWIGLU : DW_ACTIVATION_NONE};
+                const dw__gemm_shape s = {.tile = (uint64_t)tile,
+                                          .scheme_a = schemes[i],
+                                          .scheme_b = schemes[i],
+                                          .activation =
+                                              swiglu ? DW_ACTIVATION_SWIGLU : DW_ACTIVATION_NONE};
                 if (!dw__sm120_exists(&s)) continue;
                 assert_true(dw__sm120_shared_bytes(&s) <= DW_SM120_MOST_SHARED);
                 assert_true((int)(dw__sm120_shared_bytes(&s) + 1024) *

@@ -1,6 +1,6 @@
-/* The block-scaled GEMM of consumer and workstation Blackwell GPUs (cuda/sm120/sm120_gemm_scaled.cu) through the library
- * on an emulated one, with the checker on: from a matrix, by the library's quantization, to D, compared with sums in
- * double. Kernels are compiled when they are first used. */
+/* The block-scaled GEMM of consumer and workstation Blackwell GPUs (cuda/sm120/sm120_gemm_scaled.cu) through the
+ * library on an emulated one, with the checker on: from a matrix, by the library's quantization, to D, compared with
+ * sums in double. Kernels are compiled when they are first used. */
 #include "deepwell/jit.h"
 #include "library_quantized_gemm.h"
 
@@ -60,7 +60,7 @@ static void each_tile_is_right(void **state) {
             run r;
             if (!dw__sm120_tiles[tile].scaled) continue;
             open_run_on(gpu, &problems[i], &r, 30 + i);
-            dw__sm120_shape shape = dw__sm120_shape_of(&r.call, (dw__gemm_turned){false, false}, 1);
+            dw__gemm_shape shape = dw__sm120_shape_of(&r.call, (dw__gemm_turned){false, false}, 1);
             shape.tile = (uint64_t)tile;
             if (dw__variant_of(context, &dw__sm120_gemm_scaled, shape.params, &variant) != DW_OK)
                 fail_msg("%s", dw_last_error());
@@ -131,7 +131,7 @@ static void refuse(const char *was, const char *now) {
     void *image;
     size_t bytes;
     open_run_on(gpu, &tiny, &r, 1);
-    const dw__sm120_shape shape = dw__sm120_shape_of(&r.call, (dw__gemm_turned){false, false}, 188);
+    const dw__gemm_shape shape = dw__sm120_shape_of(&r.call, (dw__gemm_turned){false, false}, 188);
     const dw__jit_variant variant = dw__sm120_variant(&shape);
     REQUIRE(dw__jit_expand(variant.source, &source) == DW_OK);
     REQUIRE(dw__jit_compile(&variant, &source, DW__JIT_PTX, NULL, &image, &bytes, NULL) == DW_OK);

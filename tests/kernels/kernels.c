@@ -318,7 +318,7 @@ static void list_gemm_sm120(void) {
             for (size_t f = 0; f < DW_COUNT(forms); f++) {
                 const bool scaled = schemes[i] != DW_SCHEME_BF16,
                            quantized = forms[f].output == DW_GEMM_OUTPUT_MXFP8;
-                const dw__sm120_shape s = {.tile = (uint64_t)tile,
+                const dw__gemm_shape s = {.tile = (uint64_t)tile,
                                            .scheme_a = schemes[i],
                                            .scheme_b = schemes[i],
                                            .output = (uint64_t)forms[f].output,

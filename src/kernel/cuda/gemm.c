@@ -225,8 +225,8 @@ dw__gemm_cost dw__gemm_cost_of(const dw_gemm *call, const dw__gemm_shape *shape,
     return made;
 }
 
-dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count) {
-    dw__gemm_shape shape = {
+dw__gemm_shape dw__gemm_shape_without_tile(const dw_gemm *call) {
+    return (dw__gemm_shape){
         .scheme_a = dw__gemm_scheme_a(call),
         .scheme_b = dw__gemm_scheme_b(call),
         .output = call->quantized_d        ? DW_GEMM_OUTPUT_MXFP8
@@ -237,6 +237,10 @@ dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count) {
         .residual = call->residual.data != NULL,
         .activation = call->activation,
     };
+}
+
+dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count) {
+    dw__gemm_shape shape = dw__gemm_shape_without_tile(call);
     dw__gemm_cost least = {.clocks = -1};
     int best = 0;
     for (shape.tile = 0; shape.tile < DW__GEMM_TILES; shape.tile++) {
@@ -260,6 +264,14 @@ _Static_assert((int)DW_ACTIVATION_NONE == DW_GEMM_LINEAR &&
 
 /* ---- variants ---------------------------------------------------------------------------------------- */
 
+void dw__gemm_add_epilogue(dw__jit_variant *v, const dw__gemm_shape *s) {
+    dw__jit_add_define(v, "ELEMENT", s->f16);
+    dw__jit_add_define(v, "OUTPUT", s->output);
+    dw__jit_add_define(v, "ACTIVATION", (int)s->activation);
+    dw__jit_add_define(v, "BIAS", s->bias);
+    dw__jit_add_define(v, "RESIDUAL", s->residual);
+}
+
 dw__jit_variant dw__gemm_variant(const dw__gemm_shape *s) {
     const dw__gemm_tile *t = &dw__gemm_tiles[s->tile];
     const bool scaled = is_scaled((dw_scheme)s->scheme_a);
@@ -274,11 +286,7 @@ dw__jit_variant dw__gemm_variant(const dw__gemm_shape *s) {
     dw__jit_add_define(&v, "CTAS", t->ctas);
     dw__jit_add_define(&v, "TILE_N", t->n);
     dw__jit_add_define(&v, "STAGES", t->stages);
-    dw__jit_add_define(&v, "ELEMENT", s->f16);
-    dw__jit_add_define(&v, "OUTPUT", s->output);
-    dw__jit_add_define(&v, "ACTIVATION", (int)s->activation);
-    dw__jit_add_define(&v, "BIAS", s->bias);
-    dw__jit_add_define(&v, "RESIDUAL", s->residual);
+    dw__gemm_add_epilogue(&v, s);
     return v;
 }
 
@@ -334,23 +342,28 @@ dw_status dw__gemm_scale_map(const dw__context *context, const void *scales, con
     return dw__gpu_map(context, &shape, name, map);
 }
 
+dw_status dw__gemm_scale_maps(const dw__context *context, const dw_gemm *c, int scheme,
+                              dw__tensor_map *maps) {
+    const int parts = c->activation == DW_ACTIVATION_SWIGLU ? 2 : 1;
+    if (!c->quantized) return DW_OK;
+    DW_RETURN_IF_FAILED(
+        dw__gemm_scale_map(context, c->scales_a, "A's scales", c->m, 1, c->k, scheme, &maps[0]));
+    return dw__gemm_scale_map(context, c->scales_b, "B's scales", c->n, parts, c->k, scheme,
+                              &maps[1]);
+}
+
 /* Makes the maps of the operands: A, B, then their scales if they are codes. */
 static dw_status make_operand_maps(const dw_gemm *c, const dw__context *context,
                                    const dw__gemm_shape *shape, dw__tensor_map *maps) {
     const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
-    const int scheme = (int)shape->scheme_a, parts = c->activation == DW_ACTIVATION_SWIGLU ? 2 : 1;
-    const bool halves = tile->ctas == 2 || parts == 2;
+    const bool halves = tile->ctas == 2 || c->activation == DW_ACTIVATION_SWIGLU;
     const int64_t units = dw__gemm_row_units(c);
     const dw__map_element element = dw__gemm_map_element(c->dtype, c->quantized);
     DW_RETURN_IF_FAILED(
         dw__gemm_map(context, &c->a, "A", c->m, units, element, DW_GEMM_ROWS, &maps[0]));
     DW_RETURN_IF_FAILED(dw__gemm_map(context, &c->b, "B", dw__gemm_rows_b(c), units, element,
                                      halves ? tile->n / 2 : tile->n, &maps[1]));
-    if (!c->quantized) return DW_OK;
-    DW_RETURN_IF_FAILED(
-        dw__gemm_scale_map(context, c->scales_a, "A's scales", c->m, 1, c->k, scheme, &maps[2]));
-    return dw__gemm_scale_map(context, c->scales_b, "B's scales", c->n, parts, c->k, scheme,
-                              &maps[3]);
+    return dw__gemm_scale_maps(context, c, (int)shape->scheme_a, &maps[2]);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {

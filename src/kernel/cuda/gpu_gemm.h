@@ -57,17 +57,23 @@ extern const dw__gemm_tile dw__gemm_tiles[DW__GEMM_TILES];
 /* The compile-time parameters of a variant. */
 typedef union dw__gemm_shape {
     struct {
-        uint64_t tile : 8;     /* of dw__gemm_tiles, one for the schemes */
+        uint64_t
+            tile : 8; /* of dw__gemm_tiles, one for the schemes; on sm_120 of dw__sm120_tiles */
         uint64_t scheme_a : 8; /* dw_scheme */
         uint64_t scheme_b : 8;
         uint64_t output : 8;     /* OUTPUT of gemm_params.h */
         uint64_t activation : 8; /* dw_activation */
         bool f16 : 1, bias : 1, residual : 1;
-        uint64_t unused : 21;
+        bool turned_a : 1, turned_b : 1; /* on sm_120 */
+        uint64_t unused : 19;
     };
     uint64_t params; /* of dw__variant */
 } dw__gemm_shape;
 _Static_assert(sizeof(dw__gemm_shape) == sizeof(uint64_t), "packed, and no bit is padding");
+/* Returns what a call asks of a variant, whose tile is still to be chosen. */
+dw__gemm_shape dw__gemm_shape_without_tile(const dw_gemm *call);
+/* Adds the defines of what follows the multiplication. */
+void dw__gemm_add_epilogue(dw__jit_variant *variant, const dw__gemm_shape *shape);
 
 /* Returns whether this variant exists: a tile is for one kind of operands and needs whole boxes of D's columns. */
 bool dw__gemm_exists(const dw__gemm_shape *shape);
@@ -106,6 +112,9 @@ dw_status dw__gemm_map(const dw__context *context, const dw_matrix *x, const cha
  * one step. */
 dw_status dw__gemm_scale_map(const dw__context *context, const void *scales, const char *name,
                              int64_t rows, int parts, int64_t k, int scheme, dw__tensor_map *map);
+/* Makes those of A and of B, whose rows have two parts for SwiGLU; none if the operands are no codes. */
+dw_status dw__gemm_scale_maps(const dw__context *context, const dw_gemm *call, int scheme,
+                              dw__tensor_map *maps);
 
 /* ---- sm90_gemm.c: Hopper ---------------------------------------------------------------------- */
 
@@ -169,31 +178,16 @@ typedef struct dw__sm120_tile {
 enum { DW__SM120_TILES = 4 };
 extern const dw__sm120_tile dw__sm120_tiles[DW__SM120_TILES];
 
-/* The compile-time parameters of a variant. */
-typedef union dw__sm120_shape {
-    struct {
-        uint64_t tile : 8;     /* of dw__sm120_tiles */
-        uint64_t scheme_a : 8; /* dw_scheme */
-        uint64_t scheme_b : 8;
-        uint64_t output : 8;     /* OUTPUT of gemm_params.h */
-        uint64_t activation : 8; /* dw_activation */
-        bool f16 : 1, bias : 1, residual : 1, turned_a : 1, turned_b : 1;
-        uint64_t unused : 19;
-    };
-    uint64_t params; /* of dw__variant */
-} dw__sm120_shape;
-_Static_assert(sizeof(dw__sm120_shape) == sizeof(uint64_t), "packed, and no bit is padding");
-
 /* Returns whether this variant exists. */
-bool dw__sm120_exists(const dw__sm120_shape *shape);
-int dw__sm120_tile_columns(const dw__sm120_shape *shape); /* of D */
-unsigned dw__sm120_shared_bytes(const dw__sm120_shape *shape);
+bool dw__sm120_exists(const dw__gemm_shape *shape);
+int dw__sm120_tile_columns(const dw__gemm_shape *shape); /* of D */
+unsigned dw__sm120_shared_bytes(const dw__gemm_shape *shape);
 /* The static cost model of a tile, as dw__gemm_cost_of. step_clocks: of all blocks of an SM together. */
-dw__gemm_cost dw__sm120_cost_of(const dw_gemm *call, const dw__sm120_shape *shape, int sm_count);
-/* Chooses the variant for a checked call: of the tiles whose clocks are within an eighth of the fewest, the one with the
- * fewest bytes. */
-dw__sm120_shape dw__sm120_shape_of(const dw_gemm *call, dw__gemm_turned turned, int sm_count);
-dw__jit_variant dw__sm120_variant(const dw__sm120_shape *shape);
+dw__gemm_cost dw__sm120_cost_of(const dw_gemm *call, const dw__gemm_shape *shape, int sm_count);
+/* Chooses the variant for a checked call: of the tiles whose clocks are within an eighth of the fewest, the one with
+ * the fewest bytes. */
+dw__gemm_shape dw__sm120_shape_of(const dw_gemm *call, dw__gemm_turned turned, int sm_count);
+dw__jit_variant dw__sm120_variant(const dw__gemm_shape *shape);
 /* As the entry's functions, for calls with turned operands. */
 dw_status dw__sm120_supports(const dw_gemm *call, dw__gemm_turned turned,
                              const dw__gpu_target *gpu);
@@ -215,8 +209,8 @@ extern const dw__kernel dw__reference_gemm;
 extern const dw__kernel dw__torch_gemm;
 void dw__gemm_kernel_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                              dw__kernel_seconds *result);
-/* Seconds of `groups` GEMMs of cuBLAS that move `bytes` in all: the planner's model, with the constants that were fitted
- * to published runs. `part`: of the rate of dense GEMMs in 16 bits, for other types. 0 if a size is. */
+/* Seconds of `groups` GEMMs of cuBLAS that move `bytes` in all: the planner's model, with the constants that were
+ * fitted to published runs. `part`: of the rate of dense GEMMs in 16 bits, for other types. 0 if a size is. */
 double dw__gemm_library_seconds(const dw__gpu_target *gpu, double m, double n, double k,
                                 double groups, double bytes, double part);
 extern const char dw__gemm_library_source[]; /* names the model */

@@ -24,23 +24,23 @@ const dw__sm120_tile dw__sm120_tiles[] = {
 };
 _Static_assert(DW_COUNT(dw__sm120_tiles) == DW__SM120_TILES, "the header's number");
 
-static bool is_scaled(const dw__sm120_shape *s) { return s->scheme_a != DW_SCHEME_BF16; }
-static bool is_swiglu(const dw__sm120_shape *s) { return s->activation == DW_ACTIVATION_SWIGLU; }
+static bool is_scaled(const dw__gemm_shape *s) { return s->scheme_a != DW_SCHEME_BF16; }
+static bool is_swiglu(const dw__gemm_shape *s) { return s->activation == DW_ACTIVATION_SWIGLU; }
 
-int dw__sm120_tile_columns(const dw__sm120_shape *s) {
+int dw__sm120_tile_columns(const dw__gemm_shape *s) {
     const int n = dw__sm120_tiles[s->tile].n;
     return is_swiglu(s) ? n / 2 : n;
 }
 
 /* D as MXFP8 needs whole tiles of its scales along the rows, and a turned operand has no parts. */
-bool dw__sm120_exists(const dw__sm120_shape *s) {
+bool dw__sm120_exists(const dw__gemm_shape *s) {
     const dw__sm120_tile *t = &dw__sm120_tiles[s->tile];
     if (t->scaled != is_scaled(s)) return false;
     if (s->turned_b && is_swiglu(s)) return false;
     return s->output != DW_GEMM_OUTPUT_MXFP8 || t->m == DW_SCALE_TILE_ROWS;
 }
 
-unsigned dw__sm120_shared_bytes(const dw__sm120_shape *s) {
+unsigned dw__sm120_shared_bytes(const dw__gemm_shape *s) {
     const dw__sm120_tile *t = &dw__sm120_tiles[s->tile];
     if (!t->scaled) return DW_SM120_GEMM_SHARED_BYTES(t->m, t->n, t->stages);
     return DW_SM120_SCALED_SHARED_BYTES((int)s->scheme_a, is_swiglu(s), t->m, t->n, t->stages);
@@ -58,14 +58,14 @@ enum {
     SHARED_BYTES_PER_CLOCK = 128
 };
 
-static int step_of(const dw__sm120_shape *s) {
+static int step_of(const dw__gemm_shape *s) {
     return is_scaled(s) ? DW_SM120_STEP((int)s->scheme_a) : DW_SM120_ELEMENT_STEP;
 }
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* A stage is written to shared memory once. Each warp reads its rows of A and of B from it. */
-dw__gemm_cost dw__sm120_cost_of(const dw_gemm *call, const dw__sm120_shape *s, int sm_count) {
+dw__gemm_cost dw__sm120_cost_of(const dw_gemm *call, const dw__gemm_shape *s, int sm_count) {
     const dw__sm120_tile *t = &dw__sm120_tiles[s->tile];
     const int columns = dw__sm120_tile_columns(s), warps_n = columns / 32,
               rows_of_warp = t->m / (t->warps / warps_n) + t->n / warps_n, step = step_of(s),
@@ -89,20 +89,10 @@ dw__gemm_cost dw__sm120_cost_of(const dw_gemm *call, const dw__sm120_shape *s, i
     return made;
 }
 
-dw__sm120_shape dw__sm120_shape_of(const dw_gemm *call, dw__gemm_turned turned, int sm_count) {
-    dw__sm120_shape shape = {
-        .scheme_a = dw__gemm_scheme_a(call),
-        .scheme_b = dw__gemm_scheme_b(call),
-        .output = call->quantized_d        ? DW_GEMM_OUTPUT_MXFP8
-                  : call->output == DW_F32 ? DW_GEMM_OUTPUT_F32
-                                           : DW_GEMM_OUTPUT_ELEMENT,
-        .f16 = call->dtype == DW_F16,
-        .bias = call->bias != NULL,
-        .residual = call->residual.data != NULL,
-        .activation = call->activation,
-        .turned_a = turned.a,
-        .turned_b = turned.b,
-    };
+dw__gemm_shape dw__sm120_shape_of(const dw_gemm *call, dw__gemm_turned turned, int sm_count) {
+    dw__gemm_shape shape = dw__gemm_shape_without_tile(call);
+    shape.turned_a = turned.a;
+    shape.turned_b = turned.b;
     /* Counted clocks are no closer than an eighth to what hardware takes; the bytes of all tiles load the L2 cache. */
     const double close = 1.125;
     double clocks[DW__SM120_TILES], bytes[DW__SM120_TILES], least = INFINITY;
@@ -122,14 +112,14 @@ dw__sm120_shape dw__sm120_shape_of(const dw_gemm *call, dw__gemm_turned turned, 
 }
 
 static dw__gemm_cost cost_on(const dw_gemm *call, const dw__gpu_target *gpu,
-                             dw__sm120_shape *shape) {
+                             dw__gemm_shape *shape) {
     *shape = dw__sm120_shape_of(call, (dw__gemm_turned){false, false}, gpu->sm_count);
     return dw__sm120_cost_of(call, shape, gpu->sm_count);
 }
 
 static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                     dw__kernel_seconds *result) {
-    dw__sm120_shape shape;
+    dw__gemm_shape shape;
     (void)kernel;
     snprintf(result->from, sizeof result->from, "the least by counted work, nothing measured");
     if (dw__gemm_is_empty(call)) return;
@@ -139,7 +129,7 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
 
 static json_t *describe_tile(const dw__kernel *kernel, const void *call,
                              const dw__gpu_target *gpu) {
-    dw__sm120_shape shape;
+    dw__gemm_shape shape;
     (void)kernel;
     if (dw__gemm_is_empty(call)) return json_null();
     const dw__gemm_cost cost = cost_on(call, gpu, &shape);
@@ -153,7 +143,7 @@ static json_t *describe_tile(const dw__kernel *kernel, const void *call,
 
 /* ---- variants -------------------------------------------------------------------------------------- */
 
-dw__jit_variant dw__sm120_variant(const dw__sm120_shape *s) {
+dw__jit_variant dw__sm120_variant(const dw__gemm_shape *s) {
     const dw__sm120_tile *t = &dw__sm120_tiles[s->tile];
     dw__jit_variant v = {.source = t->scaled ? "sm120/sm120_gemm_scaled.cu" : "sm120/sm120_gemm.cu",
                          .entry = t->scaled ? "sm120_gemm_scaled" : "sm120_gemm",
@@ -169,17 +159,13 @@ dw__jit_variant dw__sm120_variant(const dw__sm120_shape *s) {
     dw__jit_add_define(&v, "TILE_N", t->n);
     dw__jit_add_define(&v, "WARPS", t->warps);
     dw__jit_add_define(&v, "STAGES", t->stages);
-    dw__jit_add_define(&v, "ELEMENT", s->f16);
-    dw__jit_add_define(&v, "OUTPUT", s->output);
-    dw__jit_add_define(&v, "ACTIVATION", (int)s->activation);
-    dw__jit_add_define(&v, "BIAS", s->bias);
-    dw__jit_add_define(&v, "RESIDUAL", s->residual);
+    dw__gemm_add_epilogue(&v, s);
     return v;
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point points[DW__ENTRY_POINTS]) {
-    const dw__sm120_shape shape = {.params = params};
+    const dw__gemm_shape shape = {.params = params};
     (void)kernel, (void)capability;
     points[0].code = dw__sm120_variant(&shape);
     points[0].shared_bytes = dw__sm120_shared_bytes(&shape);
@@ -190,7 +176,7 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
  * of more steps than its ring has stages. */
 dw__gemm_case dw__sm120_case_of(const dw__variant *variant) {
     enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 35, STEPS = 4, MISSING = 27 };
-    const dw__sm120_shape s = {.params = variant->params};
+    const dw__gemm_shape s = {.params = variant->params};
     const dw__sm120_tile *t = &dw__sm120_tiles[s.tile];
     const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
     return (dw__gemm_case){
@@ -226,23 +212,19 @@ static dw_status map_operand(const dw_gemm *c, const dw__context *context, const
 }
 
 /* Makes the maps of A and B, then of their scales if they are codes. */
-static dw_status map_operands(const dw_gemm *c, const dw__context *context,
-                              const dw__sm120_shape *s, dw__tensor_map *maps) {
+static dw_status map_operands(const dw_gemm *c, const dw__context *context, const dw__gemm_shape *s,
+                              dw__tensor_map *maps) {
     const dw__sm120_tile *t = &dw__sm120_tiles[s->tile];
-    const int parts = is_swiglu(s) ? 2 : 1, scheme = (int)s->scheme_a;
+    const int parts = is_swiglu(s) ? 2 : 1;
     DW_RETURN_IF_FAILED(map_operand(c, context, &c->a, "A", c->m, s->turned_a, t->m, &maps[0]));
     DW_RETURN_IF_FAILED(map_operand(c, context, &c->b, "B", dw__gemm_rows_b(c), s->turned_b,
                                     t->n / parts, &maps[1]));
-    if (!c->quantized) return DW_OK;
-    DW_RETURN_IF_FAILED(
-        dw__gemm_scale_map(context, c->scales_a, "A's scales", c->m, 1, c->k, scheme, &maps[2]));
-    return dw__gemm_scale_map(context, c->scales_b, "B's scales", c->n, parts, c->k, scheme,
-                              &maps[3]);
+    return dw__gemm_scale_maps(context, c, (int)s->scheme_a, &maps[2]);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw_gemm *c = call;
-    const dw__sm120_shape shape = {.params = variant->params};
+    const dw__gemm_shape shape = {.params = variant->params};
     const dw__sm120_tile *t = &dw__sm120_tiles[shape.tile];
     const int operands = c->quantized ? 4 : 2;
     dw__tensor_map maps[4] = {0}; /* nothing reads them if k is 0 */
@@ -298,7 +280,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 
 dw_status dw__sm120_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
                             const dw__variant **variant) {
-    const dw__sm120_shape shape = dw__sm120_shape_of(call, turned, context->sm_count);
+    const dw__gemm_shape shape = dw__sm120_shape_of(call, turned, context->sm_count);
     return dw__variant_of(context, dw__gemm_kernel_on(call, 120), shape.params, variant);
 }
 
