@@ -1,4 +1,5 @@
-/* Subcommands that need PyTorch are modules of the Python package, which run in the Python that `deepwell doctor` finds. */
+/* Subcommands that need PyTorch are modules of the Python package, which run in the Python that `deepwell doctor`
+ * finds. */
 #include "cli.h"
 #include "doctor.h"
 #include <errno.h>

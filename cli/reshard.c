@@ -1,5 +1,5 @@
-/* `deepwell reshard` converts a checkpoint to a folder of torch.distributed.checkpoint, or back. It needs PyTorch, so the
- * command runs the Python module deepwell.reshard_command. */
+/* `deepwell reshard` converts a checkpoint to a folder of torch.distributed.checkpoint, or back. It needs PyTorch, so
+ * the command runs the Python module deepwell.reshard_command. */
 #include "cli.h"
 #include <stdio.h>
 

@@ -19,8 +19,8 @@ void train_print_help(void);
 /* Returns CLI_DONE, or CLI_USAGE after printing a message. */
 int train_read_arguments(int argc, char **argv, train_request *request);
 void train_free_arguments(train_request *request);
-/* Sets the options that the plan's file has and the command line does not. Returns a cli_exit, after a message if it is not
- * CLI_DONE. */
+/* Sets the options that the plan's file has and the command line does not. Returns a cli_exit, after a message if it is
+ * not CLI_DONE. */
 int train_apply_plan(int argc, char **argv, train_request *request);
 
 /* ---- log: one JSON object per line, for each step, validation and change of precision ------- */

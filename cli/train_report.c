@@ -67,8 +67,8 @@ static double ratio_of(const json_t *operand) {
     return json_is_number(ratio) ? json_number_value(ratio) : INFINITY;
 }
 
-/* Adds the operand with the lowest signal-to-noise ratio, and how many elements of all operands became 0 or were too large.
- * The members are those of deepwell.Trainer's log. */
+/* Adds the operand with the lowest signal-to-noise ratio, and how many elements of all operands became 0 or were too
+ * large. The members are those of deepwell.Trainer's log. */
 static void add_operands(json_t *object, const json_t *operands) {
     const json_t *worst = json_array_get(operands, 0);
     json_int_t underflow = 0, saturated = 0;

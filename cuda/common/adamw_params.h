@@ -62,8 +62,8 @@ typedef struct dw_adamw_begin_params {
 } dw_adamw_begin_params;
 
 /* Launches of adamw_norm and adamw_update. The table's length is the define TENSORS of the compiled variant. The host
- * fills the larger one, of which a launch reads what its variant has. EXTRAS addresses of each tensor follow the table of
- * the variant: of the copy, if it has one, and of the scales, if it has some. */
+ * fills the larger one, of which a launch reads what its variant has. EXTRAS addresses of each tensor follow the table
+ * of the variant: of the copy, if it has one, and of the scales, if it has some. */
 #ifndef TENSORS
 #define TENSORS DW_ADAMW_MANY
 #endif

@@ -36,11 +36,12 @@ typedef struct dw_attention_params {
     int *turn;     /* backward, deterministic: the turn to add to dq_sum */
     int tiles;     /* work items of the grid */
 
-    /* A mask of all pairs: numbers that are added to the scaled scores (of the elements' type), or bytes, 0 for pairs that
-     * do not see each other. Strides are in its elements, and 0 along axes on which it repeats. */
-    dw_strided bias, d_bias; /* backward: d_bias is its gradient, summed over the axes on which it repeats */
-    long long bias_key;      /* stride from one key to the next */
-    int bias_kind; /* dw_attention_bias_kind: 0 none, 1 numbers, 2 bytes */
+    /* A mask of all pairs: numbers that are added to the scaled scores (of the elements' type), or bytes, 0 for pairs
+     * that do not see each other. Strides are in its elements, and 0 along axes on which it repeats. */
+    dw_strided bias,
+        d_bias; /* backward: d_bias is its gradient, summed over the axes on which it repeats */
+    long long bias_key;           /* stride from one key to the next */
+    int bias_kind;                /* dw_attention_bias_kind: 0 none, 1 numbers, 2 bytes */
     int bias_batches, bias_heads; /* lengths of its first two axes: 1, or batch and heads_q */
     /* Rows can be read, or written, 8 keys at a time: keys are adjacent, rows start at 16 bytes (8 for bytes), and
      * rows_k is a multiple of 8. */

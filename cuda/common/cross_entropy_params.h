@@ -1,4 +1,5 @@
-/* Launch parameters of the kernels of cross-entropy (cross_entropy.cu). Plain C, read by the host and by device code. */
+/* Launch parameters of the kernels of cross-entropy (cross_entropy.cu). Plain C, read by the host and by device
+ * code. */
 #ifndef DW_CROSS_ENTROPY_PARAMS_H
 #define DW_CROSS_ENTROPY_PARAMS_H
 
@@ -8,8 +9,8 @@
 #define DW_LOSS_SUM 1
 #define DW_LOSS_NONE 2
 
-/* Rows of `columns` contiguous logits, `x_stride` elements from row to row. Backward may be given a part of the classes:
- * those from `first` on. All else is contiguous. */
+/* Rows of `columns` contiguous logits, `x_stride` elements from row to row. Backward may be given a part of the
+ * classes: those from `first` on. All else is contiguous. */
 typedef struct dw_cross_entropy_params {
     const void *x;    /* backward: dx may be the same memory */
     const void *bias; /* added to the logits of each row, of their type; NULL: none */

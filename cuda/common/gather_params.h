@@ -7,8 +7,8 @@
 
 #define DW_GATHER_AXES 8
 
-/* The axes of the result, with each tensor's strides along them, in elements; in a gather, in units of `VECTOR` elements
- * (the indexes' in elements), as are count and x_step. */
+/* The axes of the result, with each tensor's strides along them, in elements; in a gather, in units of `VECTOR`
+ * elements (the indexes' in elements), as are count and x_step. */
 typedef struct dw_gather_params {
     const void *x; /* gather: the tensor indexed; scatter: the addends */
     const void *index;

@@ -1,5 +1,5 @@
-/* The graph's operations of block quantization: the parameters of their kernels (graph_quantize.cu). Plain C, read by the
- * host and by device code alike. */
+/* The graph's operations of block quantization: the parameters of their kernels (graph_quantize.cu). Plain C, read by
+ * the host and by device code alike. */
 #ifndef DW_GRAPH_QUANTIZE_PARAMS_H
 #define DW_GRAPH_QUANTIZE_PARAMS_H
 

@@ -17,8 +17,7 @@ typedef struct dw_matmul_params {
     const void *addend; /* NULL: none */
     void *y;
     long long m, n, k;
-    long long a_row, a_column, b_row, b_column, y_row, y_column,
-        addend_row, addend_column;
+    long long a_row, a_column, b_row, b_column, y_row, y_column, addend_row, addend_column;
     long long batches; /* at most 2^31 - 1 blocks in all */
     long long shape[DW_MATMUL_AXES], a_stride[DW_MATMUL_AXES], b_stride[DW_MATMUL_AXES],
         y_stride[DW_MATMUL_AXES], addend_stride[DW_MATMUL_AXES];

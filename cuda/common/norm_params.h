@@ -1,4 +1,5 @@
-/* Launch parameters of the kernels of layer norm and RMS norm (norm.cu). Plain C, read by the host and by device code. */
+/* Launch parameters of the kernels of layer norm and RMS norm (norm.cu). Plain C, read by the host and by device
+ * code. */
 #ifndef DW_NORM_PARAMS_H
 #define DW_NORM_PARAMS_H
 

@@ -10,7 +10,7 @@ enum { DW_ROPE_X, DW_ROPE_COS, DW_ROPE_SIN, DW_ROPE_Y, DW_ROPE_TENSORS };
 typedef struct dw_rope_params {
     void *data[DW_ROPE_TENSORS];
     long long stride[DW_ROPE_TENSORS][DW_ROPE_RANK]; /* along the outer axes */
-    long long step[DW_ROPE_TENSORS];                 /* from element to element; 1 if VECTOR is above 1 */
+    long long step[DW_ROPE_TENSORS]; /* from element to element; 1 if VECTOR is above 1 */
     unsigned shape[DW_ROPE_RANK];
     unsigned rows;
     int rank; /* at least 1 */

@@ -9,8 +9,8 @@
 #define DW_SCALE_TILE_ROWS 128
 #define DW_SCALE_TILE_COLUMNS 4
 #define DW_SCALE_TILE_BYTES 512
-/* The graph's operations pad rows of codes to a multiple of this number of elements, so that each begins at a multiple of
- * 16 bytes. */
+/* The graph's operations pad rows of codes to a multiple of this number of elements, so that each begins at a multiple
+ * of 16 bytes. */
 #define DW_CODE_ROW 32
 
 /* Tiles along the scales of a row; tiles along the rows. */

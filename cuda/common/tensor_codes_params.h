@@ -4,8 +4,8 @@
 #define DW_TENSOR_CODES_PARAMS_H
 
 #define DW_TENSOR_CODES_THREADS 512
-/* The most blocks that look for the largest magnitude: each stores one number. More numbers than that, of the kernel that
- * made the matrix, are combined to fewer first, by so many blocks. */
+/* The most blocks that look for the largest magnitude: each stores one number. More numbers than that, of the kernel
+ * that made the matrix, are combined to fewer first, by so many blocks. */
 #define DW_TENSOR_CODES_PARTS 1024
 #define DW_TENSOR_CODES_COMBINING 32
 /* A tile of quantize_tensor_codes has so many rows and columns. */

@@ -1,5 +1,5 @@
-/* Tiles of attention on sm_120, read by the host, which passes them as defines, and by the tests. Not measured: no GPU of
- * this family was available.
+/* Tiles of attention on sm_120, read by the host, which passes them as defines, and by the tests. Not measured: no GPU
+ * of this family was available.
  */
 #ifndef DW_SM120_ATTENTION_TILES_H
 #define DW_SM120_ATTENTION_TILES_H
@@ -22,8 +22,8 @@
 #define DW_SM120_FORWARD_SHARED_BYTES(head_dim, tile_m, tile_n, stages)                            \
     (2 * DW_SM120_WIDE(head_dim) * ((tile_m) + 2 * (stages) * (tile_n)) + 8 * (2 + 4 * (stages)))
 
-/* Backward: X(head_dim, window, keys, tile_m, tile_n, stages, consumers): tile_m rows stay in a block (queries for dQ; keys
- * for dK and dV), 16 for each warp, and tile_n rows are a stage of those that it goes through. */
+/* Backward: X(head_dim, window, keys, tile_m, tile_n, stages, consumers): tile_m rows stay in a block (queries for dQ;
+ * keys for dK and dV), 16 for each warp, and tile_n rows are a stage of those that it goes through. */
 #define DW_SM120_BACKWARD_TILES(X)                                                                 \
     X(64, 0, 0, 128, 32, 4, 2)                                                                     \
     X(64, 1, 0, 128, 32, 4, 2)                                                                     \

@@ -1,5 +1,5 @@
-/* The GEMMs of sm_120: launch parameters, tiles, and the resources of a variant. Plain C, read by the host and by device
- * code. Nothing here is measured: no GPU of this family was available.
+/* The GEMMs of sm_120: launch parameters, tiles, and the resources of a variant. Plain C, read by the host and by
+ * device code. Nothing here is measured: no GPU of this family was available.
  */
 #ifndef DW_SM120_GEMM_PARAMS_H
 #define DW_SM120_GEMM_PARAMS_H
@@ -21,9 +21,9 @@ typedef struct dw_sm120_gemm_params {
     void *scales_d;
 } dw_sm120_gemm_params;
 
-/* Tiles: X(tile_m, tile_n, warps, stages, blocks): the rows of A and B of a tile, the warps that multiply, the stages of
- * the ring, and the blocks that an SM holds. Block-scaled tiles have two stages, because three of 128 x 128 and their
- * scales exceed the shared memory. The small tile is for calls that have too few large ones to fill the GPU. */
+/* Tiles: X(tile_m, tile_n, warps, stages, blocks): the rows of A and B of a tile, the warps that multiply, the stages
+ * of the ring, and the blocks that an SM holds. Block-scaled tiles have two stages, because three of 128 x 128 and
+ * their scales exceed the shared memory. The small tile is for calls that have too few large ones to fill the GPU. */
 #define DW_SM120_GEMM_TILES(X)                                                                     \
     X(128, 128, 8, 3, 1)                                                                           \
     X(64, 64, 4, 3, 2)

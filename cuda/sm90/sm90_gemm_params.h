@@ -14,8 +14,9 @@ typedef struct dw_sm90_gemm_params {
     const void *residual;
     void *d;
     long long stride_d, stride_residual; /* elements from row to row */
-    long long group_d, group_residual;   /* elements from group to group; not used with DW_SM90_ROWS */
-    const int *offsets;                  /* groups + 1 rows, ascending; NULL with DW_SM90_BATCH */
+    long long group_d,
+        group_residual; /* elements from group to group; not used with DW_SM90_ROWS */
+    const int *offsets; /* groups + 1 rows, ascending; NULL with DW_SM90_BATCH */
 } dw_sm90_gemm_params;
 
 /* GROUPS, how several products share a launch.

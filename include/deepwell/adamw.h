@@ -8,8 +8,9 @@
  *
  * The formula and its roundings are those of torch.optim.AdamW(fused=True): FP32 arithmetic, each stored value rounded
  * once. Bits repeat. On a GPU it needs compute capability 9.0, 10.0, 10.3 or 12.0, or a device
- * "emulator:sm_90a", "emulator:sm_100a" or "emulator:sm_120a". The first use of each kernel on a GPU is checked. A device "cpu" runs the same call on all cores
- * in host memory; dw_adamw_step (deepwell/engine.h) is faster there if everything is F32.
+ * "emulator:sm_90a", "emulator:sm_100a" or "emulator:sm_120a". The first use of each kernel on a GPU is checked. A
+ * device "cpu" runs the same call on all cores in host memory; dw_adamw_step (deepwell/engine.h) is faster there if
+ * everything is F32.
  *
  * States in fewer bits, and stochastic rounding. A number that is stored in BF16 may be rounded stochastically: up or
  * down with probabilities that make its expectation exact, so that changes below its precision add up. The random bits
@@ -19,22 +20,22 @@
  * three are independent. State_dtype DW_E4M3 stores blocks of DW_ADAMW_BLOCK elements, each with an F32 scale:
  *
  *     exp_avg     = code * scale            code: E4M3 (OFP8); scale: the block's largest magnitude / 448
- *     exp_avg_sq  = (code * scale)^2        code: 4 exponent and 4 fraction bits without a sign, exponent bias 7, largest
- *                                           480, 0xFF is NaN; scale: the root of the block's largest number / 480
+ *     exp_avg_sq  = (code * scale)^2        code: 4 exponent and 4 fraction bits without a sign, exponent bias 7,
+ *                                           largest 480, 0xFF is NaN; scale: the root of the block's largest number / 480
  *
  * The fraction bits come last, and exponent field 0 is subnormal. A positive exp_avg_sq never becomes 0. Stochastic
  * rounding of exp_avg_sq makes the expectation of the square exact. A number that is not finite becomes NaN. Calls with
- * stochastic rounding, DW_E4M3 or 0 compute without fused multiply-adds, so that every device gives the same bits for the
- * same factor of clipping.
+ * stochastic rounding, DW_E4M3 or 0 compute without fused multiply-adds, so that every device gives the same bits for
+ * the same factor of clipping.
  *
  * State_dtype 0 has no averages: param moves by -lr * grad, after weight decay, for optimizers that compute a direction
  * themselves. The betas must be 0, and eps is not read.
  *
  * Calls on a GPU are asynchronous on the caller's stream. They run in the calling thread's current context; if there is
  * none, in the first device's primary context. They allocate no device memory, do not synchronise except at a kernel's
- * first use, and may be captured in a CUDA graph, which keeps the addresses of the tensors. Up to 640 tensors of a group
- * share a launch, or 448 with copies or DW_E4M3 (80 and 56 with a driver older than CUDA 12.1). One launch per 256
- * tensors precedes the updates, and one more per launch if gradients are clipped.
+ * first use, and may be captured in a CUDA graph, which keeps the addresses of the tensors. Up to 640 tensors of a
+ * group share a launch, or 448 with copies or DW_E4M3 (80 and 56 with a driver older than CUDA 12.1). One launch per
+ * 256 tensors precedes the updates, and one more per launch if gradients are clipped.
  */
 #ifndef DEEPWELL_ADAMW_H
 #define DEEPWELL_ADAMW_H
@@ -112,8 +113,8 @@ typedef struct dw_adamw_gpu {
     void *stream; /* CUstream; NULL is the legacy default stream */
 } dw_adamw_gpu;
 
-/* Runs a step. On the CPU it has returned when the step is done. DW_INVALID_ARGUMENT, DW_TYPE: the call is inconsistent. DW_UNSUPPORTED: there is no kernel for this GPU,
- * or the kernel failed its first-use check. */
+/* Runs a step. On the CPU it has returned when the step is done. DW_INVALID_ARGUMENT, DW_TYPE: the call is
+ * inconsistent. DW_UNSUPPORTED: there is no kernel for this GPU, or the kernel failed its first-use check. */
 DW_API dw_status dw_adamw_gpu_run(const dw_adamw_gpu *call);
 /* Returns the bytes of workspace, which depend on the counts of elements; 0 on the CPU. */
 DW_API dw_status dw_adamw_gpu_workspace(const dw_adamw_gpu *call, size_t *bytes);

@@ -46,8 +46,8 @@ typedef struct dw_artifact_options {
 
 /* Writes the artifact of a model: a Hugging Face folder (model.h), or a folder of checkpoints (trainer.h), of which the
  * newest is taken. The file is written beside `path`, synced and renamed. `options` NULL: the defaults.
- * DW_INVALID_ARGUMENT: an option is not valid. DW_UNSUPPORTED: Deepwell does not build the model, or does not support its tokenizer. Fails
- * also as dw_model_load does. */
+ * DW_INVALID_ARGUMENT: an option is not valid. DW_UNSUPPORTED: Deepwell does not build the model, or does not support
+ * its tokenizer. Fails also as dw_model_load does. */
 DW_API dw_status dw_artifact_export(const char *folder, const char *path,
                                     const dw_artifact_options *options);
 /* Writes the artifact of a configuration and weights in memory (dw_model_load). */

@@ -6,10 +6,10 @@
  *     call.q = (dw_attention_tensor){q, 16 * 1024 * 64, 1024 * 64, 64}; // BHSD; likewise k, v and o
  *     if (dw_attention_forward(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
- * Forward needs compute capability 9.0 (H100, H200), 10.0, 10.3 (B200, B300) or 12.0 (RTX 50, RTX PRO Blackwell); backward
- * needs 9.0 or 12.0. The emulated GPUs "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a" and "emulator:sm_120a"
- * have the same kernels. Those for Blackwell have been tested on the emulator but not on hardware. They run only if a call
- * names the forward kernel, or with DEEPWELL_BLACKWELL=try in the environment.
+ * Forward needs compute capability 9.0 (H100, H200), 10.0, 10.3 (B200, B300) or 12.0 (RTX 50, RTX PRO Blackwell);
+ * backward needs 9.0 or 12.0. The emulated GPUs "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a" and
+ * "emulator:sm_120a" have the same kernels. Those for Blackwell have been tested on the emulator but not on hardware.
+ * They run only if a call names the forward kernel, or with DEEPWELL_BLACKWELL=try in the environment.
  *
  * Calls are asynchronous on the caller's stream. On the device "cuda" they run in the calling thread's current context;
  * if there is none, in the first GPU's primary context. They allocate no device memory, do not synchronise, and may be
@@ -42,8 +42,8 @@ typedef struct dw_attention_tensor {
     int64_t batch, head, row; /* strides of the first three axes */
 } dw_attention_tensor;
 
-/* A mask of all pairs of a query and a key, [batch, heads_q, seq_len_q, seq_len_kv]. A stride of 0 repeats it along that
- * axis: a padding mask repeats along heads and queries, ALiBi along the batch. Elements may have any strides and
+/* A mask of all pairs of a query and a key, [batch, heads_q, seq_len_q, seq_len_kv]. A stride of 0 repeats it along
+ * that axis: a padding mask repeats along heads and queries, ALiBi along the batch. Elements may have any strides and
  * addresses; reading is fastest if keys are adjacent, rows are multiples of 16 bytes apart and seq_len_kv is a multiple
  * of 8. */
 typedef struct dw_attention_bias {

@@ -11,8 +11,8 @@
  * A checkpoint appears by a rename and disappears by a rename. A process that is killed at any moment leaves
  * only complete checkpoints and leftovers that their names show.
  *
- * A folder with the files of torch.distributed.checkpoint (.metadata, *.distcp) in place of the two files of tensors is a
- * checkpoint for dw_checkpoint_seal and dw_checkpoint_verify. deepwell.Trainer resumes from it.
+ * A folder with the files of torch.distributed.checkpoint (.metadata, *.distcp) in place of the two files of tensors is
+ * a checkpoint for dw_checkpoint_seal and dw_checkpoint_verify. deepwell.Trainer resumes from it.
  *
  * dw_trainer writes them by itself. A program that computes the steps in another way writes the files of a checkpoint
  * between dw_checkpoints_begin and dw_checkpoints_commit, the manifest last, and syncs each of them. */
@@ -65,8 +65,8 @@ DW_API void dw_checkpoint_writer_destroy(dw_checkpoint_writer *writer);
 
 /* ---- manifests --------------------------------------------------------------------------------- */
 
-/* Hashes the files of `folder` and writes its manifest.json. `run`: JSON text of an object that identifies the run, whose
- * members become members of the manifest (dw_training_describe makes one). A run {"converted": true} is another
+/* Hashes the files of `folder` and writes its manifest.json. `run`: JSON text of an object that identifies the run,
+ * whose members become members of the manifest (dw_training_describe makes one). A run {"converted": true} is another
  * program's: dw_checkpoint_verify compares no options and no data with it. DW_INVALID_ARGUMENT: `run` is not that, or
  * there are more updates than steps. DW_IO. */
 DW_API dw_status dw_checkpoint_seal(const char *folder, const char *run, int64_t step,

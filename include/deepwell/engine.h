@@ -45,8 +45,8 @@ typedef struct dw_engine_options {
     /* The most segments of a plan's arena, from 1 to DW_MOST_SEGMENTS; other values become the nearest of these. More
      * than one is for callers that release segments (dw_plan_segment). */
     int arena_segments;
-    /* The bytes of gradients, at least, that a part of backward completes (dw_plan_part_count); 0: 8 MiB. Each part is a
-     * launch for the host, and its gradients exist together. */
+    /* The bytes of gradients, at least, that a part of backward completes (dw_plan_part_count); 0: 8 MiB. Each part is
+     * a launch for the host, and its gradients exist together. */
     size_t part_bytes;
 } dw_engine_options;
 #define DW_ENGINE_OPTIONS_DEFAULT                                                                  \
@@ -70,10 +70,10 @@ DW_API int dw_engine_backward_reads_leaf(const dw_engine *engine, uint32_t index
 DW_API int dw_engine_backward_reads_output(const dw_engine *engine, uint32_t index);
 /* Number of linear layers that multiply quantized operands, by the options' policy. */
 DW_API uint32_t dw_engine_quantized_count(const dw_engine *engine);
-/* Counts the products, forward and backward, of operands with scales of blocks: those that the device multiplies as codes
- * on tensor cores, and those that it simulates, which multiply the same values in BF16. On a CPU both are 0. Returns why
- * the first of these is simulated; "" if there is none, or the device has no tensor cores for it. The engine owns the
- * text. */
+/* Counts the products, forward and backward, of operands with scales of blocks: those that the device multiplies as
+ * codes on tensor cores, and those that it simulates, which multiply the same values in BF16. On a CPU both are 0.
+ * Returns why the first of these is simulated; "" if there is none, or the device has no tensor cores for it. The
+ * engine owns the text. */
 DW_API const char *dw_engine_code_products(const dw_engine *engine, uint32_t *multiplied,
                                            uint32_t *simulated);
 /* The whole graph after passes, forward and backward. It belongs to the engine. */
@@ -103,9 +103,10 @@ DW_API size_t dw_plan_saved_bytes(const dw_plan *plan);
 
 /* A segment of the arena: memory that may be released before backward has ended, so that gradients can take its place.
  * Segment 0 lasts until the last part of backward; later segments are released earlier. The last one may instead begin
- * late, with a part of backward for which others have been released, and then lasts until the last part, too. A plan has
- * as many, up to dw_engine_options.arena_segments, as lower the peak of segments and gradients by a sixteenth of the
- * arena or more; most plans have one. Calls that take an arena use one block in which the segments lie one after another. */
+ * late, with a part of backward for which others have been released, and then lasts until the last part, too. A plan
+ * has as many, up to dw_engine_options.arena_segments, as lower the peak of segments and gradients by a sixteenth of
+ * the arena or more; most plans have one. Calls that take an arena use one block in which the segments lie one after
+ * another. */
 typedef struct dw_segment {
     size_t offset;       /* in one block; a multiple of the arena's alignment */
     size_t bytes;        /* 0: its memory may be NULL */
@@ -123,8 +124,8 @@ DW_API dw_dtype dw_plan_output_dtype(const dw_plan *plan, uint32_t index);
 /* One line per instruction: kernel, shapes, bytes, offset. Free *text with dw_text_free. */
 DW_API dw_status dw_plan_describe(const dw_plan *plan, char **text);
 /* The plan's instructions as a JSON array of objects, in the order in which they run:
- *     phase ("forward" or "backward"), part (of backward; 0 in forward), op, name (of its first result), kernel, source,
- *     module, layer, region         where the graph has them, otherwise null
+ *     phase ("forward" or "backward"), part (of backward; 0 in forward), op, name (of its first result), kernel,
+ *     source, module, layer, region         where the graph has them, otherwise null
  *     scheme                        how the operands of a matmul are quantized ("mxfp8"), otherwise null
  *     inputs, outputs               lists of {"dtype", "shape"}; results that nothing stores are left out
  *     epilogue                      {"op", "kernel"} of the elementwise program in the same instruction, or null
@@ -135,13 +136,13 @@ DW_API dw_status dw_plan_operations(const dw_plan *plan, char **json);
 
 /* Times each instruction of the plan's runs from now on and forgets earlier times (`on` 1), or no longer (0; the times
  * stay), unless the environment has DEEPWELL_PROFILE. On a CPU by the clock around each instruction. On a GPU by events
- * between instructions: such a run replays no recorded graph, and waits before its first instruction and after its last.
- * A kernel that is shorter than its launch takes the host then counts as long as the launch. Runs that the caller's
- * stream records are not timed. */
+ * between instructions: such a run replays no recorded graph, and waits before its first instruction and after its
+ * last. A kernel that is shorter than its launch takes the host then counts as long as the launch. Runs that the
+ * caller's stream records are not timed. */
 DW_API void dw_plan_profile(dw_plan *plan, int on);
-/* Calls `watcher` in front of each instruction of a timed run (`begins` 1) and behind it (0), in the thread that runs the
- * plan. On a GPU, the kernels have then been enqueued, not run. A profiler that records ranges can so assign kernels to
- * instructions. `watcher` NULL: stops the calls. While a run of the plan is in progress, the calls may be
+/* Calls `watcher` in front of each instruction of a timed run (`begins` 1) and behind it (0), in the thread that runs
+ * the plan. On a GPU, the kernels have then been enqueued, not run. A profiler that records ranges can so assign
+ * kernels to instructions. `watcher` NULL: stops the calls. While a run of the plan is in progress, the calls may be
  * stopped, and started again with the context that they have had; one that has begun may still return after that. */
 typedef void (*dw_instruction_watcher)(void *context, uint32_t instruction, int begins);
 DW_API void dw_plan_watch(dw_plan *plan, dw_instruction_watcher watcher, void *context);
@@ -153,10 +154,10 @@ typedef struct dw_instruction_time {
 /* Writes the times of the first `capacity` instructions and returns the number of all. */
 DW_API uint32_t dw_plan_times(const dw_plan *plan, uint32_t capacity, dw_instruction_time *times);
 
-/* One instruction of a plan by itself, on operands of its own: floating-point numbers between -1 and 1 (magnitudes from 0
- * on), indices that lie in every axis, true. For measurements of a kernel; a result may overwrite an operand, as in the plan.
- * dw_instruction_create allocates the operands on the plan's device. The plan must outlive the instruction. DW_NOT_FOUND:
- * there is no such instruction. DW_UNSUPPORTED: the plan is for a device that is not here. */
+/* One instruction of a plan by itself, on operands of its own: floating-point numbers between -1 and 1 (magnitudes from
+ * 0 on), indices that lie in every axis, true. For measurements of a kernel; a result may overwrite an operand, as in
+ * the plan. dw_instruction_create allocates the operands on the plan's device. The plan must outlive the instruction.
+ * DW_NOT_FOUND: there is no such instruction. DW_UNSUPPORTED: the plan is for a device that is not here. */
 typedef struct dw_instruction dw_instruction;
 DW_API dw_status dw_instruction_create(dw_plan *plan, uint32_t index, dw_instruction **instruction);
 /* On a GPU the kernel is enqueued on `stream` (NULL: the legacy default stream). Elsewhere the call returns when it is
@@ -202,8 +203,8 @@ DW_API void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *fi
                                uint32_t *last);
 /* The last part that reads output `index`. Its binding may be NULL in later parts. */
 DW_API uint32_t dw_plan_output_part(const dw_plan *plan, uint32_t index);
-/* The last part that reads leaf `index`. After it the leaf may be changed (for example, updated), and its binding may be
- * NULL. */
+/* The last part that reads leaf `index`. After it the leaf may be changed (for example, updated), and its binding may
+ * be NULL. */
 DW_API uint32_t dw_plan_leaf_part(const dw_plan *plan, uint32_t index);
 /* The other arguments are those of dw_plan_backward, the same for every part of one backward. Fails as
  * dw_plan_backward does, and with DW_INVALID_ARGUMENT if there is no such part. */
@@ -212,9 +213,9 @@ DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena
                                        const dw_binding *output_grads, const dw_binding *grads,
                                        void *stream);
 
-/* Forward, and a part of backward, with memory for each segment of the arena: dw_plan_segment_count pointers, aligned as
- * an arena is. Those of dw_segment.first_part 0 are needed in forward, the others may be NULL before that part. After
- * the part dw_segment.part a segment's memory may be released or used
+/* Forward, and a part of backward, with memory for each segment of the arena: dw_plan_segment_count pointers, aligned
+ * as an arena is. Those of dw_segment.first_part 0 are needed in forward, the others may be NULL before that part.
+ * After the part dw_segment.part a segment's memory may be released or used
  * otherwise (on a GPU by later work of the stream), and its pointer may be NULL. Fail as the calls with an arena do. */
 DW_API dw_status dw_plan_forward_segments(dw_plan *plan, void *const *segments,
                                           const dw_binding *leaves, const dw_binding *outputs,

@@ -44,9 +44,9 @@ DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, c
 
 /* Explains one GEMM. Its candidates are "deepwell", "cublas" (PyTorch's) and "cutlass" (an optional library,
  * docs/cutlass.md). "deepwell" has two more members: "proof", where it has been shown to be right, and "tile": null, or
- * {"ctas", "tile_m", "tile_n", "stages", "tiles", "rounds", "steps", "step_clocks", "least_seconds"}, which are computed, not
- * measured. "chosen" is PyTorch's GEMM for floating-point operands, and "deepwell" for codes and block scales, since no
- * other candidate supports those. Fails as dw_attention_explain does. Free *json with dw_text_free. */
+ * {"ctas", "tile_m", "tile_n", "stages", "tiles", "rounds", "steps", "step_clocks", "least_seconds"}, which are
+ * computed, not measured. "chosen" is PyTorch's GEMM for floating-point operands, and "deepwell" for codes and block
+ * scales, since no other candidate supports those. Fails as dw_attention_explain does. Free *json with dw_text_free. */
 DW_API dw_status dw_gemm_explain(const dw_gemm *call, const char *target, char **json);
 
 /* Lists Deepwell's GPU kernels as JSON: [{"name", "operation", "source", "architectures", "elements", "needs", "proof",

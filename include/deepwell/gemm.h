@@ -7,8 +7,8 @@
  *     if (dw_gemm_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
  * Deepwell's own kernels need compute capability 9.0 (H100, H200), 10.0, 10.3 (B200, B300) or 12.0 (RTX 50, RTX PRO
- * Blackwell), or the devices "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a" and "emulator:sm_120a". That of 9.0
- * takes no codes; it is measured on an H200 (docs/gemm.md). The others have been tested on the emulator but not on
+ * Blackwell), or the devices "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a" and "emulator:sm_120a". That of
+ * 9.0 takes no codes; it is measured on an H200 (docs/gemm.md). The others have been tested on the emulator but not on
  * hardware. The first use of each kernel on a GPU compares it with a GEMM accumulated in double (docs/blackwell.md).
  *
  * A call may name a kernel of CUTLASS instead, if `make cutlass` has built them (docs/cutlass.md). Some of these are

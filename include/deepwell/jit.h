@@ -19,7 +19,8 @@ extern "C" {
 #endif
 
 /* Adds a folder to the search for NVRTC, and for cuBLASLt and NCCL: one that holds the libraries, or a Python's
- * site-packages. It is read when a library is first needed. DW_UNSUPPORTED: there are 32 already. DW_INVALID_ARGUMENT: the path is too long. */
+ * site-packages. It is read when a library is first needed. DW_UNSUPPORTED: there are 32 already. DW_INVALID_ARGUMENT:
+ * the path is too long. */
 DW_API dw_status dw_jit_search(const char *folder);
 
 /* Loads NVRTC and describes it: "NVRTC 13.0 (/path/libnvrtc.so.13)". The string is valid until the process ends.

@@ -50,12 +50,12 @@
  *      -> y bf16 [M,N], scale f32 []      rounds x for a matmul that reduces over axis: x is about y * scale, and y
  *                                         holds the exact values of codes and block scales (deepwell/number.h). scheme
  *                                         (deepwell/scheme.h): bf16, mxfp8, mxfp8-e5m2, mxfp6, mxfp6-e2m3, mxfp4 or
- *                                         nvfp4. scale_rule, for MX: "rceil" (if absent), "floor" or "ceil". square: one
- *                                         scale for 32 x 32 (nvfp4: 16 x 16). The last block may be shorter. scale:
- *                                         nvfp4's tensor scale, else 1. hadamard: whole runs of 16 along axis are rotated first, by
- *                                         dw_hadamard with random signs of seed 0, offset 0, stream 0. stochastic:
- *                                         rounding by seed and stream. bf16 has none of these three. Gradient: straight
- *                                         through
+ *                                         nvfp4. scale_rule, for MX: "rceil" (if absent), "floor" or "ceil". square:
+ *                                         one scale for 32 x 32 (nvfp4: 16 x 16). The last block may be shorter. scale:
+ *                                         nvfp4's tensor scale, else 1. hadamard: whole runs of 16 along axis are
+ *                                         rotated first, by dw_hadamard with random signs of seed 0, offset 0, stream
+ *                                         0. stochastic: rounding by seed and stream. bf16 has none of these three.
+ *                                         Gradient: straight through
  *   quantize_blocks(x [M,N], seed?; as quantize, without bf16) -> codes [M,N], or [N,M] with axis=0,
  *      scales, scale f32 []               the codes and block scales whose values are quantize's y: codes of the
  *                                         scheme's element, scales [rows of codes, blocks of a row]; square: [blocks,
@@ -132,9 +132,10 @@
  *                                         random_uniform's element index over [B,H,Sq,Sk]. lse is F32 (F64 for
  *                                         F64): rounded to 16 bits it would change weights by up to a percent
  *  attention_backward(q, k, v, mask?, seed?, o, lse, do; as attention, and mask_gradient=0) -> dq, dk, dv, dmask
- *                                         o and lse: of attention. Probabilities are exp(score - lse). Their rows sum to 1 also if
- *                                         lse < DW_LOW_SCORE, which is too large to hold a digit of a score.
- *                                         dmask exists with mask_gradient=1, which needs a float mask; it has its shape
+ *                                         o and lse: of attention. Probabilities are exp(score - lse). Their rows sum
+ *                                         to 1 also if lse < DW_LOW_SCORE, which is too large to hold a digit of a
+ *                                         score. dmask exists with mask_gradient=1, which needs a float mask; it has
+ *                                         its shape
  *  cross_entropy(x [T,V], target [T] i64; reduction="mean"|"sum"|"none", ignore_index=-100, label_smoothing=0)
  *      -> loss (scalar, or [T]), lse [T]  as torch.nn.functional.cross_entropy; mean over targets that are
  *                                         not ignored. A target outside [0,V) is an error at run time

@@ -71,9 +71,9 @@ typedef struct dw_precision_exception {
     dw_layer_precision layer;
 } dw_precision_exception;
 
-/* Guards of a training run (docs/precision.md). dw_trainer obeys them. For other loops the library reads and writes these
- * numbers, adds the statistics of operands to a graph (dw_graph_apply_precision), judges samples (precision_watch.h), and
- * applies `fallen_back`. */
+/* Guards of a training run (docs/precision.md). dw_trainer obeys them. For other loops the library reads and writes
+ * these numbers, adds the statistics of operands to a graph (dw_graph_apply_precision), judges samples
+ * (precision_watch.h), and applies `fallen_back`. */
 typedef struct dw_precision_guard {
     int64_t every; /* steps from one sampled step to the next; 0: none is sampled */
     /* A layer fails a sample if the signal-to-noise ratio of one of its operands is below this; 0: below
@@ -84,8 +84,8 @@ typedef struct dw_precision_guard {
     int samples;   /* failed in a row, after which the layer falls back to BF16; 0: 2 */
     double repair; /* share of the run's steps, the last ones, in which every layer is BF16 */
 } dw_precision_guard;
-/* The bound of an operand for which none is given: the ratio that rounding to the scheme's element gives for numbers of a
- * normal distribution, 6.02 f + 13.5 dB with f bits of fraction and 3 dB less if it is stochastic, less 6 dB. 0: the
+/* The bound of an operand for which none is given: the ratio that rounding to the scheme's element gives for numbers of
+ * a normal distribution, 6.02 f + 13.5 dB with f bits of fraction and 3 dB less if it is stochastic, less 6 dB. 0: the
  * operand is not observed, because it is FP32 or BF16. */
 DW_API double dw_operand_snr_bound_db(const dw_operand_precision *precision);
 
@@ -100,8 +100,8 @@ typedef struct dw_precision_policy {
     /* Exceptions to the members above; the last match applies. Owned by the caller. */
     uint32_t exception_count;
     const dw_precision_exception *exceptions;
-    /* 0: what cannot be computed in the policy's precision keeps the model's: a layer in F64, and in Python what PyTorch
-     * runs instead of the engine. 1: it is an error. */
+    /* 0: what cannot be computed in the policy's precision keeps the model's: a layer in F64, and in Python what
+     * PyTorch runs instead of the engine. 1: it is an error. */
     int strict;
     dw_precision_guard guard; /* zeros: none */
     /* Modules whose layers are BF16 although the members above give them a shorter format, because the guard found it
@@ -109,8 +109,8 @@ typedef struct dw_precision_policy {
     uint32_t fallen_back_count;
     const char *const *fallen_back;
     /* 1: GEMMs of FP8 codes in the forward pass may sum in fewer bits than F32 has, where the GPU is then faster: on
-     * Hopper's tensor cores all K products in their own accumulators, of about 14 bits. 0: partial sums are added in F32.
-     * Backward never does this. */
+     * Hopper's tensor cores all K products in their own accumulators, of about 14 bits. 0: partial sums are added in
+     * F32. Backward never does this. */
     int fast_accumulation;
 } dw_precision_policy;
 /* Sets the published recipe called `name`, a name of dw_layer_precision_named: high_regions embed, norm, router, head
@@ -119,17 +119,17 @@ DW_API dw_status dw_precision_policy_init(dw_precision_policy *policy, const cha
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* Reads a policy from JSON, as docs/precision.md describes it: {"format": "deepwell.precision", "version": 1, "default":
- * "mxfp8", ...}. *policy owns its exceptions; release it with dw_precision_policy_destroy. DW_PARSE: the text is not
- * such JSON. DW_INVALID_ARGUMENT, DW_UNSUPPORTED: as dw_graph_apply_precision. */
+/* Reads a policy from JSON, as docs/precision.md describes it: {"format": "deepwell.precision", "version": 1,
+ * "default": "mxfp8", ...}. *policy owns its exceptions; release it with dw_precision_policy_destroy. DW_PARSE: the
+ * text is not such JSON. DW_INVALID_ARGUMENT, DW_UNSUPPORTED: as dw_graph_apply_precision. */
 DW_API dw_status dw_precision_policy_parse(const char *json, size_t bytes,
                                            dw_precision_policy **policy);
 /* As dw_precision_policy_parse, of the file called `name` if that ends in ".json", else of the published recipe `name`.
  * DW_IO: the file cannot be read. */
 DW_API dw_status dw_precision_policy_load(const char *name, dw_precision_policy **policy);
 DW_API void dw_precision_policy_destroy(dw_precision_policy *policy); /* NULL: does nothing */
-/* Writes a policy as dw_precision_policy_parse reads it. Policies with the same meaning and the same exceptions have the
- * same text. Free *json with dw_text_free. */
+/* Writes a policy as dw_precision_policy_parse reads it. Policies with the same meaning and the same exceptions have
+ * the same text. Free *json with dw_text_free. */
 DW_API dw_status dw_precision_policy_json(const dw_precision_policy *policy, char **json);
 
 /* ---- policies made of others ------------------------------------------------------------------ */
@@ -159,15 +159,15 @@ DW_API dw_status dw_precision_layers_json(const dw_graph *graph, const dw_precis
 DW_API int dw_precision_policy_needs_seed(const dw_precision_policy *policy);
 
 /* Replaces each `linear` of the forward pass that the policy quantizes by a `quantized_linear`. A matmul of two
- * activations (its second operand depends on an input) is not a linear layer, and a layer in F64 is not changed; nor is a
- * layer of a BF16 model with "bf16", whose operands are BF16 already. `count` (may be NULL): number of replaced layers.
- * If the graph has leaves of role DW_ROLE_STATISTICS, f64[DW_LAYER_STATISTICS], each layer with operands shorter than BF16
- * takes the next one. The gradient of such a leaf is the result of quantization_error (deepwell/ops.h) for each of the
- * layer's six operands. It costs nothing where this gradient is not asked for.
- * DW_INVALID_ARGUMENT: the policy is invalid, the graph lacks the seed leaf that it needs, or it has leaves of statistics,
- * but not one for each such layer. DW_UNSUPPORTED: Deepwell does not implement one of the policy's schemes, or the policy
- * is strict and a layer is in F64. On failure *graph is unchanged. An engine whose options have a policy calls this on its
- * copy of the graph. */
+ * activations (its second operand depends on an input) is not a linear layer, and a layer in F64 is not changed; nor is
+ * a layer of a BF16 model with "bf16", whose operands are BF16 already. `count` (may be NULL): number of replaced
+ * layers. If the graph has leaves of role DW_ROLE_STATISTICS, f64[DW_LAYER_STATISTICS], each layer with operands
+ * shorter than BF16 takes the next one. The gradient of such a leaf is the result of quantization_error
+ * (deepwell/ops.h) for each of the layer's six operands. It costs nothing where this gradient is not asked for.
+ * DW_INVALID_ARGUMENT: the policy is invalid, the graph lacks the seed leaf that it needs, or it has leaves of
+ * statistics, but not one for each such layer. DW_UNSUPPORTED: Deepwell does not implement one of the policy's schemes,
+ * or the policy is strict and a layer is in F64. On failure *graph is unchanged. An engine whose options have a policy
+ * calls this on its copy of the graph. */
 DW_API dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *policy,
                                           uint32_t *count);
 

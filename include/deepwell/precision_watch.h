@@ -11,8 +11,8 @@
  *     }
  *     dw_precision_watch_destroy(watch);
  *
- * A layer that falls back because of step N is BF16 from step N + 2 on, also if the sample is known earlier, so that a run
- * does not depend on when it is read. Texts that a function returns are JSON; free them with dw_text_free. */
+ * A layer that falls back because of step N is BF16 from step N + 2 on, also if the sample is known earlier, so that a
+ * run does not depend on when it is read. Texts that a function returns are JSON; free them with dw_text_free. */
 #ifndef DEEPWELL_PRECISION_WATCH_H
 #define DEEPWELL_PRECISION_WATCH_H
 
@@ -47,14 +47,14 @@ DW_API dw_status dw_precision_watch_policy(const dw_precision_watch *watch, int6
 /* ---- samples ----------------------------------------------------------------------------------- */
 
 /* Describes a sample: [{"layer": "h.0.mlp.c_fc", "operand": "forward_w", "scheme": "mxfp8", "snr_db": 31.2, "bound_db":
- * 25.6, "elements": 4096, "underflow": 3, "saturated": 0}, ...]. "snr_db" is null if nothing was lost. `layers`: JSON of
- * `count` layers as dw_precision_layers_json describes those with bounds. `statistics`: the gradients of their leaves of
- * role DW_ROLE_STATISTICS, [count, DW_LAYER_STATISTICS]. Operands without a bound, and those that no GEMM read, are left
- * out. DW_PARSE, DW_INVALID_ARGUMENT: `layers` is not that. */
+ * 25.6, "elements": 4096, "underflow": 3, "saturated": 0}, ...]. "snr_db" is null if nothing was lost. `layers`: JSON
+ * of `count` layers as dw_precision_layers_json describes those with bounds. `statistics`: the gradients of their
+ * leaves of role DW_ROLE_STATISTICS, [count, DW_LAYER_STATISTICS]. Operands without a bound, and those that no GEMM
+ * read, are left out. DW_PARSE, DW_INVALID_ARGUMENT: `layers` is not that. */
 DW_API dw_status dw_precision_operands_json(const char *layers, uint32_t count,
                                             const double *statistics, char **json);
-/* Judges a sample, `operands` of dw_precision_operands_json. `changes` receives the layers that fall back because of it:
- * [{"from_step": 6, "layer": ..., "sampled_step": 4, "operand": ..., "scheme": ..., "snr_db": ..., "bound_db": ...,
+/* Judges a sample, `operands` of dw_precision_operands_json. `changes` receives the layers that fall back because of
+ * it: [{"from_step": 6, "layer": ..., "sampled_step": 4, "operand": ..., "scheme": ..., "snr_db": ..., "bound_db": ...,
  * "underflow": 0.99, "reason": "99.9% of its elements became 0, bound 90%"}], for the worst operand of each. */
 DW_API dw_status dw_precision_watch_judge(dw_precision_watch *watch, int64_t step,
                                           const char *operands, char **changes);
@@ -65,8 +65,8 @@ DW_API dw_status dw_precision_change_text(const char *change, char **text);
 
 /* ---- checkpoints ------------------------------------------------------------------------------- */
 
-/* Returns what a checkpoint's manifest keeps: {"precision_changes": [...], "precision_failed": {"h.0.mlp.c_fc": 1}}, the
- * changes of the run and the samples in a row that a layer has failed. Empty members are left out. */
+/* Returns what a checkpoint's manifest keeps: {"precision_changes": [...], "precision_failed": {"h.0.mlp.c_fc": 1}},
+ * the changes of the run and the samples in a row that a layer has failed. Empty members are left out. */
 DW_API dw_status dw_precision_watch_state(const dw_precision_watch *watch, char **json);
 /* Restores the members of an object that has them, such as a manifest. DW_PARSE: they are not of this form. */
 DW_API dw_status dw_precision_watch_restore(dw_precision_watch *watch, const char *json);

@@ -7,9 +7,10 @@
  *                         .along_rows = {1, codes, 4096, scales}, .stream = stream};
  *     if (dw_quantize_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
- * It needs compute capability 9.0 (H100, H200), 10.0, 10.3 (B200, B300) or 12.0 (RTX 50, RTX PRO Blackwell), or a device
- * "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a" or "emulator:sm_120a". The Blackwell kernels have been tested on the emulator but not on hardware.
- * The engine does not use these kernels. The first use of each on a GPU compares it with dw_block_quantize.
+ * It needs compute capability 9.0 (H100, H200), 10.0, 10.3 (B200, B300) or 12.0 (RTX 50, RTX PRO Blackwell), or a
+ * device "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a" or "emulator:sm_120a". The Blackwell kernels have
+ * been tested on the emulator but not on hardware. The engine does not use these kernels. The first use of each on a
+ * GPU compares it with dw_block_quantize.
  *
  * Calls are asynchronous on the caller's stream. They run in the calling thread's current context; if there is none, in
  * the first device's primary context. They allocate no device memory, do not synchronise except at a kernel's first

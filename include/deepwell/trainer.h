@@ -75,9 +75,9 @@ typedef struct dw_trainer_options {
     int64_t bad_steps;
     int64_t validation_batches; /* of micro_batch sequences, from the start; 0: all */
     /* A name of dw_layer_precision_named, or the path of a policy's file, which ends in ".json"; NULL: "bf16" on a GPU,
-     * else "fp32". On a GPU "bf16" is the type of activations, gradients and matrix products, with parameters and averages
-     * in FP32 behind it. The others, and "bf16" on the CPU, round the operands of linear layers (precision.h). The guard of a
-     * policy is obeyed. */
+     * else "fp32". On a GPU "bf16" is the type of activations, gradients and matrix products, with parameters and
+     * averages in FP32 behind it. The others, and "bf16" on the CPU, round the operands of linear layers (precision.h).
+     * The guard of a policy is obeyed. */
     const char *precision;
 
     const char *checkpoint; /* folder of checkpoints, created if missing; NULL: none */
@@ -120,10 +120,10 @@ typedef struct dw_trainer_info {
     int64_t validation_tokens, validation_sequences; /* 0 without validation data */
     uint32_t data_files;
     /* Bytes of this trainer's memory. arena: activations and scratch of one forward and backward (and of validation).
-     * accumulation: if there is more than one micro-batch, gradients of one part of backward, on a GPU of a micro-batch.
-     * parameter: on a GPU in BF16 also the weights in BF16. library: allocated by oneDNN while a GEMM runs. update:
-     * scratch of the gradient norm and, on a GPU, of AdamW; the statistics of a guard. With a guard the arena is that of
-     * the largest of a step, a sampled step and a step in BF16. */
+     * accumulation: if there is more than one micro-batch, gradients of one part of backward, on a GPU of a
+     * micro-batch. parameter: on a GPU in BF16 also the weights in BF16. library: allocated by oneDNN while a GEMM
+     * runs. update: scratch of the gradient norm and, on a GPU, of AdamW; the statistics of a guard. With a guard the
+     * arena is that of the largest of a step, a sampled step and a step in BF16. */
     size_t parameter_bytes, gradient_bytes, optimizer_bytes, arena_bytes, accumulation_bytes,
         batch_bytes, library_bytes, update_bytes;
     /* On the CPU the predicted largest resident set: the sum of these plus what the process held when the trainer was

@@ -35,14 +35,14 @@ DW_API void dw_token_data_close(dw_token_data *data); /* may be NULL */
 DW_API int64_t dw_token_data_tokens(const dw_token_data *data);
 DW_API int64_t dw_token_data_sequences(const dw_token_data *data);
 /* Reads the `sequence` + 1 tokens of a sample of the run, counted from 0: of the sequence that the order of its epoch
- * has there (docs/train.md). One thread at a time may call it. DW_IO; DW_INVALID_ARGUMENT: the sample is negative, or the
- * file has changed. */
+ * has there (docs/train.md). One thread at a time may call it. DW_IO; DW_INVALID_ARGUMENT: the sample is negative, or
+ * the file has changed. */
 DW_API dw_status dw_token_data_sample(dw_token_data *data, int64_t sample, int64_t *tokens);
 
 /* Computes the learning rate of a step, from 1. DW_INVALID_ARGUMENT: the step, or an option of the schedule. */
 DW_API dw_status dw_training_rate(const dw_trainer_options *options, int64_t step, double *lr);
-/* Computes the Euclidean norm of `count` F32 tensors, summed in F64: the same bits on any number of threads. It is NaN or
- * infinite exactly if an element is. */
+/* Computes the Euclidean norm of `count` F32 tensors, summed in F64: the same bits on any number of threads. It is NaN
+ * or infinite exactly if an element is. */
 DW_API dw_status dw_gradient_norm(uint32_t count, const float *const *gradients,
                                   const int64_t *elements, double *norm);
 /* Returns the JSON text of what identifies a run for its checkpoints: the options that change a step, and the data

@@ -1,5 +1,5 @@
-/* AdamW (deepwell/adamw.h) for Python. On a GPU and on the CPU the addresses are the caller's. An emulated GPU has its own
- * memory: operands are copied there and back. */
+/* AdamW (deepwell/adamw.h) for Python. On a GPU and on the CPU the addresses are the caller's. An emulated GPU has its
+ * own memory: operands are copied there and back. */
 #include "ext.h"
 #include <stdbool.h>
 #include <string.h>
@@ -95,8 +95,8 @@ static bool read_tensor(PyObject *flat, Py_ssize_t index, dw_adamw_gpu_tensor *t
     return PyErr_Occurred() == NULL;
 }
 
-/* Reads (param type, grad type, state type or "", copy type or "", flat list, lr, address of lr or 0, beta1, beta2, eps,
- * weight_decay, maximize, stochastic, seed). */
+/* Reads (param type, grad type, state type or "", copy type or "", flat list, lr, address of lr or 0, beta1, beta2,
+ * eps, weight_decay, maximize, stochastic, seed). */
 static bool read_group(PyObject *given, dw_adamw_gpu_group *g) {
     const char *param = NULL, *grad = NULL, *state = NULL, *copy = NULL;
     PyObject *flat = NULL;

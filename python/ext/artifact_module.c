@@ -94,8 +94,8 @@ static PyObject *artifact_parameters(PyObject *self, PyObject *args) {
     return list;
 }
 
-/* artifact_write(config, addresses, path, dtype, tokenizer, generation, precision): F32 weights at the addresses, in the order of
- * artifact_parameters */
+/* artifact_write(config, addresses, path, dtype, tokenizer, generation, precision): F32 weights at the addresses, in
+ * the order of artifact_parameters */
 static PyObject *artifact_write(PyObject *self, PyObject *args) {
     const char *json = NULL, *path = NULL;
     PyObject *addresses = NULL;

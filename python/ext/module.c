@@ -1,6 +1,6 @@
 /* _deepwell: the binding of libdeepwell for Python. It only translates: operands are passed as tensors or as addresses,
- * and failures raise exceptions. It uses the limited API, so that one binary serves CPython 3.10 and later. The GIL is released
- * while an engine runs. The caller keeps the tensors behind the addresses alive. */
+ * and failures raise exceptions. It uses the limited API, so that one binary serves CPython 3.10 and later. The GIL is
+ * released while an engine runs. The caller keeps the tensors behind the addresses alive. */
 #include "attention_module.h"
 #include "ext.h"
 #include "tensors.h"
@@ -353,9 +353,9 @@ static PyObject *plan_profile(PyObject *self, PyObject *on) {
     Py_RETURN_NONE;
 }
 
-/* The plan's context is the slot, which lives as long as its runs. Another thread may replace the watcher meanwhile, and so
- * may the watcher itself, so that the call holds a reference. A watcher cannot make a run fail: its exceptions are
- * reported as those of a destructor. */
+/* The plan's context is the slot, which lives as long as its runs. Another thread may replace the watcher meanwhile,
+ * and so may the watcher itself, so that the call holds a reference. A watcher cannot make a run fail: its exceptions
+ * are reported as those of a destructor. */
 static void call_watcher(void *of, uint32_t instruction, int begins) {
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *watcher = ((plan_slot *)of)->watcher;
@@ -493,8 +493,8 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-/* backward(part, segments, leaves, outputs, output_grads, grads, stream=0), with tensors or addresses, None if absent. A
- * negative part runs all parts. */
+/* backward(part, segments, leaves, outputs, output_grads, grads, stream=0), with tensors or addresses, None if absent.
+ * A negative part runs all parts. */
 static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
     if (count != 6 && count != 7) {

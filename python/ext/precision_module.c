@@ -1,5 +1,5 @@
-/* The guard of a run for deepwell.Trainer (deepwell/precision_watch.h), and policies made of others. A watch is a capsule;
- * policies, samples and changes are JSON. */
+/* The guard of a run for deepwell.Trainer (deepwell/precision_watch.h), and policies made of others. A watch is a
+ * capsule; policies, samples and changes are JSON. */
 #include "ext.h"
 #include <stdlib.h>
 #include <string.h>

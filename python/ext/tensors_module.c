@@ -109,8 +109,8 @@ static PyObject *tensors_prepare(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* unreadable(tensors, alignment) -> the positions, in a list, of tensors that are not contiguous or whose address is not
- * a multiple of `alignment` bytes. */
+/* unreadable(tensors, alignment) -> the positions, in a list, of tensors that are not contiguous or whose address is
+ * not a multiple of `alignment` bytes. */
 static PyObject *unreadable(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 2 || !PyList_Check(args[0])) {

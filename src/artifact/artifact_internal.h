@@ -43,7 +43,8 @@ dw_status dw__artifact_policy(const char *name, dw_precision_policy *policy);
 dw_status dw__artifact_hash(const char *bytes, size_t count, uint64_t *hash);
 /* The graph of a step of generation. */
 dw_status dw__artifact_graph(const dw_model_config *config, dw_dtype dtype, dw_graph **graph);
-/* Reads eos_token_id of a configuration: an id, a list of them, or absent. Ids outside of the vocabulary are left out. */
+/* Reads eos_token_id of a configuration: an id, a list of them, or absent. Ids outside of the vocabulary are left
+ * out. */
 typedef struct dw__end_tokens {
     int64_t *items;
     size_t count, capacity;

@@ -20,10 +20,11 @@ dw_status dw_device_find(const char *name, const dw_device **device) {
         *device = devices[i];
         return DW_OK;
     }
-    return dw__fail(DW_NOT_FOUND,
-                    "there is no device \"%s\": use \"cpu\", \"cuda\", \"plan:sm_90a\", or \"emulator:\" "
-                    "and one of sm_90a, sm_100a, sm_103a, sm_120a",
-                    name);
+    return dw__fail(
+        DW_NOT_FOUND,
+        "there is no device \"%s\": use \"cpu\", \"cuda\", \"plan:sm_90a\", or \"emulator:\" "
+        "and one of sm_90a, sm_100a, sm_103a, sm_120a",
+        name);
 }
 
 const char *dw_device_name(const dw_device *device) { return device->name; }

@@ -1,5 +1,5 @@
-/* A GPU that is not there, as a device for plans: "plan:sm_90a". Kernels are chosen and memory is placed as for an H200,
- * but no code is compiled and nothing runs. Only the host's memory that a plan keeps exists. */
+/* A GPU that is not there, as a device for plans: "plan:sm_90a". Kernels are chosen and memory is placed as for an
+ * H200, but no code is compiled and nothing runs. Only the host's memory that a plan keeps exists. */
 #include "device/device_table.h"
 #include <stdlib.h>
 

@@ -194,8 +194,8 @@ dw_status dw__multiply_codes_for_target(dw_graph **graph, const dw__target *targ
 
 /* ---- graph_readers.c ------------------------------------------------------------------------- */
 
-/* Lists the readers of each value, once for each operand, in order: (*readers)[(*starts)[value] .. (*starts)[value + 1]).
- * The caller releases both lists, also after an error. */
+/* Lists the readers of each value, once for each operand, in order: (*readers)[(*starts)[value] .. (*starts)[value +
+ * 1]). The caller releases both lists, also after an error. */
 dw_status dw__index_readers(const dw_graph *graph, uint32_t **starts, dw_node **readers);
 /* Fills first_backward, the readers of values, `direct` and the reads of leaves and outputs. */
 dw_status dw__engine_index_graph(dw_engine *engine);

@@ -2,9 +2,9 @@
  * executor_stream.c makes, and launched as one graph from then on.
  *
  * A graph holds addresses. The graphs of the last few sets of addresses are kept for each range, because a caller's
- * allocator alternates between a few. For a new set the least recently used graph is recorded again; it takes on the new
- * arguments where that is all that changed. Recording uses a stream of its own, because the legacy default stream records
- * nothing. If the caller's stream records a graph itself, the instructions become part of that graph.
+ * allocator alternates between a few. For a new set the least recently used graph is recorded again; it takes on the
+ * new arguments where that is all that changed. Recording uses a stream of its own, because the legacy default stream
+ * records nothing. If the caller's stream records a graph itself, the instructions become part of that graph.
  */
 #include "engine/executor.h"
 #include <string.h>

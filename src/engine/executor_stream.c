@@ -172,7 +172,8 @@ dw_status dw__gpu_enqueue_range(dw__run *run, uint32_t from, uint32_t to, void *
 
 /* ---- timed runs ----------------------------------------------------------------------------------- */
 
-/* Enqueues the range with an event in front of and behind each instruction. ran[i]: whether instruction from + i ran. */
+/* Enqueues the range with an event in front of and behind each instruction. ran[i]: whether instruction from + i
+ * ran. */
 static dw_status enqueue_between(dw__run *run, uint32_t from, uint32_t to, void *const *events,
                                  bool *ran) {
     const dw_device *device = run->plan->target.device;

@@ -31,8 +31,8 @@ void dw__lower_find_disposable(const dw__lowering *l, dw__step *step) {
     }
 }
 
-/* A CPU's kernel may store result `o` as soon as the body has computed it. Returns true if nothing in the body reads input
- * `i` after that. On a GPU each thread loads all of its elements before it stores any. */
+/* A CPU's kernel may store result `o` as soon as the body has computed it. Returns true if nothing in the body reads
+ * input `i` after that. On a GPU each thread loads all of its elements before it stores any. */
 static bool read_before_written(const dw__lowering *l, const dw__step *step, uint32_t i,
                                 uint32_t o) {
     const dw_attr *text = dw__find_attr(step->attr_count, step->attrs, DW_ATTR_KEY_BODY);

@@ -1,9 +1,9 @@
 /* Lowering: whether forward keeps the logits of linear_cross_entropy for backward.
  *
- * Kept logits save backward one of its three matrix multiplications. They are alive from the loss to the first gradient,
- * together with all that forward has saved. They are kept if they take no more memory than that, so that they at most
- * double it, and if the user has not set a bound below their size (dw__logits_bound). Where activations are computed
- * again in backward, little is saved, and the logits of long sequences would be most of a step's memory.
+ * Kept logits save backward one of its three matrix multiplications. They are alive from the loss to the first
+ * gradient, together with all that forward has saved. They are kept if they take no more memory than that, so that they
+ * at most double it, and if the user has not set a bound below their size (dw__logits_bound). Where activations are
+ * computed again in backward, little is saved, and the logits of long sequences would be most of a step's memory.
  *
  * Logits that are left out are an absent operand of backward. A CPU's kernels never keep them.
  */

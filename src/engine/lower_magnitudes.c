@@ -1,9 +1,9 @@
 /* Lowering: the largest magnitude of a tensor, found by the kernel that makes the tensor.
  *
  * An operation that quantizes a whole tensor with one scale needs the tensor's largest magnitude before the first code,
- * which is a pass over the tensor. A kernel that makes the tensor has each element in a register. Where a node quantizes
- * its result, directly or behind reshapes, it also writes a vector of magnitudes, one for each of its blocks, and the node
- * reads that vector instead of the tensor.
+ * which is a pass over the tensor. A kernel that makes the tensor has each element in a register. Where a node
+ * quantizes its result, directly or behind reshapes, it also writes a vector of magnitudes, one for each of its blocks,
+ * and the node reads that vector instead of the tensor.
  */
 #include "engine/lowering.h"
 #include <string.h>

@@ -1,14 +1,14 @@
 /* Backward in parts. The instructions of backward are cut where enough gradients are complete, so that a caller can use
- * gradients, and free their memory, before backward is done. They are also cut where much of what forward saved has been
- * read, mostly logits, so that its segment of the arena can be released before further gradients begin. */
+ * gradients, and free their memory, before backward is done. They are also cut where much of what forward saved has
+ * been read, mostly logits, so that its segment of the arena can be released before further gradients begin. */
 #include "engine/engine_internal.h"
 
 /* approximate number; each part completes at least a sixteenth of the gradients' bytes */
 enum { PARTS = DW__MOST_PARTS - 1 };
 static const size_t RELEASED_BYTES_MIN = (size_t)64 << 20;
 
-/* Sets after[i] if instruction i is the last reader of at least an eighth of what forward saved, and if the gradients are
- * that large too: fewer do not raise the peak by much. */
+/* Sets after[i] if instruction i is the last reader of at least an eighth of what forward saved, and if the gradients
+ * are that large too: fewer do not raise the peak by much. */
 static void mark_releases(const dw_plan *plan, size_t gradients, bool *after) {
     size_t saved = 0;
     for (int pass = 0; pass < 2; pass++) {

@@ -6,9 +6,9 @@ static size_t align_up(size_t bytes, size_t alignment) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/* Order of placement: pinned buffers by time, then the others by the segments that they may use, size and time; those for
- * the late segment last, because they find holes where the others have been. The address breaks ties, so that the result
- * does not depend on qsort. */
+/* Order of placement: pinned buffers by time, then the others by the segments that they may use, size and time; those
+ * for the late segment last, because they find holes where the others have been. The address breaks ties, so that the
+ * result does not depend on qsort. */
 static int compare(const void *left, const void *right) {
     const dw__interval *a = *(dw__interval *const *)left;
     const dw__interval *b = *(dw__interval *const *)right;

@@ -18,9 +18,9 @@ enum { DW_PLACEMENT_SEGMENTS = 4 };
 typedef struct dw__interval {
     size_t bytes; /* 0: gets offset 0 and no memory */
     uint32_t first, last;
-    bool pinned;      /* is stacked from the bottom of segment `most`, see dw__place */
-    uint32_t most;    /* the last segment that may hold it, below the number of segments */
-    bool late;        /* the last segment may hold it too, which the others do not use; not if pinned */
+    bool pinned;   /* is stacked from the bottom of segment `most`, see dw__place */
+    uint32_t most; /* the last segment that may hold it, below the number of segments */
+    bool late; /* the last segment may hold it too, which the others do not use; not if pinned */
     uint32_t segment; /* result */
     size_t offset;    /* result: in its segment, a multiple of the alignment */
 } dw__interval;
@@ -32,8 +32,8 @@ typedef struct dw__extent {
 
 /* Stacks the pinned intervals of each segment from 0 in the order of `first`, even if their lives do not overlap, so
  * that the first `pinned_bytes` hold them all. The others go into holes or above, those with the fewest segments to
- * choose from first. One that may lie in the last segment goes there if it finds no hole elsewhere. `extents`: one for each of the `segments`. `alignment` is a power of two. DW_SHAPE: a segment
- * would exceed DW_PLACEMENT_MOST. */
+ * choose from first. One that may lie in the last segment goes there if it finds no hole elsewhere. `extents`: one for
+ * each of the `segments`. `alignment` is a power of two. DW_SHAPE: a segment would exceed DW_PLACEMENT_MOST. */
 dw_status dw__place(uint32_t count, dw__interval *items, size_t alignment, uint32_t segments,
                     dw__extent *extents);
 

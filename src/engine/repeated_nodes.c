@@ -1,7 +1,8 @@
 /* Scheduling: which programs that backward repeats run together with a program of backward.
  *
- * An activation function is an example. Its result is computed again for the weight's gradient, and its gradient reads the
- * same inputs: one program that computes both reads them once. The repeated program `from` joins the program `with` if
+ * An activation function is an example. Its result is computed again for the weight's gradient, and its gradient reads
+ * the same inputs: one program that computes both reads them once. The repeated program `from` joins the program `with`
+ * if
  *
  *     both have one shape, and share an input of at least half the bytes of a result;
  *     `with` needs nothing that is computed from the repeated result, which is read nearby.

@@ -1,5 +1,5 @@
-/* An instruction of a plan by itself: its kernel on operands of its own. Operands that share a storage in the plan share
- * memory here, so that views overlap and results overwrite operands as they do there. */
+/* An instruction of a plan by itself: its kernel on operands of its own. Operands that share a storage in the plan
+ * share memory here, so that views overlap and results overwrite operands as they do there. */
 #include "base/pool.h"
 #include "engine/engine_internal.h"
 #include <math.h>

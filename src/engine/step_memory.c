@@ -1,4 +1,5 @@
-/* The memory of a training step: the segments of the plan's arena, and tensors of the caller that come and go by phases. */
+/* The memory of a training step: the segments of the plan's arena, and tensors of the caller that come and go by
+ * phases. */
 #include "deepwell/step_memory.h"
 #include "engine/engine_internal.h"
 #include <string.h>

@@ -1,13 +1,13 @@
 /* The passes over a graph that depend on the kernels of its target.
  *
  * Composites that no kernel of the target computes become primitives before the graph is scheduled. So do those in BF16
- * and F16 for which a CPU has only the reference kernel: their primitives are in F32, which has fast kernels. On a CPU that
- * includes attention_backward with the gradient of the mask, in every type.
+ * and F16 for which a CPU has only the reference kernel: their primitives are in F32, which has fast kernels. On a CPU
+ * that includes attention_backward with the gradient of the mask, in every type.
  *
- * A plan's sizes are not known yet. Kernels are asked about two calls, in which every symbol is an even number and an odd
- * one, and a composite stays only if a kernel supports both. Kernels answer by element types, ranks and the sizes that
- * models fix, such as head dimensions; one that depends on a symbol (rows of whole 16 bytes, say) would leave some plans
- * without a kernel.
+ * A plan's sizes are not known yet. Kernels are asked about two calls, in which every symbol is an even number and an
+ * odd one, and a composite stays only if a kernel supports both. Kernels answer by element types, ranks and the sizes
+ * that models fix, such as head dimensions; one that depends on a symbol (rows of whole 16 bytes, say) would leave some
+ * plans without a kernel.
  *
  * Products of quantized operands are products of codes if kernels support them in the same sense.
  */
@@ -139,8 +139,8 @@ static bool passes_check(const question *q, char *reason, size_t bytes) {
     return false;
 }
 
-/* Returns whether a product with scales of blocks is simulated if the node has no kernel. A product with its bias, or in
- * another type than F32, is then computed in two steps. */
+/* Returns whether a product with scales of blocks is simulated if the node has no kernel. A product with its bias, or
+ * in another type than F32, is then computed in two steps. */
 static bool decides(const dw__call *call) {
     if (call->op != DW_OP_MULTIPLY_CODES) return call->op == DW_OP_QUANTIZE_TILES;
     return dw__call_has_tiles(call) && !dw__call_bias(call) && call->outputs[0].dtype == DW_F32;

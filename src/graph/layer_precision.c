@@ -248,9 +248,9 @@ bool dw__layer_is_observed(const dw_layer_precision *layer) {
     return false;
 }
 
-/* A number x is rounded in steps of s = 2^(floor(log2 |x|) - f), which gives errors with the variance s^2 / 12. The ratio
- * is 12 4^f E[x^2] / E[4^floor(log2 |x|)], of which all but 4^f is 13.5 dB for a normal distribution. Stochastic rounding
- * has errors of twice the variance, s^2 / 6. */
+/* A number x is rounded in steps of s = 2^(floor(log2 |x|) - f), which gives errors with the variance s^2 / 12. The
+ * ratio is 12 4^f E[x^2] / E[4^floor(log2 |x|)], of which all but 4^f is 13.5 dB for a normal distribution. Stochastic
+ * rounding has errors of twice the variance, s^2 / 6. */
 double dw_operand_snr_bound_db(const dw_operand_precision *precision) {
     const double gaussian = 13.5, per_bit = 6.02, stochastic = 3.01, margin = 6.0;
     if (!dw__operand_is_observed(precision)) return 0.0;

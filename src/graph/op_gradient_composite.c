@@ -138,8 +138,8 @@ DW__GRADIENT(dw__gradient_rms_norm) {
 
 /* ---- matmuls -------------------------------------------------------------------------------- */
 
-/* Backward reads the logits if forward keeps them, which is decided when sizes are known (engine/lower_logits.c); else it
- * computes them again. */
+/* Backward reads the logits if forward keeps them, which is decided when sizes are known (engine/lower_logits.c); else
+ * it computes them again. */
 DW__GRADIENT(dw__gradient_linear_cross_entropy) {
     if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE || output_grads[2] != DW_NONE)
         return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);

@@ -9,9 +9,9 @@
  *      "guard": {"every": 100, "snr_db": 20.0, "underflow": 0.9, "samples": 2, "repair": 0.05},
  *      "fallen_back": ["model.layers.3.mlp.down_proj"]}
  *
- * A precision is the name of a policy, or an object that changes operands of a policy. Layers become exceptions in their
- * order, then sensitive layers that are not words for regions, with the precision of the model. The writer's text reads
- * back as the same policy, and is the same text for policies that mean the same. */
+ * A precision is the name of a policy, or an object that changes operands of a policy. Layers become exceptions in
+ * their order, then sensitive layers that are not words for regions, with the precision of the model. The writer's text
+ * reads back as the same policy, and is the same text for policies that mean the same. */
 #include "base/json.h"
 #include "graph/layer_precision.h"
 #include <math.h>

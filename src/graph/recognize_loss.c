@@ -1,7 +1,7 @@
 /* Recognises cross-entropy after a linear layer, forward (dw__recognize_head, for GPUs) and backward.
  *
- * Forward: if nothing else reads the logits, linear_cross_entropy computes the loss without ever storing them whole, and
- * its gradient recomputes them.
+ * Forward: if nothing else reads the logits, linear_cross_entropy computes the loss without ever storing them whole,
+ * and its gradient recomputes them.
  *
  * Backward: if only the layer's own gradients use dlogits [T, V], linear_cross_entropy_backward computes them without
  * ever storing dlogits whole. For GPUs there may be casts between the layer in 16 bits and a loss in F32. The match

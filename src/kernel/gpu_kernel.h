@@ -103,9 +103,9 @@ bool dw__first_use_is_on(void);
  * Each result may differ by (u + tolerance_factor sqrt(n) 2^-24) times the largest magnitude of the expected result,
  * where u is the unit roundoff of the result's type if it has 16 bits, and n is the number of terms that make a result:
  * the length of the last axis, or the operands' elements for each result if that is more. A kernel that rounds the
- * product p of `linear` before it adds the bias may differ by (u + u^2) |p| more: the sum of the rounded product and the
- * bias, whose magnitude is at most u |p| above the exact one's, is rounded by u of its own. Products of TF32 operands
- * may differ by 2^-9 times the largest magnitude more. */
+ * product p of `linear` before it adds the bias may differ by (u + u^2) |p| more: the sum of the rounded product and
+ * the bias, whose magnitude is at most u |p| above the exact one's, is rounded by u of its own. Products of TF32
+ * operands may differ by 2^-9 times the largest magnitude more. */
 extern const dw__first_use dw__operation_first_use;
 
 /* DW_OK if the kernel would run a supported call: its variant is there, and the first-use check did not refuse it. */

@@ -63,8 +63,8 @@ typedef struct dw__call {
     dw__tensor addend; /* DW__ADDS_TO_ADDEND only */
     /* Bit i: nothing reads input i, or the memory around its elements, after this call, which may overwrite them. */
     uint64_t disposable;
-    /* A matmul without batches may have one more output of rank 1, behind the operation's own. It receives the sums over
-     * k of operand a [m,k] or b [k,n], as they are multiplied: m or n elements, summed in F32 and rounded once. */
+    /* A matmul without batches may have one more output of rank 1, behind the operation's own. It receives the sums
+     * over k of operand a [m,k] or b [k,n], as they are multiplied: m or n elements, summed in F32 and rounded once. */
     dw__operand_sum sums;
     /* Bit o: behind the operation's own outputs, in order of o, there is one more for output o. Each is a vector of F32
      * whose words together say the largest finite magnitude of that output (cuda/common/magnitude.cuh). A call of an

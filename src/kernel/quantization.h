@@ -12,7 +12,8 @@
 typedef struct dw__quantization {
     int64_t rows, cols;
     bool bf16; /* BF16: the fields below do not apply */
-    /* FP8 with one scale: of the fields below, only tensor_scale and `element` apply. dw__quantize_whole computes it. */
+    /* FP8 with one scale: of the fields below, only tensor_scale and `element` apply. dw__quantize_whole computes
+     * it. */
     bool whole;
     dw_dtype element;
     bool tensor_scale, hadamard;
@@ -34,12 +35,12 @@ dw__coded dw__quantize_in_scratch(const dw__quantization *q, void *scratch);
  * the first may be `to`. Not for `whole` and bf16. */
 dw_status dw__quantize_encode(const dw__quantization *q, const float *x, int64_t row_stride,
                               dw__coded to, void *scratch, float *scale);
-/* For `whole`: computes the tensor scale amax / M, M the largest number of the element; rounded to F32, at least 2^-126,
- * and 1 if amax is 0. Numbers that are not finite do not count. */
+/* For `whole`: computes the tensor scale amax / M, M the largest number of the element; rounded to F32, at least
+ * 2^-126, and 1 if amax is 0. Numbers that are not finite do not count. */
 dw_status dw__quantize_whole_scale(const dw__quantization *q, const float *x, int64_t row_stride,
                                    float *scale);
-/* For `whole`: writes the codes of x * (1 / scale), or the values of these codes. The inverse and the product are rounded
- * to F32 before. An infinity remains one, or becomes NaN where the element has none. `result` may be `x`. */
+/* For `whole`: writes the codes of x * (1 / scale), or the values of these codes. The inverse and the product are
+ * rounded to F32 before. An infinity remains one, or becomes NaN where the element has none. `result` may be `x`. */
 dw_status dw__quantize_whole_codes(const dw__quantization *q, int64_t count, const float *x,
                                    float scale, uint8_t *codes);
 dw_status dw__quantize_whole(const dw__quantization *q, int64_t count, const float *x, float scale,
@@ -51,8 +52,8 @@ const float *dw__quantize_rotated(const dw__quantization *q, void *scratch);
 typedef struct dw__rounding_sums {
     double signal, noise, nonzero, underflow, saturated;
 } dw__rounding_sums;
-/* Returns the magnitude from which rounding alone goes beyond the largest number of the element: that number and half of
- * the step below it. */
+/* Returns the magnitude from which rounding alone goes beyond the largest number of the element: that number and half
+ * of the step below it. */
 double dw__quantize_limit(const dw__quantization *q);
 /* The scale of the block of element [row, column] without the tensor's; 1 for `whole`. */
 float dw__quantize_block_scale(const dw__quantization *q, dw__coded from, int64_t row,

@@ -72,8 +72,8 @@ typedef struct dw__gemm_machine {
     double bandwidth; /* bytes/s of memory, as reached */
     double depth;     /* inner dimension at which a GEMM reaches half of its rate */
 } dw__gemm_machine;
-/* The model of the library's GEMMs: `groups` of m rows by a k x n matrix, which move `bytes` in all. The planner, and the
- * entry of the library's kernel in the registry, compute with it. */
+/* The model of the library's GEMMs: `groups` of m rows by a k x n matrix, which move `bytes` in all. The planner, and
+ * the entry of the library's kernel in the registry, compute with it. */
 double dw__gemm_model(const dw__constants *constants, const dw__gemm_machine *machine, double m,
                       double n, double k, double groups, double bytes);
 /* The model at the planned hardware's figures. */

@@ -1,7 +1,8 @@
-/* These functions are the part of a training step on a GPU that is neither forward nor backward: they compute the step's
- * loss, add the gradients of micro-batches, and run AdamW with clipping. They enqueue kernels alone, so that a CUDA graph
- * can record them; a step whose loss or gradients are not finite, or whose loss is too large, is left out on the GPU.
- * Numbers that change from step to step lie in the GPU's memory (dw_train_numbers), and so do the counts of updates. */
+/* These functions are the part of a training step on a GPU that is neither forward nor backward: they compute the
+ * step's loss, add the gradients of micro-batches, and run AdamW with clipping. They enqueue kernels alone, so that a
+ * CUDA graph can record them; a step whose loss or gradients are not finite, or whose loss is too large, is left out on
+ * the GPU. Numbers that change from step to step lie in the GPU's memory (dw_train_numbers), and so do the counts of
+ * updates. */
 #ifndef DW_GPU_UPDATE_H
 #define DW_GPU_UPDATE_H
 
@@ -40,8 +41,8 @@ dw_status dw__gpu_update_begin(dw__gpu_update *update, const dw__gpu_blocks *blo
 /* Call it when weights were written: rounds them, and sets the count of updates. Waits. */
 dw_status dw__gpu_update_restart(dw__gpu_update *update, int64_t updates, void *stream);
 
-/* Enqueues the copy of the step's numbers to the device; each step begins with it. A step with a loss above `limit` is left
- * out. Not to be recorded. */
+/* Enqueues the copy of the step's numbers to the device; each step begins with it. A step with a loss above `limit` is
+ * left out. Not to be recorded. */
 dw_status dw__gpu_update_send(dw__gpu_update *update, double lr, double limit, void *stream);
 /* Enqueues what follows backward of a micro-batch, whose loss lies at `loss`: its gradients and its loss, divided by
  * `batches`, are added to the step's. `data_error` as dw__gpu_data_error returns it. */

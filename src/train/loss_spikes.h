@@ -5,8 +5,8 @@
 
 #include "base/base.h"
 
-/* The losses of the last applied steps, oldest first. There is room for one more than `window`, because a limit leaves out
- * the step just before its own. Zeros: no loss is too large. */
+/* The losses of the last applied steps, oldest first. There is room for one more than `window`, because a limit leaves
+ * out the step just before its own. Zeros: no loss is too large. */
 typedef struct dw__recent_losses {
     double factor;
     int64_t window, count;

@@ -85,7 +85,8 @@ static dw_status parse_run(const char *run, json_t **root) {
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* The file in which torch.distributed.checkpoint lists the tensors of a folder: the only hidden file of a checkpoint. */
+/* The file in which torch.distributed.checkpoint lists the tensors of a folder: the only hidden file of a
+ * checkpoint. */
 #define DISTRIBUTED ".metadata"
 
 static int is_file(const struct dirent *entry) {
@@ -244,7 +245,8 @@ static dw_status check_file(const char *folder, const char *manifest, const json
     return DW_OK;
 }
 
-/* The files that resuming requires must be listed: config.json, and the optimizer's or torch.distributed.checkpoint's. */
+/* The files that resuming requires must be listed: config.json, and the optimizer's or
+ * torch.distributed.checkpoint's. */
 static dw_status check_files(const char *folder, const char *manifest, const json_t *root) {
     const json_t *files = json_object_get(root, "files");
     bool config = false, optimizer = false;

@@ -8,8 +8,8 @@
  *      "data": [{"path": "tokens.bin", "bytes": 2000, "xxh3": "0123456789abcdef", "tokens": 1000}],
  *      "files": [{"name": "model.safetensors", "bytes": 4096, "xxh3": "..."}]}
  *
- * With a limit for loss spikes "losses" has the losses that the next limits are made of. With a guard "precision_changes"
- * and "precision_failed" have its state (deepwell/precision_watch.h).
+ * With a limit for loss spikes "losses" has the losses that the next limits are made of. With a guard
+ * "precision_changes" and "precision_failed" have its state (deepwell/precision_watch.h).
  * "updates" counts the steps that were applied (AdamW's count). A step with a loss or gradient that was not
  * finite counts only as a step. Every random number is a function of seed, step and place, so the seed is the
  * generator's whole state. */
@@ -30,11 +30,11 @@ typedef struct dw__progress {
     dw_precision_watch *watch;
 } dw__progress;
 
-/* Returns what identifies a run, as JSON text: {"random": {...}, "options": {...}, "data": [...]}. `data` was checked, or
- * is NULL: "data" is then empty. Release the text with dw__free. */
+/* Returns what identifies a run, as JSON text: {"random": {...}, "options": {...}, "data": [...]}. `data` was checked,
+ * or is NULL: "data" is then empty. Release the text with dw__free. */
 dw_status dw__manifest_run(const dw_trainer_options *options, const dw__dataset *data, char **run);
-/* Hashes the files of `folder` and writes its manifest.json, which is the last file of a checkpoint. `run`: JSON text of
- * an object, whose members become members of the manifest. */
+/* Hashes the files of `folder` and writes its manifest.json, which is the last file of a checkpoint. `run`: JSON text
+ * of an object, whose members become members of the manifest. */
 dw_status dw__manifest_write(const char *folder, const char *run, const dw__progress *progress);
 /* Reads the step that the manifest of `folder` names. Fails like dw__manifest_read if the manifest cannot be read. */
 dw_status dw__manifest_step(const char *folder, int64_t *step);

@@ -1,5 +1,5 @@
-/* Judges the samples of a run with a guard (deepwell/precision_watch.h). What it knows is kept as JSON, in the form that
- * manifests have. */
+/* Judges the samples of a run with a guard (deepwell/precision_watch.h). What it knows is kept as JSON, in the form
+ * that manifests have. */
 #include "deepwell/precision_watch.h"
 #include "base/json.h"
 #include "graph/layer_precision.h"
@@ -211,7 +211,8 @@ static dw_status check_operand(const json_t *operand) {
                                          "dw_precision_operands_json writes");
 }
 
-/* Lists the layers of a sample in their order, each with its worst operand. `layers` has room for one of each operand. */
+/* Lists the layers of a sample in their order, each with its worst operand. `layers` has room for one of each
+ * operand. */
 static dw_status judge_operands(const json_t *operands, double most_underflow, judged *layers,
                                 size_t *count) {
     dw_status status = DW_OK;

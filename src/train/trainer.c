@@ -143,7 +143,8 @@ static dw_status add_statistics(const dw_trainer *t, dw__program *p) {
     return DW_OK;
 }
 
-/* On the CPU gradients of a micro-batch need memory until they are added. Those of statistics have a place of their own. */
+/* On the CPU gradients of a micro-batch need memory until they are added. Those of statistics have a place of their
+ * own. */
 static dw_status place_accumulation(dw_trainer *t, dw__program *p) {
     dw__extent extent;
     if (t->gpu || t->options.micro_batch == t->options.batch) return DW_OK;

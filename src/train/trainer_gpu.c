@@ -1,6 +1,6 @@
-/* Training on a GPU. Parameters, gradients, averages and the arena are the device's memory. Forward, backward and update
- * of a step are recorded as CUDA graphs and replayed. Loss, norm and whether the step was applied are copied out at its
- * end, the only time that the host waits; before that it reads the tokens of the next step. */
+/* Training on a GPU. Parameters, gradients, averages and the arena are the device's memory. Forward, backward and
+ * update of a step are recorded as CUDA graphs and replayed. Loss, norm and whether the step was applied are copied out
+ * at its end, the only time that the host waits; before that it reads the tokens of the next step. */
 #include "engine/executor.h"
 #include "train/trainer_internal.h"
 #include <math.h>

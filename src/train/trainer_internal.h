@@ -23,15 +23,15 @@ typedef struct dw__block {
 
 typedef enum dw__program_kind { DW__TRAINS, DW__VALIDATES, DW__SAMPLES } dw__program_kind;
 
-/* An engine with its plan for one micro-batch, and the data of its leaves. One that samples also differentiates by a leaf
- * of statistics for each observed layer; these leaves come last. */
+/* An engine with its plan for one micro-batch, and the data of its leaves. One that samples also differentiates by a
+ * leaf of statistics for each observed layer; these leaves come last. */
 typedef struct dw__program {
     dw_graph *graph;
     dw_engine *engine;
     dw_plan *plan;
     dw_binding *leaves; /* one per leaf of the graph */
-    /* On the CPU with several micro-batches: the gradients of all but the first one, each from its first to its last part
-     * of backward, and the bytes that they need; else NULL and 0. */
+    /* On the CPU with several micro-batches: the gradients of all but the first one, each from its first to its last
+     * part of backward, and the bytes that they need; else NULL and 0. */
     dw__interval *lives;
     size_t accumulation_bytes;
     uint32_t observed; /* layers whose operands are observed */
@@ -100,8 +100,8 @@ struct dw_trainer {
     dw__program train, validate; /* validate.plan is NULL if there is none */
     dw__guard guard;
 
-    /* All parameters in one block, each 64-byte aligned (on a GPU 256), with zeros in the gaps. The gradients and AdamW's
-     * averages have the same layout. */
+    /* All parameters in one block, each 64-byte aligned (on a GPU 256), with zeros in the gaps. The gradients and
+     * AdamW's averages have the same layout. */
     uint32_t count;
     dw_model_parameter *parameters; /* count */
     int64_t *offsets;               /* count, in elements */

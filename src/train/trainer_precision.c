@@ -1,5 +1,6 @@
-/* Obeys the guard of a run's precision policy (docs/precision.md): runs sampled steps by a program that has the statistics
- * of the linear layers' operands, and plans again where the policy changes. precision_watch.c has the rule. */
+/* Obeys the guard of a run's precision policy (docs/precision.md): runs sampled steps by a program that has the
+ * statistics of the linear layers' operands, and plans again where the policy changes. precision_watch.c has the
+ * rule. */
 #include "base/json.h"
 #include "train/trainer_internal.h"
 #include <limits.h>
@@ -16,8 +17,8 @@ static dw_status make_samples(dw_trainer *t, dw__program *p) {
     return DW_OK;
 }
 
-/* Raises *needs to those of a step in BF16, so that the repair needs no more memory than was known. Layers that fall back
- * one by one are between that and the first policy. */
+/* Raises *needs to those of a step in BF16, so that the repair needs no more memory than was known. Layers that fall
+ * back one by one are between that and the first policy. */
 static dw_status raise_to_bf16(dw_trainer *t, dw__needs *needs) {
     dw_precision_policy *given = t->policy, *bf16 = NULL;
     dw__program p = {0};

@@ -1,5 +1,5 @@
-/* Attention of dw_attention on a device, both passes, against the definition in FP64: each result within the bound of the
- * roundings that a kernel makes. */
+/* Attention of dw_attention on a device, both passes, against the definition in FP64: each result within the bound of
+ * the roundings that a kernel makes. */
 #ifndef DW_ATTENTION_DEFINITION_H
 #define DW_ATTENTION_DEFINITION_H
 
@@ -267,8 +267,8 @@ static inline double kept(const run *r, int b, int h, int i, int j) {
 }
 
 /* The bound of a result: P and dS are rounded to the type before they are multiplied, by at most its unit roundoff; the
- * exponent has F32's errors of the score and its bias, 3000 * 2^-23 of a large one and as much of the LSE; the result is
- * rounded. */
+ * exponent has F32's errors of the score and its bias, 3000 * 2^-23 of a large one and as much of the LSE; the result
+ * is rounded. */
 static inline double bound(const run *r, double value, double rounded) {
     const double unit = r->p->f16 ? 0x1p-11 : 0x1p-8;
     const double exponent = r->p->content == LOW ? 3000 * 0x1p-22 : 0x1p-16;

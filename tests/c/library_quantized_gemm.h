@@ -22,8 +22,8 @@ typedef struct recipe {
     bool square, rows_alone;
 } recipe;
 
-/* Codes [outer, inner] of a matrix and their scales. The matrix may have several parts, one after the other, each with its
- * own scales. */
+/* Codes [outer, inner] of a matrix and their scales. The matrix may have several parts, one after the other, each with
+ * its own scales. */
 typedef struct codes {
     matrix matrix;
     size_t scale_bytes;

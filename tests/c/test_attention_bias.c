@@ -1,6 +1,6 @@
 /* Masks and biases of dw_attention on an emulated Hopper GPU, its checker on, against the definition in FP64: each axis
- * repeated, numbers and bytes, rows that a mask hides or absorbs, the gradient of the bias. DEEPWELL_TEST_DEVICE=cuda runs
- * the same on a GPU. */
+ * repeated, numbers and bytes, rows that a mask hides or absorbs, the gradient of the bias. DEEPWELL_TEST_DEVICE=cuda
+ * runs the same on a GPU. */
 #include "attention_definition.h"
 
 static const problem problems[] = {

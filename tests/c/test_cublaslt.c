@@ -492,7 +492,8 @@ static void codes(void *unused) {
         }
 }
 
-/* The first-use check accepts products of a GPU whose tensor cores keep 14 bits of each addend, in every type of result. */
+/* The first-use check accepts products of a GPU whose tensor cores keep 14 bits of each addend, in every type of
+ * result. */
 static void codes_in_14_bits(void *unused) {
     static const dw_dtype results[] = {DW_BF16, DW_F16, DW_F32};
     (void)unused;
@@ -679,7 +680,8 @@ static void by_cublaslt(void *unused) {
     dw_engine_destroy(engine);
 }
 
-/* The library adds no bias to a single column. The layer becomes a product of its 16-bit operands, which are not cast. */
+/* The library adds no bias to a single column. The layer becomes a product of its 16-bit operands, which are not
+ * cast. */
 static void expands_in_16_bits(void *unused) {
     dw_graph *graph = NULL;
     dw_value x, w, b, h;

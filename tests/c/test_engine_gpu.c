@@ -211,8 +211,8 @@ static dw_value behind_products(model *m) {
     return dw__emit_reshape(&m->e, x, 3, (dw_dim[]){m->batch, m->sequence, HEAD_WIDTH});
 }
 
-/* As Hugging Face's models under autocast: a linear layer in BF16, the loss of its logits in F32. With `read`, the logits
- * are an output, too; with `deep`, the head has products in front of it. */
+/* As Hugging Face's models under autocast: a linear layer in BF16, the loss of its logits in F32. With `read`, the
+ * logits are an output, too; with `deep`, the head has products in front of it. */
 static dw_status add_head(model *m, bool read, bool deep) {
     enum { WIDTH = HEAD_WIDTH };
     const dw_dim classes = deep ? 1031 : 101;
@@ -245,8 +245,8 @@ static char *listing_of(model_builder builder, double dropout) {
 }
 static void expect_kernel(model_builder builder, double dropout, const char *kernel);
 
-/* Logits are kept for backward if they take no more memory than what is saved besides. Their rows are then padded, which
- * a listing shows by "~", and backward has them in front of the targets. */
+/* Logits are kept for backward if they take no more memory than what is saved besides. Their rows are then padded,
+ * which a listing shows by "~", and backward has them in front of the targets. */
 static void logits_are_kept_if_more_is_saved(void **state) {
     static const char kept[] = " linear_cross_entropy_backward ", given[] = "bf16[154,1031]";
     (void)state;
@@ -1224,8 +1224,8 @@ static void a_program_of_many_operands_runs(void **state) {
     dw_graph_destroy(graph);
 }
 
-/* Gradients with segments that are given back while backward runs have the bits that one block gives. The second step has
- * new memory, so the graphs are recorded again. */
+/* Gradients with segments that are given back while backward runs have the bits that one block gives. The second step
+ * has new memory, so the graphs are recorded again. */
 static void segments_may_be_released_early(void **state) {
     (void)state;
     need_compiler();

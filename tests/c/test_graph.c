@@ -175,8 +175,8 @@ static void quotients_round_up(void **state) {
     dw_graph_destroy(copy);
 }
 
-/* Each level has 16 times the factors of the one before. Evaluating, writing and copying a dim takes as many steps as it has
- * factors, so that a dim with more than 4096 is refused where it is made. */
+/* Each level has 16 times the factors of the one before. Evaluating, writing and copying a dim takes as many steps as
+ * it has factors, so that a dim with more than 4096 is refused where it is made. */
 static void quotients_of_products_are_bounded(void **state) {
     static const int64_t size = 3;
     (void)state;

@@ -1,6 +1,6 @@
-/* Every operation of the graph on an emulated Hopper GPU, its checker on: the cases of deepwell-ops (tests/ops), each as
- * a graph of one node that an engine for the GPU runs, against the node's definition in FP64. Composites that have no
- * kernel are expanded by the engine. An operation without a case that runs fails the test, so that the table of
+/* Every operation of the graph on an emulated Hopper GPU, its checker on: the cases of deepwell-ops (tests/ops), each
+ * as a graph of one node that an engine for the GPU runs, against the node's definition in FP64. Composites that have
+ * no kernel are expanded by the engine. An operation without a case that runs fails the test, so that the table of
  * operations and the kernels cannot drift apart. DEEPWELL_TEST_DEVICE=cuda runs the same on a GPU; an argument runs the
  * cases that contain it. */
 #include "deepwell/engine.h"
@@ -415,7 +415,8 @@ static void fill_bits(const dw__tensor *t) {
         words[i] = (uint16_t)ops_random_bits(&random);
 }
 
-/* Compares the GPU's results with the interpreter's, which must be the same but for the signs of NaNs, and frees them. */
+/* Compares the GPU's results with the interpreter's, which must be the same but for the signs of NaNs, and frees
+ * them. */
 static void expect_exactly(const dw_graph *graph, const dw__tensor *leaves, attempt *a,
                            const char *text) {
     dw__tensor expected[OPS_MAX_OUTPUTS];
@@ -583,8 +584,8 @@ static void fill_numbers(const dw__tensor *t) {
     }
 }
 
-/* An instruction by itself has operands of its own, with which it is measured. A sign among the magnitudes would say that
- * a number is not finite, for which the kernel looks at each element again. */
+/* An instruction by itself has operands of its own, with which it is measured. A sign among the magnitudes would say
+ * that a number is not finite, for which the kernel looks at each element again. */
 static void expect_magnitudes(dw_plan *plan, uint32_t index) {
     dw_instruction *alone = NULL;
     OK(dw_instruction_create(plan, index, &alone));
@@ -704,8 +705,8 @@ static void programs_of_every_form_are_exact(void **state) {
     for (size_t i = 0; i < DW_COUNT(graphs); i++) check_graph(graphs[i], fill_numbers, 0);
 }
 
-/* Programs whose results are quantized with one scale find the largest magnitude on the way. Elements of one block and of
- * several, of whole vectors and of single ones, behind a reshape, of two results, in every type. */
+/* Programs whose results are quantized with one scale find the largest magnitude on the way. Elements of one block and
+ * of several, of whole vectors and of single ones, behind a reshape, of two results, in every type. */
 static void programs_find_magnitudes(void **state) {
     (void)state;
 #define QUANTIZED(x, c)                                                                            \
@@ -894,9 +895,9 @@ static void fill_small(const dw__tensor *t, ops_random *random) {
                          (dw__scalar){.number = (double)(ops_random_bits(random) % 3) - 1.0});
 }
 
-/* Small integers, whose logits BF16 and F16 hold exactly: the statistics of forward then are as exact as F32's. Backward
- * rounds each element of dlogits by at most 2^-9 of its magnitude; the sum of so many, with random signs, is rounded by
- * less than 2^-12 sqrt(n) of the largest result. */
+/* Small integers, whose logits BF16 and F16 hold exactly: the statistics of forward then are as exact as F32's.
+ * Backward rounds each element of dlogits by at most 2^-9 of its magnitude; the sum of so many, with random signs, is
+ * rounded by less than 2^-12 sqrt(n) of the largest result. */
 static void exact_logits_give_exact_statistics(void **state) {
     (void)state;
     static const char *const calls[] = {

@@ -617,8 +617,8 @@ static double apart(const dw__tensor *a, const dw__tensor *b) {
 }
 
 /* A code at a boundary changes if the F32 sums before it differ. A few such codes move a result by one code's
- * step in a sum of dozens: 2^-8 / 35 (BF16), 2^-4 / 35 (E4M3), 2^-3 / 35 (E5M2) or 2^-2 / 35 (E2M1) of the largest element, and
- * gradients pass through three layers. A wrong operand moves all elements by a code's step. */
+ * step in a sum of dozens: 2^-8 / 35 (BF16), 2^-4 / 35 (E4M3), 2^-3 / 35 (E5M2) or 2^-2 / 35 (E2M1) of the largest
+ * element, and gradients pass through three layers. A wrong operand moves all elements by a code's step. */
 static void engines_agree_with_the_reference(void **state) {
     (void)state;
     static const struct {
@@ -857,8 +857,8 @@ static void statistics_are_gradients(void **state) {
     OK(dw_engine_create(graph, 1, (uint32_t[]){0}, 1, wrt, &options, &plain));
     OK(dw_engine_create(graph, 1, (uint32_t[]){0}, 3, wrt, &options, &observed));
     assert_int_equal(count_of(dw_engine_graph(plain), DW_OP_QUANTIZATION_ERROR), 0);
-    /* h0: x and w of forward alone, because nothing differentiates by its operands. h2: also dy and w of the gradient of
-     * its input; its weight has none. */
+    /* h0: x and w of forward alone, because nothing differentiates by its operands. h2: also dy and w of the gradient
+     * of its input; its weight has none. */
     assert_int_equal(count_of(dw_engine_graph(observed), DW_OP_QUANTIZATION_ERROR), 2 + 4);
     for (uint32_t i = 0; i < 3; i++) assert_true(dw_engine_has_grad(observed, i));
     dw_engine_destroy(plain);

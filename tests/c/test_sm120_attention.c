@@ -64,8 +64,8 @@ static void gradients_repeat(void **state) {
     close_run(&r);
 }
 
-/* Every query gives one key its whole weight: that key's value gets all gradients, and nothing is infinite, although the
- * rounding of scores and LSE is by itself larger than any exponent. */
+/* Every query gives one key its whole weight: that key's value gets all gradients, and nothing is infinite, although
+ * the rounding of scores and LSE is by itself larger than any exponent. */
 static void gradients_of_large_scores_are_finite(void **state) {
     static const problem large = {64, 1, 2, 2, 70, 135, .f16 = false};
     static const float largest[] = {3e4f, 133120.0f, 0x1p30f};

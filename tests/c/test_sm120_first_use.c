@@ -1,5 +1,5 @@
-/* The first-use check of attention on consumer and workstation Blackwell GPUs, on an emulated one: a correct kernel passes,
- * a wrong one is rejected. test_sm120_attention compares results. */
+/* The first-use check of attention on consumer and workstation Blackwell GPUs, on an emulated one: a correct kernel
+ * passes, a wrong one is rejected. test_sm120_attention compares results. */
 #include "deepwell/jit.h"
 #include "emulated_call.h"
 #include "kernel/cuda/gpu_attention.h"

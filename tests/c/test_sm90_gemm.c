@@ -1,5 +1,5 @@
-/* The GEMM of Hopper (cuda/sm90/sm90_gemm.cu) through the library on an emulated one, with the checker on, compared with
- * sums in double. Kernels are compiled when they are first used. */
+/* The GEMM of Hopper (cuda/sm90/sm90_gemm.cu) through the library on an emulated one, with the checker on, compared
+ * with sums in double. Kernels are compiled when they are first used. */
 #include "deepwell/jit.h"
 #include "library_gemm.h"
 

@@ -1,6 +1,6 @@
 /* Training on an emulated Hopper GPU: the update against dw_adamw_step, steps in F32 against the same steps on the CPU,
- * steps in BF16 against steps in F32, and resumed runs against whole ones. DEEPWELL_TEST_DEVICE=cuda runs the same on a GPU. The tests are skipped where there
- * is no NVRTC, which compiles elementwise programs. */
+ * steps in BF16 against steps in F32, and resumed runs against whole ones. DEEPWELL_TEST_DEVICE=cuda runs the same on a
+ * GPU. The tests are skipped where there is no NVRTC, which compiles elementwise programs. */
 #include "base/base.h"
 #include "deepwell/jit.h"
 #include "kernel/gpu_kernel.h"

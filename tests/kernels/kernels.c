@@ -319,14 +319,14 @@ static void list_gemm_sm120(void) {
                 const bool scaled = schemes[i] != DW_SCHEME_BF16,
                            quantized = forms[f].output == DW_GEMM_OUTPUT_MXFP8;
                 const dw__gemm_shape s = {.tile = (uint64_t)tile,
-                                           .scheme_a = schemes[i],
-                                           .scheme_b = schemes[i],
-                                           .output = (uint64_t)forms[f].output,
-                                           .activation = (uint64_t)forms[f].activation,
-                                           .bias = forms[f].extras,
-                                           .residual = forms[f].extras && !quantized,
-                                           .turned_a = forms[f].turned_a,
-                                           .turned_b = forms[f].turned_b};
+                                          .scheme_a = schemes[i],
+                                          .scheme_b = schemes[i],
+                                          .output = (uint64_t)forms[f].output,
+                                          .activation = (uint64_t)forms[f].activation,
+                                          .bias = forms[f].extras,
+                                          .residual = forms[f].extras && !quantized,
+                                          .turned_a = forms[f].turned_a,
+                                          .turned_b = forms[f].turned_b};
                 if (!dw__sm120_exists(&s) || (scaled && (s.turned_a || s.turned_b))) continue;
                 dw__jit_variant v = dw__sm120_variant(&s);
                 v.entry = "";

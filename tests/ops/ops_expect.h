@@ -7,8 +7,8 @@
  * factor: the kernel's tolerance_factor; u: unit roundoff of the type of the computation (F32 for BF16 and F16, except
  * in bodies of `fused`, where each step rounds); n: terms per element; scale: largest magnitude of the result; A:
  * change of the result per relative change of the operands, measured by random perturbation (the problem's condition,
- * which no kernel can improve); half: unit roundoff of a BF16 or F16 result; before: largest magnitude of a sum that is rounded to the result's type on
- * the way to it, usually none; tiny: the type's smallest normal number, n times.
+ * which no kernel can improve); half: unit roundoff of a BF16 or F16 result; before: largest magnitude of a sum that is
+ * rounded to the result's type on the way to it, usually none; tiny: the type's smallest normal number, n times.
  * For elementwise operations the same bound applies with scale and A of the single element (and 1 * A). Bools and
  * integers must be equal. */
 #ifndef DW_OPS_EXPECT_H

@@ -25,8 +25,9 @@ typedef struct variant {
     const char *name;
 } variant;
 
-/* The definition of attention rounds the probabilities and the gradients of the scores to the type of the operands before
- * it multiplies them: in 16 bits each term has that type's unit roundoff instead of F32's. The CPU's kernels do not. */
+/* The definition of attention rounds the probabilities and the gradients of the scores to the type of the operands
+ * before it multiplies them: in 16 bits each term has that type's unit roundoff instead of F32's. The CPU's kernels do
+ * not. */
 static double tolerance_factor(const variant *v, const dw__kernel *kernel, const dw__tensor *got) {
     const bool rounds = (v->c->op == DW_OP_ATTENTION || v->c->op == DW_OP_ATTENTION_BACKWARD) &&
                         dw__kernel_is_reference(kernel);

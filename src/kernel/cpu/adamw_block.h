@@ -1,6 +1,6 @@
 /* Inner loops of AdamW for parameters, gradients and averages of every type (deepwell/adamw.h), a block of
- * DW_ADAMW_BLOCK elements at a time. They use no fused multiply-adds: every instruction set and every GPU gives the same
- * bits. */
+ * DW_ADAMW_BLOCK elements at a time. They use no fused multiply-adds: every instruction set and every GPU gives the
+ * same bits. */
 #ifndef DW_CPU_ADAMW_BLOCK_H
 #define DW_CPU_ADAMW_BLOCK_H
 

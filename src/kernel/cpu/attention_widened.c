@@ -25,8 +25,8 @@ static void widen(dw__tensor *t, bool repeats, char *scratch, size_t *used) {
     *used += (size_t)((count + 15) / 16 * 16) * sizeof(float);
 }
 
-/* Makes the call of the copies. Returns the bytes that they take at the start of the scratch. Results that nothing reads
- * have room too: a call whose memory is not placed yet does not tell them apart. */
+/* Makes the call of the copies. Returns the bytes that they take at the start of the scratch. Results that nothing
+ * reads have room too: a call whose memory is not placed yet does not tell them apart. */
 static size_t widen_call(const dw__call *call, char *scratch, dw__call *wide) {
     size_t used = 0;
     *wide = *call;

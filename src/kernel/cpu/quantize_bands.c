@@ -1,6 +1,6 @@
-/* quantize, quantization_error, quantize_blocks and dequantize_blocks. The codecs (number/) round an F32 matrix; quantize
- * first widens a BF16 or F16 one into its scratch. quantize_blocks has them write its results, quantize its scratch, from
- * which it decodes contiguous BF16, band by band, as dequantize_blocks does. */
+/* quantize, quantization_error, quantize_blocks and dequantize_blocks. The codecs (number/) round an F32 matrix;
+ * quantize first widens a BF16 or F16 one into its scratch. quantize_blocks has them write its results, quantize its
+ * scratch, from which it decodes contiguous BF16, band by band, as dequantize_blocks does. */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/quantization.h"
@@ -249,8 +249,8 @@ static dw_status run_codes(const dw__call *call, void *scratch) {
 
 /* ---- quantization_error --------------------------------------------------------------------------- */
 
-/* A task is a band of blocks, or of rows for a format without blocks. Its sums are kept until all bands are done and then
- * added in order, so that the result does not depend on the number of threads. */
+/* A task is a band of blocks, or of rows for a format without blocks. Its sums are kept until all bands are done and
+ * then added in order, so that the result does not depend on the number of threads. */
 static int64_t error_tasks(const dw__quantization *q) {
     return (band_extent(q) + DW_QUANTIZE_BAND - 1) / DW_QUANTIZE_BAND;
 }
@@ -367,7 +367,8 @@ static const dw__kernel quantization_error = {
     .supports = supports_error,
     .workspace_bytes = scratch_of_error,
     .run = run_error,
-    /* The rounding of n additions of like signs has a standard deviation of sqrt(n / 3) u, here and in the definition. */
+    /* The rounding of n additions of like signs has a standard deviation of sqrt(n / 3) u, here and in the
+     * definition. */
     .tolerance_factor = 4.0,
 };
 

@@ -1,5 +1,5 @@
-/* The first-use check of AdamW: a step of small tensors against the formula in FP64. Variants that give the same bits on
- * every device are compared with the CPU, bit for bit. */
+/* The first-use check of AdamW: a step of small tensors against the formula in FP64. Variants that give the same bits
+ * on every device are compared with the CPU, bit for bit. */
 #include "common/adamw_params.h"
 #include "kernel/cuda/gpu_adamw.h"
 #include <math.h>

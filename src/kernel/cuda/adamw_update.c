@@ -1,5 +1,5 @@
-/* AdamW on a GPU: the public calls, the variants and their launches. A call does only arithmetic before its launches: it
- * allocates nothing, takes no lock and does not synchronize. */
+/* AdamW on a GPU: the public calls, the variants and their launches. A call does only arithmetic before its launches:
+ * it allocates nothing, takes no lock and does not synchronize. */
 #include "common/adamw_params.h"
 #include "kernel/cuda/gpu_adamw.h"
 #include "kernel/cuda/gpu_kernels.h"

@@ -101,8 +101,8 @@ static dw_status add_tensor(dw__trial *t, state *s, dw__attention_operand which)
     return DW_OK;
 }
 
-/* The first trial's bias repeats along the heads, the second's along the batch. Every seventh element hides its pair, and
- * so do all of the third query. */
+/* The first trial's bias repeats along the heads, the second's along the batch. Every seventh element hides its pair,
+ * and so do all of the third query. */
 static dw_status add_bias(dw__trial *t, state *s) {
     const bool added = s->shape.bias == DW_ATTENTION_ADDED;
     const int64_t rows = s->call.seq_len_q, keys = s->call.seq_len_kv, pairs = rows * keys,

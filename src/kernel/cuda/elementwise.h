@@ -15,7 +15,8 @@ typedef struct dw__elementwise_place {
     uint8_t strides; /* a bit for each axis whose stride is a parameter */
 } dw__elementwise_place;
 
-/* The form of a program: with the body it determines the source. Everything here is a property of types, shapes, strides and alignment. */
+/* The form of a program: with the body it determines the source. Everything here is a property of types, shapes,
+ * strides and alignment. */
 typedef struct dw__elementwise_form {
     uint32_t input_count, output_count;
     dw_dtype inputs[DW_MAX_INPUTS], outputs[DW_MAX_OUTPUTS];

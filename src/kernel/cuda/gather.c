@@ -1,6 +1,6 @@
 /* Gathers and scatters along an axis, by cuda/common/gather.cu: take, take_along and its transpose put_along_add. (The
- * transpose of take is in scatter.c.) A variant is compiled for the type of the elements and of the indexes, and a gather
- * for 16-byte accesses or single elements. */
+ * transpose of take is in scatter.c.) A variant is compiled for the type of the elements and of the indexes, and a
+ * gather for 16-byte accesses or single elements. */
 #include "common/gather_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/iteration.h"

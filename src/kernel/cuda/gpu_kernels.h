@@ -39,8 +39,8 @@ dw_status dw__gpu_kernel_computes(const dw__kernel *kernel, const dw__call *call
 /* The cost model of kernels that memory bounds: the bytes of all tensors at the memory's rate, and a launch. */
 void dw__gpu_seconds_of_bytes(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                               dw__kernel_seconds *result);
-/* Launches a kernel that loops over its work: `blocks` blocks, or as many as the GPU holds at once; none for 0. `params`
- * is the kernel's only argument. */
+/* Launches a kernel that loops over its work: `blocks` blocks, or as many as the GPU holds at once; none for 0.
+ * `params` is the kernel's only argument. */
 dw_status dw__gpu_launch(const dw__operation_call *call, const dw__context *context,
                          const char *name, void *function, int64_t blocks, unsigned threads,
                          void *params);

@@ -1,5 +1,5 @@
-/* Declarations that the kernels of cross-entropy share with those of cross-entropy behind a linear layer, which call them
- * for blocks of rows or of classes (cuda/common/cross_entropy.cu, cross_entropy.c). */
+/* Declarations that the kernels of cross-entropy share with those of cross-entropy behind a linear layer, which call
+ * them for blocks of rows or of classes (cuda/common/cross_entropy.cu, cross_entropy.c). */
 #ifndef DW_GPU_LOSS_H
 #define DW_GPU_LOSS_H
 

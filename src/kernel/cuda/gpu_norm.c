@@ -24,8 +24,8 @@ static norm_variant unpack(uint64_t params) {
 static int per_vector(int type) { return 16 / (int)dw_dtype_bytes((dw_dtype)type); }
 
 /* A warp processes a short row, a block of 256 or 512 threads a longer one, as far as registers suffice: at most four
- * vectors of each operand, and two where a block adds two gradients for each of 8 elements of a vector. Longer rows stay
- * in memory. */
+ * vectors of each operand, and two where a block adds two gradients for each of 8 elements of a vector. Longer rows
+ * stay in memory. */
 static void choose_threads(int64_t columns, norm_variant *v) {
     static const int lanes[] = {32, 256, 512};
     const int per = per_vector(v->type);
@@ -108,8 +108,8 @@ static int64_t row_stride(const dw__tensor *tensor) {
     return stride;
 }
 
-/* Blocks of the backward pass are as many as a GPU holds at once, where there are enough rows. A thread adds from 4 to 64
- * rows. */
+/* Blocks of the backward pass are as many as a GPU holds at once, where there are enough rows. A thread adds from 4 to
+ * 64 rows. */
 static int64_t part_rows(int64_t rows, const norm_variant *v, int sm_count) {
     const int64_t together = DW_NORM_BLOCK(v->lanes) / v->lanes,
                   blocks = (v->lanes == 32    ? 3

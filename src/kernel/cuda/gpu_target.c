@@ -24,8 +24,8 @@ dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target) {
                     name);
 }
 
-/* Operations of dense 16-bit GEMMs per SM and clock: 8192 on Blackwell's data-centre GPUs, 4096 on Hopper, 512 on GeForce
- * RTX 50 with sums in F32 (workstation cards have twice that); on earlier GPUs 1024 for F16. */
+/* Operations of dense 16-bit GEMMs per SM and clock: 8192 on Blackwell's data-centre GPUs, 4096 on Hopper, 512 on
+ * GeForce RTX 50 with sums in F32 (workstation cards have twice that); on earlier GPUs 1024 for F16. */
 dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGET_NAME]) {
     const bool family = dw__gpu_is_blackwell(context->capability);
     const bool rtx = dw__gpu_is_rtx_blackwell(context->capability);

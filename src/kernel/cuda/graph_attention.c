@@ -1,8 +1,8 @@
 /* Attention of a graph, forward and backward, by the attention kernels (attention.c): their call is made from the
  * operation's.
  *
- * The kernels write the graph's results in place. A result that nothing reads has room in the workspace, in front of the
- * kernel's own; the statistics need none. Gradients have the same bits in every run, as the engine promises.
+ * The kernels write the graph's results in place. A result that nothing reads has room in the workspace, in front of
+ * the kernel's own; the statistics need none. Gradients have the same bits in every run, as the engine promises.
  */
 #include "kernel/cuda/gpu_attention.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -18,8 +18,8 @@ static dw_attention_tensor tensor_of(const dw__tensor *t) {
     return (dw_attention_tensor){t->data, t->stride[0], t->stride[1], t->stride[2]};
 }
 
-/* The operation's window counts the query's own key, the kernels' window_left does not. A window that is longer than any
- * sequence has no limit. */
+/* The operation's window counts the query's own key, the kernels' window_left does not. A window that is longer than
+ * any sequence has no limit. */
 static void set_mask(const dw__call *c, dw_attention *a) {
     const int64_t causal = dw__call_int(c, DW_ATTR_KEY_CAUSAL, 0),
                   window = dw__call_int(c, DW_ATTR_KEY_WINDOW, -1);

@@ -1,7 +1,7 @@
-/* Linear layers and matrix multiplications of a graph, by the GEMM kernels (gemm.c, sm90_gemm.c, sm120_gemm.c): their call
- * is made from the operation's. The kernels of sm_100f read both operands along k, so they compute linear(x, w [N,K], b)
- * and matmul(a, b [N,K]; transpose_b=1). Those of sm_90a and sm_120a also read operands whose rows run across k, which the
- * gradients of a linear layer have. Other layouts and batches are left to gpu_matmul.c.
+/* Linear layers and matrix multiplications of a graph, by the GEMM kernels (gemm.c, sm90_gemm.c, sm120_gemm.c): their
+ * call is made from the operation's. The kernels of sm_100f read both operands along k, so they compute
+ * linear(x, w [N,K], b) and matmul(a, b [N,K]; transpose_b=1). Those of sm_90a and sm_120a also read operands whose rows
+ * run across k, which the gradients of a linear layer have. Other layouts and batches are left to gpu_matmul.c.
  * There are two entries, because on Hopper cuBLASLt is faster in whole steps and comes first (bench/NOTES.md).
  * Codes with scales of blocks always lie along k.
  */

@@ -1,6 +1,6 @@
-/* quantize, quantize_blocks, dequantize_blocks and quantization_error of the graph, by cuda/common/graph_quantize.cu, and by
- * round_blocks.cu where that computes the call. A variant is compiled for the type of the matrix, and for quantizing,
- * dequantizing or measuring; in round_blocks.cu also for the shape of blocks. The scheme is a parameter. */
+/* quantize, quantize_blocks, dequantize_blocks and quantization_error of the graph, by cuda/common/graph_quantize.cu,
+ * and by round_blocks.cu where that computes the call. A variant is compiled for the type of the matrix, and for
+ * quantizing, dequantizing or measuring; in round_blocks.cu also for the shape of blocks. The scheme is a parameter. */
 #include "common/graph_quantize_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/quantization.h"

@@ -2,8 +2,8 @@
  *
  * The GEMMs are calls of the registry's kernels, the rest is cuda/common/cross_entropy.cu. The logits of a block have
  * the type of x, and their rows begin at multiples of 64 elements, whatever the number of classes: GEMMs are several
- * times slower if rows begin at no multiple of 16 bytes. They are as slow if a row does not end at one (cuBLASLt 13 on an
- * H200: 1.9 ms instead of 0.26 for GPT-2's 50257 classes), so the last few classes have products of their own.
+ * times slower if rows begin at no multiple of 16 bytes. They are as slow if a row does not end at one (cuBLASLt 13 on
+ * an H200: 1.9 ms instead of 0.26 for GPT-2's 50257 classes), so the last few classes have products of their own.
  *
  * Forward has blocks of rows:      logits = x[rows] w^T; lse and losses of these rows.
  * Backward has blocks of classes:  logits = x w[classes]^T, unless they are given; dlogits in their place, by lse;
@@ -12,9 +12,9 @@
  * Forward stores all logits if they are asked for, and then has one block. So has backward if it may overwrite the
  * logits that it is given.
  *
- * With blocks of classes each element of dw and db is the result of one GEMM, or one sum, and is rounded once. Blocks of
- * rows would add to an F32 copy of dw for each block: [V, K] is 1 GB for 128256 classes of 2048 features, where the F32
- * sums of dx, [T, K], are 67 MB for 8192 rows.
+ * With blocks of classes each element of dw and db is the result of one GEMM, or one sum, and is rounded once. Blocks
+ * of rows would add to an F32 copy of dw for each block: [V, K] is 1 GB for 128256 classes of 2048 features, where the
+ * F32 sums of dx, [T, K], are 67 MB for 8192 rows.
  *
  * A block of logits has at most DEEPWELL_LOGITS_BYTES bytes. With the default, 256 MiB, and BF16, the product of 16384
  * rows with 8192 classes has 4096 tiles of 128 x 256, which is 31 rounds of an H200's 132 SMs; the last round, partly
@@ -25,8 +25,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Blocks are multiples of LARGE_UNIT, a tile's sides, if that leaves at least eight of them; smaller ones keep addresses
- * at multiples of 16 bytes. */
+/* Blocks are multiples of LARGE_UNIT, a tile's sides, if that leaves at least eight of them; smaller ones keep
+ * addresses at multiples of 16 bytes. */
 enum { PITCH = 64, ALIGNMENT = 256, ROW_UNIT = 8, CLASS_UNIT = 64, LARGE_UNIT = 256 };
 
 /* ---- blocks --------------------------------------------------------------------------------------- */

@@ -40,8 +40,9 @@ static uint32_t results_of_operation(const dw__call *c) {
 
 /* ---- operands and expected results ------------------------------------------------------------------------------- */
 
-/* Random floating-point numbers, integers from 0 to 2, codes below 64, which are finite in every format (E8M0: powers of
- * two from 1/8 to 16), and both booleans. `wide` receives them contiguous: F64 for floating point, else their own type. */
+/* Random floating-point numbers, integers from 0 to 2, codes below 64, which are finite in every format (E8M0: powers
+ * of two from 1/8 to 16), and both booleans. `wide` receives them contiguous: F64 for floating point, else their own
+ * type. */
 static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, void *wide) {
     const int64_t count = dw__tensor_count(t);
     const bool is_float = dw__dtype_is_float(t->dtype);
@@ -193,16 +194,16 @@ static double unit_roundoff(dw_dtype dtype) {
     return dtype == DW_BF16 ? 0x1p-8 : dtype == DW_F16 ? 0x1p-11 : 0.0;
 }
 
-/* Of a product of normal numbers, relative to the largest result: TF32 operands are off by at most 2^-10, truncated, and
- * the products' errors add up like the products themselves. */
+/* Of a product of normal numbers, relative to the largest result: TF32 operands are off by at most 2^-10, truncated,
+ * and the products' errors add up like the products themselves. */
 #define TF32_ERROR (2 * 0x1p-10)
 
 /* The error of codes with scales of blocks, which Blackwell's tensor cores multiply. */
 #define BLOCK_CODES_ERROR 0x1p-10
 
-/* The error of the operands, relative to the largest result. Hopper's tensor cores add FP8 products in groups of 32 with
- * the sum so far, and keep 14 bits of each addend relative to the largest one (DeepSeek-V3, arXiv 2412.19437, section
- * 3.3.2). The FP8 codes of a trial are positive, so no addend is above the largest result. */
+/* The error of the operands, relative to the largest result. Hopper's tensor cores add FP8 products in groups of 32
+ * with the sum so far, and keep 14 bits of each addend relative to the largest one (DeepSeek-V3, arXiv 2412.19437,
+ * section 3.3.2). The FP8 codes of a trial are positive, so no addend is above the largest result. */
 static double error_of_operands(const dw__call *c) {
     if (c->op != DW_OP_MULTIPLY_CODES) return c->tf32 ? TF32_ERROR : 0.0;
     if (dw__call_has_tiles(c)) return BLOCK_CODES_ERROR;

@@ -125,9 +125,9 @@ static int64_t vector_of(const dw__call *c) {
     return DW_REDUCE_VECTOR((int)dw_dtype_bytes(c->inputs[0].dtype));
 }
 
-/* Where the results have too few blocks to fill a GPU, the units are split until there are about 4 blocks for each of an
- * H200's 132 SMs. That number is the same for every GPU, so that the same bits result. A thread has at least one batch
- * of a part. */
+/* Where the results have too few blocks to fill a GPU, the units are split until there are about 4 blocks for each of
+ * an H200's 132 SMs. That number is the same for every GPU, so that the same bits result. A thread has at least one
+ * batch of a part. */
 static int64_t parts_for(const reduce_variant *v, const reduce_plan *plan) {
     const int64_t blocks = 528, least = v->lanes * (int64_t)DW_REDUCE_BATCH(v->vector);
     if (v->reduction == DW_REDUCE_PROD || v->lanes == 1 || plan->tiles == 0) return 1;

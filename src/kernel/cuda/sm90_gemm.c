@@ -149,8 +149,8 @@ dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64
     return DW_OK;
 }
 
-/* Three tiles of rows and two of columns, the last of each incomplete, for two SMs: each block computes several tiles of
- * more steps than its ring has stages. */
+/* Three tiles of rows and two of columns, the last of each incomplete, for two SMs: each block computes several tiles
+ * of more steps than its ring has stages. */
 dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
     enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 35, STEPS = 7, MISSING = 27 };
     const dw__sm90_shape s = {.params = variant->params};

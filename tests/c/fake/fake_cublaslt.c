@@ -1,11 +1,11 @@
-/* Replaces libcublasLt.so. It rejects what the real one would reject and computes GEMMs of F32, F64, F16, BF16, of FP8 with
- * scales of tensors, and small ones of FP8 with scales of blocks, in double, on the host, where the fake driver has its
- * memory; results of other operands with scales of blocks are zeros. The rules come from the documentation: matrices are
- * column-major, for FP8 the first factor is transposed, the workspace has the stated size, and the algorithm is one that it
- * returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or with "none" it finds no algorithm. With
- * FAKE_CUBLASLT_NO_SUMS it sums no operand. FAKE_CUBLASLT_WRONG spoils the first element of results. With
- * FAKE_CUBLASLT_14_BITS sums of FP8 products keep 14 bits of each addend. With FAKE_CUBLASLT_ROUNDS the sum is rounded to
- * the result's type before the bias is added, as some kernels of the real one do.
+/* Replaces libcublasLt.so. It rejects what the real one would reject and computes GEMMs of F32, F64, F16, BF16, of FP8
+ * with scales of tensors, and small ones of FP8 with scales of blocks, in double, on the host, where the fake driver
+ * has its memory; results of other operands with scales of blocks are zeros. The rules come from the documentation:
+ * matrices are column-major, for FP8 the first factor is transposed, the workspace has the stated size, and the
+ * algorithm is one that it returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or with "none" it finds
+ * no algorithm. With FAKE_CUBLASLT_NO_SUMS it sums no operand. FAKE_CUBLASLT_WRONG spoils the first element of results.
+ * With FAKE_CUBLASLT_14_BITS sums of FP8 products keep 14 bits of each addend. With FAKE_CUBLASLT_ROUNDS the sum is
+ * rounded to the result's type before the bias is added, as some kernels of the real one do.
  *
  * FAKE_CUBLASLT_TIMES, such as "3 1 2", gives it that many algorithms for each GEMM, which compute nothing and take so
  * many milliseconds by the fake driver's events; without it there is one. With sums they take FAKE_CUBLASLT_SUM_TIME
