@@ -119,6 +119,8 @@ static dw_status make_program(dw_trainer *t, bool training, dw__program *p) {
     dw_engine_options engine = DW_ENGINE_OPTIONS_DEFAULT;
     engine.precision = t->policy;
     engine.device = t->device;
+    /* The micro-batches of a step have the same weights. */
+    engine.keep_values = training && t->options.micro_batch < t->options.batch;
     const uint32_t loss = 0;
     int64_t sizes[2] = {t->options.micro_batch, t->options.sequence};
     dw_value *wrt = dw__malloc(t->count * sizeof *wrt);

@@ -83,6 +83,7 @@ static dw_status run_micro_batch(dw_trainer *t, int64_t micro, float share, floa
 static dw_status run_batch(dw_trainer *t, double *loss, double *norm) {
     int64_t micro_batches = t->options.batch / t->options.micro_batch;
     *loss = 0.0;
+    DW_RETURN_IF_FAILED(dw_plan_keep(t->train.plan, t->arena.data, t->train.leaves, NULL));
     for (int64_t micro = 0; micro < micro_batches; micro++) {
         float micro_loss = 0.0f;
         DW_RETURN_IF_FAILED(
