@@ -126,7 +126,7 @@ typedef struct dw_segment {
     size_t saved_bytes;  /* its first bytes, which hold all that backward reads from forward */
     uint32_t part;       /* the last part of backward that uses it */
     uint32_t first_part; /* the first part that uses it; 0: forward needs it */
-    int kept;            /* 1: holds the values of dw_plan_keep, which runs read and do not change; the last segment */
+    int kept; /* 1: holds the values of dw_plan_keep, which runs read and do not change; the last segment */
 } dw_segment;
 DW_API uint32_t dw_plan_segment_count(const dw_plan *plan); /* at least 1 */
 /* Zeros if there is no segment `index`. */

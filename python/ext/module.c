@@ -280,8 +280,7 @@ static PyObject *plan_kept_bytes(PyObject *self, void *closure) {
 }
 static PyObject *plan_kept_layout(PyObject *self, void *closure) {
     (void)closure;
-    return PyLong_FromUnsignedLongLong(
-        dw_plan_kept_layout(((plan_slot *)object_slot(self))->plan));
+    return PyLong_FromUnsignedLongLong(dw_plan_kept_layout(((plan_slot *)object_slot(self))->plan));
 }
 
 /* ((bytes, saved bytes, last part of backward that uses it, first part or 0 if forward uses it), ...), without that of
@@ -501,8 +500,7 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
 static PyObject *plan_keep(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
     if (count != 2 && count != 3) {
-        PyErr_SetString(PyExc_TypeError,
-                        "keep(segments, leaves, stream=0) takes 2 or 3 arguments");
+        PyErr_SetString(PyExc_TypeError, "keep(segments, leaves, stream=0) takes 2 or 3 arguments");
         return NULL;
     }
     void *segments[DW_MOST_SEGMENTS];
@@ -951,8 +949,8 @@ static void engine_dealloc(PyObject *self) {
 /* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, policy=None, device="cpu", cuda_graphs=False,
  * arena_segments=1, part_bytes=0, keep_values=False): grad_outputs are indices of outputs, wrt of leaves. */
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph",          "grad_outputs", "wrt",    "recompute",
-                            "fuse",           "policy",       "device", "cuda_graphs",
+    static char *names[] = {"graph",          "grad_outputs", "wrt",         "recompute",
+                            "fuse",           "policy",       "device",      "cuda_graphs",
                             "arena_segments", "part_bytes",   "keep_values", NULL};
     PyObject *graph_object = NULL, *outputs_object = NULL, *wrt_object = NULL;
     int recompute = 1, fuse = 1, cuda_graphs = 0, arena_segments = 1, keep_values = 0;

@@ -27,11 +27,11 @@ static dw_status check_request(const dw_graph *graph, uint32_t grad_output_count
 }
 
 static dw_status read_options(const dw_engine_options *given, dw_engine_options *options) {
-    static const dw__struct known = {
-        "dw_engine_options",
-        sizeof *options,
-        {offsetof(dw_engine_options, precision), offsetof(dw_engine_options, device),
-         offsetof(dw_engine_options, keep_values)}};
+    static const dw__struct known = {"dw_engine_options",
+                                     sizeof *options,
+                                     {offsetof(dw_engine_options, precision),
+                                      offsetof(dw_engine_options, device),
+                                      offsetof(dw_engine_options, keep_values)}};
     return given ? dw__struct_read(&known, given, options) : DW_OK;
 }
 
@@ -61,7 +61,8 @@ dw_status dw_engine_create(const dw_graph *graph, uint32_t grad_output_count,
     engine->device = options.device;
     engine->cuda_graphs = options.cuda_graphs != 0;
     engine->most_segments = options.arena_segments < 1 ? 1 : (uint32_t)options.arena_segments;
-    if (engine->most_segments > DW_PLACEMENT_SEGMENTS) engine->most_segments = DW_PLACEMENT_SEGMENTS;
+    if (engine->most_segments > DW_PLACEMENT_SEGMENTS)
+        engine->most_segments = DW_PLACEMENT_SEGMENTS;
     engine->part_bytes = options.part_bytes ? options.part_bytes : PART_BYTES;
     engine->grad_slot = dw__calloc((size_t)wrt_count + 1, sizeof *engine->grad_slot);
     engine->wrt_of = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_of);

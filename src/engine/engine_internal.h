@@ -169,7 +169,7 @@ struct dw_plan {
     dw__tensor *outputs;     /* of the caller's graph */
     size_t arena_bytes, saved_bytes;
     dw_segment segments[DW_MOST_SEGMENTS]; /* one, or as many as are worth it */
-    uint32_t segment_count;           /* with the one of kept values */
+    uint32_t segment_count;                /* with the one of kept values */
     size_t kept_bytes;
     uint64_t kept_layout;
     size_t bound_bytes;               /* no placement needs fewer bytes (rounded up) */

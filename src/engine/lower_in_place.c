@@ -17,7 +17,8 @@ uint32_t dw__lower_reads_in(const dw__step *step, uint32_t storage) {
 /* True if the storage is the arena's, is filled, and nothing reads it after the step, nor in a later run. */
 static bool is_read_last(const dw__lowering *l, const dw__step *step, uint32_t index) {
     const dw__storage *storage = storage_of(l, index);
-    return storage->home == DW_HOME_ARENA && !(storage->fixed && step->node >= l->engine->kept_nodes) &&
+    return storage->home == DW_HOME_ARENA &&
+           !(storage->fixed && step->node >= l->engine->kept_nodes) &&
            storage->deferred == DW_NONE && storage->reads_left == dw__lower_reads_in(step, index);
 }
 

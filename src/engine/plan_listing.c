@@ -58,10 +58,10 @@ static dw_status list_instruction(const dw_plan *plan, uint32_t index, dw__text 
     const dw__instruction *instruction = &plan->code.items[index];
     char label[160];
     dw__node_label(plan->engine->graph, instruction->step.node, label, sizeof label);
-    DW_RETURN_IF_FAILED(
-        dw__text_printf(out, "%4u %c", index, index < plan->kept_end         ? 'K'
-                                              : index < plan->first_backward ? 'F'
-                                                                             : 'B'));
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "%4u %c", index,
+                                        index < plan->kept_end         ? 'K'
+                                        : index < plan->first_backward ? 'F'
+                                                                       : 'B'));
     const uint64_t runs = atomic_load(&instruction->runs);
     if (runs) {
         double seconds = 1e-9 * (double)atomic_load(&instruction->nanoseconds);
@@ -101,7 +101,8 @@ dw_status dw_plan_describe(const dw_plan *plan, char **text) {
         DW_TRY(dw__text_printf(&out, "%s %zu bytes ", s ? "," : "; segments:", segment->bytes));
         if (segment->first_part)
             DW_TRY(dw__text_printf(&out, "from part %u ", segment->first_part));
-        DW_TRY(dw__text_printf(&out, "to part %u%s", segment->part, segment->kept ? " (kept)" : ""));
+        DW_TRY(
+            dw__text_printf(&out, "to part %u%s", segment->part, segment->kept ? " (kept)" : ""));
     }
     DW_TRY(dw__text_printf(&out, "%s", "\n"));
     for (uint32_t i = 0; i < plan->code.count; i++) DW_TRY(list_instruction(plan, i, &out));

@@ -32,9 +32,9 @@ static dw_status allocate(dw__scheduling *s) {
     s->stack = dw__calloc(nodes, sizeof *s->stack);
     s->first_view = dw__calloc(nodes, sizeof *s->first_view);
     s->next_view = dw__calloc(s->graph->outputs.count + 1, sizeof *s->next_view);
-    if (!s->sizes || !s->bytes || !s->root || !s->kept || !s->in_forward || !s->free_root || !s->recomputed ||
-        !s->order || !s->emitted || !s->real || !s->reads || !s->live || !s->ready || !s->stack ||
-        !s->first_view || !s->next_view || !s->runs_in || !s->repeats) {
+    if (!s->sizes || !s->bytes || !s->root || !s->kept || !s->in_forward || !s->free_root ||
+        !s->recomputed || !s->order || !s->emitted || !s->real || !s->reads || !s->live ||
+        !s->ready || !s->stack || !s->first_view || !s->next_view || !s->runs_in || !s->repeats) {
         return dw__fail_memory("the schedule", values * sizeof *s->bytes);
     }
     for (size_t i = 0; i < symbols; i++) s->sizes[i] = NOMINAL_SIZE;

@@ -13,7 +13,8 @@ typedef struct dw__scheduling {
     dw_value *root;   /* by value: what it is a view of; itself if it is no view */
     bool *kept;       /* by node: runs in dw_plan_keep, and is in_forward too */
     bool *in_forward; /* by node */
-    bool *free_root;  /* by value: it lies in the caller's memory (a leaf or an output), or is kept */
+    bool
+        *free_root; /* by value: it lies in the caller's memory (a leaf or an output), or is kept */
     bool *recomputed; /* by value: backward computes it again */
     /* The readers of a value are readers[reader_start[value] .. reader_start[value + 1]). */
     uint32_t *reader_start;
