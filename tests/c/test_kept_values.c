@@ -1,5 +1,5 @@
 /* Values that depend on parameters alone: computed by dw_plan_keep, read by all runs, changed by none. */
-#include "engine_problem.h"
+#include "engine_segments.h"
 
 #include "deepwell/step_memory.h"
 #include "engine/engine_internal.h"
@@ -188,6 +188,71 @@ static void plans_share_kept_values(void **state) {
     end(&f);
 }
 
+/* Segments of the arena are released while backward runs; the one of kept values stays for the next run. */
+static void segments_come_and_go_beside_kept_values(void **state) {
+    (void)state;
+    enum { LAYERS_IN_ALL = 8 };
+    fixture f;
+    char text[2048] = "deepwell graph 1\nsymbols B\ninput %h0: f32[B, 96]\n";
+    for (int i = 1; i <= LAYERS_IN_ALL; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "parameter %%w%d: f32[96, 96]\n",
+                 i);
+    for (int i = 1; i <= LAYERS_IN_ALL; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text),
+                 "%%a%d: f32[B, 96] = linear(%%h%d, %%w%d, _)\n%%h%d: f32[B, 96] = tanh(%%a%d)\n",
+                 i, i - 1, i, i, i);
+    snprintf(text + strlen(text), sizeof text - strlen(text), "return %%h%d\n", LAYERS_IN_ALL);
+    begin(&f, text, "mxfp8", 61);
+    dw_engine *plain = make_engine_with(&f.p, &f.options);
+    f.options.keep_values = 1;
+    f.options.arena_segments = 4;
+    f.options.part_bytes = 1;
+    dw_engine *engine = make_engine_with(&f.p, &f.options);
+    dw_plan *plan = NULL;
+    OK(dw_engine_plan(engine, f.p.sizes, &plan));
+    const uint32_t last = dw_plan_segment_count(plan) - 1, parts = dw_plan_part_count(plan);
+    assert_true(last >= 2 && last < DW_MOST_SEGMENTS && dw_plan_segment(plan, last).kept);
+    assert_int_equal(dw_plan_segment(plan, last).part, parts - 1);
+    void *kept = NULL;
+    for (uint64_t run = 0; run < 4; run++) {
+        void *segments[DW_MOST_SEGMENTS] = {NULL};
+        dw_binding outputs[MOST_OUTPUTS], grads[MOST_LEAVES];
+        results expected, r;
+        if (run == 2) fill_parameters(&f, 200);
+        run_both(plain, &f.p, &expected);
+        results_begin(&f.p, engine, &r);
+        bind_all(r.output_count, r.outputs, outputs);
+        bind_all(r.grad_count, r.grads, grads);
+        for (uint32_t s = 0; s < last; s++)
+            if (dw_plan_segment(plan, s).first_part == 0)
+                segments[s] = new_segment(&dw__device_cpu, dw_plan_segment(plan, s).bytes);
+        if (!kept) kept = new_segment(&dw__device_cpu, dw_plan_segment(plan, last).bytes);
+        segments[last] = kept;
+        if (run % 2 == 0) OK(dw_plan_keep_segments(plan, segments, f.p.leaf_bindings, NULL));
+        OK(dw_plan_forward_segments(plan, segments, f.p.leaf_bindings, outputs, NULL));
+        for (uint32_t part = 0; part < parts; part++) {
+            for (uint32_t s = 0; s < last; s++)
+                if (part > 0 && dw_plan_segment(plan, s).first_part == part)
+                    segments[s] = new_segment(&dw__device_cpu, dw_plan_segment(plan, s).bytes);
+            OK(dw_plan_backward_part_segments(plan, part, segments, f.p.leaf_bindings, outputs,
+                                              f.p.output_grad_bindings, grads, NULL));
+            for (uint32_t s = 0; s < last; s++) {
+                if (dw_plan_segment(plan, s).part != part) continue;
+                dw_device_release(&dw__device_cpu, segments[s], dw_plan_segment(plan, s).bytes);
+                segments[s] = NULL;
+            }
+        }
+        expect_same_bits(&f.p, &r, &expected);
+        results_end(&r);
+        results_end(&expected);
+    }
+    dw_device_release(&dw__device_cpu, kept, dw_plan_kept_bytes(plan));
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    dw_engine_destroy(plain);
+    end(&f);
+}
+
 /* What depends on a symbol or on a constant is computed in each run, and so are outputs and elementwise programs. */
 static void other_values_are_not_kept(void **state) {
     (void)state;
@@ -299,6 +364,7 @@ int main(void) {
         cmocka_unit_test(codes_of_weights_are_computed_once),
         cmocka_unit_test(products_of_parameters_are_computed_once),
         cmocka_unit_test(plans_share_kept_values),
+        cmocka_unit_test(segments_come_and_go_beside_kept_values),
         cmocka_unit_test(other_values_are_not_kept),
         cmocka_unit_test(kept_values_are_counted),
         cmocka_unit_test(every_allocation_may_fail),
