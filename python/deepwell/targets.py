@@ -140,9 +140,7 @@ class Target:
     ) -> None:
         plan.forward(arena.addresses, leaves, outputs)
 
-    def keep(
-        self, plan: _deepwell.Plan, segments: Sequence[int | None], leaves: Tensors
-    ) -> None:
+    def keep(self, plan: _deepwell.Plan, segments: Sequence[int | None], leaves: Tensors) -> None:
         """Computes what depends on parameters alone. ``segments``: addresses of an arena and of the kept values. Leaves that
         it does not read may be None."""
         plan.keep(segments, leaves)
@@ -240,9 +238,7 @@ class Gpu(Target):
         with self.current():
             plan.forward(arena.addresses, leaves, outputs, self._stream())
 
-    def keep(
-        self, plan: _deepwell.Plan, segments: Sequence[int | None], leaves: Tensors
-    ) -> None:
+    def keep(self, plan: _deepwell.Plan, segments: Sequence[int | None], leaves: Tensors) -> None:
         with self.current():
             plan.keep(segments, leaves, self._stream())
 
@@ -326,9 +322,7 @@ class EmulatedGpu(Target):
         plan.synchronize(0)
         self._fetch(outputs, made)
 
-    def keep(
-        self, plan: _deepwell.Plan, segments: Sequence[int | None], leaves: Tensors
-    ) -> None:
+    def keep(self, plan: _deepwell.Plan, segments: Sequence[int | None], leaves: Tensors) -> None:
         sent = self._send(leaves)
         plan.keep(segments, self._addresses(sent))
         plan.synchronize(0)

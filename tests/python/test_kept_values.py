@@ -3,6 +3,8 @@ it, and each weight is quantized once in a step."""
 
 import contextlib
 import copy
+import re
+from pathlib import Path
 
 import deepwell as dw
 import pytest
@@ -10,6 +12,7 @@ import torch
 from compilers import needs_blackwell_compiler, needs_compiler
 from deepwell.optimize import installed, sessions
 from torch.utils.data import Dataset
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -258,6 +261,25 @@ def test_nested_contexts_and_errors():
     with dw.accumulate(model):
         model(x).sum().backward()
     assert_same([p.grad for p in model.parameters()], grads)
+
+
+def test_the_guides_code():
+    guide = (Path(__file__).parents[2] / "docs" / "precision.md").read_text()
+    (text,) = [
+        text
+        for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+        if "accumulate(" in text
+    ]
+
+    class Model(Layers):
+        def forward(self, x):
+            return SequenceClassifierOutput(loss=super().forward(x).square().mean())
+
+    model = dw.optimize(Model(), precision="mxfp8", verbose=False)
+    batches = [{"x": torch.randn(6, 33)} for _ in range(2)]
+    optimizer = dw.AdamW(model.parameters())
+    exec(text, {"deepwell": dw, "model": model, "optimizer": optimizer, "steps": [batches] * 2})
+    assert len(kept_plans(model)) == 1
 
 
 # ---- Trainer -------------------------------------------------------------------------------------------
