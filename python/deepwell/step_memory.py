@@ -169,7 +169,7 @@ class StepGraph:
         return tuple(known[name] for name in self.program.symbols)
 
     def variant(
-        self, sizes: tuple[int, ...], keep_outputs: bool | None, quantize_once: bool
+        self, sizes: tuple[int, ...], keep_outputs: bool | None, quantize_once: bool = False
     ) -> tuple[Any, bytes]:
         """Returns the engine of a training step, and which outputs the caller keeps: only the loss, or all outputs if
         there is no loss. ``quantize_once``: the step's micro-batches share the codes of weights."""
