@@ -83,10 +83,15 @@ void dw__choose_kept(dw__scheduling *s) {
 
 /* ---- plan ------------------------------------------------------------------------------------------ */
 
-/* The nodes of an instruction of dw_plan_keep are kept ones, and no other instruction writes what they have filled. */
+/* The nodes of an instruction of dw_plan_keep are kept ones, and no other instruction writes what they have filled, nor
+ * uses its memory otherwise. */
 static bool is_sound(const dw_plan *plan, const dw__step *step, uint32_t instruction) {
     const bool kept = instruction < plan->kept_end;
     if (kept && step->node >= plan->engine->kept_nodes) return false;
+    for (uint32_t i = 0; i < step->input_count; i++) {
+        if (step->inputs[i].storage == DW_NONE || !(step->disposable >> i & 1)) continue;
+        if (plan->storages.items[step->inputs[i].storage].home == DW_HOME_KEPT) return false;
+    }
     for (uint32_t o = 0; o < step->output_count; o++) {
         if (step->outputs[o].storage == DW_NONE) continue;
         const dw__home home = plan->storages.items[step->outputs[o].storage].home;

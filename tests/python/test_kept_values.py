@@ -11,6 +11,7 @@ import pytest
 import torch
 from compilers import needs_blackwell_compiler, needs_compiler
 from deepwell.optimize import installed, sessions
+from deepwell.targets import Target
 from torch.utils.data import Dataset
 from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -39,9 +40,9 @@ def policy(recipe: str, **options) -> dw.PrecisionPolicy:
     return dw.PrecisionPolicy(recipe, [], bf16_share=0.0, **options)
 
 
-def optimized(recipe: str, target="auto", dtype=torch.float32, **sizes) -> Layers:
+def optimized(recipe: str, target="auto", dtype=torch.float32, device="cpu", **sizes) -> Layers:
     torch.manual_seed(0)
-    model = Layers(**sizes).to(dtype)
+    model = Layers(**sizes).to(device, dtype)
     return dw.optimize(model, precision=policy(recipe), target=target, verbose=False)
 
 
@@ -50,12 +51,13 @@ def train(model, once: bool, steps: int = 3, rows=(7, 12, 12), between=None, **d
     micro-batch after each backward."""
     torch.manual_seed(1)
     optimizer = dw.AdamW(model.parameters(), lr=3e-2)
-    inputs = model.a.in_features
+    inputs, dtype = model.a.in_features, model.scale.dtype
     found = []
     for step in range(steps):
         with dw.accumulate(model) if once else contextlib.nullcontext():
             for micro in range(MICRO_BATCHES):
-                loss = model(torch.randn(rows[micro], inputs, **data)).square().mean()
+                x = torch.randn(rows[micro], inputs, dtype=dtype, **data)
+                loss = model(x).square().mean()
                 loss.backward()
                 found.append(loss.detach())
                 if between is not None:
@@ -131,7 +133,7 @@ def test_outside_of_the_context_weights_are_quantized_by_each_call():
 def test_fp8_codes_on_an_emulated_gpu():
     """CUDA graphs: one of the codes, and one of the rest of forward."""
     options = dict(target="emulator:sm_90a", dtype=torch.bfloat16, sizes=(32, 48, 16))
-    data = dict(rows=(32, 32, 32), steps=2, dtype=torch.bfloat16)
+    data = dict(rows=(32, 32, 32), steps=2)
     expected = train(optimized("fp8", **options), False, **data)
     model = optimized("fp8", **options)
     assert_same(train(model, True, **data), expected)
@@ -143,10 +145,25 @@ def test_fp8_codes_on_an_emulated_gpu():
     assert runs(plan) == ({2}, {6})
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["fp8", "mxfp8"])
+def test_on_a_gpu(recipe):
+    """Codes on tensor cores, and values of MXFP8 in BF16; with fresh gradients in each step, and segments."""
+    options, rows = dict(dtype=torch.bfloat16, sizes=(512, 1024, 256)), (256, 64, 64)
+    expected = train(optimized(recipe, **options, device="cuda"), False, rows=rows, device="cuda")
+    model = optimized(recipe, **options, device="cuda")
+    assert_same(train(model, True, rows=rows, device="cuda"), expected)
+    plans = kept_plans(model)
+    for plan in plans:
+        plan.profile(True)
+    train(model, True, steps=4, rows=rows, device="cuda")
+    assert sorted(tuple(runs(plan)[0]) for plan in plans) == [(0,), (4,)]
+
+
 @needs_blackwell_compiler
 def test_block_codes_on_an_emulated_gpu():
     options = dict(target="emulator:sm_100a", dtype=torch.bfloat16, sizes=(72, 40, 16))
-    data = dict(rows=(17, 17, 17), steps=2, dtype=torch.bfloat16)
+    data = dict(rows=(17, 17, 17), steps=2)
     expected = train(optimized("mxfp8", **options), False, **data)
     model = optimized("mxfp8", **options)
     assert_same(train(model, True, **data), expected)
@@ -228,6 +245,48 @@ def test_a_backward_reads_the_codes_of_its_forward():
     third.backward()  # behind the context
     assert_same([p.grad for p in model.parameters()], grads)
     assert before.users == after.users == 0
+
+
+class Chain(torch.nn.Sequential):
+    def __init__(self) -> None:
+        layers = [[torch.nn.Linear(96, 96), torch.nn.Tanh()] for _ in range(8)]
+        super().__init__(*sum(layers, []))
+
+
+@pytest.mark.parametrize("updates", [False, True], ids=["", "updates in backward"])
+def test_backward_in_parts(updates, monkeypatch):
+    """Segments of the arena are freed between parts, and so may hooks update the parameters, whose codes later parts
+    still read."""
+    monkeypatch.setattr(Target, "arena_segments", 4)
+    monkeypatch.setattr(Target, "part_bytes", lambda self: 1)
+    results = []
+
+    def update(parameter) -> None:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad, alpha=0.5)
+
+    for once in (False, True):
+        torch.manual_seed(0)
+        model = dw.optimize(Chain(), precision=policy("mxfp8"), verbose=False)
+        for parameter in model.parameters() if updates else ():
+            parameter.register_post_accumulate_grad_hook(update)
+        losses = []
+        for _ in range(2):
+            with dw.accumulate(model) if once else contextlib.nullcontext():
+                for _ in range(3):
+                    loss = model(torch.randn(61, 96)).square().mean()
+                    loss.backward()
+                    losses.append(loss.detach())
+        results.append([*losses, *[p.grad for p in model.parameters()], *model.parameters()])
+    assert_same(*results)
+    (plan,) = kept_plans(model)
+    assert plan.part_count > 1 and len(plan.segments) > 1
+    plan.profile(True)
+    for _ in range(2):
+        with dw.accumulate(model):
+            for _ in range(3):
+                model(torch.randn(61, 96)).square().mean().backward()
+    assert runs(plan) == (({6} if updates else {2}), {6})
 
 
 def test_memory_of_earlier_steps_is_used_again():
