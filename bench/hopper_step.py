@@ -1,11 +1,12 @@
 """Measures whole training steps on one GPU: PyTorch, torch.compile, Liger's kernels and Deepwell in one run.
 
-    python3 bench/hopper_step.py [MODEL ...] [--ways WAY,...] [--steps N] [--profile] [--out FILE.json]
+    python3 bench/hopper_step.py [MODEL ...] [--ways WAY,...] [--steps N] [--accumulate N] [--profile] [--out FILE.json]
 
 A step is forward, backward and PyTorch's fused AdamW (unless the way says otherwise), with BF16 parameters, random
 weights and random tokens. Each way runs in a process of its own, so that its peak of memory and its first step are its
 own. The time of a step is the median of ``--steps`` steps, each between two CUDA events; ``host`` is how long the CPU
-needs to queue a step when the GPU is idle. ``--profile`` lists the kernels of one step by time.
+needs to queue a step when the GPU is idle. ``--profile`` lists the kernels of one step by time. With ``--accumulate N`` a
+step is N forwards and backwards and one update.
 
 Ways:
     eager       PyTorch
@@ -16,13 +17,16 @@ Ways:
     adamw       the same, with deepwell.AdamW
     fp8         the engine with precision="fp8": linear layers but the head multiply FP8 codes
     fp8-fast    the same, with fast accumulation in the forward pass
+    fp8-once    fp8 in deepwell.accumulate: weights are quantized once in each step, for --accumulate above 1
     torchao     torchao's FP8 with one scale for each tensor, then torch.compile, where ``torchao`` can be imported
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import functools
 import gc
 import importlib.util
 import json
@@ -37,7 +41,9 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DEEPWELL_MEASURE", "0")  # this script makes the comparison itself
 
-WAYS = ["eager", "compile", "liger", "attention", "engine", "adamw", "fp8", "fp8-fast", "torchao"]
+WAYS = [
+    "eager", "compile", "liger", "attention", "engine", "adamw", "fp8", "fp8-fast", "fp8-once", "torchao",
+]  # fmt: skip
 MODELS = {
     "gpt2": (16, 1024),
     "llama-1b": (4, 2048),
@@ -172,7 +178,7 @@ def prepared(way: str, model):
         return torch.compile(model)
     if way == "attention":
         return torch.compile(deepwell.optimize(model, target="attention", verbose=False))
-    if way == "fp8":
+    if way in ("fp8", "fp8-once"):
         return deepwell.optimize(model, precision="fp8", verbose=False)
     if way == "fp8-fast":
         policy = deepwell.PrecisionPolicy("fp8", fast_accumulation=True)
@@ -191,7 +197,7 @@ def prepared(way: str, model):
     return model
 
 
-def measure(name: str, way: str, steps: int, profile: bool) -> dict:
+def measure(name: str, way: str, steps: int, profile: bool, accumulate: int) -> dict:
     """Returns the figures of one way, measured in this process."""
     import torch
 
@@ -210,11 +216,18 @@ def measure(name: str, way: str, steps: int, profile: bool) -> dict:
         optimizer = deepwell.AdamW(model.parameters(), lr=1e-4)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    same_weights = contextlib.nullcontext
+    if way == "fp8-once":
+        import deepwell
+
+        same_weights = functools.partial(deepwell.accumulate, model)
 
     def step() -> torch.Tensor:
-        made = run(**arguments)
-        loss = made.loss if hasattr(made, "loss") else made.square().mean()
-        loss.backward()
+        with same_weights():
+            for _ in range(accumulate):
+                made = run(**arguments)
+                loss = made.loss if hasattr(made, "loss") else made.square().mean()
+                (loss / accumulate).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
@@ -257,14 +270,14 @@ def measure(name: str, way: str, steps: int, profile: bool) -> dict:
     figures = {
         "ms": milliseconds,
         "ms_spread": [min(times), max(times)],
-        "tokens_per_s": batch * length / milliseconds * 1e3,
+        "tokens_per_s": accumulate * batch * length / milliseconds * 1e3,
         "peak_gib": peak / 2**30,
         "first_step_s": first,
         "host_ms": statistics.median(host) * 1e3,
         "model_host_ms": statistics.median(model_host) * 1e3,
         "losses": [float(loss) for loss in losses[:5] + losses[-1:]],
     }
-    if way in ("engine", "adamw", "fp8", "fp8-fast", "attention"):
+    if way in ("engine", "adamw", "fp8", "fp8-fast", "fp8-once", "attention"):
         import deepwell
 
         figures["summary"] = deepwell.summary(model)
@@ -297,15 +310,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default=",".join(way for way in WAYS if way != "fp8-once"))
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--accumulate", type=int, default=1, metavar="N")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--limit", type=int, default=150, help="seconds for one way")
     parser.add_argument("--out")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "WAY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        figures = measure(*options.one, options.steps, options.profile)
+        figures = measure(*options.one, options.steps, options.profile, options.accumulate)
         print("figures " + json.dumps(figures))
         return 0
     if unknown := [m for m in options.models if m not in MODELS]:
@@ -321,6 +335,7 @@ def main() -> int:
     for name in options.models or [m for m in MODELS if m != "blocks"]:
         for way in ways:
             command = [sys.executable, __file__, "--one", name, way, "--steps", str(options.steps)]
+            command += ["--accumulate", str(options.accumulate)]
             command += ["--profile"] * options.profile
             try:
                 run = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
@@ -351,6 +366,7 @@ def main() -> int:
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
             "torch": torch.__version__,
             "steps": options.steps,
+            "accumulate": options.accumulate,
             "results": results,
         }
         Path(options.out).write_text(json.dumps(report, indent=1) + "\n")

@@ -12,7 +12,8 @@
  *
  * The arena must not change between forward and backward. To run backward more than once, copy its saved part (the
  * first dw_plan_saved_bytes) before and restore it. An arena may consist of segments that are released while backward
- * runs (dw_plan_segment). Several threads may use an engine and its plans at a time, each
+ * runs (dw_plan_segment). What depends on parameters alone may be computed once for several runs (dw_plan_keep). Several
+ * threads may use an engine and its plans at a time, each
  * with its own arena. Outputs and gradients are contiguous memory of the caller, never part of the arena.
  */
 #ifndef DEEPWELL_ENGINE_H
@@ -42,16 +43,21 @@ typedef struct dw_engine_options {
      * run that binds others is recorded again. If the caller's stream records a CUDA graph, the run becomes part of
      * it. */
     int cuda_graphs;
-    /* The most segments of a plan's arena, from 1 to DW_MOST_SEGMENTS; other values become the nearest of these. More
+    /* The most segments of a plan's arena that are released, from 1 to 4; other values become the nearest of these. More
      * than one is for callers that release segments (dw_plan_segment). */
     int arena_segments;
     /* The bytes of gradients, at least, that a part of backward completes (dw_plan_part_count); 0: 8 MiB. Each part is
      * a launch for the host, and its gradients exist together. */
     size_t part_bytes;
+    /* 1: quantized values and matrix products that forward and backward compute from leaves of DW_ROLE_PARAMETER alone,
+     * such as the codes of weights, are left to dw_plan_keep, which a caller runs once for all runs with the same
+     * parameters. It takes memory of its own: the last segment of each plan. `struct_size` may end
+     * before this member, which means 0. */
+    int keep_values;
 } dw_engine_options;
 #define DW_ENGINE_OPTIONS_DEFAULT                                                                  \
-    { sizeof(dw_engine_options), 1, 1, NULL, NULL, 0, 1, 0 }
-enum { DW_MOST_SEGMENTS = 4 };
+    { sizeof(dw_engine_options), 1, 1, NULL, NULL, 0, 1, 0, 0 }
+enum { DW_MOST_SEGMENTS = 5 }; /* four that are released, and one of kept values */
 
 /* `graph` holds the forward pass only and is not changed; the engine keeps a copy. `grad_outputs`: indices of the
  * outputs that receive gradients. `wrt`: leaves whose gradients are wanted. Both may be empty (inference). `options`
@@ -68,6 +74,8 @@ DW_API int dw_engine_has_grad(const dw_engine *engine, uint32_t index);
  * forward. If 0, the binding's data may be NULL at backward. */
 DW_API int dw_engine_backward_reads_leaf(const dw_engine *engine, uint32_t index);
 DW_API int dw_engine_backward_reads_output(const dw_engine *engine, uint32_t index);
+/* Returns 1 if kept values (dw_plan_keep) depend on leaf `index` of the given graph. */
+DW_API int dw_engine_kept_values_read_leaf(const dw_engine *engine, uint32_t index);
 /* Number of linear layers that multiply quantized operands, by the options' policy. */
 DW_API uint32_t dw_engine_quantized_count(const dw_engine *engine);
 /* Counts the products, forward and backward, of operands with scales of blocks: those that the device multiplies as
@@ -101,6 +109,12 @@ DW_API dw_status dw_engine_plan_with(dw_engine *engine, const int64_t *sizes,
 DW_API size_t dw_plan_arena_bytes(const dw_plan *plan);
 DW_API size_t dw_plan_saved_bytes(const dw_plan *plan);
 
+/* The bytes of the values that dw_plan_keep computes, which lie in the last segment; 0: nothing is kept. */
+DW_API size_t dw_plan_kept_bytes(const dw_plan *plan);
+/* A number for which values are kept and where they lie in their segment. Plans of one engine with the same number may
+ * use one segment of kept values, whichever of them has computed it. */
+DW_API uint64_t dw_plan_kept_layout(const dw_plan *plan);
+
 /* A segment of the arena: memory that may be released before backward has ended, so that gradients can take its place.
  * Segment 0 lasts until the last part of backward; later segments are released earlier. The last one may instead begin
  * late, with a part of backward for which others have been released, and then lasts until the last part, too. A plan
@@ -113,6 +127,7 @@ typedef struct dw_segment {
     size_t saved_bytes;  /* its first bytes, which hold all that backward reads from forward */
     uint32_t part;       /* the last part of backward that uses it */
     uint32_t first_part; /* the first part that uses it; 0: forward needs it */
+    int kept; /* 1: holds the values of dw_plan_keep, which runs read and do not change; the last segment */
 } dw_segment;
 DW_API uint32_t dw_plan_segment_count(const dw_plan *plan); /* at least 1 */
 /* Zeros if there is no segment `index`. */
@@ -187,6 +202,12 @@ typedef struct dw_binding {
  * for. DW_DEVICE: a GPU failed. */
 DW_API dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
                                  const dw_binding *outputs, void *stream);
+/* Computes the values that depend on parameters alone (dw_engine_options.keep_values) into the last segment. Call it
+ * before the first forward, and before any forward whose parameters have changed since, by whatever means: forward and
+ * backward read what they find there. A backward reads the values of its forward, so they must not be computed again
+ * between the two. It may use the other segments, as forward does. If nothing is kept it returns DW_OK at once. Fails as
+ * dw_plan_forward does. */
+DW_API dw_status dw_plan_keep(dw_plan *plan, void *arena, const dw_binding *leaves, void *stream);
 /* output_grads: one per grad_outputs entry; data NULL means zero. outputs: as forward wrote them, unchanged, because
  * backward may read them. grads: one per wrt; data is NULL if not wanted or if dw_engine_has_grad is 0. Fails as
  * dw_plan_forward does, and with DW_STATE if the engine was created without gradients. */
@@ -213,9 +234,9 @@ DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena
                                        const dw_binding *output_grads, const dw_binding *grads,
                                        void *stream);
 
-/* Forward, and a part of backward, with memory for each segment of the arena: dw_plan_segment_count pointers, aligned
- * as an arena is. Those of dw_segment.first_part 0 are needed in forward, the others may be NULL before that part.
- * After the part dw_segment.part a segment's memory may be released or used
+/* Forward, a part of backward, and dw_plan_keep, with memory for each segment of the arena: dw_plan_segment_count
+ * pointers, aligned as an arena is. Those of dw_segment.first_part 0 are needed in forward, the others may be NULL before
+ * that part. After the part dw_segment.part a segment's memory may be released or used
  * otherwise (on a GPU by later work of the stream), and its pointer may be NULL. Fail as the calls with an arena do. */
 DW_API dw_status dw_plan_forward_segments(dw_plan *plan, void *const *segments,
                                           const dw_binding *leaves, const dw_binding *outputs,
@@ -224,6 +245,8 @@ DW_API dw_status dw_plan_backward_part_segments(dw_plan *plan, uint32_t part, vo
                                                 const dw_binding *leaves, const dw_binding *outputs,
                                                 const dw_binding *output_grads,
                                                 const dw_binding *grads, void *stream);
+DW_API dw_status dw_plan_keep_segments(dw_plan *plan, void *const *segments,
+                                       const dw_binding *leaves, void *stream);
 /* Waits for all work on the stream of a GPU. Reports errors that depend on data, from all runs of the plan since the
  * last call: DW_INDEX if an index lay outside of its axis, DW_INVALID_ARGUMENT for integers divided by zero. DW_DEVICE:
  * a kernel failed. On the CPU each run reports such errors itself, and this call returns DW_OK at once. */

@@ -32,6 +32,7 @@ if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.token
     from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
     from deepwell.export import Artifact, export, load_engine
     from deepwell.host_plan import HostPlan
+    from deepwell.kept import accumulate
     from deepwell.machine import Hardware, hardware, print_hardware_info, probe
     from deepwell.moe import DeepwellMoE
     from deepwell.muon import Muon
@@ -79,6 +80,7 @@ __all__ = [
     "Trainer",
     "UnsupportedError",
     "__version__",
+    "accumulate",
     "activate_sdpa",
     "autoplan",
     "capture",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Sequence
 
+from deepwell.kept import Block
 from deepwell.targets import Target
 
 _KEPT_IDLE = 2
@@ -69,14 +70,15 @@ class ArenaPool:
 
 class Lease:
     """An arena in use. Segment 0 returns to its pool on ``release`` or when the lease is garbage-collected; the others
-    are freed then, or by ``free`` before."""
+    are freed then, or by ``free`` before. Kept values, which it shares with other leases, are its last segment."""
 
-    __slots__ = ("_pool", "_key", "_segments", "addresses")
+    __slots__ = ("_pool", "_key", "_segments", "addresses", "kept")
 
     def __init__(self, pool: ArenaPool, key: Any, first: Any) -> None:
         self._pool = pool
         self._key = key
         self._segments: list[Any] = []
+        self.kept: Block | None = None
         self.addresses: list[
             int | None
         ] = []  # of the segments; None before they begin and once they are freed
@@ -85,6 +87,11 @@ class Lease:
     def add(self, segment: Any) -> None:
         self._segments.append(segment)
         self.addresses.append(None if segment is None else segment.address)
+
+    def share(self, block: Block) -> None:
+        """Adds the segment of kept values, when all others have been added. The lease releases the block."""
+        self.kept = block
+        self.add(block.segment)
 
     def begin(self, index: int, segment: Any) -> None:
         """Provides a segment that begins late."""
@@ -104,6 +111,9 @@ class Lease:
 
     def release(self) -> None:
         segments, self._segments, self.addresses = self._segments, [], []
+        kept, self.kept = self.kept, None
+        if kept is not None:
+            kept.release()
         if segments:
             self._pool.give(self._key, segments[0])
 

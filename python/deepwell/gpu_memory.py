@@ -171,13 +171,14 @@ def moments_of(
     prepared = variant.prepared(sizes)
     outputs = [math.prod(shape) * dtype.itemsize for shape, dtype in prepared.outputs]
     segments = prepared.plan.segments  # (bytes, saved bytes, last part, first part)
+    shared = [prepared.kept_bytes] if prepared.kept_bytes else []  # by all micro-batches
     always = {field: list(blocks) for field, blocks in leaves.storages.items()}
     passing = dict(leaves.copied)  # operands that live from forward to their last reader
     if program.seed_leaf is not None:
         passing[program.seed_leaf] = _SEED
     forward = {
         **always,
-        "arena": [size for size, _, _, first in segments if first == 0],
+        "arena": [size for size, _, _, first in segments if first == 0] + shared,
         "outputs": outputs + [outputs[i] for i in leaves.cloned],
         "inputs": [*always.get("inputs", ()), *passing.values()],
     }
@@ -212,7 +213,7 @@ def moments_of(
     for part in range(prepared.part_count):
         held = {
             **always,
-            "arena": [size for size, _, last, first in segments if first <= part <= last],
+            "arena": [size for size, _, last, first in segments if first <= part <= last] + shared,
             "outputs": [
                 size
                 for i, size in enumerate(outputs)
@@ -240,7 +241,7 @@ def moments_of(
             0,
             {
                 **always,
-                "arena": [segments[0][0]],
+                "arena": [segments[0][0], *shared],
                 "outputs": [size for i, size in enumerate(outputs) if kept[i]] + clones,
                 "gradients": everything,
                 "temporaries": update.temporaries,

@@ -40,6 +40,7 @@ from deepwell.comparison import (
 from deepwell.contents import Reads
 from deepwell.errors import CaptureError, UnsupportedError
 from deepwell.guards import ModuleState, named_tensors, state_kept, unusual_mode
+from deepwell.kept import KeptValues
 from deepwell.lazy_logits import defer, without_logits
 from deepwell.precision import Precision, PrecisionPolicy, policy_of
 from deepwell.precision_guard import Sample
@@ -293,6 +294,7 @@ def change_policy(model: torch.nn.Module, before: PrecisionPolicy, policy: Preci
     changed = [session for session in sessions(model) if session.policy is before]
     for session in changed:
         session.policy = policy
+        session.kept.clear()
         session.report.policy_changed(policy)
     for forward in installed(model):
         if forward.session in changed:
@@ -368,6 +370,7 @@ class Session:
         self.logits = logits
         self.pool = ArenaPool()
         self.sample: Sample | None = None  # of the step that runs, if its operands are observed
+        self.kept = KeptValues()
 
     def install(self, module: torch.nn.Module, path: str) -> None:
         forward = OptimizedForward(module, path, self)
@@ -427,6 +430,7 @@ class Session:
         self.follows = saved.get("follows", False)
         self.pool = ArenaPool()
         self.sample = None
+        self.kept = KeptValues()
 
 
 # torch.compile leaves calls out of its graphs with this reason. torch.compiler.disable would do the same, but costs
@@ -453,7 +457,10 @@ class _Entry:
         session: Session,
         logits: bool | str,
         path: str,
+        sharded: bool,
     ) -> None:
+        # The codes of all layers would be whole on each rank, where FSDP2 gathers the weights of one at a time.
+        self._keeps = not sharded
         if session.policy is not None:
             captured = captured.inside(path)  # a policy's names are those of the whole model
         self._session, self._given, self._logits = session, captured, logits
@@ -558,7 +565,8 @@ class _Entry:
         program, sample = self.program, self._session.sample
         if sample is not None and torch.is_grad_enabled():
             program, leaves = self._observed(sample, leaves)
-        return self.rebuild(program.run(leaves, sizes, replay), flat)
+        kept = self._session.kept if self._keeps and self._session.kept.wanted else None
+        return self.rebuild(program.run(leaves, sizes, replay, kept), flat)
 
     def smaller_call(self, flat: list[Any], bound: _Bound) -> list[Any]:
         """Returns arguments for a comparison with PyTorch: copies that share memory with ``flat``, or parts of large
@@ -996,9 +1004,12 @@ class OptimizedForward:
             self._watch(state, captured)
             # A module inside returns what the modules around it use.
             logits = "lazy" if self.path and self.session.logits is False else self.session.logits
-            if logits == "lazy" and is_sharded(self.module):
+            sharded = is_sharded(self.module)
+            if logits == "lazy" and sharded:
                 logits = True  # FSDP2 may free the head's weight after forward
-            entry = _Entry(captured, state.module.tensors(), self.session, logits, self.path)
+            entry = _Entry(
+                captured, state.module.tensors(), self.session, logits, self.path, sharded
+            )
         except (CaptureError, _deepwell.Error) as error:
             state.failed[key] = reason = str(error)
             if getattr(error, "of_call", False):

@@ -17,6 +17,7 @@ import torch
 
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool, Lease
+from deepwell.kept import Block, KeptValues
 from deepwell.lazy_logits import Deferred, Layer, LazyLogits
 from deepwell.precision import OPERANDS, PrecisionPolicy
 from deepwell.targets import Target
@@ -149,6 +150,8 @@ class _Prepared:
         # None for segments that begin late.
         self.segment_bytes = [None if first else size for size, _, _, first in plan.segments]
         self.saved_bytes = [saved for _, saved, _, _ in plan.segments]
+        self.kept_bytes: int = plan.kept_bytes
+        self.kept_layout: int = plan.kept_layout
         self.outputs = [(shape, DTYPES[dtype]) for dtype, shape in plan.outputs]
         self.constant_outputs = [
             index
@@ -213,7 +216,8 @@ _prepare_extension()
 
 
 class _Variant:
-    """The engine for one choice of gradients: which leaves need one, which outputs receive one."""
+    """The engine for one choice of gradients: which leaves need one, which outputs receive one. With ``keeps`` it leaves
+    what depends on parameters alone to calls of its own."""
 
     def __init__(
         self,
@@ -225,6 +229,7 @@ class _Variant:
         target: Target,
         leaves: Sequence[tuple[Sequence[Any], torch.dtype]],
         symbols: Sequence[str],
+        keeps: bool = False,
     ) -> None:
         """``leaves``: their shapes, by ``symbols``, and dtypes."""
         self.wrt = wrt
@@ -232,7 +237,8 @@ class _Variant:
         self.target = target
         self.constant_outputs = constant_outputs
         self.grad_outputs = grad_outputs
-        self.engine = target.engine(graph, grad_outputs, wrt, policy=policy)
+        self.engine = target.engine(graph, grad_outputs, wrt, policy=policy, keep_values=keeps)
+        self.kept_leaves: list[int] = self.engine.kept_leaves
         self.has_grad = [self.engine.has_grad(index) for index in range(len(wrt))]
         self.leaves_read = self.engine.backward_leaves
         self.outputs_read = self.engine.backward_outputs
@@ -315,7 +321,7 @@ class Program:
         self.check_inputs([i for i, role in enumerate(self.leaf_roles) if role not in made])
         self.pool = pool
         self._lock = threading.Lock()
-        self._variants: dict[tuple[tuple[int, ...], tuple[int, ...]], _Variant] = {}
+        self._variants: dict[tuple[tuple[int, ...], tuple[int, ...], bool], _Variant] = {}
         # Outputs that received gradients in the last backward; None before the first one.
         self._expected: tuple[int, ...] | None = None
         self._last_wrt: tuple[int, ...] = ()
@@ -364,8 +370,10 @@ class Program:
             math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in plan.outputs
         )
 
-    def variant(self, wrt: tuple[int, ...], grad_outputs: tuple[int, ...]) -> _Variant:
-        key = (wrt, grad_outputs)
+    def variant(
+        self, wrt: tuple[int, ...], grad_outputs: tuple[int, ...], keeps: bool = False
+    ) -> _Variant:
+        key = (wrt, grad_outputs, keeps)
         variant = self._variants.get(key)
         if variant is None:
             with self._lock:
@@ -380,6 +388,7 @@ class Program:
                         self.target,
                         list(zip(self._leaf_shapes, self.leaf_dtypes)),
                         self.symbols,
+                        keeps,
                     )
         return variant
 
@@ -433,10 +442,15 @@ class Program:
         return found
 
     def run(
-        self, leaves: list[torch.Tensor], sizes: tuple[int, ...], replay: Replay | None = None
+        self,
+        leaves: list[torch.Tensor],
+        sizes: tuple[int, ...],
+        replay: Replay | None = None,
+        kept: KeptValues | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Runs forward on ``leaves`` (one tensor per leaf, in graph order), differentiably. ``replay`` computes the
-        same outputs in PyTorch, for backwards that the engine cannot run."""
+        same outputs in PyTorch, for backwards that the engine cannot run. ``kept`` has, or gets, the values that depend
+        on parameters alone."""
         self.target.begin()
         wrt = self._wrt(leaves)
         if not wrt:
@@ -444,14 +458,21 @@ class Program:
             outputs, lease = self._forward(variant.prepared(sizes), self.target.operands(leaves))
             lease.release()
             return tuple(self.presented(outputs, self.layers(outputs, leaves, sizes)))
-        variant = self.variant(wrt, self._expected_outputs(sizes))
-        return _apply(_Pass(self, variant, sizes, replay, leaves))
+        if kept is not None and (self.policy is None or self.target.is_recorded()):
+            kept = None  # a CUDA graph of the caller's would not compute the values again
+        variant = self.variant(wrt, self._expected_outputs(sizes), kept is not None)
+        return _apply(_Pass(self, variant, sizes, replay, leaves, kept))
 
     def _forward(
-        self, prepared: _Prepared, leaves: Sequence[torch.Tensor]
+        self,
+        prepared: _Prepared,
+        leaves: Sequence[torch.Tensor],
+        keep: Callable[[Lease], None] | None = None,
     ) -> tuple[list[torch.Tensor], Lease]:
         outputs = [self.target.new(shape, dtype) for shape, dtype in prepared.outputs]
         lease = self.lease(prepared)
+        if keep is not None:
+            keep(lease)
         self.target.forward(prepared.plan, lease, leaves, outputs)
         return outputs, lease
 
@@ -506,7 +527,7 @@ class _Pass:
 
     __slots__ = (
         "program", "variant", "sizes", "prepared", "lease", "replay", "leaves", "operands", "copied", "keeps_graph",
-        "bound", "versions", "grads", "more", "running", "all_at_once", "differentiated_again",
+        "bound", "versions", "grads", "more", "running", "all_at_once", "differentiated_again", "kept",
     )  # fmt: skip
 
     def __init__(
@@ -516,8 +537,10 @@ class _Pass:
         sizes: tuple[int, ...],
         replay: Replay | None,
         leaves: list[torch.Tensor],
+        kept: KeptValues | None,
     ) -> None:
         self.program, self.variant, self.sizes = program, variant, sizes
+        self.kept = kept  # None, unless the variant keeps values
         self.prepared = variant.prepared(sizes)
         self.lease: Lease | None = None  # the arena of forward
         self.replay = replay
@@ -529,7 +552,8 @@ class _Pass:
         leaves = self.leaves
         # The operands are kept for backward, and to run forward again if unexpected gradients arrive.
         self.operands = operands = self.program.target.operands(leaves)
-        outputs, self.lease = self.program._forward(self.prepared, operands)
+        keep = self.share_kept if self.prepared.kept_bytes else None
+        outputs, self.lease = self.program._forward(self.prepared, operands, keep)
         self.versions = _deepwell.versions(leaves)
         # Copies belong to this pass: a change of the original does not matter.
         self.copied = frozenset(
@@ -538,6 +562,21 @@ class _Pass:
             else ()
         )
         return outputs
+
+    def share_kept(self, lease: Lease) -> None:
+        """Gives forward's arena the values that depend on parameters alone, which this or an earlier pass computes."""
+        prepared, variant, target = self.prepared, self.variant, self.program.target
+        read = set(variant.kept_leaves)
+        leaves = [leaf if i in read else None for i, leaf in enumerate(self.operands)]
+
+        def compute(block: Block) -> None:
+            target.keep(prepared.plan, [*lease.addresses, block.segment.address], leaves)
+
+        assert self.kept is not None
+        state = _deepwell.states(self.leaves, variant.kept_leaves)
+        key = variant, prepared.kept_layout
+        lease.share(self.kept.lease(key, prepared.kept_bytes, state, target, compute))
+        self.kept = None
 
     def through_layers(
         self, layers: Mapping[int, Layer], output_grads: Sequence[torch.Tensor | None]
@@ -574,6 +613,8 @@ class _Pass:
             # Backward overwrites what forward saved, so this one runs on a copy and the original stays for the next.
             self.running = self.program.lease(self.prepared)
             self.running.copy_from(self.lease, self.prepared.saved_bytes)
+            if self.lease.kept is not None:
+                self.running.share(self.lease.kept.use())
         self.all_at_once = False
 
     def begin_again(self, leaves: list[torch.Tensor], used: tuple[int, ...], output_grads) -> None:

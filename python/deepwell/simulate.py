@@ -65,6 +65,8 @@ def dryrun(
                        its class, or None
         precision      as for optimize
         accumulate     True: gradients are added to those of earlier micro-batches
+        quantize_once  True: the codes of weights are kept for all micro-batches, as in `deepwell.accumulate` and Trainer;
+                       None: if accumulate is True
         keep_outputs   True: the caller holds all outputs until the step ends (the default if there is no loss)
         threads        number of threads
         hw             hardware whose memory the step must fit into, "h200" say; None: this machine

@@ -168,9 +168,11 @@ class StepGraph:
             )
         return tuple(known[name] for name in self.program.symbols)
 
-    def variant(self, sizes: tuple[int, ...], keep_outputs: bool | None) -> tuple[Any, bytes]:
+    def variant(
+        self, sizes: tuple[int, ...], keep_outputs: bool | None, quantize_once: bool = False
+    ) -> tuple[Any, bytes]:
         """Returns the engine of a training step, and which outputs the caller keeps: only the loss, or all outputs if
-        there is no loss."""
+        there is no loss. ``quantize_once``: the step's micro-batches share the codes of weights."""
         outputs = self.program.variant((), ()).plan(sizes).outputs
         constant = set(self.program.constant_outputs(self._wrt))
         floating = [
@@ -183,11 +185,12 @@ class StepGraph:
         if keep_outputs is None:
             keep_outputs = not losses
         kept = bytes(keep_outputs or i in wanted for i in range(len(outputs)))
-        return self.program.variant(self._wrt if wanted else (), wanted), kept
+        keeps = quantize_once and self.program.policy is not None and bool(wanted)
+        return self.program.variant(self._wrt if wanted else (), wanted, keeps), kept
 
     def peak(self, batch: int, seq_len: int, optimizer: str, accumulate: bool) -> dict[str, Any]:
         sizes = self.sizes(batch, seq_len)
-        variant, kept = self.variant(sizes, None)
+        variant, kept = self.variant(sizes, None, accumulate)
         plan = variant.plan(sizes)
         moments, at = plan.step_memory(_counted_as(optimizer), accumulate, kept, self.resident)
         return moments[at]
@@ -200,11 +203,18 @@ class StepGraph:
         if "B" not in self.program.symbols:
             peak = self.peak(batch, seq_len, optimizer, False)
             return batch, peak["total"] <= capacity, peak
-        variant, kept = self.variant(sizes, None)
         symbol = self.program.symbols.index("B")
-        return variant.engine.fit_step(
-            sizes, symbol, least, _counted_as(optimizer), kept, self.resident, capacity
-        )
+
+        def fit(least: int, quantize_once: bool) -> tuple[int, bool, dict[str, Any]]:
+            variant, kept = self.variant(sizes, None, quantize_once)
+            return variant.engine.fit_step(
+                sizes, symbol, least, _counted_as(optimizer), kept, self.resident, capacity
+            )
+
+        if self.program.policy is None:
+            return fit(least, False)
+        whole = fit(batch, False)
+        return whole if whole[1] or least >= batch else fit(least, True)
 
 
 def _described(hw: Any) -> Hardware | None:
@@ -305,6 +315,7 @@ def predict_step(
     precision: str | Precision | PrecisionPolicy = "auto",
     target: str = "auto",
     accumulate: bool = False,
+    quantize_once: bool | None = None,
     keep_outputs: bool | None = None,
     threads: int | None = None,
     hw: Any = None,
@@ -327,7 +338,8 @@ def predict_step(
     _deepwell.set_threads(torch.get_num_threads() if threads is None else threads)
     try:
         step = StepGraph.of_model(model, ir, flat, policy, place)
-        variant, kept = step.variant(sizes, keep_outputs)
+        once = accumulate if quantize_once is None else quantize_once
+        variant, kept = step.variant(sizes, keep_outputs, once)
         plan = variant.plan(sizes)
         planned_threads = _deepwell.get_threads()
         if on_cpu:
@@ -360,6 +372,7 @@ def predict_step(
         "arena": {
             "bytes": plan.arena_bytes,
             "saved_bytes": plan.saved_bytes,
+            "kept_bytes": plan.kept_bytes,
             "alive": alive,
             "first_backward": first_backward,
         },

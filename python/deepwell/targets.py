@@ -49,7 +49,9 @@ class Target:
         self.device = torch.device("cpu")
         self._zero: torch.Tensor | None = None
 
-    def engine(self, *arguments: Any, policy: PrecisionPolicy | None) -> _deepwell.Engine:
+    def engine(
+        self, *arguments: Any, policy: PrecisionPolicy | None, keep_values: bool = False
+    ) -> _deepwell.Engine:
         return _deepwell.Engine(
             *arguments,
             policy=None if policy is None else policy._policy,
@@ -57,6 +59,7 @@ class Target:
             cuda_graphs=self.cuda_graphs,
             arena_segments=self.arena_segments,
             part_bytes=self.part_bytes(),
+            keep_values=keep_values,
         )
 
     def part_bytes(self) -> int:
@@ -136,6 +139,11 @@ class Target:
         self, plan: _deepwell.Plan, arena: Lease, leaves: Tensors, outputs: Tensors
     ) -> None:
         plan.forward(arena.addresses, leaves, outputs)
+
+    def keep(self, plan: _deepwell.Plan, segments: Sequence[int | None], leaves: Tensors) -> None:
+        """Computes what depends on parameters alone. ``segments``: addresses of an arena and of the kept values. Leaves that
+        it does not read may be None."""
+        plan.keep(segments, leaves)
 
     def backward(self, plan: _deepwell.Plan, part: int, arena: Lease, *tensors: Tensors) -> None:
         """``tensors``: leaves, outputs, gradients of outputs, gradients of leaves. ``part`` -1 runs all parts."""
@@ -230,6 +238,10 @@ class Gpu(Target):
         with self.current():
             plan.forward(arena.addresses, leaves, outputs, self._stream())
 
+    def keep(self, plan: _deepwell.Plan, segments: Sequence[int | None], leaves: Tensors) -> None:
+        with self.current():
+            plan.keep(segments, leaves, self._stream())
+
     def backward(self, plan: _deepwell.Plan, part: int, arena: Lease, *tensors: Tensors) -> None:
         with self.current():
             plan.backward(part, arena.addresses, *tensors, self._stream())
@@ -309,6 +321,11 @@ class EmulatedGpu(Target):
         plan.forward(arena.addresses, self._addresses(sent), self._addresses(made))
         plan.synchronize(0)
         self._fetch(outputs, made)
+
+    def keep(self, plan: _deepwell.Plan, segments: Sequence[int | None], leaves: Tensors) -> None:
+        sent = self._send(leaves)
+        plan.keep(segments, self._addresses(sent))
+        plan.synchronize(0)
 
     def backward(self, plan: _deepwell.Plan, part: int, arena: Lease, *tensors: Tensors) -> None:
         # Gradients are sent as well: an earlier part may have begun them.

@@ -18,13 +18,14 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, ContextManager, Iterator
 
 import torch
 import torch.distributed as dist
 
 from deepwell import _deepwell, optim
 from deepwell.errors import DeepwellError, UnsupportedError
+from deepwell.kept import accumulate as same_weights
 from deepwell.muon import Muon
 from deepwell.optimize import (
     change_policy,
@@ -153,6 +154,8 @@ class Trainer:
             ``spike_window`` applied steps is a spike, and is not applied. None: no loss is too large.
         precision: as for ``deepwell.optimize``; None keeps that of an optimized model. The guard of a
             ``PrecisionPolicy`` is obeyed.
+        quantize_once: with ``accumulate`` and a precision, weights are quantized once in each step, and their codes are
+            kept until its end. False: again for each batch, which takes less memory. Results are the same.
         elastic: a resumed run may have another number of ranks.
         callbacks, progress, report_every, log, tensorboard: what is reported, see docs/trainer.md.
         tokenizer: saved with each checkpoint.
@@ -207,6 +210,7 @@ class Trainer:
         tokenizer: Any = None,
         plan: Any = None,
         precision: Any = None,
+        quantize_once: bool = True,
     ) -> None:
         if dataloader is None:
             raise ValueError(
@@ -248,7 +252,7 @@ class Trainer:
             optimize_model(model, "auto" if precision is None else precision, verbose=False)
         self.loss_fn, self.accumulate, self.clip = loss_fn, accumulate, clip
         self.autocast, self.plan, self.precision = autocast, plan, precision
-        self.elastic, self.tokenizer = elastic, tokenizer
+        self.elastic, self.tokenizer, self.quantize_once = elastic, tokenizer, quantize_once
         self.eval_every, self.eval_batches = eval_every, eval_batches
         self.folder, self.keep, self.resume = checkpoint, keep, resume
         self.save_every, self.save_minutes = save_every, save_minutes
@@ -742,7 +746,7 @@ class Trainer:
         tokens = 0
         self.data.begin_step(self.step)
         limit = self._spike_limit()
-        with self._sampled() as sample:
+        with self._sampled() as sample, self._same_weights():
             for micro in range(self.accumulate):
                 batch = sources.move(self.data.next(), self.device)
                 tokens += _tokens_of(batch)
@@ -792,6 +796,11 @@ class Trainer:
             return
         with sample_precision(self.model) as sample:
             yield sample
+
+    def _same_weights(self) -> ContextManager[None]:
+        """Is entered for the micro-batches of a step, so that their weights are quantized once."""
+        once = self.quantize_once and self.accumulate > 1
+        return same_weights(self.model) if once else contextlib.nullcontext()
 
     def _statistics(
         self, sample: Sample | None

@@ -274,11 +274,21 @@ static PyObject *plan_saved_bytes(PyObject *self, void *closure) {
     return PyLong_FromSize_t(dw_plan_saved_bytes(((plan_slot *)object_slot(self))->plan));
 }
 
-/* ((bytes, saved bytes, last part of backward that uses it, first part or 0 if forward uses it), ...) */
+static PyObject *plan_kept_bytes(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(dw_plan_kept_bytes(((plan_slot *)object_slot(self))->plan));
+}
+static PyObject *plan_kept_layout(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromUnsignedLongLong(dw_plan_kept_layout(((plan_slot *)object_slot(self))->plan));
+}
+
+/* ((bytes, saved bytes, last part of backward that uses it, first part or 0 if forward uses it), ...), without that of
+ * kept values, which is the last one of a run */
 static PyObject *plan_segments(PyObject *self, void *closure) {
     (void)closure;
     const dw_plan *plan = ((plan_slot *)object_slot(self))->plan;
-    const uint32_t count = dw_plan_segment_count(plan);
+    const uint32_t count = dw_plan_segment_count(plan) - (dw_plan_kept_bytes(plan) > 0);
     PyObject *segments = PyTuple_New((Py_ssize_t)count);
     for (uint32_t s = 0; segments != NULL && s < count; s++) {
         const dw_segment segment = dw_plan_segment(plan, s);
@@ -493,6 +503,27 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
+/* keep(segments, leaves, stream=0) computes the values that depend on parameters alone. */
+static PyObject *plan_keep(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    plan_slot *slot = object_slot(self);
+    if (count != 2 && count != 3) {
+        PyErr_SetString(PyExc_TypeError, "keep(segments, leaves, stream=0) takes 2 or 3 arguments");
+        return NULL;
+    }
+    void *segments[DW_MOST_SEGMENTS];
+    void *stream = count == 3 ? PyLong_AsVoidPtr(args[2]) : NULL;
+    if (PyErr_Occurred() || !read_segments(slot->plan, args[0], segments)) return NULL;
+    dw_binding *leaves = read_bindings(args[1], slot->leaf_count, "leaves");
+    if (leaves == NULL) return NULL;
+    dw_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_plan_keep_segments(slot->plan, segments, leaves, stream);
+    Py_END_ALLOW_THREADS;
+    PyMem_Free(leaves);
+    if (status != DW_OK) return fail(status);
+    Py_RETURN_NONE;
+}
+
 /* backward(part, segments, leaves, outputs, output_grads, grads, stream=0), with tensors or addresses, None if absent.
  * A negative part runs all parts. */
 static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -673,6 +704,8 @@ static PyObject *plan_leaf_parts(PyObject *self, void *closure) {
 static PyGetSetDef plan_getset[] = {
     {"arena_bytes", plan_arena_bytes, NULL, "arena that forward and backward need", NULL},
     {"saved_bytes", plan_saved_bytes, NULL, "prefix of it that backward reads", NULL},
+    {"kept_bytes", plan_kept_bytes, NULL, "bytes of its last segment, which keep fills", NULL},
+    {"kept_layout", plan_kept_layout, NULL, "plans with the same can share that segment", NULL},
     {"segments", plan_segments, NULL,
      "((bytes, saved bytes, last part, first part), ...) of the arena", NULL},
     {"outputs", plan_outputs, NULL, "((dtype, shape), ...)", NULL},
@@ -682,6 +715,8 @@ static PyGetSetDef plan_getset[] = {
     {"grad_parts", plan_grad_parts, NULL, "((first part, last part), ...) for each wrt", NULL},
     {0}};
 static PyMethodDef plan_methods[] = {
+    {"keep", (PyCFunction)(void (*)(void))plan_keep, METH_FASTCALL,
+     "keep(segments, leaves, stream=0): computes what depends on parameters alone"},
     {"forward", (PyCFunction)(void (*)(void))plan_forward, METH_FASTCALL,
      "forward(segments, leaves, outputs, stream=0)"},
     {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_FASTCALL,
@@ -919,19 +954,20 @@ static void engine_dealloc(PyObject *self) {
 }
 
 /* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, policy=None, device="cpu", cuda_graphs=False,
- * arena_segments=1, part_bytes=0): grad_outputs are indices of outputs, wrt of leaves. */
+ * arena_segments=1, part_bytes=0, keep_values=False): grad_outputs are indices of outputs, wrt of leaves. */
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph",          "grad_outputs", "wrt",    "recompute",
-                            "fuse",           "policy",       "device", "cuda_graphs",
-                            "arena_segments", "part_bytes",   NULL};
+    static char *names[] = {"graph",          "grad_outputs", "wrt",         "recompute",
+                            "fuse",           "policy",       "device",      "cuda_graphs",
+                            "arena_segments", "part_bytes",   "keep_values", NULL};
     PyObject *graph_object = NULL, *outputs_object = NULL, *wrt_object = NULL;
-    int recompute = 1, fuse = 1, cuda_graphs = 0, arena_segments = 1;
+    int recompute = 1, fuse = 1, cuda_graphs = 0, arena_segments = 1, keep_values = 0;
     const char *device = "cpu";
     PyObject *policy = Py_None;
     Py_ssize_t part_bytes = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppOspin:Engine", names, state.graph_type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppOspinp:Engine", names, state.graph_type,
                                      &graph_object, &outputs_object, &wrt_object, &recompute, &fuse,
-                                     &policy, &device, &cuda_graphs, &arena_segments, &part_bytes))
+                                     &policy, &device, &cuda_graphs, &arena_segments, &part_bytes,
+                                     &keep_values))
         return NULL;
     if (policy != Py_None && !PyObject_TypeCheck(policy, (PyTypeObject *)state.policy_type)) {
         PyErr_SetString(PyExc_TypeError, "Engine: policy must be a Policy or None");
@@ -976,6 +1012,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     options.cuda_graphs = cuda_graphs;
     options.arena_segments = arena_segments;
     options.part_bytes = part_bytes > 0 ? (size_t)part_bytes : 0;
+    options.keep_values = keep_values;
     dw_engine *engine = NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = dw_engine_create(graph, (uint32_t)output_count, output_indices, (uint32_t)wrt_count,
@@ -1048,6 +1085,11 @@ static PyObject *engine_backward_leaves(PyObject *self, void *closure) {
     engine_slot *slot = object_slot(self);
     return indices_read(slot->engine, slot->leaf_count, dw_engine_backward_reads_leaf);
 }
+static PyObject *engine_kept_leaves(PyObject *self, void *closure) {
+    (void)closure;
+    engine_slot *slot = object_slot(self);
+    return indices_read(slot->engine, slot->leaf_count, dw_engine_kept_values_read_leaf);
+}
 static PyObject *engine_backward_outputs(PyObject *self, void *closure) {
     (void)closure;
     engine_slot *slot = object_slot(self);
@@ -1057,6 +1099,7 @@ static PyObject *engine_backward_outputs(PyObject *self, void *closure) {
 static PyGetSetDef engine_getset[] = {
     {"backward_leaves", engine_backward_leaves, NULL, "leaves that backward reads", NULL},
     {"backward_outputs", engine_backward_outputs, NULL, "outputs that backward reads", NULL},
+    {"kept_leaves", engine_kept_leaves, NULL, "leaves that kept values depend on", NULL},
     {"quantized_count", engine_quantized_count, NULL, "linear layers that are quantized", NULL},
     {"code_products", engine_code_products, NULL,
      "products of operands with scales of blocks: multiplied as codes, simulated, and why", NULL},

@@ -250,6 +250,34 @@ static PyObject *same_versions(PyObject *self, PyObject *const *args, Py_ssize_t
     Py_RETURN_TRUE;
 }
 
+/* states(tensors, positions) -> addresses and versions of the tensors at these positions, in bytes. A tensor that has been
+ * written by an operation of PyTorch, or replaced, has another state. */
+static PyObject *states(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 2 || !PyList_Check(args[0]) || !PyList_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "states(tensors, positions) takes two lists");
+        return NULL;
+    }
+    const Py_ssize_t positions = PyList_Size(args[1]);
+    int64_t state[2];
+    PyObject *made = PyBytes_FromStringAndSize(NULL, positions * (Py_ssize_t)sizeof state);
+    for (Py_ssize_t p = 0; made != NULL && p < positions; p++) {
+        const Py_ssize_t i = PyLong_AsSsize_t(PyList_GetItem(args[1], p));
+        PyObject *tensor = PyErr_Occurred() ? NULL : PyList_GetItem(args[0], i);
+        void *address = NULL;
+        Py_XINCREF(tensor);
+        if (tensor == NULL || !tensor_address(tensor, &address) ||
+            ((state[1] = version_of(args[0], i)) < 0 && PyErr_Occurred())) {
+            Py_CLEAR(made);
+        } else {
+            state[0] = (int64_t)(intptr_t)address;
+            memcpy(PyBytes_AsString(made) + (size_t)p * sizeof state, state, sizeof state);
+        }
+        Py_XDECREF(tensor);
+    }
+    return made;
+}
+
 /* ---- gradients ------------------------------------------------------------------------------------- */
 
 /* One tensor in a block. */
@@ -424,6 +452,8 @@ PyMethodDef tensors_functions[] = {
     {"versions", versions, METH_O, "versions([tensor, ...]) -> bytes"},
     {"same_versions", (PyCFunction)(void (*)(void))same_versions, METH_FASTCALL,
      "same_versions([tensor, ...], versions, positions)"},
+    {"states", (PyCFunction)(void (*)(void))states, METH_FASTCALL,
+     "states([tensor, ...], [position, ...]) -> bytes"},
     {"allocations", make_allocations, METH_VARARGS, "what allocate_gradients reads, or None"},
     {"allocate_gradients", (PyCFunction)(void (*)(void))allocate_gradients, METH_FASTCALL,
      "allocate_gradients(allocations, list) -> whether there was memory"},

@@ -5,6 +5,7 @@ void *dw__storage_address(const dw_plan *plan, const dw__bindings *b, uint32_t i
     const dw__storage *storage = &plan->storages.items[index];
     switch (storage->home) {
     case DW_HOME_ARENA:
+    case DW_HOME_KEPT:
         return (char *)b->segments[storage->segment] +
                (storage->offset - plan->segments[storage->segment].offset);
     case DW_HOME_OUTPUT: return b->outputs[storage->index].data;

@@ -27,10 +27,11 @@ static dw_status check_request(const dw_graph *graph, uint32_t grad_output_count
 }
 
 static dw_status read_options(const dw_engine_options *given, dw_engine_options *options) {
-    static const dw__struct known = {
-        "dw_engine_options",
-        sizeof *options,
-        {offsetof(dw_engine_options, precision), offsetof(dw_engine_options, device)}};
+    static const dw__struct known = {"dw_engine_options",
+                                     sizeof *options,
+                                     {offsetof(dw_engine_options, precision),
+                                      offsetof(dw_engine_options, device),
+                                      offsetof(dw_engine_options, keep_values)}};
     return given ? dw__struct_read(&known, given, options) : DW_OK;
 }
 
@@ -60,7 +61,8 @@ dw_status dw_engine_create(const dw_graph *graph, uint32_t grad_output_count,
     engine->device = options.device;
     engine->cuda_graphs = options.cuda_graphs != 0;
     engine->most_segments = options.arena_segments < 1 ? 1 : (uint32_t)options.arena_segments;
-    if (engine->most_segments > DW_MOST_SEGMENTS) engine->most_segments = DW_MOST_SEGMENTS;
+    if (engine->most_segments > DW_PLACEMENT_SEGMENTS)
+        engine->most_segments = DW_PLACEMENT_SEGMENTS;
     engine->part_bytes = options.part_bytes ? options.part_bytes : PART_BYTES;
     engine->grad_slot = dw__calloc((size_t)wrt_count + 1, sizeof *engine->grad_slot);
     engine->wrt_of = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_of);
@@ -116,6 +118,10 @@ int dw_engine_backward_reads_leaf(const dw_engine *engine, uint32_t index) {
 
 int dw_engine_backward_reads_output(const dw_engine *engine, uint32_t index) {
     return index < engine->output_count && (engine->output_reads[index] & DW_READ_BACKWARD) != 0;
+}
+
+int dw_engine_kept_values_read_leaf(const dw_engine *engine, uint32_t index) {
+    return index < engine->leaf_count && (engine->leaf_reads[index] & DW_READ_KEPT) != 0;
 }
 
 uint32_t dw_engine_quantized_count(const dw_engine *engine) { return engine->quantized_count; }

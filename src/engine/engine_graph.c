@@ -109,7 +109,8 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
     DW_TRY(dw__expand_for_target(&engine->graph, &target, &expanded));
     if (expanded) DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
     if (options->fuse) DW_TRY(run_passes(&engine->graph, DW_COUNT(fuse), fuse));
-    DW_TRY(dw__schedule(&engine->graph, engine->output_count, options->recompute != 0));
+    DW_TRY(dw__schedule(&engine->graph, engine->output_count, options->recompute != 0,
+                        options->keep_values != 0, &engine->kept_nodes));
 cleanup:
     return status;
 }

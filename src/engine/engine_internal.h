@@ -5,6 +5,7 @@
  *     target_composites.c composites that a GPU has no kernel for
  *     training_schedule.c, saved_values.c, repeated_nodes.c, backward_order.c, min_cut.c
  *                         what is saved and what is computed again; the order of backward
+ *     kept_values.c       values that depend on parameters alone, and outlive a run
  *     graph_readers.c     readers of each value; values computed in the caller's buffers
  *     plan_cache.c        the plans of an engine
  *     target.c            where a plan runs
@@ -24,8 +25,8 @@
  *     step_memory.c       what a training step holds around the arena
  *     step_fit.c          how much of a batch fits
  *
- * A value is a strided view of a storage. A storage is a piece of memory with one home: the arena,
- * a leaf, an output or a gradient of the caller. Views have no instruction, and a value that is
+ * A value is a strided view of a storage. A storage is a piece of memory with one home: the arena, its
+ * segment of kept values, a leaf, an output or a gradient of the caller. Views have no instruction, and a value that is
  * also an output lives in the caller's buffer, where later instructions read it.
  */
 #ifndef DW_ENGINE_INTERNAL_H
@@ -42,16 +43,18 @@
 enum { DW_PLAN_CACHE = 32 };
 enum { DW__MOST_PARTS = 17 }; /* of a plan's backward */
 
-enum { DW_READ_FORWARD = 1, DW_READ_BACKWARD = 2 };
+/* DW_READ_KEPT: by the nodes of dw_plan_keep */
+enum { DW_READ_FORWARD = 1, DW_READ_BACKWARD = 2, DW_READ_KEPT = 4 };
 
 struct dw_engine {
-    dw_graph *graph; /* scheduled: forward nodes, then backward nodes */
+    dw_graph *graph; /* scheduled: nodes of dw_plan_keep, forward nodes, then backward nodes */
     /* Counts of the caller's graph. The scheduled graph has its leaves, then one per gradient of an
      * output; and its outputs, then the gradients that exist. */
     uint32_t leaf_count, output_count, grad_output_count, wrt_count;
     uint32_t *grad_slot;      /* by wrt: index of its output in the scheduled graph, or DW_NONE */
     uint32_t *wrt_of;         /* by output of the scheduled graph less output_count: its wrt */
     uint32_t *wrt_leaf;       /* by wrt: its position among the leaves */
+    uint32_t kept_nodes;      /* the first nodes, which depend on parameters alone */
     uint32_t first_backward;  /* node */
     uint32_t quantized_count; /* linear layers that are quantized */
     dw__code_products products;
@@ -83,7 +86,13 @@ struct dw_engine {
     uint32_t plan_count;
 };
 
-typedef enum dw__home { DW_HOME_ARENA, DW_HOME_LEAF, DW_HOME_OUTPUT, DW_HOME_GRAD } dw__home;
+typedef enum dw__home {
+    DW_HOME_ARENA,
+    DW_HOME_LEAF,
+    DW_HOME_OUTPUT,
+    DW_HOME_GRAD,
+    DW_HOME_KEPT
+} dw__home;
 
 typedef struct dw__storage {
     dw__home home;
@@ -93,6 +102,7 @@ typedef struct dw__storage {
     uint32_t segment;     /* of the arena */
     uint32_t first, last; /* instructions; first > last: never used */
     bool saved;           /* written by forward, read by backward */
+    bool fixed;           /* filled by nodes of dw_plan_keep: no other node may write it */
     /* For lowering: */
     uint32_t reads_left; /* reads by nodes that are not lowered yet, and uses as an output */
     uint32_t reads;      /* all reads and uses */
@@ -153,12 +163,15 @@ struct dw_plan {
         dw__instruction *items;
         size_t count, capacity;
     } code;
+    uint32_t kept_end;       /* instructions before it are those of dw_plan_keep */
     uint32_t first_backward; /* instruction */
     dw__tensor *leaves;      /* shapes, with contiguous strides */
     dw__tensor *outputs;     /* of the caller's graph */
     size_t arena_bytes, saved_bytes;
     dw_segment segments[DW_MOST_SEGMENTS]; /* one, or as many as are worth it */
-    uint32_t segment_count;
+    uint32_t segment_count;                /* with the one of kept values */
+    size_t kept_bytes;
+    uint64_t kept_layout;
     size_t bound_bytes;               /* no placement needs fewer bytes (rounded up) */
     uint32_t part_count;              /* of backward */
     uint32_t *part_ends;              /* instructions; the last is the end of the code */
@@ -212,13 +225,23 @@ uint32_t dw__plan_part_of(const dw_plan *plan, uint32_t instruction);
 /* Chooses the arena's segments and places all storages in them. Call it when backward is cut. */
 dw_status dw__plan_place(dw_plan *plan);
 
+/* ---- kept_values.c --------------------------------------------------------------------------- */
+
+/* Gives the storages that instructions of dw_plan_keep fill for later ones their home. Call it when lifetimes are
+ * known. */
+dw_status dw__plan_find_kept(dw_plan *plan);
+/* Appends the segment of these storages. Call it when the arena is placed. */
+dw_status dw__plan_place_kept(dw_plan *plan);
+
 /* ---- training_schedule.c --------------------------------------------------------------------- */
 
 /* Replaces *graph by one with the forward nodes first and the backward nodes behind them, in an order
  * that keeps few bytes alive; each node's `backward` says where it runs. Nodes that none of the first
  * `forward_outputs` outputs needs run in backward. With `recompute`, cheap forward nodes are repeated
- * in backward if that saves memory. */
-dw_status dw__schedule(dw_graph **graph, uint32_t forward_outputs, bool recompute);
+ * in backward if that saves memory. With `keep`, nodes that depend on parameters alone and are worth keeping come
+ * first, with the nodes that they need; *kept_nodes is their number. */
+dw_status dw__schedule(dw_graph **graph, uint32_t forward_outputs, bool recompute, bool keep,
+                       uint32_t *kept_nodes);
 
 /* ---- lower.c --------------------------------------------------------------------------------- */
 

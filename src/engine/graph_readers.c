@@ -91,7 +91,9 @@ static dw_status find_reads(dw_engine *engine) {
     for (size_t n = graph->nodes.count; n-- > 0;) {
         const dw__node_record *node = &graph->nodes.items[n];
         bool view = dw__op_is_view(node->op);
-        uint8_t here = node->backward ? DW_READ_BACKWARD : DW_READ_FORWARD;
+        uint8_t here = node->backward           ? DW_READ_BACKWARD
+                       : n < engine->kept_nodes ? DW_READ_KEPT
+                                                : DW_READ_FORWARD;
         uint8_t flags = view ? reads[node->outputs[0]] : here;
         if (dw__op_table[node->op].view == DW__VIEW_RESHAPE) flags |= here; /* it may be a copy */
         for (uint32_t i = 0; i < node->input_count; i++) {

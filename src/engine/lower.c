@@ -18,7 +18,7 @@
 dw_status dw__lower_plain(dw__lowering *l, dw_node node) {
     dw__step step;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
-    DW_RETURN_IF_FAILED(dw__lower_lay_out_results(l, &step));
+    if (node >= l->engine->kept_nodes) DW_RETURN_IF_FAILED(dw__lower_lay_out_results(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_pad_rows(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_logits(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_use_magnitudes(l, &step));
@@ -86,12 +86,23 @@ static void begin_backward(dw__lowering *l) {
     for (size_t i = 0; i < l->plan->storages.count; i++) l->plan->storages.items[i].saved = true;
 }
 
+/* Ends the instructions of dw_plan_keep: what waits is lowered, and what they have filled stays as it is. */
+static dw_status begin_forward(dw__lowering *l) {
+    const dw_plan *plan = l->plan;
+    for (uint32_t i = 0; i < plan->storages.count; i++)
+        if (plan->storages.items[i].deferred != DW_NONE)
+            DW_RETURN_IF_FAILED(dw__lower_deferred(l, i));
+    for (size_t i = 0; i < plan->storages.count; i++) plan->storages.items[i].fixed = true;
+    l->plan->kept_end = (uint32_t)plan->code.count;
+    return dw__lower_deliver_given(l, false);
+}
+
 static dw_status lower_all(dw__lowering *l) {
     DW_RETURN_IF_FAILED(lower_leaves(l));
     DW_RETURN_IF_FAILED(shape_outputs(l));
-    DW_RETURN_IF_FAILED(dw__lower_deliver_given(l, false));
     uint32_t count = (uint32_t)l->graph->nodes.count;
     for (dw_node node = 0; node <= count; node++) {
+        if (node == l->engine->kept_nodes) DW_RETURN_IF_FAILED(begin_forward(l));
         if (node == l->engine->first_backward) {
             begin_backward(l);
             DW_RETURN_IF_FAILED(dw__lower_deliver_given(l, true));

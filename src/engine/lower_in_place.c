@@ -14,11 +14,12 @@ uint32_t dw__lower_reads_in(const dw__step *step, uint32_t storage) {
     return count;
 }
 
-/* True if the storage is the arena's, is filled, and nothing reads it after the step. */
+/* True if the storage is the arena's, is filled, and nothing reads it after the step, nor in a later run. */
 static bool is_read_last(const dw__lowering *l, const dw__step *step, uint32_t index) {
     const dw__storage *storage = storage_of(l, index);
-    return storage->home == DW_HOME_ARENA && storage->deferred == DW_NONE &&
-           storage->reads_left == dw__lower_reads_in(step, index);
+    return storage->home == DW_HOME_ARENA &&
+           !(storage->fixed && step->node >= l->engine->kept_nodes) &&
+           storage->deferred == DW_NONE && storage->reads_left == dw__lower_reads_in(step, index);
 }
 
 void dw__lower_find_disposable(const dw__lowering *l, dw__step *step) {

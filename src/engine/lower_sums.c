@@ -47,7 +47,9 @@ static bool multiplies_rows(const dw__lowering *l, dw_node product, uint32_t i, 
 static dw__operand_sum operand_of(const dw__lowering *l, dw_node product, dw_node sum) {
     const dw__node_record *record = record_of(l, product);
     const dw_value x = record_of(l, sum)->inputs[0];
-    if (!dw__op_is_matmul(record->op) || record->backward != record_of(l, sum)->backward)
+    const dw_node forward = l->engine->kept_nodes;
+    if (!dw__op_is_matmul(record->op) || record->backward != record_of(l, sum)->backward ||
+        (product < forward) != (sum < forward))
         return DW__SUMS_NOTHING;
     if (multiplies_rows(l, product, 0, x)) return DW__SUMS_A;
     return multiplies_rows(l, product, 1, x) ? DW__SUMS_B : DW__SUMS_NOTHING;

@@ -71,8 +71,10 @@ dw_status dw__plan_create(dw_engine *engine, const dw__target *target, const int
     plan->has_lock = true;
     DW_TRY(dw__lower(plan));
     find_lifetimes(plan);
+    DW_TRY(dw__plan_find_kept(plan));
     DW_TRY(dw__plan_cut_backward(plan));
     DW_TRY(dw__plan_place(plan));
+    DW_TRY(dw__plan_place_kept(plan));
     if (target->executor->open) DW_TRY(target->executor->open(plan));
     *out = plan;
     plan = NULL;
@@ -96,6 +98,8 @@ void dw__plan_destroy(dw_plan *plan) {
 
 size_t dw_plan_arena_bytes(const dw_plan *plan) { return plan->arena_bytes; }
 size_t dw_plan_saved_bytes(const dw_plan *plan) { return plan->saved_bytes; }
+size_t dw_plan_kept_bytes(const dw_plan *plan) { return plan->kept_bytes; }
+uint64_t dw_plan_kept_layout(const dw_plan *plan) { return plan->kept_layout; }
 uint32_t dw_plan_segment_count(const dw_plan *plan) { return plan->segment_count; }
 
 dw_segment dw_plan_segment(const dw_plan *plan, uint32_t index) {

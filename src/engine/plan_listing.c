@@ -16,7 +16,7 @@ void dw__node_label(const dw_graph *graph, dw_node node, char *buffer, size_t by
 }
 
 static dw_status list_operand(const dw_plan *plan, const dw__operand *operand, dw__text *out) {
-    static const char *const home_names[] = {"arena", "leaf", "output", "grad"};
+    static const char *const home_names[] = {"arena", "leaf", "output", "grad", "kept"};
     DW_RETURN_IF_FAILED(dw__text_printf(out, " %s[", dw_dtype_name(operand->view.dtype)));
     for (int axis = 0; axis < operand->view.rank; axis++) {
         DW_RETURN_IF_FAILED(
@@ -24,7 +24,8 @@ static dw_status list_operand(const dw_plan *plan, const dw__operand *operand, d
     }
     if (operand->storage == DW_NONE) return dw__text_printf(out, "]@none");
     const dw__storage *storage = &plan->storages.items[operand->storage];
-    size_t where = storage->home == DW_HOME_ARENA ? storage->offset : storage->index;
+    const bool placed = storage->home == DW_HOME_ARENA || storage->home == DW_HOME_KEPT;
+    size_t where = placed ? storage->offset : storage->index;
     DW_RETURN_IF_FAILED(
         dw__text_printf(out, "]@%s:%zu%s", home_names[storage->home], where,
                         storage->home == DW_HOME_ARENA && storage->saved ? "s" : ""));
@@ -57,8 +58,10 @@ static dw_status list_instruction(const dw_plan *plan, uint32_t index, dw__text 
     const dw__instruction *instruction = &plan->code.items[index];
     char label[160];
     dw__node_label(plan->engine->graph, instruction->step.node, label, sizeof label);
-    DW_RETURN_IF_FAILED(
-        dw__text_printf(out, "%4u %c", index, index < plan->first_backward ? 'F' : 'B'));
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "%4u %c", index,
+                                        index < plan->kept_end         ? 'K'
+                                        : index < plan->first_backward ? 'F'
+                                                                       : 'B'));
     const uint64_t runs = atomic_load(&instruction->runs);
     if (runs) {
         double seconds = 1e-9 * (double)atomic_load(&instruction->nanoseconds);
@@ -98,7 +101,8 @@ dw_status dw_plan_describe(const dw_plan *plan, char **text) {
         DW_TRY(dw__text_printf(&out, "%s %zu bytes ", s ? "," : "; segments:", segment->bytes));
         if (segment->first_part)
             DW_TRY(dw__text_printf(&out, "from part %u ", segment->first_part));
-        DW_TRY(dw__text_printf(&out, "to part %u", segment->part));
+        DW_TRY(
+            dw__text_printf(&out, "to part %u%s", segment->part, segment->kept ? " (kept)" : ""));
     }
     DW_TRY(dw__text_printf(&out, "%s", "\n"));
     for (uint32_t i = 0; i < plan->code.count; i++) DW_TRY(list_instruction(plan, i, &out));

@@ -122,6 +122,24 @@ static void bind_segments(const dw_plan *plan, void *const *segments, uint32_t p
         if (plan->segments[s].part >= part) b->segments[s] = segments[s];
 }
 
+dw_status dw_plan_keep_segments(dw_plan *plan, void *const *segments, const dw_binding *leaves,
+                                void *stream) {
+    if (plan->kept_end == 0) return DW_OK;
+    DW_RETURN_IF_FAILED(check_segments(plan, segments, 0));
+    DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_KEPT, 0));
+    dw__bindings b = {.leaves = leaves, .stream = stream};
+    bind_segments(plan, segments, 0, &b);
+    return execute(plan, &b, 0, plan->kept_end);
+}
+
+dw_status dw_plan_keep(dw_plan *plan, void *arena, const dw_binding *leaves, void *stream) {
+    void *segments[DW_MOST_SEGMENTS];
+    if (plan->kept_end == 0) return DW_OK;
+    DW_RETURN_IF_FAILED(check_arena(plan, arena));
+    find_segments(plan, arena, segments);
+    return dw_plan_keep_segments(plan, segments, leaves, stream);
+}
+
 dw_status dw_plan_forward_segments(dw_plan *plan, void *const *segments, const dw_binding *leaves,
                                    const dw_binding *outputs, void *stream) {
     DW_RETURN_IF_FAILED(check_segments(plan, segments, 0));
@@ -129,7 +147,7 @@ dw_status dw_plan_forward_segments(dw_plan *plan, void *const *segments, const d
     DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_FORWARD, 0));
     dw__bindings b = {.leaves = leaves, .outputs = outputs, .stream = stream};
     bind_segments(plan, segments, 0, &b);
-    return execute(plan, &b, 0, plan->first_backward);
+    return execute(plan, &b, plan->kept_end, plan->first_backward);
 }
 
 dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,

@@ -9,7 +9,7 @@
  */
 #include "engine/engine_internal.h"
 
-_Static_assert((int)DW_MOST_SEGMENTS == (int)DW_PLACEMENT_SEGMENTS, "as many as placement has");
+_Static_assert((int)DW_MOST_SEGMENTS == (int)DW_PLACEMENT_SEGMENTS + 1, "and one of kept values");
 
 /* The figures that segments are chosen by, in bytes by part of backward. */
 typedef struct profile {

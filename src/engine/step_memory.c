@@ -178,7 +178,7 @@ dw_status dw_plan_step_memory(const dw_plan *plan, const dw_step_options *given,
             moment->gradients = gradients_made(plan, i - 1, options.add_gradients != 0);
         } else {
             moment->phase = DW_STEP_UPDATE;
-            moment->arena = plan->segments[0].bytes;
+            moment->arena = plan->segments[0].bytes + plan->kept_bytes;
             moment->outputs = outputs_alive(plan, options.outputs_kept, plan->part_count);
             moment->gradients = all_gradients;
             moment->temporaries = temporaries;
@@ -207,5 +207,6 @@ uint32_t dw_plan_arena_alive(const dw_plan *plan, uint32_t count, size_t *bytes)
         size_t rounded = (storage->bytes + alignment - 1) / alignment * alignment;
         for (uint32_t i = storage->first; i <= storage->last && i < count; i++) bytes[i] += rounded;
     }
+    for (uint32_t i = 0; i < count; i++) bytes[i] += plan->kept_bytes;
     return all;
 }

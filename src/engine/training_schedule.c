@@ -16,6 +16,7 @@ static dw_status allocate(dw__scheduling *s) {
     s->sizes = dw__malloc(symbols * sizeof *s->sizes);
     s->bytes = dw__calloc(values, sizeof *s->bytes);
     s->root = dw__calloc(values, sizeof *s->root);
+    s->kept = dw__calloc(nodes, sizeof *s->kept);
     s->in_forward = dw__calloc(nodes, sizeof *s->in_forward);
     s->free_root = dw__calloc(values, sizeof *s->free_root);
     s->recomputed = dw__calloc(values, sizeof *s->recomputed);
@@ -31,9 +32,9 @@ static dw_status allocate(dw__scheduling *s) {
     s->stack = dw__calloc(nodes, sizeof *s->stack);
     s->first_view = dw__calloc(nodes, sizeof *s->first_view);
     s->next_view = dw__calloc(s->graph->outputs.count + 1, sizeof *s->next_view);
-    if (!s->sizes || !s->bytes || !s->root || !s->in_forward || !s->free_root || !s->recomputed ||
-        !s->order || !s->emitted || !s->real || !s->reads || !s->live || !s->ready || !s->stack ||
-        !s->first_view || !s->next_view || !s->runs_in || !s->repeats) {
+    if (!s->sizes || !s->bytes || !s->root || !s->kept || !s->in_forward || !s->free_root ||
+        !s->recomputed || !s->order || !s->emitted || !s->real || !s->reads || !s->live ||
+        !s->ready || !s->stack || !s->first_view || !s->next_view || !s->runs_in || !s->repeats) {
         return dw__fail_memory("the schedule", values * sizeof *s->bytes);
     }
     for (size_t i = 0; i < symbols; i++) s->sizes[i] = NOMINAL_SIZE;
@@ -45,6 +46,7 @@ static void release(dw__scheduling *s) {
     dw__free(s->sizes);
     dw__free(s->bytes);
     dw__free(s->root);
+    dw__free(s->kept);
     dw__free(s->in_forward);
     dw__free(s->free_root);
     dw__free(s->recomputed);
@@ -191,16 +193,24 @@ cleanup:
     return status;
 }
 
-static dw_status write_graph(dw__scheduling *s, dw_graph **graph) {
-    dw_status status = DW_OK;
-    dw_value *forward_map = NULL;
-    DW_TRY(dw__rewriter_begin(&s->rewriter, s->graph));
+/* Copies the nodes of forward that are kept, or that are not. */
+static dw_status copy_forward(dw__scheduling *s, bool kept) {
     for (dw_node node = 0; node < s->node_count; node++) {
-        if (!s->in_forward[node]) continue;
-        DW_TRY(dw__rewriter_copy(&s->rewriter, node));
+        if (!s->in_forward[node] || s->kept[node] != kept) continue;
+        DW_RETURN_IF_FAILED(dw__rewriter_copy(&s->rewriter, node));
         dw_value output = s->rewriter.map[record_of(s, node)->outputs[0]];
         s->rewriter.to->nodes.items[s->rewriter.to->values.items[output].node].backward = false;
     }
+    return DW_OK;
+}
+
+static dw_status write_graph(dw__scheduling *s, dw_graph **graph, uint32_t *kept_nodes) {
+    dw_status status = DW_OK;
+    dw_value *forward_map = NULL;
+    DW_TRY(dw__rewriter_begin(&s->rewriter, s->graph));
+    DW_TRY(copy_forward(s, true));
+    *kept_nodes = dw_graph_node_count(s->rewriter.to);
+    DW_TRY(copy_forward(s, false));
     size_t bytes = s->value_count * sizeof *forward_map;
     forward_map = dw__malloc(bytes);
     if (!forward_map) DW_TRY(dw__fail_memory("a map of values", bytes));
@@ -218,20 +228,22 @@ cleanup:
     return status;
 }
 
-dw_status dw__schedule(dw_graph **graph, uint32_t forward_outputs, bool recompute) {
+dw_status dw__schedule(dw_graph **graph, uint32_t forward_outputs, bool recompute, bool keep,
+                       uint32_t *kept_nodes) {
     dw_status status = DW_OK;
     dw__scheduling s = {.graph = *graph, .forward_outputs = forward_outputs};
     s.node_count = dw_graph_node_count(*graph);
     s.value_count = dw_graph_value_count(*graph);
     DW_TRY(allocate(&s));
     find_roots(&s);
+    if (keep) dw__choose_kept(&s);
     DW_TRY(find_forward(&s));
     if (recompute) {
         DW_TRY(dw__choose_recomputed(&s));
         dw__join_repeated(&s);
     }
     DW_TRY(dw__order_backward(&s));
-    DW_TRY(write_graph(&s, graph));
+    DW_TRY(write_graph(&s, graph, kept_nodes));
 cleanup:
     release(&s);
     return status;

@@ -1,5 +1,5 @@
-/* Types and functions that training_schedule.c, saved_values.c, repeated_nodes.c and
- * backward_order.c share. */
+/* Types and functions that training_schedule.c, saved_values.c, repeated_nodes.c, backward_order.c and
+ * kept_values.c share. */
 #ifndef DW_TRAINING_SCHEDULE_H
 #define DW_TRAINING_SCHEDULE_H
 
@@ -11,8 +11,10 @@ typedef struct dw__scheduling {
     int64_t *sizes;   /* nominal, by symbol */
     int64_t *bytes;   /* nominal, by value */
     dw_value *root;   /* by value: what it is a view of; itself if it is no view */
+    bool *kept;       /* by node: runs in dw_plan_keep, and is in_forward too */
     bool *in_forward; /* by node */
-    bool *free_root;  /* by value: it lies in the caller's memory (a leaf or an output) */
+    bool
+        *free_root; /* by value: it lies in the caller's memory (a leaf or an output), or is kept */
     bool *recomputed; /* by value: backward computes it again */
     /* The readers of a value are readers[reader_start[value] .. reader_start[value + 1]). */
     uint32_t *reader_start;
@@ -72,6 +74,8 @@ static inline dw_value dw__result_at(const dw__scheduling *s, dw_node node, uint
                                         : record_of(s, s->repeats[node])->outputs[0];
 }
 
+/* Fills s->kept. Call it when roots are known. */
+void dw__choose_kept(dw__scheduling *s);
 /* Fills s->recomputed. */
 dw_status dw__choose_recomputed(dw__scheduling *s);
 /* Fills s->runs_in and s->repeats. */

@@ -151,6 +151,7 @@ typedef struct dw__op_row {
     bool concatenates; /* the result is the operands side by side along attribute axis */
     bool cheap;        /* takes about one pass over operands and results: worth repeating in
                           backward instead of saving; elementwise rows and views always are */
+    bool quantizes;    /* rounds its first operand to a scheme */
     bool reads_codes;  /* operands may be codes (number/dtype_kinds.h) */
     bool commutative;
     bool stops_gradient; /* the derivative is zero or undefined, so operands get no gradient */
@@ -173,6 +174,8 @@ bool dw__op_keeps_order(dw_op op);
  * which is read whole): a result may overwrite an operand, and a tile of it needs only that tile. */
 bool dw__op_is_pointwise(dw_op op);
 bool dw__op_is_cheap(dw_op op);
+/* A result that depends on parameters alone is worth its memory for as long as they do not change. */
+bool dw__op_is_worth_keeping(dw_op op);
 /* True for a matmul or a linear layer. */
 bool dw__op_is_product(dw_op op);
 /* True for the product of matrices whose operands transpose_a and transpose_b turn. */

@@ -317,7 +317,8 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .infer = dw__infer_matmul, .gradient = dw__gradient_matmul, .cost = dw__cost_matmul},
     [DW_OP_QUANTIZE] = { /* x as a low-precision matmul reads it */
         .name = "quantize", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
-        .min_inputs = 1, .max_inputs = 2, .cheap = true, .optional_inputs = OPERAND(1),
+        .min_inputs = 1, .max_inputs = 2, .cheap = true, .quantizes = true,
+        .optional_inputs = OPERAND(1),
         .required_attrs = A(SCHEME) | A(AXIS),
         .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM) |
                          A(SCALE_RULE),
@@ -325,7 +326,8 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .cost = dw__cost_quantize},
     [DW_OP_QUANTIZE_BLOCKS] = { /* codes and scales, as a matmul of codes reads them */
         .name = "quantize_blocks", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
-        .min_inputs = 1, .max_inputs = 2, .cheap = true, .stops_gradient = true,
+        .min_inputs = 1, .max_inputs = 2, .cheap = true, .quantizes = true,
+        .stops_gradient = true,
         .optional_inputs = OPERAND(1), .required_attrs = A(SCHEME) | A(AXIS),
         .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM) |
                          A(SCALE_RULE),
@@ -338,11 +340,11 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .infer = dw__infer_dequantize_blocks, .cost = dw__cost_quantize},
     [DW_OP_QUANTIZE_TENSOR] = { /* FP8 codes with one scale, in both orientations */
         .name = "quantize_tensor", .stratum = DW__PRIMITIVE, .operands = {"x"},
-        .min_inputs = 1, .max_inputs = 1, .stops_gradient = true, .required_attrs = A(SCHEME),
+        .min_inputs = 1, .max_inputs = 1, .quantizes = true, .stops_gradient = true, .required_attrs = A(SCHEME),
         .allowed_attrs = A(SCHEME), .infer = dw__infer_quantize_tensor, .cost = dw__cost_quantize},
     [DW_OP_QUANTIZE_TILES] = { /* codes in whole rows, scales in the tiles that tensor cores read */
         .name = "quantize_tiles", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
-        .min_inputs = 1, .max_inputs = 2, .stops_gradient = true,
+        .min_inputs = 1, .max_inputs = 2, .quantizes = true, .stops_gradient = true,
         .optional_inputs = OPERAND(1), .required_attrs = A(SCHEME),
         .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM) |
                          A(SCALE_RULE),
@@ -590,6 +592,10 @@ bool dw__op_reads_spaced_rows(dw_op op) {
 
 bool dw__op_is_cheap(dw_op op) {
     return dw__op_table[op].cheap || dw__op_table[op].elementwise || dw__op_is_view(op);
+}
+
+bool dw__op_is_worth_keeping(dw_op op) {
+    return dw__op_table[op].quantizes || dw__op_is_product(op);
 }
 
 const char *dw__operand_name(dw_op op, uint32_t index) {

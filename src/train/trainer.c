@@ -172,6 +172,8 @@ dw_status dw__trainer_make_program(dw_trainer *t, dw__program_kind kind, dw__pro
     dw_engine_options engine = DW_ENGINE_OPTIONS_DEFAULT;
     engine.precision = t->policy;
     engine.device = t->device;
+    /* The micro-batches of a step have the same weights. Sampled steps are rare. */
+    engine.keep_values = kind == DW__TRAINS && t->options.micro_batch < t->options.batch;
     const uint32_t loss = 0;
     int64_t sizes[2] = {t->options.micro_batch, t->options.sequence};
     dw_value *wrt = NULL;

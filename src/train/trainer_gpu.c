@@ -157,6 +157,8 @@ static dw_status train_micro_batch(const dw_trainer *t, const dw__program *p) {
 static dw_status enqueue(const dw_trainer *t, dw__gpu_work work) {
     const dw__gpu *g = t->gpu;
     switch (work) {
+    case DW__GPU_KEEP:
+        return dw_plan_keep(t->train.plan, t->arena.data, t->train.leaves, g->stream);
     case DW__GPU_MICRO_BATCH: return train_micro_batch(t, &t->train);
     case DW__GPU_SAMPLE: return train_micro_batch(t, &t->guard.samples);
     case DW__GPU_UPDATE: return dw__gpu_update_run(g->update, g->stream);
@@ -240,6 +242,8 @@ dw_status dw__trainer_gpu_step(dw_trainer *t, bool samples, double lr, double li
     const dw_train_numbers *numbers = NULL;
     if (stage->step != t->step) DW_RETURN_IF_FAILED(read_step(t, stage, t->step));
     DW_RETURN_IF_FAILED(dw__gpu_update_send(g->update, lr, limit, g->stream));
+    if (!samples && dw_plan_kept_bytes(t->train.plan) > 0)
+        DW_RETURN_IF_FAILED(replay(t, DW__GPU_KEEP));
     for (int64_t micro = 0; micro < micro_batches(t); micro++) {
         DW_RETURN_IF_FAILED(send_batch(t, stage, micro));
         DW_RETURN_IF_FAILED(replay(t, samples ? DW__GPU_SAMPLE : DW__GPU_MICRO_BATCH));

@@ -57,6 +57,7 @@ typedef struct dw__guard {
 
 /* Each kind of work is recorded as one CUDA graph. */
 typedef enum dw__gpu_work {
+    DW__GPU_KEEP,        /* values that the step's micro-batches share (dw_plan_keep) */
     DW__GPU_MICRO_BATCH, /* forward and backward; with one micro-batch the update too */
     DW__GPU_UPDATE,      /* of several micro-batches */
     DW__GPU_SAMPLE,      /* as DW__GPU_MICRO_BATCH, with statistics for a guard */

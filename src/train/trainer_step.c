@@ -86,6 +86,7 @@ static dw_status run_batch(dw_trainer *t, bool samples, double *loss, double *no
     const dw__program *p = samples ? &t->guard.samples : &t->train;
     int64_t micro_batches = t->options.batch / t->options.micro_batch;
     *loss = 0.0;
+    DW_RETURN_IF_FAILED(dw_plan_keep(p->plan, t->arena.data, p->leaves, NULL));
     for (int64_t micro = 0; micro < micro_batches; micro++) {
         float micro_loss = 0.0f;
         DW_RETURN_IF_FAILED(

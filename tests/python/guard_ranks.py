@@ -1,5 +1,5 @@
 """A run with a guard on two ranks, started by test_precision_guard.py: guard_ranks.py FOLDER KIND. Prints for each rank the
-changes of precision and the numbers of elements of the newest sample, as JSON."""
+changes of precision, the numbers of elements of the newest sample, and the bytes of kept codes, as JSON."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 import deepwell
 import torch
 import torch.distributed as dist
+from deepwell.optimize import sessions
 from deepwell.training import distributed  # noqa: F401  before the forks
 from test_precision_guard import Rows, guarded, small
 from torch.distributed.fsdp import fully_shard
@@ -35,13 +36,16 @@ def train(folder: Path, kind: str, rank: int) -> None:
     model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model)
     trainer = deepwell.Trainer(
         model, Rows(), batch=4, shuffle=False, steps=8, lr=1e-3, weight_decay=0.0, schedule="constant", progress=False,
-        precision=guarded("fp8", every=2),
+        precision=guarded("fp8", every=2), accumulate=2,
     )  # fmt: skip
     trainer.fit()
     elements = {f"{x.layer} {x.operand}": x.elements for x in trainer.precision_report()}
+    blocks = [each for session in sessions(model) for each in session.kept._blocks.values()]
+    kept = sum(each.segment.bytes for each in blocks)
     found = {
         "changes": trainer.precision_changes,
         "elements": elements,
+        "kept": kept,
         "programs": len(trainer.module.forward.programs()),
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))

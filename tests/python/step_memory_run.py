@@ -3,6 +3,7 @@ and measures it. Prints both as JSON, one line for each task."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -52,16 +53,17 @@ def train(model, optimizer, arguments, steps: int, accumulate: bool, keep: bool 
     for _ in range(steps):
         if not accumulate:
             optimizer.zero_grad()
-        result = model(*args, **kwargs)
-        loss = getattr(result, "loss", None)
-        if loss is None:
-            outputs = [t for t in tensors_of(result) if t.requires_grad]
-            torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
-            del outputs
-        else:
-            if not keep:
-                del result
-            loss.backward()
+        with dw.accumulate(model) if accumulate else contextlib.nullcontext():
+            result = model(*args, **kwargs)
+            loss = getattr(result, "loss", None)
+            if loss is None:
+                outputs = [t for t in tensors_of(result) if t.requires_grad]
+                torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+                del outputs
+            else:
+                if not keep:
+                    del result
+                loss.backward()
         optimizer.step()
         result = loss = None
 
@@ -98,7 +100,11 @@ def measure(name: str, which: str, words: list[str]) -> dict:
     return {
         "predicted": report["peak_bytes"],
         "peak": report["peak"],
-        "arena": [report["arena"]["bytes"], _deepwell.device_memory()[1]],
+        # Without the gap in front of kept values, which are memory of their own.
+        "arena": [
+            report["arena"]["bytes"] - report["arena"]["kept_bytes"],
+            _deepwell.device_memory()[1] - report["arena"]["kept_bytes"],
+        ],
         "measured": tensor_bytes() - before,
         "resident": resident(most=True) - resident_before,
         "while_predicting": while_predicting,

@@ -36,8 +36,8 @@ def training_plans(model) -> list:
     return [
         prepared
         for entry in entries
-        for (wrt, _), variant in entry.program._variants.items()
-        if wrt
+        for variant in entry.program._variants.values()
+        if variant.wrt
         for prepared in variant._prepared.values()
     ]
 

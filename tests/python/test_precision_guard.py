@@ -388,9 +388,11 @@ def test_ranks_agree(kind, tmp_path):
     assert ours == theirs and ours["programs"]
     (change,) = ours["changes"]
     assert (change["layer"], change["sampled_step"], change["from_step"]) == ("middle", 4, 6)
-    # Each rank reads all of a weight and half of the rows.
-    assert ours["elements"]["last forward_w"] == 2 * 48 * 4
-    assert ours["elements"]["first forward_x"] == 4 * 32
+    # Each rank reads all of a weight and half of the rows, in each of two micro-batches.
+    assert ours["elements"]["last forward_w"] == 2 * 2 * 48 * 4
+    assert ours["elements"]["first forward_x"] == 2 * 4 * 32
+    # The micro-batches of a step share the codes, but not where the weights are sharded.
+    assert (ours["kept"] > 0) == (kind == "ddp")
 
 
 def test_the_last_steps_are_repaired_in_bf16(tmp_path):

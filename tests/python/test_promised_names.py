@@ -165,6 +165,10 @@ USES = {
         with dw.sample_precision(model) as sample:
             model(**batch).loss.backward()
         assert min(operand.snr_db for operand in sample.report()) > 0""",
+    "accumulate": """
+        with dw.accumulate(model):
+            for _ in range(2):
+                (model(**batch).loss / 2).backward()""",
     "checkpoints": """
         dw.checkpoints.to_distributed('trained', 'sharded')
         assert 'step 2' in str(dw.checkpoints.from_distributed('sharded', 'whole'))""",

@@ -54,15 +54,16 @@ def measured(counter: Path, tasks: list[str], timeout: int, **more: str) -> dict
 def check(one: dict) -> None:
     assert one["engine"], one  # one engine serves all of the model's calls
     assert one["arenas_predicting"] == 0 and one["while_predicting"] < WHILE_PREDICTING, one
-    assert one["arena"][0] == one["arena"][1], one
+    assert 0 <= one["arena"][0] - one["arena"][1] < 64, one
+    assert one["arena"][0] == one["arena"][1] or "accumulate:mxfp8" in one["task"], one
     assert abs(one["predicted"] - one["measured"]) <= BOUND * one["measured"], one
 
 
 @needs_compiler
 def test_counted_memory_of_quick_models(counter) -> None:
     """Cases: with a loss and without; several parts of backward; both optimizers; accumulated
-    gradients; outputs that are kept."""
-    tasks = ["mlp:adamw", "llama-parts:adamw_dw:accumulate:keep"]
+    gradients; outputs that are kept; codes of weights that micro-batches share."""
+    tasks = ["mlp:adamw", "llama-parts:adamw_dw:accumulate:keep", "llama:adamw_dw:accumulate:mxfp8"]
     for one in measured(counter, tasks, timeout=300).values():
         check(one)
         assert one["parts"] > 1 or one["task"].split(":")[0] in ZOO

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import deepwell
 import numpy as np
 import pytest
 import torch
@@ -126,16 +127,24 @@ def test_training_equals_torch(family, models, data, tokens, tmp_path):
     assert abs(reported["validation_loss"] - validation) < 1e-5
 
 
-def test_micro_batches_give_the_same_run(models, data, tmp_path):
+@pytest.mark.parametrize("precision", ["fp32", "weights in MXFP8"])
+def test_micro_batches_give_the_same_run(precision, models, data, tmp_path):
+    """With quantized weights, micro-batches share the codes of a step. Gradients whose sums differ in the last bit then
+    move a few weights to another code, so losses drift apart; with codes of another step they are apart by 0.9."""
+    exact, loss_bound, norm_bound = precision == "fp32", 1e-4, 1e-3
+    if not exact:
+        operands = {"recipe": "bf16", "forward_w": "mxfp8", "dgrad_w": "mxfp8"}
+        precision, loss_bound, norm_bound = tmp_path / "policy.json", 0.02, 0.1
+        deepwell.PrecisionPolicy("bf16", layers={"*": operands}).save(precision)
     logs = []
-    for micro in (4, 2, 1):
+    for micro in (4, 2, 1) if exact else (4, 1):
         logs.append(tmp_path / f"{micro}.jsonl")
         run("--model", models["gpt2"], "--data", data, *OPTIONS, "--micro-batch", micro,
-            "--output", tmp_path / f"out{micro}", "--log", logs[-1])  # fmt: skip
+            "--precision", precision, "--output", tmp_path / f"out{micro}", "--log", logs[-1])  # fmt: skip
     for log in logs[1:]:
-        np.testing.assert_allclose(losses(log), losses(logs[0]), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(losses(log), losses(logs[0]), rtol=0, atol=loss_bound)
         norms = [[line["gradient_norm"] for line in read_log(path)] for path in (log, logs[0])]
-        np.testing.assert_allclose(*norms, rtol=1e-3)
+        np.testing.assert_allclose(*norms, rtol=norm_bound)
 
 
 def test_same_bits_on_any_number_of_threads(models, data, tmp_path):
