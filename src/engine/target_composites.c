@@ -12,6 +12,7 @@
  * Products of quantized operands are products of codes if kernels support them in the same sense.
  */
 #include "engine/engine_internal.h"
+#include "kernel/cuda/gpu_kernels.h"
 #include <stdio.h>
 
 static const int64_t typical_sizes[] = {128, 127};
@@ -138,8 +139,35 @@ static bool passes_check(question *q) {
     return false;
 }
 
+/* Whether tensor cores multiply a product of fp8-block, whose scales are in F32. Every target has a kernel for it, which
+ * says nothing. The rows of a batch that are known only to a plan are taken to be a multiple of 128 here. */
+static bool multiplies_fp8_block(const dw_graph *graph, dw_node node, question *q) {
+    const dw__target *target = q->target;
+    const dw__kernel *kernel = NULL;
+    char *reason = q->products->reason;
+    for (uint32_t i = 0; i < q->symbols; i++) q->sizes[i] = typical_sizes[0];
+    if (describe(graph, node, q) != DW_OK) return false;
+    while ((kernel = dw__kernel_for(&q->call, &target->gpu, kernel)) &&
+           kernel != &dw__gpu_multiply_codes) {
+        if (dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK) return true;
+        if (reason[0] == '\0') snprintf(reason, sizeof q->products->reason, "%s", dw_last_error());
+    }
+    if (!dw__call_bias(&q->call.call)) explain(q, reason, sizeof q->products->reason);
+    return false;
+}
+
+static bool has_f32_scales(const dw_graph *graph, dw_node node) {
+    enum { TILES_A = 4 };
+    if (dw_node_op(graph, node) != DW_OP_MULTIPLY_CODES ||
+        dw_node_input_count(graph, node) <= TILES_A)
+        return false;
+    const dw_value tiles = dw_node_input(graph, node, TILES_A);
+    return tiles != DW_NONE && dw_value_dtype(graph, tiles) == DW_F32;
+}
+
 static bool computes_codes(const dw_graph *graph, dw_node node, void *context) {
     question *q = context;
+    if (has_f32_scales(graph, node)) return multiplies_fp8_block(graph, node, q);
     if (!lacks_kernel(graph, node, q)) return passes_check(q);
     /* Without its bias the product may still be one of codes. */
     if (!dw__call_bias(&q->call.call)) explain(q, q->products->reason, sizeof q->products->reason);
