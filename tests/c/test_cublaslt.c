@@ -1194,6 +1194,81 @@ static const dw__variant *first_use_of_fp8_blocks(void) {
     return variant;
 }
 
+/* A linear layer in BF16 with a bias, and the gradients of x and w. */
+static dw_engine *fp8_block_engine(void) {
+    static const char text[] = "deepwell graph 1\n"
+                               "symbols S\n"
+                               "input %x: bf16[S, 160]\n"
+                               "parameter %w: bf16[48, 160]\n"
+                               "parameter %b: bf16[48]\n"
+                               "%h = linear(%x, %w, %b)  # mlp 0 h.0.mlp.c_fc\n"
+                               "return %h\n";
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_precision_policy policy;
+    dw_graph *graph = NULL;
+    dw_engine *engine = NULL;
+    dw_value wrt[2];
+    REQUIRE_OK(dw_graph_from_text(text, &graph));
+    REQUIRE_OK(dw_precision_policy_init(&policy, "fp8-block"));
+    options.device = &dw__device_cuda;
+    options.precision = &policy;
+    for (uint32_t i = 0; i < 2; i++) wrt[i] = dw_graph_leaf_at(graph, i);
+    REQUIRE_OK(dw_engine_create(graph, 1, (uint32_t[]){0}, 2, wrt, &options, &engine));
+    dw_graph_destroy(graph);
+    return engine;
+}
+
+/* The products of codes whose result is BF16, or those of them with a bias. */
+static int count_products(const dw_engine *engine, bool with_bias) {
+    enum { BIAS = 6 };
+    const dw_graph *graph = dw_engine_graph(engine);
+    int count = 0;
+    for (dw_node n = 0; n < dw_graph_node_count(graph); n++) {
+        if (dw_node_op(graph, n) != DW_OP_MULTIPLY_CODES ||
+            dw_value_dtype(graph, dw_node_output(graph, n, 0)) != DW_BF16)
+            continue;
+        count += !with_bias ||
+                 (dw_node_input_count(graph, n) > BIAS && dw_node_input(graph, n, BIAS) != DW_NONE);
+    }
+    return count;
+}
+
+/* All three GEMMs are the library's, with their casts and the bias. A plan with rows that it does not take has ours. */
+static void fp8_block_plans(void *unused) {
+    dw_plan *plan = NULL;
+    uint32_t multiplied = 0, simulated = 0;
+    (void)unused;
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1); /* the fake compiler's programs fail it */
+    begin(FAKE_CUBLASLT);
+    dw_engine *engine = fp8_block_engine();
+    CHILD_REQUIRE(strcmp(dw_engine_code_products(engine, &multiplied, &simulated), "") == 0);
+    CHILD_REQUIRE(multiplied == 3 && simulated == 0);
+    CHILD_REQUIRE(count_products(engine, false) == 3 && count_products(engine, true) == 1);
+    REQUIRE_OK(dw_engine_plan(engine, (int64_t[]){36}, &plan));
+    CHILD_REQUIRE(lists(plan, "cublaslt_fp8_block") && lists(plan, "fp8_block_codes"));
+    CHILD_REQUIRE(!lists(plan, ": multiply_codes e4m3"));
+    dw_plan_release(plan);
+    REQUIRE_OK(dw_engine_plan(engine, (int64_t[]){37}, &plan));
+    /* wgrad has features as rows */
+    CHILD_REQUIRE(lists(plan, ": multiply_codes e4m3") && lists(plan, "cublaslt_fp8_block"));
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+}
+
+/* An older library leaves all products to FMA units, and the reason says what to do. */
+static void fp8_block_by_an_old_library(void *unused) {
+    uint32_t multiplied = 0, simulated = 0;
+    (void)unused;
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
+    setenv("FAKE_CUBLASLT_VERSION", "120805", 1);
+    begin(FAKE_CUBLASLT);
+    dw_engine *engine = fp8_block_engine();
+    const char *reason = dw_engine_code_products(engine, &multiplied, &simulated);
+    CHILD_REQUIRE(multiplied == 0 && simulated == 3);
+    CHILD_REQUIRE(strstr(reason, "expected 120900 (CUDA 12.9) or later"));
+    dw_engine_destroy(engine);
+}
+
 /* The first-use check accepts 14 bits of each addend within a block. */
 static void fp8_blocks_in_14_bits(void *unused) {
     (void)unused;
@@ -1385,6 +1460,8 @@ IN_CHILD(test_wrong, wrong, NULL)
 IN_CHILD(test_rounds_before_bias, rounds_before_bias, NULL)
 IN_CHILD(test_codes_in_blocks, codes_in_blocks, NULL)
 IN_CHILD(test_fp8_blocks, fp8_blocks, NULL)
+IN_CHILD(test_fp8_block_plans, fp8_block_plans, NULL)
+IN_CHILD(test_fp8_block_by_an_old_library, fp8_block_by_an_old_library, NULL)
 IN_CHILD(test_fp8_blocks_in_14_bits, fp8_blocks_in_14_bits, NULL)
 IN_CHILD(test_fp8_blocks_in_another_order, fp8_blocks_in_another_order, NULL)
 IN_CHILD(test_rounds_and_wrong, rounds_before_bias, "wrong")
@@ -1430,6 +1507,8 @@ int main(void) {
         cmocka_unit_test(test_rounds_and_wrong),
         cmocka_unit_test(test_codes_in_blocks),
         cmocka_unit_test(test_fp8_blocks),
+        cmocka_unit_test(test_fp8_block_plans),
+        cmocka_unit_test(test_fp8_block_by_an_old_library),
         cmocka_unit_test(test_fp8_blocks_in_14_bits),
         cmocka_unit_test(test_fp8_blocks_in_another_order),
         cmocka_unit_test(test_fastest),

@@ -377,6 +377,9 @@ static const char *const rows[] = {
     "quantization_error f32[70,131] i64[2]:seed scheme=nvfp4 axis=0 hadamard=1 stochastic=1 "
     "stream=5",
     "quantization_error f32[129,65] - scheme=nvfp4 axis=1",
+    "quantization_error bf16[33,265] - scheme=fp8-block axis=1",
+    "quantization_error f32[140,33] - scheme=fp8-block axis=0",
+    "quantization_error f16[140,150] - scheme=fp8-block axis=1 square=1",
     "quantization_error bf16[33,65] - scheme=fp8-tensor axis=1",
     "quantization_error f32[129,257] - scheme=fp8-tensor-e5m2 axis=1",
     "quantize_tensor f32[1,1] scheme=fp8-tensor",
