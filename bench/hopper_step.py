@@ -15,7 +15,8 @@ Ways:
     engine      deepwell.optimize with the whole model in the engine
     adamw       the same, with deepwell.AdamW
     fp8         the engine with precision="fp8": linear layers but the head multiply FP8 codes
-    fp8-fast    the same, with fast accumulation in the forward pass
+    fp8-block   the engine with precision="fp8-block": the same with scales of blocks, DeepSeek-V3's recipe
+    fp8-fast    the way fp8 with fast accumulation in the forward pass
     torchao     torchao's FP8 with one scale for each tensor, then torch.compile, where ``torchao`` can be imported
 """
 
@@ -37,7 +38,18 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DEEPWELL_MEASURE", "0")  # this script makes the comparison itself
 
-WAYS = ["eager", "compile", "liger", "attention", "engine", "adamw", "fp8", "fp8-fast", "torchao"]
+WAYS = [
+    "eager",
+    "compile",
+    "liger",
+    "attention",
+    "engine",
+    "adamw",
+    "fp8",
+    "fp8-block",
+    "fp8-fast",
+    "torchao",
+]
 MODELS = {
     "gpt2": (16, 1024),
     "llama-1b": (4, 2048),
@@ -172,8 +184,8 @@ def prepared(way: str, model):
         return torch.compile(model)
     if way == "attention":
         return torch.compile(deepwell.optimize(model, target="attention", verbose=False))
-    if way == "fp8":
-        return deepwell.optimize(model, precision="fp8", verbose=False)
+    if way in ("fp8", "fp8-block"):
+        return deepwell.optimize(model, precision=way, verbose=False)
     if way == "fp8-fast":
         policy = deepwell.PrecisionPolicy("fp8", fast_accumulation=True)
         return deepwell.optimize(model, precision=policy, verbose=False)
@@ -264,7 +276,7 @@ def measure(name: str, way: str, steps: int, profile: bool) -> dict:
         "model_host_ms": statistics.median(model_host) * 1e3,
         "losses": [float(loss) for loss in losses[:5] + losses[-1:]],
     }
-    if way in ("engine", "adamw", "fp8", "fp8-fast", "attention"):
+    if way in ("engine", "adamw", "fp8", "fp8-block", "fp8-fast", "attention"):
         import deepwell
 
         figures["summary"] = deepwell.summary(model)
