@@ -29,7 +29,27 @@
 #define WARPS (THREADS / 32)
 #define INFINITE 0x7f800000u
 
-DEVICE unsigned magnitude_bits(const vector &x, int i) { return __float_as_uint(number(x, i)) & 0x7fffffffu; }
+// ---- magnitudes ---------------------------------------------------------------------------------------------
+//
+// Those of the elements of a word: one of 32 bits, or two of 16. As integers they have the order of the numbers, with
+// infinity above all numbers and NaN above infinity.
+
+DEVICE unsigned magnitudes(unsigned word) { return word & (IS_F32 ? 0x7fffffffu : 0x7fff7fffu); }
+
+DEVICE unsigned larger(unsigned a, unsigned b) {
+    if constexpr (IS_F32) return max(a, b);
+    asm("max.s16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+
+// The larger one of a word's, in its own bits.
+DEVICE unsigned largest_of(unsigned word) { return IS_F32 ? word : max(word & 0xffffu, word >> 16); }
+
+// An F32's bits of such a magnitude.
+DEVICE unsigned widened(unsigned bits) {
+    if constexpr (IS_F32) return bits;
+    return TYPE == DW_ELEMENT_F16 ? __float_as_uint(f16_to_float((uint16)bits)) : bits << 16;
+}
 
 // ---- scales -------------------------------------------------------------------------------------------------
 
@@ -69,7 +89,6 @@ DEVICE unsigned encode(float low, float high) {
     return pair;
 }
 
-// By a scale for the row, or one for each column.
 template <bool SPECIAL>
 DEVICE eight_codes encode_row(const vector &x, float divisor, float inverse) {
     unsigned pair[4];
@@ -77,15 +96,6 @@ DEVICE eight_codes encode_row(const vector &x, float divisor, float inverse) {
     for (int i = 0; i < 4; i++)
         pair[i] = encode(quotient<SPECIAL>(number(x, 2 * i), divisor, inverse),
                          quotient<SPECIAL>(number(x, 2 * i + 1), divisor, inverse));
-    return {pair[0] | pair[1] << 16, pair[2] | pair[3] << 16};
-}
-
-template <bool SPECIAL> DEVICE eight_codes encode_columns(const vector &x, const float2 *by) {
-    unsigned pair[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        pair[i] = encode(quotient<SPECIAL>(number(x, 2 * i), by[2 * i].x, by[2 * i].y),
-                         quotient<SPECIAL>(number(x, 2 * i + 1), by[2 * i + 1].x, by[2 * i + 1].y));
     return {pair[0] | pair[1] << 16, pair[2] | pair[3] << 16};
 }
 
@@ -121,7 +131,7 @@ DEVICE void store_turned(const dw_fp8_block_codes_params &p, const unsigned *til
 
 struct shared_room {
     unsigned tile[TILE * TILE / 4];
-    unsigned most[WARPS][TILE]; // of each warp's rows, by columns; of square blocks [0][warp]
+    unsigned most[WARPS][ACROSS * WORDS]; // magnitudes of each warp's rows; of square blocks [0][warp]
     float2 columns[TILE];       // divisors and their inverses
 };
 
@@ -155,8 +165,8 @@ DEVICE void store_tile(const dw_fp8_block_codes_params &p, const tile_place &at,
 #pragma unroll
     for (int i = 0; i < EACH; i++)
 #pragma unroll
-        for (int j = 0; j < VECTOR; j++) most = max(most, magnitude_bits(x[i], j));
-    most = __reduce_max_sync(0xffffffffu, most);
+        for (int j = 0; j < WORDS; j++) most = larger(most, magnitudes(x[i].word[j]));
+    most = __reduce_max_sync(0xffffffffu, widened(largest_of(most)));
     if (threadIdx.x % 32 == 0) room.most[0][threadIdx.x / 32] = most;
     __syncthreads();
     for (int i = 0; i < WARPS; i++) most = max(most, room.most[0][i]);
@@ -172,49 +182,71 @@ DEVICE void store_tile(const dw_fp8_block_codes_params &p, const tile_place &at,
 template <bool SPECIAL>
 DEVICE void store_codes(const dw_fp8_block_codes_params &p, const tile_place &at, const vector (&x)[EACH],
                         const float (&divisor)[EACH], const float (&inverse)[EACH], shared_room &room) {
-    const int v = (int)threadIdx.x % ACROSS;
-    float2 columns[VECTOR];
+    const int v = (int)threadIdx.x % ACROSS, first = (int)threadIdx.x / ACROSS;
 #pragma unroll
-    for (int j = 0; j < VECTOR; j++) columns[j] = room.columns[v * VECTOR + j];
+    for (int i = 0; i < EACH; i++)
+        store_row(p, at.row + first + i * (THREADS / ACROSS), at.column + v * VECTOR,
+                  encode_row<SPECIAL>(x[i], divisor[i], inverse[i]));
+    if (!p.turned) return;
+    // Column by column, so that the scales of two are in registers at a time.
+    eight_codes made[EACH] = {};
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int r = (int)threadIdx.x / ACROSS + i * (THREADS / ACROSS);
-        store_row(p, at.row + r, at.column + v * VECTOR, encode_row<SPECIAL>(x[i], divisor[i], inverse[i]));
-        if (p.turned) *(eight_codes *)&room.tile[word_at(r, 2 * v)] = encode_columns<SPECIAL>(x[i], columns);
+    for (int j = 0; j < VECTOR; j += 2) {
+        const float2 low = room.columns[v * VECTOR + j], high = room.columns[v * VECTOR + j + 1];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const unsigned pair = encode(quotient<SPECIAL>(number(x[i], j), low.x, low.y),
+                                         quotient<SPECIAL>(number(x[i], j + 1), high.x, high.y));
+            (j < 4 ? made[i].low : made[i].high) |= pair << j % 4 * 8;
+        }
     }
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        *(eight_codes *)&room.tile[word_at(first + i * (THREADS / ACROSS), 2 * v)] = made[i];
 }
 
 // The largest magnitudes of this thread's rows, in all 16 lanes of a row, and of its columns in its warp's rows.
-DEVICE void find_largest(const vector (&x)[EACH], unsigned (&across)[EACH], unsigned (&down)[VECTOR]) {
+DEVICE void find_largest(const vector (&x)[EACH], unsigned (&across)[EACH], unsigned (&down)[WORDS]) {
 #pragma unroll
-    for (int j = 0; j < VECTOR; j++) down[j] = 0;
+    for (int j = 0; j < WORDS; j++) down[j] = 0;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        across[i] = 0;
+        unsigned most = 0;
 #pragma unroll
-        for (int j = 0; j < VECTOR; j++) {
-            const unsigned bits = magnitude_bits(x[i], j);
-            across[i] = max(across[i], bits);
-            down[j] = max(down[j], bits);
+        for (int j = 0; j < WORDS; j++) {
+            const unsigned found = magnitudes(x[i].word[j]);
+            most = larger(most, found);
+            down[j] = larger(down[j], found);
         }
+        across[i] = largest_of(most);
 #pragma unroll
         for (int distance = ACROSS / 2; distance > 0; distance /= 2)
             across[i] = max(across[i], __shfl_xor_sync(0xffffffffu, across[i], distance));
+        across[i] = widened(across[i]);
     }
 #pragma unroll
-    for (int j = 0; j < VECTOR; j++) down[j] = max(down[j], __shfl_xor_sync(0xffffffffu, down[j], ACROSS));
+    for (int j = 0; j < WORDS; j++) down[j] = larger(down[j], __shfl_xor_sync(0xffffffffu, down[j], ACROSS));
+}
+
+// The largest magnitude of a column, of all warps.
+DEVICE unsigned largest_in_column(const shared_room &room, int column) {
+    constexpr int IN_WORD = VECTOR / WORDS;
+    unsigned most = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) most = larger(most, room.most[i][column / IN_WORD]);
+    return widened(IS_F32 ? most : column % 2 ? most >> 16 : most & 0xffffu);
 }
 
 DEVICE void store_tile(const dw_fp8_block_codes_params &p, const tile_place &at, const vector (&x)[EACH],
                        shared_room &room) {
     const int lane = (int)threadIdx.x % ACROSS, first_row = (int)threadIdx.x / ACROSS;
-    unsigned across[EACH], down[VECTOR];
+    unsigned across[EACH], down[WORDS];
     float divisor[EACH], inverse[EACH];
     bool special = false;
     find_largest(x, across, down);
     if (threadIdx.x % 32 < ACROSS)
 #pragma unroll
-        for (int j = 0; j < VECTOR; j++) room.most[threadIdx.x / 32][lane * VECTOR + j] = down[j];
+        for (int j = 0; j < WORDS; j++) room.most[threadIdx.x / 32][lane * WORDS + j] = down[j];
     // One lane computes the scale of each row.
     unsigned own = across[0];
 #pragma unroll
@@ -232,9 +264,7 @@ DEVICE void store_tile(const dw_fp8_block_codes_params &p, const tile_place &at,
     __syncthreads();
     if (threadIdx.x < TILE) {
         const int column = at.column + (int)threadIdx.x;
-        unsigned most = 0;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) most = max(most, room.most[i][threadIdx.x]);
+        const unsigned most = largest_in_column(room, (int)threadIdx.x);
         const block_scale by = scale_of(most);
         special |= is_special(most);
         room.columns[threadIdx.x] = float2{by.divisor, by.inverse};

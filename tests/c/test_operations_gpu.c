@@ -574,6 +574,8 @@ static void quantization_of_finite_numbers_is_the_definitions(void **state) {
         "quantize_tiles f32[130,67] - scheme=fp8-block square=1",
         /* more tiles than blocks, and more vectors than threads in flight */
         "quantize_tensor bf16[8,102408] scheme=fp8-tensor",
+        "quantize_tiles bf16[8,34056] - scheme=fp8-block",
+        "quantize_tiles f32[34056,5] - scheme=fp8-block square=1",
     };
     for (size_t i = 0; i < DW_COUNT(calls); i++)
         if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_finite);

@@ -209,14 +209,14 @@ static int fp8_takes(const product *p, const matrix *a, const matrix *b, const m
 
 static int is_fp8_block(int mode) { return mode == SCALES_OF_128 || mode == SCALES_OF_SQUARES; }
 
-/* FP8 with F32 scales of blocks, as on Hopper: square ones for one factor at most, aligned scales, sizes in fours. */
+/* FP8 with F32 scales of blocks, as on Hopper: square ones for one factor at most, aligned scales, columns in eights. */
 static int fp8_block_takes(const product *p, const matrix *a, const matrix *b, const matrix *d) {
     if (cublasLtGetVersion() < 120900) return INVALID;
     if (!is_fp8_block(p->mode[0]) || !is_fp8_block(p->mode[1])) return NOT_SUPPORTED;
     if (p->mode[0] == SCALES_OF_SQUARES && p->mode[1] == SCALES_OF_SQUARES) return NOT_SUPPORTED;
     if (!p->scales[0] || !p->scales[1]) return INVALID;
     if ((uintptr_t)p->scales[0] % 16 || (uintptr_t)p->scales[1] % 16) return INVALID;
-    if (d->rows % 4 || d->columns % 4 || d->batch != 1 || p->fast) return NOT_SUPPORTED;
+    if (d->rows % 4 || d->columns % 8 || d->batch != 1 || p->fast) return NOT_SUPPORTED;
     if (p->epilogue != EPILOGUE_NONE && p->epilogue != EPILOGUE_BIAS) return NOT_SUPPORTED;
     if (!is_fp8(a->type) || !is_fp8(b->type) || (a->type == E5M2 && b->type == E5M2))
         return NOT_SUPPORTED;
