@@ -45,8 +45,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 POLICIES = Path(__file__).resolve().parents[1] / "examples" / "policies"
 FILES = sorted(path.stem for path in POLICIES.glob("*.json"))
-PRECISIONS = {"fp8": "fp8", **{name: POLICIES / f"{name}.json" for name in FILES}}
-RECIPES = ("fp8", "mxfp8-floor", "mxfp8-rceil", "nvfp4-recipe")
+NAMED = ("fp8", "fp8-block")
+PRECISIONS = {
+    **{name: name for name in NAMED},
+    **{name: POLICIES / f"{name}.json" for name in FILES},
+}
+RECIPES = (*NAMED, "mxfp8-floor", "mxfp8-rceil", "nvfp4-recipe")
 RUNS = [
     *(f"bf16:{seed}" for seed in range(3)),
     *(f"{name}:0" for name in PRECISIONS),

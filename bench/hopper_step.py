@@ -16,7 +16,8 @@ Ways:
     engine      deepwell.optimize with the whole model in the engine
     adamw       the same, with deepwell.AdamW
     fp8         the engine with precision="fp8": linear layers but the head multiply FP8 codes
-    fp8-fast    the same, with fast accumulation in the forward pass
+    fp8-block   the engine with precision="fp8-block": the same with scales of blocks, DeepSeek-V3's recipe
+    fp8-fast    the way fp8 with fast accumulation in the forward pass
     fp8-once    fp8 in deepwell.accumulate: weights are quantized once in each step, for --accumulate above 1
     torchao     torchao's FP8 with one scale for each tensor, then torch.compile, where ``torchao`` can be imported
 """
@@ -42,7 +43,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DEEPWELL_MEASURE", "0")  # this script makes the comparison itself
 
 WAYS = [
-    "eager", "compile", "liger", "attention", "engine", "adamw", "fp8", "fp8-fast", "fp8-once", "torchao",
+    "eager", "compile", "liger", "attention", "engine", "adamw", "fp8", "fp8-block", "fp8-fast", "fp8-once",
+    "torchao",
 ]  # fmt: skip
 MODELS = {
     "gpt2": (16, 1024),
@@ -178,8 +180,9 @@ def prepared(way: str, model):
         return torch.compile(model)
     if way == "attention":
         return torch.compile(deepwell.optimize(model, target="attention", verbose=False))
-    if way in ("fp8", "fp8-once"):
-        return deepwell.optimize(model, precision="fp8", verbose=False)
+    if way in ("fp8", "fp8-block", "fp8-once"):
+        precision = "fp8-block" if way == "fp8-block" else "fp8"
+        return deepwell.optimize(model, precision=precision, verbose=False)
     if way == "fp8-fast":
         policy = deepwell.PrecisionPolicy("fp8", fast_accumulation=True)
         return deepwell.optimize(model, precision=policy, verbose=False)
@@ -277,7 +280,7 @@ def measure(name: str, way: str, steps: int, profile: bool, accumulate: int) -> 
         "model_host_ms": statistics.median(model_host) * 1e3,
         "losses": [float(loss) for loss in losses[:5] + losses[-1:]],
     }
-    if way in ("engine", "adamw", "fp8", "fp8-fast", "fp8-once", "attention"):
+    if way in ("engine", "adamw", "fp8", "fp8-block", "fp8-fast", "fp8-once", "attention"):
         import deepwell
 
         figures["summary"] = deepwell.summary(model)

@@ -1,8 +1,10 @@
-"""Measures the kernels that make FP8 codes with one scale (cuda/common/tensor_codes.cu) against a copy, on a GPU.
+"""Measures the kernels that make FP8 codes with one scale (cuda/common/tensor_codes.cu) or with scales of blocks
+(fp8_block_codes.cu) against a copy, on a GPU.
 
-    python3 bench/hopper_tensor_codes.py [ROWSxCOLUMNS ...] [--rounds N] [--json FILE]
+    python3 bench/hopper_tensor_codes.py [ROWSxCOLUMNS ...] [--precision fp8|fp8-block] [--rounds N] [--json FILE]
 
-A matrix of BF16 is read for its largest magnitude and again for its codes, which are written in both orientations. Each
+A matrix of BF16 is read for its largest magnitude and again for its codes, which are written in both orientations; with
+scales of blocks it is read once. fp8-block measures activations, with blocks of 1 x 128, and weights, 128 x 128. Each
 kernel's time is the profiler's, the median of the rounds, in two states of the L2 cache: "cold", after a buffer larger
 than it has been filled, and "warm", as the kernels before left it. The copy moves as many bytes as the kernel reads and
 writes together. The kernels are those of a plan of ``deepwell.compile``, on operands of their own.
@@ -15,24 +17,28 @@ import sys
 from pathlib import Path
 
 SIZES = ["8192x2048", "8192x8192"]
-AMAX, CODES = "quantize_tensor_amax", "quantize_tensor_codes"
+AMAX, CODES, BLOCKS = "quantize_tensor_amax", "quantize_tensor_codes", "fp8_block_codes"
 
 
-def quantize_of(rows: int, columns: int, target: str):
-    """Returns the operation that quantizes the input of a linear layer in both orientations."""
+def quantize_of(rows: int, columns: int, target: str, precision: str = "fp8", weight: bool = False):
+    """Returns the operation that quantizes the input, or the weight, of a linear layer in both orientations."""
     import deepwell
     import torch
 
     device = "cuda" if target == "auto" else "cpu"
-    model = torch.nn.Linear(columns, 128, bias=False, device=device, dtype=torch.bfloat16)
+    features, batch = (rows, 136) if weight else (128, rows)
+    model = torch.nn.Linear(columns, features, bias=False, device=device, dtype=torch.bfloat16)
     engine = deepwell.compile(
         model,
-        precision=deepwell.PrecisionPolicy("fp8", []),
-        example_inputs=torch.randn(rows, columns, device=device, dtype=torch.bfloat16),
+        precision=deepwell.PrecisionPolicy(precision, []),
+        example_inputs=torch.randn(
+            batch, columns, device=device, dtype=torch.bfloat16, requires_grad=True
+        ),
         target=target,
     )
     for op in engine.compiled_ops:
-        if op.op == "quantize_tensor" and op.inputs[0][1] == (rows, columns):
+        made = op.op in ("quantize_tensor", "quantize_tiles")
+        if made and op.inputs[0][1] == (rows, columns):
             return op
     sys.exit(f"hopper_tensor_codes: the plan does not quantize {rows} x {columns}")
 
@@ -59,28 +65,39 @@ def profiled(function):
     return profiler.events()
 
 
-def measure(rows: int, columns: int, rounds: int) -> dict:
+def measure(rows: int, columns: int, rounds: int, precision: str) -> dict:
+    """Returns the times of each kernel, and of a copy of as many bytes as it reads and writes together."""
     import torch
 
-    op = quantize_of(rows, columns, "auto")
     read = 2 * rows * columns
+    if precision == "fp8":
+        op = quantize_of(rows, columns, "auto")
+        kernels = [(AMAX, "", op, read), (CODES, "", op, 2 * read)]
+    else:
+        kernels = [
+            (BLOCKS, f" of {what}", quantize_of(rows, columns, "auto", precision, weight), 2 * read)
+            for what, weight in (("activations", False), ("weights", True))
+        ]
     flush = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-    figures = {"rows": rows, "columns": columns}
+    figures = {"rows": rows, "columns": columns, "precision": precision}
     for state in ("cold", "warm"):
+        for name, suffix, op, moved in kernels:
 
-        def run() -> None:
-            for _ in range(rounds):
-                if state == "cold":
-                    flush.fill_(1)
-                op.backend_op()
+            def run() -> None:
+                for _ in range(rounds):
+                    if state == "cold":
+                        flush.fill_(1)
+                    op.backend_op()
 
-        run()
-        events = profiled(run)
-        for name, moved in ((AMAX, read), (CODES, 2 * read)):
-            found = times_of(events, name)
+            run()
+            found = times_of(profiled(run), name)
             us = statistics.median(found)
-            figures[f"{name} {state}"] = {"us": us, "tb_s": moved / us / 1e6, "calls": len(found)}
-    for name, moved in ((AMAX, read), (CODES, 2 * read)):
+            figures[f"{name}{suffix} {state}"] = {
+                "us": us,
+                "tb_s": moved / us / 1e6,
+                "calls": len(found),
+            }
+    for moved in sorted({moved for *_, moved in kernels}):
         source = torch.ones(moved // 2, dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)
 
@@ -91,7 +108,10 @@ def measure(rows: int, columns: int, rounds: int) -> dict:
 
         copy()
         us = statistics.median(times_of(profiled(copy), "Memcpy DtoD"))
-        figures[f"copy of as many bytes as {name}"] = {"us": us, "tb_s": moved / us / 1e6}
+        figures[f"copy of {moved >> 20} MiB read and written"] = {
+            "us": us,
+            "tb_s": moved / us / 1e6,
+        }
     return figures
 
 
@@ -100,6 +120,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("sizes", nargs="*", default=SIZES, metavar="ROWSxCOLUMNS")
+    parser.add_argument("--precision", choices=("fp8", "fp8-block"), default="fp8")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
@@ -109,7 +130,7 @@ def main() -> int:
     results = []
     for size in options.sizes:
         rows, columns = map(int, size.split("x"))
-        results.append(measure(rows, columns, options.rounds))
+        results.append(measure(rows, columns, options.rounds, options.precision))
         print(f"{rows} x {columns}, BF16")
         for name, figure in results[-1].items():
             if isinstance(figure, dict):

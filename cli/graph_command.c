@@ -26,8 +26,8 @@ static void print_help(void) {
            "  --plan SIZES    also print the engine's plan: kernels, buffers, arena\n"
            "  --grad OUTPUT   add the gradients of output number OUTPUT (from 0) with respect\n"
            "                  to all parameters\n"
-           "  --precision P   precision of linear layers: fp32, bf16, fp8, mxfp8, mxfp6,\n"
-           "                  mxfp4, nvfp4, or the file of a policy (NAME.json)\n"
+           "  --precision P   precision of linear layers: fp32, bf16, fp8, fp8-block, mxfp8,\n"
+           "                  mxfp6, mxfp4, nvfp4, or the file of a policy (NAME.json)\n"
            "  --json          print one JSON object: graph, and with the options above cost and\n"
            "                  operations\n");
 }

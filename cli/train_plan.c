@@ -28,7 +28,8 @@ static int refuse(int result, const char *path, const char *format, ...) {
 
 /* The name of a plan's precision among those of `train`; NULL: `train` does not have it. */
 static const char *precision_named(const char *name) {
-    static const char *const names[] = {"fp32", "bf16", "fp8", "mxfp8", "mxfp6", "mxfp4", "nvfp4"};
+    static const char *const names[] = {"fp32",  "bf16",  "fp8",   "fp8-block",
+                                        "mxfp8", "mxfp6", "mxfp4", "nvfp4"};
     if (strcmp(name, dw_scheme_name(DW_SCHEME_FP8_TENSOR)) == 0) name = "fp8";
     for (size_t at = 0; at < sizeof names / sizeof *names; at++)
         if (strcmp(name, names[at]) == 0) return names[at];

@@ -130,35 +130,40 @@ extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
 
 extern "C" __global__ void __launch_bounds__(DW_GRAPH_QUANTIZE_THREADS)
     quantize_encode(const __grid_constant__ dw_graph_quantize_params p) {
-    const int lane = (int)threadIdx.x % p.block, height = p.square ? p.block : 1;
+    // Lanes of a group, which visit a block of 128 in parts.
+    const int lanes = min(p.block, 32), lane = (int)threadIdx.x % lanes, height = p.square ? p.block : 1,
+              parts = p.block / lanes;
     const long long across = (inners(p) + p.block - 1) / p.block, down = (outers(p) + height - 1) / height;
-    const long long per_block = blockDim.x / p.block;
+    const long long per_block = blockDim.x / lanes;
     const float tensor_scale = tensor_scale_of(p), whole_factor = 1.f / tensor_scale;
     if (p.tensor_scale && blockIdx.x == 0 && threadIdx.x == 0) *p.tensor_scale = tensor_scale;
 #if MEASURES
     rounding_sums sums = {};
 #endif
     for (long long first = blockIdx.x * per_block; first < across * down; first += gridDim.x * per_block) {
-        const long long own = first + threadIdx.x / p.block, top = own / across * height,
-                        inner = own % across * p.block + lane;
-        const bool has_column = own < across * down && inner < inners(p);
+        const long long own = first + threadIdx.x / lanes, top = own / across * height,
+                        start = own % across * p.block + lane;
+        const bool has_block = own < across * down;
         unsigned most = 0;
-        for (int i = 0; i < height; i++)
-            if (has_column && top + i < outers(p)) {
-                const float x = p.axis ? load(p, top + i, inner) : load(p, inner, top + i);
-                most = max(most, __float_as_uint(x) & 0x7fffffffu);
-            }
-        for (int distance = p.block / 2; distance > 0; distance /= 2)
+        for (int i = 0; i < height * parts; i++) {
+            const long long outer = top + i / parts, inner = start + i % parts * lanes;
+            if (!has_block || inner >= inners(p) || outer >= outers(p)) continue;
+            const float x = p.axis ? load(p, outer, inner) : load(p, inner, outer);
+            most = max(most, __float_as_uint(x) & 0x7fffffffu);
+        }
+        for (int distance = lanes / 2; distance > 0; distance /= 2)
             most = max(most, __shfl_xor_sync(0xffffffffu, most, distance));
         const block_scale scale = p.whole  ? block_scale{0u, 1.f, 1.f, false}
+                                  : p.f32  ? f32_scale(most)
                                   : p.e8m0 ? e8m0_scale(p.format, p.rule, most)
                                            : e4m3_scale(most, tensor_scale);
-        if (p.scales && lane == 0 && own < across * down) p.scales[own / across * p.scale_columns + own % across] = scale.code;
-        for (int i = 0; i < height; i++) {
-            const long long outer = top + i;
-            const bool is_inside = has_column && outer < outers(p);
+        if (p.scales && lane == 0 && has_block) p.scales[own / across * p.scale_columns + own % across] = scale.code;
+        for (int i = 0; i < height * parts; i++) {
+            const long long outer = top + i / parts, inner = start + i % parts * lanes;
+            const bool is_inside = has_block && inner < inners(p) && outer < outers(p);
             const float x = !is_inside ? 0.f : p.axis ? load(p, outer, inner) : load(p, inner, outer);
-            const unsigned scaled = __float_as_uint(x * (p.whole ? whole_factor : scale.factor));
+            const unsigned scaled =
+                __float_as_uint(p.f32 ? x / scale.factor : x * (p.whole ? whole_factor : scale.factor));
             const unsigned magnitude = min(scaled & 0x7fffffffu, largest_bits(p.format));
             unsigned code;
             if (p.stochastic)

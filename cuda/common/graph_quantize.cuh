@@ -54,8 +54,8 @@ DEVICE dw_code_format e4m3() { return {3, 7, 0x80u, 0x7eu, 0x7fu, 0u}; }
 
 // ---- scales ------------------------------------------------------------------------------------------------------
 
-// A block's scale: its code, the number that it means, and the factor of elements. The factor of a block whose codes
-// must be NaN is not read.
+// A block's scale: its code, the number that it means, and the factor of elements, or of fp8-block what they are divided
+// by. The factor of a block whose codes must be NaN is not read.
 struct block_scale {
     unsigned code;
     float value, factor;
@@ -86,6 +86,13 @@ DEVICE block_scale e4m3_scale(unsigned most, float tensor_scale) {
     factor = code == 0 ? 0.f : factor < greatest ? factor : greatest;
     if (most >= INFINITE) code = 0x7f;
     return {code, scale_value(false, code), factor, most >= INFINITE};
+}
+
+// Of fp8-block. A scale of 0 gives zeros.
+DEVICE block_scale f32_scale(unsigned most) {
+    const float scale = most == INFINITE ? 1.329227996e36f : __uint_as_float(most) / 448.f; // 2^120
+    return {0u, most > INFINITE ? __uint_as_float(NOT_A_NUMBER) : scale, scale > 0.f ? scale : __uint_as_float(INFINITE),
+            most > INFINITE};
 }
 
 // The largest of all threads' numbers, in every thread of the block.

@@ -31,11 +31,12 @@ typedef struct dw_graph_quantize_params {
     float *rotated; /* written by quantize_rotate */
     long long rows, columns, row_stride, column_stride;
     int axis;   /* of the blocks; results are [outer, inner], inner along this axis */
-    int block;  /* 16 or 32 */
+    int block;  /* 16 or 32; 128 to measure */
     int square; /* 1: one scale for block x block elements */
     int rounds; /* 0: the values are those of BF16, without codes */
     dw_code_format format;
     int e8m0; /* 1: E8M0 scales; 0: UE4M3 scales below a tensor scale */
+    int f32;  /* 1: F32 scales of fp8-block instead, to measure */
     int whole; /* 1: one scale for the tensor, amax / largest number of the format; no other scales */
     int rule; /* of E8M0 scales: 0 RCEIL, 1 FLOOR, 2 CEIL */
     int stochastic;

@@ -13,6 +13,12 @@
  * of 16 bytes. */
 #define DW_CODE_ROW 32
 
+/* F32 scales of fp8-block as cuBLASLt reads them ("128-element 1D and 128x128 2D Block Scaling"). Of blocks of 1 x 128:
+ * [blocks along a row of codes][rows of codes]. Of square blocks of 128 x 128: [blocks of rows][blocks along a row], the
+ * latter padded with zeros to a multiple of DW_SQUARE_SCALES. */
+#define DW_FP8_BLOCK_SIDE 128
+#define DW_SQUARE_SCALES 4
+
 /* Tiles along the scales of a row; tiles along the rows. */
 #define DW_SCALE_TILES_WIDE(columns) (((columns) + 3) / 4)
 #define DW_SCALE_TILES_HIGH(rows) (((rows) + 127) / 128)

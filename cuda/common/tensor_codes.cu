@@ -10,17 +10,15 @@
 // few by quantize_tensor_combine.
 //
 // A block of quantize_tensor_codes writes tiles of 128 x 128. It loads the next tile into registers before it stores the
-// transpose of this one, so that loads and stores overlap. The codes of a row leave as they are computed, 8 of a thread in
-// one store, and are kept in shared memory, from which each thread takes 4 columns of 8 rows, transposes them in
-// registers, and stores 8 bytes of each column. Words of a row are permuted by the row's group of 8, so that neither
-// access has a bank conflict.
+// transpose of this one (code_tiles.cuh), so that loads and stores overlap. The codes of a row leave as they are computed,
+// 8 of a thread in one store, and are kept in shared memory for the transpose.
 //
 // Infinities and NaNs need instructions that finite numbers don't. The first kernel reports whether there are any, and the
 // second one has a loop for either case.
 //
 // Defines: TYPE, of the matrix (element_types.h); E5M2: 1, else E4M3; WHOLE: 1 if the matrix has contiguous rows of whole
 // vectors of 8 elements, which begin at multiples of 16 bytes, and a multiple of 8 rows. For the product: RESULT, CODES_A,
-// CODES_B (0: E4M3, 1: E5M2).
+// CODES_B (0: E4M3, 1: E5M2), BLOCKS: 1 with scales of blocks.
 
 #include "magnitude.cuh"
 #include "tensor_codes_params.h"
@@ -30,66 +28,16 @@ typedef unsigned short uint16;
 #define NAN_CODE 0x7fu
 
 #ifdef TYPE
-typedef element_of<TYPE>::stored stored;
-
 #define THREADS DW_TENSOR_CODES_THREADS
-#define TILE DW_TENSOR_CODES_TILE
-#define VECTOR 8 // elements of a thread at a time
-#define IS_F32 (TYPE == DW_ELEMENT_F32)
-#define WORDS (IS_F32 ? 8 : 4)      // of a vector: 16-bit elements lie in pairs
-#define LOADS (IS_F32 ? 2 : 4)      // vectors in flight in each thread of quantize_tensor_amax
-#define ACROSS (TILE / VECTOR)      // threads along a row of a tile
-#define EACH (TILE * ACROSS / THREADS) // rows of a tile that one thread loads
+#include "code_tiles.cuh"
+#if DW_TENSOR_CODES_TILE != TILE
+#error "the host counts tiles of another size"
+#endif
+
+#define LOADS (IS_F32 ? 2 : 4) // vectors in flight in each thread of quantize_tensor_amax
 // Blocks for which an SM's registers suffice; each has a tile of loads in flight.
 #define RESIDENT (IS_F32 || !WHOLE ? 2 : DW_TENSOR_CODES_RESIDENT)
 #define INFINITE (IS_F32 ? 0x7f800000u : TYPE == DW_ELEMENT_F16 ? 0x7c00u : 0x7f80u)
-
-struct vector {
-    unsigned word[WORDS];
-};
-
-DEVICE unsigned raw(const vector &x, int i) {
-    return IS_F32 ? x.word[i % WORDS] : i & 1 ? x.word[i / 2] >> 16 : x.word[i / 2] & 0xffffu;
-}
-DEVICE float number(const vector &x, int i) {
-    if constexpr (IS_F32) return __uint_as_float(x.word[i % WORDS]);
-    if constexpr (TYPE == DW_ELEMENT_F16) return f16_to_float((uint16)raw(x, i));
-    return __uint_as_float(i & 1 ? x.word[i / 2] & 0xffff0000u : x.word[i / 2] << 16);
-}
-
-// LAST: nothing reads the numbers again soon.
-template <bool LAST> DEVICE void load_words(const void *from, unsigned *word) {
-    if constexpr (LAST)
-        asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                     : "l"(from));
-    else
-        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                     : "l"(from));
-}
-
-// Beyond the edges there are zeros.
-template <bool LAST>
-DEVICE vector load_vector(const dw_tensor_codes_params &p, int row, int column) {
-    vector x = {};
-    if constexpr (WHOLE) {
-        if ((unsigned)row >= (unsigned)p.rows || column >= p.columns) return x;
-        const stored *from = (const stored *)p.x + (row * p.row_stride + column);
-        load_words<LAST>(from, x.word);
-        if constexpr (IS_F32) load_words<LAST>(from + 4, x.word + 4);
-        return x;
-    }
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++) {
-        if ((unsigned)row >= (unsigned)p.rows || column >= p.columns - i) continue;
-        const long long at = row * p.row_stride + (column + i) * p.column_stride;
-        if constexpr (IS_F32) x.word[i] = ((const unsigned *)p.x)[at];
-        else
-            x.word[i / 2] |= (unsigned)((const uint16 *)p.x)[at] << i % 2 * 16;
-    }
-    return x;
-}
 
 // ---- the largest magnitude ----------------------------------------------------------------------------------
 
@@ -151,46 +99,15 @@ template <bool SPECIAL> DEVICE unsigned encode(const vector &x, int i, float inv
     return special_code(raw(x, i), pair & 0xffu) | special_code(raw(x, i + 1), pair >> 8) << 8;
 }
 
-struct alignas(8) eight_codes {
-    unsigned low, high;
-};
-
-struct tile_place {
-    int row, column;
-};
-
-DEVICE tile_place place_of(const dw_tensor_codes_params &p, int tile) {
-    const unsigned across = (unsigned)p.tiles_across;
-    return {(int)((unsigned)tile / across * TILE), (int)((unsigned)tile % across * TILE)};
-}
-
-DEVICE int word_at(int row, int word) { return row * (TILE / 4) + (word ^ ((row >> 3 & 15) << 1)); }
-
-// Transposes 4 x 4 bytes.
-DEVICE void transpose(unsigned (&x)[4]) {
-    const unsigned a = __byte_perm(x[0], x[1], 0x5140), b = __byte_perm(x[2], x[3], 0x5140),
-                   c = __byte_perm(x[0], x[1], 0x7362), d = __byte_perm(x[2], x[3], 0x7362);
-    x[0] = __byte_perm(a, b, 0x5410);
-    x[1] = __byte_perm(a, b, 0x7632);
-    x[2] = __byte_perm(c, d, 0x5410);
-    x[3] = __byte_perm(c, d, 0x7632);
-}
-
 DEVICE void store_turned(const dw_tensor_codes_params &p, const unsigned *tile, const tile_place &at) {
-    const int group = (int)threadIdx.x % (TILE / 8), word = (int)threadIdx.x / (TILE / 8);
-    unsigned low[4], high[4]; // of each column, the codes of rows 0 to 3 and 4 to 7 of the group
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        low[j] = tile[word_at(8 * group + j, word)];
-        high[j] = tile[word_at(8 * group + 4 + j, word)];
-    }
-    transpose(low);
-    transpose(high);
-    const int first = at.row + 8 * group;
+    const turned_place own = turned_place_of();
+    unsigned low[4], high[4];
+    load_turned(tile, own, low, high);
+    const int first = at.row + 8 * own.group;
     if (first >= p.rows) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const int c = at.column + 4 * word + j;
+        const int c = at.column + 4 * own.word + j;
         if (c >= p.columns) return;
         unsigned char *to = p.turned + ((long long)c * p.rows + first);
         if (WHOLE) {
@@ -201,12 +118,6 @@ DEVICE void store_turned(const dw_tensor_codes_params &p, const unsigned *tile, 
         for (int i = 0; i < 8; i++)
             if (first < p.rows - i) to[i] = (unsigned char)((i < 4 ? low[j] : high[j]) >> i % 4 * 8);
     }
-}
-
-DEVICE void load_tile(const dw_tensor_codes_params &p, const tile_place &at, vector (&x)[EACH]) {
-    const int row = at.row + (int)threadIdx.x / ACROSS, column = at.column + (int)threadIdx.x % ACROSS * VECTOR;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) x[i] = load_vector<true>(p, row + i * (THREADS / ACROSS), column);
 }
 
 template <bool SPECIAL>
@@ -268,6 +179,18 @@ typedef element_of<RESULT> result_element;
 #define DEPTH DW_MULTIPLY_CODES_DEPTH
 #define EACH 4 // rows and columns of one thread
 
+#if BLOCKS
+#include "scale_layout.h"
+#if DW_FP8_BLOCK_SIDE % DW_MULTIPLY_CODES_DEPTH
+#error "a block of products is several steps"
+#endif
+
+DEVICE float scale_at(const float *scales, long long wide, long long rows, long long row, long long block) {
+    if (row >= rows) return 0.f;
+    return wide ? scales[row / DW_FP8_BLOCK_SIDE * wide + block] : scales[block * rows + row];
+}
+#endif
+
 template <int IS_E5M2> DEVICE float decode(unsigned char code) {
     unsigned halves;
     if constexpr (IS_E5M2) return f16_to_float((uint16)((unsigned)code << 8));
@@ -294,6 +217,9 @@ extern "C" __global__ void __launch_bounds__(DW_MULTIPLY_CODES_THREADS)
     const long long row = blockIdx.x / across * SIDE, column = blockIdx.x % across * SIDE;
     const int my_row = (int)threadIdx.x / (SIDE / EACH), my_column = (int)threadIdx.x % (SIDE / EACH);
     float sums[EACH][EACH] = {};
+#if BLOCKS
+    float totals[EACH][EACH] = {};
+#endif
     for (long long k = 0; k < p.k; k += DEPTH) {
         __syncthreads(); // the tiles before have been read
         copy_tile<CODES_A>(a_tile, p.a, row, p.m, k, p.k);
@@ -307,8 +233,30 @@ extern "C" __global__ void __launch_bounds__(DW_MULTIPLY_CODES_THREADS)
                 for (int j = 0; j < EACH; j++)
                     sums[i][j] += a_tile[my_row + i * (SIDE / EACH)][d] * b_tile[my_column + j * (SIDE / EACH)][d];
         }
+#if BLOCKS
+        if ((k + DEPTH) % DW_FP8_BLOCK_SIDE != 0 && k + DEPTH < p.k) continue;
+        float of_b[EACH];
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            of_b[j] = scale_at(p.blocks_b, p.wide_b, p.n, column + my_column + j * (SIDE / EACH), k / DW_FP8_BLOCK_SIDE);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const float of_a =
+                scale_at(p.blocks_a, p.wide_a, p.m, row + my_row + i * (SIDE / EACH), k / DW_FP8_BLOCK_SIDE);
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                totals[i][j] += sums[i][j] * (of_a * of_b[j]);
+                sums[i][j] = 0.f;
+            }
+        }
+#endif
     }
+#if BLOCKS
+    const float scale = 1.f;
+#else
     const float scale = *p.scale_a * *p.scale_b;
+#define totals sums
+#endif
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
 #pragma unroll
@@ -316,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(DW_MULTIPLY_CODES_THREADS)
             const long long r = row + my_row + i * (SIDE / EACH), c = column + my_column + j * (SIDE / EACH);
             if (r >= p.m || c >= p.n) continue;
             const float bias = p.bias ? (float)result_element::load(p.bias, c) : 0.f;
-            result_element::store(p.y, r * p.n + c, (result_element::value)(sums[i][j] * scale + bias));
+            result_element::store(p.y, r * p.n + c, (result_element::value)(totals[i][j] * scale + bias));
         }
     }
 }

@@ -32,10 +32,15 @@ typedef struct dw_tensor_codes_params {
 #define DW_MULTIPLY_CODES_DEPTH 32
 #define DW_MULTIPLY_CODES_THREADS 256
 
-/* Y = A B^T scale_a scale_b + bias: A [m, k], B [n, k], Y [m, n], bias [n] of Y's type or NULL; all contiguous */
+/* Y = A B^T scale_a scale_b + bias: A [m, k], B [n, k], Y [m, n], bias [n] of Y's type or NULL; all contiguous. With scales
+ * of blocks, the sum of each 128 products is multiplied by the scales of the two blocks, then added. */
 typedef struct dw_multiply_codes_params {
     const unsigned char *a, *b;
     const float *scale_a, *scale_b;
+    /* Scales of blocks of fp8-block (scale_layout.h) instead. wide: scales of a row of square blocks; 0: blocks of 1 x
+     * 128. */
+    const float *blocks_a, *blocks_b;
+    long long wide_a, wide_b;
     const void *bias;
     void *y;
     long long m, n, k;

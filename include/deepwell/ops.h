@@ -70,7 +70,9 @@
  *                                         512]: the scales as dw_scales_swizzle arranges them, a row's for each row of
  *                                         a square block. scale: nvfp4's tensor scale; absent for MX. Without axis:
  *                                         codes and tiles for axis 1, then those for axis 0, with one scale; neither
- *                                         hadamard nor stochastic then. No gradient
+ *                                         hadamard nor stochastic then. Also fp8-block, without hadamard, stochastic
+ *                                         and scale: its tiles are f32 [ceil(inner/128), outer], or, of square blocks,
+ *                                         [ceil(outer/128), ceil(inner/512), 4] with zeros behind a row's. No gradient
  *   quantization_error(x [M,N], seed?; as quantize, without bf16) -> f64 [5]
  *                                         what rounding as quantize does costs, over the elements of x, after the
  *                                         rotation if there is one: sum of x^2; sum of (x - y * scale)^2; number of
@@ -82,7 +84,8 @@
  *                                         a b^T scale_a scale_b of e4m3 or e5m2 codes, summed in F32; dtype: f32, bf16
  *                                         or f16. With tiles, codes and tiles are quantize_tiles', each code is
  *                                         multiplied by its block's scale, and scale_a and scale_b are there for nvfp4
- *                                         alone. bias, of y's type, is added before the one rounding.
+ *                                         alone. With those of fp8-block, the sum of a block of K is multiplied by the
+ *                                         two scales and added in F32. bias, of y's type, is added before the one rounding.
  *                                         fast_accumulation=1: a kernel may sum in fewer bits, if it is faster.
  *                                         No gradient
  *  fused(x...; body) -> y...              an elementwise chain in one pass (graph/body.h). Every input

@@ -26,15 +26,16 @@ extern "C" {
 typedef struct dw_operand_precision {
     /* FP32 (all six operands of a layer: not quantized), BF16, FP8_TENSOR, FP8_TENSOR_E5M2, MXFP8, MXFP8_E5M2, MXFP6,
      * MXFP6_E2M3, MXFP4 or NVFP4. The GEMM reads the values as BF16, which represents those of the last eight exactly;
-     * the tensor's scale (FP8_TENSOR..., NVFP4) multiplies its result. */
+     * the tensor's scale (FP8_TENSOR..., NVFP4) multiplies its result. FP8_BLOCK, for both operands of a GEMM or neither:
+     * the GEMM reads codes, and multiplies the sum of each 128 products by the scales of their blocks. */
     dw_scheme scheme;
     /* The members below apply to schemes with blocks only. 1: one scale for block x block elements, so that the numbers
      * are the same along both axes. */
-    int square;
+    int square; /* FP8_BLOCK: for one operand of a GEMM at most */
     /* 1: runs of 16 along the reduction axis go through a random Hadamard transform first. Both operands of a GEMM must
-     * agree; not with `square`. */
+     * agree; not with `square`, and not of FP8_BLOCK. */
     int hadamard;
-    int stochastic; /* 1: stochastic rounding; for gradients only, DW_DGRAD_DY and DW_WGRAD_DY */
+    int stochastic; /* 1: stochastic rounding; for gradients only, DW_DGRAD_DY and DW_WGRAD_DY; not of FP8_BLOCK */
     /* DEFAULT, which is RCEIL for MX and AMAX for NVFP4; MX schemes also have RCEIL, FLOOR and CEIL. */
     dw_scale_rule scale_rule;
 } dw_operand_precision;
@@ -58,7 +59,8 @@ typedef struct dw_layer_precision {
     dw_operand_precision operand[DW_LINEAR_OPERANDS];
 } dw_layer_precision;
 
-/* Reads a row of the table of policies: "fp32" (not quantized), "bf16", "fp8", "mxfp8", "mxfp6", "mxfp4" or "nvfp4".
+/* Reads a row of the table of policies: "fp32" (not quantized), "bf16", "fp8", "fp8-block", "mxfp8", "mxfp6",
+ * "mxfp4" or "nvfp4".
  * DW_UNSUPPORTED: the name is that of a scheme without a row. DW_INVALID_ARGUMENT: the name is unknown. The message
  * lists the names. */
 DW_API dw_status dw_layer_precision_named(const char *name, dw_layer_precision *layer);

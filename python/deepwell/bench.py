@@ -103,7 +103,7 @@ def _peak_rate(device: torch.device, precision: str) -> float | None:
     gpus = deepwell.probe().gpus
     index = device.index or 0
     rates = gpus[index].rates if index < len(gpus) else {}
-    name = {"fp16": "bf16", "mxfp6": "mxfp8", "mxfp4": "fp4", "nvfp4": "fp4"}
+    name = {"fp16": "bf16", "fp8-block": "fp8", "mxfp6": "mxfp8", "mxfp4": "fp4", "nvfp4": "fp4"}
     figure = rates.get(name.get(precision, precision))
     return None if figure is None else figure.value
 

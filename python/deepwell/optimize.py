@@ -83,10 +83,11 @@ def optimize(
     Args:
         model: any module. Parameters, names, ``state_dict``, hooks and outputs do not change.
         precision: "auto" or "fp32" (the model's own), or how the operands of linear layers' matmuls are
-            rounded, forward and backward: "bf16", "fp8", "mxfp8", "mxfp6", "mxfp4", "nvfp4", a ``Precision``, or a
-            ``PrecisionPolicy`` with a precision for each layer (docs/precision.md). The results then differ from the
+            rounded, forward and backward: "bf16", "fp8", "fp8-block", "mxfp8", "mxfp6", "mxfp4", "nvfp4", a ``Precision``,
+            or a ``PrecisionPolicy`` with a precision for each layer (docs/precision.md). The results then differ from the
             model's own. PyTorch runs the model's own precision if the engine cannot run a module, with a warning, or
-            with an error if the policy's fallback is "strict". On a Hopper GPU the formats other than FP8 are simulated.
+            with an error if the policy's fallback is "strict". On a Hopper GPU the formats other than FP8 are simulated; FP8 is
+            real with one scale for each tensor ("fp8") and with scales of blocks ("fp8-block").
         target: "auto": the engine runs the model where it is, on the CPU or on one Hopper GPU (H100, H200), also in a
             group of processes with a GPU each. On other GPUs, and for a model on several, "auto" replaces attention
             alone, as "attention" does everywhere (docs/attention.md). "cpu" and "sm_90a" (one Hopper GPU) ask for the engine by

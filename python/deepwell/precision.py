@@ -26,6 +26,7 @@ class Precision(str, enum.Enum):
     FP16 = "fp16"
     BF16 = "bf16"
     FP8 = "fp8"
+    FP8_BLOCK = "fp8-block"
     MXFP8 = "mxfp8"
     MXFP6 = "mxfp6"
     MXFP4 = "mxfp4"
@@ -34,9 +35,15 @@ class Precision(str, enum.Enum):
     @property
     def bits(self) -> int:
         """Bits of an element, without scales."""
-        return {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp6": 6}.get(
-            self.value, 4
-        )
+        return {
+            "fp32": 32,
+            "fp16": 16,
+            "bf16": 16,
+            "fp8": 8,
+            "fp8-block": 8,
+            "mxfp8": 8,
+            "mxfp6": 6,
+        }.get(self.value, 4)
 
     @property
     def is_microscaled(self) -> bool:
@@ -51,15 +58,15 @@ class Precision(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class MicroscalingConfig:
-    """block_size: 32 (MX) or 16 (NVFP4). scale_rule (MX only): rceil, floor or ceil (docs/numbers.md)."""
+    """block_size: 32 (MX), 16 (NVFP4) or 128 (fp8-block). scale_rule (MX only): rceil, floor or ceil (docs/numbers.md)."""
 
     block_size: int = 32
     scale_rule: str = "rceil"
 
     def __post_init__(self) -> None:
-        if self.block_size not in (16, 32):
+        if self.block_size not in (16, 32, 128):
             raise ValueError(
-                f"block_size is {self.block_size}: expected 32 (MXFP8, MXFP6, MXFP4) or 16 (NVFP4)"
+                f"block_size is {self.block_size}: expected 32 (MXFP8, MXFP6, MXFP4), 16 (NVFP4) or 128 (fp8-block)"
             )
         if self.scale_rule not in ("rceil", "floor", "ceil"):
             raise ValueError(f"scale_rule is {self.scale_rule!r}: expected rceil, floor or ceil")
@@ -86,7 +93,7 @@ class PrecisionGuard:
 
 
 # Precisions that a policy may have, in the order of messages.
-NAMES = ("fp32", "bf16", "fp8", "mxfp8", "mxfp6", "mxfp4", "nvfp4")
+NAMES = ("fp32", "bf16", "fp8", "fp8-block", "mxfp8", "mxfp6", "mxfp4", "nvfp4")
 
 
 class PrecisionPolicy:
@@ -100,7 +107,7 @@ class PrecisionPolicy:
             "norm", "router", "final_linear" (also "lm_head", "head"), "loss", "attention", "mlp". Any other string is a
             module's name or a pattern. None: embedding, norm, router, final_linear and loss.
         microscaling: the block size, which must be that of the default precision, and the rule of MX's scales. None: 32
-            (16 for NVFP4) and rceil.
+            (16 for NVFP4, 128 for fp8-block) and rceil.
         layers: precisions by the name or pattern of modules, as for ``default_compute``; a mapping without "recipe"
             changes operands of the default. The last match applies. A name here wins over a word for a region, and a name in
             ``sensitive_layers`` wins over a name here.
@@ -441,6 +448,6 @@ def shown(layer: Mapping[str, Any]) -> str:
 def told(precision: Precision | Mapping[str, str]) -> str:
     """Returns a precision's name in capitals, or the schemes of its operands."""
     if isinstance(precision, Precision):
-        return precision.name
+        return precision.value.upper()
     schemes = dict.fromkeys(text.partition("+")[0] for text in precision.values())
     return "/".join(schemes).upper()

@@ -303,8 +303,9 @@ class Report:
 def _codes_told(names: list[str], units: list[_Unit]) -> list[str]:
     """Returns what is multiplied as codes and what is simulated, on a GPU."""
     lines: list[str] = []
-    blocks = ", ".join(name for name in names if not name.startswith("FP8"))
-    if any(name.startswith("FP8") for name in names):
+    whole = [name for name in names if name.startswith("FP8") and "FP8-BLOCK" not in name]
+    blocks = ", ".join(name for name in names if name not in whole)
+    if whole:
         lines.append(
             "  FP8 codes are multiplied as they are, by cuBLASLt where it takes their sizes"
         )
@@ -319,16 +320,25 @@ def _codes_told(names: list[str], units: list[_Unit]) -> list[str]:
             "multiply codes"
         )
     count = f"{simulated} product{'' if simulated == 1 else 's'}"
+    how = _without_tensor_cores([name for name in names if name not in whole])
     if simulated and reason:
-        lines.append(f"  {blocks} simulated in BF16: {count}, the first because {reason}")
+        lines.append(f"  {blocks} {how}: {count}, the first because {reason}")
     elif simulated and multiplied:
         lines.append(
-            f"  {blocks} simulated in BF16: {count}, whose formats this GPU's tensor cores do not multiply"
+            f"  {blocks} {how}: {count}, whose formats this GPU's tensor cores do not multiply"
         )
     elif simulated:
         cores = blocks.replace(", ", " or ")
-        lines.append(f"  {blocks} simulated in BF16: this GPU has no {cores} tensor cores")
+        lines.append(f"  {blocks} {how}: this GPU has no {cores} tensor cores")
     return lines
+
+
+def _without_tensor_cores(names: list[str]) -> str:
+    """Returns how products with scales of blocks are computed where no tensor cores multiply their codes."""
+    in_f32 = ["FP8-BLOCK" in name for name in names]
+    if all(in_f32):
+        return "on FMA units, slowly"
+    return "simulated in BF16, FP8-BLOCK on FMA units" if any(in_f32) else "simulated in BF16"
 
 
 # A layer that keeps the model's precision.

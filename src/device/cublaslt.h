@@ -40,6 +40,8 @@ enum {                                 /* cublasLtMatmulMatrixScale_t */
        DW_LT_SCALES_NONE = 0,          /* or one F32 for the tensor */
        DW_LT_SCALES_OF_16 = 1,         /* E4M3, for NVFP4 */
        DW_LT_SCALES_OF_32 = 2,         /* E8M0, for MXFP8 */
+       DW_LT_SCALES_OF_128 = 4,        /* F32, along the axis that is summed over; Hopper alone */
+       DW_LT_SCALES_OF_SQUARES = 5,    /* F32, of 128 x 128; for one matrix at most; Hopper alone */
 };
 enum {                          /* cublasLtEpilogue_t */
        DW_LT_EPILOGUE_BIAS = 4, /* adds element i to row i of D */

@@ -33,6 +33,14 @@ static const struct policy_row {
        [DW_DGRAD_W] = {.scheme = DW_SCHEME_FP8_TENSOR},
        [DW_WGRAD_DY] = {.scheme = DW_SCHEME_FP8_TENSOR_E5M2},
        [DW_WGRAD_X] = {.scheme = DW_SCHEME_FP8_TENSOR}}}},
+    {"fp8-block",
+     0.0,
+     {{[DW_FORWARD_X] = {.scheme = DW_SCHEME_FP8_BLOCK},
+       [DW_FORWARD_W] = {.scheme = DW_SCHEME_FP8_BLOCK, .square = 1},
+       [DW_DGRAD_DY] = {.scheme = DW_SCHEME_FP8_BLOCK},
+       [DW_DGRAD_W] = {.scheme = DW_SCHEME_FP8_BLOCK, .square = 1},
+       [DW_WGRAD_DY] = {.scheme = DW_SCHEME_FP8_BLOCK},
+       [DW_WGRAD_X] = {.scheme = DW_SCHEME_FP8_BLOCK}}}},
     {"mxfp8", 0.0, ALL(MXFP8)},
     {"mxfp6", 0.0, ALL(MXFP6)},
     {"mxfp4",
@@ -183,10 +191,33 @@ dw_status dw__operand_read(const char *text, dw_operand_precision *precision) {
 
 static bool is_gradient(int operand) { return operand == DW_DGRAD_DY || operand == DW_WGRAD_DY; }
 
+/* The codes of fp8-block are multiplied with one another alone. */
+static dw_status check_fp8_block(const char *name, const dw_operand_precision *operand,
+                                 const dw_operand_precision *other) {
+    if (operand->scheme != DW_SCHEME_FP8_BLOCK) return DW_OK;
+    if (other->scheme != DW_SCHEME_FP8_BLOCK)
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "%s is fp8-block and the other operand of its GEMM is %s; expected fp8-block "
+            "for both or neither",
+            name, dw_scheme_name(other->scheme));
+    if (operand->hadamard || operand->stochastic)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: fp8-block takes no %s; expected fp8-block or fp8-block+square", name,
+                        operand->hadamard ? "hadamard" : "stochastic");
+    if (operand->square && other->square)
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "%s and the other operand of its GEMM are fp8-block+square; expected square "
+            "blocks for one of them at most, the weight",
+            name);
+    return DW_OK;
+}
+
 static dw_status check_operand(const dw_layer_precision *layer, int i) {
     const dw_operand_precision *operand = &layer->operand[i], *other = &layer->operand[i ^ 1];
     const char *name = dw_attr_name(dw__operand_key((dw_linear_operand)i));
-    DW_RETURN_IF_FAILED(dw__scheme_check(name, operand->scheme, DW__QUANTIZED_SCHEMES));
+    DW_RETURN_IF_FAILED(dw__scheme_check(name, operand->scheme, DW__LAYER_SCHEMES));
     const int flags[FLAGS] = {operand->square, operand->hadamard, operand->stochastic};
     for (int flag = 0; flag < FLAGS; flag++) {
         if (flags[flag] != 0 && flags[flag] != 1)
@@ -196,6 +227,7 @@ static dw_status check_operand(const dw_layer_precision *layer, int i) {
             return dw__fail(DW_INVALID_ARGUMENT, "%s: %s has no blocks and takes no %s", name,
                             dw_scheme_name(operand->scheme), flag_names[flag]);
     }
+    DW_RETURN_IF_FAILED(check_fp8_block(name, operand, other));
     if (operand->scale_rule != DW_SCALE_DEFAULT && operand->scale_rule != DW_SCALE_RCEIL &&
         !dw__rule_word(operand->scale_rule))
         return dw__fail(DW_INVALID_ARGUMENT, "%s: the scale rule is %d; expected one of MX", name,
@@ -239,7 +271,7 @@ bool dw__layer_is_stochastic(const dw_layer_precision *layer) {
 }
 
 bool dw__operand_is_observed(const dw_operand_precision *operand) {
-    return dw__scheme_in(operand->scheme, DW__QUANTIZED_SCHEMES & ~DW__SCHEME(BF16));
+    return dw__scheme_in(operand->scheme, DW__LAYER_SCHEMES & ~DW__SCHEME(BF16));
 }
 
 bool dw__layer_is_observed(const dw_layer_precision *layer) {

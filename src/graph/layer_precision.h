@@ -13,6 +13,9 @@ static inline dw_attr_key dw__operand_key(dw_linear_operand operand) {
 
 /* Schemes that `quantize` computes. */
 #define DW__QUANTIZED_SCHEMES (DW__SCHEME(BF16) | dw__fp8_tensor_schemes | dw__exact_in_bf16)
+/* Schemes that an operand of a layer may have. fp8-block's values do not fit BF16, so its operands are codes from the
+ * beginning, on every target. */
+#define DW__LAYER_SCHEMES (DW__QUANTIZED_SCHEMES | DW__SCHEME(FP8_BLOCK))
 
 /* Returns "floor" or "ceil", and NULL for the other rules, which no text names: they are the default ones. */
 const char *dw__rule_word(dw_scale_rule rule);

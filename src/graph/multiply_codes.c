@@ -6,7 +6,9 @@
  * becomes quantize_tensor of x and of w, and multiply_codes of the orientations in which the axis that is summed over is
  * the last one. With scales of blocks (mxfp8, mxfp4, nvfp4) it is quantize_tiles: one node for both orientations, so
  * that a tensor that is read both ways is read once, unless it is rotated or rounded stochastically, which each
- * orientation is by itself. MX has no scales of tensors. A cast of y becomes the product's own rounding. */
+ * orientation is by itself. MX has no scales of tensors. A cast of y becomes the product's own rounding. Products of
+ * fp8-block are products of codes before this pass, on every target; here they only take in their casts, where tensor
+ * cores multiply them. */
 #include "graph/passes.h"
 #include "number/scheme_sets.h"
 #include <stdio.h>
@@ -263,9 +265,16 @@ static bool is_in_blocks(const dw_graph *graph, dw_node quantize) {
     return quantize != DW_NONE && !is_whole(graph, quantize);
 }
 
-/* Products of which an operand has blocks. */
-static void count_products(const dw_graph *graph, dw__code_products *products) {
-    enum { TILES_A = 4 };
+enum { TILES_A = 4 }; /* an operand of multiply_codes */
+
+static bool has_tiles(const dw_graph *graph, dw_node product) {
+    return dw_node_input_count(graph, product) > TILES_A &&
+           dw_node_input(graph, product, TILES_A) != DW_NONE;
+}
+
+/* Products of which an operand has blocks. Those of fp8-block, with scales in F32, count as simulated where no tensor
+ * cores multiply them. */
+static void count_products(const pass *run, const dw_graph *graph, dw__code_products *products) {
     products->multiplied = products->simulated = 0;
     for (dw_node n = 0; n < dw_graph_node_count(graph); n++) {
         const dw_op op = dw_node_op(graph, n);
@@ -273,9 +282,12 @@ static void count_products(const dw_graph *graph, dw__code_products *products) {
             products->simulated +=
                 is_in_blocks(graph, quantized_by(graph, dw_node_input(graph, n, 0))) ||
                 is_in_blocks(graph, quantized_by(graph, dw_node_input(graph, n, 1)));
-        else if (op == DW_OP_MULTIPLY_CODES)
-            products->multiplied += dw_node_input_count(graph, n) > TILES_A &&
-                                    dw_node_input(graph, n, TILES_A) != DW_NONE;
+        if (op != DW_OP_MULTIPLY_CODES || !has_tiles(graph, n)) continue;
+        const bool in_f32 = dw_value_dtype(graph, dw_node_input(graph, n, TILES_A)) == DW_F32;
+        if (!in_f32 || is_computed(run, graph, n))
+            products->multiplied++;
+        else
+            products->simulated++;
     }
 }
 
@@ -284,7 +296,7 @@ dw_status dw__multiply_codes(dw_graph **graph, dw__expand_rule computed, void *c
     pass run = {.computed = computed, .context = context, .fast_forward = fast_accumulation};
     *changed = false;
     DW_RETURN_IF_FAILED(dw__rewrite_each(graph, rule, &run));
-    count_products(*graph, products);
+    count_products(&run, *graph, products);
     *changed = run.changed;
     return DW_OK;
 }

@@ -849,23 +849,52 @@ static dw_status shape_of_tiles(const dw__draft *draft, int block, const dw_dim 
     return count_blocks(draft, codes[1], DW_SCALE_TILE_COLUMNS * block, &tiles[1]);
 }
 
+/* Shape of fp8-block's F32 scales of codes [outer, inner]: the scales of all rows for one block of columns after those for
+ * another, or, of square blocks, the scales of a row of blocks one after the other, in whole fours. Returns the rank. */
+static int shape_of_f32_scales(const dw__draft *draft, bool square, const dw_dim *codes,
+                               dw_dim *scales, dw_status *status) {
+    const int block = dw_scheme_describe(DW_SCHEME_FP8_BLOCK)->block;
+    if (!square) {
+        *status = count_blocks(draft, codes[1], block, &scales[0]);
+        scales[1] = codes[0];
+        return 2;
+    }
+    *status = count_blocks(draft, codes[0], block, &scales[0]);
+    if (*status == DW_OK)
+        *status = count_blocks(draft, codes[1], DW_SQUARE_SCALES * block, &scales[1]);
+    scales[2] = DW_SQUARE_SCALES;
+    return 3;
+}
+
 /* The codes and the tiles of one orientation. */
 static dw_status give_tiles(const dw__draft *draft, const dw_scheme_info *scheme, int axis,
                             dw__inferred *out) {
     const dw_dim *x = shape_of(draft, 0);
     dw_dim codes[2] = {x[1 - axis]}, tiles[3];
+    dw_status status = DW_OK;
+    int rank = 3;
     DW_RETURN_IF_FAILED(count_blocks(draft, x[axis], DW_CODE_ROW, &codes[1]));
     DW_RETURN_IF_FAILED(named(draft, dw_dim_mul(draft->graph, codes[1], DW_CODE_ROW, &codes[1])));
-    DW_RETURN_IF_FAILED(shape_of_tiles(draft, scheme->block, codes, tiles));
+    if (scheme->scale == DW_F32)
+        rank = shape_of_f32_scales(draft, int_of(draft, DW_ATTR_KEY_SQUARE, 0) != 0, codes, tiles,
+                                   &status);
+    else
+        status = shape_of_tiles(draft, scheme->block, codes, tiles);
+    DW_RETURN_IF_FAILED(status);
     give(out, scheme->element, 2, codes);
-    return give(out, scheme->scale, 3, tiles);
+    return give(out, scheme->scale, rank, tiles);
 }
 
 dw_status dw__infer_quantize_tiles(const dw__draft *draft, dw__inferred *out) {
     int axis;
     dw_scheme scheme;
-    DW_RETURN_IF_FAILED(check_quantize(draft, dw__tile_schemes, &scheme, &axis));
+    DW_RETURN_IF_FAILED(
+        check_quantize(draft, dw__tile_schemes | DW__SCHEME(FP8_BLOCK), &scheme, &axis));
     const dw_scheme_info *info = dw_scheme_describe(scheme);
+    if (scheme == DW_SCHEME_FP8_BLOCK &&
+        (int_of(draft, DW_ATTR_KEY_HADAMARD, 0) || int_of(draft, DW_ATTR_KEY_STOCHASTIC, 0)))
+        return refuse(draft, DW_UNSUPPORTED,
+                      "scheme=fp8-block with hadamard=1 or stochastic=1, which it does not have");
     if (attr_of(draft, DW_ATTR_KEY_AXIS)) {
         DW_RETURN_IF_FAILED(give_tiles(draft, info, axis, out));
     } else {
@@ -898,11 +927,30 @@ static dw_status want_all(const dw__draft *draft, uint32_t first, bool wanted, c
     return DW_OK;
 }
 
+/* The scales of fp8-block. Their rank says whether blocks are square. */
+static dw_status check_f32_scales(const dw__draft *draft) {
+    DW_RETURN_IF_FAILED(want_all(draft, SCALE_A, false, "with scales of blocks in f32"));
+    for (uint32_t i = CODES_A; i <= CODES_B; i++) {
+        const uint32_t tiles = TILES_A + i;
+        dw_dim expected[3];
+        dw_status status;
+        DW_RETURN_IF_FAILED(want_dtype(draft, i, DW_E4M3));
+        DW_RETURN_IF_FAILED(want_dtype(draft, tiles, DW_F32));
+        const int rank = shape_of_f32_scales(draft, rank_of(draft, tiles) == 3, shape_of(draft, i),
+                                             expected, &status);
+        DW_RETURN_IF_FAILED(status);
+        DW_RETURN_IF_FAILED(
+            want_shape(draft, tiles, rank, expected, "the scales of blocks of these codes"));
+    }
+    return DW_OK;
+}
+
 /* Checks the scales of blocks. The types of codes and scales say which scheme they have. */
 static dw_status check_tiles(const dw__draft *draft) {
     const bool paired = dtype_of(draft, CODES_A) == DW_E2M1,
                tensor = has(draft, TILES_A) && dtype_of(draft, TILES_A) == DW_UE4M3;
     DW_RETURN_IF_FAILED(want_all(draft, TILES_A, true, "for each operand, or for neither"));
+    if (dtype_of(draft, TILES_A) == DW_F32) return check_f32_scales(draft);
     DW_RETURN_IF_FAILED(
         want_all(draft, SCALE_A, tensor,
                  tensor ? "with scales of blocks in ue4m3" : "with scales of blocks in e8m0"));
@@ -928,7 +976,7 @@ dw_status dw__infer_quantization_error(const dw__draft *draft, dw__inferred *out
     dw_scheme scheme;
     const dw_dim numbers = DW_OPERAND_STATISTICS;
     DW_RETURN_IF_FAILED(
-        check_quantize(draft, DW__QUANTIZED_SCHEMES & ~DW__SCHEME(BF16), &scheme, &axis));
+        check_quantize(draft, DW__LAYER_SCHEMES & ~DW__SCHEME(BF16), &scheme, &axis));
     return give(out, DW_F64, 1, &numbers);
 }
 

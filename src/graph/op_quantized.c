@@ -22,6 +22,7 @@ static dw_operand_precision precision_of(const dw_graph *graph, dw_node node,
 
 typedef struct quantized {
     dw_value y, scale; /* scale DW_NONE: the scheme has no scale of the tensor */
+    dw_value blocks;   /* of fp8-block, whose y are codes: the scales of blocks; else DW_NONE */
 } quantized;
 
 /* Appends `op`, quantize or quantization_error, for the matrix `x` with blocks along `axis`. */
@@ -46,15 +47,37 @@ static dw_node round_matrix(dw__emitter *e, dw_op op, dw_operand_precision preci
     return dw__emit_node(e, op, 2, operands, count, attrs);
 }
 
+/* The values of fp8-block have more bits than BF16, so its products are of codes from the beginning. One node makes the
+ * codes of both orientations, of which each product reads the one whose last axis is summed over. */
+static quantized quantize_fp8_block(dw__emitter *e, dw_operand_precision precision, dw_value x,
+                                    int axis) {
+    const dw_attr attrs[] = {
+        dw_attr_string(DW_ATTR_KEY_SCHEME, dw_scheme_name(DW_SCHEME_FP8_BLOCK)),
+        dw_attr_int(DW_ATTR_KEY_SQUARE, 1)};
+    const uint32_t first = axis == 1 ? 0 : 2;
+    const dw_node node =
+        dw__emit_node(e, DW_OP_QUANTIZE_TILES, 1, &x, precision.square ? 2 : 1, attrs);
+    if (e->status != DW_OK) return (quantized){DW_NONE, DW_NONE, DW_NONE};
+    return (quantized){dw_node_output(e->graph, node, first), DW_NONE,
+                       dw_node_output(e->graph, node, first + 1)};
+}
+
 /* Quantizes the matrix `x` in blocks along `axis` as `operand` of the layer is quantized. */
 static quantized quantize(dw__emitter *e, dw_operand_precision precision, dw_value x, int axis,
                           dw_value seed, int64_t stream) {
+    if (precision.scheme == DW_SCHEME_FP8_BLOCK) return quantize_fp8_block(e, precision, x, axis);
     const dw_scheme_info *scheme = dw_scheme_describe(precision.scheme);
     dw_node node = round_matrix(e, DW_OP_QUANTIZE, precision, x, axis, seed, stream);
-    if (e->status != DW_OK) return (quantized){DW_NONE, DW_NONE};
+    if (e->status != DW_OK) return (quantized){DW_NONE, DW_NONE, DW_NONE};
     const bool scaled = scheme->tensor_scale || scheme->block == DW_BLOCK_TENSOR;
     return (quantized){dw_node_output(e->graph, node, 0),
-                       scaled ? dw_node_output(e->graph, node, 1) : DW_NONE};
+                       scaled ? dw_node_output(e->graph, node, 1) : DW_NONE, DW_NONE};
+}
+
+static dw_value multiply_codes(dw__emitter *e, quantized a, quantized b) {
+    const dw_attr dtype = {.key = DW_ATTR_KEY_DTYPE, .integer = DW_F32};
+    const dw_value inputs[] = {a.y, b.y, DW_NONE, DW_NONE, a.blocks, b.blocks};
+    return dw__emit(e, DW_OP_MULTIPLY_CODES, DW_COUNT(inputs), inputs, 1, &dtype);
 }
 
 /* Computes a b in F32 with shape [.., columns of b], applies the tensor scales and casts to `dtype`. */
@@ -65,7 +88,9 @@ static dw_value multiply(dw__emitter *e, quantized a, quantized b, bool transpos
     if (transpose_a) attrs[count++] = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_A, 1);
     if (transpose_b) attrs[count++] = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_B, 1);
     attrs[count++] = (dw_attr){.key = DW_ATTR_KEY_DTYPE, .integer = DW_F32};
-    dw_value y = dw__emit(e, DW_OP_MATMUL, 2, (dw_value[]){a.y, b.y}, count, attrs);
+    dw_value y = a.blocks != DW_NONE
+                     ? multiply_codes(e, a, b)
+                     : dw__emit(e, DW_OP_MATMUL, 2, (dw_value[]){a.y, b.y}, count, attrs);
     y = dw__emit_reshape(e, y, like->rank, like->shape);
     if (a.scale == DW_NONE && b.scale == DW_NONE) return y;
     dw_value scale = a.scale == DW_NONE   ? b.scale

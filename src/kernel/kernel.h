@@ -244,8 +244,10 @@ int64_t dw__call_int(const dw__call *call, dw_attr_key key, int64_t absent);
 double dw__call_float(const dw__call *call, dw_attr_key key, double absent);
 /* Returns the tensor that is added to output 0, which may be output 0 itself, or NULL. */
 const dw__tensor *dw__call_addend(const dw__call *call);
-/* Returns whether a call of multiply_codes has scales of blocks, in tiles. */
+/* Returns whether a call of multiply_codes has scales of blocks. */
 bool dw__call_has_tiles(const dw__call *call);
+/* Returns whether these are F32, those of fp8-block. */
+bool dw__call_has_f32_scales(const dw__call *call);
 /* Returns the bias of a call of linear or multiply_codes, or NULL. */
 const dw__tensor *dw__call_bias(const dw__call *call);
 int64_t dw__tensor_count(const dw__tensor *tensor);
@@ -285,6 +287,8 @@ extern const dw__kernel *const dw__kernels_cpu_data
     []; /* permute, slice, concat, pad, take, scatter_add, embedding, rope, reduce_* */
 extern const dw__kernel *const dw__kernels_cpu_loss[];     /* cross_entropy and backward, adamw */
 extern const dw__kernel *const dw__kernels_cpu_quantize[]; /* quantize */
+extern const dw__kernel
+    *const dw__kernels_cpu_fp8_block[]; /* quantize_tiles and multiply_codes of fp8-block */
 extern const dw__kernel *const dw__kernels_reference[];    /* one for every operation */
 
 #endif

@@ -68,9 +68,9 @@ float dw__quantize_block_scale(const dw__quantization *q, dw__coded from, int64_
     int64_t outer = q->options.axis == 1 ? row : column,
             inner = q->options.axis == 1 ? column : row;
     if (q->options.square) outer /= q->layout.block;
-    const uint8_t *scales = from.scales;
-    return dw__decode_one(q->layout.scale,
-                          scales[outer * q->layout.scale_cols + inner / q->layout.block]);
+    const int64_t at = outer * q->layout.scale_cols + inner / q->layout.block;
+    if (q->layout.scale == DW_F32) return ((const float *)from.scales)[at];
+    return dw__decode_one(q->layout.scale, ((const uint8_t *)from.scales)[at]);
 }
 
 size_t dw__quantize_scratch(const dw__quantization *q) {
@@ -160,7 +160,9 @@ dw_status dw__quantize_decode(const dw__quantization *q, dw__coded from, int64_t
     options.tensor_scale = 1.0f; /* multiplies the matmul's result instead */
     int64_t scale_row = options.square ? first / q->layout.block : first;
     const char *codes = (const char *)from.codes + first * q->layout.row_bytes;
-    const uint8_t *scales = (const uint8_t *)from.scales + scale_row * q->layout.scale_cols;
+    const uint8_t *scales =
+        (const uint8_t *)from.scales +
+        scale_row * q->layout.scale_cols * (int64_t)dw_dtype_bytes(q->layout.scale);
     bool rows = options.axis == 1;
     return dw_block_dequantize(&options, rows ? count : q->rows, rows ? q->cols : count, codes, 0,
                                scales, result, rows ? q->cols : count);

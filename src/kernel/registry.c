@@ -9,10 +9,9 @@
 #include <stdio.h>
 
 static const dw__kernel *const *const cpu_lists[] = {
-    dw__kernels_cpu_matmul,    dw__kernels_cpu_grouped,
-    dw__kernels_cpu_attention, dw__kernels_cpu_elementwise,
-    dw__kernels_cpu_norm,      dw__kernels_cpu_data,
-    dw__kernels_cpu_loss,      dw__kernels_cpu_quantize,
+    dw__kernels_cpu_matmul,      dw__kernels_cpu_grouped,  dw__kernels_cpu_attention,
+    dw__kernels_cpu_elementwise, dw__kernels_cpu_norm,     dw__kernels_cpu_data,
+    dw__kernels_cpu_loss,        dw__kernels_cpu_quantize, dw__kernels_cpu_fp8_block,
     dw__kernels_reference, /* last, because it supports every call */
 };
 
@@ -39,6 +38,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__graph_gemm_scaled,
     &dw__graph_cublaslt,
     &dw__graph_cublaslt_scaled,
+    &dw__graph_cublaslt_fp8_block,
     &dw__graph_gemm_hopper,
     &dw__gpu_elementwise,
     &dw__gpu_move,
@@ -52,6 +52,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__gpu_scatter,
     &dw__gpu_rope,
     &dw__gpu_quantize_tensor,
+    &dw__gpu_fp8_block_codes,
     &dw__gpu_quantize_tiles,
     &dw__gpu_multiply_codes,
     /* PyTorch's, which explanations know */
@@ -218,6 +219,11 @@ const dw__tensor *dw__call_addend(const dw__call *call) {
 bool dw__call_has_tiles(const dw__call *call) {
     enum { TILES_A = 4 };
     return call->input_count > TILES_A && call->inputs[TILES_A].rank >= 0;
+}
+
+bool dw__call_has_f32_scales(const dw__call *call) {
+    enum { TILES_A = 4 };
+    return dw__call_has_tiles(call) && dw__dtype_is_float(call->inputs[TILES_A].dtype);
 }
 
 const dw__tensor *dw__call_bias(const dw__call *call) {

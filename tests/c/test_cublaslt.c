@@ -1066,6 +1066,227 @@ static void codes_in_blocks(void *unused) {
                   DW_TYPE);
 }
 
+/* ---- fp8-block --------------------------------------------------------------------------------------------------- */
+
+/* One orientation of quantize_tiles by the definition: codes and scales of a random matrix, and its block of scales. */
+typedef struct fp8_factor {
+    dw__tensor codes, scales;
+    float *numbers; /* of the codes */
+    bool square;
+} fp8_factor;
+
+static fp8_factor make_fp8_factor(int64_t rows, int64_t k, bool square, uint32_t stream) {
+    const int64_t blocks = (k + 127) / 128, wide = (blocks + 3) / 4;
+    fp8_factor f = {.codes = make(DW_E4M3, 2, NULL, rows, k),
+                    .scales = {.dtype = DW_F32, .rank = 2, .shape = {blocks, rows}},
+                    .square = square};
+    if (square)
+        f.scales = (dw__tensor){.dtype = DW_F32, .rank = 3, .shape = {(rows + 127) / 128, wide, 4}};
+    dw__tensor_set_contiguous(&f.scales);
+    f.numbers = malloc((size_t)(rows * k) * sizeof *f.numbers);
+    f.codes.data = fill_codes(DW_E4M3, rows * k, stream, f.numbers);
+    float *scales = aligned_alloc(256, (dw__tensor_bytes(&f.scales) + 255) / 256 * 256);
+    CHILD_REQUIRE(f.numbers && scales);
+    for (int64_t i = 0; i < dw__tensor_count(&f.scales); i++)
+        scales[i] = ldexpf(1.0f + 0.9f * fabsf(sinf((float)i)), (int)(i % 9) - 4);
+    f.scales.data = scales;
+    return f;
+}
+
+/* By the recipe: blocks of 1 x 128 or 128 x 128. */
+static double fp8_scale(const fp8_factor *f, int64_t row, int64_t block) {
+    const float *scales = f->scales.data;
+    return f->square ? (double)scales[row / 128 * f->scales.shape[1] * 4 + block]
+                     : (double)scales[block * f->scales.shape[1] + row];
+}
+
+static void forget_fp8_factor(fp8_factor *f) {
+    free(f->numbers);
+    free(f->codes.data);
+    free(f->scales.data);
+}
+
+static void multiply_fp8_blocks(bool square_a, bool square_b, dw_dtype result, bool has_bias,
+                                int64_t m, int64_t n, int64_t k) {
+    const dw_attr type = {.key = DW_ATTR_KEY_DTYPE, .integer = (int64_t)result};
+    const dw__tensor none = {.rank = -1};
+    fp8_factor a = make_fp8_factor(m, k, square_a, 11), b = make_fp8_factor(n, k, square_b, 12);
+    dw__operation_call call = {
+        .call = {.op = DW_OP_MULTIPLY_CODES,
+                 .attr_count = 1,
+                 .attrs = &type,
+                 .input_count = 7,
+                 .output_count = 1,
+                 .inputs = {a.codes, b.codes, none, none, a.scales, b.scales, none},
+                 .outputs = {make(result, 2, NULL, m, n)}}};
+    const dw__kernel *kernel = &dw__graph_cublaslt_fp8_block;
+    const dw__variant *variant = NULL;
+    dw__tensor *y = &call.call.outputs[0], *bias = &call.call.inputs[6];
+    size_t bytes = 0;
+    y->data = aligned_alloc(256, (dw__tensor_bytes(y) + 255) / 256 * 256);
+    if (has_bias) {
+        *bias = (dw__tensor){.dtype = result, .rank = 1, .shape = {n}, .stride = {1}};
+        bias->data = aligned_alloc(256, (dw__tensor_bytes(bias) + 255) / 256 * 256);
+        for (int64_t j = 0; j < n; j++)
+            dw__scalar_store(bias->data, result, j,
+                             (dw__scalar){.number = 0.375 * (double)(j - 20)});
+    }
+    CHILD_REQUIRE(dw__kernel_for(&call, &gpu, NULL) == kernel);
+    CHILD_REQUIRE(dw__kernel_for(&call, &gpu, kernel) == &dw__gpu_multiply_codes);
+    REQUIRE_OK(kernel->prepare(kernel, &call, context, &variant));
+    REQUIRE_OK(dw__variant_status(variant));
+    REQUIRE_OK(kernel->workspace_bytes(kernel, &call, context, &bytes));
+    call.workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    REQUIRE_OK(kernel->enqueue(&call, context, variant));
+    const double unit = result == DW_BF16 ? 0x1p-8 : result == DW_F16 ? 0x1p-11 : 0x1p-24;
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0.0;
+            for (int64_t l = 0; l < k; l++)
+                sum += (double)a.numbers[i * k + l] * fp8_scale(&a, i, l / 128) *
+                       (double)b.numbers[j * k + l] * fp8_scale(&b, j, l / 128);
+            if (has_bias) sum += 0.375 * (double)(j - 20);
+            const double got = dw__scalar_load(y->data, result, i * n + j).number;
+            CHILD_REQUIRE(fabs(got - sum) <= 1.01 * unit * fabs(sum) + 0x1p-24);
+        }
+    free(y->data);
+    free(bias->data);
+    free(call.workspace);
+    forget_fp8_factor(&a);
+    forget_fp8_factor(&b);
+}
+
+/* A call that the variant's example makes, and what the kernel says to it. */
+static dw_status fp8_block_answer(int64_t m, int64_t n, int64_t k, bool square_a, bool square_b) {
+    dw__operation_call call = {0};
+    dw__multiply_codes_example(DW_E4M3, DW_E4M3, DW_BF16, m, n, k, &call.call);
+    dw__multiply_codes_add_blocks(&call.call, square_a, square_b);
+    return dw__graph_cublaslt_fp8_block.supports(&dw__graph_cublaslt_fp8_block, &call, &gpu);
+}
+
+static void fp8_blocks(void *unused) {
+    (void)unused;
+    begin(FAKE_CUBLASLT);
+    multiply_fp8_blocks(false, true, DW_BF16, false, 24, 144, 160); /* forward and dgrad */
+    multiply_fp8_blocks(false, true, DW_F16, true, 40, 272, 544);
+    multiply_fp8_blocks(true, false, DW_F32, false, 136, 32, 96);
+    multiply_fp8_blocks(false, false, DW_F32, false, 144, 160, 288); /* wgrad */
+    CHILD_REQUIRE(fp8_block_answer(32, 48, 64, false, true) == DW_OK);
+    /* Rows in eights, columns in sixteens, square blocks on one side, Hopper, CUDA 12.9. */
+    CHILD_REQUIRE(fp8_block_answer(36, 48, 64, false, true) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "a multiple of 8 rows"));
+    CHILD_REQUIRE(fp8_block_answer(32, 40, 64, false, true) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(fp8_block_answer(32, 48, 64, true, true) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "one operand at most"));
+    gpu.capability = 100;
+    CHILD_REQUIRE(fp8_block_answer(32, 48, 64, false, true) == DW_UNSUPPORTED);
+    gpu.capability = 90;
+    setenv("FAKE_CUBLASLT_VERSION", "120805", 1);
+    CHILD_REQUIRE(fp8_block_answer(32, 48, 64, false, true) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "cuBLASLt is version 120805; expected 120900"));
+}
+
+static const dw__variant *first_use_of_fp8_blocks(void) {
+    dw__operation_call call = {0};
+    const dw__variant *variant = NULL;
+    dw__multiply_codes_example(DW_E4M3, DW_E4M3, DW_BF16, 32, 48, 256, &call.call);
+    dw__multiply_codes_add_blocks(&call.call, false, true);
+    REQUIRE_OK(dw__graph_cublaslt_fp8_block.prepare(&dw__graph_cublaslt_fp8_block, &call, context,
+                                                    &variant));
+    return variant;
+}
+
+/* A linear layer in BF16 with a bias, and the gradients of x and w. */
+static dw_engine *fp8_block_engine(void) {
+    static const char text[] = "deepwell graph 1\n"
+                               "symbols S\n"
+                               "input %x: bf16[S, 160]\n"
+                               "parameter %w: bf16[48, 160]\n"
+                               "parameter %b: bf16[48]\n"
+                               "%h = linear(%x, %w, %b)  # mlp 0 h.0.mlp.c_fc\n"
+                               "return %h\n";
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_precision_policy policy;
+    dw_graph *graph = NULL;
+    dw_engine *engine = NULL;
+    dw_value wrt[2];
+    REQUIRE_OK(dw_graph_from_text(text, &graph));
+    REQUIRE_OK(dw_precision_policy_init(&policy, "fp8-block"));
+    options.device = &dw__device_cuda;
+    options.precision = &policy;
+    for (uint32_t i = 0; i < 2; i++) wrt[i] = dw_graph_leaf_at(graph, i);
+    REQUIRE_OK(dw_engine_create(graph, 1, (uint32_t[]){0}, 2, wrt, &options, &engine));
+    dw_graph_destroy(graph);
+    return engine;
+}
+
+/* The products of codes whose result is BF16, or those of them with a bias. */
+static int count_products(const dw_engine *engine, bool with_bias) {
+    enum { BIAS = 6 };
+    const dw_graph *graph = dw_engine_graph(engine);
+    int count = 0;
+    for (dw_node n = 0; n < dw_graph_node_count(graph); n++) {
+        if (dw_node_op(graph, n) != DW_OP_MULTIPLY_CODES ||
+            dw_value_dtype(graph, dw_node_output(graph, n, 0)) != DW_BF16)
+            continue;
+        count += !with_bias ||
+                 (dw_node_input_count(graph, n) > BIAS && dw_node_input(graph, n, BIAS) != DW_NONE);
+    }
+    return count;
+}
+
+/* All three GEMMs are the library's, with their casts and the bias. A plan with rows that it does not take has ours. */
+static void fp8_block_plans(void *unused) {
+    dw_plan *plan = NULL;
+    uint32_t multiplied = 0, simulated = 0;
+    (void)unused;
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1); /* the fake compiler's programs fail it */
+    begin(FAKE_CUBLASLT);
+    dw_engine *engine = fp8_block_engine();
+    CHILD_REQUIRE(strcmp(dw_engine_code_products(engine, &multiplied, &simulated), "") == 0);
+    CHILD_REQUIRE(multiplied == 3 && simulated == 0);
+    CHILD_REQUIRE(count_products(engine, false) == 3 && count_products(engine, true) == 1);
+    REQUIRE_OK(dw_engine_plan(engine, (int64_t[]){40}, &plan));
+    CHILD_REQUIRE(lists(plan, "cublaslt_fp8_block") && lists(plan, "fp8_block_codes"));
+    CHILD_REQUIRE(!lists(plan, ": multiply_codes e4m3"));
+    dw_plan_release(plan);
+    REQUIRE_OK(dw_engine_plan(engine, (int64_t[]){36}, &plan));
+    /* wgrad has features as rows */
+    CHILD_REQUIRE(lists(plan, ": multiply_codes e4m3") && lists(plan, "cublaslt_fp8_block"));
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+}
+
+/* An older library leaves all products to FMA units, and the reason says what to do. */
+static void fp8_block_by_an_old_library(void *unused) {
+    uint32_t multiplied = 0, simulated = 0;
+    (void)unused;
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
+    setenv("FAKE_CUBLASLT_VERSION", "120805", 1);
+    begin(FAKE_CUBLASLT);
+    dw_engine *engine = fp8_block_engine();
+    const char *reason = dw_engine_code_products(engine, &multiplied, &simulated);
+    CHILD_REQUIRE(multiplied == 0 && simulated == 3);
+    CHILD_REQUIRE(strstr(reason, "expected 120900 (CUDA 12.9) or later"));
+    dw_engine_destroy(engine);
+}
+
+/* The first-use check accepts 14 bits of each addend within a block. */
+static void fp8_blocks_in_14_bits(void *unused) {
+    (void)unused;
+    begin(FAKE_CUBLASLT);
+    setenv("FAKE_CUBLASLT_14_BITS", "1", 1);
+    REQUIRE_OK(dw__variant_status(first_use_of_fp8_blocks()));
+}
+
+/* It refuses a library that reads the scales in another order, or computes something else. */
+static void fp8_blocks_in_another_order(void *unused) {
+    (void)unused;
+    begin(FAKE_CUBLASLT);
+    setenv("FAKE_CUBLASLT_ROWS_OF_SCALES", "1", 1);
+    CHILD_REQUIRE(first_use_of_fp8_blocks()->disabled);
+}
+
 /* ---- measured algorithms ----------------------------------------------------------------------------------------- */
 
 typedef struct choice {
@@ -1240,6 +1461,11 @@ IN_CHILD(test_not_supported, without_algorithm, "15")
 IN_CHILD(test_wrong, wrong, NULL)
 IN_CHILD(test_rounds_before_bias, rounds_before_bias, NULL)
 IN_CHILD(test_codes_in_blocks, codes_in_blocks, NULL)
+IN_CHILD(test_fp8_blocks, fp8_blocks, NULL)
+IN_CHILD(test_fp8_block_plans, fp8_block_plans, NULL)
+IN_CHILD(test_fp8_block_by_an_old_library, fp8_block_by_an_old_library, NULL)
+IN_CHILD(test_fp8_blocks_in_14_bits, fp8_blocks_in_14_bits, NULL)
+IN_CHILD(test_fp8_blocks_in_another_order, fp8_blocks_in_another_order, NULL)
 IN_CHILD(test_rounds_and_wrong, rounds_before_bias, "wrong")
 
 static int set_up(void **state) {
@@ -1282,6 +1508,11 @@ int main(void) {
         cmocka_unit_test(test_rounds_before_bias),
         cmocka_unit_test(test_rounds_and_wrong),
         cmocka_unit_test(test_codes_in_blocks),
+        cmocka_unit_test(test_fp8_blocks),
+        cmocka_unit_test(test_fp8_block_plans),
+        cmocka_unit_test(test_fp8_block_by_an_old_library),
+        cmocka_unit_test(test_fp8_blocks_in_14_bits),
+        cmocka_unit_test(test_fp8_blocks_in_another_order),
         cmocka_unit_test(test_fastest),
         cmocka_unit_test(test_slow_sums),
         cmocka_unit_test(test_no_memory),

@@ -534,6 +534,10 @@ static void quantization_of_any_bits_is_the_definitions(void **state) {
         "quantize_tensor bf16[70,131] scheme=fp8-tensor",
         "quantize_tensor f16[144,272] scheme=fp8-tensor-e5m2",
         "quantize_tensor f32[150,264] scheme=fp8-tensor",
+        "quantize_tiles bf16[70,131] - scheme=fp8-block",
+        "quantize_tiles f32[150,264] - scheme=fp8-block",
+        "quantize_tiles f16[144,270] - scheme=fp8-block square=1",
+        "quantize_tiles f32[0,72] - scheme=fp8-block",
         "dequantize_blocks e5m2[70,131] e8m0[70,5] scheme=mxfp8-e5m2 axis=1",
         "dequantize_blocks e2m1[70,132] ue4m3[70,9] scheme=nvfp4 axis=0",
     };
@@ -564,8 +568,15 @@ static void quantization_of_finite_numbers_is_the_definitions(void **state) {
         "quantize_tensor f16[144,272] scheme=fp8-tensor-e5m2",
         "quantize_tensor f32[150,264] scheme=fp8-tensor",
         "quantize_tensor f32[16,136] scheme=fp8-tensor-e5m2",
+        "quantize_tiles f32[150,264] - scheme=fp8-block",
+        "quantize_tiles f16[200,136] - scheme=fp8-block",
+        "quantize_tiles bf16[133,259] - scheme=fp8-block",
+        "quantize_tiles bf16[300,136] - scheme=fp8-block square=1",
+        "quantize_tiles f32[130,67] - scheme=fp8-block square=1",
         /* more tiles than blocks, and more vectors than threads in flight */
         "quantize_tensor bf16[8,102408] scheme=fp8-tensor",
+        "quantize_tiles bf16[8,34056] - scheme=fp8-block",
+        "quantize_tiles f32[34056,5] - scheme=fp8-block square=1",
     };
     for (size_t i = 0; i < DW_COUNT(calls); i++)
         if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_finite);

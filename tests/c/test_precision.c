@@ -193,9 +193,10 @@ static void policies_have_names(void **state) {
         dw_scheme scheme;
         double share;
         int seed;
-    } rows[] = {{"fp32", DW_SCHEME_FP32, 0, 0},   {"bf16", DW_SCHEME_BF16, 0, 0},
-                {"mxfp8", DW_SCHEME_MXFP8, 0, 0}, {"mxfp6", DW_SCHEME_MXFP6, 0, 0},
-                {"mxfp4", DW_SCHEME_MXFP4, 0, 1}, {"nvfp4", DW_SCHEME_NVFP4, 0.15, 1}};
+    } rows[] = {{"fp32", DW_SCHEME_FP32, 0, 0},           {"bf16", DW_SCHEME_BF16, 0, 0},
+                {"fp8-block", DW_SCHEME_FP8_BLOCK, 0, 0}, {"mxfp8", DW_SCHEME_MXFP8, 0, 0},
+                {"mxfp6", DW_SCHEME_MXFP6, 0, 0},         {"mxfp4", DW_SCHEME_MXFP4, 0, 1},
+                {"nvfp4", DW_SCHEME_NVFP4, 0.15, 1}};
     dw_precision_policy policy;
     dw_layer_precision layer;
     for (size_t i = 0; i < DW_COUNT(rows); i++) {
@@ -214,12 +215,17 @@ static void policies_have_names(void **state) {
                                        "nvfp4+hadamard"};
     for (int j = 0; j < DW_LINEAR_OPERANDS; j++)
         assert_string_equal(dw__operand_text(&policy.layer.operand[j]).text, text[j]);
+    static const char *const fp8_block[] = {"fp8-block",        "fp8-block+square", "fp8-block",
+                                            "fp8-block+square", "fp8-block",        "fp8-block"};
+    OK(dw_layer_precision_named("fp8-block", &layer));
+    for (int j = 0; j < DW_LINEAR_OPERANDS; j++)
+        assert_string_equal(dw__operand_text(&layer.operand[j]).text, fp8_block[j]);
     OK(dw_layer_precision_named("fp8", &layer));
     assert_int_equal(layer.operand[DW_WGRAD_X].scheme, DW_SCHEME_FP8_TENSOR);
     assert_int_equal(layer.operand[DW_WGRAD_DY].scheme, DW_SCHEME_FP8_TENSOR_E5M2);
     assert_int_equal(dw_layer_precision_named("fp8-row", &layer), DW_UNSUPPORTED);
     assert_non_null(strstr(dw_last_error(), "\"fp8-row\" is not supported: use fp32, bf16, fp8"));
-    assert_int_equal(dw_precision_policy_init(&policy, "fp8-block"), DW_UNSUPPORTED);
+    assert_int_equal(dw_precision_policy_init(&policy, "fp8-row"), DW_UNSUPPORTED);
     assert_int_equal(dw_precision_policy_init(&policy, "int4"), DW_INVALID_ARGUMENT);
     assert_int_equal(dw_precision_policy_init(&policy, NULL), DW_INVALID_ARGUMENT);
 }
@@ -351,9 +357,8 @@ static void wrong_files_are_rejected(void **state) {
         {DW_PARSE, HEADER "\"defaults\": 1}", "unknown member \"defaults\"; expected format, "},
         {DW_PARSE, HEADER "\"layers\": []}", "default: precision is missing; expected a name"},
         {DW_INVALID_ARGUMENT, HEADER "\"default\": \"int8\"}",
-         "default: precision \"int8\" is not a precision: use fp32, bf16, fp8, mxfp8, mxfp6, mxfp4 "
-         "or "
-         "nvfp4"},
+         "default: precision \"int8\" is not a precision: use fp32, bf16, fp8, fp8-block, mxfp8, "
+         "mxfp6, mxfp4 or nvfp4"},
         {DW_PARSE, HEADER "\"default\": {\"forward_x\": \"bf16\"}}",
          "default: forward_w is missing; expected it, or a \"recipe\""},
         {DW_INVALID_ARGUMENT, HEADER "\"default\": {\"recipe\": \"mxfp8\", \"dgrad_w\": \"e4m3\"}}",
@@ -441,8 +446,17 @@ static void wrong_policies_are_rejected(void **state) {
     dw_operand_precision *dy = &policy.layer.operand[DW_DGRAD_DY];
     policy = good, dy->scheme = DW_SCHEME_COUNT;
     refuse(&graph, &policy, "the precision policy: dgrad_dy: scheme is 13");
+    policy = good, dy->scheme = DW_SCHEME_FP8_ROW;
+    refuse_with(DW_UNSUPPORTED, &graph, &policy, "the scheme fp8-row is not supported: expected");
     policy = good, dy->scheme = DW_SCHEME_FP8_BLOCK;
-    refuse_with(DW_UNSUPPORTED, &graph, &policy, "the scheme fp8-block is not supported: expected");
+    refuse(&graph, &policy, "dgrad_dy is fp8-block and the other operand of its GEMM is mxfp8");
+    OK(dw_precision_policy_init(&policy, "fp8-block"));
+    dy->square = 1;
+    refuse(&graph, &policy, "dgrad_dy and the other operand of its GEMM are fp8-block+square");
+    dy->square = 0, dy->stochastic = 1;
+    refuse(&graph, &policy, "dgrad_dy: fp8-block takes no stochastic");
+    dy->stochastic = 0, dy->scale_rule = DW_SCALE_RCEIL;
+    refuse(&graph, &policy, "dgrad_dy: fp8-block has no scale rule rceil");
     policy = good, dy->scheme = DW_SCHEME_FP32; /* one operand alone */
     refuse_with(DW_UNSUPPORTED, &graph, &policy, "dgrad_dy: the scheme fp32 is not supported");
     policy = good, dy->square = 2;

@@ -11,6 +11,9 @@
 #define FP8_LAYER                                                                                  \
     "forward_x=fp8-tensor forward_w=fp8-tensor dgrad_dy=fp8-tensor-e5m2 "                          \
     "dgrad_w=fp8-tensor wgrad_dy=fp8-tensor-e5m2 wgrad_x=fp8-tensor"
+#define FP8_BLOCK_LAYER                                                                            \
+    "forward_x=fp8-block forward_w=fp8-block+square dgrad_dy=fp8-block "                           \
+    "dgrad_w=fp8-block+square wgrad_dy=fp8-block wgrad_x=fp8-block"
 #define MXFP8_LAYER                                                                                \
     "forward_x=mxfp8 forward_w=mxfp8 dgrad_dy=mxfp8 "                                              \
     "dgrad_w=mxfp8 wgrad_dy=mxfp8 wgrad_x=mxfp8"
@@ -374,6 +377,9 @@ static const char *const rows[] = {
     "quantization_error f32[70,131] i64[2]:seed scheme=nvfp4 axis=0 hadamard=1 stochastic=1 "
     "stream=5",
     "quantization_error f32[129,65] - scheme=nvfp4 axis=1",
+    "quantization_error bf16[33,265] - scheme=fp8-block axis=1",
+    "quantization_error f32[140,33] - scheme=fp8-block axis=0",
+    "quantization_error f16[140,150] - scheme=fp8-block axis=1 square=1",
     "quantization_error bf16[33,65] - scheme=fp8-tensor axis=1",
     "quantization_error f32[129,257] - scheme=fp8-tensor-e5m2 axis=1",
     "quantize_tensor f32[1,1] scheme=fp8-tensor",
@@ -390,6 +396,10 @@ static const char *const rows[] = {
     "quantize_tiles bf16[36,64] - scheme=nvfp4 axis=1 hadamard=1",
     "quantize_tiles f32[150,37] i64[2]:seed scheme=mxfp4 axis=0 hadamard=1 stochastic=1 stream=3",
     "quantize_tiles f32[19,66] i64[2]:seed scheme=nvfp4 axis=1 stochastic=1 stream=2",
+    "quantize_tiles f32[1,1] - scheme=fp8-block",
+    "quantize_tiles bf16[129,65] - scheme=fp8-block",
+    "quantize_tiles f16[33,257] - scheme=fp8-block square=1",
+    "quantize_tiles f32[140,150] - scheme=fp8-block square=1",
     "multiply_codes e4m3[33,65] e4m3[17,65] f32[] f32[]",
     "multiply_codes e5m2[1,7] e4m3[3,7] f32[] f32[] dtype=bf16",
     "multiply_codes e4m3[65,32] e5m2[129,32] f32[] f32[] dtype=f16",
@@ -401,8 +411,13 @@ static const char *const rows[] = {
     "multiply_codes e4m3[33,65] e4m3[17,65] f32[] f32[] - - f32[17]",
     "multiply_codes e5m2[70,48] e4m3[67,48] f32[] f32[] - - bf16[67] dtype=bf16",
     "multiply_codes e4m3[33,128] e4m3[24,128] - - e8m0[1,1,512] e8m0[1,1,512] f16[24] dtype=f16",
+    "multiply_codes e4m3[7,33] e4m3[5,33] - - f32[1,7] f32[1,5]",
+    "multiply_codes e4m3[33,160] e4m3[140,160] - - f32[2,33] f32[2,1,4]",
+    "multiply_codes e4m3[130,96] e4m3[17,96] - - f32[2,1,4] f32[1,17] bf16[17] dtype=bf16",
     "quantized_linear f32[1,7] f32[5,7] f32[5] - " BF16_LAYER,
     "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " FP8_LAYER,
+    "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " FP8_BLOCK_LAYER,
+    "quantized_linear bf16[37,150] bf16[150,33] - - " FP8_BLOCK_LAYER " transpose_w=0",
     "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " BF16_LAYER,
     "quantized_linear f32[65,33] f32[33,127] - - " BF16_LAYER " transpose_w=0",
     "quantized_linear f32[1,7] f32[5,7] f32[5] - " MXFP8_LAYER,

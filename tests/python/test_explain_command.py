@@ -163,13 +163,14 @@ _OF_GRAPHS = (
     "softmax", "norm", "cross_entropy", "attention", "attention_backward", "gemm", "elementwise",
     "move", "reduce", "gather", "matmul", "scan", "sort", "graph_quantize", "scatter",
     "linear_cross_entropy", "rope", "quantize_tensor", "quantize_tiles", "multiply_codes", "gemm_scaled",
-    "quantization_error",
+    "quantization_error", "fp8_block_codes",
 )  # fmt: skip
 
 
 # Kernels that no hardware has run.
 _EMULATED_ALONE = (
     "matmul", "scan", "sort", "graph_quantize", "gemm", "multiply_codes", "quantize_tiles", "quantization_error",
+    "fp8_block_codes",
 )  # fmt: skip
 
 
@@ -183,7 +184,8 @@ def test_kernels_state_their_proof(tmp_path):
     run = explain("kernels", "--json", cache=tmp_path)
     kernels = {row["name"]: row for row in json.loads(run.stdout)}
     assert "has trained whole models with it" in kernels.pop("cublaslt")["proof"]
-    assert "not run on hardware" in kernels.pop("cublaslt_scaled")["proof"]
+    for name in ("cublaslt_scaled", "cublaslt_fp8_block"):
+        assert "not run on hardware" in kernels.pop(name)["proof"]
     for name, row in kernels.items():
         on_blackwell = "sm_1" in row["architectures"]
         assert (UNPROVEN in row["proof"]) == (on_blackwell or name in _OF_GRAPHS), name

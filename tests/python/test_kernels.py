@@ -153,6 +153,11 @@ def test_wrong_calls_say_what_is_wrong():
         (lambda: CutlassConfig(tmem_residency=False), dw.UnsupportedError, "tensor memory"),
         (lambda: CutlassKernel().gemm(a, b), dw.DeepwellError, "initialize"),
         (lambda: CutlassKernel().initialize(4, 8, 32, "int8"), ValueError, "int8.*mxfp8"),
+        (
+            lambda: CutlassKernel().initialize(4, 8, 32, "fp8-block"),
+            dw.UnsupportedError,
+            "a single GEMM in fp8-block.*optimize",
+        ),
         (lambda: CutlassKernel().initialize(4, -8, 32), ValueError, "n is -8"),
         (
             lambda: CutlassKernel().initialize(4, 8, 32, "bf16", use_microscaling=True),

@@ -127,6 +127,11 @@ def test_text_and_files(tmp_path):
             MicroscalingConfig(32, "floor"),
             layers={'x"\\[!a-]': "fp8", "y": {name: "bf16" for name in OPERANDS}},
         ),
+        PrecisionPolicy(
+            "fp8-block",
+            layers={"a": {"wgrad_dy": "fp8-block+square"}, "b": Precision.FP8_BLOCK},
+            guard=dw.PrecisionGuard(every=10),
+        ),
     ]
     for policy in policies:
         again = PrecisionPolicy.from_json(policy.to_json())
@@ -146,6 +151,7 @@ def test_text_and_files(tmp_path):
             bf16_share=policy.bf16_share,
             fallback=policy.fallback,
             fast_accumulation=policy.fast_accumulation,
+            guard=policy.guard,
         )
         assert made == policy
     assert "fast accumulation" in str(policies[2]) and policies[2] != PrecisionPolicy("fp8")
@@ -191,6 +197,14 @@ def test_text_and_files(tmp_path):
             'dgrad_w: there is no scheme "e4m3"',
         ),
         ([], {"layers": {"h": {"forward_x": "mxfp8+stochastic"}}}, ValueError, "only dgrad_dy and"),
+        (
+            [{"recipe": "mxfp8", "forward_x": "fp8-block"}],
+            {},
+            ValueError,
+            "forward_x is fp8-block and the other operand of its GEMM is mxfp8; expected fp8-block for both",
+        ),
+        ([{"recipe": "fp8-block", "dgrad_dy": "fp8-block+stochastic"}], {}, ValueError, "no stoch"),
+        ([{"recipe": "fp8-block", "forward_x": "fp8-block+ceil"}], {}, ValueError, "no scale rule"),
         ([], {"bf16_share": 2}, ValueError, "bf16_share is 2; expected 0 to 1"),
         ([], {"fallback": "no"}, ValueError, 'fallback is "no"; expected safe or strict'),
         (["fp8"], {"fast_accumulation": 1}, ValueError, "is an integer; expected true or false"),

@@ -151,7 +151,7 @@ USES = {
     "load_engine": "assert dw.load_engine('model.engine').config['vocab_size'] == 211",
     "Artifact": "assert isinstance(artifact, dw.Artifact) and artifact.generate(torch.tensor([[1, 2]]), 3).shape == (1, 5)",
     "Precision": """
-        assert [p.name for p in dw.Precision] == 'FP32 FP16 BF16 FP8 MXFP8 MXFP6 MXFP4 NVFP4'.split()
+        assert [p.name for p in dw.Precision] == 'FP32 FP16 BF16 FP8 FP8_BLOCK MXFP8 MXFP6 MXFP4 NVFP4'.split()
         assert dw.Precision.MXFP8.bits == 8 and dw.Precision.NVFP4.bits == 4
         assert dw.Precision.MXFP8.is_microscaled and not dw.Precision.FP8.requires_blackwell""",
     "MicroscalingConfig": "blocks = dw.MicroscalingConfig(block_size=32)",

@@ -157,7 +157,7 @@ def test_same_bits_on_any_number_of_threads(models, data, tmp_path):
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8-block", "mxfp8", "nvfp4"])
 def test_quantized_linear_layers(precision, models, data, tmp_path):
     """A different function that learns too: losses stay within a tenth of FP32's total decrease."""
     logs = {}
@@ -713,7 +713,7 @@ def test_a_plan_that_does_not_fit(models, data, tmp_path, gpu):
     [
         ("h200:8", ["--set", "dp=8", "micro_batch=1"], 3, "is for 8 GPUs"),
         ("h200:1", ["--set", "recompute=full"], 3, "recompute full"),
-        ("h200:1", ["--precision", "fp8-block"], 3, "fp8-block"),
+        ("h200:1", ["--precision", "fp8-row"], 3, "fp8-row"),
     ],
 )
 def test_plans_that_train_cannot_run(models, data, tmp_path, hardware, more, status, named):

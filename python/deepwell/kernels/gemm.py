@@ -28,12 +28,18 @@ _E4M3_MAX = 448.0
 
 
 def precision_name(precision: str | Precision) -> str:
-    """Returns the name in lower case, or raises ValueError."""
+    """Returns the name in lower case, or raises ValueError, or UnsupportedError for one that linear layers alone have."""
+    names = ", ".join(p.value for p in Precision if p != Precision.FP8_BLOCK)
     try:
-        return Precision(precision.lower() if isinstance(precision, str) else precision).value
+        name = Precision(precision.lower() if isinstance(precision, str) else precision).value
     except ValueError:
-        names = ", ".join(p.value for p in Precision)
         raise ValueError(f"precision is {precision!r}: expected one of {names}") from None
+    if name == Precision.FP8_BLOCK:
+        raise UnsupportedError(
+            f"a single GEMM in {name} is not supported: use one of {names}, or deepwell.optimize(model, "
+            f"precision={name!r})"
+        )
+    return name
 
 
 @dataclasses.dataclass(frozen=True)

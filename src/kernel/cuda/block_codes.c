@@ -202,6 +202,8 @@ static dw_status arrange(const tiles_call *t, const way *w, const dw__context *c
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     tiles_call t;
+    if (((const dw__operation_call *)call)->call.outputs[1].dtype == DW_F32)
+        return dw__fail(DW_TYPE, "%s writes scales of one byte", kernel->name);
     DW_RETURN_IF_FAILED(tiles_call_of(call, &t));
     return dw__gpu_kernel_has(kernel, gpu);
 }

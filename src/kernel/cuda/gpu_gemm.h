@@ -253,5 +253,7 @@ void dw__multiply_codes_example(dw_dtype a, dw_dtype b, dw_dtype result, int64_t
                                 int64_t k, dw__call *call);
 /* Adds a bias to a call of multiply_codes. */
 void dw__multiply_codes_add_bias(dw__call *c);
+/* Gives such a call, of E4M3 codes and without a bias, the scales of fp8-block in place of those of tensors. */
+void dw__multiply_codes_add_blocks(dw__call *c, bool square_a, bool square_b);
 
 #endif

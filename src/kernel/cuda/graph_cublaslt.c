@@ -45,10 +45,19 @@ typedef struct gemm_key {
     int64_t sums, sum_type;       /* dw__operand_sum, and the sums' dw_dtype */
     int64_t tf32;                 /* operands are F32, multiplied as TF32 */
     int64_t a_alignment, b_alignment, c_alignment, y_alignment; /* in bytes, at most ALIGNMENT */
-    int64_t scales; /* of blocks: cublasLtMatmulMatrixScale_t; not in names */
+    int64_t scales; /* of blocks: block_scales; not in names */
     int64_t fast;   /* codes whose sums need not be added in F32; in names only where it is 1 */
 } gemm_key;
 enum { UNNAMED = 2 }; /* the last members, which names do not have */
+
+/* Scales of blocks of codes: 1 and 2 are cublasLtMatmulMatrixScale_t of both operands. */
+enum block_scales {
+    SCALES_OF_16 = DW_LT_SCALES_OF_16,
+    SCALES_OF_32 = DW_LT_SCALES_OF_32,
+    FP8_BLOCK = 4, /* and the next two if an operand's blocks are square */
+    SQUARE_A = 1,
+    SQUARE_B = 2
+};
 
 /* Axes outside of a GEMM's columns, with the elements that each operand has from one index to the next. */
 typedef struct outer_axes {
@@ -143,6 +152,13 @@ static int64_t alignment_with(int64_t alignment, int64_t next, const dw__tensor 
     return bytes == 0 || bytes % alignment == 0 ? alignment : bytes & -bytes;
 }
 
+static int64_t block_scales_of(const dw__call *c) {
+    if (dw__call_has_f32_scales(c))
+        return FP8_BLOCK | (c->inputs[TILES_A].rank == 3 ? SQUARE_A : 0) |
+               (c->inputs[TILES_B].rank == 3 ? SQUARE_B : 0);
+    return c->inputs[TILES_A].dtype == DW_UE4M3 ? SCALES_OF_16 : SCALES_OF_32;
+}
+
 /* False: the operands lie in a way that the library does not read. A call without a result has m, n or batch 0. */
 static bool key_of(const dw__call *c, gemm_key *g) {
     const dw__tensor *a = &c->inputs[0], *b = &c->inputs[1], *y = &c->outputs[0],
@@ -172,8 +188,7 @@ static bool key_of(const dw__call *c, gemm_key *g) {
     g->bias = dw__call_bias(c) != NULL;
     g->sums = c->sums;
     g->tf32 = c->tf32 && a->dtype == DW_F32;
-    if (multiplies_codes(c) && dw__call_has_tiles(c))
-        g->scales = c->inputs[TILES_A].dtype == DW_UE4M3 ? DW_LT_SCALES_OF_16 : DW_LT_SCALES_OF_32;
+    if (multiplies_codes(c) && dw__call_has_tiles(c)) g->scales = block_scales_of(c);
     g->fast = multiplies_codes(c) && dw__call_int(c, DW_ATTR_KEY_FAST_ACCUMULATION, 0);
     if (g->sums) g->sum_type = c->outputs[1].dtype;
     if (dw__tensor_count(y) == 0) return true;
@@ -263,7 +278,14 @@ static dw_status describe_matrix(const dw__cublaslt *lt, int64_t type, int64_t r
 }
 
 /* NVFP4's scales of tensors, whose product is alpha, are on the device. */
-static bool scales_tensors(const gemm_key *key) { return key->scales == DW_LT_SCALES_OF_16; }
+static bool scales_tensors(const gemm_key *key) { return key->scales == SCALES_OF_16; }
+
+/* cublasLtMatmulMatrixScale_t of the library's A, our b, or of its B. */
+static int scale_mode(const gemm_key *key, int operand) {
+    if (!(key->scales & FP8_BLOCK)) return (int)key->scales;
+    return key->scales & (operand == 0 ? SQUARE_B : SQUARE_A) ? DW_LT_SCALES_OF_SQUARES
+                                                              : DW_LT_SCALES_OF_128;
+}
 
 static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
     const gemm_key *key = &g->key;
@@ -276,7 +298,6 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
               bias_type = lt_type(key->bias ? key->result : key->sum_type);
     const bool has_epilogue = key->bias || key->sums;
     const int8_t fast = 1;
-    const int scales = (int)key->scales;
     /* Stands for the address of the sums, or of scales, without which the library names no algorithm. */
     const void *aligned = (const char *)0 + ROOM_ALIGNMENT;
     DW_RETURN_IF_FAILED(dw__cublaslt_check(lt->product_create(&g->product,
@@ -300,8 +321,9 @@ static dw_status describe_product(const dw__cublaslt *lt, gemm *g) {
         const int pointers = DW_LT_POINTERS_OF_DEVICE;
         result = lt->product_set(g->product, DW_LT_POINTER_MODE, &pointers, sizeof pointers);
     }
-    for (int operand = 0; operand < 2 && scales && result == 0; operand++) {
-        result = lt->product_set(g->product, DW_LT_SCALE_MODE_A + operand, &scales, sizeof scales);
+    for (int operand = 0; operand < 2 && key->scales && result == 0; operand++) {
+        const int mode = scale_mode(key, operand);
+        result = lt->product_set(g->product, DW_LT_SCALE_MODE_A + operand, &mode, sizeof mode);
         if (result == 0)
             result =
                 lt->product_set(g->product, DW_LT_SCALES_A + operand, &aligned, sizeof aligned);
@@ -486,14 +508,18 @@ static uint64_t params_of(const gemm_key *g) {
     return (uint64_t)g->type | (uint64_t)g->result << 4 | (uint64_t)g->a_turned << 8 |
            (uint64_t)g->b_turned << 9 | (uint64_t)(g->batch > 1) << 10 | (uint64_t)g->bias << 11 |
            (uint64_t)g->sums << 12 | (uint64_t)g->sum_type << 14 | (uint64_t)g->tf32 << 18 |
-           (uint64_t)g->type_b << 19 | (uint64_t)g->scales << 23 | (uint64_t)g->fast << 25;
+           (uint64_t)g->type_b << 19 | (uint64_t)g->scales << 23 | (uint64_t)g->fast << 26;
 }
 
-static int scales_of(uint64_t params) { return (int)(params >> 23 & 3); }
+static int scales_of(uint64_t params) { return (int)(params >> 23 & 7); }
 
-/* Adds scales of blocks to a call of multiply_codes with a k that is a multiple of 128. */
+/* Adds scales of blocks to a call of multiply_codes with a k that is a multiple of 128, or of any with fp8-block. */
 static void add_tiles(dw__call *c, int scales) {
-    const bool nvfp4 = scales == DW_LT_SCALES_OF_16;
+    const bool nvfp4 = scales == SCALES_OF_16;
+    if (scales & FP8_BLOCK) {
+        dw__multiply_codes_add_blocks(c, scales & SQUARE_A, scales & SQUARE_B);
+        return;
+    }
     for (int i = 0; i < 2; i++) {
         const int64_t *codes = c->inputs[A + i].shape;
         if (!nvfp4) c->inputs[SCALE_A + i].rank = -1;
@@ -551,12 +577,17 @@ static void example(uint64_t params, int index, dw__call *c) {
     const uint32_t first = result == type;
     const int scales = scales_of(params);
     if (dw__dtype_is_code(type)) {
-        const int64_t short_k = scales ? 128 : 48, long_k = scales ? 256 : 96;
+        const int64_t short_k = scales & FP8_BLOCK ? 160
+                                : scales           ? 128
+                                                   : 48,
+                      long_k = scales & FP8_BLOCK ? 640
+                               : scales           ? 256
+                                                  : 96;
         dw__multiply_codes_example(type, (dw_dtype)(params >> 19 & 15), result, index ? 128 : 80,
                                    index ? 64 : 144, index ? long_k : short_k, c);
         if (scales) add_tiles(c, scales);
         if (bias) dw__multiply_codes_add_bias(c);
-        if (params >> 25 & 1) allow_fast_accumulation(c);
+        if (params >> 26 & 1) allow_fast_accumulation(c);
         return;
     }
     *c = (dw__call){.op = bias ? DW_OP_LINEAR : DW_OP_MATMUL,
@@ -637,6 +668,12 @@ static dw_status check_codes(const dw__kernel *kernel, const gemm_key *g) {
     if (g->n % 16 != 0 || g->k % 16 != 0 || g->a_alignment < 16 || g->b_alignment < 16 ||
         g->y_alignment < 16)
         return refuse(kernel, "codes in multiples of 16 columns, at multiples of 16 bytes");
+    /* The documentation asks for multiples of 4; Transformer Engine has found that scales of 1 x 128 of the library's B
+     * need multiples of 8. */
+    if (g->scales & FP8_BLOCK && g->m % 8 != 0)
+        return refuse(kernel, "a multiple of 8 rows with scales of blocks of fp8-block");
+    if (g->scales == (FP8_BLOCK | SQUARE_A | SQUARE_B))
+        return refuse(kernel, "square blocks for one operand at most");
     return DW_OK;
 }
 
@@ -853,7 +890,7 @@ static dw_status scaled_supports(const dw__kernel *kernel, const void *call,
     if (gpu && !dw__gpu_is_blackwell(gpu->capability) && !dw__gpu_is_rtx_blackwell(gpu->capability))
         return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
                         gpu->name);
-    if (!dw__call_has_tiles(c) ||
+    if (!dw__call_has_tiles(c) || dw__call_has_f32_scales(c) ||
         (c->inputs[A].dtype == DW_E2M1) != (c->inputs[TILES_A].dtype == DW_UE4M3))
         return dw__fail(DW_TYPE, "%s multiplies codes of MXFP8 and NVFP4", kernel->name);
     DW_RETURN_IF_FAILED(check_call(kernel, c, &g));
@@ -864,7 +901,7 @@ static dw_status scaled_supports(const dw__kernel *kernel, const void *call,
 static dw_status scaled_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                                      dw__entry_point *points) {
     (void)kernel;
-    if (scales_of(params) == DW_LT_SCALES_OF_16)
+    if (scales_of(params) == SCALES_OF_16)
         points->code = (dw__jit_variant){.source = "common/scale_tiles.cu",
                                          .entry = "scale_product",
                                          .arch = dw__gpu_arch(capability)};
@@ -893,4 +930,53 @@ const dw__kernel dw__graph_cublaslt_scaled = {
     .tolerance = "sums in F32, rounded once",
     .example = example,
     .tolerance_factor = 8.0,
+};
+
+/* ---- codes with scales of fp8-block --------------------------------------------------------------------------------- */
+
+/* cuBLAS, "128-element 1D and 128x128 2D Block Scaling for FP8 Data Types". */
+static dw_status fp8_block_supports(const dw__kernel *kernel, const void *call,
+                                    const dw__gpu_target *gpu) {
+    enum { FIRST_VERSION = 120900 };
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    const dw__cublaslt *lt;
+    gemm_key g;
+    if (!dw__call_has_f32_scales(c))
+        return dw__fail(DW_TYPE, "%s multiplies codes of fp8-block", kernel->name);
+    if (gpu && gpu->capability != 90)
+        return dw__fail(DW_UNSUPPORTED, "%s is for %s, not for %s", kernel->name,
+                        kernel->architectures, gpu->name);
+    DW_RETURN_IF_FAILED(check_call(kernel, c, &g));
+    DW_RETURN_IF_FAILED(check_device(kernel, gpu));
+    if (!gpu || !gpu->context || gpu->context->plans_only) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__cublaslt_load(&lt));
+    if (lt->version() >= FIRST_VERSION) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "%s: cuBLASLt is version %zu; expected %d (CUDA 12.9) or later, or name such a "
+                    "libcublasLt.so in DEEPWELL_CUBLASLT",
+                    kernel->name, lt->version(), FIRST_VERSION);
+}
+
+const dw__kernel dw__graph_cublaslt_fp8_block = {
+    .name = "cublaslt_fp8_block",
+    .backend = "cublas",
+    .kind = DW__CALL_OPERATION,
+    .computes = computes_codes,
+    .proof = DW__PROOF_OF_PROVIDER,
+    .shown = "NVIDIA's library; Deepwell's calls are tested with a substitute, not run on hardware",
+    .operation = "multiply_codes with scales of fp8-block",
+    .source = "src/kernel/cuda/graph_cublaslt.c",
+    .architectures = "sm_90a (H100, H200)",
+    .elements = "E4M3 codes with F32 scales of 1 x 128 or 128 x 128; the result BF16, F16, F32",
+    .needs = "codes and results in multiples of 16 columns, 8 rows, sizes above 0; cuBLASLt 12.9",
+    .supports = fp8_block_supports,
+    .seconds = seconds,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    .first_use = &dw__operation_first_use,
+    .tolerance = "sums of 128 products in 14 bits, added in F32, rounded once",
+    .example = example,
+    .tolerance_factor = 8.0,
+    .rounds_before_bias = true,
 };

@@ -191,8 +191,9 @@ static dw_gemm scaled_call_of(const dw__operation_call *given) {
 static dw_status scaled_supports(const dw__kernel *kernel, const void *call,
                                  const dw__gpu_target *gpu) {
     const dw__operation_call *given = call;
-    if (!dw__call_has_tiles(&given->call))
-        return dw__fail(DW_TYPE, "%s multiplies codes with scales of blocks", kernel->name);
+    if (!dw__call_has_tiles(&given->call) || dw__call_has_f32_scales(&given->call))
+        return dw__fail(DW_TYPE, "%s multiplies codes with scales of blocks of one byte",
+                        kernel->name);
     if (gpu && !dw__gpu_is_blackwell(gpu->capability) && !dw__gpu_is_rtx_blackwell(gpu->capability))
         return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
                         gpu->name);

@@ -11,7 +11,8 @@ static const char *const encoders[] = {"quantize_rotate", "quantize_amax", "quan
 static const char *const meters[] = {"quantize_rotate", "quantize_amax", "quantize_encode",
                                      "quantization_error_sum"};
 static const char *const rounders[] = {"round_blocks_amax", "round_blocks"};
-enum { MAGNITUDE_BYTES = DW_MAGNITUDES * 4 };                   /* at the start of the workspace */
+enum { MOST_LANES = 32 };                     /* of a group, which computes a block */
+enum { MAGNITUDE_BYTES = DW_MAGNITUDES * 4 }; /* at the start of the workspace */
 enum { SUMS_BYTES = DW_ROUNDING_PARTS * DW_ROUNDING_SUMS * 8 }; /* behind them, to measure */
 _Static_assert(DW_ROUNDING_SUMS == DW_OPERAND_STATISTICS, "the kernel writes what the graph has");
 
@@ -83,7 +84,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw__quantization q;
     DW_RETURN_IF_FAILED(options_of(c, &q));
-    if (!q.bf16 && !q.whole && q.layout.block != 16 && q.layout.block != 32)
+    if (!q.bf16 && !q.whole && q.layout.block > MOST_LANES && !measures(c))
         return dw__fail(DW_UNSUPPORTED, "%s: blocks of %lld; expected 16 or 32", kernel->name,
                         (long long)q.layout.block);
     return dw__gpu_kernel_has(kernel, gpu);
@@ -142,6 +143,7 @@ static dw_graph_quantize_params params_of(const dw__call *c, const dw__quantizat
         p.square = q->options.square != 0;
         p.format = format_of(q->layout.element);
         p.e8m0 = q->layout.scale == DW_E8M0;
+        p.f32 = q->layout.scale == DW_F32;
         p.rule = q->options.scale_rule == DW_SCALE_FLOOR  ? 1
                  : q->options.scale_rule == DW_SCALE_CEIL ? 2
                                                           : 0;
@@ -240,8 +242,9 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                                    (int64_t)DW_MAGNITUDES * DW_GRAPH_QUANTIZE_THREADS, &p));
     /* A matrix without elements has a tensor scale too. */
     const int64_t height = p.square ? p.block : 1,
-                  blocks = (outers + height - 1) / height * ((inners + p.block - 1) / p.block);
-    if (measures(&c->call)) return measure(c, context, variant, blocks * p.block, &p);
+                  blocks = (outers + height - 1) / height * ((inners + p.block - 1) / p.block),
+                  lanes = p.block < MOST_LANES ? p.block : MOST_LANES;
+    if (measures(&c->call)) return measure(c, context, variant, blocks * lanes, &p);
     return launch(c, context, variant, ENCODE, blocks ? blocks * p.block : 1, &p);
 }
 

@@ -1,6 +1,7 @@
 /* The first-use check of kernels that compute an operation of the graph: compares the kernel with the operation's
  * definition, which the interpreter evaluates in FP64 on the same operands. A family provides
  * only its example calls. */
+#include "common/scale_layout.h"
 #include "kernel/gpu_kernel.h"
 #include "kernel/reference/interpret.h"
 #include "kernel/reference/scalar.h"
@@ -40,10 +41,11 @@ static uint32_t results_of_operation(const dw__call *c) {
 
 /* ---- operands and expected results ------------------------------------------------------------------------------- */
 
-/* Random floating-point numbers, integers from 0 to 2, codes below 64, which are finite in every format (E8M0: powers
- * of two from 1/8 to 16), and both booleans. `wide` receives them contiguous: F64 for floating point, else their own
- * type. */
-static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, void *wide) {
+/* Random floating-point numbers, or their magnitudes if `positive`, integers from 0 to 2, codes below 64, which are
+ * finite in every format (E8M0: powers of two from 1/8 to 16), and both booleans. `wide` receives them contiguous: F64
+ * for floating point, else their own type. */
+static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, bool positive,
+                        void *wide) {
     const int64_t count = dw__tensor_count(t);
     const bool is_float = dw__dtype_is_float(t->dtype);
     const int values = t->dtype == DW_BOOL           ? 2
@@ -52,7 +54,8 @@ static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, void *
                                                      : 3;
     const double least = t->dtype == DW_E8M0 ? 124.0 : 0.0;
     for (int64_t i = 0; i < count; i++) {
-        const double number = (double)dw__trial_normal(2024, stream, (size_t)i);
+        const double drawn = (double)dw__trial_normal(2024, stream, (size_t)i),
+                     number = positive ? fabs(drawn) : drawn;
         const dw__scalar value =
             is_float ? (dw__scalar){.number = number}
                      : dw__scalar_of(least + fmod(floor(fabs(1e3 * number)), values), t->dtype);
@@ -91,7 +94,7 @@ static dw_status expect_sum(dw__trial *t, state *s) {
     dw__trial_part *wide;
     if (s->call.call.accumulates == DW__ADDS_NOTHING) return DW_OK;
     DW_RETURN_IF_FAILED(dw__trial_scratch(t, (size_t)count * sizeof(double), &wide));
-    fill_tensor(s->addend->host, addend, DW_MAX_INPUTS, wide->host);
+    fill_tensor(s->addend->host, addend, DW_MAX_INPUTS, false, wide->host);
     for (int64_t i = 0; i < count; i++)
         ((double *)s->expected[0].data)[i] += ((const double *)wide->host)[i];
     return DW_OK;
@@ -117,6 +120,12 @@ static dw_status expect_operand_sums(dw__trial *t, state *s, const dw__tensor *w
     return DW_OK;
 }
 
+/* Scales of blocks are positive, so that no part of a product of codes is larger than the whole. */
+static bool is_scale(const dw__call *c, uint32_t input) {
+    enum { BIAS = 6 };
+    return c->op == DW_OP_MULTIPLY_CODES && input < BIAS && dw__call_has_f32_scales(c);
+}
+
 /* Fills the operands. Evaluates the operation's definition. */
 static dw_status expect(dw__trial *t, state *s) {
     const dw__call *c = &s->call.call;
@@ -135,7 +144,7 @@ static dw_status expect(dw__trial *t, state *s) {
         dw__tensor_set_contiguous(leaf);
         DW_TRY(dw__trial_scratch(t, dw__tensor_bytes(leaf), &part));
         leaf->data = part->host;
-        fill_tensor(s->inputs[i]->host, &c->inputs[i], i, leaf->data);
+        fill_tensor(s->inputs[i]->host, &c->inputs[i], i, is_scale(c, i), leaf->data);
         if (&c->inputs[i] == bias) s->bias = leaf->data;
     }
     DW_TRY(make_graph(c, &graph));
@@ -203,11 +212,14 @@ static double unit_roundoff(dw_dtype dtype) {
 
 /* The error of the operands, relative to the largest result. Hopper's tensor cores add FP8 products in groups of 32
  * with the sum so far, and keep 14 bits of each addend relative to the largest one (DeepSeek-V3, arXiv 2412.19437,
- * section 3.3.2). The FP8 codes of a trial are positive, so no addend is above the largest result. */
+ * section 3.3.2). The FP8 codes of a trial are positive, so no addend is above the largest result. With fp8-block they
+ * add 128 products so, of which the error is relative to that sum; it is scaled and added in F32, and the scaled sums
+ * are positive, so the errors add up to the same share of the result, however long K is. */
 static double error_of_operands(const dw__call *c) {
     if (c->op != DW_OP_MULTIPLY_CODES) return c->tf32 ? TF32_ERROR : 0.0;
-    if (dw__call_has_tiles(c)) return BLOCK_CODES_ERROR;
-    const int64_t terms = c->inputs[0].shape[1];
+    if (dw__call_has_tiles(c) && !dw__call_has_f32_scales(c)) return BLOCK_CODES_ERROR;
+    const int64_t k = c->inputs[0].shape[1], block = DW_FP8_BLOCK_SIDE,
+                  terms = dw__call_has_f32_scales(c) && k > block ? block : k;
     return (double)(terms + (terms + 31) / 32) * 0x1p-13;
 }
 

@@ -1,5 +1,6 @@
 /* quantize_tensor and multiply_codes of the graph, by cuda/common/tensor_codes.cu. The product runs on FMA units: it is
  * for the shapes that cuBLASLt does not take. */
+#include "common/scale_layout.h"
 #include "common/tensor_codes_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/quantization.h"
@@ -182,8 +183,9 @@ static int64_t blocks_of(const dw__tensor *y) {
 static dw_status product_supports(const dw__kernel *kernel, const void *call,
                                   const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    if (dw__call_has_tiles(c))
-        return dw__fail(DW_TYPE, "%s multiplies codes without scales of blocks", kernel->name);
+    if (dw__call_has_tiles(c) && !dw__call_has_f32_scales(c))
+        return dw__fail(DW_TYPE, "%s multiplies codes without scales of blocks of one byte",
+                        kernel->name);
     const dw__tensor *bias = dw__call_bias(c);
     if (bias && !dw__tensor_is_contiguous(bias))
         return dw__fail(DW_UNSUPPORTED, "%s: expected a contiguous bias", kernel->name);
@@ -205,11 +207,16 @@ static void product_seconds(const dw__kernel *kernel, const void *call, const dw
 static dw_status product_prepare(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    return dw__variant_of(context, kernel,
-                          (uint64_t)dw__gpu_element(c->outputs[0].dtype) |
-                              (uint64_t)is_e5m2(&c->inputs[0]) << 4 |
-                              (uint64_t)is_e5m2(&c->inputs[1]) << 5,
-                          variant);
+    return dw__variant_of(
+        context, kernel,
+        (uint64_t)dw__gpu_element(c->outputs[0].dtype) | (uint64_t)is_e5m2(&c->inputs[0]) << 4 |
+            (uint64_t)is_e5m2(&c->inputs[1]) << 5 | (uint64_t)dw__call_has_f32_scales(c) << 6,
+        variant);
+}
+
+/* Scales of a row of square blocks. */
+static int64_t wide_of(const dw__tensor *scales) {
+    return scales->rank == 3 ? scales->shape[1] * scales->shape[2] : 0;
 }
 
 static dw_status product_enqueue(const void *call, const dw__context *context,
@@ -217,10 +224,16 @@ static dw_status product_enqueue(const void *call, const dw__context *context,
     const dw__operation_call *c = call;
     const dw__tensor *in = c->call.inputs, *y = &c->call.outputs[0],
                      *bias = dw__call_bias(&c->call);
+    enum { BLOCKS_A = 4, BLOCKS_B };
+    const bool in_blocks = dw__call_has_f32_scales(&c->call);
     dw_multiply_codes_params p = {.a = in[0].data,
                                   .b = in[1].data,
-                                  .scale_a = in[2].data,
-                                  .scale_b = in[3].data,
+                                  .scale_a = in_blocks ? NULL : in[2].data,
+                                  .scale_b = in_blocks ? NULL : in[3].data,
+                                  .blocks_a = in_blocks ? in[BLOCKS_A].data : NULL,
+                                  .blocks_b = in_blocks ? in[BLOCKS_B].data : NULL,
+                                  .wide_a = in_blocks ? wide_of(&in[BLOCKS_A]) : 0,
+                                  .wide_b = in_blocks ? wide_of(&in[BLOCKS_B]) : 0,
                                   .bias = bias ? bias->data : NULL,
                                   .y = y->data,
                                   .m = y->shape[0],
@@ -248,6 +261,7 @@ static dw_status product_entry_points(const dw__kernel *kernel, int capability, 
     dw__jit_add_define(&points->code, "RESULT", (int)(params & 15));
     dw__jit_add_define(&points->code, "CODES_A", (int)(params >> 4 & 1));
     dw__jit_add_define(&points->code, "CODES_B", (int)(params >> 5 & 1));
+    dw__jit_add_define(&points->code, "BLOCKS", (int)(params >> 6 & 1));
     return DW_OK;
 }
 
@@ -281,10 +295,33 @@ void dw__multiply_codes_add_bias(dw__call *c) {
     c->input_count = BIAS + 1;
 }
 
+void dw__multiply_codes_add_blocks(dw__call *c, bool square_a, bool square_b) {
+    enum { SCALE_A = 2, BLOCKS_A = 4, BLOCKS_B };
+    const bool square[] = {square_a, square_b};
+    const int64_t block = DW_FP8_BLOCK_SIDE;
+    for (int i = 0; i < 2; i++) {
+        const int64_t *codes = c->inputs[i].shape, along = (codes[1] + block - 1) / block;
+        dw__tensor *scales = &c->inputs[BLOCKS_A + i];
+        c->inputs[SCALE_A + i].rank = -1;
+        *scales = square[i]
+                      ? (dw__tensor){.dtype = DW_F32,
+                                     .rank = 3,
+                                     .shape = {(codes[0] + block - 1) / block,
+                                               (along + DW_SQUARE_SCALES - 1) / DW_SQUARE_SCALES,
+                                               DW_SQUARE_SCALES}}
+                      : (dw__tensor){.dtype = DW_F32, .rank = 2, .shape = {along, codes[0]}};
+        dw__tensor_set_contiguous(scales);
+    }
+    c->input_count = BLOCKS_B + 1;
+}
+
 static void product_example(uint64_t params, int index, dw__call *c) {
+    const bool blocks = params >> 6 & 1;
+    const int64_t short_k = blocks ? 165 : 37, long_k = blocks ? 256 : 96;
     dw__multiply_codes_example(params >> 4 & 1 ? DW_E5M2 : DW_E4M3,
                                params >> 5 & 1 ? DW_E5M2 : DW_E4M3, (dw_dtype)(params & 15),
-                               index ? 64 : 70, index ? 128 : 129, index ? 96 : 37, c);
+                               index ? 64 : 70, index ? 128 : 129, index ? long_k : short_k, c);
+    if (blocks) dw__multiply_codes_add_blocks(c, index == 0, index == 1);
     if (index) dw__multiply_codes_add_bias(c);
 }
 

@@ -1,4 +1,5 @@
 /* The operations of quantization, and the product of codes, with the codecs' own functions, on contiguous copies. */
+#include "common/scale_layout.h"
 #include "deepwell/number.h"
 #include "kernel/quantization.h"
 #include "kernel/reference/primitives.h"
@@ -165,6 +166,20 @@ cleanup:
     return status;
 }
 
+/* Arranges the scales of fp8-block, [rows, columns] as dw_block_quantize has them, as the graph has them. */
+static void store_f32_scales(const dw__quantization *q, const float *scales,
+                             const dw__tensor *out) {
+    const dw_block_layout *l = &q->layout;
+    const int64_t padded =
+        (l->scale_cols + DW_SQUARE_SCALES - 1) / DW_SQUARE_SCALES * DW_SQUARE_SCALES;
+    for (int64_t i = 0; i < dw__tensor_count(out); i++) {
+        const int64_t row = q->options.square ? i / padded : i % l->scale_rows,
+                      column = q->options.square ? i % padded : i / l->scale_rows;
+        const float scale = column < l->scale_cols ? scales[row * l->scale_cols + column] : 0.0f;
+        dw__scalar_store(out->data, out->dtype, i, (dw__scalar){.number = (double)scale});
+    }
+}
+
 /* One orientation of quantize_tiles. `codes` and `scales` have room for those of q. */
 static dw_status make_tiles(const dw__quantization *q, const float *values, void *scratch,
                             float *scale, const dw__tensor *codes, const dw__tensor *tiles) {
@@ -179,6 +194,10 @@ static dw_status make_tiles(const dw__quantization *q, const float *values, void
                    (const char *)coded.codes + row * l->row_bytes, (size_t)l->row_bytes);
     }
     if (!tiles->data) return DW_OK;
+    if (l->scale == DW_F32) {
+        store_f32_scales(q, coded.scales, tiles);
+        return DW_OK;
+    }
     return dw_scales_swizzle(l->outer, l->scale_cols, q->options.square ? l->block : 1,
                              coded.scales, tiles->data);
 }
@@ -219,6 +238,28 @@ static dw_status decode(const dw__tensor *codes, float **values) {
     return dw_decode(codes->dtype, count, codes->data, *values);
 }
 
+/* The scale of fp8-block of codes [row, 128 block...]. Three axes: blocks are square. */
+static double f32_scale(const dw__tensor *scales, int64_t row, int64_t block) {
+    const int64_t at = scales->rank == 3 ? row / DW_FP8_BLOCK_SIDE * scales->stride[0] + block
+                                         : block * scales->stride[0] + row;
+    return dw__scalar_load(scales->data, scales->dtype, at).number;
+}
+
+/* a b^T of rows of k values. Each block's sum is multiplied by its two scales if there are `scales`. */
+static double dot(const float *a, const float *b, int64_t k, const dw__tensor *scales, int64_t i,
+                  int64_t j) {
+    double sum = 0.0;
+    for (int64_t start = 0; start < k; start += DW_FP8_BLOCK_SIDE) {
+        const int64_t block = start / DW_FP8_BLOCK_SIDE,
+                      end = start + DW_FP8_BLOCK_SIDE < k ? start + DW_FP8_BLOCK_SIDE : k;
+        double part = 0.0;
+        for (int64_t l = start; l < end; l++) part += (double)a[l] * (double)b[l];
+        if (scales) part *= f32_scale(&scales[0], i, block) * f32_scale(&scales[1], j, block);
+        sum += part;
+    }
+    return sum;
+}
+
 /* Multiplies each value by its block's scale, both exact. */
 static dw_status scale_blocks(const dw__tensor *codes, const dw__tensor *tiles, float *values) {
     const int64_t block = tiles->dtype == DW_UE4M3 ? 16 : 32, rows = codes->shape[0],
@@ -255,16 +296,14 @@ dw_status dw__reference_multiply_codes(const dw__call *call, void *unused) {
     if (!y->data) return DW_OK;
     DW_TRY(decode(a, &of_a));
     DW_TRY(decode(b, &of_b));
-    if (dw__call_has_tiles(call)) {
+    const dw__tensor *scales = dw__call_has_f32_scales(call) ? &call->inputs[TILES_A] : NULL;
+    if (dw__call_has_tiles(call) && !scales) {
         DW_TRY(scale_blocks(a, &call->inputs[TILES_A], of_a));
         DW_TRY(scale_blocks(b, &call->inputs[TILES_B], of_b));
     }
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
-            double sum = 0.0;
-            for (int64_t l = 0; l < k; l++)
-                sum += (double)of_a[i * k + l] * (double)of_b[j * k + l];
-            sum *= scale;
+            double sum = scale * dot(of_a + i * k, of_b + j * k, k, scales, i, j);
             if (bias) sum += dw__scalar_load(bias->data, bias->dtype, j * bias->stride[0]).number;
             dw__scalar_store(y->data, y->dtype, i * n + j, (dw__scalar){.number = sum});
         }

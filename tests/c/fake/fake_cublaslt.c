@@ -1,10 +1,11 @@
 /* Replaces libcublasLt.so. It rejects what the real one would reject and computes GEMMs of F32, F64, F16, BF16, of FP8
- * with scales of tensors, and small ones of FP8 with scales of blocks, in double, on the host, where the fake driver
- * has its memory; results of other operands with scales of blocks are zeros. The rules come from the documentation:
- * matrices are column-major, for FP8 the first factor is transposed, the workspace has the stated size, and the
- * algorithm is one that it returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or with "none" it finds
- * no algorithm. With FAKE_CUBLASLT_NO_SUMS it sums no operand. FAKE_CUBLASLT_WRONG spoils the first element of results.
- * With FAKE_CUBLASLT_14_BITS sums of FP8 products keep 14 bits of each addend. With FAKE_CUBLASLT_ROUNDS the sum is
+ * with scales of tensors or F32 scales of blocks, and small ones of FP8 with other scales of blocks, in double, on the
+ * host, where the fake driver has its memory; results of other operands with scales of blocks are zeros. The rules come
+ * from the documentation: matrices are column-major, for FP8 the first factor is transposed, the workspace has the
+ * stated size, and the algorithm is one that it returned itself. FAKE_CUBLASLT_FAIL is the status of the heuristic, or
+ * with "none" it finds no algorithm. With FAKE_CUBLASLT_NO_SUMS it sums no operand. FAKE_CUBLASLT_WRONG spoils the first
+ * element of results. With FAKE_CUBLASLT_14_BITS sums of FP8 products keep 14 bits of each addend. With
+ * FAKE_CUBLASLT_ROWS_OF_SCALES F32 scales of 128 elements are read row by row. With FAKE_CUBLASLT_ROUNDS the sum is
  * rounded to the result's type before the bias is added, as some kernels of the real one do.
  *
  * FAKE_CUBLASLT_TIMES, such as "3 1 2", gives it that many algorithms for each GEMM, which compute nothing and take so
@@ -34,6 +35,8 @@ enum {
     E2M1 = 33,
     SCALES_OF_16 = 1,
     SCALES_OF_32 = 2,
+    SCALES_OF_128 = 4,     /* F32, along the axis that is summed over */
+    SCALES_OF_SQUARES = 5, /* F32, of 128 x 128 */
     EPILOGUE_NONE = 1,
     EPILOGUE_BIAS = 4,
     EPILOGUE_SUMS_A = 256,
@@ -204,6 +207,26 @@ static int fp8_takes(const product *p, const matrix *a, const matrix *b, const m
                : NOT_SUPPORTED;
 }
 
+static int is_fp8_block(int mode) { return mode == SCALES_OF_128 || mode == SCALES_OF_SQUARES; }
+
+/* FP8 with F32 scales of blocks, as on Hopper: square ones for one factor at most, aligned scales, columns in eights. */
+static int fp8_block_takes(const product *p, const matrix *a, const matrix *b, const matrix *d) {
+    if (cublasLtGetVersion() < 120900) return INVALID;
+    if (!is_fp8_block(p->mode[0]) || !is_fp8_block(p->mode[1])) return NOT_SUPPORTED;
+    if (p->mode[0] == SCALES_OF_SQUARES && p->mode[1] == SCALES_OF_SQUARES) return NOT_SUPPORTED;
+    if (!p->scales[0] || !p->scales[1]) return INVALID;
+    if ((uintptr_t)p->scales[0] % 16 || (uintptr_t)p->scales[1] % 16) return INVALID;
+    if (d->rows % 4 || d->columns % 8 || d->batch != 1 || p->fast) return NOT_SUPPORTED;
+    if (p->epilogue != EPILOGUE_NONE && p->epilogue != EPILOGUE_BIAS) return NOT_SUPPORTED;
+    if (!is_fp8(a->type) || !is_fp8(b->type) || (a->type == E5M2 && b->type == E5M2))
+        return NOT_SUPPORTED;
+    if (p->transpose_a != 1 || p->transpose_b != 0) return NOT_SUPPORTED;
+    if (a->rows % 16 || d->rows % 16 || a->leading % 16 || b->leading % 16) return NOT_SUPPORTED;
+    return p->compute == 68 && (d->type == BF16 || d->type == F16 || d->type == F32)
+               ? OK
+               : NOT_SUPPORTED;
+}
+
 static int takes(const product *p, const matrix *a, const matrix *b, const matrix *d) {
     const uint64_t rows = p->transpose_a ? a->columns : a->rows,
                    inner = p->transpose_a ? a->rows : a->columns;
@@ -213,6 +236,7 @@ static int takes(const product *p, const matrix *a, const matrix *b, const matri
     if (a->batch != b->batch || a->batch != d->batch || a->batch < 1) return INVALID;
     if (d->batch > 1 && d->step < d->leading * (int64_t)(d->columns - 1) + (int64_t)d->rows)
         return INVALID; /* the results overlap */
+    if (is_fp8_block(p->mode[0]) || is_fp8_block(p->mode[1])) return fp8_block_takes(p, a, b, d);
     if (p->mode[0] == 0 && is_fp8(a->type) && is_fp8(b->type)) return fp8_takes(p, a, b, d);
     if (p->fast) return NOT_SUPPORTED;
     if (a->type != b->type &&
@@ -339,12 +363,12 @@ static double sum_of_14_bits(const double terms[GROUP + 1]) {
     return sum;
 }
 
-/* Element (row, column) of op(A) op(B), of one matrix of a batch. */
-static double product_at(const product *p, const void *a, const matrix *am, const void *b,
-                         const matrix *bm, int64_t batch, int64_t row, int64_t column, bool cuts) {
-    const int64_t inner = (int64_t)(p->transpose_a ? am->rows : am->columns);
+/* Element (row, column) of op(A) op(B), of one matrix of a batch: the sum of products [first, end). */
+static double part_at(const product *p, const void *a, const matrix *am, const void *b,
+                      const matrix *bm, int64_t batch, int64_t row, int64_t column, bool cuts,
+                      int64_t first, int64_t end) {
     double sum = 0.0, terms[GROUP + 1];
-    for (int64_t k = 0; k < inner; k++) {
+    for (int64_t k = first; k < end; k++) {
         const double term = factor(a, am, p->transpose_a, batch * am->step, row, k) *
                             factor(b, bm, p->transpose_b, batch * bm->step, k, column);
         if (!cuts) {
@@ -353,10 +377,40 @@ static double product_at(const product *p, const void *a, const matrix *am, cons
         }
         if (k % GROUP == 0) memset(terms, 0, sizeof terms);
         terms[k % GROUP] = term;
-        if ((k + 1) % GROUP != 0 && k + 1 < inner) continue;
+        if ((k + 1) % GROUP != 0 && k + 1 < end) continue;
         terms[GROUP] = sum;
         sum = sum_of_14_bits(terms);
     }
+    return sum;
+}
+
+static double product_at(const product *p, const void *a, const matrix *am, const void *b,
+                         const matrix *bm, int64_t batch, int64_t row, int64_t column, bool cuts) {
+    return part_at(p, a, am, b, bm, batch, row, column, cuts, 0,
+                   (int64_t)(p->transpose_a ? am->rows : am->columns));
+}
+
+/* The scale of a block of a factor: [block][line], or [line / 128][blocks in whole fours]. */
+static double block_scale(const product *p, int factor_index, const matrix *m, int64_t line,
+                          int64_t block) {
+    const float *scales = (const float *)(const void *)p->scales[factor_index];
+    const int64_t blocks = ((int64_t)m->rows + 127) / 128;
+    return (double)(p->mode[factor_index] == SCALES_OF_SQUARES
+                        ? scales[line / 128 * ((blocks + 3) / 4 * 4) + block]
+                    : getenv("FAKE_CUBLASLT_ROWS_OF_SCALES")
+                        ? scales[line * blocks + block]
+                        : scales[block * (int64_t)m->columns + line]);
+}
+
+/* The sum of each 128 products times the scales of their blocks. */
+static double fp8_block_product_at(const product *p, const void *a, const matrix *am, const void *b,
+                                   const matrix *bm, int64_t row, int64_t column, bool cuts) {
+    const int64_t inner = (int64_t)am->rows;
+    double sum = 0.0;
+    for (int64_t k = 0; k < inner; k += 128)
+        sum +=
+            part_at(p, a, am, b, bm, 0, row, column, cuts, k, k + 128 < inner ? k + 128 : inner) *
+            block_scale(p, 0, am, row, k / 128) * block_scale(p, 1, bm, column, k / 128);
     return sum;
 }
 
@@ -368,9 +422,12 @@ static void compute(const product *p, const void *a, const matrix *am, const voi
     for (int64_t i = 0; i < dm->batch; i++)
         for (int64_t column = 0; column < (int64_t)dm->columns; column++)
             for (int64_t row = 0; row < (int64_t)dm->rows; row++) {
-                double sum = product_at(p, a, am, b, bm, i, row, column, cuts);
+                const bool blocks = is_fp8_block(p->mode[0]);
+                double sum = blocks ? fp8_block_product_at(p, a, am, b, bm, row, column, cuts)
+                                    : product_at(p, a, am, b, bm, i, row, column, cuts);
                 const int64_t at = i * dm->step + row + column * dm->leading;
-                for (int f = 0; f < 2 && p->scales[f]; f++) sum *= get(p->scales[f], F32, 0);
+                for (int f = 0; f < 2 && p->scales[f] && !blocks; f++)
+                    sum *= get(p->scales[f], F32, 0);
                 if (beta != 0.0)
                     sum += beta * get(c, cm->type, i * cm->step + row + column * cm->leading);
                 if (p->epilogue == EPILOGUE_BIAS) {
@@ -454,12 +511,12 @@ API int cublasLtMatmul(void *handle, product *p, const void *alpha, const void *
             time_of(chosen[5]) + (more && sums ? strtof(more, NULL) : 0.0f);
         return OK;
     }
-    if (p->mode[0] != 0 && d_matrix->rows * d_matrix->columns * a_matrix->rows <= (uint64_t)1
-                                                                                      << 23) {
+    const bool in_bytes = p->mode[0] == SCALES_OF_16 || p->mode[0] == SCALES_OF_32;
+    if (in_bytes && d_matrix->rows * d_matrix->columns * a_matrix->rows <= (uint64_t)1 << 23) {
         compute_scaled(p, scale, a, a_matrix, b, b_matrix, d, d_matrix);
         return OK;
     }
-    if (p->mode[0] == 0 && a_matrix->type != E2M1) {
+    if (!in_bytes && a_matrix->type != E2M1) {
         multiplied_fast += p->fast;
         compute(p, a, a_matrix, b, b_matrix, kept, c, c_matrix, d, d_matrix);
         if (p->epilogue == EPILOGUE_SUMS_A || p->epilogue == EPILOGUE_SUMS_B)
