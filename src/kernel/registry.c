@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 static const dw__kernel *const *const cpu_lists[] = {
-    dw__kernels_cpu_matmul,    dw__kernels_cpu_grouped,
+    dw__kernels_cpu_matmul,    dw__kernels_cpu_groups,
     dw__kernels_cpu_attention, dw__kernels_cpu_elementwise,
     dw__kernels_cpu_norm,      dw__kernels_cpu_data,
     dw__kernels_cpu_loss,      dw__kernels_cpu_quantize,
