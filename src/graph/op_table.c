@@ -466,7 +466,7 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .expand = dw__expand_spread_rows, .cost = dw__cost_rows},
     [DW_OP_COMBINE_ROWS] = { /* y[t] = sum over j of w[t,j] x[place[t,j]] */
         .name = "combine_rows", .stratum = DW__COMPOSITE, .operands = {"x", "place", "w"},
-        .min_inputs = 2, .max_inputs = 3, .cheap = true, .optional_inputs = OPERAND(2),
+        .min_inputs = 2, .max_inputs = 3, .optional_inputs = OPERAND(2),
         .allowed_attrs = A(DTYPE), .infer = dw__infer_combine_rows,
         .gradient = dw__gradient_combine_rows, .expand = dw__expand_combine_rows,
         .cost = dw__cost_rows},

@@ -22,8 +22,11 @@ extern const dw__kernel dw__gpu_sort;                                      /* so
 extern const dw__kernel dw__graph_quantize, dw__quantization_error;        /* graph_quantize.c */
 extern const dw__kernel dw__gpu_scatter;                                   /* scatter.c */
 extern const dw__kernel dw__gpu_rope;                                      /* rope.c */
-extern const dw__kernel dw__gpu_quantize_tensor, dw__gpu_multiply_codes;   /* tensor_codes.c */
-extern const dw__kernel dw__gpu_quantize_tiles;                            /* block_codes.c */
+extern const dw__kernel dw__gpu_group_rows;                                /* gpu_group_rows.c */
+extern const dw__kernel dw__gpu_segment_linear;                          /* gpu_segment_linear.c */
+extern const dw__kernel dw__gpu_spread_rows;                             /* gpu_spread_rows.c */
+extern const dw__kernel dw__gpu_quantize_tensor, dw__gpu_multiply_codes; /* tensor_codes.c */
+extern const dw__kernel dw__gpu_quantize_tiles;                          /* block_codes.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 
