@@ -135,23 +135,41 @@ dw_status dw__expand_segment_linear_backward_weight(dw_graph *graph, const dw_gr
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
+static bool is_half(const dw_graph *graph, dw_value x) {
+    return x != DW_NONE && dw__dtype_is_half(dw_value_dtype(graph, x));
+}
+
+/* The operation on operands in F32, for which a CPU has a kernel. */
+static dw_node emit_widened(dw__emitter *e, dw_op op, uint32_t count, const dw_value *inputs) {
+    enum { PLACE = 1 };
+    dw_value wide[4];
+    for (uint32_t i = 0; i < count; i++)
+        wide[i] = i == PLACE || inputs[i] == DW_NONE ? inputs[i] : dw__emit_widen(e, inputs[i]);
+    return dw__emit_node(e, op, count, wide, 0, NULL);
+}
+
 /* Row s of the result is row order[s] / k of x, where order is the inverse of place. */
 dw_status dw__expand_spread_rows(dw_graph *graph, const dw_graph *source, dw_node node,
                                  const dw_value *inputs, dw_value *outputs) {
     enum { X, PLACE, WEIGHT };
     dw__emitter e = {graph, DW_OK};
+    dw_dtype dtype = dw__output_dtype(source, node, 0);
+    if (dw__dtype_is_half(dtype)) {
+        dw_node made = emit_widened(&e, DW_OP_SPREAD_ROWS, 3, inputs);
+        if (e.status == DW_OK)
+            outputs[0] = dw__emit_cast(&e, dw_node_output(graph, made, 0), dtype);
+        return e.status;
+    }
     dw__type place = dw__type_of(graph, inputs[PLACE]);
     dw_dim rows = dw__emit_dim_product(&e, 2, place.shape);
     dw_value order = inverse(&e, dw__emit_reshape(&e, inputs[PLACE], 1, &rows));
     dw_value each = dw__emit_broadcast(&e, dw__emit_size(&e, DW_I32, place.shape[1]), 1, &rows);
     dw_value y = take_rows(&e, inputs[X], dw__emit_binary(&e, DW_OP_DIV, order, each));
     if (inputs[WEIGHT] != DW_NONE) {
-        dw_value weight = dw__emit_widen(&e, dw__emit_reshape(&e, inputs[WEIGHT], 1, &rows));
-        y = dw__emit_widen(&e, y);
-        weight = dw__emit_spread_last(&e, take_rows(&e, weight, order), y);
-        y = dw__emit_binary(&e, DW_OP_MUL, y, weight);
+        dw_value weight = take_rows(&e, dw__emit_reshape(&e, inputs[WEIGHT], 1, &rows), order);
+        y = dw__emit_binary(&e, DW_OP_MUL, y, dw__emit_spread_last(&e, weight, y));
     }
-    outputs[0] = dw__emit_cast(&e, y, dw__output_dtype(source, node, 0));
+    outputs[0] = y;
     return e.status;
 }
 
@@ -159,13 +177,17 @@ dw_status dw__expand_combine_rows(dw_graph *graph, const dw_graph *source, dw_no
                                   const dw_value *inputs, dw_value *outputs) {
     enum { X, PLACE, WEIGHT };
     dw__emitter e = {graph, DW_OK};
-    dw_value rows = dw__emit_widen(&e, take_rows(&e, inputs[X], inputs[PLACE]));
-    if (inputs[WEIGHT] != DW_NONE) {
-        dw_value weight = dw__emit_spread_last(&e, dw__emit_widen(&e, inputs[WEIGHT]), rows);
-        rows = dw__emit_binary(&e, DW_OP_MUL, rows, weight);
+    if (is_half(graph, inputs[X])) {
+        dw_node made = emit_widened(&e, DW_OP_COMBINE_ROWS, 3, inputs);
+        if (e.status == DW_OK)
+            outputs[0] = dw__emit_cast(&e, dw_node_output(graph, made, 0),
+                                       dw__output_dtype(source, node, 0));
+        return e.status;
     }
-    dw_value y = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, rows, 1, false);
-    outputs[0] = dw__emit_cast(&e, y, dw__output_dtype(source, node, 0));
+    dw_value rows = take_rows(&e, inputs[X], inputs[PLACE]);
+    if (inputs[WEIGHT] != DW_NONE)
+        rows = dw__emit_binary(&e, DW_OP_MUL, rows, dw__emit_spread_last(&e, inputs[WEIGHT], rows));
+    outputs[0] = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, rows, 1, false);
     return e.status;
 }
 
@@ -173,16 +195,20 @@ dw_status dw__expand_combine_rows_backward(dw_graph *graph, const dw_graph *sour
                                            const dw_value *inputs, dw_value *outputs) {
     enum { X, PLACE, WEIGHT, DY };
     dw__emitter e = {graph, DW_OK};
+    if (is_half(graph, inputs[X])) {
+        dw_node made = emit_widened(&e, DW_OP_COMBINE_ROWS_BACKWARD, 4, inputs);
+        for (uint32_t i = 0; i < 2 && e.status == DW_OK; i++)
+            outputs[i] = dw__emit_cast(&e, dw_node_output(graph, made, i),
+                                       dw__output_dtype(source, node, i));
+        return e.status;
+    }
     dw__type place = dw__type_of(graph, inputs[PLACE]), x = dw__type_of(graph, inputs[X]);
     dw_dim one = 1;
-    dw_value dy = dw__emit_widen(&e, inputs[DY]), weight = dw__emit_widen(&e, inputs[WEIGHT]);
-    dw_value dx =
-        dw__emit(&e, DW_OP_SPREAD_ROWS, 3, (dw_value[]){dy, inputs[PLACE], weight}, 0, NULL);
-    outputs[0] = dw__emit_cast(&e, dx, dw__output_dtype(source, node, 0));
-    dw_value rows = dw__emit_widen(&e, take_rows(&e, inputs[X], inputs[PLACE]));
-    dy = dw__emit_reshape(&e, dy, 3, (dw_dim[]){place.shape[0], one, x.shape[1]});
+    outputs[0] = dw__emit(&e, DW_OP_SPREAD_ROWS, 3,
+                          (dw_value[]){inputs[DY], inputs[PLACE], inputs[WEIGHT]}, 0, NULL);
+    dw_value rows = take_rows(&e, inputs[X], inputs[PLACE]);
+    dw_value dy = dw__emit_reshape(&e, inputs[DY], 3, (dw_dim[]){place.shape[0], one, x.shape[1]});
     dw_value products = dw__emit_binary(&e, DW_OP_MUL, rows, dw__emit_broadcast_like(&e, dy, rows));
-    dw_value dw = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, products, 2, false);
-    outputs[1] = dw__emit_cast(&e, dw, dw__output_dtype(source, node, 1));
+    outputs[1] = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, products, 2, false);
     return e.status;
 }
