@@ -5,8 +5,11 @@
 // element becomes an unsigned key of the same order, so that every type sorts by one code; results are the elements
 // themselves, read again by their places.
 //
+// top_k_rows finds a few largest elements of rows that a warp holds in registers: in each turn the lanes agree on the
+// next one by shuffles, and the lane that holds it looks for the next of its own.
+//
 // Defines: TYPE (element_types.h), SIZE: entries that are sorted together in shared memory, a power of 2 up to
-// DW_SORT_TILE; rows that are longer need SIZE == DW_SORT_TILE.
+// DW_SORT_TILE; rows that are longer need SIZE == DW_SORT_TILE. Of top_k_rows: entries that a warp holds, 32 or more.
 //
 // Bytes of a row of one tile: two reads of the operand, one write of the results; and for each merge one read and one
 // write of the entries (8 or 16 bytes).
@@ -87,5 +90,49 @@ extern "C" __global__ void __launch_bounds__(DW_SORT_THREADS) sort_merge(const _
         if (p.to) ((item *)p.to)[row * p.length + at] = entries[e % p.length];
         else
             store_result(p, row, at, entries[e % p.length].at);
+    }
+}
+
+// The entries of a lane are those of every 32nd place. The first one of `own`, or the last entry of all.
+template <int COUNT> DEVICE item first_of(const item (&own)[COUNT]) {
+    item first = own[0];
+#pragma unroll
+    for (int i = 1; i < COUNT; i++)
+        if (is_before(own[i], first)) first = own[i];
+    return first;
+}
+
+extern "C" __global__ void __launch_bounds__(DW_SORT_THREADS) top_k_rows(const __grid_constant__ dw_sort_params p) {
+    constexpr int COUNT = SIZE < 32 ? 1 : SIZE / 32;
+    const int lane = (int)threadIdx.x % 32, warps = DW_SORT_THREADS / 32;
+    for (long long row = blockIdx.x * (long long)warps + threadIdx.x / 32; row < p.count;
+         row += gridDim.x * (long long)warps) {
+        const long long x = offset_of(p.rank, p.shape, p.x_stride, row);
+        item own[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const int at = lane + 32 * i;
+            own[i] = at < p.length ? item{(key_type)~ordered(element::load(p.x, x + at * p.x_step)), (place)at}
+                                   : last_entry<key_type>();
+        }
+        item best = first_of(own);
+        place kept = 0; // the place of rank `lane`
+        for (int rank = 0; rank < p.kept; rank++) {
+            item next = best;
+#pragma unroll
+            for (int distance = 16; distance > 0; distance /= 2) {
+                const item other = {__shfl_xor_sync(0xffffffffu, next.key, distance),
+                                    __shfl_xor_sync(0xffffffffu, next.at, distance)};
+                if (is_before(other, next)) next = other;
+            }
+            if (rank == lane) kept = next.at;
+            if (best.at == next.at) {
+#pragma unroll
+                for (int i = 0; i < COUNT; i++)
+                    if (own[i].at == next.at) own[i] = last_entry<key_type>();
+                best = first_of(own);
+            }
+        }
+        store_result(p, row, lane, kept);
     }
 }

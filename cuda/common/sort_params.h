@@ -8,6 +8,10 @@
 #define DW_SORT_TILE 2048
 #define DW_SORT_THREADS 256
 
+/* top_k_rows, which has a warp for each row: entries of a row at most, and results. */
+#define DW_TOP_K_LENGTH 512
+#define DW_TOP_K_KEPT 32
+
 typedef struct dw_sort_params {
     const void *x;
     void *values, *places; /* NULL: not wanted */

@@ -110,8 +110,31 @@
  *  grouped_linear(x [T,K], w [E,N,K], i [T], b? [E,N]; transpose_w=1) -> [T,N]     multiplies row t by matrix
  *                                         i[t]: y[t] = w[i[t]] x[t] + b[i[t]]; w is [E,K,N] with
  *                                         transpose_w=0. An index out of range is an error at run time
- *  grouped_linear_backward_weight(x [T,M], y [T,N], i [T]; size) -> [E,M,N]     size = [E]; for each e the sum
- *                                         of the outer products x[t] y[t]^T over the rows t with i[t] = e
+ *  group_rows(i [R]; size) -> order i32 [R], place i32 [R], offsets i32 [E+1]     size = [E]; sorts the rows
+ *                                         0 to R-1 by their group i[r], stably: order[s] is the row at sorted
+ *                                         place s, place is its inverse, and group e has the places offsets[e]
+ *                                         to offsets[e+1]. R is below 2^31. A group outside [0,E) is an error
+ *                                         at run time. No gradient
+ *  segment_linear(x [R,K], w [E,N,K], offsets i32 [E+1], b? [E,N]; transpose_w=1) -> [R,N]
+ *                                         multiplies the rows of group e by matrix e: y[r] = w[e] x[r] + b[e] for
+ *                                         offsets[e] <= r < offsets[e+1]; w is [E,K,N] with transpose_w=0. Offsets
+ *                                         are group_rows': from 0 to R, none below the one before. Its dx is a
+ *                                         segment_linear of dy with the other transpose_w
+ *  segment_linear_backward_weight(x [R,M], y [R,N], offsets i32 [E+1]) -> [E,M,N]     for each e the sum of the
+ *                                         outer products x[r] y[r]^T over the rows of group e; zeros for a group
+ *                                         without rows. dw of segment_linear has x = dy and y = x, or with
+ *                                         transpose_w=0 x = x and y = dy. A kernel for GPUs of both operations
+ *                                         gets offsets in device memory alone: the host knows R and E
+ *  spread_rows(x [T,H], place i32 [T,k], w? [T,k]) -> [T*k,H]     copies row t to k places, times its weights:
+ *                                         y[place[t,j]] = w[t,j] x[t]. place has each of 0 to T*k-1 once
+ *                                         (group_rows', reshaped); one outside is an error at run time. w has x's
+ *                                         dtype, or f32 for bf16 and f16
+ *  combine_rows(x [T*k,H], place i32 [T,k], w? [T,k]; dtype) -> [T,H]     the transpose of spread_rows:
+ *                                         y[t] = the sum over j of w[t,j] x[place[t,j]], in order of j. dtype, of the
+ *                                         result: x's (if absent), or f32 for bf16 and f16
+ *  combine_rows_backward(x [T*k,H], place, w [T,k], dy [T,H]) -> dx [T*k,H], dw [T,k]     dx is
+ *                                         spread_rows(dy, place, w); dw[t,j] is the dot product of dy[t] and
+ *                                         x[place[t,j]]. dx has x's dtype, dw w's; dy has x's, or f32
  *  embedding(w [V,E], i [..]; padding_index=-1) -> [..,E]   padding_index: that row receives no gradient
  *  embedding_backward(i, dy; size, padding_index=-1) -> [V,E]     size = [V]
  *  layer_norm(x [..,N], w? [N], b? [N]; eps) -> y, mean [..], rstd [..]     biased variance; statistics of BF16 and
@@ -198,7 +221,10 @@ extern "C" {
     X(LOG_SOFTMAX_BACKWARD, "log_softmax_backward")                                                \
     X(LINEAR, "linear") X(QUANTIZED_LINEAR, "quantized_linear")                                    \
     X(GROUPED_LINEAR, "grouped_linear")                                                            \
-    X(GROUPED_LINEAR_BACKWARD_WEIGHT, "grouped_linear_backward_weight")                            \
+    X(GROUP_ROWS, "group_rows") X(SEGMENT_LINEAR, "segment_linear")                                \
+    X(SEGMENT_LINEAR_BACKWARD_WEIGHT, "segment_linear_backward_weight")                            \
+    X(SPREAD_ROWS, "spread_rows") X(COMBINE_ROWS, "combine_rows")                                  \
+    X(COMBINE_ROWS_BACKWARD, "combine_rows_backward")                                              \
     X(EMBEDDING, "embedding") X(EMBEDDING_BACKWARD, "embedding_backward")                          \
     X(LAYER_NORM, "layer_norm") X(LAYER_NORM_BACKWARD, "layer_norm_backward")                      \
     X(RMS_NORM, "rms_norm") X(RMS_NORM_BACKWARD, "rms_norm_backward")                              \

@@ -90,6 +90,7 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
         DW_TRY(
             dw_graph_apply_precision(&engine->graph, options->precision, &engine->quantized_count));
     }
+    DW_TRY(dw__sort_rows(&engine->graph));
     if (target.context) DW_TRY(dw__recognize_head(&engine->graph));
     if (engine->wrt_count) {
         DW_TRY(differentiate(engine, grad_outputs));

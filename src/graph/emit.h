@@ -87,6 +87,9 @@ dw_dim dw__emit_dim_div(dw__emitter *e, dw_dim a, dw_dim b);
 /* Product of `count` dims (1 for none). */
 dw_dim dw__emit_dim_product(dw__emitter *e, int count, const dw_dim *dims);
 
+/* In op_expand_groups.c: the group of each of `rows` rows, I32 [rows], from the offsets of the groups. */
+dw_value dw__emit_group_of_rows(dw__emitter *e, dw_value offsets, dw_dim rows);
+
 /* Softmax of x (F32 or F64) over `axis`, shared by several composites. A row that holds only -inf gives
  * zeros. `probabilities` has x's shape; `lse` lacks the axis. Either may be NULL. */
 void dw__emit_softmax(dw__emitter *e, dw_value x, int axis, dw_value *probabilities, dw_value *lse);

@@ -242,6 +242,9 @@ dw_status dw__multiply_codes(dw_graph **graph, dw__expand_rule computed, void *c
                              bool fast_accumulation, dw__code_products *products, bool *changed);
 /* Replaces sums of pads that fill one tensor side by side by a concatenation. */
 dw_status dw__join_pads(dw_graph **graph);
+/* Replaces each grouped_linear by a segment_linear of rows that are sorted by group, and lets the operations around it
+ * work on sorted rows too. Call it before the gradient is taken. */
+dw_status dw__sort_rows(dw_graph **graph);
 /* Replaces each cross_entropy_backward whose result only its linear layer's own gradients read, and these, by
  * linear_cross_entropy_backward. A part of the pass `recognize`. `casts`: also if there are casts between a layer in 16
  * bits and a loss in F32; for GPUs, whose kernel then computes in F32 as well. */

@@ -6,8 +6,8 @@
  * leave. A mask operand does not reduce the count, because its content is unknown.
  *
  * bytes: the minimum traffic between memory and processor: each distinct operand and each result once. Views
- * move nothing. A gather reads only the rows that it selects. grouped_linear reads at most one matrix per
- * row, and at most all of them. */
+ * move nothing. A gather reads only the rows that it selects. grouped_linear and segment_linear read at
+ * most one matrix per row, and at most all of them. */
 #include "graph/attention_work.h"
 #include "graph/body.h"
 #include "graph/op_rules.h"
@@ -210,7 +210,7 @@ dw_status dw__cost_linear(const dw_graph *graph, dw_node node, const int64_t *si
 /* The data decide how many matrices the rows use: at most one for each row. Each used matrix is read once. */
 dw_status dw__cost_grouped_linear(const dw_graph *graph, dw_node node, const int64_t *sizes,
                                   dw_cost *cost) {
-    enum { X, W, I, B };
+    enum { X, W, I, B }; /* I: indexes, or offsets of segment_linear */
     measure m = measure_of(graph, node, sizes);
     double results = elements(&m, output(&m, 0));
     double rows = dim_of(&m, input(&m, X), 0), experts = dim_of(&m, input(&m, W), 0);
@@ -225,12 +225,26 @@ dw_status dw__cost_grouped_linear(const dw_graph *graph, dw_node node, const int
     return give(&m, flops, bytes, cost);
 }
 
-/* An outer product for each row. Matrices that no row selects are written too, as zeros. */
-dw_status dw__cost_grouped_linear_backward_weight(const dw_graph *graph, dw_node node,
+/* An outer product for each row. Matrices of groups without rows are written too, as zeros. */
+dw_status dw__cost_segment_linear_backward_weight(const dw_graph *graph, dw_node node,
                                                   const int64_t *sizes, dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
     double flops = 2 * elements(&m, input(&m, 0)) * last_dim(&m, input(&m, 1));
     return give(&m, flops, bytes_once(&m), cost);
+}
+
+/* Of each element of the T*k rows: one multiplication with a weight if there are any, one addition unless it is spread.
+ * The backward multiplies for dx, and multiplies and adds for dw. */
+dw_status dw__cost_rows(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
+    enum { X, PLACE, WEIGHT };
+    measure m = measure_of(graph, node, sizes);
+    const double rows = elements(&m, input(&m, PLACE)) * last_dim(&m, input(&m, X));
+    double flops = 0;
+    if (m.node->op == DW_OP_COMBINE_ROWS_BACKWARD)
+        flops = 3;
+    else
+        flops = (input(&m, WEIGHT) != DW_NONE) + (m.node->op == DW_OP_COMBINE_ROWS);
+    return give(&m, flops * rows, bytes_once(&m), cost);
 }
 
 /* ---- normalization, positions -------------------------------------------------------------- */

@@ -228,47 +228,6 @@ dw_status dw__expand_linear(dw_graph *graph, const dw_graph *source, dw_node nod
     return e.status;
 }
 
-/* Takes the matrix of each row and multiplies it by the row as a column. */
-dw_status dw__expand_grouped_linear(dw_graph *graph, const dw_graph *source, dw_node node,
-                                    const dw_value *inputs, dw_value *outputs) {
-    dw__emitter e = {graph, DW_OK};
-    bool transpose_w = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
-    dw_value x = inputs[0], w = inputs[1];
-    dw__type type = dw__type_of(graph, x), weight = dw__type_of(graph, w);
-    dw_dim rows = type.shape[0], one = 1;
-    dw_dim results = weight.shape[transpose_w ? 1 : 2];
-    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0);
-    dw_value taken = dw__emit(&e, DW_OP_TAKE, 2, (dw_value[]){w, inputs[2]}, 1, &axis);
-    dw_value row = dw__emit_reshape(&e, x, 3, (dw_dim[]){rows, one, type.shape[1]});
-    dw_value y = dw__emit_wide_matmul(&e, row, taken, false, transpose_w);
-    y = dw__emit_reshape(&e, y, 2, (dw_dim[]){rows, results});
-    if (inputs[3] != DW_NONE) {
-        dw_value bias = dw__emit_widen(&e, inputs[3]);
-        bias = dw__emit(&e, DW_OP_TAKE, 2, (dw_value[]){bias, inputs[2]}, 1, &axis);
-        y = dw__emit_binary(&e, DW_OP_ADD, y, bias);
-    }
-    outputs[0] = dw__emit_cast(&e, y, dw__output_dtype(source, node, 0));
-    return e.status;
-}
-
-dw_status dw__expand_grouped_linear_backward_weight(dw_graph *graph, const dw_graph *source,
-                                                    dw_node node, const dw_value *inputs,
-                                                    dw_value *outputs) {
-    dw__emitter e = {graph, DW_OK};
-    dw_value x = inputs[0], y = inputs[1];
-    dw__type left = dw__type_of(graph, x), right = dw__type_of(graph, y);
-    dw_dim one = 1;
-    x = dw__emit_reshape(&e, x, 3, (dw_dim[]){left.shape[0], left.shape[1], one});
-    y = dw__emit_reshape(&e, y, 3, (dw_dim[]){right.shape[0], one, right.shape[1]});
-    dw_value outer = dw__emit_wide_matmul(&e, x, y, false, false);
-    dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_AXIS, 0),
-                       *dw_node_attr(source, node, DW_ATTR_KEY_SIZE)};
-    dw_value sum =
-        dw__emit(&e, DW_OP_SCATTER_ADD, 2, (dw_value[]){inputs[2], outer}, DW_COUNT(attrs), attrs);
-    outputs[0] = dw__emit_cast(&e, sum, dw__output_dtype(source, node, 0));
-    return e.status;
-}
-
 /* Rows with index padding_index get no gradient. */
 dw_status dw__expand_embedding(dw_graph *graph, const dw_graph *source, dw_node node,
                                const dw_value *inputs, dw_value *outputs) {

@@ -176,26 +176,69 @@ DW__GRADIENT(dw__gradient_linear) {
     return e.status;
 }
 
-/* As for linear, row by row; db sums the rows of dy by index. */
-DW__GRADIENT(dw__gradient_grouped_linear) {
+/* As for linear, group by group; db sums the rows of dy by group. */
+DW__GRADIENT(dw__gradient_segment_linear) {
+    enum { X, W, OFFSETS, B };
     dw__emitter e = {graph, DW_OK};
-    dw_value x = dw_node_input(graph, node, 0), w = dw_node_input(graph, node, 1);
-    dw_value index = dw_node_input(graph, node, 2), dy = output_grads[0];
+    dw_value x = dw_node_input(graph, node, X), w = dw_node_input(graph, node, W);
+    dw_value offsets = dw_node_input(graph, node, OFFSETS), dy = output_grads[0];
     bool transpose_w = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
-    dw_dim experts = dw__type_of(graph, w).shape[0];
-    dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, &experts);
-    if (needed[0]) {
+    if (needed[X]) {
         dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, !transpose_w);
-        input_grads[0] =
-            dw__emit(&e, DW_OP_GROUPED_LINEAR, 3, (dw_value[]){dy, w, index}, 1, &attr);
+        input_grads[X] =
+            dw__emit(&e, DW_OP_SEGMENT_LINEAR, 3, (dw_value[]){dy, w, offsets}, 1, &attr);
     }
-    if (needed[1])
-        input_grads[1] =
-            dw__emit(&e, DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT, 3,
-                     (dw_value[]){transpose_w ? dy : x, transpose_w ? x : dy, index}, 1, &size);
-    if (needed[3])
-        input_grads[3] =
+    if (needed[W])
+        input_grads[W] =
+            dw__emit(&e, DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT, 3,
+                     (dw_value[]){transpose_w ? dy : x, transpose_w ? x : dy, offsets}, 0, NULL);
+    if (needed[B]) {
+        dw__type type = dw__type_of(graph, dy);
+        dw_dim groups = dw__type_of(graph, w).shape[0];
+        dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, &groups);
+        dw_value index = dw__emit_group_of_rows(&e, offsets, type.shape[0]);
+        input_grads[B] =
             dw__emit(&e, DW_OP_EMBEDDING_BACKWARD, 2, (dw_value[]){index, dy}, 1, &size);
+    }
+    return e.status;
+}
+
+/* dx sums the k rows of dy that came from each row; dw are dot products. */
+DW__GRADIENT(dw__gradient_spread_rows) {
+    enum { X, PLACE, WEIGHT };
+    dw__emitter e = {graph, DW_OK};
+    dw_value x = dw_node_input(graph, node, X), place = dw_node_input(graph, node, PLACE);
+    dw_value weight = dw_node_input(graph, node, WEIGHT), dy = output_grads[0];
+    if (needed[X])
+        input_grads[X] =
+            dw__emit(&e, DW_OP_COMBINE_ROWS, 3, (dw_value[]){dy, place, weight}, 0, NULL);
+    if (needed[WEIGHT]) {
+        dw_node made = dw__emit_node(&e, DW_OP_COMBINE_ROWS_BACKWARD, 4,
+                                     (dw_value[]){dy, place, weight, x}, 0, NULL);
+        if (e.status == DW_OK) input_grads[WEIGHT] = dw_node_output(graph, made, 1);
+    }
+    return e.status;
+}
+
+/* Where the weights need a gradient, one node reads dy for both. */
+DW__GRADIENT(dw__gradient_combine_rows) {
+    enum { X, PLACE, WEIGHT };
+    dw__emitter e = {graph, DW_OK};
+    dw_value x = dw_node_input(graph, node, X), place = dw_node_input(graph, node, PLACE);
+    dw_value weight = dw_node_input(graph, node, WEIGHT), dy = output_grads[0];
+    if (needed[WEIGHT]) {
+        dw_node made = dw__emit_node(&e, DW_OP_COMBINE_ROWS_BACKWARD, 4,
+                                     (dw_value[]){x, place, weight, dy}, 0, NULL);
+        if (e.status != DW_OK) return e.status;
+        if (needed[X]) input_grads[X] = dw_node_output(graph, made, 0);
+        input_grads[WEIGHT] = dw_node_output(graph, made, 1);
+    } else if (needed[X]) {
+        dw_dtype dtype = dw_value_dtype(graph, x);
+        if (weight == DW_NONE || dw_value_dtype(graph, weight) == dtype)
+            dy = dw__emit_cast(&e, dy, dtype);
+        dw_value dx = dw__emit(&e, DW_OP_SPREAD_ROWS, 3, (dw_value[]){dy, place, weight}, 0, NULL);
+        input_grads[X] = dw__emit_cast(&e, dx, dtype);
+    }
     return e.status;
 }
 

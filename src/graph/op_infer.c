@@ -1074,10 +1074,10 @@ static dw_status want_group_index(const dw__draft *draft, uint32_t x, uint32_t i
     return want_shape(draft, i, 1, shape_of(draft, x), "[T] of x's rows");
 }
 
-dw_status dw__infer_grouped_linear(const dw__draft *draft, dw__inferred *out) {
-    enum { X, W, I, B };
+/* The matrices w [E, N, K] (or [E, K, N]) and biases b [E, N] of rows x [.., K]; `results` receives N. */
+static dw_status check_group_matrices(const dw__draft *draft, dw_dim *results) {
+    enum { X, W, INDEX, B };
     DW_RETURN_IF_FAILED(want_flag(draft, DW_ATTR_KEY_TRANSPOSE_W));
-    DW_RETURN_IF_FAILED(want_group_index(draft, X, I));
     DW_RETURN_IF_FAILED(want_same_dtype(draft, X, W, W));
     DW_RETURN_IF_FAILED(want_rank(draft, W, 3));
     bool transposed = int_of(draft, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
@@ -1087,24 +1087,137 @@ dw_status dw__infer_grouped_linear(const dw__draft *draft, dw__inferred *out) {
                       "w is %s with transpose_w=%d, so its %s dim must equal x's last dim %s",
                       show(draft, W).text, transposed, transposed ? "last" : "middle",
                       show_dim(draft, length).text);
-    dw_dim results = shape_of(draft, W)[transposed ? 1 : 2];
-    if (has(draft, B)) {
-        DW_RETURN_IF_FAILED(want_same_dtype(draft, X, B, B));
-        dw_dim bias[2] = {shape_of(draft, W)[0], results};
-        DW_RETURN_IF_FAILED(want_shape(draft, B, 2, bias, "[E, N] of w"));
-    }
+    *results = shape_of(draft, W)[transposed ? 1 : 2];
+    if (!has(draft, B)) return DW_OK;
+    DW_RETURN_IF_FAILED(want_same_dtype(draft, X, B, B));
+    dw_dim bias[2] = {shape_of(draft, W)[0], *results};
+    return want_shape(draft, B, 2, bias, "[E, N] of w");
+}
+
+dw_status dw__infer_grouped_linear(const dw__draft *draft, dw__inferred *out) {
+    enum { X, W, I };
+    dw_dim results;
+    DW_RETURN_IF_FAILED(want_group_index(draft, X, I));
+    DW_RETURN_IF_FAILED(check_group_matrices(draft, &results));
     return give(out, dtype_of(draft, X), 2, (dw_dim[]){shape_of(draft, X)[0], results});
 }
 
-dw_status dw__infer_grouped_linear_backward_weight(const dw__draft *draft, dw__inferred *out) {
-    enum { X, Y, I };
+/* ---- rows sorted by group ------------------------------------------------------------------ */
+
+dw_status dw__infer_group_rows(const dw__draft *draft, dw__inferred *out) {
     const dw_attr *size = attr_of(draft, DW_ATTR_KEY_SIZE);
+    dw_dim offsets;
     DW_RETURN_IF_FAILED(want_entries(draft, DW_ATTR_KEY_SIZE, 1));
-    DW_RETURN_IF_FAILED(want_group_index(draft, X, I));
-    DW_RETURN_IF_FAILED(want_group_index(draft, Y, I));
+    DW_RETURN_IF_FAILED(want_integer(draft, 0));
+    DW_RETURN_IF_FAILED(want_rank(draft, 0, 1));
+    DW_RETURN_IF_FAILED(
+        want_at_most(draft, "the number of rows", shape_of(draft, 0)[0], "INT32_MAX", INT32_MAX));
+    DW_RETURN_IF_FAILED(named(draft, dw_dim_add(draft->graph, size->list[0], 1, &offsets)));
+    give(out, DW_I32, 1, shape_of(draft, 0));
+    give(out, DW_I32, 1, shape_of(draft, 0));
+    return give(out, DW_I32, 1, &offsets);
+}
+
+static dw_status want_offsets(const dw__draft *draft, uint32_t index) {
+    DW_RETURN_IF_FAILED(want_dtype(draft, index, DW_I32));
+    return want_rank(draft, index, 1);
+}
+
+dw_status dw__infer_segment_linear(const dw__draft *draft, dw__inferred *out) {
+    enum { X, W, OFFSETS };
+    dw_dim results, offsets;
+    DW_RETURN_IF_FAILED(want_float(draft, X));
+    DW_RETURN_IF_FAILED(want_rank(draft, X, 2));
+    DW_RETURN_IF_FAILED(want_offsets(draft, OFFSETS));
+    DW_RETURN_IF_FAILED(check_group_matrices(draft, &results));
+    DW_RETURN_IF_FAILED(named(draft, dw_dim_add(draft->graph, shape_of(draft, W)[0], 1, &offsets)));
+    DW_RETURN_IF_FAILED(want_shape(draft, OFFSETS, 1, &offsets, "[E + 1] of w"));
+    return give(out, dtype_of(draft, X), 2, (dw_dim[]){shape_of(draft, X)[0], results});
+}
+
+dw_status dw__infer_segment_linear_backward_weight(const dw__draft *draft, dw__inferred *out) {
+    enum { X, Y, OFFSETS };
+    dw_dim groups;
+    DW_RETURN_IF_FAILED(want_float(draft, X));
     DW_RETURN_IF_FAILED(want_same_dtype(draft, X, Y, Y));
-    dw_dim shape[3] = {size->list[0], shape_of(draft, X)[1], shape_of(draft, Y)[1]};
+    DW_RETURN_IF_FAILED(want_rank(draft, X, 2));
+    DW_RETURN_IF_FAILED(want_rank(draft, Y, 2));
+    if (shape_of(draft, X)[0] != shape_of(draft, Y)[0])
+        return refuse(draft, DW_SHAPE,
+                      "%s and %s differ in the number of rows; expected equal ones",
+                      show(draft, X).text, show(draft, Y).text);
+    DW_RETURN_IF_FAILED(want_offsets(draft, OFFSETS));
+    DW_RETURN_IF_FAILED(
+        named(draft, dw_dim_sub(draft->graph, shape_of(draft, OFFSETS)[0], 1, &groups)));
+    if (dw__dim_is_negative(draft->graph, groups))
+        return refuse(draft, DW_SHAPE, "%s has no element; expected one more than there are groups",
+                      show(draft, OFFSETS).text);
+    dw_dim shape[3] = {groups, shape_of(draft, X)[1], shape_of(draft, Y)[1]};
     return give(out, dtype_of(draft, X), 3, shape);
+}
+
+/* Checks that operand `index` has x's dtype or the dtype in which sums of x are computed. */
+static dw_status want_dtype_or_wide(const dw__draft *draft, uint32_t x, uint32_t index) {
+    const dw_dtype own = dtype_of(draft, x), wide = dw__compute_dtype(own);
+    if (dtype_of(draft, index) == own || dtype_of(draft, index) == wide) return DW_OK;
+    return refuse(draft, DW_TYPE, "%s is %s but %s is %s; expected %s%s: cast it first",
+                  operand_name(draft, index), dw_dtype_name(dtype_of(draft, index)),
+                  operand_name(draft, x), dw_dtype_name(own), dw_dtype_name(own),
+                  own == wide ? "" : " or f32");
+}
+
+/* Checks rows x [.., H], their places [T, k] and the weights [T, k]; `rows` receives T*k. */
+static dw_status check_rows(const dw__draft *draft, dw_dim *rows) {
+    enum { X, PLACE, WEIGHT };
+    DW_RETURN_IF_FAILED(want_float(draft, X));
+    DW_RETURN_IF_FAILED(want_rank(draft, X, 2));
+    DW_RETURN_IF_FAILED(want_dtype(draft, PLACE, DW_I32));
+    DW_RETURN_IF_FAILED(want_rank(draft, PLACE, 2));
+    if (has(draft, WEIGHT)) {
+        DW_RETURN_IF_FAILED(want_dtype_or_wide(draft, X, WEIGHT));
+        DW_RETURN_IF_FAILED(want_shape_of(draft, WEIGHT, PLACE));
+    }
+    const dw_dim *place = shape_of(draft, PLACE);
+    return named(draft, dw_dim_mul(draft->graph, place[0], place[1], rows));
+}
+
+/* The shape [rows, H] of `index`, where H is x's. */
+static dw_status want_rows(const dw__draft *draft, uint32_t index, dw_dim rows, const char *why) {
+    const dw_dim shape[2] = {rows, shape_of(draft, 0)[1]};
+    return want_shape(draft, index, 2, shape, why);
+}
+
+dw_status dw__infer_spread_rows(const dw__draft *draft, dw__inferred *out) {
+    enum { X, PLACE };
+    dw_dim rows;
+    DW_RETURN_IF_FAILED(check_rows(draft, &rows));
+    DW_RETURN_IF_FAILED(want_rows(draft, X, shape_of(draft, PLACE)[0], "[T, H] for place [T, k]"));
+    return give(out, dtype_of(draft, X), 2, (dw_dim[]){rows, shape_of(draft, X)[1]});
+}
+
+dw_status dw__infer_combine_rows(const dw__draft *draft, dw__inferred *out) {
+    enum { X, PLACE };
+    dw_dim rows;
+    DW_RETURN_IF_FAILED(check_rows(draft, &rows));
+    DW_RETURN_IF_FAILED(want_rows(draft, X, rows, "[T*k, H] for place [T, k]"));
+    const dw_dtype own = dtype_of(draft, X), wide = dw__compute_dtype(own);
+    const dw_dtype result = (dw_dtype)int_of(draft, DW_ATTR_KEY_DTYPE, own);
+    if (result != own && result != wide)
+        return refuse(draft, DW_TYPE, "dtype=%s for x of %s; expected %s%s", dw_dtype_name(result),
+                      dw_dtype_name(own), dw_dtype_name(own), own == wide ? "" : " or f32");
+    return give(out, result, 2, (dw_dim[]){shape_of(draft, PLACE)[0], shape_of(draft, X)[1]});
+}
+
+dw_status dw__infer_combine_rows_backward(const dw__draft *draft, dw__inferred *out) {
+    enum { X, PLACE, WEIGHT, DY };
+    dw_dim rows;
+    DW_RETURN_IF_FAILED(check_rows(draft, &rows));
+    DW_RETURN_IF_FAILED(want_rows(draft, X, rows, "[T*k, H] for place [T, k]"));
+    DW_RETURN_IF_FAILED(want_dtype_or_wide(draft, X, DY));
+    DW_RETURN_IF_FAILED(want_rank(draft, DY, 2));
+    DW_RETURN_IF_FAILED(want_rows(draft, DY, shape_of(draft, PLACE)[0], "[T, H] for place [T, k]"));
+    give_like(draft, out, X);
+    return give_like(draft, out, WEIGHT);
 }
 
 static dw_status want_padding_index(const dw__draft *draft, dw_dim rows) {

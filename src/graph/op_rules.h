@@ -22,7 +22,9 @@ dw__infer_function dw__infer_elementwise, dw__infer_dropout, dw__infer_constant,
     dw__infer_quantization_error,
     dw__infer_multiply_codes,
     dw__infer_quantized_linear,
-    dw__infer_grouped_linear, dw__infer_grouped_linear_backward_weight,
+    dw__infer_grouped_linear, dw__infer_group_rows, dw__infer_segment_linear,
+    dw__infer_segment_linear_backward_weight, dw__infer_spread_rows, dw__infer_combine_rows,
+    dw__infer_combine_rows_backward,
     dw__infer_embedding, dw__infer_embedding_backward, dw__infer_layer_norm,
     dw__infer_layer_norm_backward, dw__infer_rms_norm, dw__infer_rms_norm_backward,
     dw__infer_rope, dw__infer_attention, dw__infer_attention_backward, dw__infer_cross_entropy,
@@ -50,7 +52,8 @@ dw__gradient_function dw__gradient_relu, dw__gradient_silu, dw__gradient_gelu,
     dw__gradient_quantized_linear,
     dw__gradient_embedding, dw__gradient_layer_norm, dw__gradient_rms_norm, dw__gradient_rope,
     dw__gradient_dropout, dw__gradient_attention, dw__gradient_cross_entropy,
-    dw__gradient_linear_cross_entropy, dw__gradient_mean, dw__gradient_grouped_linear;
+    dw__gradient_linear_cross_entropy, dw__gradient_mean, dw__gradient_segment_linear,
+    dw__gradient_spread_rows, dw__gradient_combine_rows;
 
 /* All composites. */
 typedef dw_status dw__expansion_function(dw_graph *graph, const dw_graph *source, dw_node node,
@@ -59,7 +62,9 @@ dw__expansion_function dw__expand_mean, dw__expand_relu, dw__expand_silu, dw__ex
     dw__expand_swiglu, dw__expand_gelu_backward, dw__expand_silu_backward, dw__expand_softmax,
     dw__expand_log_softmax, dw__expand_softmax_backward, dw__expand_log_softmax_backward,
     dw__expand_linear, dw__expand_quantized_linear,
-    dw__expand_grouped_linear, dw__expand_grouped_linear_backward_weight,
+    dw__expand_grouped_linear, dw__expand_group_rows, dw__expand_segment_linear,
+    dw__expand_segment_linear_backward_weight, dw__expand_spread_rows, dw__expand_combine_rows,
+    dw__expand_combine_rows_backward,
     dw__expand_embedding, dw__expand_embedding_backward,
     dw__expand_layer_norm, dw__expand_layer_norm_backward, dw__expand_rms_norm,
     dw__expand_rms_norm_backward, dw__expand_rope, dw__expand_dropout, dw__expand_attention,
@@ -72,7 +77,7 @@ dw__cost_function dw__cost_elementwise, dw__cost_move, dw__cost_take, dw__cost_s
     dw__cost_reduce, dw__cost_sort, dw__cost_matmul, dw__cost_quantize, dw__cost_quantization_error,
     dw__cost_fused, dw__cost_norm,
     dw__cost_norm_backward, dw__cost_softmax, dw__cost_linear, dw__cost_grouped_linear,
-    dw__cost_grouped_linear_backward_weight, dw__cost_embedding, dw__cost_rope,
+    dw__cost_segment_linear_backward_weight, dw__cost_rows, dw__cost_embedding, dw__cost_rope,
     dw__cost_attention, dw__cost_attention_backward, dw__cost_cross_entropy,
     dw__cost_linear_cross_entropy, dw__cost_linear_cross_entropy_backward, dw__cost_adamw;
 

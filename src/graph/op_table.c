@@ -443,15 +443,40 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .name = "grouped_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "i", "b"},
         .min_inputs = 3, .max_inputs = 4, .optional_inputs = OPERAND(3),
         .allowed_attrs = A(TRANSPOSE_W), .infer = dw__infer_grouped_linear,
-        .gradient = dw__gradient_grouped_linear, .expand = dw__expand_grouped_linear,
+        .expand = dw__expand_grouped_linear, .cost = dw__cost_grouped_linear},
+    [DW_OP_GROUP_ROWS] = { /* rows sorted by group: order, place, offsets */
+        .name = "group_rows", .stratum = DW__COMPOSITE, .operands = {"i"},
+        .min_inputs = 1, .max_inputs = 1, .stops_gradient = true,
+        .required_attrs = A(SIZE), .allowed_attrs = A(SIZE), .infer = dw__infer_group_rows,
+        .expand = dw__expand_group_rows, .cost = dw__cost_move},
+    [DW_OP_SEGMENT_LINEAR] = { /* sorted rows times the matrix of their group */
+        .name = "segment_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "offsets", "b"},
+        .min_inputs = 3, .max_inputs = 4, .optional_inputs = OPERAND(3),
+        .allowed_attrs = A(TRANSPOSE_W), .infer = dw__infer_segment_linear,
+        .gradient = dw__gradient_segment_linear, .expand = dw__expand_segment_linear,
         .cost = dw__cost_grouped_linear},
-    [DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT] = { /* dw of grouped_linear */
-        .name = "grouped_linear_backward_weight", .stratum = DW__COMPOSITE,
-        .operands = {"x", "y", "i"}, .min_inputs = 3, .max_inputs = 3,
-        .required_attrs = A(SIZE), .allowed_attrs = A(SIZE),
-        .infer = dw__infer_grouped_linear_backward_weight,
-        .expand = dw__expand_grouped_linear_backward_weight,
-        .cost = dw__cost_grouped_linear_backward_weight},
+    [DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT] = { /* dw of segment_linear */
+        .name = "segment_linear_backward_weight", .stratum = DW__COMPOSITE,
+        .operands = {"x", "y", "offsets"}, .min_inputs = 3, .max_inputs = 3,
+        .infer = dw__infer_segment_linear_backward_weight,
+        .expand = dw__expand_segment_linear_backward_weight,
+        .cost = dw__cost_segment_linear_backward_weight},
+    [DW_OP_SPREAD_ROWS] = { /* y[place[t,j]] = w[t,j] x[t] */
+        .name = "spread_rows", .stratum = DW__COMPOSITE, .operands = {"x", "place", "w"},
+        .min_inputs = 2, .max_inputs = 3, .cheap = true, .optional_inputs = OPERAND(2),
+        .infer = dw__infer_spread_rows, .gradient = dw__gradient_spread_rows,
+        .expand = dw__expand_spread_rows, .cost = dw__cost_rows},
+    [DW_OP_COMBINE_ROWS] = { /* y[t] = sum over j of w[t,j] x[place[t,j]] */
+        .name = "combine_rows", .stratum = DW__COMPOSITE, .operands = {"x", "place", "w"},
+        .min_inputs = 2, .max_inputs = 3, .optional_inputs = OPERAND(2),
+        .allowed_attrs = A(DTYPE), .infer = dw__infer_combine_rows,
+        .gradient = dw__gradient_combine_rows, .expand = dw__expand_combine_rows,
+        .cost = dw__cost_rows},
+    [DW_OP_COMBINE_ROWS_BACKWARD] = { /* dx, dw of combine_rows */
+        .name = "combine_rows_backward", .stratum = DW__COMPOSITE,
+        .operands = {"x", "place", "w", "dy"}, .min_inputs = 4, .max_inputs = 4,
+        .infer = dw__infer_combine_rows_backward, .expand = dw__expand_combine_rows_backward,
+        .cost = dw__cost_rows},
     [DW_OP_EMBEDDING] = { /* rows i of w */
         .name = "embedding", .stratum = DW__COMPOSITE, .operands = {"w", "i"},
         .min_inputs = 2, .max_inputs = 2, .cheap = true, .allowed_attrs = A(PADDING_INDEX),

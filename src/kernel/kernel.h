@@ -278,13 +278,13 @@ dw_status dw__node_attrs_at(dw__arena *arena, const dw_graph *graph, dw_node nod
 extern const dw__kernel
     *const dw__kernels_cpu_matmul[]; /* matmul, linear, linear_cross_entropy and its backward */
 extern const dw__kernel
-    *const dw__kernels_cpu_grouped[]; /* grouped_linear, grouped_linear_backward_weight */
+    *const dw__kernels_cpu_groups[]; /* group_rows, segment_linear, segment_linear_backward_weight */
 extern const dw__kernel *const dw__kernels_cpu_attention[];   /* attention, attention_backward */
 extern const dw__kernel *const dw__kernels_cpu_elementwise[]; /* fused and every elementwise op */
 extern const dw__kernel
     *const dw__kernels_cpu_norm[]; /* layer_norm, rms_norm and their backwards, softmax family */
 extern const dw__kernel *const dw__kernels_cpu_data
-    []; /* permute, slice, concat, pad, take, scatter_add, embedding, rope, reduce_* */
+    []; /* permute, slice, concat, pad, take, scatter_add, embedding, rope, reduce_*, spread_rows, combine_rows */
 extern const dw__kernel *const dw__kernels_cpu_loss[];     /* cross_entropy and backward, adamw */
 extern const dw__kernel *const dw__kernels_cpu_quantize[]; /* quantize */
 extern const dw__kernel

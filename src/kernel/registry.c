@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 static const dw__kernel *const *const cpu_lists[] = {
-    dw__kernels_cpu_matmul,      dw__kernels_cpu_grouped,  dw__kernels_cpu_attention,
+    dw__kernels_cpu_matmul,      dw__kernels_cpu_groups,   dw__kernels_cpu_attention,
     dw__kernels_cpu_elementwise, dw__kernels_cpu_norm,     dw__kernels_cpu_data,
     dw__kernels_cpu_loss,        dw__kernels_cpu_quantize, dw__kernels_cpu_fp8_block,
     dw__kernels_reference, /* last, because it supports every call */
@@ -51,6 +51,9 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__quantization_error,
     &dw__gpu_scatter,
     &dw__gpu_rope,
+    &dw__gpu_group_rows,
+    &dw__gpu_segment_linear,
+    &dw__gpu_spread_rows,
     &dw__gpu_quantize_tensor,
     &dw__gpu_fp8_block_codes,
     &dw__gpu_quantize_tiles,

@@ -35,7 +35,8 @@ static bool is_weight_gemm(const dw_graph *graph, dw_node node) {
     case DW_OP_LINEAR:
     case DW_OP_QUANTIZED_LINEAR:
     case DW_OP_GROUPED_LINEAR:
-    case DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT: return true;
+    case DW_OP_SEGMENT_LINEAR:
+    case DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT: return true;
     case DW_OP_MATMUL:
         return dw_node_is_backward(graph, node) ||
                dw__parameter_behind(graph, dw_node_input(graph, node, 1)) != DW_NONE;
@@ -55,7 +56,9 @@ static dw_status add_node(const dw_graph *graph, dw_node node, const int64_t *si
         to->other += cost.flops;
         return DW_OK;
     }
-    int bias = op == DW_OP_LINEAR ? 2 : op == DW_OP_GROUPED_LINEAR ? 3 : -1;
+    int bias = op == DW_OP_LINEAR                                         ? 2
+               : op == DW_OP_GROUPED_LINEAR || op == DW_OP_SEGMENT_LINEAR ? 3
+                                                                          : -1;
     double added = 0;
     if (bias >= 0 && (uint32_t)bias < dw_node_input_count(graph, node) &&
         dw_node_input(graph, node, (uint32_t)bias) != DW_NONE)

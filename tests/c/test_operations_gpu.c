@@ -472,6 +472,10 @@ static void equal_elements_keep_their_order(void **state) {
         "sort i64[2049,2] axis=0 descending=1",
         "sort bf16[300,9] axis=0",
         "top_k f32[9,64] axis=1 size=[7]",
+        "top_k f32[300,128] axis=1 size=[8]",
+        "top_k bf16[512,19] axis=0 size=[32]",
+        "top_k i64[5,3,33] axis=1 size=[2]",
+        "top_k f64[3,300] axis=1 size=[33]",
         "top_k f16[2,9000] axis=1 size=[50]",
         "top_k i32[3,130] axis=1 size=[130]",
     };

@@ -866,6 +866,154 @@ static void logits_that_are_read_stay_whole(void **state) {
     }
 }
 
+/* ---- mixtures of experts ----------------------------------------------------------------------- */
+
+enum { WEIGHTS_OF_ROWS, WEIGHTS_OF_TOKENS, NO_WEIGHTS, WEIGHTS_IN_F32, MIXTURES };
+
+static dw_value grouped(dw_value x, dw_value w, dw_value index) {
+    return dw__emit(&e, DW_OP_GROUPED_LINEAR, 4, (dw_value[]){x, w, index, DW_NONE}, 0, NULL);
+}
+
+/* Rows of the tokens [B*S, 7], each repeated for its two experts of 5, which have one hidden layer. */
+static void mixture(int kind) {
+    const bool half = kind == WEIGHTS_IN_F32;
+    const dw_dtype dtype = half ? DW_BF16 : DW_F32;
+    dw_dim tokens = dw__emit_dim_mul(&e, B, S), rows = dw__emit_dim_mul(&e, tokens, 2);
+    dw_value x = leaf("x", dtype, 2, tokens, D(7)), index = leaf("index", DW_I64, 1, rows);
+    dw_value first = leaf("first", dtype, 3, D(5), D(12), D(7)),
+             second = leaf("second", dtype, 3, D(5), D(9), D(6)),
+             weight = leaf("weight", DW_F32, 2, tokens, D(2));
+    dw_value each = broadcast(reshape(x, 3, tokens, D(1), D(7)), 3, tokens, D(2), D(7));
+    dw_value gate_up = grouped(reshape(each, 2, rows, D(7)), first, index);
+    dw_value hidden = op2(DW_OP_SWIGLU, dw__emit_slice(&e, gate_up, 1, 0, 6),
+                          dw__emit_slice(&e, gate_up, 1, 6, 12));
+    dw_value y = grouped(hidden, second, index);
+    if (half) y = dw__emit_cast(&e, y, DW_F32);
+    if (kind == WEIGHTS_OF_ROWS || half)
+        y = mul(y, broadcast(reshape(weight, 2, rows, D(1)), 2, rows, D(9)));
+    y = reshape(y, 3, tokens, D(2), D(9));
+    if (kind == WEIGHTS_OF_TOKENS)
+        y = mul(broadcast(reshape(weight, 3, tokens, D(2), D(1)), 3, tokens, D(2), D(9)), y);
+    y = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, y, 1, false);
+    output(half ? dw__emit_cast(&e, y, DW_BF16) : y);
+}
+
+/* Adds the gradients of all floating-point leaves for a gradient of output 0 that is its square. */
+static void differentiate(void) {
+    dw_value out = dw_graph_output(e.graph, 0), dy = mul(out, out);
+    dw_value wrt[MAX_LEAVES], found[MAX_LEAVES];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < dw_graph_leaf_count(e.graph); i++) {
+        wrt[count] = dw_graph_leaf_at(e.graph, i);
+        count += dw__dtype_is_float(dw_value_dtype(e.graph, wrt[count]));
+    }
+    OK(e.status);
+    OK(dw_graph_gradient(e.graph, 1, &out, &dy, count, wrt, found));
+    for (uint32_t i = 0; i < count; i++)
+        if (found[i] != DW_NONE) output(found[i]);
+}
+
+static void mixtures_compute_on_sorted_rows(void **state) {
+    for (int kind = 0; kind < MIXTURES; kind++) {
+        mixture(kind);
+        run before = evaluate(e.graph);
+        OK(dw__sort_rows(&e.graph));
+        OK(dw_graph_verify(e.graph));
+        run after = evaluate(e.graph);
+        same_results(&before, &after);
+        assert_int_equal(count_op(DW_OP_GROUPED_LINEAR), 0);
+        assert_int_equal(count_op(DW_OP_GROUP_ROWS), 1);
+        assert_int_equal(count_op(DW_OP_SPREAD_ROWS), 1);
+        assert_int_equal(count_op(DW_OP_SEGMENT_LINEAR), 2);
+        assert_int_equal(count_op(DW_OP_COMBINE_ROWS), 1);
+        assert_int_equal(count_op(DW_OP_TAKE) + count_op(DW_OP_REDUCE_SUM) + count_op(DW_OP_CAST),
+                         0);
+        dw_node combine = find_op(DW_OP_COMBINE_ROWS);
+        assert_int_equal(dw_node_input(e.graph, combine, 2) == DW_NONE, kind == NO_WEIGHTS);
+        release(&before);
+        release(&after);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
+/* Backward is sorted too, and its gradients are those of the rows as they were. */
+static void backward_of_mixtures_is_sorted(void **state) {
+    for (int kind = 0; kind < MIXTURES; kind++) {
+        mixture(kind);
+        differentiate();
+        run before = evaluate(e.graph);
+        close_graph(state);
+        open_graph(state);
+        mixture(kind);
+        OK(dw__sort_rows(&e.graph));
+        e.status = DW_OK;
+        differentiate();
+        RUN(DW_PASS_COMMON, DW_PASS_DEAD_CODE);
+        run after = evaluate(e.graph);
+        same_results(&before, &after);
+        assert_int_equal(count_op(DW_OP_GROUP_ROWS), 1);
+        assert_int_equal(count_op(DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT), 2);
+        assert_int_equal(count_op(DW_OP_SCATTER_ADD), 0);
+        assert_int_equal(count_op(DW_OP_COMBINE_ROWS_BACKWARD), kind != NO_WEIGHTS);
+        release(&before);
+        release(&after);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
+/* Rows that are no repeated tokens, values that others read in their own order, operands that are the same for all rows
+ * or taken by the index, and operations that mix rows or depend on their place. */
+static void other_readers_of_grouped_rows_get_them_back(void **state) {
+    (void)state;
+    dw_dim rows = dw__emit_dim_mul(&e, B, S);
+    dw_value x = leaf("x", DW_F32, 2, rows, D(7)), index = leaf("index", DW_I64, 1, rows),
+             other = leaf("other", DW_I64, 1, rows), row = leaf("row", DW_F32, 1, D(7)),
+             w = leaf("w", DW_F32, 3, D(5), D(7), D(7)),
+             table = leaf("table", DW_F32, 2, D(5), D(7)), seed = leaf("seed", DW_I64, 1, D(2));
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0),
+            chance[] = {dw_attr_float(DW_ATTR_KEY_P, 0.5), dw_attr_int(DW_ATTR_KEY_STREAM, 1)};
+    dw_value bias = dw__emit(&e, DW_OP_TAKE, 2, (dw_value[]){table, index}, 1, &axis);
+    dw_value y = add(add(grouped(x, w, index), bias), broadcast(row, 2, rows, D(7)));
+    output(y);
+    output(mul(grouped(y, w, other), y));
+    output(dw__emit_reduce(&e, DW_OP_REDUCE_SUM, y, 0, false));
+    output(grouped(dw__emit(&e, DW_OP_DROPOUT, 2, (dw_value[]){y, seed}, 2, chance), w, index));
+    output(op2(DW_OP_GT, y, x));
+    output(reshape(y, 3, B, S, D(7)));
+    OK(e.status);
+    run before = evaluate(e.graph);
+    OK(dw__sort_rows(&e.graph));
+    OK(dw_graph_verify(e.graph));
+    run after = evaluate(e.graph);
+    same_results(&before, &after);
+    assert_int_equal(count_op(DW_OP_GROUPED_LINEAR), 0);
+    assert_int_equal(count_op(DW_OP_GROUP_ROWS), 2); /* one for each index */
+    assert_int_equal(count_op(DW_OP_SEGMENT_LINEAR), 3);
+    release(&before);
+    release(&after);
+}
+
+static void rows_that_cannot_be_sorted_for_memory_stay(void **state) {
+    (void)state;
+    char *before, *after;
+    mixture(WEIGHTS_IN_F32);
+    OK(dw_graph_to_text(e.graph, &before));
+    dw_status status = DW_OUT_OF_MEMORY;
+    for (int64_t allowed = 0; status != DW_OK; allowed += allowed < 40 ? 1 : allowed / 8) {
+        dw__memory_fail_after(allowed);
+        status = dw__sort_rows(&e.graph);
+        dw__memory_fail_after(-1);
+        if (status == DW_OK) break;
+        assert_int_equal(status, DW_OUT_OF_MEMORY);
+        OK(dw_graph_to_text(e.graph, &after));
+        assert_string_equal(before, after);
+        dw_text_free(after);
+    }
+    dw_text_free(before);
+}
+
 /* Gradients of slices that divide one matmul's result: disjoint pads, added in any order. */
 static dw_value pad_at(dw_value x, dw_dim low, dw_dim high) {
     dw_dim lows[2] = {0, low}, highs[2] = {0, high};
@@ -1289,6 +1437,10 @@ int main(void) {
         TEST(dlogits_that_others_read_stay),
         TEST(gpus_look_through_casts_of_logits),
         TEST(logits_that_are_read_stay_whole),
+        TEST(mixtures_compute_on_sorted_rows),
+        TEST(backward_of_mixtures_is_sorted),
+        TEST(other_readers_of_grouped_rows_get_them_back),
+        TEST(rows_that_cannot_be_sorted_for_memory_stay),
         TEST(pads_side_by_side_are_concat),
         TEST(pads_with_gaps_or_overlap_are_added),
         TEST(identities_fold_and_others_stay),

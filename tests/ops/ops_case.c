@@ -11,7 +11,8 @@ static const struct {
     {"positive", OPS_FILL_POSITIVE}, {"unit", OPS_FILL_UNIT},       {"masked", OPS_FILL_MASKED},
     {"mask", OPS_FILL_MASK},         {"index", OPS_FILL_INDEX},     {"target", OPS_FILL_TARGET},
     {"ignored", OPS_FILL_IGNORED},   {"outside", OPS_FILL_OUTSIDE}, {"nonzero", OPS_FILL_NONZERO},
-    {"count", OPS_FILL_COUNT},       {"seed", OPS_FILL_SEED},
+    {"count", OPS_FILL_COUNT},       {"seed", OPS_FILL_SEED},       {"offsets", OPS_FILL_OFFSETS},
+    {"places", OPS_FILL_PLACES},
 };
 
 static dw_status malformed(const char *token, const char *expected) {
@@ -183,6 +184,7 @@ double ops_case_length(const ops_case *c) {
     case DW_OP_LINEAR:
     case DW_OP_QUANTIZED_LINEAR:
     case DW_OP_GROUPED_LINEAR:
+    case DW_OP_SEGMENT_LINEAR:
     case DW_OP_RMS_NORM:
     case DW_OP_LAYER_NORM: length = last; break;
     case DW_OP_SOFTMAX:
@@ -195,8 +197,10 @@ double ops_case_length(const ops_case *c) {
     case DW_OP_ATTENTION_BACKWARD:
         length = last + c->inputs[1].shape[2] + x->shape[2] * (x->shape[1] / c->inputs[1].shape[1]);
         break;
-    /* The case in which all indices are equal. */
-    case DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT: length = x->shape[0]; break;
+    /* The case in which one group has all rows. */
+    case DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT: length = x->shape[0]; break;
+    case DW_OP_COMBINE_ROWS: length = c->inputs[1].shape[1]; break;
+    case DW_OP_COMBINE_ROWS_BACKWARD: length = last; break;
     case DW_OP_QUANTIZATION_ERROR:
     case DW_OP_MEAN:
     case DW_OP_REDUCE_SUM:

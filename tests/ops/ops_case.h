@@ -26,6 +26,8 @@ typedef enum ops_fill {
     OPS_FILL_OUTSIDE,  /* outside<N>: like index, but the last one is N */
     OPS_FILL_NONZERO,  /* small integers other than 0 */
     OPS_FILL_COUNT,    /* integers from 1 to 9 */
+    OPS_FILL_OFFSETS,  /* offsets<N>: integers that ascend from 0 to N, some equal */
+    OPS_FILL_PLACES,   /* a permutation of the integers from 0 on */
     OPS_FILL_SEED
 } ops_fill;
 

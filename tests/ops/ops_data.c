@@ -166,6 +166,32 @@ static void fill(const ops_case *c, const ops_operand *spec, ops_data data, ops_
     }
 }
 
+/* Integers of a contiguous tensor that depend on one another: offsets in [0, N], sorted by insertion, with 0 first and N
+ * last; or a permutation by Fisher and Yates. */
+static void fill_together(const ops_operand *spec, ops_random *random, const dw__tensor *tensor,
+                          int64_t elements) {
+    int32_t *numbers = tensor->data;
+    for (int64_t i = 0; i < elements; i++) {
+        if (spec->fill == OPS_FILL_PLACES) {
+            const int64_t at = (int64_t)(ops_random_bits(random) % (uint64_t)(i + 1));
+            numbers[i] = numbers[at];
+            numbers[at] = (int32_t)i;
+            continue;
+        }
+        int64_t at = i;
+        int32_t number = i == 0 ? 0
+                         : i == elements - 1
+                             ? (int32_t)spec->bound
+                             : (int32_t)(ops_random_bits(random) % (uint64_t)(spec->bound + 1));
+        for (; at > 0 && numbers[at - 1] > number; at--) numbers[at] = numbers[at - 1];
+        numbers[at] = number;
+    }
+}
+
+static bool is_filled_together(const ops_operand *spec) {
+    return spec->fill == OPS_FILL_OFFSETS || spec->fill == OPS_FILL_PLACES;
+}
+
 double ops_element(const dw__tensor *tensor, int64_t index) {
     int64_t offset = 0;
     for (int axis = tensor->rank - 1; axis >= 0; axis--) {
@@ -282,6 +308,7 @@ dw_status ops_operands_create(const ops_case *c, ops_layout layout, ops_data dat
         tensor->rank = spec->rank;
         memcpy(tensor->shape, spec->shape, sizeof tensor->shape);
         bool plain = spec->fill == OPS_FILL_SEED || is_derived(c->op, i) ||
+                     is_filled_together(spec) ||
                      dw__dtype_is_code(spec->dtype) || /* codes have no views */
                      (i == 0 && c->op == DW_OP_SOFTMAX_BACKWARD) ||
                      (i == 0 && c->op == DW_OP_LOG_SOFTMAX_BACKWARD);
@@ -289,7 +316,10 @@ dw_status ops_operands_create(const ops_case *c, ops_layout layout, ops_data dat
         DW_TRY(ops_block_create((size_t)(elements * dw_dtype_bits(spec->dtype) + 7) / 8,
                                 &out->blocks[i]));
         tensor->data = out->blocks[i].data;
-        fill(c, spec, data, &random, tensor, elements);
+        if (is_filled_together(spec))
+            fill_together(spec, &random, tensor, elements);
+        else
+            fill(c, spec, data, &random, tensor, elements);
     }
     for (size_t i = 0; i < DW_COUNT(derivations) && !c->must_fail; i++)
         if (derivations[i].backward == c->op) DW_TRY(derive(&derivations[i], c, out));

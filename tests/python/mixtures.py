@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 VOCABULARY = 151
@@ -72,3 +73,16 @@ def deepseek_v3(**changes: Any) -> nn.Module:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     return DeepseekV3ForCausalLM(DeepseekV3Config(**{**_BASE, **_LATENT, **changes}))
+
+
+def spread(model: nn.Module) -> nn.Module:
+    """Makes routers choose clearly: random weights leave their scores nearly equal, and rounding may then
+    decide the choice. PyTorch runs the loop over experts, which works in FP64.
+    """
+    model.config._experts_implementation = "eager"
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "gate.weight" in name or "router" in name:
+            with torch.no_grad():
+                parameter.normal_(generator=generator)
+    return model

@@ -34,19 +34,6 @@ def arguments(batch: int, length: int, **extra):
     return {"input_ids": ids, "labels": ids.clone(), **extra}
 
 
-def spread(model: torch.nn.Module) -> torch.nn.Module:
-    """Makes routers choose clearly: random weights leave their scores nearly equal, and rounding may then
-    decide the choice. PyTorch runs the loop over experts, which works in FP64.
-    """
-    model.config._experts_implementation = "eager"
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if "gate.weight" in name or "router" in name:
-            with torch.no_grad():
-                parameter.normal_(generator=generator)
-    return model
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in BUILDS]
 )
@@ -63,7 +50,7 @@ def test_a_batch_of_one(name: str, always) -> None:
 
 def same_function(name: str, sizes) -> None:
     torch.manual_seed(3)
-    plain = spread(BUILDS[name]().train())
+    plain = mixtures.spread(BUILDS[name]().train())
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     for batch, length in sizes:
         assert_same_function(plain, ours, (), arguments(batch, length))
@@ -75,7 +62,7 @@ def same_function(name: str, sizes) -> None:
 @pytest.mark.parametrize("name", [pytest.param("mixtral", marks=pytest.mark.slow), "qwen3-moe"])
 def test_load_balancing_loss(name: str, padded: bool, always) -> None:
     torch.manual_seed(3)
-    plain = spread(BUILDS[name]().train())
+    plain = mixtures.spread(BUILDS[name]().train())
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     kwargs = arguments(2, 13, output_router_logits=True)
     if padded:
@@ -102,7 +89,7 @@ def test_gemms_per_expert_with_symbolic_sizes() -> None:
 def test_complex_rotary_embeddings_stay_with_pytorch(always) -> None:
     """DeepSeek-V2 multiplies complex numbers in each of its layers."""
     torch.manual_seed(3)
-    plain = spread(mixtures.deepseek_v2().train())
+    plain = mixtures.spread(mixtures.deepseek_v2().train())
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     assert_same_function(plain, ours, (), arguments(2, 17, use_cache=False))
     assert engine_calls(ours)[0] == 0

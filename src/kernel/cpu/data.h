@@ -16,6 +16,9 @@ typedef struct dw__data_loops {
     /* to[i * stride] = from[i] */
     void (*scatter)(int size, int64_t n, void *to, int64_t stride, const void *from);
     void (*add)(int64_t n, float *to, const float *from);
+    /* to[i] = scale * from[i], or with `adds` to[i] += scale * from[i] */
+    void (*scaled)(bool adds, int64_t n, float *to, const float *from, float scale);
+    double (*dot)(int64_t n, const float *x, const float *y);
     /* Folds one row into `start`. Maxima and minima propagate NaN. */
     double (*fold_row)(dw__fold fold, int64_t n, const float *x, double start);
     /* to[i] = fold(to[i], from[i]) */
@@ -25,6 +28,8 @@ typedef struct dw__data_loops {
                  const float *cosine, const float *sine, float *y);
 } dw__data_loops;
 
+/* data_rows.c */
+extern const dw__kernel dw__cpu_spread_rows, dw__cpu_combine_rows, dw__cpu_combine_rows_backward;
 /* data_gather.c */
 extern const dw__kernel dw__cpu_take, dw__cpu_embedding, dw__cpu_scatter_add,
     dw__cpu_embedding_backward;

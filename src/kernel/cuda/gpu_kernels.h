@@ -27,6 +27,9 @@ extern const dw__kernel dw__gpu_rope;                                    /* rope
 extern const dw__kernel dw__gpu_quantize_tensor, dw__gpu_multiply_codes; /* tensor_codes.c */
 extern const dw__kernel dw__gpu_quantize_tiles;                          /* block_codes.c */
 extern const dw__kernel dw__gpu_fp8_block_codes;                         /* fp8_block_codes.c */
+extern const dw__kernel dw__gpu_group_rows;                              /* gpu_group_rows.c */
+extern const dw__kernel dw__gpu_segment_linear;                          /* gpu_segment_linear.c */
+extern const dw__kernel dw__gpu_spread_rows;                             /* gpu_spread_rows.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 

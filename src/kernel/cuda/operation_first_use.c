@@ -65,6 +65,27 @@ static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, bool p
     }
 }
 
+/* Operands whose elements depend on one another: offsets of groups, of which some have no rows, and places, a
+ * permutation. Returns false for other operands. */
+static bool fill_together(const dw__call *c, uint32_t input, int32_t *data, int32_t *wide) {
+    const bool is_segments =
+                   c->op == DW_OP_SEGMENT_LINEAR || c->op == DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT,
+               is_rows = c->op == DW_OP_SPREAD_ROWS || c->op == DW_OP_COMBINE_ROWS ||
+                         c->op == DW_OP_COMBINE_ROWS_BACKWARD;
+    const int64_t count = dw__tensor_count(&c->inputs[input]);
+    if (is_segments && input == 2) {
+        const int64_t groups = count - 1, rows = c->inputs[0].shape[0];
+        for (int64_t i = 0; i < count; i++)
+            wide[i] = (int32_t)(i == 2 ? wide[1] : i == groups ? rows : i * rows / (groups + 1));
+    } else if (is_rows && input == 1) {
+        for (int64_t i = 0; i < count; i++) wide[i] = (int32_t)(i % 2 ? count - 1 - i / 2 : i / 2);
+    } else {
+        return false;
+    }
+    memcpy(data, wide, (size_t)count * sizeof *wide); /* contiguous */
+    return true;
+}
+
 /* Makes a graph with only this operation. */
 static dw_status make_graph(const dw__call *c, dw_graph **graph) {
     dw_value inputs[DW_MAX_INPUTS];
@@ -144,7 +165,8 @@ static dw_status expect(dw__trial *t, state *s) {
         dw__tensor_set_contiguous(leaf);
         DW_TRY(dw__trial_scratch(t, dw__tensor_bytes(leaf), &part));
         leaf->data = part->host;
-        fill_tensor(s->inputs[i]->host, &c->inputs[i], i, is_scale(c, i), leaf->data);
+        if (!fill_together(c, i, s->inputs[i]->host, leaf->data))
+            fill_tensor(s->inputs[i]->host, &c->inputs[i], i, is_scale(c, i), leaf->data);
         if (&c->inputs[i] == bias) s->bias = leaf->data;
     }
     DW_TRY(make_graph(c, &graph));

@@ -1,10 +1,13 @@
 /* sort and top_k, by cuda/common/sort.cu. A variant is compiled for a type and the number of entries that are sorted
- * together in shared memory. */
+ * together in shared memory, or that a warp holds in registers: few results of short rows, as routers of mixtures want
+ * them, need no sort. */
 #include "common/sort_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/iteration.h"
 
 enum { TILES, MERGE }; /* entry points */
+/* In a variant's parameters, beside the type and the size: top_k_rows is its only entry point. */
+enum { SELECT = 1 << 20 };
 
 static int64_t length_of(const dw__call *c) {
     return c->inputs[0].shape[dw__call_int(c, DW_ATTR_KEY_AXIS, 0)];
@@ -14,6 +17,13 @@ static int64_t length_of(const dw__call *c) {
 static int size_for(int64_t length) {
     return length <= 32 ? 32 : length <= 128 ? 128 : length <= 512 ? 512 : DW_SORT_TILE;
 }
+
+static bool selects(const dw__call *c) {
+    return c->op == DW_OP_TOP_K && length_of(c) <= DW_TOP_K_LENGTH &&
+           c->outputs[0].shape[dw__call_int(c, DW_ATTR_KEY_AXIS, 0)] <= DW_TOP_K_KEPT;
+}
+
+static int64_t size_in(uint64_t params) { return (int64_t)((params & (SELECT - 1)) >> 4); }
 
 static int64_t entry_bytes(dw_dtype dtype) { return dw_dtype_bytes(dtype) == 8 ? 16 : 8; }
 
@@ -47,7 +57,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     const dw__call *c = &((const dw__operation_call *)call)->call;
     const uint64_t type = (uint64_t)dw__gpu_element(c->inputs[0].dtype),
                    size = (uint64_t)size_for(length_of(c));
-    return dw__variant_of(context, kernel, type | size << 4, variant);
+    return dw__variant_of(context, kernel, type | size << 4 | (selects(c) ? SELECT : 0), variant);
 }
 
 static dw_sort_params params_of(const dw__call *c) {
@@ -84,11 +94,15 @@ static dw_sort_params params_of(const dw__call *c) {
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
-    const int64_t size = (int64_t)(variant->params >> 4), tile = size < 1024 ? 1024 : size,
+    const int64_t size = size_in(variant->params), tile = size < 1024 ? 1024 : size,
                   bytes = buffer_bytes(&c->call);
     char *buffers[2] = {c->workspace, (char *)c->workspace + bytes};
     dw_sort_params p = params_of(&c->call);
     if (p.count == 0 || p.length == 0) return DW_OK;
+    if (variant->params & SELECT)
+        return dw__gpu_launch(c, context, "top_k_rows", variant->functions[0],
+                              (p.count * 32 + DW_SORT_THREADS - 1) / DW_SORT_THREADS,
+                              DW_SORT_THREADS, &p);
     const int64_t groups = p.count * ((p.length + size - 1) / size);
     int next = 0;
     p.to = bytes ? buffers[next] : NULL;
@@ -108,25 +122,28 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     static const char *const names[] = {[TILES] = "sort_tiles", [MERGE] = "sort_merge"};
+    const bool is_selection = params & SELECT;
     (void)kernel;
-    for (int i = 0; i < (int)DW_COUNT(names); i++) {
-        points[i].code = (dw__jit_variant){
-            .source = "common/sort.cu", .entry = names[i], .arch = dw__gpu_arch(capability)};
+    for (int i = 0; i < (is_selection ? 1 : (int)DW_COUNT(names)); i++) {
+        points[i].code = (dw__jit_variant){.source = "common/sort.cu",
+                                           .entry = is_selection ? "top_k_rows" : names[i],
+                                           .arch = dw__gpu_arch(capability)};
         dw__jit_add_define(&points[i].code, "TYPE", (int)(params & 15));
-        dw__jit_add_define(&points[i].code, "SIZE", (int)(params >> 4));
+        dw__jit_add_define(&points[i].code, "SIZE", (int)size_in(params));
     }
     return DW_OK;
 }
 
-/* Rows that end within a tile, along the last axis and along the first; rows of two tiles where there may be
- * several. */
+/* Rows that end within a tile, along the last axis and along the first; rows of two tiles where there may be several.
+ * Of a selection both trials are top_k. */
 static void example(uint64_t params, int index, dw__call *c) {
-    static const int64_t kept = 17;
+    static const int64_t kept = 17, chosen = 8;
     static const dw_attr sort = {.key = DW_ATTR_KEY_AXIS, .integer = 1},
                          top_k[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
-                                    {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &kept}};
-    const int64_t size = (int64_t)(params >> 4),
-                  length = size < DW_SORT_TILE ? size - 3 : size + 77;
+                                    {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &kept}},
+                         few[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
+                                  {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &chosen}};
+    const int64_t size = size_in(params), length = size < DW_SORT_TILE ? size - 3 : size + 77;
     const dw_dtype dtype = (dw_dtype)(params & 15);
     *c = (dw__call){.op = index ? DW_OP_TOP_K : DW_OP_SORT,
                     .attr_count = index ? 2 : 1,
@@ -136,7 +153,14 @@ static void example(uint64_t params, int index, dw__call *c) {
                     .inputs = {{.dtype = dtype, .rank = 2, .shape = {5, length}}},
                     .outputs = {{.dtype = dtype, .rank = 2, .shape = {5, length}},
                                 {.dtype = DW_I64, .rank = 2, .shape = {5, length}}}};
+    if (params & SELECT) {
+        c->op = DW_OP_TOP_K;
+        c->attr_count = 2;
+        c->attrs = few;
+        for (int i = 0; i < 2; i++) c->outputs[i].shape[1] = chosen;
+    }
     if (index) {
+        c->attrs = top_k;
         c->inputs[0].shape[0] = length;
         for (int i = 0; i < 2; i++) c->outputs[i].shape[0] = kept;
         c->inputs[0].shape[1] = c->outputs[0].shape[1] = c->outputs[1].shape[1] = 3;

@@ -125,6 +125,33 @@ static void add(int64_t n, float *to, const float *from) {
     for (; i < n; i++) to[i] += from[i];
 }
 
+static void scaled(bool adds, int64_t n, float *to, const float *from, float scale) {
+    const vf factor = v_set(scale);
+    int64_t i = 0;
+    if (adds) {
+        for (; i + DW_LANES <= n; i += DW_LANES)
+            v_store(to + i, v_load(to + i) + factor * v_load(from + i));
+        for (; i < n; i++) to[i] += scale * from[i];
+    } else {
+        for (; i + DW_LANES <= n; i += DW_LANES) v_store(to + i, factor * v_load(from + i));
+        for (; i < n; i++) to[i] = scale * from[i];
+    }
+}
+
+static double dot(int64_t n, const float *x, const float *y) {
+    vf a = v_set(0.0f), b = a, c = a, d = a;
+    int64_t i = 0;
+    for (; i + 4 * DW_LANES <= n; i += 4 * DW_LANES) {
+        a += v_load(x + i) * v_load(y + i);
+        b += v_load(x + i + DW_LANES) * v_load(y + i + DW_LANES);
+        c += v_load(x + i + 2 * DW_LANES) * v_load(y + i + 2 * DW_LANES);
+        d += v_load(x + i + 3 * DW_LANES) * v_load(y + i + 3 * DW_LANES);
+    }
+    for (; i + DW_LANES <= n; i += DW_LANES) a += v_load(x + i) * v_load(y + i);
+    if (i < n) b += v_load_part(x + i, n - i) * v_load_part(y + i, n - i);
+    return v_sum((a + b) + (c + d));
+}
+
 static inline vf combine(dw__fold fold, vf a, vf b) {
     switch (fold) {
     case DW_FOLD_SUM: return a + b;
@@ -222,6 +249,8 @@ const dw__data_loops DW_ISA_NAME(dw__data_loops) = {
     .transpose = transpose,
     .scatter = scatter,
     .add = add,
+    .scaled = scaled,
+    .dot = dot,
     .fold_row = fold_row,
     .fold_rows = fold_rows,
     .rope = rope,

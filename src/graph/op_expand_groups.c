@@ -1,0 +1,214 @@
+/* Expansions of mixtures of experts: rows sorted by group, and each group's GEMM. */
+#include "graph/emit.h"
+#include "graph/op_rules.h"
+
+static dw_value take_rows(dw__emitter *e, dw_value x, dw_value index) {
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0);
+    return dw__emit(e, DW_OP_TAKE, 2, (dw_value[]){x, index}, 1, &axis);
+}
+
+static dw_value scatter_rows(dw__emitter *e, dw_value index, dw_value x, dw_dim rows) {
+    dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_AXIS, 0), dw_attr_list(DW_ATTR_KEY_SIZE, 1, &rows)};
+    return dw__emit(e, DW_OP_SCATTER_ADD, 2, (dw_value[]){index, x}, DW_COUNT(attrs), attrs);
+}
+
+static dw_value running_sum(dw__emitter *e, dw_value x) {
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0);
+    return dw__emit(e, DW_OP_CUMSUM, 1, &x, 1, &axis);
+}
+
+/* The inverse of a permutation [R]. */
+static dw_value inverse(dw__emitter *e, dw_value permutation) {
+    if (e->status != DW_OK) return DW_NONE;
+    dw__type type = dw__type_of(e->graph, permutation);
+    return scatter_rows(e, permutation, dw__emit_iota(e, DW_I32, 1, type.shape, 0), type.shape[0]);
+}
+
+/* A row's group is the number of groups that end at or before it. */
+dw_value dw__emit_group_of_rows(dw__emitter *e, dw_value offsets, dw_dim rows) {
+    if (e->status != DW_OK) return DW_NONE;
+    dw__type type = dw__type_of(e->graph, offsets);
+    dw_dim one = 1, groups = dw__emit_dim_sub(e, type.shape[0], one);
+    dw_dim places = dw__emit_dim_add(e, rows, one);
+    dw_value ends = dw__emit_slice(e, offsets, 0, one, type.shape[0]);
+    dw_value ones = dw__emit_constant(e, DW_I32, 1, &groups, 1.0);
+    dw_value ended = running_sum(e, scatter_rows(e, ends, ones, places));
+    return dw__emit_slice(e, ended, 0, 0, rows);
+}
+
+/* ---- sorting --------------------------------------------------------------------------------- */
+
+dw_status dw__expand_group_rows(dw_graph *graph, const dw_graph *source, dw_node node,
+                                const dw_value *inputs, dw_value *outputs) {
+    dw__emitter e = {graph, DW_OK};
+    dw__type type = dw__type_of(graph, inputs[0]);
+    dw_dim groups;
+    DW_RETURN_IF_FAILED(dw__import_dim(
+        graph, source, dw_node_attr(source, node, DW_ATTR_KEY_SIZE)->list[0], &groups));
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0);
+    dw_node sorted = dw__emit_node(&e, DW_OP_SORT, 1, inputs, 1, &axis);
+    if (e.status != DW_OK) return e.status;
+    outputs[0] = dw__emit_cast(&e, dw_node_output(graph, sorted, 1), DW_I32);
+    outputs[1] = inverse(&e, outputs[0]);
+    dw_value ones = dw__emit_constant(&e, DW_I32, 1, type.shape, 1.0);
+    dw_value ends = running_sum(&e, scatter_rows(&e, inputs[0], ones, groups));
+    dw_dim low = 1, high = 0;
+    dw_attr pads[] = {dw_attr_list(DW_ATTR_KEY_LOW, 1, &low),
+                      dw_attr_list(DW_ATTR_KEY_HIGH, 1, &high)};
+    outputs[2] = dw__emit(&e, DW_OP_PAD, 1, &ends, DW_COUNT(pads), pads);
+    return e.status;
+}
+
+/* ---- GEMMs ----------------------------------------------------------------------------------- */
+
+/* Each row is sorted to its group, multiplied there, and taken back. */
+dw_status dw__expand_grouped_linear(dw_graph *graph, const dw_graph *source, dw_node node,
+                                    const dw_value *inputs, dw_value *outputs) {
+    enum { X, W, I, B };
+    dw__emitter e = {graph, DW_OK};
+    dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, dw__type_of(graph, inputs[W]).shape);
+    dw_attr attr =
+        dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1));
+    dw_node groups = dw__emit_node(&e, DW_OP_GROUP_ROWS, 1, &inputs[I], 1, &size);
+    if (e.status != DW_OK) return e.status;
+    dw_value place = dw__emit_unsqueeze_last(&e, dw_node_output(graph, groups, 1));
+    dw_value x =
+        dw__emit(&e, DW_OP_SPREAD_ROWS, 3, (dw_value[]){inputs[X], place, DW_NONE}, 0, NULL);
+    dw_value operands[] = {x, inputs[W], dw_node_output(graph, groups, 2), inputs[B]};
+    dw_value y = dw__emit(&e, DW_OP_SEGMENT_LINEAR, 4, operands, 1, &attr);
+    outputs[0] = dw__emit(&e, DW_OP_COMBINE_ROWS, 3, (dw_value[]){y, place, DW_NONE}, 0, NULL);
+    return e.status;
+}
+
+/* Half types become F32 first, for which a CPU has a kernel. Otherwise takes the matrix of each row and multiplies it by
+ * the row as a column. */
+dw_status dw__expand_segment_linear(dw_graph *graph, const dw_graph *source, dw_node node,
+                                    const dw_value *inputs, dw_value *outputs) {
+    enum { X, W, OFFSETS, B };
+    dw__emitter e = {graph, DW_OK};
+    bool transpose_w = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    dw_dtype dtype = dw__output_dtype(source, node, 0);
+    if (dtype != dw__compute_dtype(dtype)) {
+        dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, transpose_w);
+        dw_value wide[] = {dw__emit_widen(&e, inputs[X]), dw__emit_widen(&e, inputs[W]),
+                           inputs[OFFSETS],
+                           inputs[B] == DW_NONE ? DW_NONE : dw__emit_widen(&e, inputs[B])};
+        dw_value y = dw__emit(&e, DW_OP_SEGMENT_LINEAR, 4, wide, 1, &attr);
+        outputs[0] = dw__emit_cast(&e, y, dtype);
+        return e.status;
+    }
+    dw__type type = dw__type_of(graph, inputs[X]), weight = dw__type_of(graph, inputs[W]);
+    dw_dim rows = type.shape[0], one = 1;
+    dw_dim results = weight.shape[transpose_w ? 1 : 2];
+    dw_value index = dw__emit_group_of_rows(&e, inputs[OFFSETS], rows);
+    dw_value row = dw__emit_reshape(&e, inputs[X], 3, (dw_dim[]){rows, one, type.shape[1]});
+    dw_value y = dw__emit_matmul(&e, row, take_rows(&e, inputs[W], index), false, transpose_w);
+    y = dw__emit_reshape(&e, y, 2, (dw_dim[]){rows, results});
+    if (inputs[B] != DW_NONE)
+        y = dw__emit_binary(&e, DW_OP_ADD, y, take_rows(&e, inputs[B], index));
+    outputs[0] = y;
+    return e.status;
+}
+
+dw_status dw__expand_segment_linear_backward_weight(dw_graph *graph, const dw_graph *source,
+                                                    dw_node node, const dw_value *inputs,
+                                                    dw_value *outputs) {
+    enum { X, Y, OFFSETS };
+    dw__emitter e = {graph, DW_OK};
+    dw_dtype dtype = dw__output_dtype(source, node, 0);
+    if (dtype != dw__compute_dtype(dtype)) {
+        dw_value wide[] = {dw__emit_widen(&e, inputs[X]), dw__emit_widen(&e, inputs[Y]),
+                           inputs[OFFSETS]};
+        dw_value sums = dw__emit(&e, DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT, 3, wide, 0, NULL);
+        outputs[0] = dw__emit_cast(&e, sums, dtype);
+        return e.status;
+    }
+    dw__type left = dw__type_of(graph, inputs[X]), right = dw__type_of(graph, inputs[Y]);
+    dw_dim one = 1, rows = left.shape[0];
+    dw_dim groups = dw__emit_dim_sub(&e, dw__type_of(graph, inputs[OFFSETS]).shape[0], one);
+    dw_value x = dw__emit_reshape(&e, inputs[X], 3, (dw_dim[]){rows, left.shape[1], one});
+    dw_value y = dw__emit_reshape(&e, inputs[Y], 3, (dw_dim[]){rows, one, right.shape[1]});
+    dw_value outer = dw__emit_matmul(&e, x, y, false, false);
+    outputs[0] = scatter_rows(&e, dw__emit_group_of_rows(&e, inputs[OFFSETS], rows), outer, groups);
+    return e.status;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static bool is_half(const dw_graph *graph, dw_value x) {
+    return x != DW_NONE && dw__dtype_is_half(dw_value_dtype(graph, x));
+}
+
+/* The operation on operands in F32, for which a CPU has a kernel. */
+static dw_node emit_widened(dw__emitter *e, dw_op op, uint32_t count, const dw_value *inputs) {
+    enum { PLACE = 1 };
+    dw_value wide[4];
+    for (uint32_t i = 0; i < count; i++)
+        wide[i] = i == PLACE || inputs[i] == DW_NONE ? inputs[i] : dw__emit_widen(e, inputs[i]);
+    return dw__emit_node(e, op, count, wide, 0, NULL);
+}
+
+/* Row s of the result is row order[s] / k of x, where order is the inverse of place. */
+dw_status dw__expand_spread_rows(dw_graph *graph, const dw_graph *source, dw_node node,
+                                 const dw_value *inputs, dw_value *outputs) {
+    enum { X, PLACE, WEIGHT };
+    dw__emitter e = {graph, DW_OK};
+    dw_dtype dtype = dw__output_dtype(source, node, 0);
+    if (dw__dtype_is_half(dtype)) {
+        dw_node made = emit_widened(&e, DW_OP_SPREAD_ROWS, 3, inputs);
+        if (e.status == DW_OK)
+            outputs[0] = dw__emit_cast(&e, dw_node_output(graph, made, 0), dtype);
+        return e.status;
+    }
+    dw__type place = dw__type_of(graph, inputs[PLACE]);
+    dw_dim rows = dw__emit_dim_product(&e, 2, place.shape);
+    dw_value order = inverse(&e, dw__emit_reshape(&e, inputs[PLACE], 1, &rows));
+    dw_value each = dw__emit_broadcast(&e, dw__emit_size(&e, DW_I32, place.shape[1]), 1, &rows);
+    dw_value y = take_rows(&e, inputs[X], dw__emit_binary(&e, DW_OP_DIV, order, each));
+    if (inputs[WEIGHT] != DW_NONE) {
+        dw_value weight = take_rows(&e, dw__emit_reshape(&e, inputs[WEIGHT], 1, &rows), order);
+        y = dw__emit_binary(&e, DW_OP_MUL, y, dw__emit_spread_last(&e, weight, y));
+    }
+    outputs[0] = y;
+    return e.status;
+}
+
+dw_status dw__expand_combine_rows(dw_graph *graph, const dw_graph *source, dw_node node,
+                                  const dw_value *inputs, dw_value *outputs) {
+    enum { X, PLACE, WEIGHT };
+    dw__emitter e = {graph, DW_OK};
+    if (is_half(graph, inputs[X])) {
+        dw_node made = emit_widened(&e, DW_OP_COMBINE_ROWS, 3, inputs);
+        if (e.status == DW_OK)
+            outputs[0] = dw__emit_cast(&e, dw_node_output(graph, made, 0),
+                                       dw__output_dtype(source, node, 0));
+        return e.status;
+    }
+    dw_value rows = take_rows(&e, inputs[X], inputs[PLACE]);
+    if (inputs[WEIGHT] != DW_NONE)
+        rows = dw__emit_binary(&e, DW_OP_MUL, rows, dw__emit_spread_last(&e, inputs[WEIGHT], rows));
+    outputs[0] = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, rows, 1, false);
+    return e.status;
+}
+
+dw_status dw__expand_combine_rows_backward(dw_graph *graph, const dw_graph *source, dw_node node,
+                                           const dw_value *inputs, dw_value *outputs) {
+    enum { X, PLACE, WEIGHT, DY };
+    dw__emitter e = {graph, DW_OK};
+    if (is_half(graph, inputs[X])) {
+        dw_node made = emit_widened(&e, DW_OP_COMBINE_ROWS_BACKWARD, 4, inputs);
+        for (uint32_t i = 0; i < 2 && e.status == DW_OK; i++)
+            outputs[i] = dw__emit_cast(&e, dw_node_output(graph, made, i),
+                                       dw__output_dtype(source, node, i));
+        return e.status;
+    }
+    dw__type place = dw__type_of(graph, inputs[PLACE]), x = dw__type_of(graph, inputs[X]);
+    dw_dim one = 1;
+    outputs[0] = dw__emit(&e, DW_OP_SPREAD_ROWS, 3,
+                          (dw_value[]){inputs[DY], inputs[PLACE], inputs[WEIGHT]}, 0, NULL);
+    dw_value rows = take_rows(&e, inputs[X], inputs[PLACE]);
+    dw_value dy = dw__emit_reshape(&e, inputs[DY], 3, (dw_dim[]){place.shape[0], one, x.shape[1]});
+    dw_value products = dw__emit_binary(&e, DW_OP_MUL, rows, dw__emit_broadcast_like(&e, dy, rows));
+    outputs[1] = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, products, 2, false);
+    return e.status;
+}
