@@ -28,6 +28,7 @@ from deepwell.guards import HOOKS, Effects, named_tensors
 from deepwell.lowering import Builder, LoweringError, Translator, Value, dims
 from deepwell.lowering.aliases import Sharing, sharing
 from deepwell.lowering.builder import DTYPES, FLOATS
+from deepwell.lowering.complex_numbers import Complex
 from deepwell.lowering.copies import Copies
 from deepwell.lowering.dims import Dim
 from deepwell.lowering.forget import forget_results
@@ -563,6 +564,11 @@ class _Capture:
                 outputs.append(Output("graph", at[result.name], copied=share.copied))
             elif isinstance(result, dims.Poly):
                 outputs.append(Output("size", value=result))
+            elif isinstance(result, Complex):
+                raise CaptureError(
+                    f"{type(self.module).__name__} returns a complex tensor, and a graph has none; return "
+                    "torch.view_as_real of it, or leave it: the module runs in PyTorch"
+                )
             else:
                 outputs.append(Output("constant", value=result))
         return outputs, graph_outputs
