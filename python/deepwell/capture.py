@@ -21,6 +21,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
+from deepwell import routing
 from deepwell.caches import is_cache
 from deepwell.contents import Reads
 from deepwell.errors import CaptureError
@@ -167,7 +168,7 @@ class Captured:
                 values[position] = values[position].clone()
             elif output.kind == "view":
                 values[position] = output.value.of(values[output.index], self._sizes(flat))
-        return pytree.tree_unflatten(values, self.output_spec)
+        return routing.delivered(self._module(), pytree.tree_unflatten(values, self.output_spec))
 
     def _sizes(self, flat: Sequence[Any]) -> Dict[str, int]:
         """Returns the sizes of the symbols in a call."""
@@ -453,6 +454,7 @@ class _Capture:
         hold, and the next trace detects changes by comparing with the module before the first trace."""
         self._effects.undo()
         self._observed.limits.clear()
+        routing.observe_routers(self.users, self.module)
         with settled_rope(self.module, self._observed, self._positions_given):
             yield
 
