@@ -130,9 +130,14 @@ def is_router(module: torch.nn.Module) -> bool:
 def watch(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """Makes graphs that are captured from now on record the load of transformers' routers. Returns path and module of
     everything in the model that records its load."""
+    _watched.update(module for module in model.modules() if is_router(module))
+    return mixtures(model)
+
+
+def mixtures(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """Returns path and module of everything in the model that records its load."""
     from deepwell.moe import DeepwellMoE
 
-    _watched.update(module for module in model.modules() if is_router(module))
     return [
         (path, module)
         for path, module in model.named_modules()
