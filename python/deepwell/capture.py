@@ -21,6 +21,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
+from deepwell import routing
 from deepwell.caches import is_cache
 from deepwell.contents import Reads
 from deepwell.errors import CaptureError
@@ -28,6 +29,7 @@ from deepwell.guards import HOOKS, Effects, named_tensors
 from deepwell.lowering import Builder, LoweringError, Translator, Value, dims
 from deepwell.lowering.aliases import Sharing, sharing
 from deepwell.lowering.builder import DTYPES, FLOATS
+from deepwell.lowering.complex_numbers import Complex
 from deepwell.lowering.copies import Copies
 from deepwell.lowering.dims import Dim
 from deepwell.lowering.forget import forget_results
@@ -166,7 +168,7 @@ class Captured:
                 values[position] = values[position].clone()
             elif output.kind == "view":
                 values[position] = output.value.of(values[output.index], self._sizes(flat))
-        return pytree.tree_unflatten(values, self.output_spec)
+        return routing.delivered(self._module(), pytree.tree_unflatten(values, self.output_spec))
 
     def _sizes(self, flat: Sequence[Any]) -> Dict[str, int]:
         """Returns the sizes of the symbols in a call."""
@@ -452,6 +454,7 @@ class _Capture:
         hold, and the next trace detects changes by comparing with the module before the first trace."""
         self._effects.undo()
         self._observed.limits.clear()
+        routing.observe_routers(self.users, self.module)
         with settled_rope(self.module, self._observed, self._positions_given):
             yield
 
@@ -563,6 +566,11 @@ class _Capture:
                 outputs.append(Output("graph", at[result.name], copied=share.copied))
             elif isinstance(result, dims.Poly):
                 outputs.append(Output("size", value=result))
+            elif isinstance(result, Complex):
+                raise CaptureError(
+                    f"{type(self.module).__name__} returns a complex tensor, and a graph has none; return "
+                    "torch.view_as_real of it, or leave it: the module runs in PyTorch"
+                )
             else:
                 outputs.append(Output("constant", value=result))
         return outputs, graph_outputs

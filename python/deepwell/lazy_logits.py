@@ -23,6 +23,7 @@ from deepwell.capture import Captured, Output
 from deepwell.lowering import dims
 from deepwell.lowering.builder import FLOATS, TORCH_DTYPES
 from deepwell.precision import PrecisionPolicy
+from deepwell.routing import Recorded
 
 # Logits are deferred if they have at least this many times as many elements as the layer's input. Llama-2 70B has 3.9
 # times as many.
@@ -206,7 +207,7 @@ def _without_logits(captured: Captured, graph: _Graph, losses: Sequence[bool]) -
     """Returns the capture with None in place of the logits."""
     names = graph.parsed["outputs"]
     result = pytree.tree_unflatten(range(len(captured.outputs)), captured.output_spec)
-    named = _logits_in(result)
+    named = _logits_in(result.result if isinstance(result, Recorded) else result)
     dropped = set()
     for place, output in enumerate(captured.outputs):
         if output.kind != "graph" or losses[output.index] or not _is_alone(captured, output.index):

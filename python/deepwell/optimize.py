@@ -24,7 +24,7 @@ from typing import Any, Callable, Iterator
 import torch
 from torch.utils import _pytree as pytree
 
-from deepwell import _deepwell, linear
+from deepwell import _deepwell, linear, routing
 from deepwell.arena import ArenaPool
 from deepwell.attention import install
 from deepwell.caches import flatten_outputs, is_cache
@@ -593,7 +593,11 @@ class _Entry:
 
     def _replay(self, original: Callable[[list[Any]], Any], flat: list[Any]) -> list[torch.Tensor]:
         """Returns the graph's outputs, recomputed by PyTorch."""
-        values, _ = flatten_outputs(original(flat))
+        # What mixtures record are outputs of the graph, too.
+        with routing.collecting() as collected:
+            result = original(flat)
+        module = self._captured._module()
+        values, _ = flatten_outputs(routing.with_records(module, result, collected))
         outputs: dict[int, torch.Tensor] = {}
         for value, output in zip(values, self._captured.outputs, strict=True):
             if output.kind == "graph":

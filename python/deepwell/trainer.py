@@ -23,13 +23,16 @@ from typing import Any, Callable, ContextManager, Iterator
 import torch
 import torch.distributed as dist
 
-from deepwell import _deepwell, optim
+from deepwell import _deepwell, optim, routing
 from deepwell.errors import DeepwellError, UnsupportedError
+from deepwell.expert_load import ExpertLoad, ExpertLoads
 from deepwell.kept import accumulate as same_weights
+from deepwell.moe import DeepwellMoE
 from deepwell.muon import Muon
 from deepwell.optimize import (
     change_policy,
     has_own_target,
+    installed,
     is_optimized_in_parts,
     sessions,
 )
@@ -64,6 +67,7 @@ class _Queued:
     copied: Any  # the event after the copy of the numbers; None where nothing is asynchronous
     spike_limit: float | None
     layers: list[dict[str, Any]]  # of the statistics
+    loads: int  # how many of the numbers, the last ones, are loads of experts
 
 
 class DivergenceError(DeepwellError):
@@ -84,6 +88,7 @@ class StepReport:
     tokens: int = 0  # elements of input_ids in the step, of all ranks; 0: not known
     spike_limit: float | None = None  # losses above it are spikes; None: the step was not judged
     operands: list[OperandReport] | None = None  # the rounding of each operand, in a sampled step
+    experts: list[ExpertLoad] | None = None  # the load of each mixture of experts
 
     @property
     def is_spike(self) -> bool:
@@ -136,7 +141,8 @@ class Trainer:
         dataloader: a DataLoader, a dataset, an iterable of batches, or paths of token files.
         optimizer: "adamw_dw", "adamw", "muon", an optimizer, or a function from the groups of parameters to an
             optimizer.
-        loss_fn: ``loss_fn(model, batch)`` returns the mean loss. Default: ``model(**batch).loss``.
+        loss_fn: ``loss_fn(model, batch)`` returns the mean loss. Default: ``model(**batch).loss``, plus the auxiliary
+            losses of ``DeepwellMoE`` layers.
         steps, epochs: length of the run; without both, one epoch.
         lr, warmup_steps, schedule, schedule_steps, min_lr_ratio: the learning rate, as in docs/train.md. With an
             optimizer object each group keeps its own peak.
@@ -250,6 +256,7 @@ class Trainer:
             precision = policies[0]
         if optimize and not kept:
             optimize_model(model, "auto" if precision is None else precision, verbose=False)
+        self._loads = self._watched_experts()
         self.loss_fn, self.accumulate, self.clip = loss_fn, accumulate, clip
         self.autocast, self.plan, self.precision = autocast, plan, precision
         self.elastic, self.tokenizer, self.quantize_once = elastic, tokenizer, quantize_once
@@ -349,6 +356,14 @@ class Trainer:
         )
 
     # ---- what a run is made of -------------------------------------------------------------------
+
+    def _watched_experts(self) -> ExpertLoads:
+        """Returns the mixtures whose load is logged. Routers of transformers record theirs in graphs that are captured
+        from now on, so they are left out if there are graphs already."""
+        captured = any(forward.programs() for forward in installed(self.model))
+        if captured or not installed(self.model):
+            return ExpertLoads(routing.mixtures(self.module))
+        return ExpertLoads(routing.watch(self.module))
 
     def _make_watch(self) -> Watch | None:
         """Returns what obeys the guard of the model's policy, or None if it has none."""
@@ -746,18 +761,23 @@ class Trainer:
         tokens = 0
         self.data.begin_step(self.step)
         limit = self._spike_limit()
+        self._loads.begin_step()
         with self._sampled() as sample, self._same_weights():
             for micro in range(self.accumulate):
                 batch = sources.move(self.data.next(), self.device)
                 tokens += _tokens_of(batch)
+                self._loads.begin_batch()
                 with self._without_sync(micro < self.accumulate - 1):
                     one = self._loss(self.model, batch)
+                    if self._loads:
+                        self._loads.end_batch(self.device)
                     if self.accumulate > 1:
                         one = one / self.accumulate
                     one.backward()
                 loss = one.detach() if loss is None else loss + one.detach()
         tokens *= self.ranks
         layers, observed = self._statistics(sample)
+        loads = self._over_ranks(self._loads.numbers())
         outcome = None
         if self._updates_on_gpu:
             # The GPU does not apply a step whose loss is not finite.
@@ -769,7 +789,10 @@ class Trainer:
             numbers = [loss.double().reshape(1), outcome]
             if observed is not None:
                 numbers.append(observed.flatten().to(outcome.device))
-            queued = self._queue(lr, tokens, torch.cat(numbers), limit, layers)
+            if loads is not None:
+                numbers.append(loads.to(outcome.device))
+            count = 0 if loads is None else loads.numel()
+            queued = self._queue(lr, tokens, torch.cat(numbers), limit, layers, count)
             if self._waits_for_no_step():
                 return queued
             return self._report_of(queued, named=True)
@@ -785,6 +808,8 @@ class Trainer:
         report.spike_limit = limit
         if observed is not None:
             report.operands = reports(layers, observed)
+        if loads is not None:
+            report.experts = self._loads.loads(loads.tolist(), self.accumulate * self.ranks)
         return report
 
     @contextlib.contextmanager
@@ -811,6 +836,12 @@ class Trainer:
         layers, numbers = sample.layers, sample.numbers()
         return over_ranks(layers, numbers, self.device) if self.ranks > 1 else (layers, numbers)
 
+    def _over_ranks(self, numbers: torch.Tensor | None) -> torch.Tensor | None:
+        """Sums numbers over all ranks, where they are."""
+        if numbers is not None and self.ranks > 1:
+            dist.all_reduce(numbers)
+        return numbers
+
     def _spike_limit(self) -> float | None:
         """Returns the loss above which the next step is a spike, or None if too few losses are known. It leaves out the
         step before, whose loss a GPU may not have computed yet."""
@@ -834,14 +865,15 @@ class Trainer:
         numbers: torch.Tensor,
         limit: float | None,
         layers: list[dict[str, Any]],
+        loads: int,
     ) -> _Queued:
         if not numbers.is_cuda:
-            return _Queued(self.step, lr, tokens, numbers, None, limit, layers)
+            return _Queued(self.step, lr, tokens, numbers, None, limit, layers, loads)
         pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         pinned.copy_(numbers, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        return _Queued(self.step, lr, tokens, pinned, copied, limit, layers)
+        return _Queued(self.step, lr, tokens, pinned, copied, limit, layers, loads)
 
     def _forget_queued(self) -> None:
         """Counts the update of a step that is still queued when ``fit`` fails, so that the next ``fit`` continues."""
@@ -857,8 +889,13 @@ class Trainer:
         norm, applied = optim.outcome_of(queued.numbers[1:3])
         report = self._finished(queued.step, loss, norm, queued.lr, queued.tokens, applied, named)
         report.spike_limit = queued.spike_limit
+        end = len(queued.numbers) - queued.loads
         if queued.layers:
-            report.operands = reports(queued.layers, queued.numbers[3:])
+            report.operands = reports(queued.layers, queued.numbers[3:end])
+        if queued.loads:
+            report.experts = self._loads.loads(
+                queued.numbers[end:].tolist(), self.accumulate * self.ranks
+            )
         return report
 
     def _finished(
@@ -907,6 +944,8 @@ class Trainer:
                     if isinstance(output, Mapping)
                     else getattr(output, "loss", None)
                 )
+                if isinstance(loss, torch.Tensor) and model.training:
+                    loss = loss + DeepwellMoE.losses_of(self.module)
             else:
                 raise ValueError(
                     f"a batch is a {type(batch).__name__}; expected a dict for model(**batch).loss: give "
@@ -1058,6 +1097,10 @@ class Trainer:
             for name, value in printing.precision_numbers(report).items():
                 if isinstance(value, (int, float)):
                     self._board.add_scalar(f"precision/{name}", value, report.step)
+            for each in report.experts or ():
+                for name in ("imbalance", "dropped", "entropy"):
+                    value = getattr(each, name)
+                    self._board.add_scalar(f"experts/{each.layer}/{name}", value, report.step)
 
     # ---- checkpoints -----------------------------------------------------------------------------
 

@@ -75,6 +75,61 @@ def deepseek_v3(**changes: Any) -> nn.Module:
     return DeepseekV3ForCausalLM(DeepseekV3Config(**{**_BASE, **_LATENT, **changes}))
 
 
+def qwen2_moe(**changes: Any) -> nn.Module:
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    options = dict(
+        _BASE,
+        num_key_value_heads=2,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=20,
+        shared_expert_intermediate_size=36,
+        norm_topk_prob=False,
+        mlp_only_layers=[],
+    )
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**{**options, **changes}))
+
+
+def olmoe(**changes: Any) -> nn.Module:
+    from transformers import OlmoeConfig, OlmoeForCausalLM
+
+    options = dict(_BASE, num_key_value_heads=2, num_experts=6, num_experts_per_tok=3)
+    return OlmoeForCausalLM(OlmoeConfig(**{**options, **changes}))
+
+
+def gpt_oss(**changes: Any) -> nn.Module:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    options = dict(
+        _BASE,
+        num_key_value_heads=2,
+        head_dim=12,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    return GptOssForCausalLM(GptOssConfig(**{**options, **changes}))
+
+
+def llama4(**changes: Any) -> nn.Module:
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    options = dict(
+        _BASE,
+        num_key_value_heads=2,
+        head_dim=12,
+        intermediate_size_mlp=64,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=1,
+        attention_chunk_size=64,
+        no_rope_layers=[1, 0],
+    )
+    return Llama4ForCausalLM(Llama4TextConfig(**{**options, **changes}))
+
+
 def spread(model: nn.Module) -> nn.Module:
     """Makes routers choose clearly: random weights leave their scores nearly equal, and rounding may then
     decide the choice. PyTorch runs the loop over experts, which works in FP64.

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 
 import deepwell
 import mixtures
 import pytest
 import torch
-from compare import assert_same_function
+from compare import assert_same_function, error_of, rounding
 from deepwell import _deepwell
 from deepwell.capture import capture_graph
 from users import engine_calls
@@ -23,8 +24,24 @@ BUILDS = {
     "deepseek-v3-one-mixture": lambda: mixtures.deepseek_v3(num_hidden_layers=2),
     "deepseek-v3": mixtures.deepseek_v3,
     "deepseek-v3-direct": lambda: mixtures.deepseek_v3(q_lora_rank=None, rope_interleave=False),
+    "qwen2-moe": mixtures.qwen2_moe,
+    "qwen2-moe-normalised": lambda: mixtures.qwen2_moe(norm_topk_prob=True, decoder_sparse_step=2),
+    "olmoe": mixtures.olmoe,
+    "deepseek-v2": mixtures.deepseek_v2,
+    "deepseek-v2-one-mixture": lambda: mixtures.deepseek_v2(num_hidden_layers=2),
+    "deepseek-v2-greedy": lambda: mixtures.deepseek_v2(topk_method="greedy", q_lora_rank=None),
+    "gpt-oss": mixtures.gpt_oss,
+    "llama4": mixtures.llama4,
+    "llama4-two-experts": lambda: mixtures.llama4(num_experts_per_tok=2, use_qk_norm=False),
 }
-QUICK = ("mixtral", "qwen3-moe", "deepseek-v3-one-mixture")
+QUICK = (
+    "mixtral",
+    "qwen3-moe",
+    "deepseek-v3-one-mixture",
+    "deepseek-v2-one-mixture",
+    "gpt-oss",
+    "llama4",
+)
 
 
 def arguments(batch: int, length: int, **extra):
@@ -59,7 +76,16 @@ def same_function(name: str, sizes) -> None:
 
 
 @pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("name", [pytest.param("mixtral", marks=pytest.mark.slow), "qwen3-moe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *[
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("mixtral", "qwen2-moe", "olmoe", "gpt-oss")
+        ],
+        "qwen3-moe",
+    ],
+)
 def test_load_balancing_loss(name: str, padded: bool, always) -> None:
     torch.manual_seed(3)
     plain = mixtures.spread(BUILDS[name]().train())
@@ -72,8 +98,9 @@ def test_load_balancing_loss(name: str, padded: bool, always) -> None:
     assert engine_calls(ours) == (1, 0), deepwell.summary(ours)
 
 
-def test_gemms_per_expert_with_symbolic_sizes() -> None:
-    model = mixtures.mixtral()
+@pytest.mark.parametrize("build", [mixtures.mixtral, mixtures.gpt_oss])
+def test_gemms_per_expert_with_symbolic_sizes(build) -> None:
+    model = build()
     before = model.config._experts_implementation
     captured = capture_graph(model, (), arguments(2, 17))
     assert model.config._experts_implementation == before
@@ -85,12 +112,80 @@ def test_gemms_per_expert_with_symbolic_sizes() -> None:
     assert "take" not in operations  # no operand has a matrix per token
 
 
-@pytest.mark.slow
-def test_complex_rotary_embeddings_stay_with_pytorch(always) -> None:
-    """DeepSeek-V2 multiplies complex numbers in each of its layers."""
+FORMS = ("eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe")
+
+
+def test_forms_are_those_of_transformers() -> None:
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    assert set(ALL_EXPERTS_FUNCTIONS.valid_keys()) | {"eager"} == set(FORMS)
+
+
+def test_every_form_of_the_experts_is_one_graph() -> None:
+    """Mixtral has all forms. The choice is the user's again after the capture."""
+    model = mixtures.mixtral(num_hidden_layers=1)
+    block = model.model.layers[0].mlp
+    graphs = set()
+    for form in FORMS:
+        model.config._experts_implementation = form
+        graphs.add(capture_graph(block, (torch.randn(2, 17, 48),)).json)
+        assert model.config._experts_implementation == form
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek-v3-one-mixture"])
+def test_ties(name: str, always) -> None:
+    """Pairs of experts are equal, so their scores tie for every token. PyTorch does not define which of two equal experts
+    it chooses; the outputs are the same, and so is the sum of both experts' gradients."""
     torch.manual_seed(3)
+<<<<<<< HEAD
     plain = mixtures.spread(mixtures.deepseek_v2().train())
+=======
+    plain = spread(BUILDS[name]().train())
+    paired = []
+    with torch.no_grad():
+        for parameter_name, parameter in plain.named_parameters():
+            if (
+                "experts." in parameter_name
+                and parameter.dim() == 3
+                or "gate.weight" in parameter_name
+            ):
+                parameter[1::2] = parameter[0 : 2 * (len(parameter) // 2) : 2]
+                paired.append(parameter_name)
+>>>>>>> moemodule
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
-    assert_same_function(plain, ours, (), arguments(2, 17, use_cache=False))
-    assert engine_calls(ours)[0] == 0
-    assert "unsupported dtype torch.complex64" in deepwell.summary(ours)
+    kwargs = arguments(2, 17)
+    exact_model = copy.deepcopy(plain).double()
+    losses, summed = [], []
+    for model in (exact_model, plain, ours):
+        loss = model(**kwargs).loss
+        loss.backward()
+        losses.append(loss.item())
+        parameters = dict(model.named_parameters())
+        summed.append([pairs(parameters[each].grad) for each in paired])
+    assert engine_calls(ours) == (1, 0), deepwell.summary(ours)
+    assert abs(losses[2] - losses[0]) <= 1e-4 * abs(losses[0])
+    largest = max(exact.norm().item() for exact in summed[0])
+    for each, exact, own, our in zip(paired, *summed):
+        bound = max(1e-4 * exact.norm().item(), 2 * error_of(own, exact), rounding(plain) * largest)
+        assert error_of(our, exact) <= bound, each
+
+
+def pairs(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns the sums over the pairs of equal experts; a last expert may be without a partner."""
+    whole = gradient[: 2 * (len(gradient) // 2)].double()
+    return torch.cat(
+        [
+            (whole[::2] + whole[1::2]).flatten(),
+            gradient[2 * (len(gradient) // 2) :].double().flatten(),
+        ]
+    )
+
+
+def test_page_lists_the_variants() -> None:
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    part = page.partition("## Mixtures of experts")[2].partition("\n## ")[0]
+    rows = [
+        line.split(" | ")[-1].strip("| ") for line in part.splitlines() if "ForCausalLM" in line
+    ]
+    assert sorted("; ".join(rows).split("; ")) == sorted(BUILDS)

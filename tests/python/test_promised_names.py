@@ -187,8 +187,9 @@ USES = {
         dw.BlackwellFlashAttention(config).forward(q, q, q, causal=False).sum().backward()""",
     "DWSelfAttention": "assert dw.DWSelfAttention(16, 4, config)(torch.randn(2, 5, 16))[0].shape == (2, 5, 16)",
     "DeepwellMoE": """
-        with pytest.raises(dw.UnsupportedError, match='GroupedGEMMKernel'):
-            dw.DeepwellMoE(64, 256, num_experts=8, top_k=2, capacity_factor=1.25)""",
+        moe = dw.DeepwellMoE(64, 256, num_experts=8, top_k=2, capacity_factor=1.25)
+        assert moe(torch.randn(2, 5, 64)).shape == (2, 5, 64)
+        assert sum(moe.statistics()['tokens']) == 20""",
     "DeepwellError": """
         with pytest.raises(dw.DeepwellError, match='abacus'):
             dw.hardware('abacus:8')

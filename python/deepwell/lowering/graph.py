@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from . import regions
+from . import complex_numbers, regions
 from .builder import DTYPES, FLOATS, Builder, LoweringError, Origin, Value
+from .complex_numbers import Complex
 from .copies import Copies
 from .dims import NotPolynomial, Translator
 from .table import Context, find, find_functional
@@ -81,6 +82,9 @@ class GraphLowering:
         self._stale: Dict[int, Value] = {}  # views of tensors that were written later
         self.written: List[Value] = []
         self.read: Dict[int, Value] = {}  # before any write
+        self._complex_memory: Set[int] = (
+            set()
+        )  # ids of real tensors that share memory with complex ones
         self._writes = False
         self._kept: List[Value] = []  # keeps tensors alive, so that ids stay unique
 
@@ -188,6 +192,8 @@ class GraphLowering:
         lower = find(target)
         args, kwargs = self._map(node.args, env), self._map(node.kwargs, env)
         self._describe_results(node.meta.get("val"))
+        if complex_numbers.concerns(args, kwargs, node.meta.get("val")):
+            return self._complex(target, args, kwargs)
         if lower is None:
             result = self._decompose(node, target, args, kwargs)
         else:
@@ -199,6 +205,22 @@ class GraphLowering:
         if not self._grad_enabled:
             result = self._without_gradient(result)
         return self._note_views(target, args, kwargs, result) if self._writes else result
+
+    def _complex(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Lowers an operation on complex tensors. Their memory, and real tensors that share it, may not be written."""
+        kwargs = {key: v for key, v in kwargs.items() if key not in _PLACEMENT}
+        result = complex_numbers.lower(self._context, target, args, kwargs)
+        if not self._grad_enabled:
+            result = self._without_gradient(result)
+        if not self._writes:
+            return result
+        if isinstance(result, Value):
+            result = copy.copy(result)
+        for value in (*args, result):
+            if isinstance(value, Value):
+                self._kept.append(value)
+                self._complex_memory.add(id(self._base.get(id(value), value)))
+        return result
 
     def _lowered(self, lower: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Lowers one operation. Under autocast the trace has the operation before the casts of its operands, and the
@@ -283,6 +305,8 @@ class GraphLowering:
     def _without_gradient(self, result: Any) -> Any:
         if isinstance(result, Value):
             return self.builder.stop_gradient(result)
+        if isinstance(result, Complex):
+            return complex_numbers.map_parts(self._context, self.builder.stop_gradient, result)
         if isinstance(result, (list, tuple)):
             return [self._without_gradient(r) for r in result]
         return result
@@ -336,6 +360,8 @@ class GraphLowering:
         if lower is None or not isinstance(operand, torch.fx.Node):
             raise MutationError(_display(target))
         tensor = env[operand]
+        if isinstance(tensor, Complex):
+            raise MutationError("a complex tensor")
         unread = target._opname in ("copy_", "zero_", "fill_") and id(tensor) not in self.read
         args, kwargs = self._map(node.args, env), self._map(node.kwargs, env)
         if unread:
@@ -348,6 +374,8 @@ class GraphLowering:
         new = self.builder.cast(lower(self._context, *args, **kwargs), old.dtype)
         new = copy.copy(self.builder.broadcast(new, old.shape))
         whole = old if base is None else base
+        if id(whole) in self._complex_memory:
+            raise MutationError("the memory of a complex tensor")
         if whole is old and target._opname.removesuffix("_") in _OVERWRITES:
             self._check_overwritten(old)
         if not self._grad_enabled:

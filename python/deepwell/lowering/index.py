@@ -92,6 +92,31 @@ def scatter_value(c: Context, self: Value, dim: int, index: Value, value: Any) -
     return b.select(hit, b.scalar_like(self, value), self)
 
 
+@lowers("scatter.src")
+def scatter_src(c: Context, self: Value, dim: int, index: Value, src: Value) -> Value:
+    """Writes each number to its indexed place. If two had the same place, PyTorch would choose one of them."""
+    b = c.builder
+    axis = axis_of(dim, self.rank)
+    _check_whole(self, axis, index)
+    found = index.node
+    distinct = (
+        found is not None and found.op in ("top_k", "sort") and index.name == found.outputs[-1].name
+    )
+    if not distinct or found.attrs["axis"] != axis:
+        raise LoweringError(
+            "a scatter to places other than those that topk or sort found is not supported"
+        )
+    src = b.slice(src, (0,) * src.rank, index.shape)
+    ones = b.constant("i32", index.shape, 1)
+    (hits,) = b.emit(
+        "put_along_add", [index, ones], [("i32", self.shape)], axis=axis, size=self.shape
+    )
+    (written,) = b.emit(
+        "put_along_add", [index, src], [(self.dtype, self.shape)], axis=axis, size=self.shape
+    )
+    return b.select(b.binary("gt", hits, b.scalar_like(hits, 0)), written, self)
+
+
 @lowers("scatter_add")
 def scatter_add(c: Context, self: Value, dim: int, index: Value, src: Value) -> Value:
     b = c.builder

@@ -303,6 +303,16 @@ def dropout(c: Context, input: Value, p: float, train: bool) -> Value:
     )[0]
 
 
+@lowers("deepwell::router_jitter")
+def router_jitter(c: Context, x: Value, width: float) -> Value:
+    b = c.builder
+    (drawn,) = b.emit(
+        "random_uniform", [b.seed()], [("f32", x.shape)], shape=x.shape, stream=b.stream()
+    )
+    scaled = b.binary("mul", drawn, b.scalar_like(drawn, 2.0 * width))
+    return b.cast(b.binary("add", scaled, b.scalar_like(drawn, 1.0 - width)), x.dtype)
+
+
 @lowers("alpha_dropout", "feature_alpha_dropout", "feature_dropout")
 def other_dropout(c: Context, input: Value, p: float, train: bool) -> Value:
     if train and p != 0:

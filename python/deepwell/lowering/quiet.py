@@ -257,8 +257,8 @@ def watched_encoder() -> Iterator[Observed]:
         torch.nn.TransformerEncoder.forward = forward
 
 
-# Equivalent forms of Hugging Face's experts. One of them has no data-dependent control flow.
-_EXPERT_FORMS = (None, "eager", "batched_mm", "grouped_mm")
+# Equivalent forms of Hugging Face's experts, apart from rounding. One of them has no data-dependent control flow.
+_EXPERT_FORMS = (None, "eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe")
 
 
 @contextlib.contextmanager

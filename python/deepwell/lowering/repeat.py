@@ -31,6 +31,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from torch.utils import _pytree as pytree
 
+from deepwell import routing
 from deepwell.contents import SEEN_THROUGH
 
 # Fewer layers of a kind than this are not worth copying.
@@ -386,13 +387,20 @@ class Repeats:
     def _forward(self, layer: Layer) -> Callable:
         original = type(layer.module).forward
 
+        def recorded(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            """Returns what mixtures inside record as a part of the result, so that copies have it, too."""
+            with routing.collecting() as collected:
+                result = original(module, *args, **kwargs)
+            return routing.with_records(module, result, collected)
+
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(_tracing, "repeats", None) is not self or getattr(_tracing, "inside", False):
                 return original(layer.module, *args, **kwargs)
             _tracing.inside = True  # layers inside this one belong to its program
             try:
-                return self._call(layer, original, args, kwargs)
+                result = self._call(layer, recorded, args, kwargs)
+                return routing.delivered(layer.module, result)
             finally:
                 _tracing.inside = False
 

@@ -21,7 +21,8 @@ LOW_PRECISION = ("bf16", "f16")
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
-    """Registers a lowering for ATen operations: "name" for all overloads or "name.overload"."""
+    """Registers a lowering for ATen operations: "name" for all overloads or "name.overload"; "deepwell::name" for an
+    operation of Deepwell's."""
 
     def register(function: Lowering) -> Lowering:
         for name in names:
@@ -33,6 +34,8 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
 
 def find(op: Any) -> Optional[Lowering]:
     namespace, _, name = op.name().partition("::")
+    if namespace == "deepwell":
+        return TABLE.get(op.name())
     if namespace != "aten":
         return None
     return TABLE.get(name) or TABLE.get(name.partition(".")[0])

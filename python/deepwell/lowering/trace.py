@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils import _pytree as pytree
 
+from deepwell import routing
 from deepwell.caches import flatten_outputs
 
 from .builder import LoweringError
@@ -67,9 +68,11 @@ class _Call(torch.nn.Module):
             for position in at:
                 values[position] = given[same[position]]
             args, kwargs = pytree.tree_unflatten(values, spec)
-            with around():
+            with around(), routing.collecting() as collected:
                 returned = module(*args, **kwargs)
-            outputs, output_spec = flatten_outputs(returned)
+            outputs, output_spec = flatten_outputs(
+                routing.with_records(module, returned, collected)
+            )
             results.append(output_spec)
             return outputs
 

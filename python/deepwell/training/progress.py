@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from deepwell.errors import DeepwellError, UnsupportedError
+from deepwell.expert_load import load_line
 
 _REDRAW_SECONDS = 0.1
 _MEMORY = 0.9  # of the mean of the seconds of a step
@@ -137,7 +138,7 @@ def step_line(report: Any) -> dict[str, Any]:
         line["spike_limit"] = report.spike_limit
     elif not report.applied:
         line["not_finite"] = report.not_finite
-    return {**line, **precision_numbers(report)}
+    return {**line, **precision_numbers(report), **load_line(report.experts)}
 
 
 def precision_numbers(report: Any) -> dict[str, Any]:

@@ -1,0 +1,185 @@
+"""The load of experts that Trainer logs: DeepwellMoE and routers of transformers, against a loop written by hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import sys
+import types
+
+import deepwell
+import mixtures
+import pytest
+import torch
+from deepwell import optim, routing
+from deepwell.expert_load import ExpertLoads, load_line
+from deepwell.moe import DeepwellMoE
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from users import engine_calls
+
+STEPS, BATCH, LENGTH = 3, 4, 8
+
+
+class Model(nn.Module):
+    def __init__(self, **options) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.embed, self.head = nn.Embedding(23, 12), nn.Linear(12, 23)
+        self.first = DeepwellMoE(12, 8, 6, 2, load_balance_loss=0.5, **options)
+        self.second = DeepwellMoE(12, 8, 4, 1, z_loss=0.1)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.embed(input_ids)
+        x = x + self.first(x)
+        x = self.head(x + self.second(x))
+        return {"loss": F.cross_entropy(x[:, :-1].flatten(0, 1), labels[:, 1:].flatten())}
+
+
+def rows(vocabulary: int) -> list[dict[str, torch.Tensor]]:
+    ids = torch.randint(
+        0, vocabulary, (STEPS * BATCH, LENGTH), generator=torch.Generator().manual_seed(2)
+    )
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def loader(vocabulary: int, batch: int = BATCH) -> DataLoader:
+    return DataLoader(rows(vocabulary), batch_size=batch)
+
+
+def trained(model: nn.Module, vocabulary: int, batch: int = BATCH, **options):
+    """Returns the reports of a run."""
+    reports = []
+    callback = types.SimpleNamespace(on_step=lambda trainer, report: reports.append(report))
+    deepwell.Trainer(
+        model, loader(vocabulary, batch), steps=STEPS, schedule="constant", clip=0.0, weight_decay=0.0,
+        optimizer=lambda groups: torch.optim.SGD(groups, lr=1e-2), progress=False, callbacks=[callback],
+        **options,
+    ).fit()  # fmt: skip
+    return reports
+
+
+def by_hand(model: nn.Module, accumulate: int = 1):
+    """Returns for each step the loss, and of both mixtures tokens, share of dropped choices, and entropy."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    data, found = rows(23), []
+    size = BATCH // accumulate
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total, seen = 0.0, [[] for _ in range(2)]
+        for micro in range(accumulate):
+            at = step * BATCH + micro * size
+            ids = torch.stack([row["input_ids"] for row in data[at : at + size]])
+            loss = model(ids, ids)["loss"] + DeepwellMoE.losses_of(model)
+            (loss / accumulate).backward()
+            total += loss.item() / accumulate
+            for each, moe in zip(seen, (model.first, model.second)):
+                each.append(moe.statistics())
+        optimizer.step()
+        tokens = [[sum(n) for n in zip(*(told["tokens"] for told in each))] for each in seen]
+        dropped = [sum(told["dropped"] for told in each) / accumulate for each in seen]
+        entropy = [sum(told["entropy"] for told in each) / accumulate for each in seen]
+        found.append((total, tokens, dropped, entropy))
+    return found
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_against_a_loop(accumulate: int, tmp_path, monkeypatch, always) -> None:
+    written = []
+    board = types.SimpleNamespace(
+        add_scalar=lambda *values: written.append(values), close=lambda: None
+    )
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = lambda folder, purge_step: board
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    model = Model(capacity_factor=1.0)
+    wanted = by_hand(copy.deepcopy(model), accumulate)
+    log = tmp_path / "log.jsonl"
+    reports = trained(
+        model, 23, batch=BATCH // accumulate, accumulate=accumulate, log=log, tensorboard=tmp_path
+    )
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(reports) == len(lines) == STEPS
+    for (loss, tokens, dropped, entropy), report, line in zip(wanted, reports, lines):
+        assert report.loss == pytest.approx(loss, rel=1e-5)  # with the auxiliary losses
+        assert [each.layer for each in report.experts] == ["first", "second"]
+        assert [each.tokens for each in report.experts] == tokens
+        assert [each.dropped for each in report.experts] == pytest.approx(dropped)
+        assert [each.entropy for each in report.experts] == pytest.approx(entropy, rel=1e-5)
+        first = line["experts"]["first"]
+        assert first["imbalance"] == max(tokens[0]) * 6 / sum(tokens[0]) and first["dropped"] > 0.0
+        assert line["experts"]["second"]["dropped"] == 0.0
+        assert ("experts/first/imbalance", first["imbalance"], report.step) in written
+
+
+def test_validation_has_no_auxiliary_losses(always) -> None:
+    model = Model()
+    trainer = deepwell.Trainer(
+        model, loader(23), steps=1, progress=False, eval_dataloader=loader(23)
+    )
+    with torch.no_grad():
+        losses = [model(**batch)["loss"].item() for batch in loader(23)]
+    assert trainer.evaluate() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "build", [mixtures.mixtral, pytest.param(mixtures.deepseek_v3, marks=pytest.mark.slow)]
+)
+def test_routers_of_transformers(build, always) -> None:
+    """The loads are what hooks on the routers see in PyTorch. The layers are in one graph, and a fourth layer like the
+    others is copied during capture and has its own load."""
+    torch.manual_seed(1)
+    model = build(num_hidden_layers=4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("gate.weight"):
+                parameter.normal_()
+    plain, seen = copy.deepcopy(model), []
+    plain.config._experts_implementation = "eager"
+    for name, module in plain.named_modules():
+        if routing.is_router(module):
+            module.register_forward_hook(
+                lambda module, args, result, name=name: seen.append((name, result[0], result[2]))
+            )
+    ids = torch.stack([row["input_ids"] for row in rows(mixtures.VOCABULARY)[:BATCH]])
+    plain(input_ids=ids, labels=ids)
+    report = trained(model, mixtures.VOCABULARY)[0]
+    assert [each.layer for each in report.experts] == [name for name, _, _ in seen] and seen
+    for each, (_, logits, chosen) in zip(report.experts, seen):
+        assert each.tokens == torch.bincount(chosen.flatten(), minlength=logits.shape[1]).tolist()
+        entropy = torch.distributions.Categorical(logits=logits.float()).entropy().mean().item()
+        assert each.entropy == pytest.approx(entropy, rel=1e-4) and each.dropped == 0.0
+    assert engine_calls(model) == (STEPS, 0), deepwell.summary(model)
+
+
+def test_a_step_that_a_gpu_judges() -> None:
+    """Its numbers come in one copy: the loss, the outcome of the update, and the loads."""
+    trainer = deepwell.Trainer(Model(), loader(23), steps=1, progress=False, accumulate=2)
+    loads = torch.tensor([4, 0, 1, 3, 0, 0, 2, 2, 2, 2, 2, 3.0, 0, 1.5], dtype=torch.float64)
+    numbers = torch.cat([torch.tensor([0.5, 2.25, 1.0], dtype=torch.float64), loads])
+    report = trainer._report_of(trainer._queue(1e-3, 5, numbers, None, [], len(loads)))
+    assert (report.loss, report.gradient_norm) == (0.5, optim.outcome_of(numbers[1:3])[0])
+    first, second = report.experts
+    assert first.tokens == [4, 0, 1, 3, 0, 0] and second.tokens == [2, 2, 2, 2]
+    assert (first.dropped, first.entropy, second.entropy) == (0.25, 1.5, 0.75)
+
+
+def test_no_mixture_no_load(always) -> None:
+    model = nn.Linear(3, 3)
+    loads = ExpertLoads(routing.watch(model))
+    assert not loads and loads.numbers() is None and load_line(None) == {}
+
+
+def test_a_mixture_that_was_not_called_is_left_out() -> None:
+    first, second = DeepwellMoE(4, 4, 3, 1), DeepwellMoE(4, 4, 2, 1)
+    loads = ExpertLoads([("first", first), ("second", second)])
+    second(torch.randn(5, 4))
+    loads.begin_step()
+    loads.begin_batch()  # forgets the call before it
+    first(torch.randn(6, 4))
+    loads.end_batch(torch.device("cpu"))
+    (found,) = loads.loads(loads.numbers().tolist(), 1)
+    assert found.layer == "first" and sum(found.tokens) == 6
+    assert 1.0 <= found.imbalance <= 3.0 and 0.0 < found.entropy <= math.log(3)
