@@ -150,6 +150,8 @@ typedef union dw__sm90_shape {
 } dw__sm90_shape;
 _Static_assert(sizeof(dw__sm90_shape) == sizeof(uint64_t), "packed, and no bit is padding");
 
+/* Rate of an SM, by the data sheet: 989.4 TFLOP/s on 132 SMs at 1.83 GHz. */
+enum { DW__SM90_FLOPS_PER_CLOCK = 4096 };
 int dw__sm90_tile_columns(const dw__sm90_shape *shape); /* of D */
 /* The static cost model of a tile, as dw__gemm_cost_of. Groups are taken for equally long. */
 dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *call, const dw__sm90_shape *shape,

@@ -30,9 +30,6 @@ static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* ---- cost model ------------------------------------------------------------------------------------ */
 
-/* Rate per SM and clock, by the data sheet: 989.4 TFLOP/s on 132 SMs at 1.83 GHz. */
-enum { FLOPS_PER_CLOCK = 4096 };
-
 /* The last tile of each group has on average half of its rows. */
 static double tiles_high(const dw__sm90_call *c, int tile_m) {
     if (c->groups.kind != DW_SM90_ROWS)
@@ -52,7 +49,7 @@ dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, 
         .tiles = (int64_t)ceil(tiles),
         .rounds = (int64_t)ceil(tiles / places),
         .steps = ceil_divide(k, DW_SM90_GEMM_STEP),
-        .step_clocks = 2 * t->m * t->n * DW_SM90_GEMM_STEP / FLOPS_PER_CLOCK,
+        .step_clocks = 2 * t->m * t->n * DW_SM90_GEMM_STEP / DW__SM90_FLOPS_PER_CLOCK,
     };
     /* While one warpgroup multiplies, the other stores D at what an SM gets of the memory. */
     enum { OUT_BYTES_PER_CLOCK = 20 };
@@ -103,7 +100,7 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
     snprintf(result->from, sizeof result->from, "the least by counted work");
     if (dw__gemm_is_empty(call)) return;
     const dw__gemm_cost cost = cost_on(call, gpu, &shape);
-    result->seconds = dw__gemm_least_seconds(call, gpu, &cost, FLOPS_PER_CLOCK);
+    result->seconds = dw__gemm_least_seconds(call, gpu, &cost, DW__SM90_FLOPS_PER_CLOCK);
 }
 
 static json_t *describe_tile(const dw__kernel *kernel, const void *call,
@@ -117,7 +114,7 @@ static json_t *describe_tile(const dw__kernel *kernel, const void *call,
                      "tile_n", t->n, "stages", t->stages, "tiles", (json_int_t)cost.tiles, "rounds",
                      (json_int_t)cost.rounds, "steps", (json_int_t)cost.steps, "step_clocks",
                      cost.step_clocks, "least_seconds",
-                     dw__gemm_least_seconds(call, gpu, &cost, FLOPS_PER_CLOCK));
+                     dw__gemm_least_seconds(call, gpu, &cost, DW__SM90_FLOPS_PER_CLOCK));
 }
 
 /* ---- variants -------------------------------------------------------------------------------------- */
@@ -179,7 +176,8 @@ static dw_status map_operand(const dw__sm90_call *c, const dw__context *context,
                              int box_rows, dw__tensor_map *map) {
     enum { WIDTH = 2 };
     const int64_t high = turned ? c->gemm.k : rows, wide = turned ? rows : c->gemm.k,
-                  stride = high > 1 ? x->stride * WIDTH : ceil_divide(wide * WIDTH, 16) * 16;
+                  stride = high > 1 || groups > 1 ? x->stride * WIDTH
+                                                  : ceil_divide(wide * WIDTH, 16) * 16;
     const dw__tensor_map_shape shape = {
         .element = dw__gemm_map_element(c->gemm.dtype, false),
         .rank = 4,
