@@ -46,6 +46,7 @@ typedef struct dw__guard {
     dw_precision_watch *watch;  /* NULL: the policy has no guard */
     int64_t phase;              /* dw_precision_watch_phase of the programs' policy */
     dw__program samples;        /* runs a sampled step; its plan is NULL if no layer is observed */
+    bool sampled;               /* the newest step was */
     uint32_t most;              /* observed layers of the first policy; later ones observe fewer */
     dw__block memory;           /* on a GPU: a leaf's zeros, then the statistics of a micro-batch */
     double *zeros, *statistics; /* the same, where the program runs */

@@ -187,9 +187,8 @@ static dw_status run_step(dw_trainer *t, bool samples, dw_train_report *report, 
 static dw_status compute(dw_trainer *t, dw_train_report *report) {
     bool applied = false;
     DW_RETURN_IF_FAILED(dw__trainer_guard_prepare(t));
-    const bool samples = dw__trainer_guard_samples(t);
-    DW_RETURN_IF_FAILED(run_step(t, samples, report, &applied));
-    if (samples) DW_RETURN_IF_FAILED(dw__trainer_guard_judge(t, report->step, applied));
+    t->guard.sampled = dw__trainer_guard_samples(t);
+    DW_RETURN_IF_FAILED(run_step(t, t->guard.sampled, report, &applied));
     if (!applied) return find_culprit(t, report);
     t->updates++;
     dw__recent_losses_add(&t->recent, report->step, report->loss);
@@ -212,6 +211,9 @@ dw_status dw_trainer_step(dw_trainer *t, dw_train_report *report) {
     }
     t->step++;
     report->seconds = dw__seconds() - start;
+    /* The step counts if this fails, because its update has been made. */
+    if (t->guard.sampled)
+        DW_RETURN_IF_FAILED(dw__trainer_guard_judge(t, report->step, report->applied));
     if (!report->applied) return judge_bad_step(t, report);
     t->bad_in_a_row = 0;
     return dw__trainer_prune(t);

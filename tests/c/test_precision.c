@@ -900,6 +900,65 @@ static void bounds_follow_from_the_element(void **state) {
         assert_true(fabs(dw_operand_snr_bound_db(&cases[i].operand) - cases[i].bound) < 1e-9);
 }
 
+/* ---- guards of runs ---------------------------------------------------------------------------- */
+
+static const char watched[] = HEADER "\"default\": \"fp8\", \"guard\": {\"every\": 2}}";
+
+/* Judges two samples in which "b" loses too much, and returns the state as text. */
+static dw_status watch_two_samples(char **kept) {
+    static const char layers[] =
+        "[{\"module\": \"a\", \"operands\": {\"forward_x\": \"fp8-tensor\"}, "
+        "\"bounds\": {\"forward_x\": 25.0}}, {\"module\": \"b\", \"operands\": {\"forward_x\": "
+        "\"fp8-tensor\"}, \"bounds\": {\"forward_x\": 25.0}}]";
+    const double statistics[2][DW_LAYER_STATISTICS] = {{1000.0, 1.0, 64.0, 3.0, 0.0},
+                                                       {100.0, 1.0, 64.0, 0.0, 0.0}};
+    dw_status status = DW_OK;
+    dw_precision_policy *policy = NULL;
+    dw_precision_watch *watch = NULL;
+    char *operands = NULL, *changes = NULL, *text = NULL;
+    DW_TRY(dw_precision_policy_parse(watched, strlen(watched), &policy));
+    DW_TRY(dw_precision_watch_create(policy, &watch));
+    DW_TRY(dw_precision_operands_json(layers, 2, &statistics[0][0], &operands));
+    for (int64_t step = 2; step <= 4; step += 2) {
+        dw_text_free(changes);
+        changes = NULL;
+        DW_TRY(dw_precision_watch_judge(watch, step, operands, &changes));
+    }
+    DW_TRY(dw_precision_watch_state(watch, kept));
+    DW_TRY(dw_precision_watch_restore(watch, *kept));
+    DW_TRY(dw_precision_watch_policy(watch, 6, 20, &text));
+cleanup:
+    dw_text_free(text);
+    dw_text_free(changes);
+    dw_text_free(operands);
+    dw_precision_watch_destroy(watch);
+    dw_precision_policy_destroy(policy);
+    return status;
+}
+
+static void watches_survive_failing_allocations(void **state) {
+    (void)state;
+    int64_t live = dw__memory_live();
+    dw_status status = DW_OUT_OF_MEMORY;
+    for (int64_t allowed = 0; status != DW_OK; allowed++) {
+        char *kept = NULL;
+        dw__memory_fail_after(allowed);
+        status = watch_two_samples(&kept);
+        dw__memory_fail_after(-1);
+        if (status != DW_OK && status != DW_OUT_OF_MEMORY)
+            fail_msg("after %d allocations: %s", (int)allowed, dw_last_error());
+        if (status == DW_OK) {
+            /* 20 dB are below the bound, 30 dB are not. */
+            assert_non_null(strstr(kept, "\"layer\": \"b\""));
+            assert_non_null(strstr(kept, "\"from_step\": 6"));
+            assert_non_null(strstr(kept, "\"reason\": \"SNR 20.0 dB, bound 25.0 dB\""));
+            assert_null(strstr(kept, "\"a\""));
+        }
+        dw_text_free(kept);
+        assert_int_equal(dw__memory_live(), live);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(default_policy_leaves_heads_and_matmuls_of_activations),
@@ -916,6 +975,7 @@ int main(void) {
         cmocka_unit_test(options_of_the_first_version_are_accepted),
         cmocka_unit_test(every_failing_allocation_is_survived),
         cmocka_unit_test(files_survive_failing_allocations),
+        cmocka_unit_test(watches_survive_failing_allocations),
         cmocka_unit_test(guards_are_read_and_written),
         cmocka_unit_test(wrong_guards_are_rejected),
         cmocka_unit_test(statistics_are_gradients),

@@ -59,8 +59,11 @@ static int teardown(void **state) {
 
 static const char *const data_list[] = {data};
 
+static const char *precision; /* NULL: the default */
+
 static dw_trainer_options options(void) {
     dw_trainer_options o = DW_TRAINER_OPTIONS_DEFAULT;
+    o.precision = precision;
     o.model = model;
     o.init = 1;
     o.data = o.validation = data_list;
@@ -147,6 +150,40 @@ static void training_may_fail(void **state) {
     }
 }
 
+/* A run in which a layer falls back after the first step's sample, so that programs are planned again in front of the third
+ * step. A step that failed may be tried again. */
+static void a_guarded_run_may_fail(void **state) {
+    static const char policy[] =
+        "{\"format\": \"deepwell.precision\", \"version\": 1, \"default\": \"fp8\", "
+        "\"sensitive_layers\": [], \"guard\": {\"every\": 1, \"snr_db\": 28, \"samples\": 1}}";
+    char path[160];
+    (void)state;
+    snprintf(path, sizeof path, "%s/policy.json", folder);
+    OK(dw__file_write(path, policy, sizeof policy - 1));
+    precision = path;
+    dw_trainer_options o = options();
+    double loss = 0.0, wanted = 0.0;
+    OK(dw__folder_remove(checkpoints));
+    OK(train(3, &wanted));
+    int64_t live = dw__memory_live();
+    dw_status status = DW_OUT_OF_MEMORY;
+    for (int64_t allowed = 0; status != DW_OK; allowed += STRIDE + allowed / 8) {
+        dw_trainer *trainer = NULL;
+        dw_train_report report;
+        OK(dw__folder_remove(checkpoints));
+        OK(dw_trainer_create(&o, &trainer));
+        dw__memory_fail_after(allowed);
+        status = train_on(trainer, 3, &loss);
+        dw__memory_fail_after(-1);
+        while (status != DW_OK && trainer->begun && dw_trainer_steps_done(trainer) < 3)
+            OK(dw_trainer_step(trainer, &report));
+        dw_trainer_destroy(trainer);
+        check_failure(status, allowed, live);
+    }
+    assert_true(loss == wanted);
+    precision = NULL;
+}
+
 static void resumes_to_the_same_loss(void **state) {
     (void)state;
     double whole = 0.0, resumed = 0.0;
@@ -231,6 +268,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(making_may_fail),
         cmocka_unit_test(training_may_fail),
+        cmocka_unit_test(a_guarded_run_may_fail),
         cmocka_unit_test(resumes_to_the_same_loss),
         cmocka_unit_test(weights_that_are_not_finite_are_not_written),
         cmocka_unit_test(calls_out_of_order),
