@@ -13,23 +13,24 @@ extern const dw__kernel dw__graph_attention, dw__graph_attention_backward; /* gr
 extern const dw__kernel dw__graph_gemm, dw__graph_gemm_scaled;             /* graph_gemm.c */
 extern const dw__kernel dw__graph_gemm_hopper;                             /* graph_gemm.c */
 extern const dw__kernel dw__graph_cublaslt, dw__graph_cublaslt_scaled,
-    dw__graph_cublaslt_fp8_block;                                        /* graph_cublaslt.c */
-extern const dw__kernel dw__gpu_elementwise;                             /* elementwise.c */
-extern const dw__kernel dw__gpu_move;                                    /* move.c */
-extern const dw__kernel dw__gpu_reduce;                                  /* reduce.c */
-extern const dw__kernel dw__gpu_gather;                                  /* gather.c */
-extern const dw__kernel dw__gpu_matmul;                                  /* gpu_matmul.c */
-extern const dw__kernel dw__gpu_scan;                                    /* scan.c */
-extern const dw__kernel dw__gpu_sort;                                    /* sort.c */
-extern const dw__kernel dw__graph_quantize, dw__quantization_error;      /* graph_quantize.c */
-extern const dw__kernel dw__gpu_scatter;                                 /* scatter.c */
-extern const dw__kernel dw__gpu_rope;                                    /* rope.c */
-extern const dw__kernel dw__gpu_quantize_tensor, dw__gpu_multiply_codes; /* tensor_codes.c */
-extern const dw__kernel dw__gpu_quantize_tiles;                          /* block_codes.c */
-extern const dw__kernel dw__gpu_fp8_block_codes;                         /* fp8_block_codes.c */
-extern const dw__kernel dw__gpu_group_rows;                              /* gpu_group_rows.c */
-extern const dw__kernel dw__gpu_segment_linear;                          /* gpu_segment_linear.c */
-extern const dw__kernel dw__gpu_spread_rows;                             /* gpu_spread_rows.c */
+    dw__graph_cublaslt_fp8_block;                                   /* graph_cublaslt.c */
+extern const dw__kernel dw__gpu_elementwise;                        /* elementwise.c */
+extern const dw__kernel dw__gpu_move;                               /* move.c */
+extern const dw__kernel dw__gpu_reduce;                             /* reduce.c */
+extern const dw__kernel dw__gpu_gather;                             /* gather.c */
+extern const dw__kernel dw__gpu_matmul;                             /* gpu_matmul.c */
+extern const dw__kernel dw__gpu_scan;                               /* scan.c */
+extern const dw__kernel dw__gpu_sort;                               /* sort.c */
+extern const dw__kernel dw__graph_quantize, dw__quantization_error; /* graph_quantize.c */
+extern const dw__kernel dw__gpu_scatter;                            /* scatter.c */
+extern const dw__kernel dw__gpu_rope;                               /* rope.c */
+extern const dw__kernel dw__gpu_quantize_tensor, dw__gpu_multiply_codes,
+    dw__gpu_fp8_block_gemm;                      /* tensor_codes.c */
+extern const dw__kernel dw__gpu_quantize_tiles;  /* block_codes.c */
+extern const dw__kernel dw__gpu_fp8_block_codes; /* fp8_block_codes.c */
+extern const dw__kernel dw__gpu_group_rows;      /* gpu_group_rows.c */
+extern const dw__kernel dw__gpu_segment_linear;  /* gpu_segment_linear.c */
+extern const dw__kernel dw__gpu_spread_rows;     /* gpu_spread_rows.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 
