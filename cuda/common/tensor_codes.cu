@@ -180,15 +180,10 @@ typedef element_of<RESULT> result_element;
 #define EACH 4 // rows and columns of one thread
 
 #if BLOCKS
-#include "scale_layout.h"
+#include "fp8_block_scales.cuh"
 #if DW_FP8_BLOCK_SIDE % DW_MULTIPLY_CODES_DEPTH
 #error "a block of products is several steps"
 #endif
-
-DEVICE float scale_at(const float *scales, long long wide, long long rows, long long row, long long block) {
-    if (row >= rows) return 0.f;
-    return wide ? scales[row / DW_FP8_BLOCK_SIDE * wide + block] : scales[block * rows + row];
-}
 #endif
 
 template <int IS_E5M2> DEVICE float decode(unsigned char code) {

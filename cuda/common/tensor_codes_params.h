@@ -32,6 +32,11 @@ typedef struct dw_tensor_codes_params {
 #define DW_MULTIPLY_CODES_DEPTH 32
 #define DW_MULTIPLY_CODES_THREADS 256
 
+/* Tiles of fp8_block_gemm.cu. */
+#define DW_FP8_BLOCK_GEMM_TILE 128
+#define DW_FP8_BLOCK_GEMM_DEPTH 64
+#define DW_FP8_BLOCK_GEMM_THREADS 512
+
 /* Y = A B^T scale_a scale_b + bias: A [m, k], B [n, k], Y [m, n], bias [n] of Y's type or NULL; all contiguous. With scales
  * of blocks, the sum of each 128 products is multiplied by the scales of the two blocks, then added. */
 typedef struct dw_multiply_codes_params {

@@ -337,8 +337,8 @@ def _without_tensor_cores(names: list[str]) -> str:
     """Returns how products with scales of blocks are computed where no tensor cores multiply their codes."""
     in_f32 = ["FP8-BLOCK" in name for name in names]
     if all(in_f32):
-        return "on FMA units, slowly"
-    return "simulated in BF16, FP8-BLOCK on FMA units" if any(in_f32) else "simulated in BF16"
+        return "multiplied in F16"
+    return "simulated in BF16, FP8-BLOCK multiplied in F16" if any(in_f32) else "simulated in BF16"
 
 
 # A layer that keeps the model's precision.

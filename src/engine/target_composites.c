@@ -147,20 +147,18 @@ static bool decides(const dw__call *call) {
     return dw__call_has_tiles(call) && !dw__call_bias(call) && call->outputs[0].dtype == DW_F32;
 }
 
-/* Whether tensor cores multiply a product of fp8-block, whose scales are in F32. Every target has a kernel for it, which
- * says nothing. The rows of a batch that are known only to a plan are taken to be a multiple of 128 here. */
+/* Whether FP8 tensor cores multiply a product of fp8-block, whose scales are in F32. Every target has a kernel for it,
+ * which says nothing. The rows of a batch that are known only to a plan are taken to be a multiple of 128 here. */
 static bool multiplies_fp8_block(const dw_graph *graph, dw_node node, question *q, char *reason,
                                  size_t bytes) {
     const dw__target *target = q->target;
-    const dw__kernel *kernel = NULL;
+    const dw__kernel *kernel = &dw__graph_cublaslt_fp8_block;
     for (uint32_t i = 0; i < q->symbols; i++) q->sizes[i] = typical_sizes[0];
     if (describe(graph, node, q) != DW_OK) return false;
-    while ((kernel = dw__kernel_for(&q->call, &target->gpu, kernel)) &&
-           kernel != &dw__gpu_multiply_codes) {
-        if (dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK) return true;
-        if (reason[0] == '\0') snprintf(reason, bytes, "%s", dw_last_error());
-    }
-    explain(q, reason, bytes);
+    if (kernel->supports(kernel, &q->call, &target->gpu) == DW_OK &&
+        dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK)
+        return true;
+    snprintf(reason, bytes, "%s", dw_last_error());
     return false;
 }
 

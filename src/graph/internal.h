@@ -229,14 +229,14 @@ dw_status dw__simplify_graph(dw_graph **graph);
  * Call it after the gradient, for which these layers have rules of their own. */
 dw_status dw__expand_quantized(dw_graph **graph, bool *changed);
 /* Products, forward and backward, of operands with scales of blocks: how many a target multiplies as codes, and how
- * many it simulates or, of fp8-block, multiplies as codes without tensor cores. `reason`: why kernels of the target do
+ * many it simulates or, of fp8-block, multiplies without FP8 tensor cores. `reason`: why kernels of the target do
  * not support the first of these; "" if it has no such kernels. */
 typedef struct dw__code_products {
     uint32_t multiplied, simulated;
     char reason[512];
 } dw__code_products;
 /* Replaces products of quantized values, as dw__expand_quantized leaves them, by products of codes, where `computed`
- * says that the target has kernels for the nodes that this takes (of fp8-block, kernels on tensor cores), and counts;
+ * says that the target has kernels for the nodes that this takes (of fp8-block, on FP8 tensor cores), and counts;
  * `changed` says whether there are any. With `fast_accumulation` GEMMs of forward may sum in fewer bits. */
 dw_status dw__multiply_codes(dw_graph **graph, dw__expand_rule computed, void *context,
                              bool fast_accumulation, dw__code_products *products, bool *changed);

@@ -272,8 +272,8 @@ static bool has_tiles(const dw_graph *graph, dw_node product) {
            dw_node_input(graph, product, TILES_A) != DW_NONE;
 }
 
-/* Products of which an operand has blocks. Those of fp8-block, with scales in F32, count as simulated where no tensor
- * cores multiply them. */
+/* Products of which an operand has blocks. Those of fp8-block, with scales in F32, count as simulated where no FP8
+ * tensor cores multiply them. */
 static void count_products(const pass *run, const dw_graph *graph, dw__code_products *products) {
     products->multiplied = products->simulated = 0;
     for (dw_node n = 0; n < dw_graph_node_count(graph); n++) {

@@ -58,6 +58,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__gpu_quantize_tensor,
     &dw__gpu_fp8_block_codes,
     &dw__gpu_quantize_tiles,
+    &dw__gpu_fp8_block_gemm,
     &dw__gpu_multiply_codes,
     /* PyTorch's, which explanations know */
     &dw__torch_attention[DW__ATTENTION_FORWARD][0],

@@ -1132,7 +1132,7 @@ static void multiply_fp8_blocks(bool square_a, bool square_b, dw_dtype result, b
                              (dw__scalar){.number = 0.375 * (double)(j - 20)});
     }
     CHILD_REQUIRE(dw__kernel_for(&call, &gpu, NULL) == kernel);
-    CHILD_REQUIRE(dw__kernel_for(&call, &gpu, kernel) == &dw__gpu_multiply_codes);
+    CHILD_REQUIRE(dw__kernel_for(&call, &gpu, kernel) == &dw__gpu_fp8_block_gemm);
     REQUIRE_OK(kernel->prepare(kernel, &call, context, &variant));
     REQUIRE_OK(dw__variant_status(variant));
     REQUIRE_OK(kernel->workspace_bytes(kernel, &call, context, &bytes));
@@ -1248,11 +1248,11 @@ static void fp8_block_plans(void *unused) {
     CHILD_REQUIRE(count_products(engine, false) == 3 && count_products(engine, true) == 1);
     REQUIRE_OK(dw_engine_plan(engine, (int64_t[]){40}, &plan));
     CHILD_REQUIRE(lists(plan, "cublaslt_fp8_block") && lists(plan, "fp8_block_codes"));
-    CHILD_REQUIRE(!lists(plan, ": multiply_codes e4m3"));
+    CHILD_REQUIRE(!lists(plan, ": fp8_block_gemm"));
     dw_plan_release(plan);
     REQUIRE_OK(dw_engine_plan(engine, (int64_t[]){36}, &plan));
     /* wgrad has features as rows */
-    CHILD_REQUIRE(lists(plan, ": multiply_codes e4m3") && lists(plan, "cublaslt_fp8_block"));
+    CHILD_REQUIRE(lists(plan, ": fp8_block_gemm") && lists(plan, "cublaslt_fp8_block"));
     dw_plan_release(plan);
     dw_engine_destroy(engine);
 }

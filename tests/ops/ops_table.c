@@ -414,6 +414,7 @@ static const char *const rows[] = {
     "multiply_codes e4m3[7,33] e4m3[5,33] - - f32[1,7] f32[1,5]",
     "multiply_codes e4m3[33,160] e4m3[140,160] - - f32[2,33] f32[2,1,4]",
     "multiply_codes e4m3[130,96] e4m3[17,96] - - f32[2,1,4] f32[1,17] bf16[17] dtype=bf16",
+    "multiply_codes e4m3[9,304] e4m3[133,304] - - f32[3,9] f32[3,133] f16[133] dtype=f16",
     "quantized_linear f32[1,7] f32[5,7] f32[5] - " BF16_LAYER,
     "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " FP8_LAYER,
     "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " FP8_BLOCK_LAYER,

@@ -670,7 +670,7 @@ def test_an_emulated_gpu(recipe, dtype):
     name = recipe.partition("+")[0].upper()
     told = {
         "FP8": "FP8 codes are multiplied",
-        "FP8-BLOCK": "FP8-BLOCK on FMA units, slowly: 3 products, the first because cublaslt_fp8_block: expected",
+        "FP8-BLOCK": "FP8-BLOCK multiplied in F16: 3 products, the first because cublaslt_fp8_block: expected",
     }
     assert told.get(name, f"{name} simulated in BF16: this GPU has no") in text
 

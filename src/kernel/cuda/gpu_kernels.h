@@ -31,6 +31,7 @@ extern const dw__kernel dw__gpu_group_rows;                              /* gpu_
 extern const dw__kernel dw__sm90_segment;                                /* sm90_segment.c */
 extern const dw__kernel dw__gpu_segment_linear;                          /* gpu_segment_linear.c */
 extern const dw__kernel dw__gpu_spread_rows;                             /* gpu_spread_rows.c */
+dw__gpu_fp8_block_gemm;                                                  /* tensor_codes.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 

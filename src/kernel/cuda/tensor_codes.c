@@ -1,5 +1,6 @@
-/* quantize_tensor and multiply_codes of the graph, by cuda/common/tensor_codes.cu. The product runs on FMA units: it is
- * for the shapes that cuBLASLt does not take. */
+/* quantize_tensor and multiply_codes of the graph, by cuda/common/tensor_codes.cu, whose product runs on FMA units: it is
+ * for the shapes that cuBLASLt does not take. With scales of fp8-block the product has another kernel before that,
+ * fp8_block_gemm.cu, on tensor cores for 16 bits. */
 #include "common/scale_layout.h"
 #include "common/tensor_codes_params.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -219,37 +220,46 @@ static int64_t wide_of(const dw__tensor *scales) {
     return scales->rank == 3 ? scales->shape[1] * scales->shape[2] : 0;
 }
 
-static dw_status product_enqueue(const void *call, const dw__context *context,
-                                 const dw__variant *variant) {
-    const dw__operation_call *c = call;
-    const dw__tensor *in = c->call.inputs, *y = &c->call.outputs[0],
-                     *bias = dw__call_bias(&c->call);
+static dw_multiply_codes_params product_params(const dw__call *c) {
     enum { BLOCKS_A = 4, BLOCKS_B };
-    const bool in_blocks = dw__call_has_f32_scales(&c->call);
-    dw_multiply_codes_params p = {.a = in[0].data,
-                                  .b = in[1].data,
-                                  .scale_a = in_blocks ? NULL : in[2].data,
-                                  .scale_b = in_blocks ? NULL : in[3].data,
-                                  .blocks_a = in_blocks ? in[BLOCKS_A].data : NULL,
-                                  .blocks_b = in_blocks ? in[BLOCKS_B].data : NULL,
-                                  .wide_a = in_blocks ? wide_of(&in[BLOCKS_A]) : 0,
-                                  .wide_b = in_blocks ? wide_of(&in[BLOCKS_B]) : 0,
-                                  .bias = bias ? bias->data : NULL,
-                                  .y = y->data,
-                                  .m = y->shape[0],
-                                  .n = y->shape[1],
-                                  .k = in[0].shape[1]};
+    const dw__tensor *in = c->inputs, *y = &c->outputs[0], *bias = dw__call_bias(c);
+    const bool in_blocks = dw__call_has_f32_scales(c);
+    return (dw_multiply_codes_params){.a = in[0].data,
+                                      .b = in[1].data,
+                                      .scale_a = in_blocks ? NULL : in[2].data,
+                                      .scale_b = in_blocks ? NULL : in[3].data,
+                                      .blocks_a = in_blocks ? in[BLOCKS_A].data : NULL,
+                                      .blocks_b = in_blocks ? in[BLOCKS_B].data : NULL,
+                                      .wide_a = in_blocks ? wide_of(&in[BLOCKS_A]) : 0,
+                                      .wide_b = in_blocks ? wide_of(&in[BLOCKS_B]) : 0,
+                                      .bias = bias ? bias->data : NULL,
+                                      .y = y->data,
+                                      .m = y->shape[0],
+                                      .n = y->shape[1],
+                                      .k = in[0].shape[1]};
+}
+
+static dw_status launch_product(const dw__operation_call *c, const dw__context *context,
+                                const dw__variant *variant, const char *name, int64_t blocks,
+                                unsigned threads) {
+    dw_multiply_codes_params p = product_params(&c->call);
     void *arguments[] = {&p};
-    const int64_t blocks = blocks_of(y);
     if (blocks == 0) return DW_OK;
     return context->device->launch(&(dw__launch){
-        .name = "multiply_codes",
+        .name = name,
         .function = variant->functions[0],
         .grid = {(unsigned)blocks, 1, 1},
-        .block = {DW_MULTIPLY_CODES_THREADS, 1, 1},
+        .block = {threads, 1, 1},
         .stream = c->stream,
         .arguments = arguments,
     });
+}
+
+static dw_status product_enqueue(const void *call, const dw__context *context,
+                                 const dw__variant *variant) {
+    const dw__operation_call *c = call;
+    return launch_product(c, context, variant, "multiply_codes", blocks_of(&c->call.outputs[0]),
+                          DW_MULTIPLY_CODES_THREADS);
 }
 
 static dw_status product_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
@@ -344,5 +354,96 @@ const dw__kernel dw__gpu_multiply_codes = {
     .first_use = &dw__operation_first_use,
     .tolerance = "accumulates in F32 and rounds once",
     .example = product_example,
+    .tolerance_factor = 8.0,
+};
+
+/* ---- products with scales of fp8-block ------------------------------------------------------------------- */
+
+static int64_t gemm_blocks_of(const dw__tensor *y) {
+    const int64_t side = DW_FP8_BLOCK_GEMM_TILE;
+    return (y->shape[0] + side - 1) / side * ((y->shape[1] + side - 1) / side);
+}
+
+static dw_status gemm_supports(const dw__kernel *kernel, const void *call,
+                               const dw__gpu_target *gpu) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    const dw__tensor *a = &c->inputs[0], *b = &c->inputs[1], *bias = dw__call_bias(c);
+    const int64_t most = INT32_MAX - 1024; /* so that the edges of tiles fit, too */
+    if (!dw__call_has_f32_scales(c))
+        return dw__fail(DW_TYPE, "%s multiplies codes of fp8-block", kernel->name);
+    if (bias && !dw__tensor_is_contiguous(bias))
+        return dw__fail(DW_UNSUPPORTED, "%s: expected a contiguous bias", kernel->name);
+    if (a->shape[1] % ALIGNMENT != 0 || (uintptr_t)a->data % ALIGNMENT != 0 ||
+        (uintptr_t)b->data % ALIGNMENT != 0)
+        return dw__fail(DW_UNSUPPORTED,
+                        "%s: expected rows of a multiple of 16 codes, at multiples of 16 bytes",
+                        kernel->name);
+    if (a->shape[0] > most || b->shape[0] > most || a->shape[1] > most ||
+        gemm_blocks_of(&c->outputs[0]) > INT32_MAX)
+        return dw__fail(DW_UNSUPPORTED, "%s: expected sizes and tiles below 2^31 - 1024",
+                        kernel->name);
+    return dw__gpu_kernel_has(kernel, gpu);
+}
+
+static void gemm_seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                         dw__kernel_seconds *result) {
+    const double share = 0.25; /* of the rate of 16 bits: mma.sync, and conversions before it */
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    (void)kernel;
+    result->seconds = 4e-6 + 2.0 * (double)dw__tensor_count(&c->outputs[0]) *
+                                 (double)c->inputs[0].shape[1] / (share * gpu->flops);
+    snprintf(result->from, sizeof result->from, "estimate: FLOPs at a quarter of the rate of BF16");
+}
+
+static dw_status gemm_prepare(const dw__kernel *kernel, const void *call,
+                              const dw__context *context, const dw__variant **variant) {
+    const dw__call *c = &((const dw__operation_call *)call)->call;
+    return dw__variant_of(context, kernel, (uint64_t)dw__gpu_element(c->outputs[0].dtype), variant);
+}
+
+static dw_status gemm_enqueue(const void *call, const dw__context *context,
+                              const dw__variant *variant) {
+    const dw__operation_call *c = call;
+    return launch_product(c, context, variant, "fp8_block_gemm",
+                          gemm_blocks_of(&c->call.outputs[0]), DW_FP8_BLOCK_GEMM_THREADS);
+}
+
+static dw_status gemm_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
+                                   dw__entry_point *points) {
+    (void)kernel;
+    points->code = (dw__jit_variant){.source = "common/fp8_block_gemm.cu",
+                                     .entry = "fp8_block_gemm",
+                                     .arch = dw__gpu_arch(capability)};
+    dw__jit_add_define(&points->code, "RESULT", (int)params);
+    return DW_OK;
+}
+
+/* Several tiles each way, and parts of K that end within a block and within a part. */
+static void gemm_example(uint64_t params, int index, dw__call *c) {
+    dw__multiply_codes_example(DW_E4M3, DW_E4M3, (dw_dtype)params, index ? 64 : 133,
+                               index ? 272 : 129, index ? 288 : 176, c);
+    dw__multiply_codes_add_blocks(c, index == 0, index == 1);
+    if (index) dw__multiply_codes_add_bias(c);
+}
+
+const dw__kernel dw__gpu_fp8_block_gemm = {
+    .name = "fp8_block_gemm",
+    .backend = "deepwell",
+    .kind = DW__CALL_OPERATION,
+    .op = DW_OP_MULTIPLY_CODES,
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .operation = "multiply_codes with scales of fp8-block",
+    .source = "cuda/common/fp8_block_gemm.cu",
+    .architectures = DW__GPU_ARCHITECTURES,
+    .elements = "E4M3, multiplied in F16; the result BF16, F16, F32",
+    .needs = "rows of a multiple of 16 codes",
+    .supports = gemm_supports,
+    .seconds = gemm_seconds,
+    .prepare = gemm_prepare,
+    .enqueue = gemm_enqueue,
+    .entry_points = gemm_entry_points,
+    .first_use = &dw__operation_first_use,
+    .tolerance = "accumulates in F32 and rounds once",
+    .example = gemm_example,
     .tolerance_factor = 8.0,
 };
