@@ -26,12 +26,12 @@ extern const dw__kernel dw__gpu_scatter;                                 /* scat
 extern const dw__kernel dw__gpu_rope;                                    /* rope.c */
 extern const dw__kernel dw__gpu_quantize_tensor, dw__gpu_multiply_codes; /* tensor_codes.c */
 extern const dw__kernel dw__gpu_quantize_tiles;                          /* block_codes.c */
+extern const dw__kernel dw__gpu_fp8_block_gemm;                          /* tensor_codes.c */
 extern const dw__kernel dw__gpu_fp8_block_codes;                         /* fp8_block_codes.c */
 extern const dw__kernel dw__gpu_group_rows;                              /* gpu_group_rows.c */
 extern const dw__kernel dw__sm90_segment;                                /* sm90_segment.c */
 extern const dw__kernel dw__gpu_segment_linear;                          /* gpu_segment_linear.c */
 extern const dw__kernel dw__gpu_spread_rows;                             /* gpu_spread_rows.c */
-dw__gpu_fp8_block_gemm;                                                  /* tensor_codes.c */
 
 /* ---- operation.c: what these kernels share ------------------------------------------------------------- */
 
