@@ -32,6 +32,7 @@ from deepwell.lowering.builder import DTYPES, FLOATS
 from deepwell.lowering.complex_numbers import Complex
 from deepwell.lowering.copies import Copies
 from deepwell.lowering.dims import Dim
+from deepwell.lowering.expert_loops import replace_loops
 from deepwell.lowering.forget import forget_results
 from deepwell.lowering.graph import (
     GraphLowering,
@@ -403,12 +404,15 @@ class _Capture:
         """Returns one error for all attempts: the operation that the graph lacks, else the tracer's error. The last
         attempt, with fixed sizes, says most, and export's errors say more than make_fx's."""
         name = type(self.module).__name__
+        loops = "".join(f"; {reason}" for reason in self._loops)
         ordered = failures["export"][::-1] + failures["make_fx"][::-1]
         for error in ordered:
             if isinstance(error, OperationError):
                 where = f"'{error.module_path}'" if error.module_path else f"the model ({name})"
+                picks = "nonzero" in error.operation or "index" in error.operation
                 return CaptureError(
-                    f"{error.operation} in {where} cannot be captured: {error.reason}. Write that "
+                    f"{error.operation} in {where} cannot be captured: {error.reason}"
+                    f"{loops if picks else ''}. Write that "
                     "part with other operations, or leave it: the module runs in PyTorch, and the "
                     "modules inside it may still be captured",
                     error.operation,
@@ -422,7 +426,7 @@ class _Capture:
         error = ordered[0]
         first_line = (str(error).strip().splitlines() or [""])[0]
         return CaptureError(
-            f"{name} cannot be traced: {type(error).__name__}: {first_line[:300]}. Make its "
+            f"{name} cannot be traced: {type(error).__name__}: {first_line[:300]}{loops}. Make its "
             "control flow depend on sizes and configuration only, or leave it: the module runs in "
             "PyTorch"
         )
@@ -455,6 +459,7 @@ class _Capture:
         self._effects.undo()
         self._observed.limits.clear()
         routing.observe_routers(self.users, self.module)
+        self._loops = replace_loops(self.module)
         with settled_rope(self.module, self._observed, self._positions_given):
             yield
 
