@@ -380,9 +380,9 @@ def test_a_rank_without_an_engine_takes_part(tmp_path):
     assert ours["changes"] == theirs["changes"] and ours["elements"] == theirs["elements"]
     (change,) = ours["changes"]
     assert (change["layer"], change["sampled_step"], change["from_step"]) == ("middle", 4, 6)
-    # The rank with an engine reads all of a weight and half of the rows.
-    assert ours["elements"]["last forward_w"] == 48 * 4
-    assert ours["elements"]["first forward_x"] == 2 * 32
+    # The rank with an engine reads all of a weight and half of the rows, in each of two micro-batches.
+    assert ours["elements"]["last forward_w"] == 2 * 48 * 4
+    assert ours["elements"]["first forward_x"] == 2 * 2 * 32
 
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
