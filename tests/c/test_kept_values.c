@@ -139,6 +139,7 @@ static void codes_of_weights_are_computed_once(void **state) {
      * product with w in backward. */
     assert_int_equal(check(LAYERS, "mxfp8"), 3);
     assert_int_equal(check(LAYERS, "fp8"), 2);
+    assert_int_equal(check(LAYERS, "fp8-block"), 2);
     assert_int_equal(check(LAYERS, "nvfp4"), 2);
 }
 

@@ -98,7 +98,7 @@ def blocks(model):
     return list(session.kept._blocks.values())
 
 
-@pytest.mark.parametrize("recipe", ["fp8", "mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("recipe", ["fp8", "fp8-block", "mxfp8", "mxfp4", "nvfp4"])
 def test_bits_and_counts(recipe):
     """Two shapes of micro-batches share the codes. Gradients of mxfp4 and nvfp4 are rounded stochastically, with the same
     random numbers."""
