@@ -146,7 +146,7 @@ def test_fp8_codes_on_an_emulated_gpu():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("recipe", ["fp8", "mxfp8"])
+@pytest.mark.parametrize("recipe", ["fp8", "fp8-block", "mxfp8"])
 def test_on_a_gpu(recipe):
     """Codes on tensor cores, and values of MXFP8 in BF16; with fresh gradients in each step, and segments."""
     options, rows = dict(dtype=torch.bfloat16, sizes=(512, 1024, 256)), (256, 64, 64)
