@@ -171,13 +171,13 @@ class Experts(nn.Module):
     def _gathered(self, name: str, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         weight, bias = self._weights(name)
         y = torch.bmm(weight[chosen], x.unsqueeze(-1)).squeeze(-1)
-        return y if bias is None else y + bias[chosen]
+        return y if bias is None else y + bias[chosen].to(y.dtype)
 
     def _grouped(
         self, name: str, x: torch.Tensor, experts: torch.Tensor, groups: _Groups
     ) -> torch.Tensor:
         weight, bias = self._weights(name)
-        if torch.is_autocast_enabled(x.device.type):
+        if _autocasts(x.device):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
         y = groups.multiply(x, weight.transpose(1, 2))
@@ -199,6 +199,11 @@ class _Groups:
         if self._sizes is None:
             self._sizes = self._tokens.tolist()  # the only wait for the device
         return torch.cat([rows @ w[e] for e, rows in enumerate(x.split(self._sizes))])
+
+
+def _autocasts(device: torch.device) -> bool:
+    """Returns whether torch.autocast is on for a device; the meta device has none."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def _grouped_mm_takes(x: torch.Tensor, w: torch.Tensor) -> bool:
@@ -420,7 +425,7 @@ class DeepwellMoE(nn.Module):
             )
         shape = hidden_states.shape
         x = hidden_states.reshape(-1, self.hidden_dim)
-        if torch.is_autocast_enabled(x.device.type):
+        if _autocasts(x.device):
             with torch.autocast(x.device.type, enabled=False):
                 routed = self.gate(x)
         else:

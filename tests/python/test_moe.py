@@ -263,6 +263,16 @@ def test_losses_and_statistics_of_a_model(layers: int, always) -> None:
     assert len({tuple(layer.moe.statistics()["tokens"]) for layer in ours.layers}) == layers
 
 
+def test_without_weights() -> None:
+    """On the meta device nothing is computed. The experts cost what the rows of a grouped GEMM cost."""
+    with torch.device("meta"):
+        model = Model(2, capacity_factor=1.25)
+    ir = deepwell.capture(model, torch.zeros(3, 9, dtype=torch.int64, device="meta"))
+    rows, steps = 3 * 9 * 2, 2 * 2  # choices, and mixtures times two operations of a multiplication
+    experts = rows * steps * (H * 2 * INNER + INNER * H)
+    assert experts < ir.cost(B=3, S=9)[0] < 2 * experts
+
+
 def test_equal_layers_are_copied() -> None:
     captured = capture_graph(Model(4), (torch.randint(0, 23, (3, 9)),), repeat=True)
     assert captured.copied_layers == 2
