@@ -431,7 +431,7 @@ class DeepwellMoE(nn.Module):
         else:
             routed = self.gate(x)
         logits, probabilities, indices, weights = routed
-        tokens = routing.load(indices, self.num_experts)
+        tokens = routing.load(indices.reshape(-1), self.num_experts)
         made = {"tokens": tokens}
         if self.capacity_factor is not None:
             kept = self._kept(indices, weights, tokens)
@@ -500,10 +500,7 @@ class DeepwellMoE(nn.Module):
         """Returns the load-balance loss of each sequence, on average."""
         length = shape[-2]
         of_sequence = indices.reshape(-1, length * self.top_k)
-        ones = torch.ones_like(of_sequence, dtype=probabilities.dtype)
-        counts = torch.zeros(
-            of_sequence.shape[0], self.num_experts, dtype=probabilities.dtype, device=indices.device
-        ).scatter_add(1, of_sequence, ones)
+        counts = routing.load(of_sequence, self.num_experts).to(probabilities.dtype)
         mean = probabilities.reshape(-1, length, self.num_experts).mean(1)
         share = counts / (length * self.top_k)
         return self.num_experts * (share * mean).sum(-1).mean()

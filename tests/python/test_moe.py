@@ -481,3 +481,14 @@ def test_losses_of_an_earlier_call_are_no_part_of_a_graph(always) -> None:
     for _ in range(2):
         assert torch.allclose(ours(ids), plain(ids), rtol=1e-5)
     assert "recorded in an earlier call" in deepwell.summary(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _deepwell.jit_compiler(), reason="elementwise programs need NVRTC")
+def test_on_an_emulated_gpu(always) -> None:
+    options = {"capacity_factor": 0.75, "drop": "weight", "bias": True, "load_balance_loss": 0.3}
+    plain = WithLoss(made(z_loss=0.02, sequence_loss=0.1, **options))
+    ours = deepwell.optimize(copy.deepcopy(plain), target="emulator:sm_90a", verbose=False)
+    assert_same_function(plain, ours, (torch.randn(2, 7, H),), {})
+    assert engine_calls(ours) == (1, 0), deepwell.summary(ours)
+    assert ours.moe.statistics()["tokens"] == plain.moe.statistics()["tokens"]
