@@ -171,13 +171,13 @@ class Experts(nn.Module):
     def _gathered(self, name: str, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         weight, bias = self._weights(name)
         y = torch.bmm(weight[chosen], x.unsqueeze(-1)).squeeze(-1)
-        return y if bias is None else y + bias[chosen]
+        return y if bias is None else y + bias[chosen].to(y.dtype)
 
     def _grouped(
         self, name: str, x: torch.Tensor, experts: torch.Tensor, groups: _Groups
     ) -> torch.Tensor:
         weight, bias = self._weights(name)
-        if torch.is_autocast_enabled(x.device.type):
+        if _autocasts(x.device):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
         y = groups.multiply(x, weight.transpose(1, 2))
@@ -199,6 +199,11 @@ class _Groups:
         if self._sizes is None:
             self._sizes = self._tokens.tolist()  # the only wait for the device
         return torch.cat([rows @ w[e] for e, rows in enumerate(x.split(self._sizes))])
+
+
+def _autocasts(device: torch.device) -> bool:
+    """Returns whether torch.autocast is on for a device; the meta device has none."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def _grouped_mm_takes(x: torch.Tensor, w: torch.Tensor) -> bool:
@@ -420,13 +425,13 @@ class DeepwellMoE(nn.Module):
             )
         shape = hidden_states.shape
         x = hidden_states.reshape(-1, self.hidden_dim)
-        if torch.is_autocast_enabled(x.device.type):
+        if _autocasts(x.device):
             with torch.autocast(x.device.type, enabled=False):
                 routed = self.gate(x)
         else:
             routed = self.gate(x)
         logits, probabilities, indices, weights = routed
-        tokens = routing.load(indices, self.num_experts)
+        tokens = routing.load(indices.reshape(-1), self.num_experts)
         made = {"tokens": tokens}
         if self.capacity_factor is not None:
             kept = self._kept(indices, weights, tokens)
@@ -495,10 +500,7 @@ class DeepwellMoE(nn.Module):
         """Returns the load-balance loss of each sequence, on average."""
         length = shape[-2]
         of_sequence = indices.reshape(-1, length * self.top_k)
-        ones = torch.ones_like(of_sequence, dtype=probabilities.dtype)
-        counts = torch.zeros(
-            of_sequence.shape[0], self.num_experts, dtype=probabilities.dtype, device=indices.device
-        ).scatter_add(1, of_sequence, ones)
+        counts = routing.load(of_sequence, self.num_experts).to(probabilities.dtype)
         mean = probabilities.reshape(-1, length, self.num_experts).mean(1)
         share = counts / (length * self.top_k)
         return self.num_experts * (share * mean).sum(-1).mean()

@@ -169,7 +169,7 @@ class _Observed:
             record(
                 router,
                 {
-                    "tokens": load(chosen, router.num_experts),
+                    "tokens": load(chosen.reshape(-1), router.num_experts),
                     "numbers": entropy(probabilities).reshape(1),
                 },
             )
@@ -177,10 +177,12 @@ class _Observed:
 
 
 def load(chosen: torch.Tensor, experts: int) -> torch.Tensor:
-    """Returns how many rows chose each expert."""
-    chosen = chosen.reshape(-1)
-    counts = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
-    return counts.scatter_add(0, chosen, torch.ones_like(chosen))
+    """Returns how many of the last axis chose each expert: [.., n] -> [.., experts]."""
+    if is_traced():  # in a graph a sum over a mask is faster than a scatter to a few places
+        numbers = torch.arange(experts, device=chosen.device)
+        return (chosen.unsqueeze(-1) == numbers).sum(-2)
+    counts = torch.zeros(*chosen.shape[:-1], experts, dtype=torch.int64, device=chosen.device)
+    return counts.scatter_add(-1, chosen, torch.ones_like(chosen))
 
 
 def entropy(probabilities: torch.Tensor) -> torch.Tensor:

@@ -263,6 +263,16 @@ def test_losses_and_statistics_of_a_model(layers: int, always) -> None:
     assert len({tuple(layer.moe.statistics()["tokens"]) for layer in ours.layers}) == layers
 
 
+def test_without_weights() -> None:
+    """On the meta device nothing is computed. The experts cost what the rows of a grouped GEMM cost."""
+    with torch.device("meta"):
+        model = Model(2, capacity_factor=1.25)
+    ir = deepwell.capture(model, torch.zeros(3, 9, dtype=torch.int64, device="meta"))
+    rows, steps = 3 * 9 * 2, 2 * 2  # choices, and mixtures times two operations of a multiplication
+    experts = rows * steps * (H * 2 * INNER + INNER * H)
+    assert experts < ir.cost(B=3, S=9)[0] < 2 * experts
+
+
 def test_equal_layers_are_copied() -> None:
     captured = capture_graph(Model(4), (torch.randint(0, 23, (3, 9)),), repeat=True)
     assert captured.copied_layers == 2
@@ -471,3 +481,14 @@ def test_losses_of_an_earlier_call_are_no_part_of_a_graph(always) -> None:
     for _ in range(2):
         assert torch.allclose(ours(ids), plain(ids), rtol=1e-5)
     assert "recorded in an earlier call" in deepwell.summary(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _deepwell.jit_compiler(), reason="elementwise programs need NVRTC")
+def test_on_an_emulated_gpu(always) -> None:
+    options = {"capacity_factor": 0.75, "drop": "weight", "bias": True, "load_balance_loss": 0.3}
+    plain = WithLoss(made(z_loss=0.02, sequence_loss=0.1, **options))
+    ours = deepwell.optimize(copy.deepcopy(plain), target="emulator:sm_90a", verbose=False)
+    assert_same_function(plain, ours, (torch.randn(2, 7, H),), {})
+    assert engine_calls(ours) == (1, 0), deepwell.summary(ours)
+    assert ours.moe.statistics()["tokens"] == plain.moe.statistics()["tokens"]

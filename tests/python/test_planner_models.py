@@ -438,10 +438,8 @@ REAL = {
         "mixtral",
         SEVEN | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
     ),
-    # Uses the class of V3 at the sizes of V2-Lite, because rotations of complex numbers, as in V2's
-    # class, are not captured.
     "deepseek-v2-lite": (
-        "deepseek_v3",
+        "deepseek_v2",
         {
             "hidden_size": 2048,
             "num_hidden_layers": 27,
