@@ -20,6 +20,7 @@ Ways:
     fp8-fast    the way fp8 with fast accumulation in the forward pass
     fp8-once    fp8 in deepwell.accumulate: weights are quantized once in each step, for --accumulate above 1
     torchao     torchao's FP8 with one scale for each tensor, then torch.compile, where ``torchao`` can be imported
+    grouped, grouped-compile    mixtures with transformers' experts by torch._grouped_mm, without and with torch.compile
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ os.environ.setdefault("DEEPWELL_MEASURE", "0")  # this script makes the comparis
 
 WAYS = [
     "eager", "compile", "liger", "attention", "engine", "adamw", "fp8", "fp8-block", "fp8-fast", "fp8-once",
-    "torchao",
+    "torchao", "grouped", "grouped-compile",
 ]  # fmt: skip
 MODELS = {
     "gpt2": (16, 1024),
@@ -55,6 +56,9 @@ MODELS = {
     "vit-large": (32, 197),
     "t5-large": (8, 512),
     "blocks": (4, 128),
+    "olmoe-4": (4, 2048),
+    "qwen3-moe-4": (4, 2048),
+    "mixtral-1": (4, 2048),
 }
 
 
@@ -66,6 +70,24 @@ def small_blocks():
         256, 4, 1024, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
     )
     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+
+def mixture(name: str):
+    """Layers of OLMoE, of a Qwen3-MoE with smaller experts, and one of Mixtral 8x7B."""
+    import transformers as hf
+
+    if name == "olmoe-4":
+        config = hf.OlmoeConfig(
+            num_hidden_layers=4, intermediate_size=1024, num_experts=64, use_cache=False
+        )
+        return hf.OlmoeForCausalLM(config)
+    if name == "qwen3-moe-4":
+        config = hf.Qwen3MoeConfig(
+            num_hidden_layers=4, hidden_size=2048, num_experts=128, moe_intermediate_size=768, num_experts_per_tok=8,
+            num_attention_heads=32, num_key_value_heads=4, head_dim=128, use_cache=False,
+        )  # fmt: skip
+        return hf.Qwen3MoeForCausalLM(config)
+    return hf.MixtralForCausalLM(hf.MixtralConfig(num_hidden_layers=1, use_cache=False))
 
 
 def build(name: str, device: str = "cuda"):
@@ -156,6 +178,8 @@ def build(name: str, device: str = "cuda"):
                     use_cache=False,
                 )
             )
+        elif name in ("olmoe-4", "qwen3-moe-4", "mixtral-1"):
+            model = mixture(name)
         else:
             model = small_blocks()
         if name == "blocks":
@@ -176,7 +200,9 @@ def prepared(way: str, model):
     import deepwell
     import torch
 
-    if way == "compile":
+    if way in ("grouped", "grouped-compile"):
+        model.set_experts_implementation("grouped_mm")
+    if way in ("compile", "grouped-compile"):
         return torch.compile(model)
     if way == "attention":
         return torch.compile(deepwell.optimize(model, target="attention", verbose=False))
@@ -313,7 +339,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
-    parser.add_argument("--ways", default=",".join(way for way in WAYS if way != "fp8-once"))
+    asked_for = ("fp8-once", "grouped", "grouped-compile")
+    parser.add_argument("--ways", default=",".join(way for way in WAYS if way not in asked_for))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--accumulate", type=int, default=1, metavar="N")
     parser.add_argument("--profile", action="store_true")
