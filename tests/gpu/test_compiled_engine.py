@@ -1,4 +1,4 @@
-"""deepwell.compile on a GPU: operations, their times by events, and kernels that run by themselves."""
+"""deepwell.compile on a GPU: operations, the times of their kernels, and kernels that run by themselves."""
 
 import json
 
@@ -21,19 +21,19 @@ def engine():
     return dw.compile(dw.capture(model, {"input_ids": ids, "labels": ids}), fallback="error")
 
 
-def test_a_profile_by_events(engine, tmp_path) -> None:
+def test_a_profile_by_kernels(engine, tmp_path) -> None:
     file = tmp_path / "trace.json"
     profile = engine.profile(steps=5, warmup=3, trace=file)
-    assert profile["method"] == "events between instructions" and engine.target == "sm_90a"
+    assert profile["method"] == "kernels by CUPTI" and engine.target == "sm_90a"
     ops = engine.compiled_ops
     assert all(op.measured_ms > 0 and op.runs == 5 and op.predicted_ms > 0 for op in ops)
-    # Timed steps replay no graph, so that launches of short kernels count as well.
-    assert profile["operations_ms"] > 0.5 * profile["step_time_ms"]
+    # Kernels of one stream do not overlap.
+    assert profile["operations_ms"] < 1.1 * profile["step_time_ms"]
     products = [op for op in ops if op.op in ("linear", "matmul")]
     for op in products:
         assert op.flops / op.measured_ms / 1e9 < 1000  # TFLOP/s
-    events = [e for e in json.loads(file.read_text()) if e["ph"] == "X" and e["tid"] == 1]
-    assert len(events) == 5 * len(ops)
+    kernels = [e for e in json.loads(file.read_text()) if e.get("cat") == "kernel"]
+    assert len(kernels) >= 5 * len(products)
     # What is timed trains as before.
     ids = torch.randint(0, 8192, (4, 1024), device="cuda")
     engine(input_ids=ids, labels=ids).loss.backward()

@@ -268,8 +268,10 @@ def batched_experts(module: torch.nn.Module) -> Iterator[None]:
     configs = {
         id(m.config): m.config
         for m in module.modules()
-        if hasattr(m, "_is_expert_parallel") and hasattr(m, "is_transposed")
-        if not m._is_expert_parallel and hasattr(m.config, "_experts_implementation")
+        if hasattr(m, "is_concatenated") and hasattr(m, "is_transposed")
+        # Versions of transformers without the attribute spread experts over processes by hooks.
+        if not getattr(m, "_is_expert_parallel", False)
+        if hasattr(getattr(m, "config", None), "_experts_implementation")
     }
     before = []
     try:
