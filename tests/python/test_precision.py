@@ -676,6 +676,20 @@ def test_an_emulated_gpu(recipe, dtype):
 
 
 @needs_compiler
+def test_products_in_f16_pass_their_first_use_check():
+    """Otherwise the engine would take the products on FMA units, whose numbers are the same."""
+    model = torch.nn.Linear(150, 96, dtype=torch.bfloat16)
+    example = torch.randn(40, 150, dtype=torch.bfloat16, requires_grad=True)
+    policy = deepwell.PrecisionPolicy("fp8-block", [])
+    engine = deepwell.compile(
+        model, precision=policy, example_inputs=example, target="emulator:sm_90a"
+    )
+    engine(example).sum().backward()
+    kernels = [op.kernel for op in engine.compiled_ops if op.op == "multiply_codes"]
+    assert kernels == ["fp8_block_gemm"] * 3
+
+
+@needs_compiler
 def test_programs_find_the_scale_of_what_they_make():
     """An activation's result and gradient are quantized by the magnitude that their own programs have found, in each step
     anew: calls whose operands are a hundred times as large follow each other. A few codes differ from the CPU's by one
