@@ -138,10 +138,7 @@ def test_ties(name: str, always) -> None:
     """Pairs of experts are equal, so their scores tie for every token. PyTorch does not define which of two equal experts
     it chooses; the outputs are the same, and so is the sum of both experts' gradients."""
     torch.manual_seed(3)
-<<<<<<< HEAD
-    plain = mixtures.spread(mixtures.deepseek_v2().train())
-=======
-    plain = spread(BUILDS[name]().train())
+    plain = mixtures.spread(BUILDS[name]().train())
     paired = []
     with torch.no_grad():
         for parameter_name, parameter in plain.named_parameters():
@@ -152,7 +149,6 @@ def test_ties(name: str, always) -> None:
             ):
                 parameter[1::2] = parameter[0 : 2 * (len(parameter) // 2) : 2]
                 paired.append(parameter_name)
->>>>>>> moemodule
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     kwargs = arguments(2, 17)
     exact_model = copy.deepcopy(plain).double()
