@@ -42,11 +42,33 @@ DW__GRADIENT(dw__gradient_broadcast) {
     return e.status;
 }
 
+/* The same where a slice takes one of every `step` elements, as of two interleaved halves: zeros are padded around each
+ * element on an axis of its own. */
+static dw_value spread_interleaved(dw__emitter *e, dw_value u, int axis, dw_dim start,
+                                   int64_t step) {
+    dw__type type = dw__type_of(e->graph, u), one = type;
+    dw_dim low[DW_MAX_RANK] = {0}, high[DW_MAX_RANK] = {0};
+    one.rank = type.rank + 1;
+    for (int i = one.rank - 1; i > axis + 1; i--) one.shape[i] = type.shape[i - 1];
+    one.shape[axis + 1] = 1;
+    low[axis + 1] = start;
+    high[axis + 1] = step - 1 - start;
+    dw_attr attrs[] = {dw_attr_list(DW_ATTR_KEY_LOW, (uint32_t)one.rank, low),
+                       dw_attr_list(DW_ATTR_KEY_HIGH, (uint32_t)one.rank, high)};
+    dw_value each = dw__emit_reshape(e, u, one.rank, one.shape);
+    each = dw__emit(e, DW_OP_PAD, 1, &each, DW_COUNT(attrs), attrs);
+    type.shape[axis] = dw__emit_dim_mul(e, type.shape[axis], step);
+    return dw__emit_reshape(e, each, type.rank, type.shape);
+}
+
 /* Adds u at start, start + step, ... of zeros. The axis has length `size`. */
 static dw_value spread_strided(dw__emitter *e, dw_value u, int axis, dw_dim start, int64_t step,
                                dw_dim size) {
     if (e->status != DW_OK) return DW_NONE;
     dw__type type = dw__type_of(e->graph, u);
+    if (type.rank < DW_MAX_RANK && start >= 0 && start < step &&
+        dw__emit_dim_mul(e, type.shape[axis], step) == size)
+        return spread_interleaved(e, u, axis, start, step);
     dw_value index = dw__emit_iota(e, DW_I64, 1, &type.shape[axis], 0);
     index = dw__emit_with_number(e, DW_OP_MUL, index, (double)step);
     index = dw__emit_binary(e, DW_OP_ADD, index,

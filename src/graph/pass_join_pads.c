@@ -5,8 +5,9 @@
  *
  *     add(add(pad(v), pad(k)), pad(q))    becomes    concat(q, k, v)
  *
- * if the pads lie side by side on one axis and fill it. The engine runs this before it fuses elementwise
- * nodes, and writes attention's gradients straight into the concatenation.
+ * if the pads lie side by side on one axis and fill it. All pads may have been reshaped alike, as those of slices that
+ * take every second element are. The engine runs this before it fuses elementwise nodes, and writes attention's gradients
+ * straight into the concatenation.
  */
 #include "graph/passes.h"
 
@@ -15,6 +16,7 @@ typedef struct pad_sum {
     uint32_t count;
     dw_node pads[DW_MAX_INPUTS];
     int64_t axis;
+    bool reshaped; /* the terms are reshapes of the pads */
 } pad_sum;
 
 /* Returns the only axis that the node pads, if it pads with zeros; -1 otherwise. */
@@ -34,7 +36,16 @@ static int64_t padded_axis(const dw_graph *graph, dw_node node) {
 static bool may_be_in_sum(const dw_graph *graph, dw_value value) {
     dw_node node = dw_value_node(graph, value);
     if (node == DW_NONE) return false;
-    return dw_node_op(graph, node) == DW_OP_ADD || dw_node_op(graph, node) == DW_OP_PAD;
+    return dw_node_op(graph, node) == DW_OP_ADD || dw_node_op(graph, node) == DW_OP_PAD ||
+           dw_node_op(graph, node) == DW_OP_RESHAPE;
+}
+
+/* True if the pad has the shape of the sum's other pads, and is reshaped as they are. */
+static bool is_like_others(const pad_sum *sum, dw_node pad, bool reshaped) {
+    if (sum->count == 0) return true;
+    dw__type type = dw__type_of(sum->graph, dw_node_output(sum->graph, pad, 0));
+    dw__type first = dw__type_of(sum->graph, dw_node_output(sum->graph, sum->pads[0], 0));
+    return reshaped == sum->reshaped && dw__shape_equal(&type, &first);
 }
 
 /* Collects the pads that `value` is the sum of; returns false if the sum has another term. DW_MAX_INPUTS
@@ -47,7 +58,11 @@ static bool collect(pad_sum *sum, dw_value value, int depth) {
         return may_be_in_sum(sum->graph, x) && may_be_in_sum(sum->graph, y) &&
                collect(sum, x, depth + 1) && collect(sum, y, depth + 1);
     }
-    if (sum->count == DW_MAX_INPUTS) return false;
+    bool reshaped = dw_node_op(sum->graph, node) == DW_OP_RESHAPE;
+    if (reshaped) node = dw__made_by(sum->graph, dw_node_input(sum->graph, node, 0), DW_OP_PAD);
+    if (node == DW_NONE || sum->count == DW_MAX_INPUTS || !is_like_others(sum, node, reshaped))
+        return false;
+    sum->reshaped = reshaped;
     int64_t axis = padded_axis(sum->graph, node);
     if (axis < 0 || (sum->count && axis != sum->axis)) return false;
     sum->axis = axis;
@@ -86,8 +101,11 @@ static dw_status join(dw__rewrite *rewrite, dw_node node, dw_value *replacements
         return DW_OK;
     }
     dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, sum.axis);
-    return dw_graph_apply(rewrite->graph, DW_OP_CONCAT, sum.count, parts, 1, &axis,
-                          &replacements[0]);
+    dw__emitter e = {rewrite->graph, DW_OK};
+    dw__type type = dw__type_of(rewrite->graph, dw_node_output(rewrite->graph, node, 0));
+    dw_value whole = dw__emit(&e, DW_OP_CONCAT, sum.count, parts, 1, &axis);
+    replacements[0] = dw__emit_reshape(&e, whole, type.rank, type.shape);
+    return e.status;
 }
 
 dw_status dw__join_pads(dw_graph **graph) { return dw__rewrite_each(graph, join, NULL); }

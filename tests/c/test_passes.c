@@ -1032,6 +1032,30 @@ static void pads_side_by_side_are_concat(void **state) {
     assert_int_equal(count_op(DW_OP_CONCAT), 1);
 }
 
+/* Gradients of slices that take every second element. */
+static void interleaved_pads_are_concat(void **state) {
+    (void)state;
+    dw_value x = leaf("x", DW_F32, 2, B, D(6)), halves[2];
+    for (int i = 0; i < 2; i++) {
+        dw_dim start[2] = {0, i}, limit[2] = {B, 6}, step[2] = {1, 2};
+        dw_attr attrs[] = {dw_attr_list(DW_ATTR_KEY_START, 2, start),
+                           dw_attr_list(DW_ATTR_KEY_LIMIT, 2, limit),
+                           dw_attr_list(DW_ATTR_KEY_STEP, 2, step)};
+        halves[i] = dw__emit(&e, DW_OP_SLICE, 1, &x, 3, attrs);
+    }
+    output(op2(DW_OP_SWIGLU, halves[0], halves[1]));
+    differentiate();
+    run before = evaluate(e.graph);
+    OK(dw__join_pads(&e.graph));
+    RUN(DW_PASS_DEAD_CODE);
+    run after = evaluate(e.graph);
+    same_results(&before, &after);
+    assert_int_equal(count_op(DW_OP_CONCAT), 1);
+    assert_int_equal(count_op(DW_OP_PAD) + count_op(DW_OP_SCATTER_ADD) + count_op(DW_OP_ADD), 0);
+    release(&before);
+    release(&after);
+}
+
 static void pads_with_gaps_or_overlap_are_added(void **state) {
     (void)state;
     dw_value a = leaf("a", DW_F32, 2, B, D(2)), b = leaf("b", DW_F32, 2, B, D(3));
@@ -1442,6 +1466,7 @@ int main(void) {
         TEST(other_readers_of_grouped_rows_get_them_back),
         TEST(rows_that_cannot_be_sorted_for_memory_stay),
         TEST(pads_side_by_side_are_concat),
+        TEST(interleaved_pads_are_concat),
         TEST(pads_with_gaps_or_overlap_are_added),
         TEST(identities_fold_and_others_stay),
         TEST(folded_constants_have_the_bits_of_run_time),

@@ -129,6 +129,8 @@ static const char *const rows[] = {
     "broadcast F[] shape=[2,5]",
     "broadcast F[2,1,3] shape=[5,2,7,3]",
     "broadcast I[5,1] shape=[5,3]",
+    "slice F[3,6] start=[0,1] limit=[3,6] step=[1,2]",
+    "slice F[3,6,2] start=[0,0,0] limit=[3,4,2] step=[1,3,1]",
     "slice F[7,5] start=[2,1] limit=[6,4]",
     "slice F[17] start=[1] limit=[16] step=[3]",
     "slice F[3,33] start=[0,0] limit=[3,33] step=[2,5]",
