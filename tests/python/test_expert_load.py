@@ -85,7 +85,7 @@ def by_hand(model: nn.Module, accumulate: int = 1):
     return found
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_against_a_loop(accumulate: int, tmp_path, monkeypatch, always) -> None:
     written = []
     board = types.SimpleNamespace(
