@@ -180,7 +180,7 @@ class Experts(nn.Module):
         if _autocasts(x.device):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
-        y = groups.multiply(x, weight.transpose(1, 2))
+        y = groups.multiply(x, weight)
         return y if bias is None else y + bias[experts].to(y.dtype)
 
 
@@ -193,12 +193,13 @@ class _Groups:
         self._sizes: list[int] | None = None
 
     def multiply(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """x [T, K], w [E, K, N]."""
+        """x [T, K], w [E, N, K]."""
         if _grouped_mm_takes(x, w):
-            return F.grouped_mm(x, w, offs=self._offsets)
+            return F.grouped_mm(x, w.transpose(1, 2), offs=self._offsets)
         if self._sizes is None:
             self._sizes = self._tokens.tolist()  # the only wait for the device
-        return torch.cat([rows @ w[e] for e, rows in enumerate(x.split(self._sizes))])
+        # The gradient of unbind is one stack; that of w[e] would be as large as w for each expert.
+        return torch.cat([F.linear(rows, m) for rows, m in zip(x.split(self._sizes), w.unbind(0))])
 
 
 def _autocasts(device: torch.device) -> bool:
@@ -215,7 +216,7 @@ def _grouped_mm_takes(x: torch.Tensor, w: torch.Tensor) -> bool:
         and x.device.type == "cuda"
         and torch.cuda.get_device_capability(x.device) >= (8, 0)
         and x.shape[1] % 8 == 0
-        and w.shape[2] % 8 == 0
+        and w.shape[1] % 8 == 0
     )
 
 

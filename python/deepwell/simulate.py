@@ -45,6 +45,7 @@ def dryrun(
     example_inputs: Any = None,
     trace: str | os.PathLike | None = None,
     report: str | os.PathLike | None = None,
+    log: str | os.PathLike | None = None,
     **step: Any,
 ) -> dict:
     """Simulates one step of `plan`: a plan, the path of its file, or a dict with the file's contents.
@@ -52,6 +53,11 @@ def dryrun(
     `trace` names a file to write for ui.perfetto.dev, `report` an HTML page. The returned dict has step_time_ms,
     memory_gb, fits, mfu, bubble_fraction, overlap, expected_speedup (None if no usual layout fits), baseline (the
     layout that the speedup is relative to, in words), stages and more, and the paths under "trace" and "report".
+
+    `log` names the log of a Trainer's run of a mixture. "expert_load" then has what the plan assumes of the busiest
+    rank of experts, relative to an even share ("planned"), and what the last 100 steps of the log were: mean and largest
+    imbalance of the busiest mixture of each step ("mean", "largest"), and their number ("steps"). The log is of single
+    experts, so it is an upper bound where a rank has several.
 
     `dryrun(model, example_inputs)` predicts one training step on Deepwell's own engine, as `deepwell.optimize` would
     run it on a call with such arguments. Nothing is computed; model and arguments may be on the meta device.
@@ -77,6 +83,10 @@ def dryrun(
     machine if it has none, with the same fields and None for what is not known. "measured" is what `engine.profile`
     measured, or None.
     """
+    if log is not None and isinstance(plan, (Engine, HostPlan, torch.nn.Module)):
+        raise UnsupportedError(
+            "log needs a plan, whose assumption is compared with it: give the plan or its file"
+        )
     if isinstance(plan, Engine):
         return _of_engine(plan, example_inputs, trace, report, step)
     if isinstance(plan, HostPlan):
@@ -93,12 +103,40 @@ def dryrun(
         names = ", ".join(["example_inputs"] * (example_inputs is not None) + list(step))
         raise TypeError(f"dryrun of a plan does not accept {names}, which needs a model")
     paths = [None if path is None else os.fspath(path) for path in (trace, report)]
+    text = _text_of(plan)
     try:
-        figures = json.loads(_deepwell.dryrun(_text_of(plan), *paths, None))
+        figures = json.loads(_deepwell.dryrun(text, *paths, None))
     except _deepwell.Error as error:
         raise DeepwellError(str(error)) from None
     figures["trace"], figures["report"] = paths
+    if log is not None:
+        figures["expert_load"] = _loads_of(text, log)
     return figures
+
+
+_LOGGED_STEPS = 100
+
+
+def _loads_of(plan: str, log: str | os.PathLike) -> dict[str, Any]:
+    """Returns the load of experts that a plan assumes, and that of the last steps of a log."""
+    planned = json.loads(plan).get("layout", {}).get("expert_load") or 100
+    loads = []
+    try:
+        with open(log, encoding="utf-8") as file:
+            for line in file:
+                experts = json.loads(line).get("experts")
+                if experts:
+                    loads.append(max(each["imbalance"] for each in experts.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DeepwellError(f'cannot read the log "{os.fspath(log)}": {error}') from None
+    if not loads:
+        raise DeepwellError(
+            f'the log "{os.fspath(log)}" has no load of experts; expected the log of a Trainer whose model has mixtures of '
+            "experts (docs/moe.md)"
+        )
+    loads = loads[-_LOGGED_STEPS:]
+    mean = sum(loads) / len(loads)
+    return {"planned": planned / 100, "mean": mean, "largest": max(loads), "steps": len(loads)}
 
 
 # Fields that a dry run of any engine has.

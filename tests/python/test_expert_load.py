@@ -85,7 +85,7 @@ def by_hand(model: nn.Module, accumulate: int = 1):
     return found
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_against_a_loop(accumulate: int, tmp_path, monkeypatch, always) -> None:
     written = []
     board = types.SimpleNamespace(
@@ -164,6 +164,29 @@ def test_a_step_that_a_gpu_judges() -> None:
     first, second = report.experts
     assert first.tokens == [4, 0, 1, 3, 0, 0] and second.tokens == [2, 2, 2, 2]
     assert (first.dropped, first.entropy, second.entropy) == (0.25, 1.5, 0.75)
+
+
+def test_a_plan_beside_a_log(tmp_path) -> None:
+    options = {"hw": deepwell.hardware("b200:8"), "seq_len": 4096, "global_batch": 64}
+    plan = deepwell.autoplan("mixtral-8x7b", moe={"experts": 8, "imbalance": 1.4}, **options)
+    log = tmp_path / "log.jsonl"
+    lines = [{"step": 1, "loss": 3.0}]
+    for step in range(120):
+        loads = {"first": {"imbalance": 9.0 if step < 20 else 1.5}, "second": {"imbalance": 1.25}}
+        lines.append({"step": step + 2, "experts": loads})
+    lines[-1]["experts"]["second"]["imbalance"] = 2.5
+    log.write_text("\n".join(map(json.dumps, lines)))
+    found = deepwell.dryrun(plan, log=log)["expert_load"]
+    assert found == {"planned": 1.4, "mean": pytest.approx(1.51), "largest": 2.5, "steps": 100}
+    assert "expert_load" not in deepwell.dryrun(plan)
+    log.write_text('{"step": 1, "loss": 3.0}')
+    with pytest.raises(deepwell.DeepwellError, match="has no load of experts"):
+        deepwell.dryrun(plan, log=log)
+    log.write_text("step 1")
+    with pytest.raises(deepwell.DeepwellError, match="cannot read the log"):
+        deepwell.dryrun(plan, log=log)
+    with pytest.raises(deepwell.UnsupportedError, match="log needs a plan"):
+        deepwell.dryrun(nn.Linear(2, 2), log=log)
 
 
 def test_no_mixture_no_load(always) -> None:

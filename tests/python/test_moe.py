@@ -213,7 +213,7 @@ class Layer(nn.Module):
         return x + self.moe(self.norm(x))
 
 
-QUICK = ("gelu with biases", "groups", "capacity by weight", "losses")
+QUICK = ("capacity by weight", "losses")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,13 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("qwen2-moe", "deepseek-v3") else pytest.param(n, marks=pytest.mark.slow)
+        for n in BLOCKS
+    ],
+)
 def test_from_module(name: str) -> None:
     torch.manual_seed(2)
     block = BLOCKS[name][0]()
@@ -460,6 +466,7 @@ class AddsLosses(Model):
         return super().forward(ids) + DeepwellMoE.losses_of(self)
 
 
+@pytest.mark.slow
 def test_losses_inside_the_forward(always) -> None:
     plain = AddsLosses(3, load_balance_loss=0.5, z_loss=0.1)
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)

@@ -9,4 +9,5 @@ def test_the_cookbook(tmp_path, capsys, always):
     run_page(ROOT / "docs/moe.md", tmp_path, names)
     printed = capsys.readouterr().out
     assert "'tokens': [" in printed and "% dropped" in printed and "'imbalance': " in printed
+    assert "'planned': 1.25" in printed
     assert names["loss"].isfinite() and names["told"]["dropped"] > 0

@@ -771,7 +771,7 @@ class Picked:
         count = len(experts)
         # Experts outside of the list compute nothing.
         self.valid = (chosen >= 0) & (chosen < count)
-        self.chosen = chosen.clamp(0, count - 1)
+        self._given, self.chosen = chosen, chosen.clamp(0, count - 1)
         self.x = x.reshape(self.rows, width)
 
     def outputs(self) -> torch.Tensor:
@@ -823,7 +823,7 @@ class Picked:
             raise NotRecognised("what is added to the result is not a row for each choice")
         kept = self.valid
         if once and self.top_k > 1:
-            equal = self.chosen.unsqueeze(2) == self.chosen.unsqueeze(1)
+            equal = self._given.unsqueeze(2) == self._given.unsqueeze(1)
             later = torch.ones(self.top_k, self.top_k, dtype=torch.bool, device=rows.device).triu(1)
             kept = kept & ~(equal & later).any(-1)
         return torch.where(kept.reshape(-1, 1), rows, torch.zeros_like(rows))
