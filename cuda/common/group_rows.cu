@@ -1,10 +1,10 @@
 // group_rows: a stable counting sort of rows by group, in two launches.
 //
 // The rows are divided into tiles. group_rows_count counts the rows of each group in each tile. A block of
-// group_rows_place adds up the counts of the tiles before its own, and those of all tiles for the offsets of the groups.
-// Each warp then has consecutive rows of the tile: it knows from counts of its own where its rows of each group begin, and
-// visits them in order, 32 at a time; lanes with the same group find their order from a mask. All sums are of integers,
-// so results do not depend on the order of atomic additions.
+// group_rows_place adds up the counts of the tiles before its own, and those of all tiles for the offsets of the
+// groups. Each warp then has consecutive rows of the tile: it knows from counts of its own where its rows of each
+// group begin, and visits them in order, 32 at a time; lanes with the same group find their order from a mask. All
+// sums are of integers, so results do not depend on the order of atomic additions.
 //
 // A group outside of [0, groups) is reported (data_error.h), and its row is sorted to group 0.
 //

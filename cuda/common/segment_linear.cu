@@ -1,10 +1,10 @@
-// Products of rows that are sorted by group, without tensor cores, for operands of any strides and types: each row times
-// its group's matrix, and the gradient of the matrices.
+// Products of rows that are sorted by group, without tensor cores, for operands of any strides and types: each row
+// times its group's matrix, and the gradient of the matrices.
 //
-// They are right for every call, so that a plan never lacks a kernel; where tensor cores apply, other kernels come first.
-// The host knows neither where groups begin nor how long they are. segment_linear therefore has a block for each tile of
-// all rows: it multiplies the tile by the matrix of each group that has rows in it, and stores the rows of that group.
-// The gradient has a block for each tile of each group's matrix.
+// They are right for every call, so that a plan never lacks a kernel; where tensor cores apply, other kernels come
+// first. The host knows neither where groups begin nor how long they are. segment_linear therefore has a block for
+// each tile of all rows: it multiplies the tile by the matrix of each group that has rows in it, and stores the rows
+// of that group. The gradient has a block for each tile of each group's matrix.
 //
 // Defines: TYPE (element_types.h).
 //

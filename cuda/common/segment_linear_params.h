@@ -5,10 +5,10 @@
 
 #include "data_error.h"
 
-/* Group e has the rows offsets[e] to offsets[e+1] of `rows`. Strides in elements; those of a group lead from one group's
- * matrix to the next. Of segment_linear A is x [rows, k], B the matrices [k, n], and the result Y [rows, n]; of
- * segment_linear_backward_weight A is x [rows, m], whose rows are multiplied with those of B, y [rows, n], and Y the
- * matrices [m, n]. */
+/* Group e has the rows offsets[e] to offsets[e+1] of `rows`. Strides in elements; those of a group lead from one
+ * group's matrix to the next. Of segment_linear A is x [rows, k], B the matrices [k, n], and the result Y [rows, n];
+ * of segment_linear_backward_weight A is x [rows, m], whose rows are multiplied with those of B, y [rows, n], and Y
+ * the matrices [m, n]. */
 typedef struct dw_segment_linear_params {
     const void *a, *b;
     const void *bias;   /* segment_linear; NULL: none */

@@ -1,14 +1,14 @@
 // Rows copied to places, with weights, and their sums: spread_rows, combine_rows and its backward.
 //
-// All three are bound by memory, and visit the rows of the tokens in order, so that each of those is read or written once;
-// the rows at the places are read or written once by definition. spread_rows and combine_rows have a thread for each
-// vector of a token's row. The backward has a warp for each place: it reads dy and x once for both results, writes dx and
-// adds up dw. Sums are F32 (F64 for F64) in an order that depends on sizes alone, and rounded once.
+// All three are bound by memory, and visit the rows of the tokens in order, so that each of those is read or written
+// once; the rows at the places are read or written once by definition. spread_rows and combine_rows have a thread for
+// each vector of a token's row. The backward has a warp for each place: it reads dy and x once for both results,
+// writes dx and adds up dw. Sums are F32 (F64 for F64) in an order that depends on sizes alone, and rounded once.
 //
 // A place outside of the rows is reported (data_error.h); a row is then neither read nor written.
 //
-// Defines: TYPE (element_types.h) of x and of rows like it, WEIGHT of the weights (0: none), OTHER of combine_rows' result
-// and of dy; VECTOR: elements of a thread, 16 bytes of x or 1.
+// Defines: TYPE (element_types.h) of x and of rows like it, WEIGHT of the weights (0: none), OTHER of combine_rows'
+// result and of dy; VECTOR: elements of a thread, 16 bytes of x or 1.
 //
 // Bytes: spread and combine one read of x and one write of the result; backward two reads of rows at places and of dy,
 // which caches hold for the places of one token, and one write.

@@ -80,8 +80,8 @@ dw_status dw__expand_grouped_linear(dw_graph *graph, const dw_graph *source, dw_
     return e.status;
 }
 
-/* Half types become F32 first, for which a CPU has a kernel. Otherwise takes the matrix of each row and multiplies it by
- * the row as a column. */
+/* Half types become F32 first, for which a CPU has a kernel. Otherwise takes the matrix of each row and multiplies it
+ * by the row as a column. */
 dw_status dw__expand_segment_linear(dw_graph *graph, const dw_graph *source, dw_node node,
                                     const dw_value *inputs, dw_value *outputs) {
     enum { X, W, OFFSETS, B };

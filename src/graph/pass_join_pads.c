@@ -5,9 +5,9 @@
  *
  *     add(add(pad(v), pad(k)), pad(q))    becomes    concat(q, k, v)
  *
- * if the pads lie side by side on one axis and fill it. All pads may have been reshaped alike, as those of slices that
- * take every second element are. The engine runs this before it fuses elementwise nodes, and writes attention's gradients
- * straight into the concatenation.
+ * if the pads lie side by side on one axis and fill it. All pads may have been reshaped alike, as those of slices
+ * that take every second element are. The engine runs this before it fuses elementwise nodes, and writes attention's
+ * gradients straight into the concatenation.
  */
 #include "graph/passes.h"
 

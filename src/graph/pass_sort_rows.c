@@ -1,10 +1,11 @@
 /* Lets mixtures of experts compute on rows that are sorted by expert.
  *
- * A grouped_linear becomes group_rows of its index and a segment_linear of sorted rows. Operations that treat each row
- * alike (elementwise ones, slices and reshapes within rows) then read and make sorted rows as well, so that between the
- * first and the last grouped_linear of an index nothing is in the order of the tokens. Rows that repeat each token k times
- * are sorted by spread_rows, and a sum of the k rows of each token, with or without weights, is a combine_rows; other
- * values are sorted, or brought back for readers that need them so, one by one. What nobody reads is dead code.
+ * A grouped_linear becomes group_rows of its index and a segment_linear of sorted rows. Operations that treat each
+ * row alike (elementwise ones, slices and reshapes within rows) then read and make sorted rows as well, so that
+ * between the first and the last grouped_linear of an index nothing is in the order of the tokens. Rows that repeat
+ * each token k times are sorted by spread_rows, and a sum of the k rows of each token, with or without weights, is a
+ * combine_rows; other values are sorted, or brought back for readers that need them so, one by one. What nobody reads
+ * is dead code.
  *
  * The pass runs before the gradient is taken, so that backward is sorted too. */
 #include "graph/passes.h"
@@ -249,8 +250,8 @@ static dw_value divide_by_column(sorter *s, dw_value *value) {
 
 static bool is_sorted(const sorter *s, dw_value old) { return s->sorted[old].grouping != DW_NONE; }
 
-/* Emits combine_rows for a sum over the k rows of each token, reduce_sum of [T, k, H] over axis 1, if its terms, perhaps
- * times a weight for each row, are made in sorted rows. Returns false if it is another sum. */
+/* Emits combine_rows for a sum over the k rows of each token, reduce_sum of [T, k, H] over axis 1, if its terms,
+ * perhaps times a weight for each row, are made in sorted rows. Returns false if it is another sum. */
 static bool combine_terms(sorter *s, dw_node node) {
     const dw_graph *from = s->rewriter.from;
     const dw_attr *axes = dw_node_attr(from, node, DW_ATTR_KEY_AXES);

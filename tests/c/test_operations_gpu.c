@@ -491,6 +491,9 @@ static void sums_have_the_same_bits_again(void **state) {
         "reduce_sum f32[2,20000] axes=[1]",
         "layer_norm_backward bf16[70,768] bf16[70,768] bf16[768] f32[70] f32[70]",
         "quantization_error f32[129,257] - scheme=mxfp8 axis=0",
+        "group_rows i64[5003]:index13 size=[13]",
+        "segment_linear_backward_weight bf16[300,72] bf16[300,40] i32[6]:offsets300",
+        "combine_rows_backward bf16[104,72] i32[13,8]:places f32[13,8] bf16[13,72]",
     };
     for (size_t i = 0; i < DW_COUNT(calls); i++) {
         ops_case c;

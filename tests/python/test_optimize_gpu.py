@@ -199,8 +199,8 @@ def test_masks_and_biases_stay_in_attention(
     ids=["mixtral-f32", "qwen3-moe-bf16"],
 )
 def test_mixtures_train_on_sorted_rows(monkeypatch, without_first_use_check, build, dtype) -> None:
-    """Forward and backward compute on rows that are sorted by expert: no operand has a matrix per token, and no gradient is
-    scattered to the tokens. The distance from FP64 is at most twice PyTorch's, because the router's gradient is a small
+    """Forward and backward compute on rows that are sorted by expert: no operand has a matrix per token, and no
+    gradient is scattered to the tokens. The distance from FP64 is at most twice PyTorch's, because the router's gradient is a small
     difference of sums whose order differs. (test_operations_gpu.c runs the first-use checks of these kernels.)"""
     graphs = graphs_of_engines(monkeypatch)
     ids = torch.randint(0, 96, (2, 9), generator=torch.Generator().manual_seed(3))

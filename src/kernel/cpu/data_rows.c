@@ -1,6 +1,6 @@
-/* Rows copied to places and back, in F32: spread_rows, combine_rows and its backward. A task has a range of the T rows
- * and all k places of each, so that no two tasks write the same row; sums are in the order of the places. Every place is
- * checked before anything is written. */
+/* Rows copied to places and back, in F32: spread_rows, combine_rows and its backward. A task has a range of the T
+ * rows and all k places of each, so that no two tasks write the same row; sums are in the order of the places. Every
+ * place is checked before anything is written. */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/data.h"

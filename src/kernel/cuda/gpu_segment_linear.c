@@ -120,8 +120,8 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
     return DW_OK;
 }
 
-/* Tiles with rows of several groups, and edges in every direction. In the second trial w is [E, K, N], there is no bias,
- * and the result is added to another tensor. */
+/* Tiles with rows of several groups, and edges in every direction. In the second trial w is [E, K, N], there is no
+ * bias, and the result is added to another tensor. */
 static void example(uint64_t params, int index, dw__call *c) {
     enum { ROWS = 150, GROUPS = 5, WIDTH = 37, RESULTS = 70 };
     static const dw_attr plain = {.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = 0};

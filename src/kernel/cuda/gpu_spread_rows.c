@@ -1,5 +1,5 @@
-/* spread_rows, combine_rows and combine_rows_backward, by cuda/common/spread_rows.cu. A variant is compiled for the types
- * of rows, weights and results, and for 16-byte accesses or single elements. */
+/* spread_rows, combine_rows and combine_rows_backward, by cuda/common/spread_rows.cu. A variant is compiled for the
+ * types of rows, weights and results, and for 16-byte accesses or single elements. */
 #include "common/spread_rows_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 
