@@ -12,7 +12,6 @@
  * Products of quantized operands are products of codes if kernels support them in the same sense.
  */
 #include "engine/engine_internal.h"
-#include "kernel/cuda/gpu_kernels.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -140,21 +139,11 @@ static bool passes_check(const question *q, char *reason, size_t bytes) {
     return false;
 }
 
-/* Returns whether a product with scales of blocks is simulated if the node has no kernel. A product with its bias, or
- * in another type than F32, is then computed in two steps. */
-static bool decides(const dw__call *call) {
-    if (call->op != DW_OP_MULTIPLY_CODES) return call->op == DW_OP_QUANTIZE_TILES;
-    return dw__call_has_tiles(call) && !dw__call_bias(call) && call->outputs[0].dtype == DW_F32;
-}
-
 /* Whether FP8 tensor cores multiply a product of fp8-block, whose scales are in F32. Every target has a kernel for it,
  * which says nothing. The rows of a batch that are known only to a plan are taken to be a multiple of 128 here. */
-static bool multiplies_fp8_block(const dw_graph *graph, dw_node node, question *q, char *reason,
-                                 size_t bytes) {
+static bool multiplies_fp8_block(const question *q, char *reason, size_t bytes) {
     const dw__target *target = q->target;
-    const dw__kernel *kernel = &dw__graph_cublaslt_fp8_block;
-    for (uint32_t i = 0; i < q->symbols; i++) q->sizes[i] = typical_sizes[0];
-    if (describe(graph, node, q) != DW_OK) return false;
+    const dw__kernel *kernel = dw__kernel_of_fp8_blocks();
     if (kernel->supports(kernel, &q->call, &target->gpu) == DW_OK &&
         dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK)
         return true;
@@ -162,26 +151,18 @@ static bool multiplies_fp8_block(const dw_graph *graph, dw_node node, question *
     return false;
 }
 
-static bool has_f32_scales(const dw_graph *graph, dw_node node) {
-    enum { TILES_A = 4 };
-    if (dw_node_op(graph, node) != DW_OP_MULTIPLY_CODES ||
-        dw_node_input_count(graph, node) <= TILES_A)
-        return false;
-    const dw_value tiles = dw_node_input(graph, node, TILES_A);
-    return tiles != DW_NONE && dw_value_dtype(graph, tiles) == DW_F32;
-}
-
 static bool computes_codes(const dw_graph *graph, dw_node node, void *context) {
     question *q = context;
     char reason[sizeof q->products->reason] = "";
-    if (has_f32_scales(graph, node)) {
-        if (multiplies_fp8_block(graph, node, q, reason, sizeof reason)) return true;
+    for (uint32_t i = 0; i < q->symbols; i++) q->sizes[i] = typical_sizes[0];
+    if (describe(graph, node, q) == DW_OK && dw__call_has_f32_scales(&q->call.call)) {
+        if (multiplies_fp8_block(q, reason, sizeof reason)) return true;
     } else if (lacks_kernel(graph, node, q)) {
         explain(q, reason, sizeof reason);
     } else if (passes_check(q, reason, sizeof reason)) {
         return true;
     }
-    if (q->products->reason[0] == '\0' && decides(&q->call.call))
+    if (q->products->reason[0] == '\0' && dw__call_decides_product(&q->call.call))
         memcpy(q->products->reason, reason, sizeof reason);
     return false;
 }

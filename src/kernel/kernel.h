@@ -248,6 +248,11 @@ const dw__tensor *dw__call_addend(const dw__call *call);
 bool dw__call_has_tiles(const dw__call *call);
 /* Returns whether these are F32, those of fp8-block. */
 bool dw__call_has_f32_scales(const dw__call *call);
+/* Whether a product with scales of blocks is simulated if this call of its operations has no kernel. A product with its
+ * bias, or in another type than F32, is then computed in two steps. */
+bool dw__call_decides_product(const dw__call *call);
+/* The kernel that multiplies codes with F32 scales of blocks on FP8 tensor cores. Others compute such calls without. */
+const dw__kernel *dw__kernel_of_fp8_blocks(void);
 /* Returns the bias of a call of linear or multiply_codes, or NULL. */
 const dw__tensor *dw__call_bias(const dw__call *call);
 int64_t dw__tensor_count(const dw__tensor *tensor);
@@ -277,8 +282,8 @@ dw_status dw__node_attrs_at(dw__arena *arena, const dw_graph *graph, dw_node nod
 /* Each file under kernel/ exports one NULL-terminated list, in order of preference. */
 extern const dw__kernel
     *const dw__kernels_cpu_matmul[]; /* matmul, linear, linear_cross_entropy and its backward */
-extern const dw__kernel
-    *const dw__kernels_cpu_groups[]; /* group_rows, segment_linear, segment_linear_backward_weight */
+extern const dw__kernel *const
+    dw__kernels_cpu_groups[]; /* group_rows, segment_linear, segment_linear_backward_weight */
 extern const dw__kernel *const dw__kernels_cpu_attention[];   /* attention, attention_backward */
 extern const dw__kernel *const dw__kernels_cpu_elementwise[]; /* fused and every elementwise op */
 extern const dw__kernel
@@ -289,6 +294,6 @@ extern const dw__kernel *const dw__kernels_cpu_loss[];     /* cross_entropy and 
 extern const dw__kernel *const dw__kernels_cpu_quantize[]; /* quantize */
 extern const dw__kernel
     *const dw__kernels_cpu_fp8_block[]; /* quantize_tiles and multiply_codes of fp8-block */
-extern const dw__kernel *const dw__kernels_reference[];    /* one for every operation */
+extern const dw__kernel *const dw__kernels_reference[]; /* one for every operation */
 
 #endif

@@ -237,6 +237,13 @@ const dw__tensor *dw__call_bias(const dw__call *call) {
                                                                             : NULL;
 }
 
+bool dw__call_decides_product(const dw__call *call) {
+    if (call->op != DW_OP_MULTIPLY_CODES) return call->op == DW_OP_QUANTIZE_TILES;
+    return dw__call_has_tiles(call) && !dw__call_bias(call) && call->outputs[0].dtype == DW_F32;
+}
+
+const dw__kernel *dw__kernel_of_fp8_blocks(void) { return &dw__graph_cublaslt_fp8_block; }
+
 int64_t dw__tensor_count(const dw__tensor *tensor) {
     int64_t count = 1;
     for (int axis = 0; axis < tensor->rank; axis++) count *= tensor->shape[axis];

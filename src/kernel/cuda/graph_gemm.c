@@ -133,20 +133,22 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 /* No first-use check: the kernels that these call have theirs. */
 #define GRAPH_GEMM                                                                                 \
     .backend = "deepwell", .kind = DW__CALL_OPERATION, .computes = computes,                       \
-    .proof = DW__PROVEN_ON_EMULATOR, .source = "src/kernel/cuda/graph_gemm.c",                     \
-    .elements = "BF16, F16; the result also F32", .supports = supports, .seconds = seconds,        \
-    .prepare = prepare, .enqueue = enqueue, .accumulates = DW__ADDS_TO_ADDEND,                     \
+    .source = "src/kernel/cuda/graph_gemm.c", .elements = "BF16, F16; the result also F32",        \
+    .supports = supports, .seconds = seconds, .prepare = prepare, .enqueue = enqueue,              \
+    .accumulates = DW__ADDS_TO_ADDEND,                                                             \
     .tolerance = "sums in F32, then the result's rounding, against FP64"
 const dw__kernel dw__graph_gemm = {
     GRAPH_GEMM,
     .name = "gemm",
+    .proof = DW__PROVEN_ON_EMULATOR,
     .operation = "linear, and matmul with transpose_b",
     .architectures = "sm_100f (B200, B300), sm_120a (RTX 50, RTX PRO)",
     .needs = "contiguous rows along k, on sm_120a also across it, of 16-byte multiples",
 };
 const dw__kernel dw__graph_gemm_hopper = {
     GRAPH_GEMM,
-    .name = "gemm_hopper",
+    .name = "sm90_linear",
+    .proof = DW__MEASURED_ON_HARDWARE,
     .operation = "linear and matmul, where there is no cuBLASLt",
     .architectures = "sm_90a (H100, H200)",
     .needs = "contiguous rows along k or across it, of 16-byte multiples",
