@@ -182,7 +182,7 @@ def pairs(gradient: torch.Tensor) -> torch.Tensor:
 def test_random_inputs_of_routers_stay_with_pytorch(always) -> None:
     """Mixtral's router_jitter_noise; the engine runs attention and experts."""
     torch.manual_seed(3)
-    plain = spread(mixtures.mixtral(router_jitter_noise=0.1).train())
+    plain = mixtures.spread(mixtures.mixtral(router_jitter_noise=0.1).train())
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     losses = []
     for model in (plain, ours):
