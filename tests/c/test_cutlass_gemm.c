@@ -159,14 +159,16 @@ static void refusals(void *unused) {
     dw_gemm call = tiny_call("cutlass.sm90.bf17");
     require_refused(&call, DW_INVALID_ARGUMENT,
                     "GEMM (m 3, n 8, k 16, bf16): kernel \"cutlass.sm90.bf17\" is not known for "
-                    "this; expected one of sm100_gemm, sm100_gemm_scaled, sm120_gemm, "
+                    "this; expected one of sm90_gemm, sm100_gemm, sm100_gemm_scaled, "
+                    "sm120_gemm, "
                     "sm120_gemm_scaled, cutlass.sm90.bf16, "
                     "cutlass.sm90.bf16.other, "
                     "cutlass.sm100.bf16, cutlass.sm100.mxfp8, cutlass.sm100.nvfp4");
     call = tiny_call("cutlass.sm100.grouped");
     require_refused(&call, DW_INVALID_ARGUMENT, "is not known for this");
     call = tiny_call("sm100_gemm_scaled"); /* of other operands, and not for this GPU */
-    require_refused(&call, DW_UNSUPPORTED, "these kernels are for 10.0 and 10.3");
+    require_refused(&call, DW_UNSUPPORTED,
+                    "kernel is \"sm100_gemm_scaled\"; expected sm90_gemm, which GPU 0 has");
     call = tiny_call("cutlass.sm100.bf16");
     require_refused(&call, DW_UNSUPPORTED,
                     "is for compute capability 10.0; GPU 0 is a Fake GPU 0 (9.0)");

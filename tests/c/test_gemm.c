@@ -310,8 +310,6 @@ static void wrong_arguments_are_rejected(void **state) {
     REFUSED(DW_INVALID_ARGUMENT, "bias lies at", c.bias = memory + 1);
     REFUSED(DW_UNSUPPORTED, "the residual lies at", (c.residual = (dw_matrix){memory + 2, 8}));
     REFUSED(DW_UNSUPPORTED, "\"cpu\" runs no kernels", c.device = device_named("cpu"));
-    REFUSED(DW_UNSUPPORTED, "compute capability 9.0): these kernels are for 10.0 and 10.3",
-            c.device = device_named("emulator:sm_90a"));
     good.a.data = good.b.data = good.d.data = NULL;
     good.a.stride = 4;
     assert_int_equal(dw_gemm_supported(&good), DW_INVALID_ARGUMENT); /* strides count */

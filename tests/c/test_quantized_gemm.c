@@ -462,7 +462,7 @@ static void wrong_gemms_give_one_error(void **state) {
         c.a.stride = 8);
     BAD(DW_INVALID_ARGUMENT, "the rows of B are 16 bytes apart and 17 long",
         (c.k = 33, c.a.stride = 32));
-    BAD(DW_UNSUPPORTED, "these kernels are for 10.0 and 10.3",
+    BAD(DW_UNSUPPORTED, "sm_90a has no tensor cores for scales of blocks",
         c.device = device_named("emulator:sm_90a"));
 #undef BAD
     c = good; /* if k is 0, scales are not read */

@@ -232,7 +232,7 @@ static const dw__kernel quantize_fp8_block = {
     .supports = quantize_supports,
     .workspace_bytes = quantize_scratch,
     .run = quantize_run,
-    .tolerance_factor = 0.0,
+    .tolerance_factor = 1.0,
 };
 
 static const dw__kernel multiply_fp8_block = {

@@ -563,6 +563,7 @@ const dw__kernel dw__reference_gemm = {
 
 dw_status dw__gemm_choose(const void *call, int capability, const dw__kernel **kernel) {
     *kernel = dw__gemm_kernel_on(call, capability);
+    if (capability == 90) return dw__sm90_check_types(call);
     if (dw__gpu_has_kernels(capability)) return DW_OK;
     return dw__fail(DW_UNSUPPORTED,
                     "these kernels are for 9.0 (H100, H200), 10.0 and 10.3 (B200, B300) and 12.0 "

@@ -161,6 +161,8 @@ dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *call, int sm_count);
 dw__jit_variant dw__sm90_variant(const dw__sm90_shape *shape);
 dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                                 dw__entry_point points[DW__ENTRY_POINTS]);
+/* DW_UNSUPPORTED: the call has codes. */
+dw_status dw__sm90_check_types(const dw_gemm *call);
 /* As the entry's functions, for one product with turned operands. */
 dw_status dw__sm90_supports(const dw_gemm *call, dw__gemm_turned turned, const dw__gpu_target *gpu);
 dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,

@@ -250,14 +250,19 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 
 /* ---- entry ----------------------------------------------------------------------------------------- */
 
+dw_status dw__sm90_check_types(const dw_gemm *call) {
+    if (!call->quantized && !call->quantized_d) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "sm_90a has no tensor cores for scales of blocks; expected operands "
+                    "and D of BF16, F16 or F32");
+}
+
 dw_status dw__sm90_supports(const dw_gemm *call, dw__gemm_turned turned,
                             const dw__gpu_target *gpu) {
     DW_RETURN_IF_FAILED(dw__gemm_check_turned(call, turned, false));
     if (gpu && gpu->capability != 90)
         return dw__fail(DW_TYPE, "its kernels are for sm_90a (H100, H200), not for %s", gpu->name);
-    if (call->quantized || call->quantized_d)
-        return dw__fail(DW_UNSUPPORTED, "sm_90a has no tensor cores for scales of blocks; expected "
-                                        "operands and D of BF16 or F16");
+    DW_RETURN_IF_FAILED(dw__sm90_check_types(call));
     if (turned.b && call->activation == DW_ACTIVATION_SWIGLU)
         return dw__fail(DW_UNSUPPORTED, "the rows of B have two parts with SwiGLU; expected B with "
                                         "contiguous rows along k");
