@@ -230,9 +230,10 @@ static void without_library(void *unused) {
     dw_gemm call = tiny_call("cutlass.sm90.bf16");
     provider = NULL;
     setenv("DEEPWELL_CUTLASS", "/nowhere/libnone.so", 1);
-    require_refused(&call, DW_UNSUPPORTED,
-                    "there is sm100_gemm, sm100_gemm_scaled, sm120_gemm, sm120_gemm_scaled; "
-                    "CUTLASS's kernels are not there");
+    require_refused(
+        &call, DW_UNSUPPORTED,
+        "there is sm90_gemm, sm100_gemm, sm100_gemm_scaled, sm120_gemm, sm120_gemm_scaled; "
+        "CUTLASS's kernels are not there");
     require_refused(&call, DW_UNSUPPORTED, "`make cutlass` builds them");
     call.kernel = "mine";
     require_refused(&call, DW_INVALID_ARGUMENT, "kernel \"mine\" is not known for this");
