@@ -87,8 +87,6 @@ def test_experts_run_on_an_emulated_gpu_by_its_name(built):
     assert result.returncode == 0, result.stdout + result.stderr
     assert "3 experts on emulator:sm_100a: 0 elements differ" in result.stdout
     assert "quantized to MXFP8: 100 x 128" in result.stdout or "libnvrtc" in result.stdout
-    refused = run(built, built / "experts", "emulator:sm_90a")
-    assert refused.returncode == 1 and "these kernels are for 10.0 and" in refused.stderr
 
 
 def test_a_folder_is_trained(built, tmp_path):

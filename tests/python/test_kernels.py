@@ -59,7 +59,12 @@ def operands(m, n, k, dtype=torch.float32, seed=0):
     return a.to(dtype), torch.randn(k, n, generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("precision", [p.value for p in dw.Precision])
+def test_scales_of_128_elements_are_refused():
+    with pytest.raises(dw.UnsupportedError, match="a single GEMM in fp8-block is not supported"):
+        CutlassKernel(CutlassConfig()).initialize(8, 8, 8, "fp8-block")
+
+
+@pytest.mark.parametrize("precision", [p.value for p in dw.Precision if p.value != "fp8-block"])
 def test_gemm_on_the_cpu(precision):
     for m, n, k in [(1, 1, 1), (37, 19, 65), (5, 130, 96)]:
         a, b = operands(m, n, k, seed=m)

@@ -765,6 +765,7 @@ def test_precisions_by_name():
         "FP16": 16,
         "BF16": 16,
         "FP8": 8,
+        "FP8_BLOCK": 8,
         "MXFP8": 8,
         "MXFP6": 6,
         "MXFP4": 4,

@@ -356,6 +356,7 @@ def test_masks_of_attention_are_those_of_the_cpu(without_first_use_check) -> Non
     assert not torch.equal(*masks[1])
 
 
+@pytest.mark.slow
 def test_gpt2_trains_with_the_dropout_of_the_cpu(without_first_use_check) -> None:
     """With the CPU's masks in every layer, logits and gradients in BF16 are close to the CPU's in F32: at most twice as
     far as the CPU's in BF16, because the GPU's kernels also round the weights and their gradients to BF16."""

@@ -58,6 +58,7 @@ def compared(place):
         )
 
 
+@pytest.mark.slow
 def test_runs_have_equal_weights_and_data(compared):
     """BF16 again has the same losses bit for bit. Rounding operands alone changes the first loss by little, and the
     second seed has other weights."""
@@ -256,6 +257,7 @@ def test_messages(place, monkeypatch, capsys, arguments, status, words):
     assert words in told.err and told.out == "" and told.err.count("\n") <= 2
 
 
+@pytest.mark.slow
 def test_models_and_data(place, monkeypatch, capsys):
     """A folder's weights and a module's, a name's sizes, batches with held-out ones; JSON of the command."""
     monkeypatch.chdir(place)

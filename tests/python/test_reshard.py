@@ -206,6 +206,7 @@ def test_muon_and_states_in_eight_bits(tmp_path):
 # ---- ranks -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_folders_of_other_numbers_of_ranks(saved, sharded, tmp_path):
     """One process to two ranks, theirs to a checkpoint, that to three ranks, whose groups have flat names."""
     one, flat, last = json.loads(start("ranks", saved, sharded, tmp_path))
