@@ -50,7 +50,7 @@ static const char *only; /* part of the cases' text; NULL: all */
  * of those that are asked for, or with DEEPWELL_TEST_EVERY_CASE. */
 static int one_of(void) {
 #ifdef __SANITIZE_ADDRESS__
-    return 15;
+    return 45;
 #else
     return only || getenv("DEEPWELL_TEST_EVERY_CASE") ? 1 : 3;
 #endif

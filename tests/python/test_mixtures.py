@@ -34,12 +34,7 @@ BUILDS = {
     "llama4": mixtures.llama4,
     "llama4-two-experts": lambda: mixtures.llama4(num_experts_per_tok=2, use_qk_norm=False),
 }
-QUICK = (
-    "mixtral",
-    "qwen3-moe",
-    "deepseek-v3-one-mixture",
-    "llama4",
-)
+QUICK = ("mixtral", "deepseek-v3-one-mixture", "gpt-oss")
 
 
 def arguments(batch: int, length: int, **extra):

@@ -47,7 +47,10 @@ def compiler():
 
 
 # tests/c/test_trainer_gpu.c derives tolerances; this test shows that the program runs.
-@pytest.mark.parametrize(("precision", "tolerance"), [(["--precision", "fp32"], 1e-4), ([], 2e-2)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    [pytest.param(["--precision", "fp32"], 1e-4, marks=pytest.mark.slow), ([], 2e-2)],
+)
 def test_an_emulated_gpu_trains_and_resumes(precision, tolerance, model, data, compiler, tmp_path):
     log, output, kept = tmp_path / "log.jsonl", tmp_path / "out", tmp_path / "checkpoints"
     whole = ["--model", model, "--data", data, *OPTIONS, "--schedule-steps", STEPS]
