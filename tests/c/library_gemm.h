@@ -4,6 +4,7 @@
 
 #include "emulated_call.h"
 #include "kernel/cuda/gpu_gemm.h"
+#include "run_time_compiler.h"
 #include <math.h>
 
 /* ---- one call ------------------------------------------------------------------------------------ */
@@ -125,6 +126,42 @@ static inline void expect_right(const problem *p, const char *device) {
     open_run(p, device_named(device), &r);
     if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
     check(p, &r);
+    close_run(&r);
+}
+
+/* ---- tests of kernels that are compiled when they are first used ---------------------------------------- */
+
+/* One element, primes, one past a tile, K of no multiple of a step, K of 0, empty results. */
+static inline void expect_small_calls_right(const char *gpu) {
+    static const int shapes[][3] = {{1, 1, 1},      {128, 64, 64}, {129, 65, 65},
+                                    {67, 131, 257}, {3, 300, 129}, {257, 7, 13},
+                                    {5, 9, 0},      {0, 9, 5},     {7, 0, 5}};
+    need_compiler();
+    for (size_t i = 0; i < DW_COUNT(shapes); i++) {
+        problem p = {.m = shapes[i][0], .n = shapes[i][1], .k = shapes[i][2], .seed = i};
+        p.bias = i % 2, p.integers = i % 3 == 0;
+        expect_right(&p, gpu);
+        p.activation = DW_ACTIVATION_GELU, p.bias = p.residual = true;
+        expect_right(&p, gpu);
+    }
+}
+
+/* D overwrites its own residual. */
+static inline void expect_residual_may_be_d(const char *gpu) {
+    problem p = {.m = 131,
+                 .n = 70,
+                 .k = 33,
+                 .bias = true,
+                 .residual = true,
+                 .activation = DW_ACTIVATION_GELU,
+                 .seed = 6};
+    run r;
+    need_compiler();
+    open_run(&p, device_named(gpu), &r);
+    assert_int_equal(r.device->copy(r.d.device, r.residual.device, r.d.bytes), DW_OK);
+    r.call.residual = r.call.d;
+    if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    check(&p, &r);
     close_run(&r);
 }
 

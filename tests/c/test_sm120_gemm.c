@@ -1,40 +1,14 @@
 /* The GEMM of consumer and workstation Blackwell GPUs (cuda/sm120/sm120_gemm.cu) through the library on an emulated
  * one, with the checker on, compared with sums in double. Kernels are compiled when they are first used. */
-#include "deepwell/jit.h"
 #include "library_gemm.h"
 
 static const char gpu[] = "emulator:sm_120a";
 
-static int find_compiler(void **state) {
-    (void)state;
-#ifdef TEST_NVRTC
-    setenv("DEEPWELL_NVRTC", TEST_NVRTC, 0);
-#endif
-    setenv("DEEPWELL_FIRST_USE_CHECK", "off",
-           1); /* except in children: the tests compare themselves */
-    return 0;
-}
-static void need_compiler(void) {
-    const char *compiler;
-    if (dw_jit_compiler(&compiler) != DW_OK) skip();
-}
-
 /* ---- calls -------------------------------------------------------------------------------------------- */
 
-/* One element, primes, one past a tile, K of no multiple of a step, K of 0, empty results. */
 static void small_calls_are_right(void **state) {
-    static const int shapes[][3] = {{1, 1, 1},      {128, 64, 64}, {129, 65, 65},
-                                    {67, 131, 257}, {3, 300, 129}, {257, 7, 13},
-                                    {5, 9, 0},      {0, 9, 5},     {7, 0, 5}};
     (void)state;
-    need_compiler();
-    for (size_t i = 0; i < DW_COUNT(shapes); i++) {
-        problem p = {.m = shapes[i][0], .n = shapes[i][1], .k = shapes[i][2], .seed = i};
-        p.bias = i % 2, p.integers = i % 3 == 0;
-        expect_right(&p, gpu);
-        p.activation = DW_ACTIVATION_GELU, p.bias = p.residual = true;
-        expect_right(&p, gpu);
-    }
+    expect_small_calls_right(gpu);
 }
 
 /* Every tile with every form of its epilogue and operands, with so few SMs that blocks compute several tiles. */
@@ -86,24 +60,9 @@ static void each_tile_is_right(void **state) {
         }
 }
 
-/* D overwrites its own residual. */
 static void residual_may_be_d(void **state) {
-    problem p = {.m = 131,
-                 .n = 70,
-                 .k = 33,
-                 .bias = true,
-                 .residual = true,
-                 .activation = DW_ACTIVATION_GELU,
-                 .seed = 6};
-    run r;
     (void)state;
-    need_compiler();
-    open_run(&p, device_named(gpu), &r);
-    assert_int_equal(r.device->copy(r.d.device, r.residual.device, r.d.bytes), DW_OK);
-    r.call.residual = r.call.d;
-    if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
-    check(&p, &r);
-    close_run(&r);
+    expect_residual_may_be_d(gpu);
 }
 
 /* ---- the first-use check ----------------------------------------------------------------------------- */

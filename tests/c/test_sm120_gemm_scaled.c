@@ -1,24 +1,10 @@
 /* The block-scaled GEMM of consumer and workstation Blackwell GPUs (cuda/sm120/sm120_gemm_scaled.cu) through the
  * library on an emulated one, with the checker on: from a matrix, by the library's quantization, to D, compared with
  * sums in double. Kernels are compiled when they are first used. */
-#include "deepwell/jit.h"
 #include "library_quantized_gemm.h"
+#include "run_time_compiler.h"
 
 static const char gpu[] = "emulator:sm_120a";
-
-static int find_compiler(void **state) {
-    (void)state;
-#ifdef TEST_NVRTC
-    setenv("DEEPWELL_NVRTC", TEST_NVRTC, 0);
-#endif
-    setenv("DEEPWELL_FIRST_USE_CHECK", "off",
-           1); /* except in children: the tests compare themselves */
-    return 0;
-}
-static void need_compiler(void) {
-    const char *compiler;
-    if (dw_jit_compiler(&compiler) != DW_OK) skip();
-}
 
 /* Each scheme, one element, primes, one past a tile, no multiples of a block, K of 0, tiles of both sizes. */
 static void quantized_operands_give_the_right_gemm(void **state) {

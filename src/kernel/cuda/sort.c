@@ -135,7 +135,7 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
 }
 
 /* Rows that end within a tile, along the last axis and along the first; rows of two tiles where there may be several.
- * Of a selection both trials are top_k. */
+ * Both trials of a selection are top_k. */
 static void example(uint64_t params, int index, dw__call *c) {
     static const int64_t kept = 17, chosen = 8;
     static const dw_attr sort = {.key = DW_ATTR_KEY_AXIS, .integer = 1},
