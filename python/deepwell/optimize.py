@@ -593,7 +593,7 @@ class _Entry:
 
     def _replay(self, original: Callable[[list[Any]], Any], flat: list[Any]) -> list[torch.Tensor]:
         """Returns the graph's outputs, recomputed by PyTorch."""
-        # What mixtures record are outputs of the graph, too.
+        # The losses and loads that mixtures record are outputs of the graph, too.
         with routing.collecting() as collected:
             result = original(flat)
         module = self._captured._module()

@@ -31,7 +31,7 @@ static uint64_t mixed(uint64_t x) { /* splitmix64 */
     return x ^ (x >> 31);
 }
 
-/* What an operand holds. */
+/* The kinds of numbers that an operand holds. */
 typedef struct contents {
     dw_dtype dtype;
     int64_t limit; /* integers are below it */

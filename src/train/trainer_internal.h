@@ -41,7 +41,7 @@ typedef struct dw__program {
 /* Numbers from one layer's statistics to the next, so that each is aligned as a GPU's tensors are. */
 enum { DW__STATISTICS_STRIDE = 32 };
 
-/* What a guard needs (trainer_precision.c). */
+/* The state of a guard (trainer_precision.c). */
 typedef struct dw__guard {
     dw_precision_watch *watch;  /* NULL: the policy has no guard */
     int64_t phase;              /* dw_precision_watch_phase of the programs' policy */
