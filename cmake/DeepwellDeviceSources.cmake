@@ -229,21 +229,21 @@ if((DEEPWELL_NVCC OR DEEPWELL_NVRTC) AND NOT DEEPWELL_CUBINS STREQUAL "OFF")
         list(GET form 2 bias)
         list(GET form 3 residual)
         deepwell_add_module(sm_90a sm90/sm90_gemm.cu ACTIVATION=0 BIAS=${bias} ELEMENT=0 GROUPS=0 OUTPUT=0
-            RESIDUAL=${residual} STAGES=6 TILE_M=128 TILE_N=128 TURNED_A=${turned_a} TURNED_B=${turned_b})
+            RESIDUAL=${residual} STAGES=4 TILE_M=128 TILE_N=256 TOGETHER=1 TURNED_A=${turned_a} TURNED_B=${turned_b})
     endforeach()
     # The same of a mixture's experts.
     foreach(turned_b 0 1)
-        foreach(tile "128;128;6" "64;256;5")
+        foreach(tile "128;4;1" "64;5;0")
             list(GET tile 0 tile_m)
-            list(GET tile 1 tile_n)
-            list(GET tile 2 stages)
+            list(GET tile 1 stages)
+            list(GET tile 2 together)
             deepwell_add_module(sm_90a sm90/sm90_gemm.cu ACTIVATION=0 BIAS=0 ELEMENT=0 GROUPS=1 OUTPUT=0 RESIDUAL=0
-                STAGES=${stages} TILE_M=${tile_m} TILE_N=${tile_n} TURNED_A=0 TURNED_B=${turned_b})
+                STAGES=${stages} TILE_M=${tile_m} TILE_N=256 TOGETHER=${together} TURNED_A=0 TURNED_B=${turned_b})
         endforeach()
     endforeach()
     foreach(residual 0 1)
         deepwell_add_module(sm_90a sm90/sm90_gemm.cu ACTIVATION=0 BIAS=0 ELEMENT=0 GROUPS=2 OUTPUT=0
-            RESIDUAL=${residual} STAGES=6 TILE_M=128 TILE_N=128 TURNED_A=1 TURNED_B=1)
+            RESIDUAL=${residual} STAGES=4 TILE_M=128 TILE_N=256 TOGETHER=1 TURNED_A=1 TURNED_B=1)
     endforeach()
     # Blackwell's GEMM: the tiles of small and of large calls, with and without a bias.
     deepwell_has_sm_100f(compiles)

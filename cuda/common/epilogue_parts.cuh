@@ -19,22 +19,29 @@ DEVICE float activate(float x) {
     return x;
 }
 
-// Loads or stores the 16 bytes of eight elements of a row, of which the first `count` exist.
+// Loads or stores the 16 bytes of eight elements of a row, of which the first `count` exist. A chunk that is incomplete
+// is rare, and loops keep it from taking registers of the usual case.
 DEVICE void load_row_chunk(const uint16 *line, int count, uint32 *words) {
     uint4 v = make_uint4(0, 0, 0, 0);
     if (count >= 8) v = *(const uint4 *)line;
+    else
+#pragma unroll 1
+        for (int i = count - 1; i >= 0; i--) {
+            v.w = __funnelshift_l(v.z, v.w, 16), v.z = __funnelshift_l(v.y, v.z, 16);
+            v.y = __funnelshift_l(v.x, v.y, 16), v.x = v.x << 16 | line[i];
+        }
     words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-    if (count < 8)
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (i < count) words[i / 2] |= (uint32)line[i] << 16 * (i % 2);
 }
 DEVICE void store_row_chunk(uint16 *line, int count, const uint32 *words) {
-    if (count >= 8) *(uint4 *)line = make_uint4(words[0], words[1], words[2], words[3]);
+    uint4 v = make_uint4(words[0], words[1], words[2], words[3]);
+    if (count >= 8) *(uint4 *)line = v;
     else
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (i < count) line[i] = (uint16)(words[i / 2] >> 16 * (i % 2));
+#pragma unroll 1
+        for (int i = 0; i < count; i++) {
+            line[i] = (uint16)v.x;
+            v.x = __funnelshift_r(v.x, v.y, 16), v.y = __funnelshift_r(v.y, v.z, 16);
+            v.z = __funnelshift_r(v.z, v.w, 16), v.w >>= 16;
+        }
 }
 
 #endif

@@ -2,9 +2,12 @@
 // Hopper (sm_90a).
 //
 // A thread block is persistent and computes tile after tile of D. One thread loads stages of 64 elements of the
-// contraction by TMA into a ring; two warpgroups multiply them by wgmma from shared memory, each every other tile, so that
-// one multiplies while the other stores. They synchronize with the loads only through barriers: full (a stage has arrived)
-// and empty (the four warps that multiply it have read it), so that stages of the next tiles are loaded meanwhile.
+// contraction by TMA into a ring; two warpgroups multiply them by wgmma from shared memory. They synchronize with the
+// loads only through barriers: full (a stage has arrived) and empty (all warps that multiply it have read it), so that
+// stages of the next tiles are loaded meanwhile. Storing D is hidden behind products in one of two ways: each warpgroup
+// has every other tile, so that one multiplies while the other stores; or both compute a tile TOGETHER, half of its rows
+// each, keep its rounded elements, and store them while they multiply the next tile. The latter reads less for larger
+// tiles, the former has time for activations.
 //
 // An operand whose contiguous axis is not the contraction (TURNED_A: A is stored as k x m, TURNED_B: B as k x n) is
 // loaded in boxes of 64 of its columns, which wgmma reads as they are.
@@ -12,7 +15,7 @@
 // Several products may share a launch (GROUPS, sm90_gemm_params.h): a batch, rows of A in groups with a matrix of B
 // each, or groups of the contraction. Offsets of groups are read from device memory, so the host need not know them.
 //
-// Defines: TILE_M, TILE_N, STAGES, GROUPS (sm90_gemm_params.h), TURNED_A, TURNED_B, ELEMENT, OUTPUT, ACTIVATION
+// Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (sm90_gemm_params.h), TURNED_A, TURNED_B, ELEMENT, OUTPUT, ACTIVATION
 // (sm100/gemm_params.h), BIAS, RESIDUAL.
 
 #include "epilogue_parts.cuh"
@@ -27,32 +30,32 @@
 #define A_BYTES (TILE_M * 128)
 #define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // columns of D
 #define BAND 8 // adjacent tiles along m that are processed together, because they share B in the L2 cache
-#define PARTS (TILE_M / 64) // products of 64 rows
-#define CHUNK (F32_OUTPUT ? 32 : 64)              // columns of D that are staged at once: 128 bytes
-#define CHUNK_VALUES (CHUNK / 2)                  // of a thread
+#define READERS (TOGETHER ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
+#define PARTS (TILE_M / 64 / READERS)               // products of 64 rows of a warpgroup
+#define STRIPS (TILE_COLUMNS / 32)                  // of 32 columns of D
 
-static_assert(TILE_M % 64 == 0, "whole products");
-static_assert(TILE_COLUMNS % CHUNK == 0, "chunks do not cross tiles");
+static_assert(TILE_M % (64 * READERS) == 0, "whole products");
+static_assert(TILE_COLUMNS % 32 == 0, "whole strips");
 // Boxes of a turned operand have 64 columns.
 static_assert(!TURNED_B || TILE_COLUMNS % 64 == 0, "whole boxes");
 static_assert(GROUPS != DW_SM90_CONTRACTION || (TURNED_A && TURNED_B), "groups are rows of both operands");
 static_assert(GROUPS != DW_SM90_ROWS || !TURNED_A, "groups are rows of A");
+static_assert(!TOGETHER || (PARTS == 1 && !F32_OUTPUT), "the elements of a tile are kept in registers");
 static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) <= DW_SM90_MOST_SHARED, "too many stages");
 
 typedef struct shared_layout {
-    uint32 stages, staging, full, empty;
+    uint32 stages, full, empty;
 } shared_layout;
 
 DEVICE shared_layout begin_block(const void *memory) {
     shared_layout s;
     s.stages = shared_address(memory); // swizzled memory must start at multiples of 1024
-    s.staging = s.stages + STAGES * STAGE_BYTES;
-    s.full = s.staging + DW_SM90_STAGING_BYTES;
+    s.full = s.stages + STAGES * STAGE_BYTES;
     s.empty = s.full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(s.full + 8 * i, 1);
-            barrier_init(s.empty + 8 * i, 4);
+            barrier_init(s.empty + 8 * i, 4 * READERS);
         }
         fence_barrier_init();
     }
@@ -154,7 +157,7 @@ DEVICE void skip(ring &r, int steps) {
     r.stage = stage % STAGES;
 }
 
-// A warpgroup multiplies after the other one has waited for all stages of its tile. A thread may not wait for a phase of a
+// In turn: a warpgroup multiplies after the other one has waited for all stages of its tile. A thread may not wait for a phase of a
 // barrier while the one before it is incomplete, which the parity would take for complete.
 enum { CLEARED = 1, TURN = 3 }; // named barriers of the first warpgroup; the next are the second's
 DEVICE void wait_for_turn() { named_sync(TURN + threadIdx.x / 128, 256); }
@@ -175,35 +178,206 @@ DEVICE void release(const shared_layout &s, int stage) {
 // Overwrites by zeros what a stage has from `count` on along the contraction: rows of the next group.
 DEVICE void clear_rows(uint32 stage, int count) {
     int chunks = (STEP - count) * 8, boxes = (TILE_M + TILE_N) / 64;
-    for (int i = threadIdx.x % 128; i < chunks * boxes; i += 128)
+    for (int i = threadIdx.x % (128 * READERS); i < chunks * boxes; i += 128 * READERS)
         shared_store16(stage + i / chunks * STEP * 128 + count * 128 + i % chunks * 16, make_uint4(0, 0, 0, 0));
     fence_async_shared();
-    named_sync(CLEARED + threadIdx.x / 128, 128);
+    named_sync(TOGETHER ? CLEARED : CLEARED + threadIdx.x / 128, 128 * READERS);
 }
+
+// The sums of a tile without steps; the first products of others set theirs.
+DEVICE void clear_sums(float (*sums)[TILE_N / 2]) {
+#pragma unroll
+    for (int i = 0; i < PARTS * TILE_N / 2; i++) sums[0][i] = 0.f;
+}
+
+// Starts to multiply the ring's stage, step `step` of a tile.
+DEVICE void start_step(const shared_layout &s, const ring &r, const tile &t, int step, int rows, float (*sums)[TILE_N / 2]) {
+    uint32 stage = s.stages + r.stage * STAGE_BYTES;
+    barrier_wait(s.full + 8 * r.stage, r.phase);
+    if constexpr (GROUPS == DW_SM90_CONTRACTION)
+        if (t.k - step * STEP < STEP) clear_rows(stage, t.k - step * STEP);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < STEP / 16; i++)
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+            wgmma_ss<TILE_N, TURNED_A, TURNED_B>(sums[part], operand<TURNED_A>(stage + (rows + part * 64) * 128, i),
+                                                operand<TURNED_B>(stage + A_BYTES, i), step + i > 0);
+    wgmma_commit();
+}
+
+// Waits until the step before `step` is multiplied, and gives its stage back.
+DEVICE void end_step_before(const shared_layout &s, ring &r, int step, int &before) {
+    wgmma_wait<1>();
+    if (step > 0) release(s, before);
+    before = r.stage;
+    advance(r, STAGES);
+}
+
+// ---- epilogue ---------------------------------------------------------------------------------------------
+// A warp has 16 rows of a part, and its columns in strips of 32. A thread computes elements of two rows and has, after
+// a transposition within four threads, 16 contiguous bytes of a strip of each, so that it needs no shared memory.
+
+// A thread's chunks of eight elements in the first strip of two rows of D or of the residual, and how many elements of
+// these rows exist from there on.
+typedef struct chunks {
+    uint16 *first[2];
+    int count[2];
+} chunks;
+
+// The row of D of a thread's element `half` of a part.
+DEVICE int row_of(const tile &t, int part, int half) {
+    return t.row + ((TOGETHER ? (int)threadIdx.x / 128 : part) * 64) + threadIdx.x % 128 / 32 * 16 + lane_index() / 4 + 8 * half;
+}
+
+DEVICE long long group_of(const tile &t) { return GROUPS == DW_SM90_ROWS ? 0 : t.group; }
+
+DEVICE chunks chunks_of(const dw_sm90_gemm_params &p, const tile &t, int part, const void *matrix, long long group, long long stride) {
+    chunks c;
+    int column = t.column + lane_index() % 4 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = row_of(t, part, half);
+        c.first[half] = (uint16 *)matrix + group_of(t) * group + row * stride + column;
+        c.count[half] = row < t.end ? p.n - column : 0;
+    }
+    return c;
+}
+DEVICE chunks chunks_of_d(const dw_sm90_gemm_params &p, const tile &t, int part) {
+    return chunks_of(p, t, part, p.d, p.group_d, p.stride_d);
+}
+DEVICE chunks chunks_of_residual(const dw_sm90_gemm_params &p, const tile &t, int part) {
+    return chunks_of(p, t, part, p.residual, p.group_residual, p.stride_residual);
+}
+
+// Words of a strip: word i of a half is the two adjacent elements of this row that the thread has of the strip's columns
+// 8 i to 8 i + 7.
+// Loads of strips are in flight together if those of incomplete chunks, which are loops, come after all others.
+DEVICE void load_strip(const chunks &c, int strip, uint32 (*words)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (c.count[half] - 32 * strip >= 8) v = *(const uint4 *)(c.first[half] + 32 * strip);
+        words[half][0] = v.x, words[half][1] = v.y, words[half][2] = v.z, words[half][3] = v.w;
+    }
+}
+DEVICE void load_incomplete(const chunks &c, int strip, uint32 (*words)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int count = c.count[half] - 32 * strip;
+        if (count > 0 && count < 8) load_row_chunk(c.first[half] + 32 * strip, count, words[half]);
+    }
+}
+DEVICE void store_strip(const chunks &c, int strip, uint32 (*words)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        transpose_quad(words[half]);
+        store_row_chunk(c.first[half] + 32 * strip, c.count[half] - 32 * strip, words[half]);
+    }
+}
+
+// Computes the thread's numbers of a strip, in the order of the accumulators.
+DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, const float *sums, int strip, float *x) {
+    const uint16 *bias = (const uint16 *)p.bias;
+    if constexpr (BIAS && GROUPS == DW_SM90_ROWS) bias += (uint64)t.group * p.n * (SWIGLU ? 2 : 1);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float b[4] = {0.f, 0.f, 0.f, 0.f}; // of two columns; with SwiGLU also of the other factor
+        if constexpr (BIAS)
+#pragma unroll
+            for (int j = 0; j < (SWIGLU ? 4 : 2); j++) {
+                int at = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3) + j % 2;
+                if (at < p.n) b[j] = element_low(bias[(uint64)(j / 2) * p.n + at]);
+            }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int from = 16 * strip + 4 * i + j;
+            float y = fmaf(p.alpha, sums[from], b[j % 2]);
+            if constexpr (SWIGLU) x[4 * i + j] = silu(y) * fmaf(p.alpha, sums[from + TILE_N / 4], b[2 + j % 2]);
+            else x[4 * i + j] = activate(y);
+        }
+    }
+}
+
+DEVICE void add_words(uint32 (*words)[4], float *x) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            x[4 * i + 2 * half] += element_low(words[half][i]);
+            x[4 * i + 2 * half + 1] += element_high(words[half][i]);
+        }
+}
+DEVICE void pack_words(const float *x, uint32 (*words)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) words[half][i] = pack_elements(x[4 * i + 2 * half], x[4 * i + 2 * half + 1]);
+}
+
+// Stores a strip of F32, of which four threads have 32 contiguous bytes, after adding the residual.
+DEVICE void store_f32_strip(const dw_sm90_gemm_params &p, const tile &t, int part, int strip, float *x) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = row_of(t, part, half);
+        float *d = (float *)p.d + group_of(t) * p.group_d + row * p.stride_d;
+        const float *residual = (const float *)p.residual + group_of(t) * p.group_residual + row * p.stride_residual;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int column = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3), count = row < t.end ? p.n - column : 0;
+            float2 v = make_float2(x[4 * i + 2 * half], x[4 * i + 2 * half + 1]);
+            if constexpr (RESIDUAL) {
+                if (count >= 2) {
+                    float2 u = *(const float2 *)(residual + column);
+                    v.x += u.x, v.y += u.y;
+                } else if (count == 1) v.x += residual[column];
+            }
+            if (count >= 2) *(float2 *)(d + column) = v;
+            else if (count == 1) d[column] = v.x;
+        }
+    }
+}
+
+DEVICE void store_tile(const dw_sm90_gemm_params &p, const tile &t, float (*sums)[TILE_N / 2]) {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        chunks d, residual;
+        if constexpr (!F32_OUTPUT) d = chunks_of_d(p, t, part);
+        if constexpr (!F32_OUTPUT && RESIDUAL) residual = chunks_of_residual(p, t, part);
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; strip++) {
+            float x[16];
+            uint32 words[2][4];
+            if (t.column + 32 * strip >= p.n) continue;
+            if constexpr (!F32_OUTPUT && RESIDUAL) {
+                load_strip(residual, strip, words);
+                if (p.n % 8 != 0) load_incomplete(residual, strip, words);
+            }
+            finish(p, t, sums[part], strip, x);
+            if constexpr (F32_OUTPUT) {
+                store_f32_strip(p, t, part, strip, x);
+            } else {
+                if constexpr (RESIDUAL) {
+                    transpose_quad(words[0]), transpose_quad(words[1]);
+                    add_words(words, x);
+                }
+                pack_words(x, words);
+                store_strip(d, strip, words);
+            }
+        }
+    }
+}
+
+// ---- tiles in turn ------------------------------------------------------------------------------------------
 
 DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sums)[TILE_N / 2]) {
     const int steps = steps_of(t);
     int before = 0;
-#pragma unroll
-    for (int i = 0; i < PARTS * TILE_N / 2; i++) sums[0][i] = 0.f;
+    if (steps == 0) clear_sums(sums);
     wait_for_turn();
     for (int step = 0; step < steps; step++) {
-        uint32 stage = s.stages + r.stage * STAGE_BYTES;
-        barrier_wait(s.full + 8 * r.stage, r.phase);
-        if constexpr (GROUPS == DW_SM90_CONTRACTION)
-            if (t.k - step * STEP < STEP) clear_rows(stage, t.k - step * STEP);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < STEP / 16; i++)
-#pragma unroll
-            for (int part = 0; part < PARTS; part++)
-                wgmma_ss<TILE_N, TURNED_A, TURNED_B>(sums[part], operand<TURNED_A>(stage + part * 64 * 128, i),
-                                                    operand<TURNED_B>(stage + A_BYTES, i), 1);
-        wgmma_commit();
-        wgmma_wait<1>(); // the products of the step before are done
-        if (step > 0) release(s, before);
-        before = r.stage;
-        advance(r, STAGES);
+        start_step(s, r, t, step, 0, sums);
+        end_step_before(s, r, step, before);
     }
     give_turn();
     wgmma_wait<0>();
@@ -212,149 +386,79 @@ DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sum
     if (steps > 0) release(s, before);
 }
 
-// ---- epilogue ---------------------------------------------------------------------------------------------
-// A warp has 16 rows of a part. Chunks of 64 columns (32 of F32) go through its own staging memory, so that it loads
-// the residual and stores D in whole rows of 128 bytes.
-
-// Computes the thread's numbers of chunk `chunk`, in the order of the accumulators. `column` is the chunk's first.
-DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, const float *sums, int chunk, int column, float *x) {
-    const uint16 *bias = (const uint16 *)p.bias;
-    if constexpr (BIAS && GROUPS == DW_SM90_ROWS) bias += (uint64)t.group * p.n * (SWIGLU ? 2 : 1);
-#pragma unroll
-    for (int i = 0; i < CHUNK / 8; i++) {
-        float b[4] = {0.f, 0.f, 0.f, 0.f}; // of two columns; with SwiGLU also of the other factor
-        if constexpr (BIAS)
-#pragma unroll
-            for (int j = 0; j < (SWIGLU ? 4 : 2); j++) {
-                int at = column + 8 * i + 2 * (lane_index() & 3) + j % 2;
-                if (at < p.n) b[j] = element_low(bias[(uint64)(j / 2) * p.n + at]);
-            }
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int from = chunk * CHUNK_VALUES + 4 * i + j;
-            float y = fmaf(p.alpha, sums[from], b[j % 2]);
-            if constexpr (SWIGLU) x[4 * i + j] = silu(y) * fmaf(p.alpha, sums[from + TILE_N / 4], b[2 + j % 2]);
-            else x[4 * i + j] = activate(y);
+DEVICE void compute_in_turn(const dw_sm90_gemm_params &p, const shared_layout &s) {
+    ring r = {0, 0};
+    walk w = {0, 0, 0, 0};
+    tile t;
+    if (threadIdx.x / 128 == 1) give_turn();
+    while (next_tile(p, w, t)) {
+        if ((w.round - 1) % 2 != threadIdx.x / 128) { // the other warpgroup's
+            skip(r, steps_of(t));
+            continue;
         }
+        float sums[PARTS][TILE_N / 2];
+        multiply(s, r, t, sums);
+        store_tile(p, t, sums);
     }
 }
 
-// The address of two 8 x 8 matrices' rows side by side, columns 16 pair to 16 pair + 15, for (ld|st)matrix.
-DEVICE uint32 matrix_row(uint32 staging, int pair) {
-    return tile_chunk(staging, 16, lane_index() % 16, 2 * pair + lane_index() / 16);
-}
+// ---- tiles together -----------------------------------------------------------------------------------------
 
-// The address of a thread's two F32 numbers: columns 8 i + 2 (lane % 4), row lane / 4 + 8 half.
-DEVICE uint32 f32_pair(uint32 staging, int i, int half) {
-    return tile_chunk(staging, 16, lane_index() / 4 + 8 * half, 2 * i + (lane_index() & 3) / 2) + (lane_index() & 1) * 8;
-}
+// The elements of the last tile; counts of 0: there is none.
+typedef struct held {
+    chunks d;
+    uint32 words[STRIPS][2][4];
+} held;
 
-DEVICE void add_staged(uint32 staging, float *x) {
-    if constexpr (F32_OUTPUT) {
+// Stores the last tile while multiplying tile t, whose elements it keeps.
+DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
+                               float (*sums)[TILE_N / 2], held &h) {
+    // The compiler must see that all threads of a warp have the same.
+    const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
+    chunks residual;
+    int before = 0;
+    if constexpr (RESIDUAL) residual = chunks_of_residual(p, t, 0);
+    if (steps == 0) clear_sums(sums);
 #pragma unroll
-        for (int i = 0; i < CHUNK / 8; i++)
+    for (int strip = 0; strip < STRIPS; strip++) {
+        if (strip < steps) start_step(s, r, t, strip, rows, sums);
+        store_strip(h.d, strip, h.words[strip]);
+        if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
+        if (strip < steps) end_step_before(s, r, strip, before);
+    }
+    if (RESIDUAL && p.n % 8 != 0)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float2 v = shared_load_f32_pair(f32_pair(staging, i, half));
-                x[4 * i + 2 * half] += v.x, x[4 * i + 2 * half + 1] += v.y;
-            }
-    } else {
+        for (int strip = 0; strip < STRIPS; strip++) load_incomplete(residual, strip, h.words[strip]);
+    for (int step = STRIPS; step < steps; step++) {
+        start_step(s, r, t, step, rows, sums);
+        end_step_before(s, r, step, before);
+    }
+    if constexpr (RESIDUAL)
 #pragma unroll
-        for (int pair = 0; pair < CHUNK / 16; pair++) {
-            uint32 m[4];
-            load_matrices(m, matrix_row(staging, pair));
+        for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
+    h.d = chunks_of_d(p, t, 0);
+    wgmma_wait<0>();
+    keep<TILE_N / 2>(sums[0]);
+    if (steps > 0) release(s, before);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                x[8 * pair + 2 * i] += element_low(m[i]);
-                x[8 * pair + 2 * i + 1] += element_high(m[i]);
-            }
-        }
+    for (int strip = 0; strip < STRIPS; strip++) {
+        float x[16];
+        finish(p, t, sums[0], strip, x);
+        if constexpr (RESIDUAL) add_words(h.words[strip], x);
+        pack_words(x, h.words[strip]);
     }
 }
 
-DEVICE void stage_chunk(uint32 staging, const float *x) {
-    if constexpr (F32_OUTPUT) {
+DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
+    ring r = {0, 0};
+    walk w = {0, 0, 0, 0};
+    tile t;
+    float sums[PARTS][TILE_N / 2];
+    held h;
+    h.d.count[0] = h.d.count[1] = 0;
+    while (next_tile(p, w, t)) multiply_and_store(p, s, r, t, sums, h);
 #pragma unroll
-        for (int i = 0; i < CHUNK / 8; i++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                shared_store_f32_pair(f32_pair(staging, i, half), x[4 * i + 2 * half], x[4 * i + 2 * half + 1]);
-    } else {
-#pragma unroll
-        for (int pair = 0; pair < CHUNK / 16; pair++) {
-            const float *v = x + 8 * pair;
-            store_matrices(matrix_row(staging, pair), pack_elements(v[0], v[1]), pack_elements(v[2], v[3]),
-                           pack_elements(v[4], v[5]), pack_elements(v[6], v[7]));
-        }
-    }
-}
-
-// Loads or stores a lane's 16 bytes of a row of D or the residual; `count` elements of them exist.
-DEVICE uint4 load_line(const void *line, int count) {
-    uint32 words[4];
-    if constexpr (F32_OUTPUT) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) words[i] = i < count ? ((const uint32 *)line)[i] : 0;
-    } else {
-        load_row_chunk((const uint16 *)line, count, words);
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
-DEVICE void store_line(void *line, int count, uint4 v) {
-    uint32 words[4] = {v.x, v.y, v.z, v.w};
-    if constexpr (F32_OUTPUT) {
-        if (count >= 4) *(uint4 *)line = v;
-        else
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (i < count) ((uint32 *)line)[i] = words[i];
-    } else {
-        if (count > 0) store_row_chunk((uint16 *)line, count, words);
-    }
-}
-
-// The passes of a chunk's 16 rows: in each, eight lanes have one row.
-#define LINES 4
-#define LANE_ELEMENTS (F32_OUTPUT ? 4 : 8)
-
-DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, float (*sums)[TILE_N / 2]) {
-    const int warp = threadIdx.x / 32, lane = lane_index(), size = F32_OUTPUT ? 4 : 2;
-    const uint32 staging = s.staging + warp * 16 * 128;
-    const long long group = GROUPS == DW_SM90_ROWS ? 0 : t.group;
-    const int first_row = t.row + warp % 4 * 16 + lane / 8;
-    uint8 *d = (uint8 *)p.d + (group * p.group_d) * size;
-    const uint8 *residual = (const uint8 *)p.residual + (group * p.group_residual) * size;
-#pragma unroll
-    for (int part = 0; part < PARTS; part++)
-#pragma unroll
-        for (int chunk = 0; chunk < TILE_COLUMNS / CHUNK; chunk++) {
-            float x[CHUNK_VALUES];
-            int column = t.column + chunk * CHUNK, mine = column + lane % 8 * LANE_ELEMENTS;
-            if (column >= p.n) continue;
-            if constexpr (RESIDUAL) {
-#pragma unroll
-                for (int i = 0; i < LINES; i++) {
-                    int row = first_row + part * 64 + 4 * i, count = row < t.end ? p.n - mine : 0;
-                    uint4 v = load_line(residual + (row * p.stride_residual + mine) * size, count);
-                    shared_store16(tile_chunk(staging, 16, 4 * i + lane / 8, lane % 8), v);
-                }
-                __syncwarp();
-            }
-            finish(p, t, sums[part], chunk, column, x);
-            if constexpr (RESIDUAL) {
-                add_staged(staging, x);
-                __syncwarp();
-            }
-            stage_chunk(staging, x);
-            __syncwarp();
-#pragma unroll
-            for (int i = 0; i < LINES; i++) {
-                int row = first_row + part * 64 + 4 * i, count = row < t.end ? p.n - mine : 0;
-                store_line(d + (row * p.stride_d + mine) * size, count,
-                           shared_load16(tile_chunk(staging, 16, 4 * i + lane / 8, lane % 8)));
-            }
-            __syncwarp();
-        }
+    for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
 }
 
 extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
@@ -367,18 +471,7 @@ extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b);
     } else {
         registers_up<232>();
-        if (threadIdx.x / 128 == 1) give_turn();
-        ring r = {0, 0};
-        walk w = {0, 0, 0, 0};
-        tile t;
-        while (next_tile(p, w, t)) {
-            if ((w.round - 1) % 2 != threadIdx.x / 128) { // the other warpgroup's
-                skip(r, steps_of(t));
-                continue;
-            }
-            float sums[PARTS][TILE_N / 2];
-            multiply(s, r, t, sums);
-            store_tile(p, s, t, sums);
-        }
+        if constexpr (TOGETHER) compute_together(p, s);
+        else compute_in_turn(p, s);
     }
 }

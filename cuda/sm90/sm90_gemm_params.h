@@ -27,19 +27,20 @@ typedef struct dw_sm90_gemm_params {
 #define DW_SM90_ROWS 1
 #define DW_SM90_CONTRACTION 2
 
-/* Tiles: X(tile_m, tile_n, stages). The second is for groups of few rows, of which tiles of 128 would be half empty. */
+/* Tiles: X(tile_m, tile_n, stages, together). Two warpgroups compute a tile together, or each every other tile.
+ * 64 x 256 is for groups of few rows, of which tiles of 128 would be half empty. */
 #define DW_SM90_GEMM_TILES(X)                                                                      \
-    X(128, 128, 6)                                                                                 \
-    X(64, 256, 5)
+    X(128, 128, 7, 0)                                                                              \
+    X(64, 256, 5, 0)                                                                               \
+    X(128, 256, 4, 1)                                                                              \
+    X(128, 192, 5, 1)
 
 #define DW_SM90_GEMM_STEP 64 /* elements of the contraction in a stage: 128 bytes, a swizzled row */
-#define DW_SM90_MULTIPLIERS 2 /* warpgroups that multiply, in turn */
+#define DW_SM90_MULTIPLIERS 2 /* warpgroups that multiply */
 #define DW_SM90_GEMM_THREADS (128 * (DW_SM90_MULTIPLIERS + 1)) /* one warpgroup loads */
 #define DW_SM90_STAGE_BYTES(tile_m, tile_n) (((tile_m) + (tile_n)) * 128)
-/* Staging of D: 16 rows of 128 bytes for each warp that multiplies. */
-#define DW_SM90_STAGING_BYTES (DW_SM90_MULTIPLIERS * 4 * 16 * 128)
 #define DW_SM90_GEMM_SHARED_BYTES(tile_m, tile_n, stages)                                          \
-    ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + DW_SM90_STAGING_BYTES + 2 * 8 * (stages))
+    ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + 2 * 8 * (stages))
 #define DW_SM90_MOST_SHARED 232448 /* 227 KiB: the limit of a block */
 
 #endif

@@ -121,8 +121,9 @@ dw_status dw__gemm_scale_maps(const dw__context *context, const dw_gemm *call, i
 /* One row of DW_SM90_GEMM_TILES. */
 typedef struct dw__sm90_tile {
     int m, n, stages;
+    bool together; /* two warpgroups compute it */
 } dw__sm90_tile;
-enum { DW__SM90_TILES = 2 };
+enum { DW__SM90_TILES = 4 };
 extern const dw__sm90_tile dw__sm90_tiles[DW__SM90_TILES];
 
 /* A call with operands along or across the contraction, of one or more products. */
@@ -153,6 +154,7 @@ _Static_assert(sizeof(dw__sm90_shape) == sizeof(uint64_t), "packed, and no bit i
 /* Rate of an SM, by the data sheet: 989.4 TFLOP/s on 132 SMs at 1.83 GHz. */
 enum { DW__SM90_FLOPS_PER_CLOCK = 4096 };
 int dw__sm90_tile_columns(const dw__sm90_shape *shape); /* of D */
+bool dw__sm90_exists(const dw__sm90_shape *shape);
 /* The static cost model of a tile, as dw__gemm_cost_of. Groups are taken for equally long. */
 dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *call, const dw__sm90_shape *shape,
                                int sm_count);
