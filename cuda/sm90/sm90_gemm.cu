@@ -29,7 +29,7 @@
 #define STAGE_BYTES DW_SM90_STAGE_BYTES(TILE_M, TILE_N)
 #define A_BYTES (TILE_M * 128)
 #define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // columns of D
-#define BAND 8 // adjacent tiles along m that are processed together, because they share B in the L2 cache
+#define BAND (TOGETHER ? 12 : 8) // adjacent tiles along m that are processed together, because they share B in the L2 cache
 #define READERS (TOGETHER ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
 #define PARTS (TILE_M / 64 / READERS)               // products of 64 rows of a warpgroup
 #define STRIPS (TILE_COLUMNS / 32)                  // of 32 columns of D
@@ -410,11 +410,31 @@ typedef struct held {
     uint32 words[STRIPS][2][4];
 } held;
 
+DEVICE void store_held(held &h) {
+#pragma unroll
+    for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
+    h.d.count[0] = h.d.count[1] = 0;
+}
+
+// Gives the stages of a tile back unread, so that the tensor cores are the other warpgroup's.
+DEVICE void pass_stages(const shared_layout &s, ring &r, int steps) {
+    for (int step = 0; step < steps; step++) {
+        barrier_wait(s.full + 8 * r.stage, r.phase);
+        release(s, r.stage);
+        advance(r, STAGES);
+    }
+}
+
 // Stores the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
                                float (*sums)[TILE_N / 2], held &h) {
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
+    if (GROUPS != DW_SM90_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
+        store_held(h);
+        pass_stages(s, r, steps);
+        return;
+    }
     chunks residual;
     int before = 0;
     if constexpr (RESIDUAL) residual = chunks_of_residual(p, t, 0);
@@ -457,8 +477,7 @@ DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &
     held h;
     h.d.count[0] = h.d.count[1] = 0;
     while (next_tile(p, w, t)) multiply_and_store(p, s, r, t, sums, h);
-#pragma unroll
-    for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
+    store_held(h);
 }
 
 extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)

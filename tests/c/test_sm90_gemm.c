@@ -152,8 +152,10 @@ static void tile_fits_the_call(void **state) {
     assert_int_equal(columns_of_tile(DW_SM90_BATCH, 768, 3072, 16384, 1, none), 192);
     /* An activation of many instructions takes less time while the other warpgroup multiplies. */
     assert_int_equal(columns_of_tile(DW_SM90_BATCH, 8192, 8192, 2048, 1, DW_ACTIVATION_GELU), 128);
-    /* Groups of 64 rows on average: tiles of 128 would be half empty. */
-    assert_int_equal(columns_of_tile(DW_SM90_ROWS, 4096, 2048, 2048, 64, none), -256);
+    /* A warpgroup without rows leaves the tensor cores to the other one. */
+    assert_int_equal(columns_of_tile(DW_SM90_ROWS, 4096, 2048, 2048, 64, none), 256);
+    /* In turn, tiles of 128 rows would be half empty. */
+    assert_int_equal(columns_of_tile(DW_SM90_ROWS, 4096, 2048, 2048, 64, DW_ACTIVATION_GELU), -256);
 }
 
 int main(void) {

@@ -31,11 +31,12 @@ static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* ---- cost model ------------------------------------------------------------------------------------ */
 
-/* The last tile of each group has on average half of its rows. */
-static double tiles_high(const dw__sm90_call *c, int tile_m) {
+/* The last tile of each group has on average half of its rows; a warpgroup without rows leaves the tensor cores to the
+ * other one. */
+static double tiles_high(const dw__sm90_call *c, const dw__sm90_tile *t) {
     if (c->groups.kind != DW_SM90_ROWS)
-        return (double)c->groups.count * (double)ceil_divide(c->gemm.m, tile_m);
-    return (double)c->gemm.m / tile_m + (double)c->groups.count / 2.0;
+        return (double)c->groups.count * (double)ceil_divide(c->gemm.m, t->m);
+    return (double)c->gemm.m / t->m + (double)c->groups.count * (t->together ? 0.25 : 0.5);
 }
 
 /* Clocks between the products of one tile that is computed together and those of the next: the last products end, and
@@ -57,7 +58,7 @@ bool dw__sm90_exists(const dw__sm90_shape *s) {
 dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, int sm_count) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
     const double tiles =
-                     tiles_high(c, t->m) * (double)ceil_divide(c->gemm.n, dw__sm90_tile_columns(s)),
+                     tiles_high(c, t) * (double)ceil_divide(c->gemm.n, dw__sm90_tile_columns(s)),
                  places = sm_count > 0 ? sm_count : 1;
     int64_t k = c->gemm.k;
     if (c->groups.kind == DW_SM90_CONTRACTION && c->groups.count > 0)

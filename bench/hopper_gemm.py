@@ -1,0 +1,206 @@
+"""Measures the GEMM of Hopper (cuda/sm90/sm90_gemm.cu) beside cuBLAS on one GPU, through the C interface.
+
+    python3 bench/hopper_gemm.py [MxNxK ...] [--epilogues] [--rounds N] [--out FILE.json]
+
+D = A B^T in BF16 with random data, TFLOP/s, medians of rounds in turns. Each call has other operands than the three
+before it, so that they come from memory. Two states of the GPU, whose clock follows its power: "burst", 1 ms of calls
+after 4 ms of rest, as between the other kernels of a training step; "steady", one load of GEMMs after the other.
+``--epilogues`` also measures bias and GELU, SwiGLU and a residual: with PyTorch's cuBLAS and its elementwise kernels
+beside them, where cuBLAS has none of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import json
+import statistics
+from pathlib import Path
+
+SIZES = [
+    "4096x4096x4096", "8192x8192x8192", "16384x4096x4096", "16384x14336x4096", "16384x4096x14336", "8192x28672x8192",
+    "2048x768x768", "2048x3072x768", "512x4096x4096", "64x4096x4096",
+    "8192x8192x2048", "8192x2048x8192", "8192x2048x2048", "16384x3072x768", "16384x768x3072", "16384x768x768",
+]  # fmt: skip
+COPIES = 4
+NONE, GELU, _, SWIGLU = range(4)  # dw_activation
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64)]
+
+
+class Gemm(ctypes.Structure):
+    """struct dw_gemm (include/deepwell/gemm.h) up to its members for codes."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t), ("device", ctypes.c_void_p), ("dtype", ctypes.c_int),
+        ("output", ctypes.c_int), ("m", ctypes.c_int64), ("n", ctypes.c_int64), ("k", ctypes.c_int64),
+        ("alpha", ctypes.c_float), ("activation", ctypes.c_int), ("a", Matrix), ("b", Matrix), ("d", Matrix),
+        ("bias", ctypes.c_void_p), ("residual", Matrix), ("stream", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+def library() -> ctypes.CDLL:
+    """Returns the library that the installed package runs."""
+    import deepwell  # noqa: F401
+
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "libdeepwell.so" in line:
+            found = ctypes.CDLL(line.split()[-1])
+            found.dw_last_error.restype = found.dw_dtype_name.restype = ctypes.c_char_p
+            return found
+    raise SystemExit("hopper_gemm: libdeepwell.so is not loaded; expected a shared build")
+
+
+def median_ms(functions, rounds: int, burst: bool) -> list[float]:
+    """Returns the median time of a call of each, in turns; functions take the number of the operands' copy."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for function in functions:
+        function(0)
+    begin.record()
+    functions[0](1)
+    functions[0](2)
+    end.record()
+    end.synchronize()
+    calls = max(2, int((1.0 if burst else 12.0) / (begin.elapsed_time(end) / 2)))
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, found in zip(functions, times):
+            if burst:
+                torch.cuda._sleep(8_000_000)
+            begin.record()
+            for i in range(calls):
+                function(i % COPIES)
+            end.record()
+            end.synchronize()
+            found.append(begin.elapsed_time(end) / calls)
+    return [statistics.median(found) for found in times]
+
+
+class Problem:
+    """One size with each form of the epilogue: PyTorch's call and Deepwell's, on the same operands."""
+
+    def __init__(self, size: str, dw: ctypes.CDLL, dtype: int) -> None:
+        import torch
+
+        self.m, self.n, self.k = (int(x) for x in size.split("x"))
+        self.dw, self.dtype = dw, dtype
+
+        def draw(*shape):
+            return [torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for _ in range(COPIES)]
+
+        self.a, self.b = draw(self.m, self.k), draw(self.n, self.k)
+        self.d, self.residual = draw(self.m, self.n), draw(self.m, self.n)
+        self.bias = torch.randn(self.n, device="cuda", dtype=torch.bfloat16)
+
+    def ours(self, activation=NONE, bias=False, residual=False):
+        import torch
+
+        half = 2 if activation == SWIGLU else 1
+        stream = torch.cuda.current_stream().cuda_stream
+        calls = [
+            Gemm(
+                ctypes.sizeof(Gemm), None, self.dtype, self.dtype, self.m, self.n // half, self.k, 1.0, activation,
+                Matrix(a.data_ptr(), self.k), Matrix(b.data_ptr(), self.k), Matrix(d.data_ptr(), self.n // half),
+                self.bias.data_ptr() if bias else None,
+                Matrix(r.data_ptr(), self.n) if residual else Matrix(None, 0), stream,
+            )
+            for a, b, d, r in zip(self.a, self.b, self.d, self.residual)
+        ]  # fmt: skip
+
+        def run(i):
+            if self.dw.dw_gemm_run(ctypes.byref(calls[i])) != 0:
+                raise SystemExit(f"hopper_gemm: {self.dw.dw_last_error().decode()}")
+
+        return run
+
+    def forms(self, epilogues: bool) -> dict:
+        import torch
+        from torch.nn import functional
+
+        out = torch.empty_like(self.d[0])
+        made = {"": (lambda i: torch.mm(self.a[i], self.b[i].t(), out=out), self.ours())}
+        if not epilogues:
+            return made
+        made["residual"] = (
+            lambda i: torch.addmm(self.residual[i], self.a[i], self.b[i].t(), out=out),
+            self.ours(residual=True),
+        )
+        made["bias, gelu"] = (
+            lambda i: functional.gelu(torch.addmm(self.bias, self.a[i], self.b[i].t())),
+            self.ours(GELU, bias=True),
+        )
+        if self.n % 16 == 0:
+
+            def swiglu(i):
+                gate, up = torch.mm(self.a[i], self.b[i].t()).chunk(2, 1)
+                return functional.silu(gate) * up
+
+            made["swiglu"] = (swiglu, self.ours(SWIGLU))
+        return made
+
+    def check(self, name: str, theirs, ours) -> None:
+        """Compares one element of each with a sum in FP64, so that no wrong kernel is timed."""
+        theirs(1)
+        ours(1)
+        if name == "":
+            want = self.a[1][0].double() @ self.b[1][0].double()
+            error = abs(self.d[1][0, 0].item() - want.item())
+            if error > 2**-7 * max(1.0, abs(want.item())):
+                raise SystemExit(
+                    f"hopper_gemm: D[0, 0] is {self.d[1][0, 0].item()}; expected {want.item()}"
+                )
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("sizes", nargs="*", default=SIZES, metavar="MxNxK")
+    made.add_argument("--epilogues", action="store_true")
+    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--out", type=Path)
+    options = made.parse_args()
+    import torch
+
+    dw, rows = library(), []
+    dtype = next(number for number in range(64) if dw.dw_dtype_name(number) == b"bf16")
+    for size in options.sizes:
+        problem = Problem(size, dw, dtype)
+        for name, (theirs, ours) in problem.forms(options.epilogues).items():
+            problem.check(name, theirs, ours)
+            row = {"size": size, "epilogue": name}
+            for state in ("burst", "steady"):
+                times = median_ms([theirs, ours], options.rounds, state == "burst")
+                rates = [2 * problem.m * problem.n * problem.k / ms / 1e9 for ms in times]
+                row[state] = {"cublas": round(rates[0], 1), "deepwell": round(rates[1], 1)}
+            rows.append(row)
+            print(
+                f"{size:18} {name:10}"
+                + "".join(
+                    f"  {state} {row[state]['cublas']:6.1f} {row[state]['deepwell']:6.1f}"
+                    f" ({row[state]['deepwell'] / row[state]['cublas']:.3f})"
+                    for state in ("burst", "steady")
+                ),
+                flush=True,
+            )
+    for name in dict.fromkeys(row["epilogue"] for row in rows):
+        for state in ("burst", "steady"):
+            ratios = [
+                r[state]["deepwell"] / r[state]["cublas"] for r in rows if r["epilogue"] == name
+            ]
+            print(
+                f"geometric mean, {name or 'plain'}, {state}: {statistics.geometric_mean(ratios):.3f}"
+            )
+    if options.out:
+        record = {
+            "date": datetime.date.today().isoformat(), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+            "unit": "TFLOP/s", "rows": rows,
+        }  # fmt: skip
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
