@@ -44,13 +44,14 @@ static_assert(!TOGETHER || (PARTS == 1 && !F32_OUTPUT), "the elements of a tile 
 static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) <= DW_SM90_MOST_SHARED, "too many stages");
 
 typedef struct shared_layout {
-    uint32 stages, full, empty;
+    uint32 stages, bias, full, empty;
 } shared_layout;
 
 DEVICE shared_layout begin_block(const void *memory) {
     shared_layout s;
     s.stages = shared_address(memory); // swizzled memory must start at multiples of 1024
-    s.full = s.stages + STAGES * STAGE_BYTES;
+    s.bias = s.stages + STAGES * STAGE_BYTES;
+    s.full = s.bias + DW_SM90_BIAS_BYTES(TILE_N);
     s.empty = s.full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -276,24 +277,42 @@ DEVICE void store_strip(const chunks &c, int strip, uint32 (*words)[4]) {
     }
 }
 
+// Each warp has the bias of its tile's columns in shared memory, with SwiGLU those of both factors side by side.
+DEVICE uint32 warp_bias(const shared_layout &s) { return s.bias + threadIdx.x / 32 * TILE_N * 2; }
+
+DEVICE void load_bias(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t) {
+    const int lane = lane_index(), factor = SWIGLU ? lane / (TILE_N / 16) : 0, at = t.column + lane % (TILE_COLUMNS / 8) * 8;
+    const long long group = GROUPS == DW_SM90_ROWS ? (long long)t.group * p.n * (SWIGLU ? 2 : 1) : 0;
+    const uint16 *bias = (const uint16 *)p.bias + group + (long long)factor * p.n + at;
+    uint32 words[4];
+    int count = p.n - at;
+    __syncwarp(); // all lanes have read those of the last tile
+    if (lane >= TILE_N / 8) return;
+    const bool is_aligned = (uint64)bias % 16 == 0; // a group's n elements may be any number of bytes
+    load_row_chunk(bias, is_aligned ? count : min(count, 4), words);
+    if (!is_aligned && count > 4) {
+        uint32 more[4];
+        load_row_chunk(bias + 4, min(count - 4, 4), more);
+        words[2] = more[0], words[3] = more[1];
+    }
+    shared_store16(warp_bias(s) + lane * 16, make_uint4(words[0], words[1], words[2], words[3]));
+}
+
 // Computes the thread's numbers of a strip, in the order of the accumulators.
-DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, const float *sums, int strip, float *x) {
-    const uint16 *bias = (const uint16 *)p.bias;
-    if constexpr (BIAS && GROUPS == DW_SM90_ROWS) bias += (uint64)t.group * p.n * (SWIGLU ? 2 : 1);
+DEVICE void finish(const dw_sm90_gemm_params &p, const shared_layout &s, const float *sums, int strip, float *x) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float b[4] = {0.f, 0.f, 0.f, 0.f}; // of two columns; with SwiGLU also of the other factor
+        uint32 b[2] = {0, 0}; // of two columns; with SwiGLU also of the other factor
         if constexpr (BIAS)
 #pragma unroll
-            for (int j = 0; j < (SWIGLU ? 4 : 2); j++) {
-                int at = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3) + j % 2;
-                if (at < p.n) b[j] = element_low(bias[(uint64)(j / 2) * p.n + at]);
-            }
+            for (int j = 0; j < (SWIGLU ? 2 : 1); j++)
+                b[j] = shared_load_u32(warp_bias(s) + (j * TILE_COLUMNS + 32 * strip + 8 * i + 2 * (lane_index() & 3)) * 2);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int from = 16 * strip + 4 * i + j;
-            float y = fmaf(p.alpha, sums[from], b[j % 2]);
-            if constexpr (SWIGLU) x[4 * i + j] = silu(y) * fmaf(p.alpha, sums[from + TILE_N / 4], b[2 + j % 2]);
+            float y = fmaf(p.alpha, sums[from], j % 2 ? element_high(b[0]) : element_low(b[0]));
+            if constexpr (SWIGLU)
+                x[4 * i + j] = silu(y) * fmaf(p.alpha, sums[from + TILE_N / 4], j % 2 ? element_high(b[1]) : element_low(b[1]));
             else x[4 * i + j] = activate(y);
         }
     }
@@ -338,7 +357,7 @@ DEVICE void store_f32_strip(const dw_sm90_gemm_params &p, const tile &t, int par
     }
 }
 
-DEVICE void store_tile(const dw_sm90_gemm_params &p, const tile &t, float (*sums)[TILE_N / 2]) {
+DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, float (*sums)[TILE_N / 2]) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         chunks d, residual;
@@ -353,7 +372,7 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const tile &t, float (*sums
                 load_strip(residual, strip, words);
                 if (p.n % 8 != 0) load_incomplete(residual, strip, words);
             }
-            finish(p, t, sums[part], strip, x);
+            finish(p, s, sums[part], strip, x);
             if constexpr (F32_OUTPUT) {
                 store_f32_strip(p, t, part, strip, x);
             } else {
@@ -370,16 +389,18 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const tile &t, float (*sums
 
 // ---- tiles in turn ------------------------------------------------------------------------------------------
 
-DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sums)[TILE_N / 2]) {
+DEVICE void multiply(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t, float (*sums)[TILE_N / 2]) {
     const int steps = steps_of(t);
     int before = 0;
     if (steps == 0) clear_sums(sums);
+    if constexpr (BIAS) load_bias(p, s, t);
     wait_for_turn();
     for (int step = 0; step < steps; step++) {
         start_step(s, r, t, step, 0, sums);
         end_step_before(s, r, step, before);
     }
     give_turn();
+    if constexpr (BIAS) __syncwarp();
     wgmma_wait<0>();
 #pragma unroll
     for (int part = 0; part < PARTS; part++) keep<TILE_N / 2>(sums[part]);
@@ -397,8 +418,8 @@ DEVICE void compute_in_turn(const dw_sm90_gemm_params &p, const shared_layout &s
             continue;
         }
         float sums[PARTS][TILE_N / 2];
-        multiply(s, r, t, sums);
-        store_tile(p, t, sums);
+        multiply(p, s, r, t, sums);
+        store_tile(p, s, t, sums);
     }
 }
 
@@ -442,6 +463,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
         if (strip < steps) start_step(s, r, t, strip, rows, sums);
+        if (BIAS && strip == 0) load_bias(p, s, t);
         store_strip(h.d, strip, h.words[strip]);
         if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
         if (strip < steps) end_step_before(s, r, strip, before);
@@ -457,13 +479,14 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 #pragma unroll
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
     h.d = chunks_of_d(p, t, 0);
+    if constexpr (BIAS) __syncwarp();
     wgmma_wait<0>();
     keep<TILE_N / 2>(sums[0]);
     if (steps > 0) release(s, before);
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
         float x[16];
-        finish(p, t, sums[0], strip, x);
+        finish(p, s, sums[0], strip, x);
         if constexpr (RESIDUAL) add_words(h.words[strip], x);
         pack_words(x, h.words[strip]);
     }

@@ -39,8 +39,10 @@ typedef struct dw_sm90_gemm_params {
 #define DW_SM90_MULTIPLIERS 2 /* warpgroups that multiply */
 #define DW_SM90_GEMM_THREADS (128 * (DW_SM90_MULTIPLIERS + 1)) /* one warpgroup loads */
 #define DW_SM90_STAGE_BYTES(tile_m, tile_n) (((tile_m) + (tile_n)) * 128)
+/* Each warp that multiplies has the bias of its tile. */
+#define DW_SM90_BIAS_BYTES(tile_n) (DW_SM90_MULTIPLIERS * 4 * (tile_n)*2)
 #define DW_SM90_GEMM_SHARED_BYTES(tile_m, tile_n, stages)                                          \
-    ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + 2 * 8 * (stages))
+    ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + DW_SM90_BIAS_BYTES(tile_n) + 2 * 8 * (stages))
 #define DW_SM90_MOST_SHARED 232448 /* 227 KiB: the limit of a block */
 
 #endif
