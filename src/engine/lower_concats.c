@@ -6,7 +6,7 @@
  *     its kernel     writes such a slice: any kernel a contiguous one, others as dw__kernel.results says
  *     its region     is that of the concatenation: forward would otherwise save room for the other operands
  *     its node       is near the concatenation: the room for the other operands would otherwise lie idle for long
- *     its readers    read the slice where it lies, none of them later than what reads the concatenation last
+ *     its readers    read the slice where it lies, and not long after what reads the concatenation last
  *     its rows       are long, and on a GPU 16 bytes or a multiple apart, so that they keep their vectors
  *
  * The memory is alive from the first operand on. When the concatenation's turn comes, the operands that lie elsewhere
@@ -37,14 +37,17 @@ bool dw__lower_operand_layout(dw__lowering *l, dw_node node, const dw__operand *
 
 /* ---- whether an operand may lie in its slice ---------------------------------------------------- */
 
-/* Returns the last node that reads the value, or a view of it. */
-static dw_node last_reader(const dw__lowering *l, dw_value value, int depth) {
+/* Returns the last node that reads the value, a view of it, or a concatenation in `storage` that it is a part of. */
+static dw_node last_reader(const dw__lowering *l, dw_value value, uint32_t storage, int depth) {
     dw_node last = 0;
     for (uint32_t u = l->engine->use_start[value]; u < l->engine->use_start[value + 1]; u++) {
         const dw_node reader = l->engine->use_nodes[u];
+        const bool goes_on =
+            dw__op_is_view(record_of(l, reader)->op) ||
+            (row_of(l, reader)->concatenates && l->concats[reader].storage == storage);
         if (reader > last) last = reader;
-        if (!dw__op_is_view(record_of(l, reader)->op) || depth == DW__LOWER_MOST_VIEWS) continue;
-        const dw_node behind = last_reader(l, record_of(l, reader)->outputs[0], depth + 1);
+        if (!goes_on || depth == DW__LOWER_MOST_VIEWS) continue;
+        const dw_node behind = last_reader(l, record_of(l, reader)->outputs[0], storage, depth + 1);
         if (behind > last) last = behind;
     }
     return last;
@@ -53,15 +56,33 @@ static dw_node last_reader(const dw__lowering *l, dw_value value, int depth) {
 /* True if the kernels of the node read such a view as well as a contiguous tensor. */
 static bool reads_slices(const dw__lowering *l, dw_node node, const dw__tensor *view) {
     int64_t stride;
-    if (row_of(l, node)->concatenates || dw__op_is_pointwise(record_of(l, node)->op)) return true;
+    if (dw__tensor_is_contiguous(view) || row_of(l, node)->concatenates ||
+        dw__op_is_pointwise(record_of(l, node)->op))
+        return true;
     return dw__op_reads_spaced_rows(record_of(l, node)->op) && view->rank > 1 &&
            dw__tensor_row_stride(view, &stride);
 }
 
-/* True if everything that reads the value or a view of it can do so where the value lies at `view`, and no node later
- * than `last` does. */
-static bool suits_readers(dw__lowering *l, dw_value value, const dw__tensor *view, dw_node last,
-                          int depth) {
+/* True if few instructions lie between the two nodes. */
+static bool is_near(const dw__lowering *l, dw_node node, dw_node later) {
+    enum { NEAR = 8 };
+    uint32_t between = 0;
+    for (dw_node n = node + 1; n < later && between <= NEAR; n++)
+        between += !dw__op_is_view(record_of(l, n)->op);
+    return between <= NEAR;
+}
+
+/* True if a reader of an operand keeps the concatenation, which node `last` is the last to read, alive for little longer
+ * than it is, or if forward saves the concatenation for backward, too. */
+static bool is_soon(const dw__lowering *l, dw_node concat, dw_node last, dw_node reader) {
+    return reader <= last || record_of(l, last)->backward != record_of(l, concat)->backward ||
+           (record_of(l, reader)->backward == record_of(l, last)->backward &&
+            is_near(l, last, reader));
+}
+
+/* True if everything that reads the value or a view of it can do so where the value lies at `view`, and soon enough. */
+static bool suits_readers(dw__lowering *l, dw_value value, const dw__tensor *view, dw_node concat,
+                          dw_node last, int depth) {
     for (uint32_t u = l->engine->use_start[value]; u < l->engine->use_start[value + 1]; u++) {
         const dw_node reader = l->engine->use_nodes[u];
         const dw__node_record *record = record_of(l, reader);
@@ -69,7 +90,7 @@ static bool suits_readers(dw__lowering *l, dw_value value, const dw__tensor *vie
         dw__tensor type, seen;
         int64_t offset;
         if (!dw__op_is_view(record->op)) {
-            if (reader > last || !reads_slices(l, reader, view)) return false;
+            if (!is_soon(l, concat, last, reader) || !reads_slices(l, reader, view)) return false;
             continue;
         }
         if (depth == DW__LOWER_MOST_VIEWS || l->engine->direct[record->outputs[0]] != DW_NONE ||
@@ -77,18 +98,10 @@ static bool suits_readers(dw__lowering *l, dw_value value, const dw__tensor *vie
             dw__lower_attrs(l, reader, &attrs) != DW_OK ||
             !dw__view_apply(row_of(l, reader)->view, view, &type, record->attr_count, attrs, &seen,
                             &offset) ||
-            !suits_readers(l, record->outputs[0], &seen, last, depth + 1))
+            !suits_readers(l, record->outputs[0], &seen, concat, last, depth + 1))
             return false;
     }
     return true;
-}
-
-static bool is_near(const dw__lowering *l, dw_node node, dw_node concat) {
-    enum { NEAR = 8 };
-    uint32_t between = 0;
-    for (dw_node n = node + 1; n < concat && between <= NEAR; n++)
-        between += !dw__op_is_view(record_of(l, n)->op);
-    return between <= NEAR;
 }
 
 /* True if a kernel that writes rows is as fast in this place as in memory of its own. */
@@ -115,8 +128,9 @@ static bool may_lie(dw__lowering *l, dw_node concat, dw_value source, const dw__
         dw__op_is_view(record->op) || node < l->engine->kept_nodes ||
         record->backward != record_of(l, concat)->backward || dw__tensor_count(&place->view) == 0)
         return false;
-    const dw_node last = last_reader(l, record_of(l, concat)->outputs[0], 0);
-    if (!suits_readers(l, source, &place->view, last > concat ? last : concat, 0)) return false;
+    const dw_node last = last_reader(l, record_of(l, concat)->outputs[0], place->storage, 0);
+    if (!suits_readers(l, source, &place->view, concat, last > concat ? last : concat, 0))
+        return false;
     if (results == DW__RESULTS_STRIDED) return true;
     return is_near(l, node, concat) && has_fast_rows(l, place) &&
            (results >= DW__RESULTS_IN_ROWS || dw__tensor_is_contiguous(&place->view));
