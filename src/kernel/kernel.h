@@ -45,9 +45,9 @@ typedef enum dw__operand_sum { DW__SUMS_NOTHING, DW__SUMS_A, DW__SUMS_B } dw__op
 /* How the results of a call may lie in memory. Of a kernel: the last of these that it writes, with all before it. */
 typedef enum dw__result_layout {
     DW__RESULTS_CONTIGUOUS,
-    /* The innermost axis is contiguous and the others have any strides, as in a slice of a larger tensor. */
+    /* The last axis is contiguous and the others have any strides, as in a slice of a larger tensor. */
     DW__RESULTS_IN_ROWS,
-    DW__RESULTS_SCATTERED, /* any strides; slower if the innermost axis is not contiguous */
+    DW__RESULTS_SCATTERED, /* any strides; slower if the last axis is not contiguous */
     DW__RESULTS_STRIDED    /* any strides, about as fast */
 } dw__result_layout;
 

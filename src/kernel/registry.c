@@ -112,7 +112,7 @@ static dw__result_layout layout_of(const dw__call *call) {
     for (uint32_t o = 0; o < call->output_count; o++) {
         const dw__tensor *y = &call->outputs[o];
         if (y->rank < 1 || dw__tensor_is_contiguous(y)) continue;
-        if (dw__tensor_run(y) == 1) return DW__RESULTS_SCATTERED;
+        if (y->shape[y->rank - 1] != 1 && y->stride[y->rank - 1] != 1) return DW__RESULTS_SCATTERED;
         most = DW__RESULTS_IN_ROWS;
     }
     return most;

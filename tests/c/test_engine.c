@@ -560,7 +560,7 @@ static void concatenations_of_results_are_not_copied(void **state) {
             char *text = NULL;
             fixture_begin(&f, model_concat, 0.0, recompute);
             run_both(f.engine, &f.p, &got);
-            concat_expect_same(&f.p, &got, &expected);
+            concat_expect_same(&got, &expected);
             OK(dw_plan_describe(f.plan, &text));
             if (!recompute && concat_copies(text) != copies[kind])
                 fail_msg("kind %d: %s", kind, text);
