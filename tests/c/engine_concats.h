@@ -14,6 +14,7 @@ typedef enum concat_kind {
     CONCAT_OF_ROWS,      /* along the first axis: each operand is contiguous there */
     CONCAT_OF_NARROW,    /* rows too short to be written in place */
     CONCAT_OF_GRADIENTS, /* those of the halves of a matrix: backward of SwiGLU */
+    CONCAT_OF_COLUMNS,   /* the same of every other column */
     CONCAT_KINDS
 } concat_kind;
 
@@ -50,7 +51,7 @@ static inline dw_status model_concat(model *m) {
                    b = concat_parameter(m, "b", rows, width),
                    x = concat_parameter(m, "x", rows, CONCAT_INNER),
                    w = concat_parameter(m, "w", CONCAT_INNER,
-                                        kind == CONCAT_OF_GRADIENTS ? dw__emit_dim_mul(e, 2, width)
+                                        kind >= CONCAT_OF_GRADIENTS ? dw__emit_dim_mul(e, 2, width)
                                                                     : width);
     dw_value p = dw__emit_binary(e, DW_OP_MUL, dw__emit_unary(e, DW_OP_TANH, a), b),
              q = dw__emit_binary(e, DW_OP_ADD, dw__emit_unary(e, DW_OP_SIGMOID, a), b), all;
@@ -88,6 +89,15 @@ static inline dw_status model_concat(model *m) {
         all = dw__emit_binary(e, DW_OP_MUL, dw__emit_unary(e, DW_OP_SILU, gate), up);
         break;
     }
+    case CONCAT_OF_COLUMNS: {
+        const dw_dim pairs[] = {rows, width, 2}, columns[] = {rows, width};
+        const dw_value both = dw__emit_reshape(e, dw__emit_matmul(e, x, w, false, false), 3, pairs);
+        const dw_value gate = dw__emit_reshape(e, dw__emit_slice(e, both, 2, 0, 1), 2, columns),
+                       up = dw__emit_reshape(e, dw__emit_slice(e, both, 2, 1, 2), 2, columns);
+        operands = 1;
+        all = dw__emit_binary(e, DW_OP_MUL, dw__emit_unary(e, DW_OP_SILU, gate), up);
+        break;
+    }
     default: all = dw__emit_concat(e, p, q, 1); break;
     }
     const dw_value v =
@@ -110,7 +120,7 @@ static inline void concat_choose(concat_kind kind, bool observed, dw_dtype type)
 /* The instructions of concatenations in forward, or in backward if only gradients are concatenated. Backward may repeat
  * those of forward. */
 static inline int concat_copies(const char *listing) {
-    const char *const line = concat_built.kind == CONCAT_OF_GRADIENTS ? " B concat " : " F concat ";
+    const char *const line = concat_built.kind >= CONCAT_OF_GRADIENTS ? " B concat " : " F concat ";
     int count = 0;
     for (const char *at = listing; (at = strstr(at, line)) != NULL; at++) count++;
     return count;
