@@ -32,13 +32,12 @@ typedef struct dw__lowering {
     dw__operand *values;
     dw__operand *magnitudes; /* by value: its vector of them (dw__call); storage DW_NONE: none */
     dw__operand *requests;   /* by value: where later nodes want it; storage DW_NONE: anywhere */
-    dw__operand
-        *concats; /* by concatenation: where its operands are written; storage DW_NONE: not known */
-    int nested_concats;   /* concatenations whose memory is being chosen */
-    uint32_t *first_slot; /* by value: the first output that is this value, or DW_NONE */
-    uint32_t *next_slot;  /* by output: the next output that is the same value */
-    bool *claimed;        /* by output: its buffer holds a value already */
-    dw_node *waiting;     /* nodes that read a sum which waits for a product, in order */
+    dw__operand *concats;    /* by concatenation: its memory; storage DW_NONE: not chosen yet */
+    int nested_concats;      /* concatenations whose memory is being chosen */
+    uint32_t *first_slot;    /* by value: the first output that is this value, or DW_NONE */
+    uint32_t *next_slot;     /* by output: the next output that is the same value */
+    bool *claimed;           /* by output: its buffer holds a value already */
+    dw_node *waiting;        /* nodes that read a sum which waits for a product, in order */
     uint32_t waiting_count;
     dw__body *body;           /* scratch */
     dw__operation_call first; /* scratch */

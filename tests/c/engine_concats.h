@@ -7,6 +7,7 @@
 typedef enum concat_kind {
     CONCAT_OF_TWO,       /* results of one elementwise program */
     CONCAT_OF_READ,      /* one of them has another reader */
+    CONCAT_OF_ADDEND,    /* one of them is added to a product */
     CONCAT_OF_SAME,      /* one of them is an operand twice */
     CONCAT_OF_CONCATS,   /* along another axis */
     CONCAT_OF_LEAF,      /* and a result */
@@ -104,6 +105,8 @@ static inline dw_status model_concat(model *m) {
         concat_parameter(m, "v", dw__emit_dim_mul(e, operands, width), CONCAT_RESULTS);
     concat_output(m, dw__emit_unary(e, DW_OP_TANH, dw__emit_matmul(e, all, v, false, false)));
     if (kind == CONCAT_OF_READ) concat_output(m, dw__emit_binary(e, DW_OP_MUL, p, q));
+    if (kind == CONCAT_OF_ADDEND)
+        concat_output(m, dw__emit_binary(e, DW_OP_ADD, dw__emit_matmul(e, x, w, false, false), p));
     if (concat_built.observed) {
         if (e->status == DW_OK && p != all) e->status = dw_graph_add_output(m->graph, p);
         if (e->status == DW_OK) e->status = dw_graph_add_output(m->graph, q);
