@@ -163,11 +163,22 @@ static int axis_of(const dw__lowering *l, dw_node node) {
     return (int)dw_node_int(l->graph, node, DW_ATTR_KEY_AXIS, 0);
 }
 
-/* The concatenation's memory: a slice of another one's, if that has been asked for. */
+bool dw__lower_is_permuted_concat(const dw__lowering *l, dw_node node) {
+    const dw_value result = record_of(l, node)->outputs[0];
+    if (!row_of(l, node)->concatenates || use_count(l, result) != 1) return false;
+    const dw_node reader = l->engine->use_nodes[l->engine->use_start[result]];
+    if (row_of(l, reader)->view != DW__VIEW_PERMUTE) return false;
+    const dw_attr *perm = dw_node_attr(l->graph, reader, DW_ATTR_KEY_PERM);
+    return perm->list[perm->count - 1] == perm->count - 1;
+}
+
+/* The concatenation's memory: a slice of another one's, or in the order of a permute behind it. */
 static dw_status place_concat(dw__lowering *l, dw_node node, const dw__tensor *type) {
     const dw_value result = record_of(l, node)->outputs[0];
     dw__operand *whole = &l->concats[node];
     DW_RETURN_IF_FAILED(dw__lower_request_by_concats(l, result));
+    if (l->requests[result].storage == DW_NONE && dw__lower_is_permuted_concat(l, node))
+        DW_RETURN_IF_FAILED(dw__lower_request_by_permutes(l, result));
     if (l->requests[result].storage != DW_NONE) {
         *whole = l->requests[result];
         return DW_OK;

@@ -1,7 +1,7 @@
 /* Lowering: results are written in the layout that later nodes read.
  *
  * A result that a concatenation reads is written into its slice (lower_concats.c). Kernels that write any strides write
- * other results so that a permute behind them is contiguous.
+ * other results so that a permute behind them is contiguous, and so do concatenations that nothing else reads.
  *
  * On a GPU the rows of a matrix multiplication's result in 16 bits begin at multiples of 16 bytes, also if the result
  * has no multiple of 8 columns: GEMMs that write and read other rows are several times slower.
@@ -10,8 +10,7 @@
 #include "engine/views.h"
 #include <string.h>
 
-/* Requests the layout in which a permute of the value is contiguous. */
-static dw_status request_by_permutes(dw__lowering *l, dw_value value) {
+dw_status dw__lower_request_by_permutes(dw__lowering *l, dw_value value) {
     const dw_engine *engine = l->engine;
     for (uint32_t u = engine->use_start[value]; u < engine->use_start[value + 1]; u++) {
         const dw_node reader = engine->use_nodes[u];
@@ -83,8 +82,9 @@ dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step, const dw__s
         if (l->engine->direct[value] != DW_NONE) continue;
         DW_RETURN_IF_FAILED(dw__lower_request_by_concats(l, value));
         if (l->requests[value].storage == DW_NONE &&
-            dw__lower_results(l, record->op) == DW__RESULTS_STRIDED)
-            DW_RETURN_IF_FAILED(request_by_permutes(l, value));
+            (dw__lower_results(l, record->op) == DW__RESULTS_STRIDED ||
+             dw__lower_is_permuted_concat(l, step->node)))
+            DW_RETURN_IF_FAILED(dw__lower_request_by_permutes(l, value));
         if (l->requests[value].storage == DW_NONE) continue;
         step->outputs[o] = l->requests[value];
         any = true;

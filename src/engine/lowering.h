@@ -148,6 +148,8 @@ dw_status dw__lower_choose_kernel(dw__lowering *l, dw__step *step);
 /* Lays out the step's results as later nodes want them, if a kernel supports that. `first`: a step that runs before it
  * in the same instruction, or NULL. */
 dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step, const dw__step *first);
+/* Requests the layout in which a permute of the value is contiguous, if a permute reads it. */
+dw_status dw__lower_request_by_permutes(dw__lowering *l, dw_value value);
 /* On a GPU, places the result of a matrix multiplication in 16 bits so that its rows begin at multiples of 16 bytes, if
  * it has no place yet and all its readers read rows at any distance. */
 dw_status dw__lower_pad_rows(dw__lowering *l, dw__step *step);
@@ -164,6 +166,8 @@ bool dw__lower_operand_layout(dw__lowering *l, dw_node node, const dw__operand *
                               dw__operand *operand);
 /* Requests the value in the slice of a concatenation that reads it or a rearranging view of it, if it may lie there. */
 dw_status dw__lower_request_by_concats(dw__lowering *l, dw_value value);
+/* True for a concatenation that only a permute reads which leaves the last axis in its place. */
+bool dw__lower_is_permuted_concat(const dw__lowering *l, dw_node node);
 /* Copies the operands that do not lie in place. */
 dw_status dw__lower_concat(dw__lowering *l, dw_node node);
 

@@ -13,6 +13,7 @@ typedef enum concat_kind {
     CONCAT_OF_LEAF,      /* and a result */
     CONCAT_OF_PRODUCT,   /* and a result */
     CONCAT_OF_ROWS,      /* along the first axis: each operand is contiguous there */
+    CONCAT_OF_HEADS,     /* whose permute is multiplied */
     CONCAT_OF_NARROW,    /* rows too short to be written in place */
     CONCAT_OF_GRADIENTS, /* those of the halves of a matrix: backward of SwiGLU */
     CONCAT_OF_COLUMNS,   /* the same of every other column */
@@ -82,6 +83,15 @@ static inline dw_status model_concat(model *m) {
         operands = 1;
         all = dw__emit_concat(e, p, q, 0);
         break;
+    case CONCAT_OF_HEADS: {
+        const dw_dim heads[] = {m->batch, m->sequence, 2, 64}, together[] = {rows, 256};
+        const int64_t perm[] = {0, 2, 1, 3};
+        const dw_value x4 = dw__emit_permute(e, dw__emit_reshape(e, p, 4, heads), 4, perm),
+                       y4 = dw__emit_permute(e, dw__emit_reshape(e, q, 4, heads), 4, perm);
+        all = dw__emit_permute(e, dw__emit_concat(e, x4, y4, 3), 4, perm);
+        all = dw__emit_reshape(e, all, 2, together);
+        break;
+    }
     case CONCAT_OF_GRADIENTS: {
         const dw_value halves = dw__emit_matmul(e, x, w, false, false),
                        gate = dw__emit_slice(e, halves, 1, 0, width),
@@ -120,12 +130,15 @@ static inline void concat_choose(concat_kind kind, bool observed, dw_dtype type)
     concat_built.type = type;
 }
 
-/* The instructions of concatenations in forward, or in backward if only gradients are concatenated. Backward may repeat
+/* The instructions of concatenations, and of reshapes that copy, in forward, or in backward if only gradients are concatenated. Backward may repeat
  * those of forward. */
 static inline int concat_copies(const char *listing) {
-    const char *const line = concat_built.kind >= CONCAT_OF_GRADIENTS ? " B concat " : " F concat ";
+    const bool backward = concat_built.kind >= CONCAT_OF_GRADIENTS;
+    const char *const lines[] = {backward ? " B concat " : " F concat ",
+                                 backward ? " B reshape " : " F reshape "};
     int count = 0;
-    for (const char *at = listing; (at = strstr(at, line)) != NULL; at++) count++;
+    for (size_t i = 0; i < DW_COUNT(lines); i++)
+        for (const char *at = listing; (at = strstr(at, lines[i])) != NULL; at++) count++;
     return count;
 }
 

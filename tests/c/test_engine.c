@@ -544,11 +544,9 @@ static void heads_are_never_copied(void **state) {
  * The bits are those of a plan that copies. */
 static void concatenations_of_results_are_not_copied(void **state) {
     (void)state;
-    static const int copies[CONCAT_KINDS] = {[CONCAT_OF_SAME] = 1,
-                                             [CONCAT_OF_LEAF] = 1,
-                                             [CONCAT_OF_PRODUCT] = 1,
-                                             [CONCAT_OF_NARROW] = 1,
-                                             [CONCAT_OF_COLUMNS] = 1};
+    static const int copies[CONCAT_KINDS] = {
+        [CONCAT_OF_SAME] = 1,  [CONCAT_OF_LEAF] = 1,   [CONCAT_OF_PRODUCT] = 1,
+        [CONCAT_OF_HEADS] = 1, [CONCAT_OF_NARROW] = 1, [CONCAT_OF_COLUMNS] = 1};
     for (int kind = 0; kind < CONCAT_KINDS; kind++) {
         for (int recompute = 0; recompute < 2; recompute++) {
             fixture observed;

@@ -329,11 +329,13 @@ static char *run_concat(bool observed, concat_kind kind, results *r) {
 }
 
 /* Results of elementwise programs, softmax and GEMMs are written into their slices, with the bits of a plan that copies
- * them. Copied are an operand that lies in another slice already, rows that are no multiple of 16 bytes apart, and
- * columns that alternate. */
+ * them. Copied are an operand that lies in another slice already, rows that heads divide or that are no multiple of 16
+ * bytes apart, and columns that alternate. */
 static void concatenations_of_results_are_not_copied(void **state) {
-    static const int copies[CONCAT_KINDS] = {
-        [CONCAT_OF_SAME] = 1, [CONCAT_OF_NARROW] = 1, [CONCAT_OF_COLUMNS] = 1};
+    static const int copies[CONCAT_KINDS] = {[CONCAT_OF_SAME] = 1,
+                                             [CONCAT_OF_HEADS] = 1,
+                                             [CONCAT_OF_NARROW] = 1,
+                                             [CONCAT_OF_COLUMNS] = 1};
     (void)state;
     need_compiler();
     for (int kind = 0; kind < CONCAT_KINDS; kind++) {
