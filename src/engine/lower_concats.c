@@ -7,7 +7,7 @@
  *     its region     is that of the concatenation: forward would otherwise save room for the other operands
  *     its node       is near the concatenation: the room for the other operands would otherwise lie idle for long
  *     its readers    read the slice where it lies, and not long after what reads the concatenation last
- *     its rows       are long, and on a GPU 16 bytes or a multiple apart, so that they keep their vectors
+ *     its rows       are long, and on a GPU multiples of 16 bytes apart, so that its kernel keeps its vectors
  *
  * The memory is alive from the first operand on. When the concatenation's turn comes, the operands that lie elsewhere
  * are copied into their slices: leaves, results of other kernels, and a value that is an operand for the second time.
@@ -72,8 +72,8 @@ static bool is_near(const dw__lowering *l, dw_node node, dw_node later) {
     return between <= NEAR;
 }
 
-/* True if a reader of an operand keeps the concatenation, which node `last` is the last to read, alive for little longer
- * than it is, or if forward saves the concatenation for backward, too. */
+/* True if a reader of an operand keeps the concatenation alive for little longer than node `last` does, which is the
+ * last to read it, or if forward saves the concatenation for backward, too. */
 static bool is_soon(const dw__lowering *l, dw_node concat, dw_node last, dw_node reader) {
     return reader <= last || record_of(l, last)->backward != record_of(l, concat)->backward ||
            (record_of(l, reader)->backward == record_of(l, last)->backward &&

@@ -130,8 +130,8 @@ static inline void concat_choose(concat_kind kind, bool observed, dw_dtype type)
     concat_built.type = type;
 }
 
-/* The instructions of concatenations, and of reshapes that copy, in forward, or in backward if only gradients are concatenated. Backward may repeat
- * those of forward. */
+/* The instructions of concatenations, and of reshapes that copy, in forward; in backward if only gradients are
+ * concatenated. Backward may repeat those of forward. */
 static inline int concat_copies(const char *listing) {
     const bool backward = concat_built.kind >= CONCAT_OF_GRADIENTS;
     const char *const lines[] = {backward ? " B concat " : " F concat ",
