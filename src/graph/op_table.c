@@ -611,6 +611,7 @@ uint32_t dw__op_dispensable_result(dw_op op) {
 
 bool dw__op_reads_spaced_rows(dw_op op) {
     return op == DW_OP_FUSED || op == DW_OP_CAST || dw__op_is_product(op) ||
+           op == DW_OP_SEGMENT_LINEAR || op == DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT ||
            op == DW_OP_CROSS_ENTROPY || op == DW_OP_CROSS_ENTROPY_BACKWARD ||
            op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD;
 }

@@ -42,6 +42,15 @@ typedef enum dw__accumulation {
 /* The operand of a product that a call also sums over the product's inner axis. */
 typedef enum dw__operand_sum { DW__SUMS_NOTHING, DW__SUMS_A, DW__SUMS_B } dw__operand_sum;
 
+/* How the results of a call may lie in memory. Of a kernel: the last of these that it writes, with all before it. */
+typedef enum dw__result_layout {
+    DW__RESULTS_CONTIGUOUS,
+    /* The last axis is contiguous and the others have any strides, as in a slice of a larger tensor. */
+    DW__RESULTS_IN_ROWS,
+    DW__RESULTS_SCATTERED, /* any strides; slower if the last axis is not contiguous */
+    DW__RESULTS_STRIDED    /* any strides, about as fast */
+} dw__result_layout;
+
 typedef struct dw__call {
     dw_op op;
     uint32_t attr_count;
@@ -49,7 +58,7 @@ typedef struct dw__call {
     uint32_t input_count, output_count;
     dw__tensor inputs[DW_MAX_INPUTS]; /* rank -1: absent */
     dw__tensor
-        /* Contiguous, unless the kernel has strided_results. An output that nobody reads has data NULL and need not be
+        /* They lie as the kernel's `results` allows. An output that nobody reads has data NULL and need not be
          * computed. */
         outputs[DW_MAX_OUTPUTS];
     const void *prepared; /* the result of parse(), or NULL */
@@ -148,9 +157,9 @@ struct dw__kernel {
     double tolerance_factor;
     /* The product of a 16-bit `linear` may be rounded before the bias is added, so that a result has two roundings. */
     bool rounds_before_bias;
-    /* Results may have any strides, so that a plan can choose the layout that later operations read. Kernels without
-     * this flag write contiguous results. */
-    bool strided_results;
+    /* Kernels that write more than contiguous results let a plan choose where a result lies: in a slice of a
+     * concatenation, or, if any strides are as fast, in the order that later operations read. */
+    dw__result_layout results;
     bool with_epilogue;           /* for calls with an epilogue only */
     dw__accumulation accumulates; /* the most that it adds to output 0 */
     bool sums_operands;           /* computes calls with `sums`, which accumulate nothing */
@@ -222,9 +231,9 @@ const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_t
 /* DW_UNSUPPORTED with the reason of each kernel of the call's operation. */
 dw_status dw__kernel_fail_none(const dw__operation_call *call, const dw__gpu_target *gpu);
 bool dw__kernel_is_reference(const dw__kernel *kernel);
-/* Returns whether some kernel of `op` has strided_results, is for calls with an epilogue, accumulates, or sums
- * operands. */
-bool dw__kernel_lays_out_results(dw_op op, bool on_gpu);
+/* Returns the most that a kernel of `op` can do about the layout of its results. */
+dw__result_layout dw__kernel_results(dw_op op, bool on_gpu);
+/* Returns whether some kernel of `op` is for calls with an epilogue, accumulates, or sums operands. */
 bool dw__kernel_has_epilogues(dw_op op, bool on_gpu);
 bool dw__kernel_accumulates(dw_op op, bool on_gpu);
 /* The user's bound on the bytes of logits that are in a GPU's memory at a time (DEEPWELL_LOGITS_BYTES). False: there is
@@ -259,6 +268,8 @@ int64_t dw__tensor_count(const dw__tensor *tensor);
 /* Bytes of a contiguous tensor of this type and shape, which lowering has found to have fewer than 2^61. */
 size_t dw__tensor_bytes(const dw__tensor *tensor);
 bool dw__tensor_is_contiguous(const dw__tensor *tensor);
+/* Returns the elements of the longest contiguous run that ends with the innermost axis. */
+int64_t dw__tensor_run(const dw__tensor *tensor);
 /* Sets the strides of a contiguous row-major tensor. */
 void dw__tensor_set_contiguous(dw__tensor *tensor);
 /* Returns whether the last axis is contiguous and one stride leads from each row to the next. The rank is at least

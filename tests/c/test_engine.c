@@ -6,6 +6,7 @@
 #include "base/pool.h"
 #include "deepwell/step_memory.h"
 #include "engine/executor.h"
+#include "engine_concats.h"
 #include "engine_segments.h"
 #include <jansson.h>
 #include <pthread.h>
@@ -536,6 +537,40 @@ static void heads_are_never_copied(void **state) {
         }
         dw_text_free(text);
         fixture_end(&f);
+    }
+}
+
+/* Results are computed in their slices of a concatenation if their kernels write rows there: this CPU's GEMMs do not.
+ * The bits are those of a plan that copies. */
+static void concatenations_of_results_are_not_copied(void **state) {
+    (void)state;
+    static const int copies[CONCAT_KINDS] = {
+        [CONCAT_OF_SAME] = 1,  [CONCAT_OF_LEAF] = 1,   [CONCAT_OF_PRODUCT] = 1,
+        [CONCAT_OF_HEADS] = 1, [CONCAT_OF_NARROW] = 1, [CONCAT_OF_COLUMNS] = 1};
+    for (int kind = 0; kind < CONCAT_KINDS; kind++) {
+        for (int recompute = 0; recompute < 2; recompute++) {
+            fixture observed;
+            results expected, got;
+            concat_choose((concat_kind)kind, true, DW_F32);
+            fixture_begin(&observed, model_concat, 0.0, recompute);
+            run_both(observed.engine, &observed.p, &expected);
+            concat_choose((concat_kind)kind, false, DW_F32);
+            fixture f;
+            char *text = NULL;
+            fixture_begin(&f, model_concat, 0.0, recompute);
+            run_both(f.engine, &f.p, &got);
+            concat_expect_same(&got, &expected);
+            OK(dw_plan_describe(f.plan, &text));
+            if (!recompute && concat_copies(text) != copies[kind])
+                fail_msg("kind %d: %s", kind, text);
+            dw_text_free(text);
+            results_end(&got);
+            results_end(&expected);
+            fixture_end(&f);
+            fixture_end(&observed);
+        }
+        concat_choose((concat_kind)kind, false, DW_F32);
+        agrees(model_concat, 0.0);
     }
 }
 
@@ -1095,6 +1130,7 @@ int main(void) {
         cmocka_unit_test(timed_runs_are_watched),
         cmocka_unit_test(instructions_are_listed_and_run_by_themselves),
         cmocka_unit_test(heads_are_never_copied),
+        cmocka_unit_test(concatenations_of_results_are_not_copied),
         cmocka_unit_test(a_tied_table_needs_no_second_gradient),
         cmocka_unit_test(the_machine_describes_itself),
         cmocka_unit_test(inference_saves_no_values),

@@ -135,7 +135,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     .backend = "deepwell", .kind = DW__CALL_OPERATION, .computes = computes,                       \
     .source = "src/kernel/cuda/graph_gemm.c", .elements = "BF16, F16; the result also F32",        \
     .supports = supports, .seconds = seconds, .prepare = prepare, .enqueue = enqueue,              \
-    .accumulates = DW__ADDS_TO_ADDEND,                                                             \
+    .accumulates = DW__ADDS_TO_ADDEND, .results = DW__RESULTS_IN_ROWS,                             \
     .tolerance = "sums in F32, then the result's rounding, against FP64"
 const dw__kernel dw__graph_gemm = {
     GRAPH_GEMM,

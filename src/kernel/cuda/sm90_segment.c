@@ -178,6 +178,7 @@ const dw__kernel dw__sm90_segment = {
     .needs = "contiguous rows of 16-byte multiples",
     .supports = supports,
     .seconds = seconds,
+    .results = DW__RESULTS_IN_ROWS,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = dw__sm90_entry_points,
