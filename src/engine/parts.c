@@ -83,9 +83,9 @@ static void count_others(const dw_plan *plan, ends *e) {
     for (size_t i = 1; i < end; i++) e->across[i] += e->across[i - 1];
 }
 
-/* Returns the last instruction of a part that may end at `i`: the one up to which the least of the arena is in use, mostly
- * the end of a layer, among those before further gradients of `most` bytes begin. Buffers that outlive a part keep their
- * segment from being released. */
+/* Returns the last instruction of a part that may end at `i`: the one behind which the least of the arena is in use,
+ * mostly the end of a layer, among those before further gradients of `most` bytes begin. Buffers that outlive a part
+ * keep their segment from being released. */
 static uint32_t best_end(const dw_plan *plan, const ends *e, uint32_t i, size_t most) {
     uint32_t best = i;
     size_t begun = 0;

@@ -5,8 +5,8 @@
  * greedy algorithm: largest first, into the tightest hole that is free for the buffer's whole life.
  *
  * Segments are separate ranges of memory, and a buffer lies in one of them. Segment 0 lasts longest and the others are
- * released before it in descending order, so a buffer is limited to the segments up to `most`. Behind these there may be
- * late segments, which exist for a part of the time only.
+ * released before it in descending order, so a buffer is limited to the segments up to `most`. Behind these there may
+ * be late segments, which exist for a part of the time only.
  */
 #ifndef DW_PLACEMENT_H
 #define DW_PLACEMENT_H

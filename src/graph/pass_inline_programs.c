@@ -6,8 +6,8 @@
  *     forward   h = silu(g) * u;  a = h * w                backward   dw = da * h;  dg = ..(g, u, da)
  *
  * A program of backward that reads all that the value is computed from anyway (here g and u) computes it in registers,
- * and reads one tensor less. Each instruction rounds as before, so results keep their bits. Then results of programs that
- * nothing reads any more are left out. */
+ * and reads one tensor less. Each instruction rounds as before, so results keep their bits. Then results of programs
+ * that nothing reads any more are left out. */
 #include "graph/body.h"
 #include "graph/passes.h"
 

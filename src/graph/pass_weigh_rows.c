@@ -1,13 +1,13 @@
 /* Multiplies the router's weights into the rows before the last GEMM of the experts, not behind it.
  *
- * A token's result is a weighted sum of its k rows, each of which an expert's matrix has made. A weight is one number for
- * a row, so it may as well multiply the row that the GEMM reads:
+ * A token's result is a weighted sum of its k rows, each of which an expert's matrix has made. A weight is one number
+ * for a row, so it may as well multiply the row that the GEMM reads:
  *
  *     sum over j of w[j] (h[j] W)  =  sum over j of (w[j] h[j]) W
  *
- * In the first form the gradient of w reads the rows that the GEMM has made, so they are saved from forward to backward.
- * In the second it reads h and the gradient of the product w h. Backward has both: h is computed again from what the
- * experts' first GEMM has made.
+ * In the first form the gradient of w reads the rows that the GEMM has made, so they are saved from forward to
+ * backward. In the second it reads h and the gradient of the product w h. Backward has both: h is computed again from
+ * what the experts' first GEMM has made.
  *
  * The gradient of w then adds up products as wide as h, which are written and read once, instead of reading the GEMM's
  * rows. If h is at most as wide as these, as in mixtures of many small experts, what is saved is worth those bytes. In
