@@ -261,6 +261,11 @@ class AdamW(torch.optim.Optimizer):
         return self._own_formats
 
     @property
+    def releases_gradients(self) -> bool:
+        """Returns whether parameters are updated during backward."""
+        return self._release is not None
+
+    @property
     def released_bytes(self) -> int | None:
         """Returns the most bytes of gradients that wait for an update during backward; None if they are not updated
         then, or only in the last of several passes."""

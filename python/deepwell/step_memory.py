@@ -328,10 +328,9 @@ def predict_step(
     described = _described(hw)
     place = _target_of(model, target, described)
     on_cpu = type(place) is Target
-    released = getattr(optimizer, "released_bytes", None)
-    if getattr(optimizer, "_release", None) is not None and (
-        on_cpu or accumulate or released is None
-    ):
+    released = optimizer.released_bytes if isinstance(optimizer, AdamW) else None
+    releases = isinstance(optimizer, AdamW) and optimizer.releases_gradients
+    if releases and (on_cpu or accumulate or released is None):
         raise UnsupportedError(
             "the memory of release_gradients is predicted on a GPU for steps of one pass: use target='sm_90a' and "
             "accumulation=1, or an optimizer without it"
