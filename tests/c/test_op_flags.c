@@ -430,6 +430,33 @@ static void joint_bodies_compute_both_and_overwrite_inputs(void **state) {
     assert_false(dw__body_join(&longest, &b, (const uint16_t[1]){0}, 1, &joint));
 }
 
+static void bodies_of_some_outputs_and_with_an_input_computed(void **state) {
+    (void)state;
+    static dw__body all, part, reader, made;
+    const dw_dtype dtypes[4] = {DW_BF16, DW_F32, DW_F32, DW_F32};
+    const bool second[3] = {false, true, false};
+    uint16_t inputs[DW_MAX_INPUTS];
+    dw__text text = {0};
+    OK(dw__body_parse("t0=exp(i0);t1=silu(i1);t2=mul(t1,i3);t3=add(t2,c2);out(t0,t2,i2)", 4, dtypes,
+                      &all));
+    dw__body_select(&all, second, &part, inputs);
+    OK(dw__body_print(&part, &text));
+    assert_string_equal(text.text, "t0=silu(i0);t1=mul(t0,i1);out(t1)");
+    assert_int_equal(part.input_count, 2);
+    assert_int_equal(inputs[0], 1);
+    assert_int_equal(inputs[1], 3);
+    dw__text_free(&text);
+    /* Input 1 is silu(i2) * i0; silu(i2) is computed once, and input 2 becomes input 1. */
+    OK(dw__body_parse("t0=mul(i1,i0);t1=silu(i2);t2=add(t1,i1);out(t0,t2,i1)", 3, dtypes + 1,
+                      &reader));
+    assert_true(dw__body_inline(&reader, 1, &part, (const uint16_t[2]){2, 0}, &made));
+    OK(dw__body_print(&made, &text));
+    assert_string_equal(text.text, "t0=silu(i1);t1=mul(t0,i0);t2=mul(t1,i0);t3=add(t0,t1);"
+                                   "out(t2,t3,t1)");
+    assert_int_equal(made.input_count, 2);
+    dw__text_free(&text);
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 static void flags_agree_with_the_other_columns(void **state) {
@@ -457,6 +484,7 @@ int main(void) {
         cmocka_unit_test(bodies_that_are_a_sum_are_recognised),
         cmocka_unit_test(bodies_know_which_inputs_results_may_overwrite),
         cmocka_unit_test(joint_bodies_compute_both_and_overwrite_inputs),
+        cmocka_unit_test(bodies_of_some_outputs_and_with_an_input_computed),
         cmocka_unit_test(flags_agree_with_the_other_columns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
