@@ -1,5 +1,5 @@
-// GEMM D = activation(alpha A B^T + bias) + residual, A (m x k) and B (n x k) of BF16 or F16, accumulators in F32, on
-// Hopper (sm_90a).
+// GEMM D = activation(alpha A B^T + bias) + residual, A (m x k) and B (n x k) of BF16, F16 or codes of FP8, accumulators
+// in F32, on Hopper (sm_90a).
 //
 // A thread block is persistent and computes tile after tile of D. One thread loads stages of 64 elements of the
 // contraction by TMA into a ring; two warpgroups multiply them by wgmma from shared memory, each every other tile, so that
@@ -12,22 +12,35 @@
 // Several products may share a launch (GROUPS, sm90_gemm_params.h): a batch, rows of A in groups with a matrix of B
 // each, or groups of the contraction. Offsets of groups are read from device memory, so the host need not know them.
 //
-// Defines: TILE_M, TILE_N, STAGES, GROUPS (sm90_gemm_params.h), TURNED_A, TURNED_B, ELEMENT, OUTPUT, ACTIVATION
-// (sm100/gemm_params.h), BIAS, RESIDUAL.
+// Codes of FP8 (CODES_A, CODES_B: 1 for E4M3, 2 for E5M2) always lie along the contraction, because wgmma does not
+// transpose them. With PROMOTE both warpgroups multiply the same tile and add each stage's sums in F32 (sm90_codes.cuh).
+//
+// Defines: TILE_M, TILE_N, STAGES, GROUPS (sm90_gemm_params.h), TURNED_A, TURNED_B, ELEMENT (with codes that of a D in
+// 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE.
 
 #include "epilogue_parts.cuh"
 #include "sm100/gemm_params.h"
 #include "sm90.cuh"
 #include "sm90_gemm_params.h"
 
+#ifndef CODES_A // elements of 16 bits
+#define CODES_A 0
+#define CODES_B 0
+#define PROMOTE 0
+#endif
+#define CODES (CODES_A != 0)
 #define SWIGLU (ACTIVATION == DW_GEMM_SWIGLU)
 #define F32_OUTPUT (OUTPUT == DW_GEMM_OUTPUT_F32)
-#define STEP DW_SM90_GEMM_STEP
+#define STEP (CODES ? DW_SM90_CODES_STEP : DW_SM90_GEMM_STEP)
+#define SLICES 4 // products along a stage: 32 bytes of the contraction each
 #define STAGE_BYTES DW_SM90_STAGE_BYTES(TILE_M, TILE_N)
 #define A_BYTES (TILE_M * 128)
 #define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // columns of D
 #define BAND 8 // adjacent tiles along m that are processed together, because they share B in the L2 cache
-#define PARTS (TILE_M / 64) // products of 64 rows
+// A warpgroup's share of a tile: all of it, or with PROMOTE 64 of 128 rows, or half of the columns.
+#define PARTS (PROMOTE ? 1 : TILE_M / 64) // products of 64 rows
+#define WIDTH (PROMOTE && TILE_M == 64 ? TILE_N / 2 : TILE_N) // columns of a product
+#define WIDTH_COLUMNS (SWIGLU ? WIDTH / 2 : WIDTH) // of D
 #define CHUNK (F32_OUTPUT ? 32 : 64)              // columns of D that are staged at once: 128 bytes
 #define CHUNK_VALUES (CHUNK / 2)                  // of a thread
 
@@ -37,6 +50,9 @@ static_assert(TILE_COLUMNS % CHUNK == 0, "chunks do not cross tiles");
 static_assert(!TURNED_B || TILE_COLUMNS % 64 == 0, "whole boxes");
 static_assert(GROUPS != DW_SM90_CONTRACTION || (TURNED_A && TURNED_B), "groups are rows of both operands");
 static_assert(GROUPS != DW_SM90_ROWS || !TURNED_A, "groups are rows of A");
+static_assert((CODES_A != 0) == (CODES_B != 0) && (!PROMOTE || CODES), "codes are multiplied with codes");
+static_assert(!CODES || !(TURNED_A || TURNED_B || SWIGLU), "wgmma reads codes along the contraction");
+static_assert(!PROMOTE || TILE_M == 64 || TILE_M == 128, "a warpgroup multiplies 64 rows");
 static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) <= DW_SM90_MOST_SHARED, "too many stages");
 
 typedef struct shared_layout {
@@ -52,7 +68,7 @@ DEVICE shared_layout begin_block(const void *memory) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(s.full + 8 * i, 1);
-            barrier_init(s.empty + 8 * i, 4);
+            barrier_init(s.empty + 8 * i, PROMOTE ? 8 : 4);
         }
         fence_barrier_init();
     }
@@ -162,10 +178,17 @@ DEVICE void give_turn() { named_arrive(TURN + 1 - threadIdx.x / 128, 256); }
 
 // ---- products ---------------------------------------------------------------------------------------------
 
-// Descriptor of 16 elements of the contraction of the 64 or more rows of an operand that begin at `address`.
-template <bool TURNED> DEVICE uint64 operand(uint32 address, int sixteenth) {
-    return tile_descriptor(address + sixteenth * (TURNED ? 2048 : 32), STEP * 128);
+// Descriptor of 32 bytes of the contraction of the 64 or more rows of an operand that begin at `address`.
+template <bool TURNED> DEVICE uint64 operand(uint32 address, int slice) {
+    return tile_descriptor(address + slice * (TURNED ? 2048 : 32), STEP * 128);
 }
+
+#if CODES_A
+#include "sm90_codes.cuh"
+DEVICE void multiply_slice(float *sums, uint64 a, uint64 b) { wgmma_codes<WIDTH>(sums, a, b, 1); }
+#else
+DEVICE void multiply_slice(float *sums, uint64 a, uint64 b) { wgmma_ss<TILE_N, TURNED_A, TURNED_B>(sums, a, b, 1); }
+#endif
 
 // Tells that a warp has read a stage.
 DEVICE void release(const shared_layout &s, int stage) {
@@ -181,11 +204,11 @@ DEVICE void clear_rows(uint32 stage, int count) {
     named_sync(CLEARED + threadIdx.x / 128, 128);
 }
 
-DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sums)[TILE_N / 2]) {
+DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sums)[WIDTH / 2]) {
     const int steps = steps_of(t);
     int before = 0;
 #pragma unroll
-    for (int i = 0; i < PARTS * TILE_N / 2; i++) sums[0][i] = 0.f;
+    for (int i = 0; i < PARTS * WIDTH / 2; i++) sums[0][i] = 0.f;
     wait_for_turn();
     for (int step = 0; step < steps; step++) {
         uint32 stage = s.stages + r.stage * STAGE_BYTES;
@@ -194,11 +217,11 @@ DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sum
             if (t.k - step * STEP < STEP) clear_rows(stage, t.k - step * STEP);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < STEP / 16; i++)
+        for (int i = 0; i < SLICES; i++)
 #pragma unroll
             for (int part = 0; part < PARTS; part++)
-                wgmma_ss<TILE_N, TURNED_A, TURNED_B>(sums[part], operand<TURNED_A>(stage + part * 64 * 128, i),
-                                                    operand<TURNED_B>(stage + A_BYTES, i), 1);
+                multiply_slice(sums[part], operand<TURNED_A>(stage + part * 64 * 128, i),
+                               operand<TURNED_B>(stage + A_BYTES, i));
         wgmma_commit();
         wgmma_wait<1>(); // the products of the step before are done
         if (step > 0) release(s, before);
@@ -208,8 +231,42 @@ DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sum
     give_turn();
     wgmma_wait<0>();
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) keep<TILE_N / 2>(sums[part]);
+    for (int part = 0; part < PARTS; part++) keep<WIDTH / 2>(sums[part]);
     if (steps > 0) release(s, before);
+}
+
+#if PROMOTE
+// Multiplies the warpgroup's share of a tile, and makes `t` that share.
+DEVICE void multiply_together(const shared_layout &s, ring &r, tile &t, float *sums) {
+    const int steps = steps_of(t), half = threadIdx.x / 128;
+    const uint32 a = TILE_M == 128 ? half * 64 * 128 : 0, b = A_BYTES + (TILE_M == 64 ? half * WIDTH * 128 : 0);
+    float products[WIDTH / 2];
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++) products[i] = sums[i] = 0.f;
+    for (int step = 0; step < steps; step++) {
+        uint32 stage = s.stages + r.stage * STAGE_BYTES;
+        barrier_wait(s.full + 8 * r.stage, r.phase);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < SLICES; i++)
+            wgmma_codes<WIDTH>(products, operand<false>(stage + a, i), operand<false>(stage + b, i), i > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        keep<WIDTH / 2>(products);
+        release(s, r.stage);
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; i++) sums[i] += products[i];
+        advance(r, STAGES);
+    }
+    if constexpr (TILE_M == 128) t.row += half * 64;
+    else t.column += half * WIDTH;
+}
+#endif
+
+// The factor of a tile's sums. Codes have the scales of their tensors, or of the group's matrix of B.
+DEVICE float factor_of(const dw_sm90_gemm_params &p, const tile &t) {
+    if constexpr (CODES) return p.alpha * (p.scale_a[0] * p.scale_b[t.group * p.scale_b_step]);
+    else return p.alpha;
 }
 
 // ---- epilogue ---------------------------------------------------------------------------------------------
@@ -217,7 +274,8 @@ DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sum
 // the residual and stores D in whole rows of 128 bytes.
 
 // Computes the thread's numbers of chunk `chunk`, in the order of the accumulators. `column` is the chunk's first.
-DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, const float *sums, int chunk, int column, float *x) {
+DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, float factor, const float *sums, int chunk, int column,
+                   float *x) {
     const uint16 *bias = (const uint16 *)p.bias;
     if constexpr (BIAS && GROUPS == DW_SM90_ROWS) bias += (uint64)t.group * p.n * (SWIGLU ? 2 : 1);
 #pragma unroll
@@ -232,8 +290,8 @@ DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, const float *sum
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int from = chunk * CHUNK_VALUES + 4 * i + j;
-            float y = fmaf(p.alpha, sums[from], b[j % 2]);
-            if constexpr (SWIGLU) x[4 * i + j] = silu(y) * fmaf(p.alpha, sums[from + TILE_N / 4], b[2 + j % 2]);
+            float y = fmaf(factor, sums[from], b[j % 2]);
+            if constexpr (SWIGLU) x[4 * i + j] = silu(y) * fmaf(factor, sums[from + TILE_N / 4], b[2 + j % 2]);
             else x[4 * i + j] = activate(y);
         }
     }
@@ -317,17 +375,18 @@ DEVICE void store_line(void *line, int count, uint4 v) {
 #define LINES 4
 #define LANE_ELEMENTS (F32_OUTPUT ? 4 : 8)
 
-DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, float (*sums)[TILE_N / 2]) {
+DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, float (*sums)[WIDTH / 2]) {
     const int warp = threadIdx.x / 32, lane = lane_index(), size = F32_OUTPUT ? 4 : 2;
     const uint32 staging = s.staging + warp * 16 * 128;
     const long long group = GROUPS == DW_SM90_ROWS ? 0 : t.group;
+    const float factor = factor_of(p, t);
     const int first_row = t.row + warp % 4 * 16 + lane / 8;
     uint8 *d = (uint8 *)p.d + (group * p.group_d) * size;
     const uint8 *residual = (const uint8 *)p.residual + (group * p.group_residual) * size;
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
 #pragma unroll
-        for (int chunk = 0; chunk < TILE_COLUMNS / CHUNK; chunk++) {
+        for (int chunk = 0; chunk < WIDTH_COLUMNS / CHUNK; chunk++) {
             float x[CHUNK_VALUES];
             int column = t.column + chunk * CHUNK, mine = column + lane % 8 * LANE_ELEMENTS;
             if (column >= p.n) continue;
@@ -340,7 +399,7 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
                 }
                 __syncwarp();
             }
-            finish(p, t, sums[part], chunk, column, x);
+            finish(p, t, factor, sums[part], chunk, column, x);
             if constexpr (RESIDUAL) {
                 add_staged(staging, x);
                 __syncwarp();
@@ -367,17 +426,21 @@ extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b);
     } else {
         registers_up<232>();
-        if (threadIdx.x / 128 == 1) give_turn();
+        if (!PROMOTE && threadIdx.x / 128 == 1) give_turn();
         ring r = {0, 0};
         walk w = {0, 0, 0, 0};
         tile t;
         while (next_tile(p, w, t)) {
+            float sums[PARTS][WIDTH / 2];
+#if PROMOTE
+            multiply_together(s, r, t, sums[0]);
+#else
             if ((w.round - 1) % 2 != threadIdx.x / 128) { // the other warpgroup's
                 skip(r, steps_of(t));
                 continue;
             }
-            float sums[PARTS][TILE_N / 2];
             multiply(s, r, t, sums);
+#endif
             store_tile(p, s, t, sums);
         }
     }

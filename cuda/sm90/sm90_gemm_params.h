@@ -17,6 +17,9 @@ typedef struct dw_sm90_gemm_params {
     long long group_d,
         group_residual; /* elements from group to group; not used with DW_SM90_ROWS */
     const int *offsets; /* groups + 1 rows, ascending; NULL with DW_SM90_BATCH */
+    /* Codes alone: the scale of A, and that of matrix g of B at scale_b[g * scale_b_step]. */
+    const float *scale_a, *scale_b;
+    int scale_b_step; /* 0: one scale for all */
 } dw_sm90_gemm_params;
 
 /* GROUPS, how several products share a launch.
@@ -41,5 +44,8 @@ typedef struct dw_sm90_gemm_params {
 #define DW_SM90_GEMM_SHARED_BYTES(tile_m, tile_n, stages)                                          \
     ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + DW_SM90_STAGING_BYTES + 2 * 8 * (stages))
 #define DW_SM90_MOST_SHARED 232448 /* 227 KiB: the limit of a block */
+
+/* Elements of the contraction in a stage of codes of FP8: 128 bytes, too. */
+#define DW_SM90_CODES_STEP 128
 
 #endif
