@@ -3,7 +3,7 @@
 // The tensor cores add 32 products and the old accumulator to 14 bits, truncated (docs/gemm.md). The error of a long
 // sum therefore grows with its length, unless sums of a stage, 128 products, are added to others in F32 registers.
 //
-// Defines: CODES_A, CODES_B.
+// Defines: CODES_A, CODES_B (1 for E4M3, 2 for E5M2).
 #ifndef DW_SM90_CODES_CUH
 #define DW_SM90_CODES_CUH
 

@@ -18,17 +18,19 @@
 // Defines: TILE_M, TILE_N, STAGES, GROUPS (sm90_gemm_params.h), TURNED_A, TURNED_B, ELEMENT (with codes that of a D in
 // 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE.
 
-#include "epilogue_parts.cuh"
-#include "sm100/gemm_params.h"
-#include "sm90.cuh"
-#include "sm90_gemm_params.h"
-
 #ifndef CODES_A // elements of 16 bits
 #define CODES_A 0
 #define CODES_B 0
 #define PROMOTE 0
 #endif
 #define CODES (CODES_A != 0)
+
+#include "epilogue_parts.cuh"
+#include "sm100/gemm_params.h"
+#include "sm90.cuh"
+#include "sm90_codes.cuh"
+#include "sm90_gemm_params.h"
+
 #define SWIGLU (ACTIVATION == DW_GEMM_SWIGLU)
 #define F32_OUTPUT (OUTPUT == DW_GEMM_OUTPUT_F32)
 #define STEP (CODES ? DW_SM90_CODES_STEP : DW_SM90_GEMM_STEP)
@@ -183,12 +185,10 @@ template <bool TURNED> DEVICE uint64 operand(uint32 address, int slice) {
     return tile_descriptor(address + slice * (TURNED ? 2048 : 32), STEP * 128);
 }
 
-#if CODES_A
-#include "sm90_codes.cuh"
-DEVICE void multiply_slice(float *sums, uint64 a, uint64 b) { wgmma_codes<WIDTH>(sums, a, b, 1); }
-#else
-DEVICE void multiply_slice(float *sums, uint64 a, uint64 b) { wgmma_ss<TILE_N, TURNED_A, TURNED_B>(sums, a, b, 1); }
-#endif
+DEVICE void multiply_slice(float *sums, uint64 a, uint64 b) {
+    if constexpr (CODES) wgmma_codes<WIDTH>(sums, a, b, 1);
+    else wgmma_ss<WIDTH, TURNED_A, TURNED_B>(sums, a, b, 1);
+}
 
 // Tells that a warp has read a stage.
 DEVICE void release(const shared_layout &s, int stage) {
@@ -235,7 +235,6 @@ DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sum
     if (steps > 0) release(s, before);
 }
 
-#if PROMOTE
 // Multiplies the warpgroup's share of a tile, and makes `t` that share.
 DEVICE void multiply_together(const shared_layout &s, ring &r, tile &t, float *sums) {
     const int steps = steps_of(t), half = threadIdx.x / 128;
@@ -261,7 +260,6 @@ DEVICE void multiply_together(const shared_layout &s, ring &r, tile &t, float *s
     if constexpr (TILE_M == 128) t.row += half * 64;
     else t.column += half * WIDTH;
 }
-#endif
 
 // The factor of a tile's sums. Codes have the scales of their tensors, or of the group's matrix of B.
 DEVICE float factor_of(const dw_sm90_gemm_params &p, const tile &t) {
@@ -432,15 +430,15 @@ extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
         tile t;
         while (next_tile(p, w, t)) {
             float sums[PARTS][WIDTH / 2];
-#if PROMOTE
-            multiply_together(s, r, t, sums[0]);
-#else
-            if ((w.round - 1) % 2 != threadIdx.x / 128) { // the other warpgroup's
-                skip(r, steps_of(t));
-                continue;
+            if constexpr (PROMOTE) {
+                multiply_together(s, r, t, sums[0]);
+            } else {
+                if ((w.round - 1) % 2 != threadIdx.x / 128) { // the other warpgroup's
+                    skip(r, steps_of(t));
+                    continue;
+                }
+                multiply(s, r, t, sums);
             }
-            multiply(s, r, t, sums);
-#endif
             store_tile(p, s, t, sums);
         }
     }

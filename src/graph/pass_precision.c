@@ -329,32 +329,34 @@ static dw_status quantize_experts(dw__rewriter *rewriter, dw_node n,
     return DW_OK;
 }
 
-/* Experts are quantized in sorted rows. */
-static dw_status sort_quantized_experts(dw_graph **graph, dw__layer_choice **choices,
-                                        const dw_precision_policy *policy) {
+/* Experts are quantized in sorted rows: makes a graph that has them, and its choices, if any are quantized. */
+static dw_status sort_quantized_experts(const dw_graph *graph, const dw_precision_policy *policy,
+                                        dw__layer_choice **choices, dw_graph **sorted) {
     bool any = false;
-    for (dw_node n = 0; n < dw_graph_node_count(*graph); n++)
-        any |= dw_node_op(*graph, n) == DW_OP_GROUPED_LINEAR && (*choices)[n].layer;
+    for (dw_node n = 0; n < dw_graph_node_count(graph); n++)
+        any |= dw_node_op(graph, n) == DW_OP_GROUPED_LINEAR && (*choices)[n].layer;
     if (!any) return DW_OK;
     dw__free(*choices);
     *choices = NULL;
-    DW_RETURN_IF_FAILED(dw__sort_rows(graph));
-    return dw__choose_layers(*graph, policy, choices);
+    DW_RETURN_IF_FAILED(dw_graph_clone(graph, sorted));
+    DW_RETURN_IF_FAILED(dw__sort_rows(sorted));
+    return dw__choose_layers(*sorted, policy, choices);
 }
 
 dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *policy,
                                    uint32_t *count) {
     dw_status status = DW_OK;
-    const dw_graph *from = NULL;
+    const dw_graph *from = *graph;
+    dw_graph *sorted = NULL;
     dw__layer_choice *choices = NULL;
     dw__rewriter rewriter = {0};
     uint32_t changed = 0;
     DW_TRY(dw__policy_check(policy));
     if (count) *count = 0;
     if (!quantizes(policy)) return DW_OK;
-    DW_TRY(dw__choose_layers(*graph, policy, &choices));
-    DW_TRY(sort_quantized_experts(graph, &choices, policy));
-    from = *graph;
+    DW_TRY(dw__choose_layers(from, policy, &choices));
+    DW_TRY(sort_quantized_experts(from, policy, &choices, &sorted));
+    if (sorted) from = sorted;
     dw_value seed = find_seed(from);
     if (dw_precision_policy_needs_seed(policy) && seed == DW_NONE)
         DW_TRY(
@@ -391,6 +393,7 @@ dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *
     if (count) *count = changed;
 cleanup:
     dw__rewriter_abort(&rewriter);
+    dw_graph_destroy(sorted);
     dw__free(choices);
     return status == DW_OK ? status : dw__fail_prefix(status, "precision");
 }
