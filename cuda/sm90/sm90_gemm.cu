@@ -14,16 +14,21 @@
 //
 // Codes of FP8 (CODES_A, CODES_B: 1 for E4M3, 2 for E5M2) always lie along the contraction, because wgmma does not
 // transpose them. With PROMOTE both warpgroups multiply the same tile and add each stage's sums in F32 (sm90_codes.cuh).
+// A stage is as long as the blocks of fp8-block: with BLOCKS its sums are multiplied by the two blocks' scales first.
 //
 // Defines: TILE_M, TILE_N, STAGES, GROUPS (sm90_gemm_params.h), TURNED_A, TURNED_B, ELEMENT (with codes that of a D in
-// 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE.
+// 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
+// (sm90_gemm_params.h).
 
 #ifndef CODES_A // elements of 16 bits
 #define CODES_A 0
 #define CODES_B 0
 #define PROMOTE 0
+#define BLOCKS 0
 #endif
 #define CODES (CODES_A != 0)
+#define SQUARE_A ((BLOCKS & DW_SM90_SQUARE_A) != 0)
+#define SQUARE_B ((BLOCKS & DW_SM90_SQUARE_B) != 0)
 
 #include "epilogue_parts.cuh"
 #include "sm100/gemm_params.h"
@@ -54,6 +59,7 @@ static_assert(GROUPS != DW_SM90_CONTRACTION || (TURNED_A && TURNED_B), "groups a
 static_assert(GROUPS != DW_SM90_ROWS || !TURNED_A, "groups are rows of A");
 static_assert((CODES_A != 0) == (CODES_B != 0) && (!PROMOTE || CODES), "codes are multiplied with codes");
 static_assert(!CODES || !(TURNED_A || TURNED_B || SWIGLU), "wgmma reads codes along the contraction");
+static_assert(!BLOCKS || (PROMOTE && GROUPS == DW_SM90_BATCH && STEP == DW_SM90_BLOCK), "a stage has one block");
 static_assert(!PROMOTE || TILE_M == 64 || TILE_M == 128, "a warpgroup multiplies 64 rows");
 static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) <= DW_SM90_MOST_SHARED, "too many stages");
 
@@ -235,15 +241,49 @@ DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sum
     if (steps > 0) release(s, before);
 }
 
+// The scales of a block of the contraction for a thread's accumulators: of its two rows of A, and of the square block
+// of B. Those of its 32 columns, where blocks of B are not square, would not fit its registers.
+typedef struct block_scales {
+    float a[2], b;
+} block_scales;
+
+// `row` and `column` are the thread's first ones.
+DEVICE block_scales load_scales(const dw_sm90_gemm_params &p, int step, int row, int column) {
+    block_scales s;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int at = min(row + 8 * i, p.m - 1);
+        s.a[i] = SQUARE_A ? p.scale_a[(long long)(at / DW_SM90_BLOCK) * p.wide_a + step]
+                          : p.scale_a[(long long)step * p.m + at];
+    }
+    s.b = SQUARE_B ? p.scale_b[(long long)(min(column, p.n - 1) / DW_SM90_BLOCK) * p.wide_b + step] : 1.f;
+    return s;
+}
+
+DEVICE void add_scaled(const dw_sm90_gemm_params &p, int step, int column, block_scales s, const float *products,
+                       float *sums) {
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++) {
+        const int at = min(column + i / 4 * 8 + i % 2, p.n - 1);
+        const float of_b = SQUARE_B ? s.b : p.scale_b[(long long)step * p.n + at];
+        sums[i] += products[i] * (s.a[i / 2 % 2] * of_b);
+    }
+}
+
 // Multiplies the warpgroup's share of a tile, and makes `t` that share.
-DEVICE void multiply_together(const shared_layout &s, ring &r, tile &t, float *sums) {
+DEVICE void multiply_together(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, tile &t, float *sums) {
     const int steps = steps_of(t), half = threadIdx.x / 128;
     const uint32 a = TILE_M == 128 ? half * 64 * 128 : 0, b = A_BYTES + (TILE_M == 64 ? half * WIDTH * 128 : 0);
     float products[WIDTH / 2];
+    if constexpr (TILE_M == 128) t.row += half * 64;
+    else t.column += half * WIDTH;
+    const int row = t.row + threadIdx.x % 128 / 32 * 16 + lane_index() / 4, column = t.column + 2 * (lane_index() & 3);
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; i++) products[i] = sums[i] = 0.f;
     for (int step = 0; step < steps; step++) {
         uint32 stage = s.stages + r.stage * STAGE_BYTES;
+        block_scales scales;
+        if constexpr (BLOCKS) scales = load_scales(p, step, row, column); // while the stage arrives
         barrier_wait(s.full + 8 * r.stage, r.phase);
         wgmma_fence();
 #pragma unroll
@@ -253,17 +293,19 @@ DEVICE void multiply_together(const shared_layout &s, ring &r, tile &t, float *s
         wgmma_wait<0>();
         keep<WIDTH / 2>(products);
         release(s, r.stage);
+        if constexpr (BLOCKS) {
+            add_scaled(p, step, column, scales, products, sums);
+        } else {
 #pragma unroll
-        for (int i = 0; i < WIDTH / 2; i++) sums[i] += products[i];
+            for (int i = 0; i < WIDTH / 2; i++) sums[i] += products[i];
+        }
         advance(r, STAGES);
     }
-    if constexpr (TILE_M == 128) t.row += half * 64;
-    else t.column += half * WIDTH;
 }
 
 // The factor of a tile's sums. Codes have the scales of their tensors, or of the group's matrix of B.
 DEVICE float factor_of(const dw_sm90_gemm_params &p, const tile &t) {
-    if constexpr (CODES) return p.alpha * (p.scale_a[0] * p.scale_b[t.group * p.scale_b_step]);
+    if constexpr (CODES && !BLOCKS) return p.alpha * (p.scale_a[0] * p.scale_b[t.group * p.scale_b_step]);
     else return p.alpha;
 }
 
@@ -431,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
         while (next_tile(p, w, t)) {
             float sums[PARTS][WIDTH / 2];
             if constexpr (PROMOTE) {
-                multiply_together(s, r, t, sums[0]);
+                multiply_together(p, s, r, t, sums[0]);
             } else {
                 if ((w.round - 1) % 2 != threadIdx.x / 128) { // the other warpgroup's
                     skip(r, steps_of(t));

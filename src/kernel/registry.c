@@ -244,7 +244,11 @@ bool dw__call_decides_product(const dw__call *call) {
     return dw__call_has_tiles(call) && !dw__call_bias(call) && call->outputs[0].dtype == DW_F32;
 }
 
-const dw__kernel *dw__kernel_of_fp8_blocks(void) { return &dw__graph_cublaslt_fp8_block; }
+const dw__kernel *const *dw__kernels_of_fp8_blocks(void) {
+    static const dw__kernel *const kernels[] = {&dw__graph_cublaslt_fp8_block, &dw__sm90_codes,
+                                                NULL};
+    return kernels;
+}
 
 int64_t dw__tensor_count(const dw__tensor *tensor) {
     int64_t count = 1;

@@ -13,6 +13,7 @@ typedef struct form {
     matrix_type a, b, d;
     bool f16, bias, residual, fast, scale_each;
     arrangement matrices;
+    bool blocks, square_a, square_b; /* scales of blocks; not in groups */
 } form;
 
 typedef struct call {
@@ -22,7 +23,10 @@ typedef struct call {
     int offsets[GROUPS + 1];
     float scales[1 + GROUPS]; /* of A, then of B */
     matrix a, b, bias, residual, d;
-    void *device_offsets, *device_scales;
+    float *blocks[2]; /* scales of blocks of A and B */
+    int wide[2];      /* from a row of square blocks to the next */
+    size_t block_bytes[2];
+    void *device_offsets, *device_scales, *device_blocks[2];
     dw__sm90_call made;
 } call;
 
@@ -45,6 +49,28 @@ static void fill(matrix *x, const dw_device *device, int rows, int columns, matr
             set(x, i, j, positive ? 1.0f + 0.5f * value : 2.0f * value);
         }
     send(x, device);
+}
+
+static bool is_square(const form *f, int operand) { return operand ? f->square_b : f->square_a; }
+
+static float block_scale(const call *c, int operand, int row, int block) {
+    const int rows = operand ? c->n : c->m;
+    return c->blocks[operand][is_square(c->form, operand) ? row / STEP * c->wide[operand] + block
+                                                          : block * rows + row];
+}
+
+/* Scales from 1/4 to 4 in the layouts of fp8-block. */
+static void put_blocks(call *c, int operand, uint64_t *state) {
+    const int rows = operand ? c->n : c->m, along = (c->k + STEP - 1) / STEP,
+              wide = (along + 3) / 4 * 4,
+              count = is_square(c->form, operand) ? (rows + STEP - 1) / STEP * wide : along * rows;
+    c->wide[operand] = wide;
+    c->block_bytes[operand] = (size_t)count * sizeof(float);
+    c->blocks[operand] = malloc(c->block_bytes[operand]);
+    assert_non_null(c->blocks[operand]);
+    for (int i = 0; i < count; i++)
+        c->blocks[operand][i] = exp2f(2.0f * random_value(state, false));
+    c->device_blocks[operand] = put(c->device, c->blocks[operand], c->block_bytes[operand]);
 }
 
 static void open_call(const form *f, int m, int n, int k, bool positive, uint64_t seed, call *c) {
@@ -90,6 +116,16 @@ static void open_call(const form *f, int m, int n, int k, bool positive, uint64_
                                         .side_by_side = f->matrices == BESIDE}};
     if (f->bias) c->made.gemm.bias = c->bias.device;
     if (f->residual) c->made.gemm.residual = matrix_of(&c->residual);
+    if (f->blocks) {
+        for (int i = 0; i < 2; i++) put_blocks(c, i, &state);
+        c->made.codes.blocks = true;
+        c->made.codes.square_a = f->square_a;
+        c->made.codes.square_b = f->square_b;
+        c->made.codes.wide_a = c->wide[0];
+        c->made.codes.wide_b = c->wide[1];
+        c->made.codes.scale_a = c->device_blocks[0];
+        c->made.codes.scale_b = c->device_blocks[1];
+    }
     if (groups == 1) return;
     c->made.groups.kind = DW_SM90_ROWS;
     c->made.groups.offsets = c->device_offsets;
@@ -100,6 +136,10 @@ static void close_call(call *c) {
     for (size_t i = 0; i < DW_COUNT(all); i++) take_away(all[i], c->device);
     dw_device_release(c->device, c->device_offsets, sizeof c->offsets);
     dw_device_release(c->device, c->device_scales, sizeof c->scales);
+    for (int i = 0; i < 2 && c->form->blocks; i++) {
+        dw_device_release(c->device, c->device_blocks[i], c->block_bytes[i]);
+        free(c->blocks[i]);
+    }
 }
 
 static void run_tile(const call *c, int tile) {
@@ -128,28 +168,32 @@ static int group_of(const call *c, int row) {
 /* The sum of products in double, and a bound of the error of the tensor cores' sum. One instruction adds 32 products to
  * the old sum: each of the 33 terms is truncated to 13 bits below the greatest exponent, and so is the result to 14
  * bits, so the error is below 34 2^-13 times the largest magnitude among products, the old sum and the new one. Sums
- * are themselves off by the errors before, which `off` counts. Sums of a step are added in F32. */
+ * are themselves off by the errors before, which `off` counts. Sums of a step are added in F32, times the scales of
+ * blocks if there are any. */
 static expected sum_of(const call *c, int row, int column) {
     const int group = c->groups == 1 ? 0 : group_of(c, row), beside = c->form->matrices == BESIDE;
-    double sum = 0, error = 0, part = 0, off = 0;
+    double sum = 0, error = 0, part = 0, off = 0, scale = 1;
     for (int k = 0; k < c->k; k += PRODUCT_K) {
         if (!c->form->fast && k % STEP == 0) {
-            error += off;
+            error += off * scale;
             part = off = 0;
+            if (c->form->blocks)
+                scale =
+                    (double)block_scale(c, 0, row, k / STEP) * block_scale(c, 1, column, k / STEP);
         }
         double largest = fabs(part) + off;
         for (int i = k; i < k + PRODUCT_K && i < c->k; i++) {
             const double x =
                 (double)get(&c->a, row, i) *
                 get(&c->b, beside ? column : group * c->n + column, beside ? group * c->k + i : i);
-            part += x, sum += x;
+            part += x, sum += x * scale;
             largest = fmax(largest, fabs(x));
         }
         largest = fmax(largest, fabs(part) + off);
         off += 34 * 0x1p-13 * largest;
-        error += 0x1p-23 * (fabs(sum) + off);
+        error += 0x1p-23 * (fabs(sum) + (fabs(part) + off) * scale);
     }
-    return (expected){sum, error + off};
+    return (expected){sum, error + off * scale};
 }
 
 static double
@@ -159,8 +203,9 @@ static void check_call(const call *c) {
     static const double rounding[] = {0x1p-8, 0x1p-11, 0x1p-24};
     for (int i = 0; i < c->m; i++) {
         const int group = c->groups == 1 ? 0 : group_of(c, i);
-        const double factor =
-            0.75 * (double)c->scales[0] * c->scales[1 + (c->form->scale_each ? group : 0)];
+        const double of_tensors =
+            (double)c->scales[0] * c->scales[1 + (c->form->scale_each ? group : 0)];
+        const double factor = 0.75 * (c->form->blocks ? 1 : of_tensors);
         for (int j = 0; j < c->n; j++) {
             expected x = sum_of(c, i, j);
             x.value *= factor, x.error *= factor;
@@ -179,7 +224,7 @@ static void check_call(const call *c) {
 
 /* ---- tests -------------------------------------------------------------------------------------------- */
 
-/* Every tile with every pair of formats, both ways of accumulation, and both arrangements of matrices. */
+/* Every tile with every pair of formats, both ways of accumulation, both arrangements of matrices, all blocks. */
 static void each_form_is_right(void **state) {
     static const form forms[] = {
         {MATRIX_E4M3, MATRIX_E4M3, MATRIX_BF16, .bias = true},
@@ -191,6 +236,9 @@ static void each_form_is_right(void **state) {
         {MATRIX_E4M3, MATRIX_E4M3, MATRIX_BF16, .matrices = BELOW, .fast = true,
          .scale_each = true},
         {MATRIX_E5M2, MATRIX_E5M2, MATRIX_F16, .f16 = true, .matrices = BESIDE},
+        {MATRIX_E4M3, MATRIX_E4M3, MATRIX_BF16, .bias = true, .blocks = true, .square_b = true},
+        {MATRIX_E4M3, MATRIX_E4M3, MATRIX_F32, .blocks = true},
+        {MATRIX_E4M3, MATRIX_E4M3, MATRIX_F16, .f16 = true, .blocks = true, .square_a = true},
     };
     (void)state;
     need_compiler();
@@ -294,7 +342,7 @@ static void correct_kernels_pass(void **state) {
 
 /* The sums of all steps but the last are lost. */
 static void keep_last_step(void) {
-    static const char added[] = "sums[i] += products[i]", lost[] = "sums[i]  = products[i]";
+    static const char added[] = "sums[i] += products[i];", lost[] = "sums[i]  = products[i];";
     const dw__context *context;
     dw__text source = {0};
     dw_attr dtype;

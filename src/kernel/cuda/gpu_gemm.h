@@ -140,7 +140,10 @@ typedef struct dw__sm90_call {
         bool fast;                      /* all sums in the tensor cores' accumulators */
         const float *scale_a, *scale_b; /* device memory: of all of A, of B or of each matrix */
         bool scale_b_each;
-        bool side_by_side; /* matrices of B: a row of one, then the same row of the next */
+        bool blocks, square_a,
+            square_b;       /* scales of blocks instead, as fp8-block has them; not in groups */
+        int wide_a, wide_b; /* from a row of square blocks to the next */
+        bool side_by_side;  /* matrices of B: a row of one, then the same row of the next */
     } codes;
 } dw__sm90_call;
 
@@ -153,8 +156,8 @@ typedef union dw__sm90_shape {
         uint64_t activation : 8; /* dw_activation */
         bool f16 : 1, bias : 1, residual : 1, turned_a : 1, turned_b : 1;
         uint64_t codes_a : 2, codes_b : 2; /* CODES_A of sm90_gemm.cu */
-        bool promote : 1;
-        uint64_t unused : 22;
+        bool promote : 1, blocks : 1, square_a : 1, square_b : 1;
+        uint64_t unused : 19;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;

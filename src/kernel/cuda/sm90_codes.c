@@ -1,7 +1,7 @@
-/* GEMMs of FP8 codes with a scale of each tensor on Hopper, by sm90_gemm: multiply_codes, and segment_multiply_codes,
- * whose rows are in groups with a matrix of B each. wgmma reads codes along the contraction alone, so both operands
- * have contiguous rows along it; matrices of B may lie one below the other or side by side, as quantize_tensor writes
- * the two orientations of all of them. */
+/* GEMMs of FP8 codes on Hopper, by sm90_gemm: multiply_codes with a scale of each tensor or those of fp8-block, and
+ * segment_multiply_codes, whose rows are in groups with a matrix of B each. wgmma reads codes along the contraction
+ * alone, so both operands have contiguous rows along it; matrices of B may lie one below the other or side by side, as
+ * quantize_tensor writes the two orientations of all of them. */
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <stdio.h>
@@ -13,6 +13,19 @@ static bool computes(dw_op op) {
 static bool is_segments(const dw__call *c) { return c->op == DW_OP_SEGMENT_MULTIPLY_CODES; }
 
 /* ---- calls ----------------------------------------------------------------------------------------- */
+
+/* Scales of blocks are square if they have three axes. */
+static void set_blocks(const dw__call *c, dw__sm90_call *s) {
+    enum { BLOCKS_A = 4, BLOCKS_B };
+    const dw__tensor *a = &c->inputs[BLOCKS_A], *b = &c->inputs[BLOCKS_B];
+    s->codes.blocks = true;
+    s->codes.scale_a = a->data;
+    s->codes.scale_b = b->data;
+    s->codes.square_a = a->rank == 3;
+    s->codes.square_b = b->rank == 3;
+    s->codes.wide_a = a->rank == 3 ? (int)(a->shape[1] * a->shape[2]) : 0;
+    s->codes.wide_b = b->rank == 3 ? (int)(b->shape[1] * b->shape[2]) : 0;
+}
 
 static dw__sm90_call call_of(const dw__operation_call *given) {
     enum { A, B, SCALE_A, SCALE_B, OFFSETS = 2, SEGMENT_SCALE_A, SEGMENT_SCALE_B };
@@ -40,6 +53,7 @@ static dw__sm90_call call_of(const dw__operation_call *given) {
                                  .fast = dw__call_int(c, DW_ATTR_KEY_FAST_ACCUMULATION, 0) != 0,
                                  .scale_a = scale_a->data,
                                  .scale_b = scale_b->data}};
+    if (!segments && dw__call_has_tiles(c)) set_blocks(c, &s);
     if (!segments) return s;
     s.groups.kind = DW_SM90_ROWS;
     s.groups.count = c->inputs[OFFSETS].shape[0] - 1;
@@ -77,8 +91,8 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     if (gpu && gpu->capability != 90)
         return dw__fail(DW_TYPE, "%s is for sm_90a (H100, H200), not for %s", kernel->name,
                         gpu->name);
-    if (!is_segments(c) && dw__call_has_tiles(c))
-        return dw__fail(DW_TYPE, "%s multiplies codes with scales of tensors", kernel->name);
+    if (dw__call_has_tiles(c) && !dw__call_has_f32_scales(c))
+        return dw__fail(DW_TYPE, "%s multiplies codes with scales in F32", kernel->name);
     const dw__sm90_call s = call_of(call);
     if (is_segments(c) && !dw__tensor_is_contiguous(&c->inputs[2]))
         return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous offsets", kernel->name);
@@ -147,6 +161,7 @@ static void example(uint64_t params, int index, dw__call *c) {
         c->inputs[4] = (dw__tensor){.dtype = DW_F32, .rank = index, .shape = {GROUPS}};
         for (int i = 1; i < 5; i++) dw__tensor_set_contiguous(&c->inputs[i]);
     }
+    if (s.blocks) dw__multiply_codes_add_blocks(c, s.square_a, s.square_b);
     c->attrs = attrs[type];
     c->attr_count = s.promote ? 1 : 2;
     if (s.bias) dw__multiply_codes_add_bias(c);

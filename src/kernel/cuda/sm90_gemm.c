@@ -87,8 +87,11 @@ dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
         .turned_b = c->turned.b,
         .codes_a = code_of(c->codes.a),
         .codes_b = code_of(c->codes.b),
+        .blocks = c->codes.blocks,
+        .square_a = c->codes.square_a,
+        .square_b = c->codes.square_b,
     };
-    shape.promote = dw__sm90_has_codes(&shape) && !c->codes.fast;
+    shape.promote = dw__sm90_has_codes(&shape) && (c->codes.blocks || !c->codes.fast);
     const double close = 1.02; /* counted clocks are no closer to measured ones */
     double least = INFINITY;
     int best = 0;
@@ -154,6 +157,9 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     dw__jit_add_define(&v, "CODES_A", (int)s->codes_a);
     dw__jit_add_define(&v, "CODES_B", (int)s->codes_b);
     dw__jit_add_define(&v, "PROMOTE", s->promote);
+    dw__jit_add_define(&v, "BLOCKS",
+                       (s->blocks ? DW_SM90_BLOCKS : 0) | (s->square_a ? DW_SM90_SQUARE_A : 0) |
+                           (s->square_b ? DW_SM90_SQUARE_B : 0));
     return v;
 }
 
@@ -239,6 +245,8 @@ dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
         .scale_a = c->codes.scale_a,
         .scale_b = c->codes.scale_b,
         .scale_b_step = c->codes.scale_b_each,
+        .wide_a = c->codes.wide_a,
+        .wide_b = c->codes.wide_b,
     };
     if (g->k > 0) {
         DW_RETURN_IF_FAILED(map_operand(c, context, &g->a, "A", g->m,
