@@ -17,6 +17,12 @@ typedef struct dw_sm90_gemm_params {
     long long group_d,
         group_residual; /* elements from group to group; not used with DW_SM90_ROWS */
     const int *offsets; /* groups + 1 rows, ascending; NULL with DW_SM90_BATCH */
+    /* Codes alone: the scale of A, and that of matrix g of B at scale_b[g * scale_b_step]. With BLOCKS the scales of
+     * blocks: that of row i and block k of the contraction is at k * rows + i, or, of square blocks, at
+     * i / 128 * wide + k. */
+    const float *scale_a, *scale_b;
+    int scale_b_step;   /* 0: one scale for all */
+    int wide_a, wide_b; /* square blocks alone */
 } dw_sm90_gemm_params;
 
 /* GROUPS, how several products share a launch.
@@ -44,5 +50,14 @@ typedef struct dw_sm90_gemm_params {
 #define DW_SM90_GEMM_SHARED_BYTES(tile_m, tile_n, stages)                                          \
     ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + DW_SM90_BIAS_BYTES(tile_n) + 2 * 8 * (stages))
 #define DW_SM90_MOST_SHARED 232448 /* 227 KiB: the limit of a block */
+
+/* Elements of the contraction in a stage of codes of FP8, 128 bytes, too, and of a block of fp8-block. */
+#define DW_SM90_CODES_STEP 128
+#define DW_SM90_BLOCK 128
+
+/* BLOCKS, whether codes have scales of blocks: 0 if not, or a sum. Blocks that are not square are 1 x 128. */
+#define DW_SM90_BLOCKS 1
+#define DW_SM90_SQUARE_A 2
+#define DW_SM90_SQUARE_B 4
 
 #endif

@@ -260,8 +260,9 @@ bool dw__call_has_f32_scales(const dw__call *call);
 /* Whether a product with scales of blocks is simulated if this call of its operations has no kernel. A product with its
  * bias, or in another type than F32, is then computed in two steps. */
 bool dw__call_decides_product(const dw__call *call);
-/* The kernel that multiplies codes with F32 scales of blocks on FP8 tensor cores. Others compute such calls without. */
-const dw__kernel *dw__kernel_of_fp8_blocks(void);
+/* The kernels that multiply codes with F32 scales of blocks on FP8 tensor cores, in order of preference, up to NULL.
+ * Others compute such calls without. */
+const dw__kernel *const *dw__kernels_of_fp8_blocks(void);
 /* Returns the bias of a call of linear or multiply_codes, or NULL. */
 const dw__tensor *dw__call_bias(const dw__call *call);
 int64_t dw__tensor_count(const dw__tensor *tensor);

@@ -58,6 +58,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__gpu_quantize_tensor,
     &dw__gpu_fp8_block_codes,
     &dw__gpu_quantize_tiles,
+    &dw__sm90_codes,
     &dw__gpu_fp8_block_gemm,
     &dw__gpu_multiply_codes,
     /* PyTorch's, which explanations know */
@@ -236,7 +237,8 @@ const dw__tensor *dw__call_addend(const dw__call *call) {
 
 bool dw__call_has_tiles(const dw__call *call) {
     enum { TILES_A = 4 };
-    return call->input_count > TILES_A && call->inputs[TILES_A].rank >= 0;
+    return call->op == DW_OP_MULTIPLY_CODES && call->input_count > TILES_A &&
+           call->inputs[TILES_A].rank >= 0;
 }
 
 bool dw__call_has_f32_scales(const dw__call *call) {
@@ -255,7 +257,11 @@ bool dw__call_decides_product(const dw__call *call) {
     return dw__call_has_tiles(call) && !dw__call_bias(call) && call->outputs[0].dtype == DW_F32;
 }
 
-const dw__kernel *dw__kernel_of_fp8_blocks(void) { return &dw__graph_cublaslt_fp8_block; }
+const dw__kernel *const *dw__kernels_of_fp8_blocks(void) {
+    static const dw__kernel *const kernels[] = {&dw__graph_cublaslt_fp8_block, &dw__sm90_codes,
+                                                NULL};
+    return kernels;
+}
 
 int64_t dw__tensor_count(const dw__tensor *tensor) {
     int64_t count = 1;

@@ -135,6 +135,17 @@ typedef struct dw__sm90_call {
         int64_t count;
         const int32_t *offsets; /* device memory; NULL for a batch */
     } groups;
+    /* A and B are codes of FP8 if `a` is DW_E4M3 or DW_E5M2. gemm.dtype is then the type of a D in 16 bits. */
+    struct {
+        dw_dtype a, b;
+        bool fast;                      /* all sums in the tensor cores' accumulators */
+        const float *scale_a, *scale_b; /* device memory: of all of A, of B or of each matrix */
+        bool scale_b_each;
+        bool blocks, square_a,
+            square_b;       /* scales of blocks instead, as fp8-block has them; not in groups */
+        int wide_a, wide_b; /* from a row of square blocks to the next */
+        bool side_by_side;  /* matrices of B: a row of one, then the same row of the next */
+    } codes;
 } dw__sm90_call;
 
 /* The compile-time parameters of a variant. */
@@ -145,14 +156,18 @@ typedef union dw__sm90_shape {
         uint64_t output : 8;     /* OUTPUT of gemm_params.h */
         uint64_t activation : 8; /* dw_activation */
         bool f16 : 1, bias : 1, residual : 1, turned_a : 1, turned_b : 1;
-        uint64_t unused : 27;
+        uint64_t codes_a : 2, codes_b : 2; /* CODES_A of sm90_gemm.cu */
+        bool promote : 1, blocks : 1, square_a : 1, square_b : 1;
+        uint64_t unused : 19;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;
 _Static_assert(sizeof(dw__sm90_shape) == sizeof(uint64_t), "packed, and no bit is padding");
 
 /* Rate of an SM, by the data sheet: 989.4 TFLOP/s on 132 SMs at 1.83 GHz. */
-enum { DW__SM90_FLOPS_PER_CLOCK = 4096 };
+enum { DW__SM90_FLOPS_PER_CLOCK = 4096, DW__SM90_CODES_FLOPS_PER_CLOCK = 8192 };
+/* Whether the operands of a variant are codes of FP8. */
+static inline bool dw__sm90_has_codes(const dw__sm90_shape *shape) { return shape->codes_a != 0; }
 int dw__sm90_tile_columns(const dw__sm90_shape *shape); /* of D */
 bool dw__sm90_exists(const dw__sm90_shape *shape);
 /* The static cost model of a tile, as dw__gemm_cost_of. Groups are taken for equally long. */

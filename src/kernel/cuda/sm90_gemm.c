@@ -29,6 +29,11 @@ static unsigned shared_bytes(const dw__sm90_tile *t) {
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/* Elements of the contraction in a stage. */
+static int step_of(const dw__sm90_shape *s) {
+    return dw__sm90_has_codes(s) ? DW_SM90_CODES_STEP : DW_SM90_GEMM_STEP;
+}
+
 /* ---- cost model ------------------------------------------------------------------------------------ */
 
 /* The last tile of each group has on average half of its rows; a warpgroup without rows leaves the tensor cores to the
@@ -50,9 +55,12 @@ static double clocks_between(const dw__sm90_shape *s, const dw__sm90_tile *t) {
     return 600.0 + elements / 40.0 + elements * (double)instructions[s->activation] / 128.0;
 }
 
-/* Elements of D wait in registers while the next tile is computed, for which there is no room in F32. */
+/* Elements of D wait in registers while the next tile is computed: there is no room for F32, nor for a second level of
+ * sums. */
 bool dw__sm90_exists(const dw__sm90_shape *s) {
-    return !dw__sm90_tiles[s->tile].together || s->output != DW_GEMM_OUTPUT_F32;
+    const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
+    if (dw__sm90_has_codes(s) && t->n != 128 && t->n != 256) return false;
+    return !t->together || (s->output != DW_GEMM_OUTPUT_F32 && !s->promote);
 }
 
 dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, int sm_count) {
@@ -63,29 +71,37 @@ dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, 
     int64_t k = c->gemm.k;
     if (c->groups.kind == DW_SM90_CONTRACTION && c->groups.count > 0)
         k = ceil_divide(k, c->groups.count) + DW_SM90_GEMM_STEP / 2;
+    const int rate =
+        dw__sm90_has_codes(s) ? DW__SM90_CODES_FLOPS_PER_CLOCK : DW__SM90_FLOPS_PER_CLOCK;
     dw__gemm_cost made = {
         .tiles = (int64_t)ceil(tiles),
         .rounds = (int64_t)ceil(tiles / places),
-        .steps = ceil_divide(k, DW_SM90_GEMM_STEP),
-        .step_clocks = 2 * t->m * t->n * DW_SM90_GEMM_STEP / DW__SM90_FLOPS_PER_CLOCK,
+        .steps = ceil_divide(k, step_of(s)),
+        .step_clocks = 2 * t->m * t->n * step_of(s) / rate,
     };
-    const double multiply = (double)made.steps * made.step_clocks;
+    enum { OUT_BYTES_PER_CLOCK = 20 }; /* what an SM gets of the memory */
+    const double multiply = (double)made.steps * made.step_clocks,
+                 store = (double)t->m * dw__sm90_tile_columns(s) * (s->residual ? 2 : 1) *
+                         (double)dw_dtype_bytes(c->gemm.output) / OUT_BYTES_PER_CLOCK;
     if (t->together)
-        made.clocks = (double)made.rounds * (multiply + clocks_between(s, t));
+        made.clocks = multiply + clocks_between(s, t);
+    else if (s->promote)
+        /* With two levels of sums both warpgroups multiply, and then both store. */
+        made.clocks = multiply + store;
     else {
-        /* While one warpgroup multiplies, the other stores D at what an SM gets of the memory. Smaller tiles read
-         * more: on an H200 their products took 8 % longer than those of 128 x 256, and a change of turns 600
-         * clocks. */
-        enum { OUT_BYTES_PER_CLOCK = 20, CHANGE = 600 };
-        const double slower = 1.08,
-                     store = (double)t->m * dw__sm90_tile_columns(s) * (s->residual ? 2 : 1) *
-                             (double)dw_dtype_bytes(c->gemm.output) / OUT_BYTES_PER_CLOCK,
-                     both = (multiply + store) / 2.0, longer = multiply > both ? multiply : both;
-        made.clocks = (double)made.rounds * (longer * slower + CHANGE);
+        /* While one warpgroup multiplies, the other stores. Smaller tiles read more: on an H200 their products took
+         * 8 % longer than those of 128 x 256, and a change of turns 600 clocks. */
+        enum { CHANGE = 600 };
+        const double slower = 1.08, both = (multiply + store) / 2.0;
+        made.clocks = (multiply > both ? multiply : both) * slower + CHANGE;
     }
+    made.clocks *= (double)made.rounds;
     made.bytes = (double)made.tiles * (double)made.steps * DW_SM90_STAGE_BYTES(t->m, t->n);
     return made;
 }
+
+/* CODES_A of sm90_gemm.cu. */
+static uint64_t code_of(dw_dtype type) { return type == DW_E4M3 ? 1 : type == DW_E5M2 ? 2 : 0; }
 
 dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
     dw__sm90_shape shape = {
@@ -97,7 +113,13 @@ dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
         .residual = c->gemm.residual.data != NULL,
         .turned_a = c->turned.a,
         .turned_b = c->turned.b,
+        .codes_a = code_of(c->codes.a),
+        .codes_b = code_of(c->codes.b),
+        .blocks = c->codes.blocks,
+        .square_a = c->codes.square_a,
+        .square_b = c->codes.square_b,
     };
+    shape.promote = dw__sm90_has_codes(&shape) && (c->codes.blocks || !c->codes.fast);
     const double close = 1.02; /* counted clocks are no closer to measured ones */
     double least = INFINITY;
     int best = 0;
@@ -161,6 +183,13 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     dw__jit_add_define(&v, "ACTIVATION", (int)s->activation);
     dw__jit_add_define(&v, "BIAS", s->bias);
     dw__jit_add_define(&v, "RESIDUAL", s->residual);
+    if (!dw__sm90_has_codes(s)) return v;
+    dw__jit_add_define(&v, "CODES_A", (int)s->codes_a);
+    dw__jit_add_define(&v, "CODES_B", (int)s->codes_b);
+    dw__jit_add_define(&v, "PROMOTE", s->promote);
+    dw__jit_add_define(&v, "BLOCKS",
+                       (s->blocks ? DW_SM90_BLOCKS : 0) | (s->square_a ? DW_SM90_SQUARE_A : 0) |
+                           (s->square_b ? DW_SM90_SQUARE_B : 0));
     return v;
 }
 
@@ -200,18 +229,20 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
 /* Makes the map of an operand: `groups` matrices of `rows` rows along the contraction, or across it if it is turned. */
 static dw_status map_operand(const dw__sm90_call *c, const dw__context *context, const dw_matrix *x,
                              const char *name, int64_t rows, int64_t groups, bool turned,
-                             int box_rows, dw__tensor_map *map) {
-    enum { WIDTH = 2 };
+                             int box_rows, bool side_by_side, dw__tensor_map *map) {
+    const bool codes = code_of(c->codes.a) != 0;
+    const int width = codes ? 1 : 2, step = codes ? DW_SM90_CODES_STEP : DW_SM90_GEMM_STEP;
     const int64_t high = turned ? c->gemm.k : rows, wide = turned ? rows : c->gemm.k,
-                  stride = high > 1 || groups > 1 ? x->stride * WIDTH
-                                                  : ceil_divide(wide * WIDTH, 16) * 16;
+                  stride = high > 1 || groups > 1 ? x->stride * width
+                                                  : ceil_divide(wide * width, 16) * 16,
+                  next = side_by_side ? wide * width : stride * high;
     const dw__tensor_map_shape shape = {
-        .element = dw__gemm_map_element(c->gemm.dtype, false),
+        .element = dw__gemm_map_element(c->gemm.dtype, codes),
         .rank = 4,
         .address = x->data,
         .size = {(uint64_t)wide, (uint64_t)high, (uint64_t)groups, 1},
-        .stride = {(uint64_t)stride, (uint64_t)(stride * high), (uint64_t)(stride * high)},
-        .box = {DW_SM90_GEMM_STEP, (uint32_t)(turned ? DW_SM90_GEMM_STEP : box_rows), 1, 1},
+        .stride = {(uint64_t)stride, (uint64_t)next, (uint64_t)next},
+        .box = {(uint32_t)step, (uint32_t)(turned ? step : box_rows), 1, 1},
         .swizzle_bytes = 128,
     };
     return dw__gpu_map(context, &shape, name, map);
@@ -241,14 +272,19 @@ dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
         .group_d = g->m * g->d.stride,
         .group_residual = g->m * g->residual.stride,
         .offsets = c->groups.offsets,
+        .scale_a = c->codes.scale_a,
+        .scale_b = c->codes.scale_b,
+        .scale_b_step = c->codes.scale_b_each,
+        .wide_a = c->codes.wide_a,
+        .wide_b = c->codes.wide_b,
     };
     if (g->k > 0) {
         DW_RETURN_IF_FAILED(map_operand(c, context, &g->a, "A", g->m,
                                         c->groups.kind == DW_SM90_BATCH ? count : 1, c->turned.a,
-                                        t->m, &maps[0]));
+                                        t->m, false, &maps[0]));
         DW_RETURN_IF_FAILED(map_operand(c, context, &g->b, "B", dw__gemm_rows_b(g),
                                         c->groups.kind == DW_SM90_CONTRACTION ? 1 : count,
-                                        c->turned.b, columns, &maps[1]));
+                                        c->turned.b, columns, c->codes.side_by_side, &maps[1]));
     }
     /* Each group of rows has at most one incomplete tile. */
     const int64_t high = c->groups.kind == DW_SM90_ROWS ? g->m / t->m + count
