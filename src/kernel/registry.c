@@ -53,6 +53,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__gpu_rope,
     &dw__gpu_group_rows,
     &dw__sm90_segment,
+    &dw__sm100_segment,
     &dw__gpu_segment_linear,
     &dw__gpu_spread_rows,
     &dw__gpu_quantize_tensor,

@@ -1,5 +1,5 @@
 /* GEMM on Hopper (sm_90a): tiles, cost model, variants, launch and the entry of the public call. Other files make calls
- * of several products in one launch: rows in groups, groups of the contraction (sm90_gemm_params.h). */
+ * of several GEMMs in one launch: rows in groups, groups of the contraction (common/gemm_groups.h). */
 #include "base/json.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -31,14 +31,6 @@ static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* ---- cost model ------------------------------------------------------------------------------------ */
 
-/* The last tile of each group has on average half of its rows; a warpgroup without rows leaves the tensor cores to the
- * other one. */
-static double tiles_high(const dw__sm90_call *c, const dw__sm90_tile *t) {
-    if (c->groups.kind != DW_SM90_ROWS)
-        return (double)c->groups.count * (double)ceil_divide(c->gemm.m, t->m);
-    return (double)c->gemm.m / t->m + (double)c->groups.count * (t->together ? 0.25 : 0.5);
-}
-
 /* Clocks between the products of one tile that is computed together and those of the next: the last products end, and
  * sums are rounded, as on an H200; activations by their instructions, four for each clock of an SM's 128 lanes. */
 static double clocks_between(const dw__sm90_shape *s, const dw__sm90_tile *t) {
@@ -55,18 +47,17 @@ bool dw__sm90_exists(const dw__sm90_shape *s) {
     return !dw__sm90_tiles[s->tile].together || s->output != DW_GEMM_OUTPUT_F32;
 }
 
-dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, int sm_count) {
+dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
+                               int sm_count) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
-    const double tiles =
-                     tiles_high(c, t) * (double)ceil_divide(c->gemm.n, dw__sm90_tile_columns(s)),
+    /* A warpgroup without rows leaves the tensor cores to the other one. */
+    const double tiles = dw__gemm_tiles_high(c, t->m, t->together ? 0.25 : 0.5) *
+                         (double)ceil_divide(c->gemm.n, dw__sm90_tile_columns(s)),
                  places = sm_count > 0 ? sm_count : 1;
-    int64_t k = c->gemm.k;
-    if (c->groups.kind == DW_SM90_CONTRACTION && c->groups.count > 0)
-        k = ceil_divide(k, c->groups.count) + DW_SM90_GEMM_STEP / 2;
     dw__gemm_cost made = {
         .tiles = (int64_t)ceil(tiles),
         .rounds = (int64_t)ceil(tiles / places),
-        .steps = ceil_divide(k, DW_SM90_GEMM_STEP),
+        .steps = dw__gemm_steps(c, DW_SM90_GEMM_STEP),
         .step_clocks = 2 * t->m * t->n * DW_SM90_GEMM_STEP / DW__SM90_FLOPS_PER_CLOCK,
     };
     const double multiply = (double)made.steps * made.step_clocks;
@@ -87,7 +78,7 @@ dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, 
     return made;
 }
 
-dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
+dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
     dw__sm90_shape shape = {
         .groups = (uint64_t)c->groups.kind,
         .output = c->gemm.output == DW_F32 ? DW_GEMM_OUTPUT_F32 : DW_GEMM_OUTPUT_ELEMENT,
@@ -114,7 +105,7 @@ dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
 
 static dw__gemm_cost cost_on(const dw_gemm *call, const dw__gpu_target *gpu,
                              dw__sm90_shape *shape) {
-    const dw__sm90_call c = {.gemm = *call, .groups = {.count = 1}};
+    const dw__gemm_groups_call c = dw__gemm_single(call, (dw__gemm_turned){false, false});
     *shape = dw__sm90_shape_of(&c, gpu->sm_count);
     return dw__sm90_cost_of(&c, shape, gpu->sm_count);
 }
@@ -197,27 +188,7 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
 
-/* Makes the map of an operand: `groups` matrices of `rows` rows along the contraction, or across it if it is turned. */
-static dw_status map_operand(const dw__sm90_call *c, const dw__context *context, const dw_matrix *x,
-                             const char *name, int64_t rows, int64_t groups, bool turned,
-                             int box_rows, dw__tensor_map *map) {
-    enum { WIDTH = 2 };
-    const int64_t high = turned ? c->gemm.k : rows, wide = turned ? rows : c->gemm.k,
-                  stride = high > 1 || groups > 1 ? x->stride * WIDTH
-                                                  : ceil_divide(wide * WIDTH, 16) * 16;
-    const dw__tensor_map_shape shape = {
-        .element = dw__gemm_map_element(c->gemm.dtype, false),
-        .rank = 4,
-        .address = x->data,
-        .size = {(uint64_t)wide, (uint64_t)high, (uint64_t)groups, 1},
-        .stride = {(uint64_t)stride, (uint64_t)(stride * high), (uint64_t)(stride * high)},
-        .box = {DW_SM90_GEMM_STEP, (uint32_t)(turned ? DW_SM90_GEMM_STEP : box_rows), 1, 1},
-        .swizzle_bytes = 128,
-    };
-    return dw__gpu_map(context, &shape, name, map);
-}
-
-dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
+dw_status dw__sm90_enqueue(const dw__gemm_groups_call *c, const dw__context *context,
                            const dw__variant *variant) {
     const dw__sm90_shape shape = {.params = variant->params};
     const dw__sm90_tile *t = &dw__sm90_tiles[shape.tile];
@@ -242,24 +213,13 @@ dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
         .group_residual = g->m * g->residual.stride,
         .offsets = c->groups.offsets,
     };
-    if (g->k > 0) {
-        DW_RETURN_IF_FAILED(map_operand(c, context, &g->a, "A", g->m,
-                                        c->groups.kind == DW_SM90_BATCH ? count : 1, c->turned.a,
-                                        t->m, &maps[0]));
-        DW_RETURN_IF_FAILED(map_operand(c, context, &g->b, "B", dw__gemm_rows_b(g),
-                                        c->groups.kind == DW_SM90_CONTRACTION ? 1 : count,
-                                        c->turned.b, columns, &maps[1]));
-    }
-    /* Each group of rows has at most one incomplete tile. */
-    const int64_t high = c->groups.kind == DW_SM90_ROWS ? g->m / t->m + count
-                                                        : (int64_t)params.tiles_m * count,
-                  tiles = high * params.tiles_n,
-                  places = context->sm_count > 0 ? context->sm_count : 1;
+    if (g->k > 0)
+        DW_RETURN_IF_FAILED(dw__gemm_groups_operand_maps(c, context, t->m, columns, maps));
     void *arguments[] = {&maps[0], &maps[1], &params};
     return context->device->launch(&(dw__launch){
         .name = variant->kernel->name,
         .function = variant->functions[0],
-        .grid = {(unsigned)(tiles < places ? tiles : places), 1, 1},
+        .grid = {(unsigned)dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count), 1, 1},
         .block = {DW_SM90_GEMM_THREADS, 1, 1},
         .shared_bytes = shared_bytes(t),
         .stream = g->stream,
@@ -269,9 +229,8 @@ dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__sm90_shape shape = {.params = variant->params};
-    const dw__sm90_call c = {.gemm = *(const dw_gemm *)call,
-                             .turned = {shape.turned_a, shape.turned_b},
-                             .groups = {.count = 1}};
+    const dw__gemm_groups_call c =
+        dw__gemm_single(call, (dw__gemm_turned){shape.turned_a, shape.turned_b});
     return dw__sm90_enqueue(&c, context, variant);
 }
 
@@ -303,7 +262,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 
 dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
                            const dw__variant **variant) {
-    const dw__sm90_call c = {.gemm = *call, .turned = turned, .groups = {.count = 1}};
+    const dw__gemm_groups_call c = dw__gemm_single(call, turned);
     const dw__sm90_shape shape = dw__sm90_shape_of(&c, context->sm_count);
     return dw__variant_of(context, &dw__sm90_gemm, shape.params, variant);
 }
