@@ -39,6 +39,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__graph_cublaslt,
     &dw__graph_cublaslt_scaled,
     &dw__graph_cublaslt_fp8_block,
+    &dw__graph_gemm_turned,
     &dw__graph_gemm_hopper,
     &dw__gpu_elementwise,
     &dw__gpu_move,

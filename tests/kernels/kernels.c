@@ -27,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_VARIANTS = 768, MOST_ENTRIES = 4, MOST_THREADS = 64 };
+enum { MOST_VARIANTS = 1024, MOST_ENTRIES = 4, MOST_THREADS = 64 };
 
 typedef struct resources {
     char entry[64];
@@ -149,24 +149,27 @@ static void list_gemm(void) {
             }
 }
 
-/* Groups of rows and of the contraction: each tile, without an epilogue and with a complete one. */
+/* Groups of rows and of the contraction, and operands across it: each tile, without an epilogue and with a complete
+ * one. */
 static void list_gemm_groups(void) {
     static const struct {
-        int groups, turned_b, output, bias, residual;
-    } forms[] = {{DW_GROUPS_ROWS, 0, DW_GEMM_OUTPUT_ELEMENT, 0, 0},
-                 {DW_GROUPS_ROWS, 0, DW_GEMM_OUTPUT_ELEMENT, 1, 1},
-                 {DW_GROUPS_ROWS, 1, DW_GEMM_OUTPUT_ELEMENT, 0, 1},
-                 {DW_GROUPS_ROWS, 0, DW_GEMM_OUTPUT_F32, 1, 1},
-                 {DW_GROUPS_CONTRACTION, 1, DW_GEMM_OUTPUT_ELEMENT, 0, 0},
-                 {DW_GROUPS_CONTRACTION, 1, DW_GEMM_OUTPUT_ELEMENT, 0, 1},
-                 {DW_GROUPS_CONTRACTION, 1, DW_GEMM_OUTPUT_F32, 0, 1}};
+        int groups, turned_b, output, bias, residual, turned_a;
+    } forms[] = {{DW_GROUPS_ROWS, 0, DW_GEMM_OUTPUT_ELEMENT, 0, 0, 0},
+                 {DW_GROUPS_ROWS, 0, DW_GEMM_OUTPUT_ELEMENT, 1, 1, 0},
+                 {DW_GROUPS_ROWS, 1, DW_GEMM_OUTPUT_ELEMENT, 0, 1, 0},
+                 {DW_GROUPS_ROWS, 0, DW_GEMM_OUTPUT_F32, 1, 1, 0},
+                 {DW_GROUPS_CONTRACTION, 1, DW_GEMM_OUTPUT_ELEMENT, 0, 0, 1},
+                 {DW_GROUPS_CONTRACTION, 1, DW_GEMM_OUTPUT_ELEMENT, 0, 1, 1},
+                 {DW_GROUPS_CONTRACTION, 1, DW_GEMM_OUTPUT_F32, 0, 1, 1},
+                 {DW_GROUPS_BATCH, 1, DW_GEMM_OUTPUT_ELEMENT, 1, 1, 0},
+                 {DW_GROUPS_BATCH, 1, DW_GEMM_OUTPUT_F32, 0, 1, 1}};
     for (int tile = 0; tile < DW__GEMM_TILES; tile++)
         for (size_t f = 0; f < DW_COUNT(forms); f++) {
             const dw__gemm_shape s = {.tile = (uint64_t)tile,
                                       .scheme_a = DW_SCHEME_BF16,
                                       .scheme_b = DW_SCHEME_BF16,
                                       .groups = (uint64_t)forms[f].groups,
-                                      .turned_a = forms[f].groups == DW_GROUPS_CONTRACTION,
+                                      .turned_a = forms[f].turned_a,
                                       .turned_b = forms[f].turned_b,
                                       .output = (uint64_t)forms[f].output,
                                       .bias = forms[f].bias,

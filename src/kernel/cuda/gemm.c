@@ -187,6 +187,7 @@ bool dw__gemm_exists(const dw__gemm_shape *s) {
     static const int box_columns[] = {64, 32, 128}; /* 128 bytes of D */
     const dw__gemm_tile *t = &dw__gemm_tiles[s->tile];
     if (s->groups != DW_GROUPS_BATCH && t->ctas > 1) return false;
+    if (s->turned_b && s->activation == DW_ACTIVATION_SWIGLU) return false; /* it has no parts */
     if (t->scheme != s->scheme_a &&
         !(t->scheme == DW_SCHEME_MXFP8 && s->scheme_a == DW_SCHEME_MXFP8_E5M2))
         return false;
@@ -315,11 +316,10 @@ dw__jit_variant dw__gemm_variant(const dw__gemm_shape *s) {
     dw__jit_add_define(&v, "CTAS", t->ctas);
     dw__jit_add_define(&v, "TILE_N", t->n);
     dw__jit_add_define(&v, "STAGES", t->stages);
-    if (s->groups != DW_GROUPS_BATCH) { /* these have defaults */
-        dw__jit_add_define(&v, "GROUPS", (int)s->groups);
-        dw__jit_add_define(&v, "TURNED_A", s->turned_a);
-        dw__jit_add_define(&v, "TURNED_B", s->turned_b);
-    }
+    /* Their defaults are 0. */
+    if (s->groups != DW_GROUPS_BATCH) dw__jit_add_define(&v, "GROUPS", (int)s->groups);
+    if (s->turned_a) dw__jit_add_define(&v, "TURNED_A", 1);
+    if (s->turned_b) dw__jit_add_define(&v, "TURNED_B", 1);
     dw__gemm_add_epilogue(&v, s);
     return v;
 }
@@ -431,15 +431,19 @@ static dw_status make_operand_maps(const dw__gemm_groups_call *call, const dw__c
     const dw_gemm *c = &call->gemm;
     const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
     const bool halves = tile->ctas == 2 || c->activation == DW_ACTIVATION_SWIGLU;
-    const int64_t units = dw__gemm_row_units(c);
+    const int box_b = halves ? tile->n / 2 : tile->n;
+    const int64_t units = dw__gemm_row_units(c), rows_b = dw__gemm_rows_b(c);
     const dw__map_element element = dw__gemm_map_element(c->dtype, c->quantized);
     if (shape->groups != DW_GROUPS_BATCH)
-        return dw__gemm_groups_operand_maps(call, context, DW_GEMM_ROWS,
-                                            halves ? tile->n / 2 : tile->n, maps);
+        return dw__gemm_groups_operand_maps(call, context, DW_GEMM_ROWS, box_b, maps);
     DW_RETURN_IF_FAILED(
-        dw__gemm_map(context, &c->a, "A", c->m, units, element, DW_GEMM_ROWS, &maps[0]));
-    DW_RETURN_IF_FAILED(dw__gemm_map(context, &c->b, "B", dw__gemm_rows_b(c), units, element,
-                                     halves ? tile->n / 2 : tile->n, &maps[1]));
+        shape->turned_a
+            ? dw__gemm_map(context, &c->a, "A", units, c->m, element, DW_GEMM_STEP, &maps[0])
+            : dw__gemm_map(context, &c->a, "A", c->m, units, element, DW_GEMM_ROWS, &maps[0]));
+    DW_RETURN_IF_FAILED(
+        shape->turned_b
+            ? dw__gemm_map(context, &c->b, "B", units, rows_b, element, DW_GEMM_STEP, &maps[1])
+            : dw__gemm_map(context, &c->b, "B", rows_b, units, element, box_b, &maps[1]));
     return dw__gemm_scale_maps(context, c, (int)shape->scheme_a, &maps[2]);
 }
 
@@ -504,7 +508,9 @@ dw_status dw__sm100_enqueue(const dw__gemm_groups_call *call, const dw__context 
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
-    const dw__gemm_groups_call c = dw__gemm_single(call, (dw__gemm_turned){false, false});
+    const dw__gemm_shape shape = {.params = variant->params};
+    const dw__gemm_groups_call c =
+        dw__gemm_single(call, (dw__gemm_turned){shape.turned_a, shape.turned_b});
     return dw__sm100_enqueue(&c, context, variant);
 }
 
@@ -557,15 +563,24 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     return dw__fail(DW_TYPE, "%s multiplies %s", kernel->name, kernel->elements);
 }
 
-dw_status dw__sm100_groups_supports(const dw__gemm_groups_call *call, const dw__gpu_target *gpu) {
-    const dw_gemm *c = &call->gemm;
-    DW_RETURN_IF_FAILED(dw__gemm_check_turned(c, call->turned, false));
+dw_status dw__sm100_supports(const dw_gemm *c, dw__gemm_turned turned, const dw__gpu_target *gpu) {
+    DW_RETURN_IF_FAILED(dw__gemm_check_turned(c, turned, false));
     if (gpu && !dw__gpu_is_blackwell(gpu->capability))
         return dw__fail(DW_TYPE, "its kernels are for sm_100f (B200, B300), not for %s", gpu->name);
     if (c->quantized || c->quantized_d)
-        return dw__fail(DW_UNSUPPORTED, "groups of codes with scales of blocks are not supported; "
+        return dw__fail(DW_UNSUPPORTED, "codes with scales of blocks lie along k in a single GEMM; "
                                         "expected operands and D of BF16, F16 or F32");
+    if (turned.b && c->activation == DW_ACTIVATION_SWIGLU)
+        return dw__fail(DW_UNSUPPORTED, "the rows of B have two parts with SwiGLU; expected B with "
+                                        "contiguous rows along k");
     return DW_OK;
+}
+
+dw_status dw__sm100_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
+                            const dw__variant **variant) {
+    const dw__gemm_groups_call c = dw__gemm_single(call, turned);
+    const dw__gemm_shape shape = dw__gemm_groups_shape_of(&c, context->sm_count);
+    return dw__variant_of(context, &dw__sm100_gemm, shape.params, variant);
 }
 
 dw_status dw__sm100_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
@@ -628,6 +643,7 @@ dw__gemm_case dw__gemm_case_of(const dw__variant *variant) {
                  .scheme_b = (dw_scheme)s.scheme_b},
         .bias = s.bias,
         .residual = s.residual,
+        .turned = {s.turned_a, s.turned_b},
         .sm_count = CLUSTERS * dw__gemm_tiles[s.tile].ctas,
         .groups = 1,
     };

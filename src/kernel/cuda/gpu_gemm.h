@@ -156,8 +156,11 @@ dw_status dw__gemm_scale_maps(const dw__context *context, const dw_gemm *call, i
 /* Returns the number of blocks, or pairs of blocks, of a persistent grid: as many as there are tiles, but at most
  * `places`. */
 int64_t dw__gemm_grid(const dw__gemm_groups_call *call, int tile_m, int tiles_n, int64_t places);
-/* As the functions of dw__sm100_gemm, for groups and turned operands, of which it has those of groups. */
-dw_status dw__sm100_groups_supports(const dw__gemm_groups_call *call, const dw__gpu_target *gpu);
+/* As the functions of dw__sm100_gemm, for turned operands and for groups of BF16 or F16. */
+dw_status dw__sm100_supports(const dw_gemm *call, dw__gemm_turned turned,
+                             const dw__gpu_target *gpu);
+dw_status dw__sm100_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
+                            const dw__variant **variant);
 dw_status dw__sm100_enqueue(const dw__gemm_groups_call *call, const dw__context *context,
                             const dw__variant *variant);
 dw_status dw__sm100_entry_points(const dw__kernel *kernel, int capability, uint64_t params,

@@ -98,7 +98,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
         return dw__fail(DW_UNSUPPORTED, "%s: %lld groups; expected fewer than 2^31", kernel->name,
                         (long long)s.groups.count);
     return is_hopper(kernel) ? dw__sm90_supports(&s.gemm, s.turned, gpu)
-                             : dw__sm100_groups_supports(&s, gpu);
+                             : dw__sm100_supports(&s.gemm, s.turned, gpu);
 }
 
 /* ---- variants -------------------------------------------------------------------------------------- */
@@ -146,8 +146,8 @@ typedef struct form {
     bool f16, f32_result, is_weight, turned_b, bias, residual;
 } form;
 
-/* Groups that end within a tile, one of them empty, edges in every direction, and more steps of the contraction than a
- * ring has stages. */
+/* Groups that end within a tile, one of them empty, edges in every direction, more steps of the contraction than a ring
+ * has stages, and several tiles for a block. */
 static void example(const form *s, int index, dw__call *c) {
     enum { GROUPS = 5 };
     static const dw_attr plain = {.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = 0};
@@ -211,7 +211,7 @@ static void example_sm100(uint64_t params, int index, dw__call *c) {
     .operation = "segment_linear, segment_linear_backward_weight",                                 \
     .elements = "BF16, F16; the result also F32", .needs = "contiguous rows of 16-byte multiples", \
     .supports = supports, .seconds = seconds, .prepare = prepare, .enqueue = enqueue,              \
-    .first_use = &dw__operation_first_use,                                                         \
+    .first_use = &dw__operation_first_use, .example_sms = 3,                                       \
     .tolerance = "sums in F32, then the result's rounding, against FP64", .tolerance_factor = 8.0, \
     .accumulates = DW__ADDS_TO_ADDEND, .results = DW__RESULTS_IN_ROWS
 const dw__kernel dw__sm90_segment = {
