@@ -9,9 +9,9 @@
 // An operand whose contiguous axis is not the contraction (TURNED_A: A is stored as k x m, TURNED_B: B as k x n) is
 // loaded in boxes of 64 of its columns, which the tensor cores read as they are.
 //
-// Several GEMMs may share a launch (GROUPS, gemm_groups.h): rows of A in groups with a matrix of B each, or groups of the
-// contraction. A tile at the end of a group of rows computes rows of the next group too, which the epilogue does not
-// store. In the contraction, MMAs end with the 16 rows in which the group ends, of which the next group's are
+// Several GEMMs may share a launch (GROUPS, gemm_groups.h): rows of A in groups with a matrix of B each, or groups of
+// the contraction. A tile at the end of a group of rows computes rows of the next group too, which the epilogue does
+// not store. In the contraction, MMAs end with the 16 rows in which the group ends, of which the next group's are
 // overwritten by zeros in shared memory.
 //
 // The roles synchronize only through barriers:
@@ -19,8 +19,8 @@
 //   sums, sums_taken    an accumulator is complete; it has been read
 //
 // Defines: CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT, OUTPUT, ACTIVATION, BIAS, RESIDUAL (gemm_epilogue.cuh),
-// SCHEDULE, GROUPS (gemm_schedule.cuh), TURNED_A, TURNED_B (without them 0). SwiGLU: B has the rows of the gate, then those of the other factor, and a tile has
-// half of its columns from each.
+// SCHEDULE, GROUPS (gemm_schedule.cuh), TURNED_A, TURNED_B (without them 0). SwiGLU: B has the rows of the gate, then
+// those of the other factor, and a tile has half of its columns from each.
 
 #include "gemm_params.h"
 
@@ -37,6 +37,7 @@
 #endif
 
 #include "gemm_roles.cuh"
+#include "group_offsets.cuh"
 
 // Boxes of a turned operand have 64 columns.
 static_assert(!TURNED_B || B_ROWS % 64 == 0, "whole boxes");
@@ -65,8 +66,8 @@ template <bool TURNED> DEVICE uint64 operand(uint32 address, int i) {
     return operand_descriptor(address) + 2 * i;
 }
 
-// Overwrites by zeros the elements `count` to `end` - 1 of the contraction in both operands of a stage: the next group's,
-// which may be infinite. Called by a warp.
+// Overwrites by zeros the elements `count` to `end` - 1 of the contraction in both operands of a stage: the next
+// group's, which may be infinite. Called by a warp.
 DEVICE void clear_rows(uint32 stage, int count, int end) {
     constexpr int boxes = (TILE_M + TILE_N) / 64;
     int chunks = (end - count) * 8;
@@ -129,6 +130,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(DW_GEMM_THREADS_OF(SCHEDULE
         if constexpr (RESIDUAL) prefetch_map(&map_r);
     }
     uint32 tensor_memory = begin_block(s);
+    if constexpr (GROUPS != DW_GROUPS_BATCH)
+        check_offsets(p.offsets, 1, p.groups, GROUPS == DW_GROUPS_ROWS ? p.m : p.k, p.error);
 
     auto load = [&](int stage, uint32 full, int step, const tile &t) {
         uint32 a = s.stages + stage * STAGE_BYTES;

@@ -29,8 +29,8 @@ static_assert(TILE_COLUMNS % BOX_COLUMNS == 0, "boxes do not cross tiles");
 static_assert(!(MXFP8 && RESIDUAL), "a residual of codes and scales is not supported");
 static_assert(!(MXFP8 && GROUPS != DW_GROUPS_BATCH), "groups with a D of codes and scales are not supported");
 
-// Loads the bias of the tile's group from `column` on, as F32, into the warp's shared memory: 64 floats for the gate, then
-// those for the other factor.
+// Loads the bias of the tile's group from `column` on, as F32, into the warp's shared memory: 64 floats for the gate,
+// then those for the other factor.
 DEVICE void load_bias(const dw_gemm_params &p, const tile &t, uint32 to, int column) {
     const uint16 *bias = (const uint16 *)p.bias;
     if constexpr (GROUPS == DW_GROUPS_ROWS) bias += (uint64)t.group * p.n * (SWIGLU ? 2 : 1);
@@ -210,8 +210,9 @@ DEVICE void store_rows(const dw_gemm_params &p, uint32 box, const tile &t, int c
     constexpr int size = F32_OUTPUT ? 4 : 2;
     const int first = lane_index() / 8, chunk = lane_index() % 8, mine = column + chunk * (16 / size);
     for (int i = first; i < min(32, t.end - row); i += 4)
-        store_line((uint8 *)p.d + ((row + i) * p.stride_d + mine) * size, p.n - mine,
-                   shared_load16(tile_chunk(box, 32, i, chunk)));
+        if (row + i >= 0)
+            store_line((uint8 *)p.d + ((row + i) * p.stride_d + mine) * size, p.n - mine,
+                       shared_load16(tile_chunk(box, 32, i, chunk)));
     fence_async_shared(); // before TMA loads the next residual into the box
     __syncwarp();
 }

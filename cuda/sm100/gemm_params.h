@@ -4,6 +4,7 @@
 #ifndef DW_SM100_GEMM_PARAMS_H
 #define DW_SM100_GEMM_PARAMS_H
 
+#include "common/data_error.h"
 #include "common/gemm_groups.h"
 
 typedef struct dw_gemm_params {
@@ -17,9 +18,10 @@ typedef struct dw_gemm_params {
     const float *factor_a, *factor_b; /* further factors of alpha, in device memory; NULL: 1 */
     /* MXFP8: n / 32 scales for each of m rows, in the order of dw_scales_swizzle; 16-byte aligned. */
     void *scales_d;
-    const int *offsets; /* groups + 1 rows, ascending; NULL with DW_GROUPS_BATCH */
-    void *d;            /* DW_GROUPS_ROWS: for rows of D that are stored without a tensor map */
-    long long stride_d; /* elements from row to row */
+    const int *offsets;  /* groups + 1 rows, ascending; NULL with DW_GROUPS_BATCH */
+    void *d;             /* DW_GROUPS_ROWS: for rows of D that are stored without a tensor map */
+    long long stride_d;  /* elements from row to row */
+    dw_data_error error; /* of offsets that do not ascend from 0 to the rows of all groups */
 } dw_gemm_params;
 
 /* How a block gets its next tile: from its index, or from cluster launch control, which needs one more warp and a

@@ -7,8 +7,8 @@
 
 DEVICE int steps_of(const tile &t) { return (t.k + STEP - 1) / STEP; }
 
-// Loads this block's rows of B by load(to, first row of B), each time B_ROWS of them. With SwiGLU half of the tile's rows
-// are the gate's, which the pair's first block holds.
+// Loads this block's rows of B by load(to, first row of B), each time B_ROWS of them. With SwiGLU half of the tile's
+// rows are the gate's, which the pair's first block holds.
 #define B_ROWS (CTAS == 2 || SWIGLU ? TILE_N / 2 : TILE_N)
 template <class LOAD> DEVICE void load_b(const dw_gemm_params &p, uint32 to, const tile &t, LOAD load) {
     if constexpr (CTAS == 2) {

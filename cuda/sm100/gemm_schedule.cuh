@@ -1,6 +1,7 @@
 // The tile schedule of the GEMMs on sm_100. Defines: CTAS, TILE_N, ACTIVATION, SCHEDULE (gemm_params.h), GROUPS
-// (gemm_groups.h; without it a single GEMM). In a static schedule, a block's tiles follow from its index. With cluster launch control, one warp requests the tiles of blocks
-// that are not launched yet and puts the responses into a ring, which all roles read.
+// (gemm_groups.h; without it a single GEMM). In a static schedule, a block's tiles follow from its index. With cluster
+// launch control, one warp requests the tiles of blocks that are not launched yet and puts the responses into a ring,
+// which all roles read.
 #ifndef DW_SM100_GEMM_SCHEDULE_CUH
 #define DW_SM100_GEMM_SCHEDULE_CUH
 
@@ -48,13 +49,16 @@ template <bool WARP> DEVICE int take_answer(const shared_layout &s, ring &r) {
     return index;
 }
 
-// Computes the block's next tile, whose row is the block's first; returns false if there is none. Called by a whole warp,
-// or by one thread of it.
+// Computes the block's next tile, whose row is the block's first; returns false if there is none. Called by a whole
+// warp, or by one thread of it.
 template <bool WARP> DEVICE bool next_tile(const dw_gemm_params &p, const shared_layout &s, walk &w, tile &t) {
     if (w.round++ == 0) w.index = blockIdx.x / CTAS;
     else if constexpr (SCHEDULE == DW_GEMM_LAUNCH_CONTROL) w.index = take_answer<WARP>(s, w.answers);
     else w.index += gridDim.x / CTAS;
     if (w.index < 0 || !find_tile(p, w.index, w.groups, t)) return false;
+    // Wrong offsets are reported (check_offsets), but must not lead beyond the tensors.
+    if constexpr (GROUPS == DW_GROUPS_ROWS) t.end = min(t.end, p.m);
+    if constexpr (GROUPS == DW_GROUPS_CONTRACTION) t.k = min(t.k, p.k);
     if constexpr (CTAS == 2) t.row += (int)cluster_rank() * DW_GEMM_ROWS;
     return true;
 }

@@ -350,6 +350,38 @@ static void smallest_calls_are_right(void **state) {
     }
 }
 
+/* Offsets that lead beyond the rows, and one that does not ascend, are reported. Nothing outside of the result is
+ * stored, which the emulator would find. */
+static void wrong_offsets_are_reported(void **state) {
+    static const int wrong[][5] = {
+        {0, 30, 60, 90, 261}, {-64, 30, 60, 90, 120}, {0, 90, 30, 90, 120}};
+    static const groups four = {.count = 4, .rows = {30, 30, 30, 30}, .poison = -1};
+    (void)state;
+    need_compiler();
+    for (size_t i = 0; i < 2 * DW_COUNT(wrong); i++) {
+        const problem p = {.gpu = blackwell,
+                           .is_weight = i % 2,
+                           .width = i % 2 ? 139 : 331,
+                           .n = i % 2 ? 77 : 199,
+                           .tile = 1,
+                           .sms = 2};
+        unsigned error = 0;
+        run r;
+        open_run(&p, &four, &r);
+        assert_int_equal(r.device->copy_in(r.device_offsets, wrong[i / 2], sizeof wrong[0], NULL),
+                         DW_OK);
+        r.call.error.mark = 5;
+        assert_int_equal(dw_device_allocate(r.device, sizeof error, (void **)&r.call.error.word),
+                         DW_OK);
+        assert_int_equal(r.device->copy_in(r.call.error.word, &error, sizeof error, NULL), DW_OK);
+        launch(&r);
+        assert_int_equal(r.device->copy_out(&error, r.call.error.word, sizeof error, NULL), DW_OK);
+        assert_int_equal(error, 5 << 8 | DW_DATA_INDEX);
+        dw_device_release(r.device, r.call.error.word, sizeof error);
+        close_run(&r);
+    }
+}
+
 /* ---- the first-use check ----------------------------------------------------------------------------- */
 
 static const problem rows_form = {.gpu = blackwell, .width = 331, .n = 199, .tile = 1, .sms = 2},
@@ -482,9 +514,13 @@ static void tile_fits_the_call(void **state) {
 int main(void) {
     /* Children come first, because a process keeps variants that were loaded without a check. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(correct_kernels_pass), cmocka_unit_test(wrong_kernels_are_rejected),
-        cmocka_unit_test(each_form_is_right),   cmocka_unit_test(smallest_calls_are_right),
-        cmocka_unit_test(engine_takes_them),    cmocka_unit_test(other_layouts_are_left_alone),
+        cmocka_unit_test(correct_kernels_pass),
+        cmocka_unit_test(wrong_kernels_are_rejected),
+        cmocka_unit_test(each_form_is_right),
+        cmocka_unit_test(smallest_calls_are_right),
+        cmocka_unit_test(wrong_offsets_are_reported),
+        cmocka_unit_test(engine_takes_them),
+        cmocka_unit_test(other_layouts_are_left_alone),
         cmocka_unit_test(tile_fits_the_call),
     };
     return cmocka_run_group_tests(tests, find_compiler, NULL);

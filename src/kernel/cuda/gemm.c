@@ -482,6 +482,7 @@ dw_status dw__sm100_enqueue(const dw__gemm_groups_call *call, const dw__context 
         .offsets = call->groups.offsets,
         .d = c->d.data,
         .stride_d = c->d.stride,
+        .error = call->groups.error,
     };
     DW_RETURN_IF_FAILED(make_result_map(call, context, &c->d, "D", d));
     *residual = *d; /* the kernel does not read these maps */

@@ -2,6 +2,7 @@
 #ifndef DW_GPU_GEMM_H
 #define DW_GPU_GEMM_H
 
+#include "common/data_error.h"
 #include "common/gemm_groups.h"
 #include "deepwell/gemm.h"
 #include "kernel/gpu_kernel.h"
@@ -28,6 +29,7 @@ typedef struct dw__gemm_groups_call {
         int kind; /* DW_GROUPS_BATCH, ... of common/gemm_groups.h */
         int64_t count;
         const int32_t *offsets; /* device memory; NULL for a batch */
+        dw_data_error error;    /* sm_100: of offsets that do not ascend from 0 to the rows */
     } groups;
 } dw__gemm_groups_call;
 static inline dw__gemm_groups_call dw__gemm_single(const dw_gemm *gemm, dw__gemm_turned turned) {

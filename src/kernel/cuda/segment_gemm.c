@@ -67,13 +67,14 @@ static bool weight_of(const dw__call *c, dw__gemm_groups_call *s) {
 static bool call_of(const dw__operation_call *given, dw__gemm_groups_call *s) {
     const dw__call *c = &given->call;
     const dw__tensor *offsets = &c->inputs[2];
-    *s = (dw__gemm_groups_call){
-        .gemm = {.struct_size = sizeof s->gemm,
-                 .dtype = c->inputs[0].dtype,
-                 .output = c->outputs[0].dtype,
-                 .alpha = 1.0f,
-                 .stream = given->stream},
-        .groups = {.count = offsets->shape[0] - 1, .offsets = offsets->data}};
+    *s = (dw__gemm_groups_call){.gemm = {.struct_size = sizeof s->gemm,
+                                         .dtype = c->inputs[0].dtype,
+                                         .output = c->outputs[0].dtype,
+                                         .alpha = 1.0f,
+                                         .stream = given->stream},
+                                .groups = {.count = offsets->shape[0] - 1,
+                                           .offsets = offsets->data,
+                                           .error = given->error}};
     if (!dw__tensor_is_contiguous(offsets)) return false;
     return c->op == DW_OP_SEGMENT_LINEAR ? linear_of(c, s) : weight_of(c, s);
 }
