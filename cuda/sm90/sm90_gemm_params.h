@@ -6,8 +6,8 @@
 #include "common/gemm_groups.h"
 
 typedef struct dw_sm90_gemm_params {
-    /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, with SwiGLU B has 2 n rows; k: length of
-     * the contraction, of all groups together with DW_GROUPS_CONTRACTION. k may be 0: the accumulators are 0. */
+    /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, with SwiGLU B has 2 n rows; k: length
+     * of the contraction, of all groups together with DW_GROUPS_CONTRACTION. k may be 0: the accumulators are 0. */
     int m, n, k;
     int groups;           /* 1 or more */
     int tiles_m, tiles_n; /* of a matrix of D; tiles_m is not used with DW_GROUPS_ROWS */

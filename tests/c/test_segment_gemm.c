@@ -304,7 +304,7 @@ static void each_form_is_right(void **state) {
          .tile = 0,
          .f32_result = true,
          .addend = true},
-        {.gpu = hopper, .width = 331, .n = 199, .tile = 0, .f16 = true, .bias = true},
+        {.gpu = hopper, .width = 331, .n = 199, .tile = 2, .f16 = true, .bias = true},
         {.gpu = hopper,
          .width = 70,
          .n = 131,
@@ -319,6 +319,13 @@ static void each_form_is_right(void **state) {
          .tile = 0,
          .f32_result = true,
          .addend = true},
+        {.gpu = hopper,
+         .is_weight = true,
+         .width = 139,
+         .n = 199,
+         .tile = 3,
+         .addend = true,
+         .in_place = true},
     };
     const groups many = many_of_one_row();
     const groups *all[] = {&mixed, &one, &without_rows, &many};

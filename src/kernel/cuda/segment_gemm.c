@@ -1,5 +1,5 @@
-/* segment_linear and the gradient of its matrices, by the grouped forms of sm90_gemm and sm100_gemm: rows of A in groups,
- * with a matrix of B each, and groups of the contraction. Offsets stay in device memory. */
+/* segment_linear and the gradient of its matrices, by the grouped forms of sm90_gemm and sm100_gemm: rows of A in
+ * groups, with a matrix of B each, and groups of the contraction. Offsets stay in device memory. */
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <stdio.h>
