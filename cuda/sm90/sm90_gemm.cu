@@ -12,14 +12,14 @@
 // An operand whose contiguous axis is not the contraction (TURNED_A: A is stored as k x m, TURNED_B: B as k x n) is
 // loaded in boxes of 64 of its columns, which wgmma reads as they are.
 //
-// Several products may share a launch (GROUPS, sm90_gemm_params.h): a batch, rows of A in groups with a matrix of B
-// each, or groups of the contraction. Offsets of groups are read from device memory, so the host need not know them.
+// Several GEMMs may share a launch (GROUPS, gemm_groups.h): a batch, rows of A in groups with a matrix of B each, or
+// groups of the contraction.
 //
 // Codes of FP8 (CODES_A, CODES_B: 1 for E4M3, 2 for E5M2) always lie along the contraction, because wgmma does not
 // transpose them. With PROMOTE both warpgroups multiply the same tile and add each stage's sums in F32 (sm90_codes.cuh).
 // A stage is as long as the blocks of fp8-block: with BLOCKS its sums are multiplied by the two blocks' scales first.
 //
-// Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (sm90_gemm_params.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
+// Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
 // a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
 // (sm90_gemm_params.h).
 
@@ -46,7 +46,7 @@
 #define STAGE_BYTES DW_SM90_STAGE_BYTES(TILE_M, TILE_N)
 #define A_BYTES (TILE_M * 128)
 #define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // columns of D
-#define BAND (TOGETHER ? 12 : 8) // adjacent tiles along m that are processed together, because they share B in the L2 cache
+#define BAND (TOGETHER ? 12 : 8)
 #define READERS (TOGETHER || PROMOTE ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
 // A warpgroup's share of a tile: all of it, or 64 of 128 rows, or half of the columns.
 #define SPLIT_N (PROMOTE && TILE_M == 64)
@@ -54,16 +54,18 @@
 #define WIDTH (SPLIT_N ? TILE_N / 2 : TILE_N)       // columns of a product
 #define STRIPS ((SWIGLU ? WIDTH / 2 : WIDTH) / 32)  // of 32 columns of D
 
+#include "group_tiles.cuh"
+
 static_assert(SPLIT_N || TILE_M % (64 * READERS) == 0, "whole products");
 static_assert((SWIGLU ? WIDTH / 2 : WIDTH) % 32 == 0, "whole strips");
 // Boxes of a turned operand have 64 columns.
 static_assert(!TURNED_B || TILE_COLUMNS % 64 == 0, "whole boxes");
-static_assert(GROUPS != DW_SM90_CONTRACTION || (TURNED_A && TURNED_B), "groups are rows of both operands");
-static_assert(GROUPS != DW_SM90_ROWS || !TURNED_A, "groups are rows of A");
+static_assert(GROUPS != DW_GROUPS_CONTRACTION || (TURNED_A && TURNED_B), "groups are rows of both operands");
+static_assert(GROUPS != DW_GROUPS_ROWS || !TURNED_A, "groups are rows of A");
 static_assert(!TOGETHER || (PARTS == 1 && !F32_OUTPUT && !PROMOTE), "the elements of a tile are kept in registers");
 static_assert((CODES_A != 0) == (CODES_B != 0) && (!PROMOTE || CODES), "codes are multiplied with codes");
 static_assert(!CODES || !(TURNED_A || TURNED_B || SWIGLU), "wgmma reads codes along the contraction");
-static_assert(!BLOCKS || (PROMOTE && GROUPS == DW_SM90_BATCH && STEP == DW_SM90_BLOCK), "a stage has one block");
+static_assert(!BLOCKS || (PROMOTE && GROUPS == DW_GROUPS_BATCH && STEP == DW_SM90_BLOCK), "a stage has one block");
 static_assert(!PROMOTE || TILE_M == 64 || PARTS == 1, "a warpgroup multiplies 64 rows");
 static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) <= DW_SM90_MOST_SHARED, "too many stages");
 
@@ -90,51 +92,17 @@ DEVICE shared_layout begin_block(const void *memory) {
 
 // ---- tiles ------------------------------------------------------------------------------------------------
 
-typedef struct tile {
-    int group, row, column, end; // of D: its first row and column, and the row at which its rows end
-    int first, k;                // of the contraction
-} tile;
-
 // A thread's position in its block's sequence of tiles; must start zeroed.
 typedef struct walk {
     int round, index;
-    int group, base; // the group of the last tile, and the index of the group's first one
+    group_walk groups;
 } walk;
-
-// Sets the place of tile `index` of a matrix of high x wide tiles.
-DEVICE void place(int index, int high, int wide, tile &t) {
-    int band = index / (BAND * wide), within = index % (BAND * wide), height = min(BAND, high - band * BAND);
-    t.row = (band * BAND + within % height) * TILE_M;
-    t.column = within / height * TILE_COLUMNS;
-}
 
 // Computes the block's next tile; returns false if there is none.
 DEVICE bool next_tile(const dw_sm90_gemm_params &p, walk &w, tile &t) {
     if (w.round++ == 0) w.index = blockIdx.x;
     else w.index += gridDim.x;
-    t.first = 0, t.k = p.k;
-    if constexpr (GROUPS == DW_SM90_ROWS) {
-        for (; w.group < p.groups; w.group++) {
-            int start = p.offsets[w.group], rows = p.offsets[w.group + 1] - start, high = (rows + TILE_M - 1) / TILE_M;
-            if (w.index - w.base < high * p.tiles_n) {
-                place(w.index - w.base, high, p.tiles_n, t);
-                t.group = w.group, t.row += start, t.end = start + rows;
-                return true;
-            }
-            w.base += high * p.tiles_n;
-        }
-        return false;
-    } else {
-        t.group = w.index / (p.tiles_m * p.tiles_n);
-        if (t.group >= p.groups) return false;
-        place(w.index % (p.tiles_m * p.tiles_n), p.tiles_m, p.tiles_n, t);
-        t.end = p.m;
-        if constexpr (GROUPS == DW_SM90_CONTRACTION) {
-            t.first = p.offsets[t.group];
-            t.k = p.offsets[t.group + 1] - t.first;
-        }
-        return true;
-    }
+    return find_tile(p, w.index, w.groups, t);
 }
 
 DEVICE int steps_of(const tile &t) { return (t.k + STEP - 1) / STEP; }
@@ -154,10 +122,10 @@ DEVICE void load_operand(uint32 to, const tensor_map *map, uint32 full, int at, 
 
 DEVICE void load_tiles(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map_a, const tensor_map *map_b) {
     ring r = {0, 0};
-    walk w = {0, 0, 0, 0};
+    walk w = {};
     tile t;
     while (next_tile(p, w, t)) {
-        int group_a = GROUPS == DW_SM90_BATCH ? t.group : 0, group_b = GROUPS == DW_SM90_CONTRACTION ? 0 : t.group;
+        int group_a = GROUPS == DW_GROUPS_BATCH ? t.group : 0, group_b = GROUPS == DW_GROUPS_CONTRACTION ? 0 : t.group;
         for (int step = 0; step < steps_of(t); step++) {
             uint32 full = s.full + 8 * r.stage, a = s.stages + r.stage * STAGE_BYTES, b = a + A_BYTES;
             int at = t.first + step * STEP;
@@ -224,7 +192,7 @@ DEVICE void clear_sums(float (*sums)[WIDTH / 2]) {
 DEVICE void start_step(const shared_layout &s, const ring &r, const tile &t, int step, int rows, float (*sums)[WIDTH / 2]) {
     uint32 stage = s.stages + r.stage * STAGE_BYTES;
     barrier_wait(s.full + 8 * r.stage, r.phase);
-    if constexpr (GROUPS == DW_SM90_CONTRACTION)
+    if constexpr (GROUPS == DW_GROUPS_CONTRACTION)
         if (t.k - step * STEP < STEP) clear_rows(stage, t.k - step * STEP);
     wgmma_fence();
 #pragma unroll
@@ -260,7 +228,7 @@ DEVICE int row_of(const tile &t, int part, int half) {
     return t.row + ((TOGETHER ? (int)threadIdx.x / 128 : part) * 64) + threadIdx.x % 128 / 32 * 16 + lane_index() / 4 + 8 * half;
 }
 
-DEVICE long long group_of(const tile &t) { return GROUPS == DW_SM90_ROWS ? 0 : t.group; }
+DEVICE long long group_of(const tile &t) { return GROUPS == DW_GROUPS_ROWS ? 0 : t.group; }
 
 DEVICE chunks chunks_of(const dw_sm90_gemm_params &p, const tile &t, int part, const void *matrix, long long group, long long stride) {
     chunks c;
@@ -311,7 +279,7 @@ DEVICE uint32 warp_bias(const shared_layout &s) { return s.bias + threadIdx.x / 
 
 DEVICE void load_bias(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t) {
     const int lane = lane_index(), factor = SWIGLU ? lane / (TILE_N / 16) : 0, at = t.column + lane % (TILE_COLUMNS / 8) * 8;
-    const long long group = GROUPS == DW_SM90_ROWS ? (long long)t.group * p.n * (SWIGLU ? 2 : 1) : 0;
+    const long long group = GROUPS == DW_GROUPS_ROWS ? (long long)t.group * p.n * (SWIGLU ? 2 : 1) : 0;
     const uint16 *bias = (const uint16 *)p.bias + group + (long long)factor * p.n + at;
     uint32 words[4];
     int count = p.n - at;
@@ -445,7 +413,7 @@ DEVICE void multiply(const dw_sm90_gemm_params &p, const shared_layout &s, ring 
 
 DEVICE void compute_in_turn(const dw_sm90_gemm_params &p, const shared_layout &s) {
     ring r = {0, 0};
-    walk w = {0, 0, 0, 0};
+    walk w = {};
     tile t;
     if (threadIdx.x / 128 == 1) give_turn();
     while (next_tile(p, w, t)) {
@@ -525,7 +493,7 @@ DEVICE void multiply_in_two_levels(const dw_sm90_gemm_params &p, const shared_la
 
 DEVICE void compute_in_two_levels(const dw_sm90_gemm_params &p, const shared_layout &s) {
     ring r = {0, 0};
-    walk w = {0, 0, 0, 0};
+    walk w = {};
     tile t;
     while (next_tile(p, w, t)) {
         float sums[PARTS][WIDTH / 2];
@@ -564,7 +532,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
                                float (*sums)[WIDTH / 2], held &h) {
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
-    if (GROUPS != DW_SM90_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
+    if (GROUPS != DW_GROUPS_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
         store_held(h);
         pass_stages(s, r, steps);
         return;
@@ -608,7 +576,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 
 DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
     ring r = {0, 0};
-    walk w = {0, 0, 0, 0};
+    walk w = {};
     tile t;
     float sums[PARTS][WIDTH / 2];
     held h;

@@ -208,6 +208,7 @@ struct dw__kernel {
     /* DW__CALL_OPERATION: makes a small call for trial `index` that the variant computes: operation, attributes, types,
      * shapes and strides, without data. */
     void (*example)(uint64_t params, int index, dw__call *call);
+    int example_sms; /* the example runs on so many SMs, for persistent blocks of several tiles; 0: all */
     const void *provided; /* the library's own description of its kernel, or NULL */
 };
 

@@ -27,7 +27,7 @@ typedef struct call {
     int wide[2];      /* from a row of square blocks to the next */
     size_t block_bytes[2];
     void *device_offsets, *device_scales, *device_blocks[2];
-    dw__sm90_call made;
+    dw__gemm_groups_call made;
 } call;
 
 static dw_dtype code_of(matrix_type type) { return type == MATRIX_E4M3 ? DW_E4M3 : DW_E5M2; }
@@ -93,7 +93,7 @@ static void open_call(const form *f, int m, int n, int k, bool positive, uint64_
     send(&c->d, device);
     c->device_offsets = put(device, c->offsets, sizeof c->offsets);
     c->device_scales = put(device, c->scales, sizeof c->scales);
-    c->made = (dw__sm90_call){.gemm = {.struct_size = sizeof(dw_gemm),
+    c->made = (dw__gemm_groups_call){.gemm = {.struct_size = sizeof(dw_gemm),
                                        .device = device,
                                        .dtype = f->f16 ? DW_F16 : DW_BF16,
                                        .output = f->d == MATRIX_F32 ? DW_F32
@@ -127,7 +127,7 @@ static void open_call(const form *f, int m, int n, int k, bool positive, uint64_
         c->made.codes.scale_b = c->device_blocks[1];
     }
     if (groups == 1) return;
-    c->made.groups.kind = DW_SM90_ROWS;
+    c->made.groups.kind = DW_GROUPS_ROWS;
     c->made.groups.offsets = c->device_offsets;
 }
 
@@ -352,9 +352,9 @@ static void keep_last_step(void) {
     size_t bytes;
     REQUIRE(device_named(gpu)->context(&context) == DW_OK);
     dw__operation_call call = segments_call(false, DW_F32, &dtype);
-    const dw__sm90_call made = {
+    const dw__gemm_groups_call made = {
         .gemm = {.dtype = DW_BF16, .output = DW_F32, .m = 40, .n = 24, .k = 48},
-        .groups = {.kind = DW_SM90_ROWS, .count = 3},
+        .groups = {.kind = DW_GROUPS_ROWS, .count = 3},
         .codes = {.a = DW_E4M3, .b = DW_E4M3}};
     const dw__sm90_shape shape = dw__sm90_shape_of(&made, context->sm_count);
     const dw__jit_variant variant = dw__sm90_variant(&shape);

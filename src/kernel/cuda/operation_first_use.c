@@ -200,7 +200,9 @@ static dw_status add_workspace(dw__trial *t, state *s) {
 static dw_status prepare(dw__trial *t) {
     state *s = t->state;
     dw__call *c = &s->call.call;
-    t->variant->kernel->example(t->variant->params, t->index, c);
+    const dw__kernel *kernel = t->variant->kernel;
+    kernel->example(t->variant->params, t->index, c);
+    if (kernel->example_sms) t->context.sm_count = kernel->example_sms;
     for (uint32_t i = 0; i < c->input_count; i++) {
         if (c->inputs[i].rank < 0) continue;
         DW_RETURN_IF_FAILED(dw__trial_add(t, span_of(&c->inputs[i]), &s->inputs[i]));

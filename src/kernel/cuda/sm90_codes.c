@@ -15,7 +15,7 @@ static bool is_segments(const dw__call *c) { return c->op == DW_OP_SEGMENT_MULTI
 /* ---- calls ----------------------------------------------------------------------------------------- */
 
 /* Scales of blocks are square if they have three axes. */
-static void set_blocks(const dw__call *c, dw__sm90_call *s) {
+static void set_blocks(const dw__call *c, dw__gemm_groups_call *s) {
     enum { BLOCKS_A = 4, BLOCKS_B };
     const dw__tensor *a = &c->inputs[BLOCKS_A], *b = &c->inputs[BLOCKS_B];
     s->codes.blocks = true;
@@ -27,7 +27,7 @@ static void set_blocks(const dw__call *c, dw__sm90_call *s) {
     s->codes.wide_b = b->rank == 3 ? (int)(b->shape[1] * b->shape[2]) : 0;
 }
 
-static dw__sm90_call call_of(const dw__operation_call *given) {
+static dw__gemm_groups_call call_of(const dw__operation_call *given) {
     enum { A, B, SCALE_A, SCALE_B, OFFSETS = 2, SEGMENT_SCALE_A, SEGMENT_SCALE_B };
     const dw__call *c = &given->call;
     const dw__tensor *a = &c->inputs[A], *b = &c->inputs[B], *y = &c->outputs[0],
@@ -35,7 +35,7 @@ static dw__sm90_call call_of(const dw__operation_call *given) {
     const bool segments = is_segments(c);
     const dw__tensor *scale_a = &c->inputs[segments ? SEGMENT_SCALE_A : SCALE_A],
                      *scale_b = &c->inputs[segments ? SEGMENT_SCALE_B : SCALE_B];
-    dw__sm90_call s = {.gemm = {.struct_size = sizeof s.gemm,
+    dw__gemm_groups_call s = {.gemm = {.struct_size = sizeof s.gemm,
                                 .dtype = y->dtype == DW_F16 ? DW_F16 : DW_BF16,
                                 .output = y->dtype,
                                 .m = y->shape[0],
@@ -55,7 +55,7 @@ static dw__sm90_call call_of(const dw__operation_call *given) {
                                  .scale_b = scale_b->data}};
     if (!segments && dw__call_has_tiles(c)) set_blocks(c, &s);
     if (!segments) return s;
-    s.groups.kind = DW_SM90_ROWS;
+    s.groups.kind = DW_GROUPS_ROWS;
     s.groups.count = c->inputs[OFFSETS].shape[0] - 1;
     s.groups.offsets = c->inputs[OFFSETS].data;
     s.codes.scale_b_each = scale_b->rank == 1;
@@ -65,7 +65,7 @@ static dw__sm90_call call_of(const dw__operation_call *given) {
 
 static bool is_aligned(const void *data) { return (uintptr_t)data % 16 == 0; }
 
-static dw_status check_layout(const dw__kernel *kernel, const dw__call *c, const dw__sm90_call *s) {
+static dw_status check_layout(const dw__kernel *kernel, const dw__call *c, const dw__gemm_groups_call *s) {
     const int64_t row = s->gemm.n * (int64_t)dw_dtype_bytes(s->gemm.output);
     if (s->gemm.k % 16 != 0 || !is_aligned(s->gemm.a.data) || !is_aligned(s->gemm.b.data))
         return dw__fail(
@@ -93,7 +93,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
                         gpu->name);
     if (dw__call_has_tiles(c) && !dw__call_has_f32_scales(c))
         return dw__fail(DW_TYPE, "%s multiplies codes with scales in F32", kernel->name);
-    const dw__sm90_call s = call_of(call);
+    const dw__gemm_groups_call s = call_of(call);
     if (is_segments(c) && !dw__tensor_is_contiguous(&c->inputs[2]))
         return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous offsets", kernel->name);
     return check_layout(kernel, c, &s);
@@ -101,7 +101,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 
 static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                     dw__kernel_seconds *result) {
-    const dw__sm90_call s = call_of(call);
+    const dw__gemm_groups_call s = call_of(call);
     dw__kernel_seconds moved = {0};
     snprintf(result->from, sizeof result->from, "the least by counted work");
     if (dw__gemm_is_empty(&s.gemm) || s.gemm.k == 0 || s.groups.count == 0) return;
@@ -115,13 +115,13 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
 
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
-    const dw__sm90_call s = call_of(call);
+    const dw__gemm_groups_call s = call_of(call);
     return dw__variant_of(context, kernel, dw__sm90_shape_of(&s, context->sm_count).params,
                           variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
-    const dw__sm90_call s = call_of(call);
+    const dw__gemm_groups_call s = call_of(call);
     if (dw__gemm_is_empty(&s.gemm) || s.groups.count == 0) return DW_OK;
     return dw__sm90_enqueue(&s, context, variant);
 }
@@ -145,7 +145,7 @@ static void example(uint64_t params, int index, dw__call *c) {
 #undef TYPES
     };
     const dw__sm90_shape s = {.params = params};
-    const bool segments = s.groups == DW_SM90_ROWS;
+    const bool segments = s.groups == DW_GROUPS_ROWS;
     const int type = s.output == DW_GEMM_OUTPUT_F32 ? 2 : s.f16 ? 1 : 0;
     const dw_dtype result = (dw_dtype)attrs[type][0].integer;
     const int64_t rows = 300 + 64 * index, n = 136 + 128 * index;

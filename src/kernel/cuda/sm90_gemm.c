@@ -1,5 +1,5 @@
 /* GEMM on Hopper (sm_90a): tiles, cost model, variants, launch and the entry of the public call. Other files make calls
- * of several products in one launch: rows in groups, groups of the contraction (sm90_gemm_params.h). */
+ * of several GEMMs in one launch: rows in groups, groups of the contraction (common/gemm_groups.h). */
 #include "base/json.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -36,14 +36,6 @@ static int step_of(const dw__sm90_shape *s) {
 
 /* ---- cost model ------------------------------------------------------------------------------------ */
 
-/* The last tile of each group has on average half of its rows; a warpgroup without rows leaves the tensor cores to the
- * other one. */
-static double tiles_high(const dw__sm90_call *c, const dw__sm90_tile *t) {
-    if (c->groups.kind != DW_SM90_ROWS)
-        return (double)c->groups.count * (double)ceil_divide(c->gemm.m, t->m);
-    return (double)c->gemm.m / t->m + (double)c->groups.count * (t->together ? 0.25 : 0.5);
-}
-
 /* Clocks between the products of one tile that is computed together and those of the next: the last products end, and
  * sums are rounded, as on an H200; activations by their instructions, four for each clock of an SM's 128 lanes. */
 static double clocks_between(const dw__sm90_shape *s, const dw__sm90_tile *t) {
@@ -63,20 +55,19 @@ bool dw__sm90_exists(const dw__sm90_shape *s) {
     return !t->together || (s->output != DW_GEMM_OUTPUT_F32 && !s->promote);
 }
 
-dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, int sm_count) {
+dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
+                               int sm_count) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
-    const double tiles =
-                     tiles_high(c, t) * (double)ceil_divide(c->gemm.n, dw__sm90_tile_columns(s)),
+    /* A warpgroup without rows leaves the tensor cores to the other one. */
+    const double tiles = dw__gemm_tiles_high(c, t->m, t->together ? 0.25 : 0.5) *
+                         (double)ceil_divide(c->gemm.n, dw__sm90_tile_columns(s)),
                  places = sm_count > 0 ? sm_count : 1;
-    int64_t k = c->gemm.k;
-    if (c->groups.kind == DW_SM90_CONTRACTION && c->groups.count > 0)
-        k = ceil_divide(k, c->groups.count) + DW_SM90_GEMM_STEP / 2;
     const int rate =
         dw__sm90_has_codes(s) ? DW__SM90_CODES_FLOPS_PER_CLOCK : DW__SM90_FLOPS_PER_CLOCK;
     dw__gemm_cost made = {
         .tiles = (int64_t)ceil(tiles),
         .rounds = (int64_t)ceil(tiles / places),
-        .steps = ceil_divide(k, step_of(s)),
+        .steps = dw__gemm_steps(c, step_of(s)),
         .step_clocks = 2 * t->m * t->n * step_of(s) / rate,
     };
     enum { OUT_BYTES_PER_CLOCK = 20 }; /* what an SM gets of the memory */
@@ -103,7 +94,7 @@ dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, 
 /* CODES_A of sm90_gemm.cu. */
 static uint64_t code_of(dw_dtype type) { return type == DW_E4M3 ? 1 : type == DW_E5M2 ? 2 : 0; }
 
-dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
+dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
     dw__sm90_shape shape = {
         .groups = (uint64_t)c->groups.kind,
         .output = c->gemm.output == DW_F32 ? DW_GEMM_OUTPUT_F32 : DW_GEMM_OUTPUT_ELEMENT,
@@ -136,7 +127,7 @@ dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
 
 static dw__gemm_cost cost_on(const dw_gemm *call, const dw__gpu_target *gpu,
                              dw__sm90_shape *shape) {
-    const dw__sm90_call c = {.gemm = *call, .groups = {.count = 1}};
+    const dw__gemm_groups_call c = dw__gemm_single(call, (dw__gemm_turned){false, false});
     *shape = dw__sm90_shape_of(&c, gpu->sm_count);
     return dw__sm90_cost_of(&c, shape, gpu->sm_count);
 }
@@ -226,29 +217,7 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
 
-/* Makes the map of an operand: `groups` matrices of `rows` rows along the contraction, or across it if it is turned. */
-static dw_status map_operand(const dw__sm90_call *c, const dw__context *context, const dw_matrix *x,
-                             const char *name, int64_t rows, int64_t groups, bool turned,
-                             int box_rows, bool side_by_side, dw__tensor_map *map) {
-    const bool codes = code_of(c->codes.a) != 0;
-    const int width = codes ? 1 : 2, step = codes ? DW_SM90_CODES_STEP : DW_SM90_GEMM_STEP;
-    const int64_t high = turned ? c->gemm.k : rows, wide = turned ? rows : c->gemm.k,
-                  stride = high > 1 || groups > 1 ? x->stride * width
-                                                  : ceil_divide(wide * width, 16) * 16,
-                  next = side_by_side ? wide * width : stride * high;
-    const dw__tensor_map_shape shape = {
-        .element = dw__gemm_map_element(c->gemm.dtype, codes),
-        .rank = 4,
-        .address = x->data,
-        .size = {(uint64_t)wide, (uint64_t)high, (uint64_t)groups, 1},
-        .stride = {(uint64_t)stride, (uint64_t)next, (uint64_t)next},
-        .box = {(uint32_t)step, (uint32_t)(turned ? step : box_rows), 1, 1},
-        .swizzle_bytes = 128,
-    };
-    return dw__gpu_map(context, &shape, name, map);
-}
-
-dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
+dw_status dw__sm90_enqueue(const dw__gemm_groups_call *c, const dw__context *context,
                            const dw__variant *variant) {
     const dw__sm90_shape shape = {.params = variant->params};
     const dw__sm90_tile *t = &dw__sm90_tiles[shape.tile];
@@ -278,24 +247,13 @@ dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
         .wide_a = c->codes.wide_a,
         .wide_b = c->codes.wide_b,
     };
-    if (g->k > 0) {
-        DW_RETURN_IF_FAILED(map_operand(c, context, &g->a, "A", g->m,
-                                        c->groups.kind == DW_SM90_BATCH ? count : 1, c->turned.a,
-                                        t->m, false, &maps[0]));
-        DW_RETURN_IF_FAILED(map_operand(c, context, &g->b, "B", dw__gemm_rows_b(g),
-                                        c->groups.kind == DW_SM90_CONTRACTION ? 1 : count,
-                                        c->turned.b, columns, c->codes.side_by_side, &maps[1]));
-    }
-    /* Each group of rows has at most one incomplete tile. */
-    const int64_t high = c->groups.kind == DW_SM90_ROWS ? g->m / t->m + count
-                                                        : (int64_t)params.tiles_m * count,
-                  tiles = high * params.tiles_n,
-                  places = context->sm_count > 0 ? context->sm_count : 1;
+    if (g->k > 0)
+        DW_RETURN_IF_FAILED(dw__gemm_groups_operand_maps(c, context, t->m, columns, maps));
     void *arguments[] = {&maps[0], &maps[1], &params};
     return context->device->launch(&(dw__launch){
         .name = variant->kernel->name,
         .function = variant->functions[0],
-        .grid = {(unsigned)(tiles < places ? tiles : places), 1, 1},
+        .grid = {(unsigned)dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count), 1, 1},
         .block = {DW_SM90_GEMM_THREADS, 1, 1},
         .shared_bytes = shared_bytes(t),
         .stream = g->stream,
@@ -305,9 +263,8 @@ dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__sm90_shape shape = {.params = variant->params};
-    const dw__sm90_call c = {.gemm = *(const dw_gemm *)call,
-                             .turned = {shape.turned_a, shape.turned_b},
-                             .groups = {.count = 1}};
+    const dw__gemm_groups_call c =
+        dw__gemm_single(call, (dw__gemm_turned){shape.turned_a, shape.turned_b});
     return dw__sm90_enqueue(&c, context, variant);
 }
 
@@ -339,7 +296,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 
 dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
                            const dw__variant **variant) {
-    const dw__sm90_call c = {.gemm = *call, .turned = turned, .groups = {.count = 1}};
+    const dw__gemm_groups_call c = dw__gemm_single(call, turned);
     const dw__sm90_shape shape = dw__sm90_shape_of(&c, context->sm_count);
     return dw__variant_of(context, &dw__sm90_gemm, shape.params, variant);
 }
