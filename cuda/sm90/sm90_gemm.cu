@@ -89,11 +89,14 @@ DEVICE bool next_tile(const dw_sm90_gemm_params &p, walk &w, tile &t) {
     else w.index += gridDim.x;
     t.first = 0, t.k = p.k;
     if constexpr (GROUPS == DW_SM90_ROWS) {
-        for (; w.group < p.groups; w.group++) {
-            int start = p.offsets[w.group], rows = p.offsets[w.group + 1] - start, high = (rows + TILE_M - 1) / TILE_M;
+        for (; w.group <= p.groups; w.group++) {
+            const bool has_matrix = w.group < p.groups; // rows behind the last group are products of no length
+            int start = p.offsets[w.group], end = has_matrix ? p.offsets[w.group + 1] : p.m;
+            int high = (end - start + TILE_M - 1) / TILE_M;
             if (w.index - w.base < high * p.tiles_n) {
                 place(w.index - w.base, high, p.tiles_n, t);
-                t.group = w.group, t.row += start, t.end = start + rows;
+                t.group = w.group, t.row += start, t.end = end;
+                if (!has_matrix) t.k = 0;
                 return true;
             }
             w.base += high * p.tiles_n;
@@ -279,6 +282,7 @@ DEVICE void store_strip(const chunks &c, int strip, uint32 (*words)[4]) {
 // Computes the thread's numbers of a strip, in the order of the accumulators.
 DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, const float *sums, int strip, float *x) {
     const uint16 *bias = (const uint16 *)p.bias;
+    const bool has_bias = GROUPS != DW_SM90_ROWS || t.group < p.groups;
     if constexpr (BIAS && GROUPS == DW_SM90_ROWS) bias += (uint64)t.group * p.n * (SWIGLU ? 2 : 1);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -287,7 +291,7 @@ DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, const float *sum
 #pragma unroll
             for (int j = 0; j < (SWIGLU ? 4 : 2); j++) {
                 int at = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3) + j % 2;
-                if (at < p.n) b[j] = element_low(bias[(uint64)(j / 2) * p.n + at]);
+                if (at < p.n && has_bias) b[j] = element_low(bias[(uint64)(j / 2) * p.n + at]);
             }
 #pragma unroll
         for (int j = 0; j < 4; j++) {

@@ -21,7 +21,8 @@ typedef struct dw_sm90_gemm_params {
 
 /* GROUPS, how several products share a launch.
  * Batch: A, B and D are tensors of `groups` matrices.
- * Rows: the rows offsets[g] to offsets[g + 1] of A, times matrix g of B, give the same rows of D.
+ * Rows: the rows offsets[g] to offsets[g + 1] of A, times matrix g of B, give the same rows of D. Rows behind the last
+ * offset are not multiplied: D is 0 there, or the residual.
  * Contraction: D's matrix g is the sum over the same rows of A (stored as k x m) and B (k x n). */
 #define DW_SM90_BATCH 0
 #define DW_SM90_ROWS 1
