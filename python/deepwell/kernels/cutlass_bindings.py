@@ -243,10 +243,29 @@ class CutlassKernel:
 class _Bounds:
     """The groups' numbers of rows: known to the host, or on the operands' GPU, where nothing reads them before it must."""
 
-    def __init__(self, group_sizes, groups: int, a: torch.Tensor) -> None:
+    def __init__(self, group_sizes, offsets, groups: int, a: torch.Tensor) -> None:
         self._sizes: tuple[int, ...] | None = None
         self._offsets: torch.Tensor | None = None
         rows = len(a)
+        if (group_sizes is None) == (offsets is None):
+            raise ValueError("expected either group_sizes or offsets")
+        if offsets is not None:
+            if offsets.device != a.device or offsets.dtype != torch.int32:
+                raise ValueError(
+                    f"offsets is {offsets.dtype} on {offsets.device}: expected int32 on {a.device}"
+                )
+            if offsets.shape != (groups + 1,):
+                raise ValueError(
+                    f"offsets has shape {tuple(offsets.shape)}: expected {(groups + 1,)}"
+                )
+            self._offsets = offsets.detach().contiguous()
+            if a.device.type == "cpu":
+                bounds = [0, *offsets.tolist(), rows]
+                if offsets[0] != 0 or bounds != sorted(bounds):
+                    raise ValueError(
+                        f"offsets is {offsets.tolist()}: expected 0 first, and ascending to at most {rows} rows"
+                    )
+            return
         if isinstance(group_sizes, torch.Tensor) and group_sizes.device.type != "cpu":
             if group_sizes.device != a.device:
                 raise ValueError(
@@ -358,7 +377,9 @@ class GroupedGEMMKernel:
         self.groups, self.n, self.k = _size("groups", groups, 1), _size("n", n), _size("k", k)
         return self
 
-    def gemm(self, a: torch.Tensor, b: torch.Tensor, group_sizes) -> torch.Tensor:
+    def gemm(
+        self, a: torch.Tensor, b: torch.Tensor, group_sizes=None, *, offsets=None
+    ) -> torch.Tensor:
         """Returns [rows, n]: the rows of group g of a [rows, k], times b[g] of b [groups, k, n].
 
         Groups follow each other in a, and `group_sizes` are their numbers of rows, 0 allowed: integers or a tensor of
@@ -366,6 +387,10 @@ class GroupedGEMMKernel:
         last group are then 0. For weights stored as [groups, n, k], pass weights.mT, which is not copied. Precisions
         of 8 bits and fewer quantize each expert on its own and compute no gradients. The result has the type of the
         operands.
+
+        `offsets` in place of `group_sizes`: int32 [groups + 1] on the device of a, which several calls may share: group
+        g has the rows offsets[g] to offsets[g + 1]. On a GPU they are not checked: they must begin with 0, ascend, and
+        be at most the number of rows.
         """
         if self.precision is None:
             raise DeepwellError("initialize(groups, n, k, precision) has not been called")
@@ -380,7 +405,7 @@ class GroupedGEMMKernel:
                 f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}: expected (rows, {self.k}) and "
                 f"{(self.groups, self.k, self.n)}"
             )
-        bounds = _Bounds(group_sizes, self.groups, a)
+        bounds = _Bounds(group_sizes, offsets, self.groups, a)
         if self.precision in _gemm.NUMBERS:
             return _GroupedProduct.apply(a, b, bounds, self, dtype)
         _refuse_gradients(a, b)
