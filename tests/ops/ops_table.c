@@ -165,6 +165,11 @@ static const char *const rows[] = {
     "put_along_add i64[3,5]:index7 F[3,5] axis=0 size=[7,5]",
     "put_along_add i64[3,4]:index2 F[3,4] axis=1 size=[3,2]",
     "!put_along_add i64[3,5]:outside7 F[3,5] axis=0 size=[7,5]",
+    /* so many indexes that a GPU sorts them */
+    "put_along_add i64[5003]:index13 F[5003] axis=0 size=[13]",
+    "put_along_add i32[2,2500,3]:index300 F[2,2500,3] axis=1 size=[2,300,3]",
+    "put_along_add i64[2500]:index7 i32[2500] axis=0 size=[9]",
+    "!put_along_add i64[2500]:outside7 F[2500] axis=0 size=[7]",
     /* reductions */
     "reduce_sum F[3,5,7] axes=[1]",
     "reduce_sum F[3,5,7] axes=[0,2] keep=1",
