@@ -381,6 +381,9 @@ def bench_moe(options: argparse.Namespace) -> Row:
         raise _Usage("--tokens is given with --batch-size or --seq-len: expected one or the other")
     else:
         batch, seq_len = 1, options.tokens
+    factor = options.capacity_factor
+    if factor is not None and not 0 < factor < 1e6:
+        raise _Usage(f"--capacity-factor is {factor}: expected a positive number")
     if top_k > experts:
         raise _Usage(f"--top-k is {top_k}: expected at most --num-experts, {experts}")
     dtype, name = _dtype(options)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any, Iterable, Optional
+from typing import Any, Iterable, Optional, Sequence
 
 import torch
 from torch import nn
@@ -318,7 +318,7 @@ class DeepwellMoE(nn.Module):
         hidden_dim, ffn_dim: width of tokens, and of each expert's inner layer.
         num_experts, top_k: experts, and how many of them each token sees.
         capacity_factor: None drops nothing. Else an expert keeps at most ``ceil(capacity_factor * tokens * top_k /
-            num_experts)`` rows of a call; what is beyond that contributes nothing.
+            num_experts)`` rows of a call; what is beyond that contributes nothing and is not computed.
         drop: which rows an expert keeps: "position" (first choices before second ones, then earlier tokens) or "weight"
             (the largest weights of the router).
         activation: "swiglu", "geglu", or without a gate "gelu", "gelu_tanh", "silu", "relu".
@@ -622,20 +622,30 @@ class DeepwellMoE(nn.Module):
         return {**load_numbers(tensors), "losses": dict(zip(names, numbers[1:]))}
 
     @torch.no_grad()
-    def update_bias(self, rate: float = 1e-3) -> None:
-        """Moves the correction bias by ``rate``: up for experts with fewer rows than the mean in the last call, down for
-        those with more (auxiliary-loss-free balancing). Call it after each step."""
+    def update_bias(
+        self, rate: float = 1e-3, tokens: Optional[Sequence[int] | torch.Tensor] = None
+    ) -> None:
+        """Moves the correction bias by ``rate``: up for experts with fewer rows than the mean, down for those with more
+        (auxiliary-loss-free balancing). Call it after each step. ``tokens``: the rows of each expert, such as those of all
+        micro-batches and ranks that Trainer reports; None: those of this module's last call."""
         bias = self.gate.e_score_correction_bias
         if bias is None:
             raise ValueError(
                 "DeepwellMoE.update_bias: there is no bias; give score_correction_bias=True"
             )
-        tensors = routing.last(self)
-        if tensors is None:
-            raise RuntimeError(
-                "DeepwellMoE.update_bias: there was no call yet; call the module first"
+        if tokens is None:
+            tensors = routing.last(self)
+            if tensors is None:
+                raise RuntimeError(
+                    "DeepwellMoE.update_bias: there was no call yet; call the module first"
+                )
+            tokens = tensors["tokens"]
+        tokens = torch.as_tensor(tokens, device=bias.device).to(bias.dtype)
+        if tokens.shape != bias.shape:
+            raise ValueError(
+                f"DeepwellMoE.update_bias: tokens has the shape {list(tokens.shape)}; expected a number for each of "
+                f"{self.num_experts} experts"
             )
-        tokens = tensors["tokens"].to(bias.dtype)
         bias += rate * torch.sign(tokens.mean() - tokens)
 
     # ---- blocks of transformers ----------------------------------------------------------------------

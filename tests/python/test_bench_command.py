@@ -74,6 +74,42 @@ def test_moe(capsys):
     assert result["accuracy"]["relative_difference"] < 1e-5
 
 
+@pytest.mark.parametrize("load", ["even", "skewed"])
+def test_parts_of_a_mixture(capsys, load):
+    words = "--num-experts 8 --top-k 2 --hidden 16 --width 24 --capacity-factor 0.75 --tokens 64"
+    arguments = ["moe", *words.split(), "--load", load, *QUICK]
+    result = result_of(capsys, *arguments)
+    check(result)
+    rows = result["rows"]
+    if load == "even":  # the capacity is 12, and each expert has about 16 of 128 choices
+        assert rows["imbalance"] < 1.5 and rows["computed"] > 80
+    else:
+        assert rows["imbalance"] > 2.0 and rows["dropped"] > 0.25
+    assert rows["most"] <= 12 and rows["computed"] <= 96
+    assert rows["dropped"] == pytest.approx(1 - rows["computed"] / 128)
+    # Two matrices of 48 x 16 and 16 x 24 for each row, three GEMMs of each; and the router.
+    flops = 3 * 2 * 16 * (rows["computed"] * 3 * 24 + 64 * 8)
+    assert result["deepwell"]["tflops"] == pytest.approx(flops / result["deepwell"]["ms"] / 1e9)
+    assert len(result["products"]) == 6
+    for name, product in result["products"].items():
+        size = 2 * rows["computed"] * (48 * 16 if name.startswith("first") else 16 * 24)
+        for label in ("pytorch", "deepwell"):
+            row = product[label]
+            assert row["tflops"] == pytest.approx(size / row["ms"] / 1e9)
+        assert "torch.matmul" in product["deepwell"]["backend"]
+        assert product["relative_difference"] < 48 * 2**-23
+    assert set(result["parts"]["pytorch"]) == {"routing", "sort", "spread", "combine"}
+    ours = result["parts"]["deepwell"]
+    assert len(ours) == 8 and all(ms > 0 for ms in ours.values())
+    assert any("grouped_mm" in why for why in result["not_run"])
+    if load == "even":
+        return
+    assert bench.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "second, weight gradient" in text and "experts, data gradient" in text
+    assert "not run: torch.nn.functional.grouped_mm" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
@@ -84,6 +120,9 @@ def test_moe(capsys):
         (["step", "--model", "mixtral-8x7b"], 3, "mixture"),
         (["step", "--model", "llama3-405b"], 3, "deepwell plan"),
         (["attention", "--precision", "nvfp4"], 3, "nvfp4"),
+        (["moe", "--tokens", "8", "--seq-len", "8"], 2, "one or the other"),
+        (["moe", "--top-k", "9"], 2, "--num-experts, 8"),
+        (["moe", "--capacity-factor", "-1"], 2, "--capacity-factor is -1"),
     ],
 )
 def test_exit_statuses(capsys, arguments, status, words):

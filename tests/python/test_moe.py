@@ -277,7 +277,7 @@ class RowsWithoutAMatrix(nn.Module):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.filterwarnings("ignore:deepwell::grouped_linear")
+@pytest.mark.filterwarnings("ignore:.*grouped_linear")
 def test_the_engine_does_not_compute_rows_without_a_matrix(bias: bool, always) -> None:
     """A product of NaN would be NaN in the row itself and in the gradients of weight and bias."""
     module = RowsWithoutAMatrix(bias)
@@ -549,6 +549,16 @@ def test_bias_balances_the_load() -> None:
         moe.update_bias(0.02)
     moe(x)
     assert moe.statistics()["imbalance"] < 0.6 * before
+
+
+def test_bias_follows_the_load_that_is_given() -> None:
+    moe = made(score_correction_bias=True)
+    before = moe.gate.e_score_correction_bias.clone()
+    moe.update_bias(0.5, tokens=[9, 0, 3, 3, 1, 2])
+    moved = moe.gate.e_score_correction_bias - before
+    assert torch.allclose(moved, torch.tensor([-0.5, 0.5, 0.0, 0.0, 0.5, 0.5]))
+    with pytest.raises(ValueError, match="expected a number for each of 6 experts"):
+        moe.update_bias(tokens=[1, 2])
 
 
 def test_low_precision_routes_in_fp32() -> None:
