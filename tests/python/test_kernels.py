@@ -426,7 +426,7 @@ def test_the_document_runs(capsys):
     """Runs all Python blocks of docs/kernels.md in one namespace and compares what they print with their comments."""
     text = (pathlib.Path(__file__).parents[2] / "docs/kernels.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     code = "\n".join(blocks)
     exec(compile(code, "docs/kernels.md", "exec"), {})
     printed = capsys.readouterr().out
