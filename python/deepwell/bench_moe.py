@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from deepwell import step_profile
+from deepwell import routing, step_profile
 from deepwell.kernels.cutlass_bindings import GroupedGEMMKernel
 from deepwell.kernels.profiler import times_ms
 from deepwell.moe import DeepwellMoE
@@ -61,7 +61,7 @@ class _Product:
 
 def _products(
     name: str, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, sizes: torch.Tensor,
-    kernel: GroupedGEMMKernel, grouped_mm: bool,
+    kernel: GroupedGEMMKernel, grouped_mm: Callable[..., torch.Tensor] | None,
 ) -> list[_Product]:  # fmt: skip
     """The GEMMs of weight [E, N, K]: forward, and the gradients of x [T, K] and of the weight from dy [T, N]."""
     experts, n, k = weight.shape
@@ -80,11 +80,11 @@ def _products(
             return kernel.gemm(x, weight.mT, offsets=offsets)
 
     a, w = x.detach(), weight.detach()
-    if grouped_mm:
+    if grouped_mm is not None:
         theirs = (
-            lambda: F.grouped_mm(a, w.mT, offs=ends),
-            lambda: F.grouped_mm(dy, w, offs=ends),
-            lambda: F.grouped_mm(dy.t(), a, offs=ends),
+            lambda: grouped_mm(a, w.mT, offs=ends),
+            lambda: grouped_mm(dy, w, offs=ends),
+            lambda: grouped_mm(dy.t(), a, offs=ends),
         )
     else:
         theirs = (
@@ -120,6 +120,23 @@ def in_turns(
     return {label: statistics.median(each) for label, each in times.items()}
 
 
+def _grouped_mm_for(
+    layer: DeepwellMoE, device: torch.device, dtype: torch.dtype
+) -> tuple[Callable[..., torch.Tensor] | None, str]:
+    """Returns PyTorch's grouped GEMM, or None and why it is not run."""
+    function = getattr(F, "grouped_mm", getattr(torch, "_grouped_mm", None))
+    if function is None:
+        return None, f"PyTorch {torch.__version__} has none"
+    if dtype != torch.bfloat16 or device.type != "cuda":
+        return None, f"it multiplies BF16 on a GPU, and this is {dtype} on {device.type}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return None, "it needs compute capability 8.0"
+    widths = (layer.hidden_dim, layer.ffn_dim)
+    if any(width % 8 for width in widths):
+        return None, f"it expects widths that are multiples of 8, and these are {widths}"
+    return function, ""
+
+
 def measure_products(
     layer: DeepwellMoE, x: torch.Tensor, sizes: list[int], iterations: int
 ) -> tuple[dict[str, Any], str, list[str]]:
@@ -127,30 +144,22 @@ def measure_products(
     was not run, in words."""
     device, dtype = x.device, x.dtype
     rows = torch.tensor(sizes, device=device)
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator(device).manual_seed(5)
     kernel = GroupedGEMMKernel()
     found: dict[str, Any] = {}
     missing = []
     weights = {layer.experts.first: "first", "down_proj": "second"}
-    fits = all(size % 8 == 0 for name in weights for size in getattr(layer.experts, name).shape[1:])
-    grouped_mm = hasattr(F, "grouped_mm") and dtype == torch.bfloat16 and device.type == "cuda"
-    if grouped_mm and not fits:
-        missing.append("torch.nn.functional.grouped_mm: it expects widths that are multiples of 8")
-        grouped_mm = False
-    elif not grouped_mm:
-        missing.append(
-            "torch.nn.functional.grouped_mm: it multiplies BF16 on a GPU, and this is "
-            f"{_precision(x).upper()} on {device.type}"
-            if hasattr(F, "grouped_mm")
-            else f"torch.nn.functional.grouped_mm: PyTorch {torch.__version__} has none"
-        )
-    theirs = "torch.nn.functional.grouped_mm" if grouped_mm else "a loop of torch.matmul"
+    theirs, why = _grouped_mm_for(layer, device, dtype)
+    if theirs is None:
+        missing.append(f"torch.nn.functional.grouped_mm: {why}")
     for parameter, name in weights.items():
         weight = getattr(layer.experts, parameter).detach().clone()
         _, n, k = weight.shape
-        a = torch.randn(sum(sizes), k, generator=generator).to(device, dtype)
-        dy = torch.randn(sum(sizes), n, generator=generator).to(device, dtype)
-        for product in _products(name, a, dy, weight, rows, kernel, grouped_mm):
+        a, dy = (
+            torch.randn(sum(sizes), width, generator=generator, device=device, dtype=dtype)
+            for width in (k, n)
+        )
+        for product in _products(name, a, dy, weight, rows, kernel, theirs):
             ours, expected = product.deepwell(), product.pytorch()
             backend = kernel.backend if "forward" in product.name else kernel.gradient_backend
             times = in_turns(
@@ -164,7 +173,8 @@ def measure_products(
             found[product.name]["relative_difference"] = (
                 (ours.double() - expected.double()).norm().item() / size if size else 0.0
             )
-    return found, theirs, missing
+    name = "a loop of torch.matmul" if theirs is None else "torch.nn.functional.grouped_mm"
+    return found, name, missing
 
 
 def measure_parts(
@@ -181,7 +191,7 @@ def measure_parts(
         rows = flat[order // top_k]
         ops = {
             "routing": lambda: plain.gate(flat),
-            "sort": lambda: (torch.argsort(chosen, stable=True), torch.bincount(chosen, minlength=experts)),
+            "sort": lambda: (torch.argsort(chosen, stable=True), routing.load(chosen, experts)),
             "spread": lambda: flat[order // top_k],
             "combine": lambda: (
                 torch.empty_like(rows).index_copy(0, order, rows) * weights.reshape(-1, 1)

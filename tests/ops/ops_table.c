@@ -165,6 +165,11 @@ static const char *const rows[] = {
     "put_along_add i64[3,5]:index7 F[3,5] axis=0 size=[7,5]",
     "put_along_add i64[3,4]:index2 F[3,4] axis=1 size=[3,2]",
     "!put_along_add i64[3,5]:outside7 F[3,5] axis=0 size=[7,5]",
+    /* lines of which a GPU gives a warp each */
+    "put_along_add i64[7,8]:index64 F[7,8] axis=1 size=[7,64]",
+    "put_along_add i32[3,5,32]:index3 F[3,5,32] axis=2 size=[3,5,75]",
+    "put_along_add i64[9,1]:index16 i32[9,1] axis=1 size=[9,16]",
+    "!put_along_add i64[3,5]:outside40 F[3,5] axis=1 size=[3,40]",
     /* so many indexes that a GPU sorts them */
     "put_along_add i64[5003]:index13 F[5003] axis=0 size=[13]",
     "put_along_add i32[2,2500,3]:index300 F[2,2500,3] axis=1 size=[2,300,3]",
