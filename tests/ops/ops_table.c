@@ -481,7 +481,7 @@ static const char *const rows[] = {
     "segment_linear f32[3089,65] f32[3,33,65] i32[4]:offsets3089 f32[3,33]",
     /* rows behind the last group */
     "segment_linear F[11,5] F[3,4,5] i32[4]:offsets7 F[3,4]",
-    "segment_linear F[193,40] F[3,72,40] i32[4]:offsets120 transpose_w=1",
+    "segment_linear F[193,40] F[3,72,40] i32[4]:offsets50 F[3,72]", /* several tiles of them */
     "segment_linear F[65,17] F[1,17,16] i32[2]:offsets0 transpose_w=0",
     "!segment_linear F[7,5] F[3,4,5] i32[4]:outside8",
     "segment_linear_backward_weight F[7,5] F[7,4] i32[4]:offsets7",

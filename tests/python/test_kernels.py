@@ -299,6 +299,19 @@ def test_rows_behind_the_last_group_are_zero(quick_first_use):
         assert (dw_[1] == 0).all() and dw_.isfinite().all()
 
 
+@pytest.mark.parametrize("rows, n, k", [(0, 48, 64), (5, 0, 64), (5, 48, 0)])
+@pytest.mark.parametrize("kernel", ["sm90_segment", "segment_linear"])
+@needs_compiler
+def test_empty_groups(quick_first_use, kernel, rows, n, k):
+    """A gradient of no rows is 0, and so is a product over nothing."""
+    a, b = torch.randn(rows, k).bfloat16(), torch.randn(2, n, k).bfloat16()
+    offsets = torch.tensor([0, 0, rows], dtype=torch.int32)
+    for x, y, kind in [(a, b, {}), (a, torch.randn(rows, n).bfloat16(), {"contraction": True})]:
+        made, name = gemm.launch_segments(HOPPER, x, y, offsets, x.dtype, kernel=kernel, **kind)
+        assert name == kernel and (made == 0).all()
+        assert made.shape == ((2, k, n) if kind else (rows, n))
+
+
 def test_what_groups_do_not_support():
     a, b = torch.randn(8, 16), torch.randn(2, 16, 24)
     made = GroupedGEMMKernel().initialize(2, 24, 16, "nvfp4")

@@ -13,9 +13,15 @@ static dw_status check(const dw_segment_gemm *c, bool launching) {
                                     {"groups", c->groups, 0, MOST},
                                     {"n", c->n, 0, MOST},
                                     {"k", c->k, 0, MOST}};
-    const dw__address addresses[] = {{"a", c->a, dw_dtype_bytes(c->dtype), launching},
-                                     {"b", c->b, dw_dtype_bytes(c->dtype), launching},
-                                     {"d", c->d, dw_dtype_bytes(c->output), launching},
+    /* A matrix without elements needs no address. */
+    const bool has_a = launching && c->rows > 0 && c->k > 0,
+               has_b = launching && c->n > 0 &&
+                       (c->contraction ? c->rows > 0 : c->groups > 0 && c->k > 0),
+               has_d = launching && c->n > 0 &&
+                       (c->contraction ? c->groups > 0 && c->k > 0 : c->rows > 0);
+    const dw__address addresses[] = {{"a", c->a, dw_dtype_bytes(c->dtype), has_a},
+                                     {"b", c->b, dw_dtype_bytes(c->dtype), has_b},
+                                     {"d", c->d, dw_dtype_bytes(c->output), has_d},
                                      {"offsets", c->offsets, sizeof(int32_t), launching}};
     if (!dw__dtype_is_float(c->dtype))
         return dw__fail(DW_TYPE, "%s: the element type is %s; expected bf16, f16, f32 or f64",
