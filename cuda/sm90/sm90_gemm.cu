@@ -89,14 +89,11 @@ DEVICE bool next_tile(const dw_sm90_gemm_params &p, walk &w, tile &t) {
     else w.index += gridDim.x;
     t.first = 0, t.k = p.k;
     if constexpr (GROUPS == DW_SM90_ROWS) {
-        for (; w.group <= p.groups; w.group++) {
-            const bool has_matrix = w.group < p.groups; // rows behind the last group are products of no length
-            int start = p.offsets[w.group], end = has_matrix ? p.offsets[w.group + 1] : p.m;
-            int high = (end - start + TILE_M - 1) / TILE_M;
+        for (; w.group < p.groups; w.group++) {
+            int start = p.offsets[w.group], rows = p.offsets[w.group + 1] - start, high = (rows + TILE_M - 1) / TILE_M;
             if (w.index - w.base < high * p.tiles_n) {
                 place(w.index - w.base, high, p.tiles_n, t);
-                t.group = w.group, t.row += start, t.end = end;
-                if (!has_matrix) t.k = 0;
+                t.group = w.group, t.row += start, t.end = start + rows;
                 return true;
             }
             w.base += high * p.tiles_n;
@@ -282,7 +279,6 @@ DEVICE void store_strip(const chunks &c, int strip, uint32 (*words)[4]) {
 // Computes the thread's numbers of a strip, in the order of the accumulators.
 DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, const float *sums, int strip, float *x) {
     const uint16 *bias = (const uint16 *)p.bias;
-    const bool has_bias = GROUPS != DW_SM90_ROWS || t.group < p.groups;
     if constexpr (BIAS && GROUPS == DW_SM90_ROWS) bias += (uint64)t.group * p.n * (SWIGLU ? 2 : 1);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -291,7 +287,7 @@ DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, const float *sum
 #pragma unroll
             for (int j = 0; j < (SWIGLU ? 4 : 2); j++) {
                 int at = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3) + j % 2;
-                if (at < p.n && has_bias) b[j] = element_low(bias[(uint64)(j / 2) * p.n + at]);
+                if (at < p.n) b[j] = element_low(bias[(uint64)(j / 2) * p.n + at]);
             }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -484,6 +480,27 @@ DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &
     store_held(h);
 }
 
+// ---- rows without a group -------------------------------------------------------------------------------------
+
+// D is 0 in rows behind the last group, or the residual. All blocks share these rows.
+DEVICE void store_rest(const dw_sm90_gemm_params &p) {
+#if F32_OUTPUT
+    typedef float stored;
+#else
+    typedef uint16 stored;
+#endif
+    const int width = p.n % (16 / sizeof(stored)) == 0 ? 16 / sizeof(stored) : 1; // elements of an access
+    const long long first = p.offsets[p.groups], across = p.n / width, count = (p.m - first) * across,
+                    step = (long long)gridDim.x * 128 * DW_SM90_MULTIPLIERS;
+    for (long long i = blockIdx.x * 128LL * DW_SM90_MULTIPLIERS + threadIdx.x; i < count; i += step) {
+        const long long row = first + i / across, column = i % across * width;
+        stored *d = (stored *)p.d + row * p.stride_d + column;
+        const stored *residual = (const stored *)p.residual + row * p.stride_residual + column;
+        if (width > 1) *(uint4 *)d = RESIDUAL ? *(const uint4 *)residual : make_uint4(0, 0, 0, 0);
+        else *d = RESIDUAL ? *residual : (stored)0;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
     sm90_gemm(const __grid_constant__ tensor_map map_a, const __grid_constant__ tensor_map map_b,
               const __grid_constant__ dw_sm90_gemm_params p) {
@@ -496,5 +513,6 @@ extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
         registers_up<232>();
         if constexpr (TOGETHER) compute_together(p, s);
         else compute_in_turn(p, s);
+        if constexpr (GROUPS == DW_SM90_ROWS) store_rest(p);
     }
 }

@@ -250,8 +250,8 @@ dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
                                         c->groups.kind == DW_SM90_CONTRACTION ? 1 : count,
                                         c->turned.b, columns, &maps[1]));
     }
-    /* Each group of rows has at most one incomplete tile, and so have the rows without a group. */
-    const int64_t high = c->groups.kind == DW_SM90_ROWS ? g->m / t->m + count + 1
+    /* Each group of rows has at most one incomplete tile. */
+    const int64_t high = c->groups.kind == DW_SM90_ROWS ? g->m / t->m + count
                                                         : (int64_t)params.tiles_m * count,
                   tiles = high * params.tiles_n,
                   places = context->sm_count > 0 ? context->sm_count : 1;
