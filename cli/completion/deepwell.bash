@@ -8,7 +8,8 @@ _deepwell() {
     case ${COMP_WORDS[1]} in
     bench)
         local options='step attention gemm moe memory --model --precision --batch-size --seq-len --num-experts
-            --size --heads --head-dim --hidden --iterations --device --json --help'
+            --size --heads --head-dim --hidden --width --top-k --tokens --load --capacity-factor --iterations
+            --device --json --help'
         mapfile -t COMPREPLY < <(
             compgen -W "$options" -- "$word"
             compgen -f -- "$word"

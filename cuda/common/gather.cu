@@ -1,12 +1,16 @@
 // Gathers and scatters along one axis by a tensor of indexes.
 //
 // gather: each thread reads an index and copies one element, or VECTOR neighbours that have the same index. scatter:
-// each thread has one element of the result, walks all indexes that may select it and adds in their order; no atomic
-// addition, so that results have the same bits in every run. BF16 and F16 accumulate in F32 and round once. An index
+// each thread has one element of the result, walks all indexes that may select it and adds in their order. scatter_lines: a
+// warp has a line of the result along its last axis, as that of a token's experts, and up to 32 indexes of it: each lane
+// reads one, and all lanes get them from one another, in their order. No atomic addition, so that results have the same
+// bits in every run. BF16 and F16 accumulate in F32 and round once. An index
 // outside of its axis is reported (data_error.h): a gather then gives zero, a scatter leaves the addend out.
 //
 // Defines: TYPE (element_types.h), WIDE: indexes are i64, else i32; VECTOR: elements of a thread, 16 bytes of them or 1
 // (1 in a scatter).
+//
+// Reads of an index: one in a gather and in scatter_lines; in scatter as many as its line has places.
 
 #include "gather_params.h"
 #include "strided.cuh"
@@ -64,5 +68,47 @@ extern "C" __global__ void __launch_bounds__(256) scatter(const __grid_constant_
             if (index == at.coordinate) sum = (value)(sum + element::load(p.x, at.x + i * p.x_step));
         }
         element::store(p.result, at.result, sum);
+    }
+}
+
+// The offsets of a line: of coordinates on all axes but the last.
+DEVICE place line_of(const dw_gather_params &p, long long line) {
+    place at = {0, 0, 0, 0, true};
+    for (int axis = p.rank - 2; axis >= 0; axis--) {
+        const long long c = axis > 0 ? line % p.shape[axis] : line;
+        line /= p.shape[axis];
+        at.x += c * p.x_stride[axis];
+        at.index += c * p.index_stride[axis];
+        at.result += c * p.result_stride[axis];
+    }
+    return at;
+}
+
+extern "C" __global__ void __launch_bounds__(256) scatter_lines(const __grid_constant__ dw_gather_params p) {
+    const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    const long long lines = p.count / p.axis_size;
+    for (long long line = blockIdx.x * (long long)warps + threadIdx.x / 32; line < lines; line += gridDim.x * (long long)warps) {
+        const place at = line_of(p, line);
+        int mine = -1;
+        value addend = (value)0;
+        if (lane < p.indexes) {
+            const long long index = index_at(p.index, at.index + lane * p.index_step);
+            if (index >= 0 && index < p.axis_size) {
+                mine = (int)index;
+                addend = element::load(p.x, at.x + lane * p.x_step);
+            } else {
+                report(p.error, DW_DATA_INDEX);
+            }
+        }
+        for (int first = 0; first < (int)p.axis_size; first += 32) {
+            value sum = (value)0;
+            for (int i = 0; i < (int)p.indexes; i++) {
+                const int index = __shfl_sync(0xffffffffu, mine, i);
+                const value more = __shfl_sync(0xffffffffu, addend, i);
+                if (index == first + lane) sum = (value)(sum + more);
+            }
+            if (first + lane < (int)p.axis_size)
+                element::store(p.result, at.result + (first + lane) * p.result_stride[p.rank - 1], sum);
+        }
     }
 }

@@ -54,4 +54,20 @@ template <class PARAMS> DEVICE bool find_tile(const PARAMS &p, int index, group_
     }
 }
 
+// D is 0 in rows behind the last group, or the residual. Called by the first `threads` threads of each block; all blocks
+// share these rows. PARAMS has m, n, groups, offsets, d, residual and their strides.
+template <bool F32, bool HAS_RESIDUAL, class PARAMS> DEVICE void store_rest(const PARAMS &p, int threads) {
+    const int size = F32 ? 4 : 2, bytes = p.n % (16 / size) == 0 ? 16 : size; // of an element, of an access
+    const long long first = max(p.offsets[p.groups], 0), across = p.n / (bytes / size), count = (p.m - first) * across,
+                    step = (long long)gridDim.x * threads;
+    for (long long i = (long long)blockIdx.x * threads + threadIdx.x; i < count; i += step) {
+        const long long row = first + i / across, at = i % across * bytes;
+        void *d = (uint8 *)p.d + row * p.stride_d * size + at;
+        const void *residual = (const uint8 *)p.residual + row * p.stride_residual * size + at;
+        if (bytes == 16) *(uint4 *)d = HAS_RESIDUAL ? *(const uint4 *)residual : make_uint4(0, 0, 0, 0);
+        else if (F32) *(uint32 *)d = HAS_RESIDUAL ? *(const uint32 *)residual : 0;
+        else *(uint16 *)d = HAS_RESIDUAL ? *(const uint16 *)residual : 0;
+    }
+}
+
 #endif

@@ -1,4 +1,5 @@
-// scatter_add and embedding_backward: sums of the rows that select the same index.
+// scatter_add and embedding_backward: sums of the rows that select the same index; and put_along_add, whose elements each
+// have an index of their own.
 //
 // The indexes are sorted with their places (sort.cuh), so that the addends of one row of the result are neighbours in
 // the order. scatter_rows divides the sorted entries into tiles of DW_SCATTER_TILE: `lanes` threads walk the entries of a
@@ -26,8 +27,12 @@ typedef entry<unsigned> item;
 
 DEVICE unsigned key_at(const dw_scatter_params &p, long long at) {
     const long long index = WIDE ? ((const long long *)p.index)[at] : (long long)((const int *)p.index)[at];
-    const bool valid = index >= 0 && index < p.rows;
+    const bool valid = index >= 0 && index < (p.along ? p.along : p.rows);
     if (!valid) report(p.error, DW_DATA_INDEX);
+    if (valid && p.along) { // the place of the result, whose line is that of the element
+        const long long line = at / (p.along_count * p.along_inners), inner = at % p.along_inners;
+        return (unsigned)((line * p.along + index) * p.along_inners + inner);
+    }
     return valid && index != p.padding ? (unsigned)index : LAST;
 }
 

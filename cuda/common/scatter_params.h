@@ -9,7 +9,11 @@
 #define DW_SCATTER_TILE 32 /* entries that one group of threads adds up */
 #define DW_SCATTER_BATCH 4 /* addends that a thread reads before it adds the first */
 
-/* Addends are [outers, count, inners], results [outers, rows, inners], both contiguous. */
+/* Addends are [outers, count, inners], results [outers, rows, inners], both contiguous.
+ *
+ * With `along` each element has an index of its own, along one axis: addends and indexes are [.., along_count, along_inners]
+ * and results [.., along, along_inners]. All elements are then rows of one element: outers and inners are 1, and `count`
+ * and `rows` are of all of them. */
 typedef struct dw_scatter_params {
     const void *index; /* `count` contiguous integers */
     const void *x;     /* addends */
@@ -17,7 +21,8 @@ typedef struct dw_scatter_params {
     long long count;   /* of indexes, fewer than 2^32 */
     long long rows;    /* indexes are from 0 to rows - 1; fewer than 2^32 - 1 */
     long long padding; /* an index whose addends are left out; -1: none */
-    int accumulates;   /* adds to the result's contents, which are zeros otherwise */
+    long long along, along_count, along_inners; /* along 0: indexes select rows */
+    int accumulates; /* adds to the result's contents, which are zeros otherwise */
     long long outers, inners;
     const void
         *from; /* entries in workspace: scatter_merge, scatter_rows and scatter_finish read them */

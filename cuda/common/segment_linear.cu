@@ -4,7 +4,7 @@
 // They are right for every call, so that a plan never lacks a kernel; where tensor cores apply, other kernels come
 // first. The host knows neither where groups begin nor how long they are. segment_linear therefore has a block for
 // each tile of all rows: it multiplies the tile by the matrix of each group that has rows in it, and stores the rows
-// of that group. The gradient has a block for each tile of each group's matrix.
+// of that group, and zeros in rows behind the last one. The gradient has a block for each tile of each group's matrix.
 //
 // Defines: TYPE (element_types.h).
 //
@@ -54,6 +54,11 @@ extern "C" __global__ void __launch_bounds__(DW_MATMUL_THREADS)
             if (p.bias) sum += element::load(p.bias, group * p.bias_group + c * p.bias_column);
             store(p, 0, r, c, sum);
         });
+    }
+    const long long first = max(offset_at(p, p.groups), row); // of the rows without a group
+    for (long long i = threadIdx.x; i < (row_end - first) * TILE; i += blockDim.x) {
+        const long long c = column + i % TILE;
+        if (c < p.n) store(p, 0, first + i / TILE, c, (value)0);
     }
 }
 

@@ -19,9 +19,11 @@ typedef struct dw_gemm_params {
     /* MXFP8: n / 32 scales for each of m rows, in the order of dw_scales_swizzle; 16-byte aligned. */
     void *scales_d;
     const int *offsets;  /* groups + 1 rows, ascending; NULL with DW_GROUPS_BATCH */
-    void *d;             /* DW_GROUPS_ROWS: for rows of D that are stored without a tensor map */
-    long long stride_d;  /* elements from row to row */
-    dw_data_error error; /* of offsets that do not ascend from 0 to the rows of all groups */
+    /* DW_GROUPS_ROWS: for rows of D that are stored without a tensor map; NULL without RESIDUAL */
+    void *d;
+    const void *residual;
+    long long stride_d, stride_residual; /* elements from row to row */
+    dw_data_error error; /* of offsets that do not ascend from 0 to at most the rows */
 } dw_gemm_params;
 
 /* How a block gets its next tile: from its index, or from cluster launch control, which needs one more warp and a

@@ -53,6 +53,7 @@ DEVICE void share_out(const dw_gemm_params &p, const shared_layout &s, uint32 te
     int warp = threadIdx.x / 32;
     if (warp < 4) {
         bring_out(p, s, tensor_memory, map_d, map_r);
+        if constexpr (GROUPS == DW_GROUPS_ROWS) store_rest<F32_OUTPUT, RESIDUAL>(p, 128);
     } else if (warp == 4) {
         if (elect_one()) load_stages(p, s, load);
     } else if (CTAS == 1 || cluster_rank() == 0) {

@@ -598,5 +598,6 @@ extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
         if constexpr (PROMOTE) compute_in_two_levels(p, s);
         else if constexpr (TOGETHER) compute_together(p, s);
         else compute_in_turn(p, s);
+        if constexpr (GROUPS == DW_GROUPS_ROWS) store_rest<F32_OUTPUT, RESIDUAL>(p, 128 * DW_SM90_MULTIPLIERS);
     }
 }

@@ -139,6 +139,42 @@ DW_API dw_status dw_grouped_gemm_run(const dw_grouped_gemm *call);
 DW_API dw_status dw_grouped_gemm_supported(const dw_grouped_gemm *call);
 DW_API dw_status dw_grouped_gemm_workspace(const dw_grouped_gemm *call, size_t *bytes);
 
+/* ---- groups whose bounds stay on the GPU ------------------------------------------------------------------- */
+
+/* GEMMs of the rows of groups, where the host knows how many rows there are in all and need not know how many each group
+ * has: group g has the rows offsets[g] to offsets[g + 1]. With B_g of a layer's weights the three GEMMs of a mixture of
+ * experts are
+ *
+ *     forward              D_g (rows x n) = A_g (rows x k) B_g^T      plain_b 0, B_g n x k
+ *     gradient of A        D_g (rows x n) = A_g (rows x k) B_g        plain_b 1, B_g k x n: A is the gradient of D
+ *     gradient of B        D_g (k x n)    = A_g^T B_g                 contraction 1, A rows x k, B rows x n
+ *
+ * All matrices are contiguous, those of the groups one after the other. Fill it with zeros first. */
+typedef struct dw_segment_gemm {
+    size_t struct_size;      /* sizeof(dw_segment_gemm) */
+    const dw_device *device; /* NULL: "cuda" */
+    dw_dtype dtype;          /* of A and B: DW_BF16, DW_F16, DW_F32 or DW_F64 */
+    dw_dtype output; /* of D: `dtype`, or DW_F32, which only a kernel for tensor cores writes */
+    int contraction, plain_b;
+    int64_t rows, groups, n, k; /* each at most 2^30 */
+    /* groups + 1 integers in device memory, which must begin with 0, ascend, and be at most `rows`; they are not checked.
+     * Rows behind the last one are not multiplied: D is 0 there. */
+    const int32_t *offsets;
+    const void *a, *b; /* device memory; multiples of 16 bytes, and n and k too, for tensor cores */
+    void *d;
+    void *stream;
+    /* "sm90_segment" (BF16 and F16 on the tensor cores of an H100 or H200) or "segment_linear" (any type, without tensor
+     * cores, on each GPU with Deepwell's kernels). NULL: the first of these that supports the call. */
+    const char *kernel;
+} dw_segment_gemm;
+
+/* Runs the GEMMs. The call is asynchronous, as dw_gemm_run, and needs no workspace. DW_INVALID_ARGUMENT, DW_SHAPE,
+ * DW_TYPE: the call is inconsistent. DW_UNSUPPORTED: no kernel supports it on this GPU. */
+DW_API dw_status dw_segment_gemm_run(const dw_segment_gemm *call);
+/* Returns the name of the kernel that runs the call, which lives as long as the library; fails as dw_segment_gemm_run.
+ * Pointers may be NULL. Compiles and checks the kernel if necessary. */
+DW_API dw_status dw_segment_gemm_kernel(const dw_segment_gemm *call, const char **name);
+
 #ifdef __cplusplus
 }
 #endif

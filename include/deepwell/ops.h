@@ -113,9 +113,11 @@
  *                                         rounding needs seed and stream. statistics is not read; its gradient is
  *                                         quantization_error of each operand in turn, zeros where an operand is not
  *                                         quantized in blocks or as FP8, or its matmul is not needed
- *  grouped_linear(x [T,K], w [E,N,K], i [T], b? [E,N]; transpose_w=1) -> [T,N]     multiplies row t by matrix
- *                                         i[t]: y[t] = w[i[t]] x[t] + b[i[t]]; w is [E,K,N] with
- *                                         transpose_w=0. An index out of range is an error at run time
+ *  grouped_linear(x [T,K], w [E,N,K], i [T], b? [E,N]; transpose_w=1, ignore_index) -> [T,N]     multiplies row t by
+ *                                         matrix i[t]: y[t] = w[i[t]] x[t] + b[i[t]]; w is [E,K,N] with
+ *                                         transpose_w=0. ignore_index, which must be E, is the index of rows without a
+ *                                         matrix: they are not multiplied, and y[t] is 0. Any other index out of range
+ *                                         is an error at run time
  *  group_rows(i [R]; size) -> order i32 [R], place i32 [R], offsets i32 [E+1]     size = [E]; sorts the rows
  *                                         0 to R-1 by their group i[r], stably: order[s] is the row at sorted
  *                                         place s, place is its inverse, and group e has the places offsets[e]
@@ -124,7 +126,8 @@
  *  segment_linear(x [R,K], w [E,N,K], offsets i32 [E+1], b? [E,N]; transpose_w=1) -> [R,N]
  *                                         multiplies the rows of group e by matrix e: y[r] = w[e] x[r] + b[e] for
  *                                         offsets[e] <= r < offsets[e+1]; w is [E,K,N] with transpose_w=0. Offsets
- *                                         are group_rows': from 0 to R, none below the one before. Its dx is a
+ *                                         begin with 0, and none is below the one before. The last may be less than
+ *                                         R: rows behind it are not multiplied, and y[r] is 0. Its dx is a
  *                                         segment_linear of dy with the other transpose_w
  *  quantized_segment_linear(x [R,K], w [E,N,K], offsets i32 [E+1], b? [E,N]; forward_x, forward_w, dgrad_dy, dgrad_w,
  *      transpose_w=1) -> [R,N]            a segment_linear whose matmuls, forward and for dx, have quantized operands

@@ -24,6 +24,7 @@ import torch
 
 import deepwell
 from deepwell import bench_models as models
+from deepwell import bench_moe as bench_moe_parts
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.kernels.cutlass_bindings import CutlassKernel, GroupedGEMMKernel
 from deepwell.kernels.profiler import device_name, times_ms
@@ -54,7 +55,17 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--size", help="gemm: M,N,K")
     made.add_argument("--heads", type=int, help="attention (default: 8)")
     made.add_argument("--head-dim", type=int, help="attention (default: 64)")
-    made.add_argument("--hidden", type=int, help="moe: width")
+    made.add_argument("--hidden", type=int, help="moe: width of tokens")
+    made.add_argument("--width", type=int, help="moe: width of an expert (default: 4 * hidden)")
+    made.add_argument("--top-k", type=int, help="moe: experts of a token (default: 2)")
+    made.add_argument("--tokens", type=int, help="moe: in place of --batch-size and --seq-len")
+    made.add_argument(
+        "--load",
+        default="random",
+        choices=bench_moe_parts.LOADS,
+        help="moe: how tokens spread over experts: as a random router has it, evenly, or 1 : 1/2 : 1/3 ..",
+    )
+    made.add_argument("--capacity-factor", type=float, help="moe: drop choices beyond it")
     made.add_argument("--iterations", type=int)
     made.add_argument(
         "--device",
@@ -360,15 +371,32 @@ def bench_moe(options: argparse.Namespace) -> Row:
             f"moe in {options.precision} is not supported: use bf16, fp16 or fp32"
         )
     experts = options.num_experts or 8
-    batch = _default(options.batch_size, 2, 8, options)
-    seq_len = _default(options.seq_len, 128, 1024, options)
+    top_k = options.top_k or min(2, experts)
     hidden = options.hidden or (64 if options.on.type == "cpu" else 1024)
+    width = options.width or 4 * hidden
+    if options.tokens is None:
+        batch = _default(options.batch_size, 2, 8, options)
+        seq_len = _default(options.seq_len, 128, 1024, options)
+    elif options.batch_size or options.seq_len:
+        raise _Usage("--tokens is given with --batch-size or --seq-len: expected one or the other")
+    else:
+        batch, seq_len = 1, options.tokens
+    factor = options.capacity_factor
+    if factor is not None and not 0 < factor < 1e6:
+        raise _Usage(f"--capacity-factor is {factor}: expected a positive number")
+    if top_k > experts:
+        raise _Usage(f"--top-k is {top_k}: expected at most --num-experts, {experts}")
     dtype, name = _dtype(options)
     torch.manual_seed(_SEED)
-    plain = deepwell.DeepwellMoE(hidden, 4 * hidden, experts, min(2, experts))
+    plain = deepwell.DeepwellMoE(
+        hidden, width, experts, top_k, options.capacity_factor,
+        normalize=top_k > 1, score_correction_bias=True,
+    )  # fmt: skip
     plain = plain.to(options.on, dtype)
-    layer = _optimized(copy.deepcopy(plain), "auto")
+    plain.gate.e_score_correction_bias = plain.gate.e_score_correction_bias.float()
     x = torch.randn(batch, seq_len, hidden).to(options.on, dtype)
+    bench_moe_parts.give_load(plain, x.reshape(-1, hidden), options.load)
+    layer = _optimized(copy.deepcopy(plain), "auto")
     ops, rows, outputs = {}, {}, {}
     for label, module in (("pytorch", plain), ("deepwell", layer)):
 
@@ -378,18 +406,47 @@ def bench_moe(options: argparse.Namespace) -> Row:
             module.zero_grad(set_to_none=True)
 
         ops[label] = op
-    for label, (ms, memory) in _time_both(ops, options).items():
-        rows[label] = _rates(ms, flops=None, tokens=batch * seq_len, peak=None)
+    times = _time_both(ops, options)
+    told = plain.statistics()
+    sizes = [min(count, plain.capacity(batch * seq_len)) for count in told["tokens"]]
+    # Forward, and the gradients of rows and weights: two matrices for each expert, of which one has gate and up.
+    flops = 3 * 2.0 * hidden * (sum(sizes) * 3 * width + batch * seq_len * experts)
+    share = _peak_rate(options.on, name)
+    for label, (ms, memory) in times.items():
+        rows[label] = _rates(ms, flops=flops, tokens=batch * seq_len, peak=share)
         rows[label]["peak_memory_bytes"] = memory
+    difference = _relative(outputs["deepwell"], outputs["pytorch"])
+    products, baseline, not_run = bench_moe_parts.measure_products(
+        plain, x, sizes, options.iterations
+    )
+    parts, missing = bench_moe_parts.measure_parts(plain, layer, x, options.iterations)
+    if options.on.type == "cpu":
+        not_run.append("kernels of a GPU: --device is cpu, or PyTorch finds no GPU")
+    not_run.append("torch.compile of the layer, and expert parallelism")
     return {
         "precision": name,
         "num_experts": experts,
+        "top_k": top_k,
         "batch_size": batch,
         "seq_len": seq_len,
         "hidden": hidden,
+        "width": width,
+        "load": options.load,
+        "capacity_factor": options.capacity_factor,
+        "rows": {
+            "computed": sum(sizes),
+            "least": min(sizes),
+            "most": max(sizes),
+            "imbalance": told["imbalance"],
+            "dropped": told["dropped"],
+        },
         "baseline": "the same layer in PyTorch",
         **rows,
-        "accuracy": {"relative_difference": _relative(outputs["deepwell"], outputs["pytorch"])},
+        "products": products,
+        "products_baseline": baseline,
+        "parts": parts,
+        "not_run": not_run + missing,
+        "accuracy": {"relative_difference": difference},
     }
 
 
@@ -415,7 +472,10 @@ def _shown(value: float | None, format: str, unit: str = "") -> str:
 
 def report(result: Row) -> str:
     """Returns the result as text: what was measured, a table of both, the ratio."""
-    skipped = ("bench", "device", "pytorch", "deepwell", "accuracy", "speedup", "memory_ratio")
+    skipped = (
+        "bench", "device", "pytorch", "deepwell", "accuracy", "speedup", "memory_ratio", "products",
+        "products_baseline", "parts", "not_run",
+    )  # fmt: skip
     words = [f"{key} {value}" for key, value in result.items() if key not in skipped and value]
     lines = [f"{result['bench']} on {result['device']}: {', '.join(words)}", ""]
     lines.append(f"{'':10}{'ms':>12}{'tokens/s':>14}{'TFLOP/s':>10}{'of peak':>9}{'memory GB':>11}")
@@ -434,6 +494,8 @@ def report(result: Row) -> str:
         lines.append(f"computed by {result['deepwell']['backend']}")
     for key, value in (result["accuracy"] or {}).items():
         lines.append(f"{key.replace('_', ' ')} to PyTorch {value:.3g}")
+    if "products" in result:
+        lines += bench_moe_parts.report(result)
     return "\n".join(lines)
 
 
@@ -447,6 +509,9 @@ def run(arguments: Sequence[str]) -> Row:
         "heads",
         "head_dim",
         "hidden",
+        "width",
+        "top_k",
+        "tokens",
         "iterations",
     ):
         value = getattr(options, name)

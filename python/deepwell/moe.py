@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any, Iterable
+from typing import Any, Iterable, Optional, Sequence
 
 import torch
 from torch import nn
@@ -34,6 +34,31 @@ def _jitter(x: torch.Tensor, width: float) -> torch.Tensor:
 @_jitter.register_fake
 def _(x: torch.Tensor, width: float) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+# custom_op would give the operation a backward of its own, which a graph that is differentiated has no use for.
+_library = torch.library.Library("deepwell", "FRAGMENT")
+_library.define("grouped_linear(Tensor x, Tensor weight, Tensor index, Tensor? bias) -> Tensor")
+
+
+def _grouped_linear(
+    x: torch.Tensor, weight: torch.Tensor, index: torch.Tensor, bias: Optional[torch.Tensor]
+) -> torch.Tensor:
+    """Multiplies each row of x [T, K] by the matrix of its index, of weight [E, N, K], and adds its bias. Rows with the
+    index E are not multiplied: their result is 0."""
+    y = x.new_zeros(len(x), weight.shape[1])
+    for expert, matrix in enumerate(weight):
+        (rows,) = torch.where(index == expert)
+        y[rows] = F.linear(x[rows], matrix, None if bias is None else bias[expert])
+    return y
+
+
+_library.impl("grouped_linear", _grouped_linear, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("deepwell::grouped_linear", lib=_library)
+def _(x, weight, index, bias):
+    return x.new_empty(x.shape[0], weight.shape[1])
 
 
 class Router(nn.Module):
@@ -146,60 +171,103 @@ class Experts(nn.Module):
         return getattr(self, name), getattr(self, f"{name}_bias") if self.has_bias else None
 
     def forward(
-        self, x: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, tokens: torch.Tensor
+        self,
+        x: torch.Tensor,
+        indices: torch.Tensor,
+        weights: torch.Tensor,
+        tokens: torch.Tensor,
+        drops: bool = False,
+        most: Optional[int] = None,
     ) -> torch.Tensor:
         """Returns for each row of x [N, H] the sum of its experts' outputs, times their weights. ``tokens`` has the
-        number of rows of each expert."""
+        number of rows of each expert. With ``drops``, choices of the expert ``num_experts``, which does not exist, are
+        not computed; at most ``most`` others are."""
         top_k = indices.shape[1]
         chosen = indices.reshape(-1)
         if routing.is_traced():
             # Gathers a matrix for each row, which the core recognises as a grouped GEMM.
             rows = x.repeat_interleave(top_k, dim=0)
-            y = self._gathered(
-                "down_proj", self._activated(self._gathered(self.first, rows, chosen)), chosen
-            )
+            y = self._activated(self._gathered(self.first, rows, chosen, drops))
+            y = self._gathered("down_proj", y, chosen, drops)
         else:
-            order = torch.argsort(chosen, stable=True)
-            rows, sorted_experts = x[order // top_k], chosen[order]
-            groups = _Groups(tokens)
+            order = torch.argsort(chosen, stable=True)  # choices that are dropped come last
+            if drops:
+                order = order[:most]
+            groups = _Groups(tokens, drops)
+            if drops and not self._runs_without_sizes(x):
+                order = order[: sum(groups.sizes())]
+            rows, sorted_experts = groups.without_dropped(x[order // top_k]), chosen[order]
             y = self._activated(self._grouped(self.first, rows, sorted_experts, groups))
             y = self._grouped("down_proj", y, sorted_experts, groups)
-            y = y[torch.argsort(order)]
+            y = y.new_zeros(len(chosen), y.shape[1]).index_copy(0, order, y)
         weighted = y * weights.reshape(-1, 1)
         return weighted.view(-1, top_k, x.shape[1]).sum(1).to(x.dtype)
 
-    def _gathered(self, name: str, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def _gathered(
+        self, name: str, x: torch.Tensor, chosen: torch.Tensor, drops: bool
+    ) -> torch.Tensor:
         weight, bias = self._weights(name)
+        if drops:
+            x, weight = self._cast(x, name)
+            return torch.ops.deepwell.grouped_linear(
+                x, weight, chosen, None if bias is None else bias.to(x.dtype)
+            )
         y = torch.bmm(weight[chosen], x.unsqueeze(-1)).squeeze(-1)
         return y if bias is None else y + bias[chosen].to(y.dtype)
+
+    def _cast(self, x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = getattr(self, name)
+        if _autocasts(x.device):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight = x.to(dtype), weight.to(dtype)
+        return x, weight
+
+    def _runs_without_sizes(self, x: torch.Tensor) -> bool:
+        """Returns whether PyTorch multiplies groups whose sizes the host does not know."""
+        names = self.first, "down_proj"
+        if _autocasts(x.device):
+            dtypes = {torch.get_autocast_dtype(x.device.type)}
+        else:
+            dtypes = {x.dtype, *(getattr(self, name).dtype for name in names)}
+        return all(_grouped_mm_takes(x.device, dtypes, getattr(self, name)) for name in names)
 
     def _grouped(
         self, name: str, x: torch.Tensor, experts: torch.Tensor, groups: _Groups
     ) -> torch.Tensor:
-        weight, bias = self._weights(name)
-        if _autocasts(x.device):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, weight = x.to(dtype), weight.to(dtype)
-        y = groups.multiply(x, weight)
-        return y if bias is None else y + bias[experts].to(y.dtype)
+        y = groups.multiply(*self._cast(x, name))
+        if self.has_bias:
+            bias = getattr(self, f"{name}_bias")
+            y = y + bias[experts.clamp(max=self.num_experts - 1)].to(y.dtype)
+        return groups.without_dropped(y)
 
 
 class _Groups:
-    """Rows sorted by expert: multiplies each group of rows by the matrix of its expert."""
+    """Rows sorted by expert: multiplies each group of rows by the matrix of its expert. With ``drops`` there may be rows
+    behind the last group, which are not multiplied."""
 
-    def __init__(self, tokens: torch.Tensor) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: torch.Tensor, drops: bool) -> None:
+        self._tokens, self._drops = tokens, drops
         self._offsets = tokens.cumsum(0).to(torch.int32)
         self._sizes: list[int] | None = None
 
-    def multiply(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """x [T, K], w [E, N, K]."""
-        if _grouped_mm_takes(x, w):
-            return F.grouped_mm(x, w.transpose(1, 2), offs=self._offsets)
+    def sizes(self) -> list[int]:
         if self._sizes is None:
             self._sizes = self._tokens.tolist()  # the only wait for the device
+        return self._sizes
+
+    def without_dropped(self, x: torch.Tensor) -> torch.Tensor:
+        """Replaces rows behind the last group by zeros, and so their gradients: a grouped GEMM leaves both undefined."""
+        if not self._drops or self._sizes is not None:
+            return x  # there are none
+        dropped = torch.arange(len(x), device=x.device) >= self._offsets[-1]
+        return x.masked_fill(dropped.unsqueeze(1), 0.0)
+
+    def multiply(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """x [T, K], w [E, N, K]."""
+        if _grouped_mm_takes(x.device, {x.dtype, w.dtype}, w):
+            return F.grouped_mm(x, w.transpose(1, 2), offs=self._offsets)
         # The gradient of unbind is one stack; that of w[e] would be as large as w for each expert.
-        return torch.cat([F.linear(rows, m) for rows, m in zip(x.split(self._sizes), w.unbind(0))])
+        return torch.cat([F.linear(rows, m) for rows, m in zip(x.split(self.sizes()), w.unbind(0))])
 
 
 def _autocasts(device: torch.device) -> bool:
@@ -207,16 +275,16 @@ def _autocasts(device: torch.device) -> bool:
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
-def _grouped_mm_takes(x: torch.Tensor, w: torch.Tensor) -> bool:
+def _grouped_mm_takes(device: torch.device, dtypes: set[torch.dtype], w: torch.Tensor) -> bool:
     """Returns whether PyTorch has a grouped GEMM for such operands. It is differentiable for BF16 on GPUs from compute
     capability 8.0 on, if rows are multiples of 16 bytes."""
     return (
         hasattr(F, "grouped_mm")
-        and x.dtype == w.dtype == torch.bfloat16
-        and x.device.type == "cuda"
-        and torch.cuda.get_device_capability(x.device) >= (8, 0)
-        and x.shape[1] % 8 == 0
+        and dtypes == {torch.bfloat16}
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device) >= (8, 0)
         and w.shape[1] % 8 == 0
+        and w.shape[2] % 8 == 0
     )
 
 
@@ -250,7 +318,7 @@ class DeepwellMoE(nn.Module):
         hidden_dim, ffn_dim: width of tokens, and of each expert's inner layer.
         num_experts, top_k: experts, and how many of them each token sees.
         capacity_factor: None drops nothing. Else an expert keeps at most ``ceil(capacity_factor * tokens * top_k /
-            num_experts)`` rows of a call; what is beyond that contributes nothing.
+            num_experts)`` rows of a call; what is beyond that contributes nothing and is not computed.
         drop: which rows an expert keeps: "position" (first choices before second ones, then earlier tokens) or "weight"
             (the largest weights of the router).
         activation: "swiglu", "geglu", or without a gate "gelu", "gelu_tanh", "silu", "relu".
@@ -434,12 +502,18 @@ class DeepwellMoE(nn.Module):
         logits, probabilities, indices, weights = routed
         tokens = routing.load(indices.reshape(-1), self.num_experts)
         made = {"tokens": tokens}
+        made.update(self._losses(logits, probabilities, indices, tokens, shape))
+        most = None
         if self.capacity_factor is not None:
             kept = self._kept(indices, weights, tokens)
+            if not routing.is_traced():  # whose sizes are not known
+                most = self.num_experts * self.capacity(len(x))
             made["dropped"] = (~kept).sum()
+            # Dropped choices are of an expert that does not exist, so that they are not computed.
             weights = weights * kept
-        made.update(self._losses(logits, probabilities, indices, tokens, shape))
-        y = self.experts(x, indices, weights, tokens)
+            indices = indices.masked_fill(~kept, self.num_experts)
+            tokens = routing.load(indices.reshape(-1), self.num_experts + 1)[:-1]
+        y = self.experts(x, indices, weights, tokens, self.capacity_factor is not None, most)
         shared = getattr(self, self.shared_name)
         if shared is not None:
             seen = shared(x)
@@ -464,9 +538,21 @@ class DeepwellMoE(nn.Module):
         starts = tokens.cumsum(0) - tokens
         place = torch.argsort(order) - starts[chosen]
         # place < factor * rows * top_k / experts, in whole numbers, because the number of rows may be symbolic.
+        limit, share = self._capacity(rows)
+        return (place * share < limit).view(self.top_k, rows).t()
+
+    def _capacity(self, rows: Any) -> tuple[Any, int]:
+        """Returns numerator and denominator of the most rows of an expert in a call of ``rows`` tokens, not rounded up."""
         factor = Fraction(self.capacity_factor).limit_denominator(1_000_000)
-        limit = rows * (self.top_k * factor.numerator)
-        return (place * (self.num_experts * factor.denominator) < limit).view(self.top_k, rows).t()
+        return rows * (self.top_k * factor.numerator), self.num_experts * factor.denominator
+
+    def capacity(self, rows: int) -> int:
+        """Returns the most rows that an expert computes in a call of ``rows`` tokens; ``rows`` without a capacity factor,
+        because a token chooses an expert once."""
+        if self.capacity_factor is None:
+            return rows
+        limit, share = self._capacity(rows)
+        return -(-limit // share)
 
     def _losses(
         self,
@@ -536,20 +622,30 @@ class DeepwellMoE(nn.Module):
         return {**load_numbers(tensors), "losses": dict(zip(names, numbers[1:]))}
 
     @torch.no_grad()
-    def update_bias(self, rate: float = 1e-3) -> None:
-        """Moves the correction bias by ``rate``: up for experts with fewer rows than the mean in the last call, down for
-        those with more (auxiliary-loss-free balancing). Call it after each step."""
+    def update_bias(
+        self, rate: float = 1e-3, tokens: Optional[Sequence[int] | torch.Tensor] = None
+    ) -> None:
+        """Moves the correction bias by ``rate``: up for experts with fewer rows than the mean, down for those with more
+        (auxiliary-loss-free balancing). Call it after each step. ``tokens``: the rows of each expert, such as those of all
+        micro-batches and ranks that Trainer reports; None: those of this module's last call."""
         bias = self.gate.e_score_correction_bias
         if bias is None:
             raise ValueError(
                 "DeepwellMoE.update_bias: there is no bias; give score_correction_bias=True"
             )
-        tensors = routing.last(self)
-        if tensors is None:
-            raise RuntimeError(
-                "DeepwellMoE.update_bias: there was no call yet; call the module first"
+        if tokens is None:
+            tensors = routing.last(self)
+            if tensors is None:
+                raise RuntimeError(
+                    "DeepwellMoE.update_bias: there was no call yet; call the module first"
+                )
+            tokens = tensors["tokens"]
+        tokens = torch.as_tensor(tokens, device=bias.device).to(bias.dtype)
+        if tokens.shape != bias.shape:
+            raise ValueError(
+                f"DeepwellMoE.update_bias: tokens has the shape {list(tokens.shape)}; expected a number for each of "
+                f"{self.num_experts} experts"
             )
-        tokens = tensors["tokens"].to(bias.dtype)
         bias += rate * torch.sign(tokens.mean() - tokens)
 
     # ---- blocks of transformers ----------------------------------------------------------------------

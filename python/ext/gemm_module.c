@@ -372,6 +372,77 @@ done:
     return result;
 }
 
+typedef struct placed_segments {
+    const dw_segment_gemm *call;
+    void *a, *b, *d, *offsets;
+} placed_segments;
+
+static dw_status run_segments(const void *context) {
+    const placed_segments *p = context;
+    dw_segment_gemm call = *p->call;
+    call.a = p->a;
+    call.b = p->b;
+    call.d = p->d;
+    call.offsets = p->offsets;
+    return dw_segment_gemm_run(&call);
+}
+
+static dw_status run_segments_staged(const dw_segment_gemm *c) {
+    const size_t in = dw_dtype_bytes(c->dtype), out = dw_dtype_bytes(c->output),
+                 rows = (size_t)c->rows, groups = (size_t)c->groups, n = (size_t)c->n,
+                 k = (size_t)c->k;
+    placed_segments p = {c, (void *)c->a, (void *)c->b, c->d, (void *)c->offsets};
+    operand all[] = {
+        {&p.a, rows * k * in, false, NULL},
+        {&p.b, (c->contraction ? rows : groups * k) * n * in, false, NULL},
+        {&p.offsets, (groups + 1) * sizeof(int32_t), false, NULL},
+        {&p.d, (c->contraction ? groups * k : rows) * n * out, true, NULL},
+    };
+    return run_staged(c->device, all, sizeof all / sizeof all[0], run_segments, &p);
+}
+
+/* segment_gemm(device, dtype, f32_output, contraction, plain_b, (rows, groups, n, k), offsets, a, b, d, stream, kernel) ->
+ * (name of the kernel that computed it, None), or (None, the reason why no kernel supports it). `dtype`: 0 BF16, 1 F16, 2
+ * F32, 3 F64. The other arguments are the members of dw_segment_gemm. */
+static PyObject *segment_gemm(PyObject *self, PyObject *args) {
+    (void)self;
+    static const dw_dtype types[] = {DW_BF16, DW_F16, DW_F32, DW_F64};
+    const char *device = NULL, *kernel = NULL, *name = NULL;
+    int dtype = 0, f32_output = 0, contraction = 0, plain_b = 0;
+    long long rows = 0, groups = 0, n = 0, k = 0;
+    unsigned long long offsets = 0, a = 0, b = 0, d = 0, stream = 0;
+    if (!PyArg_ParseTuple(args, "sippp(LLLL)KKKKKz:segment_gemm", &device, &dtype, &f32_output,
+                          &contraction, &plain_b, &rows, &groups, &n, &k, &offsets, &a, &b, &d,
+                          &stream, &kernel))
+        return NULL;
+    if (dtype < 0 || dtype > 3) return PyErr_Format(PyExc_ValueError, "dtype %d", dtype);
+    dw_segment_gemm call = {.struct_size = sizeof call,
+                            .dtype = types[dtype],
+                            .output = f32_output ? DW_F32 : types[dtype],
+                            .contraction = contraction,
+                            .plain_b = plain_b,
+                            .rows = rows,
+                            .groups = groups,
+                            .n = n,
+                            .k = k,
+                            .offsets = (const int32_t *)(uintptr_t)offsets,
+                            .a = (const void *)(uintptr_t)a,
+                            .b = (const void *)(uintptr_t)b,
+                            .d = (void *)(uintptr_t)d,
+                            .stream = (void *)(uintptr_t)stream,
+                            .kernel = kernel};
+    dw_status status, supported = DW_OK;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_device_find(device, &call.device);
+    if (status == DW_OK) supported = dw_segment_gemm_kernel(&call, &name);
+    if (status == DW_OK && supported == DW_OK)
+        status = in_own_memory(device) ? run_segments_staged(&call) : dw_segment_gemm_run(&call);
+    Py_END_ALLOW_THREADS;
+    if (status == DW_OK && supported == DW_OK) return Py_BuildValue("(sO)", name, Py_None);
+    if (supported == DW_UNSUPPORTED) return Py_BuildValue("(Os)", Py_None, dw_last_error());
+    return extension_fail(status == DW_OK ? supported : status);
+}
+
 /* gpu_kernels() -> JSON: dw_gpu_kernels. */
 static PyObject *gpu_kernels(PyObject *self, PyObject *unused) {
     (void)self;
@@ -391,6 +462,9 @@ PyMethodDef gemm_functions[] = {
     {"grouped_gemm", grouped_gemm, METH_VARARGS,
      "grouped_gemm(device, f16, sizes, n, k, a, stride_a, b, stride_b, d, stride_d, stream, alpha, "
      "kernel, workspace, workspace_bytes) -> None or why not"},
+    {"segment_gemm", segment_gemm, METH_VARARGS,
+     "segment_gemm(device, dtype, f32_output, contraction, plain_b, (rows, groups, n, k), offsets, "
+     "a, b, d, stream, kernel) -> (kernel, None) or (None, why not)"},
     {"quantize_on", quantize_on, METH_VARARGS,
      "quantize_on(device, dtype, scheme, rows, cols, source, stride, codes, codes_stride, scales, "
      "tensor_scale, amax, stream) -> None or why not"},

@@ -89,6 +89,12 @@ dw_dim dw__emit_dim_product(dw__emitter *e, int count, const dw_dim *dims);
 
 /* In op_expand_groups.c: the group of each of `rows` rows, I32 [rows], from the offsets of the groups. */
 dw_value dw__emit_group_of_rows(dw__emitter *e, dw_value offsets, dw_dim rows);
+/* Emits group_rows of an index into `groups` groups. With `ignores` an index may also be `groups`: these rows come last,
+ * behind the last offset. */
+typedef struct dw__grouped_rows {
+    dw_value order, place, offsets;
+} dw__grouped_rows;
+dw__grouped_rows dw__emit_grouped_rows(dw__emitter *e, dw_value index, dw_dim groups, bool ignores);
 
 /* Softmax of x (F32 or F64) over `axis`, shared by several composites. A row that holds only -inf gives
  * zeros. `probabilities` has x's shape; `lse` lacks the axis. Either may be NULL. */

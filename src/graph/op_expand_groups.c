@@ -24,7 +24,7 @@ static dw_value inverse(dw__emitter *e, dw_value permutation) {
     return scatter_rows(e, permutation, dw__emit_iota(e, DW_I32, 1, type.shape, 0), type.shape[0]);
 }
 
-/* A row's group is the number of groups that end at or before it. */
+/* A row's group is the number of groups that end at or before it: that of rows behind the last one is E. */
 dw_value dw__emit_group_of_rows(dw__emitter *e, dw_value offsets, dw_dim rows) {
     if (e->status != DW_OK) return DW_NONE;
     dw__type type = dw__type_of(e->graph, offsets);
@@ -59,6 +59,19 @@ dw_status dw__expand_group_rows(dw_graph *graph, const dw_graph *source, dw_node
     return e.status;
 }
 
+/* Rows without a group have one of their own while they are sorted, the last. */
+dw__grouped_rows dw__emit_grouped_rows(dw__emitter *e, dw_value index, dw_dim groups,
+                                       bool ignores) {
+    const dw_dim sorted = ignores ? dw__emit_dim_add(e, groups, 1) : groups;
+    const dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, &sorted);
+    const dw_node made = dw__emit_node(e, DW_OP_GROUP_ROWS, 1, &index, 1, &size);
+    if (e->status != DW_OK) return (dw__grouped_rows){DW_NONE, DW_NONE, DW_NONE};
+    dw_value offsets = dw_node_output(e->graph, made, 2);
+    if (ignores) offsets = dw__emit_slice(e, offsets, 0, 0, sorted);
+    return (dw__grouped_rows){dw_node_output(e->graph, made, 0), dw_node_output(e->graph, made, 1),
+                              offsets};
+}
+
 /* ---- GEMMs ----------------------------------------------------------------------------------- */
 
 /* Each row is sorted to its group, multiplied there, and taken back. */
@@ -66,18 +79,30 @@ dw_status dw__expand_grouped_linear(dw_graph *graph, const dw_graph *source, dw_
                                     const dw_value *inputs, dw_value *outputs) {
     enum { X, W, I, B };
     dw__emitter e = {graph, DW_OK};
-    dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, dw__type_of(graph, inputs[W]).shape);
     dw_attr attr =
         dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1));
-    dw_node groups = dw__emit_node(&e, DW_OP_GROUP_ROWS, 1, &inputs[I], 1, &size);
+    const dw__grouped_rows grouped =
+        dw__emit_grouped_rows(&e, inputs[I], dw__type_of(graph, inputs[W]).shape[0],
+                              dw_node_attr(source, node, DW_ATTR_KEY_IGNORE_INDEX) != NULL);
     if (e.status != DW_OK) return e.status;
-    dw_value place = dw__emit_unsqueeze_last(&e, dw_node_output(graph, groups, 1));
+    dw_value place = dw__emit_unsqueeze_last(&e, grouped.place);
     dw_value x =
         dw__emit(&e, DW_OP_SPREAD_ROWS, 3, (dw_value[]){inputs[X], place, DW_NONE}, 0, NULL);
-    dw_value operands[] = {x, inputs[W], dw_node_output(graph, groups, 2), inputs[B]};
+    dw_value operands[] = {x, inputs[W], grouped.offsets, inputs[B]};
     dw_value y = dw__emit(&e, DW_OP_SEGMENT_LINEAR, 4, operands, 1, &attr);
     outputs[0] = dw__emit(&e, DW_OP_COMBINE_ROWS, 3, (dw_value[]){y, place, DW_NONE}, 0, NULL);
     return e.status;
+}
+
+/* Appends zeros for rows without a group, whose index is E. */
+static dw_value with_zeros_for_no_group(dw__emitter *e, dw_value x) {
+    enum { MOST = 3 };
+    if (e->status != DW_OK) return DW_NONE;
+    const int rank = dw__type_of(e->graph, x).rank;
+    const dw_dim low[MOST] = {0}, high[MOST] = {1};
+    const dw_attr pads[] = {dw_attr_list(DW_ATTR_KEY_LOW, (uint32_t)rank, low),
+                            dw_attr_list(DW_ATTR_KEY_HIGH, (uint32_t)rank, high)};
+    return dw__emit(e, DW_OP_PAD, 1, &x, DW_COUNT(pads), pads);
 }
 
 /* Half types become F32 first, for which a CPU has a kernel. Otherwise takes the matrix of each row and multiplies it
@@ -102,11 +127,22 @@ dw_status dw__expand_segment_linear(dw_graph *graph, const dw_graph *source, dw_
     dw_dim results = weight.shape[transpose_w ? 1 : 2];
     dw_value index = dw__emit_group_of_rows(&e, inputs[OFFSETS], rows);
     dw_value row = dw__emit_reshape(&e, inputs[X], 3, (dw_dim[]){rows, one, type.shape[1]});
-    dw_value y = dw__emit_matmul(&e, row, take_rows(&e, inputs[W], index), false, transpose_w);
+    dw_value matrices = take_rows(&e, with_zeros_for_no_group(&e, inputs[W]), index);
+    dw_value y = dw__emit_matmul(&e, row, matrices, false, transpose_w);
     y = dw__emit_reshape(&e, y, 2, (dw_dim[]){rows, results});
     if (inputs[B] != DW_NONE)
-        y = dw__emit_binary(&e, DW_OP_ADD, y, take_rows(&e, inputs[B], index));
-    outputs[0] = y;
+        y = dw__emit_binary(&e, DW_OP_ADD, y,
+                            take_rows(&e, with_zeros_for_no_group(&e, inputs[B]), index));
+    /* A zero times infinity is no zero. */
+    dw_value last =
+        dw__emit_broadcast_like(&e,
+                                dw__emit_slice(&e, inputs[OFFSETS], 0, weight.shape[0],
+                                               dw__emit_dim_add(&e, weight.shape[0], one)),
+                                index);
+    dw_value place = dw__emit_iota(&e, DW_I32, 1, &rows, 0);
+    dw_value has_group = dw__emit_unsqueeze_last(&e, dw__emit_binary(&e, DW_OP_LT, place, last));
+    outputs[0] = dw__emit_select(&e, dw__emit_broadcast_like(&e, has_group, y), y,
+                                 dw__emit_like(&e, y, 0.0));
     return e.status;
 }
 
@@ -129,7 +165,10 @@ dw_status dw__expand_segment_linear_backward_weight(dw_graph *graph, const dw_gr
     dw_value x = dw__emit_reshape(&e, inputs[X], 3, (dw_dim[]){rows, left.shape[1], one});
     dw_value y = dw__emit_reshape(&e, inputs[Y], 3, (dw_dim[]){rows, one, right.shape[1]});
     dw_value outer = dw__emit_matmul(&e, x, y, false, false);
-    outputs[0] = scatter_rows(&e, dw__emit_group_of_rows(&e, inputs[OFFSETS], rows), outer, groups);
+    /* The last sum is that of rows without a group. */
+    dw_value sums = scatter_rows(&e, dw__emit_group_of_rows(&e, inputs[OFFSETS], rows), outer,
+                                 dw__emit_dim_add(&e, groups, one));
+    outputs[0] = dw__emit_slice(&e, sums, 0, 0, groups);
     return e.status;
 }
 

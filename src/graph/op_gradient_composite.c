@@ -190,11 +190,12 @@ void dw__emit_segment_gradients(dw__emitter *e, dw_node node, dw_value dy, const
                      (dw_value[]){transpose_w ? dy : x, transpose_w ? x : dy, offsets}, 0, NULL);
     if (needed[B]) {
         dw__type type = dw__type_of(graph, dy);
-        dw_dim groups = dw__type_of(graph, w).shape[0];
-        dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, &groups);
+        /* The last sum is that of rows without a group. */
+        dw_dim groups = dw__type_of(graph, w).shape[0], sums = dw__emit_dim_add(e, groups, 1);
+        dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, &sums);
         dw_value index = dw__emit_group_of_rows(e, offsets, type.shape[0]);
-        input_grads[B] =
-            dw__emit(e, DW_OP_EMBEDDING_BACKWARD, 2, (dw_value[]){index, dy}, 1, &size);
+        dw_value db = dw__emit(e, DW_OP_EMBEDDING_BACKWARD, 2, (dw_value[]){index, dy}, 1, &size);
+        input_grads[B] = dw__emit_slice(e, db, 0, 0, groups);
     }
 }
 

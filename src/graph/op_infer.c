@@ -1111,6 +1111,11 @@ dw_status dw__infer_grouped_linear(const dw__draft *draft, dw__inferred *out) {
     dw_dim results;
     DW_RETURN_IF_FAILED(want_group_index(draft, X, I));
     DW_RETURN_IF_FAILED(check_group_matrices(draft, &results));
+    const dw_attr *ignored = attr_of(draft, DW_ATTR_KEY_IGNORE_INDEX);
+    if (ignored && ignored->integer != shape_of(draft, W)[0])
+        return refuse(draft, DW_INVALID_ARGUMENT,
+                      "ignore_index is %lld; expected the number of matrices, %s",
+                      (long long)ignored->integer, show_dim(draft, shape_of(draft, W)[0]).text);
     return give(out, dtype_of(draft, X), 2, (dw_dim[]){shape_of(draft, X)[0], results});
 }
 

@@ -450,7 +450,7 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
     [DW_OP_GROUPED_LINEAR] = { /* each row times the matrix with its index */
         .name = "grouped_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "i", "b"},
         .min_inputs = 3, .max_inputs = 4, .optional_inputs = OPERAND(3),
-        .allowed_attrs = A(TRANSPOSE_W), .infer = dw__infer_grouped_linear,
+        .allowed_attrs = A(TRANSPOSE_W) | A(IGNORE_INDEX), .infer = dw__infer_grouped_linear,
         .expand = dw__expand_grouped_linear, .cost = dw__cost_grouped_linear},
     [DW_OP_GROUP_ROWS] = { /* rows sorted by group: order, place, offsets */
         .name = "group_rows", .stratum = DW__COMPOSITE, .operands = {"i"},

@@ -15,6 +15,7 @@
 typedef struct grouping {
     dw_value index; /* of the old graph */
     dw_dim groups, rows;
+    bool ignores; /* an index may be `groups`, for rows without a group */
     dw_value order, place, offsets;
 } grouping;
 
@@ -151,19 +152,21 @@ static void define(sorter *s, uint32_t g, dw_value old, dw_value sorted) {
 /* ---- operations ------------------------------------------------------------------------------ */
 
 /* Returns the grouping of an index into `groups` groups. */
-static uint32_t grouping_of(sorter *s, dw_value index, dw_dim groups) {
-    for (uint32_t g = 0; g < s->groupings.count; g++)
-        if (grouping_at(s, g)->index == index && grouping_at(s, g)->groups == groups) return g;
-    const dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, &groups);
-    const dw_node made =
-        dw__emit_node(&s->e, DW_OP_GROUP_ROWS, 1, &s->rewriter.map[index], 1, &size);
+static uint32_t grouping_of(sorter *s, dw_value index, dw_dim groups, bool ignores) {
+    for (uint32_t g = 0; g < s->groupings.count; g++) {
+        const grouping *own = grouping_at(s, g);
+        if (own->index == index && own->groups == groups && own->ignores == ignores) return g;
+    }
+    const dw__grouped_rows made =
+        dw__emit_grouped_rows(&s->e, s->rewriter.map[index], groups, ignores);
     if (s->e.status != DW_OK) return DW_NONE;
     const grouping own = {.index = index,
                           .groups = groups,
                           .rows = type_in_copy(s, index).shape[0],
-                          .order = dw_node_output(s->e.graph, made, 0),
-                          .place = dw_node_output(s->e.graph, made, 1),
-                          .offsets = dw_node_output(s->e.graph, made, 2)};
+                          .ignores = ignores,
+                          .order = made.order,
+                          .place = made.place,
+                          .offsets = made.offsets};
     if (DW_PUSH(&s->groupings, own) != DW_OK)
         s->e.status = dw__fail_memory("groups of rows", sizeof own);
     return (uint32_t)s->groupings.count - 1;
@@ -173,7 +176,9 @@ static dw_status sort_linear(sorter *s, dw_node node) {
     enum { X, W, I, B };
     const dw_value *map = s->rewriter.map;
     const dw_value w = map[operand(s, node, W)], b = operand(s, node, B);
-    const uint32_t g = grouping_of(s, operand(s, node, I), dw__type_of(s->e.graph, w).shape[0]);
+    const uint32_t g =
+        grouping_of(s, operand(s, node, I), dw__type_of(s->e.graph, w).shape[0],
+                    dw_node_attr(s->rewriter.from, node, DW_ATTR_KEY_IGNORE_INDEX) != NULL);
     if (s->e.status != DW_OK) return s->e.status;
     const dw_value operands[] = {sorted_of(s, g, operand(s, node, X)), w,
                                  grouping_at(s, g)->offsets, b == DW_NONE ? DW_NONE : map[b]};

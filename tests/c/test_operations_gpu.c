@@ -512,6 +512,7 @@ static void sums_have_the_same_bits_again(void **state) {
         "group_rows i64[5003]:index13 size=[13]",
         "segment_linear_backward_weight bf16[300,72] bf16[300,40] i32[6]:offsets300",
         "combine_rows_backward bf16[104,72] i32[13,8]:places f32[13,8] bf16[13,72]",
+        "put_along_add i64[2500]:index7 f32[2500] axis=0 size=[9]",
     };
     for (size_t i = 0; i < DW_COUNT(calls); i++) {
         ops_case c;
@@ -873,6 +874,35 @@ static void short_functions_round_nearly_once(void **state) {
     }
 }
 
+static const char *kernel_of_put(int64_t lines, int64_t indexes, int64_t places, bool all_lines) {
+    const int64_t size[] = {lines, places};
+    const dw_attr attrs[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
+                             {.key = DW_ATTR_KEY_SIZE, .count = 2, .list = size}};
+    const dw__tensor index = {NULL, DW_I64, 2, {lines - !all_lines, indexes}, {indexes, 1}},
+                     addends = {NULL, DW_F32, 2, {lines - !all_lines, indexes}, {indexes, 1}},
+                     sums = {NULL, DW_F32, 2, {lines, places}, {places, 1}};
+    const dw__operation_call call = {.call = {.op = DW_OP_PUT_ALONG_ADD,
+                                              .attr_count = 2,
+                                              .attrs = attrs,
+                                              .input_count = 2,
+                                              .output_count = 1,
+                                              .inputs = {index, addends},
+                                              .outputs = {sums}}};
+    dw__gpu_target gpu;
+    OK(dw__gpu_target_named("sm_90a", &gpu));
+    return dw__kernel_for(&call, &gpu, NULL)->name;
+}
+
+/* One thread would read all indexes of a line for each place; the router of a token has few. */
+static void many_indexes_are_sorted(void **state) {
+    (void)state;
+    assert_string_equal(kernel_of_put(8192, 8, 64, true), "gather");   /* a router's gradient */
+    assert_string_equal(kernel_of_put(1, 65536, 64, true), "scatter"); /* a histogram of choices */
+    assert_string_equal(kernel_of_put(64, 4096, 4096, true), "scatter"); /* the gradient of sort */
+    assert_string_equal(kernel_of_put(64, 4096, 4096, false), "gather");
+    assert_string_equal(kernel_of_put(1, 300, 70, true), "gather");
+}
+
 /* Tensors whose offsets need 64 bits are too large for a test, so that a small program is compiled as if they did. */
 static void offsets_of_64_bits_give_the_same_elements(void **state) {
     (void)state;
@@ -1004,6 +1034,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(programs_of_many_results_find_magnitudes),
         cmocka_unit_test(short_functions_round_nearly_once),
         cmocka_unit_test(offsets_of_64_bits_give_the_same_elements),
+        cmocka_unit_test(many_indexes_are_sorted),
         cmocka_unit_test(exact_logits_give_exact_statistics),
         cmocka_unit_test(every_operation_agrees_with_its_definition),
     };

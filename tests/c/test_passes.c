@@ -868,13 +868,19 @@ static void logits_that_are_read_stay_whole(void **state) {
 
 /* ---- mixtures of experts ----------------------------------------------------------------------- */
 
-enum { WEIGHTS_OF_ROWS, WEIGHTS_OF_TOKENS, NO_WEIGHTS, WEIGHTS_IN_F32, MIXTURES };
+enum { WEIGHTS_OF_ROWS, WEIGHTS_OF_TOKENS, NO_WEIGHTS, WEIGHTS_IN_F32, DROPPED_ROWS, MIXTURES };
 
 /* How wide the last GEMM's operand is beside its 9 results. */
 enum { NARROW = 6, WIDE = 10 };
 
 static dw_value grouped(dw_value x, dw_value w, dw_value index) {
     return dw__emit(&e, DW_OP_GROUPED_LINEAR, 4, (dw_value[]){x, w, index, DW_NONE}, 0, NULL);
+}
+
+/* The same for an index that may be the number of matrices. */
+static dw_value grouped_or_none(dw_value x, dw_value w, dw_value index) {
+    const dw_attr ignored = dw_attr_int(DW_ATTR_KEY_IGNORE_INDEX, dw__type_of(e.graph, w).shape[0]);
+    return dw__emit(&e, DW_OP_GROUPED_LINEAR, 4, (dw_value[]){x, w, index, DW_NONE}, 1, &ignored);
 }
 
 /* Rows of the tokens [B*S, 7], each repeated for its two experts of 5, which have one hidden layer of `inner`. Returns the
@@ -888,17 +894,22 @@ static dw_value mixture_of(int kind, int inner, bool bias) {
              second = leaf("second", dtype, 3, D(5), D(9), D(inner)),
              weight = leaf("weight", DW_F32, 2, tokens, D(2));
     dw_value each = broadcast(reshape(x, 3, tokens, D(1), D(7)), 3, tokens, D(2), D(7));
-    dw_value gate_up = grouped(reshape(each, 2, rows, D(7)), first, index);
+    dw_value (*const product)(dw_value, dw_value, dw_value) =
+        kind == DROPPED_ROWS ? grouped_or_none : grouped;
+    if (kind == DROPPED_ROWS) /* rows of group 1 */
+        index = dw__emit_select(&e, op2(DW_OP_EQ, index, dw__emit_like(&e, index, 1.0)),
+                                dw__emit_like(&e, index, 5.0), index);
+    dw_value gate_up = product(reshape(each, 2, rows, D(7)), first, index);
     dw_value hidden = op2(DW_OP_SWIGLU, dw__emit_slice(&e, gate_up, 1, 0, D(inner)),
                           dw__emit_slice(&e, gate_up, 1, D(inner), D(2 * inner)));
     dw_value y =
         bias ? dw__emit(&e, DW_OP_GROUPED_LINEAR, 4,
                         (dw_value[]){hidden, second, index, leaf("bias", dtype, 2, D(5), D(9))}, 0,
                         NULL)
-             : grouped(hidden, second, index);
+             : product(hidden, second, index);
     const dw_value made = y;
     if (half) y = dw__emit_cast(&e, y, DW_F32);
-    if (kind == WEIGHTS_OF_ROWS || half)
+    if (kind == WEIGHTS_OF_ROWS || kind == DROPPED_ROWS || half)
         y = mul(y, broadcast(reshape(weight, 2, rows, D(1)), 2, rows, D(9)));
     y = reshape(y, 3, tokens, D(2), D(9));
     if (kind == WEIGHTS_OF_TOKENS)

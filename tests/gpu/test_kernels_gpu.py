@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import deepwell as dw
@@ -58,6 +59,78 @@ def test_pairs_and_groups():
     close(made[20:], rows[20:].double().cpu(), weights[2].double().cpu())
 
 
+@pytest.mark.parametrize(
+    "precision, dtype, n, k",
+    [
+        ("bf16", torch.bfloat16, 2048, 1024),
+        ("fp16", torch.float16, 136, 200),
+        ("bf16", torch.float32, 256, 512),
+        ("fp32", torch.float32, 264, 136),
+        ("bf16", torch.bfloat16, 21, 35),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False], ids=["sizes", "sizes on the GPU"])
+def test_grouped_gradients(precision, dtype, n, k, known):
+    """Results and both gradients, group by group, against FP64. Sizes on the GPU leave the last rows without a group."""
+    sizes = [300, 0, 77, 1, 513, 128]
+    rest = 0 if known else 45
+    rows = sum(sizes) + rest
+    a = torch.randn(rows, k).to(dtype).cuda().requires_grad_()
+    weights = torch.randn(len(sizes), n, k).to(dtype).cuda().requires_grad_()
+    dy = torch.randn(rows, n).to(dtype)
+    kernel = GroupedGEMMKernel().initialize(len(sizes), n, k, precision)
+    given = sizes if known else torch.tensor(sizes).cuda()
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    grad = dy.cuda()
+    with waits_raise(not known and hopper):
+        made = kernel.gemm(a, weights.mT, given)
+        made.backward(grad)
+    if hopper:
+        assert kernel.reason is None and kernel.backend == kernel.gradient_backend
+        assert ("sm90_segment" in kernel.backend) == (precision != "fp32" and n % 8 == 0)
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+    x, w, d = (t.detach().cpu().to(narrow).double() for t in (a, weights, dy))
+    start = 0
+    for group, size in enumerate(sizes):
+        part = slice(start, start + size)
+        start += size
+        close(made.detach()[part].cpu(), x[part], w[group])
+        close(a.grad[part].cpu(), d[part], w[group].t())
+        close(weights.grad[group].cpu(), d[part].t(), x[part].t())
+    assert (made[start:] == 0).all() and (a.grad[start:] == 0).all()
+
+
+@contextlib.contextmanager
+def waits_raise(on: bool):
+    """Makes PyTorch raise where it waits for the GPU."""
+    if on:
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_dropped_rows_reach_nothing():
+    """torch.nn.functional.grouped_mm leaves rows behind the last group undefined, forward and backward."""
+    torch.manual_seed(3)
+    made = dw.DeepwellMoE(64, 48, 8, 2, 0.5, score_correction_bias=True).cuda().bfloat16()
+    exact = dw.DeepwellMoE(64, 48, 8, 2, 0.5, score_correction_bias=True)
+    exact.load_state_dict({k: v.float().cpu() for k, v in made.state_dict().items()})
+    x = torch.randn(4, 64, 64).bfloat16()
+    own, wide = x.cuda().requires_grad_(), x.float().requires_grad_()
+    made(own).float().square().sum().backward()
+    exact(wide).square().sum().backward()
+    assert made.statistics()["tokens"] == exact.statistics()["tokens"]
+    assert made.statistics()["dropped"] == exact.statistics()["dropped"] > 0.3
+    pairs = [(own.grad, wide.grad)]
+    pairs += [(p.grad, q.grad) for p, q in zip(made.parameters(), exact.parameters())]
+    for ours, theirs in pairs:
+        # Some ten roundings to BF16 between a parameter and its gradient.
+        assert (ours.cpu().float() - theirs).norm() <= 16 * 2**-8 * theirs.norm()
+
+
 def test_production_gemm_and_profiler():
     a = torch.randn(65, 128).cuda().bfloat16().requires_grad_()
     b = torch.randn(128, 96).cuda().bfloat16().requires_grad_()
@@ -82,6 +155,7 @@ def test_production_gemm_and_profiler():
         ["gemm", "--size", "256,256,256", "--precision", "mxfp8"],
         ["attention", "--seq-len", "256"],
         ["step", "--model", "tiny", "--seq-len", "64"],
+        ["moe", "--hidden", "128", "--width", "64", "--tokens", "512", "--load", "skewed"],
     ],
 )
 def test_bench(arguments, capsys):

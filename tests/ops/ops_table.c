@@ -168,6 +168,16 @@ static const char *const rows[] = {
     "put_along_add i64[3,5]:index7 F[3,5] axis=0 size=[7,5]",
     "put_along_add i64[3,4]:index2 F[3,4] axis=1 size=[3,2]",
     "!put_along_add i64[3,5]:outside7 F[3,5] axis=0 size=[7,5]",
+    /* lines of which a GPU gives a warp each */
+    "put_along_add i64[7,8]:index64 F[7,8] axis=1 size=[7,64]",
+    "put_along_add i32[3,5,32]:index3 F[3,5,32] axis=2 size=[3,5,75]",
+    "put_along_add i64[9,1]:index16 i32[9,1] axis=1 size=[9,16]",
+    "!put_along_add i64[3,5]:outside40 F[3,5] axis=1 size=[3,40]",
+    /* so many indexes that a GPU sorts them */
+    "put_along_add i64[5003]:index13 F[5003] axis=0 size=[13]",
+    "put_along_add i32[2,2500,3]:index300 F[2,2500,3] axis=1 size=[2,300,3]",
+    "put_along_add i64[2500]:index7 i32[2500] axis=0 size=[9]",
+    "!put_along_add i64[2500]:outside7 F[2500] axis=0 size=[7]",
     /* reductions */
     "reduce_sum F[3,5,7] axes=[1]",
     "reduce_sum F[3,5,7] axes=[0,2] keep=1",
@@ -452,6 +462,10 @@ static const char *const rows[] = {
     "grouped_linear F[3,5] F[2,0,5] i64[3]:index2",
     "grouped_linear F[1,1] F[1,1,1] i64[1]:index1",
     "!grouped_linear F[7,5] F[3,4,5] i64[7]:outside3",
+    /* rows without a matrix */
+    "grouped_linear F[17,5] F[3,4,5] i64[17]:index4 F[3,4] ignore_index=3",
+    "grouped_linear F[17,5] F[3,5,4] i32[17]:outside3 ignore_index=3 transpose_w=0",
+    "!grouped_linear F[7,5] F[3,4,5] i64[7]:outside4 ignore_index=3",
     "group_rows i64[7]:index3 size=[3]",
     "group_rows i32[257]:index5 size=[5]",
     "group_rows i64[65]:index1 size=[4]", /* groups without rows */
@@ -480,6 +494,10 @@ static const char *const rows[] = {
     "segment_linear F[3,5] F[2,0,5] i32[3]:offsets3",
     /* there are so many rows that the kernel divides them */
     "segment_linear f32[3089,65] f32[3,33,65] i32[4]:offsets3089 f32[3,33]",
+    /* rows behind the last group */
+    "segment_linear F[11,5] F[3,4,5] i32[4]:offsets7 F[3,4]",
+    "segment_linear F[193,40] F[3,72,40] i32[4]:offsets50 F[3,72]", /* several tiles of them */
+    "segment_linear F[65,17] F[1,17,16] i32[2]:offsets0 transpose_w=0",
     "!segment_linear F[7,5] F[3,4,5] i32[4]:outside8",
     "segment_linear_backward_weight F[7,5] F[7,4] i32[4]:offsets7",
     "segment_linear_backward_weight F[17,31] F[17,33] i32[6]:offsets17",
@@ -489,6 +507,8 @@ static const char *const rows[] = {
     "segment_linear_backward_weight F[0,3] F[0,5] i32[3]:offsets0",
     "segment_linear_backward_weight F[3,0] F[3,5] i32[3]:offsets3",
     "segment_linear_backward_weight f32[3089,65] f32[3089,33] i32[3]:offsets3089",
+    "segment_linear_backward_weight F[11,5] F[11,4] i32[4]:offsets7",
+    "segment_linear_backward_weight F[65,72] F[65,16] i32[3]:offsets0",
     "!segment_linear_backward_weight F[7,5] F[7,4] i32[4]:outside8",
     "spread_rows F[7,5] i32[7,3]:places",
     "spread_rows F[17,64] i32[17,2]:places F[17,2]",

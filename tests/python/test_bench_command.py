@@ -67,11 +67,56 @@ def test_attention_and_text(capsys):
     assert result["accuracy"]["relative_difference"] < 1e-5
 
 
-def test_moe(capsys):
+@pytest.fixture
+def one_thread():
+    """Small operations of two threads wait for one another on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_moe(capsys, one_thread):
     result = result_of(capsys, "moe", "--num-experts", "4", "--hidden", "16", *STEP)
     check(result)
     assert result["num_experts"] == 4
     assert result["accuracy"]["relative_difference"] < 1e-5
+
+
+@pytest.mark.parametrize("load", ["even", "skewed"])
+def test_parts_of_a_mixture(capsys, load, one_thread):
+    words = "--num-experts 8 --top-k 2 --hidden 16 --width 24 --capacity-factor 0.75 --tokens 64"
+    arguments = ["moe", *words.split(), "--load", load, *QUICK]
+    result = result_of(capsys, *arguments)
+    check(result)
+    rows = result["rows"]
+    if load == "even":  # the capacity is 12, and each expert has about 16 of 128 choices
+        assert rows["imbalance"] < 1.5 and rows["computed"] > 80
+    else:
+        assert rows["imbalance"] > 2.0 and rows["dropped"] > 0.25
+    assert rows["most"] <= 12 and rows["computed"] <= 96
+    assert rows["dropped"] == pytest.approx(1 - rows["computed"] / 128)
+    # Two matrices of 48 x 16 and 16 x 24 for each row, three GEMMs of each; and the router.
+    flops = 3 * 2 * 16 * (rows["computed"] * 3 * 24 + 64 * 8)
+    assert result["deepwell"]["tflops"] == pytest.approx(flops / result["deepwell"]["ms"] / 1e9)
+    assert len(result["products"]) == 6
+    for name, product in result["products"].items():
+        size = 2 * rows["computed"] * (48 * 16 if name.startswith("first") else 16 * 24)
+        for label in ("pytorch", "deepwell"):
+            row = product[label]
+            assert row["tflops"] == pytest.approx(size / row["ms"] / 1e9)
+        assert "torch.matmul" in product["deepwell"]["backend"]
+        assert product["relative_difference"] < 48 * 2**-23
+    assert set(result["parts"]["pytorch"]) == {"routing", "sort", "spread", "combine"}
+    ours = result["parts"]["deepwell"]
+    assert len(ours) == 8 and all(ms > 0 for ms in ours.values())
+    assert any("grouped_mm" in why for why in result["not_run"])
+    if load == "even":
+        return
+    assert bench.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "second, weight gradient" in text and "experts, data gradient" in text
+    assert "not run: torch.nn.functional.grouped_mm" in text
 
 
 @pytest.mark.parametrize(
@@ -84,6 +129,9 @@ def test_moe(capsys):
         (["step", "--model", "mixtral-8x7b"], 3, "mixture"),
         (["step", "--model", "llama3-405b"], 3, "deepwell plan"),
         (["attention", "--precision", "nvfp4"], 3, "nvfp4"),
+        (["moe", "--tokens", "8", "--seq-len", "8"], 2, "one or the other"),
+        (["moe", "--top-k", "9"], 2, "--num-experts, 8"),
+        (["moe", "--capacity-factor", "-1"], 2, "--capacity-factor is -1"),
     ],
 )
 def test_exit_statuses(capsys, arguments, status, words):
@@ -183,7 +231,7 @@ def test_the_document_runs(capsys):
     """Runs the commands of docs/bench.md; those of scripts only up to their options, which test_fronts runs."""
     text = (ROOT / "docs/bench.md").read_text()
     lines = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
-    assert len(lines) == 7
+    assert len(lines) == 8
     for line in lines:
         words = shlex.split(line)
         if words[0] == "python":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import math
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import deepwell
 import mixtures
@@ -112,6 +114,37 @@ def test_against_a_loop(accumulate: int, tmp_path, monkeypatch, always) -> None:
         assert first["imbalance"] == max(tokens[0]) * 6 / sum(tokens[0]) and first["dropped"] > 0.0
         assert line["experts"]["second"]["dropped"] == 0.0
         assert ("experts/first/imbalance", first["imbalance"], report.step) in written
+
+
+def test_loads_are_those_of_all_ranks(tmp_path) -> None:
+    """Two ranks with two micro-batches each: tokens and dropped choices are sums over all four, entropies their mean. Both
+    ranks report the same; the first writes it to the log and to TensorBoard."""
+    words = [sys.executable, Path(__file__).with_name("expert_load_ranks.py"), tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (done.stdout, done.stderr[-3000:])
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert ranks[0]["reported"] == ranks[1]["reported"] and len(lines) == STEPS
+    assert all(rank["programs"] for rank in ranks)  # the engine runs the model
+    # The last forwards are those of the steps; before them an engine may be compared with PyTorch.
+    told = [rank["told"][-2 * STEPS :] for rank in ranks]
+    assert told[0] != told[1]
+    for step, (reported, line) in enumerate(zip(ranks[0]["reported"], lines)):
+        calls = [call for rank in told for call in rank[2 * step : 2 * step + 2]]
+        for mixture, (layer, tokens, dropped, entropy) in enumerate(reported):
+            each = [call[mixture] for call in calls]
+            wanted = [sum(counts) for counts in zip(*(one["tokens"] for one in each))]
+            lost = sum(one["dropped"] * sum(one["tokens"]) for one in each)
+            assert tokens == wanted and sum(tokens) == 4 * LENGTH * (2 if mixture == 0 else 1)
+            assert dropped == pytest.approx(lost / sum(wanted))
+            assert entropy == pytest.approx(sum(one["entropy"] for one in each) / 4, rel=1e-5)
+            logged = line["experts"][layer]
+            imbalance = max(tokens) * len(tokens) / sum(tokens)
+            assert logged == {"imbalance": imbalance, "dropped": dropped, "entropy": entropy}
+            for name, value in logged.items():
+                assert [f"experts/{layer}/{name}", value, step + 1] in ranks[0]["board"]
+    assert any(reported[0][2] > 0.0 for reported in ranks[0]["reported"])
+    assert not ranks[1]["board"]
 
 
 def test_validation_has_no_auxiliary_losses(always) -> None:

@@ -173,9 +173,13 @@ def test_same_function(form, expert, always) -> None:
 def test_grouped_gemms(form) -> None:
     captured = capture_graph(form(), (torch.randn(3, 11, H),))
     assert [name for name, _, _ in captured.symbols] == ["B", "S"]
+    nodes = json.loads(captured.json)["nodes"]
+    products = [node["attrs"] for node in nodes if node["op"] == "grouped_linear"]
+    # Choices outside of the list are not multiplied.
+    assert [attrs["ignore_index"] for attrs in products] == [E, E]
     graph = _deepwell.Graph(captured.json)
     graph.run_pass("recognize")
-    assert [node["op"] for node in json.loads(graph.json())["nodes"]].count("grouped_linear") == 2
+    assert not any(node["op"] == "take" for node in json.loads(graph.json())["nodes"])
 
 
 def test_an_expert_without_rows_gets_a_gradient_of_zeros(always) -> None:

@@ -8,6 +8,7 @@ import re
 import deepwell as dw
 import pytest
 import torch
+from compilers import needs_compiler
 from deepwell import cutlass_kernels, linear, numbers
 from deepwell.kernels import cutlass_bindings, gemm
 from deepwell.kernels.cutlass_bindings import (
@@ -41,13 +42,13 @@ def values_of(x, precision):
     return numbers.dequantize(numbers.quantize(x, precision)).double()
 
 
-def check(made, a, b, *, extra=None, alpha=1.0):
+def check(made, a, b, *, extra=None, alpha=1.0, step=2**-23):
     """Checks alpha a b^T + extra against FP64: FP32 sums of k products and three more operations, then one rounding to
-    the result's type. A tensor scale's product rounds once more."""
+    the result's type. A tensor scale's product rounds once more. `step`: the error of a sum's step."""
     exact, size = alpha * (a @ b.t()), abs(alpha) * (a.abs() @ b.abs().t())
     if extra is not None:
         exact, size = exact + extra, size + extra.abs()
-    error = (a.shape[1] + 6) * 2**-23 * size
+    error = (a.shape[1] + 6) * step * size
     error = error + (exact.abs() + error) * UNIT[made.dtype] + TINY[made.dtype]
     assert made.shape == exact.shape
     assert ((made.double() - exact).abs() <= error).all()
@@ -219,6 +220,129 @@ def test_grouped_gemm(device, precision):
             call()
 
 
+HOPPER = "emulator:sm_90a"
+
+
+@pytest.fixture
+def quick_first_use(monkeypatch):
+    """Leaves out first-use checks, which test_operations_gpu.c runs on the emulator; they would take most of the time."""
+    monkeypatch.setenv("DEEPWELL_FIRST_USE_CHECK", "off")
+
+
+# Tensor cores cut sums off (2^-21 relative to the largest term), as tests/gpu/test_kernels_gpu.py has it.
+CUT = 2**-21
+
+
+def grouped_parts(sizes):
+    start = 0
+    for group, size in enumerate(sizes):
+        yield group, slice(start, start + size)
+        start += size
+
+
+@pytest.mark.parametrize("device", [None, pytest.param(HOPPER, marks=needs_compiler)])
+@pytest.mark.parametrize(
+    "precision, dtype, n, k, kernel",
+    [
+        ("bf16", torch.bfloat16, 40, 72, "sm90_segment"),
+        ("fp16", torch.float16, 136, 200, "sm90_segment"),
+        ("bf16", torch.float32, 24, 40, "sm90_segment"),  # FP32 results of BF16 products
+        ("fp32", torch.float32, 40, 24, "segment_linear"),
+        ("bf16", torch.bfloat16, 21, 35, "segment_linear"),  # rows that tensor cores cannot load
+    ],
+)
+@pytest.mark.parametrize("turned", [True, False], ids=["weights.mT", "weights"])
+def test_grouped_gradients(device, precision, dtype, n, k, kernel, turned, quick_first_use):
+    """Results and both gradients, group by group, against FP64: each is one rounding of FP32 sums."""
+    sizes = [3, 0, 70, 1, 27]
+    draw = torch.Generator().manual_seed(n)
+    a = torch.randn(sum(sizes), k, generator=draw).to(dtype).requires_grad_()
+    shape = (len(sizes), n, k) if turned else (len(sizes), k, n)
+    weights = torch.randn(shape, generator=draw).to(dtype).requires_grad_()
+    dy = torch.randn(sum(sizes), n, generator=draw).to(dtype)
+    grouped = GroupedGEMMKernel(device=device).initialize(len(sizes), n, k, precision)
+    made = grouped.gemm(a, weights.mT if turned else weights, sizes)
+    made.backward(dy)
+    assert made.dtype == a.grad.dtype == weights.grad.dtype == dtype
+    assert weights.grad.is_contiguous()  # as the weights lie
+    x, w, d = (values_of(t.detach(), precision) for t in (a, weights, dy))
+    w, dw_ = (w, weights.grad) if turned else (w.mT, weights.grad.mT)
+    step = 2**-23 if device is None else CUT
+    for group, rows in grouped_parts(sizes):
+        check(made.detach()[rows], x[rows], w[group], step=step)
+        check(a.grad[rows], d[rows], w[group].t(), step=step)
+        check(dw_[group], d[rows].t(), x[rows].t(), step=step)
+    if device is None:
+        assert grouped.reason == "the operands are on the CPU"
+        assert "torch.matmul" in grouped.gradient_backend
+    else:
+        assert grouped.backend == grouped.gradient_backend == f"kernel {kernel} on {device}"
+        assert grouped.reason is None
+
+
+@needs_compiler
+def test_rows_behind_the_last_group_are_zero(quick_first_use):
+    """The kernels read the groups' bounds on their device, where they may leave rows out; NaNs there reach no result."""
+    a = torch.randn(50, 64).bfloat16()
+    a[30:] = float("nan")
+    weights, dy = torch.randn(3, 48, 64).bfloat16(), torch.randn(50, 48).bfloat16()
+    offsets = torch.tensor([0, 9, 9, 30], dtype=torch.int32)
+    for kernel in ("sm90_segment", "segment_linear"):
+        y, name = gemm.launch_segments(HOPPER, a, weights, offsets, a.dtype, kernel=kernel)
+        assert name == kernel and (y[30:] == 0).all()
+        check(y[:9], a[:9].double(), weights[0].double(), step=CUT)
+        check(y[9:30], a[9:30].double(), weights[2].double(), step=CUT)
+        dw_, _ = gemm.launch_segments(
+            HOPPER, dy, a, offsets, a.dtype, contraction=True, kernel=kernel
+        )
+        check(dw_[0], dy[:9].t().double(), a[:9].t().double(), step=CUT)
+        assert (dw_[1] == 0).all() and dw_.isfinite().all()
+
+
+@pytest.mark.parametrize("rows, n, k", [(0, 48, 64), (5, 0, 64), (5, 48, 0)])
+@pytest.mark.parametrize("kernel", ["sm90_segment", "segment_linear"])
+@needs_compiler
+def test_empty_groups(quick_first_use, kernel, rows, n, k):
+    """A gradient of no rows is 0, and so is a product over nothing."""
+    a, b = torch.randn(rows, k).bfloat16(), torch.randn(2, n, k).bfloat16()
+    offsets = torch.tensor([0, 0, rows], dtype=torch.int32)
+    for x, y, kind in [(a, b, {}), (a, torch.randn(rows, n).bfloat16(), {"contraction": True})]:
+        made, name = gemm.launch_segments(HOPPER, x, y, offsets, x.dtype, kernel=kernel, **kind)
+        assert name == kernel and (made == 0).all()
+        assert made.shape == ((2, k, n) if kind else (rows, n))
+
+
+def test_what_groups_do_not_support():
+    a, b = torch.randn(8, 16), torch.randn(2, 16, 24)
+    made = GroupedGEMMKernel().initialize(2, 24, 16, "nvfp4")
+    with pytest.raises(dw.UnsupportedError, match="requires a gradient"):
+        made.gemm(a.requires_grad_(), b, [3, 5])
+    made = GroupedGEMMKernel().initialize(2, 24, 16, "fp32")
+    for call, error, words in [
+        (lambda: made.gemm(a.double(), b.double(), [3, 5]), TypeError, "float64"),
+        (lambda: made.gemm(a, None, [3, 5]), TypeError, "b is NoneType"),
+        (lambda: made.gemm(a, b.to("meta"), [3, 5]), ValueError, "b on meta"),
+        (lambda: made.gemm(a, b, [3, 4]), ValueError, "2 numbers of rows, 8 together"),
+        (lambda: made.gemm(a, b, [-1, 9]), ValueError, "group_sizes"),
+        (lambda: made.gemm(a, b), ValueError, "either group_sizes or offsets"),
+        (lambda: made.gemm(a, b, offsets=torch.tensor([0, 3, 9]).int()), ValueError, "at most 8"),
+        (lambda: made.gemm(a, b, offsets=torch.tensor([0, 3, 8])), ValueError, "int64"),
+        (lambda: made.gemm(a, b, offsets=torch.tensor([0, 3]).int()), ValueError, "shape"),
+    ]:
+        with pytest.raises(error, match=words):
+            call()
+    y = made.gemm(a, b, [3, 5])
+    some = made.gemm(a, b, offsets=torch.tensor([0, 3, 6], dtype=torch.int32))
+    assert torch.allclose(some[:6], y[:6], atol=1e-5) and (some[6:] == 0).all()
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        (grad,) = torch.autograd.grad(y.square().sum(), a, create_graph=True)
+        grad.sum().backward()
+    name, why = gemm.launch_segments(
+        HOPPER, a.detach(), b, torch.tensor([0, 3, 8]).int(), a.dtype, plain_b=True, kernel="none"
+    )
+    assert name is None and "none" in why and "expected NULL, or another kernel" in why
+
+
 def test_microscale_round_trips():
     x = torch.randn(3, 5, 64)
     for name in ("mxfp8", "mxfp6", "mxfp4", "nvfp4"):
@@ -315,7 +439,7 @@ def test_the_document_runs(capsys):
     """Runs all Python blocks of docs/kernels.md in one namespace and compares what they print with their comments."""
     text = (pathlib.Path(__file__).parents[2] / "docs/kernels.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     code = "\n".join(blocks)
     exec(compile(code, "docs/kernels.md", "exec"), {})
     printed = capsys.readouterr().out

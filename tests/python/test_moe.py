@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 
 import deepwell
 import mixtures
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from users import engine_calls
 
 H, INNER, E = 12, 10, 6
+moe_module = sys.modules["deepwell.moe"]
 
 VARIANTS = {
     "plain": {},
@@ -183,6 +185,122 @@ def test_by_definition(name: str) -> None:
     assert told["tokens"] == tokens and told["dropped"] == pytest.approx(dropped / sum(tokens))
     assert 0.0 < told["entropy"] <= math.log(E)
     assert name not in ("capacity", "capacity by weight") or dropped > 0
+
+
+# ---- dropped choices cost nothing ------------------------------------------------------------------
+
+
+def counted_rows(monkeypatch) -> list[int]:
+    """The returned list receives the rows of each product that the experts compute in PyTorch."""
+    found: list[int] = []
+    multiply = moe_module._Groups.multiply
+
+    def counted(self, x, w):
+        found.append(len(x))
+        return multiply(self, x, w)
+
+    monkeypatch.setattr(moe_module._Groups, "multiply", counted)
+    return found
+
+
+@pytest.mark.parametrize("drop", ["position", "weight"])
+def test_rows_beyond_the_capacity_are_not_computed(monkeypatch, drop) -> None:
+    moe, x = made(capacity_factor=0.5, drop=drop), torch.randn(4, 16, H)
+    found = counted_rows(monkeypatch)
+    moe(x)
+    told = moe.statistics()
+    kept = sum(min(count, moe.capacity(64)) for count in told["tokens"])
+    assert moe.capacity(64) == math.ceil(0.5 * 64 * 2 / E) and moe.capacity_factor == 0.5
+    assert found == [kept, kept] and kept <= 66 < sum(told["tokens"]) == 128
+    assert told["dropped"] == (128 - kept) / 128
+    moe.capacity_factor = None
+    moe(x)
+    assert found[2:] == [128, 128] and moe.capacity(64) == 64
+
+
+class _UndefinedBehindGroups(torch.autograd.Function):
+    """torch.nn.functional.grouped_mm as GPUs compute it: what is behind the last group is anything, here NaN."""
+
+    @staticmethod
+    def forward(ctx, a, b, ends):
+        ctx.save_for_backward(a, b, ends)
+        y = a.new_full((len(a), b.shape[2]), math.nan)
+        for group, rows in enumerate(_UndefinedBehindGroups.parts(ends)):
+            y[rows] = a[rows] @ b[group]
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        a, b, ends = ctx.saved_tensors
+        da, db = torch.full_like(a, math.nan), torch.zeros_like(b)
+        for group, rows in enumerate(_UndefinedBehindGroups.parts(ends)):
+            da[rows], db[group] = dy[rows] @ b[group].t(), a[rows].t() @ dy[rows]
+        return da, db, None
+
+    @staticmethod
+    def parts(ends):
+        return [slice(a, b) for a, b in zip([0, *ends.tolist()], ends.tolist())]
+
+
+@pytest.mark.parametrize("name", ["capacity", "capacity by weight", "gelu with biases"])
+def test_groups_whose_sizes_the_host_does_not_know(name, monkeypatch) -> None:
+    """As on a GPU: there are at most as many rows as all capacities together, and what is behind them reaches nothing."""
+    options = {"capacity_factor": 0.75, **VARIANTS[name]}
+    moe, x = made(**options).double(), torch.randn(2, 7, H, dtype=torch.float64)
+    found = counted_rows(monkeypatch)
+    results = []
+    for known in (True, False):
+        if not known:
+            monkeypatch.setattr(moe_module, "_grouped_mm_takes", lambda *given: True)
+            monkeypatch.setattr(
+                F, "grouped_mm", lambda a, b, offs: _UndefinedBehindGroups.apply(a, b, offs)
+            )
+            monkeypatch.setattr(moe_module._Groups, "sizes", lambda self: pytest.fail("waited"))
+        own = x.clone().requires_grad_()
+        moe.zero_grad()
+        moe(own).square().sum().backward()
+        results.append([own.grad, *[p.grad for p in moe.parameters()]])
+    for wanted, got in zip(*results):
+        assert (got - wanted).norm() <= 1e-12 * max(1.0, wanted.norm().item())
+    assert found[0] <= found[2] <= E * moe.capacity(14)
+
+
+class RowsWithoutAMatrix(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 5, 4))
+        self.bias = nn.Parameter(torch.randn(3, 5)) if bias else None
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        y = torch.ops.deepwell.grouped_linear(F.silu(x), self.weight, index, self.bias)
+        return y.square() + 1.0
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.filterwarnings("ignore:.*grouped_linear")
+def test_the_engine_does_not_compute_rows_without_a_matrix(bias: bool, always) -> None:
+    """A product of NaN would be NaN in the row itself and in the gradients of weight and bias."""
+    module = RowsWithoutAMatrix(bias)
+    ours = deepwell.optimize(copy.deepcopy(module), verbose=False)
+    index = torch.tensor([2, 3, 0, 0, 3, 2, 3])
+    kept = index < 3
+    draw = torch.randn(7, 4)
+    x = torch.where(kept[:, None], draw, math.nan).requires_grad_()
+    ours(draw, index)
+    assert torch.allclose(ours(draw, index), module(draw, index), atol=1e-6)
+    y = ours(x, index)
+    assert (y[~kept] == 1.0).all()
+    y.sum().backward()
+    exact = copy.deepcopy(module).double()
+    own = draw.double()[kept].requires_grad_()
+    inner = torch.einsum("rk,rnk->rn", F.silu(own), exact.weight[index[kept]])
+    if bias:
+        inner = inner + exact.bias[index[kept]]
+    inner.square().sum().backward()
+    assert torch.allclose(x.grad[kept].double(), own.grad, atol=1e-5)
+    for got, wanted in zip(ours.parameters(), exact.parameters()):
+        assert torch.allclose(got.grad.double(), wanted.grad, rtol=1e-5, atol=1e-5)
+    assert engine_calls(ours)[1] == 0, deepwell.summary(ours)
 
 
 # ---- in the engine ---------------------------------------------------------------------------------
@@ -431,6 +549,16 @@ def test_bias_balances_the_load() -> None:
         moe.update_bias(0.02)
     moe(x)
     assert moe.statistics()["imbalance"] < 0.6 * before
+
+
+def test_bias_follows_the_load_that_is_given() -> None:
+    moe = made(score_correction_bias=True)
+    before = moe.gate.e_score_correction_bias.clone()
+    moe.update_bias(0.5, tokens=[9, 0, 3, 3, 1, 2])
+    moved = moe.gate.e_score_correction_bias - before
+    assert torch.allclose(moved, torch.tensor([-0.5, 0.5, 0.0, 0.0, 0.5, 0.5]))
+    with pytest.raises(ValueError, match="expected a number for each of 6 experts"):
+        moe.update_bias(tokens=[1, 2])
 
 
 def test_low_precision_routes_in_fp32() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 
@@ -239,9 +240,114 @@ class CutlassKernel:
         return made
 
 
+class _Bounds:
+    """The groups' numbers of rows: known to the host, or on the operands' GPU, where nothing reads them before it must."""
+
+    def __init__(self, group_sizes, offsets, groups: int, a: torch.Tensor) -> None:
+        self._sizes: tuple[int, ...] | None = None
+        self._offsets: torch.Tensor | None = None
+        rows = len(a)
+        if (group_sizes is None) == (offsets is None):
+            raise ValueError("expected either group_sizes or offsets")
+        if offsets is not None:
+            if offsets.device != a.device or offsets.dtype != torch.int32:
+                raise ValueError(
+                    f"offsets is {offsets.dtype} on {offsets.device}: expected int32 on {a.device}"
+                )
+            if offsets.shape != (groups + 1,):
+                raise ValueError(
+                    f"offsets has shape {tuple(offsets.shape)}: expected {(groups + 1,)}"
+                )
+            self._offsets = offsets.detach().contiguous()
+            if a.device.type == "cpu":
+                bounds = [0, *offsets.tolist(), rows]
+                if offsets[0] != 0 or bounds != sorted(bounds):
+                    raise ValueError(
+                        f"offsets is {offsets.tolist()}: expected 0 first, and ascending to at most {rows} rows"
+                    )
+            return
+        if isinstance(group_sizes, torch.Tensor) and group_sizes.device.type != "cpu":
+            if group_sizes.device != a.device:
+                raise ValueError(
+                    f"group_sizes is on {group_sizes.device} and a on {a.device}: expected one device, or the CPU"
+                )
+            if group_sizes.shape != (groups,) or group_sizes.is_floating_point():
+                raise ValueError(
+                    f"group_sizes is {group_sizes.dtype} {tuple(group_sizes.shape)}: expected {groups} integers"
+                )
+            # Kernels trust the offsets.
+            ends = group_sizes.detach().long().clamp(min=0).cumsum(0).clamp(max=rows)
+            self._offsets = torch.nn.functional.pad(ends, (1, 0)).int()
+            return
+        sizes = tuple(int(x) for x in torch.as_tensor(group_sizes).tolist())
+        if len(sizes) != groups or min(sizes) < 0 or sum(sizes) != rows:
+            raise ValueError(
+                f"group_sizes is {sizes}: expected {groups} numbers of rows, {rows} together"
+            )
+        self._sizes = sizes
+
+    def offsets(self, device: torch.device) -> torch.Tensor:
+        """Returns where groups begin, and where the last one ends."""
+        if self._offsets is None:
+            ends = [0, *itertools.accumulate(self._sizes)]
+            self._offsets = torch.tensor(ends, dtype=torch.int32, device=device)
+        return self._offsets
+
+    def sizes(self) -> tuple[int, ...]:
+        """Returns the groups' numbers of rows. Waits for the GPU if they are there."""
+        if self._sizes is None:
+            ends = self._offsets.tolist()
+            self._sizes = tuple(end - start for start, end in zip(ends, ends[1:]))
+        return self._sizes
+
+    def parts(self):
+        """Iterates over (group, slice of its rows) of groups that have rows."""
+        start = 0
+        for group, size in enumerate(self.sizes()):
+            if size:
+                yield group, slice(start, start + size)
+            start += size
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """a [rows, k] times b [groups, k, n], and the gradients of both: GEMMs of the same groups."""
+
+    @staticmethod
+    def forward(ctx, a, b, bounds: _Bounds, kernel: GroupedGEMMKernel, dtype: torch.dtype):
+        narrow = _gemm.NUMBERS[kernel.precision]
+        # Whichever of b and its transpose is contiguous is read as it lies.
+        plain = b.is_contiguous()
+        x, w = a.to(narrow), (b if plain else b.mT.contiguous()).to(narrow)
+        ctx.save_for_backward(x, w)
+        ctx.bounds, ctx.kernel, ctx.plain = bounds, kernel, plain
+        ctx.dtypes = a.dtype, b.dtype
+        made, kernel.backend, kernel.reason = kernel._rows(x, w, plain, bounds, dtype)
+        return made
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        kernel, bounds, plain = ctx.kernel, ctx.bounds, ctx.plain
+        dy, da, db, ran = dy.to(x.dtype), None, None, []
+        if ctx.needs_input_grad[0]:
+            da, backend, _ = kernel._rows(dy, w, not plain, bounds, ctx.dtypes[0])
+            ran.append(backend)
+        if ctx.needs_input_grad[1]:
+            pair = (x, dy) if plain else (dy, x)
+            db, backend, _ = kernel._sums(*pair, bounds, ctx.dtypes[1])
+            db = db if plain else db.mT
+            ran.append(backend)
+        kernel.gradient_backend = " and ".join(dict.fromkeys(ran))
+        return da, db, None, None, None
+
+
 class GroupedGEMMKernel:
     """GEMMs of groups that differ in their rows, as of the experts of a mixture. Arguments and attributes as those of
-    CutlassKernel."""
+    CutlassKernel; after a backward ``gradient_backend`` names what computed it.
+
+    In FP32, BF16 and FP16 results are differentiable. On an H100 or H200 one kernel computes all groups, forward, and
+    for each gradient."""
 
     def __init__(
         self,
@@ -255,6 +361,7 @@ class GroupedGEMMKernel:
         self.precision: str | None = None
         self.groups = self.n = self.k = 0
         self.backend: str | None = None
+        self.gradient_backend: str | None = None
         self.reason: str | None = None
 
     def initialize(
@@ -265,82 +372,146 @@ class GroupedGEMMKernel:
         precision: str | Precision = "bf16",
         use_microscaling: bool | None = None,
     ) -> GroupedGEMMKernel:
+        """Sets the sizes and the precision of the operands. `use_microscaling` None: as the precision has it."""
         self.precision = _checked_precision(precision, use_microscaling, self.config)
         self.groups, self.n, self.k = _size("groups", groups, 1), _size("n", n), _size("k", k)
         return self
 
-    def gemm(self, a: torch.Tensor, b: torch.Tensor, group_sizes) -> torch.Tensor:
+    def gemm(
+        self, a: torch.Tensor, b: torch.Tensor, group_sizes=None, *, offsets=None
+    ) -> torch.Tensor:
         """Returns [rows, n]: the rows of group g of a [rows, k], times b[g] of b [groups, k, n].
 
-        Groups follow each other in a, and `group_sizes` (integers, or a tensor of them) are their numbers of rows, 0
-        allowed. For weights stored as [groups, n, k], pass weights.mT, which is not copied. Each expert is quantized on
-        its own. The result has the type of the operands. No gradients.
+        Groups follow each other in a, and `group_sizes` are their numbers of rows, 0 allowed: integers or a tensor of
+        them, of which there must be as many as rows. A tensor on the GPU of a is not read by the host; rows behind the
+        last group are then 0. For weights stored as [groups, n, k], pass weights.mT, which is not copied. Precisions
+        of 8 bits and fewer quantize each expert on its own and compute no gradients. The result has the type of the
+        operands.
+
+        `offsets` in place of `group_sizes`: int32 [groups + 1] on the device of a, which several calls may share: group
+        g has the rows offsets[g] to offsets[g + 1]. On a GPU they are not checked: they must begin with 0, ascend, and
+        be at most the number of rows.
         """
         if self.precision is None:
             raise DeepwellError("initialize(groups, n, k, precision) has not been called")
-        _refuse_gradients(a, b)
+        for name, x in (("a", a), ("b", b)):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"{name} is {type(x).__name__}: expected a tensor")
+        if a.device != b.device:
+            raise ValueError(f"a is on {a.device} and b on {b.device}: expected one device")
         dtype = _result_dtype((a, b), None)
-        sizes = tuple(int(x) for x in torch.as_tensor(group_sizes).tolist())
-        if len(sizes) != self.groups or min(sizes) < 0 or sum(sizes) != len(a):
-            raise ValueError(
-                f"group_sizes is {sizes}: expected {self.groups} numbers of rows, {len(a)} together"
-            )
-        if tuple(b.shape) != (self.groups, self.k, self.n) or tuple(a.shape[1:]) != (self.k,):
+        if a.dim() != 2 or tuple(b.shape) != (self.groups, self.k, self.n) or a.shape[1] != self.k:
             raise ValueError(
                 f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}: expected (rows, {self.k}) and "
                 f"{(self.groups, self.k, self.n)}"
             )
-        weights = b.detach().mT
-        self.reason = None
-        # One call writes the type of its operands: a wider result needs a call for each group.
-        narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
-        if narrow == dtype and len(a) and self.n and self.k:
-            made = self._one_call(a.detach(), weights, sizes, dtype)
-            if made is not None:
-                return made
-        return self._one_by_one(a.detach(), weights, sizes, dtype)
+        bounds = _Bounds(group_sizes, offsets, self.groups, a)
+        if self.precision in _gemm.NUMBERS:
+            return _GroupedProduct.apply(a, b, bounds, self, dtype)
+        _refuse_gradients(a, b)
+        made, self.backend, self.reason = self._one_by_one(
+            a.detach(), b.detach().mT, False, bounds, dtype
+        )
+        return made
 
-    def _one_call(self, a, weights, sizes, dtype) -> torch.Tensor | None:
+    # ---- products of one precision: (result, what computed it, why no kernel did or None) ----
+
+    def _rows(self, x, w, plain: bool, bounds: _Bounds, dtype: torch.dtype):
+        """Multiplies rows [rows, k] by w [groups, k, n] if `plain`, else [groups, n, k]."""
+        made, name = self._segments(x, w, bounds, dtype, plain_b=plain)
+        if made is not None:
+            return made, name, None
+        width = w.shape[2] if plain else w.shape[1]
+        reason = name
+        # One call writes the type of its operands: a wider result needs a call for each group.
+        if not plain and x.dtype == dtype != torch.float32 and len(x) and width and x.shape[1]:
+            made, told = self._one_call(x, w, bounds, dtype)
+            if made is not None:
+                return made, told, None
+            reason = reason or told
+        made, backend, told = self._one_by_one(x, w, plain, bounds, dtype)
+        return made, backend, reason or told
+
+    def _sums(self, x, y, bounds: _Bounds, dtype: torch.dtype):
+        """Returns for each group the sum over its rows of the products of x [rows, k] and y [rows, n]."""
+        made, reason = self._segments(x, y, bounds, dtype, contraction=True)
+        if made is not None:
+            return made, reason, None
+        made = torch.zeros(self.groups, x.shape[1], y.shape[1], dtype=dtype, device=x.device)
+        ran: dict[str, None] = {}
+        for group, rows in bounds.parts():
+            made[group], backend, told = self._multiply(x[rows].t(), y[rows].t(), dtype)
+            ran[backend] = None
+            reason = reason or told
+        return made, _in_turn(ran), reason
+
+    def _segments(self, x, w, bounds: _Bounds, dtype: torch.dtype, **kind: bool):
+        """Returns (None, why not or None) where the kernels for groups on the GPU do not run."""
+        device = self.device or "cuda"
+        if self.kernel is None:
+            if device == "cuda" and x.device.type == "cuda":
+                hopper = torch.cuda.get_device_capability(x.device) == (9, 0)
+            else:
+                hopper = device == "emulator:sm_90a"
+            if not hopper:
+                return None, None
+        elif self.kernel not in _SEGMENT_KERNELS:
+            return None, None
+        wide = dtype if dtype in (x.dtype, torch.float32) else torch.float32
+        made, told = _gemm.launch_segments(
+            device, x, w, bounds.offsets(x.device), wide, kernel=self.kernel, **kind
+        )
+        if made is None:
+            return None, told
+        return made.to(dtype), f"kernel {told} on {device}"
+
+    def _one_call(self, a, weights, bounds: _Bounds, dtype):
         if self.device is None and a.device.type != "cuda":
-            self.reason = "the operands are on the CPU"
-            return None
+            return None, "the operands are on the CPU"
         names = [self.kernel] if self.kernel else [None] if self.config.use_tcgen05 else []
         if not self.kernel and self.config.use_tcgen05 and self.device in (None, "cuda"):
             names = [*_gemm.provider_kernels(a.device, self.precision, grouped=True), *names]
+        reason = None
         for name in names:
             made = _gemm.launch_grouped(
-                self.device or "cuda", a.to(dtype), weights.to(dtype), sizes, kernel=name
+                self.device or "cuda", a, weights, bounds.sizes(), kernel=name
             )
             if isinstance(made, torch.Tensor):
-                self.backend = f"kernel {name or 'sm100_gemm'} on {self.device or 'cuda'}"
-                self.reason = None
-                return made
-            self.reason = self.reason or made
-        return None
+                # Rows behind the last group are in none of its GEMMs.
+                made[sum(bounds.sizes()) :] = 0
+                return made, f"kernel {name or 'sm100_gemm'} on {self.device or 'cuda'}"
+            reason = reason or made
+        return None, reason
 
-    def _one_by_one(self, a, weights, sizes, dtype) -> torch.Tensor:
-        out = torch.empty(len(a), self.n, dtype=dtype, device=a.device)
+    def _one_by_one(self, a, weights, plain: bool, bounds: _Bounds, dtype):
+        if plain:
+            weights = weights.mT
+        out = torch.zeros(len(a), weights.shape[1], dtype=dtype, device=a.device)
         ran: dict[str, None] = {}
-        device = _quantizer(self.device, a)
-        start = 0
-        for group, size in enumerate(sizes):
-            if size == 0:
-                continue
-            rows = slice(start, start + size)
-            start += size
-            made, backend, reason = _gemm.multiply(
-                _gemm.operand(a[rows], self.precision, "a", device),
-                _gemm.operand(weights[group], self.precision, "b", device),
-                dtype,
-                device=self.device,
-                tcgen05=self.config.use_tcgen05,
-                kernel=self.kernel,
-            )
-            out[rows] = made
+        reason = None
+        for group, rows in bounds.parts():
+            out[rows], backend, told = self._multiply(a[rows], weights[group], dtype)
             ran[backend] = None
-            self.reason = self.reason or reason
-        self.backend = f"one group after another: {' and '.join(ran)}" if ran else "nothing to do"
-        return out
+            reason = reason or told
+        return out, _in_turn(ran), reason
+
+    def _multiply(self, a, b, dtype):
+        device = _quantizer(self.device, a)
+        return _gemm.multiply(
+            _gemm.operand(a, self.precision, "a", device),
+            _gemm.operand(b, self.precision, "b", device),
+            dtype,
+            device=self.device,
+            tcgen05=self.config.use_tcgen05,
+            kernel=self.kernel,
+        )
+
+
+_SEGMENT_KERNELS = ("sm90_segment", "segment_linear")
+
+
+def _in_turn(ran: dict[str, None]) -> str:
+    return f"one group after another: {' and '.join(ran)}" if ran else "nothing to do"
 
 
 # ---- microscaling --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from deepwell import _deepwell, numbers
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.precision import Precision
 
-_NUMBERS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NUMBERS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _BLOCKS = {"mxfp8": 32, "mxfp6": 32, "mxfp4": 32, "nvfp4": 16}
 # The dtypes of results and of tensors to be quantized.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -103,8 +103,8 @@ def operand(x: torch.Tensor, precision: str, what: str = "x", device: str | None
     the device of x."""
     x = _matrix(x, what)
     rows, k = x.shape
-    if precision in _NUMBERS:
-        return Operand(precision, rows, k, values=x.to(_NUMBERS[precision]))
+    if precision in NUMBERS:
+        return Operand(precision, rows, k, values=x.to(NUMBERS[precision]))
     if device is not None:
         made = _quantized_on(device, x, precision)
         if made is not None:
@@ -242,7 +242,7 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
     return x.clone() if x.data_ptr() % 16 else x
 
 
-def _on_device(device: str, x: torch.Tensor, run) -> str | int | None:
+def _on_device(device: str, x: torch.Tensor, run):
     """Calls run(stream) with the tensor's GPU as the current device."""
     try:
         if device != "cuda":
@@ -407,6 +407,55 @@ def launch_grouped(
     address = 0 if memory is None else memory.data_ptr()
     reason = _on_device(device, rows_a, lambda stream: run(stream, address, count))
     return out[:, :n] if reason is None else reason
+
+
+def launch_segments(
+    device: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    out_dtype: torch.dtype,
+    *,
+    contraction: bool = False,
+    plain_b: bool = False,
+    kernel: str | None = None,
+) -> tuple[torch.Tensor | None, str]:
+    """Multiplies groups of rows whose bounds stay on the device: group g of a has the rows offsets[g] to offsets[g + 1].
+
+    Returns a_g b_g^T [rows, n] with b [groups, n, k]; with `plain_b` a_g b_g with b [groups, k, n]; with `contraction`
+    a_g^T b_g [groups, k, n] with b [rows, n]. Rows behind the last offset are 0, or left out of the sums. Beside the
+    result comes the name of the kernel that computed it; or None and the reason why no kernel supports the call."""
+    if device == "cuda" and a.device.type != "cuda":
+        return None, "the operands are on the CPU"
+    if device != "cuda" and a.device.type != "cpu":
+        return None, f"{device} multiplies tensors on the CPU, and the operands are on {a.device}"
+    if a.dtype not in DTYPES or out_dtype not in (a.dtype, torch.float32):
+        return None, f"no kernel multiplies groups of {a.dtype} with a result of {out_dtype}"
+    rows, k = a.shape
+    groups = len(offsets) - 1
+    n = b.shape[2] if plain_b else b.shape[1]
+    shape = (groups, k, n) if contraction else (rows, n)
+    a, b = a.contiguous(), b.contiguous()
+    out = torch.empty(shape, dtype=out_dtype, device=a.device)
+
+    def run(stream: int) -> tuple[str | None, str | None]:
+        return _deepwell.segment_gemm(
+            device,
+            (torch.bfloat16, torch.float16, torch.float32).index(a.dtype),
+            out_dtype != a.dtype,
+            contraction,
+            plain_b,
+            (rows, groups, n, k),
+            offsets.data_ptr(),
+            a.data_ptr(),
+            b.data_ptr(),
+            out.data_ptr(),
+            stream,
+            kernel,
+        )
+
+    name, reason = _on_device(device, a, run)
+    return (None, reason) if name is None else (out, name)
 
 
 def provider_kernels(device: torch.device, precision: str, grouped: bool = False) -> list[str]:

@@ -8,8 +8,9 @@
 Which rows an expert computes depends on data, so such a loop has no trace. Before a trace the source of each forward is
 searched for it. A loop is replaced only if every statement in it is understood: the experts of a ModuleList, a comparison
 of the chosen experts with the loop's number, rows picked by it, products of weights and outputs, and one sum into the
-result. The replacement computes the same for all rows at once, with the matrices of the experts stacked and gathered by
-row, which the core recognises as grouped_linear. Anything else stays as it is, and PyTorch runs the module.
+result. The replacement computes the same for all rows at once, by grouped_linear of the experts' stacked matrices. Choices
+outside of the list, such as those that a capacity drops, are not computed. Anything else stays as it is, and PyTorch runs
+the module.
 """
 
 from __future__ import annotations
@@ -778,7 +779,8 @@ class Picked:
         """Returns for each choice the output of its expert."""
         if self._outputs is None:
             rows = self.x.repeat_interleave(self.top_k, dim=0)
-            self._outputs = of_their_experts(self.experts, rows, self.chosen.reshape(-1))
+            chosen = torch.where(self.valid, self._given, len(self.experts))
+            self._outputs = of_their_experts(self.experts, rows, chosen.reshape(-1))
         return self._outputs
 
     def _checked(self, weights: torch.Tensor) -> torch.Tensor:
@@ -856,7 +858,8 @@ _FUNCTIONS = frozenset(
 def of_their_experts(
     experts: nn.ModuleList, rows: torch.Tensor, chosen: torch.Tensor
 ) -> torch.Tensor:
-    """Returns experts[chosen[t]](rows[t]) for each row t. The experts must be equal but for their numbers."""
+    """Returns experts[chosen[t]](rows[t]) for each row t. The experts must be equal but for their numbers. Linear layers
+    do not multiply rows whose number is that of the experts."""
     first = experts[0]
     descriptions = []
     for index, expert in enumerate(experts):
@@ -890,8 +893,11 @@ def _gathered(experts: nn.ModuleList, path: str, chosen: torch.Tensor) -> Iterat
         bias = torch.stack([layer.bias for layer in layers])
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        y = torch.bmm(weight[chosen], x.unsqueeze(-1)).squeeze(-1)
-        return y if bias is None else y + bias[chosen]
+        w, b, device = weight, bias, x.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            x, w, b = x.to(dtype), w.to(dtype), None if b is None else b.to(dtype)
+        return torch.ops.deepwell.grouped_linear(x, w, chosen, b)
 
     layers[0].__dict__["forward"] = forward
     try:

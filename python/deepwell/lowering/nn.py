@@ -313,6 +313,17 @@ def router_jitter(c: Context, x: Value, width: float) -> Value:
     return b.cast(b.binary("add", scaled, b.scalar_like(drawn, 1.0 - width)), x.dtype)
 
 
+@lowers("deepwell::grouped_linear")
+def grouped_linear(
+    c: Context, x: Value, weight: Value, index: Value, bias: Optional[Value]
+) -> Value:
+    experts, results, _ = weight.shape
+    operands = [x, weight, index, bias]
+    return c.builder.emit(
+        "grouped_linear", operands, [(x.dtype, (x.shape[0], results))], ignore_index=experts
+    )[0]
+
+
 @lowers("alpha_dropout", "feature_alpha_dropout", "feature_dropout")
 def other_dropout(c: Context, input: Value, p: float, train: bool) -> Value:
     if train and p != 0:

@@ -70,12 +70,11 @@ static dw_status check_offsets(const dw__call *call, const dw__tensor *offsets, 
     for (int64_t group = 0; group <= groups; group++) {
         const int64_t at = offset_at(offsets, group),
                       before = group ? offset_at(offsets, group - 1) : 0;
-        if (at >= before && at <= rows && (group > 0 || at == 0) && (group < groups || at == rows))
-            continue;
+        if (at >= before && at <= rows && (group > 0 || at == 0)) continue;
         return dw__fail(DW_INDEX,
                         "%s: offset %" PRId64 " is %" PRId64
                         "; expected offsets that ascend from 0 to "
-                        "the number of rows, %" PRId64 ", as group_rows makes them",
+                        "at most the number of rows, %" PRId64 ", as group_rows makes them",
                         dw_op_name(call->op), group, at, rows);
     }
     return DW_OK;
@@ -155,6 +154,9 @@ static dw_status linear_run(const dw__call *call, void *scratch) {
             DW_RETURN_IF_FAILED(dw__matmul_run(&p, NULL, scratch));
         }
     }
+    const int64_t grouped = offset_at(offsets, w->shape[0]);
+    memset((float *)y->data + grouped * y->shape[1], 0,
+           (size_t)((x->shape[0] - grouped) * y->shape[1]) * sizeof(float));
     return DW_OK;
 }
 

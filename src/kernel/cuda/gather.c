@@ -1,13 +1,14 @@
 /* Gathers and scatters along an axis, by cuda/common/gather.cu: take, take_along and its transpose put_along_add. (The
- * transpose of take is in scatter.c.) A variant is compiled for the type of the elements and of the indexes, and a
- * gather for 16-byte accesses or single elements. */
+ * transpose of take is in scatter.c, and so are large calls of put_along_add.) A variant is compiled for the type of the
+ * elements and of the indexes, a gather for 16-byte accesses or single elements, and a scatter for threads or warps. */
 #include "common/gather_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/iteration.h"
 #include <string.h>
 
-enum { GATHER, SCATTER };
-static const char *const entries[] = {"gather", "scatter"};
+enum { GATHER, SCATTER, SCATTER_LINES };
+static const char *const entries[] = {"gather", "scatter", "scatter_lines"};
+enum { WARP = 32 };
 
 static bool scatters(dw_op op) { return op == DW_OP_PUT_ALONG_ADD; }
 
@@ -116,10 +117,20 @@ static dw_gather_params params_of(const dw__operation_call *call) {
     return p;
 }
 
+/* True if a warp can have a line of the result: it lies along the last axis, is no shorter than half a warp, has indexes
+ * for each lane at most, and no line is without. */
+static bool has_short_lines(const dw__call *c, const dw_gather_params *p) {
+    bool fits = p->rank > 0 && p->axis == p->rank - 1 && p->indexes <= WARP &&
+                p->axis_size >= WARP / 2 && p->axis_size < INT32_MAX &&
+                elements_of(c)->dtype != DW_BOOL;
+    for (int axis = 0; axis < p->rank - 1; axis++) fits &= p->index_shape[axis] == p->shape[axis];
+    return fits;
+}
+
 /* ---- the entry ----------------------------------------------------------------------------------------- */
 
-static bool is_scatter_in(uint64_t params) { return params >> 5 & 1; }
-static int vector_in(uint64_t params) { return (int)(params >> 6); }
+static int entry_in(uint64_t params) { return (int)(params >> 5 & 3); }
+static int vector_in(uint64_t params) { return (int)(params >> 7); }
 
 static bool computes(dw_op op) {
     return op == DW_OP_TAKE || op == DW_OP_TAKE_ALONG || scatters(op);
@@ -136,25 +147,28 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     const dw_gather_params p = params_of(call);
     const dw_dtype dtype = elements_of(c)->dtype;
     const uint64_t type = (uint64_t)dw__gpu_element(dtype), wide = index_of(c)->dtype == DW_I64,
-                   is_scatter = scatters(c->op),
-                   vector = is_scatter ? 1 : (uint64_t)vector_of(&p, dtype);
-    return dw__variant_of(context, kernel, type | wide << 4 | is_scatter << 5 | vector << 6,
-                          variant);
+                   entry = !scatters(c->op)         ? GATHER
+                           : has_short_lines(c, &p) ? SCATTER_LINES
+                                                    : SCATTER,
+                   vector = entry == GATHER ? (uint64_t)vector_of(&p, dtype) : 1;
+    return dw__variant_of(context, kernel, type | wide << 4 | entry << 5 | vector << 7, variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
     dw_gather_params params = params_of(c);
     count_vectors(&params, vector_in(variant->params));
-    return dw__gpu_launch_each(c, context, entries[scatters(c->call.op)], variant->functions[0],
-                               params.count, &params);
+    const int entry = entry_in(variant->params);
+    int64_t threads = params.count;
+    if (entry == SCATTER_LINES) threads = params.count / params.axis_size * WARP;
+    return dw__gpu_launch_each(c, context, entries[entry], variant->functions[0], threads, &params);
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     (void)kernel;
     points->code = (dw__jit_variant){.source = "common/gather.cu",
-                                     .entry = entries[is_scatter_in(params)],
+                                     .entry = entries[entry_in(params)],
                                      .arch = dw__gpu_arch(capability)};
     dw__jit_add_define(&points->code, "TYPE", (int)(params & 15));
     dw__jit_add_define(&points->code, "WIDE", (int)(params >> 4 & 1));
@@ -165,17 +179,24 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
 /* Indexes are from 0 to 2 (operation_first_use.c), so every axis that they select from has three places or more. The
  * first trial gathers by a matrix of indexes for all, as both do in vectors, or scatters along the first axis. */
 static void example(uint64_t params, int index, dw__call *c) {
-    static const int64_t size[] = {4, 7, 5};
+    static const int64_t size[] = {4, 7, 5}, lines[] = {4, 7, 75};
+    static const dw_attr last[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 2},
+                                   {.key = DW_ATTR_KEY_SIZE, .count = 3, .list = lines}};
     static const dw_attr middle[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
                                      {.key = DW_ATTR_KEY_SIZE, .count = 3, .list = size}},
                          first[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
                                     {.key = DW_ATTR_KEY_SIZE, .count = 3, .list = size}};
-    const bool is_scatter = is_scatter_in(params), in_vectors = vector_in(params) > 1;
+    const bool is_scatter = entry_in(params) != GATHER, in_vectors = vector_in(params) > 1;
     const dw_dtype dtype = (dw_dtype)(params & 15), index_dtype = params >> 4 & 1 ? DW_I64 : DW_I32;
     dw__tensor whole = {.dtype = dtype, .rank = 3, .shape = {4, 7, 5}},
                indexes = {.dtype = index_dtype, .rank = 3, .shape = {3, 6, 5}},
                part = {.dtype = dtype, .rank = 3, .shape = {3, 6, 5}};
     if (!index && is_scatter) indexes.shape[0] = part.shape[0] = 9;
+    if (entry_in(params) == SCATTER_LINES) {
+        whole.shape[2] = lines[2];
+        indexes = (dw__tensor){.dtype = index_dtype, .rank = 3, .shape = {4, 7, index ? WARP : 5}};
+        part = (dw__tensor){.dtype = dtype, .rank = 3, .shape = {4, 7, index ? WARP : 5}};
+    }
     const bool takes = !is_scatter && (!index || in_vectors);
     if (takes) {
         indexes = (dw__tensor){.dtype = index_dtype, .rank = 2, .shape = {2, 3}};
@@ -189,7 +210,9 @@ static void example(uint64_t params, int index, dw__call *c) {
                           : takes    ? DW_OP_TAKE
                                      : DW_OP_TAKE_ALONG,
                     .attr_count = is_scatter ? 2 : 1,
-                    .attrs = is_scatter && !index ? first : middle,
+                    .attrs = entry_in(params) == SCATTER_LINES ? last
+                             : is_scatter && !index            ? first
+                                                               : middle,
                     .input_count = 2,
                     .output_count = 1,
                     .inputs = {is_scatter ? indexes : whole, is_scatter ? part : indexes},

@@ -483,7 +483,9 @@ dw_status dw__sm100_enqueue(const dw__gemm_groups_call *call, const dw__context 
         .scales_d = c->quantized_d ? c->scales_d : NULL,
         .offsets = call->groups.offsets,
         .d = c->d.data,
+        .residual = c->residual.data,
         .stride_d = c->d.stride,
+        .stride_residual = c->residual.stride,
         .error = call->groups.error,
     };
     DW_RETURN_IF_FAILED(make_result_map(call, context, &c->d, "D", d));

@@ -65,8 +65,8 @@ static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, bool p
     }
 }
 
-/* Operands whose elements depend on one another: offsets of groups, of which some have no rows, and places, a
- * permutation. Returns false for other operands. */
+/* Operands whose elements depend on one another: offsets of groups, of which some have no rows, with some rows in no
+ * group, and places, a permutation. Returns false for other operands. */
 static bool fill_together(const dw__call *c, uint32_t input, int32_t *data, int32_t *wide) {
     const bool is_segments = c->op == DW_OP_SEGMENT_LINEAR ||
                              c->op == DW_OP_SEGMENT_MULTIPLY_CODES ||
@@ -77,7 +77,9 @@ static bool fill_together(const dw__call *c, uint32_t input, int32_t *data, int3
     if (is_segments && input == 2) {
         const int64_t groups = count - 1, rows = c->inputs[0].shape[0];
         for (int64_t i = 0; i < count; i++)
-            wide[i] = (int32_t)(i == 2 ? wide[1] : i == groups ? rows : i * rows / (groups + 1));
+            wide[i] = (int32_t)(i == 2        ? wide[1]
+                                : i == groups ? rows - rows / 16
+                                              : i * rows / (groups + 1));
     } else if (is_rows && input == 1) {
         for (int64_t i = 0; i < count; i++) wide[i] = (int32_t)(i % 2 ? count - 1 - i / 2 : i / 2);
     } else {

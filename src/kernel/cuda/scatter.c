@@ -1,6 +1,6 @@
-/* scatter_add and embedding_backward, by cuda/common/scatter.cu: the result is filled with zeros while the indexes are
- * sorted, unless the call accumulates; then each row that has addends is written once. A variant is compiled for the
- * types of elements and indexes, and for 16-byte accesses. */
+/* scatter_add, embedding_backward and large calls of put_along_add, by cuda/common/scatter.cu: the result is filled with
+ * zeros while the indexes are sorted, unless the call accumulates; then each row that has addends is written once. A
+ * variant is compiled for the types of elements and indexes, and for 16-byte accesses. */
 #include "common/scatter_params.h"
 #include "common/sort_params.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -10,6 +10,9 @@ static const char *const entries[] = {"scatter_tiles", "scatter_merge", "scatter
                                       "scatter_finish"};
 enum { ENTRY_BYTES = 8 };
 
+static bool is_along(const dw__call *c) { return c->op == DW_OP_PUT_ALONG_ADD; }
+
+/* Of rows; put_along_add has rows of one element, of all axes together. */
 static int axis_of(const dw__call *c) {
     return c->op == DW_OP_SCATTER_ADD ? (int)dw__call_int(c, DW_ATTR_KEY_AXIS, 0) : 0;
 }
@@ -20,12 +23,26 @@ static int64_t product(const int64_t *shape, int from, int to) {
     return count;
 }
 
+static int64_t outers_of(const dw__call *c) {
+    return is_along(c) ? 1 : product(c->outputs[0].shape, 0, axis_of(c));
+}
+
+static int64_t inners_of(const dw__call *c) {
+    const dw__tensor *y = &c->outputs[0];
+    return is_along(c) ? 1 : product(y->shape, axis_of(c) + 1, y->rank);
+}
+
+static int64_t rows_of(const dw__call *c) {
+    const dw__tensor *y = &c->outputs[0];
+    return is_along(c) ? dw__tensor_count(y) : y->shape[axis_of(c)];
+}
+
 /* Elements of 16 bytes where rows consist of such pieces, else 1. The engine aligns tensors to 16 bytes. */
 static int vector_of(const dw__call *c) {
     const dw__tensor *x = &c->inputs[1], *y = &c->outputs[0];
     const int most = (int)(16 / dw_dtype_bytes(x->dtype));
     const bool is_aligned = (((uintptr_t)x->data | (uintptr_t)y->data) & 15) == 0;
-    return is_aligned && product(y->shape, axis_of(c) + 1, y->rank) % most == 0 ? most : 1;
+    return is_aligned && inners_of(c) % most == 0 ? most : 1;
 }
 
 static size_t buffer_bytes(const dw__call *c) {
@@ -38,22 +55,47 @@ static int64_t tiles_of(const dw__call *c) {
 
 /* Returns the size of the sums that rows have in each tile, which are F32 for 16-bit types. */
 static size_t share_bytes(const dw__call *c) {
-    const dw__tensor *y = &c->outputs[0];
-    const int64_t outers = product(y->shape, 0, axis_of(c)),
-                  inners = product(y->shape, axis_of(c) + 1, y->rank);
-    const size_t width = dw_dtype_bytes(y->dtype);
-    return (size_t)(tiles_of(c) * outers * 2 * inners) * (width < 4 ? 4 : width);
+    const size_t width = dw_dtype_bytes(c->outputs[0].dtype);
+    return (size_t)(tiles_of(c) * outers_of(c) * 2 * inners_of(c)) * (width < 4 ? 4 : width);
 }
 
-static bool computes(dw_op op) { return op == DW_OP_SCATTER_ADD || op == DW_OP_EMBEDDING_BACKWARD; }
+static bool computes(dw_op op) {
+    return op == DW_OP_SCATTER_ADD || op == DW_OP_EMBEDDING_BACKWARD || op == DW_OP_PUT_ALONG_ADD;
+}
+
+/* The indexes of put_along_add may leave out the ends of other axes than the one that they select from. */
+static bool covers_all_lines(const dw__call *c) {
+    const dw__tensor *index = &c->inputs[0], *y = &c->outputs[0];
+    const int along = (int)dw__call_int(c, DW_ATTR_KEY_AXIS, 0);
+    bool covers = y->rank > 0;
+    for (int axis = 0; axis < y->rank; axis++)
+        covers &= axis == along || index->shape[axis] == y->shape[axis];
+    return covers;
+}
+
+/* gather.c has a thread for each result, which reads all indexes of its line one after the other: some 20 ns for each,
+ * and 4 us for four million reads of all threads. Sorting takes a launch of some 4 us for each merge, and four others.
+ * These are estimates. */
+static bool sorting_is_faster(const dw__call *c) {
+    const int along = (int)dw__call_int(c, DW_ATTR_KEY_AXIS, 0);
+    const double indexes = (double)c->inputs[0].shape[along],
+                 reads = indexes * (double)dw__tensor_count(&c->outputs[0]);
+    double launches = 4;
+    for (int64_t run = DW_SORT_TILE; run < dw__tensor_count(&c->inputs[0]); run *= 2) launches++;
+    return indexes > 200 * launches || reads > 4e6 * launches;
+}
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     if (!dw__tensor_is_contiguous(&c->inputs[0]) || !dw__tensor_is_contiguous(&c->inputs[1]) ||
         !dw__tensor_is_contiguous(&c->outputs[0]))
         return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous tensors", kernel->name);
-    if (dw__tensor_count(&c->inputs[0]) >= UINT32_MAX ||
-        c->outputs[0].shape[axis_of(c)] >= UINT32_MAX)
+    if (is_along(c) && c->inputs[1].dtype == DW_BOOL)
+        return dw__fail(DW_TYPE, "%s: expected elements that are not BOOL", kernel->name);
+    if (is_along(c) && !(covers_all_lines(c) && sorting_is_faster(c)))
+        return dw__fail(DW_UNSUPPORTED, "%s: expected indexes of all lines, and many of them",
+                        kernel->name);
+    if (dw__tensor_count(&c->inputs[0]) >= UINT32_MAX || rows_of(c) >= UINT32_MAX)
         return dw__fail(DW_UNSUPPORTED, "%s: expected fewer than 2^32 - 1 indexes and rows",
                         kernel->name);
     return dw__gpu_kernel_computes(kernel, c, gpu);
@@ -86,25 +128,30 @@ static int lanes_for(int64_t pieces) {
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
     const dw__tensor *index = &c->call.inputs[0], *x = &c->call.inputs[1], *y = &c->call.outputs[0];
-    const int axis = axis_of(&c->call), vector = (int)(variant->params >> 5);
-    const int64_t inners = product(y->shape, axis + 1, y->rank),
-                  lanes = lanes_for((inners + vector - 1) / vector);
+    const int vector = (int)(variant->params >> 5);
+    const int64_t inners = inners_of(&c->call), lanes = lanes_for((inners + vector - 1) / vector);
     char *buffers[2] = {c->workspace, (char *)c->workspace + buffer_bytes(&c->call)};
     dw_scatter_params p = {.index = index->data,
                            .x = x->data,
                            .result = y->data,
                            .count = dw__tensor_count(index),
-                           .rows = y->shape[axis],
+                           .rows = rows_of(&c->call),
                            .padding = c->call.op == DW_OP_EMBEDDING_BACKWARD
                                           ? dw__call_int(&c->call, DW_ATTR_KEY_PADDING_INDEX, -1)
                                           : -1,
                            .accumulates = c->call.accumulates != DW__ADDS_NOTHING,
-                           .outers = product(y->shape, 0, axis),
+                           .outers = outers_of(&c->call),
                            .inners = inners,
                            .to = buffers[0],
                            .shares = buffers[1] + buffer_bytes(&c->call),
                            .lanes = (int)lanes,
                            .error = c->error};
+    if (is_along(&c->call)) {
+        const int along = (int)dw__call_int(&c->call, DW_ATTR_KEY_AXIS, 0);
+        p.along = y->shape[along];
+        p.along_count = index->shape[along];
+        p.along_inners = product(y->shape, along + 1, y->rank);
+    }
     /* blocks to fill the result, or to sort */
     const int64_t pieces = p.accumulates ? 0 : dw__tensor_count(y) / vector,
                   fills = (pieces + DW_SCATTER_THREADS - 1) / DW_SCATTER_THREADS,
@@ -145,9 +192,11 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
 }
 
 /* Indexes are from 0 to 2 (operation_first_use.c), so that rows have many addends, or none: along the middle axis, and
- * by more indexes than a tile has. */
+ * by more indexes than a tile has, which are those of single elements in variants that access them. */
 static void example(uint64_t params, int index, dw__call *c) {
-    static const int64_t rows = 7;
+    static const int64_t rows = 7, size[] = {2, 7, 3};
+    static const dw_attr along[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
+                                    {.key = DW_ATTR_KEY_SIZE, .count = 3, .list = size}};
     static const dw_attr middle[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 1},
                                      {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &rows}},
                          first[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
@@ -163,7 +212,13 @@ static void example(uint64_t params, int index, dw__call *c) {
                     .inputs = {{.dtype = index_dtype, .rank = 2, .shape = {2, 30}},
                                {.dtype = dtype, .rank = 4, .shape = {3, 2, 30, columns}}},
                     .outputs = {{.dtype = dtype, .rank = 3, .shape = {3, rows, columns}}}};
-    if (index) {
+    if (index && vector == 1 && dtype != DW_BOOL) {
+        c->op = DW_OP_PUT_ALONG_ADD;
+        c->attrs = along;
+        c->inputs[0] = (dw__tensor){.dtype = index_dtype, .rank = 3, .shape = {2, MANY / 4, 3}};
+        c->inputs[1] = (dw__tensor){.dtype = dtype, .rank = 3, .shape = {2, MANY / 4, 3}};
+        c->outputs[0] = (dw__tensor){.dtype = dtype, .rank = 3, .shape = {2, 7, 3}};
+    } else if (index) {
         c->attrs = first;
         c->inputs[0] = (dw__tensor){.dtype = index_dtype, .rank = 1, .shape = {MANY}};
         c->inputs[1] = (dw__tensor){.dtype = dtype, .rank = 2, .shape = {MANY, vector}};
@@ -179,11 +234,12 @@ const dw__kernel dw__gpu_scatter = {
     .kind = DW__CALL_OPERATION,
     .computes = computes,
     .proof = DW__RUN_ON_HOPPER,
-    .operation = "scatter_add, embedding_backward",
+    .operation = "scatter_add, embedding_backward, put_along_add",
     .source = "cuda/common/scatter.cu",
     .architectures = DW__GPU_ARCHITECTURES,
     .elements = "every element type but BOOL; indexes I32 or I64",
-    .needs = "contiguous tensors; fewer than 2^32 - 1 indexes and rows",
+    .needs =
+        "contiguous tensors; fewer than 2^32 - 1 indexes and rows; put_along_add: many indexes",
     .supports = supports,
     .seconds = dw__gpu_seconds_of_bytes,
     .workspace_bytes = workspace_bytes,

@@ -95,8 +95,8 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
           is_aligned(&s.gemm.residual, s.gemm.output)))
         return dw__fail(DW_UNSUPPORTED, "%s: expected rows that are multiples of 16 bytes apart",
                         kernel->name);
-    if (s.groups.count > INT32_MAX)
-        return dw__fail(DW_UNSUPPORTED, "%s: %lld groups; expected fewer than 2^31", kernel->name,
+    if (s.groups.count < 1 || s.groups.count > INT32_MAX)
+        return dw__fail(DW_UNSUPPORTED, "%s: %lld groups; expected 1 to 2^31 - 1", kernel->name,
                         (long long)s.groups.count);
     return is_hopper(kernel) ? dw__sm90_supports(&s.gemm, s.turned, gpu)
                              : dw__sm100_supports(&s.gemm, s.turned, gpu);
@@ -135,7 +135,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     dw__gemm_groups_call s;
     (void)call_of(call, &s);
-    if (dw__gemm_is_empty(&s.gemm) || s.groups.count == 0) return DW_OK;
+    if (dw__gemm_is_empty(&s.gemm)) return DW_OK;
     return is_hopper(variant->kernel) ? dw__sm90_enqueue(&s, context, variant)
                                       : dw__sm100_enqueue(&s, context, variant);
 }

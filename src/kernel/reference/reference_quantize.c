@@ -327,7 +327,8 @@ dw_status dw__reference_segment_multiply_codes(const dw__call *call, void *unuse
     if (!y->data) return DW_OK;
     DW_TRY(decode(a, &of_a));
     DW_TRY(decode(b, &of_b));
-    for (int64_t group = 0, row = 0; group < groups; group++) {
+    int64_t row = 0;
+    for (int64_t group = 0; group < groups; group++) {
         const float *matrix = of_b + (wide == k ? group * n * k : group * k);
         const double scale = scale_of(&call->inputs[SCALE_A]) *
                              dw__scalar_load(scale_b->data, scale_b->dtype,
@@ -339,7 +340,7 @@ dw_status dw__reference_segment_multiply_codes(const dw__call *call, void *unuse
         if (end < row || end > a->shape[0])
             DW_TRY(dw__fail(DW_INDEX,
                             "%s: group %" PRId64 " ends at row %" PRId64
-                            "; expected offsets that ascend from 0 to %" PRId64
+                            "; expected offsets that ascend from 0 to at most %" PRId64
                             ", the number of rows",
                             dw_op_name(call->op), group, end, a->shape[0]));
         for (; row < end; row++)
@@ -348,6 +349,8 @@ dw_status dw__reference_segment_multiply_codes(const dw__call *call, void *unuse
                 dw__scalar_store(y->data, y->dtype, row * n + j, (dw__scalar){.number = sum});
             }
     }
+    for (int64_t i = row * n; i < a->shape[0] * n; i++) /* rows without a group */
+        dw__scalar_store(y->data, y->dtype, i, (dw__scalar){.number = 0});
 cleanup:
     dw__free_aligned(of_a);
     dw__free_aligned(of_b);
