@@ -5,6 +5,7 @@
 #include "deepwell/gemm.h"
 #include "kernel/gpu_kernel.h"
 #include "kernel/library/cutlass.h"
+#include "plan/tile_cost.h"
 #include "sm100/gemm_scaled_params.h"
 #include "sm120/sm120_gemm_params.h"
 #include "sm90/sm90_gemm_params.h"
@@ -151,8 +152,6 @@ typedef union dw__sm90_shape {
 } dw__sm90_shape;
 _Static_assert(sizeof(dw__sm90_shape) == sizeof(uint64_t), "packed, and no bit is padding");
 
-/* Rate of an SM, by the data sheet: 989.4 TFLOP/s on 132 SMs at 1.83 GHz. */
-enum { DW__SM90_FLOPS_PER_CLOCK = 4096 };
 int dw__sm90_tile_columns(const dw__sm90_shape *shape); /* of D */
 bool dw__sm90_exists(const dw__sm90_shape *shape);
 /* The static cost model of a tile, as dw__gemm_cost_of. Groups are taken for equally long. */

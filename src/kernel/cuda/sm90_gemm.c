@@ -31,60 +31,32 @@ static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* ---- cost model ------------------------------------------------------------------------------------ */
 
-/* The last tile of each group has on average half of its rows; a warpgroup without rows leaves the tensor cores to the
- * other one. */
-static double tiles_high(const dw__sm90_call *c, const dw__sm90_tile *t) {
-    if (c->groups.kind != DW_SM90_ROWS)
-        return (double)c->groups.count * (double)ceil_divide(c->gemm.m, t->m);
-    return (double)c->gemm.m / t->m + (double)c->groups.count * (t->together ? 0.25 : 0.5);
-}
-
-/* Clocks between the products of one tile that is computed together and those of the next: the last products end, and
- * sums are rounded, as on an H200; activations by their instructions, four for each clock of an SM's 128 lanes. */
-static double clocks_between(const dw__sm90_shape *s, const dw__sm90_tile *t) {
-    static const int instructions[] = {[DW_ACTIVATION_NONE] = 0,
-                                       [DW_ACTIVATION_GELU] = 25,
-                                       [DW_ACTIVATION_GELU_TANH] = 12,
-                                       [DW_ACTIVATION_SWIGLU] = 12};
-    const int elements = t->m * dw__sm90_tile_columns(s);
-    return 600.0 + elements / 40.0 + elements * (double)instructions[s->activation] / 128.0;
-}
-
-/* Elements of D wait in registers while the next tile is computed, for which there is no room in F32. */
 bool dw__sm90_exists(const dw__sm90_shape *s) {
-    return !dw__sm90_tiles[s->tile].together || s->output != DW_GEMM_OUTPUT_F32;
+    return dw__sm90_tile_exists(dw__sm90_tiles[s->tile].together,
+                                s->output == DW_GEMM_OUTPUT_F32 ? 4 : 2);
 }
 
 dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, int sm_count) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
-    const double tiles =
-                     tiles_high(c, t) * (double)ceil_divide(c->gemm.n, dw__sm90_tile_columns(s)),
-                 places = sm_count > 0 ? sm_count : 1;
-    int64_t k = c->gemm.k;
-    if (c->groups.kind == DW_SM90_CONTRACTION && c->groups.count > 0)
-        k = ceil_divide(k, c->groups.count) + DW_SM90_GEMM_STEP / 2;
-    dw__gemm_cost made = {
-        .tiles = (int64_t)ceil(tiles),
-        .rounds = (int64_t)ceil(tiles / places),
-        .steps = ceil_divide(k, DW_SM90_GEMM_STEP),
-        .step_clocks = 2 * t->m * t->n * DW_SM90_GEMM_STEP / DW__SM90_FLOPS_PER_CLOCK,
+    const dw__tile_work work = {
+        .groups_kind = c->groups.kind,
+        .m = (double)c->gemm.m,
+        .n = (double)c->gemm.n,
+        .k = (double)c->gemm.k,
+        .groups = (double)c->groups.count,
+        .element_bytes = (double)dw_dtype_bytes(c->gemm.output),
+        .activation = (dw_activation)s->activation,
+        .residual = s->residual,
     };
-    const double multiply = (double)made.steps * made.step_clocks;
-    if (t->together)
-        made.clocks = (double)made.rounds * (multiply + clocks_between(s, t));
-    else {
-        /* While one warpgroup multiplies, the other stores D at what an SM gets of the memory. Smaller tiles read
-         * more: on an H200 their products took 8 % longer than those of 128 x 256, and a change of turns 600
-         * clocks. */
-        enum { OUT_BYTES_PER_CLOCK = 20, CHANGE = 600 };
-        const double slower = 1.08,
-                     store = (double)t->m * dw__sm90_tile_columns(s) * (s->residual ? 2 : 1) *
-                             (double)dw_dtype_bytes(c->gemm.output) / OUT_BYTES_PER_CLOCK,
-                     both = (multiply + store) / 2.0, longer = multiply > both ? multiply : both;
-        made.clocks = (double)made.rounds * (longer * slower + CHANGE);
-    }
-    made.bytes = (double)made.tiles * (double)made.steps * DW_SM90_STAGE_BYTES(t->m, t->n);
-    return made;
+    const dw__tile_count count = dw__sm90_tile_count(&work, t->m, t->n, t->together, sm_count);
+    return (dw__gemm_cost){
+        .tiles = (int64_t)count.tiles,
+        .rounds = (int64_t)count.rounds,
+        .steps = (int64_t)count.steps,
+        .step_clocks = count.step_clocks,
+        .clocks = count.clocks,
+        .bytes = count.tiles * count.steps * DW_SM90_STAGE_BYTES(t->m, t->n),
+    };
 }
 
 dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
@@ -98,13 +70,12 @@ dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
         .turned_a = c->turned.a,
         .turned_b = c->turned.b,
     };
-    const double close = 1.02; /* counted clocks are no closer to measured ones */
     double least = INFINITY;
     int best = 0;
     for (shape.tile = 0; shape.tile < DW__SM90_TILES; shape.tile++) {
         if (!dw__sm90_exists(&shape)) continue;
         const dw__gemm_cost cost = dw__sm90_cost_of(c, &shape, sm_count);
-        if (cost.clocks * close >= least) continue;
+        if (cost.clocks * DW__SM90_CLOSE_CLOCKS >= least) continue;
         least = cost.clocks;
         best = shape.tile;
     }

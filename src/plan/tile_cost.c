@@ -1,0 +1,73 @@
+#include "plan/tile_cost.h"
+#include "sm90/sm90_gemm_params.h"
+#include <math.h>
+
+static double ceiling(double value, double step) { return ceil(value / step); }
+
+/* Rows of tiles. The last tile of each group of rows has on average half of its rows. */
+static double tiles_high(const dw__tile_work *w, int tile_m) {
+    if (w->groups_kind != DW_SM90_ROWS) return w->groups * ceiling(w->m, tile_m);
+    return w->m / tile_m + w->groups / 2;
+}
+
+/* Clocks between the products of one tile that is computed together and those of the next: the last products end, and
+ * sums are rounded, as on an H200; activations by their instructions, four for each clock of an SM's 128 lanes. */
+static double clocks_between(const dw__tile_work *w, double elements) {
+    static const int instructions[] = {[DW_ACTIVATION_NONE] = 0,
+                                       [DW_ACTIVATION_GELU] = 25,
+                                       [DW_ACTIVATION_GELU_TANH] = 12,
+                                       [DW_ACTIVATION_SWIGLU] = 12};
+    return 600 + elements / 40 + elements * instructions[w->activation] / 128;
+}
+
+bool dw__sm90_tile_exists(bool together, double element_bytes) {
+    return !together || element_bytes < 4;
+}
+
+dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_n, bool together,
+                                   double sm_count) {
+    const int columns = w->activation == DW_ACTIVATION_SWIGLU ? tile_n / 2 : tile_n; /* of D */
+    const double tiles = tiles_high(w, tile_m, together) * ceiling(w->n, columns),
+                 elements = (double)tile_m * columns;
+    double k = w->k;
+    if (w->groups_kind == DW_SM90_CONTRACTION && w->groups > 0)
+        k = ceil(k / w->groups) + DW_SM90_GEMM_STEP / 2.0;
+    dw__tile_count made = {
+        .tiles = ceil(tiles),
+        .rounds = ceiling(tiles, sm_count > 0 ? sm_count : 1),
+        .steps = ceiling(k, DW_SM90_GEMM_STEP),
+        .step_clocks = 2 * tile_m * tile_n * DW_SM90_GEMM_STEP / DW__SM90_FLOPS_PER_CLOCK,
+    };
+    const double multiply = made.steps * made.step_clocks;
+    if (together) {
+        made.clocks = made.rounds * (multiply + clocks_between(w, elements));
+        return made;
+    }
+    /* While one warpgroup multiplies, the other stores D at what an SM gets of the memory. Smaller tiles read more: on an
+     * H200 their products took 8 % longer than those of 128 x 256, and a change of turns 600 clocks. */
+    enum { OUT_BYTES_PER_CLOCK = 20, CHANGE = 600 };
+    const double slower = 1.08,
+                 store = elements * (w->residual ? 2 : 1) * w->element_bytes / OUT_BYTES_PER_CLOCK,
+                 both = (multiply + store) / 2;
+    made.clocks = made.rounds * (fmax(multiply, both) * slower + CHANGE);
+    return made;
+}
+
+dw__tile_count dw__sm90_tile_choice(const dw__tile_work *work, double sm_count) {
+    static const struct {
+        int m, n;
+        bool together;
+    } tiles[] = {
+#define TILE(rows, columns, stages, both) {rows, columns, both},
+        DW_SM90_GEMM_TILES(TILE)
+#undef TILE
+    };
+    dw__tile_count best = {.clocks = INFINITY};
+    for (int at = 0; at < (int)(sizeof tiles / sizeof *tiles); at++) {
+        if (!dw__sm90_tile_exists(tiles[at].together, work->element_bytes)) continue;
+        const dw__tile_count trial =
+            dw__sm90_tile_count(work, tiles[at].m, tiles[at].n, tiles[at].together, sm_count);
+        if (trial.clocks * DW__SM90_CLOSE_CLOCKS < best.clocks) best = trial;
+    }
+    return best;
+}
