@@ -121,6 +121,8 @@ typedef struct dw_layout {
     /* Tokens on the most loaded expert rank, percent of an even share: a capacity factor, or the effect of routing;
      * 0: 100. */
     int expert_load;
+    /* 1: each expert has a fixed number of rows, padded to a capacity, so that CUDA graphs contain the experts too. */
+    int padded_experts;
     int offload_layers;    /* layers per stage whose saved activations wait in host memory */
     int offload_optimizer; /* 1: states are in host memory, and the CPU runs the optimizer */
     /* Bytes per element; 0: what the framework usually has. */

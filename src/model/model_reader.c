@@ -356,6 +356,7 @@ dw_status dw__read_experts(dw__reading *r, int *mixtures) {
                                                 "moe_num_shared_experts", "num_shared_expert"),
                                       0, DW__SIZE_MOST, dw__reading_has(r, DW__HAS_SHARED_EXPERT),
                                       &shared));
+    m->expert_bias = dw__reading_has(r, DW__HAS_EXPERT_BIAS);
     int64_t width = (int64_t)shared * m->expert_ffn;
     if (width > DW__SIZE_MOST)
         return dw__fail(DW_PARSE,
