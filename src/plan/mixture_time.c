@@ -14,6 +14,15 @@ typedef struct experts {
     int low;       /* 1: operands are quantized */
 } experts;
 
+double dw__expert_load(const dw__planned *planned) {
+    const dw_layout *layout = planned->layout;
+    const double ranks = layout->ep;
+    if (layout->expert_load > 0) return layout->expert_load / 100.0;
+    if (!planned->model->experts || ranks < 2 || layout->padded_experts) return 1;
+    const double rows = planned->tokens * planned->model->top_k * planned->etp / layout->tp;
+    return 1 + sqrt(2 * log(ranks) * (1 - 1 / ranks) / rows);
+}
+
 /* This library's engine multiplies experts in 16 bits in every precision (docs/precision.md). */
 static experts experts_of(const dw__planned *planned) {
     const dw_model_sizes *model = planned->model;

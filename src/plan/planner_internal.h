@@ -147,6 +147,11 @@ void dw__add_dense_mlp(const dw__planned *planned, double width, double tp, dw__
 /* Records single kernels for dw_predict_operations. A search does not record them. */
 void dw__note_kernel(const dw__planned *planned, const char *name, const char *pass,
                      double operations, double bytes, double seconds, int low);
+/* Tokens on the busiest rank of experts, relative to an even share: as the layout states, else what chance makes of a
+ * router that prefers no expert. The rows of a rank are then a sum of independent choices with a mean of n and a
+ * variance of n (1 - 1/r), and the largest of r such sums is sqrt(2 ln r) deviations above the mean (the expectation of
+ * the largest of r normal numbers, for large r). Padded experts have an even share. */
+double dw__expert_load(const dw__planned *planned);
 /* Router, order of tokens, experts, shared experts, exchange (mixture_time.c). */
 void dw__add_mixture(const dw__planned *planned, dw__layer_time *time);
 /* Returns 1 if layers are launched as CUDA graphs: the layout says so, the framework compiles one program for the whole

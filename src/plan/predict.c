@@ -77,10 +77,10 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_mo
         .low = dw_scheme_describe(layout->precision)->block != DW_BLOCK_NONE,
         .rate = dw__rate_of(layout->precision),
         .linear_scale = 1,
-        .expert_load = layout->expert_load > 0 ? layout->expert_load / 100.0 : 1,
         .overlap = dw__overlap_of(layout),
         .own_on_hopper = layout->framework == DW_FRAMEWORK_OWN && hardware->capability == 90,
     };
+    planned->expert_load = dw__expert_load(planned);
     double sequences = (double)layout->dp * layout->micro_batch;
     planned->micro_batches = (int)(layout->global_batch / sequences + 0.5);
     if (planned->micro_batches < 1) planned->micro_batches = 1;

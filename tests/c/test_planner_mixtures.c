@@ -314,7 +314,7 @@ static void biases_of_experts_are_traffic(void **state) {
     assert_int_equal(dw_predict(&plain, hardware, &layout, &without), DW_OK);
     dw__planned planned;
     dw__planned_begin(&planned, &dw__constants_default, &model, hardware, &layout);
-    const double rows = 4096.0 * 4, bytes = rows * 2880 * (28 + 40 + 2 * 2);
+    const double rows = 4096.0 * 4 * planned.expert_load, bytes = rows * 2880 * (28 + 40 + 2 * 2);
     assert_near(with.time.elementwise - without.time.elementwise,
                 36 * planned.micro_batches * dw__traffic_seconds(&planned, bytes), 1e-6);
     layout.framework = DW_FRAMEWORK_TORCHTITAN;
