@@ -425,6 +425,15 @@ static dw_status read_usual(dw__reading *r) {
                             "another width than the layers is not supported",
                             width, m->hidden);
     }
+    int head = 0; /* rows, of Apertus 1.5: fewer than the embedding's if they are pruned */
+    DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("output_vocab_size"), 1, DW__VOCABULARY_MOST,
+                                      m->vocabulary, &head));
+    if (head != m->vocabulary)
+        return dw__fail(DW_UNSUPPORTED,
+                        "output_vocab_size is %d and vocab_size is %d; a head with fewer rows than "
+                        "the embedding is not supported; set output_vocab_size to null to plan for "
+                        "a whole head",
+                        head, m->vocabulary);
     if (!dw__reading_has(r, DW__HAS_POSITIONS)) return DW_OK;
     DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("max_position_embeddings", "n_positions"), 1,
                                       DW__VOCABULARY_MOST - 2, -1, &m->positions));
