@@ -1,5 +1,6 @@
 /* The planner's terms for mixtures of experts: beside steps and grouped GEMMs measured on an H200, beside the cost model
  * of the kernel that the engine runs, and by their formulas. */
+#include "deepwell/autoplan.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "plan/planner_internal.h"
 #include "planner_examples.h"
@@ -324,6 +325,44 @@ static void biases_of_experts_are_traffic(void **state) {
     dw_hardware_destroy(hardware);
 }
 
+/* A plan names the kernel that its times are of. */
+static void plans_name_the_grouped_gemm(void **state) {
+    (void)state;
+    static const struct {
+        const char *hardware, *framework, *kernel;
+    } cases[] = {{"h200", "framework=deepwell", "deepwell, sm_90a: sm90_segment"},
+                 {"h200", "framework=megatron", "the framework's library"},
+                 {"b200", "framework=deepwell", "the framework's library"}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_hardware *hardware = hardware_of(cases[at].hardware);
+        dw_autoplan_request request;
+        dw_autoplan_request_default(&request);
+        request.model_name = "OLMoE";
+        request.model = &olmoe;
+        request.hardware = hardware;
+        request.seq_len = 2048;
+        request.global_batch = 8;
+        request.constraints = &cases[at].framework;
+        request.constraint_count = 1;
+        dw_autoplan *plan = NULL;
+        assert_int_equal(dw_autoplan_search(&request, &plan), DW_OK);
+        assert_int_equal(dw_autoplan_bind(plan), DW_OK);
+        int found = 0;
+        for (uint32_t kernel = 0; kernel < plan->kernel_count; kernel++) {
+            if (strcmp(plan->kernels[kernel].operation, "experts up") != 0) continue;
+            found = 1;
+            if (strncmp(plan->kernels[kernel].kernel, cases[at].kernel, strlen(cases[at].kernel)) !=
+                0)
+                fail_msg("%s, %s: %s", cases[at].hardware, cases[at].framework,
+                         plan->kernels[kernel].kernel);
+            assert_true(plan->kernels[kernel].predicted > 0 && plan->kernels[kernel].source[0]);
+        }
+        assert_true(found);
+        dw_autoplan_destroy(plan);
+        dw_hardware_destroy(hardware);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(measured_steps_are_predicted),
@@ -336,6 +375,7 @@ int main(void) {
         cmocka_unit_test(copies_cross_the_network_once),
         cmocka_unit_test(overlap_takes_multiprocessors),
         cmocka_unit_test(biases_of_experts_are_traffic),
+        cmocka_unit_test(plans_name_the_grouped_gemm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
