@@ -234,7 +234,12 @@ void dw__head_seconds(const dw__planned *planned, dw__layer_time *time) {
     *time = (dw__layer_time){0};
     /* The head's GEMMs run in BF16 in every precision. */
     dw__add_linear(planned, "head", t, h, (double)model->vocabulary / layout->tp, 0, time);
-    double bytes = planned->constants->logit_bytes * t * model->vocabulary / layout->tp;
+    /* This library's engine reads the logits once for the loss, and in backward reads them and writes their gradients in
+     * their place (linear_cross_entropy.c), all in 16 bits. */
+    enum { OWN_BYTES = 6 };
+    double each =
+        layout->framework == DW_FRAMEWORK_OWN ? OWN_BYTES : planned->constants->logit_bytes;
+    double bytes = each * t * model->vocabulary / layout->tp;
     double seconds = dw__traffic_seconds(planned, bytes);
     dw__note_kernel(planned, "loss", "both", bytes / 2, bytes, seconds, 0);
     time->forward.elementwise += seconds / 3;

@@ -94,7 +94,7 @@
       "all-to-all of NCCL within a domain, part of a ring's bandwidth")                            \
     X(expert_network, 0.893, 0.85, 0.30, "the same between nodes")                                 \
     X(dispatch_link, 0.742, 0.75, 0.20,                                                            \
-      "DeepEP and HybridEP within a domain: 420 to 570 of 688 GB/s on B200 and GB200, 8 to 36 "    \
+      "DeepEP and HybridEP within a domain: 420 to 570 of 675 GB/s on B200 and GB200, 8 to 36 "    \
       "ranks (hybrid-ep's README)")                                                                \
     X(dispatch_network, 1.1, 1.05, 0.20,                                                           \
       "the same between nodes: 41 to 57 GB/s over 50 GB/s, 32 and 64 H100 and H800")               \
