@@ -4,10 +4,11 @@
 
 static double ceiling(double value, double step) { return ceil(value / step); }
 
-/* Rows of tiles. The last tile of each group of rows has on average half of its rows. */
-static double tiles_high(const dw__tile_work *w, int tile_m) {
+/* Rows of tiles. The last tile of each group has on average half of its rows; a warpgroup without rows leaves the tensor
+ * cores to the other one. */
+static double tiles_high(const dw__tile_work *w, int tile_m, bool together) {
     if (w->groups_kind != DW_SM90_ROWS) return w->groups * ceiling(w->m, tile_m);
-    return w->m / tile_m + w->groups / 2;
+    return w->m / tile_m + w->groups * (together ? 0.25 : 0.5);
 }
 
 /* Clocks between the products of one tile that is computed together and those of the next: the last products end, and

@@ -118,7 +118,7 @@ static void measured_parts_are_predicted(void **state) {
     }
     dw_prediction prediction;
     assert_int_equal(dw_predict(&olmoe, hardware, &layout, &prediction), DW_OK);
-    assert_near(experts, 14.715e-3, 0.1);
+    assert_near(experts, 14.715e-3, 0.16); /* as grouped GEMMs alone */
     assert_near(prediction.time.optimizer, 6.223e-3, 0.05);
     assert_near(prediction.time.attention, 2.296e-3, 0.05);
     /* Bytes over the bandwidth of copies. Rows in the order of experts are read one by one, which costs a third more
@@ -129,7 +129,8 @@ static void measured_parts_are_predicted(void **state) {
 }
 
 /* bench/results/gemm-h200-2026-11-27.json, the faster of the kernel's tiles. Groups of equal sizes fill their last tile,
- * of which the cost model takes half: with 256 rows in tiles of 128 that is a fifth of the work, the bound. */
+ * of which the cost model takes a part: with 256 rows in two tiles that is up to an eighth more work, and predictions are
+ * 12 to 15% below. The others are within 4%. */
 static void measured_grouped_gemms_are_predicted(void **state) {
     (void)state;
     static const struct {
@@ -146,13 +147,19 @@ static void measured_grouped_gemms_are_predicted(void **state) {
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
         const double e = cases[at].groups, t = cases[at].rows, n = cases[at].n, k = cases[at].k;
         const double bytes = 2 * (t * (n + k) + e * n * k), operations = 2 * t * n * k;
-        const dw__tile_work works[] = {{DW_SM90_ROWS, t, n, k, e, 2},
-                                       {DW_SM90_ROWS, t, k, n, e, 2},
-                                       {DW_SM90_CONTRACTION, n, k, t, e, 2}};
+        const dw__tile_work works[] = {
+            {.groups_kind = DW_SM90_ROWS, .m = t, .n = n, .k = k, .groups = e, .element_bytes = 2},
+            {.groups_kind = DW_SM90_ROWS, .m = t, .n = k, .k = n, .groups = e, .element_bytes = 2},
+            {.groups_kind = DW_SM90_CONTRACTION,
+             .m = n,
+             .n = k,
+             .k = t,
+             .groups = e,
+             .element_bytes = 2}};
         const double measured[] = {cases[at].forward, cases[at].input, cases[at].weight};
         for (size_t form = 0; form < DW_COUNT(works); form++)
             assert_near(operations / dw__own_grouped_seconds(&planned, &works[form], bytes),
-                        1e12 * measured[form], 0.25);
+                        1e12 * measured[form], 0.16);
     }
     dw_hardware_destroy(hardware);
 }
