@@ -126,7 +126,7 @@ static void run_gemm(void) {
     }
     const int rows = n / (CTAS * DW_GEMM_ROWS), columns = n / TILE_N;
     dw_gemm_params params = {
-        .m = n, .n = n, .k = n, .tiles_m = rows, .tiles_n = columns, .alpha = 1};
+        .groups = 1, .m = n, .n = n, .k = n, .tiles_m = rows, .tiles_n = columns, .alpha = 1};
     launch(module, "sm100_gemm", (unsigned)(rows * columns * CTAS), DW_GEMM_THREADS,
            DW_GEMM_SHARED_BYTES(CTAS, TILE_N, STAGES),
            (void *[]){maps[0], maps[1], maps[2], maps[2], &params});

@@ -15,6 +15,7 @@ Ways:
     attention   deepwell.optimize with attention replaced alone, then torch.compile
     engine      deepwell.optimize with the whole model in the engine
     adamw       the same, with deepwell.AdamW
+    released    the same after release_gradients(): parameters are updated during backward
     fp8         the engine with precision="fp8": linear layers but the head multiply FP8 codes
     fp8-block   the engine with precision="fp8-block": the same with scales of blocks, DeepSeek-V3's recipe
     fp8-fast    the way fp8 with fast accumulation in the forward pass
@@ -45,7 +46,7 @@ os.environ.setdefault("DEEPWELL_MEASURE", "0")  # this script makes the comparis
 
 WAYS = [
     "eager", "compile", "liger", "attention", "engine", "adamw", "fp8", "fp8-block", "fp8-fast", "fp8-once",
-    "torchao", "grouped", "grouped-compile",
+    "torchao", "grouped", "grouped-compile", "released",
 ]  # fmt: skip
 MODELS = {
     "gpt2": (16, 1024),
@@ -221,7 +222,7 @@ def prepared(way: str, model):
                 model, module_filter_fn=lambda module, name: name.split(".")[0] not in heads
             )
         )
-    if way in ("engine", "adamw"):
+    if way in ("engine", "adamw", "released"):
         return deepwell.optimize(model, verbose=False)
     return model
 
@@ -239,10 +240,12 @@ def measure(name: str, way: str, steps: int, profile: bool, accumulate: int) -> 
         model, arguments = build(name)
     batch, length = MODELS[name]
     run = prepared(way, model)
-    if way == "adamw":
+    if way in ("adamw", "released"):
         import deepwell
 
         optimizer = deepwell.AdamW(model.parameters(), lr=1e-4)
+        if way == "released":
+            optimizer.release_gradients(accumulation=accumulate)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     same_weights = contextlib.nullcontext
@@ -293,6 +296,10 @@ def measure(name: str, way: str, steps: int, profile: bool, accumulate: int) -> 
         loss.backward()
         model_host.append(time.perf_counter() - begin)
         torch.cuda.synchronize()
+        if way == "released":  # which counts the backward passes of a step
+            for _ in range(accumulate - 1):
+                run(**arguments).loss.backward()
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     del made, loss
     milliseconds = statistics.median(times)
@@ -306,7 +313,16 @@ def measure(name: str, way: str, steps: int, profile: bool, accumulate: int) -> 
         "model_host_ms": statistics.median(model_host) * 1e3,
         "losses": [float(loss) for loss in losses[:5] + losses[-1:]],
     }
-    if way in ("engine", "adamw", "fp8", "fp8-block", "fp8-fast", "fp8-once", "attention"):
+    if way in (
+        "engine",
+        "adamw",
+        "released",
+        "fp8",
+        "fp8-block",
+        "fp8-fast",
+        "fp8-once",
+        "attention",
+    ):
         import deepwell
 
         figures["summary"] = deepwell.summary(model)
@@ -339,7 +355,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
-    asked_for = ("fp8-once", "grouped", "grouped-compile")
+    asked_for = ("fp8-once", "grouped", "grouped-compile", "released")
     parser.add_argument("--ways", default=",".join(way for way in WAYS if way not in asked_for))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--accumulate", type=int, default=1, metavar="N")

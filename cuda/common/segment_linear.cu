@@ -10,21 +10,12 @@
 //
 // FLOPs: 2 rows n k, and as much again for each end of a group within a tile.
 
+#include "group_offsets.cuh"
 #include "matmul_tile.cuh"
 #include "segment_linear_params.h"
 
 DEVICE long long offset_at(const dw_segment_linear_params &p, long long group) {
     return p.offsets[group * p.offsets_step];
-}
-
-// By the first block.
-DEVICE void check_offsets(const dw_segment_linear_params &p) {
-    if (blockIdx.x > 0) return;
-    for (long long group = threadIdx.x; group <= p.groups; group += blockDim.x) {
-        const long long at = offset_at(p, group), before = group > 0 ? offset_at(p, group - 1) : 0;
-        const bool valid = group == 0 ? at == 0 : at >= before;
-        if (!valid || (group == p.groups && at != p.rows)) report(p.error, DW_DATA_INDEX);
-    }
 }
 
 // The first group that ends behind the row.
@@ -50,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(DW_MATMUL_THREADS)
     const long long tiles_n = (p.n + TILE - 1) / TILE;
     const long long row = blockIdx.x / tiles_n * TILE, column = blockIdx.x % tiles_n * TILE;
     const long long row_end = min(row + TILE, p.rows);
-    check_offsets(p);
+    check_offsets(p.offsets, p.offsets_step, p.groups, p.rows, p.error);
     for (long long group = group_of(p, row); group < p.groups && offset_at(p, group) < row_end; group++) {
         const long long first = max(offset_at(p, group), row), end = min(offset_at(p, group + 1), row_end);
         if (first >= end) continue;
@@ -71,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(DW_MATMUL_THREADS)
     const long long tiles_n = (p.n + TILE - 1) / TILE, tiles = (p.m + TILE - 1) / TILE * tiles_n;
     const long long group = blockIdx.x / tiles, tile = blockIdx.x % tiles;
     const long long row = tile / tiles_n * TILE, column = tile % tiles_n * TILE;
-    check_offsets(p);
+    check_offsets(p.offsets, p.offsets_step, p.groups, p.rows, p.error);
     const long long first = min(max(offset_at(p, group), 0LL), p.rows), end = min(offset_at(p, group + 1), p.rows);
     value sums[EACH][EACH] = {};
     add_products(sums, {p.a, first * p.a_row, row, p.m, p.a_column, p.a_row},

@@ -244,7 +244,8 @@ DEVICE uint64 operand_descriptor_transposed(uint32 address, uint32 block_bytes) 
 }
 
 // Instruction descriptor (PTX ISA, "Instruction descriptor"): F32 accumulators, neither operand transposed. Add
-// TRANSPOSED_B if B is transposed.
+// TRANSPOSED_A or TRANSPOSED_B for operands that are (operand_descriptor_transposed).
+#define TRANSPOSED_A (1u << 15)
 #define TRANSPOSED_B (1u << 16)
 DEVICE constexpr uint32 mma_descriptor(int m, int n) {
     return 1u << 4 | (ELEMENT == 0 ? 1u << 7 | 1u << 10 : 0u) | (uint32)(n >> 3) << 17 | (uint32)(m >> 4) << 24;

@@ -1,5 +1,6 @@
 // The epilogue of the GEMMs on sm_100, from accumulators C in tensor memory to D: D = activation(alpha C + bias) +
-// residual. Four warps process 32 rows each, in boxes of 128 bytes per row.
+// residual. Four warps process 32 rows each, in boxes of 128 bytes per row. TMA stores a box and skips what lies outside
+// of D. Where a group of rows ends within a box, the warp stores the group's rows itself.
 //
 // Defines: ELEMENT, OUTPUT (0: as ELEMENT, 1: F32, 2: MXFP8, codes of E4M3 and scales in the layout that the next
 // GEMM reads), ACTIVATION (gemm_params.h), BIAS, RESIDUAL (D += R, of D's type, after the activation; not with
@@ -14,6 +15,7 @@
 #include "scale_layout.h"
 
 #define MXFP8 (OUTPUT == DW_GEMM_OUTPUT_MXFP8)
+#define F32_OUTPUT (OUTPUT == DW_GEMM_OUTPUT_F32)
 #define BOX_COLUMNS (MXFP8 ? 128 : OUTPUT == DW_GEMM_OUTPUT_F32 ? 32 : 64) // columns of D: 128 bytes
 // Columns whose bias is loaded at once.
 #define BIAS_COLUMNS (BOX_COLUMNS < 64 ? BOX_COLUMNS : 64)
@@ -25,15 +27,18 @@
 
 static_assert(TILE_COLUMNS % BOX_COLUMNS == 0, "boxes do not cross tiles");
 static_assert(!(MXFP8 && RESIDUAL), "a residual of codes and scales is not supported");
+static_assert(!(MXFP8 && GROUPS != DW_GROUPS_BATCH), "groups with a D of codes and scales are not supported");
 
-// Loads the warp's bias from `column` on, as F32, into shared memory: 64 floats for the gate, then those for the
-// other factor.
-DEVICE void load_bias(const dw_gemm_params &p, uint32 to, int column) {
+// Loads the bias of the tile's group from `column` on, as F32, into the warp's shared memory: 64 floats for the gate,
+// then those for the other factor.
+DEVICE void load_bias(const dw_gemm_params &p, const tile &t, uint32 to, int column) {
+    const uint16 *bias = (const uint16 *)p.bias;
+    if constexpr (GROUPS == DW_GROUPS_ROWS) bias += (uint64)t.group * p.n * (SWIGLU ? 2 : 1);
     __syncwarp(); // the previous contents are no longer needed
 #pragma unroll
     for (int i = lane_index(); i < BIAS_COLUMNS * (SWIGLU ? 2 : 1); i += 32) {
         int part = i / BIAS_COLUMNS, at = column + i % BIAS_COLUMNS;
-        uint32 element = at < p.n ? ((const uint16 *)p.bias)[(uint64)part * p.n + at] : 0;
+        uint32 element = at < p.n ? bias[(uint64)part * p.n + at] : 0;
         shared_store_f32(to + 4 * (part * 64 + i % BIAS_COLUMNS), element_low(element));
     }
     __syncwarp();
@@ -82,7 +87,7 @@ DEVICE void store_chunk(uint32 to, const float *x) {
     }
 }
 
-// Loads 32 accumulators of the lane's row; `any`: whether K is greater than 0.
+// Loads 32 accumulators of the lane's row; `any`: whether the contraction is longer than 0.
 DEVICE void load_sums(float *x, uint32 sums, bool any) {
     if (any) tensor_memory_load(x, sums);
     else {
@@ -144,15 +149,15 @@ DEVICE uint32 store_block(uint32 box, int chunk, float *x, int count) {
 }
 
 // Like finish_box, for MXFP8; returns the scales of the lane's four blocks.
-DEVICE uint32 finish_quantized_box(const dw_gemm_params &p, float alpha, uint32 sums, uint32 box, uint32 bias,
-                                   int column) {
+DEVICE uint32 finish_quantized_box(const dw_gemm_params &p, const tile &t, float alpha, uint32 sums, uint32 box,
+                                   uint32 bias, int column) {
     uint32 scales = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float x[32];
         if constexpr (BIAS)
-            if (i % 2 == 0) load_bias(p, bias, column + 32 * i);
-        finish_sums(alpha, p.k > 0, sums + 32 * i, bias + 128 * (i % 2), x);
+            if (i % 2 == 0) load_bias(p, t, bias, column + 32 * i);
+        finish_sums(alpha, t.k > 0, sums + 32 * i, bias + 128 * (i % 2), x);
         scales |= store_block(box, 2 * i, x, p.n - column - 32 * i) << 8 * i;
     }
     return scales;
@@ -175,6 +180,43 @@ DEVICE void give_sums_back(uint32 taken, int stage) {
     }
 }
 
+// Loads a box of the residual into shared memory, or stores one into D; called by one thread.
+DEVICE void load_residual(uint32 to, const tensor_map *map, uint32 barrier, const tile &t, int column, int row) {
+    barrier_expect(barrier, DW_GEMM_BOX_BYTES);
+    if constexpr (GROUPS == DW_GROUPS_CONTRACTION) tma_load(to, map, barrier, column, row, t.group, 0);
+    else tma_load_matrix<1>(to, map, barrier, column, row);
+}
+DEVICE void store_box(const tensor_map *map, uint32 from, const tile &t, int column, int row) {
+    if constexpr (GROUPS == DW_GROUPS_CONTRACTION) tma_store(map, from, column, row, t.group, 0);
+    else tma_store_matrix(map, from, column, row);
+}
+
+// Stores a lane's 16 bytes of a row of D, of which `count` elements exist.
+DEVICE void store_line(void *line, int count, uint4 v) {
+    uint32 words[4] = {v.x, v.y, v.z, v.w};
+    if constexpr (F32_OUTPUT) {
+        if (count >= 4) *(uint4 *)line = v;
+        else
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (i < count) ((uint32 *)line)[i] = words[i];
+    } else {
+        if (count > 0) store_row_chunk((uint16 *)line, count, words);
+    }
+}
+
+// Stores the rows of a box up to the end of the group's rows, 16 bytes from each lane.
+DEVICE void store_rows(const dw_gemm_params &p, uint32 box, const tile &t, int column, int row) {
+    constexpr int size = F32_OUTPUT ? 4 : 2;
+    const int first = lane_index() / 8, chunk = lane_index() % 8, mine = column + chunk * (16 / size);
+    for (int i = first; i < min(32, t.end - row); i += 4)
+        if (row + i >= 0)
+            store_line((uint8 *)p.d + ((row + i) * p.stride_d + mine) * size, p.n - mine,
+                       shared_load16(tile_chunk(box, 32, i, chunk)));
+    fence_async_shared(); // before TMA loads the next residual into the box
+    __syncwarp();
+}
+
 // Stores boxes of a tile's 32 rows, alternating between the warp's two places in shared memory. Lane 0 issues TMA. If
 // accumulators overlap, their shared columns are stored first and released immediately.
 DEVICE void bring_out(const dw_gemm_params &p, const shared_layout &s, uint32 tensor_memory, const tensor_map *map_d,
@@ -194,28 +236,27 @@ DEVICE void bring_out(const dw_gemm_params &p, const shared_layout &s, uint32 te
         tensor_fence_after();
         for (int i = 0; i < box_count; i++) {
             int within = (OVERLAP && sums.stage == 0 ? box_count - 1 - i : i) * BOX_COLUMNS, column = t.column + within;
-            if (row < p.m && column < p.n) {
+            if (row < t.end && column < p.n) {
                 uint32 box = boxes + out.stage * DW_GEMM_BOX_BYTES, arrived = s.residual + warp * 16 + 8 * out.stage;
                 if (lane_index() == 0) {
                     bulk_wait_read<1>(); // the previous contents of this box have been read
-                    if constexpr (RESIDUAL) {
-                        barrier_expect(arrived, DW_GEMM_BOX_BYTES);
-                        tma_load_matrix<1>(box, map_r, arrived, column, row);
-                    }
+                    if constexpr (RESIDUAL) load_residual(box, map_r, arrived, t, column, row);
                 }
                 __syncwarp();
                 if constexpr (MXFP8) {
-                    store_scales(p, row, column, finish_quantized_box(p, alpha, from + within, box, bias, column));
+                    store_scales(p, row, column, finish_quantized_box(p, t, alpha, from + within, box, bias, column));
                 } else {
-                    if constexpr (BIAS) load_bias(p, bias, column);
+                    if constexpr (BIAS) load_bias(p, t, bias, column);
                     if constexpr (RESIDUAL) barrier_wait(arrived, out.phase);
-                    finish_box(alpha, p.k > 0, from + within, box, bias);
+                    finish_box(alpha, t.k > 0, from + within, box, bias);
                 }
                 fence_async_shared();
                 __syncwarp();
+                const bool ends = GROUPS == DW_GROUPS_ROWS && row + 32 > t.end;
+                if (ends) store_rows(p, box, t, column, row);
                 if (lane_index() == 0) {
-                    tma_store_matrix(map_d, box, column, row);
-                    bulk_commit();
+                    if (!ends) store_box(map_d, box, t, column, row);
+                    bulk_commit(); // also an empty group, because bulk_wait_read counts them
                 }
                 advance(out, 2);
             } else if (MXFP8 && t.row < p.m && column < p.n) {

@@ -4,15 +4,24 @@
 #ifndef DW_SM100_GEMM_PARAMS_H
 #define DW_SM100_GEMM_PARAMS_H
 
+#include "common/data_error.h"
+#include "common/gemm_groups.h"
+
 typedef struct dw_gemm_params {
-    /* n: columns of D; with SwiGLU, B has 2 n rows. k may be 0: the accumulators are 0. */
+    /* m: rows of D, of all groups together with DW_GROUPS_ROWS. n: columns of D; with SwiGLU, B has 2 n rows. k: length
+     * of the contraction, of all groups together with DW_GROUPS_CONTRACTION; it may be 0: the accumulators are 0. */
     int m, n, k;
-    int tiles_m, tiles_n;
-    float alpha;                      /* factor of the accumulators, applied first */
-    const void *bias;                 /* n elements, with SwiGLU 2 n; NULL without BIAS */
+    int groups;           /* 1 or more; 1 with DW_GROUPS_BATCH */
+    int tiles_m, tiles_n; /* of a matrix of D; tiles_m is not used with DW_GROUPS_ROWS */
+    float alpha;          /* factor of the accumulators, applied first */
+    const void *bias; /* n elements, with SwiGLU 2 n, for each group of rows; NULL without BIAS */
     const float *factor_a, *factor_b; /* further factors of alpha, in device memory; NULL: 1 */
     /* MXFP8: n / 32 scales for each of m rows, in the order of dw_scales_swizzle; 16-byte aligned. */
     void *scales_d;
+    const int *offsets;  /* groups + 1 rows, ascending; NULL with DW_GROUPS_BATCH */
+    void *d;             /* DW_GROUPS_ROWS: for rows of D that are stored without a tensor map */
+    long long stride_d;  /* elements from row to row */
+    dw_data_error error; /* of offsets that do not ascend from 0 to the rows of all groups */
 } dw_gemm_params;
 
 /* How a block gets its next tile: from its index, or from cluster launch control, which needs one more warp and a

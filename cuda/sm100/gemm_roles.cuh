@@ -5,17 +5,18 @@
 
 #include "gemm_epilogue.cuh"
 
-DEVICE int steps_of(const dw_gemm_params &p) { return (p.k + STEP - 1) / STEP; }
+DEVICE int steps_of(const tile &t) { return (t.k + STEP - 1) / STEP; }
 
-// Loads this block's rows of B, from `column` on, in elements of the map. With SwiGLU half of the tile's rows are the
-// gate's, which the pair's first block holds.
-DEVICE void load_b(const dw_gemm_params &p, const tensor_map *map, uint32 to, uint32 full, int column, const tile &t) {
+// Loads this block's rows of B by load(to, first row of B), each time B_ROWS of them. With SwiGLU half of the tile's
+// rows are the gate's, which the pair's first block holds.
+#define B_ROWS (CTAS == 2 || SWIGLU ? TILE_N / 2 : TILE_N)
+template <class LOAD> DEVICE void load_b(const dw_gemm_params &p, uint32 to, const tile &t, LOAD load) {
     if constexpr (CTAS == 2) {
         int rank = cluster_rank();
-        tma_load_matrix<2>(to, map, full, column, SWIGLU ? rank * p.n + t.column : t.column + rank * (TILE_N / 2));
+        load(to, SWIGLU ? rank * p.n + t.column : t.column + rank * (TILE_N / 2));
     } else {
-        tma_load_matrix<1>(to, map, full, column, t.column);
-        if constexpr (SWIGLU) tma_load_matrix<1>(to + DW_GEMM_B_BYTES(1, TILE_N / 2), map, full, column, p.n + t.column);
+        load(to, t.column);
+        if constexpr (SWIGLU) load(to + DW_GEMM_B_BYTES(1, TILE_N / 2), p.n + t.column);
     }
 }
 
@@ -29,7 +30,7 @@ template <class LOAD> DEVICE void load_stages(const dw_gemm_params &p, const sha
     walk w = {};
     tile t;
     while (next_tile<false>(p, s, w, t)) {
-        for (int step = 0; step < steps_of(p); step++) {
+        for (int step = 0; step < steps_of(t); step++) {
             barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
             if (first) barrier_expect(s.full + 8 * r.stage, CTAS * STAGE_BYTES);
             load(r.stage, full + 8 * r.stage, step, t);
@@ -44,10 +45,11 @@ template <class LOAD> DEVICE void load_stages(const dw_gemm_params &p, const sha
     }
 }
 
-// Four warps run the epilogue; one thread each loads, multiplies and, with cluster launch control, requests tiles.
+// Four warps run the epilogue, one calls `multiply`; one thread each loads and, with cluster launch control, requests
+// tiles.
 template <class LOAD, class MULTIPLY>
 DEVICE void share_out(const dw_gemm_params &p, const shared_layout &s, uint32 tensor_memory, const tensor_map *map_d,
-                      const tensor_map *map_r, LOAD load, MULTIPLY multiply_stages) {
+                      const tensor_map *map_r, LOAD load, MULTIPLY multiply) {
     int warp = threadIdx.x / 32;
     if (warp < 4) {
         bring_out(p, s, tensor_memory, map_d, map_r);
@@ -55,7 +57,7 @@ DEVICE void share_out(const dw_gemm_params &p, const shared_layout &s, uint32 te
         if (elect_one()) load_stages(p, s, load);
     } else if (CTAS == 1 || cluster_rank() == 0) {
         if (warp == 5) {
-            if (elect_one()) multiply_stages();
+            multiply();
         } else if (elect_one()) {
             ask_for_tiles(s);
         }

@@ -96,7 +96,7 @@ DEVICE void multiply_stages(const dw_gemm_params &p, const shared_layout &s, uin
         uint32 columns_b = columns + 4 * STEP_TILES + t.column % DW_SCALE_TILE_ROWS / 32;
         wait_for_sums(s, sums, before, w.round == 1);
         tensor_fence_after();
-        for (int step = 0; step < steps_of(p); step++) {
+        for (int step = 0; step < steps_of(t); step++) {
             uint32 a = operands_of(s, r.stage);
             uint64 descriptor_a = operand_descriptor(a), descriptor_b = operand_descriptor(a + DW_GEMM_A_BYTES);
             barrier_wait(s.full + 8 * r.stage, r.phase);
@@ -140,10 +140,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(DW_GEMM_THREADS_OF(SCHEDULE
     auto load = [&](int stage, uint32 full, int step, const tile &t) {
         uint32 a = operands_of(s, stage);
         tma_load_matrix<CTAS>(a, &map_a, full, step * DW_GEMM_ROW_BYTES, t.row);
-        load_b(p, &map_b, a + DW_GEMM_A_BYTES, full, step * DW_GEMM_ROW_BYTES, t);
+        load_b(p, a + DW_GEMM_A_BYTES, t, [&](uint32 to, int row) {
+            tma_load_matrix<CTAS>(to, &map_b, full, step * DW_GEMM_ROW_BYTES, row);
+        });
         load_scales(p, &map_scales_a, &map_scales_b, scales_of(s, stage), full, step, t);
     };
-    auto multiply = [&] { multiply_stages(p, s, tensor_memory); };
+    auto multiply = [&] {
+        if (elect_one()) multiply_stages(p, s, tensor_memory);
+    };
     share_out(p, s, tensor_memory, &map_d, &map_r, load, multiply);
     end_block(tensor_memory);
 }

@@ -1,6 +1,7 @@
-// The tile schedule of the GEMMs on sm_100. Defines: CTAS, TILE_N, ACTIVATION, SCHEDULE (gemm_params.h). In a static
-// schedule, a block's tiles follow from its index. With cluster launch control, one warp requests the tiles of blocks
-// that are not launched yet and puts the responses into a ring, which all roles read.
+// The tile schedule of the GEMMs on sm_100. Defines: CTAS, TILE_N, ACTIVATION, SCHEDULE (gemm_params.h), GROUPS
+// (gemm_groups.h; without it a single GEMM). In a static schedule, a block's tiles follow from its index. With cluster
+// launch control, one warp requests the tiles of blocks that are not launched yet and puts the responses into a ring,
+// which all roles read.
 #ifndef DW_SM100_GEMM_SCHEDULE_CUH
 #define DW_SM100_GEMM_SCHEDULE_CUH
 
@@ -11,18 +12,21 @@
 #define SWIGLU (ACTIVATION == DW_GEMM_SWIGLU)
 #define TILE_M (CTAS * DW_GEMM_ROWS)
 #define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // columns of D
-#define BAND 8 // adjacent tiles along m that are processed together, because they share B in the level-2 cache
+#define BAND 8
+#ifndef GROUPS
+#define GROUPS DW_GROUPS_BATCH
+#endif
+
+#include "group_tiles.cuh"
 
 static_assert(TILE_N % 64 == 0 && TILE_N <= 256, "the width of one MMA");
-
-typedef struct tile {
-    int row, column; // of D: the block's first row, the tile's first column
-} tile;
+static_assert(GROUPS == DW_GROUPS_BATCH || (CTAS == 1 && SCHEDULE == DW_GEMM_STATIC), "groups are for single blocks");
 
 // A thread's position in its block's sequence of tiles; must start zeroed.
 typedef struct walk {
     int round, index;
     ring answers;
+    group_walk groups;
 } walk;
 
 // Returns the number of the tile in the response at `answer`; -1: none.
@@ -45,16 +49,17 @@ template <bool WARP> DEVICE int take_answer(const shared_layout &s, ring &r) {
     return index;
 }
 
-// Computes the block's next tile; returns false if there is none. Called by a whole warp, or by one thread of it.
+// Computes the block's next tile, whose row is the block's first; returns false if there is none. Called by a whole
+// warp, or by one thread of it.
 template <bool WARP> DEVICE bool next_tile(const dw_gemm_params &p, const shared_layout &s, walk &w, tile &t) {
     if (w.round++ == 0) w.index = blockIdx.x / CTAS;
     else if constexpr (SCHEDULE == DW_GEMM_LAUNCH_CONTROL) w.index = take_answer<WARP>(s, w.answers);
     else w.index += gridDim.x / CTAS;
-    if (w.index < 0 || w.index >= p.tiles_m * p.tiles_n) return false;
-    int band = w.index / (BAND * p.tiles_n), within = w.index % (BAND * p.tiles_n);
-    int height = min(BAND, p.tiles_m - band * BAND);
-    t.row = (band * BAND + within % height) * TILE_M + (CTAS == 2 ? (int)cluster_rank() * DW_GEMM_ROWS : 0);
-    t.column = within / height * TILE_COLUMNS;
+    if (w.index < 0 || !find_tile(p, w.index, w.groups, t)) return false;
+    // Wrong offsets are reported (check_offsets), but must not lead beyond the tensors.
+    if constexpr (GROUPS == DW_GROUPS_ROWS) t.end = min(t.end, p.m);
+    if constexpr (GROUPS == DW_GROUPS_CONTRACTION) t.k = min(t.k, p.k);
+    if constexpr (CTAS == 2) t.row += (int)cluster_rank() * DW_GEMM_ROWS;
     return true;
 }
 

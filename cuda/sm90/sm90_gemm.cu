@@ -1,5 +1,5 @@
-// GEMM D = activation(alpha A B^T + bias) + residual, A (m x k) and B (n x k) of BF16 or F16, accumulators in F32, on
-// Hopper (sm_90a).
+// GEMM D = activation(alpha A B^T + bias) + residual, A (m x k) and B (n x k) of BF16, F16 or codes of FP8, accumulators
+// in F32, on Hopper (sm_90a).
 //
 // A thread block is persistent and computes tile after tile of D. One thread loads stages of 64 elements of the
 // contraction by TMA into a ring; two warpgroups multiply them by wgmma from shared memory. They synchronize with the
@@ -12,45 +12,72 @@
 // An operand whose contiguous axis is not the contraction (TURNED_A: A is stored as k x m, TURNED_B: B as k x n) is
 // loaded in boxes of 64 of its columns, which wgmma reads as they are.
 //
-// Several products may share a launch (GROUPS, sm90_gemm_params.h): a batch, rows of A in groups with a matrix of B
-// each, or groups of the contraction. Offsets of groups are read from device memory, so the host need not know them.
+// Several GEMMs may share a launch (GROUPS, gemm_groups.h): a batch, rows of A in groups with a matrix of B each, or
+// groups of the contraction.
 //
-// Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (sm90_gemm_params.h), TURNED_A, TURNED_B, ELEMENT, OUTPUT, ACTIVATION
-// (sm100/gemm_params.h), BIAS, RESIDUAL.
+// Codes of FP8 (CODES_A, CODES_B: 1 for E4M3, 2 for E5M2) always lie along the contraction, because wgmma does not
+// transpose them. With PROMOTE both warpgroups multiply the same tile and add each stage's sums in F32 (sm90_codes.cuh).
+// A stage is as long as the blocks of fp8-block: with BLOCKS its sums are multiplied by the two blocks' scales first.
+//
+// Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
+// a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
+// (sm90_gemm_params.h).
+
+#ifndef CODES_A // elements of 16 bits
+#define CODES_A 0
+#define CODES_B 0
+#define PROMOTE 0
+#define BLOCKS 0
+#endif
+#define CODES (CODES_A != 0)
+#define SQUARE_A ((BLOCKS & DW_SM90_SQUARE_A) != 0)
+#define SQUARE_B ((BLOCKS & DW_SM90_SQUARE_B) != 0)
 
 #include "epilogue_parts.cuh"
 #include "sm100/gemm_params.h"
 #include "sm90.cuh"
+#include "sm90_codes.cuh"
 #include "sm90_gemm_params.h"
 
 #define SWIGLU (ACTIVATION == DW_GEMM_SWIGLU)
 #define F32_OUTPUT (OUTPUT == DW_GEMM_OUTPUT_F32)
-#define STEP DW_SM90_GEMM_STEP
+#define STEP (CODES ? DW_SM90_CODES_STEP : DW_SM90_GEMM_STEP)
+#define SLICES 4 // products along a stage: 32 bytes of the contraction each
 #define STAGE_BYTES DW_SM90_STAGE_BYTES(TILE_M, TILE_N)
 #define A_BYTES (TILE_M * 128)
 #define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // columns of D
-#define BAND (TOGETHER ? 12 : 8) // adjacent tiles along m that are processed together, because they share B in the L2 cache
-#define READERS (TOGETHER ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
-#define PARTS (TILE_M / 64 / READERS)               // products of 64 rows of a warpgroup
-#define STRIPS (TILE_COLUMNS / 32)                  // of 32 columns of D
+#define BAND (TOGETHER ? 12 : 8)
+#define READERS (TOGETHER || PROMOTE ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
+// A warpgroup's share of a tile: all of it, or 64 of 128 rows, or half of the columns.
+#define SPLIT_N (PROMOTE && TILE_M == 64)
+#define PARTS (SPLIT_N ? 1 : TILE_M / 64 / READERS) // products of 64 rows
+#define WIDTH (SPLIT_N ? TILE_N / 2 : TILE_N)       // columns of a product
+#define STRIPS ((SWIGLU ? WIDTH / 2 : WIDTH) / 32)  // of 32 columns of D
 
-static_assert(TILE_M % (64 * READERS) == 0, "whole products");
-static_assert(TILE_COLUMNS % 32 == 0, "whole strips");
+#include "group_tiles.cuh"
+
+static_assert(SPLIT_N || TILE_M % (64 * READERS) == 0, "whole products");
+static_assert((SWIGLU ? WIDTH / 2 : WIDTH) % 32 == 0, "whole strips");
 // Boxes of a turned operand have 64 columns.
 static_assert(!TURNED_B || TILE_COLUMNS % 64 == 0, "whole boxes");
-static_assert(GROUPS != DW_SM90_CONTRACTION || (TURNED_A && TURNED_B), "groups are rows of both operands");
-static_assert(GROUPS != DW_SM90_ROWS || !TURNED_A, "groups are rows of A");
-static_assert(!TOGETHER || (PARTS == 1 && !F32_OUTPUT), "the elements of a tile are kept in registers");
+static_assert(GROUPS != DW_GROUPS_CONTRACTION || (TURNED_A && TURNED_B), "groups are rows of both operands");
+static_assert(GROUPS != DW_GROUPS_ROWS || !TURNED_A, "groups are rows of A");
+static_assert(!TOGETHER || (PARTS == 1 && !F32_OUTPUT && !PROMOTE), "the elements of a tile are kept in registers");
+static_assert((CODES_A != 0) == (CODES_B != 0) && (!PROMOTE || CODES), "codes are multiplied with codes");
+static_assert(!CODES || !(TURNED_A || TURNED_B || SWIGLU), "wgmma reads codes along the contraction");
+static_assert(!BLOCKS || (PROMOTE && GROUPS == DW_GROUPS_BATCH && STEP == DW_SM90_BLOCK), "a stage has one block");
+static_assert(!PROMOTE || TILE_M == 64 || PARTS == 1, "a warpgroup multiplies 64 rows");
 static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) <= DW_SM90_MOST_SHARED, "too many stages");
 
 typedef struct shared_layout {
-    uint32 stages, full, empty;
+    uint32 stages, bias, full, empty;
 } shared_layout;
 
 DEVICE shared_layout begin_block(const void *memory) {
     shared_layout s;
     s.stages = shared_address(memory); // swizzled memory must start at multiples of 1024
-    s.full = s.stages + STAGES * STAGE_BYTES;
+    s.bias = s.stages + STAGES * STAGE_BYTES;
+    s.full = s.bias + DW_SM90_BIAS_BYTES(TILE_N);
     s.empty = s.full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -65,51 +92,17 @@ DEVICE shared_layout begin_block(const void *memory) {
 
 // ---- tiles ------------------------------------------------------------------------------------------------
 
-typedef struct tile {
-    int group, row, column, end; // of D: its first row and column, and the row at which its rows end
-    int first, k;                // of the contraction
-} tile;
-
 // A thread's position in its block's sequence of tiles; must start zeroed.
 typedef struct walk {
     int round, index;
-    int group, base; // the group of the last tile, and the index of the group's first one
+    group_walk groups;
 } walk;
-
-// Sets the place of tile `index` of a matrix of high x wide tiles.
-DEVICE void place(int index, int high, int wide, tile &t) {
-    int band = index / (BAND * wide), within = index % (BAND * wide), height = min(BAND, high - band * BAND);
-    t.row = (band * BAND + within % height) * TILE_M;
-    t.column = within / height * TILE_COLUMNS;
-}
 
 // Computes the block's next tile; returns false if there is none.
 DEVICE bool next_tile(const dw_sm90_gemm_params &p, walk &w, tile &t) {
     if (w.round++ == 0) w.index = blockIdx.x;
     else w.index += gridDim.x;
-    t.first = 0, t.k = p.k;
-    if constexpr (GROUPS == DW_SM90_ROWS) {
-        for (; w.group < p.groups; w.group++) {
-            int start = p.offsets[w.group], rows = p.offsets[w.group + 1] - start, high = (rows + TILE_M - 1) / TILE_M;
-            if (w.index - w.base < high * p.tiles_n) {
-                place(w.index - w.base, high, p.tiles_n, t);
-                t.group = w.group, t.row += start, t.end = start + rows;
-                return true;
-            }
-            w.base += high * p.tiles_n;
-        }
-        return false;
-    } else {
-        t.group = w.index / (p.tiles_m * p.tiles_n);
-        if (t.group >= p.groups) return false;
-        place(w.index % (p.tiles_m * p.tiles_n), p.tiles_m, p.tiles_n, t);
-        t.end = p.m;
-        if constexpr (GROUPS == DW_SM90_CONTRACTION) {
-            t.first = p.offsets[t.group];
-            t.k = p.offsets[t.group + 1] - t.first;
-        }
-        return true;
-    }
+    return find_tile(p, w.index, w.groups, t);
 }
 
 DEVICE int steps_of(const tile &t) { return (t.k + STEP - 1) / STEP; }
@@ -129,10 +122,10 @@ DEVICE void load_operand(uint32 to, const tensor_map *map, uint32 full, int at, 
 
 DEVICE void load_tiles(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map_a, const tensor_map *map_b) {
     ring r = {0, 0};
-    walk w = {0, 0, 0, 0};
+    walk w = {};
     tile t;
     while (next_tile(p, w, t)) {
-        int group_a = GROUPS == DW_SM90_BATCH ? t.group : 0, group_b = GROUPS == DW_SM90_CONTRACTION ? 0 : t.group;
+        int group_a = GROUPS == DW_GROUPS_BATCH ? t.group : 0, group_b = GROUPS == DW_GROUPS_CONTRACTION ? 0 : t.group;
         for (int step = 0; step < steps_of(t); step++) {
             uint32 full = s.full + 8 * r.stage, a = s.stages + r.stage * STAGE_BYTES, b = a + A_BYTES;
             int at = t.first + step * STEP;
@@ -165,9 +158,14 @@ DEVICE void give_turn() { named_arrive(TURN + 1 - threadIdx.x / 128, 256); }
 
 // ---- products ---------------------------------------------------------------------------------------------
 
-// Descriptor of 16 elements of the contraction of the 64 or more rows of an operand that begin at `address`.
-template <bool TURNED> DEVICE uint64 operand(uint32 address, int sixteenth) {
-    return tile_descriptor(address + sixteenth * (TURNED ? 2048 : 32), STEP * 128);
+// Descriptor of 32 bytes of the contraction of the 64 or more rows of an operand that begin at `address`.
+template <bool TURNED> DEVICE uint64 operand(uint32 address, int slice) {
+    return tile_descriptor(address + slice * (TURNED ? 2048 : 32), STEP * 128);
+}
+
+DEVICE void multiply_slice(float *sums, uint64 a, uint64 b, int accumulate) {
+    if constexpr (CODES) wgmma_codes<WIDTH>(sums, a, b, accumulate);
+    else wgmma_ss<WIDTH, TURNED_A, TURNED_B>(sums, a, b, accumulate);
 }
 
 // Tells that a warp has read a stage.
@@ -185,24 +183,24 @@ DEVICE void clear_rows(uint32 stage, int count) {
 }
 
 // The sums of a tile without steps; the first products of others set theirs.
-DEVICE void clear_sums(float (*sums)[TILE_N / 2]) {
+DEVICE void clear_sums(float (*sums)[WIDTH / 2]) {
 #pragma unroll
-    for (int i = 0; i < PARTS * TILE_N / 2; i++) sums[0][i] = 0.f;
+    for (int i = 0; i < PARTS * WIDTH / 2; i++) sums[0][i] = 0.f;
 }
 
 // Starts to multiply the ring's stage, step `step` of a tile.
-DEVICE void start_step(const shared_layout &s, const ring &r, const tile &t, int step, int rows, float (*sums)[TILE_N / 2]) {
+DEVICE void start_step(const shared_layout &s, const ring &r, const tile &t, int step, int rows, float (*sums)[WIDTH / 2]) {
     uint32 stage = s.stages + r.stage * STAGE_BYTES;
     barrier_wait(s.full + 8 * r.stage, r.phase);
-    if constexpr (GROUPS == DW_SM90_CONTRACTION)
+    if constexpr (GROUPS == DW_GROUPS_CONTRACTION)
         if (t.k - step * STEP < STEP) clear_rows(stage, t.k - step * STEP);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < STEP / 16; i++)
+    for (int i = 0; i < SLICES; i++)
 #pragma unroll
         for (int part = 0; part < PARTS; part++)
-            wgmma_ss<TILE_N, TURNED_A, TURNED_B>(sums[part], operand<TURNED_A>(stage + (rows + part * 64) * 128, i),
-                                                operand<TURNED_B>(stage + A_BYTES, i), step + i > 0);
+            multiply_slice(sums[part], operand<TURNED_A>(stage + (rows + part * 64) * 128, i),
+                           operand<TURNED_B>(stage + A_BYTES, i), step + i > 0);
     wgmma_commit();
 }
 
@@ -230,7 +228,7 @@ DEVICE int row_of(const tile &t, int part, int half) {
     return t.row + ((TOGETHER ? (int)threadIdx.x / 128 : part) * 64) + threadIdx.x % 128 / 32 * 16 + lane_index() / 4 + 8 * half;
 }
 
-DEVICE long long group_of(const tile &t) { return GROUPS == DW_SM90_ROWS ? 0 : t.group; }
+DEVICE long long group_of(const tile &t) { return GROUPS == DW_GROUPS_ROWS ? 0 : t.group; }
 
 DEVICE chunks chunks_of(const dw_sm90_gemm_params &p, const tile &t, int part, const void *matrix, long long group, long long stride) {
     chunks c;
@@ -276,24 +274,48 @@ DEVICE void store_strip(const chunks &c, int strip, uint32 (*words)[4]) {
     }
 }
 
+// Each warp has the bias of its tile's columns in shared memory, with SwiGLU those of both factors side by side.
+DEVICE uint32 warp_bias(const shared_layout &s) { return s.bias + threadIdx.x / 32 * TILE_N * 2; }
+
+DEVICE void load_bias(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t) {
+    const int lane = lane_index(), factor = SWIGLU ? lane / (TILE_N / 16) : 0, at = t.column + lane % (TILE_COLUMNS / 8) * 8;
+    const long long group = GROUPS == DW_GROUPS_ROWS ? (long long)t.group * p.n * (SWIGLU ? 2 : 1) : 0;
+    const uint16 *bias = (const uint16 *)p.bias + group + (long long)factor * p.n + at;
+    uint32 words[4];
+    int count = p.n - at;
+    __syncwarp(); // all lanes have read those of the last tile
+    if (lane >= TILE_N / 8) return;
+    const bool is_aligned = (uint64)bias % 16 == 0; // a group's n elements may be any number of bytes
+    load_row_chunk(bias, is_aligned ? count : min(count, 4), words);
+    if (!is_aligned && count > 4) {
+        uint32 more[4];
+        load_row_chunk(bias + 4, min(count - 4, 4), more);
+        words[2] = more[0], words[3] = more[1];
+    }
+    shared_store16(warp_bias(s) + lane * 16, make_uint4(words[0], words[1], words[2], words[3]));
+}
+
+// The factor of a tile's sums. Codes have the scales of their tensors, or of the group's matrix of B.
+DEVICE float factor_of(const dw_sm90_gemm_params &p, const tile &t) {
+    if constexpr (CODES && !BLOCKS) return p.alpha * (p.scale_a[0] * p.scale_b[t.group * p.scale_b_step]);
+    else return p.alpha;
+}
+
 // Computes the thread's numbers of a strip, in the order of the accumulators.
-DEVICE void finish(const dw_sm90_gemm_params &p, const tile &t, const float *sums, int strip, float *x) {
-    const uint16 *bias = (const uint16 *)p.bias;
-    if constexpr (BIAS && GROUPS == DW_SM90_ROWS) bias += (uint64)t.group * p.n * (SWIGLU ? 2 : 1);
+DEVICE void finish(const shared_layout &s, float factor, const float *sums, int strip, float *x) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float b[4] = {0.f, 0.f, 0.f, 0.f}; // of two columns; with SwiGLU also of the other factor
+        uint32 b[2] = {0, 0}; // of two columns; with SwiGLU also of the other factor
         if constexpr (BIAS)
 #pragma unroll
-            for (int j = 0; j < (SWIGLU ? 4 : 2); j++) {
-                int at = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3) + j % 2;
-                if (at < p.n) b[j] = element_low(bias[(uint64)(j / 2) * p.n + at]);
-            }
+            for (int j = 0; j < (SWIGLU ? 2 : 1); j++)
+                b[j] = shared_load_u32(warp_bias(s) + (j * TILE_COLUMNS + 32 * strip + 8 * i + 2 * (lane_index() & 3)) * 2);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int from = 16 * strip + 4 * i + j;
-            float y = fmaf(p.alpha, sums[from], b[j % 2]);
-            if constexpr (SWIGLU) x[4 * i + j] = silu(y) * fmaf(p.alpha, sums[from + TILE_N / 4], b[2 + j % 2]);
+            float y = fmaf(factor, sums[from], j % 2 ? element_high(b[0]) : element_low(b[0]));
+            if constexpr (SWIGLU)
+                x[4 * i + j] = silu(y) * fmaf(factor, sums[from + WIDTH / 4], j % 2 ? element_high(b[1]) : element_low(b[1]));
             else x[4 * i + j] = activate(y);
         }
     }
@@ -338,7 +360,8 @@ DEVICE void store_f32_strip(const dw_sm90_gemm_params &p, const tile &t, int par
     }
 }
 
-DEVICE void store_tile(const dw_sm90_gemm_params &p, const tile &t, float (*sums)[TILE_N / 2]) {
+DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, float (*sums)[WIDTH / 2]) {
+    const float factor = factor_of(p, t);
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         chunks d, residual;
@@ -353,7 +376,7 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const tile &t, float (*sums
                 load_strip(residual, strip, words);
                 if (p.n % 8 != 0) load_incomplete(residual, strip, words);
             }
-            finish(p, t, sums[part], strip, x);
+            finish(s, factor, sums[part], strip, x);
             if constexpr (F32_OUTPUT) {
                 store_f32_strip(p, t, part, strip, x);
             } else {
@@ -370,25 +393,27 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const tile &t, float (*sums
 
 // ---- tiles in turn ------------------------------------------------------------------------------------------
 
-DEVICE void multiply(const shared_layout &s, ring &r, const tile &t, float (*sums)[TILE_N / 2]) {
+DEVICE void multiply(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t, float (*sums)[WIDTH / 2]) {
     const int steps = steps_of(t);
     int before = 0;
     if (steps == 0) clear_sums(sums);
+    if constexpr (BIAS) load_bias(p, s, t);
     wait_for_turn();
     for (int step = 0; step < steps; step++) {
         start_step(s, r, t, step, 0, sums);
         end_step_before(s, r, step, before);
     }
     give_turn();
+    if constexpr (BIAS) __syncwarp();
     wgmma_wait<0>();
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) keep<TILE_N / 2>(sums[part]);
+    for (int part = 0; part < PARTS; part++) keep<WIDTH / 2>(sums[part]);
     if (steps > 0) release(s, before);
 }
 
 DEVICE void compute_in_turn(const dw_sm90_gemm_params &p, const shared_layout &s) {
     ring r = {0, 0};
-    walk w = {0, 0, 0, 0};
+    walk w = {};
     tile t;
     if (threadIdx.x / 128 == 1) give_turn();
     while (next_tile(p, w, t)) {
@@ -396,9 +421,86 @@ DEVICE void compute_in_turn(const dw_sm90_gemm_params &p, const shared_layout &s
             skip(r, steps_of(t));
             continue;
         }
-        float sums[PARTS][TILE_N / 2];
-        multiply(s, r, t, sums);
-        store_tile(p, t, sums);
+        float sums[PARTS][WIDTH / 2];
+        multiply(p, s, r, t, sums);
+        store_tile(p, s, t, sums);
+    }
+}
+
+// ---- two levels of sums -------------------------------------------------------------------------------------
+
+// The scales of a block of the contraction for a thread's accumulators: of its two rows of A, and of the square block
+// of B. Those of its 32 columns, where blocks of B are not square, would not fit its registers.
+typedef struct block_scales {
+    float a[2], b;
+} block_scales;
+
+// `row` and `column` are the thread's first ones.
+DEVICE block_scales load_scales(const dw_sm90_gemm_params &p, int step, int row, int column) {
+    block_scales s;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int at = min(row + 8 * i, p.m - 1);
+        s.a[i] = SQUARE_A ? p.scale_a[(long long)(at / DW_SM90_BLOCK) * p.wide_a + step]
+                          : p.scale_a[(long long)step * p.m + at];
+    }
+    s.b = SQUARE_B ? p.scale_b[(long long)(min(column, p.n - 1) / DW_SM90_BLOCK) * p.wide_b + step] : 1.f;
+    return s;
+}
+
+DEVICE void add_scaled(const dw_sm90_gemm_params &p, int step, int column, block_scales s, const float *products,
+                       float *sums) {
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++) {
+        const int at = min(column + i / 4 * 8 + i % 2, p.n - 1);
+        const float of_b = SQUARE_B ? s.b : p.scale_b[(long long)step * p.n + at];
+        sums[i] += products[i] * (s.a[i / 2 % 2] * of_b);
+    }
+}
+
+// Multiplies the warpgroup's share of a tile, and makes `t` that share.
+DEVICE void multiply_in_two_levels(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, tile &t, float *sums) {
+    const int steps = steps_of(t), half = threadIdx.x / 128;
+    const uint32 a = TILE_M == 128 ? half * 64 * 128 : 0, b = A_BYTES + (TILE_M == 64 ? half * WIDTH * 128 : 0);
+    float products[WIDTH / 2];
+    if constexpr (TILE_M == 128) t.row += half * 64;
+    else t.column += half * WIDTH;
+    const int row = t.row + threadIdx.x % 128 / 32 * 16 + lane_index() / 4, column = t.column + 2 * (lane_index() & 3);
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++) products[i] = sums[i] = 0.f;
+    for (int step = 0; step < steps; step++) {
+        uint32 stage = s.stages + r.stage * STAGE_BYTES;
+        block_scales scales;
+        if constexpr (BLOCKS) scales = load_scales(p, step, row, column); // while the stage arrives
+        barrier_wait(s.full + 8 * r.stage, r.phase);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < SLICES; i++)
+            wgmma_codes<WIDTH>(products, operand<false>(stage + a, i), operand<false>(stage + b, i), i > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        keep<WIDTH / 2>(products);
+        release(s, r.stage);
+        if constexpr (BLOCKS) {
+            add_scaled(p, step, column, scales, products, sums);
+        } else {
+#pragma unroll
+            for (int i = 0; i < WIDTH / 2; i++) sums[i] += products[i];
+        }
+        advance(r, STAGES);
+    }
+}
+
+DEVICE void compute_in_two_levels(const dw_sm90_gemm_params &p, const shared_layout &s) {
+    ring r = {0, 0};
+    walk w = {};
+    tile t;
+    while (next_tile(p, w, t)) {
+        float sums[PARTS][WIDTH / 2];
+        multiply_in_two_levels(p, s, r, t, sums[0]);
+        if constexpr (BIAS) load_bias(p, s, t);
+        __syncwarp();
+        store_tile(p, s, t, sums);
     }
 }
 
@@ -427,14 +529,15 @@ DEVICE void pass_stages(const shared_layout &s, ring &r, int steps) {
 
 // Stores the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
-                               float (*sums)[TILE_N / 2], held &h) {
+                               float (*sums)[WIDTH / 2], held &h) {
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
-    if (GROUPS != DW_SM90_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
+    if (GROUPS != DW_GROUPS_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
         store_held(h);
         pass_stages(s, r, steps);
         return;
     }
+    const float factor = factor_of(p, t);
     chunks residual;
     int before = 0;
     if constexpr (RESIDUAL) residual = chunks_of_residual(p, t, 0);
@@ -442,6 +545,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
         if (strip < steps) start_step(s, r, t, strip, rows, sums);
+        if (BIAS && strip == 0) load_bias(p, s, t);
         store_strip(h.d, strip, h.words[strip]);
         if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
         if (strip < steps) end_step_before(s, r, strip, before);
@@ -457,13 +561,14 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 #pragma unroll
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
     h.d = chunks_of_d(p, t, 0);
+    if constexpr (BIAS) __syncwarp();
     wgmma_wait<0>();
-    keep<TILE_N / 2>(sums[0]);
+    keep<WIDTH / 2>(sums[0]);
     if (steps > 0) release(s, before);
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
         float x[16];
-        finish(p, t, sums[0], strip, x);
+        finish(s, factor, sums[0], strip, x);
         if constexpr (RESIDUAL) add_words(h.words[strip], x);
         pack_words(x, h.words[strip]);
     }
@@ -471,9 +576,9 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 
 DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
     ring r = {0, 0};
-    walk w = {0, 0, 0, 0};
+    walk w = {};
     tile t;
-    float sums[PARTS][TILE_N / 2];
+    float sums[PARTS][WIDTH / 2];
     held h;
     h.d.count[0] = h.d.count[1] = 0;
     while (next_tile(p, w, t)) multiply_and_store(p, s, r, t, sums, h);
@@ -490,7 +595,8 @@ extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b);
     } else {
         registers_up<232>();
-        if constexpr (TOGETHER) compute_together(p, s);
+        if constexpr (PROMOTE) compute_in_two_levels(p, s);
+        else if constexpr (TOGETHER) compute_together(p, s);
         else compute_in_turn(p, s);
     }
 }

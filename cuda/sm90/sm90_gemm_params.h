@@ -3,29 +3,29 @@
 #ifndef DW_SM90_GEMM_PARAMS_H
 #define DW_SM90_GEMM_PARAMS_H
 
+#include "common/gemm_groups.h"
+
 typedef struct dw_sm90_gemm_params {
-    /* m: rows of D, of all groups together with DW_SM90_ROWS; n: columns of D, with SwiGLU B has 2 n rows; k: length of
-     * the contraction, of all groups together with DW_SM90_CONTRACTION. k may be 0: the accumulators are 0. */
+    /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, with SwiGLU B has 2 n rows; k: length
+     * of the contraction, of all groups together with DW_GROUPS_CONTRACTION. k may be 0: the accumulators are 0. */
     int m, n, k;
     int groups;           /* 1 or more */
-    int tiles_m, tiles_n; /* of a matrix of D; tiles_m is not used with DW_SM90_ROWS */
+    int tiles_m, tiles_n; /* of a matrix of D; tiles_m is not used with DW_GROUPS_ROWS */
     float alpha;          /* factor of the accumulators, applied first */
     const void *bias;     /* n elements, with SwiGLU 2 n, for each matrix of B; NULL without BIAS */
     const void *residual;
     void *d;
     long long stride_d, stride_residual; /* elements from row to row */
     long long group_d,
-        group_residual; /* elements from group to group; not used with DW_SM90_ROWS */
-    const int *offsets; /* groups + 1 rows, ascending; NULL with DW_SM90_BATCH */
+        group_residual; /* elements from group to group; not used with DW_GROUPS_ROWS */
+    const int *offsets; /* groups + 1 rows, ascending; NULL with DW_GROUPS_BATCH */
+    /* Codes alone: the scale of A, and that of matrix g of B at scale_b[g * scale_b_step]. With BLOCKS the scales of
+     * blocks: that of row i and block k of the contraction is at k * rows + i, or, of square blocks, at
+     * i / 128 * wide + k. */
+    const float *scale_a, *scale_b;
+    int scale_b_step;   /* 0: one scale for all */
+    int wide_a, wide_b; /* square blocks alone */
 } dw_sm90_gemm_params;
-
-/* GROUPS, how several products share a launch.
- * Batch: A, B and D are tensors of `groups` matrices.
- * Rows: the rows offsets[g] to offsets[g + 1] of A, times matrix g of B, give the same rows of D.
- * Contraction: D's matrix g is the sum over the same rows of A (stored as k x m) and B (k x n). */
-#define DW_SM90_BATCH 0
-#define DW_SM90_ROWS 1
-#define DW_SM90_CONTRACTION 2
 
 /* Tiles: X(tile_m, tile_n, stages, together). Two warpgroups compute a tile together, or each every other tile.
  * 64 x 256 is for groups of few rows, of which tiles of 128 would be half empty. */
@@ -36,11 +36,22 @@ typedef struct dw_sm90_gemm_params {
     X(128, 192, 5, 1)
 
 #define DW_SM90_GEMM_STEP 64 /* elements of the contraction in a stage: 128 bytes, a swizzled row */
-#define DW_SM90_MULTIPLIERS 2 /* warpgroups that multiply */
+#define DW_SM90_MULTIPLIERS 2                                  /* warpgroups that multiply */
 #define DW_SM90_GEMM_THREADS (128 * (DW_SM90_MULTIPLIERS + 1)) /* one warpgroup loads */
 #define DW_SM90_STAGE_BYTES(tile_m, tile_n) (((tile_m) + (tile_n)) * 128)
+/* Each warp that multiplies has the bias of its tile. */
+#define DW_SM90_BIAS_BYTES(tile_n) (DW_SM90_MULTIPLIERS * 4 * (tile_n)*2)
 #define DW_SM90_GEMM_SHARED_BYTES(tile_m, tile_n, stages)                                          \
-    ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + 2 * 8 * (stages))
+    ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + DW_SM90_BIAS_BYTES(tile_n) + 2 * 8 * (stages))
 #define DW_SM90_MOST_SHARED 232448 /* 227 KiB: the limit of a block */
+
+/* Elements of the contraction in a stage of codes of FP8, 128 bytes, too, and of a block of fp8-block. */
+#define DW_SM90_CODES_STEP 128
+#define DW_SM90_BLOCK 128
+
+/* BLOCKS, whether codes have scales of blocks: 0 if not, or a sum. Blocks that are not square are 1 x 128. */
+#define DW_SM90_BLOCKS 1
+#define DW_SM90_SQUARE_A 2
+#define DW_SM90_SQUARE_B 4
 
 #endif

@@ -43,8 +43,8 @@ typedef struct dw_engine_options {
      * run that binds others is recorded again. If the caller's stream records a CUDA graph, the run becomes part of
      * it. */
     int cuda_graphs;
-    /* The most segments of a plan's arena that are released, from 1 to 4; other values become the nearest of these. More
-     * than one is for callers that release segments (dw_plan_segment). */
+    /* The most segments of a plan's arena that are released, from 1 to 15; other values become the nearest of these. 3
+     * and more are for callers that release segments (dw_plan_segment); 2 is as 1, because each release needs two. */
     int arena_segments;
     /* The bytes of gradients, at least, that a part of backward completes (dw_plan_part_count); 0: 8 MiB. Each part is
      * a launch for the host, and its gradients exist together. */
@@ -57,7 +57,7 @@ typedef struct dw_engine_options {
 } dw_engine_options;
 #define DW_ENGINE_OPTIONS_DEFAULT                                                                  \
     { sizeof(dw_engine_options), 1, 1, NULL, NULL, 0, 1, 0, 0 }
-enum { DW_MOST_SEGMENTS = 5 }; /* four that are released, and one of kept values */
+enum { DW_MOST_SEGMENTS = 16 }; /* 15 that are released, and one of kept values */
 
 /* `graph` holds the forward pass only and is not changed; the engine keeps a copy. `grad_outputs`: indices of the
  * outputs that receive gradients. `wrt`: leaves whose gradients are wanted. Both may be empty (inference). `options`
@@ -116,11 +116,11 @@ DW_API size_t dw_plan_kept_bytes(const dw_plan *plan);
 DW_API uint64_t dw_plan_kept_layout(const dw_plan *plan);
 
 /* A segment of the arena: memory that may be released before backward has ended, so that gradients can take its place.
- * Segment 0 lasts until the last part of backward; later segments are released earlier. The last one may instead begin
- * late, with a part of backward for which others have been released, and then lasts until the last part, too. A plan
- * has as many, up to dw_engine_options.arena_segments, as lower the peak of segments and gradients by a sixteenth of
- * the arena or more; most plans have one. Calls that take an arena use one block in which the segments lie one after
- * another. */
+ * Segment 0 lasts until the last part of backward; later segments are released earlier. Behind these there may be
+ * segments that begin late, with a part of backward for which others have been released, and are released after that
+ * part or a later one. A plan has as many, up to dw_engine_options.arena_segments, as lower the peak of segments and gradients by
+ * a sixteenth of the arena or more; most plans have one. Calls that take an arena use one block in which the segments
+ * lie one after another. */
 typedef struct dw_segment {
     size_t offset;       /* in one block; a multiple of the arena's alignment */
     size_t bytes;        /* 0: its memory may be NULL */

@@ -88,6 +88,12 @@
  *                                         two scales and added in F32. bias, of y's type, is added before the one rounding.
  *                                         fast_accumulation=1: a kernel may sum in fewer bits, if it is faster.
  *                                         No gradient
+ *   segment_multiply_codes(a [R,K], b [E*N,K] or [N,E*K], offsets i32 [E+1], scale_a f32 [], scale_b f32 [] or [E];
+ *      dtype=f32, fast_accumulation=0) -> [R,N]
+ *                                         the rows of a of each group (segment_linear) times the codes of the group's
+ *                                         matrix, as multiply_codes without tiles. The matrices [N,K] of b lie one
+ *                                         below the other or side by side. scale_b: of all of b, or of each matrix.
+ *                                         No gradient
  *  fused(x...; body) -> y...              an elementwise chain in one pass (graph/body.h). Every input
  *                                         broadcasts to the one iteration shape as `broadcast` would
  *
@@ -120,6 +126,10 @@
  *                                         offsets[e] <= r < offsets[e+1]; w is [E,K,N] with transpose_w=0. Offsets
  *                                         are group_rows': from 0 to R, none below the one before. Its dx is a
  *                                         segment_linear of dy with the other transpose_w
+ *  quantized_segment_linear(x [R,K], w [E,N,K], offsets i32 [E+1], b? [E,N]; forward_x, forward_w, dgrad_dy, dgrad_w,
+ *      transpose_w=1) -> [R,N]            a segment_linear whose matmuls, forward and for dx, have quantized operands
+ *                                         and F32 results, as quantized_linear. The schemes are those of FP8 with one
+ *                                         scale for a tensor, of w for all its matrices. dw is segment_linear's
  *  segment_linear_backward_weight(x [R,M], y [R,N], offsets i32 [E+1]) -> [E,M,N]     for each e the sum of the
  *                                         outer products x[r] y[r]^T over the rows of group e; zeros for a group
  *                                         without rows. dw of segment_linear has x = dy and y = x, or with
@@ -214,7 +224,8 @@ extern "C" {
     X(MATMUL, "matmul") X(QUANTIZE, "quantize") X(QUANTIZE_BLOCKS, "quantize_blocks")               \
     X(DEQUANTIZE_BLOCKS, "dequantize_blocks") X(QUANTIZE_TENSOR, "quantize_tensor")                \
     X(QUANTIZE_TILES, "quantize_tiles") X(QUANTIZATION_ERROR, "quantization_error")                \
-    X(MULTIPLY_CODES, "multiply_codes") X(FUSED, "fused")                                          \
+    X(MULTIPLY_CODES, "multiply_codes") X(SEGMENT_MULTIPLY_CODES, "segment_multiply_codes")        \
+    X(FUSED, "fused")                                                                              \
     X(MEAN, "mean") X(RELU, "relu") X(SILU, "silu") X(GELU, "gelu") X(SWIGLU, "swiglu")            \
     X(GELU_BACKWARD, "gelu_backward") X(SILU_BACKWARD, "silu_backward")                            \
     X(SOFTMAX, "softmax") X(LOG_SOFTMAX, "log_softmax") X(SOFTMAX_BACKWARD, "softmax_backward")    \
@@ -222,6 +233,7 @@ extern "C" {
     X(LINEAR, "linear") X(QUANTIZED_LINEAR, "quantized_linear")                                    \
     X(GROUPED_LINEAR, "grouped_linear")                                                            \
     X(GROUP_ROWS, "group_rows") X(SEGMENT_LINEAR, "segment_linear")                                \
+    X(QUANTIZED_SEGMENT_LINEAR, "quantized_segment_linear")                                        \
     X(SEGMENT_LINEAR_BACKWARD_WEIGHT, "segment_linear_backward_weight")                            \
     X(SPREAD_ROWS, "spread_rows") X(COMBINE_ROWS, "combine_rows")                                  \
     X(COMBINE_ROWS_BACKWARD, "combine_rows_backward")                                              \

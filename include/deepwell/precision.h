@@ -147,24 +147,26 @@ DW_API dw_status dw_precision_policy_in_bf16(const dw_precision_policy *policy,
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
-/* Writes for each linear layer of a forward graph, in the order in which an engine runs them, which precision it has
- * and why: [{"module": "h.0.mlp.c_fc", "region": "mlp", "dtype": "f32", "name": "mxfp8", "operands": {"forward_x":
- * "mxfp8", ...}, "reason": "default"}, ...]. "operands" is absent if the layer keeps the model's precision, and "name"
- * if no named policy has these operands. The reasons: "default", "region", "module" (with its "pattern"), "share" (of
- * bf16_share), "f64", "bf16" (the layer has that precision already), "guard" (of fallen_back). If guard.every is not 0,
- * layers with operands shorter than BF16 also have "bounds", the dB of each such operand. Free *json with
- * dw_text_free. */
+/* Writes for each linear layer of a forward graph, and for experts where the policy's default may quantize them, in the
+ * order in which an engine runs them, which precision it has and why: [{"module": "h.0.mlp.c_fc", "region": "mlp",
+ * "dtype": "f32", "name": "mxfp8", "operands": {"forward_x": "mxfp8", ...}, "reason": "default"}, ...]. "operands" is
+ * absent if the layer keeps the model's precision, and "name" if no named policy has these operands. Experts have no
+ * operands "wgrad_dy" and "wgrad_x", and no bounds. The reasons: "default", "region", "module" (with its "pattern"),
+ * "share" (of bf16_share), "f64", "bf16" (the layer has that precision already), "guard" (of fallen_back). If
+ * guard.every is not 0, layers with operands shorter than BF16 also have "bounds", the dB of each such operand. Free
+ * *json with dw_text_free. */
 DW_API dw_status dw_precision_layers_json(const dw_graph *graph, const dw_precision_policy *policy,
                                           char **json);
 
 /* Returns 1 if an operand is rounded stochastically; graphs then need a seed leaf (DW_ROLE_SEED). */
 DW_API int dw_precision_policy_needs_seed(const dw_precision_policy *policy);
 
-/* Replaces each `linear` of the forward pass that the policy quantizes by a `quantized_linear`. A matmul of two
- * activations (its second operand depends on an input) is not a linear layer, and a layer in F64 is not changed; nor is
- * a layer of a BF16 model with "bf16", whose operands are BF16 already. `count` (may be NULL): number of replaced
- * layers. If the graph has leaves of role DW_ROLE_STATISTICS, f64[DW_LAYER_STATISTICS], each layer with operands
- * shorter than BF16 takes the next one. The gradient of such a leaf is the result of quantization_error
+/* Replaces each `linear` of the forward pass that the policy quantizes by a `quantized_linear`, and with FP8 of one
+ * scale for each tensor each grouped_linear or segment_linear by a `quantized_segment_linear`, whose rows it sorts. A
+ * matmul of two activations (its second operand depends on an input) is not a linear layer, and a layer in F64 is not
+ * changed; nor is a layer of a BF16 model with "bf16", whose operands are BF16 already. `count` (may be NULL): number
+ * of replaced layers. If the graph has leaves of role DW_ROLE_STATISTICS, f64[DW_LAYER_STATISTICS], each layer with
+ * operands shorter than BF16 takes the next one. The gradient of such a leaf is the result of quantization_error
  * (deepwell/ops.h) for each of the layer's six operands. It costs nothing where this gradient is not asked for.
  * DW_INVALID_ARGUMENT: the policy is invalid, the graph lacks the seed leaf that it needs, or it has leaves of
  * statistics, but not one for each such layer. DW_UNSUPPORTED: Deepwell does not implement one of the policy's schemes,

@@ -3,7 +3,7 @@
 A forward leases an arena until its autograd node is freed, so two forwards before a backward use two arenas. An arena
 consists of segments, each memory of its own. Segment 0 lasts until the end of backward; idle ones are kept for the next
 step, because every step touches the whole arena, and fresh memory costs a page fault per page. The other segments, which
-only GPUs have, are freed while backward runs: their memory is PyTorch's again, for the gradients. One of them may be
+only GPUs have, are freed while backward runs: their memory is PyTorch's again, for the gradients. Some of them are
 allocated only then, after others have been freed.
 """
 

@@ -165,9 +165,11 @@ def moments_of(
     accumulate: bool,
     kept: bytes,
     max_norm: float | None = None,
+    released: int | None = None,
 ) -> list[dict[str, Any]]:
     """Returns what is held in forward, in each part of backward and in the update. ``kept``: for each output, whether
-    the caller keeps it."""
+    the caller keeps it. ``released``: gradients are updated and freed after the part that completes them, except for as
+    many bytes, at most, which wait for others."""
     prepared = variant.prepared(sizes)
     outputs = [math.prod(shape) * dtype.itemsize for shape, dtype in prepared.outputs]
     segments = prepared.plan.segments  # (bytes, saved bytes, last part, first part)
@@ -230,8 +232,10 @@ def moments_of(
                 *(
                     size
                     for size, first, handed_on in made
-                    if first <= part and not (accumulate and handed_on < part)
+                    if first <= part
+                    and not ((accumulate or released is not None) and handed_on < part)
                 ),
+                *_waiting(made, part, released),
             ],
         }
         moments.append(_moment("backward", part, held))
@@ -243,12 +247,18 @@ def moments_of(
                 **always,
                 "arena": [segments[0][0], *shared],
                 "outputs": [size for i, size in enumerate(outputs) if kept[i]] + clones,
-                "gradients": everything,
+                "gradients": everything if released is None else [],
                 "temporaries": update.temporaries,
             },
         )
     )
     return moments
+
+
+def _waiting(made: list[tuple[int, int, int]], part: int, released: int | None) -> Blocks:
+    """Returns the most bytes of complete gradients that wait for an update while a part runs."""
+    complete = sum(size for size, _, handed_on in made if handed_on < part)
+    return [min(complete, released)] if released and complete else []
 
 
 def _gradients(prepared: Any) -> list[tuple[int, int, int]]:

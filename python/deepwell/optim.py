@@ -257,8 +257,20 @@ class AdamW(torch.optim.Optimizer):
 
     @property
     def has_other_memory(self) -> bool:
-        """Returns whether states or gradients take other memory than those of ``torch.optim.AdamW(fused=True)``."""
-        return self._own_formats or self._release is not None
+        """Returns whether states take other memory than those of ``torch.optim.AdamW(fused=True)``."""
+        return self._own_formats
+
+    @property
+    def releases_gradients(self) -> bool:
+        """Returns whether parameters are updated during backward."""
+        return self._release is not None
+
+    @property
+    def released_bytes(self) -> int | None:
+        """Returns the most bytes of gradients that wait for an update during backward; None if they are not updated
+        then, or only in the last of several passes."""
+        release = self._release
+        return release.limit if release is not None and release.accumulation == 1 else None
 
     def state_bytes(self) -> int:
         """Returns the bytes that the states of all parameters have after a step in which each had a gradient."""

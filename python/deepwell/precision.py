@@ -292,7 +292,8 @@ class PrecisionPolicy:
         return json.loads(self._policy.layers(graph))
 
     def table(self, model: Any, example_inputs: Any = None) -> str:
-        """Returns a table of the model's linear layers: the scheme of each operand, "-" for the model's own, and why.
+        """Returns a table of the model's linear layers, and of experts where the policy may quantize them: the scheme
+        of each operand, "-" for the model's own, and why.
 
         Nothing is computed, and the model may be on the meta device.
 
@@ -309,7 +310,7 @@ class PrecisionPolicy:
         rows = []
         for layer in self.choices(graph):
             operands = layer.get("operands")
-            cells = [operands[name] for name in OPERANDS] if operands else _KEPT
+            cells = [(operands or {}).get(name, "-") for name in OPERANDS]
             rows.append([layer["module"] or "(the model)", *cells, _reason(layer)])
         names = [*self.layers, *self.sensitive_layers[self._words() :]]
         unused = [name for name in names if not any(repr(name) in row[-1] for row in rows)]

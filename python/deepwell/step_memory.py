@@ -328,6 +328,13 @@ def predict_step(
     described = _described(hw)
     place = _target_of(model, target, described)
     on_cpu = type(place) is Target
+    released = optimizer.released_bytes if isinstance(optimizer, AdamW) else None
+    releases = isinstance(optimizer, AdamW) and optimizer.releases_gradients
+    if releases and (on_cpu or accumulate or released is None):
+        raise UnsupportedError(
+            "the memory of release_gradients is predicted on a GPU for steps of one pass: use target='sm_90a' and "
+            "accumulation=1, or an optimizer without it"
+        )
     capacity = _host_memory(described) if on_cpu else None
     threads_before = _deepwell.get_threads()
     args, kwargs = call_arguments(model, example_inputs)
@@ -348,7 +355,7 @@ def predict_step(
         else:
             clipped = getattr(optimizer, "max_grad_norm", None)
             moments = gpu_memory.moments_of(
-                step.program, variant, sizes, step.leaves, name, accumulate, kept, clipped
+                step.program, variant, sizes, step.leaves, name, accumulate, kept, clipped, released
             )
             peak = max(range(len(moments)), key=lambda i: moments[i]["total"])
     except _deepwell.Error as error:

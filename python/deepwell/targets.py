@@ -182,7 +182,7 @@ class Gpu(Target):
     name = "cuda"
     kind = "cuda"
     cuda_graphs = True
-    arena_segments = 4
+    arena_segments = 15
     alignment = 16
     # An allocation takes the host 5 to 10 us. A part completes gradients of about 64 MiB, which hooks free together.
     shared_gradients = 32 << 20
@@ -276,7 +276,7 @@ class EmulatedGpu(Target):
     """An emulated GPU, for a model on the CPU: as slow as the emulator is."""
 
     cuda_graphs = True
-    arena_segments = 4
+    arena_segments = 15
 
     def __init__(self, name: str) -> None:
         super().__init__()

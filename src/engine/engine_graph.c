@@ -91,6 +91,7 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
             dw_graph_apply_precision(&engine->graph, options->precision, &engine->quantized_count));
     }
     DW_TRY(dw__sort_rows(&engine->graph));
+    if (engine->wrt_count) DW_TRY(dw__weigh_rows_early(&engine->graph));
     if (target.context) DW_TRY(dw__recognize_head(&engine->graph));
     if (engine->wrt_count) {
         DW_TRY(differentiate(engine, grad_outputs));
@@ -110,6 +111,7 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
     DW_TRY(dw__expand_for_target(&engine->graph, &target, &expanded));
     if (expanded) DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
     if (options->fuse) DW_TRY(run_passes(&engine->graph, DW_COUNT(fuse), fuse));
+    if (options->fuse && engine->wrt_count) DW_TRY(dw__inline_programs(&engine->graph));
     DW_TRY(dw__schedule(&engine->graph, engine->output_count, options->recompute != 0,
                         options->keep_values != 0, &engine->kept_nodes));
 cleanup:

@@ -3,7 +3,7 @@
  * The schedule is walked once. Each node takes one of these ways:
  *
  *     view             lower_views.c      no instruction
- *     concatenation    lower_layouts.c    no instruction if the operands were written in place
+ *     concatenation    lower_concats.c    no instruction if the operands were written in place
  *     program          lower_epilogues.c  perhaps one instruction together with the node in front of it
  *     deferred         lower_epilogues.c  waits for such a program
  *     sum of rows      lower_sums.c       perhaps one instruction with a product of the same rows
@@ -18,7 +18,7 @@
 dw_status dw__lower_plain(dw__lowering *l, dw_node node) {
     dw__step step;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
-    if (node >= l->engine->kept_nodes) DW_RETURN_IF_FAILED(dw__lower_lay_out_results(l, &step));
+    DW_RETURN_IF_FAILED(dw__lower_lay_out_results(l, &step, NULL));
     DW_RETURN_IF_FAILED(dw__lower_pad_rows(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_logits(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_use_magnitudes(l, &step));
@@ -141,13 +141,13 @@ static dw_status open_lowering(dw_plan *plan, dw__lowering *l) {
     l->values = dw__malloc(values * sizeof *l->values);
     l->magnitudes = dw__malloc(values * sizeof *l->magnitudes);
     l->requests = dw__malloc(values * sizeof *l->requests);
-    l->concat_storage = dw__malloc(nodes * sizeof *l->concat_storage);
+    l->concats = dw__malloc(nodes * sizeof *l->concats);
     l->first_slot = dw__malloc(values * sizeof *l->first_slot);
     l->next_slot = dw__malloc(outputs * sizeof *l->next_slot);
     l->claimed = dw__calloc(outputs, sizeof *l->claimed);
     l->waiting = dw__malloc(nodes * sizeof *l->waiting);
     l->body = dw__malloc(sizeof *l->body);
-    if (!l->values || !l->magnitudes || !l->requests || !l->concat_storage || !l->first_slot ||
+    if (!l->values || !l->magnitudes || !l->requests || !l->concats || !l->first_slot ||
         !l->next_slot || !l->claimed || !l->waiting || !l->body) {
         return dw__fail_memory("a plan that is being made", values * sizeof *l->values);
     }
@@ -155,7 +155,7 @@ static dw_status open_lowering(dw_plan *plan, dw__lowering *l) {
         l->values[v].storage = l->requests[v].storage = l->magnitudes[v].storage = DW_NONE;
         l->values[v].view.rank = 0;
     }
-    for (size_t n = 0; n < nodes; n++) l->concat_storage[n] = DW_NONE;
+    for (size_t n = 0; n < nodes; n++) l->concats[n].storage = DW_NONE;
     list_slots(l);
     return DW_OK;
 }
@@ -164,7 +164,7 @@ static void close_lowering(dw__lowering *l) {
     dw__free(l->values);
     dw__free(l->magnitudes);
     dw__free(l->requests);
-    dw__free(l->concat_storage);
+    dw__free(l->concats);
     dw__free(l->first_slot);
     dw__free(l->next_slot);
     dw__free(l->claimed);

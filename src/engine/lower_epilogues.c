@@ -133,6 +133,7 @@ static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, b
     if (!reads_as_it_writes(l, program, i)) return DW_OK;
     dw__step step;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
+    DW_RETURN_IF_FAILED(dw__lower_lay_out_results(l, program, &step));
     dw__lower_select(l, program, NULL, -1);
     if (!dw__step_is_fast(program)) return DW_OK;
     DW_RETURN_IF_FAILED(dw__lower_prepare(l, program));

@@ -82,12 +82,66 @@ bool dw__lower_take_over(dw__lowering *l, dw__step *step, const dw__step *first,
     return true;
 }
 
+/* ---- slices of a concatenation ------------------------------------------------------------------ */
+
+/* True if no value lies in the storage yet and the step's results fill it. */
+static bool is_filled_by(const dw__lowering *l, const dw__step *step, uint32_t storage) {
+    size_t bytes = 0;
+    for (uint32_t o = 0; o < step->output_count; o++)
+        if (step->outputs[o].storage == storage) bytes += dw__tensor_bytes(&step->outputs[o].view);
+    return storage_of(l, storage)->reads == 0 && storage_of(l, storage)->bytes == bytes;
+}
+
+/* True if all that the step reads in the storage of input `i` lies where one of its results lies in `concat`, and is
+ * read before that result is stored. */
+static bool may_overwrite_slices(const dw__lowering *l, const dw__step *step, const dw__step *first,
+                                 uint32_t i, uint32_t concat) {
+    const uint32_t storage = step->inputs[i].storage;
+    if (storage == DW_NONE || storage_of(l, storage)->bytes != storage_of(l, concat)->bytes ||
+        !is_read_last(l, step, storage) || (first && dw__lower_reads_in(first, storage) > 0))
+        return false;
+    for (uint32_t j = 0; j < step->input_count; j++) {
+        const dw__operand *input = &step->inputs[j];
+        uint32_t o = 0;
+        if (input->storage != storage) continue;
+        while (o < step->output_count &&
+               !(step->outputs[o].storage == concat && step->outputs[o].offset == input->offset &&
+                 step->outputs[o].view.dtype == input->view.dtype &&
+                 dw__view_same(&step->outputs[o].view, &input->view)))
+            o++;
+        if (o == step->output_count || !read_before_written(l, step, j, o)) return false;
+    }
+    return true;
+}
+
+static void replace_storage(dw__lowering *l, dw__step *step, uint32_t from, uint32_t to) {
+    for (uint32_t o = 0; o < step->output_count; o++) {
+        if (step->outputs[o].storage != from) continue;
+        step->outputs[o].storage = to;
+        l->requests[record_of(l, step->node)->outputs[o]].storage = to;
+    }
+    for (size_t node = 0; node < l->graph->nodes.count; node++)
+        if (l->concats[node].storage == from) l->concats[node].storage = to;
+}
+
+void dw__lower_take_over_concat(dw__lowering *l, dw__step *step, const dw__step *first) {
+    if (!dw__op_is_pointwise(step->op)) return;
+    for (uint32_t o = 0; o < step->output_count; o++) {
+        const uint32_t concat = step->outputs[o].storage;
+        uint32_t i = 0;
+        if (concat == DW_NONE || !is_filled_by(l, step, concat)) continue;
+        while (i < step->input_count && !may_overwrite_slices(l, step, first, i, concat)) i++;
+        if (i < step->input_count) replace_storage(l, step, concat, step->inputs[i].storage);
+    }
+}
+
 void dw__lower_reuse_inputs(dw__lowering *l, dw__step *step, const dw__step *first) {
     const dw__node_record *record = record_of(l, step->node);
     if (!dw__op_is_pointwise(record->op)) return;
     for (uint32_t o = 0; o < step->output_count; o++) {
         dw_value value = record->outputs[o];
         if (use_count(l, value) + l->engine->output_uses[value] == 0) continue;
+        if (step->outputs[o].storage != DW_NONE) continue; /* placed already */
         uint32_t i = 0;
         while (i < step->input_count && !dw__lower_take_over(l, step, first, i, o)) i++;
     }

@@ -65,8 +65,8 @@ bool dw__lower_sums_operands(const dw__lowering *l, dw_op op) {
     return dw__kernel_sums_operands(op, on_gpu(l));
 }
 
-bool dw__lower_lays_out(const dw__lowering *l, dw_op op) {
-    return dw__kernel_lays_out_results(op, on_gpu(l));
+dw__result_layout dw__lower_results(const dw__lowering *l, dw_op op) {
+    return dw__kernel_results(op, on_gpu(l));
 }
 
 /* ---- preparation ----------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
  *     lower_views.c       views without an instruction
  *     lower_copies.c      operands that are copied for a faster kernel
  *     lower_layouts.c     results in the layout that later nodes read
+ *     lower_concats.c     operands of a concatenation that are computed in its result
  *     lower_logits.c      whether forward keeps logits for backward
  *     lower_in_place.c    results that overwrite an operand
  *     lower_epilogues.c   a step and the elementwise program behind it as one
@@ -29,13 +30,14 @@ typedef struct dw__lowering {
     const dw_graph *graph;
     /* By value: where it lies. Storage DW_NONE: not lowered yet, unread or, with rank -1, left out. */
     dw__operand *values;
-    dw__operand *magnitudes;  /* by value: its vector of them (dw__call); storage DW_NONE: none */
-    dw__operand *requests;    /* by value: where later nodes want it; storage DW_NONE: anywhere */
-    uint32_t *concat_storage; /* by concatenation: storage that its operands are written into */
-    uint32_t *first_slot;     /* by value: the first output that is this value, or DW_NONE */
-    uint32_t *next_slot;      /* by output: the next output that is the same value */
-    bool *claimed;            /* by output: its buffer holds a value already */
-    dw_node *waiting;         /* nodes that read a sum which waits for a product, in order */
+    dw__operand *magnitudes; /* by value: its vector of them (dw__call); storage DW_NONE: none */
+    dw__operand *requests;   /* by value: where later nodes want it; storage DW_NONE: anywhere */
+    dw__operand *concats;    /* by concatenation: its memory; storage DW_NONE: not chosen yet */
+    int nested_concats;      /* concatenations whose memory is being chosen */
+    uint32_t *first_slot;    /* by value: the first output that is this value, or DW_NONE */
+    uint32_t *next_slot;     /* by output: the next output that is the same value */
+    bool *claimed;           /* by output: its buffer holds a value already */
+    dw_node *waiting;        /* nodes that read a sum which waits for a product, in order */
     uint32_t waiting_count;
     dw__body *body;           /* scratch */
     dw__operation_call first; /* scratch */
@@ -125,11 +127,12 @@ bool dw__step_is_fast(const dw__step *step);
  * unusable on this GPU, the step gets the next one that supports it. */
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step);
 /* True if some kernel of the target computes this operation with an epilogue, adds its result to what the output holds,
- * also sums an operand, or writes its results with any strides. */
+ * or also sums an operand. */
 bool dw__lower_has_epilogues(const dw__lowering *l, dw_op op);
 bool dw__lower_accumulates(const dw__lowering *l, dw_op op);
 bool dw__lower_sums_operands(const dw__lowering *l, dw_op op);
-bool dw__lower_lays_out(const dw__lowering *l, dw_op op);
+/* The most that a kernel of the target can do about the layout of the operation's results. */
+dw__result_layout dw__lower_results(const dw__lowering *l, dw_op op);
 
 /* ---- lower_views.c, lower_copies.c ----------------------------------------------------------- */
 
@@ -142,14 +145,30 @@ dw_status dw__lower_choose_kernel(dw__lowering *l, dw__step *step);
 
 /* ---- lower_layouts.c ------------------------------------------------------------------------- */
 
-/* Lays out the step's results as later nodes want them, if a kernel supports that. */
-dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step);
+/* Lays out the step's results as later nodes want them, if a kernel supports that. `first`: a step that runs before it
+ * in the same instruction, or NULL. */
+dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step, const dw__step *first);
+/* Requests the layout in which a permute of the value is contiguous, if a permute reads it. */
+dw_status dw__lower_request_by_permutes(dw__lowering *l, dw_value value);
 /* On a GPU, places the result of a matrix multiplication in 16 bits so that its rows begin at multiples of 16 bytes, if
  * it has no place yet and all its readers read rows at any distance. */
 dw_status dw__lower_pad_rows(dw__lowering *l, dw__step *step);
 /* Places a result in the arena, its rows at multiples of 16 bytes if they are long. */
 dw_status dw__lower_pad(dw__lowering *l, dw__operand *result);
-/* Makes no instruction if all operands were written in place. */
+
+/* ---- lower_concats.c ------------------------------------------------------------------------- */
+
+/* True for a view that shows each element of its operand once. */
+bool dw__lower_rearranges(const dw__lowering *l, dw_node node);
+/* Returns where the operand of a reshape or permute must lie so that its result lies at `result`; false if strides
+ * cannot express it. */
+bool dw__lower_operand_layout(dw__lowering *l, dw_node node, const dw__operand *result,
+                              dw__operand *operand);
+/* Requests the value in the slice of a concatenation that reads it or a rearranging view of it, if it may lie there. */
+dw_status dw__lower_request_by_concats(dw__lowering *l, dw_value value);
+/* True for a concatenation that only a permute reads which leaves the last axis in its place. */
+bool dw__lower_is_permuted_concat(const dw__lowering *l, dw_node node);
+/* Copies the operands that do not lie in place. */
 dw_status dw__lower_concat(dw__lowering *l, dw_node node);
 
 /* ---- lower_logits.c -------------------------------------------------------------------------- */
@@ -169,6 +188,9 @@ uint32_t dw__lower_reads_in(const dw__step *step, uint32_t storage);
  * that runs before it in the same instruction, or NULL. */
 bool dw__lower_take_over(dw__lowering *l, dw__step *step, const dw__step *first, uint32_t i,
                          uint32_t o);
+/* Lets the results of a pointwise step that fill a concatenation be written over an operand that lies in the same
+ * slices, if nothing reads it later: the concatenation gets the operand's storage. */
+void dw__lower_take_over_concat(dw__lowering *l, dw__step *step, const dw__step *first);
 /* Lets results of a pointwise step take over the storages of inputs. Call it before
  * dw__lower_place_outputs. */
 void dw__lower_reuse_inputs(dw__lowering *l, dw__step *step, const dw__step *first);

@@ -62,23 +62,64 @@ static dw_status allocate_parts(dw_plan *plan) {
     return DW_OK;
 }
 
+/* What find_ends knows of each instruction, in bytes. */
+typedef struct ends {
+    size_t *completed; /* of gradients that it uses last */
+    size_t *begun;     /* of gradients that it uses first */
+    size_t *across;    /* of storages of the arena that are used before its end and after it */
+    bool *releases;    /* not in bytes: marked by mark_releases */
+} ends;
+
+static void count_others(const dw_plan *plan, ends *e) {
+    const size_t end = plan->code.count;
+    for (size_t s = 0; s < plan->storages.count; s++) {
+        const dw__storage *storage = &plan->storages.items[s];
+        if (storage->first > storage->last || storage->last >= end) continue;
+        if (storage->home == DW_HOME_GRAD) e->begun[storage->first] += storage->bytes;
+        if (storage->home != DW_HOME_ARENA || storage->first == storage->last) continue;
+        e->across[storage->first] += storage->bytes; /* so far: the change */
+        e->across[storage->last] -= storage->bytes;
+    }
+    for (size_t i = 1; i < end; i++) e->across[i] += e->across[i - 1];
+}
+
+/* Returns the last instruction of a part that may end at `i`: the one behind which the least of the arena is in use,
+ * mostly the end of a layer, among those before further gradients of `most` bytes begin. Buffers that outlive a part
+ * keep their segment from being released. */
+static uint32_t best_end(const dw_plan *plan, const ends *e, uint32_t i, size_t most) {
+    uint32_t best = i;
+    size_t begun = 0;
+    for (uint32_t j = i + 1; j < plan->code.count; j++) {
+        begun += e->begun[j];
+        if (begun >= most) break;
+        if (e->across[j] < e->across[best]) best = j;
+        if (e->releases[j]) return j;
+    }
+    return best;
+}
+
 static dw_status find_ends(dw_plan *plan) {
-    uint32_t end = (uint32_t)plan->code.count;
-    size_t *completed = dw__calloc((size_t)end + 1, sizeof *completed + sizeof(bool));
-    if (!completed)
-        return dw__fail_memory("the parts of a plan's backward", end * sizeof *completed);
-    bool *releases = (bool *)(completed + end + 1);
-    size_t total = count_completed(plan, completed);
-    mark_releases(plan, total, releases);
+    const uint32_t end = (uint32_t)plan->code.count;
+    const size_t count = (size_t)end + 1;
+    ends e = {.completed = dw__calloc(count, 3 * sizeof *e.completed + sizeof(bool))};
+    if (!e.completed)
+        return dw__fail_memory("the parts of a plan's backward", count * sizeof *e.completed);
+    e.begun = e.completed + count;
+    e.across = e.begun + count;
+    e.releases = (bool *)(e.across + count);
+    const size_t total = count_completed(plan, e.completed);
+    mark_releases(plan, total, e.releases);
+    count_others(plan, &e);
     const size_t least = plan->engine->part_bytes;
     size_t enough = total / PARTS > least ? total / PARTS : least, complete = 0;
     for (uint32_t i = plan->first_backward; i < end; i++) {
-        complete += completed[i];
-        if ((complete < enough && !releases[i]) || plan->part_count == PARTS) continue;
+        complete += e.completed[i];
+        if ((complete < enough && !e.releases[i]) || plan->part_count == PARTS) continue;
+        if (!e.releases[i]) i = best_end(plan, &e, i, enough / 2);
         plan->part_ends[plan->part_count++] = i + 1;
         complete = 0;
     }
-    dw__free(completed);
+    dw__free(e.completed);
     /* Instructions that complete no further gradient belong to the last part. */
     if (plan->part_count == 0 || complete > 0) plan->part_count++;
     plan->part_ends[plan->part_count - 1] = end;

@@ -7,14 +7,14 @@ static size_t align_up(size_t bytes, size_t alignment) {
 }
 
 /* Order of placement: pinned buffers by time, then the others by the segments that they may use, size and time; those
- * for the late segment last, because they find holes where the others have been. The address breaks ties, so that the
+ * for a late segment last, because they find holes where the others have been. The address breaks ties, so that the
  * result does not depend on qsort. */
 static int compare(const void *left, const void *right) {
     const dw__interval *a = *(dw__interval *const *)left;
     const dw__interval *b = *(dw__interval *const *)right;
     if (a->pinned != b->pinned) return a->pinned ? -1 : 1;
     if (a->pinned && a->first != b->first) return a->first < b->first ? -1 : 1;
-    if (a->late != b->late) return a->late ? 1 : -1;
+    if ((a->late != 0) != (b->late != 0)) return a->late ? 1 : -1;
     if (a->most != b->most) return a->most < b->most ? -1 : 1;
     if (a->bytes != b->bytes) return a->bytes > b->bytes ? -1 : 1;
     if (a->first != b->first) return a->first < b->first ? -1 : 1;
@@ -70,9 +70,8 @@ typedef struct dw__filled {
 
 /* Sets the segment and offset of a buffer that is not pinned: the tightest hole of all segments that it may use, or
  * the place where a segment grows least. Between equals the segment that is released first is taken. A buffer for which
- * a segment would grow goes to the late one, if it may. */
-static void find_place(dw__interval *item, size_t alignment, const dw__filled *segments,
-                       uint32_t late) {
+ * a segment would grow goes to its late one, if it has one. */
+static void find_place(dw__interval *item, size_t alignment, const dw__filled *segments) {
     size_t best_room = SIZE_MAX, best_growth = SIZE_MAX;
     for (uint32_t s = 0; s <= item->most; s++) {
         size_t room, held = segments[s].extent->bytes;
@@ -85,9 +84,9 @@ static void find_place(dw__interval *item, size_t alignment, const dw__filled *s
         item->offset = offset;
     }
     if (!item->late || best_room != SIZE_MAX || best_growth == 0) return;
-    item->segment = late;
-    item->offset =
-        find_offset(item, alignment, segments[late].count, segments[late].placed, &best_room);
+    const dw__filled *late = &segments[item->late];
+    item->segment = item->late;
+    item->offset = find_offset(item, alignment, late->count, late->placed, &best_room);
 }
 
 static void pin(dw__interval *item, size_t alignment, const dw__filled *segments) {
@@ -122,7 +121,7 @@ dw_status dw__place(uint32_t count, dw__interval *items, size_t alignment, uint3
             if (item->pinned) {
                 pin(item, alignment, segments);
             } else {
-                find_place(item, alignment, segments, segment_count - 1);
+                find_place(item, alignment, segments);
             }
             /* Offsets and sizes are at most DW_PLACEMENT_MOST each, so their sum has not wrapped. */
             end = item->offset + item->bytes;

@@ -4,8 +4,8 @@
  * that releases memory after a part of backward therefore needs less at its peak. A segment is released after the last
  * part that reads it; a storage lies in a segment that lasts at least as long.
  *
- * The peak is mostly before the first release, when what later parts compute is not in memory yet. It lies in what they
- * have read, and for the rest in a segment that begins late, after that release.
+ * What backward computes besides gradients lies where its parts have read everything, and for the rest in segments that
+ * begin late: each group of parts between two releases has one of its own, which is released with the group.
  */
 #include "engine/engine_internal.h"
 
@@ -84,25 +84,28 @@ static size_t peak_of(const profile *of, const size_t *live) {
     return peak;
 }
 
-/* Estimates the peak with these cuts: a segment has what forward saved for its parts. What else is live lies where
- * parts before have read everything, and for the rest, up to the first release, in the segment that is kept to the end,
- * and after it in the late one. */
+/* Estimates the peak with these cuts: a segment has what forward saved for its parts, and these lay what else is live
+ * where parts before them in the segment have read everything, and the rest in a late segment of their own. */
 static size_t estimate(const profile *of, uint32_t cuts) {
-    size_t live[DW__MOST_PARTS], kept[2] = {0}, read = 0, sum = 0;
-    for (uint32_t p = 0, late = 0; p < of->parts; p++) {
-        size_t missing = of->other[p] > read ? of->other[p] - read : 0;
-        if (missing > kept[late]) kept[late] = missing;
-        read = cuts >> p & 1 ? 0 : read + of->saved[p];
-        late |= cuts >> p & 1;
+    size_t live[DW__MOST_PARTS], later = 0;
+    for (uint32_t p = 0; p < of->parts;) {
+        size_t missing = 0, read = 0;
+        uint32_t begin = p;
+        do {
+            if (of->other[p] > read + missing) missing = of->other[p] - read;
+            read += of->saved[p];
+        } while (!(cuts >> p++ & 1) && p < of->parts);
+        /* A segment is released as a whole. */
+        for (; begin < p; begin++) live[begin] = missing + read;
     }
-    if (kept[1] < kept[0]) kept[1] = kept[0];
     for (uint32_t p = of->parts; p-- > 0;) {
-        sum += of->saved[p];
-        live[p] = sum + kept[(cuts & (((uint32_t)1 << p) - 1)) != 0];
-    }
-    /* A segment is released as a whole. */
-    for (uint32_t p = 1; p < of->parts; p++) {
-        if (!(cuts >> (p - 1) & 1)) live[p] = live[p - 1];
+        live[p] += later;
+        if (p > 0 && cuts >> (p - 1) & 1) {
+            for (uint32_t q = p; q < of->parts; q++) {
+                later += of->saved[q];
+                if (cuts >> q & 1) break;
+            }
+        }
     }
     /* Buffers that only forward uses lie in the segment that is released first. */
     size_t more = live[0] < of->bound ? of->bound - live[0] : 0;
@@ -128,35 +131,70 @@ static void search(const profile *of, uint32_t most, choice *best) {
 
 /* ---- places ----------------------------------------------------------------------------------- */
 
-/* Places the intervals, one for each storage in the arena, in the segments of a choice, and in a late one if there may
- * be one more. */
+/* The number of segments that last from forward, at most, if each but the first released has a late one beside it. */
+static uint32_t most_early(const dw_plan *plan) { return (plan->engine->most_segments + 1) / 2; }
+
+/* Fills in the parts of the segments of a choice. The first `early` of them last from forward to the end of a group of
+ * parts, segment 0 to the last part. Each group but the first has a late segment behind these. */
+static uint32_t set_parts(const dw_plan *plan, const choice *chosen, dw_segment *segments) {
+    uint32_t early = 0;
+    for (uint32_t p = plan->part_count; p-- > 0;) {
+        if (p + 1 == plan->part_count || (chosen->cuts >> p & 1))
+            segments[early++] = (dw_segment){.part = p};
+    }
+    for (uint32_t s = 0; s + 1 < early; s++)
+        segments[early + s] =
+            (dw_segment){.part = segments[s].part, .first_part = segments[s + 1].part + 1};
+    return early;
+}
+
+/* The segments that may hold a storage. */
+static void limit(const dw_plan *plan, const dw__storage *storage, const dw_segment *segments,
+                  uint32_t early, dw__interval *item) {
+    const uint32_t last = dw__plan_part_of(plan, storage->last);
+    uint32_t most = early - 1;
+    while (segments[most].part < last) most--;
+    item->most = most;
+    item->late = 0;
+    if (most + 1 < early && storage->first >= plan->first_backward &&
+        dw__plan_part_of(plan, storage->first) >= segments[early + most].first_part)
+        item->late = early + most;
+}
+
+/* Removes late segments that hold nothing. Returns how many segments remain. */
+static uint32_t drop_empty(uint32_t early, uint32_t count, uint32_t item_count, dw__interval *items,
+                           dw_segment *segments) {
+    uint32_t kept = early, place[DW_MOST_SEGMENTS];
+    for (uint32_t s = 0; s < count; s++) {
+        place[s] = s < early ? s : kept;
+        if (s < early || segments[s].bytes == 0) continue;
+        segments[kept++] = segments[s];
+    }
+    for (uint32_t i = 0; i < item_count; i++)
+        if (items[i].bytes) items[i].segment = place[items[i].segment];
+    return kept;
+}
+
+/* Places the intervals, one for each storage in the arena, in the segments of a choice. */
 static dw_status place(const dw_plan *plan, const choice *chosen, uint32_t count,
                        dw__interval *items, dw_segment *segments, uint32_t *segment_count) {
     dw__extent extents[DW_MOST_SEGMENTS];
-    uint32_t n = 0, at = 0;
-    for (uint32_t p = plan->part_count; p-- > 0;) {
-        if (p + 1 == plan->part_count || (chosen->cuts >> p & 1))
-            segments[n++] = (dw_segment){.part = p};
-    }
-    const uint32_t early = n, release = segments[n - 1].part;
-    if (early > 1 && early < plan->engine->most_segments)
-        segments[n++] = (dw_segment){.part = plan->part_count - 1, .first_part = release + 1};
+    const uint32_t early = set_parts(plan, chosen, segments);
+    uint32_t n = 2 * early - 1, at = 0;
     for (size_t s = 0; s < plan->storages.count; s++) {
-        const dw__storage *storage = &plan->storages.items[s];
-        if (!in_arena(storage)) continue;
-        uint32_t last = dw__plan_part_of(plan, storage->last), most = early - 1;
-        while (segments[most].part < last) most--;
-        items[at].late = n > early && storage->first >= plan->part_ends[release];
-        items[at++].most = most;
+        if (in_arena(&plan->storages.items[s]))
+            limit(plan, &plan->storages.items[s], segments, early, &items[at++]);
     }
     DW_RETURN_IF_FAILED(dw__place(count, items, plan->target.alignment, n, extents));
-    if (n > early && extents[early].bytes == 0) n = early;
+    for (uint32_t s = 0; s < n; s++) {
+        segments[s].bytes = extents[s].bytes;
+        segments[s].saved_bytes = extents[s].pinned_bytes;
+    }
+    n = drop_empty(early, n, count, items, segments);
     *segment_count = n;
     size_t end = 0;
     for (uint32_t s = 0; s < n; s++) {
         segments[s].offset = rounded(plan, end);
-        segments[s].bytes = extents[s].bytes;
-        segments[s].saved_bytes = extents[s].pinned_bytes;
         end = segments[s].offset + segments[s].bytes;
         if (end > DW_PLACEMENT_MOST)
             return dw__fail(DW_SHAPE, "the segments of the arena need more than 2^62 bytes "
@@ -205,12 +243,10 @@ static size_t placed_peak(const profile *of, uint32_t count, const dw_segment *s
 static dw_status cut(dw_plan *plan, uint32_t count, dw__interval *items) {
     const size_t whole = plan->arena_bytes;
     profile of;
-    choice best[DW_MOST_SEGMENTS];
+    choice best[DW_PLACEMENT_SEGMENTS];
     dw_segment segments[DW_MOST_SEGMENTS];
     DW_RETURN_IF_FAILED(make_profile(plan, &of));
-    uint32_t most = plan->engine->most_segments;
-    if (most > 2) most--; /* for the late one */
-    if (most > of.parts) most = of.parts;
+    const uint32_t most = most_early(plan) < of.parts ? most_early(plan) : of.parts;
     search(&of, most, best);
     size_t held;
     const size_t before = placed_peak(&of, 1, plan->segments, &held);
@@ -231,7 +267,7 @@ static dw_status cut(dw_plan *plan, uint32_t count, dw__interval *items) {
 dw_status dw__plan_place(dw_plan *plan) {
     dw_status status = DW_OK;
     uint32_t count = 0, segment_count;
-    dw_segment whole;
+    dw_segment whole[DW_MOST_SEGMENTS];
     const choice one = {.count = 1};
     dw__interval *items = dw__calloc(plan->storages.count + 1, sizeof *items);
     if (!items) return dw__fail_memory("lifetimes", plan->storages.count * sizeof *items);
@@ -246,9 +282,9 @@ dw_status dw__plan_place(dw_plan *plan) {
                                         .pinned = storage->saved};
     }
     DW_TRY(dw__placement_bound(count, items, plan->target.alignment, &plan->bound_bytes));
-    DW_TRY(place(plan, &one, count, items, &whole, &segment_count));
-    keep(plan, items, 1, &whole);
-    if (plan->engine->most_segments > 1 && plan->part_count > 1) DW_TRY(cut(plan, count, items));
+    DW_TRY(place(plan, &one, count, items, whole, &segment_count));
+    keep(plan, items, 1, whole);
+    if (most_early(plan) > 1 && plan->part_count > 1) DW_TRY(cut(plan, count, items));
 cleanup:
     dw__free(items);
     return status;

@@ -130,7 +130,9 @@ cleanup:
 static bool passes_check(const question *q, char *reason, size_t bytes) {
     const dw__target *target = q->target;
     const dw__kernel *kernel = NULL;
-    if (!dw__call_has_tiles(&q->call.call)) return true; /* other calls have more kernels */
+    /* Other calls have more kernels. */
+    if (!dw__call_has_tiles(&q->call.call) && q->call.call.op != DW_OP_SEGMENT_MULTIPLY_CODES)
+        return true;
     while ((kernel = dw__kernel_for(&q->call, &target->gpu, kernel)))
         if (dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK)
             return true;
@@ -143,11 +145,13 @@ static bool passes_check(const question *q, char *reason, size_t bytes) {
  * which says nothing. The rows of a batch that are known only to a plan are taken to be a multiple of 128 here. */
 static bool multiplies_fp8_block(const question *q, char *reason, size_t bytes) {
     const dw__target *target = q->target;
-    const dw__kernel *kernel = dw__kernel_of_fp8_blocks();
-    if (kernel->supports(kernel, &q->call, &target->gpu) == DW_OK &&
-        dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK)
-        return true;
-    snprintf(reason, bytes, "%s", dw_last_error());
+    for (const dw__kernel *const *each = dw__kernels_of_fp8_blocks(); *each; each++) {
+        const dw__kernel *kernel = *each;
+        if (kernel->supports(kernel, &q->call, &target->gpu) == DW_OK &&
+            dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK)
+            return true;
+        if (reason[0] == '\0') snprintf(reason, bytes, "%s", dw_last_error());
+    }
     return false;
 }
 

@@ -281,11 +281,14 @@ static bool same_code(const dw__body_code *a, const dw__body_code *b) {
     return true;
 }
 
-/* Returns the instruction of `body` that computes the same, or its end. */
-static uint16_t find_code(const dw__body *body, const dw__body_code *code) {
+/* Appends an instruction, unless the body has one that computes the same. Returns its number, or DW_BODY_MAX_CODE if
+ * the body is full. */
+static uint16_t add_code(dw__body *body, const dw__body_code *code) {
     uint16_t i = 0;
     while (i < body->code_count && !same_code(&body->code[i], code)) i++;
-    return i;
+    if (i < body->code_count || i == DW_BODY_MAX_CODE) return i;
+    body->code[body->code_count] = *code;
+    return body->code_count++;
 }
 
 /* Gives an operand its numbers in another body. */
@@ -294,18 +297,24 @@ static void renumber(dw__body_operand *operand, const uint16_t *inputs, const ui
     if (operand->source == DW_BODY_RESULT) operand->index = results[operand->index];
 }
 
-/* Appends `from`, whose inputs have the given numbers (NULL: their own). */
-static bool append_body(dw__body *body, const dw__body *from, const uint16_t *inputs) {
-    uint16_t results[DW_BODY_MAX_CODE];
+/* Appends the instructions of `from`, whose inputs have the given numbers (NULL: their own), unless `body` has their
+ * like. results[i]: the number of instruction i in `body`. */
+static bool append_code(dw__body *body, const dw__body *from, const uint16_t *inputs,
+                        uint16_t *results) {
     for (uint16_t i = 0; i < from->code_count; i++) {
         dw__body_code code = from->code[i];
         for (uint32_t k = 0; k < code.operand_count; k++)
             renumber(&code.operands[k], inputs, results);
-        results[i] = find_code(body, &code);
+        results[i] = add_code(body, &code);
         if (results[i] == DW_BODY_MAX_CODE) return false;
-        body->code[results[i]] = code;
-        if (results[i] == body->code_count) body->code_count++;
     }
+    return true;
+}
+
+/* Appends `from`, whose inputs have the given numbers (NULL: their own). */
+static bool append_body(dw__body *body, const dw__body *from, const uint16_t *inputs) {
+    uint16_t results[DW_BODY_MAX_CODE];
+    if (!append_code(body, from, inputs, results)) return false;
     if (body->output_count + from->output_count > DW_MAX_OUTPUTS) return false;
     for (uint16_t i = 0; i < from->output_count; i++) {
         body->outputs[body->output_count] = from->outputs[i];
@@ -348,6 +357,79 @@ bool dw__body_join(const dw__body *a, const dw__body *b, const uint16_t *b_input
     joint->code_count = joint->output_count = 0;
     if (!append_body(joint, a, NULL) || !append_body(joint, b, b_inputs)) return false;
     put_ends_last(joint);
+    return true;
+}
+
+/* ---- parts --------------------------------------------------------------------------------- */
+
+static void mark(const dw__body_operand *operand, bool *inputs, bool *results) {
+    if (operand->source == DW_BODY_INPUT) inputs[operand->index] = true;
+    if (operand->source == DW_BODY_RESULT) results[operand->index] = true;
+}
+
+void dw__body_select(const dw__body *from, const bool *wanted, dw__body *made, uint16_t *inputs) {
+    bool read[DW_MAX_INPUTS] = {false}, needed[DW_BODY_MAX_CODE] = {false};
+    uint16_t places[DW_MAX_INPUTS], results[DW_BODY_MAX_CODE];
+    made->input_count = made->code_count = made->output_count = 0;
+    for (uint16_t i = 0; i < from->output_count; i++)
+        if (wanted[i]) mark(&from->outputs[i], read, needed);
+    for (uint16_t i = from->code_count; i-- > 0;)
+        for (uint32_t k = 0; needed[i] && k < from->code[i].operand_count; k++)
+            mark(&from->code[i].operands[k], read, needed);
+    for (uint16_t i = 0; i < from->input_count; i++) {
+        if (!read[i]) continue;
+        places[i] = made->input_count;
+        inputs[made->input_count++] = i;
+    }
+    for (uint16_t i = 0; i < from->code_count; i++) {
+        if (!needed[i]) continue;
+        dw__body_code code = from->code[i];
+        for (uint32_t k = 0; k < code.operand_count; k++)
+            renumber(&code.operands[k], places, results);
+        results[i] = made->code_count;
+        made->code[made->code_count++] = code;
+    }
+    for (uint16_t i = 0; i < from->output_count; i++) {
+        if (!wanted[i]) continue;
+        made->outputs[made->output_count] = from->outputs[i];
+        renumber(&made->outputs[made->output_count++], places, results);
+    }
+}
+
+/* Gives an operand of `body` its place in the program in which `value` stands for input `input`. */
+static void substitute(dw__body_operand *operand, uint16_t input, const dw__body_operand *value,
+                       const uint16_t *results) {
+    if (operand->source == DW_BODY_RESULT)
+        operand->index = results[operand->index];
+    else if (operand->source == DW_BODY_INPUT && operand->index == input)
+        *operand = *value;
+    else if (operand->source == DW_BODY_INPUT && operand->index > input)
+        operand->index--;
+}
+
+bool dw__body_inline(const dw__body *body, uint16_t input, const dw__body *maker,
+                     const uint16_t *maker_inputs, dw__body *made) {
+    uint16_t inputs[DW_MAX_INPUTS], of_maker[DW_BODY_MAX_CODE], results[DW_BODY_MAX_CODE];
+    for (uint16_t i = 0; i < maker->input_count; i++)
+        inputs[i] = (uint16_t)(maker_inputs[i] - (maker_inputs[i] > input));
+    made->input_count = (uint16_t)(body->input_count - 1);
+    made->code_count = 0;
+    made->output_count = body->output_count;
+    if (!append_code(made, maker, inputs, of_maker)) return false;
+    dw__body_operand value = maker->outputs[0];
+    renumber(&value, inputs, of_maker);
+    for (uint16_t i = 0; i < body->code_count; i++) {
+        dw__body_code code = body->code[i];
+        for (uint32_t k = 0; k < code.operand_count; k++)
+            substitute(&code.operands[k], input, &value, results);
+        results[i] = add_code(made, &code);
+        if (results[i] == DW_BODY_MAX_CODE) return false;
+    }
+    for (uint16_t i = 0; i < body->output_count; i++) {
+        made->outputs[i] = body->outputs[i];
+        substitute(&made->outputs[i], input, &value, results);
+    }
+    put_ends_last(made);
     return true;
 }
 

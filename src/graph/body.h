@@ -56,6 +56,14 @@ dw_status dw__body_print(const dw__body *body, dw__text *out);
  * the result would be too long. */
 bool dw__body_join(const dw__body *a, const dw__body *b, const uint16_t *b_inputs,
                    uint16_t input_count, dw__body *joint);
+/* Makes the program of the `wanted` outputs of `from` alone, in their order. Input i of the result is input inputs[i] of
+ * `from`; inputs that no wanted output depends on are left out. */
+void dw__body_select(const dw__body *from, const bool *wanted, dw__body *made, uint16_t *inputs);
+/* Makes a program that computes input `input` of `body` itself: it is output 0 of `maker`, whose input i is input
+ * maker_inputs[i] of `body`. The result has the inputs of `body` without that one, in their order, and its outputs.
+ * What both compute alike is computed once. Returns false if the result would be too long. */
+bool dw__body_inline(const dw__body *body, uint16_t input, const dw__body *maker,
+                     const uint16_t *maker_inputs, dw__body *made);
 /* True when output `output`, stored as soon as it is computed, may overwrite the elements of input
  * `input`: nothing in the body reads that input afterwards. */
 bool dw__body_may_overwrite(const dw__body *body, uint32_t input, uint32_t output);

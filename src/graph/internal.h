@@ -245,6 +245,13 @@ dw_status dw__join_pads(dw_graph **graph);
 /* Replaces each grouped_linear by a segment_linear of rows that are sorted by group, and lets the operations around it
  * work on sorted rows too. Call it before the gradient is taken. */
 dw_status dw__sort_rows(dw_graph **graph);
+/* Multiplies the router's weights into the rows that the experts' last GEMM reads, if they multiply its result and
+ * these rows are at most as wide: the gradient of the weights then needs no result of the GEMM. Call it after
+ * dw__sort_rows, before the gradient is taken. */
+dw_status dw__weigh_rows_early(dw_graph **graph);
+/* Lets programs of backward compute values of forward that they read, if they read all that these are computed from.
+ * Call it when elementwise nodes are fused. */
+dw_status dw__inline_programs(dw_graph **graph);
 /* Replaces each cross_entropy_backward whose result only its linear layer's own gradients read, and these, by
  * linear_cross_entropy_backward. A part of the pass `recognize`. `casts`: also if there are casts between a layer in 16
  * bits and a loss in F32; for GPUs, whose kernel then computes in F32 as well. */

@@ -62,6 +62,8 @@ typedef struct dw__layer_choice {
     dw__layer_reason reason;
     uint32_t exception; /* DW__BY_EXCEPTION */
 } dw__layer_choice;
+/* Whether an operation multiplies rows by the matrix of their expert. Guards do not observe such layers. */
+bool dw__is_experts(dw_op op);
 /* Chooses the precision of each node of a checked policy's graph. Free *choices with dw__free. */
 dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *policy,
                             dw__layer_choice **choices);

@@ -6,9 +6,10 @@
  * becomes quantize_tensor of x and of w, and multiply_codes of the orientations in which the axis that is summed over is
  * the last one. With scales of blocks (mxfp8, mxfp4, nvfp4) it is quantize_tiles: one node for both orientations, so
  * that a tensor that is read both ways is read once, unless it is rotated or rounded stochastically, which each
- * orientation is by itself. MX has no scales of tensors. A cast of y becomes the product's own rounding. Products of
- * fp8-block are products of codes before this pass, on every target; here they only take in their casts, where tensor
- * cores multiply them. */
+ * orientation is by itself. Likewise a segment_linear of quantized rows and matrices becomes segment_multiply_codes,
+ * where the target computes that. MX has no scales of tensors. A cast of y becomes the product's own rounding. Products
+ * of fp8-block are products of codes before this pass, on every target; here they only take in their casts, where
+ * tensor cores multiply them. */
 #include "graph/passes.h"
 #include "number/scheme_sets.h"
 #include <stdio.h>
@@ -186,6 +187,55 @@ static dw_status rewrite_scaled(pass *run, dw_graph *graph, dw_node node, dw_val
     return DW_OK;
 }
 
+/* Returns the node that quantizes the matrices w [E,M,N] as one matrix [E*M,N], or DW_NONE. */
+static dw_node matrices_quantized_by(const dw_graph *graph, dw_value w) {
+    const dw__type type = dw__type_of(graph, w);
+    w = look_through(graph, look_through(graph, w, DW_OP_RESHAPE), DW_OP_CAST);
+    const dw_node node = quantized_by(graph, look_through(graph, w, DW_OP_RESHAPE));
+    if (node == DW_NONE) return DW_NONE;
+    const dw__type matrix = dw__type_of(graph, dw_node_output(graph, node, 0));
+    return matrix.shape[1] == type.shape[2] ? node : DW_NONE;
+}
+
+static dw_value multiply_segments(dw__emitter *e, const dw_value in[5], dw_dtype dtype, bool fast,
+                                  dw_node *node) {
+    const dw_attr attrs[] = {{.key = DW_ATTR_KEY_DTYPE, .integer = dtype},
+                             dw_attr_int(DW_ATTR_KEY_FAST_ACCUMULATION, 1)};
+    *node = dw__emit_node(e, DW_OP_SEGMENT_MULTIPLY_CODES, 5, in, fast ? 2 : 1, attrs);
+    return e->status == DW_OK ? dw_node_output(e->graph, *node, 0) : DW_NONE;
+}
+
+/* y = segment_linear * scale, of rows and matrices with scales of tensors. Where the sum's axis is the first one of a
+ * matrix, the codes that are read are the turned ones, in which the matrices lie side by side. */
+static dw_status rewrite_segments(pass *run, dw_graph *graph, dw_node node, dw_value *replacement) {
+    for (int side = 0; side < 2; side++) {
+        const dw_value scaled = dw_node_input(graph, node, side);
+        const dw_node linear = dw__made_by(graph, scaled, DW_OP_SEGMENT_LINEAR);
+        if (linear == DW_NONE || dw_value_dtype(graph, scaled) != DW_F32 ||
+            (dw_node_input_count(graph, linear) > 3 && dw_node_input(graph, linear, 3) != DW_NONE))
+            continue;
+        const dw_node x = quantized_by(
+                          graph, look_through(graph, dw_node_input(graph, linear, 0), DW_OP_CAST)),
+                      w = matrices_quantized_by(graph, dw_node_input(graph, linear, 1));
+        if (x == DW_NONE || w == DW_NONE || !is_whole(graph, x) || !is_whole(graph, w) ||
+            !is_scale_of(graph, dw_node_input(graph, node, 1 - side), x, w))
+            continue;
+        dw__emitter e = {graph, DW_OK};
+        const factor a = codes_of(&e, x, false),
+                     b = codes_of(&e, w, !dw_node_int(graph, linear, DW_ATTR_KEY_TRANSPOSE_W, 1));
+        const bool fast = run->fast_forward && !graph->nodes.items[linear].backward;
+        dw_node made = DW_NONE;
+        const dw_value y = multiply_segments(
+            &e, (dw_value[]){a.codes, b.codes, dw_node_input(graph, linear, 2), a.scale, b.scale},
+            DW_F32, fast, &made);
+        if (e.status == DW_OK && is_computed(run, graph, a.node) &&
+            is_computed(run, graph, b.node) && is_computed(run, graph, made))
+            *replacement = y;
+        return e.status;
+    }
+    return DW_OK;
+}
+
 /* y = matmul without scales of tensors */
 static dw_status rewrite_plain(pass *run, dw_graph *graph, dw_node node, dw_value *replacement) {
     product p;
@@ -224,6 +274,19 @@ static dw_node product_behind(const dw_graph *graph, dw_value x, dw_dtype dtype,
     return dw__made_by(graph, look_through(graph, x, DW_OP_RESHAPE), DW_OP_MULTIPLY_CODES);
 }
 
+/* The product of rows in groups is made again in the cast's type. */
+static dw_status round_segments(pass *run, dw_graph *graph, dw_node wide, dw_dtype dtype,
+                                dw_value *replacement) {
+    dw__emitter e = {graph, DW_OK};
+    dw_value in[5];
+    dw_node made = DW_NONE;
+    for (uint32_t i = 0; i < DW_COUNT(in); i++) in[i] = dw_node_input(graph, wide, i);
+    const dw_value y = multiply_segments(
+        &e, in, dtype, dw_node_int(graph, wide, DW_ATTR_KEY_FAST_ACCUMULATION, 0) != 0, &made);
+    if (e.status == DW_OK && is_computed(run, graph, made)) *replacement = y;
+    return e.status;
+}
+
 /* The product is made again in the cast's type, with its bias, unless the target has no kernel for that; if something
  * else reads the one in F32, both stay. */
 static dw_status rewrite_cast(pass *run, dw_graph *graph, dw_node node, dw_value *replacement) {
@@ -232,6 +295,8 @@ static dw_status rewrite_cast(pass *run, dw_graph *graph, dw_node node, dw_value
     const dw_value x = dw_node_input(graph, node, 0);
     dw_value bias, in[INPUTS];
     if (dtype != DW_BF16 && dtype != DW_F16) return DW_OK;
+    const dw_node segments = dw__made_by(graph, x, DW_OP_SEGMENT_MULTIPLY_CODES);
+    if (segments != DW_NONE) return round_segments(run, graph, segments, dtype, replacement);
     const dw_node wide = product_behind(graph, x, dtype, &bias);
     if (wide == DW_NONE) return DW_OK;
     dw__emitter e = {graph, DW_OK};
@@ -252,7 +317,11 @@ static dw_status rule(dw__rewrite *rewrite, dw_node node, dw_value *replacements
     const dw_value before = replacements[0];
     dw_status status = DW_OK;
     switch (dw_node_op(rewrite->graph, node)) {
-    case DW_OP_MUL: status = rewrite_scaled(run, rewrite->graph, node, &replacements[0]); break;
+    case DW_OP_MUL:
+        status = rewrite_scaled(run, rewrite->graph, node, &replacements[0]);
+        if (status == DW_OK && replacements[0] == before)
+            status = rewrite_segments(run, rewrite->graph, node, &replacements[0]);
+        break;
     case DW_OP_MATMUL: status = rewrite_plain(run, rewrite->graph, node, &replacements[0]); break;
     case DW_OP_CAST: status = rewrite_cast(run, rewrite->graph, node, &replacements[0]); break;
     default: break;

@@ -11,4 +11,8 @@
     dw_status name(dw_graph *graph, dw_node node, const dw_value *output_grads,                    \
                    const bool *needed, dw_value *input_grads)
 
+/* In op_gradient_composite.c: the gradients of the matrices and biases of segment_linear, from unrounded operands. */
+void dw__emit_segment_gradients(dw__emitter *e, dw_node node, dw_value dy, const bool *needed,
+                                dw_value *input_grads);
+
 #endif

@@ -177,29 +177,39 @@ DW__GRADIENT(dw__gradient_linear) {
 }
 
 /* As for linear, group by group; db sums the rows of dy by group. */
-DW__GRADIENT(dw__gradient_segment_linear) {
+void dw__emit_segment_gradients(dw__emitter *e, dw_node node, dw_value dy, const bool *needed,
+                                dw_value *input_grads) {
     enum { X, W, OFFSETS, B };
-    dw__emitter e = {graph, DW_OK};
+    dw_graph *graph = e->graph;
     dw_value x = dw_node_input(graph, node, X), w = dw_node_input(graph, node, W);
-    dw_value offsets = dw_node_input(graph, node, OFFSETS), dy = output_grads[0];
+    dw_value offsets = dw_node_input(graph, node, OFFSETS);
+    bool transpose_w = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    if (needed[W])
+        input_grads[W] =
+            dw__emit(e, DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT, 3,
+                     (dw_value[]){transpose_w ? dy : x, transpose_w ? x : dy, offsets}, 0, NULL);
+    if (needed[B]) {
+        dw__type type = dw__type_of(graph, dy);
+        dw_dim groups = dw__type_of(graph, w).shape[0];
+        dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, &groups);
+        dw_value index = dw__emit_group_of_rows(e, offsets, type.shape[0]);
+        input_grads[B] =
+            dw__emit(e, DW_OP_EMBEDDING_BACKWARD, 2, (dw_value[]){index, dy}, 1, &size);
+    }
+}
+
+DW__GRADIENT(dw__gradient_segment_linear) {
+    enum { X, W, OFFSETS };
+    dw__emitter e = {graph, DW_OK};
+    dw_value w = dw_node_input(graph, node, W), offsets = dw_node_input(graph, node, OFFSETS);
+    dw_value dy = output_grads[0];
     bool transpose_w = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
     if (needed[X]) {
         dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, !transpose_w);
         input_grads[X] =
             dw__emit(&e, DW_OP_SEGMENT_LINEAR, 3, (dw_value[]){dy, w, offsets}, 1, &attr);
     }
-    if (needed[W])
-        input_grads[W] =
-            dw__emit(&e, DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT, 3,
-                     (dw_value[]){transpose_w ? dy : x, transpose_w ? x : dy, offsets}, 0, NULL);
-    if (needed[B]) {
-        dw__type type = dw__type_of(graph, dy);
-        dw_dim groups = dw__type_of(graph, w).shape[0];
-        dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, &groups);
-        dw_value index = dw__emit_group_of_rows(&e, offsets, type.shape[0]);
-        input_grads[B] =
-            dw__emit(&e, DW_OP_EMBEDDING_BACKWARD, 2, (dw_value[]){index, dy}, 1, &size);
-    }
+    dw__emit_segment_gradients(&e, node, dy, needed, input_grads);
     return e.status;
 }
 

@@ -980,16 +980,29 @@ dw_status dw__infer_quantization_error(const dw__draft *draft, dw__inferred *out
     return give(out, DW_F64, 1, &numbers);
 }
 
-dw_status dw__infer_multiply_codes(const dw__draft *draft, dw__inferred *out) {
-    const dw_dtype result = (dw_dtype)int_of(draft, DW_ATTR_KEY_DTYPE, DW_F32);
-    DW_RETURN_IF_FAILED(want_flag(draft, DW_ATTR_KEY_FAST_ACCUMULATION));
-    const bool in_blocks = has(draft, TILES_A) || has(draft, TILES_B);
+/* The matrices a and b, whose codes are checked with their tiles if they have these. */
+static dw_status check_codes(const dw__draft *draft, bool in_blocks) {
     for (uint32_t i = CODES_A; i <= CODES_B; i++) {
         if (!in_blocks && dtype_of(draft, i) != DW_E4M3 && dtype_of(draft, i) != DW_E5M2)
             return refuse(draft, DW_TYPE, "%s is %s; expected e4m3 or e5m2", operand_name(draft, i),
                           dw_dtype_name(dtype_of(draft, i)));
         DW_RETURN_IF_FAILED(want_rank(draft, i, 2));
     }
+    return DW_OK;
+}
+
+/* Reads the type of a product of codes. */
+static dw_status read_product_dtype(const dw__draft *draft, dw_dtype *result) {
+    *result = (dw_dtype)int_of(draft, DW_ATTR_KEY_DTYPE, DW_F32);
+    if (*result == DW_F32 || *result == DW_BF16 || *result == DW_F16) return DW_OK;
+    return refuse(draft, DW_TYPE, "dtype=%s; expected f32, bf16 or f16", dw_dtype_name(*result));
+}
+
+dw_status dw__infer_multiply_codes(const dw__draft *draft, dw__inferred *out) {
+    dw_dtype result;
+    DW_RETURN_IF_FAILED(want_flag(draft, DW_ATTR_KEY_FAST_ACCUMULATION));
+    const bool in_blocks = has(draft, TILES_A) || has(draft, TILES_B);
+    DW_RETURN_IF_FAILED(check_codes(draft, in_blocks));
     if (in_blocks)
         DW_RETURN_IF_FAILED(check_tiles(draft));
     else
@@ -1004,8 +1017,7 @@ dw_status dw__infer_multiply_codes(const dw__draft *draft, dw__inferred *out) {
                       "the last dims of a and b are %s and %s; expected equal ones",
                       show_dim(draft, shape_of(draft, CODES_A)[1]).text,
                       show_dim(draft, shape_of(draft, CODES_B)[1]).text);
-    if (result != DW_F32 && result != DW_BF16 && result != DW_F16)
-        return refuse(draft, DW_TYPE, "dtype=%s; expected f32, bf16 or f16", dw_dtype_name(result));
+    DW_RETURN_IF_FAILED(read_product_dtype(draft, &result));
     if (has(draft, BIAS)) {
         DW_RETURN_IF_FAILED(want_dtype(draft, BIAS, result));
         DW_RETURN_IF_FAILED(want_shape(draft, BIAS, 1, shape_of(draft, CODES_B), "[N] of b"));
@@ -1133,6 +1145,60 @@ dw_status dw__infer_segment_linear(const dw__draft *draft, dw__inferred *out) {
     DW_RETURN_IF_FAILED(named(draft, dw_dim_add(draft->graph, shape_of(draft, W)[0], 1, &offsets)));
     DW_RETURN_IF_FAILED(want_shape(draft, OFFSETS, 1, &offsets, "[E + 1] of w"));
     return give(out, dtype_of(draft, X), 2, (dw_dim[]){shape_of(draft, X)[0], results});
+}
+
+dw_status dw__infer_quantized_segment_linear(const dw__draft *draft, dw__inferred *out) {
+    static const dw_linear_operand rounded[] = {DW_FORWARD_X, DW_FORWARD_W, DW_DGRAD_DY,
+                                                DW_DGRAD_W};
+    DW_RETURN_IF_FAILED(want_quantizable(draft, 0));
+    for (size_t i = 0; i < DW_COUNT(rounded); i++) {
+        const dw_attr_key key = dw__operand_key(rounded[i]);
+        const char *text = attr_of(draft, key)->string;
+        dw_operand_precision operand;
+        const dw_status status = dw__operand_read(text, &operand);
+        if (status != DW_OK)
+            return dw__fail_prefix(status, "%s: %s", op_name(draft), dw_attr_name(key));
+        /* The name of such a scheme alone: they take no suffix. */
+        if (!dw__scheme_in(operand.scheme, dw__fp8_tensor_schemes) ||
+            strcmp(text, dw_scheme_name(operand.scheme)) != 0)
+            return refuse(draft, DW_UNSUPPORTED, "%s is \"%.64s\"; expected %s", dw_attr_name(key),
+                          text, dw__scheme_list(dw__fp8_tensor_schemes).text);
+    }
+    return dw__infer_segment_linear(draft, out);
+}
+
+/* The matrices of b are taken to lie one below the other if its rows are as long as a's. */
+dw_status dw__infer_segment_multiply_codes(const dw__draft *draft, dw__inferred *out) {
+    enum { A, B, OFFSETS, SCALE_FIRST, SCALE_SECOND };
+    dw_dtype result;
+    dw_dim groups, results, whole;
+    DW_RETURN_IF_FAILED(want_flag(draft, DW_ATTR_KEY_FAST_ACCUMULATION));
+    DW_RETURN_IF_FAILED(read_product_dtype(draft, &result));
+    DW_RETURN_IF_FAILED(check_codes(draft, false));
+    DW_RETURN_IF_FAILED(want_offsets(draft, OFFSETS));
+    DW_RETURN_IF_FAILED(
+        named(draft, dw_dim_sub(draft->graph, shape_of(draft, OFFSETS)[0], 1, &groups)));
+    DW_RETURN_IF_FAILED(want_dtype(draft, SCALE_FIRST, DW_F32));
+    DW_RETURN_IF_FAILED(want_rank(draft, SCALE_FIRST, 0));
+    DW_RETURN_IF_FAILED(want_dtype(draft, SCALE_SECOND, DW_F32));
+    if (rank_of(draft, SCALE_SECOND) != 0)
+        DW_RETURN_IF_FAILED(
+            want_shape(draft, SCALE_SECOND, 1, &groups, "one scale, or one for each group"));
+    const dw_dim *a = shape_of(draft, A), *b = shape_of(draft, B);
+    const bool below = b[1] == a[1];
+    if (dw__dim_is_negative(draft->graph, groups) || groups == 0)
+        return refuse(draft, DW_SHAPE,
+                      "%s: expected one more offset than there are groups, 1 or more",
+                      show(draft, OFFSETS).text);
+    results = b[0];
+    if (below) DW_RETURN_IF_FAILED(named(draft, dw_dim_div(draft->graph, b[0], groups, &results)));
+    DW_RETURN_IF_FAILED(
+        named(draft, dw_dim_mul(draft->graph, groups, below ? results : a[1], &whole)));
+    if (whole != b[below ? 0 : 1])
+        return refuse(draft, DW_SHAPE,
+                      "%s and %s with %s groups; expected [E*N, K] or [N, E*K] for [R, K]",
+                      show(draft, A).text, show(draft, B).text, show_dim(draft, groups).text);
+    return give(out, result, 2, (dw_dim[]){a[0], results});
 }
 
 dw_status dw__infer_segment_linear_backward_weight(const dw__draft *draft, dw__inferred *out) {

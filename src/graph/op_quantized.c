@@ -182,6 +182,68 @@ DW__GRADIENT(dw__gradient_quantized_linear) {
     return e.status;
 }
 
+/* ---- rows in groups ---------------------------------------------------------------------------------- */
+
+/* Multiplies rows by the matrix of their group in F32, and applies the scales. One scale serves all matrices, which are
+ * quantized as one matrix of their rows: dw__multiply_codes takes the codes of both orientations from one node. */
+static dw_value multiply_segments(dw__emitter *e, dw_operand_precision of_x, dw_value x,
+                                  dw_operand_precision of_w, dw_value w, dw_value offsets,
+                                  bool transpose_w) {
+    dw__type type = dw__type_of(e->graph, w);
+    const dw_dim rows = dw__emit_dim_product(e, 2, type.shape);
+    const quantized left = quantize(e, of_x, x, 1, DW_NONE, 0),
+                    right = quantize(e, of_w,
+                                     dw__emit_reshape(e, w, 2, (dw_dim[]){rows, type.shape[2]}), 1,
+                                     DW_NONE, 0);
+    const dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, transpose_w);
+    const dw_value operands[] = {
+        dw__emit_cast(e, left.y, DW_F32),
+        dw__emit_reshape(e, dw__emit_cast(e, right.y, DW_F32), 3, type.shape), offsets};
+    const dw_value y = dw__emit(e, DW_OP_SEGMENT_LINEAR, 3, operands, 1, &attr),
+                   scale = dw__emit_binary(e, DW_OP_MUL, left.scale, right.scale);
+    return dw__emit_binary(e, DW_OP_MUL, y, dw__emit_broadcast_like(e, scale, y));
+}
+
+dw_status dw__expand_quantized_segment_linear(dw_graph *graph, const dw_graph *source, dw_node node,
+                                              const dw_value *inputs, dw_value *outputs) {
+    enum { X, W, OFFSETS, B };
+    dw__emitter e = {graph, DW_OK};
+    const bool transpose_w = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    dw_value y = multiply_segments(&e, precision_of(source, node, DW_FORWARD_X), inputs[X],
+                                   precision_of(source, node, DW_FORWARD_W), inputs[W],
+                                   inputs[OFFSETS], transpose_w);
+    if (inputs[B] != DW_NONE) {
+        const dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0);
+        const dw_value index = dw__emit_group_of_rows(&e, inputs[OFFSETS],
+                                                      dw__type_of(graph, inputs[X]).shape[0]),
+                       bias =
+                           dw__emit(&e, DW_OP_TAKE, 2,
+                                    (dw_value[]){dw__emit_widen(&e, inputs[B]), index}, 1, &axis);
+        y = dw__emit_binary(&e, DW_OP_ADD, y, bias);
+    }
+    outputs[0] = dw__emit_cast(&e, y, dw__output_dtype(source, node, 0));
+    return e.status;
+}
+
+/* The matmul for the matrices would need both operands' codes across the rows, with each group padded to whole pieces of
+ * 16 codes. Its operands are not rounded. */
+DW__GRADIENT(dw__gradient_quantized_segment_linear) {
+    enum { X, W, OFFSETS };
+    dw__emitter e = {graph, DW_OK};
+    const dw_value dy = output_grads[0], w = dw_node_input(graph, node, W),
+                   offsets = dw_node_input(graph, node, OFFSETS);
+    const bool transpose_w = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    if (needed[X]) {
+        const dw_value dx =
+            multiply_segments(&e, precision_of(graph, node, DW_DGRAD_DY), dy,
+                              precision_of(graph, node, DW_DGRAD_W), w, offsets, !transpose_w);
+        input_grads[X] =
+            dw__emit_cast(&e, dx, dw_value_dtype(graph, dw_node_input(graph, node, X)));
+    }
+    dw__emit_segment_gradients(&e, node, dy, needed, input_grads);
+    return e.status;
+}
+
 /* Straight-through estimator: the gradient treats y as x / scale. */
 DW__GRADIENT(dw__gradient_quantize) {
     (void)needed;

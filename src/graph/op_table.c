@@ -9,6 +9,8 @@
 #define LAYER_PRECISION                                                                            \
     (A(FORWARD_X) | A(FORWARD_W) | A(DGRAD_DY) | A(DGRAD_W) | A(WGRAD_DY) | A(WGRAD_X))
 
+#define SEGMENT_PRECISION (A(FORWARD_X) | A(FORWARD_W) | A(DGRAD_DY) | A(DGRAD_W))
+
 /* clang-format off */
 const dw__op_row dw__op_table[DW_OP_COUNT] = {
     /* ---- elementwise, one operand */
@@ -364,6 +366,12 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .reads_codes = true, .stops_gradient = true,
         .allowed_attrs = A(DTYPE) | A(FAST_ACCUMULATION),
         .infer = dw__infer_multiply_codes, .cost = dw__cost_matmul},
+    [DW_OP_SEGMENT_MULTIPLY_CODES] = { /* rows of codes times the codes of their group's matrix */
+        .name = "segment_multiply_codes", .stratum = DW__PRIMITIVE,
+        .operands = {"a", "b", "offsets", "scale_a", "scale_b"}, .min_inputs = 5, .max_inputs = 5,
+        .reads_codes = true, .stops_gradient = true,
+        .allowed_attrs = A(DTYPE) | A(FAST_ACCUMULATION),
+        .infer = dw__infer_segment_multiply_codes, .cost = dw__cost_matmul},
     [DW_OP_FUSED] = { /* elementwise program (body.h) */
         .name = "fused", .stratum = DW__PRIMITIVE, .operands = {"x"},
         .min_inputs = 1, .max_inputs = DW_MAX_INPUTS, .program = true, .cheap = true,
@@ -455,6 +463,12 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .allowed_attrs = A(TRANSPOSE_W), .infer = dw__infer_segment_linear,
         .gradient = dw__gradient_segment_linear, .expand = dw__expand_segment_linear,
         .cost = dw__cost_grouped_linear},
+    [DW_OP_QUANTIZED_SEGMENT_LINEAR] = { /* segment_linear with quantized operands */
+        .name = "quantized_segment_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "offsets", "b"},
+        .min_inputs = 3, .max_inputs = 4, .optional_inputs = OPERAND(3),
+        .required_attrs = SEGMENT_PRECISION, .allowed_attrs = SEGMENT_PRECISION | A(TRANSPOSE_W),
+        .infer = dw__infer_quantized_segment_linear, .gradient = dw__gradient_quantized_segment_linear,
+        .expand = dw__expand_quantized_segment_linear, .cost = dw__cost_grouped_linear},
     [DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT] = { /* dw of segment_linear */
         .name = "segment_linear_backward_weight", .stratum = DW__COMPOSITE,
         .operands = {"x", "y", "offsets"}, .min_inputs = 3, .max_inputs = 3,
@@ -611,6 +625,7 @@ uint32_t dw__op_dispensable_result(dw_op op) {
 
 bool dw__op_reads_spaced_rows(dw_op op) {
     return op == DW_OP_FUSED || op == DW_OP_CAST || dw__op_is_product(op) ||
+           op == DW_OP_SEGMENT_LINEAR || op == DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT ||
            op == DW_OP_CROSS_ENTROPY || op == DW_OP_CROSS_ENTROPY_BACKWARD ||
            op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD;
 }

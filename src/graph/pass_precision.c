@@ -169,6 +169,19 @@ static bool has_fallen_back(const dw_precision_policy *policy, const char *modul
     return false;
 }
 
+bool dw__is_experts(dw_op op) { return op == DW_OP_GROUPED_LINEAR || op == DW_OP_SEGMENT_LINEAR; }
+
+/* Returns whether experts can have this precision: FP8 with a scale for each tensor. Their third matmul, of the
+ * weight's gradient, is not rounded. */
+static bool serves_experts(const dw_layer_precision *layer) {
+    static const dw_linear_operand rounded[] = {DW_FORWARD_X, DW_FORWARD_W, DW_DGRAD_DY,
+                                                DW_DGRAD_W};
+    bool all = true;
+    for (size_t i = 0; i < DW_COUNT(rounded); i++)
+        all &= dw__scheme_in(layer->operand[rounded[i]].scheme, dw__fp8_tensor_schemes);
+    return all;
+}
+
 dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *policy,
                             dw__layer_choice **chosen) {
     dw_status status = DW_OK;
@@ -179,8 +192,17 @@ dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *po
     DW_TRY(find_activations(graph, &activations));
     for (size_t n = 0; n < nodes; n++) {
         const dw__node_record *node = &graph->nodes.items[n];
-        if (node->op != DW_OP_LINEAR || node->backward || activations[node->inputs[1]]) continue;
+        const bool experts = dw__is_experts(node->op);
+        if ((node->op != DW_OP_LINEAR && !experts) || node->backward ||
+            activations[node->inputs[1]])
+            continue;
         choices[n] = choice_of(policy, node);
+        if (experts && (!choices[n].layer || !serves_experts(choices[n].layer))) {
+            /* They are listed where FP8 would have had them. */
+            const bool listed = !choices[n].layer && serves_experts(&policy->layer);
+            if (!listed) choices[n] = (dw__layer_choice){NULL, DW__NO_LAYER, 0};
+            continue;
+        }
         if (choices[n].layer && graph->values.items[node->outputs[0]].dtype == DW_F64) {
             if (policy->strict)
                 DW_TRY(
@@ -190,11 +212,13 @@ dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *po
                              node->module));
             choices[n] = (dw__layer_choice){NULL, DW__KEPT_F64, 0};
         }
-        count += choices[n].layer && dw__layer_equal(choices[n].layer, &policy->layer);
+        count += choices[n].layer && !experts && dw__layer_equal(choices[n].layer, &policy->layer);
     }
     size_t last = (size_t)floor(policy->bf16_share * (double)count + 0.5);
     for (size_t n = nodes; n-- > 0 && last > 0;) {
-        if (!choices[n].layer || !dw__layer_equal(choices[n].layer, &policy->layer)) continue;
+        if (!choices[n].layer || dw__is_experts(graph->nodes.items[n].op) ||
+            !dw__layer_equal(choices[n].layer, &policy->layer))
+            continue;
         choices[n] = (dw__layer_choice){dw__bf16_layer(), DW__BY_SHARE, 0};
         last--;
     }
@@ -203,7 +227,8 @@ dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *po
         const bool is_bf16 = graph->values.items[node->outputs[0]].dtype == DW_BF16;
         if (choices[n].layer && has_fallen_back(policy, node->module) &&
             dw__layer_is_observed(choices[n].layer))
-            choices[n] = (dw__layer_choice){is_bf16 ? NULL : dw__bf16_layer(), DW__BY_GUARD, 0};
+            choices[n] = (dw__layer_choice){
+                is_bf16 || dw__is_experts(node->op) ? NULL : dw__bf16_layer(), DW__BY_GUARD, 0};
         else if (choices[n].layer && is_bf16 && dw__layer_equal(choices[n].layer, dw__bf16_layer()))
             choices[n] = (dw__layer_choice){NULL, DW__KEPT_BF16, 0};
     }
@@ -276,23 +301,68 @@ static dw_status quantize_layer(dw__rewriter *rewriter, dw_node n, const dw_laye
     return DW_OK;
 }
 
+/* Emits the quantized form of experts in the new graph under their old name. */
+static dw_status quantize_experts(dw__rewriter *rewriter, dw_node n,
+                                  const dw_layer_precision *layer) {
+    static const dw_linear_operand rounded[] = {DW_FORWARD_X, DW_FORWARD_W, DW_DGRAD_DY,
+                                                DW_DGRAD_W};
+    enum { ROUNDED = DW_COUNT(rounded), INPUTS = 4 };
+    const dw__node_record *node = &rewriter->from->nodes.items[n];
+    dw_value inputs[INPUTS];
+    dw_attr attrs[ROUNDED + 1];
+    for (uint32_t i = 0; i < INPUTS; i++) {
+        const bool there = i < node->input_count && node->inputs[i] != DW_NONE;
+        inputs[i] = there ? rewriter->map[node->inputs[i]] : DW_NONE;
+    }
+    for (int i = 0; i < ROUNDED; i++)
+        attrs[i] = dw_attr_string(dw__operand_key(rounded[i]),
+                                  dw_scheme_name(layer->operand[rounded[i]].scheme));
+    attrs[ROUNDED] = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W,
+                                 dw_node_int(rewriter->from, n, DW_ATTR_KEY_TRANSPOSE_W, 1));
+    const char *name = rewriter->from->values.items[node->outputs[0]].name;
+    if (dw__is_automatic_name(name)) name = NULL;
+    dw_node made = DW_NONE;
+    DW_RETURN_IF_FAILED(dw__copy_origin(rewriter->to, rewriter->from, n));
+    DW_RETURN_IF_FAILED(dw__append_named(rewriter->to, DW_OP_QUANTIZED_SEGMENT_LINEAR, INPUTS,
+                                         inputs, ROUNDED + 1, attrs, 1, &name, &made));
+    rewriter->map[node->outputs[0]] = dw_node_output(rewriter->to, made, 0);
+    return DW_OK;
+}
+
+/* Experts are quantized in sorted rows: makes a graph that has them, and its choices, if any are quantized. */
+static dw_status sort_quantized_experts(const dw_graph *graph, const dw_precision_policy *policy,
+                                        dw__layer_choice **choices, dw_graph **sorted) {
+    bool any = false;
+    for (dw_node n = 0; n < dw_graph_node_count(graph); n++)
+        any |= dw_node_op(graph, n) == DW_OP_GROUPED_LINEAR && (*choices)[n].layer;
+    if (!any) return DW_OK;
+    dw__free(*choices);
+    *choices = NULL;
+    DW_RETURN_IF_FAILED(dw_graph_clone(graph, sorted));
+    DW_RETURN_IF_FAILED(dw__sort_rows(sorted));
+    return dw__choose_layers(*sorted, policy, choices);
+}
+
 dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *policy,
                                    uint32_t *count) {
     dw_status status = DW_OK;
     const dw_graph *from = *graph;
+    dw_graph *sorted = NULL;
     dw__layer_choice *choices = NULL;
     dw__rewriter rewriter = {0};
     uint32_t changed = 0;
     DW_TRY(dw__policy_check(policy));
     if (count) *count = 0;
     if (!quantizes(policy)) return DW_OK;
+    DW_TRY(dw__choose_layers(from, policy, &choices));
+    DW_TRY(sort_quantized_experts(from, policy, &choices, &sorted));
+    if (sorted) from = sorted;
     dw_value seed = find_seed(from);
     if (dw_precision_policy_needs_seed(policy) && seed == DW_NONE)
         DW_TRY(
             dw__fail(DW_INVALID_ARGUMENT,
                      "the policy rounds gradients stochastically, and the graph has no seed: "
                      "add a leaf of role DW_ROLE_SEED, i64[2], and bind a new one at each step"));
-    DW_TRY(dw__choose_layers(from, policy, &choices));
     DW_TRY(dw__rewriter_begin(&rewriter, from));
     int64_t stream = first_free_stream(from);
     size_t leaves = 0, missing = 0;
@@ -301,6 +371,9 @@ dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *
     for (dw_node n = 0; n < dw_graph_node_count(from); n++) {
         if (!choices[n].layer) {
             DW_TRY(dw__rewriter_copy(&rewriter, n));
+        } else if (dw__is_experts(dw_node_op(from, n))) {
+            DW_TRY(quantize_experts(&rewriter, n, choices[n].layer));
+            changed++;
         } else {
             const bool observed = dw__layer_is_observed(choices[n].layer);
             const dw_value leaf = observed ? next_statistics(from, &leaves) : DW_NONE;
@@ -320,13 +393,24 @@ dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *
     if (count) *count = changed;
 cleanup:
     dw__rewriter_abort(&rewriter);
+    dw_graph_destroy(sorted);
     dw__free(choices);
     return status == DW_OK ? status : dw__fail_prefix(status, "precision");
 }
 
+static bool has_op(const dw_graph *graph, dw_op op) {
+    for (size_t n = 0; n < graph->nodes.count; n++)
+        if (graph->nodes.items[n].op == op) return true;
+    return false;
+}
+
 dw_status dw__expand_quantized(dw_graph **graph, bool *changed) {
+    static const dw_op ops[] = {DW_OP_QUANTIZED_LINEAR, DW_OP_QUANTIZED_SEGMENT_LINEAR};
     *changed = false;
-    for (size_t n = 0; n < (*graph)->nodes.count && !*changed; n++)
-        *changed = (*graph)->nodes.items[n].op == DW_OP_QUANTIZED_LINEAR;
-    return *changed ? dw__expand_op(graph, DW_OP_QUANTIZED_LINEAR) : DW_OK;
+    for (size_t i = 0; i < DW_COUNT(ops); i++) {
+        if (!has_op(*graph, ops[i])) continue;
+        *changed = true;
+        DW_RETURN_IF_FAILED(dw__expand_op(graph, ops[i]));
+    }
+    return DW_OK;
 }

@@ -665,10 +665,11 @@ static dw_status write_layer(json_t *list, const dw_graph *graph, const dw_preci
     json_t *operands = json_object();
     DW_RETURN_IF_FAILED(set(entry, "operands", operands));
     for (int i = 0; i < DW_LINEAR_OPERANDS; i++) {
+        if (dw__is_experts(node->op) && (i == DW_WGRAD_DY || i == DW_WGRAD_X)) continue;
         const dw__operand_words text = dw__operand_text(&choice->layer->operand[i]);
         DW_RETURN_IF_FAILED(set(operands, operand_name(i), json_string(text.text)));
     }
-    return policy->guard.every && dw__layer_is_observed(choice->layer)
+    return policy->guard.every && dw__layer_is_observed(choice->layer) && !dw__is_experts(node->op)
                ? write_bounds(entry, policy, choice->layer)
                : DW_OK;
 }

@@ -42,6 +42,15 @@ typedef enum dw__accumulation {
 /* The operand of a product that a call also sums over the product's inner axis. */
 typedef enum dw__operand_sum { DW__SUMS_NOTHING, DW__SUMS_A, DW__SUMS_B } dw__operand_sum;
 
+/* How the results of a call may lie in memory. Of a kernel: the last of these that it writes, with all before it. */
+typedef enum dw__result_layout {
+    DW__RESULTS_CONTIGUOUS,
+    /* The last axis is contiguous and the others have any strides, as in a slice of a larger tensor. */
+    DW__RESULTS_IN_ROWS,
+    DW__RESULTS_SCATTERED, /* any strides; slower if the last axis is not contiguous */
+    DW__RESULTS_STRIDED    /* any strides, about as fast */
+} dw__result_layout;
+
 typedef struct dw__call {
     dw_op op;
     uint32_t attr_count;
@@ -49,7 +58,7 @@ typedef struct dw__call {
     uint32_t input_count, output_count;
     dw__tensor inputs[DW_MAX_INPUTS]; /* rank -1: absent */
     dw__tensor
-        /* Contiguous, unless the kernel has strided_results. An output that nobody reads has data NULL and need not be
+        /* They lie as the kernel's `results` allows. An output that nobody reads has data NULL and need not be
          * computed. */
         outputs[DW_MAX_OUTPUTS];
     const void *prepared; /* the result of parse(), or NULL */
@@ -148,9 +157,9 @@ struct dw__kernel {
     double tolerance_factor;
     /* The product of a 16-bit `linear` may be rounded before the bias is added, so that a result has two roundings. */
     bool rounds_before_bias;
-    /* Results may have any strides, so that a plan can choose the layout that later operations read. Kernels without
-     * this flag write contiguous results. */
-    bool strided_results;
+    /* Kernels that write more than contiguous results let a plan choose where a result lies: in a slice of a
+     * concatenation, or, if any strides are as fast, in the order that later operations read. */
+    dw__result_layout results;
     bool with_epilogue;           /* for calls with an epilogue only */
     dw__accumulation accumulates; /* the most that it adds to output 0 */
     bool sums_operands;           /* computes calls with `sums`, which accumulate nothing */
@@ -199,6 +208,7 @@ struct dw__kernel {
     /* DW__CALL_OPERATION: makes a small call for trial `index` that the variant computes: operation, attributes, types,
      * shapes and strides, without data. */
     void (*example)(uint64_t params, int index, dw__call *call);
+    int example_sms; /* the example runs on so many SMs, for persistent blocks of several tiles; 0: all */
     const void *provided; /* the library's own description of its kernel, or NULL */
 };
 
@@ -222,9 +232,9 @@ const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_t
 /* DW_UNSUPPORTED with the reason of each kernel of the call's operation. */
 dw_status dw__kernel_fail_none(const dw__operation_call *call, const dw__gpu_target *gpu);
 bool dw__kernel_is_reference(const dw__kernel *kernel);
-/* Returns whether some kernel of `op` has strided_results, is for calls with an epilogue, accumulates, or sums
- * operands. */
-bool dw__kernel_lays_out_results(dw_op op, bool on_gpu);
+/* Returns the most that a kernel of `op` can do about the layout of its results. */
+dw__result_layout dw__kernel_results(dw_op op, bool on_gpu);
+/* Returns whether some kernel of `op` is for calls with an epilogue, accumulates, or sums operands. */
 bool dw__kernel_has_epilogues(dw_op op, bool on_gpu);
 bool dw__kernel_accumulates(dw_op op, bool on_gpu);
 /* The user's bound on the bytes of logits that are in a GPU's memory at a time (DEEPWELL_LOGITS_BYTES). False: there is
@@ -251,14 +261,17 @@ bool dw__call_has_f32_scales(const dw__call *call);
 /* Whether a product with scales of blocks is simulated if this call of its operations has no kernel. A product with its
  * bias, or in another type than F32, is then computed in two steps. */
 bool dw__call_decides_product(const dw__call *call);
-/* The kernel that multiplies codes with F32 scales of blocks on FP8 tensor cores. Others compute such calls without. */
-const dw__kernel *dw__kernel_of_fp8_blocks(void);
+/* The kernels that multiply codes with F32 scales of blocks on FP8 tensor cores, in order of preference, up to NULL.
+ * Others compute such calls without. */
+const dw__kernel *const *dw__kernels_of_fp8_blocks(void);
 /* Returns the bias of a call of linear or multiply_codes, or NULL. */
 const dw__tensor *dw__call_bias(const dw__call *call);
 int64_t dw__tensor_count(const dw__tensor *tensor);
 /* Bytes of a contiguous tensor of this type and shape, which lowering has found to have fewer than 2^61. */
 size_t dw__tensor_bytes(const dw__tensor *tensor);
 bool dw__tensor_is_contiguous(const dw__tensor *tensor);
+/* Returns the elements of the longest contiguous run that ends with the innermost axis. */
+int64_t dw__tensor_run(const dw__tensor *tensor);
 /* Sets the strides of a contiguous row-major tensor. */
 void dw__tensor_set_contiguous(dw__tensor *tensor);
 /* Returns whether the last axis is contiguous and one stride leads from each row to the next. The rank is at least

@@ -39,6 +39,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__graph_cublaslt,
     &dw__graph_cublaslt_scaled,
     &dw__graph_cublaslt_fp8_block,
+    &dw__graph_gemm_turned,
     &dw__graph_gemm_hopper,
     &dw__gpu_elementwise,
     &dw__gpu_move,
@@ -53,11 +54,13 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__gpu_rope,
     &dw__gpu_group_rows,
     &dw__sm90_segment,
+    &dw__sm100_segment,
     &dw__gpu_segment_linear,
     &dw__gpu_spread_rows,
     &dw__gpu_quantize_tensor,
     &dw__gpu_fp8_block_codes,
     &dw__gpu_quantize_tiles,
+    &dw__sm90_codes,
     &dw__gpu_fp8_block_gemm,
     &dw__gpu_multiply_codes,
     /* PyTorch's, which explanations know */
@@ -106,10 +109,22 @@ const dw__kernel *const *dw__kernel_candidates(dw_op op, bool on_gpu) {
     return candidates[on_gpu][op];
 }
 
+/* The layout of a call's results; those of its epilogue are for the kernel to look at. */
+static dw__result_layout layout_of(const dw__call *call) {
+    dw__result_layout most = DW__RESULTS_CONTIGUOUS;
+    for (uint32_t o = 0; o < call->output_count; o++) {
+        const dw__tensor *y = &call->outputs[o];
+        if (y->rank < 1 || dw__tensor_is_contiguous(y)) continue;
+        if (y->shape[y->rank - 1] != 1 && y->stride[y->rank - 1] != 1) return DW__RESULTS_SCATTERED;
+        most = DW__RESULTS_IN_ROWS;
+    }
+    return most;
+}
+
 /* True if the kernel does as much as the call asks for beyond its operation. */
 static bool does_all(const dw__kernel *kernel, const dw__call *call) {
     return kernel->with_epilogue == (call->epilogue != NULL) &&
-           kernel->accumulates >= call->accumulates &&
+           kernel->results >= layout_of(call) && kernel->accumulates >= call->accumulates &&
            (kernel->sums_operands || call->sums == DW__SUMS_NOTHING) &&
            (kernel->magnitude_parts || call->magnitudes == 0);
 }
@@ -155,10 +170,11 @@ bool dw__kernel_is_reference(const dw__kernel *kernel) {
     return kernel == *last;
 }
 
-bool dw__kernel_lays_out_results(dw_op op, bool on_gpu) {
-    const dw__kernel *const *kernel = dw__kernel_candidates(op, on_gpu);
-    while (*kernel && !(*kernel)->strided_results) kernel++;
-    return *kernel != NULL;
+dw__result_layout dw__kernel_results(dw_op op, bool on_gpu) {
+    dw__result_layout most = DW__RESULTS_CONTIGUOUS;
+    for (const dw__kernel *const *kernel = dw__kernel_candidates(op, on_gpu); *kernel; kernel++)
+        if ((*kernel)->results > most) most = (*kernel)->results;
+    return most;
 }
 
 bool dw__kernel_has_epilogues(dw_op op, bool on_gpu) {
@@ -223,7 +239,8 @@ const dw__tensor *dw__call_addend(const dw__call *call) {
 
 bool dw__call_has_tiles(const dw__call *call) {
     enum { TILES_A = 4 };
-    return call->input_count > TILES_A && call->inputs[TILES_A].rank >= 0;
+    return call->op == DW_OP_MULTIPLY_CODES && call->input_count > TILES_A &&
+           call->inputs[TILES_A].rank >= 0;
 }
 
 bool dw__call_has_f32_scales(const dw__call *call) {
@@ -242,7 +259,11 @@ bool dw__call_decides_product(const dw__call *call) {
     return dw__call_has_tiles(call) && !dw__call_bias(call) && call->outputs[0].dtype == DW_F32;
 }
 
-const dw__kernel *dw__kernel_of_fp8_blocks(void) { return &dw__graph_cublaslt_fp8_block; }
+const dw__kernel *const *dw__kernels_of_fp8_blocks(void) {
+    static const dw__kernel *const kernels[] = {&dw__graph_cublaslt_fp8_block, &dw__sm90_codes,
+                                                NULL};
+    return kernels;
+}
 
 int64_t dw__tensor_count(const dw__tensor *tensor) {
     int64_t count = 1;
@@ -269,6 +290,16 @@ bool dw__tensor_is_contiguous(const dw__tensor *tensor) {
         expected = next_stride(tensor, axis, expected);
     }
     return true;
+}
+
+int64_t dw__tensor_run(const dw__tensor *tensor) {
+    int64_t run = 1;
+    for (int axis = tensor->rank - 1; axis >= 0; axis--) {
+        if (tensor->shape[axis] == 1) continue;
+        if (tensor->stride[axis] != run) break;
+        run *= tensor->shape[axis];
+    }
+    return run;
 }
 
 void dw__tensor_set_contiguous(dw__tensor *tensor) {

@@ -1,7 +1,7 @@
 /* A mixture of experts in one layer and one micro-batch: router, order of the tokens, experts' GEMMs, exchange between
  * ranks, and the host's launches. docs/planner.md has the formulas and their sources. */
+#include "common/gemm_groups.h"
 #include "plan/planner_internal.h"
-#include "sm90/sm90_gemm_params.h"
 #include <math.h>
 
 /* The experts of one rank. */
@@ -53,7 +53,7 @@ static double weight_gradient_bytes(const dw__planned *planned, const experts *e
 
 static double rows_seconds(const dw__planned *planned, const experts *e, double in, double out) {
     if (planned->own_on_hopper) {
-        const dw__tile_work work = {.groups_kind = DW_SM90_ROWS,
+        const dw__tile_work work = {.groups_kind = DW_GROUPS_ROWS,
                                     .m = e->rows,
                                     .n = out,
                                     .k = in,
@@ -68,7 +68,7 @@ static double rows_seconds(const dw__planned *planned, const experts *e, double 
 static double weights_seconds(const dw__planned *planned, const experts *e, double in, double out) {
     const double bytes = weight_gradient_bytes(planned, e, in, out);
     if (planned->own_on_hopper) {
-        const dw__tile_work work = {.groups_kind = DW_SM90_CONTRACTION,
+        const dw__tile_work work = {.groups_kind = DW_GROUPS_CONTRACTION,
                                     .m = out,
                                     .n = in,
                                     .k = e->rows,

@@ -36,6 +36,7 @@ static bool is_weight_gemm(const dw_graph *graph, dw_node node) {
     case DW_OP_QUANTIZED_LINEAR:
     case DW_OP_GROUPED_LINEAR:
     case DW_OP_SEGMENT_LINEAR:
+    case DW_OP_QUANTIZED_SEGMENT_LINEAR:
     case DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT: return true;
     case DW_OP_MATMUL:
         return dw_node_is_backward(graph, node) ||
@@ -56,9 +57,9 @@ static dw_status add_node(const dw_graph *graph, dw_node node, const int64_t *si
         to->other += cost.flops;
         return DW_OK;
     }
-    int bias = op == DW_OP_LINEAR                                         ? 2
-               : op == DW_OP_GROUPED_LINEAR || op == DW_OP_SEGMENT_LINEAR ? 3
-                                                                          : -1;
+    const bool experts = op == DW_OP_GROUPED_LINEAR || op == DW_OP_SEGMENT_LINEAR ||
+                         op == DW_OP_QUANTIZED_SEGMENT_LINEAR;
+    int bias = op == DW_OP_LINEAR ? 2 : experts ? 3 : -1;
     double added = 0;
     if (bias >= 0 && (uint32_t)bias < dw_node_input_count(graph, node) &&
         dw_node_input(graph, node, (uint32_t)bias) != DW_NONE)

@@ -6,10 +6,10 @@
 #include "deepwell/gemm.h"
 #include <stdbool.h>
 
-/* FLOPs per clock of an SM, by the data sheet: 989.4 TFLOP/s on 132 SMs at 1.83 GHz. */
-enum { DW__SM90_FLOPS_PER_CLOCK = 4096 };
+/* Rate of an SM of Hopper, by the data sheet: 989.4 TFLOP/s on 132 SMs at 1.83 GHz. */
+enum { DW__SM90_FLOPS_PER_CLOCK = 4096, DW__SM90_CODES_FLOPS_PER_CLOCK = 8192 };
 
-/* One launch of one or more GEMMs. `groups_kind` is a GROUPS of sm90_gemm_params.h; m and k count all groups together
+/* One launch of one or more GEMMs. `groups_kind` is a GROUPS of common/gemm_groups.h; m and k count all groups together
  * where these divide them. */
 typedef struct dw__tile_work {
     int groups_kind;
@@ -17,6 +17,8 @@ typedef struct dw__tile_work {
     double element_bytes; /* of the result */
     dw_activation activation;
     bool residual; /* the result's elements are read as well */
+    bool codes;    /* operands are codes of FP8 */
+    bool promote;  /* codes: sums have two levels */
 } dw__tile_work;
 
 typedef struct dw__tile_count {
@@ -26,8 +28,9 @@ typedef struct dw__tile_count {
     double clocks; /* of the SM with the most tiles, at the rate of the data sheet */
 } dw__tile_count;
 
-/* Elements of D wait in registers while the next tile is computed together, for which there is no room in F32. */
-bool dw__sm90_tile_exists(bool together, double element_bytes);
+/* Elements of D wait in registers while the next tile is computed together: there is no room for F32, nor for a second
+ * level of sums. */
+bool dw__sm90_tile_exists(const dw__tile_work *work, int tile_n, bool together);
 
 /* Counts the work in tiles of `tile_m` rows by `tile_n` columns of B, which two warpgroups compute together or each
  * every other one. Groups are taken for equally long. */

@@ -136,7 +136,7 @@ static inline dw_status launch(const gemm_kernel *kernel, const problem *p, run 
     }
     make_map(&r->d, box, 32, maps[count]);
     make_map(v->residual ? &r->residual : &r->d, box, 32, maps[count + 1]);
-    dw_gemm_params params = {.m = p->m, .n = p->n, .k = p->k, .alpha = p->alpha};
+    dw_gemm_params params = {.m = p->m, .n = p->n, .k = p->k, .groups = 1, .alpha = p->alpha};
     params.tiles_m = ceil_divide(p->m, v->ctas * DW_GEMM_ROWS);
     params.tiles_n = ceil_divide(p->n, is_swiglu(p) ? v->tile_n / 2 : v->tile_n);
     params.bias = v->bias ? r->bias.device : NULL;

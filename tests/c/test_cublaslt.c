@@ -1132,7 +1132,8 @@ static void multiply_fp8_blocks(bool square_a, bool square_b, dw_dtype result, b
                              (dw__scalar){.number = 0.375 * (double)(j - 20)});
     }
     CHILD_REQUIRE(dw__kernel_for(&call, &gpu, NULL) == kernel);
-    CHILD_REQUIRE(dw__kernel_for(&call, &gpu, kernel) == &dw__gpu_fp8_block_gemm);
+    CHILD_REQUIRE(dw__kernel_for(&call, &gpu, kernel) == &dw__sm90_codes);
+    CHILD_REQUIRE(dw__kernel_for(&call, &gpu, &dw__sm90_codes) == &dw__gpu_fp8_block_gemm);
     REQUIRE_OK(kernel->prepare(kernel, &call, context, &variant));
     REQUIRE_OK(dw__variant_status(variant));
     REQUIRE_OK(kernel->workspace_bytes(kernel, &call, context, &bytes));
@@ -1248,26 +1249,38 @@ static void fp8_block_plans(void *unused) {
     CHILD_REQUIRE(count_products(engine, false) == 3 && count_products(engine, true) == 1);
     REQUIRE_OK(dw_engine_plan(engine, (int64_t[]){40}, &plan));
     CHILD_REQUIRE(lists(plan, "cublaslt_fp8_block") && lists(plan, "fp8_block_codes"));
-    CHILD_REQUIRE(!lists(plan, ": fp8_block_gemm"));
+    CHILD_REQUIRE(!lists(plan, ": sm90_codes"));
     dw_plan_release(plan);
     REQUIRE_OK(dw_engine_plan(engine, (int64_t[]){36}, &plan));
     /* wgrad has features as rows */
-    CHILD_REQUIRE(lists(plan, ": fp8_block_gemm") && lists(plan, "cublaslt_fp8_block"));
+    CHILD_REQUIRE(lists(plan, ": sm90_codes") && lists(plan, "cublaslt_fp8_block"));
     dw_plan_release(plan);
     dw_engine_destroy(engine);
 }
 
-/* An older library leaves all products to FMA units, and the reason says what to do. */
+/* An older library leaves all products to Deepwell's kernels. If the one for FP8 tensor cores fails its first-use
+ * check, as the fake compiler's programs do, another multiplies in F16, and the reason says what to do. */
 static void fp8_block_by_an_old_library(void *unused) {
     uint32_t multiplied = 0, simulated = 0;
     (void)unused;
-    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
     setenv("FAKE_CUBLASLT_VERSION", "120805", 1);
     begin(FAKE_CUBLASLT);
     dw_engine *engine = fp8_block_engine();
     const char *reason = dw_engine_code_products(engine, &multiplied, &simulated);
     CHILD_REQUIRE(multiplied == 0 && simulated == 3);
     CHILD_REQUIRE(strstr(reason, "expected 120900 (CUDA 12.9) or later"));
+    dw_engine_destroy(engine);
+}
+
+static void fp8_block_by_our_kernel(void *unused) {
+    uint32_t multiplied = 0, simulated = 0;
+    (void)unused;
+    setenv("DEEPWELL_FIRST_USE_CHECK", "off", 1);
+    setenv("FAKE_CUBLASLT_VERSION", "120805", 1);
+    begin(FAKE_CUBLASLT);
+    dw_engine *engine = fp8_block_engine();
+    CHILD_REQUIRE(strcmp(dw_engine_code_products(engine, &multiplied, &simulated), "") == 0);
+    CHILD_REQUIRE(multiplied == 3 && simulated == 0);
     dw_engine_destroy(engine);
 }
 
@@ -1464,6 +1477,7 @@ IN_CHILD(test_codes_in_blocks, codes_in_blocks, NULL)
 IN_CHILD(test_fp8_blocks, fp8_blocks, NULL)
 IN_CHILD(test_fp8_block_plans, fp8_block_plans, NULL)
 IN_CHILD(test_fp8_block_by_an_old_library, fp8_block_by_an_old_library, NULL)
+IN_CHILD(test_fp8_block_by_our_kernel, fp8_block_by_our_kernel, NULL)
 IN_CHILD(test_fp8_blocks_in_14_bits, fp8_blocks_in_14_bits, NULL)
 IN_CHILD(test_fp8_blocks_in_another_order, fp8_blocks_in_another_order, NULL)
 IN_CHILD(test_rounds_and_wrong, rounds_before_bias, "wrong")
@@ -1511,6 +1525,7 @@ int main(void) {
         cmocka_unit_test(test_fp8_blocks),
         cmocka_unit_test(test_fp8_block_plans),
         cmocka_unit_test(test_fp8_block_by_an_old_library),
+        cmocka_unit_test(test_fp8_block_by_our_kernel),
         cmocka_unit_test(test_fp8_blocks_in_14_bits),
         cmocka_unit_test(test_fp8_blocks_in_another_order),
         cmocka_unit_test(test_fastest),

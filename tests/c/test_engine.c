@@ -6,6 +6,7 @@
 #include "base/pool.h"
 #include "deepwell/step_memory.h"
 #include "engine/executor.h"
+#include "engine_concats.h"
 #include "engine_segments.h"
 #include <jansson.h>
 #include <pthread.h>
@@ -539,6 +540,40 @@ static void heads_are_never_copied(void **state) {
     }
 }
 
+/* Results are computed in their slices of a concatenation if their kernels write rows there: this CPU's GEMMs do not.
+ * The bits are those of a plan that copies. */
+static void concatenations_of_results_are_not_copied(void **state) {
+    (void)state;
+    static const int copies[CONCAT_KINDS] = {
+        [CONCAT_OF_SAME] = 1,  [CONCAT_OF_LEAF] = 1,   [CONCAT_OF_PRODUCT] = 1,
+        [CONCAT_OF_HEADS] = 1, [CONCAT_OF_NARROW] = 1, [CONCAT_OF_COLUMNS] = 1};
+    for (int kind = 0; kind < CONCAT_KINDS; kind++) {
+        for (int recompute = 0; recompute < 2; recompute++) {
+            fixture observed;
+            results expected, got;
+            concat_choose((concat_kind)kind, true, DW_F32);
+            fixture_begin(&observed, model_concat, 0.0, recompute);
+            run_both(observed.engine, &observed.p, &expected);
+            concat_choose((concat_kind)kind, false, DW_F32);
+            fixture f;
+            char *text = NULL;
+            fixture_begin(&f, model_concat, 0.0, recompute);
+            run_both(f.engine, &f.p, &got);
+            concat_expect_same(&got, &expected);
+            OK(dw_plan_describe(f.plan, &text));
+            if (!recompute && concat_copies(text) != copies[kind])
+                fail_msg("kind %d: %s", kind, text);
+            dw_text_free(text);
+            results_end(&got);
+            results_end(&expected);
+            fixture_end(&f);
+            fixture_end(&observed);
+        }
+        concat_choose((concat_kind)kind, false, DW_F32);
+        agrees(model_concat, 0.0);
+    }
+}
+
 /* The gradient of a tied table is summed in the caller's buffer: no second table in the arena. */
 static void a_tied_table_needs_no_second_gradient(void **state) {
     (void)state;
@@ -843,8 +878,26 @@ typedef struct chain {
     results expected;
 } chain;
 
-static void chain_begin(chain *c) {
-    c->graph = build(model_chain, 0.0);
+/* A longer chain with wide buffers in each layer, forward and backward: h = tanh(a slice of two copies of h) * p. */
+static dw_status model_wide_chain(model *m) {
+    enum { LAYERS = 3 * CHAIN_LAYERS, COUNT = CHAIN_COUNT / 2 };
+    model_begin(m);
+    const dw_dim count = COUNT;
+    dw_value h = model_leaf(m, DW_ROLE_INPUT, "x", DW_F32, 1, &count);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        char name[16];
+        snprintf(name, sizeof name, "p.%d", layer);
+        const dw_value p = model_leaf(m, DW_ROLE_PARAMETER, name, DW_F32, 1, &count),
+                       two = dw__emit_concat(&m->e, h, h, 0),
+                       cut = dw__emit_slice(&m->e, two, 0, 5, COUNT + 5);
+        h = dw__emit_binary(&m->e, DW_OP_MUL, dw__emit_unary(&m->e, DW_OP_TANH, cut), p);
+    }
+    if (m->e.status == DW_OK) m->e.status = dw_graph_add_output(m->graph, h);
+    return m->e.status;
+}
+
+static void chain_begin_of(chain *c, model_builder of) {
+    c->graph = build(of, 0.0);
     problem_begin(&c->p, c->graph, 1, 1);
     c->of_whole = make_segmented_engine(&c->p, NULL, 0, 1);
     c->engine = make_segmented_engine(&c->p, NULL, 0, DW_MOST_SEGMENTS);
@@ -852,6 +905,8 @@ static void chain_begin(chain *c) {
     OK(dw_engine_plan(c->engine, c->p.sizes, &c->plan));
     run_both(c->of_whole, &c->p, &c->expected);
 }
+
+static void chain_begin(chain *c) { chain_begin_of(c, model_chain); }
 
 static void chain_end(chain *c) {
     results_end(&c->expected);
@@ -923,10 +978,14 @@ static bound bind_chain(const chain *c, const results *r, dw_binding *outputs, d
 }
 
 /* With memory that is given back, and in one block of which nothing is. */
-static void segments_may_be_released_early(void **state) {
-    (void)state;
+static void run_with_released_segments(model_builder of, bool late) {
     chain c;
-    chain_begin(&c);
+    chain_begin_of(&c, of);
+    bool found = false;
+    for (uint32_t s = 0; s < dw_plan_segment_count(c.plan); s++)
+        found |= dw_plan_segment(c.plan, s).first_part > 0;
+    assert_int_equal(found, late);
+    check_places(c.plan);
     const dw_device *cpu = NULL;
     dw_binding outputs[MOST_OUTPUTS], grads[MOST_LEAVES];
     results apart, block;
@@ -942,12 +1001,21 @@ static void segments_may_be_released_early(void **state) {
     chain_end(&c);
 }
 
+static void segments_may_be_released_early(void **state) {
+    (void)state;
+    run_with_released_segments(model_chain, false);
+}
+
+static void segments_may_begin_late(void **state) {
+    (void)state;
+    run_with_released_segments(model_wide_chain, true);
+}
+
 /* Every segment is overwritten after its last part: no later part reads it or writes there. A copy of the saved parts
  * then gives the same gradients again. */
-static void released_segments_are_not_touched(void **state) {
-    (void)state;
+static void overwrite_released_segments(model_builder of) {
     chain c;
-    chain_begin(&c);
+    chain_begin_of(&c, of);
     dw_binding outputs[MOST_OUTPUTS], grads[MOST_LEAVES];
     results r;
     results_begin(&c.p, c.engine, &r);
@@ -985,6 +1053,12 @@ static void released_segments_are_not_touched(void **state) {
     dw__free_aligned(memory[1]);
     results_end(&r);
     chain_end(&c);
+}
+
+static void released_segments_are_not_touched(void **state) {
+    (void)state;
+    overwrite_released_segments(model_chain);
+    overwrite_released_segments(model_wide_chain);
 }
 
 static void a_step_counts_live_segments(void **state) {
@@ -1095,6 +1169,7 @@ int main(void) {
         cmocka_unit_test(timed_runs_are_watched),
         cmocka_unit_test(instructions_are_listed_and_run_by_themselves),
         cmocka_unit_test(heads_are_never_copied),
+        cmocka_unit_test(concatenations_of_results_are_not_copied),
         cmocka_unit_test(a_tied_table_needs_no_second_gradient),
         cmocka_unit_test(the_machine_describes_itself),
         cmocka_unit_test(inference_saves_no_values),
@@ -1102,6 +1177,7 @@ int main(void) {
         cmocka_unit_test(plan_of_a_target_serves_smaller_targets),
         cmocka_unit_test(segments_lie_one_after_another),
         cmocka_unit_test(segments_may_be_released_early),
+        cmocka_unit_test(segments_may_begin_late),
         cmocka_unit_test(released_segments_are_not_touched),
         cmocka_unit_test(a_step_counts_live_segments),
         cmocka_unit_test(segments_that_are_needed_must_be_bound),

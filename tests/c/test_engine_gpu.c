@@ -3,6 +3,7 @@
  * The tests are skipped where there is no NVRTC, which compiles elementwise programs. */
 #include "deepwell/jit.h"
 #include "engine/executor.h"
+#include "engine_concats.h"
 #include "engine_segments.h"
 
 static const dw_device *device;
@@ -301,6 +302,53 @@ static void rows_of_products_are_padded(void **state) {
     need_compiler();
     agrees(padded_products, 0.0, 2, 3);
     expect_kernel(padded_products, 0.0, "~");
+}
+
+/* ---- concatenations ------------------------------------------------------------------------------------- */
+
+/* Runs model_concat with everything saved, and returns its plan's listing. */
+static char *run_concat(bool observed, concat_kind kind, results *r) {
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    concat_choose(kind, observed, DW_BF16);
+    dw_graph *graph = build(model_concat, 0.0);
+    dw_plan *plan = NULL;
+    char *text = NULL;
+    problem p;
+    problem_begin(&p, graph, 2, 13);
+    options.device = device;
+    options.recompute = 0;
+    dw_engine *engine = make_engine_with(&p, &options);
+    run_on_device(engine, &p, 1, r);
+    OK(dw_engine_plan(engine, p.sizes, &plan));
+    OK(dw_plan_describe(plan, &text));
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    problem_end(&p);
+    dw_graph_destroy(graph);
+    return text;
+}
+
+/* Results of elementwise programs, softmax and GEMMs are written into their slices, with the bits of a plan that copies
+ * them. Copied are an operand that lies in another slice already, rows that heads divide or that are no multiple of 16
+ * bytes apart, and columns that alternate. */
+static void concatenations_of_results_are_not_copied(void **state) {
+    static const int copies[CONCAT_KINDS] = {[CONCAT_OF_SAME] = 1,
+                                             [CONCAT_OF_HEADS] = 1,
+                                             [CONCAT_OF_NARROW] = 1,
+                                             [CONCAT_OF_COLUMNS] = 1};
+    (void)state;
+    need_compiler();
+    for (int kind = 0; kind < CONCAT_KINDS; kind++) {
+        results expected, got;
+        dw_text_free(run_concat(true, (concat_kind)kind, &expected));
+        char *text = run_concat(false, (concat_kind)kind, &got);
+        if (concat_copies(text) != copies[kind]) fail_msg("kind %d: %s", kind, text);
+        concat_expect_same(&got, &expected);
+        dw_text_free(text);
+        results_end(&got);
+        results_end(&expected);
+        agrees(model_concat, 0.0, 2, 13); /* with values computed again */
+    }
 }
 
 /* ---- attention in BF16 and F16, by the kernels of wgmma and TMA ----------------------------------------- */
@@ -1289,6 +1337,7 @@ int main(void) {
         cmocka_unit_test(logits_are_kept_if_more_is_saved),
         cmocka_unit_test(logits_that_nobody_reads_stay_in_blocks),
         cmocka_unit_test(rows_of_products_are_padded),
+        cmocka_unit_test(concatenations_of_results_are_not_copied),
         cmocka_unit_test(attention_runs_by_its_kernels),
         cmocka_unit_test(statistics_of_attention_need_no_output),
         cmocka_unit_test(windows_of_attention_agree),

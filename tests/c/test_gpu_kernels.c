@@ -13,7 +13,8 @@
 /* Entries that make the calls of other entries leave code and checks to them. */
 static bool calls_another(const dw__kernel *k) {
     return k == &dw__graph_attention || k == &dw__graph_attention_backward ||
-           k == &dw__graph_gemm || k == &dw__graph_gemm_hopper || k == &dw__graph_gemm_scaled;
+           k == &dw__graph_gemm || k == &dw__graph_gemm_turned || k == &dw__graph_gemm_hopper ||
+           k == &dw__graph_gemm_scaled;
 }
 
 static void check_entry(const dw__kernel *k) {

@@ -22,6 +22,10 @@
     "\", wgrad_dy=\"" e "\", wgrad_x=\"" f "\""
 #define LAYER_OF(scheme) LAYER(scheme, scheme, scheme, scheme, scheme, scheme)
 #define MXFP8_LAYER LAYER_OF("mxfp8")
+/* Operands of quantized_segment_linear. */
+#define SEGMENTS_OF(scheme)                                                                        \
+    "forward_x=\"" scheme "\", forward_w=\"" scheme "\", dgrad_dy=\"" scheme                       \
+    "\", dgrad_w=\"" scheme "\""
 #define NVFP4_LAYER                                                                                \
     LAYER("nvfp4", "nvfp4+square", "nvfp4+stochastic", "nvfp4+square",                             \
           "nvfp4+hadamard+stochastic", "nvfp4+hadamard")
@@ -617,8 +621,7 @@ static void product_rules(void **state) {
          "%y = multiply_codes(%a, %b, _, _, %s, %t)", DW_SHAPE,
          "the scales of blocks of these codes"},
         {"a: e4m3[8, 160]; b: e4m3[40, 160]; s: f32[]; t: f32[1, 1, 4]; u: f32[2, 8]",
-         "%y = multiply_codes(%a, %b, %s, _, %u, %t)", DW_PARSE,
-         "with scales of blocks in f32"},
+         "%y = multiply_codes(%a, %b, %s, _, %u, %t)", DW_PARSE, "with scales of blocks in f32"},
         {"a: e4m3[B, 96]; b: e5m2[40, 96]; s: e8m0[ceil(B/128), 1, 512]; t: e8m0[1, 1, 512]",
          "%y = multiply_codes(%a, %b, _, _, %s, %t) {dtype=bf16}", DW_OK, "bf16[B, 40]"},
         {"a: e4m3[B, 96]; b: e4m3[40, 96]; s: e8m0[1, 1, 512]",
@@ -682,6 +685,25 @@ static void product_rules(void **state) {
          "bf16[B, 8]"},
         {"x: f32[B, 4]; w: f32[5, 4, 8]; o: i32[6]; b: f32[5, 8]",
          "%y = segment_linear(%x, %w, %o, %b) {transpose_w=0}", DW_OK, "f32[B, 8]"},
+        {"a: e4m3[B, 32]; b: e5m2[40, 32]; o: i32[6]; s: f32[]; t: f32[5]",
+         "%y = segment_multiply_codes(%a, %b, %o, %s, %t) {dtype=bf16}", DW_OK, "bf16[B, 8]"},
+        {"a: e4m3[B, 32]; b: e4m3[8, 160]; o: i32[6]; s: f32[]",
+         "%y = segment_multiply_codes(%a, %b, %o, %s, %s)", DW_OK, "f32[B, 8]"},
+        {"a: e4m3[B, 32]; b: e4m3[8, 96]; o: i32[6]; s: f32[]",
+         "%y = segment_multiply_codes(%a, %b, %o, %s, %s)", DW_SHAPE,
+         "with 5 groups; expected [E*N, K] or [N, E*K]"},
+        {"a: e4m3[B, 32]; b: e4m3[41, 32]; o: i32[6]; s: f32[]",
+         "%y = segment_multiply_codes(%a, %b, %o, %s, %s)", DW_SHAPE, "segment_multiply_codes"},
+        {"a: e4m3[B, 32]; b: e4m3[40, 32]; o: i32[6]; s: f32[]; t: f32[4]",
+         "%y = segment_multiply_codes(%a, %b, %o, %s, %t)", DW_SHAPE, "one for each group"},
+        {"a: e4m3[B, 32]; b: e4m3[40, 32]; o: i32[1]; s: f32[]",
+         "%y = segment_multiply_codes(%a, %b, %o, %s, %s)", DW_SHAPE, "1 or more"},
+        {"x: bf16[B, 4]; w: bf16[5, 8, 4]; o: i32[6]",
+         "%y = quantized_segment_linear(%x, %w, %o, _) {" SEGMENTS_OF("fp8-tensor") "}", DW_OK,
+         "bf16[B, 8]"},
+        {"x: f32[B, 4]; w: f32[5, 8, 4]; o: i32[6]",
+         "%y = quantized_segment_linear(%x, %w, %o, _) {" SEGMENTS_OF("mxfp8") "}", DW_UNSUPPORTED,
+         "forward_x is \"mxfp8\"; expected fp8-tensor or fp8-tensor-e5m2"},
         {"x: f32[B, 4]; w: f32[5, 4, 8]; o: i32[6]", "%y = segment_linear(%x, %w, %o, _)", DW_SHAPE,
          "its last dim must equal x's last dim 4"},
         {"x: f32[B, 4]; w: f32[5, 8, 4]; o: i32[5]", "%y = segment_linear(%x, %w, %o, _)", DW_SHAPE,

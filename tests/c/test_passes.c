@@ -870,24 +870,33 @@ static void logits_that_are_read_stay_whole(void **state) {
 
 enum { WEIGHTS_OF_ROWS, WEIGHTS_OF_TOKENS, NO_WEIGHTS, WEIGHTS_IN_F32, MIXTURES };
 
+/* How wide the last GEMM's operand is beside its 9 results. */
+enum { NARROW = 6, WIDE = 10 };
+
 static dw_value grouped(dw_value x, dw_value w, dw_value index) {
     return dw__emit(&e, DW_OP_GROUPED_LINEAR, 4, (dw_value[]){x, w, index, DW_NONE}, 0, NULL);
 }
 
-/* Rows of the tokens [B*S, 7], each repeated for its two experts of 5, which have one hidden layer. */
-static void mixture(int kind) {
+/* Rows of the tokens [B*S, 7], each repeated for its two experts of 5, which have one hidden layer of `inner`. Returns the
+ * rows that the experts have made. */
+static dw_value mixture_of(int kind, int inner, bool bias) {
     const bool half = kind == WEIGHTS_IN_F32;
     const dw_dtype dtype = half ? DW_BF16 : DW_F32;
     dw_dim tokens = dw__emit_dim_mul(&e, B, S), rows = dw__emit_dim_mul(&e, tokens, 2);
     dw_value x = leaf("x", dtype, 2, tokens, D(7)), index = leaf("index", DW_I64, 1, rows);
-    dw_value first = leaf("first", dtype, 3, D(5), D(12), D(7)),
-             second = leaf("second", dtype, 3, D(5), D(9), D(6)),
+    dw_value first = leaf("first", dtype, 3, D(5), D(2 * inner), D(7)),
+             second = leaf("second", dtype, 3, D(5), D(9), D(inner)),
              weight = leaf("weight", DW_F32, 2, tokens, D(2));
     dw_value each = broadcast(reshape(x, 3, tokens, D(1), D(7)), 3, tokens, D(2), D(7));
     dw_value gate_up = grouped(reshape(each, 2, rows, D(7)), first, index);
-    dw_value hidden = op2(DW_OP_SWIGLU, dw__emit_slice(&e, gate_up, 1, 0, 6),
-                          dw__emit_slice(&e, gate_up, 1, 6, 12));
-    dw_value y = grouped(hidden, second, index);
+    dw_value hidden = op2(DW_OP_SWIGLU, dw__emit_slice(&e, gate_up, 1, 0, D(inner)),
+                          dw__emit_slice(&e, gate_up, 1, D(inner), D(2 * inner)));
+    dw_value y =
+        bias ? dw__emit(&e, DW_OP_GROUPED_LINEAR, 4,
+                        (dw_value[]){hidden, second, index, leaf("bias", dtype, 2, D(5), D(9))}, 0,
+                        NULL)
+             : grouped(hidden, second, index);
+    const dw_value made = y;
     if (half) y = dw__emit_cast(&e, y, DW_F32);
     if (kind == WEIGHTS_OF_ROWS || half)
         y = mul(y, broadcast(reshape(weight, 2, rows, D(1)), 2, rows, D(9)));
@@ -896,7 +905,10 @@ static void mixture(int kind) {
         y = mul(broadcast(reshape(weight, 3, tokens, D(2), D(1)), 3, tokens, D(2), D(9)), y);
     y = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, y, 1, false);
     output(half ? dw__emit_cast(&e, y, DW_BF16) : y);
+    return made;
 }
+
+static void mixture(int kind) { mixture_of(kind, NARROW, false); }
 
 /* Adds the gradients of all floating-point leaves for a gradient of output 0 that is its square. */
 static void differentiate(void) {
@@ -956,6 +968,91 @@ static void backward_of_mixtures_is_sorted(void **state) {
         assert_int_equal(count_op(DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT), 2);
         assert_int_equal(count_op(DW_OP_SCATTER_ADD), 0);
         assert_int_equal(count_op(DW_OP_COMBINE_ROWS_BACKWARD), kind != NO_WEIGHTS);
+        release(&before);
+        release(&after);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
+/* Weights multiply what the last GEMM reads, and backward needs none of its results. Outputs and gradients are those of
+ * weights behind it. */
+static void weights_multiply_rows_before_the_last_gemm(void **state) {
+    for (int kind = 0; kind < MIXTURES; kind++) {
+        mixture(kind);
+        differentiate();
+        run before = evaluate(e.graph);
+        close_graph(state);
+        open_graph(state);
+        mixture(kind);
+        OK(dw__sort_rows(&e.graph));
+        OK(dw__weigh_rows_early(&e.graph));
+        OK(dw_graph_verify(e.graph));
+        e.status = DW_OK;
+        assert_int_equal(count_op(DW_OP_SEGMENT_LINEAR), 2);
+        assert_int_equal(count_op(DW_OP_SPREAD_ROWS), kind == NO_WEIGHTS ? 1 : 2);
+        assert_int_equal(dw_node_input(e.graph, find_op(DW_OP_COMBINE_ROWS), 2), DW_NONE);
+        differentiate();
+        RUN(DW_PASS_COMMON, DW_PASS_DEAD_CODE);
+        assert_int_equal(count_op(DW_OP_COMBINE_ROWS_BACKWARD), 0);
+        const dw_value rows = dw_node_input(e.graph, find_op(DW_OP_COMBINE_ROWS), 0);
+        for (dw_node n = 0; n < dw_graph_node_count(e.graph); n++)
+            for (uint32_t i = 0; i < dw_node_input_count(e.graph, n); i++)
+                if (dw_node_input(e.graph, n, i) == rows)
+                    assert_int_equal(dw_node_op(e.graph, n), DW_OP_COMBINE_ROWS);
+        run after = evaluate(e.graph);
+        same_results(&before, &after);
+        release(&before);
+        release(&after);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
+/* A wide operand, a bias, rows that something else reads. */
+static void other_weights_stay_behind_the_last_gemm(void **state) {
+    for (int kind = 0; kind < 3; kind++) {
+        char *before, *after;
+        const dw_value rows = mixture_of(WEIGHTS_OF_ROWS, kind == 0 ? WIDE : NARROW, kind == 1);
+        if (kind == 2) output(op1(DW_OP_EXP, rows));
+        OK(dw__sort_rows(&e.graph));
+        OK(dw_graph_to_text(e.graph, &before));
+        OK(dw__weigh_rows_early(&e.graph));
+        OK(dw_graph_to_text(e.graph, &after));
+        assert_string_equal(before, after);
+        dw_text_free(before);
+        dw_text_free(after);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
+/* The gradient of w reads silu(g) * u, which forward has made, and that of g reads g and u anyway. */
+static void backward_computes_values_of_forward_itself(void **state) {
+    for (int other = 0; other < 2; other++) {
+        dw_value g = leaf("g", DW_BF16, 2, B, D(3)), u = leaf("u", DW_BF16, 2, B, D(3)),
+                 w = leaf("w", DW_BF16, 2, B, D(3));
+        dw_value h = mul(op1(DW_OP_SILU, g), u);
+        output(mul(h, w));
+        if (other) output(dw__emit_permute(&e, h, 2, (int64_t[]){1, 0}));
+        differentiate();
+        RUN(DW_PASS_COMMON, DW_PASS_FUSE);
+        run before = evaluate(e.graph);
+        OK(dw__inline_programs(&e.graph));
+        OK(dw_graph_verify(e.graph));
+        run after = evaluate(e.graph);
+        same_results(&before, &after);
+        for (dw_node n = 0; n < dw_graph_node_count(e.graph); n++) {
+            const bool backward = e.graph->nodes.items[n].backward;
+            if (dw_node_op(e.graph, n) != DW_OP_FUSED) continue;
+            /* forward still makes what it returns itself, and h if something else reads it */
+            if (!backward) assert_int_equal(dw_node_output_count(e.graph, n), 1 + other);
+            for (uint32_t i = 0; backward && i < dw_node_input_count(e.graph, n); i++) {
+                const dw_node from = dw_value_node(e.graph, dw_node_input(e.graph, n, i));
+                assert_true(from == DW_NONE || e.graph->nodes.items[from].backward ||
+                            dw_node_input(e.graph, n, i) == dw_graph_output(e.graph, 0));
+            }
+        }
         release(&before);
         release(&after);
         close_graph(state);
@@ -1465,6 +1562,9 @@ int main(void) {
         TEST(backward_of_mixtures_is_sorted),
         TEST(other_readers_of_grouped_rows_get_them_back),
         TEST(rows_that_cannot_be_sorted_for_memory_stay),
+        TEST(weights_multiply_rows_before_the_last_gemm),
+        TEST(other_weights_stay_behind_the_last_gemm),
+        TEST(backward_computes_values_of_forward_itself),
         TEST(pads_side_by_side_are_concat),
         TEST(interleaved_pads_are_concat),
         TEST(pads_with_gaps_or_overlap_are_added),

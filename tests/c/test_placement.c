@@ -24,7 +24,7 @@ static void check(uint32_t count, const dw__interval *items, uint32_t segments,
         if (a->bytes == 0) continue;
         assert_int_equal(a->offset % alignment, 0);
         assert_true(a->pinned ? a->segment == a->most
-                              : a->segment <= a->most || (a->late && a->segment == segments - 1));
+                              : a->segment <= a->most || (a->late && a->segment == a->late));
         dw__extent *in = &seen[a->segment];
         if (a->offset + a->bytes > in->bytes) in->bytes = a->offset + a->bytes;
         if (a->pinned && a->offset + a->bytes > in->pinned_bytes)
@@ -157,14 +157,17 @@ static void random_lives_in_segments_never_collide(void **state) {
     for (uint32_t round = 0; round < 200; round++) {
         random_state = 1000 + round;
         uint32_t count = random_below(MOST) + 1, steps = random_below(200) + 1;
-        uint32_t segments = random_below(DW_PLACEMENT_SEGMENTS) + 1;
+        uint32_t segments = random_below(DW_PLACEMENT_SEGMENTS) + 1,
+                 early = random_below(segments) + 1; /* those behind are late */
         for (uint32_t i = 0; i < count; i++) {
             uint32_t first = random_below(steps);
             items[i] = (dw__interval){.bytes = random_below(1000),
                                       .first = first,
                                       .last = first + random_below(round % 2 ? 4 : steps),
                                       .pinned = random_below(4) == 0,
-                                      .most = random_below(segments)};
+                                      .most = random_below(early)};
+            if (early < segments && random_below(2))
+                items[i].late = early + random_below(segments - early);
         }
         dw__extent extents[DW_PLACEMENT_SEGMENTS];
         assert_int_equal(dw__place(count, items, alignment, segments, extents), DW_OK);
@@ -178,8 +181,8 @@ static void buffers_without_a_hole_go_to_the_late_segment(void **state) {
     dw__interval items[4] = {
         {.bytes = 640, .first = 0, .last = 9, .pinned = true},
         {.bytes = 256, .first = 0, .last = 2},
-        {.bytes = 256, .first = 4, .last = 8, .late = true},
-        {.bytes = 192, .first = 5, .last = 7, .late = true},
+        {.bytes = 256, .first = 4, .last = 8, .late = 1},
+        {.bytes = 192, .first = 5, .last = 7, .late = 1},
     };
     dw__extent extents[2];
     assert_int_equal(dw__place(4, items, alignment, 2, extents), DW_OK);

@@ -147,15 +147,24 @@ static void measured_grouped_gemms_are_predicted(void **state) {
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
         const double e = cases[at].groups, t = cases[at].rows, n = cases[at].n, k = cases[at].k;
         const double bytes = 2 * (t * (n + k) + e * n * k), operations = 2 * t * n * k;
-        const dw__tile_work works[] = {
-            {.groups_kind = DW_SM90_ROWS, .m = t, .n = n, .k = k, .groups = e, .element_bytes = 2},
-            {.groups_kind = DW_SM90_ROWS, .m = t, .n = k, .k = n, .groups = e, .element_bytes = 2},
-            {.groups_kind = DW_SM90_CONTRACTION,
-             .m = n,
-             .n = k,
-             .k = t,
-             .groups = e,
-             .element_bytes = 2}};
+        const dw__tile_work works[] = {{.groups_kind = DW_GROUPS_ROWS,
+                                        .m = t,
+                                        .n = n,
+                                        .k = k,
+                                        .groups = e,
+                                        .element_bytes = 2},
+                                       {.groups_kind = DW_GROUPS_ROWS,
+                                        .m = t,
+                                        .n = k,
+                                        .k = n,
+                                        .groups = e,
+                                        .element_bytes = 2},
+                                       {.groups_kind = DW_GROUPS_CONTRACTION,
+                                        .m = n,
+                                        .n = k,
+                                        .k = t,
+                                        .groups = e,
+                                        .element_bytes = 2}};
         const double measured[] = {cases[at].forward, cases[at].input, cases[at].weight};
         for (size_t form = 0; form < DW_COUNT(works); form++)
             assert_near(operations / dw__own_grouped_seconds(&planned, &works[form], bytes),
@@ -169,14 +178,15 @@ static void plan_and_kernel_count_the_same(void **state) {
     (void)state;
     random_state = 7;
     for (int trial = 0; trial < 500; trial++) {
-        const int kind = next_random() % 2 ? DW_SM90_ROWS : DW_SM90_CONTRACTION;
-        const dw__sm90_call call = {.gemm = {.struct_size = sizeof call.gemm,
-                                             .dtype = DW_BF16,
-                                             .output = DW_BF16,
-                                             .m = 1 + next_random() % 40000,
-                                             .n = 1 + next_random() % 9000,
-                                             .k = 1 + next_random() % 9000},
-                                    .groups = {.kind = kind, .count = 1 + next_random() % 200}};
+        const int kind = next_random() % 2 ? DW_GROUPS_ROWS : DW_GROUPS_CONTRACTION;
+        const dw__gemm_groups_call call = {
+            .gemm = {.struct_size = sizeof call.gemm,
+                     .dtype = DW_BF16,
+                     .output = DW_BF16,
+                     .m = 1 + next_random() % 40000,
+                     .n = 1 + next_random() % 9000,
+                     .k = 1 + next_random() % 9000},
+            .groups = {.kind = kind, .count = 1 + next_random() % 200}};
         const dw__tile_work work = {.groups_kind = kind,
                                     .m = (double)call.gemm.m,
                                     .n = (double)call.gemm.n,

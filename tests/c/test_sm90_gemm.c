@@ -50,7 +50,7 @@ static void each_tile_is_right(void **state) {
                          .seed = 40 + i};
             run r;
             open_run(&p, device, &r);
-            const dw__sm90_call call = {
+            const dw__gemm_groups_call call = {
                 .gemm = r.call, .turned = {p.turned_a, p.turned_b}, .groups = {.count = 1}};
             assert_int_equal(dw__gemm_check_turned(&r.call, call.turned, true), DW_OK);
             dw__sm90_shape shape = dw__sm90_shape_of(&call, few.sm_count);
@@ -104,7 +104,7 @@ static void keep_without_wait(void) {
     void *image;
     size_t bytes;
     open_run(&small_one, device_named(gpu), &r);
-    const dw__sm90_call call = {.gemm = r.call, .groups = {.count = 1}};
+    const dw__gemm_groups_call call = {.gemm = r.call, .groups = {.count = 1}};
     const dw__sm90_shape shape = dw__sm90_shape_of(&call, 132);
     const dw__jit_variant variant = dw__sm90_variant(&shape);
     REQUIRE(dw__jit_expand(variant.source, &source) == DW_OK);
@@ -133,7 +133,7 @@ static void wrong_kernels_are_rejected(void **state) {
 
 static int columns_of_tile(int kind, int64_t m, int64_t n, int64_t k, int64_t groups,
                            dw_activation activation) {
-    const dw__sm90_call call = {
+    const dw__gemm_groups_call call = {
         .gemm =
             {.dtype = DW_BF16, .output = DW_BF16, .m = m, .n = n, .k = k, .activation = activation},
         .groups = {.kind = kind, .count = groups}};
@@ -144,18 +144,20 @@ static int columns_of_tile(int kind, int64_t m, int64_t n, int64_t k, int64_t gr
 static void tile_fits_the_call(void **state) {
     const dw_activation none = DW_ACTIVATION_NONE;
     (void)state;
-    assert_int_equal(columns_of_tile(DW_SM90_BATCH, 8192, 8192, 8192, 1, none), 256);
-    assert_int_equal(columns_of_tile(DW_SM90_BATCH, 16384, 768, 768, 1, none), 256);
-    assert_int_equal(columns_of_tile(DW_SM90_CONTRACTION, 2048, 2048, 65536, 64, none), 256);
-    assert_int_equal(columns_of_tile(DW_SM90_ROWS, 16384, 14336, 4096, 8, none), 256);
+    assert_int_equal(columns_of_tile(DW_GROUPS_BATCH, 8192, 8192, 8192, 1, none), 256);
+    assert_int_equal(columns_of_tile(DW_GROUPS_BATCH, 16384, 768, 768, 1, none), 256);
+    assert_int_equal(columns_of_tile(DW_GROUPS_CONTRACTION, 2048, 2048, 65536, 64, none), 256);
+    assert_int_equal(columns_of_tile(DW_GROUPS_ROWS, 16384, 14336, 4096, 8, none), 256);
     /* 72 tiles of 256 columns leave 60 of 132 SMs idle. */
-    assert_int_equal(columns_of_tile(DW_SM90_BATCH, 768, 3072, 16384, 1, none), 192);
+    assert_int_equal(columns_of_tile(DW_GROUPS_BATCH, 768, 3072, 16384, 1, none), 192);
     /* An activation of many instructions takes less time while the other warpgroup multiplies. */
-    assert_int_equal(columns_of_tile(DW_SM90_BATCH, 8192, 8192, 2048, 1, DW_ACTIVATION_GELU), 128);
+    assert_int_equal(columns_of_tile(DW_GROUPS_BATCH, 8192, 8192, 2048, 1, DW_ACTIVATION_GELU),
+                     128);
     /* A warpgroup without rows leaves the tensor cores to the other one. */
-    assert_int_equal(columns_of_tile(DW_SM90_ROWS, 4096, 2048, 2048, 64, none), 256);
+    assert_int_equal(columns_of_tile(DW_GROUPS_ROWS, 4096, 2048, 2048, 64, none), 256);
     /* In turn, tiles of 128 rows would be half empty. */
-    assert_int_equal(columns_of_tile(DW_SM90_ROWS, 4096, 2048, 2048, 64, DW_ACTIVATION_GELU), -256);
+    assert_int_equal(columns_of_tile(DW_GROUPS_ROWS, 4096, 2048, 2048, 64, DW_ACTIVATION_GELU),
+                     -256);
 }
 
 int main(void) {

@@ -27,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_VARIANTS = 768, MOST_ENTRIES = 4, MOST_THREADS = 64 };
+enum { MOST_VARIANTS = 1024, MOST_ENTRIES = 4, MOST_THREADS = 64 };
 
 typedef struct resources {
     char entry[64];
@@ -147,6 +147,38 @@ static void list_gemm(void) {
                 dw__jit_add_define(&v, "SCHEDULE", DW_GEMM_LAUNCH_CONTROL);
                 add_job(v, false);
             }
+}
+
+/* Groups of rows and of the contraction, and operands across it: each tile, without an epilogue and with a complete
+ * one. */
+static void list_gemm_groups(void) {
+    static const struct {
+        int groups, turned_b, output, bias, residual, turned_a;
+    } forms[] = {{DW_GROUPS_ROWS, 0, DW_GEMM_OUTPUT_ELEMENT, 0, 0, 0},
+                 {DW_GROUPS_ROWS, 0, DW_GEMM_OUTPUT_ELEMENT, 1, 1, 0},
+                 {DW_GROUPS_ROWS, 1, DW_GEMM_OUTPUT_ELEMENT, 0, 1, 0},
+                 {DW_GROUPS_ROWS, 0, DW_GEMM_OUTPUT_F32, 1, 1, 0},
+                 {DW_GROUPS_CONTRACTION, 1, DW_GEMM_OUTPUT_ELEMENT, 0, 0, 1},
+                 {DW_GROUPS_CONTRACTION, 1, DW_GEMM_OUTPUT_ELEMENT, 0, 1, 1},
+                 {DW_GROUPS_CONTRACTION, 1, DW_GEMM_OUTPUT_F32, 0, 1, 1},
+                 {DW_GROUPS_BATCH, 1, DW_GEMM_OUTPUT_ELEMENT, 1, 1, 0},
+                 {DW_GROUPS_BATCH, 1, DW_GEMM_OUTPUT_F32, 0, 1, 1}};
+    for (int tile = 0; tile < DW__GEMM_TILES; tile++)
+        for (size_t f = 0; f < DW_COUNT(forms); f++) {
+            const dw__gemm_shape s = {.tile = (uint64_t)tile,
+                                      .scheme_a = DW_SCHEME_BF16,
+                                      .scheme_b = DW_SCHEME_BF16,
+                                      .groups = (uint64_t)forms[f].groups,
+                                      .turned_a = forms[f].turned_a,
+                                      .turned_b = forms[f].turned_b,
+                                      .output = (uint64_t)forms[f].output,
+                                      .bias = forms[f].bias,
+                                      .residual = forms[f].residual};
+            if (!dw__gemm_exists(&s)) continue;
+            dw__jit_variant v = dw__gemm_variant(&s);
+            v.entry = "";
+            add_job(v, dw__gemm_tiles[tile].n == 256 && (f == 1 || f == 5));
+        }
 }
 
 /* With D as MXFP8, which requires tiles of at least 128 columns of D: without an epilogue, and with each activation and
@@ -374,6 +406,7 @@ static void list_jobs(void) {
     list_attention(DW__ATTENTION_BACKWARD);
     list_attention_sm100();
     list_gemm();
+    list_gemm_groups();
     list_quantized_gemm();
     list_gemm_scaled();
     list_gemm_sm120();

@@ -185,6 +185,7 @@ double ops_case_length(const ops_case *c) {
     case DW_OP_QUANTIZED_LINEAR:
     case DW_OP_GROUPED_LINEAR:
     case DW_OP_SEGMENT_LINEAR:
+    case DW_OP_QUANTIZED_SEGMENT_LINEAR:
     case DW_OP_RMS_NORM:
     case DW_OP_LAYER_NORM: length = last; break;
     case DW_OP_SOFTMAX:

@@ -11,6 +11,9 @@
 #define FP8_LAYER                                                                                  \
     "forward_x=fp8-tensor forward_w=fp8-tensor dgrad_dy=fp8-tensor-e5m2 "                          \
     "dgrad_w=fp8-tensor wgrad_dy=fp8-tensor-e5m2 wgrad_x=fp8-tensor"
+/* Operands of quantized_segment_linear. */
+#define FP8_SEGMENTS                                                                               \
+    "forward_x=fp8-tensor forward_w=fp8-tensor dgrad_dy=fp8-tensor-e5m2 dgrad_w=fp8-tensor"
 #define FP8_BLOCK_LAYER                                                                            \
     "forward_x=fp8-block forward_w=fp8-block+square dgrad_dy=fp8-block "                           \
     "dgrad_w=fp8-block+square wgrad_dy=fp8-block wgrad_x=fp8-block"
@@ -417,6 +420,12 @@ static const char *const rows[] = {
     "multiply_codes e4m3[33,160] e4m3[140,160] - - f32[2,33] f32[2,1,4]",
     "multiply_codes e4m3[130,96] e4m3[17,96] - - f32[2,1,4] f32[1,17] bf16[17] dtype=bf16",
     "multiply_codes e4m3[9,304] e4m3[133,304] - - f32[3,9] f32[3,133] f16[133] dtype=f16",
+    "segment_multiply_codes e4m3[17,33] e4m3[155,33] i32[6]:offsets17 f32[] f32[]",
+    "segment_multiply_codes e4m3[65,48] e4m3[72,48] i32[4]:offsets65 f32[] f32[3] dtype=bf16",
+    "segment_multiply_codes e5m2[65,48] e4m3[24,144] i32[4]:offsets65 f32[] f32[]",
+    "segment_multiply_codes e4m3[9,16] e5m2[16,496] i32[32]:offsets9 f32[] f32[31] dtype=f16 "
+    "fast_accumulation=1",
+    "segment_multiply_codes e4m3[7,32] e4m3[8,32] i32[2]:offsets7 f32[] f32[]",
     "quantized_linear f32[1,7] f32[5,7] f32[5] - " BF16_LAYER,
     "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " FP8_LAYER,
     "quantized_linear f32[3,17,67] f32[31,67] f32[31] - " FP8_BLOCK_LAYER,
@@ -458,6 +467,12 @@ static const char *const rows[] = {
     "segment_linear F[17,33] F[5,31,33] i32[6]:offsets17",
     "segment_linear F[17,33] F[31,33,17] i32[32]:offsets17 transpose_w=0", /* matrices without rows */
     "segment_linear F[65,17] F[1,16,17] i32[2]:offsets65",
+    "quantized_segment_linear f32[7,5] f32[3,4,5] i32[4]:offsets7 f32[3,4] " FP8_SEGMENTS,
+    "quantized_segment_linear f32[17,33] f32[31,33,17] i32[32]:offsets17 - " FP8_SEGMENTS
+    " transpose_w=0",
+    "quantized_segment_linear bf16[65,48] bf16[3,24,48] i32[4]:offsets65 - " FP8_SEGMENTS,
+    "quantized_segment_linear bf16[65,48] bf16[3,48,24] i32[4]:offsets65 bf16[3,24] " FP8_SEGMENTS
+    " transpose_w=0",
     "segment_linear F[193,40] F[3,72,40] i32[4]:offsets193", /* groups of several tiles */
     "segment_linear F[1,3] F[2,1,3] i32[3]:offsets1",
     "segment_linear F[0,3] F[2,5,3] i32[3]:offsets0 F[2,5]",

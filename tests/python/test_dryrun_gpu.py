@@ -67,20 +67,24 @@ def check(
     optimizer: str | None = "adamw_dw",
     accumulate: bool = False,
     keep: bool | None = None,
+    release: bool = False,
 ) -> dict:
-    """Compares the peak of a step, behind one that has made the optimizer's states."""
+    """Compares the peak of a step, behind one that has made the optimizer's states. ``release``: gradients are updated
+    one by one during backward."""
     report = {}
     trained = None
 
     def prepare():
         nonlocal report, trained
         trained, args, kwargs = call.made()
+        updates = None if optimizer is None else optimizer_of(optimizer, trained)
+        if release:
+            updates.release_gradients(pending_bytes=0)
         report = dw.dryrun(
-            trained, (args, kwargs), target=EMULATED, optimizer=optimizer, accumulate=accumulate,
+            trained, (args, kwargs), target=EMULATED, optimizer=updates if release else optimizer, accumulate=accumulate,
             keep_outputs=keep,
         )  # fmt: skip
         dw.optimize(trained, target=EMULATED, verbose=False)
-        updates = None if optimizer is None else optimizer_of(optimizer, trained)
 
         def step() -> None:
             result = trained(*args, **kwargs)
@@ -105,6 +109,10 @@ def check(
         # The counts of steps are not the GPU's, and on a CPU foreach makes small tensors.
         difference -= 4 * len(list(trained.parameters()))
         assert 0 <= difference <= 16, (peaks, report["moments"])
+    elif release:
+        # The workspace is counted for all parameters, and here each has a call of its own.
+        workspace = gpu_memory._workspace([(p.nbytes, p.dtype) for p in trained.parameters()], None)
+        assert -workspace <= difference <= 0, (peaks, report["moments"])
     else:
         assert difference == 0, (peaks, report["moments"])
     return report
@@ -118,6 +126,21 @@ def check(
 def test_counted_memory(name, dtype) -> None:
     report = check(Call.of(name, dtype))
     assert report["target"] == EMULATED and report["plan_exact"]
+
+
+def test_released_gradients() -> None:
+    whole, released = check(Call.of("gpt2")), check(Call.of("gpt2"), release=True)
+    assert released["moments"][-1]["gradients"] == 0
+    assert released["peak_bytes"] <= whole["peak_bytes"]
+
+
+def test_released_gradients_that_are_not_counted() -> None:
+    model, args, kwargs = Call.of("gpt2").made()
+    optimizer = dw.AdamW(model.parameters())
+    optimizer.release_gradients(accumulation=2)
+    for target in (EMULATED, "cpu"):
+        with pytest.raises(UnsupportedError, match="release_gradients is predicted on a GPU"):
+            dw.dryrun(model, (args, kwargs), target=target, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_fused"])

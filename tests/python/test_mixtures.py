@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import deepwell
@@ -103,6 +104,31 @@ def test_gemms_per_expert_with_symbolic_sizes(build) -> None:
     operations = [node["op"] for node in json.loads(graph.json())["nodes"]]
     assert operations.count("grouped_linear") == 4
     assert "take" not in operations  # no operand has a matrix per token
+
+
+@pytest.mark.parametrize("dtype, device", [("f32", "cpu"), ("bf16", "plan:sm_90a")])
+def test_gradients_of_gate_and_up_are_not_concatenated(dtype: str, device: str) -> None:
+    """One elementwise program writes both into their halves of the matrix that the GEMMs of backward read: on a GPU
+    over the gates that it has read. No instruction of backward only moves elements."""
+    of_torch = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    model = mixtures.mixtral(num_hidden_layers=1, intermediate_size=128).to(of_torch)
+    captured = capture_graph(model.model.layers[0].mlp, (torch.randn(2, 17, 48, dtype=of_torch),))
+    graph = _deepwell.Graph(captured.json)
+    leaves = range(len(json.loads(captured.json)["leaves"]))
+    plan = _deepwell.Engine(graph, (0,), leaves, device=device).plan(
+        [{"B": 2, "S": 17}[name] for name, _, _ in captured.symbols]
+    )
+    listing = [line.split() for line in plan.describe().splitlines()[1:]]
+    moves = ("concat", "pad", "permute", "reshape", "slice")
+    assert not [line for line in listing if line[1] == "B" and line[2] in moves]
+    halves = rf"{dtype}\[68,128\]@arena:(\d+)s?~ {dtype}\[68,128\]@arena:\1s?\+128~"
+    (program,) = [
+        " ".join(line)
+        for line in listing
+        if line[1:3] == ["B", "fused"] and re.search("-> " + halves, " ".join(line))
+    ]
+    written = re.search("-> " + halves, program).group(1)
+    assert (f"@arena:{written}s+128~ " in program.split("->")[0]) == (device != "cpu")
 
 
 FORMS = ("eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe")

@@ -213,12 +213,18 @@ def test_mixtures_train_on_sorted_rows(monkeypatch, without_first_use_check, bui
     expected = errors(plain, reference, arguments)
     assert engine_calls(ours) == (1, 0), deepwell.summary(ours)
     graph = max(graphs, key=len)
+    # Experts narrower than the model (Qwen3-MoE's) take the router's weights before the last GEMM: these are sorted,
+    # forward and again backward, and the gradient of its result is spread by itself.
+    early = build is mixtures.qwen3_moe
     counts = {
-        "group_rows": 1, "segment_linear": 4, "segment_linear_backward_weight": 2, "spread_rows": 2,
-        "combine_rows": 2, "combine_rows_backward": 1, "grouped_linear": 0,
+        "group_rows": 1, "segment_linear": 4, "segment_linear_backward_weight": 2, "spread_rows": 2 + 3 * early,
+        "combine_rows": 2 + early, "combine_rows_backward": not early, "grouped_linear": 0,
     }  # fmt: skip
     assert {name: graph.count(f" = {name}(") for name in counts} == counts
-    assert not re.search(r" = (take|scatter_add|reduce_sum)\(.* experts ", graph)
+    assert not re.search(r" = (take|scatter_add)\(.* experts ", graph)
+    assert (
+        len(re.findall(r" = reduce_sum\(.* experts ", graph)) == early
+    )  # of the gradient of the weights
     floor = 2.0**-22 if dtype == torch.float32 else 2.0**-8
     for name, error in found.items():
         assert error <= 2.0 * max(expected[name], floor), (name, error, expected[name])

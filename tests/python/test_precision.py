@@ -664,29 +664,35 @@ def test_an_emulated_gpu(recipe, dtype):
         model, precision=policy_with_rule(recipe), target="emulator:sm_90a", verbose=False
     )
     x, dy = torch.randn(17, 72, dtype=dtype), torch.randn(17, 40, dtype=dtype)
-    check_typed(model, model, recipe, dtype, x.requires_grad_(), dy, sums=4.0)
+    # FP8 tensor cores multiply the codes of fp8-block: they add 32 products, and the sum of at most 128, in 14 bits.
+    in_14_bits = 1.1 * 2.0**-13 / 2.0**-24
+    sums = in_14_bits if recipe == "fp8-block" else 4.0
+    check_typed(model, model, recipe, dtype, x.requires_grad_(), dy, sums=sums)
     text = deepwell.summary(model)
     assert "1 calls by the engine, 0 by PyTorch" in text
     name = recipe.partition("+")[0].upper()
     told = {
         "FP8": "FP8 codes are multiplied",
-        "FP8-BLOCK": "FP8-BLOCK multiplied in F16: 3 products, the first because cublaslt_fp8_block: expected",
+        "FP8-BLOCK": "FP8-BLOCK on tensor cores: 3 of 3 products, forward and backward, multiply codes",
     }
     assert told.get(name, f"{name} simulated in BF16: this GPU has no") in text
 
 
 @needs_compiler
-def test_products_in_f16_pass_their_first_use_check():
-    """Otherwise the engine would take the products on FMA units, whose numbers are the same."""
-    model = torch.nn.Linear(150, 96, dtype=torch.bfloat16)
-    example = torch.randn(40, 150, dtype=torch.bfloat16, requires_grad=True)
+@pytest.mark.parametrize("features, kernel", [(90, "fp8_block_gemm"), (96, "sm90_codes")])
+def test_products_by_blocks_pass_their_first_use_check(features, kernel):
+    """Otherwise the engine would take the products in F16, or on FMA units. Results whose rows are not multiples of 16
+    bytes are multiplied in F16."""
+    inputs = 150 if kernel == "fp8_block_gemm" else 152
+    model = torch.nn.Linear(inputs, features, dtype=torch.bfloat16)
+    example = torch.randn(40, inputs, dtype=torch.bfloat16, requires_grad=True)
     policy = deepwell.PrecisionPolicy("fp8-block", [])
     engine = deepwell.compile(
         model, precision=policy, example_inputs=example, target="emulator:sm_90a"
     )
     engine(example).sum().backward()
     kernels = [op.kernel for op in engine.compiled_ops if op.op == "multiply_codes"]
-    assert kernels == ["fp8_block_gemm"] * 3
+    assert kernels == [kernel] * 3
 
 
 @needs_compiler

@@ -146,7 +146,7 @@ const dw__kernel dw__attention_widened = {
     .supports = supports,
     .workspace_bytes = workspace_bytes,
     .run = run,
-    .strided_results = true,
+    .results = DW__RESULTS_STRIDED,
     .tolerance_factor = 8.0, /* of cpu.attention.tiled */
 };
 const dw__kernel dw__attention_backward_widened = {
@@ -157,6 +157,6 @@ const dw__kernel dw__attention_backward_widened = {
     .supports = supports,
     .workspace_bytes = workspace_bytes,
     .run = run,
-    .strided_results = true,
+    .results = DW__RESULTS_STRIDED,
     .tolerance_factor = 16.0, /* of cpu.attention_backward.tiled */
 };

@@ -277,7 +277,7 @@ const dw__kernel dw__attention_tiled = {
     .supports = forward_supports,
     .workspace_bytes = forward_scratch,
     .run = forward_run,
-    .strided_results = true,
+    .results = DW__RESULTS_STRIDED,
     .tolerance_factor = 8.0, /* two matmuls, an exponential and a correction per tile */
 };
 const dw__kernel dw__attention_backward_tiled = {
@@ -288,7 +288,7 @@ const dw__kernel dw__attention_backward_tiled = {
     .supports = backward_supports,
     .workspace_bytes = backward_scratch,
     .run = backward_run,
-    .strided_results = true,
+    .results = DW__RESULTS_STRIDED,
     .tolerance_factor = 16.0, /* and three more matmuls of their results */
 };
 

@@ -392,31 +392,32 @@ static dw_status rope(const dw__call *call, void *scratch) {
 /* ---- list ------------------------------------------------------------------------------------ */
 
 /* Copies are exact. The others have the tolerance factor of two multiplications and an addition. */
-#define KERNEL(OP, function, predicate, text, wants)                                               \
+#define KERNEL(OP, function, predicate, text, wants, layout)                                       \
     static const dw__kernel kernel_##OP = {.name = "cpu." text,                                    \
                                            .op = DW_OP_##OP,                                       \
                                            .source = "ours, runs and tiles",                       \
                                            .needs = wants,                                         \
                                            .supports = predicate,                                  \
                                            .run = function,                                        \
+                                           .results = DW__RESULTS_##layout,                        \
                                            .tolerance_factor = 4.0}
-KERNEL(RESHAPE, reshape, reshape_supports, "reshape.copy", "a contiguous result");
-KERNEL(PERMUTE, permute, always_supports, "permute.tiled", "any tensors");
-KERNEL(BROADCAST, broadcast, always_supports, "broadcast.copy", "any tensors");
-KERNEL(SLICE, slice, always_supports, "slice.copy", "any tensors");
-KERNEL(PAD, pad, always_supports, "pad.copy", "any tensors");
-KERNEL(CONCAT, concat, always_supports, "concat.copy", "any tensors");
-KERNEL(CONSTANT, constant, always_supports, "constant.fill", "any tensors");
-KERNEL(IOTA, iota, always_supports, "iota.copy", "any tensors");
+KERNEL(RESHAPE, reshape, reshape_supports, "reshape.copy", "a contiguous result", CONTIGUOUS);
+KERNEL(PERMUTE, permute, always_supports, "permute.tiled", "any tensors", SCATTERED);
+KERNEL(BROADCAST, broadcast, always_supports, "broadcast.copy", "any tensors", SCATTERED);
+KERNEL(SLICE, slice, always_supports, "slice.copy", "any tensors", SCATTERED);
+KERNEL(PAD, pad, always_supports, "pad.copy", "any tensors", SCATTERED);
+KERNEL(CONCAT, concat, always_supports, "concat.copy", "any tensors", SCATTERED);
+KERNEL(CONSTANT, constant, always_supports, "constant.fill", "any tensors", SCATTERED);
+KERNEL(IOTA, iota, always_supports, "iota.copy", "any tensors", SCATTERED);
 KERNEL(RANDOM_UNIFORM, random_uniform, random_supports, "random_uniform.philox",
-       "a contiguous F32 result");
+       "a contiguous F32 result", CONTIGUOUS);
 static const dw__kernel kernel_ROPE = {.name = "cpu.rope.rows",
                                        .op = DW_OP_ROPE,
                                        .source = "ours, runs and tiles",
                                        .needs = "rows of F32",
                                        .supports = rope_supports,
                                        .run = rope,
-                                       .strided_results = true,
+                                       .results = DW__RESULTS_STRIDED,
                                        .tolerance_factor = 4.0};
 
 const dw__kernel *const dw__kernels_cpu_data[] = {

@@ -2,9 +2,10 @@
  *
  * parse() turns the body into steps over chunk buffers: registers of up to DW_LANE_CHUNK elements,
  * allocated by liveness, on the worker's stack and thus in its L1 cache. run() walks the iteration shape in
- * chunks, after merging its axes as far as all inputs allow; each step is one vector loop over the chunk.
+ * chunks, after merging its axes as far as all operands allow; each step is one vector loop over the chunk.
  * Inputs whose layout suits the loops are read in place, constant inputs are one vector, and others are
- * gathered into a buffer. A step whose result is an output writes it in place.
+ * gathered into a buffer. A step whose result is an output writes it in place. If an output has gaps between
+ * its rows, each chunk lies in one row.
  *
  * BF16 and F16 are held as F32. A step whose result has such a dtype rounds it to that dtype, so that a chain
  * gives the same bits as its operations run one by one.
@@ -236,6 +237,8 @@ typedef struct iteration {
     int rank; /* rank after merging; at least 1 */
     int64_t shape[DW_MAX_RANK];
     int64_t stride[DW_MAX_INPUTS][DW_MAX_RANK];
+    int64_t output_stride[DW_MAX_OUTPUTS][DW_MAX_RANK]; /* of those with gaps */
+    bool has_gaps[DW_MAX_OUTPUTS], some_have_gaps;
     int64_t total;
     bool crosses_rows; /* a chunk may span several rows */
     int64_t chunk;     /* elements per chunk */
@@ -244,12 +247,16 @@ typedef struct iteration {
     _Atomic int failed;
 } iteration;
 
-/* True if axis `inner` continues axis `outer` in every input. */
+/* True if axis `inner` continues axis `outer` in every input and output. */
 static bool axes_merge(const iteration *it, int outer, int64_t inner_size,
                        int64_t strides[][DW_MAX_RANK], int inner) {
     for (uint32_t i = 0; i < it->call->input_count; i++)
         if (it->program->used[i] && (int)i != it->replaced &&
             it->stride[i][outer] != strides[i][inner] * inner_size)
+            return false;
+    for (uint32_t o = 0; o < it->call->output_count; o++)
+        if (it->has_gaps[o] &&
+            it->output_stride[o][outer] != it->call->outputs[o].stride[inner] * inner_size)
             return false;
     return true;
 }
@@ -275,12 +282,15 @@ static void merge_axes(iteration *it, bool keep_last) {
         else
             it->shape[at] = size;
         for (uint32_t i = 0; i < inputs; i++) it->stride[i][at] = strides[i][axis];
+        for (uint32_t o = 0; o < it->call->output_count; o++)
+            it->output_stride[o][at] = it->call->outputs[o].stride[axis];
         it->rank = at + 1;
     }
     if (it->rank == 0) {
         it->rank = 1;
         it->shape[0] = 1;
         for (uint32_t i = 0; i < inputs; i++) it->stride[i][0] = 0;
+        for (uint32_t o = 0; o < it->call->output_count; o++) it->output_stride[o][0] = 0;
     }
 }
 
@@ -290,8 +300,14 @@ static void begin(iteration *it, const dw__call *call, const program *p, int rep
     it->program = p;
     it->replaced = replaced;
     it->total = dw__tensor_count(&call->outputs[0]);
+    it->some_have_gaps = false;
+    for (uint32_t o = 0; o < call->output_count; o++) {
+        it->has_gaps[o] = !dw__tensor_is_contiguous(&call->outputs[o]);
+        it->some_have_gaps |= it->has_gaps[o];
+    }
     merge_axes(it, keep_last);
-    it->crosses_rows = it->rank > 1 && it->shape[it->rank - 1] < SHORT_ROW && !keep_last;
+    it->crosses_rows =
+        it->rank > 1 && it->shape[it->rank - 1] < SHORT_ROW && !keep_last && !it->some_have_gaps;
     /* Every input may need a buffer, in addition to the program's own buffers and one for storing BF16 and F16. */
     size_t count = (size_t)p->slot_count + call->input_count + 1;
     size_t most = (size_t)DW_LANE_CHUNK * p->element_bytes + BUFFER_SKEW;
@@ -445,8 +461,15 @@ static lane locate(const chunk_state *s, program_operand operand) {
 }
 
 static uint8_t *output_at(const chunk_state *s, int output) {
-    const dw__tensor *out = &s->it->call->outputs[output];
-    return (uint8_t *)out->data + s->position * (int64_t)dw_dtype_bytes(out->dtype);
+    const iteration *it = s->it;
+    const dw__tensor *out = &it->call->outputs[output];
+    int64_t offset = s->position;
+    if (it->has_gaps[output]) {
+        offset = 0;
+        for (int axis = 0; axis < it->rank; axis++)
+            offset += s->index[axis] * it->output_stride[output][axis];
+    }
+    return (uint8_t *)out->data + offset * (int64_t)dw_dtype_bytes(out->dtype);
 }
 
 static void run_dropout(const chunk_state *s, const dw__body_code *code,
@@ -599,22 +622,24 @@ static dw_status run(const dw__call *call, void *scratch) {
     return status;
 }
 
-static bool has_contiguous_results(const dw__call *call) {
-    for (uint32_t i = 0; i < call->output_count; i++)
-        if (!dw__tensor_is_contiguous(&call->outputs[i])) return false;
+static bool writes_rows(const dw__call *call) {
+    for (uint32_t o = 0; o < call->output_count; o++) {
+        const dw__tensor *y = &call->outputs[o];
+        if (!dw__tensor_is_contiguous(y) && dw__tensor_run(y) == 1) return false;
+    }
     return call->input_count > 0 && call->output_count > 0;
 }
 
 static dw_status supports(const dw__kernel *kernel, const void *given, const dw__gpu_target *gpu) {
     (void)gpu;
-    return has_contiguous_results(given) ? DW_OK : dw__kernel_refuse(kernel);
+    return writes_rows(given) ? DW_OK : dw__kernel_refuse(kernel);
 }
 
 /* ---- tiles of a GEMM ------------------------------------------------------------------------- */
 
 bool dw__fused_fits_tile(const dw__call *fused, int replaced) {
     const dw__tensor *out = &fused->outputs[0];
-    if (fused->op != DW_OP_FUSED || !has_contiguous_results(fused) || out->rank < 1) return false;
+    if (fused->op != DW_OP_FUSED || !writes_rows(fused) || out->rank < 1) return false;
     if (replaced < 0) return true;
     const dw__tensor *in = &fused->inputs[replaced];
     if (in->dtype != DW_F32 || in->rank != out->rank) return false;
@@ -652,10 +677,11 @@ static bool computes(dw_op op) { return op == DW_OP_FUSED || dw_op_is_elementwis
 static const dw__kernel elementwise = {.name = "cpu.elementwise",
                                        .computes = computes,
                                        .source = "ours, vector loops over L1 chunks",
-                                       .needs = "operands, and contiguous results",
+                                       .needs = "operands, and results with contiguous rows",
                                        .supports = supports,
                                        .parse = parse,
                                        .run = run,
+                                       .results = DW__RESULTS_IN_ROWS,
                                        .tolerance_factor = 8.0};
 
 const dw__kernel *const dw__kernels_cpu_elementwise[] = {&elementwise, NULL};

@@ -215,6 +215,7 @@ const dw__kernel dw__gpu_elementwise = {
     .supports = supports,
     .magnitude_parts = magnitude_parts,
     .seconds = dw__gpu_seconds_of_bytes,
+    .results = DW__RESULTS_SCATTERED,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = entry_points,

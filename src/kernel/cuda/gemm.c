@@ -186,6 +186,8 @@ static bool is_scaled(dw_scheme scheme) { return scheme != DW_SCHEME_BF16; }
 bool dw__gemm_exists(const dw__gemm_shape *s) {
     static const int box_columns[] = {64, 32, 128}; /* 128 bytes of D */
     const dw__gemm_tile *t = &dw__gemm_tiles[s->tile];
+    if (s->groups != DW_GROUPS_BATCH && t->ctas > 1) return false;
+    if (s->turned_b && s->activation == DW_ACTIVATION_SWIGLU) return false; /* it has no parts */
     if (t->scheme != s->scheme_a &&
         !(t->scheme == DW_SCHEME_MXFP8 && s->scheme_a == DW_SCHEME_MXFP8_E5M2))
         return false;
@@ -198,31 +200,51 @@ int dw__gemm_step(dw_scheme scheme) {
     return is_scaled(scheme) ? DW_SCALED_STEP((int)scheme) : DW_GEMM_STEP;
 }
 
-/* Rates per SM and clock: those of the data sheet, 2250 TFLOP/s (twice that for MXFP8, four times for FP4) on 148 SMs
- * at 1.85 GHz. The rate of shared memory is Hopper's, assumed to be unchanged. */
-enum { FLOPS_PER_CLOCK = 8192, SHARED_BYTES_PER_CLOCK = 128 };
+/* The rate of an SM's shared memory is Hopper's, assumed to be unchanged. */
+enum { SHARED_BYTES_PER_CLOCK = 128 };
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-dw__gemm_cost dw__gemm_cost_of(const dw_gemm *call, const dw__gemm_shape *shape, int sm_count) {
+double dw__gemm_tiles_high(const dw__gemm_groups_call *c, int tile_m, double wasted) {
+    if (c->groups.kind != DW_GROUPS_ROWS)
+        return (double)c->groups.count * (double)ceil_divide(c->gemm.m, tile_m);
+    return (double)c->gemm.m / tile_m + (double)c->groups.count * wasted;
+}
+
+/* The last step of each group of the contraction has on average half of its elements. */
+int64_t dw__gemm_steps(const dw__gemm_groups_call *c, int step) {
+    int64_t k = c->gemm.k;
+    if (c->groups.kind == DW_GROUPS_CONTRACTION && c->groups.count > 0)
+        k = ceil_divide(k, c->groups.count) + step / 2;
+    return ceil_divide(k, step);
+}
+
+dw__gemm_cost dw__gemm_groups_cost_of(const dw__gemm_groups_call *call, const dw__gemm_shape *shape,
+                                      int sm_count) {
     const dw__gemm_tile *t = &dw__gemm_tiles[shape->tile];
     int clusters = sm_count / t->ctas > 0 ? sm_count / t->ctas : 1;
     const int scheme = (int)t->scheme, step = dw__gemm_step(t->scheme);
     int stage = is_scaled(t->scheme) ? DW_SCALED_STAGE_BYTES(scheme, t->ctas, t->n)
                                      : DW_GEMM_STAGE_BYTES(t->ctas, t->n);
-    int tensor =
-            2 * DW_GEMM_ROWS * t->n * DW_GEMM_STEP / FLOPS_PER_CLOCK, /* of rows of 128 bytes */
+    int tensor = 2 * DW_GEMM_ROWS * t->n * DW_GEMM_STEP /
+                 DW__SM100_FLOPS_PER_CLOCK, /* of rows of 128 bytes */
         shared = stage / SHARED_BYTES_PER_CLOCK;
+    const double tiles = dw__gemm_tiles_high(call, dw__gemm_tile_rows(shape), 0.5) *
+                         (double)ceil_divide(call->gemm.n, dw__gemm_tile_columns(shape));
     dw__gemm_cost made = {
-        .tiles = ceil_divide(call->m, dw__gemm_tile_rows(shape)) *
-                 ceil_divide(call->n, dw__gemm_tile_columns(shape)),
-        .steps = ceil_divide(call->k, step),
+        .tiles = (int64_t)ceil(tiles),
+        .steps = dw__gemm_steps(call, step),
         .step_clocks = tensor > shared ? tensor : shared,
     };
     made.rounds = ceil_divide(made.tiles, clusters);
     made.clocks = (double)made.rounds * (double)made.steps * made.step_clocks;
     made.bytes = (double)made.tiles * (double)made.steps * stage * t->ctas;
     return made;
+}
+
+dw__gemm_cost dw__gemm_cost_of(const dw_gemm *call, const dw__gemm_shape *shape, int sm_count) {
+    const dw__gemm_groups_call c = dw__gemm_single(call, (dw__gemm_turned){false, false});
+    return dw__gemm_groups_cost_of(&c, shape, sm_count);
 }
 
 dw__gemm_shape dw__gemm_shape_without_tile(const dw_gemm *call) {
@@ -239,13 +261,16 @@ dw__gemm_shape dw__gemm_shape_without_tile(const dw_gemm *call) {
     };
 }
 
-dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count) {
-    dw__gemm_shape shape = dw__gemm_shape_without_tile(call);
+dw__gemm_shape dw__gemm_groups_shape_of(const dw__gemm_groups_call *call, int sm_count) {
+    dw__gemm_shape shape = dw__gemm_shape_without_tile(&call->gemm);
     dw__gemm_cost least = {.clocks = -1};
     int best = 0;
+    shape.turned_a = call->turned.a;
+    shape.turned_b = call->turned.b;
+    shape.groups = (uint64_t)call->groups.kind;
     for (shape.tile = 0; shape.tile < DW__GEMM_TILES; shape.tile++) {
         if (!dw__gemm_exists(&shape)) continue;
-        dw__gemm_cost cost = dw__gemm_cost_of(call, &shape, sm_count);
+        dw__gemm_cost cost = dw__gemm_groups_cost_of(call, &shape, sm_count);
         if (least.clocks >= 0 && (cost.clocks > least.clocks ||
                                   (cost.clocks == least.clocks && cost.bytes >= least.bytes)))
             continue;
@@ -254,6 +279,11 @@ dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count) {
     }
     shape.tile = best;
     return shape;
+}
+
+dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count) {
+    const dw__gemm_groups_call c = dw__gemm_single(call, (dw__gemm_turned){false, false});
+    return dw__gemm_groups_shape_of(&c, sm_count);
 }
 
 _Static_assert((int)DW_ACTIVATION_NONE == DW_GEMM_LINEAR &&
@@ -286,6 +316,10 @@ dw__jit_variant dw__gemm_variant(const dw__gemm_shape *s) {
     dw__jit_add_define(&v, "CTAS", t->ctas);
     dw__jit_add_define(&v, "TILE_N", t->n);
     dw__jit_add_define(&v, "STAGES", t->stages);
+    /* Their defaults are 0. */
+    if (s->groups != DW_GROUPS_BATCH) dw__jit_add_define(&v, "GROUPS", (int)s->groups);
+    if (s->turned_a) dw__jit_add_define(&v, "TURNED_A", 1);
+    if (s->turned_b) dw__jit_add_define(&v, "TURNED_B", 1);
     dw__gemm_add_epilogue(&v, s);
     return v;
 }
@@ -306,24 +340,55 @@ dw__map_element dw__gemm_map_element(dw_dtype type, bool codes) {
     return type == DW_F32 ? DW__MAP_F32 : type == DW_F16 ? DW__MAP_F16 : DW__MAP_BF16;
 }
 
-dw_status dw__gemm_map(const dw__context *context, const dw_matrix *x, const char *name,
-                       int64_t rows, int64_t columns, dw__map_element element, int box_rows,
-                       dw__tensor_map *map) {
+/* A map of rank 2 of one matrix, or of rank 4. `side_by_side`: a row of one matrix, then the same row of the next. */
+static dw_status make_map(const dw__context *context, const dw_matrix *x, const char *name,
+                          int rank, int64_t groups, bool side_by_side, int64_t rows,
+                          int64_t columns, dw__map_element element, int box_rows,
+                          dw__tensor_map *map) {
     static const int64_t widths[] = {
         [DW__MAP_F16] = 2, [DW__MAP_BF16] = 2, [DW__MAP_F32] = 4, [DW__MAP_U8] = 1};
     const int64_t width = widths[element], row = columns * width;
     /* The caller's matrix may have any stride if it has a single row, but the map may not. */
-    const int64_t stride = rows > 1 ? x->stride * width : (row + 15) / 16 * 16;
+    const int64_t stride = rows > 1 || groups > 1 ? x->stride * width : (row + 15) / 16 * 16,
+                  next = side_by_side ? row : stride * rows;
     const dw__tensor_map_shape shape = {
         .element = element,
-        .rank = 2,
+        .rank = rank,
         .address = x->data,
-        .size = {(uint64_t)columns, (uint64_t)rows},
-        .stride = {(uint64_t)stride},
-        .box = {(uint32_t)(DW_GEMM_ROW_BYTES / width), (uint32_t)box_rows},
+        .size = {(uint64_t)columns, (uint64_t)rows, (uint64_t)groups, 1},
+        .stride = {(uint64_t)stride, (uint64_t)next, (uint64_t)next},
+        .box = {(uint32_t)(DW_GEMM_ROW_BYTES / width), (uint32_t)box_rows, 1, 1},
         .swizzle_bytes = 128,
     };
     return dw__gpu_map(context, &shape, name, map);
+}
+
+dw_status dw__gemm_map(const dw__context *context, const dw_matrix *x, const char *name,
+                       int64_t rows, int64_t columns, dw__map_element element, int box_rows,
+                       dw__tensor_map *map) {
+    return make_map(context, x, name, 2, 1, false, rows, columns, element, box_rows, map);
+}
+
+dw_status dw__gemm_groups_map(const dw__context *context, const dw_matrix *x, const char *name,
+                              int64_t groups, int64_t rows, int64_t columns,
+                              dw__map_element element, int box_rows, dw__tensor_map *map) {
+    return make_map(context, x, name, 4, groups, false, rows, columns, element, box_rows, map);
+}
+
+dw_status dw__gemm_groups_operand_maps(const dw__gemm_groups_call *c, const dw__context *context,
+                                       int box_a, int box_b, dw__tensor_map maps[2]) {
+    const dw_gemm *g = &c->gemm;
+    const dw__map_element element = dw__gemm_map_element(g->dtype, dw__gemm_is_fp8(c->codes.a));
+    const int64_t groups_a = c->groups.kind == DW_GROUPS_BATCH ? c->groups.count : 1,
+                  groups_b = c->groups.kind == DW_GROUPS_CONTRACTION ? 1 : c->groups.count,
+                  rows_a = g->m, rows_b = dw__gemm_rows_b(g);
+    const dw__gemm_turned turned = c->turned;
+    DW_RETURN_IF_FAILED(dw__gemm_groups_map(context, &g->a, "A", groups_a, turned.a ? g->k : rows_a,
+                                            turned.a ? rows_a : g->k, element,
+                                            turned.a ? DW_GEMM_STEP : box_a, &maps[0]));
+    return make_map(context, &g->b, "B", 4, groups_b, c->codes.side_by_side,
+                    turned.b ? g->k : rows_b, turned.b ? rows_b : g->k, element,
+                    turned.b ? DW_GEMM_STEP : box_b, &maps[1]);
 }
 
 dw_status dw__gemm_scale_map(const dw__context *context, const void *scales, const char *name,
@@ -352,33 +417,63 @@ dw_status dw__gemm_scale_maps(const dw__context *context, const dw_gemm *c, int 
                               &maps[1]);
 }
 
+int64_t dw__gemm_grid(const dw__gemm_groups_call *c, int tile_m, int tiles_n, int64_t places) {
+    /* Each group of rows has at most one incomplete tile. */
+    const int64_t high = c->groups.kind == DW_GROUPS_ROWS
+                             ? c->gemm.m / tile_m + c->groups.count
+                             : ceil_divide(c->gemm.m, tile_m) * c->groups.count,
+                  tiles = high * tiles_n;
+    if (places < 1) places = 1;
+    return tiles < places ? tiles : places;
+}
+
 /* Makes the maps of the operands: A, B, then their scales if they are codes. */
-static dw_status make_operand_maps(const dw_gemm *c, const dw__context *context,
+static dw_status make_operand_maps(const dw__gemm_groups_call *call, const dw__context *context,
                                    const dw__gemm_shape *shape, dw__tensor_map *maps) {
+    const dw_gemm *c = &call->gemm;
     const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
     const bool halves = tile->ctas == 2 || c->activation == DW_ACTIVATION_SWIGLU;
-    const int64_t units = dw__gemm_row_units(c);
+    const int box_b = halves ? tile->n / 2 : tile->n;
+    const int64_t units = dw__gemm_row_units(c), rows_b = dw__gemm_rows_b(c);
     const dw__map_element element = dw__gemm_map_element(c->dtype, c->quantized);
+    if (shape->groups != DW_GROUPS_BATCH)
+        return dw__gemm_groups_operand_maps(call, context, DW_GEMM_ROWS, box_b, maps);
     DW_RETURN_IF_FAILED(
-        dw__gemm_map(context, &c->a, "A", c->m, units, element, DW_GEMM_ROWS, &maps[0]));
-    DW_RETURN_IF_FAILED(dw__gemm_map(context, &c->b, "B", dw__gemm_rows_b(c), units, element,
-                                     halves ? tile->n / 2 : tile->n, &maps[1]));
+        shape->turned_a
+            ? dw__gemm_map(context, &c->a, "A", units, c->m, element, DW_GEMM_STEP, &maps[0])
+            : dw__gemm_map(context, &c->a, "A", c->m, units, element, DW_GEMM_ROWS, &maps[0]));
+    DW_RETURN_IF_FAILED(
+        shape->turned_b
+            ? dw__gemm_map(context, &c->b, "B", units, rows_b, element, DW_GEMM_STEP, &maps[1])
+            : dw__gemm_map(context, &c->b, "B", rows_b, units, element, box_b, &maps[1]));
     return dw__gemm_scale_maps(context, c, (int)shape->scheme_a, &maps[2]);
 }
 
-static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+/* Makes the map of D or of the residual. */
+static dw_status make_result_map(const dw__gemm_groups_call *call, const dw__context *context,
+                                 const dw_matrix *x, const char *name, dw__tensor_map *map) {
     enum { BOX_ROWS = 32 }; /* rows of D that one warp stores */
-    const dw_gemm *c = call;
+    const dw_gemm *c = &call->gemm;
+    const dw__map_element element = dw__gemm_map_element(c->output, c->quantized_d);
+    if (call->groups.kind == DW_GROUPS_CONTRACTION)
+        return dw__gemm_groups_map(context, x, name, call->groups.count, c->m, c->n, element,
+                                   BOX_ROWS, map);
+    return dw__gemm_map(context, x, name, c->m, c->n, element, BOX_ROWS, map);
+}
+
+dw_status dw__sm100_enqueue(const dw__gemm_groups_call *call, const dw__context *context,
+                            const dw__variant *variant) {
+    const dw_gemm *c = &call->gemm;
     const dw__gemm_shape unpacked = {.params = variant->params}, *shape = &unpacked;
     const dw__gemm_tile *tile = &dw__gemm_tiles[shape->tile];
     const int operands = c->quantized ? 4 : 2; /* maps of them; then D's and the residual's */
-    const dw__map_element element_d = dw__gemm_map_element(c->output, c->quantized_d);
     const int tile_rows = dw__gemm_tile_rows(shape), tile_columns = dw__gemm_tile_columns(shape);
     dw__tensor_map maps[6], *d = &maps[operands], *residual = d + 1;
     dw_gemm_params params = {
         .m = (int)c->m,
         .n = (int)c->n,
         .k = (int)c->k,
+        .groups = (int)call->groups.count,
         .tiles_m = (int)((c->m + tile_rows - 1) / tile_rows),
         .tiles_n = (int)((c->n + tile_columns - 1) / tile_columns),
         .alpha = c->alpha,
@@ -386,18 +481,20 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
         .factor_a = c->quantized ? c->factor_a : NULL,
         .factor_b = c->quantized ? c->factor_b : NULL,
         .scales_d = c->quantized_d ? c->scales_d : NULL,
+        .offsets = call->groups.offsets,
+        .d = c->d.data,
+        .stride_d = c->d.stride,
+        .error = call->groups.error,
     };
-    DW_RETURN_IF_FAILED(dw__gemm_map(context, &c->d, "D", c->m, c->n, element_d, BOX_ROWS, d));
+    DW_RETURN_IF_FAILED(make_result_map(call, context, &c->d, "D", d));
     *residual = *d; /* the kernel does not read these maps */
     for (int i = 0; i < operands; i++) maps[i] = *d;
-    if (c->k > 0) DW_RETURN_IF_FAILED(make_operand_maps(c, context, shape, maps));
+    if (c->k > 0) DW_RETURN_IF_FAILED(make_operand_maps(call, context, shape, maps));
     if (c->residual.data)
-        DW_RETURN_IF_FAILED(dw__gemm_map(context, &c->residual, "the residual", c->m, c->n,
-                                         element_d, BOX_ROWS, residual));
+        DW_RETURN_IF_FAILED(make_result_map(call, context, &c->residual, "the residual", residual));
     /* Blocks, or pairs of blocks, are persistent and process tile after tile. */
-    int64_t clusters = context->sm_count / tile->ctas > 0 ? context->sm_count / tile->ctas : 1,
-            tiles = (int64_t)params.tiles_m * params.tiles_n;
-    if (clusters > tiles) clusters = tiles;
+    const int64_t clusters =
+        dw__gemm_grid(call, tile_rows, params.tiles_n, context->sm_count / tile->ctas);
     void *arguments[7];
     for (int i = 0; i < operands + 2; i++) arguments[i] = &maps[i];
     arguments[operands + 2] = &params;
@@ -411,6 +508,13 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
         .stream = c->stream,
         .arguments = arguments,
     });
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    const dw__gemm_shape shape = {.params = variant->params};
+    const dw__gemm_groups_call c =
+        dw__gemm_single(call, (dw__gemm_turned){shape.turned_a, shape.turned_b});
+    return dw__sm100_enqueue(&c, context, variant);
 }
 
 static dw_status enqueue_reference(const void *call, const dw__context *context,
@@ -462,8 +566,28 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     return dw__fail(DW_TYPE, "%s multiplies %s", kernel->name, kernel->elements);
 }
 
-static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
-                              dw__entry_point points[DW__ENTRY_POINTS]) {
+dw_status dw__sm100_supports(const dw_gemm *c, dw__gemm_turned turned, const dw__gpu_target *gpu) {
+    DW_RETURN_IF_FAILED(dw__gemm_check_turned(c, turned, false));
+    if (gpu && !dw__gpu_is_blackwell(gpu->capability))
+        return dw__fail(DW_TYPE, "its kernels are for sm_100f (B200, B300), not for %s", gpu->name);
+    if (c->quantized || c->quantized_d)
+        return dw__fail(DW_UNSUPPORTED, "codes with scales of blocks lie along k in a single GEMM; "
+                                        "expected operands and D of BF16, F16 or F32");
+    if (turned.b && c->activation == DW_ACTIVATION_SWIGLU)
+        return dw__fail(DW_UNSUPPORTED, "the rows of B have two parts with SwiGLU; expected B with "
+                                        "contiguous rows along k");
+    return DW_OK;
+}
+
+dw_status dw__sm100_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
+                            const dw__variant **variant) {
+    const dw__gemm_groups_call c = dw__gemm_single(call, turned);
+    const dw__gemm_shape shape = dw__gemm_groups_shape_of(&c, context->sm_count);
+    return dw__variant_of(context, &dw__sm100_gemm, shape.params, variant);
+}
+
+dw_status dw__sm100_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
+                                 dw__entry_point points[DW__ENTRY_POINTS]) {
     const dw__gemm_shape shape = {.params = params};
     (void)kernel, (void)capability;
     points[0].code = dw__gemm_variant(&shape);
@@ -482,7 +606,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     .kind = DW__CALL_GEMM, .proof = DW__PROVEN_ON_EMULATOR, .asked_for = true,                     \
     .architectures = "sm_100f (B200, B300)", .supports = supports,                                 \
     .seconds = dw__gemm_kernel_seconds, .describe_tile = dw__gemm_describe_tile,                   \
-    .prepare = prepare, .enqueue = enqueue, .entry_points = entry_points,                          \
+    .prepare = prepare, .enqueue = enqueue, .entry_points = dw__sm100_entry_points,                \
     .first_use = &dw__gemm_first_use, .tolerance = "sums in F32, then D's rounding, against FP64"
 const dw__kernel dw__sm100_gemm = {
     SM100_GEMM,
@@ -522,6 +646,7 @@ dw__gemm_case dw__gemm_case_of(const dw__variant *variant) {
                  .scheme_b = (dw_scheme)s.scheme_b},
         .bias = s.bias,
         .residual = s.residual,
+        .turned = {s.turned_a, s.turned_b},
         .sm_count = CLUSTERS * dw__gemm_tiles[s.tile].ctas,
         .groups = 1,
     };

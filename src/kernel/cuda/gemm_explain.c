@@ -32,7 +32,7 @@ double dw__gemm_least_seconds(const dw_gemm *call, const dw__gpu_target *gpu,
 
 static double least_seconds(const dw_gemm *call, const dw__gpu_target *gpu,
                             const dw__gemm_cost *a) {
-    return dw__gemm_least_seconds(call, gpu, a, 8192.0);
+    return dw__gemm_least_seconds(call, gpu, a, DW__SM100_FLOPS_PER_CLOCK);
 }
 
 static dw__gemm_cost cost_of(const dw_gemm *call, const dw__gpu_target *gpu,

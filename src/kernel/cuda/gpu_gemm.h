@@ -2,6 +2,8 @@
 #ifndef DW_GPU_GEMM_H
 #define DW_GPU_GEMM_H
 
+#include "common/data_error.h"
+#include "common/gemm_groups.h"
 #include "deepwell/gemm.h"
 #include "kernel/gpu_kernel.h"
 #include "kernel/library/cutlass.h"
@@ -19,6 +21,33 @@ dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call);
 typedef struct dw__gemm_turned {
     bool a, b;
 } dw__gemm_turned;
+
+/* A call with operands along or across the contraction, of one or more GEMMs. */
+typedef struct dw__gemm_groups_call {
+    dw_gemm gemm; /* m and k: of all groups together where these divide them */
+    dw__gemm_turned turned;
+    struct {
+        int kind; /* DW_GROUPS_BATCH, ... of common/gemm_groups.h */
+        int64_t count;
+        const int32_t *offsets; /* device memory; NULL for a batch */
+        dw_data_error error;    /* sm_100: of offsets that do not ascend from 0 to the rows */
+    } groups;
+    /* Hopper: A and B are codes of FP8 if `a` is DW_E4M3 or DW_E5M2. gemm.dtype is then the type of a D in 16 bits. */
+    struct {
+        dw_dtype a, b;
+        bool fast;                      /* all sums in the tensor cores' accumulators */
+        const float *scale_a, *scale_b; /* device memory: of all of A, of B or of each matrix */
+        bool scale_b_each;
+        bool blocks, square_a,
+            square_b;       /* scales of blocks instead, as fp8-block has them; not in groups */
+        int wide_a, wide_b; /* from a row of square blocks to the next */
+        bool side_by_side;  /* matrices of B: a row of one, then the same row of the next */
+    } codes;
+} dw__gemm_groups_call;
+static inline bool dw__gemm_is_fp8(dw_dtype type) { return type == DW_E4M3 || type == DW_E5M2; }
+static inline dw__gemm_groups_call dw__gemm_single(const dw_gemm *gemm, dw__gemm_turned turned) {
+    return (dw__gemm_groups_call){.gemm = *gemm, .turned = turned, .groups = {.count = 1}};
+}
 
 /* Checks whether the call's members are consistent, with or without a GPU. If `launching`, pointers must be set. */
 dw_status dw__gemm_check(const dw_gemm *call, bool launching);
@@ -65,8 +94,9 @@ typedef union dw__gemm_shape {
         uint64_t output : 8;     /* OUTPUT of gemm_params.h */
         uint64_t activation : 8; /* dw_activation */
         bool f16 : 1, bias : 1, residual : 1;
-        bool turned_a : 1, turned_b : 1; /* on sm_120 */
-        uint64_t unused : 19;
+        bool turned_a : 1, turned_b : 1;
+        uint64_t groups : 8; /* GROUPS of common/gemm_groups.h, on sm_100 */
+        uint64_t unused : 11;
     };
     uint64_t params; /* of dw__variant */
 } dw__gemm_shape;
@@ -83,6 +113,10 @@ int dw__gemm_tile_columns(const dw__gemm_shape *shape); /* of D */
 /* Elements along the contraction axis. */
 int dw__gemm_step(dw_scheme scheme);
 
+/* Rate of an SM of Blackwell's data-center GPUs, by the data sheet: 2250 TFLOP/s (twice that for MXFP8, four times for
+ * FP4) on 148 SMs at 1.85 GHz. */
+enum { DW__SM100_FLOPS_PER_CLOCK = 8192 };
+
 /* The static cost model of a tile; none of it is measured. The clocks are the rounds of tiles over all SMs, times the
  * steps of the contraction, times the clocks of a step: the longer of the tensor cores' time and the time to read A and
  * B from shared memory. The bytes are those that all tiles load. */
@@ -92,10 +126,18 @@ typedef struct dw__gemm_cost {
     int step_clocks;
 } dw__gemm_cost;
 dw__gemm_cost dw__gemm_cost_of(const dw_gemm *call, const dw__gemm_shape *shape, int sm_count);
+/* The same of groups, which are taken for equally long. */
+dw__gemm_cost dw__gemm_groups_cost_of(const dw__gemm_groups_call *call, const dw__gemm_shape *shape,
+                                      int sm_count);
+/* What cost models count of a call with tiles of `tile_m` rows: rows of tiles, of which the last one of each group of rows
+ * wastes a part, on average half of it or `wasted`; and steps of a tile. */
+double dw__gemm_tiles_high(const dw__gemm_groups_call *call, int tile_m, double wasted);
+int64_t dw__gemm_steps(const dw__gemm_groups_call *call, int step);
 
 /* Chooses the variant for a checked call: the tile with the fewest clocks, and among those the one with the fewest
  * bytes. */
 dw__gemm_shape dw__gemm_shape_of(const dw_gemm *call, int sm_count);
+dw__gemm_shape dw__gemm_groups_shape_of(const dw__gemm_groups_call *call, int sm_count);
 
 dw__jit_variant dw__gemm_variant(const dw__gemm_shape *shape);
 /* The variant of the reference, for dense operands and D, which it does not quantize. */
@@ -109,6 +151,13 @@ dw__map_element dw__gemm_map_element(dw_dtype type, bool codes);
 dw_status dw__gemm_map(const dw__context *context, const dw_matrix *x, const char *name,
                        int64_t rows, int64_t columns, dw__map_element element, int box_rows,
                        dw__tensor_map *map);
+/* The same of `groups` matrices, one after the other: a map of rank 4. */
+dw_status dw__gemm_groups_map(const dw__context *context, const dw_matrix *x, const char *name,
+                              int64_t groups, int64_t rows, int64_t columns,
+                              dw__map_element element, int box_rows, dw__tensor_map *map);
+/* Makes those of A and of B, which have `box_a` and `box_b` rows in a box; of turned operands boxes have 64. */
+dw_status dw__gemm_groups_operand_maps(const dw__gemm_groups_call *call, const dw__context *context,
+                                       int box_a, int box_b, dw__tensor_map maps[2]);
 /* Makes a map of the scales of `parts` times `rows` rows: their tiles side by side, as words of 64 bits, in boxes for
  * one step. */
 dw_status dw__gemm_scale_map(const dw__context *context, const void *scales, const char *name,
@@ -116,6 +165,21 @@ dw_status dw__gemm_scale_map(const dw__context *context, const void *scales, con
 /* Makes those of A and of B, whose rows have two parts for SwiGLU; none if the operands are no codes. */
 dw_status dw__gemm_scale_maps(const dw__context *context, const dw_gemm *call, int scheme,
                               dw__tensor_map *maps);
+
+/* ---- gemm.c: launch ---------------------------------------------------------------------------- */
+
+/* Returns the number of blocks, or pairs of blocks, of a persistent grid: as many as there are tiles, but at most
+ * `places`. */
+int64_t dw__gemm_grid(const dw__gemm_groups_call *call, int tile_m, int tiles_n, int64_t places);
+/* As the functions of dw__sm100_gemm, for turned operands and for groups of BF16 or F16. */
+dw_status dw__sm100_supports(const dw_gemm *call, dw__gemm_turned turned,
+                             const dw__gpu_target *gpu);
+dw_status dw__sm100_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
+                            const dw__variant **variant);
+dw_status dw__sm100_enqueue(const dw__gemm_groups_call *call, const dw__context *context,
+                            const dw__variant *variant);
+dw_status dw__sm100_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
+                                 dw__entry_point points[DW__ENTRY_POINTS]);
 
 /* ---- sm90_gemm.c: Hopper ---------------------------------------------------------------------- */
 
@@ -127,38 +191,31 @@ typedef struct dw__sm90_tile {
 enum { DW__SM90_TILES = 4 };
 extern const dw__sm90_tile dw__sm90_tiles[DW__SM90_TILES];
 
-/* A call with operands along or across the contraction, of one or more products. */
-typedef struct dw__sm90_call {
-    dw_gemm gemm; /* m and k: of all groups together where these divide them */
-    dw__gemm_turned turned;
-    struct {
-        int kind; /* DW_SM90_BATCH, ... */
-        int64_t count;
-        const int32_t *offsets; /* device memory; NULL for a batch */
-    } groups;
-} dw__sm90_call;
-
 /* The compile-time parameters of a variant. */
 typedef union dw__sm90_shape {
     struct {
         uint64_t tile : 8;       /* of dw__sm90_tiles */
-        uint64_t groups : 8;     /* GROUPS of sm90_gemm_params.h */
+        uint64_t groups : 8;     /* GROUPS of common/gemm_groups.h */
         uint64_t output : 8;     /* OUTPUT of gemm_params.h */
         uint64_t activation : 8; /* dw_activation */
         bool f16 : 1, bias : 1, residual : 1, turned_a : 1, turned_b : 1;
-        uint64_t unused : 27;
+        uint64_t codes_a : 2, codes_b : 2; /* CODES_A of sm90_gemm.cu */
+        bool promote : 1, blocks : 1, square_a : 1, square_b : 1;
+        uint64_t unused : 19;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;
 _Static_assert(sizeof(dw__sm90_shape) == sizeof(uint64_t), "packed, and no bit is padding");
 
+/* Whether the operands of a variant are codes of FP8. */
+static inline bool dw__sm90_has_codes(const dw__sm90_shape *shape) { return shape->codes_a != 0; }
 int dw__sm90_tile_columns(const dw__sm90_shape *shape); /* of D */
 bool dw__sm90_exists(const dw__sm90_shape *shape);
 /* The static cost model of a tile, as dw__gemm_cost_of. Groups are taken for equally long. */
-dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *call, const dw__sm90_shape *shape,
+dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *call, const dw__sm90_shape *shape,
                                int sm_count);
 /* Chooses the tile with the fewest clocks for a checked call, the first of nearly equal ones. */
-dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *call, int sm_count);
+dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *call, int sm_count);
 dw__jit_variant dw__sm90_variant(const dw__sm90_shape *shape);
 dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                                 dw__entry_point points[DW__ENTRY_POINTS]);
@@ -168,8 +225,8 @@ dw_status dw__sm90_check_types(const dw_gemm *call);
 dw_status dw__sm90_supports(const dw_gemm *call, dw__gemm_turned turned, const dw__gpu_target *gpu);
 dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
                            const dw__variant **variant);
-/* Enqueues a call of any number of products; the variant is one of dw__sm90_shape_of. */
-dw_status dw__sm90_enqueue(const dw__sm90_call *call, const dw__context *context,
+/* Enqueues a call of any number of GEMMs; the variant is one of dw__sm90_shape_of. */
+dw_status dw__sm90_enqueue(const dw__gemm_groups_call *call, const dw__context *context,
                            const dw__variant *variant);
 
 /* ---- sm120_gemm.c: consumer and workstation Blackwell GPUs --------------------------------------- */

@@ -11,7 +11,7 @@ extern const dw__kernel dw__gpu_cross_entropy;        /* cross_entropy.c */
 extern const dw__kernel dw__gpu_linear_cross_entropy; /* linear_cross_entropy.c */
 extern const dw__kernel dw__graph_attention, dw__graph_attention_backward; /* graph_attention.c */
 extern const dw__kernel dw__graph_gemm, dw__graph_gemm_scaled;             /* graph_gemm.c */
-extern const dw__kernel dw__graph_gemm_hopper;                             /* graph_gemm.c */
+extern const dw__kernel dw__graph_gemm_turned, dw__graph_gemm_hopper;      /* graph_gemm.c */
 extern const dw__kernel dw__graph_cublaslt, dw__graph_cublaslt_scaled,
     dw__graph_cublaslt_fp8_block;                                        /* graph_cublaslt.c */
 extern const dw__kernel dw__gpu_elementwise;                             /* elementwise.c */
@@ -29,7 +29,8 @@ extern const dw__kernel dw__gpu_quantize_tiles;                          /* bloc
 extern const dw__kernel dw__gpu_fp8_block_gemm;                          /* tensor_codes.c */
 extern const dw__kernel dw__gpu_fp8_block_codes;                         /* fp8_block_codes.c */
 extern const dw__kernel dw__gpu_group_rows;                              /* gpu_group_rows.c */
-extern const dw__kernel dw__sm90_segment;                                /* sm90_segment.c */
+extern const dw__kernel dw__sm90_segment, dw__sm100_segment;             /* segment_gemm.c */
+extern const dw__kernel dw__sm90_codes;                                  /* sm90_codes.c */
 extern const dw__kernel dw__gpu_segment_linear;                          /* gpu_segment_linear.c */
 extern const dw__kernel dw__gpu_spread_rows;                             /* gpu_spread_rows.c */
 

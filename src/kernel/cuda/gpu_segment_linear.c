@@ -168,6 +168,7 @@ const dw__kernel dw__gpu_segment_linear = {
     .needs = "any strides; no tensor cores",
     .supports = supports,
     .seconds = seconds,
+    .results = DW__RESULTS_SCATTERED,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = entry_points,

@@ -218,7 +218,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
         "what the attention kernels of the GPU need; the gradient of a mask with all queries "     \
         "and keys",                                                                                \
     .supports = supports, .seconds = seconds, .workspace_bytes = workspace_bytes,                  \
-    .prepare = prepare, .enqueue = enqueue, .strided_results = true,                               \
+    .prepare = prepare, .enqueue = enqueue, .results = DW__RESULTS_STRIDED,                        \
     .tolerance = DW__ATTENTION_TOLERANCE
 
 const dw__kernel dw__graph_attention = {

@@ -866,6 +866,7 @@ const dw__kernel dw__graph_cublaslt = {
     .supports = supports,
     .seconds = seconds,
     .workspace_bytes = workspace_bytes,
+    .results = DW__RESULTS_IN_ROWS,
     .prepare = prepare,
     .enqueue = enqueue,
     .first_use = &dw__operation_first_use,

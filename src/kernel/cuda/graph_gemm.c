@@ -1,8 +1,9 @@
 /* Linear layers and matrix multiplications of a graph, by the GEMM kernels (gemm.c, sm90_gemm.c, sm120_gemm.c): their
- * call is made from the operation's. The kernels of sm_100f read both operands along k, so they compute
- * linear(x, w [N,K], b) and matmul(a, b [N,K]; transpose_b=1). Those of sm_90a and sm_120a also read operands whose rows
- * run across k, which the gradients of a linear layer have. Other layouts and batches are left to gpu_matmul.c.
- * There are two entries, because on Hopper cuBLASLt is faster in whole steps and comes first (bench/NOTES.md).
+ * call is made from the operation's. They compute linear(x, w [N,K], b) and matmul(a, b [N,K]; transpose_b=1), and read
+ * operands whose rows run across k, which the gradients of a linear layer have. Other layouts and batches are left to
+ * gpu_matmul.c.
+ * There are several entries. On Hopper cuBLASLt is faster in whole steps and comes before ours (bench/NOTES.md). On
+ * sm_100f it comes before our GEMMs of operands across k alone.
  * Codes with scales of blocks always lie along k.
  */
 #include "kernel/cuda/gpu_gemm.h"
@@ -73,10 +74,30 @@ static bool call_of(const dw__operation_call *given, graph_call *g) {
 
 static bool computes(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL; }
 
-static dw_status prepare_turned(const graph_call *g, const dw__context *context,
-                                const dw__variant **variant) {
+static dw_status prepare_on(const graph_call *g, const dw__context *context,
+                            const dw__variant **variant) {
     if (context->capability == 90) return dw__sm90_prepare(&g->gemm, g->turned, context, variant);
+    if (dw__gpu_is_blackwell(context->capability))
+        return dw__sm100_prepare(&g->gemm, g->turned, context, variant);
     return dw__sm120_prepare(&g->gemm, g->turned, context, variant);
+}
+
+/* Whether the entry's GEMM kernel supports the call. */
+static dw_status gemm_supports(const dw__kernel *kernel, const graph_call *g,
+                               const dw__gpu_target *gpu) {
+    const bool turned = g->turned.a || g->turned.b;
+    if (kernel == &dw__graph_gemm_hopper) return dw__sm90_supports(&g->gemm, g->turned, gpu);
+    if (kernel == &dw__graph_gemm_turned) {
+        if (turned) return dw__sm100_supports(&g->gemm, g->turned, gpu);
+        return dw__fail(DW_UNSUPPORTED, "%s: expected an operand with contiguous rows across k",
+                        kernel->name);
+    }
+    if (!gpu || dw__gpu_is_rtx_blackwell(gpu->capability))
+        return dw__sm120_supports(&g->gemm, g->turned, gpu);
+    if (turned)
+        return dw__fail(DW_UNSUPPORTED, "%s: expected operands with contiguous rows along k",
+                        kernel->name);
+    return dw__sm100_gemm.supports(&dw__sm100_gemm, &g->gemm, gpu);
 }
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
@@ -88,21 +109,11 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
                         "%s: expected two operands, each with contiguous rows along k or across "
                         "it, and sizes above 0",
                         kernel->name);
-    const bool hopper = kernel == &dw__graph_gemm_hopper;
-    if (gpu && !hopper && !dw__gpu_is_rtx_blackwell(gpu->capability)) {
-        if (g.turned.a || g.turned.b)
-            return dw__fail(DW_UNSUPPORTED, "%s: expected operands with contiguous rows along k",
-                            kernel->name);
-        return dw__sm100_gemm.supports(&dw__sm100_gemm, &g.gemm, gpu);
-    }
-    if (hopper)
-        DW_RETURN_IF_FAILED(dw__sm90_supports(&g.gemm, g.turned, gpu));
-    else
-        DW_RETURN_IF_FAILED(dw__sm120_supports(&g.gemm, g.turned, gpu));
+    DW_RETURN_IF_FAILED(gemm_supports(kernel, &g, gpu));
     /* `linear` is expanded unless this kernel, or a library's, is sure to run. */
     if (!is_linear(&given->call) || !gpu || !gpu->context || gpu->context->plans_only) return DW_OK;
     const dw__variant *variant;
-    DW_RETURN_IF_FAILED(prepare_turned(&g, gpu->context, &variant));
+    DW_RETURN_IF_FAILED(prepare_on(&g, gpu->context, &variant));
     return dw__variant_status(variant);
 }
 
@@ -120,8 +131,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     graph_call g;
     (void)kernel;
     (void)call_of(call, &g);
-    if (!dw__gpu_is_blackwell(context->capability)) return prepare_turned(&g, context, variant);
-    return dw__sm100_gemm.prepare(&dw__sm100_gemm, &g.gemm, context, variant);
+    return prepare_on(&g, context, variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
@@ -135,7 +145,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     .backend = "deepwell", .kind = DW__CALL_OPERATION, .computes = computes,                       \
     .source = "src/kernel/cuda/graph_gemm.c", .elements = "BF16, F16; the result also F32",        \
     .supports = supports, .seconds = seconds, .prepare = prepare, .enqueue = enqueue,              \
-    .accumulates = DW__ADDS_TO_ADDEND,                                                             \
+    .accumulates = DW__ADDS_TO_ADDEND, .results = DW__RESULTS_IN_ROWS,                             \
     .tolerance = "sums in F32, then the result's rounding, against FP64"
 const dw__kernel dw__graph_gemm = {
     GRAPH_GEMM,
@@ -144,6 +154,14 @@ const dw__kernel dw__graph_gemm = {
     .operation = "linear, and matmul with transpose_b",
     .architectures = "sm_100f (B200, B300), sm_120a (RTX 50, RTX PRO)",
     .needs = "contiguous rows along k, on sm_120a also across it, of 16-byte multiples",
+};
+const dw__kernel dw__graph_gemm_turned = {
+    GRAPH_GEMM,
+    .name = "gemm_turned",
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .operation = "linear and matmul with operands across k, where there is no cuBLASLt",
+    .architectures = "sm_100f (B200, B300)",
+    .needs = "contiguous rows along k or across it, of 16-byte multiples",
 };
 const dw__kernel dw__graph_gemm_hopper = {
     GRAPH_GEMM,

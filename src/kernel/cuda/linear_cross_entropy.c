@@ -367,6 +367,8 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     for (uint32_t i = B; i < c->input_count; i++)
         if (c->inputs[i].rank >= 0 && &c->inputs[i] != h.logits)
             fits &= dw__tensor_is_contiguous(&c->inputs[i]);
+    for (uint32_t o = 0; o < c->output_count; o++)
+        if (&c->outputs[o] != h.logits) fits &= dw__tensor_is_contiguous(&c->outputs[o]);
     return fits ? DW_OK : dw__kernel_refuse(kernel);
 }
 
@@ -470,11 +472,12 @@ const dw__kernel dw__gpu_linear_cross_entropy = {
     .architectures = DW__GPU_ARCHITECTURES,
     .elements = "BF16, F16, F32, F64",
     .needs =
-        "1 to 2^30 classes; rows of given logits at one distance; targets, lse, dloss and bias "
-        "contiguous",
+        "1 to 2^30 classes; rows of logits at one distance; targets, lse, dloss, bias and other "
+        "results contiguous",
     .supports = supports,
     .seconds = seconds,
     .workspace_bytes = workspace_bytes,
+    .results = DW__RESULTS_IN_ROWS,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = dw__loss_entry_points,

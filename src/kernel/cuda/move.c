@@ -248,6 +248,7 @@ const dw__kernel dw__gpu_move = {
     .needs = "any strides; a reshape needs a contiguous operand or result",
     .supports = supports,
     .seconds = dw__gpu_seconds_of_bytes,
+    .results = DW__RESULTS_SCATTERED,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = entry_points,

@@ -68,8 +68,9 @@ static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, bool p
 /* Operands whose elements depend on one another: offsets of groups, of which some have no rows, and places, a
  * permutation. Returns false for other operands. */
 static bool fill_together(const dw__call *c, uint32_t input, int32_t *data, int32_t *wide) {
-    const bool is_segments =
-                   c->op == DW_OP_SEGMENT_LINEAR || c->op == DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT,
+    const bool is_segments = c->op == DW_OP_SEGMENT_LINEAR ||
+                             c->op == DW_OP_SEGMENT_MULTIPLY_CODES ||
+                             c->op == DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT,
                is_rows = c->op == DW_OP_SPREAD_ROWS || c->op == DW_OP_COMBINE_ROWS ||
                          c->op == DW_OP_COMBINE_ROWS_BACKWARD;
     const int64_t count = dw__tensor_count(&c->inputs[input]);
@@ -199,7 +200,9 @@ static dw_status add_workspace(dw__trial *t, state *s) {
 static dw_status prepare(dw__trial *t) {
     state *s = t->state;
     dw__call *c = &s->call.call;
-    t->variant->kernel->example(t->variant->params, t->index, c);
+    const dw__kernel *kernel = t->variant->kernel;
+    kernel->example(t->variant->params, t->index, c);
+    if (kernel->example_sms) t->context.sm_count = kernel->example_sms;
     for (uint32_t i = 0; i < c->input_count; i++) {
         if (c->inputs[i].rank < 0) continue;
         DW_RETURN_IF_FAILED(dw__trial_add(t, span_of(&c->inputs[i]), &s->inputs[i]));
@@ -236,12 +239,16 @@ static double unit_roundoff(dw_dtype dtype) {
  * with the sum so far, and keep 14 bits of each addend relative to the largest one (DeepSeek-V3, arXiv 2412.19437,
  * section 3.3.2). The FP8 codes of a trial are positive, so no addend is above the largest result. With fp8-block they
  * add 128 products so, of which the error is relative to that sum; it is scaled and added in F32, and the scaled sums
- * are positive, so the errors add up to the same share of the result, however long K is. */
+ * are positive, so the errors add up to the same share of the result, however long K is. So it is with groups, unless
+ * accumulation is fast. */
 static double error_of_operands(const dw__call *c) {
-    if (c->op != DW_OP_MULTIPLY_CODES) return c->tf32 ? TF32_ERROR : 0.0;
+    const bool segments = c->op == DW_OP_SEGMENT_MULTIPLY_CODES;
+    if (c->op != DW_OP_MULTIPLY_CODES && !segments) return c->tf32 ? TF32_ERROR : 0.0;
     if (dw__call_has_tiles(c) && !dw__call_has_f32_scales(c)) return BLOCK_CODES_ERROR;
+    const bool in_blocks =
+        segments ? !dw__call_int(c, DW_ATTR_KEY_FAST_ACCUMULATION, 0) : dw__call_has_f32_scales(c);
     const int64_t k = c->inputs[0].shape[1], block = DW_FP8_BLOCK_SIDE,
-                  terms = dw__call_has_f32_scales(c) && k > block ? block : k;
+                  terms = in_blocks && k > block ? block : k;
     return (double)(terms + (terms + 31) / 32) * 0x1p-13;
 }
 

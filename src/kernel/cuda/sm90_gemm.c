@@ -1,5 +1,5 @@
 /* GEMM on Hopper (sm_90a): tiles, cost model, variants, launch and the entry of the public call. Other files make calls
- * of several products in one launch: rows in groups, groups of the contraction (sm90_gemm_params.h). */
+ * of several GEMMs in one launch: rows in groups, groups of the contraction (common/gemm_groups.h). */
 #include "base/json.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -29,14 +29,23 @@ static unsigned shared_bytes(const dw__sm90_tile *t) {
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/* Elements of the contraction in a stage. */
+static int step_of(const dw__sm90_shape *s) {
+    return dw__sm90_has_codes(s) ? DW_SM90_CODES_STEP : DW_SM90_GEMM_STEP;
+}
+
 /* ---- cost model ------------------------------------------------------------------------------------ */
 
 bool dw__sm90_exists(const dw__sm90_shape *s) {
-    return dw__sm90_tile_exists(dw__sm90_tiles[s->tile].together,
-                                s->output == DW_GEMM_OUTPUT_F32 ? 4 : 2);
+    const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
+    const dw__tile_work work = {.element_bytes = s->output == DW_GEMM_OUTPUT_F32 ? 4 : 2,
+                                .codes = dw__sm90_has_codes(s),
+                                .promote = s->promote};
+    return dw__sm90_tile_exists(&work, t->n, t->together);
 }
 
-dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, int sm_count) {
+dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
+                               int sm_count) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
     const dw__tile_work work = {
         .groups_kind = c->groups.kind,
@@ -47,6 +56,8 @@ dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, 
         .element_bytes = (double)dw_dtype_bytes(c->gemm.output),
         .activation = (dw_activation)s->activation,
         .residual = s->residual,
+        .codes = dw__sm90_has_codes(s),
+        .promote = s->promote,
     };
     const dw__tile_count count = dw__sm90_tile_count(&work, t->m, t->n, t->together, sm_count);
     return (dw__gemm_cost){
@@ -59,7 +70,10 @@ dw__gemm_cost dw__sm90_cost_of(const dw__sm90_call *c, const dw__sm90_shape *s, 
     };
 }
 
-dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
+/* CODES_A of sm90_gemm.cu. */
+static uint64_t code_of(dw_dtype type) { return type == DW_E4M3 ? 1 : type == DW_E5M2 ? 2 : 0; }
+
+dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
     dw__sm90_shape shape = {
         .groups = (uint64_t)c->groups.kind,
         .output = c->gemm.output == DW_F32 ? DW_GEMM_OUTPUT_F32 : DW_GEMM_OUTPUT_ELEMENT,
@@ -69,7 +83,13 @@ dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
         .residual = c->gemm.residual.data != NULL,
         .turned_a = c->turned.a,
         .turned_b = c->turned.b,
+        .codes_a = code_of(c->codes.a),
+        .codes_b = code_of(c->codes.b),
+        .blocks = c->codes.blocks,
+        .square_a = c->codes.square_a,
+        .square_b = c->codes.square_b,
     };
+    shape.promote = dw__sm90_has_codes(&shape) && (c->codes.blocks || !c->codes.fast);
     double least = INFINITY;
     int best = 0;
     for (shape.tile = 0; shape.tile < DW__SM90_TILES; shape.tile++) {
@@ -85,7 +105,7 @@ dw__sm90_shape dw__sm90_shape_of(const dw__sm90_call *c, int sm_count) {
 
 static dw__gemm_cost cost_on(const dw_gemm *call, const dw__gpu_target *gpu,
                              dw__sm90_shape *shape) {
-    const dw__sm90_call c = {.gemm = *call, .groups = {.count = 1}};
+    const dw__gemm_groups_call c = dw__gemm_single(call, (dw__gemm_turned){false, false});
     *shape = dw__sm90_shape_of(&c, gpu->sm_count);
     return dw__sm90_cost_of(&c, shape, gpu->sm_count);
 }
@@ -132,6 +152,13 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     dw__jit_add_define(&v, "ACTIVATION", (int)s->activation);
     dw__jit_add_define(&v, "BIAS", s->bias);
     dw__jit_add_define(&v, "RESIDUAL", s->residual);
+    if (!dw__sm90_has_codes(s)) return v;
+    dw__jit_add_define(&v, "CODES_A", (int)s->codes_a);
+    dw__jit_add_define(&v, "CODES_B", (int)s->codes_b);
+    dw__jit_add_define(&v, "PROMOTE", s->promote);
+    dw__jit_add_define(&v, "BLOCKS",
+                       (s->blocks ? DW_SM90_BLOCKS : 0) | (s->square_a ? DW_SM90_SQUARE_A : 0) |
+                           (s->square_b ? DW_SM90_SQUARE_B : 0));
     return v;
 }
 
@@ -168,27 +195,7 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
 
-/* Makes the map of an operand: `groups` matrices of `rows` rows along the contraction, or across it if it is turned. */
-static dw_status map_operand(const dw__sm90_call *c, const dw__context *context, const dw_matrix *x,
-                             const char *name, int64_t rows, int64_t groups, bool turned,
-                             int box_rows, dw__tensor_map *map) {
-    enum { WIDTH = 2 };
-    const int64_t high = turned ? c->gemm.k : rows, wide = turned ? rows : c->gemm.k,
-                  stride = high > 1 || groups > 1 ? x->stride * WIDTH
-                                                  : ceil_divide(wide * WIDTH, 16) * 16;
-    const dw__tensor_map_shape shape = {
-        .element = dw__gemm_map_element(c->gemm.dtype, false),
-        .rank = 4,
-        .address = x->data,
-        .size = {(uint64_t)wide, (uint64_t)high, (uint64_t)groups, 1},
-        .stride = {(uint64_t)stride, (uint64_t)(stride * high), (uint64_t)(stride * high)},
-        .box = {DW_SM90_GEMM_STEP, (uint32_t)(turned ? DW_SM90_GEMM_STEP : box_rows), 1, 1},
-        .swizzle_bytes = 128,
-    };
-    return dw__gpu_map(context, &shape, name, map);
-}
-
-dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
+dw_status dw__sm90_enqueue(const dw__gemm_groups_call *c, const dw__context *context,
                            const dw__variant *variant) {
     const dw__sm90_shape shape = {.params = variant->params};
     const dw__sm90_tile *t = &dw__sm90_tiles[shape.tile];
@@ -212,25 +219,19 @@ dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
         .group_d = g->m * g->d.stride,
         .group_residual = g->m * g->residual.stride,
         .offsets = c->groups.offsets,
+        .scale_a = c->codes.scale_a,
+        .scale_b = c->codes.scale_b,
+        .scale_b_step = c->codes.scale_b_each,
+        .wide_a = c->codes.wide_a,
+        .wide_b = c->codes.wide_b,
     };
-    if (g->k > 0) {
-        DW_RETURN_IF_FAILED(map_operand(c, context, &g->a, "A", g->m,
-                                        c->groups.kind == DW_SM90_BATCH ? count : 1, c->turned.a,
-                                        t->m, &maps[0]));
-        DW_RETURN_IF_FAILED(map_operand(c, context, &g->b, "B", dw__gemm_rows_b(g),
-                                        c->groups.kind == DW_SM90_CONTRACTION ? 1 : count,
-                                        c->turned.b, columns, &maps[1]));
-    }
-    /* Each group of rows has at most one incomplete tile. */
-    const int64_t high = c->groups.kind == DW_SM90_ROWS ? g->m / t->m + count
-                                                        : (int64_t)params.tiles_m * count,
-                  tiles = high * params.tiles_n,
-                  places = context->sm_count > 0 ? context->sm_count : 1;
+    if (g->k > 0)
+        DW_RETURN_IF_FAILED(dw__gemm_groups_operand_maps(c, context, t->m, columns, maps));
     void *arguments[] = {&maps[0], &maps[1], &params};
     return context->device->launch(&(dw__launch){
         .name = variant->kernel->name,
         .function = variant->functions[0],
-        .grid = {(unsigned)(tiles < places ? tiles : places), 1, 1},
+        .grid = {(unsigned)dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count), 1, 1},
         .block = {DW_SM90_GEMM_THREADS, 1, 1},
         .shared_bytes = shared_bytes(t),
         .stream = g->stream,
@@ -240,9 +241,8 @@ dw_status dw__sm90_enqueue(const dw__sm90_call *c, const dw__context *context,
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__sm90_shape shape = {.params = variant->params};
-    const dw__sm90_call c = {.gemm = *(const dw_gemm *)call,
-                             .turned = {shape.turned_a, shape.turned_b},
-                             .groups = {.count = 1}};
+    const dw__gemm_groups_call c =
+        dw__gemm_single(call, (dw__gemm_turned){shape.turned_a, shape.turned_b});
     return dw__sm90_enqueue(&c, context, variant);
 }
 
@@ -274,7 +274,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 
 dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
                            const dw__variant **variant) {
-    const dw__sm90_call c = {.gemm = *call, .turned = turned, .groups = {.count = 1}};
+    const dw__gemm_groups_call c = dw__gemm_single(call, turned);
     const dw__sm90_shape shape = dw__sm90_shape_of(&c, context->sm_count);
     return dw__variant_of(context, &dw__sm90_gemm, shape.params, variant);
 }

@@ -176,6 +176,7 @@ const dw__kernel dw__softmax = {
     .needs = "the last axis; rows of any length at one distance",
     .supports = supports,
     .seconds = dw__gpu_seconds_of_bytes,
+    .results = DW__RESULTS_IN_ROWS,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = entry_points,

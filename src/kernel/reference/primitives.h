@@ -42,6 +42,7 @@ dw_status dw__reference_quantization_error(const dw__call *call, void *scratch);
 dw_status dw__reference_quantize_tensor(const dw__call *call, void *scratch);
 dw_status dw__reference_quantize_tiles(const dw__call *call, void *scratch);
 dw_status dw__reference_multiply_codes(const dw__call *call, void *scratch);
+dw_status dw__reference_segment_multiply_codes(const dw__call *call, void *scratch);
 
 /* reference_fused.c. The body's text was written for `input_dtypes`. With `high_precision` the tensors hold
  * F64 for every float type, and nothing is rounded. */

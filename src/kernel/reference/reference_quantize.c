@@ -5,6 +5,7 @@
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"
 #include "number/half.h"
+#include <inttypes.h>
 #include <string.h>
 
 static void load(const dw__tensor *x, float *out) {
@@ -307,6 +308,46 @@ dw_status dw__reference_multiply_codes(const dw__call *call, void *unused) {
             if (bias) sum += dw__scalar_load(bias->data, bias->dtype, j * bias->stride[0]).number;
             dw__scalar_store(y->data, y->dtype, i * n + j, (dw__scalar){.number = sum});
         }
+cleanup:
+    dw__free_aligned(of_a);
+    dw__free_aligned(of_b);
+    return status;
+}
+
+/* Row j of matrix `group` of b is row group n + j, or the part of row j from group k on. */
+dw_status dw__reference_segment_multiply_codes(const dw__call *call, void *unused) {
+    (void)unused;
+    enum { A, B, OFFSETS, SCALE_A, SCALE_B };
+    const dw__tensor *a = &call->inputs[A], *b = &call->inputs[B], *y = &call->outputs[0],
+                     *offsets = &call->inputs[OFFSETS], *scale_b = &call->inputs[SCALE_B];
+    const int64_t n = y->shape[1], k = a->shape[1], wide = b->shape[1],
+                  groups = offsets->shape[0] - 1;
+    dw_status status = DW_OK;
+    float *of_a = NULL, *of_b = NULL;
+    if (!y->data) return DW_OK;
+    DW_TRY(decode(a, &of_a));
+    DW_TRY(decode(b, &of_b));
+    for (int64_t group = 0, row = 0; group < groups; group++) {
+        const float *matrix = of_b + (wide == k ? group * n * k : group * k);
+        const double scale = scale_of(&call->inputs[SCALE_A]) *
+                             dw__scalar_load(scale_b->data, scale_b->dtype,
+                                             scale_b->rank ? group * scale_b->stride[0] : 0)
+                                 .number;
+        const int64_t end =
+            dw__scalar_load(offsets->data, offsets->dtype, (group + 1) * offsets->stride[0])
+                .integer;
+        if (end < row || end > a->shape[0])
+            DW_TRY(dw__fail(DW_INDEX,
+                            "%s: group %" PRId64 " ends at row %" PRId64
+                            "; expected offsets that ascend from 0 to %" PRId64
+                            ", the number of rows",
+                            dw_op_name(call->op), group, end, a->shape[0]));
+        for (; row < end; row++)
+            for (int64_t j = 0; j < n; j++) {
+                const double sum = scale * dot(of_a + row * k, matrix + j * wide, k, NULL, 0, 0);
+                dw__scalar_store(y->data, y->dtype, row * n + j, (dw__scalar){.number = sum});
+            }
+    }
 cleanup:
     dw__free_aligned(of_a);
     dw__free_aligned(of_b);
