@@ -29,11 +29,6 @@ static unsigned shared_bytes(const dw__sm90_tile *t) {
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* Elements of the contraction in a stage. */
-static int step_of(const dw__sm90_shape *s) {
-    return dw__sm90_has_codes(s) ? DW_SM90_CODES_STEP : DW_SM90_GEMM_STEP;
-}
-
 /* ---- cost model ------------------------------------------------------------------------------------ */
 
 bool dw__sm90_exists(const dw__sm90_shape *s) {
