@@ -82,6 +82,7 @@ static void experts(const char *name, const char *notes, double stated, dw_model
         model->dense_layers = 3;
     else if (lab_says(name, "DeepSeek-V2") || lab_says(name, "Kimi-K2"))
         model->dense_layers = 1;
+    model->expert_bias = lab_says(name, "gpt-oss");
     if (lab_says(notes, "alternating dense")) model->moe_every = 2;
     if (lab_number_after(notes, "dense(", &number)) model->ffn = (int)number;
     if (!said && stated > 0) {

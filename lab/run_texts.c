@@ -335,3 +335,24 @@ dw_pipeline_schedule lab_schedule_of(const char *text, int virtual_stages) {
     if (lab_says(text, "gpipe") || lab_says(text, "afab")) return DW_SCHEDULE_GPIPE;
     return virtual_stages > 1 ? DW_SCHEDULE_INTERLEAVED : DW_SCHEDULE_1F1B;
 }
+
+/* scripts/performance of Megatron-Bridge, tags v0.1.0rc4 (25.09), v0.2.0 (25.11), v0.3.0 (26.02) and v0.4.0 (26.04). */
+void lab_bridge_mixture(const char *notes, const char *model, const char *gpu, dw_layout *layout) {
+    double release = 0;
+    if (!lab_number_after(notes, "NeMo container ", &release)) return;
+    const bool deepseek = lab_says(model, "DeepSeek"), qwen = lab_says(model, "Qwen3"),
+               hopper = lab_says(gpu, "H100"),
+               rack = lab_says(gpu, "GB200") || lab_says(gpu, "GB300");
+    if (release < 25.10) {
+        /* Experts are padded to a capacity of 1.0, except DeepSeek-V3's on H100. Qwen3's layers are captured whole on
+         * GB200, and on B200 those of 30B. */
+        const bool padded = lab_says(notes, "token-drop");
+        layout->padded_experts = padded;
+        layout->cuda_graphs =
+            padded && qwen && (rack || (lab_says(gpu, "B200") && lab_says(model, "30B")));
+    } else if (rack || (deepseek && release >= 26.02)) {
+        layout->dispatch_once = 1; /* HybridEP */
+    }
+    if (deepseek && hopper) layout->dispatch_once = layout->overlap_expert = 1; /* DeepEP */
+    if (qwen && hopper && release > 25.10) layout->overlap_expert = 1;
+}

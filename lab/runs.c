@@ -34,6 +34,12 @@ static void habits(const lab_csv *table, size_t row, lab_run *run) {
     layout->unfused_attention = (old || early) && !lab_says(notes, "FlashAttention") &&
                                 !lab_says(notes, "flash-att") && !lab_says(notes, "flash att") &&
                                 !lab_says(notes, "flash_att") && !lab_says(notes, "xformers");
+    /* Transformer Engine has fused attention for latent attention's keys, wider than 128, on Blackwell since 2.5, with
+     * cuDNN 9.11 (its fused_attn.cpp). The recipes of May 2025 are for NeMo 25.04, with version 2.3. */
+    double release;
+    if (capability >= 100 && run->model.kv_rank && layout->framework == DW_FRAMEWORK_MEGATRON &&
+        lab_number_after(notes, "recipe v", &release) && release < 25.07)
+        layout->unfused_attention = 1;
     layout->sequence_parallel = !old && layout->framework != DW_FRAMEWORK_PYTORCH;
     layout->overlap_tensor =
         layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_JAX;
@@ -63,6 +69,7 @@ static void habits(const lab_csv *table, size_t row, lab_run *run) {
         lab_number_after(notes, "ETP=", &count))
         layout->etp = (int)count;
     layout->overlap_expert = lab_says(notes, "overlap_moe_expert_parallel_comm") ||
+                             lab_says(notes, "moe_a2a_overlap=True") ||
                              lab_says(notes, "DualPipe") ||
                              layout->schedule == DW_SCHEDULE_DUALPIPE;
     if (lab_says(lab_csv_cell(table, row, "precision"), "BF16 optimizer")) {
@@ -82,6 +89,9 @@ static void habits(const lab_csv *table, size_t row, lab_run *run) {
         lab_says(notes, "cut cross-entropy") || lab_says(notes, "chunked");
     layout->dispatch_once =
         lab_says(notes, "DeepEP") || lab_says(notes, "hybridep") || lab_says(notes, "hybrid-ep");
+    if (run->mixture && lab_says(source, "Megatron-Bridge") &&
+        !lab_says(notes, "recompute from recipe"))
+        lab_bridge_mixture(notes, run->model_name, run->gpu, layout);
     /* Megatron-LM's own default is 0.1, if its arguments are given and none of them says otherwise. */
     layout->dropout = layout->framework == DW_FRAMEWORK_MEGATRON && lab_says(notes, "args:") &&
                       !lab_says(notes, "hidden-dropout") && !run->model.gated;

@@ -31,6 +31,9 @@ dw_framework lab_framework_of(const char *source, const char *notes, const char 
 dw_scheme lab_precision_of(const char *text);
 void lab_recompute_of(const char *text, double layers, dw_layout *layout);
 void lab_sharding_of(const char *text, int gpus_per_node, dw_layout *layout);
+/* Fills in what Megatron-Bridge's recipes of mixtures do and the row does not state: the dispatcher, its overlap, and
+ * CUDA graphs. The release is in the notes ("NeMo container 25.11"). */
+void lab_bridge_mixture(const char *notes, const char *model, const char *gpu, dw_layout *layout);
 dw_pipeline_schedule lab_schedule_of(const char *text, int virtual_stages);
 
 /* In run_hardware.c. *reason says why there is no such machine; `runs` owns *found. */

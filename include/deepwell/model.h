@@ -52,6 +52,7 @@ typedef struct dw_model_sizes {
     int top_k;
     int expert_ffn;   /* width of one expert */
     int shared_ffn;   /* total width of the experts that every token uses */
+    int expert_bias;  /* 1: the experts' matrices have biases (gpt-oss) */
     int dense_layers; /* number of leading dense layers in a mixture */
     int moe_every;    /* every n-th of the other layers is a mixture; 1: all of them */
     /* Latent attention (MLA). kv_rank 0: ordinary attention. q_rank 0: no query compression. */

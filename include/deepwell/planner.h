@@ -118,9 +118,11 @@ typedef struct dw_layout {
     int dispatch_once;
     int fused_loss; /* 1: no FP32 copies of the logits: the loss is compiled, fused or computed in chunks */
     int dropout; /* 1: dropout after attention and MLP, whose masks are kept */
-    /* Tokens on the most loaded expert rank, percent of an even share: a capacity factor, or the effect of routing;
-     * 0: 100. */
+    /* Tokens on the most loaded expert rank, percent of an even share: a capacity factor, or the effect of routing; 0:
+     * what chance makes of a router that prefers no expert (docs/planner.md). */
     int expert_load;
+    /* 1: each expert has a fixed number of rows, padded to a capacity, so that CUDA graphs contain the experts too. */
+    int padded_experts;
     int offload_layers;    /* layers per stage whose saved activations wait in host memory */
     int offload_optimizer; /* 1: states are in host memory, and the CPU runs the optimizer */
     /* Bytes per element; 0: what the framework usually has. */

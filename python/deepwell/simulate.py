@@ -9,6 +9,7 @@ C code does the work (deepwell/simulate.h). docs/dryrun.md has the rules and the
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +58,8 @@ def dryrun(
     `log` names the log of a Trainer's run of a mixture. "expert_load" then has what the plan assumes of the busiest
     rank of experts, relative to an even share ("planned"), and what the last 100 steps of the log were: mean and largest
     imbalance of the busiest mixture of each step ("mean", "largest"), and their number ("steps"). The log is of single
-    experts, so it is an upper bound where a rank has several.
+    experts, so it is an upper bound where a rank has several; "rank" is the mean for the plan's ranks, if experts are
+    loaded independently of one another.
 
     `dryrun(model, example_inputs)` predicts one training step on Deepwell's own engine, as `deepwell.optimize` would
     run it on a call with such arguments. Nothing is computed; model and arguments may be on the meta device.
@@ -110,16 +112,15 @@ def dryrun(
         raise DeepwellError(str(error)) from None
     figures["trace"], figures["report"] = paths
     if log is not None:
-        figures["expert_load"] = _loads_of(text, log)
+        figures["expert_load"] = _loads_of(text, figures, log)
     return figures
 
 
 _LOGGED_STEPS = 100
 
 
-def _loads_of(plan: str, log: str | os.PathLike) -> dict[str, Any]:
+def _loads_of(plan: str, figures: dict[str, Any], log: str | os.PathLike) -> dict[str, Any]:
     """Returns the load of experts that a plan assumes, and that of the last steps of a log."""
-    planned = json.loads(plan).get("layout", {}).get("expert_load") or 100
     loads = []
     try:
         with open(log, encoding="utf-8") as file:
@@ -136,7 +137,16 @@ def _loads_of(plan: str, log: str | os.PathLike) -> dict[str, Any]:
         )
     loads = loads[-_LOGGED_STEPS:]
     mean = sum(loads) / len(loads)
-    return {"planned": planned / 100, "mean": mean, "largest": max(loads), "steps": len(loads)}
+    # Loads of experts that share a rank add up. Where they are independent, their sum deviates less, by the root of
+    # their number.
+    each = max(1, figures["model"]["experts"] // figures["layout"]["ep"])
+    return {
+        "planned": figures["planned_expert_load"],
+        "mean": mean,
+        "largest": max(loads),
+        "rank": 1 + (mean - 1) / math.sqrt(each),
+        "steps": len(loads),
+    }
 
 
 # Fields that a dry run of any engine has.

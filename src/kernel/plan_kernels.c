@@ -2,6 +2,7 @@
 #include "base/json.h"
 #include "deepwell/explain.h"
 #include "kernel/cuda/gpu_attention.h"
+#include "kernel/cuda/gpu_kernels.h"
 #include "plan/plan_file.h"
 #include "plan/planner_internal.h"
 #include <math.h>
@@ -145,6 +146,12 @@ static void take_product(const dw_autoplan *plan, const dw_operation_cost *cost,
     char constant[32], recipe[32] = "bf16";
     int grouped = strncmp(cost->name, "experts", 7) == 0;
     *t = (taken){0};
+    if (grouped && plan->layout.framework == DW_FRAMEWORK_OWN && plan->hardware->capability == 90) {
+        snprintf(t->kernel, sizeof t->kernel, "deepwell, sm_90a: %s (grouped GEMM, %s)",
+                 dw__sm90_segment.name, recipe);
+        snprintf(t->source, sizeof t->source, "%s", origin_of("gemm_own"));
+        return;
+    }
     if (cost->low) snprintf(recipe, sizeof recipe, "%s", dw_scheme_name(plan->layout.precision));
     snprintf(t->kernel, sizeof t->kernel, "the framework's library (%s, %s); none registered%s",
              grouped ? "grouped GEMM" : "cuBLASLt", recipe,

@@ -44,7 +44,7 @@ static const dw__model_family families[] = {
     {"nemotron", 2, 0, ATTENTION, "mlp_bias", BIASED, 0, NULL},
     {"jais2", 2, 0, "+attention_bias", "+attention_bias", "+mlp_bias", BIASED, 0, NULL},
     {"arcee", 2, 0, ATTENTION, "mlp_bias", 0, 0, NULL},
-    {"apertus", 2, 0, ATTENTION, NULL, HEAD_NORMS, 0, NULL},
+    {"apertus apertus1p5_text", 2, 0, ATTENTION, NULL, HEAD_NORMS, 0, NULL},
     {"nanochat", 2, 0, ATTENTION, NULL, DW__HAS_NO_NORMS, 0, NULL},
     /* Llama and similar families */
     {"aquila baichuan cwm exaone helium yi deepseek", 2, 0, ATTENTION, "mlp_bias", GATE, 0, NULL},

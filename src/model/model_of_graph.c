@@ -23,6 +23,7 @@ typedef struct layer {
     int64_t heads, kv_heads, head_dim, value_dim, window;
     int64_t experts, expert_ffn, top_k;
     double expert_elements; /* in the matrices of all experts */
+    bool expert_bias;
     /* Module path of a listed layer, `path_length` characters. */
     const char *path;
     size_t path_length;
@@ -186,7 +187,7 @@ static dw_status see_experts(walk *w, dw_node node) {
     double leaves = elements_of(w, weight);
     dw_value bias =
         dw_node_input_count(w->graph, node) > 3 ? dw_node_input(w->graph, node, 3) : DW_NONE;
-    if (bias != DW_NONE) leaves += elements_of(w, bias);
+    if (bias != DW_NONE) leaves += elements_of(w, bias), at->expert_bias = true;
     w->routed_elements += leaves;
     if (at->experts) w->active_routed += leaves * (double)at->top_k / (double)at->experts;
     return DW_OK;
@@ -381,6 +382,7 @@ static dw_status read_layers(const walk *w, dw_model_sizes *model) {
     if (!mixture) return DW_OK;
     model->experts = (int)mixture->experts, model->top_k = (int)mixture->top_k;
     model->expert_ffn = (int)mixture->expert_ffn;
+    model->expert_bias = mixture->expert_bias;
     if (mixture->mlps)
         DW_RETURN_IF_FAILED(read_mlp(mixture, "the shared expert", model, &model->shared_ffn));
     double one = mixture->expert_elements / (double)mixture->experts;

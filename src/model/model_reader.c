@@ -356,6 +356,7 @@ dw_status dw__read_experts(dw__reading *r, int *mixtures) {
                                                 "moe_num_shared_experts", "num_shared_expert"),
                                       0, DW__SIZE_MOST, dw__reading_has(r, DW__HAS_SHARED_EXPERT),
                                       &shared));
+    m->expert_bias = dw__reading_has(r, DW__HAS_EXPERT_BIAS);
     int64_t width = (int64_t)shared * m->expert_ffn;
     if (width > DW__SIZE_MOST)
         return dw__fail(DW_PARSE,
@@ -424,6 +425,15 @@ static dw_status read_usual(dw__reading *r) {
                             "another width than the layers is not supported",
                             width, m->hidden);
     }
+    int head = 0; /* rows, of Apertus 1.5: fewer than the embedding's if they are pruned */
+    DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("output_vocab_size"), 1, DW__VOCABULARY_MOST,
+                                      m->vocabulary, &head));
+    if (head != m->vocabulary)
+        return dw__fail(DW_UNSUPPORTED,
+                        "output_vocab_size is %d and vocab_size is %d; a head with fewer rows than "
+                        "the embedding is not supported; set output_vocab_size to null to plan for "
+                        "a whole head",
+                        head, m->vocabulary);
     if (!dw__reading_has(r, DW__HAS_POSITIONS)) return DW_OK;
     DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("max_position_embeddings", "n_positions"), 1,
                                       DW__VOCABULARY_MOST - 2, -1, &m->positions));

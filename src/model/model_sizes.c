@@ -74,6 +74,7 @@ dw_status dw_model_sizes_check(const dw_model_sizes *model) {
                  {"top_k", model->top_k, 0},
                  {"expert_ffn", model->expert_ffn, 0},
                  {"shared_ffn", model->shared_ffn, 0},
+                 {"expert_bias", model->expert_bias, 0},
                  {"dense_layers", model->dense_layers, 0},
                  {"moe_every", model->moe_every, 0},
                  {"q_rank", model->q_rank, 0},

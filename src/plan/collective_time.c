@@ -60,25 +60,31 @@ double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, i
     return bytes * (ranks - 1) / ranks / rate + messages * around;
 }
 
-/* Every rank sends `bytes` in all, evenly spread over the ranks. `copies` is the number of ranks that receive each
- * token. Copies for one domain cross the network once. */
+/* Part of `copies` of a token that go to different ones of `places`, if experts are chosen at random. */
+static double distinct_part(double places, double copies) {
+    return places * (1 - pow(1 - 1 / places, copies)) / copies;
+}
+
+/* Every rank sends `bytes` in all, evenly spread over the ranks. `copies` is the number of experts that receive each
+ * token. NCCL's all-to-all sends each copy to its rank. DeepEP and HybridEP (dispatch_once) send a token once to each
+ * domain and there once to each rank, even if several of its experts are there. */
 double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
                             double copies) {
     if (ranks <= 1 || bytes <= 0) return 0;
-    int together = near(planned, ranks, stride);
-    /* With dispatch_once, a token is sent once to each rank, even if several of its experts are there. */
-    double once =
-        planned->layout->dispatch_once ? ranks * (1 - pow(1 - 1.0 / ranks, copies)) / copies : 1;
-    double inside =
-        bytes * once * (ranks - 1) / ranks / (link_rate(planned) * planned->constants->expert_link);
-    double latency = planned->hardware->link_latency.value;
-    if (together == ranks) return inside + latency * log2(2.0 * ranks);
-    double domains = (double)ranks / together;
-    double distinct = domains * (1 - pow(1 - 1 / domains, copies)) / copies;
-    double outside = bytes * distinct * (domains - 1) / domains /
-                     (network_rate(planned) * planned->constants->expert_network);
-    return (inside > outside ? inside : outside) +
-           planned->hardware->network_latency.value * log2(2.0 * ranks);
+    const dw__constants *c = planned->constants;
+    const int together = near(planned, ranks, stride), once = planned->layout->dispatch_once;
+    const double link = link_rate(planned) * (once ? c->dispatch_link : c->expert_link),
+                 network = network_rate(planned) * (once ? c->dispatch_network : c->expert_network),
+                 latency = planned->hardware->link_latency.value;
+    const double inside = bytes * (once ? distinct_part(ranks, copies) : 1);
+    if (together == ranks) return inside * (ranks - 1) / ranks / link + latency * log2(2.0 * ranks);
+    const double
+        domains = (double)ranks / together,
+        outside =
+            bytes * (once ? distinct_part(domains, copies) : 1) * (domains - 1) / domains / network,
+        /* What crosses the network is forwarded within the domain; the rest is sent there directly. */
+        forwarded = inside * (together - 1) / together / link;
+    return fmax(forwarded, outside) + planned->hardware->network_latency.value * log2(2.0 * ranks);
 }
 
 double dw__host_link_share(const dw__planned *planned, int span) {

@@ -36,8 +36,8 @@ double dw__gemm_model(const dw__constants *c, const dw__gemm_machine *machine, d
     return sqrt(compute * compute + traffic * traffic) + c->gemm_gap;
 }
 
-double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
-                        int low) {
+double dw__gemm_seconds_of_bytes(const dw__planned *planned, double m, double n, double k,
+                                 double groups, int low, double bytes) {
     if (m <= 0 || n <= 0 || k <= 0) return 0;
     const dw__constants *c = planned->constants;
     const dw_hardware *hardware = planned->hardware;
@@ -51,8 +51,27 @@ double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k
         .rate = rate,
         .bandwidth = dw__reached(&hardware->memory_bandwidth, c->memory_efficiency),
         .depth = c->gemm_depth * (low ? 2 : 1)};
-    return dw__gemm_model(c, &machine, m, n, k, groups,
-                          dw__gemm_bytes(planned, m, n, k, groups, low));
+    return dw__gemm_model(c, &machine, m, n, k, groups, bytes);
+}
+
+double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
+                        int low) {
+    return dw__gemm_seconds_of_bytes(planned, m, n, k, groups, low,
+                                     dw__gemm_bytes(planned, m, n, k, groups, low));
+}
+
+double dw__own_grouped_seconds(const dw__planned *planned, const dw__tile_work *work,
+                               double bytes) {
+    if (work->m <= 0 || work->n <= 0 || work->k <= 0) return 0;
+    const dw__constants *c = planned->constants;
+    const dw_hardware *hardware = planned->hardware;
+    const double sm_count = hardware->sm_count.value,
+                 rate =
+                     dw__reached(&hardware->rate[DW_RATE_BF16], c->gemm_own * planned->power_held),
+                 clock = rate / (DW__SM90_FLOPS_PER_CLOCK * sm_count);
+    const double compute = dw__sm90_tile_choice(work, sm_count).clocks / clock,
+                 traffic = dw__traffic_seconds(planned, bytes);
+    return sqrt(compute * compute + traffic * traffic) + c->gemm_gap;
 }
 
 double dw__traffic_seconds(const dw__planned *planned, double bytes) {

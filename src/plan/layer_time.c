@@ -9,19 +9,30 @@ double dw__parts_sum(const dw_time_parts *p) {
            p->optimizer + p->other;
 }
 
+/* The exchange's kernels take DW__EXCHANGE_SMS of a GPU's SMs. Without overlap all others wait. With overlap, the part
+ * that is hidden still takes its SMs from computation. */
+static double expert_exposed(const dw__planned *planned) {
+    if (planned->overlap == DW__OVERLAP_NONE) return 1;
+    const double sm_count = planned->hardware->sm_count.value,
+                 taken = sm_count > 0 ? fmin(1, DW__EXCHANGE_SMS / sm_count) : 0,
+                 exposed = planned->overlap == DW__OVERLAP_DUALPIPE
+                               ? 0
+                               : planned->constants->expert_overlapped;
+    return exposed + (1 - fmin(1, exposed)) * taken;
+}
+
 dw__exposed_parts dw__exposed_parts_of(const dw__planned *planned) {
     const dw__constants *c = planned->constants;
     const dw_layout *layout = planned->layout;
     return (dw__exposed_parts){
         .tensor = layout->overlap_tensor ? c->tensor_exposed : c->tensor_exposed_plain,
         .context = c->context_exposed,
-        .expert = c->expert_exposed * (layout->overlap_expert ? 0.35 : 1),
+        .expert = expert_exposed(planned),
     };
 }
 
-/* Records single kernels for dw_predict_operations. A search does not record them. */
-static void note(const dw__planned *planned, const char *name, const char *pass, double operations,
-                 double bytes, double seconds, int low) {
+void dw__note_kernel(const dw__planned *planned, const char *name, const char *pass,
+                     double operations, double bytes, double seconds, int low) {
     dw__operation_costs *list = planned->operations;
     if (!list || seconds <= 0 || list->count == DW_OPERATIONS_MOST) return;
     list->items[list->count++] = (dw_operation_cost){
@@ -45,26 +56,8 @@ static double quantize_factor(const dw__planned *planned) {
     }
 }
 
-/* The three GEMMs of a linear layer. Frozen weights (LoRA) need no weight gradient. */
-static void linear(const dw__planned *planned, const char *name, double tokens, double in,
-                   double out, double groups, int low, dw__layer_time *time) {
-    double forward = dw__gemm_seconds(planned, tokens, out, in, groups, low);
-    double input = dw__gemm_seconds(planned, tokens, in, out, groups, low);
-    double weight =
-        planned->model->lora_rank ? 0 : dw__gemm_seconds(planned, out, in, tokens, groups, low);
-    if (planned->operations) {
-        double operations = 2 * groups * tokens * in * out;
-        note(planned, name, "forward", operations,
-             dw__gemm_bytes(planned, tokens, out, in, groups, low), forward, low);
-        note(planned, name, "of inputs", operations,
-             dw__gemm_bytes(planned, tokens, in, out, groups, low), input, low);
-        note(planned, name, "of weights", operations,
-             dw__gemm_bytes(planned, out, in, tokens, groups, low), weight, low);
-    }
-    time->forward.gemm += forward;
-    time->backward.gemm += input + weight;
-    time->weight += weight;
-    if (!low) return;
+void dw__add_quantization(const dw__planned *planned, double tokens, double in, double out,
+                          double groups, dw__layer_time *time) {
     double bytes = planned->constants->quantize_bytes * quantize_factor(planned) * groups;
     double weights =
         bytes * in * out / planned->micro_batches; /* reused by the step's other micro-batches */
@@ -72,11 +65,32 @@ static void linear(const dw__planned *planned, const char *name, double tokens, 
     time->backward.quantize += dw__traffic_seconds(planned, bytes * tokens * out);
 }
 
+void dw__add_linear(const dw__planned *planned, const char *name, double tokens, double in,
+                    double out, int low, dw__layer_time *time) {
+    double forward = dw__gemm_seconds(planned, tokens, out, in, 1, low);
+    double input = dw__gemm_seconds(planned, tokens, in, out, 1, low);
+    double weight =
+        planned->model->lora_rank ? 0 : dw__gemm_seconds(planned, out, in, tokens, 1, low);
+    if (planned->operations) {
+        double operations = 2 * tokens * in * out;
+        dw__note_kernel(planned, name, "forward", operations,
+                        dw__gemm_bytes(planned, tokens, out, in, 1, low), forward, low);
+        dw__note_kernel(planned, name, "of inputs", operations,
+                        dw__gemm_bytes(planned, tokens, in, out, 1, low), input, low);
+        dw__note_kernel(planned, name, "of weights", operations,
+                        dw__gemm_bytes(planned, out, in, tokens, 1, low), weight, low);
+    }
+    time->forward.gemm += forward;
+    time->backward.gemm += input + weight;
+    time->weight += weight;
+    if (low) dw__add_quantization(planned, tokens, in, out, 1, time);
+}
+
 /* Elementwise kernels appear in a roofline chart with one operation per BF16 number moved. */
-static void elementwise(const dw__planned *planned, const char *name, double bytes,
-                        dw__layer_time *time) {
+void dw__add_elementwise(const dw__planned *planned, const char *name, double bytes,
+                         dw__layer_time *time) {
     double moved = bytes * planned->elementwise, seconds = dw__traffic_seconds(planned, moved);
-    note(planned, name, "forward", moved / 2, moved, seconds, 0);
+    dw__note_kernel(planned, name, "forward", moved / 2, moved, seconds, 0);
     time->forward.elementwise += seconds;
     time->backward.elementwise += seconds * planned->constants->elementwise_backward;
 }
@@ -106,8 +120,9 @@ static void note_attention(const dw__planned *planned, double seconds) {
     if (planned->layout->unfused_attention)
         bytes += planned->constants->attention_scores * tokens * span * heads;
     double more = attention_backward(planned);
-    note(planned, "attention", "forward", operations, bytes, seconds, 0);
-    note(planned, "attention", "backward", more * operations, 2 * bytes, more * seconds, 0);
+    dw__note_kernel(planned, "attention", "forward", operations, bytes, seconds, 0);
+    dw__note_kernel(planned, "attention", "backward", more * operations, 2 * bytes, more * seconds,
+                    0);
 }
 
 static void attention(const dw__planned *planned, dw__layer_time *time) {
@@ -119,18 +134,19 @@ static void attention(const dw__planned *planned, dw__layer_time *time) {
     if (model->kv_rank) {
         double query = heads * (d + model->rope_dim);
         if (model->q_rank)
-            linear(planned, "query down", t, h, model->q_rank, 1, planned->low, time);
-        linear(planned, "query up", t, model->q_rank ? model->q_rank : h, query, 1, planned->low,
-               time);
-        linear(planned, "key, value down", t, h, model->kv_rank + model->rope_dim, 1, planned->low,
-               time);
-        linear(planned, "key, value up", t, model->kv_rank, heads * (d + v), 1, planned->low, time);
+            dw__add_linear(planned, "query down", t, h, model->q_rank, planned->low, time);
+        dw__add_linear(planned, "query up", t, model->q_rank ? model->q_rank : h, query,
+                       planned->low, time);
+        dw__add_linear(planned, "key, value down", t, h, model->kv_rank + model->rope_dim,
+                       planned->low, time);
+        dw__add_linear(planned, "key, value up", t, model->kv_rank, heads * (d + v), planned->low,
+                       time);
     } else {
-        linear(planned, "query, key, value", t, h, heads * d + kv_heads * (d + v), 1, planned->low,
-               time);
+        dw__add_linear(planned, "query, key, value", t, h, heads * d + kv_heads * (d + v),
+                       planned->low, time);
     }
-    linear(planned, "attention output", t, heads * v, h, 1, planned->low, time);
-    elementwise(planned, "positions", 4 * t * (heads * d + kv_heads * d), time);
+    dw__add_linear(planned, "attention output", t, heads * v, h, planned->low, time);
+    dw__add_elementwise(planned, "positions", 4 * t * (heads * d + kv_heads * d), time);
 
     double windowed = dw__window_layers(model) / model->layers;
     double seconds = (1 - windowed) * dw__attention_forward_seconds(planned, 0) +
@@ -149,39 +165,12 @@ static void attention(const dw__planned *planned, dw__layer_time *time) {
     }
 }
 
-static void dense_mlp(const dw__planned *planned, double width, double tp, dw__layer_time *time) {
+void dw__add_dense_mlp(const dw__planned *planned, double width, double tp, dw__layer_time *time) {
     double t = planned->tokens, h = planned->model->hidden, up = planned->model->gated ? 2 : 1;
-    linear(planned, "MLP up", t, h, up * width / tp, 1, planned->low, time);
-    linear(planned, "MLP down", t, width / tp, h, 1, planned->low, time);
-    elementwise(planned, "activation",
-                planned->constants->elementwise_ffn * t * (up + 1) / 2 * width / tp, time);
-}
-
-static void mixture(const dw__planned *planned, dw__layer_time *time) {
-    const dw_model_sizes *model = planned->model;
-    const dw_layout *layout = planned->layout;
-    const dw__constants *c = planned->constants;
-    double h = model->hidden, up = model->gated ? 2 : 1, width = model->expert_ffn / planned->etp;
-    double own = (double)model->experts / layout->ep;
-    double routed =
-        planned->tokens * model->top_k * planned->etp / layout->tp * planned->expert_load;
-    linear(planned, "experts up", routed / own, h, up * width, own, planned->low, time);
-    linear(planned, "experts down", routed / own, width, h, own, planned->low, time);
-    elementwise(planned, "activation and order of tokens",
-                c->elementwise_ffn * routed * (up + 1) / 2 * width + c->permute_bytes * routed * h,
-                time);
-    linear(planned, "router", planned->tokens / layout->tp, h, model->experts, 1, 0, time);
-    if (model->shared_ffn) dense_mlp(planned, model->shared_ffn, layout->tp, time);
-    double exposed = dw__exposed_parts_of(planned).expert;
-    /* Each rank sends the tokens that it routed. Ranks that share an expert then gather them from each other. */
-    double bytes = routed * h * 2;
-    double exchange = 2 * exposed *
-                      dw__exchange_seconds(planned, bytes / planned->etp, layout->ep,
-                                           (int)planned->etp, model->top_k);
-    if (layout->ep > 1)
-        exchange += 2 * exposed * dw__gather_seconds(planned, bytes, (int)planned->etp, 1, 1);
-    time->forward.expert += exchange;
-    time->backward.expert += exchange;
+    dw__add_linear(planned, "MLP up", t, h, up * width / tp, planned->low, time);
+    dw__add_linear(planned, "MLP down", t, width / tp, h, planned->low, time);
+    dw__add_elementwise(planned, "activation",
+                        planned->constants->elementwise_ffn * t * (up + 1) / 2 * width / tp, time);
 }
 
 /* Adds `gathers` gathers or reductions of `tokens` over `ranks`, in forward and as many in backward. */
@@ -217,11 +206,9 @@ static double host_seconds(const dw__planned *planned, dw__layer_kind kind) {
     if (layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_MEGATRON_LM)
         host = c->host_fused;
     if (layout->compiled) host = c->host_compiled;
-    if (kind == DW__LAYER_MOE) host += c->host_experts;
-    if (layout->framework == DW_FRAMEWORK_OWN) host *= c->host_own;
-    if (layout->framework == DW_FRAMEWORK_JAX)
-        host *= c->host_graphs; /* one program for the whole step */
-    return layout->cuda_graphs ? host * c->host_graphs : host;
+    if (dw__runs_as_graphs(planned)) host *= c->host_graphs;
+    if (kind == DW__LAYER_MOE) host += dw__mixture_host_seconds(planned);
+    return layout->framework == DW_FRAMEWORK_OWN ? host * c->host_own : host;
 }
 
 static void scale(dw_time_parts *parts, double linear) {
@@ -236,8 +223,8 @@ void dw__attention_part(const dw__planned *planned, dw__layer_time *time) {
     attention(planned, time);
     tensor_traffic(planned, 2, t * planned->attended, (int)planned->atp, time);
     double cut = layout->sequence_parallel ? layout->tp : 1;
-    elementwise(planned, "norms, residuals", planned->constants->elementwise_hidden * t * h / cut,
-                time);
+    dw__add_elementwise(planned, "norms, residuals",
+                        planned->constants->elementwise_hidden * t * h / cut, time);
 }
 
 void dw__head_seconds(const dw__planned *planned, dw__layer_time *time) {
@@ -246,10 +233,15 @@ void dw__head_seconds(const dw__planned *planned, dw__layer_time *time) {
     double t = planned->tokens, h = model->hidden;
     *time = (dw__layer_time){0};
     /* The head's GEMMs run in BF16 in every precision. */
-    linear(planned, "head", t, h, (double)model->vocabulary / layout->tp, 1, 0, time);
-    double bytes = planned->constants->logit_bytes * t * model->vocabulary / layout->tp;
+    dw__add_linear(planned, "head", t, h, (double)model->vocabulary / layout->tp, 0, time);
+    /* This library's engine reads the logits once for the loss, and in backward reads them and writes their gradients in
+     * their place (linear_cross_entropy.c), all in 16 bits. */
+    enum { OWN_BYTES = 6 };
+    double each =
+        layout->framework == DW_FRAMEWORK_OWN ? OWN_BYTES : planned->constants->logit_bytes;
+    double bytes = each * t * model->vocabulary / layout->tp;
     double seconds = dw__traffic_seconds(planned, bytes);
-    note(planned, "loss", "both", bytes / 2, bytes, seconds, 0);
+    dw__note_kernel(planned, "loss", "both", bytes / 2, bytes, seconds, 0);
     time->forward.elementwise += seconds / 3;
     time->backward.elementwise += seconds * 2 / 3;
     tensor_traffic(planned, 1, t, layout->tp, time);
@@ -261,11 +253,11 @@ void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind,
     const dw_layout *layout = planned->layout;
     *time = *attention_part;
     if (kind == DW__LAYER_MOE) {
-        mixture(planned, time);
+        dw__add_mixture(planned, time);
         int whole = (planned->etp > 1 && layout->ep == 1) || model->shared_ffn;
         if (whole) tensor_traffic(planned, 2, planned->tokens, layout->tp, time);
     } else {
-        dense_mlp(planned, model->ffn, layout->tp, time);
+        dw__add_dense_mlp(planned, model->ffn, layout->tp, time);
         tensor_traffic(planned, 2, planned->tokens, layout->tp, time);
     }
     scale(&time->forward, planned->linear_scale);

@@ -8,11 +8,23 @@
 #include "model/model_sizes.h"
 #include "number/scheme_sets.h"
 #include "plan/planner_constants.h"
+#include "plan/tile_cost.h"
 
 typedef struct dw__operation_costs {
     dw_operation_cost *items; /* DW_OPERATIONS_MOST */
     int count;
 } dw__operation_costs;
+
+/* How the exchange of tokens between experts overlaps computation. */
+typedef enum dw__overlap {
+    DW__OVERLAP_NONE,
+    DW__OVERLAP_MERGED,   /* with the computation of another micro-batch, layer by layer */
+    DW__OVERLAP_DUALPIPE, /* by DualPipe's order, which pairs every exchange with computation */
+    DW__OVERLAPS
+} dw__overlap;
+dw__overlap dw__overlap_of(const dw_layout *layout);
+/* SMs that the kernels of the exchange take: DeepSeek-V3 technical report, section 3.2.2. */
+enum { DW__EXCHANGE_SMS = 20 };
 
 /* Inputs that every formula reads and no formula changes. dw__planned_begin derives them from the arguments. */
 typedef struct dw__planned {
@@ -28,7 +40,8 @@ typedef struct dw__planned {
     double attended; /* share of the tokens in the attention of one rank: atp / tp */
     /* ranks that parameters or optimizer states are sharded over; 0 is resolved */
     int shard;
-    double gemm_part; /* part of its GEMM rate that the GPU reaches */
+    double gemm_part;  /* part of its GEMM rate that the GPU reaches */
+    double power_held; /* part of that which a limit of power leaves; 1: no limit */
     /* attention_rate: FLOP/s before efficiency; attention_part: part of it that kernels reach */
     double attention_rate, attention_part;
     double elementwise;              /* factor of the framework for elementwise traffic */
@@ -38,6 +51,10 @@ typedef struct dw__planned {
     dw__operation_costs *operations; /* receives every kernel's cost; NULL: not recorded */
     /* tokens on the busiest expert rank, relative to an even share */
     double expert_load;
+    dw__overlap overlap; /* of the expert exchange with computation */
+    /* 1: this library's engine on Hopper, which records its steps as CUDA graphs and multiplies experts by its own
+     * kernel */
+    int own_on_hopper;
     /* Active parameters as stated over those counted from the widths. It differs from 1 for hybrids, whose
      * state-space blocks the widths do not describe. */
     double linear_scale;
@@ -76,9 +93,14 @@ typedef struct dw__gemm_machine {
  * the entry of the library's kernel in the registry, compute with it. */
 double dw__gemm_model(const dw__constants *constants, const dw__gemm_machine *machine, double m,
                       double n, double k, double groups, double bytes);
-/* The model at the planned hardware's figures. */
+/* The model at the planned hardware's figures, with the least traffic or with `bytes`. */
 double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
                         int low);
+double dw__gemm_seconds_of_bytes(const dw__planned *planned, double m, double n, double k,
+                                 double groups, int low, double bytes);
+/* Seconds of the project's grouped GEMMs on Hopper: the clocks that the kernel's own cost model counts, at the part of
+ * the data sheet's rate that the kernel reaches, combined with the traffic. */
+double dw__own_grouped_seconds(const dw__planned *planned, const dw__tile_work *work, double bytes);
 /* Returns the least traffic of a GEMM: each operand read once, the result written once. */
 double dw__gemm_bytes(const dw__planned *planned, double m, double n, double k, double groups,
                       int low);
@@ -111,6 +133,34 @@ typedef struct dw__exposed_parts {
 } dw__exposed_parts;
 dw__exposed_parts dw__exposed_parts_of(const dw__planned *planned);
 typedef enum dw__layer_kind { DW__LAYER_DENSE, DW__LAYER_MOE, DW__LAYER_HEAD } dw__layer_kind;
+/* ---- parts of a layer, added to its time ---- */
+/* The three GEMMs of a linear layer. Frozen weights (LoRA) need no weight gradient. */
+void dw__add_linear(const dw__planned *planned, const char *name, double tokens, double in,
+                    double out, int low, dw__layer_time *time);
+/* Rounding the operands of `groups` linear layers to the layout's precision. */
+void dw__add_quantization(const dw__planned *planned, double tokens, double in, double out,
+                          double groups, dw__layer_time *time);
+/* Elementwise kernels by the bytes that forward moves unfused: the framework's factor applies. */
+void dw__add_elementwise(const dw__planned *planned, const char *name, double bytes,
+                         dw__layer_time *time);
+void dw__add_dense_mlp(const dw__planned *planned, double width, double tp, dw__layer_time *time);
+/* Records single kernels for dw_predict_operations. A search does not record them. */
+void dw__note_kernel(const dw__planned *planned, const char *name, const char *pass,
+                     double operations, double bytes, double seconds, int low);
+/* Tokens on the busiest rank of experts, relative to an even share: as the layout states, else what chance makes of a
+ * router that prefers no expert. The rows of a rank are then a sum of independent choices with a mean of n and a
+ * variance of n (1 - 1/r), and the largest of r such sums is sqrt(2 ln r) deviations above the mean (the expectation of
+ * the largest of r normal numbers, for large r). Padded experts have an even share. */
+double dw__expert_load(const dw__planned *planned);
+/* Router, order of tokens, experts, shared experts, exchange (mixture_time.c). */
+void dw__add_mixture(const dw__planned *planned, dw__layer_time *time);
+/* Returns 1 if layers are launched as CUDA graphs: the layout says so, the framework compiles one program for the whole
+ * step, or it is this library's engine on Hopper, which records what it runs. Experts may stay outside of the graphs
+ * (dw__mixture_host_seconds). */
+int dw__runs_as_graphs(const dw__planned *planned);
+/* Seconds of the host for the launches of a mixture that no CUDA graph contains, or all of them without graphs. */
+double dw__mixture_host_seconds(const dw__planned *planned);
+
 /* Computes attention, norms and residuals, which dense and mixture layers have in common. */
 void dw__attention_part(const dw__planned *planned, dw__layer_time *time);
 void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind,
@@ -123,8 +173,8 @@ typedef struct dw__layer_times {
     dw__layer_time dense, moe, head;
 } dw__layer_times;
 typedef struct dw__layer_memo { /* initialize with zeros; one for each choice of sizes */
-    int known[2];               /* index 1: the expert exchange is overlapped; 0: it is not */
-    dw__layer_times times[2];
+    int known[DW__OVERLAPS];    /* index: dw__overlap */
+    dw__layer_times times[DW__OVERLAPS];
 } dw__layer_memo;
 
 /* ---- stages ---- */
@@ -233,9 +283,9 @@ void dw__predict_again(const dw__constants *constants, const dw_model_sizes *mod
                        dw_prediction *prediction);
 /* ---- lower bounds for all layouts of given sizes ---- */
 /* Returns the seconds of one micro-batch in all layers and the head: a bound for any stages, replicas, sharding,
- * schedule and recomputation. */
+ * schedule and recomputation. The expert exchange is overlapped as by `overlap`, whatever the layout's schedule. */
 double dw__least_layers(const dw__constants *constants, const dw_model_sizes *model,
-                        const dw_hardware *hardware, const dw_layout *layout);
+                        const dw_hardware *hardware, const dw_layout *layout, dw__overlap overlap);
 /* A factor, seconds per step and seconds per micro-batch. They turn the seconds of computation and traffic into a
  * step. */
 typedef struct dw__step_rest {
@@ -247,13 +297,13 @@ double dw__step_least(const dw__step_rest *rest, double micro_batches, double se
 /* Stage times of one choice of sizes with one recomputation and nothing offloaded. */
 typedef struct dw__stage_memo { /* initialize with zeros */
     dw__layer_memo *layers;
-    /* First index: 1 if the expert exchange is overlapped. Second index: 1 if the head is on the first stage. */
-    int known[2][2];
+    /* First index: dw__overlap. Second index: 1 if the head is on the first stage. */
+    int known[DW__OVERLAPS][2];
     struct dw__stage_sums {
         dw__pipeline pipeline;    /* its schedule and chunks are not set */
         double total;             /* all micro-batches without a pipeline */
         double forward, backward; /* of the heaviest stage */
-    } sums[2][2];
+    } sums[DW__OVERLAPS][2];
 } dw__stage_memo;
 /* Returns the seconds of a step under the layout's schedule, without sharding. */
 double dw__turns_seconds(const dw__constants *constants, const dw_model_sizes *model,
@@ -262,10 +312,10 @@ double dw__turns_seconds(const dw__constants *constants, const dw_model_sizes *m
 /* Returns the number of layers that take as long as the head. Call dw__turns_seconds for this layout first. */
 double dw__head_layers(const dw_model_sizes *model, const dw_layout *layout, dw__stage_memo *memo);
 /* Returns the seconds of a step that the layout's sharding adds: exposed traffic and the optimizer. `computing`
- * receives the mean stage's computation. */
+ * receives the mean stage's computation, with the expert exchange overlapped as by `overlap`. */
 double dw__sharding_seconds(const dw__constants *constants, const dw_model_sizes *model,
                             const dw_hardware *hardware, const dw_layout *layout,
-                            dw__stage_memo *memo, double *computing);
+                            dw__overlap overlap, dw__stage_memo *memo, double *computing);
 /* Returns the rate that bounds the GEMMs of a precision. */
 dw_rate dw__rate_of(dw_scheme precision);
 /* The precisions whose cost the planner can predict. */

@@ -23,6 +23,7 @@ static void reached_parts(dw__planned *planned) {
     const dw_figure *bf16 = &hardware->rate[DW_RATE_BF16];
     int capability = hardware->capability;
     planned->gemm_part = dw__gemm_part(c, capability);
+    planned->power_held = 1;
     planned->attention_part = c->attention_sm80;
     if (capability == 90) planned->attention_part = c->attention_sm90;
     if (capability >= 100 && capability < 120) planned->attention_part = c->attention_sm100;
@@ -43,6 +44,7 @@ static void reached_parts(dw__planned *planned) {
         double held = pow(hardware->power.value / 700, c->power_exponent);
         planned->gemm_part *= held;
         planned->attention_rate *= held;
+        planned->power_held = held;
     }
     /* Power limits Blackwell at any clock: GB300 has the rated speed of GB200, but 1,400 W instead of 1,200 W. */
     if (capability >= 100 && capability < 120 && hardware->power.value > 1200) {
@@ -50,6 +52,11 @@ static void reached_parts(dw__planned *planned) {
         planned->gemm_part *= more;
         planned->attention_rate *= more;
     }
+}
+
+dw__overlap dw__overlap_of(const dw_layout *layout) {
+    if (!layout->overlap_expert) return DW__OVERLAP_NONE;
+    return layout->schedule == DW_SCHEDULE_DUALPIPE ? DW__OVERLAP_DUALPIPE : DW__OVERLAP_MERGED;
 }
 
 void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_model_sizes *model,
@@ -70,8 +77,10 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_mo
         .low = dw_scheme_describe(layout->precision)->block != DW_BLOCK_NONE,
         .rate = dw__rate_of(layout->precision),
         .linear_scale = 1,
-        .expert_load = layout->expert_load > 0 ? layout->expert_load / 100.0 : 1,
+        .overlap = dw__overlap_of(layout),
+        .own_on_hopper = layout->framework == DW_FRAMEWORK_OWN && hardware->capability == 90,
     };
+    planned->expert_load = dw__expert_load(planned);
     double sequences = (double)layout->dp * layout->micro_batch;
     planned->micro_batches = (int)(layout->global_batch / sequences + 0.5);
     if (planned->micro_batches < 1) planned->micro_batches = 1;
@@ -312,10 +321,24 @@ double dw__optimizer_elements(const dw__planned *planned, int stage) {
     return (dense / shard + excess + experts / expert_shard) * dw__trained_part(planned->model);
 }
 
+/* Bytes per element. AdamW reads parameter, gradient and states, and writes parameter and states. If the layout states
+ * their sizes, the constant, which is for the framework's usual ones and has what else a framework reads, is scaled; the
+ * engine of this library reads nothing else. */
+static double optimizer_bytes(const dw__planned *planned) {
+    const dw_layout *layout = planned->layout;
+    dw_layout usual = *layout;
+    usual.parameter_bytes = usual.gradient_bytes = usual.optimizer_bytes = 0;
+    const dw__element_bytes now = dw__element_bytes_of(layout), then = dw__element_bytes_of(&usual);
+    const double moved = 2 * now.parameter + now.gradient + 2 * now.optimizer,
+                 before = 2 * then.parameter + then.gradient + 2 * then.optimizer;
+    if (layout->framework == DW_FRAMEWORK_OWN) return moved;
+    return planned->constants->optimizer_bytes * moved / before;
+}
+
 double dw__optimizer_seconds(const dw__planned *planned, int stage) {
     if (planned->layout->offload_optimizer) return dw__optimizer_host_seconds(planned, stage);
-    return dw__traffic_seconds(planned, dw__optimizer_elements(planned, stage) *
-                                            planned->constants->optimizer_bytes);
+    return dw__traffic_seconds(planned,
+                               dw__optimizer_elements(planned, stage) * optimizer_bytes(planned));
 }
 
 double dw__pipeline_sync(const dw__constants *constants, const dw_layout *layout) {
@@ -399,21 +422,29 @@ double dw__slowdown(const dw__planned *planned) {
     return (1 + c->jitter) * (1 + c->straggler * doublings);
 }
 
-/* A single GPU has no norms and losses to reduce. */
+/* What a layout's CUDA graphs, or this library's engine with its own, leave of work that is the host's. */
+static double host_part(const dw__planned *planned) {
+    const dw__constants *c = planned->constants;
+    if (planned->own_on_hopper) return c->host_own * c->host_graphs;
+    return planned->layout->cuda_graphs ? c->host_graphs : 1;
+}
+
+/* A single GPU has no norms and losses to reduce: what remains is the host's. */
 double dw__step_fixed(const dw__planned *planned) {
-    return planned->constants->step_fixed * (planned->layout->gpus > 1 ? 1 : 0.25);
+    const double fixed = planned->constants->step_fixed;
+    if (planned->layout->gpus > 1) return fixed;
+    return 0.25 * fixed * (planned->own_on_hopper ? host_part(planned) : 1);
 }
 
 double dw__micro_batch_fixed(const dw__planned *planned) {
-    const dw__constants *c = planned->constants;
-    return c->micro_fixed * (planned->layout->cuda_graphs ? c->host_graphs : 1);
+    return planned->constants->micro_fixed * host_part(planned);
 }
 
 static const dw__layer_times *remembered(const dw__planned *planned, dw__layer_memo *memo) {
-    int overlapped = planned->layout->overlap_expert != 0;
-    if (!memo->known[overlapped]) time_layers(planned, &memo->times[overlapped]);
-    memo->known[overlapped] = 1;
-    return &memo->times[overlapped];
+    const dw__overlap overlap = planned->overlap;
+    if (!memo->known[overlap]) time_layers(planned, &memo->times[overlap]);
+    memo->known[overlap] = 1;
+    return &memo->times[overlap];
 }
 
 void dw__predict(const dw__constants *constants, const dw_model_sizes *model,
@@ -425,10 +456,11 @@ void dw__predict(const dw__constants *constants, const dw_model_sizes *model,
 /* Quantized weights are reused by the step's other micro-batches. Their number is at most the number of sequences,
  * which makes this a lower bound. */
 double dw__least_layers(const dw__constants *constants, const dw_model_sizes *model,
-                        const dw_hardware *hardware, const dw_layout *layout) {
+                        const dw_hardware *hardware, const dw_layout *layout, dw__overlap overlap) {
     dw__planned planned;
     dw__layer_times times;
     dw__planned_begin(&planned, constants, model, hardware, layout);
+    planned.overlap = overlap;
     planned.micro_batches = layout->global_batch;
     time_layers(&planned, &times);
     int mixtures = dw__moe_layers(model);
@@ -479,17 +511,17 @@ static void time_stages(const dw__planned *planned, dw__layer_memo *memo, dw_rec
     times->backward = dw__parts_sum(&times->stage[times->heaviest].backward);
 }
 
-static struct dw__stage_sums *sums_place(const dw_layout *layout, dw__stage_memo *memo,
-                                         int **known) {
-    int overlapped = layout->overlap_expert != 0, turned = dw__head_stage(layout) == 0;
-    *known = &memo->known[overlapped][turned];
-    return &memo->sums[overlapped][turned];
+static struct dw__stage_sums *sums_place(const dw_layout *layout, dw__overlap overlap,
+                                         dw__stage_memo *memo, int **known) {
+    const int turned = dw__head_stage(layout) == 0;
+    *known = &memo->known[overlap][turned];
+    return &memo->sums[overlap][turned];
 }
 
 static const struct dw__stage_sums *stage_sums(const dw__planned *planned, dw__stage_memo *memo) {
     const dw_layout *layout = planned->layout;
     int *known;
-    struct dw__stage_sums *sums = sums_place(layout, memo, &known);
+    struct dw__stage_sums *sums = sums_place(layout, planned->overlap, memo, &known);
     stage_times times;
     if (*known) return sums;
     time_stages(planned, memo->layers, layout->recompute, layout->recompute_layers, &times);
@@ -505,7 +537,7 @@ double dw__turns_seconds(const dw__constants *constants, const dw_model_sizes *m
                          const dw_hardware *hardware, const dw_layout *layout,
                          dw__stage_memo *memo) {
     int *known;
-    const struct dw__stage_sums *sums = sums_place(layout, memo, &known);
+    const struct dw__stage_sums *sums = sums_place(layout, dw__overlap_of(layout), memo, &known);
     if (!*known) {
         dw__planned planned;
         dw__planned_begin(&planned, constants, model, hardware, layout);
@@ -520,7 +552,7 @@ double dw__turns_seconds(const dw__constants *constants, const dw_model_sizes *m
 
 double dw__head_layers(const dw_model_sizes *model, const dw_layout *layout, dw__stage_memo *memo) {
     int *known;
-    const dw__pipeline *p = &sums_place(layout, memo, &known)->pipeline;
+    const dw__pipeline *p = &sums_place(layout, dw__overlap_of(layout), memo, &known)->pipeline;
     double first = p->first.forward + p->first.input + p->first.weight,
            last = p->last.forward + p->last.input + p->last.weight;
     const int layers = model->layers / layout->pp; /* per stage */
@@ -529,10 +561,11 @@ double dw__head_layers(const dw_model_sizes *model, const dw_layout *layout, dw_
 
 double dw__sharding_seconds(const dw__constants *constants, const dw_model_sizes *model,
                             const dw_hardware *hardware, const dw_layout *layout,
-                            dw__stage_memo *memo, double *computing) {
+                            dw__overlap overlap, dw__stage_memo *memo, double *computing) {
     dw__planned planned;
     dw_time_parts time = {0};
     dw__planned_begin(&planned, constants, model, hardware, layout);
+    planned.overlap = overlap;
     const struct dw__stage_sums *sums = stage_sums(&planned, memo);
     *computing =
         layout->pp > 1 ? planned.micro_batches * dw__pipeline_mean(&sums->pipeline) : sums->total;

@@ -60,10 +60,10 @@ void dw__meshes_bound(const dw__problem *problem, dw__mesh *meshes, size_t count
         dw__mesh *mesh = &meshes[at];
         int same = at > 0 && same_layers(mesh, mesh - 1);
         if (!same) dw__mesh_layout(problem, mesh, &layout);
-        layout.overlap_expert = 1; /* a schedule may overlap it, so the bound assumes it */
+        /* DualPipe may hide the expert exchange, so the bound assumes it. */
         if (!same)
             layers = dw__least_layers(&dw__constants_default, problem->model, problem->hardware,
-                                      &layout);
+                                      &layout, DW__OVERLAP_DUALPIPE);
         double m = problem->global_batch / ((double)mesh->dp * mesh->micro_batch);
         if (at == 0)
             rest = dw__step_rest_of(&dw__constants_default, problem->model, problem->hardware,
@@ -338,21 +338,23 @@ static void order_turns(dw__turns *turns, double *least, int count) {
 }
 
 /* Lower bound of a sharding's seconds. Recomputation hides more of its traffic, but takes longer than what it hides.
- * overlaps[0]: some schedule exposes the expert exchange; overlaps[1]: some schedule hides it. Returns HUGE_VAL if no
- * schedule is fast enough. */
+ * overlaps[o]: some schedule overlaps the expert exchange as by o of dw__overlap. Returns HUGE_VAL if no schedule is
+ * fast enough. */
 static double sharding_seconds(const trial *t, dw_layout *layout, const int *overlaps) {
     const dw_model_sizes *model = t->problem->model;
     double computing;
     set_least_recomputation(t, layout);
-    layout->overlap_expert = overlaps[1];
+    /* The most overlap has the least computation; the least overlap leaves the most time to hide traffic. */
+    dw__overlap most = DW__OVERLAPS - 1, least = DW__OVERLAP_NONE;
+    while (most > 0 && !overlaps[most]) most--;
+    while (least < most && !overlaps[least]) least++;
     double seconds = dw__sharding_seconds(&dw__constants_default, model, t->problem->hardware,
-                                          layout, t->stages, &computing);
+                                          layout, most, t->stages, &computing);
     t->found->predicted++;
     if (least_step(t, computing + seconds) > ceiling_of(t)) return HUGE_VAL;
-    if (!overlaps[0] || !overlaps[1] || !model->experts) return seconds;
-    layout->overlap_expert = 0; /* more time to hide traffic */
+    if (least == most || !model->experts) return seconds;
     t->found->predicted++;
-    return dw__sharding_seconds(&dw__constants_default, model, t->problem->hardware, layout,
+    return dw__sharding_seconds(&dw__constants_default, model, t->problem->hardware, layout, least,
                                 t->stages, &computing);
 }
 
@@ -367,11 +369,11 @@ static void try_split(trial *t, const dw__mesh *mesh, dw_layout *layout, dw__tur
         0};
     int sharding_count = dw__space_shardings(problem, mesh, shardings);
     dw__turns plainest = turns[0];
-    int overlaps[2] = {0};
+    int overlaps[DW__OVERLAPS] = {0};
     order_turns(turns, least, turn_count);
     for (int at = 0; at < turn_count; at++) {
         set_turns(problem, &turns[at], layout);
-        overlaps[layout->overlap_expert != 0] = 1;
+        overlaps[dw__overlap_of(layout)] = 1;
     }
     for (int s = 0; s < sharding_count; s++) {
         set_sharding(&shardings[s], layout);

@@ -167,6 +167,9 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
     DW_RETURN_IF_FAILED(put_mean_streams(out, simulation));
     DW_RETURN_IF_FAILED(put_hardware(out, simulation->hardware));
     DW_RETURN_IF_FAILED(put_operations(out, simulation));
+    dw__planned planned;
+    dw__planned_begin(&planned, &dw__constants_default, &simulation->model, simulation->hardware,
+                      l);
     DW_RETURN_IF_FAILED(dw__text_printf(
         out,
         "  \"model\": {\"layers\": %d, \"hidden\": %d, \"experts\": %d, \"parameters\": %.6g},\n"
@@ -176,14 +179,15 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
         "\"seq_len\": %d, \"schedule\": \"%s\", \"recompute\": \"%s\", \"recompute_layers\": %d, "
         "\"precision\": \"%s\", \"framework\": \"%s\", \"offload_layers\": %d, "
         "\"offload_optimizer\": %s},\n"
+        "  \"planned_expert_load\": %.6g,\n"
         "  \"micro_batches\": %d,\n  \"chunks\": %d,\n  \"events\": %zu,\n  \"stages\": [",
         simulation->model.layers, simulation->model.hidden, simulation->model.experts,
         dw_model_sizes_parameters(&simulation->model), l->gpus, l->tp, l->cp, l->pp, l->dp, l->ep,
         l->virtual_stages, l->zero_stage, l->micro_batch, l->global_batch, l->seq_len,
         dw_pipeline_schedule_name(l->schedule), dw_recompute_name(l->recompute),
         l->recompute_layers, dw_scheme_name(l->precision), dw_framework_name(l->framework),
-        l->offload_layers, l->offload_optimizer ? "true" : "false", f->micro_batches, f->chunks,
-        f->events));
+        l->offload_layers, l->offload_optimizer ? "true" : "false", planned.expert_load,
+        f->micro_batches, f->chunks, f->events));
     for (int rank = 0; rank < f->ranks; rank++) {
         const dw_simulated_rank *r = &simulation->ranks[rank];
         const dw_memory_parts *m = &simulation->costs.ranks[rank].memory;

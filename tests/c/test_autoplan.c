@@ -563,6 +563,7 @@ static void every_field_can_be_fixed_by_name(void **unused) {
         "fused_loss=1",
         "dropout=1",
         "expert_load=125",
+        "padded_experts=1",
         "offload_layers=3",
         "offload_optimizer=1",
         "parameter_bytes=2",

@@ -302,8 +302,8 @@ static void sharded_gradients_are_reduced_in_every_micro_batch(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* If a token has 8 copies among 8 ranks, 8 (1 - (7/8)^8) of them go to distinct ranks. Ranks that share an expert
- * gather what each of them received, within NVLink. */
+/* If a token has 8 copies among 8 ranks, 8 (1 - (7/8)^8) of them go to distinct ranks, by kernels other than NCCL's.
+ * Ranks that share an expert gather what each of them received, within NVLink. */
 static void tokens_are_sent_once_per_rank(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
@@ -315,7 +315,8 @@ static void tokens_are_sent_once_per_rank(void **state) {
     double each = dw__exchange_seconds(&planned, 1e9, 8, 1, 8);
     layout.dispatch_once = 1;
     double once = dw__exchange_seconds(&planned, 1e9, 8, 1, 8);
-    assert_near(once / each, 1 - pow(7.0 / 8, 8), 0.01);
+    const double faster = dw__constants_default.dispatch_link / dw__constants_default.expert_link;
+    assert_near(once / each * faster, 1 - pow(7.0 / 8, 8), 0.01);
 
     layout = layout_of(64, 4, 1, 1, 64, 4096);
     layout.ep = 8;
@@ -396,10 +397,13 @@ static void uneven_expert_load_costs_time_and_memory(void **state) {
     layout.ep = 32;
     layout.zero_stage = 1;
     dw_prediction even, uneven;
-    assert_int_equal(dw_predict(&deepseek_v3, hardware, &layout, &even), DW_OK);
-    layout.expert_load = 100;
+    /* Chance: 32,768 rows of each of 32 ranks, 1.4% more on the busiest. */
     assert_int_equal(dw_predict(&deepseek_v3, hardware, &layout, &uneven), DW_OK);
-    assert_true(even.seconds == uneven.seconds && even.allocated == uneven.allocated);
+    layout.expert_load = 100;
+    assert_int_equal(dw_predict(&deepseek_v3, hardware, &layout, &even), DW_OK);
+    assert_near(uneven.time.expert / even.time.expert, 1 + sqrt(2 * log(32) * (31.0 / 32) / 32768),
+                1e-3);
+    assert_true(uneven.allocated > even.allocated && uneven.allocated < 1.02 * even.allocated);
     layout.expert_load = 150;
     assert_int_equal(dw_predict(&deepseek_v3, hardware, &layout, &uneven), DW_OK);
     assert_near(uneven.time.expert, 1.5 * even.time.expert, 0.1);

@@ -430,6 +430,144 @@ static void experts_are_sharded_by_default(void **state) {
     }
 }
 
+/* What Megatron-Bridge's recipes do and the rows of its tables do not say. */
+static void recipes_of_mixtures_are_completed(void **state) {
+    (void)state;
+    static const struct {
+        const char *notes, *model, *gpu;
+        int once, overlap, graphs, padded;
+    } cases[] = {
+        {"NeMo container 25.09; MoE token-drop", "Qwen3-30B-A3B", "B200-180GB", 0, 0, 1, 1},
+        {"NeMo container 25.09; MoE token-drop", "Qwen3-235B-A22B", "B200-180GB", 0, 0, 0, 1},
+        {"NeMo container 25.09; MoE token-drop", "DeepSeek-V3", "GB200", 0, 0, 0, 1},
+        {"NeMo container 25.09; MoE dropless", "DeepSeek-V3", "H100-80GB", 1, 1, 0, 0},
+        {"NeMo container 25.11", "Qwen3-235B-A22B", "GB300", 1, 0, 0, 0},
+        {"NeMo container 25.11", "Qwen3-30B-A3B", "H100-80GB", 0, 1, 0, 0},
+        {"NeMo container 25.11", "GPT-OSS-120B", "B200-180GB", 0, 0, 0, 0},
+        {"NeMo container 26.04.01", "DeepSeek-V3", "B200-180GB", 1, 0, 0, 0},
+        {"a container", "DeepSeek-V3", "GB200", 0, 0, 0, 0}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_layout layout;
+        dw_layout_default(&layout);
+        layout.overlap_expert = 0;
+        lab_bridge_mixture(cases[at].notes, cases[at].model, cases[at].gpu, &layout);
+        if (layout.dispatch_once != cases[at].once || layout.overlap_expert != cases[at].overlap ||
+            layout.cuda_graphs != cases[at].graphs || layout.padded_experts != cases[at].padded)
+            fail_msg("%s, %s, %s", cases[at].notes, cases[at].model, cases[at].gpu);
+    }
+}
+
+/* Published runs of mixtures: one of each model, GPU and software. Of all of them half are within a tenth; these, which
+ * leave out releases that differ by a factor of two with one layout, are each within a quarter. */
+static void published_mixtures_are_predicted(void **state) {
+    (void)state;
+    lab_runs *runs = parse(
+        HEADER
+        "nvbridge-0070,NVIDIA "
+        "Megatron-Bridge,nvbridge,A,DeepSeek-V3,671.0,37.6,61,7168,18432,128,128,,129280,256,8,"
+        "4096,4096,2,256,GB300,,1,2,8,1,32,128,selective:mla_up_proj,MXFP8,4992,,\"NeMo container "
+        "26.04.01; MoE dropless, force-balanced routing; MLA (q_lora 1536, kv_lora 512, qk 128+64, "
+        "v 128); 3 dense layers ffn 18432; moe_ffn 2048; 1 shared expert; recompute from recipe "
+        "DEEPSEEK_V3_PRETRAIN_CONFIG_GB300_FP8_MX_V2@v0.4.1, moe_flex_dispatcher_backend=hybridep, "
+        "pp_layout=Et*4|(t*4|)*14tmL, expert_tensor_parallel_size=1\"\n"
+        "nvbridge-0071,NVIDIA "
+        "Megatron-Bridge,nvbridge,A,DeepSeek-V3,671.0,37.6,61,7168,18432,128,128,,129280,256,8,"
+        "4096,4096,1,256,GB200,,1,4,4,1,64,64,selective:mlp,MXFP8,4256,,\"NeMo container 26.04.01; "
+        "MoE dropless, force-balanced routing; MLA (q_lora 1536, kv_lora 512, qk 128+64, v 128); 3 "
+        "dense layers ffn 18432; moe_ffn 2048; 1 shared expert; recompute from recipe "
+        "DEEPSEEK_V3_PRETRAIN_CONFIG_GB200_FP8_MX_V2@v0.4.1, cuda_graph_impl=transformer_engine, "
+        "cuda_graph_scope=['attn', 'moe_router', 'moe_preprocess'], "
+        "moe_flex_dispatcher_backend=hybridep, expert_tensor_parallel_size=1\"\n"
+        "nvbridge-0077,NVIDIA "
+        "Megatron-Bridge,nvbridge,A,GPT-OSS-120B,116.8,5.1,36,2880,2880,64,8,64,201088,128,4,4096,"
+        "1280,4,64,B200-180GB,,1,1,,1,8,64,selective:layernorm+moe_act,BF16,13568,,\"NeMo "
+        "container 26.04.01; MoE dropless, force-balanced routing; alternating sliding-window 128 "
+        "/ full attention; recompute from recipe GPT_OSS_120B_PRETRAIN_CONFIG_B200_BF16_V2@v0.4.1, "
+        "moe_flex_dispatcher_backend=hybridep, expert_tensor_parallel_size=1\"\n"
+        "nvbridge-0082,NVIDIA "
+        "Megatron-Bridge,nvbridge,A,Qwen3-30B-A3B,30.5,3.3,48,2048,768,32,4,128,151936,128,8,4096,"
+        "512,4,8,B200-180GB,,1,1,,1,8,8,none,MXFP8,27136,,\"NeMo container 26.04.01; MoE dropless, "
+        "force-balanced routing; ffn_hidden is per-expert; recompute from recipe "
+        "QWEN3_30B_A3B_PRETRAIN_CONFIG_B200_FP8_MX_V1@v0.4.1, cuda_graph_impl=transformer_engine, "
+        "cuda_graph_scope=['attn', 'moe_router', 'moe_preprocess'], "
+        "moe_flex_dispatcher_backend=hybridep, expert_tensor_parallel_size=1\"\n"
+        "nvbridge-0087,NVIDIA "
+        "Megatron-Bridge,nvbridge,A,Qwen3-235B-A22B,235.1,22.2,94,4096,1536,64,4,128,151936,128,8,"
+        "4096,8192,1,256,B200-180GB,,1,8,,1,8,32,none,MXFP8,3776,,\"NeMo container 26.04.01; MoE "
+        "dropless, force-balanced routing; ffn_hidden is per-expert; recompute from recipe "
+        "QWEN3_235B_A22B_PRETRAIN_CONFIG_B200_FP8_MX_V2@v0.4.1, expert_tensor_parallel_size=1\"\n"
+        "nvbridge-0088,NVIDIA "
+        "Megatron-Bridge,nvbridge,A,Qwen3-235B-A22B,235.1,22.2,94,4096,1536,64,4,128,151936,128,8,"
+        "4096,8192,1,256,H100-80GB,,2,8,4,1,32,16,none,FP8,1712,,\"NeMo container 26.04.01; MoE "
+        "dropless, force-balanced routing; ffn_hidden is per-expert; recompute from recipe "
+        "QWEN3_235B_A22B_PRETRAIN_CONFIG_H100_FP8_CS_V2@v0.4.1, moe_a2a_overlap=True, "
+        "expert_tensor_parallel_size=1\"\n"
+        "nvbridge-0209,NVIDIA "
+        "Megatron-Bridge,nvbridge,A,Qwen3-30B-A3B,30.5,3.3,48,2048,768,32,4,128,151936,128,8,4096,"
+        "512,1,8,B200-180GB,,1,1,,1,8,8,none,MXFP8,9691,,\"NeMo container 26.02; MoE dropless, "
+        "force-balanced routing; ffn_hidden is per-expert; recompute from recipe "
+        "QWEN3_30B_A3B_PRETRAIN_CONFIG_B200_FP8_MX_V1@v0.3.0, cuda_graph_impl=transformer_engine, "
+        "cuda_graph_scope=['moe_router', 'moe_preprocess'], expert_tensor_parallel_size=1\"\n"
+        "nvbridge-0229,NVIDIA "
+        "Megatron-Bridge,nvbridge,A,DeepSeek-V3,671.0,37.6,61,7168,18432,128,128,,129280,256,8,"
+        "4096,4096,1,256,GB200,,1,4,4,1,64,64,selective:mla_up_proj,BF16,3139,,\"NeMo container "
+        "25.11; MoE dropless, force-balanced routing; without MTP; MLA (q_lora 1536, kv_lora 512, "
+        "qk 128+64, v 128); 3 dense layers ffn 18432; moe_ffn 2048; 1 shared expert; recompute "
+        "from recipe DEEPSEEK_V3_GB200_BF16_BASE_CONFIG@v0.2.0, "
+        "cuda_graph_impl=transformer_engine, cuda_graph_scope=['moe_router', 'moe_preprocess'], "
+        "moe_flex_dispatcher_backend=hybridep, expert_tensor_parallel_size=1\"\n"
+        "nvbridge-0266,NVIDIA "
+        "Megatron-Bridge,nvbridge,B,Qwen3-30B-A3B,30.5,3.3,48,2048,768,32,4,128,151936,128,8,4096,"
+        "512,1,8,B200-180GB,,1,1,1,1,8,8,,FP8-CS,18066,,NeMo container 25.09; MoE token-drop; "
+        "ffn_hidden is per-expert\n"
+        "nvbridge-0272,NVIDIA "
+        "Megatron-Bridge,nvbridge,B,DeepSeek-V3,671.0,37.6,61,7168,18432,128,128,,129280,256,8,"
+        "4096,8192,1,1024,H100-80GB,,2,8,4,1,64,64,,FP8-CS,1297,,\"NeMo container 25.09; MoE "
+        "dropless, force-balanced routing; MLA (q_lora 1536, kv_lora 512, qk 128+64, v 128); 3 "
+        "dense layers ffn 18432; moe_ffn 2048; 1 shared expert\"\n"
+        "nvnemo-0034,NVIDIA "
+        "NeMo,nvnemo,B,Mixtral-8x7B,46.7,12.9,32,4096,14336,32,8,128,32000,8,2,4096,256,2,64,GB200,"
+        ",1,1,1,1,8,64,none,FP8 (per-tensor current scaling),19275,,\"NeMo container 25.04; "
+        "recompute from NeMo recommended_model_configs@305d1a8e14, cuda graphs\"\n"
+        "nvnemo-0042,NVIDIA "
+        "NeMo,nvnemo,B,Llama-4-Scout,107.8,17.2,48,5120,8192,40,8,128,202048,16,1,8192,1024,1,64,"
+        "GB200,,1,1,1,1,16,64,none,FP8 (per-tensor current scaling),13783,,\"NeMo container 25.07; "
+        "recompute from NeMo recommended_model_configs@99e5dac685, cuda graphs; 1 shared expert; "
+        "every layer MoE\"\n"
+        "dgxc-0004,NVIDIA DGX "
+        "Cloud,dgxc,B,DeepSeek-V3,671.0,37.6,61,7168,18432,128,128,,129280,256,8,4096,4096,1,512,"
+        "H100-80GB,,2,8,1,1,64,32,,BF16,669.45,,\"recipe v25.05.04; NeMo/Megatron-Core; MLA "
+        "(q_lora 1536, kv_lora 512, qk 128+64, v 128); 3 dense layers ffn 18432; moe_ffn 2048; 1 "
+        "shared expert; ETP=1\"\n"
+        "dgxc-0063,NVIDIA DGX "
+        "Cloud,dgxc,B,Grok-1-314B,314.0,86.0,64,6144,32768,48,8,128,131072,8,2,8192,1024,1,512,"
+        "H100-80GB,,4,8,8,2,8,8,,BF16,779.67,,recipe v25.04; NeMo/Megatron-Core\n"
+        "dgxc-0077,NVIDIA DGX "
+        "Cloud,dgxc,B,Grok-1-314B,314.0,86.0,64,6144,32768,48,8,128,131072,8,2,8192,256,1,128,"
+        "GB200,,4,1,1,1,8,32,,BF16,2236.72,,recipe v25.05.04; NeMo/Megatron-Core; ETP=4\n"
+        "dgxc-0231,NVIDIA DGX "
+        "Cloud,dgxc,B,Llama-4-Maverick,400.7,17.2,48,5120,8192,40,8,128,202048,128,1,8192,1024,1,"
+        "128,GB200,,1,2,12,1,64,64,,BF16,8419.91,,recipe v25.05.04; NeMo/Megatron-Core; 1 shared "
+        "expert; alternating dense(16384)/MoE layers; ETP=1\n"
+        "dgxc-0234,NVIDIA DGX "
+        "Cloud,dgxc,B,Llama-4-Maverick,400.7,17.2,48,5120,8192,40,8,128,202048,128,1,8192,1024,1,"
+        "512,H100-80GB,,4,1,12,1,128,128,,BF16,3702.83,,recipe v25.05.04; NeMo/Megatron-Core; 1 "
+        "shared expert; alternating dense(16384)/MoE layers; ETP=4\n");
+    double errors[32];
+    const size_t count = lab_runs_count(runs);
+    for (size_t at = 0; at < count; at++) {
+        lab_run run;
+        dw_prediction prediction;
+        lab_run_at(runs, at, &run);
+        if (run.reason) fail_msg("%s: %s", run.id, run.reason);
+        assert_int_equal(dw_predict(&run.model, run.hardware, &run.layout, &prediction), DW_OK);
+        errors[at] = fabs(prediction.tokens_per_second / run.tokens_per_second - 1);
+        if (errors[at] > 0.25) fail_msg("%s: off by %.0f%%", run.id, 100 * errors[at]);
+    }
+    assert_true(lab_quantile(errors, count, 0.5) < 0.11);
+    lab_runs_destroy(runs);
+}
+
 /* A measured result never changes a prediction. */
 static void results_do_not_affect_predictions(void **state) {
     (void)state;
@@ -559,6 +697,8 @@ int main(void) {
         cmocka_unit_test(gpus_have_many_names),
         cmocka_unit_test(experts_are_sharded_by_default),
         cmocka_unit_test(rows_become_models_and_layouts),
+        cmocka_unit_test(recipes_of_mixtures_are_completed),
+        cmocka_unit_test(published_mixtures_are_predicted),
         cmocka_unit_test(results_do_not_affect_predictions),
         cmocka_unit_test(fit_recovers_the_constants_of_synthetic_runs),
         cmocka_unit_test(constants_files_are_checked),

@@ -210,8 +210,21 @@ def test_a_plan_beside_a_log(tmp_path) -> None:
     lines[-1]["experts"]["second"]["imbalance"] = 2.5
     log.write_text("\n".join(map(json.dumps, lines)))
     found = deepwell.dryrun(plan, log=log)["expert_load"]
-    assert found == {"planned": 1.4, "mean": pytest.approx(1.51), "largest": 2.5, "steps": 100}
+    each = 8 // plan.layout.ep  # experts of a rank
+    assert found == {
+        "planned": 1.4, "mean": pytest.approx(1.51), "largest": 2.5, "steps": 100,
+        "rank": pytest.approx(1 + 0.51 / each**0.5),
+    }  # fmt: skip
     assert "expert_load" not in deepwell.dryrun(plan)
+    # By chance: 8,192 rows of each of 8 ranks.
+    options["moe"] = {"experts": 8}
+    plan = deepwell.autoplan(
+        "mixtral-8x7b", constraints=["ep=8", "micro_batch=1", "tp=1"], **options
+    )
+    chance = (2 * math.log(8) * 7 / 8 / 8192) ** 0.5
+    assert deepwell.dryrun(plan, log=log)["expert_load"]["planned"] == pytest.approx(
+        1 + chance, rel=1e-4
+    )
     log.write_text('{"step": 1, "loss": 3.0}')
     with pytest.raises(deepwell.DeepwellError, match="has no load of experts"):
         deepwell.dryrun(plan, log=log)

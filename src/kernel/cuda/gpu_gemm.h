@@ -7,6 +7,7 @@
 #include "deepwell/gemm.h"
 #include "kernel/gpu_kernel.h"
 #include "kernel/library/cutlass.h"
+#include "plan/tile_cost.h"
 #include "sm100/gemm_scaled_params.h"
 #include "sm120/sm120_gemm_params.h"
 #include "sm90/sm90_gemm_params.h"
@@ -206,8 +207,6 @@ typedef union dw__sm90_shape {
 } dw__sm90_shape;
 _Static_assert(sizeof(dw__sm90_shape) == sizeof(uint64_t), "packed, and no bit is padding");
 
-/* Rate of an SM of Hopper, by the data sheet: 989.4 TFLOP/s on 132 SMs at 1.83 GHz. */
-enum { DW__SM90_FLOPS_PER_CLOCK = 4096, DW__SM90_CODES_FLOPS_PER_CLOCK = 8192 };
 /* Whether the operands of a variant are codes of FP8. */
 static inline bool dw__sm90_has_codes(const dw__sm90_shape *shape) { return shape->codes_a != 0; }
 int dw__sm90_tile_columns(const dw__sm90_shape *shape); /* of D */

@@ -29,66 +29,40 @@ static unsigned shared_bytes(const dw__sm90_tile *t) {
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* Elements of the contraction in a stage. */
-static int step_of(const dw__sm90_shape *s) {
-    return dw__sm90_has_codes(s) ? DW_SM90_CODES_STEP : DW_SM90_GEMM_STEP;
-}
-
 /* ---- cost model ------------------------------------------------------------------------------------ */
 
-/* Clocks between the products of one tile that is computed together and those of the next: the last products end, and
- * sums are rounded, as on an H200; activations by their instructions, four for each clock of an SM's 128 lanes. */
-static double clocks_between(const dw__sm90_shape *s, const dw__sm90_tile *t) {
-    static const int instructions[] = {[DW_ACTIVATION_NONE] = 0,
-                                       [DW_ACTIVATION_GELU] = 25,
-                                       [DW_ACTIVATION_GELU_TANH] = 12,
-                                       [DW_ACTIVATION_SWIGLU] = 12};
-    const int elements = t->m * dw__sm90_tile_columns(s);
-    return 600.0 + elements / 40.0 + elements * (double)instructions[s->activation] / 128.0;
-}
-
-/* Elements of D wait in registers while the next tile is computed: there is no room for F32, nor for a second level of
- * sums. */
 bool dw__sm90_exists(const dw__sm90_shape *s) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
-    if (dw__sm90_has_codes(s) && t->n != 128 && t->n != 256) return false;
-    return !t->together || (s->output != DW_GEMM_OUTPUT_F32 && !s->promote);
+    const dw__tile_work work = {.element_bytes = s->output == DW_GEMM_OUTPUT_F32 ? 4 : 2,
+                                .codes = dw__sm90_has_codes(s),
+                                .promote = s->promote};
+    return dw__sm90_tile_exists(&work, t->n, t->together);
 }
 
 dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
                                int sm_count) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
-    /* A warpgroup without rows leaves the tensor cores to the other one. */
-    const double tiles = dw__gemm_tiles_high(c, t->m, t->together ? 0.25 : 0.5) *
-                         (double)ceil_divide(c->gemm.n, dw__sm90_tile_columns(s)),
-                 places = sm_count > 0 ? sm_count : 1;
-    const int rate =
-        dw__sm90_has_codes(s) ? DW__SM90_CODES_FLOPS_PER_CLOCK : DW__SM90_FLOPS_PER_CLOCK;
-    dw__gemm_cost made = {
-        .tiles = (int64_t)ceil(tiles),
-        .rounds = (int64_t)ceil(tiles / places),
-        .steps = dw__gemm_steps(c, step_of(s)),
-        .step_clocks = 2 * t->m * t->n * step_of(s) / rate,
+    const dw__tile_work work = {
+        .groups_kind = c->groups.kind,
+        .m = (double)c->gemm.m,
+        .n = (double)c->gemm.n,
+        .k = (double)c->gemm.k,
+        .groups = (double)c->groups.count,
+        .element_bytes = (double)dw_dtype_bytes(c->gemm.output),
+        .activation = (dw_activation)s->activation,
+        .residual = s->residual,
+        .codes = dw__sm90_has_codes(s),
+        .promote = s->promote,
     };
-    enum { OUT_BYTES_PER_CLOCK = 20 }; /* what an SM gets of the memory */
-    const double multiply = (double)made.steps * made.step_clocks,
-                 store = (double)t->m * dw__sm90_tile_columns(s) * (s->residual ? 2 : 1) *
-                         (double)dw_dtype_bytes(c->gemm.output) / OUT_BYTES_PER_CLOCK;
-    if (t->together)
-        made.clocks = multiply + clocks_between(s, t);
-    else if (s->promote)
-        /* With two levels of sums both warpgroups multiply, and then both store. */
-        made.clocks = multiply + store;
-    else {
-        /* While one warpgroup multiplies, the other stores. Smaller tiles read more: on an H200 their products took
-         * 8 % longer than those of 128 x 256, and a change of turns 600 clocks. */
-        enum { CHANGE = 600 };
-        const double slower = 1.08, both = (multiply + store) / 2.0;
-        made.clocks = (multiply > both ? multiply : both) * slower + CHANGE;
-    }
-    made.clocks *= (double)made.rounds;
-    made.bytes = (double)made.tiles * (double)made.steps * DW_SM90_STAGE_BYTES(t->m, t->n);
-    return made;
+    const dw__tile_count count = dw__sm90_tile_count(&work, t->m, t->n, t->together, sm_count);
+    return (dw__gemm_cost){
+        .tiles = (int64_t)count.tiles,
+        .rounds = (int64_t)count.rounds,
+        .steps = (int64_t)count.steps,
+        .step_clocks = count.step_clocks,
+        .clocks = count.clocks,
+        .bytes = count.tiles * count.steps * DW_SM90_STAGE_BYTES(t->m, t->n),
+    };
 }
 
 /* CODES_A of sm90_gemm.cu. */
@@ -111,13 +85,12 @@ dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
         .square_b = c->codes.square_b,
     };
     shape.promote = dw__sm90_has_codes(&shape) && (c->codes.blocks || !c->codes.fast);
-    const double close = 1.02; /* counted clocks are no closer to measured ones */
     double least = INFINITY;
     int best = 0;
     for (shape.tile = 0; shape.tile < DW__SM90_TILES; shape.tile++) {
         if (!dw__sm90_exists(&shape)) continue;
         const dw__gemm_cost cost = dw__sm90_cost_of(c, &shape, sm_count);
-        if (cost.clocks * close >= least) continue;
+        if (cost.clocks * DW__SM90_CLOSE_CLOCKS >= least) continue;
         least = cost.clocks;
         best = shape.tile;
     }

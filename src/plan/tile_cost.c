@@ -1,0 +1,81 @@
+#include "plan/tile_cost.h"
+#include "sm90/sm90_gemm_params.h"
+#include <math.h>
+
+static double ceiling(double value, double step) { return ceil(value / step); }
+
+/* Rows of tiles. The last tile of each group has on average half of its rows; a warpgroup without rows leaves the tensor
+ * cores to the other one. */
+static double tiles_high(const dw__tile_work *w, int tile_m, bool together) {
+    if (w->groups_kind != DW_GROUPS_ROWS) return w->groups * ceiling(w->m, tile_m);
+    return w->m / tile_m + w->groups * (together ? 0.25 : 0.5);
+}
+
+/* Clocks between the products of one tile that is computed together and those of the next: the last products end, and
+ * sums are rounded, as on an H200; activations by their instructions, four for each clock of an SM's 128 lanes. */
+static double clocks_between(const dw__tile_work *w, double elements) {
+    static const int instructions[] = {[DW_ACTIVATION_NONE] = 0,
+                                       [DW_ACTIVATION_GELU] = 25,
+                                       [DW_ACTIVATION_GELU_TANH] = 12,
+                                       [DW_ACTIVATION_SWIGLU] = 12};
+    return 600 + elements / 40 + elements * instructions[w->activation] / 128;
+}
+
+bool dw__sm90_tile_exists(const dw__tile_work *w, int tile_n, bool together) {
+    if (w->codes && tile_n != 128 && tile_n != 256) return false;
+    return !together || (w->element_bytes < 4 && !w->promote);
+}
+
+dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_n, bool together,
+                                   double sm_count) {
+    const int columns = w->activation == DW_ACTIVATION_SWIGLU ? tile_n / 2 : tile_n; /* of D */
+    const double tiles = tiles_high(w, tile_m, together) * ceiling(w->n, columns),
+                 elements = (double)tile_m * columns;
+    const int step = w->codes ? DW_SM90_CODES_STEP : DW_SM90_GEMM_STEP,
+              rate = w->codes ? DW__SM90_CODES_FLOPS_PER_CLOCK : DW__SM90_FLOPS_PER_CLOCK;
+    double k = w->k;
+    if (w->groups_kind == DW_GROUPS_CONTRACTION && w->groups > 0)
+        k = ceil(k / w->groups) + step / 2;
+    dw__tile_count made = {
+        .tiles = ceil(tiles),
+        .rounds = ceiling(tiles, sm_count > 0 ? sm_count : 1),
+        .steps = ceiling(k, step),
+        .step_clocks = 2 * tile_m * tile_n * step / rate,
+    };
+    enum { OUT_BYTES_PER_CLOCK = 20 }; /* what an SM gets of the memory */
+    const double multiply = made.steps * made.step_clocks,
+                 store = elements * (w->residual ? 2 : 1) * w->element_bytes / OUT_BYTES_PER_CLOCK;
+    if (together)
+        made.clocks = multiply + clocks_between(w, elements);
+    else if (w->promote)
+        /* With two levels of sums both warpgroups multiply, and then both store. */
+        made.clocks = multiply + store;
+    else {
+        /* While one warpgroup multiplies, the other stores. Smaller tiles read more: on an H200 their products took 8 %
+         * longer than those of 128 x 256, and a change of turns 600 clocks. */
+        enum { CHANGE = 600 };
+        const double slower = 1.08;
+        made.clocks = fmax(multiply, (multiply + store) / 2) * slower + CHANGE;
+    }
+    made.clocks *= made.rounds;
+    return made;
+}
+
+dw__tile_count dw__sm90_tile_choice(const dw__tile_work *work, double sm_count) {
+    static const struct {
+        int m, n;
+        bool together;
+    } tiles[] = {
+#define TILE(rows, columns, stages, both) {rows, columns, both},
+        DW_SM90_GEMM_TILES(TILE)
+#undef TILE
+    };
+    dw__tile_count best = {.clocks = INFINITY};
+    for (int at = 0; at < (int)(sizeof tiles / sizeof *tiles); at++) {
+        if (!dw__sm90_tile_exists(work, tiles[at].n, tiles[at].together)) continue;
+        const dw__tile_count trial =
+            dw__sm90_tile_count(work, tiles[at].m, tiles[at].n, tiles[at].together, sm_count);
+        if (trial.clocks * DW__SM90_CLOSE_CLOCKS < best.clocks) best = trial;
+    }
+    return best;
+}
