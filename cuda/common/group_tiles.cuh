@@ -32,7 +32,9 @@ template <class PARAMS> DEVICE bool find_tile(const PARAMS &p, int index, group_
     t.first = 0, t.k = p.k;
     if constexpr (GROUPS == DW_GROUPS_ROWS) {
         for (; w.group < p.groups; w.group++) {
-            int start = p.offsets[w.group], rows = p.offsets[w.group + 1] - start, high = (rows + TILE_M - 1) / TILE_M;
+            // Wrong offsets, which are reported, lead to no row that does not exist.
+            int start = max(0, min(p.offsets[w.group], p.m)), rows = min(p.offsets[w.group + 1], p.m) - start,
+                high = (rows + TILE_M - 1) / TILE_M;
             if (index - w.base < high * p.tiles_n) {
                 place(index - w.base, high, p.tiles_n, t);
                 t.group = w.group, t.row += start, t.end = start + rows;

@@ -54,6 +54,7 @@
 #define WIDTH (SPLIT_N ? TILE_N / 2 : TILE_N)       // columns of a product
 #define STRIPS ((SWIGLU ? WIDTH / 2 : WIDTH) / 32)  // of 32 columns of D
 
+#include "group_offsets.cuh"
 #include "group_tiles.cuh"
 
 static_assert(SPLIT_N || TILE_M % (64 * READERS) == 0, "whole products");
@@ -590,6 +591,8 @@ extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
               const __grid_constant__ dw_sm90_gemm_params p) {
     extern __shared__ __align__(1024) uint8 memory[];
     shared_layout s = begin_block(memory);
+    if constexpr (GROUPS != DW_GROUPS_BATCH)
+        check_offsets(p.offsets, 1, p.groups, GROUPS == DW_GROUPS_ROWS ? p.m : p.k, p.error);
     if (threadIdx.x / 128 == DW_SM90_MULTIPLIERS) {
         registers_down<40>();
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b);

@@ -3,6 +3,7 @@
 #ifndef DW_SM90_GEMM_PARAMS_H
 #define DW_SM90_GEMM_PARAMS_H
 
+#include "common/data_error.h"
 #include "common/gemm_groups.h"
 
 typedef struct dw_sm90_gemm_params {
@@ -17,8 +18,9 @@ typedef struct dw_sm90_gemm_params {
     void *d;
     long long stride_d, stride_residual; /* elements from row to row */
     long long group_d,
-        group_residual; /* elements from group to group; not used with DW_GROUPS_ROWS */
-    const int *offsets; /* groups + 1 rows, ascending; NULL with DW_GROUPS_BATCH */
+        group_residual;  /* elements from group to group; not used with DW_GROUPS_ROWS */
+    const int *offsets;  /* groups + 1 rows, ascending; NULL with DW_GROUPS_BATCH */
+    dw_data_error error; /* of offsets that do not ascend from 0 to at most the rows */
     /* Codes alone: the scale of A, and that of matrix g of B at scale_b[g * scale_b_step]. With BLOCKS the scales of
      * blocks: that of row i and block k of the contraction is at k * rows + i, or, of square blocks, at
      * i / 128 * wide + k. */

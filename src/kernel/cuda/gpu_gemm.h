@@ -30,7 +30,7 @@ typedef struct dw__gemm_groups_call {
         int kind; /* DW_GROUPS_BATCH, ... of common/gemm_groups.h */
         int64_t count;
         const int32_t *offsets; /* device memory; NULL for a batch */
-        dw_data_error error;    /* sm_100: of offsets that do not ascend from 0 to the rows */
+        dw_data_error error;    /* of offsets that do not ascend from 0 to at most the rows */
     } groups;
     /* Hopper: A and B are codes of FP8 if `a` is DW_E4M3 or DW_E5M2. gemm.dtype is then the type of a D in 16 bits. */
     struct {

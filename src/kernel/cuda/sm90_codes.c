@@ -58,6 +58,7 @@ static dw__gemm_groups_call call_of(const dw__operation_call *given) {
     s.groups.kind = DW_GROUPS_ROWS;
     s.groups.count = c->inputs[OFFSETS].shape[0] - 1;
     s.groups.offsets = c->inputs[OFFSETS].data;
+    s.groups.error = given->error;
     s.codes.scale_b_each = scale_b->rank == 1;
     s.codes.side_by_side = a->shape[1] != b->shape[1];
     return s;

@@ -214,6 +214,7 @@ dw_status dw__sm90_enqueue(const dw__gemm_groups_call *c, const dw__context *con
         .group_d = g->m * g->d.stride,
         .group_residual = g->m * g->residual.stride,
         .offsets = c->groups.offsets,
+        .error = c->groups.error,
         .scale_a = c->codes.scale_a,
         .scale_b = c->codes.scale_b,
         .scale_b_step = c->codes.scale_b_each,
