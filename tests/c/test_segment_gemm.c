@@ -235,14 +235,12 @@ static void check(run *r) {
                 check_element(r, group, row, column, k, first + row);
     }
     for (int row = 0; row < r->result.rows; row++) expect_untouched(&r->result, row);
-    /* Rows of no group are not stored. */
+    /* Rows of no group are 0, or the addend. */
     for (int row = p->is_weight ? r->result.rows : r->offsets[g->count]; row < r->result.rows;
          row++)
         for (int column = 0; column < p->n; column++)
-            if (p->in_place)
-                assert_true(get(&r->result, row, column) == get(&r->addend, row, column));
-            else
-                assert_true(isnan(get(&r->result, row, column)));
+            assert_true(get(&r->result, row, column) ==
+                        (p->addend ? get(&r->addend, row, column) : 0));
 }
 
 static void expect_right(const problem *p, const groups *g) {
