@@ -1,9 +1,10 @@
 /* Lowering: whether forward keeps the logits of linear_cross_entropy for backward.
  *
  * Kept logits save backward one of its three matrix multiplications. They are alive from the loss to the first
- * gradient, together with all that forward has saved. They are kept if they take no more memory than that, so that they
- * at most double it, and if the user has not set a bound below their size (dw__logits_bound). Where activations are
- * computed again in backward, little is saved, and the logits of long sequences would be most of a step's memory.
+ * gradient, together with all that forward has saved, but before the gradients of parameters, which take the place of
+ * what was saved. They are kept if they take no more memory than these gradients and the saved values together, and if
+ * the user has not set a bound below their size (dw__logits_bound). Where activations are computed again in backward and
+ * the model is small, the logits of long sequences would be most of a step's memory.
  *
  * Logits that are left out are an absent operand of backward. A CPU's kernels never keep them.
  */
@@ -19,9 +20,18 @@ static size_t saved_bytes(const dw__lowering *l) {
     return bytes;
 }
 
+static size_t gradient_bytes(const dw__lowering *l) {
+    const dw_engine *engine = l->engine;
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < engine->wrt_count; i++)
+        if (engine->grad_slot[i] != DW_NONE)
+            bytes += dw__tensor_bytes(&l->plan->leaves[engine->wrt_leaf[i]]);
+    return bytes;
+}
+
 static bool keeps(const dw__lowering *l, size_t bytes) {
     size_t bound;
-    if (!l->plan->target.context || bytes > saved_bytes(l)) return false;
+    if (!l->plan->target.context || bytes > saved_bytes(l) + gradient_bytes(l)) return false;
     return !dw__logits_bound(&bound) || bytes <= bound;
 }
 

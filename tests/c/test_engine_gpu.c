@@ -246,7 +246,7 @@ static char *listing_of(model_builder builder, double dropout) {
 }
 static void expect_kernel(model_builder builder, double dropout, const char *kernel);
 
-/* Logits are kept for backward if they take no more memory than what is saved besides. Their rows are then padded,
+/* Logits are kept for backward if they take no more memory than what is saved besides and gradients. Their rows are then padded,
  * which a listing shows by "~", and backward has them in front of the targets. */
 static void logits_are_kept_if_more_is_saved(void **state) {
     static const char kept[] = " linear_cross_entropy_backward ", given[] = "bf16[154,1031]";
