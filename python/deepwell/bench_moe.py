@@ -68,18 +68,20 @@ def _products(
     ends = sizes.cumsum(0).to(torch.int32)
     offsets = F.pad(ends, (1, 0))
     counts = sizes.tolist()
-    x.requires_grad_()
-    weight.requires_grad_()
-    y = kernel.initialize(experts, n, k, _precision(x)).gemm(x, weight.mT, offsets=offsets)
+    a, w = x.detach(), weight.detach()
+    kernel.initialize(experts, n, k, _precision(x))
 
     def gradient(of: torch.Tensor) -> Callable[[], torch.Tensor]:
+        # A backward computes the gradients of all operands that need one, so the other operand needs none.
+        of = of.detach().requires_grad_()
+        operands = (of, w) if of.dim() == a.dim() else (a, of)
+        y = kernel.gemm(operands[0], operands[1].mT, offsets=offsets)
         return lambda: torch.autograd.grad(y, of, dy, retain_graph=True)[0]
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            return kernel.gemm(x, weight.mT, offsets=offsets)
+            return kernel.gemm(a, w.mT, offsets=offsets)
 
-    a, w = x.detach(), weight.detach()
     if grouped_mm is not None:
         theirs = (
             lambda: grouped_mm(a, w.mT, offs=ends),
