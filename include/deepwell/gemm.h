@@ -163,8 +163,9 @@ typedef struct dw_segment_gemm {
     const void *a, *b; /* device memory; multiples of 16 bytes, and n and k too, for tensor cores */
     void *d;
     void *stream;
-    /* "sm90_segment" (BF16 and F16 on the tensor cores of an H100 or H200) or "segment_linear" (any type, without tensor
-     * cores, on each GPU with Deepwell's kernels). NULL: the first of these that supports the call. */
+    /* "sm90_segment" or "sm100_segment" (BF16 and F16 on the tensor cores of an H100 or H200, of a B200 or B300) or
+     * "segment_linear" (any type, without tensor cores, on each GPU with Deepwell's kernels). NULL: the first of these
+     * that supports the call. */
     const char *kernel;
 } dw_segment_gemm;
 

@@ -13,7 +13,7 @@
 #include "device/device_table.h"
 #include <stdatomic.h>
 
-#define DW__JIT_DEFINES 16
+#define DW__JIT_DEFINES 24
 
 typedef struct dw__jit_define {
     const char *name;
