@@ -205,6 +205,31 @@ DEVICE void store_line(void *line, int count, uint4 v) {
     }
 }
 
+DEVICE uint4 load_line(const void *line, int count) {
+    uint32 words[4] = {0, 0, 0, 0};
+    if constexpr (F32_OUTPUT) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < count) words[i] = ((const uint32 *)line)[i];
+    } else {
+        load_row_chunk((const uint16 *)line, count, words);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Loads the residual's rows of a box up to the end of the group's rows, and zeros for those behind it: they are another
+// block's, which may store D in their place meanwhile.
+DEVICE void load_rows(const dw_gemm_params &p, uint32 box, const tile &t, int column, int row) {
+    constexpr int size = F32_OUTPUT ? 4 : 2;
+    const int first = lane_index() / 8, chunk = lane_index() % 8, mine = column + chunk * (16 / size);
+    for (int i = first; i < 32; i += 4) {
+        const int count = row + i >= 0 && row + i < t.end ? p.n - mine : 0;
+        shared_store16(tile_chunk(box, 32, i, chunk),
+                       load_line((const uint8 *)p.residual + ((row + i) * p.stride_residual + mine) * size, count));
+    }
+    __syncwarp();
+}
+
 // Stores the rows of a box up to the end of the group's rows, 16 bytes from each lane.
 DEVICE void store_rows(const dw_gemm_params &p, uint32 box, const tile &t, int column, int row) {
     constexpr int size = F32_OUTPUT ? 4 : 2;
@@ -238,11 +263,14 @@ DEVICE void bring_out(const dw_gemm_params &p, const shared_layout &s, uint32 te
             int within = (OVERLAP && sums.stage == 0 ? box_count - 1 - i : i) * BOX_COLUMNS, column = t.column + within;
             if (row < t.end && column < p.n) {
                 uint32 box = boxes + out.stage * DW_GEMM_BOX_BYTES, arrived = s.residual + warp * 16 + 8 * out.stage;
+                const bool ends = GROUPS == DW_GROUPS_ROWS && row + 32 > t.end;
                 if (lane_index() == 0) {
                     bulk_wait_read<1>(); // the previous contents of this box have been read
-                    if constexpr (RESIDUAL) load_residual(box, map_r, arrived, t, column, row);
+                    if (RESIDUAL && !ends) load_residual(box, map_r, arrived, t, column, row);
+                    if (RESIDUAL && ends) barrier_arrive(arrived);
                 }
                 __syncwarp();
+                if (RESIDUAL && ends) load_rows(p, box, t, column, row);
                 if constexpr (MXFP8) {
                     store_scales(p, row, column, finish_quantized_box(p, t, alpha, from + within, box, bias, column));
                 } else {
@@ -252,7 +280,6 @@ DEVICE void bring_out(const dw_gemm_params &p, const shared_layout &s, uint32 te
                 }
                 fence_async_shared();
                 __syncwarp();
-                const bool ends = GROUPS == DW_GROUPS_ROWS && row + 32 > t.end;
                 if (ends) store_rows(p, box, t, column, row);
                 if (lane_index() == 0) {
                     if (!ends) store_box(map_d, box, t, column, row);

@@ -130,9 +130,7 @@ cleanup:
 static bool passes_check(const question *q, char *reason, size_t bytes) {
     const dw__target *target = q->target;
     const dw__kernel *kernel = NULL;
-    /* Other calls have more kernels. */
-    if (!dw__call_has_tiles(&q->call.call) && q->call.call.op != DW_OP_SEGMENT_MULTIPLY_CODES)
-        return true;
+    if (!dw__call_has_few_kernels(&q->call.call)) return true;
     while ((kernel = dw__kernel_for(&q->call, &target->gpu, kernel)))
         if (dw__gpu_kernel_runs(kernel, &q->call, target->context) == DW_OK)
             return true;

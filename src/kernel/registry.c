@@ -243,6 +243,10 @@ bool dw__call_has_tiles(const dw__call *call) {
            call->inputs[TILES_A].rank >= 0;
 }
 
+bool dw__call_has_few_kernels(const dw__call *call) {
+    return dw__call_has_tiles(call) || call->op == DW_OP_SEGMENT_MULTIPLY_CODES;
+}
+
 bool dw__call_has_f32_scales(const dw__call *call) {
     enum { TILES_A = 4 };
     return dw__call_has_tiles(call) && dw__dtype_is_float(call->inputs[TILES_A].dtype);

@@ -48,7 +48,7 @@ def test_buckets_are_sent_between_parts_of_backward(always, monkeypatch) -> None
             model(torch.randn(3, 1500)).square().sum().backward()
         # A part hands a gradient on when no later part reads the weight either, because a hook may change it.
         assert happened == [
-            "part 0", "part 1", "bucket of 1", "part 2", "bucket of 1", "bucket of 1",
+            "part 0", "part 1", "bucket of 1", "bucket of 1", "part 2", "bucket of 1",
         ]  # fmt: skip
     finally:
         dist.destroy_process_group()
