@@ -97,13 +97,13 @@ WITHOUT_THREADS='^(test_amx|test_cuda_explain|test_cublaslt|test_cutlass_gemm|te
 WITHOUT_THREADS+='test_hostile_graphs|test_gradient|test_model_config|test_out_of_memory|test_pipeline_time|test_planner.*|'
 WITHOUT_THREADS+='test_runs|test_simulate|test_autoplan|test_(quantized_)?gemm|test_attention_(first_use|bias)|'
 WITHOUT_THREADS+='test_(engine|operations|trainer)_gpu|test_emulator_(tcgen05|instructions|attention|gemm_scaled|memory)|'
-WITHOUT_THREADS+='test_sm(90|120)_.*|fuzz_.*)$'
+WITHOUT_THREADS+='test_sm(90|100|120)_.*|test_segment_gemm|fuzz_.*)$'
 
 # Long tests that AddressSanitizer leaves out, because others run the same code under it: fuzz_autoplan and
 # fuzz_planner_graph the search for plans, test_engine_gpu and test_attention_device attention on an emulated GPU,
 # test_sm120_gemm and test_quantized_gemm the calls and checks of GEMMs, test_engine_gpu also Hopper's GEMM, test_trainer
 # most of a run on a GPU.
-COVERED='^(test_autoplan|test_pipeline_time|test_attention_bias|test_sm90_codes|test_sm90_gemm|test_sm120_first_use|test_sm120_gemm_scaled|'
+COVERED='^(test_autoplan|test_pipeline_time|test_attention_bias|test_segment_gemm|test_sm90_codes|test_sm90_gemm|test_sm120_first_use|test_sm120_gemm_scaled|'
 COVERED+='test_trainer_gpu)$'
 
 # A build's output goes to a log. If the build fails, the stage that needs it builds again and prints the errors.
