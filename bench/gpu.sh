@@ -7,13 +7,13 @@
 # --out        where logs and figures go (default: build/gpu-results)
 # --prebuilt   a folder with libdeepwell.so, _deepwell.abi3.so, test_engine_gpu and the program deepwell made elsewhere;
 #              otherwise they are built here
-# --only       of: build smoke tests names sanitize attention train step command
+# --only       of: build smoke tests names sanitize attention gemm mixtures train step command
 #
 # Wants python3 with PyTorch for CUDA (2.9 or later), transformers, pytest and hypothesis. Every step is tried;
 # the table at the end says how each went, and the exit status is 1 if one failed.
 set -u
 cd "$(dirname "$0")/.."
-out=build/gpu-results prebuilt= only=build,smoke,tests,names,sanitize,attention,train,step,command
+out=build/gpu-results prebuilt= only=build,smoke,tests,names,sanitize,attention,gemm,mixtures,train,step,command
 while [ $# -gt 0 ]; do
     case $1 in
         --out) out=$2; shift 2 ;;
@@ -89,6 +89,9 @@ step names 300 python3 -m pytest -q -p no:cacheprovider tests/python/test_promis
 step tests 400 python3 -m pytest -q -p no:cacheprovider tests/gpu
 wait
 step attention 150 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so --out "$out/attention.json"
+step gemm 150 python3 bench/hopper_gemm.py --epilogues --out "$out/gemm.json"
+step mixtures 400 python3 bench/hopper_step.py olmoe-4 mixtral-1 qwen3-moe-4 --ways adamw,released,grouped-compile --profile \
+    --out "$out/mixtures.json"
 step train 150 python3 bench/hopper_train.py --out "$out/train.json"
 step step 500 python3 bench/hopper_step.py --profile --out "$out/step.json"
 step command 300 python3 bench/hopper_train_command.py --program "${prebuilt:-build/gpu/bin}/deepwell" --out "$out/command.json"
