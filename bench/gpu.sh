@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds, checks and measures what runs on an H100 or H200. The steps take some twenty minutes together, of which
+# Builds, checks and measures what runs on an H100 or H200. The steps take some half an hour together, of which
 # whole models (step) take eight:
 #
 #     bench/gpu.sh [--out DIR] [--prebuilt DIR] [--only STEP[,STEP]...]
