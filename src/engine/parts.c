@@ -62,7 +62,7 @@ static dw_status allocate_parts(dw_plan *plan) {
     return DW_OK;
 }
 
-/* What find_ends knows of each instruction, in bytes. */
+/* Bytes that find_ends counts for each instruction. */
 typedef struct ends {
     size_t *completed; /* of gradients that it uses last */
     size_t *begun;     /* of gradients that it uses first */

@@ -51,8 +51,8 @@ dw_status dw__body_parse(const char *text, uint32_t input_count, const dw_dtype 
 dw_status dw__body_print(const dw__body *body, dw__text *out);
 
 /* Makes one program of two over the same elements: the outputs of `a`, then those of `b`. Input i of `b` is input
- * b_inputs[i] of the result, which has `input_count` inputs; those of `a` keep their numbers. What both compute alike
- * is computed once. Outputs that no instruction reads come last, so that they may overwrite inputs. Returns false if
+ * b_inputs[i] of the result, which has `input_count` inputs; those of `a` keep their numbers. Instructions that
+ * both have are computed once. Outputs that no instruction reads come last, so that they may overwrite inputs. Returns false if
  * the result would be too long. */
 bool dw__body_join(const dw__body *a, const dw__body *b, const uint16_t *b_inputs,
                    uint16_t input_count, dw__body *joint);
@@ -61,7 +61,7 @@ bool dw__body_join(const dw__body *a, const dw__body *b, const uint16_t *b_input
 void dw__body_select(const dw__body *from, const bool *wanted, dw__body *made, uint16_t *inputs);
 /* Makes a program that computes input `input` of `body` itself: it is output 0 of `maker`, whose input i is input
  * maker_inputs[i] of `body`. The result has the inputs of `body` without that one, in their order, and its outputs.
- * What both compute alike is computed once. Returns false if the result would be too long. */
+ * Instructions that both have are computed once. Returns false if the result would be too long. */
 bool dw__body_inline(const dw__body *body, uint16_t input, const dw__body *maker,
                      const uint16_t *maker_inputs, dw__body *made);
 /* True when output `output`, stored as soon as it is computed, may overwrite the elements of input

@@ -82,7 +82,7 @@ double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks,
         domains = (double)ranks / together,
         outside =
             bytes * (once ? distinct_part(domains, copies) : 1) * (domains - 1) / domains / network,
-        /* What crosses the network is forwarded within the domain; the rest is sent there directly. */
+        /* Tokens that cross the network are forwarded within the domain; the others are sent there directly. */
         forwarded = inside * (together - 1) / together / link;
     return fmax(forwarded, outside) + planned->hardware->network_latency.value * log2(2.0 * ranks);
 }

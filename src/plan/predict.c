@@ -422,7 +422,7 @@ double dw__slowdown(const dw__planned *planned) {
     return (1 + c->jitter) * (1 + c->straggler * doublings);
 }
 
-/* What a layout's CUDA graphs, or this library's engine with its own, leave of work that is the host's. */
+/* The host's work with CUDA graphs, as a part of its work without: those of the layout, or of this library's engine. */
 static double host_part(const dw__planned *planned) {
     const dw__constants *c = planned->constants;
     if (planned->own_on_hopper) return c->host_own * c->host_graphs;

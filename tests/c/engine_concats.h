@@ -20,7 +20,7 @@ typedef enum concat_kind {
     CONCAT_KINDS
 } concat_kind;
 
-/* What model_concat builds. */
+/* The model that model_concat builds next. */
 static struct {
     concat_kind kind;
     bool observed; /* operands are outputs, too, and therefore do not lie in the concatenation */

@@ -430,7 +430,7 @@ static void experts_are_sharded_by_default(void **state) {
     }
 }
 
-/* What Megatron-Bridge's recipes do and the rows of its tables do not say. */
+/* The rows of Megatron-Bridge's tables leave out settings of its recipes, which are read from the recipes. */
 static void recipes_of_mixtures_are_completed(void **state) {
     (void)state;
     static const struct {

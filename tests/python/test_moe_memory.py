@@ -59,6 +59,6 @@ def test_olmoe(inner: int) -> None:
     # Both residuals, the rows before the norms of queries and keys, values, and attention's result.
     rows = 6 * rounded(2 * TOKENS * WIDTH)
     logsumexp = rounded(4 * TOKENS * HEADS)
-    # Of all experts the probabilities in F32; of the chosen ones the weights in BF16.
+    # The router saves the probabilities of all experts in F32, and the weights of the chosen ones in BF16.
     router = [4 * experts, 2 * top_k]
     assert found == rows + logsumexp + of_experts(top_k, experts, inner, router)

@@ -142,7 +142,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 
 /* ---- the first-use check --------------------------------------------------------------------------- */
 
-/* What an example depends on. */
+/* The properties of a variant that its example depends on. */
 typedef struct form {
     bool f16, f32_result, is_weight, turned_b, bias, residual;
 } form;
