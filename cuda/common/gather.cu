@@ -31,9 +31,10 @@ struct place {
     bool inside;
 };
 
-DEVICE place place_of(const dw_gather_params &p, long long element) {
+// The place of an element of the first `axes` axes: of the result, or of its lines along the last axis.
+DEVICE place place_of(const dw_gather_params &p, long long element, int axes) {
     place at = {0, 0, 0, 0, true};
-    for (int axis = p.rank - 1; axis >= 0; axis--) {
+    for (int axis = axes - 1; axis >= 0; axis--) {
         const long long c = axis > 0 ? element % p.shape[axis] : element;
         element /= p.shape[axis];
         at.x += c * p.x_stride[axis];
@@ -49,7 +50,7 @@ DEVICE place place_of(const dw_gather_params &p, long long element) {
 
 extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ dw_gather_params p) {
     EACH_ELEMENT(e, p.count) {
-        const place at = place_of(p, e);
+        const place at = place_of(p, e, p.rank);
         const long long index = index_at(p.index, at.index);
         const bool valid = index >= 0 && index < p.axis_size;
         if (!valid) report(p.error, DW_DATA_INDEX);
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
 
 extern "C" __global__ void __launch_bounds__(256) scatter(const __grid_constant__ dw_gather_params p) {
     EACH_ELEMENT(e, p.count) {
-        const place at = place_of(p, e);
+        const place at = place_of(p, e, p.rank);
         value sum = (value)0;
         for (long long i = 0; at.inside && i < p.indexes; i++) {
             const long long index = index_at(p.index, at.index + i * p.index_step);
@@ -71,24 +72,11 @@ extern "C" __global__ void __launch_bounds__(256) scatter(const __grid_constant_
     }
 }
 
-// The offsets of a line: of coordinates on all axes but the last.
-DEVICE place line_of(const dw_gather_params &p, long long line) {
-    place at = {0, 0, 0, 0, true};
-    for (int axis = p.rank - 2; axis >= 0; axis--) {
-        const long long c = axis > 0 ? line % p.shape[axis] : line;
-        line /= p.shape[axis];
-        at.x += c * p.x_stride[axis];
-        at.index += c * p.index_stride[axis];
-        at.result += c * p.result_stride[axis];
-    }
-    return at;
-}
-
 extern "C" __global__ void __launch_bounds__(256) scatter_lines(const __grid_constant__ dw_gather_params p) {
     const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
     const long long lines = p.count / p.axis_size;
     for (long long line = blockIdx.x * (long long)warps + threadIdx.x / 32; line < lines; line += gridDim.x * (long long)warps) {
-        const place at = line_of(p, line);
+        const place at = place_of(p, line, p.rank - 1);
         int mine = -1;
         value addend = (value)0;
         if (lane < p.indexes) {

@@ -205,14 +205,15 @@ enum { SHARED_BYTES_PER_CLOCK = 128 };
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-double dw__gemm_tiles_high(const dw__gemm_groups_call *c, int tile_m, double wasted) {
+/* Rows of tiles; the last one of each group of rows has on average half of its rows. */
+static double tiles_high(const dw__gemm_groups_call *c, int tile_m) {
     if (c->groups.kind != DW_GROUPS_ROWS)
         return (double)c->groups.count * (double)ceil_divide(c->gemm.m, tile_m);
-    return (double)c->gemm.m / tile_m + (double)c->groups.count * wasted;
+    return (double)c->gemm.m / tile_m + (double)c->groups.count * 0.5;
 }
 
 /* The last step of each group of the contraction has on average half of its elements. */
-int64_t dw__gemm_steps(const dw__gemm_groups_call *c, int step) {
+static int64_t steps_of(const dw__gemm_groups_call *c, int step) {
     int64_t k = c->gemm.k;
     if (c->groups.kind == DW_GROUPS_CONTRACTION && c->groups.count > 0)
         k = ceil_divide(k, c->groups.count) + step / 2;
@@ -229,11 +230,11 @@ dw__gemm_cost dw__gemm_groups_cost_of(const dw__gemm_groups_call *call, const dw
     int tensor = 2 * DW_GEMM_ROWS * t->n * DW_GEMM_STEP /
                  DW__SM100_FLOPS_PER_CLOCK, /* of rows of 128 bytes */
         shared = stage / SHARED_BYTES_PER_CLOCK;
-    const double tiles = dw__gemm_tiles_high(call, dw__gemm_tile_rows(shape), 0.5) *
+    const double tiles = tiles_high(call, dw__gemm_tile_rows(shape)) *
                          (double)ceil_divide(call->gemm.n, dw__gemm_tile_columns(shape));
     dw__gemm_cost made = {
         .tiles = (int64_t)ceil(tiles),
-        .steps = dw__gemm_steps(call, step),
+        .steps = steps_of(call, step),
         .step_clocks = tensor > shared ? tensor : shared,
     };
     made.rounds = ceil_divide(made.tiles, clusters);

@@ -129,10 +129,6 @@ dw__gemm_cost dw__gemm_cost_of(const dw_gemm *call, const dw__gemm_shape *shape,
 /* The same of groups, which are taken for equally long. */
 dw__gemm_cost dw__gemm_groups_cost_of(const dw__gemm_groups_call *call, const dw__gemm_shape *shape,
                                       int sm_count);
-/* What cost models count of a call with tiles of `tile_m` rows: rows of tiles, of which the last one of each group of rows
- * wastes a part, on average half of it or `wasted`; and steps of a tile. */
-double dw__gemm_tiles_high(const dw__gemm_groups_call *call, int tile_m, double wasted);
-int64_t dw__gemm_steps(const dw__gemm_groups_call *call, int step);
 
 /* Chooses the variant for a checked call: the tile with the fewest clocks, and among those the one with the fewest
  * bytes. */
