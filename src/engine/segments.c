@@ -4,9 +4,9 @@
  * that releases memory after a part of backward therefore needs less at its peak. A segment is released after the last
  * part that reads it; a storage lies in a segment that lasts at least as long.
  *
- * Backward also computes values that are no gradients. They take the places of saved values that nothing reads any more.
- * For those that find no such place, each group of parts between two releases has a segment that begins late, with the
- * group, and is released with it.
+ * Backward also computes values that are no gradients. They take the places of saved values that nothing reads any
+ * more. For those that find no such place, each group of parts between two releases has a segment that begins late,
+ * with the group, and is released with it.
  */
 #include "engine/engine_internal.h"
 

@@ -51,9 +51,9 @@ dw_status dw__body_parse(const char *text, uint32_t input_count, const dw_dtype 
 dw_status dw__body_print(const dw__body *body, dw__text *out);
 
 /* Makes one program of two over the same elements: the outputs of `a`, then those of `b`. Input i of `b` is input
- * b_inputs[i] of the result, which has `input_count` inputs; those of `a` keep their numbers. Instructions that
- * both have are computed once. Outputs that no instruction reads come last, so that they may overwrite inputs. Returns false if
- * the result would be too long. */
+ * b_inputs[i] of the result, which has `input_count` inputs; those of `a` keep their numbers. Instructions that both
+ * have are computed once. Outputs that no instruction reads come last, so that they may overwrite inputs. Returns false
+ * if the result would be too long. */
 bool dw__body_join(const dw__body *a, const dw__body *b, const uint16_t *b_inputs,
                    uint16_t input_count, dw__body *joint);
 /* Makes the program of the `wanted` outputs of `from` alone, in their order. Input i of the result is input inputs[i] of
