@@ -15,6 +15,9 @@ failed=()
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
+# Kernels that are compiled at run time serve all stages.
+export DEEPWELL_CACHE=$PWD/build/test-cache
+
 # Sets cpu_seconds to the CPU time, user and system, of all processes that have ended so far. The last line of `times` is
 # "0m1.234s 0m0.567s"; in a subshell it would be that of the subshell, so it goes through a file.
 count_cpu() {
@@ -77,19 +80,18 @@ with_instruction_set() {
     return $result
 }
 
-# build_sanitized PRESET: builds the tests. CMake updates a configured folder by itself.
+# build_sanitized PRESET LEFT_OUT: builds the tests but those whose names match. CMake updates a configured folder by
+# itself.
 build_sanitized() {
     [ -f "build/$1/build.ninja" ] ||
         cmake --preset "$1" -DPython3_EXECUTABLE="$PWD/$python" >/dev/null || return 1
-    cmake --build "build/$1" --target c_tests fuzz_targets
+    local targets
+    mapfile -t targets < <(ctest --preset "$1" -N -E "$2|^exported_symbols" | sed -n 's/^ *Test *#[0-9]*: //p')
+    cmake --build "build/$1" --target deepwell deepwell_emulator "${targets[@]}"
 }
 
-# sanitized PRESET [options of ctest]: runs the tests
-sanitized() {
-    local preset=$1
-    shift
-    build_sanitized "$preset" && ctest --preset "$preset" -j 2 "$@"
-}
+# sanitized PRESET LEFT_OUT: runs the tests but those whose names match
+sanitized() { build_sanitized "$1" "$2" && ctest --preset "$1" -j 2 -E "$2"; }
 
 # Tests that ThreadSanitizer makes four times longer and that have no threads, or only threads that shorter tests have as
 # well. `long` runs all of them.
@@ -108,11 +110,10 @@ COVERED+='test_trainer_gpu)$'
 
 # A build's output goes to a log. If the build fails, the stage that needs it builds again and prints the errors.
 sanitized_builds() {
-    local result=0 preset
+    local result=0
     mkdir -p build
-    for preset in asan tsan; do
-        build_sanitized "$preset" || result=1
-    done >build/sanitizers.log 2>&1
+    build_sanitized asan "$COVERED" >build/sanitizers.log 2>&1 || result=1
+    build_sanitized tsan "$WITHOUT_THREADS" >>build/sanitizers.log 2>&1 || result=1
     scripts/fuzz.sh build >>build/sanitizers.log 2>&1 || result=1
     [ $result -eq 0 ] || echo "a build failed; its output is in build/sanitizers.log"
     return $result
@@ -121,14 +122,24 @@ sanitized_builds() {
 # The inputs are the same each time, starting from the committed corpus.
 fuzz_briefly() { FUZZ_SEED=1 scripts/fuzz.sh 3; }
 
-# Both run at the same time, because most of their work is in one thread.
+# The operations' kernels, and beside them what else works in one thread most of the time.
 operations() {
-    local gradients result=0
-    "$release/bin/deepwell-ops" grad --quick >"$scratch/gradients" 2>&1 &
-    gradients=$!
+    local beside result=0
+    beside_operations >"$scratch/beside" 2>&1 &
+    beside=$!
     "$release/bin/deepwell-ops" test --quick || result=1
-    wait "$gradients" || result=1
-    cat "$scratch/gradients"
+    wait "$beside" || result=1
+    cat "$scratch/beside"
+    return $result
+}
+
+beside_operations() {
+    local result=0
+    "$release/bin/deepwell-ops" grad --quick || result=1
+    echo "== GPU kernels' resources"
+    kernels --quick || result=1
+    echo "== examples"
+    examples || result=1
     return $result
 }
 
@@ -159,17 +170,15 @@ case $kind in
 quick)
     say_instruction_sets
     stage "C" ctest --preset release -j 2
-    stage "operations" operations
-    stage "GPU kernels' resources" kernels --quick
-    stage "examples" examples
+    stage "operations, GPU kernels' resources, examples" operations
     stage "Python" python_tests "not gpu and not slow"
     slowest_c_tests release
     ;;
 sanitizers)
     say_instruction_sets
     stage "builds with sanitizers" sanitized_builds
-    stage "C under AddressSanitizer and UndefinedBehaviorSanitizer" sanitized asan -E "$COVERED"
-    stage "C under ThreadSanitizer" sanitized tsan -E "$WITHOUT_THREADS"
+    stage "C under AddressSanitizer and UndefinedBehaviorSanitizer" sanitized asan "$COVERED"
+    stage "C under ThreadSanitizer" sanitized tsan "$WITHOUT_THREADS"
     stage "fuzzing" fuzz_briefly
     slowest_c_tests asan
     ;;
@@ -183,7 +192,7 @@ long)
     stage "gradients of operations" "$release/bin/deepwell-ops" grad
     stage "GPU kernels' resources" kernels
     for preset in asan tsan; do
-        stage "C under $preset" sanitized "$preset"
+        stage "C under $preset" sanitized "$preset" '^$'
         stage "operations under $preset" operations_under "$preset"
     done
     stage "every allocation failing" env DEEPWELL_TEST_LONG=1 "$release/bin/test_out_of_memory"
