@@ -225,6 +225,26 @@ dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw
 dw_status dw__sm90_enqueue(const dw__gemm_groups_call *call, const dw__context *context,
                            const dw__variant *variant);
 
+/* An elementwise program behind a GEMM. Its operands and results have D's type and shape. */
+typedef struct dw__sm90_program {
+    int operand_count, result_count;
+    dw_matrix operands[DW_SM90_MOST_OPERANDS];
+    dw_matrix results[DW_SM90_MOST_RESULTS]; /* data NULL: not wanted */
+    unsigned shared_bytes;
+} dw__sm90_program;
+/* Enqueues a variant of this shape. `program`: NULL, or the one that was compiled with it; D's data may then be NULL. */
+dw_status dw__sm90_launch(const dw__gemm_groups_call *call, const dw__sm90_program *program,
+                          dw__sm90_shape shape, const dw__context *context,
+                          const dw__variant *variant);
+extern const dw__kernel dw__sm90_linear_program, dw__sm90_segment_program; /* sm90_program.c */
+
+/* ---- graph_gemm.c, segment_gemm.c: calls of the graph's operations ------------------------------- */
+
+/* Makes the call of a linear layer or matmul, or of segment_linear and its gradient. False: operands lie in a way that no
+ * GEMM kernel reads. */
+bool dw__graph_gemm_call(const dw__operation_call *given, dw__gemm_groups_call *call);
+bool dw__segment_gemm_call(const dw__operation_call *given, dw__gemm_groups_call *call);
+
 /* ---- sm120_gemm.c: consumer and workstation Blackwell GPUs --------------------------------------- */
 
 /* One row of DW_SM120_GEMM_TILES or DW_SM120_SCALED_TILES. */
