@@ -35,6 +35,7 @@
 #ifndef PROGRAM
 #define PROGRAM 0
 #define PROGRAM_OPERANDS 0
+#define PROGRAM_HALVES 0
 #endif
 #define SQUARE_A ((BLOCKS & DW_SM90_SQUARE_A) != 0)
 #define SQUARE_B ((BLOCKS & DW_SM90_SQUARE_B) != 0)
@@ -51,7 +52,9 @@
 #define SLICES 4 // products along a stage: 32 bytes of the contraction each
 #define STAGE_BYTES DW_SM90_STAGE_BYTES(TILE_M, TILE_N)
 #define A_BYTES (TILE_M * 128)
-#define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // columns of D
+// A tile has the same columns of both halves of B's rows, which meet in the epilogue.
+#define HALVES (SWIGLU || PROGRAM_HALVES)
+#define TILE_COLUMNS (HALVES ? TILE_N / 2 : TILE_N) // columns of D, or of its halves
 #define BAND (TOGETHER ? 12 : 8)
 #define READERS (TOGETHER || PROMOTE ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
 // A warpgroup's share of a tile: all of it, or 64 of 128 rows, or half of the columns.
@@ -147,7 +150,7 @@ DEVICE void load_tiles(const dw_sm90_gemm_params &p, const shared_layout &s, con
             barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
             barrier_expect(full, STAGE_BYTES);
             load_operand<TILE_M, TURNED_A>(a, map_a, full, at, t.row, group_a);
-            if constexpr (SWIGLU) {
+            if constexpr (HALVES) {
                 load_operand<TILE_COLUMNS, TURNED_B>(b, map_b, full, at, t.column, group_b);
                 load_operand<TILE_COLUMNS, TURNED_B>(b + TILE_COLUMNS * 128, map_b, full, at, p.n + t.column, group_b);
             } else {
@@ -289,13 +292,13 @@ DEVICE void store_strip(const chunks &c, int strip, uint32 (*words)[4]) {
     }
 }
 
-// Each warp has the bias of its tile's columns in shared memory, with SwiGLU those of both factors side by side.
+// Each warp has the bias of its tile's columns in shared memory, those of both halves side by side.
 DEVICE uint32 warp_bias(const shared_layout &s) { return s.bias + threadIdx.x / 32 * TILE_N * 2; }
 
 DEVICE void load_bias(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t) {
-    const int lane = lane_index(), factor = SWIGLU ? lane / (TILE_N / 16) : 0, at = t.column + lane % (TILE_COLUMNS / 8) * 8;
-    const long long group = GROUPS == DW_GROUPS_ROWS ? (long long)t.group * p.n * (SWIGLU ? 2 : 1) : 0;
-    const uint16 *bias = (const uint16 *)p.bias + group + (long long)factor * p.n + at;
+    const int lane = lane_index(), half = HALVES ? lane / (TILE_N / 16) : 0, at = t.column + lane % (TILE_COLUMNS / 8) * 8;
+    const long long group = GROUPS == DW_GROUPS_ROWS ? (long long)t.group * p.n * (HALVES ? 2 : 1) : 0;
+    const uint16 *bias = (const uint16 *)p.bias + group + (long long)half * p.n + at;
     uint32 words[4];
     int count = p.n - at;
     __syncwarp(); // all lanes have read those of the last tile

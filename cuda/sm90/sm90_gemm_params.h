@@ -11,13 +11,14 @@
 #define DW_SM90_MOST_RESULTS 3
 
 typedef struct dw_sm90_gemm_params {
-    /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, with SwiGLU B has 2 n rows; k: length
-     * of the contraction, of all groups together with DW_GROUPS_CONTRACTION. k may be 0: the accumulators are 0. */
+    /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, or of each half of it (PROGRAM_HALVES),
+     * with SwiGLU or halves B has 2 n rows; k: length of the contraction, of all groups together with
+     * DW_GROUPS_CONTRACTION. k may be 0: the accumulators are 0. */
     int m, n, k;
     int groups;           /* 1 or more */
     int tiles_m, tiles_n; /* of a matrix of D; tiles_m is not used with DW_GROUPS_ROWS */
     float alpha;          /* factor of the accumulators, applied first */
-    const void *bias;     /* n elements, with SwiGLU 2 n, for each matrix of B; NULL without BIAS */
+    const void *bias; /* as many elements as B has rows, for each matrix of B; NULL without BIAS */
     const void *residual;
     void *d;
     long long stride_d, stride_residual; /* elements from row to row */
@@ -31,7 +32,7 @@ typedef struct dw_sm90_gemm_params {
     const float *scale_a, *scale_b;
     int scale_b_step;   /* 0: one scale for all */
     int wide_a, wide_b; /* square blocks alone */
-    /* With a program: its results and operands have D's type and shape. D itself is stored if `d` is not NULL. Operands
+    /* With a program: its results and operands have D's type and its shape, or that of a half of it. D itself is stored if `d` is not NULL. Operands
      * are read by TMA, but for rows in no group. Strides are elements from row to row. */
     void *results[DW_SM90_MOST_RESULTS];
     const void *operands[DW_SM90_MOST_OPERANDS];

@@ -1,6 +1,7 @@
 // An elementwise program behind a GEMM of sm_90a: it computes its results from D's rounded elements and from operands that
 // lie as D does. Its source is made at run time (src/kernel/cuda/sm90_program.c); it defines PROGRAM, PROGRAM_OPERANDS,
-// PROGRAM_RESULTS, the type program_element and run_program(), and includes sm90_gemm.cu.
+// PROGRAM_RESULTS, PROGRAM_HALVES, the type program_element and run_program(), and includes sm90_gemm.cu. With
+// PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in place of D.
 //
 // The program runs for the elements of a tile that the warpgroups hold, between the products of the next tile, in units:
 // the 16 bytes that a thread has of one of its two rows in a strip of 32 columns. Operands come to shared memory by TMA, a
@@ -10,7 +11,9 @@
 
 #if PROGRAM
 
-#define UNITS (2 * STRIPS)
+#define PARTS_OF_D (1 + PROGRAM_HALVES)
+#define PROGRAM_STRIPS (STRIPS / PARTS_OF_D) // of the program's columns
+#define UNITS (2 * PROGRAM_STRIPS)
 #define SLOT_BYTES (PROGRAM_OPERANDS * DW_SM90_STRIP_BYTES)
 
 // The elements of the last tile.
@@ -32,7 +35,7 @@ DEVICE void load_strips(const dw_sm90_gemm_params &p, const shared_layout &s, co
     walk w = {};
     tile t;
     while (next_tile(p, w, t)) {
-        for (int strip = 0; strip < STRIPS; strip++) {
+        for (int strip = 0; strip < PROGRAM_STRIPS; strip++) {
             const uint32 full = s.strips_full + 8 * r.stage, to = s.strips + r.stage * SLOT_BYTES;
             barrier_wait(s.strips_empty + 8 * r.stage, r.phase ^ 1);
             barrier_expect(full, SLOT_BYTES);
@@ -47,12 +50,15 @@ DEVICE void load_strips(const dw_sm90_gemm_params &p, const shared_layout &s, co
 typedef vector<program_element> elements;
 static_assert(sizeof(elements) == 16, "a unit");
 
-// Stores eight elements of a row of each result, of which `count` exist, and of D if they are wanted.
-DEVICE void store_results(const dw_sm90_gemm_params &p, long long row, int column, int count, const elements &d,
+// Stores eight elements of a row of each result, of which `count` exist, and of D or its halves if they are wanted.
+DEVICE void store_results(const dw_sm90_gemm_params &p, long long row, int column, int count, const elements *in,
                           const elements *out) {
     uint32 words[4];
-    memcpy(words, &d, sizeof words);
-    if (p.d) store_row_chunk((uint16 *)p.d + row * p.stride_d + column, count, words);
+#pragma unroll
+    for (int i = 0; i < PARTS_OF_D; i++) {
+        memcpy(words, &in[i], sizeof words);
+        if (p.d) store_row_chunk((uint16 *)p.d + row * p.stride_d + (long long)i * p.n + column, count, words);
+    }
 #pragma unroll
     for (int i = 0; i < PROGRAM_RESULTS; i++) {
         memcpy(words, &out[i], sizeof words);
@@ -63,11 +69,14 @@ DEVICE void store_results(const dw_sm90_gemm_params &p, long long row, int colum
 // Runs the program for a unit of the last tile.
 DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, held &h, int unit) {
     const int strip = unit / 2, half = unit % 2, slot = strip % DW_SM90_STRIP_SLOTS;
-    elements in[1 + PROGRAM_OPERANDS], out[PROGRAM_RESULTS];
-    uint32 *const words = h.words[strip][half];
+    elements in[PARTS_OF_D + PROGRAM_OPERANDS], out[PROGRAM_RESULTS];
     if (!h.exists) return;
-    transpose_quad(words);
-    memcpy(&in[0], words, sizeof in[0]);
+#pragma unroll
+    for (int i = 0; i < PARTS_OF_D; i++) {
+        uint32 *const words = h.words[strip + i * PROGRAM_STRIPS][half];
+        transpose_quad(words);
+        memcpy(&in[i], words, sizeof in[i]);
+    }
     if constexpr (PROGRAM_OPERANDS > 0) {
         const int row = threadIdx.x / 32 * 16 + lane_index() / 4 + 8 * half; // of the tile: both warpgroups have 64
         const uint32 from = s.strips + slot * SLOT_BYTES + row * (2 * DW_SM90_STRIP_COLUMNS) + lane_index() % 4 * 16;
@@ -75,14 +84,14 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, he
 #pragma unroll
         for (int i = 0; i < PROGRAM_OPERANDS; i++) {
             const uint4 v = shared_load16(from + i * DW_SM90_STRIP_BYTES);
-            memcpy(&in[1 + i], &v, sizeof v);
+            memcpy(&in[PARTS_OF_D + i], &v, sizeof v);
         }
         __syncwarp();
         if (half == 1 && lane_index() == 0) barrier_arrive(s.strips_empty + 8 * slot);
     }
     run_program(in, out);
     store_results(p, h.row + 8 * half, h.column + strip * DW_SM90_STRIP_COLUMNS,
-                  h.count[half] - strip * DW_SM90_STRIP_COLUMNS, in[0], out);
+                  h.count[half] - strip * DW_SM90_STRIP_COLUMNS, in, out);
 }
 
 // D is 0 in rows behind the last group (group_tiles.cuh), and the program's results follow from that.
@@ -91,21 +100,21 @@ DEVICE void finish_rest(const dw_sm90_gemm_params &p, int threads) {
     for (long long i = (long long)blockIdx.x * threads + threadIdx.x; i < count; i += (long long)gridDim.x * threads) {
         const long long row = first + i / across;
         const int column = (int)(i % across) * 8;
-        elements in[1 + PROGRAM_OPERANDS] = {}, out[PROGRAM_RESULTS];
+        elements in[PARTS_OF_D + PROGRAM_OPERANDS] = {}, out[PROGRAM_RESULTS];
 #pragma unroll
         for (int o = 0; o < PROGRAM_OPERANDS; o++) {
             uint32 words[4];
             load_row_chunk((const uint16 *)p.operands[o] + row * p.operand_strides[o] + column, p.n - column, words);
-            memcpy(&in[1 + o], words, sizeof words);
+            memcpy(&in[PARTS_OF_D + o], words, sizeof words);
         }
         run_program(in, out);
-        store_results(p, row, column, p.n - column, in[0], out);
+        store_results(p, row, column, p.n - column, in, out);
     }
 }
 
 // Tile t takes the place of the last one, whose units are finished. `rows`: whether the warpgroup has rows of it.
 DEVICE void hold(const dw_sm90_gemm_params &p, const tile &t, bool rows, held &h) {
-    if (h.exists) h.phase ^= STRIPS / DW_SM90_STRIP_SLOTS & 1;
+    if (h.exists) h.phase ^= PROGRAM_STRIPS / DW_SM90_STRIP_SLOTS & 1;
     h.exists = 1;
     h.row = row_of(t, 0, 0);
     h.column = t.column + lane_index() % 4 * 8;
@@ -113,7 +122,7 @@ DEVICE void hold(const dw_sm90_gemm_params &p, const tile &t, bool rows, held &h
     for (int half = 0; half < 2; half++) h.count[half] = rows && h.row + 8 * half < t.end ? p.n - h.column : 0;
 }
 
-static_assert(STRIPS % DW_SM90_STRIP_SLOTS == 0, "each tile begins with the first slot");
+static_assert(PROGRAM_STRIPS % DW_SM90_STRIP_SLOTS == 0 || PROGRAM_OPERANDS == 0, "each tile begins with the first slot");
 static_assert(TOGETHER && !RESIDUAL && !SWIGLU && !CODES && GROUPS != DW_GROUPS_CONTRACTION, "what programs follow");
 
 #endif

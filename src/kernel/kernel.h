@@ -68,6 +68,9 @@ typedef struct dw__call {
      * operation's result. The result itself is stored only if outputs[0] has data. */
     const struct dw__call *epilogue;
     int replaced;
+    /* The epilogue's input that is the second half of the result's columns, while `replaced` is the first half; below 0:
+     * `replaced` is the whole result. */
+    int replaced_half;
     dw__accumulation accumulates;
     dw__tensor addend; /* DW__ADDS_TO_ADDEND only */
     /* Bit i: nothing reads input i, or the memory around its elements, after this call, which may overwrite them. */

@@ -11,13 +11,14 @@ static const char gpu[] = "emulator:sm_90a";
 
 enum { MOST_TENSORS = 4, MOST_GROUPS = 4 };
 
-/* y = x w^T + bias, or x w if w is turned; the program's input `replaced` is y. */
+/* y = x w^T + bias, or x w if w is turned; the program's input `replaced` is y, or with `halves` its first half, and the
+ * input before it the second. */
 typedef struct problem {
     const char *body;
     int inputs, results, replaced;
     int m, n, k;
     int groups; /* 0: one product */
-    bool turned, bias, f16, drops_y;
+    bool turned, bias, f16, drops_y, halves;
     int sms;
     uint64_t seed;
 } problem;
@@ -40,6 +41,9 @@ static dw__tensor tensor_of(const matrix *m) {
                         .shape = {m->rows, m->columns},
                         .stride = {view.stride, 1}};
 }
+
+/* Columns of the product. */
+static int wide(const problem *p) { return p->halves ? 2 * p->n : p->n; }
 
 /* The matrices of all groups, one below the other. */
 static dw__tensor groups_of(const matrix *m, int groups) {
@@ -64,10 +68,10 @@ static void open_run(const problem *p, run *r) {
     r->context = *context;
     r->context.sm_count = p->sms;
     place_random(&r->x, r->device, p->m, p->k, type, &state, false);
-    place_random(&r->w, r->device, matrices * (p->turned ? p->k : p->n), p->turned ? p->n : p->k,
-                 type, &state, false);
-    place_random(&r->bias, r->device, 1, p->n, type, &state, false);
-    place(&r->y, r->device, p->m, p->n, type);
+    place_random(&r->w, r->device, matrices * (p->turned ? p->k : wide(p)),
+                 p->turned ? wide(p) : p->k, type, &state, false);
+    place_random(&r->bias, r->device, 1, wide(p), type, &state, false);
+    place(&r->y, r->device, p->m, wide(p), type);
     send(&r->y, r->device);
     for (int i = 0; i < p->inputs; i++)
         place_random(&r->inputs[i], r->device, p->m, p->n, type, &state, false);
@@ -105,6 +109,12 @@ static dw__call program_of(const run *r, const matrix *results) {
                   .output_count = (uint32_t)p->results};
     for (int i = 0; i < p->inputs; i++)
         c.inputs[i] = tensor_of(i == p->replaced ? &r->y : &r->inputs[i]);
+    if (p->halves) {
+        dw__tensor *first = &c.inputs[p->replaced], *second = &c.inputs[p->replaced - 1];
+        first->shape[1] = p->n;
+        *second = *first;
+        second->data = (char *)first->data + 2 * p->n;
+    }
     for (int o = 0; o < p->results; o++) c.outputs[o] = tensor_of(&results[o]);
     return c;
 }
@@ -121,7 +131,7 @@ static dw__call product_of(const run *r) {
     if (p->bias) {
         bias = tensor_of(&r->bias);
         bias.rank = 1;
-        bias.shape[0] = p->n;
+        bias.shape[0] = wide(p);
         bias.stride[0] = 1;
     }
     dw__call c = {.op = p->groups ? DW_OP_SEGMENT_LINEAR : DW_OP_LINEAR,
@@ -152,8 +162,9 @@ static void check_element(const run *r, int group, int row, int column) {
     const double rounding = p->f16 ? 0x1p-11 : 0x1p-8;
     double sum = p->bias ? get(&r->bias, 0, column) : 0.0, size = fabs(sum);
     for (int i = 0; i < p->k; i++) {
-        const double term = get(&r->x, row, i) * (p->turned ? get(&r->w, group * p->k + i, column)
-                                                            : get(&r->w, group * p->n + column, i));
+        const double term =
+            get(&r->x, row, i) * (p->turned ? get(&r->w, group * p->k + i, column)
+                                            : get(&r->w, group * wide(p) + column, i));
         sum += term, size += fabs(term);
     }
     const double error = (p->k + 2) * 0x1p-23 * size,
@@ -176,7 +187,7 @@ static void check(run *r) {
     fetch(&r->y, r->device);
     for (int row = 0; row < p->m; row++) {
         expect_untouched(&r->y, row);
-        for (int column = 0; column < p->n; column++)
+        for (int column = 0; column < wide(p); column++)
             if (row < rows)
                 check_element(r, group_of(r, row), row, column);
             else
@@ -204,6 +215,7 @@ static void expect_right(const problem *p) {
     dw__operation_call call = {.call = product_of(&r)};
     call.call.epilogue = &program;
     call.call.replaced = p->replaced;
+    call.call.replaced_half = p->halves ? p->replaced - 1 : -1;
     if (p->drops_y) call.call.outputs[0].data = NULL;
     enqueue(&r, kernel, &call);
     if (p->drops_y) {
@@ -222,6 +234,10 @@ static void expect_right(const problem *p) {
 #define SWIGLU_BACKWARD                                                                            \
     "t0=silu(i1);t1=mul(i0,t0);t2=mul(i0,i2);t3=silu_backward(i1,t2);t4=mul(t0,i2);out(t3,t1,t4)"
 
+/* The two halves of a product's columns, in the order of the program's inputs: the second, the first, others. */
+#define HALVES "t0=swiglu(i1,i0);out(t0)"
+#define HALVES_AND_OPERAND "t0=swiglu(i1,i0);t1=add(t0,i2);out(t1,t0)"
+
 static void programs_are_right(void **state) {
     static const problem problems[] = {
         {GELU, 1, 1, 0, .m = 300, .n = 331, .k = 200, .bias = true, .sms = 2},
@@ -237,6 +253,25 @@ static void programs_are_right(void **state) {
     for (size_t i = 0; i < DW_COUNT(problems); i++) {
         problem p = problems[i];
         p.seed = 70 + i;
+        expect_right(&p);
+    }
+}
+
+static void programs_of_halves_are_right(void **state) {
+    static const problem problems[] = {
+        {HALVES, 2, 1, 1, .m = 300, .n = 200, .k = 331, .halves = true, .bias = true, .sms = 2},
+        {HALVES, 2, 1, 1, .m = 100, .n = 40, .k = 900, .halves = true, .f16 = true, .sms = 1},
+        {HALVES_AND_OPERAND, 3, 2, 1, .m = 260, .n = 296, .k = 130, .halves = true, .turned = true,
+         .sms = 2},
+        {HALVES, 2, 1, 1, .groups = 4, .m = 440, .n = 136, .k = 230, .halves = true,
+         .drops_y = true, .sms = 2},
+        {HALVES_AND_OPERAND, 3, 2, 1, .groups = 4, .m = 440, .n = 264, .k = 70, .halves = true,
+         .turned = true, .sms = 1},
+    };
+    (void)state;
+    for (size_t i = 0; i < DW_COUNT(problems); i++) {
+        problem p = problems[i];
+        p.seed = 110 + i;
         expect_right(&p);
     }
 }
@@ -272,6 +307,7 @@ static void results_may_lie_over_operands(void **state) {
     program.outputs[1] = program.inputs[2];
     call.call = product_of(&r);
     call.call.epilogue = &program;
+    call.call.replaced_half = -1;
     call.call.outputs[0].data = NULL;
     enqueue(&r, &dw__sm90_linear_program, &call);
     for (int o = 0; o < 2; o++) {
@@ -288,6 +324,7 @@ static void expect_refused(const run *r, const dw__call *program, int replaced) 
     dw__operation_call call = {.call = product_of(r)};
     call.call.epilogue = program;
     call.call.replaced = replaced;
+    call.call.replaced_half = -1;
     assert_int_equal(dw__sm90_linear_program.supports(&dw__sm90_linear_program, &call, NULL),
                      DW_UNSUPPORTED);
 }
@@ -323,6 +360,9 @@ static void check_first_use(void) {
         {GELU, 1, 1, 0, .m = 64, .n = 64, .k = 64, .bias = true, .sms = 1, .seed = 2},
         {SWIGLU_BACKWARD, 3, 3, 0, .m = 64, .n = 64, .k = 64, .turned = true, .sms = 1, .seed = 3},
         {SWIGLU, 2, 1, 0, .groups = 4, .m = 400, .n = 72, .k = 80, .sms = 1, .seed = 4},
+        {HALVES, 2, 1, 1, .m = 64, .n = 64, .k = 64, .halves = true, .sms = 1, .seed = 5},
+        {HALVES, 2, 1, 1, .groups = 4, .m = 400, .n = 64, .k = 64, .halves = true, .sms = 1,
+         .seed = 6},
     };
     for (size_t i = 0; i < DW_COUNT(problems); i++) expect_right(&problems[i]);
     REQUIRE(lines == 0);
@@ -337,6 +377,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_first_use_check_passes),
         cmocka_unit_test(programs_are_right),
+        cmocka_unit_test(programs_of_halves_are_right),
         cmocka_unit_test(programs_of_groups_are_right),
         cmocka_unit_test(results_may_lie_over_operands),
         cmocka_unit_test(other_programs_are_refused),

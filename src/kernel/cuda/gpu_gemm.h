@@ -26,6 +26,8 @@ typedef struct dw__gemm_turned {
 typedef struct dw__gemm_groups_call {
     dw_gemm gemm; /* m and k: of all groups together where these divide them */
     dw__gemm_turned turned;
+    bool
+        halves; /* Hopper: a program reads the halves of D's columns; B has 2 gemm.n rows, D as many columns */
     struct {
         int kind; /* DW_GROUPS_BATCH, ... of common/gemm_groups.h */
         int64_t count;
@@ -197,7 +199,8 @@ typedef union dw__sm90_shape {
         bool f16 : 1, bias : 1, residual : 1, turned_a : 1, turned_b : 1;
         uint64_t codes_a : 2, codes_b : 2; /* CODES_A of sm90_gemm.cu */
         bool promote : 1, blocks : 1, square_a : 1, square_b : 1;
-        uint64_t unused : 19;
+        bool halves : 1; /* PROGRAM_HALVES of sm90_program.cuh */
+        uint64_t unused : 18;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;

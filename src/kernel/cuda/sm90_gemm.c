@@ -16,11 +16,13 @@ const dw__sm90_tile dw__sm90_tiles[] = {
 };
 _Static_assert(DW_COUNT(dw__sm90_tiles) == DW__SM90_TILES, "the header's number");
 
-static bool is_swiglu(const dw__sm90_shape *s) { return s->activation == DW_ACTIVATION_SWIGLU; }
+static bool has_halves(const dw__sm90_shape *s) {
+    return s->halves || s->activation == DW_ACTIVATION_SWIGLU;
+}
 
 int dw__sm90_tile_columns(const dw__sm90_shape *s) {
     const int n = dw__sm90_tiles[s->tile].n;
-    return is_swiglu(s) ? n / 2 : n;
+    return has_halves(s) ? n / 2 : n;
 }
 
 static unsigned shared_bytes(const dw__sm90_tile *t) {
@@ -45,7 +47,7 @@ dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_sha
     const dw__tile_work work = {
         .groups_kind = c->groups.kind,
         .m = (double)c->gemm.m,
-        .n = (double)c->gemm.n,
+        .n = (double)c->gemm.n * (s->halves ? 2 : 1),
         .k = (double)c->gemm.k,
         .groups = (double)c->groups.count,
         .element_bytes = (double)dw_dtype_bytes(c->gemm.output),
@@ -78,6 +80,7 @@ dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
         .residual = c->gemm.residual.data != NULL,
         .turned_a = c->turned.a,
         .turned_b = c->turned.b,
+        .halves = c->halves,
         .codes_a = code_of(c->codes.a),
         .codes_b = code_of(c->codes.b),
         .blocks = c->codes.blocks,

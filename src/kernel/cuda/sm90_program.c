@@ -22,9 +22,21 @@ typedef struct form {
 static bool computes_linear(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL; }
 static bool computes_segments(dw_op op) { return op == DW_OP_SEGMENT_LINEAR; }
 
+/* The GEMM of a call; its n is that of the program. False: the operands lie in a way that the kernel does not read. */
+static bool gemm_of(const dw__operation_call *given, bool halves, dw__gemm_groups_call *g) {
+    enum { VECTOR = 8 };
+    if (given->call.op == DW_OP_SEGMENT_LINEAR ? !dw__segment_gemm_call(given, g)
+                                               : !dw__graph_gemm_call(given, g))
+        return false;
+    g->halves = halves;
+    if (!halves) return true;
+    if (g->gemm.n % (2 * VECTOR) != 0) return false;
+    g->gemm.n /= 2;
+    return true;
+}
+
 static bool call_of(const dw__operation_call *given, dw__gemm_groups_call *g) {
-    return given->call.op == DW_OP_SEGMENT_LINEAR ? dw__segment_gemm_call(given, g)
-                                                  : dw__graph_gemm_call(given, g);
+    return gemm_of(given, given->call.replaced_half >= 0, g);
 }
 
 /* ---- tensors of the program ------------------------------------------------------------------------ */
@@ -39,8 +51,16 @@ static bool matrix_of(const dw__tensor *t, const dw_gemm *g, dw_matrix *m) {
            (uintptr_t)t->data % 16 == 0;
 }
 
-/* Whether the program reads an input; one that it does not read is no operand. */
-static bool reads(const dw__call *program, uint32_t i) { return program->inputs[i].rank >= 0; }
+/* Which element of in[] of run_program() input `i` of the program is: the product or its first half, its second half, or
+ * the next operand, of which there are `operands` in front of it. */
+static int place_of(const dw__call *c, uint32_t i, int operands) {
+    if ((int)i == c->replaced) return 0;
+    if ((int)i == c->replaced_half) return 1;
+    return (c->replaced_half < 0 ? 1 : 2) + operands;
+}
+static bool is_operand(const dw__call *c, uint32_t i) {
+    return (int)i != c->replaced && (int)i != c->replaced_half && c->epilogue->inputs[i].rank >= 0;
+}
 
 /* Fills the program's operands, which are its inputs but the product, in order, and its results. */
 static bool matrices_of(const dw__call *c, const dw_gemm *g, dw__sm90_program *p) {
@@ -50,7 +70,7 @@ static bool matrices_of(const dw__call *c, const dw_gemm *g, dw__sm90_program *p
         program->output_count > DW_SM90_MOST_RESULTS)
         return false;
     for (uint32_t i = 0; i < program->input_count; i++) {
-        if ((int)i == c->replaced || !reads(program, i)) continue;
+        if (!is_operand(c, i)) continue;
         if (p->operand_count == DW_SM90_MOST_OPERANDS ||
             !matrix_of(&program->inputs[i], g, &p->operands[p->operand_count++]))
             return false;
@@ -81,6 +101,9 @@ static unsigned shared_bytes_of(const dw__sm90_tile *t, const form *f) {
 static bool fits(form *f) {
     enum { LEAST_STAGES = 3 };
     const dw__sm90_tile *t = &dw__sm90_tiles[f->shape.tile];
+    /* Whole boxes of half a tile's columns, and each tile's strips begin in the first slot. */
+    if (f->shape.halves && t->n % 128 != 0 && (f->shape.turned_b || f->operand_count > 0))
+        return false;
     f->stages = t->stages;
     while (f->stages > LEAST_STAGES && shared_bytes_of(t, f) > DW_SM90_MOST_SHARED) f->stages--;
     f->shared_bytes = shared_bytes_of(t, f);
@@ -121,20 +144,23 @@ static dw_status print_program(const dw__call *c, const dw__body *body, const fo
         out,
         "#define VECTOR 8\n#define INDEX int\n#include \"elementwise.cuh\"\n"
         "#define PROGRAM 1\n#define PROGRAM_OPERANDS %d\n#define PROGRAM_RESULTS %d\n"
+        "#define PROGRAM_HALVES %d\n"
         "typedef %s program_element;\n"
         "DEVICE void run_program(const vector<%s> *in, vector<%s> *out) {\n",
-        f->operand_count, f->result_count, element, element, element));
+        f->operand_count, f->result_count, f->shape.halves, element, element, element));
     for (uint32_t o = 0; o < program->output_count; o++) {
         types[o] = program->outputs[o].dtype;
         DW_RETURN_IF_FAILED(
             dw__text_printf(out, "    vector<%s> &out%u = out[%u];\n", element, o, o));
     }
     DW_RETURN_IF_FAILED(dw__text_printf(out, "    EACH(group, LANE_GROUPS) {\n"));
-    for (uint32_t i = 0; i < program->input_count; i++)
-        if ((int)i == c->replaced || reads(program, i))
-            DW_RETURN_IF_FAILED(dw__text_printf(out,
-                                                "        const lanes<%s> i%u = in[%d].at[group];\n",
-                                                element, i, (int)i == c->replaced ? 0 : ++operand));
+    for (uint32_t i = 0; i < program->input_count; i++) {
+        if (program->inputs[i].rank < 0) continue;
+        DW_RETURN_IF_FAILED(dw__text_printf(out,
+                                            "        const lanes<%s> i%u = in[%d].at[group];\n",
+                                            element, i, place_of(c, i, operand)));
+        operand += is_operand(c, i);
+    }
     DW_RETURN_IF_FAILED(dw__elementwise_print_steps(body, types, out));
     return dw__text_printf(out, "    }\n}\n#include \"sm90/sm90_gemm.cu\"\n");
 }
@@ -201,7 +227,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     const form *f = dw__program_at(variant->params)->form;
     dw__gemm_groups_call g;
     dw__sm90_program p;
-    (void)call_of(given, &g);
+    (void)gemm_of(given, f->shape.halves, &g);
     if (dw__gemm_is_empty(&g.gemm)) return DW_OK;
     if (given->call.epilogue)
         (void)matrices_of(&given->call, &g.gemm, &p);
@@ -246,7 +272,8 @@ static void example_linear(uint64_t params, int index, dw__call *c) {
     static const dw_attr plain = {.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = 0};
     const dw__sm90_shape s = ((const form *)dw__program_at(params)->form)->shape;
     const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
-    const int64_t m = 300 + 64 * index, k = 456, n = 136 + 128 * index;
+    const int64_t m = 300 + 64 * index, k = 456,
+                  n = s.halves ? 144 + 256 * index : 136 + 128 * index;
     *c = (dw__call){
         .op = DW_OP_LINEAR,
         .attr_count = s.turned_b,
@@ -262,8 +289,16 @@ static void example_linear(uint64_t params, int index, dw__call *c) {
     dw__tensor_set_contiguous(&c->outputs[0]);
 }
 
+/* With halves, each of them begins at a multiple of 16 bytes. */
 static void example_segments(uint64_t params, int index, dw__call *c) {
-    dw__sm90_segment.example(((const form *)dw__program_at(params)->form)->shape.params, index, c);
+    const dw__sm90_shape s = ((const form *)dw__program_at(params)->form)->shape;
+    dw__tensor *const with_n[] = {&c->inputs[1], &c->inputs[3], &c->outputs[0]};
+    dw__sm90_segment.example(s.params, index, c);
+    for (int i = 0; s.halves && i < (int)DW_COUNT(with_n); i++) {
+        if (with_n[i]->rank < 0) continue;
+        with_n[i]->shape[i == 0 && !s.turned_b ? 1 : with_n[i]->rank - 1] = 144 + 256 * index;
+        dw__tensor_set_contiguous(with_n[i]);
+    }
 }
 
 #define SM90_PROGRAM                                                                               \
