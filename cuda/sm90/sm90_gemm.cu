@@ -554,18 +554,26 @@ DEVICE void pass_stage(const shared_layout &s, ring &r) {
     advance(r, STAGES);
 }
 
+// The units of the last tile are finished one in each step of the next, and a program's two in each step of a short one.
+// Both warpgroups must do the same, because a strip of a program's operands is loaded when both have read another.
+DEVICE bool finishes_pairs(int steps) { return PROGRAM && steps < UNITS; }
+DEVICE int step_of(int unit, bool pairs) { return pairs ? unit / 2 : unit; }
+DEVICE bool begins_step(int unit, bool pairs) { return !pairs || unit % 2 == 0; }
+DEVICE bool ends_step(int unit, bool pairs) { return !pairs || unit % 2 == 1; }
+
 // Stores the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
                                float (*sums)[WIDTH / 2], held &h) {
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
+    const bool pairs = finishes_pairs(steps);
     if (GROUPS != DW_GROUPS_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
 #pragma unroll
         for (int unit = 0; unit < UNITS; unit++) {
-            if (PROGRAM && unit < steps) pass_stage(s, r); // which the other warpgroup needs to finish its units
+            if (PROGRAM && begins_step(unit, pairs) && step_of(unit, pairs) < steps) pass_stage(s, r);
             finish_unit(p, s, h, unit);
         }
-        for (int step = PROGRAM ? UNITS : 0; step < steps; step++) pass_stage(s, r);
+        for (int step = PROGRAM ? step_of(UNITS, pairs) : 0; step < steps; step++) pass_stage(s, r);
         hold(p, t, false, h);
         return;
     }
@@ -576,16 +584,17 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     if (steps == 0) clear_sums(sums);
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) {
-        if (unit < steps) start_step(s, r, t, unit, rows, sums);
+        const int step = step_of(unit, pairs);
+        if (begins_step(unit, pairs) && step < steps) start_step(s, r, t, step, rows, sums);
         if (BIAS && unit == 0) load_bias(p, s, t);
         finish_unit(p, s, h, unit);
         if constexpr (RESIDUAL) load_strip(residual, unit, h.words[unit]);
-        if (unit < steps) end_step_before(s, r, unit, before);
+        if (ends_step(unit, pairs) && step < steps) end_step_before(s, r, step, before);
     }
     if (RESIDUAL && p.n % 8 != 0)
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) load_incomplete(residual, strip, h.words[strip]);
-    for (int step = UNITS; step < steps; step++) {
+    for (int step = step_of(UNITS, pairs); step < steps; step++) {
         start_step(s, r, t, step, rows, sums);
         end_step_before(s, r, step, before);
     }
