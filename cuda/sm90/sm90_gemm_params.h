@@ -6,9 +6,11 @@
 #include "common/data_error.h"
 #include "common/gemm_groups.h"
 
-/* An elementwise program behind a GEMM (sm90_program.cuh): at most so many operands beside D, and results. */
+/* An elementwise program behind a GEMM (sm90_program.cuh): at most so many operands beside D, vectors with an element for
+ * each row, and results. */
 #define DW_SM90_MOST_OPERANDS 3
-#define DW_SM90_MOST_RESULTS 3
+#define DW_SM90_MOST_VECTORS 2
+#define DW_SM90_MOST_RESULTS 4
 
 typedef struct dw_sm90_gemm_params {
     /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, or of each half of it (PROGRAM_HALVES),
@@ -36,7 +38,9 @@ typedef struct dw_sm90_gemm_params {
      * are read by TMA, but for rows in no group. Strides are elements from row to row. */
     void *results[DW_SM90_MOST_RESULTS];
     const void *operands[DW_SM90_MOST_OPERANDS];
-    long long result_strides[DW_SM90_MOST_RESULTS], operand_strides[DW_SM90_MOST_OPERANDS];
+    const void *vectors[DW_SM90_MOST_VECTORS];
+    long long result_strides[DW_SM90_MOST_RESULTS], operand_strides[DW_SM90_MOST_OPERANDS],
+        vector_strides[DW_SM90_MOST_VECTORS];
 } dw_sm90_gemm_params;
 
 /* Tiles: X(tile_m, tile_n, stages, together). Two warpgroups compute a tile together, or each every other tile.

@@ -1,11 +1,12 @@
 // An elementwise program behind a GEMM of sm_90a: it computes its results from D's rounded elements and from operands that
 // lie as D does. Its source is made at run time (src/kernel/cuda/sm90_program.c); it defines PROGRAM, PROGRAM_OPERANDS,
-// PROGRAM_RESULTS, PROGRAM_HALVES, the type program_element and run_program(), and includes sm90_gemm.cu. With
+// PROGRAM_VECTORS, PROGRAM_RESULTS, PROGRAM_HALVES, the type program_element and run_program(), and includes sm90_gemm.cu. With
 // PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in place of D.
 //
 // The program runs for the elements of a tile that the warpgroups hold, between the products of the next tile, in units:
 // the 16 bytes that a thread has of one of its two rows in a strip of 32 columns. Operands come to shared memory by TMA, a
-// strip at a time, loaded by a warp of their own, so that no warp that multiplies waits for the memory.
+// strip at a time, loaded by a warp of their own, so that no warp that multiplies waits for the memory. Vectors have one
+// element for each row, which a thread keeps with those of the tile.
 #ifndef DW_SM90_PROGRAM_CUH
 #define DW_SM90_PROGRAM_CUH
 
@@ -22,6 +23,7 @@ typedef struct held {
     int count[2];    // the elements that exist from `column` on in each of its rows
     int exists;      // 0: there is no last tile
     uint32 phase;    // of the first slot
+    uint16 vectors[2][PROGRAM_VECTORS + 1]; // elements of its rows
     uint32 words[STRIPS][2][4];
 } held;
 
@@ -89,9 +91,14 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, he
         __syncwarp();
         if (half == 1 && lane_index() == 0) barrier_arrive(s.strips_empty + 8 * slot);
     }
-    run_program(in, out);
+    run_program(in, h.vectors[half], out);
     store_results(p, h.row + 8 * half, h.column + strip * DW_SM90_STRIP_COLUMNS,
                   h.count[half] - strip * DW_SM90_STRIP_COLUMNS, in, out);
+}
+
+DEVICE void load_vectors(const dw_sm90_gemm_params &p, long long row, uint16 *to) {
+#pragma unroll
+    for (int i = 0; i < PROGRAM_VECTORS; i++) to[i] = ((const uint16 *)p.vectors[i])[row * p.vector_strides[i]];
 }
 
 // D is 0 in rows behind the last group (group_tiles.cuh), and the program's results follow from that.
@@ -107,7 +114,9 @@ DEVICE void finish_rest(const dw_sm90_gemm_params &p, int threads) {
             load_row_chunk((const uint16 *)p.operands[o] + row * p.operand_strides[o] + column, p.n - column, words);
             memcpy(&in[PARTS_OF_D + o], words, sizeof words);
         }
-        run_program(in, out);
+        uint16 vectors[PROGRAM_VECTORS + 1];
+        load_vectors(p, row, vectors);
+        run_program(in, vectors, out);
         store_results(p, row, column, p.n - column, in, out);
     }
 }
@@ -119,7 +128,11 @@ DEVICE void hold(const dw_sm90_gemm_params &p, const tile &t, bool rows, held &h
     h.row = row_of(t, 0, 0);
     h.column = t.column + lane_index() % 4 * 8;
 #pragma unroll
-    for (int half = 0; half < 2; half++) h.count[half] = rows && h.row + 8 * half < t.end ? p.n - h.column : 0;
+    for (int half = 0; half < 2; half++) {
+        const bool exists = rows && h.row + 8 * half < t.end;
+        h.count[half] = exists ? p.n - h.column : 0;
+        if (exists) load_vectors(p, h.row + 8 * half, h.vectors[half]);
+    }
 }
 
 static_assert(PROGRAM_STRIPS % DW_SM90_STRIP_SLOTS == 0 || PROGRAM_OPERANDS == 0, "each tile begins with the first slot");

@@ -19,6 +19,7 @@ typedef struct problem {
     int m, n, k;
     int groups; /* 0: one product */
     bool turned, bias, f16, drops_y, halves;
+    bool weighs; /* the last input is a vector of an element for each row */
     int sms;
     uint64_t seed;
 } problem;
@@ -74,7 +75,8 @@ static void open_run(const problem *p, run *r) {
     place(&r->y, r->device, p->m, wide(p), type);
     send(&r->y, r->device);
     for (int i = 0; i < p->inputs; i++)
-        place_random(&r->inputs[i], r->device, p->m, p->n, type, &state, false);
+        place_random(&r->inputs[i], r->device, p->m, p->weighs && i == p->inputs - 1 ? 1 : p->n,
+                     type, &state, false);
     for (int o = 0; o < p->results; o++) {
         place(&r->results[o], r->device, p->m, p->n, type);
         place(&r->expected[o], r->device, p->m, p->n, type);
@@ -238,6 +240,11 @@ static void expect_right(const problem *p) {
 #define HALVES "t0=swiglu(i1,i0);out(t0)"
 #define HALVES_AND_OPERAND "t0=swiglu(i1,i0);t1=add(t0,i2);out(t1,t0)"
 
+/* The same with a weight for each row, i3, and the terms of the weights' gradients. */
+#define WEIGHED_BACKWARD                                                                           \
+    "t0=mul(i0,i3);t1=silu(i1);t2=mul(t0,t1);t3=mul(t0,i2);t4=silu_backward(i1,t3);t5=mul(t1,i2);" \
+    "t6=mul(t5,i3);t7=mul(i0,t5);out(t7,t4,t2,t6)"
+
 static void programs_are_right(void **state) {
     static const problem problems[] = {
         {GELU, 1, 1, 0, .m = 300, .n = 331, .k = 200, .bias = true, .sms = 2},
@@ -246,6 +253,8 @@ static void programs_are_right(void **state) {
         {SWIGLU_BACKWARD, 3, 3, 0, .m = 450, .n = 203, .k = 130, .turned = true, .sms = 1},
         {SWIGLU_BACKWARD, 3, 3, 0, .m = 129, .n = 520, .k = 64, .turned = true, .drops_y = true,
          .sms = 3},
+        {WEIGHED_BACKWARD, 4, 4, 0, .m = 333, .n = 200, .k = 70, .weighs = true, .drops_y = true,
+         .sms = 2},
         {"t0=mul(i0,i1);t1=add(t0,i2);t2=sub(t1,i3);out(t2)", 4, 1, 2, .m = 200, .n = 260, .k = 320,
          .f16 = true, .sms = 1},
     };
@@ -265,6 +274,8 @@ static void programs_of_halves_are_right(void **state) {
          .sms = 2},
         {HALVES, 2, 1, 1, .groups = 4, .m = 440, .n = 136, .k = 230, .halves = true,
          .drops_y = true, .sms = 2},
+        {"t0=swiglu(i1,i0);t1=mul(t0,i2);out(t1)", 3, 1, 1, .groups = 4, .m = 440, .n = 72,
+         .k = 1100, .halves = true, .weighs = true, .sms = 1},
         {HALVES_AND_OPERAND, 3, 2, 1, .groups = 4, .m = 440, .n = 264, .k = 70, .halves = true,
          .turned = true, .sms = 1},
     };

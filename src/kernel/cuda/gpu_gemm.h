@@ -228,10 +228,11 @@ dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw
 dw_status dw__sm90_enqueue(const dw__gemm_groups_call *call, const dw__context *context,
                            const dw__variant *variant);
 
-/* An elementwise program behind a GEMM. Its operands and results have D's type and shape. */
+/* An elementwise program behind a GEMM. Its operands and results have D's type and shape; vectors have D's type and an
+ * element for each row. */
 typedef struct dw__sm90_program {
-    int operand_count, result_count;
-    dw_matrix operands[DW_SM90_MOST_OPERANDS];
+    int operand_count, vector_count, result_count;
+    dw_matrix operands[DW_SM90_MOST_OPERANDS], vectors[DW_SM90_MOST_VECTORS];
     dw_matrix results[DW_SM90_MOST_RESULTS]; /* data NULL: not wanted */
     unsigned shared_bytes;
 } dw__sm90_program;

@@ -250,6 +250,10 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         params.results[i] = program->results[i].data;
         params.result_strides[i] = program->results[i].stride;
     }
+    for (int i = 0; program && i < program->vector_count; i++) {
+        params.vectors[i] = program->vectors[i].data;
+        params.vector_strides[i] = program->vectors[i].stride;
+    }
     for (int i = 0; program && i < program->operand_count; i++) {
         params.operands[i] = program->operands[i].data;
         params.operand_strides[i] = program->operands[i].stride;

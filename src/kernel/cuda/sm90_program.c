@@ -15,7 +15,7 @@
 /* What determines a variant beside its body. */
 typedef struct form {
     dw__sm90_shape shape;
-    int stages, operand_count, result_count;
+    int stages, operand_count, vector_count, result_count;
     unsigned shared_bytes;
 } form;
 
@@ -51,30 +51,37 @@ static bool matrix_of(const dw__tensor *t, const dw_gemm *g, dw_matrix *m) {
            (uintptr_t)t->data % 16 == 0;
 }
 
-/* Which element of in[] of run_program() input `i` of the program is: the product or its first half, its second half, or
- * the next operand, of which there are `operands` in front of it. */
-static int place_of(const dw__call *c, uint32_t i, int operands) {
-    if ((int)i == c->replaced) return 0;
-    if ((int)i == c->replaced_half) return 1;
-    return (c->replaced_half < 0 ? 1 : 2) + operands;
+/* An element for each row of D. */
+static bool vector_of(const dw__tensor *t, const dw_gemm *g, dw_matrix *m) {
+    m->data = t->data;
+    return t->rank > 0 && t->dtype == g->dtype && t->shape[t->rank - 1] == 1 && g->n > 1 &&
+           dw__tensor_count(t) == g->m && dw__tensor_row_stride(t, &m->stride);
 }
-static bool is_operand(const dw__call *c, uint32_t i) {
+
+/* Whether input `i` of the program is neither the product nor one of its halves. */
+static bool is_other(const dw__call *c, uint32_t i) {
     return (int)i != c->replaced && (int)i != c->replaced_half && c->epilogue->inputs[i].rank >= 0;
 }
 
-/* Fills the program's operands, which are its inputs but the product, in order, and its results. */
+/* Adds one of the program's inputs but the product. */
+static bool add_input(const dw__tensor *t, const dw_gemm *g, dw__sm90_program *p) {
+    if (p->vector_count < DW_SM90_MOST_VECTORS && vector_of(t, g, &p->vectors[p->vector_count])) {
+        p->vector_count++;
+        return true;
+    }
+    return p->operand_count < DW_SM90_MOST_OPERANDS &&
+           matrix_of(t, g, &p->operands[p->operand_count++]);
+}
+
+/* Fills the program's operands and vectors, which are its inputs but the product, in order, and its results. */
 static bool matrices_of(const dw__call *c, const dw_gemm *g, dw__sm90_program *p) {
     const dw__call *program = c->epilogue;
     *p = (dw__sm90_program){0};
     if (dw__call_own_outputs(program) != program->output_count ||
         program->output_count > DW_SM90_MOST_RESULTS)
         return false;
-    for (uint32_t i = 0; i < program->input_count; i++) {
-        if (!is_operand(c, i)) continue;
-        if (p->operand_count == DW_SM90_MOST_OPERANDS ||
-            !matrix_of(&program->inputs[i], g, &p->operands[p->operand_count++]))
-            return false;
-    }
+    for (uint32_t i = 0; i < program->input_count; i++)
+        if (is_other(c, i) && !add_input(&program->inputs[i], g, p)) return false;
     for (uint32_t o = 0; o < program->output_count; o++)
         if (!matrix_of(&program->outputs[o], g, &p->results[p->result_count++])) return false;
     return true;
@@ -114,6 +121,7 @@ static bool fits(form *f) {
 static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, int sm_count) {
     form best = {0}, trial = {.shape = dw__sm90_shape_of(g, sm_count),
                               .operand_count = p->operand_count,
+                              .vector_count = p->vector_count,
                               .result_count = p->result_count};
     double least = INFINITY;
     for (int tile = 0; tile < DW__SM90_TILES; tile++) {
@@ -134,33 +142,44 @@ static bool finds_tile(const dw__gemm_groups_call *g, const dw__sm90_program *p)
 
 /* ---- the source ------------------------------------------------------------------------------------- */
 
+/* Prints the variable of input `i` of the program. `operands` and `vectors` count those in front of it. */
+static dw_status print_input(const dw__call *c, uint32_t i, const char *element, int *operands,
+                             int *vectors, dw__text *out) {
+    const dw__tensor *t = &c->epilogue->inputs[i];
+    const int parts = c->replaced_half < 0 ? 1 : 2; /* of the product */
+    if (t->rank < 0) return DW_OK;
+    if (is_other(c, i) && t->shape[t->rank - 1] == 1)
+        return dw__text_printf(out, "        const lanes<%s> i%u = lanes<%s>::same(vectors[%d]);\n",
+                               element, i, element, (*vectors)++);
+    const int at = is_other(c, i) ? parts + (*operands)++ : (int)i != c->replaced;
+    return dw__text_printf(out, "        const lanes<%s> i%u = in[%d].at[group];\n", element, i,
+                           at);
+}
+
 static dw_status print_program(const dw__call *c, const dw__body *body, const form *f,
                                dw__text *out) {
     const dw__call *program = c->epilogue;
     const char *const element = dw__elementwise_element(c->outputs[0].dtype);
     dw_dtype types[DW_MAX_OUTPUTS];
-    int operand = 0;
+    int operands = 0, vectors = 0;
     DW_RETURN_IF_FAILED(dw__text_printf(
         out,
         "#define VECTOR 8\n#define INDEX int\n#include \"elementwise.cuh\"\n"
         "#define PROGRAM 1\n#define PROGRAM_OPERANDS %d\n#define PROGRAM_RESULTS %d\n"
-        "#define PROGRAM_HALVES %d\n"
+        "#define PROGRAM_VECTORS %d\n#define PROGRAM_HALVES %d\n"
         "typedef %s program_element;\n"
-        "DEVICE void run_program(const vector<%s> *in, vector<%s> *out) {\n",
-        f->operand_count, f->result_count, f->shape.halves, element, element, element));
+        "DEVICE void run_program(const vector<%s> *in, const unsigned short *vectors, "
+        "vector<%s> *out) {\n    (void)vectors;\n",
+        f->operand_count, f->result_count, f->vector_count, f->shape.halves, element, element,
+        element));
     for (uint32_t o = 0; o < program->output_count; o++) {
         types[o] = program->outputs[o].dtype;
         DW_RETURN_IF_FAILED(
             dw__text_printf(out, "    vector<%s> &out%u = out[%u];\n", element, o, o));
     }
     DW_RETURN_IF_FAILED(dw__text_printf(out, "    EACH(group, LANE_GROUPS) {\n"));
-    for (uint32_t i = 0; i < program->input_count; i++) {
-        if (program->inputs[i].rank < 0) continue;
-        DW_RETURN_IF_FAILED(dw__text_printf(out,
-                                            "        const lanes<%s> i%u = in[%d].at[group];\n",
-                                            element, i, place_of(c, i, operand)));
-        operand += is_operand(c, i);
-    }
+    for (uint32_t i = 0; i < program->input_count; i++)
+        DW_RETURN_IF_FAILED(print_input(c, i, element, &operands, &vectors, out));
     DW_RETURN_IF_FAILED(dw__elementwise_print_steps(body, types, out));
     return dw__text_printf(out, "    }\n}\n#include \"sm90/sm90_gemm.cu\"\n");
 }
@@ -218,8 +237,11 @@ cleanup:
 
 /* The first-use check has no program: D alone is stored, and A stands for the operands. */
 static void stand_in(const dw_gemm *g, const form *f, dw__sm90_program *p) {
-    *p = (dw__sm90_program){.operand_count = f->operand_count, .result_count = f->result_count};
+    *p = (dw__sm90_program){.operand_count = f->operand_count,
+                            .vector_count = f->vector_count,
+                            .result_count = f->result_count};
     for (int i = 0; i < f->operand_count; i++) p->operands[i] = g->a;
+    for (int i = 0; i < f->vector_count; i++) p->vectors[i] = g->a;
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
@@ -305,8 +327,10 @@ static void example_segments(uint64_t params, int index, dw__call *c) {
     .backend = "deepwell", .kind = DW__CALL_OPERATION, .proof = DW__PROVEN_ON_EMULATOR,            \
     .source = "src/kernel/cuda/sm90_program.c, cuda/sm90/sm90_program.cuh",                        \
     .architectures = "sm_90a (H100, H200)", .elements = "BF16, F16",                               \
-    .needs = "NVRTC: the source is made for each program; a program of at most 3 more operands "   \
-             "and 3 results, in rows of 16-byte multiples, of the product's type and shape",       \
+    .needs =                                                                                       \
+        "NVRTC: the source is made for each program; a program of at most 3 more operands, "       \
+        "2 vectors of an element for each row, and 4 results, of the product's type, in rows of "  \
+        "16-byte multiples",                                                                       \
     .supports = supports, .seconds = seconds, .prepare = prepare, .enqueue = enqueue,              \
     .entry_points = entry_points, .first_use = &dw__operation_first_use, .example_sms = 3,         \
     .with_epilogue = true, .results = DW__RESULTS_IN_ROWS,                                         \
