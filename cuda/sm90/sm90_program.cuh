@@ -20,14 +20,14 @@
 // The elements of the last tile.
 typedef struct held {
     int row, column; // of the thread's first unit
-    int count[2];    // the elements that exist from `column` on in each of its rows
-    int exists;      // 0: there is no last tile
+    int end;         // of the rows that exist, or HELD_NOTHING: there is no last tile
     uint32 phase;    // of the first slot
     uint16 vectors[2][PROGRAM_VECTORS + 1]; // elements of its rows
     uint32 words[STRIPS][2][4];
 } held;
 
-DEVICE void hold_nothing(held &h) { h.exists = 0, h.phase = 0; }
+#define HELD_NOTHING -1
+DEVICE void hold_nothing(held &h) { h.end = HELD_NOTHING, h.phase = 0; }
 
 // Loads the strips of the operands, tile after tile. The operands that a program does not have are never read.
 DEVICE void load_strips(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map_0,
@@ -72,7 +72,7 @@ DEVICE void store_results(const dw_sm90_gemm_params &p, long long row, int colum
 DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, held &h, int unit) {
     const int strip = unit / 2, half = unit % 2, slot = strip % DW_SM90_STRIP_SLOTS;
     elements in[PARTS_OF_D + PROGRAM_OPERANDS], out[PROGRAM_RESULTS];
-    if (!h.exists) return;
+    if (h.end == HELD_NOTHING) return;
 #pragma unroll
     for (int i = 0; i < PARTS_OF_D; i++) {
         uint32 *const words = h.words[strip + i * PROGRAM_STRIPS][half];
@@ -80,8 +80,8 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, he
         memcpy(&in[i], words, sizeof in[i]);
     }
     if constexpr (PROGRAM_OPERANDS > 0) {
-        const int row = threadIdx.x / 32 * 16 + lane_index() / 4 + 8 * half; // of the tile: both warpgroups have 64
-        const uint32 from = s.strips + slot * SLOT_BYTES + row * (2 * DW_SM90_STRIP_COLUMNS) + lane_index() % 4 * 16;
+        const int line = threadIdx.x / 32 * 16 + lane_index() / 4 + 8 * half; // of the tile: both warpgroups have 64
+        const uint32 from = s.strips + slot * SLOT_BYTES + line * (2 * DW_SM90_STRIP_COLUMNS) + lane_index() % 4 * 16;
         if (half == 0) barrier_wait(s.strips_full + 8 * slot, h.phase ^ (strip / DW_SM90_STRIP_SLOTS & 1));
 #pragma unroll
         for (int i = 0; i < PROGRAM_OPERANDS; i++) {
@@ -92,8 +92,8 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, he
         if (half == 1 && lane_index() == 0) barrier_arrive(s.strips_empty + 8 * slot);
     }
     run_program(in, h.vectors[half], out);
-    store_results(p, h.row + 8 * half, h.column + strip * DW_SM90_STRIP_COLUMNS,
-                  h.count[half] - strip * DW_SM90_STRIP_COLUMNS, in, out);
+    const int row = h.row + 8 * half, column = h.column + strip * DW_SM90_STRIP_COLUMNS;
+    store_results(p, row, column, row < h.end ? p.n - column : 0, in, out);
 }
 
 DEVICE void load_vectors(const dw_sm90_gemm_params &p, long long row, uint16 *to) {
@@ -123,16 +123,13 @@ DEVICE void finish_rest(const dw_sm90_gemm_params &p, int threads) {
 
 // Tile t takes the place of the last one, whose units are finished. `rows`: whether the warpgroup has rows of it.
 DEVICE void hold(const dw_sm90_gemm_params &p, const tile &t, bool rows, held &h) {
-    if (h.exists) h.phase ^= PROGRAM_STRIPS / DW_SM90_STRIP_SLOTS & 1;
-    h.exists = 1;
+    if (h.end != HELD_NOTHING) h.phase ^= PROGRAM_STRIPS / DW_SM90_STRIP_SLOTS & 1;
     h.row = row_of(t, 0, 0);
     h.column = t.column + lane_index() % 4 * 8;
+    h.end = rows ? t.end : 0;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const bool exists = rows && h.row + 8 * half < t.end;
-        h.count[half] = exists ? p.n - h.column : 0;
-        if (exists) load_vectors(p, h.row + 8 * half, h.vectors[half]);
-    }
+    for (int half = 0; half < 2; half++)
+        if (h.row + 8 * half < h.end) load_vectors(p, h.row + 8 * half, h.vectors[half]);
 }
 
 static_assert(PROGRAM_STRIPS % DW_SM90_STRIP_SLOTS == 0 || PROGRAM_OPERANDS == 0, "each tile begins with the first slot");
