@@ -243,6 +243,14 @@ bool dw__kernel_accumulates(dw_op op, bool on_gpu);
 /* The user's bound on the bytes of logits that are in a GPU's memory at a time (DEEPWELL_LOGITS_BYTES). False: there is
  * none. */
 bool dw__logits_bound(size_t *bytes);
+/* The products that a GPU computes together with the program behind them (DEEPWELL_EPILOGUES): none, those that our
+ * kernels would compute anyway, or all that our kernels can. */
+typedef enum dw__epilogues {
+    DW__EPILOGUES_OFF,
+    DW__EPILOGUES_OF_OURS,
+    DW__EPILOGUES_ALL
+} dw__epilogues;
+dw__epilogues dw__epilogues_wanted(void);
 bool dw__kernel_sums_operands(dw_op op, bool on_gpu);
 bool dw__kernel_reads_magnitudes(dw_op op, bool on_gpu);
 /* The outputs that are the operation's own. */

@@ -10,6 +10,7 @@
 #include "kernel/cuda/program_table.h"
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* What determines a variant beside its body. */
@@ -196,6 +197,12 @@ static dw_status print_source(const dw__call *c, const dw__body *body, const for
     return print_program(c, body, f, out);
 }
 
+dw__epilogues dw__epilogues_wanted(void) {
+    const char *text = getenv("DEEPWELL_EPILOGUES");
+    if (text && strcmp(text, "off") == 0) return DW__EPILOGUES_OFF;
+    return text && strcmp(text, "all") == 0 ? DW__EPILOGUES_ALL : DW__EPILOGUES_OF_OURS;
+}
+
 /* ---- the entry -------------------------------------------------------------------------------------- */
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
@@ -204,6 +211,8 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     dw__gemm_groups_call g;
     dw__sm90_program p;
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
+    if (dw__epilogues_wanted() == DW__EPILOGUES_OFF)
+        return dw__fail(DW_UNSUPPORTED, "%s: DEEPWELL_EPILOGUES is \"off\"", kernel->name);
     if (!c->epilogue || !call_of(given, &g) || g.gemm.output != g.gemm.dtype ||
         !matrices_of(c, &g.gemm, &p) || !finds_tile(&g, &p))
         return dw__kernel_refuse(kernel);
