@@ -113,8 +113,9 @@ void dw__lower_finish(dw__lowering *l, const dw__step *step);
 
 /* ---- lower_kernels.c ------------------------------------------------------------------------- */
 
-/* Makes the scratch call l->first of a step and its epilogue (NULL: none), with the addresses that are known: on a
- * GPU, kernels look at alignment. The epilogue is l->second. */
+/* Makes the scratch call l->first of a step and its epilogue (NULL: none). The epilogue is l->second. On a GPU, where
+ * kernels look at alignment, tensors have addresses: those that lie in a storage, and results of the epilogue that will
+ * lie in one. */
 void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilogue, int replaced);
 /* Sets the kernel of the step and its epilogue: the first that supports both, or NULL. A CPU has one for every step
  * without an epilogue. */
@@ -126,6 +127,9 @@ bool dw__step_is_fast(const dw__step *step);
 /* Makes the step's kernel ready to run: parses its attributes, or finds its variant. If the kernel turns out to be
  * unusable on this GPU, the step gets the next one that supports it. */
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step);
+/* The same for a step and its epilogue, which one kernel computes. On a GPU that kernel's code is made from both, and
+ * the epilogue has no variant of its own. */
+dw_status dw__lower_prepare_both(dw__lowering *l, dw__step *step, dw__step *epilogue, int replaced);
 /* True if some kernel of the target computes this operation with an epilogue, adds its result to what the output holds,
  * or also sums an operand. */
 bool dw__lower_has_epilogues(const dw__lowering *l, dw_op op);
@@ -225,6 +229,8 @@ dw_value dw__lower_source(const dw__lowering *l, dw_value value);
 /* Lets the step find the magnitudes of results that later nodes quantize, if its kernel can. Its results have their
  * storages. */
 dw_status dw__lower_find_magnitudes(dw__lowering *l, dw__step *step);
+/* True if dw__lower_find_magnitudes may find some for the step. */
+bool dw__lower_may_find_magnitudes(const dw__lowering *l, const dw__step *step);
 /* Gives the step the magnitudes of its first operand, if it quantizes that and the step that made it has found them. */
 dw_status dw__lower_use_magnitudes(dw__lowering *l, dw__step *step);
 

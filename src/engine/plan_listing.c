@@ -181,12 +181,20 @@ static double node_flops(const dw_plan *plan, dw_node node) {
 }
 
 /* The cost model's time of an instruction. */
-static void predict(const dw_plan *plan, const dw__step *step, dw__kernel_seconds *result) {
+static void predict(const dw_plan *plan, const dw__instruction *instruction,
+                    dw__kernel_seconds *result) {
+    const dw__step *step = &instruction->step;
     *result = (dw__kernel_seconds){0};
     if (!step->kernel->seconds || !plan->target.context) return;
     dw__operation_call call;
+    dw__call epilogue;
     memset(&call, 0, sizeof call);
     dw__step_shape(step, &call.call);
+    if (instruction->epilogue) {
+        dw__step_shape(instruction->epilogue, &epilogue);
+        call.call.epilogue = &epilogue;
+        call.call.replaced = instruction->replaced;
+    }
     step->kernel->seconds(step->kernel, &call, &plan->target.gpu, result);
 }
 
@@ -241,7 +249,7 @@ static dw_status write_costs(const dw_plan *plan, const dw__instruction *instruc
     DW_RETURN_IF_FAILED(write_number(out, "flops", flops));
     DW_RETURN_IF_FAILED(write_number(out, "bytes", bytes));
     dw__kernel_seconds time;
-    predict(plan, step, &time);
+    predict(plan, instruction, &time);
     if (time.seconds <= 0.0)
         return dw__text_printf(out, ", \"seconds\": null, \"seconds_from\": null");
     DW_RETURN_IF_FAILED(write_number(out, "seconds", time.seconds));
