@@ -4,6 +4,7 @@
 #include "deepwell/jit.h"
 #include "engine/executor.h"
 #include "engine_concats.h"
+#include "engine_epilogues.h"
 #include "engine_segments.h"
 
 static const dw_device *device;
@@ -866,6 +867,112 @@ static void a_linear_layer_runs_by_its_kernel(void **state) {
     device = before;
 }
 
+/* ---- programs behind products ------------------------------------------------------------------------------ */
+
+/* Marks the variants that run a program behind a product, which the cache of variants has, as refused by their first-use
+ * check, or as not refused. */
+static void refuse_epilogues(const dw_plan *plan, bool refused) {
+    for (uint32_t i = 0; i < plan->code.count; i++)
+        if (plan->code.items[i].epilogue)
+            ((dw__variant *)plan->code.items[i].step.variant)->disabled = refused;
+}
+
+/* Returns the plan of model_epilogue as text, and its results. `apart`: without epilogues. */
+static char *run_epilogue(bool apart, results *r) {
+    dw_graph *graph = build(model_epilogue, 0.0);
+    dw_plan *plan = NULL, *used = NULL;
+    char *text = NULL;
+    problem p;
+    problem_begin(&p, graph, 2, 77);
+    dw_engine *engine = make_gpu_engine(&p, 1, 0), *other = make_gpu_engine(&p, 1, 0);
+    OK(dw_engine_plan(other, p.sizes, &plan));
+    refuse_epilogues(plan, apart);
+    OK(dw_engine_plan(engine, p.sizes, &used));
+    refuse_epilogues(plan, false);
+    run_on_device(engine, &p, 1, r);
+    OK(dw_plan_describe(used, &text));
+    dw_plan_release(used);
+    dw_plan_release(plan);
+    dw_engine_destroy(other);
+    dw_engine_destroy(engine);
+    problem_end(&p);
+    dw_graph_destroy(graph);
+    return text;
+}
+
+/* Results and gradients have the bits of the plan without epilogues. Products whose rows are no multiples of 16 bytes
+ * have none, and neither has one whose halves the program reads. */
+static void programs_run_behind_products(void **state) {
+    static const struct {
+        epilogue_kind kind;
+        dw_dim hidden;
+        dw_dtype type;
+        int epilogues; /* forward and backward, on Hopper without cuBLASLt */
+        bool agrees;   /* is compared with FP64, too */
+    } cases[] = {
+        {EPILOGUE_GELU, 136, DW_BF16, 2, true},
+        {EPILOGUE_GELU, 132, DW_BF16, 0, false},
+        {EPILOGUE_OBSERVED, 136, DW_BF16, 2, false},
+        {EPILOGUE_RESIDUAL, 136, DW_F16, 2, false},
+        {EPILOGUE_GATED, 200, DW_F16, 2, true},
+        {EPILOGUE_HALVES, 136, DW_BF16, 1, true},
+        {EPILOGUE_EXPERTS, 136, DW_BF16, 2, true},
+        {EPILOGUE_EXPERTS, 132, DW_F16, 0, false},
+        {EPILOGUE_HALVES_OF_EXPERTS, 136, DW_F16, 1, true},
+    };
+    const bool counted = strcmp(device->name, "emulator:sm_90a") == 0;
+    (void)state;
+    need_compiler();
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        results expected, got;
+        epilogue_choose(cases[i].kind, cases[i].hidden, cases[i].type);
+        char *text = run_epilogue(false, &got), *apart = run_epilogue(true, &expected);
+        if (counted && count_of(text, " | epilogue ") != cases[i].epilogues)
+            fail_msg("case %zu: %s", i, text);
+        assert_null(strstr(apart, " | epilogue "));
+        for (uint32_t o = 0; o < got.output_count; o++)
+            assert_memory_equal(got.outputs[o].data, expected.outputs[o].data,
+                                bytes_of(&got.outputs[o]));
+        for (uint32_t g = 0; g < got.grad_count; g++)
+            assert_memory_equal(got.grads[g].data, expected.grads[g].data, bytes_of(&got.grads[g]));
+        dw_text_free(apart);
+        dw_text_free(text);
+        results_end(&got);
+        results_end(&expected);
+        if (cases[i].agrees) agrees(model_epilogue, 0.0, 2, 77);
+    }
+}
+
+/* A library's product keeps its place, and the program behind it is an instruction of its own. Experts have no kernel of
+ * a library. */
+static void products_of_a_library_have_no_epilogue(void **state) {
+    static const struct {
+        epilogue_kind kind;
+        const char *library;
+        bool has_epilogue;
+    } cases[] = {{EPILOGUE_GELU, "off", true},
+                 {EPILOGUE_GELU, NULL, false},
+                 {EPILOGUE_GATED, NULL, false},
+                 {EPILOGUE_EXPERTS, NULL, true}};
+    const char *set = getenv("DEEPWELL_CUBLASLT");
+    char before[512];
+    (void)state;
+    need_compiler();
+    snprintf(before, sizeof before, "%s", set ? set : "");
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        if (cases[i].library)
+            setenv("DEEPWELL_CUBLASLT", cases[i].library, 1);
+        else
+            unsetenv("DEEPWELL_CUBLASLT");
+        epilogue_choose(cases[i].kind, 136, DW_BF16);
+        char *text = described_on("plan:sm_90a", model_epilogue, 0.0, 77, NULL);
+        if ((strstr(text, " | epilogue ") != NULL) != cases[i].has_epilogue)
+            fail_msg("case %zu: %s", i, text);
+        dw_text_free(text);
+    }
+    if (set) setenv("DEEPWELL_CUBLASLT", before, 1);
+}
+
 /* ---- errors -------------------------------------------------------------------------------------------- */
 
 /* y = x[i], with x [5, 3]. */
@@ -1346,6 +1453,7 @@ int main(void) {
         cmocka_unit_test(a_linear_layer_runs_by_its_kernel),
         cmocka_unit_test(a_composite_whose_kernel_depends_on_a_size_runs_at_every_size),
         cmocka_unit_test(a_refused_kernel_leaves_the_call_to_the_next),
+        cmocka_unit_test(products_of_a_library_have_no_epilogue),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
         cmocka_unit_test(a_gradient_that_is_not_aligned_is_refused),
@@ -1361,6 +1469,7 @@ int main(void) {
         cmocka_unit_test_setup(attention_trains_with_dropout, without_first_use_check),
         cmocka_unit_test_setup(layers_train_with_dropout, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_in_place, without_first_use_check),
+        cmocka_unit_test_setup(programs_run_behind_products, without_first_use_check),
         cmocka_unit_test(segments_may_be_released_early),
         cmocka_unit_test(a_program_of_many_operands_runs),
     };
