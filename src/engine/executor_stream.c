@@ -151,8 +151,7 @@ static bool bind(const dw__run *run, const dw__instruction *instruction) {
     if (instruction->epilogue) {
         dw__bind_step(run->plan, run->bindings, instruction->epilogue, &state->epilogue);
         wanted |= dw__wants_result(&state->epilogue);
-        call->epilogue = &state->epilogue;
-        call->replaced = instruction->replaced;
+        dw__step_attach(instruction->epilogue, &state->epilogue, call);
     }
     return wanted;
 }

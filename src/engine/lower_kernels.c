@@ -41,13 +41,12 @@ static void set_later_addresses(const dw__lowering *l, const dw__step *epilogue,
     }
 }
 
-void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilogue, int replaced) {
+void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilogue) {
     dw__call *call = &l->first.call;
     dw__step_shape(step, call);
     if (epilogue) {
         dw__step_shape(epilogue, &l->second);
-        call->epilogue = &l->second;
-        call->replaced = replaced;
+        dw__step_attach(epilogue, &l->second, call);
     }
     if (!on_gpu(l)) return;
     set_addresses(step, call);
@@ -58,8 +57,8 @@ void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilo
 
 /* ---- choice ---------------------------------------------------------------------------------- */
 
-void dw__lower_select(dw__lowering *l, dw__step *step, const dw__step *epilogue, int replaced) {
-    dw__lower_call(l, step, epilogue, replaced);
+void dw__lower_select(dw__lowering *l, dw__step *step, const dw__step *epilogue) {
+    dw__lower_call(l, step, epilogue);
     step->kernel = dw__kernel_for(&l->first, gpu_of(l), NULL);
 }
 
@@ -142,11 +141,10 @@ cleanup:
 
 /* Finds the variant that the kernel's launches use; it is compiled, loaded and checked if it is the first of its kind.
  * A variant that the first-use check refused, or that the GPU has no room for, leaves the call to the next kernel. */
-static dw_status find_variant(dw__lowering *l, dw__step *step, const dw__step *epilogue,
-                              int replaced) {
+static dw_status find_variant(dw__lowering *l, dw__step *step, const dw__step *epilogue) {
     const dw__kernel *kernel = step->kernel;
     char reason[1024]; /* why not the first */
-    dw__lower_call(l, step, epilogue, replaced);
+    dw__lower_call(l, step, epilogue);
     for (;;) {
         dw_status status =
             kernel->prepare(kernel, &l->first, l->plan->target.context, &step->variant);
@@ -163,15 +161,14 @@ static dw_status find_variant(dw__lowering *l, dw__step *step, const dw__step *e
 
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step) {
     if (!step->kernel) {
-        dw__lower_call(l, step, NULL, -1);
+        dw__lower_call(l, step, NULL);
         return dw__kernel_fail_none(&l->first, gpu_of(l));
     }
-    if (step->kernel->prepare) return find_variant(l, step, NULL, -1);
+    if (step->kernel->prepare) return find_variant(l, step, NULL);
     return step->kernel->parse ? parse(l, step) : DW_OK;
 }
 
-dw_status dw__lower_prepare_both(dw__lowering *l, dw__step *step, dw__step *epilogue,
-                                 int replaced) {
-    if (on_gpu(l)) return find_variant(l, step, epilogue, replaced);
+dw_status dw__lower_prepare_both(dw__lowering *l, dw__step *step, dw__step *epilogue) {
+    if (on_gpu(l)) return find_variant(l, step, epilogue);
     return dw__lower_prepare(l, epilogue);
 }

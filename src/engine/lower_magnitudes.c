@@ -48,7 +48,7 @@ dw_status dw__lower_find_magnitudes(dw__lowering *l, dw__step *step) {
     if (!step->kernel || !step->kernel->magnitude_parts ||
         step->output_count != record->output_count)
         return DW_OK;
-    dw__lower_call(l, step, NULL, -1);
+    dw__lower_call(l, step, NULL);
     for (uint32_t o = 0; o < record->output_count; o++) {
         parts[o] = record->output_count + found < DW_MAX_OUTPUTS
                        ? parts_of(l, step, &l->first.call, o)

@@ -105,9 +105,9 @@ dw_status dw__lower_make_step(dw__lowering *l, dw_node node, dw__step *step);
 dw_status dw__lower_place_outputs(dw__lowering *l, dw__step *step);
 /* Appends the step as an instruction, unless its results have no elements. */
 dw_status dw__lower_add_step(dw__lowering *l, dw__step *step);
-/* Appends a step whose kernel is prepared. `epilogue` may be NULL; its input `replaced` is the step's result. */
-dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step, const dw__step *epilogue,
-                                    int replaced);
+/* Appends a step whose kernel is prepared. `epilogue` may be NULL. */
+dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step,
+                                    const dw__step *epilogue);
 /* Counts the reads of a node that has been lowered, and defines its results. */
 void dw__lower_finish(dw__lowering *l, const dw__step *step);
 
@@ -116,10 +116,10 @@ void dw__lower_finish(dw__lowering *l, const dw__step *step);
 /* Makes the scratch call l->first of a step and its epilogue (NULL: none). The epilogue is l->second. On a GPU, where
  * kernels look at alignment, tensors have addresses: those that lie in a storage, and results of the epilogue that will
  * lie in one. */
-void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilogue, int replaced);
+void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilogue);
 /* Sets the kernel of the step and its epilogue: the first that supports both, or NULL. A CPU has one for every step
  * without an epilogue. */
-void dw__lower_select(dw__lowering *l, dw__step *step, const dw__step *epilogue, int replaced);
+void dw__lower_select(dw__lowering *l, dw__step *step, const dw__step *epilogue);
 /* True if a kernel other than the CPU's reference supports the scratch call l->first. */
 bool dw__lower_has_kernel(const dw__lowering *l);
 /* True if the step has a kernel other than the CPU's reference. */
@@ -129,7 +129,7 @@ bool dw__step_is_fast(const dw__step *step);
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step);
 /* The same for a step and its epilogue, which one kernel computes. On a GPU that kernel's code is made from both, and
  * the epilogue has no variant of its own. */
-dw_status dw__lower_prepare_both(dw__lowering *l, dw__step *step, dw__step *epilogue, int replaced);
+dw_status dw__lower_prepare_both(dw__lowering *l, dw__step *step, dw__step *epilogue);
 /* True if some kernel of the target computes this operation with an epilogue, adds its result to what the output holds,
  * or also sums an operand. */
 bool dw__lower_has_epilogues(const dw__lowering *l, dw_op op);
@@ -202,7 +202,7 @@ void dw__lower_reuse_inputs(dw__lowering *l, dw__step *step, const dw__step *fir
 /* ---- lower_epilogues.c ----------------------------------------------------------------------- */
 
 /* True if the node may wait for the program that reads its result. */
-bool dw__lower_may_wait(const dw__lowering *l, dw_node node);
+bool dw__lower_may_wait(dw__lowering *l, dw_node node);
 /* Lets the node wait. Its result gets a storage, which stays unused if an epilogue consumes it. */
 dw_status dw__lower_defer(dw__lowering *l, dw_node node);
 /* True if a deferred node will fill the operand's storage. */
