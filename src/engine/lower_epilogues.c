@@ -192,10 +192,10 @@ static bool reads_as_it_writes(const dw__lowering *l, dw__step *program, uint32_
 /* Whether the kernel that computes both is worth its use. A CPU's always is. A GPU's is if the product alone would have
  * a kernel of the same provider: the program's pass over memory is then saved, and the product itself costs about the
  * same. A library's product comes first where it is the faster one. Whether the saved pass makes up for that difference
- * has not been measured, so that such a product stays alone. */
+ * has not been measured, so that such a product stays alone unless the user wants all (DEEPWELL_EPILOGUES). */
 static bool is_worth_fusing(dw__lowering *l, const dw__step *both) {
     dw__step alone = *both;
-    if (!l->plan->target.context) return true;
+    if (!l->plan->target.context || dw__epilogues_wanted() == DW__EPILOGUES_ALL) return true;
     dw__lower_select(l, &alone, NULL);
     return alone.kernel && strcmp(alone.kernel->backend, both->kernel->backend) == 0;
 }

@@ -878,6 +878,21 @@ static void refuse_epilogues(const dw_plan *plan, bool refused) {
             ((dw__variant *)plan->code.items[i].step.variant)->disabled = refused;
 }
 
+/* Runs each instruction with an epilogue by itself. */
+static void run_alone(dw_plan *plan) {
+    for (uint32_t i = 0; i < plan->code.count; i++) {
+        dw_instruction *alone = NULL;
+        void *stream = NULL;
+        if (!plan->code.items[i].epilogue) continue;
+        OK(dw_instruction_create(plan, i, &alone));
+        OK(device->stream_create(&stream));
+        OK(dw_instruction_run(alone, stream));
+        OK(device->stream_synchronize(stream));
+        device->stream_destroy(stream);
+        dw_instruction_destroy(alone);
+    }
+}
+
 /* Returns the plan of model_epilogue as text, and its results. `apart`: without epilogues. */
 static char *run_epilogue(bool apart, bool trains, results *r) {
     dw_graph *graph = build(model_epilogue, 0.0);
@@ -892,6 +907,7 @@ static char *run_epilogue(bool apart, bool trains, results *r) {
     OK(dw_engine_plan(engine, p.sizes, &used));
     refuse_epilogues(plan, false);
     run_on_device(engine, &p, 1, r);
+    run_alone(used);
     OK(dw_plan_describe(used, &text));
     dw_plan_release(used);
     dw_plan_release(plan);
@@ -915,12 +931,12 @@ static void programs_run_behind_products(void **state) {
         {EPILOGUE_GELU, 136, DW_BF16, COMPARED, 2},
         {EPILOGUE_GELU, 132, DW_BF16, TRAINING, 0},
         {EPILOGUE_OBSERVED, 136, DW_BF16, TRAINING, 2},
-        {EPILOGUE_RESIDUAL, 136, DW_F16, TRAINING, 2},
+        {EPILOGUE_RESIDUAL, 136, DW_BF16, TRAINING, 2},
         {EPILOGUE_GATED, 200, DW_F16, COMPARED, 2},
         {EPILOGUE_HALVES, 136, DW_BF16, COMPARED, 2},
         {EPILOGUE_EXPERTS, 136, DW_BF16, COMPARED, 2},
         {EPILOGUE_EXPERTS, 132, DW_F16, FORWARD, 0},
-        {EPILOGUE_HALVES_OF_EXPERTS, 136, DW_F16, COMPARED, 2},
+        {EPILOGUE_HALVES_OF_EXPERTS, 136, DW_BF16, COMPARED, 2},
         {EPILOGUE_HALVES_OF_EXPERTS, 136, DW_BF16, FORWARD, 1}, /* which stores neither half */
     };
     const bool counted = strcmp(device->name, "emulator:sm_90a") == 0;
@@ -948,34 +964,44 @@ static void programs_run_behind_products(void **state) {
     }
 }
 
-/* A library's product keeps its place, and the program behind it is an instruction of its own. Experts have no kernel of
- * a library. */
+static void set_or_unset(const char *name, const char *value) {
+    if (value)
+        setenv(name, value, 1);
+    else
+        unsetenv(name);
+}
+
+/* A library's product keeps its place, and the program behind it is an instruction of its own, unless the user wants
+ * another plan. Experts have no kernel of a library. */
 static void products_of_a_library_have_no_epilogue(void **state) {
     static const struct {
         epilogue_kind kind;
-        const char *library;
+        const char *library, *wanted;
         bool has_epilogue;
-    } cases[] = {{EPILOGUE_GELU, "off", true},
-                 {EPILOGUE_GELU, NULL, false},
-                 {EPILOGUE_GATED, NULL, false},
-                 {EPILOGUE_EXPERTS, NULL, true}};
-    const char *set = getenv("DEEPWELL_CUBLASLT");
-    char before[512];
+    } cases[] = {
+        {EPILOGUE_GELU, "off", NULL, true},   {EPILOGUE_GELU, NULL, NULL, false},
+        {EPILOGUE_GELU, NULL, "all", true},   {EPILOGUE_GATED, NULL, NULL, false},
+        {EPILOGUE_EXPERTS, NULL, NULL, true}, {EPILOGUE_EXPERTS, NULL, "off", false},
+    };
+    static const char *const names[] = {"DEEPWELL_CUBLASLT", "DEEPWELL_EPILOGUES"};
+    char *before[DW_COUNT(names)];
     (void)state;
     need_compiler();
-    snprintf(before, sizeof before, "%s", set ? set : "");
+    for (size_t n = 0; n < DW_COUNT(names); n++)
+        before[n] = getenv(names[n]) ? strdup(getenv(names[n])) : NULL;
     for (size_t i = 0; i < DW_COUNT(cases); i++) {
-        if (cases[i].library)
-            setenv("DEEPWELL_CUBLASLT", cases[i].library, 1);
-        else
-            unsetenv("DEEPWELL_CUBLASLT");
+        set_or_unset(names[0], cases[i].library);
+        set_or_unset(names[1], cases[i].wanted);
         epilogue_choose(cases[i].kind, 136, DW_BF16);
         char *text = described_on("plan:sm_90a", model_epilogue, 0.0, 77, NULL);
         if ((strstr(text, " | epilogue ") != NULL) != cases[i].has_epilogue)
             fail_msg("case %zu: %s", i, text);
         dw_text_free(text);
     }
-    if (set) setenv("DEEPWELL_CUBLASLT", before, 1);
+    for (size_t n = 0; n < DW_COUNT(names); n++) {
+        set_or_unset(names[n], before[n]);
+        free(before[n]);
+    }
 }
 
 /* ---- errors -------------------------------------------------------------------------------------------- */
