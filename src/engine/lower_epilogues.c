@@ -6,7 +6,8 @@
  *     accumulation    a program that is the sum of two inputs becomes the deferred step alone, which adds its
  *                     first result to the other input: where that lies, if nothing reads it later (gradients of
  *                     residuals and of tied embeddings), or else out of place (residuals)
- *     epilogue        both become one instruction; the deferred result is stored only if something else reads it
+ *     epilogue        both become one instruction; the deferred result is stored only if something else reads it. On
+ *                     a GPU the program may read the halves of the result's columns instead (gated activations)
  *     otherwise       the deferred step runs just before the program
  *
  * They are tried in this order. A node with several results is lowered before anything reads one of the others.

@@ -1004,6 +1004,38 @@ static void products_of_a_library_have_no_epilogue(void **state) {
     }
 }
 
+/* A program whose result is quantized with one scale finds the largest magnitude on the way, which the product's kernel
+ * does not. */
+static void programs_that_find_magnitudes_stay_alone(void **state) {
+    static const char *const ends[] = {
+        "return %h\n", "%c, %s, %n = quantize_tensor(%h) {scheme=\"fp8-tensor\"}\nreturn %c, %s\n"};
+    const dw_device *before = device;
+    (void)state;
+    need_compiler();
+    OK(dw_device_find("plan:sm_90a", &device));
+    for (size_t i = 0; i < DW_COUNT(ends); i++) {
+        char *listing = NULL, text[512];
+        dw_graph *graph = NULL;
+        dw_engine *engine = NULL;
+        dw_plan *plan = NULL;
+        snprintf(text, sizeof text,
+                 "deepwell graph 1\ninput %%x: bf16[2, 24, 72]\ninput %%w: bf16[3, 136, 72]\n"
+                 "input %%o: i32[4]\n%%r = reshape(%%x) {shape=[48, 72]}\n"
+                 "%%y = segment_linear(%%r, %%w, %%o)\n"
+                 "%%h = fused(%%y) {body=\"t0=tanh(i0);out(t0)\"}\n%s",
+                 ends[i]);
+        OK(dw_graph_from_text(text, &graph));
+        OK(plan_on_device(graph, &engine, &plan));
+        OK(dw_plan_describe(plan, &listing));
+        if ((strstr(listing, " | epilogue ") != NULL) != (i == 0)) fail_msg("in %s", listing);
+        dw_text_free(listing);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+        dw_graph_destroy(graph);
+    }
+    device = before;
+}
+
 /* ---- errors -------------------------------------------------------------------------------------------- */
 
 /* y = x[i], with x [5, 3]. */
@@ -1485,6 +1517,7 @@ int main(void) {
         cmocka_unit_test(a_composite_whose_kernel_depends_on_a_size_runs_at_every_size),
         cmocka_unit_test(a_refused_kernel_leaves_the_call_to_the_next),
         cmocka_unit_test(products_of_a_library_have_no_epilogue),
+        cmocka_unit_test(programs_that_find_magnitudes_stay_alone),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
         cmocka_unit_test(a_gradient_that_is_not_aligned_is_refused),
