@@ -12,7 +12,7 @@
 #include "random_word.cuh"
 #include "tensor_types.cuh"
 
-enum { THREADS = 256, LANES = VECTOR > 1 ? 2 : 1, GROUPS = VECTOR / LANES };
+enum { THREADS = 256, LANES = VECTOR > 1 ? 2 : 1, LANE_GROUPS = VECTOR / LANES };
 #define EACH(i, count) _Pragma("unroll") for (int i = 0; i < (count); i++)
 
 // ---- elements in registers ----------------------------------------------------------------------------------
@@ -94,10 +94,10 @@ HALF_OPERATIONS(bf16)
 HALF_OPERATIONS(f16)
 
 // The index of lane j's element, in a program's loops.
-#define ELEMENT ((unsigned long long)v * VECTOR + group * LANES + j)
+#define ELEMENT_NUMBER ((unsigned long long)v * VECTOR + group * LANES + j)
 
 // One step of a program: `name` is the lanes whose numbers are the expression, in which `j` is the lane.
-#define STEP(element, name, ...)                                                                                     \
+#define LANES_STEP(element, name, ...)                                                                                     \
     lanes<element> name;                                                                                             \
     {                                                                                                                \
         element::value values[LANES];                                                                                \
@@ -133,7 +133,7 @@ template <int BYTES> DEVICE void put(size_t at, const access<BYTES> &x) {
     *(access<BYTES> *)__cvta_global_to_generic(at) = x;
 }
 template <class E> struct vector {
-    lanes<E> at[GROUPS];
+    lanes<E> at[LANE_GROUPS];
 };
 
 // `at`: offset in elements.
@@ -164,7 +164,7 @@ DEVICE unsigned word_of_lane(const half_lanes<f16_element> &x, int) { return x.b
 DEVICE unsigned word_of_lane(const lanes<f32_element> &x, int j) { return __float_as_uint(x.x[j]); }
 
 template <int type, class E> DEVICE void observe(magnitude<type> &m, const vector<E> &x) {
-    EACH(group, GROUPS) EACH(j, sizeof(lanes<E>) / 4 > 1 ? LANES : 1) m.observe(word_of_lane(x.at[group], j));
+    EACH(group, LANE_GROUPS) EACH(j, sizeof(lanes<E>) / 4 > 1 ? LANES : 1) m.observe(word_of_lane(x.at[group], j));
 }
 DEVICE void store_magnitude(long long address, unsigned found) {
     found = magnitude_of_block<THREADS>(found);

@@ -19,6 +19,8 @@
 // transpose them. With PROMOTE both warpgroups multiply the same tile and add each stage's sums in F32 (sm90_codes.cuh).
 // A stage is as long as the blocks of fp8-block: with BLOCKS its sums are multiplied by the two blocks' scales first.
 //
+// An elementwise program may follow (PROGRAM, sm90_program.cuh).
+//
 // Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
 // a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
 // (sm90_gemm_params.h).
@@ -30,6 +32,11 @@
 #define BLOCKS 0
 #endif
 #define CODES (CODES_A != 0)
+#ifndef PROGRAM
+#define PROGRAM 0
+#define PROGRAM_OPERANDS 0
+#define PROGRAM_HALVES 0
+#endif
 #define SQUARE_A ((BLOCKS & DW_SM90_SQUARE_A) != 0)
 #define SQUARE_B ((BLOCKS & DW_SM90_SQUARE_B) != 0)
 
@@ -45,7 +52,9 @@
 #define SLICES 4 // products along a stage: 32 bytes of the contraction each
 #define STAGE_BYTES DW_SM90_STAGE_BYTES(TILE_M, TILE_N)
 #define A_BYTES (TILE_M * 128)
-#define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // columns of D
+// A tile has the same columns of both halves of B's rows, which meet in the epilogue.
+#define HALVES (SWIGLU || PROGRAM_HALVES)
+#define TILE_COLUMNS (HALVES ? TILE_N / 2 : TILE_N) // columns of D, or of its halves
 #define BAND (TOGETHER ? 12 : 8)
 #define READERS (TOGETHER || PROMOTE ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
 // A warpgroup's share of a tile: all of it, or 64 of 128 rows, or half of the columns.
@@ -72,18 +81,26 @@ static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) <= DW_SM90_MOST_
 
 typedef struct shared_layout {
     uint32 stages, bias, full, empty;
+    uint32 strips, strips_full, strips_empty; // of a program's operands
 } shared_layout;
 
 DEVICE shared_layout begin_block(const void *memory) {
     shared_layout s;
     s.stages = shared_address(memory); // swizzled memory must start at multiples of 1024
-    s.bias = s.stages + STAGES * STAGE_BYTES;
-    s.full = s.bias + DW_SM90_BIAS_BYTES(TILE_N);
+    s.strips = s.stages + STAGES * STAGE_BYTES;
+    s.bias = s.strips + PROGRAM_OPERANDS * DW_SM90_STRIP_SLOTS * DW_SM90_STRIP_BYTES;
+    s.full = s.bias + (PROGRAM && !BIAS ? 0 : DW_SM90_BIAS_BYTES(TILE_N));
     s.empty = s.full + 8 * STAGES;
+    s.strips_full = s.empty + 8 * STAGES;
+    s.strips_empty = s.strips_full + 8 * DW_SM90_STRIP_SLOTS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(s.full + 8 * i, 1);
             barrier_init(s.empty + 8 * i, 4 * READERS);
+        }
+        for (int i = 0; PROGRAM && i < DW_SM90_STRIP_SLOTS; i++) {
+            barrier_init(s.strips_full + 8 * i, 1);
+            barrier_init(s.strips_empty + 8 * i, 4 * DW_SM90_MULTIPLIERS);
         }
         fence_barrier_init();
     }
@@ -133,7 +150,7 @@ DEVICE void load_tiles(const dw_sm90_gemm_params &p, const shared_layout &s, con
             barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
             barrier_expect(full, STAGE_BYTES);
             load_operand<TILE_M, TURNED_A>(a, map_a, full, at, t.row, group_a);
-            if constexpr (SWIGLU) {
+            if constexpr (HALVES) {
                 load_operand<TILE_COLUMNS, TURNED_B>(b, map_b, full, at, t.column, group_b);
                 load_operand<TILE_COLUMNS, TURNED_B>(b + TILE_COLUMNS * 128, map_b, full, at, p.n + t.column, group_b);
             } else {
@@ -275,13 +292,13 @@ DEVICE void store_strip(const chunks &c, int strip, uint32 (*words)[4]) {
     }
 }
 
-// Each warp has the bias of its tile's columns in shared memory, with SwiGLU those of both factors side by side.
+// Each warp has the bias of its tile's columns in shared memory, those of both halves side by side.
 DEVICE uint32 warp_bias(const shared_layout &s) { return s.bias + threadIdx.x / 32 * TILE_N * 2; }
 
 DEVICE void load_bias(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t) {
-    const int lane = lane_index(), factor = SWIGLU ? lane / (TILE_N / 16) : 0, at = t.column + lane % (TILE_COLUMNS / 8) * 8;
-    const long long group = GROUPS == DW_GROUPS_ROWS ? (long long)t.group * p.n * (SWIGLU ? 2 : 1) : 0;
-    const uint16 *bias = (const uint16 *)p.bias + group + (long long)factor * p.n + at;
+    const int lane = lane_index(), half = HALVES ? lane / (TILE_N / 16) : 0, at = t.column + lane % (TILE_COLUMNS / 8) * 8;
+    const long long group = GROUPS == DW_GROUPS_ROWS ? (long long)t.group * p.n * (HALVES ? 2 : 1) : 0;
+    const uint16 *bias = (const uint16 *)p.bias + group + (long long)half * p.n + at;
     uint32 words[4];
     int count = p.n - at;
     __syncwarp(); // all lanes have read those of the last tile
@@ -507,35 +524,57 @@ DEVICE void compute_in_two_levels(const dw_sm90_gemm_params &p, const shared_lay
 
 // ---- tiles together -----------------------------------------------------------------------------------------
 
+#if !PROGRAM
+
+#define UNITS STRIPS
+
 // The elements of the last tile; counts of 0: there is none.
 typedef struct held {
     chunks d;
     uint32 words[STRIPS][2][4];
 } held;
 
-DEVICE void store_held(held &h) {
-#pragma unroll
-    for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
-    h.d.count[0] = h.d.count[1] = 0;
+DEVICE void hold_nothing(held &h) { h.d.count[0] = h.d.count[1] = 0; }
+DEVICE void finish_unit(const dw_sm90_gemm_params &, const shared_layout &, held &h, int unit) {
+    store_strip(h.d, unit, h.words[unit]);
+}
+// Tile t takes the place of the last one, whose units are finished. `rows`: whether the warpgroup has rows of it.
+DEVICE void hold(const dw_sm90_gemm_params &p, const tile &t, bool rows, held &h) {
+    if (rows) h.d = chunks_of_d(p, t, 0);
+    else hold_nothing(h);
 }
 
-// Gives the stages of a tile back unread, so that the tensor cores are the other warpgroup's.
-DEVICE void pass_stages(const shared_layout &s, ring &r, int steps) {
-    for (int step = 0; step < steps; step++) {
-        barrier_wait(s.full + 8 * r.stage, r.phase);
-        release(s, r.stage);
-        advance(r, STAGES);
-    }
+#endif
+#include "sm90_program.cuh"
+
+// Gives a stage back unread, so that the tensor cores are the other warpgroup's.
+DEVICE void pass_stage(const shared_layout &s, ring &r) {
+    barrier_wait(s.full + 8 * r.stage, r.phase);
+    release(s, r.stage);
+    advance(r, STAGES);
 }
+
+// The units of the last tile are finished one in each step of the next, and a program's two in each step of a short one.
+// Both warpgroups must do the same, because a strip of a program's operands is loaded when both have read another.
+DEVICE bool finishes_pairs(int steps) { return PROGRAM && steps < UNITS; }
+DEVICE int step_of(int unit, bool pairs) { return pairs ? unit / 2 : unit; }
+DEVICE bool begins_step(int unit, bool pairs) { return !pairs || unit % 2 == 0; }
+DEVICE bool ends_step(int unit, bool pairs) { return !pairs || unit % 2 == 1; }
 
 // Stores the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
                                float (*sums)[WIDTH / 2], held &h) {
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
+    const bool pairs = finishes_pairs(steps);
     if (GROUPS != DW_GROUPS_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
-        store_held(h);
-        pass_stages(s, r, steps);
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++) {
+            if (PROGRAM && begins_step(unit, pairs) && step_of(unit, pairs) < steps) pass_stage(s, r);
+            finish_unit(p, s, h, unit);
+        }
+        for (int step = PROGRAM ? step_of(UNITS, pairs) : 0; step < steps; step++) pass_stage(s, r);
+        hold(p, t, false, h);
         return;
     }
     const float factor = factor_of(p, t);
@@ -544,24 +583,25 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     if constexpr (RESIDUAL) residual = chunks_of_residual(p, t, 0);
     if (steps == 0) clear_sums(sums);
 #pragma unroll
-    for (int strip = 0; strip < STRIPS; strip++) {
-        if (strip < steps) start_step(s, r, t, strip, rows, sums);
-        if (BIAS && strip == 0) load_bias(p, s, t);
-        store_strip(h.d, strip, h.words[strip]);
-        if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
-        if (strip < steps) end_step_before(s, r, strip, before);
+    for (int unit = 0; unit < UNITS; unit++) {
+        const int step = step_of(unit, pairs);
+        if (begins_step(unit, pairs) && step < steps) start_step(s, r, t, step, rows, sums);
+        if (BIAS && unit == 0) load_bias(p, s, t);
+        finish_unit(p, s, h, unit);
+        if constexpr (RESIDUAL) load_strip(residual, unit, h.words[unit]);
+        if (ends_step(unit, pairs) && step < steps) end_step_before(s, r, step, before);
     }
     if (RESIDUAL && p.n % 8 != 0)
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) load_incomplete(residual, strip, h.words[strip]);
-    for (int step = STRIPS; step < steps; step++) {
+    for (int step = step_of(UNITS, pairs); step < steps; step++) {
         start_step(s, r, t, step, rows, sums);
         end_step_before(s, r, step, before);
     }
     if constexpr (RESIDUAL)
 #pragma unroll
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
-    h.d = chunks_of_d(p, t, 0);
+    hold(p, t, true, h);
     if constexpr (BIAS) __syncwarp();
     wgmma_wait<0>();
     keep<WIDTH / 2>(sums[0]);
@@ -581,14 +621,31 @@ DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &
     tile t;
     float sums[PARTS][WIDTH / 2];
     held h;
-    h.d.count[0] = h.d.count[1] = 0;
+    hold_nothing(h);
+#if PROGRAM
+    for (bool more = true; more;) {
+        more = next_tile(p, w, t);
+        if (!more) t.k = t.end = 0; // a tile without rows, which finishes the last one
+        multiply_and_store(p, s, r, t, sums, h);
+    }
+#else
     while (next_tile(p, w, t)) multiply_and_store(p, s, r, t, sums, h);
-    store_held(h);
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) finish_unit(p, s, h, unit);
+#endif
 }
+
+#if PROGRAM_OPERANDS > 0
+#define PROGRAM_MAPS                                                                                                 \
+    , const __grid_constant__ tensor_map map_0, const __grid_constant__ tensor_map map_1,                            \
+        const __grid_constant__ tensor_map map_2
+#else
+#define PROGRAM_MAPS
+#endif
 
 extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
     sm90_gemm(const __grid_constant__ tensor_map map_a, const __grid_constant__ tensor_map map_b,
-              const __grid_constant__ dw_sm90_gemm_params p) {
+              const __grid_constant__ dw_sm90_gemm_params p PROGRAM_MAPS) {
     extern __shared__ __align__(1024) uint8 memory[];
     shared_layout s = begin_block(memory);
     if constexpr (GROUPS != DW_GROUPS_BATCH)
@@ -596,11 +653,18 @@ extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
     if (threadIdx.x / 128 == DW_SM90_MULTIPLIERS) {
         registers_down<40>();
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b);
+#if PROGRAM_OPERANDS > 0
+        if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS + 1 && elect_one()) load_strips(p, s, &map_0, &map_1, &map_2);
+#endif
     } else {
         registers_up<232>();
         if constexpr (PROMOTE) compute_in_two_levels(p, s);
         else if constexpr (TOGETHER) compute_together(p, s);
         else compute_in_turn(p, s);
+#if PROGRAM
+        if constexpr (GROUPS == DW_GROUPS_ROWS) finish_rest(p, 128 * DW_SM90_MULTIPLIERS);
+#else
         if constexpr (GROUPS == DW_GROUPS_ROWS) store_rest<F32_OUTPUT, RESIDUAL>(p, 128 * DW_SM90_MULTIPLIERS);
+#endif
     }
 }

@@ -6,14 +6,21 @@
 #include "common/data_error.h"
 #include "common/gemm_groups.h"
 
+/* An elementwise program behind a GEMM (sm90_program.cuh): at most so many operands beside D, vectors with an element for
+ * each row, and results. */
+#define DW_SM90_MOST_OPERANDS 3
+#define DW_SM90_MOST_VECTORS 2
+#define DW_SM90_MOST_RESULTS 4
+
 typedef struct dw_sm90_gemm_params {
-    /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, with SwiGLU B has 2 n rows; k: length
-     * of the contraction, of all groups together with DW_GROUPS_CONTRACTION. k may be 0: the accumulators are 0. */
+    /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, or of each half of it (PROGRAM_HALVES),
+     * with SwiGLU or halves B has 2 n rows; k: length of the contraction, of all groups together with
+     * DW_GROUPS_CONTRACTION. k may be 0: the accumulators are 0. */
     int m, n, k;
     int groups;           /* 1 or more */
     int tiles_m, tiles_n; /* of a matrix of D; tiles_m is not used with DW_GROUPS_ROWS */
     float alpha;          /* factor of the accumulators, applied first */
-    const void *bias;     /* n elements, with SwiGLU 2 n, for each matrix of B; NULL without BIAS */
+    const void *bias; /* as many elements as B has rows, for each matrix of B; NULL without BIAS */
     const void *residual;
     void *d;
     long long stride_d, stride_residual; /* elements from row to row */
@@ -27,6 +34,13 @@ typedef struct dw_sm90_gemm_params {
     const float *scale_a, *scale_b;
     int scale_b_step;   /* 0: one scale for all */
     int wide_a, wide_b; /* square blocks alone */
+    /* With a program: its results and operands have D's type and its shape, or that of a half of it. D itself is stored if `d` is not NULL. Operands
+     * are read by TMA, but for rows in no group. Strides are elements from row to row. */
+    void *results[DW_SM90_MOST_RESULTS];
+    const void *operands[DW_SM90_MOST_OPERANDS];
+    const void *vectors[DW_SM90_MOST_VECTORS];
+    long long result_strides[DW_SM90_MOST_RESULTS], operand_strides[DW_SM90_MOST_OPERANDS],
+        vector_strides[DW_SM90_MOST_VECTORS];
 } dw_sm90_gemm_params;
 
 /* Tiles: X(tile_m, tile_n, stages, together). Two warpgroups compute a tile together, or each every other tile.
@@ -46,6 +60,15 @@ typedef struct dw_sm90_gemm_params {
 #define DW_SM90_GEMM_SHARED_BYTES(tile_m, tile_n, stages)                                          \
     ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + DW_SM90_BIAS_BYTES(tile_n) + 2 * 8 * (stages))
 #define DW_SM90_MOST_SHARED 232448 /* 227 KiB: the limit of a block */
+
+/* Operands come to shared memory in strips: 128 rows of 32 columns of a tile. */
+#define DW_SM90_STRIP_COLUMNS 32
+#define DW_SM90_STRIP_BYTES (128 * DW_SM90_STRIP_COLUMNS * 2)
+#define DW_SM90_STRIP_SLOTS 2 /* strips of each operand that are there at a time */
+#define DW_SM90_PROGRAM_SHARED_BYTES(tile_m, tile_n, stages, bias, operands)                       \
+    ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + ((bias) ? DW_SM90_BIAS_BYTES(tile_n) : 0) +    \
+     (operands)*DW_SM90_STRIP_SLOTS * DW_SM90_STRIP_BYTES + 2 * 8 * (stages) +                     \
+     2 * 8 * DW_SM90_STRIP_SLOTS)
 
 /* Elements of the contraction in a stage of codes of FP8, 128 bytes, too, and of a block of fp8-block. */
 #define DW_SM90_CODES_STEP 128

@@ -131,13 +131,13 @@ typedef struct dw__step {
     dw__operand_sum sums; /* the operand whose sums are the last output, which is not the node's */
     uint64_t magnitudes;  /* as in dw__call; their vectors follow the node's own outputs */
     bool tf32;            /* as in dw__call */
-    const void *prepared; /* parsed attributes, owned by the engine */
+    int replaced, replaced_half; /* of an epilogue, as in dw__call */
+    const void *prepared;        /* parsed attributes, owned by the engine */
 } dw__step;
 
 typedef struct dw__instruction {
     dw__step step;
     dw__step *epilogue; /* computed by the step's kernel; NULL: none */
-    int replaced;       /* input of the epilogue that is the step's result */
     uint32_t scratch;   /* storage, or DW_NONE */
     size_t library;     /* bytes that libraries allocate by themselves while it runs */
     bool optional;      /* writes only gradients: skipped if the caller left all of them out */
@@ -258,6 +258,13 @@ void dw__plan_destroy(dw_plan *plan);
 
 /* The step as a call without an epilogue, with every data NULL. */
 void dw__step_shape(const dw__step *step, dw__call *call);
+
+/* Makes the epilogue's call `made` that of `call`. */
+void dw__step_attach(const dw__step *epilogue, const dw__call *made, dw__call *call);
+/* True if input `i` of the epilogue is the product or a half of it, which its kernel does not read from memory. */
+static inline bool dw__step_replaces(const dw__step *epilogue, uint32_t i) {
+    return (int)i == epilogue->replaced || (int)i == epilogue->replaced_half;
+}
 
 /* ---- single_instruction.c -------------------------------------------------------------------- */
 

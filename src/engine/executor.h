@@ -66,6 +66,7 @@ typedef struct dw__gpu_kept {
 typedef struct dw__gpu_call {
     struct dw__gpu_call *next;
     dw__operation_call call;
+    dw__call epilogue; /* of `call`, if its instruction has one */
 } dw__gpu_call;
 
 dw_status dw__gpu_open(dw_plan *plan);

@@ -59,8 +59,7 @@ static dw_status run_instruction(const dw__run *run, const dw__instruction *inst
     if (instruction->epilogue) {
         dw__bind_step(plan, run->bindings, instruction->epilogue, &state->epilogue);
         wanted |= dw__wants_result(&state->epilogue);
-        state->call.epilogue = &state->epilogue;
-        state->call.replaced = instruction->replaced;
+        dw__step_attach(instruction->epilogue, &state->epilogue, &state->call);
     }
     *ran = wanted;
     return wanted ? instruction->step.kernel->run(&state->call, scratch) : DW_OK;

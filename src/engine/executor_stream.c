@@ -142,6 +142,20 @@ void dw__gpu_forget(dw_plan *plan) {
     plan->kept = NULL;
 }
 
+/* Makes the run's call of the instruction. False: the caller left out all that it writes. */
+static bool bind(const dw__run *run, const dw__instruction *instruction) {
+    dw__gpu_call *state = run->state;
+    dw__call *call = &state->call.call;
+    dw__bind_step(run->plan, run->bindings, &instruction->step, call);
+    bool wanted = !instruction->optional || dw__wants_result(call);
+    if (instruction->epilogue) {
+        dw__bind_step(run->plan, run->bindings, instruction->epilogue, &state->epilogue);
+        wanted |= dw__wants_result(&state->epilogue);
+        dw__step_attach(instruction->epilogue, &state->epilogue, call);
+    }
+    return wanted;
+}
+
 /* Enqueues one instruction. Sets *ran to false if the caller left out all that it writes. */
 static dw_status enqueue(dw__run *run, uint32_t index, void *stream, bool *ran) {
     const dw_plan *plan = run->plan;
@@ -149,8 +163,7 @@ static dw_status enqueue(dw__run *run, uint32_t index, void *stream, bool *ran) 
     dw__operation_call *call = &((dw__gpu_call *)run->state)->call;
     const dw__instruction *instruction = &plan->code.items[index];
     const dw__step *step = &instruction->step;
-    dw__bind_step(plan, run->bindings, step, &call->call);
-    *ran = !instruction->optional || dw__wants_result(&call->call);
+    *ran = bind(run, instruction);
     if (!*ran) return DW_OK;
     call->stream = stream;
     call->workspace = instruction->scratch == DW_NONE

@@ -45,6 +45,7 @@ dw_status dw__lower_node(dw__lowering *l, dw_node node) {
             return dw__lower_view(l, node); /* a deferred node may go on waiting below it */
         }
     }
+    if (row_of(l, node)->view == DW__VIEW_SLICE) return dw__lower_view(l, node); /* the same */
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
     if (dw__op_is_view(record->op)) return dw__lower_view(l, node);
     if (row_of(l, node)->concatenates) return dw__lower_concat(l, node);

@@ -26,7 +26,7 @@ dw_status dw__lower_add_copy(dw__lowering *l, dw_node node, const dw__operand *f
     view_bytes(&step.inputs[0]);
     view_bytes(&step.outputs[0]);
     step.op = dw__kernel_copy_op(step.inputs[0].view.rank, attr);
-    dw__lower_select(l, &step, NULL, -1);
+    dw__lower_select(l, &step, NULL);
     return dw__lower_add_step(l, &step);
 }
 
@@ -55,7 +55,7 @@ static void put_in_arena(dw__tensor *operand) {
 static uint64_t operands_to_copy(dw__lowering *l, dw__step *step) {
     dw__tensor *inputs = l->first.call.inputs;
     uint64_t changed = 0;
-    dw__lower_call(l, step, NULL, -1);
+    dw__lower_call(l, step, NULL);
     for (uint32_t i = 0; i < step->input_count; i++) {
         if (inputs[i].rank >= 0 && !is_in_place(&inputs[i])) changed |= (uint64_t)1 << i;
     }
@@ -74,7 +74,7 @@ static uint64_t operands_to_copy(dw__lowering *l, dw__step *step) {
 }
 
 dw_status dw__lower_choose_kernel(dw__lowering *l, dw__step *step) {
-    dw__lower_select(l, step, NULL, -1);
+    dw__lower_select(l, step, NULL);
     if (dw__step_is_fast(step)) return DW_OK;
     uint64_t copies = operands_to_copy(l, step);
     if (!copies) return DW_OK; /* on a GPU, dw__lower_prepare says what is not supported */
@@ -83,6 +83,6 @@ dw_status dw__lower_choose_kernel(dw__lowering *l, dw__step *step) {
         dw__operand from = step->inputs[i];
         DW_RETURN_IF_FAILED(copy_to_arena(l, step->node, &from, &step->inputs[i]));
     }
-    dw__lower_select(l, step, NULL, -1);
+    dw__lower_select(l, step, NULL);
     return DW_OK;
 }

@@ -3,24 +3,28 @@
  * A node is deferred if some kernel can compute it together with a program behind it, or add another tensor to its
  * first result, and if a program soon reads that result. When that program is lowered:
  *
- *     epilogue        both become one instruction; the deferred result is stored only if something else reads it
  *     accumulation    a program that is the sum of two inputs becomes the deferred step alone, which adds its
  *                     first result to the other input: where that lies, if nothing reads it later (gradients of
  *                     residuals and of tied embeddings), or else out of place (residuals)
+ *     epilogue        both become one instruction; the deferred result is stored only if something else reads it. On
+ *                     a GPU the program may read the halves of the result's columns instead (gated activations)
  *     otherwise       the deferred step runs just before the program
  *
- * A node with several results is lowered before anything reads one of the others.
+ * They are tried in this order. A node with several results is lowered before anything reads one of the others.
  */
 #include "engine/lowering.h"
 #include "engine/views.h"
+#include <string.h>
 
-/* Returns the first node that reads the value's elements; looks through reshapes. */
-static dw_node first_reader(const dw__lowering *l, dw_value value, int depth) {
+/* Returns the first node that reads the value's elements; looks through reshapes, and with `slices` through slices. */
+static dw_node first_reader(const dw__lowering *l, dw_value value, bool slices, int depth) {
     dw_node first = DW_NONE;
     for (uint32_t u = l->engine->use_start[value]; u < l->engine->use_start[value + 1]; u++) {
         dw_node reader = l->engine->use_nodes[u];
-        if (row_of(l, reader)->view == DW__VIEW_RESHAPE && depth < DW__LOWER_MOST_VIEWS) {
-            reader = first_reader(l, record_of(l, reader)->outputs[0], depth + 1);
+        const dw__view_kind view = row_of(l, reader)->view;
+        if ((view == DW__VIEW_RESHAPE || (slices && view == DW__VIEW_SLICE)) &&
+            depth < DW__LOWER_MOST_VIEWS) {
+            reader = first_reader(l, record_of(l, reader)->outputs[0], slices, depth + 1);
         }
         if (reader < first) first = reader;
     }
@@ -37,15 +41,61 @@ static bool is_near(const dw__lowering *l, dw_node node, dw_node reader) {
     return between <= NEAR;
 }
 
-bool dw__lower_may_wait(const dw__lowering *l, dw_node node) {
+/* True if the node's result may be added to another tensor. */
+static bool may_accumulate(const dw__lowering *l, dw_node node) {
+    const dw__node_record *record = record_of(l, node);
+    return dw__lower_accumulates(l, record->op) &&
+           dw__dtype_is_float(value_of(l, record->outputs[0])->dtype);
+}
+
+/* True if the node may have an epilogue: on a CPU if its result is F32, on a GPU if it has 16 bits. */
+static bool may_have_epilogue(const dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
     const dw_dtype dtype = value_of(l, record->outputs[0])->dtype;
-    if (dw__lower_accumulates(l, record->op)) {
-        if (!dw__dtype_is_float(dtype)) return false;
-    } else if (!dw__lower_has_epilogues(l, record->op) || dtype != DW_F32) {
+    return dw__lower_has_epilogues(l, record->op) &&
+           (l->plan->target.context ? dw__dtype_is_half(dtype) : dtype == DW_F32);
+}
+
+/* True if the view, `offset` elements behind the tensor's first, is one of the halves of its columns. */
+static bool is_half(const dw__tensor *whole, const dw__tensor *view, int64_t offset) {
+    const int last = whole->rank - 1;
+    if (last < 0 || view->rank < 1 || whole->shape[last] % 2 != 0) return false;
+    const int64_t columns = whole->shape[last] / 2;
+    int64_t stride;
+    return view->shape[view->rank - 1] == columns && (offset == 0 || offset == columns) &&
+           2 * dw__tensor_count(view) == dw__tensor_count(whole) &&
+           dw__tensor_row_stride(view, &stride) &&
+           (stride == 2 * columns || dw__tensor_count(view) == columns);
+}
+
+/* True if an epilogue may read the halves of the node's result, as those of a GPU do, and nothing reads anything else of
+ * it. Rows that lower_layouts.c might place at multiples of 16 bytes are left to it. */
+static bool may_be_halved(dw__lowering *l, dw_node node) {
+    const dw__node_record *record = record_of(l, node);
+    const dw_value value = record->outputs[0];
+    dw__tensor whole, type, view;
+    if (!may_have_epilogue(l, node) || !l->plan->target.context ||
+        dw__lower_type(l, value, &whole) != DW_OK || whole.shape[whole.rank - 1] % 8 != 0)
         return false;
+    for (uint32_t u = l->engine->use_start[value]; u < l->engine->use_start[value + 1]; u++) {
+        const dw_node reader = l->engine->use_nodes[u];
+        const dw_attr *attrs = NULL;
+        int64_t offset;
+        if (row_of(l, reader)->view != DW__VIEW_SLICE ||
+            dw__lower_type(l, record_of(l, reader)->outputs[0], &type) != DW_OK ||
+            dw__lower_attrs(l, reader, &attrs) != DW_OK ||
+            !dw__view_apply(DW__VIEW_SLICE, &whole, &type, record_of(l, reader)->attr_count, attrs,
+                            &view, &offset) ||
+            !is_half(&whole, &view, offset))
+            return false;
     }
-    dw_node reader = first_reader(l, record->outputs[0], 0);
+    return true;
+}
+
+bool dw__lower_may_wait(dw__lowering *l, dw_node node) {
+    const dw__node_record *record = record_of(l, node);
+    if (!may_accumulate(l, node) && !may_have_epilogue(l, node)) return false;
+    dw_node reader = first_reader(l, record->outputs[0], may_be_halved(l, node), 0);
     return reader != DW_NONE && row_of(l, reader)->program &&
            record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
 }
@@ -117,38 +167,74 @@ dw_status dw__lower_deferred_inputs(dw__lowering *l, dw_node node, uint32_t exce
     return DW_OK;
 }
 
-/* True if the program reads its input `i` once, whole, and element by element as it writes its results. */
-static bool reads_as_it_writes(const dw__lowering *l, const dw__step *program, uint32_t i) {
-    int64_t count = dw__tensor_count(&program->outputs[0].view);
-    return count > 0 && dw__tensor_count(&program->inputs[i].view) == count &&
-           dw__lower_reads_in(program, program->inputs[i].storage) == 1 &&
-           dw__lower_is_whole(l, &program->inputs[i]);
+/* True if the program reads the result of the deferred node `node`, its input `i`, element by element as it writes its
+ * own results: the whole result, or each half once. Says which inputs these are. */
+static bool reads_as_it_writes(const dw__lowering *l, dw__step *program, uint32_t i, dw_node node) {
+    const dw__operand *input = &program->inputs[i],
+                      *result = &l->values[record_of(l, node)->outputs[0]];
+    const int64_t count = dw__tensor_count(&program->outputs[0].view);
+    const uint32_t reads = dw__lower_reads_in(program, input->storage);
+    if (count <= 0 || dw__tensor_count(&input->view) != count) return false;
+    program->replaced = (int)i;
+    if (reads == 1) return dw__lower_is_whole(l, input);
+    uint32_t other = i + 1;
+    while (other < program->input_count && program->inputs[other].storage != input->storage)
+        other++;
+    if (reads != 2 || other == program->input_count || !dw__lower_is_whole(l, result) ||
+        input->offset == program->inputs[other].offset ||
+        !is_half(&result->view, &input->view, input->offset) ||
+        !is_half(&result->view, &program->inputs[other].view, program->inputs[other].offset))
+        return false;
+    program->replaced = (int)(input->offset == 0 ? i : other);
+    program->replaced_half = (int)(input->offset == 0 ? other : i);
+    return true;
+}
+
+/* Whether the kernel that computes both is worth its use. A CPU's always is. A GPU's is if the product alone would have
+ * a kernel of the same provider: the program's pass over memory is then saved, and the product itself costs about the
+ * same. A library's product comes first where it is the faster one. Whether the saved pass makes up for that difference
+ * has not been measured, so that such a product stays alone unless the user wants all (DEEPWELL_EPILOGUES). */
+static bool is_worth_fusing(dw__lowering *l, const dw__step *both) {
+    dw__step alone = *both;
+    if (!l->plan->target.context || dw__epilogues_wanted() == DW__EPILOGUES_ALL) return true;
+    dw__lower_select(l, &alone, NULL);
+    return alone.kernel && strcmp(alone.kernel->backend, both->kernel->backend) == 0;
+}
+
+/* Sets `can` if a kernel computes the step and the program behind it, and should. It is then prepared. */
+static dw_status find_fused(dw__lowering *l, dw__step *step, dw__step *program, bool *can) {
+    *can = false;
+    dw__lower_select(l, program, NULL);
+    if (!dw__step_is_fast(program) || dw__lower_may_find_magnitudes(l, program)) return DW_OK;
+    dw__lower_select(l, step, program);
+    if (!step->kernel || !is_worth_fusing(l, step)) return DW_OK;
+    const dw_status status = dw__lower_prepare_both(l, step, program);
+    *can = status == DW_OK;
+    return status == DW_UNSUPPORTED ? DW_OK : status;
 }
 
 /* Tries to make one instruction of the program and the deferred node that computes its input `i`. */
 static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, bool *done) {
     *done = false;
-    uint32_t storage = program->inputs[i].storage;
-    dw_node node = storage_of(l, storage)->deferred;
-    if (!reads_as_it_writes(l, program, i)) return DW_OK;
+    const uint32_t storage = program->inputs[i].storage;
+    const dw__storage *place = storage_of(l, storage);
+    const dw_node node = place->deferred;
+    const bool stored =
+        place->reads_left > dw__lower_reads_in(program, storage) || place->home != DW_HOME_ARENA;
+    if (!reads_as_it_writes(l, program, i, node)) return DW_OK;
     dw__step step;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
+    if (stored) step.outputs[0] = l->values[record_of(l, node)->outputs[0]];
     DW_RETURN_IF_FAILED(dw__lower_lay_out_results(l, program, &step));
-    dw__lower_select(l, program, NULL, -1);
-    if (!dw__step_is_fast(program)) return DW_OK;
-    DW_RETURN_IF_FAILED(dw__lower_prepare(l, program));
-    dw__lower_select(l, &step, program, (int)i);
-    if (!step.kernel) return DW_OK;
-    dw__storage *place = storage_of(l, storage);
-    if (place->reads_left > 1 || place->home != DW_HOME_ARENA) {
-        step.outputs[0] = l->values[record_of(l, node)->outputs[0]];
-    }
-    place->deferred = DW_NONE;
+    DW_RETURN_IF_FAILED(find_fused(l, &step, program, done));
+    if (!*done) return DW_OK;
+    undefer(l, node);
     dw__lower_reuse_inputs(l, program, &step);
     DW_RETURN_IF_FAILED(dw__lower_place_outputs(l, program));
-    DW_RETURN_IF_FAILED(dw__lower_add_instruction(l, &step, program, (int)i));
+    for (uint32_t j = 0; j < program->input_count && !stored; j++)
+        if (dw__step_replaces(program, j)) program->inputs[j].storage = DW_NONE; /* no memory */
+    DW_RETURN_IF_FAILED(dw__lower_add_instruction(l, &step, program));
     read_operands(l, node);
-    *done = true;
     return DW_OK;
 }
 
@@ -167,7 +253,7 @@ static dw_status find_adder(dw__lowering *l, dw__step *step, dw__accumulation wa
     step->accumulates = way;
     step->outputs[0].storage = DW_NONE;
     *can = false;
-    dw__lower_select(l, step, NULL, -1);
+    dw__lower_select(l, step, NULL);
     if (!step->kernel) return DW_OK;
     const dw_status status = dw__lower_prepare(l, step);
     *can = status == DW_OK;
@@ -226,27 +312,43 @@ static dw_status accumulate(dw__lowering *l, dw__step *program, uint32_t i, bool
     return DW_OK;
 }
 
+/* Returns the program's input whose deferred node is tried: the first that may have an epilogue, or else the first. A
+ * sum may be an accumulation of any of its inputs. DW_NONE: no input is deferred. */
+static uint32_t waiting_input(dw__lowering *l, const dw__step *program) {
+    uint32_t first = DW_NONE;
+    for (uint32_t i = 0; i < program->input_count; i++) {
+        if (!dw__lower_waits(l, &program->inputs[i])) continue;
+        if (first == DW_NONE) first = i;
+        if (may_have_epilogue(l, storage_of(l, program->inputs[i].storage)->deferred)) return i;
+        if (is_sum(l, program)) break;
+    }
+    return first;
+}
+
+/* Tries to make one instruction of the program and the deferred node of its input `i`. */
+static dw_status join(dw__lowering *l, dw__step *program, uint32_t i, bool *done) {
+    const dw_node node = storage_of(l, program->inputs[i].storage)->deferred;
+    *done = false;
+    if (may_accumulate(l, node)) DW_RETURN_IF_FAILED(accumulate(l, program, i, done));
+    if (!*done && may_have_epilogue(l, node))
+        DW_RETURN_IF_FAILED(fuse_epilogue(l, program, i, done));
+    return DW_OK;
+}
+
 dw_status dw__lower_program(dw__lowering *l, dw_node node) {
-    const dw__node_record *record = record_of(l, node);
     dw__step program;
+    bool done = false;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &program));
-    for (uint32_t i = 0; i < record->input_count; i++) {
-        if (!dw__lower_waits(l, &program.inputs[i])) continue;
+    const uint32_t i = waiting_input(l, &program);
+    if (i != DW_NONE) {
         /* The program reads the results of other deferred nodes, too, so they come first. */
         DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, program.inputs[i].storage));
-        if (!dw__lower_waits(l, &program.inputs[i])) break; /* the same node made both */
-        bool done = false;
-        dw_node waiting = storage_of(l, program.inputs[i].storage)->deferred;
-        if (dw__lower_accumulates(l, record_of(l, waiting)->op)) {
-            DW_RETURN_IF_FAILED(accumulate(l, &program, i, &done));
-        } else {
-            DW_RETURN_IF_FAILED(fuse_epilogue(l, &program, i, &done));
-        }
-        if (done) {
-            dw__lower_finish(l, &program);
-            return DW_OK;
-        }
-        break;
+        if (dw__lower_waits(l, &program.inputs[i])) /* unless the same node made both */
+            DW_RETURN_IF_FAILED(join(l, &program, i, &done));
+    }
+    if (done) {
+        dw__lower_finish(l, &program);
+        return DW_OK;
     }
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
     return dw__lower_plain(l, node);

@@ -21,15 +21,7 @@ static void *aligned_address(const dw__operand *operand) {
     return operand->storage == DW_NONE ? NULL : (char *)0 + DW__GPU_ALIGNMENT + bytes;
 }
 
-void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilogue, int replaced) {
-    dw__call *call = &l->first.call;
-    dw__step_shape(step, call);
-    if (epilogue) {
-        dw__step_shape(epilogue, &l->second);
-        call->epilogue = &l->second;
-        call->replaced = replaced;
-    }
-    if (!on_gpu(l)) return;
+static void set_addresses(const dw__step *step, dw__call *call) {
     for (uint32_t i = 0; i < step->input_count; i++)
         call->inputs[i].data = aligned_address(&step->inputs[i]);
     for (uint32_t o = 0; o < step->output_count; o++)
@@ -37,10 +29,36 @@ void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilo
     if (step->accumulates == DW__ADDS_TO_ADDEND) call->addend.data = aligned_address(&step->addend);
 }
 
+/* Results of an epilogue get their places after its kernel is chosen. Those that have readers will lie in whole
+ * storages, which are aligned. */
+static void set_later_addresses(const dw__lowering *l, const dw__step *epilogue, dw__call *call) {
+    const dw__node_record *record = record_of(l, epilogue->node);
+    for (uint32_t o = 0; o < record->output_count; o++) {
+        const dw_value value = record->outputs[o];
+        if (epilogue->outputs[o].storage == DW_NONE &&
+            use_count(l, value) + l->engine->output_uses[value] > 0)
+            call->outputs[o].data = (char *)0 + DW__GPU_ALIGNMENT;
+    }
+}
+
+void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilogue) {
+    dw__call *call = &l->first.call;
+    dw__step_shape(step, call);
+    if (epilogue) {
+        dw__step_shape(epilogue, &l->second);
+        dw__step_attach(epilogue, &l->second, call);
+    }
+    if (!on_gpu(l)) return;
+    set_addresses(step, call);
+    if (!epilogue) return;
+    set_addresses(epilogue, &l->second);
+    set_later_addresses(l, epilogue, &l->second);
+}
+
 /* ---- choice ---------------------------------------------------------------------------------- */
 
-void dw__lower_select(dw__lowering *l, dw__step *step, const dw__step *epilogue, int replaced) {
-    dw__lower_call(l, step, epilogue, replaced);
+void dw__lower_select(dw__lowering *l, dw__step *step, const dw__step *epilogue) {
+    dw__lower_call(l, step, epilogue);
     step->kernel = dw__kernel_for(&l->first, gpu_of(l), NULL);
 }
 
@@ -123,10 +141,10 @@ cleanup:
 
 /* Finds the variant that the kernel's launches use; it is compiled, loaded and checked if it is the first of its kind.
  * A variant that the first-use check refused, or that the GPU has no room for, leaves the call to the next kernel. */
-static dw_status find_variant(dw__lowering *l, dw__step *step) {
+static dw_status find_variant(dw__lowering *l, dw__step *step, const dw__step *epilogue) {
     const dw__kernel *kernel = step->kernel;
     char reason[1024]; /* why not the first */
-    dw__lower_call(l, step, NULL, -1);
+    dw__lower_call(l, step, epilogue);
     for (;;) {
         dw_status status =
             kernel->prepare(kernel, &l->first, l->plan->target.context, &step->variant);
@@ -143,9 +161,14 @@ static dw_status find_variant(dw__lowering *l, dw__step *step) {
 
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step) {
     if (!step->kernel) {
-        dw__lower_call(l, step, NULL, -1);
+        dw__lower_call(l, step, NULL);
         return dw__kernel_fail_none(&l->first, gpu_of(l));
     }
-    if (step->kernel->prepare) return find_variant(l, step);
+    if (step->kernel->prepare) return find_variant(l, step, NULL);
     return step->kernel->parse ? parse(l, step) : DW_OK;
+}
+
+dw_status dw__lower_prepare_both(dw__lowering *l, dw__step *step, dw__step *epilogue) {
+    if (on_gpu(l)) return find_variant(l, step, epilogue);
+    return dw__lower_prepare(l, epilogue);
 }

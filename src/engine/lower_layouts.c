@@ -90,7 +90,7 @@ dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step, const dw__s
         any = true;
     }
     if (!any) return DW_OK;
-    dw__lower_select(l, step, NULL, -1);
+    dw__lower_select(l, step, NULL);
     if (dw__step_is_fast(step)) {
         dw__lower_take_over_concat(l, step, first);
         return DW_OK;

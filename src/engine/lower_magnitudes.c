@@ -33,6 +33,14 @@ static int64_t parts_of(const dw__lowering *l, const dw__step *step, const dw__c
     return step->kernel->magnitude_parts(call, o);
 }
 
+bool dw__lower_may_find_magnitudes(const dw__lowering *l, const dw__step *step) {
+    const dw__node_record *record = record_of(l, step->node);
+    bool any = false;
+    for (uint32_t o = 0; o < record->output_count && !any; o++)
+        any = is_quantized(l, record->outputs[o], 0);
+    return any && step->kernel && step->kernel->magnitude_parts;
+}
+
 dw_status dw__lower_find_magnitudes(dw__lowering *l, dw__step *step) {
     const dw__node_record *record = record_of(l, step->node);
     int64_t parts[DW_MAX_OUTPUTS];
@@ -40,7 +48,7 @@ dw_status dw__lower_find_magnitudes(dw__lowering *l, dw__step *step) {
     if (!step->kernel || !step->kernel->magnitude_parts ||
         step->output_count != record->output_count)
         return DW_OK;
-    dw__lower_call(l, step, NULL, -1);
+    dw__lower_call(l, step, NULL);
     for (uint32_t o = 0; o < record->output_count; o++) {
         parts[o] = record->output_count + found < DW_MAX_OUTPUTS
                        ? parts_of(l, step, &l->first.call, o)

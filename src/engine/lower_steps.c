@@ -27,10 +27,17 @@ void dw__step_shape(const dw__step *step, dw__call *call) {
     }
 }
 
+void dw__step_attach(const dw__step *epilogue, const dw__call *made, dw__call *call) {
+    call->epilogue = made;
+    call->replaced = epilogue->replaced;
+    call->replaced_half = epilogue->replaced_half;
+}
+
 dw_status dw__lower_make_step(dw__lowering *l, dw_node node, dw__step *step) {
     const dw__node_record *record = record_of(l, node);
     memset(step, 0, sizeof *step);
     step->node = node;
+    step->replaced = step->replaced_half = -1;
     step->op = record->op;
     step->tf32 = l->plan->target.tf32;
     step->attr_count = record->attr_count;
@@ -77,12 +84,12 @@ void dw__lower_finish(dw__lowering *l, const dw__step *step) {
     }
 }
 
-dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step, const dw__step *epilogue,
-                                    int replaced) {
+dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step,
+                                    const dw__step *epilogue) {
     const dw__kernel *kernel = step->kernel;
-    dw__instruction fresh = {.step = *step, .replaced = replaced, .scratch = DW_NONE};
+    dw__instruction fresh = {.step = *step, .scratch = DW_NONE};
     size_t bytes = 0;
-    dw__lower_call(l, step, epilogue, replaced);
+    dw__lower_call(l, step, epilogue);
     if (kernel->library_bytes) fresh.library = kernel->library_bytes(&l->first.call);
     if (kernel->workspace_bytes)
         DW_RETURN_IF_FAILED(
@@ -104,5 +111,5 @@ dw_status dw__lower_add_step(dw__lowering *l, dw__step *step) {
     }
     if (empty) return DW_OK; /* no element to compute */
     DW_RETURN_IF_FAILED(dw__lower_prepare(l, step));
-    return dw__lower_add_instruction(l, step, NULL, -1);
+    return dw__lower_add_instruction(l, step, NULL);
 }

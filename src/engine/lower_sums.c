@@ -193,7 +193,7 @@ static dw_status join(dw__lowering *l, dw_node product, dw_node sum, bool *done)
     dw__step step;
     DW_RETURN_IF_FAILED(make_step(l, product, sum, &step));
     DW_RETURN_IF_FAILED(dw__lower_pad_rows(l, &step));
-    dw__lower_select(l, &step, NULL, -1);
+    dw__lower_select(l, &step, NULL);
     if (!step.kernel) return DW_OK;
     const dw_status status = dw__lower_prepare(l, &step);
     if (status == DW_UNSUPPORTED) return DW_OK;

@@ -105,20 +105,21 @@ dw_status dw__lower_make_step(dw__lowering *l, dw_node node, dw__step *step);
 dw_status dw__lower_place_outputs(dw__lowering *l, dw__step *step);
 /* Appends the step as an instruction, unless its results have no elements. */
 dw_status dw__lower_add_step(dw__lowering *l, dw__step *step);
-/* Appends a step whose kernel is prepared. `epilogue` may be NULL; its input `replaced` is the step's result. */
-dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step, const dw__step *epilogue,
-                                    int replaced);
+/* Appends a step whose kernel is prepared. `epilogue` may be NULL. */
+dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step,
+                                    const dw__step *epilogue);
 /* Counts the reads of a node that has been lowered, and defines its results. */
 void dw__lower_finish(dw__lowering *l, const dw__step *step);
 
 /* ---- lower_kernels.c ------------------------------------------------------------------------- */
 
-/* Makes the scratch call l->first of a step and its epilogue (NULL: none), with the addresses that are known: on a
- * GPU, kernels look at alignment. The epilogue is l->second. */
-void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilogue, int replaced);
+/* Makes the scratch call l->first of a step and its epilogue (NULL: none). The epilogue is l->second. On a GPU, where
+ * kernels look at alignment, tensors have addresses: those that lie in a storage, and results of the epilogue that will
+ * lie in one. */
+void dw__lower_call(dw__lowering *l, const dw__step *step, const dw__step *epilogue);
 /* Sets the kernel of the step and its epilogue: the first that supports both, or NULL. A CPU has one for every step
  * without an epilogue. */
-void dw__lower_select(dw__lowering *l, dw__step *step, const dw__step *epilogue, int replaced);
+void dw__lower_select(dw__lowering *l, dw__step *step, const dw__step *epilogue);
 /* True if a kernel other than the CPU's reference supports the scratch call l->first. */
 bool dw__lower_has_kernel(const dw__lowering *l);
 /* True if the step has a kernel other than the CPU's reference. */
@@ -126,6 +127,9 @@ bool dw__step_is_fast(const dw__step *step);
 /* Makes the step's kernel ready to run: parses its attributes, or finds its variant. If the kernel turns out to be
  * unusable on this GPU, the step gets the next one that supports it. */
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step);
+/* The same for a step and its epilogue, which one kernel computes. On a GPU that kernel's code is made from both, and
+ * the epilogue has no variant of its own. */
+dw_status dw__lower_prepare_both(dw__lowering *l, dw__step *step, dw__step *epilogue);
 /* True if some kernel of the target computes this operation with an epilogue, adds its result to what the output holds,
  * or also sums an operand. */
 bool dw__lower_has_epilogues(const dw__lowering *l, dw_op op);
@@ -198,7 +202,7 @@ void dw__lower_reuse_inputs(dw__lowering *l, dw__step *step, const dw__step *fir
 /* ---- lower_epilogues.c ----------------------------------------------------------------------- */
 
 /* True if the node may wait for the program that reads its result. */
-bool dw__lower_may_wait(const dw__lowering *l, dw_node node);
+bool dw__lower_may_wait(dw__lowering *l, dw_node node);
 /* Lets the node wait. Its result gets a storage, which stays unused if an epilogue consumes it. */
 dw_status dw__lower_defer(dw__lowering *l, dw_node node);
 /* True if a deferred node will fill the operand's storage. */
@@ -225,6 +229,8 @@ dw_value dw__lower_source(const dw__lowering *l, dw_value value);
 /* Lets the step find the magnitudes of results that later nodes quantize, if its kernel can. Its results have their
  * storages. */
 dw_status dw__lower_find_magnitudes(dw__lowering *l, dw__step *step);
+/* True if dw__lower_find_magnitudes may find some for the step. */
+bool dw__lower_may_find_magnitudes(const dw__lowering *l, const dw__step *step);
 /* Gives the step the magnitudes of its first operand, if it quantizes that and the step that made it has found them. */
 dw_status dw__lower_use_magnitudes(dw__lowering *l, dw__step *step);
 

@@ -115,12 +115,15 @@ cleanup:
 
 /* ---- as JSON --------------------------------------------------------------------------------------- */
 
-/* Appends tensors to a list, without operand `but` and those that no memory holds. */
-static dw_status write_operands(dw__text *out, const dw__operand *operands, uint32_t count, int but,
-                                bool *first) {
+/* Appends tensors to a list, without those that no memory holds. `inputs_of`: NULL, or the epilogue whose inputs they
+ * are, which are listed without the product. */
+static dw_status write_operands(dw__text *out, const dw__operand *operands, uint32_t count,
+                                const dw__step *inputs_of, bool *first) {
     for (uint32_t i = 0; i < count; i++) {
         const dw__tensor *view = &operands[i].view;
-        if (operands[i].storage == DW_NONE || view->rank < 0 || (int)i == but) continue;
+        if (operands[i].storage == DW_NONE || view->rank < 0 ||
+            (inputs_of && dw__step_replaces(inputs_of, i)))
+            continue;
         DW_RETURN_IF_FAILED(dw__text_printf(out, "%s{\"dtype\": \"%s\", \"shape\": ",
                                             *first ? "" : ", ", dw_dtype_name(view->dtype)));
         DW_RETURN_IF_FAILED(dw__write_list(out, NULL, (uint32_t)view->rank, view->shape, ""));
@@ -141,12 +144,12 @@ static double bytes_of(const dw__operand *operand) {
     return elements * dw_dtype_bits(view->dtype) / 8.0;
 }
 
-/* Without input `but`. */
-static double step_bytes(const dw__step *step, int but) {
+/* Of an epilogue without the product. */
+static double step_bytes(const dw__step *step, bool is_epilogue) {
     double bytes = step->accumulates == DW__ADDS_TO_ADDEND ? bytes_of(&step->addend) : 0.0;
     if (step->accumulates == DW__ADDS_TO_OUTPUT) bytes += bytes_of(&step->outputs[0]);
     for (uint32_t i = 0; i < step->input_count; i++)
-        if ((int)i != but) bytes += bytes_of(&step->inputs[i]);
+        if (!is_epilogue || !dw__step_replaces(step, i)) bytes += bytes_of(&step->inputs[i]);
     for (uint32_t o = 0; o < step->output_count; o++) bytes += bytes_of(&step->outputs[o]);
     return bytes;
 }
@@ -181,12 +184,19 @@ static double node_flops(const dw_plan *plan, dw_node node) {
 }
 
 /* The cost model's time of an instruction. */
-static void predict(const dw_plan *plan, const dw__step *step, dw__kernel_seconds *result) {
+static void predict(const dw_plan *plan, const dw__instruction *instruction,
+                    dw__kernel_seconds *result) {
+    const dw__step *step = &instruction->step;
     *result = (dw__kernel_seconds){0};
     if (!step->kernel->seconds || !plan->target.context) return;
     dw__operation_call call;
+    dw__call epilogue;
     memset(&call, 0, sizeof call);
     dw__step_shape(step, &call.call);
+    if (instruction->epilogue) {
+        dw__step_shape(instruction->epilogue, &epilogue);
+        dw__step_attach(instruction->epilogue, &epilogue, &call.call);
+    }
     step->kernel->seconds(step->kernel, &call, &plan->target.gpu, result);
 }
 
@@ -217,31 +227,31 @@ static dw_status write_tensors(dw__text *out, const dw__instruction *instruction
     const dw__step *step = &instruction->step, *epilogue = instruction->epilogue;
     bool first = true;
     DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"inputs\": ["));
-    DW_RETURN_IF_FAILED(write_operands(out, step->inputs, step->input_count, -1, &first));
-    if (epilogue)
-        DW_RETURN_IF_FAILED(write_operands(out, epilogue->inputs, epilogue->input_count,
-                                           instruction->replaced, &first));
-    DW_RETURN_IF_FAILED(dw__text_printf(out, "], \"outputs\": ["));
-    first = true;
-    DW_RETURN_IF_FAILED(write_operands(out, step->outputs, step->output_count, -1, &first));
+    DW_RETURN_IF_FAILED(write_operands(out, step->inputs, step->input_count, NULL, &first));
     if (epilogue)
         DW_RETURN_IF_FAILED(
-            write_operands(out, epilogue->outputs, epilogue->output_count, -1, &first));
+            write_operands(out, epilogue->inputs, epilogue->input_count, epilogue, &first));
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "], \"outputs\": ["));
+    first = true;
+    DW_RETURN_IF_FAILED(write_operands(out, step->outputs, step->output_count, NULL, &first));
+    if (epilogue)
+        DW_RETURN_IF_FAILED(
+            write_operands(out, epilogue->outputs, epilogue->output_count, NULL, &first));
     return dw__text_append(out, "]", 1);
 }
 
 static dw_status write_costs(const dw_plan *plan, const dw__instruction *instruction,
                              dw__text *out) {
     const dw__step *step = &instruction->step, *epilogue = instruction->epilogue;
-    double flops = node_flops(plan, step->node), bytes = step_bytes(step, -1);
+    double flops = node_flops(plan, step->node), bytes = step_bytes(step, false);
     if (epilogue) {
         flops += node_flops(plan, epilogue->node);
-        bytes += step_bytes(epilogue, instruction->replaced);
+        bytes += step_bytes(epilogue, true);
     }
     DW_RETURN_IF_FAILED(write_number(out, "flops", flops));
     DW_RETURN_IF_FAILED(write_number(out, "bytes", bytes));
     dw__kernel_seconds time;
-    predict(plan, step, &time);
+    predict(plan, instruction, &time);
     if (time.seconds <= 0.0)
         return dw__text_printf(out, ", \"seconds\": null, \"seconds_from\": null");
     DW_RETURN_IF_FAILED(write_number(out, "seconds", time.seconds));

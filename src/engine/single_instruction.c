@@ -171,8 +171,7 @@ dw_status dw_instruction_create(dw_plan *plan, uint32_t index, dw_instruction **
     DW_TRY(bind(made, &made->instruction->step, &made->call.call));
     if (made->instruction->epilogue) {
         DW_TRY(bind(made, made->instruction->epilogue, &made->epilogue));
-        made->call.call.epilogue = &made->epilogue;
-        made->call.call.replaced = made->instruction->replaced;
+        dw__step_attach(made->instruction->epilogue, &made->epilogue, &made->call.call);
     }
     DW_TRY(hold(made, made->instruction->scratch, (contents){DW_F32, 1, false}));
     made->scratch = memory_of(made, made->instruction->scratch);

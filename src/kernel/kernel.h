@@ -68,6 +68,9 @@ typedef struct dw__call {
      * operation's result. The result itself is stored only if outputs[0] has data. */
     const struct dw__call *epilogue;
     int replaced;
+    /* The epilogue's input that is the second half of the result's columns, while `replaced` is the first half; below 0:
+     * `replaced` is the whole result. */
+    int replaced_half;
     dw__accumulation accumulates;
     dw__tensor addend; /* DW__ADDS_TO_ADDEND only */
     /* Bit i: nothing reads input i, or the memory around its elements, after this call, which may overwrite them. */
@@ -240,6 +243,14 @@ bool dw__kernel_accumulates(dw_op op, bool on_gpu);
 /* The user's bound on the bytes of logits that are in a GPU's memory at a time (DEEPWELL_LOGITS_BYTES). False: there is
  * none. */
 bool dw__logits_bound(size_t *bytes);
+/* The products that a GPU computes together with the program behind them (DEEPWELL_EPILOGUES): none, those that our
+ * kernels would compute anyway, or all that our kernels can. */
+typedef enum dw__epilogues {
+    DW__EPILOGUES_OFF,
+    DW__EPILOGUES_OF_OURS,
+    DW__EPILOGUES_ALL
+} dw__epilogues;
+dw__epilogues dw__epilogues_wanted(void);
 bool dw__kernel_sums_operands(dw_op op, bool on_gpu);
 bool dw__kernel_reads_magnitudes(dw_op op, bool on_gpu);
 /* The outputs that are the operation's own. */

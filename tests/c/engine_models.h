@@ -238,6 +238,13 @@ static inline void model_fill(const dw_graph *graph, dw_value leaf, int64_t coun
         double r = model_random(&state);
         switch (dw_value_dtype(graph, leaf)) {
         case DW_F32: ((float *)data)[i] = (float)(norm ? 1.0 + 0.3 * r : 0.4 * r); break;
+        case DW_BF16: {
+            const float number = (float)(0.4 * r);
+            uint32_t bits;
+            memcpy(&bits, &number, sizeof bits);
+            ((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
+            break;
+        }
         case DW_BOOL: ((uint8_t *)data)[i] = i == 0 || r < 0.7; break;
         case DW_I64: {
             int64_t token = (int64_t)((0.5 + 0.5 * r) * MODEL_VOCABULARY);

@@ -4,6 +4,7 @@
 #include "deepwell/jit.h"
 #include "engine/executor.h"
 #include "engine_concats.h"
+#include "engine_epilogues.h"
 #include "engine_segments.h"
 
 static const dw_device *device;
@@ -56,7 +57,7 @@ static dw_status plan_on_device(const dw_graph *graph, dw_engine **engine, dw_pl
     return dw_engine_plan(*engine, NULL, plan);
 }
 
-/* Forward and backward `times` times, on a stream. */
+/* Forward, and backward if it has gradients, `times` times, on a stream. */
 static void run_on_device(dw_engine *engine, const problem *p, int times, results *r) {
     on_device leaves, outputs, output_grads, grads;
     dw_plan *plan = NULL;
@@ -74,8 +75,9 @@ static void run_on_device(dw_engine *engine, const problem *p, int times, result
     send_all(r->grad_count, r->grads, &grads);
     for (int i = 0; i < times; i++) {
         OK(dw_plan_forward(plan, arena, leaves.bindings, outputs.bindings, stream));
-        OK(dw_plan_backward(plan, arena, leaves.bindings, outputs.bindings, output_grads.bindings,
-                            grads.bindings, stream));
+        if (p->wrt_count > 0)
+            OK(dw_plan_backward(plan, arena, leaves.bindings, outputs.bindings,
+                                output_grads.bindings, grads.bindings, stream));
     }
     OK(dw_plan_synchronize(plan, stream));
     fetch_all(&outputs, r->outputs);
@@ -866,6 +868,174 @@ static void a_linear_layer_runs_by_its_kernel(void **state) {
     device = before;
 }
 
+/* ---- programs behind products ------------------------------------------------------------------------------ */
+
+/* Marks the variants that run a program behind a product, which the cache of variants has, as refused by their first-use
+ * check, or as not refused. */
+static void refuse_epilogues(const dw_plan *plan, bool refused) {
+    for (uint32_t i = 0; i < plan->code.count; i++)
+        if (plan->code.items[i].epilogue)
+            ((dw__variant *)plan->code.items[i].step.variant)->disabled = refused;
+}
+
+/* Runs each instruction with an epilogue by itself. */
+static void run_alone(dw_plan *plan) {
+    for (uint32_t i = 0; i < plan->code.count; i++) {
+        dw_instruction *alone = NULL;
+        void *stream = NULL;
+        if (!plan->code.items[i].epilogue) continue;
+        OK(dw_instruction_create(plan, i, &alone));
+        OK(device->stream_create(&stream));
+        OK(dw_instruction_run(alone, stream));
+        OK(device->stream_synchronize(stream));
+        device->stream_destroy(stream);
+        dw_instruction_destroy(alone);
+    }
+}
+
+/* Returns the plan of model_epilogue as text, and its results. `apart`: without epilogues. */
+static char *run_epilogue(bool apart, bool trains, results *r) {
+    dw_graph *graph = build(model_epilogue, 0.0);
+    dw_plan *plan = NULL, *used = NULL;
+    char *text = NULL;
+    problem p;
+    problem_begin(&p, graph, 2, 77);
+    if (!trains) p.wrt_count = p.grad_output_count = 0;
+    dw_engine *engine = make_gpu_engine(&p, 1, 0), *other = make_gpu_engine(&p, 1, 0);
+    OK(dw_engine_plan(other, p.sizes, &plan));
+    refuse_epilogues(plan, apart);
+    OK(dw_engine_plan(engine, p.sizes, &used));
+    refuse_epilogues(plan, false);
+    run_on_device(engine, &p, 1, r);
+    run_alone(used);
+    OK(dw_plan_describe(used, &text));
+    dw_plan_release(used);
+    dw_plan_release(plan);
+    dw_engine_destroy(other);
+    dw_engine_destroy(engine);
+    problem_end(&p);
+    dw_graph_destroy(graph);
+    return text;
+}
+
+/* Results and gradients have the bits of the plan without epilogues. Products whose rows are no multiples of 16 bytes
+ * have none. */
+static void programs_run_behind_products(void **state) {
+    enum { FORWARD, TRAINING, COMPARED /* with FP64, too */ };
+    static const struct {
+        epilogue_kind kind;
+        dw_dim hidden;
+        dw_dtype type;
+        int use, epilogues; /* epilogues: on Hopper without cuBLASLt */
+    } cases[] = {
+        {EPILOGUE_GELU, 136, DW_BF16, COMPARED, 2},
+        {EPILOGUE_GELU, 132, DW_BF16, TRAINING, 0},
+        {EPILOGUE_OBSERVED, 136, DW_BF16, TRAINING, 2},
+        {EPILOGUE_RESIDUAL, 136, DW_BF16, TRAINING, 2},
+        {EPILOGUE_GATED, 200, DW_F16, COMPARED, 2},
+        {EPILOGUE_HALVES, 136, DW_BF16, COMPARED, 2},
+        {EPILOGUE_EXPERTS, 136, DW_BF16, COMPARED, 2},
+        {EPILOGUE_EXPERTS, 132, DW_F16, FORWARD, 0},
+        {EPILOGUE_HALVES_OF_EXPERTS, 136, DW_BF16, COMPARED, 2},
+        {EPILOGUE_HALVES_OF_EXPERTS, 136, DW_BF16, FORWARD, 1}, /* which stores neither half */
+    };
+    const bool counted = strcmp(device->name, "emulator:sm_90a") == 0;
+    (void)state;
+    need_compiler();
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        results expected, got;
+        epilogue_choose(cases[i].kind, cases[i].hidden, cases[i].type);
+        const bool trains = cases[i].use != FORWARD;
+        char *text = run_epilogue(false, trains, &got),
+             *apart = run_epilogue(true, trains, &expected);
+        if (counted && count_of(text, " | epilogue ") != cases[i].epilogues)
+            fail_msg("case %zu: %s", i, text);
+        assert_null(strstr(apart, " | epilogue "));
+        for (uint32_t o = 0; o < got.output_count; o++)
+            assert_memory_equal(got.outputs[o].data, expected.outputs[o].data,
+                                bytes_of(&got.outputs[o]));
+        for (uint32_t g = 0; g < got.grad_count; g++)
+            assert_memory_equal(got.grads[g].data, expected.grads[g].data, bytes_of(&got.grads[g]));
+        dw_text_free(apart);
+        dw_text_free(text);
+        results_end(&got);
+        results_end(&expected);
+        if (cases[i].use == COMPARED) agrees(model_epilogue, 0.0, 2, 77);
+    }
+}
+
+static void set_or_unset(const char *name, const char *value) {
+    if (value)
+        setenv(name, value, 1);
+    else
+        unsetenv(name);
+}
+
+/* A library's product keeps its place, and the program behind it is an instruction of its own, unless the user wants
+ * another plan. Experts have no kernel of a library. */
+static void products_of_a_library_have_no_epilogue(void **state) {
+    static const struct {
+        epilogue_kind kind;
+        const char *library, *wanted;
+        bool has_epilogue;
+    } cases[] = {
+        {EPILOGUE_GELU, "off", NULL, true},   {EPILOGUE_GELU, NULL, NULL, false},
+        {EPILOGUE_GELU, NULL, "all", true},   {EPILOGUE_GATED, NULL, NULL, false},
+        {EPILOGUE_EXPERTS, NULL, NULL, true}, {EPILOGUE_EXPERTS, NULL, "off", false},
+    };
+    static const char *const names[] = {"DEEPWELL_CUBLASLT", "DEEPWELL_EPILOGUES"};
+    char *before[DW_COUNT(names)];
+    (void)state;
+    need_compiler();
+    for (size_t n = 0; n < DW_COUNT(names); n++)
+        before[n] = getenv(names[n]) ? strdup(getenv(names[n])) : NULL;
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        set_or_unset(names[0], cases[i].library);
+        set_or_unset(names[1], cases[i].wanted);
+        epilogue_choose(cases[i].kind, 136, DW_BF16);
+        char *text = described_on("plan:sm_90a", model_epilogue, 0.0, 77, NULL);
+        if ((strstr(text, " | epilogue ") != NULL) != cases[i].has_epilogue)
+            fail_msg("case %zu: %s", i, text);
+        dw_text_free(text);
+    }
+    for (size_t n = 0; n < DW_COUNT(names); n++) {
+        set_or_unset(names[n], before[n]);
+        free(before[n]);
+    }
+}
+
+/* A program whose result is quantized with one scale finds the largest magnitude on the way, which the product's kernel
+ * does not. */
+static void programs_that_find_magnitudes_stay_alone(void **state) {
+    static const char *const ends[] = {
+        "return %h\n", "%c, %s, %n = quantize_tensor(%h) {scheme=\"fp8-tensor\"}\nreturn %c, %s\n"};
+    const dw_device *before = device;
+    (void)state;
+    need_compiler();
+    OK(dw_device_find("plan:sm_90a", &device));
+    for (size_t i = 0; i < DW_COUNT(ends); i++) {
+        char *listing = NULL, text[512];
+        dw_graph *graph = NULL;
+        dw_engine *engine = NULL;
+        dw_plan *plan = NULL;
+        snprintf(text, sizeof text,
+                 "deepwell graph 1\ninput %%x: bf16[2, 24, 72]\ninput %%w: bf16[3, 136, 72]\n"
+                 "input %%o: i32[4]\n%%r = reshape(%%x) {shape=[48, 72]}\n"
+                 "%%y = segment_linear(%%r, %%w, %%o)\n"
+                 "%%h = fused(%%y) {body=\"t0=tanh(i0);out(t0)\"}\n%s",
+                 ends[i]);
+        OK(dw_graph_from_text(text, &graph));
+        OK(plan_on_device(graph, &engine, &plan));
+        OK(dw_plan_describe(plan, &listing));
+        if ((strstr(listing, " | epilogue ") != NULL) != (i == 0)) fail_msg("in %s", listing);
+        dw_text_free(listing);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+        dw_graph_destroy(graph);
+    }
+    device = before;
+}
+
 /* ---- errors -------------------------------------------------------------------------------------------- */
 
 /* y = x[i], with x [5, 3]. */
@@ -1346,6 +1516,8 @@ int main(void) {
         cmocka_unit_test(a_linear_layer_runs_by_its_kernel),
         cmocka_unit_test(a_composite_whose_kernel_depends_on_a_size_runs_at_every_size),
         cmocka_unit_test(a_refused_kernel_leaves_the_call_to_the_next),
+        cmocka_unit_test(products_of_a_library_have_no_epilogue),
+        cmocka_unit_test(programs_that_find_magnitudes_stay_alone),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),
         cmocka_unit_test(a_gradient_that_is_not_aligned_is_refused),
@@ -1361,6 +1533,7 @@ int main(void) {
         cmocka_unit_test_setup(attention_trains_with_dropout, without_first_use_check),
         cmocka_unit_test_setup(layers_train_with_dropout, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_in_place, without_first_use_check),
+        cmocka_unit_test_setup(programs_run_behind_products, without_first_use_check),
         cmocka_unit_test(segments_may_be_released_early),
         cmocka_unit_test(a_program_of_many_operands_runs),
     };

@@ -1,63 +1,14 @@
 /* Elementwise operations and fused programs, by kernels whose source is made at run time (elementwise_source.c).
  *
- * A program is a body and the form of its tensors (elementwise_form.c). Programs with equal sources are one entry of a
- * table that lives as long as the process; a variant's parameter is the program's number there.
+ * A program is a body and the form of its tensors (elementwise_form.c). A variant's parameter is the number of its source
+ * (program_table.h).
  */
 #include "kernel/cuda/elementwise.h"
 #include "kernel/cuda/gpu_kernels.h"
-#include <pthread.h>
+#include "kernel/cuda/program_table.h"
 #include <stdio.h>
 
 enum { MOST_WORDS = 500 }; /* 4,000 bytes of parameters */
-
-typedef struct program {
-    dw__elementwise_form form;
-    char *source;
-} program;
-
-static struct {
-    program **items;
-    size_t count, capacity;
-} programs;
-static dw__map *numbers; /* by source */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static const program *program_at(uint64_t number) {
-    pthread_mutex_lock(&lock);
-    const program *found = programs.items[number];
-    pthread_mutex_unlock(&lock);
-    return found;
-}
-
-static dw_status add_program(const dw__elementwise_form *form, char *source, uint32_t *number) {
-    program *made = dw__malloc(sizeof *made);
-    if (!made) return dw__fail_memory("an elementwise program", sizeof *made);
-    *made = (program){.form = *form, .source = source};
-    *number = (uint32_t)programs.count;
-    dw_status status = DW_PUSH(&programs, made);
-    if (status == DW_OK) status = dw__map_set(numbers, source, *number);
-    if (status != DW_OK) {
-        if (programs.count > *number) programs.count--;
-        dw__free(made);
-    }
-    return status;
-}
-
-/* Takes over the source. */
-static dw_status number_of(const dw__elementwise_form *form, dw__text *source, uint32_t *number) {
-    dw_status status = DW_OK;
-    pthread_mutex_lock(&lock);
-    if (!numbers) numbers = dw__map_create();
-    if (!numbers) DW_TRY(dw__fail_memory("the elementwise programs", 0));
-    if (!dw__map_get(numbers, source->text, number)) {
-        DW_TRY(add_program(form, source->text, number));
-        *source = (dw__text){0};
-    }
-cleanup:
-    pthread_mutex_unlock(&lock);
-    dw__text_free(source);
-    return status;
-}
 
 /* ---- calls ---------------------------------------------------------------------------------------- */
 
@@ -164,7 +115,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     analysis *a = NULL;
     DW_TRY(analyse(c, &a));
     DW_TRY(dw__elementwise_source(&a->body, &a->form, &source));
-    DW_TRY(number_of(&a->form, &source, &number));
+    DW_TRY(dw__program_number(&source, &a->form, sizeof a->form, &number));
     DW_TRY(dw__variant_of(context, kernel, number, variant));
 cleanup:
     dw__text_free(&source);
@@ -176,7 +127,7 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
                               dw__entry_point *points) {
     (void)kernel;
     points->code = (dw__jit_variant){.source = "elementwise",
-                                     .text = program_at(params)->source,
+                                     .text = dw__program_at(params)->source,
                                      .entry = "elementwise",
                                      .arch = dw__gpu_arch(capability)};
     return DW_OK;
@@ -184,7 +135,7 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
-    const dw__elementwise_form *form = &program_at(variant->params)->form;
+    const dw__elementwise_form *form = dw__program_at(variant->params)->form;
     dw__iteration it;
     int64_t words[MOST_WORDS];
     void *arguments[] = {words};

@@ -52,6 +52,14 @@ void dw__elementwise_iterate(const dw__call *call, const dw__elementwise_form *f
  * Inputs are in order, then outputs, then magnitudes. */
 dw_status dw__elementwise_source(const dw__body *body, const dw__elementwise_form *form,
                                  dw__text *source);
+/* Appends the steps of a body for a group of lanes, from variables i0, i1, ... of its inputs to vectors out0, out1, ...
+ * of the types `outputs`. */
+dw_status dw__elementwise_print_steps(const dw__body *body, const dw_dtype *outputs,
+                                      dw__text *source);
+/* The type of cuda/common/element_types.h for an element. */
+const char *dw__elementwise_element(dw_dtype dtype);
+/* True of a body whose results depend on its operands alone, and that has no data errors. */
+bool dw__elementwise_is_pure(const dw__body *body);
 /* Number of words of that array. */
 size_t dw__elementwise_words(const dw__elementwise_form *form);
 /* Writes the array. `it`: the iteration of a call that has this form. */

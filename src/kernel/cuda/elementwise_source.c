@@ -29,6 +29,8 @@ static const char *type_of(dw_dtype dtype) {
 
 static bool draws(dw_op op) { return op == DW_OP_DROPOUT || op == DW_OP_RANDOM_UNIFORM; }
 
+const char *dw__elementwise_element(dw_dtype dtype) { return element_of(dtype); }
+
 /* ---- operands ------------------------------------------------------------------------------------- */
 
 static const char *rounding_of(dw_dtype dtype) {
@@ -70,8 +72,8 @@ static dw_status print_draw(const dw__body_code *code, dw__text *out) {
     const bool drops = code->op == DW_OP_DROPOUT;
     const double stream = code->operands[code->operand_count - 1].constant;
     char bits[120];
-    snprintf(bits, sizeof bits, "random_bits(key%u, %lldLL, ELEMENT)", code->operands[drops].index,
-             (long long)stream);
+    snprintf(bits, sizeof bits, "random_bits(key%u, %lldLL, ELEMENT_NUMBER)",
+             code->operands[drops].index, (long long)stream);
     if (!drops) return dw__text_printf(out, "(float)%s * 0x1p-24f", bits);
     const double p = code->operands[2].constant, keeps = 1.0 - p;
     DW_RETURN_IF_FAILED(dw__text_printf(out, "%s >= %uu ? ", bits, (unsigned)ceil(p * 0x1p24)));
@@ -142,6 +144,12 @@ static dw_status print_apply(const dw__body_code *code, dw__text *out) {
     return dw__text_printf(out, "%s)", may_fail(code) ? ", error" : "");
 }
 
+bool dw__elementwise_is_pure(const dw__body *body) {
+    for (int i = 0; i < body->code_count; i++)
+        if (draws(body->code[i].op) || may_fail(&body->code[i])) return false;
+    return true;
+}
+
 /* Operations of BF16 and F16 that have instructions for lanes (HALF_OPERATIONS in cuda/common/elementwise.cuh). */
 static bool has_lanes(const dw__body_code *code) {
     return dw__dtype_is_half(code->dtype) &&
@@ -152,7 +160,8 @@ static bool has_lanes(const dw__body_code *code) {
 static dw_status print_step(const dw__body_code *code, int index, dw__text *out) {
     const char *const element = element_of(code->dtype);
     if (!has_lanes(code)) {
-        DW_RETURN_IF_FAILED(dw__text_printf(out, "                STEP(%s, t%d, ", element, index));
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(out, "                LANES_STEP(%s, t%d, ", element, index));
         DW_RETURN_IF_FAILED(draws(code->op) ? print_draw(code, out) : print_apply(code, out));
         return dw__text_printf(out, ")\n");
     }
@@ -249,6 +258,27 @@ static dw_status print_loads(const dw__elementwise_form *form, size_t word, dw__
 
 /* ---- the kernel ------------------------------------------------------------------------------------ */
 
+dw_status dw__elementwise_print_steps(const dw__body *body, const dw_dtype *outputs,
+                                      dw__text *out) {
+    for (int i = 0; i < body->code_count; i++)
+        DW_RETURN_IF_FAILED(print_step(&body->code[i], i, out));
+    for (uint32_t o = 0; o < body->output_count; o++) {
+        const dw__body_operand *result = &body->outputs[o];
+        if (result->source != DW_BODY_CONSTANT) {
+            DW_RETURN_IF_FAILED(dw__text_printf(out, "                out%u.at[group] = %c%u;\n", o,
+                                                result->source == DW_BODY_INPUT ? 'i' : 't',
+                                                result->index));
+            continue;
+        }
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "                LANES_STEP(%s, constant%u, ",
+                                            element_of(outputs[o]), o));
+        DW_RETURN_IF_FAILED(print_operand(result, outputs[o], out));
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(out, ")\n                out%u.at[group] = constant%u;\n", o, o));
+    }
+    return DW_OK;
+}
+
 /* The elements of `LANES` lanes, from the inputs to the outputs. */
 static dw_status print_group(const dw__body *body, const dw__elementwise_form *form,
                              dw__text *out) {
@@ -257,23 +287,7 @@ static dw_status print_group(const dw__body *body, const dw__elementwise_form *f
             DW_RETURN_IF_FAILED(dw__text_printf(
                 out, "                const lanes<%s> i%u = in%u[turn]%s;\n",
                 element_of(form->inputs[i]), i, i, form->in[i].is_vector ? ".at[group]" : ""));
-    for (int i = 0; i < body->code_count; i++)
-        DW_RETURN_IF_FAILED(print_step(&body->code[i], i, out));
-    for (uint32_t o = 0; o < form->output_count; o++) {
-        const dw__body_operand *result = &body->outputs[o];
-        if (result->source != DW_BODY_CONSTANT) {
-            DW_RETURN_IF_FAILED(dw__text_printf(out, "                out%u.at[group] = %c%u;\n", o,
-                                                result->source == DW_BODY_INPUT ? 'i' : 't',
-                                                result->index));
-            continue;
-        }
-        DW_RETURN_IF_FAILED(dw__text_printf(out, "                STEP(%s, constant%u, ",
-                                            element_of(form->outputs[o]), o));
-        DW_RETURN_IF_FAILED(print_operand(result, form->outputs[o], out));
-        DW_RETURN_IF_FAILED(
-            dw__text_printf(out, ")\n                out%u.at[group] = constant%u;\n", o, o));
-    }
-    return DW_OK;
+    return dw__elementwise_print_steps(body, form->outputs, out);
 }
 
 static dw_status print_stores(const dw__elementwise_form *form, size_t word, dw__text *out) {
@@ -325,7 +339,7 @@ dw_status dw__elementwise_source(const dw__body *body, const dw__elementwise_for
     for (uint32_t o = 0; o < form->output_count; o++)
         DW_RETURN_IF_FAILED(dw__text_printf(out, "            vector<%s> out%u;\n",
                                             element_of(form->outputs[o]), o));
-    DW_RETURN_IF_FAILED(dw__text_printf(out, "            EACH(group, GROUPS) {\n"));
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "            EACH(group, LANE_GROUPS) {\n"));
     DW_RETURN_IF_FAILED(print_group(body, form, out));
     DW_RETURN_IF_FAILED(dw__text_printf(out, "            }\n"));
     DW_RETURN_IF_FAILED(print_stores(form, words, out));

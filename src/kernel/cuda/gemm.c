@@ -382,7 +382,7 @@ dw_status dw__gemm_groups_operand_maps(const dw__gemm_groups_call *c, const dw__
     const dw__map_element element = dw__gemm_map_element(g->dtype, dw__gemm_is_fp8(c->codes.a));
     const int64_t groups_a = c->groups.kind == DW_GROUPS_BATCH ? c->groups.count : 1,
                   groups_b = c->groups.kind == DW_GROUPS_CONTRACTION ? 1 : c->groups.count,
-                  rows_a = g->m, rows_b = dw__gemm_rows_b(g);
+                  rows_a = g->m, rows_b = dw__gemm_rows_b(g) * (c->halves ? 2 : 1);
     const dw__gemm_turned turned = c->turned;
     DW_RETURN_IF_FAILED(dw__gemm_groups_map(context, &g->a, "A", groups_a, turned.a ? g->k : rows_a,
                                             turned.a ? rows_a : g->k, element,

@@ -26,6 +26,8 @@ typedef struct dw__gemm_turned {
 typedef struct dw__gemm_groups_call {
     dw_gemm gemm; /* m and k: of all groups together where these divide them */
     dw__gemm_turned turned;
+    bool
+        halves; /* Hopper: a program reads the halves of D's columns; B has 2 gemm.n rows, D as many columns */
     struct {
         int kind; /* DW_GROUPS_BATCH, ... of common/gemm_groups.h */
         int64_t count;
@@ -197,7 +199,8 @@ typedef union dw__sm90_shape {
         bool f16 : 1, bias : 1, residual : 1, turned_a : 1, turned_b : 1;
         uint64_t codes_a : 2, codes_b : 2; /* CODES_A of sm90_gemm.cu */
         bool promote : 1, blocks : 1, square_a : 1, square_b : 1;
-        uint64_t unused : 19;
+        bool halves : 1; /* PROGRAM_HALVES of sm90_program.cuh */
+        uint64_t unused : 18;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;
@@ -224,6 +227,27 @@ dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw
 /* Enqueues a call of any number of GEMMs; the variant is one of dw__sm90_shape_of. */
 dw_status dw__sm90_enqueue(const dw__gemm_groups_call *call, const dw__context *context,
                            const dw__variant *variant);
+
+/* An elementwise program behind a GEMM. Its operands and results have D's type and shape; vectors have D's type and an
+ * element for each row. */
+typedef struct dw__sm90_program {
+    int operand_count, vector_count, result_count;
+    dw_matrix operands[DW_SM90_MOST_OPERANDS], vectors[DW_SM90_MOST_VECTORS];
+    dw_matrix results[DW_SM90_MOST_RESULTS]; /* data NULL: not wanted */
+    unsigned shared_bytes;
+} dw__sm90_program;
+/* Enqueues a variant of this shape. `program`: NULL, or the one that was compiled with it; D's data may then be NULL. */
+dw_status dw__sm90_launch(const dw__gemm_groups_call *call, const dw__sm90_program *program,
+                          dw__sm90_shape shape, const dw__context *context,
+                          const dw__variant *variant);
+extern const dw__kernel dw__sm90_linear_program, dw__sm90_segment_program; /* sm90_program.c */
+
+/* ---- graph_gemm.c, segment_gemm.c: calls of the graph's operations ------------------------------- */
+
+/* Makes the call of a linear layer or matmul, or of segment_linear and its gradient. False: operands lie in a way that no
+ * GEMM kernel reads. */
+bool dw__graph_gemm_call(const dw__operation_call *given, dw__gemm_groups_call *call);
+bool dw__segment_gemm_call(const dw__operation_call *given, dw__gemm_groups_call *call);
 
 /* ---- sm120_gemm.c: consumer and workstation Blackwell GPUs --------------------------------------- */
 

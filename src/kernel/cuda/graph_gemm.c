@@ -72,6 +72,13 @@ static bool call_of(const dw__operation_call *given, graph_call *g) {
     return g->gemm.m > 0 && g->gemm.n > 0 && g->gemm.k > 0;
 }
 
+bool dw__graph_gemm_call(const dw__operation_call *given, dw__gemm_groups_call *call) {
+    graph_call g;
+    if (!call_of(given, &g)) return false;
+    *call = dw__gemm_single(&g.gemm, g.turned);
+    return true;
+}
+
 static bool computes(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL; }
 
 static dw_status prepare_on(const graph_call *g, const dw__context *context,

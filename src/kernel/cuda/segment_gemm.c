@@ -64,7 +64,7 @@ static bool weight_of(const dw__call *c, dw__gemm_groups_call *s) {
 }
 
 /* False: the operands lie in a way that the kernel does not read. */
-static bool call_of(const dw__operation_call *given, dw__gemm_groups_call *s) {
+bool dw__segment_gemm_call(const dw__operation_call *given, dw__gemm_groups_call *s) {
     const dw__call *c = &given->call;
     const dw__tensor *offsets = &c->inputs[2];
     *s = (dw__gemm_groups_call){.gemm = {.struct_size = sizeof s->gemm,
@@ -85,7 +85,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     const dw__operation_call *given = call;
     dw__gemm_groups_call s;
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, &given->call, gpu));
-    if (!call_of(given, &s))
+    if (!dw__segment_gemm_call(given, &s))
         return dw__fail(DW_UNSUPPORTED,
                         "%s: expected contiguous offsets, matrices one after the other, and "
                         "contiguous rows",
@@ -115,7 +115,7 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
     dw__gemm_groups_call s;
     snprintf(result->from, sizeof result->from, "the least by counted work%s",
              hopper ? "" : ", nothing measured");
-    if (!call_of(call, &s) || dw__gemm_is_empty(&s.gemm)) return;
+    if (!dw__segment_gemm_call(call, &s) || dw__gemm_is_empty(&s.gemm)) return;
     const uint64_t params = params_of(kernel, &s, gpu->sm_count);
     const dw__sm90_shape on_hopper = {.params = params};
     const dw__gemm_shape shape = {.params = params};
@@ -128,13 +128,13 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     dw__gemm_groups_call s;
-    (void)call_of(call, &s);
+    (void)dw__segment_gemm_call(call, &s);
     return dw__variant_of(context, kernel, params_of(kernel, &s, context->sm_count), variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     dw__gemm_groups_call s;
-    (void)call_of(call, &s);
+    (void)dw__segment_gemm_call(call, &s);
     if (dw__gemm_is_empty(&s.gemm)) return DW_OK;
     return is_hopper(variant->kernel) ? dw__sm90_enqueue(&s, context, variant)
                                       : dw__sm100_enqueue(&s, context, variant);

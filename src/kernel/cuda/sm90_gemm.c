@@ -16,11 +16,13 @@ const dw__sm90_tile dw__sm90_tiles[] = {
 };
 _Static_assert(DW_COUNT(dw__sm90_tiles) == DW__SM90_TILES, "the header's number");
 
-static bool is_swiglu(const dw__sm90_shape *s) { return s->activation == DW_ACTIVATION_SWIGLU; }
+static bool has_halves(const dw__sm90_shape *s) {
+    return s->halves || s->activation == DW_ACTIVATION_SWIGLU;
+}
 
 int dw__sm90_tile_columns(const dw__sm90_shape *s) {
     const int n = dw__sm90_tiles[s->tile].n;
-    return is_swiglu(s) ? n / 2 : n;
+    return has_halves(s) ? n / 2 : n;
 }
 
 static unsigned shared_bytes(const dw__sm90_tile *t) {
@@ -45,7 +47,7 @@ dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_sha
     const dw__tile_work work = {
         .groups_kind = c->groups.kind,
         .m = (double)c->gemm.m,
-        .n = (double)c->gemm.n,
+        .n = (double)c->gemm.n * (s->halves ? 2 : 1),
         .k = (double)c->gemm.k,
         .groups = (double)c->groups.count,
         .element_bytes = (double)dw_dtype_bytes(c->gemm.output),
@@ -78,6 +80,7 @@ dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
         .residual = c->gemm.residual.data != NULL,
         .turned_a = c->turned.a,
         .turned_b = c->turned.b,
+        .halves = c->halves,
         .codes_a = code_of(c->codes.a),
         .codes_b = code_of(c->codes.b),
         .blocks = c->codes.blocks,
@@ -190,14 +193,33 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
 
-dw_status dw__sm90_enqueue(const dw__gemm_groups_call *c, const dw__context *context,
-                           const dw__variant *variant) {
-    const dw__sm90_shape shape = {.params = variant->params};
+/* The map of a program's operand, whose strips are loaded. */
+static dw_status strip_map(const dw__context *context, const dw_gemm *g, const dw_matrix *x,
+                           dw__tensor_map *map) {
+    enum { WIDTH = 2 };
+    const uint64_t row = (uint64_t)(g->m > 1 ? x->stride : (g->n + 7) / 8 * 8) * WIDTH,
+                   next = row * (uint64_t)g->m;
+    const dw__tensor_map_shape shape = {
+        .element = dw__gemm_map_element(g->dtype, false),
+        .rank = 4,
+        .address = x->data,
+        .size = {(uint64_t)g->n, (uint64_t)g->m, 1, 1},
+        .stride = {row, next, next},
+        .box = {DW_SM90_STRIP_COLUMNS, DW_SM90_STRIP_BYTES / (DW_SM90_STRIP_COLUMNS * WIDTH), 1, 1},
+    };
+    return dw__gpu_map(context, &shape, "an operand of a program", map);
+}
+
+dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program *program,
+                          dw__sm90_shape shape, const dw__context *context,
+                          const dw__variant *variant) {
     const dw__sm90_tile *t = &dw__sm90_tiles[shape.tile];
     const dw_gemm *g = &c->gemm;
     const int columns = dw__sm90_tile_columns(&shape);
     const int64_t count = c->groups.count;
-    dw__tensor_map maps[2] = {0}; /* nothing reads them if k is 0 */
+    /* Of A and B, which nothing reads if k is 0, and of a program's operands. */
+    dw__tensor_map maps[2 + DW_SM90_MOST_OPERANDS] = {0};
+    void *arguments[DW_COUNT(maps) + 1] = {&maps[0], &maps[1]};
     dw_sm90_gemm_params params = {
         .m = (int)g->m,
         .n = (int)g->n,
@@ -223,16 +245,35 @@ dw_status dw__sm90_enqueue(const dw__gemm_groups_call *c, const dw__context *con
     };
     if (g->k > 0)
         DW_RETURN_IF_FAILED(dw__gemm_groups_operand_maps(c, context, t->m, columns, maps));
-    void *arguments[] = {&maps[0], &maps[1], &params};
+    arguments[2] = &params;
+    for (int i = 0; program && i < program->result_count; i++) {
+        params.results[i] = program->results[i].data;
+        params.result_strides[i] = program->results[i].stride;
+    }
+    for (int i = 0; program && i < program->vector_count; i++) {
+        params.vectors[i] = program->vectors[i].data;
+        params.vector_strides[i] = program->vectors[i].stride;
+    }
+    for (int i = 0; program && i < program->operand_count; i++) {
+        params.operands[i] = program->operands[i].data;
+        params.operand_strides[i] = program->operands[i].stride;
+        DW_RETURN_IF_FAILED(strip_map(context, g, &program->operands[i], &maps[2 + i]));
+    }
+    for (int i = 0; program && i < DW_SM90_MOST_OPERANDS; i++) arguments[3 + i] = &maps[2 + i];
     return context->device->launch(&(dw__launch){
         .name = variant->kernel->name,
         .function = variant->functions[0],
         .grid = {(unsigned)dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count), 1, 1},
         .block = {DW_SM90_GEMM_THREADS, 1, 1},
-        .shared_bytes = shared_bytes(t),
+        .shared_bytes = program ? program->shared_bytes : shared_bytes(t),
         .stream = g->stream,
         .arguments = arguments,
     });
+}
+
+dw_status dw__sm90_enqueue(const dw__gemm_groups_call *c, const dw__context *context,
+                           const dw__variant *variant) {
+    return dw__sm90_launch(c, NULL, (dw__sm90_shape){.params = variant->params}, context, variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
