@@ -196,6 +196,8 @@ static void predict(const dw_plan *plan, const dw__instruction *instruction,
     if (instruction->epilogue) {
         dw__step_shape(instruction->epilogue, &epilogue);
         dw__step_attach(instruction->epilogue, &epilogue, &call.call);
+        if (step->outputs[0].storage != DW_NONE) /* the product is stored, too */
+            call.call.outputs[0].data = (char *)0 + DW__GPU_ALIGNMENT;
     }
     step->kernel->seconds(step->kernel, &call, &plan->target.gpu, result);
 }
