@@ -90,7 +90,7 @@ step tests 400 python3 -m pytest -q -p no:cacheprovider tests/gpu
 wait
 step attention 150 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so --out "$out/attention.json"
 step gemm 150 python3 bench/hopper_gemm.py --epilogues --out "$out/gemm.json"
-step mixtures 400 python3 bench/hopper_step.py olmoe-4 mixtral-1 qwen3-moe-4 --ways adamw,released,grouped-compile --profile \
+step mixtures 400 python3 bench/hopper_step.py olmoe-4 mixtral-1 qwen3-moe-4 --ways adamw,programs-off,released,grouped-compile --profile \
     --out "$out/mixtures.json"
 step train 150 python3 bench/hopper_train.py --out "$out/train.json"
 step step 500 python3 bench/hopper_step.py --profile --out "$out/step.json"

@@ -16,6 +16,7 @@ Ways:
     engine      deepwell.optimize with the whole model in the engine
     adamw       the same, with deepwell.AdamW
     released    the same after release_gradients(): parameters are updated during backward
+    programs-off, programs-all    as adamw with DEEPWELL_EPILOGUES "off" or "all" (docs/gemm.md)
     fp8         the engine with precision="fp8": linear layers but the head multiply FP8 codes
     fp8-block   the engine with precision="fp8-block": the same with scales of blocks, DeepSeek-V3's recipe
     fp8-fast    the way fp8 with fast accumulation in the forward pass
@@ -46,8 +47,10 @@ os.environ.setdefault("DEEPWELL_MEASURE", "0")  # this script makes the comparis
 
 WAYS = [
     "eager", "compile", "liger", "attention", "engine", "adamw", "fp8", "fp8-block", "fp8-fast", "fp8-once",
-    "torchao", "grouped", "grouped-compile", "released",
+    "torchao", "grouped", "grouped-compile", "released", "programs-off", "programs-all",
 ]  # fmt: skip
+# With deepwell.AdamW.
+OWN_OPTIMIZER = ("adamw", "released", "programs-off", "programs-all")
 MODELS = {
     "gpt2": (16, 1024),
     "llama-1b": (4, 2048),
@@ -222,7 +225,9 @@ def prepared(way: str, model):
                 model, module_filter_fn=lambda module, name: name.split(".")[0] not in heads
             )
         )
-    if way in ("engine", "adamw", "released"):
+    if way.startswith("programs-"):
+        os.environ["DEEPWELL_EPILOGUES"] = way.removeprefix("programs-")
+    if way == "engine" or way in OWN_OPTIMIZER:
         return deepwell.optimize(model, verbose=False)
     return model
 
@@ -240,7 +245,7 @@ def measure(name: str, way: str, steps: int, profile: bool, accumulate: int) -> 
         model, arguments = build(name)
     batch, length = MODELS[name]
     run = prepared(way, model)
-    if way in ("adamw", "released"):
+    if way in OWN_OPTIMIZER:
         import deepwell
 
         optimizer = deepwell.AdamW(model.parameters(), lr=1e-4)
@@ -313,16 +318,7 @@ def measure(name: str, way: str, steps: int, profile: bool, accumulate: int) -> 
         "model_host_ms": statistics.median(model_host) * 1e3,
         "losses": [float(loss) for loss in losses[:5] + losses[-1:]],
     }
-    if way in (
-        "engine",
-        "adamw",
-        "released",
-        "fp8",
-        "fp8-block",
-        "fp8-fast",
-        "fp8-once",
-        "attention",
-    ):
+    if way in OWN_OPTIMIZER or way in ("engine", "attention") or way.startswith("fp8"):
         import deepwell
 
         figures["summary"] = deepwell.summary(model)
@@ -355,7 +351,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
-    asked_for = ("fp8-once", "grouped", "grouped-compile", "released")
+    asked_for = ("fp8-once", *WAYS[WAYS.index("grouped") :])
     parser.add_argument("--ways", default=",".join(way for way in WAYS if way not in asked_for))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--accumulate", type=int, default=1, metavar="N")
@@ -391,13 +387,13 @@ def main() -> int:
                 said, problem = "", f"stopped after {error.timeout} s"
             if problem:
                 failed += 1
-                print(f"{name:12} {way:10} failed\n{problem}", flush=True)
+                print(f"{name:12} {way:12} failed\n{problem}", flush=True)
                 results.setdefault(name, {})[way] = {"problem": problem}
                 continue
             f = json.loads(said)
             results.setdefault(name, {})[way] = f
             print(
-                f"{name:12} {way:10} {f['ms']:8.2f} ms {f['tokens_per_s']:9.0f} tokens/s {f['peak_gib']:6.2f} GiB, first"
+                f"{name:12} {way:12} {f['ms']:8.2f} ms {f['tokens_per_s']:9.0f} tokens/s {f['peak_gib']:6.2f} GiB, first"
                 f" step {f['first_step_s']:5.1f} s, host {f['host_ms']:6.2f} ms (model {f['model_host_ms']:.2f}), loss"
                 f" {f['losses'][0]:.4f} .. {f['losses'][-1]:.4f}",
                 flush=True,
