@@ -241,7 +241,31 @@ static json_t *list(const int64_t *ids, size_t count) {
     return array;
 }
 
-/* The text as a JSON string, in which U+FFFD stands for bytes that are not UTF-8. */
+/* Returns the length of the character that the bytes begin with, or of the longest beginning of one if it is not `whole`:
+ * 1 for a byte that begins none (Unicode 15.0, tables 3-7 and 3-8). */
+static size_t character_at(const unsigned char *text, size_t left, bool *whole) {
+    const unsigned char lead = text[0];
+    const size_t length = lead < 0x80                    ? 1
+                          : lead >= 0xC2 && lead <= 0xDF ? 2
+                          : lead >= 0xE0 && lead <= 0xEF ? 3
+                          : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                                         : 0;
+    /* The second byte has a narrower range behind some leads: no overlong forms, no surrogates, nothing above U+10FFFF. */
+    const unsigned char least = lead == 0xE0   ? 0xA0
+                                : lead == 0xF0 ? 0x90
+                                               : 0x80,
+                        most = lead == 0xED   ? 0x9F
+                               : lead == 0xF4 ? 0x8F
+                                              : 0xBF;
+    size_t known = 1;
+    if (length > 1 && left > 1 && text[1] >= least && text[1] <= most) known = 2;
+    while (known > 1 && known < length && known < left && (text[known] & 0xC0) == 0x80) known++;
+    *whole = known == length;
+    return known;
+}
+
+/* The text as a JSON string, in which U+FFFD stands for each beginning of a character that is not whole, as in Python's
+ * bytes.decode(errors="replace"). */
 static json_t *text_of(const run *g) {
     char *text = NULL, *clean = NULL;
     size_t bytes = 0, used = 0;
@@ -250,16 +274,11 @@ static json_t *text_of(const run *g) {
         return json_null();
     clean = malloc(3 * bytes + 1);
     for (size_t at = 0; clean && at < bytes;) {
-        size_t length = 1;
-        json_t *character = NULL;
-        for (; length <= 4 && length <= bytes - at && !character; length++)
-            character = json_stringn(text + at, length);
-        length -= character != NULL;
-        if (!character) length = 1;
-        memcpy(clean + used, character ? text + at : "\xEF\xBF\xBD", character ? length : 3);
-        used += character ? length : 3;
+        bool whole;
+        const size_t length = character_at((const unsigned char *)text + at, bytes - at, &whole);
+        memcpy(clean + used, whole ? text + at : "\xEF\xBF\xBD", whole ? length : 3);
+        used += whole ? length : 3;
         at += length;
-        json_decref(character);
     }
     json_t *result = clean ? json_stringn(clean, used) : NULL;
     free(clean);

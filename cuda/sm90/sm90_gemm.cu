@@ -554,6 +554,10 @@ DEVICE void pass_stage(const shared_layout &s, ring &r) {
     advance(r, STAGES);
 }
 
+// Whether a warpgroup of whose rows none exists leaves the tensor cores to the other. With a program only in groups, which
+// end within a tile more often: a second copy of all units takes seconds to compile.
+#define LEAVES_TILES (PROGRAM ? GROUPS == DW_GROUPS_ROWS : GROUPS != DW_GROUPS_CONTRACTION)
+
 // The units of the last tile are finished one in each step of the next, and a program's two in each step of a short one.
 // Both warpgroups must do the same, because a strip of a program's operands is loaded when both have read another.
 DEVICE bool finishes_pairs(int steps) { return PROGRAM && steps < UNITS; }
@@ -567,7 +571,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
     const bool pairs = finishes_pairs(steps);
-    if (GROUPS != DW_GROUPS_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
+    if (LEAVES_TILES && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
 #pragma unroll
         for (int unit = 0; unit < UNITS; unit++) {
             if (PROGRAM && begins_step(unit, pairs) && step_of(unit, pairs) < steps) pass_stage(s, r);

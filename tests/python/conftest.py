@@ -10,6 +10,9 @@ import torch
 
 sys.path.insert(0, os.path.dirname(__file__))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# On emulated GPUs, too, linear layers and the programs behind them are separate, as where there is cuBLASLt: the sources
+# of both together take seconds each. tests/c/test_engine_gpu.c compares plans with and without.
+os.environ.setdefault("DEEPWELL_EPILOGUES", "off")
 # A shell that starts the tests in the background makes them, and the programs that they start,
 # ignore SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -162,6 +162,28 @@ def test_text(tmp_path):
     assert [int(id) for id in result.stdout.split()] == expected.tolist()
 
 
+def test_text_of_incomplete_characters(tmp_path):
+    """The program and Python replace the same bytes: here the first two of three, again and again."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    first, second = "\u00e6", "\u0139"  # the letters of bytes 0xE6 and 0x97
+    vocabulary = {letter: id for id, letter in enumerate(letters)} | {first + second: len(letters)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[(first, second)]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    model = gpt2(vocab_size=len(vocabulary))
+    with torch.no_grad():  # the last token has the largest logit everywhere
+        embedding = model.transformer.wte.weight
+        embedding[-1] *= 10
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.copy_(embedding[-1])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    artifact = dw.export(model, tmp_path / "model.engine", tokenizer=wrapped)
+    result = run("run", tmp_path / "model.engine", "--prompt", "a", "--max-tokens", "3", "--json")
+    assert json.loads(result.stdout)["text"] == "\ufffd" * 3 == artifact.generate("a", 3)
+
+
 def test_sampling_follows_the_probabilities(tmp_path):
     artifact = dw.export(gpt2(vocab_size=11), tmp_path / "model.engine")
     prompt, count = [1, 2, 3], 1500

@@ -107,9 +107,12 @@ def test_gemms_per_expert_with_symbolic_sizes(build) -> None:
 
 
 @pytest.mark.parametrize("dtype, device", [("f32", "cpu"), ("bf16", "plan:sm_90a")])
-def test_gradients_of_gate_and_up_are_not_concatenated(dtype: str, device: str) -> None:
+def test_gradients_of_gate_and_up_are_not_concatenated(
+    dtype: str, device: str, monkeypatch
+) -> None:
     """One elementwise program writes both into their halves of the matrix that the GEMMs of backward read: on a GPU
     over the gates that it has read, behind the product that it reads. No instruction of backward only moves elements."""
+    monkeypatch.delenv("DEEPWELL_EPILOGUES")
     of_torch = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
     model = mixtures.mixtral(num_hidden_layers=1, intermediate_size=128).to(of_torch)
     captured = capture_graph(model.model.layers[0].mlp, (torch.randn(2, 17, 48, dtype=of_torch),))
