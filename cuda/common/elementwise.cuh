@@ -97,7 +97,7 @@ HALF_OPERATIONS(f16)
 #define ELEMENT_NUMBER ((unsigned long long)v * VECTOR + group * LANES + j)
 
 // One step of a program: `name` is the lanes whose numbers are the expression, in which `j` is the lane.
-#define LANES_STEP(element, name, ...)                                                                                     \
+#define LANES_STEP(element, name, ...)                                                                               \
     lanes<element> name;                                                                                             \
     {                                                                                                                \
         element::value values[LANES];                                                                                \

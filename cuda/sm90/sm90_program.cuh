@@ -1,7 +1,7 @@
 // An elementwise program behind a GEMM of sm_90a: it computes its results from D's rounded elements and from operands that
 // lie as D does. Its source is made at run time (src/kernel/cuda/sm90_program.c); it defines PROGRAM, PROGRAM_OPERANDS,
-// PROGRAM_VECTORS, PROGRAM_RESULTS, PROGRAM_HALVES, the type program_element and run_program(), and includes sm90_gemm.cu. With
-// PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in place of D.
+// PROGRAM_VECTORS, PROGRAM_RESULTS, PROGRAM_HALVES, the type program_element and run_program(), and includes
+// sm90_gemm.cu. With PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in place of D.
 //
 // The program runs for the elements of a tile that the warpgroups hold, between the products of the next tile, in units:
 // the 16 bytes that a thread has of one of its two rows in a strip of 32 columns. Operands come to shared memory by TMA, a

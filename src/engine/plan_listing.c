@@ -144,7 +144,7 @@ static double bytes_of(const dw__operand *operand) {
     return elements * dw_dtype_bits(view->dtype) / 8.0;
 }
 
-/* Of an epilogue without the product. */
+/* Returns the bytes that a step reads and writes, for an epilogue without those of the product. */
 static double step_bytes(const dw__step *step, bool is_epilogue) {
     double bytes = step->accumulates == DW__ADDS_TO_ADDEND ? bytes_of(&step->addend) : 0.0;
     if (step->accumulates == DW__ADDS_TO_OUTPUT) bytes += bytes_of(&step->outputs[0]);

@@ -217,7 +217,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     const dw_gemm *g = &c->gemm;
     const int columns = dw__sm90_tile_columns(&shape);
     const int64_t count = c->groups.count;
-    /* Of A and B, which nothing reads if k is 0, and of a program's operands. */
+    /* The maps of A and B, which nothing reads if k is 0, and of a program's operands. */
     dw__tensor_map maps[2 + DW_SM90_MOST_OPERANDS] = {0};
     void *arguments[DW_COUNT(maps) + 1] = {&maps[0], &maps[1]};
     dw_sm90_gemm_params params = {

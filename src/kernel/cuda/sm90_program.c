@@ -13,19 +13,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What determines a variant beside its body. */
+/* A variant is determined by these and by its body. */
 typedef struct form {
     dw__sm90_shape shape;
     int stages, operand_count, vector_count, result_count;
     unsigned shared_bytes;
 } form;
 
+enum { VECTOR = 8 }; /* elements of 16 bytes, as in the source */
+
 static bool computes_linear(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL; }
 static bool computes_segments(dw_op op) { return op == DW_OP_SEGMENT_LINEAR; }
 
 /* The GEMM of a call; its n is that of the program. False: the operands lie in a way that the kernel does not read. */
 static bool gemm_of(const dw__operation_call *given, bool halves, dw__gemm_groups_call *g) {
-    enum { VECTOR = 8 };
     if (given->call.op == DW_OP_SEGMENT_LINEAR ? !dw__segment_gemm_call(given, g)
                                                : !dw__graph_gemm_call(given, g))
         return false;
@@ -44,7 +45,6 @@ static bool call_of(const dw__operation_call *given, dw__gemm_groups_call *g) {
 
 /* A tensor with D's elements, in rows that TMA loads and vectors store. */
 static bool matrix_of(const dw__tensor *t, const dw_gemm *g, dw_matrix *m) {
-    enum { VECTOR = 8 };
     m->data = t->data;
     return t->rank > 0 && t->dtype == g->dtype && t->shape[t->rank - 1] == g->n &&
            dw__tensor_count(t) == g->m * g->n && dw__tensor_row_stride(t, &m->stride) &&
