@@ -222,12 +222,29 @@ DEVICE void start_step(const shared_layout &s, const ring &r, const tile &t, int
     wgmma_commit();
 }
 
-// Waits until the step before `step` is multiplied, and gives its stage back.
-DEVICE void end_step_before(const shared_layout &s, ring &r, int step, int &before) {
-    wgmma_wait<1>();
-    if (step > 0) release(s, before);
-    before = r.stage;
-    advance(r, STAGES);
+// The ring's stage that was `back` before this one.
+DEVICE int stage_before(const ring &r, int back) { return r.stage < back ? r.stage + STAGES - back : r.stage - back; }
+
+// Multiplies steps of a tile from `step` to `end`, of which the last two are then in flight. All others are given back.
+DEVICE void multiply_steps(const shared_layout &s, ring &r, const tile &t, int &step, int end, int rows,
+                           float (*sums)[WIDTH / 2]) {
+#pragma unroll 1
+    for (; step < end; step++) {
+        if (step > 1) {
+            wgmma_wait<1>();
+            release(s, stage_before(r, 2));
+        }
+        start_step(s, r, t, step, rows, sums);
+        advance(r, STAGES);
+    }
+}
+
+// Waits for a tile's last steps.
+DEVICE void end_steps(const shared_layout &s, const ring &r, int steps, float (*sums)[WIDTH / 2]) {
+    wgmma_wait<0>();
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) keep<WIDTH / 2>(sums[part]);
+    for (int back = min(steps, 2); back > 0; back--) release(s, stage_before(r, back));
 }
 
 // ---- epilogue ---------------------------------------------------------------------------------------------
@@ -413,20 +430,14 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
 
 DEVICE void multiply(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t, float (*sums)[WIDTH / 2]) {
     const int steps = steps_of(t);
-    int before = 0;
+    int step = 0;
     if (steps == 0) clear_sums(sums);
     if constexpr (BIAS) load_bias(p, s, t);
     wait_for_turn();
-    for (int step = 0; step < steps; step++) {
-        start_step(s, r, t, step, 0, sums);
-        end_step_before(s, r, step, before);
-    }
+    multiply_steps(s, r, t, step, steps, 0, sums);
     give_turn();
     if constexpr (BIAS) __syncwarp();
-    wgmma_wait<0>();
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) keep<WIDTH / 2>(sums[part]);
-    if (steps > 0) release(s, before);
+    end_steps(s, r, steps, sums);
 }
 
 DEVICE void compute_in_turn(const dw_sm90_gemm_params &p, const shared_layout &s) {
@@ -558,58 +569,51 @@ DEVICE void pass_stage(const shared_layout &s, ring &r) {
 // end within a tile more often: a second copy of all units takes seconds to compile.
 #define LEAVES_TILES (PROGRAM ? GROUPS == DW_GROUPS_ROWS : GROUPS != DW_GROUPS_CONTRACTION)
 
-// The units of the last tile are finished one in each step of the next, and a program's two in each step of a short one.
-// Both warpgroups must do the same, because a strip of a program's operands is loaded when both have read another.
-DEVICE bool finishes_pairs(int steps) { return PROGRAM && steps < UNITS; }
-DEVICE int step_of(int unit, bool pairs) { return pairs ? unit / 2 : unit; }
-DEVICE bool begins_step(int unit, bool pairs) { return !pairs || unit % 2 == 0; }
-DEVICE bool ends_step(int unit, bool pairs) { return !pairs || unit % 2 == 1; }
+// How many of a tile's steps are started before a unit of the last tile is finished. A program's units are spread over
+// all of them: a unit takes longer than a step's products, so that the tensor cores would have to wait if one followed the
+// other. Both warpgroups must do the same, because a strip of a program's operands is loaded when both have read another.
+DEVICE int steps_before(int unit, int steps) {
+    return PROGRAM ? ((unit + 1) * steps + UNITS - 1) / UNITS : min(unit + 1, steps);
+}
 
 // Stores the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
                                float (*sums)[WIDTH / 2], held &h) {
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
-    const bool pairs = finishes_pairs(steps);
+    int step = 0;
     if (LEAVES_TILES && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
 #pragma unroll
         for (int unit = 0; unit < UNITS; unit++) {
-            if (PROGRAM && begins_step(unit, pairs) && step_of(unit, pairs) < steps) pass_stage(s, r);
+            if (PROGRAM)
+                for (; step < steps_before(unit, steps); step++) pass_stage(s, r);
             finish_unit(p, s, h, unit);
         }
-        for (int step = PROGRAM ? step_of(UNITS, pairs) : 0; step < steps; step++) pass_stage(s, r);
+        for (; step < steps; step++) pass_stage(s, r);
         hold(p, t, false, h);
         return;
     }
     const float factor = factor_of(p, t);
     chunks residual;
-    int before = 0;
     if constexpr (RESIDUAL) residual = chunks_of_residual(p, t, 0);
     if (steps == 0) clear_sums(sums);
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) {
-        const int step = step_of(unit, pairs);
-        if (begins_step(unit, pairs) && step < steps) start_step(s, r, t, step, rows, sums);
+        multiply_steps(s, r, t, step, steps_before(unit, steps), rows, sums);
         if (BIAS && unit == 0) load_bias(p, s, t);
         finish_unit(p, s, h, unit);
         if constexpr (RESIDUAL) load_strip(residual, unit, h.words[unit]);
-        if (ends_step(unit, pairs) && step < steps) end_step_before(s, r, step, before);
     }
     if (RESIDUAL && p.n % 8 != 0)
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) load_incomplete(residual, strip, h.words[strip]);
-    for (int step = step_of(UNITS, pairs); step < steps; step++) {
-        start_step(s, r, t, step, rows, sums);
-        end_step_before(s, r, step, before);
-    }
+    multiply_steps(s, r, t, step, steps, rows, sums);
     if constexpr (RESIDUAL)
 #pragma unroll
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
     hold(p, t, true, h);
     if constexpr (BIAS) __syncwarp();
-    wgmma_wait<0>();
-    keep<WIDTH / 2>(sums[0]);
-    if (steps > 0) release(s, before);
+    end_steps(s, r, steps, sums);
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
         float x[16];

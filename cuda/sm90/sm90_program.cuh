@@ -1,7 +1,8 @@
 // An elementwise program behind a GEMM of sm_90a: it computes its results from D's rounded elements and from operands that
 // lie as D does. Its source is made at run time (src/kernel/cuda/sm90_program.c); it defines PROGRAM, PROGRAM_OPERANDS,
-// PROGRAM_VECTORS, PROGRAM_RESULTS, PROGRAM_HALVES, the type program_element and run_program(), and includes
-// sm90_gemm.cu. With PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in place of D.
+// PROGRAM_VECTORS, PROGRAM_RESULTS, PROGRAM_HALVES, PROGRAM_WHOLE, the type program_element and run_program(), and includes
+// sm90_gemm.cu. With PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in place of D. With PROGRAM_WHOLE n is a
+// multiple of 8.
 //
 // The program runs for the elements of a tile that the warpgroups hold, between the products of the next tile, in units:
 // the 16 bytes that a thread has of one of its two rows in a strip of 32 columns. Operands come to shared memory by TMA, a
@@ -52,19 +53,25 @@ DEVICE void load_strips(const dw_sm90_gemm_params &p, const shared_layout &s, co
 typedef vector<program_element> elements;
 static_assert(sizeof(elements) == 16, "a unit");
 
+DEVICE void store_eight(void *matrix, int row, int stride, int column, int count, const uint32 *words) {
+    uint16 *line = (uint16 *)matrix + (long long)row * stride + column;
+    if constexpr (!PROGRAM_WHOLE) store_row_chunk(line, count, words);
+    else if (count > 0) *(uint4 *)line = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // Stores eight elements of a row of each result, of which `count` exist, and of D or its halves if they are wanted.
-DEVICE void store_results(const dw_sm90_gemm_params &p, long long row, int column, int count, const elements *in,
+DEVICE void store_results(const dw_sm90_gemm_params &p, int row, int column, int count, const elements *in,
                           const elements *out) {
     uint32 words[4];
 #pragma unroll
     for (int i = 0; i < PARTS_OF_D; i++) {
         memcpy(words, &in[i], sizeof words);
-        if (p.d) store_row_chunk((uint16 *)p.d + row * p.stride_d + (long long)i * p.n + column, count, words);
+        if (p.d) store_eight(p.d, row, (int)p.stride_d, i * p.n + column, count, words);
     }
 #pragma unroll
     for (int i = 0; i < PROGRAM_RESULTS; i++) {
         memcpy(words, &out[i], sizeof words);
-        if (p.results[i]) store_row_chunk((uint16 *)p.results[i] + row * p.result_strides[i] + column, count, words);
+        if (p.results[i]) store_eight(p.results[i], row, (int)p.result_strides[i], column, count, words);
     }
 }
 
@@ -105,7 +112,7 @@ DEVICE void load_vectors(const dw_sm90_gemm_params &p, long long row, uint16 *to
 DEVICE void finish_rest(const dw_sm90_gemm_params &p, int threads) {
     const long long first = max(p.offsets[p.groups], 0), across = (p.n + 7) / 8, count = (p.m - first) * across;
     for (long long i = (long long)blockIdx.x * threads + threadIdx.x; i < count; i += (long long)gridDim.x * threads) {
-        const long long row = first + i / across;
+        const int row = (int)(first + i / across);
         const int column = (int)(i % across) * 8;
         elements in[PARTS_OF_D + PROGRAM_OPERANDS] = {}, out[PROGRAM_RESULTS];
 #pragma unroll

@@ -17,6 +17,7 @@
 typedef struct form {
     dw__sm90_shape shape;
     int stages, operand_count, vector_count, result_count;
+    bool whole; /* rows of whole vectors */
     unsigned shared_bytes;
 } form;
 
@@ -48,7 +49,8 @@ static bool matrix_of(const dw__tensor *t, const dw_gemm *g, dw_matrix *m) {
     m->data = t->data;
     return t->rank > 0 && t->dtype == g->dtype && t->shape[t->rank - 1] == g->n &&
            dw__tensor_count(t) == g->m * g->n && dw__tensor_row_stride(t, &m->stride) &&
-           (g->m == 1 || (m->stride >= g->n && m->stride % VECTOR == 0)) &&
+           (g->m == 1 ||
+            (m->stride >= g->n && m->stride <= INT32_MAX && m->stride % VECTOR == 0)) &&
            (uintptr_t)t->data % 16 == 0;
 }
 
@@ -123,7 +125,8 @@ static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, in
     form best = {0}, trial = {.shape = dw__sm90_shape_of(g, sm_count),
                               .operand_count = p->operand_count,
                               .vector_count = p->vector_count,
-                              .result_count = p->result_count};
+                              .result_count = p->result_count,
+                              .whole = g->gemm.n % VECTOR == 0};
     double least = INFINITY;
     for (int tile = 0; tile < DW__SM90_TILES; tile++) {
         trial.shape.tile = (uint64_t)tile;
@@ -167,12 +170,12 @@ static dw_status print_program(const dw__call *c, const dw__body *body, const fo
         out,
         "#define VECTOR 8\n#define INDEX int\n#include \"elementwise.cuh\"\n"
         "#define PROGRAM 1\n#define PROGRAM_OPERANDS %d\n#define PROGRAM_RESULTS %d\n"
-        "#define PROGRAM_VECTORS %d\n#define PROGRAM_HALVES %d\n"
+        "#define PROGRAM_VECTORS %d\n#define PROGRAM_HALVES %d\n#define PROGRAM_WHOLE %d\n"
         "typedef %s program_element;\n"
         "DEVICE void run_program(const vector<%s> *in, const unsigned short *vectors, "
         "vector<%s> *out) {\n    (void)vectors;\n",
-        f->operand_count, f->result_count, f->vector_count, f->shape.halves, element, element,
-        element));
+        f->operand_count, f->result_count, f->vector_count, f->shape.halves, f->whole, element,
+        element, element));
     for (uint32_t o = 0; o < program->output_count; o++) {
         types[o] = program->outputs[o].dtype;
         DW_RETURN_IF_FAILED(
@@ -214,7 +217,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     if (dw__epilogues_wanted() == DW__EPILOGUES_OFF)
         return dw__fail(DW_UNSUPPORTED, "%s: DEEPWELL_EPILOGUES is \"off\"", kernel->name);
     if (!c->epilogue || !call_of(given, &g) || g.gemm.output != g.gemm.dtype ||
-        !matrices_of(c, &g.gemm, &p) || !finds_tile(&g, &p))
+        g.gemm.d.stride > INT32_MAX || !matrices_of(c, &g.gemm, &p) || !finds_tile(&g, &p))
         return dw__kernel_refuse(kernel);
     DW_RETURN_IF_FAILED(dw__sm90_supports(&g.gemm, g.turned, gpu));
     return check_body(kernel, c->epilogue);
@@ -331,14 +334,15 @@ static void example_linear(uint64_t params, int index, dw__call *c) {
     dw__tensor_set_contiguous(&c->outputs[0]);
 }
 
-/* With halves, each of them begins at a multiple of 16 bytes. */
+/* Rows of whole vectors; with halves, each of them begins at a multiple of 16 bytes. */
 static void example_segments(uint64_t params, int index, dw__call *c) {
-    const dw__sm90_shape s = ((const form *)dw__program_at(params)->form)->shape;
+    const form *f = dw__program_at(params)->form;
     dw__tensor *const with_n[] = {&c->inputs[1], &c->inputs[3], &c->outputs[0]};
-    dw__sm90_segment.example(s.params, index, c);
-    for (int i = 0; s.halves && i < (int)DW_COUNT(with_n); i++) {
+    dw__sm90_segment.example(f->shape.params, index, c);
+    for (int i = 0; f->whole && i < (int)DW_COUNT(with_n); i++) {
         if (with_n[i]->rank < 0) continue;
-        with_n[i]->shape[i == 0 && !s.turned_b ? 1 : with_n[i]->rank - 1] = 144 + 256 * index;
+        with_n[i]->shape[i == 0 && !f->shape.turned_b ? 1 : with_n[i]->rank - 1] =
+            144 + 256 * index;
         dw__tensor_set_contiguous(with_n[i]);
     }
 }
