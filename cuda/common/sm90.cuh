@@ -276,6 +276,10 @@ DEVICE void shared_store_f32_pair(uint32 address, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
+DEVICE void shared_store_u32(uint32 address, uint32 v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
 DEVICE uint32 shared_load_u32(uint32 address) {
     uint32 v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");

@@ -34,7 +34,6 @@
 #define CODES (CODES_A != 0)
 #ifndef PROGRAM
 #define PROGRAM 0
-#define PROGRAM_OPERANDS 0
 #define PROGRAM_HALVES 0
 #endif
 #define SQUARE_A ((BLOCKS & DW_SM90_SQUARE_A) != 0)
@@ -61,6 +60,9 @@
 #define SPLIT_N (PROMOTE && TILE_M == 64)
 #define PARTS (SPLIT_N ? 1 : TILE_M / 64 / READERS) // products of 64 rows
 #define WIDTH (SPLIT_N ? TILE_N / 2 : TILE_N)       // columns of a product
+// Columns of an instruction: with a program's warpgroup there are 128 registers for a thread at the launch, which do not
+// hold the accumulators of 256.
+#define PRODUCT_WIDTH (PROGRAM && WIDTH == 256 ? 128 : WIDTH)
 #define STRIPS ((SWIGLU ? WIDTH / 2 : WIDTH) / 32)  // of 32 columns of D
 
 #include "group_offsets.cuh"
@@ -81,26 +83,26 @@ static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) <= DW_SM90_MOST_
 
 typedef struct shared_layout {
     uint32 stages, bias, full, empty;
-    uint32 strips, strips_full, strips_empty; // of a program's operands
+    uint32 lines, handed, taken; // rows of a tile for a program
 } shared_layout;
 
 DEVICE shared_layout begin_block(const void *memory) {
     shared_layout s;
     s.stages = shared_address(memory); // swizzled memory must start at multiples of 1024
-    s.strips = s.stages + STAGES * STAGE_BYTES;
-    s.bias = s.strips + PROGRAM_OPERANDS * DW_SM90_STRIP_SLOTS * DW_SM90_STRIP_BYTES;
+    s.lines = s.stages + STAGES * STAGE_BYTES;
+    s.bias = s.lines + (PROGRAM ? 128 * DW_SM90_LINE_BYTES(TILE_N) : 0);
     s.full = s.bias + (PROGRAM && !BIAS ? 0 : DW_SM90_BIAS_BYTES(TILE_N));
     s.empty = s.full + 8 * STAGES;
-    s.strips_full = s.empty + 8 * STAGES;
-    s.strips_empty = s.strips_full + 8 * DW_SM90_STRIP_SLOTS;
+    s.handed = s.empty + 8 * STAGES;
+    s.taken = s.handed + 8 * DW_SM90_MULTIPLIERS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(s.full + 8 * i, 1);
             barrier_init(s.empty + 8 * i, 4 * READERS);
         }
-        for (int i = 0; PROGRAM && i < DW_SM90_STRIP_SLOTS; i++) {
-            barrier_init(s.strips_full + 8 * i, 1);
-            barrier_init(s.strips_empty + 8 * i, 4 * DW_SM90_MULTIPLIERS);
+        for (int i = 0; PROGRAM && i < DW_SM90_MULTIPLIERS; i++) {
+            barrier_init(s.handed + 8 * i, 4);
+            barrier_init(s.taken + 8 * i, 4);
         }
         fence_barrier_init();
     }
@@ -181,9 +183,14 @@ template <bool TURNED> DEVICE uint64 operand(uint32 address, int slice) {
     return tile_descriptor(address + slice * (TURNED ? 2048 : 32), STEP * 128);
 }
 
-DEVICE void multiply_slice(float *sums, uint64 a, uint64 b, int accumulate) {
-    if constexpr (CODES) wgmma_codes<WIDTH>(sums, a, b, accumulate);
-    else wgmma_ss<WIDTH, TURNED_A, TURNED_B>(sums, a, b, accumulate);
+// `b`: the address of B's rows.
+DEVICE void multiply_slice(float *sums, uint64 a, uint32 b, int slice, int accumulate) {
+#pragma unroll
+    for (int at = 0; at < WIDTH; at += PRODUCT_WIDTH) {
+        const uint64 rows = operand<TURNED_B>(b + at * 128, slice);
+        if constexpr (CODES) wgmma_codes<PRODUCT_WIDTH>(sums + at / 2, a, rows, accumulate);
+        else wgmma_ss<PRODUCT_WIDTH, TURNED_A, TURNED_B>(sums + at / 2, a, rows, accumulate);
+    }
 }
 
 // Tells that a warp has read a stage.
@@ -217,8 +224,8 @@ DEVICE void start_step(const shared_layout &s, const ring &r, const tile &t, int
     for (int i = 0; i < SLICES; i++)
 #pragma unroll
         for (int part = 0; part < PARTS; part++)
-            multiply_slice(sums[part], operand<TURNED_A>(stage + (rows + part * 64) * 128, i),
-                           operand<TURNED_B>(stage + A_BYTES, i), step + i > 0);
+            multiply_slice(sums[part], operand<TURNED_A>(stage + (rows + part * 64) * 128, i), stage + A_BYTES, i,
+                           step + i > 0);
     wgmma_commit();
 }
 
@@ -535,29 +542,6 @@ DEVICE void compute_in_two_levels(const dw_sm90_gemm_params &p, const shared_lay
 
 // ---- tiles together -----------------------------------------------------------------------------------------
 
-#if !PROGRAM
-
-#define UNITS STRIPS
-
-// The elements of the last tile; counts of 0: there is none.
-typedef struct held {
-    chunks d;
-    uint32 words[STRIPS][2][4];
-} held;
-
-DEVICE void hold_nothing(held &h) { h.d.count[0] = h.d.count[1] = 0; }
-DEVICE void finish_unit(const dw_sm90_gemm_params &, const shared_layout &, held &h, int unit) {
-    store_strip(h.d, unit, h.words[unit]);
-}
-// Tile t takes the place of the last one, whose units are finished. `rows`: whether the warpgroup has rows of it.
-DEVICE void hold(const dw_sm90_gemm_params &p, const tile &t, bool rows, held &h) {
-    if (rows) h.d = chunks_of_d(p, t, 0);
-    else hold_nothing(h);
-}
-
-#endif
-#include "sm90_program.cuh"
-
 // Gives a stage back unread, so that the tensor cores are the other warpgroup's.
 DEVICE void pass_stage(const shared_layout &s, ring &r) {
     barrier_wait(s.full + 8 * r.stage, r.phase);
@@ -565,16 +549,15 @@ DEVICE void pass_stage(const shared_layout &s, ring &r) {
     advance(r, STAGES);
 }
 
-// Whether a warpgroup of whose rows none exists leaves the tensor cores to the other. With a program only in groups, which
-// end within a tile more often: a second copy of all units takes seconds to compile.
-#define LEAVES_TILES (PROGRAM ? GROUPS == DW_GROUPS_ROWS : GROUPS != DW_GROUPS_CONTRACTION)
+#if PROGRAM
+#include "sm90_program.cuh"
+#else
 
-// How many of a tile's steps are started before a unit of the last tile is finished. A program's units are spread over
-// all of them: a unit takes longer than a step's products, so that the tensor cores would have to wait if one followed the
-// other. Both warpgroups must do the same, because a strip of a program's operands is loaded when both have read another.
-DEVICE int steps_before(int unit, int steps) {
-    return PROGRAM ? ((unit + 1) * steps + UNITS - 1) / UNITS : min(unit + 1, steps);
-}
+// The elements of the last tile; counts of 0: there is none.
+typedef struct held {
+    chunks d;
+    uint32 words[STRIPS][2][4];
+} held;
 
 // Stores the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
@@ -582,15 +565,11 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
     int step = 0;
-    if (LEAVES_TILES && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
+    if (GROUPS != DW_GROUPS_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
 #pragma unroll
-        for (int unit = 0; unit < UNITS; unit++) {
-            if (PROGRAM)
-                for (; step < steps_before(unit, steps); step++) pass_stage(s, r);
-            finish_unit(p, s, h, unit);
-        }
+        for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
         for (; step < steps; step++) pass_stage(s, r);
-        hold(p, t, false, h);
+        h.d.count[0] = h.d.count[1] = 0;
         return;
     }
     const float factor = factor_of(p, t);
@@ -598,11 +577,11 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     if constexpr (RESIDUAL) residual = chunks_of_residual(p, t, 0);
     if (steps == 0) clear_sums(sums);
 #pragma unroll
-    for (int unit = 0; unit < UNITS; unit++) {
-        multiply_steps(s, r, t, step, steps_before(unit, steps), rows, sums);
-        if (BIAS && unit == 0) load_bias(p, s, t);
-        finish_unit(p, s, h, unit);
-        if constexpr (RESIDUAL) load_strip(residual, unit, h.words[unit]);
+    for (int strip = 0; strip < STRIPS; strip++) { // a strip behind each step
+        multiply_steps(s, r, t, step, min(strip + 1, steps), rows, sums);
+        if (BIAS && strip == 0) load_bias(p, s, t);
+        store_strip(h.d, strip, h.words[strip]);
+        if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
     }
     if (RESIDUAL && p.n % 8 != 0)
 #pragma unroll
@@ -611,7 +590,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     if constexpr (RESIDUAL)
 #pragma unroll
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
-    hold(p, t, true, h);
+    h.d = chunks_of_d(p, t, 0);
     if constexpr (BIAS) __syncwarp();
     end_steps(s, r, steps, sums);
 #pragma unroll
@@ -629,31 +608,17 @@ DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &
     tile t;
     float sums[PARTS][WIDTH / 2];
     held h;
-    hold_nothing(h);
-#if PROGRAM
-    for (bool more = true; more;) {
-        more = next_tile(p, w, t);
-        if (!more) t.k = t.end = 0; // a tile without rows, which finishes the last one
-        multiply_and_store(p, s, r, t, sums, h);
-    }
-#else
+    h.d.count[0] = h.d.count[1] = 0;
     while (next_tile(p, w, t)) multiply_and_store(p, s, r, t, sums, h);
 #pragma unroll
-    for (int unit = 0; unit < UNITS; unit++) finish_unit(p, s, h, unit);
-#endif
+    for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
 }
 
-#if PROGRAM_OPERANDS > 0
-#define PROGRAM_MAPS                                                                                                 \
-    , const __grid_constant__ tensor_map map_0, const __grid_constant__ tensor_map map_1,                            \
-        const __grid_constant__ tensor_map map_2
-#else
-#define PROGRAM_MAPS
 #endif
 
-extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1)
     sm90_gemm(const __grid_constant__ tensor_map map_a, const __grid_constant__ tensor_map map_b,
-              const __grid_constant__ dw_sm90_gemm_params p PROGRAM_MAPS) {
+              const __grid_constant__ dw_sm90_gemm_params p) {
     extern __shared__ __align__(1024) uint8 memory[];
     shared_layout s = begin_block(memory);
     if constexpr (GROUPS != DW_GROUPS_BATCH)
@@ -661,18 +626,21 @@ extern "C" __global__ void __launch_bounds__(DW_SM90_GEMM_THREADS, 1)
     if (threadIdx.x / 128 == DW_SM90_MULTIPLIERS) {
         registers_down<40>();
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b);
-#if PROGRAM_OPERANDS > 0
-        if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS + 1 && elect_one()) load_strips(p, s, &map_0, &map_1, &map_2);
-#endif
+#if PROGRAM
+    } else if (threadIdx.x / 128 > DW_SM90_MULTIPLIERS) {
+        registers_up<136>();
+        run_programs(p, s);
+    } else {
+        registers_up<168>();
+        compute_for_program(p, s);
+    }
+#else
     } else {
         registers_up<232>();
         if constexpr (PROMOTE) compute_in_two_levels(p, s);
         else if constexpr (TOGETHER) compute_together(p, s);
         else compute_in_turn(p, s);
-#if PROGRAM
-        if constexpr (GROUPS == DW_GROUPS_ROWS) finish_rest(p, 128 * DW_SM90_MULTIPLIERS);
-#else
         if constexpr (GROUPS == DW_GROUPS_ROWS) store_rest<F32_OUTPUT, RESIDUAL>(p, 128 * DW_SM90_MULTIPLIERS);
-#endif
     }
+#endif
 }

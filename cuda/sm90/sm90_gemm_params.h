@@ -34,8 +34,8 @@ typedef struct dw_sm90_gemm_params {
     const float *scale_a, *scale_b;
     int scale_b_step;   /* 0: one scale for all */
     int wide_a, wide_b; /* square blocks alone */
-    /* With a program: its results and operands have D's type and its shape, or that of a half of it. D itself is stored if `d` is not NULL. Operands
-     * are read by TMA, but for rows in no group. Strides are elements from row to row. */
+    /* With a program: its results and operands have D's type and its shape, or that of a half of it. D itself is stored
+     * if `d` is not NULL. Strides are elements from row to row. */
     void *results[DW_SM90_MOST_RESULTS];
     const void *operands[DW_SM90_MOST_OPERANDS];
     const void *vectors[DW_SM90_MOST_VECTORS];
@@ -61,14 +61,13 @@ typedef struct dw_sm90_gemm_params {
     ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + DW_SM90_BIAS_BYTES(tile_n) + 2 * 8 * (stages))
 #define DW_SM90_MOST_SHARED 232448 /* 227 KiB: the limit of a block */
 
-/* Operands come to shared memory in strips: 128 rows of 32 columns of a tile. */
-#define DW_SM90_STRIP_COLUMNS 32
-#define DW_SM90_STRIP_BYTES (128 * DW_SM90_STRIP_COLUMNS * 2)
-#define DW_SM90_STRIP_SLOTS 2 /* strips of each operand that are there at a time */
-#define DW_SM90_PROGRAM_SHARED_BYTES(tile_m, tile_n, stages, bias, operands)                       \
-    ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + ((bias) ? DW_SM90_BIAS_BYTES(tile_n) : 0) +    \
-     (operands)*DW_SM90_STRIP_SLOTS * DW_SM90_STRIP_BYTES + 2 * 8 * (stages) +                     \
-     2 * 8 * DW_SM90_STRIP_SLOTS)
+/* A program behind a GEMM has a warpgroup of its own, to which the others leave D's rows in shared memory. Rows are 16
+ * bytes apart from each other, so that the accumulators of a warp lie in different banks. */
+#define DW_SM90_PROGRAM_THREADS (DW_SM90_GEMM_THREADS + 128)
+#define DW_SM90_LINE_BYTES(tile_n) ((tile_n)*2 + 16)
+#define DW_SM90_PROGRAM_SHARED_BYTES(tile_m, tile_n, stages, bias)                                 \
+    ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + (tile_m)*DW_SM90_LINE_BYTES(tile_n) +          \
+     ((bias) ? DW_SM90_BIAS_BYTES(tile_n) : 0) + 2 * 8 * (stages) + 2 * 8 * DW_SM90_MULTIPLIERS)
 
 /* Elements of the contraction in a stage of codes of FP8, 128 bytes, too, and of a block of fp8-block. */
 #define DW_SM90_CODES_STEP 128

@@ -1,57 +1,118 @@
 // An elementwise program behind a GEMM of sm_90a: it computes its results from D's rounded elements and from operands that
 // lie as D does. Its source is made at run time (src/kernel/cuda/sm90_program.c); it defines PROGRAM, PROGRAM_OPERANDS,
 // PROGRAM_VECTORS, PROGRAM_RESULTS, PROGRAM_HALVES, PROGRAM_WHOLE, the type program_element and run_program(), and includes
-// sm90_gemm.cu. With PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in place of D. With PROGRAM_WHOLE n is a
-// multiple of 8.
+// sm90_gemm.cu. With PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in
+// place of D. With PROGRAM_WHOLE n is a multiple of 8.
 //
-// The program runs for the elements of a tile that the warpgroups hold, between the products of the next tile, in units:
-// the 16 bytes that a thread has of one of its two rows in a strip of 32 columns. Operands come to shared memory by TMA, a
-// strip at a time, loaded by a warp of their own, so that no warp that multiplies waits for the memory. Vectors have one
-// element for each row, which a thread keeps with those of the tile.
+// The program has a warpgroup of its own. The two warpgroups that multiply leave their rounded rows of a tile in shared
+// memory, and go on with the next tile. A thread of the program's warpgroup takes units of eight elements, PROGRAM_TOGETHER
+// at a time: loads of operands for the next units are in flight while it computes, and a warp reads and writes whole
+// rows. Vectors have one element for each row.
 #ifndef DW_SM90_PROGRAM_CUH
 #define DW_SM90_PROGRAM_CUH
 
 #if PROGRAM
 
 #define PARTS_OF_D (1 + PROGRAM_HALVES)
-#define PROGRAM_STRIPS (STRIPS / PARTS_OF_D) // of the program's columns
-#define UNITS (2 * PROGRAM_STRIPS)
-#define SLOT_BYTES (PROGRAM_OPERANDS * DW_SM90_STRIP_BYTES)
+#define LINE_BYTES DW_SM90_LINE_BYTES(TILE_N)
+#define ROW_UNITS (TILE_COLUMNS / 8)
+#define SHARE_UNITS (64 * ROW_UNITS / 128) // of a thread, in the rows of one warpgroup
+#define PROGRAM_TOGETHER 2
 
-// The elements of the last tile.
-typedef struct held {
-    int row, column; // of the thread's first unit
-    int end;         // of the rows that exist, or HELD_NOTHING: there is no last tile
-    uint32 phase;    // of the first slot
-    uint16 vectors[2][PROGRAM_VECTORS + 1]; // elements of its rows
-    uint32 words[STRIPS][2][4];
-} held;
-
-#define HELD_NOTHING -1
-DEVICE void hold_nothing(held &h) { h.end = HELD_NOTHING, h.phase = 0; }
-
-// Loads the strips of the operands, tile after tile. The operands that a program does not have are never read.
-DEVICE void load_strips(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map_0,
-                        const tensor_map *map_1, const tensor_map *map_2) {
-    const tensor_map *const maps[] = {map_0, map_1, map_2};
-    ring r = {0, 0};
-    walk w = {};
-    tile t;
-    while (next_tile(p, w, t)) {
-        for (int strip = 0; strip < PROGRAM_STRIPS; strip++) {
-            const uint32 full = s.strips_full + 8 * r.stage, to = s.strips + r.stage * SLOT_BYTES;
-            barrier_wait(s.strips_empty + 8 * r.stage, r.phase ^ 1);
-            barrier_expect(full, SLOT_BYTES);
-#pragma unroll
-            for (int i = 0; i < PROGRAM_OPERANDS; i++)
-                tma_load(to + i * DW_SM90_STRIP_BYTES, maps[i], full, t.column + strip * DW_SM90_STRIP_COLUMNS, t.row, 0, 0);
-            advance(r, DW_SM90_STRIP_SLOTS);
-        }
-    }
-}
+static_assert(TOGETHER && !RESIDUAL && !SWIGLU && !CODES && GROUPS != DW_GROUPS_CONTRACTION, "what programs follow");
+static_assert(SHARE_UNITS % PROGRAM_TOGETHER == 0, "whole rounds");
 
 typedef vector<program_element> elements;
 static_assert(sizeof(elements) == 16, "a unit");
+
+// ---- the warpgroups that multiply -----------------------------------------------------------------------------
+
+// Leaves the warpgroup's rounded rows of a tile to the program's, once that has taken those of the tile before.
+DEVICE void hand_over(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, bool rows, uint32 phase,
+                      float (*sums)[WIDTH / 2]) {
+    const int half = threadIdx.x / 128;
+    const uint32 first = s.lines + (threadIdx.x / 32 * 16 + lane_index() / 4) * LINE_BYTES + lane_index() % 4 * 4;
+    const float factor = factor_of(p, t);
+    barrier_wait(s.taken + 8 * half, phase ^ 1);
+#pragma unroll
+    for (int strip = 0; strip < STRIPS; strip++) {
+        float x[16];
+        uint32 words[2][4];
+        if (!rows) break;
+        finish(s, factor, sums[0], strip, x);
+        pack_words(x, words);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) shared_store_u32(first + j * 8 * LINE_BYTES + strip * 64 + i * 16, words[j][i]);
+    }
+    __syncwarp();
+    if (lane_index() == 0) barrier_arrive(s.handed + 8 * half);
+}
+
+DEVICE void compute_for_program(const dw_sm90_gemm_params &p, const shared_layout &s) {
+    ring r = {0, 0};
+    walk w = {};
+    tile t;
+    float sums[PARTS][WIDTH / 2];
+    uint32 phase = 0;
+    while (next_tile(p, w, t)) {
+        // The compiler must see that all threads of a warp have the same.
+        const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
+        const bool exist = __shfl_sync(0xffffffff, t.row + rows < t.end, 0);
+        int step = 0;
+        if (exist) {
+            if (steps == 0) clear_sums(sums);
+            if constexpr (BIAS) load_bias(p, s, t);
+            multiply_steps(s, r, t, step, steps, rows, sums);
+            if constexpr (BIAS) __syncwarp();
+            end_steps(s, r, steps, sums);
+        }
+        for (; step < steps; step++) pass_stage(s, r);
+        hand_over(p, s, t, exist, phase, sums);
+        phase ^= 1;
+    }
+}
+
+// ---- the program's warpgroup ------------------------------------------------------------------------------------
+
+// Eight elements of a row: their line in the tile, their first row and column of D, and how many of them exist.
+typedef struct unit {
+    int line, at, row, column, count;
+} unit;
+
+DEVICE unit unit_of(const dw_sm90_gemm_params &p, const tile &t, int index) {
+    unit u;
+    u.line = index / ROW_UNITS;
+    u.at = index % ROW_UNITS * 8;
+    u.row = t.row + u.line;
+    u.column = t.column + u.at;
+    u.count = u.row < t.end ? p.n - u.column : 0;
+    return u;
+}
+
+// What a unit reads from memory.
+typedef struct loaded {
+    elements operands[PROGRAM_OPERANDS + 1];
+    uint16 vectors[PROGRAM_VECTORS + 1];
+} loaded;
+
+DEVICE void load_unit(const dw_sm90_gemm_params &p, const unit &u, loaded &to) {
+    if (u.count <= 0) return;
+#pragma unroll
+    for (int i = 0; i < PROGRAM_OPERANDS; i++) {
+        const uint16 *line = (const uint16 *)p.operands[i] + (long long)u.row * (int)p.operand_strides[i] + u.column;
+        uint32 words[4];
+        if constexpr (PROGRAM_WHOLE) {
+            const uint4 v = *(const uint4 *)line;
+            memcpy(words, &v, sizeof words);
+        } else load_row_chunk(line, u.count, words);
+        memcpy(&to.operands[i], words, sizeof words);
+    }
+#pragma unroll
+    for (int i = 0; i < PROGRAM_VECTORS; i++)
+        to.vectors[i] = ((const uint16 *)p.vectors[i])[u.row * p.vector_strides[i]];
+}
 
 DEVICE void store_eight(void *matrix, int row, int stride, int column, int count, const uint32 *words) {
     uint16 *line = (uint16 *)matrix + (long long)row * stride + column;
@@ -59,88 +120,84 @@ DEVICE void store_eight(void *matrix, int row, int stride, int column, int count
     else if (count > 0) *(uint4 *)line = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Stores eight elements of a row of each result, of which `count` exist, and of D or its halves if they are wanted.
-DEVICE void store_results(const dw_sm90_gemm_params &p, int row, int column, int count, const elements *in,
-                          const elements *out) {
+// Runs the program for a unit whose elements of D, or of its halves, are `in`.
+DEVICE void finish_unit(const dw_sm90_gemm_params &p, const unit &u, elements *in, const loaded &from) {
+    elements out[PROGRAM_RESULTS];
     uint32 words[4];
+#pragma unroll
+    for (int i = 0; i < PROGRAM_OPERANDS; i++) in[PARTS_OF_D + i] = from.operands[i];
+    run_program(in, from.vectors, out);
 #pragma unroll
     for (int i = 0; i < PARTS_OF_D; i++) {
         memcpy(words, &in[i], sizeof words);
-        if (p.d) store_eight(p.d, row, (int)p.stride_d, i * p.n + column, count, words);
+        if (p.d) store_eight(p.d, u.row, (int)p.stride_d, i * p.n + u.column, u.count, words);
     }
 #pragma unroll
     for (int i = 0; i < PROGRAM_RESULTS; i++) {
         memcpy(words, &out[i], sizeof words);
-        if (p.results[i]) store_eight(p.results[i], row, (int)p.result_strides[i], column, count, words);
+        if (p.results[i]) store_eight(p.results[i], u.row, (int)p.result_strides[i], u.column, u.count, words);
     }
-}
-
-// Runs the program for a unit of the last tile.
-DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, held &h, int unit) {
-    const int strip = unit / 2, half = unit % 2, slot = strip % DW_SM90_STRIP_SLOTS;
-    elements in[PARTS_OF_D + PROGRAM_OPERANDS], out[PROGRAM_RESULTS];
-    if (h.end == HELD_NOTHING) return;
-#pragma unroll
-    for (int i = 0; i < PARTS_OF_D; i++) {
-        uint32 *const words = h.words[strip + i * PROGRAM_STRIPS][half];
-        transpose_quad(words);
-        memcpy(&in[i], words, sizeof in[i]);
-    }
-    if constexpr (PROGRAM_OPERANDS > 0) {
-        const int line = threadIdx.x / 32 * 16 + lane_index() / 4 + 8 * half; // of the tile: both warpgroups have 64
-        const uint32 from = s.strips + slot * SLOT_BYTES + line * (2 * DW_SM90_STRIP_COLUMNS) + lane_index() % 4 * 16;
-        if (half == 0) barrier_wait(s.strips_full + 8 * slot, h.phase ^ (strip / DW_SM90_STRIP_SLOTS & 1));
-#pragma unroll
-        for (int i = 0; i < PROGRAM_OPERANDS; i++) {
-            const uint4 v = shared_load16(from + i * DW_SM90_STRIP_BYTES);
-            memcpy(&in[PARTS_OF_D + i], &v, sizeof v);
-        }
-        __syncwarp();
-        if (half == 1 && lane_index() == 0) barrier_arrive(s.strips_empty + 8 * slot);
-    }
-    run_program(in, h.vectors[half], out);
-    const int row = h.row + 8 * half, column = h.column + strip * DW_SM90_STRIP_COLUMNS;
-    store_results(p, row, column, row < h.end ? p.n - column : 0, in, out);
-}
-
-DEVICE void load_vectors(const dw_sm90_gemm_params &p, long long row, uint16 *to) {
-#pragma unroll
-    for (int i = 0; i < PROGRAM_VECTORS; i++) to[i] = ((const uint16 *)p.vectors[i])[row * p.vector_strides[i]];
 }
 
 // D is 0 in rows behind the last group (group_tiles.cuh), and the program's results follow from that.
-DEVICE void finish_rest(const dw_sm90_gemm_params &p, int threads) {
+DEVICE void finish_rest(const dw_sm90_gemm_params &p) {
     const long long first = max(p.offsets[p.groups], 0), across = (p.n + 7) / 8, count = (p.m - first) * across;
-    for (long long i = (long long)blockIdx.x * threads + threadIdx.x; i < count; i += (long long)gridDim.x * threads) {
-        const int row = (int)(first + i / across);
+    for (long long i = (long long)blockIdx.x * 128 + threadIdx.x % 128; i < count; i += (long long)gridDim.x * 128) {
         const int column = (int)(i % across) * 8;
-        elements in[PARTS_OF_D + PROGRAM_OPERANDS] = {}, out[PROGRAM_RESULTS];
-#pragma unroll
-        for (int o = 0; o < PROGRAM_OPERANDS; o++) {
-            uint32 words[4];
-            load_row_chunk((const uint16 *)p.operands[o] + row * p.operand_strides[o] + column, p.n - column, words);
-            memcpy(&in[PARTS_OF_D + o], words, sizeof words);
-        }
-        uint16 vectors[PROGRAM_VECTORS + 1];
-        load_vectors(p, row, vectors);
-        run_program(in, vectors, out);
-        store_results(p, row, column, p.n - column, in, out);
+        const unit u = {0, 0, (int)(first + i / across), column, p.n - column};
+        elements in[PARTS_OF_D + PROGRAM_OPERANDS] = {};
+        loaded from = {};
+        load_unit(p, u, from);
+        finish_unit(p, u, in, from);
     }
 }
 
-// Tile t takes the place of the last one, whose units are finished. `rows`: whether the warpgroup has rows of it.
-DEVICE void hold(const dw_sm90_gemm_params &p, const tile &t, bool rows, held &h) {
-    if (h.end != HELD_NOTHING) h.phase ^= PROGRAM_STRIPS / DW_SM90_STRIP_SLOTS & 1;
-    h.row = row_of(t, 0, 0);
-    h.column = t.column + lane_index() % 4 * 8;
-    h.end = rows ? t.end : 0;
+DEVICE void run_programs(const dw_sm90_gemm_params &p, const shared_layout &s) {
+    const int thread = threadIdx.x % 128;
+    walk w = {};
+    tile t;
+    uint32 phase = 0;
+    while (next_tile(p, w, t)) {
+        unit u[PROGRAM_TOGETHER];
+        loaded next[PROGRAM_TOGETHER] = {};
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-        if (h.row + 8 * half < h.end) load_vectors(p, h.row + 8 * half, h.vectors[half]);
+        for (int j = 0; j < PROGRAM_TOGETHER; j++) {
+            u[j] = unit_of(p, t, thread + 128 * j);
+            load_unit(p, u[j], next[j]);
+        }
+#pragma unroll 1
+        for (int i = 0; i < 2 * SHARE_UNITS; i += PROGRAM_TOGETHER) {
+            const int half = i / SHARE_UNITS;
+            elements in[PROGRAM_TOGETHER][PARTS_OF_D + PROGRAM_OPERANDS];
+            const bool last = i % SHARE_UNITS == SHARE_UNITS - PROGRAM_TOGETHER;
+            unit now[PROGRAM_TOGETHER];
+            loaded from[PROGRAM_TOGETHER];
+            if (i % SHARE_UNITS == 0) barrier_wait(s.handed + 8 * half, phase);
+#pragma unroll
+            for (int j = 0; j < PROGRAM_TOGETHER; j++) {
+                now[j] = u[j];
+                from[j] = next[j];
+#pragma unroll
+                for (int part = 0; part < PARTS_OF_D; part++) {
+                    uint4 v = make_uint4(0, 0, 0, 0); // a warpgroup without rows of the tile has written nothing
+                    if (u[j].count > 0)
+                        v = shared_load16(s.lines + u[j].line * LINE_BYTES + (part * TILE_COLUMNS + u[j].at) * 2);
+                    memcpy(&in[j][part], &v, sizeof v);
+                }
+                u[j] = unit_of(p, t, thread + 128 * (i + PROGRAM_TOGETHER + j));
+                if (i + PROGRAM_TOGETHER < 2 * SHARE_UNITS) load_unit(p, u[j], next[j]);
+            }
+            if (last) {
+                __syncwarp();
+                if (lane_index() == 0) barrier_arrive(s.taken + 8 * half);
+            }
+#pragma unroll
+            for (int j = 0; j < PROGRAM_TOGETHER; j++) finish_unit(p, now[j], in[j], from[j]);
+        }
+        phase ^= 1;
+    }
+    if constexpr (GROUPS == DW_GROUPS_ROWS) finish_rest(p);
 }
-
-static_assert(PROGRAM_STRIPS % DW_SM90_STRIP_SLOTS == 0 || PROGRAM_OPERANDS == 0, "each tile begins with the first slot");
-static_assert(TOGETHER && !RESIDUAL && !SWIGLU && !CODES && GROUPS != DW_GROUPS_CONTRACTION, "what programs follow");
 
 #endif
 

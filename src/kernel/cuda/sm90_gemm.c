@@ -193,23 +193,6 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
 
-/* The map of a program's operand, whose strips are loaded. */
-static dw_status strip_map(const dw__context *context, const dw_gemm *g, const dw_matrix *x,
-                           dw__tensor_map *map) {
-    enum { WIDTH = 2 };
-    const uint64_t row = (uint64_t)(g->m > 1 ? x->stride : (g->n + 7) / 8 * 8) * WIDTH,
-                   next = row * (uint64_t)g->m;
-    const dw__tensor_map_shape shape = {
-        .element = dw__gemm_map_element(g->dtype, false),
-        .rank = 4,
-        .address = x->data,
-        .size = {(uint64_t)g->n, (uint64_t)g->m, 1, 1},
-        .stride = {row, next, next},
-        .box = {DW_SM90_STRIP_COLUMNS, DW_SM90_STRIP_BYTES / (DW_SM90_STRIP_COLUMNS * WIDTH), 1, 1},
-    };
-    return dw__gpu_map(context, &shape, "an operand of a program", map);
-}
-
 dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program *program,
                           dw__sm90_shape shape, const dw__context *context,
                           const dw__variant *variant) {
@@ -217,9 +200,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     const dw_gemm *g = &c->gemm;
     const int columns = dw__sm90_tile_columns(&shape);
     const int64_t count = c->groups.count;
-    /* The maps of A and B, which nothing reads if k is 0, and of a program's operands. */
-    dw__tensor_map maps[2 + DW_SM90_MOST_OPERANDS] = {0};
-    void *arguments[DW_COUNT(maps) + 1] = {&maps[0], &maps[1]};
+    dw__tensor_map maps[2] = {0}; /* of A and B; nothing reads them if k is 0 */
     dw_sm90_gemm_params params = {
         .m = (int)g->m,
         .n = (int)g->n,
@@ -245,7 +226,6 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     };
     if (g->k > 0)
         DW_RETURN_IF_FAILED(dw__gemm_groups_operand_maps(c, context, t->m, columns, maps));
-    arguments[2] = &params;
     for (int i = 0; program && i < program->result_count; i++) {
         params.results[i] = program->results[i].data;
         params.result_strides[i] = program->results[i].stride;
@@ -257,14 +237,13 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     for (int i = 0; program && i < program->operand_count; i++) {
         params.operands[i] = program->operands[i].data;
         params.operand_strides[i] = program->operands[i].stride;
-        DW_RETURN_IF_FAILED(strip_map(context, g, &program->operands[i], &maps[2 + i]));
     }
-    for (int i = 0; program && i < DW_SM90_MOST_OPERANDS; i++) arguments[3 + i] = &maps[2 + i];
+    void *arguments[] = {&maps[0], &maps[1], &params};
     return context->device->launch(&(dw__launch){
         .name = variant->kernel->name,
         .function = variant->functions[0],
         .grid = {(unsigned)dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count), 1, 1},
-        .block = {DW_SM90_GEMM_THREADS, 1, 1},
+        .block = {program ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1, 1},
         .shared_bytes = program ? program->shared_bytes : shared_bytes(t),
         .stream = g->stream,
         .arguments = arguments,

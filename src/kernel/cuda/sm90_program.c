@@ -104,16 +104,15 @@ static dw_status check_body(const dw__kernel *kernel, const dw__call *program) {
 /* ---- tiles ------------------------------------------------------------------------------------------ */
 
 static unsigned shared_bytes_of(const dw__sm90_tile *t, const form *f) {
-    return DW_SM90_PROGRAM_SHARED_BYTES(t->m, t->n, f->stages, f->shape.bias, f->operand_count);
+    return DW_SM90_PROGRAM_SHARED_BYTES(t->m, t->n, f->stages, f->shape.bias);
 }
 
-/* As many stages of a tile as there is room for beside the operands' strips. */
+/* As many stages of a tile as there is room for beside its rows. */
 static bool fits(form *f) {
     enum { LEAST_STAGES = 3 };
     const dw__sm90_tile *t = &dw__sm90_tiles[f->shape.tile];
-    /* Whole boxes of half a tile's columns, and each tile's strips begin in the first slot. */
-    if (f->shape.halves && t->n % 128 != 0 && (f->shape.turned_b || f->operand_count > 0))
-        return false;
+    if (f->shape.halves && t->n % 128 != 0 && f->shape.turned_b)
+        return false; /* no whole boxes of half a tile's columns */
     f->stages = t->stages;
     while (f->stages > LEAST_STAGES && shared_bytes_of(t, f) > DW_SM90_MOST_SHARED) f->stages--;
     f->shared_bytes = shared_bytes_of(t, f);
