@@ -17,10 +17,12 @@
 #define LINE_BYTES DW_SM90_LINE_BYTES(TILE_N)
 #define ROW_UNITS (TILE_COLUMNS / 8)
 #define SHARE_UNITS (64 * ROW_UNITS / 128) // of a thread, in the rows of one warpgroup
-#define PROGRAM_TOGETHER 2
+// Units that a thread computes together, and turns of them that it loads ahead, as its registers allow.
+#define PROGRAM_TOGETHER (PROGRAM_OPERANDS > 1 || SHARE_UNITS % 4 != 0 ? 2 : 4)
+#define TURNS_AHEAD (PROGRAM_OPERANDS == 2 && PROGRAM_VECTORS == 0 ? 2 : 1)
 
 static_assert(TOGETHER && !RESIDUAL && !SWIGLU && !CODES && GROUPS != DW_GROUPS_CONTRACTION, "what programs follow");
-static_assert(SHARE_UNITS % PROGRAM_TOGETHER == 0, "whole rounds");
+static_assert(SHARE_UNITS % PROGRAM_TOGETHER == 0 && 2 * SHARE_UNITS % (TURNS_AHEAD * PROGRAM_TOGETHER) == 0, "whole turns");
 
 typedef vector<program_element> elements;
 static_assert(sizeof(elements) == 16, "a unit");
@@ -152,48 +154,58 @@ DEVICE void finish_rest(const dw_sm90_gemm_params &p) {
     }
 }
 
+// Units that a thread loads next.
+typedef struct turn {
+    unit units[PROGRAM_TOGETHER];
+    loaded from[PROGRAM_TOGETHER];
+} turn;
+
+// Loads the thread's units from `first` on, if the tile has them.
+DEVICE void load_turn(const dw_sm90_gemm_params &p, const tile &t, int first, turn &to) {
+    if (first >= 2 * SHARE_UNITS) return;
+#pragma unroll
+    for (int j = 0; j < PROGRAM_TOGETHER; j++) {
+        to.units[j] = unit_of(p, t, threadIdx.x % 128 + 128 * (first + j));
+        load_unit(p, to.units[j], to.from[j]);
+    }
+}
+
+// Finishes a turn, the thread's units from `first` on, and loads the one that takes its place.
+DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, int first, uint32 phase, turn &next) {
+    const int half = first / SHARE_UNITS;
+    elements in[PROGRAM_TOGETHER][PARTS_OF_D + PROGRAM_OPERANDS];
+    const turn now = next;
+    if (first % SHARE_UNITS == 0) barrier_wait(s.handed + 8 * half, phase);
+#pragma unroll
+    for (int j = 0; j < PROGRAM_TOGETHER; j++)
+#pragma unroll
+        for (int part = 0; part < PARTS_OF_D; part++) {
+            uint4 v = make_uint4(0, 0, 0, 0); // a warpgroup without rows of the tile has written nothing
+            const unit &u = now.units[j];
+            if (u.count > 0) v = shared_load16(s.lines + u.line * LINE_BYTES + (part * TILE_COLUMNS + u.at) * 2);
+            memcpy(&in[j][part], &v, sizeof v);
+        }
+    load_turn(p, t, first + TURNS_AHEAD * PROGRAM_TOGETHER, next);
+    if (first % SHARE_UNITS == SHARE_UNITS - PROGRAM_TOGETHER) {
+        __syncwarp();
+        if (lane_index() == 0) barrier_arrive(s.taken + 8 * half);
+    }
+#pragma unroll
+    for (int j = 0; j < PROGRAM_TOGETHER; j++) finish_unit(p, now.units[j], in[j], now.from[j]);
+}
+
 DEVICE void run_programs(const dw_sm90_gemm_params &p, const shared_layout &s) {
-    const int thread = threadIdx.x % 128;
     walk w = {};
     tile t;
     uint32 phase = 0;
     while (next_tile(p, w, t)) {
-        unit u[PROGRAM_TOGETHER];
-        loaded next[PROGRAM_TOGETHER] = {};
+        turn next[TURNS_AHEAD] = {};
 #pragma unroll
-        for (int j = 0; j < PROGRAM_TOGETHER; j++) {
-            u[j] = unit_of(p, t, thread + 128 * j);
-            load_unit(p, u[j], next[j]);
-        }
+        for (int i = 0; i < TURNS_AHEAD; i++) load_turn(p, t, i * PROGRAM_TOGETHER, next[i]);
 #pragma unroll 1
-        for (int i = 0; i < 2 * SHARE_UNITS; i += PROGRAM_TOGETHER) {
-            const int half = i / SHARE_UNITS;
-            elements in[PROGRAM_TOGETHER][PARTS_OF_D + PROGRAM_OPERANDS];
-            const bool last = i % SHARE_UNITS == SHARE_UNITS - PROGRAM_TOGETHER;
-            unit now[PROGRAM_TOGETHER];
-            loaded from[PROGRAM_TOGETHER];
-            if (i % SHARE_UNITS == 0) barrier_wait(s.handed + 8 * half, phase);
+        for (int first = 0; first < 2 * SHARE_UNITS; first += TURNS_AHEAD * PROGRAM_TOGETHER)
 #pragma unroll
-            for (int j = 0; j < PROGRAM_TOGETHER; j++) {
-                now[j] = u[j];
-                from[j] = next[j];
-#pragma unroll
-                for (int part = 0; part < PARTS_OF_D; part++) {
-                    uint4 v = make_uint4(0, 0, 0, 0); // a warpgroup without rows of the tile has written nothing
-                    if (u[j].count > 0)
-                        v = shared_load16(s.lines + u[j].line * LINE_BYTES + (part * TILE_COLUMNS + u[j].at) * 2);
-                    memcpy(&in[j][part], &v, sizeof v);
-                }
-                u[j] = unit_of(p, t, thread + 128 * (i + PROGRAM_TOGETHER + j));
-                if (i + PROGRAM_TOGETHER < 2 * SHARE_UNITS) load_unit(p, u[j], next[j]);
-            }
-            if (last) {
-                __syncwarp();
-                if (lane_index() == 0) barrier_arrive(s.taken + 8 * half);
-            }
-#pragma unroll
-            for (int j = 0; j < PROGRAM_TOGETHER; j++) finish_unit(p, now[j], in[j], from[j]);
-        }
+            for (int i = 0; i < TURNS_AHEAD; i++) finish_turn(p, s, t, first + i * PROGRAM_TOGETHER, phase, next[i]);
         phase ^= 1;
     }
     if constexpr (GROUPS == DW_GROUPS_ROWS) finish_rest(p);

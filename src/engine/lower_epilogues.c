@@ -192,11 +192,14 @@ static bool reads_as_it_writes(const dw__lowering *l, dw__step *program, uint32_
 
 /* Whether the kernel that computes both is worth its use. A CPU's always is. A GPU's is if the product alone would have
  * a kernel of the same provider: the program's pass over memory is then saved, and the product itself costs about the
- * same. A library's product comes first where it is the faster one. Whether the saved pass makes up for that difference
- * has not been measured, so that such a product stays alone unless the user wants all (DEEPWELL_EPILOGUES). */
-static bool is_worth_fusing(dw__lowering *l, const dw__step *both) {
+ * same. Beside a library's product, which may be the faster one, half of the pass was saved or more (bench/NOTES.md)
+ * where tiles of 128 x 256 occupy all SMs; for smaller results libraries have smaller tiles. */
+static bool is_worth_fusing(dw__lowering *l, const dw__step *both, const dw__step *program) {
+    enum { TILE = 128 * 256 };
     dw__step alone = *both;
     if (!l->plan->target.context || dw__epilogues_wanted() == DW__EPILOGUES_ALL) return true;
+    if (dw__tensor_count(&program->outputs[0].view) >= (int64_t)TILE * l->plan->target.gpu.sm_count)
+        return true;
     dw__lower_select(l, &alone, NULL);
     return alone.kernel && strcmp(alone.kernel->backend, both->kernel->backend) == 0;
 }
@@ -207,7 +210,7 @@ static dw_status find_fused(dw__lowering *l, dw__step *step, dw__step *program, 
     dw__lower_select(l, program, NULL);
     if (!dw__step_is_fast(program) || dw__lower_may_find_magnitudes(l, program)) return DW_OK;
     dw__lower_select(l, step, program);
-    if (!step->kernel || !is_worth_fusing(l, step)) return DW_OK;
+    if (!step->kernel || !is_worth_fusing(l, step, program)) return DW_OK;
     const dw_status status = dw__lower_prepare_both(l, step, program);
     *can = status == DW_OK;
     return status == DW_UNSUPPORTED ? DW_OK : status;

@@ -243,11 +243,11 @@ bool dw__kernel_accumulates(dw_op op, bool on_gpu);
 /* The user's bound on the bytes of logits that are in a GPU's memory at a time (DEEPWELL_LOGITS_BYTES). False: there is
  * none. */
 bool dw__logits_bound(size_t *bytes);
-/* The products that a GPU computes together with the program behind them (DEEPWELL_EPILOGUES): none, those that our
- * kernels would compute anyway, or all that our kernels can. */
+/* The products that a GPU computes together with the program behind them (DEEPWELL_EPILOGUES): none, those that are
+ * faster so, or all that our kernels can. */
 typedef enum dw__epilogues {
     DW__EPILOGUES_OFF,
-    DW__EPILOGUES_OF_OURS,
+    DW__EPILOGUES_WORTH_IT,
     DW__EPILOGUES_ALL
 } dw__epilogues;
 dw__epilogues dw__epilogues_wanted(void);

@@ -119,19 +119,23 @@ static bool fits(form *f) {
     return f->shared_bytes <= DW_SM90_MOST_SHARED;
 }
 
-/* Chooses the tile with the fewest clocks of those that two warpgroups compute together. */
+/* Chooses the tile with the fewest clocks of those that two warpgroups compute together. Three stages do not bridge the
+ * time that loads take beside a program's traffic: products took 1.02 to 1.10 times as long as with four (bench/NOTES.md).
+ */
 static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, int sm_count) {
     form best = {0}, trial = {.shape = dw__sm90_shape_of(g, sm_count),
                               .operand_count = p->operand_count,
                               .vector_count = p->vector_count,
                               .result_count = p->result_count,
                               .whole = g->gemm.n % VECTOR == 0};
+    const double few_stages = 1.06;
     double least = INFINITY;
     for (int tile = 0; tile < DW__SM90_TILES; tile++) {
         trial.shape.tile = (uint64_t)tile;
         if (!dw__sm90_tiles[tile].together || !dw__sm90_exists(&trial.shape) || !fits(&trial))
             continue;
-        const double clocks = dw__sm90_cost_of(g, &trial.shape, sm_count).clocks;
+        const double clocks = dw__sm90_cost_of(g, &trial.shape, sm_count).clocks *
+                              (trial.stages < 4 ? few_stages : 1.0);
         if (clocks * DW__SM90_CLOSE_CLOCKS >= least) continue;
         least = clocks;
         best = trial;
@@ -202,7 +206,7 @@ static dw_status print_source(const dw__call *c, const dw__body *body, const for
 dw__epilogues dw__epilogues_wanted(void) {
     const char *text = getenv("DEEPWELL_EPILOGUES");
     if (text && strcmp(text, "off") == 0) return DW__EPILOGUES_OFF;
-    return text && strcmp(text, "all") == 0 ? DW__EPILOGUES_ALL : DW__EPILOGUES_OF_OURS;
+    return text && strcmp(text, "all") == 0 ? DW__EPILOGUES_ALL : DW__EPILOGUES_WORTH_IT;
 }
 
 /* ---- the entry -------------------------------------------------------------------------------------- */
