@@ -225,7 +225,7 @@ typedef struct gemm {
     /* a and b are the call's, not the library's; c is NULL where it is y */
     void *handle, *product, *a, *b, *c, *y;
     dw__lt_algorithm algorithm;
-    double seconds; /* measured; 0: not known */
+    double seconds, ours; /* measured, also of our kernel; 0: not known */
     pthread_mutex_t
         addresses; /* those of the bias, the sums or the scales are a part of `product` */
 } gemm;
@@ -368,9 +368,58 @@ static dw_status name_of(const gemm_key *key, dw__text *name) {
     return DW_OK;
 }
 
+/* ---- our kernel ------------------------------------------------------------------------------------------- */
+
+/* The GEMM as sm90_gemm has it. Its B lies along k where the library's rows of b do not. */
+typedef struct our_gemm {
+    dw__gemm_groups_call call;
+    const dw__context *context;
+    const dw__variant *variant;
+} our_gemm;
+
+/* DW_OK if sm90_gemm computes the GEMM. Its first use is then over. */
+static dw_status find_ours(const gemm_key *k, const dw__context *context, our_gemm *ours) {
+    void *const somewhere = (char *)0 + ROOM_ALIGNMENT; /* aligned, never read */
+    char name[DW__TARGET_NAME];
+    const dw__gpu_target target = dw__gpu_target_of(context, name);
+    const dw_gemm g = {.struct_size = sizeof g,
+                       .dtype = (dw_dtype)k->type,
+                       .output = (dw_dtype)k->type,
+                       .alpha = 1.0f,
+                       .m = k->m,
+                       .n = k->n,
+                       .k = k->k,
+                       .a = {somewhere, k->a_leading},
+                       .b = {somewhere, k->b_leading},
+                       .d = {somewhere, k->y_leading},
+                       .bias = k->bias ? somewhere : NULL};
+    const dw__gemm_turned turned = {k->a_turned != 0, k->b_turned == 0};
+    if (!dw__dtype_is_half((dw_dtype)k->type) || k->type_b != k->type || k->result != k->type ||
+        k->batch != 1 || k->calls != 1 || k->sums || k->apart || k->scales)
+        return DW_UNSUPPORTED;
+    DW_RETURN_IF_FAILED(dw__sm90_supports(&g, turned, &target));
+    ours->call = dw__gemm_single(&g, turned);
+    ours->context = context;
+    DW_RETURN_IF_FAILED(dw__sm90_prepare(&g, turned, context, &ours->variant));
+    return dw__variant_status(ours->variant);
+}
+
+static dw_status run_ours(const void *described, const dw__lt_operands *operands) {
+    const our_gemm *ours = described;
+    dw__gemm_groups_call call = ours->call;
+    call.gemm.a.data = operands->b;
+    call.gemm.b.data = operands->a;
+    call.gemm.d.data = operands->d;
+    if (call.gemm.bias) call.gemm.bias = operands->bias;
+    call.gemm.stream = operands->stream;
+    return dw__sm90_enqueue(&call, ours->context, ours->variant);
+}
+
 static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context, gemm *g,
                               const dw__lt_algorithm *algorithms, int count) {
     const gemm_key *k = &g->key;
+    our_gemm ours;
+    const bool has_ours = find_ours(k, context, &ours) == DW_OK;
     const int64_t sums = k->sums == DW__SUMS_A ? k->m : k->sums ? k->n : 0;
     dw__text name = {0};
     const dw_status status = name_of(k, &name);
@@ -399,11 +448,14 @@ static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context
         .bias_bytes = k->bias ? (size_t)k->n * dw_dtype_bytes((dw_dtype)k->result)
                       : sums  ? (size_t)sums * dw_dtype_bytes((dw_dtype)k->sum_type)
                               : 0,
+        .other = has_ours ? run_ours : NULL,
+        .described = &ours,
     };
     if (k->type == DW_F64 || k->scales) /* scales have no memory here to measure with */
         g->algorithm = algorithms[0];
     else if (status == DW_OK)
-        dw__lt_choose(&described, algorithms, count, WORKSPACE, &g->algorithm, &g->seconds);
+        dw__lt_choose(&described, algorithms, count, WORKSPACE, &g->algorithm, &g->seconds,
+                      &g->ours);
     dw__text_free(&name);
     return status;
 }
@@ -783,6 +835,13 @@ static dw_status check_gain(const dw__kernel *kernel, const dw__context *context
     return refuse(kernel, "sums beside a product that are faster than a step of their own");
 }
 
+/* DW_UNSUPPORTED if our kernel, which is the next, was measured to be faster by more than the measurement varies. */
+static dw_status check_ours(const dw__kernel *kernel, const gemm *g) {
+    const double least_gain = 0.02;
+    if (g->ours <= 0.0 || g->ours >= (1.0 - least_gain) * g->seconds) return DW_OK;
+    return refuse(kernel, "a product that Deepwell's sm90_gemm was not measured to compute faster");
+}
+
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     gemm_key key;
@@ -791,6 +850,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     DW_RETURN_IF_FAILED(dw__variant_of(context, kernel, params_of(&key), variant));
     if (is_empty(&key) || (*variant)->disabled) return DW_OK;
     DW_RETURN_IF_FAILED(gemm_of(context, &key, &g));
+    DW_RETURN_IF_FAILED(check_ours(kernel, g));
     return check_gain(kernel, context, g);
 }
 

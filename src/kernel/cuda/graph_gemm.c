@@ -2,8 +2,8 @@
  * call is made from the operation's. They compute linear(x, w [N,K], b) and matmul(a, b [N,K]; transpose_b=1), and read
  * operands whose rows run across k, which the gradients of a linear layer have. Other layouts and batches are left to
  * gpu_matmul.c.
- * There are several entries. On Hopper cuBLASLt is faster in whole steps and comes before ours (bench/NOTES.md). On
- * sm_100f it comes before our GEMMs of operands across k alone.
+ * There are several entries. On Hopper cuBLASLt comes before ours and leaves it the products that ours was measured to
+ * compute faster (lt_algorithm.h). On sm_100f it comes before our GEMMs of operands across k alone.
  * Codes with scales of blocks always lie along k.
  */
 #include "kernel/cuda/gpu_gemm.h"
@@ -174,7 +174,7 @@ const dw__kernel dw__graph_gemm_hopper = {
     GRAPH_GEMM,
     .name = "sm90_linear",
     .proof = DW__MEASURED_ON_HARDWARE,
-    .operation = "linear and matmul, where there is no cuBLASLt",
+    .operation = "linear and matmul, where cuBLASLt is absent or slower",
     .architectures = "sm_90a (H100, H200)",
     .needs = "contiguous rows along k or across it, of 16-byte multiples",
 };

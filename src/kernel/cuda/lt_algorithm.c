@@ -5,6 +5,8 @@
  * choice in the file of measurements (kernel/tune.h), and reads back what is kept there, as all others do. If memory is
  * short, the heuristic's first is kept.
  *
+ * A kernel of ours that computes the same is measured beside them, and its time is kept with the choice.
+ *
  * Runs of all algorithms take turns. Before each run the L2 cache is overwritten. The first algorithm is kept unless
  * another is faster by 3 %.
  */
@@ -18,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WARMUPS = 1, RUNS = 5, PATTERN_BYTES = 1 << 18, WORDS = 8, DIGITS = 16 };
+enum { WARMUPS = 1, RUNS = 5, PATTERN_BYTES = 1 << 18, WORDS = 8, DIGITS = 16, TEXT_BYTES = 160 };
 static const double least_flops = 1e9, least_gain = 0.03;
 static const char entry[] = "cublaslt"; /* of the class in the file */
 
@@ -29,14 +31,19 @@ static bool is_on(void) {
 
 /* ---- what is kept ------------------------------------------------------------------------------------------- */
 
-static void print(const dw__lt_algorithm *algorithm, char text[WORDS * DIGITS + 1]) {
+/* The algorithm, and behind it the nanoseconds of the other kernel, if that has been measured. */
+static void print(const dw__lt_algorithm *algorithm, double other, char text[TEXT_BYTES]) {
     for (int i = 0; i < WORDS; i++)
         snprintf(text + DIGITS * i, DIGITS + 1, "%016llx", (unsigned long long)algorithm->data[i]);
+    if (other > 0.0)
+        snprintf(text + WORDS * DIGITS, TEXT_BYTES - WORDS * DIGITS, " %.0f", other * 1e9);
 }
 
-static bool parse(const char *text, dw__lt_algorithm *algorithm) {
-    if (strlen(text) != WORDS * DIGITS || strspn(text, "0123456789abcdef") != WORDS * DIGITS)
+static bool parse(const char *text, dw__lt_algorithm *algorithm, double *other) {
+    const char *end = text + WORDS * DIGITS;
+    if (strspn(text, "0123456789abcdef") != WORDS * DIGITS || (*end != '\0' && *end != ' '))
         return false;
+    *other = *end == ' ' ? strtod(end, NULL) * 1e-9 : 0.0;
     for (int i = 0; i < WORDS; i++) {
         char word[DIGITS + 1] = "";
         memcpy(word, text + DIGITS * i, DIGITS);
@@ -47,11 +54,11 @@ static bool parse(const char *text, dw__lt_algorithm *algorithm) {
 
 /* Returns whether a choice is kept. It is `chosen`, or the heuristic's first if the library no longer takes it. */
 static bool read_choice(const dw__lt_gemm *g, const char *with, size_t most_workspace,
-                        dw__lt_algorithm *chosen, double *seconds) {
+                        dw__lt_algorithm *chosen, double *seconds, double *other) {
     dw__lt_algorithm kept = {.state = 0}, result = {.state = 0};
     dw__tuned found;
     if (dw__tune_read(g->context->name, g->name, entry, &found) != DW_OK ||
-        strcmp(found.with, with) != 0 || !parse(found.detail, &kept))
+        strcmp(found.with, with) != 0 || !parse(found.detail, &kept, other))
         return false;
     if (g->library->check(g->handle, g->product, g->a, g->b, g->c, g->d, kept.data, &result) != 0 ||
         result.state != 0 || result.workspace > most_workspace)
@@ -178,16 +185,27 @@ static dw_status time_run(const bench *m, const dw__lt_algorithm *algorithm, dou
     return m->device->event_seconds(m->events[0], m->events[1], seconds);
 }
 
+static dw_status time_other(const bench *m, double *seconds) {
+    const dw__lt_operands operands = {m->a, m->b, m->d, m->bias, m->stream};
+    if (m->flush_bytes)
+        DW_RETURN_IF_FAILED(m->device->fill_on(m->flush, 0, m->flush_bytes, m->stream));
+    DW_RETURN_IF_FAILED(m->device->event_record(m->events[0], m->stream));
+    DW_RETURN_IF_FAILED(m->gemm->other(m->gemm->described, &operands));
+    DW_RETURN_IF_FAILED(m->device->event_record(m->events[1], m->stream));
+    return m->device->event_seconds(m->events[0], m->events[1], seconds);
+}
+
 static int by_size(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-/* The fastest by the median of its runs. */
+/* The fastest by the median of its runs. `other` receives the median of the other kernel, or 0. */
 static dw_status measure(const bench *m, const dw__lt_algorithm *algorithms, int count, int *best,
-                         double *seconds) {
-    double times[DW__LT_MOST_ALGORITHMS][RUNS], now;
-    for (int run = -WARMUPS; run < RUNS; run++)
+                         double *seconds, double *other) {
+    double times[DW__LT_MOST_ALGORITHMS][RUNS], of_other[RUNS], now;
+    bool runs = m->gemm->other != NULL;
+    for (int run = -WARMUPS; run < RUNS; run++) {
         for (int i = 0; i < count; i++) {
             const dw_status status = time_run(m, &algorithms[i], &now);
             if (i > 0 && (status == DW_UNSUPPORTED || status == DW_INTERNAL))
@@ -196,6 +214,14 @@ static dw_status measure(const bench *m, const dw__lt_algorithm *algorithms, int
                 DW_RETURN_IF_FAILED(status);
             if (run >= 0) times[i][run] = now;
         }
+        runs = runs && time_other(m, &now) == DW_OK;
+        if (runs && run >= 0) of_other[run] = now;
+    }
+    *other = 0.0;
+    if (runs) {
+        qsort(of_other, RUNS, sizeof of_other[0], by_size);
+        *other = of_other[RUNS / 2];
+    }
     for (int i = 0; i < count; i++) {
         qsort(times[i], RUNS, sizeof times[i][0], by_size);
         const double median = times[i][RUNS / 2];
@@ -213,20 +239,22 @@ static dw_status measure(const bench *m, const dw__lt_algorithm *algorithms, int
 static void make_choice(const dw__lt_gemm *g, const char *with, const dw__lt_algorithm *algorithms,
                         int count) {
     dw_tune_time time = {.name = entry};
-    char text[WORDS * DIGITS + 1];
+    char text[TEXT_BYTES];
     size_t workspace = 1;
+    double other = 0.0;
     int best = 0;
     bench m;
     for (int i = 0; i < count; i++)
         if (algorithms[i].workspace > workspace) workspace = algorithms[i].workspace;
     dw_status status = open_bench(&m, g, workspace);
-    if (status == DW_OK) status = measure(&m, algorithms, count, &best, &time.seconds);
+    if (status == DW_OK) status = measure(&m, algorithms, count, &best, &time.seconds, &other);
     close_bench(&m);
     if (status != DW_OK) {
         best = 0;
+        other = 0.0;
         time.failure = dw_last_error();
     }
-    print(&algorithms[best], text);
+    print(&algorithms[best], other, text);
     (void)dw__tune_write_detail(g->context->name, g->name, with, &time, text);
 }
 
@@ -239,13 +267,15 @@ static bool can_be_kept(void) {
 }
 
 void dw__lt_choose(const dw__lt_gemm *g, const dw__lt_algorithm *algorithms, int count,
-                   size_t most_workspace, dw__lt_algorithm *chosen, double *seconds) {
+                   size_t most_workspace, dw__lt_algorithm *chosen, double *seconds,
+                   double *other) {
     char with[64];
     *chosen = algorithms[0];
-    *seconds = 0.0;
+    *seconds = *other = 0.0;
     if (g->flops < least_flops || g->context->device != &dw__device_cuda || !is_on()) return;
-    snprintf(with, sizeof with, "cuBLASLt %zu", g->library->version());
-    if (read_choice(g, with, most_workspace, chosen, seconds) || !can_be_kept()) return;
+    snprintf(with, sizeof with, "cuBLASLt %zu%s%s", g->library->version(),
+             g->other ? ", Deepwell " : "", g->other ? dw_version() : "");
+    if (read_choice(g, with, most_workspace, chosen, seconds, other) || !can_be_kept()) return;
     make_choice(g, with, algorithms, count);
-    (void)read_choice(g, with, most_workspace, chosen, seconds);
+    (void)read_choice(g, with, most_workspace, chosen, seconds, other);
 }

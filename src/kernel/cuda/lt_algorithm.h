@@ -7,6 +7,12 @@
 
 enum { DW__LT_MOST_ALGORITHMS = 8 };
 
+/* Where a GEMM to measure has its operands. */
+typedef struct dw__lt_operands {
+    void *a, *b, *d, *bias;
+    void *stream;
+} dw__lt_operands;
+
 /* A GEMM as the library has it: D = op(A) op(B) + beta C. */
 typedef struct dw__lt_gemm {
     const dw__cublaslt *library;
@@ -19,16 +25,20 @@ typedef struct dw__lt_gemm {
     size_t c_bytes;                         /* 0: C is D, and beta is 0 */
     size_t
         bias_bytes; /* what the epilogue reads or writes; 0: nothing. Its address is set in `product` */
+    /* Enqueues another kernel that computes the same, to be measured beside the library; NULL: there is none. */
+    dw_status (*other)(const void *described, const dw__lt_operands *operands);
+    const void *described;
 } dw__lt_gemm;
 
 /* Chooses among `count` algorithms, of which there is at least one and which all support the GEMM: the one that is kept
  * for this GEMM, GPU model and version of the library; else, for GEMMs worth it on a real GPU, the fastest, which is
  * then kept; else the first. All processes choose the same, and so do later runs, as long as the file is kept. Never
  * fails: without a folder, memory or a time, the first is chosen. Measures on a stream and memory of its own; the
- * thread may allocate (capture_relax). `seconds` receives the time that is kept with the choice; 0: there is none.
+ * thread may allocate (capture_relax). `seconds` receives the time that is kept with the choice, and `other` that of the
+ * other kernel; 0: there is none.
  *
  * DEEPWELL_AUTOTUNE=0 or "off": the first. */
 void dw__lt_choose(const dw__lt_gemm *gemm, const dw__lt_algorithm *algorithms, int count,
-                   size_t most_workspace, dw__lt_algorithm *chosen, double *seconds);
+                   size_t most_workspace, dw__lt_algorithm *chosen, double *seconds, double *other);
 
 #endif
