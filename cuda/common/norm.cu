@@ -2,8 +2,10 @@
 //
 // All are bound by memory. LANES threads share a row: a warp has a short row (a block then has several), a block has a
 // long one. They hold it in registers, in its own type, between its statistics and its result, and load the next row
-// meanwhile, so that memory always has loads in flight. VECTORS is 0 for rows that are too long, which are read again,
-// from L2, in each pass. The variance is the mean of (x - mean)^2, so nothing cancels.
+// meanwhile, so that memory always has loads in flight. Where a warp has rows of more than four vectors (forward), there
+// are no registers for the next row; other warps then have loads in flight, each of a whole row, and none waits for
+// another one. VECTORS is 0 for rows that are too long, which are read again, from L2, in each pass. The variance is the
+// mean of (x - mean)^2, so nothing cancels.
 //
 // Gradients of w and b are sums over rows. Each block adds its part of the rows in registers (in the workspace where
 // VECTORS is 0) and writes the sums to the workspace; norm_sums adds the parts. Which rows a part has depends on sizes
@@ -14,7 +16,7 @@
 //
 // Statistics and sums are F32 (F64 in F64), each result is rounded once.
 //
-// Defines: TYPE, LANES, VECTORS, ALIGNED (row_vectors.cuh), CENTRED: 1 for layer norm, 0 for RMS norm; ADDS: 1 if an
+// Defines: TYPE, LANES, VECTORS, ALIGNED, FULL (row_vectors.cuh), CENTRED: 1 for layer norm, 0 for RMS norm; ADDS: 1 if an
 // addend of y's or dx's shape is added to it before it is rounded.
 //
 // Bytes: forward one read of x and one write of y; backward one read of x and dy, and one write of dx; in
@@ -25,10 +27,14 @@
 
 #define ROWS_PER_BLOCK (DW_NORM_BLOCK(LANES) / LANES)
 
-// Blocks of an SM, which bound the registers of a thread: 64 in forward; 168 in backward, 128 where a block has a row.
+// Blocks of an SM, which bound the registers of a thread: 64 in forward, 80 where a warp holds more than four vectors; 96 to
+// 168 in backward.
 #define IS_SMALL (sizeof(value) == 4 && ALIGNED && LANES <= 256)
-#define FORWARD_BLOCKS (!IS_SMALL || HELD > 3 ? 1 : DW_NORM_FORWARD_BLOCKS(LANES))
-#define BACKWARD_BLOCKS (!IS_SMALL || VALUES > 24 ? 1 : LANES == 32 ? 3 : 2)
+#define FORWARD_BLOCKS (!IS_SMALL || HELD == 4 ? 1 : HELD > 4 ? 6 : DW_NORM_FORWARD_BLOCKS(LANES))
+#define BACKWARD_BLOCKS (!IS_SMALL || VALUES > 24 ? 1 : DW_NORM_BACKWARD_BLOCKS(LANES, CENTRED))
+
+// Whether a row's vectors are loaded while the row before is processed.
+#define AHEAD DW_NORM_AHEAD(VECTORS)
 
 DEVICE value root(value x) {
     if constexpr (sizeof(value) == 8) return sqrt(x);
@@ -48,7 +54,7 @@ struct alignas(16) words {
 DEVICE words load_words(const void *row, int column, int columns) {
     words v = {};
     if constexpr (ALIGNED) {
-        if (column < columns) v = *(const words *)((const stored *)row + column);
+        if (has_vector(column, columns)) v = *(const words *)((const stored *)row + column);
     } else {
         union {
             piece elements;
@@ -68,6 +74,17 @@ DEVICE value element_in(const words &v, int j) {
         return __uint_as_float(j % 2 ? v.x[j / 2] & 0xffff0000u : v.x[j / 2] << 16);
     else
         return f16_to_float((unsigned short)(v.x[j / 2] >> j % 2 * 16));
+}
+
+// A vector of w. Without w all numbers are 1, so that no product needs a branch.
+DEVICE words load_weights(const void *w, int column, int columns) {
+    constexpr unsigned one = TYPE == DW_ELEMENT_BF16   ? 0x3f803f80u
+                             : TYPE == DW_ELEMENT_F16 ? 0x3c003c00u
+                             : TYPE == DW_ELEMENT_F32 ? 0x3f800000u
+                                                      : 0x3ff00000u;
+    words v = {{TYPE == DW_ELEMENT_F64 ? 0 : one, one, TYPE == DW_ELEMENT_F64 ? 0 : one, one}};
+    if (w) v = load_words(w, column, columns);
+    return v;
 }
 
 // This thread's vectors of a row, or of w or b; none where VECTORS is 0.
@@ -98,7 +115,10 @@ DEVICE void convert_again(words *held) {
 }
 
 // True if element j of the vector at `column` is in the row; rows are whole vectors where ALIGNED.
-DEVICE bool in_row(int column, int j, int columns) { return (ALIGNED ? column : column + j) < columns; }
+DEVICE bool in_row(int column, int j, int columns) { return ALIGNED ? has_vector(column, columns) : column + j < columns; }
+
+// x - mean; RMS norm has no mean.
+DEVICE value centred(value x, value mean) { return CENTRED ? x - mean : x; }
 
 // The addend's vectors of a row, which are loaded long before they are needed.
 DEVICE void load_addend(const dw_norm_params &p, long long row, words *held) {
@@ -137,7 +157,7 @@ DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
         take(x, from, column, columns, at, v);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++)
-            if (in_row(column, j, columns)) square[0] += (v[j] - mean[0]) * (v[j] - mean[0]);
+            if (!CENTRED || in_row(column, j, columns)) square[0] += centred(v[j], mean[0]) * centred(v[j], mean[0]);
     });
     sum_over_row(square);
     convert_again(x);
@@ -152,14 +172,13 @@ DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
     stored *to = (stored *)row_of(p.result, p.result_stride, row);
     each_vector(columns, [&](int column, int at) {
         take(x, from, column, columns, at, v);
-        words w = {}, b = {}; // from L1: registers are for rows in flight
-        if (p.w) w = load_words(p.w, column, columns);
-        if (p.b) b = load_words(p.b, column, columns);
+        const words w = load_weights(p.w, column, columns); // from L1: registers are for rows in flight
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) {
-            v[j] = (v[j] - mean[0]) * rstd;
-            if (p.w) v[j] *= element_in(w, j);
-            if (p.b) v[j] += element_in(b, j);
+        for (int j = 0; j < PER_VECTOR; j++) v[j] = centred(v[j], mean[0]) * rstd * element_in(w, j);
+        if (CENTRED && p.b) {
+            const words b = load_words(p.b, column, columns);
+#pragma unroll
+            for (int j = 0; j < PER_VECTOR; j++) v[j] += element_in(b, j);
         }
         add_addend(p, row, addend, column, at, v);
         store_vector(to, column, columns, v);
@@ -171,11 +190,15 @@ extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), FORWARD_BLOCK
     const long long step = (long long)gridDim.x * ROWS_PER_BLOCK;
     long long row = (long long)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / LANES;
     words x[HELD] = {}, next[HELD] = {};
-    if (row < p.rows) load_held(row_of(p.x, p.x_stride, row), p.columns, next);
+    if (AHEAD && row < p.rows) load_held(row_of(p.x, p.x_stride, row), p.columns, next);
     for (; row < p.rows; row += step) {
+        if constexpr (AHEAD) {
 #pragma unroll
-        for (int i = 0; i < HELD; i++) x[i] = next[i];
-        if (row + step < p.rows) load_held(row_of(p.x, p.x_stride, row + step), p.columns, next);
+            for (int i = 0; i < HELD; i++) x[i] = next[i];
+            if (row + step < p.rows) load_held(row_of(p.x, p.x_stride, row + step), p.columns, next);
+        } else {
+            load_held(row_of(p.x, p.x_stride, row), p.columns, x);
+        }
         forward_row(p, row, x);
     }
 }
@@ -189,61 +212,65 @@ DEVICE value *partials_of(const dw_norm_params &p, int which) {
     return (value *)p.partials + (which * p.parts + blockIdx.x) * p.columns;
 }
 
-// Adds a row's terms to the sums that this thread keeps, in registers or, where VECTORS is 0, in the workspace.
-DEVICE void add_terms(const dw_norm_params &p, int which, bool first, int column, const value *terms, value *sums) {
+// Adds a row's terms a b to the sums that this thread keeps, in registers or, where VECTORS is 0, in the workspace.
+DEVICE void add_terms(const dw_norm_params &p, int which, bool first, int column, const value *a, const value *b,
+                      value *sums) {
     if constexpr (VECTORS > 0) {
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) sums[j] += terms[j];
+        for (int j = 0; j < PER_VECTOR; j++) sums[j] += a[j] * b[j];
     } else {
         if (which ? !p.db : !p.dw) return;
         value *kept = partials_of(p, which) + column;
-        for (int j = 0; j < PER_VECTOR && column + j < p.columns; j++) kept[j] = (first ? 0 : kept[j]) + terms[j];
+        for (int j = 0; j < PER_VECTOR && column + j < p.columns; j++) kept[j] = (first ? 0 : kept[j]) + a[j] * b[j];
     }
 }
 
 // With xhat the normalised x and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)), without mean(g) for RMS norm.
+// Beyond the row dy is 0, so that nothing is added to the sums there.
 DEVICE void backward_row(const dw_norm_params &p, long long row, bool first, value mean, value rstd, words *x,
                          words *dy, value (*sums)[VALUES]) {
     const stored *x_row = row_of(p.x, p.x_stride, row), *dy_row = row_of(p.dy, p.dy_stride, row);
     const int columns = p.columns;
-    value xhat[PER_VECTOR], given[PER_VECTOR], means[2] = {0, 0}; // of g xhat, and of g
+    value xhat[PER_VECTOR], given[PER_VECTOR], means[SUMS] = {}; // of g xhat, and of g
     words w = {}, addend[HELD]; // w from L1: registers are for rows in flight and sums
     if (p.result) load_addend(p, row, addend);
     const auto load = [&](int column, int at) {
         take(x, x_row, column, columns, at, xhat);
         take(dy, dy_row, column, columns, at, given);
-        if (p.w) w = load_words(p.w, column, columns);
+        w = load_weights(p.w, column, columns);
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) xhat[j] = (xhat[j] - mean) * rstd;
+        for (int j = 0; j < PER_VECTOR; j++) xhat[j] = centred(xhat[j], mean) * rstd;
     };
-    const auto weighted = [&](int j) { return p.w ? given[j] * element_in(w, j) : given[j]; };
+    const auto weighted = [&](int j) { return given[j] * element_in(w, j); };
     each_vector(columns, [&](int column, int at) {
         load(column, at);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++) {
             const value g = weighted(j);
-            if (in_row(column, j, columns)) means[0] += g * xhat[j];
-            means[1] += g;
+            means[0] += g * xhat[j];
+            if (CENTRED) means[SUMS - 1] += g;
         }
     });
     sum_over_row(means);
     convert_again(x);
     convert_again(dy);
-    const value along = means[0] / (value)columns, middle = CENTRED ? means[1] / (value)columns : (value)0;
+    const value along = means[0] / (value)columns, middle = CENTRED ? means[SUMS - 1] / (value)columns : (value)0;
     each_vector(columns, [&](int column, int at) {
-        value dx[PER_VECTOR], terms[PER_VECTOR];
+        value dx[PER_VECTOR];
         load(column, at);
-#pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) {
-            dx[j] = (weighted(j) - xhat[j] * along - middle) * rstd;
-            terms[j] = given[j] * xhat[j];
-        }
         if (p.result) {
+#pragma unroll
+            for (int j = 0; j < PER_VECTOR; j++) dx[j] = centred(weighted(j) - xhat[j] * along, middle) * rstd;
             add_addend(p, row, addend, column, at, dx);
             store_vector((stored *)row_of(p.result, p.result_stride, row), column, columns, dx);
         }
-        add_terms(p, 0, first, column, terms, sums[0] + at * PER_VECTOR);
-        if (CENTRED) add_terms(p, 1, first, column, given, sums[SUMS - 1] + at * PER_VECTOR);
+        add_terms(p, 0, first, column, given, xhat, sums[0] + at * PER_VECTOR);
+        if constexpr (CENTRED) {
+            value ones[PER_VECTOR];
+#pragma unroll
+            for (int j = 0; j < PER_VECTOR; j++) ones[j] = 1;
+            add_terms(p, 1, first, column, given, ones, sums[SUMS - 1] + at * PER_VECTOR);
+        }
     });
 }
 

@@ -2,11 +2,16 @@
 //
 // Defines, before inclusion: TYPE (element_types.h), LANES: threads of a row, 32 or all of a block; VECTORS: 16-byte
 // vectors of a row that one thread holds in registers, or 0 if it holds none and reads the row again for each pass;
-// ALIGNED: every row begins at a multiple of 16 bytes and is whole vectors.
+// ALIGNED: every row begins at a multiple of 16 bytes and is whole vectors; FULL: rows are also as long as LANES * VECTORS
+// vectors.
 #ifndef DW_ROW_VECTORS_CUH
 #define DW_ROW_VECTORS_CUH
 
 #include "tensor_types.cuh"
+
+#ifndef FULL
+#define FULL 0
+#endif
 
 typedef element_of<TYPE> element;
 typedef element::stored stored;
@@ -32,11 +37,14 @@ template <typename VISIT> DEVICE void each_vector(int columns, VISIT visit) {
     }
 }
 
+// True if the vector at `column` of an ALIGNED row is in the row.
+DEVICE bool has_vector(int column, int columns) { return FULL || column < columns; }
+
 // One vector of a row, with zeros past the end of the row.
 DEVICE piece load_piece(const void *row, int column, int columns) {
     piece v = {};
     if constexpr (ALIGNED) {
-        if (column < columns) v = *(const piece *)((const stored *)row + column);
+        if (has_vector(column, columns)) v = *(const piece *)((const stored *)row + column);
     } else {
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++)
@@ -56,7 +64,7 @@ DEVICE void store_vector(void *row, int column, int columns, const value *values
 #pragma unroll
     for (int j = 0; j < PER_VECTOR; j++) element::store(v.x, j, values[j]);
     if constexpr (ALIGNED) {
-        if (column < columns) *(piece *)((stored *)row + column) = v;
+        if (has_vector(column, columns)) *(piece *)((stored *)row + column) = v;
     } else {
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++)
