@@ -15,6 +15,7 @@ as many. "of copy" is the copy's time divided by the operation's: 1 is the rate 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import statistics
@@ -39,14 +40,15 @@ FLUSH_BYTES = 256 << 20
 
 
 class AddNorm(nn.Module):
-    """RMS norm with a residual, which forward and backward add to the result."""
+    """RMS norm of a sum that is a result, too: backward adds the gradients of both."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.norm(x)
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = a + b
+        return x, self.norm(x)
 
 
 class Rope(nn.Module):
@@ -155,8 +157,8 @@ def cases_of(small: bool, device: str) -> Iterator[tuple[str, Callable[[], Case]
             lambda name=name, rows=rows, width=width: Case(
                 name,
                 model(AddNorm(width)),
-                (numbers(rows, width),),
-                {("rms_norm", forward): None, ("rms_norm_backward", backward): None},
+                (numbers(rows, width), numbers(rows, width)),
+                {("rms_norm_backward", backward): None},
             ),
         )
     for shape in ((8192, 4096), (65536, 1024)):
@@ -316,7 +318,9 @@ class Measured:
     kernels: str = ""
 
 
-def peer_of(case: Case, which: str | None) -> Callable[[], None] | None:
+def peer_of(
+    model: nn.Module, arguments: tuple[torch.Tensor, ...], which: str | None
+) -> Callable[[], None] | None:
     """Returns the call of PyTorch that does as much: the model, or the gradients of its output."""
     if which is None:
         return None
@@ -324,11 +328,11 @@ def peer_of(case: Case, which: str | None) -> Callable[[], None] | None:
 
         def forward() -> None:
             with torch.no_grad():
-                case.model(*case.arguments)
+                model(*arguments)
 
         return forward
-    result = case.model(*case.arguments)
-    wanted = [t for t in (*case.arguments, *case.model.parameters()) if t.requires_grad]
+    result = model(*arguments)
+    wanted = [t for t in (*arguments, *model.parameters()) if t.requires_grad]
     given = torch.randn_like(result)
 
     def backward() -> None:
@@ -356,6 +360,7 @@ def _count(shape: tuple[int, ...]) -> int:
 def operations_of(case: Case, target: str) -> Iterator[Measured]:
     """Yields the case's operations; those of one kind, phase and shape once."""
     options = {} if case.precision is None else {"precision": case.precision}
+    theirs = copy.deepcopy(case.model)  # the engine takes the place of the model's own forward
     engine = deepwell.compile(case.model, example_inputs=case.arguments, target=target, **options)
     seen = set()
     for op in engine.compiled_ops:
@@ -365,14 +370,21 @@ def operations_of(case: Case, target: str) -> Iterator[Measured]:
             continue
         seen.add(key)
         names, counted = case.kernels.get(kind, ("", least_bytes(op)))
-        suffix = f" {op.inputs[0][1][0]}x{op.inputs[0][1][1]}" if op.op.startswith("quantize") else ""
+        suffix = (
+            f" {op.inputs[0][1][0]}x{op.inputs[0][1][1]}" if op.op.startswith("quantize") else ""
+        )
         yield Measured(
             f"{case.name}: {op.op} {op.phase}{suffix}",
             op.kernel,
             counted,
             op.backend_op,
-            peer_of(case, case.ops[kind]) if torch.cuda.is_available() else None,
+            peer_of(theirs, case.arguments, case.ops[kind]) if torch.cuda.is_available() else None,
             names,
+        )
+    if not seen:
+        found = ", ".join(f"{op.op} {op.phase}" for op in engine.compiled_ops)
+        print(
+            f"{case.name}: the plan has none of the operations, but {found or 'none'}", flush=True
         )
 
 
@@ -381,7 +393,9 @@ def optimizers(small: bool, device: str) -> Iterator[Measured]:
     count, width = (2, 64) if small else (8, 8192)
 
     def parameters() -> list[nn.Parameter]:
-        made = [torch.randn(width, width, device=device, dtype=torch.bfloat16) for _ in range(count)]
+        made = [
+            torch.randn(width, width, device=device, dtype=torch.bfloat16) for _ in range(count)
+        ]
         for at, value in enumerate(made):
             made[at] = nn.Parameter(value)
             made[at].grad = torch.randn_like(value)
@@ -407,13 +421,14 @@ class Clock:
     """Times of functions in turns, each behind a read of the flush buffer."""
 
     def __init__(self) -> None:
-        self.buffer = torch.ones(FLUSH_BYTES // 8, dtype=torch.int64, device="cuda")
-        self.result = torch.empty((), dtype=torch.int64, device="cuda")
+        self.buffer = torch.ones(16384, FLUSH_BYTES // 8 // 16384, dtype=torch.int64, device="cuda")
+        self.result = torch.empty(16384, dtype=torch.int64, device="cuda")
         self.flush()
         self.names = {event.name for event in self._profile(self.flush)}
 
     def flush(self) -> None:
-        torch.amin(self.buffer, dim=0, out=self.result)
+        """One kernel, which no other function calls."""
+        torch.amin(self.buffer, dim=1, out=self.result)
 
     def _profile(self, function: Callable[[], None]) -> list[Any]:
         torch.cuda.synchronize()
