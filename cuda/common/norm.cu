@@ -87,10 +87,10 @@ DEVICE words load_weights(const void *w, int column, int columns) {
     return v;
 }
 
-// This thread's vectors of a row, or of w or b; none where VECTORS is 0.
+// This thread's vectors of a row; none where VECTORS is 0.
 DEVICE void load_held(const void *from, int columns, words *held) {
     each_vector(columns, [&](int column, int at) {
-        if (from && VECTORS > 0) held[at] = load_words(from, column, columns);
+        if (VECTORS > 0) held[at] = load_words(from, column, columns);
     });
 }
 
@@ -120,16 +120,11 @@ DEVICE bool in_row(int column, int j, int columns) { return ALIGNED ? has_vector
 // x - mean; RMS norm has no mean.
 DEVICE value centred(value x, value mean) { return CENTRED ? x - mean : x; }
 
-// The addend's vectors of a row, which are loaded long before they are needed.
-DEVICE void load_addend(const dw_norm_params &p, long long row, words *held) {
-    if constexpr (ADDS) load_held(row_of(p.addend, p.addend_stride, row), p.columns, held);
-}
-
 // Adds the addend's vector to a result's. A thread reads a vector before it writes the result there.
-DEVICE void add_addend(const dw_norm_params &p, long long row, const words *held, int column, int at, value *result) {
+DEVICE void add_addend(const stored *row, int columns, const words *held, int column, int at, value *result) {
     if constexpr (ADDS) {
         value more[PER_VECTOR];
-        take(held, row_of(p.addend, p.addend_stride, row), column, p.columns, at, more);
+        take(held, row, column, columns, at, more);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++) result[j] += more[j];
     }
@@ -141,8 +136,10 @@ DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
     const stored *from = row_of(p.x, p.x_stride, row);
     const int columns = p.columns;
     value v[PER_VECTOR], mean[1] = {0}, square[1] = {0};
-    words addend[HELD];
-    if (p.result) load_addend(p, row, addend);
+    words addend[HELD]; // loaded long before it is needed
+    const stored *addend_row = row_of(p.addend, p.addend_stride, row);
+    if constexpr (ADDS)
+        if (p.result) load_held(addend_row, columns, addend);
     if constexpr (CENTRED) {
         each_vector(columns, [&](int column, int at) {
             take(x, from, column, columns, at, v);
@@ -180,7 +177,7 @@ DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
 #pragma unroll
             for (int j = 0; j < PER_VECTOR; j++) v[j] += element_in(b, j);
         }
-        add_addend(p, row, addend, column, at, v);
+        add_addend(addend_row, columns, addend, column, at, v);
         store_vector(to, column, columns, v);
     });
 }
@@ -225,25 +222,54 @@ DEVICE void add_terms(const dw_norm_params &p, int which, bool first, int column
     }
 }
 
+// The rows of a thread's operands and results, and the statistics, of one row. They advance together, without products.
+struct row_places {
+    const stored *x, *dy, *addend;
+    stored *result;
+    const value *mean, *rstd;
+    DEVICE_MEMBER row_places of(const dw_norm_params &p, long long row) {
+        return {row_of(p.x, p.x_stride, row),
+                row_of(p.dy, p.dy_stride, row),
+                row_of(p.addend, p.addend_stride, row),
+                (stored *)row_of(p.result, p.result_stride, row),
+                (const value *)p.mean + row,
+                (const value *)p.rstd + row};
+    }
+    __device__ __forceinline__ void advance(const dw_norm_params &p) {
+        x += ROWS_PER_BLOCK * p.x_stride;
+        dy += ROWS_PER_BLOCK * p.dy_stride;
+        addend += ROWS_PER_BLOCK * p.addend_stride;
+        result += ROWS_PER_BLOCK * p.result_stride;
+        mean += ROWS_PER_BLOCK;
+        rstd += ROWS_PER_BLOCK;
+    }
+};
+
 // With xhat the normalised x and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)), without mean(g) for RMS norm.
-// Beyond the row dy is 0, so that nothing is added to the sums there.
-DEVICE void backward_row(const dw_norm_params &p, long long row, bool first, value mean, value rstd, words *x,
-                         words *dy, value (*sums)[VALUES]) {
-    const stored *x_row = row_of(p.x, p.x_stride, row), *dy_row = row_of(p.dy, p.dy_stride, row);
+// Beyond the row dy is 0, so that nothing is added to the sums there. w is read from L1: registers are for rows in flight,
+// xhat and sums.
+DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool first, value mean, value rstd,
+                         const words *x, words *dy, value (*sums)[VALUES]) {
     const int columns = p.columns;
-    value xhat[PER_VECTOR], given[PER_VECTOR], means[SUMS] = {}; // of g xhat, and of g
-    words w = {}, addend[HELD]; // w from L1: registers are for rows in flight and sums
-    if (p.result) load_addend(p, row, addend);
+    value xhats[VALUES], given[PER_VECTOR], means[SUMS] = {}; // of g xhat, and of g
+    words w, addend[HELD];
+    if constexpr (ADDS)
+        if (p.result) load_held(at_row.addend, columns, addend);
     const auto load = [&](int column, int at) {
-        take(x, x_row, column, columns, at, xhat);
-        take(dy, dy_row, column, columns, at, given);
+        take(dy, at_row.dy, column, columns, at, given);
         w = load_weights(p.w, column, columns);
+    };
+    const auto weighted = [&](int j) { return given[j] * element_in(w, j); };
+    const auto normalise = [&](int column, int at) {
+        value *xhat = xhats + at * PER_VECTOR;
+        take(x, at_row.x, column, columns, at, xhat);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++) xhat[j] = centred(xhat[j], mean) * rstd;
     };
-    const auto weighted = [&](int j) { return given[j] * element_in(w, j); };
     each_vector(columns, [&](int column, int at) {
+        const value *xhat = xhats + at * PER_VECTOR;
         load(column, at);
+        normalise(column, at);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++) {
             const value g = weighted(j);
@@ -252,17 +278,18 @@ DEVICE void backward_row(const dw_norm_params &p, long long row, bool first, val
         }
     });
     sum_over_row(means);
-    convert_again(x);
     convert_again(dy);
     const value along = means[0] / (value)columns, middle = CENTRED ? means[SUMS - 1] / (value)columns : (value)0;
     each_vector(columns, [&](int column, int at) {
-        value dx[PER_VECTOR];
+        const value *xhat = xhats + at * PER_VECTOR;
         load(column, at);
+        if constexpr (VECTORS == 0) normalise(column, at);
         if (p.result) {
+            value dx[PER_VECTOR];
 #pragma unroll
             for (int j = 0; j < PER_VECTOR; j++) dx[j] = centred(weighted(j) - xhat[j] * along, middle) * rstd;
-            add_addend(p, row, addend, column, at, dx);
-            store_vector((stored *)row_of(p.result, p.result_stride, row), column, columns, dx);
+            add_addend(at_row.addend, columns, addend, column, at, dx);
+            store_vector(at_row.result, column, columns, dx);
         }
         add_terms(p, 0, first, column, given, xhat, sums[0] + at * PER_VECTOR);
         if constexpr (CENTRED) {
@@ -307,26 +334,29 @@ DEVICE void store_partials(const dw_norm_params &p, int which, const value *sums
 extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), BACKWARD_BLOCKS)
     norm_backward(const __grid_constant__ dw_norm_params p) {
     const long long first = blockIdx.x * p.part_rows, last = min(first + p.part_rows, p.rows);
+    const int begin = (int)threadIdx.x / LANES, rows = (int)(last - first);
     value sums[SUMS][VALUES] = {};
     words x[HELD] = {}, dy[HELD] = {}, next_x[HELD] = {}, next_dy[HELD] = {};
     value next_mean = 0, next_rstd = 0;
-    const auto load_next = [&](long long row) {
-        if (row >= last) return;
-        if (CENTRED) next_mean = ((const value *)p.mean)[row];
-        next_rstd = ((const value *)p.rstd)[row];
-        load_held(row_of(p.x, p.x_stride, row), p.columns, next_x);
-        load_held(row_of(p.dy, p.dy_stride, row), p.columns, next_dy);
+    row_places at = row_places::of(p, first + begin), next = at;
+    const auto load_next = [&]() {
+        if (CENTRED) next_mean = *next.mean;
+        next_rstd = *next.rstd;
+        load_held(next.x, p.columns, next_x);
+        load_held(next.dy, p.columns, next_dy);
+        asm volatile("" ::: "memory"); // so that the compiler does not put the loads off
     };
-    load_next(first + threadIdx.x / LANES);
-    for (long long row = first + threadIdx.x / LANES; row < last; row += ROWS_PER_BLOCK) {
+    if (begin < rows) load_next();
+    for (int row = begin; row < rows; row += ROWS_PER_BLOCK, at.advance(p)) {
 #pragma unroll
         for (int i = 0; i < HELD; i++) {
             x[i] = next_x[i];
             dy[i] = next_dy[i];
         }
         const value mean = next_mean, rstd = next_rstd;
-        load_next(row + ROWS_PER_BLOCK);
-        backward_row(p, row, row == first, mean, rstd, x, dy, sums);
+        next.advance(p);
+        if (row + ROWS_PER_BLOCK < rows) load_next();
+        backward_row(p, at, row == 0, mean, rstd, x, dy, sums);
     }
     if constexpr (VECTORS > 0) {
         if (p.dw) store_partials(p, 0, sums[0]);
