@@ -618,6 +618,33 @@ static void quantization_of_finite_numbers_is_the_definitions(void **state) {
         if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_finite);
 }
 
+/* Quotients by the scale of fp8-block that lie in the middle of two codes or next to it, 21 2^n and 7 2^-10, since the
+ * scale is a rounded 448th of the block's largest magnitude. Each row and column of a tile has that one. */
+static void fill_middles(const dw__tensor *t) {
+    ops_random random = ops_random_start(7, "middles");
+    for (int64_t i = 0; i < dw__tensor_count(t); i++) {
+        const int64_t row = i / t->shape[1], column = i % t->shape[1];
+        const uint64_t bits = ops_random_bits(&random);
+        const double largest = (double)(128 + (row / 128 * 26 + column / 128 * 10 + 2) % 128);
+        double x =
+            bits & 2 ? ldexp(3.0 * largest, (int)(bits >> 8 & 15) - 17) : ldexp(largest, -16);
+        if (row % 128 == column % 128) x = largest;
+        dw__scalar_store(t->data, t->dtype, i, (dw__scalar){.number = bits & 1 ? x : -x});
+    }
+}
+
+static void quotients_in_the_middle_of_codes_are_the_definitions(void **state) {
+    (void)state;
+    static const char *const calls[] = {
+        "quantize_tiles bf16[256,640] - scheme=fp8-block",
+        "quantize_tiles f16[384,264] - scheme=fp8-block",
+        "quantize_tiles f32[136,264] - scheme=fp8-block",
+        "quantize_tiles bf16[136,384] - scheme=fp8-block square=1",
+    };
+    for (size_t i = 0; i < DW_COUNT(calls); i++)
+        if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_middles);
+}
+
 /* ---- elementwise programs ------------------------------------------------------------------------------------ */
 
 /* Small whole numbers, with which the programs below are exact in every type. */
@@ -1042,6 +1069,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(sums_have_the_same_bits_again),
         cmocka_unit_test(quantization_of_any_bits_is_the_definitions),
         cmocka_unit_test(quantization_of_finite_numbers_is_the_definitions),
+        cmocka_unit_test(quotients_in_the_middle_of_codes_are_the_definitions),
         cmocka_unit_test(programs_of_every_form_are_exact),
         cmocka_unit_test(programs_find_magnitudes),
         cmocka_unit_test(programs_of_many_results_find_magnitudes),
