@@ -51,7 +51,25 @@ class AddNorm(nn.Module):
         return x, self.norm(x)
 
 
-class Rope(nn.Module):
+class OnDevice(nn.Module):
+    """A model without parameters, but one that it does not use: `deepwell.compile` looks where parameters lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+
+class Softmax(OnDevice):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1)
+
+
+class GELU(OnDevice):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x)
+
+
+class Rope(OnDevice):
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -63,12 +81,12 @@ class Rope(nn.Module):
         return x * cos + turned * sin
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(OnDevice):
     def forward(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return F.silu(gate) * up
 
 
-class Add(nn.Module):
+class Add(OnDevice):
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a + b
 
@@ -82,7 +100,7 @@ class Bias(nn.Module):
         return x + self.bias
 
 
-class Loss(nn.Module):
+class Loss(OnDevice):
     def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits, target)
 
@@ -168,7 +186,7 @@ def cases_of(small: bool, device: str) -> Iterator[tuple[str, Callable[[], Case]
             name,
             lambda name=name, rows=rows, width=width: Case(
                 name,
-                nn.Softmax(-1),
+                model(Softmax()),
                 (numbers(rows, width),),
                 {("softmax", forward): "forward", ("softmax_backward", backward): "backward"},
             ),
@@ -204,7 +222,7 @@ def cases_of(small: bool, device: str) -> Iterator[tuple[str, Callable[[], Case]
         name,
         lambda name=name, rows=rows, classes=classes: Case(
             name,
-            Loss(),
+            Loss().to(device),
             (
                 numbers(rows, classes).float().detach().requires_grad_(),
                 torch.randint(0, classes, (rows,), device=device),
@@ -234,7 +252,7 @@ def cases_of(small: bool, device: str) -> Iterator[tuple[str, Callable[[], Case]
             name,
             lambda name=name, batch=batch, heads=heads, tokens=tokens: Case(
                 name,
-                Rope(heads),
+                model(Rope(heads)),
                 (
                     numbers(batch, tokens, heads * 64),
                     *(numbers(1, 1, tokens, 64).detach() for _ in range(2)),
@@ -248,7 +266,7 @@ def cases_of(small: bool, device: str) -> Iterator[tuple[str, Callable[[], Case]
         name,
         lambda name=name, rows=rows, width=width: Case(
             name,
-            SwiGLU(),
+            model(SwiGLU()),
             (numbers(rows, width), numbers(rows, width)),
             {("fused", forward): None, ("fused", backward): None},
         ),
@@ -260,7 +278,7 @@ def cases_of(small: bool, device: str) -> Iterator[tuple[str, Callable[[], Case]
             name,
             lambda name=name, rows=rows, width=width: Case(
                 name,
-                nn.GELU(),
+                model(GELU()),
                 (numbers(rows, width),),
                 {("fused", forward): "forward", ("fused", backward): "backward"},
             ),
@@ -270,7 +288,7 @@ def cases_of(small: bool, device: str) -> Iterator[tuple[str, Callable[[], Case]
             name,
             lambda name=name, rows=rows, width=width: Case(
                 name,
-                Add(),
+                model(Add()),
                 (numbers(rows, width), numbers(rows, width)),
                 {("add", forward): "forward", ("fused", forward): "forward"},
             ),
@@ -333,6 +351,7 @@ def peer_of(
         return forward
     result = model(*arguments)
     wanted = [t for t in (*arguments, *model.parameters()) if t.requires_grad]
+    wanted = [t for t in wanted if t.shape != (1,)]  # OnDevice
     given = torch.randn_like(result)
 
     def backward() -> None:
@@ -462,7 +481,7 @@ class Clock:
                 runs[-1].append(event)
         runs = [run for run in runs if run]
         if len(runs) != rounds * len(functions):
-            sys.exit(f"hopper_memory: {len(runs)} runs found, {rounds * len(functions)} expected")
+            raise RuntimeError(f"{len(runs)} runs found, {rounds * len(functions)} expected")
         return [runs[at :: len(functions)] for at in range(len(functions))]
 
 
@@ -552,9 +571,14 @@ def main() -> int:
         return 0
     clock = Clock()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n{HEAD}", flush=True)
-    rows = []
+    rows, failed = [], 0
     for of in measured():
-        rows.append(measure(clock, of, options.rounds))
+        try:
+            rows.append(measure(clock, of, options.rounds))
+        except RuntimeError as error:
+            print(f"{of.name}: {error}", flush=True)
+            failed += 1
+            continue
         print(line_of(rows[-1]), flush=True)
         if options.kernels:
             for name, us in rows[-1]["kernels"].items():
@@ -569,7 +593,7 @@ def main() -> int:
             options.out.write_text(json.dumps(made, indent=1) + "\n")
     if not rows:
         parser.error(f"no case begins with {' or '.join(options.cases)}")
-    return 0
+    return failed != 0
 
 
 if __name__ == "__main__":

@@ -364,7 +364,7 @@ DEVICE void store_tile(const dw_fp8_block_codes_params &p, const tile_place &at,
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, DW_FP8_BLOCK_RESIDENT(IS_F32))
+extern "C" __global__ void __launch_bounds__(THREADS, DW_FP8_BLOCK_RESIDENT)
     fp8_block_codes(const __grid_constant__ dw_fp8_block_codes_params p) {
     __shared__ alignas(16) shared_room room;
     vector x[EACH];

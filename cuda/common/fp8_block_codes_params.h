@@ -5,7 +5,7 @@
 
 #define DW_FP8_BLOCK_THREADS 256
 /* Blocks for each SM: enough loads are in flight, and there are registers for them. */
-#define DW_FP8_BLOCK_RESIDENT(is_f32) ((is_f32) ? 2 : 3)
+#define DW_FP8_BLOCK_RESIDENT 2
 
 typedef struct dw_fp8_block_codes_params {
     const void *x;     /* [rows, columns], strides in elements */

@@ -8,11 +8,12 @@
 // mean of (x - mean)^2, so nothing cancels.
 //
 // Gradients of w and b are sums over rows. Each block adds its part of the rows in registers (in the workspace where
-// VECTORS is 0) and writes the sums to the workspace; norm_sums adds the parts. Which rows a part has depends on sizes
-// and the number of SMs alone, and nothing is added atomically, so results have the same bits in every run. A thread
-// adds at most 64 rows in sequence, then warps of a block are added pairwise. norm_sums compensates its sums and adds
-// 32 of them pairwise. So the error of a gradient is at most (64 + 2 + 5 + 3) 2^-24 times the sum of the magnitudes of
-// its terms, plus the rounding of each term, in F32, for any number of rows.
+// VECTORS is 0) and writes the sums to the workspace; norm_sums adds the parts. An SM has one large block, so that there
+// are few parts. Which rows a part has depends on sizes and the number of SMs alone, and nothing is added atomically, so
+// results have the same bits in every run. A thread adds at most 64 rows in sequence, then up to 16 rows of a block are
+// added pairwise. norm_sums compensates its sums and adds 32 of them pairwise. So the error of a gradient is at most
+// (64 + 4 + 5 + 3) 2^-24 times the sum of the magnitudes of its terms, plus the rounding of each term, in F32, for any
+// number of rows.
 //
 // Statistics and sums are F32 (F64 in F64), each result is rounded once.
 //
@@ -26,12 +27,12 @@
 #include "row_vectors.cuh"
 
 #define ROWS_PER_BLOCK (DW_NORM_BLOCK(LANES) / LANES)
+#define BACKWARD_BLOCK DW_NORM_BACKWARD_BLOCK(LANES, CENTRED)
+#define BACKWARD_ROWS (BACKWARD_BLOCK / LANES)
 
-// Blocks of an SM, which bound the registers of a thread: 64 in forward, 80 where a warp holds more than four vectors; 96 to
-// 168 in backward.
+// Blocks of forward on an SM, which bound the registers of a thread: 64, and 80 where a warp holds more than four vectors.
 #define IS_SMALL (sizeof(value) == 4 && ALIGNED && LANES <= 256)
 #define FORWARD_BLOCKS (!IS_SMALL || HELD == 4 ? 1 : HELD > 4 ? 6 : DW_NORM_FORWARD_BLOCKS(LANES))
-#define BACKWARD_BLOCKS (!IS_SMALL || VALUES > 24 ? 1 : DW_NORM_BACKWARD_BLOCKS(LANES, CENTRED))
 
 // Whether a row's vectors are loaded while the row before is processed.
 #define AHEAD DW_NORM_AHEAD(VECTORS)
@@ -46,34 +47,14 @@ DEVICE const stored *row_of(const void *base, long long stride, long long row) {
     return (const stored *)base + row * stride;
 }
 
-// A vector in four registers. The compiler would give each element of a piece a register.
-struct alignas(16) words {
-    unsigned x[4];
-};
-
 DEVICE words load_words(const void *row, int column, int columns) {
     words v = {};
     if constexpr (ALIGNED) {
         if (has_vector(column, columns)) v = *(const words *)((const stored *)row + column);
     } else {
-        union {
-            piece elements;
-            words v;
-        } same = {load_piece(row, column, columns)};
-        v = same.v;
+        v = words_of(load_piece(row, column, columns));
     }
     return v;
-}
-
-DEVICE value element_in(const words &v, int j) {
-    if constexpr (TYPE == DW_ELEMENT_F64)
-        return __hiloint2double((int)v.x[j * 2 + 1 & 3], (int)v.x[j * 2 & 3]);
-    else if constexpr (TYPE == DW_ELEMENT_F32)
-        return __uint_as_float(v.x[j & 3]);
-    else if constexpr (TYPE == DW_ELEMENT_BF16)
-        return __uint_as_float(j % 2 ? v.x[j / 2] & 0xffff0000u : v.x[j / 2] << 16);
-    else
-        return f16_to_float((unsigned short)(v.x[j / 2] >> j % 2 * 16));
 }
 
 // A vector of w. Without w all numbers are 1, so that no product needs a branch.
@@ -236,12 +217,12 @@ struct row_places {
                 (const value *)p.rstd + row};
     }
     __device__ __forceinline__ void advance(const dw_norm_params &p) {
-        x += ROWS_PER_BLOCK * p.x_stride;
-        dy += ROWS_PER_BLOCK * p.dy_stride;
-        addend += ROWS_PER_BLOCK * p.addend_stride;
-        result += ROWS_PER_BLOCK * p.result_stride;
-        mean += ROWS_PER_BLOCK;
-        rstd += ROWS_PER_BLOCK;
+        x += BACKWARD_ROWS * p.x_stride;
+        dy += BACKWARD_ROWS * p.dy_stride;
+        addend += BACKWARD_ROWS * p.addend_stride;
+        result += BACKWARD_ROWS * p.result_stride;
+        mean += BACKWARD_ROWS;
+        rstd += BACKWARD_ROWS;
     }
 };
 
@@ -277,7 +258,7 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
             if (CENTRED) means[SUMS - 1] += g;
         }
     });
-    sum_over_row(means);
+    sum_over_row<BACKWARD_BLOCK>(means);
     convert_again(dy);
     const value along = means[0] / (value)columns, middle = CENTRED ? means[SUMS - 1] / (value)columns : (value)0;
     each_vector(columns, [&](int column, int at) {
@@ -301,37 +282,34 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
     });
 }
 
-// Writes the block's sums; those of several warps are added first.
-DEVICE void store_partials(const dw_norm_params &p, int which, const value *sums) {
-    value *to = partials_of(p, which);
-    if constexpr (ROWS_PER_BLOCK == 1) {
-        each_vector(p.columns, [&](int column, int at) {
+// Adds the sums of the block's rows pairwise, and writes them. Those of an odd row wait for the next turn.
+DEVICE void store_partials(const dw_norm_params &p, int which, value *sums) {
+    const int own = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
+    if constexpr (BACKWARD_ROWS > 1) {
+        __shared__ value shares[BACKWARD_ROWS > 1 ? BACKWARD_ROWS / 2 : 1][VALUES][LANES];
 #pragma unroll
-            for (int j = 0; j < PER_VECTOR; j++)
-                if (column + j < p.columns) to[column + j] = sums[at * PER_VECTOR + j];
-        });
-    } else {
-        __shared__ value shares[ROWS_PER_BLOCK][LANES * VALUES];
-        __syncthreads(); // the sums before have been read
-        each_vector(p.columns, [&](int column, int at) {
+        for (int count = BACKWARD_ROWS; count > 1; count = (count + 1) / 2) {
+            const int half = (count + 1) / 2;
+            __syncthreads(); // the sums before have been read
+            if (own >= half && own < count)
 #pragma unroll
-            for (int j = 0; j < PER_VECTOR; j++) shares[threadIdx.x / LANES][column + j] = sums[at * PER_VECTOR + j];
-        });
-        __syncthreads();
-        for (int column = threadIdx.x; column < p.columns; column += DW_NORM_BLOCK(LANES)) {
-            value s[ROWS_PER_BLOCK];
+                for (int j = 0; j < VALUES; j++) shares[own - half][j][lane] = sums[j];
+            __syncthreads();
+            if (own < count - half)
 #pragma unroll
-            for (int i = 0; i < ROWS_PER_BLOCK; i++) s[i] = shares[i][column];
-#pragma unroll
-            for (int half = ROWS_PER_BLOCK / 2; half > 0; half /= 2)
-#pragma unroll
-                for (int i = 0; i < half; i++) s[i] += s[i + half];
-            to[column] = s[0];
+                for (int j = 0; j < VALUES; j++) sums[j] += shares[own][j][lane];
         }
     }
+    if (own > 0) return;
+    value *to = partials_of(p, which);
+    each_vector(p.columns, [&](int column, int at) {
+#pragma unroll
+        for (int j = 0; j < PER_VECTOR; j++)
+            if (column + j < p.columns) to[column + j] = sums[at * PER_VECTOR + j];
+    });
 }
 
-extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), BACKWARD_BLOCKS)
+extern "C" __global__ void __launch_bounds__(BACKWARD_BLOCK, 1)
     norm_backward(const __grid_constant__ dw_norm_params p) {
     const long long first = blockIdx.x * p.part_rows, last = min(first + p.part_rows, p.rows);
     const int begin = (int)threadIdx.x / LANES, rows = (int)(last - first);
@@ -347,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), BACKWARD_BLOC
         asm volatile("" ::: "memory"); // so that the compiler does not put the loads off
     };
     if (begin < rows) load_next();
-    for (int row = begin; row < rows; row += ROWS_PER_BLOCK, at.advance(p)) {
+    for (int row = begin; row < rows; row += BACKWARD_ROWS, at.advance(p)) {
 #pragma unroll
         for (int i = 0; i < HELD; i++) {
             x[i] = next_x[i];
@@ -355,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), BACKWARD_BLOC
         }
         const value mean = next_mean, rstd = next_rstd;
         next.advance(p);
-        if (row + ROWS_PER_BLOCK < rows) load_next();
+        if (row + BACKWARD_ROWS < rows) load_next();
         backward_row(p, at, row == 0, mean, rstd, x, dy, sums);
     }
     if constexpr (VECTORS > 0) {

@@ -22,18 +22,16 @@ typedef struct dw_norm_params {
     int columns;
 } dw_norm_params;
 
-/* Threads of a block: 128, or LANES if that is larger. */
+/* Threads of a block: 128 in forward, or LANES if that is larger. In backward as many as the registers of an SM suffice
+ * for, since each block has sums of its own. */
 #define DW_NORM_BLOCK(lanes) ((lanes) > 128 ? (lanes) : 128)
+#define DW_NORM_BACKWARD_BLOCK(lanes, is_centred) ((lanes) == 32 && (is_centred) ? 384 : 512)
 
 /* True if a thread holds the next row's vectors, too; in forward a warp's threads may hold up to 8 without. */
 #define DW_NORM_AHEAD(vectors) ((vectors) <= 4)
 
 /* Blocks of forward that an SM holds at once, where a row has few registers. */
 #define DW_NORM_FORWARD_BLOCKS(lanes) (1024 / DW_NORM_BLOCK(lanes))
-
-/* Blocks of backward that an SM holds at once, or is given if rows have more registers. Layer norm has two sums. */
-#define DW_NORM_BACKWARD_BLOCKS(lanes, is_centred)                                                 \
-    ((lanes) == 32 ? ((is_centred) ? 3 : 4) : (lanes) == 128 ? ((is_centred) ? 4 : 5) : 2)
 
 /* Columns and threads of a block that adds the parts. */
 #define DW_NORM_SUM_COLUMNS 32

@@ -46,7 +46,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
     const dw__tensor *x = &c->call.inputs[0], *out = c->call.outputs;
-    const int64_t resident = (int64_t)context->sm_count * DW_FP8_BLOCK_RESIDENT(x->dtype == DW_F32),
+    const int64_t resident = (int64_t)context->sm_count * DW_FP8_BLOCK_RESIDENT,
                   across = tiles_of(x->shape[1]), tiles = tiles_of(x->shape[0]) * across;
     dw_fp8_block_codes_params p = {.x = x->data,
                                    .rows = (int)x->shape[0],

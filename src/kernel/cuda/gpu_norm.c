@@ -23,16 +23,19 @@ static norm_variant unpack(uint64_t params) {
 
 static int per_vector(int type) { return 16 / (int)dw_dtype_bytes((dw_dtype)type); }
 
-/* A warp processes a short row, a block of 128, 256 or 512 threads a longer one, as far as registers suffice: at most
- * four vectors of each operand, two where a block adds two gradients for each of 8 elements of a vector, and eight in
- * forward where a warp has an aligned row. Longer rows stay in memory. `aligned` is known. */
+/* A warp processes a short row, 128, 256 or 512 threads a longer one, as far as registers suffice: at most four vectors
+ * of each operand, two or three where threads add gradients, and eight in forward where a warp has an aligned row.
+ * Longer rows stay in memory. `aligned` is known. */
 static void choose_threads(int64_t columns, norm_variant *v) {
     static const int lanes[] = {32, 128, 256, 512};
     const int per = per_vector(v->type);
     const int64_t vectors = (columns + per - 1) / per;
     for (size_t i = 0; i < DW_COUNT(lanes); i++) {
-        const bool warp = lanes[i] == 32;
-        const int held = v->backward ? (per > 4 && !warp ? 2 : 4) : warp && v->aligned ? 8 : 4;
+        const bool warp = lanes[i] == 32, most = lanes[i] == 512;
+        const int held = v->backward ? (warp               ? (per > 4 ? 3 : 4)
+                                        : most && per <= 4 ? 4
+                                                           : 2)
+                                     : (warp && v->aligned ? 8 : 4);
         v->lanes = lanes[i];
         for (v->vectors = 1; v->vectors <= held; v->vectors++) {
             v->full = v->aligned && vectors == (int64_t)v->lanes * v->vectors;
@@ -112,13 +115,15 @@ static int64_t row_stride(const dw__tensor *tensor) {
     return stride;
 }
 
-/* Blocks of the backward pass are as many as a GPU holds at once, where there are enough rows. A thread adds from 4 to
- * 64 rows. */
+static unsigned block_of(const norm_variant *v) {
+    return v->backward ? DW_NORM_BACKWARD_BLOCK(v->lanes, v->centred) : DW_NORM_BLOCK(v->lanes);
+}
+
+/* An SM has one block of the backward pass, where there are enough rows. A thread adds at most 64 rows. */
 static int64_t part_rows(int64_t rows, const norm_variant *v, int sm_count) {
-    const int64_t together = DW_NORM_BLOCK(v->lanes) / v->lanes,
-                  blocks = DW_NORM_BACKWARD_BLOCKS(v->lanes, v->centred) * (int64_t)sm_count,
-                  share = (rows + blocks - 1) / blocks;
-    return share < 4 * together ? 4 * together : share > 64 * together ? 64 * together : share;
+    const int64_t together = block_of(v) / (unsigned)v->lanes,
+                  share = (rows + sm_count - 1) / sm_count;
+    return share < together ? together : share > 64 * together ? 64 * together : share;
 }
 
 static dw_norm_params params_of(const dw__call *c, const norm_variant *v, int sm_count) {
@@ -193,7 +198,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     const dw__operation_call *c = call;
     const norm_variant v = unpack(variant->params);
     dw_norm_params p = params_of(&c->call, &v, context->sm_count);
-    const unsigned threads = DW_NORM_BLOCK(v.lanes);
+    const unsigned threads = block_of(&v);
     const int64_t together = threads / (unsigned)v.lanes,
                   tiles = (p.columns + DW_NORM_SUM_COLUMNS - 1) / DW_NORM_SUM_COLUMNS;
     void *arguments[] = {&p};
