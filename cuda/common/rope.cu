@@ -57,33 +57,43 @@ DEVICE angles angles_of(const dw_rope_params &p, const places &at) {
     return of;
 }
 
-// Rotates the pairs of `heads` heads. EACH: as many, or 0 if their number is known at run time alone.
-template <int EACH> DEVICE void rotate(const dw_rope_params &p, const places &at, const angles &of, int heads) {
-    constexpr int held = EACH ? EACH : 1;
-    for (int done = 0; done < heads; done += held) {
-        const long long from = at.row[DW_ROPE_X] + done * p.head_stride[DW_ROPE_X],
-                        to = at.row[DW_ROPE_Y] + done * p.head_stride[DW_ROPE_Y];
-        piece x[held][2];
+struct two_pieces {
+    piece first, second;
+};
+
+DEVICE two_pieces load_pairs(const dw_rope_params &p, const places &at, int head) {
+    const long long row = at.row[DW_ROPE_X] + head * p.head_stride[DW_ROPE_X];
+    return {load_at_once(vector_at(p, DW_ROPE_X, row, at.first)), load_at_once(vector_at(p, DW_ROPE_X, row, at.second))};
+}
+
+DEVICE void store_pairs(const dw_rope_params &p, const places &at, int head, const two_pieces &x, const angles &of) {
+    const long long row = at.row[DW_ROPE_Y] + head * p.head_stride[DW_ROPE_Y];
+    value in[2 * VECTOR];
+    piece made[2];
 #pragma unroll
-        for (int h = 0; h < held; h++) {
-            x[h][0] = *vector_at(p, DW_ROPE_X, from + h * p.head_stride[DW_ROPE_X], at.first);
-            x[h][1] = *vector_at(p, DW_ROPE_X, from + h * p.head_stride[DW_ROPE_X], at.second);
-        }
+    for (int j = 0; j < 2 * VECTOR; j++) in[j] = element::load((j < VECTOR ? x.first : x.second).x, j % VECTOR);
 #pragma unroll
-        for (int h = 0; h < held; h++) {
-            value in[2 * VECTOR];
-            piece made[2];
+    for (int j = 0; j < 2 * VECTOR; j++) {
+        const int other = INTERLEAVED ? j ^ 1 : (j + VECTOR) % (2 * VECTOR);
+        element::store(made[j / VECTOR].x, j % VECTOR, in[j] * of.cosine[j] + in[other] * of.across[j]);
+    }
+    store_at_once(vector_at(p, DW_ROPE_Y, row, at.first), made[0]);
+    store_at_once(vector_at(p, DW_ROPE_Y, row, at.second), made[1]);
+}
+
+// Rotates the pairs of `heads` heads. Where there are as many as a thread can have, all of x is loaded before the tables.
+DEVICE void rotate(const dw_rope_params &p, const places &at, int heads) {
+    if (heads == DW_ROPE_HEADS) {
+        two_pieces x[DW_ROPE_HEADS];
 #pragma unroll
-            for (int j = 0; j < 2 * VECTOR; j++) in[j] = element::load(x[h][j / VECTOR].x, j % VECTOR);
+        for (int h = 0; h < DW_ROPE_HEADS; h++) x[h] = load_pairs(p, at, h);
+        const angles of = angles_of(p, at);
 #pragma unroll
-            for (int j = 0; j < 2 * VECTOR; j++) {
-                const int other = INTERLEAVED ? j ^ 1 : (j + VECTOR) % (2 * VECTOR);
-                element::store(made[j / VECTOR].x, j % VECTOR, in[j] * of.cosine[j] + in[other] * of.across[j]);
-            }
-            store_at_once(vector_at(p, DW_ROPE_Y, to + h * p.head_stride[DW_ROPE_Y], at.first), made[0]);
-            store_at_once(vector_at(p, DW_ROPE_Y, to + h * p.head_stride[DW_ROPE_Y], at.second), made[1]);
-        }
-        if (EACH) break;
+        for (int h = 0; h < DW_ROPE_HEADS; h++) store_pairs(p, at, h, x[h], of);
+    } else {
+        const angles of = angles_of(p, at);
+#pragma unroll 1
+        for (int h = 0; h < heads; h++) store_pairs(p, at, h, load_pairs(p, at, h), of);
     }
 }
 
@@ -93,7 +103,7 @@ DEVICE void copy(const dw_rope_params &p, const places &at, int heads) {
             *vector_at(p, DW_ROPE_X, at.row[DW_ROPE_X] + h * p.head_stride[DW_ROPE_X], at.first);
 }
 
-extern "C" __global__ void __launch_bounds__(256) rope(const __grid_constant__ dw_rope_params p) {
+extern "C" __global__ void __launch_bounds__(256, 2) rope(const __grid_constant__ dw_rope_params p) {
     const unsigned half = (unsigned)p.turned / 2, pairs = half / VECTOR,
                    per_row = pairs + (unsigned)(p.columns - p.turned) / VECTOR;
     const unsigned groups = (p.heads + DW_ROPE_HEADS - 1) / DW_ROPE_HEADS;
@@ -113,9 +123,7 @@ extern "C" __global__ void __launch_bounds__(256) rope(const __grid_constant__ d
         if (part < pairs) {
             at.first = (int)part * VECTOR * (INTERLEAVED ? 2 : 1);
             at.second = at.first + (INTERLEAVED ? VECTOR : (int)half);
-            const angles of = angles_of(p, at);
-            if (heads == DW_ROPE_HEADS) rotate<DW_ROPE_HEADS>(p, at, of, heads);
-            else rotate<0>(p, at, of, heads);
+            rotate(p, at, heads);
         } else {
             at.first = p.turned + (int)(part - pairs) * VECTOR;
             copy(p, at, heads);
