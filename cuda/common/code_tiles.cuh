@@ -110,10 +110,49 @@ DEVICE void load_turned(const unsigned *tile, const turned_place &at, unsigned (
     transpose(high);
 }
 
+template <typename PARAMS> DEVICE bool is_inside(const PARAMS &p, const tile_place &at) {
+    return at.row + TILE <= p.rows && at.column + TILE <= p.columns;
+}
+
 template <typename PARAMS> DEVICE void load_tile(const PARAMS &p, const tile_place &at, vector (&x)[EACH]) {
     const int row = at.row + (int)threadIdx.x / ACROSS, column = at.column + (int)threadIdx.x % ACROSS * VECTOR;
+    if (WHOLE && is_inside(p, at)) {
+        const stored *from = (const stored *)p.x + (row * p.row_stride + column);
+#pragma unroll
+        for (int i = 0; i < EACH; i++, from += THREADS / ACROSS * p.row_stride) {
+            load_words<true>(from, x[i].word);
+            if constexpr (IS_F32) load_words<true>(from + 4, x[i].word + 4);
+        }
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < EACH; i++) x[i] = load_vector<true>(p, row + i * (THREADS / ACROSS), column);
+}
+
+// The tiles of a block, one after the other: every so many of the grid.
+struct tile_walk {
+    int down, across, down_step, across_step;
+    DEVICE_MEMBER tile_walk of(int tiles_across) {
+        const unsigned each = (unsigned)tiles_across;
+        return {(int)(blockIdx.x / each), (int)(blockIdx.x % each), (int)(gridDim.x / each), (int)(gridDim.x % each)};
+    }
+    __device__ __forceinline__ tile_place place() const { return {down * TILE, across * TILE}; }
+    __device__ __forceinline__ void advance(int tiles_across) {
+        down += down_step, across += across_step;
+        if (across >= tiles_across) across -= tiles_across, down++;
+    }
+};
+
+// Brings a tile into L2, by lines of 128 bytes.
+template <typename PARAMS> DEVICE void prefetch_tile(const PARAMS &p, const tile_place &at) {
+    constexpr int LINES = TILE * (int)sizeof(stored) / 128, ALL = TILE * LINES; // of a row, and of the tile
+    if constexpr (!WHOLE) return;
+#pragma unroll
+    for (int first = 0; first < ALL; first += THREADS) {
+        const int i = first + (int)threadIdx.x, row = at.row + i / LINES, column = at.column + i % LINES * (TILE / LINES);
+        if (i < ALL && row < p.rows && column < p.columns)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"((const stored *)p.x + (row * p.row_stride + column)));
+    }
 }
 
 #endif

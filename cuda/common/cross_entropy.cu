@@ -23,6 +23,8 @@
 
 #define ROWS_PER_BLOCK (DW_LOSS_BLOCK(LANES) / LANES)
 #define TOGETHER 4
+// Blocks of an SM: 64 registers of a thread, so that enough loads are in flight.
+#define RESIDENT (sizeof(value) == 4 ? 1024 / DW_LOSS_BLOCK(LANES) : 1)
 
 typedef element_of<STATISTICS> statistic;
 
@@ -122,19 +124,76 @@ DEVICE value logit_at(const dw_cross_entropy_params &p, const stored *row, long 
 }
 
 DEVICE void load_logits(const dw_cross_entropy_params &p, const piece &v, int column, value *x) {
+    const words w = words_of(v);
 #pragma unroll
-    for (int j = 0; j < PER_VECTOR; j++) x[j] = element::load(v.x, j);
+    for (int j = 0; j < PER_VECTOR; j++) x[j] = element_in(w, j);
     if (!p.bias) return;
 #pragma unroll
     for (int j = 0; j < PER_VECTOR; j++)
         if (is_inside(column + j, p.columns)) x[j] += element::load(p.bias, column + j);
 }
 
-DEVICE void forward_row(const dw_cross_entropy_params &p, long long row) {
-    const stored *from = (const stored *)p.x + row * p.x_stride;
-    value largest = -infinity(), sums[2] = {0, 0}; // of exponentials relative to `largest`, and of logits
+// The largest of the logits of a thread so far, the sum of exponentials relative to it, and the sum of the logits.
+struct row_statistics {
+    value largest, sum, plain_sum;
+};
+
+DEVICE float larger(float a, float b) { return fmaxf(a, b); } // b where a is NaN
+DEVICE double larger(double a, double b) { return fmax(a, b); }
+
+DEVICE void observe(row_statistics &of, const value *x) {
+    value most = -infinity(), part[2] = {0, 0};
+#pragma unroll
+    for (int j = 0; j < PER_VECTOR; j++) most = larger(x[j], most);
+    if (most > of.largest) {
+        of.sum *= exponential(of.largest - most);
+        of.largest = most;
+    }
+    const value shift = of.largest == -infinity() ? (value)0 : of.largest; // -inf - -inf would be NaN
+#pragma unroll
+    for (int j = 0; j < PER_VECTOR; j++) part[j & 1] += exponential(x[j] - shift);
+    of.sum += part[0] + part[1];
+}
+
+// The statistics of logits that are neither changed nor added up. The next vectors are loaded before those here are used.
+DEVICE void observe_row(row_statistics &of, const stored *row, int columns) {
+    const int step = LANES * PER_VECTOR, last = (TOGETHER - 1) * step;
+    int column = (int)threadIdx.x % LANES * PER_VECTOR - shift_of(row);
+    words next[TOGETHER];
+    bool together = false; // `next` has the vectors at `column`
+    const auto load = [&]() {
+        together = column >= 0 && is_whole(column + last, columns);
+        if (!together) return;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) next[i] = *(const words *)(row + column + i * step);
+    };
+    const auto observe_words = [&](const words &w) {
+        value x[PER_VECTOR];
+#pragma unroll
+        for (int j = 0; j < PER_VECTOR; j++) x[j] = element_in(w, j);
+        observe(of, x);
+    };
+    for (load(); column < columns;) {
+        if (together) {
+            words v[TOGETHER];
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) v[i] = next[i];
+            column += TOGETHER * step;
+            load();
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) observe_words(v[i]);
+        } else {
+            observe_words(words_of(load_some(row, column, columns)));
+            column += step;
+            load();
+        }
+    }
+}
+
+// The same with a bias, with stores of the logits, or with their sum.
+DEVICE void observe_changed_row(const dw_cross_entropy_params &p, row_statistics &of, const stored *from) {
     each_piece(from, p.columns, [&](const piece &v, int column) {
-        value x[PER_VECTOR], most = -infinity(), part[2] = {0, 0};
+        value x[PER_VECTOR];
         load_logits(p, v, column, x);
         if (p.dx) {
             piece made;
@@ -148,20 +207,19 @@ DEVICE void forward_row(const dw_cross_entropy_params &p, long long row) {
         if (p.smoothing != 0) {
 #pragma unroll
             for (int j = 0; j < PER_VECTOR; j++)
-                if (is_inside(column + j, p.columns)) sums[1] += x[j];
+                if (is_inside(column + j, p.columns)) of.plain_sum += x[j];
         }
-#pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++)
-            if (x[j] > most) most = x[j];
-        if (most > largest) {
-            sums[0] *= exponential(largest - most);
-            largest = most;
-        }
-        const value shift = largest == -infinity() ? (value)0 : largest; // -inf - -inf would be NaN
-#pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) part[j & 1] += exponential(x[j] - shift);
-        sums[0] += part[0] + part[1];
+        observe(of, x);
     });
+}
+
+DEVICE void forward_row(const dw_cross_entropy_params &p, long long row) {
+    const stored *from = (const stored *)p.x + row * p.x_stride;
+    row_statistics of = {-infinity(), 0, 0};
+    if (p.bias || p.dx || p.smoothing != 0) observe_changed_row(p, of, from);
+    else observe_row(of, from, p.columns);
+    const value largest = of.largest;
+    value sums[2] = {of.sum, of.plain_sum};
     value most = max_over_row(largest);
     if (most == -infinity()) most = 0;
     if (largest != most) sums[0] *= exponential(largest - most);
@@ -182,7 +240,7 @@ DEVICE void forward_row(const dw_cross_entropy_params &p, long long row) {
         store_statistic(p.loss, row, loss);
 }
 
-extern "C" __global__ void __launch_bounds__(DW_LOSS_BLOCK(LANES))
+extern "C" __global__ void __launch_bounds__(DW_LOSS_BLOCK(LANES), RESIDENT)
     cross_entropy_forward(const __grid_constant__ dw_cross_entropy_params p) {
     EACH_ROW(row) forward_row(p, row);
 }
@@ -253,16 +311,18 @@ DEVICE void backward_row(const dw_cross_entropy_params &p, long long row) {
         piece made;
         load_logits(p, v, column, x);
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) {
-            x[j] = exponential(x[j] - lse) - even;
-            if (column + j == at) x[j] -= hit;
-            element::store(made.x, j, x[j] * weight);
-        }
+        for (int j = 0; j < PER_VECTOR; j++) x[j] = exponential(x[j] - lse) - even;
+        if (is_inside(at - column, PER_VECTOR))
+#pragma unroll
+            for (int j = 0; j < PER_VECTOR; j++)
+                if (column + j == at) x[j] -= hit;
+#pragma unroll
+        for (int j = 0; j < PER_VECTOR; j++) element::store(made.x, j, x[j] * weight);
         store_some(to, column, p.columns, aligned, made);
     });
 }
 
-extern "C" __global__ void __launch_bounds__(DW_LOSS_BLOCK(LANES))
+extern "C" __global__ void __launch_bounds__(DW_LOSS_BLOCK(LANES), RESIDENT)
     cross_entropy_backward(const __grid_constant__ dw_cross_entropy_params p) {
     EACH_ROW(row) backward_row(p, row);
 }

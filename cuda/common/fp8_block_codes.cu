@@ -10,10 +10,20 @@
 // the warps in shared memory. Then the codes along rows are stored as they are computed, and those along columns are put
 // into shared memory, from where they are stored transposed (code_tiles.cuh) while the next tile is being loaded.
 //
-// An element is x / s, rounded to F32, then to E4M3. The quotient takes the scale's inverse and two corrections: the first
-// leaves an error below one unit in the last place, from which the second gives the rounded quotient (Markstein, "IA-64 and
-// Elementary Functions", 2000, 8.3). This needs a remainder that is a normal number, and finite x. Tiles with an
-// infinity, a NaN or a scale below 2^-60 divide instead.
+// An element is x / s, rounded to F32, then to E4M3. Elements of 16 bits are multiplied by two parts of 1 / s instead. Only
+// quotients next to the middle m of two codes can round to the wrong one, and s is the rounded amax / 448, so that x / s is
+// near m only where x / amax = m / 448 exactly: other quotients of numbers of 8 or 11 bits are at least 2^-17 of m away. There
+// x / s = m / (1 + e) with s = amax / 448 (1 + e), and the definition rounds it to m or to a neighbour. It is 2^-35 of m or more
+// away from where that changes, or above it by about 2^-48. The two parts together are above 1 / s by 2^-41 to 2^-39 of it,
+// so that the sum of the two products rounds to the same side. The parts are not negative, so that -0 stays -0.
+//
+// An F32 takes the scale's inverse and two corrections: the first leaves an error below one unit in the last place, from
+// which the second gives the rounded quotient (Markstein, "IA-64 and Elementary Functions", 2000, 8.3). This needs a
+// remainder that is a normal number, and finite x. Tiles with an infinity, a NaN, a scale below 2^-60 or a largest magnitude
+// from 2^100 on divide instead.
+//
+// A block prefetches its next tile into L2 before it computes the codes of this one, because registers for the loads are free
+// only behind that.
 //
 // Defines: TYPE, WHOLE (code_tiles.cuh); SQUARE: 1 for blocks of 128 x 128.
 
@@ -53,32 +63,45 @@ DEVICE unsigned widened(unsigned bits) {
 
 // ---- scales -------------------------------------------------------------------------------------------------
 
-// A block's scale, what its elements are divided by, and the inverse of that.
+// A block's scale, and what its elements are divided by. `most`: bits of the block's largest magnitude; a NaN's are above
+// infinity's. A scale of 0 gives zeros.
 struct block_scale {
-    float scale, divisor, inverse;
+    float scale, divisor;
 };
-
-// `most`: bits of the block's largest magnitude; a NaN's are above infinity's. A scale of 0 gives zeros.
 DEVICE block_scale scale_of(unsigned most) {
     const float scale = most > INFINITE    ? __uint_as_float(0x7fc00000u)
                         : most == INFINITE ? 1.329227996e36f // 2^120
-                                           : __uint_as_float(most) / 448.f,
-                divisor = most == 0 ? 1.f : scale == 0.f ? __uint_as_float(INFINITE) : scale;
-    return {scale, divisor, 1.f / divisor};
+                                           : __uint_as_float(most) / 448.f;
+    return {scale, most == 0 ? 1.f : scale == 0.f ? __uint_as_float(INFINITE) : scale};
 }
 
 // Quotients need division.
 DEVICE bool is_special(unsigned most) {
-    return most != 0 && (most >= INFINITE || __uint_as_float(most) < 448.f * 8.6736174e-19f); // 2^-60
+    return most != 0 && (most >= 0x71800000u /* 2^100 */ || __uint_as_float(most) < 448.f * 8.6736174e-19f); // 2^-60
+}
+
+// What quotients are computed from: two parts of the divisor's inverse, or of F32 the divisor and its inverse; where they
+// are SPECIAL, the divisor alone.
+struct factors {
+    float a, b;
+};
+template <bool SPECIAL> DEVICE factors factors_of(float divisor) {
+    if constexpr (SPECIAL) return {divisor, 0.f};
+    if constexpr (IS_F32) return {divisor, 1.f / divisor};
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
+    const float high = inverse * 0.99999952316f; // 1 - 2^-21, more than the error of the inverse
+    return {high, __fmaf_rn(__fmaf_rn(-high, divisor, 1.f), high, high * 9.0949470e-13f)}; // 2^-40
 }
 
 // ---- codes --------------------------------------------------------------------------------------------------
 
-template <bool SPECIAL> DEVICE float quotient(float x, float divisor, float inverse) {
-    if constexpr (SPECIAL) return x / divisor;
-    float q = __fmul_rn(x, inverse);
-    q = __fmaf_rn(__fmaf_rn(-q, divisor, x), inverse, q);
-    q = __fmaf_rn(__fmaf_rn(-q, divisor, x), inverse, q);
+template <bool SPECIAL> DEVICE float quotient(float x, const factors &by) {
+    if constexpr (SPECIAL) return x / by.a;
+    if constexpr (!IS_F32) return __fmaf_rn(x, by.a, __fmul_rn(x, by.b));
+    float q = __fmul_rn(x, by.b);
+    q = __fmaf_rn(__fmaf_rn(-q, by.a, x), by.b, q);
+    q = __fmaf_rn(__fmaf_rn(-q, by.a, x), by.b, q);
     return copysignf(q, x); // the corrections lose the sign of 0
 }
 
@@ -89,13 +112,11 @@ DEVICE unsigned encode(float low, float high) {
     return pair;
 }
 
-template <bool SPECIAL>
-DEVICE eight_codes encode_row(const vector &x, float divisor, float inverse) {
+template <bool SPECIAL> DEVICE eight_codes encode_row(const vector &x, const factors &by) {
     unsigned pair[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        pair[i] = encode(quotient<SPECIAL>(number(x, 2 * i), divisor, inverse),
-                         quotient<SPECIAL>(number(x, 2 * i + 1), divisor, inverse));
+        pair[i] = encode(quotient<SPECIAL>(number(x, 2 * i), by), quotient<SPECIAL>(number(x, 2 * i + 1), by));
     return {pair[0] | pair[1] << 16, pair[2] | pair[3] << 16};
 }
 
@@ -107,23 +128,32 @@ DEVICE eight_codes first_codes(const eight_codes &made, int count) {
     return {made.low & (unsigned)mask, made.high & (unsigned)(mask >> 32)};
 }
 
-DEVICE void store_row(const dw_fp8_block_codes_params &p, int row, int column, const eight_codes &made) {
-    if (p.codes && row < p.rows && column < p.row_bytes)
-        *(eight_codes *)(p.codes + (row * p.row_bytes + column)) = first_codes(made, p.columns - column);
+// `inside`: the tile is, so that no place needs to be tested. `to`: the place of the codes.
+DEVICE void store_row(const dw_fp8_block_codes_params &p, bool inside, int row, int column, unsigned char *to,
+                      const eight_codes &made) {
+    if (inside) *(eight_codes *)to = made;
+    else if (row < p.rows && column < p.row_bytes)
+        *(eight_codes *)to = first_codes(made, p.columns - column);
 }
 
-DEVICE void store_turned(const dw_fp8_block_codes_params &p, const unsigned *tile, const tile_place &at) {
-    const turned_place own = turned_place_of();
-    unsigned low[4], high[4];
-    load_turned(tile, own, low, high);
+DEVICE void store_turned(const dw_fp8_block_codes_params &p, bool inside, const unsigned *tile, const tile_place &at) {
+    turned_place own = turned_place_of();
     const int first = at.row + 8 * own.group;
     if (first >= p.turned_row_bytes) return;
+    unsigned char *to = p.turned + ((at.column + 4 * own.word) * p.turned_row_bytes + first);
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const int c = at.column + 4 * own.word + j;
-        if (c >= p.columns) return;
-        *(eight_codes *)(p.turned + (c * p.turned_row_bytes + first)) =
-            first_codes(eight_codes{low[j], high[j]}, p.rows - first);
+    for (int part = 0; part < TILE / 4; part += THREADS / (TILE / 8), own.word += THREADS / (TILE / 8)) {
+        unsigned low[4], high[4];
+        load_turned(tile, own, low, high);
+        unsigned char *column_codes = to;
+#pragma unroll
+        for (int j = 0; j < 4; j++, column_codes += p.turned_row_bytes) {
+            const eight_codes made = {low[j], high[j]};
+            if (inside) *(eight_codes *)column_codes = made;
+            else if (at.column + 4 * own.word + j < p.columns)
+                *(eight_codes *)column_codes = first_codes(made, p.rows - first);
+        }
+        to += THREADS / (TILE / 8) * 4 * p.turned_row_bytes;
     }
 }
 
@@ -131,9 +161,34 @@ DEVICE void store_turned(const dw_fp8_block_codes_params &p, const unsigned *til
 
 struct shared_room {
     unsigned tile[TILE * TILE / 4];
-    unsigned most[WARPS][ACROSS * WORDS]; // magnitudes of each warp's rows; of square blocks [0][warp]
-    float2 columns[TILE];       // divisors and their inverses
+    unsigned most[WARPS][ACROSS * WORDS]; // magnitudes of columns in each warp's rows; of square blocks [0][warp]
+    unsigned row_most[TILE];
+    factors columns[TILE], rows[TILE];
 };
+
+// The first row of the tile that this thread has, and the first column.
+DEVICE int own_row() { return (int)threadIdx.x / ACROSS; }
+DEVICE int own_column() { return (int)threadIdx.x % ACROSS * VECTOR; }
+#define ROW_STEP (THREADS / ACROSS)
+
+// Stores the codes of this thread's rows, encode(i) of row i, and puts them into shared memory if they are KEPT.
+template <bool KEPT, typename ENCODE>
+DEVICE void store_rows(const dw_fp8_block_codes_params &p, const tile_place &at, shared_room &room, ENCODE encode) {
+    const bool inside = is_inside(p, at);
+    const int row = at.row + own_row(), column = at.column + own_column();
+    unsigned char *to = p.codes + (row * p.row_bytes + column);
+#pragma unroll
+    for (int i = 0; i < EACH; i++, to += ROW_STEP * p.row_bytes) {
+        const eight_codes made = encode(i);
+        if (p.codes) store_row(p, inside, row + i * ROW_STEP, column, to, made);
+        if (KEPT) *(eight_codes *)&room.tile[word_at(own_row() + i * ROW_STEP, own_column() / 4)] = made;
+    }
+}
+
+// Loads vector i of this thread's again, for special tiles: registers that stay in use there would be missing elsewhere.
+DEVICE vector load_again(const dw_fp8_block_codes_params &p, const tile_place &at, int i) {
+    return load_vector<false>(p, at.row + own_row() + i * ROW_STEP, at.column + own_column());
+}
 
 #if SQUARE
 // Stores the scale of the block in both orientations, and the zeros that complete a row of scales.
@@ -145,21 +200,19 @@ DEVICE void store_scale(float *scales, float scale, int row, int column, int acr
         for (int i = across; i < padded; i++) to[i] = 0.f;
 }
 
-template <bool SPECIAL>
-DEVICE void store_codes(const dw_fp8_block_codes_params &p, const tile_place &at, const vector (&x)[EACH],
-                        const block_scale &by, shared_room &room) {
-    const int v = (int)threadIdx.x % ACROSS;
-#pragma unroll
+DEVICE void store_special_codes(const dw_fp8_block_codes_params &p, const tile_place &at, float divisor,
+                                shared_room &room) {
+    const int row = at.row + own_row(), column = at.column + own_column();
+#pragma unroll 1
     for (int i = 0; i < EACH; i++) {
-        const int r = (int)threadIdx.x / ACROSS + i * (THREADS / ACROSS);
-        const eight_codes made = encode_row<SPECIAL>(x[i], by.divisor, by.inverse);
-        store_row(p, at.row + r, at.column + v * VECTOR, made);
-        if (p.turned) *(eight_codes *)&room.tile[word_at(r, 2 * v)] = made;
+        const eight_codes made = encode_row<true>(load_again(p, at, i), factors_of<true>(divisor));
+        const int r = i * ROW_STEP;
+        if (p.codes) store_row(p, false, row + r, column, p.codes + ((row + r) * p.row_bytes + column), made);
+        *(eight_codes *)&room.tile[word_at(own_row() + r, own_column() / 4)] = made;
     }
 }
 
-DEVICE void store_tile(const dw_fp8_block_codes_params &p, const tile_place &at, const vector (&x)[EACH],
-                       shared_room &room) {
+DEVICE void store_tile(const dw_fp8_block_codes_params &p, const tile_place &at, vector (&x)[EACH], shared_room &room) {
     const int down = (p.rows + TILE - 1) / TILE, row = at.row / TILE, column = at.column / TILE;
     unsigned most = 0;
 #pragma unroll
@@ -175,59 +228,12 @@ DEVICE void store_tile(const dw_fp8_block_codes_params &p, const tile_place &at,
         if (p.scales) store_scale(p.scales, by.scale, row, column, p.tiles_across);
         if (p.turned_scales) store_scale(p.turned_scales, by.scale, column, row, down);
     }
-    if (is_special(most)) store_codes<true>(p, at, x, by, room);
-    else store_codes<false>(p, at, x, by, room);
+    if (is_special(most)) return store_special_codes(p, at, by.divisor, room);
+    const factors parts = factors_of<false>(by.divisor);
+    const auto encode = [&](int i) { return encode_row<false>(x[i], parts); };
+    store_rows<true>(p, at, room, encode);
 }
 #else
-template <bool SPECIAL>
-DEVICE void store_codes(const dw_fp8_block_codes_params &p, const tile_place &at, const vector (&x)[EACH],
-                        const float (&divisor)[EACH], const float (&inverse)[EACH], shared_room &room) {
-    const int v = (int)threadIdx.x % ACROSS, first = (int)threadIdx.x / ACROSS;
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-        store_row(p, at.row + first + i * (THREADS / ACROSS), at.column + v * VECTOR,
-                  encode_row<SPECIAL>(x[i], divisor[i], inverse[i]));
-    if (!p.turned) return;
-    // Column by column, so that the scales of two are in registers at a time.
-    eight_codes made[EACH] = {};
-#pragma unroll
-    for (int j = 0; j < VECTOR; j += 2) {
-        const float2 low = room.columns[v * VECTOR + j], high = room.columns[v * VECTOR + j + 1];
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const unsigned pair = encode(quotient<SPECIAL>(number(x[i], j), low.x, low.y),
-                                         quotient<SPECIAL>(number(x[i], j + 1), high.x, high.y));
-            (j < 4 ? made[i].low : made[i].high) |= pair << j % 4 * 8;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-        *(eight_codes *)&room.tile[word_at(first + i * (THREADS / ACROSS), 2 * v)] = made[i];
-}
-
-// The largest magnitudes of this thread's rows, in all 16 lanes of a row, and of its columns in its warp's rows.
-DEVICE void find_largest(const vector (&x)[EACH], unsigned (&across)[EACH], unsigned (&down)[WORDS]) {
-#pragma unroll
-    for (int j = 0; j < WORDS; j++) down[j] = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        unsigned most = 0;
-#pragma unroll
-        for (int j = 0; j < WORDS; j++) {
-            const unsigned found = magnitudes(x[i].word[j]);
-            most = larger(most, found);
-            down[j] = larger(down[j], found);
-        }
-        across[i] = largest_of(most);
-#pragma unroll
-        for (int distance = ACROSS / 2; distance > 0; distance /= 2)
-            across[i] = max(across[i], __shfl_xor_sync(0xffffffffu, across[i], distance));
-        across[i] = widened(across[i]);
-    }
-#pragma unroll
-    for (int j = 0; j < WORDS; j++) down[j] = larger(down[j], __shfl_xor_sync(0xffffffffu, down[j], ACROSS));
-}
-
 // The largest magnitude of a column, of all warps.
 DEVICE unsigned largest_in_column(const shared_room &room, int column) {
     constexpr int IN_WORD = VECTOR / WORDS;
@@ -237,42 +243,124 @@ DEVICE unsigned largest_in_column(const shared_room &room, int column) {
     return widened(IS_F32 ? most : column % 2 ? most >> 16 : most & 0xffffu);
 }
 
-DEVICE void store_tile(const dw_fp8_block_codes_params &p, const tile_place &at, const vector (&x)[EACH],
-                       shared_room &room) {
-    const int lane = (int)threadIdx.x % ACROSS, first_row = (int)threadIdx.x / ACROSS;
-    unsigned across[EACH], down[WORDS];
-    float divisor[EACH], inverse[EACH];
-    bool special = false;
-    find_largest(x, across, down);
+// The same as number(x, i) by another instruction. Otherwise the compiler keeps the numbers of the codes along rows for those
+// along columns, and runs out of registers.
+DEVICE float number_again(const vector &x, int i) {
+    if constexpr (TYPE != DW_ELEMENT_BF16) return number(x, i);
+    return __uint_as_float(__byte_perm(x.word[i / 2], 0, i & 1 ? 0x3244 : 0x1044));
+}
+
+// Column by column, so that the factors of two are in registers at a time.
+DEVICE void keep_columns(const vector (&x)[EACH], shared_room &room) {
+    eight_codes made[EACH] = {};
+#pragma unroll
+    for (int j = 0; j < VECTOR; j += 2) {
+        const factors low = room.columns[own_column() + j], high = room.columns[own_column() + j + 1];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const unsigned pair = encode(quotient<false>(number_again(x[i], j), low),
+                                         quotient<false>(number_again(x[i], j + 1), high));
+            (j < 4 ? made[i].low : made[i].high) |= pair << j % 4 * 8;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        *(eight_codes *)&room.tile[word_at(own_row() + i * ROW_STEP, own_column() / 4)] = made[i];
+}
+
+// The codes of a tile by division.
+DEVICE void store_special_codes(const dw_fp8_block_codes_params &p, const tile_place &at, shared_room &room) {
+    const int row = at.row + own_row(), column = at.column + own_column();
+#pragma unroll 1
+    for (int i = 0; i < EACH; i++) {
+        const vector x = load_again(p, at, i);
+        const int r = i * ROW_STEP;
+        const eight_codes along_row = encode_row<true>(x, room.rows[own_row() + r]);
+        if (p.codes) store_row(p, false, row + r, column, p.codes + ((row + r) * p.row_bytes + column), along_row);
+        eight_codes made = {};
+#pragma unroll
+        for (int j = 0; j < VECTOR; j += 2) {
+            const unsigned pair = encode(quotient<true>(number(x, j), room.columns[own_column() + j]),
+                                         quotient<true>(number(x, j + 1), room.columns[own_column() + j + 1]));
+            (j < 4 ? made.low : made.high) |= pair << j % 4 * 8;
+        }
+        *(eight_codes *)&room.tile[word_at(own_row() + r, own_column() / 4)] = made;
+    }
+}
+
+// Stores the largest magnitudes of the tile's rows, and of its columns in each warp's rows. Those of 16 bits lie in pairs,
+// rows as columns. The 16 lanes of a row divide its words among them: those 8 lanes apart have the maxima of two lanes of
+// half of the words, and so on.
+#define ROW_WORDS (IS_F32 ? EACH : EACH / 2)
+DEVICE void find_largest(const vector (&x)[EACH], shared_room &room) {
+    const int lane = (int)threadIdx.x % ACROSS;
+    unsigned most[EACH], across[ROW_WORDS], down[WORDS];
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) down[j] = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        most[i] = 0;
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) {
+            const unsigned found = magnitudes(x[i].word[j]);
+            most[i] = larger(most[i], found);
+            down[j] = larger(down[j], found);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) down[j] = larger(down[j], __shfl_xor_sync(0xffffffffu, down[j], ACROSS));
     if (threadIdx.x % 32 < ACROSS)
 #pragma unroll
         for (int j = 0; j < WORDS; j++) room.most[threadIdx.x / 32][lane * WORDS + j] = down[j];
-    // One lane computes the scale of each row.
-    unsigned own = across[0];
 #pragma unroll
-    for (int i = 1; i < EACH; i++) own = lane == i ? across[i] : own;
-    const block_scale of_row = scale_of(own);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        special |= is_special(across[i]);
-        divisor[i] = __shfl_sync(0xffffffffu, of_row.divisor, i, ACROSS);
-        inverse[i] = __shfl_sync(0xffffffffu, of_row.inverse, i, ACROSS);
+    for (int i = 0; i < ROW_WORDS; i++) {
+        if constexpr (IS_F32) across[i] = most[i];
+        else
+            across[i] = larger(__byte_perm(most[2 * i], most[2 * i + 1], 0x5410),
+                               __byte_perm(most[2 * i], most[2 * i + 1], 0x7632));
     }
-    const int row = at.row + first_row + lane * (THREADS / ACROSS);
-    if (p.scales && lane < EACH && row < p.rows)
-        p.scales[(long long)(at.column / TILE) * p.rows + row] = of_row.scale;
+    int count = ROW_WORDS;
+#pragma unroll
+    for (int distance = ACROSS / 2; distance > 0; distance /= 2) {
+        const bool upper = count > 1 && (lane & distance), halves = count > 1;
+        count = halves ? count / 2 : 1;
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            const unsigned kept = upper ? across[i + count] : across[i],
+                           given = halves && !upper ? across[i + count] : across[i];
+            across[i] = larger(kept, __shfl_xor_sync(0xffffffffu, given, distance));
+        }
+    }
+    constexpr int SHARING = ACROSS / ROW_WORDS, IN_WORD = EACH / ROW_WORDS;
+    const int part = lane % SHARING;
+    if (part < IN_WORD)
+        room.row_most[own_row() + (lane / SHARING * IN_WORD + part) * ROW_STEP] =
+            widened(IS_F32 ? across[0] : part ? across[0] >> 16 : across[0] & 0xffffu);
+}
+
+// A thread computes one scale: of a column, or of a row.
+#if THREADS != 2 * TILE
+#error "a tile has another number of scales"
+#endif
+DEVICE void store_tile(const dw_fp8_block_codes_params &p, const tile_place &at, vector (&x)[EACH], shared_room &room) {
+    const int line = (int)threadIdx.x % TILE;
+    const bool is_column = threadIdx.x < TILE;
+    find_largest(x, room);
     __syncthreads();
-    if (threadIdx.x < TILE) {
-        const int column = at.column + (int)threadIdx.x;
-        const unsigned most = largest_in_column(room, (int)threadIdx.x);
-        const block_scale by = scale_of(most);
-        special |= is_special(most);
-        room.columns[threadIdx.x] = float2{by.divisor, by.inverse};
-        if (p.turned_scales && column < p.columns)
-            p.turned_scales[(long long)(at.row / TILE) * p.columns + column] = by.scale;
-    }
-    if (__syncthreads_or(special)) store_codes<true>(p, at, x, divisor, inverse, room);
-    else store_codes<false>(p, at, x, divisor, inverse, room);
+    const unsigned most = is_column ? largest_in_column(room, line) : room.row_most[line];
+    const block_scale by = scale_of(most);
+    float *scales = is_column ? p.turned_scales : p.scales;
+    const int first = is_column ? at.column : at.row, lines = is_column ? p.columns : p.rows,
+              block = (is_column ? at.row : at.column) / TILE;
+    if (scales && first + line < lines) scales[(long long)block * lines + (first + line)] = by.scale;
+    const bool special = __syncthreads_or(is_special(most)) != 0;
+    factors *own = is_column ? &room.columns[line] : &room.rows[line];
+    *own = special ? factors_of<true>(by.divisor) : factors_of<false>(by.divisor);
+    __syncthreads();
+    if (special) return store_special_codes(p, at, room);
+    const auto encode = [&](int i) { return encode_row<false>(x[i], room.rows[own_row() + i * ROW_STEP]); };
+    store_rows<false>(p, at, room, encode);
+    if (p.turned) keep_columns(x, room);
 }
 #endif
 
@@ -280,13 +368,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, DW_FP8_BLOCK_RESIDENT)
     fp8_block_codes(const __grid_constant__ dw_fp8_block_codes_params p) {
     __shared__ alignas(16) shared_room room;
     vector x[EACH];
-    if ((int)blockIdx.x < p.tiles) load_tile(p, place_of(p, (int)blockIdx.x), x);
+    tile_walk walk = tile_walk::of(p.tiles_across);
+    if ((int)blockIdx.x < p.tiles) load_tile(p, walk.place(), x);
     for (int t = (int)blockIdx.x; t < p.tiles; t += (int)gridDim.x) {
-        const tile_place at = place_of(p, t);
+        const tile_place at = walk.place();
+        const bool has_next = t + (int)gridDim.x < p.tiles;
+        walk.advance(p.tiles_across);
+        if (has_next) prefetch_tile(p, walk.place());
         store_tile(p, at, x, room);
-        if (t + (int)gridDim.x < p.tiles) load_tile(p, place_of(p, t + (int)gridDim.x), x);
+        if (has_next) load_tile(p, walk.place(), x);
         __syncthreads();
         // What the next tile writes into shared memory before its first barrier, nothing reads here.
-        if (p.turned) store_turned(p, room.tile, at);
+        if (p.turned) store_turned(p, is_inside(p, at), room.tile, at);
     }
 }

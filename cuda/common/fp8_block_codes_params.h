@@ -3,7 +3,7 @@
 #ifndef DW_FP8_BLOCK_CODES_PARAMS_H
 #define DW_FP8_BLOCK_CODES_PARAMS_H
 
-#define DW_FP8_BLOCK_THREADS 512
+#define DW_FP8_BLOCK_THREADS 256
 /* Blocks for each SM: enough loads are in flight, and there are registers for them. */
 #define DW_FP8_BLOCK_RESIDENT 2
 

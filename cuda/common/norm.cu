@@ -2,19 +2,22 @@
 //
 // All are bound by memory. LANES threads share a row: a warp has a short row (a block then has several), a block has a
 // long one. They hold it in registers, in its own type, between its statistics and its result, and load the next row
-// meanwhile, so that memory always has loads in flight. VECTORS is 0 for rows that are too long, which are read again,
-// from L2, in each pass. The variance is the mean of (x - mean)^2, so nothing cancels.
+// meanwhile, so that memory always has loads in flight. Where a warp has rows of more than four vectors (forward), there
+// are no registers for the next row; other warps then have loads in flight, each of a whole row, and none waits for
+// another one. VECTORS is 0 for rows that are too long, which are read again, from L2, in each pass. The variance is the
+// mean of (x - mean)^2, so nothing cancels.
 //
 // Gradients of w and b are sums over rows. Each block adds its part of the rows in registers (in the workspace where
-// VECTORS is 0) and writes the sums to the workspace; norm_sums adds the parts. Which rows a part has depends on sizes
-// and the number of SMs alone, and nothing is added atomically, so results have the same bits in every run. A thread
-// adds at most 64 rows in sequence, then warps of a block are added pairwise. norm_sums compensates its sums and adds
-// 32 of them pairwise. So the error of a gradient is at most (64 + 2 + 5 + 3) 2^-24 times the sum of the magnitudes of
-// its terms, plus the rounding of each term, in F32, for any number of rows.
+// VECTORS is 0) and writes the sums to the workspace; norm_sums adds the parts. An SM has one large block, so that there
+// are few parts. Which rows a part has depends on sizes and the number of SMs alone, and nothing is added atomically, so
+// results have the same bits in every run. A thread adds at most 64 rows in sequence, then up to 16 rows of a block are
+// added pairwise. norm_sums compensates its sums and adds 32 of them pairwise. So the error of a gradient is at most
+// (64 + 4 + 5 + 3) 2^-24 times the sum of the magnitudes of its terms, plus the rounding of each term, in F32, for any
+// number of rows.
 //
 // Statistics and sums are F32 (F64 in F64), each result is rounded once.
 //
-// Defines: TYPE, LANES, VECTORS, ALIGNED (row_vectors.cuh), CENTRED: 1 for layer norm, 0 for RMS norm; ADDS: 1 if an
+// Defines: TYPE, LANES, VECTORS, ALIGNED, FULL (row_vectors.cuh), CENTRED: 1 for layer norm, 0 for RMS norm; ADDS: 1 if an
 // addend of y's or dx's shape is added to it before it is rounded.
 //
 // Bytes: forward one read of x and one write of y; backward one read of x and dy, and one write of dx; in
@@ -24,11 +27,15 @@
 #include "row_vectors.cuh"
 
 #define ROWS_PER_BLOCK (DW_NORM_BLOCK(LANES) / LANES)
+#define BACKWARD_BLOCK DW_NORM_BACKWARD_BLOCK(LANES, CENTRED)
+#define BACKWARD_ROWS (BACKWARD_BLOCK / LANES)
 
-// Blocks of an SM, which bound the registers of a thread: 64 in forward; 168 in backward, 128 where a block has a row.
+// Blocks of forward on an SM, which bound the registers of a thread: 64, and 80 where a warp holds more than four vectors.
 #define IS_SMALL (sizeof(value) == 4 && ALIGNED && LANES <= 256)
-#define FORWARD_BLOCKS (!IS_SMALL || HELD > 3 ? 1 : DW_NORM_FORWARD_BLOCKS(LANES))
-#define BACKWARD_BLOCKS (!IS_SMALL || VALUES > 24 ? 1 : LANES == 32 ? 3 : 2)
+#define FORWARD_BLOCKS (!IS_SMALL || HELD == 4 ? 1 : HELD > 4 ? 6 : DW_NORM_FORWARD_BLOCKS(LANES))
+
+// Whether a row's vectors are loaded while the row before is processed.
+#define AHEAD DW_NORM_AHEAD(VECTORS)
 
 DEVICE value root(value x) {
     if constexpr (sizeof(value) == 8) return sqrt(x);
@@ -40,40 +47,31 @@ DEVICE const stored *row_of(const void *base, long long stride, long long row) {
     return (const stored *)base + row * stride;
 }
 
-// A vector in four registers. The compiler would give each element of a piece a register.
-struct alignas(16) words {
-    unsigned x[4];
-};
-
 DEVICE words load_words(const void *row, int column, int columns) {
     words v = {};
     if constexpr (ALIGNED) {
-        if (column < columns) v = *(const words *)((const stored *)row + column);
+        if (has_vector(column, columns)) v = *(const words *)((const stored *)row + column);
     } else {
-        union {
-            piece elements;
-            words v;
-        } same = {load_piece(row, column, columns)};
-        v = same.v;
+        v = words_of(load_piece(row, column, columns));
     }
     return v;
 }
 
-DEVICE value element_in(const words &v, int j) {
-    if constexpr (TYPE == DW_ELEMENT_F64)
-        return __hiloint2double((int)v.x[j * 2 + 1 & 3], (int)v.x[j * 2 & 3]);
-    else if constexpr (TYPE == DW_ELEMENT_F32)
-        return __uint_as_float(v.x[j & 3]);
-    else if constexpr (TYPE == DW_ELEMENT_BF16)
-        return __uint_as_float(j % 2 ? v.x[j / 2] & 0xffff0000u : v.x[j / 2] << 16);
-    else
-        return f16_to_float((unsigned short)(v.x[j / 2] >> j % 2 * 16));
+// A vector of w. Without w all numbers are 1, so that no product needs a branch.
+DEVICE words load_weights(const void *w, int column, int columns) {
+    constexpr unsigned one = TYPE == DW_ELEMENT_BF16   ? 0x3f803f80u
+                             : TYPE == DW_ELEMENT_F16 ? 0x3c003c00u
+                             : TYPE == DW_ELEMENT_F32 ? 0x3f800000u
+                                                      : 0x3ff00000u;
+    words v = {{TYPE == DW_ELEMENT_F64 ? 0 : one, one, TYPE == DW_ELEMENT_F64 ? 0 : one, one}};
+    if (w) v = load_words(w, column, columns);
+    return v;
 }
 
-// This thread's vectors of a row, or of w or b; none where VECTORS is 0.
+// This thread's vectors of a row; none where VECTORS is 0.
 DEVICE void load_held(const void *from, int columns, words *held) {
     each_vector(columns, [&](int column, int at) {
-        if (from && VECTORS > 0) held[at] = load_words(from, column, columns);
+        if (VECTORS > 0) held[at] = load_words(from, column, columns);
     });
 }
 
@@ -98,18 +96,16 @@ DEVICE void convert_again(words *held) {
 }
 
 // True if element j of the vector at `column` is in the row; rows are whole vectors where ALIGNED.
-DEVICE bool in_row(int column, int j, int columns) { return (ALIGNED ? column : column + j) < columns; }
+DEVICE bool in_row(int column, int j, int columns) { return ALIGNED ? has_vector(column, columns) : column + j < columns; }
 
-// The addend's vectors of a row, which are loaded long before they are needed.
-DEVICE void load_addend(const dw_norm_params &p, long long row, words *held) {
-    if constexpr (ADDS) load_held(row_of(p.addend, p.addend_stride, row), p.columns, held);
-}
+// x - mean; RMS norm has no mean.
+DEVICE value centred(value x, value mean) { return CENTRED ? x - mean : x; }
 
 // Adds the addend's vector to a result's. A thread reads a vector before it writes the result there.
-DEVICE void add_addend(const dw_norm_params &p, long long row, const words *held, int column, int at, value *result) {
+DEVICE void add_addend(const stored *row, int columns, const words *held, int column, int at, value *result) {
     if constexpr (ADDS) {
         value more[PER_VECTOR];
-        take(held, row_of(p.addend, p.addend_stride, row), column, p.columns, at, more);
+        take(held, row, column, columns, at, more);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++) result[j] += more[j];
     }
@@ -121,8 +117,10 @@ DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
     const stored *from = row_of(p.x, p.x_stride, row);
     const int columns = p.columns;
     value v[PER_VECTOR], mean[1] = {0}, square[1] = {0};
-    words addend[HELD];
-    if (p.result) load_addend(p, row, addend);
+    words addend[HELD]; // loaded long before it is needed
+    const stored *addend_row = row_of(p.addend, p.addend_stride, row);
+    if constexpr (ADDS)
+        if (p.result) load_held(addend_row, columns, addend);
     if constexpr (CENTRED) {
         each_vector(columns, [&](int column, int at) {
             take(x, from, column, columns, at, v);
@@ -137,7 +135,7 @@ DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
         take(x, from, column, columns, at, v);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++)
-            if (in_row(column, j, columns)) square[0] += (v[j] - mean[0]) * (v[j] - mean[0]);
+            if (!CENTRED || in_row(column, j, columns)) square[0] += centred(v[j], mean[0]) * centred(v[j], mean[0]);
     });
     sum_over_row(square);
     convert_again(x);
@@ -152,16 +150,15 @@ DEVICE void forward_row(const dw_norm_params &p, long long row, words *x) {
     stored *to = (stored *)row_of(p.result, p.result_stride, row);
     each_vector(columns, [&](int column, int at) {
         take(x, from, column, columns, at, v);
-        words w = {}, b = {}; // from L1: registers are for rows in flight
-        if (p.w) w = load_words(p.w, column, columns);
-        if (p.b) b = load_words(p.b, column, columns);
+        const words w = load_weights(p.w, column, columns); // from L1: registers are for rows in flight
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) {
-            v[j] = (v[j] - mean[0]) * rstd;
-            if (p.w) v[j] *= element_in(w, j);
-            if (p.b) v[j] += element_in(b, j);
+        for (int j = 0; j < PER_VECTOR; j++) v[j] = centred(v[j], mean[0]) * rstd * element_in(w, j);
+        if (CENTRED && p.b) {
+            const words b = load_words(p.b, column, columns);
+#pragma unroll
+            for (int j = 0; j < PER_VECTOR; j++) v[j] += element_in(b, j);
         }
-        add_addend(p, row, addend, column, at, v);
+        add_addend(addend_row, columns, addend, column, at, v);
         store_vector(to, column, columns, v);
     });
 }
@@ -171,11 +168,15 @@ extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), FORWARD_BLOCK
     const long long step = (long long)gridDim.x * ROWS_PER_BLOCK;
     long long row = (long long)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / LANES;
     words x[HELD] = {}, next[HELD] = {};
-    if (row < p.rows) load_held(row_of(p.x, p.x_stride, row), p.columns, next);
+    if (AHEAD && row < p.rows) load_held(row_of(p.x, p.x_stride, row), p.columns, next);
     for (; row < p.rows; row += step) {
+        if constexpr (AHEAD) {
 #pragma unroll
-        for (int i = 0; i < HELD; i++) x[i] = next[i];
-        if (row + step < p.rows) load_held(row_of(p.x, p.x_stride, row + step), p.columns, next);
+            for (int i = 0; i < HELD; i++) x[i] = next[i];
+            if (row + step < p.rows) load_held(row_of(p.x, p.x_stride, row + step), p.columns, next);
+        } else {
+            load_held(row_of(p.x, p.x_stride, row), p.columns, x);
+        }
         forward_row(p, row, x);
     }
 }
@@ -189,117 +190,151 @@ DEVICE value *partials_of(const dw_norm_params &p, int which) {
     return (value *)p.partials + (which * p.parts + blockIdx.x) * p.columns;
 }
 
-// Adds a row's terms to the sums that this thread keeps, in registers or, where VECTORS is 0, in the workspace.
-DEVICE void add_terms(const dw_norm_params &p, int which, bool first, int column, const value *terms, value *sums) {
+// Adds a row's terms a b to the sums that this thread keeps, in registers or, where VECTORS is 0, in the workspace.
+DEVICE void add_terms(const dw_norm_params &p, int which, bool first, int column, const value *a, const value *b,
+                      value *sums) {
     if constexpr (VECTORS > 0) {
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) sums[j] += terms[j];
+        for (int j = 0; j < PER_VECTOR; j++) sums[j] += a[j] * b[j];
     } else {
         if (which ? !p.db : !p.dw) return;
         value *kept = partials_of(p, which) + column;
-        for (int j = 0; j < PER_VECTOR && column + j < p.columns; j++) kept[j] = (first ? 0 : kept[j]) + terms[j];
+        for (int j = 0; j < PER_VECTOR && column + j < p.columns; j++) kept[j] = (first ? 0 : kept[j]) + a[j] * b[j];
     }
 }
 
+// The rows of a thread's operands and results, and the statistics, of one row. They advance together, without products.
+struct row_places {
+    const stored *x, *dy, *addend;
+    stored *result;
+    const value *mean, *rstd;
+    DEVICE_MEMBER row_places of(const dw_norm_params &p, long long row) {
+        return {row_of(p.x, p.x_stride, row),
+                row_of(p.dy, p.dy_stride, row),
+                row_of(p.addend, p.addend_stride, row),
+                (stored *)row_of(p.result, p.result_stride, row),
+                (const value *)p.mean + row,
+                (const value *)p.rstd + row};
+    }
+    __device__ __forceinline__ void advance(const dw_norm_params &p) {
+        x += BACKWARD_ROWS * p.x_stride;
+        dy += BACKWARD_ROWS * p.dy_stride;
+        addend += BACKWARD_ROWS * p.addend_stride;
+        result += BACKWARD_ROWS * p.result_stride;
+        mean += BACKWARD_ROWS;
+        rstd += BACKWARD_ROWS;
+    }
+};
+
 // With xhat the normalised x and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)), without mean(g) for RMS norm.
-DEVICE void backward_row(const dw_norm_params &p, long long row, bool first, value mean, value rstd, words *x,
-                         words *dy, value (*sums)[VALUES]) {
-    const stored *x_row = row_of(p.x, p.x_stride, row), *dy_row = row_of(p.dy, p.dy_stride, row);
+// Beyond the row dy is 0, so that nothing is added to the sums there. w is read from L1: registers are for rows in flight,
+// xhat and sums.
+DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool first, value mean, value rstd,
+                         const words *x, words *dy, value (*sums)[VALUES]) {
     const int columns = p.columns;
-    value xhat[PER_VECTOR], given[PER_VECTOR], means[2] = {0, 0}; // of g xhat, and of g
-    words w = {}, addend[HELD]; // w from L1: registers are for rows in flight and sums
-    if (p.result) load_addend(p, row, addend);
+    value xhats[VALUES], given[PER_VECTOR], means[SUMS] = {}; // of g xhat, and of g
+    words w, addend[HELD];
+    if constexpr (ADDS)
+        if (p.result) load_held(at_row.addend, columns, addend);
     const auto load = [&](int column, int at) {
-        take(x, x_row, column, columns, at, xhat);
-        take(dy, dy_row, column, columns, at, given);
-        if (p.w) w = load_words(p.w, column, columns);
-#pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) xhat[j] = (xhat[j] - mean) * rstd;
+        take(dy, at_row.dy, column, columns, at, given);
+        w = load_weights(p.w, column, columns);
     };
-    const auto weighted = [&](int j) { return p.w ? given[j] * element_in(w, j) : given[j]; };
+    const auto weighted = [&](int j) { return given[j] * element_in(w, j); };
+    const auto normalise = [&](int column, int at) {
+        value *xhat = xhats + at * PER_VECTOR;
+        take(x, at_row.x, column, columns, at, xhat);
+#pragma unroll
+        for (int j = 0; j < PER_VECTOR; j++) xhat[j] = centred(xhat[j], mean) * rstd;
+    };
     each_vector(columns, [&](int column, int at) {
+        const value *xhat = xhats + at * PER_VECTOR;
         load(column, at);
+        normalise(column, at);
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++) {
             const value g = weighted(j);
-            if (in_row(column, j, columns)) means[0] += g * xhat[j];
-            means[1] += g;
+            means[0] += g * xhat[j];
+            if (CENTRED) means[SUMS - 1] += g;
         }
     });
-    sum_over_row(means);
-    convert_again(x);
+    sum_over_row<BACKWARD_BLOCK>(means);
     convert_again(dy);
-    const value along = means[0] / (value)columns, middle = CENTRED ? means[1] / (value)columns : (value)0;
+    const value along = means[0] / (value)columns, middle = CENTRED ? means[SUMS - 1] / (value)columns : (value)0;
     each_vector(columns, [&](int column, int at) {
-        value dx[PER_VECTOR], terms[PER_VECTOR];
+        const value *xhat = xhats + at * PER_VECTOR;
         load(column, at);
-#pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++) {
-            dx[j] = (weighted(j) - xhat[j] * along - middle) * rstd;
-            terms[j] = given[j] * xhat[j];
-        }
+        if constexpr (VECTORS == 0) normalise(column, at);
         if (p.result) {
-            add_addend(p, row, addend, column, at, dx);
-            store_vector((stored *)row_of(p.result, p.result_stride, row), column, columns, dx);
+            value dx[PER_VECTOR];
+#pragma unroll
+            for (int j = 0; j < PER_VECTOR; j++) dx[j] = centred(weighted(j) - xhat[j] * along, middle) * rstd;
+            add_addend(at_row.addend, columns, addend, column, at, dx);
+            store_vector(at_row.result, column, columns, dx);
         }
-        add_terms(p, 0, first, column, terms, sums[0] + at * PER_VECTOR);
-        if (CENTRED) add_terms(p, 1, first, column, given, sums[SUMS - 1] + at * PER_VECTOR);
+        add_terms(p, 0, first, column, given, xhat, sums[0] + at * PER_VECTOR);
+        if constexpr (CENTRED) {
+            value ones[PER_VECTOR];
+#pragma unroll
+            for (int j = 0; j < PER_VECTOR; j++) ones[j] = 1;
+            add_terms(p, 1, first, column, given, ones, sums[SUMS - 1] + at * PER_VECTOR);
+        }
     });
 }
 
-// Writes the block's sums; those of several warps are added first.
-DEVICE void store_partials(const dw_norm_params &p, int which, const value *sums) {
-    value *to = partials_of(p, which);
-    if constexpr (ROWS_PER_BLOCK == 1) {
-        each_vector(p.columns, [&](int column, int at) {
+// Adds the sums of the block's rows pairwise, and writes them. Those of an odd row wait for the next turn.
+DEVICE void store_partials(const dw_norm_params &p, int which, value *sums) {
+    const int own = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
+    if constexpr (BACKWARD_ROWS > 1) {
+        __shared__ value shares[BACKWARD_ROWS > 1 ? BACKWARD_ROWS / 2 : 1][VALUES][LANES];
 #pragma unroll
-            for (int j = 0; j < PER_VECTOR; j++)
-                if (column + j < p.columns) to[column + j] = sums[at * PER_VECTOR + j];
-        });
-    } else {
-        __shared__ value shares[ROWS_PER_BLOCK][LANES * VALUES];
-        __syncthreads(); // the sums before have been read
-        each_vector(p.columns, [&](int column, int at) {
+        for (int count = BACKWARD_ROWS; count > 1; count = (count + 1) / 2) {
+            const int half = (count + 1) / 2;
+            __syncthreads(); // the sums before have been read
+            if (own >= half && own < count)
 #pragma unroll
-            for (int j = 0; j < PER_VECTOR; j++) shares[threadIdx.x / LANES][column + j] = sums[at * PER_VECTOR + j];
-        });
-        __syncthreads();
-        for (int column = threadIdx.x; column < p.columns; column += DW_NORM_BLOCK(LANES)) {
-            value s[ROWS_PER_BLOCK];
+                for (int j = 0; j < VALUES; j++) shares[own - half][j][lane] = sums[j];
+            __syncthreads();
+            if (own < count - half)
 #pragma unroll
-            for (int i = 0; i < ROWS_PER_BLOCK; i++) s[i] = shares[i][column];
-#pragma unroll
-            for (int half = ROWS_PER_BLOCK / 2; half > 0; half /= 2)
-#pragma unroll
-                for (int i = 0; i < half; i++) s[i] += s[i + half];
-            to[column] = s[0];
+                for (int j = 0; j < VALUES; j++) sums[j] += shares[own][j][lane];
         }
     }
+    if (own > 0) return;
+    value *to = partials_of(p, which);
+    each_vector(p.columns, [&](int column, int at) {
+#pragma unroll
+        for (int j = 0; j < PER_VECTOR; j++)
+            if (column + j < p.columns) to[column + j] = sums[at * PER_VECTOR + j];
+    });
 }
 
-extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), BACKWARD_BLOCKS)
+extern "C" __global__ void __launch_bounds__(BACKWARD_BLOCK, 1)
     norm_backward(const __grid_constant__ dw_norm_params p) {
     const long long first = blockIdx.x * p.part_rows, last = min(first + p.part_rows, p.rows);
+    const int begin = (int)threadIdx.x / LANES, rows = (int)(last - first);
     value sums[SUMS][VALUES] = {};
     words x[HELD] = {}, dy[HELD] = {}, next_x[HELD] = {}, next_dy[HELD] = {};
     value next_mean = 0, next_rstd = 0;
-    const auto load_next = [&](long long row) {
-        if (row >= last) return;
-        if (CENTRED) next_mean = ((const value *)p.mean)[row];
-        next_rstd = ((const value *)p.rstd)[row];
-        load_held(row_of(p.x, p.x_stride, row), p.columns, next_x);
-        load_held(row_of(p.dy, p.dy_stride, row), p.columns, next_dy);
+    row_places at = row_places::of(p, first + begin), next = at;
+    const auto load_next = [&]() {
+        if (CENTRED) next_mean = *next.mean;
+        next_rstd = *next.rstd;
+        load_held(next.x, p.columns, next_x);
+        load_held(next.dy, p.columns, next_dy);
+        asm volatile("" ::: "memory"); // so that the compiler does not put the loads off
     };
-    load_next(first + threadIdx.x / LANES);
-    for (long long row = first + threadIdx.x / LANES; row < last; row += ROWS_PER_BLOCK) {
+    if (begin < rows) load_next();
+    for (int row = begin; row < rows; row += BACKWARD_ROWS, at.advance(p)) {
 #pragma unroll
         for (int i = 0; i < HELD; i++) {
             x[i] = next_x[i];
             dy[i] = next_dy[i];
         }
         const value mean = next_mean, rstd = next_rstd;
-        load_next(row + ROWS_PER_BLOCK);
-        backward_row(p, row, row == first, mean, rstd, x, dy, sums);
+        next.advance(p);
+        if (row + BACKWARD_ROWS < rows) load_next();
+        backward_row(p, at, row == 0, mean, rstd, x, dy, sums);
     }
     if constexpr (VECTORS > 0) {
         if (p.dw) store_partials(p, 0, sums[0]);

@@ -1,12 +1,17 @@
 // Rows of contiguous elements in vectors of 16 bytes, which a warp or a block shares.
 //
-// Defines, before inclusion: TYPE (element_types.h), LANES: threads of a row, 32 or all of a block; VECTORS: 16-byte
+// Defines, before inclusion: TYPE (element_types.h), LANES: threads of a row, a warp or more whole warps; VECTORS: 16-byte
 // vectors of a row that one thread holds in registers, or 0 if it holds none and reads the row again for each pass;
-// ALIGNED: every row begins at a multiple of 16 bytes and is whole vectors.
+// ALIGNED: every row begins at a multiple of 16 bytes and is whole vectors; FULL: rows are also as long as LANES * VECTORS
+// vectors.
 #ifndef DW_ROW_VECTORS_CUH
 #define DW_ROW_VECTORS_CUH
 
 #include "tensor_types.cuh"
+
+#ifndef FULL
+#define FULL 0
+#endif
 
 typedef element_of<TYPE> element;
 typedef element::stored stored;
@@ -20,6 +25,31 @@ struct alignas(16) piece {
     stored x[PER_VECTOR];
 };
 
+// A vector in four registers. The compiler would give each element of a piece a register.
+struct alignas(16) words {
+    unsigned x[4];
+};
+
+// A number of a vector. The compiler would take an element of 16 bits out of its word before it converts it.
+DEVICE value element_in(const words &v, int j) {
+    if constexpr (TYPE == DW_ELEMENT_F64)
+        return __hiloint2double((int)v.x[j * 2 + 1 & 3], (int)v.x[j * 2 & 3]);
+    else if constexpr (TYPE == DW_ELEMENT_F32)
+        return __uint_as_float(v.x[j & 3]);
+    else if constexpr (TYPE == DW_ELEMENT_BF16)
+        return __uint_as_float(j % 2 ? v.x[j / 2] & 0xffff0000u : v.x[j / 2] << 16);
+    else
+        return f16_to_float((unsigned short)(v.x[j / 2] >> j % 2 * 16));
+}
+
+DEVICE words words_of(const piece &v) {
+    union {
+        piece elements;
+        words v;
+    } same = {v};
+    return same.v;
+}
+
 // Calls visit(column, index among the thread's vectors) for each of this thread's vectors of a row. Neighbouring
 // threads have neighbouring vectors.
 template <typename VISIT> DEVICE void each_vector(int columns, VISIT visit) {
@@ -32,11 +62,14 @@ template <typename VISIT> DEVICE void each_vector(int columns, VISIT visit) {
     }
 }
 
+// True if the vector at `column` of an ALIGNED row is in the row.
+DEVICE bool has_vector(int column, int columns) { return FULL || column < columns; }
+
 // One vector of a row, with zeros past the end of the row.
 DEVICE piece load_piece(const void *row, int column, int columns) {
     piece v = {};
     if constexpr (ALIGNED) {
-        if (column < columns) v = *(const piece *)((const stored *)row + column);
+        if (has_vector(column, columns)) v = *(const piece *)((const stored *)row + column);
     } else {
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++)
@@ -56,7 +89,7 @@ DEVICE void store_vector(void *row, int column, int columns, const value *values
 #pragma unroll
     for (int j = 0; j < PER_VECTOR; j++) element::store(v.x, j, values[j]);
     if constexpr (ALIGNED) {
-        if (column < columns) *(piece *)((stored *)row + column) = v;
+        if (has_vector(column, columns)) *(piece *)((stored *)row + column) = v;
     } else {
 #pragma unroll
         for (int j = 0; j < PER_VECTOR; j++)
@@ -70,31 +103,41 @@ template <bool MAXIMUM> DEVICE value combine(value a, value b) {
         return a + b;
 }
 
-// Replaces each number by its sum or maximum over the row's threads, in all of them.
-template <bool MAXIMUM, int COUNT> DEVICE void reduce_over_row(value (&x)[COUNT]) {
+// Waits for the row's threads, of blocks of THREADS. Rows of a block do not wait for one another.
+template <int THREADS> DEVICE void row_barrier() {
+    if constexpr (THREADS == LANES) __syncthreads();
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"((int)threadIdx.x / LANES + 1), "n"(LANES) : "memory");
+}
+
+// Replaces each number by its sum or maximum over the row's threads, in all of them. A block has THREADS.
+template <bool MAXIMUM, int THREADS, int COUNT> DEVICE void reduce_over_row(value (&x)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
 #pragma unroll
         for (int distance = 16; distance > 0; distance /= 2)
             x[i] = combine<MAXIMUM>(x[i], __shfl_xor_sync(0xffffffffu, x[i], distance));
     if constexpr (LANES > 32) {
-        __shared__ value shares[COUNT][LANES / 32];
-        __syncthreads(); // the numbers before have been read
+        __shared__ value shares[THREADS / LANES][COUNT][LANES / 32];
+        value(&of_row)[COUNT][LANES / 32] = shares[threadIdx.x / LANES];
+        row_barrier<THREADS>(); // the numbers before have been read
         if (threadIdx.x % 32 == 0)
-            for (int i = 0; i < COUNT; i++) shares[i][threadIdx.x / 32] = x[i];
-        __syncthreads();
+            for (int i = 0; i < COUNT; i++) of_row[i][threadIdx.x % LANES / 32] = x[i];
+        row_barrier<THREADS>();
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            x[i] = shares[i][0];
-            for (int warp = 1; warp < LANES / 32; warp++) x[i] = combine<MAXIMUM>(x[i], shares[i][warp]);
+            x[i] = of_row[i][0];
+            for (int warp = 1; warp < LANES / 32; warp++) x[i] = combine<MAXIMUM>(x[i], of_row[i][warp]);
         }
     }
 }
 
-template <int COUNT> DEVICE void sum_over_row(value (&x)[COUNT]) { reduce_over_row<false>(x); }
+template <int THREADS = LANES, int COUNT> DEVICE void sum_over_row(value (&x)[COUNT]) {
+    reduce_over_row<false, THREADS>(x);
+}
 DEVICE value max_over_row(value x) { // of numbers that are not NaN
     value each[1] = {x};
-    reduce_over_row<true>(each);
+    reduce_over_row<true, LANES>(each);
     return each[0];
 }
 

@@ -44,7 +44,6 @@ extern "C" __global__ void __launch_bounds__(DW_SCATTER_THREADS) scatter_tiles(c
     __shared__ item tile[DW_SORT_TILE];
     const piece zeros = {};
     const long long pieces = p.accumulates ? 0 : p.outers * p.rows * p.inners / VECTOR;
-    EACH_ELEMENT(e, pieces) ((piece *)p.result)[e] = zeros;
     for (long long first = blockIdx.x * (long long)DW_SORT_TILE; first < p.count;
          first += gridDim.x * (long long)DW_SORT_TILE) {
         __syncthreads(); // the entries of the tile before have been read
@@ -54,6 +53,8 @@ extern "C" __global__ void __launch_bounds__(DW_SCATTER_THREADS) scatter_tiles(c
         for (int i = threadIdx.x; i < DW_SORT_TILE && first + i < p.count; i += blockDim.x)
             ((item *)p.to)[first + i] = tile[i];
     }
+    // Behind the sorting, which takes few blocks as long as the others need for their zeros.
+    EACH_ELEMENT(e, pieces) ((piece *)p.result)[e] = zeros;
 }
 
 extern "C" __global__ void __launch_bounds__(DW_SCATTER_THREADS) scatter_merge(const __grid_constant__ dw_scatter_params p) {
@@ -62,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(DW_SCATTER_THREADS) scatter_merge(c
         ((item *)p.to)[merged_place(entries, p.count, p.run, e)] = entries[e];
 }
 
-struct row_sum {
+struct alignas(VECTOR > 1 ? 16 : sizeof(value)) row_sum {
     value x[VECTOR];
 };
 
@@ -122,12 +123,19 @@ DEVICE void add_tile(const dw_scatter_params &p, const work &w) {
     const int count = (int)min((long long)DW_SCATTER_TILE, p.count - first);
     bool began_before = has_key(p, first - 1, entries[first].key);
     row_sum sum = {};
+    item next_items[DW_SCATTER_BATCH]; // loaded a batch ahead, since addends are found by them
+    const auto load_items = [&](int batch) {
+#pragma unroll
+        for (int i = 0; i < DW_SCATTER_BATCH; i++)
+            next_items[i] = batch + i < count ? entries[first + batch + i] : last_entry<unsigned>();
+    };
+    load_items(0);
     for (int batch = 0; batch < count; batch += DW_SCATTER_BATCH) {
         item item_at[DW_SCATTER_BATCH];
         piece own[DW_SCATTER_BATCH] = {}, held[DW_SCATTER_BATCH] = {};
 #pragma unroll
-        for (int i = 0; i < DW_SCATTER_BATCH; i++)
-            item_at[i] = batch + i < count ? entries[first + batch + i] : last_entry<unsigned>();
+        for (int i = 0; i < DW_SCATTER_BATCH; i++) item_at[i] = next_items[i];
+        load_items(batch + DW_SCATTER_BATCH);
 #pragma unroll
         for (int i = 0; i < DW_SCATTER_BATCH; i++) {
             if (item_at[i].key == LAST) continue;

@@ -86,4 +86,21 @@ template <class Piece> DEVICE void store_at_once(Piece *to, const Piece &from) {
     }
 }
 
+// Loads a struct of 16 bytes at once, or a smaller one, where it stands in the source: the compiler puts plain loads off
+// until their results are needed, to save registers.
+template <class Piece> DEVICE Piece load_at_once(const Piece *from) {
+    if constexpr (sizeof(Piece) == 16) {
+        union {
+            unsigned word[4];
+            Piece piece;
+        } same;
+        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(same.word[0]), "=r"(same.word[1]), "=r"(same.word[2]), "=r"(same.word[3])
+                     : "l"(from));
+        return same.piece;
+    } else {
+        return *from;
+    }
+}
+
 #endif

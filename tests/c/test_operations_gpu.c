@@ -316,6 +316,16 @@ static const char *const more_cases[] = {
     "layer_norm_backward bf16[70,768] bf16[70,768] bf16[768] f32[70] f32[70]",
     "layer_norm_backward f64[9,4600] f64[9,4600] f64[4600] f64[9] f64[9]",
     "layer_norm_backward f32[2900,7] f32[2900,7] f32[7] f32[2900] f32[2900]",
+    "layer_norm bf16[5,2048] bf16[2048] bf16[2048] eps=1e-5",
+    "layer_norm f32[3,1000] f32[1000] - eps=1e-5",
+    "layer_norm_backward bf16[9,2048] bf16[9,2048] bf16[2048] f32[9] f32[9]",
+    "layer_norm_backward f16[5,4096] f16[5,4096] - f32[5] f32[5]",
+    "rope bf16[2,5,7,64] bf16[1,1,7,64] bf16[1,1,7,64] interleaved=0 transposed=0",
+    "rope f16[2,9,3,80] f16[2,1,3,32] f16[2,1,3,32] interleaved=0 transposed=1",
+    "rope f32[3,6,10] f32[3,1,6] f32[3,1,6] interleaved=1 transposed=0",
+    "rope bf16[4,3,16] bf16[4,3,16] bf16[4,3,16] interleaved=1 transposed=1",
+    "rms_norm bf16[6,1640] - eps=1e-5",
+    "rms_norm_backward bf16[9,1608] bf16[9,1608] bf16[1608] f32[9]",
     "rms_norm bf16[2,4099] bf16[4099] eps=1e-5",
     "rms_norm f32[2,40000] f32[40000] eps=1e-5",
     "rms_norm_backward bf16[7,1024] bf16[7,1024] bf16[1024] f32[7]",
@@ -606,6 +616,33 @@ static void quantization_of_finite_numbers_is_the_definitions(void **state) {
     };
     for (size_t i = 0; i < DW_COUNT(calls); i++)
         if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_finite);
+}
+
+/* Quotients by the scale of fp8-block that lie in the middle of two codes or next to it, 21 2^n and 7 2^-10, since the
+ * scale is a rounded 448th of the block's largest magnitude. Each row and column of a tile has that one. */
+static void fill_middles(const dw__tensor *t) {
+    ops_random random = ops_random_start(7, "middles");
+    for (int64_t i = 0; i < dw__tensor_count(t); i++) {
+        const int64_t row = i / t->shape[1], column = i % t->shape[1];
+        const uint64_t bits = ops_random_bits(&random);
+        const double largest = (double)(128 + (row / 128 * 26 + column / 128 * 10 + 2) % 128);
+        double x =
+            bits & 2 ? ldexp(3.0 * largest, (int)(bits >> 8 & 15) - 17) : ldexp(largest, -16);
+        if (row % 128 == column % 128) x = largest;
+        dw__scalar_store(t->data, t->dtype, i, (dw__scalar){.number = bits & 1 ? x : -x});
+    }
+}
+
+static void quotients_in_the_middle_of_codes_are_the_definitions(void **state) {
+    (void)state;
+    static const char *const calls[] = {
+        "quantize_tiles bf16[256,640] - scheme=fp8-block",
+        "quantize_tiles f16[384,264] - scheme=fp8-block",
+        "quantize_tiles f32[136,264] - scheme=fp8-block",
+        "quantize_tiles bf16[136,384] - scheme=fp8-block square=1",
+    };
+    for (size_t i = 0; i < DW_COUNT(calls); i++)
+        if (!only || strstr(calls[i], only)) check_exactly(calls[i], fill_middles);
 }
 
 /* ---- elementwise programs ------------------------------------------------------------------------------------ */
@@ -1032,6 +1069,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(sums_have_the_same_bits_again),
         cmocka_unit_test(quantization_of_any_bits_is_the_definitions),
         cmocka_unit_test(quantization_of_finite_numbers_is_the_definitions),
+        cmocka_unit_test(quotients_in_the_middle_of_codes_are_the_definitions),
         cmocka_unit_test(programs_of_every_form_are_exact),
         cmocka_unit_test(programs_find_magnitudes),
         cmocka_unit_test(programs_of_many_results_find_magnitudes),

@@ -7,34 +7,40 @@
 /* The compile-time parameters of a variant: the defines of norm.cu, and its entry point. */
 typedef struct norm_variant {
     int type, lanes, vectors;
-    bool centred, aligned, backward, adds;
+    bool centred, aligned, full, backward, adds;
 } norm_variant;
 
 static uint64_t pack(norm_variant v) {
-    return (uint64_t)(v.type | v.lanes << 4 | v.vectors << 15 | v.centred << 18 | v.aligned << 19 |
-                      v.backward << 20 | v.adds << 21);
+    return (uint64_t)(v.type | v.lanes << 4 | v.vectors << 15 | v.centred << 19 | v.aligned << 20 |
+                      v.full << 21 | v.backward << 22 | v.adds << 23);
 }
 
 static norm_variant unpack(uint64_t params) {
     const int p = (int)params;
-    return (norm_variant){p & 15,      p >> 4 & 0x7FF, p >> 15 & 7, p >> 18 & 1,
-                          p >> 19 & 1, p >> 20 & 1,    p >> 21 & 1};
+    return (norm_variant){p & 15,      p >> 4 & 0x7FF, p >> 15 & 15, p >> 19 & 1,
+                          p >> 20 & 1, p >> 21 & 1,    p >> 22 & 1,  p >> 23 & 1};
 }
 
 static int per_vector(int type) { return 16 / (int)dw_dtype_bytes((dw_dtype)type); }
 
-/* A warp processes a short row, a block of 256 or 512 threads a longer one, as far as registers suffice: at most four
- * vectors of each operand, and two where a block adds two gradients for each of 8 elements of a vector. Longer rows
- * stay in memory. */
+/* A warp processes a short row, 128, 256 or 512 threads a longer one, as far as registers suffice: at most four vectors
+ * of each operand, two or three where threads add gradients, and eight in forward where a warp has an aligned row.
+ * Longer rows stay in memory. `aligned` is known. */
 static void choose_threads(int64_t columns, norm_variant *v) {
-    static const int lanes[] = {32, 256, 512};
+    static const int lanes[] = {32, 128, 256, 512};
     const int per = per_vector(v->type);
     const int64_t vectors = (columns + per - 1) / per;
     for (size_t i = 0; i < DW_COUNT(lanes); i++) {
-        const int held = v->backward && per > 4 && lanes[i] > 32 ? 2 : 4;
+        const bool warp = lanes[i] == 32, most = lanes[i] == 512;
+        const int held = v->backward ? (warp               ? (per > 4 ? 3 : 4)
+                                        : most && per <= 4 ? 4
+                                                           : 2)
+                                     : (warp && v->aligned ? 8 : 4);
         v->lanes = lanes[i];
-        for (v->vectors = 1; v->vectors <= held; v->vectors++)
+        for (v->vectors = 1; v->vectors <= held; v->vectors++) {
+            v->full = v->aligned && vectors == (int64_t)v->lanes * v->vectors;
             if (vectors <= (int64_t)v->lanes * v->vectors) return;
+        }
     }
     v->vectors = 0;
 }
@@ -54,6 +60,7 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
         dw__jit_add_define(&points[i].code, "LANES", v.lanes);
         dw__jit_add_define(&points[i].code, "VECTORS", v.vectors);
         dw__jit_add_define(&points[i].code, "ALIGNED", v.aligned);
+        dw__jit_add_define(&points[i].code, "FULL", v.full);
         dw__jit_add_define(&points[i].code, "ADDS", v.adds);
     }
     return DW_OK;
@@ -108,16 +115,15 @@ static int64_t row_stride(const dw__tensor *tensor) {
     return stride;
 }
 
-/* Blocks of the backward pass are as many as a GPU holds at once, where there are enough rows. A thread adds from 4 to
- * 64 rows. */
+static unsigned block_of(const norm_variant *v) {
+    return v->backward ? DW_NORM_BACKWARD_BLOCK(v->lanes, v->centred) : DW_NORM_BLOCK(v->lanes);
+}
+
+/* An SM has one block of the backward pass, where there are enough rows. A thread adds at most 64 rows. */
 static int64_t part_rows(int64_t rows, const norm_variant *v, int sm_count) {
-    const int64_t together = DW_NORM_BLOCK(v->lanes) / v->lanes,
-                  blocks = (v->lanes == 32    ? 3
-                            : v->vectors == 1 ? 4
-                                              : 2) *
-                           (int64_t)sm_count,
-                  share = (rows + blocks - 1) / blocks;
-    return share < 4 * together ? 4 * together : share > 64 * together ? 64 * together : share;
+    const int64_t together = block_of(v) / (unsigned)v->lanes,
+                  share = (rows + sm_count - 1) / sm_count;
+    return share < together ? together : share > 64 * together ? 64 * together : share;
 }
 
 static dw_norm_params params_of(const dw__call *c, const norm_variant *v, int sm_count) {
@@ -157,15 +163,16 @@ static norm_variant variant_of(const dw__call *c) {
     norm_variant v = {.type = dw__gpu_element(x_of(c)->dtype),
                       .centred = is_centred(c->op),
                       .backward = is_backward(c->op),
-                      .adds = c->accumulates != DW__ADDS_NOTHING};
-    choose_threads(columns_of(c), &v);
-    const dw_norm_params p = params_of(c, &v, 1);
+                      .adds = c->accumulates != DW__ADDS_NOTHING,
+                      .lanes = 32};
+    const dw_norm_params p = params_of(c, &v, 1); /* addresses and strides, for any variant */
     const uint64_t together = ((uint64_t)p.x_stride | (uint64_t)p.dy_stride |
                                (uint64_t)p.addend_stride | (uint64_t)p.columns) *
                               (uint64_t)dw_dtype_bytes(x_of(c)->dtype);
     v.aligned = ((together | (uintptr_t)p.x | (uintptr_t)p.dy | (uintptr_t)p.w | (uintptr_t)p.b |
                   (uintptr_t)p.addend | (uintptr_t)p.result) &
                  15) == 0;
+    choose_threads(columns_of(c), &v);
     return v;
 }
 
@@ -191,16 +198,17 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     const dw__operation_call *c = call;
     const norm_variant v = unpack(variant->params);
     dw_norm_params p = params_of(&c->call, &v, context->sm_count);
-    const unsigned threads = DW_NORM_BLOCK(v.lanes);
+    const unsigned threads = block_of(&v);
     const int64_t together = threads / (unsigned)v.lanes,
                   tiles = (p.columns + DW_NORM_SUM_COLUMNS - 1) / DW_NORM_SUM_COLUMNS;
     void *arguments[] = {&p};
     p.partials = c->workspace;
-    if (!v.backward) { /* as many blocks as the GPU holds at once, each with many rows */
+    if (!v.backward) { /* as many blocks as the GPU holds at once, each with many rows, if rows are loaded ahead */
         const int64_t blocks = (p.rows + together - 1) / together,
-                      resident = (int64_t)context->sm_count * DW_NORM_FORWARD_BLOCKS(v.lanes);
+                      resident = (int64_t)context->sm_count * DW_NORM_FORWARD_BLOCKS(v.lanes),
+                      most = DW_NORM_AHEAD(v.vectors) ? resident : blocks;
         return dw__gpu_launch(c, context, "norm_forward", variant->functions[0],
-                              blocks < resident ? blocks : resident, threads, &p);
+                              blocks < most ? blocks : most, threads, &p);
     }
     if (p.parts > 0 && p.columns > 0)
         DW_RETURN_IF_FAILED(context->device->launch(
@@ -224,7 +232,8 @@ static void example(uint64_t params, int index, dw__call *c) {
                                     {DW_OP_LAYER_NORM, DW_OP_LAYER_NORM_BACKWARD}};
     const norm_variant v = unpack(params);
     const dw_dtype dtype = (dw_dtype)v.type;
-    const int64_t vectors = (int64_t)v.lanes * (v.vectors ? v.vectors : 9) - v.lanes / 4,
+    const int64_t vectors =
+                      (int64_t)v.lanes * (v.vectors ? v.vectors : 9) - (v.full ? 0 : v.lanes / 4),
                   columns = vectors * per_vector(v.type) - (v.aligned ? 0 : 3),
                   rows = index ? 3 : 11;
     const dw__tensor whole = {.dtype = dtype,

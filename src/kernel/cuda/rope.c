@@ -34,20 +34,39 @@ static void outer_axes(const dw__call *c, dw__iteration *it) {
     dw__iteration_merge(it);
 }
 
+/* The last axis along which all rows have the same cosines and sines, or -1. */
+static int axis_of_heads(const dw__iteration *it) {
+    int found = -1;
+    for (int axis = 0; axis < it->rank; axis++)
+        if (it->stride[DW_ROPE_COS][axis] == 0 && it->stride[DW_ROPE_SIN][axis] == 0 &&
+            it->shape[axis] > 1)
+            found = axis;
+    return found;
+}
+
 static dw_rope_params params_of(const dw__call *c) {
     const int last = c->outputs[0].rank - 1;
     dw__iteration it;
     outer_axes(c, &it);
+    const int heads = axis_of_heads(&it);
     dw_rope_params p = {.rows = (unsigned)it.count,
-                        .rank = it.rank,
+                        .heads = 1,
                         .columns = (int)c->outputs[0].shape[last],
                         .turned = (int)c->inputs[DW_ROPE_COS].shape[last],
                         .transposed = dw__call_int(c, DW_ATTR_KEY_TRANSPOSED, 0) != 0};
-    for (int axis = 0; axis < it.rank; axis++) p.shape[axis] = (unsigned)it.shape[axis];
     for (int t = 0; t < DW_ROPE_TENSORS; t++) {
         p.data[t] = tensor_of(c, t)->data;
         p.step[t] = tensor_of(c, t)->stride[last];
-        for (int axis = 0; axis < it.rank; axis++) p.stride[t][axis] = it.stride[t][axis];
+    }
+    for (int axis = 0; axis < it.rank; axis++) {
+        const bool is_heads = axis == heads && it.count > 0;
+        if (is_heads)
+            p.rows /= p.heads = (unsigned)it.shape[axis];
+        else
+            p.shape[p.rank] = (unsigned)it.shape[axis];
+        for (int t = 0; t < DW_ROPE_TENSORS; t++)
+            *(is_heads ? &p.head_stride[t] : &p.stride[t][p.rank]) = it.stride[t][axis];
+        p.rank += !is_heads;
     }
     return p;
 }
@@ -61,12 +80,14 @@ static int vector_of(const dw_rope_params *p, dw_dtype dtype) {
     for (int t = 0; t < DW_ROPE_TENSORS; t++) {
         if (p->step[t] != 1 || (uintptr_t)p->data[t] % 16 != 0) return 1;
         for (int axis = 0; axis < p->rank; axis++) together |= p->stride[t][axis];
+        together |= p->head_stride[t];
     }
     return together % vector == 0 ? (int)vector : 1;
 }
 
 static int64_t parts_of(const dw_rope_params *p, int vector) {
-    return (int64_t)p->rows * (p->turned / 2 / vector + (p->columns - p->turned) / vector);
+    const int64_t groups = (p->heads + DW_ROPE_HEADS - 1) / DW_ROPE_HEADS;
+    return p->rows * groups * (p->turned / 2 / vector + (p->columns - p->turned) / vector);
 }
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
