@@ -140,61 +140,82 @@ DEVICE void add_bias(const dw_attention_params &p, uint32 *bias, float *scores) 
 #endif
 }
 
-DEVICE void mask_scores(float *scores, const limits &limit, int first_key) {
+// `left`: keys may precede the first one that a row sees.
+DEVICE void mask_scores(float *scores, const limits &limit, int first_key, [[maybe_unused]] bool left) {
     int column = first_key + 2 * (lane_index() & 3);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         int last = limit.last[row] - column;
-#if WINDOW
-        int first = limit.first[row] - column;
-#endif
 #pragma unroll
         for (int i = 0; i < TILE_N / 8; i++)
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                bool seen = 8 * i + j < last;
-#if WINDOW
-                seen = seen && 8 * i + j >= first;
-#endif
-                if (!seen) scores[4 * i + 2 * row + j] = -INFINITY_F;
-            }
+            for (int j = 0; j < 2; j++)
+                if (8 * i + j >= last) scores[4 * i + 2 * row + j] = -INFINITY_F;
     }
-}
-
-// Converts scores to probabilities relative to the new maximum; `shrink` is the factor for all earlier results.
-DEVICE void take_exponentials(float *scores, softmax &state, float *shrink, float scale) {
+#if WINDOW
+    if (!left) return;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        float maximum = state.maximum[row];
+        int first = limit.first[row] - column;
 #pragma unroll
         for (int i = 0; i < TILE_N / 8; i++)
-            maximum = fmaxf(maximum, fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]));
-        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 1));
-        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 2));
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                if (8 * i + j < first) scores[4 * i + 2 * row + j] = -INFINITY_F;
+    }
+#endif
+}
+
+// Converts scores to probabilities relative to the new maximum; `shrink` is the factor for all earlier results. Both
+// rows advance together, and each has two partial maxima and sums, so that chains of dependent instructions are short.
+DEVICE void take_exponentials(float *scores, softmax &state, float *shrink, float scale) {
+    float maximum[2], scaled[2], sums[2][2] = {};
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        float most[2] = {state.maximum[row], -INFINITY_F};
+#pragma unroll
+        for (int i = 0; i < TILE_N / 8; i++)
+            most[i & 1] = fmaxf(most[i & 1], fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]));
+        maximum[row] = fmaxf(most[0], most[1]);
+    }
+#pragma unroll
+    for (int step = 1; step <= 2; step++)
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+            maximum[row] = fmaxf(maximum[row], __shfl_xor_sync(0xffffffff, maximum[row], step));
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
         // A row that has seen no key yet has scores of -infinity, and their differences must stay -infinity.
-        float finite = maximum == -INFINITY_F ? 0.f : maximum;
+        float finite = maximum[row] == -INFINITY_F ? 0.f : maximum[row];
         shrink[row] = exp2_approx((state.maximum[row] - finite) * scale);
-        state.maximum[row] = maximum;
-        float scaled = finite * scale, sum = 0.f;
+        state.maximum[row] = maximum[row];
+        scaled[row] = finite * scale;
+    }
 #if !SOFTCAP
-        // From 2^24 on the rounding of `scaled` could make exponents overflow: uses exact differences instead.
-        if (fabsf(scaled) >= 0x1p24f) {
+    // From 2^24 on the rounding of `scaled` could make exponents overflow: uses exact differences instead.
+    if (fmaxf(fabsf(scaled[0]), fabsf(scaled[1])) >= 0x1p24f) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            if (!(fabsf(scaled[row]) >= 0x1p24f)) continue;
 #pragma unroll
             for (int i = 0; i < TILE_N / 8; i++)
-                scores[4 * i + 2 * row] -= maximum, scores[4 * i + 2 * row + 1] -= maximum;
-            scaled = 0.f;
+                scores[4 * i + 2 * row] -= maximum[row], scores[4 * i + 2 * row + 1] -= maximum[row];
+            scaled[row] = 0.f;
         }
+    }
 #endif
 #pragma unroll
-        for (int i = 0; i < TILE_N / 8; i++)
+    for (int i = 0; i < TILE_N / 8; i++)
+#pragma unroll
+        for (int row = 0; row < 2; row++)
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float &score = scores[4 * i + 2 * row + j];
-                score = exp2_approx(fmaf(score, scale, -scaled));
-                sum += score;
+                score = exp2_approx(fmaf(score, scale, -scaled[row]));
+                sums[row][j] += score;
             }
-        state.sum[row] = fmaf(state.sum[row], shrink[row], sum);
-    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) state.sum[row] = fmaf(state.sum[row], shrink[row], sums[row][0] + sums[row][1]);
 }
 
 DEVICE void drop_probabilities(const dw_attention_params &p, float *scores, const tile &t, int row, int first_key) {

@@ -464,19 +464,6 @@ typedef struct place {
     int consumer, warp, lane; // warp: within its warpgroup
 } place;
 
-// The lower half of a tile's descriptor, and the descriptor of an address `bytes` further: one addition each. The
-// base is hidden from the compiler, which would compute all descriptors before the loop and spill them.
-DEVICE uint32 descriptor_base(uint32 address, uint32 block_bytes) {
-    uint32 base = address >> 4 | block_bytes >> 4 << 16;
-    asm volatile("" : "+r"(base));
-    return base;
-}
-
-DEVICE uint64 descriptor(uint32 base, uint32 bytes) {
-    const uint32 upper = (uint32)(tile_descriptor(0, 0) >> 32);
-    return (uint64)upper << 32 | (base + (bytes >> 4));
-}
-
 // Q K^T or dO V^T for this consumer's keys.
 DEVICE void multiply_scores(float *scores, uint32 keys, uint32 queries, int consumer) {
     wgmma_fence();
