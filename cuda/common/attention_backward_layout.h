@@ -26,9 +26,9 @@
 /* Columns of a tile in shared memory and in the dQ accumulators. */
 #define DW_BACKWARD_COLUMNS(head_dim) (((head_dim) + 63) / 64 * 64)
 
-/* Bytes for two buffers of scores: dS up to head dimension 128, P and dS above. */
+/* Bytes for buffers of scores: three of dS up to head dimension 128, two of P and dS above. */
 #define DW_BACKWARD_SCORES(head_dim, tile_m, tile_n)                                               \
-    (2 * ((head_dim) <= 128 ? (tile_m) * (tile_n)*2 : 2 * (tile_n)*128))
+    ((head_dim) <= 128 ? 3 * (tile_m) * (tile_n)*2 : 2 * 2 * (tile_n)*128)
 
 /* F32 numbers that are kept for the queries of a tile: the scaled LSE of each, the delta of each, and a flag for
  * large LSEs (padded to a multiple of 16 bytes). */

@@ -340,6 +340,19 @@ DEVICE uint64 tile_descriptor(uint32 address, uint32 block_bytes) {
     return (uint64)((address & 0x3ffff) >> 4) | (uint64)(block_bytes >> 4) << 16 | (uint64)(1024 >> 4) << 32 | (uint64)1 << 62;
 }
 
+// The lower half of a tile's descriptor, and the descriptor of an address `bytes` further: one addition each. The base
+// is hidden from the compiler, which would compute all descriptors before the loop and spill them.
+DEVICE uint32 descriptor_base(uint32 address, uint32 block_bytes) {
+    uint32 base = (address & 0x3ffff) >> 4 | block_bytes >> 4 << 16;
+    asm volatile("" : "+r"(base));
+    return base;
+}
+
+DEVICE uint64 descriptor(uint32 base, uint32 bytes) {
+    const uint32 upper = (uint32)(tile_descriptor(0, 0) >> 32);
+    return (uint64)upper << 32 | (base + (bytes >> 4));
+}
+
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING> DEVICE void wgmma_wait() {

@@ -201,7 +201,7 @@ DEVICE void compute_dq(const dw_attention_params &p, const memory_layout &s, con
         barrier_wait(s.full + 8 * r.stage, r.phase);
         multiply_rows(scores, s.x, first, k);
         multiply_rows(dp, s.y, first, k + KV_BYTES);
-        mask_scores(scores, limit, n * TILE_N);
+        mask_scores(scores, limit, n * TILE_N, true);
         drop_probabilities(p, dp, t, row, n * TILE_N);
 #pragma unroll
         for (int i = 0; i < TILE_N / 2; i++) {

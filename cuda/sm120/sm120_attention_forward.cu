@@ -123,7 +123,8 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             advance(k, STAGES);
             cap_scores(p, scores);
             add_bias(p, bias, scores);
-            if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last) mask_scores(scores, limit, n * TILE_N);
+            if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last)
+                mask_scores(scores, limit, n * TILE_N, n * TILE_N < all_first);
             take_exponentials(scores, state, shrink, scale);
             drop_probabilities(p, scores, t, row, n * TILE_N);
             pack_probabilities(probabilities, scores);

@@ -86,6 +86,11 @@ static_assert(TILE_M == 64 && BLOCKS % CONSUMERS == 0 && KEYS % 8 == 0 && TILE_N
 // If P is final before dS and registers suffice, the GEMM for dV runs while dS is computed.
 #define EARLY_DV (KEYS_AS_ROWS && TILE_M == 64 && !DROPOUT && !SOFTCAP)
 
+// 1: the GEMM for dQ is one tile late, so that consumers hardly wait for each other's dS. There are then three buffers
+// for dS: one that is written, one that this consumer reads, and one that the other may still read.
+#define LATE_DQ (KEYS_AS_ROWS && CONSUMERS == 2 && !SERIAL && !BIAS)
+#define SCORE_BUFFERS (KEYS_AS_ROWS ? 3 : 2)
+
 // 1: the GEMM for dK precedes that for dQ and runs while the dQ accumulators are read. 0: it follows and runs while
 // those of dQ are added.
 #define DK_FIRST SERIAL
@@ -344,9 +349,19 @@ typedef struct work {
 } work;
 
 // Work items: the key blocks of one head are adjacent and share its queries in the cache; those that most queries see
-// under a causal mask come first, or last with TURNS. Returns false if there is no item.
+// under a causal mask come first, or last with TURNS. With a window the heads of a section take turns, so that blocks
+// that run at the same time have about the same work; a section has 2^16 queries, which the cache can hold. Returns
+// false if there is no item.
+#define SECTIONS (WINDOW && !TURNS && !SERIAL)
 DEVICE bool find_work(const dw_attention_params &p, int index, work &w) {
     int blocks = (p.rows_k + TILE_N - 1) / TILE_N, head = index / blocks, block = index - head * blocks;
+#if SECTIONS
+    int most = max(1, min(8, (1 << 16) / (p.rows_q * p.group))), section = index / (blocks * most);
+    int heads = min(most, p.batch * p.heads_kv - section * most);
+    index -= section * most * blocks;
+    block = index / heads;
+    head = section * most + index - block * heads;
+#endif
     w.first_key = (TURNS ? blocks - 1 - block : block) * TILE_N;
     int batch = head / p.heads_kv;
     w.head_kv = head - batch * p.heads_kv;
@@ -394,7 +409,7 @@ DEVICE shared_layout layout_shared(uint32 base) {
     s.q = s.v + KV_BYTES;
     s.d_o = s.q + STAGES_Q * Q_BYTES;
     s.scores = s.d_o + STAGES_DO * Q_BYTES;
-    s.stats = s.scores + 2 * SCORE_TILES * SCORE_BYTES;
+    s.stats = s.scores + SCORE_BUFFERS * SCORE_TILES * SCORE_BYTES;
     s.k_full = s.stats + STAGES_Q * STATS_BYTES;
     s.k_empty = s.k_full + 8;
     s.v_full = s.k_empty + 8;
@@ -406,7 +421,7 @@ DEVICE shared_layout layout_shared(uint32 base) {
     return s;
 }
 static_assert(DW_BACKWARD_SHARED(HEAD_DIM, TILE_M, TILE_N, STAGES_Q, STAGES_DO) ==
-                  1024 + 2 * KV_BYTES + (STAGES_Q + STAGES_DO) * Q_BYTES + 2 * SCORE_TILES * SCORE_BYTES +
+                  1024 + 2 * KV_BYTES + (STAGES_Q + STAGES_DO) * Q_BYTES + SCORE_BUFFERS * SCORE_TILES * SCORE_BYTES +
                       STAGES_Q * STATS_BYTES + 256,
               "the host reserves what is used");
 
@@ -463,19 +478,6 @@ DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const 
 typedef struct place {
     int consumer, warp, lane; // warp: within its warpgroup
 } place;
-
-// The lower half of a tile's descriptor, and the descriptor of an address `bytes` further: one addition each. The
-// base is hidden from the compiler, which would compute all descriptors before the loop and spill them.
-DEVICE uint32 descriptor_base(uint32 address, uint32 block_bytes) {
-    uint32 base = address >> 4 | block_bytes >> 4 << 16;
-    asm volatile("" : "+r"(base));
-    return base;
-}
-
-DEVICE uint64 descriptor(uint32 base, uint32 bytes) {
-    const uint32 upper = (uint32)(tile_descriptor(0, 0) >> 32);
-    return (uint64)upper << 32 | (base + (bytes >> 4));
-}
 
 // Q K^T or dO V^T for this consumer's keys.
 DEVICE void multiply_scores(float *scores, uint32 keys, uint32 queries, int consumer) {
@@ -799,6 +801,26 @@ DEVICE void add_dq(const dw_attention_params &p, const float *dq, long long tile
     for (int i = 0; i < DQ_SUMS / 4; i++) global_add_f32x4(to + i * 512, dq + 4 * i);
 }
 
+#if LATE_DQ
+// Barriers by which a consumer learns that the other one has stored its dS. The two parities take turns: a consumer may
+// be one tile ahead.
+#define DS_IS_STORED(consumer, parity) (11 + 2 * (consumer) + (parity))
+
+// A tile whose dQ is still to be computed.
+typedef struct late_tile {
+    uint32 ds; // dS in shared memory
+    int m;
+    int index; // of its accumulators; -1: there is none
+} late_tile;
+
+DEVICE void add_late(const dw_attention_params &p, const work &w, const late_tile &late, const float *dq, int consumer) {
+    bool first = TURNS && turn_of(p, w, late.m) == 0;
+    if (TURNS) named_sync(TURN_HAS_COME(consumer), TURN_THREADS);
+    add_dq(p, dq, late.index, consumer, 0, first);
+    if (TURNS) named_arrive(SUMS_ARE_ADDED(consumer), TURN_THREADS);
+}
+#endif
+
 // SERIAL: returns the address of this thread's accumulators.
 DEVICE float *own_sums(const dw_attention_params &p, const work &w, int head, int m, int consumer, int slice) {
     int tile = (blockIdx.x * p.group + head - w.head_kv * p.group) * queries_to_tiles(p.rows_q) + m;
@@ -930,6 +952,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
     place at = {warp / 4 - 1, warp % 4, (int)lane_index()};
     ring q = {0, 0}, d = {0, 0};
     uint32 kv_phase = 0, buffer = 0;
+    [[maybe_unused]] int parity = 0;
 
     for (int index = blockIdx.x * WORK_RUN(p); index < p.tiles; index = next_work(p, index)) {
         work w;
@@ -949,6 +972,11 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         clear_rows(s.v, TILE_N, w.s.rows_k - w.first_key, at.consumer);
 
         int head = w.head_kv * p.group, last_head = head + p.group - 1, m = first_tile(w), left = w.end - w.begin;
+#if LATE_DQ
+        // At the first tile the GEMM for dQ multiplies keys, and nothing reads the result: a branch around it would
+        // serialize all GEMMs.
+        late_tile late = {s.k, 0, -1};
+#endif
         for (;;) {
             uint32 queries = s.q + q.stage * Q_BYTES, derivatives = s.d_o + d.stage * Q_BYTES;
             uint32 stats = s.stats + q.stage * STATS_BYTES;
@@ -986,6 +1014,31 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             if (!EARLY_DV) pack_scores(packed_p, scores);
             pack_scores(packed_ds, dp);
 
+#if LATE_DQ
+            if (!EARLY_DV) multiply_sums(dv, packed_p, p_tile, derivatives, at.consumer);
+            // Waits until the other consumer has stored its dS of the tile before. It has then finished with this buffer,
+            // which had the dS of three tiles before.
+            if (late.index >= 0) named_sync(DS_IS_STORED(1 - at.consumer, parity ^ 1), CONSUMER_THREADS);
+            store_scores(ds_tile, packed_ds, at);
+            fence_async_shared();
+            named_arrive(DS_IS_STORED(at.consumer, parity), CONSUMER_THREADS);
+            parity ^= 1;
+            multiply_dq(dq, late.ds, s.k, at.consumer, 0);
+            wgmma_wait<1>();
+            keep<SUMS>(dv);
+            release(s.do_empty + 8 * d.stage);
+            advance(d, STAGES_DO);
+            multiply_sums(dk, packed_ds, ds_tile, queries, at.consumer);
+            wgmma_wait<1>();
+            keep<DQ_SUMS>(dq);
+            if (late.index >= 0) add_late(p, w, late, dq, at.consumer);
+            wgmma_wait<0>();
+            keep<SUMS>(dk);
+            release(s.q_empty + 8 * q.stage);
+            advance(q, STAGES_Q);
+            late = {ds_tile, m, (int)tile};
+            buffer = buffer == SCORE_BUFFERS - 1 ? 0 : buffer + 1;
+#else
             // The buffer was last read two steps ago. Each consumer has since passed the barrier of the last step,
             // which none reaches before its GEMMs of the step before it are complete.
             if (!KEYS_AS_ROWS) store_scores(p_tile, packed_p, at);
@@ -1032,6 +1085,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             release(s.q_empty + 8 * q.stage);
             advance(q, STAGES_Q);
             buffer ^= 1;
+#endif
 
             m = next_tile(w, m);
             if (--left) continue;
@@ -1039,6 +1093,14 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             left = w.end - w.begin;
             head++;
         }
+#if LATE_DQ
+        float dq[DQ_SUMS];
+        named_sync(DS_IS_STORED(1 - at.consumer, parity ^ 1), CONSUMER_THREADS);
+        multiply_dq(dq, late.ds, s.k, at.consumer, 0);
+        wgmma_wait<0>();
+        keep<DQ_SUMS>(dq);
+        add_late(p, w, late, dq, at.consumer);
+#endif
         release(s.k_empty);
         if (KEYS_AS_ROWS) release(s.v_empty);
         write_sums(p, p.dv, w, at, s.v, dv, DROPOUT ? p.keep_scale : 1.f);
