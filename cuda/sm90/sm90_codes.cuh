@@ -29,24 +29,6 @@
                      : "l"(a), "l"(b), "r"(accumulate));                                                               \
     }
 
-// The same with A in registers: thread t has the codes 4 (t % 4) and the next three of 16 in rows t / 4 and t / 4 + 8 of its
-// warp's 16 rows, then those of the next 16 codes of both.
-DEVICE void wgmma_codes_128(float *d, const uint32 *a, uint64 b, int accumulate) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\t"
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32." DW_CODE_A "." DW_CODE_B " {" DW_REGS_N128
-                 "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n\t}"
-                 : DW_ACCS_N128(d)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-
-DEVICE void wgmma_codes_64(float *d, const uint32 *a, uint64 b, int accumulate) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %37, 0;\n\t"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.f32." DW_CODE_A "." DW_CODE_B " {" DW_REGS_N64
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1;\n\t}"
-                 : DW_ACCS_N64(d)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-
 DW_DEFINE_WGMMA_CODES(128, "%64", "%65", "%66")
 DW_DEFINE_WGMMA_CODES(256, "%128", "%129", "%130")
 

@@ -24,7 +24,7 @@
 //
 // Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
 // a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
-// (sm90_gemm_params.h), ROW_SCALES, with PROMOTE PERIOD.
+// (sm90_gemm_params.h), ROW_SCALES.
 
 #ifndef CODES_A // elements of 16 bits
 #define CODES_A 0
@@ -536,10 +536,9 @@ typedef struct held {
     uint32 words[STRIPS][2][4];
 } held;
 
-// Stores the last tile while multiplying tile t, whose elements it keeps, and computes the next tile, whose divisions would
-// take a thousand clocks between two tiles' products. Returns false if there is none.
-DEVICE bool multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, walk &w, const tile &t,
-                               tile &next, float (*sums)[WIDTH / 2], held &h) {
+// Stores the last tile while multiplying tile t, whose elements it keeps.
+DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
+                               float (*sums)[WIDTH / 2], held &h) {
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
     int step = 0;
@@ -548,9 +547,8 @@ DEVICE bool multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
         for (; step < steps; step++) pass_stage(s, r);
         h.d.count[0] = h.d.count[1] = 0;
-        return next_tile(p, w, next);
+        return;
     }
-    bool more;
     const float factor = factor_of(p, t);
     chunks residual;
     if constexpr (RESIDUAL) residual = chunks_of_residual(p, t, 0);
@@ -560,7 +558,6 @@ DEVICE bool multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         multiply_steps(s, r, t, step, min(strip + 1, steps), rows, sums);
         if (BIAS && strip == 0) load_bias(p, s, t);
         if (ROW_SCALES && strip == 0) load_row_scales(p, s, t);
-        if (strip == 1) more = next_tile(p, w, next);
         store_strip(h.d, strip, h.words[strip]);
         if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
     }
@@ -582,17 +579,16 @@ DEVICE bool multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         if constexpr (RESIDUAL) add_words(h.words[strip], x);
         pack_words(x, h.words[strip]);
     }
-    return more;
 }
 
 DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
     ring r = {0, 0};
     walk w = {};
-    tile t, next;
+    tile t;
     float sums[PARTS][WIDTH / 2];
     held h;
     h.d.count[0] = h.d.count[1] = 0;
-    for (bool more = next_tile(p, w, t); more; t = next) more = multiply_and_store(p, s, r, w, t, next, sums, h);
+    while (next_tile(p, w, t)) multiply_and_store(p, s, r, t, sums, h);
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
 }

@@ -1,23 +1,19 @@
 // Sums in two levels, for sm90_gemm.cu with PROMOTE: the tensor cores' sums of codes are added in F32 registers after
-// every PERIOD stages, because they have 14 bits (sm90_codes.cuh).
+// each stage, because they have 14 bits (sm90_codes.cuh).
 //
 // 64 x 256 sums of a warpgroup and as many products would not fit its registers, so it multiplies panels of 128 columns of
-// these stages, one after the other, and adds 64 products in each thread. While one warpgroup adds, the other's products
-// occupy the tensor cores.
+// a stage, one after the other, and adds 64 products in each thread. While one warpgroup adds, the other's products occupy
+// the tensor cores, for which the second warpgroup begins each tile a part of a panel later.
 //
-// With BLOCKS a warp of the loading warpgroup loads the scales of a stage's blocks beside it, and A's codes come to
-// registers, so that the second panel does not read them from shared memory again.
+// With BLOCKS a warp of the loading warpgroup loads the scales of a stage's blocks beside it.
 //
-// Included by sm90_gemm.cu, whose functions it uses. Defines: PERIOD.
+// Included by sm90_gemm.cu, whose functions it uses.
 #ifndef DW_SM90_TWO_LEVELS_CUH
 #define DW_SM90_TWO_LEVELS_CUH
 
 #if PROMOTE
 
 #define PANEL DW_SM90_PANEL_COLUMNS
-#ifndef RS
-#define RS (BLOCKS != 0)
-#endif
 
 // ---- scales of blocks -----------------------------------------------------------------------------------------
 
@@ -82,49 +78,42 @@ DEVICE void add_scaled(const float *a, uint32 b, const float *products, float *s
 // The warpgroup's share of a tile, and the descriptors of its rows of both operands in the first stage. Others differ in
 // the address, which counts units of 16 bytes.
 typedef struct share {
-    int rows, columns; // where it begins in the tile
+    int half, rows, columns; // which warpgroup's; where it begins in the tile
     uint64 a, b;
 } share;
 
-// Loads the thread's codes of slice `slice` of the warp's 16 rows of an operand.
-DEVICE void load_codes(uint32 rows, int slice, uint32 *codes) {
-    const int row = threadIdx.x % 128 / 32 * 16 + lane_index() % 16;
-    load_matrices(codes, rows + row * 128 + (((2 * slice + lane_index() / 16) ^ (row & 7)) << 4));
+// The second warpgroup begins a tile when the first one has multiplied most of its first panel.
+enum { BEHIND = 5 }; // a named barrier
+DEVICE void stay_behind(const share &w) {
+    if (w.half == 1) named_sync(BEHIND, 256);
+}
+DEVICE void go_ahead(const share &w) {
+    if (w.half == 0) named_arrive(BEHIND, 256);
 }
 
-// Multiplies the ring's next COUNT stages and adds their sums.
-template <int COUNT> DEVICE void multiply_stages(const shared_layout &s, ring &r, const share &w, float *products, float *sums) {
+// Multiplies the ring's next stage and adds its sums.
+DEVICE void multiply_stage(const shared_layout &s, ring &r, const share &w, bool first, float *products, float *sums) {
     const uint32 scales = s.scales + r.stage * SCALES_BYTES;
     const int row = w.rows + threadIdx.x % 128 / 32 * 16 + lane_index() / 4;
+    const uint64 from = r.stage * (STAGE_BYTES / 16);
     float of_a[2];
-    uint64 from[COUNT];
-    uint32 codes[COUNT][SLICES][4];
-    ring next = r;
-#pragma unroll
-    for (int q = 0; q < COUNT; q++) {
-        from[q] = next.stage * (STAGE_BYTES / 16);
-        barrier_wait(s.full + 8 * next.stage, next.phase);
-        if constexpr (RS)
-#pragma unroll
-            for (int i = 0; i < SLICES; i++) load_codes(s.stages + next.stage * STAGE_BYTES + w.rows * 128, i, codes[q][i]);
-        advance(next, STAGES);
-    }
+    barrier_wait(s.full + 8 * r.stage, r.phase);
 #pragma unroll
     for (int panel = 0; panel < WIDTH / PANEL; panel++) {
-        const bool last = panel == WIDTH / PANEL - 1;
         wgmma_fence();
 #pragma unroll
-        for (int q = 0; q < COUNT; q++)
-#pragma unroll
-            for (int i = 0; i < SLICES; i++) {
-                const uint64 b = w.b + from[q] + panel * (PANEL * 128 / 16) + 2 * i;
-                if constexpr (RS) wgmma_codes_128(products, codes[q][i], b, q + i > 0);
-                else wgmma_codes<PANEL>(products, w.a + from[q] + 2 * i, b, q + i > 0);
-            }
+        for (int i = 0; i < SLICES; i++) {
+            wgmma_codes<PANEL>(products, w.a + from + 2 * i, w.b + from + panel * (PANEL * 128 / 16) + 2 * i, i > 0);
+            if (panel == 0 && i == SLICES - 2) wgmma_commit();
+        }
         wgmma_commit();
         if constexpr (BLOCKS) {
             of_a[0] = shared_load_f32(scales + row * 4);
             of_a[1] = shared_load_f32(scales + (row + 8) * 4);
+        }
+        if (panel == 0) {
+            wgmma_wait<1>();
+            if (first) go_ahead(w);
         }
         wgmma_wait<0>();
         keep<PANEL / 2>(products);
@@ -132,70 +121,15 @@ template <int COUNT> DEVICE void multiply_stages(const shared_layout &s, ring &r
             add_scaled(of_a, scales + (TILE_M + w.columns + panel * PANEL) * 4, products, sums + panel * PANEL / 2);
             __syncwarp(); // all lanes have read the scales
         }
-        if (last)
-#pragma unroll
-            for (int q = 0; q < COUNT; q++) {
-                release(s, r.stage);
-                advance(r, STAGES);
-            }
+        if (panel == WIDTH / PANEL - 1) release(s, r.stage);
         if constexpr (!BLOCKS) {
             float *sums_of = sums + panel * PANEL / 2;
 #pragma unroll
             for (int i = 0; i < PANEL / 2; i++) sums_of[i] += products[i];
         }
     }
-}
-
-#if DOUBLE
-DEVICE void start_stage(const shared_layout &s, ring &r, const share &w, float *products) {
-    const uint64 from = r.stage * (STAGE_BYTES / 16);
-    barrier_wait(s.full + 8 * r.stage, r.phase);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < SLICES; i++) wgmma_codes<PANEL>(products, w.a + from + 2 * i, w.b + from + 2 * i, i > 0);
-    wgmma_commit();
     advance(r, STAGES);
 }
-template <int PENDING> DEVICE void end_stage(const shared_layout &s, ring &done, const share &w, float *products, float *sums) {
-    const int row = w.rows + threadIdx.x % 128 / 32 * 16 + lane_index() / 4;
-    const uint32 scales = s.scales + done.stage * SCALES_BYTES;
-    wgmma_wait<PENDING>();
-    keep<PANEL / 2>(products);
-    if constexpr (BLOCKS) {
-        const float of_a[2] = {shared_load_f32(scales + row * 4), shared_load_f32(scales + (row + 8) * 4)};
-        add_scaled(of_a, scales + (TILE_M + w.columns) * 4, products, sums);
-        __syncwarp();
-        release(s, done.stage);
-    } else {
-        release(s, done.stage);
-#pragma unroll
-        for (int i = 0; i < PANEL / 2; i++) sums[i] += products[i];
-    }
-    advance(done, STAGES);
-}
-DEVICE void multiply_double(const shared_layout &s, ring &r, const share &w, int steps, float *sums) {
-    float products[2][PANEL / 2];
-#pragma unroll
-    for (int i = 0; i < PANEL; i++) products[0][i] = 0.f;
-#pragma unroll
-    for (int i = 0; i < PANEL / 2; i++) sums[i] = 0.f;
-    if (steps == 0) return;
-    ring done = r;
-    start_stage(s, r, w, products[0]);
-    int left = steps - 1;
-    for (; left >= 2; left -= 2) {
-        start_stage(s, r, w, products[1]);
-        end_stage<1>(s, done, w, products[0], sums);
-        start_stage(s, r, w, products[0]);
-        end_stage<1>(s, done, w, products[1], sums);
-    }
-    if (left) {
-        start_stage(s, r, w, products[1]);
-        end_stage<1>(s, done, w, products[0], sums);
-        end_stage<0>(s, done, w, products[1], sums);
-    } else end_stage<0>(s, done, w, products[0], sums);
-}
-#endif
 
 // Multiplies the warpgroup's share of a tile.
 DEVICE void multiply_in_two_levels(const shared_layout &s, ring &r, const share &w, int steps, float *sums) {
@@ -204,16 +138,16 @@ DEVICE void multiply_in_two_levels(const shared_layout &s, ring &r, const share 
     for (int i = 0; i < PANEL / 2; i++) products[i] = 0.f;
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; i++) sums[i] = 0.f;
-    int step = 0;
-    for (; step + PERIOD <= steps; step += PERIOD) multiply_stages<PERIOD>(s, r, w, products, sums);
-    if constexpr (PERIOD > 1)
-        for (; step < steps; step++) multiply_stages<1>(s, r, w, products, sums);
+    stay_behind(w);
+    if (steps == 0) go_ahead(w);
+    for (int step = 0; step < steps; step++) multiply_stage(s, r, w, step == 0, products, sums);
 }
 
 DEVICE void compute_in_two_levels(const dw_sm90_gemm_params &p, const shared_layout &s) {
+    share w;
     // The compiler must see that all threads of a warp have the same.
-    const int half = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-    share w = {SPLIT_N ? 0 : half * 64, SPLIT_N ? half * WIDTH : 0};
+    w.half = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+    w.rows = SPLIT_N ? 0 : w.half * 64, w.columns = SPLIT_N ? w.half * WIDTH : 0;
     w.a = operand<false>(s.stages + w.rows * 128, 0);
     w.b = operand<false>(s.stages + A_BYTES + w.columns * 128, 0);
     ring r = {0, 0};
@@ -224,18 +158,16 @@ DEVICE void compute_in_two_levels(const dw_sm90_gemm_params &p, const shared_lay
         const int steps = __shfl_sync(0xffffffff, steps_of(t), 0);
         t.row += w.rows, t.column += w.columns;
         more = next_tile(p, at, next);
-        if (__shfl_sync(0xffffffff, t.row >= t.end || t.column >= p.n, 0)) {
+        if (__shfl_sync(0xffffffff, t.row >= t.end || t.column >= p.n, 0)) { // none of its elements exists
+            stay_behind(w);
+            go_ahead(w);
             for (int step = 0; step < steps; step++) pass_stage(s, r);
         } else {
             float sums[PARTS][WIDTH / 2];
             const float factor = factor_of(p, t);
             if constexpr (ROW_SCALES) load_row_scales(p, s, t);
             if constexpr (BIAS) load_bias(p, s, t);
-#if DOUBLE
-            multiply_double(s, r, w, steps, sums[0]);
-#else
             multiply_in_two_levels(s, r, w, steps, sums[0]);
-#endif
             if constexpr (ROW_SCALES) wait_for_row_scales();
             __syncwarp();
             store_tile(p, s, t, factor, sums);

@@ -178,16 +178,15 @@ static int group_of(const call *c, int row) {
 /* The sum of products in double, and a bound of the error of the tensor cores' sum. One instruction adds 32 products to
  * the old sum: each of the 33 terms is truncated to 13 bits below the greatest exponent, and so is the result to 14
  * bits, so the error is below 34 2^-13 times the largest magnitude among products, the old sum and the new one. Sums
- * are themselves off by the errors before, which `off` counts. Sums of a step, or of two where D has 16 bits, are added
- * in F32, times the scales of blocks if there are any. */
+ * are themselves off by the errors before, which `off` counts. Sums of a step are added in F32, times the scales of
+ * blocks if there are any. */
 static expected sum_of(const call *c, int row, int column) {
     const int group = c->groups == 1 ? 0 : group_of(c, row), beside = c->form->matrices == BESIDE;
     double sum = 0, error = 0, part = 0, off = 0, scale = 1;
     if (c->form->row_scales)
         scale = (double)block_scale(c, 0, row, 0) * block_scale(c, 1, column, 0);
-    const int period = c->form->blocks || c->form->d == MATRIX_F32 ? STEP : 2 * STEP;
     for (int k = 0; k < c->k; k += PRODUCT_K) {
-        if (!c->form->fast && k % period == 0) {
+        if (!c->form->fast && k % STEP == 0) {
             error += off * scale;
             part = off = 0;
             if (c->form->blocks)
@@ -409,11 +408,43 @@ static void other_layouts_are_refused(void **state) {
     expect_refused(&call, "a contiguous bias in 16 bits");
 }
 
+/* The entry before cuBLASLt is for fast accumulation, a result in 16 bits, and tiles for all SMs. */
+static void fast_calls_come_first(void **state) {
+    const dw__kernel *const *each = dw__kernel_candidates(DW_OP_MULTIPLY_CODES, true);
+    const dw__gpu_target gpu = {.capability = 90, .sm_count = 132, .name = "an H200"};
+    const dw__kernel *kernel = &dw__sm90_codes_fast;
+    dw_attr attrs[] = {{.key = DW_ATTR_KEY_DTYPE, .integer = DW_BF16},
+                       {.key = DW_ATTR_KEY_FAST_ACCUMULATION, .integer = 1}};
+    dw__operation_call call = {0};
+    (void)state;
+    while (*each != kernel && *each != &dw__graph_cublaslt) each++;
+    assert_ptr_equal(*each, kernel);
+    dw__multiply_codes_example(DW_E4M3, DW_E5M2, DW_BF16, 4096, 2048, 512, &call.call);
+    assert_int_equal(kernel->supports(kernel, &call, &gpu), DW_TYPE); /* not fast */
+    call.call.attrs = attrs;
+    call.call.attr_count = 2;
+    assert_int_equal(kernel->supports(kernel, &call, &gpu), DW_OK);
+    dw__multiply_codes_add_bias(&call.call);
+    assert_int_equal(kernel->supports(kernel, &call, &gpu), DW_TYPE);
+    dw__multiply_codes_example(DW_E4M3, DW_E5M2, DW_F32, 4096, 2048, 512, &call.call);
+    attrs[0].integer = DW_F32;
+    call.call.attrs = attrs;
+    call.call.attr_count = 2;
+    assert_int_equal(kernel->supports(kernel, &call, &gpu), DW_TYPE);
+    dw__multiply_codes_example(DW_E4M3, DW_E5M2, DW_BF16, 512, 512, 512, &call.call);
+    attrs[0].integer = DW_BF16;
+    call.call.attrs = attrs;
+    call.call.attr_count = 2;
+    assert_int_equal(kernel->supports(kernel, &call, &gpu), DW_UNSUPPORTED);
+    if (!strstr(dw_last_error(), "expected at least 132")) fail_msg("%s", dw_last_error());
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(correct_kernels_pass),      cmocka_unit_test(wrong_kernels_are_rejected),
         cmocka_unit_test(each_form_is_right),        cmocka_unit_test(small_calls_are_right),
         cmocka_unit_test(two_levels_are_more_exact), cmocka_unit_test(other_layouts_are_refused),
+        cmocka_unit_test(fast_calls_come_first),
     };
     return cmocka_run_group_tests(tests, find_compiler, NULL);
 }

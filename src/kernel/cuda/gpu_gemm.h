@@ -215,8 +215,6 @@ bool dw__sm90_exists(const dw__sm90_shape *shape);
 /* The static cost model of a tile, as dw__gemm_cost_of. Groups are taken for equally long. */
 dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *call, const dw__sm90_shape *shape,
                                int sm_count);
-/* Stages whose sums two levels of sums add at a time. */
-int dw__sm90_period(const dw__sm90_shape *shape);
 /* Chooses the tile with the fewest clocks for a checked call, the first of nearly equal ones. */
 dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *call, int sm_count);
 dw__jit_variant dw__sm90_variant(const dw__sm90_shape *shape);

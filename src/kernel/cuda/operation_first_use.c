@@ -249,10 +249,7 @@ static double error_of_operands(const dw__call *c) {
     if (dw__call_has_tiles(c) && !dw__call_has_f32_scales(c)) return BLOCK_CODES_ERROR;
     const bool in_blocks =
         segments ? !dw__call_int(c, DW_ATTR_KEY_FAST_ACCUMULATION, 0) : dw__call_has_f32_scales(c);
-    /* Groups with a result in 16 bits have sums of two blocks. */
-    const int64_t k = c->inputs[0].shape[1],
-                  block = (segments && dw__dtype_is_half(c->outputs[0].dtype) ? 2 : 1) *
-                          DW_FP8_BLOCK_SIDE,
+    const int64_t k = c->inputs[0].shape[1], block = DW_FP8_BLOCK_SIDE,
                   terms = in_blocks && k > block ? block : k;
     return (double)(terms + (terms + 31) / 32) * 0x1p-13;
 }

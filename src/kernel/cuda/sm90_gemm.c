@@ -148,12 +148,6 @@ static json_t *describe_tile(const dw__kernel *kernel, const void *call,
 
 /* ---- variants -------------------------------------------------------------------------------------- */
 
-/* Sums of 256 products are off by at most 2^-9.9 of the largest term, less than the rounding of D to 16 bits. A D in F32 has
- * sums of 128, and scales of blocks are those of 128. */
-int dw__sm90_period(const dw__sm90_shape *s) {
-    return s->blocks || s->output == DW_GEMM_OUTPUT_F32 ? 1 : 2;
-}
-
 dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
     dw__jit_variant v = {
@@ -178,7 +172,6 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
                        (s->blocks ? DW_SM90_BLOCKS : 0) | (s->square_a ? DW_SM90_SQUARE_A : 0) |
                            (s->square_b ? DW_SM90_SQUARE_B : 0));
     dw__jit_add_define(&v, "ROW_SCALES", s->row_scales);
-    if (s->promote) dw__jit_add_define(&v, "PERIOD", dw__sm90_period(s));
     return v;
 }
 
