@@ -246,10 +246,7 @@ extern "C" __global__ void __launch_bounds__(DW_MULTIPLY_CODES_THREADS)
         }
 #endif
     }
-#if BLOCKS
-    const float scale = 1.f;
-#else
-    const float scale = *p.scale_a * *p.scale_b;
+#if !BLOCKS
 #define totals sums
 #endif
 #pragma unroll
@@ -258,6 +255,7 @@ extern "C" __global__ void __launch_bounds__(DW_MULTIPLY_CODES_THREADS)
         for (int j = 0; j < EACH; j++) {
             const long long r = row + my_row + i * (SIDE / EACH), c = column + my_column + j * (SIDE / EACH);
             if (r >= p.m || c >= p.n) continue;
+            const float scale = BLOCKS ? 1.f : p.scale_a[r * p.scale_step] * p.scale_b[c * p.scale_step];
             const float bias = p.bias ? (float)result_element::load(p.bias, c) : 0.f;
             result_element::store(p.y, r * p.n + c, (result_element::value)(totals[i][j] * scale + bias));
         }

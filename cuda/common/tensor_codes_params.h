@@ -42,6 +42,7 @@ typedef struct dw_tensor_codes_params {
 typedef struct dw_multiply_codes_params {
     const unsigned char *a, *b;
     const float *scale_a, *scale_b;
+    int scale_step; /* from the scale of a row to that of the next; 0: one for all */
     /* Scales of blocks of fp8-block (scale_layout.h) instead. wide: scales of a row of square blocks; 0: blocks of 1 x
      * 128. */
     const float *blocks_a, *blocks_b;

@@ -16,20 +16,22 @@
 // groups of the contraction.
 //
 // Codes of FP8 (CODES_A, CODES_B: 1 for E4M3, 2 for E5M2) always lie along the contraction, because wgmma does not
-// transpose them. With PROMOTE both warpgroups multiply the same tile and add each stage's sums in F32 (sm90_codes.cuh).
-// A stage is as long as the blocks of fp8-block: with BLOCKS its sums are multiplied by the two blocks' scales first.
+// transpose them. With PROMOTE both warpgroups multiply the same tile and add each stage's sums in F32
+// (sm90_two_levels.cuh). A stage is as long as the blocks of fp8-block: with BLOCKS its sums are multiplied by the two
+// blocks' scales first. With ROW_SCALES each row of A and of B has a scale, else each tensor.
 //
 // An elementwise program may follow (PROGRAM, sm90_program.cuh).
 //
 // Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
 // a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
-// (sm90_gemm_params.h).
+// (sm90_gemm_params.h), ROW_SCALES.
 
 #ifndef CODES_A // elements of 16 bits
 #define CODES_A 0
 #define CODES_B 0
 #define PROMOTE 0
 #define BLOCKS 0
+#define ROW_SCALES 0
 #endif
 #define CODES (CODES_A != 0)
 #ifndef PROGRAM
@@ -54,16 +56,22 @@
 // A tile has the same columns of both halves of B's rows, which meet in the epilogue.
 #define HALVES (SWIGLU || PROGRAM_HALVES)
 #define TILE_COLUMNS (HALVES ? TILE_N / 2 : TILE_N) // columns of D, or of its halves
-#define BAND (TOGETHER ? 12 : 8)
+#define BAND (TOGETHER || PROMOTE ? 12 : 8)
 #define READERS (TOGETHER || PROMOTE ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
 // A warpgroup's share of a tile: all of it, or 64 of 128 rows, or half of the columns.
 #define SPLIT_N (PROMOTE && TILE_M == 64)
 #define PARTS (SPLIT_N ? 1 : TILE_M / 64 / READERS) // products of 64 rows
-#define WIDTH (SPLIT_N ? TILE_N / 2 : TILE_N)       // columns of a product
+#define WIDTH (SPLIT_N ? TILE_N / 2 : TILE_N)       // columns of a product, or of several panels
 // Columns of an instruction: with a program's warpgroup there are 128 registers for a thread at the launch, which do not
 // hold the accumulators of 256.
 #define PRODUCT_WIDTH (PROGRAM && WIDTH == 256 ? 128 : WIDTH)
 #define STRIPS ((SWIGLU ? WIDTH / 2 : WIDTH) / 32)  // of 32 columns of D
+
+// Registers of a thread: 168 for each of three warpgroups at first. The loads of scales take more than those of tiles.
+#define MULTIPLIER_REGISTERS (BLOCKS ? 224 : 232)
+#define LOADER_REGISTERS (BLOCKS ? 56 : 40)
+#define SCALES_BYTES (BLOCKS ? DW_SM90_BLOCK_SCALES_BYTES(TILE_M, TILE_N) : 0) // of a stage
+#define ROW_SCALES_BYTES (ROW_SCALES ? DW_SM90_ROW_SCALES_BYTES(TILE_M, TILE_N) : 0)
 
 #include "group_offsets.cuh"
 #include "group_tiles.cuh"
@@ -78,18 +86,22 @@ static_assert(!TOGETHER || (PARTS == 1 && !F32_OUTPUT && !PROMOTE), "the element
 static_assert((CODES_A != 0) == (CODES_B != 0) && (!PROMOTE || CODES), "codes are multiplied with codes");
 static_assert(!CODES || !(TURNED_A || TURNED_B || SWIGLU), "wgmma reads codes along the contraction");
 static_assert(!BLOCKS || (PROMOTE && GROUPS == DW_GROUPS_BATCH && STEP == DW_SM90_BLOCK), "a stage has one block");
-static_assert(!PROMOTE || TILE_M == 64 || PARTS == 1, "a warpgroup multiplies 64 rows");
-static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) <= DW_SM90_MOST_SHARED, "too many stages");
+static_assert(!PROMOTE || (PARTS == 1 && WIDTH % DW_SM90_PANEL_COLUMNS == 0), "a warpgroup multiplies panels of 64 rows");
+static_assert(!ROW_SCALES || (CODES && !BLOCKS && GROUPS == DW_GROUPS_BATCH), "rows of codes have scales");
+static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) + STAGES * SCALES_BYTES + ROW_SCALES_BYTES <= DW_SM90_MOST_SHARED,
+              "too many stages");
 
 typedef struct shared_layout {
     uint32 stages, bias, full, empty;
     uint32 lines, handed, taken; // rows of a tile for a program
+    uint32 scales; // of codes: those of blocks, or of rows
 } shared_layout;
 
 DEVICE shared_layout begin_block(const void *memory) {
     shared_layout s;
     s.stages = shared_address(memory); // swizzled memory must start at multiples of 1024
-    s.lines = s.stages + STAGES * STAGE_BYTES;
+    s.scales = s.stages + STAGES * STAGE_BYTES;
+    s.lines = s.scales + STAGES * SCALES_BYTES + ROW_SCALES_BYTES;
     s.bias = s.lines + (PROGRAM ? 128 * DW_SM90_LINE_BYTES(TILE_N) : 0);
     s.full = s.bias + (PROGRAM && !BIAS ? 0 : DW_SM90_BIAS_BYTES(TILE_N));
     s.empty = s.full + 8 * STAGES;
@@ -97,7 +109,7 @@ DEVICE shared_layout begin_block(const void *memory) {
     s.taken = s.handed + 8 * DW_SM90_MULTIPLIERS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(s.full + 8 * i, 1);
+            barrier_init(s.full + 8 * i, BLOCKS ? 2 : 1);
             barrier_init(s.empty + 8 * i, 4 * READERS);
         }
         for (int i = 0; PROGRAM && i < DW_SM90_MULTIPLIERS; i++) {
@@ -339,22 +351,59 @@ DEVICE void load_bias(const dw_sm90_gemm_params &p, const shared_layout &s, cons
 
 // The factor of a tile's sums. Codes have the scales of their tensors, or of the group's matrix of B.
 DEVICE float factor_of(const dw_sm90_gemm_params &p, const tile &t) {
-    if constexpr (CODES && !BLOCKS) return p.alpha * (p.scale_a[0] * p.scale_b[t.group * p.scale_b_step]);
+    if constexpr (CODES && !BLOCKS && !ROW_SCALES) return p.alpha * (p.scale_a[0] * p.scale_b[t.group * p.scale_b_step]);
     else return p.alpha;
 }
 
-// Computes the thread's numbers of a strip, in the order of the accumulators.
-DEVICE void finish(const shared_layout &s, float factor, const float *sums, int strip, float *x) {
+// Each warp has the scales of its tile's columns, then of its rows, in shared memory.
+DEVICE uint32 warp_scales(const shared_layout &s) { return s.scales + threadIdx.x / 32 * (TILE_M + TILE_N) * 4; }
+
+// Starts to load element `at` of `count` into shared memory, or 0 if there is none.
+DEVICE void copy_f32(uint32 to, const float *from, int at, int count) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to),
+                 "l"((uint64)__cvta_generic_to_global(from + min(at, count - 1))), "r"(at < count ? 4 : 0)
+                 : "memory");
+}
+
+// Starts to load them: 0 for rows that do not exist.
+DEVICE void load_row_scales(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t) {
+    const int lane = lane_index();
+    const uint32 to = warp_scales(s) + lane * 4;
+    __syncwarp(); // all lanes have read those of the last tile
+#pragma unroll
+    for (int i = 0; i < TILE_N; i += 32) copy_f32(to + i * 4, p.scale_b, t.column + i + lane, p.n);
+#pragma unroll
+    for (int i = 0; i < TILE_M; i += 32) copy_f32(to + (TILE_N + i) * 4, p.scale_a, t.row + i + lane, p.m);
+}
+
+// Waits for what the warp's lanes have started to load.
+DEVICE void wait_for_row_scales() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+}
+
+// Computes the thread's numbers of a strip, in the order of the accumulators. `first`: the product's first row in the
+// tile, for scales of rows.
+DEVICE void finish(const shared_layout &s, float factor, const float *sums, int strip, float *x, int first = 0) {
+    float of_a[2];
+    if constexpr (ROW_SCALES)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            of_a[half] = factor * shared_load_f32(warp_scales(s) + (TILE_N + first + threadIdx.x % 128 / 32 * 16 +
+                                                                    lane_index() / 4 + 8 * half) * 4);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+        const int column = 32 * strip + 8 * i + 2 * (lane_index() & 3);
         uint32 b[2] = {0, 0}; // of two columns; with SwiGLU also of the other factor
+        float2 of_b;
         if constexpr (BIAS)
 #pragma unroll
-            for (int j = 0; j < (SWIGLU ? 2 : 1); j++)
-                b[j] = shared_load_u32(warp_bias(s) + (j * TILE_COLUMNS + 32 * strip + 8 * i + 2 * (lane_index() & 3)) * 2);
+            for (int j = 0; j < (SWIGLU ? 2 : 1); j++) b[j] = shared_load_u32(warp_bias(s) + (j * TILE_COLUMNS + column) * 2);
+        if constexpr (ROW_SCALES) of_b = shared_load_f32_pair(warp_scales(s) + column * 4);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int from = 16 * strip + 4 * i + j;
+            if constexpr (ROW_SCALES) factor = of_a[j / 2] * (j % 2 ? of_b.y : of_b.x);
             float y = fmaf(factor, sums[from], j % 2 ? element_high(b[0]) : element_low(b[0]));
             if constexpr (SWIGLU)
                 x[4 * i + j] = silu(y) * fmaf(factor, sums[from + WIDTH / 4], j % 2 ? element_high(b[1]) : element_low(b[1]));
@@ -402,8 +451,8 @@ DEVICE void store_f32_strip(const dw_sm90_gemm_params &p, const tile &t, int par
     }
 }
 
-DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, float (*sums)[WIDTH / 2]) {
-    const float factor = factor_of(p, t);
+DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, float factor,
+                       float (*sums)[WIDTH / 2]) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         chunks d, residual;
@@ -418,7 +467,7 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
                 load_strip(residual, strip, words);
                 if (p.n % 8 != 0) load_incomplete(residual, strip, words);
             }
-            finish(s, factor, sums[part], strip, x);
+            finish(s, factor, sums[part], strip, x, part * 64);
             if constexpr (F32_OUTPUT) {
                 store_f32_strip(p, t, part, strip, x);
             } else {
@@ -440,10 +489,12 @@ DEVICE void multiply(const dw_sm90_gemm_params &p, const shared_layout &s, ring 
     int step = 0;
     if (steps == 0) clear_sums(sums);
     if constexpr (BIAS) load_bias(p, s, t);
+    if constexpr (ROW_SCALES) load_row_scales(p, s, t);
     wait_for_turn();
     multiply_steps(s, r, t, step, steps, 0, sums);
     give_turn();
     if constexpr (BIAS) __syncwarp();
+    if constexpr (ROW_SCALES) wait_for_row_scales();
     end_steps(s, r, steps, sums);
 }
 
@@ -458,85 +509,9 @@ DEVICE void compute_in_turn(const dw_sm90_gemm_params &p, const shared_layout &s
             continue;
         }
         float sums[PARTS][WIDTH / 2];
+        const float factor = factor_of(p, t);
         multiply(p, s, r, t, sums);
-        store_tile(p, s, t, sums);
-    }
-}
-
-// ---- two levels of sums -------------------------------------------------------------------------------------
-
-// The scales of a block of the contraction for a thread's accumulators: of its two rows of A, and of the square block
-// of B. Those of its 32 columns, where blocks of B are not square, would not fit its registers.
-typedef struct block_scales {
-    float a[2], b;
-} block_scales;
-
-// `row` and `column` are the thread's first ones.
-DEVICE block_scales load_scales(const dw_sm90_gemm_params &p, int step, int row, int column) {
-    block_scales s;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int at = min(row + 8 * i, p.m - 1);
-        s.a[i] = SQUARE_A ? p.scale_a[(long long)(at / DW_SM90_BLOCK) * p.wide_a + step]
-                          : p.scale_a[(long long)step * p.m + at];
-    }
-    s.b = SQUARE_B ? p.scale_b[(long long)(min(column, p.n - 1) / DW_SM90_BLOCK) * p.wide_b + step] : 1.f;
-    return s;
-}
-
-DEVICE void add_scaled(const dw_sm90_gemm_params &p, int step, int column, block_scales s, const float *products,
-                       float *sums) {
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; i++) {
-        const int at = min(column + i / 4 * 8 + i % 2, p.n - 1);
-        const float of_b = SQUARE_B ? s.b : p.scale_b[(long long)step * p.n + at];
-        sums[i] += products[i] * (s.a[i / 2 % 2] * of_b);
-    }
-}
-
-// Multiplies the warpgroup's share of a tile, and makes `t` that share.
-DEVICE void multiply_in_two_levels(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, tile &t, float *sums) {
-    const int steps = steps_of(t), half = threadIdx.x / 128;
-    const uint32 a = TILE_M == 128 ? half * 64 * 128 : 0, b = A_BYTES + (TILE_M == 64 ? half * WIDTH * 128 : 0);
-    float products[WIDTH / 2];
-    if constexpr (TILE_M == 128) t.row += half * 64;
-    else t.column += half * WIDTH;
-    const int row = t.row + threadIdx.x % 128 / 32 * 16 + lane_index() / 4, column = t.column + 2 * (lane_index() & 3);
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; i++) products[i] = sums[i] = 0.f;
-    for (int step = 0; step < steps; step++) {
-        uint32 stage = s.stages + r.stage * STAGE_BYTES;
-        block_scales scales;
-        if constexpr (BLOCKS) scales = load_scales(p, step, row, column); // while the stage arrives
-        barrier_wait(s.full + 8 * r.stage, r.phase);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < SLICES; i++)
-            wgmma_codes<WIDTH>(products, operand<false>(stage + a, i), operand<false>(stage + b, i), i > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        keep<WIDTH / 2>(products);
-        release(s, r.stage);
-        if constexpr (BLOCKS) {
-            add_scaled(p, step, column, scales, products, sums);
-        } else {
-#pragma unroll
-            for (int i = 0; i < WIDTH / 2; i++) sums[i] += products[i];
-        }
-        advance(r, STAGES);
-    }
-}
-
-DEVICE void compute_in_two_levels(const dw_sm90_gemm_params &p, const shared_layout &s) {
-    ring r = {0, 0};
-    walk w = {};
-    tile t;
-    while (next_tile(p, w, t)) {
-        float sums[PARTS][WIDTH / 2];
-        multiply_in_two_levels(p, s, r, t, sums[0]);
-        if constexpr (BIAS) load_bias(p, s, t);
-        __syncwarp();
-        store_tile(p, s, t, sums);
+        store_tile(p, s, t, factor, sums);
     }
 }
 
@@ -548,6 +523,8 @@ DEVICE void pass_stage(const shared_layout &s, ring &r) {
     release(s, r.stage);
     advance(r, STAGES);
 }
+
+#include "sm90_two_levels.cuh"
 
 #if PROGRAM
 #include "sm90_program.cuh"
@@ -580,6 +557,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     for (int strip = 0; strip < STRIPS; strip++) { // a strip behind each step
         multiply_steps(s, r, t, step, min(strip + 1, steps), rows, sums);
         if (BIAS && strip == 0) load_bias(p, s, t);
+        if (ROW_SCALES && strip == 0) load_row_scales(p, s, t);
         store_strip(h.d, strip, h.words[strip]);
         if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
     }
@@ -592,11 +570,12 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
     h.d = chunks_of_d(p, t, 0);
     if constexpr (BIAS) __syncwarp();
+    if constexpr (ROW_SCALES) wait_for_row_scales();
     end_steps(s, r, steps, sums);
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
         float x[16];
-        finish(s, factor, sums[0], strip, x);
+        finish(s, factor, sums[0], strip, x, rows);
         if constexpr (RESIDUAL) add_words(h.words[strip], x);
         pack_words(x, h.words[strip]);
     }
@@ -624,8 +603,11 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
     if constexpr (GROUPS != DW_GROUPS_BATCH)
         check_offsets(p.offsets, 1, p.groups, GROUPS == DW_GROUPS_ROWS ? p.m : p.k, p.error);
     if (threadIdx.x / 128 == DW_SM90_MULTIPLIERS) {
-        registers_down<40>();
+        registers_down<LOADER_REGISTERS>();
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b);
+#if BLOCKS
+        if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS + 1) load_scales(p, s);
+#endif
 #if PROGRAM
     } else if (threadIdx.x / 128 > DW_SM90_MULTIPLIERS) {
         registers_up<136>();
@@ -636,10 +618,13 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
     }
 #else
     } else {
-        registers_up<232>();
-        if constexpr (PROMOTE) compute_in_two_levels(p, s);
-        else if constexpr (TOGETHER) compute_together(p, s);
+        registers_up<MULTIPLIER_REGISTERS>();
+#if PROMOTE
+        compute_in_two_levels(p, s);
+#else
+        if constexpr (TOGETHER) compute_together(p, s);
         else compute_in_turn(p, s);
+#endif
         if constexpr (GROUPS == DW_GROUPS_ROWS) store_rest<F32_OUTPUT, RESIDUAL>(p, 128 * DW_SM90_MULTIPLIERS);
     }
 #endif

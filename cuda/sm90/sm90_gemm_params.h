@@ -30,7 +30,7 @@ typedef struct dw_sm90_gemm_params {
     dw_data_error error; /* of offsets that do not ascend from 0 to at most the rows */
     /* Codes alone: the scale of A, and that of matrix g of B at scale_b[g * scale_b_step]. With BLOCKS the scales of
      * blocks: that of row i and block k of the contraction is at k * rows + i, or, of square blocks, at
-     * i / 128 * wide + k. */
+     * i / 128 * wide + k. With ROW_SCALES that of row i is at i. */
     const float *scale_a, *scale_b;
     int scale_b_step;   /* 0: one scale for all */
     int wide_a, wide_b; /* square blocks alone */
@@ -68,6 +68,13 @@ typedef struct dw_sm90_gemm_params {
 #define DW_SM90_PROGRAM_SHARED_BYTES(tile_m, tile_n, stages, bias)                                 \
     ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + (tile_m)*DW_SM90_LINE_BYTES(tile_n) +          \
      ((bias) ? DW_SM90_BIAS_BYTES(tile_n) : 0) + 2 * 8 * (stages) + 2 * 8 * DW_SM90_MULTIPLIERS)
+
+/* Codes with two levels of sums: a warpgroup multiplies panels of so many columns. */
+#define DW_SM90_PANEL_COLUMNS 128
+/* F32 scales of the blocks of a stage's rows of A and of B. */
+#define DW_SM90_BLOCK_SCALES_BYTES(tile_m, tile_n) (((tile_m) + (tile_n)) * 4)
+/* F32 scales of a tile's columns, then of 64 or 128 rows, for each warp. */
+#define DW_SM90_ROW_SCALES_BYTES(tile_m, tile_n) (DW_SM90_MULTIPLIERS * 4 * ((tile_n) + (tile_m)) * 4)
 
 /* Elements of the contraction in a stage of codes of FP8, 128 bytes, too, and of a block of fp8-block. */
 #define DW_SM90_CODES_STEP 128

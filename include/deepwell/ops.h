@@ -79,10 +79,10 @@
  *                                         x that are not 0; of those, numbers whose y is 0; numbers that rounding alone
  *                                         would take beyond the largest of their block. Elements count where x and
  *                                         y are finite. No gradient
- *   multiply_codes(a [M,K], b [N,K], scale_a f32 []?, scale_b f32 []?, tiles_a?, tiles_b?,
+ *   multiply_codes(a [M,K], b [N,K], scale_a f32 [] or [M]?, scale_b f32 [] or [N]?, tiles_a?, tiles_b?,
  *      bias [N]?; dtype=f32, fast_accumulation=0) -> [M,N]
  *                                         a b^T scale_a scale_b of e4m3 or e5m2 codes, summed in F32; dtype: f32, bf16
- *                                         or f16. With tiles, codes and tiles are quantize_tiles', each code is
+ *                                         or f16. Both scales are those of tensors, or both of rows. With tiles, codes and tiles are quantize_tiles', each code is
  *                                         multiplied by its block's scale, and scale_a and scale_b are there for nvfp4
  *                                         alone. With those of fp8-block, the sum of a block of K is multiplied by the
  *                                         two scales and added in F32. bias, of y's type, is added before the one rounding.

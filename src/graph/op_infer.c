@@ -1007,10 +1007,16 @@ dw_status dw__infer_multiply_codes(const dw__draft *draft, dw__inferred *out) {
         DW_RETURN_IF_FAILED(check_tiles(draft));
     else
         DW_RETURN_IF_FAILED(want_all(draft, SCALE_A, true, "without scales of blocks"));
+    const bool of_rows =
+        !in_blocks && (rank_of(draft, SCALE_A) == 1 || rank_of(draft, SCALE_B) == 1);
     for (uint32_t i = SCALE_A; i <= SCALE_B; i++) {
         if (!has(draft, i)) continue;
         DW_RETURN_IF_FAILED(want_dtype(draft, i, DW_F32));
-        DW_RETURN_IF_FAILED(want_rank(draft, i, 0));
+        if (of_rows)
+            DW_RETURN_IF_FAILED(want_shape(draft, i, 1, shape_of(draft, i - SCALE_A),
+                                           "one for each row of these codes, as of the others"));
+        else
+            DW_RETURN_IF_FAILED(want_rank(draft, i, 0));
     }
     if (shape_of(draft, CODES_A)[1] != shape_of(draft, CODES_B)[1])
         return refuse(draft, DW_SHAPE,

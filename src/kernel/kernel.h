@@ -269,6 +269,8 @@ const dw__tensor *dw__call_addend(const dw__call *call);
 bool dw__call_has_tiles(const dw__call *call);
 /* Returns whether these are F32, those of fp8-block. */
 bool dw__call_has_f32_scales(const dw__call *call);
+/* Returns whether a call of multiply_codes has a scale for each row of a and of b. */
+bool dw__call_has_row_scales(const dw__call *call);
 /* True of products of codes for which a GPU may have no kernel: those with scales of blocks, and those of experts. */
 bool dw__call_has_few_kernels(const dw__call *call);
 /* Whether a product with scales of blocks is simulated if this call of its operations has no kernel. A product with its

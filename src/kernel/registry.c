@@ -36,6 +36,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__graph_attention_backward,
     &dw__graph_gemm,
     &dw__graph_gemm_scaled,
+    &dw__sm90_codes_fast, /* before cublaslt: calls that it was measured faster at */
     &dw__graph_cublaslt,
     &dw__graph_cublaslt_scaled,
     &dw__graph_cublaslt_fp8_block,
@@ -243,6 +244,11 @@ bool dw__call_has_tiles(const dw__call *call) {
     enum { TILES_A = 4 };
     return call->op == DW_OP_MULTIPLY_CODES && call->input_count > TILES_A &&
            call->inputs[TILES_A].rank >= 0;
+}
+
+bool dw__call_has_row_scales(const dw__call *call) {
+    enum { SCALE_A = 2 };
+    return call->op == DW_OP_MULTIPLY_CODES && call->inputs[SCALE_A].rank == 1;
 }
 
 bool dw__call_has_few_kernels(const dw__call *call) {

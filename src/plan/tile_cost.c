@@ -8,7 +8,8 @@ static double ceiling(double value, double step) { return ceil(value / step); }
  * cores to the other one. */
 static double tiles_high(const dw__tile_work *w, int tile_m, bool together) {
     if (w->groups_kind != DW_GROUPS_ROWS) return w->groups * ceiling(w->m, tile_m);
-    return w->m / tile_m + w->groups * (together ? 0.25 : 0.5);
+    const bool halves = together || (w->promote && tile_m > 64);
+    return w->m / tile_m + w->groups * (halves ? 0.25 : 0.5);
 }
 
 /* Clocks between the products of one tile that is computed together and those of the next: the last products end, and
@@ -23,7 +24,7 @@ static double clocks_between(const dw__tile_work *w, double elements) {
 
 bool dw__sm90_tile_exists(const dw__tile_work *w, int tile_n, bool together) {
     if (w->codes && tile_n != 128 && tile_n != 256) return false;
-    return !together || (w->element_bytes < 4 && !w->promote);
+    return !together || w->promote || w->element_bytes < 4;
 }
 
 dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_n, bool together,
@@ -45,16 +46,17 @@ dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_
     enum { OUT_BYTES_PER_CLOCK = 20 }; /* what an SM gets of the memory */
     const double multiply = made.steps * made.step_clocks,
                  store = elements * (w->residual ? 2 : 1) * w->element_bytes / OUT_BYTES_PER_CLOCK;
-    if (together)
+    /* Smaller tiles read more: on an H200 their products took 8 % longer than those of 128 x 256. */
+    const double slower = tile_m * tile_n < 128 * 256 ? 1.08 : 1;
+    if (w->promote)
+        /* Both warpgroups multiply, and then both round D in 16 bits, which is copied meanwhile, or store it in F32. */
+        made.clocks =
+            multiply * slower + (w->element_bytes < 4 ? clocks_between(w, elements) : store);
+    else if (together)
         made.clocks = multiply + clocks_between(w, elements);
-    else if (w->promote)
-        /* With two levels of sums both warpgroups multiply, and then both store. */
-        made.clocks = multiply + store;
     else {
-        /* While one warpgroup multiplies, the other stores. Smaller tiles read more: on an H200 their products took 8 %
-         * longer than those of 128 x 256, and a change of turns 600 clocks. */
+        /* While one warpgroup multiplies, the other stores. A change of turns took 600 clocks. */
         enum { CHANGE = 600 };
-        const double slower = 1.08;
         made.clocks = fmax(multiply, (multiply + store) / 2) * slower + CHANGE;
     }
     made.clocks *= made.rounds;

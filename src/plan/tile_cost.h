@@ -28,8 +28,8 @@ typedef struct dw__tile_count {
     double clocks; /* of the SM with the most tiles, at the rate of the data sheet */
 } dw__tile_count;
 
-/* Elements of D wait in registers while the next tile is computed together: there is no room for F32, nor for a second
- * level of sums. */
+/* Elements of D wait in registers while the next tile is computed together: there is no room for F32. With two levels of
+ * sums warpgroups share every tile, and elements of 16 bits wait in shared memory. */
 bool dw__sm90_tile_exists(const dw__tile_work *work, int tile_n, bool together);
 
 /* Counts the work in tiles of `tile_m` rows by `tile_n` columns of B, which two warpgroups compute together or each

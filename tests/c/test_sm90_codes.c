@@ -14,6 +14,7 @@ typedef struct form {
     bool f16, bias, residual, fast, scale_each;
     arrangement matrices;
     bool blocks, square_a, square_b; /* scales of blocks; not in groups */
+    bool row_scales;                 /* not in groups */
 } form;
 
 typedef struct call {
@@ -23,9 +24,9 @@ typedef struct call {
     int offsets[GROUPS + 1];
     float scales[1 + GROUPS]; /* of A, then of B */
     matrix a, b, bias, residual, d;
-    float *blocks[2]; /* scales of blocks of A and B */
-    int wide[2];      /* from a row of square blocks to the next */
-    size_t block_bytes[2];
+    float *blocks[2];      /* scales of blocks of A and B */
+    int wide[2];           /* from a row of square blocks to the next */
+    size_t block_bytes[2]; /* or those of rows */
     void *device_offsets, *device_scales, *device_blocks[2];
     dw__gemm_groups_call made;
 } call;
@@ -53,7 +54,10 @@ static void fill(matrix *x, const dw_device *device, int rows, int columns, matr
 
 static bool is_square(const form *f, int operand) { return operand ? f->square_b : f->square_a; }
 
+static bool has_scales(const form *f) { return f->blocks || f->row_scales; } /* in `blocks` */
+
 static float block_scale(const call *c, int operand, int row, int block) {
+    if (c->form->row_scales) return c->blocks[operand][row];
     const int rows = operand ? c->n : c->m;
     return c->blocks[operand][is_square(c->form, operand) ? row / STEP * c->wide[operand] + block
                                                           : block * rows + row];
@@ -63,7 +67,9 @@ static float block_scale(const call *c, int operand, int row, int block) {
 static void put_blocks(call *c, int operand, uint64_t *state) {
     const int rows = operand ? c->n : c->m, along = (c->k + STEP - 1) / STEP,
               wide = (along + 3) / 4 * 4,
-              count = is_square(c->form, operand) ? (rows + STEP - 1) / STEP * wide : along * rows;
+              count = c->form->row_scales           ? rows
+                      : is_square(c->form, operand) ? (rows + STEP - 1) / STEP * wide
+                                                    : along * rows;
     c->wide[operand] = wide;
     c->block_bytes[operand] = (size_t)count * sizeof(float);
     c->blocks[operand] = malloc(c->block_bytes[operand]);
@@ -94,31 +100,32 @@ static void open_call(const form *f, int m, int n, int k, bool positive, uint64_
     c->device_offsets = put(device, c->offsets, sizeof c->offsets);
     c->device_scales = put(device, c->scales, sizeof c->scales);
     c->made = (dw__gemm_groups_call){.gemm = {.struct_size = sizeof(dw_gemm),
-                                       .device = device,
-                                       .dtype = f->f16 ? DW_F16 : DW_BF16,
-                                       .output = f->d == MATRIX_F32 ? DW_F32
-                                                 : f->f16           ? DW_F16
-                                                                    : DW_BF16,
-                                       .m = m,
-                                       .n = n,
-                                       .k = k,
-                                       .alpha = 0.75f,
-                                       .a = matrix_of(&c->a),
-                                       .b = matrix_of(&c->b),
-                                       .d = matrix_of(&c->d)},
-                              .groups = {.count = groups},
-                              .codes = {.a = code_of(f->a),
-                                        .b = code_of(f->b),
-                                        .fast = f->fast,
-                                        .scale_a = c->device_scales,
-                                        .scale_b = (float *)c->device_scales + 1,
-                                        .scale_b_each = f->scale_each,
-                                        .side_by_side = f->matrices == BESIDE}};
+                                              .device = device,
+                                              .dtype = f->f16 ? DW_F16 : DW_BF16,
+                                              .output = f->d == MATRIX_F32 ? DW_F32
+                                                        : f->f16           ? DW_F16
+                                                                           : DW_BF16,
+                                              .m = m,
+                                              .n = n,
+                                              .k = k,
+                                              .alpha = 0.75f,
+                                              .a = matrix_of(&c->a),
+                                              .b = matrix_of(&c->b),
+                                              .d = matrix_of(&c->d)},
+                                     .groups = {.count = groups},
+                                     .codes = {.a = code_of(f->a),
+                                               .b = code_of(f->b),
+                                               .fast = f->fast,
+                                               .scale_a = c->device_scales,
+                                               .scale_b = (float *)c->device_scales + 1,
+                                               .scale_b_each = f->scale_each,
+                                               .side_by_side = f->matrices == BESIDE}};
     if (f->bias) c->made.gemm.bias = c->bias.device;
     if (f->residual) c->made.gemm.residual = matrix_of(&c->residual);
-    if (f->blocks) {
+    if (has_scales(f)) {
         for (int i = 0; i < 2; i++) put_blocks(c, i, &state);
-        c->made.codes.blocks = true;
+        c->made.codes.blocks = f->blocks;
+        c->made.codes.row_scales = f->row_scales;
         c->made.codes.square_a = f->square_a;
         c->made.codes.square_b = f->square_b;
         c->made.codes.wide_a = c->wide[0];
@@ -136,7 +143,7 @@ static void close_call(call *c) {
     for (size_t i = 0; i < DW_COUNT(all); i++) take_away(all[i], c->device);
     dw_device_release(c->device, c->device_offsets, sizeof c->offsets);
     dw_device_release(c->device, c->device_scales, sizeof c->scales);
-    for (int i = 0; i < 2 && c->form->blocks; i++) {
+    for (int i = 0; i < 2 && has_scales(c->form); i++) {
         dw_device_release(c->device, c->device_blocks[i], c->block_bytes[i]);
         free(c->blocks[i]);
     }
@@ -176,6 +183,8 @@ static int group_of(const call *c, int row) {
 static expected sum_of(const call *c, int row, int column) {
     const int group = c->groups == 1 ? 0 : group_of(c, row), beside = c->form->matrices == BESIDE;
     double sum = 0, error = 0, part = 0, off = 0, scale = 1;
+    if (c->form->row_scales)
+        scale = (double)block_scale(c, 0, row, 0) * block_scale(c, 1, column, 0);
     for (int k = 0; k < c->k; k += PRODUCT_K) {
         if (!c->form->fast && k % STEP == 0) {
             error += off * scale;
@@ -208,7 +217,7 @@ static void check_call(const call *c) {
         const int group = c->groups == 1 ? 0 : group_of(c, i);
         const double of_tensors =
             (double)c->scales[0] * c->scales[1 + (c->form->scale_each ? group : 0)];
-        const double factor = 0.75 * (c->form->blocks ? 1 : of_tensors);
+        const double factor = 0.75 * (has_scales(c->form) ? 1 : of_tensors);
         for (int j = 0; j < c->n; j++) {
             expected x = sum_of(c, i, j);
             x.value *= factor, x.error *= factor;
@@ -242,14 +251,17 @@ static void each_form_is_right(void **state) {
         {MATRIX_E4M3, MATRIX_E4M3, MATRIX_BF16, .bias = true, .blocks = true, .square_b = true},
         {MATRIX_E4M3, MATRIX_E4M3, MATRIX_F32, .blocks = true},
         {MATRIX_E4M3, MATRIX_E4M3, MATRIX_F16, .f16 = true, .blocks = true, .square_a = true},
+        {MATRIX_E5M2, MATRIX_E4M3, MATRIX_BF16, .bias = true, .row_scales = true, .fast = true},
+        {MATRIX_E4M3, MATRIX_E5M2, MATRIX_BF16, .row_scales = true},
+        {MATRIX_E4M3, MATRIX_E4M3, MATRIX_F32, .residual = true, .row_scales = true, .fast = true},
     };
     (void)state;
     need_compiler();
     for (int tile = 0; tile < DW__SM90_TILES; tile++)
         for (size_t i = 0; i < DW_COUNT(forms); i++) {
             call c;
-            open_call(&forms[i], dw__sm90_tiles[tile].m + 61, dw__sm90_tiles[tile].n + 37, 400,
-                      false, 70 + i, &c);
+            open_call(&forms[i], dw__sm90_tiles[tile].m + 61,
+                      dw__sm90_tiles[tile].n + (i % 2 ? 37 : 40), 400, false, 70 + i, &c);
             if (run_tile(&c, tile)) check_call(&c);
             close_call(&c);
         }
@@ -344,7 +356,7 @@ static void correct_kernels_pass(void **state) {
 
 /* The sums of all steps but the last are lost. */
 static void keep_last_step(void) {
-    static const char added[] = "sums[i] += products[i];", lost[] = "sums[i]  = products[i];";
+    static const char added[] = "sums_of[i] += products[i];", lost[] = "sums_of[i]  = products[i];";
     const dw__context *context;
     dw__text source = {0};
     dw_attr dtype;
@@ -396,11 +408,43 @@ static void other_layouts_are_refused(void **state) {
     expect_refused(&call, "a contiguous bias in 16 bits");
 }
 
+/* The entry before cuBLASLt is for fast accumulation, a result in 16 bits, and tiles for all SMs. */
+static void fast_calls_come_first(void **state) {
+    const dw__kernel *const *each = dw__kernel_candidates(DW_OP_MULTIPLY_CODES, true);
+    const dw__gpu_target gpu = {.capability = 90, .sm_count = 132, .name = "an H200"};
+    const dw__kernel *kernel = &dw__sm90_codes_fast;
+    dw_attr attrs[] = {{.key = DW_ATTR_KEY_DTYPE, .integer = DW_BF16},
+                       {.key = DW_ATTR_KEY_FAST_ACCUMULATION, .integer = 1}};
+    dw__operation_call call = {0};
+    (void)state;
+    while (*each != kernel && *each != &dw__graph_cublaslt) each++;
+    assert_ptr_equal(*each, kernel);
+    dw__multiply_codes_example(DW_E4M3, DW_E5M2, DW_BF16, 4096, 2048, 512, &call.call);
+    assert_int_equal(kernel->supports(kernel, &call, &gpu), DW_TYPE); /* not fast */
+    call.call.attrs = attrs;
+    call.call.attr_count = 2;
+    assert_int_equal(kernel->supports(kernel, &call, &gpu), DW_OK);
+    dw__multiply_codes_add_bias(&call.call);
+    assert_int_equal(kernel->supports(kernel, &call, &gpu), DW_TYPE);
+    dw__multiply_codes_example(DW_E4M3, DW_E5M2, DW_F32, 4096, 2048, 512, &call.call);
+    attrs[0].integer = DW_F32;
+    call.call.attrs = attrs;
+    call.call.attr_count = 2;
+    assert_int_equal(kernel->supports(kernel, &call, &gpu), DW_TYPE);
+    dw__multiply_codes_example(DW_E4M3, DW_E5M2, DW_BF16, 512, 512, 512, &call.call);
+    attrs[0].integer = DW_BF16;
+    call.call.attrs = attrs;
+    call.call.attr_count = 2;
+    assert_int_equal(kernel->supports(kernel, &call, &gpu), DW_UNSUPPORTED);
+    if (!strstr(dw_last_error(), "expected at least 132")) fail_msg("%s", dw_last_error());
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(correct_kernels_pass),      cmocka_unit_test(wrong_kernels_are_rejected),
         cmocka_unit_test(each_form_is_right),        cmocka_unit_test(small_calls_are_right),
         cmocka_unit_test(two_levels_are_more_exact), cmocka_unit_test(other_layouts_are_refused),
+        cmocka_unit_test(fast_calls_come_first),
     };
     return cmocka_run_group_tests(tests, find_compiler, NULL);
 }

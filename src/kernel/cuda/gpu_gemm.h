@@ -40,6 +40,7 @@ typedef struct dw__gemm_groups_call {
         bool fast;                      /* all sums in the tensor cores' accumulators */
         const float *scale_a, *scale_b; /* device memory: of all of A, of B or of each matrix */
         bool scale_b_each;
+        bool row_scales; /* of each row of A and of B instead; not in groups */
         bool blocks, square_a,
             square_b;       /* scales of blocks instead, as fp8-block has them; not in groups */
         int wide_a, wide_b; /* from a row of square blocks to the next */
@@ -200,7 +201,8 @@ typedef union dw__sm90_shape {
         uint64_t codes_a : 2, codes_b : 2; /* CODES_A of sm90_gemm.cu */
         bool promote : 1, blocks : 1, square_a : 1, square_b : 1;
         bool halves : 1; /* PROGRAM_HALVES of sm90_program.cuh */
-        uint64_t unused : 18;
+        bool row_scales : 1;
+        uint64_t unused : 17;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;

@@ -30,7 +30,7 @@ extern const dw__kernel dw__gpu_fp8_block_gemm;                          /* tens
 extern const dw__kernel dw__gpu_fp8_block_codes;                         /* fp8_block_codes.c */
 extern const dw__kernel dw__gpu_group_rows;                              /* gpu_group_rows.c */
 extern const dw__kernel dw__sm90_segment, dw__sm100_segment;             /* segment_gemm.c */
-extern const dw__kernel dw__sm90_codes;                                  /* sm90_codes.c */
+extern const dw__kernel dw__sm90_codes, dw__sm90_codes_fast;             /* sm90_codes.c */
 extern const dw__kernel dw__gpu_segment_linear;                          /* gpu_segment_linear.c */
 extern const dw__kernel dw__gpu_spread_rows;                             /* gpu_spread_rows.c */
 

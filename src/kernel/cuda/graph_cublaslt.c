@@ -758,6 +758,9 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     gemm_key g;
     if (multiplies_codes(c) && dw__call_has_tiles(c))
         return dw__fail(DW_TYPE, "%s multiplies codes without scales of blocks", kernel->name);
+    if (dw__call_has_row_scales(c))
+        return dw__fail(DW_TYPE, "%s multiplies codes with one scale for each tensor",
+                        kernel->name);
     DW_RETURN_IF_FAILED(multiplies_codes(c) ? dw__gpu_kernel_has(kernel, gpu)
                                             : dw__gpu_kernel_computes(kernel, c, gpu));
     DW_RETURN_IF_FAILED(check_call(kernel, c, &g));

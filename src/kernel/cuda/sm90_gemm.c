@@ -25,9 +25,22 @@ int dw__sm90_tile_columns(const dw__sm90_shape *s) {
     return has_halves(s) ? n / 2 : n;
 }
 
-static unsigned shared_bytes(const dw__sm90_tile *t) {
-    return DW_SM90_GEMM_SHARED_BYTES(t->m, t->n, t->stages);
+static unsigned shared_bytes_of(const dw__sm90_shape *s, int stages) {
+    const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
+    unsigned bytes = DW_SM90_GEMM_SHARED_BYTES(t->m, t->n, stages);
+    if (s->blocks) bytes += stages * DW_SM90_BLOCK_SCALES_BYTES(t->m, t->n);
+    if (s->row_scales) bytes += DW_SM90_ROW_SCALES_BYTES(t->m, t->n);
+    return bytes;
 }
+
+/* Scales may take the place of a stage. */
+static int stages_of(const dw__sm90_shape *s) {
+    int stages = dw__sm90_tiles[s->tile].stages;
+    while (shared_bytes_of(s, stages) > DW_SM90_MOST_SHARED) stages--;
+    return stages;
+}
+
+static unsigned shared_bytes(const dw__sm90_shape *s) { return shared_bytes_of(s, stages_of(s)); }
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -86,6 +99,7 @@ dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
         .blocks = c->codes.blocks,
         .square_a = c->codes.square_a,
         .square_b = c->codes.square_b,
+        .row_scales = c->codes.row_scales,
     };
     shape.promote = dw__sm90_has_codes(&shape) && (c->codes.blocks || !c->codes.fast);
     double least = INFINITY;
@@ -140,8 +154,8 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
         .source = "sm90/sm90_gemm.cu", .entry = "sm90_gemm", .arch = dw__gpu_arch(90)};
     dw__jit_add_define(&v, "TILE_M", t->m);
     dw__jit_add_define(&v, "TILE_N", t->n);
-    dw__jit_add_define(&v, "STAGES", t->stages);
-    dw__jit_add_define(&v, "TOGETHER", t->together);
+    dw__jit_add_define(&v, "STAGES", stages_of(s));
+    dw__jit_add_define(&v, "TOGETHER", t->together && !s->promote);
     dw__jit_add_define(&v, "GROUPS", (int)s->groups);
     dw__jit_add_define(&v, "TURNED_A", s->turned_a);
     dw__jit_add_define(&v, "TURNED_B", s->turned_b);
@@ -157,6 +171,7 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     dw__jit_add_define(&v, "BLOCKS",
                        (s->blocks ? DW_SM90_BLOCKS : 0) | (s->square_a ? DW_SM90_SQUARE_A : 0) |
                            (s->square_b ? DW_SM90_SQUARE_B : 0));
+    dw__jit_add_define(&v, "ROW_SCALES", s->row_scales);
     return v;
 }
 
@@ -165,7 +180,7 @@ dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64
     const dw__sm90_shape shape = {.params = params};
     (void)kernel, (void)capability;
     points[0].code = dw__sm90_variant(&shape);
-    points[0].shared_bytes = shared_bytes(&dw__sm90_tiles[shape.tile]);
+    points[0].shared_bytes = shared_bytes(&shape);
     return DW_OK;
 }
 
@@ -244,7 +259,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         .function = variant->functions[0],
         .grid = {(unsigned)dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count), 1, 1},
         .block = {program ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1, 1},
-        .shared_bytes = program ? program->shared_bytes : shared_bytes(t),
+        .shared_bytes = program ? program->shared_bytes : shared_bytes(&shape),
         .stream = g->stream,
         .arguments = arguments,
     });

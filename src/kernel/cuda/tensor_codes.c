@@ -187,6 +187,9 @@ static dw_status product_supports(const dw__kernel *kernel, const void *call,
     if (dw__call_has_tiles(c) && !dw__call_has_f32_scales(c))
         return dw__fail(DW_TYPE, "%s multiplies codes without scales of blocks of one byte",
                         kernel->name);
+    for (int i = 2; i < 4; i++)
+        if (dw__call_has_row_scales(c) && !dw__tensor_is_contiguous(&c->inputs[i]))
+            return dw__fail(DW_UNSUPPORTED, "%s: expected contiguous scales of rows", kernel->name);
     const dw__tensor *bias = dw__call_bias(c);
     if (bias && !dw__tensor_is_contiguous(bias))
         return dw__fail(DW_UNSUPPORTED, "%s: expected a contiguous bias", kernel->name);
@@ -228,6 +231,7 @@ static dw_multiply_codes_params product_params(const dw__call *c) {
                                       .b = in[1].data,
                                       .scale_a = in_blocks ? NULL : in[2].data,
                                       .scale_b = in_blocks ? NULL : in[3].data,
+                                      .scale_step = dw__call_has_row_scales(c),
                                       .blocks_a = in_blocks ? in[BLOCKS_A].data : NULL,
                                       .blocks_b = in_blocks ? in[BLOCKS_B].data : NULL,
                                       .wide_a = in_blocks ? wide_of(&in[BLOCKS_A]) : 0,

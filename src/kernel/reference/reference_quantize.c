@@ -285,12 +285,17 @@ static double scale_of(const dw__tensor *scale) {
     return scale->rank < 0 ? 1.0 : dw__scalar_load(scale->data, scale->dtype, 0).number;
 }
 
+static double scale_of_row(const dw__tensor *scale, int64_t row) {
+    return scale->rank == 1
+               ? dw__scalar_load(scale->data, scale->dtype, row * scale->stride[0]).number
+               : scale_of(scale);
+}
+
 dw_status dw__reference_multiply_codes(const dw__call *call, void *unused) {
     (void)unused;
     enum { A, B, SCALE_A, SCALE_B, TILES_A, TILES_B };
     const dw__tensor *a = &call->inputs[A], *b = &call->inputs[B], *y = &call->outputs[0];
     const int64_t m = a->shape[0], n = b->shape[0], k = a->shape[1];
-    const double scale = scale_of(&call->inputs[SCALE_A]) * scale_of(&call->inputs[SCALE_B]);
     const dw__tensor *bias = dw__call_bias(call);
     dw_status status = DW_OK;
     float *of_a = NULL, *of_b = NULL;
@@ -304,6 +309,8 @@ dw_status dw__reference_multiply_codes(const dw__call *call, void *unused) {
     }
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
+            const double scale =
+                scale_of_row(&call->inputs[SCALE_A], i) * scale_of_row(&call->inputs[SCALE_B], j);
             double sum = scale * dot(of_a + i * k, of_b + j * k, k, scales, i, j);
             if (bias) sum += dw__scalar_load(bias->data, bias->dtype, j * bias->stride[0]).number;
             dw__scalar_store(y->data, y->dtype, i * n + j, (dw__scalar){.number = sum});
