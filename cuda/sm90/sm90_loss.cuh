@@ -70,7 +70,7 @@ DEVICE void store_unit(const dw_sm90_gemm_params &p, held &h, int strip) {
     if (p.n - column >= 32 && !p.loss.unaligned) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32 *const words = h.words[strip][half];
+            uint32 *const words = h.words[0][half];
             transpose_quad(words);
             if (h.row + 8 * half < h.end)
                 *(uint4 *)(line + half * 8 * p.stride_d + lane_index() % 4 * 8) = make_uint4(words[0], words[1], words[2], words[3]);
@@ -80,7 +80,7 @@ DEVICE void store_unit(const dw_sm90_gemm_params &p, held &h, int strip) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int half = i / 4, at = 8 * (i % 4) + 2 * (lane_index() & 3), left = h.row + 8 * half < h.end ? p.n - column - at : 0;
-        const uint32 word = h.words[strip][half][i % 4];
+        const uint32 word = h.words[0][half][i % 4];
         if (left > 0) line[half * 8 * p.stride_d + at] = (uint16)word;
         if (left > 1) line[half * 8 * p.stride_d + at + 1] = (uint16)(word >> 16);
     }
@@ -117,7 +117,8 @@ DEVICE long long at_partial(const dw_sm90_gemm_params &p, const held &h, int hal
 }
 DEVICE bool writes_partial(const held &h, int half) { return (lane_index() & 3) == 0 && h.row + 8 * half < h.end; }
 
-DEVICE void begin_statistics(const dw_sm90_gemm_params &p, held &h) {
+DEVICE void begin_units(const dw_sm90_gemm_params &p, held &h) {
+    if (h.end == 0) return;
     if (p.n - h.column < TILE_N) clear_columns(p, h);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -141,7 +142,7 @@ DEVICE void add_logits(const dw_sm90_gemm_params &p, held &h, int strip) {
         const int left = p.n - first_column(h, strip) - 8 * i;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const uint32 word = h.words[strip][half][i];
+            const uint32 word = h.words[0][half][i];
             if (left > 0) h.logit_sums[half] += element_low(word);
             if (left > 1) h.logit_sums[half] += element_high(word);
         }
@@ -153,7 +154,8 @@ DEVICE float sum_of_quad(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-DEVICE void end_statistics(const dw_sm90_gemm_params &p, const held &h) {
+DEVICE void end_units(const dw_sm90_gemm_params &p, const held &h) {
+    if (h.end == 0) return;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float sum = sum_of_quad(h.sums[half]);
@@ -168,7 +170,7 @@ DEVICE void end_statistics(const dw_sm90_gemm_params &p, const held &h) {
 DEVICE void store_targets(const dw_sm90_gemm_params &p, const held &h, int strip) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const uint32 *const words = h.words[strip][half];
+        const uint32 *const words = h.words[0][half];
         const int distance = h.target[half] - first_column(h, strip);
         if (!has_element(distance) || h.row + 8 * half >= h.end) continue;
         uint32 word = words[0];
@@ -180,11 +182,10 @@ DEVICE void store_targets(const dw_sm90_gemm_params &p, const held &h, int strip
 
 DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
     if (h.end == 0) return;
-    if (unit == 0) begin_statistics(p, h);
     float part[2][2] = {};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const uint32 word = h.words[unit][i % 2][i / 2];
+        const uint32 word = h.words[0][i % 2][i / 2];
         part[i % 2][0] += exp2_approx(fmaf(element_low(word), LOG2_E, h.shift[i % 2]));
         part[i % 2][1] += exp2_approx(fmaf(element_high(word), LOG2_E, h.shift[i % 2]));
     }
@@ -193,11 +194,13 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
     const int column = first_column(h, unit);
     if (__any_sync(0xffffffff, has_element(h.target[0] - column) || has_element(h.target[1] - column))) store_targets(p, h, unit);
     if (p.loss.logit_sums) add_logits(p, h, unit);
-    if (unit == UNITS - 1) end_statistics(p, h);
     if (p.d) store_unit(p, h, unit);
 }
 
 #else
+
+DEVICE void begin_units(const dw_sm90_gemm_params &, const held &) {}
+DEVICE void end_units(const dw_sm90_gemm_params &, const held &) {}
 
 DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
     if (h.end == 0) return;
@@ -210,13 +213,13 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const dw_sm90_loss_row &r = h.rows[i % 2];
-            uint32 *const word = &h.words[unit][i % 2][i / 2];
+            uint32 *const word = &h.words[0][i % 2][i / 2];
             *word = r.target == DW_SM90_LOSS_IGNORED ? 0 : gradients_of(p.loss, r, *word, r.target - column - i / 2 * 8);
         }
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            uint32 *const word = &h.words[unit][i % 2][i / 2];
+            uint32 *const word = &h.words[0][i % 2][i / 2];
             *word = gradients_of(p.loss, h.rows[i % 2], *word, -1);
         }
     }
@@ -239,13 +242,17 @@ DEVICE void multiply_and_finish(const dw_sm90_gemm_params &p, const shared_layou
     const float factor = factor_of(p, t);
     int step = 0;
     if (steps == 0) clear_sums(sums);
-#pragma unroll
+    multiply_steps(s, r, t, step, steps_before(0, steps), rows, sums);
+    if constexpr (BIAS) load_bias(p, s, t);
+    begin_units(p, h);
+#pragma unroll 1 // the instructions of all units do not fit the cache, and fetching them takes longer than moving registers
     for (int unit = 0; unit < UNITS; unit++) {
         multiply_steps(s, r, t, step, steps_before(unit, steps), rows, sums);
-        if (BIAS && unit == 0) load_bias(p, s, t);
         finish_unit(p, h, unit);
+#pragma unroll
+        for (int i = 0; i < 8 * (STRIPS - 1); i++) h.words[i / 8][i / 4 % 2][i % 4] = h.words[i / 8 + 1][i / 4 % 2][i % 4];
     }
-    multiply_steps(s, r, t, step, steps, rows, sums);
+    end_units(p, h);
     hold(p, t, h);
     if constexpr (BIAS) __syncwarp();
     end_steps(s, r, steps, sums);

@@ -455,11 +455,11 @@ static void expect_right_given(const problem *p) {
     close_run(&r);
 }
 
-/* The first has blocks of 128 classes, 256 and so on, the last of several pieces for a row. */
+/* The first has blocks of 128 classes, each a piece of a row; in one block, rows have several pieces. */
 static const problem of_given[] = {
     {.rows = 26,
      .classes = 3421,
-     .size = 520,
+     .size = 1544,
      .keeps = true,
      .extra = 3,
      .smoothing = 0.1,
@@ -467,7 +467,7 @@ static const problem of_given[] = {
      .sms = 1},
     {.rows = 135,
      .classes = 520,
-     .size = 600,
+     .size = 1600,
      .turned = true,
      .f16 = true,
      .keeps = true,
