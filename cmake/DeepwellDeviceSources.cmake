@@ -231,7 +231,14 @@ if((DEEPWELL_NVCC OR DEEPWELL_NVRTC) AND NOT DEEPWELL_CUBINS STREQUAL "OFF")
         deepwell_add_module(sm_90a sm90/sm90_gemm.cu ACTIVATION=0 BIAS=${bias} ELEMENT=0 GROUPS=0 OUTPUT=0
             RESIDUAL=${residual} STAGES=4 TILE_M=128 TILE_N=256 TOGETHER=1 TURNED_A=${turned_a} TURNED_B=${turned_b})
     endforeach()
-    # The same of a mixture's experts.
+    # Those of a language model's head: logits with statistics, logits' gradients, and gradients beside.
+    foreach(loss 1 2)
+        deepwell_add_module(sm_90a sm90/sm90_gemm.cu ACTIVATION=0 BIAS=0 ELEMENT=0 GROUPS=0 LOSS=${loss} OUTPUT=0
+            RESIDUAL=0 STAGES=4 TILE_M=128 TILE_N=256 TOGETHER=1 TURNED_A=0 TURNED_B=0)
+    endforeach()
+    deepwell_add_module(sm_90a sm90/sm90_gemm.cu ACTIVATION=0 BESIDE=1 BIAS=0 ELEMENT=0 GROUPS=0 OUTPUT=0 RESIDUAL=0
+        STAGES=4 TILE_M=128 TILE_N=256 TOGETHER=1 TURNED_A=1 TURNED_B=1)
+    # Those of a mixture's experts.
     foreach(turned_b 0 1)
         foreach(tile "128;4;1" "64;5;0")
             list(GET tile 0 tile_m)

@@ -105,7 +105,7 @@ WITHOUT_THREADS+='test_sm(90|100|120)_.*|test_segment_gemm|fuzz_.*)$'
 # fuzz_planner_graph the search for plans, test_engine_gpu and test_attention_device attention on an emulated GPU,
 # test_sm120_gemm and test_quantized_gemm the calls and checks of GEMMs, test_engine_gpu also Hopper's GEMM, test_trainer
 # most of a run on a GPU.
-COVERED='^(test_autoplan|test_pipeline_time|test_attention_bias|test_segment_gemm|test_sm90_(codes|gemm|program)|'
+COVERED='^(test_autoplan|test_pipeline_time|test_attention_bias|test_segment_gemm|test_sm90_(codes|gemm|loss|program)|'
 COVERED+='test_sm120_first_use|test_sm120_gemm_scaled|test_trainer_gpu)$'
 
 # A build's output goes to a log. If the build fails, the stage that needs it builds again and prints the errors.

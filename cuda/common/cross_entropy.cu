@@ -12,6 +12,10 @@
 // A target outside of the classes is reported (data_error.h), and its row is treated as an ignored one. Statistics and
 // sums are F32 (F64 in F64), each result is rounded once.
 //
+// Where a GEMM finds the statistics of its tiles of logits, or makes their gradients (sm90/sm90_loss.cuh), the passes over
+// logits are not run: cross_entropy_combine combines the tiles of each row, and cross_entropy_weights makes what a row's
+// gradients have in common.
+//
 // Defines: TYPE of the logits, STATISTICS: type of lse, losses and their gradients, LANES (row_vectors.cuh).
 //
 // Bytes: forward one read of the logits; backward one read of the logits and one write of their gradient.
@@ -102,11 +106,11 @@ DEVICE bool is_counted(const dw_cross_entropy_params &p, long long target) {
     return target != p.ignored && target >= 0 && target < p.classes;
 }
 
-// The target of a row, or -1 if the row is ignored. The row's first thread reports a target outside of the classes.
+// The target of a row, or -1 if the row is ignored. Reports a target outside of the classes.
 DEVICE long long target_of(const dw_cross_entropy_params &p, long long row) {
     const long long target = p.target[row];
     if (is_counted(p, target)) return target;
-    if (target != p.ignored && threadIdx.x % LANES == 0) report(p.error, DW_DATA_INDEX);
+    if (target != p.ignored) report(p.error, DW_DATA_INDEX);
     return -1;
 }
 
@@ -131,6 +135,24 @@ DEVICE void load_logits(const dw_cross_entropy_params &p, const piece &v, int co
 #pragma unroll
     for (int j = 0; j < PER_VECTOR; j++)
         if (is_inside(column + j, p.columns)) x[j] += element::load(p.bias, column + j);
+}
+
+// Stores a row's results. `most`: the largest logit; sums: of exponentials relative to it, and of logits. logit(target) is
+// called unless the row is ignored.
+template <typename LOGIT>
+DEVICE void finish_row(const dw_cross_entropy_params &p, long long row, value most, const value *sums, LOGIT logit) {
+    const long long target = target_of(p, row);
+    const value log_sum = logarithm(sums[0]);
+    value loss = 0;
+    if (target >= 0) loss = (most - logit(target)) + log_sum;
+    if (target >= 0 && p.smoothing != 0) {
+        const value even = (most - sums[1] / (value)p.columns) + log_sum;
+        loss = (value)(1 - p.smoothing) * loss + (value)p.smoothing * even;
+    }
+    if (p.lse) store_statistic(p.lse, row, most + log_sum);
+    if (p.reduction != DW_LOSS_NONE) ((value *)p.partials)[row] = loss;
+    else if (p.loss)
+        store_statistic(p.loss, row, loss);
 }
 
 // The largest of the logits of a thread so far, the sum of exponentials relative to it, and the sum of the logits.
@@ -226,24 +248,59 @@ DEVICE void forward_row(const dw_cross_entropy_params &p, long long row) {
     sum_over_row(sums);
     if (LANES == 32) __syncwarp(); // stored logits are visible to the row's first thread
     if (threadIdx.x % LANES != 0) return;
-    const long long target = target_of(p, row);
-    const value log_sum = logarithm(sums[0]);
-    value loss = 0;
-    if (target >= 0) loss = (most - logit_at(p, from, target)) + log_sum;
-    if (target >= 0 && p.smoothing != 0) {
-        const value even = (most - sums[1] / (value)p.columns) + log_sum;
-        loss = (value)(1 - p.smoothing) * loss + (value)p.smoothing * even;
-    }
-    if (p.lse) store_statistic(p.lse, row, most + log_sum);
-    if (p.reduction != DW_LOSS_NONE) ((value *)p.partials)[row] = loss;
-    else if (p.loss)
-        store_statistic(p.loss, row, loss);
+    finish_row(p, row, most, sums, [&](long long target) { return logit_at(p, from, target); });
 }
 
 extern "C" __global__ void __launch_bounds__(DW_LOSS_BLOCK(LANES), RESIDENT)
     cross_entropy_forward(const __grid_constant__ dw_cross_entropy_params p) {
     EACH_ROW(row) forward_row(p, row);
 }
+
+// ---- forward, from the statistics of tiles -------------------------------------------------------------------
+
+#if TYPE == DW_ELEMENT_BF16 || TYPE == DW_ELEMENT_F16
+
+struct tile_sums {
+    float largest, sums[2]; // as forward_row's
+};
+
+DEVICE void add_tiles(tile_sums &a, float largest, float sum, float logits) {
+    if (largest > a.largest) {
+        a.sums[0] *= exponential(a.largest - largest);
+        a.largest = largest;
+    }
+    // The sum of a tile whose logits are all -infinity is 0, or NaN.
+    a.sums[0] += largest == -infinity() ? sum : sum * exponential(largest - a.largest);
+    a.sums[1] += logits;
+}
+
+// A block has 32 rows, one for each lane; its warps divide the tiles among them.
+extern "C" __global__ void __launch_bounds__(DW_LOSS_COMBINE_THREADS)
+    cross_entropy_combine(const __grid_constant__ dw_cross_entropy_tile_params q) {
+    const int warps = DW_LOSS_COMBINE_THREADS / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const dw_cross_entropy_params &p = q.row;
+    __shared__ tile_sums shares[warps][32];
+    for (long long first = (long long)blockIdx.x * 32; first < p.rows; first += (long long)gridDim.x * 32) {
+        const long long row = first + lane;
+        tile_sums own = {-infinity(), {0, 0}};
+        if (row < p.rows)
+#pragma unroll 4
+            for (int tile = warp; tile < q.tiles; tile += warps) {
+                const long long at = tile * p.rows + row;
+                add_tiles(own, q.loss.largest[at], q.loss.sums[at], q.loss.logit_sums ? q.loss.logit_sums[at] : 0.f);
+            }
+        shares[warp][lane] = own;
+        __syncthreads();
+        if (warp == 0 && row < p.rows) {
+            for (int i = 1; i < warps; i++) add_tiles(own, shares[i][lane].largest, shares[i][lane].sums[0], shares[i][lane].sums[1]);
+            finish_row(p, row, own.largest == -infinity() ? 0.f : own.largest, own.sums,
+                       [&](long long) { return q.loss.at_target[row]; });
+        }
+        __syncthreads(); // the shares have been read
+    }
+}
+
+#endif
 
 // ---- sums over rows, by one block ------------------------------------------------------------------------
 
@@ -293,6 +350,12 @@ DEVICE void clear_row(stored *to, int columns) {
         store_some(to, column, columns, true, piece{});
 }
 
+// The gradient of a row's loss.
+DEVICE value weight_of(const dw_cross_entropy_params &p, long long row) {
+    if (p.reduction == DW_LOSS_MEAN) return *(const value *)p.partials;
+    return (value)statistic::load(p.dloss, p.reduction == DW_LOSS_NONE ? row : 0);
+}
+
 // dx = (exp(x - lse) - smoothing / classes - (1 - smoothing) at the target) * the loss's gradient; zeros if ignored.
 DEVICE void backward_row(const dw_cross_entropy_params &p, long long row) {
     const stored *from = (const stored *)p.x + row * p.x_stride;
@@ -302,10 +365,7 @@ DEVICE void backward_row(const dw_cross_entropy_params &p, long long row) {
     const bool aligned = shift_of(to) == shift_of(from);
     const int at = (int)(target - p.first);
     const value lse = (value)statistic::load(p.lse, row), even = (value)(p.smoothing / p.classes),
-                hit = (value)(1 - p.smoothing);
-    const value weight = p.reduction == DW_LOSS_MEAN
-                             ? *(const value *)p.partials
-                             : (value)statistic::load(p.dloss, p.reduction == DW_LOSS_NONE ? row : 0);
+                hit = (value)(1 - p.smoothing), weight = weight_of(p, row);
     each_piece(from, p.columns, [&](const piece &v, int column) {
         value x[PER_VECTOR];
         piece made;
@@ -326,6 +386,23 @@ extern "C" __global__ void __launch_bounds__(DW_LOSS_BLOCK(LANES), RESIDENT)
     cross_entropy_backward(const __grid_constant__ dw_cross_entropy_params p) {
     EACH_ROW(row) backward_row(p, row);
 }
+
+#if TYPE == DW_ELEMENT_BF16 || TYPE == DW_ELEMENT_F16
+
+// What the gradients of a row have in common, for a GEMM that makes them.
+extern "C" __global__ void __launch_bounds__(DW_LOSS_COMBINE_THREADS)
+    cross_entropy_weights(const __grid_constant__ dw_cross_entropy_tile_params q) {
+    const dw_cross_entropy_params &p = q.row;
+    const long long step = (long long)gridDim.x * DW_LOSS_COMBINE_THREADS;
+    for (long long row = (long long)blockIdx.x * DW_LOSS_COMBINE_THREADS + threadIdx.x; row < p.rows; row += step) {
+        const long long target = target_of(p, row);
+        const float weight = weight_of(p, row);
+        q.weights[row] = {(float)statistic::load(p.lse, row) * 1.4426950408889634f, weight,
+                          (float)(p.smoothing / p.classes) * weight, target < 0 ? DW_SM90_LOSS_IGNORED : (int)target};
+    }
+}
+
+#endif
 
 // ---- sums over blocks of classes -------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 #define DW_CROSS_ENTROPY_PARAMS_H
 
 #include "data_error.h"
+#include "sm90/sm90_loss_params.h"
 
 #define DW_LOSS_MEAN 0
 #define DW_LOSS_SUM 1
@@ -29,6 +30,14 @@ typedef struct dw_cross_entropy_params {
     dw_data_error error;
 } dw_cross_entropy_params;
 
+/* The tiles of logits of a GEMM. */
+typedef struct dw_cross_entropy_tile_params {
+    dw_cross_entropy_params row;
+    dw_sm90_loss loss; /* forward: the statistics of `tiles` tiles of columns */
+    int tiles;
+    dw_sm90_loss_row *weights; /* backward: a result */
+} dw_cross_entropy_tile_params;
+
 /* Sums to round to the logits' type. */
 typedef struct dw_cross_entropy_round_params {
     const void *sums; /* of the type that sums are computed in */
@@ -38,6 +47,7 @@ typedef struct dw_cross_entropy_round_params {
 
 /* Threads of a block: 256, or LANES if that is larger. */
 #define DW_LOSS_BLOCK(lanes) ((lanes) > 256 ? (lanes) : 256)
+#define DW_LOSS_COMBINE_THREADS 256
 /* Threads of the one block that adds over rows. */
 #define DW_LOSS_SUM_THREADS 1024
 

@@ -20,7 +20,8 @@
 // (sm90_two_levels.cuh). A stage is as long as the blocks of fp8-block: with BLOCKS its sums are multiplied by the two
 // blocks' scales first. With ROW_SCALES each row of A and of B has a scale, else each tensor.
 //
-// An elementwise program may follow (PROGRAM, sm90_program.cuh).
+// An elementwise program may follow (PROGRAM, sm90_program.cuh), or cross-entropy (LOSS, sm90_loss.cuh). Gradients of
+// other logits may be made beside (BESIDE, sm90_beside.cuh).
 //
 // Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
 // a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
@@ -37,6 +38,12 @@
 #ifndef PROGRAM
 #define PROGRAM 0
 #define PROGRAM_HALVES 0
+#endif
+#ifndef LOSS
+#define LOSS 0
+#endif
+#ifndef BESIDE
+#define BESIDE 0
 #endif
 #define SQUARE_A ((BLOCKS & DW_SM90_SQUARE_A) != 0)
 #define SQUARE_B ((BLOCKS & DW_SM90_SQUARE_B) != 0)
@@ -95,6 +102,7 @@ typedef struct shared_layout {
     uint32 stages, bias, full, empty;
     uint32 lines, handed, taken; // rows of a tile for a program
     uint32 scales; // of codes: those of blocks, or of rows
+    uint32 beside, beside_full;
 } shared_layout;
 
 DEVICE shared_layout begin_block(const void *memory) {
@@ -107,7 +115,10 @@ DEVICE shared_layout begin_block(const void *memory) {
     s.empty = s.full + 8 * STAGES;
     s.handed = s.empty + 8 * STAGES;
     s.taken = s.handed + 8 * DW_SM90_MULTIPLIERS;
+    s.beside_full = s.handed;
+    s.beside = (s.beside_full + 8 * DW_SM90_BESIDE_WARPS * DW_SM90_BESIDE_SLOTS + 15) / 16 * 16;
     if (threadIdx.x == 0) {
+        for (int i = 0; BESIDE && i < DW_SM90_BESIDE_WARPS * DW_SM90_BESIDE_SLOTS; i++) barrier_init(s.beside_full + 8 * i, 1);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(s.full + 8 * i, BLOCKS ? 2 : 1);
             barrier_init(s.empty + 8 * i, 4 * READERS);
@@ -524,11 +535,13 @@ DEVICE void pass_stage(const shared_layout &s, ring &r) {
     advance(r, STAGES);
 }
 
+#include "sm90_loss.cuh"
+#include "sm90_beside.cuh"
 #include "sm90_two_levels.cuh"
 
 #if PROGRAM
 #include "sm90_program.cuh"
-#else
+#elif !LOSS
 
 // The elements of the last tile; counts of 0: there is none.
 typedef struct held {
@@ -608,6 +621,9 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
 #if BLOCKS
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS + 1) load_scales(p, s);
 #endif
+#if BESIDE
+        if (threadIdx.x / 32 > 4 * DW_SM90_MULTIPLIERS && p.loss.count > 0) make_gradients(p.loss, s);
+#endif
 #if PROGRAM
     } else if (threadIdx.x / 128 > DW_SM90_MULTIPLIERS) {
         registers_up<136>();
@@ -615,6 +631,11 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
     } else {
         registers_up<168>();
         compute_for_program(p, s);
+    }
+#elif LOSS
+    } else {
+        registers_up<232>();
+        compute_for_loss(p, s);
     }
 #else
     } else {

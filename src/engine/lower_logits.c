@@ -4,7 +4,7 @@
  * gradient, together with all that forward has saved, but before the gradients of parameters, which take the place of
  * what was saved. They are kept if they take no more memory than these gradients and the saved values together, and if
  * the user has not set a bound below their size (dw__logits_bound). Where activations are computed again in backward and
- * the model is small, the logits of long sequences would be most of a step's memory.
+ * the model is small, the logits of long sequences would be most of a step's memory. The user may decide (dw__logits_wanted).
  *
  * Logits that are left out are an absent operand of backward. A CPU's kernels never keep them.
  */
@@ -30,8 +30,11 @@ static size_t gradient_bytes(const dw__lowering *l) {
 }
 
 static bool keeps(const dw__lowering *l, size_t bytes) {
+    const dw__logits wanted = dw__logits_wanted();
     size_t bound;
-    if (!l->plan->target.context || bytes > saved_bytes(l) + gradient_bytes(l)) return false;
+    if (!l->plan->target.context || wanted == DW__LOGITS_IN_BLOCKS) return false;
+    if (wanted == DW__LOGITS_KEPT) return true;
+    if (bytes > saved_bytes(l) + gradient_bytes(l)) return false;
     return !dw__logits_bound(&bound) || bytes <= bound;
 }
 

@@ -243,6 +243,10 @@ bool dw__kernel_accumulates(dw_op op, bool on_gpu);
 /* The user's bound on the bytes of logits that are in a GPU's memory at a time (DEEPWELL_LOGITS_BYTES). False: there is
  * none. */
 bool dw__logits_bound(size_t *bytes);
+/* Whether forward keeps the logits of linear_cross_entropy for backward (DEEPWELL_LOGITS): "kept", "blocks" (computed again
+ * in blocks), or as the memory decides. */
+typedef enum dw__logits { DW__LOGITS_BY_MEMORY, DW__LOGITS_KEPT, DW__LOGITS_IN_BLOCKS } dw__logits;
+dw__logits dw__logits_wanted(void);
 /* The products that a GPU computes together with the program behind them (DEEPWELL_EPILOGUES): none, those that are
  * faster so, or all that our kernels can. */
 typedef enum dw__epilogues {

@@ -31,6 +31,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__softmax,
     &dw__gpu_norm,
     &dw__gpu_cross_entropy,
+    &dw__sm90_linear_cross_entropy, /* before linear_cross_entropy, which computes all calls */
     &dw__gpu_linear_cross_entropy,
     &dw__graph_attention,
     &dw__graph_attention_backward,

@@ -218,7 +218,7 @@ static dw_value behind_products(model *m) {
  * logits are an output, too; with `deep`, the head has products in front of it. */
 static dw_status add_head(model *m, bool read, bool deep) {
     enum { WIDTH = HEAD_WIDTH };
-    const dw_dim classes = deep ? 1031 : 101;
+    const dw_dim classes = deep ? 1031 : 331;
     model_begin(m);
     dw__emitter *e = &m->e;
     const dw_dim hidden[] = {m->batch, m->sequence, WIDTH}, weight[] = {classes, WIDTH};
@@ -248,23 +248,33 @@ static char *listing_of(model_builder builder, double dropout) {
 }
 static void expect_kernel(model_builder builder, double dropout, const char *kernel);
 
-/* Logits are kept for backward if they take no more memory than what is saved besides and gradients. Their rows are then padded,
- * which a listing shows by "~", and backward has them in front of the targets. */
+/* Whether backward has the logits in front of the targets, of `classes` classes. Long rows are then padded, which a listing
+ * shows by "~". */
+static bool keeps_logits(model_builder builder, int classes) {
+    static const char backward[] = " linear_cross_entropy_backward ";
+    char given[32], *text = listing_of(builder, 0.0), *from = strstr(text, backward);
+    snprintf(given, sizeof given, "bf16[154,%d]", classes);
+    if (!from) fail_msg("no gradient of the head in %s", text);
+    const char *target = strstr(from, "i64[154]"), *logits = strstr(from, given);
+    const bool keeps = logits && logits < target;
+    if (keeps) assert_int_equal(strcspn(logits, "~") < strcspn(logits, " "), classes > 1024);
+    dw_text_free(text);
+    return keeps;
+}
+
+/* Logits are kept for backward if they take no more memory than what is saved besides and gradients, unless the user
+ * decides. */
 static void logits_are_kept_if_more_is_saved(void **state) {
-    static const char kept[] = " linear_cross_entropy_backward ", given[] = "bf16[154,1031]";
     (void)state;
     need_compiler();
     agrees(head_of_a_model, 0.0, 2, 9);
-    for (int deep = 0; deep < 2; deep++) {
-        char *text = listing_of(deep ? head_of_a_model : head_alone, 0.0), *backward, *target;
-        backward = strstr(text, kept);
-        if (!backward) fail_msg("no gradient of the head in %s", text);
-        target = strstr(backward, "i64[154]");
-        const char *logits = strstr(backward, given);
-        assert_int_equal(logits && logits < target, deep);
-        if (deep) assert_int_equal(strcspn(logits, "~") < strcspn(logits, " "), 1);
-        dw_text_free(text);
-    }
+    assert_false(keeps_logits(head_alone, 331));
+    assert_true(keeps_logits(head_of_a_model, 1031));
+    setenv("DEEPWELL_LOGITS", "kept", 1);
+    assert_true(keeps_logits(head_alone, 331));
+    setenv("DEEPWELL_LOGITS", "blocks", 1);
+    assert_false(keeps_logits(head_of_a_model, 1031));
+    unsetenv("DEEPWELL_LOGITS");
 }
 
 /* Logits that are an output are computed whole. */

@@ -7,13 +7,20 @@
 
 uint64_t dw__loss_pack(dw__loss_variant v) {
     return (uint64_t)(dw__gpu_element(v.type) | dw__gpu_element(v.statistics) << 4 | v.lanes << 8 |
-                      v.backward << 19);
+                      v.backward << 19 | v.tiles << 20 | v.bias << 21 | v.turned << 22 |
+                      v.given << 23);
 }
 
 dw__loss_variant dw__loss_unpack(uint64_t params) {
     const int p = (int)params;
-    return (dw__loss_variant){(dw_dtype)(p & 15), (dw_dtype)(p >> 4 & 15), p >> 8 & 0x7FF,
-                              p >> 19 & 1};
+    return (dw__loss_variant){.type = (dw_dtype)(p & 15),
+                              .statistics = (dw_dtype)(p >> 4 & 15),
+                              .lanes = p >> 8 & 0x7FF,
+                              .backward = p >> 19 & 1,
+                              .tiles = p >> 20 & 1,
+                              .bias = p >> 21 & 1,
+                              .turned = p >> 22 & 1,
+                              .given = p >> 23 & 1};
 }
 
 /* A warp processes a short row, a block of 256 or 512 threads a longer one. */
@@ -22,14 +29,23 @@ int dw__loss_lanes(int64_t columns) { return columns <= 1024 ? 32 : columns <= 1
 static const char *const entries[2][3] = {
     {"cross_entropy_forward", "cross_entropy_total"},
     {"cross_entropy_backward", "cross_entropy_share", "cross_entropy_round"}};
+static const char *const tile_entries[2][DW__ENTRY_POINTS] = {
+    {"sm90_gemm", "cross_entropy_total", "cross_entropy_combine"},
+    {"sm90_gemm", "cross_entropy_share", "cross_entropy_round", "cross_entropy_weights"}};
+
+static const char *entry_of(dw__loss_variant v, int i) {
+    if (v.tiles) return tile_entries[v.backward][i];
+    return i < 3 ? entries[v.backward][i] : NULL;
+}
 
 dw_status dw__loss_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                                 dw__entry_point *points) {
     const dw__loss_variant v = dw__loss_unpack(params);
     (void)kernel;
-    for (int i = 0; i < 3 && entries[v.backward][i]; i++) {
+    if (v.tiles) dw__sm90_loss_point(v, &points[DW__LOSS_GEMM]);
+    for (int i = v.tiles; i < DW__ENTRY_POINTS && entry_of(v, i); i++) {
         points[i].code = (dw__jit_variant){.source = "common/cross_entropy.cu",
-                                           .entry = entries[v.backward][i],
+                                           .entry = entry_of(v, i),
                                            .arch = dw__gpu_arch(capability)};
         dw__jit_add_define(&points[i].code, "TYPE", dw__gpu_element(v.type));
         dw__jit_add_define(&points[i].code, "STATISTICS", dw__gpu_element(v.statistics));
@@ -64,6 +80,15 @@ dw_status dw__loss_total(const dw__operation_call *call, const dw__context *cont
     return dw__gpu_launch(call, context, entries[backward][DW__LOSS_TOTAL],
                           variant->functions[DW__LOSS_TOTAL], !backward || params->rows > 0,
                           DW_LOSS_SUM_THREADS, params);
+}
+
+dw_status dw__loss_tiles(const dw__operation_call *call, const dw__context *context,
+                         const dw__variant *variant, dw_cross_entropy_tile_params *params) {
+    const dw__loss_variant v = dw__loss_unpack(variant->params);
+    const int point = v.backward ? DW__LOSS_WEIGHTS : DW__LOSS_COMBINE;
+    const int64_t each = v.backward ? DW_LOSS_COMBINE_THREADS : 32; /* rows of a block */
+    return dw__gpu_launch(call, context, entry_of(v, point), variant->functions[point],
+                          (params->row.rows + each - 1) / each, DW_LOSS_COMBINE_THREADS, params);
 }
 
 dw_status dw__loss_round(const dw__operation_call *call, const dw__context *context,
@@ -130,8 +155,10 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
                          const dw__variant **variant) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     const dw__tensor *x = &c->inputs[0];
-    const dw__loss_variant v = {x->dtype, x->dtype, dw__loss_lanes(x->shape[1]),
-                                is_backward(c->op)};
+    const dw__loss_variant v = {.type = x->dtype,
+                                .statistics = x->dtype,
+                                .lanes = dw__loss_lanes(x->shape[1]),
+                                .backward = is_backward(c->op)};
     return dw__variant_of(context, kernel, dw__loss_pack(v), variant);
 }
 

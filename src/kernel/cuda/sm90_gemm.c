@@ -215,6 +215,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     const dw_gemm *g = &c->gemm;
     const int columns = dw__sm90_tile_columns(&shape);
     const int64_t count = c->groups.count;
+    const dw_sm90_loss *loss = program ? program->loss : NULL;
     dw__tensor_map maps[2] = {0}; /* of A and B; nothing reads them if k is 0 */
     dw_sm90_gemm_params params = {
         .m = (int)g->m,
@@ -253,12 +254,16 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         params.operands[i] = program->operands[i].data;
         params.operand_strides[i] = program->operands[i].stride;
     }
+    if (loss) params.loss = *loss;
     void *arguments[] = {&maps[0], &maps[1], &params};
     return context->device->launch(&(dw__launch){
         .name = variant->kernel->name,
         .function = variant->functions[0],
-        .grid = {(unsigned)dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count), 1, 1},
-        .block = {program ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1, 1},
+        .grid = {(unsigned)(params.loss.count > 0
+                                ? context->sm_count
+                                : dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count)),
+                 1, 1},
+        .block = {program && !loss ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1, 1},
         .shared_bytes = program ? program->shared_bytes : shared_bytes(&shape),
         .stream = g->stream,
         .arguments = arguments,

@@ -1,0 +1,81 @@
+/* GEMM of logits on Hopper with the statistics or the gradient of cross-entropy behind each tile (sm90/sm90_loss.cuh), for
+ * linear_cross_entropy.c. */
+#include "kernel/cuda/gpu_loss.h"
+#include <assert.h>
+
+static dw__sm90_shape shape_of(dw__loss_variant v) {
+    dw__sm90_shape s = {.output = DW_GEMM_OUTPUT_ELEMENT,
+                        .f16 = v.type == DW_F16,
+                        .bias = v.bias,
+                        .turned_a = v.given,
+                        .turned_b = v.turned || v.given};
+    while (dw__sm90_tiles[s.tile].m != DW__SM90_LOSS_ROWS ||
+           dw__sm90_tiles[s.tile].n != DW__SM90_LOSS_COLUMNS || !dw__sm90_tiles[s.tile].together) {
+        s.tile++;
+        assert(s.tile < DW__SM90_TILES);
+    }
+    return s;
+}
+
+static unsigned shared_bytes(dw__loss_variant v) {
+    const dw__sm90_tile *t = &dw__sm90_tiles[shape_of(v).tile];
+    return DW_SM90_GEMM_SHARED_BYTES(t->m, t->n, t->stages) +
+           (v.given ? DW_SM90_BESIDE_SHARED_BYTES : 0);
+}
+
+dw_status dw__sm90_loss_supports(const dw__gemm_groups_call *call, const dw__gpu_target *gpu) {
+    if (dw__gemm_is_empty(&call->gemm) || call->gemm.k == 0 || !dw__dtype_is_half(call->gemm.dtype))
+        return dw__fail(DW_UNSUPPORTED, "expected logits of BF16 or F16, and sizes above 0");
+    return dw__sm90_supports(&call->gemm, call->turned, gpu);
+}
+
+void dw__sm90_loss_point(dw__loss_variant v, dw__entry_point *point) {
+    const dw__sm90_shape s = shape_of(v);
+    point->code = dw__sm90_variant(&s);
+    point->shared_bytes = shared_bytes(v);
+    if (v.given)
+        dw__jit_add_define(&point->code, "BESIDE", 1);
+    else
+        dw__jit_add_define(&point->code, "LOSS",
+                           v.backward ? DW_SM90_LOSS_GRADIENT : DW_SM90_LOSS_STATISTICS);
+}
+
+dw_status dw__sm90_loss_enqueue(const dw__gemm_groups_call *call, const dw_sm90_loss *loss,
+                                const dw__context *context, const dw__variant *variant) {
+    const dw__loss_variant v = dw__loss_unpack(variant->params);
+    const dw__sm90_program program = {.loss = loss, .shared_bytes = shared_bytes(v)};
+    return dw__sm90_launch(call, &program, shape_of(v), context, variant);
+}
+
+/* No group of products: nothing reads the operands. */
+dw_status dw__sm90_loss_alone(const dw_sm90_loss *loss, void *stream, const dw__context *context,
+                              const dw__variant *variant) {
+    const dw__gemm_groups_call none = {.gemm = {.m = 1, .n = 1, .stream = stream}};
+    return loss->count > 0 ? dw__sm90_loss_enqueue(&none, loss, context, variant) : DW_OK;
+}
+
+/* Blocks of fewer classes let less of the work begin late; the loss by SMs without a tile is below 3 % if any number of
+ * rounds up to MOST_ROUNDS has so little. */
+int64_t dw__sm90_loss_classes(int64_t size, bool transposed, int sm_count) {
+    enum { MOST_ROUNDS = 4 };
+    const int64_t unit = transposed ? DW__SM90_LOSS_COLUMNS : DW__SM90_LOSS_ROWS,
+                  side = transposed ? DW__SM90_LOSS_ROWS : DW__SM90_LOSS_COLUMNS,
+                  across = (size + side - 1) / side;
+    double best = 0.0;
+    int64_t classes = unit;
+    for (int rounds = 1; rounds <= MOST_ROUNDS && best < 0.97; rounds++) {
+        const int64_t places = (int64_t)rounds * sm_count, high = places / across;
+        const double busy = (double)(high * across) / (double)places;
+        if (busy <= best) continue;
+        best = busy;
+        classes = high * unit;
+    }
+    return classes;
+}
+
+double dw__sm90_loss_seconds(const dw__gemm_groups_call *call, const dw__gpu_target *gpu) {
+    const dw__sm90_shape s = shape_of((dw__loss_variant){
+        .type = call->gemm.dtype, .bias = call->gemm.bias != NULL, .turned = call->turned.b});
+    const dw__gemm_cost cost = dw__sm90_cost_of(call, &s, gpu->sm_count);
+    return dw__gemm_least_seconds(&call->gemm, gpu, &cost, DW__SM90_FLOPS_PER_CLOCK);
+}
