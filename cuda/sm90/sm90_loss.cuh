@@ -229,8 +229,8 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
 // ---- tiles ------------------------------------------------------------------------------------------------
 
 // How many of a tile's steps are started before part `part` of the units, which have two each: numbers, and stores. They are
-// spread over all steps: a unit takes about 2000 clocks beside products, two steps in flight 1500, so that the tensor cores
-// would have to wait for a whole one.
+// spread over all steps: by the measured loss a unit takes about 2000 clocks beside products, where two steps in flight take
+// 1500, so that the tensor cores would have to wait for a whole one.
 DEVICE int steps_before(int part, int steps) { return ((part + 1) * steps + 2 * UNITS - 1) / (2 * UNITS); }
 
 // Finishes the last tile while multiplying tile t, whose elements it keeps.
