@@ -194,7 +194,6 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
     const int column = first_column(h, unit);
     if (__any_sync(0xffffffff, has_element(h.target[0] - column) || has_element(h.target[1] - column))) store_targets(p, h, unit);
     if (p.loss.logit_sums) add_logits(p, h, unit);
-    if (p.d) store_unit(p, h, unit);
 }
 
 #else
@@ -223,16 +222,16 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
             *word = gradients_of(p.loss, h.rows[i % 2], *word, -1);
         }
     }
-    store_unit(p, h, unit);
 }
 
 #endif
 
 // ---- tiles ------------------------------------------------------------------------------------------------
 
-// How many of a tile's steps are started before a unit of the last tile is finished. Units are spread over all of them: one
-// may take longer than a step's products, so that the tensor cores would have to wait if one followed the other.
-DEVICE int steps_before(int unit, int steps) { return ((unit + 1) * steps + UNITS - 1) / UNITS; }
+// How many of a tile's steps are started before part `part` of the units, which have two each: numbers, and stores. They are
+// spread over all steps: by the measured loss a unit takes about 2000 clocks beside products, where two steps in flight take
+// 1500, so that the tensor cores would have to wait for a whole one.
+DEVICE int steps_before(int part, int steps) { return ((part + 1) * steps + 2 * UNITS - 1) / (2 * UNITS); }
 
 // Finishes the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_finish(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
@@ -245,11 +244,13 @@ DEVICE void multiply_and_finish(const dw_sm90_gemm_params &p, const shared_layou
     multiply_steps(s, r, t, step, steps_before(0, steps), rows, sums);
     if constexpr (BIAS) load_bias(p, s, t);
     begin_units(p, h);
-#pragma unroll 1 // the instructions of all units do not fit the cache, and fetching them takes longer than moving registers
-    for (int unit = 0; unit < UNITS; unit++) {
-        multiply_steps(s, r, t, step, steps_before(unit, steps), rows, sums);
-        finish_unit(p, h, unit);
 #pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) {
+        multiply_steps(s, r, t, step, steps_before(2 * unit, steps), rows, sums);
+        finish_unit(p, h, unit);
+        multiply_steps(s, r, t, step, steps_before(2 * unit + 1, steps), rows, sums);
+        if (p.d && h.end != 0) store_unit(p, h, unit);
+#pragma unroll // the next unit's elements
         for (int i = 0; i < 8 * (STRIPS - 1); i++) h.words[i / 8][i / 4 % 2][i % 4] = h.words[i / 8 + 1][i / 4 % 2][i % 4];
     }
     end_units(p, h);
