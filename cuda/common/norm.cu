@@ -34,6 +34,10 @@
 #define IS_SMALL (sizeof(value) == 4 && ALIGNED && LANES <= 256)
 #define FORWARD_BLOCKS (!IS_SMALL || HELD == 4 ? 1 : HELD > 4 ? 6 : DW_NORM_FORWARD_BLOCKS(LANES))
 
+// Whether a thread of backward holds its vectors of w, which are otherwise read from L1 for each row: registers are for rows
+// in flight, xhat and sums.
+#define HOLDS_W (VECTORS > 0 && VECTORS <= (CENTRED && ADDS ? 1 : 2) && sizeof(stored) == 2)
+
 // Whether a row's vectors are loaded while the row before is processed.
 #define AHEAD DW_NORM_AHEAD(VECTORS)
 
@@ -227,10 +231,9 @@ struct row_places {
 };
 
 // With xhat the normalised x and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)), without mean(g) for RMS norm.
-// Beyond the row dy is 0, so that nothing is added to the sums there. w is read from L1: registers are for rows in flight,
-// xhat and sums.
+// Beyond the row dy is 0, so that nothing is added to the sums there.
 DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool first, value mean, value rstd,
-                         const words *x, words *dy, value (*sums)[VALUES]) {
+                         const words *x, words *dy, const words *held_w, value (*sums)[VALUES]) {
     const int columns = p.columns;
     value xhats[VALUES], given[PER_VECTOR], means[SUMS] = {}; // of g xhat, and of g
     words w, addend[HELD];
@@ -238,7 +241,9 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
         if (p.result) load_held(at_row.addend, columns, addend);
     const auto load = [&](int column, int at) {
         take(dy, at_row.dy, column, columns, at, given);
-        w = load_weights(p.w, column, columns);
+        if constexpr (HOLDS_W) w = held_w[at];
+        else
+            w = load_weights(p.w, column, columns);
     };
     const auto weighted = [&](int j) { return given[j] * element_in(w, j); };
     const auto normalise = [&](int column, int at) {
@@ -260,7 +265,8 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
     });
     sum_over_row<BACKWARD_BLOCK>(means);
     convert_again(dy);
-    const value along = means[0] / (value)columns, middle = CENTRED ? means[SUMS - 1] / (value)columns : (value)0;
+    // rstd mean(g xhat) and rstd mean(g)
+    const value along = rstd * (means[0] / (value)columns), middle = rstd * (means[SUMS - 1] / (value)columns);
     each_vector(columns, [&](int column, int at) {
         const value *xhat = xhats + at * PER_VECTOR;
         load(column, at);
@@ -268,7 +274,7 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
         if (p.result) {
             value dx[PER_VECTOR];
 #pragma unroll
-            for (int j = 0; j < PER_VECTOR; j++) dx[j] = centred(weighted(j) - xhat[j] * along, middle) * rstd;
+            for (int j = 0; j < PER_VECTOR; j++) dx[j] = weighted(j) * rstd - centred(xhat[j] * along, -middle);
             add_addend(at_row.addend, columns, addend, column, at, dx);
             store_vector(at_row.result, column, columns, dx);
         }
@@ -316,6 +322,9 @@ extern "C" __global__ void __launch_bounds__(BACKWARD_BLOCK, 1)
     value sums[SUMS][VALUES] = {};
     words x[HELD] = {}, dy[HELD] = {}, next_x[HELD] = {}, next_dy[HELD] = {};
     value next_mean = 0, next_rstd = 0;
+    words w[HELD];
+    if constexpr (HOLDS_W)
+        each_vector(p.columns, [&](int column, int at) { w[at] = load_weights(p.w, column, p.columns); });
     row_places at = row_places::of(p, first + begin), next = at;
     const auto load_next = [&]() {
         if (CENTRED) next_mean = *next.mean;
@@ -334,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(BACKWARD_BLOCK, 1)
         const value mean = next_mean, rstd = next_rstd;
         next.advance(p);
         if (row + BACKWARD_ROWS < rows) load_next();
-        backward_row(p, at, row == 0, mean, rstd, x, dy, sums);
+        backward_row(p, at, row == 0, mean, rstd, x, dy, w, sums);
     }
     if constexpr (VECTORS > 0) {
         if (p.dw) store_partials(p, 0, sums[0]);
