@@ -2,10 +2,8 @@
 //
 // All are bound by memory. LANES threads share a row: a warp has a short row (a block then has several), a block has a
 // long one. They hold it in registers, in its own type, between its statistics and its result, and load the next row
-// meanwhile, so that memory always has loads in flight. Where a warp has rows of more than four vectors (forward), there
-// are no registers for the next row; other warps then have loads in flight, each of a whole row, and none waits for
-// another one. VECTORS is 0 for rows that are too long, which are read again, from L2, in each pass. The variance is the
-// mean of (x - mean)^2, so nothing cancels.
+// meanwhile, so that memory always has loads in flight. VECTORS is 0 for rows that are too long, which are read again,
+// from L2, in each pass. The variance is the mean of (x - mean)^2, so nothing cancels.
 //
 // Gradients of w and b are sums over rows. Each block adds its part of the rows in registers (in the workspace where
 // VECTORS is 0) and writes the sums to the workspace; norm_sums adds the parts. An SM has one large block, so that there
@@ -30,16 +28,13 @@
 #define BACKWARD_BLOCK DW_NORM_BACKWARD_BLOCK(LANES, CENTRED)
 #define BACKWARD_ROWS (BACKWARD_BLOCK / LANES)
 
-// Blocks of forward on an SM, which bound the registers of a thread: 64, and 80 where a warp holds more than four vectors.
+// Blocks of forward on an SM, which bound the registers of a thread: 64.
 #define IS_SMALL (sizeof(value) == 4 && ALIGNED && LANES <= 256)
-#define FORWARD_BLOCKS (!IS_SMALL || HELD == 4 ? 1 : HELD > 4 ? 6 : DW_NORM_FORWARD_BLOCKS(LANES))
+#define FORWARD_BLOCKS (!IS_SMALL || HELD > 3 ? 1 : DW_NORM_FORWARD_BLOCKS(LANES))
 
 // Whether a thread of backward holds its vectors of w, which are otherwise read from L1 for each row: registers are for rows
 // in flight, xhat and sums.
 #define HOLDS_W (VECTORS > 0 && VECTORS <= (CENTRED && ADDS ? 1 : 2) && sizeof(stored) == 2)
-
-// Whether a row's vectors are loaded while the row before is processed.
-#define AHEAD DW_NORM_AHEAD(VECTORS)
 
 DEVICE value root(value x) {
     if constexpr (sizeof(value) == 8) return sqrt(x);
@@ -172,15 +167,11 @@ extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), FORWARD_BLOCK
     const long long step = (long long)gridDim.x * ROWS_PER_BLOCK;
     long long row = (long long)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / LANES;
     words x[HELD] = {}, next[HELD] = {};
-    if (AHEAD && row < p.rows) load_held(row_of(p.x, p.x_stride, row), p.columns, next);
+    if (row < p.rows) load_held(row_of(p.x, p.x_stride, row), p.columns, next);
     for (; row < p.rows; row += step) {
-        if constexpr (AHEAD) {
 #pragma unroll
-            for (int i = 0; i < HELD; i++) x[i] = next[i];
-            if (row + step < p.rows) load_held(row_of(p.x, p.x_stride, row + step), p.columns, next);
-        } else {
-            load_held(row_of(p.x, p.x_stride, row), p.columns, x);
-        }
+        for (int i = 0; i < HELD; i++) x[i] = next[i];
+        if (row + step < p.rows) load_held(row_of(p.x, p.x_stride, row + step), p.columns, next);
         forward_row(p, row, x);
     }
 }
