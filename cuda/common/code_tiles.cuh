@@ -143,16 +143,4 @@ struct tile_walk {
     }
 };
 
-// Brings a tile into L2, by lines of 128 bytes.
-template <typename PARAMS> DEVICE void prefetch_tile(const PARAMS &p, const tile_place &at) {
-    constexpr int LINES = TILE * (int)sizeof(stored) / 128, ALL = TILE * LINES; // of a row, and of the tile
-    if constexpr (!WHOLE) return;
-#pragma unroll
-    for (int first = 0; first < ALL; first += THREADS) {
-        const int i = first + (int)threadIdx.x, row = at.row + i / LINES, column = at.column + i % LINES * (TILE / LINES);
-        if (i < ALL && row < p.rows && column < p.columns)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"((const stored *)p.x + (row * p.row_stride + column)));
-    }
-}
-
 #endif

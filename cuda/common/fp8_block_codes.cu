@@ -22,9 +22,6 @@
 // remainder that is a normal number, and finite x. Tiles with an infinity, a NaN, a scale below 2^-60 or a largest magnitude
 // from 2^100 on divide instead.
 //
-// A block prefetches its next tile into L2 before it computes the codes of this one, because registers for the loads are free
-// only behind that.
-//
 // Defines: TYPE, WHOLE (code_tiles.cuh); SQUARE: 1 for blocks of 128 x 128.
 
 #include "fp8_block_codes_params.h"
@@ -374,7 +371,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, DW_FP8_BLOCK_RESIDENT)
         const tile_place at = walk.place();
         const bool has_next = t + (int)gridDim.x < p.tiles;
         walk.advance(p.tiles_across);
-        if (has_next) prefetch_tile(p, walk.place());
         store_tile(p, at, x, room);
         if (has_next) load_tile(p, walk.place(), x);
         __syncthreads();

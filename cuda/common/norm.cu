@@ -2,10 +2,8 @@
 //
 // All are bound by memory. LANES threads share a row: a warp has a short row (a block then has several), a block has a
 // long one. They hold it in registers, in its own type, between its statistics and its result, and load the next row
-// meanwhile, so that memory always has loads in flight. Where a warp has rows of more than four vectors (forward), there
-// are no registers for the next row; other warps then have loads in flight, each of a whole row, and none waits for
-// another one. VECTORS is 0 for rows that are too long, which are read again, from L2, in each pass. The variance is the
-// mean of (x - mean)^2, so nothing cancels.
+// meanwhile, so that memory always has loads in flight. VECTORS is 0 for rows that are too long, which are read again,
+// from L2, in each pass. The variance is the mean of (x - mean)^2, so nothing cancels.
 //
 // Gradients of w and b are sums over rows. Each block adds its part of the rows in registers (in the workspace where
 // VECTORS is 0) and writes the sums to the workspace; norm_sums adds the parts. An SM has one large block, so that there
@@ -30,12 +28,13 @@
 #define BACKWARD_BLOCK DW_NORM_BACKWARD_BLOCK(LANES, CENTRED)
 #define BACKWARD_ROWS (BACKWARD_BLOCK / LANES)
 
-// Blocks of forward on an SM, which bound the registers of a thread: 64, and 80 where a warp holds more than four vectors.
+// Blocks of forward on an SM, which bound the registers of a thread: 64.
 #define IS_SMALL (sizeof(value) == 4 && ALIGNED && LANES <= 256)
-#define FORWARD_BLOCKS (!IS_SMALL || HELD == 4 ? 1 : HELD > 4 ? 6 : DW_NORM_FORWARD_BLOCKS(LANES))
+#define FORWARD_BLOCKS (!IS_SMALL || HELD > 3 ? 1 : DW_NORM_FORWARD_BLOCKS(LANES))
 
-// Whether a row's vectors are loaded while the row before is processed.
-#define AHEAD DW_NORM_AHEAD(VECTORS)
+// Whether a thread of backward holds its vectors of w, which are otherwise read from L1 for each row: registers are for rows
+// in flight, xhat and sums.
+#define HOLDS_W (VECTORS > 0 && VECTORS <= (CENTRED && ADDS ? 1 : 2) && sizeof(stored) == 2)
 
 DEVICE value root(value x) {
     if constexpr (sizeof(value) == 8) return sqrt(x);
@@ -168,15 +167,11 @@ extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), FORWARD_BLOCK
     const long long step = (long long)gridDim.x * ROWS_PER_BLOCK;
     long long row = (long long)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / LANES;
     words x[HELD] = {}, next[HELD] = {};
-    if (AHEAD && row < p.rows) load_held(row_of(p.x, p.x_stride, row), p.columns, next);
+    if (row < p.rows) load_held(row_of(p.x, p.x_stride, row), p.columns, next);
     for (; row < p.rows; row += step) {
-        if constexpr (AHEAD) {
 #pragma unroll
-            for (int i = 0; i < HELD; i++) x[i] = next[i];
-            if (row + step < p.rows) load_held(row_of(p.x, p.x_stride, row + step), p.columns, next);
-        } else {
-            load_held(row_of(p.x, p.x_stride, row), p.columns, x);
-        }
+        for (int i = 0; i < HELD; i++) x[i] = next[i];
+        if (row + step < p.rows) load_held(row_of(p.x, p.x_stride, row + step), p.columns, next);
         forward_row(p, row, x);
     }
 }
@@ -227,10 +222,9 @@ struct row_places {
 };
 
 // With xhat the normalised x and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)), without mean(g) for RMS norm.
-// Beyond the row dy is 0, so that nothing is added to the sums there. w is read from L1: registers are for rows in flight,
-// xhat and sums.
+// Beyond the row dy is 0, so that nothing is added to the sums there.
 DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool first, value mean, value rstd,
-                         const words *x, words *dy, value (*sums)[VALUES]) {
+                         const words *x, words *dy, const words *held_w, value (*sums)[VALUES]) {
     const int columns = p.columns;
     value xhats[VALUES], given[PER_VECTOR], means[SUMS] = {}; // of g xhat, and of g
     words w, addend[HELD];
@@ -238,7 +232,9 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
         if (p.result) load_held(at_row.addend, columns, addend);
     const auto load = [&](int column, int at) {
         take(dy, at_row.dy, column, columns, at, given);
-        w = load_weights(p.w, column, columns);
+        if constexpr (HOLDS_W) w = held_w[at];
+        else
+            w = load_weights(p.w, column, columns);
     };
     const auto weighted = [&](int j) { return given[j] * element_in(w, j); };
     const auto normalise = [&](int column, int at) {
@@ -260,7 +256,8 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
     });
     sum_over_row<BACKWARD_BLOCK>(means);
     convert_again(dy);
-    const value along = means[0] / (value)columns, middle = CENTRED ? means[SUMS - 1] / (value)columns : (value)0;
+    // rstd mean(g xhat) and rstd mean(g)
+    const value along = rstd * (means[0] / (value)columns), middle = rstd * (means[SUMS - 1] / (value)columns);
     each_vector(columns, [&](int column, int at) {
         const value *xhat = xhats + at * PER_VECTOR;
         load(column, at);
@@ -268,7 +265,7 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
         if (p.result) {
             value dx[PER_VECTOR];
 #pragma unroll
-            for (int j = 0; j < PER_VECTOR; j++) dx[j] = centred(weighted(j) - xhat[j] * along, middle) * rstd;
+            for (int j = 0; j < PER_VECTOR; j++) dx[j] = weighted(j) * rstd - centred(xhat[j] * along, -middle);
             add_addend(at_row.addend, columns, addend, column, at, dx);
             store_vector(at_row.result, column, columns, dx);
         }
@@ -316,6 +313,9 @@ extern "C" __global__ void __launch_bounds__(BACKWARD_BLOCK, 1)
     value sums[SUMS][VALUES] = {};
     words x[HELD] = {}, dy[HELD] = {}, next_x[HELD] = {}, next_dy[HELD] = {};
     value next_mean = 0, next_rstd = 0;
+    words w[HELD];
+    if constexpr (HOLDS_W)
+        each_vector(p.columns, [&](int column, int at) { w[at] = load_weights(p.w, column, p.columns); });
     row_places at = row_places::of(p, first + begin), next = at;
     const auto load_next = [&]() {
         if (CENTRED) next_mean = *next.mean;
@@ -334,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(BACKWARD_BLOCK, 1)
         const value mean = next_mean, rstd = next_rstd;
         next.advance(p);
         if (row + BACKWARD_ROWS < rows) load_next();
-        backward_row(p, at, row == 0, mean, rstd, x, dy, sums);
+        backward_row(p, at, row == 0, mean, rstd, x, dy, w, sums);
     }
     if constexpr (VECTORS > 0) {
         if (p.dw) store_partials(p, 0, sums[0]);

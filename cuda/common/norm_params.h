@@ -27,9 +27,6 @@ typedef struct dw_norm_params {
 #define DW_NORM_BLOCK(lanes) ((lanes) > 128 ? (lanes) : 128)
 #define DW_NORM_BACKWARD_BLOCK(lanes, is_centred) ((lanes) == 32 && (is_centred) ? 384 : 512)
 
-/* True if a thread holds the next row's vectors, too; in forward a warp's threads may hold up to 8 without. */
-#define DW_NORM_AHEAD(vectors) ((vectors) <= 4)
-
 /* Blocks of forward that an SM holds at once, where a row has few registers. */
 #define DW_NORM_FORWARD_BLOCKS(lanes) (1024 / DW_NORM_BLOCK(lanes))
 

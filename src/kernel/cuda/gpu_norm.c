@@ -24,18 +24,14 @@ static norm_variant unpack(uint64_t params) {
 static int per_vector(int type) { return 16 / (int)dw_dtype_bytes((dw_dtype)type); }
 
 /* A warp processes a short row, 128, 256 or 512 threads a longer one, as far as registers suffice: at most four vectors
- * of each operand, two or three where threads add gradients, and eight in forward where a warp has an aligned row.
- * Longer rows stay in memory. `aligned` is known. */
+ * of each operand, two or three where threads add gradients. Longer rows stay in memory. `aligned` is known. */
 static void choose_threads(int64_t columns, norm_variant *v) {
     static const int lanes[] = {32, 128, 256, 512};
     const int per = per_vector(v->type);
     const int64_t vectors = (columns + per - 1) / per;
     for (size_t i = 0; i < DW_COUNT(lanes); i++) {
         const bool warp = lanes[i] == 32, most = lanes[i] == 512;
-        const int held = v->backward ? (warp               ? (per > 4 ? 3 : 4)
-                                        : most && per <= 4 ? 4
-                                                           : 2)
-                                     : (warp && v->aligned ? 8 : 4);
+        const int held = !v->backward ? 4 : warp ? (per > 4 ? 3 : 4) : most && per <= 4 ? 4 : 2;
         v->lanes = lanes[i];
         for (v->vectors = 1; v->vectors <= held; v->vectors++) {
             v->full = v->aligned && vectors == (int64_t)v->lanes * v->vectors;
@@ -203,12 +199,11 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                   tiles = (p.columns + DW_NORM_SUM_COLUMNS - 1) / DW_NORM_SUM_COLUMNS;
     void *arguments[] = {&p};
     p.partials = c->workspace;
-    if (!v.backward) { /* as many blocks as the GPU holds at once, each with many rows, if rows are loaded ahead */
+    if (!v.backward) { /* as many blocks as the GPU holds at once, each with many rows */
         const int64_t blocks = (p.rows + together - 1) / together,
-                      resident = (int64_t)context->sm_count * DW_NORM_FORWARD_BLOCKS(v.lanes),
-                      most = DW_NORM_AHEAD(v.vectors) ? resident : blocks;
+                      resident = (int64_t)context->sm_count * DW_NORM_FORWARD_BLOCKS(v.lanes);
         return dw__gpu_launch(c, context, "norm_forward", variant->functions[0],
-                              blocks < most ? blocks : most, threads, &p);
+                              blocks < resident ? blocks : resident, threads, &p);
     }
     if (p.parts > 0 && p.columns > 0)
         DW_RETURN_IF_FAILED(context->device->launch(
