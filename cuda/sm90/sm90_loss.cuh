@@ -70,7 +70,7 @@ DEVICE void store_unit(const dw_sm90_gemm_params &p, held &h, int strip) {
     if (p.n - column >= 32 && !p.loss.unaligned) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32 *const words = h.words[0][half];
+            uint32 *const words = h.words[strip][half];
             transpose_quad(words);
             if (h.row + 8 * half < h.end)
                 *(uint4 *)(line + half * 8 * p.stride_d + lane_index() % 4 * 8) = make_uint4(words[0], words[1], words[2], words[3]);
@@ -80,7 +80,7 @@ DEVICE void store_unit(const dw_sm90_gemm_params &p, held &h, int strip) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int half = i / 4, at = 8 * (i % 4) + 2 * (lane_index() & 3), left = h.row + 8 * half < h.end ? p.n - column - at : 0;
-        const uint32 word = h.words[0][half][i % 4];
+        const uint32 word = h.words[strip][half][i % 4];
         if (left > 0) line[half * 8 * p.stride_d + at] = (uint16)word;
         if (left > 1) line[half * 8 * p.stride_d + at + 1] = (uint16)(word >> 16);
     }
@@ -117,8 +117,7 @@ DEVICE long long at_partial(const dw_sm90_gemm_params &p, const held &h, int hal
 }
 DEVICE bool writes_partial(const held &h, int half) { return (lane_index() & 3) == 0 && h.row + 8 * half < h.end; }
 
-DEVICE void begin_units(const dw_sm90_gemm_params &p, held &h) {
-    if (h.end == 0) return;
+DEVICE void begin_statistics(const dw_sm90_gemm_params &p, held &h) {
     if (p.n - h.column < TILE_N) clear_columns(p, h);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -142,7 +141,7 @@ DEVICE void add_logits(const dw_sm90_gemm_params &p, held &h, int strip) {
         const int left = p.n - first_column(h, strip) - 8 * i;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const uint32 word = h.words[0][half][i];
+            const uint32 word = h.words[strip][half][i];
             if (left > 0) h.logit_sums[half] += element_low(word);
             if (left > 1) h.logit_sums[half] += element_high(word);
         }
@@ -154,8 +153,7 @@ DEVICE float sum_of_quad(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-DEVICE void end_units(const dw_sm90_gemm_params &p, const held &h) {
-    if (h.end == 0) return;
+DEVICE void end_statistics(const dw_sm90_gemm_params &p, const held &h) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float sum = sum_of_quad(h.sums[half]);
@@ -170,7 +168,7 @@ DEVICE void end_units(const dw_sm90_gemm_params &p, const held &h) {
 DEVICE void store_targets(const dw_sm90_gemm_params &p, const held &h, int strip) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const uint32 *const words = h.words[0][half];
+        const uint32 *const words = h.words[strip][half];
         const int distance = h.target[half] - first_column(h, strip);
         if (!has_element(distance) || h.row + 8 * half >= h.end) continue;
         uint32 word = words[0];
@@ -182,10 +180,11 @@ DEVICE void store_targets(const dw_sm90_gemm_params &p, const held &h, int strip
 
 DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
     if (h.end == 0) return;
+    if (unit == 0) begin_statistics(p, h);
     float part[2][2] = {};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const uint32 word = h.words[0][i % 2][i / 2];
+        const uint32 word = h.words[unit][i % 2][i / 2];
         part[i % 2][0] += exp2_approx(fmaf(element_low(word), LOG2_E, h.shift[i % 2]));
         part[i % 2][1] += exp2_approx(fmaf(element_high(word), LOG2_E, h.shift[i % 2]));
     }
@@ -194,12 +193,11 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
     const int column = first_column(h, unit);
     if (__any_sync(0xffffffff, has_element(h.target[0] - column) || has_element(h.target[1] - column))) store_targets(p, h, unit);
     if (p.loss.logit_sums) add_logits(p, h, unit);
+    if (unit == UNITS - 1) end_statistics(p, h);
+    if (p.d) store_unit(p, h, unit);
 }
 
 #else
-
-DEVICE void begin_units(const dw_sm90_gemm_params &, const held &) {}
-DEVICE void end_units(const dw_sm90_gemm_params &, const held &) {}
 
 DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
     if (h.end == 0) return;
@@ -212,26 +210,26 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const dw_sm90_loss_row &r = h.rows[i % 2];
-            uint32 *const word = &h.words[0][i % 2][i / 2];
+            uint32 *const word = &h.words[unit][i % 2][i / 2];
             *word = r.target == DW_SM90_LOSS_IGNORED ? 0 : gradients_of(p.loss, r, *word, r.target - column - i / 2 * 8);
         }
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            uint32 *const word = &h.words[0][i % 2][i / 2];
+            uint32 *const word = &h.words[unit][i % 2][i / 2];
             *word = gradients_of(p.loss, h.rows[i % 2], *word, -1);
         }
     }
+    store_unit(p, h, unit);
 }
 
 #endif
 
 // ---- tiles ------------------------------------------------------------------------------------------------
 
-// How many of a tile's steps are started before part `part` of the units, which have two each: numbers, and stores. They are
-// spread over all steps: by the measured loss a unit takes about 2000 clocks beside products, where two steps in flight take
-// 1500, so that the tensor cores would have to wait for a whole one.
-DEVICE int steps_before(int part, int steps) { return ((part + 1) * steps + 2 * UNITS - 1) / (2 * UNITS); }
+// How many of a tile's steps are started before a unit of the last tile is finished. Units are spread over all of them: one
+// may take longer than a step's products, so that the tensor cores would have to wait if one followed the other.
+DEVICE int steps_before(int unit, int steps) { return ((unit + 1) * steps + UNITS - 1) / UNITS; }
 
 // Finishes the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_finish(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
@@ -241,19 +239,13 @@ DEVICE void multiply_and_finish(const dw_sm90_gemm_params &p, const shared_layou
     const float factor = factor_of(p, t);
     int step = 0;
     if (steps == 0) clear_sums(sums);
-    multiply_steps(s, r, t, step, steps_before(0, steps), rows, sums);
-    if constexpr (BIAS) load_bias(p, s, t);
-    begin_units(p, h);
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) {
-        multiply_steps(s, r, t, step, steps_before(2 * unit, steps), rows, sums);
+        multiply_steps(s, r, t, step, steps_before(unit, steps), rows, sums);
+        if (BIAS && unit == 0) load_bias(p, s, t);
         finish_unit(p, h, unit);
-        multiply_steps(s, r, t, step, steps_before(2 * unit + 1, steps), rows, sums);
-        if (p.d && h.end != 0) store_unit(p, h, unit);
-#pragma unroll // the next unit's elements
-        for (int i = 0; i < 8 * (STRIPS - 1); i++) h.words[i / 8][i / 4 % 2][i % 4] = h.words[i / 8 + 1][i / 4 % 2][i % 4];
     }
-    end_units(p, h);
+    multiply_steps(s, r, t, step, steps, rows, sums);
     hold(p, t, h);
     if constexpr (BIAS) __syncwarp();
     end_steps(s, r, steps, sums);
