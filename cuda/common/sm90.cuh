@@ -341,9 +341,10 @@ DEVICE uint64 tile_descriptor(uint32 address, uint32 block_bytes) {
 }
 
 // The lower half of a tile's descriptor, and the descriptor of an address `bytes` further: one addition each. The base
-// is hidden from the compiler, which would compute all descriptors before the loop and spill them.
+// is hidden from the compiler, which would compute all descriptors before the loop and spill them. In a cluster the
+// address has the block's rank in its upper bits, which must be cut off first.
 DEVICE uint32 descriptor_base(uint32 address, uint32 block_bytes) {
-    uint32 base = (address & 0x3ffff) >> 4 | block_bytes >> 4 << 16;
+    uint32 base = address >> 4 | block_bytes >> 4 << 16;
     asm volatile("" : "+r"(base));
     return base;
 }

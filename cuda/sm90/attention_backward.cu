@@ -574,7 +574,7 @@ DEVICE float statistic(const statistics &s, int h, int b) { return (KEYS_AS_ROWS
 // Reads the bias of a thread's scores: word 2 c + h has the two of (c, h), before the transposition. Queries past the end read
 // that of the last query.
 #define BIAS_WORDS (SCORES / 2)
-DEVICE void load_bias(const dw_attention_params &p, const work &w, const place &at, int head, int first_query, uint32 *words) {
+[[maybe_unused]] DEVICE void load_bias(const dw_attention_params &p, const work &w, const place &at, int head, int first_query, uint32 *words) {
 #if BIAS
     int first_key = w.first_key + at.consumer * KEYS;
     long long plane = bias_line(p, w.s.batch, head, 0);
@@ -828,7 +828,7 @@ DEVICE float *own_sums(const dw_attention_params &p, const work &w, int head, in
            (threadIdx.x & 127) * 4;
 }
 
-DEVICE void load_own_sums(const dw_attention_params &p, const work &w, int head, int m, int consumer, int slice,
+[[maybe_unused]] DEVICE void load_own_sums(const dw_attention_params &p, const work &w, int head, int m, int consumer, int slice,
                           float *dq) {
     bool first = w.first_key / TILE_N == first_key_of(p, w.s, m) / TILE_N;
     const float *from = own_sums(p, w, head, m, consumer, slice);
@@ -860,7 +860,7 @@ DEVICE void write_row(uint16 *line, const float *sums, int columns, int column, 
     }
 }
 
-DEVICE void store_own_sums(const dw_attention_params &p, const work &w, const place &at, int head, int m, int slice,
+[[maybe_unused]] DEVICE void store_own_sums(const dw_attention_params &p, const work &w, const place &at, int head, int m, int slice,
                            const float *dq) {
     bool last = w.first_key / TILE_N == last_key_of(p, w.s, m) / TILE_N;
     if (!last) {
