@@ -509,7 +509,7 @@ DEVICE void multiply(const dw_sm90_gemm_params &p, const shared_layout &s, ring 
     end_steps(s, r, steps, sums);
 }
 
-DEVICE void compute_in_turn(const dw_sm90_gemm_params &p, const shared_layout &s) {
+[[maybe_unused]] DEVICE void compute_in_turn(const dw_sm90_gemm_params &p, const shared_layout &s) {
     ring r = {0, 0};
     walk w = {};
     tile t;
@@ -529,7 +529,7 @@ DEVICE void compute_in_turn(const dw_sm90_gemm_params &p, const shared_layout &s
 // ---- tiles together -----------------------------------------------------------------------------------------
 
 // Gives a stage back unread, so that the tensor cores are the other warpgroup's.
-DEVICE void pass_stage(const shared_layout &s, ring &r) {
+[[maybe_unused]] DEVICE void pass_stage(const shared_layout &s, ring &r) {
     barrier_wait(s.full + 8 * r.stage, r.phase);
     release(s, r.stage);
     advance(r, STAGES);
