@@ -236,7 +236,7 @@ typedef struct dw__sm90_program {
     int operand_count, vector_count, result_count;
     dw_matrix operands[DW_SM90_MOST_OPERANDS], vectors[DW_SM90_MOST_VECTORS];
     dw_matrix results[DW_SM90_MOST_RESULTS]; /* data NULL: not wanted */
-    const dw_sm90_loss *loss; /* cross-entropy in place of a program, or NULL */
+    const dw_sm90_loss *loss;                /* cross-entropy in place of a program, or NULL */
     unsigned shared_bytes;
 } dw__sm90_program;
 /* Enqueues a variant of this shape. `program`: NULL, or the one that was compiled with it; D's data may then be NULL. */

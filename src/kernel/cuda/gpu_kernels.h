@@ -5,9 +5,9 @@
 #include "kernel/gpu_kernel.h"
 
 /* Kernels of the graph's operations. */
-extern const dw__kernel dw__softmax;                  /* softmax.c */
-extern const dw__kernel dw__gpu_norm;                 /* gpu_norm.c */
-extern const dw__kernel dw__gpu_cross_entropy;        /* cross_entropy.c */
+extern const dw__kernel dw__softmax;           /* softmax.c */
+extern const dw__kernel dw__gpu_norm;          /* gpu_norm.c */
+extern const dw__kernel dw__gpu_cross_entropy; /* cross_entropy.c */
 extern const dw__kernel dw__sm90_linear_cross_entropy,
     dw__gpu_linear_cross_entropy; /* linear_cross_entropy.c */
 extern const dw__kernel dw__graph_attention, dw__graph_attention_backward; /* graph_attention.c */
