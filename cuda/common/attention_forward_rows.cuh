@@ -224,8 +224,8 @@ DEVICE void take_exponentials_of(float *scores, softmax &state, float *shrink, f
     }
 }
 
-// Of both rows. On an H100 two rows together are faster for head dimensions 64 and 256 (by 2 %), one after the other for
-// 128 and 192 (by 1 to 2 %).
+// Converts the scores of both rows. On an H100 it is faster to convert two rows together for head dimensions 64 and 256
+// (by 2 %), and one after the other for 128 and 192 (by 1 to 2 %).
 #define ROWS_TOGETHER (HEAD_DIM <= 64 || HEAD_DIM > 192)
 DEVICE void take_exponentials(float *scores, softmax &state, float *shrink, float scale) {
     if constexpr (ROWS_TOGETHER) {

@@ -12,9 +12,9 @@
 // A target outside of the classes is reported (data_error.h), and its row is treated as an ignored one. Statistics and
 // sums are F32 (F64 in F64), each result is rounded once.
 //
-// Where a GEMM finds the statistics of its tiles of logits, or makes their gradients (sm90/sm90_loss.cuh), the passes over
-// logits are not run: cross_entropy_combine combines the tiles of each row, and cross_entropy_weights makes what a row's
-// gradients have in common.
+// If a GEMM finds the statistics of its tiles of logits, or makes their gradients (sm90/sm90_loss.cuh), no pass over logits
+// runs: cross_entropy_combine combines the tiles of each row, and cross_entropy_weights computes the factors that a row's
+// gradients share.
 //
 // Defines: TYPE of the logits, STATISTICS: type of lse, losses and their gradients, LANES (row_vectors.cuh).
 //
@@ -212,7 +212,7 @@ DEVICE void observe_row(row_statistics &of, const stored *row, int columns) {
     }
 }
 
-// The same with a bias, with stores of the logits, or with their sum.
+// Finds the same statistics if there is a bias, or if the logits are stored or added up.
 DEVICE void observe_changed_row(const dw_cross_entropy_params &p, row_statistics &of, const stored *from) {
     each_piece(from, p.columns, [&](const piece &v, int column) {
         value x[PER_VECTOR];
@@ -389,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(DW_LOSS_BLOCK(LANES), RESIDENT)
 
 #if TYPE == DW_ELEMENT_BF16 || TYPE == DW_ELEMENT_F16
 
-// What the gradients of a row have in common, for a GEMM that makes them.
+// Computes the factors that the gradients of a row share, for a GEMM that makes the gradients.
 extern "C" __global__ void __launch_bounds__(DW_LOSS_COMBINE_THREADS)
     cross_entropy_weights(const __grid_constant__ dw_cross_entropy_tile_params q) {
     const dw_cross_entropy_params &p = q.row;

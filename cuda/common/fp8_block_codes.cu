@@ -77,8 +77,8 @@ DEVICE bool is_special(unsigned most) {
     return most != 0 && (most >= 0x71800000u /* 2^100 */ || __uint_as_float(most) < 448.f * 8.6736174e-19f); // 2^-60
 }
 
-// What quotients are computed from: two parts of the divisor's inverse, or of F32 the divisor and its inverse; where they
-// are SPECIAL, the divisor alone.
+// Quotients are computed from these factors: two parts of the divisor's inverse, or in F32 the divisor and its inverse.
+// If they are SPECIAL, the divisor alone is used.
 struct factors {
     float a, b;
 };

@@ -36,7 +36,7 @@ struct places {
     int first, second;              // elements of the two vectors of each pair
 };
 
-// What a row is multiplied by: y = x cosine + (x of the other element of the pair) across.
+// The factors of a row's elements: y = x cosine + (x of the other element of the pair) across.
 struct angles {
     value cosine[2 * VECTOR], across[2 * VECTOR];
 };

@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(DW_SCATTER_THREADS) scatter_tiles(c
         for (int i = threadIdx.x; i < DW_SORT_TILE && first + i < p.count; i += blockDim.x)
             ((item *)p.to)[first + i] = tile[i];
     }
-    // Behind the sorting, which takes few blocks as long as the others need for their zeros.
+    // The zeros come after the sorting: few blocks sort, and take as long as the others do for zeros.
     EACH_ELEMENT(e, pieces) ((piece *)p.result)[e] = zeros;
 }
 

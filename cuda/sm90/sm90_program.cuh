@@ -93,7 +93,7 @@ DEVICE unit unit_of(const dw_sm90_gemm_params &p, const tile &t, int index) {
     return u;
 }
 
-// What a unit reads from memory.
+// The elements that a unit reads from memory.
 typedef struct loaded {
     elements operands[PROGRAM_OPERANDS + 1];
     uint16 vectors[PROGRAM_VECTORS + 1];

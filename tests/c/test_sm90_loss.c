@@ -578,7 +578,7 @@ static unsigned error_with_target(int row, int64_t target) {
     return word;
 }
 
-/* Also of a number whose lower half is a class. */
+/* A target whose lower 32 bits are a class is reported, too. */
 static void targets_outside_of_the_classes_are_reported(void **state) {
     (void)state;
     assert_int_equal(error_with_target(299, 330), 0);

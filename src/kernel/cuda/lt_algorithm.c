@@ -169,28 +169,25 @@ static void close_bench(bench *m) {
     if (m->stream) m->device->stream_destroy(m->stream);
 }
 
-static dw_status time_run(const bench *m, const dw__lt_algorithm *algorithm, double *seconds) {
+/* `algorithm`: NULL for the other kernel. */
+static dw_status multiply(const bench *m, const dw__lt_algorithm *algorithm) {
     static const float factors[] = {0.0f, 1.0f};
     const dw__lt_gemm *g = m->gemm;
     const bool adds = g->c_bytes > 0;
-    if (m->flush_bytes)
-        DW_RETURN_IF_FAILED(m->device->fill_on(m->flush, 0, m->flush_bytes, m->stream));
-    DW_RETURN_IF_FAILED(m->device->event_record(m->events[0], m->stream));
-    DW_RETURN_IF_FAILED(dw__cublaslt_check(
-        g->library->multiply(g->handle, g->product, &factors[1], m->a, g->a, m->b, g->b,
-                             &factors[adds], adds ? m->c : m->d, g->c, m->d, g->d, algorithm->data,
-                             m->workspace, algorithm->workspace, m->stream),
-        "cublasLtMatmul"));
-    DW_RETURN_IF_FAILED(m->device->event_record(m->events[1], m->stream));
-    return m->device->event_seconds(m->events[0], m->events[1], seconds);
+    const dw__lt_operands operands = {m->a, m->b, m->d, m->bias, m->stream};
+    if (!algorithm) return g->other(g->described, &operands);
+    return dw__cublaslt_check(g->library->multiply(g->handle, g->product, &factors[1], m->a, g->a,
+                                                   m->b, g->b, &factors[adds], adds ? m->c : m->d,
+                                                   g->c, m->d, g->d, algorithm->data, m->workspace,
+                                                   algorithm->workspace, m->stream),
+                              "cublasLtMatmul");
 }
 
-static dw_status time_other(const bench *m, double *seconds) {
-    const dw__lt_operands operands = {m->a, m->b, m->d, m->bias, m->stream};
+static dw_status time_run(const bench *m, const dw__lt_algorithm *algorithm, double *seconds) {
     if (m->flush_bytes)
         DW_RETURN_IF_FAILED(m->device->fill_on(m->flush, 0, m->flush_bytes, m->stream));
     DW_RETURN_IF_FAILED(m->device->event_record(m->events[0], m->stream));
-    DW_RETURN_IF_FAILED(m->gemm->other(m->gemm->described, &operands));
+    DW_RETURN_IF_FAILED(multiply(m, algorithm));
     DW_RETURN_IF_FAILED(m->device->event_record(m->events[1], m->stream));
     return m->device->event_seconds(m->events[0], m->events[1], seconds);
 }
@@ -214,7 +211,7 @@ static dw_status measure(const bench *m, const dw__lt_algorithm *algorithms, int
                 DW_RETURN_IF_FAILED(status);
             if (run >= 0) times[i][run] = now;
         }
-        runs = runs && time_other(m, &now) == DW_OK;
+        runs = runs && time_run(m, NULL, &now) == DW_OK;
         if (runs && run >= 0) of_other[run] = now;
     }
     *other = 0.0;

@@ -7,7 +7,7 @@
 
 enum { DW__LT_MOST_ALGORITHMS = 8 };
 
-/* Where a GEMM to measure has its operands. */
+/* The device memory of a measured GEMM's operands, and the stream that it is enqueued on. */
 typedef struct dw__lt_operands {
     void *a, *b, *d, *bias;
     void *stream;
