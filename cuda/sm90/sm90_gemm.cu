@@ -38,6 +38,7 @@
 #ifndef PROGRAM
 #define PROGRAM 0
 #define PROGRAM_HALVES 0
+#define PROGRAM_SUMS 0
 #endif
 #ifndef LOSS
 #define LOSS 0
@@ -101,6 +102,7 @@ static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) + STAGES * SCALE
 typedef struct shared_layout {
     uint32 stages, bias, full, empty;
     uint32 lines, handed, taken; // rows of a tile for a program
+    uint32 sums;                 // of its results
     uint32 scales; // of codes: those of blocks, or of rows
     uint32 beside, beside_full;
 } shared_layout;
@@ -110,7 +112,8 @@ DEVICE shared_layout begin_block(const void *memory) {
     s.stages = shared_address(memory); // swizzled memory must start at multiples of 1024
     s.scales = s.stages + STAGES * STAGE_BYTES;
     s.lines = s.scales + STAGES * SCALES_BYTES + ROW_SCALES_BYTES;
-    s.bias = s.lines + (PROGRAM ? 128 * DW_SM90_LINE_BYTES(TILE_N) : 0);
+    s.sums = s.lines + (PROGRAM ? 128 * DW_SM90_LINE_BYTES(TILE_N) : 0);
+    s.bias = s.sums + (PROGRAM_SUMS ? DW_SM90_SUM_BYTES(TILE_COLUMNS) : 0);
     s.full = s.bias + (PROGRAM && !BIAS ? 0 : DW_SM90_BIAS_BYTES(TILE_N));
     s.empty = s.full + 8 * STAGES;
     s.handed = s.empty + 8 * STAGES;

@@ -43,6 +43,8 @@ typedef struct dw_sm90_gemm_params {
     long long result_strides[DW_SM90_MOST_RESULTS], operand_strides[DW_SM90_MOST_OPERANDS],
         vector_strides[DW_SM90_MOST_VECTORS];
     dw_sm90_loss loss; /* with LOSS; D may be NULL if it is for statistics */
+    /* Partial sums of results' columns (PROGRAM_SUMS): n F32 for each tile of rows, or NULL. */
+    float *sums[DW_SM90_MOST_RESULTS];
 } dw_sm90_gemm_params;
 
 /* Tiles: X(tile_m, tile_n, stages, together). Two warpgroups compute a tile together, or each every other tile.
@@ -70,6 +72,11 @@ typedef struct dw_sm90_gemm_params {
 #define DW_SM90_PROGRAM_SHARED_BYTES(tile_m, tile_n, stages, bias)                                 \
     ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + (tile_m)*DW_SM90_LINE_BYTES(tile_n) +          \
      ((bias) ? DW_SM90_BIAS_BYTES(tile_n) : 0) + 2 * 8 * (stages) + 2 * 8 * DW_SM90_MULTIPLIERS)
+
+/* Sums of the results' columns (sm90_program_sums.cuh): a thread's units have the columns of so many, and all threads
+ * leave theirs in shared memory. */
+#define DW_SM90_SUM_PHASES(columns) ((columns) % 3 == 0 ? 3 : 1)
+#define DW_SM90_SUM_BYTES(columns) (DW_SM90_SUM_PHASES(columns) * 128 * 8 * 4)
 
 /* Codes with two levels of sums: a warpgroup multiplies panels of so many columns. */
 #define DW_SM90_PANEL_COLUMNS 128

@@ -1,7 +1,7 @@
 // An elementwise program behind a GEMM of sm_90a: it computes its results from D's rounded elements and from operands that
 // lie as D does. Its source is made at run time (src/kernel/cuda/sm90_program.c); it defines PROGRAM, PROGRAM_OPERANDS,
-// PROGRAM_VECTORS, PROGRAM_RESULTS, PROGRAM_HALVES, PROGRAM_WHOLE, the type program_element and run_program(), and includes
-// sm90_gemm.cu. With PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in
+// PROGRAM_VECTORS, PROGRAM_RESULTS, PROGRAM_HALVES, PROGRAM_WHOLE, PROGRAM_SUMS (sm90_program_sums.cuh), the type
+// program_element and run_program(), and includes sm90_gemm.cu. With PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in
 // place of D. With PROGRAM_WHOLE n is a multiple of 8.
 //
 // The program has a warpgroup of its own. The two warpgroups that multiply leave their rounded rows of a tile in shared
@@ -122,9 +122,10 @@ DEVICE void store_eight(void *matrix, int row, int stride, int column, int count
     else if (count > 0) *(uint4 *)line = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+#include "sm90_program_sums.cuh"
+
 // Runs the program for a unit whose elements of D, or of its halves, are `in`.
-DEVICE void finish_unit(const dw_sm90_gemm_params &p, const unit &u, elements *in, const loaded &from) {
-    elements out[PROGRAM_RESULTS];
+DEVICE void finish_unit(const dw_sm90_gemm_params &p, const unit &u, elements *in, const loaded &from, elements *out) {
     uint32 words[4];
 #pragma unroll
     for (int i = 0; i < PROGRAM_OPERANDS; i++) in[PARTS_OF_D + i] = from.operands[i];
@@ -147,10 +148,10 @@ DEVICE void finish_rest(const dw_sm90_gemm_params &p) {
     for (long long i = (long long)blockIdx.x * 128 + threadIdx.x % 128; i < count; i += (long long)gridDim.x * 128) {
         const int column = (int)(i % across) * 8;
         const unit u = {0, 0, (int)(first + i / across), column, p.n - column};
-        elements in[PARTS_OF_D + PROGRAM_OPERANDS] = {};
+        elements in[PARTS_OF_D + PROGRAM_OPERANDS] = {}, out[PROGRAM_RESULTS];
         loaded from = {};
         load_unit(p, u, from);
-        finish_unit(p, u, in, from);
+        finish_unit(p, u, in, from, out);
     }
 }
 
@@ -171,7 +172,8 @@ DEVICE void load_turn(const dw_sm90_gemm_params &p, const tile &t, int first, tu
 }
 
 // Finishes a turn, the thread's units from `first` on, and loads the one that takes its place.
-DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, int first, uint32 phase, turn &next) {
+DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, int first, uint32 phase, turn &next,
+                        column_sums &sums) {
     const int half = first / SHARE_UNITS;
     elements in[PROGRAM_TOGETHER][PARTS_OF_D + PROGRAM_OPERANDS];
     const turn now = next;
@@ -191,7 +193,12 @@ DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, co
         if (lane_index() == 0) barrier_arrive(s.taken + 8 * half);
     }
 #pragma unroll
-    for (int j = 0; j < PROGRAM_TOGETHER; j++) finish_unit(p, now.units[j], in[j], now.from[j]);
+    for (int j = 0; j < PROGRAM_TOGETHER; j++) {
+        elements out[PROGRAM_RESULTS];
+        finish_unit(p, now.units[j], in[j], now.from[j], out);
+        add_unit(sums, j, now.units[j], out);
+    }
+    pass_units(sums, PROGRAM_TOGETHER);
 }
 
 DEVICE void run_programs(const dw_sm90_gemm_params &p, const shared_layout &s) {
@@ -200,12 +207,14 @@ DEVICE void run_programs(const dw_sm90_gemm_params &p, const shared_layout &s) {
     uint32 phase = 0;
     while (next_tile(p, w, t)) {
         turn next[TURNS_AHEAD] = {};
+        column_sums sums = {};
 #pragma unroll
         for (int i = 0; i < TURNS_AHEAD; i++) load_turn(p, t, i * PROGRAM_TOGETHER, next[i]);
 #pragma unroll 1
         for (int first = 0; first < 2 * SHARE_UNITS; first += TURNS_AHEAD * PROGRAM_TOGETHER)
 #pragma unroll
-            for (int i = 0; i < TURNS_AHEAD; i++) finish_turn(p, s, t, first + i * PROGRAM_TOGETHER, phase, next[i]);
+            for (int i = 0; i < TURNS_AHEAD; i++) finish_turn(p, s, t, first + i * PROGRAM_TOGETHER, phase, next[i], sums);
+        if constexpr (PROGRAM_SUMS != 0) store_sums(p, s, t, sums);
         phase ^= 1;
     }
     if constexpr (GROUPS == DW_GROUPS_ROWS) finish_rest(p);

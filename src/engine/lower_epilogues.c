@@ -7,7 +7,9 @@
  *                     first result to the other input: where that lies, if nothing reads it later (gradients of
  *                     residuals and of tied embeddings), or else out of place (residuals)
  *     epilogue        both become one instruction; the deferred result is stored only if something else reads it. On
- *                     a GPU the program may read the halves of the result's columns instead (gated activations)
+ *                     a GPU the program may read the halves of the result's columns instead (gated activations), and
+ *                     the sums of its results' rows (gradients of biases) are part of the instruction
+ *                     (lower_result_sums.c)
  *     otherwise       the deferred step runs just before the program
  *
  * They are tried in this order. A node with several results is lowered before anything reads one of the others.
@@ -209,7 +211,12 @@ static dw_status find_fused(dw__lowering *l, dw__step *step, dw__step *program, 
     *can = false;
     dw__lower_select(l, program, NULL);
     if (!dw__step_is_fast(program) || dw__lower_may_find_magnitudes(l, program)) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__lower_want_sums(l, program));
     dw__lower_select(l, step, program);
+    if (!step->kernel && program->summed) {
+        dw__lower_forget_sums(program);
+        dw__lower_select(l, step, program);
+    }
     if (!step->kernel || !is_worth_fusing(l, step, program)) return DW_OK;
     const dw_status status = dw__lower_prepare_both(l, step, program);
     *can = status == DW_OK;
@@ -234,6 +241,7 @@ static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, b
     undefer(l, node);
     dw__lower_reuse_inputs(l, program, &step);
     DW_RETURN_IF_FAILED(dw__lower_place_outputs(l, program));
+    DW_RETURN_IF_FAILED(dw__lower_place_sums(l, program));
     for (uint32_t j = 0; j < program->input_count && !stored; j++)
         if (dw__step_replaces(program, j)) program->inputs[j].storage = DW_NONE; /* no memory */
     DW_RETURN_IF_FAILED(dw__lower_add_instruction(l, &step, program));
@@ -351,7 +359,7 @@ dw_status dw__lower_program(dw__lowering *l, dw_node node) {
     }
     if (done) {
         dw__lower_finish(l, &program);
-        return DW_OK;
+        return dw__lower_finish_sums(l, &program);
     }
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
     return dw__lower_plain(l, node);

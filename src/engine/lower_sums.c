@@ -17,8 +17,7 @@ dw_value dw__lower_source(const dw__lowering *l, dw_value value) {
     return value;
 }
 
-/* True if the node sums a tensor of floating point over all axes but the last. */
-static bool sums_rows(const dw__lowering *l, dw_node node) {
+bool dw__lower_sums_rows(const dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
     if (!dw__op_is_sum(record->op)) return false;
     const dw__value_record *x = value_of(l, record->inputs[0]);
@@ -81,7 +80,7 @@ static dw_node sum_among(const dw__lowering *l, dw_value value, dw_node product,
         dw_node reader = l->engine->use_nodes[u];
         if (row_of(l, reader)->view == DW__VIEW_RESHAPE && depth < DW__LOWER_MOST_VIEWS)
             reader = sum_among(l, record_of(l, reader)->outputs[0], product, depth + 1);
-        else if (!sums_rows(l, reader) || product_of(l, reader) != product)
+        else if (!dw__lower_sums_rows(l, reader) || product_of(l, reader) != product)
             continue;
         if (reader < first) first = reader;
     }
@@ -111,18 +110,17 @@ static bool can_run(const dw__lowering *l, dw_node node) {
     return true;
 }
 
-/* Lowers the reshapes between the node's inputs and their sources, which can_run() has found. */
-static dw_status lower_reshapes(dw__lowering *l, dw_value value) {
+dw_status dw__lower_reshapes(dw__lowering *l, dw_value value) {
     if (is_lowered(l, value)) return DW_OK;
     const dw_node node = value_of(l, value)->node;
-    DW_RETURN_IF_FAILED(lower_reshapes(l, record_of(l, node)->inputs[0]));
+    DW_RETURN_IF_FAILED(dw__lower_reshapes(l, record_of(l, node)->inputs[0]));
     return dw__lower_node(l, node);
 }
 
 static dw_status make_inputs(dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
     for (uint32_t i = 0; i < record->input_count; i++)
-        DW_RETURN_IF_FAILED(lower_reshapes(l, record->inputs[i]));
+        DW_RETURN_IF_FAILED(dw__lower_reshapes(l, record->inputs[i]));
     return dw__lower_deferred_inputs(l, node, DW_NONE);
 }
 
@@ -245,5 +243,5 @@ dw_status dw__lower_product_and_sum(dw__lowering *l, dw_node node, bool *done) {
     if (dw__op_is_matmul(record_of(l, node)->op) &&
         dw__lower_sums_operands(l, record_of(l, node)->op))
         return lower_at_product(l, node, done);
-    return sums_rows(l, node) ? lower_at_sum(l, node, done) : DW_OK;
+    return dw__lower_sums_rows(l, node) ? lower_at_sum(l, node, done) : DW_OK;
 }

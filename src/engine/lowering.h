@@ -12,6 +12,7 @@
  *     lower_in_place.c    results that overwrite an operand
  *     lower_epilogues.c   a step and the elementwise program behind it as one
  *     lower_sums.c        a product and the sums of its operand's rows as one
+ *     lower_result_sums.c a program behind a product and the sums of its results' rows as one
  *     lower_magnitudes.c  the largest magnitude of a tensor, found by the kernel that makes the tensor
  *     lower_outputs.c     outputs and gradients in the caller's buffers
  */
@@ -221,8 +222,25 @@ dw_status dw__lower_product_and_sum(dw__lowering *l, dw_node node, bool *done);
 /* True if the node reads a value that waits for a product. It is then lowered behind that product, and delivered. */
 bool dw__lower_waits_for_sum(dw__lowering *l, dw_node node);
 
+/* True if the node sums a tensor of floating point over all axes but the last. */
+bool dw__lower_sums_rows(const dw__lowering *l, dw_node node);
+/* Lowers the reshapes between the value and the first source that is lowered. */
+dw_status dw__lower_reshapes(dw__lowering *l, dw_value value);
+
 /* The value whose elements a chain of reshapes shows. */
 dw_value dw__lower_source(const dw__lowering *l, dw_value value);
+
+/* ---- lower_result_sums.c ---------------------------------------------------------------------- */
+
+/* Adds outputs to the step of a program behind a product: the sums of its results' rows that nodes ask for. They have no
+ * storage yet. */
+dw_status dw__lower_want_sums(dw__lowering *l, dw__step *program);
+/* Takes them away. */
+void dw__lower_forget_sums(dw__step *program);
+/* Places them. */
+dw_status dw__lower_place_sums(dw__lowering *l, dw__step *program);
+/* Makes them the results of the nodes that ask for them. The program's own results are defined. */
+dw_status dw__lower_finish_sums(dw__lowering *l, const dw__step *program);
 
 /* ---- lower_magnitudes.c ---------------------------------------------------------------------- */
 

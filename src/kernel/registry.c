@@ -130,7 +130,7 @@ static bool does_all(const dw__kernel *kernel, const dw__call *call) {
     return kernel->with_epilogue == (call->epilogue != NULL) &&
            kernel->results >= layout_of(call) && kernel->accumulates >= call->accumulates &&
            (kernel->sums_operands || call->sums == DW__SUMS_NOTHING) &&
-           (kernel->magnitude_parts || call->magnitudes == 0);
+           (kernel->magnitude_parts || call->magnitudes == 0) && call->summed == 0;
 }
 
 const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
@@ -208,6 +208,7 @@ bool dw__kernel_reads_magnitudes(dw_op op, bool on_gpu) {
 uint32_t dw__call_own_outputs(const dw__call *call) {
     uint32_t count = call->output_count;
     for (uint64_t left = call->magnitudes; left; left &= left - 1) count--;
+    for (uint64_t left = call->summed; left; left &= left - 1) count--;
     return count;
 }
 

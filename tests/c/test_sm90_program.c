@@ -1,6 +1,6 @@
 /* Products with an elementwise program behind them, on an emulated Hopper GPU with the checker on: the product beside
- * sums in double, the program's results bit by bit beside the elementwise kernel's on the same product. Kernels are
- * compiled when they are first used. */
+ * sums in double, the program's results bit by bit beside the elementwise kernel's on the same product, and sums of
+ * results' rows beside sums in double. Kernels are compiled when they are first used. */
 #include "emulated_call.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -19,7 +19,9 @@ typedef struct problem {
     int m, n, k;
     int groups; /* 0: one product */
     bool turned, bias, f16, drops_y, halves;
-    bool weighs; /* the last input is a vector of an element for each row */
+    bool weighs;      /* the last input is a vector of an element for each row */
+    unsigned summed;  /* a bit for each result whose rows are summed */
+    unsigned dropped; /* those of them that nobody reads */
     int sms;
 } problem;
 
@@ -28,8 +30,10 @@ typedef struct run {
     const dw_device *device;
     dw__context context;
     matrix x, w, bias, y, inputs[MOST_TENSORS], results[MOST_TENSORS], expected[MOST_TENSORS];
+    matrix sums[MOST_TENSORS];
     int offsets[MOST_GROUPS + 1];
-    void *device_offsets;
+    void *device_offsets, *workspace;
+    size_t workspace_bytes;
     dw_attr body;
 } run;
 
@@ -81,6 +85,8 @@ static void open_run(const problem *p, run *r) {
         place(&r->expected[o], r->device, p->m, p->n, type);
         send(&r->results[o], r->device);
         send(&r->expected[o], r->device);
+        place(&r->sums[o], r->device, 1, p->n, type);
+        send(&r->sums[o], r->device);
     }
     /* Groups of uneven lengths, the second without rows; the last rows belong to none. */
     for (int g = 1; g <= p->groups; g++)
@@ -97,8 +103,10 @@ static void close_run(run *r) {
     for (int o = 0; o < r->problem->results; o++) {
         take_away(&r->results[o], r->device);
         take_away(&r->expected[o], r->device);
+        take_away(&r->sums[o], r->device);
     }
     dw_device_release(r->device, r->device_offsets, sizeof r->offsets);
+    dw_device_release(r->device, r->workspace, r->workspace_bytes);
 }
 
 static dw__call program_of(const run *r, const matrix *results) {
@@ -118,6 +126,21 @@ static dw__call program_of(const run *r, const matrix *results) {
     }
     for (int o = 0; o < p->results; o++) c.outputs[o] = tensor_of(&results[o]);
     return c;
+}
+
+/* Adds the sums to the outputs of the program. */
+static void ask_for_sums(const run *r, dw__call *program) {
+    const problem *p = r->problem;
+    program->summed = p->summed;
+    for (int o = 0; o < p->results; o++) {
+        if (!(p->summed >> o & 1)) continue;
+        dw__tensor *sums = &program->outputs[program->output_count++];
+        *sums = tensor_of(&r->sums[o]);
+        sums->rank = 1;
+        sums->shape[0] = p->n;
+        sums->stride[0] = 1;
+        if (p->dropped >> o & 1) sums->data = NULL;
+    }
 }
 
 static dw__call product_of(const run *r) {
@@ -148,6 +171,20 @@ static dw__call product_of(const run *r) {
     return c;
 }
 
+/* Gives the call a workspace of NaNs. */
+static void place_workspace(run *r, const dw__kernel *kernel, dw__operation_call *call) {
+    assert_int_equal(kernel->workspace_bytes(kernel, call, &r->context, &r->workspace_bytes),
+                     DW_OK);
+    if (r->workspace_bytes == 0) return;
+    char *nans = malloc(r->workspace_bytes);
+    assert_non_null(nans);
+    memset(nans, 0xFF, r->workspace_bytes);
+    assert_int_equal(dw_device_allocate(r->device, r->workspace_bytes, &r->workspace), DW_OK);
+    assert_int_equal(r->device->copy_in(r->workspace, nans, r->workspace_bytes, NULL), DW_OK);
+    free(nans);
+    call->workspace = r->workspace;
+}
+
 static void enqueue(const run *r, const dw__kernel *kernel, const dw__operation_call *call) {
     const dw__variant *variant;
     if (kernel->supports(kernel, call, NULL) != DW_OK ||
@@ -174,6 +211,31 @@ static void check_element(const run *r, int group, int row, int column) {
     if (!(fabs(found - sum) <= bound))
         fail_msg("row %d, column %d of the product is %.9g, not %.9g within %.3g", row, column,
                  found, sum, bound);
+}
+
+/* A thread adds at most 32 rows of a tile, then 32 threads' sums meet, then every 16th tile's, and then 16 sums pairwise:
+ * so many additions in F32 are on the way of an element, and the sum is rounded. */
+static void check_sums(const run *r, int o) {
+    const problem *p = r->problem;
+    const int additions = 32 + 32 + (p->m + 127) / 128 / 16 + 1 + 4;
+    const double rounding = p->f16 ? 0x1p-11 : 0x1p-8;
+    fetch(&r->sums[o], r->device);
+    expect_untouched(&r->sums[o], 0);
+    for (int column = 0; column < p->n; column++) {
+        double sum = 0.0, size = 0.0;
+        for (int row = 0; row < p->m; row++) {
+            sum += get(&r->results[o], row, column);
+            size += fabs(get(&r->results[o], row, column));
+        }
+        const double error = additions * 0x1p-24 * size,
+                     bound = error + rounding * (fabs(sum) + error) + 0x1p-25,
+                     found = get(&r->sums[o], 0, column);
+        if (p->dropped >> o & 1)
+            assert_true(isnan(found));
+        else if (!(fabs(found - sum) <= bound))
+            fail_msg("the sum of column %d of result %d is %.9g, not %.9g within %.3g", column, o,
+                     found, sum, bound);
+    }
 }
 
 static int group_of(const run *r, int row) {
@@ -203,6 +265,7 @@ static void check(run *r) {
             assert_memory_equal((char *)r->results[o].host + at, (char *)r->expected[o].host + at,
                                 row_bytes(&r->results[o]));
         }
+        if (p->summed >> o & 1) check_sums(r, o);
     }
 }
 
@@ -212,12 +275,15 @@ static void expect_right(const problem *p) {
     run r;
     open_run(p, &r);
     const dw__kernel *kernel = p->groups ? &dw__sm90_segment_program : &dw__sm90_linear_program;
-    const dw__call program = program_of(&r, r.results), alone = program_of(&r, r.expected);
+    dw__call program = program_of(&r, r.results);
+    const dw__call alone = program_of(&r, r.expected);
     dw__operation_call call = {.call = product_of(&r)};
+    ask_for_sums(&r, &program);
     call.call.epilogue = &program;
     call.call.replaced = p->replaced;
     call.call.replaced_half = p->halves ? p->replaced - 1 : -1;
     if (p->drops_y) call.call.outputs[0].data = NULL;
+    place_workspace(&r, kernel, &call);
     enqueue(&r, kernel, &call);
     if (p->drops_y) {
         call.call = product_of(&r);
@@ -295,6 +361,61 @@ static void programs_of_groups_are_right(void **state) {
     expect_all_right(of_groups, DW_COUNT(of_groups));
 }
 
+#define GELU_BACKWARD "t0=gelu_tanh_backward(i1,i0);out(t0)"
+
+/* Tiles of 256 columns, of 192, whose rows are a multiple of 3 units, and of both with halves; several tiles for a block;
+ * rows and columns that end within a tile. */
+static const problem with_sums[] = {
+    {GELU_BACKWARD, 2, 1, 0, .m = 300, .n = 331, .k = 200, .turned = true, .drops_y = true,
+     .summed = 1, .sms = 2},
+    {GELU_BACKWARD, 2, 1, 0, .m = 67, .n = 250, .k = 64, .turned = true, .drops_y = true,
+     .f16 = true, .summed = 1, .sms = 1},
+    {SWIGLU_BACKWARD, 3, 3, 0, .m = 450, .n = 520, .k = 64, .turned = true, .drops_y = true,
+     .summed = 7, .dropped = 2, .sms = 3},
+    {SWIGLU_BACKWARD, 3, 3, 0, .m = 129, .n = 184, .k = 130, .turned = true, .summed = 4, .sms = 1},
+    {HALVES_AND_OPERAND, 3, 2, 1, .m = 260, .n = 120, .k = 130, .halves = true, .summed = 3,
+     .sms = 2},
+    {HALVES, 2, 1, 1, .m = 140, .n = 96, .k = 70, .halves = true, .bias = true, .summed = 1,
+     .sms = 1},
+};
+
+static void sums_of_results_are_right(void **state) {
+    (void)state;
+    expect_all_right(with_sums, DW_COUNT(with_sums));
+}
+
+/* The order of additions does not depend on the number of blocks that share the tiles. */
+static void sums_have_the_same_bits_in_every_run(void **state) {
+    problem p = with_sums[0];
+    matrix *const first = calloc(1, sizeof *first);
+    (void)state;
+    assert_non_null(first);
+    for (int trial = 0; trial < 3; trial++) {
+        run r;
+        p.sms = trial == 2 ? 6 : 2;
+        open_run(&p, &r);
+        dw__call program = program_of(&r, r.results);
+        dw__operation_call call = {.call = product_of(&r)};
+        ask_for_sums(&r, &program);
+        call.call.epilogue = &program;
+        call.call.replaced_half = -1;
+        call.call.outputs[0].data = NULL;
+        place_workspace(&r, &dw__sm90_linear_program, &call);
+        enqueue(&r, &dw__sm90_linear_program, &call);
+        fetch(&r.sums[0], r.device);
+        if (trial == 0) {
+            *first = r.sums[0];
+            first->host = malloc(r.sums[0].bytes);
+            assert_non_null(first->host);
+            memcpy(first->host, r.sums[0].host, r.sums[0].bytes);
+        }
+        assert_memory_equal(r.sums[0].host, first->host, r.sums[0].bytes);
+        close_run(&r);
+    }
+    free(first->host);
+    free(first);
+}
+
 /* The engine writes a gradient over the value that it is the gradient of. */
 static void results_may_lie_over_operands(void **state) {
     static const problem p = {SWIGLU_BACKWARD, 3,        3,        0,
@@ -357,12 +478,17 @@ static void other_programs_are_refused(void **state) {
     program.attrs = &draws;
     program.inputs[1] = (dw__tensor){.data = r.device_offsets, .dtype = DW_I64};
     expect_refused(&r, &program, 0);
+    program = program_of(&r, r.results);
+    program.summed = 1;
+    program.outputs[program.output_count++] = tensor_of(&r.sums[0]);
+    program.outputs[1].dtype = DW_F32;
+    expect_refused(&r, &program, 1);
     close_run(&r);
 }
 
 static void check_first_use(void) {
-    const problem *const some[] = {&dense[0], &dense[4], &of_halves[0], &of_halves[3],
-                                   &of_groups[1]};
+    const problem *const some[] = {&dense[0],     &dense[4],     &of_halves[0],
+                                   &of_halves[3], &of_groups[1], &with_sums[0]};
     for (size_t i = 0; i < DW_COUNT(some); i++) expect_right(some[i]);
     REQUIRE(lines == 0);
 }
@@ -378,6 +504,8 @@ int main(void) {
         cmocka_unit_test(programs_are_right),
         cmocka_unit_test(programs_of_halves_are_right),
         cmocka_unit_test(programs_of_groups_are_right),
+        cmocka_unit_test(sums_of_results_are_right),
+        cmocka_unit_test(sums_have_the_same_bits_in_every_run),
         cmocka_unit_test(results_may_lie_over_operands),
         cmocka_unit_test(other_programs_are_refused),
     };

@@ -236,6 +236,7 @@ typedef struct dw__sm90_program {
     int operand_count, vector_count, result_count;
     dw_matrix operands[DW_SM90_MOST_OPERANDS], vectors[DW_SM90_MOST_VECTORS];
     dw_matrix results[DW_SM90_MOST_RESULTS]; /* data NULL: not wanted */
+    float *sums[DW_SM90_MOST_RESULTS];       /* partial sums of its columns, or NULL */
     const dw_sm90_loss *loss;                /* cross-entropy in place of a program, or NULL */
     unsigned shared_bytes;
 } dw__sm90_program;

@@ -251,23 +251,55 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                           &params);
 }
 
+static dw__jit_variant code_of(const reduce_variant *v, const char *entry, int capability) {
+    dw__jit_variant code = {
+        .source = "common/reduce.cu", .entry = entry, .arch = dw__gpu_arch(capability)};
+    dw__jit_add_define(&code, "TYPE", v->type);
+    dw__jit_add_define(&code, "REDUCTION", v->reduction);
+    dw__jit_add_define(&code, "LANES", v->lanes);
+    dw__jit_add_define(&code, "COLUMNS", v->columns);
+    dw__jit_add_define(&code, "VECTOR", v->vector);
+    dw__jit_add_define(&code, "SPREAD", v->spread);
+    dw__jit_add_define(&code, "SPLIT", v->split);
+    return code;
+}
+
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     static const char *const entries[] = {"reduce", "reduce_parts"};
     const reduce_variant v = unpack(params);
     (void)kernel;
-    for (int i = 0; i <= v.split; i++) {
-        points[i].code = (dw__jit_variant){
-            .source = "common/reduce.cu", .entry = entries[i], .arch = dw__gpu_arch(capability)};
-        dw__jit_add_define(&points[i].code, "TYPE", v.type);
-        dw__jit_add_define(&points[i].code, "REDUCTION", v.reduction);
-        dw__jit_add_define(&points[i].code, "LANES", v.lanes);
-        dw__jit_add_define(&points[i].code, "COLUMNS", v.columns);
-        dw__jit_add_define(&points[i].code, "VECTOR", v.vector);
-        dw__jit_add_define(&points[i].code, "SPREAD", v.spread);
-        dw__jit_add_define(&points[i].code, "SPLIT", v.split);
-    }
+    for (int i = 0; i <= v.split; i++) points[i].code = code_of(&v, entries[i], capability);
     return DW_OK;
+}
+
+/* ---- partial sums of other kernels ------------------------------------------------------------------ */
+
+/* The variant for many neighbouring columns, which is likely to be compiled. */
+dw__jit_variant dw__gpu_sum_parts_code(dw_dtype dtype, int capability) {
+    const reduce_variant v = {.type = dw__gpu_element(dtype),
+                              .reduction = DW_REDUCE_SUM,
+                              .lanes = choose_lanes(true, 32, 16),
+                              .columns = true,
+                              .vector = true,
+                              .split = true};
+    return code_of(&v, "reduce_parts", capability);
+}
+
+dw_status dw__gpu_sum_parts(const dw__operation_call *call, const dw__context *context,
+                            void *function, const float *partials, int64_t parts,
+                            const dw__tensor *sums) {
+    const int64_t count = dw__tensor_count(sums);
+    dw_reduce_params params = {.result = sums->data,
+                               .partials = (void *)partials,
+                               .count = count,
+                               .parts = parts,
+                               .shape = {count},
+                               .result_stride = {1},
+                               .rank = 1};
+    return dw__gpu_launch(call, context, "reduce_parts", function,
+                          ceiling(count, DW_REDUCE_PARTS_RESULTS), DW_REDUCE_PARTS_THREADS,
+                          &params);
 }
 
 /* ---- the first-use check's calls ------------------------------------------------------------------ */

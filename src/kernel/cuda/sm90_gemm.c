@@ -245,6 +245,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     for (int i = 0; program && i < program->result_count; i++) {
         params.results[i] = program->results[i].data;
         params.result_strides[i] = program->results[i].stride;
+        params.sums[i] = program->sums[i];
     }
     for (int i = 0; program && i < program->vector_count; i++) {
         params.vectors[i] = program->vectors[i].data;

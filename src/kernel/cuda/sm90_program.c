@@ -17,11 +17,15 @@
 typedef struct form {
     dw__sm90_shape shape;
     int stages, operand_count, vector_count, result_count;
-    bool whole; /* rows of whole vectors */
+    uint64_t summed; /* as in dw__call */
+    bool whole;      /* rows of whole vectors */
     unsigned shared_bytes;
 } form;
 
-enum { VECTOR = 8 }; /* elements of 16 bytes, as in the source */
+enum { VECTOR = 8 };      /* elements of 16 bytes, as in the source */
+enum { TILE_ROWS = 128 }; /* of each tile that two warpgroups compute together */
+
+static uint32_t results_of(const dw__call *program) { return dw__call_own_outputs(program); }
 
 static bool computes_linear(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL; }
 static bool computes_segments(dw_op op) { return op == DW_OP_SEGMENT_LINEAR; }
@@ -80,14 +84,72 @@ static bool add_input(const dw__tensor *t, const dw_gemm *g, dw__sm90_program *p
 static bool matrices_of(const dw__call *c, const dw_gemm *g, dw__sm90_program *p) {
     const dw__call *program = c->epilogue;
     *p = (dw__sm90_program){0};
-    if (dw__call_own_outputs(program) != program->output_count ||
-        program->output_count > DW_SM90_MOST_RESULTS)
-        return false;
+    if (program->magnitudes || results_of(program) > DW_SM90_MOST_RESULTS) return false;
     for (uint32_t i = 0; i < program->input_count; i++)
         if (is_other(c, i) && !add_input(&program->inputs[i], g, p)) return false;
-    for (uint32_t o = 0; o < program->output_count; o++)
+    for (uint32_t o = 0; o < results_of(program); o++)
         if (!matrix_of(&program->outputs[o], g, &p->results[p->result_count++])) return false;
     return true;
+}
+
+/* ---- sums of results' columns ----------------------------------------------------------------------- */
+
+static int64_t tile_rows_of(const dw_gemm *g) { return (g->m + TILE_ROWS - 1) / TILE_ROWS; }
+
+/* Whether the sums that a call asks for are those of one product, in vectors of its type. */
+static bool can_sum(const dw__call *c, const dw__gemm_groups_call *g) {
+    const dw__call *program = c->epilogue;
+    if (program->summed == 0) return true;
+    for (uint32_t o = results_of(program); o < program->output_count; o++) {
+        const dw__tensor *sums = &program->outputs[o];
+        if (sums->dtype != g->gemm.dtype || dw__tensor_count(sums) != g->gemm.n ||
+            !dw__tensor_is_contiguous(sums))
+            return false;
+    }
+    return c->op != DW_OP_SEGMENT_LINEAR && g->groups.count == 1;
+}
+
+/* The workspace has the partial sums of one result after the other. */
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
+                                 const dw__context *context, size_t *bytes) {
+    const dw__operation_call *given = call;
+    const dw__call *program = given->call.epilogue;
+    dw__gemm_groups_call g;
+    (void)kernel;
+    (void)context;
+    *bytes = 0;
+    if (!program || !program->summed || !call_of(given, &g)) return DW_OK;
+    *bytes = (program->output_count - results_of(program)) * sizeof(float) *
+             (size_t)(tile_rows_of(&g.gemm) * g.gemm.n);
+    return DW_OK;
+}
+
+/* Places the partial sums that are wanted. */
+static void place_sums(const dw__operation_call *given, const dw_gemm *g, dw__sm90_program *p) {
+    const dw__call *program = given->call.epilogue;
+    float *next = given->workspace;
+    uint32_t sums = results_of(program);
+    for (int o = 0; program->summed >> o; o++) {
+        if (!(program->summed >> o & 1)) continue;
+        if (program->outputs[sums++].data) p->sums[o] = next;
+        next += tile_rows_of(g) * g->n;
+    }
+}
+
+/* Adds the partial sums, which the product's launch has written. */
+static dw_status add_sums(const dw__operation_call *given, const dw_gemm *g,
+                          const dw__sm90_program *p, const dw__context *context,
+                          const dw__variant *variant) {
+    const dw__call *program = given->call.epilogue;
+    uint32_t sums = results_of(program);
+    for (int o = 0; program->summed >> o; o++) {
+        if (!(program->summed >> o & 1)) continue;
+        const dw__tensor *to = &program->outputs[sums++];
+        if (p->sums[o])
+            DW_RETURN_IF_FAILED(dw__gpu_sum_parts(given, context, variant->functions[1], p->sums[o],
+                                                  tile_rows_of(g), to));
+    }
+    return DW_OK;
 }
 
 static dw_status check_body(const dw__kernel *kernel, const dw__call *program) {
@@ -104,7 +166,17 @@ static dw_status check_body(const dw__kernel *kernel, const dw__call *program) {
 /* ---- tiles ------------------------------------------------------------------------------------------ */
 
 static unsigned shared_bytes_of(const dw__sm90_tile *t, const form *f) {
-    return DW_SM90_PROGRAM_SHARED_BYTES(t->m, t->n, f->stages, f->shape.bias);
+    const int columns = dw__sm90_tile_columns(&f->shape);
+    return DW_SM90_PROGRAM_SHARED_BYTES(t->m, t->n, f->stages, f->shape.bias) +
+           (f->summed ? DW_SM90_SUM_BYTES(columns) : 0);
+}
+
+/* Whether a thread has registers for the sums of its columns. */
+static bool holds_sums(const form *f) {
+    const int columns = dw__sm90_tile_columns(&f->shape);
+    int sums = 0;
+    for (uint64_t left = f->summed; left; left &= left - 1) sums++;
+    return sums * DW_SM90_SUM_PHASES(columns) <= 3;
 }
 
 /* As many stages of a tile as there is room for beside its rows. */
@@ -113,6 +185,7 @@ static bool fits(form *f) {
     const dw__sm90_tile *t = &dw__sm90_tiles[f->shape.tile];
     if (f->shape.halves && t->n % 128 != 0 && f->shape.turned_b)
         return false; /* no whole boxes of half a tile's columns */
+    if (!holds_sums(f)) return false;
     f->stages = t->stages;
     while (f->stages > LEAST_STAGES && shared_bytes_of(t, f) > DW_SM90_MOST_SHARED) f->stages--;
     f->shared_bytes = shared_bytes_of(t, f);
@@ -122,11 +195,13 @@ static bool fits(form *f) {
 /* Chooses the tile with the fewest clocks of those that two warpgroups compute together. Three stages do not bridge the
  * time that loads take beside a program's traffic: products took 1.02 to 1.10 times as long as with four (bench/NOTES.md).
  */
-static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, int sm_count) {
+static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, uint64_t summed,
+                    int sm_count) {
     form best = {0}, trial = {.shape = dw__sm90_shape_of(g, sm_count),
                               .operand_count = p->operand_count,
                               .vector_count = p->vector_count,
                               .result_count = p->result_count,
+                              .summed = summed,
                               .whole = g->gemm.n % VECTOR == 0};
     const double few_stages = 1.06;
     double least = INFINITY;
@@ -143,8 +218,8 @@ static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, in
     return best;
 }
 
-static bool finds_tile(const dw__gemm_groups_call *g, const dw__sm90_program *p) {
-    return form_of(g, p, 1).stages > 0;
+static bool finds_tile(const dw__gemm_groups_call *g, const dw__sm90_program *p, uint64_t summed) {
+    return form_of(g, p, summed, 1).stages > 0;
 }
 
 /* ---- the source ------------------------------------------------------------------------------------- */
@@ -174,12 +249,13 @@ static dw_status print_program(const dw__call *c, const dw__body *body, const fo
         "#define VECTOR 8\n#define INDEX int\n#include \"elementwise.cuh\"\n"
         "#define PROGRAM 1\n#define PROGRAM_OPERANDS %d\n#define PROGRAM_RESULTS %d\n"
         "#define PROGRAM_VECTORS %d\n#define PROGRAM_HALVES %d\n#define PROGRAM_WHOLE %d\n"
+        "#define PROGRAM_SUMS %d\n"
         "typedef %s program_element;\n"
         "DEVICE void run_program(const vector<%s> *in, const unsigned short *vectors, "
         "vector<%s> *out) {\n    (void)vectors;\n",
-        f->operand_count, f->result_count, f->vector_count, f->shape.halves, f->whole, element,
-        element, element));
-    for (uint32_t o = 0; o < program->output_count; o++) {
+        f->operand_count, f->result_count, f->vector_count, f->shape.halves, f->whole,
+        (int)f->summed, element, element, element));
+    for (uint32_t o = 0; o < results_of(program); o++) {
         types[o] = program->outputs[o].dtype;
         DW_RETURN_IF_FAILED(
             dw__text_printf(out, "    vector<%s> &out%u = out[%u];\n", element, o, o));
@@ -220,7 +296,8 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     if (dw__epilogues_wanted() == DW__EPILOGUES_OFF)
         return dw__fail(DW_UNSUPPORTED, "%s: DEEPWELL_EPILOGUES is \"off\"", kernel->name);
     if (!c->epilogue || !call_of(given, &g) || g.gemm.output != g.gemm.dtype ||
-        g.gemm.d.stride > INT32_MAX || !matrices_of(c, &g.gemm, &p) || !finds_tile(&g, &p))
+        g.gemm.d.stride > INT32_MAX || !matrices_of(c, &g.gemm, &p) || !can_sum(c, &g) ||
+        !finds_tile(&g, &p, c->epilogue->summed))
         return dw__kernel_refuse(kernel);
     DW_RETURN_IF_FAILED(dw__sm90_supports(&g.gemm, g.turned, gpu));
     return check_body(kernel, c->epilogue);
@@ -239,7 +316,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     if (!body) return dw__fail_memory("an elementwise program", sizeof *body);
     (void)call_of(given, &g);
     (void)matrices_of(c, &g.gemm, &p);
-    const form f = form_of(&g, &p, context->sm_count);
+    const form f = form_of(&g, &p, c->epilogue->summed, context->sm_count);
     DW_TRY(dw__elementwise_body(c->epilogue, body));
     DW_TRY(print_source(c, body, &f, &source));
     DW_TRY(dw__program_number(&source, &f, sizeof f, &number));
@@ -266,23 +343,30 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     dw__sm90_program p;
     (void)gemm_of(given, f->shape.halves, &g);
     if (dw__gemm_is_empty(&g.gemm)) return DW_OK;
-    if (given->call.epilogue)
-        (void)matrices_of(&given->call, &g.gemm, &p);
-    else
+    if (!given->call.epilogue) {
         stand_in(&g.gemm, f, &p);
+        p.shared_bytes = f->shared_bytes;
+        return dw__sm90_launch(&g, &p, f->shape, context, variant);
+    }
+    (void)matrices_of(&given->call, &g.gemm, &p);
+    place_sums(given, &g.gemm, &p);
     p.shared_bytes = f->shared_bytes;
-    return dw__sm90_launch(&g, &p, f->shape, context, variant);
+    DW_RETURN_IF_FAILED(dw__sm90_launch(&g, &p, f->shape, context, variant));
+    return add_sums(given, &g.gemm, &p, context, variant);
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     const dw__program *program = dw__program_at(params);
+    const form *f = program->form;
     (void)kernel;
     points->code = (dw__jit_variant){.source = "sm90_program",
                                      .text = program->source,
                                      .entry = "sm90_gemm",
                                      .arch = dw__gpu_arch(capability)};
-    points->shared_bytes = ((const form *)program->form)->shared_bytes;
+    points->shared_bytes = f->shared_bytes;
+    if (f->summed)
+        points[1].code = dw__gpu_sum_parts_code(f->shape.f16 ? DW_F16 : DW_BF16, capability);
     return DW_OK;
 }
 
@@ -306,7 +390,7 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
     if (!given->call.epilogue || !call_of(given, &g) || dw__gemm_is_empty(&g.gemm) ||
         !matrices_of(&given->call, &g.gemm, &p))
         return;
-    const form f = form_of(&g, &p, gpu->sm_count);
+    const form f = form_of(&g, &p, given->call.epilogue->summed, gpu->sm_count);
     const dw__gemm_cost cost = dw__sm90_cost_of(&g, &f.shape, gpu->sm_count);
     result->seconds = fmax(dw__gemm_least_seconds(&g.gemm, gpu, &cost, DW__SM90_FLOPS_PER_CLOCK),
                            bytes_of(&g, &p, given->call.outputs[0].data != NULL) / gpu->bytes);
@@ -358,10 +442,11 @@ static void example_segments(uint64_t params, int index, dw__call *c) {
     .needs =                                                                                       \
         "NVRTC: the source is made for each program; a program of at most 3 more operands, "       \
         "2 vectors of an element for each row, and 4 results, of the product's type, in rows of "  \
-        "16-byte multiples",                                                                       \
-    .supports = supports, .seconds = seconds, .prepare = prepare, .enqueue = enqueue,              \
-    .entry_points = entry_points, .first_use = &dw__operation_first_use, .example_sms = 3,         \
-    .with_epilogue = true, .results = DW__RESULTS_IN_ROWS,                                         \
+        "16-byte multiples; sums of the rows of 3 results of one product at most",                 \
+    .supports = supports, .seconds = seconds, .workspace_bytes = workspace_bytes,                  \
+    .prepare = prepare, .enqueue = enqueue, .entry_points = entry_points,                          \
+    .first_use = &dw__operation_first_use, .example_sms = 3, .with_epilogue = true,                \
+    .results = DW__RESULTS_IN_ROWS,                                                                \
     .tolerance = "sums in F32, then the product's rounding, against FP64; the program as "         \
                  "elementwise programs",                                                           \
     .tolerance_factor = 8.0
