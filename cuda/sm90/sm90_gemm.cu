@@ -21,7 +21,8 @@
 // blocks' scales first. With ROW_SCALES each row of A and of B has a scale, else each tensor.
 //
 // An elementwise program may follow (PROGRAM, sm90_program.cuh), or cross-entropy (LOSS, sm90_loss.cuh). Gradients of
-// other logits may be made beside (BESIDE, sm90_beside.cuh).
+// other logits may be made beside (BESIDE, sm90_beside.cuh). Rows may have factors, and sums of squares (ROW_FACTORS,
+// ROW_SQUARES, sm90_rows.cuh).
 //
 // Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
 // a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
@@ -42,6 +43,12 @@
 #endif
 #ifndef LOSS
 #define LOSS 0
+#endif
+#ifndef ROW_FACTORS
+#define ROW_FACTORS 0
+#endif
+#ifndef ROW_SQUARES
+#define ROW_SQUARES 0
 #endif
 #ifndef BESIDE
 #define BESIDE 0
@@ -316,6 +323,8 @@ DEVICE chunks chunks_of_residual(const dw_sm90_gemm_params &p, const tile &t, in
     return chunks_of(p, t, part, p.residual, p.group_residual, p.stride_residual);
 }
 
+#include "sm90_rows.cuh"
+
 // Words of a strip: word i of a half is the two adjacent elements of this row that the thread has of the strip's columns
 // 8 i to 8 i + 7.
 // Loads of strips are in flight together if those of incomplete chunks, which are loops, come after all others.
@@ -397,9 +406,13 @@ DEVICE void wait_for_row_scales() {
 }
 
 // Computes the thread's numbers of a strip, in the order of the accumulators. `first`: the product's first row in the
-// tile, for scales of rows.
-DEVICE void finish(const shared_layout &s, float factor, const float *sums, int strip, float *x, int first = 0) {
+// tile, for scales of rows; `of_rows`: the factors of the thread's two rows.
+DEVICE void finish(const shared_layout &s, float factor, const float *sums, int strip, float *x, int first = 0,
+                   const float *of_rows = nullptr) {
     float of_a[2];
+    if constexpr (ROW_FACTORS)
+#pragma unroll
+        for (int half = 0; half < 2; half++) of_a[half] = factor * of_rows[half];
     if constexpr (ROW_SCALES)
 #pragma unroll
         for (int half = 0; half < 2; half++)
@@ -418,6 +431,7 @@ DEVICE void finish(const shared_layout &s, float factor, const float *sums, int 
         for (int j = 0; j < 4; j++) {
             int from = 16 * strip + 4 * i + j;
             if constexpr (ROW_SCALES) factor = of_a[j / 2] * (j % 2 ? of_b.y : of_b.x);
+            if constexpr (ROW_FACTORS) factor = of_a[j / 2];
             float y = fmaf(factor, sums[from], j % 2 ? element_high(b[0]) : element_low(b[0]));
             if constexpr (SWIGLU)
                 x[4 * i + j] = silu(y) * fmaf(factor, sums[from + WIDTH / 4], j % 2 ? element_high(b[1]) : element_low(b[1]));
@@ -470,6 +484,9 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         chunks d, residual;
+        row_sums squares = begin_row_sums(t, part);
+        float of_rows[2];
+        load_row_factors(p, t, part, of_rows);
         if constexpr (!F32_OUTPUT) d = chunks_of_d(p, t, part);
         if constexpr (!F32_OUTPUT && RESIDUAL) residual = chunks_of_residual(p, t, part);
 #pragma unroll
@@ -481,7 +498,7 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
                 load_strip(residual, strip, words);
                 if (p.n % 8 != 0) load_incomplete(residual, strip, words);
             }
-            finish(s, factor, sums[part], strip, x, part * 64);
+            finish(s, factor, sums[part], strip, x, part * 64, of_rows);
             if constexpr (F32_OUTPUT) {
                 store_f32_strip(p, t, part, strip, x);
             } else {
@@ -491,8 +508,10 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
                 }
                 pack_words(x, words);
                 store_strip(d, strip, words);
+                add_squares(squares, d, strip, words);
             }
         }
+        store_row_sums(p, squares);
     }
 }
 
@@ -549,8 +568,15 @@ DEVICE void multiply(const dw_sm90_gemm_params &p, const shared_layout &s, ring 
 // The elements of the last tile; counts of 0: there is none.
 typedef struct held {
     chunks d;
+    row_sums squares;
     uint32 words[STRIPS][2][4];
 } held;
+
+// Stores a strip of it.
+DEVICE void store_held(held &h, int strip) {
+    store_strip(h.d, strip, h.words[strip]);
+    add_squares(h.squares, h.d, strip, h.words[strip]);
+}
 
 // Stores the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
@@ -560,13 +586,17 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     int step = 0;
     if (GROUPS != DW_GROUPS_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
 #pragma unroll
-        for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
+        for (int strip = 0; strip < STRIPS; strip++) store_held(h, strip);
+        store_row_sums(p, h.squares);
         for (; step < steps; step++) pass_stage(s, r);
         h.d.count[0] = h.d.count[1] = 0;
+        h.squares.row = p.m;
         return;
     }
     const float factor = factor_of(p, t);
     chunks residual;
+    float of_rows[2];
+    load_row_factors(p, t, 0, of_rows);
     if constexpr (RESIDUAL) residual = chunks_of_residual(p, t, 0);
     if (steps == 0) clear_sums(sums);
 #pragma unroll
@@ -574,9 +604,10 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         multiply_steps(s, r, t, step, min(strip + 1, steps), rows, sums);
         if (BIAS && strip == 0) load_bias(p, s, t);
         if (ROW_SCALES && strip == 0) load_row_scales(p, s, t);
-        store_strip(h.d, strip, h.words[strip]);
+        store_held(h, strip);
         if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
     }
+    store_row_sums(p, h.squares);
     if (RESIDUAL && p.n % 8 != 0)
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) load_incomplete(residual, strip, h.words[strip]);
@@ -585,13 +616,14 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 #pragma unroll
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
     h.d = chunks_of_d(p, t, 0);
+    h.squares = begin_row_sums(t, 0);
     if constexpr (BIAS) __syncwarp();
     if constexpr (ROW_SCALES) wait_for_row_scales();
     end_steps(s, r, steps, sums);
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
         float x[16];
-        finish(s, factor, sums[0], strip, x, rows);
+        finish(s, factor, sums[0], strip, x, rows, of_rows);
         if constexpr (RESIDUAL) add_words(h.words[strip], x);
         pack_words(x, h.words[strip]);
     }
@@ -604,9 +636,11 @@ DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &
     float sums[PARTS][WIDTH / 2];
     held h;
     h.d.count[0] = h.d.count[1] = 0;
+    h.squares.row = p.m;
     while (next_tile(p, w, t)) multiply_and_store(p, s, r, t, sums, h);
 #pragma unroll
-    for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
+    for (int strip = 0; strip < STRIPS; strip++) store_held(h, strip);
+    store_row_sums(p, h.squares);
 }
 
 #endif

@@ -45,7 +45,18 @@ typedef struct dw_sm90_gemm_params {
     dw_sm90_loss loss; /* with LOSS; D may be NULL if it is for statistics */
     /* Partial sums of results' columns (PROGRAM_SUMS): n F32 for each tile of rows, or NULL. */
     float *sums[DW_SM90_MOST_RESULTS];
+    const float *row_factors; /* m, with ROW_FACTORS */
+    float *row_squares;       /* tiles_n times m, with ROW_SQUARES */
 } dw_sm90_gemm_params;
+
+/* sm90_row_squares.cu */
+typedef struct dw_sm90_row_squares_params {
+    const float *partials;
+    float *result;
+    int rows, tiles, columns;
+    int norm;
+    float epsilon;
+} dw_sm90_row_squares_params;
 
 /* Tiles: X(tile_m, tile_n, stages, together). Two warpgroups compute a tile together, or each every other tile.
  * 64 x 256 is for groups of few rows, of which tiles of 128 would be half empty. */

@@ -15,12 +15,13 @@ typedef struct problem {
     dw_activation activation;
     uint64_t seed;
     bool turned_a, turned_b; /* A is stored as k x m, B as k x n */
+    bool row_scale, row_squares;
 } problem;
 
 typedef struct run {
     const problem *problem;
     const dw_device *device;
-    matrix a, b, bias, residual, d;
+    matrix a, b, bias, residual, d, row_scale, row_squares;
     dw_gemm call;
 } run;
 
@@ -38,6 +39,9 @@ static inline void open_run(const problem *p, const dw_device *device, run *r) {
     place_random(&r->residual, device, p->m, p->n, type_d, &state, p->integers);
     place(&r->d, device, p->m, p->n, type_d);
     send(&r->d, device);
+    place_random(&r->row_scale, device, 1, p->m, MATRIX_F32, &state, p->integers);
+    place(&r->row_squares, device, 1, p->m, MATRIX_F32);
+    send(&r->row_squares, device);
     r->call = (dw_gemm){.struct_size = sizeof r->call,
                         .device = device,
                         .dtype = p->f16 ? DW_F16 : DW_BF16,
@@ -54,9 +58,11 @@ static inline void open_run(const problem *p, const dw_device *device, run *r) {
                         .d = matrix_of(&r->d)};
     if (p->bias) r->call.bias = r->bias.device;
     if (p->residual) r->call.residual = matrix_of(&r->residual);
+    if (p->row_scale) r->call.row_scale = r->row_scale.device;
+    if (p->row_squares) r->call.row_squares = r->row_squares.device;
 }
 static inline void close_run(run *r) {
-    matrix *all[] = {&r->a, &r->b, &r->bias, &r->residual, &r->d};
+    matrix *all[] = {&r->a, &r->b, &r->bias, &r->residual, &r->d, &r->row_scale, &r->row_squares};
     for (size_t i = 0; i < DW_COUNT(all); i++) take_away(all[i], r->device);
 }
 
@@ -66,8 +72,8 @@ typedef struct expected {
     double value, error;
 } expected;
 
-/* Returns alpha sum + bias and the bound of its F32 error: 2^-23 of the magnitudes for each of k + 2 operations, even
- * if the accumulator is truncated. */
+/* Returns alpha sum + bias, the sum times the row's factor, and the bound of its F32 error: 2^-23 of the magnitudes for
+ * each of k + 3 operations, even if the accumulator is truncated. */
 static inline expected linear(const run *r, int row, int row_b) {
     double sum = 0, size = 0, bias = r->call.bias ? get(&r->bias, 0, row_b) : 0;
     const problem *p = r->problem;
@@ -76,8 +82,9 @@ static inline expected linear(const run *r, int row, int row_b) {
                    (p->turned_b ? get(&r->b, k, row_b) : get(&r->b, row_b, k));
         sum += x, size += fabs(x);
     }
-    return (expected){r->call.alpha * sum + bias,
-                      (p->k + 2) * 0x1p-23 * (r->call.alpha * size + fabs(bias))};
+    const double factor = r->call.alpha * (p->row_scale ? get(&r->row_scale, 0, row) : 1.0);
+    return (expected){factor * sum + bias,
+                      (p->k + 3) * 0x1p-23 * (fabs(factor) * size + fabs(bias))};
 }
 
 /* Slopes are at most 1.13 and 1.1; the approximations of the functions have errors below 2^-19 of |x|. */

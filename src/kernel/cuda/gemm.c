@@ -27,9 +27,10 @@ const char *dw__gemm_describe(const void *call, char *text, size_t bytes) {
         snprintf(operands, sizeof operands, "%s to %s", dw_dtype_name(c->dtype), to);
     else
         snprintf(operands, sizeof operands, "%s", dw_dtype_name(c->dtype));
-    snprintf(text, bytes, "m %lld, n %lld, k %lld, %s%s%s%s", (long long)c->m, (long long)c->n,
+    snprintf(text, bytes, "m %lld, n %lld, k %lld, %s%s%s%s%s%s", (long long)c->m, (long long)c->n,
              (long long)c->k, operands, c->bias ? ", bias" : "", activations[c->activation],
-             c->residual.data ? ", residual" : "");
+             c->residual.data ? ", residual" : "", c->row_scale ? ", factors of rows" : "",
+             c->row_squares ? ", squares of rows" : "");
     return text;
 }
 
@@ -40,7 +41,9 @@ int64_t dw__gemm_row_units(const dw_gemm *c) {
 
 dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call) {
     static const dw__struct known = {
-        "dw_gemm", sizeof *call, {offsetof(dw_gemm, quantized), offsetof(dw_gemm, kernel)}};
+        "dw_gemm",
+        sizeof *call,
+        {offsetof(dw_gemm, quantized), offsetof(dw_gemm, kernel), offsetof(dw_gemm, row_scale)}};
     return dw__struct_read(&known, given, call);
 }
 
@@ -93,6 +96,29 @@ static dw_status check_schemes(const dw_gemm *c) {
                     dw_scheme_name(c->scheme_a), dw_scheme_name(c->scheme_b));
 }
 
+static dw_status check_rows(const dw_gemm *c) {
+    if (c->row_norm != 0 && c->row_norm != 1)
+        return dw__fail(DW_INVALID_ARGUMENT, "GEMM: row_norm is %d; expected 0 or 1", c->row_norm);
+    if (!(c->row_epsilon >= 0.0f) || !isfinite(c->row_epsilon))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "GEMM: row_epsilon is %g; expected a finite number, 0 or above",
+                        (double)c->row_epsilon);
+    if (c->row_squares && (c->quantized_d || c->output != c->dtype))
+        return dw__fail(DW_UNSUPPORTED,
+                        "GEMM: D is %s, and row_squares is not NULL; expected D of %s, or sum the "
+                        "squares of its rows by yourself",
+                        c->quantized_d ? "quantized" : dw_dtype_name(c->output),
+                        dw_dtype_name(c->dtype));
+    return DW_OK;
+}
+
+dw_status dw__gemm_refuse_rows(const dw_gemm *c) {
+    if (!c->row_scale && !c->row_squares) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "%s is for sm90_gemm (H100, H200) alone; expected NULL: run the norm apart",
+                    c->row_scale ? "row_scale" : "row_squares");
+}
+
 /* Checks what a call that multiplies reads and writes beside its matrices. */
 static dw_status check_addresses(const dw_gemm *c, bool launching) {
     const bool read = c->quantized && launching && c->k > 0;
@@ -102,7 +128,9 @@ static dw_status check_addresses(const dw_gemm *c, bool launching) {
         {"scales_a", c->quantized ? c->scales_a : NULL, 16, read},
         {"scales_b", c->quantized ? c->scales_b : NULL, 16, read},
         {"factor_a", c->quantized ? c->factor_a : NULL, 4, false},
-        {"factor_b", c->quantized ? c->factor_b : NULL, 4, false}};
+        {"factor_b", c->quantized ? c->factor_b : NULL, 4, false},
+        {"row_scale", c->row_scale, 4, false},
+        {"row_squares", c->row_squares, 4, false}};
     return dw__check_addresses("GEMM", all, DW_COUNT(all));
 }
 
@@ -131,6 +159,7 @@ dw_status dw__gemm_check_turned(const dw_gemm *c, dw__gemm_turned turned, bool l
     DW_RETURN_IF_FAILED(check_types(c));
     DW_RETURN_IF_FAILED(check_schemes(c));
     DW_RETURN_IF_FAILED(check_sizes(c));
+    DW_RETURN_IF_FAILED(check_rows(c));
     if (dw__gemm_is_empty(c)) return DW_OK;
     const int64_t units = dw__gemm_row_units(c);
     const size_t width = c->quantized ? 1 : dw_dtype_bytes(c->dtype),
@@ -563,6 +592,7 @@ const dw__kernel *dw__gemm_kernel_on(const dw_gemm *call, int capability) {
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     DW_RETURN_IF_FAILED(dw__gemm_check(call, false));
+    DW_RETURN_IF_FAILED(dw__gemm_refuse_rows(call));
     if (!dw__gpu_is_blackwell(gpu->capability))
         return dw__fail(DW_TYPE, "its kernels are for sm_100f (B200, B300), not for %s", gpu->name);
     if (dw__gemm_kernel_on(call, gpu->capability) == kernel) return DW_OK;
@@ -692,7 +722,7 @@ const dw__kernel dw__reference_gemm = {
 dw_status dw__gemm_choose(const void *call, int capability, const dw__kernel **kernel) {
     *kernel = dw__gemm_kernel_on(call, capability);
     if (capability == 90) return dw__sm90_check_types(call);
-    if (dw__gpu_has_kernels(capability)) return DW_OK;
+    if (dw__gpu_has_kernels(capability)) return dw__gemm_refuse_rows(call);
     return dw__fail(DW_UNSUPPORTED,
                     "these kernels are for 9.0 (H100, H200), 10.0 and 10.3 (B200, B300) and 12.0 "
                     "(RTX 50, RTX PRO); use PyTorch's own GEMM on this GPU");
@@ -717,8 +747,10 @@ static dw_status make_job(const dw_gemm *given, bool launching, dw_gemm *call, d
                        .empty = dw__gemm_is_empty(call),
                        .workspace = call->workspace,
                        .workspace_bytes = call->workspace_bytes,
-                       .reference =
-                           call->quantized || call->quantized_d ? NULL : &dw__reference_gemm};
+                       .reference = call->quantized || call->quantized_d || call->row_scale ||
+                                            call->row_squares
+                                        ? NULL
+                                        : &dw__reference_gemm};
     return dw__job_find(&family, j);
 }
 

@@ -72,7 +72,7 @@ static bool is_dense(const dw_gemm *c) { return !c->quantized && !c->quantized_d
 static dw_status cublas_supports(const dw__kernel *kernel, const void *call,
                                  const dw__gpu_target *gpu) {
     (void)kernel, (void)gpu;
-    if (is_dense(call)) return DW_OK;
+    if (is_dense(call)) return dw__gemm_refuse_rows(call);
     return dw__fail(DW_UNSUPPORTED, "nothing in the library brings codes and block scales to it");
 }
 

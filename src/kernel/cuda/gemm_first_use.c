@@ -22,10 +22,12 @@ typedef enum part {
     BIAS,
     RESIDUAL,
     FACTORS, /* factors of A and of B */
+    ROW_FACTORS,
     SCALES_A,
     SCALES_B,
     D,
     SCALES_D,
+    ROW_SQUARES,
     PARTS,
     VALUES = SCALES_A /* the parts before it have numbers in `values` */
 } part;
@@ -90,7 +92,7 @@ static dw_status add_numbers(dw__trial *t, part which, int rows, int columns, dw
             const float number = random_number(which, at);
             /* Factors for which the activation is not linear. */
             dw__trial_set(p->memory->host, type, at,
-                          which == FACTORS ? 1.0f + 0.5f * number : number);
+                          which == FACTORS || which == ROW_FACTORS ? 1.0f + 0.5f * number : number);
             p->values[(size_t)i * (size_t)columns + (size_t)j] = (double)get(p, at);
         }
     return DW_OK;
@@ -151,6 +153,8 @@ static dw_status add_operands(dw__trial *t, const state *s) {
     }
     DW_RETURN_IF_FAILED(add_numbers(t, BIAS, 1, rows_b, c->dtype, false));
     DW_RETURN_IF_FAILED(add_numbers(t, FACTORS, 1, 2, DW_F32, false));
+    if (s->given.row_factors) DW_RETURN_IF_FAILED(add_numbers(t, ROW_FACTORS, 1, m, DW_F32, false));
+    if (s->given.row_squares) DW_RETURN_IF_FAILED(add_part(t, ROW_SQUARES, 1, m, m, DW_F32));
     if (s->given.residual) DW_RETURN_IF_FAILED(add_numbers(t, RESIDUAL, m, n, c->output, false));
     DW_RETURN_IF_FAILED(add_part(t, D, m, n, n, c->quantized_d ? CODES : c->output));
     if (!c->quantized_d) return DW_OK;
@@ -196,6 +200,7 @@ static dw_status add_workspace(dw__trial *t, state *s) {
     size_t bytes;
     if (!kernel->workspace_bytes) return DW_OK;
     DW_RETURN_IF_FAILED(kernel->workspace_bytes(kernel, t->call, &t->context, &bytes));
+    if (bytes == 0) return DW_OK;
     DW_RETURN_IF_FAILED(dw__trial_add(t, bytes, &workspace));
     s->call.workspace = s->groups.workspace = workspace->device;
     s->call.workspace_bytes = s->groups.workspace_bytes = bytes;
@@ -229,6 +234,8 @@ static dw_status prepare(dw__trial *t) {
     c->scales_d = device_of(s, SCALES_D);
     c->factor_a = device_of(s, FACTORS);
     c->factor_b = c->factor_a + 1;
+    c->row_scale = device_of(s, ROW_FACTORS);
+    c->row_squares = device_of(s, ROW_SQUARES);
     t->call = c;
     if (s->given.groups > 1) {
         set_groups(s);
@@ -252,15 +259,16 @@ static expected scaled_sum(const state *s, int row, int row_b) {
                  *b = s->parts[B].values + (size_t)row_b * (size_t)k,
                  *factors = s->parts[FACTORS].values;
     const double bias = s->call.bias ? s->parts[BIAS].values[row_b] : 0.0,
-                 scale =
-                     (double)s->call.alpha * (s->call.quantized ? factors[0] * factors[1] : 1.0);
+                 of_row = s->given.row_factors ? s->parts[ROW_FACTORS].values[row] : 1.0,
+                 scale = (double)s->call.alpha * of_row *
+                         (s->call.quantized ? factors[0] * factors[1] : 1.0);
     double sum = 0.0, magnitude = 0.0;
     for (int i = 0; i < k; i++) {
         double product = a[i] * b[i];
         sum += product;
         magnitude += fabs(product);
     }
-    const int operations = k + (s->call.quantized ? 4 : 2);
+    const int operations = k + (s->call.quantized ? 4 : 2) + s->given.row_factors;
     return (expected){scale * sum + bias,
                       operations * 0x1p-23 * (fabs(scale) * magnitude + fabs(bias))};
 }
@@ -401,6 +409,24 @@ static bool scales_end(const state *s, char *text, size_t bytes) {
     return true;
 }
 
+/* Checks the sums of the squares of D's rows, each of whose n operations has an error of at most 2^-23 of the sum. */
+static bool squares_are_right(const state *s, char *text, size_t bytes) {
+    const region *d = &s->parts[D], *squares = &s->parts[ROW_SQUARES];
+    for (int row = 0; row < d->rows; row++) {
+        const double found = (double)get(squares, (size_t)row);
+        double sum = 0.0;
+        for (int j = 0; j < d->columns; j++) {
+            const double x = (double)get(d, (size_t)row * (size_t)d->pitch + (size_t)j);
+            sum += x * x;
+        }
+        if (fabs(found - sum) <= (d->columns + 2) * 0x1p-23 * sum) continue;
+        snprintf(text, bytes, "the sum of the squares of D's row %d is %g, expected %g", row, found,
+                 sum);
+        return false;
+    }
+    return is_untouched(squares, 0, text, bytes);
+}
+
 static bool agrees(const dw__trial *t, char *text, size_t bytes) {
     const state *s = t->state;
     const region *d = &s->parts[D];
@@ -409,6 +435,7 @@ static bool agrees(const dw__trial *t, char *text, size_t bytes) {
             if (!block_is_right(s, row, block, text, bytes)) return false;
         if (!is_untouched(d, row, text, bytes)) return false;
     }
+    if (s->given.row_squares && !squares_are_right(s, text, bytes)) return false;
     return d->type != CODES || scales_end(s, text, bytes);
 }
 

@@ -202,7 +202,8 @@ typedef union dw__sm90_shape {
         bool promote : 1, blocks : 1, square_a : 1, square_b : 1;
         bool halves : 1; /* PROGRAM_HALVES of sm90_program.cuh */
         bool row_scales : 1;
-        uint64_t unused : 17;
+        bool row_factors : 1, row_squares : 1; /* of dw_gemm: sm90_rows.cuh */
+        uint64_t unused : 15;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;
@@ -247,6 +248,9 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *call, const dw__sm90_progr
 extern const dw__kernel dw__sm90_linear_program, dw__sm90_segment_program; /* sm90_program.c */
 
 /* ---- graph_gemm.c, segment_gemm.c: calls of the graph's operations ------------------------------- */
+
+/* DW_UNSUPPORTED: the call has factors or sums of squares of rows. */
+dw_status dw__gemm_refuse_rows(const dw_gemm *call); /* gemm.c */
 
 /* Makes the call of a linear layer or matmul, or of segment_linear and its gradient. False: operands lie in a way that no
  * GEMM kernel reads. */
@@ -320,7 +324,7 @@ extern const dw__kernel dw__cutlass_gemm, dw__cutlass_grouped_gemm;
 /* The call with which a variant is checked: sizes, types, alpha, activation, schemes. */
 typedef struct dw__gemm_case {
     dw_gemm call;
-    bool bias, residual;
+    bool bias, residual, row_factors, row_squares;
     dw__gemm_turned turned;
     int sm_count; /* so few SMs that each block processes several tiles */
     /* groups 1 without `rows`: a GEMM. Otherwise the number of groups, which have m rows of A together; each group has

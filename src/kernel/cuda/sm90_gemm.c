@@ -100,6 +100,8 @@ dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
         .square_a = c->codes.square_a,
         .square_b = c->codes.square_b,
         .row_scales = c->codes.row_scales,
+        .row_factors = c->gemm.row_scale != NULL,
+        .row_squares = c->gemm.row_squares != NULL,
     };
     shape.promote = dw__sm90_has_codes(&shape) && (c->codes.blocks || !c->codes.fast);
     double least = INFINITY;
@@ -164,6 +166,9 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     dw__jit_add_define(&v, "ACTIVATION", (int)s->activation);
     dw__jit_add_define(&v, "BIAS", s->bias);
     dw__jit_add_define(&v, "RESIDUAL", s->residual);
+    /* Their defaults are 0. */
+    if (s->row_factors) dw__jit_add_define(&v, "ROW_FACTORS", 1);
+    if (s->row_squares) dw__jit_add_define(&v, "ROW_SQUARES", 1);
     if (!dw__sm90_has_codes(s)) return v;
     dw__jit_add_define(&v, "CODES_A", (int)s->codes_a);
     dw__jit_add_define(&v, "CODES_B", (int)s->codes_b);
@@ -181,6 +186,10 @@ dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64
     (void)kernel, (void)capability;
     points[0].code = dw__sm90_variant(&shape);
     points[0].shared_bytes = shared_bytes(&shape);
+    if (shape.row_squares)
+        points[1].code = (dw__jit_variant){.source = "sm90/sm90_row_squares.cu",
+                                           .entry = "sm90_row_squares",
+                                           .arch = dw__gpu_arch(90)};
     return DW_OK;
 }
 
@@ -200,6 +209,8 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
                  .activation = s.activation},
         .bias = s.bias,
         .residual = s.residual,
+        .row_factors = s.row_factors,
+        .row_squares = s.row_squares,
         .turned = {s.turned_a, s.turned_b},
         .sm_count = 2,
         .groups = 1,
@@ -239,6 +250,8 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         .scale_b_step = c->codes.scale_b_each,
         .wide_a = c->codes.wide_a,
         .wide_b = c->codes.wide_b,
+        .row_factors = g->row_scale,
+        .row_squares = shape.row_squares ? g->workspace : NULL,
     };
     if (g->k > 0)
         DW_RETURN_IF_FAILED(dw__gemm_groups_operand_maps(c, context, t->m, columns, maps));
@@ -276,11 +289,50 @@ dw_status dw__sm90_enqueue(const dw__gemm_groups_call *c, const dw__context *con
     return dw__sm90_launch(c, NULL, (dw__sm90_shape){.params = variant->params}, context, variant);
 }
 
+/* ---- sums of squares of rows ------------------------------------------------------------------------- */
+
+static int64_t column_tiles_of(const dw_gemm *g, const dw__sm90_shape *s) {
+    return ceil_divide(g->n, dw__sm90_tile_columns(s));
+}
+
+/* The sums of each tile of columns, enough for the narrowest tiles. */
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
+                                 const dw__context *context, size_t *bytes) {
+    enum { LEAST_COLUMNS = 64 }; /* of D, in 128 of B */
+    const dw_gemm *g = call;
+    (void)kernel;
+    (void)context;
+    *bytes = g->row_squares ? (size_t)(ceil_divide(g->n, LEAST_COLUMNS) * g->m) * sizeof(float) : 0;
+    return DW_OK;
+}
+
+static dw_status add_squares(const dw_gemm *g, const dw__context *context,
+                             const dw__variant *variant) {
+    enum { THREADS = 256 };
+    const dw__sm90_shape shape = {.params = variant->params};
+    dw_sm90_row_squares_params params = {.partials = g->workspace,
+                                         .result = g->row_squares,
+                                         .rows = (int)g->m,
+                                         .tiles = (int)column_tiles_of(g, &shape),
+                                         .columns = (int)g->n,
+                                         .norm = g->row_norm,
+                                         .epsilon = g->row_epsilon};
+    void *arguments[] = {&params};
+    return context->device->launch(
+        &(dw__launch){.name = "sm90_row_squares",
+                      .function = variant->functions[1],
+                      .grid = {(unsigned)ceil_divide(g->m, THREADS), 1, 1},
+                      .block = {THREADS, 1, 1},
+                      .stream = g->stream,
+                      .arguments = arguments});
+}
+
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__sm90_shape shape = {.params = variant->params};
     const dw__gemm_groups_call c =
         dw__gemm_single(call, (dw__gemm_turned){shape.turned_a, shape.turned_b});
-    return dw__sm90_enqueue(&c, context, variant);
+    DW_RETURN_IF_FAILED(dw__sm90_enqueue(&c, context, variant));
+    return shape.row_squares ? add_squares(&c.gemm, context, variant) : DW_OK;
 }
 
 /* ---- entry ----------------------------------------------------------------------------------------- */
@@ -329,7 +381,7 @@ const dw__kernel dw__sm90_gemm = {
     .described = "ours, CUDA C for sm_90a",
     .kind = DW__CALL_GEMM,
     .proof = DW__MEASURED_ON_HARDWARE,
-    .operation = "GEMM with bias, GELU, SwiGLU, residual",
+    .operation = "GEMM with bias, GELU, SwiGLU, residual, norms of rows",
     .source = "cuda/sm90/sm90_gemm.cu",
     .architectures = "sm_90a (H100, H200)",
     .elements = "BF16, F16; D also F32",
@@ -337,6 +389,7 @@ const dw__kernel dw__sm90_gemm = {
     .supports = supports,
     .seconds = seconds,
     .describe_tile = describe_tile,
+    .workspace_bytes = workspace_bytes,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = dw__sm90_entry_points,
