@@ -1,8 +1,8 @@
 // An elementwise program behind a GEMM of sm_90a: it computes its results from D's rounded elements and from operands that
 // lie as D does. Its source is made at run time (src/kernel/cuda/sm90_program.c); it defines PROGRAM, PROGRAM_OPERANDS,
 // PROGRAM_VECTORS, PROGRAM_RESULTS, PROGRAM_HALVES, PROGRAM_WHOLE, PROGRAM_SUMS (sm90_program_sums.cuh), the type
-// program_element and run_program(), and includes sm90_gemm.cu. With PROGRAM_HALVES the program reads the two halves of D's columns, such as gate and up of one matrix, in
-// place of D. With PROGRAM_WHOLE n is a multiple of 8.
+// program_element and run_program(), and includes sm90_gemm.cu. With PROGRAM_HALVES the program reads the two halves
+// of D's columns, such as gate and up of one matrix, in place of D. With PROGRAM_WHOLE n is a multiple of 8.
 //
 // The program has a warpgroup of its own. The two warpgroups that multiply leave their rounded rows of a tile in shared
 // memory, and go on with the next tile. A thread of the program's warpgroup takes units of eight elements, PROGRAM_TOGETHER
@@ -172,8 +172,8 @@ DEVICE void load_turn(const dw_sm90_gemm_params &p, const tile &t, int first, tu
 }
 
 // Finishes a turn, the thread's units from `first` on, and loads the one that takes its place.
-DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, int first, uint32 phase, turn &next,
-                        column_sums &sums) {
+DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, int first, uint32 phase,
+                        turn &next, column_sums &sums) {
     const int half = first / SHARE_UNITS;
     elements in[PROGRAM_TOGETHER][PARTS_OF_D + PROGRAM_OPERANDS];
     const turn now = next;

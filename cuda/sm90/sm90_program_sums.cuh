@@ -12,7 +12,7 @@
 
 #define PHASES DW_SM90_SUM_PHASES(TILE_COLUMNS)
 #define SUM_COUNT ((PROGRAM_SUMS & 1) + (PROGRAM_SUMS >> 1 & 1) + (PROGRAM_SUMS >> 2 & 1) + (PROGRAM_SUMS >> 3 & 1))
-static_assert(128 * PHASES % ROW_UNITS == 0 && 2 * SHARE_UNITS % PHASES == 0, "each thread has as many units of every phase");
+static_assert(128 * PHASES % ROW_UNITS == 0 && 2 * SHARE_UNITS % PHASES == 0, "as many units of every phase");
 static_assert(!PROGRAM_SUMS || GROUPS == DW_GROUPS_BATCH, "rows of groups have no sums");
 
 enum { SUMS_READ = 5, SUMS_WRITTEN = 6 }; // named barriers

@@ -5,7 +5,8 @@
 #ifndef DW_SM90_ROWS_CUH
 #define DW_SM90_ROWS_CUH
 
-static_assert(!(ROW_FACTORS || ROW_SQUARES) || (GROUPS == DW_GROUPS_BATCH && !CODES && !PROGRAM && !LOSS), "one dense product");
+static_assert(!(ROW_FACTORS || ROW_SQUARES) || (GROUPS == DW_GROUPS_BATCH && !CODES && !PROGRAM && !LOSS),
+              "one dense product");
 static_assert(!ROW_SQUARES || !F32_OUTPUT, "elements of 16 bits");
 
 // The sums of squares of a thread's parts of two rows.
@@ -49,7 +50,8 @@ DEVICE void store_row_sums(const dw_sm90_gemm_params &p, const row_sums &sums) {
         float x = sums.x[half];
         x += __shfl_xor_sync(0xffffffff, x, 1);
         x += __shfl_xor_sync(0xffffffff, x, 2);
-        if (lane_index() % 4 == 0 && sums.row + 8 * half < p.m) p.row_squares[(long long)sums.tile * p.m + sums.row + 8 * half] = x;
+        const int row = sums.row + 8 * half;
+        if (lane_index() % 4 == 0 && row < p.m) p.row_squares[(long long)sums.tile * p.m + row] = x;
     }
 }
 

@@ -88,12 +88,12 @@ typedef struct dw_gemm {
 
     /* Norms of rows, by sm90_gemm alone: an RMSNorm between two GEMMs without a pass of its own. The first writes the
      * norms' factors of its D's rows, the second, whose A is that D, multiplies its rows by them, and has the norm's
-     * weight in its B. The weight is then rounded into B, and the factor is applied to F32 sums instead of A's elements:
-     * results differ from those of a norm apart by the rounding of A and B. `struct_size` may end before this member;
-     * all are then NULL or 0. */
+     * weight in its B. The weight is then rounded into B, and the factor is applied to F32 sums instead of A's
+     * elements: results differ from those of a norm apart by the rounding of A and B. `struct_size` may end before
+     * this member; all are then NULL or 0. */
     const float *row_scale; /* m factors in device memory, of the rows of alpha A B^T; or NULL */
-    /* NULL, or m numbers in device memory that receive the sum of the squares of each row of D, as D is rounded, added in
-     * F32 in an order that the sizes determine. D must have the type of A and B. The call needs a workspace. */
+    /* NULL, or m numbers in device memory that receive the sum of the squares of each row of D, as D is rounded,
+     * added in F32 in a fixed order. D must have the type of A and B. The call needs a workspace. */
     float *row_squares;
     int row_norm; /* 1: row_squares receives 1 / sqrt(sum / n + row_epsilon) instead */
     float row_epsilon;
@@ -116,8 +116,9 @@ DW_API dw_status dw_gemm_run(const dw_gemm *call);
  * kernel if necessary. */
 DW_API dw_status dw_gemm_supported(const dw_gemm *call);
 
-/* Bytes of workspace that the call needs; 0 for Deepwell's own kernels unless there are row_squares. Depends on the sizes, the kernel and the GPU.
- * Pointers as above. Fails as dw_gemm_supported does, except that it compiles and checks nothing. */
+/* Bytes of workspace that the call needs; 0 for Deepwell's own kernels unless there are row_squares. Depends on the
+ * sizes, the kernel and the GPU. Pointers as above. Fails as dw_gemm_supported does, except that it compiles and
+ * checks nothing. */
 DW_API dw_status dw_gemm_workspace(const dw_gemm *call, size_t *bytes);
 
 /* ---- grouped GEMM ---------------------------------------------------------------------------------------- */

@@ -1,14 +1,14 @@
 /* Lowering: the sums of the rows of a program's results, by the kernel that computes the program behind a product.
  *
- * The gradient of a bias is the sum over the rows of the gradient of its layer's result. Where a program behind a product
- * makes that gradient, as behind an activation, the kernel has each element in a register, and the pass over memory that
- * a step for the sum takes is saved. The sum is then lowered with the program, which stands in front of it.
+ * The gradient of a bias is the sum over the rows of the gradient of its layer's result. Where a program behind a
+ * product makes that gradient, as behind an activation, the kernel has each element in a register, and the pass over
+ * memory that a step for the sum takes is saved. The sum is then lowered with the program, in front of it.
  */
 #include "engine/lowering.h"
 #include <string.h>
 
-/* The first node that sums the rows of `value` or of a reshape of it, in the program's part of the graph; DW_NONE: there
- * is none that is not lowered. */
+/* The first node that sums the rows of `value` or of a reshape of it, in the program's part of the graph; DW_NONE:
+ * there is none that is not lowered. */
 static dw_node sum_among(const dw__lowering *l, dw_node program, dw_value value, int depth) {
     const dw_node forward = l->engine->kept_nodes;
     dw_node first = DW_NONE;

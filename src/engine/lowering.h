@@ -232,8 +232,8 @@ dw_value dw__lower_source(const dw__lowering *l, dw_value value);
 
 /* ---- lower_result_sums.c ---------------------------------------------------------------------- */
 
-/* Adds outputs to the step of a program behind a product: the sums of its results' rows that nodes ask for. They have no
- * storage yet. */
+/* Adds outputs to the step of a program behind a product: the sums of its results' rows that nodes ask for. They have
+ * no storage yet. */
 dw_status dw__lower_want_sums(dw__lowering *l, dw__step *program);
 /* Takes them away. */
 void dw__lower_forget_sums(dw__step *program);

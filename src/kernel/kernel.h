@@ -82,9 +82,9 @@ typedef struct dw__call {
      * whose words together say the largest finite magnitude of that output (cuda/common/magnitude.cuh). A call of an
      * operation that quantizes its input may have such a vector for that input, behind the operation's own inputs. */
     uint64_t magnitudes;
-    /* Of an elementwise program behind another operation. Bit o: behind the program's own outputs, in order of o, there
-     * is one more for output o: a vector of its type, the sums over all axes but the last, added in F32 and rounded once.
-     */
+    /* Of an elementwise program behind another operation. Bit o: behind the program's own outputs, in order of o,
+     * there is one more for output o: a vector of its type, the sums over all axes but the last, added in F32 and
+     * rounded once. */
     uint64_t summed;
     /* Products of F32 operands may round these to TF32: 10 bits behind the point, F32's range. */
     bool tf32;

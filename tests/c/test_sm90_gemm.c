@@ -71,8 +71,8 @@ static void residual_may_be_d(void **state) {
 
 /* ---- norms of rows ------------------------------------------------------------------------------------- */
 
-/* Each of the n additions in F32 has an error of at most 2^-24 of the sum. `norm`: 1 / sqrt(sum / n + epsilon), in which
- * four more operations are rounded. */
+/* Each of the n additions in F32 has an error of at most 2^-24 of the sum. `norm`: 1 / sqrt(sum / n + epsilon), in
+ * which four more operations are rounded. */
 static void check_squares(run *r) {
     const int n = r->d.columns;
     fetch(&r->row_squares, r->device);

@@ -213,8 +213,8 @@ static void check_element(const run *r, int group, int row, int column) {
                  found, sum, bound);
 }
 
-/* A thread adds at most 32 rows of a tile, then 32 threads' sums meet, then every 16th tile's, and then 16 sums pairwise:
- * so many additions in F32 are on the way of an element, and the sum is rounded. */
+/* A thread adds at most 32 rows of a tile, then 32 threads' sums meet, then every 16th tile's, and then 16 sums
+ * pairwise: so many additions in F32 are on the way of an element, and the sum is rounded. */
 static void check_sums(const run *r, int o) {
     const problem *p = r->problem;
     const int additions = 32 + 32 + (p->m + 127) / 128 / 16 + 1 + 4;
@@ -363,8 +363,8 @@ static void programs_of_groups_are_right(void **state) {
 
 #define GELU_BACKWARD "t0=gelu_tanh_backward(i1,i0);out(t0)"
 
-/* Tiles of 256 columns, of 192, whose rows are a multiple of 3 units, and of both with halves; several tiles for a block;
- * rows and columns that end within a tile. */
+/* Tiles of 256 columns, of 192, whose rows are a multiple of 3 units, and of both with halves; several tiles for a
+ * block; rows and columns that end within a tile. */
 static const problem with_sums[] = {
     {GELU_BACKWARD, 2, 1, 0, .m = 300, .n = 331, .k = 200, .turned = true, .drops_y = true,
      .summed = 1, .sms = 2},

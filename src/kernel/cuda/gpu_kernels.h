@@ -60,8 +60,8 @@ dw_status dw__gpu_launch_each(const dw__operation_call *call, const dw__context 
 /* The number of an element type in defines and parameters (cuda/common/element_types.h). */
 int dw__gpu_element(dw_dtype dtype);
 
-/* reduce.c: adds `parts` rows of partial sums in F32 in a fixed order, and rounds each once. `function`: the entry point
- * of this code in the caller's variant. `sums`: a contiguous vector of BF16, F16 or F32. */
+/* reduce.c: adds `parts` rows of partial sums in F32 in a fixed order, and rounds each once. `function`: the entry
+ * point of this code in the caller's variant. `sums`: a contiguous vector of BF16, F16 or F32. */
 dw__jit_variant dw__gpu_sum_parts_code(dw_dtype dtype, int capability);
 dw_status dw__gpu_sum_parts(const dw__operation_call *call, const dw__context *context,
                             void *function, const float *partials, int64_t parts,
