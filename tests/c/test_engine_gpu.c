@@ -929,8 +929,8 @@ static char *run_epilogue(bool apart, bool trains, results *r) {
 }
 
 /* The bias's gradient is the sum of 154 rows, whose order of additions differs: both sums are off by at most
- * 154 2^-24 of the sum of magnitudes, which is below 13 times the largest sum where signs are random, and are then rounded
- * to 16 bits. */
+ * 154 2^-24 of the sum of magnitudes, which is below 13 times the largest sum where signs are random, and then
+ * rounded to 16 bits. */
 static void expect_close_sums(const dw__tensor *got, const dw__tensor *expected) {
     const float *a = got->data, *b = expected->data;
     float largest = 0.0f;
