@@ -507,8 +507,8 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
                     add_words(words, x);
                 }
                 pack_words(x, words);
+                add_squares(p, t, strip, words, squares);
                 store_strip(d, strip, words);
-                add_squares(squares, d, strip, words);
             }
         }
         store_row_sums(p, squares);
@@ -568,15 +568,8 @@ DEVICE void multiply(const dw_sm90_gemm_params &p, const shared_layout &s, ring 
 // The elements of the last tile; counts of 0: there is none.
 typedef struct held {
     chunks d;
-    row_sums squares;
     uint32 words[STRIPS][2][4];
 } held;
-
-// Stores a strip of it.
-DEVICE void store_held(held &h, int strip) {
-    store_strip(h.d, strip, h.words[strip]);
-    add_squares(h.squares, h.d, strip, h.words[strip]);
-}
 
 // Stores the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
@@ -586,11 +579,9 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     int step = 0;
     if (GROUPS != DW_GROUPS_CONTRACTION && __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
 #pragma unroll
-        for (int strip = 0; strip < STRIPS; strip++) store_held(h, strip);
-        store_row_sums(p, h.squares);
+        for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
         for (; step < steps; step++) pass_stage(s, r);
         h.d.count[0] = h.d.count[1] = 0;
-        h.squares.row = p.m;
         return;
     }
     const float factor = factor_of(p, t);
@@ -604,10 +595,9 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         multiply_steps(s, r, t, step, min(strip + 1, steps), rows, sums);
         if (BIAS && strip == 0) load_bias(p, s, t);
         if (ROW_SCALES && strip == 0) load_row_scales(p, s, t);
-        store_held(h, strip);
+        store_strip(h.d, strip, h.words[strip]);
         if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
     }
-    store_row_sums(p, h.squares);
     if (RESIDUAL && p.n % 8 != 0)
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) load_incomplete(residual, strip, h.words[strip]);
@@ -616,7 +606,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 #pragma unroll
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
     h.d = chunks_of_d(p, t, 0);
-    h.squares = begin_row_sums(t, 0);
+    row_sums squares = begin_row_sums(t, 0);
     if constexpr (BIAS) __syncwarp();
     if constexpr (ROW_SCALES) wait_for_row_scales();
     end_steps(s, r, steps, sums);
@@ -626,7 +616,9 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         finish(s, factor, sums[0], strip, x, rows, of_rows);
         if constexpr (RESIDUAL) add_words(h.words[strip], x);
         pack_words(x, h.words[strip]);
+        add_squares(p, t, strip, h.words[strip], squares);
     }
+    store_row_sums(p, squares);
 }
 
 DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
@@ -636,11 +628,9 @@ DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &
     float sums[PARTS][WIDTH / 2];
     held h;
     h.d.count[0] = h.d.count[1] = 0;
-    h.squares.row = p.m;
     while (next_tile(p, w, t)) multiply_and_store(p, s, r, t, sums, h);
 #pragma unroll
-    for (int strip = 0; strip < STRIPS; strip++) store_held(h, strip);
-    store_row_sums(p, h.squares);
+    for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
 }
 
 #endif

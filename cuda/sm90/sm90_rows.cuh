@@ -1,7 +1,7 @@
 // Norms of rows beside a GEMM, included by sm90_gemm.cu. With ROW_FACTORS each row of alpha A B^T is multiplied by a factor
 // of its own before the bias is added. With ROW_SQUARES the sum of the squares of a row's rounded elements is written for
 // each tile of columns, and sm90_row_squares.cu adds these in order: the statistics of an RMSNorm of D, whose factors the
-// next GEMM may apply. A thread adds the squares where it stores its chunks of two rows.
+// next GEMM may apply. A thread adds the squares of its elements of two rows when it has rounded them.
 #ifndef DW_SM90_ROWS_CUH
 #define DW_SM90_ROWS_CUH
 
@@ -28,17 +28,28 @@ DEVICE row_sums begin_row_sums(const tile &t, int part) {
     return {{0.f, 0.f}, row_of(t, part, 0), t.column / TILE_COLUMNS};
 }
 
-// Adds the squares of the chunks of a strip, after they are stored.
-DEVICE void add_squares(row_sums &sums, const chunks &c, int strip, uint32 (*words)[4]) {
+// Adds the squares of a strip's rounded elements, before its words are transposed.
+DEVICE void add_squares(const dw_sm90_gemm_params &p, const tile &t, int strip, uint32 (*words)[4], row_sums &sums) {
     if constexpr (!ROW_SQUARES) return;
+    const int columns = p.n - t.column - 32 * strip, first = 2 * (lane_index() & 3);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int count = c.count[half] - 32 * strip;
+        float sum = sums.x[half];
+        if (columns >= 32) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float x = i % 2 ? element_high(words[half][i / 2]) : element_low(words[half][i / 2]);
-            if (i < count) sums.x[half] = fmaf(x, x, sums.x[half]);
+            for (int i = 0; i < 4; i++) {
+                const float low = element_low(words[half][i]), high = element_high(words[half][i]);
+                sum = fmaf(high, high, fmaf(low, low, sum));
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float low = element_low(words[half][i]), high = element_high(words[half][i]);
+                if (8 * i + first < columns) sum = fmaf(low, low, sum);
+                if (8 * i + first + 1 < columns) sum = fmaf(high, high, sum);
+            }
         }
+        sums.x[half] = sum;
     }
 }
 

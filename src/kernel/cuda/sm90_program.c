@@ -193,8 +193,8 @@ static bool fits(form *f) {
 }
 
 /* Chooses the tile with the fewest clocks of those that two warpgroups compute together. Three stages do not bridge the
- * time that loads take beside a program's traffic: products took 1.02 to 1.10 times as long as with four (bench/NOTES.md).
- */
+ * time that loads take beside a program's traffic: products took 1.02 to 1.10 times as long as with four. Where a
+ * thread's columns change, sums over rows took some 600 clocks of a tile, and else none (bench/NOTES.md). */
 static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, uint64_t summed,
                     int sm_count) {
     form best = {0}, trial = {.shape = dw__sm90_shape_of(g, sm_count),
@@ -203,14 +203,16 @@ static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, ui
                               .result_count = p->result_count,
                               .summed = summed,
                               .whole = g->gemm.n % VECTOR == 0};
-    const double few_stages = 1.06;
+    const double few_stages = 1.06, sum_clocks = 600.0;
     double least = INFINITY;
     for (int tile = 0; tile < DW__SM90_TILES; tile++) {
         trial.shape.tile = (uint64_t)tile;
         if (!dw__sm90_tiles[tile].together || !dw__sm90_exists(&trial.shape) || !fits(&trial))
             continue;
-        const double clocks = dw__sm90_cost_of(g, &trial.shape, sm_count).clocks *
-                              (trial.stages < 4 ? few_stages : 1.0);
+        const dw__gemm_cost cost = dw__sm90_cost_of(g, &trial.shape, sm_count);
+        const bool moves = summed && DW_SM90_SUM_PHASES(dw__sm90_tile_columns(&trial.shape)) > 1;
+        const double clocks = cost.clocks * (trial.stages < 4 ? few_stages : 1.0) +
+                              (moves ? sum_clocks * (double)cost.rounds : 0.0);
         if (clocks * DW__SM90_CLOSE_CLOCKS >= least) continue;
         least = clocks;
         best = trial;
