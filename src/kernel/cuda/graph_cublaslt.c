@@ -840,7 +840,7 @@ static dw_status check_gain(const dw__kernel *kernel, const dw__context *context
 
 /* DW_UNSUPPORTED if our kernel, which is the next, was measured to be faster by more than the measurement varies. */
 static dw_status check_ours(const dw__kernel *kernel, const gemm *g) {
-    const double least_gain = 0.02;
+    const double least_gain = 0.01;
     if (g->ours <= 0.0 || g->ours >= (1.0 - least_gain) * g->seconds) return DW_OK;
     return refuse(kernel, "a product that Deepwell's sm90_gemm was not measured to compute faster");
 }
