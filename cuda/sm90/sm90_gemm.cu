@@ -21,7 +21,8 @@
 // blocks' scales first. With ROW_SCALES each row of A and of B has a scale, else each tensor.
 //
 // An elementwise program may follow (PROGRAM, sm90_program.cuh), or cross-entropy (LOSS, sm90_loss.cuh). Gradients of
-// other logits may be made beside (BESIDE, sm90_beside.cuh).
+// other logits may be made beside (BESIDE, sm90_beside.cuh). Several blocks may share the contraction of a tile (SPLIT,
+// sm90_split.cuh).
 //
 // Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
 // a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
@@ -44,6 +45,9 @@
 #endif
 #ifndef BESIDE
 #define BESIDE 0
+#endif
+#ifndef SPLIT
+#define SPLIT 0
 #endif
 #define SQUARE_A ((BLOCKS & DW_SM90_SQUARE_A) != 0)
 #define SQUARE_B ((BLOCKS & DW_SM90_SQUARE_B) != 0)
@@ -89,7 +93,8 @@ static_assert((SWIGLU ? WIDTH / 2 : WIDTH) % 32 == 0, "whole strips");
 static_assert(!TURNED_B || TILE_COLUMNS % 64 == 0, "whole boxes");
 static_assert(GROUPS != DW_GROUPS_CONTRACTION || (TURNED_A && TURNED_B), "groups are rows of both operands");
 static_assert(GROUPS != DW_GROUPS_ROWS || !TURNED_A, "groups are rows of A");
-static_assert(!TOGETHER || (PARTS == 1 && !F32_OUTPUT && !PROMOTE), "the elements of a tile are kept in registers");
+static_assert(!TOGETHER || (PARTS == 1 && (!F32_OUTPUT || SPLIT) && !PROMOTE), "the elements of a tile are kept in registers");
+static_assert(!SPLIT || (TOGETHER && GROUPS == DW_GROUPS_BATCH && !CODES && !PROGRAM && !LOSS && !BESIDE), "one product");
 static_assert((CODES_A != 0) == (CODES_B != 0) && (!PROMOTE || CODES), "codes are multiplied with codes");
 static_assert(!CODES || !(TURNED_A || TURNED_B || SWIGLU), "wgmma reads codes along the contraction");
 static_assert(!BLOCKS || (PROMOTE && GROUPS == DW_GROUPS_BATCH && STEP == DW_SM90_BLOCK), "a stage has one block");
@@ -135,6 +140,10 @@ DEVICE shared_layout begin_block(const void *memory) {
 
 // ---- tiles ------------------------------------------------------------------------------------------------
 
+#if SPLIT
+#include "sm90_split.cuh"
+#else
+
 // A thread's position in its block's sequence of tiles; must start zeroed.
 typedef struct walk {
     int round, index;
@@ -147,6 +156,7 @@ DEVICE bool next_tile(const dw_sm90_gemm_params &p, walk &w, tile &t) {
     else w.index += gridDim.x;
     return find_tile(p, w.index, w.groups, t);
 }
+#endif
 
 DEVICE int steps_of(const tile &t) { return (t.k + STEP - 1) / STEP; }
 
@@ -549,9 +559,43 @@ typedef struct held {
     uint32 words[STRIPS][2][4];
 } held;
 
+#if SPLIT
+DEVICE void load_residual(const chunks &residual, int n, uint32 (*words)[2][4]) {
+#pragma unroll
+    for (int strip = 0; strip < STRIPS; strip++) load_strip(residual, strip, words[strip]);
+    if (n % 8 != 0)
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; strip++) load_incomplete(residual, strip, words[strip]);
+#pragma unroll
+    for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(words[i / 2][i % 2]);
+}
+
+// D in F32: each tile is stored before the next one is multiplied.
+[[maybe_unused]] DEVICE void compute_and_store(const dw_sm90_gemm_params &p, const shared_layout &s) {
+    ring r = {0, 0};
+    walk w = {};
+    tile t;
+    float sums[PARTS][WIDTH / 2];
+    while (next_tile(p, w, t)) {
+        const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
+        int step = 0;
+        if (__shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
+            for (; step < steps; step++) pass_stage(s, r);
+            continue;
+        }
+        if constexpr (BIAS) load_bias(p, s, t);
+        multiply_steps(s, r, t, step, steps, rows, sums);
+        if constexpr (BIAS) __syncwarp();
+        end_steps(s, r, steps, sums);
+        if (add_parts(p, w, sums[0])) store_tile(p, s, t, factor_of(p, t), sums);
+    }
+}
+#endif
+
 // Stores the last tile while multiplying tile t, whose elements it keeps.
-DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
+DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const walk &w, const tile &t,
                                float (*sums)[WIDTH / 2], held &h) {
+    (void)w;
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
     int step = 0;
@@ -562,6 +606,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         h.d.count[0] = h.d.count[1] = 0;
         return;
     }
+    constexpr bool EARLY = RESIDUAL && !SPLIT; // a part that does not store D has no residual
     const float factor = factor_of(p, t);
     chunks residual;
     if constexpr (RESIDUAL) residual = chunks_of_residual(p, t, 0);
@@ -572,19 +617,26 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         if (BIAS && strip == 0) load_bias(p, s, t);
         if (ROW_SCALES && strip == 0) load_row_scales(p, s, t);
         store_strip(h.d, strip, h.words[strip]);
-        if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
+        if constexpr (EARLY) load_strip(residual, strip, h.words[strip]);
     }
-    if (RESIDUAL && p.n % 8 != 0)
+    if (EARLY && p.n % 8 != 0)
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) load_incomplete(residual, strip, h.words[strip]);
     multiply_steps(s, r, t, step, steps, rows, sums);
-    if constexpr (RESIDUAL)
+    if constexpr (EARLY)
 #pragma unroll
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
     h.d = chunks_of_d(p, t, 0);
     if constexpr (BIAS) __syncwarp();
     if constexpr (ROW_SCALES) wait_for_row_scales();
     end_steps(s, r, steps, sums);
+#if SPLIT
+    if (!add_parts(p, w, sums[0])) {
+        h.d.count[0] = h.d.count[1] = 0;
+        return;
+    }
+    if constexpr (RESIDUAL) load_residual(residual, p.n, h.words);
+#endif
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
         float x[16];
@@ -594,14 +646,14 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     }
 }
 
-DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
+[[maybe_unused]] DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
     ring r = {0, 0};
     walk w = {};
     tile t;
     float sums[PARTS][WIDTH / 2];
     held h;
     h.d.count[0] = h.d.count[1] = 0;
-    while (next_tile(p, w, t)) multiply_and_store(p, s, r, t, sums, h);
+    while (next_tile(p, w, t)) multiply_and_store(p, s, r, w, t, sums, h);
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
 }
@@ -643,8 +695,12 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
 #if PROMOTE
         compute_in_two_levels(p, s);
 #else
+#if SPLIT && OUTPUT == DW_GEMM_OUTPUT_F32
+        compute_and_store(p, s);
+#else
         if constexpr (TOGETHER) compute_together(p, s);
         else compute_in_turn(p, s);
+#endif
 #endif
         if constexpr (GROUPS == DW_GROUPS_ROWS) store_rest<F32_OUTPUT, RESIDUAL>(p, 128 * DW_SM90_MULTIPLIERS);
     }

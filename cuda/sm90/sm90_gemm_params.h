@@ -13,6 +13,18 @@
 #define DW_SM90_MOST_VECTORS 2
 #define DW_SM90_MOST_RESULTS 4
 
+/* Tiles whose contraction several blocks share (sm90_split.cuh). */
+typedef struct dw_sm90_split {
+    int alone;              /* the first tiles, with a block each: whole rounds of the grid */
+    int tiles, blocks;      /* all others, and the blocks that share their steps: at most as many */
+    int across;             /* neighbours in the sequence of tiles lie along n */
+    unsigned long long mark; /* not 0 */
+    float *sums; /* of a tile, for each of the blocks and then for each of the tiles that they share */
+    unsigned long long *flags; /* one for each block and warp that multiplies */
+} dw_sm90_split;
+#define DW_SM90_SPLIT_SUMS_BYTES(tile_m, tile_n, places) ((size_t)(places) * (tile_m) * (tile_n)*4)
+#define DW_SM90_SPLIT_FLAGS_BYTES(blocks) ((size_t)(blocks)*4 * DW_SM90_MULTIPLIERS * 8)
+
 typedef struct dw_sm90_gemm_params {
     /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, or of each half of it (PROGRAM_HALVES),
      * with SwiGLU or halves B has 2 n rows; k: length of the contraction, of all groups together with
@@ -42,6 +54,7 @@ typedef struct dw_sm90_gemm_params {
     const void *vectors[DW_SM90_MOST_VECTORS];
     long long result_strides[DW_SM90_MOST_RESULTS], operand_strides[DW_SM90_MOST_OPERANDS],
         vector_strides[DW_SM90_MOST_VECTORS];
+    dw_sm90_split split; /* with SPLIT */
     dw_sm90_loss loss; /* with LOSS; D may be NULL if it is for statistics */
 } dw_sm90_gemm_params;
 

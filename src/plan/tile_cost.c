@@ -24,7 +24,39 @@ static double clocks_between(const dw__tile_work *w, double elements) {
 
 bool dw__sm90_tile_exists(const dw__tile_work *w, int tile_n, bool together) {
     if (w->codes && tile_n != 128 && tile_n != 256) return false;
+    if (w->split) return together || tile_n == 128; /* the tiles of 128 rows */
     return !together || w->promote || w->element_bytes < 4;
+}
+
+/* Clocks in which a warp leaves its sums of a part and exchanges the flag, and in which it adds the sums of another part,
+ * beside the other warps of its SM. */
+enum { SUM_BYTES_PER_CLOCK = 64, EXCHANGE_CLOCKS = 1500, ADD_CLOCKS = 1200 };
+
+/* Blocks that share tiles have equal shares. If each tile has a number of blocks of its own, no block has parts of two
+ * tiles. */
+static void count_split(const dw__tile_work *w, double elements, double sm_count, double slower,
+                        dw__tile_count *made) {
+    const double sms = fmax(floor(sm_count), 1), shared = fmod(made->tiles, sms),
+                 sum_clocks = elements * 4 / SUM_BYTES_PER_CLOCK,
+                 between = clocks_between(w, elements);
+    made->alone = made->tiles - shared;
+    made->clocks = INFINITY;
+    if (shared == 0 || made->steps == 0) return;
+    for (int whole = 0; whole < 2; whole++) {
+        const double most = fmin(sms, shared * made->steps),
+                     blocks = whole ? shared * floor(most / shared) : most,
+                     steps =
+                         made->alone / sms * made->steps + ceiling(shared * made->steps, blocks);
+        const bool apart = fmod(blocks, shared) == 0;
+        const double levels = ceil(log2(apart ? blocks / shared : ceil(blocks / shared) + 1)),
+                     left = (apart ? 1 : 2) * (sum_clocks + EXCHANGE_CLOCKS),
+                     clocks = steps * made->step_clocks * slower +
+                              (made->alone / sms + 1) * between + left +
+                              levels * (sum_clocks + ADD_CLOCKS);
+        if (clocks >= made->clocks) continue;
+        made->clocks = clocks;
+        made->blocks = blocks;
+    }
 }
 
 dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_n, bool together,
@@ -48,6 +80,10 @@ dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_
                  store = elements * (w->residual ? 2 : 1) * w->element_bytes / OUT_BYTES_PER_CLOCK;
     /* Smaller tiles read more: on an H200 their products took 8 % longer than those of 128 x 256. */
     const double slower = tile_m * tile_n < 128 * 256 ? 1.08 : 1;
+    if (w->split) {
+        count_split(w, elements, sm_count, slower, &made);
+        return made;
+    }
     if (w->promote)
         /* Both warpgroups multiply, and then both round D in 16 bits, which is copied meanwhile, or store it in F32. */
         made.clocks =

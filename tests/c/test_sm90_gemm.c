@@ -64,6 +64,104 @@ static void each_tile_is_right(void **state) {
         }
 }
 
+/* ---- tiles whose contraction blocks share ------------------------------------------------------------- */
+
+/* Enqueues a variant with `split` on a GPU of `sm_count` SMs. The workspace has any contents. */
+static size_t run_split(run *r, const dw__context *on, int tile, void **workspace) {
+    const problem *p = r->problem;
+    const dw__variant *variant;
+    dw__gemm_groups_call call = {
+        .gemm = r->call, .turned = {p->turned_a, p->turned_b}, .groups = {.count = 1}};
+    assert_int_equal(dw__gemm_check_turned(&r->call, call.turned, true), DW_OK);
+    dw__sm90_shape shape = dw__sm90_shape_of(&call, on->sm_count);
+    shape.tile = (uint64_t)tile;
+    shape.split = true;
+    const dw__sm90_split split = dw__sm90_split_of(&call, &shape, on->sm_count);
+    assert_true(split.blocks > 1 && split.blocks <= on->sm_count);
+    if (!*workspace) {
+        assert_int_equal(r->device->allocate(split.bytes, workspace), DW_OK);
+        assert_int_equal(r->device->fill(*workspace, 0xa5, split.bytes), DW_OK);
+    }
+    if (dw__variant_of(on, &dw__sm90_gemm, shape.params, &variant) != DW_OK)
+        fail_msg("%s", dw_last_error());
+    call.gemm.workspace = *workspace;
+    call.gemm.workspace_bytes = split.bytes;
+    if (dw__sm90_enqueue(&call, on, variant) != DW_OK) fail_msg("%s", dw_last_error());
+    return split.bytes;
+}
+
+static void blocks_share_tiles(void **state) {
+    static const struct {
+        problem p;
+        int sm_count, tile; /* its columns */
+    } cases[] = {
+        /* one tile: more blocks than steps, and parts of unequal lengths, the last of no whole step */
+        {{.m = 70, .n = 90, .k = 130}, 16, 128},
+        {{.m = 128, .n = 128, .k = 999, .integers = true}, 7, 128},
+        /* three tiles for five blocks, with every kind of epilogue */
+        {{.m = 300, .n = 100, .k = 459, .residual = true, .bias = true}, 5, 256},
+        {{.m = 300, .n = 100, .k = 459, .f32_output = true, .residual = true, .bias = true},
+         5,
+         192},
+        {{.m = 300,
+          .n = 100,
+          .k = 459,
+          .f16 = true,
+          .bias = true,
+          .residual = true,
+          .activation = DW_ACTIVATION_SWIGLU},
+         5,
+         256},
+        /* a whole round of tiles, and one tile that all blocks share */
+        {{.m = 140, .n = 300, .k = 330, .turned_a = true, .turned_b = true}, 3, 192},
+        {{.m = 140, .n = 300, .k = 330, .f32_output = true, .activation = DW_ACTIVATION_GELU},
+         3,
+         256},
+        /* two blocks for each tile; half of a tile has no rows */
+        {{.m = 60, .n = 200, .k = 512, .turned_b = true, .residual = true, .integers = true},
+         5,
+         128},
+    };
+    (void)state;
+    need_compiler();
+    const dw_device *device = device_named(gpu);
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        problem p = cases[i].p;
+        dw__context some = few_sms();
+        void *workspace = NULL;
+        int tile = 0;
+        run r;
+        p.seed = 70 + i;
+        some.sm_count = cases[i].sm_count;
+        while (dw__sm90_tiles[tile].m != 128 || dw__sm90_tiles[tile].n != cases[i].tile) tile++;
+        open_run(&p, device, &r);
+        const size_t workspace_bytes = run_split(&r, &some, tile, &workspace);
+        check(&p, &r);
+        void *first = malloc(r.d.bytes), *stream, *graph = NULL;
+        assert_non_null(first);
+        memcpy(first, r.d.host, r.d.bytes);
+        /* The same bits again, from a graph, which finds the workspace as the launch before has left it. */
+        assert_int_equal(device->stream_create(&stream), DW_OK);
+        r.call.stream = stream;
+        assert_int_equal(device->graph_begin(stream), DW_OK);
+        (void)run_split(&r, &some, tile, &workspace);
+        assert_int_equal(device->graph_end(stream, &graph), DW_OK);
+        for (int launch = 0; launch < 2; launch++) {
+            memset(r.d.host, 0xFF, r.d.bytes);
+            send(&r.d, device);
+            assert_int_equal(device->graph_launch(graph, stream), DW_OK);
+            assert_int_equal(device->stream_synchronize(stream), DW_OK);
+            fetch(&r.d, device);
+            assert_memory_equal(first, r.d.host, r.d.bytes);
+        }
+        device->graph_destroy(graph);
+        device->stream_destroy(stream);
+        device->release(workspace, workspace_bytes);
+        free(first);
+        close_run(&r);
+    }
+}
+
 static void residual_may_be_d(void **state) {
     (void)state;
     expect_residual_may_be_d(gpu);
@@ -165,7 +263,7 @@ int main(void) {
         cmocka_unit_test(correct_kernels_pass),  cmocka_unit_test(wrong_kernels_are_rejected),
         cmocka_unit_test(small_calls_are_right), cmocka_unit_test(each_tile_is_right),
         cmocka_unit_test(residual_may_be_d),     cmocka_unit_test(tile_fits_the_call),
-
+        cmocka_unit_test(blocks_share_tiles),
     };
     return cmocka_run_group_tests(tests, find_compiler, NULL);
 }

@@ -202,7 +202,8 @@ typedef union dw__sm90_shape {
         bool promote : 1, blocks : 1, square_a : 1, square_b : 1;
         bool halves : 1; /* PROGRAM_HALVES of sm90_program.cuh */
         bool row_scales : 1;
-        uint64_t unused : 17;
+        bool split : 1; /* SPLIT of sm90_gemm.cu */
+        uint64_t unused : 16;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;
@@ -215,11 +216,21 @@ bool dw__sm90_exists(const dw__sm90_shape *shape);
 /* The static cost model of a tile, as dw__gemm_cost_of. Groups are taken for equally long. */
 dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *call, const dw__sm90_shape *shape,
                                int sm_count);
-/* Chooses the tile with the fewest clocks for a checked call, the first of nearly equal ones. */
+/* How blocks share the tiles of a variant with `split`. */
+typedef struct dw__sm90_split {
+    int alone, tiles, blocks; /* of dw_sm90_split */
+    size_t sums_bytes, bytes; /* of the workspace: sums, and flags behind them */
+} dw__sm90_split;
+dw__sm90_split dw__sm90_split_of(const dw__gemm_groups_call *call, const dw__sm90_shape *shape,
+                                 int sm_count);
+/* Chooses the tile with the fewest clocks for a checked call, the first of nearly equal ones. Blocks share tiles if that
+ * takes fewer clocks and the call's workspace has room for their sums. */
 dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *call, int sm_count);
 dw__jit_variant dw__sm90_variant(const dw__sm90_shape *shape);
 dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                                 dw__entry_point points[DW__ENTRY_POINTS]);
+/* Bytes of workspace with which the call of one product is fastest. */
+size_t dw__sm90_workspace(const dw_gemm *call, dw__gemm_turned turned, int sm_count);
 /* DW_UNSUPPORTED: the call has codes. */
 dw_status dw__sm90_check_types(const dw_gemm *call);
 /* As the entry's functions, for one product with turned operands. */

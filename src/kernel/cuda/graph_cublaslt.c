@@ -382,22 +382,23 @@ static dw_status find_ours(const gemm_key *k, const dw__context *context, our_ge
     void *const somewhere = (char *)0 + ROOM_ALIGNMENT; /* aligned, never read */
     char name[DW__TARGET_NAME];
     const dw__gpu_target target = dw__gpu_target_of(context, name);
-    const dw_gemm g = {.struct_size = sizeof g,
-                       .dtype = (dw_dtype)k->type,
-                       .output = (dw_dtype)k->type,
-                       .alpha = 1.0f,
-                       .m = k->m,
-                       .n = k->n,
-                       .k = k->k,
-                       .a = {somewhere, k->a_leading},
-                       .b = {somewhere, k->b_leading},
-                       .d = {somewhere, k->y_leading},
-                       .bias = k->bias ? somewhere : NULL};
+    dw_gemm g = {.struct_size = sizeof g,
+                 .dtype = (dw_dtype)k->type,
+                 .output = (dw_dtype)k->type,
+                 .alpha = 1.0f,
+                 .m = k->m,
+                 .n = k->n,
+                 .k = k->k,
+                 .a = {somewhere, k->a_leading},
+                 .b = {somewhere, k->b_leading},
+                 .d = {somewhere, k->y_leading},
+                 .bias = k->bias ? somewhere : NULL};
     const dw__gemm_turned turned = {k->a_turned != 0, k->b_turned == 0};
     if (!dw__dtype_is_half((dw_dtype)k->type) || k->type_b != k->type || k->result != k->type ||
         k->batch != 1 || k->calls != 1 || k->sums || k->apart || k->scales)
         return DW_UNSUPPORTED;
     DW_RETURN_IF_FAILED(dw__sm90_supports(&g, turned, &target));
+    g.workspace_bytes = dw__sm90_workspace(&g, turned, context->sm_count);
     ours->call = dw__gemm_single(&g, turned);
     ours->context = context;
     DW_RETURN_IF_FAILED(dw__sm90_prepare(&g, turned, context, &ours->variant));
@@ -411,6 +412,7 @@ static dw_status run_ours(const void *described, const dw__lt_operands *operands
     call.gemm.b.data = operands->a;
     call.gemm.d.data = operands->d;
     if (call.gemm.bias) call.gemm.bias = operands->bias;
+    call.gemm.workspace = operands->workspace;
     call.gemm.stream = operands->stream;
     return dw__sm90_enqueue(&call, ours->context, ours->variant);
 }
@@ -450,6 +452,7 @@ static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context
                               : 0,
         .other = has_ours ? run_ours : NULL,
         .described = &ours,
+        .other_workspace = has_ours ? ours.call.gemm.workspace_bytes : 0,
     };
     if (k->type == DW_F64 || k->scales) /* scales have no memory here to measure with */
         g->algorithm = algorithms[0];

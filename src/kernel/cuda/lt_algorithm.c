@@ -179,7 +179,7 @@ static dw_status multiply(const bench *m, const dw__lt_algorithm *algorithm) {
     static const float factors[] = {0.0f, 1.0f};
     const dw__lt_gemm *g = m->gemm;
     const bool adds = g->c_bytes > 0;
-    const dw__lt_operands operands = {m->a, m->b, m->d, m->bias, m->stream};
+    const dw__lt_operands operands = {m->a, m->b, m->d, m->bias, m->workspace, m->stream};
     if (!algorithm) return g->other(g->described, &operands);
     return dw__cublaslt_check(g->library->multiply(g->handle, g->product, &factors[1], m->a, g->a,
                                                    m->b, g->b, &factors[adds], adds ? m->c : m->d,
@@ -268,7 +268,7 @@ static void make_choice(const dw__lt_gemm *g, const char *with, const dw__lt_alg
                         int count) {
     dw_tune_time time = {.name = entry};
     char text[TEXT_BYTES];
-    size_t workspace = 1;
+    size_t workspace = g->other_workspace > 0 ? g->other_workspace : 1;
     double other = 0.0;
     int best = 0;
     bench m;

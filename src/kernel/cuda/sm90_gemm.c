@@ -4,7 +4,10 @@
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <sys/random.h>
+#include <time.h>
 
 /* ---- tiles ----------------------------------------------------------------------------------------- */
 
@@ -50,11 +53,12 @@ bool dw__sm90_exists(const dw__sm90_shape *s) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
     const dw__tile_work work = {.element_bytes = s->output == DW_GEMM_OUTPUT_F32 ? 4 : 2,
                                 .codes = dw__sm90_has_codes(s),
-                                .promote = s->promote};
+                                .promote = s->promote,
+                                .split = s->split};
     return dw__sm90_tile_exists(&work, t->n, t->together);
 }
 
-dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
+static dw__tile_count count_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
                                int sm_count) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
     const dw__tile_work work = {
@@ -68,8 +72,15 @@ dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_sha
         .residual = s->residual,
         .codes = dw__sm90_has_codes(s),
         .promote = s->promote,
+        .split = s->split,
     };
-    const dw__tile_count count = dw__sm90_tile_count(&work, t->m, t->n, t->together, sm_count);
+    return dw__sm90_tile_count(&work, t->m, t->n, t->together, sm_count);
+}
+
+dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
+                               int sm_count) {
+    const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
+    const dw__tile_count count = count_of(c, s, sm_count);
     return (dw__gemm_cost){
         .tiles = (int64_t)count.tiles,
         .rounds = (int64_t)count.rounds,
@@ -82,6 +93,24 @@ dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_sha
 
 /* CODES_A of sm90_gemm.cu. */
 static uint64_t code_of(dw_dtype type) { return type == DW_E4M3 ? 1 : type == DW_E5M2 ? 2 : 0; }
+
+dw__sm90_split dw__sm90_split_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
+                                 int sm_count) {
+    const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
+    const dw__tile_count count = count_of(c, s, sm_count);
+    dw__sm90_split made = {.alone = (int)count.alone,
+                           .tiles = (int)(count.tiles - count.alone),
+                           .blocks = (int)count.blocks};
+    made.sums_bytes = DW_SM90_SPLIT_SUMS_BYTES(t->m, t->n, made.blocks + made.tiles);
+    made.bytes = made.sums_bytes + DW_SM90_SPLIT_FLAGS_BYTES(made.blocks);
+    return made;
+}
+
+/* Whether blocks can share the contraction of a call. */
+static bool may_split(const dw__gemm_groups_call *c, const dw__sm90_shape *s) {
+    return c->groups.kind == DW_GROUPS_BATCH && c->groups.count == 1 && !c->halves &&
+           !dw__sm90_has_codes(s) && c->gemm.k > 0;
+}
 
 dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
     dw__sm90_shape shape = {
@@ -102,17 +131,28 @@ dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
         .row_scales = c->codes.row_scales,
     };
     shape.promote = dw__sm90_has_codes(&shape) && (c->codes.blocks || !c->codes.fast);
+    dw__sm90_shape best = shape;
     double least = INFINITY;
-    int best = 0;
-    for (shape.tile = 0; shape.tile < DW__SM90_TILES; shape.tile++) {
+    const int ways = c->gemm.workspace_bytes > 0 && may_split(c, &shape) ? 2 : 1;
+    for (int trial = 0; trial < ways * DW__SM90_TILES; trial++) {
+        shape.tile = (uint64_t)(trial % DW__SM90_TILES);
+        shape.split = trial >= DW__SM90_TILES;
         if (!dw__sm90_exists(&shape)) continue;
         const dw__gemm_cost cost = dw__sm90_cost_of(c, &shape, sm_count);
-        if (cost.clocks * DW__SM90_CLOSE_CLOCKS >= least) continue;
+        if (!(cost.clocks * DW__SM90_CLOSE_CLOCKS < least)) continue;
+        if (shape.split && dw__sm90_split_of(c, &shape, sm_count).bytes > c->gemm.workspace_bytes)
+            continue;
         least = cost.clocks;
-        best = shape.tile;
+        best = shape;
     }
-    shape.tile = best;
-    return shape;
+    return best;
+}
+
+size_t dw__sm90_workspace(const dw_gemm *call, dw__gemm_turned turned, int sm_count) {
+    dw__gemm_groups_call c = dw__gemm_single(call, turned);
+    c.gemm.workspace_bytes = SIZE_MAX;
+    const dw__sm90_shape shape = dw__sm90_shape_of(&c, sm_count);
+    return shape.split ? dw__sm90_split_of(&c, &shape, sm_count).bytes : 0;
 }
 
 static dw__gemm_cost cost_on(const dw_gemm *call, const dw__gpu_target *gpu,
@@ -155,7 +195,7 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     dw__jit_add_define(&v, "TILE_M", t->m);
     dw__jit_add_define(&v, "TILE_N", t->n);
     dw__jit_add_define(&v, "STAGES", stages_of(s));
-    dw__jit_add_define(&v, "TOGETHER", t->together && !s->promote);
+    dw__jit_add_define(&v, "TOGETHER", s->split || (t->together && !s->promote));
     dw__jit_add_define(&v, "GROUPS", (int)s->groups);
     dw__jit_add_define(&v, "TURNED_A", s->turned_a);
     dw__jit_add_define(&v, "TURNED_B", s->turned_b);
@@ -164,6 +204,7 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     dw__jit_add_define(&v, "ACTIVATION", (int)s->activation);
     dw__jit_add_define(&v, "BIAS", s->bias);
     dw__jit_add_define(&v, "RESIDUAL", s->residual);
+    if (s->split) dw__jit_add_define(&v, "SPLIT", 1);
     if (!dw__sm90_has_codes(s)) return v;
     dw__jit_add_define(&v, "CODES_A", (int)s->codes_a);
     dw__jit_add_define(&v, "CODES_B", (int)s->codes_b);
@@ -185,9 +226,9 @@ dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64
 }
 
 /* Three tiles of rows and two of columns, the last of each incomplete, for two SMs: each block computes several tiles
- * of more steps than its ring has stages. */
+ * of more steps than its ring has stages. With `split` nine blocks share the six tiles. */
 dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
-    enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 35, STEPS = 7, MISSING = 27 };
+    enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 35, STEPS = 7, MISSING = 27, SPLIT_SMS = 9 };
     const dw__sm90_shape s = {.params = variant->params};
     const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
     return (dw__gemm_case){
@@ -201,12 +242,48 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
         .bias = s.bias,
         .residual = s.residual,
         .turned = {s.turned_a, s.turned_b},
-        .sm_count = 2,
+        .sm_count = s.split ? SPLIT_SMS : 2,
         .groups = 1,
     };
 }
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
+
+static uint64_t mixed(uint64_t x) { /* splitmix64: different numbers give different ones */
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+/* A number that memory does not hold by chance, another one for each launch. */
+static uint64_t new_mark(void) {
+    static _Atomic uint64_t seed;
+    uint64_t now = atomic_load_explicit(&seed, memory_order_relaxed);
+    if (now == 0) {
+        struct timespec time = {0};
+        uint64_t first = 0;
+        if (getrandom(&first, sizeof first, GRND_NONBLOCK) != sizeof first || first == 0) {
+            (void)clock_gettime(CLOCK_REALTIME, &time);
+            first = mixed((uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec) | 1;
+        }
+        (void)atomic_compare_exchange_strong(&seed, &now, first);
+    }
+    const uint64_t mark = mixed(atomic_fetch_add(&seed, 0x9E3779B97F4A7C15u));
+    return mark ? mark : 1;
+}
+
+/* The tiles that blocks share lie along the longer side of D: at one time blocks then read much of the shorter operand,
+ * which the L2 cache holds, and less of the longer one. */
+static dw_sm90_split split_params(const dw__gemm_groups_call *c, const dw__sm90_split *split) {
+    char *const workspace = c->gemm.workspace;
+    return (dw_sm90_split){.alone = split->alone,
+                           .tiles = split->tiles,
+                           .blocks = split->blocks,
+                           .across = c->gemm.m <= c->gemm.n,
+                           .mark = new_mark(),
+                           .sums = (float *)(void *)workspace,
+                           .flags = (unsigned long long *)(void *)(workspace + split->sums_bytes)};
+}
 
 dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program *program,
                           dw__sm90_shape shape, const dw__context *context,
@@ -255,14 +332,18 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         params.operand_strides[i] = program->operands[i].stride;
     }
     if (loss) params.loss = *loss;
+    int64_t blocks = dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count);
+    if (params.loss.count > 0) blocks = context->sm_count;
+    if (shape.split) {
+        const dw__sm90_split split = dw__sm90_split_of(c, &shape, context->sm_count);
+        params.split = split_params(c, &split);
+        blocks = split.alone > 0 ? context->sm_count : split.blocks;
+    }
     void *arguments[] = {&maps[0], &maps[1], &params};
     return context->device->launch(&(dw__launch){
         .name = variant->kernel->name,
         .function = variant->functions[0],
-        .grid = {(unsigned)(params.loss.count > 0
-                                ? context->sm_count
-                                : dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count)),
-                 1, 1},
+        .grid = {(unsigned)blocks, 1, 1},
         .block = {program && !loss ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1, 1},
         .shared_bytes = program ? program->shared_bytes : shared_bytes(&shape),
         .stream = g->stream,
@@ -315,6 +396,13 @@ dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw
     return dw__variant_of(context, &dw__sm90_gemm, shape.params, variant);
 }
 
+static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
+                                 const dw__context *context, size_t *bytes) {
+    (void)kernel;
+    *bytes = dw__sm90_workspace(call, (dw__gemm_turned){false, false}, context->sm_count);
+    return DW_OK;
+}
+
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
     (void)kernel;
@@ -336,6 +424,8 @@ const dw__kernel dw__sm90_gemm = {
     .supports = supports,
     .seconds = seconds,
     .describe_tile = describe_tile,
+    .workspace_bytes = workspace_bytes,
+    .workspace_optional = true,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = dw__sm90_entry_points,
