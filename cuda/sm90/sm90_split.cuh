@@ -98,7 +98,7 @@ DEVICE void leave_sums(float *to, const float *sums) {
 }
 
 DEVICE void add_sums(const float *from, float *sums) {
-    constexpr int LOADS = 8; // in flight
+    constexpr int LOADS = WIDTH % 64 == 0 ? 8 : 4; // in flight, twice
     static_assert(WIDTH / 8 % LOADS == 0, "whole groups of loads");
     float4 v[2][LOADS];
 #pragma unroll

@@ -1,7 +1,9 @@
 /* Matrix multiplications and linear layers by cuBLASLt, up to a fake of that library which computes on the host: single
  * calls of every layout, and plans of the engine, against the operation's definition in FP64. */
+#include "base/json.h"
 #include "common/scale_tiles_params.h"
 #include "deepwell/engine.h"
+#include "deepwell/explain.h"
 #include "device/cublaslt.h"
 #include "fake/fake_gpu.h"
 #include "kernel/cuda/gpu_gemm.h"
@@ -1413,6 +1415,44 @@ static void test_ours_is_faster(void **state) {
     run_choice((choice){.times = "5 4 6 7", .ours = 0.1f, .expected = 1, .measured = 0});
 }
 
+/* What was measured says by how much ours is faster. Without a measurement, or if the library is faster, it says nothing. */
+static void list_measured(void *gain) {
+    char *json = NULL, shape[64];
+    begin(FAKE_CUBLASLT);
+    REQUIRE_OK(dw_gemm_measured(&json));
+    json_t *root = json_loads(json, 0, NULL);
+    const json_t *rows = json_object_get(root, "faster"), *row = json_array_get(rows, 0);
+    CHILD_REQUIRE(strcmp(json_string_value(json_object_get(root, "gpu")), "Fake GPU 0") == 0);
+    CHILD_REQUIRE(json_array_size(rows) == (gain ? 1 : 0));
+    if (gain) {
+        snprintf(shape, sizeof shape, "%.0f %.0f %.0f %s %d %d",
+                 json_number_value(json_object_get(row, "m")),
+                 json_number_value(json_object_get(row, "n")),
+                 json_number_value(json_object_get(row, "k")),
+                 json_string_value(json_object_get(row, "dtype")),
+                 json_is_true(json_object_get(row, "a_across")),
+                 json_is_true(json_object_get(row, "b_across")));
+        CHILD_REQUIRE(strcmp(shape, "1024 512 1024 bf16 0 1") == 0);
+        const double library = json_number_value(json_object_get(row, "cublaslt_seconds")),
+                     ours = json_number_value(json_object_get(row, "deepwell_seconds"));
+        CHILD_REQUIRE(fabs(library / ours - *(double *)gain) < 1e-6 && fabs(library - 4e-3) < 1e-9);
+    }
+    json_decref(root);
+    dw_text_free(json);
+}
+static void test_measured(void **state) {
+    double gain = 1.25;
+    (void)state;
+    (void)unlink(kept_path);
+    expect_child(start_child(list_measured, NULL));
+    run_choice((choice){.times = "5 4 6 7", .ours = 4.1f, .expected = 1, .measured = ALL_RUNS});
+    expect_child(start_child(list_measured, NULL));
+    assert_int_equal(unlink(kept_path), 0);
+    run_choice((choice){.times = "5 4 6 7", .ours = 3.2f, .is_ours = true, .measured = ALL_RUNS});
+    expect_child(start_child(list_measured, &gain));
+    assert_int_equal(unlink(kept_path), 0);
+}
+
 /* The sums are a step of their own if the library is slow at them: 0.1 ms more, for the 2 MiB of an operand. */
 static void sum(void *more) {
     const dw__variant *variant = NULL;
@@ -1572,6 +1612,7 @@ int main(void) {
         cmocka_unit_test(test_fp8_blocks_in_another_order),
         cmocka_unit_test(test_fastest),
         cmocka_unit_test(test_ours_is_faster),
+        cmocka_unit_test(test_measured),
         cmocka_unit_test(test_slow_sums),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_damaged),

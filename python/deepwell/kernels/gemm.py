@@ -255,7 +255,7 @@ def _on_device(device: str, x: torch.Tensor, run):
 
 def _workspace(device: str, x: torch.Tensor, call, kernel: str | None):
     """Returns (memory or None, its bytes), or the reason why the kernel does not support the call."""
-    if kernel is None:
+    if kernel is None and device != "cuda":
         return None, 0
     needed = _on_device(device, x, lambda stream: call(stream, 0, -1))
     if isinstance(needed, str):

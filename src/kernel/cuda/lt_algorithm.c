@@ -72,6 +72,32 @@ static bool read_choice(const dw__lt_gemm *g, const char *with, size_t most_work
     return true;
 }
 
+typedef struct visitor {
+    dw_status (*visit)(void *state, const char *name, double seconds, double other);
+    void *state;
+} visitor;
+
+static const char beside[] = ", Deepwell "; /* in `with`, in front of the version */
+
+static dw_status visit_measured(void *state, const char *name, const dw__tuned *found) {
+    const visitor *v = state;
+    const char *of = strstr(found->with, beside);
+    dw__lt_algorithm algorithm;
+    double other = 0.0;
+    if (!of || strcmp(of + strlen(beside), dw_version()) != 0 ||
+        !parse(found->detail, &algorithm, &other) || other <= 0.0 || found->seconds <= 0.0)
+        return DW_OK;
+    return v->visit(v->state, name, found->seconds, other);
+}
+
+dw_status dw__lt_each_measured(const char *gpu,
+                               dw_status (*visit)(void *state, const char *name, double seconds,
+                                                  double other),
+                               void *state) {
+    visitor v = {visit, state};
+    return dw__tune_each(gpu, entry, visit_measured, &v);
+}
+
 /* ---- measurement ---------------------------------------------------------------------------------------------- */
 
 typedef struct bench {
@@ -302,8 +328,8 @@ void dw__lt_choose(const dw__lt_gemm *g, const dw__lt_algorithm *algorithms, int
     *chosen = algorithms[0];
     *seconds = *other = 0.0;
     if (g->flops < least_flops || g->context->device != &dw__device_cuda || !is_on()) return;
-    snprintf(with, sizeof with, "cuBLASLt %zu%s%s", g->library->version(),
-             g->other ? ", Deepwell " : "", g->other ? dw_version() : "");
+    snprintf(with, sizeof with, "cuBLASLt %zu%s%s", g->library->version(), g->other ? beside : "",
+             g->other ? dw_version() : "");
     if (read_choice(g, with, most_workspace, chosen, seconds, other) || !can_be_kept()) return;
     make_choice(g, with, algorithms, count);
     (void)read_choice(g, with, most_workspace, chosen, seconds, other);

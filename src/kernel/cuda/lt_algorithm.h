@@ -42,4 +42,11 @@ typedef struct dw__lt_gemm {
 void dw__lt_choose(const dw__lt_gemm *gemm, const dw__lt_algorithm *algorithms, int count,
                    size_t most_workspace, dw__lt_algorithm *chosen, double *seconds, double *other);
 
+/* Calls `visit` for each GEMM of a GPU model that this version of Deepwell has measured by both the library and the other
+ * kernel, until a call fails: the GEMM's name, and their seconds. */
+dw_status dw__lt_each_measured(const char *gpu,
+                               dw_status (*visit)(void *state, const char *name, double seconds,
+                                                  double other),
+                               void *state);
+
 #endif
