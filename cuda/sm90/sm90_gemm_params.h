@@ -16,14 +16,15 @@
 /* Tiles whose contraction several blocks share (sm90_split.cuh). */
 typedef struct dw_sm90_split {
     int alone;              /* the first tiles, with a block each: whole rounds of the grid */
-    int tiles, blocks;      /* all others, and the blocks that share their steps: at most as many */
+    int blocks;             /* that share the steps of all others, which are at least as many */
+    int share, rest;        /* the number of these steps, divided by that of the blocks */
     int across;             /* neighbours in the sequence of tiles lie along n */
     unsigned long long mark; /* not 0 */
-    float *sums; /* of a tile, for each of the blocks and then for each of the tiles that they share */
-    unsigned long long *flags; /* one for each block and warp that multiplies */
+    float *sums;               /* of a tile, for each of the blocks */
+    unsigned long long *flags; /* two for each of the blocks */
 } dw_sm90_split;
-#define DW_SM90_SPLIT_SUMS_BYTES(tile_m, tile_n, places) ((size_t)(places) * (tile_m) * (tile_n)*4)
-#define DW_SM90_SPLIT_FLAGS_BYTES(blocks) ((size_t)(blocks)*4 * DW_SM90_MULTIPLIERS * 8)
+#define DW_SM90_SPLIT_SUMS_BYTES(tile_m, tile_n, blocks) ((size_t)(blocks) * (tile_m) * (tile_n)*4)
+#define DW_SM90_SPLIT_FLAGS_BYTES(blocks) ((size_t)(blocks)*2 * 8)
 
 typedef struct dw_sm90_gemm_params {
     /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, or of each half of it (PROGRAM_HALVES),

@@ -33,23 +33,23 @@ bool dw__sm90_tile_exists(const dw__tile_work *w, int tile_n, bool together) {
 enum { SUM_BYTES_PER_CLOCK = 64, EXCHANGE_CLOCKS = 1500, ADD_CLOCKS = 1200 };
 
 /* Blocks that share tiles have equal shares. If each tile has a number of blocks of its own, no block has parts of two
- * tiles. */
-static void count_split(const dw__tile_work *w, double elements, double sm_count, double slower,
-                        dw__tile_count *made) {
+ * tiles; numbers that are powers of 2 are tried, the largest, and all blocks together. */
+static void count_split(const dw__tile_work *w, double elements, double sums, double sm_count,
+                        double slower, dw__tile_count *made) {
     const double sms = fmax(floor(sm_count), 1), shared = fmod(made->tiles, sms),
-                 sum_clocks = elements * 4 / SUM_BYTES_PER_CLOCK,
-                 between = clocks_between(w, elements);
+                 sum_clocks = sums * 4 / SUM_BYTES_PER_CLOCK, between = clocks_between(w, elements);
     made->alone = made->tiles - shared;
     made->clocks = INFINITY;
     if (shared == 0 || made->steps == 0) return;
-    for (int whole = 0; whole < 2; whole++) {
-        const double most = fmin(sms, shared * made->steps),
-                     blocks = whole ? shared * floor(most / shared) : most,
-                     steps =
-                         made->alone / sms * made->steps + ceiling(shared * made->steps, blocks);
+    const double most = fmin(sms, shared * made->steps), each = floor(most / shared);
+    for (double parts = 2; parts < 4 * each; parts *= 2) {
+        const bool all = parts >= 2 * each;
+        const double blocks = all ? most : shared * fmin(parts, each);
         const bool apart = fmod(blocks, shared) == 0;
         const double levels = ceil(log2(apart ? blocks / shared : ceil(blocks / shared) + 1)),
                      left = (apart ? 1 : 2) * (sum_clocks + EXCHANGE_CLOCKS),
+                     steps =
+                         made->alone / sms * made->steps + ceiling(shared * made->steps, blocks),
                      clocks = steps * made->step_clocks * slower +
                               (made->alone / sms + 1) * between + left +
                               levels * (sum_clocks + ADD_CLOCKS);
@@ -81,7 +81,7 @@ dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_
     /* Smaller tiles read more: on an H200 their products took 8 % longer than those of 128 x 256. */
     const double slower = tile_m * tile_n < 128 * 256 ? 1.08 : 1;
     if (w->split) {
-        count_split(w, elements, sm_count, slower, &made);
+        count_split(w, elements, (double)tile_m * tile_n, sm_count, slower, &made);
         return made;
     }
     if (w->promote)

@@ -1,5 +1,6 @@
 /* The GEMM of Hopper (cuda/sm90/sm90_gemm.cu) through the library on an emulated one, with the checker on, compared
  * with sums in double. Kernels are compiled when they are first used. */
+#include "kernel/cuda/gpu_kernels.h"
 #include "library_gemm.h"
 
 static const char gpu[] = "emulator:sm_90a";
@@ -162,6 +163,101 @@ static void blocks_share_tiles(void **state) {
     }
 }
 
+/* The public call shares tiles if it is given the workspace that it asks for. */
+static void workspace_is_optional(void **state) {
+    static const problem few_tiles = {.m = 70, .n = 72, .k = 2100, .bias = true, .seed = 90};
+    static const problem many_tiles = {.m = 4096, .n = 8192, .k = 512};
+    (void)state;
+    need_compiler();
+    const dw_device *device = device_named(gpu);
+    size_t bytes = 1;
+    const dw_gemm many = {.struct_size = sizeof many,
+                          .device = device,
+                          .dtype = DW_BF16,
+                          .output = DW_BF16,
+                          .m = many_tiles.m,
+                          .n = many_tiles.n,
+                          .k = many_tiles.k,
+                          .alpha = 1,
+                          .a = {NULL, 512},
+                          .b = {NULL, 512},
+                          .d = {NULL, 8192}};
+    assert_int_equal(dw_gemm_workspace(&many, &bytes), DW_OK);
+    assert_int_equal(bytes, 0);
+    run r;
+    open_run(&few_tiles, device, &r);
+    assert_int_equal(dw_gemm_workspace(&r.call, &bytes), DW_OK);
+    assert_true(bytes > 0);
+    for (int given = 0; given < 3; given++) { /* none, too little, enough */
+        void *workspace = NULL;
+        if (given > 0) assert_int_equal(device->allocate(bytes, &workspace), DW_OK);
+        if (given > 0) assert_int_equal(device->fill(workspace, 0, bytes), DW_OK);
+        r.call.workspace = workspace;
+        r.call.workspace_bytes = given == 1 ? bytes - 1 : bytes;
+        send(&r.d, device);
+        if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+        check(&few_tiles, &r);
+        if (given == 0) continue;
+        /* Sums of parts are left in it by a split alone. */
+        char *used = malloc(bytes);
+        assert_non_null(used);
+        assert_int_equal(device->copy_out(used, workspace, bytes, NULL), DW_OK);
+        bool wrote = false;
+        for (size_t i = 0; i < bytes; i++) wrote |= used[i] != 0;
+        assert_int_equal(wrote, given == 2);
+        free(used);
+        device->release(workspace, bytes);
+    }
+    close_run(&r);
+}
+
+/* A matmul of a plan gets the workspace, and its rows may run across the contraction. */
+static void plans_share_tiles(void **state) {
+    const problem p = {.m = 72, .n = 64, .k = 1500, .turned_a = true, .turned_b = true, .seed = 91};
+    static const dw_attr across = {.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = 1};
+    const dw__context *context;
+    const dw__variant *variant;
+    const dw_device *device = device_named(gpu);
+    size_t bytes = 0;
+    run r;
+    (void)state;
+    need_compiler();
+    assert_int_equal(device->context(&context), DW_OK);
+    open_run(&p, device, &r);
+    const dw__kernel *kernel = &dw__graph_gemm_hopper;
+    dw__operation_call call = {.call = {.op = DW_OP_MATMUL,
+                                        .attr_count = 1,
+                                        .attrs = &across,
+                                        .input_count = 2,
+                                        .output_count = 1,
+                                        .inputs = {{.dtype = DW_BF16,
+                                                    .rank = 2,
+                                                    .data = r.a.device,
+                                                    .shape = {p.k, p.m},
+                                                    .stride = {r.call.a.stride, 1}},
+                                                   {.dtype = DW_BF16,
+                                                    .rank = 2,
+                                                    .data = r.b.device,
+                                                    .shape = {p.k, p.n},
+                                                    .stride = {r.call.b.stride, 1}}},
+                                        .outputs = {{.dtype = DW_BF16,
+                                                     .rank = 2,
+                                                     .data = r.d.device,
+                                                     .shape = {p.m, p.n},
+                                                     .stride = {r.call.d.stride, 1}}}}};
+    assert_int_equal(kernel->workspace_bytes(kernel, &call, context, &bytes), DW_OK);
+    assert_true(bytes > 0);
+    assert_int_equal(device->allocate(bytes, &call.workspace), DW_OK);
+    if (kernel->prepare(kernel, &call, context, &variant) != DW_OK) fail_msg("%s", dw_last_error());
+    const dw__sm90_shape shape = {.params = variant->params};
+    assert_true(shape.split && shape.turned_a && shape.turned_b);
+    if (kernel->enqueue(&call, context, variant) != DW_OK) fail_msg("%s", dw_last_error());
+    r.call.alpha = 1;
+    check(&p, &r);
+    device->release(call.workspace, bytes);
+    close_run(&r);
+}
+
 static void residual_may_be_d(void **state) {
     (void)state;
     expect_residual_may_be_d(gpu);
@@ -263,7 +359,8 @@ int main(void) {
         cmocka_unit_test(correct_kernels_pass),  cmocka_unit_test(wrong_kernels_are_rejected),
         cmocka_unit_test(small_calls_are_right), cmocka_unit_test(each_tile_is_right),
         cmocka_unit_test(residual_may_be_d),     cmocka_unit_test(tile_fits_the_call),
-        cmocka_unit_test(blocks_share_tiles),
+        cmocka_unit_test(blocks_share_tiles),    cmocka_unit_test(workspace_is_optional),
+        cmocka_unit_test(plans_share_tiles),
     };
     return cmocka_run_group_tests(tests, find_compiler, NULL);
 }

@@ -101,7 +101,7 @@ dw__sm90_split dw__sm90_split_of(const dw__gemm_groups_call *c, const dw__sm90_s
     dw__sm90_split made = {.alone = (int)count.alone,
                            .tiles = (int)(count.tiles - count.alone),
                            .blocks = (int)count.blocks};
-    made.sums_bytes = DW_SM90_SPLIT_SUMS_BYTES(t->m, t->n, made.blocks + made.tiles);
+    made.sums_bytes = DW_SM90_SPLIT_SUMS_BYTES(t->m, t->n, made.blocks);
     made.bytes = made.sums_bytes + DW_SM90_SPLIT_FLAGS_BYTES(made.blocks);
     return made;
 }
@@ -276,13 +276,25 @@ static uint64_t new_mark(void) {
  * which the L2 cache holds, and less of the longer one. */
 static dw_sm90_split split_params(const dw__gemm_groups_call *c, const dw__sm90_split *split) {
     char *const workspace = c->gemm.workspace;
+    const int64_t steps = (int64_t)split->tiles * ceil_divide(c->gemm.k, DW_SM90_GEMM_STEP);
     return (dw_sm90_split){.alone = split->alone,
-                           .tiles = split->tiles,
                            .blocks = split->blocks,
-                           .across = c->gemm.m <= c->gemm.n,
+                           .share = (int)(steps / split->blocks),
+                           .rest = (int)(steps % split->blocks),
+                           .across = split->alone == 0 && c->gemm.m <= c->gemm.n,
                            .mark = new_mark(),
                            .sums = (float *)(void *)workspace,
                            .flags = (unsigned long long *)(void *)(workspace + split->sums_bytes)};
+}
+
+/* An emulated GPU reports reads of memory that was never written. Its graphs hold kernels alone. */
+static dw_status write_flags(const dw__context *context, const dw_sm90_split *split, void *stream) {
+    bool recorded = true;
+    if (!context->ptx_only) return DW_OK;
+    DW_RETURN_IF_FAILED(context->device->stream_records(stream, &recorded));
+    if (recorded) return DW_OK;
+    return context->device->fill_on(split->flags, 0, DW_SM90_SPLIT_FLAGS_BYTES(split->blocks),
+                                    stream);
 }
 
 dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program *program,
@@ -337,6 +349,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     if (shape.split) {
         const dw__sm90_split split = dw__sm90_split_of(c, &shape, context->sm_count);
         params.split = split_params(c, &split);
+        DW_RETURN_IF_FAILED(write_flags(context, &params.split, g->stream));
         blocks = split.alone > 0 ? context->sm_count : split.blocks;
     }
     void *arguments[] = {&maps[0], &maps[1], &params};
