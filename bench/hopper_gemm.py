@@ -20,7 +20,8 @@ from pathlib import Path
 
 SIZES = [
     "4096x4096x4096", "8192x8192x8192", "16384x4096x4096", "16384x14336x4096", "16384x4096x14336", "8192x28672x8192",
-    "2048x768x768", "2048x3072x768", "512x4096x4096", "64x4096x4096",
+    "2048x768x768", "2048x3072x768", "512x4096x4096", "64x4096x4096", "768x3072x16384", "768x768x16384",
+    "2304x768x16384", "512x2048x8192",
     "8192x8192x2048", "8192x2048x8192", "8192x2048x2048", "16384x3072x768", "16384x768x3072", "16384x768x768",
 ]  # fmt: skip
 PUBLISHED = 10  # the first of them are those of a published table
@@ -33,13 +34,17 @@ class Matrix(ctypes.Structure):
 
 
 class Gemm(ctypes.Structure):
-    """struct dw_gemm (include/deepwell/gemm.h) up to its members for codes."""
+    """struct dw_gemm (include/deepwell/gemm.h)."""
 
     _fields_ = [
         ("struct_size", ctypes.c_size_t), ("device", ctypes.c_void_p), ("dtype", ctypes.c_int),
         ("output", ctypes.c_int), ("m", ctypes.c_int64), ("n", ctypes.c_int64), ("k", ctypes.c_int64),
         ("alpha", ctypes.c_float), ("activation", ctypes.c_int), ("a", Matrix), ("b", Matrix), ("d", Matrix),
         ("bias", ctypes.c_void_p), ("residual", Matrix), ("stream", ctypes.c_void_p),
+        ("quantized", ctypes.c_int), ("quantized_d", ctypes.c_int), ("scheme_a", ctypes.c_int),
+        ("scheme_b", ctypes.c_int), ("scales_a", ctypes.c_void_p), ("scales_b", ctypes.c_void_p),
+        ("scales_d", ctypes.c_void_p), ("factor_a", ctypes.c_void_p), ("factor_b", ctypes.c_void_p),
+        ("kernel", ctypes.c_char_p), ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t),
     ]  # fmt: skip
 
 
@@ -118,7 +123,14 @@ class Problem:
             for a, b, d, r in zip(self.a, self.b, outputs, self.d_f32 if f32 else self.residual)
         ]  # fmt: skip
 
-        def run(i):
+        needed = ctypes.c_size_t()
+        if self.dw.dw_gemm_workspace(ctypes.byref(calls[0]), ctypes.byref(needed)) != 0:
+            raise SystemExit(f"hopper_gemm: {self.dw.dw_last_error().decode()}")
+        workspace = torch.empty(needed.value, device="cuda", dtype=torch.uint8)
+        for call in calls:
+            call.workspace, call.workspace_bytes = workspace.data_ptr(), workspace.numel()
+
+        def run(i, workspace=workspace):
             if self.dw.dw_gemm_run(ctypes.byref(calls[i])) != 0:
                 raise SystemExit(f"hopper_gemm: {self.dw.dw_last_error().decode()}")
 

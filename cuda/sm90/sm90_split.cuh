@@ -129,7 +129,7 @@ DEVICE bool is_true_for_one(bool it, int threads) {
                  : "=r"(found)
                  : "r"((uint32)it), "n"(MEETING), "r"(threads)
                  : "memory");
-    return found != 0;
+    return __any_sync(0xffffffff, found != 0); // so that the compiler sees that a warp's threads have the same
 }
 
 // Meets the other parts of a tile. Returns whether `sums` are now those of the whole contraction; if not, another block has

@@ -82,7 +82,7 @@ typedef struct dw_gemm {
      * `struct_size` may end before this member, which means NULL. */
     const char *kernel;
     /* dw_gemm_workspace() bytes of device memory, aligned to 256 bytes. The call uses it until its work is done. It
-     * needs no initial contents. */
+     * needs no initial contents. Deepwell's own kernels also run without it. */
     void *workspace;
     size_t workspace_bytes;
 } dw_gemm;
@@ -104,8 +104,11 @@ DW_API dw_status dw_gemm_run(const dw_gemm *call);
  * kernel if necessary. */
 DW_API dw_status dw_gemm_supported(const dw_gemm *call);
 
-/* Bytes of workspace that the call needs; 0 for Deepwell's own kernels. Depends on the sizes, the kernel and the GPU.
- * Pointers as above. Fails as dw_gemm_supported does, except that it compiles and checks nothing. */
+/* Bytes of workspace that the call needs. Depends on the sizes, the kernel and the GPU. For Deepwell's own kernels it is 0,
+ * but for those of compute capability 9.0 where several blocks share the contraction of a tile of D, which is faster if D
+ * has few tiles: without a workspace of as many bytes they compute the call without sharing. Results with and without
+ * differ in their last bits, and each has the same bits in every run. Pointers as above. Fails as dw_gemm_supported does,
+ * except that it compiles and checks nothing. */
 DW_API dw_status dw_gemm_workspace(const dw_gemm *call, size_t *bytes);
 
 /* ---- grouped GEMM ---------------------------------------------------------------------------------------- */
