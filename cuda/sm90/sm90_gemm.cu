@@ -586,9 +586,9 @@ DEVICE void load_residual(const chunks &residual, int n, uint32 (*words)[2][4]) 
         if constexpr (BIAS) load_bias(p, s, t);
         multiply_steps(s, r, t, step, steps, rows, sums);
         if constexpr (BIAS) __syncwarp();
-        const sharers with = find_sharers(p, w);
+        meeting others = begin_meeting(p, w);
         end_steps(s, r, steps, sums);
-        if (add_parts(p, t, with, sums[0])) store_tile(p, s, t, factor_of(p, t), sums);
+        if (add_parts(p, t, others, sums[0])) store_tile(p, s, t, factor_of(p, t), sums);
     }
 }
 #endif
@@ -631,11 +631,11 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     if constexpr (BIAS) __syncwarp();
     if constexpr (ROW_SCALES) wait_for_row_scales();
 #if SPLIT
-    const sharers with = find_sharers(p, w);
+    meeting others = begin_meeting(p, w);
 #endif
     end_steps(s, r, steps, sums);
 #if SPLIT
-    if (!add_parts(p, t, with, sums[0])) {
+    if (!add_parts(p, t, others, sums[0])) {
         h.d.count[0] = h.d.count[1] = 0;
         return;
     }

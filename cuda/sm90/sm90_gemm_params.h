@@ -18,11 +18,12 @@ typedef struct dw_sm90_split {
     int alone;              /* the first tiles, with a block each: whole rounds of the grid */
     int blocks;             /* that share the steps of all others, which are at least as many */
     int share, rest;        /* the number of these steps, divided by that of the blocks */
-    int across;             /* neighbours in the sequence of tiles lie along n */
+    int order;              /* of tiles: DW_SM90_BANDS, ... */
     unsigned long long mark; /* not 0 */
     float *sums;               /* of a tile, for each of the blocks */
     unsigned long long *flags; /* two for each of the blocks */
 } dw_sm90_split;
+enum { DW_SM90_BANDS, DW_SM90_ALONG_M, DW_SM90_ALONG_N };
 #define DW_SM90_SPLIT_SUMS_BYTES(tile_m, tile_n, blocks) ((size_t)(blocks) * (tile_m) * (tile_n)*4)
 #define DW_SM90_SPLIT_FLAGS_BYTES(blocks) ((size_t)(blocks)*2 * 8)
 

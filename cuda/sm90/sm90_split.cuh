@@ -28,13 +28,15 @@ DEVICE int first_step(const dw_sm90_split &s, int block) {
     return block * s.share + (int)((uint32)block * (uint32)s.rest / (uint32)s.blocks);
 }
 
-// Tile `index` of D. With ACROSS, neighbours lie along n.
+// Tile `index` of D.
 DEVICE void place_tile(const dw_sm90_gemm_params &p, int index, tile &t) {
-    if (p.split.across) {
-        t.row = index / p.tiles_n * TILE_M;
-        t.column = index % p.tiles_n * TILE_COLUMNS;
-    } else {
+    if (p.split.order == DW_SM90_BANDS) {
         place(index, p.tiles_m, p.tiles_n, t);
+    } else {
+        const bool along_n = p.split.order == DW_SM90_ALONG_N;
+        const int length = along_n ? p.tiles_n : p.tiles_m, line = index / length, at = index - line * length;
+        t.row = (along_n ? line : at) * TILE_M;
+        t.column = (along_n ? at : line) * TILE_COLUMNS;
     }
     t.group = 0, t.end = p.m;
 }
@@ -59,26 +61,13 @@ DEVICE bool next_tile(const dw_sm90_gemm_params &p, walk &w, tile &t) {
     return true;
 }
 
-// The blocks that share a tile: `parts` ones from `first_block` on, of which this one has part `part`.
-typedef struct sharers {
+// The blocks that share a tile, `parts` ones from `first_block` on, of which this one has part `part`, and the node of the
+// tree that it comes to next.
+typedef struct meeting {
     int first_block, part, parts;
-} sharers;
-
-// Those of the last part's tile. A block and its neighbours in front and behind have it.
-DEVICE sharers find_sharers(const dw_sm90_gemm_params &p, const walk &w) {
-    const dw_sm90_split &s = p.split;
-    const int steps = (p.k + STEP - 1) / STEP, begin = w.tile * steps;
-    int first = blockIdx.x, last = blockIdx.x;
-    if (w.tile < 0) return {first, 0, 1};
-    while (first_step(s, first) > begin) first--;
-    while (first_step(s, last + 1) < begin + steps) last++;
-    return {first, (int)blockIdx.x - first, last - first + 1};
-}
-
-// Where a thread leaves its sums for a node: 16 bytes in each line of 512 of its warp.
-DEVICE float *sums_of(const dw_sm90_split &s, int node) {
-    return s.sums + ((long long)node * 4 * DW_SM90_MULTIPLIERS + threadIdx.x / 32) * (WIDTH / 2 * 32) + lane_index() * 4;
-}
+    int level, node; // node -1: none. It has the number of the block with the first part behind it
+    bool is_first;             // in one thread: to come to the node
+} meeting;
 
 DEVICE uint64 exchange(uint64 *flag, uint64 value) {
     uint64 before;
@@ -87,6 +76,35 @@ DEVICE uint64 exchange(uint64 *flag, uint64 value) {
                  : "l"((uint64)__cvta_generic_to_global(flag)), "l"(value)
                  : "memory");
     return before;
+}
+
+// Goes on to the next node with a neighbour, and claims it.
+DEVICE void come_to_node(const dw_sm90_split &s, meeting &h) {
+    h.node = -1;
+    for (; h.node < 0 && 1 << h.level < h.parts; h.level++) {
+        const int own = h.part >> h.level << h.level, other = own ^ 1 << h.level;
+        if (other < h.parts) h.node = h.first_block + max(own, other);
+    }
+    h.is_first = h.node >= 0 && threadIdx.x == 0 && exchange(s.flags + 2 * h.node, s.mark) != s.mark;
+}
+
+// Finds the blocks with the last part's tile, this one and neighbours in front and behind, and comes to the first node.
+DEVICE meeting begin_meeting(const dw_sm90_gemm_params &p, const walk &w) {
+    const dw_sm90_split &s = p.split;
+    const int steps = (p.k + STEP - 1) / STEP, begin = w.tile * steps;
+    int first = blockIdx.x, last = blockIdx.x;
+    if (w.tile >= 0) {
+        while (first_step(s, first) > begin) first--;
+        while (first_step(s, last + 1) < begin + steps) last++;
+    }
+    meeting h = {first, (int)blockIdx.x - first, last - first + 1, 0, -1, false};
+    come_to_node(s, h);
+    return h;
+}
+
+// Where a thread leaves its sums for a node: 16 bytes in each line of 512 of its warp.
+DEVICE float *sums_of(const dw_sm90_split &s, int node) {
+    return s.sums + ((long long)node * 4 * DW_SM90_MULTIPLIERS + threadIdx.x / 32) * (WIDTH / 2 * 32) + lane_index() * 4;
 }
 
 DEVICE uint64 load_acquire(const uint64 *flag) {
@@ -134,16 +152,14 @@ DEVICE bool is_true_for_one(bool it, int threads) {
 
 // Meets the other parts of a tile. Returns whether `sums` are now those of the whole contraction; if not, another block has
 // them or will have them. Called by all threads that have rows of the tile.
-DEVICE bool add_parts(const dw_sm90_gemm_params &p, const tile &t, const sharers &h, float *sums) {
+DEVICE bool add_parts(const dw_sm90_gemm_params &p, const tile &t, meeting &h, float *sums) {
     const dw_sm90_split &s = p.split;
     const int threads = __shfl_sync(0xffffffff, t.row + 64 < t.end ? 128 * DW_SM90_MULTIPLIERS : 128, 0);
 #pragma unroll 1
-    for (int level = 0; 1 << level < h.parts; level++) {
-        // The first parts of this subtree and of its neighbour. The node has the number of the later one's block.
-        const int own = h.part >> level << level, other = own ^ 1 << level, node = h.first_block + max(own, other);
-        if (other >= h.parts) continue;
+    while (h.node >= 0) {
+        const int node = h.node;
         uint64 *claim = s.flags + 2 * node, *left = claim + 1;
-        if (is_true_for_one(threadIdx.x == 0 && exchange(claim, s.mark) != s.mark, threads)) {
+        if (is_true_for_one(h.is_first, threads)) {
             leave_sums(sums_of(s, node), sums);
             (void)is_true_for_one(false, threads);
             if (threadIdx.x == 0) store_release(left, s.mark);
@@ -155,6 +171,7 @@ DEVICE bool add_parts(const dw_sm90_gemm_params &p, const tile &t, const sharers
             *claim = *left = 0;
         }
         (void)is_true_for_one(false, threads);
+        come_to_node(s, h); // the exchange takes its time while the sums are added
         add_sums(sums_of(s, node), sums);
     }
     return true;

@@ -272,16 +272,40 @@ static uint64_t new_mark(void) {
     return mark ? mark : 1;
 }
 
-/* The tiles that blocks share lie along the longer side of D: at one time blocks then read much of the shorter operand,
- * which the L2 cache holds, and less of the longer one. */
-static dw_sm90_split split_params(const dw__gemm_groups_call *c, const dw__sm90_split *split) {
+static int64_t greatest_divisor(int64_t a, int64_t b) {
+    while (b) {
+        const int64_t rest = a % b;
+        a = b, b = rest;
+    }
+    return a;
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Chooses the order of tiles that blocks share. Blocks that read the same rows of A or B at the same time do so from the
+ * L2 cache. All blocks form groups of as many, each with the same number of tiles, whose blocks are at the same steps: for
+ * a block of a group, the others of the same place have different tiles along the line of tiles and along the other axis.
+ * The fewer of them differ, the less is read. */
+static int order_of(const dw__sm90_split *s, const dw__sm90_tile *t, int64_t tiles_m,
+                    int64_t tiles_n) {
+    const int64_t groups = greatest_divisor(s->tiles, s->blocks), tiles = s->tiles / groups;
+    if (s->alone > 0) return DW_SM90_BANDS;
+    const int64_t along_m = least(groups, tiles_m / greatest_divisor(tiles, tiles_m)) * t->m +
+                            least(groups, tiles_n) * t->n,
+                  along_n = least(groups, tiles_n / greatest_divisor(tiles, tiles_n)) * t->n +
+                            least(groups, tiles_m) * t->m;
+    return along_m <= along_n ? DW_SM90_ALONG_M : DW_SM90_ALONG_N;
+}
+
+static dw_sm90_split split_params(const dw__gemm_groups_call *c, const dw__sm90_split *split,
+                                  const dw__sm90_tile *tile, const dw_sm90_gemm_params *params) {
     char *const workspace = c->gemm.workspace;
     const int64_t steps = (int64_t)split->tiles * ceil_divide(c->gemm.k, DW_SM90_GEMM_STEP);
     return (dw_sm90_split){.alone = split->alone,
                            .blocks = split->blocks,
                            .share = (int)(steps / split->blocks),
                            .rest = (int)(steps % split->blocks),
-                           .across = split->alone == 0 && c->gemm.m <= c->gemm.n,
+                           .order = order_of(split, tile, params->tiles_m, params->tiles_n),
                            .mark = new_mark(),
                            .sums = (float *)(void *)workspace,
                            .flags = (unsigned long long *)(void *)(workspace + split->sums_bytes)};
@@ -348,7 +372,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     if (params.loss.count > 0) blocks = context->sm_count;
     if (shape.split) {
         const dw__sm90_split split = dw__sm90_split_of(c, &shape, context->sm_count);
-        params.split = split_params(c, &split);
+        params.split = split_params(c, &split, t, &params);
         DW_RETURN_IF_FAILED(write_flags(context, &params.split, g->stream));
         blocks = split.alone > 0 ? context->sm_count : split.blocks;
     }
