@@ -636,7 +636,9 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     end_steps(s, r, steps, sums);
 #if SPLIT
     if (!add_parts(p, t, others, sums[0])) {
-        h.d.count[0] = h.d.count[1] = 0;
+        // A 0 that the compiler does not know: it would repeat all code for a tile behind which nothing is stored.
+        asm volatile("mov.u32 %0, 0;" : "=r"(h.d.count[0]));
+        h.d.count[1] = h.d.count[0];
         return;
     }
     if constexpr (RESIDUAL) load_residual(residual, p.n, h.words);
