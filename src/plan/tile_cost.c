@@ -28,16 +28,19 @@ bool dw__sm90_tile_exists(const dw__tile_work *w, int tile_n, bool together) {
     return !together || w->promote || w->element_bytes < 4;
 }
 
-/* Clocks in which a warp leaves its sums of a part and exchanges the flag, and in which it adds the sums of another part,
- * beside the other warps of its SM. */
-enum { SUM_BYTES_PER_CLOCK = 64, EXCHANGE_CLOCKS = 1500, ADD_CLOCKS = 1200 };
+/* As on an H200: at each level of the tree a block leaves its sums, and another one finds and adds them. */
+enum { LEVEL_CLOCKS = 6000, SUM_BYTES_PER_CLOCK = 64 };
 
 /* Blocks that share tiles have equal shares. If each tile has a number of blocks of its own, no block has parts of two
  * tiles; numbers that are powers of 2 are tried, the largest, and all blocks together. */
 static void count_split(const dw__tile_work *w, double elements, double sums, double sm_count,
                         double slower, dw__tile_count *made) {
+    /* Where blocks have parts of two tiles: levels that it takes more, and longer products, because blocks read different
+     * parts of the contraction at the same time. */
+    const double more_levels = 1.5, apart_reads = 1.12;
     const double sms = fmax(floor(sm_count), 1), shared = fmod(made->tiles, sms),
-                 sum_clocks = sums * 4 / SUM_BYTES_PER_CLOCK, between = clocks_between(w, elements);
+                 level = LEVEL_CLOCKS + 2 * sums * 4 / SUM_BYTES_PER_CLOCK,
+                 rounds = (made->tiles - shared) / sms;
     made->alone = made->tiles - shared;
     made->clocks = INFINITY;
     if (shared == 0 || made->steps == 0) return;
@@ -45,14 +48,13 @@ static void count_split(const dw__tile_work *w, double elements, double sums, do
     for (double parts = 2; parts < 4 * each; parts *= 2) {
         const bool all = parts >= 2 * each;
         const double blocks = all ? most : shared * fmin(parts, each);
-        const bool apart = fmod(blocks, shared) == 0;
-        const double levels = ceil(log2(apart ? blocks / shared : ceil(blocks / shared) + 1)),
-                     left = (apart ? 1 : 2) * (sum_clocks + EXCHANGE_CLOCKS),
-                     steps =
-                         made->alone / sms * made->steps + ceiling(shared * made->steps, blocks),
-                     clocks = steps * made->step_clocks * slower +
-                              (made->alone / sms + 1) * between + left +
-                              levels * (sum_clocks + ADD_CLOCKS);
+        const bool even = fmod(blocks, shared) == 0;
+        const double levels = even ? ceil(log2(blocks / shared))
+                                   : ceil(log2(ceil(blocks / shared) + 1)) + more_levels,
+                     steps = rounds * made->steps + ceiling(shared * made->steps, blocks),
+                     products = steps * made->step_clocks * slower,
+                     clocks = products * (even || rounds > 0 ? 1 : apart_reads) +
+                              (rounds + 1) * clocks_between(w, elements) + levels * level;
         if (clocks >= made->clocks) continue;
         made->clocks = clocks;
         made->blocks = blocks;

@@ -65,6 +65,8 @@ static void each_tile_is_right(void **state) {
         }
 }
 
+static const problem few_tiles = {.m = 70, .n = 72, .k = 4000, .bias = true, .seed = 90};
+
 /* ---- tiles whose contraction blocks share ------------------------------------------------------------- */
 
 /* Enqueues a variant with `split` on a GPU of `sm_count` SMs. The workspace has any contents. */
@@ -165,7 +167,6 @@ static void blocks_share_tiles(void **state) {
 
 /* The public call shares tiles if it is given the workspace that it asks for. */
 static void workspace_is_optional(void **state) {
-    static const problem few_tiles = {.m = 70, .n = 72, .k = 2100, .bias = true, .seed = 90};
     static const problem many_tiles = {.m = 4096, .n = 8192, .k = 512};
     (void)state;
     need_compiler();
@@ -213,7 +214,7 @@ static void workspace_is_optional(void **state) {
 
 /* A matmul of a plan gets the workspace, and its rows may run across the contraction. */
 static void plans_share_tiles(void **state) {
-    const problem p = {.m = 72, .n = 64, .k = 1500, .turned_a = true, .turned_b = true, .seed = 91};
+    const problem p = {.m = 72, .n = 64, .k = 4100, .turned_a = true, .turned_b = true, .seed = 91};
     static const dw_attr across = {.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = 1};
     const dw__context *context;
     const dw__variant *variant;
@@ -281,7 +282,18 @@ static void keep_correct(void) {
     const dw__gemm_turned turned = {true, true};
     r.call.a.stride = r.call.b.stride = 72;
     REQUIRE(dw__sm90_prepare(&r.call, turned, &few, &variant) == DW_OK && !variant->disabled);
-    REQUIRE(lines == 0);
+    close_run(&r);
+    /* With a workspace blocks share the tile. */
+    open_run(&few_tiles, device_named(gpu), &r);
+    REQUIRE(dw_gemm_workspace(&r.call, &r.call.workspace_bytes) == DW_OK);
+    REQUIRE(r.device->allocate(r.call.workspace_bytes, &r.call.workspace) == DW_OK);
+    REQUIRE(dw_gemm_run(&r.call) == DW_OK);
+    check(&few_tiles, &r);
+    const dw__gemm_groups_call shared = {.gemm = r.call, .groups = {.count = 1}};
+    const dw__sm90_shape shape = dw__sm90_shape_of(&shared, 132);
+    REQUIRE(shape.split && dw__variant_of(&few, &dw__sm90_gemm, shape.params, &variant) == DW_OK);
+    REQUIRE(!variant->disabled && lines == 0);
+    r.device->release(r.call.workspace, r.call.workspace_bytes);
     close_run(&r);
 }
 static void correct_kernels_pass(void **state) {
@@ -335,6 +347,39 @@ static int columns_of_tile(int kind, int64_t m, int64_t n, int64_t k, int64_t gr
     return dw__sm90_tiles[shape.tile].n * (dw__sm90_tiles[shape.tile].m == 64 ? -1 : 1);
 }
 
+/* The blocks that share tiles: 0 if there are none. */
+static int sharing_blocks(int64_t m, int64_t n, int64_t k, int *alone) {
+    const dw__gemm_groups_call call = {.gemm = {.dtype = DW_BF16,
+                                                .output = DW_BF16,
+                                                .m = m,
+                                                .n = n,
+                                                .k = k,
+                                                .workspace_bytes = SIZE_MAX},
+                                       .groups = {.count = 1}};
+    const dw__sm90_shape shape = dw__sm90_shape_of(&call, 132);
+    const dw__sm90_split split = dw__sm90_split_of(&call, &shape, 132);
+    *alone = split.alone;
+    return shape.split ? split.blocks : 0;
+}
+
+/* As measured on an H200. */
+static void few_tiles_are_shared(void **state) {
+    int alone;
+    (void)state;
+    /* Tiles of 128 x 128: a whole round and 12 more; 36; 64. */
+    assert_true(sharing_blocks(768, 3072, 16384, &alone) >= 96);
+    assert_int_equal(alone, 132);
+    assert_int_equal(sharing_blocks(768, 768, 16384, &alone), 108);
+    assert_int_equal(alone, 0);
+    assert_int_equal(sharing_blocks(512, 2048, 8192, &alone), 128);
+    assert_int_equal(sharing_blocks(64, 4096, 4096, &alone), 128);
+    /* The exchange of sums would take longer than what it saves. */
+    assert_int_equal(sharing_blocks(512, 4096, 4096, &alone), 0);
+    assert_int_equal(sharing_blocks(2048, 768, 768, &alone), 0);
+    assert_int_equal(sharing_blocks(16384, 768, 768, &alone), 0);
+    assert_int_equal(sharing_blocks(8192, 8192, 8192, &alone), 0);
+}
+
 static void tile_fits_the_call(void **state) {
     const dw_activation none = DW_ACTIVATION_NONE;
     (void)state;
@@ -360,7 +405,7 @@ int main(void) {
         cmocka_unit_test(small_calls_are_right), cmocka_unit_test(each_tile_is_right),
         cmocka_unit_test(residual_may_be_d),     cmocka_unit_test(tile_fits_the_call),
         cmocka_unit_test(blocks_share_tiles),    cmocka_unit_test(workspace_is_optional),
-        cmocka_unit_test(plans_share_tiles),
+        cmocka_unit_test(plans_share_tiles),     cmocka_unit_test(few_tiles_are_shared),
     };
     return cmocka_run_group_tests(tests, find_compiler, NULL);
 }
