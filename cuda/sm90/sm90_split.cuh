@@ -1,8 +1,8 @@
 // Tiles of D whose contraction several blocks share, for the GEMM of Hopper (SPLIT, sm90_gemm.cu).
 //
 // The first tiles, as many as fill whole rounds of the blocks, have a block each. The steps of all others form one
-// sequence, tile after tile, of which every block has an equal share to within one step. A share that neither begins nor
-// ends a tile is a part of it; the parts of a tile are those of consecutive blocks.
+// sequence, tile after tile, of which every block has an equal share to within one step. What a share has of a tile is a
+// part of it; the parts of a tile are those of consecutive blocks.
 //
 // Sums of parts are added in a tree that depends only on the number of parts, so that results have the same bits in each
 // run: at each node meet the sums of two neighbours, and a + b has the bits of b + a. A block that comes to a node exchanges
