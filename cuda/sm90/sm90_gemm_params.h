@@ -15,11 +15,11 @@
 
 /* Tiles whose contraction several blocks share (sm90_split.cuh). */
 typedef struct dw_sm90_split {
-    int alone;              /* the first tiles, with a block each: whole rounds of the grid */
-    int blocks;             /* that share the steps of all others, which are at least as many */
-    int share, rest;        /* the number of these steps, divided by that of the blocks */
-    int order;              /* of tiles: DW_SM90_BANDS, ... */
-    unsigned long long mark; /* not 0 */
+    int alone;                 /* the first tiles, with a block each: whole rounds of the grid */
+    int blocks;                /* that share the steps of all others, which are at least as many */
+    int share, rest;           /* the number of these steps, divided by that of the blocks */
+    int order;                 /* of tiles: DW_SM90_BANDS, ... */
+    unsigned long long mark;   /* not 0 */
     float *sums;               /* of a tile, for each of the blocks */
     unsigned long long *flags; /* two for each of the blocks */
 } dw_sm90_split;
@@ -57,7 +57,7 @@ typedef struct dw_sm90_gemm_params {
     long long result_strides[DW_SM90_MOST_RESULTS], operand_strides[DW_SM90_MOST_OPERANDS],
         vector_strides[DW_SM90_MOST_VECTORS];
     dw_sm90_split split; /* with SPLIT */
-    dw_sm90_loss loss; /* with LOSS; D may be NULL if it is for statistics */
+    dw_sm90_loss loss;   /* with LOSS; D may be NULL if it is for statistics */
 } dw_sm90_gemm_params;
 
 /* Tiles: X(tile_m, tile_n, stages, together). Two warpgroups compute a tile together, or each every other tile.
@@ -91,7 +91,8 @@ typedef struct dw_sm90_gemm_params {
 /* F32 scales of the blocks of a stage's rows of A and of B. */
 #define DW_SM90_BLOCK_SCALES_BYTES(tile_m, tile_n) (((tile_m) + (tile_n)) * 4)
 /* F32 scales of a tile's columns, then of 64 or 128 rows, for each warp. */
-#define DW_SM90_ROW_SCALES_BYTES(tile_m, tile_n) (DW_SM90_MULTIPLIERS * 4 * ((tile_n) + (tile_m)) * 4)
+#define DW_SM90_ROW_SCALES_BYTES(tile_m, tile_n)                                                   \
+    (DW_SM90_MULTIPLIERS * 4 * ((tile_n) + (tile_m)) * 4)
 
 /* Elements of the contraction in a stage of codes of FP8, 128 bytes, too, and of a block of fp8-block. */
 #define DW_SM90_CODES_STEP 128
