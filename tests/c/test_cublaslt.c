@@ -1445,10 +1445,12 @@ static void test_measured(void **state) {
     (void)state;
     (void)unlink(kept_path);
     expect_child(start_child(list_measured, NULL));
-    run_choice((choice){.times = "5 4 6 7", .ours = 4.1f, .expected = 1, .measured = ALL_RUNS});
+    run_choice(
+        (choice){.times = "5 4 6 7", .ours = 4.1f, .expected = 1, .measured = ALL_RUNS + BESIDE});
     expect_child(start_child(list_measured, NULL));
     assert_int_equal(unlink(kept_path), 0);
-    run_choice((choice){.times = "5 4 6 7", .ours = 3.2f, .is_ours = true, .measured = ALL_RUNS});
+    run_choice(
+        (choice){.times = "5 4 6 7", .ours = 3.2f, .is_ours = true, .measured = ALL_RUNS + BESIDE});
     expect_child(start_child(list_measured, &gain));
     assert_int_equal(unlink(kept_path), 0);
 }
