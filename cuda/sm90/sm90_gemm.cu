@@ -78,15 +78,18 @@
 #define PRODUCT_WIDTH (PROGRAM && WIDTH == 256 ? 128 : WIDTH)
 #define STRIPS ((SWIGLU ? WIDTH / 2 : WIDTH) / 32)  // of 32 columns of D
 
-// Registers of a thread: 168 for each of three warpgroups at first. The loads of scales take more than those of tiles.
-#define MULTIPLIER_REGISTERS (BLOCKS ? 224 : 232)
-#define LOADER_REGISTERS (BLOCKS ? 56 : 40)
+// Registers of a thread: 168 for each of three warpgroups at first. Loads of scales take more than those of tiles, and
+// gradients beside take most.
+#define MULTIPLIER_REGISTERS (BESIDE ? 216 : BLOCKS ? 224 : 232)
+#define LOADER_REGISTERS (BESIDE ? 72 : BLOCKS ? 56 : 40)
 #define SCALES_BYTES (BLOCKS ? DW_SM90_BLOCK_SCALES_BYTES(TILE_M, TILE_N) : 0) // of a stage
 #define ROW_SCALES_BYTES (ROW_SCALES ? DW_SM90_ROW_SCALES_BYTES(TILE_M, TILE_N) : 0)
 
 #include "group_offsets.cuh"
 #include "group_tiles.cuh"
 
+static_assert(DW_SM90_MULTIPLIERS * MULTIPLIER_REGISTERS + LOADER_REGISTERS <= 168 * (DW_SM90_MULTIPLIERS + 1),
+              "warpgroups would wait for registers that no other gives up");
 static_assert(SPLIT_N || TILE_M % (64 * READERS) == 0, "whole products");
 static_assert((SWIGLU ? WIDTH / 2 : WIDTH) % 32 == 0, "whole strips");
 // Boxes of a turned operand have 64 columns.
@@ -105,7 +108,7 @@ static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) + STAGES * SCALE
 
 typedef struct shared_layout {
     uint32 stages, bias, full, empty;
-    uint32 lines, handed, taken; // rows of a tile for a program
+    uint32 lines, handed, taken; // rows of a tile for a program; of strips for D of a loss
     uint32 scales; // of codes: those of blocks, or of rows
     uint32 beside, beside_full;
 } shared_layout;
@@ -115,7 +118,7 @@ DEVICE shared_layout begin_block(const void *memory) {
     s.stages = shared_address(memory); // swizzled memory must start at multiples of 1024
     s.scales = s.stages + STAGES * STAGE_BYTES;
     s.lines = s.scales + STAGES * SCALES_BYTES + ROW_SCALES_BYTES;
-    s.bias = s.lines + (PROGRAM ? 128 * DW_SM90_LINE_BYTES(TILE_N) : 0);
+    s.bias = s.lines + (PROGRAM ? 128 * DW_SM90_LINE_BYTES(TILE_N) : LOSS ? DW_SM90_LOSS_SHARED_BYTES : 0);
     s.full = s.bias + (PROGRAM && !BIAS ? 0 : DW_SM90_BIAS_BYTES(TILE_N));
     s.empty = s.full + 8 * STAGES;
     s.handed = s.empty + 8 * STAGES;
@@ -449,6 +452,14 @@ DEVICE void pack_words(const float *x, uint32 (*words)[4]) {
         for (int half = 0; half < 2; half++) words[half][i] = pack_elements(x[4 * i + 2 * half], x[4 * i + 2 * half + 1]);
 }
 
+// Rounds a strip: its words are D's elements. With RESIDUAL they are the residual's before.
+DEVICE void round_strip(const shared_layout &s, float factor, const float *sums, int strip, uint32 (*words)[4], int first = 0) {
+    float x[16];
+    finish(s, factor, sums, strip, x, first);
+    if constexpr (RESIDUAL) add_words(words, x);
+    pack_words(x, words);
+}
+
 // Stores a strip of F32, of which four threads have 32 contiguous bytes, after adding the residual.
 DEVICE void store_f32_strip(const dw_sm90_gemm_params &p, const tile &t, int part, int strip, float *x) {
 #pragma unroll
@@ -481,22 +492,19 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
         if constexpr (!F32_OUTPUT && RESIDUAL) residual = chunks_of_residual(p, t, part);
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
-            float x[16];
-            uint32 words[2][4];
             if (t.column + 32 * strip >= p.n) continue;
-            if constexpr (!F32_OUTPUT && RESIDUAL) {
-                load_strip(residual, strip, words);
-                if (p.n % 8 != 0) load_incomplete(residual, strip, words);
-            }
-            finish(s, factor, sums[part], strip, x, part * 64);
             if constexpr (F32_OUTPUT) {
+                float x[16];
+                finish(s, factor, sums[part], strip, x, part * 64);
                 store_f32_strip(p, t, part, strip, x);
             } else {
+                uint32 words[2][4];
                 if constexpr (RESIDUAL) {
+                    load_strip(residual, strip, words);
+                    if (p.n % 8 != 0) load_incomplete(residual, strip, words);
                     transpose_quad(words[0]), transpose_quad(words[1]);
-                    add_words(words, x);
                 }
-                pack_words(x, words);
+                round_strip(s, factor, sums[part], strip, words, part * 64);
                 store_strip(d, strip, words);
             }
         }
@@ -644,12 +652,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     if constexpr (RESIDUAL) load_residual(residual, p.n, h.words);
 #endif
 #pragma unroll
-    for (int strip = 0; strip < STRIPS; strip++) {
-        float x[16];
-        finish(s, factor, sums[0], strip, x, rows);
-        if constexpr (RESIDUAL) add_words(h.words[strip], x);
-        pack_words(x, h.words[strip]);
-    }
+    for (int strip = 0; strip < STRIPS; strip++) round_strip(s, factor, sums[0], strip, h.words[strip], rows);
 }
 
 [[maybe_unused]] DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
@@ -668,7 +671,11 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 
 extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1)
     sm90_gemm(const __grid_constant__ tensor_map map_a, const __grid_constant__ tensor_map map_b,
-              const __grid_constant__ dw_sm90_gemm_params p) {
+              const __grid_constant__ dw_sm90_gemm_params p
+#if LOSS
+              , const __grid_constant__ tensor_map map_d
+#endif
+    ) {
     extern __shared__ __align__(1024) uint8 memory[];
     shared_layout s = begin_block(memory);
     if constexpr (GROUPS != DW_GROUPS_BATCH)
@@ -693,7 +700,7 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
 #elif LOSS
     } else {
         registers_up<232>();
-        compute_for_loss(p, s);
+        compute_for_loss(p, s, &map_d);
     }
 #else
     } else {

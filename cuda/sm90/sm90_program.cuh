@@ -38,11 +38,9 @@ DEVICE void hand_over(const dw_sm90_gemm_params &p, const shared_layout &s, cons
     barrier_wait(s.taken + 8 * half, phase ^ 1);
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
-        float x[16];
         uint32 words[2][4];
         if (!rows) break;
-        finish(s, factor, sums[0], strip, x);
-        pack_words(x, words);
+        round_strip(s, factor, sums[0], strip, words);
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll

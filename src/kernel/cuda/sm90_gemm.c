@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
+#include "kernel/cuda/gpu_loss.h"
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -329,7 +330,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     const int columns = dw__sm90_tile_columns(&shape);
     const int64_t count = c->groups.count;
     const dw_sm90_loss *loss = program ? program->loss : NULL;
-    dw__tensor_map maps[2] = {0}; /* of A and B; nothing reads them if k is 0 */
+    dw__tensor_map maps[3] = {0}; /* of A and B, which nothing reads if k is 0; of D for a loss */
     dw_sm90_gemm_params params = {
         .m = (int)g->m,
         .n = (int)g->n,
@@ -376,7 +377,9 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         DW_RETURN_IF_FAILED(write_flags(context, &params.split, g->stream));
         blocks = split.alone > 0 ? context->sm_count : split.blocks;
     }
-    void *arguments[] = {&maps[0], &maps[1], &params};
+    if (loss && !loss->logits && g->d.data) /* not beside a GEMM */
+        DW_RETURN_IF_FAILED(dw__sm90_loss_map(g, context, &maps[2]));
+    void *arguments[] = {&maps[0], &maps[1], &params, &maps[2]};
     return context->device->launch(&(dw__launch){
         .name = variant->kernel->name,
         .function = variant->functions[0],
