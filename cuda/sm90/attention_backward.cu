@@ -84,7 +84,7 @@ static_assert(TILE_N == 64 * CONSUMERS, "a consumer has 64 keys");
 static_assert(TILE_M == 64 && BLOCKS % CONSUMERS == 0 && KEYS % 8 == 0 && TILE_N % 16 == 0, "shares are whole");
 #endif
 // If P is final before dS and registers suffice, the GEMM for dV runs while dS is computed. With dQ one tile late and a
-// mask, head dimension 128 is faster by 3 to 5 % if dV's GEMM follows dS: exponentials and dS are then one sequence of
+// mask, head dimension 128 is faster by up to 5 % if dV's GEMM follows dS: exponentials and dS are then one sequence of
 // instructions.
 #define EARLY_DV                                                                                                       \
     (KEYS_AS_ROWS && TILE_M == 64 && !DROPOUT && !SOFTCAP && !(LATE_DQ && WINDOW && HEAD_DIM == 128))

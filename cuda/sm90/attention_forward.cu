@@ -20,8 +20,8 @@
 #define EARLY_RESCALE (HEAD_DIM <= 128 && !LOOPS_BY_MASK)
 #define SKIP_RESCALE (HEAD_DIM > 128)
 
-// 1: blocks that all rows see completely have a loop of their own, without a mask. For head dimension 64 this and the late
-// scaling are faster by 1 to 2 %; for 128 by nothing.
+// 1: blocks that all rows see completely have a loop of their own, without a mask. For head dimension 64 this and the
+// late scaling are faster by 1 to 2 %; for 128 by nothing.
 #define LOOPS_BY_MASK (WINDOW && HEAD_DIM == 64)
 
 static_assert(TILE_M == 64 * CONSUMERS, "a consumer has 64 rows");
@@ -174,7 +174,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         pack_probabilities(probabilities, scores);
         int accumulate = 0;
 
-        // Computes the scores of block n and the output of block n + 1.
+        // Computes the scores of block n and the output of block n + 1; `masked`: with LOOPS_BY_MASK.
         auto process_block = [&](bool masked) __attribute__((always_inline)) {
             barrier_wait(s.k_full + 8 * k.stage, k.phase);
             take_turn(consumer);
@@ -197,7 +197,8 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             advance(k, STAGES);
             cap_scores(p, scores);
             add_bias(p, bias, scores);
-            if (masked) mask_scores(scores, limit, n * TILE_N, n * TILE_N < all_first);
+            if (LOOPS_BY_MASK ? masked : n * TILE_N < all_first || (n + 1) * TILE_N > all_last)
+                mask_scores(scores, limit, n * TILE_N, n * TILE_N < all_first);
             take_exponentials(scores, state, shrink, scale);
             drop_probabilities(p, scores, t, row, n * TILE_N);
             wgmma_wait<0>();
@@ -218,7 +219,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
 #pragma unroll 1
         for (; n >= begin; n--) process_block(true);
 #else
-        for (; n >= begin; n--) process_block(n * TILE_N < all_first || (n + 1) * TILE_N > all_last);
+        for (; n >= begin; n--) process_block(false);
 #endif
 
         barrier_wait(s.v_full + 8 * v.stage, v.phase);
