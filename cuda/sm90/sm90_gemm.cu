@@ -20,13 +20,15 @@
 // (sm90_two_levels.cuh). A stage is as long as the blocks of fp8-block: with BLOCKS its sums are multiplied by the two
 // blocks' scales first. With ROW_SCALES each row of A and of B has a scale, else each tensor.
 //
+// Rows of groups may be read and stored by an index (GATHER, SCATTER, WEIGHTS: sm90_gather.cuh).
+//
 // An elementwise program may follow (PROGRAM, sm90_program.cuh), or cross-entropy (LOSS, sm90_loss.cuh). Gradients of
 // other logits may be made beside (BESIDE, sm90_beside.cuh). Several blocks may share the contraction of a tile (SPLIT,
 // sm90_split.cuh).
 //
 // Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
 // a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
-// (sm90_gemm_params.h), ROW_SCALES.
+// (sm90_gemm_params.h), ROW_SCALES; for rows by an index GATHER, SCATTER, WEIGHTS.
 
 #ifndef CODES_A // elements of 16 bits
 #define CODES_A 0
@@ -48,6 +50,11 @@
 #endif
 #ifndef SPLIT
 #define SPLIT 0
+#endif
+#ifndef GATHER
+#define GATHER 0
+#define SCATTER 0
+#define WEIGHTS 0
 #endif
 #define SQUARE_A ((BLOCKS & DW_SM90_SQUARE_A) != 0)
 #define SQUARE_B ((BLOCKS & DW_SM90_SQUARE_B) != 0)
@@ -78,10 +85,11 @@
 #define PRODUCT_WIDTH (PROGRAM && WIDTH == 256 ? 128 : WIDTH)
 #define STRIPS ((SWIGLU ? WIDTH / 2 : WIDTH) / 32)  // of 32 columns of D
 
-// Registers of a thread: 168 for each of three warpgroups at first. Loads of scales take more than those of tiles, and
-// gradients beside take most.
-#define MULTIPLIER_REGISTERS (BESIDE ? 216 : BLOCKS ? 224 : 232)
-#define LOADER_REGISTERS (BESIDE ? 72 : BLOCKS ? 56 : 40)
+// Registers of a thread: 168 for each of three warpgroups at first, which the three share. Loads of scales, and of many
+// gathered rows, take more than those of tiles, and gradients beside take most.
+#define MANY_LOADS (BLOCKS || GATHER == DW_SM90_GATHER_B)
+#define MULTIPLIER_REGISTERS (BESIDE ? 216 : MANY_LOADS ? 224 : 232)
+#define LOADER_REGISTERS (BESIDE ? 72 : MANY_LOADS ? 56 : 40)
 #define SCALES_BYTES (BLOCKS ? DW_SM90_BLOCK_SCALES_BYTES(TILE_M, TILE_N) : 0) // of a stage
 #define ROW_SCALES_BYTES (ROW_SCALES ? DW_SM90_ROW_SCALES_BYTES(TILE_M, TILE_N) : 0)
 
@@ -128,7 +136,7 @@ DEVICE shared_layout begin_block(const void *memory) {
     if (threadIdx.x == 0) {
         for (int i = 0; BESIDE && i < DW_SM90_BESIDE_WARPS * DW_SM90_BESIDE_SLOTS; i++) barrier_init(s.beside_full + 8 * i, 1);
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(s.full + 8 * i, BLOCKS ? 2 : 1);
+            barrier_init(s.full + 8 * i, GATHER ? 129 : BLOCKS ? 2 : 1);
             barrier_init(s.empty + 8 * i, 4 * READERS);
         }
         for (int i = 0; PROGRAM && i < DW_SM90_MULTIPLIERS; i++) {
@@ -176,28 +184,31 @@ DEVICE void load_operand(uint32 to, const tensor_map *map, uint32 full, int at, 
     }
 }
 
-DEVICE void load_tiles(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map_a, const tensor_map *map_b) {
+DEVICE void load_b(const dw_sm90_gemm_params &p, const tensor_map *map, uint32 to, uint32 full, int at, const tile &t) {
+    const int group = GROUPS == DW_GROUPS_CONTRACTION ? 0 : t.group;
+    load_operand<TILE_COLUMNS, TURNED_B>(to, map, full, at, t.column, group);
+    if constexpr (HALVES) load_operand<TILE_COLUMNS, TURNED_B>(to + TILE_COLUMNS * 128, map, full, at, p.n + t.column, group);
+}
+
+[[maybe_unused]] DEVICE void load_tiles(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map_a, const tensor_map *map_b) {
     ring r = {0, 0};
     walk w = {};
     tile t;
     while (next_tile(p, w, t)) {
-        int group_a = GROUPS == DW_GROUPS_BATCH ? t.group : 0, group_b = GROUPS == DW_GROUPS_CONTRACTION ? 0 : t.group;
+        int group_a = GROUPS == DW_GROUPS_BATCH ? t.group : 0;
         for (int step = 0; step < steps_of(t); step++) {
             uint32 full = s.full + 8 * r.stage, a = s.stages + r.stage * STAGE_BYTES, b = a + A_BYTES;
             int at = t.first + step * STEP;
             barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
             barrier_expect(full, STAGE_BYTES);
             load_operand<TILE_M, TURNED_A>(a, map_a, full, at, t.row, group_a);
-            if constexpr (HALVES) {
-                load_operand<TILE_COLUMNS, TURNED_B>(b, map_b, full, at, t.column, group_b);
-                load_operand<TILE_COLUMNS, TURNED_B>(b + TILE_COLUMNS * 128, map_b, full, at, p.n + t.column, group_b);
-            } else {
-                load_operand<TILE_N, TURNED_B>(b, map_b, full, at, t.column, group_b);
-            }
+            load_b(p, map_b, b, full, at, t);
             advance(r, STAGES);
         }
     }
 }
+
+#include "sm90_gather.cuh"
 
 // Passes the stages of a tile of the other warpgroup.
 DEVICE void skip(ring &r, int steps) {
@@ -255,6 +266,7 @@ DEVICE void start_step(const shared_layout &s, const ring &r, const tile &t, int
     barrier_wait(s.full + 8 * r.stage, r.phase);
     if constexpr (GROUPS == DW_GROUPS_CONTRACTION)
         if (t.k - step * STEP < STEP) clear_rows(stage, t.k - step * STEP);
+    if constexpr (GATHER) fence_async_shared(); // cp.async wrote
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < SLICES; i++)
@@ -306,6 +318,12 @@ DEVICE int row_of(const tile &t, int part, int half) {
     return t.row + ((TOGETHER ? (int)threadIdx.x / 128 : part) * 64) + threadIdx.x % 128 / 32 * 16 + lane_index() / 4 + 8 * half;
 }
 
+// The weights of a thread's rows of a part.
+[[maybe_unused]] DEVICE void weights_of(const dw_sm90_gemm_params &p, const tile &t, int part, float *weights) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) weights[half] = weight_of(p, row_of(t, part, half), t.end);
+}
+
 DEVICE long long group_of(const tile &t) { return GROUPS == DW_GROUPS_ROWS ? 0 : t.group; }
 
 DEVICE chunks chunks_of(const dw_sm90_gemm_params &p, const tile &t, int part, const void *matrix, long long group, long long stride) {
@@ -313,9 +331,9 @@ DEVICE chunks chunks_of(const dw_sm90_gemm_params &p, const tile &t, int part, c
     int column = t.column + lane_index() % 4 * 8;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int row = row_of(t, part, half);
-        c.first[half] = (uint16 *)matrix + group_of(t) * group + row * stride + column;
-        c.count[half] = row < t.end ? p.n - column : 0;
+        int row = row_of(t, part, half), stored = stored_row(p, row, t.end);
+        c.first[half] = (uint16 *)matrix + group_of(t) * group + stored * stride + column;
+        c.count[half] = row < t.end && (!SCATTER || stored >= 0) ? p.n - column : 0;
     }
     return c;
 }
@@ -408,7 +426,8 @@ DEVICE void wait_for_row_scales() {
 
 // Computes the thread's numbers of a strip, in the order of the accumulators. `first`: the product's first row in the
 // tile, for scales of rows.
-DEVICE void finish(const shared_layout &s, float factor, const float *sums, int strip, float *x, int first = 0) {
+DEVICE void finish(const shared_layout &s, float factor, const float *sums, int strip, float *x, int first = 0,
+                   [[maybe_unused]] const float *weights = nullptr) {
     float of_a[2];
     if constexpr (ROW_SCALES)
 #pragma unroll
@@ -432,6 +451,7 @@ DEVICE void finish(const shared_layout &s, float factor, const float *sums, int 
             if constexpr (SWIGLU)
                 x[4 * i + j] = silu(y) * fmaf(factor, sums[from + WIDTH / 4], j % 2 ? element_high(b[1]) : element_low(b[1]));
             else x[4 * i + j] = activate(y);
+            if constexpr (WEIGHTS) x[4 * i + j] *= weights[j / 2];
         }
     }
 }
@@ -453,9 +473,10 @@ DEVICE void pack_words(const float *x, uint32 (*words)[4]) {
 }
 
 // Rounds a strip: its words are D's elements. With RESIDUAL they are the residual's before.
-DEVICE void round_strip(const shared_layout &s, float factor, const float *sums, int strip, uint32 (*words)[4], int first = 0) {
+DEVICE void round_strip(const shared_layout &s, float factor, const float *sums, int strip, uint32 (*words)[4], int first = 0,
+                        [[maybe_unused]] const float *weights = nullptr) {
     float x[16];
-    finish(s, factor, sums, strip, x, first);
+    finish(s, factor, sums, strip, x, first, weights);
     if constexpr (RESIDUAL) add_words(words, x);
     pack_words(x, words);
 }
@@ -464,12 +485,12 @@ DEVICE void round_strip(const shared_layout &s, float factor, const float *sums,
 DEVICE void store_f32_strip(const dw_sm90_gemm_params &p, const tile &t, int part, int strip, float *x) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int row = row_of(t, part, half);
-        float *d = (float *)p.d + group_of(t) * p.group_d + row * p.stride_d;
-        const float *residual = (const float *)p.residual + group_of(t) * p.group_residual + row * p.stride_residual;
+        int row = row_of(t, part, half), stored = stored_row(p, row, t.end);
+        float *d = (float *)p.d + group_of(t) * p.group_d + stored * p.stride_d;
+        const float *residual = (const float *)p.residual + group_of(t) * p.group_residual + stored * p.stride_residual;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int column = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3), count = row < t.end ? p.n - column : 0;
+            int column = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3), count = row < t.end && (!SCATTER || stored >= 0) ? p.n - column : 0;
             float2 v = make_float2(x[4 * i + 2 * half], x[4 * i + 2 * half + 1]);
             if constexpr (RESIDUAL) {
                 if (count >= 2) {
@@ -490,12 +511,14 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
         chunks d, residual;
         if constexpr (!F32_OUTPUT) d = chunks_of_d(p, t, part);
         if constexpr (!F32_OUTPUT && RESIDUAL) residual = chunks_of_residual(p, t, part);
+        float weights[2];
+        if constexpr (WEIGHTS) weights_of(p, t, part, weights);
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
             if (t.column + 32 * strip >= p.n) continue;
             if constexpr (F32_OUTPUT) {
                 float x[16];
-                finish(s, factor, sums[part], strip, x, part * 64);
+                finish(s, factor, sums[part], strip, x, part * 64, weights);
                 store_f32_strip(p, t, part, strip, x);
             } else {
                 uint32 words[2][4];
@@ -504,7 +527,7 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
                     if (p.n % 8 != 0) load_incomplete(residual, strip, words);
                     transpose_quad(words[0]), transpose_quad(words[1]);
                 }
-                round_strip(s, factor, sums[part], strip, words, part * 64);
+                round_strip(s, factor, sums[part], strip, words, part * 64, weights);
                 store_strip(d, strip, words);
             }
         }
@@ -636,6 +659,8 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 #pragma unroll
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
     h.d = chunks_of_d(p, t, 0);
+    float weights[2];
+    if constexpr (WEIGHTS) weights_of(p, t, 0, weights);
     if constexpr (BIAS) __syncwarp();
     if constexpr (ROW_SCALES) wait_for_row_scales();
 #if SPLIT
@@ -652,7 +677,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
     if constexpr (RESIDUAL) load_residual(residual, p.n, h.words);
 #endif
 #pragma unroll
-    for (int strip = 0; strip < STRIPS; strip++) round_strip(s, factor, sums[0], strip, h.words[strip], rows);
+    for (int strip = 0; strip < STRIPS; strip++) round_strip(s, factor, sums[0], strip, h.words[strip], rows, weights);
 }
 
 [[maybe_unused]] DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
@@ -682,7 +707,11 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
         check_offsets(p.offsets, 1, p.groups, GROUPS == DW_GROUPS_ROWS ? p.m : p.k, p.error);
     if (threadIdx.x / 128 == DW_SM90_MULTIPLIERS) {
         registers_down<LOADER_REGISTERS>();
+#if GATHER
+        load_gathered(p, s, &map_a, &map_b);
+#else
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b);
+#endif
 #if BLOCKS
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS + 1) load_scales(p, s);
 #endif
@@ -715,7 +744,8 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
         else compute_in_turn(p, s);
 #endif
 #endif
-        if constexpr (GROUPS == DW_GROUPS_ROWS) store_rest<F32_OUTPUT, RESIDUAL>(p, 128 * DW_SM90_MULTIPLIERS);
+        if constexpr (SCATTER) scatter_rest(p, 128 * DW_SM90_MULTIPLIERS);
+        else if constexpr (GROUPS == DW_GROUPS_ROWS) store_rest<F32_OUTPUT, RESIDUAL>(p, 128 * DW_SM90_MULTIPLIERS);
     }
 #endif
 }

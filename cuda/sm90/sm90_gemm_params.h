@@ -5,6 +5,7 @@
 
 #include "common/data_error.h"
 #include "common/gemm_groups.h"
+#include "sm90_gather_params.h"
 #include "sm90_loss_params.h"
 
 /* An elementwise program behind a GEMM (sm90_program.cuh): at most so many operands beside D, vectors with an element for
@@ -56,8 +57,9 @@ typedef struct dw_sm90_gemm_params {
     const void *vectors[DW_SM90_MOST_VECTORS];
     long long result_strides[DW_SM90_MOST_RESULTS], operand_strides[DW_SM90_MOST_OPERANDS],
         vector_strides[DW_SM90_MOST_VECTORS];
-    dw_sm90_split split; /* with SPLIT */
-    dw_sm90_loss loss;   /* with LOSS; D may be NULL if it is for statistics */
+    dw_sm90_split split;   /* with SPLIT */
+    dw_sm90_loss loss;     /* with LOSS; D may be NULL if it is for statistics */
+    dw_sm90_gather gather; /* with GATHER, SCATTER or WEIGHTS */
 } dw_sm90_gemm_params;
 
 /* Tiles: X(tile_m, tile_n, stages, together). Two warpgroups compute a tile together, or each every other tile.

@@ -268,6 +268,11 @@ dw_op dw__kernel_copy_op(int rank, dw_attr *attr);
 const dw_attr *dw__call_attr(const dw__call *call, dw_attr_key key);
 int64_t dw__call_int(const dw__call *call, dw_attr_key key, int64_t absent);
 double dw__call_float(const dw__call *call, dw_attr_key key, double absent);
+/* Returns an optional operand that may be absent, or NULL. */
+const dw__tensor *dw__call_optional(const dw__call *call, uint32_t input);
+/* Returns whether a call of segment_linear, or of the gradient of its matrices, reads rows by an index, or stores them by
+ * one or with weights. */
+bool dw__call_gathers(const dw__call *call);
 /* Returns the tensor that is added to output 0, which may be output 0 itself, or NULL. */
 const dw__tensor *dw__call_addend(const dw__call *call);
 /* Returns whether a call of multiply_codes has scales of blocks. */

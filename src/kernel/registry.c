@@ -236,6 +236,18 @@ double dw__call_float(const dw__call *call, dw_attr_key key, double absent) {
     return attr ? attr->number : absent;
 }
 
+const dw__tensor *dw__call_optional(const dw__call *call, uint32_t input) {
+    return call->input_count > input && call->inputs[input].rank >= 0 ? &call->inputs[input] : NULL;
+}
+
+bool dw__call_gathers(const dw__call *call) {
+    return call->op == DW_OP_SEGMENT_LINEAR
+               ? dw__call_optional(call, 4) || dw__call_optional(call, 5) ||
+                     dw__call_optional(call, 6)
+               : call->op == DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT &&
+                     (dw__call_optional(call, 3) || dw__call_optional(call, 4));
+}
+
 const dw__tensor *dw__call_addend(const dw__call *call) {
     if (call->accumulates == DW__ADDS_NOTHING) return NULL;
     return call->accumulates == DW__ADDS_TO_OUTPUT ? &call->outputs[0] : &call->addend;

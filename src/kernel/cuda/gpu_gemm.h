@@ -46,6 +46,16 @@ typedef struct dw__gemm_groups_call {
         int wide_a, wide_b; /* from a row of square blocks to the next */
         bool side_by_side;  /* matrices of B: a row of one, then the same row of the next */
     } codes;
+    /* Hopper, in groups of rows or of the contraction: rows by an index, in device memory, of gemm.m or gemm.k rows. */
+    struct {
+        int gather; /* DW_SM90_GATHER_NONE, or the operand that has `count` rows */
+        int64_t count;
+        const int32_t *in; /* row r of that operand is its row in[r] */
+        bool scatter;      /* row r of D is stored as row out[r] */
+        const int32_t *out;
+        bool weighted; /* rows of D are multiplied by elements of gemm.dtype */
+        const void *weights;
+    } rows;
 } dw__gemm_groups_call;
 static inline bool dw__gemm_is_fp8(dw_dtype type) { return type == DW_E4M3 || type == DW_E5M2; }
 static inline dw__gemm_groups_call dw__gemm_single(const dw_gemm *gemm, dw__gemm_turned turned) {
@@ -202,8 +212,10 @@ typedef union dw__sm90_shape {
         bool promote : 1, blocks : 1, square_a : 1, square_b : 1;
         bool halves : 1; /* PROGRAM_HALVES of sm90_program.cuh */
         bool row_scales : 1;
-        bool split : 1; /* SPLIT of sm90_gemm.cu */
-        uint64_t unused : 16;
+        bool split : 1;      /* SPLIT of sm90_gemm.cu */
+        uint64_t gather : 2; /* GATHER of sm90_gather_params.h */
+        bool scatter : 1, weighted : 1;
+        uint64_t unused : 12;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;
@@ -262,6 +274,8 @@ extern const dw__kernel dw__sm90_linear_program, dw__sm90_segment_program; /* sm
  * GEMM kernel reads. */
 bool dw__graph_gemm_call(const dw__operation_call *given, dw__gemm_groups_call *call);
 bool dw__segment_gemm_call(const dw__operation_call *given, dw__gemm_groups_call *call);
+/* Whether the kernel reads the rows of such a call that are given by an index. */
+bool dw__sm90_gathers(const dw__gemm_groups_call *call);
 
 /* ---- sm120_gemm.c: consumer and workstation Blackwell GPUs --------------------------------------- */
 

@@ -130,6 +130,9 @@ dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
         .square_a = c->codes.square_a,
         .square_b = c->codes.square_b,
         .row_scales = c->codes.row_scales,
+        .gather = (uint64_t)c->rows.gather,
+        .scatter = c->rows.scatter,
+        .weighted = c->rows.weighted,
     };
     shape.promote = dw__sm90_has_codes(&shape) && (c->codes.blocks || !c->codes.fast);
     dw__sm90_shape best = shape;
@@ -206,6 +209,11 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     dw__jit_add_define(&v, "BIAS", s->bias);
     dw__jit_add_define(&v, "RESIDUAL", s->residual);
     if (s->split) dw__jit_add_define(&v, "SPLIT", 1);
+    if (s->gather || s->scatter || s->weighted) {
+        dw__jit_add_define(&v, "GATHER", (int)s->gather);
+        dw__jit_add_define(&v, "SCATTER", s->scatter);
+        dw__jit_add_define(&v, "WEIGHTS", s->weighted);
+    }
     if (!dw__sm90_has_codes(s)) return v;
     dw__jit_add_define(&v, "CODES_A", (int)s->codes_a);
     dw__jit_add_define(&v, "CODES_B", (int)s->codes_b);
@@ -322,6 +330,19 @@ static dw_status write_flags(const dw__context *context, const dw_sm90_split *sp
                                     stream);
 }
 
+/* Gathered rows are copied 16 bytes at a time, at distances of 32 bits. */
+bool dw__sm90_gathers(const dw__gemm_groups_call *c) {
+    enum { CHUNK = 8 };
+    const dw_gemm *g = &c->gemm;
+    const bool of_a = c->rows.gather == DW_SM90_GATHER_A,
+               is_rows = c->groups.kind == DW_GROUPS_ROWS;
+    const dw_matrix *rows = of_a ? &g->a : &g->b;
+    const int64_t columns = is_rows ? g->k : of_a ? g->m : g->n;
+    if (c->rows.gather == DW_SM90_GATHER_NONE) return true;
+    return columns % CHUNK == 0 && rows->stride % CHUNK == 0 && rows->stride <= INT32_MAX &&
+           c->rows.count >= 1 && c->rows.count <= INT32_MAX;
+}
+
 dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program *program,
                           dw__sm90_shape shape, const dw__context *context,
                           const dw__variant *variant) {
@@ -353,8 +374,17 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         .scale_b_step = c->codes.scale_b_each,
         .wide_a = c->codes.wide_a,
         .wide_b = c->codes.wide_b,
+        .gather = {.in = c->rows.in,
+                   .count = (int)c->rows.count,
+                   .out = c->rows.out,
+                   .weights = c->rows.weights},
     };
-    if (g->k > 0)
+    if (c->rows.gather) {
+        const dw_matrix *rows = c->rows.gather == DW_SM90_GATHER_A ? &g->a : &g->b;
+        params.gather.rows = rows->data;
+        params.gather.stride = (int)rows->stride;
+    }
+    if (g->k > 0) /* nothing reads the map of gathered rows */
         DW_RETURN_IF_FAILED(dw__gemm_groups_operand_maps(c, context, t->m, columns, maps));
     for (int i = 0; program && i < program->result_count; i++) {
         params.results[i] = program->results[i].data;

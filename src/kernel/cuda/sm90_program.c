@@ -219,8 +219,9 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     if (dw__epilogues_wanted() == DW__EPILOGUES_OFF)
         return dw__fail(DW_UNSUPPORTED, "%s: DEEPWELL_EPILOGUES is \"off\"", kernel->name);
-    if (!c->epilogue || !call_of(given, &g) || g.gemm.output != g.gemm.dtype ||
-        g.gemm.d.stride > INT32_MAX || !matrices_of(c, &g.gemm, &p) || !finds_tile(&g, &p))
+    if (!c->epilogue || dw__call_gathers(c) || !call_of(given, &g) ||
+        g.gemm.output != g.gemm.dtype || g.gemm.d.stride > INT32_MAX ||
+        !matrices_of(c, &g.gemm, &p) || !finds_tile(&g, &p))
         return dw__kernel_refuse(kernel);
     DW_RETURN_IF_FAILED(dw__sm90_supports(&g.gemm, g.turned, gpu));
     return check_body(kernel, c->epilogue);
