@@ -12,13 +12,13 @@
 #define DW_PROGRAM_CODES_ROOM 20992
 #define DW_PROGRAM_CODES_ROW_BYTES (DW_FP8_BLOCK_THREADS * 16)
 #define DW_PROGRAM_CODES_FIT(operands)                                                             \
-    ((113 * 1024 - DW_PROGRAM_CODES_ROOM) / ((operands) * DW_PROGRAM_CODES_ROW_BYTES))
+    ((113 * 1024 - DW_PROGRAM_CODES_ROOM) / (DW_PROGRAM_CODES_ROW_BYTES * (operands)))
 /* Rows of a thread, of 8, whose operands are loaded ahead. */
 #define DW_PROGRAM_CODES_STAGED(operands)                                                          \
     (DW_PROGRAM_CODES_FIT(operands) < 8 ? DW_PROGRAM_CODES_FIT(operands) : 8)
 #define DW_PROGRAM_CODES_SHARED_BYTES(operands)                                                    \
     (DW_PROGRAM_CODES_ROOM +                                                                       \
-     (operands) * DW_PROGRAM_CODES_STAGED(operands) * DW_PROGRAM_CODES_ROW_BYTES)
+     DW_PROGRAM_CODES_ROW_BYTES * DW_PROGRAM_CODES_STAGED(operands) * (operands))
 
 /* Elements of 16 bits in rows that begin at multiples of 16 bytes. */
 typedef struct dw_program_matrix {
