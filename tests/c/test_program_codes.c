@@ -1,5 +1,6 @@
 /* Elementwise programs whose results become codes of fp8-block as they are computed, on an emulated Hopper GPU with the
- * checker on: every byte beside that of a plan in which programs and codes are apart. */
+ * checker on: every byte beside that of a plan in which programs and codes are apart. DEEPWELL_TEST_DEVICE=cuda runs the
+ * same on a Hopper GPU. */
 #include "deepwell/engine.h"
 #include "random_numbers.h"
 #include "run_time_compiler.h"
@@ -52,6 +53,7 @@ static void count_of(const char *text, const char *word, int expected) {
 }
 
 static void run_plan(const problem *p, const char *epilogues, ran *r) {
+    const char *device = getenv("DEEPWELL_TEST_DEVICE");
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
     dw_binding leaves[MOST_LEAVES] = {{0}}, outputs[MOST_OUTPUTS] = {{0}};
     const size_t leaf_bytes = (size_t)p->elements * sizeof(uint16_t);
@@ -64,7 +66,7 @@ static void run_plan(const problem *p, const char *epilogues, ran *r) {
         setenv("DEEPWELL_EPILOGUES", epilogues, 1);
     else
         unsetenv("DEEPWELL_EPILOGUES");
-    OK(dw_device_find("emulator:sm_90a", &options.device));
+    OK(dw_device_find(device ? device : "emulator:sm_90a", &options.device));
     OK(dw_graph_from_text(p->graph, &graph));
     OK(dw_engine_create(graph, 0, NULL, 0, NULL, &options, &engine));
     OK(dw_engine_plan(engine, NULL, &plan));
@@ -159,6 +161,23 @@ static void results_have_the_bits_of_two_launches(void **state) {
          .elements = 133 * 72,
          .f16 = true,
          .special = true,
+         .together = 1},
+        /* as many operands and results as there may be, of which three become codes */
+        {.graph = "deepwell graph 1\ninput %x: bf16[150, 136]\ninput %y: bf16[150, 136]\n"
+                  "input %z: bf16[150, 136]\ninput %w: bf16[150, 136]\n"
+                  "%a, %b, %d, %e = fused(%x, %y, %z, %w) {body=\"t0=mul(i0,i1);t1=add(t0,i2);"
+                  "t2=mul(t1,i3);t3=tanh(t2);out(t3,t0,t1,t2)\"}\n" CODES("c", "a") CODES("f", "d")
+                      CODES("g", "e") "return %b, %c0, %c1, %c2, %c3, %f2, %f3, %g0, %g2, %g3\n",
+         .leaves = 4,
+         .elements = 150 * 136,
+         .together = 1},
+        /* both results of one operand */
+        {.graph = "deepwell graph 1\ninput %x: f16[40, 264]\n"
+                  "%a, %b = fused(%x) {body=\"t0=tanh(i0);t1=mul(i0,c0.7);out(t0,t1)\"}\n" CODES(
+                      "c", "a") CODES("e", "b") "return " ALL("c") ", " ALL("e") "\n",
+         .leaves = 1,
+         .elements = 40 * 264,
+         .f16 = true,
          .together = 1},
         /* exp(0) is no 0: beyond the edges there are zeros; one orientation alone */
         {.graph =
