@@ -5,6 +5,7 @@
  *     view             lower_views.c      no instruction
  *     concatenation    lower_concats.c    no instruction if the operands were written in place
  *     program          lower_epilogues.c  perhaps one instruction together with the node in front of it
+ *                      lower_codes.c      perhaps one instruction together with the nodes that quantize its results
  *     deferred         lower_epilogues.c  waits for such a program
  *     sum of rows      lower_sums.c       perhaps one instruction with a product of the same rows
  *     any other        here               an instruction, by the first kernel that supports it
@@ -34,7 +35,8 @@ dw_status dw__lower_plain(dw__lowering *l, dw_node node) {
 
 dw_status dw__lower_node(dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
-    if (l->values[record->outputs[0]].storage != DW_NONE) return DW_OK; /* with an earlier node */
+    const dw__operand *first = &l->values[record->outputs[0]];
+    if (first->storage != DW_NONE || first->view.rank < 0) return DW_OK; /* with an earlier node */
     if (dw__lower_waits_for_sum(l, node)) return DW_OK;
     if (row_of(l, node)->program) return dw__lower_program(l, node);
     if (row_of(l, node)->view == DW__VIEW_RESHAPE) {

@@ -354,5 +354,6 @@ dw_status dw__lower_program(dw__lowering *l, dw_node node) {
         return DW_OK;
     }
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
-    return dw__lower_plain(l, node);
+    DW_RETURN_IF_FAILED(dw__lower_program_codes(l, node, &done));
+    return done ? DW_OK : dw__lower_plain(l, node);
 }

@@ -16,6 +16,7 @@ void dw__step_shape(const dw__step *step, dw__call *call) {
     call->addend.data = NULL;
     call->sums = step->sums;
     call->magnitudes = step->magnitudes;
+    call->codes = step->codes;
     call->tf32 = step->tf32;
     for (uint32_t i = 0; i < step->input_count; i++) {
         call->inputs[i] = step->inputs[i].view;

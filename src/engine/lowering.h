@@ -13,6 +13,7 @@
  *     lower_epilogues.c   a step and the elementwise program behind it as one
  *     lower_sums.c        a product and the sums of its operand's rows as one
  *     lower_magnitudes.c  the largest magnitude of a tensor, found by the kernel that makes the tensor
+ *     lower_codes.c       an elementwise program and the nodes that quantize its results as one
  *     lower_outputs.c     outputs and gradients in the caller's buffers
  */
 #ifndef DW_LOWERING_H
@@ -233,6 +234,12 @@ dw_status dw__lower_find_magnitudes(dw__lowering *l, dw__step *step);
 bool dw__lower_may_find_magnitudes(const dw__lowering *l, const dw__step *step);
 /* Gives the step the magnitudes of its first operand, if it quantizes that and the step that made it has found them. */
 dw_status dw__lower_use_magnitudes(dw__lowering *l, dw__step *step);
+
+/* ---- lower_codes.c --------------------------------------------------------------------------- */
+
+/* Lowers an elementwise program and the nodes that make codes of its results as one instruction, if a kernel computes
+ * them together. `done`: none of these nodes needs an instruction of its own, now or when its turn comes. */
+dw_status dw__lower_program_codes(dw__lowering *l, dw_node node, bool *done);
 
 /* ---- lower_outputs.c ------------------------------------------------------------------------- */
 

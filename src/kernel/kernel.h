@@ -82,6 +82,9 @@ typedef struct dw__call {
      * whose words together say the largest finite magnitude of that output (cuda/common/magnitude.cuh). A call of an
      * operation that quantizes its input may have such a vector for that input, behind the operation's own inputs. */
     uint64_t magnitudes;
+    /* Bit o: output o of an elementwise operation becomes codes of fp8-block, in blocks of 1 x 128: behind the operation's
+     * own outputs, in order of o, there are the four results of quantize_tiles for its rows. */
+    uint64_t codes;
     /* Products of F32 operands may round these to TF32: 10 bits behind the point, F32's range. */
     bool tf32;
 } dw__call;
@@ -168,6 +171,7 @@ struct dw__kernel {
     dw__accumulation accumulates; /* the most that it adds to output 0 */
     bool sums_operands;           /* computes calls with `sums`, which accumulate nothing */
     bool reads_magnitudes;        /* computes calls that have the magnitudes of input 0 */
+    bool makes_codes;             /* for calls with `codes` only */
     /* Returns the length of the vector of magnitudes for output `o`, or 0: they are not found. `call` has no magnitudes
      * yet. NULL: computes no calls with magnitudes. */
     int64_t (*magnitude_parts)(const dw__call *call, uint32_t o);
@@ -249,7 +253,7 @@ bool dw__logits_bound(size_t *bytes);
 typedef enum dw__logits { DW__LOGITS_BY_MEMORY, DW__LOGITS_KEPT, DW__LOGITS_IN_BLOCKS } dw__logits;
 dw__logits dw__logits_wanted(void);
 /* The products that a GPU computes together with the program behind them (DEEPWELL_EPILOGUES): none, those that are
- * faster so, or all that our kernels can. */
+ * faster so, or all that our kernels can. With none, programs make no codes either. */
 typedef enum dw__epilogues {
     DW__EPILOGUES_OFF,
     DW__EPILOGUES_WORTH_IT,
@@ -258,6 +262,9 @@ typedef enum dw__epilogues {
 dw__epilogues dw__epilogues_wanted(void);
 bool dw__kernel_sums_operands(dw_op op, bool on_gpu);
 bool dw__kernel_reads_magnitudes(dw_op op, bool on_gpu);
+bool dw__kernel_makes_codes(dw_op op, bool on_gpu);
+/* Outputs that a call has for each bit of `codes`. */
+enum { DW__CODE_OUTPUTS = 4 };
 /* The outputs that are the operation's own. */
 uint32_t dw__call_own_outputs(const dw__call *call);
 /* Returns the operation that copies a tensor of `rank` axes between any two layouts, and its attribute. */
