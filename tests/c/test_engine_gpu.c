@@ -905,7 +905,7 @@ static void run_alone(dw_plan *plan) {
 
 /* Returns the plan of model_epilogue as text, and its results. `apart`: without epilogues. */
 static char *run_epilogue(bool apart, bool trains, results *r) {
-    dw_graph *graph = build(model_epilogue, 0.0);
+    dw_graph *graph = build(model_epilogue, epilogue_dropout());
     dw_plan *plan = NULL, *used = NULL;
     char *text = NULL;
     problem p;
@@ -942,6 +942,8 @@ static void programs_run_behind_products(void **state) {
         {EPILOGUE_GELU, 132, DW_BF16, TRAINING, 0},
         {EPILOGUE_OBSERVED, 136, DW_BF16, TRAINING, 2},
         {EPILOGUE_RESIDUAL, 136, DW_BF16, TRAINING, 2},
+        {EPILOGUE_DROPOUT, 136, DW_BF16, COMPARED, 3},
+        {EPILOGUE_ROPE, 192, DW_BF16, COMPARED, 2},
         {EPILOGUE_GATED, 200, DW_F16, COMPARED, 2},
         {EPILOGUE_HALVES, 136, DW_BF16, COMPARED, 2},
         {EPILOGUE_EXPERTS, 136, DW_BF16, COMPARED, 2},
@@ -975,7 +977,7 @@ static void programs_run_behind_products(void **state) {
         dw_text_free(text);
         results_end(&got);
         results_end(&expected);
-        if (cases[i].use == COMPARED) agrees(model_epilogue, 0.0, 2, 77);
+        if (cases[i].use == COMPARED) agrees(model_epilogue, epilogue_dropout(), 2, 77);
     }
 }
 
@@ -1016,6 +1018,43 @@ static void products_of_a_library_have_no_epilogue(void **state) {
     for (size_t n = 0; n < DW_COUNT(names); n++) {
         set_or_unset(names[n], before[n]);
         free(before[n]);
+    }
+}
+
+/* A word that the engine does not know is no plan, and the message names those that it knows. */
+static void unknown_choices_are_refused(void **state) {
+    static const struct {
+        const char *name, *value, *message;
+    } cases[] = {
+        {"DEEPWELL_EPILOGUES", "al",
+         "the environment variable DEEPWELL_EPILOGUES is \"al\"; expected \"off\" or \"all\"; unset it "
+         "for the default"},
+        {"DEEPWELL_LOGITS", "block",
+         "the environment variable DEEPWELL_LOGITS is \"block\"; expected \"kept\" or \"blocks\"; unset "
+         "it for the default"},
+    };
+    (void)state;
+    need_compiler();
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        char *before = getenv(cases[i].name) ? strdup(getenv(cases[i].name)) : NULL;
+        dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+        dw_graph *graph = build(model_gpt, 0.0);
+        dw_plan *plan = NULL;
+        problem p;
+        problem_begin(&p, graph, 2, 7);
+        OK(dw_device_find("plan:sm_90a", &options.device));
+        dw_engine *engine = make_engine_with(&p, &options);
+        setenv(cases[i].name, cases[i].value, 1);
+        assert_int_equal(dw_engine_plan(engine, p.sizes, &plan), DW_INVALID_ARGUMENT);
+        assert_non_null(strstr(dw_last_error(), cases[i].message));
+        setenv(cases[i].name, "", 1); /* the default */
+        OK(dw_engine_plan(engine, p.sizes, &plan));
+        set_or_unset(cases[i].name, before);
+        free(before);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+        problem_end(&p);
+        dw_graph_destroy(graph);
     }
 }
 
@@ -1532,6 +1571,7 @@ int main(void) {
         cmocka_unit_test(a_composite_whose_kernel_depends_on_a_size_runs_at_every_size),
         cmocka_unit_test(a_refused_kernel_leaves_the_call_to_the_next),
         cmocka_unit_test(products_of_a_library_have_no_epilogue),
+        cmocka_unit_test(unknown_choices_are_refused),
         cmocka_unit_test(programs_that_find_magnitudes_stay_alone),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),

@@ -254,6 +254,11 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         params.operands[i] = program->operands[i].data;
         params.operand_strides[i] = program->operands[i].stride;
     }
+    if (program) {
+        params.random_key = program->random_key;
+        params.random_key_stride = program->random_key_stride;
+        params.rope = program->rope;
+    }
     if (loss) params.loss = *loss;
     void *arguments[] = {&maps[0], &maps[1], &params};
     return context->device->launch(&(dw__launch){
