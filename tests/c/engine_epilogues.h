@@ -8,7 +8,7 @@ typedef enum epilogue_kind {
     EPILOGUE_GELU,     /* behind a linear layer with a bias */
     EPILOGUE_OBSERVED, /* the same, and the linear layer's result is an output */
     EPILOGUE_RESIDUAL, /* the result of the second layer is added to x: an accumulation, no epilogue */
-    EPILOGUE_DROPOUT,  /* the same with dropout of the second layer's result */
+    EPILOGUE_DROPOUT,  /* the first layer's result is dropped out and added to x */
     EPILOGUE_GATED,    /* SwiGLU of two products */
     EPILOGUE_ROPE,     /* attention with rope of queries, and of keys of one head */
     EPILOGUE_HALVES,  /* SwiGLU of the halves of one product */
@@ -105,6 +105,7 @@ static inline dw_value epilogue_hidden(model *m, dw_value x, dw_value index) {
                        y = epilogue_product(m, x, "up", n, k, DW_NONE, bias);
         if (kind == EPILOGUE_OBSERVED && e->status == DW_OK)
             e->status = dw_graph_add_output(m->graph, y);
+        if (kind == EPILOGUE_DROPOUT) return dw__emit_binary(e, DW_OP_ADD, x, model_dropout(m, y));
         return dw__emit(e, DW_OP_GELU, 1, &y, 1, &tanh_form);
     }
     dw_value gate_up[2];
@@ -133,9 +134,7 @@ static inline dw_status model_epilogue(model *m) {
                    x = dw__emit_cast(e, leaf, epilogue_built.type);
     dw_value y = epilogue_product(m, epilogue_hidden(m, x, index), "down", EPILOGUE_WIDTH,
                                   epilogue_built.hidden, index, DW_NONE);
-    y = model_dropout(m, y);
-    if (kind == EPILOGUE_RESIDUAL || kind == EPILOGUE_DROPOUT)
-        y = dw__emit_binary(e, DW_OP_ADD, x, y);
+    if (kind == EPILOGUE_RESIDUAL) y = dw__emit_binary(e, DW_OP_ADD, x, y);
     if (e->status == DW_OK) e->status = dw_graph_add_output(m->graph, dw__emit_cast(e, y, DW_F32));
     return e->status;
 }
