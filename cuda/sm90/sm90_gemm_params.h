@@ -81,7 +81,8 @@ typedef struct dw_sm90_gemm_params {
 /* F32 scales of the blocks of a stage's rows of A and of B. */
 #define DW_SM90_BLOCK_SCALES_BYTES(tile_m, tile_n) (((tile_m) + (tile_n)) * 4)
 /* F32 scales of a tile's columns, then of 64 or 128 rows, for each warp. */
-#define DW_SM90_ROW_SCALES_BYTES(tile_m, tile_n) (DW_SM90_MULTIPLIERS * 4 * ((tile_n) + (tile_m)) * 4)
+#define DW_SM90_ROW_SCALES_BYTES(tile_m, tile_n)                                                   \
+    (DW_SM90_MULTIPLIERS * 4 * ((tile_n) + (tile_m)) * 4)
 
 /* Elements of the contraction in a stage of codes of FP8, 128 bytes, too, and of a block of fp8-block. */
 #define DW_SM90_CODES_STEP 128

@@ -18,7 +18,11 @@
 #include <string.h>
 
 /* Sets of views. */
-enum { RESHAPES = 1 << DW__VIEW_RESHAPE, SLICES = 1 << DW__VIEW_SLICE, PERMUTES = 1 << DW__VIEW_PERMUTE };
+enum {
+    RESHAPES = 1 << DW__VIEW_RESHAPE,
+    SLICES = 1 << DW__VIEW_SLICE,
+    PERMUTES = 1 << DW__VIEW_PERMUTE
+};
 
 /* Returns the first node that reads the value's elements; looks through the views of a set. */
 static dw_node first_reader(const dw__lowering *l, dw_value value, int views, int depth) {
@@ -110,8 +114,7 @@ bool dw__lower_may_wait(dw__lowering *l, dw_node node) {
     if (reader == DW_NONE) return false;
     if (!row_of(l, reader)->program) {
         reader = first_reader(l, record->outputs[0], RESHAPES | PERMUTES, 0);
-        if (reader == DW_NONE || record_of(l, reader)->op != DW_OP_ROPE ||
-            !may_be_rotated(l, node))
+        if (reader == DW_NONE || record_of(l, reader)->op != DW_OP_ROPE || !may_be_rotated(l, node))
             return false;
     }
     return record_of(l, reader)->backward == record->backward && is_near(l, node, reader);

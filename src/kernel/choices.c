@@ -21,10 +21,11 @@ static int chosen(const choice *c) {
 
 static dw_status check(const choice *c) {
     if (chosen(c) >= 0) return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT,
-                    "the environment variable %s is \"%s\"; expected \"%s\" or \"%s\"; unset it for "
-                    "the default",
-                    c->name, getenv(c->name), c->words[0], c->words[1]);
+    return dw__fail(
+        DW_INVALID_ARGUMENT,
+        "the environment variable %s is \"%s\"; expected \"%s\" or \"%s\"; unset it for "
+        "the default",
+        c->name, getenv(c->name), c->words[0], c->words[1]);
 }
 
 dw_status dw__check_choices(void) {

@@ -8,9 +8,9 @@ typedef enum epilogue_kind {
     EPILOGUE_GELU,     /* behind a linear layer with a bias */
     EPILOGUE_OBSERVED, /* the same, and the linear layer's result is an output */
     EPILOGUE_RESIDUAL, /* the result of the second layer is added to x: an accumulation, no epilogue */
-    EPILOGUE_DROPOUT,  /* the first layer's result is dropped out and added to x */
-    EPILOGUE_GATED,    /* SwiGLU of two products */
-    EPILOGUE_ROPE,     /* attention with rope of queries, and of keys of one head */
+    EPILOGUE_DROPOUT, /* the first layer's result is dropped out and added to x */
+    EPILOGUE_GATED,   /* SwiGLU of two products */
+    EPILOGUE_ROPE,    /* attention with rope of queries, and of keys of one head */
     EPILOGUE_HALVES,  /* SwiGLU of the halves of one product */
     EPILOGUE_EXPERTS, /* SwiGLU of two products of experts */
     EPILOGUE_HALVES_OF_EXPERTS,

@@ -1027,10 +1027,12 @@ static void unknown_choices_are_refused(void **state) {
         const char *name, *value, *message;
     } cases[] = {
         {"DEEPWELL_EPILOGUES", "al",
-         "the environment variable DEEPWELL_EPILOGUES is \"al\"; expected \"off\" or \"all\"; unset it "
+         "the environment variable DEEPWELL_EPILOGUES is \"al\"; expected \"off\" or \"all\"; "
+         "unset it "
          "for the default"},
         {"DEEPWELL_LOGITS", "block",
-         "the environment variable DEEPWELL_LOGITS is \"block\"; expected \"kept\" or \"blocks\"; unset "
+         "the environment variable DEEPWELL_LOGITS is \"block\"; expected \"kept\" or \"blocks\"; "
+         "unset "
          "it for the default"},
     };
     (void)state;

@@ -64,7 +64,8 @@ static void open_run(const problem *p, run *r) {
 }
 
 static void close_run(run *r) {
-    matrix *const own[] = {&r->x, &r->w, &r->bias, &r->q, &r->cosine, &r->sine, &r->y, &r->expected};
+    matrix *const own[] = {&r->x,      &r->w,    &r->bias, &r->q,
+                           &r->cosine, &r->sine, &r->y,    &r->expected};
     for (size_t i = 0; i < DW_COUNT(own); i++) take_away(own[i], r->device);
 }
 
@@ -148,7 +149,9 @@ static void check_row(const run *r, int batch, int token, int head) {
                                      : (batch * p->heads + head) * p->tokens + token;
     for (int i = 0; i < p->columns; i++) {
         const bool first = p->interleaved ? i % 2 == 0 : i < half;
-        const int other = p->interleaved ? i ^ 1 : first ? i + half : i - half,
+        const int other = p->interleaved ? i ^ 1
+                          : first        ? i + half
+                                         : i - half,
                   row = batch * p->tokens + token, column = head * p->columns;
         const double x = get(&r->q, row, column + i), found = get(&r->expected, line, i);
         double right = x, size = fabs(x);
@@ -203,14 +206,38 @@ static void expect_right(const problem *p) {
 
 static const problem problems[] = {
     {.batch = 2, .tokens = 77, .heads = 3, .columns = 64, .turned = 64, .k = 200, .sms = 1},
-    {.batch = 3, .tokens = 45, .heads = 5, .columns = 128, .turned = 64, .k = 70, .bias = true,
-     .f16 = true, .each_batch = true, .keeps_q = true, .sms = 2},
+    {.batch = 3,
+     .tokens = 45,
+     .heads = 5,
+     .columns = 128,
+     .turned = 64,
+     .k = 70,
+     .bias = true,
+     .f16 = true,
+     .each_batch = true,
+     .keeps_q = true,
+     .sms = 2},
     {.batch = 1, .tokens = 300, .heads = 1, .columns = 32, .turned = 32, .k = 330, .sms = 1},
     {.batch = 2, .tokens = 70, .heads = 4, .columns = 96, .turned = 96, .k = 64, .sms = 3},
-    {.batch = 2, .tokens = 67, .heads = 13, .columns = 24, .turned = 8, .k = 136,
-     .interleaved = true, .sms = 2},
-    {.batch = 2, .tokens = 131, .heads = 3, .columns = 64, .turned = 64, .k = 96,
-     .interleaved = true, .f16 = true, .tokens_first = true, .keeps_q = true, .sms = 1},
+    {.batch = 2,
+     .tokens = 67,
+     .heads = 13,
+     .columns = 24,
+     .turned = 8,
+     .k = 136,
+     .interleaved = true,
+     .sms = 2},
+    {.batch = 2,
+     .tokens = 131,
+     .heads = 3,
+     .columns = 64,
+     .turned = 64,
+     .k = 96,
+     .interleaved = true,
+     .f16 = true,
+     .tokens_first = true,
+     .keeps_q = true,
+     .sms = 1},
 };
 
 static void products_are_rotated(void **state) {
@@ -226,19 +253,19 @@ static dw_status supports(const run *r, const dw__call *rope) {
 }
 
 static void other_rotations_are_refused(void **state) {
-    static const problem right = {.batch = 2, .tokens = 20, .heads = 2, .columns = 64,
-                                  .turned = 64, .k = 64, .sms = 1},
-                         others[] = {
-                             /* heads that no tile has as a whole */
-                             {.batch = 1, .tokens = 20, .heads = 2, .columns = 80, .turned = 80},
-                             /* pairs that lie in one vector of 16 bytes, or in three */
-                             {.batch = 1, .tokens = 20, .heads = 2, .columns = 64, .turned = 8},
-                             {.batch = 1, .tokens = 20, .heads = 2, .columns = 64, .turned = 24},
-                             {.batch = 1, .tokens = 20, .heads = 2, .columns = 32, .turned = 4,
-                              .interleaved = true},
-                             /* rows that are no whole vectors */
-                             {.batch = 1, .tokens = 20, .heads = 2, .columns = 36, .turned = 32},
-                         };
+    static const problem
+        right =
+            {.batch = 2, .tokens = 20, .heads = 2, .columns = 64, .turned = 64, .k = 64, .sms = 1},
+        others[] = {
+            /* heads that no tile has as a whole */
+            {.batch = 1, .tokens = 20, .heads = 2, .columns = 80, .turned = 80},
+            /* pairs that lie in one vector of 16 bytes, or in three */
+            {.batch = 1, .tokens = 20, .heads = 2, .columns = 64, .turned = 8},
+            {.batch = 1, .tokens = 20, .heads = 2, .columns = 64, .turned = 24},
+            {.batch = 1, .tokens = 20, .heads = 2, .columns = 32, .turned = 4, .interleaved = true},
+            /* rows that are no whole vectors */
+            {.batch = 1, .tokens = 20, .heads = 2, .columns = 36, .turned = 32},
+        };
     run r;
     (void)state;
     for (size_t i = 0; i < DW_COUNT(others); i++) {
