@@ -145,9 +145,7 @@ DEVICE void load_unit(const dw_sm90_gemm_params &p, const unit &u, loaded &to) {
 }
 
 // Runs the program for a unit whose elements of D, or of its halves, are `in`.
-DEVICE void finish_unit(const dw_sm90_gemm_params &p, const unit &u, elements *in, const loaded &from) {
-    elements out[PROGRAM_RESULTS];
-    uint32 words[4];
+DEVICE void compute_unit(const dw_sm90_gemm_params &p, const unit &u, elements *in, const loaded &from, elements *out) {
 #pragma unroll
     for (int i = 0; i < PROGRAM_OPERANDS; i++) in[PARTS_OF_D + i] = from.operands[i];
 #if PROGRAM_DRAWS
@@ -156,6 +154,10 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, const unit &u, elements *i
 #else
     run_program(in, from.vectors, out);
 #endif
+}
+
+DEVICE void store_unit(const dw_sm90_gemm_params &p, const unit &u, const elements *in, const elements *out) {
+    uint32 words[4];
 #pragma unroll
     for (int i = 0; i < PARTS_OF_D; i++) {
         memcpy(words, &in[i], sizeof words);
@@ -176,10 +178,11 @@ DEVICE void finish_rest(const dw_sm90_gemm_params &p) {
     for (long long i = (long long)blockIdx.x * 128 + threadIdx.x % 128; i < count; i += (long long)gridDim.x * 128) {
         const int column = (int)(i % across) * 8;
         const unit u = {0, 0, (int)(first + i / across), column, p.n - column};
-        elements in[PARTS_OF_D + PROGRAM_OPERANDS] = {};
+        elements in[PARTS_OF_D + PROGRAM_OPERANDS] = {}, out[PROGRAM_RESULTS];
         loaded from = {};
         load_unit(p, u, from);
-        finish_unit(p, u, in, from);
+        compute_unit(p, u, in, from, out);
+        store_unit(p, u, in, out);
     }
 }
 
@@ -202,7 +205,7 @@ DEVICE void load_turn(const dw_sm90_gemm_params &p, const tile &t, int first, tu
 // Finishes a turn, the thread's units from `first` on, and loads the one that takes its place.
 DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, int first, uint32 phase, turn &next) {
     const int half = first / SHARE_UNITS;
-    elements in[PROGRAM_TOGETHER][PARTS_READ + PROGRAM_OPERANDS];
+    elements in[PROGRAM_TOGETHER][PARTS_READ + PROGRAM_OPERANDS], out[PROGRAM_TOGETHER][PROGRAM_RESULTS];
     const turn now = next;
     if (first % SHARE_UNITS == 0) barrier_wait(s.handed + 8 * half, phase);
 #pragma unroll
@@ -211,7 +214,8 @@ DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, co
         for (int part = 0; part < PARTS_READ; part++) {
             uint4 v = make_uint4(0, 0, 0, 0); // a warpgroup without rows of the tile has written nothing
             const unit &u = now.units[j];
-            if (u.count > 0) v = shared_load16(s.lines + u.line * LINE_BYTES + column_of_part(u.at, part) * 2);
+            const uint32 at = s.lines + u.line * LINE_BYTES + column_of_part(u.at, part) * 2;
+            if (u.count > 0) v = shared_load16(at);
             memcpy(&in[j][part], &v, sizeof v);
         }
     load_turn(p, t, first + TURNS_AHEAD * PROGRAM_TOGETHER, next);
@@ -219,8 +223,11 @@ DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, co
         __syncwarp();
         if (lane_index() == 0) barrier_arrive(s.taken + 8 * half);
     }
+    // All units before the first store: instructions of one unit wait for each other, and a warp has its scheduler alone.
 #pragma unroll
-    for (int j = 0; j < PROGRAM_TOGETHER; j++) finish_unit(p, now.units[j], in[j], now.from[j]);
+    for (int j = 0; j < PROGRAM_TOGETHER; j++) compute_unit(p, now.units[j], in[j], now.from[j], out[j]);
+#pragma unroll
+    for (int j = 0; j < PROGRAM_TOGETHER; j++) store_unit(p, now.units[j], in[j], out[j]);
 }
 
 DEVICE void run_programs(const dw_sm90_gemm_params &p, const shared_layout &s) {

@@ -21,17 +21,17 @@ DEVICE int column_of_part(int at, int part) {
     return column < half ? at + half : at - half;
 }
 
-// Where a row lies: its batch and token.
-typedef struct token_place {
-    long long batch, token;
-} token_place;
+// The batch and the token of a row.
+struct row_place {
+    int batch, token;
+};
 
-DEVICE token_place place_of(const dw_sm90_rope &r, int row) {
-    const int batch = row / r.tokens;
+DEVICE row_place place_of(const dw_sm90_rope &r, int row) {
+    const int batch = quotient(row, r.tokens, r.inverse_tokens);
     return {batch, row - batch * r.tokens};
 }
-DEVICE long long offset_of(const token_place &place, const long long *strides) {
-    return place.batch * strides[0] + place.token * strides[1];
+DEVICE long long offset_of(const row_place &place, const int *strides) {
+    return (long long)place.batch * strides[0] + (long long)place.token * strides[1];
 }
 
 DEVICE elements load_table(const void *table, long long at) {
@@ -42,42 +42,49 @@ DEVICE elements load_table(const void *table, long long at) {
 }
 
 DEVICE void load_unit(const dw_sm90_gemm_params &p, const unit &u, loaded &to) {
-    const int column = u.column % ROPE_COLUMNS;
-    if (u.count <= 0 || column >= ROPE_TURNED) return;
-    const token_place place = place_of(p.rope, u.row);
+    // Units that need no angles load others, since branches would let loads wait for each other.
+    const bool turns = u.count > 0 && u.column % ROPE_COLUMNS < ROPE_TURNED;
+    const int column = turns ? u.column % ROPE_COLUMNS : 0;
+    const row_place place = place_of(p.rope, turns ? u.row : 0);
     to.operands[0] = load_table(p.rope.cosine, offset_of(place, p.rope.cosine_strides) + column);
     to.operands[1] = load_table(p.rope.sine, offset_of(place, p.rope.sine_strides) + column);
 }
 
-// Rotates the elements x, whose pairs have `other`. `second`: they are the second ones of their pairs.
-DEVICE elements rotate_unit(const elements &x, const elements &other, const loaded &from, bool second) {
-    elements y;
-    EACH(group, LANE_GROUPS) {
-        float values[LANES];
-        EACH(j, LANES) {
-            const float sine = from.operands[1].at[group].get(j);
-            const bool turns_back = ROPE_INTERLEAVED ? j % 2 == 0 : !second;
-            values[j] = rotated(x.at[group].get(j), from.operands[0].at[group].get(j),
-                                other.at[group].get(ROPE_INTERLEAVED ? j ^ 1 : j), turns_back ? -sine : sine);
-        }
-        y.at[group].set(values);
-    }
-    return y;
+// The sines with the signs that rotated() expects. `second`: the elements are the second ones of their pairs.
+DEVICE elements signed_sines(const elements &sines, bool second) {
+    const uint32 signs = ROPE_INTERLEAVED ? 0x8000u : second ? 0u : 0x80008000u;
+    uint32 words[4];
+    elements e;
+    memcpy(words, &sines, sizeof words);
+#pragma unroll
+    for (int i = 0; i < 4; i++) words[i] ^= signs;
+    memcpy(&e, words, sizeof e);
+    return e;
 }
 
 // in[0]: the unit's elements of D, in[1], unless pairs are neighbours: the other ones of their pairs.
-DEVICE void finish_unit(const dw_sm90_gemm_params &p, const unit &u, elements *in, const loaded &from) {
+DEVICE void compute_unit(const dw_sm90_gemm_params &p, const unit &u, elements *in, const loaded &from, elements *out) {
+    const int column = u.column % ROPE_COLUMNS;
+    const elements &x = in[0], &other = in[ROPE_INTERLEAVED ? 0 : 1], &cosines = from.operands[0],
+                   across = signed_sines(from.operands[1], column >= ROPE_TURNED / 2);
+    EACH(group, LANE_GROUPS) {
+        float values[LANES];
+        EACH(j, LANES)
+            values[j] = rotated(x.at[group].get(j), cosines.at[group].get(j), other.at[group].get(ROPE_INTERLEAVED ? j ^ 1 : j),
+                                across.at[group].get(j));
+        out[0].at[group].set(values);
+        if (column >= ROPE_TURNED) out[0].at[group] = x.at[group];
+    }
+}
+
+DEVICE void store_unit(const dw_sm90_gemm_params &p, const unit &u, const elements *in, const elements *out) {
     const int head = u.column / ROPE_COLUMNS, column = u.column % ROPE_COLUMNS;
     uint32 words[4];
-    if (p.d) {
-        memcpy(words, &in[0], sizeof words);
-        store_eight(p.d, u.row, (int)p.stride_d, u.column, u.count, words);
-    }
-    if (u.count <= 0 || !p.rope.y) return;
-    const elements y = column < ROPE_TURNED ? rotate_unit(in[0], in[ROPE_INTERLEAVED ? 0 : 1], from, column >= ROPE_TURNED / 2) : in[0];
-    const long long at = offset_of(place_of(p.rope, u.row), p.rope.y_strides) + head * p.rope.y_head_stride + column;
-    memcpy(words, &y, sizeof words);
-    *(uint4 *)((uint16 *)p.rope.y + at) = make_uint4(words[0], words[1], words[2], words[3]);
+    memcpy(words, &in[0], sizeof words);
+    if (p.d) store_eight(p.d, u.row, (int)p.stride_d, u.column, u.count, words);
+    const long long at = offset_of(place_of(p.rope, u.row), p.rope.y_strides) + (long long)head * p.rope.y_head_stride + column;
+    memcpy(words, &out[0], sizeof words);
+    if (u.count > 0 && p.rope.y) *(uint4 *)((uint16 *)p.rope.y + at) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 #endif

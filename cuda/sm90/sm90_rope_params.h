@@ -8,8 +8,9 @@
 typedef struct dw_sm90_rope {
     const void *cosine, *sine;
     void *y; /* NULL: not wanted */
-    long long cosine_strides[2], sine_strides[2], y_strides[2];
-    long long y_head_stride;
+    long long inverse_tokens; /* for quotient() of common/elementwise.cuh */
+    int cosine_strides[2], sine_strides[2], y_strides[2];
+    int y_head_stride;
     int tokens;
 } dw_sm90_rope;
 

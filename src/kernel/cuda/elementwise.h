@@ -62,6 +62,8 @@ const char *dw__elementwise_element(dw_dtype dtype);
 bool dw__elementwise_may_fail(const dw__body *body);
 /* True if the body reads input `i` as the key of random numbers and not otherwise. */
 bool dw__elementwise_is_random_key(const dw__body *body, uint32_t i);
+/* The inverse that quotient() of cuda/common/elementwise.cuh multiplies by; the size is below 2^31. */
+int64_t dw__elementwise_inverse(int64_t size);
 /* Number of words of that array. */
 size_t dw__elementwise_words(const dw__elementwise_form *form);
 /* Writes the array. `it`: the iteration of a call that has this form. */

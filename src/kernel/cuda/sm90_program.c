@@ -121,8 +121,7 @@ static dw_status check_body(const dw__kernel *kernel, const dw__call *program) {
     if (!body) return dw__fail_memory("an elementwise program", sizeof *body);
     dw_status status = dw__elementwise_body(program, body);
     if (status == DW_OK && !is_computed(body, program))
-        status =
-            dw__fail(DW_UNSUPPORTED, "%s: the program computes with integers", kernel->name);
+        status = dw__fail(DW_UNSUPPORTED, "%s: the program computes with integers", kernel->name);
     dw__free(body);
     return status;
 }
@@ -197,7 +196,8 @@ static dw_status print_input(const dw__call *c, uint32_t i, const char *element,
 /* The elements' numbers: the unit's first one is `number`. Where rows have whole vectors it is a multiple of 8, so that
  * four elements share a block of random numbers. */
 static dw_status print_numbers(const form *f, dw__text *out) {
-    if (f->whole) return dw__text_printf(out, "    const unsigned long long v = number / VECTOR;\n");
+    if (f->whole)
+        return dw__text_printf(out, "    const unsigned long long v = number / VECTOR;\n");
     return dw__text_printf(out, "#undef ELEMENT_NUMBER\n"
                                 "#define ELEMENT_NUMBER (number + group * LANES + j)\n");
 }
@@ -292,7 +292,10 @@ static void stand_in(const dw_gemm *g, const form *f, dw__sm90_program *p) {
                             .vector_count = f->vector_count,
                             .result_count = f->result_count,
                             .random_key = g->a.data,
-                            .rope = {.cosine = g->a.data, .sine = g->a.data, .tokens = 1}};
+                            .rope = {.cosine = g->a.data,
+                                     .sine = g->a.data,
+                                     .tokens = 1,
+                                     .inverse_tokens = dw__elementwise_inverse(1)}};
     for (int i = 0; i < f->operand_count; i++) p->operands[i] = g->a;
     for (int i = 0; i < f->vector_count; i++) p->vectors[i] = g->a;
 }
@@ -396,7 +399,7 @@ static void example_segments(uint64_t params, int index, dw__call *c) {
     .needs =                                                                                       \
         "NVRTC: the source is made for each program; a program of at most 3 more operands, "       \
         "2 vectors of an element for each row, and 4 results, of the product's type, in rows of "  \
-        "16-byte multiples, or rope of heads that a tile has as a whole",                                                                       \
+        "16-byte multiples, or rope of heads that a tile has as a whole",                          \
     .supports = supports, .seconds = seconds, .prepare = prepare, .enqueue = enqueue,              \
     .entry_points = entry_points, .first_use = &dw__operation_first_use, .example_sms = 3,         \
     .with_epilogue = true, .results = DW__RESULTS_IN_ROWS,                                         \

@@ -11,20 +11,24 @@ enum { VECTOR = 8 }; /* elements of 16 bytes */
 
 enum { BATCH, TOKEN }; /* strides of dw_sm90_rope */
 
-/* True if a tensor's rows lie in whole vectors. `stride`: along the axes of `it`. */
+/* True if tensor `tensor` of the iteration, `t`, has rows of whole vectors, at distances of 32 bits. */
 static bool has_vectors(const dw__tensor *t, const dw__iteration *it, int tensor) {
     int64_t together = 0;
-    for (int axis = 0; axis < it->rank; axis++) together |= it->stride[tensor][axis];
     const int last = t->rank - 1;
+    for (int axis = 0; axis < it->rank; axis++) {
+        const int64_t stride = it->stride[tensor][axis];
+        if (stride < 0 || stride > INT32_MAX) return false;
+        together |= stride;
+    }
     return (t->shape[last] == 1 || t->stride[last] == 1) && together % VECTOR == 0 &&
            (uintptr_t)t->data % 16 == 0;
 }
 
 /* Sets the strides along the axis whose index in a row's number is `at`, BATCH or TOKEN. */
 static void set_strides(const dw__iteration *it, int axis, int at, dw_sm90_rope *r) {
-    r->cosine_strides[at] = it->stride[DW_ROPE_COS][axis];
-    r->sine_strides[at] = it->stride[DW_ROPE_SIN][axis];
-    r->y_strides[at] = it->stride[DW_ROPE_Y][axis];
+    r->cosine_strides[at] = (int)it->stride[DW_ROPE_COS][axis];
+    r->sine_strides[at] = (int)it->stride[DW_ROPE_SIN][axis];
+    r->y_strides[at] = (int)it->stride[DW_ROPE_Y][axis];
 }
 
 /* Finds heads and tokens by the strides of x: heads are neighbours in a row of D, and at most two axes lead from row to
@@ -41,7 +45,7 @@ static bool find_axes(const dw__iteration *it, const dw_gemm *g, int64_t columns
                 it->stride[DW_ROPE_SIN][axis] != 0)
                 return false;
             head_axis = axis;
-            r->y_head_stride = it->stride[DW_ROPE_Y][axis];
+            r->y_head_stride = (int)it->stride[DW_ROPE_Y][axis];
             continue;
         }
         if (of_x != stride || token_axes == 2) return false;
@@ -50,6 +54,7 @@ static bool find_axes(const dw__iteration *it, const dw_gemm *g, int64_t columns
         if (token_axes == 0) r->tokens = (int)it->shape[axis];
         set_strides(it, axis, token_axes++ == 0 ? TOKEN : BATCH, r);
     }
+    r->inverse_tokens = dw__elementwise_inverse(r->tokens);
     return tokens == g->m && (head_axis >= 0) == (heads > 1);
 }
 
