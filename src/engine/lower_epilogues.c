@@ -101,9 +101,11 @@ static bool may_be_halved(dw__lowering *l, dw_node node) {
     return true;
 }
 
-/* True if rope may be the node's epilogue. */
+/* True if rope may be the node's epilogue. Both together take as long as one after the other, or longer where the product
+ * is small (bench/NOTES.md), so that the user must want it. */
 static bool may_be_rotated(const dw__lowering *l, dw_node node) {
-    return may_have_epilogue(l, node) && l->plan->target.context;
+    return may_have_epilogue(l, node) && l->plan->target.context &&
+           dw__epilogues_wanted() == DW__EPILOGUES_ALL;
 }
 
 bool dw__lower_may_wait(dw__lowering *l, dw_node node) {
@@ -213,14 +215,23 @@ static bool reads_as_it_writes(const dw__lowering *l, dw__step *program, uint32_
     return true;
 }
 
+/* True if the program draws random numbers: it has the key, a tensor of integers. */
+static bool draws(const dw__step *program) {
+    for (uint32_t i = 0; i < program->input_count; i++)
+        if (program->inputs[i].view.dtype == DW_I64) return true;
+    return false;
+}
+
 /* Whether the kernel that computes both is worth its use. A CPU's always is. A GPU's is if the product alone would have
  * a kernel of the same provider: the program's pass over memory is then saved, and the product itself costs about the
  * same. Beside a library's product, which may be the faster one, half of the pass was saved or more (bench/NOTES.md)
- * where tiles of 128 x 256 occupy all SMs; for smaller results libraries have smaller tiles. */
+ * where tiles of 128 x 256 occupy all SMs; for smaller results libraries have smaller tiles. Random numbers take longer in
+ * the program's warpgroup than the pass over memory by itself. */
 static bool is_worth_fusing(dw__lowering *l, const dw__step *both, const dw__step *program) {
     enum { TILE = 128 * 256 };
     dw__step alone = *both;
     if (!l->plan->target.context || dw__epilogues_wanted() == DW__EPILOGUES_ALL) return true;
+    if (draws(program)) return false;
     if (dw__tensor_count(&program->outputs[0].view) >= (int64_t)TILE * l->plan->target.gpu.sm_count)
         return true;
     dw__lower_select(l, &alone, NULL);
