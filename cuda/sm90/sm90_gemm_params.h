@@ -7,6 +7,7 @@
 #include "common/gemm_groups.h"
 #include "sm90_gather_params.h"
 #include "sm90_loss_params.h"
+#include "sm90_rope_params.h"
 
 /* An elementwise program behind a GEMM (sm90_program.cuh): at most so many operands beside D, vectors with an element for
  * each row, and results. */
@@ -57,6 +58,10 @@ typedef struct dw_sm90_gemm_params {
     const void *vectors[DW_SM90_MOST_VECTORS];
     long long result_strides[DW_SM90_MOST_RESULTS], operand_strides[DW_SM90_MOST_OPERANDS],
         vector_strides[DW_SM90_MOST_VECTORS];
+    /* Of programs that draw random numbers: seed and offset, so many words apart. */
+    const long long *random_key;
+    long long random_key_stride;
+    dw_sm90_rope rope;     /* with PROGRAM_ROPE */
     dw_sm90_split split;   /* with SPLIT */
     dw_sm90_loss loss;     /* with LOSS; D may be NULL if it is for statistics */
     dw_sm90_gather gather; /* with GATHER, SCATTER or WEIGHTS */

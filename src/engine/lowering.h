@@ -10,7 +10,7 @@
  *     lower_concats.c     operands of a concatenation that are computed in its result
  *     lower_logits.c      whether forward keeps logits for backward
  *     lower_in_place.c    results that overwrite an operand
- *     lower_epilogues.c   a step and the elementwise program behind it as one
+ *     lower_epilogues.c   a step and the elementwise program or rope behind it as one
  *     lower_sums.c        a product and the sums of its operand's rows as one
  *     lower_magnitudes.c  the largest magnitude of a tensor, found by the kernel that makes the tensor
  *     lower_codes.c       an elementwise program and the nodes that quantize its results as one
@@ -202,7 +202,7 @@ void dw__lower_reuse_inputs(dw__lowering *l, dw__step *step, const dw__step *fir
 
 /* ---- lower_epilogues.c ----------------------------------------------------------------------- */
 
-/* True if the node may wait for the program that reads its result. */
+/* True if the node may wait for the program or the rope that reads its result. */
 bool dw__lower_may_wait(dw__lowering *l, dw_node node);
 /* Lets the node wait. Its result gets a storage, which stays unused if an epilogue consumes it. */
 dw_status dw__lower_defer(dw__lowering *l, dw_node node);
@@ -213,6 +213,8 @@ dw_status dw__lower_deferred(dw__lowering *l, uint32_t storage);
 /* Lowers the deferred nodes that `node` reads, but not that of the storage `except`. */
 dw_status dw__lower_deferred_inputs(dw__lowering *l, dw_node node, uint32_t except);
 dw_status dw__lower_program(dw__lowering *l, dw_node node);
+/* Lowers rotary position embedding: as one instruction with the product in front of it, if a kernel computes both. */
+dw_status dw__lower_rope(dw__lowering *l, dw_node node);
 
 /* ---- lower_sums.c ---------------------------------------------------------------------------- */
 

@@ -260,6 +260,8 @@ typedef enum dw__epilogues {
     DW__EPILOGUES_ALL
 } dw__epilogues;
 dw__epilogues dw__epilogues_wanted(void);
+/* DW_INVALID_ARGUMENT: one of these two variables has another value. The functions above take it for the default. */
+dw_status dw__check_choices(void); /* choices.c */
 bool dw__kernel_sums_operands(dw_op op, bool on_gpu);
 bool dw__kernel_reads_magnitudes(dw_op op, bool on_gpu);
 bool dw__kernel_makes_codes(dw_op op, bool on_gpu);

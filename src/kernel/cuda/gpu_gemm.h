@@ -253,6 +253,12 @@ dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw
 dw_status dw__sm90_enqueue(const dw__gemm_groups_call *call, const dw__context *context,
                            const dw__variant *variant);
 
+/* The compile-time parameters of rotary position embedding behind a GEMM; `columns` 0: there is none. */
+typedef struct dw__sm90_rope_form {
+    int columns, turned; /* of a head, and those of them that are rotated */
+    bool interleaved;
+} dw__sm90_rope_form;
+
 /* An elementwise program behind a GEMM. Its operands and results have D's type and shape; vectors have D's type and an
  * element for each row. */
 typedef struct dw__sm90_program {
@@ -260,6 +266,11 @@ typedef struct dw__sm90_program {
     dw_matrix operands[DW_SM90_MOST_OPERANDS], vectors[DW_SM90_MOST_VECTORS];
     dw_matrix results[DW_SM90_MOST_RESULTS]; /* data NULL: not wanted */
     const dw_sm90_loss *loss;                /* cross-entropy in place of a program, or NULL */
+    bool draws;                              /* random numbers */
+    const void *random_key;                  /* seed and offset, so many words apart */
+    int64_t random_key_stride;
+    dw__sm90_rope_form rope_form; /* of rotary position embedding in place of a program */
+    dw_sm90_rope rope;
     unsigned shared_bytes;
 } dw__sm90_program;
 /* Enqueues a variant of this shape. `program`: NULL, or the one that was compiled with it; D's data may then be NULL. */
@@ -267,6 +278,17 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *call, const dw__sm90_progr
                           dw__sm90_shape shape, const dw__context *context,
                           const dw__variant *variant);
 extern const dw__kernel dw__sm90_linear_program, dw__sm90_segment_program; /* sm90_program.c */
+
+/* ---- sm90_program_rope.c: rotary position embedding behind a product ----------------------------- */
+
+/* Makes the parameters of a call of rope whose x shows all elements of D, for data that may be NULL. False: they lie in a
+ * way that the kernel does not read or write. */
+bool dw__sm90_rope_of(const dw__call *call, const dw_gemm *g, dw__sm90_rope_form *form,
+                      dw_sm90_rope *rope);
+/* True if a tile of `columns` columns has what a head's rotation needs. */
+bool dw__sm90_rope_fits(const dw__sm90_rope_form *form, int columns);
+/* Appends the source of a launch: what sm90_program.cuh expects to be defined, and the GEMM. */
+dw_status dw__sm90_rope_source(const dw__sm90_rope_form *form, dw_dtype dtype, dw__text *source);
 
 /* ---- graph_gemm.c, segment_gemm.c: calls of the graph's operations ------------------------------- */
 

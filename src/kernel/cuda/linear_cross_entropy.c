@@ -29,7 +29,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Blocks are multiples of LARGE_UNIT, a tile's sides, if that leaves at least eight of them; smaller ones keep
  * addresses at multiples of 16 bytes. */
@@ -50,12 +49,6 @@ bool dw__logits_bound(size_t *bytes) {
     pthread_once(&once, read_bound);
     *bytes = given_bound;
     return given_bound > 0;
-}
-
-dw__logits dw__logits_wanted(void) {
-    const char *text = getenv("DEEPWELL_LOGITS");
-    if (text && strcmp(text, "kept") == 0) return DW__LOGITS_KEPT;
-    return text && strcmp(text, "blocks") == 0 ? DW__LOGITS_IN_BLOCKS : DW__LOGITS_BY_MEMORY;
 }
 
 static int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }

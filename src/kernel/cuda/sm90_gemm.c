@@ -398,6 +398,11 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         params.operands[i] = program->operands[i].data;
         params.operand_strides[i] = program->operands[i].stride;
     }
+    if (program) {
+        params.random_key = program->random_key;
+        params.random_key_stride = program->random_key_stride;
+        params.rope = program->rope;
+    }
     if (loss) params.loss = *loss;
     int64_t blocks = dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count);
     if (params.loss.count > 0) blocks = context->sm_count;
